@@ -1,0 +1,112 @@
+"""What a run is, without torch: model, data, optimisation and seed, and the identity that follows from them."""
+
+import hashlib
+import json
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter, model_validator
+from pydantic.dataclasses import dataclass
+
+from data.spec import DataSpec
+from models.spec import STRICT, ModelSpec, PositiveFloat, PositiveInt
+
+NonNegativeInt = Annotated[int, Field(ge=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class TrainSpec:
+    """Optimisation of one run; every length and interval is in tokens (paper, section 4 and Appendix B).
+
+    The learning rate rises linearly over `warmup_tokens` and falls along a cosine to 0 at `train_tokens`.
+    `precision`: "bf16" is autocast with fp32 master weights. `grad_reduce`: dtype in which gradients are summed over
+    processes (the released setup reduced in bf16).
+    """
+
+    seq_len: PositiveInt
+    batch_tokens: PositiveInt
+    train_tokens: PositiveInt
+    warmup_tokens: NonNegativeInt
+    peak_lr: PositiveFloat
+    weight_decay: NonNegativeFloat = 0.1
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    adam_eps: PositiveFloat = 1e-8
+    grad_clip: PositiveFloat = 1.0
+    precision: Literal["fp32", "bf16"] = "bf16"
+    grad_reduce: Literal["fp32", "bf16"] = "fp32"
+
+    @model_validator(mode="after")
+    def _check(self) -> "TrainSpec":
+        if self.batch_tokens % self.seq_len:
+            raise ValueError(f"batch_tokens {self.batch_tokens} is not a multiple of seq_len {self.seq_len}")
+        if self.train_tokens % self.batch_tokens:
+            raise ValueError(f"train_tokens {self.train_tokens} is not a multiple of batch_tokens {self.batch_tokens}")
+        if self.warmup_tokens >= self.train_tokens:
+            raise ValueError(f"warmup_tokens {self.warmup_tokens} must be below train_tokens {self.train_tokens}")
+        return self
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences per step, over all processes."""
+        return self.batch_tokens // self.seq_len
+
+    @property
+    def num_steps(self) -> int:
+        return self.train_tokens // self.batch_tokens
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RunSpec:
+    """One training run. `name` and `scale` are for people; the identity is what changes the result."""
+
+    name: str
+    scale: str
+    model: ModelSpec
+    data: DataSpec
+    train: TrainSpec
+    seed: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _check(self) -> "RunSpec":
+        if self.model.vocab_size < self.data.vocab_size:
+            raise ValueError(
+                f"model vocab_size {self.model.vocab_size} is smaller than the tokeniser's {self.data.vocab_size}"
+            )
+        if self.data.document_len % self.train.seq_len:
+            raise ValueError(
+                f"document_len {self.data.document_len} is not a multiple of seq_len {self.train.seq_len}"
+            )
+        return self
+
+    @property
+    def run_id(self) -> str:
+        """First 10 hex digits of the SHA-256 of everything that changes the result."""
+        identity = {
+            "format": 1,
+            "model": _plain(self.model),
+            "data": _plain(self.data),
+            "train": _plain(self.train),
+            "seed": self.seed,
+        }
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
+
+    @property
+    def folder_name(self) -> str:
+        """Name of the run folder below runs/SCALE/."""
+        return f"{self.name}-{self.run_id}"
+
+    def to_json(self) -> str:
+        return RUN_SPEC.dump_json(self, indent=2).decode() + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> "RunSpec":
+        """Raises pydantic.ValidationError (a ValueError) that names the offending key and value."""
+        return RUN_SPEC.validate_json(text)
+
+
+RUN_SPEC: TypeAdapter[RunSpec] = TypeAdapter(RunSpec)
+
+
+def _plain(spec: object) -> dict:
+    return TypeAdapter(type(spec)).dump_python(spec, mode="json")
