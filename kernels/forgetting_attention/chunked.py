@@ -1,0 +1,123 @@
+"""Forgetting attention over blocks of queries in plain PyTorch: memory linear in the length, any device. What CPUs run.
+
+Forward keeps the log-sum-exp of each row; backward recomputes the probabilities block by block, as the GPU kernels do.
+Legend: N = B * H (batch and heads folded), Q queries, T keys, D head dimension; R the queries of one block, J the keys
+    it sees.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+QUERY_BLOCK = 64
+
+
+def _fold(x_BTHD: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
+    """(B, T, heads, D) -> contiguous (B * H, T, D), key heads repeated for grouped queries."""
+    x_BHTD = x_BTHD.transpose(1, 2).to(dtype)
+    if x_BHTD.shape[1] != num_heads:
+        x_BHTD = x_BHTD.repeat_interleave(num_heads // x_BHTD.shape[1], dim=1)
+    return x_BHTD.reshape(-1, *x_BHTD.shape[2:]).contiguous()
+
+
+def _unfold(x_NTD: Tensor, batch: int, key_heads: int, dtype: torch.dtype) -> Tensor:
+    """(B * H, T, D) -> (B, T, key heads, D), summed over the queries' group."""
+    N, T, D = x_NTD.shape
+    return x_NTD.view(batch, key_heads, N // (batch * key_heads), T, D).sum(2).transpose(1, 2).to(dtype)
+
+
+def _blocks(num_queries: int, num_keys: int, first_key_NQ: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Query slices and the slices of keys that any of their rows sees."""
+    for start in range(0, num_queries, QUERY_BLOCK):
+        rows = slice(start, min(start + QUERY_BLOCK, num_queries))
+        stop = rows.stop + num_keys - num_queries
+        # first_key never falls along a row, so the block's first row has the smallest.
+        yield rows, slice(min(max(int(first_key_NQ[:, start].min()), 0), stop - 1), stop)
+
+
+def _block_logits(
+    q_NQD: Tensor, k_NTD: Tensor, cum_NT: Tensor, first_key_NQ: Tensor, scale: float, rows: slice, keys: slice
+) -> Tensor:
+    """scale * q k^T + D of one block (N, R, J), -inf where hidden."""
+    offset = k_NTD.shape[1] - q_NQD.shape[1]
+    cum_NR = cum_NT[:, rows.start + offset : rows.stop + offset]
+    base_N1 = cum_NR[:, :1]
+    # Two roundings relative to the block's first query are exact enough for keys before it, where both terms have one
+    # sign; beside the diagonal they cancel, so that part is subtracted in float64.
+    diagonal = max(rows.start + offset - keys.start, 0)
+    decay_NRJ = torch.empty(cum_NR.shape[0], cum_NR.shape[1], keys.stop - keys.start, dtype=q_NQD.dtype)
+    decay_NRJ = decay_NRJ.to(q_NQD.device)
+    to_query, from_key = (cum_NR - base_N1).to(q_NQD.dtype), (base_N1 - cum_NT[:, keys]).to(q_NQD.dtype)
+    torch.add(to_query[:, :, None], from_key[:, None, :diagonal], out=decay_NRJ[:, :, :diagonal])
+    decay_NRJ[:, :, diagonal:] = cum_NR[:, :, None] - cum_NT[:, None, keys][:, :, diagonal:]
+    logits_NRJ = decay_NRJ.baddbmm_(q_NQD[:, rows], k_NTD[:, keys].transpose(1, 2), alpha=scale)
+
+    position_J = torch.arange(keys.start, keys.stop, device=q_NQD.device)
+    query_R1 = torch.arange(rows.start + offset, rows.stop + offset, device=q_NQD.device)[:, None]
+    logits_NRJ[:, :, diagonal:].masked_fill_(position_J[diagonal:] > query_R1, float("-inf"))
+    first_NR = first_key_NQ[:, rows]
+    if bool((first_NR > keys.start).any()):
+        logits_NRJ.masked_fill_(position_J < first_NR[..., None], float("-inf"))
+    return logits_NRJ
+
+
+def chunked_forward(
+    q_BQHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor, cum_BHT: Tensor, first_key_BHQ: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Output (B, Q, H, D) in q's dtype and the natural log-sum-exp (B, H, Q); +inf marks a query that sees nothing."""
+    B, Q, H, D = q_BQHD.shape
+    T = k_BTGD.shape[1]
+    dtype = torch.promote_types(q_BQHD.dtype, torch.float32)
+    q_NQD, k_NTD, v_NTD = (_fold(x, H, dtype) for x in (q_BQHD, k_BTGD, v_BTGD))
+    cum_NT, first_key_NQ = cum_BHT.reshape(B * H, T), first_key_BHQ.reshape(B * H, Q)
+    o_NQD = torch.empty_like(q_NQD)
+    lse_NQ = q_NQD.new_empty(B * H, Q)
+    for rows, keys in _blocks(Q, T, first_key_NQ):
+        logits_NRJ = _block_logits(q_NQD, k_NTD, cum_NT, first_key_NQ, scale, rows, keys)
+        top_NR1 = logits_NRJ.amax(-1, keepdim=True)
+        empty_NR1 = top_NR1 == float("-inf")
+        top_NR1 = top_NR1.masked_fill_(empty_NR1, 0.0)
+        weights_NRJ = logits_NRJ.sub_(top_NR1).exp_()
+        total_NR1 = weights_NRJ.sum(-1, keepdim=True).masked_fill_(empty_NR1, 1.0)
+        torch.div(torch.bmm(weights_NRJ, v_NTD[:, keys]), total_NR1, out=o_NQD[:, rows])
+        lse_NQ[:, rows] = (top_NR1 + total_NR1.log()).masked_fill_(empty_NR1, float("inf")).squeeze(-1)
+    return o_NQD.view(B, H, Q, D).transpose(1, 2).to(q_BQHD.dtype), lse_NQ.view(B, H, Q)
+
+
+def chunked_backward(
+    do_BQHD: Tensor,
+    q_BQHD: Tensor,
+    k_BTGD: Tensor,
+    v_BTGD: Tensor,
+    o_BQHD: Tensor,
+    lse_BHQ: Tensor,
+    cum_BHT: Tensor,
+    first_key_BHQ: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v (their dtypes) and of the cumulative log gate, float64 (B, H, T)."""
+    B, Q, H, D = q_BQHD.shape
+    T, key_heads = k_BTGD.shape[1:3]
+    dtype = lse_BHQ.dtype
+    q_NQD, k_NTD, v_NTD, do_NQD, o_NQD = (_fold(x, H, dtype) for x in (q_BQHD, k_BTGD, v_BTGD, do_BQHD, o_BQHD))
+    cum_NT, first_key_NQ, lse_NQ = cum_BHT.reshape(B * H, T), first_key_BHQ.reshape(B * H, Q), lse_BHQ.reshape(B * H, Q)
+    delta_NQ1 = (do_NQD * o_NQD).sum(-1, keepdim=True)
+    dq_NQD, dk_NTD, dv_NTD = torch.empty_like(q_NQD), torch.zeros_like(k_NTD), torch.zeros_like(v_NTD)
+    dcum_NT = cum_NT.new_zeros(B * H, T)  # float64: its running sum must not lose the small terms
+    for rows, keys in _blocks(Q, T, first_key_NQ):
+        weights_NRJ = _block_logits(q_NQD, k_NTD, cum_NT, first_key_NQ, scale, rows, keys)
+        weights_NRJ = weights_NRJ.sub_(lse_NQ[:, rows, None]).exp_()
+        dv_NTD[:, keys].baddbmm_(weights_NRJ.transpose(1, 2), do_NQD[:, rows])
+        dlogits_NRJ = torch.bmm(do_NQD[:, rows], v_NTD[:, keys].transpose(1, 2)).sub_(delta_NQ1[:, rows])
+        dlogits_NRJ.mul_(weights_NRJ)
+        dq_NQD[:, rows] = torch.bmm(dlogits_NRJ, k_NTD[:, keys]).mul_(scale)
+        dk_NTD[:, keys].baddbmm_(dlogits_NRJ.transpose(1, 2), q_NQD[:, rows], alpha=scale)
+        dcum_NT[:, keys] -= dlogits_NRJ.sum(1)
+        dcum_NT[:, rows.start + T - Q : rows.stop + T - Q] += dlogits_NRJ.sum(2)
+    return (
+        dq_NQD.view(B, H, Q, D).transpose(1, 2).to(q_BQHD.dtype),
+        _unfold(dk_NTD, B, key_heads, k_BTGD.dtype),
+        _unfold(dv_NTD, B, key_heads, v_BTGD.dtype),
+        dcum_NT.view(B, H, T),
+    )

@@ -1,0 +1,63 @@
+"""The public function: checks its arguments, turns every option into (threshold, first visible key), picks a
+backend."""
+
+import torch
+from torch import Tensor
+
+from kernels.forgetting_attention.operator import attention_operator
+from kernels.forgetting_attention.threshold import resolve_threshold
+from kernels.forgetting_attention.validation import check_limits, check_tensors, pick_backend
+
+
+def forgetting_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_fgate: Tensor,
+    *,
+    scale: float | None = None,
+    adaptive_threshold: float | str | Tensor | None = None,
+    seq_start: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    window_size: int | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Causal softmax attention whose logits decay with the forget gates: softmax(scale * Q K^T + D) V (the paper's
+    section 3.2).
+
+    D_ij = sum of log f_s over s = j+1..i: a key is decayed by the gates after it, up to and including the query's.
+
+    Args:
+        q: (B, Q, H, D), the last Q <= T positions of the keys' sequence; D in {16, 32, 64, 128}. bf16, fp16 or fp32
+            (float64 too on CPU). Any strides; only the last dimension should be contiguous to avoid a copy.
+        k, v: (B, T, Hkv, D), H a multiple of Hkv.
+        log_fgate: (B, T, H) float32, log of the forget gates, <= 0. -inf (or anything below -1e6) cuts the sequence
+            exactly.
+        scale: factor of the logits, D**-0.5 by default.
+        adaptive_threshold: adaptive computation pruning. Tiles of 128 x 128 whose every D lies below it are skipped. A
+            float, a tensor broadcastable to (B, H), "auto" (from the norms of q and k, so that a row drops less than
+            e^-10 of its probability) or None (no pruning). See `pruning_threshold` and `qk_norm_logit_bound`.
+        seq_start: (B,) integers, first real position of each left-padded sequence. Padded queries give 0.
+        cu_seqlens: (documents + 1,) integers from 0 to T, boundaries of documents packed in a batch of one; needs Q ==
+            T.
+        window_size: a query sees only its last `window_size` keys, itself included.
+        backend: "triton", "reference" (PyTorch in blocks of queries, memory linear in T), or "auto": triton for CUDA
+            tensors.
+
+    Returns:
+        (B, Q, H, D) in q's dtype (the autocast dtype under autocast).
+
+    Raises:
+        ValueError: a bad shape, dtype, device, option or, where looking costs no device synchronisation, value. Set
+            FORGETTING_ATTENTION_CHECK_VALUES=1 to have values on a GPU looked at too.
+    """
+    device_type = q.device.type
+    if torch.is_autocast_enabled(device_type):
+        q, k, v = (x.to(torch.get_autocast_dtype(device_type)) if x.is_floating_point() else x for x in (q, k, v))
+        log_fgate = log_fgate.float()
+    check_tensors(q, k, v, log_fgate)
+    check_limits(q, k, seq_start, cu_seqlens, window_size)
+    backend = pick_backend(backend, q)
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    threshold = resolve_threshold(adaptive_threshold, q, k, scale)
+    return attention_operator(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale, backend)

@@ -1,0 +1,77 @@
+"""Adaptive computation pruning (ACP): the threshold, its bounds, and how much it prunes.
+
+delta = -2 U - log(T) + log(eps) with U >= |scale * q_i . k_j| and log(eps) = -10. A pair with D below delta has
+probability below eps / T, because the query's own key has logit >= -U and D = 0; so a row loses less than eps in all.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from kernels.forgetting_attention.visibility import TILE, cumulative_log_gate, pruned_tiles
+
+LOG_TOLERANCE = -10.0
+
+
+def pruning_threshold(
+    logit_bound: Tensor | float, num_keys: int, log_tolerance: float = LOG_TOLERANCE
+) -> Tensor | float:
+    """delta for logits within +-`logit_bound` (a float or a tensor broadcastable to (B, H)) over `num_keys` keys."""
+    return -2.0 * logit_bound - math.log(num_keys) + log_tolerance
+
+
+def qk_norm_logit_bound(q_weight: Tensor, k_weight: Tensor, head_dim: int) -> Tensor:
+    """U = sqrt(D) * max|g_q| * max|g_k| for q, k that went through RMSNorm with scales g (and the default `scale`).
+
+    The weights are (D,), shared by the heads, or (H, D); the result is () or (H,), without gradient. With grouped
+    queries repeat k's weights to H heads first. A rotation (RoPE) after the norm changes no bound.
+    """
+    if q_weight.shape[-1] != head_dim or k_weight.shape[-1] != head_dim:
+        shapes = f"{tuple(q_weight.shape)} and {tuple(k_weight.shape)}"
+        raise ValueError(f"q_weight and k_weight have shapes {shapes}; their last size must be {head_dim}.")
+    return math.sqrt(head_dim) * q_weight.detach().abs().amax(-1).float() * k_weight.detach().abs().amax(-1).float()
+
+
+def norm_logit_bound(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """U = scale * max_i |q_i| * max_j |k_j|, (B, H) float32, without gradient; q (B, Q, H, D), k (B, T, Hkv, D)."""
+    q_BH, k_BG = (torch.linalg.vector_norm(x.detach(), dim=-1, dtype=torch.float32).amax(1) for x in (q, k))
+    return abs(scale) * q_BH * k_BG.repeat_interleave(q.shape[2] // k.shape[2], dim=1)
+
+
+def resolve_threshold(threshold: float | str | Tensor | None, q: Tensor, k: Tensor, scale: float) -> Tensor | None:
+    """The option `adaptive_threshold` as a float32 (B, H) tensor on q's device, or None."""
+    B, _, H, _ = q.shape
+    if threshold is None:
+        return None
+    if isinstance(threshold, str):
+        if threshold != "auto":
+            raise ValueError(f"adaptive_threshold is {threshold!r}; it must be None, a float, a tensor or 'auto'.")
+        threshold = pruning_threshold(norm_logit_bound(q, k, scale), k.shape[1])
+    if not isinstance(threshold, Tensor):
+        if math.isnan(threshold) or threshold > 0:
+            raise ValueError(f"adaptive_threshold is {threshold}; a threshold on D must be <= 0.")
+        return torch.full((B, H), float(threshold), device=q.device)
+    if threshold.dim() > 2 or any(n not in (1, m) for n, m in zip(threshold.shape[::-1], (H, B), strict=False)):
+        raise ValueError(
+            f"adaptive_threshold has shape {tuple(threshold.shape)}; it must broadcast to (B, H) = {(B, H)}."
+        )
+    if threshold.device != q.device and threshold.dim() > 0:
+        raise ValueError(f"adaptive_threshold is on {threshold.device}; it must be on q's device, {q.device}.")
+    return threshold.detach().to(q.device, torch.float32).expand(B, H).contiguous()
+
+
+def pruned_tile_share(
+    log_fgate: Tensor, adaptive_threshold: float | Tensor, *, num_queries: int | None = None, tile: int = TILE
+) -> Tensor:
+    """Share of the causal (query tile, key tile) pairs that pruning skips, float32 (B, H); log_fgate (B, T, H).
+
+    The kernels' own tiling by default; a smaller `tile` gives the statistic at another granularity.
+    """
+    B, T, H = log_fgate.shape
+    Q = T if num_queries is None else num_queries
+    threshold_BH = torch.as_tensor(adaptive_threshold, dtype=torch.float32, device=log_fgate.device).expand(B, H)
+    pruned_BHM = pruned_tiles(cumulative_log_gate(log_fgate.detach()), Q, threshold_BH, tile)
+    last_query_M = torch.arange(tile - 1, Q + tile - 1, tile, device=log_fgate.device).clamp(max=Q - 1) + (T - Q)
+    causal_tiles = (last_query_M // tile + 1).sum()
+    return pruned_BHM.sum(-1).float() / causal_tiles

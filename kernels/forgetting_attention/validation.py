@@ -1,0 +1,97 @@
+"""What the operator accepts. Every ValueError names the argument, its value and what is allowed."""
+
+import os
+
+import torch
+from torch import Tensor
+
+HEAD_DIMS = (16, 32, 64, 128)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+BACKENDS = ("auto", "triton", "reference")
+CHECK_VALUES_VARIABLE = "FORGETTING_ATTENTION_CHECK_VALUES"
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
+    """Shapes, dtypes and devices."""
+    for name, tensor, layout in (("q", q, "(B, Q, H, D)"), ("k", k, "(B, T, Hkv, D)"), ("v", v, "(B, T, Hkv, D)")):
+        if tensor.dim() != 4:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be {layout}.")
+    B, Q, H, D = q.shape
+    T, key_heads = k.shape[1:3]
+    if 0 in q.shape or 0 in k.shape:
+        raise ValueError(f"q has shape {tuple(q.shape)} and k {tuple(k.shape)}; no dimension may be empty.")
+    if D not in HEAD_DIMS:
+        raise ValueError(f"q has head dimension {D}; allowed are {HEAD_DIMS}.")
+    if k.shape[0] != B or k.shape[3] != D:
+        raise ValueError(f"k has shape {tuple(k.shape)}; with q {tuple(q.shape)} it must be ({B}, T, Hkv, {D}).")
+    if v.shape != k.shape:
+        raise ValueError(f"v has shape {tuple(v.shape)}; it must be k's, {tuple(k.shape)}.")
+    if Q > T:
+        raise ValueError(f"q has {Q} positions and k {T}; queries are the last positions of the keys, so Q <= T.")
+    if H % key_heads:
+        raise ValueError(f"q has {H} heads and k {key_heads}; q's must be a multiple of k's.")
+    if log_fgate.shape != (B, T, H):
+        raise ValueError(f"log_fgate has shape {tuple(log_fgate.shape)}; it must be (B, T, H) = {(B, T, H)}.")
+    dtypes = (*DTYPES, torch.float64) if q.device.type == "cpu" else DTYPES
+    if q.dtype not in dtypes:
+        raise ValueError(f"q has dtype {q.dtype}; allowed on {q.device.type} are {', '.join(map(str, dtypes))}.")
+    gate_dtypes = (torch.float32, torch.float64) if q.dtype == torch.float64 else (torch.float32,)
+    if log_fgate.dtype not in gate_dtypes:
+        raise ValueError(
+            f"log_fgate has dtype {log_fgate.dtype}; it must be torch.float32 (compute it with logsigmoid there)."
+        )
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.dtype != q.dtype:
+            raise ValueError(f"{name} has dtype {tensor.dtype}; it must be q's, {q.dtype}.")
+    for name, tensor in (("k", k), ("v", v), ("log_fgate", log_fgate)):
+        if tensor.device != q.device:
+            raise ValueError(f"{name} is on {tensor.device}; it must be on q's device, {q.device}.")
+
+
+def check_limits(
+    q: Tensor, k: Tensor, seq_start: Tensor | None, cu_seqlens: Tensor | None, window_size: int | None
+) -> None:
+    """The options that hide keys, as far as shapes and dtypes tell."""
+    B, Q = q.shape[:2]
+    T = k.shape[1]
+    integers = (torch.int32, torch.int64)
+    if seq_start is not None and (seq_start.shape != (B,) or seq_start.dtype not in integers):
+        raise ValueError(f"seq_start is {tuple(seq_start.shape)} {seq_start.dtype}; it must be ({B},) int32 or int64.")
+    if cu_seqlens is not None:
+        if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2 or cu_seqlens.dtype not in integers:
+            shape = tuple(cu_seqlens.shape)
+            raise ValueError(f"cu_seqlens is {shape} {cu_seqlens.dtype}; it must be (documents + 1,), int32 or int64.")
+        if B != 1 or Q != T:
+            raise ValueError(f"cu_seqlens needs one packed sequence with Q == T; got batch {B}, Q = {Q}, T = {T}.")
+    for name, tensor in (("seq_start", seq_start), ("cu_seqlens", cu_seqlens)):
+        if tensor is not None and tensor.device != q.device:
+            raise ValueError(f"{name} is on {tensor.device}; it must be on q's device, {q.device}.")
+    if window_size is not None and (not isinstance(window_size, int) or window_size < 1):
+        raise ValueError(f"window_size is {window_size!r}; it must be None or an integer >= 1.")
+
+
+def check_values(log_fgate: Tensor, seq_start: Tensor | None, cu_seqlens: Tensor | None) -> None:
+    """The checks that read memory: always on CPU, on a GPU only on request, as each costs a synchronisation."""
+    if log_fgate.device.type != "cpu" and os.environ.get(CHECK_VALUES_VARIABLE) != "1":
+        return
+    T = log_fgate.shape[1]
+    if not bool((log_fgate <= 0).all()):
+        worst = log_fgate.nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()
+        raise ValueError(f"log_fgate reaches {worst} (inf stands for NaN too); log gates must be <= 0.")
+    if seq_start is not None and not bool(((seq_start >= 0) & (seq_start <= T)).all()):
+        raise ValueError(f"seq_start is {seq_start.tolist()}; every start must be in 0..{T}.")
+    if cu_seqlens is not None:
+        steps = cu_seqlens.diff()
+        if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != T or not bool((steps > 0).all()):
+            raise ValueError(f"cu_seqlens is {cu_seqlens.tolist()}; it must rise strictly from 0 to {T}.")
+
+
+def pick_backend(backend: str, q: Tensor) -> str:
+    """Either "triton" or "reference"; triton needs CUDA tensors (or Triton's interpreter)."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend is {backend!r}; allowed are {BACKENDS}.")
+    if backend == "auto":
+        return "triton" if q.is_cuda else "reference"
+    if backend == "triton" and not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError(f"backend 'triton' needs CUDA tensors, q is on {q.device}; use 'auto' or 'reference'.")
+    return backend

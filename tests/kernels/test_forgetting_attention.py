@@ -1,0 +1,295 @@
+"""The CPU path of the operator against the float64 oracle, and the identities that forgetting attention must obey."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import logsigmoid, scaled_dot_product_attention
+
+from kernels.forgetting_attention import (
+    forgetting_attention,
+    pruned_tile_share,
+    qk_norm_logit_bound,
+    reference_attention,
+)
+from kernels.forgetting_attention.threshold import norm_logit_bound, pruning_threshold
+from kernels.forgetting_attention.visibility import cumulative_log_gate, first_visible_key, pruned_tiles
+from tests.kernels.oracle import GATES, assert_right, make_case, output_and_gradients
+
+
+@pytest.mark.parametrize("gates", GATES)
+@pytest.mark.parametrize(
+    ("Q", "T"), [(1, 1), (2, 2), (63, 63), (64, 64), (65, 65), (127, 127), (1, 100), (70, 200), (300, 300)]
+)
+def test_chunked_matches_float64(Q: int, T: int, gates: str) -> None:
+    assert_right(forgetting_attention, make_case(gates, 2, Q, T, 2, 1, 16, torch.float32))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("D", [16, 32, 64, 128])
+def test_chunked_matches_float64_for_every_size_and_dtype(D: int, dtype: torch.dtype) -> None:
+    assert_right(forgetting_attention, make_case("mixture", 1, 150, 260, 4, 2, D, dtype))
+
+
+@pytest.mark.parametrize("T", [1000, 2048])
+def test_chunked_matches_float64_when_long(T: int) -> None:
+    assert_right(forgetting_attention, make_case("mixture", 1, T, T, 1, 1, 16, torch.float32))
+
+
+def test_gradcheck() -> None:
+    case = make_case("one", 1, 5, 9, 2, 1, 16, torch.float64)
+    inputs = [x.requires_grad_() for x in case[:4]]
+    assert torch.autograd.gradcheck(lambda *x: forgetting_attention(*x), inputs)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    T=st.integers(1, 200),
+    data=st.data(),
+    gates=st.sampled_from(GATES),
+    window=st.one_of(st.none(), st.integers(1, 250)),
+    seed=st.integers(0, 10_000),
+)
+def test_limits_on_the_left_agree_with_the_oracle(
+    T: int, data: st.DataObject, gates: str, window: int | None, seed: int
+) -> None:
+    Q = data.draw(st.integers(1, T))
+    seq_start = torch.tensor(data.draw(st.lists(st.integers(0, T), min_size=2, max_size=2)))
+    case = make_case(gates, 2, Q, T, 2, 2, 16, torch.float32, seed=seed)
+    first_key = first_visible_key(case.log_fgate, Q, seq_start, None, window)
+    assert_right(
+        lambda *x: forgetting_attention(*x, seq_start=seq_start, window_size=window), case, first_key_BHQ=first_key
+    )
+
+
+def test_packed_documents_equal_separate_ones() -> None:
+    case = make_case("mixture", 1, 150, 150, 2, 2, 16, torch.float32)
+    packed = forgetting_attention(*case[:4], cu_seqlens=torch.tensor([0, 40, 41, 150]))
+    parts = [forgetting_attention(*(x[:, a:b] for x in case[:4])) for a, b in ((0, 40), (40, 41), (41, 150))]
+    torch.testing.assert_close(packed, torch.cat(parts, dim=1))
+
+
+def test_left_padding_equals_the_unpadded_sequence_and_ignores_nan_free_padding() -> None:
+    case = make_case("mixture", 2, 90, 90, 2, 2, 16, torch.float32)
+    o = forgetting_attention(*case[:4], seq_start=torch.tensor([0, 33]))
+    torch.testing.assert_close(o[1:, 33:], forgetting_attention(*(x[1:, 33:] for x in case[:4])))
+    assert bool((o[1, :33] == 0).all())
+
+
+# Identities of claims.md, section H.
+
+
+def test_open_gates_give_softmax_attention() -> None:  # I1
+    case = make_case("zero", 2, 130, 130, 2, 2, 32, torch.float32)
+    q, k, v = (x.transpose(1, 2) for x in case[:3])
+    expected = scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+    torch.testing.assert_close(forgetting_attention(*case[:4]), expected)
+
+
+def test_constant_gates_give_alibi() -> None:  # I2
+    T, H = 130, 8
+    case = make_case("zero", 1, T, T, H, H, 16, torch.float64)
+    slopes = 2.0 ** -torch.arange(1, H + 1, dtype=torch.float64)
+    position = torch.arange(T, dtype=torch.float64)
+    bias = -slopes[:, None, None] * (position[:, None] - position).clamp(min=0)
+    bias = bias.masked_fill(position > position[:, None], -torch.inf)
+    q, k, v = (x.transpose(1, 2) for x in case[:3])
+    expected = scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2)
+    torch.testing.assert_close(forgetting_attention(*case[:3], (-slopes).expand(1, T, H)), expected)
+    decay_time = 1 / slopes
+    assert (decay_time[0], decay_time[-1]) == (2, 256)
+
+
+def test_the_first_gate_never_matters() -> None:  # I3
+    case = make_case("one", 1, 80, 80, 2, 2, 16, torch.float32)
+    other = case.log_fgate.clone()
+    other[:, 0] -= 3.0
+    torch.testing.assert_close(forgetting_attention(*case[:3], other), forgetting_attention(*case[:4]))
+    assert bool((output_and_gradients(forgetting_attention, case)[4][:, 0] == 0).all())
+
+
+def test_softmax_form_is_the_recurrent_form() -> None:  # I4
+    q, k, v, log_fgate, _ = make_case("one", 1, 40, 40, 2, 2, 16, torch.float64)
+    numerator, denominator = [], []
+    weight = torch.zeros(1, 2, 0, dtype=torch.float64)  # F_ij of the keys so far
+    for i in range(40):
+        weight = torch.cat([weight * log_fgate[:, i].exp()[..., None], torch.ones(1, 2, 1)], -1)
+        score = weight * (torch.einsum("bhd,bjhd->bhj", q[:, i], k[:, : i + 1]) / 4.0).exp()
+        numerator.append(torch.einsum("bhj,bjhd->bhd", score, v[:, : i + 1]))
+        denominator.append(score.sum(-1, keepdim=True))
+    expected = torch.stack(numerator, 1) / torch.stack(denominator, 1)
+    torch.testing.assert_close(forgetting_attention(q, k, v, log_fgate), expected)
+
+
+def test_gate_gradient_is_the_sum_of_row_minus_column_sums() -> None:  # I5
+    case = make_case("one", 1, 30, 30, 1, 1, 16, torch.float64)
+    q, k, v, log_fgate, do = case
+    cum = log_fgate[0, :, 0].cumsum(0)
+    decay = (cum[:, None] - cum).requires_grad_()
+    logits = (q[0, :, 0] @ k[0, :, 0].T / 4.0 + decay).masked_fill(torch.ones(30, 30).triu(1).bool(), -torch.inf)
+    o = logits.softmax(-1) @ v[0, :, 0]
+    (dlogits,) = torch.autograd.grad(o, decay, do[0, :, 0])
+    expected = (dlogits.sum(1) - dlogits.sum(0)).flip(0).cumsum(0).flip(0)
+    torch.testing.assert_close(output_and_gradients(forgetting_attention, case)[4][0, :, 0], expected)
+
+
+def test_token_by_token_equals_parallel() -> None:  # I6, the attention's part
+    q, k, v, log_fgate, _ = make_case("mixture", 2, 40, 40, 2, 1, 16, torch.float32)
+    steps = [
+        forgetting_attention(q[:, t : t + 1], k[:, : t + 1], v[:, : t + 1], log_fgate[:, : t + 1]) for t in range(40)
+    ]
+    torch.testing.assert_close(torch.cat(steps, 1), forgetting_attention(q, k, v, log_fgate))
+
+
+@pytest.mark.parametrize("gates", ["one", "twenty", "mixture", "single_cliff"])
+def test_pruning_drops_little_and_a_prefix(gates: str) -> None:  # I7, I8
+    T = 1024
+    case = make_case(gates, 1, T, T, 2, 2, 16, torch.float32)
+    q, k, v, log_fgate, _ = case
+    threshold = pruning_threshold(norm_logit_bound(q, k, 0.25), T)
+    cum = cumulative_log_gate(log_fgate)
+    dropped = pruned_tiles(cum, T, threshold)
+    assert bool((dropped.diff(dim=-1) >= 0).all())
+    # Exactly the tiles whose largest D (first query, last key) is below the threshold.
+    largest = cum[..., ::128][..., :, None] - cum[..., 127::128][..., None, :]
+    causal = torch.ones(T // 128, T // 128).tril(-1).bool()
+    expected = ((largest < threshold[..., None, None]) & causal).sum(-1)
+    assert torch.equal(dropped.long(), expected)
+    assert dropped.sum() > 0
+    share = pruned_tile_share(log_fgate, threshold)
+    torch.testing.assert_close(share, dropped.sum(-1) / 36.0)
+
+    logits = torch.einsum("bqhd,bthd->bhqt", q, k) / 4.0 + (cum[..., :, None] - cum[..., None, :])
+    weights = logits.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf).softmax(-1)
+    is_dropped = torch.arange(T) < dropped.repeat_interleave(128, -1)[..., None] * 128
+    assert weights.masked_fill(~is_dropped, 0.0).sum(-1).max() < math.exp(-10)
+    gap = forgetting_attention(*case[:4], adaptive_threshold="auto") - forgetting_attention(*case[:4])
+    assert gap.abs().max() <= 2 * math.exp(-10) * v.norm(dim=-1).max()
+
+
+def test_pruning_with_too_high_a_threshold_changes_the_output() -> None:
+    """The threshold is used: one that drops tiles that matter must show."""
+    case = make_case("near_zero", 1, 512, 512, 1, 1, 16, torch.float32)
+    gap = forgetting_attention(*case[:4], adaptive_threshold=-1e-3) - forgetting_attention(*case[:4])
+    assert gap.abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("cut", [0, 1, 50, 64, 128, 199])
+def test_a_zero_gate_erases_the_past(cut: int) -> None:  # I10
+    case = make_case("one", 1, 200, 200, 2, 2, 16, torch.float32)
+    case.log_fgate[:, cut] = -torch.inf
+    o = forgetting_attention(*case[:4])
+    torch.testing.assert_close(o[:, cut:], forgetting_attention(*(x[:, cut:] for x in case[:4])))
+    gradients = output_and_gradients(forgetting_attention, case)
+    assert all(bool(x.isfinite().all()) for x in gradients)
+
+
+def test_decay_over_65536_tokens_beats_a_float32_sum() -> None:
+    T, window = 65_536, 64
+    log_fgate = -torch.rand(1, T, 1, generator=torch.Generator().manual_seed(0)) * 1.5
+    exact = log_fgate.double().cumsum(1)[0, :, 0]
+    pairs = exact[window:] - exact[:-window]
+    naive = log_fgate.cumsum(1)[0, :, 0]
+    ours = cumulative_log_gate(log_fgate)[0, 0]
+    naive_error = ((naive[window:] - naive[:-window]).double() - pairs).abs().max()
+    our_error = ((ours[window:] - ours[:-window]).float().double() - pairs).abs().max()
+    assert our_error < 1e-5 < 1e-3 < naive_error
+
+
+def test_logit_bounds_hold() -> None:
+    q, k, *_ = make_case("one", 2, 50, 70, 4, 2, 32, torch.float32)
+    logits = torch.einsum("bqhd,bthd->bhqt", q, k.repeat_interleave(2, 2)) * 32**-0.5
+    assert bool((logits.abs().amax((-1, -2)) <= norm_logit_bound(q, k, 32**-0.5)).all())
+    q_weight, k_weight = torch.randn(4, 32), torch.randn(32)
+    normed_q = torch.nn.functional.rms_norm(q, (32,)) * q_weight
+    normed_k = torch.nn.functional.rms_norm(k, (32,)) * k_weight
+    logits = torch.einsum("bqhd,bthd->bhqt", normed_q, normed_k.repeat_interleave(2, 2)) * 32**-0.5
+    assert bool((logits.abs().amax((-1, -2)) <= qk_norm_logit_bound(q_weight, k_weight, 32)).all())
+
+
+# How it behaves among PyTorch's own features.
+
+
+def test_works_under_compile_checkpoint_and_autocast() -> None:
+    case = make_case("one", 1, 60, 60, 2, 1, 16, torch.float32)
+    expected = output_and_gradients(forgetting_attention, case)
+    compiled = torch.compile(lambda *x: forgetting_attention(*x), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(output_and_gradients(compiled, case), expected)
+    torch.testing.assert_close(
+        output_and_gradients(
+            lambda *x: torch.utils.checkpoint.checkpoint(forgetting_attention, *x, use_reentrant=False), case
+        ),
+        expected,
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        assert forgetting_attention(*case[:4]).dtype == torch.bfloat16
+
+
+def test_operator_passes_opcheck() -> None:
+    q, k, v, log_fgate, _ = make_case("one", 1, 20, 30, 2, 1, 16, torch.float32)
+    inputs = [x.requires_grad_() for x in (q, k, v, log_fgate)]
+    operator = torch.ops.forgetting_attention.forward
+    torch.library.opcheck(operator, (*inputs, None, None, None, None, 0.25, "reference"))
+
+
+def test_any_strides_give_the_same() -> None:
+    case = make_case("mixture", 2, 70, 70, 2, 2, 16, torch.float32)
+    expected = forgetting_attention(*case[:4])
+    heads_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in case[:4]]
+    torch.testing.assert_close(forgetting_attention(*heads_first), expected)
+    fused = torch.stack(case[:3], dim=3).unbind(3)
+    torch.testing.assert_close(forgetting_attention(*fused, case.log_fgate), expected)
+
+
+def test_reference_equals_chunked_for_log_sigmoid_gates() -> None:
+    q, k, v, log_fgate, _ = make_case("one", 1, 90, 90, 2, 2, 16, torch.float32)
+    log_fgate = logsigmoid(log_fgate)
+    torch.testing.assert_close(forgetting_attention(q, k, v, log_fgate), reference_attention(q, k, v, log_fgate))
+
+
+# Bad input: the message names the argument, its value and what is allowed.
+
+
+def _bad_inputs() -> list[tuple[str, dict[str, object]]]:
+    nan_gate = torch.full((2, 8, 2), float("nan"))
+    return [
+        (r"q has shape \(2, 8, 32\)", {"q": torch.zeros(2, 8, 32)}),
+        (r"q has head dimension 24", {"q": torch.zeros(2, 8, 2, 24), "k": torch.zeros(2, 8, 2, 24)}),
+        (r"no dimension may be empty", {"q": torch.zeros(0, 8, 2, 16)}),
+        (r"q has 9 positions and k 8", {"q": torch.zeros(2, 9, 2, 16)}),
+        (r"k has shape \(3, 8, 2, 16\)", {"k": torch.zeros(3, 8, 2, 16)}),
+        (r"v has shape \(2, 7, 2, 16\)", {"v": torch.zeros(2, 7, 2, 16)}),
+        (r"q has 2 heads and k 3", {"k": torch.zeros(2, 8, 3, 16), "v": torch.zeros(2, 8, 3, 16)}),
+        (r"log_fgate has shape \(2, 8, 1\)", {"log_fgate": torch.zeros(2, 8, 1)}),
+        (r"log_fgate has dtype torch.bfloat16", {"log_fgate": torch.zeros(2, 8, 2, dtype=torch.bfloat16)}),
+        (r"log_fgate reaches 0.5", {"log_fgate": torch.full((2, 8, 2), 0.5)}),
+        (r"log_fgate reaches inf", {"log_fgate": nan_gate}),
+        (r"q has dtype torch.int32", {"q": torch.zeros(2, 8, 2, 16, dtype=torch.int32)}),
+        (r"k has dtype torch.bfloat16", {"k": torch.zeros(2, 8, 2, 16, dtype=torch.bfloat16)}),
+        (r"v is on meta", {"v": torch.zeros(2, 8, 2, 16, device="meta")}),
+        (r"seq_start is \[0, 9\]", {"seq_start": torch.tensor([0, 9])}),
+        (r"seq_start is \(1,\)", {"seq_start": torch.tensor([0])}),
+        (r"cu_seqlens needs one packed sequence", {"cu_seqlens": torch.tensor([0, 8])}),
+        (r"window_size is 0", {"window_size": 0}),
+        (r"backend is 'cuda'", {"backend": "cuda"}),
+        (r"backend 'triton' needs CUDA", {"backend": "triton"}),
+        (r"adaptive_threshold is 'always'", {"adaptive_threshold": "always"}),
+        (r"adaptive_threshold is 1.0", {"adaptive_threshold": 1.0}),
+        (r"adaptive_threshold has shape \(3,\)", {"adaptive_threshold": torch.zeros(3)}),
+    ]
+
+
+@pytest.mark.parametrize(("message", "change"), _bad_inputs(), ids=[m for m, _ in _bad_inputs()])
+def test_bad_input_is_named(message: str, change: dict[str, object]) -> None:
+    arguments: dict[str, object] = {n: torch.zeros(2, 8, 2, 16) for n in ("q", "k", "v")}
+    arguments["log_fgate"] = torch.zeros(2, 8, 2)
+    with pytest.raises(ValueError, match=message):
+        forgetting_attention(**{**arguments, **change})  # type: ignore[arg-type]
+
+
+def test_packed_boundaries_out_of_range_are_named() -> None:
+    q = torch.zeros(1, 8, 2, 16)
+    with pytest.raises(ValueError, match=r"cu_seqlens is \[0, 9\]"):
+        forgetting_attention(q, q, q, torch.zeros(1, 8, 2), cu_seqlens=torch.tensor([0, 9]))
