@@ -1,0 +1,112 @@
+"""A model to evaluate, from a run of ours, a checkpoint folder (ours or the authors'), or any Hugging Face causal LM."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eval.text import TextCodec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+OUTSIDE_SCALE = "custom"  # scale of the rows of a model that is no run of ours
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is evaluated and under which names its rows go. `folder`: where weights and tokeniser are read from."""
+
+    folder: str
+    scale: str
+    model: str
+    run_id: str
+    train_seq_len: int | None
+    tokenizer_name: str | None
+
+    @classmethod
+    def find(cls, path_or_name: str, tokenizer_name: str | None = None) -> "Subject":
+        """Raises ValueError for a path that does not exist and for a run that is not finished."""
+        path = Path(path_or_name)
+        if (path / "spec.json").is_file():
+            return cls._of_run(path, tokenizer_name)
+        if path.is_dir():
+            return cls._of_folder(path, tokenizer_name)
+        if path.is_absolute() or path_or_name.startswith(".") or path_or_name.count("/") != 1:
+            raise ValueError(f"{path_or_name} is neither a folder nor a hub name like 'owner/name'")
+        run_id = hashlib.sha256(path_or_name.encode()).hexdigest()[:10]
+        return cls(path_or_name, OUTSIDE_SCALE, path.name, run_id, None, tokenizer_name)
+
+    @classmethod
+    def _of_run(cls, path: Path, tokenizer_name: str | None) -> "Subject":
+        from training.run_folder import RunFolder
+
+        run = RunFolder.open(path)
+        spec = run.read_spec()
+        if not run.finished:
+            raise ValueError(f"{path}: the run is not finished (it has no export/); train it to the end first")
+        return cls(str(run.export), spec.scale, spec.name, spec.run_id, spec.train.seq_len, tokenizer_name)
+
+    @classmethod
+    def _of_folder(cls, path: Path, tokenizer_name: str | None) -> "Subject":
+        config = path / "config.json"
+        if not config.is_file():
+            raise ValueError(f"{path} is neither a run folder (spec.json) nor a model folder (config.json)")
+        weights = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in path.glob("*.safetensors"))
+        digest = hashlib.sha256(config.read_bytes() + json.dumps(weights).encode()).hexdigest()[:10]
+        return cls(str(path), OUTSIDE_SCALE, path.resolve().name, digest, None, tokenizer_name)
+
+
+class Loaded:
+    """Model and tokeniser of a subject, each read when first asked for (per-token loss needs no tokeniser)."""
+
+    def __init__(self, subject: Subject, device: str):
+        self.subject = subject
+        self.device = device
+
+    @cached_property
+    def model(self) -> "PreTrainedModel":
+        """fp32 weights, evaluation mode. Raises ValueError if there is no loadable model."""
+        import torch
+
+        from models.build import load_model
+
+        if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"device {self.device!r}: this machine has no usable CUDA GPU; choose --device cpu")
+        try:
+            model = load_model(self.subject.folder, dtype=torch.float32)
+        except OSError as error:
+            raise ValueError(f"cannot load a model from {self.subject.folder}: {_first_line(error)}") from error
+        return model.to(self.device).eval()
+
+    @cached_property
+    def tokenizer(self) -> TextCodec:
+        """Raises ValueError if the model comes without a tokeniser."""
+        return load_tokenizer(self.subject.tokenizer_name or self.subject.folder)
+
+
+def load_tokenizer(name: str) -> TextCodec:
+    """From a folder with a tokeniser of ours or of Hugging Face, or from a hub name.
+
+    Raises ValueError naming the remedy if there is none (offline, a hub name works only when it is in the local cache).
+    """
+    from transformers import AutoTokenizer
+
+    from data.tokenizer import Tokenizer
+
+    folder = Path(name)
+    if folder.is_dir():
+        try:
+            return TextCodec(Tokenizer.load(folder))
+        except (OSError, ValueError, KeyError):
+            pass  # not one of ours
+    try:
+        return TextCodec(AutoTokenizer.from_pretrained(name))
+    except Exception as error:  # noqa: BLE001 transformers raises many types for the same thing
+        raise ValueError(f"{name} has no usable tokeniser ({_first_line(error)}); name one with --tokenizer") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

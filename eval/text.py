@@ -1,0 +1,41 @@
+"""One small view of a tokeniser for every evaluation: text to token ids and back, no special tokens added behind one's back."""
+
+from typing import Any
+
+
+class TextCodec:
+    """Encodes and decodes text; BOS is never added or hidden, callers put `bos_id` where they want it.
+
+    Wraps the suite's own Tokenizer (data/tokenizer.py) or any Hugging Face tokenizer. The JSON-escape quirk of the
+    LongCrawl64 tokeniser lives in the wrapped object: text in, text out. Raises ValueError if there is neither BOS nor EOS.
+    """
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+        self._is_hf = hasattr(tokenizer, "convert_ids_to_tokens")
+        if self._is_hf:
+            bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+            if bos is None and eos is None:
+                raise ValueError("the tokeniser has neither a BOS nor an EOS token to start a text with; choose another one")
+            self.bos_id: int = bos if bos is not None else eos
+            self.eos_id: int | None = eos
+        else:
+            self.bos_id = tokenizer.bos_id
+            self.eos_id = tokenizer.bos_id
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._tokenizer) if self._is_hf else self._tokenizer.vocab_size
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text` alone."""
+        if self._is_hf:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        return list(self._tokenizer.encode(text))
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of `ids`; BOS and EOS leave no trace."""
+        plain = [i for i in ids if i not in (self.bos_id, self.eos_id)]
+        if self._is_hf:
+            return self._tokenizer.decode(plain, clean_up_tokenization_spaces=False)
+        return self._tokenizer.decode(plain)
