@@ -101,7 +101,9 @@ class Mamba2Spec:
     @model_validator(mode="after")
     def _check(self) -> "Mamba2Spec":
         if self.expand * self.hidden_size % self.head_dim:
-            raise ValueError(f"expand * hidden_size {self.expand * self.hidden_size} is not a multiple of head_dim {self.head_dim}")
+            raise ValueError(
+                f"expand * hidden_size {self.expand * self.hidden_size} is not a multiple of head_dim {self.head_dim}"
+            )
         return self
 
 
@@ -156,6 +158,4 @@ class DeltaNetSpec:
         return self.mlp_width or swiglu_width(self.hidden_size, self.mlp_ratio)
 
 
-ModelSpec = Annotated[
-    ForgettingTransformerSpec | Mamba2Spec | HGRN2Spec | DeltaNetSpec, Field(discriminator="kind")
-]
+ModelSpec = Annotated[ForgettingTransformerSpec | Mamba2Spec | HGRN2Spec | DeltaNetSpec, Field(discriminator="kind")]

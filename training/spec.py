@@ -21,6 +21,8 @@ class TrainSpec:
     The learning rate rises linearly over `warmup_tokens` and falls along a cosine to 0 at `train_tokens`.
     `precision`: "bf16" is autocast with fp32 master weights. `grad_reduce`: dtype in which gradients are summed over
     processes (the released setup reduced in bf16).
+    A step whose loss or gradient norm is not finite is never applied; with `spike_factor`, neither is one whose gradient
+    norm exceeds that multiple of its running mean. `on_anomaly` says whether the run then stops or goes on without it.
     """
 
     seq_len: PositiveInt
@@ -35,6 +37,8 @@ class TrainSpec:
     grad_clip: PositiveFloat = 1.0
     precision: Literal["fp32", "bf16"] = "bf16"
     grad_reduce: Literal["fp32", "bf16"] = "fp32"
+    on_anomaly: Literal["stop", "skip"] = "stop"
+    spike_factor: Annotated[float, Field(gt=1)] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> "TrainSpec":
@@ -74,9 +78,7 @@ class RunSpec:
                 f"model vocab_size {self.model.vocab_size} is smaller than the tokeniser's {self.data.vocab_size}"
             )
         if self.data.document_len % self.train.seq_len:
-            raise ValueError(
-                f"document_len {self.data.document_len} is not a multiple of seq_len {self.train.seq_len}"
-            )
+            raise ValueError(f"document_len {self.data.document_len} is not a multiple of seq_len {self.train.seq_len}")
         return self
 
     @property
@@ -103,6 +105,32 @@ class RunSpec:
     def from_json(text: str) -> "RunSpec":
         """Raises pydantic.ValidationError (a ValueError) that names the offending key and value."""
         return RUN_SPEC.validate_json(text)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Execution:
+    """How a run is carried out: nothing here changes its result (beyond rounding), so nothing here is part of its identity."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute; auto takes CUDA where there is one."""
+    micro_batch_tokens: PositiveInt | None = None
+    """Tokens per forward pass and process; None takes the process's whole share of a step."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """With several processes: replicate the model, or shard parameters, gradients and optimiser state."""
+    compile: bool = False
+    """torch.compile the layers (CUDA)."""
+    activation_checkpointing: bool = False
+    """Recompute attention and MLP halves in the backward pass, to save memory."""
+    checkpoint_every_tokens: PositiveInt | None = None
+    """Tokens between checkpoints; None saves twenty times a run."""
+    keep_checkpoints: PositiveInt = 2
+    """Newest checkpoints to keep."""
+    async_checkpoint: bool = False
+    """Write checkpoints in the background."""
+    max_hours: PositiveFloat | None = None
+    """Save and exit with the 'requeue me' code after this many hours."""
+    hang_minutes: PositiveFloat = 20.0
+    """Exit with the 'requeue me' code when no step finishes for this long."""
 
 
 RUN_SPEC: TypeAdapter[RunSpec] = TypeAdapter(RunSpec)

@@ -1,0 +1,180 @@
+"""`python -m experiments`: every figure and table of the paper, planned, run and drawn.
+
+list      the figures and tables, and the scales
+plan      what a request would compute and cost, and what exists already (uses no GPU, writes nothing)
+prepare   tokenise the corpus
+run       do what is missing, then draw
+render    draw from stored results alone
+report    write results/SCALE/report.html from stored results
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from rich.console import Console
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with errors of one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USER_ERROR, f"error: {message}; `{self.prog} --help` says what there is.\n")
+
+
+def parser() -> Parser:
+    main = Parser(prog="python -m experiments", description=__doc__, allow_abbrev=False,
+                  formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    verbs = main.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
+    verbs.add_parser("list", help="the figures and tables, and the scales", allow_abbrev=False)
+    for verb, about in (
+        ("plan", "what a request would compute and cost"),
+        ("prepare", "tokenise the corpus"),
+        ("run", "do what is missing, then draw"),
+    ):
+        sub = verbs.add_parser(verb, help=about, allow_abbrev=False)
+        _add_artefacts(sub)
+        sub.add_argument("--data", metavar="SOURCE",
+                         help="stdlib, text:PATH[,PATH...], longcrawl64:FOLDER or hf:NAME[:CONFIG][@REVISION]; default: that of the scale")  # fmt: skip
+        sub.add_argument("--tokenizer", metavar="NAME",
+                         help="bpe-N, bytes, gpt2[:FOLDER] or gpt2-json[:FOLDER]; default: that of the scale")  # fmt: skip
+        sub.add_argument("--only", metavar="MODEL", action="append", default=[], help="only this model (repeatable)")
+        sub.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+        sub.add_argument("--runs-dir", type=Path, default=Path("runs"), help="run folders (default: runs)")
+        sub.add_argument(
+            "--corpora-dir", type=Path, default=Path("corpora"), help="tokenised corpora (default: corpora)"
+        )
+        if verb == "run":
+            sub.add_argument("--launcher", choices=("local", "slurm"), default="local")
+            sub.add_argument("--slots", type=int, help="jobs at a time (default: one a GPU, or one a CPU core)")
+        if verb == "plan":
+            sub.add_argument("--mfu", type=float, default=0.4, help="utilisation assumed for GPU-hours (default: 0.4)")
+    for verb, about in (
+        ("render", "draw from stored results alone"),
+        ("report", "write report.html from stored results"),
+    ):
+        sub = verbs.add_parser(verb, help=about, allow_abbrev=False)
+        _add_artefacts(sub, artefacts=verb == "render")
+    return main
+
+
+def _add_artefacts(sub: argparse.ArgumentParser, artefacts: bool = True) -> None:
+    if artefacts:
+        sub.add_argument("artefacts", nargs="*", metavar="ARTEFACT", help="e.g. fig2_per_token_loss; default: all")
+    sub.add_argument(
+        "--scale", default="tiny", help="tiny, mini, 125m-2.7b, 360m-7.5b, 760m-16b or 760m-48b (default: tiny)"
+    )
+    sub.add_argument("--results-dir", type=Path, default=Path("results"), help="stored results (default: results)")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit codes: 0 done, 1 some job failed, 2 an error to mend, 130 interrupted."""
+    options = parser().parse_args(arguments)
+    if options.verb is None:
+        parser().print_help()
+        return 0
+    console = Console(soft_wrap=True, highlight=False)
+    try:
+        return _VERBS[options.verb](options, console)
+    except (ValueError, OSError) as error:
+        if os.environ.get("FOX_TRACEBACK"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _list(options: argparse.Namespace, console: Console) -> int:
+    from experiments.overview import print_overview
+
+    print_overview(console)
+    return 0
+
+
+def _plan(options: argparse.Namespace, console: Console) -> int:
+    from experiments.overview import print_plan
+    from experiments.plan import make_plan
+
+    device = _device(options)
+    print_plan(make_plan(_request(options, device), _precision(device)), options.mfu, console)
+    return 0
+
+
+def _prepare(options: argparse.Namespace, console: Console) -> int:
+    from experiments.execute import prepare_corpus
+    from experiments.plan import make_plan
+
+    device = _device(options)
+    prepare_corpus(make_plan(_request(options, device), _precision(device)), console)
+    return 0
+
+
+def _run(options: argparse.Namespace, console: Console) -> int:
+    from experiments.execute import execute
+    from experiments.plan import make_plan
+
+    if options.launcher == "slurm":
+        raise ValueError("--launcher slurm: not yet; use --launcher local.")
+    device = _device(options)
+    return execute(make_plan(_request(options, device), _precision(device)), device, options.slots, console)
+
+
+def _render(options: argparse.Namespace, console: Console) -> int:
+    from experiments.artefact import artefact_names
+    from experiments.collect import render
+    from experiments.scales import get_scale
+
+    get_scale(options.scale)
+    stored = [n for n in artefact_names() if (options.results_dir / options.scale / f"{n}.parquet").exists()]
+    for name in options.artefacts or stored or artefact_names():
+        for path in render(name, options.scale, options.results_dir):
+            console.print(str(path))
+    return 0
+
+
+def _report(options: argparse.Namespace, console: Console) -> int:
+    from experiments.collect import write_report
+    from experiments.scales import get_scale
+
+    console.print(str(write_report(get_scale(options.scale).name, options.results_dir)))
+    return 0
+
+
+def _request(options: argparse.Namespace, device: str):  # type: ignore[no-untyped-def]
+    from experiments.artefact import artefact_names
+    from experiments.plan import Request
+
+    return Request(
+        artefacts=tuple(options.artefacts or artefact_names()),
+        scale=options.scale,
+        data=options.data,
+        tokenizer=options.tokenizer,
+        only=tuple(options.only),
+        device=device,
+        runs_dir=options.runs_dir,
+        results_dir=options.results_dir,
+        corpora_dir=options.corpora_dir,
+    )
+
+
+def _device(options: argparse.Namespace) -> str:
+    from training.distributed import pick_device
+
+    return pick_device(options.device).type
+
+
+def _precision(device: str) -> str:
+    return "bf16" if device == "cuda" else "fp32"
+
+
+_VERBS = {"list": _list, "plan": _plan, "prepare": _prepare, "run": _run, "render": _render, "report": _report}
+
+if __name__ == "__main__":
+    sys.exit(main())

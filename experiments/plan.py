@@ -1,0 +1,161 @@
+"""From a request on the command line to jobs: what has to be computed, what is there already, and what waits for what.
+
+    corpus -> train (one job a run) -> evaluate (one job a run) -> draw (one job an artefact)
+
+Runs are shared: an artefact asks for runs by their spec, and equal specs are one run however many artefacts want it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.prepare import CorpusPlan, resolve
+from data.source import parse_source
+from eval.spec import EVAL_SPEC, EvalSpec, eval_id
+from experiments.artefact import Artefact, load_artefact
+from experiments.scales import MODELS, Scale, get_scale, run_spec
+from training.run_folder import RunFolder, write_atomic
+from training.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for, as given on the command line."""
+
+    artefacts: tuple[str, ...]
+    scale: str
+    data: str | None
+    tokenizer: str | None
+    only: tuple[str, ...]
+    device: str
+    runs_dir: Path
+    results_dir: Path
+    corpora_dir: Path
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the plan, its folder, and the evaluations that some artefact wants of it."""
+
+    spec: RunSpec
+    folder: RunFolder
+    evals: tuple[EvalSpec, ...]
+
+    def eval_file(self, spec: EvalSpec) -> Path:
+        return self.folder.evals / f"{eval_id(spec)}.parquet"
+
+    @property
+    def missing_evals(self) -> tuple[EvalSpec, ...]:
+        return tuple(spec for spec in self.evals if not self.eval_file(spec).exists())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a request needs; `artefacts` by name."""
+
+    request: Request
+    scale: Scale
+    corpus: CorpusPlan
+    artefacts: dict[str, Artefact]
+    runs: dict[str, Run]
+
+    def runs_of(self, artefact: str) -> list[Run]:
+        return [self.runs[model] for model in self.artefacts[artefact].models if model in self.runs]
+
+
+def check_names(request: Request) -> tuple[Scale, dict[str, Artefact]]:
+    """The scale and artefacts of a request. ValueError for a name that does not exist."""
+    scale = get_scale(request.scale)
+    artefacts = {name: load_artefact(name) for name in request.artefacts}
+    for model in request.only:
+        if model not in MODELS:
+            raise ValueError(f"--only {model}: no such model; choose from {', '.join(MODELS)}.")
+    return scale, artefacts
+
+
+def resolve_corpus(request: Request, scale: Scale) -> CorpusPlan:
+    """Which corpus the request means; nothing is tokenised yet. ValueError where it cannot be read."""
+    data = request.data or scale.default_data
+    if data is None:
+        raise ValueError(
+            f"--scale {scale.name} needs --data: longcrawl64:FOLDER (the paper's), hf:NAME, or text:PATH with long documents."
+        )
+    return resolve(
+        parse_source(data),
+        tokenizer=request.tokenizer or (None if data.startswith("longcrawl64") else scale.default_tokenizer),
+        document_len=scale.document_len,
+        cache_dir=request.corpora_dir,
+    )
+
+
+def make_plan(request: Request, precision: str) -> Plan:
+    """Plan a request; touches no GPU and writes nothing. ValueError for anything the user can mend."""
+    scale, artefacts = check_names(request)
+    corpus = resolve_corpus(request, scale)
+    wanted: dict[str, dict[str, EvalSpec]] = {}
+    for artefact in artefacts.values():
+        for model in artefact.models:
+            if not request.only or model in request.only:
+                evals = wanted.setdefault(model, {})
+                evals.update({eval_id(spec): spec for spec in artefact.evals(scale)})
+    if not wanted:
+        raise ValueError(f"--only {' '.join(request.only)}: none of these models is in {', '.join(artefacts)}.")
+    runs = {}
+    for model in sorted(wanted, key=MODELS.index):
+        spec = run_spec(model, scale, corpus.spec, precision=precision)
+        folder = RunFolder(request.runs_dir / scale.name / spec.folder_name)
+        runs[model] = Run(spec, folder, tuple(wanted[model].values()))
+    return Plan(request, scale, corpus, artefacts, runs)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One process to start: `python -m MODULE ARGS`. Done when every file of `makes` exists."""
+
+    name: str
+    module: str
+    args: tuple[str, ...]
+    needs: tuple[str, ...]
+    makes: tuple[Path, ...]
+    run: Run | None = None
+
+    @property
+    def done(self) -> bool:
+        return all(path.exists() for path in self.makes)
+
+
+def train_job(plan: Plan, run: Run, device: str) -> Job:
+    """Train `run`, with the micro-batches of its scale."""
+    args = [str(run.folder.path), "--corpus-dir", str(plan.corpus.folder), "--device", device, "--quiet"]
+    if plan.scale.micro_batch_tokens is not None:
+        args += ["--micro-batch-tokens", str(plan.scale.micro_batch_tokens)]
+    if plan.scale.activation_checkpointing:
+        args.append("--activation-checkpointing")
+    return Job(f"train {run.spec.name}", "training", tuple(args), (), (run.folder.export,), run)
+
+
+def eval_job(plan: Plan, run: Run, device: str) -> Job:
+    """Evaluate `run` by everything that is missing, in one process."""
+    files = [str(_spec_file(run, spec)) for spec in run.missing_evals]
+    args = (str(run.folder.path), "--spec", *files, "--corpus", str(plan.corpus.folder), "--device", device)
+    makes = tuple(run.eval_file(spec) for spec in run.evals)
+    return Job(f"evaluate {run.spec.name}", "eval.job", args, (f"train {run.spec.name}",), makes, run)
+
+
+def jobs(plan: Plan, device: str) -> list[Job]:
+    """The jobs that are not done, in an order in which they can be run one after another."""
+    found = []
+    for run in plan.runs.values():
+        found += [train_job(plan, run, device), eval_job(plan, run, device)]
+    return [job for job in found if not job.done]
+
+
+def write_specs(plan: Plan) -> None:
+    """Make the run folders and put the specs of their evaluations where the jobs read them."""
+    for run in plan.runs.values():
+        RunFolder.create(run.folder.path, run.spec)
+        for spec in run.missing_evals:
+            write_atomic(_spec_file(run, spec), EVAL_SPEC.dump_json(spec, indent=1).decode() + "\n")
+
+
+def _spec_file(run: Run, spec: EvalSpec) -> Path:
+    return run.folder.evals / f"{eval_id(spec)}.spec.json"

@@ -1,0 +1,48 @@
+"""`python -m training RUN_DIR --corpus-dir DIR`: train one run (also under torchrun), or go on with it."""
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from training.signals import EXIT_ERROR
+from training.spec import Execution
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Train the run in RUN_DIR to its end, going on from its newest whole checkpoint.
+
+    Exit codes: 0 finished, 2 an error to mend, 75 saved and to be started again (SIGTERM, SIGUSR2, --max-hours), 130 interrupted.
+    """
+
+    run_dir: tyro.conf.Positional[Path]
+    corpus_dir: Path
+    """Folder of the prepared corpus."""
+    threads: int = 1
+    """CPU threads of this process; 1 makes results independent of the machine's number of cores."""
+    quiet: bool = False
+    """No progress on the terminal (metrics.jsonl has it all)."""
+    execution: Annotated[Execution, tyro.conf.arg(name="")] = field(default_factory=Execution)
+
+
+def main() -> int:
+    arguments = tyro.cli(Arguments, prog="python -m training")
+    os.environ.setdefault("OMP_NUM_THREADS", str(arguments.threads))
+    import torch
+
+    torch.set_num_threads(arguments.threads)
+    from training.loop import AnomalyError, train
+
+    try:
+        return train(arguments.run_dir, arguments.corpus_dir, arguments.execution, arguments.quiet)
+    except (ValueError, OSError, AnomalyError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_ERROR
+
+
+if __name__ == "__main__":
+    sys.exit(main())

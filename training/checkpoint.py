@@ -1,0 +1,160 @@
+"""Checkpoints that cannot be lost: written beside, digested, renamed; read only if every digest agrees.
+
+Tensors go through torch.distributed.checkpoint into safetensors files (no pickle), so that a run resumes on any number
+of processes. `manifest.json` holds the step and the SHA-256 of every file; a folder without it is not a checkpoint.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+
+from training.distributed import World
+
+MANIFEST = "manifest.json"
+State = dict[str, torch.Tensor]
+
+
+def require_space(folder: Path, num_bytes: int) -> None:
+    """Raises OSError before anything is written where the disk cannot hold `num_bytes` more."""
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes * 1.05:
+        raise OSError(
+            28,
+            f"the disk is too full for a checkpoint: {num_bytes / 2**30:.2f} GiB needed, {free / 2**30:.2f} GiB free "
+            f"at {folder}. Free some space and start the same command again; the run goes on from its last checkpoint",
+        )
+
+
+def digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint folder, or None if every file has the digest its manifest states."""
+    try:
+        files = json.loads((folder / MANIFEST).read_text())["files"]
+    except (OSError, ValueError, KeyError) as error:
+        return f"{MANIFEST} cannot be read ({type(error).__name__})"
+    for name, entry in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != entry["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes, not {entry['bytes']}"
+        if digest(path) != entry["sha256"]:
+            return f"{name} has been altered (its SHA-256 differs)"
+    return None
+
+
+class Checkpoints:
+    """The checkpoints of one run, newest last."""
+
+    def __init__(self, folder: Path, world: World, keep: int = 2, background: bool = False):
+        self.folder = folder
+        self.world = world
+        self.keep = keep
+        self._background = background
+        self._writer: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._group: dist.ProcessGroup | None = (
+            dist.new_group(backend="gloo") if background and world.size > 1 else None
+        )
+
+    def steps(self) -> list[int]:
+        return sorted(int(path.name.removeprefix("step-")) for path in self.folder.glob("step-????????"))
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
+
+    def save(self, step: int, state: State) -> None:
+        """Write `state` as checkpoint `step`; in the background (after a copy to the host) if so told.
+
+        Raises OSError where the disk is full; the checkpoints already there stay whole.
+        """
+        self.wait()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.world.is_main:
+            require_space(self.folder, sum(t.numel() * t.element_size() for t in state.values()))
+            for leftover in self.folder.glob("*.partial"):
+                shutil.rmtree(leftover, ignore_errors=True)
+        self.world.barrier()
+        if not self._background:
+            self._write(step, state, None)
+            return
+        held = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
+        self._writer = threading.Thread(target=self._write_guarded, args=(step, held), name="checkpoint-writer")
+        self._writer.start()
+
+    def wait(self) -> None:
+        """Let a background save finish; raises what it raised."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _write_guarded(self, step: int, state: State) -> None:
+        try:
+            self._write(step, state, self._group)
+        except BaseException as error:
+            self._failure = error
+
+    def _write(self, step: int, state: State, group: dist.ProcessGroup | None) -> None:
+        partial = self.folder / f"step-{step:08d}.partial"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
+            dcp.save(state, storage_writer=writer, process_group=group, no_dist=self.world.size == 1)
+        if self.world.is_main:
+            self._publish(step, partial)
+        if self.world.size > 1:
+            dist.barrier(group=group)
+
+    def _publish(self, step: int, partial: Path) -> None:
+        files = {}
+        for path in sorted(partial.glob("*.safetensors")):
+            with open(path, "rb+") as file:
+                os.fsync(file.fileno())
+            files[path.name] = {"bytes": path.stat().st_size, "sha256": digest(path)}
+        with open(partial / MANIFEST, "w") as file:
+            json.dump({"step": step, "files": files}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        target = self.path(step)
+        if target.exists():  # a damaged one that the run went on from before
+            shutil.rmtree(target)
+        os.rename(partial, target)
+        for old in self.steps()[: -self.keep]:
+            shutil.rmtree(self.path(old), ignore_errors=True)
+
+    def newest_whole(self) -> int | None:
+        """Step of the newest undamaged checkpoint (all processes agree); says on stderr what it passes over."""
+        found = None
+        if self.world.is_main:
+            for step in reversed(self.steps()):
+                fault = damage(self.path(step))
+                if fault is None:
+                    found = step
+                    break
+                print(
+                    f"{self.path(step)} is damaged: {fault}. Going on from the checkpoint before it.", file=sys.stderr
+                )
+        return self.world.broadcast(found)  # type: ignore[return-value]
+
+    def load(self, step: int, state: State) -> None:
+        """Fill the tensors of `state` in place from checkpoint `step`, whatever number of processes wrote it."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dcp.load(state, storage_reader=HuggingFaceStorageReader(str(self.path(step))), no_dist=self.world.size == 1)

@@ -1,0 +1,130 @@
+"""Processes and devices: who am I, and how a model is spread over the processes (DDP or FSDP2)."""
+
+import datetime
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among its peers; `device` is where it computes."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+    def broadcast(self, value: object) -> object:
+        """The main process's picklable `value`, in every process."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum over processes, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+
+def pick_device(name: Literal["auto", "cpu", "cuda"], local_rank: int = 0) -> torch.device:
+    """Raises ValueError where CUDA is asked for and not there."""
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise ValueError(
+            "--device cuda: torch sees no CUDA device here; use --device cpu, or check the driver and CUDA_VISIBLE_DEVICES."
+        )
+    if name == "cpu" or not available:
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+@contextmanager
+def join_world(device_name: Literal["auto", "cpu", "cuda"], timeout_minutes: float) -> Iterator[World]:
+    """Join the processes that torchrun or SLURM started (RANK, WORLD_SIZE, LOCAL_RANK); alone where there are none."""
+    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    device = pick_device(device_name, int(os.environ.get("LOCAL_RANK", 0)))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if size > 1:
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        timeout = datetime.timedelta(minutes=timeout_minutes)
+        dist.init_process_group(backend, timeout=timeout, device_id=device if device.type == "cuda" else None)
+    try:
+        yield World(rank, size, device)
+    finally:
+        if size > 1:
+            dist.destroy_process_group()
+
+
+def device_label(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU ({torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''})"
+
+
+def spread(
+    module: nn.Module,
+    layers: Callable[[nn.Module], list[nn.Module]],
+    world: World,
+    parallel: Literal["ddp", "fsdp"],
+    grad_reduce: Literal["fp32", "bf16"],
+) -> nn.Module:
+    """Wrap `module` for several processes; alone it is returned as it is.
+
+    FSDP2 shards each of `layers(module)` and the rest as units of their own; parameters stay fp32 (autocast casts
+    activations), gradients are reduced in `grad_reduce`.
+    """
+    if world.size == 1:
+        return module
+    if parallel == "fsdp":
+        policy = MixedPrecisionPolicy(reduce_dtype=DTYPES[grad_reduce])
+        for layer in layers(module):
+            fully_shard(layer, mp_policy=policy)
+        fully_shard(module, mp_policy=policy)
+        return module
+    wrapped = DistributedDataParallel(
+        module,
+        device_ids=[world.device] if world.device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        broadcast_buffers=False,
+    )
+    if grad_reduce == "bf16":
+        wrapped.register_comm_hook(None, bf16_compress_hook)
+    return wrapped
+
+
+@contextmanager
+def gradient_sync(module: nn.Module, enabled: bool) -> Iterator[None]:
+    """Communicate gradients in this backward pass only if `enabled` (the last micro-batch of a step)."""
+    if isinstance(module, DistributedDataParallel):
+        if enabled:
+            yield
+        else:
+            with module.no_sync():
+                yield
+        return
+    if hasattr(module, "set_requires_gradient_sync"):
+        module.set_requires_gradient_sync(enabled)
+    yield

@@ -1,0 +1,34 @@
+"""Peak arithmetic rate of the device, the denominator of model FLOPs utilisation (MFU)."""
+
+import time
+
+import torch
+
+DENSE_BF16_PEAK = {
+    "H100": 989e12,
+    "H200": 989e12,
+    "H800": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "RTX 4090": 165e12,
+    "B200": 2250e12,
+}
+"""Datasheet rates in FLOP/s, by a part of the device name."""
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """FLOP/s: the datasheet's dense bf16 rate of a known GPU, None for an unknown one, a measured fp32 rate for the CPU."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        return next((rate for part, rate in DENSE_BF16_PEAK.items() if part in name), None)
+    return _measured_matmul_rate()
+
+
+def _measured_matmul_rate(size: int = 768, seconds: float = 0.1) -> float:
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    a @ b
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() - start < seconds:
+        a @ b
+        count += 1
+    return 2 * size**3 * count / (time.perf_counter() - start)

@@ -1,0 +1,44 @@
+"""Who made a result: code, versions and hardware, as one JSON object."""
+
+import datetime
+import importlib.metadata
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "triton", "flash-linear-attention", "transformers", "numpy")
+
+
+def git_state(root: Path | None = None) -> dict[str, Any]:
+    """Commit of the checkout that holds this file and whether tracked files differ from it; nulls outside a checkout."""
+    root = root or Path(__file__).parent.parent
+    try:
+        sha = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no", "--", ".", ":!results"],
+            cwd=root, capture_output=True, text=True, check=True,
+        ).stdout.strip()  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return {"git_sha": None, "git_dirty": None}
+    return {"git_sha": sha, "git_dirty": bool(changed)}
+
+
+def provenance(device_name: str, world_size: int = 1) -> dict[str, Any]:
+    """One line of provenance.jsonl."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **git_state(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "device": device_name,
+        "world_size": world_size,
+    }

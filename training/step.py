@@ -1,0 +1,80 @@
+"""One optimisation step: accumulate gradients over micro-batches, clip, judge, apply."""
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from training.distributed import DTYPES, World, gradient_sync
+from training.guard import Guard
+from training.spec import TrainSpec
+
+
+def micro_batch_size(spec: TrainSpec, world_size: int, micro_batch_tokens: int | None) -> int:
+    """Sequences per forward pass. Raises ValueError where the batch does not divide evenly."""
+    if spec.batch_size % world_size:
+        raise ValueError(
+            f"a step has {spec.batch_size} sequences, which do not divide among {world_size} processes; "
+            f"use a number of processes that divides {spec.batch_size}"
+        )
+    share = spec.batch_size // world_size
+    if micro_batch_tokens is None:
+        return share
+    if micro_batch_tokens % spec.seq_len or share % max(micro_batch_tokens // spec.seq_len, 1):
+        raise ValueError(
+            f"micro_batch_tokens {micro_batch_tokens} must be a multiple of seq_len {spec.seq_len} that divides the "
+            f"{share * spec.seq_len} tokens of each process"
+        )
+    return micro_batch_tokens // spec.seq_len
+
+
+class Stepper:
+    """Holds what a step needs and runs it. `token_loss(inputs, targets)` returns per-token losses (batch, seq_len)."""
+
+    def __init__(
+        self,
+        token_loss: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        guard: Guard,
+        spec: TrainSpec,
+        world: World,
+        micro_batch: int,
+    ):
+        self.token_loss = token_loss
+        self.optimizer = optimizer
+        self.guard = guard
+        self.spec = spec
+        self.world = world
+        self.micro_batch = micro_batch
+        self._parameters = [p for p in token_loss.parameters() if p.requires_grad]
+
+    def run(
+        self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor, lr: float
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """One step on this process's rows. Returns (loss mean over all processes, gradient norm, Guard's verdict), on the device."""
+        loss = self._backward(inputs_BT, targets_BT)
+        loss = self.world.sum(loss) / self.world.size
+        grad_norm = nn.utils.clip_grad_norm_(self._parameters, self.spec.grad_clip, foreach=True)
+        if isinstance(grad_norm, DTensor):
+            grad_norm = grad_norm.full_tensor()
+        verdict = self.guard.judge(loss, grad_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        # AdamW's own hook for gradient scalers: with found_inf set the fused kernel leaves weights, moments and step count alone.
+        self.optimizer.found_inf = (verdict != 0).float()  # type: ignore[attr-defined]
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss, grad_norm, verdict
+
+    def _backward(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros((), device=self.world.device)
+        parts = list(zip(inputs_BT.split(self.micro_batch), targets_BT.split(self.micro_batch), strict=True))
+        for index, (inputs, targets) in enumerate(parts):
+            with gradient_sync(self.token_loss, enabled=index == len(parts) - 1):
+                with torch.autocast(
+                    self.world.device.type, dtype=DTYPES[self.spec.precision], enabled=self.spec.precision != "fp32"
+                ):
+                    losses = self.token_loss(inputs, targets)
+                loss = losses.sum() / targets_BT.numel()
+                loss.backward()
+            total += loss.detach()
+        return total
