@@ -1,0 +1,215 @@
+"""A tokenised corpus on disk: train.zarr and heldout.zarr of shape (documents, document_len), uint16, as LongCrawl64 stores them.
+
+Ours carry a corpus.json and their tokeniser beside the arrays; LongCrawl64 itself is read in place.
+"""
+
+import hashlib
+import json
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from data.spec import DataSpec
+from data.tokenizer import GPT2_VOCAB_SIZE, Tokenizer, TokenizerChoice
+
+CACHED_BYTES = 256 << 20
+"""Decoded chunks kept per split: one row of 2048 x 2048 chunks of 65,536-token documents, LongCrawl64's largest block."""
+_ZERO_RUN = 1024  # that many zeros from a document's segment are no text in any of our tokenisers
+_FINGERPRINT_DOCUMENTS = 64
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What became of the source's documents. `dropped_tokens`: rests of documents that fill no row, short documents included."""
+
+    documents: int
+    duplicates: int
+    too_short: int
+    train_documents: int
+    heldout_documents: int
+    train_rows: int
+    heldout_rows: int
+    dropped_tokens: int
+
+    @property
+    def summary(self) -> str:
+        return (
+            f"{self.documents} documents ({self.duplicates} duplicates, {self.too_short} too short) gave {self.train_rows} train and "
+            f"{self.heldout_rows} held-out rows; {self.dropped_tokens} tokens left over"
+        )
+
+
+class Split:
+    """Reads documents of one zarr array of shape (documents, tokens), uint16, and checks what it reads.
+
+    Chunks are decoded a whole block at a time (one row of chunks, as many columns as the segment needs) and kept up to
+    `CACHED_BYTES`, so that reading documents in order decodes every chunk once. Thread-safe.
+    """
+
+    def __init__(self, path: Path, *, vocab_size: int, document_len: int | None = None) -> None:
+        self.path = path
+        self.vocab_size = vocab_size
+        self._array = _open_array(path)
+        self.num_documents, stored_len = self._array.shape
+        if document_len is not None and document_len > stored_len:
+            raise ValueError(f"{path} has documents of {stored_len} tokens, fewer than the {document_len} asked for")
+        self.document_len = document_len or stored_len
+        self._blocks: OrderedDict[tuple[int, int, int], np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self.num_documents
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.num_documents, self.document_len
+
+    def read(self, rows: slice | np.ndarray, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Tokens [start, stop) of the documents `rows`, uint16 of shape (rows, stop - start).
+
+        ValueError names the document where ids lie outside the vocabulary, a document is all zeros, or chunks are missing or damaged.
+        """
+        indices = np.arange(self.num_documents)[rows] if isinstance(rows, slice) else np.asarray(rows, dtype=np.int64)
+        stop = self.document_len if stop is None else stop
+        if not 0 <= start < stop <= self.document_len:
+            raise IndexError(f"tokens {start} to {stop} of documents of {self.document_len}")
+        if indices.size and not 0 <= indices.min() <= indices.max() < self.num_documents:
+            raise IndexError(f"documents {indices.min()} to {indices.max()} of {self.num_documents}")
+        tokens = np.empty((len(indices), stop - start), np.uint16)
+        chunk_rows = self._array.chunks[0]
+        with self._lock:
+            for block in np.unique(indices // chunk_rows):
+                inside = indices // chunk_rows == block
+                tokens[inside] = self._read_block(int(block), indices[inside], start, stop)
+        self._check(tokens, indices)
+        return tokens
+
+    def _read_block(self, block: int, indices: np.ndarray, start: int, stop: int) -> np.ndarray:
+        chunk_rows, chunk_cols = self._array.chunks
+        first_row = block * chunk_rows
+        last_row = min(first_row + chunk_rows, self.num_documents)
+        first_col = start // chunk_cols * chunk_cols
+        last_col = min(-(-stop // chunk_cols) * chunk_cols, self._array.shape[1])
+        if (last_row - first_row) * (last_col - first_col) * 2 > CACHED_BYTES:
+            low, high = int(indices.min()), int(indices.max()) + 1
+            return self._decode(slice(low, high), slice(start, stop))[indices - low]
+        key = (block, first_col, last_col)
+        if key not in self._blocks:
+            size = (last_row - first_row) * (last_col - first_col) * 2
+            while self._blocks and sum(b.nbytes for b in self._blocks.values()) + size > CACHED_BYTES:
+                self._blocks.popitem(last=False)
+            self._blocks[key] = self._decode(slice(first_row, last_row), slice(first_col, last_col))
+        self._blocks.move_to_end(key)
+        return self._blocks[key][indices - first_row, start - first_col : stop - first_col]
+
+    def _decode(self, rows: slice, cols: slice) -> np.ndarray:
+        """Straight from the files. A chunk that is not there would silently read as zeros."""
+        chunk_rows, chunk_cols = self._array.chunks
+        for i in range(rows.start // chunk_rows, -(-rows.stop // chunk_rows)):
+            for j in range(cols.start // chunk_cols, -(-cols.stop // chunk_cols)):
+                chunk = self.path / self._array.metadata.encode_chunk_key((i, j))
+                if not chunk.exists():
+                    raise ValueError(
+                        f"{chunk} is missing (documents from {i * chunk_rows}): the copy of {self.path} is incomplete, fetch it again"
+                    )
+        try:
+            return np.asarray(self._array[rows, cols])
+        except (RuntimeError, ValueError, OSError) as error:
+            raise ValueError(
+                f"{self.path}, documents {rows.start} to {rows.stop - 1}: a chunk is damaged ({error}); fetch or prepare it again"
+            ) from None
+
+    def _check(self, tokens: np.ndarray, indices: np.ndarray) -> None:
+        if tokens.size and tokens.max() >= self.vocab_size:
+            bad = int(np.argmax(tokens.max(axis=1) >= self.vocab_size))
+            raise ValueError(
+                f"{self.path}, document {indices[bad]} holds token {tokens[bad].max()}, outside the vocabulary of "
+                f"{self.vocab_size}: the array was made with another tokenizer, or is damaged"
+            )
+        for bad in np.flatnonzero(~tokens.any(axis=1)):
+            if tokens.shape[1] >= _ZERO_RUN or not np.any(self._array[int(indices[bad])]):
+                raise ValueError(
+                    f"{self.path}, document {indices[bad]} is all zeros (a known fault of a LongCrawl64 mirror): "
+                    "fetch these chunks again, from another copy"
+                )
+
+
+class Corpus:
+    """`train` and `heldout` splits with their `spec`; `counts` is None for LongCrawl64."""
+
+    def __init__(self, folder: Path, spec: DataSpec, counts: Counts | None, tokenizer: TokenizerChoice | Path) -> None:
+        self.folder = folder
+        self.spec = spec
+        self.counts = counts
+        self._tokenizer = tokenizer
+        self.train = Split(folder / "train.zarr", vocab_size=spec.vocab_size, document_len=spec.document_len)
+        self.heldout = Split(folder / "heldout.zarr", vocab_size=spec.vocab_size, document_len=spec.document_len)
+
+    @staticmethod
+    def open(folder: Path, *, document_len: int | None = None, tokenizer: TokenizerChoice | None = None) -> "Corpus":
+        """A prepared corpus, or a LongCrawl64 folder, of whose documents only the first `document_len` tokens are then used.
+
+        `tokenizer` says where LongCrawl64's vocabulary lies, for those who need text; ours lies in the folder.
+        """
+        about = folder / "corpus.json"
+        if not about.exists():
+            spec = longcrawl64_spec(folder, document_len)
+            return Corpus(folder, spec, None, tokenizer or TokenizerChoice("gpt2-json"))
+        try:
+            content = json.loads(about.read_text(encoding="utf-8"))
+            spec = DataSpec(**content["spec"])
+            counts = Counts(**content["counts"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{about} cannot be read ({error}): delete {folder} and prepare it again") from None
+        return Corpus(folder, spec, counts, folder / "tokenizer")
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The corpus's tokeniser. ValueError where GPT-2's vocabulary is needed and not found."""
+        return Tokenizer.load(self._tokenizer) if isinstance(self._tokenizer, Path) else self._tokenizer.load()
+
+
+def longcrawl64_spec(folder: Path, document_len: int | None = None) -> DataSpec:
+    """The spec of a LongCrawl64 folder. Its fingerprint is taken from the shapes and the first documents, not from 800 GB."""
+    digest = hashlib.sha256(b"longcrawl64")
+    lengths = []
+    for name in ("train.zarr", "heldout.zarr"):
+        split = Split(folder / name, vocab_size=GPT2_VOCAB_SIZE, document_len=document_len)
+        digest.update(json.dumps([name, split.shape]).encode())
+        digest.update(split.read(slice(0, _FINGERPRINT_DOCUMENTS), 0, min(split.document_len, 2048)).tobytes())
+        lengths.append(split.document_len)
+    if lengths[0] != lengths[1]:
+        raise ValueError(
+            f"{folder}: train.zarr has documents of {lengths[0]} tokens and heldout.zarr of {lengths[1]}; they must agree"
+        )
+    return DataSpec(
+        source="longcrawl64",
+        tokenizer="gpt2-json",
+        vocab_size=GPT2_VOCAB_SIZE,
+        bos_id=GPT2_VOCAB_SIZE - 1,
+        document_len=lengths[0],
+        fingerprint=digest.hexdigest()[:16],
+    )
+
+
+def _open_array(path: Path) -> Any:
+    """The zarr array at `path`, checked: two dimensions, uint16, not empty."""
+    import zarr
+
+    if not path.is_dir():
+        raise ValueError(f"{path} does not exist: a corpus folder holds train.zarr and heldout.zarr")
+    try:
+        array = zarr.open_array(path, mode="r")
+    except Exception as error:  # zarr has a family of its own for each way of not being an array
+        raise ValueError(f"{path} is not a readable zarr array ({type(error).__name__}: {error})") from None
+    if array.dtype != np.dtype("<u2"):
+        raise ValueError(f"{path} has dtype {array.dtype}: tokens must be stored as uint16")
+    if array.ndim != 2:
+        raise ValueError(f"{path} has shape {array.shape}: it must be (documents, tokens)")
+    if 0 in array.shape:
+        raise ValueError(f"{path} is empty (shape {array.shape}): it must hold at least one document")
+    return array

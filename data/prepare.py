@@ -1,0 +1,340 @@
+"""From text to a tokenised corpus, once: `resolve` says what it will be and where, `prepare` makes it or opens it.
+
+Rules, all part of the fingerprint through FORMAT:
+* Documents with equal text count once.
+* Held out are whole documents, chosen by the digest of their text (so file names and order do not matter), up to a fraction of
+  the text; at least one. Only documents of at least 8 bytes per token of a row are candidates, so that each gives rows.
+* A document is cut into consecutive rows of exactly `document_len` tokens; the rest is dropped. Rows never mix documents.
+* Rows of all documents are interleaved: row j of the n rows of document d of D is placed at (j + (d + 0.5) / D) / n. Documents
+  of one row keep the source's order, longer ones are spread evenly over the corpus, and no batch is filled by one book.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from data.corpus import Corpus, Counts, longcrawl64_spec
+from data.file_digests import FileDigests
+from data.source import HubSource, LongCrawl64Source, Source, TextualSource, parse_source
+from data.spec import DataSpec
+from data.tokenizer import BOS, Tokenizer, TokenizerChoice, parse_tokenizer, train_bpe
+
+FORMAT = 1
+HUB_MAX_DOCUMENTS = 100_000
+_BYTES_PER_TOKEN = 8
+_BATCH_CHARS = 8 << 20
+_CHUNK = (256, 2048)
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class CorpusPlan:
+    """A corpus as it is or will be. `folder`: its place on disk."""
+
+    source: Source
+    tokenizer: TokenizerChoice
+    spec: DataSpec
+    folder: Path
+    heldout_fraction: float
+    max_documents: int | None
+
+    @property
+    def ready(self) -> bool:
+        """Whether `prepare` only has to open it."""
+        return isinstance(self.source, LongCrawl64Source) or (self.folder / "corpus.json").exists()
+
+
+def resolve(
+    source: Source | str,
+    *,
+    cache_dir: Path,
+    tokenizer: str | None = None,
+    document_len: int | None = None,
+    heldout_fraction: float = 0.05,
+    max_documents: int | None = None,
+) -> CorpusPlan:
+    """What a corpus will be, without tokenising anything.
+
+    `tokenizer` defaults to bpe-1024 for stdlib and text, gpt2-json for hub names and LongCrawl64. `document_len` is required except for
+    LongCrawl64, where it may shorten the stored documents. `max_documents` takes the first documents of the source (hub names: 100,000
+    unless given). ValueError for whatever can be known to be wrong now.
+    """
+    source = parse_source(source) if isinstance(source, str) else source
+    if document_len is not None and document_len < 2:
+        raise ValueError(f"document_len {document_len}: a document needs at least 2 tokens")
+    if isinstance(source, LongCrawl64Source):
+        choice = parse_tokenizer(tokenizer or "gpt2-json")
+        if choice.kind != "gpt2-json":
+            raise ValueError(f"tokenizer {tokenizer!r}: LongCrawl64 is tokenised already, with gpt2-json")
+        spec = longcrawl64_spec(source.folder, document_len)
+        return CorpusPlan(source, choice, spec, source.folder, heldout_fraction, None)
+    if document_len is None:
+        raise ValueError(f"data {source.kind!r} needs document_len, the tokens per stored document")
+    if not 0 < heldout_fraction < 1:
+        raise ValueError(f"heldout_fraction {heldout_fraction} must lie between 0 and 1")
+    if max_documents is not None and max_documents < 2:
+        raise ValueError(f"max_documents {max_documents}: at least 2 are needed, one of them held out")
+    if isinstance(source, HubSource):
+        max_documents = max_documents or HUB_MAX_DOCUMENTS
+    choice = parse_tokenizer(tokenizer or ("gpt2-json" if isinstance(source, HubSource) else "bpe-1024"))
+    content = source.digest(FileDigests(cache_dir / "file-digests.json"))
+    identity = [FORMAT, content, choice.digest(), document_len, heldout_fraction, max_documents]
+    fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+    spec = DataSpec(
+        source=source.kind,
+        tokenizer=choice.kind,
+        vocab_size=choice.vocab_size,
+        bos_id=choice.vocab_size - 1,
+        document_len=document_len,
+        fingerprint=fingerprint,
+    )
+    name = source.kind.replace(":", "-").replace("/", "-")
+    return CorpusPlan(
+        source,
+        choice,
+        spec,
+        cache_dir / f"{name}-{choice.kind}-{document_len}-{fingerprint}",
+        heldout_fraction,
+        max_documents,
+    )
+
+
+def prepare(plan: CorpusPlan, *, progress: Progress | None = None) -> Corpus:
+    """The corpus of `plan`, tokenised now unless it is there already.
+
+    Made in a temporary folder and renamed when whole, so an interruption leaves nothing that looks finished; a second process
+    that wants the same corpus waits for the first. ValueError for unreadable text, too short documents, a full or unwritable disk.
+    """
+    if isinstance(plan.source, LongCrawl64Source):
+        return Corpus.open(plan.folder, document_len=plan.spec.document_len, tokenizer=plan.tokenizer)
+    if not plan.ready:
+        report = progress or (lambda message: None)
+        temporary = plan.folder.with_name(f".{plan.folder.name}.partial")
+        try:
+            with _lock(plan.folder.with_name(f".{plan.folder.name}.lock"), report):
+                if not plan.ready:
+                    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed: the lock is ours
+                    temporary.mkdir()
+                    try:
+                        _build(plan, plan.source, temporary, report)
+                        os.replace(temporary, plan.folder)
+                    finally:
+                        shutil.rmtree(temporary, ignore_errors=True)
+        except OSError as error:
+            if error.errno in _FULL_DISK:
+                raise ValueError(
+                    f"no space left in {plan.folder.parent} for the tokenised corpus ({error.strerror}): free some, or choose another cache folder"
+                ) from None
+            raise ValueError(
+                f"cannot write the tokenised corpus to {plan.folder} ({error.strerror or error})"
+            ) from None
+    return Corpus.open(plan.folder)
+
+
+@contextlib.contextmanager
+def _lock(path: Path, report: Progress) -> Iterator[None]:
+    """Held by one process at a time; the system lets go of it when the process ends, however it ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report("another process is preparing this corpus: waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@dataclass(frozen=True)
+class _Document:
+    """What the first pass learns of a document: its place in the source, digest and size of its text."""
+
+    index: int
+    digest: bytes
+    num_bytes: int
+
+
+def _build(plan: CorpusPlan, source: TextualSource, folder: Path, report: Progress) -> None:
+    texts = _spooled(plan, source, folder, report)
+    documents, total = _scan(texts, report)
+    heldout = _choose_heldout(documents, plan)
+    if plan.tokenizer.trained:
+        report(f"training {plan.tokenizer.kind} on the train documents")
+        train = {d.index for d in documents} - heldout
+        tokenizer = train_bpe((t for i, t in enumerate(texts()) if i in train), plan.spec.vocab_size)
+    else:
+        tokenizer = plan.tokenizer.load()
+    assert (tokenizer.vocab_size, tokenizer.bos_id) == (plan.spec.vocab_size, plan.spec.bos_id)
+    num_tokens = _tokenise(texts, documents, tokenizer, plan.spec.document_len, folder, report)
+    rows = num_tokens // plan.spec.document_len
+    in_heldout = np.array([d.index in heldout for d in documents])
+    _check_lengths(plan, num_tokens, rows, in_heldout)
+    spool = folder / "rows"
+    tokens = np.memmap(spool, np.uint16, "r", shape=(int(rows.sum()), plan.spec.document_len))
+    firsts = np.cumsum(rows) - rows
+    digests = {}
+    for name, members in (("train", ~in_heldout), ("heldout", in_heldout)):
+        report(f"writing {name}.zarr")
+        digests[name] = _write_zarr(
+            folder / f"{name}.zarr", tokens, interleave(firsts[members], rows[members]), tokenizer.kind
+        )
+    del tokens
+    counts = Counts(
+        documents=total,
+        duplicates=total - len(documents),
+        too_short=int((rows == 0).sum()),
+        train_documents=int((rows[~in_heldout] > 0).sum()),
+        heldout_documents=int((rows[in_heldout] > 0).sum()),
+        train_rows=int(rows[~in_heldout].sum()),
+        heldout_rows=int(rows[in_heldout].sum()),
+        dropped_tokens=int((num_tokens % plan.spec.document_len).sum()),
+    )
+    for path in (spool, folder / "documents.jsonl"):
+        path.unlink(missing_ok=True)
+    tokenizer.save(folder / "tokenizer")
+    about = {"format": FORMAT, "spec": asdict(plan.spec), "counts": asdict(counts), "tokens_sha256": digests}
+    (folder / "corpus.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
+    report(counts.summary)
+
+
+def _spooled(plan: CorpusPlan, source: TextualSource, folder: Path, report: Progress) -> Callable[[], Iterator[str]]:
+    """The source's texts, to be read more than once: what comes over the network is kept on disk first."""
+    if not isinstance(source, HubSource):
+        return lambda: islice(source.documents(), plan.max_documents)
+    spool = folder / "documents.jsonl"
+    with spool.open("w", encoding="ascii") as file:
+        for number, text in enumerate(islice(source.documents(), plan.max_documents), 1):
+            file.write(json.dumps(text) + "\n")
+            if number % 10_000 == 0:
+                report(f"fetched {number} documents")
+
+    def read() -> Iterator[str]:
+        with spool.open(encoding="ascii") as file:
+            yield from map(json.loads, file)
+
+    return read
+
+
+def _scan(texts: Callable[[], Iterator[str]], report: Progress) -> tuple[list[_Document], int]:
+    """Distinct documents in the source's order, and how many there are with duplicates."""
+    found: dict[bytes, _Document] = {}
+    total = 0
+    for index, text in enumerate(texts()):
+        content = text.encode("utf-8", "surrogatepass")
+        if content.strip():
+            total += 1
+            digest = hashlib.sha256(content).digest()
+            found.setdefault(digest, _Document(index, digest, len(content)))
+    report(f"found {len(found)} documents, {sum(d.num_bytes for d in found.values()) / 1e6:.1f} MB of text")
+    return list(found.values()), total
+
+
+def _choose_heldout(documents: list[_Document], plan: CorpusPlan) -> set[int]:
+    """Indices of the held-out documents: by digest, as many as fit into the fraction, or else the smallest candidate."""
+    if len(documents) < 2:
+        raise ValueError(
+            f"data {plan.spec.source!r} has {len(documents)} distinct documents with text: at least 2 are needed, one of them held out"
+        )
+    candidates = [d for d in documents if d.num_bytes >= _BYTES_PER_TOKEN * plan.spec.document_len]
+    if len(candidates) < 2:  # nothing is surely long enough: leave the longest to train on
+        candidates = sorted(documents, key=lambda d: (d.num_bytes, d.digest))[-2:-1]
+    budget = plan.heldout_fraction * sum(d.num_bytes for d in documents)
+    chosen = set()
+    for document in sorted(candidates, key=lambda d: d.digest):
+        if document.num_bytes <= budget:
+            budget -= document.num_bytes
+            chosen.add(document.index)
+    return chosen or {min(candidates, key=lambda d: (d.num_bytes, d.digest)).index}
+
+
+def _tokenise(
+    texts: Callable[[], Iterator[str]],
+    documents: list[_Document],
+    tokenizer: Tokenizer,
+    document_len: int,
+    folder: Path,
+    report: Progress,
+) -> np.ndarray:
+    """Write the whole rows of each document one after another to the spool; returns tokens per document, the rest included."""
+    wanted = {d.index for d in documents}
+    num_tokens: list[int] = []
+    start = last = time.monotonic()
+    with (folder / "rows").open("wb") as spool:
+        for batch in _batches(text for index, text in enumerate(texts()) if index in wanted):
+            for ids in tokenizer.encode_batch(batch):
+                num_tokens.append(len(ids))
+                spool.write(ids[: len(ids) // document_len * document_len].tobytes())
+            if time.monotonic() - last > 2:
+                last = time.monotonic()
+                done = sum(num_tokens)
+                report(
+                    f"tokenised {len(num_tokens)} of {len(documents)} documents, {done / 1e6:.1f}M tokens, {done / (last - start) / 1e6:.2f}M/s"
+                )
+    return np.array(num_tokens, dtype=np.int64)
+
+
+def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= _BATCH_CHARS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _check_lengths(plan: CorpusPlan, num_tokens: np.ndarray, rows: np.ndarray, in_heldout: np.ndarray) -> None:
+    for name, members in (("train", ~in_heldout), ("held-out", in_heldout)):
+        if not rows[members].any():
+            raise ValueError(
+                f"data {plan.spec.source!r}: no {name} document has {plan.spec.document_len} tokens, the longest of all has "
+                f"{num_tokens.max()}: give longer documents, or a document_len below that"
+            )
+
+
+def interleave(firsts: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Order of the spooled rows in the array. `firsts`, `rows`: first spooled row and number of rows of each document."""
+    document = np.repeat(np.arange(len(rows)), rows)
+    row = np.arange(len(document)) - np.repeat(np.cumsum(rows) - rows, rows)
+    place = (row + (document + 0.5) / len(rows)) / rows[document]
+    return (firsts[document] + row)[np.lexsort((document, place))]
+
+
+def _write_zarr(path: Path, tokens: np.ndarray, order: np.ndarray, encoder: str) -> str:
+    """Write tokens[order] in LongCrawl64's layout; returns the digest of what was written."""
+    import numcodecs
+    import zarr
+
+    shape = (len(order), tokens.shape[1])
+    chunks = tuple(map(min, _CHUNK, shape))
+    array = zarr.create_array(
+        store=path,
+        shape=shape,
+        chunks=chunks,
+        dtype="uint16",
+        compressors=numcodecs.Blosc(cname="lz4", clevel=5, shuffle=numcodecs.Blosc.SHUFFLE),
+        fill_value=0,
+        zarr_format=2,
+        attributes={"encoder": encoder, "bos": BOS},
+    )
+    digest = hashlib.sha256()
+    for start in range(0, len(order), chunks[0]):
+        block = tokens[order[start : start + chunks[0]]]
+        array[start : start + chunks[0]] = block
+        digest.update(block.tobytes())
+    return digest.hexdigest()

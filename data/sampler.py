@@ -1,0 +1,90 @@
+"""Which tokens step s trains on: a pure function of (step, rank, world size), in the authors' order."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+    from data.corpus import Split
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """The order of LongCrawl64 training (section 1.2 of the released setup): no shuffling, no state.
+
+    The corpus is a grid: a row per document, a column per consecutive segment of `seq_len` tokens. Documents are dropped from
+    the end to a multiple of `batch_size` (global, in sequences). With n = documents // batch_size, step s takes column s // n and
+    documents batch_size * (s % n) onwards: every first segment is seen before any second one. What of a document is left
+    after its last whole segment is never read. After `num_batches` steps the order starts again from the beginning
+    (`epochs` tells how often), which the paper's runs never reach.
+    """
+
+    num_documents: int
+    document_len: int
+    seq_len: int
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        if self.seq_len < 1 or self.batch_size < 1:
+            raise ValueError(f"seq_len {self.seq_len} and batch_size {self.batch_size} must be positive")
+        if self.seq_len > self.document_len:
+            raise ValueError(
+                f"seq_len {self.seq_len} is longer than the corpus's documents of {self.document_len} tokens: "
+                "train on shorter sequences, or prepare the corpus with longer documents"
+            )
+        if self.num_documents < self.batch_size:
+            raise ValueError(
+                f"the corpus has {self.num_documents} documents of {self.document_len} tokens, fewer than one batch of "
+                f"{self.batch_size}: give more text, shorter documents or a smaller batch"
+            )
+
+    @property
+    def batches_per_column(self) -> int:
+        return self.num_documents // self.batch_size
+
+    @property
+    def num_batches(self) -> int:
+        """Steps until the order repeats."""
+        return self.batches_per_column * (self.document_len // self.seq_len)
+
+    def epochs(self, num_steps: int) -> float:
+        """How often `num_steps` steps go through the data; above 1, sequences are seen again."""
+        return num_steps / self.num_batches
+
+    def rows(self, step: int, rank: int = 0, world_size: int = 1) -> tuple[np.ndarray, int]:
+        """Document indices of this rank (contiguous rows of the global batch) and the first token of their segment."""
+        if self.batch_size % world_size:
+            raise ValueError(
+                f"a batch of {self.batch_size} sequences does not divide among {world_size} processes: "
+                f"start a number of processes that divides {self.batch_size}"
+            )
+        assert 0 <= rank < world_size and step >= 0
+        column, batch = divmod(step % self.num_batches, self.batches_per_column)
+        share = self.batch_size // world_size
+        first = batch * self.batch_size + rank * share
+        return np.arange(first, first + share), column * self.seq_len
+
+
+def load_batch(
+    split: "Split", sampler: Sampler, step: int, rank: int = 0, world_size: int = 1, *, bos_id: int
+) -> tuple["torch.Tensor", "torch.Tensor"]:
+    """(inputs, targets) of one step, int64 of shape (batch_size / world_size, seq_len).
+
+    Targets are the stored tokens; inputs are the targets rolled right by one with `bos_id` in front. All positions carry loss,
+    and the model must not shift again.
+    """
+    documents, start = sampler.rows(step, rank, world_size)
+    return bos_roll(split.read(documents, start, start + sampler.seq_len), bos_id)
+
+
+def bos_roll(tokens_BT: np.ndarray, bos_id: int) -> tuple["torch.Tensor", "torch.Tensor"]:
+    """Stored tokens to (inputs, targets): int64 tensors of the same shape, inputs shifted right by one with BOS in front."""
+    import torch
+
+    targets_BT = torch.from_numpy(tokens_BT.astype(np.int64))
+    inputs_BT = torch.roll(targets_BT, 1, dims=1)
+    inputs_BT[:, 0] = bos_id
+    return inputs_BT, targets_BT

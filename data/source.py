@@ -1,0 +1,158 @@
+"""Where text or tokens come from: what `--data` names.
+
+A source of text has `kind` (`DataSpec.source`), `digest(file_digests)` (of the raw content, cheap) and `documents()`. LongCrawl64
+is tokens already and is used in place.
+"""
+
+import hashlib
+import json
+import os
+import re
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from data.file_digests import FileDigests
+from data.text_files import TextSource
+
+# Tables and generated files rather than code, tests, and what differs between two machines of one Python version.
+_LEFT_OUT_FOLDERS = {
+    "test",
+    "tests",
+    "idle_test",
+    "site-packages",
+    "dist-packages",
+    "encodings",
+    "pydoc_data",
+    "__pycache__",
+}
+_LEFT_OUT_FILES = ("_sysconfigdata", "sitecustomize", "usercustomize")
+_REVISION = re.compile(r"[0-9a-f]{40}")
+
+_ALLOWED = "stdlib, text:PATH[,PATH...], longcrawl64:FOLDER or hf:NAME[:CONFIG][@REVISION]"
+
+
+class StdlibSource:
+    """The Python standard library of the running interpreter: each package one document, loose modules joined by first letter."""
+
+    kind = "stdlib"
+
+    def __init__(self) -> None:
+        self.root = Path(sysconfig.get_path("stdlib"))
+        self.groups = _stdlib_groups(self.root)
+        if not self.groups:
+            raise ValueError(f"data 'stdlib': no .py files in {self.root}: install them, or give --data text:PATH")
+
+    def digest(self, file_digests: FileDigests) -> str:
+        total = hashlib.sha256()
+        for text in self.documents():
+            total.update(hashlib.sha256(text.encode()).digest())
+        return total.hexdigest()
+
+    def documents(self) -> Iterator[str]:
+        for paths in self.groups:
+            yield "\n".join(text for text in map(_read_module, paths) if text)
+
+
+class HubSource:
+    """A `datasets` name on the Hugging Face hub (its "train" split, `text` column), streamed in its own order."""
+
+    def __init__(self, name: str, config: str | None, revision: str | None) -> None:
+        self.name, self.config, self.revision = name, config, revision
+        self.kind = f"hf:{name}"
+
+    def digest(self, file_digests: FileDigests) -> str:
+        """Digest of the name, the configuration and the commit, which together fix the content; needs the hub unless the
+        revision is a full commit."""
+        return hashlib.sha256(json.dumps([self.name, self.config, self._commit()]).encode()).hexdigest()
+
+    def documents(self) -> Iterator[str]:
+        from datasets import load_dataset
+
+        commit = self._commit()
+        try:
+            rows = load_dataset(self.name, self.config, revision=commit, split="train", streaming=True)
+            for row in rows:
+                if not isinstance(row.get("text"), str):
+                    raise ValueError(f"data {self.kind!r} has no `text` column, only {', '.join(row)}: choose another")
+                yield row["text"]
+        except (OSError, RuntimeError) as error:
+            raise ValueError(
+                f"data {self.kind!r}: reading from the hub failed ({_first_line(error)}); run it again"
+            ) from None
+
+    def _commit(self) -> str:
+        if self.revision is not None and _REVISION.fullmatch(self.revision):
+            return self.revision
+        from huggingface_hub import HfApi
+
+        try:
+            commit = HfApi().dataset_info(self.name, revision=self.revision, timeout=20).sha
+        except Exception as error:  # the hub client raises its own, its HTTP library's and the operating system's
+            raise ValueError(
+                f"data {self.kind!r}: the hub does not answer or does not know it ({_first_line(error)}); check the name, go "
+                "online, or pin a full commit as in hf:NAME@COMMIT"
+            ) from None
+        assert commit is not None
+        self.revision = commit
+        return commit
+
+
+class LongCrawl64Source:
+    """A folder with LongCrawl64's train.zarr and heldout.zarr, used in place."""
+
+    kind = "longcrawl64"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("train.zarr", "heldout.zarr"):
+            if not (folder / name).is_dir():
+                raise ValueError(
+                    f"data 'longcrawl64:{folder}': {folder / name} does not exist; the folder must hold train.zarr and heldout.zarr"
+                )
+
+
+TextualSource = TextSource | StdlibSource | HubSource
+Source = TextualSource | LongCrawl64Source
+
+
+def parse_source(text: str) -> Source:
+    """Read the value of `--data`. ValueError names the value and what is allowed, also for missing or empty paths."""
+    kind, _, rest = text.partition(":")
+    if text == "stdlib":
+        return StdlibSource()
+    if kind == "text":
+        return TextSource(rest)
+    if kind == "longcrawl64" and rest:
+        return LongCrawl64Source(Path(rest).expanduser())
+    if kind == "hf":
+        match = re.fullmatch(
+            r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[\w.-]+))?(?:@(?P<revision>[\w./-]+))?", rest
+        )
+        if match:
+            return HubSource(match["name"], match["config"], match["revision"])
+    raise ValueError(f"data {text!r} is none of {_ALLOWED}")
+
+
+def _stdlib_groups(root: Path) -> list[list[Path]]:
+    """Paths of the modules of each document, in an order that depends on their names alone."""
+    groups: dict[tuple[int, str], list[Path]] = {}
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in _LEFT_OUT_FOLDERS)
+        place = Path(folder).relative_to(root).parts
+        for name in sorted(files):
+            if name.endswith(".py") and not name.startswith(_LEFT_OUT_FILES):
+                key = (0, place[0]) if place else (1, name.lstrip("_")[:1].lower())
+                groups.setdefault(key, []).append(Path(folder) / name)
+    return [groups[key] for key in sorted(groups)]
+
+
+def _read_module(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError):  # dangling links of some distributions; a few old modules in other encodings
+        return ""
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -1,0 +1,137 @@
+"""Documents in text files: .txt (one document), .jsonl (a `text` field per line), .parquet (a `text` column), each also .xz, .gz, .zst."""
+
+import glob
+import gzip
+import hashlib
+import json
+import lzma
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from data.file_digests import FileDigests
+
+FORMATS = (".txt", ".jsonl", ".parquet")
+COMPRESSIONS = ("", ".xz", ".gz", ".zst")
+_ALLOWED = "a folder, a glob or a file of .txt, .jsonl or .parquet, each also .xz, .gz or .zst"
+
+
+class TextSource:
+    """The documents of local text files, in the order of the paths given, folders and globs sorted by name."""
+
+    kind = "text"
+
+    def __init__(self, patterns: str) -> None:
+        self.files = _find_files(patterns)
+
+    def digest(self, file_digests: FileDigests) -> str:
+        """Digest of the files' bytes, formats and order; where they lie and what they are called does not matter."""
+        parts = [["".join(_suffixes(path)), file_digests.sha256(path)] for path in self.files]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def documents(self) -> Iterator[str]:
+        for path in self.files:
+            yield from read_documents(path)
+
+
+def read_documents(path: Path) -> Iterator[str]:
+    """The documents of one file. ValueError names the file, and the line of a .jsonl, where it cannot be read."""
+    form, compression = _suffixes(path)
+    reader = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}[form]
+    try:
+        with _open(path, compression) as file:
+            yield from reader(path, file)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text (byte {error.start}): convert it, or leave it out") from None
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise ValueError(f"cannot read {path} ({error}): is the file whole, and its suffix right?") from None
+
+
+def _find_files(patterns: str) -> list[Path]:
+    if not patterns.strip():
+        raise ValueError(f"data 'text:' names no path: give {_ALLOWED}")
+    names = [patterns] if Path(patterns).expanduser().exists() else patterns.split(",")
+    files = [file for name in names for file in _expand(name.strip())]
+    unique = {file.resolve(): file for file in files}
+    return list(unique.values())
+
+
+def _expand(name: str) -> list[Path]:
+    path = Path(name).expanduser()
+    if path.is_file():
+        if _suffixes(path) is None:
+            raise ValueError(f"data file {name!r} has an unknown suffix: give {_ALLOWED}")
+        return [path]
+    if path.is_dir():
+        matches = sorted(path.rglob("*"))
+    else:
+        matches = [match for hit in sorted(glob.glob(str(path), recursive=True)) for match in _inside(Path(hit))]
+        if not matches:
+            raise ValueError(f"data path {name!r} does not exist or matches nothing: give {_ALLOWED}")
+    files = [match for match in matches if match.is_file() and _suffixes(match) is not None]
+    if not files:
+        raise ValueError(f"data path {name!r} holds no text file: give {_ALLOWED}")
+    return files
+
+
+def _inside(path: Path) -> list[Path]:
+    return sorted(path.rglob("*")) if path.is_dir() else [path]
+
+
+def _suffixes(path: Path) -> Any:
+    """(format, compression), or None when the suffix is unknown."""
+    for compression in COMPRESSIONS:
+        for form in FORMATS:
+            if path.name.lower().endswith(form + compression):
+                return form, compression
+    return None
+
+
+def _open(path: Path, compression: str) -> IO[bytes]:
+    if compression == ".xz":
+        return lzma.open(path, "rb")
+    if compression == ".gz":
+        return gzip.open(path, "rb")  # type: ignore[return-value]
+    if compression == ".zst":
+        import pyarrow as pa
+
+        return pa.input_stream(str(path), compression="zstd")
+    return path.open("rb")
+
+
+def _read_txt(path: Path, file: IO[bytes]) -> Iterator[str]:
+    yield file.read().decode("utf-8-sig")
+
+
+def _read_jsonl(path: Path, file: IO[bytes]) -> Iterator[str]:
+    import io
+
+    for number, line in enumerate(io.BufferedReader(file), 1):  # type: ignore[type-var]
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except UnicodeDecodeError:
+            raise
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number} is not JSON ({error})") from None
+        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+            raise ValueError(f"{path}, line {number} has no `text` field holding a string: every line needs one")
+        yield row["text"]
+
+
+def _read_parquet(path: Path, file: IO[bytes]) -> Iterator[str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(pa.BufferReader(file.read()))
+        if "text" not in table.schema_arrow.names:
+            raise ValueError(
+                f"{path} has no `text` column, only {', '.join(table.schema_arrow.names)}: rename the column of the text"
+            )
+        for batch in table.iter_batches(batch_size=256, columns=["text"]):
+            yield from (text for text in batch.column(0).to_pylist() if text is not None)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"cannot read {path} ({error}): is the file whole, and its suffix right?") from None

@@ -1,0 +1,246 @@
+"""Byte-level tokenisers: GPT-2's BPE with and without the JSON quirk of LongCrawl64, plain bytes, and a BPE trained on a corpus.
+
+BOS = EOS = <|endoftext|> (50256 in GPT-2). Encoding ordinary text never yields it, not even the text "<|endoftext|>".
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic.dataclasses import dataclass
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from data.json_escape import json_escape, json_unescape
+
+if TYPE_CHECKING:
+    from data.hf_tokenizer import CorpusTokenizer
+
+BOS = "<|endoftext|>"
+GPT2_VOCAB_SIZE = 50257
+GPT2_HUB_NAME = "openai-community/gpt2"
+MAX_VOCAB_SIZE = 2**16  # ids are stored as uint16
+_PIECE_CHARS = 1 << 16
+# Between two words of ASCII letters GPT-2's pre-tokeniser always cuts before the space, whatever stands further left or right.
+_SAFE_CUT = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
+
+
+@dataclass(frozen=True)
+class TokenizerChoice:
+    """A tokeniser as named on the command line. `folder`: where vocab.json and merges.txt of GPT-2 lie, None for the hub."""
+
+    kind: str
+    folder: Path | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        if self.kind in ("gpt2", "gpt2-json"):
+            return GPT2_VOCAB_SIZE
+        return 257 if self.kind == "bytes" else int(self.kind.removeprefix("bpe-"))
+
+    @property
+    def trained(self) -> bool:
+        return self.kind.startswith("bpe-")
+
+    def digest(self) -> str:
+        """Digest of everything that decides the ids of a text, apart from the corpus that a BPE is trained on."""
+        if self.kind in ("gpt2", "gpt2-json"):
+            vocab, merges = _read_gpt2(self.folder)
+            content = json.dumps([self.kind, sorted(vocab.items()), merges])
+        else:
+            content = json.dumps([self.kind])
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def load(self) -> "Tokenizer":
+        """The tokeniser itself; one that is trained on a corpus comes from `train_bpe`."""
+        assert not self.trained
+        if self.kind == "bytes":
+            return _bytes_tokenizer()
+        vocab, merges = _read_gpt2(self.folder)
+        return Tokenizer(self.kind, _backend(vocab, merges), GPT2_VOCAB_SIZE, vocab[BOS])
+
+
+def parse_tokenizer(text: str) -> TokenizerChoice:
+    """Read "gpt2-json[:FOLDER]", "gpt2[:FOLDER]", "bytes" or "bpe-N". ValueError names the value and what is allowed."""
+    kind, _, folder = text.partition(":")
+    if kind in ("gpt2", "gpt2-json"):
+        return TokenizerChoice(kind, Path(folder).expanduser() if folder else None)
+    if kind == "bytes" and not folder:
+        return TokenizerChoice(kind)
+    if re.fullmatch(r"bpe-[1-9]\d*", kind) and not folder:
+        if not 257 <= int(kind[4:]) <= MAX_VOCAB_SIZE:
+            raise ValueError(
+                f"tokenizer {text!r}: a byte-level BPE stored as uint16 has 257 to {MAX_VOCAB_SIZE} tokens"
+            )
+        return TokenizerChoice(kind)
+    raise ValueError(f"tokenizer {text!r} is none of gpt2-json[:FOLDER], gpt2[:FOLDER], bytes, bpe-N")
+
+
+class Tokenizer:
+    """Text to ids and back. `kind` as in `DataSpec.tokenizer`; `encode` adds no BOS."""
+
+    def __init__(self, kind: str, backend: Backend, vocab_size: int, bos_id: int) -> None:
+        if vocab_size > MAX_VOCAB_SIZE:
+            raise ValueError(
+                f"vocabulary of {vocab_size} tokens: ids are stored as uint16, at most {MAX_VOCAB_SIZE} fit"
+            )
+        self.kind = kind
+        self.vocab_size = vocab_size
+        self.bos_id = bos_id
+        self._backend = backend
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0].tolist()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """One uint16 array of ids per text; long texts are cut where it cannot matter and encoded on all cores."""
+        if self.kind == "bytes":
+            return [np.frombuffer(_valid(text).encode(), np.uint8).astype(np.uint16) for text in texts]
+        pieces: list[str] = []
+        bounds = [0]
+        for text in texts:
+            pieces.extend(_pieces(json_escape(text) if self.kind == "gpt2-json" else _valid(text)))
+            bounds.append(len(pieces))
+        encoded = [
+            np.asarray(e.ids, np.uint16) for e in self._backend.encode_batch_fast(pieces, add_special_tokens=False)
+        ]
+        return [
+            np.concatenate([np.empty(0, np.uint16), *encoded[start:stop]])
+            for start, stop in zip(bounds, bounds[1:], strict=False)
+        ]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of `ids`, leaving BOS out; never fails on ids that no text gives."""
+        text = self._backend.decode([int(i) for i in ids if int(i) != self.bos_id], skip_special_tokens=False)
+        return json_unescape(text) if self.kind == "gpt2-json" else text
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "tokenizer.json").write_text(self._backend.to_str(), encoding="utf-8")
+        about = {"kind": self.kind, "vocab_size": self.vocab_size, "bos_id": self.bos_id}
+        (folder / "kind.json").write_text(json.dumps(about), encoding="utf-8")
+
+    @staticmethod
+    def load(folder: Path) -> "Tokenizer":
+        """What `save` wrote. ValueError where there is none."""
+        try:
+            about = json.loads((folder / "kind.json").read_text(encoding="utf-8"))
+            backend = Backend.from_str((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ValueError(f"no saved tokenizer in {folder} ({error.strerror})") from None
+        return Tokenizer(about["kind"], backend, about["vocab_size"], about["bos_id"])
+
+    def to_hf(self) -> "CorpusTokenizer":
+        """The same as a Hugging Face tokeniser (BOS in front when `add_special_tokens`), to save beside a model."""
+        from data.hf_tokenizer import CorpusTokenizer, JSONTokenizer
+
+        backend = Backend.from_str(self._backend.to_str())
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, self.bos_id)]
+        )
+        cls = JSONTokenizer if self.kind == "gpt2-json" else CorpusTokenizer
+        hf = cls(tokenizer_object=backend, bos_token=BOS, eos_token=BOS, pad_token=BOS)
+        assert hf.bos_token_id == hf.eos_token_id == self.bos_id
+        return hf
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Byte-level BPE of `vocab_size` ids, the last of them BOS; a function of the texts and their order alone."""
+    backend = _backend({}, [])
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 1, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    backend.train_from_iterator((piece for text in texts for piece in _pieces(_valid(text))), trainer)
+    model = json.loads(backend.to_str())["model"]
+    # A small corpus may give fewer merges than asked for; the ids between them and BOS then stay unused.
+    vocab = {**model["vocab"], BOS: vocab_size - 1}
+    return Tokenizer(
+        f"bpe-{vocab_size}", _backend(vocab, [tuple(m) for m in model["merges"]]), vocab_size, vocab_size - 1
+    )
+
+
+def _bytes_tokenizer() -> Tokenizer:
+    """Ids 0 to 255 are the bytes of the UTF-8 text, 256 is BOS."""
+    printable = [
+        *range(0x21, 0x7F),
+        *range(0xA1, 0xAD),
+        *range(0xAE, 0x100),
+    ]  # GPT-2's names for bytes: these are their own
+    others = [byte for byte in range(256) if byte not in printable]
+    vocab = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    return Tokenizer("bytes", _backend({**vocab, BOS: 256}, []), 257, 256)
+
+
+def _backend(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Backend:
+    backend = Backend(models.BPE(vocab=vocab, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _read_gpt2(folder: Path | None) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """GPT-2's vocabulary and merges, from `folder` or, where that is None, from the hub (the local cache first)."""
+    vocab_path, merges_path = _find_gpt2(folder)
+    try:
+        vocab = json.loads(vocab_path.read_text(encoding="utf-8"))
+        lines = merges_path.read_text(encoding="utf-8").split("\n")
+        merges = [(a, b) for a, b in (line.split(" ") for line in lines if line and not line.startswith("#version"))]
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"tokenizer folder {vocab_path.parent}: vocab.json or merges.txt cannot be read ({error})"
+        ) from None
+    if len(vocab) != GPT2_VOCAB_SIZE or vocab.get(BOS) != GPT2_VOCAB_SIZE - 1 or len(merges) != 50000:
+        raise ValueError(
+            f"tokenizer folder {vocab_path.parent} holds {len(vocab)} tokens and {len(merges)} merges; GPT-2 has "
+            f"{GPT2_VOCAB_SIZE} and 50000, with {BOS} = {GPT2_VOCAB_SIZE - 1}"
+        )
+    return vocab, merges
+
+
+def _find_gpt2(folder: Path | None) -> tuple[Path, Path]:
+    if folder is not None:
+        for name in ("vocab.json", "merges.txt"):
+            if not (folder / name).is_file():
+                raise ValueError(
+                    f"tokenizer folder {folder} has no {name}; it must hold GPT-2's vocab.json and merges.txt"
+                )
+        return folder / "vocab.json", folder / "merges.txt"
+    from huggingface_hub import hf_hub_download
+
+    paths = []
+    for name in ("vocab.json", "merges.txt"):
+        for local_files_only in (True, False):
+            try:
+                paths.append(Path(hf_hub_download(GPT2_HUB_NAME, name, local_files_only=local_files_only)))
+                break
+            except Exception as error:  # the hub client raises its own, its HTTP library's and the operating system's
+                reason = type(error).__name__
+        else:
+            raise ValueError(
+                f"GPT-2's {name} is neither in the local cache nor to be had from {GPT2_HUB_NAME} ({reason}): give a folder with "
+                "vocab.json and merges.txt, as in --tokenizer gpt2-json:FOLDER, or choose --tokenizer bpe-1024 or bytes"
+            )
+    return paths[0], paths[1]
+
+
+def _valid(text: str) -> str:
+    """`text` with lone surrogates, which UTF-8 cannot carry, replaced (JSON files may hold them)."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Cut a long text before spaces between two words, where the pre-tokeniser cuts as well, so that ids do not change."""
+    start = 0
+    while len(text) - start > _PIECE_CHARS:
+        cut = _SAFE_CUT.search(text, start + _PIECE_CHARS)
+        if cut is None:
+            break
+        yield text[start : cut.start()]
+        start = cut.start()
+    yield text[start:]
