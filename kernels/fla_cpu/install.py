@@ -1,0 +1,59 @@
+"""Lets fla's own layers run on the CPU: their entry points choose by the device of the first tensor.
+
+CUDA tensors go to the untouched fla function, CPU tensors to the PyTorch version in this package. Modules, parameter names and
+initialisation stay fla's, so a checkpoint moves freely between the two.
+"""
+
+import functools
+import importlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from kernels.fla_cpu import modules, recurrences
+
+# Where a layer looks its function up, and what a CPU tensor gets instead.
+_PLACES: tuple[tuple[str, str, Callable], ...] = (
+    ("fla.layers.hgrn2", "chunk_gla", recurrences.chunk_gla),
+    ("fla.layers.hgrn2", "fused_recurrent_gla", recurrences.fused_recurrent_gla),
+    ("fla.layers.hgrn2", "rms_norm_linear", modules.rms_norm_linear),
+    ("fla.layers.hgrn2", "swish", F.silu),
+    ("fla.layers.delta_net", "chunk_delta_rule", recurrences.chunk_delta_rule),
+    ("fla.layers.delta_net", "fused_recurrent_delta_rule", recurrences.fused_recurrent_delta_rule),
+    ("fla.ops.simple_gla", "chunk_simple_gla", recurrences.chunk_simple_gla),
+    ("fla.ops.simple_gla", "fused_recurrent_simple_gla", recurrences.chunk_simple_gla),
+    ("fla.modules.norm.layernorm", "rms_norm", modules.rms_norm),
+    ("fla.modules.norm.layernorm_gated", "rmsnorm_fn", modules.rmsnorm_fn),
+    ("fla.modules.causal_conv1d.ops", "causal_conv1d", modules.causal_conv1d),
+    ("fla.modules.causal_conv1d.ops", "causal_conv1d_update", modules.causal_conv1d_update),
+)
+
+
+def install() -> None:
+    """Put the dispatching functions in place; a second call changes nothing. Raises ImportError where fla is missing."""
+    with warnings.catch_warnings():
+        # fla warns on import that Triton has no GPU here: that is what this package is for.
+        warnings.simplefilter("ignore")
+        for module_name, name, cpu_function in _PLACES:
+            module = importlib.import_module(module_name)
+            function = getattr(module, name)
+            if not hasattr(function, "cpu_function"):
+                setattr(module, name, _by_device(function, cpu_function))
+
+
+def _by_device(fla_function: Callable, cpu_function: Callable) -> Callable:
+    @functools.wraps(fla_function)
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        first = next(a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor))
+        if first.device.type != "cpu":
+            return fla_function(*args, **kwargs)
+        # The PyTorch versions choose fp32 themselves; autocast would turn their matmuls back into bf16.
+        with torch.autocast("cpu", enabled=False):
+            return cpu_function(*args, **kwargs)
+
+    dispatch.cpu_function = cpu_function  # type: ignore[attr-defined]
+    dispatch.fla_function = fla_function  # type: ignore[attr-defined]
+    return dispatch

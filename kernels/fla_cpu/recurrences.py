@@ -1,0 +1,200 @@
+"""PyTorch versions of the flash-linear-attention recurrences that the baselines use: chunked matmuls, no loop over tokens.
+
+Arguments, layouts and defaults are fla's: q, k (B, T, H, K), v (B, T, H, V), results (o of v's shape, final state or None); a
+state is (B, H, K, V), or (B, H, V, K) with `state_v_first`. Log gates may be as strong as they like: every exponent taken
+here is a sum of log gates, hence <= 0, so nothing overflows. Sums run in fp32 whatever the input dtype.
+
+Suffixes: B batch, H heads, N chunks, C tokens of a chunk, K key and V value channels.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CHUNK = 64
+
+
+def _to_chunks(x: Tensor, size: int) -> Tensor:
+    """(B, T, H, ...) -> (B, H, N, C, ...) in fp32, padded with zeros: a zero key and a zero log gate leave the state alone."""
+    x = F.pad(x.float(), (0, 0) * (x.ndim - 2) + (0, -x.shape[1] % size))
+    return x.unflatten(1, (-1, size)).movedim(3, 1)
+
+
+def _from_chunks(o_BHNCV: Tensor, like: Tensor) -> Tensor:
+    return o_BHNCV.movedim(1, 3).flatten(1, 2)[:, : like.shape[1]].to(like.dtype)
+
+
+def _chunk_size(seq_len: int) -> int:
+    """CHUNK, or for short inputs the next power of two (the halving of `_decayed_scores` needs one)."""
+    return min(CHUNK, 1 << (seq_len - 1).bit_length())
+
+
+def _scan(
+    update_BHNKV: Tensor, decay_BHN1: Tensor, initial_state: Tensor | None, v_first: bool, want_final: bool
+) -> tuple[Tensor, Tensor | None]:
+    """States before each chunk, (B, H, N, K, V), of S <- exp(decay) * S + update, and the state after the last chunk."""
+    state = torch.zeros_like(update_BHNKV[:, :, 0])
+    if initial_state is not None:
+        state = initial_state.float().mT if v_first else initial_state.float()
+    factor = decay_BHN1.exp()
+    before = []
+    for n in range(update_BHNKV.shape[2]):
+        before.append(state)
+        state = state * factor[:, :, n] + update_BHNKV[:, :, n]
+    final = (state.mT.contiguous() if v_first else state) if want_final else None
+    return torch.stack(before, 2), final
+
+
+def _decayed_scores(q: Tensor, k: Tensor, c: Tensor) -> Tensor:
+    """A[i, j] = sum_d q[i, d] k[j, d] exp(c[i, d] - c[j, d]) for i >= j, else 0; c is non-increasing along the tokens.
+
+    By halves: tokens of the second half meet those of the first through the gate at the midpoint, which splits the exponent into
+    two sums of log gates, both <= 0, so that a plain matmul is exact where exp(c_i) * exp(-c_j) would overflow.
+    """
+    size = c.shape[-2]
+    if size <= 4:
+        causal = torch.ones(size, size, dtype=torch.bool, device=c.device).tril()[..., None]
+        decay = (c[..., :, None, :] - c[..., None, :, :]).masked_fill(~causal, -torch.inf).exp()
+        return (q[..., :, None, :] * decay * k[..., None, :, :]).sum(-1)
+    half = size // 2
+    diagonal = _decayed_scores(*(x.unflatten(-2, (2, half)) for x in (q, k, c)))
+    middle = c[..., half - 1 : half, :]
+    late = q[..., half:, :] * (c[..., half:, :] - middle).exp()
+    early = k[..., :half, :] * (middle - c[..., :half, :]).exp()
+    top = F.pad(diagonal[..., 0, :, :], (0, half))
+    return torch.cat([top, torch.cat([late @ early.mT, diagonal[..., 1, :, :]], -1)], -2)
+
+
+def chunk_gla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """S_t = diag(exp g_t) S_{t-1} + k_t v_t^T, o_t = scale * S_t^T q_t, with log gates g (B, T, H, K); scale K^-0.5 by default."""
+    _refuse_packing(cu_seqlens)
+    size = _chunk_size(q.shape[1])
+    like = v
+    q, k, v, g = (_to_chunks(x, size) for x in (q, k, v, g))
+    q = q * (k.shape[-1] ** -0.5 if scale is None else scale)
+    c = g.cumsum(-2)
+    last = c[..., -1:, :]
+    update = (k * (last - c).exp()).mT @ v
+    states, final = _scan(update, last.mT, initial_state, state_v_first, output_final_state)
+    o = _decayed_scores(q, k, c) @ v + (q * c.exp()) @ states
+    return _from_chunks(o, like), final
+
+
+def fused_recurrent_gla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gk: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """`chunk_gla` under the name and argument that fla's layers use for short inputs."""
+    return chunk_gla(q, k, v, gk, scale, initial_state, output_final_state, state_v_first, cu_seqlens)
+
+
+def chunk_simple_gla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """`chunk_gla` with one log gate per head and token, g (B, T, H): the recurrence of Mamba-2 (its SSD form)."""
+    _refuse_packing(cu_seqlens)
+    size = _chunk_size(q.shape[1])
+    like = v
+    q, k, v, g = (_to_chunks(x, size) for x in (q, k, v, g))
+    q = q * (k.shape[-1] ** -0.5 if scale is None else scale)
+    # Without a channel dimension the gates are small: sum them in fp64, so that differences of long sums keep their digits.
+    c = g.double().cumsum(-1)
+    future = torch.ones(size, size, dtype=torch.bool, device=c.device).triu(1)
+    decay = (c[..., :, None] - c[..., None, :]).float().masked_fill(future, -torch.inf).exp()
+    last = c[..., -1:]
+    update = (k * (last - c).float().exp()[..., None]).mT @ v
+    states, final = _scan(update, last.float()[..., None], initial_state, state_v_first, output_final_state)
+    o = ((q @ k.mT) * decay) @ v + (q * c.float().exp()[..., None]) @ states
+    return _from_chunks(o, like), final
+
+
+def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """x / sqrt(sum x^2 + eps) over the last dimension, in fp32: fla's definition, with eps inside the root."""
+    x = x.float()
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
+
+
+def chunk_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, o_t = scale * S_t^T q_t, with beta (B, T, H).
+
+    Inside a chunk the writes u solve a unit lower triangular system (the WY form): (I + tril(beta k k^T, -1)) u = beta (v - k S).
+    """
+    _refuse_packing(cu_seqlens)
+    size = _chunk_size(q.shape[1])
+    like = v
+    if use_qk_l2norm_in_kernel:
+        q, k = l2norm(q), l2norm(k)
+    q, k, v, beta = (_to_chunks(x, size) for x in (q, k, v, beta))
+    q = q * (k.shape[-1] ** -0.5 if scale is None else scale)
+    k_beta = k * beta[..., None]
+    system = (k_beta @ k.mT).tril(-1)  # unitriangular: the solver takes the diagonal as 1
+    solved = torch.linalg.solve_triangular(
+        system, torch.cat([v * beta[..., None], k_beta], -1), upper=False, unitriangular=True
+    )
+    write, erase = solved.split([v.shape[-1], k.shape[-1]], -1)
+    state = k.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1]) if initial_state is None else initial_state.float()
+    before, writes = [], []
+    for n in range(q.shape[2]):
+        u = write[:, :, n] - erase[:, :, n] @ state
+        before.append(state)
+        writes.append(u)
+        state = state + k[:, :, n].mT @ u
+    o = q @ torch.stack(before, 2) + (q @ k.mT).tril() @ torch.stack(writes, 2)
+    return _from_chunks(o, like), state if output_final_state else None
+
+
+def fused_recurrent_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """`chunk_delta_rule` under the name that fla's layer uses for short inputs."""
+    return chunk_delta_rule(
+        q, k, v, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens
+    )
+
+
+def _refuse_packing(cu_seqlens: object) -> None:
+    if cu_seqlens is not None:
+        raise NotImplementedError("packed sequences (cu_seqlens) run on CUDA only; on the CPU pass a padded batch")
