@@ -1,0 +1,81 @@
+"""What a model remembers between two calls of cached decoding: per layer, a few named tensors."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# A cached sequence grows in blocks of this many tokens, so that one more token is written in place instead of copying all.
+BLOCK = 256
+
+State = dict[str, Any]
+
+
+class DecodingCache:
+    """State of every layer after `seq_len` tokens (left padding included).
+
+    A recurrent layer replaces its state with `update`; an attention layer extends its sequences with `append`. Layers of
+    flash-linear-attention use it through the same `cache[layer]` and `update(layer_idx=..., ...)` that they expect of fla's own.
+    A cache holds no gradients.
+    """
+
+    def __init__(self) -> None:
+        self.layers: dict[int, State] = {}
+        self.seq_len = 0
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __getitem__(self, layer_idx: int) -> State:
+        return self.layers[layer_idx]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Number of tokens seen, as Hugging Face's generate asks for it."""
+        return self.seq_len
+
+    def update(self, layer_idx: int, offset: int = 0, **state: Any) -> State:
+        """Replace the named entries of a layer. `offset`, the number of new tokens, is the model's business (`seq_len`)."""
+        layer = self.layers.setdefault(layer_idx, {})
+        layer.update({name: _map(torch.Tensor.detach, value) for name, value in state.items()})
+        return layer
+
+    def append(self, layer_idx: int, **new: Tensor) -> tuple[Tensor, ...]:
+        """Extend sequences (B, T, ...) by new tokens along T and return them whole, in the order given."""
+        layer = self.layers.setdefault(layer_idx, {})
+        return tuple(_append(layer, name, value, self.seq_len) for name, value in new.items())
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep, in this order, these rows of the batch."""
+        self._map(lambda tensor: tensor.index_select(0, indices.to(tensor.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._map(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> None:
+        for layer in self.layers.values():
+            for name, value in layer.items():
+                layer[name] = _map(function, value)
+
+
+def _append(layer: State, name: str, new: Tensor, seq_len: int) -> Tensor:
+    total = seq_len + new.shape[1]
+    buffer = layer.get(name)
+    if buffer is None or buffer.shape[1] < total:
+        grown = new.new_empty(new.shape[0], BLOCK * (-(-total // BLOCK) + 1), *new.shape[2:])
+        if buffer is not None:
+            grown[:, :seq_len] = buffer[:, :seq_len]
+        layer[name] = buffer = grown
+    buffer[:, seq_len:total] = new.detach()
+    return new if seq_len == 0 else buffer[:, :total]
+
+
+def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(_map(function, item) for item in value)
+    return value

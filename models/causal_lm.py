@@ -1,0 +1,269 @@
+"""The skeleton shared by every model here: embedding, pre-norm residual blocks, final norm, untied head (Appendix B).
+
+A mixer (attention or recurrence) is a module with `forward(x, cache, padding)`; a block calls it on the normalised input with
+padded positions set to zero. With zero input and no bias, every mixer's keys, values and shifted neighbours at padded positions are
+zero, so left padding leaves no trace in a state. Under autocast the residual stream stays fp32 and mixers and MLPs run in
+the autocast dtype.
+
+Suffixes: B batch, T tokens, d hidden size, V vocabulary.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import models.hf_guard  # noqa: F401  (before transformers)
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from models.cache import DecodingCache
+
+INITIALIZER_RANGE = 0.02
+MIXER_GAIN = 2**-2.5
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Left padding of a batch: `real` (B, T) is true at the real ones of the current tokens, `start` (B,) int32 is the first
+    real position of the whole sequence, cached tokens included."""
+
+    real: Tensor
+    start: Tensor
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which a matmul of x runs: autocast's where it is on, else x's own."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension, in fp32, returned in the dtype of the matmul that follows."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps)
+        return normed.to(compute_dtype(x))
+
+
+class SwiGLU(nn.Module):
+    """down(SiLU(gate) * up) with gate and up as one matrix: the first rows are the gate."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, 2 * intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_proj(x).chunk(2, -1)
+        return self.down_proj(F.silu(gate) * up)
+
+
+class ResidualBlock(nn.Module):
+    """Base of the blocks: runs a residual branch, recomputed in the backward pass if activation checkpointing is on."""
+
+    gradient_checkpointing = False
+    _gradient_checkpointing_func: Callable[..., Tensor]
+
+    def branch(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        if self.gradient_checkpointing and self.training:
+            return self._gradient_checkpointing_func(function, *inputs)
+        return function(*inputs)
+
+
+class Block(ResidualBlock):
+    """x += mixer(norm(x)); x += mlp(norm(x)). The two halves are checkpointed separately, as in the paper's runs."""
+
+    def __init__(self, mixer: nn.Module, hidden_size: int, intermediate_size: int, norm_eps: float) -> None:
+        super().__init__()
+        self.attn_norm = RMSNorm(hidden_size, norm_eps)
+        self.attn = mixer
+        self.mlp_norm = RMSNorm(hidden_size, norm_eps)
+        self.mlp = SwiGLU(hidden_size, intermediate_size)
+
+    def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None, *extra: Tensor) -> Tensor:
+        x = x + self.branch(self._mix, x, cache, padding, *extra)
+        return x + self.branch(self._feed, x)
+
+    def _mix(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None, *extra: Tensor) -> Tensor:
+        return self.attn(zero_padded(self.attn_norm(x), padding), cache, padding, *extra)
+
+    def _feed(self, x: Tensor) -> Tensor:
+        return self.mlp(self.mlp_norm(x))
+
+
+def zero_padded(x_BTd: Tensor, padding: Padding | None) -> Tensor:
+    """x with zeros at padded positions, whatever stood there (an attention row without keys may hold anything)."""
+    return x_BTd if padding is None else x_BTd.masked_fill(~padding.real[..., None], 0.0)
+
+
+class Backbone(nn.Module):
+    """Embedding, blocks and final norm. Subclasses may hand each block more than the common inputs (`extra_inputs`)."""
+
+    norm_name = "norm"
+
+    def __init__(self, vocab_size: int, hidden_size: int, blocks: list[nn.Module], norm_eps: float) -> None:
+        super().__init__()
+        self.embeddings = nn.Embedding(vocab_size, hidden_size)
+        self.layers = nn.ModuleList(blocks)
+        setattr(self, self.norm_name, RMSNorm(hidden_size, norm_eps))
+
+    def extra_inputs(self, layer_idx: int) -> tuple[Tensor, ...]:
+        return ()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: DecodingCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool = False,
+    ) -> BaseModelOutputWithPast:
+        """Hidden states (B, T, d) after the final norm.
+
+        `attention_mask` (B, cached + T) marks left padding with 0. A given cache is continued by T >= 1 tokens; `use_cache` starts one.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        cache = past_key_values if past_key_values is not None or not use_cache else DecodingCache()
+        padding = _padding(attention_mask, x.shape[1], 0 if cache is None else cache.seq_len)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, cache, padding, *self.extra_inputs(i))
+        if cache is not None:
+            cache.seq_len += x.shape[1]
+        norm = getattr(self, self.norm_name)
+        return BaseModelOutputWithPast(last_hidden_state=norm(x), past_key_values=cache)
+
+
+def _padding(attention_mask: Tensor | None, seq_len: int, cached: int) -> Padding | None:
+    if attention_mask is None:
+        return None
+    if attention_mask.ndim != 2 or attention_mask.shape[1] != cached + seq_len:
+        raise ValueError(
+            f"attention_mask of shape {tuple(attention_mask.shape)} with {cached} cached and {seq_len} new tokens: "
+            f"it must be (batch, {cached + seq_len})"
+        )
+    seen_BT = attention_mask.ne(0).cumsum(1).gt(0)
+    return Padding(real=seen_BT[:, cached:], start=(~seen_BT).sum(1, dtype=torch.int32))
+
+
+class CausalLM(PreTrainedModel, GenerationMixin):
+    """Base of the causal language models: backbone, head, and what Hugging Face's `generate` needs."""
+
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["Block"]
+    # Cached decoding needs all its tokens in order: no rewinding, as assisted decoding would ask for.
+    _is_stateful = True
+    # Read by models.loss: logits are the head's matmul of the hidden states and nothing else.
+    has_linear_head = True
+
+    def __init__(self, config: PreTrainedConfig, backbone: Backbone) -> None:
+        super().__init__(config)
+        setattr(self, self.base_model_prefix, backbone)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.base_model.embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.base_model.embeddings = value
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        self.lm_head = new_embeddings
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: DecodingCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool = False,
+        logits_to_keep: int | Tensor = 0,
+        return_dict: bool = True,
+    ) -> CausalLMOutputWithPast | tuple:
+        """Logits (B, T, V), or of the last `logits_to_keep` positions only. `labels` follow Hugging Face's convention: the
+        model shifts them by one and returns the mean loss (`models.loss` gives unshifted, per-token losses)."""
+        outputs = self.base_model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+        )
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, keep])
+        loss = None
+        if labels is not None:
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+        result = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=outputs.past_key_values)
+        return result if return_dict else result.to_tuple()
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        # The forward pass starts its own DecodingCache.
+        return False
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        past_key_values: DecodingCache | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool = True,
+        logits_to_keep: int | None = None,
+        **unused: Any,
+    ) -> dict[str, Any]:
+        """Only the tokens that the cache has not seen, and the mask of all. `generate` passes more than this model takes."""
+        cached = 0 if past_key_values is None else past_key_values.get_seq_length()
+        prompt = inputs_embeds is not None and cached == 0
+        if input_ids.shape[1] > cached:
+            input_ids = input_ids[:, cached:]
+        elif cached:
+            input_ids = input_ids[:, -1:]  # the prompt came as embeddings
+        if attention_mask is not None and bool(attention_mask.all()):
+            attention_mask = None  # no padding: the faster paths of attention apply
+        return {
+            "input_ids": None if prompt else input_ids,
+            "inputs_embeds": inputs_embeds if prompt else None,
+            "past_key_values": past_key_values,
+            "attention_mask": attention_mask,
+            "use_cache": use_cache,
+            "logits_to_keep": logits_to_keep or 0,
+        }
+
+
+def linear_normal_(module: nn.Module, std: float) -> None:
+    """N(0, std^2) weights and zero biases for linear maps, embeddings and convolutions; ones for norm weights."""
+    if isinstance(module, (nn.Linear, nn.Embedding, nn.Conv1d)):
+        nn.init.normal_(module.weight, std=std)
+        if getattr(module, "bias", None) is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, RMSNorm):
+        nn.init.ones_(module.weight)
+
+
+def init_linear_recurrent_(module: nn.Module, num_layers: int) -> None:
+    """Initialisation common to HGRN2 and DeltaNet (as in the released code). Modules are visited children first, so
+    a block overrides what its linear maps got on their own."""
+    linear_normal_(module, INITIALIZER_RANGE)
+    if hasattr(module, "reset_parameters") and not isinstance(module, (nn.Linear, nn.Embedding, nn.Conv1d)):
+        module.reset_parameters()  # fla's norms: ones
+    if isinstance(module, Block):
+        nn.init.normal_(module.mlp.down_proj.weight, std=INITIALIZER_RANGE / math.sqrt(2 * num_layers))
+        for projection in module.attn.modules():
+            if isinstance(projection, nn.Linear):
+                nn.init.xavier_uniform_(projection.weight, gain=MIXER_GAIN)

@@ -1,0 +1,306 @@
+"""FoX and Transformer, Pro and LLaMA, as one attention block with every switch of the paper (Fig. 1, sections 3 and 4).
+
+Order of operations in a block: project; shift k and v; normalise q and k; rotate; attend; normalise the output per head; gate it;
+project. Parameter names and config keys are those of the published checkpoints.
+
+Suffixes: B batch, T tokens, H heads, D head dimension, d hidden size.
+"""
+
+import math
+from dataclasses import fields
+from typing import Any
+
+import models.hf_guard  # noqa: F401  (before transformers)
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from kernels.forgetting_attention import forgetting_attention, pruning_threshold, qk_norm_logit_bound
+from models.cache import DecodingCache
+from models.causal_lm import Backbone, Block, CausalLM, Padding, RMSNorm, compute_dtype, linear_normal_
+from models.spec import ForgettingTransformerSpec
+
+QK_NORM_EPS = 1e-5
+
+# Fields of the spec whose config key has another name.
+_CONFIG_KEYS = {
+    "num_layers": "num_hidden_layers",
+    "mlp_ratio": "hidden_ratio",
+    "mlp_width": "intermediate_size",
+    "forget_gate": "fgate_type",
+    "prune_log_tolerance": "log_pruning_tolerance",
+}
+
+
+class ForgettingTransformerConfig(PreTrainedConfig):
+    """Hugging Face configuration; keys as in the published checkpoints, plus `window_size`. (flash-linear-attention registers
+    the plain name `forgetting_transformer` for its own, different model.)"""
+
+    model_type = "forgetting_transformer_suite"
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    def __init__(
+        self,
+        vocab_size: int = 50257,
+        hidden_size: int = 768,
+        num_hidden_layers: int = 12,
+        num_heads: int = 12,
+        hidden_ratio: float = 4.0,
+        intermediate_size: int | None = None,
+        fgate_type: str = "full",
+        decay_time_min: float | None = None,
+        decay_time_max: float | None = None,
+        use_rope: bool = False,
+        rope_base: float = 500000.0,
+        use_k_shift: bool = False,
+        use_v_shift: bool = False,
+        qk_norm: bool = False,
+        qk_norm_share_param_across_head: bool = True,
+        use_output_gate: bool = False,
+        use_output_norm: bool = False,
+        window_size: int | None = None,
+        log_pruning_tolerance: float | None = None,
+        norm_eps: float = 1e-6,
+        initializer_range: float = 0.02,
+        **kwargs: Any,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_heads = num_heads
+        self.hidden_ratio = hidden_ratio
+        self.intermediate_size = intermediate_size
+        self.fgate_type = fgate_type
+        self.decay_time_min = decay_time_min
+        self.decay_time_max = decay_time_max
+        self.use_rope = use_rope
+        self.rope_base = rope_base
+        self.use_k_shift = use_k_shift
+        self.use_v_shift = use_v_shift
+        self.qk_norm = qk_norm
+        self.qk_norm_share_param_across_head = qk_norm_share_param_across_head
+        self.use_output_gate = use_output_gate
+        self.use_output_norm = use_output_norm
+        self.window_size = window_size
+        self.log_pruning_tolerance = log_pruning_tolerance
+        self.norm_eps = norm_eps
+        self.initializer_range = initializer_range
+        super().__init__(**{"tie_word_embeddings": False, **kwargs})
+
+    @classmethod
+    def from_spec(cls, spec: ForgettingTransformerSpec) -> "ForgettingTransformerConfig":
+        names = [field.name for field in fields(spec) if field.name != "kind"]
+        return cls(**{_CONFIG_KEYS.get(name, name): getattr(spec, name) for name in names})
+
+    def to_spec(self) -> ForgettingTransformerSpec:
+        """Raises ValueError (pydantic's) for values that no spec allows."""
+        names = [field.name for field in fields(ForgettingTransformerSpec) if field.name != "kind"]
+        return ForgettingTransformerSpec(**{name: getattr(self, _CONFIG_KEYS.get(name, name)) for name in names})
+
+
+def decay_time_bias(num_heads: int, shortest: float, longest: float) -> Tensor:
+    """b_h (H,) with sigmoid(b_h) = exp(-1/T_h), decay times T_h (tokens) log-spaced from `shortest` to `longest` (Fig. 7).
+
+    (2, 256) over 8 heads gives ALiBi's slopes 2^-1 .. 2^-8.
+    """
+    times = torch.logspace(math.log2(shortest), math.log2(longest), num_heads, base=2.0, dtype=torch.float64)
+    return (-torch.log(torch.expm1(1.0 / times))).float()
+
+
+def shift(x_BTHD: Tensor, alpha_BTH: Tensor, before_B1HD: Tensor | None) -> Tensor:
+    """alpha_t * x_{t-1} + (1 - alpha_t) * x_t: alpha weights the previous token. The first token's predecessor is
+    `before_B1HD`, zero if None. In fp32, returned in x's dtype (section 3.3)."""
+    before = torch.zeros_like(x_BTHD[:, :1]) if before_B1HD is None else before_B1HD
+    previous = torch.cat([before, x_BTHD[:, :-1]], 1)
+    alpha = alpha_BTH.float()[..., None]
+    return (alpha * previous.float() + (1.0 - alpha) * x_BTHD.float()).to(x_BTHD.dtype)
+
+
+def rotate(x_BTHD: Tensor, positions: Tensor, base: float) -> Tensor:
+    """Rotary embedding over the whole head dimension, channels i and i + D/2 paired; angles in fp32. positions (B or 1, T)."""
+    half = x_BTHD.shape[-1] // 2
+    frequencies = base ** (-torch.arange(half, device=x_BTHD.device, dtype=torch.float32) / half)
+    angles = positions.float()[..., None, None] * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    first, second = x_BTHD.float().split(half, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x_BTHD.dtype)
+
+
+class ShiftLinear(nn.Module):
+    """A projection whose heads mix in the previous token's projection by a data-dependent scalar (section 3.3, no bias)."""
+
+    def __init__(self, hidden_size: int, num_heads: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.shift_proj = nn.Linear(hidden_size, num_heads, bias=False)
+
+    def forward(self, x: Tensor, before_B1HD: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Shifted (B, T, H, D), and the last token's projection before the shift (B, 1, H, D)."""
+        projected = self.linear(x).unflatten(-1, (self.shift_proj.out_features, -1))
+        alpha = torch.sigmoid(self.shift_proj(x).float())
+        return shift(projected, alpha, before_B1HD), projected[:, -1:]
+
+
+class HeadNorm(RMSNorm):
+    """RMSNorm over each head's channels; the scale is (D,), shared by the heads, or (H * D,), one per head."""
+
+    def forward(self, x_BTHD: Tensor) -> Tensor:
+        normed = F.rms_norm(x_BTHD.float(), (x_BTHD.shape[-1],), eps=self.eps)
+        return (normed * self.weight.float().view(-1, x_BTHD.shape[-1])).to(compute_dtype(x_BTHD))
+
+
+class ForgettingAttention(nn.Module):
+    """Multi-head causal attention with the switches of `ForgettingTransformerSpec`."""
+
+    fgate_bias: Tensor
+
+    def __init__(self, spec: ForgettingTransformerSpec, layer_idx: int) -> None:
+        super().__init__()
+        self.spec, self.layer_idx = spec, layer_idx
+        d, heads = spec.hidden_size, spec.num_heads
+        self.q_proj = nn.Linear(d, d, bias=False)
+        self.k_proj = ShiftLinear(d, heads) if spec.use_k_shift else nn.Linear(d, d, bias=False)
+        self.v_proj = ShiftLinear(d, heads) if spec.use_v_shift else nn.Linear(d, d, bias=False)
+        self.o_proj = nn.Linear(d, d, bias=False)
+        if spec.forget_gate == "full":
+            self.fgate_proj = nn.Linear(d, heads, bias=True)
+        elif spec.forget_gate == "bias_only":
+            self.fgate_bias = nn.Parameter(torch.empty(heads))
+            self.fgate_bias._no_weight_decay = True  # type: ignore[attr-defined]
+        elif spec.forget_gate == "fixed":
+            self.register_buffer("fgate_bias", torch.empty(heads, dtype=torch.float32))
+        if spec.qk_norm:
+            size = spec.head_dim if spec.qk_norm_share_param_across_head else d
+            self.q_norm, self.k_norm = HeadNorm(size, QK_NORM_EPS), HeadNorm(size, QK_NORM_EPS)
+        if spec.use_output_gate:
+            self.ogate_proj = nn.Linear(d, d, bias=False)
+        if spec.use_output_norm:
+            self.output_norm = HeadNorm(d, spec.norm_eps)
+
+    def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None) -> Tensor:
+        """(B, T, d) from the normalised block input; with a cache, x holds the tokens after those cached."""
+        q = self.q_proj(x).unflatten(-1, (self.spec.num_heads, -1))
+        k = self._project("k", x, cache)
+        v = self._project("v", x, cache)
+        if self.spec.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.spec.use_rope:
+            positions = self._positions(x, cache, padding)
+            q, k = rotate(q, positions, self.spec.rope_base), rotate(k, positions, self.spec.rope_base)
+        log_fgate = self._log_fgate(x)
+        if cache is not None:
+            k, v = cache.append(self.layer_idx, k=k, v=v)
+            if log_fgate is not None:
+                (log_fgate,) = cache.append(self.layer_idx, log_fgate=log_fgate)
+        o = self._attend(q, k, v, log_fgate, padding)
+        if self.spec.use_output_norm:
+            o = self.output_norm(o)
+        o = o.flatten(-2)
+        if self.spec.use_output_gate:
+            o = o * torch.sigmoid(self.ogate_proj(x))
+        return self.o_proj(o)
+
+    def _project(self, name: str, x: Tensor, cache: DecodingCache | None) -> Tensor:
+        projection = self.k_proj if name == "k" else self.v_proj
+        if not isinstance(projection, ShiftLinear):
+            return projection(x).unflatten(-1, (self.spec.num_heads, -1))
+        key = f"{name}_before_shift"
+        before = cache[self.layer_idx][key] if cache is not None and cache.seq_len else None
+        shifted, last = projection(x, before)
+        if cache is not None:
+            cache.update(self.layer_idx, **{key: last})
+        return shifted
+
+    def _positions(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None) -> Tensor:
+        """(B or 1, T): the first real token is 0."""
+        positions = torch.arange(x.shape[1], device=x.device)[None] + (0 if cache is None else cache.seq_len)
+        return positions if padding is None else (positions - padding.start[:, None]).clamp(min=0)
+
+    def _log_fgate(self, x: Tensor) -> Tensor | None:
+        """(B, T, H) fp32, or None without a gate."""
+        if self.spec.forget_gate == "none":
+            return None
+        if self.spec.forget_gate == "full":
+            return F.logsigmoid(self.fgate_proj(x).float())
+        return F.logsigmoid(self.fgate_bias.float()).expand(*x.shape[:2], -1)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, padding: Padding | None) -> Tensor:
+        seq_start = None if padding is None else padding.start
+        if log_fgate is None:
+            if padding is None and self.spec.window_size is None:
+                return _softmax_attention(q, k, v)
+            # Padding and windows without a (T, T) mask: the kernel with gates of 1.
+            log_fgate = k.new_zeros(k.shape[:3], dtype=torch.float32)
+        return forgetting_attention(
+            q,
+            k,
+            v,
+            log_fgate,
+            adaptive_threshold=self._threshold(k.shape[1]),
+            seq_start=seq_start,
+            window_size=self.spec.window_size,
+        )
+
+    def _threshold(self, num_keys: int) -> Tensor | float | str | None:
+        """Pruning threshold on D (arXiv 2504.06949), from the QK-norm scales where there are any."""
+        tolerance = self.spec.prune_log_tolerance
+        if tolerance is None:
+            return None
+        if not self.spec.qk_norm:
+            return "auto"
+        scales = (norm.weight.view(-1, self.spec.head_dim) for norm in (self.q_norm, self.k_norm))
+        bound = qk_norm_logit_bound(*scales, self.spec.head_dim)
+        return pruning_threshold(bound, num_keys, tolerance)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "ForgettingAttention":
+        """Keeps the fixed gate's bias in fp32 through `.to(bfloat16)`: rounding it would change the decay times."""
+        exact = self._buffers.get("fgate_bias")
+        super()._apply(fn, recurse)
+        if exact is not None:
+            moved = self._buffers["fgate_bias"]
+            assert moved is not None
+            same = exact.is_meta or moved.is_meta
+            self._buffers["fgate_bias"] = moved.float() if same else exact.to(moved.device)
+        return self
+
+
+def _softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal softmax attention of the last T queries; q (B, T, H, D), k and v (B, S, H, D), S >= T."""
+    queries, keys = q.shape[1], k.shape[1]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    mask = None
+    if 1 < queries < keys:
+        mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
+    o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=queries == keys)
+    return o.transpose(1, 2)
+
+
+class ForgettingTransformerForCausalLM(CausalLM):
+    """FoX or Transformer with a language-modelling head."""
+
+    config_class = ForgettingTransformerConfig
+    _keep_in_fp32_modules_strict = ["fgate_bias"]
+
+    def __init__(self, config: ForgettingTransformerConfig) -> None:
+        spec = config.to_spec()
+        blocks: list[nn.Module] = [
+            Block(ForgettingAttention(spec, i), spec.hidden_size, spec.intermediate_size, spec.norm_eps)
+            for i in range(spec.num_layers)
+        ]
+        super().__init__(config, Backbone(spec.vocab_size, spec.hidden_size, blocks, spec.norm_eps))
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """N(0, 0.02^2) everywhere, biases 0 (the forget gate's too: f starts near 0.5), no scaling with depth."""
+        linear_normal_(module, self.config.initializer_range)
+        if isinstance(module, ForgettingAttention) and module.spec.forget_gate in ("bias_only", "fixed"):
+            spec = module.spec
+            assert spec.decay_time_min is not None and spec.decay_time_max is not None
+            if not getattr(module.fgate_bias, "_is_hf_initialized", False):
+                module.fgate_bias.copy_(decay_time_bias(spec.num_heads, spec.decay_time_min, spec.decay_time_max))
+
+
+AutoConfig.register(ForgettingTransformerConfig.model_type, ForgettingTransformerConfig, exist_ok=True)
+AutoModelForCausalLM.register(ForgettingTransformerConfig, ForgettingTransformerForCausalLM, exist_ok=True)

@@ -1,0 +1,32 @@
+"""Import this before transformers, fla, datasets, accelerate or lm_eval: `kernels` at our root is not Hugging Face's package.
+
+transformers takes Hugging Face's `kernels` for available as soon as that distribution is installed, and then imports its names
+from the first `kernels` on sys.path, which is ours when Python runs from the repository root. The suite uses no kernel
+from the hub, so the one question that transformers asks before such an import is answered with no.
+"""
+
+import importlib.util
+from typing import Any
+
+
+def _answer_no() -> None:
+    if importlib.util.find_spec("transformers") is None:
+        return
+    from transformers.utils import import_utils
+
+    ask = import_utils._is_package_available
+    if getattr(ask, "knows_our_kernels", False):
+        return
+
+    def is_package_available(pkg_name: str, *args: Any, **kwargs: Any) -> Any:
+        answer = ask(pkg_name, *args, **kwargs)
+        if pkg_name == "kernels":
+            return (False, "N/A") if isinstance(answer, tuple) else False
+        return answer
+
+    is_package_available.knows_our_kernels = True  # type: ignore[attr-defined]
+    import_utils._is_package_available = is_package_available
+    import_utils.is_kernels_available.cache_clear()
+
+
+_answer_no()

@@ -1,0 +1,132 @@
+"""Per-token cross-entropy of a causal language model without ever holding all of its logits.
+
+The head's matmul and the cross-entropy run in chunks of tokens; the backward pass computes each chunk's logits again. Logits are
+in the autocast dtype, softmax statistics in fp32, and the head's gradient is summed in fp32.
+
+Suffixes: B batch, T tokens, N = B * T, d hidden size, V vocabulary.
+"""
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# Logits held at a time, in numbers: large enough to fill a GPU, small enough for a CPU's cache.
+_CHUNK_CUDA = 2**27
+_CHUNK_CPU = 2**21
+
+
+class TokenLoss(nn.Module):
+    """A causal language model as a module that returns losses: what DDP, FSDP2 and torch.compile wrap.
+
+    Under FSDP2 the head's weight must belong to the outermost unit (shard the blocks, then this module).
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, targets: Tensor) -> Tensor:
+        """(B, T) losses; see `token_losses`."""
+        return token_losses(self.model, input_ids, targets)
+
+
+def token_losses(model: Any, input_ids: Tensor, targets: Tensor) -> Tensor:
+    """Loss in nats of each target given the inputs up to and including its own position: (B, T) fp32.
+
+    Nothing is shifted: targets (B, T) are aligned with input_ids (B, T). Works for the models here and for any Hugging Face causal
+    language model; one whose logits are more than a bias-free linear map of its hidden states goes through its whole logits.
+    """
+    if input_ids.shape != targets.shape:
+        raise ValueError(f"targets {tuple(targets.shape)} must have the shape of input_ids {tuple(input_ids.shape)}")
+    if not _has_linear_head(model):
+        logits_BTV = model(input_ids=input_ids, use_cache=False).logits
+        rows = zip(logits_BTV.flatten(0, 1).split(4096), targets.flatten().split(4096), strict=True)
+        losses = [F.cross_entropy(logits.float(), target, reduction="none") for logits, target in rows]
+        return torch.cat(losses).view(targets.shape)
+    hidden_BTd = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+    weight = model.get_output_embeddings().weight
+    return linear_cross_entropy(hidden_BTd.flatten(0, 1), weight, targets.flatten()).view(targets.shape)
+
+
+def linear_cross_entropy(hidden_Nd: Tensor, weight_Vd: Tensor, targets_N: Tensor) -> Tensor:
+    """Cross-entropy (N,) fp32 of the logits hidden @ weight.T against targets, differentiable in hidden and weight."""
+    device = hidden_Nd.device.type
+    if torch.is_autocast_enabled(device):
+        hidden_Nd = hidden_Nd.to(torch.get_autocast_dtype(device))
+    chunk = max(64, (_CHUNK_CUDA if hidden_Nd.is_cuda else _CHUNK_CPU) // weight_Vd.shape[0])
+    return _LinearCrossEntropy.apply(hidden_Nd, weight_Vd, targets_N, chunk)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden_Nd: Tensor, weight_Vd: Tensor, targets_N: Tensor, chunk: int) -> Tensor:
+        weight = weight_Vd.to(hidden_Nd.dtype)
+        losses, logsums = [], []
+        for hidden, target in zip(hidden_Nd.split(chunk), targets_N.split(chunk), strict=True):
+            logits = hidden @ weight.t()
+            logsum = torch.logsumexp(_at_least_fp32(logits), 1)
+            losses.append(logsum - logits.gather(1, target[:, None])[:, 0])
+            logsums.append(logsum)
+        ctx.save_for_backward(hidden_Nd, weight_Vd, targets_N, torch.cat(logsums))
+        ctx.chunk = chunk
+        return torch.cat(losses)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        hidden_Nd, weight_Vd, targets_N, logsum_N = ctx.saved_tensors
+        weight = weight_Vd.to(hidden_Nd.dtype)
+        wants_weight = ctx.needs_input_grad[1]
+        dhidden = torch.empty_like(hidden_Nd)
+        dweight = torch.zeros_like(weight_Vd, dtype=logsum_N.dtype) if wants_weight else None
+        for start in range(0, len(targets_N), ctx.chunk):
+            rows = slice(start, start + ctx.chunk)
+            hidden, target, grad = hidden_Nd[rows], targets_N[rows, None], grads[0][rows, None]
+            probs = _at_least_fp32(hidden @ weight.t()).sub(logsum_N[rows, None]).exp_().mul_(grad)
+            probs.scatter_(1, target, probs.gather(1, target) - grad)
+            dlogits = probs.to(hidden.dtype)
+            dhidden[rows] = dlogits @ weight
+            if dweight is not None:
+                dweight += _matmul_fp32(dlogits.t(), hidden)
+        return dhidden, None if dweight is None else dweight.to(weight_Vd.dtype), None, None
+
+
+def _at_least_fp32(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _matmul_fp32(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b without rounding the result to a narrow input dtype."""
+    if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return _at_least_fp32(a @ b)
+
+
+_linear_heads: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
+def _has_linear_head(model: Any) -> bool:
+    """Whether logits = hidden @ W.T exactly: true of the models here; others are asked once, on four tokens."""
+    if getattr(model, "has_linear_head", False):
+        return True
+    if model not in _linear_heads:
+        _linear_heads[model] = _probe_head(model)
+    return _linear_heads[model]
+
+
+@torch.no_grad()
+def _probe_head(model: Any) -> bool:
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear) or head.bias is not None or model.base_model is model:
+        return False
+    was_training = model.training
+    model.eval()
+    try:
+        tokens = torch.arange(4, device=head.weight.device)[None] % head.out_features
+        hidden = getattr(model.base_model(input_ids=tokens, use_cache=False), "last_hidden_state", None)
+        logits = model(input_ids=tokens, use_cache=False).logits
+        return hidden is not None and torch.allclose(head(hidden).float(), logits.float(), rtol=1e-3, atol=1e-3)
+    finally:
+        model.train(was_training)

@@ -1,0 +1,201 @@
+"""Mamba-2 (arXiv 2405.21060): flash-linear-attention's layer with the recurrence through its scalar-decay chunk kernel.
+
+The layer's own paths need mamba-ssm and causal-conv1d, or memory for a naive scan. The recurrence is a linear attention with one
+decay per head, so `chunk_simple_gla` computes it on every device. The paper's setup: twice the layers, no MLPs (Appendix B).
+"""
+
+import logging
+import math
+from typing import Any
+
+import models.hf_guard  # noqa: F401  (before transformers)
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from kernels.fla_cpu.install import install
+from models.cache import DecodingCache
+from models.causal_lm import Backbone, CausalLM, Padding, ResidualBlock, RMSNorm, zero_padded
+from models.spec import Mamba2Spec
+
+install()
+# fla warns for every layer that mamba-ssm and causal-conv1d are missing; the forward pass here uses neither.
+logging.getLogger("fla.layers.mamba2").setLevel(logging.ERROR)
+
+from fla.layers.mamba2 import Mamba2  # noqa: E402  (fla after the CPU versions are in place)
+from fla.modules.causal_conv1d import ops as conv_ops  # noqa: E402
+from fla.ops import simple_gla  # noqa: E402
+
+INITIALIZER_RANGE = 0.02
+DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
+
+
+class Mamba2Config(PreTrainedConfig):
+    """Hugging Face configuration; keys as in flash-linear-attention."""
+
+    model_type = "mamba2_suite"
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    def __init__(
+        self,
+        vocab_size: int = 50257,
+        hidden_size: int = 768,
+        num_hidden_layers: int = 24,
+        head_dim: int = 64,
+        state_size: int = 128,
+        expand: int = 2,
+        conv_kernel: int = 4,
+        norm_eps: float = 1e-5,
+        **kwargs: Any,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.num_hidden_layers = num_hidden_layers
+        self.head_dim = head_dim
+        self.state_size = state_size
+        self.expand = expand
+        self.conv_kernel = conv_kernel
+        self.norm_eps = norm_eps
+        super().__init__(**{"tie_word_embeddings": False, **kwargs})
+
+    @classmethod
+    def from_spec(cls, spec: Mamba2Spec) -> "Mamba2Config":
+        return cls(
+            vocab_size=spec.vocab_size,
+            hidden_size=spec.hidden_size,
+            num_hidden_layers=spec.num_layers,
+            head_dim=spec.head_dim,
+            state_size=spec.state_size,
+            expand=spec.expand,
+            conv_kernel=spec.conv_size,
+            norm_eps=spec.norm_eps,
+        )
+
+    def to_spec(self) -> Mamba2Spec:
+        """Raises ValueError (pydantic's) for values that no spec allows."""
+        return Mamba2Spec(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            num_layers=self.num_hidden_layers,
+            head_dim=self.head_dim,
+            state_size=self.state_size,
+            expand=self.expand,
+            conv_size=self.conv_kernel,
+            norm_eps=self.norm_eps,
+        )
+
+
+class Mamba2Mixer(Mamba2):
+    """fla's layer (parameters and gated norm) with a forward pass for training, prefill and decoding on any device."""
+
+    def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None) -> Tensor:
+        """(B, T, d). h_t = exp(-A dt_t) h_{t-1} + dt_t B_t x_t; y_t = C_t h_t + D x_t; out = W norm(y * SiLU(z))."""
+        past = cache[self.layer_idx] if cache is not None and cache.seq_len else {}
+        z, xBC, dt = self.in_proj(x).split([self.intermediate_size, self.conv_dim, self.num_heads], -1)
+        xBC, conv_state = conv_ops.causal_conv1d(
+            x=xBC,
+            weight=self.conv1d.weight.squeeze(1),
+            bias=self.conv1d.bias,
+            initial_state=past.get("conv_state"),
+            output_final_state=cache is not None,
+            activation="silu",
+        )
+        # The convolution's bias makes padded positions non-zero again.
+        xBC = zero_padded(xBC, padding)
+        values, B, C = xBC.split([self.intermediate_size, self.ssm_state_size, self.ssm_state_size], -1)
+        values = values.unflatten(-1, (self.num_heads, self.head_dim))
+        y, state = self._scan(values, B, C, dt, past.get("recurrent_state"), cache is not None)
+        if cache is not None:
+            cache.update(self.layer_idx, conv_state=conv_state, recurrent_state=state)
+        y = (y + values * self.D[:, None].to(values.dtype)).flatten(-2)
+        return self.out_proj(self.norm(y, z))
+
+    def _scan(
+        self, values: Tensor, B: Tensor, C: Tensor, dt: Tensor, state: Tensor | None, keep: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The recurrence over values (B, T, H, P) with B and C (B, T, N) shared by all heads."""
+        step = F.softplus(dt.float() + self.dt_bias.float())
+        one_token = values.shape[1] == 1 and not torch.is_grad_enabled()
+        scan = simple_gla.fused_recurrent_simple_gla if one_token else simple_gla.chunk_simple_gla
+        shape = (*values.shape[:3], self.ssm_state_size)
+        return scan(
+            q=C[:, :, None].expand(shape).contiguous(),
+            k=B[:, :, None].expand(shape).contiguous(),
+            v=(values.float() * step[..., None]).to(values.dtype),
+            g=-self.A_log.float().exp() * step,
+            scale=1.0,
+            initial_state=state,
+            output_final_state=keep,
+        )
+
+
+class Mamba2Block(ResidualBlock):
+    """x += mixer(norm(x)): no MLP."""
+
+    def __init__(self, spec: Mamba2Spec, layer_idx: int) -> None:
+        super().__init__()
+        self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
+        self.mixer = Mamba2Mixer(
+            head_dim=spec.head_dim,
+            hidden_size=spec.hidden_size,
+            state_size=spec.state_size,
+            expand=spec.expand,
+            conv_kernel=spec.conv_size,
+            norm_eps=spec.norm_eps,
+            layer_idx=layer_idx,
+            backend="triton",
+        )
+
+    def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None) -> Tensor:
+        return x + self.branch(self._mix, x, cache, padding)
+
+    def _mix(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None) -> Tensor:
+        return self.mixer(zero_padded(self.norm(x), padding), cache, padding)
+
+
+class Mamba2Backbone(Backbone):
+    norm_name = "norm_f"
+
+
+class Mamba2ForCausalLM(CausalLM):
+    """Mamba-2 with a language-modelling head."""
+
+    config_class = Mamba2Config
+    base_model_prefix = "backbone"
+    _no_split_modules = ["Mamba2Block"]
+
+    def __init__(self, config: Mamba2Config) -> None:
+        spec = config.to_spec()
+        blocks: list[nn.Module] = [Mamba2Block(spec, i) for i in range(spec.num_layers)]
+        super().__init__(config, Mamba2Backbone(spec.vocab_size, spec.hidden_size, blocks, spec.norm_eps))
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """PyTorch's defaults for linear maps and convolutions, output projections divided by sqrt(layers); A = 1..H, D = 1, dt
+        log-uniform in [1e-3, 1e-1]; embedding N(0, 0.02^2)."""
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=INITIALIZER_RANGE)
+        elif isinstance(module, RMSNorm):
+            nn.init.ones_(module.weight)
+        elif isinstance(module, Mamba2Mixer):
+            self._init_mixer(module)
+        elif hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+
+    def _init_mixer(self, mixer: Mamba2Mixer) -> None:
+        layers = self.config.num_hidden_layers
+        bound = 1.0 / math.sqrt(mixer.intermediate_size * layers)  # Kaiming-uniform(a = sqrt 5) / sqrt(layers)
+        nn.init.uniform_(mixer.out_proj.weight, -bound, bound)
+        nn.init.ones_(mixer.D)
+        heads = mixer.num_heads
+        dt = torch.exp(torch.empty(heads).uniform_(math.log(DT_MIN), math.log(DT_MAX))).clamp(min=DT_FLOOR)
+        inverse_softplus = dt + torch.log(-torch.expm1(-dt))
+        for parameter, value in ((mixer.dt_bias, inverse_softplus), (mixer.A_log, torch.arange(1.0, heads + 1).log())):
+            if not getattr(parameter, "_is_hf_initialized", False):
+                parameter.copy_(value)
+
+
+AutoConfig.register(Mamba2Config.model_type, Mamba2Config, exist_ok=True)
+AutoModelForCausalLM.register(Mamba2Config, Mamba2ForCausalLM, exist_ok=True)
