@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from eval.partial import Partial
 
 if TYPE_CHECKING:
-    from data.prepare import Corpus
+    from data.corpus import Corpus
     from eval.judge import JudgeSettings
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from eval.text import TextCodec
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 OUTSIDE_SCALE = "custom"  # scale of the rows of a model that is no run of ours
 
@@ -70,9 +70,11 @@ class Loaded:
     def model(self) -> "PreTrainedModel":
         """fp32 weights, evaluation mode. Raises ValueError if there is no loadable model."""
         import torch
+        import transformers
 
         from models.build import load_model
 
+        transformers.utils.logging.disable_progress_bar()
         if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device {self.device!r}: this machine has no usable CUDA GPU; choose --device cpu")
         try:
@@ -88,24 +90,34 @@ class Loaded:
 
 
 def load_tokenizer(name: str) -> TextCodec:
-    """From a folder with a tokeniser of ours or of Hugging Face, or from a hub name.
-
-    Raises ValueError naming the remedy if there is none (offline, a hub name works only when it is in the local cache).
-    """
-    from transformers import AutoTokenizer
-
-    from data.tokenizer import Tokenizer
+    """From a folder with a tokeniser (ours or any of Hugging Face), a hub name, or a name as in data preparation
+    ("gpt2-json:FOLDER", "gpt2", "bytes"). Raises ValueError naming the remedy if there is none."""
+    from data.tokenizer import Tokenizer, parse_tokenizer
 
     folder = Path(name)
-    if folder.is_dir():
-        try:
-            return TextCodec(Tokenizer.load(folder))
-        except (OSError, ValueError, KeyError):
-            pass  # not one of ours
+    if not folder.is_dir() and "/" not in name.partition(":")[0]:
+        choice = parse_tokenizer(name)
+        if choice.trained:
+            raise ValueError(f"tokenizer {name!r} is trained on a corpus: name the folder where it was saved")
+        return TextCodec(choice.load())
+    if (folder / "kind.json").is_file():
+        return TextCodec(Tokenizer.load(folder))
     try:
-        return TextCodec(AutoTokenizer.from_pretrained(name))
-    except Exception as error:  # noqa: BLE001 transformers raises many types for the same thing
+        return TextCodec(_hf_tokenizer(name))
+    except Exception as error:  # transformers raises many types for the same thing
         raise ValueError(f"{name} has no usable tokeniser ({_first_line(error)}); name one with --tokenizer") from error
+
+
+def _hf_tokenizer(name: str) -> "PreTrainedTokenizerBase":
+    """Tokenisers saved by this suite name their class; code that a checkpoint brings along is never run."""
+    from transformers import AutoTokenizer
+
+    from data.hf_tokenizer import CorpusTokenizer, JSONTokenizer
+
+    config = Path(name) / "tokenizer_config.json"
+    own = {cls.__name__: cls for cls in (CorpusTokenizer, JSONTokenizer)}
+    saved = json.loads(config.read_text()).get("tokenizer_class") if config.is_file() else None
+    return own.get(saved, AutoTokenizer).from_pretrained(name)
 
 
 def _first_line(error: Exception) -> str:

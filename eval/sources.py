@@ -88,7 +88,7 @@ def make_context(spec: EvalSpec, sources: Sources, device: str, out_folder: Path
 
     context = Context(device=device, batch_tokens=sources.batch_tokens)
     if sources.corpus is not None:
-        from data.prepare import Corpus
+        from data.corpus import Corpus
 
         context.corpus = Corpus.open(sources.corpus)
     match spec:

@@ -1,0 +1,83 @@
+"""A small corpus of made-up English, a run folder with an untrained model, and a stub model that copies."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data.corpus import Corpus
+from data.prepare import prepare, resolve
+from eval.context import Context
+from models.build import build_model
+from models.spec import ForgettingTransformerSpec
+from training.spec import RunSpec, TrainSpec
+
+WORDS = (
+    "the a of and to in that it was his he with as for at by on not had but from they she which or we an there would "
+    "their river house garden morning letter question doctor window captain winter silver music answer market village "
+    "stone water light evening mother father brother quiet large small early heavy simple walked carried opened wrote "
+    "thought believed remembered followed asked found crossed waited"
+).split()
+
+
+def sentences(rng: np.random.Generator, count: int) -> str:
+    made = []
+    for _ in range(count):
+        chosen = [WORDS[i] for i in rng.integers(0, len(WORDS), int(rng.integers(5, 14)))]
+        made.append(" ".join(chosen).capitalize() + ".")
+    return " ".join(made) + "\n"
+
+
+@pytest.fixture(scope="session")
+def texts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    rng = np.random.default_rng(0)
+    for i in range(12):
+        (folder / f"essay{i:02}.txt").write_text("".join(sentences(rng, 12) for _ in range(60)))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def corpus(texts_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    plan = resolve(
+        f"text:{texts_folder}", cache_dir=tmp_path_factory.mktemp("cache"), tokenizer="bpe-512", document_len=2048,
+        heldout_fraction=0.2,
+    )  # fmt: skip
+    return prepare(plan)
+
+
+@pytest.fixture
+def context(corpus: Corpus) -> Context:
+    return Context(device="cpu", corpus=corpus)
+
+
+def _tiny_fox(vocab_size: int = 512, **changes: object) -> ForgettingTransformerSpec:
+    values: dict = {
+        "vocab_size": vocab_size, "hidden_size": 64, "num_layers": 2, "num_heads": 2, "mlp_ratio": 3.5, "mlp_width": 128,
+        "use_k_shift": True, "use_v_shift": True, "qk_norm": True, "use_output_gate": True, "use_output_norm": True,
+    }  # fmt: skip
+    return ForgettingTransformerSpec(**{**values, **changes})
+
+
+@pytest.fixture(scope="session")
+def tiny_fox() -> Callable[..., ForgettingTransformerSpec]:
+    """FoX (Pro) with two narrow layers; keyword arguments change its spec."""
+    return _tiny_fox
+
+
+@pytest.fixture(scope="session")
+def make_run(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    def make(spec: ForgettingTransformerSpec | None = None) -> Path:
+        train = TrainSpec(seq_len=512, batch_tokens=2048, train_tokens=20480, warmup_tokens=2048, peak_lr=1e-3)
+        run = RunSpec(name="fox_pro", scale="tiny", model=spec or _tiny_fox(), data=corpus.spec, train=train)
+        folder = tmp_path_factory.mktemp("runs") / run.folder_name
+        folder.mkdir()
+        (folder / "spec.json").write_text(run.to_json())
+        torch.manual_seed(0)
+        build_model(run.model).save_pretrained(folder / "export")
+        corpus.tokenizer.to_hf().save_pretrained(folder / "export")
+        return folder
+
+    return make
