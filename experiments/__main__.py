@@ -40,15 +40,13 @@ def parser() -> Parser:
         sub = verbs.add_parser(verb, help=about, allow_abbrev=False)
         _add_artefacts(sub)
         sub.add_argument("--data", metavar="SOURCE",
-                         help="stdlib, text:PATH[,PATH...], longcrawl64:FOLDER or hf:NAME[:CONFIG][@REVISION]; default: that of the scale")  # fmt: skip
+                         help="stdlib, text:PATH[,PATH...], longcrawl64:FOLDER or hf:NAME[:CONFIG][@REVISION]")  # fmt: skip
         sub.add_argument("--tokenizer", metavar="NAME",
                          help="bpe-N, bytes, gpt2[:FOLDER] or gpt2-json[:FOLDER]; default: that of the scale")  # fmt: skip
         sub.add_argument("--only", metavar="MODEL", action="append", default=[], help="only this model (repeatable)")
         sub.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
         sub.add_argument("--runs-dir", type=Path, default=Path("runs"), help="run folders (default: runs)")
-        sub.add_argument(
-            "--corpora-dir", type=Path, default=Path("corpora"), help="tokenised corpora (default: corpora)"
-        )
+        sub.add_argument("--corpora-dir", type=Path, default=Path("corpora"), help="tokenised corpora (default: corpora)")
         if verb == "run":
             sub.add_argument("--launcher", choices=("local", "slurm"), default="local")
             sub.add_argument("--slots", type=int, help="jobs at a time (default: one a GPU, or one a CPU core)")
@@ -66,9 +64,7 @@ def parser() -> Parser:
 def _add_artefacts(sub: argparse.ArgumentParser, artefacts: bool = True) -> None:
     if artefacts:
         sub.add_argument("artefacts", nargs="*", metavar="ARTEFACT", help="e.g. fig2_per_token_loss; default: all")
-    sub.add_argument(
-        "--scale", default="tiny", help="tiny, mini, 125m-2.7b, 360m-7.5b, 760m-16b or 760m-48b (default: tiny)"
-    )
+    sub.add_argument("--scale", default="tiny", help="tiny, mini, 125m-2.7b, 360m-7.5b, 760m-16b or 760m-48b (default: tiny)")
     sub.add_argument("--results-dir", type=Path, default=Path("results"), help="stored results (default: results)")
 
 

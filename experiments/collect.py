@@ -1,4 +1,4 @@
-"""From finished evaluations in run folders to the committed rows of an artefact, its drawing and the report. Torch-free."""
+"""From finished evaluations in run folders to an artefact's stored rows, its drawing and the report. Torch-free."""
 
 import importlib
 import json

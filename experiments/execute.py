@@ -3,7 +3,6 @@
 import time
 
 from rich.console import Console
-from rich.progress import Progress
 
 from data.prepare import prepare
 from experiments import collect
@@ -17,8 +16,8 @@ def prepare_corpus(plan: Plan, console: Console) -> None:
         return
     console.print(f"preparing the corpus ({plan.corpus.spec.source}, {plan.corpus.spec.tokenizer}) ...")
     started = time.monotonic()
-    with Progress(console=console, transient=True) as progress:
-        prepare(plan.corpus, progress=progress)
+    with console.status("tokenising") as status:
+        prepare(plan.corpus, progress=status.update)
     console.print(f"[green]done[/]  corpus in {plan.corpus.folder}  ({time.monotonic() - started:.0f} s)")
 
 
@@ -38,7 +37,5 @@ def execute(plan: Plan, device: str, slots: int | None, console: Console) -> int
                 console.print(f"[green]drawn[/] {path}")
     console.print(f"[green]report[/] {collect.write_report(plan.scale.name, plan.request.results_dir)}")
     if failed:
-        console.print(
-            f"[red]{len(failed)} of {len(todo)} jobs failed or could not start[/]; the same command tries them again"
-        )
+        console.print(f"[red]{len(failed)} of {len(todo)} jobs failed or could not start[/]; the same command tries them again")
     return 1 if failed else 0

@@ -21,9 +21,7 @@ def print_overview(console: Console) -> None:
     console.print()
     scales = Table("scale", "train tokens", "training length", "evaluation length", "about", box=None, pad_edge=False)
     for scale in SCALES.values():
-        scales.add_row(
-            scale.name, count(scale.train_tokens), f"{scale.seq_len:,}", f"{scale.document_len:,}", scale.about
-        )
+        scales.add_row(scale.name, count(scale.train_tokens), f"{scale.seq_len:,}", f"{scale.document_len:,}", scale.about)
     console.print(scales)
 
 
@@ -35,12 +33,8 @@ def print_plan(plan: Plan, mfu: float, console: Console) -> None:
         raise ValueError(f"--mfu {mfu}: give a share between 0 and 1, such as 0.4.")
     corpus = plan.corpus.spec
     state = f"ready in {plan.corpus.folder}" if plan.corpus.ready else "to be prepared"
-    console.print(
-        f"scale {plan.scale.name}; corpus {corpus.source}, {corpus.tokenizer}, {corpus.vocab_size} tokens in the vocabulary: {state}"
-    )
-    table = Table(
-        "run", "parameters", "tokens", "steps", "FLOPs", f"{GPU}-hours", "disk", "exists", box=None, pad_edge=False
-    )
+    console.print(f"scale {plan.scale.name}; corpus {corpus.source}, {corpus.tokenizer} ({corpus.vocab_size} tokens): {state}")
+    table = Table("run", "parameters", "tokens", "steps", "FLOPs", f"{GPU}-hours", "disk", "exists", box=None, pad_edge=False)
     hours_in_all = disk_in_all = 0.0
     for run in plan.runs.values():
         params = num_params(run.spec.model)
@@ -56,7 +50,8 @@ def print_plan(plan: Plan, mfu: float, console: Console) -> None:
     table.add_row("in all", "", "", "", "", f"{hours_in_all:,.2f}", size(disk_in_all), "", style="bold")
     console.print(table)
     console.print(
-        f"parameters as the paper counts them (without the input embedding); FLOPs are three forward passes by Table 6's formulas; "
+        "parameters as the paper counts them (without the input embedding); "
+        "FLOPs are three forward passes by Table 6's formulas; "
         f"hours at {mfu:.0%} of an {GPU}'s {DENSE_BF16_PEAK[GPU] / 1e12:.0f} TFLOP/s (bf16), evaluation not counted"
     )
 

@@ -81,7 +81,7 @@ def resolve_corpus(request: Request, scale: Scale) -> CorpusPlan:
         )
     return resolve(
         parse_source(data),
-        tokenizer=request.tokenizer or (None if data.startswith("longcrawl64") else scale.default_tokenizer),
+        tokenizer=request.tokenizer or (None if data.startswith("longcrawl64:") else scale.default_tokenizer),
         document_len=scale.document_len,
         cache_dir=request.corpora_dir,
     )
@@ -126,6 +126,8 @@ class Job:
 def train_job(plan: Plan, run: Run, device: str) -> Job:
     """Train `run`, with the micro-batches of its scale."""
     args = [str(run.folder.path), "--corpus-dir", str(plan.corpus.folder), "--device", device, "--quiet"]
+    if plan.request.tokenizer is not None:
+        args += ["--tokenizer", plan.request.tokenizer]
     if plan.scale.micro_batch_tokens is not None:
         args += ["--micro-batch-tokens", str(plan.scale.micro_batch_tokens)]
     if plan.scale.activation_checkpointing:

@@ -1,7 +1,7 @@
 """What a model is, without torch: one frozen, validated dataclass per architecture.
 
-A spec is part of a run's identity and round-trips through JSON (`spec.json` of a run folder). The torch modules and their
-Hugging Face configurations are built from it in the file of the same architecture.
+A spec is part of a run's identity and round-trips through JSON (`spec.json` of a run folder). The torch modules and
+their Hugging Face configurations are built from it in the file of the same architecture.
 """
 
 from typing import Annotated, Literal
@@ -17,7 +17,8 @@ ForgetGate = Literal["full", "bias_only", "fixed", "none"]
 
 
 def swiglu_width(hidden_size: int, mlp_ratio: float) -> int:
-    """Width m of a SwiGLU MLP: int(d * ratio * 2/3) rounded up to a multiple of 256 (section 3.1 of the released setup)."""
+    """Width m of a SwiGLU MLP: int(d * ratio * 2/3) rounded up to a multiple of 256 (section 3.1 of the released
+    setup)."""
     return 256 * -(-int(hidden_size * mlp_ratio * 2 / 3) // 256)
 
 
@@ -25,11 +26,11 @@ def swiglu_width(hidden_size: int, mlp_ratio: float) -> int:
 class ForgettingTransformerSpec:
     """FoX and Transformer, Pro and LLaMA: one attention block with every switch of the paper (Fig. 1, Table 3).
 
-    `forget_gate`: "full" sigmoid(w.x_t + b), "bias_only" sigmoid(b) learned, "fixed" sigmoid(b) constant, "none" softmax attention.
-    `decay_time_min`/`decay_time_max` (tokens) set the initial b of the two constant gates (Fig. 7).
-    `mlp_width` overrides the SwiGLU width that follows from `mlp_ratio` (for small models, where rounding up to 256 would dominate).
-    `prune_log_tolerance`: log(eps) of adaptive computation pruning, e.g. -10; None computes every tile. It does not change
-    the result beyond eps, but it is part of the spec because the ACP paper compares the two.
+    `forget_gate`: "full" sigmoid(w.x_t + b), "bias_only" sigmoid(b) learned, "fixed" sigmoid(b) constant, "none"
+    softmax attention. `decay_time_min`/`decay_time_max` (tokens) set the initial b of the two constant gates (Fig.
+    7). `mlp_width` overrides the SwiGLU width that follows from `mlp_ratio` (in small models rounding up to 256 would
+    dominate). `prune_log_tolerance`: log(eps) of adaptive computation pruning, e.g. -10; None computes every tile. It
+    changes the result by less than eps, but it is part of the spec because the ACP paper compares the two.
     """
 
     kind: Literal["forgetting_transformer"] = "forgetting_transformer"
@@ -82,7 +83,8 @@ class ForgettingTransformerSpec:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Mamba2Spec:
-    """Mamba-2 without MLPs. `num_layers` counts mixer layers: twice the blocks of the other models (the paper's 24 are 48)."""
+    """Mamba-2 without MLPs. `num_layers` counts mixer layers: twice the blocks of the other models (the paper's 24
+    are 48)."""
 
     kind: Literal["mamba2"] = "mamba2"
     vocab_size: PositiveInt
@@ -109,8 +111,8 @@ class Mamba2Spec:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class HGRN2Spec:
-    """HGRN2 with state expansion `expand_ratio`, hence hidden_size / expand_ratio heads. The layer-wise lower bounds are
-    allocated but not handed to the mixer unless `use_lower_bound` is set, as in the released code."""
+    """HGRN2 with state expansion `expand_ratio`, hence hidden_size / expand_ratio heads. The layer-wise lower bounds
+    are allocated but not handed to the mixer unless `use_lower_bound` is set, as in the released code."""
 
     kind: Literal["hgrn2"] = "hgrn2"
     vocab_size: PositiveInt

@@ -16,12 +16,15 @@ from training.spec import Execution
 class Arguments:
     """Train the run in RUN_DIR to its end, going on from its newest whole checkpoint.
 
-    Exit codes: 0 finished, 2 an error to mend, 75 saved and to be started again (SIGTERM, SIGUSR2, --max-hours), 130 interrupted.
+    Exit codes: 0 finished, 2 an error to mend, 130 interrupted (saved),
+    75 saved and to be started again (SIGTERM, SIGUSR2, --max-hours).
     """
 
     run_dir: tyro.conf.Positional[Path]
     corpus_dir: Path
     """Folder of the prepared corpus."""
+    tokenizer: str | None = None
+    """For LongCrawl64: gpt2-json:FOLDER, where vocab.json and merges.txt lie (default: the hub's)."""
     threads: int = 1
     """CPU threads of this process; 1 makes results independent of the machine's number of cores."""
     quiet: bool = False
@@ -38,7 +41,13 @@ def main() -> int:
     from training.loop import AnomalyError, train
 
     try:
-        return train(arguments.run_dir, arguments.corpus_dir, arguments.execution, arguments.quiet)
+        return train(
+            arguments.run_dir,
+            arguments.corpus_dir,
+            arguments.execution,
+            tokenizer=arguments.tokenizer,
+            quiet=arguments.quiet,
+        )
     except (ValueError, OSError, AnomalyError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_ERROR

@@ -67,9 +67,7 @@ class Checkpoints:
         self._background = background
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._group: dist.ProcessGroup | None = (
-            dist.new_group(backend="gloo") if background and world.size > 1 else None
-        )
+        self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo") if background and world.size > 1 else None
 
     def steps(self) -> list[int]:
         return sorted(int(path.name.removeprefix("step-")) for path in self.folder.glob("step-????????"))
@@ -148,9 +146,7 @@ class Checkpoints:
                 if fault is None:
                     found = step
                     break
-                print(
-                    f"{self.path(step)} is damaged: {fault}. Going on from the checkpoint before it.", file=sys.stderr
-                )
+                print(f"{self.path(step)} is damaged: {fault}. Going on from the checkpoint before it.", file=sys.stderr)
         return self.world.broadcast(found)  # type: ignore[return-value]
 
     def load(self, step: int, state: State) -> None:

@@ -2,7 +2,7 @@
 
 import datetime
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -86,21 +86,21 @@ def device_label(device: torch.device) -> str:
 
 def spread(
     module: nn.Module,
-    layers: Callable[[nn.Module], list[nn.Module]],
+    layers: list[nn.Module],
     world: World,
     parallel: Literal["ddp", "fsdp"],
     grad_reduce: Literal["fp32", "bf16"],
 ) -> nn.Module:
     """Wrap `module` for several processes; alone it is returned as it is.
 
-    FSDP2 shards each of `layers(module)` and the rest as units of their own; parameters stay fp32 (autocast casts
+    FSDP2 shards each of `layers` and the rest as units of their own; parameters stay fp32 (autocast casts
     activations), gradients are reduced in `grad_reduce`.
     """
     if world.size == 1:
         return module
     if parallel == "fsdp":
         policy = MixedPrecisionPolicy(reduce_dtype=DTYPES[grad_reduce])
-        for layer in layers(module):
+        for layer in layers:
             fully_shard(layer, mp_policy=policy)
         fully_shard(module, mp_policy=policy)
         return module

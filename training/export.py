@@ -1,4 +1,4 @@
-"""The trained model as a folder that `from_pretrained` reads, with its tokeniser; its presence marks a run as finished."""
+"""The trained model and its tokeniser as a folder for `from_pretrained`; its presence marks a run as finished."""
 
 import os
 import shutil

@@ -17,7 +17,7 @@ DENSE_BF16_PEAK = {
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """FLOP/s: the datasheet's dense bf16 rate of a known GPU, None for an unknown one, a measured fp32 rate for the CPU."""
+    """FLOP/s: the datasheet's dense bf16 rate of a known GPU, None for others, a measured fp32 rate for the CPU."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         return next((rate for part, rate in DENSE_BF16_PEAK.items() if part in name), None)

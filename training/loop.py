@@ -2,17 +2,19 @@
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from models.build import build_model
-from models.count import flops_per_token
-from models.loss import TokenLoss
 from torch import nn
 
 from data.corpus import Corpus
 from data.prefetch import Prefetcher
 from data.sampler import Sampler, load_batch
+from data.tokenizer import parse_tokenizer
+from models.build import build_model
+from models.count import flops_per_token, num_params
+from models.loss import TokenLoss
 from training.checkpoint import Checkpoints, State
 from training.distributed import World, device_label, join_world, spread
 from training.export import export_model
@@ -36,9 +38,10 @@ class AnomalyError(RuntimeError):
     """A step that was not applied, in a run that was told to stop there."""
 
 
-def train(run_dir: Path, corpus_dir: Path, execution: Execution, quiet: bool = False) -> int:
+def train(run_dir: Path, corpus_dir: Path, execution: Execution, *, tokenizer: str | None = None, quiet: bool = False) -> int:
     """Train the run in `run_dir` to its end, going on from its newest whole checkpoint.
 
+    `tokenizer` says where GPT-2's vocabulary lies ("gpt2-json:FOLDER") for a LongCrawl64 `corpus_dir`.
     Returns an exit code of training.signals: finished, interrupted, or saved and to be started again. Raises ValueError
     for what the user can mend (nothing has been computed then) and OSError for a full disk (checkpoints stay whole).
     """
@@ -48,16 +51,16 @@ def train(run_dir: Path, corpus_dir: Path, execution: Execution, quiet: bool = F
         return EXIT_FINISHED
     torch.manual_seed(spec.seed)
     stop = StopRequest(execution.max_hours)
-    with join_world(execution.device, execution.hang_minutes) as world:
-        if not world.is_main:
-            return _train(folder, spec, corpus_dir, execution, world, stop, quiet=True)
-        with folder.lock():
-            return _train(folder, spec, corpus_dir, execution, world, stop, quiet)
+    with join_world(execution.device, execution.hang_minutes) as world, folder.lock() if world.is_main else nullcontext():
+        corpus = open_corpus(corpus_dir, tokenizer, spec)
+        return _train(folder, spec, corpus, execution, world, stop, quiet or not world.is_main)
 
 
-def open_corpus(corpus_dir: Path, spec: RunSpec) -> Corpus:
-    """The corpus the spec names; a ValueError if the folder holds another."""
-    corpus = Corpus.open(corpus_dir)
+def open_corpus(corpus_dir: Path, tokenizer: str | None, spec: RunSpec) -> Corpus:
+    """The corpus the spec names, its tokeniser loaded now rather than after training; ValueError if it is another."""
+    choice = None if tokenizer is None else parse_tokenizer(tokenizer)
+    corpus = Corpus.open(corpus_dir, document_len=spec.data.document_len, tokenizer=choice)
+    assert corpus.tokenizer.vocab_size == spec.data.vocab_size
     if corpus.spec.fingerprint != spec.data.fingerprint:
         raise ValueError(
             f"{corpus_dir} holds corpus {corpus.spec.fingerprint[:12]}, but the run was made for {spec.data.fingerprint[:12]}: "
@@ -69,13 +72,12 @@ def open_corpus(corpus_dir: Path, spec: RunSpec) -> Corpus:
 def _train(
     folder: RunFolder,
     spec: RunSpec,
-    corpus_dir: Path,
+    corpus: Corpus,
     execution: Execution,
     world: World,
     stop: StopRequest,
     quiet: bool,
 ) -> int:
-    corpus = open_corpus(corpus_dir, spec)
     sampler = Sampler(len(corpus.train), spec.data.document_len, spec.train.seq_len, spec.train.batch_size)
     micro_batch = micro_batch_size(spec.train, world.size, execution.micro_batch_tokens)
     model = build_model(spec.model)
@@ -83,9 +85,11 @@ def _train(
         model.gradient_checkpointing_enable()
     model.to(world.device)
     token_loss = TokenLoss(model)
+    layers = list(model.base_model.layers)
     if execution.compile:
-        token_loss.compile_layers()
-    wrapped = spread(token_loss, TokenLoss.layers, world, execution.parallel, spec.train.grad_reduce)
+        for layer in layers:
+            layer.compile()
+    wrapped = spread(token_loss, layers, world, execution.parallel, spec.train.grad_reduce)
     optimizer = build_optimizer(token_loss, spec.train)
     allocate_state(optimizer)
     guard = Guard(spec.train, world)
@@ -169,9 +173,7 @@ class _Run:
                     self.speed.resume()
                 if stop_now and step < last_step:
                     self.checkpoints.wait()
-                    self._say(
-                        f"{self.spec.name}: stopped by {self.stop.reason or 'another process'}, saved at step {step}"
-                    )
+                    self._say(f"{self.spec.name}: stopped by {self.stop.reason or 'another process'}, saved at step {step}")
                     return EXIT_REQUEUE if self.stop.exit_code is None else self.stop.exit_code
             self.checkpoints.wait()
             return EXIT_FINISHED
@@ -183,7 +185,8 @@ class _Run:
             return
         self.folder.truncate(first_step)
         with open(self.folder.provenance_file, "a") as file:
-            line = provenance(device_label(self.world.device), self.world.size) | {"first_step": first_step}
+            line = provenance(device_label(self.world.device), self.world.size)
+            line |= {"first_step": first_step, "params": num_params(self.spec.model)}
             file.write(json.dumps(line) + "\n")
         if first_step:
             self._say(f"{self.spec.name}: going on from step {first_step}")

@@ -7,7 +7,7 @@ from training.spec import TrainSpec
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:
-    """Linear, convolution, embedding and head weights decay; biases, norm weights and flagged parameters do not.
+    """Linear, convolution, embedding and head weights decay; biases, norms and flagged parameters do not.
 
     `parameter._no_weight_decay` is set by the models (Mamba-2's A_log, D, dt_bias; HGRN2's lower bounds; constant gates).
     """
@@ -15,7 +15,7 @@ def decays(name: str, parameter: nn.Parameter) -> bool:
 
 
 def build_optimizer(model: nn.Module, spec: TrainSpec) -> torch.optim.AdamW:
-    """AdamW in two groups (decayed, not decayed), fused on CUDA; the learning rate is set by the loop before each step."""
+    """Fused AdamW in two groups (decayed, not decayed); the learning rate is set before each step."""
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     groups = [
         {"params": [p for n, p in trainable if decays(n, p)], "weight_decay": spec.weight_decay},

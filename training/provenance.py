@@ -14,9 +14,7 @@ def git_state(root: Path | None = None) -> dict[str, Any]:
     """Commit of the checkout that holds this file and whether tracked files differ from it; nulls outside a checkout."""
     root = root or Path(__file__).parent.parent
     try:
-        sha = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True
-        ).stdout.strip()
+        sha = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
         changed = subprocess.run(
             ["git", "status", "--porcelain", "--untracked-files=no", "--", ".", ":!results"],
             cwd=root, capture_output=True, text=True, check=True,

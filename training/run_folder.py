@@ -66,18 +66,14 @@ class RunFolder:
             try:
                 write_atomic(folder.spec_file, spec.to_json())
             except OSError as error:
-                raise ValueError(
-                    f"cannot write the run folder {path}: {error.strerror}. Choose another --runs-dir."
-                ) from error
+                raise ValueError(f"cannot write the run folder {path}: {error.strerror}. Choose another --runs-dir.") from error
         return folder
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
         folder = cls(path)
         if not folder.spec_file.is_file():
-            raise ValueError(
-                f"{path} is not a run folder: it has no spec.json. `python -m experiments run` makes run folders."
-            )
+            raise ValueError(f"{path} is not a run folder: it has no spec.json. `python -m experiments run` makes run folders.")
         return folder
 
     def read_spec(self) -> RunSpec:
@@ -99,9 +95,7 @@ class RunFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise ValueError(
-                    f"{self.path} is being trained by another process; wait for it, or stop it first."
-                ) from error
+                raise ValueError(f"{self.path} is being trained by another process; wait for it, or stop it first.") from error
             yield
 
     def read_metrics(self) -> list[dict]:

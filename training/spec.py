@@ -74,9 +74,7 @@ class RunSpec:
     @model_validator(mode="after")
     def _check(self) -> "RunSpec":
         if self.model.vocab_size < self.data.vocab_size:
-            raise ValueError(
-                f"model vocab_size {self.model.vocab_size} is smaller than the tokeniser's {self.data.vocab_size}"
-            )
+            raise ValueError(f"model vocab_size {self.model.vocab_size} is smaller than the tokeniser's {self.data.vocab_size}")
         if self.data.document_len % self.train.seq_len:
             raise ValueError(f"document_len {self.data.document_len} is not a multiple of seq_len {self.train.seq_len}")
         return self
@@ -109,7 +107,7 @@ class RunSpec:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Execution:
-    """How a run is carried out: nothing here changes its result (beyond rounding), so nothing here is part of its identity."""
+    """How a run is carried out. Nothing here changes its result beyond rounding, so none of it is part of its identity."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto takes CUDA where there is one."""

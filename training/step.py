@@ -50,7 +50,7 @@ class Stepper:
     def run(
         self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor, lr: float
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """One step on this process's rows. Returns (loss mean over all processes, gradient norm, Guard's verdict), on the device."""
+        """One step on this process's rows. Returns (loss over all processes, gradient norm, Guard's verdict) on the device."""
         loss = self._backward(inputs_BT, targets_BT)
         loss = self.world.sum(loss) / self.world.size
         grad_norm = nn.utils.clip_grad_norm_(self._parameters, self.spec.grad_clip, foreach=True)
@@ -59,7 +59,7 @@ class Stepper:
         verdict = self.guard.judge(loss, grad_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        # AdamW's own hook for gradient scalers: with found_inf set the fused kernel leaves weights, moments and step count alone.
+        # AdamW's hook for gradient scalers: with found_inf set, the fused kernel leaves weights, moments and steps alone.
         self.optimizer.found_inf = (verdict != 0).float()  # type: ignore[attr-defined]
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

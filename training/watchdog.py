@@ -1,4 +1,4 @@
-"""Ends a process whose steps have stopped coming (a hung collective, a dead peer), so that the scheduler can start it again."""
+"""Ends a process whose steps have stopped coming (a hung collective, a dead peer), so that it can be started again."""
 
 import faulthandler
 import os
@@ -10,7 +10,7 @@ from training.signals import EXIT_REQUEUE
 
 
 class Watchdog:
-    """Call `alive()` once a step; after `minutes` without a call the stacks are printed and the process exits with EXIT_REQUEUE."""
+    """Call `alive()` once a step; after `minutes` without a call it prints the stacks and exits with EXIT_REQUEUE."""
 
     def __init__(self, minutes: float):
         self._limit = 60 * minutes
