@@ -1,4 +1,4 @@
-"""A tokenised corpus on disk: train.zarr and heldout.zarr of shape (documents, document_len), uint16, as LongCrawl64 stores them.
+"""A tokenised corpus on disk: train.zarr and heldout.zarr, uint16 of shape (documents, document_len), as in LongCrawl64.
 
 Ours carry a corpus.json and their tokeniser beside the arrays; LongCrawl64 itself is read in place.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from data.spec import DataSpec
 from data.tokenizer import GPT2_VOCAB_SIZE, Tokenizer, TokenizerChoice
 
@@ -24,7 +25,7 @@ _FINGERPRINT_DOCUMENTS = 64
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of the source's documents. `dropped_tokens`: rests of documents that fill no row, short documents included."""
+    """What became of the source's documents. `dropped_tokens`: the rests that fill no row, short documents included."""
 
     documents: int
     duplicates: int
@@ -38,8 +39,8 @@ class Counts:
     @property
     def summary(self) -> str:
         return (
-            f"{self.documents} documents ({self.duplicates} duplicates, {self.too_short} too short) gave {self.train_rows} train and "
-            f"{self.heldout_rows} held-out rows; {self.dropped_tokens} tokens left over"
+            f"{self.documents} documents ({self.duplicates} duplicates, {self.too_short} too short) gave {self.train_rows} "
+            f"train and {self.heldout_rows} held-out rows; {self.dropped_tokens} tokens left over"
         )
 
 
@@ -54,7 +55,7 @@ class Split:
         self.path = path
         self.vocab_size = vocab_size
         self._array = _open_array(path)
-        self.num_documents, stored_len = self._array.shape
+        self.num_documents, stored_len = map(int, self._array.shape)
         if document_len is not None and document_len > stored_len:
             raise ValueError(f"{path} has documents of {stored_len} tokens, fewer than the {document_len} asked for")
         self.document_len = document_len or stored_len
@@ -71,7 +72,8 @@ class Split:
     def read(self, rows: slice | np.ndarray, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Tokens [start, stop) of the documents `rows`, uint16 of shape (rows, stop - start).
 
-        ValueError names the document where ids lie outside the vocabulary, a document is all zeros, or chunks are missing or damaged.
+        ValueError names the document where an id lies outside the vocabulary, where all tokens are zero, or where a chunk is
+        missing or damaged.
         """
         indices = np.arange(self.num_documents)[rows] if isinstance(rows, slice) else np.asarray(rows, dtype=np.int64)
         stop = self.document_len if stop is None else stop
@@ -93,7 +95,7 @@ class Split:
         first_row = block * chunk_rows
         last_row = min(first_row + chunk_rows, self.num_documents)
         first_col = start // chunk_cols * chunk_cols
-        last_col = min(-(-stop // chunk_cols) * chunk_cols, self._array.shape[1])
+        last_col = min(-(-stop // chunk_cols) * chunk_cols, int(self._array.shape[1]))
         if (last_row - first_row) * (last_col - first_col) * 2 > CACHED_BYTES:
             low, high = int(indices.min()), int(indices.max()) + 1
             return self._decode(slice(low, high), slice(start, stop))[indices - low]
@@ -114,13 +116,15 @@ class Split:
                 chunk = self.path / self._array.metadata.encode_chunk_key((i, j))
                 if not chunk.exists():
                     raise ValueError(
-                        f"{chunk} is missing (documents from {i * chunk_rows}): the copy of {self.path} is incomplete, fetch it again"
+                        f"{chunk} is missing (documents from {i * chunk_rows}): this copy of the corpus is incomplete, "
+                        "fetch or prepare it again"
                     )
         try:
             return np.asarray(self._array[rows, cols])
         except (RuntimeError, ValueError, OSError) as error:
             raise ValueError(
-                f"{self.path}, documents {rows.start} to {rows.stop - 1}: a chunk is damaged ({error}); fetch or prepare it again"
+                f"{self.path}, documents {rows.start} to {rows.stop - 1}: a chunk is damaged ({error}); "
+                "fetch or prepare it again"
             ) from None
 
     def _check(self, tokens: np.ndarray, indices: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Hugging Face tokeniser classes of the suite: they save and load with the usual methods, and never fall into the quirk's trap.
+"""Hugging Face tokeniser classes of the suite: they save and load with the usual methods, and keep the JSON quirk.
 
 Saved folders carry this file, so `AutoTokenizer.from_pretrained(folder, trust_remote_code=True)` works outside the suite too.
 """
@@ -11,22 +11,20 @@ from .json_escape import json_escape, json_unescape
 
 
 class CorpusTokenizer(PreTrainedTokenizerFast):
-    """Byte-level tokeniser that puts BOS in front when `add_special_tokens` is set; the text "<|endoftext|>" is ordinary text."""
+    """Byte-level tokeniser with BOS in front when `add_special_tokens` is set; the text "<|endoftext|>" is ordinary text."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("split_special_tokens", True)
         kwargs.setdefault("clean_up_tokenization_spaces", False)
         super().__init__(*args, **kwargs)
-        if (
-            len(self) < 257
-        ):  # transformers 5 builds an empty tokeniser from arguments it does not know, and says nothing
+        if len(self) < 257:  # transformers 5 builds an empty tokeniser from arguments it does not know, and says nothing
             raise ValueError(f"tokeniser with {len(self)} tokens: a byte-level vocabulary has at least 257")
 
 
 class JSONTokenizer(CorpusTokenizer):
     """The same for a corpus whose text was JSON-escaped before BPE (LongCrawl64): encoding escapes, decoding reverses it."""
 
-    def _encode_plus(self, text: Any, text_pair: Any = None, **kwargs: Any) -> Any:
+    def _encode_plus(self, text: Any, text_pair: Any = None, **kwargs: Any) -> Any:  # type: ignore[override]
         if kwargs.get("return_offsets_mapping"):
             raise ValueError("return_offsets_mapping: offsets would point into the JSON-escaped text, not into yours")
         pair = None if text_pair is None else _escape_all(text_pair)
@@ -37,7 +35,8 @@ class JSONTokenizer(CorpusTokenizer):
 
     def tokenize(self, text: str, *args: Any, **kwargs: Any) -> list[str]:
         # The parent's tokenize comes back through _encode_plus in some versions of transformers and not in others.
-        return self.convert_ids_to_tokens(self.encode(text, add_special_tokens=kwargs.get("add_special_tokens", False)))
+        ids = self.encode(text, add_special_tokens=kwargs.get("add_special_tokens", False))
+        return [str(self.convert_ids_to_tokens(i)) for i in ids]
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         return json_unescape(super().convert_tokens_to_string(tokens))

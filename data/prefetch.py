@@ -17,7 +17,7 @@ class Prefetcher(Generic[Key, Item]):
     """
 
     def __init__(self, make: Callable[[Key], Item], keys: Iterable[Key], *, depth: int = 2) -> None:
-        self._queue: queue.Queue[tuple[Key | None, Item | BaseException | None]] = queue.Queue(maxsize=depth)
+        self._queue: queue.Queue[tuple[Key, Item] | BaseException | None] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, args=(make, iter(keys)), name="prefetch", daemon=True)
         self._thread.start()
@@ -27,11 +27,11 @@ class Prefetcher(Generic[Key, Item]):
             for key in keys:
                 if not self._put((key, make(key))):
                     return
-            self._put((None, None))
+            self._put(None)
         except BaseException as error:  # handed to the consumer, whatever it is
-            self._put((None, error))
+            self._put(error)
 
-    def _put(self, entry: tuple[Key | None, Item | BaseException | None]) -> bool:
+    def _put(self, entry: tuple[Key, Item] | BaseException | None) -> bool:
         while not self._stop.is_set():
             try:
                 self._queue.put(entry, timeout=0.05)
@@ -42,13 +42,14 @@ class Prefetcher(Generic[Key, Item]):
 
     def __iter__(self) -> Iterator[tuple[Key, Item]]:
         while True:
-            key, item = self._queue.get()
-            if key is None:
+            entry = self._queue.get()
+            if entry is None or isinstance(entry, BaseException):
                 self._thread.join()
-                if isinstance(item, BaseException):
-                    raise item
+                self._queue.put(entry)  # iterating again ends the same way
+                if entry is not None:
+                    raise entry
                 return
-            yield key, item  # type: ignore[misc]
+            yield entry
 
     def close(self) -> None:
         """Ends the thread, after the batch it is making."""
@@ -58,7 +59,5 @@ class Prefetcher(Generic[Key, Item]):
     def __enter__(self) -> "Prefetcher[Key, Item]":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()

@@ -2,11 +2,12 @@
 
 Rules, all part of the fingerprint through FORMAT:
 * Documents with equal text count once.
-* Held out are whole documents, chosen by the digest of their text (so file names and order do not matter), up to a fraction of
-  the text; at least one. Only documents of at least 8 bytes per token of a row are candidates, so that each gives rows.
+* Held out are whole documents, chosen by the digest of their text (so file names and order do not matter), up to a
+  fraction of the text; at least one. Candidates have at least 8 bytes per token of a row, so that each surely gives rows.
 * A document is cut into consecutive rows of exactly `document_len` tokens; the rest is dropped. Rows never mix documents.
-* Rows of all documents are interleaved: row j of the n rows of document d of D is placed at (j + (d + 0.5) / D) / n. Documents
-  of one row keep the source's order, longer ones are spread evenly over the corpus, and no batch is filled by one book.
+* Rows of all documents are interleaved: row j of the n rows of document d of D is placed at (j + (d + 0.5) / D) / n.
+  Documents of one row keep the source's order, longer ones are spread evenly over the corpus, and no book fills a batch.
+* A BPE is trained on the train documents alone.
 """
 
 import contextlib
@@ -68,9 +69,9 @@ def resolve(
 ) -> CorpusPlan:
     """What a corpus will be, without tokenising anything.
 
-    `tokenizer` defaults to bpe-1024 for stdlib and text, gpt2-json for hub names and LongCrawl64. `document_len` is required except for
-    LongCrawl64, where it may shorten the stored documents. `max_documents` takes the first documents of the source (hub names: 100,000
-    unless given). ValueError for whatever can be known to be wrong now.
+    `tokenizer` defaults to bpe-1024 for stdlib and text, gpt2-json for hub names and LongCrawl64. `document_len` is required
+    except for LongCrawl64, where it may shorten the stored documents. `max_documents` takes the first documents of the source
+    (hub names: 100,000 unless given). ValueError for whatever can be known to be wrong now.
     """
     source = parse_source(source) if isinstance(source, str) else source
     if document_len is not None and document_len < 2:
@@ -87,8 +88,8 @@ def resolve(
         raise ValueError(f"heldout_fraction {heldout_fraction} must lie between 0 and 1")
     if max_documents is not None and max_documents < 2:
         raise ValueError(f"max_documents {max_documents}: at least 2 are needed, one of them held out")
-    if isinstance(source, HubSource):
-        max_documents = max_documents or HUB_MAX_DOCUMENTS
+    if isinstance(source, HubSource) and max_documents is None:
+        max_documents = HUB_MAX_DOCUMENTS
     choice = parse_tokenizer(tokenizer or ("gpt2-json" if isinstance(source, HubSource) else "bpe-1024"))
     content = source.digest(FileDigests(cache_dir / "file-digests.json"))
     identity = [FORMAT, content, choice.digest(), document_len, heldout_fraction, max_documents]
@@ -116,7 +117,8 @@ def prepare(plan: CorpusPlan, *, progress: Progress | None = None) -> Corpus:
     """The corpus of `plan`, tokenised now unless it is there already.
 
     Made in a temporary folder and renamed when whole, so an interruption leaves nothing that looks finished; a second process
-    that wants the same corpus waits for the first. ValueError for unreadable text, too short documents, a full or unwritable disk.
+    that wants the same corpus waits for the first. ValueError for unreadable text, documents that are all too short, and a full
+    or unwritable disk.
     """
     if isinstance(plan.source, LongCrawl64Source):
         return Corpus.open(plan.folder, document_len=plan.spec.document_len, tokenizer=plan.tokenizer)
@@ -126,7 +128,8 @@ def prepare(plan: CorpusPlan, *, progress: Progress | None = None) -> Corpus:
         try:
             with _lock(plan.folder.with_name(f".{plan.folder.name}.lock"), report):
                 if not plan.ready:
-                    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed: the lock is ours
+                    for left in (temporary, plan.folder):  # of a process that was killed, or half deleted: the lock is ours
+                        shutil.rmtree(left, ignore_errors=True)
                     temporary.mkdir()
                     try:
                         _build(plan, plan.source, temporary, report)
@@ -136,11 +139,10 @@ def prepare(plan: CorpusPlan, *, progress: Progress | None = None) -> Corpus:
         except OSError as error:
             if error.errno in _FULL_DISK:
                 raise ValueError(
-                    f"no space left in {plan.folder.parent} for the tokenised corpus ({error.strerror}): free some, or choose another cache folder"
+                    f"no space left in {plan.folder.parent} for the tokenised corpus ({error.strerror}): free some, or choose "
+                    "another cache folder"
                 ) from None
-            raise ValueError(
-                f"cannot write the tokenised corpus to {plan.folder} ({error.strerror or error})"
-            ) from None
+            raise ValueError(f"cannot write the tokenised corpus to {plan.folder} ({error.strerror or error})") from None
     return Corpus.open(plan.folder)
 
 
@@ -187,9 +189,7 @@ def _build(plan: CorpusPlan, source: TextualSource, folder: Path, report: Progre
     digests = {}
     for name, members in (("train", ~in_heldout), ("heldout", in_heldout)):
         report(f"writing {name}.zarr")
-        digests[name] = _write_zarr(
-            folder / f"{name}.zarr", tokens, interleave(firsts[members], rows[members]), tokenizer.kind
-        )
+        digests[name] = _write_zarr(folder / f"{name}.zarr", tokens, interleave(firsts[members], rows[members]), tokenizer.kind)
     del tokens
     counts = Counts(
         documents=total,
@@ -245,7 +245,8 @@ def _choose_heldout(documents: list[_Document], plan: CorpusPlan) -> set[int]:
     """Indices of the held-out documents: by digest, as many as fit into the fraction, or else the smallest candidate."""
     if len(documents) < 2:
         raise ValueError(
-            f"data {plan.spec.source!r} has {len(documents)} distinct documents with text: at least 2 are needed, one of them held out"
+            f"data {plan.spec.source!r} has {len(documents)} distinct documents with text: at least 2 are needed, one of them "
+            "to be held out"
         )
     candidates = [d for d in documents if d.num_bytes >= _BYTES_PER_TOKEN * plan.spec.document_len]
     if len(candidates) < 2:  # nothing is surely long enough: leave the longest to train on
@@ -279,9 +280,8 @@ def _tokenise(
             if time.monotonic() - last > 2:
                 last = time.monotonic()
                 done = sum(num_tokens)
-                report(
-                    f"tokenised {len(num_tokens)} of {len(documents)} documents, {done / 1e6:.1f}M tokens, {done / (last - start) / 1e6:.2f}M/s"
-                )
+                speed = done / (last - start) / 1e6
+                report(f"tokenised {len(num_tokens)} of {len(documents)} documents, {done / 1e6:.1f}M tokens, {speed:.2f}M/s")
     return np.array(num_tokens, dtype=np.int64)
 
 
@@ -302,8 +302,8 @@ def _check_lengths(plan: CorpusPlan, num_tokens: np.ndarray, rows: np.ndarray, i
     for name, members in (("train", ~in_heldout), ("held-out", in_heldout)):
         if not rows[members].any():
             raise ValueError(
-                f"data {plan.spec.source!r}: no {name} document has {plan.spec.document_len} tokens, the longest of all has "
-                f"{num_tokens.max()}: give longer documents, or a document_len below that"
+                f"data {plan.spec.source!r}: no {name} document has {plan.spec.document_len} tokens, the longest has "
+                f"{num_tokens[members].max()}: give more or longer documents, or a smaller document_len"
             )
 
 

@@ -16,8 +16,8 @@ class Sampler:
     """The order of LongCrawl64 training (section 1.2 of the released setup): no shuffling, no state.
 
     The corpus is a grid: a row per document, a column per consecutive segment of `seq_len` tokens. Documents are dropped from
-    the end to a multiple of `batch_size` (global, in sequences). With n = documents // batch_size, step s takes column s // n and
-    documents batch_size * (s % n) onwards: every first segment is seen before any second one. What of a document is left
+    the end to a multiple of `batch_size` (global, in sequences). With n = documents // batch_size, step s takes column s // n
+    and documents batch_size * (s % n) onwards: every first segment is seen before any second one. What of a document is left
     after its last whole segment is never read. After `num_batches` steps the order starts again from the beginning
     (`epochs` tells how often), which the paper's runs never reach.
     """
@@ -61,7 +61,8 @@ class Sampler:
                 f"a batch of {self.batch_size} sequences does not divide among {world_size} processes: "
                 f"start a number of processes that divides {self.batch_size}"
             )
-        assert 0 <= rank < world_size and step >= 0
+        assert 0 <= rank < world_size
+        assert step >= 0
         column, batch = divmod(step % self.num_batches, self.batches_per_column)
         share = self.batch_size // world_size
         first = batch * self.batch_size + rank * share

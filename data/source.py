@@ -1,7 +1,7 @@
 """Where text or tokens come from: what `--data` names.
 
-A source of text has `kind` (`DataSpec.source`), `digest(file_digests)` (of the raw content, cheap) and `documents()`. LongCrawl64
-is tokens already and is used in place.
+A source of text has `kind` (`DataSpec.source`), `digest(file_digests)` (of the raw content, cheap) and `documents()`.
+LongCrawl64 is tokens already and is used in place.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ _ALLOWED = "stdlib, text:PATH[,PATH...], longcrawl64:FOLDER or hf:NAME[:CONFIG][
 
 
 class StdlibSource:
-    """The Python standard library of the running interpreter: each package one document, loose modules joined by first letter."""
+    """The Python standard library of the running interpreter: a document per package, loose modules joined by first letter."""
 
     kind = "stdlib"
 
@@ -77,9 +77,7 @@ class HubSource:
                     raise ValueError(f"data {self.kind!r} has no `text` column, only {', '.join(row)}: choose another")
                 yield row["text"]
         except (OSError, RuntimeError) as error:
-            raise ValueError(
-                f"data {self.kind!r}: reading from the hub failed ({_first_line(error)}); run it again"
-            ) from None
+            raise ValueError(f"data {self.kind!r}: reading from the hub failed ({_first_line(error)}); run it again") from None
 
     def _commit(self) -> str:
         if self.revision is not None and _REVISION.fullmatch(self.revision):
@@ -108,7 +106,8 @@ class LongCrawl64Source:
         for name in ("train.zarr", "heldout.zarr"):
             if not (folder / name).is_dir():
                 raise ValueError(
-                    f"data 'longcrawl64:{folder}': {folder / name} does not exist; the folder must hold train.zarr and heldout.zarr"
+                    f"data 'longcrawl64:{folder}': {folder / name} does not exist; "
+                    "the folder must hold train.zarr and heldout.zarr"
                 )
 
 
@@ -126,9 +125,7 @@ def parse_source(text: str) -> Source:
     if kind == "longcrawl64" and rest:
         return LongCrawl64Source(Path(rest).expanduser())
     if kind == "hf":
-        match = re.fullmatch(
-            r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[\w.-]+))?(?:@(?P<revision>[\w./-]+))?", rest
-        )
+        match = re.fullmatch(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[\w.-]+))?(?:@(?P<revision>[\w./-]+))?", rest)
         if match:
             return HubSource(match["name"], match["config"], match["revision"])
     raise ValueError(f"data {text!r} is none of {_ALLOWED}")

@@ -1,4 +1,4 @@
-"""Documents in text files: .txt (one document), .jsonl (a `text` field per line), .parquet (a `text` column), each also .xz, .gz, .zst."""
+"""Documents in text files: .txt (one each), .jsonl (a `text` field per line), .parquet (a `text` column), or compressed."""
 
 import glob
 import gzip

@@ -1,4 +1,4 @@
-"""Byte-level tokenisers: GPT-2's BPE with and without the JSON quirk of LongCrawl64, plain bytes, and a BPE trained on a corpus.
+"""Byte-level tokenisers: GPT-2's BPE with and without LongCrawl64's JSON quirk, bytes, and a BPE trained on a corpus.
 
 BOS = EOS = <|endoftext|> (50256 in GPT-2). Encoding ordinary text never yields it, not even the text "<|endoftext|>".
 """
@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,9 +74,7 @@ def parse_tokenizer(text: str) -> TokenizerChoice:
         return TokenizerChoice(kind)
     if re.fullmatch(r"bpe-[1-9]\d*", kind) and not folder:
         if not 257 <= int(kind[4:]) <= MAX_VOCAB_SIZE:
-            raise ValueError(
-                f"tokenizer {text!r}: a byte-level BPE stored as uint16 has 257 to {MAX_VOCAB_SIZE} tokens"
-            )
+            raise ValueError(f"tokenizer {text!r}: a byte-level BPE stored as uint16 has 257 to {MAX_VOCAB_SIZE} tokens")
         return TokenizerChoice(kind)
     raise ValueError(f"tokenizer {text!r} is none of gpt2-json[:FOLDER], gpt2[:FOLDER], bytes, bpe-N")
 
@@ -85,9 +84,7 @@ class Tokenizer:
 
     def __init__(self, kind: str, backend: Backend, vocab_size: int, bos_id: int) -> None:
         if vocab_size > MAX_VOCAB_SIZE:
-            raise ValueError(
-                f"vocabulary of {vocab_size} tokens: ids are stored as uint16, at most {MAX_VOCAB_SIZE} fit"
-            )
+            raise ValueError(f"vocabulary of {vocab_size} tokens: ids are stored as uint16, at most {MAX_VOCAB_SIZE} fit")
         self.kind = kind
         self.vocab_size = vocab_size
         self.bos_id = bos_id
@@ -105,13 +102,8 @@ class Tokenizer:
         for text in texts:
             pieces.extend(_pieces(json_escape(text) if self.kind == "gpt2-json" else _valid(text)))
             bounds.append(len(pieces))
-        encoded = [
-            np.asarray(e.ids, np.uint16) for e in self._backend.encode_batch_fast(pieces, add_special_tokens=False)
-        ]
-        return [
-            np.concatenate([np.empty(0, np.uint16), *encoded[start:stop]])
-            for start, stop in zip(bounds, bounds[1:], strict=False)
-        ]
+        encoded = [np.asarray(e.ids, np.uint16) for e in self._backend.encode_batch_fast(pieces, add_special_tokens=False)]
+        return [np.concatenate([np.empty(0, np.uint16), *encoded[start:stop]]) for start, stop in pairwise(bounds)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`, leaving BOS out; never fails on ids that no text gives."""
@@ -158,9 +150,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     model = json.loads(backend.to_str())["model"]
     # A small corpus may give fewer merges than asked for; the ids between them and BOS then stay unused.
     vocab = {**model["vocab"], BOS: vocab_size - 1}
-    return Tokenizer(
-        f"bpe-{vocab_size}", _backend(vocab, [tuple(m) for m in model["merges"]]), vocab_size, vocab_size - 1
-    )
+    return Tokenizer(f"bpe-{vocab_size}", _backend(vocab, [tuple(m) for m in model["merges"]]), vocab_size, vocab_size - 1)
 
 
 def _bytes_tokenizer() -> Tokenizer:
@@ -190,9 +180,7 @@ def _read_gpt2(folder: Path | None) -> tuple[dict[str, int], list[tuple[str, str
         lines = merges_path.read_text(encoding="utf-8").split("\n")
         merges = [(a, b) for a, b in (line.split(" ") for line in lines if line and not line.startswith("#version"))]
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"tokenizer folder {vocab_path.parent}: vocab.json or merges.txt cannot be read ({error})"
-        ) from None
+        raise ValueError(f"tokenizer folder {vocab_path.parent}: vocab.json or merges.txt cannot be read ({error})") from None
     if len(vocab) != GPT2_VOCAB_SIZE or vocab.get(BOS) != GPT2_VOCAB_SIZE - 1 or len(merges) != 50000:
         raise ValueError(
             f"tokenizer folder {vocab_path.parent} holds {len(vocab)} tokens and {len(merges)} merges; GPT-2 has "
@@ -205,9 +193,7 @@ def _find_gpt2(folder: Path | None) -> tuple[Path, Path]:
     if folder is not None:
         for name in ("vocab.json", "merges.txt"):
             if not (folder / name).is_file():
-                raise ValueError(
-                    f"tokenizer folder {folder} has no {name}; it must hold GPT-2's vocab.json and merges.txt"
-                )
+                raise ValueError(f"tokenizer folder {folder} has no {name}; it must hold GPT-2's vocab.json and merges.txt")
         return folder / "vocab.json", folder / "merges.txt"
     from huggingface_hub import hf_hub_download
 
@@ -221,8 +207,8 @@ def _find_gpt2(folder: Path | None) -> tuple[Path, Path]:
                 reason = type(error).__name__
         else:
             raise ValueError(
-                f"GPT-2's {name} is neither in the local cache nor to be had from {GPT2_HUB_NAME} ({reason}): give a folder with "
-                "vocab.json and merges.txt, as in --tokenizer gpt2-json:FOLDER, or choose --tokenizer bpe-1024 or bytes"
+                f"GPT-2's {name} is neither in the local cache nor to be had from {GPT2_HUB_NAME} ({reason}): give a folder "
+                "with vocab.json and merges.txt, as in --tokenizer gpt2-json:FOLDER, or choose --tokenizer bpe-1024 or bytes"
             )
     return paths[0], paths[1]
 
