@@ -56,7 +56,7 @@ def _lower_everywhere(claim: str, losses: Curves, grid: list[int]) -> Verdict:
         length = max(gaps, key=lambda length: np.inf if np.isnan(gaps[length]) else gaps[length])
         worst.append(
             f"{label(fox)} below {label(transformer)} at {won} of {len(grid)} lengths "
-            f"(least favourable: {gaps[length]:+.3f} at {length}; {unclear or 'no'} gaps inside the noise)"
+            f"(least favourable: {gaps[length]:+.3f} at {length}; gaps inside the noise: {unclear})"
         )
     return Verdict(claim, status_of(violations, noises), "; ".join(worst) + ".", numbers)
 
@@ -138,7 +138,7 @@ def c4(losses: Curves, train_len: int) -> Verdict:
     noises.append(float(SIGMAS * scatter(losses["fox_pro"][:train_len]) * np.sqrt(2 / window)))
     numbers = {f"gain of {label(model)}": value for model, value in {"fox_pro": fox_gain, **gains}.items()}
     of_others = ", ".join(f"{label(model)} {value:+.4f}" for model, value in gains.items())
-    sentence = f"From {start} to {train_len} tokens FoX (Pro) gains {fox_gain:+.4f} nats; {of_others}; allowed is half of FoX (Pro)'s."
+    sentence = f"From {start} to {train_len} tokens FoX (Pro) gains {fox_gain:+.4f} nats; {of_others}; allowed is half of FoX (Pro)'s, noise {max(noises):.4f}."
     return Verdict("C4", status_of(violations, noises), sentence, numbers)
 
 

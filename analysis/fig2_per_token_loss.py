@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.names import style_of
+from analysis.names import SEVEN, style_of
 from analysis.rows import first_plotted, loss_curves, perplexity, smooth, smoothing_window, train_seq_len
 from analysis.style import (
     LINE_WIDTH,
@@ -35,6 +35,7 @@ SHOWS = (
     "Transformers with RoPE break down soon, FoX degrades gently."
 )
 CLAIMS = ("C1", "C2", "C3", "C4", "C5", "C6")
+MODELS = SEVEN
 
 PAPER_LOSS_RANGE = (1.47, 1.67)
 PAPER_PERPLEXITY_RANGE = (4.4, 5.5)

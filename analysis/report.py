@@ -64,13 +64,9 @@ def _section(folder: Path, name: str) -> dict[str, Any]:
         "picture": base64.b64encode(picture.read_bytes()).decode() if is_figure else None,
         "table": Markup(to_html(module.summary(rows, meta))),  # escapes its own cells
         "verdicts": [(verdict, CLAIMS[verdict.claim]) for verdict in verdicts],
-        "missing": [label(model) for model in _expected(module) if model not in set(rows["model"])],
+        "missing": [label(model) for model in module.MODELS if model not in set(rows["model"])],
         "meta": meta,
     }
-
-
-def _expected(module: Any) -> tuple[str, ...]:
-    return getattr(module, "MODELS", ())
 
 
 def _runs(sections: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -88,7 +84,8 @@ def _runs(sections: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for run in runs.values():
         provenance = run.get("provenance") or {}
         run["label"] = label(run["model"])
-        run["git"] = str(provenance.get("git_sha") or "unknown")[:10] + ("+" if provenance.get("dirty") else "")
+        run["git"] = str(provenance.get("git_sha") or "unknown")[:10] + ("+" if provenance.get("git_dirty") else "")
         run["device"] = provenance.get("device", "unknown")
-        run["versions"] = ", ".join(f"{name} {version}" for name, version in (provenance.get("versions") or {}).items())
+        versions = {"python": provenance.get("python"), **(provenance.get("versions") or {})}
+        run["versions"] = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     return sorted(runs.values(), key=lambda run: (order.index(run["model"]), run["id"]))

@@ -82,3 +82,24 @@ def smoothing_window(train_len: int) -> int:
 def first_plotted(train_len: int) -> int:
     """First position drawn: 128 as in the paper; a sixteenth of the training context below 2,048 tokens."""
     return max(1, min(128, train_len // 16))
+
+
+def made_locally(meta: Meta) -> bool:
+    """Whether tasks were stand-ins made from the held-out text, not the public data sets."""
+    specs = [evaluation["spec"] for evaluation in meta["evals"].values()]
+    return any("local" in (spec.get("dataset"), spec.get("include")) for spec in specs)
+
+
+def extra(meta: Meta, run_id: str, name: str) -> Any:
+    """What an evaluation recorded of a run under `name` beyond its rows; None if it did not."""
+    for evaluation in meta["evals"].values():
+        extras = evaluation["runs"].get(run_id, {}).get("extras", {})
+        if name in extras:
+            return extras[name]
+    return None
+
+
+def count_range(counts: pd.Series, noun: str) -> str:
+    """"200 examples", or "150 to 500 examples" where counts differ."""
+    low, high = int(counts.min()), int(counts.max())
+    return f"{low:,} {noun}" if low == high else f"{low:,} to {high:,} {noun}"

@@ -1,6 +1,7 @@
 """A table of numbers per model, and its Markdown, LaTeX, CSV and HTML: best bold, second underlined, paper's in brackets."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -12,6 +13,7 @@ from results.store import write_atomic
 
 Values = Mapping[str, Sequence[float | None]]
 Mark = Literal["", "best", "second"]
+WIDE = 10
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,10 @@ class Column:
     better: Literal["lower", "higher", ""] = ""
 
     def text(self, value: float | None) -> str:
-        return "\N{EN DASH}" if value is None or math.isnan(value) else f"{value:,.{self.decimals}f}"
+        if value is None or math.isnan(value):
+            return "\N{EN DASH}"
+        decimals = self.decimals if abs(value) < 10_000 else 0
+        return f"{value:,.{decimals}f}"
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,7 @@ def to_csv(table: Table) -> str:
 
 
 def to_html(table: Table) -> str:
-    head = "".join(f"<th>{escape(column.title)}</th>" for column in table.columns)
+    head = "".join(f"<th>{_breakable(column.title)}</th>" for column in table.columns)
     body = []
     for name, cells in table.cells():
         tds = []
@@ -131,7 +136,13 @@ def to_html(table: Table) -> str:
             tds.append(f"<td>{ours}{f'<small>{escape(paper)}</small>' if paper else ''}</td>")
         body.append(f"<tr><th>{escape(name)}</th>{''.join(tds)}</tr>")
     caption = f"<caption>{escape(_caption(table))}</caption>".replace("In brackets: the paper", "Below, small: the paper")
-    return f"<table class='numbers'>{caption}<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+    wide = " wide" if len(table.columns) > WIDE else ""
+    return f"<table class='numbers{wide}'>{caption}<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+
+def _breakable(title: str) -> str:
+    """HTML of a column title that may break between the parts of NarrativeQA, but not within ARC-e."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "<wbr>", escape(title.replace("-", "\N{NON-BREAKING HYPHEN}")))
 
 
 def write_table(table: Table, stem: Path) -> list[Path]:

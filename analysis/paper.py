@@ -1,0 +1,35 @@
+"""The paper's printed tables as data (paper_data/, with their provenance)."""
+
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+
+FOLDER = Path(__file__).with_name("paper_data")
+
+# Which file belongs to which artefact at which scale; at other scales the paper prints nothing comparable.
+FILES: dict[tuple[str, str], str] = {
+    ("table1_lm_eval", "760m-48b"): "table1_lm_eval_760m_48b.csv",
+    ("table1_lm_eval", "760m-16b"): "table8_lm_eval_760m_16b.csv",
+    ("table2_longbench", "760m-48b"): "table2_longbench_760m_48b.csv",
+    ("table2_longbench", "760m-16b"): "table9_longbench_760m_16b.csv",
+    ("table6_throughput", "760m-48b"): "table6_throughput_760m.csv",
+    ("table6_throughput", "760m-16b"): "table6_throughput_760m.csv",
+}
+
+Scores = dict[str, dict[str, float]]  # model key -> column -> value
+
+
+@cache
+def _read(name: str) -> pd.DataFrame:
+    return pd.read_csv(FOLDER / name, index_col="model")
+
+
+def paper_scores(artefact: str, scale: str) -> Scores:
+    """The paper's values for an artefact at a scale, by model key and column; empty where it prints none."""
+    name = FILES.get((artefact, scale))
+    if name is None:
+        return {}
+    return {
+        str(model): {str(column): float(value) for column, value in row.items()} for model, row in _read(name).iterrows()
+    }
