@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import models.hf_guard  # noqa: F401  (before transformers)
+import models.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import torch
 
 from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def build_model(spec: ModelSpec, device: torch.device | str = "cpu") -> "PreTrainedModel":
-    """A fresh model in fp32, initialised as in the paper's runs from torch's current seed. On device "meta" nothing is allocated."""
+    """A fresh model in fp32, initialised as in the paper's runs from torch's current seed. On device "meta" nothing
+    is allocated."""
     config_class, model_class = _classes(spec.kind)
     with torch.device("meta" if str(device) == "meta" else "cpu"):
         model = model_class(config_class.from_spec(spec))
@@ -41,9 +42,7 @@ def load_model(source: str | Path, dtype: torch.dtype = torch.float32) -> "PreTr
     folder = Path(source)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ValueError(
-                f"{folder} holds no config.json: give the folder that save_pretrained wrote, e.g. RUN/export"
-            )
+            raise ValueError(f"{folder} holds no config.json: give the folder that save_pretrained wrote, e.g. RUN/export")
         model_type = json.loads((folder / "config.json").read_text()).get("model_type")
         if str(model_type).endswith("-project_fox"):
             from models.convert import load_authors

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# A cached sequence grows in blocks of this many tokens, so that one more token is written in place instead of copying all.
+# A cached sequence grows in blocks of this many tokens, so that one more token is written in place instead of copying
+# all.
 BLOCK = 256
 
 State = dict[str, Any]
@@ -15,9 +16,9 @@ State = dict[str, Any]
 class DecodingCache:
     """State of every layer after `seq_len` tokens (left padding included).
 
-    A recurrent layer replaces its state with `update`; an attention layer extends its sequences with `append`. Layers of
-    flash-linear-attention use it through the same `cache[layer]` and `update(layer_idx=..., ...)` that they expect of fla's own.
-    A cache holds no gradients.
+    A recurrent layer replaces its state with `update`; an attention layer extends its sequences with `append`. Layers
+    of flash-linear-attention use it through the same `cache[layer]` and `update(layer_idx=..., ...)` that they expect
+    of fla's own. A cache holds no gradients.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,8 @@ class DecodingCache:
         return self.seq_len
 
     def update(self, layer_idx: int, offset: int = 0, **state: Any) -> State:
-        """Replace the named entries of a layer. `offset`, the number of new tokens, is the model's business (`seq_len`)."""
+        """Replace the named entries of a layer. `offset`, the number of new tokens, is the model's business
+        (`seq_len`)."""
         layer = self.layers.setdefault(layer_idx, {})
         layer.update({name: _map(torch.Tensor.detach, value) for name, value in state.items()})
         return layer

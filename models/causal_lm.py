@@ -1,9 +1,9 @@
 """The skeleton shared by every model here: embedding, pre-norm residual blocks, final norm, untied head (Appendix B).
 
-A mixer (attention or recurrence) is a module with `forward(x, cache, padding)`; a block calls it on the normalised input with
-padded positions set to zero. With zero input and no bias, every mixer's keys, values and shifted neighbours at padded positions are
-zero, so left padding leaves no trace in a state. Under autocast the residual stream stays fp32 and mixers and MLPs run in
-the autocast dtype.
+A mixer (attention or recurrence) is a module with `forward(x, cache, padding)`; a block calls it on the normalised
+input with padded positions set to zero. With zero input and no bias, every mixer's keys, values and shifted
+neighbours at padded positions are zero, so left padding leaves no trace in a state. Under autocast the residual
+stream stays fp32 and mixers and MLPs run in the autocast dtype.
 
 Suffixes: B batch, T tokens, d hidden size, V vocabulary.
 """
@@ -11,9 +11,9 @@ Suffixes: B batch, T tokens, d hidden size, V vocabulary.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-import models.hf_guard  # noqa: F401  (before transformers)
+import models.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,8 +28,8 @@ MIXER_GAIN = 2**-2.5
 
 @dataclass(frozen=True)
 class Padding:
-    """Left padding of a batch: `real` (B, T) is true at the real ones of the current tokens, `start` (B,) int32 is the first
-    real position of the whole sequence, cached tokens included."""
+    """Left padding of a batch: `real` (B, T) is true at the real ones of the current tokens, `start` (B,) int32 is
+    the first real position of the whole sequence, cached tokens included."""
 
     real: Tensor
     start: Tensor
@@ -129,7 +129,8 @@ class Backbone(nn.Module):
     ) -> BaseModelOutputWithPast:
         """Hidden states (B, T, d) after the final norm.
 
-        `attention_mask` (B, cached + T) marks left padding with 0. A given cache is continued by T >= 1 tokens; `use_cache` starts one.
+        `attention_mask` (B, cached + T) marks left padding with 0. A given cache is continued by T >= 1 tokens;
+        `use_cache` starts one.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
@@ -161,7 +162,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
 
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["Block"]
+    _no_split_modules: ClassVar[list[str]] = ["Block"]
     # Cached decoding needs all its tokens in order: no rewinding, as assisted decoding would ask for.
     _is_stateful = True
     # Read by models.loss: logits are the head's matmul of the hidden states and nothing else.
@@ -195,8 +196,9 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         return_dict: bool = True,
     ) -> CausalLMOutputWithPast | tuple:
-        """Logits (B, T, V), or of the last `logits_to_keep` positions only. `labels` follow Hugging Face's convention: the
-        model shifts them by one and returns the mean loss (`models.loss` gives unshifted, per-token losses)."""
+        """Logits (B, T, V), or of the last `logits_to_keep` positions only. `labels` follow Hugging Face's
+        convention: the model shifts them by one and returns the mean loss (`models.loss` gives unshifted, per-token
+        losses)."""
         outputs = self.base_model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -227,7 +229,8 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | None = None,
         **unused: Any,
     ) -> dict[str, Any]:
-        """Only the tokens that the cache has not seen, and the mask of all. `generate` passes more than this model takes."""
+        """Only the tokens that the cache has not seen, and the mask of all. `generate` passes more than this model
+        takes."""
         cached = 0 if past_key_values is None else past_key_values.get_seq_length()
         prompt = inputs_embeds is not None and cached == 0
         if input_ids.shape[1] > cached:

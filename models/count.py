@@ -1,4 +1,5 @@
-"""The paper's counting of parameters and FLOPs (Table 6). Torch is needed only to count a model, not a spec's formula."""
+"""The paper's counting of parameters and FLOPs (Table 6). Torch is needed only to count a model, not a spec's
+formula."""
 
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,9 @@ def num_params(model: "PreTrainedModel | ModelSpec") -> int:
 def flops_per_token(spec: ModelSpec, seq_len: int) -> int:
     """FLOPs of a forward pass per token at `seq_len`; the paper takes training as three times this.
 
-    2N for the matrices, plus: attention 2 * layers * d * L (the causal average of L/2 keys); recurrences a multiple of layers * d * state.
-    Mamba-2's layers count in pairs, as the paper's 24 blocks. A window shorter than the sequence bounds the keys.
+    2N for the matrices, plus: attention 2 * layers * d * L (the causal average of L/2 keys); recurrences a multiple
+    of layers * d * state. Mamba-2's layers count in pairs, as the paper's 24 blocks. A window shorter than the
+    sequence bounds the keys.
     """
     matrices = 2 * num_params(spec)
     d, layers = spec.hidden_size, spec.num_layers

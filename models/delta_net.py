@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import models.hf_guard  # noqa: F401  (before transformers)
+import models.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
@@ -21,7 +21,6 @@ class DeltaNetConfig(PreTrainedConfig):
     """Hugging Face configuration; keys as in flash-linear-attention."""
 
     model_type = "delta_net_suite"
-    keys_to_ignore_at_inference = ["past_key_values"]
 
     def __init__(
         self,

@@ -1,16 +1,16 @@
 """FoX and Transformer, Pro and LLaMA, as one attention block with every switch of the paper (Fig. 1, sections 3 and 4).
 
-Order of operations in a block: project; shift k and v; normalise q and k; rotate; attend; normalise the output per head; gate it;
-project. Parameter names and config keys are those of the published checkpoints.
+Order of operations in a block: project; shift k and v; normalise q and k; rotate; attend; normalise the output per
+head; gate it; project. Parameter names and config keys are those of the published checkpoints.
 
 Suffixes: B batch, T tokens, H heads, D head dimension, d hidden size.
 """
 
 import math
 from dataclasses import fields
-from typing import Any
+from typing import Any, ClassVar
 
-import models.hf_guard  # noqa: F401  (before transformers)
+import models.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,11 +34,10 @@ _CONFIG_KEYS = {
 
 
 class ForgettingTransformerConfig(PreTrainedConfig):
-    """Hugging Face configuration; keys as in the published checkpoints, plus `window_size`. (flash-linear-attention registers
-    the plain name `forgetting_transformer` for its own, different model.)"""
+    """Hugging Face configuration; keys as in the published checkpoints, plus `window_size`. (flash-linear-attention
+    registers the plain name `forgetting_transformer` for its own, different model.)"""
 
     model_type = "forgetting_transformer_suite"
-    keys_to_ignore_at_inference = ["past_key_values"]
 
     def __init__(
         self,
@@ -100,7 +99,8 @@ class ForgettingTransformerConfig(PreTrainedConfig):
 
 
 def decay_time_bias(num_heads: int, shortest: float, longest: float) -> Tensor:
-    """b_h (H,) with sigmoid(b_h) = exp(-1/T_h), decay times T_h (tokens) log-spaced from `shortest` to `longest` (Fig. 7).
+    """b_h (H,) with sigmoid(b_h) = exp(-1/T_h), decay times T_h (tokens) log-spaced from `shortest` to `longest`
+    (Fig. 7).
 
     (2, 256) over 8 heads gives ALiBi's slopes 2^-1 .. 2^-8.
     """
@@ -118,7 +118,8 @@ def shift(x_BTHD: Tensor, alpha_BTH: Tensor, before_B1HD: Tensor | None) -> Tens
 
 
 def rotate(x_BTHD: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Rotary embedding over the whole head dimension, channels i and i + D/2 paired; angles in fp32. positions (B or 1, T)."""
+    """Rotary embedding over the whole head dimension, channels i and i + D/2 paired; angles in fp32. positions (B or
+    1, T)."""
     half = x_BTHD.shape[-1] // 2
     frequencies = base ** (-torch.arange(half, device=x_BTHD.device, dtype=torch.float32) / half)
     angles = positions.float()[..., None, None] * frequencies
@@ -128,7 +129,8 @@ def rotate(x_BTHD: Tensor, positions: Tensor, base: float) -> Tensor:
 
 
 class ShiftLinear(nn.Module):
-    """A projection whose heads mix in the previous token's projection by a data-dependent scalar (section 3.3, no bias)."""
+    """A projection whose heads mix in the previous token's projection by a data-dependent scalar (section 3.3, no
+    bias)."""
 
     def __init__(self, hidden_size: int, num_heads: int) -> None:
         super().__init__()
@@ -280,7 +282,7 @@ class ForgettingTransformerForCausalLM(CausalLM):
     """FoX or Transformer with a language-modelling head."""
 
     config_class = ForgettingTransformerConfig
-    _keep_in_fp32_modules_strict = ["fgate_bias"]
+    _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["fgate_bias"]
 
     def __init__(self, config: ForgettingTransformerConfig) -> None:
         spec = config.to_spec()
@@ -297,7 +299,8 @@ class ForgettingTransformerForCausalLM(CausalLM):
         linear_normal_(module, self.config.initializer_range)
         if isinstance(module, ForgettingAttention) and module.spec.forget_gate in ("bias_only", "fixed"):
             spec = module.spec
-            assert spec.decay_time_min is not None and spec.decay_time_max is not None
+            assert spec.decay_time_min is not None
+            assert spec.decay_time_max is not None
             if not getattr(module.fgate_bias, "_is_hf_initialized", False):
                 module.fgate_bias.copy_(decay_time_bias(spec.num_heads, spec.decay_time_min, spec.decay_time_max))
 

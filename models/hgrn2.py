@@ -1,11 +1,12 @@
 """HGRN2 (arXiv 2404.07904): flash-linear-attention's layer in our skeleton, the paper's set-up (Appendix B).
 
-As in the released code, the layer-wise lower bounds exist but do not reach the mixer, unless `use_lower_bound` asks for it.
+As in the released code, the layer-wise lower bounds exist but do not reach the mixer, unless `use_lower_bound` asks
+for it.
 """
 
 from typing import Any
 
-import models.hf_guard  # noqa: F401  (before transformers)
+import models.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
@@ -24,7 +25,6 @@ class HGRN2Config(PreTrainedConfig):
     """Hugging Face configuration; keys as in flash-linear-attention."""
 
     model_type = "hgrn2_suite"
-    keys_to_ignore_at_inference = ["past_key_values"]
 
     def __init__(
         self,
@@ -105,9 +105,7 @@ class HGRN2Backbone(Backbone):
         ]
         super().__init__(spec.vocab_size, spec.hidden_size, blocks, spec.norm_eps)
         # Unused bounds take no gradient: DDP must not wait for one.
-        self.lower_bounds = nn.Parameter(
-            torch.zeros(spec.num_layers, spec.hidden_size), requires_grad=spec.use_lower_bound
-        )
+        self.lower_bounds = nn.Parameter(torch.zeros(spec.num_layers, spec.hidden_size), requires_grad=spec.use_lower_bound)
         self.lower_bounds._no_weight_decay = True  # type: ignore[attr-defined]
         self.use_lower_bound = spec.use_lower_bound
 

@@ -1,7 +1,7 @@
 """Per-token cross-entropy of a causal language model without ever holding all of its logits.
 
-The head's matmul and the cross-entropy run in chunks of tokens; the backward pass computes each chunk's logits again. Logits are
-in the autocast dtype, softmax statistics in fp32, and the head's gradient is summed in fp32.
+The head's matmul and the cross-entropy run in chunks of tokens; the backward pass computes each chunk's logits again.
+Logits are in the autocast dtype, softmax statistics in fp32, and the head's gradient is summed in fp32.
 
 Suffixes: B batch, T tokens, N = B * T, d hidden size, V vocabulary.
 """
@@ -36,8 +36,9 @@ class TokenLoss(nn.Module):
 def token_losses(model: Any, input_ids: Tensor, targets: Tensor) -> Tensor:
     """Loss in nats of each target given the inputs up to and including its own position: (B, T) fp32.
 
-    Nothing is shifted: targets (B, T) are aligned with input_ids (B, T). Works for the models here and for any Hugging Face causal
-    language model; one whose logits are more than a bias-free linear map of its hidden states goes through its whole logits.
+    Nothing is shifted: targets (B, T) are aligned with input_ids (B, T). Works for the models here and for any
+    Hugging Face causal language model; one whose logits are more than a bias-free linear map of its hidden states
+    goes through its whole logits.
     """
     if input_ids.shape != targets.shape:
         raise ValueError(f"targets {tuple(targets.shape)} must have the shape of input_ids {tuple(input_ids.shape)}")

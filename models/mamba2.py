@@ -1,14 +1,15 @@
 """Mamba-2 (arXiv 2405.21060): flash-linear-attention's layer with the recurrence through its scalar-decay chunk kernel.
 
-The layer's own paths need mamba-ssm and causal-conv1d, or memory for a naive scan. The recurrence is a linear attention with one
-decay per head, so `chunk_simple_gla` computes it on every device. The paper's setup: twice the layers, no MLPs (Appendix B).
+The layer's own paths need mamba-ssm and causal-conv1d, or memory for a naive scan. The recurrence is a linear
+attention with one decay per head, so `chunk_simple_gla` computes it on every device. The paper's setup: twice the
+layers, no MLPs (Appendix B).
 """
 
 import logging
 import math
-from typing import Any
+from typing import Any, ClassVar
 
-import models.hf_guard  # noqa: F401  (before transformers)
+import models.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -35,7 +36,6 @@ class Mamba2Config(PreTrainedConfig):
     """Hugging Face configuration; keys as in flash-linear-attention."""
 
     model_type = "mamba2_suite"
-    keys_to_ignore_at_inference = ["past_key_values"]
 
     def __init__(
         self,
@@ -120,8 +120,8 @@ class Mamba2Mixer(Mamba2):
         scan = simple_gla.fused_recurrent_simple_gla if one_token else simple_gla.chunk_simple_gla
         shape = (*values.shape[:3], self.ssm_state_size)
         return scan(
-            q=C[:, :, None].expand(shape).contiguous(),
-            k=B[:, :, None].expand(shape).contiguous(),
+            q=C[:, :, None].expand(shape),
+            k=B[:, :, None].expand(shape),
             v=(values.float() * step[..., None]).to(values.dtype),
             g=-self.A_log.float().exp() * step,
             scale=1.0,
@@ -163,7 +163,7 @@ class Mamba2ForCausalLM(CausalLM):
 
     config_class = Mamba2Config
     base_model_prefix = "backbone"
-    _no_split_modules = ["Mamba2Block"]
+    _no_split_modules: ClassVar[list[str]] = ["Mamba2Block"]
 
     def __init__(self, config: Mamba2Config) -> None:
         spec = config.to_spec()
@@ -173,8 +173,8 @@ class Mamba2ForCausalLM(CausalLM):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """PyTorch's defaults for linear maps and convolutions, output projections divided by sqrt(layers); A = 1..H, D = 1, dt
-        log-uniform in [1e-3, 1e-1]; embedding N(0, 0.02^2)."""
+        """PyTorch's defaults for linear maps and convolutions, output projections divided by sqrt(layers); A = 1..H,
+        D = 1, dt log-uniform in [1e-3, 1e-1]; embedding N(0, 0.02^2)."""
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=INITIALIZER_RANGE)
         elif isinstance(module, RMSNorm):

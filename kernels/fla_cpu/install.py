@@ -1,7 +1,7 @@
 """Lets fla's own layers run on the CPU: their entry points choose by the device of the first tensor.
 
-CUDA tensors go to the untouched fla function, CPU tensors to the PyTorch version in this package. Modules, parameter names and
-initialisation stay fla's, so a checkpoint moves freely between the two.
+CUDA tensors go to the untouched fla function, CPU tensors to the PyTorch version in this package. Modules, parameter
+names and initialisation stay fla's, so a checkpoint moves freely between the two.
 """
 
 import functools
@@ -33,7 +33,8 @@ _PLACES: tuple[tuple[str, str, Callable], ...] = (
 
 
 def install() -> None:
-    """Put the dispatching functions in place; a second call changes nothing. Raises ImportError where fla is missing."""
+    """Put the dispatching functions in place; a second call changes nothing. Raises ImportError where fla is
+    missing."""
     with warnings.catch_warnings():
         # fla warns on import that Triton has no GPU here: that is what this package is for.
         warnings.simplefilter("ignore")

@@ -1,4 +1,5 @@
-"""PyTorch versions of the flash-linear-attention norms and convolutions that the baselines' layers call. Same arguments as fla's."""
+"""PyTorch versions of the flash-linear-attention norms and convolutions that the baselines' layers call. Same
+arguments as fla's."""
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,8 @@ def rms_norm(
     prenorm: bool = False,
     residual_in_fp32: bool = False,
 ) -> Tensor:
-    """RMSNorm over the last dimension, computed in fp32, in x's dtype. Fused residuals are not used by the layers here."""
+    """RMSNorm over the last dimension, computed in fp32, in x's dtype. Fused residuals are not used by the layers
+    here."""
     if bias is not None or residual is not None or prenorm or residual_in_fp32:
         raise NotImplementedError("rms_norm on the CPU takes neither a bias nor a fused residual")
     return F.rms_norm(x.float(), x.shape[-1:], None if weight is None else weight.float(), eps).to(x.dtype)
@@ -60,7 +62,8 @@ def causal_conv1d(
     cu_seqlens: None = None,
     chunk_indices: None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Depth-wise causal convolution as W shifted multiply-adds. x (B, T, D), weight (D, W), states (B, D, W): the last W inputs."""
+    """Depth-wise causal convolution as W shifted multiply-adds. x (B, T, D), weight (D, W), states (B, D, W): the
+    last W inputs."""
     if residual is not None or cu_seqlens is not None:
         raise NotImplementedError("causal_conv1d on the CPU takes neither a residual nor packed sequences")
     seq_len, width = x.shape[1], weight.shape[-1]

@@ -1,8 +1,10 @@
-"""PyTorch versions of the flash-linear-attention recurrences that the baselines use: chunked matmuls, no loop over tokens.
+"""PyTorch versions of the flash-linear-attention recurrences that the baselines use: chunked matmuls, no loop over
+tokens.
 
-Arguments, layouts and defaults are fla's: q, k (B, T, H, K), v (B, T, H, V), results (o of v's shape, final state or None); a
-state is (B, H, K, V), or (B, H, V, K) with `state_v_first`. Log gates may be as strong as they like: every exponent taken
-here is a sum of log gates, hence <= 0, so nothing overflows. Sums run in fp32 whatever the input dtype.
+Arguments, layouts and defaults are fla's: q, k (B, T, H, K), v (B, T, H, V), results (o of v's shape, final state or
+None); a state is (B, H, K, V), or (B, H, V, K) with `state_v_first`. Log gates may be as strong as they like: every
+exponent taken here is a sum of log gates, hence <= 0, so nothing overflows. Sums run in fp32 whatever the input
+dtype.
 
 Suffixes: B batch, H heads, N chunks, C tokens of a chunk, K key and V value channels.
 """
@@ -15,7 +17,8 @@ CHUNK = 64
 
 
 def _to_chunks(x: Tensor, size: int) -> Tensor:
-    """(B, T, H, ...) -> (B, H, N, C, ...) in fp32, padded with zeros: a zero key and a zero log gate leave the state alone."""
+    """(B, T, H, ...) -> (B, H, N, C, ...) in fp32, padded with zeros: a zero key and a zero log gate leave the state
+    alone."""
     x = F.pad(x.float(), (0, 0) * (x.ndim - 2) + (0, -x.shape[1] % size))
     return x.unflatten(1, (-1, size)).movedim(3, 1)
 
@@ -32,7 +35,8 @@ def _chunk_size(seq_len: int) -> int:
 def _scan(
     update_BHNKV: Tensor, decay_BHN1: Tensor, initial_state: Tensor | None, v_first: bool, want_final: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """States before each chunk, (B, H, N, K, V), of S <- exp(decay) * S + update, and the state after the last chunk."""
+    """States before each chunk, (B, H, N, K, V), of S <- exp(decay) * S + update, and the state after the last
+    chunk."""
     state = torch.zeros_like(update_BHNKV[:, :, 0])
     if initial_state is not None:
         state = initial_state.float().mT if v_first else initial_state.float()
@@ -48,8 +52,9 @@ def _scan(
 def _decayed_scores(q: Tensor, k: Tensor, c: Tensor) -> Tensor:
     """A[i, j] = sum_d q[i, d] k[j, d] exp(c[i, d] - c[j, d]) for i >= j, else 0; c is non-increasing along the tokens.
 
-    By halves: tokens of the second half meet those of the first through the gate at the midpoint, which splits the exponent into
-    two sums of log gates, both <= 0, so that a plain matmul is exact where exp(c_i) * exp(-c_j) would overflow.
+    By halves: tokens of the second half meet those of the first through the gate at the midpoint, which splits the
+    exponent into two sums of log gates, both <= 0, so that a plain matmul is exact where exp(c_i) * exp(-c_j) would
+    overflow.
     """
     size = c.shape[-2]
     if size <= 4:
@@ -76,7 +81,8 @@ def chunk_gla(
     state_v_first: bool = False,
     cu_seqlens: None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """S_t = diag(exp g_t) S_{t-1} + k_t v_t^T, o_t = scale * S_t^T q_t, with log gates g (B, T, H, K); scale K^-0.5 by default."""
+    """S_t = diag(exp g_t) S_{t-1} + k_t v_t^T, o_t = scale * S_t^T q_t, with log gates g (B, T, H, K); scale K^-0.5
+    by default."""
     _refuse_packing(cu_seqlens)
     size = _chunk_size(q.shape[1])
     like = v
@@ -120,17 +126,30 @@ def chunk_simple_gla(
     _refuse_packing(cu_seqlens)
     size = _chunk_size(q.shape[1])
     like = v
+    if q.stride(2) == k.stride(2) == 0:
+        q, k = q[:, :, :1], k[:, :, :1]  # expanded over the heads, as Mamba-2's: one head's matmuls serve all
     q, k, v, g = (_to_chunks(x, size) for x in (q, k, v, g))
     q = q * (k.shape[-1] ** -0.5 if scale is None else scale)
-    # Without a channel dimension the gates are small: sum them in fp64, so that differences of long sums keep their digits.
-    c = g.double().cumsum(-1)
+    c = g.cumsum(-1)
     future = torch.ones(size, size, dtype=torch.bool, device=c.device).triu(1)
-    decay = (c[..., :, None] - c[..., None, :]).float().masked_fill(future, -torch.inf).exp()
+    decay = (c[..., :, None] - c[..., None, :]).masked_fill(future, -torch.inf).exp()
     last = c[..., -1:]
-    update = (k * (last - c).float().exp()[..., None]).mT @ v
-    states, final = _scan(update, last.float()[..., None], initial_state, state_v_first, output_final_state)
-    o = ((q @ k.mT) * decay) @ v + (q * c.float().exp()[..., None]) @ states
+    keys = k.shape[1]
+    update = _unfold_heads(k.mT @ _fold_heads(v * (last - c).exp()[..., None], keys), v.shape[1])
+    states, final = _scan(update, last[..., None], initial_state, state_v_first, output_final_state)
+    carried = _unfold_heads(q @ _fold_heads(states, keys), v.shape[1])
+    o = ((q @ k.mT) * decay) @ v + carried * c.exp()[..., None]
     return _from_chunks(o, like), final
+
+
+def _fold_heads(x_BHNCV: Tensor, heads: int) -> Tensor:
+    """(B, H, N, C, V) -> (B, 1, N, C, H * V) where one head of keys serves all H heads of values."""
+    return x_BHNCV if heads == x_BHNCV.shape[1] else x_BHNCV.movedim(1, 3).flatten(3)[:, None]
+
+
+def _unfold_heads(x: Tensor, heads: int) -> Tensor:
+    """Inverse of `_fold_heads`."""
+    return x if heads == x.shape[1] else x[:, 0].unflatten(-1, (heads, -1)).movedim(3, 1)
 
 
 def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
@@ -152,7 +171,8 @@ def chunk_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, o_t = scale * S_t^T q_t, with beta (B, T, H).
 
-    Inside a chunk the writes u solve a unit lower triangular system (the WY form): (I + tril(beta k k^T, -1)) u = beta (v - k S).
+    Inside a chunk the writes u solve a unit lower triangular system (the WY form): (I + tril(beta k k^T, -1)) u =
+    beta (v - k S).
     """
     _refuse_packing(cu_seqlens)
     size = _chunk_size(q.shape[1])
@@ -190,9 +210,7 @@ def fused_recurrent_delta_rule(
     cu_seqlens: None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """`chunk_delta_rule` under the name that fla's layer uses for short inputs."""
-    return chunk_delta_rule(
-        q, k, v, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens
-    )
+    return chunk_delta_rule(q, k, v, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens)
 
 
 def _refuse_packing(cu_seqlens: object) -> None:
