@@ -76,7 +76,9 @@ class HubSource:
                 if not isinstance(row.get("text"), str):
                     raise ValueError(f"data {self.kind!r} has no `text` column, only {', '.join(row)}: choose another")
                 yield row["text"]
-        except (OSError, RuntimeError) as error:
+        except ValueError:
+            raise
+        except Exception as error:  # the hub client raises its own, its HTTP library's and the operating system's
             raise ValueError(f"data {self.kind!r}: reading from the hub failed ({_first_line(error)}); run it again") from None
 
     def _commit(self) -> str:

@@ -195,22 +195,23 @@ def _find_gpt2(folder: Path | None) -> tuple[Path, Path]:
             if not (folder / name).is_file():
                 raise ValueError(f"tokenizer folder {folder} has no {name}; it must hold GPT-2's vocab.json and merges.txt")
         return folder / "vocab.json", folder / "merges.txt"
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import HfApi, hf_hub_download
 
-    paths = []
-    for name in ("vocab.json", "merges.txt"):
-        for local_files_only in (True, False):
-            try:
-                paths.append(Path(hf_hub_download(GPT2_HUB_NAME, name, local_files_only=local_files_only)))
-                break
-            except Exception as error:  # the hub client raises its own, its HTTP library's and the operating system's
-                reason = type(error).__name__
-        else:
-            raise ValueError(
-                f"GPT-2's {name} is neither in the local cache nor to be had from {GPT2_HUB_NAME} ({reason}): give a folder "
-                "with vocab.json and merges.txt, as in --tokenizer gpt2-json:FOLDER, or choose --tokenizer bpe-1024 or bytes"
-            )
-    return paths[0], paths[1]
+    names = ("vocab.json", "merges.txt")
+    try:
+        vocab, merges = (Path(hf_hub_download(GPT2_HUB_NAME, name, local_files_only=True)) for name in names)
+        return vocab, merges
+    except OSError:  # not in the local cache
+        pass
+    try:
+        HfApi().model_info(GPT2_HUB_NAME, timeout=10)  # fails at once where there is no network; downloads retry for minutes
+        vocab, merges = (Path(hf_hub_download(GPT2_HUB_NAME, name)) for name in names)
+    except Exception as error:  # the hub client raises its own, its HTTP library's and the operating system's
+        raise ValueError(
+            f"GPT-2's vocabulary is neither in the local cache nor to be had from {GPT2_HUB_NAME} ({type(error).__name__}): "
+            "name a folder with vocab.json and merges.txt, as in --tokenizer gpt2-json:FOLDER, or choose bpe-1024 or bytes"
+        ) from None
+    return vocab, merges
 
 
 def _valid(text: str) -> str:
