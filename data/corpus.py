@@ -5,6 +5,7 @@ Ours carry a corpus.json and their tokeniser beside the arrays; LongCrawl64 itse
 
 import hashlib
 import json
+import os
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -59,6 +60,8 @@ class Split:
         if document_len is not None and document_len > stored_len:
             raise ValueError(f"{path} has documents of {stored_len} tokens, fewer than the {document_len} asked for")
         self.document_len = document_len or stored_len
+        compressor = getattr(self._array.metadata, "compressor", None)
+        self._blosc = getattr(compressor, "codec_id", None) == "blosc"
         self._blocks: OrderedDict[tuple[int, int, int], np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -109,14 +112,15 @@ class Split:
         return self._blocks[key][indices - first_row, start - first_col : stop - first_col]
 
     def _decode(self, rows: slice, cols: slice) -> np.ndarray:
-        """Straight from the files. A chunk that is not there would silently read as zeros."""
+        """Straight from the files, which are looked at first: zarr reads a missing chunk as zeros, and Blosc reads on beyond
+        the end of one that was cut short."""
         chunk_rows, chunk_cols = self._array.chunks
         for i in range(rows.start // chunk_rows, -(-rows.stop // chunk_rows)):
             for j in range(cols.start // chunk_cols, -(-cols.stop // chunk_cols)):
-                chunk = self.path / self._array.metadata.encode_chunk_key((i, j))
-                if not chunk.exists():
+                fault = _fault(self.path / self._array.metadata.encode_chunk_key((i, j)), self._blosc)
+                if fault:
                     raise ValueError(
-                        f"{chunk} is missing (documents from {i * chunk_rows}): this copy of the corpus is incomplete, "
+                        f"{fault} (documents from {i * chunk_rows}): this copy of the corpus is incomplete, "
                         "fetch or prepare it again"
                     )
         try:
@@ -198,6 +202,20 @@ def longcrawl64_spec(folder: Path, document_len: int | None = None) -> DataSpec:
         document_len=lengths[0],
         fingerprint=digest.hexdigest()[:16],
     )
+
+
+def _fault(chunk: Path, blosc: bool) -> str | None:
+    """What is wrong with a chunk file, as far as its size tells."""
+    try:
+        with chunk.open("rb") as file:
+            header = file.read(16)
+            size = os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        return f"{chunk} is missing"
+    own_size = int.from_bytes(header[12:16], "little") if blosc else 1  # Blosc writes it into bytes 12 to 15
+    if size < max(own_size, 16 if blosc else 1):
+        return f"{chunk} is cut short"
+    return None
 
 
 def _open_array(path: Path) -> Any:

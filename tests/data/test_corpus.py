@@ -1,0 +1,177 @@
+"""Reading zarr corpora: what is read, how often chunks are decoded, and every fault a copy may have."""
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import data.corpus
+from data.corpus import Corpus, Split
+from data.prepare import prepare, resolve
+
+VOCAB = 50257
+
+
+@pytest.fixture
+def tokens() -> np.ndarray:
+    return np.random.default_rng(0).integers(1, VOCAB, (37, 1000)).astype(np.uint16)
+
+
+@pytest.fixture
+def split(tmp_path: Path, tokens: np.ndarray, write_zarr: Callable) -> Split:
+    write_zarr(tmp_path / "train.zarr", tokens)
+    return Split(tmp_path / "train.zarr", vocab_size=VOCAB)
+
+
+@pytest.mark.parametrize("cached_bytes", [1 << 20, 5000, 10])
+def test_read_gives_what_was_stored(
+    split: Split, tokens: np.ndarray, cached_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for everything, for one block, and for none."""
+    monkeypatch.setattr(data.corpus, "CACHED_BYTES", cached_bytes)
+    generator = np.random.default_rng(1)
+    assert split.shape == tokens.shape
+    assert (split.read(slice(None)) == tokens).all()
+    for _ in range(30):
+        start, stop = np.sort(generator.choice(1001, 2, replace=False))
+        rows = generator.integers(0, 37, 9)
+        assert (split.read(rows, start, stop) == tokens[rows, start:stop]).all()
+        assert sum(block.nbytes for block in split._blocks.values()) <= cached_bytes
+    assert (split.read(slice(5, 20), 990) == tokens[5:20, 990:]).all()
+
+
+def test_reading_in_order_decodes_each_chunk_once(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded = []
+    decode = split._decode
+    monkeypatch.setattr(split, "_decode", lambda rows, cols: decoded.append((rows.start, cols.start)) or decode(rows, cols))
+    for first in range(0, 36, 3):  # 8 rows a chunk: some batches lie in two
+        split.read(slice(first, first + 3), 256, 512)
+    assert decoded == [(row, 256) for row in range(0, 37, 8)]
+
+
+def test_several_threads_may_read(split: Split, tokens: np.ndarray) -> None:
+    wrong = []
+
+    def read(seed: int) -> None:
+        for row in np.random.default_rng(seed).integers(0, 37, 40):
+            if not (split.read(slice(row, row + 1))[0] == tokens[row]).all():
+                wrong.append(row)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_outside_the_array_is_a_programming_error(split: Split) -> None:
+    with pytest.raises(IndexError):
+        split.read(np.array([37]))
+    with pytest.raises(IndexError):
+        split.read(slice(0, 1), 0, 1001)
+
+
+def test_token_outside_the_vocabulary_names_the_document(tmp_path: Path, tokens: np.ndarray, write_zarr: Callable) -> None:
+    tokens[19, 700] = VOCAB
+    write_zarr(tmp_path / "train.zarr", tokens)
+    split = Split(tmp_path / "train.zarr", vocab_size=VOCAB)
+    split.read(slice(0, 37), 0, 700)
+    with pytest.raises(ValueError, match=r"document 19 holds token 50257, outside the vocabulary of 50257"):
+        split.read(slice(16, 24))
+
+
+@pytest.mark.parametrize("rows", [slice(11, 12), slice(8, 16)], ids=["one document", "a whole chunk"])
+@pytest.mark.parametrize("width", [500, 1000])
+def test_all_zero_documents_name_the_first(
+    tmp_path: Path, tokens: np.ndarray, write_zarr: Callable, rows: slice, width: int
+) -> None:
+    tokens[rows] = 0
+    write_zarr(tmp_path / "train.zarr", tokens)
+    for row in range(37):  # zarr leaves chunks of zeros out; the mirror has them
+        assert tokens[row].any() or rows.start <= row < rows.stop
+    split = Split(tmp_path / "train.zarr", vocab_size=VOCAB)
+    split.read(slice(0, 8))
+    with pytest.raises(ValueError, match=rf"documents? (from )?{rows.start}\b.*fetch"):
+        split.read(np.array([rows.start]), 0, width)
+
+
+def test_a_few_zeros_are_tokens_like_others(tmp_path: Path, tokens: np.ndarray, write_zarr: Callable) -> None:
+    tokens[3, 100:200] = 0
+    write_zarr(tmp_path / "train.zarr", tokens)
+    assert not Split(tmp_path / "train.zarr", vocab_size=VOCAB).read(slice(3, 4), 100, 200).any()
+
+
+@pytest.mark.parametrize("kept", [0, 10, 0.5, 0.999])
+def test_chunks_that_were_cut_short(split: Split, kept: float) -> None:
+    chunk = split.path / "2.1"
+    whole = chunk.read_bytes()
+    chunk.write_bytes(whole[: int(kept if kept >= 1 else kept * len(whole))])
+    with pytest.raises(ValueError, match=r"2\.1 is cut short \(documents from 16\).* again"):
+        split.read(slice(16, 17))
+
+
+def test_missing_and_damaged_chunks(split: Split) -> None:
+    chunk = split.path / "2.1"
+    chunk.write_bytes(b"\xff" * 4 + chunk.read_bytes()[4:])
+    with pytest.raises(ValueError, match=r"documents 16 to 23: a chunk is damaged .* again"):
+        split.read(slice(16, 17))
+    chunk.unlink()
+    with pytest.raises(ValueError, match=r"2\.1 is missing \(documents from 16\).* again"):
+        split.read(slice(16, 17))
+    split.read(slice(16, 17), 512)  # other chunks can still be read
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.ones((4, 8), np.int32), "dtype int32.*uint16"),
+        (np.ones((4, 8), ">u2"), "dtype >u2.*uint16"),
+        (np.ones(8, np.uint16), r"shape \(8,\).*\(documents, tokens\)"),
+        (np.ones((0, 8), np.uint16), "empty"),
+    ],
+)
+def test_wrong_arrays(longcrawl64: Path, write_zarr: Callable, array: np.ndarray, message: str) -> None:
+    shutil.rmtree(longcrawl64 / "heldout.zarr")
+    write_zarr(longcrawl64 / "heldout.zarr", array)
+    with pytest.raises(ValueError, match=f"heldout.zarr.*{message}"):
+        Corpus.open(longcrawl64)
+
+
+def test_not_a_zarr_array(longcrawl64: Path) -> None:
+    (longcrawl64 / "train.zarr" / ".zarray").write_text("{")
+    with pytest.raises(ValueError, match=r"train\.zarr is not a readable zarr array"):
+        Corpus.open(longcrawl64)
+    shutil.rmtree(longcrawl64 / "train.zarr")
+    with pytest.raises(ValueError, match=r"train\.zarr does not exist"):
+        Corpus.open(longcrawl64)
+
+
+def test_longcrawl64_in_place(longcrawl64: Path, tmp_path: Path, gpt2_folder: Path) -> None:
+    plan = resolve(f"longcrawl64:{longcrawl64}", cache_dir=tmp_path / "cache", tokenizer=f"gpt2-json:{gpt2_folder}")
+    assert plan.ready
+    assert (plan.spec.document_len, plan.spec.vocab_size, plan.spec.bos_id) == (1024, 50257, 50256)
+    corpus = prepare(plan)
+    assert corpus.train.shape == (37, 1024)
+    assert corpus.heldout.shape == (5, 1024)
+    assert corpus.tokenizer.bos_id == 50256
+    assert not (tmp_path / "cache").exists()
+    short = resolve(f"longcrawl64:{longcrawl64}", cache_dir=tmp_path / "cache", document_len=256)
+    assert short.spec.fingerprint != plan.spec.fingerprint
+    assert (prepare(short).train.read(slice(3, 4)) == 1 + 3 * 1024 + np.arange(256)).all()
+    with pytest.raises(ValueError, match="documents of 1024 tokens, fewer than the 2048"):
+        resolve(f"longcrawl64:{longcrawl64}", cache_dir=tmp_path, document_len=2048)
+    with pytest.raises(ValueError, match="'bytes': LongCrawl64 is tokenised already"):
+        resolve(f"longcrawl64:{longcrawl64}", cache_dir=tmp_path, tokenizer="bytes")
+
+
+def test_longcrawl64_fingerprint_is_of_the_content(longcrawl64: Path, tmp_path: Path, write_zarr: Callable) -> None:
+    first = Corpus.open(longcrawl64).spec.fingerprint
+    moved = longcrawl64.rename(tmp_path / "elsewhere")
+    assert Corpus.open(moved).spec.fingerprint == first
+    shutil.rmtree(moved / "train.zarr")
+    write_zarr(moved / "train.zarr", np.full((37, 1024), 5, np.uint16))
+    assert Corpus.open(moved).spec.fingerprint != first
