@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import models.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import torch
@@ -38,7 +38,9 @@ def load_model(source: str | Path, dtype: torch.dtype = torch.float32) -> "PreTr
         ValueError: a folder without config.json, or weights that do not fit the architecture.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # loading takes a second or two; its bar would only litter a log
     folder = Path(source)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -53,7 +55,7 @@ def load_model(source: str | Path, dtype: torch.dtype = torch.float32) -> "PreTr
     return AutoModelForCausalLM.from_pretrained(str(source), dtype=dtype).eval()
 
 
-def _classes(kind: str) -> tuple[type, type]:
+def _classes(kind: str) -> tuple[Any, Any]:
     """(config class, model class) of a kind of spec; imports only what that model needs."""
     if kind == ForgettingTransformerSpec.kind:
         from models.forgetting_transformer import ForgettingTransformerConfig, ForgettingTransformerForCausalLM

@@ -11,7 +11,7 @@ Suffixes: B batch, T tokens, d hidden size, V vocabulary.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import models.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import torch
@@ -142,7 +142,7 @@ class Backbone(nn.Module):
         if cache is not None:
             cache.seq_len += x.shape[1]
         norm = getattr(self, self.norm_name)
-        return BaseModelOutputWithPast(last_hidden_state=norm(x), past_key_values=cache)
+        return BaseModelOutputWithPast(last_hidden_state=norm(x), past_key_values=cache)  # type: ignore[arg-type]
 
 
 def _padding(attention_mask: Tensor | None, seq_len: int, cached: int) -> Padding | None:
@@ -162,7 +162,6 @@ class CausalLM(PreTrainedModel, GenerationMixin):
 
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules: ClassVar[list[str]] = ["Block"]
     # Cached decoding needs all its tokens in order: no rewinding, as assisted decoding would ask for.
     _is_stateful = True
     # Read by models.loss: logits are the head's matmul of the hidden states and nothing else.
@@ -173,10 +172,10 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         setattr(self, self.base_model_prefix, backbone)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.base_model.embeddings
+    def get_input_embeddings(self) -> nn.Module:
+        return self.base_model.get_submodule("embeddings")
 
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
+    def set_input_embeddings(self, value: nn.Module) -> None:
         self.base_model.embeddings = value
 
     def get_output_embeddings(self) -> nn.Linear:
@@ -219,7 +218,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         # The forward pass starts its own DecodingCache.
         return False
 
-    def prepare_inputs_for_generation(
+    def prepare_inputs_for_generation(  # type: ignore[override]
         self,
         input_ids: Tensor,
         past_key_values: DecodingCache | None = None,
@@ -253,8 +252,9 @@ def linear_normal_(module: nn.Module, std: float) -> None:
     """N(0, std^2) weights and zero biases for linear maps, embeddings and convolutions; ones for norm weights."""
     if isinstance(module, (nn.Linear, nn.Embedding, nn.Conv1d)):
         nn.init.normal_(module.weight, std=std)
-        if getattr(module, "bias", None) is not None:
-            nn.init.zeros_(module.bias)
+        bias = getattr(module, "bias", None)
+        if bias is not None:
+            nn.init.zeros_(bias)
     elif isinstance(module, RMSNorm):
         nn.init.ones_(module.weight)
 
@@ -263,8 +263,9 @@ def init_linear_recurrent_(module: nn.Module, num_layers: int) -> None:
     """Initialisation common to HGRN2 and DeltaNet (as in the released code). Modules are visited children first, so
     a block overrides what its linear maps got on their own."""
     linear_normal_(module, INITIALIZER_RANGE)
-    if hasattr(module, "reset_parameters") and not isinstance(module, (nn.Linear, nn.Embedding, nn.Conv1d)):
-        module.reset_parameters()  # fla's norms: ones
+    reset = getattr(module, "reset_parameters", None)
+    if callable(reset) and not isinstance(module, (nn.Linear, nn.Embedding, nn.Conv1d)):
+        reset()  # fla's norms: ones
     if isinstance(module, Block):
         nn.init.normal_(module.mlp.down_proj.weight, std=INITIALIZER_RANGE / math.sqrt(2 * num_layers))
         for projection in module.attn.modules():

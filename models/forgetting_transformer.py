@@ -8,7 +8,7 @@ Suffixes: B batch, T tokens, H heads, D head dimension, d hidden size.
 
 import math
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import Any
 
 import models.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import torch
@@ -182,15 +182,7 @@ class ForgettingAttention(nn.Module):
 
     def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None) -> Tensor:
         """(B, T, d) from the normalised block input; with a cache, x holds the tokens after those cached."""
-        q = self.q_proj(x).unflatten(-1, (self.spec.num_heads, -1))
-        k = self._project("k", x, cache)
-        v = self._project("v", x, cache)
-        if self.spec.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if self.spec.use_rope:
-            positions = self._positions(x, cache, padding)
-            q, k = rotate(q, positions, self.spec.rope_base), rotate(k, positions, self.spec.rope_base)
-        log_fgate = self._log_fgate(x)
+        q, k, v, log_fgate = self.project(x, cache, padding)
         if cache is not None:
             k, v = cache.append(self.layer_idx, k=k, v=v)
             if log_fgate is not None:
@@ -202,6 +194,21 @@ class ForgettingAttention(nn.Module):
         if self.spec.use_output_gate:
             o = o * torch.sigmoid(self.ogate_proj(x))
         return self.o_proj(o)
+
+    def project(
+        self, x: Tensor, cache: DecodingCache | None = None, padding: Padding | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """What attention sees of the tokens in x: q, k, v (B, T, H, D), shifted, normalised and rotated, and the log
+        forget gate (B, T, H) in fp32, None without a gate."""
+        q = self.q_proj(x).unflatten(-1, (self.spec.num_heads, -1))
+        k = self._project("k", x, cache)
+        v = self._project("v", x, cache)
+        if self.spec.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.spec.use_rope:
+            positions = self._positions(x, cache, padding)
+            q, k = rotate(q, positions, self.spec.rope_base), rotate(k, positions, self.spec.rope_base)
+        return q, k, v, self._log_fgate(x)
 
     def _project(self, name: str, x: Tensor, cache: DecodingCache | None) -> Tensor:
         projection = self.k_proj if name == "k" else self.v_proj
@@ -251,8 +258,9 @@ class ForgettingAttention(nn.Module):
             return None
         if not self.spec.qk_norm:
             return "auto"
-        scales = (norm.weight.view(-1, self.spec.head_dim) for norm in (self.q_norm, self.k_norm))
-        bound = qk_norm_logit_bound(*scales, self.spec.head_dim)
+        head_dim = self.spec.head_dim
+        q_scale, k_scale = self.q_norm.weight.view(-1, head_dim), self.k_norm.weight.view(-1, head_dim)
+        bound = qk_norm_logit_bound(q_scale, k_scale, head_dim)
         return pruning_threshold(bound, num_keys, tolerance)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "ForgettingAttention":
@@ -282,7 +290,7 @@ class ForgettingTransformerForCausalLM(CausalLM):
     """FoX or Transformer with a language-modelling head."""
 
     config_class = ForgettingTransformerConfig
-    _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["fgate_bias"]
+    _keep_in_fp32_modules_strict = frozenset({"fgate_bias"})  # type: ignore[assignment]
 
     def __init__(self, config: ForgettingTransformerConfig) -> None:
         spec = config.to_spec()

@@ -7,7 +7,7 @@ layers, no MLPs (Appendix B).
 
 import logging
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import models.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import torch
@@ -163,7 +163,6 @@ class Mamba2ForCausalLM(CausalLM):
 
     config_class = Mamba2Config
     base_model_prefix = "backbone"
-    _no_split_modules: ClassVar[list[str]] = ["Mamba2Block"]
 
     def __init__(self, config: Mamba2Config) -> None:
         spec = config.to_spec()
@@ -181,8 +180,8 @@ class Mamba2ForCausalLM(CausalLM):
             nn.init.ones_(module.weight)
         elif isinstance(module, Mamba2Mixer):
             self._init_mixer(module)
-        elif hasattr(module, "reset_parameters"):
-            module.reset_parameters()
+        elif callable(reset := getattr(module, "reset_parameters", None)):
+            reset()
 
     def _init_mixer(self, mixer: Mamba2Mixer) -> None:
         layers = self.config.num_hidden_layers
