@@ -1,8 +1,8 @@
-"""The figures and tables there are, in the order of the report. Each is a module of this package named like the artefact with
+"""The figures and tables there are, in the order of the report. Each is a module of this package, named like the artefact:
 
-    KIND, TITLE, PAPER, SHOWS, CLAIMS, MODELS    what it needs, what it is called, and what the paper shows there
-    render(rows, meta, out) -> paths     write its figures or tables below `out`
-    summary(rows, meta) -> Table         its numbers in short
+* KIND, TITLE, PAPER, SHOWS, CLAIMS, MODELS: what it needs, what it is called, and what the paper shows there;
+* render(rows, meta, out) -> paths: write its figures or tables below `out`;
+* summary(rows, meta) -> Table: its numbers in short.
 """
 
 from types import ModuleType

@@ -10,13 +10,13 @@ import pandas as pd
 from analysis import table1_lm_eval, table2_longbench
 from analysis.claims_loss import loss_verdicts
 from analysis.claims_tasks import c17, c18, c19, c21, c22, c22b, c22c
-from analysis.rows import loss_curves, train_seq_len
-from analysis.verdict import Status, Verdict
+from analysis.rows import loss_curves, made_locally, train_seq_len
+from analysis.verdict import Status, Verdict, not_applicable
 
 __all__ = ["CLAIMS", "Status", "Verdict", "judge"]
 
 CLAIMS: dict[str, str] = {
-    "C1": "FoX has a lower perplexity than the Transformer of the same architecture at every context length inside the training context",
+    "C1": "Inside the training context FoX has a lower perplexity than the Transformer of the same architecture",
     "C2": "FoX extrapolates better than the Transformer of the same architecture",
     "C3": "FoX uses its context up to the end of the training context: its per-token loss keeps falling",
     "C4": "The recurrent models stop gaining from more context",
@@ -32,10 +32,16 @@ CLAIMS: dict[str, str] = {
 }
 
 
+ON_PUBLIC_TASKS = {"lm_eval": ("C17", "C18", "C19"), "longbench": ("C21", "C22")}
+
+
 def judge(kind: str, rows: pd.DataFrame, meta: dict[str, Any]) -> list[Verdict]:
     """Verdicts on the claims that results of this kind bear on; empty for kinds without claims."""
     if kind == "per_token_loss":
         return loss_verdicts(loss_curves(rows), train_seq_len(meta))
+    if kind in ON_PUBLIC_TASKS and made_locally(meta):
+        why = "The tasks are stand-ins made from the held-out text, not the public benchmark that the claim is about."
+        return [not_applicable(claim, why) for claim in ON_PUBLIC_TASKS[kind]]
     if kind == "lm_eval":
         scores = table1_lm_eval.scores(rows)
         return [c17(scores), c18(scores), c19(scores)]

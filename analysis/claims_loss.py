@@ -42,7 +42,10 @@ def scatter(values: np.ndarray) -> float:
 def _lower_everywhere(claim: str, losses: Curves, grid: list[int]) -> Verdict:
     """P of FoX < P of the Transformer of the same architecture at every length of the grid."""
     pairs = [pair for pair in PAIRS if pair[0] in losses and pair[1] in losses]
-    violations, noises, numbers, worst = [], [], {}, []
+    violations: list[float] = []
+    noises: list[float] = []
+    numbers: dict[str, float] = {}
+    worst = []
     for fox, transformer in pairs:
         ours, theirs = _perplexity(losses[fox]), _perplexity(losses[transformer])
         noise = scatter(losses[fox] - losses[transformer])
@@ -97,7 +100,10 @@ def c3(losses: Curves, train_len: int) -> Verdict:
         return not_applicable("C3", "Needs a FoX model.")
     window = smoothing_window(train_len)
     points = [train_len * eighth // 8 for eighth in range(1, 9)]
-    violations, noises, numbers, sentences = [], [], {}, []
+    violations: list[float] = []
+    noises: list[float] = []
+    numbers: dict[str, float] = {}
+    sentences = []
     for model in foxes:
         values = smooth(losses[model], window)[np.array(points) - 1]
         rises = np.diff(values)
@@ -130,15 +136,16 @@ def c4(losses: Curves, train_len: int) -> Verdict:
     fox_gain = gain("fox_pro")
     gains = {model: gain(model) for model in recurrent}
     half = 0.5 * losses["fox_pro"][:train_len]
-    noises = [
-        float(SIGMAS * scatter(losses[model][:train_len] - half) * np.sqrt(2 / window)) for model in recurrent
-    ]
+    noises = [float(SIGMAS * scatter(losses[model][:train_len] - half) * np.sqrt(2 / window)) for model in recurrent]
     violations = [_at_least(value - 0.5 * fox_gain) for value in gains.values()]
     violations.append(_at_least(-fox_gain))
     noises.append(float(SIGMAS * scatter(losses["fox_pro"][:train_len]) * np.sqrt(2 / window)))
     numbers = {f"gain of {label(model)}": value for model, value in {"fox_pro": fox_gain, **gains}.items()}
     of_others = ", ".join(f"{label(model)} {value:+.4f}" for model, value in gains.items())
-    sentence = f"From {start} to {train_len} tokens FoX (Pro) gains {fox_gain:+.4f} nats; {of_others}; allowed is half of FoX (Pro)'s, noise {max(noises):.4f}."
+    sentence = (
+        f"From {start} to {train_len} tokens FoX (Pro) gains {fox_gain:+.4f} nats; {of_others}; allowed is half of "
+        f"FoX (Pro)'s, noise {max(noises):.4f}."
+    )
     return Verdict("C4", status_of(violations, noises), sentence, numbers)
 
 
@@ -152,7 +159,10 @@ def c5(losses: Curves, train_len: int) -> Verdict:
     violations = [_at_least(values["fox_pro"] - values[model]) for model in others]
     noises = [_noise_at(losses, "fox_pro", model, train_len) for model in others]
     best = min(others, key=lambda model: values[model])
-    sentence = f"P({tokens(train_len)}) of FoX (Pro) is {values['fox_pro']:.3f}; the best of the others is {label(best)} with {values[best]:.3f}."
+    sentence = (
+        f"P({tokens(train_len)}) of FoX (Pro) is {values['fox_pro']:.3f}; the best of the others is {label(best)} with "
+        f"{values[best]:.3f}."
+    )
     return Verdict("C5", status_of(violations, noises), sentence, {f"P {label(m)}": v for m, v in values.items()})
 
 
@@ -183,5 +193,3 @@ def loss_verdicts(losses: Curves, train_len: int) -> list[Verdict]:
         why = f"The evaluation ends at {longest} tokens, inside the training context of {train_len}."
         return [not_applicable(f"C{number}", why) for number in range(1, 7)]
     return [check(losses, train_len) for check in (c1, c2, c3, c4, c5, c6)]
-
-

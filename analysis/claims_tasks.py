@@ -80,7 +80,8 @@ def _wins(claim: str, scores: Scores, pairs: tuple[tuple[str, str], ...]) -> Ver
     present = [pair for pair in pairs if set(pair) <= set(models)]
     if not present:
         return not_applicable(claim, "Needs both models of a pair with all twelve columns of the table.")
-    statuses, parts, numbers = [], [], {}
+    numbers: dict[str, float] = {}
+    statuses, parts = [], []
     for first, second in present:
         leads = {column: _better_by(column, scores[first][column], scores[second][column]) for column in COLUMNS}
         wins = sum(lead > 0 for lead in leads.values())

@@ -154,7 +154,8 @@ def summary(rows: pd.DataFrame, meta: dict[str, Any]) -> Table:
         table[model] = [*values, *(float(perplexity(curve)[length - 1]) for length in lengths)]
     note = scale_note(meta["scale"]).capitalize() + "."
     if entropy is not None:
-        note += f" Unigram entropy of the held-out text: {entropy:.3f} nats per token; a model that learned only word frequencies would have this loss."
+        note += f" Unigram entropy of the held-out text: {entropy:.3f} nats per token, the loss of a model that knows only"
+        note += " how frequent each token is."
     return Table("Held-out loss and perplexity", columns, table, note)
 
 

@@ -38,7 +38,8 @@ def head_statistics(rows: pd.DataFrame) -> pd.DataFrame:
 
 def two_heads(rows: pd.DataFrame) -> list[Head]:
     """Of the heads whose matrices are stored: the most local and the most global, by median F at the fixed distance."""
-    drawn = set(rows.loc[rows["quantity"] == "F", ["layer", "head"]].itertuples(index=False, name=None))
+    stored = rows.loc[rows["quantity"] == "F", ["layer", "head"]].drop_duplicates()
+    drawn = set(zip(stored["layer"], stored["head"], strict=True))
     if not drawn:
         raise ValueError("fig3_forget_gates: no F matrices in the rows; dump gate maps of at least one head")
     medians = head_statistics(rows)["median_F"]
@@ -54,17 +55,17 @@ def render(rows: pd.DataFrame, meta: dict[str, Any], out: Path) -> list[Path]:
     with figure_style():
         paths = save(_draw(rows, meta), stem)
     text = StringIO()
-    statistics = {model: head_statistics(rows[rows["model"] == model]) for model in ordered(rows["model"])}
+    statistics = {model: head_statistics(rows[rows["model"] == model]) for model in ordered(rows["model"].unique())}
     pd.concat(statistics, names=["model"]).to_csv(text, float_format="%.6g", lineterminator="\n")
     write_atomic(stem.with_suffix(".csv"), text.getvalue().encode())
     return [*paths, stem.with_suffix(".csv")]
 
 
 def _draw(rows: pd.DataFrame, meta: dict[str, Any]) -> Figure:
-    models = ordered(rows["model"])
+    models = ordered(rows["model"].unique())
     figure = plt.figure(figsize=(11.5, 3.15 * len(models) + 3.0), layout="constrained")
     figure.suptitle(f"{scale_note(meta['scale'])} · $A$ shown where above {SHOWN_ABOVE}", fontsize=9.5, color="#444444")
-    blocks = np.atleast_1d(figure.subfigures(len(models) + 1, 1, height_ratios=[3.15] * len(models) + [2.6]))
+    blocks = figure.subfigures(len(models) + 1, 1, squeeze=False, height_ratios=[3.15] * len(models) + [2.6])[:, 0]
     for block, model in zip(blocks, models, strict=False):
         own = rows[rows["model"] == model]
         run_id = own["run_id"].iloc[0]
@@ -133,7 +134,7 @@ def summary(rows: pd.DataFrame, meta: dict[str, Any]) -> Table:
     """How local the heads are."""
     table: dict[str, list[float | None]] = {}
     distance = None
-    for model in ordered(rows["model"]):
+    for model in ordered(rows["model"].unique()):
         own = rows[rows["model"] == model]
         distance = extra(meta, own["run_id"].iloc[0], "distance") or distance
         heads = head_statistics(own)

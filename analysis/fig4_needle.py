@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from analysis.names import SEVEN, label, ordered
 from analysis.rows import one_evaluation_each, train_seq_len
@@ -19,8 +20,8 @@ KIND = "needle"
 TITLE = "Needle in a haystack"
 PAPER = "Figure 4"
 SHOWS = (
-    "Scores from 1 (red) to 10 (green) by depth of the needle and length of the context; easy mode left, standard mode right. FoX is "
-    "near perfect within the training context in both modes, the Transformers in easy mode; the recurrent models do "
+    "Scores from 1 (red) to 10 (green) by depth of the needle and length of the context; easy mode left, standard mode right. "
+    "FoX is near perfect within the training context in both modes, the Transformers in easy mode; the recurrent models do "
     "poorly. FoX and Transformer (Pro) extrapolate partly beyond the training context, Transformer (LLaMA) does not."
 )
 CLAIMS = ("C22b", "C22c")
@@ -47,15 +48,15 @@ def render(rows: pd.DataFrame, meta: dict[str, Any], out: Path) -> list[Path]:
 
 
 def _draw(rows: pd.DataFrame, scale: str, train_len: int) -> Figure:
-    models, modes = ordered(rows["model"]), [mode for mode in MODES if mode in set(rows["mode"])]
+    models, modes = ordered(rows["model"].unique()), [mode for mode in MODES if mode in set(rows["mode"])]
     per_row = min(max(1, PANELS_PER_ROW // len(modes)), len(models))
     lines = -(-len(models) // per_row)
     width = max(3.0 * per_row * len(modes), 6.4)
     height = float(np.clip(0.75 + 0.13 * rows["depth"].nunique(), 1.3, 2.1))
+    layout = ConstrainedLayoutEngine(wspace=0.04, hspace=0.06)
     figure, panels = plt.subplots(
-        lines, per_row * len(modes), figsize=(width, height * lines + 0.9), layout="constrained", squeeze=False
+        lines, per_row * len(modes), figsize=(width, height * lines + 0.9), layout=layout, squeeze=False
     )
-    figure.get_layout_engine().set(wspace=0.04, hspace=0.06)
     figure.suptitle(_note(rows, scale, train_len, narrow=width < 11), fontsize=9.5, color="#444444")
     free = list(panels.flat)
     for index, (model, mode) in enumerate((model, mode) for model in models for mode in modes):
@@ -131,7 +132,7 @@ def summary(rows: pd.DataFrame, meta: dict[str, Any]) -> Table:
                 columns.append(Column(f"{mode}_{place}", f"{mode}, {place} {tokens(train_len)}", 2, "higher"))
                 masks.append(mask)
     table = {}
-    for model in ordered(rows["model"]):
+    for model in ordered(rows["model"].unique()):
         of_model = rows["model"] == model
         table[model] = [float(rows.loc[mask & of_model, "score"].mean()) for mask in masks]
     samples = rows.groupby(["run_id", "mode", "length", "depth"]).size().max()

@@ -30,6 +30,4 @@ def paper_scores(artefact: str, scale: str) -> Scores:
     name = FILES.get((artefact, scale))
     if name is None:
         return {}
-    return {
-        str(model): {str(column): float(value) for column, value in row.items()} for model, row in _read(name).iterrows()
-    }
+    return {str(model): {str(column): float(value) for column, value in row.items()} for model, row in _read(name).iterrows()}

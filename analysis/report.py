@@ -64,7 +64,7 @@ def _section(folder: Path, name: str) -> dict[str, Any]:
         "picture": base64.b64encode(picture.read_bytes()).decode() if is_figure else None,
         "table": Markup(to_html(module.summary(rows, meta))),  # escapes its own cells
         "verdicts": [(verdict, CLAIMS[verdict.claim]) for verdict in verdicts],
-        "missing": [label(model) for model in module.MODELS if model not in set(rows["model"])],
+        "missing": [label(model) for model in module.MODELS if model not in set(rows["model"].unique())],
         "meta": meta,
     }
 

@@ -44,7 +44,7 @@ def loss_curves(rows: pd.DataFrame) -> dict[str, np.ndarray]:
     """
     one_evaluation_each(rows, ["position"])
     curves = {}
-    for model in ordered(rows["model"]):
+    for model in ordered(rows["model"].unique()):
         table = rows[rows["model"] == model].pivot(index="position", columns="run_id", values="loss")
         counts = rows.loc[rows["model"] == model, "run_id"].value_counts()
         if table.index[0] != 1 or table.index[-1] != len(table) or not (counts == len(table)).all():
@@ -100,6 +100,6 @@ def extra(meta: Meta, run_id: str, name: str) -> Any:
 
 
 def count_range(counts: pd.Series, noun: str) -> str:
-    """"200 examples", or "150 to 500 examples" where counts differ."""
+    """One count, "200 examples", or "150 to 500 examples" where counts differ."""
     low, high = int(counts.min()), int(counts.max())
     return f"{low:,} {noun}" if low == high else f"{low:,} to {high:,} {noun}"

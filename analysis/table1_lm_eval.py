@@ -49,9 +49,9 @@ def scores(rows: pd.DataFrame) -> Scores:
     """
     one_evaluation_each(rows, ["task", "metric"])
     table: Scores = {}
-    for model in ordered(rows["model"]):
-        means = rows[rows["model"] == model].groupby(["task", "metric"])["value"].mean()
-        found = {(str(task), str(metric)): float(value) for (task, metric), value in means.items()}
+    for model in ordered(rows["model"].unique()):
+        means = rows[rows["model"] == model].groupby(["task", "metric"], as_index=False)["value"].mean()
+        found = dict(zip(zip(means["task"], means["metric"], strict=True), means["value"].astype(float), strict=True))
         known = PERPLEXITIES | ACCURACIES
         line = {column: found[task, metric] for column, (task, metric, _) in known.items() if (task, metric) in found}
         line |= {f"{task}_{metric}": found[task, metric] for task, metric in _others(set(found))}
@@ -85,7 +85,8 @@ def summary(rows: pd.DataFrame, meta: dict[str, Any]) -> Table:
     examples = rows.groupby(["task", "eval_id"])["num_examples"].max()
     note += f" {count_range(examples, 'examples')} per task."
     return Table(
-        "Zero-shot evaluation with the LM evaluation harness" + (" (Table 8 of the paper)" if meta["scale"] == "760m-16b" else ""),
+        "Zero-shot evaluation with the LM evaluation harness"
+        + (" (Table 8 of the paper)" if meta["scale"] == "760m-16b" else ""),
         columns,
         {model: [line.get(column.key) for column in columns] for model, line in ours.items()},
         note,

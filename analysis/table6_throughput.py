@@ -44,13 +44,16 @@ def summary(rows: pd.DataFrame, meta: dict[str, Any]) -> Table:
         Column("mfu_percent", "MFU (%)", 1, "higher"),
         Column("peak_memory_gib", "Peak memory (GiB)", 1, "lower"),
     ]
-    means = rows.groupby("model")[["params", "fwd_flops_per_token", "tokens_per_s", "mfu", "peak_memory_gib"]].mean()
-    base = float(means["tokens_per_s"].get(BASE, math.nan))
-    table = {model: _line(means.loc[model], base, columns) for model in ordered(rows["model"])}
+    base = float(rows.loc[rows["model"] == BASE, "tokens_per_s"].mean())  # NaN if it was not measured
+    table = {
+        model: _line(rows[rows["model"] == model], base, columns) for model in ordered(rows["model"].unique())
+    }
     paper = {}
-    for model, line in paper_scores("table6_throughput", meta["scale"]).items():
+    printed = paper_scores("table6_throughput", meta["scale"])
+    for model, line in printed.items():
         speed = line["throughput_tokens_per_s"]
-        paper[model] = [line["params_millions"], line["fwd_flops_per_token"] / 1e9, speed, speed / 38_000, None, None]
+        relative = speed / printed[BASE]["throughput_tokens_per_s"]
+        paper[model] = [line["params_millions"], line["fwd_flops_per_token"] / 1e9, speed, relative, None, None]
     note = f"{scale_note(meta['scale']).capitalize()}. Measured on {gpus[0]}, context {tokens(lengths[0])}."
     if paper:
         note += " The paper measured on four L40S; it truncates parameters and FLOPs, and so do we."
@@ -63,20 +66,23 @@ def summary(rows: pd.DataFrame, meta: dict[str, Any]) -> Table:
     )
 
 
-def _line(mean: pd.Series, base: float, columns: list[Column]) -> list[float | None]:
+def _line(rows: pd.DataFrame, base: float, columns: list[Column]) -> list[float | None]:
     """Counts are truncated to the printed digits, as in the paper, not rounded."""
 
     def cut(value: float, column: Column) -> float:
         return math.floor(value * 10**column.decimals) / 10**column.decimals
 
-    speed = float(mean["tokens_per_s"])
+    def mean(column: str) -> float:
+        return float(rows[column].mean())
+
+    speed = mean("tokens_per_s")
     return [
-        cut(mean["params"] / 1e6, columns[0]),
-        cut(mean["fwd_flops_per_token"] / 1e9, columns[1]),
+        cut(mean("params") / 1e6, columns[0]),
+        cut(mean("fwd_flops_per_token") / 1e9, columns[1]),
         speed,
         speed / base,
-        100 * float(mean["mfu"]),
-        float(mean["peak_memory_gib"]),
+        100 * mean("mfu"),
+        mean("peak_memory_gib"),
     ]
 
 

@@ -50,10 +50,11 @@ class Table:
             known = sorted({value for value in printed.values() if value is not None}, reverse=column.better == "higher")
             if not column.better or len(known) < 2:
                 continue
+            alone = list(printed.values()).count(known[0]) == 1  # a tie for best leaves no second
             for model, value in printed.items():
                 if value == known[0]:
                     marks[model][index] = "best"
-                elif value == known[1]:
+                elif value == known[1] and alone:
                     marks[model][index] = "second"
         return marks
 
@@ -91,9 +92,11 @@ def to_markdown(table: Table) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A table environment for booktabs; needs nothing else."""
+    """A table environment; needs the packages booktabs and, for tables of many columns, graphicx."""
+    wide = len(table.columns) > WIDE
     wrap: dict[Mark, str] = {"": "{}", "best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
     lines = [r"\begin{table}", r"\centering", rf"\caption{{{_tex(_caption(table))}}}", r"\small"]
+    lines += [r"\resizebox{\textwidth}{!}{%"] if wide else []
     lines += [rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}", r"\toprule"]
     lines += [" & ".join(["Model", *(_tex(column.title) for column in table.columns)]) + r" \\", r"\midrule"]
     for name, cells in table.cells():
@@ -102,7 +105,7 @@ def to_latex(table: Table) -> str:
             for text, mark, paper in cells
         ]
         lines.append(" & ".join([_tex(name), *texts]) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}" + ("}" if wide else ""), r"\end{table}", ""])
 
 
 def _tex(text: str) -> str:
@@ -137,7 +140,8 @@ def to_html(table: Table) -> str:
         body.append(f"<tr><th>{escape(name)}</th>{''.join(tds)}</tr>")
     caption = f"<caption>{escape(_caption(table))}</caption>".replace("In brackets: the paper", "Below, small: the paper")
     wide = " wide" if len(table.columns) > WIDE else ""
-    return f"<table class='numbers{wide}'>{caption}<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+    inside = f"<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
+    return f"<table class='numbers{wide}'>{caption}{inside}</table>"
 
 
 def _breakable(title: str) -> str:

@@ -1,5 +1,6 @@
 """What a check of a claim says: a status, the numbers it rests on, and one sentence."""
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -28,10 +29,11 @@ def not_applicable(claim: str, why: str) -> Verdict:
 def status_of(violations: list[float], noises: list[float]) -> Status:
     """Status of "every violation is <= 0": each is how far one comparison misses, in the unit of its noise.
 
-    Within noise: some comparisons miss, but none by more than its noise. NaN is a miss that no noise excuses.
+    Within noise: some comparisons miss, but none by more than its noise. NaN and infinity are misses that no noise excuses.
     """
     if all(violation <= 0 for violation in violations):
         return Status.HOLDS
-    if all(violation <= max(noise, 0) for violation, noise in zip(violations, noises, strict=True)):
+    pairs = zip(violations, noises, strict=True)
+    if all(violation <= 0 or (math.isfinite(violation) and violation <= noise) for violation, noise in pairs):
         return Status.WITHIN_NOISE
     return Status.FAILS

@@ -30,9 +30,7 @@ def _schema(columns: dict[str, pa.Column]) -> pa.DataFrameSchema:
 SCHEMAS: dict[str, pa.DataFrameSchema] = {
     # L(i), section 4: mean negative log-likelihood in nats of token i (1-based) over `num_documents` documents; NaN where
     # a model's output was not finite (a Transformer far beyond its training context, say).
-    "per_token_loss": _schema(
-        {"position": _integer(1), "loss": _number(0, nullable=True), "num_documents": _integer(1)}
-    ),
+    "per_token_loss": _schema({"position": _integer(1), "loss": _number(0, nullable=True), "num_documents": _integer(1)}),
     # One generation. `score` 1-10 as in the paper; `exact` (0/1) and `fuzzy` (0-1) match; `scored_by` "match" or the judge.
     "needle": _schema(
         {
@@ -67,6 +65,8 @@ SCHEMAS: dict[str, pa.DataFrameSchema] = {
             "num_examples": _integer(1),
             "task_version": _text(),
             "harness_version": _text(),
+            "batch_size": _integer(1),
+            "add_bos": _integer(0, 1),
         }
     ),
     # Long form. Head statistics ("half_life_tokens", "median_F_lag", "pruned_share", ...) have row = col = -1; entries of

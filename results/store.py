@@ -41,7 +41,7 @@ def write_rows(path: Path, rows: pd.DataFrame, meta: Meta) -> Path:
     if missing:
         raise ValueError(f"{path}: the meta lacks {', '.join(missing)}")
     rows = validate(meta["kind"], rows, where=str(path))
-    scales = sorted(set(rows["scale"]))
+    scales = sorted(rows["scale"].unique())
     if scales != [meta["scale"]]:
         raise ValueError(f"{path}: rows of scale {', '.join(scales)} in a result of scale {meta['scale']}")
     buffer = io.BytesIO()
@@ -127,8 +127,9 @@ def _join(artefact: str, scale: str, sources: list[Path], runs: dict[str, Meta])
         missing = [key for key in EVAL_META if key not in made]
         if missing:
             raise ValueError(f"{meta_path(source)}: lacks {', '.join(missing)}; evaluate again")
-        if made["scale"] != scale or made["kind"] != meta.setdefault("kind", made["kind"]):
-            raise ValueError(f"{source}: {made['kind']} at {made['scale']} cannot join {meta['kind']} at {scale}")
+        kind = meta.setdefault("kind", made["kind"])
+        if (made["scale"], made["kind"]) != (scale, kind):
+            raise ValueError(f"{source}: {made['kind']} at {made['scale']} cannot join {kind} at {scale}")
         run_id, eval_id = made["run_id"], made["eval_id"]
         evaluation = meta["evals"].setdefault(eval_id, {"spec": made["spec"], "runs": {}})
         if run_id in evaluation["runs"]:

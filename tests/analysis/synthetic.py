@@ -53,7 +53,9 @@ def loss_rows(
             )
         )
     extras = {"unigram_entropy": floor + 4.0}
-    return pd.concat(frames, ignore_index=True), meta_for("fig2_per_token_loss", "per_token_loss", scale, models, train_len, extras)
+    return pd.concat(frames, ignore_index=True), meta_for(
+        "fig2_per_token_loss", "per_token_loss", scale, models, train_len, extras
+    )
 
 
 def meta_for(
@@ -77,8 +79,7 @@ def meta_for(
             "tokens": 64 * train_len,
         }
     made = {
-        run_id(model): {"created": "2025-01-02T03:04:05Z", "provenance": provenance, "extras": extras or {}}
-        for model in models
+        run_id(model): {"created": "2025-01-02T03:04:05Z", "provenance": provenance, "extras": extras or {}} for model in models
     }
     return {
         "artefact": artefact,
@@ -146,7 +147,9 @@ def gate_rows(
                 half_life = float(2 ** rng.uniform(0, 10))
                 stats = {"half_life_tokens": half_life, "median_F": 0.5 ** (seq_len / 16 / half_life), "pruned_share": 0.3}
                 base = {**_source(scale, model, "gate_maps"), "layer": layer, "head": head}
-                frames.append(pd.DataFrame([{**base, "quantity": q, "row": -1, "col": -1, "value": v} for q, v in stats.items()]))
+                frames.append(
+                    pd.DataFrame([{**base, "quantity": q, "row": -1, "col": -1, "value": v} for q, v in stats.items()])
+                )
                 forget = 0.5 ** ((row - col) * cell / half_life)
                 attention = np.where(rng.random(len(row)) < 0.01, 0.8, 0.01) * forget
                 for quantity, value in (("F", forget), ("A", attention)):
@@ -162,6 +165,7 @@ def scores_to_lm_eval(table: dict[str, dict[str, float]], scale: str, columns: d
             {
                 **_source(scale, model, "lm_eval"), "task": task, "metric": metric, "value": table[model][column],
                 "stderr": np.nan, "num_examples": 100, "task_version": "1.0", "harness_version": "0.4.4",
+                "batch_size": 16, "add_bos": 1,
             }
             for model in table
             for column, (task, metric, _) in columns.items()
@@ -184,7 +188,9 @@ def scores_to_longbench(table: dict[str, dict[str, float]], scale: str) -> pd.Da
     )  # fmt: skip
 
 
-def throughput_rows(scale: str, models: tuple[str, ...] = SEVEN, gpu: str = "Synthetic GPU") -> tuple[pd.DataFrame, dict[str, Any]]:
+def throughput_rows(
+    scale: str, models: tuple[str, ...] = SEVEN, gpu: str = "Synthetic GPU"
+) -> tuple[pd.DataFrame, dict[str, Any]]:
     lines = [
         {
             **_source(scale, model, "throughput"), "mode": mode, "seq_len": 16_384, "tokens_per_s": 50_000.0 + 2000 * index,
