@@ -4,7 +4,7 @@ backend."""
 import torch
 from torch import Tensor
 
-from kernels.forgetting_attention.operator import attention_operator
+from kernels.forgetting_attention.chunked_operator import chunked_attention
 from kernels.forgetting_attention.threshold import resolve_threshold
 from kernels.forgetting_attention.validation import check_limits, check_tensors, pick_backend
 
@@ -31,7 +31,7 @@ def forgetting_attention(
         q: (B, Q, H, D), the last Q <= T positions of the keys' sequence; D in {16, 32, 64, 128}. bf16, fp16 or fp32
             (float64 too on CPU). Any strides; only the last dimension should be contiguous to avoid a copy.
         k, v: (B, T, Hkv, D), H a multiple of Hkv.
-        log_fgate: (B, T, H) float32, log of the forget gates, <= 0. -inf (or anything below -1e6) cuts the sequence
+        log_fgate: (B, T, H) float32, log of the forget gates, <= 0. -inf (or anything below -2000) cuts the sequence
             exactly.
         scale: factor of the logits, D**-0.5 by default.
         adaptive_threshold: adaptive computation pruning. Tiles of 128 x 128 whose every D lies below it are skipped. A
@@ -60,4 +60,8 @@ def forgetting_attention(
     backend = pick_backend(backend, q)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     threshold = resolve_threshold(adaptive_threshold, q, k, scale)
-    return attention_operator(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale, backend)
+    if backend == "reference":
+        return chunked_attention(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale)
+    from kernels.forgetting_attention.triton_operator import triton_attention  # imports triton: not on machines without
+
+    return triton_attention(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale)

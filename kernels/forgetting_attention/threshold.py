@@ -14,9 +14,7 @@ from kernels.forgetting_attention.visibility import TILE, cumulative_log_gate, p
 LOG_TOLERANCE = -10.0
 
 
-def pruning_threshold(
-    logit_bound: Tensor | float, num_keys: int, log_tolerance: float = LOG_TOLERANCE
-) -> Tensor | float:
+def pruning_threshold(logit_bound: Tensor | float, num_keys: int, log_tolerance: float = LOG_TOLERANCE) -> Tensor | float:
     """delta for logits within +-`logit_bound` (a float or a tensor broadcastable to (B, H)) over `num_keys` keys."""
     return -2.0 * logit_bound - math.log(num_keys) + log_tolerance
 
@@ -53,9 +51,7 @@ def resolve_threshold(threshold: float | str | Tensor | None, q: Tensor, k: Tens
             raise ValueError(f"adaptive_threshold is {threshold}; a threshold on D must be <= 0.")
         return torch.full((B, H), float(threshold), device=q.device)
     if threshold.dim() > 2 or any(n not in (1, m) for n, m in zip(threshold.shape[::-1], (H, B), strict=False)):
-        raise ValueError(
-            f"adaptive_threshold has shape {tuple(threshold.shape)}; it must broadcast to (B, H) = {(B, H)}."
-        )
+        raise ValueError(f"adaptive_threshold has shape {tuple(threshold.shape)}; it must broadcast to (B, H) = {(B, H)}.")
     if threshold.device != q.device and threshold.dim() > 0:
         raise ValueError(f"adaptive_threshold is on {threshold.device}; it must be on q's device, {q.device}.")
     return threshold.detach().to(q.device, torch.float32).expand(B, H).contiguous()

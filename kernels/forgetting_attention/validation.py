@@ -37,9 +37,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
         raise ValueError(f"q has dtype {q.dtype}; allowed on {q.device.type} are {', '.join(map(str, dtypes))}.")
     gate_dtypes = (torch.float32, torch.float64) if q.dtype == torch.float64 else (torch.float32,)
     if log_fgate.dtype not in gate_dtypes:
-        raise ValueError(
-            f"log_fgate has dtype {log_fgate.dtype}; it must be torch.float32 (compute it with logsigmoid there)."
-        )
+        raise ValueError(f"log_fgate has dtype {log_fgate.dtype}; it must be torch.float32 (compute it with logsigmoid there).")
     for name, tensor in (("k", k), ("v", v)):
         if tensor.dtype != q.dtype:
             raise ValueError(f"{name} has dtype {tensor.dtype}; it must be q's, {q.dtype}.")
@@ -48,9 +46,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
             raise ValueError(f"{name} is on {tensor.device}; it must be on q's device, {q.device}.")
 
 
-def check_limits(
-    q: Tensor, k: Tensor, seq_start: Tensor | None, cu_seqlens: Tensor | None, window_size: int | None
-) -> None:
+def check_limits(q: Tensor, k: Tensor, seq_start: Tensor | None, cu_seqlens: Tensor | None, window_size: int | None) -> None:
     """The options that hide keys, as far as shapes and dtypes tell."""
     B, Q = q.shape[:2]
     T = k.shape[1]

@@ -14,9 +14,9 @@ from torch import Tensor
 TILE = 128
 """Pruning granularity: queries and keys of one tile. Kernels step by a divisor of it."""
 
-CUT_LOG_GATE = -1e6
-"""A log gate below this cuts the sequence exactly like -inf: exp of it is 0 in every dtype, and as a summand it would
-swallow the digits of its neighbours."""
+CUT_LOG_GATE = -2000.0
+"""A log gate below this cuts the sequence exactly like -inf: float64's exp is 0 below -745, so nothing short of a gap
+of 1200 between two logits could tell them apart, and as a summand it would swallow the digits of its neighbours."""
 
 
 def cumulative_log_gate(log_fgate_BTH: Tensor) -> Tensor:

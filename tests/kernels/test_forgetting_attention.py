@@ -59,9 +59,7 @@ def test_limits_on_the_left_agree_with_the_oracle(
     seq_start = torch.tensor(data.draw(st.lists(st.integers(0, T), min_size=2, max_size=2)))
     case = make_case(gates, 2, Q, T, 2, 2, 16, torch.float32, seed=seed)
     first_key = first_visible_key(case.log_fgate, Q, seq_start, None, window)
-    assert_right(
-        lambda *x: forgetting_attention(*x, seq_start=seq_start, window_size=window), case, first_key_BHQ=first_key
-    )
+    assert_right(lambda *x: forgetting_attention(*x, seq_start=seq_start, window_size=window), case, first_key_BHQ=first_key)
 
 
 def test_packed_documents_equal_separate_ones() -> None:
@@ -137,13 +135,11 @@ def test_gate_gradient_is_the_sum_of_row_minus_column_sums() -> None:  # I5
 
 def test_token_by_token_equals_parallel() -> None:  # I6, the attention's part
     q, k, v, log_fgate, _ = make_case("mixture", 2, 40, 40, 2, 1, 16, torch.float32)
-    steps = [
-        forgetting_attention(q[:, t : t + 1], k[:, : t + 1], v[:, : t + 1], log_fgate[:, : t + 1]) for t in range(40)
-    ]
+    steps = [forgetting_attention(q[:, t : t + 1], k[:, : t + 1], v[:, : t + 1], log_fgate[:, : t + 1]) for t in range(40)]
     torch.testing.assert_close(torch.cat(steps, 1), forgetting_attention(q, k, v, log_fgate))
 
 
-@pytest.mark.parametrize("gates", ["one", "twenty", "mixture", "single_cliff"])
+@pytest.mark.parametrize("gates", ["one", "twenty", "mixture"])
 def test_pruning_drops_little_and_a_prefix(gates: str) -> None:  # I7, I8
     T = 1024
     case = make_case(gates, 1, T, T, 2, 2, 16, torch.float32)
@@ -218,9 +214,7 @@ def test_works_under_compile_checkpoint_and_autocast() -> None:
     compiled = torch.compile(lambda *x: forgetting_attention(*x), backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(output_and_gradients(compiled, case), expected)
     torch.testing.assert_close(
-        output_and_gradients(
-            lambda *x: torch.utils.checkpoint.checkpoint(forgetting_attention, *x, use_reentrant=False), case
-        ),
+        output_and_gradients(lambda *x: torch.utils.checkpoint.checkpoint(forgetting_attention, *x, use_reentrant=False), case),
         expected,
     )
     with torch.autocast("cpu", torch.bfloat16):
@@ -230,8 +224,8 @@ def test_works_under_compile_checkpoint_and_autocast() -> None:
 def test_operator_passes_opcheck() -> None:
     q, k, v, log_fgate, _ = make_case("one", 1, 20, 30, 2, 1, 16, torch.float32)
     inputs = [x.requires_grad_() for x in (q, k, v, log_fgate)]
-    operator = torch.ops.forgetting_attention.forward
-    torch.library.opcheck(operator, (*inputs, None, None, None, None, 0.25, "reference"))
+    operator = torch.ops.forgetting_attention.chunked_forward.default
+    torch.library.opcheck(operator, (*inputs, None, None, None, None, 0.25))
 
 
 def test_any_strides_give_the_same() -> None:

@@ -1,5 +1,4 @@
-"""The custom operators `forgetting_attention::forward` and `::backward`: opaque to torch.compile, with fake and
-autograd rules."""
+"""The custom operators `forgetting_attention::chunked_forward` and `::chunked_backward` around the PyTorch path."""
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from kernels.forgetting_attention.visibility import (
 )
 
 
-def attention_operator(
+def chunked_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -24,13 +23,12 @@ def attention_operator(
     cu_seqlens: Tensor | None,
     window_size: int | None,
     scale: float,
-    backend: str,
 ) -> Tensor:
     """Forgetting attention on checked arguments; see `forgetting_attention` for their meaning. threshold is (B, H)."""
-    return _forward(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale, backend)[0]
+    return _forward(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale)[0]
 
 
-@torch.library.custom_op("forgetting_attention::forward", mutates_args=())
+@torch.library.custom_op("forgetting_attention::chunked_forward", mutates_args=())
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -41,7 +39,6 @@ def _forward(
     cu_seqlens: Tensor | None,
     window_size: int | None,
     scale: float,
-    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output, log-sum-exp (B, H, Q), cumulative log gate (B, H, T) float64, first visible key (B, H, Q) int32."""
     # Here rather than in the public function, so that torch.compile need not look into it.
@@ -55,7 +52,7 @@ def _forward(
     return o_BQHD.contiguous(), lse_BHQ, cum_BHT, first_key_BHQ
 
 
-@torch.library.custom_op("forgetting_attention::backward", mutates_args=())
+@torch.library.custom_op("forgetting_attention::chunked_backward", mutates_args=())
 def _backward(
     do: Tensor,
     q: Tensor,
@@ -66,7 +63,6 @@ def _backward(
     cum: Tensor,
     first_key: Tensor,
     scale: float,
-    backend: str,
     gate_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dq, dk, dv, dcum_BHT = chunked_backward(do, q, k, v, o, lse, cum, first_key, scale)
@@ -81,7 +77,7 @@ def _gate_gradient(dcum_BHT: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @_forward.register_fake
-def _(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale, backend):  # type: ignore[no-untyped-def]
+def _(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale):  # type: ignore[no-untyped-def]
     B, Q, H, D = q.shape
     T = k.shape[1]
     stat_dtype = torch.promote_types(q.dtype, torch.float32)
@@ -94,24 +90,24 @@ def _(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale, 
 
 
 @_backward.register_fake
-def _(do, q, k, v, o, lse, cum, first_key, scale, backend, gate_dtype):  # type: ignore[no-untyped-def]
+def _(do, q, k, v, o, lse, cum, first_key, scale, gate_dtype):  # type: ignore[no-untyped-def]
     B, H, T = cum.shape
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), q.new_empty(B, T, H, dtype=gate_dtype)
 
 
 def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    q, k, v, log_fgate, *_, scale, backend = inputs
+    q, k, v, log_fgate, *_, scale = inputs
     ctx.save_for_backward(q, k, v, *output)
-    ctx.scale, ctx.backend, ctx.gate_dtype = scale, backend, log_fgate.dtype
+    ctx.scale, ctx.gate_dtype = scale, log_fgate.dtype
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx, do, *_):  # type: ignore[no-untyped-def]
-    no_gradient = (None,) * 6
+    no_gradient = (None,) * 5
     if do is None:
         return (None,) * 4 + no_gradient
     q, k, v, o, lse, cum, first_key = ctx.saved_tensors
-    grads = _backward(do, q, k, v, o, lse, cum, first_key, ctx.scale, ctx.backend, ctx.gate_dtype)
+    grads = _backward(do, q, k, v, o, lse, cum, first_key, ctx.scale, ctx.gate_dtype)
     return (*grads, *no_gradient)
 
 

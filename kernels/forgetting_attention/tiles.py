@@ -1,0 +1,55 @@
+"""Tile sizes and launch settings, measured once per GPU and shipped as a table: no search at run time."""
+
+import functools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Queries (block_m) and keys (block_n) of one step, and how Triton schedules the kernel."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    maxnreg: int | None = None
+
+
+@functools.cache
+def _table() -> dict[str, dict[str, dict[str, int]]]:
+    return json.loads((Path(__file__).parent / "tiles.json").read_text())
+
+
+@functools.cache
+def tiles_for(kernel: str, head_dim: int, dtype: torch.dtype, device: torch.device) -> Tiles:
+    """Settings of "forward", "dkdv" or "dq" on this GPU; compute capability 9.0 has measured ones, others a modest
+    default."""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    table = _table()
+    entry = table.get(f"sm_{capability[0]}{capability[1]}", table["default"])
+    if dtype == torch.float32:
+        entry = table["float32"]
+    return Tiles(**entry[f"{kernel}_{head_dim}"])
+
+
+def rows_descriptor(x_BTHD: Tensor, rows: int) -> TensorDescriptor:
+    """A bulk-copy descriptor that loads `rows` consecutive tokens of one head; tokens past the end read as 0."""
+    if not _describable(x_BTHD):
+        x_BTHD = x_BTHD.contiguous()
+    # The stride of a dimension of size one is free, but the descriptor wants multiples of 16 bytes.
+    strides = [s if n > 1 else x_BTHD.shape[-1] for s, n in zip(x_BTHD.stride()[:3], x_BTHD.shape[:3], strict=True)]
+    return TensorDescriptor(x_BTHD, list(x_BTHD.shape), [*strides, 1], [1, rows, 1, x_BTHD.shape[-1]])
+
+
+def _describable(x_BTHD: Tensor) -> bool:
+    aligned = all(
+        s * x_BTHD.element_size() % 16 == 0 for s, n in zip(x_BTHD.stride()[:3], x_BTHD.shape[:3], strict=True) if n > 1
+    )
+    positive = all(s > 0 for s, n in zip(x_BTHD.stride()[:3], x_BTHD.shape[:3], strict=True) if n > 1)
+    return x_BTHD.stride(-1) == 1 and aligned and positive and x_BTHD.data_ptr() % 16 == 0

@@ -1,0 +1,302 @@
+"""Backward kernels: dK and dV per tile of keys, dQ either added up there too or in a kernel of its own, then the gates.
+
+The probabilities are recomputed from `lse`. With dS_ij = P_ij (dO_i . V_j - delta_i) and delta_i = dO_i . O_i, the
+gradient of c_t is the row sum of dS at t minus its column sum. Row sums are 0 only up to the rounding of O, and those
+roundings would add up along the reverse cumulative sum; so the row sums of the same dS are kept, and what does not span
+a gate cancels.
+
+Legend: M queries of a step or tile, N keys of a tile or step, D head dimension.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.forgetting_attention.tiles import Tiles, rows_descriptor
+from kernels.forgetting_attention.triton_forward import tile_logits
+from kernels.forgetting_attention.triton_prepare import LOG2E, Prepared
+from kernels.forgetting_attention.visibility import TILE
+
+_TILE = tl.constexpr(TILE)
+
+
+class Settings(NamedTuple):
+    """Tiles of the two kernels; `fused` adds dQ up with atomics in the first one, whose order, and rounding, varies."""
+
+    dkdv: Tiles
+    dq: Tiles
+    fused: bool
+
+
+@triton.jit
+def _delta_kernel(
+    o_ptr, do_ptr, delta_ptr, dq_ptr, rowsum_ptr,
+    stride_b, stride_q, stride_h, stride_d, Q, H,
+    BLOCK_M: tl.constexpr, D: tl.constexpr, CLEAR: tl.constexpr,
+):  # fmt: skip
+    """delta_i = dO_i . O_i, and zeros where dQ and its row sums will be added up."""
+    row = tl.program_id(1).to(tl.int64)
+    batch, head = row // H, row % H
+    rows_M = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    d = tl.arange(0, D)
+    inside = (rows_M < Q)[:, None]
+    dense = ((batch * Q + rows_M) * H + head)[:, None] * D + d[None, :]
+    o = tl.load(o_ptr + dense, mask=inside, other=0.0).to(tl.float32)
+    offset = batch * stride_b + rows_M.to(tl.int64)[:, None] * stride_q + head * stride_h + d[None, :] * stride_d
+    do = tl.load(do_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+    tl.store(delta_ptr + row * Q + rows_M, tl.sum(o * do, 1), mask=rows_M < Q)
+    if CLEAR:
+        tl.store(dq_ptr + dense, tl.zeros((BLOCK_M, D), tl.float32), mask=inside)
+        tl.store(rowsum_ptr + row * Q + rows_M, tl.zeros((BLOCK_M,), tl.float32), mask=rows_M < Q)
+
+
+@triton.jit
+def _spans_kernel(start_ptr, first_key_ptr, even_ptr, stop_ptr, Q, num_tiles, query_tiles, STEPS: tl.constexpr):
+    """Per key tile: the query tile from which some row may not see all of it, and the one from which none needs it."""
+    row = tl.program_id(1).to(tl.int64)
+    n = tl.program_id(0) * _TILE + tl.arange(0, _TILE)
+    low, high = tl.zeros_like(n), tl.zeros_like(n) + query_tiles
+    even_low, even_high = low, high
+    for _ in range(STEPS):
+        middle = (low + high) // 2
+        needed = tl.load(start_ptr + row * query_tiles + middle, mask=low < high, other=0) <= n
+        low, high = tl.where(needed & (low < high), middle + 1, low), tl.where(needed, high, middle)
+        middle = (even_low + even_high) // 2
+        last_row = tl.minimum(middle * _TILE + _TILE, Q) - 1
+        even = tl.load(first_key_ptr + row * Q + last_row, mask=even_low < even_high, other=0) <= n * _TILE
+        even_low, even_high = tl.where(even & (even_low < even_high), middle + 1, even_low), tl.where(even, even_high, middle)
+    tl.store(even_ptr + row * num_tiles + n, even_low, mask=n < num_tiles)
+    tl.store(stop_ptr + row * num_tiles + n, low, mask=n < num_tiles)
+
+
+@triton.jit
+def _walk_queries(
+    dk_ND, dv_ND, column_N, k_ND, v_ND, q_desc, do_desc, dq_ptr, rowsum_ptr, lse_ptr, delta_ptr, local_ptr, base_ptr, first_key_ptr,
+    batch, head, keys_N, local_N, base, ones, start, stop, scale2, scale, Q, T, H,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
+    EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr, FUSED: tl.constexpr,
+):  # fmt: skip
+    """Queries start..stop of one tile of keys, everything transposed: keys down, queries across."""
+    for m in tl.range(start, stop, BLOCK_M):
+        m = tl.multiple_of(m, BLOCK_M)
+        rows_M = m + tl.arange(0, BLOCK_M)
+        q_MD = q_desc.load([batch, m, head, 0]).reshape(BLOCK_M, D)
+        s_NM = tl.dot(k_ND, q_MD.T, input_precision=PRECISION)
+        lse_M = tl.load(lse_ptr + rows_M, mask=rows_M < Q, other=float("inf"))
+        position_M = rows_M + (T - Q)
+        if EXACT:
+            cum_M = tl.load(base_ptr + position_M // _TILE, mask=rows_M < Q, other=0.0)
+            cum_M += tl.load(local_ptr + position_M, mask=rows_M < Q, other=0.0)
+            x_NM = s_NM * scale2 + (cum_M[None, :] - (base + local_N)[:, None]).to(tl.float32) - lse_M[None, :]
+        else:
+            query = m // _TILE * _TILE + (T - Q)  # lse is relative to this query's c
+            ref = tl.load(base_ptr + query // _TILE) + tl.load(local_ptr + query)
+            x_NM = (s_NM * scale2 - local_N[:, None]) + ((ref - base).to(tl.float32) - lse_M)[None, :]
+        p_NM = tl.exp2(x_NM)
+        if EDGE:
+            first_M = tl.load(first_key_ptr + rows_M, mask=rows_M < Q, other=T)
+            seen_NM = (keys_N[:, None] <= position_M[None, :]) & (keys_N[:, None] >= first_M[None, :])
+            p_NM = tl.where(seen_NM, p_NM, 0.0)
+        do_MD = do_desc.load([batch, m, head, 0]).reshape(BLOCK_M, D)
+        dv_ND = tl.dot(p_NM.to(do_MD.dtype), do_MD, dv_ND, input_precision=PRECISION)
+        dp_NM = tl.dot(v_ND, do_MD.T, input_precision=PRECISION)
+        delta_M = tl.load(delta_ptr + rows_M, mask=rows_M < Q, other=0.0)
+        ds_NM = p_NM * (dp_NM - delta_M[None, :])
+        rounded_NM = ds_NM.to(q_MD.dtype)
+        dk_ND = tl.dot(rounded_NM, q_MD, dk_ND, input_precision=PRECISION)
+        if FUSED:
+            # Row and column sums of the same rounded numbers, or their difference would not cancel.
+            column_N += tl.sum(rounded_NM.to(tl.float32), 1)
+            ds_MN = rounded_NM.T
+            dq_MD = tl.dot(ds_MN, k_ND, input_precision=PRECISION) * scale
+            out = ((batch.to(tl.int64) * Q + rows_M) * H + head)[:, None] * D + tl.arange(0, D)[None, :]
+            tl.atomic_add(dq_ptr + out, dq_MD, mask=(rows_M < Q)[:, None], sem="relaxed")
+            rowsum_M = tl.max(tl.dot(ds_MN, ones, input_precision=PRECISION), 1)
+            tl.atomic_add(rowsum_ptr + rows_M, rowsum_M, mask=rows_M < Q, sem="relaxed")
+        else:
+            column_N += tl.sum(ds_NM, 1)
+    return dk_ND, dv_ND, column_N
+
+
+@triton.jit(do_not_specialize=["H", "num_tiles"])
+def dkdv_kernel(
+    q_desc, k_desc, v_desc, do_desc, dq_ptr, rowsum_ptr, dk_ptr, dv_ptr, column_ptr, lse_ptr, delta_ptr,
+    local_ptr, base_ptr, first_key_ptr, even_ptr, stop_ptr, scale2, scale, Q, T, H, num_tiles,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
+    EXACT: tl.constexpr, PRECISION: tl.constexpr, FUSED: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * BLOCK_N  # early keys have the most queries: first
+    key_heads = H // GROUP
+    batch, key_head = tl.program_id(1) // key_heads, tl.program_id(1) % key_heads
+    keys_N = n + tl.arange(0, BLOCK_N)
+    tile = n // _TILE
+    k_ND = k_desc.load([batch, n, key_head, 0]).reshape(BLOCK_N, D)
+    v_ND = v_desc.load([batch, n, key_head, 0]).reshape(BLOCK_N, D)
+    dk_ND = tl.zeros((BLOCK_N, D), tl.float32)
+    dv_ND = tl.zeros((BLOCK_N, D), tl.float32)
+    ones = tl.full((BLOCK_N, 16), 1.0, tl.float32).to(k_ND.dtype)
+    query_tiles = (Q + _TILE - 1) // _TILE
+    offset = T - Q
+    for member in range(GROUP):
+        head = key_head * GROUP + member
+        row = batch.to(tl.int64) * H + head
+        local, bases = local_ptr + row * T, base_ptr + row * (num_tiles + 1)
+        local_N = tl.load(local + keys_N, mask=keys_N < T, other=0.0)
+        base = tl.load(bases + tile)
+        column_N = tl.zeros((BLOCK_N,), tl.float32)
+        # Queries: those on the diagonal, then those that see the whole tile, then those that see part of it.
+        diagonal = tl.maximum(n - offset, 0) // BLOCK_M * BLOCK_M
+        stop = tl.minimum(tl.load(stop_ptr + row * num_tiles + tile), query_tiles) * _TILE
+        stop = tl.minimum(stop, (Q + BLOCK_M - 1) // BLOCK_M * BLOCK_M)
+        whole = (tl.maximum(n + BLOCK_N - 1 - offset, 0) + BLOCK_M - 1) // BLOCK_M * BLOCK_M
+        whole = tl.minimum(whole, stop)
+        partial = tl.minimum(tl.maximum(tl.load(even_ptr + row * num_tiles + tile) * _TILE, whole), stop)
+        for part in tl.static_range(3):
+            first = diagonal if part == 0 else (whole if part == 1 else partial)
+            last = whole if part == 0 else (partial if part == 1 else stop)
+            dk_ND, dv_ND, column_N = _walk_queries(
+                dk_ND, dv_ND, column_N, k_ND, v_ND, q_desc, do_desc, dq_ptr, rowsum_ptr + row * Q, lse_ptr + row * Q,
+                delta_ptr + row * Q, local, bases, first_key_ptr + row * Q, batch, head, keys_N, local_N, base, ones,
+                first, last, scale2, scale, Q, T, H, BLOCK_M, BLOCK_N, D,
+                part != 1, EXACT, PRECISION, FUSED,
+            )  # fmt: skip
+        tl.store(column_ptr + row * T + keys_N, column_N, mask=keys_N < T)
+    out = ((batch.to(tl.int64) * T + keys_N) * key_heads + key_head)[:, None] * D + tl.arange(0, D)[None, :]
+    tl.store(dk_ptr + out, (dk_ND * scale).to(dk_ptr.dtype.element_ty), mask=(keys_N < T)[:, None])
+    tl.store(dv_ptr + out, dv_ND.to(dv_ptr.dtype.element_ty), mask=(keys_N < T)[:, None])
+
+
+@triton.jit
+def _walk_keys(
+    dq_MD, sum_M, q_MD, do_MD, k_desc, v_desc, local_ptr, base_ptr, batch, key_head, position_M, first_M, lse_M, delta_M, ref, cum_M,
+    start, stop, scale2, T, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
+    EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Keys start..stop of one tile of queries."""
+    for n in tl.range(start, stop, BLOCK_N):
+        n = tl.multiple_of(n, BLOCK_N)
+        keys_N = n + tl.arange(0, BLOCK_N)
+        k_ND = k_desc.load([batch, n, key_head, 0]).reshape(BLOCK_N, D)
+        s_MN = tl.dot(q_MD, k_ND.T, input_precision=PRECISION)
+        x_MN = tile_logits(s_MN, local_ptr, base_ptr, keys_N, n, ref, cum_M, scale2, T, EDGE, EXACT)
+        p_MN = tl.exp2(x_MN - lse_M[:, None])
+        if EDGE:
+            seen_MN = (keys_N[None, :] <= position_M[:, None]) & (keys_N[None, :] >= first_M[:, None])
+            p_MN = tl.where(seen_MN, p_MN, 0.0)
+        v_ND = v_desc.load([batch, n, key_head, 0]).reshape(BLOCK_N, D)
+        dp_MN = tl.dot(do_MD, v_ND.T, input_precision=PRECISION)
+        ds_MN = p_MN * (dp_MN - delta_M[:, None])
+        sum_M += tl.sum(ds_MN, 1)
+        dq_MD = tl.dot(ds_MN.to(k_ND.dtype), k_ND, dq_MD, input_precision=PRECISION)
+    return dq_MD, sum_M
+
+
+@triton.jit(do_not_specialize=["H", "num_tiles", "query_tiles"])
+def dq_kernel(
+    q_desc, k_desc, v_desc, do_desc, dq_ptr, rowsum_ptr, lse_ptr, delta_ptr, local_ptr, base_ptr, first_key_ptr, start_ptr,
+    scale2, scale, Q, T, H, num_tiles, query_tiles,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
+    EXACT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    m = tl.num_programs(0) - 1 - tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    batch, head = (row // H).to(tl.int32), (row % H).to(tl.int32)
+    key_head = head // GROUP
+    local_ptr += row * T
+    base_ptr += row * (num_tiles + 1)
+    rows_M = m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offset = T - Q
+    position_M = rows_M + offset
+    query = m * BLOCK_M + offset
+    inside_M = rows_M < Q
+    first_M = tl.load(first_key_ptr + row * Q + rows_M, mask=inside_M, other=T)
+    last_row = tl.minimum(m * BLOCK_M + BLOCK_M, Q) - 1
+    tile_query = m * BLOCK_M // _TILE * _TILE + offset
+    ref = tl.load(base_ptr + tile_query // _TILE) + tl.load(local_ptr + tile_query)
+    cum_M = tl.zeros((BLOCK_M,), tl.float64)
+    if EXACT:
+        cum_M = tl.load(base_ptr + position_M // _TILE, mask=inside_M, other=0.0)
+        cum_M += tl.load(local_ptr + position_M, mask=inside_M, other=0.0)
+    lse_M = tl.load(lse_ptr + row * Q + rows_M, mask=inside_M, other=float("inf"))
+    delta_M = tl.load(delta_ptr + row * Q + rows_M, mask=inside_M, other=0.0)
+    start = tl.load(start_ptr + row * query_tiles + m * BLOCK_M // _TILE) * _TILE
+    diagonal = tl.maximum(query // BLOCK_N * BLOCK_N, start)
+    uneven = tl.load(first_key_ptr + row * Q + last_row)
+    uneven = tl.minimum(tl.maximum((uneven + BLOCK_N - 1) // BLOCK_N * BLOCK_N, start), diagonal)
+    q_MD = q_desc.load([batch, m * BLOCK_M, head, 0]).reshape(BLOCK_M, D)
+    do_MD = do_desc.load([batch, m * BLOCK_M, head, 0]).reshape(BLOCK_M, D)
+    dq_MD = tl.zeros((BLOCK_M, D), tl.float32)
+    sum_M = tl.zeros((BLOCK_M,), tl.float32)
+    for part in tl.static_range(3):
+        first = start if part == 0 else (uneven if part == 1 else diagonal)
+        last = uneven if part == 0 else (diagonal if part == 1 else last_row + offset + 1)
+        dq_MD, sum_M = _walk_keys(
+            dq_MD, sum_M, q_MD, do_MD, k_desc, v_desc, local_ptr, base_ptr, batch, key_head, position_M, first_M, lse_M,
+            delta_M, ref, cum_M, first, last, scale2, T, BLOCK_M, BLOCK_N, D,
+            part != 1, EXACT, PRECISION,
+        )  # fmt: skip
+    out = ((batch.to(tl.int64) * Q + rows_M) * H + head)[:, None] * D + tl.arange(0, D)[None, :]
+    tl.store(dq_ptr + out, (dq_MD * scale).to(dq_ptr.dtype.element_ty), mask=inside_M[:, None])
+    tl.store(rowsum_ptr + row * Q + rows_M, sum_M, mask=inside_M)
+
+
+@triton.jit
+def _gate_gradient_kernel(rowsum_ptr, column_ptr, dgate_ptr, Q, T, H, BLOCK: tl.constexpr):
+    """d log f_t = sum over s >= t of (row sum - column sum of dS at s), identity I5; 0 for the first token."""
+    row = tl.program_id(0).to(tl.int64)
+    batch, head = row // H, row % H
+    carry = tl.zeros((), tl.float64)
+    for step in range(tl.cdiv(T, BLOCK)):
+        t = (tl.cdiv(T, BLOCK) - 1 - step) * BLOCK + tl.arange(0, BLOCK)
+        i = t - (T - Q)
+        gain = tl.load(rowsum_ptr + row * Q + i, mask=(i >= 0) & (t < T), other=0.0).to(tl.float64)
+        gain -= tl.load(column_ptr + row * T + t, mask=t < T, other=0.0)
+        total = carry + tl.cumsum(gain, 0, reverse=True)
+        dgate = tl.where(t == 0, 0.0, total).to(tl.float32)
+        tl.store(dgate_ptr + (batch * T + t) * H + head, dgate, mask=t < T)
+        carry += tl.sum(gain, 0)
+
+
+def backward(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, prepared: Prepared, scale: float, settings: Settings
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv in the inputs' dtype and d log_fgate (B, T, H) float32, all contiguous."""
+    B, Q, H, D = q.shape
+    T, key_heads = k.shape[1:3]
+    N, M = prepared.base.shape[-1] - 1, prepared.start.shape[-1]
+    exact, device = q.dtype == torch.float32, q.device
+    precision = "ieee" if exact else "tf32"
+    dkdv, fused = settings.dkdv, settings.fused
+    dq = torch.empty(B, Q, H, D, device=device, dtype=torch.float32 if fused else q.dtype)
+    dk, dv = (torch.empty(B, T, key_heads, D, device=device, dtype=q.dtype) for _ in range(2))
+    delta, rowsum = (torch.empty(B, H, Q, device=device, dtype=torch.float32) for _ in range(2))
+    column = torch.empty(B, H, T, device=device, dtype=torch.float32)
+    even, stop = (torch.empty(B, H, N, device=device, dtype=torch.int32) for _ in range(2))
+    dgate = torch.empty(B, T, H, device=device, dtype=torch.float32)
+
+    _delta_kernel[(triton.cdiv(Q, 128), B * H)](o, do, delta, dq, rowsum, *do.stride(), Q, H, BLOCK_M=128, D=D, CLEAR=fused)
+    _spans_kernel[(triton.cdiv(N, TILE), B * H)](
+        prepared.start, prepared.first_key, even, stop, Q, N, M, STEPS=M.bit_length(), num_warps=1
+    )
+    dkdv_kernel[(triton.cdiv(T, dkdv.block_n), B * key_heads)](
+        rows_descriptor(q, dkdv.block_m), rows_descriptor(k, dkdv.block_n), rows_descriptor(v, dkdv.block_n),
+        rows_descriptor(do, dkdv.block_m), dq, rowsum, dk, dv, column, lse, delta,
+        prepared.local, prepared.base, prepared.first_key, even, stop, scale * LOG2E, scale, Q, T, H, N,
+        GROUP=H // key_heads, BLOCK_M=dkdv.block_m, BLOCK_N=dkdv.block_n, D=D, EXACT=exact, PRECISION=precision,
+        FUSED=fused,
+        num_warps=dkdv.num_warps, num_stages=dkdv.num_stages, maxnreg=dkdv.maxnreg,
+    )  # fmt: skip
+    if not fused:
+        tiles = settings.dq
+        dq_kernel[(triton.cdiv(Q, tiles.block_m), B * H)](
+            rows_descriptor(q, tiles.block_m), rows_descriptor(k, tiles.block_n), rows_descriptor(v, tiles.block_n),
+            rows_descriptor(do, tiles.block_m), dq, rowsum, lse, delta, *prepared,
+            scale * LOG2E, scale, Q, T, H, N, M,
+            GROUP=H // key_heads, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, D=D, EXACT=exact, PRECISION=precision,
+            num_warps=tiles.num_warps, num_stages=tiles.num_stages, maxnreg=tiles.maxnreg,
+        )  # fmt: skip
+    _gate_gradient_kernel[(B * H,)](rowsum, column, dgate, Q, T, H, BLOCK=1024)
+    return dq.to(q.dtype), dk, dv, dgate

@@ -1,0 +1,157 @@
+"""Forward kernel: one program per tile of queries walks over its keys, as FlashAttention does, adding the decay of each
+key.
+
+Constants of a row cancel in the softmax, so instead of D_ij = c_i - c_j a tile adds ref - c_j, one number per key, with
+ref the `c` of the tile's first query. `lse` is kept in base 2 relative to that ref, which is how the backward kernels
+want it. float32 inputs take D_ij from float64 element by element instead (EXACT): accuracy is what they are for.
+
+Legend: M queries of the tile, N keys of a step, D head dimension.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.forgetting_attention.tiles import Tiles, rows_descriptor
+from kernels.forgetting_attention.triton_prepare import LOG2E, Prepared
+from kernels.forgetting_attention.visibility import TILE
+
+_TILE = tl.constexpr(TILE)
+
+
+@triton.jit
+def tile_logits(
+    s_MN, local_ptr, base_ptr, keys_N, first_of_step, ref, cum_M, scale2, T,
+    EDGE: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Base-2 logits from raw products: scale * q k + decay, the decay relative to `ref` (EXACT: true, from `cum_M`)."""
+    base = tl.load(base_ptr + first_of_step // _TILE)
+    if EDGE:
+        local_N = tl.load(local_ptr + keys_N, mask=keys_N < T, other=0.0)
+    else:
+        local_N = tl.load(local_ptr + keys_N)
+    if EXACT:
+        return s_MN * scale2 + (cum_M[:, None] - (base + local_N)[None, :]).to(tl.float32)
+    return s_MN * scale2 + ((ref - base).to(tl.float32) - local_N)[None, :]
+
+
+@triton.jit
+def _walk(
+    acc_MD, total_M, top_M, q_MD, k_desc, v_desc, local_ptr, base_ptr, batch, key_head, position_M, first_M, ref, cum_M,
+    start, stop, scale2, T, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
+    EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr, BOUNDED: tl.constexpr,
+):  # fmt: skip
+    """Keys start..stop with the running maximum and sum of each row. EDGE: some pairs are hidden."""
+    for n in tl.range(start, stop, BLOCK_N):
+        n = tl.multiple_of(n, BLOCK_N)
+        keys_N = n + tl.arange(0, BLOCK_N)
+        k_ND = k_desc.load([batch, n, key_head, 0]).reshape(BLOCK_N, D)
+        s_MN = tl.dot(q_MD, k_ND.T, input_precision=PRECISION)
+        x_MN = tile_logits(s_MN, local_ptr, base_ptr, keys_N, n, ref, cum_M, scale2, T, EDGE, EXACT)
+        if EDGE:
+            seen_MN = (keys_N[None, :] <= position_M[:, None]) & (keys_N[None, :] >= first_M[:, None])
+            x_MN = tl.where(seen_MN, x_MN, float("-inf"))
+        if BOUNDED:
+            if EDGE:
+                x_MN += top_M[:, None]
+            p_MN = tl.exp2(x_MN)
+            total_M += tl.sum(p_MN, 1)
+        else:
+            new_top_M = tl.maximum(top_M, tl.max(x_MN, 1))
+            if EDGE:
+                finite_M = tl.where(new_top_M == float("-inf"), 0.0, new_top_M)  # nothing seen yet
+            else:
+                finite_M = new_top_M
+            p_MN = tl.exp2(x_MN - finite_M[:, None])
+            shrink_M = tl.exp2(top_M - finite_M)
+            total_M = total_M * shrink_M + tl.sum(p_MN, 1)
+            acc_MD = acc_MD * shrink_M[:, None]
+            top_M = new_top_M
+        v_ND = v_desc.load([batch, n, key_head, 0]).reshape(BLOCK_N, D)
+        acc_MD = tl.dot(p_MN.to(v_ND.dtype), v_ND, acc_MD, input_precision=PRECISION)
+    return acc_MD, total_M, top_M
+
+
+@triton.jit(do_not_specialize=["H", "num_tiles", "query_tiles"])
+def forward_kernel(
+    q_desc, k_desc, v_desc, o_ptr, lse_ptr, local_ptr, base_ptr, first_key_ptr, start_ptr,
+    scale2, Q, T, H, num_tiles, query_tiles,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
+    EXACT: tl.constexpr, PRECISION: tl.constexpr, BOUNDED: tl.constexpr,
+):  # fmt: skip
+    # Late query tiles have the most keys: start them first.
+    m = tl.num_programs(0) - 1 - tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    batch, head = (row // H).to(tl.int32), (row % H).to(tl.int32)
+    key_head = head // GROUP
+    local_ptr += row * T
+    base_ptr += row * (num_tiles + 1)
+
+    rows_M = m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offset = T - Q
+    position_M = rows_M + offset
+    query = m * BLOCK_M + offset
+    first_M = tl.load(first_key_ptr + row * Q + rows_M, mask=rows_M < Q, other=T)
+    last_row = tl.minimum(m * BLOCK_M + BLOCK_M, Q) - 1
+    tile_query = m * BLOCK_M // _TILE * _TILE + offset
+    ref = tl.load(base_ptr + tile_query // _TILE) + tl.load(local_ptr + tile_query)
+    cum_M = tl.zeros((BLOCK_M,), tl.float64)
+    if EXACT:
+        cum_M = tl.load(base_ptr + position_M // _TILE, mask=rows_M < Q, other=0.0)
+        cum_M += tl.load(local_ptr + position_M, mask=rows_M < Q, other=0.0)
+
+    # Keys: a hidden prefix, then rows that differ in where they start, then fully visible ones, then the diagonal.
+    start = tl.load(start_ptr + row * query_tiles + m * BLOCK_M // _TILE) * _TILE
+    diagonal = tl.maximum(query // BLOCK_N * BLOCK_N, start)
+    uneven = tl.load(first_key_ptr + row * Q + last_row)
+    uneven = tl.minimum(tl.maximum((uneven + BLOCK_N - 1) // BLOCK_N * BLOCK_N, start), diagonal)
+
+    q_MD = q_desc.load([batch, m * BLOCK_M, head, 0]).reshape(BLOCK_M, D)
+    acc_MD = tl.zeros((BLOCK_M, D), tl.float32)
+    total_M = tl.zeros((BLOCK_M,), tl.float32)
+    top_M = tl.full((BLOCK_M,), 0.0 if BOUNDED else float("-inf"), tl.float32)
+    acc_MD, total_M, top_M = _walk(
+        acc_MD, total_M, top_M, q_MD, k_desc, v_desc, local_ptr, base_ptr, batch, key_head, position_M, first_M, ref, cum_M,
+        start, uneven, scale2, T, BLOCK_M, BLOCK_N, D, True, EXACT, PRECISION, BOUNDED,
+    )  # fmt: skip
+    acc_MD, total_M, top_M = _walk(
+        acc_MD, total_M, top_M, q_MD, k_desc, v_desc, local_ptr, base_ptr, batch, key_head, position_M, first_M, ref, cum_M,
+        uneven, diagonal, scale2, T, BLOCK_M, BLOCK_N, D, False, EXACT, PRECISION, BOUNDED,
+    )  # fmt: skip
+    if BOUNDED:
+        top_M = (tl.load(base_ptr + position_M // _TILE, mask=rows_M < Q, other=0.0) - ref).to(tl.float32)
+        top_M += tl.load(local_ptr + position_M, mask=rows_M < Q, other=0.0)
+        acc_MD = acc_MD * tl.exp2(top_M)[:, None]
+        total_M = total_M * tl.exp2(top_M)
+    acc_MD, total_M, top_M = _walk(
+        acc_MD, total_M, top_M, q_MD, k_desc, v_desc, local_ptr, base_ptr, batch, key_head, position_M, first_M, ref, cum_M,
+        diagonal, last_row + offset + 1, scale2, T, BLOCK_M, BLOCK_N, D, True, EXACT, PRECISION, BOUNDED,
+    )  # fmt: skip
+
+    if BOUNDED:
+        top_M = -top_M
+    empty_M = total_M == 0.0  # a padded query: output 0, and +inf makes its probabilities 0 in the backward kernels
+    o_MD = acc_MD / tl.where(empty_M, 1.0, total_M)[:, None]
+    lse_M = tl.where(empty_M, float("inf"), top_M + tl.log2(total_M))
+    out = ((batch.to(tl.int64) * Q + rows_M) * H + head)[:, None] * D + tl.arange(0, D)[None, :]
+    tl.store(o_ptr + out, o_MD.to(o_ptr.dtype.element_ty), mask=(rows_M < Q)[:, None])
+    tl.store(lse_ptr + row * Q + rows_M, lse_M, mask=rows_M < Q)
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, prepared: Prepared, scale: float, tiles: Tiles, bounded: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Output (B, Q, H, D) and `lse` (B, H, Q) float32, base 2, relative to each query tile's ref."""
+    B, Q, H, D = q.shape
+    T, key_heads = k.shape[1:3]
+    o = torch.empty(B, Q, H, D, device=q.device, dtype=q.dtype)
+    lse = torch.empty(B, H, Q, device=q.device, dtype=torch.float32)
+    forward_kernel[(triton.cdiv(Q, tiles.block_m), B * H)](
+        rows_descriptor(q, tiles.block_m), rows_descriptor(k, tiles.block_n), rows_descriptor(v, tiles.block_n),
+        o, lse, *prepared, scale * LOG2E, Q, T, H, prepared.base.shape[-1] - 1, prepared.start.shape[-1],
+        GROUP=H // key_heads, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, D=D,
+        EXACT=q.dtype == torch.float32, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        BOUNDED=bounded, num_warps=tiles.num_warps, num_stages=tiles.num_stages, maxnreg=tiles.maxnreg,
+    )  # fmt: skip
+    return o, lse

@@ -1,0 +1,103 @@
+"""The custom operators `forgetting_attention::triton_forward` and `::triton_backward` around the GPU kernels."""
+
+import torch
+from torch import Tensor
+
+from kernels.forgetting_attention.tiles import tiles_for
+from kernels.forgetting_attention.triton_backward import Settings, backward
+from kernels.forgetting_attention.triton_forward import forward
+from kernels.forgetting_attention.triton_prepare import Prepared, prepare
+from kernels.forgetting_attention.validation import check_values
+from kernels.forgetting_attention.visibility import TILE
+
+
+def triton_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_fgate: Tensor,
+    threshold: Tensor | None,
+    seq_start: Tensor | None,
+    cu_seqlens: Tensor | None,
+    window_size: int | None,
+    scale: float,
+) -> Tensor:
+    """Forgetting attention on checked arguments; see `forgetting_attention` for their meaning. threshold is (B, H)."""
+    return _forward(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale)[0]
+
+
+@torch.library.custom_op("forgetting_attention::triton_forward", mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_fgate: Tensor,
+    threshold: Tensor | None,
+    seq_start: Tensor | None,
+    cu_seqlens: Tensor | None,
+    window_size: int | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Output, lse and the four tensors of `Prepared`."""
+    check_values(log_fgate, seq_start, cu_seqlens)
+    exact = q.dtype == torch.float32
+    prepared = prepare(log_fgate, q.shape[1], threshold, seq_start, cu_seqlens, window_size, exact)
+    o, lse = forward(q, k, v, prepared, scale, tiles_for("forward", q.shape[-1], q.dtype, q.device))
+    return o, lse, *prepared
+
+
+@torch.library.custom_op("forgetting_attention::triton_backward", mutates_args=())
+def _backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    local: Tensor,
+    base: Tensor,
+    first_key: Tensor,
+    start: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dkdv, dq = (tiles_for(kernel, q.shape[-1], q.dtype, q.device) for kernel in ("dkdv", "dq"))
+    settings = Settings(dkdv, dq, fused=False)
+    return backward(do, q, k, v, o, lse, Prepared(local, base, first_key, start), scale, settings)
+
+
+@_forward.register_fake
+def _(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale):  # type: ignore[no-untyped-def]
+    B, Q, H, D = q.shape
+    T = k.shape[1]
+    N, M = (T + TILE - 1) // TILE, (Q + TILE - 1) // TILE
+    local_dtype = torch.float64 if q.dtype == torch.float32 else torch.float32
+    return (
+        q.new_empty(B, Q, H, D),
+        q.new_empty(B, H, Q, dtype=torch.float32),
+        q.new_empty(B, H, T, dtype=local_dtype),
+        q.new_empty(B, H, N + 1, dtype=torch.float64),
+        q.new_empty(B, H, Q, dtype=torch.int32),
+        q.new_empty(B, H, M, dtype=torch.int32),
+    )
+
+
+@_backward.register_fake
+def _(do, q, k, v, o, lse, local, base, first_key, start, scale):  # type: ignore[no-untyped-def]
+    B, H, T = local.shape
+    return tuple(x.new_empty(x.shape) for x in (q, k, v)) + (q.new_empty(B, T, H, dtype=torch.float32),)
+
+
+def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    q, k, v, *_, scale = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.scale = scale
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx, do, *_):  # type: ignore[no-untyped-def]
+    if do is None:
+        return (None,) * 9
+    return (*_backward(do, *ctx.saved_tensors, ctx.scale), *(None,) * 5)
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
