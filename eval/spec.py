@@ -133,19 +133,19 @@ class LmEvalSpec:
 class GateMapsSpec:
     """Forget-gate matrix F and attention matrix A of chosen heads on one held-out document, statistics of all (Fig. 3).
 
-    `layers` and `heads` are 0-based; () shows every one. `grid`: side of the downsampled matrices.
-    `distance`: offset in tokens at which F is sampled for the statistics (1024 in the paper's criterion).
-    `local_below`: a head is local if its median F at that offset is below this. `log_tolerance`: log(eps) of pruning.
+    `layers` and `heads` are 0-based, () means every one; of these the `num_maps` most local and most global heads (half
+    each, by median F) are stored as matrices of side `grid`, downsampled. `distance`: offset in tokens at which F is
+    taken for that median (1024 in the suggested criterion). `log_tolerance`: log(eps) of adaptive computation pruning.
     """
 
     kind: Literal["gate_maps"] = "gate_maps"
     seq_len: PositiveInt = 16384
     document: NonNegativeInt = 0
-    layers: tuple[NonNegativeInt, ...] = (0, 7, 15, 23)
-    heads: tuple[NonNegativeInt, ...] = (0, 1, 2, 3)
+    layers: tuple[NonNegativeInt, ...] = ()
+    heads: tuple[NonNegativeInt, ...] = ()
+    num_maps: PositiveInt = 4
     grid: PositiveInt = 256
     distance: PositiveInt = 1024
-    local_below: float = 1e-3
     log_tolerance: float = -10.0
 
     @model_validator(mode="after")
