@@ -13,12 +13,7 @@ from .json_escape import json_escape, json_unescape
 class CorpusTokenizer(PreTrainedTokenizerFast):
     """Byte-level tokeniser with BOS in front when `add_special_tokens` is set; the text "<|endoftext|>" is ordinary text."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("split_special_tokens", True)
-        kwargs.setdefault("clean_up_tokenization_spaces", False)
-        super().__init__(*args, **kwargs)
-        if len(self) < 257:  # transformers 5 builds an empty tokeniser from arguments it does not know, and says nothing
-            raise ValueError(f"tokeniser with {len(self)} tokens: a byte-level vocabulary has at least 257")
+    # Neither class may define __init__: transformers 5 then rebuilds the tokeniser on loading, without its pre-tokeniser.
 
 
 class JSONTokenizer(CorpusTokenizer):

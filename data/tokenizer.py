@@ -135,7 +135,15 @@ class Tokenizer:
             single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, self.bos_id)]
         )
         cls = JSONTokenizer if self.kind == "gpt2-json" else CorpusTokenizer
-        hf = cls(tokenizer_object=backend, bos_token=BOS, eos_token=BOS, pad_token=BOS)
+        hf = cls(
+            tokenizer_object=backend,
+            bos_token=BOS,
+            eos_token=BOS,
+            pad_token=BOS,
+            split_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+        )
+        assert len(hf) == backend.get_vocab_size()
         assert hf.bos_token_id == hf.eos_token_id == self.bos_id
         return hf
 

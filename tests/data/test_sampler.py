@@ -58,7 +58,7 @@ def test_ranks_take_contiguous_rows_that_together_are_the_batch(longcrawl64: Pat
 
 
 def test_paper_grid() -> None:
-    """206,541 steps fill the first column, so the longest run (92,160 steps) reads first segments of distinct documents only."""
+    """206,541 steps fill a column, so the longest run (92,160 steps) reads first segments of distinct documents only."""
     sampler = Sampler(6_609_334, 65_536, seq_len=16_384, batch_size=32)
     assert sampler.batches_per_column == 206_541
     assert sampler.num_batches == 4 * 206_541
