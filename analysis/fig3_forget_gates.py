@@ -1,5 +1,6 @@
 """Figure 3: forget-gate matrix F and attention matrix A of a local and a global head, and the half-lives of all heads."""
 
+import math
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ CLAIMS = ()
 MODELS = ("fox_pro",)
 
 SHOWN_ABOVE = 0.5
+LONGEST_LIFE = 10  # half-lives are drawn up to this multiple of the text's length
 LOCAL_BELOW, GLOBAL_ABOVE = 1e-3, 0.5
 
 Head = tuple[int, int]
@@ -77,7 +79,8 @@ def _draw(rows: pd.DataFrame, meta: dict[str, Any]) -> Figure:
             _matrix(panels[2 * index], own, head, "F", cell)
             _matrix(panels[2 * index + 1], own, head, "A", cell)
         panels[0].set_ylabel("query $i$")
-    _half_lives(blocks[-1].subplots(), rows, models)
+    cap = LONGEST_LIFE * max(extra(meta, run_id, "seq_len") or math.inf for run_id in rows["run_id"].unique())
+    _half_lives(blocks[-1].subplots(), rows, models, cap)
     return figure
 
 
@@ -109,14 +112,14 @@ def _matrix(axes: Axes, rows: pd.DataFrame, head: Head, quantity: str, cell: flo
     bar.outline.set_visible(False)
 
 
-def _half_lives(axes: Axes, rows: pd.DataFrame, models: list[str]) -> None:
-    """Every head's half-life by layer: how many heads are local and how many global."""
+def _half_lives(axes: Axes, rows: pd.DataFrame, models: list[str], cap: float) -> None:
+    """Every head's half-life by layer: how many heads are local and how many global. A head that never forgets is at `cap`."""
     offsets = np.linspace(-0.14, 0.14, len(models)) if len(models) > 1 else [0.0]
     for model, offset in zip(models, offsets, strict=True):
         lives = head_statistics(rows[rows["model"] == model])["half_life_tokens"].reset_index()
         style = style_of(model)
         axes.plot(
-            lives["layer"] + 1 + offset, lives["half_life_tokens"], style.marker, color=style.colour, alpha=0.75,
+            lives["layer"] + 1 + offset, np.minimum(lives["half_life_tokens"], cap), style.marker, color=style.colour, alpha=0.75,
             markersize=6, markeredgewidth=0, label=style.label, clip_on=False,
         )  # fmt: skip
     axes.set_yscale("log", base=10)

@@ -57,14 +57,16 @@ def loss_curves(rows: pd.DataFrame) -> dict[str, np.ndarray]:
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Centred moving average over `window` (odd) positions, truncated at both ends (section 4)."""
+    """Centred moving average over `window` (odd) positions, truncated at both ends (section 4); NaN where one is not finite."""
     if window < 1 or window % 2 == 0:
         raise ValueError(f"window {window} must be odd and positive")
-    sums = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
+    finite = np.isfinite(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0), dtype=np.float64)])
+    broken = np.concatenate([[0], np.cumsum(~finite)])
     centre = np.arange(len(values))
     low = np.maximum(centre - window // 2, 0)
     high = np.minimum(centre + window // 2 + 1, len(values))
-    return (sums[high] - sums[low]) / (high - low)
+    return np.where(broken[high] > broken[low], np.nan, (sums[high] - sums[low]) / (high - low))
 
 
 def perplexity(losses: np.ndarray) -> np.ndarray:

@@ -55,7 +55,8 @@ def scores(rows: pd.DataFrame) -> Scores:
     one_evaluation_each(rows, ["task", "example"])
     means = rows.groupby(["model", "task"])["score"].mean()
     return {
-        model: with_means({str(task): float(value) for task, value in means[model].items()}) for model in ordered(rows["model"].unique())
+        model: with_means({str(task): float(value) for task, value in means[model].items()})
+        for model in ordered(rows["model"].unique())
     }
 
 

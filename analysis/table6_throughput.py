@@ -45,9 +45,7 @@ def summary(rows: pd.DataFrame, meta: dict[str, Any]) -> Table:
         Column("peak_memory_gib", "Peak memory (GiB)", 1, "lower"),
     ]
     base = float(rows.loc[rows["model"] == BASE, "tokens_per_s"].mean())  # NaN if it was not measured
-    table = {
-        model: _line(rows[rows["model"] == model], base, columns) for model in ordered(rows["model"].unique())
-    }
+    table = {model: _line(rows[rows["model"] == model], base, columns) for model in ordered(rows["model"].unique())}
     paper = {}
     printed = paper_scores("table6_throughput", meta["scale"])
     for model, line in printed.items():

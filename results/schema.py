@@ -69,7 +69,7 @@ SCHEMAS: dict[str, pa.DataFrameSchema] = {
             "add_bos": _integer(0, 1),
         }
     ),
-    # Long form. Head statistics ("half_life_tokens", "median_F_lag", "pruned_share", ...) have row = col = -1; entries of
+    # Long form. Head statistics ("half_life_tokens", "median_F", "pruned_share") have row = col = -1; entries of
     # the shown matrices ("F", "A") have the index of their cell, a square of `extras["cell"]` tokens.
     "gate_maps": _schema(
         {

@@ -55,11 +55,11 @@ def test_bad_rows_are_refused_with_a_short_message(changed, says):
 
 
 def test_missing_column_empty_rows_and_unknown_kind_are_refused():
-    with pytest.raises(ValueError, match="missing.*loss"):
+    with pytest.raises(ValueError, match=r"missing.*loss"):
         validate("per_token_loss", loss_rows().drop(columns="loss"))
     with pytest.raises(ValueError, match="no rows"):
         validate("per_token_loss", loss_rows().iloc[:0])
-    with pytest.raises(ValueError, match="unknown kind.*'banana'.*needle"):
+    with pytest.raises(ValueError, match=r"unknown kind.*'banana'.*needle"):
         validate("banana", loss_rows())
 
 

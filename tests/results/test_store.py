@@ -10,12 +10,16 @@ import pytest
 from results.store import append, gather, meta_path, read_rows, write_rows
 
 
-def rows_of(run_id: str, model: str = "fox_pro", *, scale: str = "tiny", eval_id: str = "e-1", loss: float = 2.0) -> pd.DataFrame:
+def rows_of(
+    run_id: str, model: str = "fox_pro", *, scale: str = "tiny", eval_id: str = "e-1", loss: float = 2.0
+) -> pd.DataFrame:
     source = {"scale": scale, "model": model, "run_id": run_id, "eval_id": eval_id}
     return pd.DataFrame({**source, "position": [1, 2], "loss": [3.0, loss], "num_documents": 4})
 
 
-def meta_of(run_id: str, model: str = "fox_pro", *, scale: str = "tiny", eval_id: str = "e-1", created: str = "2025-01-01") -> dict:
+def meta_of(
+    run_id: str, model: str = "fox_pro", *, scale: str = "tiny", eval_id: str = "e-1", created: str = "2025-01-01"
+) -> dict:
     return {
         "kind": "per_token_loss",
         "scale": scale,
@@ -179,5 +183,7 @@ def test_append_replaces_the_same_run_and_keeps_the_others(tmp_path):
 
 def test_results_and_analysis_do_not_import_torch():
     code = "import sys, results.store, analysis.report; print({'torch', 'transformers', 'lm_eval'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True
+    )
     assert done.stdout.strip() == "set()"
