@@ -32,6 +32,17 @@ def _chunk_size(seq_len: int) -> int:
     return min(CHUNK, 1 << (seq_len - 1).bit_length())
 
 
+def _log_decay(g: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Sums c of log gates along a chunk, as fp32 parts (high, low) whose sum is the fp64 value.
+
+    Thousands of nats pile up in a chunk of strong gates; what fp32 rounds away there would show in the decay between two
+    neighbours. Differences of high parts are exact where they matter, and exp(low) = 1 + low is a factor on a token.
+    """
+    exact = g.double().cumsum(dim)
+    high = exact.float()
+    return high, (exact - high).float().detach()  # the gradient goes through the high part
+
+
 def _scan(
     update_BHNKV: Tensor, decay_BHN1: Tensor, initial_state: Tensor | None, v_first: bool, want_final: bool
 ) -> tuple[Tensor, Tensor | None]:
@@ -88,9 +99,10 @@ def chunk_gla(
     like = v
     q, k, v, g = (_to_chunks(x, size) for x in (q, k, v, g))
     q = q * (k.shape[-1] ** -0.5 if scale is None else scale)
-    c = g.cumsum(-2)
+    c, low = _log_decay(g, -2)
+    q, k = q * (1 + low), k * (1 - low)
     last = c[..., -1:, :]
-    update = (k * (last - c).exp()).mT @ v
+    update = (k * (last - c).exp() * (1 + low[..., -1:, :])).mT @ v
     states, final = _scan(update, last.mT, initial_state, state_v_first, output_final_state)
     o = _decayed_scores(q, k, c) @ v + (q * c.exp()) @ states
     return _from_chunks(o, like), final
@@ -130,15 +142,16 @@ def chunk_simple_gla(
         q, k = q[:, :, :1], k[:, :, :1]  # expanded over the heads, as Mamba-2's: one head's matmuls serve all
     q, k, v, g = (_to_chunks(x, size) for x in (q, k, v, g))
     q = q * (k.shape[-1] ** -0.5 if scale is None else scale)
-    c = g.cumsum(-1)
+    c, low = _log_decay(g, -1)
+    v = v * (1 - low)[..., None]
     future = torch.ones(size, size, dtype=torch.bool, device=c.device).triu(1)
     decay = (c[..., :, None] - c[..., None, :]).masked_fill(future, -torch.inf).exp()
     last = c[..., -1:]
     keys = k.shape[1]
-    update = _unfold_heads(k.mT @ _fold_heads(v * (last - c).exp()[..., None], keys), v.shape[1])
+    update = _unfold_heads(k.mT @ _fold_heads(v * ((last - c).exp() * (1 + low[..., -1:]))[..., None], keys), v.shape[1])
     states, final = _scan(update, last[..., None], initial_state, state_v_first, output_final_state)
     carried = _unfold_heads(q @ _fold_heads(states, keys), v.shape[1])
-    o = ((q @ k.mT) * decay) @ v + carried * c.exp()[..., None]
+    o = (((q @ k.mT) * decay) @ v + carried * c.exp()[..., None]) * (1 + low)[..., None]
     return _from_chunks(o, like), final
 
 
