@@ -1,0 +1,375 @@
+"""From text to zarr: contents, fingerprint, split, order, and what interruptions, neighbours and full disks leave behind."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+
+import data.prepare
+from data.corpus import Corpus
+from data.prepare import CorpusPlan, interleave, prepare, resolve
+from data.source import HubSource
+
+LENGTH = 128
+
+
+def plan_for(folder: Path, tokenizer: str = "bytes", **changes: object) -> CorpusPlan:
+    settings = {"cache_dir": folder.parent / "cache", "document_len": LENGTH, "heldout_fraction": 0.2} | changes
+    return resolve(f"text:{folder}", tokenizer=tokenizer, **settings)  # type: ignore[arg-type]
+
+
+def rows_of(text_folder: Path, corpus: Corpus) -> dict[bytes, tuple[str, int]]:
+    """File and number of every row that the corpus's documents must give."""
+    rows = {}
+    for path in sorted(text_folder.iterdir()):
+        ids = np.array(corpus.tokenizer.encode(path.read_bytes().decode()), np.uint16)
+        for i in range(len(ids) // LENGTH):
+            rows[ids[i * LENGTH : (i + 1) * LENGTH].tobytes()] = (path.name, i)
+    return rows
+
+
+@pytest.mark.parametrize("kind", ["bytes", "gpt2", "gpt2-json", "bpe-300"])
+def test_every_whole_row_is_stored_once(text_folder: Path, gpt2_folder: Path, kind: str) -> None:
+    """Train and held-out together hold the consecutive rows of all documents, and a document is in one of them only."""
+    corpus = prepare(plan_for(text_folder, f"{kind}:{gpt2_folder}" if kind.startswith("gpt2") else kind))
+    assert (corpus.spec.tokenizer, corpus.spec.source, corpus.spec.document_len) == (kind, "text", LENGTH)
+    assert (corpus.tokenizer.vocab_size, corpus.tokenizer.bos_id) == (corpus.spec.vocab_size, corpus.spec.bos_id)
+    wanted = rows_of(text_folder, corpus)
+    train, heldout = ([wanted[row.tobytes()] for row in split.read(slice(None))] for split in (corpus.train, corpus.heldout))
+    assert sorted(train + heldout) == sorted(wanted.values())
+    assert {name for name, _ in train}.isdisjoint(name for name, _ in heldout)
+    assert len({name for name, _ in train + heldout}) == 12
+    assert 0 < len(heldout) < 0.3 * len(wanted)
+    counts = corpus.counts
+    assert counts is not None
+    assert (counts.documents, counts.duplicates, counts.too_short) == (12, 0, 0)
+    assert (counts.train_rows, counts.heldout_rows) == (len(train), len(heldout))
+    tokens = sum(len(corpus.tokenizer.encode(path.read_bytes().decode())) for path in text_folder.iterdir())
+    assert counts.dropped_tokens == tokens - LENGTH * len(wanted)
+
+
+def test_quirk_reaches_the_corpus(text_folder: Path, gpt2_folder: Path) -> None:
+    """Trap 3: no stored token of the quirk's corpus decodes to a raw newline, tab or non-ASCII character."""
+    quirk, plain = (prepare(plan_for(text_folder, f"{kind}:{gpt2_folder}")) for kind in ("gpt2-json", "gpt2"))
+    for corpus, escaped in ((quirk, True), (plain, False)):
+        text = plain.tokenizer.decode(corpus.train.read(slice(None)).reshape(-1).tolist())  # without unescaping
+        assert ("\\n" in text) == escaped
+        assert ("\n" in text) != escaped
+        assert text.isascii() == escaped
+    assert "\n" in quirk.tokenizer.decode(quirk.train.read(slice(0, 20)).reshape(-1).tolist())
+
+
+def test_no_bos_is_stored(text_folder: Path, gpt2_folder: Path) -> None:
+    (text_folder / "00.txt").write_text("<|endoftext|> and more " * 200)
+    for tokenizer in ("bytes", "bpe-300", f"gpt2-json:{gpt2_folder}"):
+        corpus = prepare(plan_for(text_folder, tokenizer))
+        for split in (corpus.train, corpus.heldout):
+            assert not (split.read(slice(None)) == corpus.spec.bos_id).any()
+
+
+def test_layout_is_that_of_longcrawl64(text_folder: Path) -> None:
+    corpus = prepare(plan_for(text_folder))
+    about = json.loads((corpus.folder / "train.zarr" / ".zarray").read_text())
+    assert about["zarr_format"] == 2
+    assert about["dtype"] == "<u2"
+    assert about["shape"] == [len(corpus.train), LENGTH]
+    assert {key: about["compressor"][key] for key in ("id", "cname", "clevel", "shuffle")} == {
+        "id": "blosc",
+        "cname": "lz4",
+        "clevel": 5,
+        "shuffle": 1,
+    }
+    array = zarr.open_array(corpus.folder / "heldout.zarr", mode="r")
+    assert array.chunks[0] <= array.shape[0]
+    assert array.chunks[1] <= array.shape[1]
+    assert sorted(path.name for path in corpus.folder.iterdir()) == ["corpus.json", "heldout.zarr", "tokenizer", "train.zarr"]
+
+
+def test_a_second_call_tokenises_nothing(text_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_for(text_folder)
+    assert not plan.ready
+    first = prepare(plan)
+    assert plan.ready
+    monkeypatch.setattr(data.prepare, "_build", lambda *args: pytest.fail("tokenised again"))
+    again = plan_for(text_folder)
+    assert again.ready
+    assert again.spec == first.spec
+    assert (prepare(again).train.read(slice(None)) == first.train.read(slice(None))).all()
+
+
+def test_fingerprint_follows_what_decides_the_tokens(text_folder: Path, gpt2_folder: Path, tmp_path: Path) -> None:
+    first = plan_for(text_folder).spec.fingerprint
+    moved = shutil.copytree(text_folder, tmp_path / "far" / "away")
+    assert plan_for(moved).spec.fingerprint == first
+    assert plan_for(moved, cache_dir=tmp_path / "other").spec.fingerprint == first
+    gpt2_moved = shutil.copytree(gpt2_folder, tmp_path / "vocabulary")
+    by_tokenizer = {kind: plan_for(text_folder, kind).spec.fingerprint for kind in ("bpe-300", "bpe-301")}
+    by_folder = [plan_for(text_folder, f"gpt2:{folder}").spec.fingerprint for folder in (gpt2_folder, gpt2_moved)]
+    assert by_folder[0] == by_folder[1]
+    quirk = plan_for(text_folder, f"gpt2-json:{gpt2_folder}").spec.fingerprint
+    merges = (gpt2_moved / "merges.txt").read_text().split("\n")
+    merges[7], merges[8] = merges[8], merges[7]
+    (gpt2_moved / "merges.txt").write_text("\n".join(merges))
+    others = [
+        *by_tokenizer.values(),
+        by_folder[0],
+        quirk,
+        plan_for(text_folder, f"gpt2:{gpt2_moved}").spec.fingerprint,
+        plan_for(text_folder, document_len=LENGTH // 2).spec.fingerprint,
+        plan_for(text_folder, heldout_fraction=0.1).spec.fingerprint,
+        plan_for(text_folder, max_documents=5).spec.fingerprint,
+    ]
+    with (moved / "03.txt").open("a") as file:
+        file.write("!")
+    others.append(plan_for(moved).spec.fingerprint)
+    assert len({first, *others}) == 1 + len(others)
+
+
+def test_held_out_documents_do_not_depend_on_names_or_order(text_folder: Path, tmp_path: Path) -> None:
+    first = prepare(plan_for(text_folder))
+    turned = tmp_path / "turned"
+    turned.mkdir()
+    for i, path in enumerate(sorted(text_folder.iterdir(), reverse=True)):
+        shutil.copy(path, turned / f"{i:02}.txt")
+    second = prepare(plan_for(turned))
+    assert second.spec.fingerprint != first.spec.fingerprint
+    assert {r.tobytes() for r in first.heldout.read(slice(None))} == {r.tobytes() for r in second.heldout.read(slice(None))}
+
+
+def test_duplicates_count_once(text_folder: Path) -> None:
+    alone = prepare(plan_for(text_folder))
+    shutil.copy(text_folder / "03.txt", text_folder / "zz.txt")
+    (text_folder / "blank.txt").write_text(" \n")
+    corpus = prepare(plan_for(text_folder))
+    assert corpus.counts is not None
+    assert (corpus.counts.documents, corpus.counts.duplicates) == (13, 1)
+    assert (corpus.train.read(slice(None)) == alone.train.read(slice(None))).all()
+
+
+def test_bpe_never_sees_held_out_text(text_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    train_bpe = data.prepare.train_bpe
+    monkeypatch.setattr(data.prepare, "train_bpe", lambda texts, size: train_bpe((seen.append(t) or t for t in texts), size))
+    corpus = prepare(plan_for(text_folder, "bpe-300"))
+    rows = rows_of(text_folder, corpus)
+    names = {rows[row.tobytes()][0] for row in corpus.heldout.read(slice(None))}
+    heldout = {(text_folder / name).read_bytes().decode() for name in names}
+    assert heldout
+    assert len(seen) == 12 - len(heldout)
+    assert heldout.isdisjoint(seen)
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=30).filter(any))
+def test_interleaving(counts: list[int]) -> None:
+    rows = np.array(counts)
+    firsts = np.cumsum(rows) - rows
+    order = interleave(firsts, rows)
+    assert sorted(order) == list(range(rows.sum()))
+    document = np.searchsorted(np.cumsum(rows), order, side="right")
+    for d in np.flatnonzero(rows):
+        places = np.flatnonzero(document == d)
+        assert (np.diff(order[places]) == 1).all()  # a document's rows keep their order
+        for share in (0.25, 0.5, 0.75):  # and every stretch of the corpus holds its fair share of them, give or take
+            assert abs((places < share * len(order)).sum() - share * rows[d]) <= 2 + 0.5 * np.count_nonzero(rows) * rows[
+                d
+            ] / len(order)
+
+
+def test_interleaving_keeps_the_order_of_short_documents_and_mixes_books() -> None:
+    assert interleave(np.arange(5), np.ones(5, int)).tolist() == [0, 1, 2, 3, 4]
+    assert interleave(np.array([0, 3, 6]), np.array([3, 3, 3])).tolist() == [0, 3, 6, 1, 4, 7, 2, 5, 8]
+    document = np.repeat([0, 1], [90, 10])[interleave(np.array([0, 90]), np.array([90, 10]))]
+    assert max(np.diff(np.flatnonzero(document == 1))) <= 11
+
+
+KILLER = """
+import os, signal, sys
+sys.path[:0] = {path!r}
+from pathlib import Path
+from data.prepare import prepare, resolve
+plan = resolve("text:{folder}", tokenizer="bpe-300", cache_dir=Path({cache!r}), document_len={length}, heldout_fraction=0.2)
+reports = []
+def report(message):
+    reports.append(message)
+    if len(reports) == {last}:
+        os.kill(os.getpid(), signal.SIGKILL)
+prepare(plan, progress=report)
+print(*reports, sep="\\n")
+"""
+
+
+def run_killer(folder: Path, cache: Path, last: int) -> list[str]:
+    code = KILLER.format(path=sys.path, folder=folder, cache=str(cache), length=LENGTH, last=last)
+    return [sys.executable, "-c", code]
+
+
+def tree_bytes(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_killed_at_every_stage_and_started_again(text_folder: Path, tmp_path: Path) -> None:
+    undisturbed = prepare(plan_for(text_folder, "bpe-300", cache_dir=tmp_path / "calm"))
+    cache = tmp_path / "cache"
+    for last in range(1, 6):  # after scanning, before training the BPE, before each array, after the last file
+        ran = subprocess.run(run_killer(text_folder, cache, last), check=False, capture_output=True)
+        assert ran.returncode == -signal.SIGKILL, ran.stderr.decode()
+        assert not plan_for(text_folder, "bpe-300").ready
+    corpus = prepare(plan_for(text_folder, "bpe-300"))
+    assert tree_bytes(corpus.folder) == tree_bytes(undisturbed.folder)
+    assert [path.name for path in cache.iterdir() if path.is_dir()] == [corpus.folder.name]
+
+
+def test_two_processes_make_it_once(text_folder: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    processes = [
+        subprocess.Popen(run_killer(text_folder, cache, 0), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    outputs = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert sum("writing train.zarr" in out for out, _ in outputs) == 1
+    assert len([path for path in cache.iterdir() if path.is_dir()]) == 1
+
+
+FULL_DISK = """
+import resource, sys
+sys.path[:0] = {path!r}
+from pathlib import Path
+from data.prepare import prepare, resolve
+plan = resolve("text:{folder}", tokenizer="bytes", cache_dir=Path({cache!r}), document_len={length})
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+try:
+    prepare(plan)
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_files_that_cannot_grow_stand_for_a_full_disk(text_folder: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    code = FULL_DISK.format(path=sys.path, folder=text_folder, cache=str(cache), length=LENGTH, limit=20_000)
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "no space left" in ran.stdout, ran
+    assert "another cache folder" in ran.stdout
+    assert not any(path.is_dir() for path in cache.iterdir())
+
+
+@pytest.mark.parametrize("stage", ["train.zarr", "tokenizer", "corpus.json"])
+def test_disk_that_fills_up_late_leaves_nothing(text_folder: Path, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    plan = plan_for(text_folder)
+    with monkeypatch.context() as patch:
+        if stage == "train.zarr":
+            patch.setattr(zarr.Array, "__setitem__", full)
+        elif stage == "tokenizer":
+            patch.setattr(data.prepare.Tokenizer, "save", full)
+        else:
+            patch.setattr(Path, "write_text", full)
+        with pytest.raises(ValueError, match=r"no space left in .*cache"):
+            prepare(plan)
+    assert not plan.ready
+    assert not any(path.is_dir() for path in plan.folder.parent.iterdir())
+    assert len(prepare(plan).train)
+
+
+def test_cache_that_cannot_be_written(text_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ValueError, match=r"cannot write the tokenised corpus to .*file"):
+        prepare(plan_for(text_folder, cache_dir=tmp_path / "file" / "cache"))
+
+
+def test_damaged_corpus_file(text_folder: Path) -> None:
+    corpus = prepare(plan_for(text_folder))
+    (corpus.folder / "corpus.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"corpus\.json cannot be read .*delete .*prepare it again"):
+        Corpus.open(corpus.folder)
+
+
+def test_documents_that_are_all_too_short(text_folder: Path) -> None:
+    longest = max(len(path.read_bytes()) for path in text_folder.iterdir())
+    plan = plan_for(text_folder, document_len=10 * longest)
+    with pytest.raises(ValueError, match=rf"has {10 * longest} tokens, the longest has {longest}: .*smaller document_len"):
+        prepare(plan)
+    assert not any(path.is_dir() for path in plan.folder.parent.iterdir())
+
+
+@pytest.mark.parametrize("texts", [[], [""], ["one " * 999], ["one " * 999, "one " * 999]])
+def test_fewer_than_two_documents(tmp_path: Path, texts: list[str]) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "all.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    distinct = len({text for text in texts if text})
+    with pytest.raises(ValueError, match=rf"has {distinct} distinct documents with text: at least 2 are needed"):
+        prepare(plan_for(folder))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_few_documents_give_one_for_each_side(tmp_path: Path, count: int) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for i in range(count):
+        (folder / f"{i}.txt").write_text(f"text {i} " * 300)
+    corpus = prepare(plan_for(folder, heldout_fraction=0.01))
+    assert corpus.counts is not None
+    assert (corpus.counts.train_documents, corpus.counts.heldout_documents) == (count - 1, 1)
+
+
+def test_hub_documents_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched = []
+
+    def documents(self: HubSource):
+        for i in range(1000):
+            fetched.append(i)
+            yield f"document {i} \ud83e of the hub " * 50
+
+    monkeypatch.setattr(HubSource, "documents", documents)
+    plan = resolve(
+        HubSource("some/name", None, "0" * 40), tokenizer="bpe-300", cache_dir=tmp_path, document_len=LENGTH, max_documents=20
+    )
+    assert plan.spec.source == "hf:some/name"
+    corpus = prepare(plan)
+    assert fetched in (list(range(20)), list(range(21)))
+    assert corpus.counts is not None
+    assert corpus.counts.documents == 20
+    assert not list(tmp_path.rglob("documents.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"document_len": None}, "'text' needs document_len"),
+        ({"document_len": 1}, "document_len 1"),
+        ({"heldout_fraction": 0.0}, "heldout_fraction 0.0"),
+        ({"heldout_fraction": 1.0}, "heldout_fraction 1.0"),
+        ({"max_documents": 1}, "max_documents 1"),
+    ],
+)
+def test_wrong_arguments(text_folder: Path, changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan_for(text_folder, **changes)
+
+
+def test_planning_and_preparing_need_no_torch(text_folder: Path, tmp_path: Path) -> None:
+    code = KILLER.format(path=sys.path, folder=text_folder, cache=str(tmp_path), length=LENGTH, last=0)
+    code += "\nassert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_stdlib_at_tiny(tmp_path: Path) -> None:
+    corpus = prepare(resolve("stdlib", cache_dir=tmp_path, document_len=2048, heldout_fraction=0.1))
+    assert (corpus.spec.source, corpus.spec.tokenizer, corpus.spec.vocab_size) == ("stdlib", "bpe-1024", 1024)
+    assert len(corpus.train) > 500
+    assert len(corpus.heldout) >= 32
+    assert "self" in corpus.tokenizer.decode(corpus.heldout.read(slice(0, 8)).reshape(-1).tolist())
