@@ -1,0 +1,66 @@
+"""The seven models at a size for tests."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec
+
+VOCAB = 97
+COMMON: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 64, "num_layers": 2}
+PRO: dict[str, Any] = {
+    "mlp_width": 96,
+    "use_k_shift": True,
+    "use_v_shift": True,
+    "qk_norm": True,
+    "use_output_gate": True,
+    "use_output_norm": True,
+}
+SOFTMAX: dict[str, Any] = {"forget_gate": "none", "use_rope": True}
+SPECS: dict[str, ModelSpec] = {
+    "fox_pro": ForgettingTransformerSpec(**COMMON, **PRO, num_heads=2),
+    "transformer_pro": ForgettingTransformerSpec(**COMMON, **PRO, **SOFTMAX, num_heads=2),
+    "fox_llama": ForgettingTransformerSpec(**COMMON, num_heads=2, mlp_width=128),
+    "transformer_llama": ForgettingTransformerSpec(**COMMON, **SOFTMAX, num_heads=2, mlp_width=128),
+    "mamba2": Mamba2Spec(**COMMON, head_dim=32, state_size=16),
+    "hgrn2": HGRN2Spec(**COMMON, expand_ratio=32, mlp_width=128),
+    "delta_net": DeltaNetSpec(**COMMON, head_dim=32, mlp_width=128),
+}
+
+
+@pytest.fixture(scope="session")
+def specs() -> dict[str, ModelSpec]:
+    return SPECS
+
+
+@pytest.fixture(params=SPECS)
+def key(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def spec(key: str) -> ModelSpec:
+    return SPECS[key]
+
+
+@pytest.fixture
+def model(spec: ModelSpec):
+    """A model whose weights are spread enough that a slip shows in its outputs."""
+    from models.build import build_model
+
+    torch.manual_seed(0)
+    model = build_model(spec).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2 and "embeddings" not in name:
+                parameter.mul_(3.0)
+            elif name.endswith("norm.weight"):
+                parameter.uniform_(0.5, 1.5)
+    return model
+
+
+@pytest.fixture
+def tokens() -> torch.Tensor:
+    """(3, 150): longer than two chunks of the recurrences."""
+    return torch.randint(VOCAB, (3, 150), generator=torch.Generator().manual_seed(1))

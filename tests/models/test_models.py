@@ -1,0 +1,199 @@
+"""What every model owes: shapes, causality, parameter count, decoding, padding, saving, learning. One test each over all seven."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from models.build import build_model, load_model, spec_of
+from models.causal_lm import ResidualBlock
+from models.count import num_params
+from models.loss import token_losses
+
+
+def test_logits_have_the_right_shape(model, spec, tokens):
+    logits = model(tokens).logits
+    assert logits.shape == (*tokens.shape, spec.vocab_size)
+    assert torch.isfinite(logits).all()
+    assert torch.equal(model(tokens, logits_to_keep=2).logits, logits[:, -2:])
+
+
+def test_future_tokens_change_nothing_earlier(model, tokens):
+    changed = tokens.clone()
+    changed[:, 100] = (changed[:, 100] + 1) % 97
+    before, after = model(tokens).logits, model(changed).logits
+    assert torch.equal(before[:, :100], after[:, :100])
+    assert ((before[:, 100] - after[:, 100]).abs().amax(-1) > 0).all()
+
+
+def test_parameters_are_counted_the_same_on_a_model_and_its_spec(model, spec):
+    assert num_params(model) == num_params(spec)
+    embedding = spec.vocab_size * spec.hidden_size
+    assert num_params(model) == sum(p.numel() for p in model.parameters()) - embedding
+
+
+def test_prefill_then_decoding_equals_the_parallel_pass(model, tokens):
+    """Identity I6, with one token and with several at a time after the prefill."""
+    with torch.no_grad():
+        expected = model(tokens).logits
+        out = model(tokens[:, :90], use_cache=True)
+        logits = [out.logits]
+        position = 90
+        for step in (1, 1, 5, 1, 50, 1, 1):
+            out = model(tokens[:, position : position + step], past_key_values=out.past_key_values)
+            logits.append(out.logits)
+            position += step
+    assert out.past_key_values.get_seq_length() == 150
+    assert torch.allclose(torch.cat(logits, 1), expected, atol=2e-5)
+
+
+def test_a_cache_grows_past_its_first_block(model, tokens):
+    long = tokens.repeat(1, 4)[:, :530]
+    with torch.no_grad():
+        expected = model(long).logits[:, -1]
+        cache = model(long[:, :509], use_cache=True).past_key_values
+        for position in range(509, 530):
+            out = model(long[:, position : position + 1], past_key_values=cache)
+    assert torch.allclose(out.logits[:, 0], expected, atol=2e-5)
+
+
+def pad_left(tokens: torch.Tensor, lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows cut to their last `lengths` tokens; what stood before stays as the (arbitrary) padding."""
+    mask = torch.arange(tokens.shape[1]) >= tokens.shape[1] - torch.tensor(lengths)[:, None]
+    return tokens, mask.long()
+
+
+def test_left_padding_leaves_no_trace(model, tokens):
+    padded, mask = pad_left(tokens, [150, 80, 3])
+    other = torch.where(mask.bool(), padded, (padded + 5) % 97)
+    with torch.no_grad():
+        out = model(padded, attention_mask=mask, use_cache=True)
+        same = model(other, attention_mask=mask, use_cache=True)
+        following = tokens[:, :1]
+        mask_after = torch.nn.functional.pad(mask, (0, 1), value=1)
+        next_logits = model(following, attention_mask=mask_after, past_key_values=out.past_key_values).logits
+        for row, length in enumerate([150, 80, 3]):
+            alone = model(tokens[row : row + 1, -length:], use_cache=True)
+            assert torch.allclose(out.logits[row, -length:], alone.logits[0], atol=2e-5)
+            assert torch.equal(out.logits[row, -length:], same.logits[row, -length:])
+            after = model(following[row : row + 1], past_key_values=alone.past_key_values).logits
+            assert torch.allclose(next_logits[row], after[0], atol=2e-5)
+
+
+def test_a_mask_of_the_wrong_length_is_refused(model, tokens):
+    with pytest.raises(ValueError, match=r"attention_mask of shape \(3, 149\)"):
+        model(tokens, attention_mask=torch.ones(3, 149))
+
+
+def generate(model, tokens, **options):
+    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, **options}
+    return model.generate(tokens, **options)
+
+
+def test_cached_generation_equals_uncached(model, tokens):
+    assert torch.equal(generate(model, tokens), generate(model, tokens, use_cache=False))
+
+
+def test_beam_search_reorders_the_cache(model, tokens):
+    beams = generate(model, tokens[:, :70], num_beams=3, max_new_tokens=6)
+    assert torch.equal(beams, generate(model, tokens[:, :70], num_beams=3, max_new_tokens=6, use_cache=False))
+
+
+def test_batched_generation_equals_single(model, tokens):
+    padded, mask = pad_left(tokens, [150, 80, 3])
+    batch = generate(model, padded, attention_mask=mask)[:, 150:]
+    for row, length in enumerate([150, 80, 3]):
+        alone = generate(model, tokens[row : row + 1, -length:])[0, length:]
+        assert torch.equal(batch[row], alone)
+
+
+def test_a_given_cache_is_continued(model, tokens):
+    cache = model(tokens[:, :100], use_cache=True).past_key_values
+    continued = generate(model, tokens[:, :120], past_key_values=cache)
+    assert torch.equal(continued, generate(model, tokens[:, :120]))
+
+
+def test_saving_and_loading_keep_the_logits(model, spec, tokens, tmp_path):
+    expected = model(tokens).logits
+    model.save_pretrained(tmp_path)
+    for loaded in (load_model(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path).eval()):
+        assert torch.equal(loaded(tokens).logits, expected)
+        assert spec_of(loaded) == spec
+    half = load_model(tmp_path, dtype=torch.bfloat16)
+    assert half.get_output_embeddings().weight.dtype == torch.bfloat16
+    assert (half(tokens).logits.float() - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+def test_the_spec_comes_back_from_the_model(model, spec):
+    assert spec_of(model) == spec
+    assert spec_of(build_model(spec, "meta")) == spec
+
+
+def test_the_seed_decides_the_weights(spec):
+    def weights(seed: int) -> list[torch.Tensor]:
+        torch.manual_seed(seed)
+        return list(build_model(spec).parameters())
+
+    assert all(torch.equal(a, b) for a, b in zip(weights(3), weights(3), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(weights(3), weights(4), strict=True))
+
+
+def test_ten_steps_lower_the_loss(spec, tokens):
+    torch.manual_seed(0)
+    model = build_model(spec).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(10):
+        loss = token_losses(model, tokens[:, :-1], tokens[:, 1:]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(torch.tensor(97.0).log().item(), abs=0.3)
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_every_used_parameter_gets_a_gradient(model, tokens):
+    """DDP waits for every parameter that requires a gradient."""
+    token_losses(model, tokens[:, :-1], tokens[:, 1:]).mean().backward()
+    without = [n for n, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())]
+    assert without == []
+
+
+def test_activation_checkpointing_changes_no_gradient(model, tokens):
+    def gradients() -> list[torch.Tensor | None]:
+        model.zero_grad()
+        token_losses(model, tokens[:, :-1], tokens[:, 1:]).mean().backward()
+        return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+    model.train()
+    plain = gradients()
+    recomputed = []
+    handles = [m.register_forward_pre_hook(lambda *_: recomputed.append(1)) for m in mixers(model)]
+    model.gradient_checkpointing_enable()
+    for a, b in zip(plain, gradients(), strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)
+    assert len(recomputed) == 2 * len(handles)
+
+
+def mixers(model) -> list[torch.nn.Module]:
+    blocks = [m for m in model.modules() if isinstance(m, ResidualBlock)]
+    return [block.attn if hasattr(block, "attn") else block.mixer for block in blocks]
+
+
+def test_the_residual_stream_stays_fp32_under_autocast(model, tokens):
+    """Mixers and MLPs compute in bf16, what they are added to does not."""
+    seen: dict[str, set[torch.dtype]] = {"block": set(), "mixer": set()}
+    for kind, modules in (("block", [m for m in model.modules() if isinstance(m, ResidualBlock)]), ("mixer", mixers(model))):
+        for module in modules:
+            module.register_forward_hook(lambda m, i, o, kind=kind: seen[kind].add(o.dtype))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        logits = model(tokens).logits
+    assert logits.dtype == torch.bfloat16
+    assert seen["block"] == {torch.float32}
+    exact = model(tokens).logits
+    assert (logits.float() - exact).abs().max() < 0.1 * exact.abs().max()
+
+
+def test_shifted_labels_follow_the_convention_of_hugging_face(model, tokens):
+    expected = token_losses(model, tokens[:, :-1], tokens[:, 1:]).mean()
+    assert torch.allclose(model(tokens, labels=tokens).loss, expected, atol=1e-5)
