@@ -21,6 +21,8 @@ class DecodingCache:
     of fla's own. A cache holds no gradients.
     """
 
+    is_compileable = False  # generate asks: the sequences grow
+
     def __init__(self) -> None:
         self.layers: dict[int, State] = {}
         self.seq_len = 0

@@ -16,7 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from kernels.forgetting_attention import forgetting_attention, pruning_threshold, qk_norm_logit_bound
+from kernels.forgetting_attention import (
+    forgetting_attention,
+    norm_logit_bound,
+    pruning_threshold,
+    qk_norm_logit_bound,
+)
 from models.cache import DecodingCache
 from models.causal_lm import Backbone, Block, CausalLM, Padding, RMSNorm, compute_dtype, linear_normal_
 from models.spec import ForgettingTransformerSpec
@@ -246,22 +251,23 @@ class ForgettingAttention(nn.Module):
             k,
             v,
             log_fgate,
-            adaptive_threshold=self._threshold(k.shape[1]),
+            adaptive_threshold=self._threshold(q, k),
             seq_start=seq_start,
             window_size=self.spec.window_size,
         )
 
-    def _threshold(self, num_keys: int) -> Tensor | float | str | None:
-        """Pruning threshold on D (arXiv 2504.06949), from the QK-norm scales where there are any."""
+    def _threshold(self, q: Tensor, k: Tensor) -> Tensor | float | None:
+        """Pruning threshold on D (arXiv 2504.06949): from the QK-norm scales where there are any, else from the norms."""
         tolerance = self.spec.prune_log_tolerance
         if tolerance is None:
             return None
-        if not self.spec.qk_norm:
-            return "auto"
         head_dim = self.spec.head_dim
-        q_scale, k_scale = self.q_norm.weight.view(-1, head_dim), self.k_norm.weight.view(-1, head_dim)
-        bound = qk_norm_logit_bound(q_scale, k_scale, head_dim)
-        return pruning_threshold(bound, num_keys, tolerance)
+        if self.spec.qk_norm:
+            q_scale, k_scale = self.q_norm.weight.view(-1, head_dim), self.k_norm.weight.view(-1, head_dim)
+            bound = qk_norm_logit_bound(q_scale, k_scale, head_dim)
+        else:
+            bound = norm_logit_bound(q, k, head_dim**-0.5)
+        return pruning_threshold(bound, k.shape[1], tolerance)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "ForgettingAttention":
         """Keeps the fixed gate's bias in fp32 through `.to(bfloat16)`: rounding it would change the decay times."""
