@@ -174,7 +174,8 @@ def _bytes_tokenizer() -> Tokenizer:
 
 
 def _backend(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Backend:
-    backend = Backend(models.BPE(vocab=vocab, merges=merges))
+    # Its cache of words costs more than it saves: a quarter of the time on source code.
+    backend = Backend(models.BPE(vocab=vocab, merges=merges, cache_capacity=0))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.decoder = decoders.ByteLevel()
     return backend
