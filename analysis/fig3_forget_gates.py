@@ -113,7 +113,7 @@ def _matrix(axes: Axes, rows: pd.DataFrame, head: Head, quantity: str, cell: flo
 
 
 def _half_lives(axes: Axes, rows: pd.DataFrame, models: list[str], cap: float) -> None:
-    """Every head's half-life by layer: how many heads are local and how many global. A head that never forgets is at `cap`."""
+    """Every head's half-life by layer: how many are local and how many global. A head that never forgets is at `cap`."""
     offsets = np.linspace(-0.14, 0.14, len(models)) if len(models) > 1 else [0.0]
     for model, offset in zip(models, offsets, strict=True):
         lives = head_statistics(rows[rows["model"] == model])["half_life_tokens"].reset_index()
