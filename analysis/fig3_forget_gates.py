@@ -119,8 +119,8 @@ def _half_lives(axes: Axes, rows: pd.DataFrame, models: list[str], cap: float) -
         lives = head_statistics(rows[rows["model"] == model])["half_life_tokens"].reset_index()
         style = style_of(model)
         axes.plot(
-            lives["layer"] + 1 + offset, np.minimum(lives["half_life_tokens"], cap), style.marker, color=style.colour, alpha=0.75,
-            markersize=6, markeredgewidth=0, label=style.label, clip_on=False,
+            lives["layer"] + 1 + offset, np.minimum(lives["half_life_tokens"], cap), style.marker, color=style.colour,
+            alpha=0.75, markersize=6, markeredgewidth=0, label=style.label, clip_on=False,
         )  # fmt: skip
     axes.set_yscale("log", base=10)
     axes.set_xlabel("layer")
