@@ -8,6 +8,7 @@ from data.corpus import Corpus
 from data.text_files import TextSource, read_documents
 from eval.text import TextCodec
 
+MAX_SKIPS = 8
 
 def folder_text(path: Path, *, in_order: bool = True) -> str:
     """The texts of a folder (or one file) joined; sorted by name, or in the order the directory lists them."""
@@ -48,9 +49,10 @@ def haystack_ids(codec: TextCodec, texts: Iterator[str], num_tokens: int) -> lis
     return ids * -(-num_tokens // len(ids))
 
 
-def full_stops(codec: TextCodec, ids: Collection[int]) -> frozenset[int]:
-    """Those of the token ids that are exactly a full stop."""
-    return frozenset(i for i in set(ids) if codec.decode([i]) == ".")
+def full_stops(codec: TextCodec) -> frozenset[int]:
+    """The token ids that are exactly a full stop, alone and behind a word (some tokenisers tell the two apart)."""
+    found = {codec.encode(text)[-1] for text in (".", "end.")}
+    return frozenset(i for i in found if codec.decode([i]) == ".")
 
 
 def insert(hay: Sequence[int], needle: Sequence[int], depth: float, stops: Collection[int]) -> tuple[list[int], int]:
@@ -70,27 +72,26 @@ def document(
     """Haystack text with the needle inside that encodes to exactly `num_tokens` tokens.
 
     The ids are cut to the count, the needle is inserted, and the whole is decoded, because the model reads the
-    re-encoded text. Encoding may join or split tokens at the seams; the cut is moved by as much, so that the count holds
-    for what the model reads. Raises ValueError if the needle alone is longer.
+    re-encoded text. Encoding may join or split tokens at the seams; the end of the haystack is moved by as much (the
+    needle stays where it is), so that the count holds for what the model reads. `hay` needs some tokens to spare.
+    Raises ValueError if the needle alone is longer, or if no cut gives the count (a text that hardly encodes).
     """
     needle_ids = codec.encode(needle)
-    if len(needle_ids) >= num_tokens:
+    room = num_tokens - len(needle_ids)
+    if room <= 0:
         raise ValueError(f"a needle of {len(needle_ids)} tokens does not fit into a document of {num_tokens}")
-    best, best_gap = "", num_tokens
-    tried: set[int] = set()
-    budget = num_tokens
-    while budget not in tried and len(needle_ids) <= budget <= len(needle_ids) + len(hay):
-        tried.add(budget)
-        ids, _ = insert(hay[: budget - len(needle_ids)], needle_ids, depth, stops)
-        text = codec.decode(ids)
-        gap = num_tokens - len(codec.encode(text))
-        if gap == 0:
-            return text
-        if 0 < gap < best_gap:
-            best, best_gap = text, gap
-        budget += gap
-        if budget in tried:  # a cycle: look at the neighbours not tried yet
-            budget = next((b for b in range(num_tokens - 16, num_tokens + 17) if b not in tried), budget)
-    if not best:
-        raise ValueError(f"no document of {num_tokens} tokens could be cut from the haystack at depth {depth}")
-    return best
+    assert len(hay) >= num_tokens + MAX_SKIPS
+    for skip in range(MAX_SKIPS):  # a count that encoding leaps over is met with the haystack's first token left out
+        _, point = insert(hay[skip : skip + room], needle_ids, depth, stops)
+        point, end = skip + point, skip + room
+        tried: set[int] = set()
+        while end not in tried and point <= end <= len(hay):
+            tried.add(end)
+            middle = end if depth >= 100 else point
+            text = codec.decode([*hay[skip:middle], *needle_ids, *hay[middle:end]])
+            gap = num_tokens - len(codec.encode(text))
+            if gap == 0:
+                return text
+            end += gap
+            point = min(point, end) if depth >= 100 else point
+    raise ValueError(f"no document of exactly {num_tokens} tokens could be cut from the haystack at depth {depth}")

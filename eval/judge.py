@@ -86,13 +86,15 @@ class Judge:
             answer = self._client.chat.completions.create(
                 model=self.model, temperature=0, messages=[{"role": "user", "content": prompt}]
             )
+        except (openai.APIResponseValidationError, json.JSONDecodeError) as error:
+            return f"(not a chat completion: {error})"
         except openai.OpenAIError as error:
             reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
             raise ValueError(
                 f"judge {self.model!r} at {self.settings.url}: {reason}. Answers judged so far are kept; start again later."
             ) from error
-        if not answer.choices:
-            return ""
+        if not getattr(answer, "choices", None):
+            return "(not a chat completion)"
         return answer.choices[0].message.content or ""
 
     def _cache_path(self, prompt: str) -> Path:

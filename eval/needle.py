@@ -1,5 +1,6 @@
 """Needle in a haystack: one sentence in a long text, asked for at the end, over a grid of lengths and depths (Fig. 4)."""
 
+import re
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -89,7 +90,7 @@ def build_cells(codec: TextCodec, spec: NeedleSpec, context: Context, wording: W
         else iter([folder_text(context.haystack, in_order=context.haystack_sorted)])
     )
     ids = haystack_ids(codec, texts, (longest + 64) * spec.samples_per_cell)
-    stops = full_stops(codec, ids)
+    stops = full_stops(codec)
     cells = []
     for length in spec.lengths:
         for depth in spec.depths:
@@ -143,9 +144,9 @@ def evaluate(model: nn.Module, tokenizer: TextCodec, spec: NeedleSpec, context: 
 
 def _row(cell: Cell, spec: NeedleSpec, prediction: str) -> dict[str, Any]:
     if spec.mode == "passkey":
-        given = prediction.strip()
-        exact = given.startswith(cell.expected) and not given[len(cell.expected) : len(cell.expected) + 1].isdigit()
-        fuzzy = sum(a == b for a, b in zip(given, cell.expected, strict=False)) / len(cell.expected)
+        given = re.match(r"\s*(\d*)", prediction)[1]  # type: ignore[index]  # matches everything
+        exact = given == cell.expected
+        fuzzy = sum(a == b for a, b in zip(given, cell.expected, strict=False)) / max(len(given), len(cell.expected))
     else:
         exact, fuzzy = exact_match(prediction, cell.expected), fuzzy_match(prediction, cell.expected)
     return {

@@ -161,7 +161,6 @@ class ThroughputSpec:
 
     "train": forward, backward and optimiser step on `batch_size` sequences of `seq_len`. "generate": prefill of
     `batch_size` prompts of `seq_len` tokens, then `new_tokens` decoding steps. Random token ids; medians over `repeats`.
-    `peak_tflops`: dense bf16 peak of the device for the utilisation; None takes it from the known devices.
     """
 
     kind: Literal["throughput"] = "throughput"
@@ -171,7 +170,13 @@ class ThroughputSpec:
     new_tokens: PositiveInt = 64
     warmup: NonNegativeInt = 2
     repeats: PositiveInt = 5
-    peak_tflops: float | None = None
+    activation_checkpointing: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> "ThroughputSpec":
+        if self.mode == "generate" and self.new_tokens < 2:
+            raise ValueError(f"new_tokens {self.new_tokens}: timing the decoding needs at least 2")
+        return self
 
 
 EvalSpec = Annotated[

@@ -1,0 +1,107 @@
+"""Generation: batches of different lengths give what one prompt alone gives, and cached decoding what recomputing gives."""
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from eval.generation import batches, generate
+from models.build import build_model
+from models.spec import DeltaNetSpec, HGRN2Spec, Mamba2Spec
+
+NEW = 12
+
+
+def make_model(name: str, tiny_fox) -> torch.nn.Module:
+    torch.manual_seed(1)
+    size = {"vocab_size": 64, "hidden_size": 64, "num_layers": 2}
+    if name == "llama":
+        config = LlamaConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2
+        )
+        model: torch.nn.Module = LlamaForCausalLM(config)
+    elif name == "gpt2":
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0))
+    else:
+        spec = {
+            "fox_pro": lambda: tiny_fox(64),
+            "fox_llama": lambda: tiny_fox(64, use_k_shift=False, use_v_shift=False, qk_norm=False),
+            "transformer": lambda: tiny_fox(64, forget_gate="none", use_rope=True),
+            "mamba2": lambda: Mamba2Spec(**size, head_dim=32, state_size=16),
+            "hgrn2": lambda: HGRN2Spec(**size, expand_ratio=32, mlp_width=128),
+            "delta_net": lambda: DeltaNetSpec(**size, head_dim=32, mlp_width=128),
+        }[name]()
+        model = build_model(spec)
+    with torch.no_grad():  # sharper logits: near ties would decide by rounding
+        model.get_output_embeddings().weight.mul_(8.0)
+    return model.eval()
+
+
+NAMES = ["llama", "gpt2", "fox_pro", "fox_llama", "transformer", "mamba2", "hgrn2", "delta_net"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batched_single_and_uncached_generation_agree(name, tiny_fox):
+    model = make_model(name, tiny_fox)
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(1, 64, (n,), generator=generator).tolist() for n in (7, 40, 21, 3)]
+    batched = generate(model, prompts, max_new_tokens=NEW, device="cpu")
+    single = [generate(model, [prompt], max_new_tokens=NEW, device="cpu")[0] for prompt in prompts]
+    assert batched == single
+    for prompt, new in zip(prompts, batched, strict=True):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([prompt + new])).logits[0]
+        assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == new
+
+
+def test_stops_and_callbacks(tiny_fox):
+    model = make_model("llama", tiny_fox)
+    prompts = [[1, 2, 3], [4, 5, 6, 7, 8]]
+    free = generate(model, prompts, max_new_tokens=NEW, device="cpu")
+    end = free[0][3]
+    stopped = generate(model, prompts, max_new_tokens=NEW, device="cpu", stop_ids={end})
+    assert stopped == [ids[: ids.index(end)] if end in ids else ids for ids in free]
+    short = generate(model, prompts, max_new_tokens=NEW, device="cpu", stop=lambda ids: len(ids) == 2)
+    assert short == [ids[:2] for ids in free]
+    seen: dict[int, list[int]] = {}
+    generate(model, prompts, max_new_tokens=NEW, device="cpu", batch_tokens=1, on_done=seen.__setitem__)
+    assert [seen[0], seen[1]] == free
+    assert list(seen) == [1, 0]  # the longest first
+
+
+def test_checkpoint_generation_settings_have_no_say(tiny_fox):
+    model = make_model("llama", tiny_fox)
+    free = generate(model, [[1, 2, 3]], max_new_tokens=NEW, device="cpu")
+    model.generation_config.eos_token_id = free[0][1]
+    model.generation_config.do_sample = True
+    model.generation_config.repetition_penalty = 5.0
+    assert generate(model, [[1, 2, 3]], max_new_tokens=NEW, device="cpu") == free
+    assert model.generation_config.eos_token_id == free[0][1]
+
+
+def test_batches_keep_to_the_budget():
+    lengths = [5, 100, 30, 31, 7, 90]
+    made = list(batches(lengths, 10, 130))
+    assert sorted(i for batch in made for i in batch) == list(range(6))
+    assert made[0] == [1]
+    for batch in made:
+        assert len(batch) == 1 or len(batch) * (max(lengths[i] for i in batch) + 10) <= 130
+
+
+def test_out_of_memory_halves_the_batch_and_names_a_hopeless_prompt(tiny_fox, monkeypatch):
+    model = make_model("llama", tiny_fox)
+    prompts = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10]]
+    free = generate(model, prompts, max_new_tokens=NEW, device="cpu")
+    real, limit = model.generate, 2
+
+    def small_machine(**arguments):
+        if arguments["input_ids"].shape[0] > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(**arguments)
+
+    monkeypatch.setattr(model, "generate", small_machine)
+    assert generate(model, prompts, max_new_tokens=NEW, device="cpu") == free
+    limit = 0
+    with pytest.raises(ValueError, match="a prompt of 4 tokens and 12 new ones does not fit into the memory of cpu"):
+        generate(model, prompts, max_new_tokens=NEW, device="cpu")
+    with pytest.raises(ValueError, match="no tokens"):
+        generate(model, [[]], max_new_tokens=NEW, device="cpu")

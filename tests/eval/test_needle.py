@@ -1,0 +1,317 @@
+"""Needle in a haystack: the construction to the token and to the sentence, a model that copies, a random one, resuming."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import GenerationMixin, LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from data.json_escape import json_escape
+from data.tokenizer import Tokenizer, train_bpe
+from eval import needle
+from eval.context import Context
+from eval.haystack import document, folder_text, full_stops, haystack_ids, heldout_texts, insert
+from eval.match import exact_match, fuzzy_match, match_score
+from eval.needle import DEFAULT_WORDING, Wording, build_cells
+from eval.partial import Partial
+from eval.passkey import passkey, training_batch
+from eval.spec import PAPER_NEEDLE_DEPTHS, PAPER_NEEDLE_LENGTHS, NeedleSpec
+from eval.text import TextCodec
+
+WORDING = Wording.read(DEFAULT_WORDING)
+
+
+@pytest.fixture(scope="module")
+def codecs(corpus) -> dict[str, TextCodec]:
+    """The corpus's BPE, and one of the same kind with the JSON quirk, each as ours and as a Hugging Face tokeniser."""
+    escaped = train_bpe([json_escape(text) for text in heldout_texts(corpus)], 512)
+    quirk = Tokenizer("gpt2-json", escaped._backend, 512, escaped.bos_id)
+    return {
+        "plain": TextCodec(corpus.tokenizer),
+        "plain-hf": TextCodec(corpus.tokenizer.to_hf()),
+        "json": TextCodec(quirk),
+        "json-hf": TextCodec(quirk.to_hf()),
+    }
+
+
+def test_codecs_agree_and_add_nothing(codecs):
+    text = 'He said: "no".\nThe café\tcloses.'
+    for ours, theirs in (("plain", "plain-hf"), ("json", "json-hf")):
+        ids = codecs[ours].encode(text)
+        assert codecs[theirs].encode(text) == ids
+        assert codecs[ours].decode([codecs[ours].bos_id, *ids]) == codecs[theirs].decode(ids) == text
+        assert codecs[ours].bos_id == codecs[theirs].bos_id == 511
+    assert codecs["json"].encode("\n") == codecs["plain"].encode("\\n")
+
+
+def test_the_papers_grid():
+    assert PAPER_NEEDLE_LENGTHS == (1000, 4100, 7200, 10300, 13400, 16500, 19600, 22700, 25800, 28900, 32000)
+    assert PAPER_NEEDLE_DEPTHS == tuple(10.0 * n for n in range(11))
+    spec = NeedleSpec()
+    assert (spec.reserve, spec.samples_per_cell, spec.max_new_tokens) == (200, 1, 1024)
+
+
+def test_insert_walks_back_to_the_full_stop():
+    hay = [5, 0, 6, 7, 0, 8, 9, 9, 9, 9]  # 0 is the full stop
+    assert insert(hay, [1], 30, {0}) == ([5, 0, 1, 6, 7, 0, 8, 9, 9, 9, 9], 2)
+    assert insert(hay, [1], 50, {0})[1] == 5
+    assert insert(hay, [1], 90, {0})[1] == 5
+    assert insert(hay, [1], 10, {0})[1] == 0
+    assert insert(hay, [1], 0, {0})[1] == 0
+    assert insert(hay, [1], 100, {0}) == ([*hay, 1], 10)
+
+
+@given(length=st.integers(120, 900), depth=st.sampled_from([0.0, 3.0, 25.0, 50.0, 77.7, 99.0, 100.0]), mode=st.sampled_from(["easy", "standard"]),
+       name=st.sampled_from(["plain", "json", "plain-hf"]))  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_documents_have_the_asked_tokens_and_the_needle_after_the_right_sentence(codecs, corpus, length, depth, mode, name):
+    codec = codecs[name]
+    hay = haystack_ids(codec, heldout_texts(corpus), 1000)
+    stops = full_stops(codec)
+    hidden = WORDING.hidden(mode)
+    size = len(codec.encode(hidden))
+    text = document(codec, hay, hidden, length, depth, stops)
+    assert len(codec.encode(text)) == length
+    assert text.count(hidden) == 1
+    before, after = text.split(hidden)
+    original = codec.decode(hay)
+    start = original.index(before + after)
+    assert start <= 12  # rarely, the first token or two are left out to meet the count
+    assert length - 4 <= len(codec.encode(before + after)) + size <= length + 4
+    if depth == 100:
+        assert after == ""
+        return
+    # As in the text itself: right behind a full stop, and none between it and the depth (up to a token at each seam).
+    kept = codec.encode(before + after)
+    place = len(codec.encode(before))
+    assert before == "" or before.endswith(".")
+    assert place <= len(kept) * depth / 100 + 3
+    target = max(place, int((len(kept) - 4) * depth / 100) - 1)
+    assert not [token for token in kept[place:target] if token in stops]
+
+
+def test_haystack_order_repetition_and_samples(texts_folder: Path, codecs, corpus, tmp_path):
+    (tmp_path / "b.txt").write_text("Second. ")
+    (tmp_path / "a.txt").write_text("First. ")
+    (tmp_path / "c.bin").write_text("no text")
+    assert folder_text(tmp_path) == "First. Second. "
+    import os
+
+    listed = [entry.name for entry in os.scandir(tmp_path) if entry.name.endswith(".txt")]
+    assert folder_text(tmp_path, in_order=False) == "".join({"a.txt": "First. ", "b.txt": "Second. "}[n] for n in listed)
+    codec = codecs["plain"]
+    once = codec.encode("First. Second. ")
+    assert haystack_ids(codec, iter(["First. Second. "]), 3 * len(once) - 1) == once * 3
+    spec = NeedleSpec(mode="easy", lengths=(400, 500), depths=(50.0,), samples_per_cell=3)
+    cells = build_cells(codec, spec, Context(corpus=corpus), WORDING)
+    assert len({tuple(cell.prompt) for cell in cells}) == 6
+    single = NeedleSpec(mode="easy", lengths=(400, 500), depths=(50.0,))
+    firsts = [cell.prompt for cell in cells if cell.sample == 0]
+    assert [cell.prompt for cell in build_cells(codec, single, Context(corpus=corpus), WORDING)] == firsts
+    assert all(cell.prompt[0] == codec.bos_id and codec.bos_id not in cell.prompt[1:] for cell in cells)
+
+
+def test_prompt_ends_with_the_answers_first_words(codecs, corpus):
+    for mode in ("easy", "standard"):
+        spec = NeedleSpec(mode=mode, lengths=(600,), depths=(30.0,))
+        (cell,) = build_cells(codecs["plain"], spec, Context(corpus=corpus), WORDING)
+        text = codecs["plain"].decode(cell.prompt)
+        asked = f"{WORDING.question} {WORDING.answer_marker} {WORDING.answer_start}"
+        assert text.endswith(f"{WORDING.instruction} {asked}")
+        assert text.count(WORDING.needle) == 1
+        assert (text.count(asked) == 2) == (mode == "easy")
+        assert len(codecs["plain"].encode(text[: text.index("\n\n" + WORDING.instruction)])) == 400
+        assert cell.expected == "eat a sandwich and sit in Dolores Park on a sunny day."
+
+
+class CopyConfig(PreTrainedConfig):
+    model_type = "copy-stub"
+
+
+class CopyModel(PreTrainedModel, GenerationMixin):
+    """Goes on as the text went on after the longest earlier occurrence of its last tokens: attention to the needle."""
+
+    config_class = CopyConfig
+
+    def __init__(self, config: CopyConfig) -> None:
+        super().__init__(config)
+        self.embedding = torch.nn.Embedding(config.vocab_size, 1)
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.embedding
+
+    def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: object) -> dict:
+        return {"input_ids": input_ids}
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: object
+    ) -> CausalLMOutputWithPast:
+        logits = torch.zeros(*input_ids.shape, self.config.vocab_size)
+        for row, ids in zip(logits, input_ids.tolist(), strict=True):
+            row[-1, self._next(ids)] = 1.0
+        return CausalLMOutputWithPast(logits=logits)
+
+    @staticmethod
+    def _next(ids: list[int]) -> int:
+        for size in range(min(16, len(ids) - 1), 0, -1):
+            for start in range(len(ids) - size - 1, -1, -1):
+                if ids[start : start + size] == ids[-size:]:
+                    return ids[start + size]
+        return 0
+
+
+@pytest.mark.parametrize("mode", ["easy", "standard"])
+def test_a_model_that_copies_scores_10_and_a_random_one_1(mode, corpus):
+    codec = TextCodec(corpus.tokenizer)
+    spec = NeedleSpec(mode=mode, lengths=(350, 500), depths=(0.0, 35.0, 100.0), max_new_tokens=48)
+    copy = CopyModel(CopyConfig(vocab_size=512))
+    rows = needle.evaluate(copy, codec, spec, Context(corpus=corpus))
+    assert len(rows) == 6
+    assert (rows["score"] == 10).all()
+    assert (rows["exact"] == 1).all()
+    assert set(rows["scored_by"]) == {"match"}
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2
+    )
+    rows = needle.evaluate(LlamaForCausalLM(config).eval(), codec, spec, Context(corpus=corpus))
+    assert (rows["score"] == 1).all()
+
+
+def test_resumed_midway_gives_identical_rows(corpus, tmp_path, monkeypatch):
+    codec = TextCodec(corpus.tokenizer)
+    spec = NeedleSpec(mode="easy", lengths=(350, 400), depths=(0.0, 100.0), max_new_tokens=8)
+    copy = CopyModel(CopyConfig(vocab_size=512))
+    whole = needle.evaluate(copy, codec, spec, Context(corpus=corpus))
+    path = tmp_path / "n.partial.jsonl"
+    calls = []
+    real = copy.generate
+
+    def interrupted(**arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(**arguments)
+
+    monkeypatch.setattr(copy, "generate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        needle.evaluate(copy, codec, spec, Context(corpus=corpus, partial=Partial(path, "x"), batch_tokens=1))
+    with open(path, "a") as file:
+        file.write('{"key": "350/0.0')
+    resumed = needle.evaluate(copy, codec, spec, Context(corpus=corpus, partial=Partial(path, "x"), batch_tokens=1))
+    assert len(calls) == 3 + 2
+    assert resumed.equals(whole)
+    assert Partial(path, "another").records == {}
+
+
+def test_match_scores():
+    expected = "eat a sandwich and sit in Dolores Park on a sunny day."
+    assert exact_match(" eat a sandwich, and sit in dolores park on a sunny day and then", expected)
+    assert not exact_match("to eat a sandwich and sit in Dolores Park on a sunny day.", expected)
+    assert fuzzy_match("to eat a sandwich and sit in Dolores Park on a sunny day.", expected) == 1.0
+    assert fuzzy_match("eat a sandwich", expected) == 3 / 12
+    assert fuzzy_match("", expected) == 0.0
+    assert match_score(True, 1.0) == 10.0
+    assert match_score(False, 0.0) == match_score(False, 1 / 3) == 1.0
+    assert match_score(False, 2 / 3) == pytest.approx(5.5)
+
+
+def test_judge_replaces_scores_and_sees_question_reference_and_answer(corpus, tmp_path, monkeypatch):
+    from eval import judge
+
+    asked: list[str] = []
+
+    class Scripted(judge.Judge):
+        def _ask(self, prompt: str) -> str:
+            asked.append(prompt)
+            return "[[8]]"
+
+    monkeypatch.setattr(judge, "Judge", Scripted)
+    settings = judge.JudgeSettings(url="http://127.0.0.1:9", key="k", cache=tmp_path)
+    spec = NeedleSpec(mode="easy", lengths=(350,), depths=(0.0, 100.0), max_new_tokens=48, judge="judge-1")
+    context = Context(corpus=corpus, judge=settings)
+    context.partial.add("350/100.0/0", {"prediction": " \n"})
+    rows = needle.evaluate(CopyModel(CopyConfig(vocab_size=512)), TextCodec(corpus.tokenizer), spec, context)
+    assert rows["score"].tolist() == [8.0, 1.0]  # an empty answer gets the lowest score, unasked
+    assert rows["exact"].tolist() == [1.0, 0.0]
+    assert set(rows["scored_by"]) == {"judge-1"}
+    (prompt,) = asked
+    for text in (WORDING.question, f"Reference: {WORDING.needle}", f"Answer of the model: {rows['prediction'][0]}"):
+        assert text in prompt
+
+
+def test_wording_files(tmp_path):
+    path = tmp_path / "w.toml"
+    good = DEFAULT_WORDING.read_text()
+    for text, message in (
+        ("needle = ", "TOML"),
+        (good.replace("answer_start", "answer_begin"), "exactly the texts"),
+        (good.replace('answer_start = "The best', 'answer_start = "A best'), "beginning of needle"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            Wording.read(path)
+    path.write_text(good.replace("San Francisco", "Lisbon"))
+    assert "Lisbon" in Wording.read(path).hidden("easy")
+
+
+@pytest.mark.parametrize("num_keys", [1, 4])
+def test_passkeys_have_exact_lengths_and_depths(codecs, num_keys):
+    filler = codecs["plain"].encode("the river was quiet and the morning early. " * 40)
+    for length, depth in ((200, 0.0), (301, 40.0), (400, 100.0)):
+        item = passkey(codecs["plain"], filler, length=length, depth=depth, num_keys=num_keys, rng=np.random.default_rng(3))
+        assert len(item.prompt) == length
+        text = codecs["plain"].decode(item.prompt)
+        name = text.rsplit("The pass key of ", 1)[1].removesuffix(" is")
+        assert text.count("The pass key of ") == num_keys + 1
+        assert f"The pass key of {name} is {item.value}.\n" in text
+        assert codecs["plain"].decode(item.answer).strip() == item.value
+        if num_keys == 1:
+            line = codecs["plain"].encode(f"\nThe pass key of {name} is {item.value}.\n")
+            query = codecs["plain"].encode(f"\nThe pass key of {name} is")
+            room = length - 1 - len(line) - len(query)
+            at = 1 + round(room * depth / 100)
+            assert item.prompt[at : at + len(line)] == line
+    with pytest.raises(ValueError, match="too short"):
+        passkey(codecs["plain"], filler, length=20, depth=0.0, num_keys=1, rng=np.random.default_rng(0))
+
+
+def test_passkey_training_batches_are_a_function_of_seed_and_step(codecs):
+    codec = codecs["plain"]
+    filler = codec.encode("the river was quiet. " * 40)
+    make = lambda **c: training_batch(codec, filler, **{"seq_len": 160, "batch_size": 3, "seed": 1, "step": 5, **c})  # noqa: E731
+    inputs, targets, mask = make()
+    assert all((a == b).all() for a, b in zip(make(), (inputs, targets, mask), strict=True))
+    assert not (make(step=6)[1] == targets).all()
+    assert (inputs[:, 0] == codec.bos_id).all()
+    assert (inputs[:, 1:] == targets[:, :-1]).all()
+    for target, marked in zip(targets, mask, strict=True):
+        value = codec.decode(target.tolist()).split(" is ")[1][:4]
+        answers = codec.decode(target[marked].tolist()).split()
+        assert answers
+        assert set(answers) == {value}
+
+
+def test_passkey_scores(corpus):
+    codec = TextCodec(corpus.tokenizer)
+    spec = NeedleSpec(mode="passkey", lengths=(150,), depths=(50.0,))
+    (cell,) = build_cells(codec, spec, Context(corpus=corpus), WORDING)
+    value = cell.expected
+    wrong = "".join(str((int(d) + 1) % 10) for d in value)
+    for prediction, exact, score in (
+        (f" {value}. More", 1.0, 10.0),
+        (f" {value}7", 0.0, 1 + 9 * (4 / 5 - 1 / 3) * 1.5),
+        (f" {wrong}", 0.0, 1.0),
+        ("", 0.0, 1.0),
+    ):
+        row = needle._row(cell, spec, prediction)
+        assert row["exact"] == exact
+        assert row["score"] == pytest.approx(score)
