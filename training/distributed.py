@@ -10,7 +10,6 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -111,8 +110,16 @@ def spread(
         broadcast_buffers=False,
     )
     if grad_reduce == "bf16":
-        wrapped.register_comm_hook(None, bf16_compress_hook)
+        wrapped.register_comm_hook(None, _reduce_in_bf16)
     return wrapped
+
+
+def _reduce_in_bf16(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Mean of a bucket over processes, summed in bf16. (torch's own hook of this kind refuses the CPU.)"""
+    gradients = bucket.buffer()
+    halved = gradients.to(torch.bfloat16).div_(dist.get_world_size())
+    work = dist.all_reduce(halved, async_op=True)
+    return work.get_future().then(lambda done: gradients.copy_(done.value()[0]))
 
 
 @contextmanager

@@ -1,0 +1,232 @@
+"""A run survives what happens to runs, and ends where an undisturbed one ends."""
+
+import os
+import random
+import signal
+import time
+from functools import partial
+
+import pytest
+import torch
+
+from tests.training.runs import anomalies, assert_same_run, losses, weights
+from training.guard import WARM_STEPS
+from training.signals import EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_REQUEUE
+
+
+def wait_for_step(run, step, timeout=30.0):
+    end = time.monotonic() + timeout
+    while not (rows := run.read_metrics()) or rows[-1]["step"] < step:
+        assert time.monotonic() < end, f"step {step} did not come"
+        time.sleep(0.01)
+
+
+def slow():
+    """Makes each step take a moment, so that a signal finds the run in its middle."""
+    import training.loop
+
+    whole = training.loop.learning_rate
+
+    def learning_rate(*arguments):
+        time.sleep(0.02)
+        return whole(*arguments)
+
+    training.loop.learning_rate = learning_rate
+
+
+def scale_loss(step, factor):
+    """The loss of one step, and with it its gradient, times `factor`."""
+    import models.loss
+
+    whole, calls = models.loss.TokenLoss.forward, []
+
+    def forward(self, *batch):
+        calls.append(1)
+        return whole(self, *batch) * (factor if len(calls) == step else 1.0)
+
+    models.loss.TokenLoss.forward = forward
+
+
+def hang_at_step_three():
+    import training.loop
+
+    whole = training.loop.load_batch
+
+    def load_batch(split, sampler, step, *rest, **named):
+        if step == 2:
+            time.sleep(600)
+        return whole(split, sampler, step, *rest, **named)
+
+    training.loop.load_batch = load_batch
+
+
+def test_loss_falls_and_the_run_is_exported(make_run, start):
+    run = make_run(steps=60)
+    assert start(run).exit_code() == EXIT_FINISHED
+    values = losses(run)
+    assert len(values) == 60 and run.finished and not run.checkpoints.exists()
+    assert sum(values[-5:]) / 5 < values[0] - 1.0
+    assert run.read_metrics()[0]["lr"] == 0.0
+    from models.build import load_model
+
+    model = load_model(run.export)
+    assert model.config.to_spec() == run.read_spec().model
+
+
+def test_a_finished_run_is_left_alone(make_run, start):
+    run = make_run(steps=4)
+    assert start(run).exit_code() == EXIT_FINISHED
+    before = run.metrics_file.read_bytes()
+    assert start(run).exit_code() == EXIT_FINISHED
+    assert run.metrics_file.read_bytes() == before
+
+
+def test_killed_ten_times_ends_bitwise_the_same(make_run, start):
+    undisturbed, run = make_run("undisturbed", steps=120), make_run("killed", steps=120)
+    assert start(undisturbed, checkpoint_every_tokens=256 * 7).exit_code() == EXIT_FINISHED
+    moments = random.Random(3)
+    kills = 0
+    while kills < 10:
+        outcome = start(run, before=slow, checkpoint_every_tokens=256 * 7)
+        time.sleep(moments.uniform(0.3, 0.9))
+        os.kill(outcome.processes[0].pid, signal.SIGKILL)
+        outcome.processes[0].join()
+        kills += 1
+        assert not run.finished, "the run ended before it was killed ten times; make it longer"
+    assert start(run, checkpoint_every_tokens=256 * 7).exit_code() == EXIT_FINISHED
+    assert_same_run(undisturbed, run)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGTERM, EXIT_REQUEUE), (signal.SIGUSR2, EXIT_REQUEUE)],
+)
+def test_signals_save_and_leave_with_a_code(make_run, start, number, code):
+    undisturbed, run = make_run("undisturbed", steps=30), make_run("stopped", steps=30)
+    assert start(undisturbed).exit_code() == EXIT_FINISHED
+    outcome = start(run, before=slow, checkpoint_every_tokens=256 * 1000)
+    wait_for_step(run, 5)
+    os.kill(outcome.processes[0].pid, number)
+    assert outcome.exit_code() == code
+    assert "saved at step" in outcome.output
+    stopped_at = run.read_metrics()[-1]["step"]
+    assert 5 <= stopped_at < 30 and (run.checkpoints / f"step-{stopped_at:08d}").is_dir()
+    assert start(run).exit_code() == EXIT_FINISHED
+    assert_same_run(undisturbed, run)
+
+
+def test_wall_clock_limit_asks_to_be_requeued(make_run, start):
+    run = make_run(steps=500)
+    outcome = start(run, before=slow, max_hours=1.0 / 3600)
+    assert outcome.exit_code() == EXIT_REQUEUE and "wall-clock limit" in outcome.output
+
+
+@pytest.mark.parametrize("fault", ["truncated", "flipped", "no_manifest"])
+def test_damaged_checkpoint_is_named_and_passed_over(make_run, start, fault):
+    undisturbed, run = make_run("undisturbed", steps=30), make_run("damaged", steps=30)
+    assert start(undisturbed).exit_code() == EXIT_FINISHED
+    outcome = start(run, before=slow, checkpoint_every_tokens=256 * 5)
+    wait_for_step(run, 17)
+    outcome.processes[0].kill()
+    outcome.processes[0].join()
+    newest = sorted(run.checkpoints.glob("step-????????"))[-1]
+    file = next(newest.glob("*.safetensors"))
+    if fault == "truncated":
+        os.truncate(file, file.stat().st_size - 100)
+    elif fault == "flipped":
+        with open(file, "rb+") as handle:
+            handle.seek(file.stat().st_size // 2)
+            byte = handle.read(1)
+            handle.seek(-1, os.SEEK_CUR)
+            handle.write(bytes([byte[0] ^ 1]))
+    else:
+        (newest / "manifest.json").unlink()
+    outcome = start(run)
+    assert outcome.exit_code() == EXIT_FINISHED
+    assert f"{newest} is damaged" in outcome.output
+    assert f"going on from step {int(newest.name[5:]) - 5}" in outcome.output
+    assert_same_run(undisturbed, run)
+
+
+def test_accumulation_gives_the_curve_of_one_pass(make_run, start):
+    whole, parts = make_run("whole", steps=20), make_run("parts", steps=20)
+    assert start(whole).exit_code() == start(parts, micro_batch_tokens=64).exit_code() == EXIT_FINISHED
+    torch.testing.assert_close(torch.tensor(losses(whole)), torch.tensor(losses(parts)), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_give_the_curve_of_one(make_run, start, parallel):
+    alone, pair = make_run("alone", steps=20), make_run("pair", steps=20)
+    assert start(alone).exit_code() == EXIT_FINISHED
+    assert start(pair, world_size=2, parallel=parallel).exit_code() == EXIT_FINISHED
+    torch.testing.assert_close(torch.tensor(losses(alone)), torch.tensor(losses(pair)), rtol=2e-5, atol=2e-5)
+    assert weights(alone).keys() == weights(pair).keys()
+
+
+@pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize("background", [False, True])
+def test_resume_on_another_number_of_processes(make_run, start, first, then, background):
+    alone, moved = make_run("alone", steps=24), make_run("moved", steps=24)
+    assert start(alone).exit_code() == EXIT_FINISHED
+    execution = dict(parallel="fsdp", checkpoint_every_tokens=256 * 8, async_checkpoint=background)
+    outcome = start(moved, world_size=first, before=slow, **execution)
+    wait_for_step(moved, 12)
+    for process in outcome.processes:
+        os.kill(process.pid, signal.SIGTERM)
+    assert outcome.exit_code() == EXIT_REQUEUE
+    assert start(moved, world_size=then, **execution).exit_code() == EXIT_FINISHED
+    assert [row["step"] for row in moved.read_metrics()] == list(range(1, 25))
+    torch.testing.assert_close(torch.tensor(losses(alone)), torch.tensor(losses(moved)), rtol=5e-5, atol=5e-5)
+
+
+def test_bf16_reduction_is_another_run_with_nearly_the_same_curve(make_run, start):
+    exact, rounded = make_run("exact", steps=12), make_run("rounded", steps=12, grad_reduce="bf16")
+    assert exact.read_spec().run_id != rounded.read_spec().run_id
+    assert start(exact, world_size=2).exit_code() == start(rounded, world_size=2).exit_code() == EXIT_FINISHED
+    assert losses(exact) != losses(rounded)
+    torch.testing.assert_close(torch.tensor(losses(exact)), torch.tensor(losses(rounded)), rtol=5e-3, atol=5e-3)
+
+
+def test_not_finite_stops_before_it_spoils_anything(make_run, start):
+    run = make_run(steps=30, peak_lr=1e25, warmup_tokens=0)
+    outcome = start(run)
+    assert outcome.exit_code() == 1
+    [found] = anomalies(run)
+    assert found["kind"] == "not finite" and len(found["documents"]) == 4
+    assert "was not applied" in outcome.output and not run.finished
+
+
+def test_not_finite_can_be_skipped(make_run, start):
+    run = make_run(steps=12, on_anomaly="skip")
+    assert start(run, before=partial(scale_loss, 5, float("inf"))).exit_code() == EXIT_FINISHED
+    [found] = anomalies(run)
+    assert found["step"] == 5 and all(torch.isfinite(tensor).all() for tensor in weights(run).values())
+
+
+def test_spike_is_recorded_and_skipped(make_run, start):
+    """A gradient fifty times its running mean, once the mean is formed."""
+    step = WARM_STEPS + 5
+    run = make_run(steps=step + 10, on_anomaly="skip", spike_factor=3.0)
+    assert start(run, before=partial(scale_loss, step, 50.0)).exit_code() == EXIT_FINISHED
+    [found] = anomalies(run)
+    assert (found["step"], found["kind"]) == (step, "spike")
+    assert run.read_metrics()[-1]["grad_norm"] < found["grad_norm"] / 10
+
+
+def test_hung_step_is_noticed(make_run, start):
+    run = make_run(steps=12)
+    outcome = start(run, before=hang_at_step_three, hang_minutes=0.03)
+    assert outcome.exit_code() == EXIT_REQUEUE
+    assert "no step finished" in outcome.output and "Thread" in outcome.output
+
+
+def test_second_process_on_the_same_run_is_refused(make_run, start):
+    run = make_run(steps=200)
+    first = start(run, before=slow)
+    wait_for_step(run, 2)
+    second = start(run)
+    second.processes[0].join(30)
+    assert second.processes[0].exitcode != EXIT_FINISHED
+    assert "is being trained by another process" in second.output
+    first.processes[0].kill()
+    first.processes[0].join()

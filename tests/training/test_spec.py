@@ -1,0 +1,80 @@
+import dataclasses
+
+import pytest
+from pydantic import ValidationError
+
+from data.spec import DataSpec
+from experiments.scales import MODELS, SCALES, model_spec, run_spec
+from training.spec import RunSpec, TrainSpec
+
+DATA = DataSpec(source="text", tokenizer="gpt2", vocab_size=50257, bos_id=50256, document_len=65536, fingerprint="0123")
+
+
+def specs() -> list[RunSpec]:
+    return [
+        run_spec(model, scale, dataclasses.replace(DATA, document_len=scale.document_len), precision="bf16")
+        for scale in SCALES.values()
+        for model in MODELS
+    ]
+
+
+@pytest.mark.parametrize("spec", specs(), ids=lambda spec: f"{spec.scale}-{spec.name}")
+def test_json_round_trip_keeps_spec_and_identity(spec):
+    again = RunSpec.from_json(spec.to_json())
+    assert again == spec and again.run_id == spec.run_id
+
+
+def test_every_run_of_every_scale_has_its_own_identity():
+    assert len({spec.run_id for spec in specs()}) == len(MODELS) * len(SCALES)
+
+
+def test_identity_changes_with_the_result_and_not_with_the_name():
+    spec = specs()[0]
+    assert dataclasses.replace(spec, name="other", scale="mini").run_id == spec.run_id
+    changed = [
+        dataclasses.replace(spec, seed=1),
+        dataclasses.replace(spec, data=dataclasses.replace(spec.data, fingerprint="4567")),
+        dataclasses.replace(spec, train=dataclasses.replace(spec.train, peak_lr=1e-4)),
+        dataclasses.replace(spec, train=dataclasses.replace(spec.train, grad_reduce="bf16")),
+        dataclasses.replace(spec, model=dataclasses.replace(spec.model, use_rope=True)),
+    ]
+    assert len({s.run_id for s in [spec, *changed]}) == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batch_tokens": 100}, "batch_tokens 100 is not a multiple of seq_len 64"),
+        ({"train_tokens": 1000}, "train_tokens 1000 is not a multiple of batch_tokens 256"),
+        ({"warmup_tokens": 2560}, "warmup_tokens 2560 must be below train_tokens 2560"),
+        ({"peak_lr": 0.0}, "greater than 0"),
+        ({"seq_len": "64"}, "valid integer"),
+        ({"precision": "fp16"}, "'fp32' or 'bf16'"),
+        ({"lr": 1e-3}, "Unexpected keyword argument"),
+    ],
+)
+def test_impossible_settings_are_refused(change, words):
+    good = dict(seq_len=64, batch_tokens=256, train_tokens=2560, warmup_tokens=256, peak_lr=1e-3)
+    with pytest.raises(ValidationError, match=words):
+        TrainSpec(**{**good, **change})
+
+
+def test_vocabulary_must_hold_the_tokens():
+    spec = specs()[0]
+    with pytest.raises(ValidationError, match="vocab_size 1000 is smaller than the tokeniser's 50257"):
+        dataclasses.replace(spec, model=dataclasses.replace(spec.model, vocab_size=1000))
+
+
+def test_the_papers_table_of_configurations():
+    """Heads and head sizes of Table 4 and the released configurations, which differ between FoX and Transformer at 760M."""
+    for name, fox_heads, transformer_heads in (("760m-48b", 24, 12), ("360m-7.5b", 16, 16), ("125m-2.7b", 12, 12)):
+        scale = SCALES[name]
+        assert model_spec("fox_pro", scale, 50257).num_heads == fox_heads
+        assert model_spec("transformer_pro", scale, 50257).num_heads == transformer_heads
+        assert model_spec("transformer_pro", scale, 50257).use_rope and not model_spec("fox_pro", scale, 50257).use_rope
+        assert model_spec("fox_pro", scale, 50257).intermediate_size < model_spec("fox_llama", scale, 50257).intermediate_size
+        assert model_spec("mamba2", scale, 50257).num_layers == 2 * scale.num_layers
+    assert {m: SCALES["760m-48b"].peak_lr[m] for m in ("fox_pro", "transformer_llama")} == {
+        "fox_pro": 2e-3,
+        "transformer_llama": 5e-4,
+    }
