@@ -138,7 +138,7 @@ class Split:
                 f"{self.path}, document {indices[bad]} holds token {tokens[bad].max()}, outside the vocabulary of "
                 f"{self.vocab_size}: the array was made with another tokenizer, or is damaged"
             )
-        for bad in np.flatnonzero(~tokens.any(axis=1)):
+        for bad in map(int, np.flatnonzero(~tokens.any(axis=1))):
             if tokens.shape[1] >= _ZERO_RUN or not np.any(self._array[int(indices[bad])]):
                 raise ValueError(
                     f"{self.path}, document {indices[bad]} is all zeros (a known fault of a LongCrawl64 mirror): "
