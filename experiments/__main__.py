@@ -47,6 +47,12 @@ def parser() -> Parser:
         sub.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
         sub.add_argument("--runs-dir", type=Path, default=Path("runs"), help="run folders (default: runs)")
         sub.add_argument("--corpora-dir", type=Path, default=Path("corpora"), help="tokenised corpora (default: corpora)")
+        sub.add_argument("--haystack", type=Path, help="folder of texts for the needle test (default: held-out text)")
+        sub.add_argument("--prompts", type=Path, help="TOML file with the wording of the needle test")
+        sub.add_argument("--longbench", type=Path, help="folder with LongBench data (default: the hub)")
+        sub.add_argument("--include-path", type=Path, help="folder with lm-eval tasks and data (default: the hub)")
+        sub.add_argument("--judge-url", help="OpenAI-compatible endpoint that scores needle answers (default: by match)")
+        sub.add_argument("--judge-model", help="model to ask there")
         if verb == "run":
             sub.add_argument("--launcher", choices=("local", "slurm"), default="local")
             sub.add_argument("--slots", type=int, help="jobs at a time (default: one a GPU, or one a CPU core)")
@@ -144,8 +150,9 @@ def _report(options: argparse.Namespace, console: Console) -> int:
 
 
 def _request(options: argparse.Namespace, device: str):  # type: ignore[no-untyped-def]
-    from experiments.artefact import artefact_names
-    from experiments.plan import Request
+    from eval.sources import Sources
+    from experiments.artefact import Options, artefact_names
+    from experiments.plan import SOURCE_FLAGS, Request
 
     return Request(
         artefacts=tuple(options.artefacts or artefact_names()),
@@ -157,6 +164,7 @@ def _request(options: argparse.Namespace, device: str):  # type: ignore[no-untyp
         runs_dir=options.runs_dir,
         results_dir=options.results_dir,
         corpora_dir=options.corpora_dir,
+        options=Options(Sources(**{name: getattr(options, name) for name in SOURCE_FLAGS}), options.judge_model),
     )
 
 

@@ -3,24 +3,33 @@
 import importlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from eval.sources import Sources
 from eval.spec import EvalSpec
 from experiments.scales import Scale
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may bring to the evaluations: texts, data sets, a judge."""
+
+    sources: Sources = field(default_factory=Sources)
+    judge_model: str | None = None
 
 
 @dataclass(frozen=True)
 class Artefact:
     """One figure or table: which models are trained, how each is evaluated, which claims it bears on.
 
-    It is drawn by `render` of the file with the same stem in analysis/. `evals(scale)` returns evaluations of one kind.
+    It is drawn by `render` of the file with the same stem in analysis/; `evals(scale, options)` are of one kind.
     """
 
     title: str
     paper: str
     models: tuple[str, ...]
-    evals: Callable[[Scale], tuple[EvalSpec, ...]]
+    evals: Callable[[Scale, Options], tuple[EvalSpec, ...]]
     claims: tuple[str, ...] = ()
 
 

@@ -14,7 +14,7 @@ from results.store import gather, read_rows
 
 def collect(plan: Plan, artefact: str) -> Path | None:
     """Join the rows of an artefact's finished evaluations into the results folder; None where none is finished."""
-    evals = {eval_id(spec) for spec in plan.artefacts[artefact].evals(plan.scale)}
+    evals = {eval_id(spec) for spec in plan.artefacts[artefact].evals(plan.scale, plan.request.options)}
     sources, runs = [], {}
     for run in plan.runs_of(artefact):
         files = [run.eval_file(spec) for spec in run.evals if eval_id(spec) in evals]

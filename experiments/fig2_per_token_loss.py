@@ -8,6 +8,6 @@ ARTEFACT = Artefact(
     title="Per-token loss and perplexity against position",
     paper="Figure 2",
     models=MODELS,
-    evals=lambda scale: (PerTokenLossSpec(context_len=scale.document_len, num_documents=scale.heldout_documents),),
+    evals=lambda scale, options: (PerTokenLossSpec(context_len=scale.document_len, num_documents=scale.heldout_documents),),
     claims=("C1", "C2", "C3", "C4", "C5", "C6"),
 )

@@ -34,7 +34,9 @@ def print_plan(plan: Plan, mfu: float, console: Console) -> None:
     corpus = plan.corpus.spec
     state = f"ready in {plan.corpus.folder}" if plan.corpus.ready else "to be prepared"
     console.print(f"scale {plan.scale.name}; corpus {corpus.source}, {corpus.tokenizer} ({corpus.vocab_size} tokens): {state}")
-    table = Table("run", "parameters", "tokens", "steps", "FLOPs", f"{GPU}-hours", "disk", "exists", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("run", "parameters", "tokens", "steps", "FLOPs", f"{GPU}-hours", "disk", "exists"):
+        table.add_column(heading, no_wrap=True, justify="left" if heading in ("run", "exists") else "right")
     hours_in_all = disk_in_all = 0.0
     for run in plan.runs.values():
         params = num_params(run.spec.model)

@@ -5,16 +5,19 @@
 Runs are shared: an artefact asks for runs by their spec, and equal specs are one run however many artefacts want it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from data.prepare import CorpusPlan, resolve
 from data.source import parse_source
 from eval.spec import EVAL_SPEC, EvalSpec, eval_id
-from experiments.artefact import Artefact, load_artefact
+from experiments.artefact import Artefact, Options, load_artefact
 from experiments.scales import MODELS, Scale, get_scale, run_spec
 from training.run_folder import RunFolder, write_atomic
 from training.spec import RunSpec
+
+SOURCE_FLAGS = ("haystack", "prompts", "longbench", "include_path", "judge_url")
+"""Fields of eval.sources.Sources that the command line of `run` passes on to evaluations."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Request:
     runs_dir: Path
     results_dir: Path
     corpora_dir: Path
+    options: Options = field(default_factory=Options)
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ def resolve_corpus(request: Request, scale: Scale) -> CorpusPlan:
         tokenizer=request.tokenizer or (None if data.startswith("longcrawl64:") else scale.default_tokenizer),
         document_len=scale.document_len,
         cache_dir=request.corpora_dir,
+        heldout_fraction=scale.heldout_fraction,
     )
 
 
@@ -96,7 +101,7 @@ def make_plan(request: Request, precision: str) -> Plan:
         for model in artefact.models:
             if not request.only or model in request.only:
                 evals = wanted.setdefault(model, {})
-                evals.update({eval_id(spec): spec for spec in artefact.evals(scale)})
+                evals.update({eval_id(spec): spec for spec in artefact.evals(scale, request.options)})
     if not wanted:
         raise ValueError(f"--only {' '.join(request.only)}: none of these models is in {', '.join(artefacts)}.")
     runs = {}
@@ -139,6 +144,10 @@ def eval_job(plan: Plan, run: Run, device: str) -> Job:
     """Evaluate `run` by everything that is missing, in one process."""
     files = [str(_spec_file(run, spec)) for spec in run.missing_evals]
     args = (str(run.folder.path), "--spec", *files, "--corpus", str(plan.corpus.folder), "--device", device)
+    for name in SOURCE_FLAGS:
+        value = getattr(plan.request.options.sources, name)
+        if value is not None:
+            args += (f"--{name.replace('_', '-')}", str(value))
     makes = tuple(run.eval_file(spec) for spec in run.evals)
     return Job(f"evaluate {run.spec.name}", "eval.job", args, (f"train {run.spec.name}",), makes, run)
 

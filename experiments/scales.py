@@ -36,6 +36,7 @@ class Scale:
     default_data: str | None
     default_tokenizer: str
     heldout_documents: int
+    heldout_fraction: float = 0.05
     micro_batch_tokens: int | None = None
     activation_checkpointing: bool = False
     mlp_widths: dict[str, int] = field(default_factory=dict)
@@ -83,18 +84,19 @@ TINY = Scale(
     name="tiny",
     about="minutes on two CPU cores; the standard library's source code as text",
     hidden_size=128,
-    num_layers=3,
+    num_layers=2,
     fox_head_dim=32,
     transformer_head_dim=64,
-    seq_len=512,
-    document_len=2048,
-    batch_tokens=4096,
-    train_tokens=4096 * 160,
-    warmup_tokens=4096 * 16,
-    peak_lr=_same(3e-3),
+    seq_len=256,
+    document_len=1024,
+    batch_tokens=1024,
+    train_tokens=1024 * 1000,
+    warmup_tokens=1024 * 100,
+    peak_lr=_same(4e-3),
     default_data="stdlib",
-    default_tokenizer="bpe-1024",
-    heldout_documents=64,
+    default_tokenizer="bpe-512",
+    heldout_documents=384,
+    heldout_fraction=0.12,
     mlp_widths={"pro": 300, "llama": 344},
 )
 
