@@ -40,16 +40,16 @@ def tiles_for(kernel: str, head_dim: int, dtype: torch.dtype, device: torch.devi
 
 def rows_descriptor(x_BTHD: Tensor, rows: int) -> TensorDescriptor:
     """A bulk-copy descriptor that loads `rows` consecutive tokens of one head; tokens past the end read as 0."""
-    if not _describable(x_BTHD):
+    x_BTHD, strides = described_strides(x_BTHD)
+    return TensorDescriptor(x_BTHD, list(x_BTHD.shape), strides, [1, rows, 1, x_BTHD.shape[-1]])
+
+
+def described_strides(x_BTHD: Tensor) -> tuple[Tensor, list[int]]:
+    """The tensor, copied only if the copy engine cannot address it (16-byte steps), and its strides."""
+    steps = [s for s, n in zip(x_BTHD.stride()[:3], x_BTHD.shape[:3], strict=True) if n > 1]
+    fits = all(s > 0 and s * x_BTHD.element_size() % 16 == 0 for s in steps)
+    if not fits or x_BTHD.stride(-1) != 1 or x_BTHD.data_ptr() % 16:
         x_BTHD = x_BTHD.contiguous()
     # The stride of a dimension of size one is free, but the descriptor wants multiples of 16 bytes.
     strides = [s if n > 1 else x_BTHD.shape[-1] for s, n in zip(x_BTHD.stride()[:3], x_BTHD.shape[:3], strict=True)]
-    return TensorDescriptor(x_BTHD, list(x_BTHD.shape), [*strides, 1], [1, rows, 1, x_BTHD.shape[-1]])
-
-
-def _describable(x_BTHD: Tensor) -> bool:
-    aligned = all(
-        s * x_BTHD.element_size() % 16 == 0 for s, n in zip(x_BTHD.stride()[:3], x_BTHD.shape[:3], strict=True) if n > 1
-    )
-    positive = all(s > 0 for s, n in zip(x_BTHD.stride()[:3], x_BTHD.shape[:3], strict=True) if n > 1)
-    return x_BTHD.stride(-1) == 1 and aligned and positive and x_BTHD.data_ptr() % 16 == 0
+    return x_BTHD, [*strides, 1]

@@ -1,4 +1,4 @@
-"""Backward kernels: dK and dV per tile of keys, dQ either added up there too or in a kernel of its own, then the gates.
+"""Backward kernels for any GPU: dK and dV per tile of keys, dQ per tile of queries, then the gates. Deterministic.
 
 The probabilities are recomputed from `lse`. With dS_ij = P_ij (dO_i . V_j - delta_i) and delta_i = dO_i . O_i, the
 gradient of c_t is the row sum of dS at t minus its column sum. Row sums are 0 only up to the rounding of O, and those
@@ -7,8 +7,6 @@ a gate cancels.
 
 Legend: M queries of a step or tile, N keys of a tile or step, D head dimension.
 """
-
-from typing import NamedTuple
 
 import torch
 import triton
@@ -23,34 +21,26 @@ from kernels.forgetting_attention.visibility import TILE
 _TILE = tl.constexpr(TILE)
 
 
-class Settings(NamedTuple):
-    """Tiles of the two kernels; `fused` adds dQ up with atomics in the first one, whose order, and rounding, varies."""
-
-    dkdv: Tiles
-    dq: Tiles
-    fused: bool
+@triton.jit
+def row_delta(o_ptr, do_ptr, row, rows_M, stride_b, stride_q, stride_h, stride_d, Q, H, D: tl.constexpr):
+    """delta_i = dO_i . O_i for rows of one head; O is contiguous (B, Q, H, D), dO has strides."""
+    batch, head = row // H, row % H
+    d = tl.arange(0, D)
+    inside = (rows_M < Q)[:, None]
+    o = tl.load(o_ptr + ((batch * Q + rows_M) * H + head)[:, None] * D + d[None, :], mask=inside, other=0.0)
+    offset = batch * stride_b + rows_M.to(tl.int64)[:, None] * stride_q + head * stride_h + d[None, :] * stride_d
+    do = tl.load(do_ptr + offset, mask=inside, other=0.0)
+    return tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
 
 
 @triton.jit
 def _delta_kernel(
-    o_ptr, do_ptr, delta_ptr, dq_ptr, rowsum_ptr,
-    stride_b, stride_q, stride_h, stride_d, Q, H,
-    BLOCK_M: tl.constexpr, D: tl.constexpr, CLEAR: tl.constexpr,
+    o_ptr, do_ptr, delta_ptr, stride_b, stride_q, stride_h, stride_d, Q, H, BLOCK_M: tl.constexpr, D: tl.constexpr
 ):  # fmt: skip
-    """delta_i = dO_i . O_i, and zeros where dQ and its row sums will be added up."""
     row = tl.program_id(1).to(tl.int64)
-    batch, head = row // H, row % H
     rows_M = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    d = tl.arange(0, D)
-    inside = (rows_M < Q)[:, None]
-    dense = ((batch * Q + rows_M) * H + head)[:, None] * D + d[None, :]
-    o = tl.load(o_ptr + dense, mask=inside, other=0.0).to(tl.float32)
-    offset = batch * stride_b + rows_M.to(tl.int64)[:, None] * stride_q + head * stride_h + d[None, :] * stride_d
-    do = tl.load(do_ptr + offset, mask=inside, other=0.0).to(tl.float32)
-    tl.store(delta_ptr + row * Q + rows_M, tl.sum(o * do, 1), mask=rows_M < Q)
-    if CLEAR:
-        tl.store(dq_ptr + dense, tl.zeros((BLOCK_M, D), tl.float32), mask=inside)
-        tl.store(rowsum_ptr + row * Q + rows_M, tl.zeros((BLOCK_M,), tl.float32), mask=rows_M < Q)
+    delta_M = row_delta(o_ptr, do_ptr, row, rows_M, stride_b, stride_q, stride_h, stride_d, Q, H, D)
+    tl.store(delta_ptr + row * Q + rows_M, delta_M, mask=rows_M < Q)
 
 
 @triton.jit
@@ -74,10 +64,10 @@ def _spans_kernel(start_ptr, first_key_ptr, even_ptr, stop_ptr, Q, num_tiles, qu
 
 @triton.jit
 def _walk_queries(
-    dk_ND, dv_ND, column_N, k_ND, v_ND, q_desc, do_desc, dq_ptr, rowsum_ptr, lse_ptr, delta_ptr, local_ptr, base_ptr, first_key_ptr,
-    batch, head, keys_N, local_N, base, ones, start, stop, scale2, scale, Q, T, H,
+    dk_ND, dv_ND, column_N, k_ND, v_ND, q_desc, do_desc, lse_ptr, delta_ptr, local_ptr, base_ptr, first_key_ptr,
+    batch, head, keys_N, local_N, base, start, stop, scale2, Q, T,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
-    EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr, FUSED: tl.constexpr,
+    EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Queries start..stop of one tile of keys, everything transposed: keys down, queries across."""
     for m in tl.range(start, stop, BLOCK_M):
@@ -105,28 +95,17 @@ def _walk_queries(
         dp_NM = tl.dot(v_ND, do_MD.T, input_precision=PRECISION)
         delta_M = tl.load(delta_ptr + rows_M, mask=rows_M < Q, other=0.0)
         ds_NM = p_NM * (dp_NM - delta_M[None, :])
-        rounded_NM = ds_NM.to(q_MD.dtype)
-        dk_ND = tl.dot(rounded_NM, q_MD, dk_ND, input_precision=PRECISION)
-        if FUSED:
-            # Row and column sums of the same rounded numbers, or their difference would not cancel.
-            column_N += tl.sum(rounded_NM.to(tl.float32), 1)
-            ds_MN = rounded_NM.T
-            dq_MD = tl.dot(ds_MN, k_ND, input_precision=PRECISION) * scale
-            out = ((batch.to(tl.int64) * Q + rows_M) * H + head)[:, None] * D + tl.arange(0, D)[None, :]
-            tl.atomic_add(dq_ptr + out, dq_MD, mask=(rows_M < Q)[:, None], sem="relaxed")
-            rowsum_M = tl.max(tl.dot(ds_MN, ones, input_precision=PRECISION), 1)
-            tl.atomic_add(rowsum_ptr + rows_M, rowsum_M, mask=rows_M < Q, sem="relaxed")
-        else:
-            column_N += tl.sum(ds_NM, 1)
+        dk_ND = tl.dot(ds_NM.to(q_MD.dtype), q_MD, dk_ND, input_precision=PRECISION)
+        column_N += tl.sum(ds_NM, 1)
     return dk_ND, dv_ND, column_N
 
 
 @triton.jit(do_not_specialize=["H", "num_tiles"])
 def dkdv_kernel(
-    q_desc, k_desc, v_desc, do_desc, dq_ptr, rowsum_ptr, dk_ptr, dv_ptr, column_ptr, lse_ptr, delta_ptr,
+    q_desc, k_desc, v_desc, do_desc, dk_ptr, dv_ptr, column_ptr, lse_ptr, delta_ptr,
     local_ptr, base_ptr, first_key_ptr, even_ptr, stop_ptr, scale2, scale, Q, T, H, num_tiles,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
-    EXACT: tl.constexpr, PRECISION: tl.constexpr, FUSED: tl.constexpr,
+    EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N  # early keys have the most queries: first
     key_heads = H // GROUP
@@ -137,13 +116,12 @@ def dkdv_kernel(
     v_ND = v_desc.load([batch, n, key_head, 0]).reshape(BLOCK_N, D)
     dk_ND = tl.zeros((BLOCK_N, D), tl.float32)
     dv_ND = tl.zeros((BLOCK_N, D), tl.float32)
-    ones = tl.full((BLOCK_N, 16), 1.0, tl.float32).to(k_ND.dtype)
     query_tiles = (Q + _TILE - 1) // _TILE
     offset = T - Q
     for member in range(GROUP):
         head = key_head * GROUP + member
         row = batch.to(tl.int64) * H + head
-        local, bases = local_ptr + row * T, base_ptr + row * (num_tiles + 1)
+        local, bases = local_ptr + row * num_tiles * _TILE, base_ptr + row * (num_tiles + 1)
         local_N = tl.load(local + keys_N, mask=keys_N < T, other=0.0)
         base = tl.load(bases + tile)
         column_N = tl.zeros((BLOCK_N,), tl.float32)
@@ -158,10 +136,10 @@ def dkdv_kernel(
             first = diagonal if part == 0 else (whole if part == 1 else partial)
             last = whole if part == 0 else (partial if part == 1 else stop)
             dk_ND, dv_ND, column_N = _walk_queries(
-                dk_ND, dv_ND, column_N, k_ND, v_ND, q_desc, do_desc, dq_ptr, rowsum_ptr + row * Q, lse_ptr + row * Q,
-                delta_ptr + row * Q, local, bases, first_key_ptr + row * Q, batch, head, keys_N, local_N, base, ones,
-                first, last, scale2, scale, Q, T, H, BLOCK_M, BLOCK_N, D,
-                part != 1, EXACT, PRECISION, FUSED,
+                dk_ND, dv_ND, column_N, k_ND, v_ND, q_desc, do_desc, lse_ptr + row * Q,
+                delta_ptr + row * Q, local, bases, first_key_ptr + row * Q, batch, head, keys_N, local_N, base,
+                first, last, scale2, Q, T, BLOCK_M, BLOCK_N, D,
+                part != 1, EXACT, PRECISION,
             )  # fmt: skip
         tl.store(column_ptr + row * T + keys_N, column_N, mask=keys_N < T)
     out = ((batch.to(tl.int64) * T + keys_N) * key_heads + key_head)[:, None] * D + tl.arange(0, D)[None, :]
@@ -205,7 +183,7 @@ def dq_kernel(
     row = tl.program_id(1).to(tl.int64)
     batch, head = (row // H).to(tl.int32), (row % H).to(tl.int32)
     key_head = head // GROUP
-    local_ptr += row * T
+    local_ptr += row * num_tiles * _TILE
     base_ptr += row * (num_tiles + 1)
     rows_M = m * BLOCK_M + tl.arange(0, BLOCK_M)
     offset = T - Q
@@ -244,15 +222,21 @@ def dq_kernel(
 
 
 @triton.jit
-def _gate_gradient_kernel(rowsum_ptr, column_ptr, dgate_ptr, Q, T, H, BLOCK: tl.constexpr):
-    """d log f_t = sum over s >= t of (row sum - column sum of dS at s), identity I5; 0 for the first token."""
+def _gate_gradient_kernel(
+    rowsum_ptr, column_ptr, dgate_ptr, Q, T, H, num_sums, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """d log f_t = sum over s >= t of (row sum - column sum of dS at s), identity I5; 0 for the first token.
+
+    `rowsum` holds one sum per ROWS queries, spread evenly over them.
+    """
     row = tl.program_id(0).to(tl.int64)
     batch, head = row // H, row % H
     carry = tl.zeros((), tl.float64)
     for step in range(tl.cdiv(T, BLOCK)):
         t = (tl.cdiv(T, BLOCK) - 1 - step) * BLOCK + tl.arange(0, BLOCK)
         i = t - (T - Q)
-        gain = tl.load(rowsum_ptr + row * Q + i, mask=(i >= 0) & (t < T), other=0.0).to(tl.float64)
+        gain = tl.load(rowsum_ptr + row * num_sums + i // ROWS, mask=(i >= 0) & (t < T), other=0.0).to(tl.float64)
+        gain = gain / tl.maximum(tl.minimum(Q - i // ROWS * ROWS, ROWS), 1)
         gain -= tl.load(column_ptr + row * T + t, mask=t < T, other=0.0)
         total = carry + tl.cumsum(gain, 0, reverse=True)
         dgate = tl.where(t == 0, 0.0, total).to(tl.float32)
@@ -260,43 +244,54 @@ def _gate_gradient_kernel(rowsum_ptr, column_ptr, dgate_ptr, Q, T, H, BLOCK: tl.
         carry += tl.sum(gain, 0)
 
 
+def query_spans(prepared: Prepared, num_queries: int) -> tuple[Tensor, Tensor]:
+    """Per key tile, int32 (B, H, N): the query tile from which a row may not see all of it, and from which none sees
+    any."""
+    B, H, M = prepared.start.shape
+    N = prepared.base.shape[-1] - 1
+    even, stop = (torch.empty(B, H, N, device=prepared.start.device, dtype=torch.int32) for _ in range(2))
+    _spans_kernel[(triton.cdiv(N, TILE), B * H)](
+        prepared.start, prepared.first_key, even, stop, num_queries, N, M, STEPS=M.bit_length(), num_warps=1
+    )
+    return even, stop
+
+
+def gate_gradient(rowsum: Tensor, column: Tensor, num_queries: int, rows_per_sum: int) -> Tensor:
+    """d log_fgate (B, T, H) float32 from row sums (B, H, sums) and column sums (B, H, T) of dS."""
+    B, H, T = column.shape
+    dgate = torch.empty(B, T, H, device=column.device, dtype=torch.float32)
+    _gate_gradient_kernel[(B * H,)](rowsum, column, dgate, num_queries, T, H, rowsum.shape[-1], ROWS=rows_per_sum, BLOCK=1024)
+    return dgate
+
+
 def backward(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, prepared: Prepared, scale: float, settings: Settings
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, prepared: Prepared, scale: float,
+    dkdv: Tiles, tiles: Tiles,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dq, dk, dv in the inputs' dtype and d log_fgate (B, T, H) float32, all contiguous."""
     B, Q, H, D = q.shape
     T, key_heads = k.shape[1:3]
     N, M = prepared.base.shape[-1] - 1, prepared.start.shape[-1]
-    exact, device = q.dtype == torch.float32, q.device
+    exact = q.dtype == torch.float32
     precision = "ieee" if exact else "tf32"
-    dkdv, fused = settings.dkdv, settings.fused
-    dq = torch.empty(B, Q, H, D, device=device, dtype=torch.float32 if fused else q.dtype)
-    dk, dv = (torch.empty(B, T, key_heads, D, device=device, dtype=q.dtype) for _ in range(2))
-    delta, rowsum = (torch.empty(B, H, Q, device=device, dtype=torch.float32) for _ in range(2))
-    column = torch.empty(B, H, T, device=device, dtype=torch.float32)
-    even, stop = (torch.empty(B, H, N, device=device, dtype=torch.int32) for _ in range(2))
-    dgate = torch.empty(B, T, H, device=device, dtype=torch.float32)
-
-    _delta_kernel[(triton.cdiv(Q, 128), B * H)](o, do, delta, dq, rowsum, *do.stride(), Q, H, BLOCK_M=128, D=D, CLEAR=fused)
-    _spans_kernel[(triton.cdiv(N, TILE), B * H)](
-        prepared.start, prepared.first_key, even, stop, Q, N, M, STEPS=M.bit_length(), num_warps=1
-    )
+    dq, dk, dv = (torch.empty(x.shape, device=q.device, dtype=q.dtype) for x in (q, k, v))
+    rowsum = torch.empty(B, H, Q, device=q.device, dtype=torch.float32)
+    column = torch.empty(B, H, T, device=q.device, dtype=torch.float32)
+    even, stop = query_spans(prepared, Q)
+    delta = torch.empty(B, H, Q, device=q.device, dtype=torch.float32)
+    _delta_kernel[(triton.cdiv(Q, 64), B * H)](o, do, delta, *do.stride(), Q, H, BLOCK_M=64, D=D)
     dkdv_kernel[(triton.cdiv(T, dkdv.block_n), B * key_heads)](
         rows_descriptor(q, dkdv.block_m), rows_descriptor(k, dkdv.block_n), rows_descriptor(v, dkdv.block_n),
-        rows_descriptor(do, dkdv.block_m), dq, rowsum, dk, dv, column, lse, delta,
+        rows_descriptor(do, dkdv.block_m), dk, dv, column, lse, delta,
         prepared.local, prepared.base, prepared.first_key, even, stop, scale * LOG2E, scale, Q, T, H, N,
         GROUP=H // key_heads, BLOCK_M=dkdv.block_m, BLOCK_N=dkdv.block_n, D=D, EXACT=exact, PRECISION=precision,
-        FUSED=fused,
         num_warps=dkdv.num_warps, num_stages=dkdv.num_stages, maxnreg=dkdv.maxnreg,
     )  # fmt: skip
-    if not fused:
-        tiles = settings.dq
-        dq_kernel[(triton.cdiv(Q, tiles.block_m), B * H)](
-            rows_descriptor(q, tiles.block_m), rows_descriptor(k, tiles.block_n), rows_descriptor(v, tiles.block_n),
-            rows_descriptor(do, tiles.block_m), dq, rowsum, lse, delta, *prepared,
-            scale * LOG2E, scale, Q, T, H, N, M,
-            GROUP=H // key_heads, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, D=D, EXACT=exact, PRECISION=precision,
-            num_warps=tiles.num_warps, num_stages=tiles.num_stages, maxnreg=tiles.maxnreg,
-        )  # fmt: skip
-    _gate_gradient_kernel[(B * H,)](rowsum, column, dgate, Q, T, H, BLOCK=1024)
-    return dq.to(q.dtype), dk, dv, dgate
+    dq_kernel[(triton.cdiv(Q, tiles.block_m), B * H)](
+        rows_descriptor(q, tiles.block_m), rows_descriptor(k, tiles.block_n), rows_descriptor(v, tiles.block_n),
+        rows_descriptor(do, tiles.block_m), dq, rowsum, lse, delta, *prepared,
+        scale * LOG2E, scale, Q, T, H, N, M,
+        GROUP=H // key_heads, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, D=D, EXACT=exact, PRECISION=precision,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, maxnreg=tiles.maxnreg,
+    )  # fmt: skip
+    return dq, dk, dv, gate_gradient(rowsum, column, Q, 1)

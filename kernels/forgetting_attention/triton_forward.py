@@ -40,7 +40,7 @@ def tile_logits(
 def _walk(
     acc_MD, total_M, top_M, q_MD, k_desc, v_desc, local_ptr, base_ptr, batch, key_head, position_M, first_M, ref, cum_M,
     start, stop, scale2, T, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
-    EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr, BOUNDED: tl.constexpr,
+    EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Keys start..stop with the running maximum and sum of each row. EDGE: some pairs are hidden."""
     for n in tl.range(start, stop, BLOCK_N):
@@ -52,22 +52,16 @@ def _walk(
         if EDGE:
             seen_MN = (keys_N[None, :] <= position_M[:, None]) & (keys_N[None, :] >= first_M[:, None])
             x_MN = tl.where(seen_MN, x_MN, float("-inf"))
-        if BOUNDED:
-            if EDGE:
-                x_MN += top_M[:, None]
-            p_MN = tl.exp2(x_MN)
-            total_M += tl.sum(p_MN, 1)
+        new_top_M = tl.maximum(top_M, tl.max(x_MN, 1))
+        if EDGE:
+            finite_M = tl.where(new_top_M == float("-inf"), 0.0, new_top_M)  # nothing seen yet
         else:
-            new_top_M = tl.maximum(top_M, tl.max(x_MN, 1))
-            if EDGE:
-                finite_M = tl.where(new_top_M == float("-inf"), 0.0, new_top_M)  # nothing seen yet
-            else:
-                finite_M = new_top_M
-            p_MN = tl.exp2(x_MN - finite_M[:, None])
-            shrink_M = tl.exp2(top_M - finite_M)
-            total_M = total_M * shrink_M + tl.sum(p_MN, 1)
-            acc_MD = acc_MD * shrink_M[:, None]
-            top_M = new_top_M
+            finite_M = new_top_M
+        p_MN = tl.exp2(x_MN - finite_M[:, None])
+        shrink_M = tl.exp2(top_M - finite_M)
+        total_M = total_M * shrink_M + tl.sum(p_MN, 1)
+        acc_MD = acc_MD * shrink_M[:, None]
+        top_M = new_top_M
         v_ND = v_desc.load([batch, n, key_head, 0]).reshape(BLOCK_N, D)
         acc_MD = tl.dot(p_MN.to(v_ND.dtype), v_ND, acc_MD, input_precision=PRECISION)
     return acc_MD, total_M, top_M
@@ -75,17 +69,19 @@ def _walk(
 
 @triton.jit(do_not_specialize=["H", "num_tiles", "query_tiles"])
 def forward_kernel(
-    q_desc, k_desc, v_desc, o_ptr, lse_ptr, local_ptr, base_ptr, first_key_ptr, start_ptr,
+    q_desc, k_desc, v_desc, o_ptr, lse_ptr, local_ptr, base_ptr, first_key_ptr, start_ptr, redo_ptr,
     scale2, Q, T, H, num_tiles, query_tiles,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
-    EXACT: tl.constexpr, PRECISION: tl.constexpr, BOUNDED: tl.constexpr,
+    EXACT: tl.constexpr, PRECISION: tl.constexpr, REDO: tl.constexpr,
 ):  # fmt: skip
     # Late query tiles have the most keys: start them first.
     m = tl.num_programs(0) - 1 - tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
+    if REDO and tl.load(redo_ptr + (row * query_tiles * _TILE + m * BLOCK_M) // BLOCK_M) == 0:
+        return
     batch, head = (row // H).to(tl.int32), (row % H).to(tl.int32)
     key_head = head // GROUP
-    local_ptr += row * T
+    local_ptr += row * num_tiles * _TILE
     base_ptr += row * (num_tiles + 1)
 
     rows_M = m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -110,27 +106,20 @@ def forward_kernel(
     q_MD = q_desc.load([batch, m * BLOCK_M, head, 0]).reshape(BLOCK_M, D)
     acc_MD = tl.zeros((BLOCK_M, D), tl.float32)
     total_M = tl.zeros((BLOCK_M,), tl.float32)
-    top_M = tl.full((BLOCK_M,), 0.0 if BOUNDED else float("-inf"), tl.float32)
+    top_M = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     acc_MD, total_M, top_M = _walk(
         acc_MD, total_M, top_M, q_MD, k_desc, v_desc, local_ptr, base_ptr, batch, key_head, position_M, first_M, ref, cum_M,
-        start, uneven, scale2, T, BLOCK_M, BLOCK_N, D, True, EXACT, PRECISION, BOUNDED,
+        start, uneven, scale2, T, BLOCK_M, BLOCK_N, D, True, EXACT, PRECISION,
     )  # fmt: skip
     acc_MD, total_M, top_M = _walk(
         acc_MD, total_M, top_M, q_MD, k_desc, v_desc, local_ptr, base_ptr, batch, key_head, position_M, first_M, ref, cum_M,
-        uneven, diagonal, scale2, T, BLOCK_M, BLOCK_N, D, False, EXACT, PRECISION, BOUNDED,
+        uneven, diagonal, scale2, T, BLOCK_M, BLOCK_N, D, False, EXACT, PRECISION,
     )  # fmt: skip
-    if BOUNDED:
-        top_M = (tl.load(base_ptr + position_M // _TILE, mask=rows_M < Q, other=0.0) - ref).to(tl.float32)
-        top_M += tl.load(local_ptr + position_M, mask=rows_M < Q, other=0.0)
-        acc_MD = acc_MD * tl.exp2(top_M)[:, None]
-        total_M = total_M * tl.exp2(top_M)
     acc_MD, total_M, top_M = _walk(
         acc_MD, total_M, top_M, q_MD, k_desc, v_desc, local_ptr, base_ptr, batch, key_head, position_M, first_M, ref, cum_M,
-        diagonal, last_row + offset + 1, scale2, T, BLOCK_M, BLOCK_N, D, True, EXACT, PRECISION, BOUNDED,
+        diagonal, last_row + offset + 1, scale2, T, BLOCK_M, BLOCK_N, D, True, EXACT, PRECISION,
     )  # fmt: skip
 
-    if BOUNDED:
-        top_M = -top_M
     empty_M = total_M == 0.0  # a padded query: output 0, and +inf makes its probabilities 0 in the backward kernels
     o_MD = acc_MD / tl.where(empty_M, 1.0, total_M)[:, None]
     lse_M = tl.where(empty_M, float("inf"), top_M + tl.log2(total_M))
@@ -140,18 +129,31 @@ def forward_kernel(
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, prepared: Prepared, scale: float, tiles: Tiles, bounded: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    prepared: Prepared,
+    scale: float,
+    tiles: Tiles,
+    redo: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Output (B, Q, H, D) and `lse` (B, H, Q) float32, base 2, relative to each query tile's ref."""
+    """Output (B, Q, H, D) and `lse` (B, H, Q) float32, base 2, relative to each query tile's ref.
+
+    `redo` = (o, lse, marks) fills in only the blocks of `tiles.block_m` queries that are marked, (B, H, blocks) int32.
+    """
     B, Q, H, D = q.shape
     T, key_heads = k.shape[1:3]
-    o = torch.empty(B, Q, H, D, device=q.device, dtype=q.dtype)
-    lse = torch.empty(B, H, Q, device=q.device, dtype=torch.float32)
+    if redo is None:
+        o = torch.empty(B, Q, H, D, device=q.device, dtype=q.dtype)
+        lse = torch.empty(B, H, Q, device=q.device, dtype=torch.float32)
+        marks = None
+    else:
+        o, lse, marks = redo
     forward_kernel[(triton.cdiv(Q, tiles.block_m), B * H)](
         rows_descriptor(q, tiles.block_m), rows_descriptor(k, tiles.block_n), rows_descriptor(v, tiles.block_n),
-        o, lse, *prepared, scale * LOG2E, Q, T, H, prepared.base.shape[-1] - 1, prepared.start.shape[-1],
+        o, lse, *prepared, marks, scale * LOG2E, Q, T, H, prepared.base.shape[-1] - 1, prepared.start.shape[-1],
         GROUP=H // key_heads, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, D=D,
-        EXACT=q.dtype == torch.float32, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        BOUNDED=bounded, num_warps=tiles.num_warps, num_stages=tiles.num_stages, maxnreg=tiles.maxnreg,
+        EXACT=q.dtype == torch.float32, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", REDO=redo is not None,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, maxnreg=tiles.maxnreg,
     )  # fmt: skip
     return o, lse

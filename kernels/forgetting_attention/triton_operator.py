@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from kernels.forgetting_attention.tiles import tiles_for
-from kernels.forgetting_attention.triton_backward import Settings, backward
+from kernels.forgetting_attention.tiles import Tiles, tiles_for
+from kernels.forgetting_attention.triton_backward import backward
 from kernels.forgetting_attention.triton_forward import forward
 from kernels.forgetting_attention.triton_prepare import Prepared, prepare
 from kernels.forgetting_attention.validation import check_values
@@ -42,8 +42,20 @@ def _forward(
     check_values(log_fgate, seq_start, cu_seqlens)
     exact = q.dtype == torch.float32
     prepared = prepare(log_fgate, q.shape[1], threshold, seq_start, cu_seqlens, window_size, exact)
-    o, lse = forward(q, k, v, prepared, scale, tiles_for("forward", q.shape[-1], q.dtype, q.device))
+    if q.dtype == torch.bfloat16 and _has_hopper_kernels(q):
+        from kernels.forgetting_attention.hopper_forward import BLOCK_M, hopper_forward
+
+        o, lse, marks = hopper_forward(q, k, v, prepared, scale)
+        forward(q, k, v, prepared, scale, Tiles(BLOCK_M, 64, 4, 3), redo=(o, lse, marks))
+    else:
+        o, lse = forward(q, k, v, prepared, scale, tiles_for("forward", q.shape[-1], q.dtype, q.device))
     return o, lse, *prepared
+
+
+def _has_hopper_kernels(q: Tensor) -> bool:
+    """Gluon kernels exist for 16-bit inputs with heads of 64 or 128 on compute capability 9.0."""
+    capable = q.is_cuda and torch.cuda.get_device_capability(q.device) == (9, 0)
+    return capable and q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] in (64, 128)
 
 
 @torch.library.custom_op("forgetting_attention::triton_backward", mutates_args=())
@@ -60,9 +72,14 @@ def _backward(
     start: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    prepared = Prepared(local, base, first_key, start)
+    # Adding dQ up with atomics has no fixed order; grouped queries would need a sum over heads.
+    if _has_hopper_kernels(q) and q.shape[2] == k.shape[2] and not torch.are_deterministic_algorithms_enabled():
+        from kernels.forgetting_attention.hopper_backward import hopper_backward
+
+        return hopper_backward(do, q, k, v, o, lse, prepared, scale)
     dkdv, dq = (tiles_for(kernel, q.shape[-1], q.dtype, q.device) for kernel in ("dkdv", "dq"))
-    settings = Settings(dkdv, dq, fused=False)
-    return backward(do, q, k, v, o, lse, Prepared(local, base, first_key, start), scale, settings)
+    return backward(do, q, k, v, o, lse, prepared, scale, dkdv, dq)
 
 
 @_forward.register_fake
@@ -74,7 +91,7 @@ def _(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale):
     return (
         q.new_empty(B, Q, H, D),
         q.new_empty(B, H, Q, dtype=torch.float32),
-        q.new_empty(B, H, T, dtype=local_dtype),
+        q.new_empty(B, H, N * TILE, dtype=local_dtype),
         q.new_empty(B, H, N + 1, dtype=torch.float64),
         q.new_empty(B, H, Q, dtype=torch.int32),
         q.new_empty(B, H, M, dtype=torch.int32),
@@ -83,8 +100,8 @@ def _(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale):
 
 @_backward.register_fake
 def _(do, q, k, v, o, lse, local, base, first_key, start, scale):  # type: ignore[no-untyped-def]
-    B, H, T = local.shape
-    return tuple(x.new_empty(x.shape) for x in (q, k, v)) + (q.new_empty(B, T, H, dtype=torch.float32),)
+    gate_shape = (q.shape[0], k.shape[1], q.shape[2])
+    return (*(x.new_empty(x.shape) for x in (q, k, v)), q.new_empty(gate_shape, dtype=torch.float32))
 
 
 def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]

@@ -27,7 +27,7 @@ class Prepared(NamedTuple):
     """What the attention kernels need besides q, k, v."""
 
     local: Tensor
-    """(B, H, T) float32, float64 if exact: c_t minus the base of t's tile, times log2(e)."""
+    """(B, H, N * TILE) float32, float64 if exact: c_t minus the base of t's tile, times log2(e)."""
     base: Tensor
     """(B, H, N + 1) float64: c before each tile, times log2(e)."""
     first_key: Tensor
@@ -56,11 +56,11 @@ def _tile_sums_kernel(
     gate = tl.load(gate_ptr + offset, mask=inside, other=0.0)
     is_cut = gate < _CUT
     gate = tl.where(is_cut, 0.0, gate).to(tl.float64) * _LOG2E
-    row = (batch * H + h)[None, :] * T + t[:, None]
-    tl.store(local_ptr + row, tl.cumsum(gate, 0).to(local_ptr.dtype.element_ty), mask=inside)
+    row = (batch * H + h)[None, :] * (num_tiles * _TILE) + t[:, None]
+    tl.store(local_ptr + row, tl.cumsum(gate, 0).to(local_ptr.dtype.element_ty), mask=(h < H)[None, :])
     tl.store(sum_ptr + (batch * H + h) * num_tiles + tile, tl.sum(gate, 0), mask=h < H)
     cut = tl.where(is_cut, t[:, None], -1).to(tl.int32)
-    tl.store(cut_ptr + row, tl.associative_scan(cut, 0, _later), mask=inside)
+    tl.store(cut_ptr + row, tl.associative_scan(cut, 0, _later), mask=(h < H)[None, :])
     tl.store(tile_cut_ptr + (batch * H + h) * num_tiles + tile, tl.max(cut, 0), mask=h < H)
 
 
@@ -93,7 +93,7 @@ def _limits_kernel(
     i = m * _TILE + tl.arange(0, _TILE)
     position = i + (T - Q)
     inside = i < Q
-    first = tl.load(cut_ptr + row * T + position, mask=inside, other=0)
+    first = tl.load(cut_ptr + row * num_tiles * _TILE + position, mask=inside, other=0)
     first = tl.maximum(first, tl.load(cut_before_ptr + row * (num_tiles + 1) + position // _TILE, mask=inside, other=0))
     first = tl.maximum(first, position - (window - 1))
     if PAD:
@@ -113,7 +113,7 @@ def _limits_kernel(
     tile = tl.min(tl.where(inside, first, T), 0) // _TILE
     if PRUNE:
         # Dropped tiles: those whose last key has c above c_query - threshold. c never rises, so they are a prefix.
-        cum = tl.load(base_ptr + row * (num_tiles + 1) + query // _TILE) + tl.load(local_ptr + row * T + query)
+        cum = tl.load(base_ptr + row * (num_tiles + 1) + query // _TILE) + tl.load(local_ptr + row * num_tiles * _TILE + query)
         limit = cum - tl.load(threshold_ptr + row).to(tl.float64) * _LOG2E
         low, high = 0, query // _TILE  # the tile that holds the query itself stays
         for _ in range(TILE_STEPS):
@@ -137,8 +137,8 @@ def prepare(
     B, T, H = log_fgate.shape
     Q, device = num_queries, log_fgate.device
     N, M = triton.cdiv(T, TILE), triton.cdiv(Q, TILE)
-    local = torch.empty(B, H, T, device=device, dtype=torch.float64 if exact else torch.float32)
-    cut = torch.empty(B, H, T, device=device, dtype=torch.int32)
+    local = torch.empty(B, H, N * TILE, device=device, dtype=torch.float64 if exact else torch.float32)
+    cut = torch.empty(B, H, N * TILE, device=device, dtype=torch.int32)
     sums = torch.empty(B, H, N, device=device, dtype=torch.float64)
     base = torch.empty(B, H, N + 1, device=device, dtype=torch.float64)
     tile_cut = torch.empty(B, H, N, device=device, dtype=torch.int32)

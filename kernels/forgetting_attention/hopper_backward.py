@@ -1,0 +1,283 @@
+"""Backward pass for Hopper GPUs in Gluon: five matrix products per tile, copies by a warp of their own.
+
+One program owns a tile of keys. A producer warp streams tiles of Q and dO; two warpgroups hold dK and dV in registers,
+with everything transposed (keys down, queries across), so that P and dS feed the next products straight from registers.
+Only dS also goes through shared memory, for dQ, which is added up in a float32 buffer laid out in the order of the
+registers: one 16-byte reduction per four numbers, neighbours side by side.
+
+The row sums of dS would cost a sixth product. They are 0 up to the rounding of O; only their total per tile of queries
+is kept, so that the roundings cannot add up along the sequence (see `triton_backward`).
+
+Legend: M queries of a step, N keys of the tile, D head dimension.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from kernels.forgetting_attention.hopper_copy import rows_descriptor, tile_descriptor
+from kernels.forgetting_attention.triton_backward import gate_gradient, query_spans, row_delta
+from kernels.forgetting_attention.triton_prepare import LOG2E, Prepared
+from kernels.forgetting_attention.visibility import TILE
+
+BLOCK_N = 128
+BLOCK_M = {64: 64, 128: 64}
+STAGES = {64: 3, 128: 2}
+KV_REGISTERS = {64: True, 128: False}
+_TILE = gl.constexpr(TILE)
+
+_ADD4 = gl.constexpr("""
+{
+red.relaxed.gpu.global.add.v4.f32 [$4], {$8, $9, $10, $11};
+mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
+}
+""")
+
+
+@gluon.jit
+def _produce(
+    q_desc, k_desc, v_desc, do_desc, stat_desc, q_smem, k_smem, v_smem, do_smem, stat_smem, kv_full, full, empty,
+    batch, head, stat_row, n, first, stop, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """K and V once, then Q and dO of every step, as soon as a stage is free."""
+    mbarrier.expect(kv_full, k_desc.block_type.nbytes + v_desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(k_desc, [batch, n, head, 0], kv_full, k_smem)
+    tma.async_copy_global_to_shared(v_desc, [batch, n, head, 0], kv_full, v_smem)
+    step = 0
+    for m in range(first, stop, BLOCK_M):
+        stage = step % STAGES
+        mbarrier.wait(empty.index(stage), (step // STAGES + 1) & 1)
+        barrier = full.index(stage)
+        mbarrier.expect(barrier, q_desc.block_type.nbytes + do_desc.block_type.nbytes + stat_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(q_desc, [batch, m, head, 0], barrier, q_smem.index(stage))
+        tma.async_copy_global_to_shared(do_desc, [batch, m, head, 0], barrier, do_smem.index(stage))
+        tma.async_copy_global_to_shared(stat_desc, [stat_row + m // BLOCK_M, 0], barrier, stat_smem.index(stage))
+        step += 1
+
+
+@gluon.jit
+def _first_cum(local_ptr, base_ptr, m, Q, T):
+    """c of the first query of m's tile: what `lse` is relative to."""
+    query = gl.minimum(m, Q - 1) // _TILE * _TILE + (T - Q)
+    return gl.load(base_ptr + query // _TILE) + gl.load(local_ptr + query)
+
+
+@gluon.jit
+def _consume(
+    q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty,
+    dq_ptr, step_sum_ptr, dk_ptr, dv_ptr, column_ptr, local_ptr, base_ptr, first_key_ptr,
+    batch, head, n, first, whole, partial, stop, scale2, scale, Q, T, H,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, KV_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """The five products and the softmax between them."""
+    WARPS_N: gl.constexpr = 1 if BLOCK_M == 128 else 2
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, BLOCK_M, 16])
+    kv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, D, 16])
+    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8 // WARPS_N, WARPS_N], [16, D // WARPS_N, 16])
+    a_layout: gl.constexpr = gl.DotOperandLayout(0, kv_layout, 2)
+    key_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
+    query_layout: gl.constexpr = gl.SliceLayout(0, s_layout)
+    dtype: gl.constexpr = q_smem.dtype
+
+    # Where a register of dQ goes: registers of one thread four by four, threads side by side.
+    r = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, dq_layout))[:, None]
+    c = gl.arange(0, D, layout=gl.SliceLayout(0, dq_layout))[None, :]
+    WIDTH: gl.constexpr = D // WARPS_N
+    warp = c // WIDTH * (8 // WARPS_N) + r // 16
+    thread = warp * 32 + r % 8 * 4 + c % 8 // 2
+    dq_offset = ((c % WIDTH // 8 * 256 + thread) * 4 + r % 16 // 8 * 2 + c % 2) * 4  # bytes
+
+    keys_N = n + gl.arange(0, BLOCK_N, layout=key_layout)
+    local_N = gl.load(local_ptr + keys_N, mask=keys_N < T, other=0.0)
+    base = gl.load(base_ptr + n // _TILE)
+    dk_ND = gl.zeros((BLOCK_N, D), gl.float32, layout=kv_layout)
+    dv_ND = gl.zeros((BLOCK_N, D), gl.float32, layout=kv_layout)
+    column_N = gl.zeros((BLOCK_N,), gl.float32, layout=key_layout)
+    no_s = gl.zeros((BLOCK_N, BLOCK_M), gl.float32, layout=s_layout)
+    no_dq = gl.zeros((BLOCK_M, D), gl.float32, layout=dq_layout)
+    k_ND = k_smem.reshape((BLOCK_N, D))
+    v_ND = v_smem.reshape((BLOCK_N, D))
+    mbarrier.wait(kv_full, 0)
+    if KV_REGISTERS:
+        s_a_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
+        k_a = k_ND.load(s_a_layout)
+        v_a = v_ND.load(s_a_layout)
+    else:
+        k_a = k_ND
+        v_a = v_ND
+    step = 0
+    ref = _first_cum(local_ptr, base_ptr, first, Q, T)
+    for m in range(first, stop, BLOCK_M):
+        stage = step % STAGES
+        q_MD = q_smem.index(stage).reshape((BLOCK_M, D))
+        do_MD = do_smem.index(stage).reshape((BLOCK_M, D))
+        stat_1M = stat_smem.index(stage)
+        shift_N = (ref - base).to(gl.float32) - local_N
+        mbarrier.wait(full.index(stage), step // STAGES & 1)
+        s_NM = warpgroup_mma(k_a, q_MD.permute((1, 0)), no_s, use_acc=False, is_async=True)
+        dp_NM = warpgroup_mma(v_a, do_MD.permute((1, 0)), no_s, use_acc=False, is_async=True)
+        ref = _first_cum(local_ptr, base_ptr, m + BLOCK_M, Q, T)  # of the next step: the load takes a while
+        lse_1M = stat_1M.slice(0, BLOCK_M, dim=1).load(s_layout)
+        s_NM = warpgroup_mma_wait(1, deps=[s_NM])
+        p_NM = gl.exp2(s_NM * scale2 + shift_N[:, None] - lse_1M)
+        if (m < whole) | (m + BLOCK_M > partial):
+            rows_M = m + gl.arange(0, BLOCK_M, layout=query_layout)
+            position_M = rows_M + (T - Q)
+            first_M = gl.load(first_key_ptr + rows_M, mask=rows_M < Q, other=T)
+            seen_NM = (keys_N[:, None] <= position_M[None, :]) & (keys_N[:, None] >= first_M[None, :])
+            p_NM = gl.where(seen_NM, p_NM, 0.0)
+        p_a = gl.convert_layout(p_NM.to(dtype), a_layout)
+        dv_ND = warpgroup_mma(p_a, do_MD, dv_ND, is_async=True)
+        dp_NM = warpgroup_mma_wait(1, deps=[dp_NM])
+        delta_1M = stat_1M.slice(BLOCK_M, BLOCK_M, dim=1).load(s_layout)
+        ds_NM = p_NM * (dp_NM - delta_1M)
+        ds_low = ds_NM.to(dtype)
+        ds_smem.store(ds_low)
+        fence_async_shared()
+        ds_a = gl.convert_layout(ds_low, a_layout)
+        dq_MD = warpgroup_mma(ds_smem.permute((1, 0)), k_ND, no_dq, use_acc=False, is_async=True)
+        dk_ND = warpgroup_mma(ds_a, q_MD, dk_ND, is_async=True)
+        share_N = gl.sum(ds_NM, 1)
+        column_N += share_N
+        warp_sum = gl.sum(gl.reshape(share_N, (8, 16)), 1)
+        sum_layout: gl.constexpr = warp_sum.type.layout
+        zero = gl.zeros((8,), gl.int32, layout=sum_layout)
+        gl.atomic_add(step_sum_ptr + (m // BLOCK_M + zero), warp_sum, sem="relaxed")
+        dq_MD, dv_ND = warpgroup_mma_wait(1, deps=[dq_MD, dv_ND])
+        target = (dq_ptr + m // BLOCK_M * (BLOCK_M * D)).to(gl.int64, bitcast=True) + dq_offset
+        gl.inline_asm_elementwise(_ADD4, "=r,=r,=r,=r,l,l,l,l,f,f,f,f", [target, dq_MD], dtype=gl.int32, is_pure=False, pack=4)
+        dk_ND = warpgroup_mma_wait(0, deps=[dk_ND])
+        mbarrier.arrive(empty.index(stage), count=1)
+        step += 1
+
+    gl.store(column_ptr + keys_N, column_N, mask=keys_N < T)
+    store_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [8, 1], [1, 0])
+    rows_N = n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, store_layout))
+    d = gl.arange(0, D, layout=gl.SliceLayout(0, store_layout))
+    out = ((batch.to(gl.int64) * T + rows_N) * H + head)[:, None] * D + d[None, :]
+    inside = (rows_N < T)[:, None]
+    gl.store(dk_ptr + out, gl.convert_layout((dk_ND * scale).to(dtype), store_layout), mask=inside)
+    gl.store(dv_ptr + out, gl.convert_layout(dv_ND.to(dtype), store_layout), mask=inside)
+
+
+@gluon.jit(do_not_specialize=["H", "num_tiles", "query_steps"])
+def _backward_kernel(
+    q_desc, k_desc, v_desc, do_desc, stat_desc, dq_ptr, step_sum_ptr, dk_ptr, dv_ptr, column_ptr,
+    local_ptr, base_ptr, first_key_ptr, even_ptr, stop_ptr, scale2, scale, Q, T, H, num_tiles, query_steps,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+    KV_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    n = gl.program_id(0) * BLOCK_N  # early keys have the most queries: first
+    row = gl.program_id(1).to(gl.int64)
+    batch, head = gl.program_id(1) // H, gl.program_id(1) % H
+    offset = T - Q
+    first = gl.maximum(n - offset, 0) // BLOCK_M * BLOCK_M
+    stop = gl.load(stop_ptr + row * num_tiles + n // _TILE) * _TILE
+    stop = gl.minimum(stop, (Q + BLOCK_M - 1) // BLOCK_M * BLOCK_M)
+    whole = (gl.maximum(n + BLOCK_N - 1 - offset, 0) + BLOCK_M - 1) // BLOCK_M * BLOCK_M
+    partial = gl.load(even_ptr + row * num_tiles + n // _TILE) * _TILE
+
+    q_smem = gl.allocate_shared_memory(q_desc.dtype, [STAGES] + q_desc.block_type.shape, q_desc.layout)
+    do_smem = gl.allocate_shared_memory(q_desc.dtype, [STAGES] + do_desc.block_type.shape, do_desc.layout)
+    k_smem = gl.allocate_shared_memory(q_desc.dtype, k_desc.block_type.shape, k_desc.layout)
+    v_smem = gl.allocate_shared_memory(q_desc.dtype, v_desc.block_type.shape, v_desc.layout)
+    ds_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    ds_smem = gl.allocate_shared_memory(q_desc.dtype, [BLOCK_N, BLOCK_M], ds_layout)
+    stat_smem = gl.allocate_shared_memory(gl.float32, [STAGES] + stat_desc.block_type.shape, stat_desc.layout)
+    kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(kv_full, count=1)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=1)
+    gl.warp_specialize(
+        [
+            (
+                _consume,
+                (
+                    q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty,
+                    dq_ptr + row * query_steps * (BLOCK_M * D), step_sum_ptr + row * query_steps, dk_ptr, dv_ptr,
+                    column_ptr + row * T, local_ptr + row * num_tiles * _TILE, base_ptr + row * (num_tiles + 1), first_key_ptr + row * Q,
+                    batch, head, n, first, whole, partial, stop, scale2, scale, Q, T, H, BLOCK_M, BLOCK_N, D, STAGES,
+                    KV_REGISTERS,
+                ),
+            ),
+            (
+                _produce,
+                (
+                    q_desc, k_desc, v_desc, do_desc, stat_desc, q_smem, k_smem, v_smem, do_smem, stat_smem,
+                    kv_full, full, empty, batch, head, gl.program_id(1) * query_steps, n, first, stop, BLOCK_M, STAGES,
+                ),
+            ),
+        ],
+        [1],
+        [REGISTERS],
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["H", "query_steps"])
+def _stats_kernel(
+    o_ptr, do_ptr, lse_ptr, stat_ptr, stride_b, stride_q, stride_h, stride_d, Q, H, query_steps,
+    BLOCK_M: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Per step of queries: lse, then delta, of its rows; +inf and 0 past the end."""
+    step, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    rows_M = step * BLOCK_M + tl.arange(0, BLOCK_M)
+    delta_M = row_delta(o_ptr, do_ptr, row, rows_M, stride_b, stride_q, stride_h, stride_d, Q, H, D)
+    out = (row * query_steps + step) * (2 * BLOCK_M) + tl.arange(0, BLOCK_M)
+    tl.store(stat_ptr + out, tl.load(lse_ptr + row * Q + rows_M, mask=rows_M < Q, other=float("inf")))
+    tl.store(stat_ptr + out + BLOCK_M, delta_M)
+
+
+@triton.jit(do_not_specialize=["H", "query_steps"])
+def _gather_dq_kernel(
+    buffer_ptr, dq_ptr, scale, Q, H, query_steps,
+    BLOCK_M: tl.constexpr, D: tl.constexpr, WARPS_N: tl.constexpr,
+):  # fmt: skip
+    """From the order of the registers to (B, Q, H, D), scaled and rounded."""
+    step, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    batch, head = row // H, row % H
+    buffer_ptr += (row * query_steps + step) * (BLOCK_M * D)
+    flat = tl.load(buffer_ptr + tl.arange(0, BLOCK_M * D))
+    parts = tl.reshape(flat, (D // WARPS_N // 8, WARPS_N, BLOCK_M // 16, 8, 4, 2, 2))
+    dq_MD = tl.reshape(tl.permute(parts, (2, 5, 3, 1, 0, 4, 6)), (BLOCK_M, D)) * scale
+    rows_M = step * BLOCK_M + tl.arange(0, BLOCK_M)
+    out = ((batch * Q + rows_M) * H + head)[:, None] * D + tl.arange(0, D)[None, :]
+    tl.store(dq_ptr + out, dq_MD.to(dq_ptr.dtype.element_ty), mask=(rows_M < Q)[:, None])
+
+
+def hopper_backward(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, prepared: Prepared, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv in the inputs' dtype and d log_fgate (B, T, H) float32, all contiguous. k, v have q's heads."""
+    B, Q, H, D = q.shape
+    T, block_m = k.shape[1], BLOCK_M[D]
+    N, steps = prepared.base.shape[-1] - 1, triton.cdiv(Q, block_m)
+    even, stop = query_spans(prepared, Q)
+    stats = torch.empty(B * H * steps, 2 * block_m, device=q.device, dtype=torch.float32)
+    _stats_kernel[(steps, B * H)](o, do, lse, stats, *do.stride(), Q, H, steps, BLOCK_M=block_m, D=D)
+    dq, dk, dv = (torch.empty(x.shape, device=q.device, dtype=q.dtype) for x in (q, k, v))
+    column = torch.empty(B, H, T, device=q.device, dtype=torch.float32)
+    buffer = torch.zeros(B * H, steps, block_m * D, device=q.device, dtype=torch.float32)
+    step_sum = torch.zeros(B, H, steps, device=q.device, dtype=torch.float32)
+    _backward_kernel[(triton.cdiv(T, BLOCK_N), B * H)](
+        tile_descriptor(q, block_m), tile_descriptor(k, BLOCK_N), tile_descriptor(v, BLOCK_N),
+        tile_descriptor(do, block_m), rows_descriptor(stats, 2 * block_m), buffer, step_sum, dk, dv, column,
+        prepared.local, prepared.base, prepared.first_key, even, stop, scale * LOG2E, scale, Q, T, H, N, steps,
+        BLOCK_M=block_m, BLOCK_N=BLOCK_N, D=D, STAGES=STAGES[D], REGISTERS=24, KV_REGISTERS=KV_REGISTERS[D], num_warps=8,
+    )  # fmt: skip
+    _gather_dq_kernel[(steps, B * H)](
+        buffer, dq, scale, Q, H, steps, BLOCK_M=block_m, D=D, WARPS_N=1 if block_m == 128 else 2, num_warps=8
+    )
+    return dq, dk, dv, gate_gradient(step_sum, column, Q, block_m)

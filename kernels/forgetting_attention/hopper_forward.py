@@ -1,0 +1,260 @@
+"""Forward pass for Hopper GPUs in Gluon: two warpgroups with 64 queries each, copies by a warp of their own.
+
+Optimistic softmax: with D relative to a fixed reference, the row maximum is only needed if exp2 could leave float32's
+    range.
+So the kernel keeps no maximum and never rescales; a block of rows whose sum ends outside [2^-60, 2^60] (or is not a
+number) is marked and done again by the kernel with a running maximum. bfloat16 has float32's range, so P loses nothing;
+float16 has not, and always takes the other kernel.
+
+The reference is `c` of the tile's first query for keys before it (every D is then <= 0). On the diagonal c_i - ref of
+the row is added back, and what was summed before is multiplied by exp2 of it.
+
+Legend: M queries of one warpgroup, N keys of a step, D head dimension.
+"""
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+
+from kernels.forgetting_attention.hopper_copy import rows_descriptor, tile_descriptor
+from kernels.forgetting_attention.triton_prepare import LOG2E, Prepared
+from kernels.forgetting_attention.visibility import TILE
+
+BLOCK_M = 64
+BLOCK_N = 128
+STAGES = {64: 3, 128: 2}
+_TILE = gl.constexpr(TILE)
+_LIMIT = gl.constexpr(2.0**60)
+
+
+@gluon.jit
+def _produce(
+    q_desc, k_desc, v_desc, local_desc, q_smem, k_smem, v_smem, local_smem, q_full, k_full, k_empty, v_full, v_empty,
+    batch, head, key_head, local_row, m, start, stop, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Both query blocks once, then K with the keys' decay, and V, of every step as soon as a stage is free."""
+    mbarrier.expect(q_full, 2 * q_desc.block_type.nbytes)
+    for group in gl.static_range(2):
+        tma.async_copy_global_to_shared(q_desc, [batch, m + group * BLOCK_M, head, 0], q_full, q_smem.index(group))
+    step = 0
+    for n in range(start, stop, BLOCK_N):
+        stage = step % STAGES
+        parity = (step // STAGES + 1) & 1
+        mbarrier.wait(k_empty.index(stage), parity)
+        mbarrier.expect(k_full.index(stage), k_desc.block_type.nbytes + local_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(k_desc, [batch, n, key_head, 0], k_full.index(stage), k_smem.index(stage))
+        tma.async_copy_global_to_shared(local_desc, [local_row, n], k_full.index(stage), local_smem.index(stage))
+        mbarrier.wait(v_empty.index(stage), parity)
+        mbarrier.expect(v_full.index(stage), v_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(v_desc, [batch, n, key_head, 0], v_full.index(stage), v_smem.index(stage))
+        step += 1
+
+
+@gluon.jit
+def _weights(
+    s_MN, local_smem, k_empty, stage, base_ptr, n, ref, row_M, position_M, first_M, scale2,
+    BLOCK_N: gl.constexpr, EDGE: gl.constexpr,
+):  # fmt: skip
+    """exp2 of the logits; frees the stage of K."""
+    s_layout: gl.constexpr = s_MN.type.layout
+    decay_1N = (ref - gl.load(base_ptr + n // _TILE)).to(gl.float32) - local_smem.index(stage).load(s_layout)
+    mbarrier.arrive(k_empty.index(stage), count=1)
+    x_MN = s_MN * scale2 + decay_1N
+    if EDGE:
+        keys_N = n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, s_layout))
+        seen_MN = (keys_N[None, :] <= position_M[:, None]) & (keys_N[None, :] >= first_M[:, None])
+        return gl.where(seen_MN, gl.exp2(x_MN + row_M[:, None]), 0.0)
+    return gl.exp2(x_MN)
+
+
+@gluon.jit
+def _walk(
+    acc_MD, total_M, step, q_MD, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, base_ptr,
+    ref, row_M, position_M, first_M, scale2, start, stop,
+    BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, EDGE: gl.constexpr,
+):  # fmt: skip
+    """Keys start..stop. The weights of one step are computed while the product with V of the step before runs."""
+    BLOCK_M: gl.constexpr = q_MD.shape[0]
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_MD.type.layout, 2)
+    dtype: gl.constexpr = q_MD.dtype
+    no_s = gl.zeros((BLOCK_M, BLOCK_N), gl.float32, layout=s_layout)
+    if start < stop:
+        stage = step % STAGES
+        mbarrier.wait(k_full.index(stage), step // STAGES & 1)
+        k_ND = k_smem.index(stage).reshape((BLOCK_N, D))
+        s_MN = warpgroup_mma(q_MD, k_ND.permute((1, 0)), no_s, use_acc=False, is_async=True)
+        s_MN = warpgroup_mma_wait(0, deps=[s_MN])
+        p_MN = _weights(
+            s_MN, local_smem, k_empty, stage, base_ptr, start, ref, row_M, position_M, first_M, scale2, BLOCK_N, EDGE
+        )
+        total_M += gl.sum(p_MN, 1)
+        p_a = gl.convert_layout(p_MN.to(dtype), a_layout)
+        for n in range(start + BLOCK_N, stop, BLOCK_N):
+            stage = (step + 1) % STAGES
+            mbarrier.wait(k_full.index(stage), (step + 1) // STAGES & 1)
+            k_ND = k_smem.index(stage).reshape((BLOCK_N, D))
+            s_MN = warpgroup_mma(q_MD, k_ND.permute((1, 0)), no_s, use_acc=False, is_async=True)
+            v_stage = step % STAGES
+            mbarrier.wait(v_full.index(v_stage), step // STAGES & 1)
+            acc_MD = warpgroup_mma(p_a, v_smem.index(v_stage).reshape((BLOCK_N, D)), acc_MD, is_async=True)
+            s_MN = warpgroup_mma_wait(1, deps=[s_MN])
+            p_MN = _weights(
+                s_MN, local_smem, k_empty, stage, base_ptr, n, ref, row_M, position_M, first_M, scale2, BLOCK_N, EDGE
+            )
+            total_M += gl.sum(p_MN, 1)
+            acc_MD, p_a = warpgroup_mma_wait(0, deps=[acc_MD, p_a])
+            mbarrier.arrive(v_empty.index(v_stage), count=1)
+            p_a = gl.convert_layout(p_MN.to(dtype), a_layout)
+            step += 1
+        v_stage = step % STAGES
+        mbarrier.wait(v_full.index(v_stage), step // STAGES & 1)
+        acc_MD = warpgroup_mma(p_a, v_smem.index(v_stage).reshape((BLOCK_N, D)), acc_MD, is_async=True)
+        acc_MD = warpgroup_mma_wait(0, deps=[acc_MD])
+        mbarrier.arrive(v_empty.index(v_stage), count=1)
+        step += 1
+    return acc_MD, total_M, step
+
+
+@gluon.jit
+def _consume(
+    q_smem, k_smem, v_smem, local_smem, q_full, k_full, k_empty, v_full, v_empty,
+    o_ptr, lse_ptr, redo_ptr, local_ptr, base_ptr, first_key_ptr, batch, head, m, ref, start, uneven, diagonal, stop,
+    scale2, Q, T, H, GROUP: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """One warpgroup's 64 queries."""
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
+    m += GROUP * BLOCK_M
+    rows_M = m + gl.arange(0, BLOCK_M, layout=row_layout)
+    position_M = rows_M + (T - Q)
+    inside_M = rows_M < Q
+    first_M = gl.load(first_key_ptr + rows_M, mask=inside_M, other=T)
+    row_M = (gl.load(base_ptr + position_M // _TILE, mask=inside_M, other=0.0) - ref).to(gl.float32)
+    row_M += gl.load(local_ptr + position_M, mask=inside_M, other=0.0)
+    zero_M = gl.zeros((BLOCK_M,), gl.float32, layout=row_layout)
+    acc_MD = gl.zeros((BLOCK_M, D), gl.float32, layout=acc_layout)
+    total_M = zero_M
+    mbarrier.wait(q_full, 0)
+    q_MD = q_smem.index(GROUP).reshape((BLOCK_M, D))
+    step = 0
+    for part in gl.static_range(3):
+        if part == 2:
+            shrink_M = gl.exp2(row_M)
+            total_M = total_M * shrink_M
+            acc_MD = acc_MD * gl.convert_layout(shrink_M, gl.SliceLayout(1, acc_layout))[:, None]
+        acc_MD, total_M, step = _walk(
+            acc_MD, total_M, step, q_MD, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, base_ptr,
+            ref, row_M if part == 2 else zero_M, position_M, first_M, scale2,
+            start if part == 0 else (uneven if part == 1 else diagonal),
+            uneven if part == 0 else (diagonal if part == 1 else stop),
+            BLOCK_N, D, STAGES, part != 1,
+        )  # fmt: skip
+
+    empty_M = first_M > position_M  # a padded query: output 0, and +inf makes its probabilities 0 in the backward kernels
+    trusted_M = empty_M | ((total_M > 1.0 / _LIMIT) & (total_M < _LIMIT)) | (rows_M >= Q)
+    gl.store(redo_ptr + m // BLOCK_M, gl.max(gl.where(trusted_M, 0, 1), 0))
+    lse_M = gl.where(empty_M, float("inf"), gl.log2(total_M) - row_M)
+    gl.store(lse_ptr + rows_M, lse_M, mask=inside_M)
+    share_M = gl.convert_layout(gl.where(empty_M, 0.0, 1.0 / total_M), gl.SliceLayout(1, acc_layout))
+    store_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    o_MD = gl.convert_layout((acc_MD * share_M[:, None]).to(q_smem.dtype), store_layout)
+    out_M = m + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, store_layout))
+    d = gl.arange(0, D, layout=gl.SliceLayout(0, store_layout))
+    out = ((batch.to(gl.int64) * Q + out_M) * H + head)[:, None] * D + d[None, :]
+    gl.store(o_ptr + out, o_MD, mask=(out_M < Q)[:, None])
+
+
+@gluon.jit(do_not_specialize=["H", "num_tiles", "query_tiles"])
+def _forward_kernel(
+    q_desc, k_desc, v_desc, local_desc, o_ptr, lse_ptr, redo_ptr, local_ptr, base_ptr, first_key_ptr, start_ptr,
+    scale2, Q, T, H, num_tiles, query_tiles, HEADS_PER_KEY: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    tile = gl.num_programs(0) - 1 - gl.program_id(0)  # late query tiles have the most keys: first
+    m = tile * _TILE
+    row = gl.program_id(1).to(gl.int64)
+    batch, head = gl.program_id(1) // H, gl.program_id(1) % H
+    key_head = head // HEADS_PER_KEY
+    local_ptr += row * num_tiles * _TILE
+    base_ptr += row * (num_tiles + 1)
+    first_key_ptr += row * Q
+    query = m + (T - Q)
+    ref = gl.load(base_ptr + query // _TILE) + gl.load(local_ptr + query)
+    last_row = gl.minimum(m + _TILE, Q) - 1
+    start = gl.load(start_ptr + row * query_tiles + tile) * _TILE
+    diagonal = gl.maximum(query // BLOCK_N * BLOCK_N, start)
+    uneven = (gl.load(first_key_ptr + last_row) + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+    uneven = gl.minimum(gl.maximum(uneven, start), diagonal)
+    stop = last_row + (T - Q) + 1
+
+    q_smem = gl.allocate_shared_memory(q_desc.dtype, [2] + q_desc.block_type.shape, q_desc.layout)
+    k_smem = gl.allocate_shared_memory(q_desc.dtype, [STAGES] + k_desc.block_type.shape, k_desc.layout)
+    v_smem = gl.allocate_shared_memory(q_desc.dtype, [STAGES] + v_desc.block_type.shape, v_desc.layout)
+    local_smem = gl.allocate_shared_memory(gl.float32, [STAGES] + local_desc.block_type.shape, local_desc.layout)
+    q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(q_full, count=1)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(stage), count=1)
+        mbarrier.init(v_full.index(stage), count=1)
+        mbarrier.init(k_empty.index(stage), count=2)  # both warpgroups
+        mbarrier.init(v_empty.index(stage), count=2)
+    lse_ptr += row * Q
+    redo_ptr += row * query_tiles * 2
+    gl.warp_specialize(
+        [
+            (
+                _consume,
+                (
+                    q_smem, k_smem, v_smem, local_smem, q_full, k_full, k_empty, v_full, v_empty,
+                    o_ptr, lse_ptr, redo_ptr, local_ptr, base_ptr, first_key_ptr, batch, head, m, ref,
+                    start, uneven, diagonal, stop, scale2, Q, T, H, 0, BLOCK_M, BLOCK_N, D, STAGES,
+                ),
+            ),
+            (
+                _consume,
+                (
+                    q_smem, k_smem, v_smem, local_smem, q_full, k_full, k_empty, v_full, v_empty,
+                    o_ptr, lse_ptr, redo_ptr, local_ptr, base_ptr, first_key_ptr, batch, head, m, ref,
+                    start, uneven, diagonal, stop, scale2, Q, T, H, 1, BLOCK_M, BLOCK_N, D, STAGES,
+                ),
+            ),
+            (
+                _produce,
+                (
+                    q_desc, k_desc, v_desc, local_desc, q_smem, k_smem, v_smem, local_smem,
+                    q_full, k_full, k_empty, v_full, v_empty,
+                    batch, head, key_head, gl.program_id(1), m, start, stop, BLOCK_M, BLOCK_N, STAGES,
+                ),
+            ),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip
+
+
+def hopper_forward(q: Tensor, k: Tensor, v: Tensor, prepared: Prepared, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, lse (B, H, Q) and int32 (B, H, 2 M): blocks of 64 queries that must be done again. bfloat16, D of 64 or
+    128."""
+    B, Q, H, D = q.shape
+    T, key_heads = k.shape[1:3]
+    N, M = prepared.base.shape[-1] - 1, prepared.start.shape[-1]
+    o = torch.empty(B, Q, H, D, device=q.device, dtype=q.dtype)
+    lse = torch.empty(B, H, Q, device=q.device, dtype=torch.float32)
+    redo = torch.empty(B, H, 2 * M, device=q.device, dtype=torch.int32)
+    local = prepared.local.view(B * H, N * TILE)
+    _forward_kernel[(triton.cdiv(Q, TILE), B * H)](
+        tile_descriptor(q, BLOCK_M), tile_descriptor(k, BLOCK_N), tile_descriptor(v, BLOCK_N),
+        rows_descriptor(local, BLOCK_N), o, lse, redo, *prepared, scale * LOG2E, Q, T, H, N, M,
+        HEADS_PER_KEY=H // key_heads, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, STAGES=STAGES[D], num_warps=4,
+    )  # fmt: skip
+    return o, lse, redo
