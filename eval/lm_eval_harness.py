@@ -1,6 +1,7 @@
 """The LM evaluation harness as a library, on any model object, with its BOS policy in the open (Tables 1, 7, 8)."""
 
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import inspect
@@ -183,12 +184,12 @@ def evaluate(model: nn.Module, tokenizer: TextCodec, spec: LmEvalSpec, context: 
     """
     with Progress("lm-eval (requests)", 0) as progress, contextlib.ExitStack() as stack:
         stack.enter_context(_quiet())
-        folder, defaults = context.include_path, True
+        folder = context.include_path
         if spec.include == "local":
             assert context.local_tasks is not None
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lm-eval-tasks-")))
-            folder, defaults = write_task_files(context.local_tasks / "lm_eval", scratch), False
-        loaded = _load_tasks(spec, folder, defaults)
+            folder = write_task_files(context.local_tasks / "lm_eval", scratch)
+        loaded = _load_tasks(spec, folder)
         lm = HarnessModel(model, tokenizer, spec, context, progress)
         results = evaluator.evaluate(
             lm=lm, task_dict=loaded, limit=spec.limit, bootstrap_iters=BOOTSTRAP_ITERATIONS, log_samples=False
@@ -199,12 +200,16 @@ def evaluate(model: nn.Module, tokenizer: TextCodec, spec: LmEvalSpec, context: 
     return pd.DataFrame([row for task in loaded["tasks"] for row in _rows(task, results, spec)])
 
 
-def _load_tasks(spec: LmEvalSpec, folder: Path | None, defaults: bool) -> Any:
-    manager = TaskManager(include_path=folder, include_defaults=defaults)
+def _load_tasks(spec: LmEvalSpec, folder: Path | None) -> Any:
+    manager = TaskManager(include_path=folder, include_defaults=False)
+    if any(name not in manager.task_index for name in spec.tasks):
+        manager = TaskManager(include_path=folder) if folder is not None else _harness_tasks()
     unknown = [name for name in spec.tasks if name not in manager.task_index]
     if unknown:
-        where = f"the task files in {folder}" if not defaults else f"lm-eval {importlib.metadata.version('lm_eval')}"
-        raise ValueError(f"task {', '.join(unknown)} is not known to {where}; local task files go in with --include-path")
+        raise ValueError(
+            f"task {', '.join(unknown)} is not known to lm-eval {importlib.metadata.version('lm_eval')}; a local task file goes in "
+            "with --include-path"
+        )
     try:
         loaded = manager.load(list(spec.tasks))
     except ValueError:
@@ -219,6 +224,12 @@ def _load_tasks(spec: LmEvalSpec, folder: Path | None, defaults: bool) -> Any:
         task.set_config(key="num_fewshot", value=0)
         task.set_fewshot_seed(seed=0)
     return loaded
+
+
+@functools.cache
+def _harness_tasks() -> TaskManager:
+    """The index of the harness's own tasks; reading its thousands of files takes seconds."""
+    return TaskManager()
 
 
 def _rows(task: str, results: Any, spec: LmEvalSpec) -> Iterator[dict[str, Any]]:

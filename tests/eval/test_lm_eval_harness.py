@@ -1,0 +1,205 @@
+"""The harness as a library: scores worked out by hand, BOS policy, agreement with its own model class, local stand-ins."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from eval import lm_eval_harness
+from eval.context import Context
+from eval.lm_eval_harness import HarnessModel
+from eval.local_tasks import write_local_tasks
+from eval.partial import Partial
+from eval.progress import Progress
+from eval.spec import LM_EVAL_TASKS, LmEvalSpec
+from eval.text import TextCodec
+from models.build import build_model
+from models.loss import token_losses
+
+VOCAB = 512
+
+
+class Uniform(torch.nn.Module):
+    """Every token is equally likely; remembers what it was shown. With logits_to_keep like a real model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[list[int]] = []
+
+    def get_output_embeddings(self) -> None:
+        return None
+
+    def forward(self, input_ids, use_cache=False, logits_to_keep=0):
+        self.shown += input_ids.tolist()
+        width = input_ids.shape[1] if isinstance(logits_to_keep, int) else len(logits_to_keep)
+        return CausalLMOutputWithPast(logits=torch.zeros(len(input_ids), width, VOCAB))
+
+
+def llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+    ).eval()
+
+
+def write_tasks(folder: Path) -> Path:
+    """A multiple-choice and a perplexity task as a user would write them."""
+    questions = [
+        {"q": "river house", "choices": ["the", "the river was quiet and small"], "answer": 0},
+        {"q": "garden", "choices": ["the river was quiet and small", "of"], "answer": 0},
+        {"q": "window", "choices": ["a", "winter morning in the village"], "answer": 0},
+    ]
+    (folder / "pick.jsonl").write_text("".join(json.dumps(q) + "\n" for q in questions))
+    (folder / "read.jsonl").write_text(json.dumps({"page": "the river was quiet in the morning"}) + "\n")
+    common = "dataset_path: json\nmetadata:\n  version: 3.5\n"
+    (folder / "pick.yaml").write_text(
+        f"task: pick\n{common}dataset_kwargs:\n  data_files:\n    test: {folder}/pick.jsonl\noutput_type: multiple_choice\n"
+        'test_split: test\ndoc_to_text: "{{q}}"\ndoc_to_choice: "{{choices}}"\ndoc_to_target: answer\n'
+        "metric_list:\n  - metric: acc\n  - metric: acc_norm\n"
+    )
+    (folder / "read.yaml").write_text(
+        f"task: read\n{common}dataset_kwargs:\n  data_files:\n    test: {folder}/read.jsonl\noutput_type: loglikelihood_rolling\n"
+        'test_split: test\ndoc_to_text: ""\ndoc_to_target: "{{page}}"\nmetric_list:\n  - metric: word_perplexity\n'
+    )
+    return folder
+
+
+def test_scores_of_a_uniform_model_by_hand(corpus, tmp_path):
+    """The shortest choice wins by log-probability: right, wrong, right. By characters: log-probability per character decides."""
+    codec = TextCodec(corpus.tokenizer)
+    spec = LmEvalSpec(tasks=("pick", "read"), include="x", max_length=256, batch_size=2)
+    rows = lm_eval_harness.evaluate(Uniform(), codec, spec, Context(include_path=write_tasks(tmp_path)))
+    value = rows.set_index(["task", "metric"])["value"]
+    assert value["pick", "acc"] == pytest.approx(200 / 3)
+    tokens = len(codec.encode("the river was quiet in the morning"))
+    assert value["read", "word_perplexity"] == pytest.approx(VOCAB ** (tokens / 7), rel=1e-6)
+    per_char = {c: len(codec.encode(" " + c)) / len(c) for c in ("the", "the river was quiet and small", "of", "a", "winter morning in the village")}
+    right = [per_char["the"] < per_char["the river was quiet and small"], per_char["the river was quiet and small"] < per_char["of"],
+             per_char["a"] < per_char["winter morning in the village"]]  # fmt: skip
+    assert value["pick", "acc_norm"] == pytest.approx(100 * sum(right) / 3)
+    pick = rows[rows["task"] == "pick"].iloc[0]
+    assert pick["stderr"] == pytest.approx(100 * math.sqrt(2 / 3 * 1 / 3 / 2))  # sqrt(p (1 - p) / (n - 1))
+    assert (pick["num_examples"], pick["task_version"], pick["harness_version"]) == (3, "3.5", "0.4.13")
+    assert (pick["batch_size"], pick["add_bos"]) == (2, 1)
+    assert math.isnan(rows[rows["task"] == "read"].iloc[0]["stderr"])
+
+
+@pytest.mark.parametrize("add_bos", [True, False])
+def test_bos_stands_once_in_front_and_is_never_scored(add_bos, corpus, tmp_path):
+    codec, model = TextCodec(corpus.tokenizer), Uniform()
+    spec = LmEvalSpec(tasks=("pick", "read"), include="x", max_length=5, batch_size=1, add_bos=add_bos)
+    context = Context(include_path=write_tasks(tmp_path))
+    with pytest.raises(ValueError, match="max_length 5"):
+        lm_eval_harness.evaluate(model, codec, spec, context)
+    spec = LmEvalSpec(tasks=("pick",), include="x", max_length=64, batch_size=1, add_bos=add_bos)
+    model.shown.clear()
+    lm_eval_harness.evaluate(model, codec, spec, context)
+    assert model.shown
+    for ids in model.shown:
+        assert (ids[0] == codec.bos_id) == add_bos
+        assert codec.bos_id not in ids[1:]
+
+
+def test_rolling_windows_score_every_token_once_after_one_bos(corpus):
+    codec, model = TextCodec(corpus.tokenizer), llama()
+    text = "the river was quiet in the morning and the captain wrote a letter"
+    ids = codec.encode(text)
+    for length in (4, 7, 1000):
+        lm = HarnessModel(model, codec, LmEvalSpec(max_length=length), Context(), Progress("", 0))
+        (got,) = lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0)])
+        expected, start = 0.0, 0
+        while start < len(ids):
+            stop = min(start + length, len(ids))
+            # The last window is as long as the others and scores what is left.
+            first = 0 if start == 0 else max(0, stop - length)
+            before = [codec.bos_id] if first == 0 else [ids[first - 1]]
+            window = torch.tensor([before + ids[first:stop]])
+            losses = token_losses(model, window[:, :-1], window[:, 1:])[0]
+            expected -= float(losses[start - first :].detach().double().sum())
+            start = stop
+        assert got == pytest.approx(expected, rel=1e-5)
+
+
+def test_agrees_with_the_harness_own_model_class(corpus):
+    from lm_eval.models.huggingface import HFLM
+
+    codec, model = TextCodec(corpus.tokenizer), llama()
+    theirs = HFLM(pretrained=model, tokenizer=corpus.tokenizer.to_hf(), add_bos_token=True, max_length=64, batch_size=3)
+    ours = HarnessModel(model, codec, LmEvalSpec(max_length=64, batch_size=3), Context(), Progress("", 0))
+    pairs = [
+        ("the river was", " quiet"), ("the river was", " small and quiet"), ("", "a letter"), ("window ", "winter silver"),
+        ("market village " * 40, "the captain"),
+    ]  # fmt: skip
+    requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+    for got, expected in zip(ours.loglikelihood(requests), theirs.loglikelihood(requests, disable_tqdm=True), strict=True):
+        assert got[0] == pytest.approx(expected[0], rel=1e-5)
+        assert got[1] == expected[1]
+    stop = Instance("generate_until", {}, ("the river was", {"until": ["e"], "max_gen_toks": 20, "do_sample": False}), 0)
+    assert ours.generate_until([stop]) == theirs.generate_until([stop], disable_tqdm=True)
+
+
+def test_answers_are_kept_and_not_asked_again(corpus, tmp_path):
+    codec = TextCodec(corpus.tokenizer)
+    spec = LmEvalSpec(tasks=("pick", "read"), include="x", max_length=256)
+    folder, path = write_tasks(tmp_path), tmp_path / "p.partial.jsonl"
+    whole = lm_eval_harness.evaluate(Uniform(), codec, spec, Context(include_path=folder, partial=Partial(path, "x")))
+    lines = path.read_text().splitlines()
+    assert len(lines) == 1 + 6 + 1
+    path.write_text("\n".join(lines[:4]) + "\n" + lines[4][:20])
+    model = Uniform()
+    rows = lm_eval_harness.evaluate(model, codec, spec, Context(include_path=folder, partial=Partial(path, "x")))
+    assert len(model.shown) == 3 + 1
+    assert rows.equals(whole)
+
+
+def test_the_papers_tasks_run_on_local_stand_ins_and_training_shows(corpus, tiny_fox, tmp_path):
+    """All eleven tasks through the harness's own task files, on a model before and after a little training."""
+    codec = TextCodec(corpus.tokenizer)
+    folder = write_local_tasks(corpus, tmp_path)
+    torch.manual_seed(0)
+    model = build_model(tiny_fox())
+    spec = LmEvalSpec(include="local", max_length=1024, limit=8)
+    before = lm_eval_harness.evaluate(model.eval(), codec, spec, Context(local_tasks=folder))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    tokens = torch.from_numpy(corpus.train.read(slice(0, 8))[:, :1920].astype("int64")).reshape(-1, 128)
+    model.train()
+    for step in range(30):
+        targets = tokens[(8 * step) % 112 : (8 * step) % 112 + 8]
+        inputs = targets.roll(1, 1)
+        inputs[:, 0] = codec.bos_id
+        token_losses(model, inputs, targets).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    after = lm_eval_harness.evaluate(model.eval(), codec, spec, Context(local_tasks=folder))
+    for rows in (before, after):
+        assert rows["task"].drop_duplicates().tolist() == list(LM_EVAL_TASKS)
+        assert len(rows) == 12
+        assert set(rows["task_version"]) == {"local-1"}
+        assert rows.loc[rows["metric"].str.startswith("acc"), "value"].between(0, 100).all()
+        assert rows["stderr"].notna().sum() == 11  # none for the word perplexity of whole texts
+    perplexity = {name: rows.set_index(["task", "metric"])["value"]["wikitext", "word_perplexity"] for name, rows in (("before", before), ("after", after))}
+    assert perplexity["after"] < 0.3 * perplexity["before"]
+
+
+def test_stand_ins_are_a_function_of_the_corpus(corpus, tmp_path):
+    one, two = write_local_tasks(corpus, tmp_path / "a"), write_local_tasks(corpus, tmp_path / "b")
+    files = sorted(path.relative_to(one) for path in one.rglob("*") if path.is_file())
+    assert len(files) == 11 + 14
+    assert all((one / file).read_bytes() == (two / file).read_bytes() for file in files)
+    stamp = (one / files[0]).stat().st_mtime_ns
+    assert write_local_tasks(corpus, tmp_path / "a") == one
+    assert (one / files[0]).stat().st_mtime_ns == stamp
+    assert [path.name for path in (tmp_path / "a").iterdir()] == [one.name]
+
+
+def test_unknown_tasks_and_missing_data(corpus, tmp_path):
+    codec = TextCodec(corpus.tokenizer)
+    with pytest.raises(ValueError, match=r"task no_such_task is not known to lm-eval 0\.4\.13"):
+        lm_eval_harness.evaluate(Uniform(), codec, LmEvalSpec(tasks=("no_such_task",)), Context())
+    with pytest.raises(ValueError, match="--include-path"):  # tests run offline
+        lm_eval_harness.evaluate(Uniform(), codec, LmEvalSpec(tasks=("piqa",)), Context())

@@ -1,0 +1,206 @@
+"""LongBench: data in the real format through `datasets`, scores worked out by hand, prompts, truncation, bad input."""
+
+import importlib
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from eval import longbench
+from eval.context import Context
+from eval.local_tasks import write_local_tasks
+from eval.longbench import first_line, load_examples, prompt_ids, score, tasks
+from eval.partial import Partial
+from eval.spec import LONGBENCH_TASKS, LongBenchSpec
+from eval.text import TextCodec
+
+QA, ROUGE, CLASS, CODE = (tasks([name])[0] for name in ("hotpotqa", "gov_report", "trec", "lcc"))
+
+
+def example(*answers: str, classes: list[str] | None = None, **fields: str) -> dict:
+    return {"input": "", "context": "", "answers": list(answers), "all_classes": classes, **fields}
+
+
+@pytest.mark.parametrize(
+    ("task", "prediction", "asked", "expected"),
+    [
+        (QA, "The Paris city.", example("Paris, France"), 50.0),  # {paris, city} and {paris, france}: one common word
+        (QA, "an apple a day", example("Apple"), 200 / 3),  # articles go: {apple, day}, P 1/2, R 1
+        (QA, "", example("x"), 0.0),
+        (QA, "London", example("Paris", "london"), 100.0),  # the best reference counts
+        (ROUGE, "the cat sat", example("the cat sat on the mat"), 75.0),  # LCS 3; 3 and 5 different words: P 1, R 3/5
+        (ROUGE, "a dog", example("the cat"), 0.0),
+        (ROUGE, "", example("the cat"), 0.0),
+        (CLASS, "It is a Location", example("Location", classes=["Person", "Location"]), 100.0),
+        (CLASS, "Person or Location", example("Location", classes=["Person", "Location"]), 50.0),
+        (CLASS, "Person", example("Location", classes=["Person", "Location"]), 0.0),
+        (CODE, "return x", example("return y"), 88.0),  # 7 of 8 characters: 14/16
+        (CODE, "# note\nreturn y", example("return y"), 100.0),
+        (CODE, "`x`", example("return y"), 0.0),
+        (CODE, "    ", example("    return x"), 50.0),  # a line of blanks is the prediction: 8/16
+    ],
+)
+def test_scores_by_hand(task, prediction, asked, expected):
+    assert score(task, prediction, asked) == pytest.approx(expected, abs=1e-4)
+
+
+def test_faults_of_the_harness_metrics_that_are_put_right():
+    """If one of these fails, the pinned harness was changed: look again at `score`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        metrics = importlib.import_module("lm_eval.tasks.longbench.metrics")
+    shared = " ".join(f"s{n}" for n in range(100))
+    mine, theirs = (" ".join(f"{letter}{n}" for n in range(500)) + " " + shared for letter in "pr")
+    limit = sys.getrecursionlimit()
+    try:
+        sys.setrecursionlimit(1000)  # Python's own; some libraries raise it
+        assert metrics.get_rouge_score(example(theirs), [mine]) == {"rouge_score": 0.0}
+    finally:
+        sys.setrecursionlimit(limit)
+    assert score(ROUGE, mine, example(theirs)) == pytest.approx(100 / 6, abs=1e-4)  # 100 of 600 words in order, both ways
+    assert metrics.get_code_sim_score(example("    return x"), ["    "]) == {"code_sim_score": 0.0}
+
+
+def test_first_line():
+    assert first_line("\n\nParis\nLondon") == "Paris"
+    assert first_line("  Paris") == "  Paris"
+    assert first_line("\n") == first_line("") == ""
+
+
+def test_table_of_tasks():
+    """Names, metrics and limits of the released setup."""
+    made = tasks(LONGBENCH_TASKS)
+    assert [task.max_new_tokens for task in made] == [128, 128, 64, 32, 32, 32, 512, 512, 512, 64, 32, 128, 64, 64]
+    assert [task.metric for task in made].count("qa_f1") == 7
+    assert made[-1].hub_name == "repobench-p"
+    assert sum(task.metric == "code_edit_similarity" for task in made) == 2
+
+
+@pytest.mark.parametrize("name", LONGBENCH_TASKS)
+def test_prompts_hold_context_and_question_where_the_public_templates_have_them(name, corpus):
+    codec = TextCodec(corpus.tokenizer)
+    (task,) = tasks([name])
+    fields = {"context": "CONTEXT-TEXT", "input": "QUESTION-TEXT"}
+    ids = prompt_ids(task, example("x", **fields), codec, 15500)
+    text = codec.decode(ids)
+    assert ids[0] == codec.bos_id
+    assert text.count("CONTEXT-TEXT") == 1
+    asks = name not in ("gov_report", "multi_news", "lcc")
+    assert text.count("QUESTION-TEXT") == asks
+    ending = {
+        "trec": "CONTEXT-TEXT\nQUESTION-TEXT",
+        "triviaqa": "CONTEXT-TEXT\n\nQUESTION-TEXT",
+        "samsum": "CONTEXT-TEXT\n\nQUESTION-TEXT",
+        "lcc": "CONTEXT-TEXTNext line of code:\n",
+        "repobench_p": "CONTEXT-TEXTQUESTION-TEXTNext line of code:\n",
+        "gov_report": "\n\nSummary:",
+        "multi_news": "\n\nSummary:",
+    }.get(name, "\nAnswer:")
+    assert text.endswith(ending)
+    assert "{{" not in text
+
+
+def test_middle_truncation_keeps_both_ends(corpus):
+    codec = TextCodec(corpus.tokenizer)
+    context = " ".join(f"river{n}" for n in range(300))
+    whole = prompt_ids(QA, example("x", context=context, input="WHO?"), codec, 10**6)
+    cut = prompt_ids(QA, example("x", context=context, input="WHO?"), codec, 200)
+    assert len(whole) > 400
+    assert abs(len(cut) - 200) <= 3
+    assert cut[:95] == whole[:95]
+    assert cut[-95:] == whole[-95:]
+    expected = codec.decode(whole[:100]) + codec.decode(whole[-100:])  # BOS is one of the first hundred
+    assert codec.decode(cut) == expected
+    assert prompt_ids(QA, example("x", context=context, input="WHO?"), codec, len(whole)) == whole
+
+
+def write_task(folder: Path, hub_name: str, *examples: dict) -> None:
+    folder.mkdir(exist_ok=True)
+    lines = [json.dumps({**e, "length": 3, "dataset": hub_name, "language": "en", "_id": str(i)}) for i, e in enumerate(examples)]
+    (folder / f"{hub_name}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def fixture_folder(tmp_path) -> Path:
+    folder = tmp_path / "longbench"
+    write_task(
+        folder, "hotpotqa",
+        example("Paris, France", context="Paris lies in France.", input="Where?"),
+        example("London", context="London.", input="Which?"),
+    )  # fmt: skip
+    write_task(folder, "repobench-p", example("return y", context="def f(y):\n", input="    # go\n"))
+    write_task(folder, "trec", example("Location", classes=["Person", "Location"], context="...", input="Question: Where?\nType:"))
+    return folder
+
+
+PREDICTIONS = {"Where?\nAnswer:": "\nThe Paris city\nParis, France", "Which?\nAnswer:": "no idea\nLondon", "code:\n": "return x\nmore", "Type:": " Location\nPerson"}
+
+
+def scripted(codec: TextCodec, calls: list[str]):
+    def generate(model, prompts, *, max_new_tokens, on_done, **options):
+        for index, prompt in enumerate(prompts):
+            text = codec.decode(prompt)
+            calls.append(text)
+            (prediction,) = (answer for ending, answer in PREDICTIONS.items() if text.endswith(ending))
+            on_done(index, codec.encode(prediction))
+
+    return generate
+
+
+@pytest.mark.parametrize(("original_cut", "expected"), [(False, [50.0, 0.0, 88.0, 100.0]), (True, [200 / 3, 50.0, 88.0, 100.0])])
+def test_fixture_in_the_real_format_gives_the_scores_worked_out_by_hand(
+    original_cut, expected, fixture_folder, corpus, monkeypatch
+):
+    """Cut everywhere: "The Paris city" 1/2, "no idea" 0. Cut where the benchmark cuts: {paris x 2, city, france} P 2/4, R 2/2;
+    {no, idea, london} P 1/3, R 1; code looks at its first line anyway; trec is cut in both."""
+    codec = TextCodec(corpus.tokenizer)
+    monkeypatch.setattr(longbench, "generate", scripted(codec, []))
+    spec = LongBenchSpec(tasks=("hotpotqa", "repobench_p", "trec"), dataset="x", original_cut=original_cut)
+    rows = longbench.evaluate(None, codec, spec, Context(longbench=fixture_folder))
+    assert rows["task"].tolist() == ["hotpotqa", "hotpotqa", "repobench_p", "trec"]
+    assert rows["metric"].tolist() == ["qa_f1", "qa_f1", "code_edit_similarity", "classification"]
+    assert rows["score"].tolist() == pytest.approx(expected)
+    assert rows["prediction"][0] == "\nThe Paris city\nParis, France"
+
+
+def test_resumed_midway_gives_identical_rows(fixture_folder, corpus, tmp_path, monkeypatch):
+    codec, calls = TextCodec(corpus.tokenizer), []
+    monkeypatch.setattr(longbench, "generate", scripted(codec, calls))
+    spec = LongBenchSpec(tasks=("hotpotqa", "trec"), dataset="x")
+    whole = longbench.evaluate(None, codec, spec, Context(longbench=fixture_folder))
+    path = tmp_path / "p.partial.jsonl"
+    longbench.evaluate(None, codec, spec, Context(longbench=fixture_folder, partial=Partial(path, "x")))
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[:2]) + "\n" + lines[2][:10])
+    calls.clear()
+    rows = longbench.evaluate(None, codec, spec, Context(longbench=fixture_folder, partial=Partial(path, "x")))
+    assert len(calls) == 2
+    assert rows.equals(whole)
+
+
+def test_all_tasks_on_a_real_model_with_local_stand_ins(corpus, make_run, tmp_path):
+    from models.build import load_model
+
+    folder = write_local_tasks(corpus, tmp_path)
+    model = load_model(make_run() / "export")
+    spec = LongBenchSpec(dataset="local", max_prompt_tokens=300, max_new_tokens=6, max_examples=1)
+    rows = longbench.evaluate(model, TextCodec(corpus.tokenizer), spec, Context(local_tasks=folder))
+    assert rows["task"].tolist() == list(LONGBENCH_TASKS)
+    assert rows["score"].between(0, 100).all()
+
+
+def test_bad_data(fixture_folder, tmp_path):
+    with pytest.raises(ValueError, match=r"has no lcc\.jsonl"):
+        load_examples(CODE, fixture_folder, None)
+    (fixture_folder / "lcc.jsonl").write_text('{"context": "x"}\n')
+    with pytest.raises(ValueError, match="lacks the LongBench fields all_classes, answers, input"):
+        load_examples(CODE, fixture_folder, None)
+    (fixture_folder / "lcc.jsonl").write_text("not json\n")
+    with pytest.raises(ValueError, match="cannot be read as LongBench data"):
+        load_examples(CODE, fixture_folder, None)
+    with pytest.raises(ValueError, match="--longbench"):
+        load_examples(QA, None, None)  # tests run offline
+    with pytest.raises(ValueError, match="unknown LongBench task hotpot"):
+        LongBenchSpec(tasks=("hotpot",))
