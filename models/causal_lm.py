@@ -260,14 +260,27 @@ def linear_normal_(module: nn.Module, std: float) -> None:
 
 
 def init_linear_recurrent_(module: nn.Module, num_layers: int) -> None:
-    """Initialisation common to HGRN2 and DeltaNet (as in the released code). Modules are visited children first, so
-    a block overrides what its linear maps got on their own."""
-    linear_normal_(module, INITIALIZER_RANGE)
+    """Initialisation common to HGRN2 and DeltaNet, as in the released code: mixer projections Xavier-uniform with gain
+    2^-2.5, MLP outputs scaled by depth, the rest N(0, 0.02^2).
+
+    Hugging Face visits only modules with parameters of their own, so each linear map must know its place (`mark_places`).
+    """
+    place = getattr(module, "place", None)
     reset = getattr(module, "reset_parameters", None)
-    if callable(reset) and not isinstance(module, (nn.Linear, nn.Embedding, nn.Conv1d)):
+    if isinstance(module, nn.Linear) and place == "mixer":
+        nn.init.xavier_uniform_(module.weight, gain=MIXER_GAIN)
+    elif isinstance(module, nn.Linear) and place == "mlp_output":
+        nn.init.normal_(module.weight, std=INITIALIZER_RANGE / math.sqrt(2 * num_layers))
+    elif callable(reset) and not isinstance(module, (nn.Linear, nn.Embedding, nn.Conv1d)):
         reset()  # fla's norms: ones
-    if isinstance(module, Block):
-        nn.init.normal_(module.mlp.down_proj.weight, std=INITIALIZER_RANGE / math.sqrt(2 * num_layers))
-        for projection in module.attn.modules():
-            if isinstance(projection, nn.Linear):
-                nn.init.xavier_uniform_(projection.weight, gain=MIXER_GAIN)
+    else:
+        linear_normal_(module, INITIALIZER_RANGE)
+
+
+def mark_places(block: Block) -> Block:
+    """Notes on the linear maps of a block whether they belong to its mixer or end its MLP."""
+    for module in block.attn.modules():
+        if isinstance(module, nn.Linear):
+            module.place = "mixer"  # type: ignore[assignment]
+    block.mlp.down_proj.place = "mlp_output"  # type: ignore[assignment]
+    return block

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from kernels.fla_cpu.install import install
 from models.cache import DecodingCache
-from models.causal_lm import Backbone, Block, CausalLM, Padding, init_linear_recurrent_
+from models.causal_lm import Backbone, Block, CausalLM, Padding, init_linear_recurrent_, mark_places
 from models.spec import DeltaNetSpec
 
 install()
@@ -87,17 +87,19 @@ class DeltaNetForCausalLM(CausalLM):
     def __init__(self, config: DeltaNetConfig) -> None:
         spec = config.to_spec()
         blocks: list[nn.Module] = [
-            Block(
-                DeltaNetMixer(
-                    hidden_size=spec.hidden_size,
-                    num_heads=spec.hidden_size // spec.head_dim,
-                    conv_size=spec.conv_size,
-                    norm_eps=spec.norm_eps,
-                    layer_idx=layer_idx,
-                ),
-                spec.hidden_size,
-                spec.intermediate_size,
-                spec.norm_eps,
+            mark_places(
+                Block(
+                    DeltaNetMixer(
+                        hidden_size=spec.hidden_size,
+                        num_heads=spec.hidden_size // spec.head_dim,
+                        conv_size=spec.conv_size,
+                        norm_eps=spec.norm_eps,
+                        layer_idx=layer_idx,
+                    ),
+                    spec.hidden_size,
+                    spec.intermediate_size,
+                    spec.norm_eps,
+                )
             )
             for layer_idx in range(spec.num_layers)
         ]

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from kernels.fla_cpu.install import install
 from models.cache import DecodingCache
-from models.causal_lm import Backbone, Block, CausalLM, Padding, init_linear_recurrent_
+from models.causal_lm import Backbone, Block, CausalLM, Padding, init_linear_recurrent_, mark_places
 from models.spec import HGRN2Spec
 
 install()
@@ -90,22 +90,26 @@ class HGRN2Backbone(Backbone):
 
     def __init__(self, spec: HGRN2Spec) -> None:
         blocks: list[nn.Module] = [
-            Block(
-                HGRN2Mixer(
-                    hidden_size=spec.hidden_size,
-                    expand_ratio=spec.expand_ratio,
-                    norm_eps=spec.norm_eps,
-                    layer_idx=layer_idx,
-                ),
-                spec.hidden_size,
-                spec.intermediate_size,
-                spec.norm_eps,
+            mark_places(
+                Block(
+                    HGRN2Mixer(
+                        hidden_size=spec.hidden_size,
+                        expand_ratio=spec.expand_ratio,
+                        norm_eps=spec.norm_eps,
+                        layer_idx=layer_idx,
+                    ),
+                    spec.hidden_size,
+                    spec.intermediate_size,
+                    spec.norm_eps,
+                )
             )
             for layer_idx in range(spec.num_layers)
         ]
         super().__init__(spec.vocab_size, spec.hidden_size, blocks, spec.norm_eps)
         # Unused bounds take no gradient: DDP must not wait for one.
-        self.lower_bounds = nn.Parameter(torch.zeros(spec.num_layers, spec.hidden_size), requires_grad=spec.use_lower_bound)
+        self.lower_bounds = nn.Parameter(
+            torch.zeros(spec.num_layers, spec.hidden_size), requires_grad=spec.use_lower_bound
+        )
         self.lower_bounds._no_weight_decay = True  # type: ignore[attr-defined]
         self.use_lower_bound = spec.use_lower_bound
 

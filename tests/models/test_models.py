@@ -1,4 +1,4 @@
-"""What every model owes: shapes, causality, parameter count, decoding, padding, saving, learning. One test each over all seven."""
+"""What every model owes: shapes, causality, count, decoding, padding, saving, learning. One test each, over all seven."""
 
 import pytest
 import torch
@@ -183,7 +183,10 @@ def mixers(model) -> list[torch.nn.Module]:
 def test_the_residual_stream_stays_fp32_under_autocast(model, tokens):
     """Mixers and MLPs compute in bf16, what they are added to does not."""
     seen: dict[str, set[torch.dtype]] = {"block": set(), "mixer": set()}
-    for kind, modules in (("block", [m for m in model.modules() if isinstance(m, ResidualBlock)]), ("mixer", mixers(model))):
+    for kind, modules in (
+        ("block", [m for m in model.modules() if isinstance(m, ResidualBlock)]),
+        ("mixer", mixers(model)),
+    ):
         for module in modules:
             module.register_forward_hook(lambda m, i, o, kind=kind: seen[kind].add(o.dtype))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

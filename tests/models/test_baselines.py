@@ -1,0 +1,167 @@
+"""Mamba-2, HGRN2 and DeltaNet: the recurrences as defined, and the initialisation of the paper's runs."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from models.build import build_model
+
+
+def test_mamba2_equals_its_definition(specs):
+    """h_t = exp(-A dt) h_{t-1} + dt x_t B_t^T, y_t = h_t C_t + D x_t, then norm(y * SiLU(z)): token by token in fp64."""
+    torch.manual_seed(0)
+    mixer = build_model(specs["mamba2"]).backbone.layers[0].mixer
+    with torch.no_grad():
+        mixer.D.uniform_(0.5, 1.5)
+        mixer.norm.weight.uniform_(0.5, 1.5)
+        mixer.dt_bias.add_(2.0)
+        x = torch.randn(1, 100, 64)
+        actual = mixer(x, None, None)[0].double()
+        w = {name: tensor.double() for name, tensor in mixer.state_dict().items()}
+    inner, heads, P, N = 128, 4, 32, 16
+    z, xbc, dt = (x[0].double() @ w["in_proj.weight"].T).split([inner, inner + 2 * N, heads], -1)
+    padded = F.pad(xbc, (0, 0, 3, 0))
+    xbc = F.silu(sum(padded[i : i + 100] * w["conv1d.weight"][:, 0, i] for i in range(4)) + w["conv1d.bias"])
+    values, B, C = xbc.split([inner, N, N], -1)
+    values, dt = values.view(100, heads, P), F.softplus(dt + w["dt_bias"])
+    state, outputs = torch.zeros(heads, P, N, dtype=torch.float64), []
+    for t in range(100):
+        decay = torch.exp(-w["A_log"].exp() * dt[t])
+        state = decay[:, None, None] * state + dt[t, :, None, None] * values[t, :, :, None] * B[t]
+        outputs.append((state @ C[t] + w["D"][:, None] * values[t]).flatten())
+    y = torch.stack(outputs) * F.silu(z)
+    y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w["norm.weight"]
+    expected = y @ w["out_proj.weight"].T
+    assert (actual - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+def test_hgrn2_equals_its_definition(specs):
+    """S_t = diag(f) S_{t-1} + (1 - f) i_t^T, o = S^T SiLU(q) / sqrt(head), RMSNorm over the width: token by token in fp64."""
+    torch.manual_seed(0)
+    mixer = build_model(specs["hgrn2"]).model.layers[1].attn
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.mul_(8.0)
+        x = torch.randn(1, 100, 64)
+        actual = mixer(x, None, None)[0].double()
+        w = {name: tensor.double() for name, tensor in mixer.state_dict().items()}
+    q, f, i = ((x[0].double() @ w[f"{n}_proj.weight"].T).view(100, 2, 32) for n in "qfi")
+    q, f = F.silu(q), torch.sigmoid(f)
+    state, outputs = torch.zeros(2, 32, 32, dtype=torch.float64), []
+    for t in range(100):
+        state = f[t, :, :, None] * state + (1 - f[t])[:, :, None] * i[t, :, None, :]
+        outputs.append(torch.einsum("hk,hkv->hv", q[t], state).flatten() / math.sqrt(32))
+    o = torch.stack(outputs)
+    o = o / (o.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w["g_norm.weight"]
+    expected = o @ w["o_proj.weight"].T
+    assert (actual - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def test_hgrn2_ignores_its_lower_bounds_unless_asked(specs, tokens):
+    spec = specs["hgrn2"]
+    torch.manual_seed(0)
+    plain = build_model(spec).eval()
+    bounded = build_model(dataclasses.replace(spec, use_lower_bound=True)).eval()
+    bounded.load_state_dict(plain.state_dict())
+    before = plain(tokens).logits
+    assert not torch.allclose(bounded(tokens).logits, before, atol=1e-3)
+    with torch.no_grad():
+        plain.model.lower_bounds.normal_()
+    assert torch.equal(plain(tokens).logits, before)
+    assert not plain.model.lower_bounds.requires_grad
+    bounded(tokens).logits.sum().backward()
+    assert bounded.model.lower_bounds.grad.any()
+    assert bounded.model.lower_bounds._no_weight_decay
+
+
+def test_hgrn2_lower_bounds_bound_the_gates(specs):
+    """Layer i keeps at least the share of the layers 1..i, layer 0 has no bound."""
+    model = build_model(dataclasses.replace(specs["hgrn2"], use_lower_bound=True, num_layers=3))
+    with torch.no_grad():
+        model.model.lower_bounds.normal_()
+    shares = model.model.lower_bounds.softmax(0)
+    for i, expected in enumerate((torch.zeros(64), shares[1], shares[1] + shares[2])):
+        assert torch.allclose(model.model.extra_inputs(i)[0], expected, atol=1e-6)
+
+
+def test_delta_net_equals_its_definition(specs):
+    """Conv and SiLU on q, k, v; unit q and k; S += beta k (v - S^T k)^T; RMSNorm per head: token by token in fp64."""
+    torch.manual_seed(0)
+    mixer = build_model(specs["delta_net"]).model.layers[1].attn
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.mul_(8.0)
+        x = torch.randn(1, 100, 64)
+        actual = mixer(x, None, None)[0].double()
+        w = {name: tensor.double() for name, tensor in mixer.state_dict().items()}
+
+    def conv(name: str) -> torch.Tensor:
+        padded = F.pad(x[0].double() @ w[f"{name}_proj.weight"].T, (0, 0, 3, 0))
+        y = sum(padded[i : i + 100] * w[f"{name}_conv1d.weight"][:, 0, i] for i in range(4))
+        return F.silu(y).view(100, 2, 32)
+
+    q, k, v = conv("q"), conv("k"), conv("v")
+    q, k = (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
+    beta = torch.sigmoid(x[0].double() @ w["b_proj.weight"].T)
+    state, outputs = torch.zeros(2, 32, 32, dtype=torch.float64), []
+    for t in range(100):
+        error = v[t] - torch.einsum("hk,hkv->hv", k[t], state)
+        state = state + beta[t, :, None, None] * k[t, :, :, None] * error[:, None, :]
+        outputs.append(torch.einsum("hk,hkv->hv", q[t], state) / math.sqrt(32))
+    o = torch.stack(outputs)
+    o = (o / (o.square().mean(-1, keepdim=True) + 1e-6).sqrt() * w["o_norm.weight"]).flatten(1)
+    expected = o @ w["o_proj.weight"].T
+    assert (actual - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+@pytest.mark.parametrize("key", ["hgrn2", "delta_net"])
+def test_linear_recurrences_start_as_in_the_released_setup(specs, key):
+    spec = dataclasses.replace(specs[key], num_layers=8, vocab_size=500)
+    model = build_model(spec)
+    xavier = 2**-2.5 * math.sqrt(6 / (64 + 64))
+    for layer in model.model.layers:
+        for name in ("q_proj", "o_proj"):
+            weight = getattr(layer.attn, name).weight
+            assert weight.abs().max().item() == pytest.approx(xavier, rel=0.01)
+            assert weight.std().item() == pytest.approx(xavier / math.sqrt(3), rel=0.05)
+        assert layer.mlp.gate_proj.weight.std().item() == pytest.approx(0.02, rel=0.05)
+        assert layer.mlp.down_proj.weight.std().item() == pytest.approx(0.02 / math.sqrt(16), rel=0.05)
+    assert model.lm_head.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert model.get_input_embeddings().weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert model.lm_head.weight.data_ptr() != model.get_input_embeddings().weight.data_ptr()
+
+
+def test_mamba2_starts_as_in_the_released_setup(specs):
+    model = build_model(dataclasses.replace(specs["mamba2"], num_layers=16, vocab_size=500))
+    times = []
+    for layer in model.backbone.layers:
+        mixer = layer.mixer
+        assert torch.allclose(mixer.A_log.exp(), torch.arange(1.0, 5.0))
+        assert torch.equal(mixer.D, torch.ones(4))
+        times.append(F.softplus(mixer.dt_bias))
+        bound = 1 / math.sqrt(128) / math.sqrt(16)
+        assert mixer.out_proj.weight.abs().max().item() == pytest.approx(bound, rel=0.01)
+        assert mixer.in_proj.weight.abs().max().item() == pytest.approx(1 / math.sqrt(64), rel=0.01)
+        for parameter in (mixer.A_log, mixer.D, mixer.dt_bias):
+            assert parameter._no_weight_decay
+    times = torch.cat(times)
+    assert times.min() >= 1e-3 * 0.999
+    assert times.max() <= 0.1 * 1.001
+    assert times.log().mean().item() == pytest.approx(math.log(1e-2), abs=0.6)
+    assert model.get_input_embeddings().weight.std().item() == pytest.approx(0.02, rel=0.05)
+
+
+def test_norms_have_the_eps_of_the_released_setup(specs):
+    mamba2 = build_model(specs["mamba2"])
+    assert mamba2.backbone.norm_f.eps == mamba2.backbone.layers[0].norm.eps == 1e-5
+    assert mamba2.backbone.layers[0].mixer.norm.eps == 1e-5
+    for key in ("hgrn2", "delta_net", "fox_pro"):
+        model = build_model(specs[key])
+        assert model.model.norm.eps == model.model.layers[0].attn_norm.eps == model.model.layers[0].mlp_norm.eps == 1e-6
+    assert build_model(specs["delta_net"]).model.layers[0].attn.o_norm.eps == 1e-6
+    fox = build_model(specs["fox_pro"]).model.layers[0].attn
+    assert fox.q_norm.eps == fox.k_norm.eps == 1e-5
+    assert fox.output_norm.eps == 1e-6
