@@ -27,7 +27,7 @@ from lm_eval.tasks import TaskManager
 
 from eval.context import Context, inference
 from eval.generation import generate
-from eval.local_tasks import write_task_files
+from eval.local_tasks import HARNESS_FILES, harness_file, write_task_files
 from eval.progress import Progress
 from eval.spec import LmEvalSpec
 from eval.text import TextCodec
@@ -202,16 +202,17 @@ def evaluate(model: nn.Module, tokenizer: TextCodec, spec: LmEvalSpec, context: 
 
 def _load_tasks(spec: LmEvalSpec, folder: Path | None) -> Any:
     manager = TaskManager(include_path=folder, include_defaults=False)
-    if any(name not in manager.task_index for name in spec.tasks):
+    wanted = [name if name in manager.task_index or name not in HARNESS_FILES else str(harness_file(name)) for name in spec.tasks]
+    if any(name not in manager.task_index and name not in HARNESS_FILES for name in spec.tasks):
         manager = TaskManager(include_path=folder) if folder is not None else _harness_tasks()
-    unknown = [name for name in spec.tasks if name not in manager.task_index]
-    if unknown:
-        raise ValueError(
-            f"task {', '.join(unknown)} is not known to lm-eval {importlib.metadata.version('lm_eval')}; a local task file goes in "
-            "with --include-path"
-        )
+        unknown = [name for name in spec.tasks if name not in manager.task_index]
+        if unknown:
+            raise ValueError(
+                f"task {', '.join(unknown)} is not known to lm-eval {importlib.metadata.version('lm_eval')}; a local task file "
+                "goes in with --include-path"
+            )
     try:
-        loaded = manager.load(list(spec.tasks))
+        loaded = manager.load(wanted)
     except ValueError:
         raise
     except Exception as error:  # datasets and the hub client raise many types when data cannot be had

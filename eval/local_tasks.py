@@ -62,12 +62,9 @@ def write_task_files(data: Path, folder: Path) -> Path:
 
     They name absolute paths (of the harness and of the data), so they are written where and when they are used.
     """
-    import lm_eval.tasks
-
-    own = Path(lm_eval.tasks.__file__).parent
-    for name, (path, split) in _HARNESS_FILES.items():
+    for name, (_, split) in HARNESS_FILES.items():
         lines = [
-            f"include: {json.dumps(str(own / path))}",
+            f"include: {json.dumps(str(harness_file(name)))}",
             f"task: {name}",
             "dataset_path: json",
             "dataset_name: null",
@@ -86,7 +83,7 @@ def write_task_files(data: Path, folder: Path) -> Path:
     return folder
 
 
-_HARNESS_FILES = {
+HARNESS_FILES = {
     "wikitext": ("wikitext/wikitext.yaml", "test"),
     "lambada_openai": ("lambada/lambada_openai.yaml", "test"),
     "piqa": ("piqa/piqa.yaml", "validation"),
@@ -99,6 +96,13 @@ _HARNESS_FILES = {
     "sciq": ("sciq/sciq.yaml", "test"),
     "boolq": ("super_glue/boolq/default.yaml", "validation"),
 }
+
+
+def harness_file(name: str) -> Path:
+    """The harness's own file of one of the paper's tasks."""
+    import lm_eval.tasks
+
+    return Path(lm_eval.tasks.__file__).parent / HARNESS_FILES[name][0]
 
 
 def _hub_name(task: str) -> str:

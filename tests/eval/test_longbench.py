@@ -51,15 +51,16 @@ def test_faults_of_the_harness_metrics_that_are_put_right():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         metrics = importlib.import_module("lm_eval.tasks.longbench.metrics")
-    shared = " ".join(f"s{n}" for n in range(100))
-    mine, theirs = (" ".join(f"{letter}{n}" for n in range(500)) + " " + shared for letter in "pr")
+    shared = [f"s{n}" for n in range(100)]
+    mine = " ".join([*shared, *(f"p{n}" for n in range(500))])
+    theirs = " ".join([*shared, *(f"r{n}" for n in range(950))])
     limit = sys.getrecursionlimit()
     try:
         sys.setrecursionlimit(1000)  # Python's own; some libraries raise it
         assert metrics.get_rouge_score(example(theirs), [mine]) == {"rouge_score": 0.0}
     finally:
         sys.setrecursionlimit(limit)
-    assert score(ROUGE, mine, example(theirs)) == pytest.approx(100 / 6, abs=1e-4)  # 100 of 600 words in order, both ways
+    assert score(ROUGE, mine, example(theirs)) == pytest.approx(100 * 200 / 1650, abs=1e-4)  # 100 of 600 and of 1050 words
     assert metrics.get_code_sim_score(example("    return x"), ["    "]) == {"code_sim_score": 0.0}
 
 

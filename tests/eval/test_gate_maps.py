@@ -1,0 +1,128 @@
+"""Gate maps: against the whole matrices worked out plainly, and half-lives and pruning of constant gates by formula."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from eval import gate_maps
+from eval.context import Context
+from eval.gate_maps import half_life, maps, median_decay
+from eval.spec import GateMapsSpec
+from models.build import build_model
+from models.forgetting_transformer import decay_time_bias
+
+
+def plain(q: torch.Tensor, k: torch.Tensor, log_fgate: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """F and A of one head as (T, T) matrices, from the definitions."""
+    q, k, log_fgate = q.double(), k.double(), log_fgate.double()
+    T, D = q.shape
+    decay = torch.full((T, T), -math.inf, dtype=torch.float64)
+    for i in range(T):
+        for j in range(i + 1):
+            decay[i, j] = log_fgate[j + 1 : i + 1].sum()
+    attend = (q @ k.T / math.sqrt(D) + decay).softmax(-1)
+    return decay.exp().numpy(), attend.numpy()
+
+
+@pytest.mark.parametrize(("T", "grid"), [(48, 48), (48, 12), (50, 12)])
+def test_maps_pool_the_whole_matrices(T, grid):
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, T, 8, generator=generator)
+    log_fgate = -torch.rand(T, generator=generator)
+    forget, attend = maps(q, k, log_fgate, grid)
+    whole_f, whole_a = plain(q, k, log_fgate)
+    cell = -(-T // grid)
+    size = -(-T // cell)
+    assert forget.shape == attend.shape == (size, size)
+    for row in range(size):
+        for col in range(size):
+            rows, cols = slice(row * cell, (row + 1) * cell), slice(col * cell, (col + 1) * cell)
+            if col > row:
+                assert np.isnan(forget[row, col])
+                continue
+            causal = np.tril(np.ones((T, T), bool))[rows, cols]
+            assert forget[row, col] == pytest.approx(whole_f[rows, cols][causal].mean(), rel=1e-5)
+            assert attend[row, col] == pytest.approx(whole_a[rows, cols].max(), rel=1e-5)
+
+
+@pytest.mark.parametrize("life", [0.4, 3.0, 17.5, 60.0, 400.0])
+def test_half_life_and_median_of_a_constant_gate(life):
+    decay = torch.full((200,), -math.log(2) / life, dtype=torch.float64).cumsum(0)
+    assert half_life(decay) == pytest.approx(life, rel=1e-9)
+    assert median_decay(decay, 50) == pytest.approx(-50 * math.log(2) / life)
+
+
+def test_half_life_is_the_medians_not_the_means():
+    """One gate that forgets everything hardly moves the median over queries."""
+    log_fgate = torch.full((400,), -math.log(2) / 20, dtype=torch.float64)
+    log_fgate[200] = -50.0
+    assert half_life(log_fgate.cumsum(0)) == pytest.approx(20, rel=0.05)
+
+
+def fixed_gate_model(tiny_fox):
+    """Decay times 4 and 256 tokens on the two heads of each layer."""
+    torch.manual_seed(0)
+    return build_model(tiny_fox(forget_gate="fixed", decay_time_min=4.0, decay_time_max=256.0)).eval()
+
+
+def test_statistics_of_fixed_gates(tiny_fox, corpus, context):
+    spec = GateMapsSpec(seq_len=512, distance=64, grid=32, num_maps=2)
+    rows = gate_maps.evaluate(fixed_gate_model(tiny_fox), None, spec, context)
+    statistics = rows[rows["row"] == -1].pivot(index=["layer", "head"], columns="quantity", values="value")
+    assert len(statistics) == 4
+    for layer in (0, 1):
+        for head, time in ((0, 4.0), (1, 256.0)):
+            assert statistics.loc[(layer, head), "half_life_tokens"] == pytest.approx(time * math.log(2), rel=1e-4)
+            assert statistics.loc[(layer, head), "median_F"] == pytest.approx(math.exp(-64 / time), rel=1e-4)
+        assert statistics.loc[(layer, 0), "pruned_share"] > 0.3
+        # delta = -2 sqrt(32) - log(512) - 10 = -27.6, out of reach of 512 / 256 in the exponent
+        assert statistics.loc[(layer, 1), "pruned_share"] == 0.0
+    assert torch.sigmoid(decay_time_bias(2, 4.0, 256.0)).log().tolist() == pytest.approx([-1 / 4, -1 / 256], rel=1e-5)
+    drawn = rows[rows["row"] >= 0]
+    assert {(layer, head) for layer, head in zip(drawn["layer"], drawn["head"], strict=True)} == {(0, 0), (1, 1)}
+    assert set(drawn["quantity"]) == {"F", "A"}
+    assert len(drawn) == 2 * 2 * 32 * 33 / 2
+    assert context.extras == {"seq_len": 512, "cell": 16, "distance": 64, "document": 0}
+
+
+def test_attention_of_the_model_itself(tiny_fox, corpus, context):
+    """A at full resolution explains the layer's output: o = A v, before norm and gate."""
+    torch.manual_seed(0)
+    model = build_model(tiny_fox()).eval()
+    attention = model.base_model.layers[0].attn
+    seen = {}
+    attend = attention._attend
+    attention._attend = lambda q, k, v, f, p: seen.setdefault("o", attend(q, k, v, f, p)) if seen.update(v=v) is None else None
+    spec = GateMapsSpec(seq_len=40, distance=8, grid=40, layers=(0,), heads=(1,), num_maps=1)
+    rows = gate_maps.evaluate(model, None, spec, context)
+    matrix = np.zeros((40, 40))
+    drawn = rows[rows["quantity"] == "A"]
+    matrix[drawn["row"], drawn["col"]] = drawn["value"]
+    np.testing.assert_allclose(matrix.sum(1), 1.0, atol=1e-5)
+    np.testing.assert_allclose(matrix @ seen["v"][0, :, 1].numpy(), seen["o"][0, :, 1].numpy(), atol=1e-5)
+
+
+def test_what_cannot_be_mapped_is_refused(tiny_fox, corpus, context):
+    model = fixed_gate_model(tiny_fox)
+    ungated = build_model(tiny_fox(forget_gate="none")).eval()
+    foreign = LlamaForCausalLM(
+        LlamaConfig(vocab_size=512, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+    )
+    small = {"seq_len": 64, "distance": 8}
+    for asked, changes, message in (
+        (ungated, {}, "forget gates"),
+        (foreign, {}, "forget gates"),
+        (model, {"layers": (2,)}, "layer 2 does not exist"),
+        (model, {"heads": (5,)}, "head 5 does not exist"),
+        (model, {"document": 10**6}, "document 1000000 does not exist"),
+        (model, {"seq_len": 10**6}, "exceeds the 2048 tokens"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            gate_maps.evaluate(asked, None, GateMapsSpec(**{**small, **changes}), context)
+    with pytest.raises(ValueError, match="distance 64 must be below"):
+        GateMapsSpec(seq_len=64, distance=64)
+    with pytest.raises(ValueError, match="--corpus"):
+        gate_maps.evaluate(model, None, GateMapsSpec(**small), Context())
