@@ -147,14 +147,12 @@ def load_authors(folder: Path, dtype: torch.dtype | None = None) -> "PreTrainedM
     except ValueError as error:
         raise ValueError(f"{folder / 'config.json'}: {error}") from error
     tensors = _read_weights(folder)
-    if dtype is not None:
-        tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
     model = build_model(spec, "meta")
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     _compare(folder, expected, found)
-    for name, buffer in model.named_buffers():
-        tensors[name] = tensors[name].to(buffer.dtype)  # a fixed gate stays fp32
+    buffers = {name: buffer.dtype for name, buffer in model.named_buffers()}  # a fixed gate stays fp32
+    tensors = {name: tensor.to(buffers.get(name, dtype or tensor.dtype)) for name, tensor in tensors.items()}
     model.load_state_dict(tensors, assign=True)
     return model
 

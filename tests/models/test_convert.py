@@ -1,0 +1,188 @@
+"""The authors' checkpoint format: round trips with random weights, configs as published, and errors."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from models.build import build_model, load_model, spec_of
+from models.convert import config_for_authors, main, save_authors, spec_from_authors
+from models.spec import ForgettingTransformerSpec
+
+MODEL_TYPES = {
+    "fox_pro": "forgetting_transformer-project_fox",
+    "transformer_pro": "forgetting_transformer-project_fox",
+    "fox_llama": "forgetting_transformer-project_fox",
+    "transformer_llama": "transformer-project_fox",
+    "mamba2": "mamba2-project_fox",
+    "hgrn2": "hgrn2-project_fox",
+    "delta_net": "delta_net-project_fox",
+}
+# Some names of the published format, one model each with its shape at the test size.
+NAMES = {
+    "fox_pro": {"model.layers.1.attn.k_proj.shift_proj.weight": (2, 64), "model.layers.0.attn.q_norm.weight": (32,)},
+    "transformer_pro": {"model.layers.0.attn.v_proj.linear.weight": (64, 64), "model.layers.0.mlp_norm.weight": (64,)},
+    "fox_llama": {"model.layers.0.attn.fgate_proj.bias": (2,), "model.layers.0.attn.k_proj.weight": (64, 64)},
+    "transformer_llama": {"model.layers.0.mlp.gate_proj.weight": (256, 64), "model.norm.weight": (64,)},
+    "mamba2": {"backbone.layers.0.mixer.conv1d.bias": (160,), "backbone.norm_f.weight": (64,)},
+    "hgrn2": {"model.lower_bounds": (2, 64), "model.layers.0.attn.g_norm.weight": (64,)},
+    "delta_net": {"model.layers.0.attn.q_conv1d.weight": (64, 1, 4), "model.layers.0.attn.o_norm.weight": (32,)},
+}
+
+
+def test_round_trips_keep_names_specs_and_logits(model, key, spec, tokens, tmp_path, capsys):
+    ours, authors, back = tmp_path / "ours", tmp_path / "authors", tmp_path / "back"
+    expected = model(tokens).logits
+    model.save_pretrained(ours)
+    (ours / "tokenizer.json").write_text("{}")
+    assert main([str(ours), str(authors)]) == 0
+    assert json.loads((authors / "config.json").read_text())["model_type"] == MODEL_TYPES[key]
+    weights = load_file(authors / "model.safetensors")
+    for name, shape in NAMES[key].items():
+        assert tuple(weights[name].shape) == shape
+    assert main([str(authors), str(back)]) == 0
+    assert (back / "tokenizer.json").is_file()
+    assert MODEL_TYPES[key] in capsys.readouterr().out
+    for folder in (authors, back):
+        loaded = load_model(folder)
+        assert spec_of(loaded) == spec
+        assert torch.equal(loaded(tokens).logits, expected)
+    assert load_model(authors, torch.bfloat16).get_output_embeddings().weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("gate", ["fixed", "bias_only"])
+def test_constant_gates_make_the_round_trip(specs, gate, tokens, tmp_path):
+    spec = dataclasses.replace(specs["fox_llama"], forget_gate=gate, decay_time_min=2.0, decay_time_max=64.0)
+    model = build_model(spec).eval()
+    save_authors(model, tmp_path / "authors")
+    assert "model.layers.0.attn.fgate_bias" in load_file(tmp_path / "authors" / "model.safetensors")
+    loaded = load_model(tmp_path / "authors", torch.bfloat16)
+    assert spec_of(loaded) == spec
+    if gate == "fixed":
+        assert torch.equal(loaded.model.layers[0].attn.fgate_bias, model.model.layers[0].attn.fgate_bias)
+
+
+def published(**changes: object) -> dict[str, object]:
+    """config.json of the published FoX (Pro) 760M, as the format's description gives it."""
+    config: dict[str, object] = {
+        "model_type": "forgetting_transformer-project_fox",
+        "vocab_size": 50257,
+        "hidden_size": 1536,
+        "hidden_ratio": 3.5,
+        "intermediate_size": None,
+        "num_hidden_layers": 24,
+        "num_heads": 24,
+        "rope_base": 500000.0,
+        "use_rope": False,
+        "fgate_type": "full",
+        "fgate_bias_init": False,
+        "decay_time_min": None,
+        "decay_time_max": None,
+        "use_k_shift": True,
+        "use_v_shift": True,
+        "qk_norm": True,
+        "qk_norm_share_param_across_head": True,
+        "use_output_gate": True,
+        "ogate_act": "sigmoid",
+        "use_output_norm": True,
+        "norm_eps": 1e-6,
+        "log_pruning_tolerance": None,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": False,
+    }
+    return {**config, **changes}
+
+
+def test_the_published_config_is_understood():
+    spec = spec_from_authors(published())
+    assert isinstance(spec, ForgettingTransformerSpec)
+    assert (spec.head_dim, spec.intermediate_size, spec.qk_norm_share_param_across_head) == (64, 3584, True)
+    config = published()
+    del config["qk_norm_share_param_across_head"]
+    assert not spec_from_authors(config).qk_norm_share_param_across_head, "the authors' present default"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "samba-project_fox"}, "samba-project_fox"),
+        ({"ogate_act": "silu"}, "ogate_act is 'silu'"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings is True"),
+        ({"num_heads": 7}, "num_heads 7"),
+        ({"model_type": "hgrn2-project_fox", "use_short_conv": True}, "use_short_conv is True"),
+        ({"model_type": "transformer-project_fox", "num_kv_heads": 4}, "num_kv_heads is 4"),
+    ],
+)
+def test_configs_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        spec_from_authors(published(**changes))
+
+
+def test_applied_lower_bounds_cannot_be_expressed(specs):
+    with pytest.raises(ValueError, match="use_lower_bound"):
+        config_for_authors(dataclasses.replace(specs["hgrn2"], use_lower_bound=True))
+
+
+@pytest.fixture
+def authors_folder(specs, tmp_path: Path) -> Path:
+    save_authors(build_model(specs["fox_pro"]), tmp_path / "authors")
+    return tmp_path / "authors"
+
+
+def edit_weights(folder: Path, edit) -> None:
+    weights = load_file(folder / "model.safetensors")
+    edit(weights)
+    save_file(weights, folder / "model.safetensors")
+
+
+def test_tensors_that_do_not_fit_are_named(authors_folder):
+    name = "model.layers.0.attn.q_proj.weight"
+    edit_weights(authors_folder, lambda w: w.update({"extra.weight": w.pop(name)}))
+    with pytest.raises(ValueError, match=rf"missing: {name}; unexpected: extra.weight"):
+        load_model(authors_folder)
+    edit_weights(authors_folder, lambda w: w.update({name: w.pop("extra.weight")[:3].clone()}))
+    with pytest.raises(ValueError, match=rf"{name} has shape \(3, 64\), its config.json asks for \(64, 64\)"):
+        load_model(authors_folder)
+
+
+def test_sharded_weights_are_read(authors_folder):
+    weights = load_file(authors_folder / "model.safetensors")
+    half = len(weights) // 2
+    index = {}
+    for i, names in enumerate((list(weights)[:half], list(weights)[half:])):
+        save_file({n: weights[n] for n in names}, authors_folder / f"part{i}.safetensors")
+        index |= dict.fromkeys(names, f"part{i}.safetensors")
+    (authors_folder / "model.safetensors").unlink()
+    (authors_folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    assert torch.equal(load_model(authors_folder).lm_head.weight, weights["lm_head.weight"])
+    (authors_folder / "part1.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"part1\.safetensors"):
+        load_model(authors_folder)
+
+
+def test_user_errors_end_with_exit_code_2_and_leave_nothing(authors_folder, tmp_path, capsys):
+    empty, target = tmp_path / "empty", tmp_path / "target"
+    empty.mkdir()
+    assert main([str(empty), str(target)]) == 2
+    assert "no config.json" in capsys.readouterr().err
+    assert main([str(authors_folder), str(authors_folder)]) == 2
+    assert "not an empty folder" in capsys.readouterr().err
+    (authors_folder / "model.safetensors").unlink()
+    assert main([str(authors_folder), str(target)]) == 2
+    assert "model.safetensors" in capsys.readouterr().err
+    (empty / "config.json").write_text('{"model_type": "llama"}')
+    assert main([str(empty), str(target)]) == 2
+    assert "'llama'" in capsys.readouterr().err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["authors", "empty"]
+    with pytest.raises(SystemExit) as exit_info:
+        main(["--help"])
+    assert exit_info.value.code == 0
+    assert "SOURCE" in capsys.readouterr().out.upper()
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"holds no config.json"):
+        load_model(tmp_path)
