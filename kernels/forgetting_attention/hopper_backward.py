@@ -11,6 +11,8 @@ is kept, so that the roundings cannot add up along the sequence (see `triton_bac
 Legend: M queries of a step, N keys of the tile, D head dimension.
 """
 
+# ruff: noqa: RUF005, SIM113 -- Gluon compiles this: it knows neither unpacking in lists nor enumerate
+
 import torch
 import triton
 import triton.language as tl
@@ -170,7 +172,7 @@ def _consume(
     gl.store(dv_ptr + out, gl.convert_layout(dv_ND.to(dtype), store_layout), mask=inside)
 
 
-@gluon.jit(do_not_specialize=["H", "num_tiles", "query_steps"])
+@gluon.jit(do_not_specialize=["Q", "T", "H", "num_tiles", "query_steps"])
 def _backward_kernel(
     q_desc, k_desc, v_desc, do_desc, stat_desc, dq_ptr, step_sum_ptr, dk_ptr, dv_ptr, column_ptr,
     local_ptr, base_ptr, first_key_ptr, even_ptr, stop_ptr, scale2, scale, Q, T, H, num_tiles, query_steps,
@@ -208,7 +210,8 @@ def _backward_kernel(
                 (
                     q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty,
                     dq_ptr + row * query_steps * (BLOCK_M * D), step_sum_ptr + row * query_steps, dk_ptr, dv_ptr,
-                    column_ptr + row * T, local_ptr + row * num_tiles * _TILE, base_ptr + row * (num_tiles + 1), first_key_ptr + row * Q,
+                    column_ptr + row * T, local_ptr + row * num_tiles * _TILE, base_ptr + row * (num_tiles + 1),
+                    first_key_ptr + row * Q,
                     batch, head, n, first, whole, partial, stop, scale2, scale, Q, T, H, BLOCK_M, BLOCK_N, D, STAGES,
                     KV_REGISTERS,
                 ),
@@ -226,7 +229,7 @@ def _backward_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["H", "query_steps"])
+@triton.jit(do_not_specialize=["Q", "H", "query_steps"])
 def _stats_kernel(
     o_ptr, do_ptr, lse_ptr, stat_ptr, stride_b, stride_q, stride_h, stride_d, Q, H, query_steps,
     BLOCK_M: tl.constexpr, D: tl.constexpr,
@@ -240,7 +243,7 @@ def _stats_kernel(
     tl.store(stat_ptr + out + BLOCK_M, delta_M)
 
 
-@triton.jit(do_not_specialize=["H", "query_steps"])
+@triton.jit(do_not_specialize=["Q", "H", "query_steps"])
 def _gather_dq_kernel(
     buffer_ptr, dq_ptr, scale, Q, H, query_steps,
     BLOCK_M: tl.constexpr, D: tl.constexpr, WARPS_N: tl.constexpr,

@@ -12,6 +12,8 @@ the row is added back, and what was summed before is multiplied by exp2 of it.
 Legend: M queries of one warpgroup, N keys of a step, D head dimension.
 """
 
+# ruff: noqa: RUF005, SIM113 -- Gluon compiles this: it knows neither unpacking in lists nor enumerate
+
 import torch
 import triton
 from torch import Tensor
@@ -170,7 +172,7 @@ def _consume(
     gl.store(o_ptr + out, o_MD, mask=(out_M < Q)[:, None])
 
 
-@gluon.jit(do_not_specialize=["H", "num_tiles", "query_tiles"])
+@gluon.jit(do_not_specialize=["Q", "T", "H", "num_tiles", "query_tiles"])
 def _forward_kernel(
     q_desc, k_desc, v_desc, local_desc, o_ptr, lse_ptr, redo_ptr, local_ptr, base_ptr, first_key_ptr, start_ptr,
     scale2, Q, T, H, num_tiles, query_tiles, HEADS_PER_KEY: gl.constexpr,

@@ -64,4 +64,12 @@ def forgetting_attention(
         return chunked_attention(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale)
     from kernels.forgetting_attention.triton_operator import triton_attention  # imports triton: not on machines without
 
+    if q.shape[1] == 1 and cu_seqlens is None and not _needs_gradient(q, k, v, log_fgate):
+        from kernels.forgetting_attention.triton_decode import triton_decode
+
+        return triton_decode(q, k, v, log_fgate, threshold, seq_start, window_size, scale)
     return triton_attention(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale)
+
+
+def _needs_gradient(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)

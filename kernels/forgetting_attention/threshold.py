@@ -33,6 +33,10 @@ def qk_norm_logit_bound(q_weight: Tensor, k_weight: Tensor, head_dim: int) -> Te
 
 def norm_logit_bound(q: Tensor, k: Tensor, scale: float) -> Tensor:
     """U = scale * max_i |q_i| * max_j |k_j|, (B, H) float32, without gradient; q (B, Q, H, D), k (B, T, Hkv, D)."""
+    if q.is_cuda and q.dtype != torch.float64:
+        from kernels.forgetting_attention.triton_norms import triton_logit_bound  # one pass over memory
+
+        return triton_logit_bound(q.detach(), k.detach(), scale)
     q_BH, k_BG = (torch.linalg.vector_norm(x.detach(), dim=-1, dtype=torch.float32).amax(1) for x in (q, k))
     return abs(scale) * q_BH * k_BG.repeat_interleave(q.shape[2] // k.shape[2], dim=1)
 

@@ -33,7 +33,7 @@ def row_delta(o_ptr, do_ptr, row, rows_M, stride_b, stride_q, stride_h, stride_d
     return tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["Q", "H"])
 def _delta_kernel(
     o_ptr, do_ptr, delta_ptr, stride_b, stride_q, stride_h, stride_d, Q, H, BLOCK_M: tl.constexpr, D: tl.constexpr
 ):  # fmt: skip
@@ -43,7 +43,7 @@ def _delta_kernel(
     tl.store(delta_ptr + row * Q + rows_M, delta_M, mask=rows_M < Q)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["Q", "num_tiles", "query_tiles"])
 def _spans_kernel(start_ptr, first_key_ptr, even_ptr, stop_ptr, Q, num_tiles, query_tiles, STEPS: tl.constexpr):
     """Per key tile: the query tile from which some row may not see all of it, and the one from which none needs it."""
     row = tl.program_id(1).to(tl.int64)
@@ -100,7 +100,7 @@ def _walk_queries(
     return dk_ND, dv_ND, column_N
 
 
-@triton.jit(do_not_specialize=["H", "num_tiles"])
+@triton.jit(do_not_specialize=["Q", "T", "H", "num_tiles"])
 def dkdv_kernel(
     q_desc, k_desc, v_desc, do_desc, dk_ptr, dv_ptr, column_ptr, lse_ptr, delta_ptr,
     local_ptr, base_ptr, first_key_ptr, even_ptr, stop_ptr, scale2, scale, Q, T, H, num_tiles,
@@ -172,7 +172,7 @@ def _walk_keys(
     return dq_MD, sum_M
 
 
-@triton.jit(do_not_specialize=["H", "num_tiles", "query_tiles"])
+@triton.jit(do_not_specialize=["Q", "T", "H", "num_tiles", "query_tiles"])
 def dq_kernel(
     q_desc, k_desc, v_desc, do_desc, dq_ptr, rowsum_ptr, lse_ptr, delta_ptr, local_ptr, base_ptr, first_key_ptr, start_ptr,
     scale2, scale, Q, T, H, num_tiles, query_tiles,
@@ -221,7 +221,7 @@ def dq_kernel(
     tl.store(rowsum_ptr + row * Q + rows_M, sum_M, mask=inside_M)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["Q", "T", "H", "num_sums"])
 def _gate_gradient_kernel(
     rowsum_ptr, column_ptr, dgate_ptr, Q, T, H, num_sums, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip

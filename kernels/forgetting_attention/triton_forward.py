@@ -67,7 +67,7 @@ def _walk(
     return acc_MD, total_M, top_M
 
 
-@triton.jit(do_not_specialize=["H", "num_tiles", "query_tiles"])
+@triton.jit(do_not_specialize=["Q", "T", "H", "num_tiles", "query_tiles"])
 def forward_kernel(
     q_desc, k_desc, v_desc, o_ptr, lse_ptr, local_ptr, base_ptr, first_key_ptr, start_ptr, redo_ptr,
     scale2, Q, T, H, num_tiles, query_tiles,

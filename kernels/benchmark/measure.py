@@ -1,0 +1,187 @@
+"""Measure attention kernels on this GPU: each provider is held to float64 first, then timed.
+
+q and k are RMS-normalised per head. Gate logits are linspace(0, 9) over the heads plus N(0, 1) per token ("local to
+global": heads range from very local to global), or 30 ("open": nothing decays, nothing can be pruned). Effective
+TFLOP/s are those of the dense causal computation, 4 B H T^2 D / 2 forward and 3.5 times that forward + backward: pruned
+work counts as done.
+"""
+
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import logsigmoid, rms_norm, scaled_dot_product_attention
+
+from kernels.benchmark.rows import BASELINE, Row
+from kernels.forgetting_attention import forgetting_attention, pruning_threshold, reference_attention
+
+Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+SHAPES = ((2, 16_384, 24, 64), (2, 16_384, 12, 128), (8, 4096, 24, 64), (1, 65_536, 12, 64))
+DTYPE = torch.bfloat16
+
+
+def make_inputs(shape: tuple[int, int, int, int], gates: str) -> list[Tensor]:
+    """q, k, v (B, T, H, D) and log_fgate (B, T, H), with gradient, and dO."""
+    B, T, H, D = shape
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v, do = (torch.randn(B, T, H, D, device="cuda", generator=generator) for _ in range(4))
+    logit = torch.linspace(0, 9, H, device="cuda") + torch.randn(B, T, H, device="cuda", generator=generator)
+    log_fgate = logsigmoid(logit if gates == "local to global" else torch.full_like(logit, 30.0))
+    inputs = [x.to(DTYPE).requires_grad_() for x in (rms_norm(q, (D,)), rms_norm(k, (D,)), v)]
+    return [*inputs, log_fgate.requires_grad_(), do.to(DTYPE)]
+
+
+def _softmax(backend: SDPBackend) -> Attention:
+    def attention(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
+        with sdpa_kernel(backend):
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+    return attention
+
+
+def _pruned(attention: Callable[..., Tensor]) -> Attention:
+    def pruned(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> Tensor:
+        B, T, H, D = q.shape
+        threshold = pruning_threshold(math.sqrt(D), T)  # q, k are normalised with scale one
+        return attention(q, k, v, log_fgate, adaptive_threshold=torch.full((B, H), threshold, device=q.device))
+
+    return pruned
+
+
+def providers() -> dict[str, Attention]:
+    """What can be measured here, by name."""
+    found: dict[str, Attention] = {
+        BASELINE: _softmax(SDPBackend.CUDNN_ATTENTION),
+        "softmax flash-2": _softmax(SDPBackend.FLASH_ATTENTION),
+        "ours": forgetting_attention,
+        "ours, pruned": _pruned(forgetting_attention),
+    }
+    try:
+        from fla.ops.forgetting_attn.parallel import parallel_forgetting_attn
+
+        found["fla"] = lambda q, k, v, g: _first(parallel_forgetting_attn(q, k, v, g))
+    except ImportError as error:
+        print(f"not measured: fla ({error})")
+    try:
+        from forgetting_transformer import forgetting_attention as authors  # type: ignore[import-not-found]
+
+        found["authors"] = authors
+        found["authors, pruned"] = _pruned(authors)
+    except ImportError as error:
+        print(f"not measured: the authors' package ({error})")
+    return found
+
+
+def _first(result: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return result if isinstance(result, Tensor) else result[0]
+
+
+def check(name: str, attention: Attention, head_dim: int, gates: str) -> float:
+    """Largest error of o against float64 at 1,024 tokens; raises if an output or gradient is more than a few bf16 ulp
+    off."""
+    *inputs, do = make_inputs((1, 1024, 4, head_dim), gates)
+    log_fgate = inputs[3].detach() * (0.0 if name.startswith("softmax") else 1.0)
+    exact_inputs = [x.detach().double().requires_grad_() for x in (*inputs[:3], log_fgate)]
+    exact = reference_attention(*exact_inputs)
+    exact_gradients = torch.autograd.grad(exact, exact_inputs[:3], do.double())
+    o = attention(*inputs)
+    gradients = torch.autograd.grad(o, inputs[:3], do)
+    for what, x, y in zip(("o", "dq", "dk", "dv"), (o, *gradients), (exact, *exact_gradients), strict=True):
+        error = ((x.double() - y).norm() / y.norm()).item()
+        if not error < 2e-2:
+            raise RuntimeError(f"{name}: {what} is off by {error:.1e} of its norm at D = {head_dim}; not timed")
+    return (o.double() - exact).abs().max().item()
+
+
+def measure(shape: tuple[int, int, int, int], gates: str, names: list[str] | None, version: str) -> list[Row]:
+    """Forward and forward + backward of every provider at one shape, in one run."""
+    B, T, H, D = shape
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    *inputs, do = make_inputs(shape, gates)
+    detached = [x.detach() for x in inputs]
+    rows = []
+    for name, attention in providers().items():
+        if names is not None and name not in names and name != BASELINE:
+            continue
+        try:
+            error = check(name, attention, D, gates)
+        except RuntimeError as problem:
+            print(problem)
+            continue
+        wanted = inputs[:3] if name.startswith("softmax") else inputs
+        runs: dict[str, tuple[Callable[[], object], float]] = {
+            "forward": (lambda attention=attention: attention(*detached), 1.0),  # type: ignore[misc]
+            "forward+backward": (
+                lambda attention=attention, wanted=wanted: torch.autograd.grad(attention(*inputs), wanted, do),  # type: ignore[misc]
+                3.5,
+            ),
+        }
+        for operation, (run, factor) in runs.items():
+            q20, q50, q80 = triton.testing.do_bench(run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])
+            flops = factor * 4 * B * H * T * T * D / 2
+            row = _row(name, operation, gates, shape, (q20, q50, q80), flops / q50 * 1e-9, error, date, version)
+            print(f"{shape} {gates} {name}: {operation} {q50:.3f} ms, {row.effective_tflops:.0f} TFLOP/s", flush=True)
+            rows.append(row)
+    return rows
+
+
+def measure_boundary(shape: tuple[int, int, int, int], version: str) -> list[Row]:
+    """What comes before the forward kernel: cumulative gates, with and without the pruning boundary."""
+    from kernels.forgetting_attention.triton_prepare import prepare
+
+    B, T, H, D = shape
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    log_fgate = make_inputs(shape, "local to global")[3].detach()
+    threshold = torch.full((B, H), float(pruning_threshold(math.sqrt(D), T)), device="cuda")
+    rows = []
+    for name, value in (("cumulative gates", None), ("cumulative gates and boundary", threshold)):
+
+        def run(value: Tensor | None = value) -> object:
+            return prepare(log_fgate, T, value, None, None, None, False)
+
+        times = triton.testing.do_bench(run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])
+        rows.append(_row("ours", name, "local to global", shape, tuple(times), 0.0, 0.0, date, version))
+        print(f"{shape} {name}: {times[1]:.4f} ms", flush=True)
+    return rows
+
+
+def measure_decode(shape: tuple[int, int, int, int], version: str) -> list[Row]:
+    """One query per sequence."""
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    q, k, v, log_fgate, _ = (x.detach() for x in make_inputs(shape, "local to global"))
+    q_heads, k_heads, v_heads = (x.transpose(1, 2) for x in (q[:, -1:], k, v))
+    runs: dict[str, Callable[[], object]] = {
+        "ours": lambda: forgetting_attention(q[:, -1:], k, v, log_fgate),
+        "ours, pruned": lambda: _pruned(forgetting_attention)(q[:, -1:], k, v, log_fgate),
+        "softmax SDPA": lambda: scaled_dot_product_attention(q_heads, k_heads, v_heads),
+    }
+    rows = []
+    for name, run in runs.items():
+        times = triton.testing.do_bench(run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])
+        rows.append(_row(name, "decode", "local to global", shape, tuple(times), 0.0, 0.0, date, version))
+        print(f"{shape} decode {name}: {times[1]:.4f} ms", flush=True)
+    return rows
+
+
+def _row(
+    provider: str,
+    operation: str,
+    gates: str,
+    shape: tuple[int, int, int, int],
+    times: tuple[float, ...],
+    tflops: float,
+    error: float,
+    date: str,
+    version: str,
+) -> Row:
+    times_ms = [round(t, 5) for t in times]
+    return Row(
+        date, version, torch.cuda.get_device_name(), torch.__version__, triton.__version__, provider, operation, gates,
+        str(DTYPE).removeprefix("torch."), *shape, times_ms[0], times_ms[1], times_ms[2],
+        round(tflops, 2), float(f"{error:.3g}"),
+    )  # fmt: skip

@@ -1,0 +1,45 @@
+"""A small grid of the Triton kernels under Triton's interpreter; run in a process of its own by `test_interpreter`."""
+
+import torch
+
+from kernels.forgetting_attention import forgetting_attention
+from kernels.forgetting_attention.visibility import first_visible_key
+from tests.kernels.oracle import assert_right, make_case
+
+
+def attention(*inputs: torch.Tensor, **options: object) -> torch.Tensor:
+    """The kernels, whatever the device."""
+    return forgetting_attention(*inputs, backend="triton", **options)  # type: ignore[arg-type]
+
+
+def main() -> None:
+    """Raise at the first wrong result. (The interpreter multiplies bfloat16 wrongly: float16 stands for the 16-bit
+    path.)"""
+    for Q, T, H, key_heads, D, dtype, gates in (
+        (1, 1, 1, 1, 16, torch.float32, "one"),
+        (70, 200, 2, 1, 16, torch.float32, "mixture"),
+        (150, 150, 1, 1, 32, torch.float32, "cuts"),
+        (140, 170, 1, 1, 16, torch.float16, "twenty"),
+        (65, 129, 1, 1, 64, torch.float16, "zero"),
+    ):
+        assert_right(attention, make_case(gates, 1, Q, T, H, key_heads, D, dtype))
+    case = make_case("mixture", 1, 140, 200, 1, 1, 16, torch.float32)
+    seq_start = torch.tensor([90])
+    first_key = first_visible_key(case.log_fgate, 140, seq_start, None, 50)
+    assert_right(lambda *x: attention(*x, seq_start=seq_start, window_size=50), case, first_key_BHQ=first_key)
+    case = make_case("mixture", 1, 150, 150, 1, 1, 16, torch.float32)
+    boundaries = torch.tensor([0, 40, 41, 150])
+    first_key = first_visible_key(case.log_fgate, 150, None, boundaries, None)
+    assert_right(lambda *x: attention(*x, cu_seqlens=boundaries), case, first_key_BHQ=first_key)
+    case = make_case("one", 1, 300, 300, 1, 1, 16, torch.float32)
+    for threshold in (-12.0, -0.5):
+        pruned = attention(*case[:4], adaptive_threshold=threshold)
+        torch.testing.assert_close(pruned, forgetting_attention(*case[:4], adaptive_threshold=threshold))
+    for gates in ("mixture", "cuts"):
+        case = make_case(gates, 2, 1, 300, 2, 1, 32, torch.float32)
+        for options in ({}, {"seq_start": torch.tensor([7, 300])}, {"window_size": 77}):
+            torch.testing.assert_close(attention(*case[:4], **options), forgetting_attention(*case[:4], **options))
+
+
+if __name__ == "__main__":
+    main()

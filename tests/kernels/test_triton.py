@@ -1,0 +1,223 @@
+"""The GPU kernels over the whole grid, against the float64 oracle. `RECORD=path.csv` keeps each case's error over
+allowed."""
+
+import csv
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.forgetting_attention import forgetting_attention, reference_attention
+from kernels.forgetting_attention.visibility import cumulative_log_gate, first_visible_key, pruned_tiles
+from tests.kernels.oracle import GATES, Case, assert_right, errors, make_case, output_and_gradients
+
+pytestmark = pytest.mark.gpu
+
+LENGTHS = [(1, 1), (2, 2), (63, 63), (64, 64), (65, 65), (127, 127), (1000, 1000), (2048, 2048), (4096, 4096)]
+SHORTER_QUERIES = [(1, 300), (63, 200), (128, 1000), (1000, 1100), (1999, 2048)]
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory() -> None:
+    """What the kernels allocate next holds NaN."""
+    torch.full((64_000_000,), float("nan"), device="cuda")
+
+
+@pytest.fixture
+def record(request: pytest.FixtureRequest) -> Iterator[Callable[[dict[str, float]], None]]:
+    """Append a row per case where `RECORD` says."""
+    rows: list[dict[str, float]] = []
+    yield rows.append
+    if "RECORD" in os.environ:
+        path = Path(os.environ["RECORD"])
+        is_new = not path.exists()
+        with path.open("a", newline="") as file:
+            writer = csv.writer(file)
+            if is_new:
+                writer.writerow(["case", "o", "dq", "dk", "dv", "dlog_fgate"])
+            for row in rows:
+                writer.writerow([request.node.name, *(f"{v:.3g}" for v in row.values())])
+
+
+def scattered(case: Case) -> Case:
+    """The same numbers as views into NaN: nothing around them may be read into a result."""
+
+    def scatter(x: Tensor) -> Tensor:
+        base = torch.full([n + 8 for n in x.shape], float("nan"), device=x.device, dtype=x.dtype)
+        view = base[tuple(slice(0, n) for n in x.shape)]
+        view.copy_(x)
+        return view
+
+    return Case(*(scatter(x) for x in case))
+
+
+def scattered_gradients(attention: Callable[..., Tensor], case: Case) -> list[Tensor]:
+    leaves = [x.detach().requires_grad_() for x in scattered(case)[:4]]
+    o = attention(*leaves)
+    return [o.detach(), *torch.autograd.grad(o, leaves, scattered(case).do)]
+
+
+@pytest.mark.parametrize("gates", GATES)
+@pytest.mark.parametrize(("Q", "T"), LENGTHS + SHORTER_QUERIES)
+@pytest.mark.parametrize("D", [64, 128])
+def test_lengths_and_gates(D: int, Q: int, T: int, gates: str, record: Callable) -> None:
+    record(assert_right(forgetting_attention, make_case(gates, 2, Q, T, 2, 2, D, torch.bfloat16, "cuda")))
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+@pytest.mark.parametrize("gates", ["mixture", "zero", "twenty"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("D", [16, 32, 64, 128])
+def test_sizes_dtypes_and_groups(D: int, dtype: torch.dtype, gates: str, key_heads: int, record: Callable) -> None:
+    record(assert_right(forgetting_attention, make_case(gates, 2, 300, 333, 4, key_heads, D, dtype, "cuda")))
+
+
+@pytest.mark.parametrize("D", [16, 64, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def test_views_into_nan(dtype: torch.dtype, D: int) -> None:
+    case = make_case("mixture", 2, 200, 300, 2, 2, D, dtype, "cuda")
+    for x, y in zip(
+        scattered_gradients(forgetting_attention, case), output_and_gradients(forgetting_attention, case), strict=True
+    ):
+        torch.testing.assert_close(x, y, rtol=1e-2, atol=1e-2)
+    heads_first = Case(*(x.transpose(1, 2).contiguous().transpose(1, 2) for x in case))
+    assert_right(forgetting_attention, heads_first)
+
+
+@pytest.mark.parametrize("D", [32, 64, 128])
+@pytest.mark.parametrize("window", [None, 1, 70, 500])
+def test_window_padding_and_documents(window: int | None, D: int) -> None:
+    case = make_case("mixture", 2, 700, 900, 2, 2, D, torch.bfloat16, "cuda")
+    seq_start = torch.tensor([13, 650], device="cuda")
+    first_key = first_visible_key(case.log_fgate, 700, seq_start, None, window)
+    assert_right(lambda *x: forgetting_attention(*x, seq_start=seq_start, window_size=window), case, first_key_BHQ=first_key)
+    case = make_case("mixture", 1, 900, 900, 2, 2, D, torch.bfloat16, "cuda")
+    cu_seqlens = torch.tensor([0, 1, 130, 512, 900], device="cuda", dtype=torch.int32)
+    first_key = first_visible_key(case.log_fgate, 900, None, cu_seqlens, window)
+    assert_right(lambda *x: forgetting_attention(*x, cu_seqlens=cu_seqlens, window_size=window), case, first_key_BHQ=first_key)
+
+
+@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("gates", ["one", "mixture", "cuts", "zero"])
+def test_pruned_against_unpruned(gates: str, D: int) -> None:
+    case = make_case(gates, 1, 2048, 2048, 2, 2, D, torch.bfloat16, "cuda")
+    q, k, _, log_fgate, _ = case
+    bound = (q.float().norm(dim=-1).amax(1) * k.float().norm(dim=-1).amax(1)) * D**-0.5
+    threshold = -2 * bound - math.log(2048) - 10
+    dropped = pruned_tiles(cumulative_log_gate(log_fgate), 2048, threshold)
+    first_key = torch.maximum(first_visible_key(log_fgate, 2048), dropped.repeat_interleave(128, -1) * 128)
+    assert_right(lambda *x: forgetting_attention(*x, adaptive_threshold=threshold), case, first_key_BHQ=first_key)
+    assert_right(lambda *x: forgetting_attention(*x, adaptive_threshold="auto"), case)
+    # A threshold that drops what matters: still exactly the same tiles as the reference.
+    dropped = pruned_tiles(cumulative_log_gate(log_fgate), 2048, torch.full_like(threshold, -0.05))
+    first_key = torch.maximum(first_visible_key(log_fgate, 2048), dropped.repeat_interleave(128, -1) * 128)
+    assert_right(lambda *x: forgetting_attention(*x, adaptive_threshold=-0.05), case, first_key_BHQ=first_key)
+
+
+@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("size", [30.0, 1e3])
+def test_logits_beyond_the_optimistic_softmax(size: float, D: int) -> None:
+    case = make_case("one", 1, 600, 600, 2, 2, D, torch.bfloat16, "cuda")
+    big = case._replace(q=case.q * size)
+    exact = reference_attention(*big.to(torch.float64)[:4])
+    eager = errors([reference_attention(*big[:4])], [exact])[0]
+    assert errors([forgetting_attention(*big[:4])], [exact])[0] <= 2 * eager + 0.02
+    negative = case._replace(k=-case.q * size, q=case.q)  # every logit far below zero on the diagonal
+    exact = reference_attention(*negative.to(torch.float64)[:4])
+    eager = errors([reference_attention(*negative[:4])], [exact])[0]
+    assert errors([forgetting_attention(*negative[:4])], [exact])[0] <= 2 * eager + 0.02
+
+
+@pytest.mark.parametrize("gates", GATES)
+@pytest.mark.parametrize("T", [1, 127, 1000, 5000])
+def test_one_token_decoding(T: int, gates: str) -> None:
+    case = make_case(gates, 3, 1, T, 4, 2, 64, torch.bfloat16, "cuda")
+    seq_start = torch.tensor([0, T // 2, T], device="cuda")
+    for window in (None, 70):
+        first_key = first_visible_key(case.log_fgate, 1, seq_start, None, window)
+        exact = reference_attention(*case.to(torch.float64)[:4], first_key_BHQ=first_key)
+        found = forgetting_attention(*case[:4], seq_start=seq_start, window_size=window)
+        eager = reference_attention(*case[:4], first_key_BHQ=first_key)
+        assert errors([found], [exact])[0] <= 2 * errors([eager], [exact])[0] + 0.01
+
+
+def test_deterministic_when_asked() -> None:
+    case = make_case("mixture", 2, 1500, 1500, 4, 4, 64, torch.bfloat16, "cuda")
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert_right(forgetting_attention, case)
+        runs = [output_and_gradients(forgetting_attention, case) for _ in range(3)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(x, y) for run in runs[1:] for x, y in zip(run, runs[0], strict=True))
+
+
+def test_65536_tokens_keep_their_digits() -> None:
+    """Gate gradients and outputs at the end of a long sequence of strong gates equal those of its tail alone."""
+    T, tail = 65_536, 512
+    case = make_case("one", 1, T, T, 1, 1, 64, torch.float32, "cuda")
+    last = Case(*(x[:, -tail:] for x in case))
+    exact = reference_attention(*last.to(torch.float64)[:4])[:, -256:]  # 256 gates of about -1 hide the rest
+    assert errors([forgetting_attention(*case[:4])[:, -256:]], [exact])[0] < 2e-6
+    naive = case.log_fgate.cumsum(1)[0, -tail:, 0]
+    decay = (naive[:, None] - naive)[-256:].double()
+    logits = torch.einsum("qd,kd->qk", last.q[0, -256:, 0].double(), last.k[0, :, 0].double()) / 8 + decay
+    hidden = torch.ones(256, tail, device="cuda").triu(tail - 255).bool()
+    weights = logits.masked_fill(hidden, -torch.inf).softmax(-1)
+    assert (weights @ last.v[0, :, 0].double() - exact[0, :, 0]).abs().max() > 1e-4  # what a float32 sum would give
+    low = case.to(torch.bfloat16)
+    tail_grads = output_and_gradients(forgetting_attention, Case(*(x[:, -tail:] for x in low)))
+    exact_grads = output_and_gradients(reference_attention, last.to(torch.bfloat16).to(torch.float64))
+    found = output_and_gradients(forgetting_attention, low)
+    for name, whole, part, truth in zip(("o", "dq", "dk", "dv", "dg"), found, tail_grads, exact_grads, strict=True):
+        own = (part[:, -256:].double() - truth[:, -256:]).abs().max()
+        assert (whole[:, -256:].double() - truth[:, -256:]).abs().max() <= 2 * own + 0.02, name
+
+
+def test_compile_checkpoint_autocast() -> None:
+    case = make_case("one", 1, 500, 500, 2, 2, 64, torch.bfloat16, "cuda")
+    assert_right(torch.compile(lambda *x: forgetting_attention(*x, adaptive_threshold="auto"), fullgraph=True), case)
+    assert_right(lambda *x: torch.utils.checkpoint.checkpoint(forgetting_attention, *x, use_reentrant=False), case)
+    with torch.autocast("cuda", torch.bfloat16):
+        assert forgetting_attention(*case.to(torch.float32)[:4]).dtype == torch.bfloat16
+    inputs = [x.detach().requires_grad_() for x in case[:4]]
+    operator = torch.ops.forgetting_attention.triton_forward.default
+    torch.library.opcheck(
+        operator,
+        (*inputs, None, None, None, None, 0.125),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
+
+
+def test_memory_is_linear() -> None:
+    peaks = []
+    for T in (8192, 16_384):
+        case = make_case("one", 1, T, T, 4, 4, 64, torch.bfloat16, "cuda")
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        inputs = [x.requires_grad_() for x in case[:4]]
+        torch.autograd.grad(forgetting_attention(*inputs), inputs, case.do)
+        peaks.append((torch.cuda.max_memory_allocated() - before) / (T * 4))
+    print(f"bytes per token and head, forward and backward, outputs included: {peaks}")
+    assert abs(peaks[1] - peaks[0]) < 0.05 * peaks[0]
+
+
+def test_first_call_is_quick() -> None:
+    case = make_case("one", 1, 1152, 1152, 3, 3, 128, torch.bfloat16, "cuda")
+    start = time.perf_counter()
+    output_and_gradients(forgetting_attention, case)
+    torch.cuda.synchronize()
+    assert time.perf_counter() - start < 20
+
+
+def test_values_are_checked_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make_case("one", 1, 8, 8, 2, 2, 16, torch.bfloat16, "cuda")
+    monkeypatch.setenv("FORGETTING_ATTENTION_CHECK_VALUES", "1")
+    with pytest.raises(ValueError, match="log_fgate reaches"):
+        forgetting_attention(case.q, case.k, case.v, case.log_fgate + 9)
