@@ -34,6 +34,11 @@ def query_line(name: str) -> str:
     return f"\nThe pass key of {name} is"
 
 
+def _value(rng: np.random.Generator) -> str:
+    """Four different digits: with repeated ones, copying what follows the last digit would not be enough."""
+    return "".join(str(digit) for digit in rng.permutation(10)[:DIGITS])
+
+
 def passkey(
     codec: TextCodec, filler: Sequence[int], *, length: int, depth: float, num_keys: int, rng: np.random.Generator
 ) -> Passkey:
@@ -45,7 +50,7 @@ def passkey(
     if num_keys > len(NAMES):
         raise ValueError(f"num_keys {num_keys} exceeds the {len(NAMES)} names of keys")
     names = [NAMES[i] for i in rng.permutation(len(NAMES))[:num_keys]]
-    values = ["".join(str(d) for d in rng.integers(0, 10, DIGITS)) for _ in names]
+    values = [_value(rng) for _ in names]
     lines = [codec.encode(key_line(name, value)) for name, value in zip(names, values, strict=True)]
     query = codec.encode(query_line(names[0]))
     room = length - 1 - len(query) - sum(map(len, lines))
@@ -109,7 +114,7 @@ def _training_document(
 ) -> tuple[list[int], list[tuple[int, int]]]:
     """`length` ids and the spans of the answers among them: key lines first, then queries, filler between all of them."""
     names = [NAMES[i] for i in rng.permutation(len(NAMES))[:num_keys]]
-    values = ["".join(str(d) for d in rng.integers(0, 10, DIGITS)) for _ in names]
+    values = [_value(rng) for _ in names]
     pieces = [codec.encode(key_line(name, value)) for name, value in zip(names, values, strict=True)]
     starts = []
     used = sum(map(len, pieces))
