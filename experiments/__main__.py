@@ -4,6 +4,7 @@ list      the figures and tables, and the scales
 plan      what a request would compute and cost, and what exists already (uses no GPU, writes nothing)
 prepare   tokenise the corpus
 run       do what is missing, then draw
+collect   gather finished evaluations, draw, report (the last job of a SLURM graph)
 render    draw from stored results alone
 report    write results/SCALE/report.html from stored results
 """
@@ -47,17 +48,19 @@ def parser() -> Parser:
         sub.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
         sub.add_argument("--runs-dir", type=Path, default=Path("runs"), help="run folders (default: runs)")
         sub.add_argument("--corpora-dir", type=Path, default=Path("corpora"), help="tokenised corpora (default: corpora)")
-        sub.add_argument("--haystack", type=Path, help="folder of texts for the needle test (default: held-out text)")
-        sub.add_argument("--prompts", type=Path, help="TOML file with the wording of the needle test")
-        sub.add_argument("--longbench", type=Path, help="folder with LongBench data (default: the hub)")
-        sub.add_argument("--include-path", type=Path, help="folder with lm-eval tasks and data (default: the hub)")
-        sub.add_argument("--judge-url", help="OpenAI-compatible endpoint that scores needle answers (default: by match)")
-        sub.add_argument("--judge-model", help="model to ask there")
+        _add_sources(sub)
         if verb == "run":
             sub.add_argument("--launcher", choices=("local", "slurm"), default="local")
             sub.add_argument("--slots", type=int, help="jobs at a time (default: one a GPU, or one a CPU core)")
+            sub.add_argument("--cluster", type=Path, metavar="FILE", help="the cluster's TOML file, for --launcher slurm")
+            sub.add_argument("--dry-run", action="store_true", help="print the graph and its sbatch scripts, submit nothing")
         if verb == "plan":
             sub.add_argument("--mfu", type=float, default=0.4, help="utilisation assumed for GPU-hours (default: 0.4)")
+    collect = verbs.add_parser("collect", help="gather finished evaluations, draw, report", allow_abbrev=False)
+    _add_artefacts(collect)
+    collect.add_argument("--run", type=Path, action="append", default=[], dest="runs", metavar="FOLDER",
+                         help="folder of a run to draw (repeatable)")  # fmt: skip
+    _add_sources(collect)
     for verb, about in (
         ("render", "draw from stored results alone"),
         ("report", "write report.html from stored results"),
@@ -65,6 +68,15 @@ def parser() -> Parser:
         sub = verbs.add_parser(verb, help=about, allow_abbrev=False)
         _add_artefacts(sub, artefacts=verb == "render")
     return main
+
+
+def _add_sources(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--haystack", type=Path, help="folder of texts for the needle test (default: held-out text)")
+    sub.add_argument("--prompts", type=Path, help="TOML file with the wording of the needle test")
+    sub.add_argument("--longbench", type=Path, help="folder with LongBench data (default: the hub)")
+    sub.add_argument("--include-path", type=Path, help="folder with lm-eval tasks and data (default: the hub)")
+    sub.add_argument("--judge-url", help="OpenAI-compatible endpoint that scores needle answers (default: by match)")
+    sub.add_argument("--judge-model", help="model to ask there")
 
 
 def _add_artefacts(sub: argparse.ArgumentParser, artefacts: bool = True) -> None:
@@ -105,7 +117,7 @@ def _plan(options: argparse.Namespace, console: Console) -> int:
     from experiments.plan import make_plan
 
     device = _device(options)
-    print_plan(make_plan(_request(options, device), _precision(device)), options.mfu, console)
+    print_plan(make_plan(_request(options, device), _precision(device), rehearsal=True), options.mfu, console)
     return 0
 
 
@@ -123,9 +135,43 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     from experiments.plan import make_plan
 
     if options.launcher == "slurm":
-        raise ValueError("--launcher slurm: not yet; use --launcher local.")
+        return _submit(options, console)
+    for flag, given in (("--dry-run", options.dry_run), ("--cluster", options.cluster is not None)):
+        if given:
+            raise ValueError(f"{flag} goes with --launcher slurm; `plan` shows what a local run would do.")
     device = _device(options)
     return execute(make_plan(_request(options, device), _precision(device)), device, options.slots, console)
+
+
+def _submit(options: argparse.Namespace, console: Console) -> int:
+    from experiments.plan import make_plan
+    from slurm.cluster import read_cluster
+    from slurm.submit import rehearse, submit
+
+    if options.cluster is None:
+        raise ValueError("--launcher slurm needs --cluster FILE; slurm/clusters/example.toml is one to copy and edit.")
+    cluster = read_cluster(options.cluster)
+    # The login node may have no GPU: what counts is where the jobs run.
+    request = _request(options, cluster.device)
+    plan = make_plan(request, _precision(cluster.device), rehearsal=options.dry_run)
+    if options.dry_run:
+        return rehearse(plan, cluster, console)
+    return submit(plan, cluster, console)
+
+
+def _collect(options: argparse.Namespace, console: Console) -> int:
+    from experiments.collect import collect, render, write_report
+    from experiments.plan import plan_of_runs
+
+    options.data = options.tokenizer = None
+    options.only, options.runs_dir, options.corpora_dir = [], Path("runs"), Path("corpora")
+    plan = plan_of_runs(_request(options, "cpu"), options.runs)
+    for name in plan.artefacts:
+        if collect(plan, name) is not None:
+            for path in render(name, plan.scale.name, options.results_dir):
+                console.print(str(path))
+    console.print(str(write_report(plan.scale.name, options.results_dir)))
+    return 0
 
 
 def _render(options: argparse.Namespace, console: Console) -> int:
@@ -178,7 +224,15 @@ def _precision(device: str) -> str:
     return "bf16" if device == "cuda" else "fp32"
 
 
-_VERBS = {"list": _list, "plan": _plan, "prepare": _prepare, "run": _run, "render": _render, "report": _report}
+_VERBS = {
+    "list": _list,
+    "plan": _plan,
+    "prepare": _prepare,
+    "run": _run,
+    "collect": _collect,
+    "render": _render,
+    "report": _report,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

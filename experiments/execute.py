@@ -7,12 +7,12 @@ from rich.console import Console
 from data.prepare import prepare
 from experiments import collect
 from experiments.local import run_jobs, slots_of
-from experiments.plan import Plan, jobs, write_specs
+from experiments.plan import KnownCorpus, Plan, jobs, write_specs
 
 
 def prepare_corpus(plan: Plan, console: Console) -> None:
     """Tokenise the plan's corpus unless it is there."""
-    if plan.corpus.ready:
+    if plan.corpus.ready or isinstance(plan.corpus, KnownCorpus):
         return
     console.print(f"preparing the corpus ({plan.corpus.spec.source}, {plan.corpus.spec.tokenizer}) ...")
     started = time.monotonic()

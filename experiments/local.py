@@ -15,7 +15,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from experiments.plan import Job, Run
+from experiments.plan import Job
+from training.run_folder import RunFolder
 from training.signals import EXIT_FINISHED, EXIT_REQUEUE
 
 ROOT = Path(__file__).parent.parent
@@ -158,7 +159,7 @@ class _Pool:
 def _line(running: _Running) -> tuple[str, ...]:
     """Name and progress of a running job; a training job's numbers are the last line of its metrics.jsonl."""
     run = running.job.run
-    row = _last_row(run) if run is not None and running.job.module == "training" else None
+    row = last_row(run.folder) if run is not None and running.job.module == "training" else None
     if run is None or row is None:
         return (running.job.name, f"{time.monotonic() - running.started:.0f} s")
     train = run.spec.train
@@ -175,9 +176,10 @@ def _line(running: _Running) -> tuple[str, ...]:
     )
 
 
-def _last_row(run: Run) -> dict | None:
+def last_row(folder: RunFolder) -> dict | None:
+    """The newest whole line of a run's metrics.jsonl."""
     try:
-        with open(run.folder.metrics_file, "rb") as file:
+        with open(folder.metrics_file, "rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - 2048))
             lines = file.read().decode(errors="replace").splitlines()

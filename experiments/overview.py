@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.artefact import artefact_names, load_artefact
-from experiments.plan import Plan, Run
+from experiments.plan import KnownCorpus, Plan, Run
 from experiments.scales import SCALES
 from training.hardware import DENSE_BF16_PEAK
 
@@ -33,6 +33,7 @@ def print_plan(plan: Plan, mfu: float, console: Console) -> None:
         raise ValueError(f"--mfu {mfu}: give a share between 0 and 1, such as 0.4.")
     corpus = plan.corpus.spec
     state = f"ready in {plan.corpus.folder}" if plan.corpus.ready else "to be prepared"
+    state = plan.corpus.note or state if isinstance(plan.corpus, KnownCorpus) else state
     console.print(f"scale {plan.scale.name}; corpus {corpus.source}, {corpus.tokenizer} ({corpus.vocab_size} tokens): {state}")
     table = Table(box=None, pad_edge=False)
     for heading in ("run", "parameters", "tokens", "steps", "FLOPs", f"{GPU}-hours", "disk", "exists"):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from data.prepare import CorpusPlan, resolve
 from data.source import parse_source
+from data.spec import DataSpec
 from eval.spec import EVAL_SPEC, EvalSpec, eval_id
 from experiments.artefact import Artefact, Options, load_artefact
 from experiments.scales import MODELS, Scale, get_scale, run_spec
@@ -37,6 +38,16 @@ class Request:
 
 
 @dataclass(frozen=True)
+class KnownCorpus:
+    """A corpus of which only the spec matters: that of finished runs, or LongCrawl64 in plans made where it is not."""
+
+    spec: DataSpec
+    folder: Path
+    note: str = ""
+    ready: bool = True
+
+
+@dataclass(frozen=True)
 class Run:
     """One run of the plan, its folder, and the evaluations that some artefact wants of it."""
 
@@ -58,12 +69,17 @@ class Plan:
 
     request: Request
     scale: Scale
-    corpus: CorpusPlan
+    corpus: CorpusPlan | KnownCorpus
     artefacts: dict[str, Artefact]
     runs: dict[str, Run]
 
     def runs_of(self, artefact: str) -> list[Run]:
         return [self.runs[model] for model in self.artefacts[artefact].models if model in self.runs]
+
+    def eval_files(self, artefact: str) -> list[tuple[Run, Path]]:
+        """What `artefact` is drawn from: a file for each of its runs and evaluations."""
+        specs = self.artefacts[artefact].evals(self.scale, self.request.options)
+        return [(run, run.eval_file(spec)) for run in self.runs_of(artefact) for spec in specs]
 
 
 def check_names(request: Request) -> tuple[Scale, dict[str, Artefact]]:
@@ -92,10 +108,30 @@ def resolve_corpus(request: Request, scale: Scale) -> CorpusPlan:
     )
 
 
-def make_plan(request: Request, precision: str) -> Plan:
-    """Plan a request; touches no GPU and writes nothing. ValueError for anything the user can mend."""
+def absent_longcrawl64(request: Request, scale: Scale) -> KnownCorpus | None:
+    """A stand-in for LongCrawl64 where a paper's scale is planned on a machine that does not have it."""
+    kind, _, folder = (request.data or "longcrawl64:FOLDER").partition(":")
+    if scale.default_tokenizer != "gpt2-json" or kind != "longcrawl64" or Path(folder).expanduser().exists():
+        return None
+    spec = DataSpec(
+        source=kind,
+        tokenizer="gpt2-json",
+        vocab_size=50257,
+        bos_id=50256,
+        document_len=scale.document_len,
+        fingerprint="absent",
+    )
+    return KnownCorpus(spec, Path(folder), "LongCrawl64 is not here, so the ids of the runs are provisional")
+
+
+def make_plan(request: Request, precision: str, *, rehearsal: bool = False) -> Plan:
+    """Plan a request; touches no GPU and writes nothing. ValueError for anything the user can mend.
+
+    A `rehearsal` is only looked at, never carried out, and does without LongCrawl64.
+    """
     scale, artefacts = check_names(request)
-    corpus = resolve_corpus(request, scale)
+    absent = absent_longcrawl64(request, scale) if rehearsal else None
+    corpus = absent or resolve_corpus(request, scale)
     wanted: dict[str, dict[str, EvalSpec]] = {}
     for artefact in artefacts.values():
         for model in artefact.models:
@@ -128,27 +164,69 @@ class Job:
         return all(path.exists() for path in self.makes)
 
 
-def train_job(plan: Plan, run: Run, device: str) -> Job:
-    """Train `run`, with the micro-batches of its scale."""
+def plan_of_runs(request: Request, folders: list[Path]) -> Plan:
+    """The plan that made the run folders in `folders`, one a model; needs no corpus. ValueError for a folder without spec."""
+    scale, artefacts = check_names(request)
+    runs = {}
+    for path in folders:
+        folder = RunFolder.open(path)
+        spec = folder.read_spec()
+        wanting = [artefact for artefact in artefacts.values() if spec.name in artefact.models]
+        evals = {eval_id(e): e for artefact in wanting for e in artefact.evals(scale, request.options)}
+        runs[spec.name] = Run(spec, folder, tuple(evals.values()))
+    if not runs:
+        raise ValueError("collect needs the folders of finished runs: --run runs/SCALE/NAME-ID, once for each.")
+    return Plan(request, scale, KnownCorpus(spec.data, request.corpora_dir), artefacts, runs)
+
+
+def prepare_job(plan: Plan) -> Job:
+    """Tokenise the plan's corpus."""
+    request = plan.request
+    args = ["prepare", *request.artefacts, "--scale", request.scale, "--corpora-dir", str(request.corpora_dir)]
+    for flag, value in (("--data", request.data), ("--tokenizer", request.tokenizer)):
+        args += [flag, value] if value is not None else []
+    return Job("prepare corpus", "experiments", (*args, "--device", "cpu"), (), (plan.corpus.folder / "corpus.json",))
+
+
+def collect_job(plan: Plan, artefact: str) -> Job:
+    """Gather and draw one artefact."""
+    request = plan.request
+    args = ["collect", artefact, "--scale", request.scale, "--results-dir", str(request.results_dir), *_source_args(plan)]
+    if request.options.judge_model is not None:
+        args += ["--judge-model", request.options.judge_model]
+    for run in plan.runs_of(artefact):
+        args += ["--run", str(run.folder.path)]
+    needs = tuple(f"evaluate {run.spec.name}" for run in plan.runs_of(artefact))
+    made = request.results_dir / plan.scale.name / f"{artefact}.parquet"
+    return Job(f"draw {artefact}", "experiments", tuple(args), needs, (made,))
+
+
+def _source_args(plan: Plan) -> list[str]:
+    given = {name: getattr(plan.request.options.sources, name) for name in SOURCE_FLAGS}
+    flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in given.items() if value is not None]
+    return [text for flag in flags for text in flag]
+
+
+def train_job(plan: Plan, run: Run, device: str, processes: int = 1) -> Job:
+    """Train `run`, with the micro-batches of its scale, or smaller ones where `processes` share a step."""
     args = [str(run.folder.path), "--corpus-dir", str(plan.corpus.folder), "--device", device, "--quiet"]
     if plan.request.tokenizer is not None:
         args += ["--tokenizer", plan.request.tokenizer]
     if plan.scale.micro_batch_tokens is not None:
-        args += ["--micro-batch-tokens", str(plan.scale.micro_batch_tokens)]
+        share = run.spec.train.batch_tokens // processes
+        args += ["--micro-batch-tokens", str(min(plan.scale.micro_batch_tokens, share))]
     if plan.scale.activation_checkpointing:
         args.append("--activation-checkpointing")
     return Job(f"train {run.spec.name}", "training", tuple(args), (), (run.folder.export,), run)
 
 
-def eval_job(plan: Plan, run: Run, device: str) -> Job:
-    """Evaluate `run` by everything that is missing, in one process."""
-    files = [str(_spec_file(run, spec)) for spec in run.missing_evals]
+def eval_job(plan: Plan, run: Run, device: str, specs: tuple[EvalSpec, ...] | None = None) -> Job:
+    """Evaluate `run` by `specs`, or everything that is missing, in one process."""
+    specs = run.missing_evals if specs is None else specs
+    files = [str(_spec_file(run, spec)) for spec in specs]
     args = (str(run.folder.path), "--spec", *files, "--corpus", str(plan.corpus.folder), "--device", device)
-    for name in SOURCE_FLAGS:
-        value = getattr(plan.request.options.sources, name)
-        if value is not None:
-            args += (f"--{name.replace('_', '-')}", str(value))
-    makes = tuple(run.eval_file(spec) for spec in run.evals)
+    args += tuple(_source_args(plan))
+    makes = tuple(run.eval_file(spec) for spec in specs)
     return Job(f"evaluate {run.spec.name}", "eval.job", args, (f"train {run.spec.name}",), makes, run)
 
 

@@ -2,6 +2,7 @@
 
 import datetime
 import importlib.metadata
+import json
 import platform
 import subprocess
 from pathlib import Path
@@ -11,8 +12,13 @@ PACKAGES = ("torch", "triton", "flash-linear-attention", "transformers", "numpy"
 
 
 def git_state(root: Path | None = None) -> dict[str, Any]:
-    """Commit of the checkout that holds this file and whether tracked files differ from it; nulls outside a checkout."""
+    """Commit of the checkout that holds this file and whether tracked files differ from it; nulls outside a checkout.
+
+    In a snapshot of the code (slurm/snapshot.py), what its snapshot.json says of the checkout it was taken from.
+    """
     root = root or Path(__file__).parent.parent
+    if (root / "snapshot.json").exists():
+        return json.loads((root / "snapshot.json").read_text())
     try:
         sha = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
         changed = subprocess.run(
@@ -26,7 +32,7 @@ def git_state(root: Path | None = None) -> dict[str, Any]:
 
 def provenance(device_name: str, world_size: int = 1) -> dict[str, Any]:
     """One line of provenance.jsonl."""
-    versions = {}
+    versions: dict[str, str | None] = {}
     for package in PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)

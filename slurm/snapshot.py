@@ -1,0 +1,57 @@
+"""A copy of the code, made when a graph is submitted, from which its jobs run: editing the checkout does not change them.
+
+Snapshots are named by their content, so equal code is one snapshot.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("kernels", "models", "data", "training", "eval", "results", "analysis", "experiments", "slurm")
+
+
+def snapshot(folder: Path, root: Path = ROOT) -> Path:
+    """The folder below `folder` that holds the code as it is now in the checkout, uncommitted changes included."""
+    files = code_files(root)
+    content = {path: (root / path).read_bytes() for path in files}
+    digest = hashlib.sha256()
+    for path, text in content.items():
+        digest.update(f"{path}\0{len(text)}\0".encode() + text)
+    target = folder / digest.hexdigest()[:16]
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder, prefix=".partial-"))
+    try:
+        for path, text in content.items():
+            (temporary / path).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / path).write_bytes(text)
+        from training.provenance import git_state
+
+        (temporary / "snapshot.json").write_text(json.dumps(git_state(root)) + "\n")
+        temporary.chmod(0o755)
+        try:
+            os.rename(temporary, target)
+        except OSError:
+            if not target.exists():  # made by another shell meanwhile
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def code_files(root: Path = ROOT) -> list[str]:
+    """Paths of everything the jobs need: the packages, without stored results."""
+    found = []
+    for package in PACKAGES:
+        for path in (root / package).rglob("*"):
+            relative = path.relative_to(root)
+            stored = package == "results" and len(relative.parts) > 2
+            hidden = any(part.startswith(".") or part == "__pycache__" for part in relative.parts)
+            if path.is_file() and not hidden and not stored:
+                found.append(str(relative))
+    return sorted(found)
