@@ -47,7 +47,7 @@ def _softmax(backend: SDPBackend) -> Attention:
 def _pruned(attention: Callable[..., Tensor]) -> Attention:
     def pruned(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> Tensor:
         B, T, H, D = q.shape
-        threshold = pruning_threshold(math.sqrt(D), T)  # q, k are normalised with scale one
+        threshold = float(pruning_threshold(math.sqrt(D), T))  # q, k are normalised with scale one
         return attention(q, k, v, log_fgate, adaptive_threshold=torch.full((B, H), threshold, device=q.device))
 
     return pruned

@@ -149,7 +149,8 @@ def dkdv_kernel(
 
 @triton.jit
 def _walk_keys(
-    dq_MD, sum_M, q_MD, do_MD, k_desc, v_desc, local_ptr, base_ptr, batch, key_head, position_M, first_M, lse_M, delta_M, ref, cum_M,
+    dq_MD, sum_M, q_MD, do_MD, k_desc, v_desc, local_ptr, base_ptr, batch, key_head, position_M, first_M, lse_M, delta_M,
+    ref, cum_M,
     start, stop, scale2, T, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
     EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip

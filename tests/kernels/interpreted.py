@@ -5,6 +5,7 @@ import torch
 from kernels.forgetting_attention import forgetting_attention
 from kernels.forgetting_attention.visibility import first_visible_key
 from tests.kernels.oracle import assert_right, make_case
+from tests.kernels.test_fused_norms import compare_with_kernels
 
 
 def attention(*inputs: torch.Tensor, **options: object) -> torch.Tensor:
@@ -39,6 +40,7 @@ def main() -> None:
         case = make_case(gates, 2, 1, 300, 2, 1, 32, torch.float32)
         for options in ({}, {"seq_start": torch.tensor([7, 300])}, {"window_size": 77}):
             torch.testing.assert_close(attention(*case[:4], **options), forgetting_attention(*case[:4], **options))
+    compare_with_kernels("cpu", torch.float32, 1e-5)
 
 
 if __name__ == "__main__":

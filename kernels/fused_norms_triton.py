@@ -1,0 +1,266 @@
+"""Triton kernels of `fused_norms`: a program takes BLOCK tokens of one head; backward recomputes, and sums the weight's
+gradient per program.
+
+Legend: R tokens of a program, D head dimension.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 64
+
+
+@triton.jit
+def _mixed(
+    x_ptr, alpha_ptr, before_ptr, t_R, inside_R, d, T, stride_t, alpha_stride_t, SHIFT: tl.constexpr, BEFORE: tl.constexpr
+):  # fmt: skip
+    """Tokens after the shift, the tokens themselves, those before them, and alpha, in float32."""
+    x_RD = tl.load(x_ptr + t_R.to(tl.int64)[:, None] * stride_t + d[None, :], mask=inside_R[:, None], other=0.0)
+    x_RD = x_RD.to(tl.float32)
+    if not SHIFT:
+        return x_RD, x_RD, x_RD, tl.zeros_like(t_R).to(tl.float32)
+    has_previous = (inside_R & (t_R > 0))[:, None]
+    previous_RD = tl.load(x_ptr + (t_R - 1).to(tl.int64)[:, None] * stride_t + d[None, :], mask=has_previous, other=0.0)
+    previous_RD = previous_RD.to(tl.float32)
+    if BEFORE:
+        first_D = tl.load(before_ptr + d).to(tl.float32)
+        previous_RD = tl.where((t_R == 0)[:, None], first_D[None, :], previous_RD)
+    alpha_R = tl.load(alpha_ptr + t_R.to(tl.int64) * alpha_stride_t, mask=inside_R, other=0.0).to(tl.float32)
+    alpha_R = tl.sigmoid(alpha_R)
+    return alpha_R[:, None] * previous_RD + (1.0 - alpha_R)[:, None] * x_RD, x_RD, previous_RD, alpha_R
+
+
+@triton.jit
+def _norm_backward(dy_RD, m_RD, w_D, eps, D: tl.constexpr):
+    """Gradient of the norm's input, and its input scaled to unit size."""
+    scale_R = tl.rsqrt(tl.sum(m_RD * m_RD, 1) / D + eps)
+    unit_RD = m_RD * scale_R[:, None]
+    g_RD = dy_RD * w_D[None, :]
+    return (g_RD - unit_RD * (tl.sum(g_RD * unit_RD, 1) / D)[:, None]) * scale_R[:, None], unit_RD
+
+
+@triton.jit(do_not_specialize=["T", "H"])
+def _shift_forward_kernel(
+    x_ptr, alpha_ptr, w_ptr, before_ptr, y_ptr, stride_b, stride_t, stride_h, alpha_b, alpha_t, alpha_h, w_h, T, H, eps,
+    BLOCK: tl.constexpr, D: tl.constexpr, SHIFT: tl.constexpr, NORM: tl.constexpr, BEFORE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1).to(tl.int64)
+    batch, head = row // H, row % H
+    t_R = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    d = tl.arange(0, D)
+    inside_R = t_R < T
+    x_ptr += batch * stride_b + head * stride_h
+    m_RD, _, _, _ = _mixed(
+        x_ptr, alpha_ptr + batch * alpha_b + head * alpha_h, before_ptr + row * D, t_R, inside_R, d, T, stride_t, alpha_t,
+        SHIFT, BEFORE,
+    )  # fmt: skip
+    if NORM:
+        m_RD *= tl.rsqrt(tl.sum(m_RD * m_RD, 1) / D + eps)[:, None]
+        m_RD *= tl.load(w_ptr + head * w_h + d).to(tl.float32)[None, :]
+    out = ((batch * T + t_R) * H + head)[:, None] * D + d[None, :]
+    tl.store(y_ptr + out, m_RD.to(y_ptr.dtype.element_ty), mask=inside_R[:, None])
+
+
+@triton.jit(do_not_specialize=["T", "H"])
+def _shift_backward_kernel(
+    dy_ptr, x_ptr, alpha_ptr, w_ptr, before_ptr, dx_ptr, dalpha_ptr, dw_ptr,
+    stride_b, stride_t, stride_h, alpha_b, alpha_t, alpha_h, w_h, T, H, eps,
+    BLOCK: tl.constexpr, D: tl.constexpr, SHIFT: tl.constexpr, NORM: tl.constexpr, BEFORE: tl.constexpr,
+):  # fmt: skip
+    """A token's gradient comes from its own row and, through the shift, from the next one: that row is computed
+    twice."""
+    row = tl.program_id(1).to(tl.int64)
+    batch, head = row // H, row % H
+    t_R = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    d = tl.arange(0, D)
+    x_ptr += batch * stride_b + head * stride_h
+    alpha_ptr += batch * alpha_b + head * alpha_h
+    before_ptr += row * D
+    inside_R = t_R < T
+    own = ((batch * T + t_R) * H + head)[:, None] * D + d[None, :]
+    dm_RD = tl.load(dy_ptr + own, mask=inside_R[:, None], other=0.0).to(tl.float32)
+    m_RD, x_RD, previous_RD, alpha_R = _mixed(
+        x_ptr, alpha_ptr, before_ptr, t_R, inside_R, d, T, stride_t, alpha_t, SHIFT, BEFORE
+    )
+    w_D = tl.zeros((D,), tl.float32)
+    if NORM:
+        w_D = tl.load(w_ptr + head * w_h + d).to(tl.float32)
+        dy_RD = dm_RD
+        dm_RD, unit_RD = _norm_backward(dy_RD, m_RD, w_D, eps, D)
+        tl.store(dw_ptr + (row * tl.num_programs(0) + tl.program_id(0)) * D + d, tl.sum(dy_RD * unit_RD, 0))
+    dx_RD = dm_RD
+    if SHIFT:
+        dalpha_R = tl.sum(dm_RD * (previous_RD - x_RD), 1) * alpha_R * (1.0 - alpha_R)
+        tl.store(dalpha_ptr + (batch * T + t_R) * H + head, dalpha_R, mask=inside_R)
+        after_R = t_R + 1 < T
+        dnext_RD = tl.load(dy_ptr + own + H * D, mask=after_R[:, None], other=0.0).to(tl.float32)
+        m_RD, x_RD, previous_RD, next_alpha_R = _mixed(
+            x_ptr, alpha_ptr, before_ptr, t_R + 1, after_R, d, T, stride_t, alpha_t, SHIFT, BEFORE
+        )
+        if NORM:
+            dnext_RD, unit_RD = _norm_backward(dnext_RD, m_RD, w_D, eps, D)
+        dx_RD = (1.0 - alpha_R)[:, None] * dm_RD + tl.where(after_R, next_alpha_R, 0.0)[:, None] * dnext_RD
+    tl.store(dx_ptr + own, dx_RD.to(dx_ptr.dtype.element_ty), mask=inside_R[:, None])
+
+
+@triton.jit(do_not_specialize=["T", "H"])
+def _gated_norm_kernel(
+    o_ptr, gate_ptr, w_ptr, y_ptr, dy_ptr, do_ptr, dgate_ptr, dw_ptr, w_h, T, H, eps,
+    BLOCK: tl.constexpr, D: tl.constexpr, GATE: tl.constexpr, BACKWARD: tl.constexpr,
+):  # fmt: skip
+    """Forward writes y; backward writes do, dgate and this program's part of dw. All tensors are contiguous."""
+    row = tl.program_id(1).to(tl.int64)
+    batch, head = row // H, row % H
+    t_R = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    d = tl.arange(0, D)
+    inside = (t_R < T)[:, None]
+    at = ((batch * T + t_R) * H + head)[:, None] * D + d[None, :]
+    o_RD = tl.load(o_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    w_D = tl.load(w_ptr + head * w_h + d).to(tl.float32)
+    gate_RD = tl.full((BLOCK, D), 1.0, tl.float32)
+    if GATE:
+        gate_RD = tl.sigmoid(tl.load(gate_ptr + at, mask=inside, other=0.0).to(tl.float32))
+    if BACKWARD:
+        dy_RD = tl.load(dy_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        do_RD, unit_RD = _norm_backward(dy_RD * gate_RD, o_RD, w_D, eps, D)
+        tl.store(do_ptr + at, do_RD.to(do_ptr.dtype.element_ty), mask=inside)
+        if GATE:
+            dgate_RD = dy_RD * unit_RD * w_D[None, :] * gate_RD * (1.0 - gate_RD)
+            tl.store(dgate_ptr + at, dgate_RD.to(dgate_ptr.dtype.element_ty), mask=inside)
+        dw_D = tl.sum(dy_RD * gate_RD * unit_RD, 0)
+        tl.store(dw_ptr + (row * tl.num_programs(0) + tl.program_id(0)) * D + d, dw_D)
+    else:
+        scale_R = tl.rsqrt(tl.sum(o_RD * o_RD, 1) / D + eps)
+        y_RD = o_RD * scale_R[:, None] * w_D[None, :] * gate_RD
+        tl.store(y_ptr + at, y_RD.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+def _weight_gradient(parts: Tensor, batch: int, weight: Tensor) -> Tensor:
+    """Programs' sums (B * H, programs, D) -> the weight's shape, (D,) or (H * D,)."""
+    per_head = parts.view(batch, -1, *parts.shape[1:]).sum((0, 2))
+    total = per_head.sum(0) if weight.numel() == per_head.shape[1] else per_head.flatten()
+    return total.to(weight.dtype)
+
+
+def _head_step(weight: Tensor | None, head_dim: int) -> int:
+    return 0 if weight is None or weight.numel() == head_dim else head_dim
+
+
+@torch.library.custom_op("forgetting_attention::shift_and_norm", mutates_args=())
+def triton_shift_and_norm(
+    x: Tensor, alpha_logit: Tensor | None, weight: Tensor | None, before: Tensor | None, eps: float
+) -> Tensor:
+    """See `fused_norms.shift_and_norm`; weight is flat."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    before = None if before is None else before.contiguous()
+    B, T, H, D = x.shape
+    y = torch.empty(x.shape, device=x.device, dtype=x.dtype)
+    alpha_strides = (0, 0, 0) if alpha_logit is None else alpha_logit.stride()
+    _shift_forward_kernel[(triton.cdiv(T, BLOCK), B * H)](
+        x, x if alpha_logit is None else alpha_logit, x if weight is None else weight, x if before is None else before, y,
+        *x.stride()[:3], *alpha_strides, _head_step(weight, D), T, H, eps,
+        BLOCK=BLOCK, D=D, SHIFT=alpha_logit is not None, NORM=weight is not None, BEFORE=before is not None,
+    )  # fmt: skip
+    return y
+
+
+@torch.library.custom_op("forgetting_attention::shift_and_norm_backward", mutates_args=())
+def _shift_and_norm_backward(
+    dy: Tensor, x: Tensor, alpha_logit: Tensor | None, weight: Tensor | None, before: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    before = None if before is None else before.contiguous()
+    B, T, H, D = x.shape
+    dx = torch.empty(x.shape, device=x.device, dtype=x.dtype)
+    dalpha = torch.empty(B, T, H, device=x.device, dtype=torch.float32)
+    parts = torch.empty(B * H, triton.cdiv(T, BLOCK), D, device=x.device, dtype=torch.float32)
+    alpha_strides = (0, 0, 0) if alpha_logit is None else alpha_logit.stride()
+    _shift_backward_kernel[(triton.cdiv(T, BLOCK), B * H)](
+        dy.contiguous(), x, x if alpha_logit is None else alpha_logit, x if weight is None else weight,
+        x if before is None else before, dx, dalpha, parts,
+        *x.stride()[:3], *alpha_strides, _head_step(weight, D), T, H, eps,
+        BLOCK=BLOCK, D=D, SHIFT=alpha_logit is not None, NORM=weight is not None, BEFORE=before is not None,
+    )  # fmt: skip
+    dalpha = dalpha if alpha_logit is None else dalpha.to(alpha_logit.dtype)
+    return dx, dalpha, x.new_empty(0) if weight is None else _weight_gradient(parts, B, weight)
+
+
+@torch.library.custom_op("forgetting_attention::gated_norm", mutates_args=())
+def triton_gated_norm(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """See `fused_norms.gated_output_norm`; weight is flat."""
+    B, T, H, D = o.shape
+    o = o.contiguous()
+    gate = o if gate is None else gate.contiguous()
+    y = torch.empty_like(o)
+    _gated_norm_kernel[(triton.cdiv(T, BLOCK), B * H)](
+        o, gate, weight, y, y, y, y, y, _head_step(weight, D), T, H, eps,
+        BLOCK=BLOCK, D=D, GATE=gate is not o, BACKWARD=False,
+    )  # fmt: skip
+    return y
+
+
+@torch.library.custom_op("forgetting_attention::gated_norm_backward", mutates_args=())
+def _gated_norm_backward(
+    dy: Tensor, o: Tensor, gate: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    B, T, H, D = o.shape
+    o, has_gate = o.contiguous(), gate is not None
+    gate = o if gate is None else gate.contiguous()
+    do, dgate = torch.empty_like(o), torch.empty_like(gate)
+    parts = torch.empty(B * H, triton.cdiv(T, BLOCK), D, device=o.device, dtype=torch.float32)
+    _gated_norm_kernel[(triton.cdiv(T, BLOCK), B * H)](
+        o, gate, weight, do, dy.contiguous(), do, dgate, parts, _head_step(weight, D), T, H, eps,
+        BLOCK=BLOCK, D=D, GATE=has_gate, BACKWARD=True,
+    )  # fmt: skip
+    return do, dgate, _weight_gradient(parts, B, weight)
+
+
+@triton_shift_and_norm.register_fake
+def _(x, alpha_logit, weight, before, eps):  # type: ignore[no-untyped-def]
+    return x.new_empty(x.shape)
+
+
+@_shift_and_norm_backward.register_fake
+def _(dy, x, alpha_logit, weight, before, eps):  # type: ignore[no-untyped-def]
+    dalpha_dtype = torch.float32 if alpha_logit is None else alpha_logit.dtype
+    dweight = x.new_empty(0) if weight is None else weight.new_empty(weight.shape)
+    return x.new_empty(x.shape), x.new_empty(x.shape[:3], dtype=dalpha_dtype), dweight
+
+
+@triton_gated_norm.register_fake
+def _(o, gate, weight, eps):  # type: ignore[no-untyped-def]
+    return o.new_empty(o.shape)
+
+
+@_gated_norm_backward.register_fake
+def _(dy, o, gate, weight, eps):  # type: ignore[no-untyped-def]
+    dgate = o if gate is None else gate
+    return o.new_empty(o.shape), dgate.new_empty(dgate.shape), weight.new_empty(weight.shape)
+
+
+def _save_shift(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    *tensors, ctx.eps = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate_shift(ctx, dy):  # type: ignore[no-untyped-def]
+    x, alpha_logit, weight, before = ctx.saved_tensors
+    dx, dalpha, dweight = _shift_and_norm_backward(dy, x, alpha_logit, weight, before, ctx.eps)
+    return dx, None if alpha_logit is None else dalpha, None if weight is None else dweight, None, None
+
+
+def _save_gated(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    *tensors, ctx.eps = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate_gated(ctx, dy):  # type: ignore[no-untyped-def]
+    o, gate, weight = ctx.saved_tensors
+    do, dgate, dweight = _gated_norm_backward(dy, o, gate, weight, ctx.eps)
+    return do, None if gate is None else dgate, dweight, None
+
+
+triton_shift_and_norm.register_autograd(_differentiate_shift, setup_context=_save_shift)
+triton_gated_norm.register_autograd(_differentiate_gated, setup_context=_save_gated)
