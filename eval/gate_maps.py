@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from eval.context import Context, inference
 from eval.progress import Progress
@@ -23,7 +24,7 @@ from models.forgetting_transformer import ForgettingAttention
 Head = tuple[int, int]
 
 
-def evaluate(model: nn.Module, tokenizer: object, spec: GateMapsSpec, context: Context) -> pd.DataFrame:
+def evaluate(model: PreTrainedModel, tokenizer: object, spec: GateMapsSpec, context: Context) -> pd.DataFrame:
     """Rows (layer, head, quantity, row, col, value), layers and heads 0-based.
 
     Statistics (row = col = -1) of every head: half_life_tokens (distance at which the median of F over queries has
@@ -116,11 +117,13 @@ def maps(q_TD: Tensor, k_TD: Tensor, log_fgate_T: Tensor, grid: int) -> tuple[np
         pairs = nn.functional.pad(causal, pad).unflatten(1, (block + 1, cell)).sum((0, 2))
         total = nn.functional.pad(forget, pad).unflatten(1, (block + 1, cell)).sum((0, 2))
         forget_GG[block, : block + 1] = (total / pairs).cpu().numpy()
-        attend_GG[block, : block + 1] = nn.functional.pad(attend, pad).unflatten(1, (block + 1, cell)).amax((0, 2)).cpu().numpy()
+        attend_GG[block, : block + 1] = (
+            nn.functional.pad(attend, pad).unflatten(1, (block + 1, cell)).amax((0, 2)).cpu().numpy()
+        )
     return forget_GG, attend_GG
 
 
-def _attention_layers(model: nn.Module) -> dict[int, ForgettingAttention]:
+def _attention_layers(model: PreTrainedModel) -> dict[int, ForgettingAttention]:
     found = [module for module in model.modules() if isinstance(module, ForgettingAttention)]
     gated = {module.layer_idx: module for module in found if module.spec.forget_gate != "none"}
     if not gated:
@@ -160,17 +163,15 @@ def _threshold(attention: ForgettingAttention, q: Tensor, k: Tensor, spec: GateM
     """delta per head (1, H), as pruning would use it."""
     own = attention.spec
     if own.qk_norm:
-        scales = (norm.weight.view(-1, own.head_dim) for norm in (attention.q_norm, attention.k_norm))
-        bound: Tensor = qk_norm_logit_bound(*scales, own.head_dim)[None].to(q.device)
+        q_scale, k_scale = (norm.weight.view(-1, own.head_dim) for norm in (attention.q_norm, attention.k_norm))
+        bound: Tensor = qk_norm_logit_bound(q_scale, k_scale, own.head_dim)[None].to(q.device)
     else:
         bound = norm_logit_bound(q, k, own.head_dim**-0.5)
     return torch.as_tensor(pruning_threshold(bound, k.shape[1], spec.log_tolerance))
 
 
 @contextmanager
-def _watched(
-    layers: dict[int, ForgettingAttention], visit: Callable[[int, Tensor, Tensor, Tensor], None]
-) -> Iterator[None]:
+def _watched(layers: dict[int, ForgettingAttention], visit: Callable[[int, Tensor, Tensor, Tensor], None]) -> Iterator[None]:
     """Calls visit(layer, q, k, log gate (T, H)) whenever one of the layers runs."""
 
     def hook(module: nn.Module, arguments: tuple[Any, ...]) -> None:
@@ -188,7 +189,7 @@ def _watched(
 
 
 def _forward(
-    model: nn.Module,
+    model: PreTrainedModel,
     layers: dict[int, ForgettingAttention],
     inputs_BT: Tensor,
     context: Context,

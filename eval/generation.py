@@ -4,8 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import nn
-from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from eval.context import inference
 
@@ -17,7 +16,7 @@ Stop = Callable[[list[int]], bool]
 
 
 def generate(
-    model: nn.Module,
+    model: PreTrainedModel,
     prompts: Sequence[list[int]],
     *,
     max_new_tokens: int,
@@ -95,7 +94,7 @@ class _Stop(StoppingCriteria):
 
 
 @contextmanager
-def _own_generation_config(model: nn.Module) -> Iterator[None]:
+def _own_generation_config(model: PreTrainedModel) -> Iterator[None]:
     """`generate` fills gaps of its config from the checkpoint's (end tokens, sampling): hide that one for the while."""
     saved = model.generation_config
     model.generation_config = GenerationConfig()
@@ -106,7 +105,12 @@ def _own_generation_config(model: nn.Module) -> Iterator[None]:
 
 
 def _generate_batch(
-    model: nn.Module, prompts: list[list[int]], max_new_tokens: int, device: str, stop_ids: frozenset[int], stop: Stop | None
+    model: PreTrainedModel,
+    prompts: list[list[int]],
+    max_new_tokens: int,
+    device: str,
+    stop_ids: frozenset[int],
+    stop: Stop | None,
 ) -> list[list[int]]:
     longest = max(len(prompt) for prompt in prompts)
     filler = min(stop_ids, default=0)
@@ -121,7 +125,9 @@ def _generate_batch(
     )
     criteria = StoppingCriteriaList([] if stop is None else [_Stop(longest, stop)])
     with inference(device), _own_generation_config(model):
-        out_BT = model.generate(input_ids=ids_BT, attention_mask=mask_BT, generation_config=config, stopping_criteria=criteria)
+        out_BT = model.generate(  # type: ignore[operator]  # every causal LM is a GenerationMixin
+            input_ids=ids_BT, attention_mask=mask_BT, generation_config=config, stopping_criteria=criteria
+        )
     return [_until_stop(row, stop_ids, stop) for row in out_BT[:, longest:].tolist()]
 
 

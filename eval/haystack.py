@@ -10,6 +10,7 @@ from eval.text import TextCodec
 
 MAX_SKIPS = 8
 
+
 def folder_text(path: Path, *, in_order: bool = True) -> str:
     """The texts of a folder (or one file) joined; sorted by name, or in the order the directory lists them."""
     if in_order:
@@ -66,9 +67,7 @@ def insert(hay: Sequence[int], needle: Sequence[int], depth: float, stops: Colle
     return [*hay[:point], *needle, *hay[point:]], point
 
 
-def document(
-    codec: TextCodec, hay: Sequence[int], needle: str, num_tokens: int, depth: float, stops: Collection[int]
-) -> str:
+def document(codec: TextCodec, hay: Sequence[int], needle: str, num_tokens: int, depth: float, stops: Collection[int]) -> str:
     """Haystack text with the needle inside that encodes to exactly `num_tokens` tokens.
 
     The ids are cut to the count, the needle is inserted, and the whole is decoded, because the model reads the

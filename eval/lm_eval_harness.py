@@ -16,7 +16,6 @@ from typing import Any
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 os.environ.setdefault("DISABLE_MULTIPROC", "1")  # the harness bootstraps standard errors in forked processes otherwise
 
@@ -24,6 +23,7 @@ from lm_eval import evaluator, utils
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
+from transformers import PreTrainedModel
 
 from eval.context import Context, inference
 from eval.generation import generate
@@ -61,7 +61,7 @@ class HarnessModel(TemplateLM):
     Answers are kept in the context's partial file under the digest of the request.
     """
 
-    def __init__(self, model: nn.Module, codec: TextCodec, spec: LmEvalSpec, context: Context, progress: Progress):
+    def __init__(self, model: PreTrainedModel, codec: TextCodec, spec: LmEvalSpec, context: Context, progress: Progress):
         super().__init__()
         self.model, self.codec, self.spec, self.context, self.progress = model, codec, spec, context, progress
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -176,7 +176,7 @@ class HarnessModel(TemplateLM):
         return [records[_key("generate", (r.args[0], repr(sorted(r.args[1].items()))))]["text"] for r in requests]
 
 
-def evaluate(model: nn.Module, tokenizer: TextCodec, spec: LmEvalSpec, context: Context) -> pd.DataFrame:
+def evaluate(model: PreTrainedModel, tokenizer: TextCodec, spec: LmEvalSpec, context: Context) -> pd.DataFrame:
     """Rows (task, metric, value, stderr, num_examples, task_version, harness_version, batch_size, add_bos): accuracies in
     percent, perplexities plain, standard errors alike (NaN where the harness has none). Zero-shot.
 
@@ -202,7 +202,9 @@ def evaluate(model: nn.Module, tokenizer: TextCodec, spec: LmEvalSpec, context: 
 
 def _load_tasks(spec: LmEvalSpec, folder: Path | None) -> Any:
     manager = TaskManager(include_path=folder, include_defaults=False)
-    wanted = [name if name in manager.task_index or name not in HARNESS_FILES else str(harness_file(name)) for name in spec.tasks]
+    wanted = [
+        name if name in manager.task_index or name not in HARNESS_FILES else str(harness_file(name)) for name in spec.tasks
+    ]
     if any(name not in manager.task_index and name not in HARNESS_FILES for name in spec.tasks):
         manager = TaskManager(include_path=folder) if folder is not None else _harness_tasks()
         unknown = [name for name in spec.tasks if name not in manager.task_index]
@@ -218,7 +220,7 @@ def _load_tasks(spec: LmEvalSpec, folder: Path | None) -> Any:
     except Exception as error:  # datasets and the hub client raise many types when data cannot be had
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
         raise ValueError(
-            f"the data of {', '.join(spec.tasks)} are neither local nor to be had from the hub: {type(error).__name__}: {reason}\n"
+            f"the data of {', '.join(spec.tasks)} are neither local nor to be had: {type(error).__name__}: {reason}\n"
             "On a machine without internet name local task files with --include-path, or fill the cache first."
         ) from error
     for task in loaded["tasks"].values():
@@ -235,9 +237,7 @@ def _harness_tasks() -> TaskManager:
 
 def _rows(task: str, results: Any, spec: LmEvalSpec) -> Iterator[dict[str, Any]]:
     scores = results["results"][task]
-    metrics = TABLE_METRICS.get(task) or tuple(
-        name.split(",")[0] for name in scores if "," in name and "_stderr," not in name
-    )
+    metrics = TABLE_METRICS.get(task) or tuple(name.split(",")[0] for name in scores if "," in name and "_stderr," not in name)
     for metric in metrics:
         (name,) = (key for key in scores if key.split(",")[0] == metric)
         value, error = scores[name], scores.get(name.replace(metric, f"{metric}_stderr", 1))

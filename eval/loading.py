@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from data.spec import DataSpec
 from eval.text import TextCodec
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Subject:
     run_id: str
     train_seq_len: int | None
     tokenizer_name: str | None
+    data: DataSpec | None = None
 
     @classmethod
     def find(cls, path_or_name: str, tokenizer_name: str | None = None) -> "Subject":
@@ -39,6 +41,18 @@ class Subject:
         run_id = hashlib.sha256(path_or_name.encode()).hexdigest()[:10]
         return cls(path_or_name, OUTSIDE_SCALE, path.name, run_id, None, tokenizer_name)
 
+    def check_corpus(self, corpus: DataSpec) -> None:
+        """Raises ValueError if the corpus has other token ids than those the run was trained on."""
+        if self.data is None:
+            return  # nothing is known about how the model was trained
+        trained_on_it = self.data.tokenizer.startswith("bpe-")
+        same = corpus.fingerprint == self.data.fingerprint if trained_on_it else corpus.tokenizer == self.data.tokenizer
+        if not same:
+            raise ValueError(
+                f"the corpus ({corpus.tokenizer}, {corpus.fingerprint}) has other tokens than run {self.run_id} was trained on "
+                f"({self.data.tokenizer}, {self.data.fingerprint}): name the run's own corpus with --corpus"
+            )
+
     @classmethod
     def _of_run(cls, path: Path, tokenizer_name: str | None) -> "Subject":
         from training.run_folder import RunFolder
@@ -47,7 +61,7 @@ class Subject:
         spec = run.read_spec()
         if not run.finished:
             raise ValueError(f"{path}: the run is not finished (it has no export/); train it to the end first")
-        return cls(str(run.export), spec.scale, spec.name, spec.run_id, spec.train.seq_len, tokenizer_name)
+        return cls(str(run.export), spec.scale, spec.name, spec.run_id, spec.train.seq_len, tokenizer_name, spec.data)
 
     @classmethod
     def _of_folder(cls, path: Path, tokenizer_name: str | None) -> "Subject":
@@ -81,12 +95,18 @@ class Loaded:
             model = load_model(self.subject.folder, dtype=torch.float32)
         except OSError as error:
             raise ValueError(f"cannot load a model from {self.subject.folder}: {_first_line(error)}") from error
-        return model.to(self.device).eval()
+        return model.to(self.device).eval()  # type: ignore[arg-type]  # a decorator of transformers hides `self`
 
     @cached_property
     def tokenizer(self) -> TextCodec:
         """Raises ValueError if the model comes without a tokeniser."""
         return load_tokenizer(self.subject.tokenizer_name or self.subject.folder)
+
+
+def vocab_size(model: "PreTrainedModel") -> int:
+    """Rows of the input embedding."""
+    weight = model.get_input_embeddings().weight
+    return int(weight.shape[0])  # type: ignore[index,union-attr,arg-type]
 
 
 def load_tokenizer(name: str) -> TextCodec:
@@ -115,9 +135,11 @@ def _hf_tokenizer(name: str) -> "PreTrainedTokenizerBase":
     from data.hf_tokenizer import CorpusTokenizer, JSONTokenizer
 
     config = Path(name) / "tokenizer_config.json"
-    own = {cls.__name__: cls for cls in (CorpusTokenizer, JSONTokenizer)}
     saved = json.loads(config.read_text()).get("tokenizer_class") if config.is_file() else None
-    return own.get(saved, AutoTokenizer).from_pretrained(name)
+    for own in (CorpusTokenizer, JSONTokenizer):
+        if own.__name__ == saved:
+            return own.from_pretrained(name)
+    return AutoTokenizer.from_pretrained(name)
 
 
 def _first_line(error: Exception) -> str:

@@ -265,7 +265,7 @@ def _longbench_examples(task: str, units: list[list[str]], corpus: Corpus) -> li
 
 def _longbench(draw: _Draw, task: str, index: int) -> Row:
     """One example in LongBench's own fields. Code and summarisation go on with the text, the others ask for a unit of it."""
-    document, context, follows = draw.place(chars=LONG_CONTEXT_CHARS)
+    _, context, follows = draw.place(chars=LONG_CONTEXT_CHARS)
     lines = context.split("\n")
     question, answers, classes = "", [follows], None
     if task == "trec":

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import pandas as pd
-from torch import nn
+from transformers import PreTrainedModel
 
 from eval.context import Context
 from eval.generation import generate
@@ -174,7 +174,7 @@ def prompt_ids(task: Task, example: dict[str, Any], codec: TextCodec, max_tokens
     return [codec.bos_id, *codec.encode(codec.decode(ids[:half]) + codec.decode(ids[-half:]))]
 
 
-def evaluate(model: nn.Module, tokenizer: TextCodec, spec: LongBenchSpec, context: Context) -> pd.DataFrame:
+def evaluate(model: PreTrainedModel, tokenizer: TextCodec, spec: LongBenchSpec, context: Context) -> pd.DataFrame:
     """Rows (task, metric, example, score, prediction), one per example; the paper's value of a task is the mean score.
 
     Greedy generation without a stop string; the prediction is stored whole and scored after the cut to its first line (all
@@ -207,7 +207,7 @@ def evaluate(model: nn.Module, tokenizer: TextCodec, spec: LongBenchSpec, contex
 
 
 def _predict(
-    model: nn.Module,
+    model: PreTrainedModel,
     codec: TextCodec,
     task: Task,
     examples: Sequence[dict[str, Any]],

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from torch import nn
+from transformers import PreTrainedModel
 
 from eval.context import Context
 from eval.generation import generate
@@ -43,7 +43,9 @@ class Wording:
             raise ValueError(f"{path} cannot be read as TOML: {error}") from error
         names = {field.name for field in fields(cls)}
         if set(texts) != names or not all(isinstance(text, str) for text in texts.values()):
-            raise ValueError(f"{path} must hold exactly the texts {', '.join(sorted(names))}; it holds {', '.join(sorted(texts))}")
+            raise ValueError(
+                f"{path} must hold exactly the texts {', '.join(sorted(names))}; it holds {', '.join(sorted(texts))}"
+            )
         wording = cls(**texts)
         if not wording.needle.startswith(wording.answer_start) or wording.needle == wording.answer_start:
             raise ValueError(f"{path}: answer_start must be the beginning of needle, and leave something to say")
@@ -106,7 +108,7 @@ def build_cells(codec: TextCodec, spec: NeedleSpec, context: Context, wording: W
     return cells
 
 
-def evaluate(model: nn.Module, tokenizer: TextCodec, spec: NeedleSpec, context: Context) -> pd.DataFrame:
+def evaluate(model: PreTrainedModel, tokenizer: TextCodec, spec: NeedleSpec, context: Context) -> pd.DataFrame:
     """Rows (mode, length, depth, sample, score, exact, fuzzy, scored_by, prediction), one per prompt.
 
     Documents of easy and standard cells have exactly length - reserve tokens as the model reads them, BOS and query

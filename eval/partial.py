@@ -69,7 +69,7 @@ class Partial:
             return
         temporary = self._state_path.with_suffix(".npz.tmp")
         with open(temporary, "wb") as file:
-            np.savez(file, identity=np.array(self.identity), **arrays)
+            np.savez(file, allow_pickle=False, identity=np.array(self.identity), **arrays)
         os.replace(temporary, self._state_path)
 
     def load_state(self) -> dict[str, np.ndarray] | None:

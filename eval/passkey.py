@@ -124,7 +124,9 @@ def _training_document(
         whole = codec.encode(key_line(names[index], values[index]))
         if used + len(whole) > length:
             if n == 0:
-                raise ValueError(f"seq_len {length} is too short for {num_keys} key lines and a query: at least {used + len(whole)}")
+                raise ValueError(
+                    f"seq_len {length} is too short for {num_keys} key lines and a query: at least {used + len(whole)}"
+                )
             break
         pieces.append(whole)
         starts.append(len(query))

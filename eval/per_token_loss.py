@@ -5,9 +5,10 @@ import time
 import numpy as np
 import pandas as pd
 import torch
-from torch import nn
+from transformers import PreTrainedModel
 
 from eval.context import Context, inference
+from eval.loading import vocab_size
 from eval.progress import Progress
 from eval.spec import PerTokenLossSpec
 from models.loss import token_losses
@@ -15,7 +16,7 @@ from models.loss import token_losses
 SECONDS_BETWEEN_SAVES = 20.0
 
 
-def evaluate(model: nn.Module, tokenizer: object, spec: PerTokenLossSpec, context: Context) -> pd.DataFrame:
+def evaluate(model: PreTrainedModel, tokenizer: object, spec: PerTokenLossSpec, context: Context) -> pd.DataFrame:
     """Rows (position, loss, num_documents): mean negative log-likelihood in nats of token i (1-based), given BOS and the
     tokens before it, over the first documents of the held-out split; one forward pass per document, summed in fp64.
 
@@ -25,7 +26,7 @@ def evaluate(model: nn.Module, tokenizer: object, spec: PerTokenLossSpec, contex
     targets_NT = _held_out(model, spec, context)
     state = context.partial.load_state()
     total_T = np.zeros(spec.context_len) if state is None else state["total"]
-    counts_V = np.zeros(_vocab_size(model), np.int64) if state is None else state["counts"]
+    counts_V = np.zeros(vocab_size(model), np.int64) if state is None else state["counts"]
     done = 0 if state is None else int(state["done"])
 
     saved = time.monotonic()
@@ -65,26 +66,22 @@ def _save(context: Context, total_T: np.ndarray, counts_V: np.ndarray, done: int
     context.partial.save_state({"total": total_T, "counts": counts_V, "done": np.array(done)})
 
 
-def _vocab_size(model: nn.Module) -> int:
-    return model.get_input_embeddings().weight.shape[0]
-
-
-def _held_out(model: nn.Module, spec: PerTokenLossSpec, context: Context):
+def _held_out(model: PreTrainedModel, spec: PerTokenLossSpec, context: Context):
     corpus = context.need_corpus()
     documents, document_len = corpus.heldout.shape
     if spec.num_documents > documents:
         raise ValueError(f"num_documents {spec.num_documents} exceeds the {documents} held-out documents of the corpus")
     if spec.context_len > document_len:
         raise ValueError(f"context_len {spec.context_len} exceeds the {document_len} tokens of the corpus's documents")
-    if corpus.spec.vocab_size > _vocab_size(model):
+    if corpus.spec.vocab_size > vocab_size(model):
         raise ValueError(
             f"the corpus has token ids up to {corpus.spec.vocab_size - 1} ({corpus.spec.tokenizer}), the model's vocabulary "
-            f"is {_vocab_size(model)}: prepare the corpus with the model's own tokeniser"
+            f"is {vocab_size(model)}: prepare the corpus with the model's own tokeniser"
         )
     return corpus.heldout
 
 
-def _document_losses(model: nn.Module, target_T: np.ndarray, context: Context, document: int) -> np.ndarray:
+def _document_losses(model: PreTrainedModel, target_T: np.ndarray, context: Context, document: int) -> np.ndarray:
     """fp64 losses (T,) of one document; the inputs are the targets rolled right by one with BOS in front."""
     targets_BT = torch.from_numpy(target_T)[None].to(context.device)
     inputs_BT = targets_BT.roll(1, dims=1)

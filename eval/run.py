@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
-from torch import nn
 
 from eval.context import Context
 from eval.loading import Loaded
@@ -28,7 +27,7 @@ from training.provenance import provenance
 
 def evaluate(loaded: Loaded, spec: EvalSpec, context: Context) -> pd.DataFrame:
     """The rows of `spec`, without the columns that say where they come from. Modules are imported as they are needed."""
-    model: nn.Module = loaded.model
+    model = loaded.model
     match spec:
         case PerTokenLossSpec():
             from eval import per_token_loss
@@ -64,6 +63,8 @@ def run(loaded: Loaded, spec: EvalSpec, context: Context, out: Path) -> bool:
     if out.is_file() and meta_path(out).is_file():
         return False
     subject, name = loaded.subject, eval_id(spec)
+    if isinstance(spec, PerTokenLossSpec | GateMapsSpec) and context.corpus is not None:
+        subject.check_corpus(context.corpus.spec)  # these read token ids, the others text
     partial = out.with_name(out.name.removesuffix(".parquet") + ".partial.jsonl")
     context = replace(context, partial=Partial(partial, identity=f"{subject.run_id}/{name}"), extras={})
     context.train_seq_len = subject.train_seq_len

@@ -8,9 +8,11 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from eval.context import Context
 from eval.generation import generate
+from eval.loading import vocab_size
 from eval.progress import Progress
 from eval.run import device_name
 from eval.spec import ThroughputSpec
@@ -20,7 +22,7 @@ from models.loss import token_losses
 from training.hardware import peak_flops
 
 
-def evaluate(model: nn.Module, tokenizer: object, spec: ThroughputSpec, context: Context) -> pd.DataFrame:
+def evaluate(model: PreTrainedModel, tokenizer: object, spec: ThroughputSpec, context: Context) -> pd.DataFrame:
     """One row (mode, seq_len, tokens_per_s, mfu, peak_memory_gib, params, fwd_flops_per_token, gpu).
 
     "train": tokens of a step / median time of a step; MFU counts 3 forward passes, as the paper does. "generate": new
@@ -53,19 +55,18 @@ def evaluate(model: nn.Module, tokenizer: object, spec: ThroughputSpec, context:
     return pd.DataFrame([row])
 
 
-def _size(model: nn.Module, seq_len: int) -> tuple[int, int]:
+def _size(model: PreTrainedModel, seq_len: int) -> tuple[int, int]:
     """Parameters (input embedding excluded) and forward FLOPs per token; of foreign models the matrices only."""
-    params = num_params(model)  # type: ignore[arg-type]
+    params = num_params(model)
     try:
-        return params, flops_per_token(spec_of(model), seq_len)  # type: ignore[arg-type]
+        return params, flops_per_token(spec_of(model), seq_len)
     except ValueError:
         return params, 2 * params
 
 
-def _random_ids(model: nn.Module, spec: ThroughputSpec, device: str) -> torch.Tensor:
-    vocab = model.get_input_embeddings().weight.shape[0]
+def _random_ids(model: PreTrainedModel, spec: ThroughputSpec, device: str) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(vocab, (spec.batch_size, spec.seq_len), generator=generator).to(device)
+    return torch.randint(vocab_size(model), (spec.batch_size, spec.seq_len), generator=generator).to(device)
 
 
 def _median_seconds(action: Callable[[], object], spec: ThroughputSpec, device: str, progress: Progress) -> float:
@@ -81,7 +82,7 @@ def _median_seconds(action: Callable[[], object], spec: ThroughputSpec, device: 
     return statistics.median(times)
 
 
-def _time_training(model: nn.Module, spec: ThroughputSpec, context: Context) -> float:
+def _time_training(model: PreTrainedModel, spec: ThroughputSpec, context: Context) -> float:
     """Seconds per step. The learning rate is 0, so that the optimiser does all its work and changes nothing."""
     kind = torch.device(context.device).type
     ids_BT = _random_ids(model, spec, context.device)
@@ -114,7 +115,7 @@ def _time_training(model: nn.Module, spec: ThroughputSpec, context: Context) -> 
         model.train(was_training)
 
 
-def _time_generation(model: nn.Module, spec: ThroughputSpec, context: Context) -> tuple[float, float]:
+def _time_generation(model: PreTrainedModel, spec: ThroughputSpec, context: Context) -> tuple[float, float]:
     """Seconds to the first new token, and to the last."""
     prompts = _random_ids(model, spec, context.device).tolist()
     budget = spec.batch_size * (spec.seq_len + spec.new_tokens)

@@ -15,9 +15,7 @@ def make_model(name: str, tiny_fox) -> torch.nn.Module:
     torch.manual_seed(1)
     size = {"vocab_size": 64, "hidden_size": 64, "num_layers": 2}
     if name == "llama":
-        config = LlamaConfig(
-            vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2
-        )
+        config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
         model: torch.nn.Module = LlamaForCausalLM(config)
     elif name == "gpt2":
         model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from data.corpus import Corpus
+from data.prepare import prepare, resolve
 from eval.__main__ import main as eval_main
 from eval.job import main as job_main
 from eval.spec import EVAL_SPEC, NeedleSpec, PerTokenLossSpec, eval_id
@@ -59,20 +60,24 @@ def test_command_line_on_a_plain_hugging_face_folder(make_run, corpus, tmp_path,
     assert "perplexity of the first 64 tokens" in capsys.readouterr().out
 
 
+LOSS_OPTIONS = ["--context-len", "4", "--num-documents", "1"]
+JUDGE_OPTIONS = ["--judge", "m", "--judge-url", "http://127.0.0.1:9/v1", "--judge-key-env", "NO_SUCH_KEY"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["per_token_loss", "--model", "/nowhere", "--context-len", "4", "--num-documents", "1"], "neither a folder nor a hub name"),
+        (["per_token_loss", "--model", "/nowhere", *LOSS_OPTIONS], "neither a folder nor a hub name"),
         (["needle", "--model", "RUN", "--judge", "m"], "--judge-url"),
-        (["needle", "--model", "RUN", "--judge", "m", "--judge-url", "http://127.0.0.1:9/v1", "--judge-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY"),
+        (["needle", "--model", "RUN", *JUDGE_OPTIONS], "NO_SUCH_KEY"),
         (["needle", "--model", "RUN"], "--corpus"),
         (["needle", "--model", "RUN", "--haystack", "/nowhere"], "no such file or folder"),
         (["longbench", "--model", "RUN", "--dataset", "abc"], "--longbench"),
-        (["per_token_loss", "--model", "RUN", "--corpus", "/nowhere", "--context-len", "4", "--num-documents", "1"], "/nowhere"),
-        (["per_token_loss", "--model", "RUN", "--context-len", "4", "--num-documents", "1", "--out", "x.csv"], ".parquet"),
-        (["per_token_loss", "--model", "RUN", "--device", "cuda", "--context-len", "4", "--num-documents", "1"], "--device cpu"),
+        (["per_token_loss", "--model", "RUN", "--corpus", "/nowhere", *LOSS_OPTIONS], "/nowhere"),
+        (["per_token_loss", "--model", "RUN", *LOSS_OPTIONS, "--out", "x.csv"], ".parquet"),
+        (["per_token_loss", "--model", "RUN", "--device", "cuda", *LOSS_OPTIONS], "--device cpu"),
     ],
-)  # fmt: skip
+)
 def test_user_errors_are_one_or_two_lines(arguments, message, make_run, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     if "cuda" in arguments:
@@ -106,6 +111,15 @@ def test_unfinished_run_and_bad_spec_files(make_run, corpus, tmp_path, capsys):
     Path(spec).write_text(json.dumps({"kind": "needle", "lenghts": [3]}))
     assert job_main([str(run), "--spec", spec]) == 2
     assert "lenghts" in capsys.readouterr().err
+
+
+def test_token_ids_of_another_corpus_are_refused(make_run, corpus, texts_folder, tmp_path, capsys):
+    other = prepare(resolve(f"text:{texts_folder}", cache_dir=tmp_path, tokenizer="bpe-400", document_len=1024))
+    run = make_run()
+    assert job_main([str(run), "--spec", *write_specs(tmp_path, LOSS), "--corpus", str(other.folder)]) == 2
+    assert f"({corpus.spec.tokenizer}, {corpus.spec.fingerprint})" in capsys.readouterr().err
+    text_only = NeedleSpec(mode="easy", lengths=(320,), depths=(0.0,), max_new_tokens=2, reserve=150)
+    assert job_main([str(run), "--spec", *write_specs(tmp_path, text_only), "--corpus", str(other.folder)]) == 0
 
 
 def test_sigterm_keeps_samples_and_the_next_start_goes_on(make_run, corpus, tmp_path):

@@ -159,7 +159,8 @@ def test_damaged_cache_entries_are_asked_for_again(server, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "score"), [("[[1]]", 1), ("first [[3]], then [[10]]", 10), ("[[0]]", None), ("[[11]]", None), ("[5]", None), ("", None)]
+    ("text", "score"),
+    [("[[1]]", 1), ("first [[3]], then [[10]]", 10), ("[[0]]", None), ("[[11]]", None), ("[5]", None), ("", None)],
 )
 def test_parse_score(text, score):
     assert parse_score(text) == score

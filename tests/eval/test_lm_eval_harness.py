@@ -64,14 +64,15 @@ def write_tasks(folder: Path) -> Path:
         "metric_list:\n  - metric: acc\n  - metric: acc_norm\n"
     )
     (folder / "read.yaml").write_text(
-        f"task: read\n{common}dataset_kwargs:\n  data_files:\n    test: {folder}/read.jsonl\noutput_type: loglikelihood_rolling\n"
-        'test_split: test\ndoc_to_text: ""\ndoc_to_target: "{{page}}"\nmetric_list:\n  - metric: word_perplexity\n'
+        f"task: read\n{common}dataset_kwargs:\n  data_files:\n    test: {folder}/read.jsonl\n"
+        'output_type: loglikelihood_rolling\ntest_split: test\ndoc_to_text: ""\ndoc_to_target: "{{page}}"\n'
+        "metric_list:\n  - metric: word_perplexity\n"
     )
     return folder
 
 
 def test_scores_of_a_uniform_model_by_hand(corpus, tmp_path):
-    """The shortest choice wins by log-probability: right, wrong, right. By characters: log-probability per character decides."""
+    """The shortest choice wins by log-probability: right, wrong, right; acc_norm goes by log-probability per character."""
     codec = TextCodec(corpus.tokenizer)
     spec = LmEvalSpec(tasks=("pick", "read"), include="x", max_length=256, batch_size=2)
     rows = lm_eval_harness.evaluate(Uniform(), codec, spec, Context(include_path=write_tasks(tmp_path)))
@@ -79,9 +80,15 @@ def test_scores_of_a_uniform_model_by_hand(corpus, tmp_path):
     assert value["pick", "acc"] == pytest.approx(200 / 3)
     tokens = len(codec.encode("the river was quiet in the morning"))
     assert value["read", "word_perplexity"] == pytest.approx(VOCAB ** (tokens / 7), rel=1e-6)
-    per_char = {c: len(codec.encode(" " + c)) / len(c) for c in ("the", "the river was quiet and small", "of", "a", "winter morning in the village")}
-    right = [per_char["the"] < per_char["the river was quiet and small"], per_char["the river was quiet and small"] < per_char["of"],
-             per_char["a"] < per_char["winter morning in the village"]]  # fmt: skip
+    per_char = {
+        c: len(codec.encode(" " + c)) / len(c)
+        for c in ("the", "the river was quiet and small", "of", "a", "winter morning in the village")
+    }
+    right = [
+        per_char["the"] < per_char["the river was quiet and small"],
+        per_char["the river was quiet and small"] < per_char["of"],
+        per_char["a"] < per_char["winter morning in the village"],
+    ]
     assert value["pick", "acc_norm"] == pytest.approx(100 * sum(right) / 3)
     pick = rows[rows["task"] == "pick"].iloc[0]
     assert pick["stderr"] == pytest.approx(100 * math.sqrt(2 / 3 * 1 / 3 / 2))  # sqrt(p (1 - p) / (n - 1))
@@ -183,7 +190,10 @@ def test_the_papers_tasks_run_on_local_stand_ins_and_training_shows(corpus, tiny
         assert set(rows["task_version"]) == {"local-1"}
         assert rows.loc[rows["metric"].str.startswith("acc"), "value"].between(0, 100).all()
         assert rows["stderr"].notna().sum() == 11  # none for the word perplexity of whole texts
-    perplexity = {name: rows.set_index(["task", "metric"])["value"]["wikitext", "word_perplexity"] for name, rows in (("before", before), ("after", after))}
+    perplexity = {
+        name: rows.set_index(["task", "metric"])["value"]["wikitext", "word_perplexity"]
+        for name, rows in (("before", before), ("after", after))
+    }
     assert perplexity["after"] < 0.3 * perplexity["before"]
 
 

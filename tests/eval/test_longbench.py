@@ -119,7 +119,9 @@ def test_middle_truncation_keeps_both_ends(corpus):
 
 def write_task(folder: Path, hub_name: str, *examples: dict) -> None:
     folder.mkdir(exist_ok=True)
-    lines = [json.dumps({**e, "length": 3, "dataset": hub_name, "language": "en", "_id": str(i)}) for i, e in enumerate(examples)]
+    lines = [
+        json.dumps({**e, "length": 3, "dataset": hub_name, "language": "en", "_id": str(i)}) for i, e in enumerate(examples)
+    ]
     (folder / f"{hub_name}.jsonl").write_text("\n".join(lines) + "\n")
 
 
@@ -132,11 +134,18 @@ def fixture_folder(tmp_path) -> Path:
         example("London", context="London.", input="Which?"),
     )  # fmt: skip
     write_task(folder, "repobench-p", example("return y", context="def f(y):\n", input="    # go\n"))
-    write_task(folder, "trec", example("Location", classes=["Person", "Location"], context="...", input="Question: Where?\nType:"))
+    write_task(
+        folder, "trec", example("Location", classes=["Person", "Location"], context="...", input="Question: Where?\nType:")
+    )
     return folder
 
 
-PREDICTIONS = {"Where?\nAnswer:": "\nThe Paris city\nParis, France", "Which?\nAnswer:": "no idea\nLondon", "code:\n": "return x\nmore", "Type:": " Location\nPerson"}
+PREDICTIONS = {
+    "Where?\nAnswer:": "\nThe Paris city\nParis, France",
+    "Which?\nAnswer:": "no idea\nLondon",
+    "code:\n": "return x\nmore",
+    "Type:": " Location\nPerson",
+}
 
 
 def scripted(codec: TextCodec, calls: list[str]):
@@ -150,7 +159,9 @@ def scripted(codec: TextCodec, calls: list[str]):
     return generate
 
 
-@pytest.mark.parametrize(("original_cut", "expected"), [(False, [50.0, 0.0, 88.0, 100.0]), (True, [200 / 3, 50.0, 88.0, 100.0])])
+@pytest.mark.parametrize(
+    ("original_cut", "expected"), [(False, [50.0, 0.0, 88.0, 100.0]), (True, [200 / 3, 50.0, 88.0, 100.0])]
+)
 def test_fixture_in_the_real_format_gives_the_scores_worked_out_by_hand(
     original_cut, expected, fixture_folder, corpus, monkeypatch
 ):

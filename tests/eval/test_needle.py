@@ -50,7 +50,7 @@ def test_codecs_agree_and_add_nothing(codecs):
 
 def test_the_papers_grid():
     assert PAPER_NEEDLE_LENGTHS == (1000, 4100, 7200, 10300, 13400, 16500, 19600, 22700, 25800, 28900, 32000)
-    assert PAPER_NEEDLE_DEPTHS == tuple(10.0 * n for n in range(11))
+    assert tuple(10.0 * n for n in range(11)) == PAPER_NEEDLE_DEPTHS
     spec = NeedleSpec()
     assert (spec.reserve, spec.samples_per_cell, spec.max_new_tokens) == (200, 1, 1024)
 
@@ -65,8 +65,12 @@ def test_insert_walks_back_to_the_full_stop():
     assert insert(hay, [1], 100, {0}) == ([*hay, 1], 10)
 
 
-@given(length=st.integers(120, 900), depth=st.sampled_from([0.0, 3.0, 25.0, 50.0, 77.7, 99.0, 100.0]), mode=st.sampled_from(["easy", "standard"]),
-       name=st.sampled_from(["plain", "json", "plain-hf"]))  # fmt: skip
+@given(
+    length=st.integers(120, 900),
+    depth=st.sampled_from([0.0, 3.0, 25.0, 50.0, 77.7, 99.0, 100.0]),
+    mode=st.sampled_from(["easy", "standard"]),
+    name=st.sampled_from(["plain", "json", "plain-hf"]),
+)
 @settings(max_examples=60, deadline=None)
 def test_documents_have_the_asked_tokens_and_the_needle_after_the_right_sentence(codecs, corpus, length, depth, mode, name):
     codec = codecs[name]
@@ -179,9 +183,7 @@ def test_a_model_that_copies_scores_10_and_a_random_one_1(mode, corpus):
     assert (rows["exact"] == 1).all()
     assert set(rows["scored_by"]) == {"match"}
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=512, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2
-    )
+    config = LlamaConfig(vocab_size=512, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
     rows = needle.evaluate(LlamaForCausalLM(config).eval(), codec, spec, Context(corpus=corpus))
     assert (rows["score"] == 1).all()
 
