@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from models.build import build_model
+from models.cache import DecodingCache
+from models.causal_lm import Padding
 from models.count import num_params
 from models.forgetting_transformer import decay_time_bias, rotate, shift
 from models.spec import ForgettingTransformerSpec
@@ -186,6 +188,16 @@ def test_rotation_is_relative_and_exact_at_long_positions():
     assert half.dtype == torch.bfloat16
     exact = rotate(q.bfloat16().float(), torch.tensor([[65_000]]), 500000.0)
     assert (half.float() - exact).abs().max() < 2e-2, "angles must not be computed in bf16"
+
+
+def test_positions_start_at_the_first_real_token():
+    attention = make("transformer_llama")[0].model.layers[0].attn
+    cache, x = DecodingCache(), torch.zeros(2, 3, 64)
+    assert attention._positions(x, None, None).tolist() == [[0, 1, 2]]
+    padding = Padding(real=torch.ones(2, 3, dtype=torch.bool), start=torch.tensor([0, 2]))
+    assert attention._positions(x, None, padding).tolist() == [[0, 1, 2], [0, 0, 0]]
+    cache.seq_len = 10
+    assert attention._positions(x, cache, padding).tolist() == [[10, 11, 12], [8, 9, 10]]
 
 
 def test_decay_times_give_alibi_slopes():
