@@ -16,12 +16,13 @@ def main() -> None:
     parser.add_argument("--code", default="", help="which code was measured, kept in the rows (a commit, a word)")
     options = parser.parse_args()
     if not options.show:
-        from kernels.benchmark.measure import SHAPES, measure, measure_boundary, measure_decode
+        from kernels.benchmark.measure import SHAPES, measure, measure_boundary, measure_decode, measure_norms
 
         for shape in [tuple(s) for s in options.shape or SHAPES]:
             append_rows(options.rows, measure(shape, "local to global", options.only, options.code))
             append_rows(options.rows, measure(shape, "open", ["ours", "ours, pruned"], options.code))
             append_rows(options.rows, measure_boundary(shape, options.code) + measure_decode(shape, options.code))
+            append_rows(options.rows, measure_norms(shape, options.code))
     rows = read_rows(options.rows)
     if not rows:
         raise SystemExit(f"{options.rows} holds no rows; measure first: python -m kernels.benchmark (needs a GPU)")

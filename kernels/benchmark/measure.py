@@ -18,6 +18,7 @@ from torch.nn.functional import logsigmoid, rms_norm, scaled_dot_product_attenti
 
 from kernels.benchmark.rows import BASELINE, Row
 from kernels.forgetting_attention import forgetting_attention, pruning_threshold, reference_attention
+from kernels.fused_norms import gated_output_norm, shift_and_norm
 
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 SHAPES = ((2, 16_384, 24, 64), (2, 16_384, 12, 128), (8, 4096, 24, 64), (1, 65_536, 12, 64))
@@ -53,6 +54,24 @@ def _pruned(attention: Callable[..., Tensor]) -> Attention:
     return pruned
 
 
+def _deterministic(*inputs: Tensor) -> Tensor:
+    """The same under torch.use_deterministic_algorithms, which the backward pass looks up when it runs."""
+    return _Deterministic.apply(forgetting_attention(*inputs))
+
+
+class _Deterministic(torch.autograd.Function):
+    """Identity whose backward turns determinism on for what follows; `measure` turns it off again."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, dx: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        torch.use_deterministic_algorithms(True)
+        return dx
+
+
 def providers() -> dict[str, Attention]:
     """What can be measured here, by name."""
     found: dict[str, Attention] = {
@@ -60,6 +79,7 @@ def providers() -> dict[str, Attention]:
         "softmax flash-2": _softmax(SDPBackend.FLASH_ATTENTION),
         "ours": forgetting_attention,
         "ours, pruned": _pruned(forgetting_attention),
+        "ours, deterministic": _deterministic,
     }
     try:
         from fla.ops.forgetting_attn.parallel import parallel_forgetting_attn
@@ -125,6 +145,7 @@ def measure(shape: tuple[int, int, int, int], gates: str, names: list[str] | Non
             q20, q50, q80 = triton.testing.do_bench(run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])
             flops = factor * 4 * B * H * T * T * D / 2
             row = _row(name, operation, gates, shape, (q20, q50, q80), flops / q50 * 1e-9, error, date, version)
+            torch.use_deterministic_algorithms(False)
             print(f"{shape} {gates} {name}: {operation} {q50:.3f} ms, {row.effective_tflops:.0f} TFLOP/s", flush=True)
             rows.append(row)
     return rows
@@ -165,6 +186,41 @@ def measure_decode(shape: tuple[int, int, int, int], version: str) -> list[Row]:
         times = triton.testing.do_bench(run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])
         rows.append(_row(name, "decode", "local to global", shape, tuple(times), 0.0, 0.0, date, version))
         print(f"{shape} decode {name}: {times[1]:.4f} ms", flush=True)
+    return rows
+
+
+def measure_norms(shape: tuple[int, int, int, int], version: str) -> list[Row]:
+    """Shift with norm, and norm with gate, forward and backward, against the same in plain PyTorch."""
+    D = shape[3]
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    x, gate, _, log_fgate, dy = make_inputs(shape, "local to global")
+    logit = log_fgate.detach().requires_grad_()
+    weight = torch.ones(D, device="cuda", requires_grad=True)
+
+    def shifted() -> Tensor:
+        alpha = torch.sigmoid(logit)[..., None]
+        previous = torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1)
+        mixed = (alpha * previous.float() + (1.0 - alpha) * x.float()).to(x.dtype)
+        return (rms_norm(mixed.float(), (D,), eps=1e-5) * weight).to(x.dtype)
+
+    def gated() -> Tensor:
+        return (rms_norm(x.float(), (D,), eps=1e-6) * weight).to(x.dtype) * torch.sigmoid(gate)
+
+    runs: dict[tuple[str, str], tuple[Callable[[], Tensor], list[Tensor]]] = {
+        ("shift and norm", "ours"): (lambda: shift_and_norm(x, logit, weight), [x, logit, weight]),
+        ("shift and norm", "PyTorch"): (shifted, [x, logit, weight]),
+        ("gated output norm", "ours"): (lambda: gated_output_norm(x, gate, weight), [x, gate, weight]),
+        ("gated output norm", "PyTorch"): (gated, [x, gate, weight]),
+    }
+    rows = []
+    for (operation, name), (run, wanted) in runs.items():
+
+        def both(run: Callable[[], Tensor] = run, wanted: list[Tensor] = wanted) -> object:
+            return torch.autograd.grad(run(), wanted, dy)
+
+        times = triton.testing.do_bench(both, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])
+        rows.append(_row(name, operation, "none", shape, tuple(times), 0.0, 0.0, date, version))
+        print(f"{shape} {operation} {name}: {times[1]:.4f} ms", flush=True)
     return rows
 
 

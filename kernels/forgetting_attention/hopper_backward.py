@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.forgetting_attention.hopper_copy import rows_descriptor, tile_descriptor
+from kernels.forgetting_attention.hopper_copy import place, rows_descriptor, tile_descriptor
 from kernels.forgetting_attention.triton_backward import gate_gradient, query_spans, row_delta
 from kernels.forgetting_attention.triton_prepare import LOG2E, Prepared
 from kernels.forgetting_attention.visibility import TILE
@@ -179,9 +179,10 @@ def _backward_kernel(
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
     KV_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    n = gl.program_id(0) * BLOCK_N  # early keys have the most queries: first
-    row = gl.program_id(1).to(gl.int64)
-    batch, head = gl.program_id(1) // H, gl.program_id(1) % H
+    tile, batch_head = place(gl.program_id(0), num_tiles, gl.num_programs(0) // num_tiles)
+    n = tile * BLOCK_N  # early keys have the most queries: first
+    row = batch_head.to(gl.int64)
+    batch, head = batch_head // H, batch_head % H
     offset = T - Q
     first = gl.maximum(n - offset, 0) // BLOCK_M * BLOCK_M
     stop = gl.load(stop_ptr + row * num_tiles + n // _TILE) * _TILE
@@ -220,7 +221,7 @@ def _backward_kernel(
                 _produce,
                 (
                     q_desc, k_desc, v_desc, do_desc, stat_desc, q_smem, k_smem, v_smem, do_smem, stat_smem,
-                    kv_full, full, empty, batch, head, gl.program_id(1) * query_steps, n, first, stop, BLOCK_M, STAGES,
+                    kv_full, full, empty, batch, head, batch_head * query_steps, n, first, stop, BLOCK_M, STAGES,
                 ),
             ),
         ],
@@ -274,7 +275,7 @@ def hopper_backward(
     column = torch.empty(B, H, T, device=q.device, dtype=torch.float32)
     buffer = torch.zeros(B * H, steps, block_m * D, device=q.device, dtype=torch.float32)
     step_sum = torch.zeros(B, H, steps, device=q.device, dtype=torch.float32)
-    _backward_kernel[(triton.cdiv(T, BLOCK_N), B * H)](
+    _backward_kernel[(N * B * H,)](
         tile_descriptor(q, block_m), tile_descriptor(k, BLOCK_N), tile_descriptor(v, BLOCK_N),
         tile_descriptor(do, block_m), rows_descriptor(stats, 2 * block_m), buffer, step_sum, dk, dv, column,
         prepared.local, prepared.base, prepared.first_key, even, stop, scale * LOG2E, scale, Q, T, H, N, steps,

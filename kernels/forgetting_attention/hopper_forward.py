@@ -15,13 +15,12 @@ Legend: M queries of one warpgroup, N keys of a step, D head dimension.
 # ruff: noqa: RUF005, SIM113 -- Gluon compiles this: it knows neither unpacking in lists nor enumerate
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from kernels.forgetting_attention.hopper_copy import rows_descriptor, tile_descriptor
+from kernels.forgetting_attention.hopper_copy import place, rows_descriptor, tile_descriptor
 from kernels.forgetting_attention.triton_prepare import LOG2E, Prepared
 from kernels.forgetting_attention.visibility import TILE
 
@@ -178,10 +177,11 @@ def _forward_kernel(
     scale2, Q, T, H, num_tiles, query_tiles, HEADS_PER_KEY: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    tile = gl.num_programs(0) - 1 - gl.program_id(0)  # late query tiles have the most keys: first
+    place_in_order, batch_head = place(gl.program_id(0), query_tiles, gl.num_programs(0) // query_tiles)
+    tile = query_tiles - 1 - place_in_order  # late query tiles have the most keys: first
     m = tile * _TILE
-    row = gl.program_id(1).to(gl.int64)
-    batch, head = gl.program_id(1) // H, gl.program_id(1) % H
+    row = batch_head.to(gl.int64)
+    batch, head = batch_head // H, batch_head % H
     key_head = head // HEADS_PER_KEY
     local_ptr += row * num_tiles * _TILE
     base_ptr += row * (num_tiles + 1)
@@ -235,7 +235,7 @@ def _forward_kernel(
                 (
                     q_desc, k_desc, v_desc, local_desc, q_smem, k_smem, v_smem, local_smem,
                     q_full, k_full, k_empty, v_full, v_empty,
-                    batch, head, key_head, gl.program_id(1), m, start, stop, BLOCK_M, BLOCK_N, STAGES,
+                    batch, head, key_head, batch_head, m, start, stop, BLOCK_M, BLOCK_N, STAGES,
                 ),
             ),
         ],
@@ -254,7 +254,7 @@ def hopper_forward(q: Tensor, k: Tensor, v: Tensor, prepared: Prepared, scale: f
     lse = torch.empty(B, H, Q, device=q.device, dtype=torch.float32)
     redo = torch.empty(B, H, 2 * M, device=q.device, dtype=torch.int32)
     local = prepared.local.view(B * H, N * TILE)
-    _forward_kernel[(triton.cdiv(Q, TILE), B * H)](
+    _forward_kernel[(M * B * H,)](
         tile_descriptor(q, BLOCK_M), tile_descriptor(k, BLOCK_N), tile_descriptor(v, BLOCK_N),
         rows_descriptor(local, BLOCK_N), o, lse, redo, *prepared, scale * LOG2E, Q, T, H, N, M,
         HEADS_PER_KEY=H // key_heads, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, STAGES=STAGES[D], num_warps=4,

@@ -14,8 +14,8 @@ from torch import Tensor
 from kernels.forgetting_attention.triton_prepare import LOG2E
 from kernels.forgetting_attention.visibility import CUT_LOG_GATE
 
-BLOCK_N = 128
-TARGET_PROGRAMS = 1024
+BLOCK_N = 64
+TARGET_PROGRAMS = 2048
 _LOG2E = tl.constexpr(LOG2E)
 _CUT = tl.constexpr(CUT_LOG_GATE)
 
@@ -55,12 +55,12 @@ def _stretch_kernel(
         decay_N = decay + tl.cumsum(gate_N, 0, reverse=True)
         at = n.to(tl.int64)[:, None]
         k_ND = tl.load(k_ptr + at * k_stride_t + d[None, :], mask=inside_N[:, None], other=0.0).to(tl.float32)
+        v_ND = tl.load(v_ptr + at * v_stride_t + d[None, :], mask=inside_N[:, None], other=0.0).to(tl.float32)
         x_N = tl.where(inside_N, tl.sum(k_ND * q_D[None, :], 1) * scale2 + decay_N, -float("inf"))
         new_top = tl.maximum(top, tl.max(x_N, 0))
         finite = tl.where(new_top == -float("inf"), 0.0, new_top)
         p_N = tl.exp2(x_N - finite)
         shrink = tl.exp2(top - finite)
-        v_ND = tl.load(v_ptr + at * v_stride_t + d[None, :], mask=inside_N[:, None], other=0.0).to(tl.float32)
         acc_D = acc_D * shrink + tl.sum(p_N[:, None] * v_ND, 0)
         total = total * shrink + tl.sum(p_N, 0)
         top = new_top

@@ -32,8 +32,10 @@ def tile_logits(
     else:
         local_N = tl.load(local_ptr + keys_N)
     if EXACT:
-        return s_MN * scale2 + (cum_M[:, None] - (base + local_N)[None, :]).to(tl.float32)
-    return s_MN * scale2 + ((ref - base).to(tl.float32) - local_N)[None, :]
+        decay_MN = (cum_M[:, None] - (base + local_N)[None, :]).to(tl.float32)
+    else:
+        decay_MN = ((ref - base).to(tl.float32) - local_N)[None, :]
+    return s_MN * scale2 + decay_MN
 
 
 @triton.jit

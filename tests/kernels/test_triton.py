@@ -196,7 +196,7 @@ def test_compile_checkpoint_autocast() -> None:
 
 def test_memory_is_linear() -> None:
     peaks = []
-    for T in (8192, 16_384):
+    for T in (8192, 8192, 16_384):  # the first loads the kernels
         case = make_case("one", 1, T, T, 4, 4, 64, torch.bfloat16, "cuda")
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -204,8 +204,8 @@ def test_memory_is_linear() -> None:
         inputs = [x.requires_grad_() for x in case[:4]]
         torch.autograd.grad(forgetting_attention(*inputs), inputs, case.do)
         peaks.append((torch.cuda.max_memory_allocated() - before) / (T * 4))
-    print(f"bytes per token and head, forward and backward, outputs included: {peaks}")
-    assert abs(peaks[1] - peaks[0]) < 0.05 * peaks[0]
+    print(f"bytes per token and head, forward and backward, outputs included: {peaks[1:]}")
+    assert abs(peaks[2] - peaks[1]) < 0.05 * peaks[1]
 
 
 def test_first_call_is_quick() -> None:
