@@ -185,6 +185,8 @@ def prepare_job(plan: Plan) -> Job:
     args = ["prepare", *request.artefacts, "--scale", request.scale, "--corpora-dir", str(request.corpora_dir)]
     for flag, value in (("--data", request.data), ("--tokenizer", request.tokenizer)):
         args += [flag, value] if value is not None else []
+    for model in request.only:
+        args += ["--only", model]
     return Job("prepare corpus", "experiments", (*args, "--device", "cpu"), (), (plan.corpus.folder / "corpus.json",))
 
 

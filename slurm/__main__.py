@@ -8,6 +8,7 @@ resubmit          submit again what failed or was cancelled, as it was asked for
 """
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -19,7 +20,7 @@ from rich.live import Live
 
 from slurm import client
 from slurm.records import Submission, read_submissions
-from slurm.status import OPEN, NodeState, node_states, table
+from slurm.status import OPEN, NodeState, node_states, table, wide
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -62,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.verb is None:
         parser().print_help()
         return 0
-    console = Console(soft_wrap=True, highlight=False)
+    console = wide(Console(soft_wrap=True, highlight=False))
     try:
         return _VERBS[options.verb](options, console)
     except (ValueError, OSError) as error:
@@ -155,8 +156,8 @@ def _resubmit(options: argparse.Namespace, console: Console) -> int:
     wanted = {str(item.values["request"]): item.values for item in _submissions(options)}
     for values in wanted.values():
         os.chdir(values["cwd"])
-        request = REQUEST.validate_python(values["request"])
-        cluster = CLUSTER.validate_python(values["cluster"], strict=False)
+        request = REQUEST.validate_json(json.dumps(values["request"]))
+        cluster = CLUSTER.validate_json(json.dumps(values["cluster"]))
         submit(make_plan(request, "bf16" if cluster.gpus_per_node else "fp32"), cluster, console)
     return 0
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from experiments.local import last_row
@@ -13,12 +14,16 @@ from slurm.records import Submission
 from training.run_folder import RunFolder
 
 STYLES = {"done": "green", "running": "cyan", "failed": "red", "cancelled": "red", "lost": "red"}
+NEEDS = "needs "
 OPEN = ("running", "waiting", "pending", "requeued")
 
 
 @dataclass(frozen=True)
 class NodeState:
-    """One node of the newest submission that has it. `state`: done, running, pending, requeued, waiting, failed, cancelled, lost."""
+    """One node, by the newest submission that has it.
+
+    `state`: done, running, pending, requeued, waiting (for other jobs), failed, cancelled or lost.
+    """
 
     key: str
     node: dict[str, Any]
@@ -82,8 +87,10 @@ def _why(blocking: list[NodeState], ended: str, error: str, node: dict[str, Any]
     """Why a job that is no longer queued has not done its work."""
     if blocking:
         first = blocking[0]
+        if first.error.startswith(NEEDS):
+            return first.error  # name the job that failed, not those between
         cause = f": {first.error}" if first.error else ""
-        return f"needs {title(first)}, which {'was cancelled' if first.state == 'cancelled' else 'failed'}{cause}"
+        return f"{NEEDS}{title(first)}, which {'was cancelled' if first.state == 'cancelled' else 'failed'}{cause}"
     if ended:
         return error or f"SLURM says: {ended}"
     return error or f"SLURM does not know job any more and {Path(node['log']).name} tells no end"
@@ -122,6 +129,11 @@ def _add_row(found: Table, members: list[NodeState]) -> None:
         str(sum(state.restarts for state in members)),
         error,
     )
+
+
+def wide(console: Console) -> Console:
+    """The same output without a terminal's width where there is no terminal, so that logs hold whole names."""
+    return console if console.is_terminal else Console(file=console.file, width=200, highlight=False)
 
 
 def progress(folder: Path) -> tuple[str, str, str]:

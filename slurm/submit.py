@@ -16,6 +16,7 @@ from slurm.cluster import CLUSTER, Cluster
 from slurm.graph import Group, Node
 from slurm.records import Submission, active_jobs, new_submission, only_submitter, read_submissions
 from slurm.snapshot import snapshot
+from slurm.status import wide
 
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 
@@ -42,7 +43,7 @@ def submit(plan: Plan, cluster: Cluster, console: Console) -> int:
         submission.save()
         _submit_groups(groups, submission, cluster, code, {key: job_id for key, (job_id, _) in active.items()})
     ids = submission.job_ids()
-    console.print(_overview(groups, ids))
+    wide(console).print(_overview(groups, ids))
     if active:
         console.print(f"{len(active)} jobs of earlier submissions are still queued or running")
     console.print(f"submitted {len(nodes)} jobs; code snapshot {code.name}; `python -m slurm status` shows how they are doing")
@@ -98,7 +99,7 @@ def rehearse(plan: Plan, cluster: Cluster, console: Console) -> int:
         console.rule(f"JOB{index}: {group.kind}, {len(group.nodes)} jobs", align="left")
         console.print(script(group, folder, cluster, parameters), markup=False, soft_wrap=True)
     console.rule("graph", align="left")
-    console.print(_overview(groups, submission.job_ids()))
+    wide(console).print(_overview(groups, submission.job_ids()))
     count, hours = sum(len(group.nodes) for group in groups), sum(node.gpu_hours for group in groups for node in group.nodes)
     training = sum(node.gpu_hours for group in groups for node in group.nodes if node.kind == "train")
     cost = f"{hours:,.0f} GPU-hours ({training:,.0f} of training at {cluster.mfu:.0%} of {cluster.gpu_tflops:,.0f} TFLOP/s, " \

@@ -1,0 +1,90 @@
+"""A running SLURM, a checkout with a scale of a few seconds, and a corpus for it."""
+
+import os
+import shutil
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm.snapshot import code_files
+from tests.slurm.daemons import Slurm, Unavailable, install
+from tests.slurm.graphs import Graph, Suite
+
+ROOT = Path(__file__).parents[2]
+
+POCKET = """
+from dataclasses import replace as _replace
+
+SCALES["pocket"] = _replace(
+    TINY, name="pocket", hidden_size=64, linear_head_dim=64, seq_len=64, document_len=256, batch_tokens=128, train_tokens=128 * 400,
+    warmup_tokens=128 * 20, heldout_documents=8, default_data=None, default_tokenizer="bytes",
+)
+"""
+
+
+@pytest.fixture(scope="session")
+def slurm_daemons() -> Iterator[Slurm]:
+    """SLURM on this machine. Where it cannot be had: a failure in CI, elsewhere a skip that says why."""
+    daemons = None
+    try:
+        install()
+        daemons = Slurm()
+        daemons.start()
+    except (Unavailable, TimeoutError) as error:
+        if daemons is not None:
+            error.args = (f"{error}\n{daemons.logs()}",)
+            daemons.stop()
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"the SLURM tests need a SLURM, and there is none: {error}")
+        pytest.skip(f"no SLURM: {error}")
+    before = os.environ.get("SLURM_CONF")
+    os.environ["SLURM_CONF"] = daemons.environment["SLURM_CONF"]
+    try:
+        yield daemons
+    finally:
+        daemons.stop()
+        os.environ.pop("SLURM_CONF")
+        if before is not None:
+            os.environ["SLURM_CONF"] = before
+
+
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the code that has one scale more, so that everything else of it is used as it is."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for path in code_files(ROOT):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / path, folder / path)
+    with open(folder / "experiments" / "scales.py", "a") as file:
+        file.write(POCKET)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:12]:
+        shutil.copyfile(path, folder / f"{path.stem}.txt")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def suite(slurm_daemons: Slurm, checkout: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Suite:
+    return Suite(slurm_daemons, checkout, texts, tmp_path_factory.mktemp("suite"))
+
+
+@pytest.fixture(scope="session")
+def undisturbed(suite: Suite) -> Graph:
+    """Figure 2 of two models, submitted from nothing; most tests compare with its runs or use its corpus."""
+    graph = suite.graph("undisturbed")
+    assert graph.submit().returncode == 0
+    return graph
+
+
+@pytest.fixture(scope="session")
+def corpus_ready(undisturbed: Graph) -> Graph:
+    """The first graph, as soon as its corpus is there and other graphs can do without preparing."""
+    undisturbed.until(lambda: list(undisturbed.suite.corpora.glob("*/corpus.json")), 90, "the corpus")
+    return undisturbed

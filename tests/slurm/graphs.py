@@ -1,0 +1,144 @@
+"""Graphs of Figure 2 at the scale of a few seconds, submitted by the command line, and what becomes of them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from slurm import client
+from slurm.records import read_submissions
+from slurm.status import NodeState, node_states
+from tests.slurm.daemons import Slurm, until
+from training.run_folder import RunFolder
+
+FOX, TRANSFORMER = "fox_llama", "transformer_llama"
+CLUSTER = 'partition = "main"\ntime_limit_hours = 0.2\neval_hours = 0.2\nsignal_seconds = 60\n'
+TIMINGS = {"tokens_per_s", "mfu"}
+
+
+class Suite:
+    """What all graphs share: SLURM, the checkout, the texts and the corpora."""
+
+    def __init__(self, slurm: Slurm, checkout: Path, texts: Path, folder: Path):
+        self.slurm, self.checkout, self.texts, self.folder = slurm, checkout, texts, folder
+        self.corpora = folder / "corpora"
+
+    def graph(self, name: str, models: tuple[str, ...] = (FOX, TRANSFORMER), cluster: str = "", **places: Path) -> "Graph":
+        """A graph in folders of its own; `cluster` are further lines of its cluster file."""
+        return Graph(self, name, models, cluster, places.get("corpora", self.corpora), places.get("texts", self.texts))
+
+
+class Graph:
+    """Figure 2 of some models."""
+
+    def __init__(self, suite: Suite, name: str, models: tuple[str, ...], cluster: str, corpora: Path, texts: Path):
+        self.suite, self.models, self.corpora, self.texts = suite, models, corpora, texts
+        self.folder = suite.folder / name
+        self.folder.mkdir()
+        self.runs, self.results = self.folder / "runs", self.folder / "results"
+        given = {line.split("=")[0].strip() for line in cluster.splitlines()}
+        kept = [line for line in CLUSTER.splitlines() if line.split("=")[0].strip() not in given]
+        lines = [*kept, *cluster.splitlines()]
+        if "scratch" not in given:
+            lines.append(f'scratch = "{suite.folder / "scratch"}"')
+        (self.folder / "cluster.toml").write_text("\n".join(lines) + "\n")
+
+    def command(self) -> list[str]:
+        only = [word for model in self.models for word in ("--only", model)]
+        return [
+            sys.executable, "-m", "experiments", "run", "fig2_per_token_loss", "--scale", "pocket", *only,
+            "--data", f"text:{self.texts}", "--runs-dir", str(self.runs), "--results-dir", str(self.results),
+            "--corpora-dir", str(self.corpora), "--launcher", "slurm", "--cluster", str(self.folder / "cluster.toml"),
+        ]  # fmt: skip
+
+    def submit(self, *more: str) -> subprocess.CompletedProcess[str]:
+        return self.call([*self.command(), *more])
+
+    def start_submitting(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(), cwd=self.suite.checkout, env=self.suite.slurm.environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def slurm(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`python -m slurm ...` on this graph."""
+        return self.call([sys.executable, "-m", "slurm", *arguments, "--runs-dir", str(self.runs)])
+
+    def call(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, cwd=self.suite.checkout, env=self.suite.slurm.environment, text=True, capture_output=True,
+            check=False, timeout=120,
+        )  # fmt: skip
+
+    def run(self, model: str) -> RunFolder:
+        (found,) = self.runs.glob(f"pocket/{model}-*")
+        return RunFolder(found)
+
+    def states(self) -> dict[str, NodeState]:
+        """By "kind model" or "draw fig2_per_token_loss"."""
+        queue = client.queue()
+        states = node_states(read_submissions(self.runs / "pocket" / "submissions", queue), queue)
+        return {f"{state.kind} {state.key.split(':')[1].rsplit('-', 1)[0]}": state for state in states}
+
+    def until(self, condition: Callable[[], object], seconds: float, what: str) -> None:
+        """As daemons.until, with all that one wants to know if it fails."""
+        try:
+            until(condition, seconds, what)
+        except TimeoutError as error:
+            logs = "\n".join(f"== {log}\n{log.read_text()[-1500:]}" for log in sorted(self.runs.rglob("*.log")))
+            queue = self.suite.slurm.call("squeue", "-t", "all").stdout
+            raise AssertionError(f"{error}\n{queue}\n{self.slurm('status').stdout}\n{logs}") from error
+
+    def until_step(self, model: str, step: int, seconds: float = 90) -> None:
+        """Wait until a training has logged `step`."""
+        metrics = self.run(model).metrics_file
+        self.until(lambda: metrics.exists() and metrics.read_text().count("\n") >= step, seconds, f"step {step} of {model}")
+
+    def until_trained(self, model: str, seconds: float = 150) -> None:
+        self.until(lambda: self.run(model).finished, seconds, f"the end of {model}'s training")
+
+    def cancel_rest(self) -> None:
+        """Save the time of jobs that a test does not look at."""
+        assert self.slurm("cancel").returncode == 0
+
+    def process_of(self, model: str) -> int:
+        """Process id of the task that trains a model."""
+        job = self.states()[f"train {model}"].job
+        array, _, task = job.partition("_")
+        wanted = {f"SLURM_ARRAY_JOB_ID={array}", f"SLURM_ARRAY_TASK_ID={task}"} if task else {f"SLURM_JOB_ID={job}"}
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                environment = set((entry / "environ").read_bytes().decode(errors="replace").split("\0"))
+                command = (entry / "cmdline").read_bytes().decode().split("\0")
+            except OSError:
+                continue
+            if wanted <= environment and "submitit.core._submit" in command and "SLURM_PROCID=0" in environment:
+                if "srun" not in command[0]:
+                    return int(entry.name)
+        raise AssertionError(f"no process trains {model}")
+
+
+def starts(run: RunFolder) -> list[dict]:
+    """One line of provenance per start of a training that got as far as its first step."""
+    return [json.loads(line) for line in run.provenance_file.read_text().splitlines()]
+
+
+def assert_same_run(one: RunFolder, other: RunFolder) -> None:
+    """Equal to the last bit: metrics apart from timings, and exported weights."""
+    first, second = ([{k: v for k, v in row.items() if k not in TIMINGS} for row in run.read_metrics()] for run in (one, other))
+    assert first == second
+    assert (one.export / "model.safetensors").read_bytes() == (other.export / "model.safetensors").read_bytes()
+
+
+def pending_signal(pid: int, number: signal.Signals) -> bool:
+    """Whether a stopped process has been sent a signal."""
+    fields = dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line)
+    return any(int(fields[name], 16) & 1 << (number - 1) for name in ("SigPnd", "ShdPnd"))
+
+
+def environment_without_slurm() -> dict[str, str]:
+    """As on a machine that has never heard of SLURM."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("SLURM")} | {"PATH": "/nonexistent"}

@@ -1,0 +1,183 @@
+"""Figure 2 on a real SLURM: as it should be, and with everything that happens to jobs."""
+
+import os
+import re
+import shutil
+import signal
+
+import pytest
+
+from slurm import client
+from tests.slurm.daemons import until
+from tests.slurm.graphs import FOX, TRANSFORMER, assert_same_run, pending_signal, starts
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(300)]
+
+
+def job_count(graph) -> int:
+    """Jobs that SLURM remembers of a graph."""
+    ids = {path.stem for path in (graph.runs / "pocket" / "submissions").glob("*.json")}
+    return sum(job.comment.split(":")[1] in ids for job in client.queue().values() if job.comment.startswith("fox:"))
+
+
+def preempt(graph, model) -> None:
+    """What preemption does to a job: a signal, from outside."""
+    job = graph.states()[f"train {model}"].job
+    assert graph.suite.slurm.call("scancel", "--signal=USR2", job).returncode == 0
+
+
+def test_graphs_survive_signals_kills_and_a_restarted_controller(corpus_ready, suite):
+    """Two shells submit at once; one run is preempted, while the controller is away, and the other is killed by `kill -9`."""
+    graph = suite.graph("disturbed")
+    shells = [graph.start_submitting(), graph.start_submitting()]
+    outputs = [shell.communicate(timeout=120)[0] for shell in shells]
+    assert [shell.returncode for shell in shells] == [0, 0], outputs
+    assert sorted("nothing to submit" in output for output in outputs) == [False, True], outputs
+    assert job_count(graph) == 5  # two trainings, two evaluations, one drawing
+
+    graph.until_step(TRANSFORMER, 30)
+    os.kill(graph.process_of(TRANSFORMER), signal.SIGKILL)
+    graph.until_step(FOX, 30)
+    task = graph.process_of(FOX)
+    preempt(graph, FOX)
+    suite.slurm.stop_controller()
+    until(lambda: not os.path.exists(f"/proc/{task}"), 30, "the preempted process to save and leave")
+    suite.slurm.start_controller()
+
+    again = graph.submit()
+    assert again.returncode == 0
+    assert "nothing to submit: 5 jobs are queued or running" in again.stdout
+    for model in (FOX, TRANSFORMER):
+        graph.until_trained(model)
+    graph.cancel_rest()
+    states = graph.states()
+    assert states[f"train {FOX}"].restarts == 1 and states[f"train {FOX}"].error == ""
+    assert states[f"train {TRANSFORMER}"].restarts == 1 and "SIGKILL" in states[f"train {TRANSFORMER}"].error
+    for model in (FOX, TRANSFORMER):
+        corpus_ready.until_trained(model)
+        assert starts(graph.run(model))[1]["first_step"] > 0
+        assert_same_run(graph.run(model), corpus_ready.run(model))
+
+
+def test_a_run_that_hits_its_time_limit_goes_on(corpus_ready, suite):
+    graph = suite.graph(
+        "limited", (FOX,), "time_limit_hours = 0.0166\neval_hours = 0.0166\nsignal_seconds = 40\nmax_restarts = 9"
+    )
+    assert graph.submit().returncode == 0
+    graph.until_step(FOX, 20)
+    task = graph.process_of(FOX)
+    os.kill(task, signal.SIGSTOP)  # a run that would take longer than its limit
+    try:
+        graph.until(lambda: pending_signal(task, signal.SIGUSR2), 60, "SLURM's signal before the time limit")
+    finally:
+        os.kill(task, signal.SIGCONT)
+    graph.until_trained(FOX)
+    graph.cancel_rest()
+    assert len(starts(graph.run(FOX))) == 2
+    corpus_ready.until_trained(FOX)
+    assert_same_run(graph.run(FOX), corpus_ready.run(FOX))
+
+
+def test_two_tasks_train_one_run_and_nodes_are_drained(corpus_ready, suite):
+    """Two processes on two nodes, joined by gloo; preempted, held back while a node is drained, finished when it is back."""
+    lines = 'tasks_per_run = 2\nnodes_per_run = 2\nenvironment = { GLOO_SOCKET_IFNAME = "lo" }'
+    graph = suite.graph("two", (FOX,), lines)
+    assert graph.submit().returncode == 0
+    graph.until_step(FOX, 20)
+    assert suite.slurm.call("scontrol", "update", "nodename=n2", "state=drain", "reason=test").returncode == 0
+    try:
+        preempt(graph, FOX)
+        graph.until(lambda: graph.states()[f"train {FOX}"].state == "requeued", 60, "a requeued job")
+        step = len(graph.run(FOX).read_metrics())
+        until(lambda: graph.states()[f"train {FOX}"].state == "running", 6, "", fail=False)
+        assert graph.states()[f"train {FOX}"].state == "requeued"
+        assert len(graph.run(FOX).read_metrics()) == step
+    finally:
+        suite.slurm.call("scontrol", "update", "nodename=n2", "state=resume")
+    graph.until_trained(FOX)
+    graph.cancel_rest()
+    first, second = starts(graph.run(FOX))
+    assert first["world_size"] == second["world_size"] == 2 and second["first_step"] >= 20
+    # The same experiment, up to the order in which numbers are added.
+    corpus_ready.until_trained(FOX)
+    ours, alone = (run.read_metrics() for run in (graph.run(FOX), corpus_ready.run(FOX)))
+    assert ours[0]["loss"] == pytest.approx(alone[0]["loss"], rel=1e-5)
+    assert ours[-1]["loss"] == pytest.approx(alone[-1]["loss"], rel=0.02)
+
+
+def test_a_failing_job_stops_its_dependants_and_can_be_resubmitted(corpus_ready, suite, tmp_path):
+    (corpus,) = (path.parent for path in suite.corpora.glob("*/corpus.json"))
+    broken = tmp_path / "corpora" / corpus.name
+    shutil.copytree(corpus, broken)
+    shutil.copyfile(suite.corpora / "file-digests.json", tmp_path / "corpora" / "file-digests.json")
+    shutil.rmtree(broken / "train.zarr")
+    graph = suite.graph("failing", corpora=tmp_path / "corpora")
+    assert graph.submit().returncode == 0
+    graph.until(
+        lambda: all(state.state in ("failed", "cancelled") for state in graph.states().values()), 90, "five jobs that ended"
+    )
+    states = graph.states()
+    assert len(states) == 5
+    for model in (FOX, TRANSFORMER):
+        assert states[f"train {model}"].state == "failed" and "train.zarr" in states[f"train {model}"].error
+        assert states[f"train {model}"].restarts == 0  # an error to mend is not tried again
+        waiting = states[f"evaluate {model}"]
+        assert waiting.state == "cancelled" and re.match(f"needs train {model}-.*, which failed: .*train.zarr", waiting.error)
+    assert "was cancelled" in states["draw fig2_per_token_loss"].error
+    shown = graph.slurm("status")
+    assert shown.returncode == 1 and "train.zarr" in shown.stdout
+    assert "train.zarr" in graph.slurm("logs", FOX).stdout
+
+    resubmitted = graph.slurm("resubmit")
+    assert resubmitted.returncode == 0 and "submitted 5 jobs" in resubmitted.stdout, resubmitted.stderr
+    assert "cancelled" in graph.slurm("cancel").stdout
+    graph.until(lambda: all(s.state in ("failed", "cancelled") for s in graph.states().values()), 30, "five cancelled jobs")
+    assert "no job is queued" in graph.slurm("cancel").stdout
+
+
+def test_what_slurm_refuses_is_passed_on_and_nothing_stays_queued(corpus_ready, suite, tmp_path):
+    nowhere = suite.graph("nowhere", cluster='partition = "nowhere"')
+    refused = nowhere.submit()
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+    assert "invalid partition specified: nowhere" in refused.stderr
+    other = tmp_path / "texts"
+    shutil.copytree(suite.texts, other)
+    next(other.iterdir()).unlink()
+    large = suite.graph("large", cluster="tasks_per_run = 16\nnodes_per_run = 1\ncpus_per_task = 8", texts=other)
+    before = {job.id for job in client.queue().values()}
+    refused = large.submit()
+    assert refused.returncode == 2 and refused.stderr.count("\n") <= 2, refused.stderr
+    assert "The 1 jobs submitted before it were cancelled" in refused.stderr
+    new = [job for job in client.queue().values() if job.id not in before]
+    assert new and not any(job.active and job.state != "COMPLETING" for job in new)
+    for graph in (nowhere, large):
+        assert not list(graph.runs.rglob("submissions/*.json"))
+
+
+def test_scratch_that_cannot_be_written_is_an_error(suite, tmp_path):
+    (tmp_path / "file").write_text("")
+    refused = suite.graph("scratchless", cluster=f'scratch = "{tmp_path}/file/scratch"').submit()
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+    assert f"{tmp_path}/file/scratch" in refused.stderr and "Not a directory" in refused.stderr
+
+
+def test_figure_2_is_drawn_by_the_last_job(undisturbed):
+    """And all of it is recorded; a later submission finds nothing to do. Jobs ran from a snapshot, not from the checkout."""
+    undisturbed.until(
+        lambda: undisturbed.states()["draw fig2_per_token_loss"].state in ("done", "failed", "cancelled"), 200, "the figure"
+    )
+    drawn = undisturbed.results / "pocket"
+    for name in ("figures/fig2_per_token_loss.png", "figures/fig2_per_token_loss.csv", "report.html"):
+        assert (drawn / name).stat().st_size > 1000
+    states = undisturbed.states()
+    assert {name: state.state for name, state in states.items()} == dict.fromkeys(states, "done")
+    assert [state.kind for state in states.values()] == ["prepare", "train", "train", "evaluate", "evaluate", "draw"]
+    assert len({state.job.split("_")[0] for state in states.values()}) == 4  # trainings and evaluations are arrays
+    again = undisturbed.submit()
+    assert again.returncode == 0 and "nothing to submit: all is done" in again.stdout
+    assert job_count(undisturbed) == 6
+    shown = undisturbed.slurm("status")
+    assert shown.returncode == 0
+    for word in (FOX, TRANSFORMER, "400/400", "done", "draw"):
+        assert word in shown.stdout
+    assert undisturbed.slurm("watch").returncode == 0
