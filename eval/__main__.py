@@ -4,6 +4,7 @@ The model is a run folder of this suite, a folder with a Hugging Face checkpoint
 or a hub name. Rows go to FILE (.parquet) with who made them beside it (.meta.json). Started again, it goes on where it was.
 """
 
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import Annotated
 
 import tyro
 
-from eval.shell import guarded
-from eval.sources import Sources, make_context, named_by_content
+from eval.shell import go_offline_if_unreachable, guarded, parse
+from eval.sources import Sources, make_context, named_by_content, needs_hub
 from eval.spec import (
     EvalSpec,
     GateMapsSpec,
@@ -36,6 +37,8 @@ class Common:
     """Result file (.parquet); default: in the run's evals/ folder, or ./<eval_id>.parquet for other models."""
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
+    threads: int = 1
+    """CPU threads; 1 makes results independent of the machine's number of cores."""
     sources: tyro.conf.OmitArgPrefixes[Sources] = field(default_factory=Sources)
 
 
@@ -92,11 +95,14 @@ Command = (
 
 
 def run_command(command: Common, spec: EvalSpec) -> int:
+    spec = named_by_content(spec, command.sources)
+    os.environ.setdefault("OMP_NUM_THREADS", str(command.threads))
+    if needs_hub(spec) or not Path(command.model).exists():
+        go_offline_if_unreachable()
     from eval.loading import Loaded, Subject
     from eval.run import run
     from eval.summary import summary
 
-    spec = named_by_content(spec, command.sources)
     loaded = Loaded(Subject.find(command.model, command.sources.tokenizer), command.device)
     out = command.out or default_out(command.model, spec)
     if out.suffix != ".parquet":
@@ -114,13 +120,7 @@ def default_out(model: str, spec: EvalSpec) -> Path:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    command = tyro.cli(
-        Command,  # type: ignore[arg-type]  # a union of commands is what tyro wants
-        args=arguments,
-        prog="python -m eval",
-        description=__doc__,
-        config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.HelptextFromCommentsOff),
-    )
+    command = parse(Command, arguments, "python -m eval", __doc__)
     return guarded(lambda: run_command(command, command.spec))
 
 

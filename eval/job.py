@@ -3,6 +3,7 @@
 Writes RUN_DIR/evals/<eval_id>.parquet and .meta.json, skips what exists, and goes on with what was begun.
 """
 
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Annotated
 
 import tyro
 
-from eval.shell import guarded
-from eval.sources import Sources, make_context
+from eval.shell import go_offline_if_unreachable, guarded, parse
+from eval.sources import Sources, make_context, needs_hub
 from eval.spec import EVAL_SPEC, EvalSpec, eval_id
 from training.signals import EXIT_FINISHED
 
@@ -26,6 +27,8 @@ class Job:
     """JSON files, one evaluation each."""
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
+    threads: int = 1
+    """CPU threads; 1 makes results independent of the machine's number of cores."""
     sources: tyro.conf.OmitArgPrefixes[Sources] = field(default_factory=Sources)
 
 
@@ -50,6 +53,9 @@ def run_job(job: Job) -> int:
             todo.append((spec, out))
     if not todo:
         return EXIT_FINISHED
+    os.environ.setdefault("OMP_NUM_THREADS", str(job.threads))
+    if any(needs_hub(spec) for spec, _ in todo):
+        go_offline_if_unreachable()
     from eval.loading import Loaded, Subject
     from eval.run import run
 
@@ -61,7 +67,7 @@ def run_job(job: Job) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    job = tyro.cli(Job, args=arguments, prog="python -m eval.job", description=__doc__)
+    job = parse(Job, arguments, "python -m eval.job", __doc__)
     return guarded(lambda: run_job(job))
 
 

@@ -1,12 +1,23 @@
-"""How an evaluation behaves in a shell: short errors, clean interruption, exit codes (those of training)."""
+"""How an evaluation behaves in a shell: short errors, clean interruption, exit codes (those of training), no hanging on a
+hub that is out of reach."""
 
+import contextlib
+import io
 import os
 import signal
+import socket
 import sys
+import urllib.request
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
+from urllib.parse import urlsplit
+
+import tyro
 
 from training.signals import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
+
+HUB_SECONDS = 5.0
 
 
 class Terminated(KeyboardInterrupt):
@@ -17,11 +28,62 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     raise Terminated(signal.Signals(number).name)
 
 
+def parse(command: Any, arguments: list[str] | None, prog: str, description: str | None) -> Any:
+    """The command line as an object of type `command`. A mistake ends the program with one line and exit code 2."""
+    boxed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(boxed):
+            return tyro.cli(
+                command,
+                args=arguments,
+                prog=prog,
+                description=description,
+                config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.HelptextFromCommentsOff),
+            )
+    except SystemExit as stop:
+        if stop.code != EXIT_ERROR:
+            raise
+        print(f"error: {_unboxed(boxed.getvalue())}; see {prog} --help", file=sys.stderr)
+        raise
+
+
+def _unboxed(text: str) -> str:
+    """The words of a message of tyro's, between its title and its hints; it draws boxes or rules, as the terminal allows."""
+    blocks: list[list[str]] = [[]]
+    for line in (line.strip(" │") for line in text.splitlines()):
+        if "────" in line or "----" in line:
+            blocks.append([])
+        else:
+            blocks[-1].append(line)
+    words = " ".join(" ".join(blocks[1] if len(blocks) > 1 else blocks[0]).split())
+    for hint in ("For further information", "[type="):
+        words = words.split(hint)[0]
+    for noise in ("Error parsing __tyro-dummy-inner__.spec: ", "Value error, "):
+        words = words.replace(noise, "")
+    return words.rstrip(".: ")
+
+
+def go_offline_if_unreachable() -> None:
+    """Look whether the hub can be reached, before libraries retry for a minute; if not, only the local cache is used."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE or urllib.request.getproxies():
+        return
+    address = urlsplit(constants.ENDPOINT)
+    try:
+        port = address.port or (443 if address.scheme == "https" else 80)
+        socket.create_connection((str(address.hostname), port), timeout=HUB_SECONDS).close()
+    except OSError as error:
+        print(
+            f"the hub at {constants.ENDPOINT} is out of reach ({error}); only what is in the local cache is used",
+            file=sys.stderr,
+        )
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        constants.HF_HUB_OFFLINE = True
+
+
 def guarded(action: Callable[[], int]) -> int:
     """Run `action` and return its exit code: 2 with one line for a user's error, 130 or 75 for an interruption."""
-    # Evaluations must not hang on a machine without network: few, short tries at the hub.
-    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", "5")
-    os.environ.setdefault("HF_HUB_DOWNLOAD_TIMEOUT", "10")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, _on_signal)

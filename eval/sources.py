@@ -82,6 +82,13 @@ def named_by_content(spec: EvalSpec, sources: Sources) -> EvalSpec:
     return spec
 
 
+def needs_hub(spec: EvalSpec) -> bool:
+    """Whether data of the hub are read."""
+    return (isinstance(spec, LongBenchSpec) and spec.dataset == "hub") or (
+        isinstance(spec, LmEvalSpec) and spec.include == "harness"
+    )
+
+
 def make_context(spec: EvalSpec, sources: Sources, device: str, out_folder: Path) -> "Context":
     """Open what the spec needs. Raises ValueError where a source is missing or is not the one that the spec names."""
     from eval.context import Context

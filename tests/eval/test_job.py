@@ -14,6 +14,7 @@ from data.corpus import Corpus
 from data.prepare import prepare, resolve
 from eval.__main__ import main as eval_main
 from eval.job import main as job_main
+from eval.shell import go_offline_if_unreachable
 from eval.spec import EVAL_SPEC, NeedleSpec, PerTokenLossSpec, eval_id
 from results.store import read_rows
 
@@ -89,6 +90,45 @@ def test_user_errors_are_one_or_two_lines(arguments, message, make_run, capsys, 
     assert message in error
     assert len(error.strip().splitlines()) <= 2
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nonsense"], "nonsense"),
+        (["needle", "--model", "x", "--lenghts", "3"], "--lenghts"),
+        (["needle"], "--model"),
+        (["needle", "--model", "x", "--lengths", "100"], "length 100 leaves nothing after the 200 reserved tokens"),
+        (["longbench", "--model", "x", "--tasks", "hotpot"], "unknown LongBench task hotpot"),
+        (["per_token_loss", "--model", "x", "--num-documents", "0", "--context-len", "4"], "greater than 0"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_one_line(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        eval_main(arguments)
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+def test_help_is_shown(capsys):
+    with pytest.raises(SystemExit) as stop:
+        eval_main(["needle", "--help"])
+    assert stop.value.code == 0
+    assert "--judge-url" in capsys.readouterr().out
+
+
+def test_a_hub_out_of_reach_is_noticed_at_once(monkeypatch, capsys):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    go_offline_if_unreachable()
+    assert constants.HF_HUB_OFFLINE
+    assert "out of reach" in capsys.readouterr().err
 
 
 def test_model_without_tokenizer(make_run, corpus, tmp_path, capsys):
