@@ -1,6 +1,7 @@
 """Processes and devices: who am I, and how a model is spread over the processes (DDP or FSDP2)."""
 
 import datetime
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,6 +75,7 @@ def join_world(device_name: Literal["auto", "cpu", "cuda"], timeout_minutes: flo
         yield World(rank, size, device)
     finally:
         if size > 1:
+            gc.collect()  # a DDP wrapper freed after its process group can wait for gloo's threads for ever
             dist.destroy_process_group()
 
 

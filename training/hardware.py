@@ -1,7 +1,5 @@
 """Peak arithmetic rate of the device, the denominator of model FLOPs utilisation (MFU)."""
 
-import time
-
 import torch
 
 DENSE_BF16_PEAK = {
@@ -17,18 +15,8 @@ DENSE_BF16_PEAK = {
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """FLOP/s: the datasheet's dense bf16 rate of a known GPU, None for others, a measured fp32 rate for the CPU."""
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        return next((rate for part, rate in DENSE_BF16_PEAK.items() if part in name), None)
-    return _measured_matmul_rate()
-
-
-def _measured_matmul_rate(size: int = 768, seconds: float = 0.1) -> float:
-    a, b = torch.randn(size, size), torch.randn(size, size)
-    a @ b
-    start, count = time.perf_counter(), 0
-    while time.perf_counter() - start < seconds:
-        a @ b
-        count += 1
-    return 2 * size**3 * count / (time.perf_counter() - start)
+    """FLOP/s: the datasheet's dense bf16 rate of a known GPU; None for others and for the CPU."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((rate for part, rate in DENSE_BF16_PEAK.items() if part in name), None)

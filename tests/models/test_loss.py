@@ -126,6 +126,7 @@ def test_a_distributed_wrapper_gets_every_gradient(model, tokens, tmp_path):
             module.zero_grad()
             wrapped(tokens[:, :-1], tokens[:, 1:]).mean().backward()
     finally:
+        del wrapped  # before its process group: freed after it, gloo's threads and Python wait for each other
         dist.destroy_process_group()
     for name, gradient in expected.items():
         assert torch.allclose(module.get_parameter(name).grad, gradient, atol=1e-7), name
