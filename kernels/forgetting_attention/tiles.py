@@ -22,20 +22,21 @@ class Tiles:
 
 
 @functools.cache
-def _table() -> dict[str, dict[str, dict[str, int]]]:
-    return json.loads((Path(__file__).parent / "tiles.json").read_text())
+def table() -> dict[str, dict[str, Tiles]]:
+    """Settings by GPU ("sm_90", "default") or "float32", then by kernel and head dimension ("forward_64")."""
+    entries = json.loads((Path(__file__).parent / "tiles.json").read_text())
+    return {gpu: {kernel: Tiles(**tiles) for kernel, tiles in kernels.items()} for gpu, kernels in entries.items()}
 
 
 @functools.cache
 def tiles_for(kernel: str, head_dim: int, dtype: torch.dtype, device: torch.device) -> Tiles:
     """Settings of "forward", "dkdv" or "dq" on this GPU; compute capability 9.0 has measured ones, others a modest
     default."""
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-    table = _table()
-    entry = table.get(f"sm_{capability[0]}{capability[1]}", table["default"])
-    if dtype == torch.float32:
-        entry = table["float32"]
-    return Tiles(**entry[f"{kernel}_{head_dim}"])
+    gpu = "float32"
+    if dtype != torch.float32:
+        major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+        gpu = f"sm_{major}{minor}" if f"sm_{major}{minor}" in table() else "default"
+    return table()[gpu][f"{kernel}_{head_dim}"]
 
 
 def rows_descriptor(x_BTHD: Tensor, rows: int) -> TensorDescriptor:

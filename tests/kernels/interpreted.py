@@ -1,4 +1,4 @@
-"""A small grid of the Triton kernels under Triton's interpreter; run in a process of its own by `test_interpreter`."""
+"""A small grid of the Triton kernels under Triton's interpreter; run in a process of its own by `test_without_gpu`."""
 
 import torch
 

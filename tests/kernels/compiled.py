@@ -1,0 +1,79 @@
+"""Compile the GPU kernels for a Hopper GPU on a machine without one; run in a process of its own by
+`test_without_gpu`."""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from kernels.forgetting_attention import hopper_backward, hopper_forward, triton_backward, triton_forward
+from kernels.forgetting_attention.tiles import table
+from kernels.forgetting_attention.triton_prepare import Prepared
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+class _Hopper:
+    """The little of a driver that compiling asks for."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+
+def stack_bytes(compiled) -> int:  # type: ignore[no-untyped-def]
+    """Stack frame per thread, where registers are spilled."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        report = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    return int(re.search(r"STACK:(\d+)", report.stdout).group(1))  # type: ignore[union-attr]
+
+
+def main() -> None:
+    """Launch everything through the launchers, with compiling in the place of running."""
+    seen: dict[str, int] = {}
+
+    def launcher(self: JITFunction, grid: object) -> Callable[..., None]:
+        def compile_only(*arguments: object, **options: object) -> None:
+            compiled = self.warmup(*arguments, grid=grid, **options)
+            seen[f"{self.fn.__module__.rsplit('.', 1)[-1]}.{self.fn.__name__}"] = stack_bytes(compiled)
+
+        return compile_only
+
+    driver.set_active(_Hopper())
+    JITFunction.__getitem__ = launcher  # type: ignore[method-assign]
+    for D, dtype in ((64, torch.bfloat16), (128, torch.bfloat16), (16, torch.float32)):
+        q, k, v, do, o = (torch.zeros(1, 256, 2, D, dtype=dtype) for _ in range(5))
+        exact = torch.float64 if dtype == torch.float32 else torch.float32
+        local, base = torch.zeros(1, 2, 256, dtype=exact), torch.zeros(1, 2, 3, dtype=torch.float64)
+        counts = torch.zeros(1, 2, 256, dtype=torch.int32)
+        prepared = Prepared(local, base, counts, counts[..., :2].contiguous())
+        lse = torch.zeros(1, 2, 256)
+        if dtype == torch.bfloat16:
+            hopper_forward.hopper_forward(q, k, v, prepared, 0.125)
+            hopper_backward.hopper_backward(do, q, k, v, o, lse, prepared, 0.125)
+            spilled = {name: n for name, n in seen.items() if name.startswith("hopper") and n > 128}
+            assert not spilled, f"bytes of stack per thread at D = {D}: {spilled}"
+        else:
+            tiles = table()["float32"]
+            triton_forward.forward(q, k, v, prepared, 0.125, tiles[f"forward_{D}"])
+            dkdv, dq = tiles[f"dkdv_{D}"], tiles[f"dq_{D}"]
+            triton_backward.backward(do, q, k, v, o, lse, prepared, 0.125, dkdv, dq)
+    print(seen)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""The GPU kernels on a machine without a GPU: interpreted for their results, compiled for Hopper to see that they build.
+
+Each in a process of its own: Triton wants to know before it is imported.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def _run(module: str, **variables: str) -> None:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **variables}
+    done = subprocess.run(
+        [sys.executable, "-m", module],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_kernels_under_the_interpreter() -> None:
+    _run("tests.kernels.interpreted", TRITON_INTERPRET="1")
+
+
+def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
+    _run("tests.kernels.compiled", TRITON_CACHE_DIR=str(tmp_path))
