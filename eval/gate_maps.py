@@ -176,7 +176,7 @@ def _watched(layers: dict[int, ForgettingAttention], visit: Callable[[int, Tenso
 
     def hook(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         assert isinstance(module, ForgettingAttention)
-        q, k, _, log_fgate_BTH = module.project(arguments[0])
+        q, k, _, log_fgate_BTH = module.project(arguments[0], None, *arguments[3:])
         assert log_fgate_BTH is not None
         visit(module.layer_idx, q, k, log_fgate_BTH[0])
 

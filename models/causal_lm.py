@@ -106,7 +106,8 @@ def zero_padded(x_BTd: Tensor, padding: Padding | None) -> Tensor:
 
 
 class Backbone(nn.Module):
-    """Embedding, blocks and final norm. Subclasses may hand each block more than the common inputs (`extra_inputs`)."""
+    """Embedding, blocks and final norm. Subclasses may hand the blocks more: the same to all (`shared_inputs`), or to each
+    its own (`extra_inputs`)."""
 
     norm_name = "norm"
 
@@ -115,6 +116,9 @@ class Backbone(nn.Module):
         self.embeddings = nn.Embedding(vocab_size, hidden_size)
         self.layers = nn.ModuleList(blocks)
         setattr(self, self.norm_name, RMSNorm(hidden_size, norm_eps))
+
+    def shared_inputs(self, x_BTd: Tensor, cache: DecodingCache | None, padding: Padding | None) -> tuple[Tensor, ...]:
+        return ()
 
     def extra_inputs(self, layer_idx: int) -> tuple[Tensor, ...]:
         return ()
@@ -137,8 +141,9 @@ class Backbone(nn.Module):
         x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         cache = past_key_values if past_key_values is not None or not use_cache else DecodingCache()
         padding = _padding(attention_mask, x.shape[1], 0 if cache is None else cache.seq_len)
+        shared = self.shared_inputs(x, cache, padding)
         for i, layer in enumerate(self.layers):
-            x = layer(x, cache, padding, *self.extra_inputs(i))
+            x = layer(x, cache, padding, *shared, *self.extra_inputs(i))
         if cache is not None:
             cache.seq_len += x.shape[1]
         norm = getattr(self, self.norm_name)

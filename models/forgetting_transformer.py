@@ -122,13 +122,23 @@ def shift(x_BTHD: Tensor, alpha_BTH: Tensor, before_B1HD: Tensor | None) -> Tens
     return (alpha * previous.float() + (1.0 - alpha) * x_BTHD.float()).to(x_BTHD.dtype)
 
 
-def rotate(x_BTHD: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Rotary embedding over the whole head dimension, channels i and i + D/2 paired; angles in fp32. positions (B or
-    1, T)."""
-    half = x_BTHD.shape[-1] // 2
-    frequencies = base ** (-torch.arange(half, device=x_BTHD.device, dtype=torch.float32) / half)
+def token_positions(x_BTd: Tensor, cache: DecodingCache | None, padding: Padding | None) -> Tensor:
+    """(B or 1, T): the first real token is 0."""
+    positions = torch.arange(x_BTd.shape[1], device=x_BTd.device)[None] + (0 if cache is None else cache.seq_len)
+    return positions if padding is None else (positions - padding.start[:, None]).clamp(min=0)
+
+
+def rotation_table(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
+    """cos and sin (B or 1, T, 1, D/2) of the rotary angles of positions (B or 1, T), in fp32."""
+    half = head_dim // 2
+    frequencies = base ** (-torch.arange(half, device=positions.device, dtype=torch.float32) / half)
     angles = positions.float()[..., None, None] * frequencies
-    cos, sin = angles.cos(), angles.sin()
+    return angles.cos(), angles.sin()
+
+
+def rotate(x_BTHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding over the whole head dimension, channels i and i + D/2 paired."""
+    half = x_BTHD.shape[-1] // 2
     first, second = x_BTHD.float().split(half, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x_BTHD.dtype)
 
@@ -185,9 +195,10 @@ class ForgettingAttention(nn.Module):
         if spec.use_output_norm:
             self.output_norm = HeadNorm(d, spec.norm_eps)
 
-    def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None) -> Tensor:
-        """(B, T, d) from the normalised block input; with a cache, x holds the tokens after those cached."""
-        q, k, v, log_fgate = self.project(x, cache, padding)
+    def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None, *rotation: Tensor) -> Tensor:
+        """(B, T, d) from the normalised block input; with a cache, x holds the tokens after those cached. `rotation`:
+        cos and sin of these tokens' positions, where the variant rotates."""
+        q, k, v, log_fgate = self.project(x, cache, *rotation)
         if cache is not None:
             k, v = cache.append(self.layer_idx, k=k, v=v)
             if log_fgate is not None:
@@ -201,7 +212,7 @@ class ForgettingAttention(nn.Module):
         return self.o_proj(o)
 
     def project(
-        self, x: Tensor, cache: DecodingCache | None = None, padding: Padding | None = None
+        self, x: Tensor, cache: DecodingCache | None = None, *rotation: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """What attention sees of the tokens in x: q, k, v (B, T, H, D), shifted, normalised and rotated, and the log
         forget gate (B, T, H) in fp32, None without a gate."""
@@ -211,8 +222,7 @@ class ForgettingAttention(nn.Module):
         if self.spec.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.spec.use_rope:
-            positions = self._positions(x, cache, padding)
-            q, k = rotate(q, positions, self.spec.rope_base), rotate(k, positions, self.spec.rope_base)
+            q, k = rotate(q, *rotation), rotate(k, *rotation)
         return q, k, v, self._log_fgate(x)
 
     def _project(self, name: str, x: Tensor, cache: DecodingCache | None) -> Tensor:
@@ -225,11 +235,6 @@ class ForgettingAttention(nn.Module):
         if cache is not None:
             cache.update(self.layer_idx, **{key: last})
         return shifted
-
-    def _positions(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None) -> Tensor:
-        """(B or 1, T): the first real token is 0."""
-        positions = torch.arange(x.shape[1], device=x.device)[None] + (0 if cache is None else cache.seq_len)
-        return positions if padding is None else (positions - padding.start[:, None]).clamp(min=0)
 
     def _log_fgate(self, x: Tensor) -> Tensor | None:
         """(B, T, H) fp32, or None without a gate."""
@@ -292,6 +297,23 @@ def _softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return o.transpose(1, 2)
 
 
+class ForgettingBackbone(Backbone):
+    """Backbone that computes the rotary angles once for all layers."""
+
+    def __init__(self, spec: ForgettingTransformerSpec) -> None:
+        blocks: list[nn.Module] = [
+            Block(ForgettingAttention(spec, i), spec.hidden_size, spec.intermediate_size, spec.norm_eps)
+            for i in range(spec.num_layers)
+        ]
+        super().__init__(spec.vocab_size, spec.hidden_size, blocks, spec.norm_eps)
+        self.spec = spec
+
+    def shared_inputs(self, x_BTd: Tensor, cache: DecodingCache | None, padding: Padding | None) -> tuple[Tensor, ...]:
+        if not self.spec.use_rope:
+            return ()
+        return rotation_table(token_positions(x_BTd, cache, padding), self.spec.head_dim, self.spec.rope_base)
+
+
 class ForgettingTransformerForCausalLM(CausalLM):
     """FoX or Transformer with a language-modelling head."""
 
@@ -299,12 +321,7 @@ class ForgettingTransformerForCausalLM(CausalLM):
     _keep_in_fp32_modules_strict = frozenset({"fgate_bias"})  # type: ignore[assignment]
 
     def __init__(self, config: ForgettingTransformerConfig) -> None:
-        spec = config.to_spec()
-        blocks: list[nn.Module] = [
-            Block(ForgettingAttention(spec, i), spec.hidden_size, spec.intermediate_size, spec.norm_eps)
-            for i in range(spec.num_layers)
-        ]
-        super().__init__(config, Backbone(spec.vocab_size, spec.hidden_size, blocks, spec.norm_eps))
+        super().__init__(config, ForgettingBackbone(config.to_spec()))
         self.post_init()
 
     @torch.no_grad()

@@ -12,7 +12,7 @@ from models.build import build_model
 from models.cache import DecodingCache
 from models.causal_lm import Padding
 from models.count import num_params
-from models.forgetting_transformer import decay_time_bias, rotate, shift
+from models.forgetting_transformer import decay_time_bias, rotate, rotation_table, shift, token_positions
 from models.spec import ForgettingTransformerSpec
 
 PRO = {"use_k_shift": True, "use_v_shift": True, "qk_norm": True, "use_output_gate": True, "use_output_norm": True}
@@ -179,25 +179,27 @@ def test_shift_mixes_in_the_previous_token():
 def test_rotation_is_relative_and_exact_at_long_positions():
     q, k = torch.randn(1, 1, 1, 32), torch.randn(1, 1, 1, 32)
 
+    def at(position: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return rotation_table(torch.tensor([[position]]), 32, 500000.0)
+
     def product(i: int, j: int) -> float:
-        return (rotate(q, torch.tensor([[i]]), 500000.0) * rotate(k, torch.tensor([[j]]), 500000.0)).sum().item()
+        return (rotate(q, *at(i)) * rotate(k, *at(j))).sum().item()
 
     assert product(7, 3) == pytest.approx(product(65_004, 65_000), abs=2e-2)
     assert product(7, 3) != pytest.approx(product(7, 4), abs=2e-2)
-    half = rotate(q.bfloat16(), torch.tensor([[65_000]]), 500000.0)
+    half = rotate(q.bfloat16(), *at(65_000))
     assert half.dtype == torch.bfloat16
-    exact = rotate(q.bfloat16().float(), torch.tensor([[65_000]]), 500000.0)
+    exact = rotate(q.bfloat16().float(), *at(65_000))
     assert (half.float() - exact).abs().max() < 2e-2, "angles must not be computed in bf16"
 
 
 def test_positions_start_at_the_first_real_token():
-    attention = make("transformer_llama")[0].model.layers[0].attn
     cache, x = DecodingCache(), torch.zeros(2, 3, 64)
-    assert attention._positions(x, None, None).tolist() == [[0, 1, 2]]
+    assert token_positions(x, None, None).tolist() == [[0, 1, 2]]
     padding = Padding(real=torch.ones(2, 3, dtype=torch.bool), start=torch.tensor([0, 2]))
-    assert attention._positions(x, None, padding).tolist() == [[0, 1, 2], [0, 0, 0]]
+    assert token_positions(x, None, padding).tolist() == [[0, 1, 2], [0, 0, 0]]
     cache.seq_len = 10
-    assert attention._positions(x, cache, padding).tolist() == [[10, 11, 12], [8, 9, 10]]
+    assert token_positions(x, cache, padding).tolist() == [[10, 11, 12], [8, 9, 10]]
 
 
 def test_decay_times_give_alibi_slopes():
