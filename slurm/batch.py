@@ -1,5 +1,7 @@
 """From a group of jobs to an sbatch script, through submitit."""
 
+import contextlib
+import io
 import shlex
 import sys
 from pathlib import Path
@@ -91,7 +93,8 @@ def sbatch(group: Group, folder: Path, cluster: Cluster, submission: Submission,
     executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=ENDLESS, python=task_python(cluster))
     executor.update_parameters(**parameters)
     try:
-        with executor.batch():
+        # submitit passes on what sbatch prints; it is said once, below.
+        with contextlib.redirect_stderr(io.StringIO()), executor.batch():
             jobs = [executor.submit(Task(str(submission.path), node.key)) for node in group.nodes]
         return jobs[0].job_id.split("_")[0]
     except (FailedJobError, FailedSubmissionError) as error:

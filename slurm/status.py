@@ -57,7 +57,8 @@ def _node_state(key: str, node: dict[str, Any], job: str, queued: QueuedJob | No
     events = [event for event in journal.read(Path(node["journal"])) if event.get("job") == job]
     starts = sum(event["event"] == "start" for event in events)
     ends = [event for event in events if event["event"] == "end"]
-    reasons = [end["reason"] for end in ends if end["action"] != "done" and end["code"] != 75]
+    # What SLURM ended, it can say better itself.
+    reasons = [end["reason"] for end in ends if end["action"] in ("requeue", "failed") and end["code"] != 75]
     error, where = reasons[-1] if reasons else "", ""
     made = all(Path(path).exists() for path in node["makes"])
     if queued is not None and queued.active:
@@ -92,7 +93,7 @@ def _why(blocking: list[NodeState], ended: str, error: str, node: dict[str, Any]
         cause = f": {first.error}" if first.error else ""
         return f"{NEEDS}{title(first)}, which {'was cancelled' if first.state == 'cancelled' else 'failed'}{cause}"
     if ended:
-        return error or f"SLURM says: {ended}"
+        return f"SLURM says: {ended}" + (f", after: {error}" if error else "")
     return error or f"SLURM does not know job any more and {Path(node['log']).name} tells no end"
 
 

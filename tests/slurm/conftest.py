@@ -18,8 +18,8 @@ POCKET = """
 from dataclasses import replace as _replace
 
 SCALES["pocket"] = _replace(
-    TINY, name="pocket", hidden_size=64, linear_head_dim=64, seq_len=64, document_len=256, batch_tokens=128, train_tokens=128 * 400,
-    warmup_tokens=128 * 20, heldout_documents=8, default_data=None, default_tokenizer="bytes",
+    TINY, name="pocket", hidden_size=64, linear_head_dim=64, seq_len=64, document_len=256, batch_tokens=128,
+    train_tokens=128 * 400, warmup_tokens=128 * 20, heldout_documents=8, default_data=None, default_tokenizer="bytes",
 )
 """
 

@@ -22,8 +22,8 @@ ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ctld_port}
 AuthType=auth/munge
-# cred_expire is also how long a requeued job is held back.
-AuthInfo=socket={run}/munge/socket,cred_expire=2
+# cred_expire is also how long a requeued job is held back; less than 5 counts as 120.
+AuthInfo=socket={run}/munge/socket,cred_expire=5
 CredType=cred/munge
 SlurmUser={user}
 SlurmdUser={user}
@@ -188,9 +188,8 @@ class Slurm:
         mark = f"SLURM_CONF={self.run / 'slurm.conf'}".encode()
         for entry in Path("/proc").glob("[0-9]*"):
             try:
-                if (entry / "comm").read_text().strip() == "slurmstepd" and mark in (entry / "environ").read_bytes().split(
-                    b"\0"
-                ):
+                ours = mark in (entry / "environ").read_bytes().split(b"\0")
+                if ours and (entry / "comm").read_text().strip() == "slurmstepd":
                     os.kill(int(entry.name), signal.SIGKILL)
             except OSError:
                 continue

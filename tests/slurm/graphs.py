@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from slurm import client
+from slurm import client, journal
 from slurm.records import read_submissions
 from slurm.status import NodeState, node_states
 from tests.slurm.daemons import Slurm, until
@@ -98,7 +98,10 @@ class Graph:
         self.until(lambda: metrics.exists() and metrics.read_text().count("\n") >= step, seconds, f"step {step} of {model}")
 
     def until_trained(self, model: str, seconds: float = 150) -> None:
-        self.until(lambda: self.run(model).finished, seconds, f"the end of {model}'s training")
+        journal_file = self.run(model).path / "slurm" / "train.jsonl"
+        ends = ("done", "failed")
+        self.until(lambda: any(event.get("action") in ends for event in journal.read(journal_file)), seconds, f"{model}'s end")
+        assert self.run(model).finished, self.slurm("status").stdout
 
     def cancel_rest(self) -> None:
         """Save the time of jobs that a test does not look at."""
@@ -115,9 +118,9 @@ class Graph:
                 command = (entry / "cmdline").read_bytes().decode().split("\0")
             except OSError:
                 continue
-            if wanted <= environment and "submitit.core._submit" in command and "SLURM_PROCID=0" in environment:
-                if "srun" not in command[0]:
-                    return int(entry.name)
+            task = "submitit.core._submit" in command and not command[0].endswith("srun")
+            if task and wanted <= environment and "SLURM_PROCID=0" in environment:
+                return int(entry.name)
         raise AssertionError(f"no process trains {model}")
 
 
@@ -135,7 +138,11 @@ def assert_same_run(one: RunFolder, other: RunFolder) -> None:
 
 def pending_signal(pid: int, number: signal.Signals) -> bool:
     """Whether a stopped process has been sent a signal."""
-    fields = dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line)
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        raise ProcessLookupError(pid) from None
+    fields = dict(line.split(":\t") for line in text.splitlines() if ":\t" in line)
     return any(int(fields[name], 16) & 1 << (number - 1) for name in ("SigPnd", "ShdPnd"))
 
 

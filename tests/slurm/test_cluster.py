@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+from contextlib import suppress
 
 import pytest
 
@@ -61,19 +62,19 @@ def test_graphs_survive_signals_kills_and_a_restarted_controller(corpus_ready, s
 
 def test_a_run_that_hits_its_time_limit_goes_on(corpus_ready, suite):
     graph = suite.graph(
-        "limited", (FOX,), "time_limit_hours = 0.0166\neval_hours = 0.0166\nsignal_seconds = 40\nmax_restarts = 9"
+        "limited", (FOX,), "time_limit_hours = 0.0166\neval_hours = 0.0166\nsignal_seconds = 15\nmax_restarts = 9"
     )
     assert graph.submit().returncode == 0
     graph.until_step(FOX, 20)
     task = graph.process_of(FOX)
-    os.kill(task, signal.SIGSTOP)  # a run that would take longer than its limit
-    try:
+    with suppress(ProcessLookupError):  # SLURM, which looks every 30 s, may have been quicker
+        os.kill(task, signal.SIGSTOP)  # a run that would take longer than its limit
         graph.until(lambda: pending_signal(task, signal.SIGUSR2), 60, "SLURM's signal before the time limit")
-    finally:
         os.kill(task, signal.SIGCONT)
     graph.until_trained(FOX)
     graph.cancel_rest()
-    assert len(starts(graph.run(FOX))) == 2
+    assert "stopped by SIGUSR2, saved at step" in graph.slurm("logs", FOX).stdout
+    assert len(starts(graph.run(FOX))) >= 2
     corpus_ready.until_trained(FOX)
     assert_same_run(graph.run(FOX), corpus_ready.run(FOX))
 
@@ -109,7 +110,6 @@ def test_a_failing_job_stops_its_dependants_and_can_be_resubmitted(corpus_ready,
     (corpus,) = (path.parent for path in suite.corpora.glob("*/corpus.json"))
     broken = tmp_path / "corpora" / corpus.name
     shutil.copytree(corpus, broken)
-    shutil.copyfile(suite.corpora / "file-digests.json", tmp_path / "corpora" / "file-digests.json")
     shutil.rmtree(broken / "train.zarr")
     graph = suite.graph("failing", corpora=tmp_path / "corpora")
     assert graph.submit().returncode == 0
@@ -123,7 +123,7 @@ def test_a_failing_job_stops_its_dependants_and_can_be_resubmitted(corpus_ready,
         assert states[f"train {model}"].restarts == 0  # an error to mend is not tried again
         waiting = states[f"evaluate {model}"]
         assert waiting.state == "cancelled" and re.match(f"needs train {model}-.*, which failed: .*train.zarr", waiting.error)
-    assert "was cancelled" in states["draw fig2_per_token_loss"].error
+    assert states["draw fig2_per_token_loss"].error == states[f"evaluate {FOX}"].error
     shown = graph.slurm("status")
     assert shown.returncode == 1 and "train.zarr" in shown.stdout
     assert "train.zarr" in graph.slurm("logs", FOX).stdout
