@@ -44,9 +44,7 @@ def load_model(source: str | Path, dtype: torch.dtype = torch.float32) -> "PreTr
     folder = Path(source)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ValueError(
-                f"{folder} holds no config.json: give the folder that save_pretrained wrote, e.g. RUN/export"
-            )
+            raise ValueError(f"{folder} holds no config.json: give the folder that save_pretrained wrote, e.g. RUN/export")
         model_type = json.loads((folder / "config.json").read_text()).get("model_type")
         if str(model_type).endswith("-project_fox"):
             from models.convert import load_authors

@@ -105,9 +105,7 @@ def config_for_authors(spec: ModelSpec) -> dict[str, Any]:
     common |= {"hidden_ratio": spec.mlp_ratio, "intermediate_size": spec.mlp_width}
     if isinstance(spec, HGRN2Spec):
         if spec.use_lower_bound:
-            raise ValueError(
-                "use_lower_bound is true; the authors' HGRN2 allocates lower bounds but never applies them"
-            )
+            raise ValueError("use_lower_bound is true; the authors' HGRN2 allocates lower bounds but never applies them")
         return _for_authors(_HGRN2, common | {"expand_ratio": spec.expand_ratio, "use_lower_bound": True})
     if isinstance(spec, DeltaNetSpec):
         heads = spec.hidden_size // spec.head_dim
@@ -262,9 +260,7 @@ def _compare(folder: Path, expected: dict[str, tuple[int, ...]], found: dict[str
     missing, unexpected = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
     wrong = [n for n in sorted(expected.keys() & found.keys()) if expected[n] != found[n]]
     if missing or unexpected:
-        raise ValueError(
-            f"{folder}: tensors missing: {some(missing) or 'none'}; unexpected: {some(unexpected) or 'none'}"
-        )
+        raise ValueError(f"{folder}: tensors missing: {some(missing) or 'none'}; unexpected: {some(unexpected) or 'none'}")
     if wrong:
         name = wrong[0]
         raise ValueError(f"{folder}: {name} has shape {found[name]}, its config.json asks for {expected[name]}")

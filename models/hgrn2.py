@@ -107,9 +107,7 @@ class HGRN2Backbone(Backbone):
         ]
         super().__init__(spec.vocab_size, spec.hidden_size, blocks, spec.norm_eps)
         # Unused bounds take no gradient: DDP must not wait for one.
-        self.lower_bounds = nn.Parameter(
-            torch.zeros(spec.num_layers, spec.hidden_size), requires_grad=spec.use_lower_bound
-        )
+        self.lower_bounds = nn.Parameter(torch.zeros(spec.num_layers, spec.hidden_size), requires_grad=spec.use_lower_bound)
         self.lower_bounds._no_weight_decay = True  # type: ignore[attr-defined]
         self.use_lower_bound = spec.use_lower_bound
 

@@ -5,6 +5,7 @@ attention with one decay per head, so `chunk_simple_gla` computes it on every de
 layers, no MLPs (Appendix B).
 """
 
+import functools
 import logging
 import math
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import models.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import torch
 import torch.nn.functional as F
+import triton
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
@@ -26,7 +28,7 @@ logging.getLogger("fla.layers.mamba2").setLevel(logging.ERROR)
 
 from fla.layers.mamba2 import Mamba2  # noqa: E402  (fla after the CPU versions are in place)
 from fla.modules.causal_conv1d import ops as conv_ops  # noqa: E402
-from fla.ops import simple_gla  # noqa: E402
+from fla.ops import gla, simple_gla  # noqa: E402
 
 INITIALIZER_RANGE = 0.02
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
@@ -117,17 +119,22 @@ class Mamba2Mixer(Mamba2):
         """The recurrence over values (B, T, H, P) with B and C (B, T, N) shared by all heads."""
         step = F.softplus(dt.float() + self.dt_bias.float())
         one_token = values.shape[1] == 1 and not torch.is_grad_enabled()
-        scan = simple_gla.fused_recurrent_simple_gla if one_token else simple_gla.chunk_simple_gla
         shape = (*values.shape[:3], self.ssm_state_size)
-        return scan(
-            q=C[:, :, None].expand(shape),
-            k=B[:, :, None].expand(shape),
-            v=(values.float() * step[..., None]).to(values.dtype),
-            g=-self.A_log.float().exp() * step,
-            scale=1.0,
-            initial_state=state,
-            output_final_state=keep,
-        )
+        q, k = C[:, :, None].expand(shape), B[:, :, None].expand(shape)
+        v = (values.float() * step[..., None]).to(values.dtype)
+        g = -self.A_log.float().exp() * step
+        if values.is_cuda and torch.is_grad_enabled() and not _scalar_gate_gradient_works():
+            return gla.chunk_gla(q, k, v, g=g[..., None].expand(shape), scale=1.0, initial_state=state, output_final_state=keep)
+        scan = simple_gla.fused_recurrent_simple_gla if one_token else simple_gla.chunk_simple_gla
+        return scan(q=q, k=k, v=v, g=g, scale=1.0, initial_state=state, output_final_state=keep)
+
+
+@functools.cache
+def _scalar_gate_gradient_works() -> bool:
+    """Whether this Triton compiles fla's gradient of a scalar gate rightly. On Hopper, 3.4 to 3.7.0 do not and fla refuses; the
+    same recurrence with the gate repeated over the key channels takes other kernels, at the price of memory and speed."""
+    version = tuple(int(part) for part in triton.__version__.split(".")[:3])
+    return torch.cuda.get_device_capability()[0] != 9 or not (3, 4, 0) <= version < (3, 7, 1)
 
 
 class Mamba2Block(ResidualBlock):

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.fla_cpu import modules, recurrences
+from kernels.fla_cpu.tuning import limit_tuning
 
 # Where a layer looks its function up, and what a CPU tensor gets instead.
 _PLACES: tuple[tuple[str, str, Callable], ...] = (
@@ -43,6 +44,8 @@ def install() -> None:
             function = getattr(module, name)
             if not hasattr(function, "cpu_function"):
                 setattr(module, name, _by_device(function, cpu_function))
+    if torch.cuda.is_available():
+        limit_tuning()
 
 
 def _by_device(fla_function: Callable, cpu_function: Callable) -> Callable:

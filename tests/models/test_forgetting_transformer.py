@@ -98,10 +98,7 @@ def reference_attention(x: torch.Tensor, w: dict[str, torch.Tensor], spec: Forge
         for i in range(T):
             first = 0 if spec.window_size is None else max(0, i - spec.window_size + 1)
             weights = torch.stack(
-                [
-                    gate[j + 1 : i + 1, h].prod() * torch.exp(q[i, h] @ k[j, h] / math.sqrt(D))
-                    for j in range(first, i + 1)
-                ]
+                [gate[j + 1 : i + 1, h].prod() * torch.exp(q[i, h] @ k[j, h] / math.sqrt(D)) for j in range(first, i + 1)]
             )
             o[i, h] = weights / weights.sum() @ v[first : i + 1, h]
     if spec.use_output_norm:
@@ -117,9 +114,7 @@ def reference_logits(model: Any, spec: ForgettingTransformerSpec, tokens: torch.
     state = {name: tensor.double() for name, tensor in model.state_dict().items()}
     x = state["model.embeddings.weight"][tokens]
     for i in range(spec.num_layers):
-        layer = {
-            n.removeprefix(f"model.layers.{i}."): t for n, t in state.items() if n.startswith(f"model.layers.{i}.")
-        }
+        layer = {n.removeprefix(f"model.layers.{i}."): t for n, t in state.items() if n.startswith(f"model.layers.{i}.")}
         attention = {n.removeprefix("attn."): t for n, t in layer.items() if n.startswith("attn.")}
         x = x + reference_attention(rms(x, spec.norm_eps) * layer["attn_norm.weight"], attention, spec)
         h = rms(x, spec.norm_eps) * layer["mlp_norm.weight"]

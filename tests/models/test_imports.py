@@ -44,9 +44,7 @@ def test_hugging_faces_kernels_package_is_no_trap(tmp_path):
 
 
 def test_specs_and_counts_need_no_torch():
-    done = run(
-        "import models.spec, models.count, sys; print([m for m in ('torch', 'transformers') if m in sys.modules])"
-    )
+    done = run("import models.spec, models.count, sys; print([m for m in ('torch', 'transformers') if m in sys.modules])")
     assert done.stdout.strip() == "[]", done.stderr
 
 

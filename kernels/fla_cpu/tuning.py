@@ -1,0 +1,38 @@
+"""Bounds how long fla's kernels tune themselves at their first call: minutes over up to 60 candidates each otherwise."""
+
+import itertools
+import sys
+
+from triton.runtime.autotuner import Autotuner, Config
+
+CANDIDATES = 4
+
+
+def limit_tuning() -> None:
+    """Leave every tuned kernel of the loaded fla modules at most CANDIDATES configurations.
+
+    Kept are different block sizes first, then other numbers of warps and stages; of equal blocks the one with 4 warps and 3
+    stages, which suits most kernels, comes first.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fla."):
+            for value in list(vars(module).values()):
+                tuner = _tuner(value)
+                if tuner is not None and len(tuner.configs) > CANDIDATES:
+                    tuner.configs = _spread(tuner.configs)
+
+
+def _tuner(value: object) -> Autotuner | None:
+    while value is not None and not isinstance(value, Autotuner):
+        value = getattr(value, "fn", None)
+    return value
+
+
+def _spread(configs: list[Config]) -> list[Config]:
+    by_blocks: dict[tuple, list[Config]] = {}
+    for config in sorted(configs, key=lambda c: (abs(c.num_warps - 4), abs(c.num_stages - 3))):
+        by_blocks.setdefault(tuple(sorted(config.kwargs.items())), []).append(config)
+    # Largest blocks first: they reuse most; the small ones are there for other shapes.
+    largest_first = sorted(by_blocks.values(), key=lambda same: -sum(v for v in same[0].kwargs.values() if isinstance(v, int)))
+    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*largest_first))
+    return [config for config in in_turn if config is not None][:CANDIDATES]

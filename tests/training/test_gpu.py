@@ -1,0 +1,128 @@
+"""On a GPU: the fast step follows a plain one, and graphs, recomputation and other models train."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import models.forgetting_transformer as fox
+from data.spec import DataSpec
+from experiments.scales import MODELS, SCALES, model_spec, run_spec
+from kernels.forgetting_attention import forgetting_attention
+from models.build import build_model
+from models.loss import TokenLoss
+from models.spec import ForgettingTransformerSpec
+from training.distributed import World
+from training.guard import Guard
+from training.optimizer import build_optimizer
+from training.spec import TrainSpec
+from training.step import Stepper
+
+pytestmark = pytest.mark.gpu
+STEPS, BATCH, SEQ_LEN = 50, 4, 1024
+
+
+def batches(vocab_size: int) -> torch.Tensor:
+    """Random texts with something to learn: each token follows one of four that its predecessor allows."""
+    generator = torch.Generator().manual_seed(0)
+    follows = torch.randint(vocab_size, (vocab_size, 4), generator=generator)
+    tokens = torch.zeros(STEPS, BATCH, SEQ_LEN + 1, dtype=torch.long)
+    choice = torch.randint(4, tokens.shape, generator=generator)
+    for i in range(1, SEQ_LEN + 1):
+        tokens[..., i] = follows[tokens[..., i - 1], choice[..., i]]
+    return tokens.cuda()
+
+
+def model_125m(name: str = "fox_pro", vocab_size: int = 2049) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return build_model(model_spec(name, SCALES["125m-2.7b"], vocab_size)).cuda()
+
+
+def curve(model: torch.nn.Module, precision: str, tokens: torch.Tensor, compile: bool = False) -> torch.Tensor:
+    spec = TrainSpec(
+        seq_len=SEQ_LEN, batch_tokens=BATCH * SEQ_LEN, train_tokens=BATCH * SEQ_LEN * STEPS, warmup_tokens=0, peak_lr=1e-3,
+        precision=precision,
+    )  # fmt: skip
+    world = World(0, 1, torch.device("cuda", 0))
+    if compile:
+        for layer in model.base_model.layers:
+            layer.compile()
+    module = TokenLoss(model)
+    stepper = Stepper(module, build_optimizer(module, spec), Guard(spec, world), spec, world, BATCH)
+    losses = [stepper.run(batch[:, :-1], batch[:, 1:], 1e-3)[0] for batch in tokens]
+    return torch.stack(losses).cpu()
+
+
+def test_fast_step_follows_a_plain_fp32_one(monkeypatch):
+    """bf16, Triton attention, compiled layers and chunked loss against fp32, quadratic attention and whole logits."""
+    tokens = batches(2049)
+    fast = curve(model_125m(), "bf16", tokens, compile=True)
+    eager = curve(model_125m(), "bf16", tokens)
+
+    monkeypatch.setattr(fox, "forgetting_attention", functools.partial(forgetting_attention, backend="reference"))
+
+    def whole_logits(self, inputs, targets):
+        logits = self.model(input_ids=inputs).logits.float()
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+
+    monkeypatch.setattr(TokenLoss, "forward", whole_logits)
+    plain = curve(model_125m(), "fp32", tokens)
+    noise = (curve(model_125m(), "bf16", tokens) - plain).abs()
+    print(f"plain fp32 {plain[0]:.4f} -> {plain[-1]:.4f}; |fast - plain| mean {(fast - plain).abs().mean():.2e} "
+          f"max {(fast - plain).abs().max():.2e}; |eager - plain| max {(eager - plain).abs().max():.2e}; "
+          f"plain bf16 against fp32: mean {noise.mean():.2e} max {noise.max():.2e}")  # fmt: skip
+    assert plain[-1] < plain[0] - 1.0
+    for ours in (fast, eager):
+        assert (ours - plain).abs().mean() < 2 * noise.mean() + 1e-3
+        assert (ours - plain).abs().max() < 3 * noise.max() + 5e-3
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_learns_in_bf16(name):
+    losses = curve(model_125m(name), "bf16", batches(2049)[:30])
+    assert losses.isfinite().all()
+    assert losses[-5:].mean() < losses[0] - 0.5
+
+
+def test_head_gradient_of_an_unaligned_vocabulary_is_as_good_as_torch_s():
+    """GPT-2's 50257 columns, padded for speed, against fp64; no worse than twice torch's own bf16 computation."""
+    from models.loss import linear_cross_entropy
+
+    torch.manual_seed(0)
+    hidden = torch.randn(3000, 256, device="cuda", dtype=torch.bfloat16)
+    weight = 0.05 * torch.randn(50257, 256, device="cuda")
+    targets = torch.randint(50257, (3000,), device="cuda")
+    upstream = torch.rand(3000, device="cuda")
+
+    def run(function, dtype):
+        h, w = hidden.to(dtype).requires_grad_(), weight.to(dtype if dtype == torch.float64 else torch.float32).requires_grad_()
+        losses = function(h, w)
+        return losses.detach(), *torch.autograd.grad((losses * upstream).sum(), (h, w))
+
+    exact = run(lambda h, w: F.cross_entropy(h @ w.t(), targets, reduction="none"), torch.float64)
+    torch_s = run(lambda h, w: F.cross_entropy((h @ w.t().to(h.dtype)).float(), targets, reduction="none"), torch.bfloat16)
+    ours = run(lambda h, w: linear_cross_entropy(h, w, targets), torch.bfloat16)
+    for name, mine, other, reference in zip(("loss", "d hidden", "d weight"), ours, torch_s, exact, strict=True):
+        error, allowed = ((x.double() - reference).norm() / reference.norm() for x in (mine, other))
+        print(f"{name}: ours {error:.2e}, torch's {allowed:.2e}")
+        assert error <= 2 * allowed + 1e-6, name
+
+
+def test_recomputation_changes_no_gradient():
+    data = DataSpec(source="text", tokenizer="bytes", vocab_size=257, bos_id=256, document_len=2048, fingerprint="0")
+    assert run_spec("fox_pro", SCALES["tiny"], data, precision="bf16").train.precision == "bf16"
+    spec = ForgettingTransformerSpec(vocab_size=257, hidden_size=256, num_layers=2, num_heads=4, use_k_shift=True, qk_norm=True)
+    tokens = torch.randint(257, (2, 513), device="cuda")
+
+    def gradients(checkpointing: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = build_model(spec).cuda()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        with torch.autocast("cuda", torch.bfloat16):
+            TokenLoss(model)(tokens[:, :-1], tokens[:, 1:]).mean().backward()
+        return [p.grad for p in model.parameters()]
+
+    for with_it, without in zip(gradients(True), gradients(False), strict=True):
+        torch.testing.assert_close(with_it, without, rtol=2e-2, atol=1e-5)
