@@ -166,7 +166,7 @@ def measure_boundary(shape: tuple[int, int, int, int], version: str) -> list[Row
             return prepare(log_fgate, T, value, None, None, None, False)
 
         times = triton.testing.do_bench(run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])
-        rows.append(_row("ours", name, "local to global", shape, tuple(times), 0.0, 0.0, date, version))
+        rows.append(_row("ours", name, "local to global", shape, tuple(times), 0.0, math.nan, date, version))
         print(f"{shape} {name}: {times[1]:.4f} ms", flush=True)
     return rows
 
@@ -176,15 +176,24 @@ def measure_decode(shape: tuple[int, int, int, int], version: str) -> list[Row]:
     date = datetime.now(UTC).isoformat(timespec="seconds")
     q, k, v, log_fgate, _ = (x.detach() for x in make_inputs(shape, "local to global"))
     q_heads, k_heads, v_heads = (x.transpose(1, 2) for x in (q[:, -1:], k, v))
-    runs: dict[str, Callable[[], object]] = {
+    runs: dict[str, Callable[[], Tensor]] = {
         "ours": lambda: forgetting_attention(q[:, -1:], k, v, log_fgate),
         "ours, pruned": lambda: _pruned(forgetting_attention)(q[:, -1:], k, v, log_fgate),
         "softmax SDPA": lambda: scaled_dot_product_attention(q_heads, k_heads, v_heads),
     }
     rows = []
+    open_gates = torch.zeros_like(log_fgate)
+    exact = {
+        softmax: reference_attention(q[:, -1:].double(), k.double(), v.double(), open_gates if softmax else log_fgate)
+        for softmax in (False, True)
+    }
     for name, run in runs.items():
+        o = run() if not name.startswith("softmax") else run().transpose(1, 2)
+        error = (o.double() - exact[name.startswith("softmax")]).abs().max().item()
+        if not error < 2e-2:
+            raise RuntimeError(f"{name}: decoding is off by {error:.1e}; not timed")
         times = triton.testing.do_bench(run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])
-        rows.append(_row(name, "decode", "local to global", shape, tuple(times), 0.0, 0.0, date, version))
+        rows.append(_row(name, "decode", "local to global", shape, tuple(times), 0.0, error, date, version))
         print(f"{shape} decode {name}: {times[1]:.4f} ms", flush=True)
     return rows
 
@@ -212,16 +221,32 @@ def measure_norms(shape: tuple[int, int, int, int], version: str) -> list[Row]:
         ("gated output norm", "ours"): (lambda: gated_output_norm(x, gate, weight), [x, gate, weight]),
         ("gated output norm", "PyTorch"): (gated, [x, gate, weight]),
     }
+    with torch.no_grad():
+        exact_outputs = {"shift and norm": _exact_shift(x, logit), "gated output norm": _exact_gated(x, gate)}
     rows = []
     for (operation, name), (run, wanted) in runs.items():
 
         def both(run: Callable[[], Tensor] = run, wanted: list[Tensor] = wanted) -> object:
             return torch.autograd.grad(run(), wanted, dy)
 
+        exact = exact_outputs[operation]
+        error = (run().double() - exact).abs().max().item()
+        if not error < 2e-2 * exact.abs().max().item():
+            raise RuntimeError(f"{name}: {operation} is off by {error:.1e}; not timed")
         times = triton.testing.do_bench(both, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])
-        rows.append(_row(name, operation, "none", shape, tuple(times), 0.0, 0.0, date, version))
+        rows.append(_row(name, operation, "none", shape, tuple(times), 0.0, error, date, version))
         print(f"{shape} {operation} {name}: {times[1]:.4f} ms", flush=True)
     return rows
+
+
+def _exact_shift(x: Tensor, logit: Tensor) -> Tensor:
+    alpha = torch.sigmoid(logit.double())[..., None]
+    previous = torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1).double()
+    return rms_norm(alpha * previous + (1.0 - alpha) * x.double(), x.shape[-1:], eps=1e-5)
+
+
+def _exact_gated(x: Tensor, gate: Tensor) -> Tensor:
+    return rms_norm(x.double(), x.shape[-1:], eps=1e-6) * torch.sigmoid(gate.double())
 
 
 def _row(

@@ -1,6 +1,7 @@
 """The committed rows of the kernel benchmark: append, read, print and draw. No torch, no GPU."""
 
 import csv
+import math
 import os
 import tempfile
 from dataclasses import asdict, dataclass, fields
@@ -91,7 +92,7 @@ def table(rows: list[Row]) -> str:
         lines.append(
             f"| {row.gpu} | {shape} | {row.operation} | {row.gates} | {row.provider} "
             f"| {row.ms_q50:.3f} ({row.ms_q20:.3f}-{row.ms_q80:.3f}) | {row.effective_tflops:.0f} "
-            f"| {'' if ratio is None else f'{ratio:.2f}'} | {row.max_error:.1e} |"
+            f"| {'' if ratio is None else f'{ratio:.2f}'} | {'' if math.isnan(row.max_error) else f'{row.max_error:.1e}'} |"
         )
     return "\n".join(lines)
 
@@ -103,14 +104,14 @@ def draw(rows: list[Row], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = [r for r in latest(rows) if r.operation in ("forward", "forward+backward") and r.gates == "local to global"]
-    operations = sorted({r.operation for r in rows})
-    providers = sorted({r.provider for r in rows}, key=lambda p: (p != BASELINE, p))
-    shapes = sorted({r.shape for r in rows})
+    shown = [r for r in latest(rows) if r.operation in ("forward", "forward+backward") and r.gates == "local to global"]
+    operations = sorted({r.operation for r in shown})
+    providers = sorted({r.provider for r in shown}, key=lambda p: (p != BASELINE, p))
+    shapes = sorted({r.shape for r in shown})
     figure, axes = pyplot.subplots(len(operations), 1, figsize=(10, 3.2 * len(operations)), squeeze=False)
     for axis, operation in zip(axes[:, 0], operations, strict=True):
         for i, provider in enumerate(providers):
-            bars = [r for r in rows if r.provider == provider and r.operation == operation]
+            bars = [r for r in shown if r.provider == provider and r.operation == operation]
             heights = {r.shape: ratio_to_baseline(r, rows) or 0.0 for r in bars}
             x = [j + i * 0.8 / len(providers) for j in range(len(shapes))]
             axis.bar(x, [heights.get(s, 0.0) for s in shapes], 0.8 / len(providers), label=provider)

@@ -28,6 +28,8 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
         raise ValueError(f"v has shape {tuple(v.shape)}; it must be k's, {tuple(k.shape)}.")
     if Q > T:
         raise ValueError(f"q has {Q} positions and k {T}; queries are the last positions of the keys, so Q <= T.")
+    if q.is_cuda and B * H > 65_535:
+        raise ValueError(f"q has {B} x {H} sequences and heads; a GPU takes 65535 at once. Split the batch.")
     if H % key_heads:
         raise ValueError(f"q has {H} heads and k {key_heads}; q's must be a multiple of k's.")
     if log_fgate.shape != (B, T, H):

@@ -102,7 +102,7 @@ def allowed_errors(case: Case, exact: list[Tensor], **options: Tensor | float | 
     ulp, ulp32 = torch.finfo(case.q.dtype).eps, torch.finfo(torch.float32).eps
     return [
         (2.0 if name == "o" else 3.0) * error
-        + 4 * ulp * y.abs().max().item()
+        + 2 * ulp * y.abs().max().item()
         + (4 * ulp32 * weight_gradient + rounding) * factor
         for name, error, y, factor in zip(NAMES, eager, exact, difference, strict=True)
     ]
