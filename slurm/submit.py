@@ -69,7 +69,7 @@ def _submit_groups(groups: list[Group], submission: Submission, cluster: Cluster
         client.cancel(sorted(ours))
         submission.path.unlink(missing_ok=True)
         if isinstance(error, ValueError):
-            undone = f" The {len(ours)} jobs submitted before it were cancelled." if ours else ""
+            undone = f" Submitted before it and cancelled again: {len(ours)}." if ours else ""
             raise ValueError(f"SLURM refused the job '{group.kind}': {error}.{undone}") from None
         raise
     ids = submission.job_ids()

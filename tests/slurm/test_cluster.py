@@ -79,8 +79,8 @@ def test_a_run_that_hits_its_time_limit_goes_on(corpus_ready, suite):
     assert_same_run(graph.run(FOX), corpus_ready.run(FOX))
 
 
-def test_two_tasks_train_one_run_and_nodes_are_drained(corpus_ready, suite):
-    """Two processes on two nodes, joined by gloo; preempted, held back while a node is drained, finished when it is back."""
+def test_two_tasks_train_one_run_while_nodes_are_drained_and_fail(corpus_ready, suite):
+    """Two processes on two nodes, joined by gloo: preempted, held back while a node is drained, and hit by its failure."""
     lines = 'tasks_per_run = 2\nnodes_per_run = 2\nenvironment = { GLOO_SOCKET_IFNAME = "lo" }'
     graph = suite.graph("two", (FOX,), lines)
     assert graph.submit().returncode == 0
@@ -95,10 +95,14 @@ def test_two_tasks_train_one_run_and_nodes_are_drained(corpus_ready, suite):
         assert len(graph.run(FOX).read_metrics()) == step
     finally:
         suite.slurm.call("scontrol", "update", "nodename=n2", "state=resume")
+    graph.until_step(FOX, step + 20)
+    suite.slurm.call("scontrol", "update", "nodename=n2", "state=down", "reason=test")
+    graph.until(lambda: graph.states()[f"train {FOX}"].state == "requeued", 60, "a job that its failed node has left")
+    suite.slurm.call("scontrol", "update", "nodename=n2", "state=resume")
     graph.until_trained(FOX)
     graph.cancel_rest()
-    first, second = starts(graph.run(FOX))
-    assert first["world_size"] == second["world_size"] == 2 and second["first_step"] >= 20
+    assert [start["world_size"] for start in starts(graph.run(FOX))] == [2, 2, 2]
+    assert starts(graph.run(FOX))[1]["first_step"] >= 20
     # The same experiment, up to the order in which numbers are added.
     corpus_ready.until_trained(FOX)
     ours, alone = (run.read_metrics() for run in (graph.run(FOX), corpus_ready.run(FOX)))
@@ -143,11 +147,11 @@ def test_what_slurm_refuses_is_passed_on_and_nothing_stays_queued(corpus_ready, 
     other = tmp_path / "texts"
     shutil.copytree(suite.texts, other)
     next(other.iterdir()).unlink()
-    large = suite.graph("large", cluster="tasks_per_run = 16\nnodes_per_run = 1\ncpus_per_task = 8", texts=other)
+    large = suite.graph("large", cluster="tasks_per_run = 2\ncpus_per_task = 3", texts=other)
     before = {job.id for job in client.queue().values()}
     refused = large.submit()
     assert refused.returncode == 2 and refused.stderr.count("\n") <= 2, refused.stderr
-    assert "The 1 jobs submitted before it were cancelled" in refused.stderr
+    assert "not available" in refused.stderr and "Submitted before it and cancelled again: 1." in refused.stderr
     new = [job for job in client.queue().values() if job.id not in before]
     assert new and not any(job.active and job.state != "COMPLETING" for job in new)
     for graph in (nowhere, large):
