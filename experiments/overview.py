@@ -27,7 +27,7 @@ def print_overview(console: Console) -> None:
 
 def print_plan(plan: Plan, mfu: float, console: Console) -> None:
     """`plan`: per run its size, its cost at `mfu` of a GPU's peak, and what exists."""
-    from models.count import flops_per_token, num_params
+    from models.count import num_params
 
     if not 0 < mfu <= 1:
         raise ValueError(f"--mfu {mfu}: give a share between 0 and 1, such as 0.4.")
@@ -42,7 +42,7 @@ def print_plan(plan: Plan, mfu: float, console: Console) -> None:
     for run in plan.runs.values():
         params = num_params(run.spec.model)
         train = run.spec.train
-        flops = 3 * flops_per_token(run.spec.model, train.seq_len) * train.train_tokens
+        flops = train_flops(run)
         hours = flops / (mfu * DENSE_BF16_PEAK[GPU]) / 3600
         disk = 4 * params * (3 * 3 + 1)  # fp32 weights and two moments, two kept and one being written, and the export
         hours_in_all, disk_in_all = hours_in_all + hours, disk_in_all + disk
@@ -57,6 +57,14 @@ def print_plan(plan: Plan, mfu: float, console: Console) -> None:
         "FLOPs are three forward passes by Table 6's formulas; "
         f"hours at {mfu:.0%} of an {GPU}'s {DENSE_BF16_PEAK[GPU] / 1e12:.0f} TFLOP/s (bf16), evaluation not counted"
     )
+
+
+def train_flops(run: Run) -> float:
+    """FLOPs of a training: three forward passes over its tokens."""
+    from models.count import flops_per_token
+
+    train = run.spec.train
+    return 3 * flops_per_token(run.spec.model, train.seq_len) * train.train_tokens
 
 
 def _state(run: Run) -> str:

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from experiments.overview import train_flops
 from experiments.plan import Run
 from slurm.cluster import Cluster
 
@@ -33,11 +34,7 @@ def train_gpu_hours(run: Run, cluster: Cluster) -> float | None:
     """GPU-hours of a training at the cluster's assumed MFU; None on a cluster without GPUs."""
     if cluster.gpu_tflops is None:
         return None
-    from models.count import flops_per_token
-
-    train = run.spec.train
-    flops = 3 * flops_per_token(run.spec.model, train.seq_len) * train.train_tokens
-    return flops / (cluster.mfu * cluster.gpu_tflops * 1e12) / 3600
+    return train_flops(run) / (cluster.mfu * cluster.gpu_tflops * 1e12) / 3600
 
 
 def for_training(run: Run, cluster: Cluster) -> Resources:
