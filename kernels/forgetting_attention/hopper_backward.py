@@ -33,11 +33,13 @@ from kernels.forgetting_attention.triton_prepare import LOG2E, Prepared
 from kernels.forgetting_attention.visibility import TILE
 
 BLOCK_N = 128
-BLOCK_M = {64: 64, 128: 64}
+BLOCK_M = 64  # 128 spills registers
 STAGES = {64: 3, 128: 2}
-KV_REGISTERS = {64: True, 128: False}
+KV_REGISTERS = {64: True, 128: False}  # K and V as register operands: shared memory is as busy as the tensor cores
+PRODUCER_REGISTERS = 24
 _TILE = gl.constexpr(TILE)
 
+# Four registers of dQ in one reduction; the other three addresses are those of its neighbours and go unused.
 _ADD4 = gl.constexpr("""
 {
 red.relaxed.gpu.global.add.v4.f32 [$4], {$8, $9, $10, $11};
@@ -82,7 +84,7 @@ def _consume(
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, KV_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """The five products and the softmax between them."""
-    WARPS_N: gl.constexpr = 1 if BLOCK_M == 128 else 2
+    WARPS_N: gl.constexpr = 8 * 16 // BLOCK_M  # both warpgroups have all queries of a step, and half of D
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, BLOCK_M, 16])
     kv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, D, 16])
     dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8 // WARPS_N, WARPS_N], [16, D // WARPS_N, 16])
@@ -266,22 +268,23 @@ def hopper_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv in the inputs' dtype and d log_fgate (B, T, H) float32, all contiguous. k, v have q's heads."""
     B, Q, H, D = q.shape
-    T, block_m = k.shape[1], BLOCK_M[D]
-    N, steps = prepared.base.shape[-1] - 1, triton.cdiv(Q, block_m)
+    T = k.shape[1]
+    N, steps = prepared.base.shape[-1] - 1, triton.cdiv(Q, BLOCK_M)
     even, stop = query_spans(prepared, Q)
-    stats = torch.empty(B * H * steps, 2 * block_m, device=q.device, dtype=torch.float32)
-    _stats_kernel[(steps, B * H)](o, do, lse, stats, *do.stride(), Q, H, steps, BLOCK_M=block_m, D=D)
+    stats = torch.empty(B * H * steps, 2 * BLOCK_M, device=q.device, dtype=torch.float32)
+    _stats_kernel[(steps, B * H)](o, do, lse, stats, *do.stride(), Q, H, steps, BLOCK_M=BLOCK_M, D=D)
     dq, dk, dv = (torch.empty(x.shape, device=q.device, dtype=q.dtype) for x in (q, k, v))
     column = torch.empty(B, H, T, device=q.device, dtype=torch.float32)
-    buffer = torch.zeros(B * H, steps, block_m * D, device=q.device, dtype=torch.float32)
+    buffer = torch.zeros(B * H, steps, BLOCK_M * D, device=q.device, dtype=torch.float32)
     step_sum = torch.zeros(B, H, steps, device=q.device, dtype=torch.float32)
     _backward_kernel[(N * B * H,)](
-        tile_descriptor(q, block_m), tile_descriptor(k, BLOCK_N), tile_descriptor(v, BLOCK_N),
-        tile_descriptor(do, block_m), rows_descriptor(stats, 2 * block_m), buffer, step_sum, dk, dv, column,
+        tile_descriptor(q, BLOCK_M), tile_descriptor(k, BLOCK_N), tile_descriptor(v, BLOCK_N),
+        tile_descriptor(do, BLOCK_M), rows_descriptor(stats, 2 * BLOCK_M), buffer, step_sum, dk, dv, column,
         prepared.local, prepared.base, prepared.first_key, even, stop, scale * LOG2E, scale, Q, T, H, N, steps,
-        BLOCK_M=block_m, BLOCK_N=BLOCK_N, D=D, STAGES=STAGES[D], REGISTERS=24, KV_REGISTERS=KV_REGISTERS[D], num_warps=8,
+        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, STAGES=STAGES[D], REGISTERS=PRODUCER_REGISTERS,
+        KV_REGISTERS=KV_REGISTERS[D], num_warps=8,
     )  # fmt: skip
     _gather_dq_kernel[(steps, B * H)](
-        buffer, dq, scale, Q, H, steps, BLOCK_M=block_m, D=D, WARPS_N=1 if block_m == 128 else 2, num_warps=8
+        buffer, dq, scale, Q, H, steps, BLOCK_M=BLOCK_M, D=D, WARPS_N=8 * 16 // BLOCK_M, num_warps=8
     )
-    return dq, dk, dv, gate_gradient(step_sum, column, Q, block_m)
+    return dq, dk, dv, gate_gradient(step_sum, column, Q, BLOCK_M)
