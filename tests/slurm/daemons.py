@@ -5,6 +5,7 @@ Needs root (or the packages installed) and Debian's apt. Everything it starts it
 
 import ctypes
 import os
+import random
 import shutil
 import signal
 import socket
@@ -44,7 +45,7 @@ SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0,batch_sched_delay=0
 JobRequeue=1
 KillWait=5
-# Finished jobs stay visible; ids do not start again when the state is wiped.
+# Finished jobs stay visible; ids differ from those of another SLURM on this machine.
 MinJobAge=3600
 FirstJobId={first_job}
 SlurmdTimeout=30
@@ -101,7 +102,7 @@ class Slurm:
         (self.run / "munge" / "key").chmod(0o600)
         ports = _free_ports(3)
         text = CONF.format(
-            host=socket.gethostname().split(".")[0], run=self.run, user=_user(), first_job=int(time.time()) % 60_000_000 + 1,
+            host=socket.gethostname().split(".")[0], run=self.run, user=_user(), first_job=random.randrange(1, 60_000_000),
             ctld_port=ports[0], n1_port=ports[1], n2_port=ports[2],
         )  # fmt: skip
         (self.run / "slurm.conf").write_text(text)

@@ -92,7 +92,7 @@ class Graph:
             queue = self.suite.slurm.call("squeue", "-t", "all").stdout
             raise AssertionError(f"{error}\n{queue}\n{self.slurm('status').stdout}\n{logs}") from error
 
-    def until_step(self, model: str, step: int, seconds: float = 90) -> None:
+    def until_step(self, model: str, step: int, seconds: float = 150) -> None:
         """Wait until a training has logged `step`."""
         metrics = self.run(model).metrics_file
         self.until(lambda: metrics.exists() and metrics.read_text().count("\n") >= step, seconds, f"step {step} of {model}")
@@ -112,6 +112,7 @@ class Graph:
         job = self.states()[f"train {model}"].job
         array, _, task = job.partition("_")
         wanted = {f"SLURM_ARRAY_JOB_ID={array}", f"SLURM_ARRAY_TASK_ID={task}"} if task else {f"SLURM_JOB_ID={job}"}
+        wanted.add(f"SLURM_CONF={self.suite.slurm.environment['SLURM_CONF']}")
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 environment = set((entry / "environ").read_bytes().decode(errors="replace").split("\0"))
