@@ -50,12 +50,14 @@ def test_starts_count_as_fruitless_until_one_gets_further(tmp_path):
     assert journal.fruitless_starts(journal.read(file), "7", new) == 0
     journal.append(file, "start", job="7", mark=new)
     assert journal.fruitless_starts(journal.read(file), "7", new) == 1
+    journal.append(file, "start", job="7", mark=old)
+    assert journal.fruitless_starts(journal.read(file), "7", old) == 1
     (run / "evals").mkdir()
     (run / "evals" / "needle.partial.jsonl").write_text("{}\n")
     assert journal.progress_mark(run) != new
     with open(file, "a") as cut:
         cut.write('{"event": "sta')
-    assert len(journal.read(file)) == 4
+    assert len(journal.read(file)) == 5
 
 
 def test_equal_code_is_one_snapshot_and_a_change_is_another(tmp_path):
