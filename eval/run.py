@@ -2,6 +2,7 @@
 
 import datetime
 import platform
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,7 +69,9 @@ def run(loaded: Loaded, spec: EvalSpec, context: Context, out: Path) -> bool:
     partial = out.with_name(out.name.removesuffix(".parquet") + ".partial.jsonl")
     context = replace(context, partial=Partial(partial, identity=f"{subject.run_id}/{name}"), extras={})
     context.train_seq_len = subject.train_seq_len
+    started = time.perf_counter()
     rows = evaluate(loaded, spec, context)
+    context.extras |= {"seconds": round(time.perf_counter() - started, 2), "peak_memory_gib": _peak_memory_gib(loaded.device)}
     source = {"scale": subject.scale, "model": subject.model, "run_id": subject.run_id, "eval_id": name}
     rows = pd.concat([pd.DataFrame(source, index=rows.index), rows], axis=1)
     meta = {
@@ -82,6 +85,12 @@ def run(loaded: Loaded, spec: EvalSpec, context: Context, out: Path) -> bool:
     write_rows(out, rows, meta)
     context.partial.discard()
     return True
+
+
+def _peak_memory_gib(device: str) -> float | None:
+    import torch
+
+    return round(torch.cuda.max_memory_allocated(device) / 2**30, 2) if torch.device(device).type == "cuda" else None
 
 
 def device_name(device: str) -> str:

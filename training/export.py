@@ -19,6 +19,9 @@ def export_model(model: nn.Module, corpus: Corpus, spec: RunSpec, folder: RunFol
     if world.is_main:
         partial = folder.path / "export.partial"
         shutil.rmtree(partial, ignore_errors=True)
+        from transformers.utils.logging import disable_progress_bar  # the model has loaded transformers by now
+
+        disable_progress_bar()
         model.save_pretrained(partial, state_dict=weights)  # type: ignore[operator]
         corpus.tokenizer.to_hf().save_pretrained(partial)
         write_atomic(partial / "run_spec.json", spec.to_json())
