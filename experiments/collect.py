@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from analysis import report
-from eval.spec import eval_id
 from experiments.artefact import artefact_names
 from experiments.plan import Plan, Run
 from results.store import gather, read_rows
@@ -14,13 +13,10 @@ from results.store import gather, read_rows
 
 def collect(plan: Plan, artefact: str) -> Path | None:
     """Join the rows of an artefact's finished evaluations into the results folder; None where none is finished."""
-    evals = {eval_id(spec) for spec in plan.artefacts[artefact].evals(plan.scale, plan.request.options)}
     sources, runs = [], {}
-    for run in plan.runs_of(artefact):
-        files = [run.eval_file(spec) for spec in run.evals if eval_id(spec) in evals]
-        files = [file for file in files if file.exists()]
-        if files:
-            sources += files
+    for run, file in plan.eval_files(artefact):
+        if file.exists():
+            sources.append(file)
             runs[run.spec.run_id] = _record(run)
     if not sources:
         return None

@@ -65,21 +65,28 @@ class Run:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a request needs; `artefacts` by name."""
+    """Everything that a request needs; `artefacts` by name. `others` are the runs that --only leaves as they are."""
 
     request: Request
     scale: Scale
     corpus: CorpusPlan | KnownCorpus
     artefacts: dict[str, Artefact]
     runs: dict[str, Run]
+    others: dict[str, Run] = field(default_factory=dict)
 
     def runs_of(self, artefact: str) -> list[Run]:
+        """The runs of `artefact` that the request computes."""
         return [self.runs[model] for model in self.artefacts[artefact].models if model in self.runs]
 
+    def drawn_runs(self, artefact: str) -> list[Run]:
+        """What `artefact` is drawn from: its runs, and those that --only left out but that are finished already."""
+        known = {**{model: run for model, run in self.others.items() if run.folder.finished}, **self.runs}
+        return [known[model] for model in self.artefacts[artefact].models if model in known]
+
     def eval_files(self, artefact: str) -> list[tuple[Run, Path]]:
-        """What `artefact` is drawn from: a file for each of its runs and evaluations."""
+        """A file for each of the runs and evaluations of `artefact`."""
         specs = self.artefacts[artefact].evals(self.scale, self.request.options)
-        return [(run, run.eval_file(spec)) for run in self.runs_of(artefact) for spec in specs]
+        return [(run, run.eval_file(spec)) for run in self.drawn_runs(artefact) for spec in specs]
 
 
 def check_names(request: Request) -> tuple[Scale, dict[str, Artefact]]:
@@ -135,17 +142,18 @@ def make_plan(request: Request, precision: str, *, rehearsal: bool = False) -> P
     wanted: dict[str, dict[str, EvalSpec]] = {}
     for artefact in artefacts.values():
         for model in artefact.models:
-            if not request.only or model in request.only:
-                evals = wanted.setdefault(model, {})
-                evals.update({eval_id(spec): spec for spec in artefact.evals(scale, request.options)})
-    if not wanted:
+            evals = wanted.setdefault(model, {})
+            evals.update({eval_id(spec): spec for spec in artefact.evals(scale, request.options)})
+    if request.only and not set(request.only) & wanted.keys():
         raise ValueError(f"--only {' '.join(request.only)}: none of these models is in {', '.join(artefacts)}.")
-    runs = {}
+    runs: dict[str, Run] = {}
+    others: dict[str, Run] = {}
     for model in sorted(wanted, key=MODELS.index):
         spec = run_spec(model, scale, corpus.spec, precision=precision)
         folder = RunFolder(request.runs_dir / scale.name / spec.folder_name)
-        runs[model] = Run(spec, folder, tuple(wanted[model].values()))
-    return Plan(request, scale, corpus, artefacts, runs)
+        chosen = runs if not request.only or model in request.only else others
+        chosen[model] = Run(spec, folder, tuple(wanted[model].values()))
+    return Plan(request, scale, corpus, artefacts, runs, others)
 
 
 @dataclass(frozen=True)
@@ -196,7 +204,7 @@ def collect_job(plan: Plan, artefact: str) -> Job:
     args = ["collect", artefact, "--scale", request.scale, "--results-dir", str(request.results_dir), *_source_args(plan)]
     if request.options.judge_model is not None:
         args += ["--judge-model", request.options.judge_model]
-    for run in plan.runs_of(artefact):
+    for run in plan.drawn_runs(artefact):
         args += ["--run", str(run.folder.path)]
     needs = tuple(f"evaluate {run.spec.name}" for run in plan.runs_of(artefact))
     made = request.results_dir / plan.scale.name / f"{artefact}.parquet"

@@ -95,7 +95,7 @@ TINY = Scale(
     peak_lr=_same(4e-3),
     default_data="stdlib",
     default_tokenizer="bpe-512",
-    heldout_documents=384,
+    heldout_documents=192,
     heldout_fraction=0.12,
     mlp_widths={"pro": 300, "llama": 344},
 )
