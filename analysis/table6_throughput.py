@@ -55,6 +55,8 @@ def summary(rows: pd.DataFrame, meta: dict[str, Any]) -> Table:
     note = f"{scale_note(meta['scale']).capitalize()}. Measured on {gpus[0]}, context {tokens(lengths[0])}."
     if paper:
         note += " The paper measured on four L40S; it truncates parameters and FLOPs, and so do we."
+    if meta.get("note"):
+        note += f" {meta['note']}"
     return Table(
         "Parameters, FLOPs and training throughput",
         columns,

@@ -1,5 +1,6 @@
 """`python -m training RUN_DIR --corpus-dir DIR`: train one run (also under torchrun), or go on with it."""
 
+import errno
 import os
 import sys
 from dataclasses import dataclass, field
@@ -49,7 +50,9 @@ def main() -> int:
             quiet=arguments.quiet,
         )
     except (ValueError, OSError, AnomalyError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        remedy = " Free some space and start the same command again." if full else ""
+        print(f"error: {error}{'.' if full else ''}{remedy}", file=sys.stderr)
         return EXIT_ERROR
 
 

@@ -3,15 +3,21 @@
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.training.runs import anomalies, assert_same_run, losses, weights
 from training.guard import WARM_STEPS
+from training.run_folder import RunFolder
 from training.signals import EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_REQUEUE
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def wait_for_step(run, step, timeout=30.0):
@@ -45,6 +51,20 @@ def scale_loss(step, factor):
         return whole(self, *batch) * (factor if len(calls) == step else 1.0)
 
     models.loss.TokenLoss.forward = forward
+
+
+def no_space_after(checkpoints):
+    """Every save after the first few finds a full disk."""
+    import training.checkpoint
+
+    whole, calls = training.checkpoint.shutil.disk_usage, []
+
+    def disk_usage(path):
+        calls.append(1)
+        usage = whole(path)
+        return usage if len(calls) <= checkpoints else usage._replace(free=1000)
+
+    training.checkpoint.shutil.disk_usage = disk_usage
 
 
 def hang_at_step_three():
@@ -230,3 +250,48 @@ def test_second_process_on_the_same_run_is_refused(make_run, start):
     assert "is being trained by another process" in second.output
     first.processes[0].kill()
     first.processes[0].join()
+
+
+def test_full_disk_is_one_line_and_loses_nothing(make_run, start, corpus, tmp_path):
+    """A checkpoint that does not fit: exit code 2, whole checkpoints stay, and with space the run goes on."""
+    undisturbed, run = make_run("undisturbed", steps=30), make_run("full", steps=30)
+    assert start(undisturbed).exit_code() == EXIT_FINISHED
+    assert start(run, before=partial(no_space_after, 3), checkpoint_every_tokens=256 * 5).exit_code() == 1
+    log = (run.path / "test.log").read_text()
+    assert "the disk is too full for a checkpoint" in log
+    assert "start the same command again" in log
+    assert [path.name for path in sorted(run.checkpoints.iterdir())] == ["step-00000010", "step-00000015"]
+    assert start(run).exit_code() == EXIT_FINISHED
+    assert_same_run(undisturbed, run)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root; the test above covers the rest")
+def test_a_really_full_disk(make_run, corpus, tmp_path):
+    """A tmpfs of 400 KiB holds the spec and some metrics but no checkpoint."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], check=True)
+    try:
+        run = RunFolder.create(disk / "run", make_run("spec", steps=30).read_spec())
+        command = [
+            sys.executable,
+            "-m",
+            "training",
+            str(run.path),
+            "--corpus-dir",
+            str(corpus.folder),
+            "--device",
+            "cpu",
+            "--quiet",
+        ]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 2, done.stderr
+        errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1
+        assert "Traceback" not in done.stderr
+        assert not list(run.checkpoints.glob("step-????????")) and not run.finished
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+        assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0
+        assert run.finished
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
