@@ -23,7 +23,7 @@ from analysis.style import (
     training_length_line,
 )
 from analysis.tables import Column, Table
-from results.store import write_atomic
+from results.atomic import write_atomic
 
 KIND = "per_token_loss"
 TITLE = "Long-context language modelling"
@@ -133,7 +133,7 @@ def _write_csv(positions: np.ndarray, losses: Curves, perplexities: Curves, path
     columns |= {f"{model}_perplexity": values for model, values in perplexities.items()}
     text = StringIO()
     pd.DataFrame(columns).to_csv(text, index=False, float_format="%.6g", lineterminator="\n")
-    write_atomic(path, text.getvalue().encode())
+    write_atomic(path, text.getvalue())
     return path
 
 

@@ -14,7 +14,7 @@ from analysis.names import ordered, style_of
 from analysis.rows import extra
 from analysis.style import figure_style, plt, save, scale_note, tokens
 from analysis.tables import Column, Table
-from results.store import write_atomic
+from results.atomic import write_atomic
 
 KIND = "gate_maps"
 TITLE = "Forget gates and attention"
@@ -59,7 +59,7 @@ def render(rows: pd.DataFrame, meta: dict[str, Any], out: Path) -> list[Path]:
     text = StringIO()
     statistics = {model: head_statistics(rows[rows["model"] == model]) for model in ordered(rows["model"].unique())}
     pd.concat(statistics, names=["model"]).to_csv(text, float_format="%.6g", lineterminator="\n")
-    write_atomic(stem.with_suffix(".csv"), text.getvalue().encode())
+    write_atomic(stem.with_suffix(".csv"), text.getvalue())
     return [*paths, stem.with_suffix(".csv")]
 
 

@@ -14,7 +14,7 @@ from analysis.names import SEVEN, label, ordered
 from analysis.rows import one_evaluation_each, train_seq_len
 from analysis.style import figure_style, plt, save, scale_note, tokens
 from analysis.tables import Column, Table
-from results.store import write_atomic
+from results.atomic import write_atomic
 
 KIND = "needle"
 TITLE = "Needle in a haystack"
@@ -43,7 +43,7 @@ def render(rows: pd.DataFrame, meta: dict[str, Any], out: Path) -> list[Path]:
     cells = rows.groupby(["model", "mode", "length", "depth"], as_index=False)[["score", "exact", "fuzzy"]].mean()
     text = StringIO()
     cells.to_csv(text, index=False, float_format="%.6g", lineterminator="\n")
-    write_atomic(stem.with_suffix(".csv"), text.getvalue().encode())
+    write_atomic(stem.with_suffix(".csv"), text.getvalue())
     return [*paths, stem.with_suffix(".csv")]
 
 

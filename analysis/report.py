@@ -15,7 +15,8 @@ from analysis.claims import CLAIMS, judge
 from analysis.names import label, ordered
 from analysis.style import PAPER_SCALE, scale_note
 from analysis.tables import to_html
-from results.store import read_rows, write_atomic
+from results.atomic import write_atomic
+from results.store import read_rows
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 
@@ -40,7 +41,7 @@ def build(folder: Path) -> Path:
         runs=_runs(sections),
     )
     path = folder / "report.html"
-    write_atomic(path, page.encode())
+    write_atomic(path, page)
     return path
 
 

@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from results.store import write_atomic
+from results.atomic import write_atomic
 
 PAPER_SCALE = "760m-48b"
 PAPER_TRAIN_LEN = 16_384

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from analysis.names import label
-from results.store import write_atomic
+from results.atomic import write_atomic
 
 Values = Mapping[str, Sequence[float | None]]
 Mark = Literal["", "best", "second"]
@@ -155,6 +155,6 @@ def write_table(table: Table, stem: Path) -> list[Path]:
     paths = []
     for ending, form in forms.items():
         path = stem.with_name(f"{stem.name}.{ending}")
-        write_atomic(path, form(table).encode())
+        write_atomic(path, form(table))
         paths.append(path)
     return paths

@@ -14,7 +14,8 @@ from data.spec import DataSpec
 from eval.spec import EVAL_SPEC, EvalSpec, eval_id
 from experiments.artefact import Artefact, Options, load_artefact
 from experiments.scales import MODELS, Scale, get_scale, run_spec
-from training.run_folder import RunFolder, write_atomic
+from results.atomic import write_atomic
+from training.run_folder import RunFolder
 from training.spec import RunSpec
 
 SOURCE_FLAGS = ("haystack", "prompts", "longbench", "include_path", "judge_url")

@@ -13,8 +13,6 @@ Meta of an artefact (written by `gather`, in results/SCALE/):
 import hashlib
 import io
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from results.atomic import write_atomic
 from results.schema import validate
 
 Meta = dict[str, Any]
@@ -50,7 +49,7 @@ def write_rows(path: Path, rows: pd.DataFrame, meta: Meta) -> Path:
     meta = {**meta, "rows_sha256": hashlib.sha256(body).hexdigest()}
     text = json.dumps(meta, indent=1, sort_keys=True, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(meta_path(path), text.encode())
+    write_atomic(meta_path(path), text)
     write_atomic(path, body)
     return path
 
@@ -140,24 +139,3 @@ def _join(artefact: str, scale: str, sources: list[Path], runs: dict[str, Meta])
         meta["created"] = max(meta["created"], made["created"])
         frames.append(rows)
     return pd.concat(frames, ignore_index=True), meta
-
-
-def write_atomic(path: Path, body: bytes) -> None:
-    """Write through a temporary name in the same folder, flushed to disk, then renamed: never a half-written file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -17,9 +17,9 @@ from typing import Any
 
 from rich.console import Console
 
+from results.atomic import write_atomic
 from slurm.client import QueuedJob
 from slurm.graph import Group
-from training.run_folder import write_atomic
 
 COMMENT = "fox"
 

@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "eval": {"training", "data", "models", "kernels", "results"},
     "analysis": {"results"},
     "experiments": {"eval", "training", "data", "models", "results", "analysis", "slurm"},
-    "slurm": {"experiments", "training"},
+    "slurm": {"experiments", "training", "results"},
 }
 """Each folder and what it may import of the others. data takes only models.spec, experiments.__main__ alone takes slurm."""
 

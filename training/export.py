@@ -7,8 +7,9 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from data.corpus import Corpus
+from results.atomic import write_atomic
 from training.distributed import World
-from training.run_folder import RunFolder, write_atomic
+from training.run_folder import RunFolder
 from training.spec import RunSpec
 
 
