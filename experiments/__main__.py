@@ -13,19 +13,12 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 from rich.console import Console
 
-EXIT_USER_ERROR = 2
+from experiments.parser import EXIT_USER_ERROR, Parser
+
 EXIT_INTERRUPTED = 130
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse with errors of one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USER_ERROR, f"error: {message}; `{self.prog} --help` says what there is.\n")
 
 
 def parser() -> Parser:

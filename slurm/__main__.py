@@ -13,24 +13,16 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn
 
 from rich.console import Console
 from rich.live import Live
 
+from experiments.parser import EXIT_USER_ERROR, Parser
 from slurm import client
 from slurm.records import Submission, read_submissions
 from slurm.status import OPEN, NodeState, node_states, table, wide
 
-EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse with errors of one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USER_ERROR, f"error: {message}; `{self.prog} --help` says what there is.\n")
 
 
 def parser() -> Parser:
