@@ -177,6 +177,9 @@ def c22b(rows: pd.DataFrame, train_len: int) -> Verdict:
     return Verdict("C22b", status_of(violations, noises), sentence, {f"easy {label(m)}": v for m, v in means.items()})
 
 
+LOWEST_SCORE = 1.0
+
+
 def c22c(rows: pd.DataFrame, train_len: int) -> Verdict:
     """Standard needle inside the training context: FoX at least as good as the Transformer of the same architecture."""
     cells = _needle_scores(rows, "standard", train_len)
@@ -184,6 +187,8 @@ def c22c(rows: pd.DataFrame, train_len: int) -> Verdict:
     if not pairs:
         return not_applicable("C22c", "Needs standard-mode scores of FoX and the Transformer inside the training context.")
     means = {model: float(cells[model].mean()) for pair in pairs for model in pair}
+    if max(means.values()) <= LOWEST_SCORE:
+        return not_applicable("C22c", "No model finds the needle anywhere (all scores are the lowest), so there is no order.")
     violations = [means[transformer] - means[fox] for fox, transformer in pairs]
     noises = [2 * _standard_error((cells[transformer] - cells[fox]).dropna()) for fox, transformer in pairs]
     parts = [f"{label(fox)} {means[fox]:.2f} against {label(other)} {means[other]:.2f}" for fox, other in pairs]

@@ -170,6 +170,12 @@ def test_c22c_fails_if_fox_is_worse_in_standard_mode():
     assert c22b(rows, TRAIN_LEN).status is Status.HOLDS
 
 
+def test_c22c_says_nothing_where_no_model_finds_the_needle():
+    rows, _ = synthetic.needle_rows()
+    rows["score"] = 1.0
+    assert c22c(rows, TRAIN_LEN).status is Status.NOT_APPLICABLE
+
+
 def test_c22c_one_unlucky_cell_is_noise():
     rows, _ = synthetic.needle_rows()
     rows["score"] = 10.0
