@@ -88,6 +88,8 @@ def document(codec: TextCodec, hay: Sequence[int], needle: str, num_tokens: int,
             tried.add(end)
             middle = end if depth >= 100 else point
             text = codec.decode([*hay[skip:middle], *needle_ids, *hay[middle:end]])
+            if needle not in text:  # the cut fell into a JSON escape, which then swallowed the needle's first character
+                break
             gap = num_tokens - len(codec.encode(text))
             if gap == 0:
                 return text

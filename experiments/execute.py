@@ -7,6 +7,7 @@ from rich.console import Console
 from data.prepare import prepare
 from experiments import collect
 from experiments.local import run_jobs, slots_of
+from experiments.overview import train_flops
 from experiments.plan import KnownCorpus, Plan, jobs, write_specs
 
 
@@ -27,7 +28,8 @@ def execute(plan: Plan, device: str, slots: int | None, console: Console) -> int
         raise ValueError(f"--slots {slots}: give at least 1.")
     write_specs(plan)
     prepare_corpus(plan, console)
-    todo = jobs(plan, device)
+    # The most work first: begun last, it would keep one slot busy while the others stand idle.
+    todo = sorted(jobs(plan, device), key=lambda job: -train_flops(job.run) if job.run else 0.0)
     failed = run_jobs(todo, slots or slots_of(device), device, console) if todo else []
     if not todo:
         console.print(f"all {len(plan.runs)} runs and their evaluations exist already")
