@@ -85,6 +85,11 @@ def device_label(device: torch.device) -> str:
     return f"CPU ({torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''})"
 
 
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """The residual blocks of a causal language model: the units of sharding and of compilation."""
+    return list(model.base_model.get_submodule("layers").children())  # type: ignore[union-attr]
+
+
 def spread(
     module: nn.Module,
     layers: list[nn.Module],
@@ -135,5 +140,5 @@ def gradient_sync(module: nn.Module, enabled: bool) -> Iterator[None]:
                 yield
         return
     if hasattr(module, "set_requires_gradient_sync"):
-        module.set_requires_gradient_sync(enabled)
+        module.set_requires_gradient_sync(enabled)  # type: ignore[operator]
     yield

@@ -16,7 +16,7 @@ from models.build import build_model
 from models.count import flops_per_token, num_params
 from models.loss import TokenLoss
 from training.checkpoint import Checkpoints, State
-from training.distributed import World, device_label, join_world, spread
+from training.distributed import World, device_label, join_world, layers_of, spread
 from training.export import export_model
 from training.guard import KINDS, Guard
 from training.hardware import peak_flops
@@ -80,12 +80,12 @@ def _train(
 ) -> int:
     sampler = Sampler(len(corpus.train), spec.data.document_len, spec.train.seq_len, spec.train.batch_size)
     micro_batch = micro_batch_size(spec.train, world.size, execution.micro_batch_tokens)
-    model = build_model(spec.model)
+    model: nn.Module = build_model(spec.model)
     if execution.activation_checkpointing:
-        model.gradient_checkpointing_enable()
+        model.gradient_checkpointing_enable()  # type: ignore[operator]
     model.to(world.device)
     token_loss = TokenLoss(model)
-    layers = list(model.base_model.layers)
+    layers = layers_of(model)
     if execution.compile:
         for layer in layers:
             layer.compile()

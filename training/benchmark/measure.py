@@ -19,7 +19,7 @@ from models.loss import TokenLoss
 from models.spec import ForgettingTransformerSpec, ModelSpec
 from training.benchmark.parts import PARTS, time_by_part
 from training.benchmark.rows import ROWS
-from training.distributed import World, device_label, spread
+from training.distributed import World, device_label, layers_of, spread
 from training.guard import Guard
 from training.hardware import peak_flops
 from training.optimizer import build_optimizer
@@ -136,12 +136,12 @@ def _build_step(spec: ModelSpec, seq_len: int, arguments: Arguments, world: Worl
         precision="bf16" if world.device.type == "cuda" else "fp32",
     )
     torch.manual_seed(0)
-    model = build_model(spec)
+    model: nn.Module = build_model(spec)
     set_gates(model, arguments.gates)
     if arguments.activation_checkpointing:
-        model.gradient_checkpointing_enable()
+        model.gradient_checkpointing_enable()  # type: ignore[operator]
     model.to(world.device).train()
-    layers = list(model.base_model.layers)
+    layers = layers_of(model)
     if arguments.compile:
         for layer in layers:
             layer.compile()
