@@ -45,6 +45,8 @@ def parser() -> Parser:
         if verb == "run":
             sub.add_argument("--launcher", choices=("local", "slurm"), default="local")
             sub.add_argument("--slots", type=int, help="jobs at a time (default: one a GPU, or one a CPU core)")
+            sub.add_argument("--activation-checkpointing", action="store_true",
+                             help="recompute activations instead of compiling, for GPUs below 48 GiB at 760M")  # fmt: skip
             sub.add_argument("--cluster", type=Path, metavar="FILE", help="the cluster's TOML file, for --launcher slurm")
             sub.add_argument("--dry-run", action="store_true", help="print the graph and its sbatch scripts, submit nothing")
         if verb == "plan":
@@ -85,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.verb is None:
         parser().print_help()
         return 0
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 160)
     try:
         return _VERBS[options.verb](options, console)
     except (ValueError, OSError) as error:
@@ -204,6 +206,7 @@ def _request(options: argparse.Namespace, device: str):  # type: ignore[no-untyp
         results_dir=options.results_dir,
         corpora_dir=options.corpora_dir,
         options=Options(Sources(**{name: getattr(options, name) for name in SOURCE_FLAGS}), options.judge_model),
+        activation_checkpointing=getattr(options, "activation_checkpointing", False),
     )
 
 

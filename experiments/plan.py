@@ -36,6 +36,7 @@ class Request:
     results_dir: Path
     corpora_dir: Path
     options: Options = field(default_factory=Options)
+    activation_checkpointing: bool = False
 
 
 @dataclass(frozen=True)
@@ -226,8 +227,10 @@ def train_job(plan: Plan, run: Run, device: str, processes: int = 1) -> Job:
     if plan.scale.micro_batch_tokens is not None:
         share = run.spec.train.batch_tokens // processes
         args += ["--micro-batch-tokens", str(min(plan.scale.micro_batch_tokens, share))]
-    if plan.scale.activation_checkpointing:
+    if plan.request.activation_checkpointing:
         args.append("--activation-checkpointing")
+    elif plan.scale.compile and device == "cuda" and run.spec.model.kind == "forgetting_transformer":
+        args.append("--compile")  # fla's layers launch their own fused kernels and gain nothing
     return Job(f"train {run.spec.name}", "training", tuple(args), (), (run.folder.export,), run)
 
 

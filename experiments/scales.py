@@ -38,7 +38,7 @@ class Scale:
     heldout_documents: int
     heldout_fraction: float = 0.05
     micro_batch_tokens: int | None = None
-    activation_checkpointing: bool = False
+    compile: bool = False
     mlp_widths: dict[str, int] = field(default_factory=dict)
     linear_head_dim: int = 128
 
@@ -48,7 +48,7 @@ def _same(rate: float) -> dict[str, float]:
 
 
 def _paper(name: str, about: str, hidden_size: int, num_layers: int, transformer_head_dim: int, train_tokens: int,
-           peak_lr: dict[str, float], micro_batch_tokens: int, activation_checkpointing: bool) -> Scale:  # fmt: skip
+           peak_lr: dict[str, float], micro_batch_tokens: int) -> Scale:  # fmt: skip
     return Scale(
         name=name,
         about=about,
@@ -66,7 +66,7 @@ def _paper(name: str, about: str, hidden_size: int, num_layers: int, transformer
         default_tokenizer="gpt2-json",
         heldout_documents=32768,
         micro_batch_tokens=micro_batch_tokens,
-        activation_checkpointing=activation_checkpointing,
+        compile=True,
     )
 
 
@@ -117,6 +117,7 @@ MINI = Scale(
     default_tokenizer="bpe-16384",
     heldout_documents=256,
     micro_batch_tokens=2**16,
+    compile=True,
 )
 
 SCALES = {
@@ -124,10 +125,10 @@ SCALES = {
     for scale in (
         TINY,
         MINI,
-        _paper("125m-2.7b", "the paper's 125M setting", 768, 12, 64, 5 * Gi // 2, _same(2e-3), 32768, False),
-        _paper("360m-7.5b", "the paper's 360M setting (Table 3)", 1024, 24, 64, 7 * Gi, _same(2e-3), 16384, False),
-        _paper("760m-16b", "the paper's 760M setting, short", 1536, 24, 128, 15 * Gi, _same(1e-3), 16384, True),
-        _paper("760m-48b", "the paper's main setting", 1536, 24, 128, 45 * Gi, TABLE_5_LR, 16384, True),
+        _paper("125m-2.7b", "the paper's 125M setting", 768, 12, 64, 5 * Gi // 2, _same(2e-3), 32768),
+        _paper("360m-7.5b", "the paper's 360M setting (Table 3)", 1024, 24, 64, 7 * Gi, _same(2e-3), 16384),
+        _paper("760m-16b", "the paper's 760M setting, short", 1536, 24, 128, 15 * Gi, _same(1e-3), 16384),
+        _paper("760m-48b", "the paper's main setting", 1536, 24, 128, 45 * Gi, TABLE_5_LR, 16384),
     )
 }
 

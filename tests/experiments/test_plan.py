@@ -7,7 +7,7 @@ import pytest
 from data.source import parse_source
 from eval.spec import eval_id
 from experiments.artefact import Options, artefact_names, load_artefact
-from experiments.plan import Request, jobs, make_plan, write_specs
+from experiments.plan import Request, jobs, make_plan, train_job, write_specs
 from experiments.scales import MODELS, SCALES
 from training.provenance import provenance
 
@@ -83,3 +83,13 @@ def test_provenance_names_the_code_and_the_versions():
     line = json.loads(json.dumps(provenance("CPU")))
     assert line["versions"]["torch"]
     assert set(line) >= {"date", "git_sha", "git_dirty", "python", "device", "world_size"}
+
+
+def test_attention_models_are_compiled_on_gpus_unless_memory_is_short(request_all):
+    plan = make_plan(dataclasses.replace(request_all, scale="760m-48b"), "bf16", rehearsal=True)
+    flags = {model: train_job(plan, run, "cuda").args for model, run in plan.runs.items()}
+    assert {model for model, args in flags.items() if "--compile" in args} == set(MODELS[:4])
+    short = make_plan(dataclasses.replace(request_all, scale="760m-48b", activation_checkpointing=True), "bf16", rehearsal=True)
+    args = train_job(short, short.runs["fox_pro"], "cuda").args
+    assert "--activation-checkpointing" in args
+    assert "--compile" not in args
