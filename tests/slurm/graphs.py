@@ -92,11 +92,6 @@ class Graph:
             queue = self.suite.slurm.call("squeue", "-t", "all").stdout
             raise AssertionError(f"{error}\n{queue}\n{self.slurm('status').stdout}\n{logs}") from error
 
-    def until_step(self, model: str, step: int, seconds: float = 150) -> None:
-        """Wait until a training has logged `step`."""
-        metrics = self.run(model).metrics_file
-        self.until(lambda: metrics.exists() and metrics.read_text().count("\n") >= step, seconds, f"step {step} of {model}")
-
     def until_trained(self, model: str, seconds: float = 150) -> None:
         journal_file = self.run(model).path / "slurm" / "train.jsonl"
         ends = ("done", "failed")
@@ -107,22 +102,45 @@ class Graph:
         """Save the time of jobs that a test does not look at."""
         assert self.slurm("cancel").returncode == 0
 
-    def process_of(self, model: str) -> int:
-        """Process id of the task that trains a model."""
-        job = self.states()[f"train {model}"].job
+    def hold(self, step: int, *models: str) -> dict[str, int]:
+        """Freeze each training once it has logged `step`, so that it cannot end before the test does something to it.
+
+        Returns their processes; SIGCONT lets one go on.
+        """
+        states = self.states()
+        jobs = {model: states[f"train {model}"].job for model in models}
+        held: dict[str, int] = {}
+
+        def all_held() -> bool:
+            for model in jobs.keys() - held.keys():
+                task = self._task_of(jobs[model]) if self.logged(model) >= step else None
+                if task is not None:
+                    os.kill(task, signal.SIGSTOP)
+                    held[model] = task
+            return len(held) == len(jobs)
+
+        self.until(all_held, 150, f"step {step} of {' and '.join(models)}")
+        return held
+
+    def logged(self, model: str) -> int:
+        """Steps that a training has logged."""
+        metrics = self.run(model).metrics_file
+        return metrics.read_text().count("\n") if metrics.exists() else 0
+
+    def _task_of(self, job: str) -> int | None:
+        """Process of a job's first task."""
         array, _, task = job.partition("_")
         wanted = {f"SLURM_ARRAY_JOB_ID={array}", f"SLURM_ARRAY_TASK_ID={task}"} if task else {f"SLURM_JOB_ID={job}"}
-        wanted.add(f"SLURM_CONF={self.suite.slurm.environment['SLURM_CONF']}")
+        wanted |= {f"SLURM_CONF={self.suite.slurm.environment['SLURM_CONF']}", "SLURM_PROCID=0"}
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 environment = set((entry / "environ").read_bytes().decode(errors="replace").split("\0"))
                 command = (entry / "cmdline").read_bytes().decode().split("\0")
             except OSError:
                 continue
-            task = "submitit.core._submit" in command and not command[0].endswith("srun")
-            if task and wanted <= environment and "SLURM_PROCID=0" in environment:
+            if "submitit.core._submit" in command and not command[0].endswith("srun") and wanted <= environment:
                 return int(entry.name)
-        raise AssertionError(f"no process trains {model}")
+        return None
 
 
 def starts(run: RunFolder) -> list[dict]:

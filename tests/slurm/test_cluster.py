@@ -36,18 +36,19 @@ def test_graphs_survive_signals_kills_and_a_restarted_controller(corpus_ready, s
     assert sorted("nothing to submit" in output for output in outputs) == [False, True], outputs
     assert job_count(graph) == 5  # two trainings, two evaluations, one drawing
 
-    graph.until_step(TRANSFORMER, 30)
-    os.kill(graph.process_of(TRANSFORMER), signal.SIGKILL)
-    graph.until_step(FOX, 30)
-    task = graph.process_of(FOX)
+    held = graph.hold(30, TRANSFORMER, FOX)
+    os.kill(held[TRANSFORMER], signal.SIGKILL)
     preempt(graph, FOX)
+    until(lambda: pending_signal(held[FOX], signal.SIGUSR2), 30, "the signal")
     suite.slurm.stop_controller()
-    until(lambda: not os.path.exists(f"/proc/{task}"), 30, "the preempted process to save and leave")
+    os.kill(held[FOX], signal.SIGCONT)
+    until(lambda: not os.path.exists(f"/proc/{held[FOX]}"), 60, "the preempted process to save and leave")
     suite.slurm.start_controller()
 
     again = graph.submit()
     assert again.returncode == 0
-    assert "nothing to submit: 5 jobs are queued or running" in again.stdout
+    assert "nothing to submit" in again.stdout  # how many jobs are left to wait for depends on how fast the machine is
+    assert job_count(graph) == 5
     for model in (FOX, TRANSFORMER):
         graph.until_trained(model)
     graph.cancel_rest()
@@ -65,10 +66,8 @@ def test_a_run_that_hits_its_time_limit_goes_on(corpus_ready, suite):
         "limited", (FOX,), "time_limit_hours = 0.0166\neval_hours = 0.0166\nsignal_seconds = 15\nmax_restarts = 9"
     )
     assert graph.submit().returncode == 0
-    graph.until_step(FOX, 20)
-    task = graph.process_of(FOX)
+    task = graph.hold(20, FOX)[FOX]  # a run that would take longer than its limit
     with suppress(ProcessLookupError):  # SLURM, which looks every 30 s, may have been quicker
-        os.kill(task, signal.SIGSTOP)  # a run that would take longer than its limit
         graph.until(lambda: pending_signal(task, signal.SIGUSR2), 60, "SLURM's signal before the time limit")
         os.kill(task, signal.SIGCONT)
     graph.until_trained(FOX)
@@ -84,18 +83,19 @@ def test_two_tasks_train_one_run_while_nodes_are_drained_and_fail(corpus_ready, 
     lines = 'tasks_per_run = 2\nnodes_per_run = 2\nenvironment = { GLOO_SOCKET_IFNAME = "lo" }'
     graph = suite.graph("two", (FOX,), lines)
     assert graph.submit().returncode == 0
-    graph.until_step(FOX, 20)
+    held = graph.hold(20, FOX)
     assert suite.slurm.call("scontrol", "update", "nodename=n2", "state=drain", "reason=test").returncode == 0
     try:
         preempt(graph, FOX)
+        os.kill(held[FOX], signal.SIGCONT)
         graph.until(lambda: graph.states()[f"train {FOX}"].state == "requeued", 60, "a requeued job")
-        step = len(graph.run(FOX).read_metrics())
+        step = graph.logged(FOX)
         until(lambda: graph.states()[f"train {FOX}"].state == "running", 6, "", fail=False)
         assert graph.states()[f"train {FOX}"].state == "requeued"
-        assert len(graph.run(FOX).read_metrics()) == step
+        assert graph.logged(FOX) == step
     finally:
         suite.slurm.call("scontrol", "update", "nodename=n2", "state=resume")
-    graph.until_step(FOX, step + 20)
+    graph.hold(step + 20, FOX)
     suite.slurm.call("scontrol", "update", "nodename=n2", "state=down", "reason=test")
     graph.until(lambda: graph.states()[f"train {FOX}"].state == "requeued", 60, "a job that its failed node has left")
     suite.slurm.call("scontrol", "update", "nodename=n2", "state=resume")
