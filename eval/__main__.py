@@ -8,7 +8,7 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Generic, TypeVar
 
 import tyro
 
@@ -26,10 +26,12 @@ from eval.spec import (
 )
 from training.signals import EXIT_FINISHED
 
+Spec = TypeVar("Spec", bound=EvalSpec)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Common:
-    """What every evaluation takes."""
+class On(Generic[Spec]):
+    """An evaluation on a model."""
 
     model: str
     """Run folder, model folder, or hub name (owner/name)."""
@@ -40,62 +42,22 @@ class Common:
     threads: int = 1
     """CPU threads; 1 makes results independent of the machine's number of cores."""
     sources: tyro.conf.OmitArgPrefixes[Sources] = field(default_factory=Sources)
+    spec: tyro.conf.OmitArgPrefixes[Spec]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PerTokenLoss(Common):
-    """Loss at every position of long held-out documents (Fig. 2)."""
-
-    spec: tyro.conf.OmitArgPrefixes[PerTokenLossSpec]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Needle(Common):
-    """Needle in a haystack: easy, standard, or the pass-key variant (Fig. 4)."""
-
-    spec: tyro.conf.OmitArgPrefixes[NeedleSpec]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LongBench(Common):
-    """The 14 English LongBench tasks (Table 2)."""
-
-    spec: tyro.conf.OmitArgPrefixes[LongBenchSpec]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LmEval(Common):
-    """Zero-shot tasks of the LM evaluation harness (Table 1)."""
-
-    spec: tyro.conf.OmitArgPrefixes[LmEvalSpec]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GateMaps(Common):
-    """Forget-gate and attention matrices, and statistics of all heads (Fig. 3)."""
-
-    spec: tyro.conf.OmitArgPrefixes[GateMapsSpec]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Throughput(Common):
-    """Speed and memory of training steps or of generation (Table 6)."""
-
-    spec: tyro.conf.OmitArgPrefixes[ThroughputSpec]
-
-
+_named = tyro.conf.subcommand
 Command = (
-    Annotated[PerTokenLoss, tyro.conf.subcommand("per_token_loss")]
-    | Annotated[Needle, tyro.conf.subcommand("needle")]
-    | Annotated[LongBench, tyro.conf.subcommand("longbench")]
-    | Annotated[LmEval, tyro.conf.subcommand("lm_eval")]
-    | Annotated[GateMaps, tyro.conf.subcommand("gate_maps")]
-    | Annotated[Throughput, tyro.conf.subcommand("throughput")]
+    Annotated[On[PerTokenLossSpec], _named("per_token_loss", description="Loss at every position of long documents (Fig. 2).")]
+    | Annotated[On[NeedleSpec], _named("needle", description="Needle in a haystack: easy, standard, or pass-key (Fig. 4).")]
+    | Annotated[On[LongBenchSpec], _named("longbench", description="The 14 English LongBench tasks (Table 2).")]
+    | Annotated[On[LmEvalSpec], _named("lm_eval", description="Zero-shot tasks of the LM evaluation harness (Table 1).")]
+    | Annotated[On[GateMapsSpec], _named("gate_maps", description="Forget-gate and attention maps, head statistics (Fig. 3).")]
+    | Annotated[On[ThroughputSpec], _named("throughput", description="Speed and memory of training or generation (Table 6).")]
 )
 
 
-def run_command(command: Common, spec: EvalSpec) -> int:
-    spec = named_by_content(spec, command.sources)
+def run_command(command: On) -> int:
+    spec = named_by_content(command.spec, command.sources)
     os.environ.setdefault("OMP_NUM_THREADS", str(command.threads))
     if needs_hub(spec) or not Path(command.model).exists():
         go_offline_if_unreachable()
@@ -121,7 +83,7 @@ def default_out(model: str, spec: EvalSpec) -> Path:
 
 def main(arguments: list[str] | None = None) -> int:
     command = parse(Command, arguments, "python -m eval", __doc__)
-    return guarded(lambda: run_command(command, command.spec))
+    return guarded(lambda: run_command(command))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from kernels.forgetting_attention.visibility import (
 )
 
 
+@torch.library.custom_op("forgetting_attention::chunked_forward", mutates_args=())
 def chunked_attention(
     q: Tensor,
     k: Tensor,
@@ -23,24 +24,11 @@ def chunked_attention(
     cu_seqlens: Tensor | None,
     window_size: int | None,
     scale: float,
-) -> Tensor:
-    """Forgetting attention on checked arguments; see `forgetting_attention` for their meaning. threshold is (B, H)."""
-    return _forward(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale)[0]
-
-
-@torch.library.custom_op("forgetting_attention::chunked_forward", mutates_args=())
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_fgate: Tensor,
-    threshold: Tensor | None,
-    seq_start: Tensor | None,
-    cu_seqlens: Tensor | None,
-    window_size: int | None,
-    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output, log-sum-exp (B, H, Q), cumulative log gate (B, H, T) float64, first visible key (B, H, Q) int32."""
+    """Forgetting attention on checked arguments (see `forgetting_attention`); threshold is (B, H).
+
+    Returns output, log-sum-exp (B, H, Q), cumulative log gate (B, H, T) float64, first visible key (B, H, Q) int32.
+    """
     # Here rather than in the public function, so that torch.compile need not look into it.
     check_values(log_fgate, seq_start, cu_seqlens)
     Q = q.shape[1]
@@ -76,7 +64,7 @@ def _gate_gradient(dcum_BHT: Tensor, dtype: torch.dtype) -> Tensor:
     return dlog_BHT.transpose(1, 2).to(dtype).contiguous()
 
 
-@_forward.register_fake
+@chunked_attention.register_fake
 def _(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale):  # type: ignore[no-untyped-def]
     B, Q, H, D = q.shape
     T = k.shape[1]
@@ -111,4 +99,4 @@ def _differentiate(ctx, do, *_):  # type: ignore[no-untyped-def]
     return (*grads, *no_gradient)
 
 
-_forward.register_autograd(_differentiate, setup_context=_save)
+chunked_attention.register_autograd(_differentiate, setup_context=_save)

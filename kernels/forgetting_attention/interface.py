@@ -61,14 +61,14 @@ def forgetting_attention(
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     threshold = resolve_threshold(adaptive_threshold, q, k, scale)
     if backend == "reference":
-        return chunked_attention(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale)
+        return chunked_attention(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale)[0]
     from kernels.forgetting_attention.triton_operator import triton_attention  # imports triton: not on machines without
 
     if q.shape[1] == 1 and cu_seqlens is None and not _needs_gradient(q, k, v, log_fgate):
         from kernels.forgetting_attention.triton_decode import triton_decode
 
         return triton_decode(q, k, v, log_fgate, threshold, seq_start, window_size, scale)
-    return triton_attention(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale)
+    return triton_attention(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale)[0]
 
 
 def _needs_gradient(*tensors: Tensor) -> bool:

@@ -11,6 +11,7 @@ from kernels.forgetting_attention.validation import check_values
 from kernels.forgetting_attention.visibility import TILE
 
 
+@torch.library.custom_op("forgetting_attention::triton_forward", mutates_args=())
 def triton_attention(
     q: Tensor,
     k: Tensor,
@@ -21,24 +22,11 @@ def triton_attention(
     cu_seqlens: Tensor | None,
     window_size: int | None,
     scale: float,
-) -> Tensor:
-    """Forgetting attention on checked arguments; see `forgetting_attention` for their meaning. threshold is (B, H)."""
-    return _forward(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale)[0]
-
-
-@torch.library.custom_op("forgetting_attention::triton_forward", mutates_args=())
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_fgate: Tensor,
-    threshold: Tensor | None,
-    seq_start: Tensor | None,
-    cu_seqlens: Tensor | None,
-    window_size: int | None,
-    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Output, lse and the four tensors of `Prepared`."""
+    """Forgetting attention on checked arguments (see `forgetting_attention`); threshold is (B, H).
+
+    Returns output, lse and the four tensors of `Prepared`.
+    """
     check_values(log_fgate, seq_start, cu_seqlens)
     exact = q.dtype == torch.float32
     prepared = prepare(log_fgate, q.shape[1], threshold, seq_start, cu_seqlens, window_size, exact)
@@ -82,7 +70,7 @@ def _backward(
     return backward(do, q, k, v, o, lse, prepared, scale, dkdv, dq)
 
 
-@_forward.register_fake
+@triton_attention.register_fake
 def _(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale):  # type: ignore[no-untyped-def]
     B, Q, H, D = q.shape
     T = k.shape[1]
@@ -117,4 +105,4 @@ def _differentiate(ctx, do, *_):  # type: ignore[no-untyped-def]
     return (*_backward(do, *ctx.saved_tensors, ctx.scale), *(None,) * 5)
 
 
-_forward.register_autograd(_differentiate, setup_context=_save)
+triton_attention.register_autograd(_differentiate, setup_context=_save)
