@@ -26,16 +26,19 @@ class Suite:
         self.slurm, self.checkout, self.texts, self.folder = slurm, checkout, texts, folder
         self.corpora = folder / "corpora"
 
-    def graph(self, name: str, models: tuple[str, ...] = (FOX, TRANSFORMER), cluster: str = "", **places: Path) -> "Graph":
+    def graph(
+        self, name: str, models: tuple[str, ...] = (FOX, TRANSFORMER), cluster: str = "", scale: str = "pocket", **places: Path
+    ) -> "Graph":
         """A graph in folders of its own; `cluster` are further lines of its cluster file."""
-        return Graph(self, name, models, cluster, places.get("corpora", self.corpora), places.get("texts", self.texts))
+        corpora, texts = places.get("corpora", self.corpora), places.get("texts", self.texts)
+        return Graph(self, name, models, cluster, scale, corpora, texts)
 
 
 class Graph:
     """Figure 2 of some models."""
 
-    def __init__(self, suite: Suite, name: str, models: tuple[str, ...], cluster: str, corpora: Path, texts: Path):
-        self.suite, self.models, self.corpora, self.texts = suite, models, corpora, texts
+    def __init__(self, suite: Suite, name: str, models: tuple[str, ...], cluster: str, scale: str, corpora: Path, texts: Path):
+        self.suite, self.models, self.scale, self.corpora, self.texts = suite, models, scale, corpora, texts
         self.folder = suite.folder / name
         self.folder.mkdir()
         self.runs, self.results = self.folder / "runs", self.folder / "results"
@@ -48,9 +51,10 @@ class Graph:
 
     def command(self) -> list[str]:
         only = [word for model in self.models for word in ("--only", model)]
+        data = ["--data", f"text:{self.texts}"] if self.scale == "pocket" else []
         return [
-            sys.executable, "-m", "experiments", "run", "fig2_per_token_loss", "--scale", "pocket", *only,
-            "--data", f"text:{self.texts}", "--runs-dir", str(self.runs), "--results-dir", str(self.results),
+            sys.executable, "-m", "experiments", "run", "fig2_per_token_loss", "--scale", self.scale, *only, *data,
+            "--runs-dir", str(self.runs), "--results-dir", str(self.results),
             "--corpora-dir", str(self.corpora), "--launcher", "slurm", "--cluster", str(self.folder / "cluster.toml"),
         ]  # fmt: skip
 
@@ -74,13 +78,13 @@ class Graph:
         )  # fmt: skip
 
     def run(self, model: str) -> RunFolder:
-        (found,) = self.runs.glob(f"pocket/{model}-*")
+        (found,) = self.runs.glob(f"{self.scale}/{model}-*")
         return RunFolder(found)
 
     def states(self) -> dict[str, NodeState]:
         """By "kind model" or "draw fig2_per_token_loss"."""
         queue = client.queue()
-        states = node_states(read_submissions(self.runs / "pocket" / "submissions", queue), queue)
+        states = node_states(read_submissions(self.runs / self.scale / "submissions", queue), queue)
         return {f"{state.kind} {state.key.split(':')[1].rsplit('-', 1)[0]}": state for state in states}
 
     def until(self, condition: Callable[[], object], seconds: float, what: str) -> None:

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm"), pytest.mark.t
 
 def job_count(graph) -> int:
     """Jobs that SLURM remembers of a graph."""
-    ids = {path.stem for path in (graph.runs / "pocket" / "submissions").glob("*.json")}
+    ids = {path.stem for path in (graph.runs / graph.scale / "submissions").glob("*.json")}
     return sum(job.comment.split(":")[1] in ids for job in client.queue().values() if job.comment.startswith("fox:"))
 
 
