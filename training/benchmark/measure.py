@@ -38,7 +38,9 @@ class Arguments:
     seq_len: int | None = None
     """Default: the scale's training length."""
     sequences: int = 1
-    """Sequences per process and step."""
+    """Sequences per process and micro-batch."""
+    micro_batches: int = 1
+    """Micro-batches per process and step. The paper's batch is 32 sequences: 16 per process on two GPUs, 4 on eight."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     parallel: Literal["ddp", "fsdp"] = "ddp"
     compile: bool = False
@@ -81,7 +83,7 @@ def measure(name: str, arguments: Arguments, world: World) -> dict[str, object]:
     build_s = time.perf_counter() - started
     first_step_s, *times = _time_steps(step, arguments, world)
     seconds = statistics.median(times)
-    tokens_per_s = arguments.sequences * seq_len * world.size / seconds
+    tokens_per_s = arguments.sequences * arguments.micro_batches * seq_len * world.size / seconds
     flops_per_gpu = tokens_per_s * 3 * flops_per_token(spec, seq_len) / world.size
     peak = peak_flops(world.device)
     row: dict[str, object] = {
@@ -94,6 +96,7 @@ def measure(name: str, arguments: Arguments, world: World) -> dict[str, object]:
         "scale": arguments.scale,
         "seq_len": seq_len,
         "sequences_per_gpu": arguments.sequences,
+        "micro_batches": arguments.micro_batches,
         "parallel": arguments.parallel if world.size > 1 else "",
         "compile": arguments.compile,
         "activation_checkpointing": arguments.activation_checkpointing,
@@ -126,7 +129,8 @@ def _spec(name: str, arguments: Arguments) -> ModelSpec:
 
 def _build_step(spec: ModelSpec, seq_len: int, arguments: Arguments, world: World) -> Callable[[], None]:
     """A training step as the loop runs it, on the same random tokens each time."""
-    batch = arguments.sequences * seq_len * world.size
+    share = arguments.sequences * arguments.micro_batches
+    batch = share * seq_len * world.size
     train = TrainSpec(
         seq_len=seq_len,
         batch_tokens=batch,
@@ -147,7 +151,7 @@ def _build_step(spec: ModelSpec, seq_len: int, arguments: Arguments, world: Worl
             layer.compile()
     token_loss = spread(TokenLoss(model), layers, world, arguments.parallel, "fp32")
     stepper = Stepper(token_loss, build_optimizer(token_loss, train), Guard(train, world), train, world, arguments.sequences)
-    tokens = torch.randint(spec.vocab_size, (arguments.sequences, seq_len + 1), device=world.device)
+    tokens = torch.randint(spec.vocab_size, (share, seq_len + 1), device=world.device)
 
     def step() -> None:
         stepper.run(tokens[:, :-1], tokens[:, 1:], train.peak_lr)

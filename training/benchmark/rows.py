@@ -19,11 +19,13 @@ NOTE = (
 
 
 def append_row(path: Path, row: dict[str, object]) -> None:
-    """Add a row to a CSV whose header is fixed by its first row."""
+    """Add a row to a CSV. ValueError if the rows there have other columns: they are of another version."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = not path.exists()
+    if not fresh and path.read_text().partition("\n")[0].strip() != ",".join(row):
+        raise ValueError(f"{path} has other columns than this version writes; name another file with --out.")
     with open(path, "a", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(row))
+        writer = csv.DictWriter(file, fieldnames=list(row), lineterminator="\n")
         if fresh:
             writer.writeheader()
         writer.writerow(row)
@@ -33,7 +35,7 @@ def show(path: Path) -> None:
     """Print the stored rows."""
     if not path.is_file():
         raise ValueError(f"{path}: no rows there yet; run the benchmark without --show first")
-    columns = ("date", "gpu", "gpus", "parallel", "model", "scale", "seq_len", "gates", "prune", "compile", "tokens_per_s",
+    columns = ("date", "gpu", "gpus", "parallel", "model", "scale", "seq_len", "micro_batches", "gates", "prune", "compile", "tokens_per_s",
                "mfu", "tflops_per_gpu", "peak_memory_gib", "step_ms", "first_step_s")  # fmt: skip
     table = Table(*columns, box=None)
     with open(path, newline="") as file:
@@ -49,7 +51,8 @@ def store(path: Path, scale_name: str, results_dir: Path) -> Path:
         fitting = {
             row["model"]: row
             for row in csv.DictReader(file)
-            if (row["scale"], row["seq_len"], row["gpus"], row["prune"]) == (scale_name, str(scale.seq_len), "1", "False")
+            if (row["scale"], row["seq_len"], row["gpus"], row["prune"], row["micro_batches"])
+            == (scale_name, str(scale.seq_len), "1", "False", "1")
         }
     if not fitting:
         raise ValueError(f"{path}: no rows of one GPU at {scale_name} and {scale.seq_len} tokens; run the benchmark first")
