@@ -35,8 +35,8 @@ def show(path: Path) -> None:
     """Print the stored rows."""
     if not path.is_file():
         raise ValueError(f"{path}: no rows there yet; run the benchmark without --show first")
-    columns = ("date", "gpu", "gpus", "parallel", "model", "scale", "seq_len", "micro_batches", "gates", "prune", "compile", "tokens_per_s",
-               "mfu", "tflops_per_gpu", "peak_memory_gib", "step_ms", "first_step_s")  # fmt: skip
+    columns = ("date", "gpu", "gpus", "parallel", "model", "scale", "seq_len", "micro_batches", "gates", "prune", "compile",
+               "tokens_per_s", "mfu", "tflops_per_gpu", "peak_memory_gib", "step_ms", "first_step_s")  # fmt: skip
     table = Table(*columns, box=None)
     with open(path, newline="") as file:
         for row in csv.DictReader(file):
