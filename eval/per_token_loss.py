@@ -20,7 +20,8 @@ def evaluate(model: PreTrainedModel, tokenizer: object, spec: PerTokenLossSpec, 
     """Rows (position, loss, num_documents): mean negative log-likelihood in nats of token i (1-based), given BOS and the
     tokens before it, over the first documents of the held-out split; one forward pass per document, summed in fp64.
 
-    `context.extras` gets unigram_entropy (nats per token of the evaluated targets), train_seq_len and context_len.
+    `context.extras` gets unigram_entropy (nats per token of the evaluated targets), train_seq_len, context_len and
+    seconds_per_document (median, without the first, which may compile).
     Raises ValueError for too few or too short documents, token ids outside the model's vocabulary, and a NaN loss.
     """
     targets_NT = _held_out(model, spec, context)
@@ -29,12 +30,15 @@ def evaluate(model: PreTrainedModel, tokenizer: object, spec: PerTokenLossSpec, 
     counts_V = np.zeros(vocab_size(model), np.int64) if state is None else state["counts"]
     done = 0 if state is None else int(state["done"])
 
+    seconds: list[float] = []
     saved = time.monotonic()
     with Progress("per-token loss", spec.num_documents, done) as progress:
         try:
             while done < spec.num_documents:
                 target_T = targets_NT.read(slice(done, done + 1), 0, spec.context_len)[0].astype(np.int64)
+                started = time.perf_counter()
                 loss_T = _document_losses(model, target_T, context, done)
+                seconds.append(time.perf_counter() - started)
                 # One assignment: an interrupt falls before it or after it, never between sum and count.
                 total_T, counts_V, done = (
                     total_T + loss_T,
@@ -53,6 +57,8 @@ def evaluate(model: PreTrainedModel, tokenizer: object, spec: PerTokenLossSpec, 
     context.extras["unigram_entropy"] = float(-(share_V * np.log(share_V)).sum())
     context.extras["train_seq_len"] = context.train_seq_len
     context.extras["context_len"] = spec.context_len
+    if len(seconds) > 1:
+        context.extras["seconds_per_document"] = round(float(np.median(seconds[1:])), 4)
     return pd.DataFrame(
         {
             "position": np.arange(1, spec.context_len + 1),

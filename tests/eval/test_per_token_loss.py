@@ -48,6 +48,14 @@ def test_equals_plain_computation(name, tiny_fox, corpus, context):
     assert context.extras["unigram_entropy"] == pytest.approx(-(share * np.log(share)).sum())
 
 
+def test_the_first_document_does_not_count_in_the_time_of_one(corpus, monkeypatch):
+    ticks = iter([0.0, 100.0, 200.0, 201.0, 300.0, 303.0, 400.0, 405.0])
+    monkeypatch.setattr(per_token_loss.time, "perf_counter", lambda: next(ticks))
+    context = Context(corpus=corpus)
+    per_token_loss.evaluate(llama(), None, SPEC, context)
+    assert context.extras["seconds_per_document"] == 3.0
+
+
 def test_resumed_midway_gives_identical_rows(corpus, tmp_path: Path, monkeypatch):
     model = llama()
     whole = per_token_loss.evaluate(model, None, SPEC, Context(corpus=corpus))
