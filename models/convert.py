@@ -202,7 +202,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         print(convert(options.source, options.target))
     except (ValueError, OSError) as error:
-        print(f"models.convert: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
