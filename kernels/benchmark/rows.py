@@ -9,6 +9,19 @@ from pathlib import Path
 
 RESULTS = Path(__file__).parents[2] / "results" / "kernels"
 BASELINE = "softmax cuDNN"
+# In the order of the bars: softmax attention in greys, forgetting attention in colours.
+COLORS = {
+    "softmax flash-2": "#C4C4C4",
+    BASELINE: "#6E6E6E",
+    "authors": "#009E73",
+    "authors, pruned": "#7FD1B9",
+    "fla": "#0072B2",
+    "ours, deterministic": "#F6C69B",
+    "ours": "#E69F00",
+    "ours, pruned": "#D55E00",
+}
+BAR_WIDTH = 0.14
+LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 
 
 @dataclass(frozen=True)
@@ -98,7 +111,7 @@ def table(rows: list[Row]) -> str:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Bars of speed relative to cuDNN's softmax attention, one panel per operation."""
+    """Bars of speed relative to cuDNN's softmax attention, one panel per operation; shapes ordered by sequence length."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -106,19 +119,27 @@ def draw(rows: list[Row], path: Path) -> None:
 
     shown = [r for r in latest(rows) if r.operation in ("forward", "forward+backward") and r.gates == "local to global"]
     operations = sorted({r.operation for r in shown})
-    providers = sorted({r.provider for r in shown}, key=lambda p: (p != BASELINE, p))
-    shapes = sorted({r.shape for r in shown})
-    figure, axes = pyplot.subplots(len(operations), 1, figsize=(10, 3.2 * len(operations)), squeeze=False)
+    shapes = sorted({r.shape for r in shown}, key=lambda shape: (shape[1], shape[3], shape))
+    size = (10, 0.8 + 3 * len(operations))
+    figure, axes = pyplot.subplots(len(operations), 1, figsize=size, squeeze=False, layout="constrained")
     for axis, operation in zip(axes[:, 0], operations, strict=True):
-        for i, provider in enumerate(providers):
-            bars = [r for r in shown if r.provider == provider and r.operation == operation]
-            heights = {r.shape: ratio_to_baseline(r, rows) or 0.0 for r in bars}
-            x = [j + i * 0.8 / len(providers) for j in range(len(shapes))]
-            axis.bar(x, [heights.get(s, 0.0) for s in shapes], 0.8 / len(providers), label=provider)
-        axis.set_xticks(range(len(shapes)), [f"B{b} T{t} H{h} D{d}" for b, t, h, d in shapes])
-        axis.axhline(1.0, color="black", linewidth=0.5)
-        axis.set_ylabel(f"{operation}, x cuDNN")
-    axes[0, 0].legend(fontsize=8, ncols=3)
-    figure.tight_layout()
+        for group, shape in enumerate(shapes):
+            found = {r.provider: ratio_to_baseline(r, rows) for r in shown if (r.operation, r.shape) == (operation, shape)}
+            bars = [(provider, ratio) for provider in COLORS if (ratio := found.get(provider)) is not None]
+            for i, (provider, ratio) in enumerate(bars):
+                x = group + (i - (len(bars) - 1) / 2) * BAR_WIDTH
+                axis.bar(x, ratio, 0.92 * BAR_WIDTH, color=COLORS[provider])
+                axis.text(x, ratio, f"{ratio:.2f}", ha="center", va="bottom", fontsize=8, bbox=LABEL_BOX)
+        axis.set_xticks(range(len(shapes)), [f"B{b}  T {t:,}  H{h}  D{d}" for b, t, h, d in shapes])
+        axis.set_ylabel("speed, cuDNN softmax = 1")
+        axis.set_title(operation.replace("+", " + "), loc="left", fontsize=11)
+        axis.axhline(1.0, color="black", linewidth=0.6, zorder=0)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.margins(y=0.12)
+    there = {r.provider for r in shown}
+    handles = [pyplot.Rectangle((0, 0), 1, 1, color=color) for provider, color in COLORS.items() if provider in there]
+    gpus = ", ".join(sorted({r.gpu for r in shown}))
+    figure.legend(handles, [p for p in COLORS if p in there], loc="outside lower center", ncols=len(handles), frameon=False)
+    figure.suptitle(f"{gpus}, bf16, forget gates from very local to global over the heads", fontsize=10)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
