@@ -86,5 +86,5 @@ def undisturbed(suite: Suite) -> Graph:
 @pytest.fixture(scope="session")
 def corpus_ready(undisturbed: Graph) -> Graph:
     """The first graph, as soon as its corpus is there and other graphs can do without preparing."""
-    undisturbed.until(lambda: list(undisturbed.suite.corpora.glob("*/corpus.json")), 90, "the corpus")
+    undisturbed.until(lambda: list(undisturbed.suite.corpora.glob("*/corpus.json")), 150, "the corpus")
     return undisturbed

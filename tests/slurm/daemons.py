@@ -114,7 +114,7 @@ class Slurm:
         self.start_controller()
         for node in NODES:
             self.start_node(node)
-        until(self.nodes_up, 30, "two nodes that are up")
+        until(self.nodes_up, 90, "two nodes that are up")
 
     def start_controller(self) -> None:
         self._spawn("slurmctld", "-D")

@@ -12,7 +12,7 @@ from slurm import client
 from tests.slurm.daemons import until
 from tests.slurm.graphs import FOX, TRANSFORMER, assert_same_run, pending_signal, starts
 
-pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 
 def job_count(graph) -> int:
@@ -39,10 +39,10 @@ def test_graphs_survive_signals_kills_and_a_restarted_controller(corpus_ready, s
     held = graph.hold(30, TRANSFORMER, FOX)
     os.kill(held[TRANSFORMER], signal.SIGKILL)
     preempt(graph, FOX)
-    until(lambda: pending_signal(held[FOX], signal.SIGUSR2), 30, "the signal")
+    until(lambda: pending_signal(held[FOX], signal.SIGUSR2), 90, "the signal")
     suite.slurm.stop_controller()
     os.kill(held[FOX], signal.SIGCONT)
-    until(lambda: not os.path.exists(f"/proc/{held[FOX]}"), 60, "the preempted process to save and leave")
+    until(lambda: not os.path.exists(f"/proc/{held[FOX]}"), 120, "the preempted process to save and leave")
     suite.slurm.start_controller()
 
     again = graph.submit()
@@ -68,7 +68,7 @@ def test_a_run_that_hits_its_time_limit_goes_on(corpus_ready, suite):
     assert graph.submit().returncode == 0
     task = graph.hold(20, FOX)[FOX]  # a run that would take longer than its limit
     with suppress(ProcessLookupError):  # SLURM, which looks every 30 s, may have been quicker
-        graph.until(lambda: pending_signal(task, signal.SIGUSR2), 60, "SLURM's signal before the time limit")
+        graph.until(lambda: pending_signal(task, signal.SIGUSR2), 120, "SLURM's signal before the time limit")
         os.kill(task, signal.SIGCONT)
     graph.until_trained(FOX)
     graph.cancel_rest()
@@ -88,7 +88,7 @@ def test_two_tasks_train_one_run_while_nodes_are_drained_and_fail(corpus_ready, 
     try:
         preempt(graph, FOX)
         os.kill(held[FOX], signal.SIGCONT)
-        graph.until(lambda: graph.states()[f"train {FOX}"].state == "requeued", 60, "a requeued job")
+        graph.until(lambda: graph.states()[f"train {FOX}"].state == "requeued", 120, "a requeued job")
         step = graph.logged(FOX)
         until(lambda: graph.states()[f"train {FOX}"].state == "running", 6, "", fail=False)
         assert graph.states()[f"train {FOX}"].state == "requeued"
@@ -97,7 +97,7 @@ def test_two_tasks_train_one_run_while_nodes_are_drained_and_fail(corpus_ready, 
         suite.slurm.call("scontrol", "update", "nodename=n2", "state=resume")
     graph.hold(step + 20, FOX)
     suite.slurm.call("scontrol", "update", "nodename=n2", "state=down", "reason=test")
-    graph.until(lambda: graph.states()[f"train {FOX}"].state == "requeued", 60, "a job that its failed node has left")
+    graph.until(lambda: graph.states()[f"train {FOX}"].state == "requeued", 120, "a job that its failed node has left")
     suite.slurm.call("scontrol", "update", "nodename=n2", "state=resume")
     graph.until_trained(FOX)
     graph.cancel_rest()
@@ -118,7 +118,7 @@ def test_a_failing_job_stops_its_dependants_and_can_be_resubmitted(corpus_ready,
     graph = suite.graph("failing", corpora=tmp_path / "corpora")
     assert graph.submit().returncode == 0
     graph.until(
-        lambda: all(state.state in ("failed", "cancelled") for state in graph.states().values()), 90, "five jobs that ended"
+        lambda: all(state.state in ("failed", "cancelled") for state in graph.states().values()), 150, "five jobs that ended"
     )
     states = graph.states()
     assert len(states) == 5
@@ -135,7 +135,7 @@ def test_a_failing_job_stops_its_dependants_and_can_be_resubmitted(corpus_ready,
     resubmitted = graph.slurm("resubmit")
     assert resubmitted.returncode == 0 and "submitted 5 jobs" in resubmitted.stdout, resubmitted.stderr
     assert "cancelled" in graph.slurm("cancel").stdout
-    graph.until(lambda: all(s.state in ("failed", "cancelled") for s in graph.states().values()), 30, "five cancelled jobs")
+    graph.until(lambda: all(s.state in ("failed", "cancelled") for s in graph.states().values()), 90, "five cancelled jobs")
     assert "no job is queued" in graph.slurm("cancel").stdout
 
 
@@ -157,7 +157,7 @@ def test_what_slurm_refuses_is_passed_on_and_nothing_stays_queued(corpus_ready, 
         new = [job for job in client.queue().values() if job.id not in before]
         return not any(job.active for job in new) and "CANCELLED" in {job.state for job in new}
 
-    large.until(cancelled, 20, "a cancelled job")
+    large.until(cancelled, 60, "a cancelled job")
     for graph in (nowhere, large):
         assert not list(graph.runs.rglob("submissions/*.json"))
 
