@@ -1,4 +1,5 @@
-"""Shared test set-up: one thread per process (results do not depend on the machine), GPU tests only where there is a GPU."""
+"""Shared test set-up: one thread per process (results do not depend on the machine), GPU tests only where there is a GPU, long
+tests only on request."""
 
 import os
 
@@ -8,7 +9,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "long" not in config.option.markexpr:
+        config.hook.pytest_deselected(items=[item for item in items if "long" in item.keywords])
+        items[:] = [item for item in items if "long" not in item.keywords]
     if not any("gpu" in item.keywords for item in items):
         return
     import torch
