@@ -19,7 +19,9 @@ CHUNK = 64
 def _to_chunks(x: Tensor, size: int) -> Tensor:
     """(B, T, H, ...) -> (B, H, N, C, ...) in fp32, padded with zeros: a zero key and a zero log gate leave the state
     alone."""
-    x = F.pad(x.float(), (0, 0) * (x.ndim - 2) + (0, -x.shape[1] % size))
+    x, missing = x.float(), -x.shape[1] % size
+    if missing:
+        x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, missing))
     return x.unflatten(1, (-1, size)).movedim(3, 1)
 
 
@@ -51,11 +53,11 @@ def _scan(
     state = torch.zeros_like(update_BHNKV[:, :, 0])
     if initial_state is not None:
         state = initial_state.float().mT if v_first else initial_state.float()
-    factor = decay_BHN1.exp()
     before = []
-    for n in range(update_BHNKV.shape[2]):
+    # unbind rather than indexing: the gradient of each index would be a whole tensor of zeros.
+    for factor_BH1, update_BHKV in zip(decay_BHN1.exp().unbind(2), update_BHNKV.unbind(2), strict=True):
         before.append(state)
-        state = state * factor[:, :, n] + update_BHNKV[:, :, n]
+        state = state * factor_BH1 + update_BHKV
     final = (state.mT.contiguous() if v_first else state) if want_final else None
     return torch.stack(before, 2), final
 
@@ -202,11 +204,11 @@ def chunk_delta_rule(
     write, erase = solved.split([v.shape[-1], k.shape[-1]], -1)
     state = k.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1]) if initial_state is None else initial_state.float()
     before, writes = [], []
-    for n in range(q.shape[2]):
-        u = write[:, :, n] - erase[:, :, n] @ state
+    for write_BHCV, erase_BHCK, k_BHCK in zip(write.unbind(2), erase.unbind(2), k.unbind(2), strict=True):
+        u = write_BHCV - erase_BHCK @ state
         before.append(state)
         writes.append(u)
-        state = state + k[:, :, n].mT @ u
+        state = state + k_BHCK.mT @ u
     o = q @ torch.stack(before, 2) + (q @ k.mT).tril() @ torch.stack(writes, 2)
     return _from_chunks(o, like), state if output_final_state else None
 
