@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis.names import SEVEN, style_of
-from analysis.rows import first_plotted, loss_curves, perplexity, smooth, smoothing_window, train_seq_len
+from analysis.rows import corpus_names, first_plotted, loss_curves, perplexity, smooth, smoothing_window, train_seq_len
 from analysis.style import (
     LINE_WIDTH,
     PAPER_SCALE,
@@ -83,11 +83,12 @@ def _draw(
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=4, handlelength=2.6, columnspacing=1.8)
     documents = int(rows["num_documents"].min())
+    corpus = corpus_names(meta)
     note = (
-        f"{scale_note(meta['scale'])} · {documents:,} held-out documents · "
+        f"{scale_note(meta['scale'])} · {documents:,} held-out documents{f' ({corpus})' if corpus else ''} · "
         f"$L(i)$ smoothed over {window} tokens · dashed: training length {tokens(train_len)}"
     )
-    figure.text(0.5, 0.985, note, ha="center", va="top", fontsize=9.5, color="#444444")
+    figure.text(0.5, 0.985, note, ha="center", va="top", fontsize=8.6, color="#444444")
     legend_rows = 2 if len(handles) > 4 else 1
     figure.tight_layout(rect=(0, 0.055 * legend_rows + 0.01, 1, 0.965), w_pad=2.5)
     return save(figure, stem)
@@ -153,6 +154,8 @@ def summary(rows: pd.DataFrame, meta: dict[str, Any]) -> Table:
         values = [mean] if entropy is None else [mean, entropy - mean]
         table[model] = [*values, *(float(perplexity(curve)[length - 1]) for length in lengths)]
     note = scale_note(meta["scale"]).capitalize() + "."
+    if corpus := corpus_names(meta):
+        note += f" Corpus: {corpus}."
     if entropy is not None:
         note += f" Unigram entropy of the held-out text: {entropy:.3f} nats per token, the loss of a model that knows only"
         note += " how frequent each token is."

@@ -28,6 +28,13 @@ def train_seq_len(meta: Meta) -> int:
     return lengths.pop()
 
 
+def corpus_names(meta: Meta) -> str:
+    """What the runs behind a result were trained on, as "stdlib, bpe-512"; empty if their meta does not tell."""
+    specs = (run.get("spec") or {} for run in meta.get("runs", {}).values())
+    names = {f"{spec['data']['source']}, {spec['data']['tokenizer']}" for spec in specs if "data" in spec}
+    return "; ".join(sorted(names))
+
+
 def one_evaluation_each(rows: pd.DataFrame, key: list[str]) -> None:
     """ValueError if one run has several values for a key: two evaluations (say, of other sizes) would be mixed."""
     twice = rows[rows.duplicated(["run_id", *key])]

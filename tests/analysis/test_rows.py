@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.names import MODELS, SEVEN, ordered, style_of
-from analysis.rows import first_plotted, loss_curves, perplexity, smooth, smoothing_window, train_seq_len
+from analysis.rows import corpus_names, first_plotted, loss_curves, perplexity, smooth, smoothing_window, train_seq_len
 
 
 @settings(max_examples=50, deadline=None)
@@ -71,6 +71,15 @@ def test_the_training_length_comes_from_the_runs_or_from_the_evaluation():
     next(iter(meta["runs"].values()))["spec"] = {"train": {"seq_len": 512}}
     with pytest.raises(ValueError, match="512, 1024"):
         train_seq_len(meta)
+
+
+def test_the_corpus_comes_from_the_runs():
+    def meta(*names: str) -> dict:
+        return {"runs": {str(i): {"spec": {"data": {"source": n, "tokenizer": "bytes"}}} for i, n in enumerate(names)}}
+
+    assert corpus_names(meta("stdlib", "stdlib")) == "stdlib, bytes"
+    assert corpus_names(meta("text", "longcrawl64")) == "longcrawl64, bytes; text, bytes"
+    assert corpus_names({"runs": {"a": {}}}) == corpus_names({}) == ""
 
 
 def test_every_model_has_one_colour_and_label_of_its_own():
