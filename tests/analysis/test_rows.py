@@ -9,7 +9,7 @@ from analysis.names import MODELS, SEVEN, ordered, style_of
 from analysis.rows import corpus_names, first_plotted, loss_curves, perplexity, smooth, smoothing_window, train_seq_len
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.floats(0, 20), min_size=1, max_size=40), st.integers(0, 12))
 def test_smoothing_is_the_centred_mean_truncated_at_the_ends(values, half):
     array = np.array(values)

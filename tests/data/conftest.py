@@ -9,11 +9,7 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
-from hypothesis import settings
 from tokenizers import pre_tokenizers
-
-settings.register_profile("data", deadline=None)  # a busy machine is no failure
-settings.load_profile("data")
 
 
 @pytest.fixture(scope="session")

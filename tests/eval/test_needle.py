@@ -72,7 +72,7 @@ def test_insert_walks_back_to_the_full_stop():
     name=st.sampled_from(["plain", "json", "plain-hf"]),
 )
 @example(length=751, depth=100.0, mode="easy", name="json")  # the cut falls into an escape
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_documents_have_the_asked_tokens_and_the_needle_after_the_right_sentence(codecs, corpus, length, depth, mode, name):
     codec = codecs[name]
     hay = haystack_ids(codec, heldout_texts(corpus), 1000)

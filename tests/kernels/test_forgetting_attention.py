@@ -44,7 +44,7 @@ def test_gradcheck() -> None:
     assert torch.autograd.gradcheck(lambda *x: forgetting_attention(*x), inputs)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     T=st.integers(1, 200),
     data=st.data(),

@@ -74,7 +74,7 @@ def test_every_kind_has_keys_among_its_columns():
         assert list(schema.columns)[:4] == ["scale", "model", "run_id", "eval_id"]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.permutations(list(SCHEMAS["per_token_loss"].columns)))
 def test_the_order_of_columns_does_not_matter(order):
     pd.testing.assert_frame_equal(validate("per_token_loss", loss_rows()[order]), validate("per_token_loss", loss_rows()))
