@@ -53,6 +53,8 @@ class Arguments:
     steps: int = 10
     profile: bool = True
     """Also one step under the profiler, for the time by part."""
+    kernels: int = 0
+    """Also print the longest kernels of that step, so many."""
     out: Path = ROWS
     """Rows are appended here."""
     store: bool = False
@@ -111,7 +113,7 @@ def measure(name: str, arguments: Arguments, world: World) -> dict[str, object]:
         "build_s": round(build_s, 1),
         "first_step_s": round(first_step_s, 1),
     }
-    parts = time_by_part(step, world) if arguments.profile and world.device.type == "cuda" else {}
+    parts = time_by_part(step, world, arguments.kernels) if arguments.profile and world.device.type == "cuda" else {}
     for part in (*(part for part, _ in PARTS), "other", "idle"):
         row[f"{part}_ms"] = round(parts[part], 2) if part in parts else ""
     return row

@@ -1,6 +1,5 @@
 """Where the time of a step goes: CUDA kernels by name, from one step under the profiler."""
 
-import os
 import re
 import sys
 from collections import defaultdict
@@ -11,17 +10,21 @@ import torch
 from training.distributed import World
 
 PARTS = (
-    ("attention", r"forgetting|fmha|flash|attention|_attn|cudnn_generated"),
+    ("norms", r"rms_norm|_shift_|gated_norm"),
+    ("loss", r"logsumexp|arange_exp|cross_entropy"),
+    ("attention", r"^_(forward|backward|stats|gather_dq|tile_|limits|delta|spans|gate_grad)|fmha|flash|attention|_attn|cudnn_generated"),
     ("recurrence", r"chunk|gla|delta_rule|fwd_h|bwd_dh|causal_conv|recompute_w|solve_tril|wy|cumsum"),
     ("matmuls", r"gemm|nvjet|cutlass|cublas|matmul|wgmma"),
     ("optimiser", r"multi_tensor|adam|FusedAdam|lpnorm|foreach"),
     ("communication", r"nccl"),
 )
-"""CUDA kernels by name; what matches none (norms, shifts, gates, casts, cross-entropy's elementwise work) is `other`."""
+"""CUDA kernels by name; the head's matrix products count as matmuls, and what matches none (the activation of the MLP,
+casts, sums of gradients) is `other`."""
 
 
-def time_by_part(step: Callable[[], None], world: World) -> dict[str, float]:
-    """Milliseconds of one step by what the CUDA kernels do; `idle` is time in which none ran."""
+def time_by_part(step: Callable[[], None], world: World, num_kernels: int = 0) -> dict[str, float]:
+    """Milliseconds of one step by what the CUDA kernels do; `idle` is time in which none ran. The `num_kernels` longest
+    are printed to stderr."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -38,8 +41,8 @@ def time_by_part(step: Callable[[], None], world: World) -> dict[str, float]:
         parts[part] += milliseconds
         names[f"{part}: {event.name[:100]}"] += milliseconds
         intervals.append((event.time_range.start, event.time_range.end))
-    if os.environ.get("FOX_KERNEL_NAMES") and world.is_main:
-        for name, milliseconds in sorted(names.items(), key=lambda item: -item[1])[:40]:
+    if world.is_main:
+        for name, milliseconds in sorted(names.items(), key=lambda item: -item[1])[:num_kernels]:
             print(f"{milliseconds:9.2f} ms  {name}", file=sys.stderr)
     busy, end = 0.0, 0.0
     for start, stop in sorted(intervals):
