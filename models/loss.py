@@ -1,7 +1,8 @@
-"""Per-token cross-entropy of a causal language model without ever holding all of its logits.
+"""Per-token cross-entropy of a causal language model without ever holding all of its logits in fp32.
 
-The head's matmul and the cross-entropy run in chunks of tokens; the backward pass computes each chunk's logits again.
-Logits are in the autocast dtype, softmax statistics in fp32, and the head's gradient is summed in fp32.
+The head's matmul and the cross-entropy run in chunks of tokens. Logits are in the autocast dtype, softmax statistics in
+fp32, and the head's gradient is summed in fp32. For the backward pass, 16-bit logits are kept, up to 8 GiB; others are
+computed again.
 
 Suffixes: B batch, T tokens, N = B * T, d hidden size, V vocabulary.
 """
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 # Logits held at a time, in numbers: large enough to fill a GPU, small enough for a CPU's cache.
 _CHUNK_CUDA = 2**28
 _CHUNK_CPU = 2**21
+# 16-bit logits kept for the backward pass, in numbers: those of 85 thousand tokens with GPT-2's vocabulary.
+_KEPT = 2**32
 
 
 class TokenLoss(nn.Module):
@@ -61,7 +64,9 @@ def linear_cross_entropy(hidden_Nd: Tensor, weight_Vd: Tensor, targets_N: Tensor
         hidden_Nd = hidden_Nd.to(torch.get_autocast_dtype(device))
     budget = (_CHUNK_CUDA if hidden_Nd.is_cuda else _CHUNK_CPU) // weight_Vd.shape[0]
     chunk = max(64, 1 << max(0, budget.bit_length() - 1))  # a power of two, so that most lengths give equal chunks
-    return _LinearCrossEntropy.apply(hidden_Nd, weight_Vd, targets_N, chunk)
+    wants_gradient = torch.is_grad_enabled() and (hidden_Nd.requires_grad or weight_Vd.requires_grad)
+    kept = _KEPT // (chunk * weight_Vd.shape[0]) if wants_gradient and hidden_Nd.element_size() == 2 else 0
+    return _LinearCrossEntropy.apply(hidden_Nd, weight_Vd, targets_N, chunk, kept)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -69,33 +74,37 @@ class _LinearCrossEntropy(torch.autograd.Function):
     and GPT-2's 50257 columns otherwise take matmul kernels of a fifth of the speed. The extra logits are never read."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_Nd: Tensor, weight_Vd: Tensor, targets_N: Tensor, chunk: int) -> Tensor:
+    def forward(ctx: Any, hidden_Nd: Tensor, weight_Vd: Tensor, targets_N: Tensor, chunk: int, keep: int) -> Tensor:
         weight = _aligned(weight_Vd, hidden_Nd)
         losses, logsums = [], []
+        kept: list[Tensor] = []
         for hidden, target in zip(hidden_Nd.split(chunk), targets_N.split(chunk), strict=True):
-            loss, logsum = _elementwise(_losses, hidden)((hidden @ weight.t())[:, : len(weight_Vd)], target)
+            logits = hidden @ weight.t()
+            loss, logsum = _elementwise(_losses, hidden)(logits[:, : len(weight_Vd)], target)
             losses.append(loss)
             logsums.append(logsum)
-        ctx.save_for_backward(hidden_Nd, weight_Vd, targets_N, torch.cat(logsums))
+            if len(kept) < keep:
+                kept.append(logits)
+        ctx.save_for_backward(hidden_Nd, weight_Vd, targets_N, torch.cat(logsums), *kept)
         ctx.chunk = chunk
         return torch.cat(losses)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        hidden_Nd, weight_Vd, targets_N, logsum_N = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        hidden_Nd, weight_Vd, targets_N, logsum_N, *kept = ctx.saved_tensors
         weight = _aligned(weight_Vd, hidden_Nd)
         wants_weight = ctx.needs_input_grad[1]
         dhidden = torch.empty_like(hidden_Nd)
         dweight = torch.zeros_like(weight, dtype=logsum_N.dtype) if wants_weight else None
-        for start in range(0, len(targets_N), ctx.chunk):
+        for index, start in enumerate(range(0, len(targets_N), ctx.chunk)):
             rows = slice(start, start + ctx.chunk)
             hidden, target, grad = hidden_Nd[rows], targets_N[rows], grads[0][rows].contiguous()
-            logits = hidden @ weight.t()
+            logits = kept[index] if index < len(kept) else hidden @ weight.t()
             dlogits = _elementwise(_logit_gradients, hidden)(logits, logsum_N[rows], target, grad, len(weight_Vd))
             dhidden[rows] = dlogits @ weight
             if dweight is not None:
                 _add_matmul_fp32(dweight, dlogits.t(), hidden)
-        return dhidden, None if dweight is None else dweight[: len(weight_Vd)].to(weight_Vd.dtype), None, None
+        return dhidden, None if dweight is None else dweight[: len(weight_Vd)].to(weight_Vd.dtype), None, None, None
 
 
 def _aligned(weight_Vd: Tensor, like: Tensor) -> Tensor:

@@ -55,6 +55,28 @@ def test_autocast_computes_logits_in_bf16_and_sums_the_weight_gradient_in_fp32()
         assert (mine - truth).abs().max() <= 2 * (other - truth).abs().max() + 1e-3
 
 
+def test_kept_and_recomputed_logits_give_the_same_gradients(monkeypatch):
+    hidden, weight, targets, upstream = inputs()
+    found = []
+    for kept in (0, 2 * 64 * 113, 2**32):
+        monkeypatch.setattr(loss_module, "_KEPT", kept)
+        h, w = hidden.bfloat16().requires_grad_(), weight.clone().requires_grad_()
+        with MatrixProducts() as products:
+            losses = linear_cross_entropy(h, w, targets)
+            found.append(torch.autograd.grad((losses * upstream).sum(), (h, w)))
+        chunks = 5
+        assert products.count == 3 * chunks + max(0, chunks - kept // (64 * 113))
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+class MatrixProducts(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten.mm.default
+        return func(*args, **(kwargs or {}))
+
+
 class LargestTensor(TorchDispatchMode):
     numel = 0
 
