@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 64
+# Grids are (heads, blocks of tokens, batch): programs that run side by side then read neighbouring memory.
 
 
 @triton.jit
@@ -46,9 +47,9 @@ def _shift_forward_kernel(
     x_ptr, alpha_ptr, w_ptr, before_ptr, y_ptr, stride_b, stride_t, stride_h, alpha_b, alpha_t, alpha_h, w_h, T, H, eps,
     BLOCK: tl.constexpr, D: tl.constexpr, SHIFT: tl.constexpr, NORM: tl.constexpr, BEFORE: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(2).to(tl.int64) * H + tl.program_id(0)
     batch, head = row // H, row % H
-    t_R = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    t_R = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     d = tl.arange(0, D)
     inside_R = t_R < T
     x_ptr += batch * stride_b + head * stride_h
@@ -71,9 +72,9 @@ def _shift_backward_kernel(
 ):  # fmt: skip
     """A token's gradient comes from its own row and, through the shift, from the next one: that row is computed
     twice."""
-    row = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(2).to(tl.int64) * H + tl.program_id(0)
     batch, head = row // H, row % H
-    t_R = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    t_R = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     d = tl.arange(0, D)
     x_ptr += batch * stride_b + head * stride_h
     alpha_ptr += batch * alpha_b + head * alpha_h
@@ -89,7 +90,7 @@ def _shift_backward_kernel(
         w_D = tl.load(w_ptr + head * w_h + d).to(tl.float32)
         dy_RD = dm_RD
         dm_RD, unit_RD = _norm_backward(dy_RD, m_RD, w_D, eps, D)
-        tl.store(dw_ptr + (row * tl.num_programs(0) + tl.program_id(0)) * D + d, tl.sum(dy_RD * unit_RD, 0))
+        tl.store(dw_ptr + (row * tl.num_programs(1) + tl.program_id(1)) * D + d, tl.sum(dy_RD * unit_RD, 0))
     dx_RD = dm_RD
     if SHIFT:
         dalpha_R = tl.sum(dm_RD * (previous_RD - x_RD), 1) * alpha_R * (1.0 - alpha_R)
@@ -111,9 +112,9 @@ def _gated_norm_kernel(
     BLOCK: tl.constexpr, D: tl.constexpr, GATE: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
     """Forward writes y; backward writes do, dgate and this program's part of dw. All tensors are contiguous."""
-    row = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(2).to(tl.int64) * H + tl.program_id(0)
     batch, head = row // H, row % H
-    t_R = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    t_R = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     d = tl.arange(0, D)
     inside = (t_R < T)[:, None]
     at = ((batch * T + t_R) * H + head)[:, None] * D + d[None, :]
@@ -130,7 +131,7 @@ def _gated_norm_kernel(
             dgate_RD = dy_RD * unit_RD * w_D[None, :] * gate_RD * (1.0 - gate_RD)
             tl.store(dgate_ptr + at, dgate_RD.to(dgate_ptr.dtype.element_ty), mask=inside)
         dw_D = tl.sum(dy_RD * gate_RD * unit_RD, 0)
-        tl.store(dw_ptr + (row * tl.num_programs(0) + tl.program_id(0)) * D + d, dw_D)
+        tl.store(dw_ptr + (row * tl.num_programs(1) + tl.program_id(1)) * D + d, dw_D)
     else:
         scale_R = tl.rsqrt(tl.sum(o_RD * o_RD, 1) / D + eps)
         y_RD = o_RD * scale_R[:, None] * w_D[None, :] * gate_RD
@@ -158,7 +159,7 @@ def triton_shift_and_norm(
     B, T, H, D = x.shape
     y = torch.empty(x.shape, device=x.device, dtype=x.dtype)
     alpha_strides = (0, 0, 0) if alpha_logit is None else alpha_logit.stride()
-    _shift_forward_kernel[(triton.cdiv(T, BLOCK), B * H)](
+    _shift_forward_kernel[(H, triton.cdiv(T, BLOCK), B)](
         x, x if alpha_logit is None else alpha_logit, x if weight is None else weight, x if before is None else before, y,
         *x.stride()[:3], *alpha_strides, _head_step(weight, D), T, H, eps,
         BLOCK=BLOCK, D=D, SHIFT=alpha_logit is not None, NORM=weight is not None, BEFORE=before is not None,
@@ -177,7 +178,7 @@ def _shift_and_norm_backward(
     dalpha = torch.empty(B, T, H, device=x.device, dtype=torch.float32)
     parts = torch.empty(B * H, triton.cdiv(T, BLOCK), D, device=x.device, dtype=torch.float32)
     alpha_strides = (0, 0, 0) if alpha_logit is None else alpha_logit.stride()
-    _shift_backward_kernel[(triton.cdiv(T, BLOCK), B * H)](
+    _shift_backward_kernel[(H, triton.cdiv(T, BLOCK), B)](
         dy.contiguous(), x, x if alpha_logit is None else alpha_logit, x if weight is None else weight,
         x if before is None else before, dx, dalpha, parts,
         *x.stride()[:3], *alpha_strides, _head_step(weight, D), T, H, eps,
@@ -194,7 +195,7 @@ def triton_gated_norm(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float
     o = o.contiguous()
     gate = o if gate is None else gate.contiguous()
     y = torch.empty_like(o)
-    _gated_norm_kernel[(triton.cdiv(T, BLOCK), B * H)](
+    _gated_norm_kernel[(H, triton.cdiv(T, BLOCK), B)](
         o, gate, weight, y, y, y, y, y, _head_step(weight, D), T, H, eps,
         BLOCK=BLOCK, D=D, GATE=gate is not o, BACKWARD=False,
     )  # fmt: skip
@@ -210,7 +211,7 @@ def _gated_norm_backward(
     gate = o if gate is None else gate.contiguous()
     do, dgate = torch.empty_like(o), torch.empty_like(gate)
     parts = torch.empty(B * H, triton.cdiv(T, BLOCK), D, device=o.device, dtype=torch.float32)
-    _gated_norm_kernel[(triton.cdiv(T, BLOCK), B * H)](
+    _gated_norm_kernel[(H, triton.cdiv(T, BLOCK), B)](
         o, gate, weight, do, dy.contiguous(), do, dgate, parts, _head_step(weight, D), T, H, eps,
         BLOCK=BLOCK, D=D, GATE=has_gate, BACKWARD=True,
     )  # fmt: skip

@@ -22,8 +22,9 @@ from kernels.forgetting_attention import (
     pruning_threshold,
     qk_norm_logit_bound,
 )
+from kernels.fused_norms import gated_output_norm, shift_and_norm
 from models.cache import DecodingCache
-from models.causal_lm import Backbone, Block, CausalLM, Padding, RMSNorm, compute_dtype, linear_normal_
+from models.causal_lm import Backbone, Block, CausalLM, Padding, RMSNorm, linear_normal_
 from models.spec import ForgettingTransformerSpec
 
 QK_NORM_EPS = 1e-5
@@ -113,15 +114,6 @@ def decay_time_bias(num_heads: int, shortest: float, longest: float) -> Tensor:
     return (-torch.log(torch.expm1(1.0 / times))).float()
 
 
-def shift(x_BTHD: Tensor, alpha_BTH: Tensor, before_B1HD: Tensor | None) -> Tensor:
-    """alpha_t * x_{t-1} + (1 - alpha_t) * x_t: alpha weights the previous token. The first token's predecessor is
-    `before_B1HD`, zero if None. In fp32, returned in x's dtype (section 3.3)."""
-    before = torch.zeros_like(x_BTHD[:, :1]) if before_B1HD is None else before_B1HD
-    previous = torch.cat([before, x_BTHD[:, :-1]], 1)
-    alpha = alpha_BTH.float()[..., None]
-    return (alpha * previous.float() + (1.0 - alpha) * x_BTHD.float()).to(x_BTHD.dtype)
-
-
 def token_positions(x_BTd: Tensor, cache: DecodingCache | None, padding: Padding | None) -> Tensor:
     """(B or 1, T): the first real token is 0."""
     positions = torch.arange(x_BTd.shape[1], device=x_BTd.device)[None] + (0 if cache is None else cache.seq_len)
@@ -143,28 +135,31 @@ def rotate(x_BTHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x_BTHD.dtype)
 
 
+class HeadNorm(RMSNorm):
+    """RMSNorm over each head's channels; the scale is (D,), shared by the heads, or (H * D,), one per head."""
+
+    def forward(self, x_BTHD: Tensor) -> Tensor:
+        return shift_and_norm(x_BTHD, None, self.weight, eps=self.eps)
+
+
 class ShiftLinear(nn.Module):
-    """A projection whose heads mix in the previous token's projection by a data-dependent scalar (section 3.3, no
-    bias)."""
+    """A projection whose heads mix in the previous token's projection by a data-dependent scalar: alpha_t * x_{t-1} +
+    (1 - alpha_t) * x_t (section 3.3, no bias)."""
 
     def __init__(self, hidden_size: int, num_heads: int) -> None:
         super().__init__()
         self.linear = nn.Linear(hidden_size, hidden_size, bias=False)
         self.shift_proj = nn.Linear(hidden_size, num_heads, bias=False)
 
-    def forward(self, x: Tensor, before_B1HD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Shifted (B, T, H, D), and the last token's projection before the shift (B, 1, H, D)."""
+    def forward(
+        self, x: Tensor, alpha_logit_BTH: Tensor, before_B1HD: Tensor | None, norm: HeadNorm | None
+    ) -> tuple[Tensor, Tensor]:
+        """Shifted by `shift_proj(x)` and, with `norm`, normalised (B, T, H, D), and the last token's projection before
+        both (B, 1, H, D)."""
         projected = self.linear(x).unflatten(-1, (self.shift_proj.out_features, -1))
-        alpha = torch.sigmoid(self.shift_proj(x).float())
-        return shift(projected, alpha, before_B1HD), projected[:, -1:]
-
-
-class HeadNorm(RMSNorm):
-    """RMSNorm over each head's channels; the scale is (D,), shared by the heads, or (H * D,), one per head."""
-
-    def forward(self, x_BTHD: Tensor) -> Tensor:
-        normed = F.rms_norm(x_BTHD.float(), (x_BTHD.shape[-1],), eps=self.eps)
-        return (normed * self.weight.float().view(-1, x_BTHD.shape[-1])).to(compute_dtype(x_BTHD))
+        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        shifted = shift_and_norm(projected, alpha_logit_BTH, weight, eps=eps, before_B1HD=before_B1HD)
+        return shifted, projected[:, -1:]
 
 
 class ForgettingAttention(nn.Module):
@@ -204,44 +199,60 @@ class ForgettingAttention(nn.Module):
             if log_fgate is not None:
                 (log_fgate,) = cache.append(self.layer_idx, log_fgate=log_fgate)
         o = self._attend(q, k, v, log_fgate, padding)
+        gate = self.ogate_proj(x).view_as(o) if self.spec.use_output_gate else None
         if self.spec.use_output_norm:
-            o = self.output_norm(o)
-        o = o.flatten(-2)
-        if self.spec.use_output_gate:
-            o = o * torch.sigmoid(self.ogate_proj(x))
-        return self.o_proj(o)
+            o = gated_output_norm(o, gate, self.output_norm.weight, eps=self.output_norm.eps)
+        elif gate is not None:
+            o = o * torch.sigmoid(gate)
+        return self.o_proj(o.flatten(-2))
 
     def project(
         self, x: Tensor, cache: DecodingCache | None = None, *rotation: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """What attention sees of the tokens in x: q, k, v (B, T, H, D), shifted, normalised and rotated, and the log
         forget gate (B, T, H) in fp32, None without a gate."""
+        scalars = self._scalars(x)
         q = self.q_proj(x).unflatten(-1, (self.spec.num_heads, -1))
-        k = self._project("k", x, cache)
-        v = self._project("v", x, cache)
+        k = self._project("k", x, scalars, cache, self.k_norm if self.spec.qk_norm else None)
+        v = self._project("v", x, scalars, cache, None)
         if self.spec.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
+            q = self.q_norm(q)
         if self.spec.use_rope:
             q, k = rotate(q, *rotation), rotate(k, *rotation)
-        return q, k, v, self._log_fgate(x)
+        return q, k, v, self._log_fgate(x, scalars)
 
-    def _project(self, name: str, x: Tensor, cache: DecodingCache | None) -> Tensor:
+    def _scalars(self, x: Tensor) -> dict[str, Tensor]:
+        """What the tokens in x say to each head in one number (B, T, H): the logits of the forget gate and of the shifts
+        of k and v. One product with their weights side by side: each alone is too narrow for a GPU."""
+        weights = {"fgate": self.fgate_proj.weight} if self.spec.forget_gate == "full" else {}
+        for name, projection in (("k", self.k_proj), ("v", self.v_proj)):
+            if isinstance(projection, ShiftLinear):
+                weights[name] = projection.shift_proj.weight
+        if not weights:
+            return {}
+        logits = F.linear(x, torch.cat(list(weights.values())))
+        return dict(zip(weights, logits.split(self.spec.num_heads, -1), strict=True))
+
+    def _project(
+        self, name: str, x: Tensor, scalars: dict[str, Tensor], cache: DecodingCache | None, norm: HeadNorm | None
+    ) -> Tensor:
         projection = self.k_proj if name == "k" else self.v_proj
         if not isinstance(projection, ShiftLinear):
-            return projection(x).unflatten(-1, (self.spec.num_heads, -1))
+            projected = projection(x).unflatten(-1, (self.spec.num_heads, -1))
+            return projected if norm is None else norm(projected)
         key = f"{name}_before_shift"
         before = cache[self.layer_idx][key] if cache is not None and cache.seq_len else None
-        shifted, last = projection(x, before)
+        shifted, last = projection(x, scalars[name], before, norm)
         if cache is not None:
             cache.update(self.layer_idx, **{key: last})
         return shifted
 
-    def _log_fgate(self, x: Tensor) -> Tensor | None:
+    def _log_fgate(self, x: Tensor, scalars: dict[str, Tensor]) -> Tensor | None:
         """(B, T, H) fp32, or None without a gate."""
         if self.spec.forget_gate == "none":
             return None
         if self.spec.forget_gate == "full":
-            return F.logsigmoid(self.fgate_proj(x).float())
+            return F.logsigmoid(scalars["fgate"].float() + self.fgate_proj.bias.float())
         return F.logsigmoid(self.fgate_bias.float()).expand(*x.shape[:2], -1)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, padding: Padding | None) -> Tensor:

@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kernels.fused_norms import shift_and_norm
 from models.build import build_model
 from models.cache import DecodingCache
 from models.causal_lm import Padding
 from models.count import num_params
-from models.forgetting_transformer import decay_time_bias, rotate, rotation_table, shift, token_positions
+from models.forgetting_transformer import decay_time_bias, rotate, rotation_table, token_positions
 from models.spec import ForgettingTransformerSpec
 
 PRO = {"use_k_shift": True, "use_v_shift": True, "qk_norm": True, "use_output_gate": True, "use_output_norm": True}
@@ -154,7 +155,7 @@ def test_the_first_gate_never_matters():
     attention = model.model.layers[0].attn
     x = torch.randn(1, 12, 64)
     logits = attention.fgate_proj(x).detach().requires_grad_()
-    attention._log_fgate = lambda _: F.logsigmoid(logits)
+    attention._log_fgate = lambda *_: F.logsigmoid(logits)
     (attention(x, None, None) * torch.randn(1, 12, 64)).sum().backward()
     assert (logits.grad[:, 0].abs() < 1e-6).all()
     assert (logits.grad[:, 1:].abs().amax(-1) > 1e-6).all()
@@ -165,10 +166,10 @@ def test_shift_mixes_in_the_previous_token():
     x = torch.randn(2, 6, 3, 4)
     ones = torch.ones(2, 6, 3)
     delayed = torch.cat([torch.zeros(2, 1, 3, 4), x[:, :-1]], 1)
-    assert torch.equal(shift(x, 0 * ones, None), x)
-    assert torch.equal(shift(x, ones, None), delayed)
-    assert torch.allclose(shift(x, 0.25 * ones, None), 0.25 * delayed + 0.75 * x)
-    assert torch.equal(shift(x[:, 3:], ones[:, 3:], x[:, 2:3]), delayed[:, 3:])
+    assert torch.equal(shift_and_norm(x, -math.inf * ones, None), x)
+    assert torch.equal(shift_and_norm(x, math.inf * ones, None), delayed)
+    assert torch.allclose(shift_and_norm(x, math.log(1 / 3) * ones, None), 0.25 * delayed + 0.75 * x)
+    assert torch.equal(shift_and_norm(x[:, 3:], math.inf * ones[:, 3:], None, before_B1HD=x[:, 2:3]), delayed[:, 3:])
 
 
 def test_rotation_is_relative_and_exact_at_long_positions():
