@@ -11,8 +11,8 @@ from training.distributed import World
 
 PARTS = (
     ("norms", r"rms_norm|_shift_|gated_norm"),
-    ("loss", r"logsumexp|arange_exp|cross_entropy"),
-    ("attention", r"^_(forward|backward|stats|gather_dq|tile_|limits|delta|spans|gate_grad)|fmha|flash|attention|_attn|cudnn_generated"),
+    ("loss", r"logsumexp|arange_eq_exp|cross_entropy"),
+    ("attention", r"^_?(forward|backward|dkdv|dq|stats|gather|tile|limits|delta|spans|gate)_|flash|attention|cudnn"),
     ("recurrence", r"chunk|gla|delta_rule|fwd_h|bwd_dh|causal_conv|recompute_w|solve_tril|wy|cumsum"),
     ("matmuls", r"gemm|nvjet|cutlass|cublas|matmul|wgmma"),
     ("optimiser", r"multi_tensor|adam|FusedAdam|lpnorm|foreach"),
