@@ -47,6 +47,8 @@ def parser() -> Parser:
             sub.add_argument("--slots", type=int, help="jobs at a time (default: one a GPU, or one a CPU core)")
             sub.add_argument("--activation-checkpointing", action="store_true",
                              help="recompute activations instead of compiling, for GPUs below 48 GiB at 760M")  # fmt: skip
+            sub.add_argument("--micro-batch-tokens", type=int, metavar="N",
+                             help="tokens per forward pass and GPU: more is faster and takes memory")  # fmt: skip
             sub.add_argument("--cluster", type=Path, metavar="FILE", help="the cluster's TOML file, for --launcher slurm")
             sub.add_argument("--dry-run", action="store_true", help="print the graph and its sbatch scripts, submit nothing")
         if verb == "plan":
@@ -207,6 +209,7 @@ def _request(options: argparse.Namespace, device: str):  # type: ignore[no-untyp
         corpora_dir=options.corpora_dir,
         options=Options(Sources(**{name: getattr(options, name) for name in SOURCE_FLAGS}), options.judge_model),
         activation_checkpointing=getattr(options, "activation_checkpointing", False),
+        micro_batch_tokens=getattr(options, "micro_batch_tokens", None),
     )
 
 

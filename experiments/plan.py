@@ -16,7 +16,7 @@ from experiments.artefact import Artefact, Options, load_artefact
 from experiments.scales import MODELS, Scale, get_scale, run_spec
 from results.atomic import write_atomic
 from training.run_folder import RunFolder
-from training.spec import RunSpec
+from training.spec import RunSpec, micro_batch_size
 
 SOURCE_FLAGS = ("haystack", "prompts", "longbench", "include_path", "judge_url")
 """Fields of eval.sources.Sources that the command line of `run` passes on to evaluations."""
@@ -37,6 +37,7 @@ class Request:
     corpora_dir: Path
     options: Options = field(default_factory=Options)
     activation_checkpointing: bool = False
+    micro_batch_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -220,11 +221,15 @@ def _source_args(plan: Plan) -> list[str]:
 
 
 def train_job(plan: Plan, run: Run, device: str, processes: int = 1) -> Job:
-    """Train `run`, with the micro-batches of its scale, or smaller ones where `processes` share a step."""
+    """Train `run`, with the micro-batches asked for, or else those of its scale, smaller where `processes` share a step.
+    ValueError for micro-batches that do not divide a step."""
     args = [str(run.folder.path), "--corpus-dir", str(plan.corpus.folder), "--device", device, "--quiet"]
     if plan.request.tokenizer is not None:
         args += ["--tokenizer", plan.request.tokenizer]
-    if plan.scale.micro_batch_tokens is not None:
+    if (wanted := plan.request.micro_batch_tokens) is not None:
+        micro_batch_size(run.spec.train, processes, wanted)
+        args += ["--micro-batch-tokens", str(wanted)]
+    elif plan.scale.micro_batch_tokens is not None:
         share = run.spec.train.batch_tokens // processes
         args += ["--micro-batch-tokens", str(min(plan.scale.micro_batch_tokens, share))]
     if plan.request.activation_checkpointing:

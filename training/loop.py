@@ -27,8 +27,8 @@ from training.provenance import provenance
 from training.run_folder import RunFolder
 from training.schedule import learning_rate
 from training.signals import EXIT_FINISHED, EXIT_REQUEUE, StopRequest
-from training.spec import Execution, RunSpec
-from training.step import Stepper, micro_batch_size
+from training.spec import Execution, RunSpec, micro_batch_size
+from training.step import Stepper
 from training.watchdog import Watchdog
 
 Batch = tuple[torch.Tensor, torch.Tensor]

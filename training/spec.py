@@ -131,6 +131,24 @@ class Execution:
     """Exit with the 'requeue me' code when no step finishes for this long."""
 
 
+def micro_batch_size(spec: TrainSpec, world_size: int, micro_batch_tokens: int | None) -> int:
+    """Sequences per forward pass. Raises ValueError where the batch does not divide evenly."""
+    if spec.batch_size % world_size:
+        raise ValueError(
+            f"a step has {spec.batch_size} sequences, which do not divide among {world_size} processes; "
+            f"use a number of processes that divides {spec.batch_size}"
+        )
+    share = spec.batch_size // world_size
+    if micro_batch_tokens is None:
+        return share
+    if micro_batch_tokens < 1 or micro_batch_tokens % spec.seq_len or share % (micro_batch_tokens // spec.seq_len):
+        raise ValueError(
+            f"micro_batch_tokens {micro_batch_tokens} must be a multiple of seq_len {spec.seq_len} that divides the "
+            f"{share * spec.seq_len} tokens of each process"
+        )
+    return micro_batch_tokens // spec.seq_len
+
+
 RUN_SPEC: TypeAdapter[RunSpec] = TypeAdapter(RunSpec)
 
 

@@ -93,3 +93,17 @@ def test_attention_models_are_compiled_on_gpus_unless_memory_is_short(request_al
     args = train_job(short, short.runs["fox_pro"], "cuda").args
     assert "--activation-checkpointing" in args
     assert "--compile" not in args
+
+
+def test_micro_batches_are_those_of_the_scale_unless_asked_for(request_all):
+    def flags(tokens: int | None, processes: int = 1) -> list[str]:
+        request = dataclasses.replace(request_all, scale="760m-48b", micro_batch_tokens=tokens)
+        plan = make_plan(request, "bf16", rehearsal=True)
+        args = train_job(plan, plan.runs["fox_pro"], "cuda", processes).args
+        return [args[i + 1] for i, arg in enumerate(args) if arg == "--micro-batch-tokens"]
+
+    assert flags(None) == ["16384"]
+    assert flags(65536) == flags(65536, processes=8) == ["65536"]
+    for bad, processes in ((0, 1), (-16384, 1), (10000, 1), (3 * 16384, 1), (131072, 8)):
+        with pytest.raises(ValueError, match=f"micro_batch_tokens {bad} must be a multiple of seq_len 16384"):
+            flags(bad, processes)
