@@ -35,13 +35,14 @@ def show(path: Path) -> None:
     """Print the stored rows."""
     if not path.is_file():
         raise ValueError(f"{path}: no rows there yet; run the benchmark without --show first")
-    columns = ("date", "gpu", "gpus", "parallel", "model", "scale", "seq_len", "micro_batches", "gates", "prune", "compile",
-               "tokens_per_s", "mfu", "tflops_per_gpu", "peak_memory_gib", "step_ms", "first_step_s")  # fmt: skip
+    columns = ("date", "gpu", "gpus", "parallel", "model", "scale", "seq_len", "sequences_per_gpu", "micro_batches",
+               "gates", "prune", "compile", "tokens_per_s", "mfu", "tflops_per_gpu", "peak_memory_gib", "step_ms",
+               "first_step_s")  # fmt: skip
     table = Table(*columns, box=None)
     with open(path, newline="") as file:
         for row in csv.DictReader(file):
             table.add_row(*(row[column] for column in columns))
-    Console(width=200).print(table)
+    Console(width=220).print(table)
 
 
 def store(path: Path, scale_name: str, results_dir: Path) -> Path:
@@ -51,8 +52,8 @@ def store(path: Path, scale_name: str, results_dir: Path) -> Path:
         fitting = {
             row["model"]: row
             for row in csv.DictReader(file)
-            if (row["scale"], row["seq_len"], row["gpus"], row["prune"], row["micro_batches"])
-            == (scale_name, str(scale.seq_len), "1", "False", "1")
+            if (row["scale"], row["seq_len"], row["gpus"], row["prune"], row["sequences_per_gpu"], row["micro_batches"])
+            == (scale_name, str(scale.seq_len), "1", "False", "1", "1")
         }
     if not fitting:
         raise ValueError(f"{path}: no rows of one GPU at {scale_name} and {scale.seq_len} tokens; run the benchmark first")
