@@ -244,7 +244,7 @@ class ForgettingAttention(nn.Module):
         before = cache[self.layer_idx][key] if cache is not None and cache.seq_len else None
         shifted, last = projection(x, scalars[name], before, norm)
         if cache is not None:
-            cache.update(self.layer_idx, **{key: last})
+            cache.update(self.layer_idx, **{key: last.clone()})  # the token alone, not a view that keeps them all
         return shifted
 
     def _log_fgate(self, x: Tensor, scalars: dict[str, Tensor]) -> Tensor | None:

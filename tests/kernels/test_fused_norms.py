@@ -85,6 +85,12 @@ def compare_with_kernels(device: str, dtype: torch.dtype, tolerance: float) -> N
                 lambda x, a, w: shift_and_norm(x, a, w),
                 [x, a, w],
             )
+        # alpha as a slice of a wider product, and a token before the first as the last of those before it
+        check(
+            lambda x, a, w: triton_shift_and_norm(x[:, 1:], a[:, 1:, 3:], w.reshape(-1), x[:, :1].detach(), 1e-5),
+            lambda x, a, w: shift_and_norm(x[:, 1:], a[:, 1:, 3:], w, before_B1HD=x[:, :1]),
+            [x, torch.cat([torch.ones_like(alpha), alpha], -1), weight],
+        )
         for g in (gate, None):
             check(
                 lambda o, g, w: triton_gated_norm(o, g, w.reshape(-1), 1e-6),

@@ -62,6 +62,22 @@ def pad_left(tokens: torch.Tensor, lengths: list[int]) -> tuple[torch.Tensor, to
     return tokens, mask.long()
 
 
+def test_a_cache_holds_no_more_than_it_shows(model, tokens):
+    """A view of a prefill's activations in the cache would keep all of them in memory."""
+
+    def tensors(value):
+        if value is None or isinstance(value, torch.Tensor):
+            return [] if value is None else [value]
+        return [x for part in (value.values() if isinstance(value, dict) else value) for x in tensors(part)]
+
+    with torch.no_grad():
+        cache = model(input_ids=tokens, use_cache=True).past_key_values
+    for state in cache.layers.values():
+        assert tensors(state)
+        for x in tensors(state):
+            assert x.untyped_storage().nbytes() == x.numel() * x.element_size(), tuple(x.shape)
+
+
 def test_left_padding_leaves_no_trace(model, tokens):
     padded, mask = pad_left(tokens, [150, 80, 3])
     other = torch.where(mask.bool(), padded, (padded + 5) % 97)
