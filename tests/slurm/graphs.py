@@ -96,6 +96,19 @@ class Graph:
             queue = self.suite.slurm.call("squeue", "-t", "all").stdout
             raise AssertionError(f"{error}\n{queue}\n{self.slurm('status').stdout}\n{logs}") from error
 
+    def until_drawn(self, seconds: float) -> dict[str, NodeState]:
+        """Wait for the figure; every job must have ended well, and a later submission find nothing to do."""
+        ends = ("done", "failed", "cancelled")
+        self.until(lambda: self.states()["draw fig2_per_token_loss"].state in ends, seconds, "the figure")
+        states = self.states()
+        assert {name: state.state for name, state in states.items()} == dict.fromkeys(states, "done")
+        drawn = self.results / self.scale
+        for name in ("figures/fig2_per_token_loss.png", "figures/fig2_per_token_loss.csv", "report.html"):
+            assert (drawn / name).stat().st_size > 1000
+        again = self.submit()
+        assert again.returncode == 0 and "nothing to submit: all is done" in again.stdout
+        return states
+
     def until_trained(self, model: str, seconds: float = 150) -> None:
         journal_file = self.run(model).path / "slurm" / "train.jsonl"
         ends = ("done", "failed")

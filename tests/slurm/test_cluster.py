@@ -6,6 +6,7 @@ import shutil
 import signal
 from contextlib import suppress
 
+import pandas as pd
 import pytest
 
 from slurm import client
@@ -171,21 +172,22 @@ def test_scratch_that_cannot_be_written_is_an_error(suite, tmp_path):
 
 def test_figure_2_is_drawn_by_the_last_job(undisturbed):
     """And all of it is recorded; a later submission finds nothing to do. Jobs ran from a snapshot, not from the checkout."""
-    undisturbed.until(
-        lambda: undisturbed.states()["draw fig2_per_token_loss"].state in ("done", "failed", "cancelled"), 200, "the figure"
-    )
-    drawn = undisturbed.results / "pocket"
-    for name in ("figures/fig2_per_token_loss.png", "figures/fig2_per_token_loss.csv", "report.html"):
-        assert (drawn / name).stat().st_size > 1000
-    states = undisturbed.states()
-    assert {name: state.state for name, state in states.items()} == dict.fromkeys(states, "done")
+    states = undisturbed.until_drawn(200)
     assert [state.kind for state in states.values()] == ["prepare", "train", "train", "evaluate", "evaluate", "draw"]
     assert len({state.job.split("_")[0] for state in states.values()}) == 4  # trainings and evaluations are arrays
-    again = undisturbed.submit()
-    assert again.returncode == 0 and "nothing to submit: all is done" in again.stdout
     assert job_count(undisturbed) == 6
     shown = undisturbed.slurm("status")
     assert shown.returncode == 0
     for word in (FOX, TRANSFORMER, "400/400", "done", "draw"):
         assert word in shown.stdout
     assert undisturbed.slurm("watch").returncode == 0
+
+
+@pytest.mark.timeout(600)
+def test_figure_2_at_tiny(suite):
+    """The real scale with the fastest of the seven models; `test_figure_at_tiny.py` has all of them."""
+    graph = suite.graph("tiny", ("transformer_llama",), "time_limit_hours = 1", "tiny")
+    assert "submitted 4 jobs" in graph.submit().stdout
+    graph.until_drawn(550)
+    rows = pd.read_parquet(graph.results / "tiny" / "fig2_per_token_loss.parquet")
+    assert set(rows["model"]) == {"transformer_llama"} and len(rows) == 1024 and rows["loss"].iloc[-1] < 4.0
