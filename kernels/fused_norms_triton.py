@@ -47,8 +47,8 @@ def _shift_forward_kernel(
     x_ptr, alpha_ptr, w_ptr, before_ptr, y_ptr, stride_b, stride_t, stride_h, alpha_b, alpha_t, alpha_h, w_h, T, H, eps,
     BLOCK: tl.constexpr, D: tl.constexpr, SHIFT: tl.constexpr, NORM: tl.constexpr, BEFORE: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(2).to(tl.int64) * H + tl.program_id(0)
-    batch, head = row // H, row % H
+    head, batch = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+    row = batch * H + head
     t_R = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     d = tl.arange(0, D)
     inside_R = t_R < T
@@ -72,8 +72,8 @@ def _shift_backward_kernel(
 ):  # fmt: skip
     """A token's gradient comes from its own row and, through the shift, from the next one: that row is computed
     twice."""
-    row = tl.program_id(2).to(tl.int64) * H + tl.program_id(0)
-    batch, head = row // H, row % H
+    head, batch = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+    row = batch * H + head
     t_R = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     d = tl.arange(0, D)
     x_ptr += batch * stride_b + head * stride_h
@@ -112,8 +112,8 @@ def _gated_norm_kernel(
     BLOCK: tl.constexpr, D: tl.constexpr, GATE: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
     """Forward writes y; backward writes do, dgate and this program's part of dw. All tensors are contiguous."""
-    row = tl.program_id(2).to(tl.int64) * H + tl.program_id(0)
-    batch, head = row // H, row % H
+    head, batch = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+    row = batch * H + head
     t_R = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     d = tl.arange(0, D)
     inside = (t_R < T)[:, None]
