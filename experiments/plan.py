@@ -226,12 +226,12 @@ def train_job(plan: Plan, run: Run, device: str, processes: int = 1) -> Job:
     args = [str(run.folder.path), "--corpus-dir", str(plan.corpus.folder), "--device", device, "--quiet"]
     if plan.request.tokenizer is not None:
         args += ["--tokenizer", plan.request.tokenizer]
-    if (wanted := plan.request.micro_batch_tokens) is not None:
-        micro_batch_size(run.spec.train, processes, wanted)
-        args += ["--micro-batch-tokens", str(wanted)]
-    elif plan.scale.micro_batch_tokens is not None:
-        share = run.spec.train.batch_tokens // processes
-        args += ["--micro-batch-tokens", str(min(plan.scale.micro_batch_tokens, share))]
+    micro_batch_tokens = plan.request.micro_batch_tokens
+    if micro_batch_tokens is None and plan.scale.micro_batch_tokens is not None:
+        micro_batch_tokens = min(plan.scale.micro_batch_tokens, run.spec.train.batch_tokens // processes)
+    if micro_batch_tokens is not None:
+        micro_batch_size(run.spec.train, processes, micro_batch_tokens)
+        args += ["--micro-batch-tokens", str(micro_batch_tokens)]
     if plan.request.activation_checkpointing:
         args.append("--activation-checkpointing")
     elif plan.scale.compile and device == "cuda" and run.spec.model.kind == "forgetting_transformer":
