@@ -49,6 +49,20 @@ def test_convolution_update_changes_its_cache_in_place():
     assert torch.equal(cache, x[:, -4:].mT)
 
 
+@pytest.mark.parametrize(
+    ("message", "call"),
+    [
+        ("neither a bias nor a fused residual", lambda x, w: modules.rms_norm(x, w, residual=x)),
+        ("gates before the norm", lambda x, w: modules.rmsnorm_fn(x, w, None, z=x)),
+        ("neither a residual nor packed", lambda x, w: modules.causal_conv1d(x, torch.ones(8, 4), residual=x)),
+        ("activation 'relu'", lambda x, w: modules.causal_conv1d(x, torch.ones(8, 4), activation="relu")),
+    ],
+)
+def test_what_no_model_here_asks_of_fla_is_refused_not_ignored(message, call):
+    with pytest.raises(NotImplementedError, match=message):
+        call(torch.randn(2, 5, 8), torch.ones(8))
+
+
 def test_installing_twice_wraps_once():
     install.install()
     before = {place[:2]: getattr(importlib.import_module(place[0]), place[1]) for place in install._PLACES}
