@@ -85,6 +85,7 @@ def _runs(sections: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for run in runs.values():
         provenance = run.get("provenance") or {}
         run["label"] = label(run["model"])
+        run["tokens"] = (run.get("spec") or {}).get("train", {}).get("train_tokens")  # a benchmark's run has no spec
         run["git"] = str(provenance.get("git_sha") or "unknown")[:10] + ("+" if provenance.get("git_dirty") else "")
         run["device"] = provenance.get("device", "unknown")
         versions = {"python": provenance.get("python"), **(provenance.get("versions") or {})}

@@ -76,7 +76,6 @@ def meta_for(
             "provenance": provenance,
             "final_loss": 3.1 + index / 10,
             "params": 1_000_000 + index,
-            "tokens": 64 * train_len,
         }
     made = {
         run_id(model): {"created": "2025-01-02T03:04:05Z", "provenance": provenance, "extras": extras or {}} for model in models
