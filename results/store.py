@@ -1,30 +1,33 @@
-"""Reading and writing of results: tidy rows as parquet (zstd), who made them as JSON beside. Torch-free.
+"""Reading and writing of results: rows as parquet (zstd), who made them as JSON beside. Torch-free.
 
-A result is a pair NAME.parquet + NAME.meta.json. The JSON is renamed into place first and holds the digest of the
-parquet, whose rename is the commit: a pair that was cut off between the two, or edited, is refused when read.
+    results/SCALE/rows/KIND/RUN-EVAL.parquet + .meta.json     one evaluation of one run: immutable, shared by all artefacts
+    results/SCALE/runs/RUN.json                               what a run was: spec, every start, final loss
+    results/SCALE/STEM.json                                   which rows an artefact is drawn from (analysis/study.py)
 
-Meta of one evaluation (written by `eval`, in a run's `evals/` folder):
-    kind, scale, model, run_id, eval_id, spec (of the evaluation), created (ISO, UTC), provenance, extras (optional dict)
-Meta of an artefact (written by `gather`, in results/SCALE/):
-    artefact, kind, scale, created (that of its newest evaluation), runs {run_id: {model, ...}},
-    evals {eval_id: {spec, runs: {run_id: {created, provenance, extras}}}}
+Storage only grows. Rows are kept under the identity of what made them, so equal names mean equal numbers up to rounding; the
+first are kept, and `keep` says by how much later ones differ. The JSON of a pair is renamed into place first and holds the
+digest of the parquet, whose rename is the commit: a pair that was cut off between the two, or edited, is refused when read.
+
+Meta: kind, scale, model, run_id, eval_id, spec (of the evaluation), created (ISO, UTC), provenance, extras, rows_sha256.
 """
 
 import hashlib
 import io
-import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from results.atomic import write_atomic
-from results.schema import validate
+from results.schema import Schema
+from results.sealed import read_sealed, write_sealed
 
 Meta = dict[str, Any]
-EVAL_META = ("kind", "scale", "model", "run_id", "eval_id", "spec", "created", "provenance")
+META_KEYS = ("kind", "scale", "model", "run_id", "eval_id", "spec", "created", "provenance", "extras")
+REMEDY = "delete it (both files of the pair) and run its experiment again"
 
 
 def meta_path(path: Path) -> Path:
@@ -32,110 +35,110 @@ def meta_path(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(".parquet") + ".meta.json")
 
 
-def write_rows(path: Path, rows: pd.DataFrame, meta: Meta) -> Path:
-    """Validate `rows` by `meta["kind"]` and write the pair atomically. ValueError before anything is written."""
+def rows_file(results_dir: Path, scale: str, run_id: str, eval_id: str) -> Path:
+    """Where the rows of an evaluation of a run are kept. `eval_id` is KIND-DIGEST."""
+    kind, _, digest = eval_id.rpartition("-")
+    return results_dir / scale / "rows" / kind / f"{run_id}-{digest}.parquet"
+
+
+def write_rows(path: Path, rows: pd.DataFrame, meta: Meta, schema: Schema) -> Path:
+    """Validate `rows` and write the pair atomically. ValueError before anything is written."""
     if path.suffix != ".parquet":
         raise ValueError(f"{path}: results are stored as .parquet")
-    missing = [key for key in ("kind", "scale") if key not in meta]
+    missing = [key for key in META_KEYS if key not in meta]
     if missing:
         raise ValueError(f"{path}: the meta lacks {', '.join(missing)}")
-    rows = validate(meta["kind"], rows, where=str(path))
-    scales = sorted(rows["scale"].unique())
-    if scales != [meta["scale"]]:
-        raise ValueError(f"{path}: rows of scale {', '.join(scales)} in a result of scale {meta['scale']}")
+    rows = schema.validate(rows, where=str(path))
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pandas(rows, preserve_index=False), buffer, compression="zstd", compression_level=9)
-    body = buffer.getvalue()
-    meta = {**meta, "rows_sha256": hashlib.sha256(body).hexdigest()}
-    text = json.dumps(meta, indent=1, sort_keys=True, allow_nan=False) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(meta_path(path), text)
-    write_atomic(path, body)
+    _write_pair(path, buffer.getvalue(), meta)
     return path
 
 
+def _write_pair(path: Path, body: bytes, meta: Meta) -> None:
+    write_sealed(meta_path(path), {**meta, "rows_sha256": hashlib.sha256(body).hexdigest()})
+    write_atomic(path, body)
+
+
 def read_rows(path: Path) -> tuple[pd.DataFrame, Meta]:
-    """Rows and meta of a stored result. ValueError: missing, truncated, edited, or not of its kind's schema."""
-    if not path.is_file():
-        raise ValueError(f"{path}: there is no such result; run its experiment first")
+    """Rows and meta of a stored evaluation. ValueError: missing, truncated or edited."""
+    body, meta = _read_pair(path)
     try:
-        meta: Meta = json.loads(meta_path(path).read_text())
-        kind, digest = meta["kind"], meta["rows_sha256"]
-    except FileNotFoundError:
-        raise ValueError(f"{path}: its {meta_path(path).name} is missing; run its experiment again") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{meta_path(path)}: not the meta of a result ({error!r}); run its experiment again") from None
-    body = path.read_bytes()
-    if hashlib.sha256(body).hexdigest() != digest:
-        raise ValueError(f"{path}: truncated or changed since {meta_path(path).name} was written; run its experiment again")
-    try:
-        rows = pq.read_table(io.BytesIO(body)).to_pandas()
+        return pq.read_table(io.BytesIO(body)).to_pandas(), meta
     except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(f"{path}: not a readable parquet file ({error})") from None
-    return validate(kind, rows, where=str(path)), meta
 
 
-def gather(artefact: str, scale: str, sources: list[Path], results_dir: Path, runs: dict[str, Meta]) -> Path:
-    """Join evaluation files into results_dir/SCALE/ARTEFACT.parquet and return its path.
-
-    `sources`: evaluation files of one kind (runs/SCALE/NAME-ID/evals/*.parquet). `runs`: what to record of each run,
-    {run_id: {"model", "spec", "provenance", "final_loss", "params", ...}}; a model that is no run of ours (a published
-    checkpoint) may be absent. Gathering the same sources again leaves the files untouched.
-    ValueError: no sources, sources of several kinds or scales, the same evaluation of the same run twice.
-    """
-    path = results_dir / scale / f"{artefact}.parquet"
-    rows, meta = _join(artefact, scale, sources, runs)
-    if path.is_file():
-        try:
-            old_rows, old_meta = read_rows(path)
-        except ValueError:
-            pass  # what cannot be read is replaced
-        else:
-            old_meta.pop("rows_sha256")
-            if old_meta == json.loads(json.dumps(meta)) and old_rows.equals(rows):
-                return path
-    return write_rows(path, rows, meta)
-
-
-def append(path: Path, rows: pd.DataFrame, meta: Meta) -> Path:
-    """Add rows to a stored artefact: rows of the same (run_id, eval_id) are replaced, all others kept."""
+def _read_pair(path: Path) -> tuple[bytes, Meta]:
     if not path.is_file():
-        return write_rows(path, rows, meta)
-    old_rows, old_meta = read_rows(path)
-    for key in ("kind", "scale", "artefact"):
-        if old_meta.get(key) != meta.get(key):
-            raise ValueError(f"{path}: holds {key} {old_meta.get(key)!r}; {meta.get(key)!r} cannot be appended")
-    new = pd.MultiIndex.from_frame(rows[["run_id", "eval_id"]])
-    kept = old_rows[~pd.MultiIndex.from_frame(old_rows[["run_id", "eval_id"]]).isin(new)]
-    merged = {**old_meta, **meta, "runs": {**old_meta.get("runs", {}), **meta.get("runs", {})}}
-    merged["evals"] = {key: dict(value) for key, value in old_meta.get("evals", {}).items()}
-    for key, value in meta.get("evals", {}).items():
-        made = {**merged["evals"].get(key, {}).get("runs", {}), **value.get("runs", {})}
-        merged["evals"][key] = {**value, "runs": made}
-    merged["created"] = max(old_meta.get("created", ""), meta.get("created", ""))
-    return write_rows(path, pd.concat([kept, rows], ignore_index=True), merged)
+        raise ValueError(f"{path}: there is no such result; run its experiment first")
+    meta = read_sealed(meta_path(path), REMEDY)
+    body = path.read_bytes()
+    if hashlib.sha256(body).hexdigest() != meta.get("rows_sha256"):
+        raise ValueError(f"{path}: truncated or changed since {meta_path(path).name} was written; {REMEDY}")
+    return body, meta
 
 
-def _join(artefact: str, scale: str, sources: list[Path], runs: dict[str, Meta]) -> tuple[pd.DataFrame, Meta]:
-    if not sources:
-        raise ValueError(f"{artefact} at {scale}: no evaluations to gather; run its experiment first")
-    frames = []
-    meta: Meta = {"artefact": artefact, "scale": scale, "created": "", "runs": {}, "evals": {}}
-    for source in sources:
-        rows, made = read_rows(source)
-        missing = [key for key in EVAL_META if key not in made]
-        if missing:
-            raise ValueError(f"{meta_path(source)}: lacks {', '.join(missing)}; evaluate again")
-        kind = meta.setdefault("kind", made["kind"])
-        if (made["scale"], made["kind"]) != (scale, kind):
-            raise ValueError(f"{source}: {made['kind']} at {made['scale']} cannot join {kind} at {scale}")
-        run_id, eval_id = made["run_id"], made["eval_id"]
-        evaluation = meta["evals"].setdefault(eval_id, {"spec": made["spec"], "runs": {}})
-        if run_id in evaluation["runs"]:
-            raise ValueError(f"{source}: evaluation {eval_id} of run {run_id} is gathered twice")
-        own = {"created": made["created"], "provenance": made["provenance"], "extras": made.get("extras", {})}
-        evaluation["runs"][run_id] = own
-        meta["runs"][run_id] = {**runs.get(run_id, {}), "model": made["model"]}
-        meta["created"] = max(meta["created"], made["created"])
-        frames.append(rows)
-    return pd.concat(frames, ignore_index=True), meta
+def fault_of(path: Path) -> str | None:
+    """What is wrong with a stored evaluation, or None if it is whole."""
+    try:
+        _read_pair(path)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def keep(source: Path, results_dir: Path) -> tuple[Path, float | None]:
+    """Put an evaluation file of a run folder into the store; returns its place there.
+
+    What is stored already stays as it is; then the second value is by how much the new rows differ from it: the largest
+    difference of a number, relative to the largest number of its column (infinite where texts or shapes differ).
+    ValueError: `source` is not whole.
+    """
+    body, meta = _read_pair(source)
+    path = rows_file(results_dir, meta["scale"], meta["run_id"], meta["eval_id"])
+    if fault_of(path) is None:
+        return path, difference(read_rows(path)[0], read_rows(source)[0])
+    meta.pop("rows_sha256")
+    _write_pair(path, body, meta)
+    return path, None
+
+
+def difference(one: pd.DataFrame, other: pd.DataFrame) -> float:
+    """0 for equal rows; see `keep`. Rows are compared in order."""
+    if list(one.columns) != list(other.columns) or len(one) != len(other):
+        return float("inf")
+    largest = 0.0
+    for name in one.columns:
+        if pd.api.types.is_numeric_dtype(one[name]):
+            a, b = one[name].to_numpy(float), other[name].to_numpy(float)
+            if (np.isfinite(a) != np.isfinite(b)).any():
+                return float("inf")
+            finite = np.isfinite(a)
+            scale = max(float(np.abs(a[finite]).max(initial=0.0)), 1e-30)
+            largest = max(largest, float(np.abs(a[finite] - b[finite]).max(initial=0.0)) / scale)
+        elif not one[name].equals(other[name]):
+            return float("inf")
+    return largest
+
+
+def run_file(results_dir: Path, scale: str, run_id: str) -> Path:
+    return results_dir / scale / "runs" / f"{run_id}.json"
+
+
+def record_run(results_dir: Path, record: dict[str, Any]) -> Path:
+    """Keep what is known of a run: run_id, scale, name, spec, starts (every start's provenance), and what else is given.
+
+    Starts that are stored already are kept, new ones are added; of other values the newest are kept.
+    """
+    path = run_file(results_dir, record["scale"], record["run_id"])
+    known = read_run(path) if path.is_file() else {"starts": []}
+    starts = known["starts"] + [start for start in record["starts"] if start not in known["starts"]]
+    merged = {**known, **record, "starts": sorted(starts, key=lambda start: start["date"])}
+    if merged != known:
+        write_sealed(path, merged)
+    return path
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    return read_sealed(path, "restore it from version control, or delete it and run an experiment that draws this run")

@@ -1,0 +1,158 @@
+"""An artefact and the rows it is drawn from: results/SCALE/STEM.json, and the stored evaluations that it names. Torch-free.
+
+A line is one run under the label that the figure gives it; equal labels (and models) with other seeds are repetitions.
+
+    {"stem", "scale", "corpus": {SCALE: {...}}, "lines": [{"label", "model", "seed", "scale", "run_id",
+     "files": {"tiny/rows/per_token_loss/RUN-EVAL.parquet": sha256 of the rows}}]}
+"""
+
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from results.sealed import read_sealed, write_sealed
+from results.store import Meta, read_rows, read_run, run_file
+
+REMEDY = "`python -m experiments run` of this artefact writes it again from the stored rows"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One run in an artefact. `model`: the recipe's name, which gives colour and order. `files`: path below the results
+    folder -> SHA-256 of its rows."""
+
+    label: str
+    model: str
+    seed: int
+    scale: str
+    run_id: str
+    files: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def place(self) -> tuple[str, str, str, int]:
+        """What a newer line takes the place of."""
+        return self.label, self.model, self.scale, self.seed
+
+
+def study_file(results_dir: Path, scale: str, stem: str) -> Path:
+    return results_dir / scale / f"{stem}.json"
+
+
+def read_lines(results_dir: Path, scale: str, stem: str) -> list[Line]:
+    """The lines an artefact was drawn from; none if it never was. ValueError for a damaged file."""
+    path = study_file(results_dir, scale, stem)
+    if not path.is_file():
+        return []
+    return [Line(**line) for line in read_sealed(path, REMEDY)["lines"]]
+
+
+def write_lines(results_dir: Path, scale: str, stem: str, lines: list[Line]) -> Path:
+    """Say which rows an artefact is drawn from; untouched if it said so already."""
+    path = study_file(results_dir, scale, stem)
+    values = {"stem": stem, "scale": scale, "lines": [asdict(line) for line in lines]}
+    try:
+        unchanged = path.is_file() and read_sealed(path, REMEDY) == values
+    except ValueError:
+        unchanged = False
+    if not unchanged:
+        write_sealed(path, values)
+    return path
+
+
+class Study:
+    """An artefact's lines with their rows, for drawing and judging. Everything is read when first asked for."""
+
+    def __init__(self, results_dir: Path, scale: str, stem: str):
+        self.results_dir, self.scale, self.stem = results_dir, scale, stem
+        self.lines = read_lines(results_dir, scale, stem)
+        if not self.lines:
+            raise ValueError(f"{study_file(results_dir, scale, stem)}: nothing is stored for {stem}; run its experiment first")
+
+    @property
+    def folder(self) -> Path:
+        """Where figures/ and tables/ are."""
+        return self.results_dir / self.scale
+
+    @cached_property
+    def _evaluations(self) -> list[tuple[Line, pd.DataFrame, Meta]]:
+        found = []
+        for line in self.lines:
+            for name, digest in line.files.items():
+                rows, meta = read_rows(self.results_dir / name)
+                if meta["rows_sha256"] != digest:
+                    raise ValueError(f"{self.results_dir / name} holds other rows than {self.stem}.json was drawn from: {REMEDY}")
+                found.append((line, rows, meta))
+        return found
+
+    def rows(self, kind: str, **wanted: Any) -> pd.DataFrame:
+        """All rows of a kind of evaluation behind columns label, model, seed, scale, run_id, eval_id. `wanted`: only
+        evaluations whose spec has these values. Empty (without the kind's own columns) where there are none."""
+        frames = []
+        for line, rows, meta in self._evaluations:
+            if meta["kind"] != kind or any(meta["spec"].get(name) != value for name, value in wanted.items()):
+                continue
+            source = {
+                "label": line.label,
+                "model": line.model,
+                "seed": line.seed,
+                "scale": line.scale,
+                "run_id": line.run_id,
+                "eval_id": meta["eval_id"],
+            }
+            frames.append(pd.concat([pd.DataFrame(source, index=rows.index), rows], axis=1))
+        if not frames:
+            return pd.DataFrame(columns=["label", "model", "seed", "scale", "run_id", "eval_id"])
+        return pd.concat(frames, ignore_index=True)
+
+    def metas(self, kind: str) -> list[Meta]:
+        """The metas of a kind of evaluation, one per line and file."""
+        return [meta for _, _, meta in self._evaluations if meta["kind"] == kind]
+
+    @cached_property
+    def runs(self) -> dict[str, dict[str, Any]]:
+        """Records of the runs (results/SCALE/runs/ID.json) by id."""
+        return {line.run_id: read_run(run_file(self.results_dir, line.scale, line.run_id)) for line in self.lines}
+
+    def spec(self, run_id: str) -> dict[str, Any]:
+        """The RunSpec of a run, as JSON."""
+        return self.runs[run_id]["spec"]
+
+    @cached_property
+    def train_len(self) -> int:
+        """Training context length in tokens. ValueError if the runs have several."""
+        lengths = sorted({int(self.spec(line.run_id)["train"]["seq_len"]) for line in self.lines})
+        if len(lengths) != 1:
+            raise ValueError(f"{self.stem}: one training context length is needed to draw this; the runs have {lengths}")
+        return lengths[0]
+
+    @property
+    def corpora(self) -> str:
+        """What the runs were trained on: "packages, bpe-512 (1a2b3c4d)", joined where there are several."""
+        names = set()
+        for line in self.lines:
+            data = self.spec(line.run_id)["data"]
+            names.add(f"{data['source']}, {data['tokenizer']} ({data['fingerprint'][:8]})")
+        return "; ".join(sorted(names))
+
+    @property
+    def num_seeds(self) -> int:
+        """The largest number of seeds that one label has."""
+        seeds: dict[tuple[str, str, str], set[int]] = {}
+        for line in self.lines:
+            seeds.setdefault((line.label, line.model, line.scale), set()).add(line.seed)
+        return max(len(found) for found in seeds.values())
+
+    @property
+    def created(self) -> str:
+        """Date of the newest evaluation."""
+        return max(meta["created"] for _, _, meta in self._evaluations)
+
+    def extra(self, kind: str, run_id: str, name: str) -> Any:
+        """What an evaluation recorded beyond its rows; None if it did not."""
+        for line, _, meta in self._evaluations:
+            if meta["kind"] == kind and line.run_id == run_id and name in meta["extras"]:
+                return meta["extras"][name]
+        return None

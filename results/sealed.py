@@ -1,0 +1,33 @@
+"""JSON files that say when they were altered: the object's own SHA-256 is its last key. Standard library only."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from results.atomic import write_atomic
+
+SEAL = "sha256"
+
+
+def write_sealed(path: Path, values: dict[str, Any]) -> None:
+    """Write `values` and their digest atomically. NaN and infinity are refused (ValueError): they are not JSON."""
+    write_atomic(path, json.dumps({**values, SEAL: _digest(values)}, indent=1, allow_nan=False) + "\n")
+
+
+def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
+    """The values of a sealed file. ValueError that ends with `remedy`: missing, cut off, or changed since it was written."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        seal = values.pop(SEAL)
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing: {remedy}") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read ({type(error).__name__}): {remedy}") from None
+    if seal != _digest(values):
+        raise ValueError(f"{path} was changed after it was written (its SHA-256 differs): {remedy}")
+    return values
+
+
+def _digest(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
