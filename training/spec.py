@@ -21,8 +21,6 @@ class TrainSpec:
     The learning rate rises linearly over `warmup_tokens` and falls along a cosine to 0 at `train_tokens`.
     `precision`: "bf16" is autocast with fp32 master weights. `grad_reduce`: dtype in which gradients are summed over
     processes (the released setup reduced in bf16).
-    A step whose loss or gradient norm is not finite is never applied; with `spike_factor`, neither is one whose gradient
-    norm exceeds that multiple of its running mean. `on_anomaly` says whether the run then stops or goes on without it.
     """
 
     seq_len: PositiveInt
@@ -37,8 +35,6 @@ class TrainSpec:
     grad_clip: PositiveFloat = 1.0
     precision: Literal["fp32", "bf16"] = "bf16"
     grad_reduce: Literal["fp32", "bf16"] = "fp32"
-    on_anomaly: Literal["stop", "skip"] = "stop"
-    spike_factor: Annotated[float, Field(gt=1)] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> "TrainSpec":
@@ -62,7 +58,10 @@ class TrainSpec:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RunSpec:
-    """One training run. `name` and `scale` are for people; the identity is what changes the result."""
+    """One training run. `name` and `scale` are for people; the identity is what changes the result.
+
+    `weights`: digest of weights that were trained elsewhere and adopted (`python -m experiments adopt`); None: trained here.
+    """
 
     name: str
     scale: str
@@ -70,6 +69,7 @@ class RunSpec:
     data: DataSpec
     train: TrainSpec
     seed: NonNegativeInt = 0
+    weights: str | None = None
 
     @model_validator(mode="after")
     def _check(self) -> "RunSpec":
@@ -81,13 +81,18 @@ class RunSpec:
 
     @property
     def run_id(self) -> str:
-        """First 10 hex digits of the SHA-256 of everything that changes the result."""
+        """First 10 hex digits of the SHA-256 of everything that changes the result.
+
+        Fields at their default are left out: a switch that is added later leaves the names of earlier runs as they are. So
+        a default is for ever, and what a scale decides is stated in full.
+        """
         identity = {
-            "format": 1,
-            "model": _plain(self.model),
-            "data": _plain(self.data),
-            "train": _plain(self.train),
+            "format": 2,
+            "model": {"kind": self.model.kind, **_changed(self.model)},
+            "data": _changed(self.data),
+            "train": _changed(self.train),
             "seed": self.seed,
+            **({} if self.weights is None else {"weights": self.weights}),
         }
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
 
@@ -119,8 +124,8 @@ class Execution:
     """torch.compile the layers (CUDA)."""
     activation_checkpointing: bool = False
     """Recompute attention and MLP halves in the backward pass, to save memory."""
-    checkpoint_every_tokens: PositiveInt | None = None
-    """Tokens between checkpoints; None saves twenty times a run."""
+    checkpoint_minutes: NonNegativeFloat = 10.0
+    """Minutes of wall clock between checkpoints; 0 saves after every step."""
     keep_checkpoints: PositiveInt = 2
     """Newest checkpoints to keep."""
     async_checkpoint: bool = False
@@ -129,6 +134,10 @@ class Execution:
     """Save and exit with the 'requeue me' code after this many hours."""
     hang_minutes: PositiveFloat = 20.0
     """Exit with the 'requeue me' code when no step finishes for this long."""
+    on_bad_step: Literal["stop", "skip"] = "stop"
+    """A step whose loss or gradient norm is not finite (or a spike) is never applied; stop then, or go on without it."""
+    spike_factor: Annotated[float, Field(gt=1)] | None = None
+    """Take a gradient norm above this multiple of its running mean for a bad step, too."""
 
 
 def micro_batch_size(spec: TrainSpec, world_size: int, micro_batch_tokens: int | None) -> int:
@@ -152,5 +161,6 @@ def micro_batch_size(spec: TrainSpec, world_size: int, micro_batch_tokens: int |
 RUN_SPEC: TypeAdapter[RunSpec] = TypeAdapter(RunSpec)
 
 
-def _plain(spec: object) -> dict:
-    return TypeAdapter(type(spec)).dump_python(spec, mode="json")
+def _changed(spec: object) -> dict:
+    """The fields of a spec that are not at their default."""
+    return TypeAdapter(type(spec)).dump_python(spec, mode="json", exclude_defaults=True)
