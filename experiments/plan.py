@@ -1,61 +1,70 @@
-"""From a request on the command line to jobs: what has to be computed, what is there already, and what waits for what.
+"""From a request on the command line to what has to be there for it: corpora, runs, evaluations, and the lines of each artefact.
 
-    corpus -> train (one job a run) -> evaluate (one job a run) -> draw (one job an artefact)
-
-Runs are shared: an artefact asks for runs by their spec, and equal specs are one run however many artefacts want it.
+Runs are shared: artefacts ask for runs by their spec, and equal specs are one run however many artefacts want it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
+from analysis.study import read_lines
+from data.corpus import Counts
 from data.prepare import CorpusPlan, resolve
 from data.source import parse_source
 from data.spec import DataSpec
-from eval.spec import EVAL_SPEC, EvalSpec, eval_id
-from experiments.artefact import Artefact, Options, load_artefact
-from experiments.scales import MODELS, Scale, get_scale, run_spec
+from eval.kinds import EVAL_SPEC, EvalSpec, eval_id, kind_of
+from eval.shell.sources import Sources
+from experiments.adopt import adopted_run
+from experiments.artefact import Artefact, chosen
+from experiments.recipes import Recipe
+from experiments.scales import MODELS, Scale, get_scale
 from results.atomic import write_atomic
+from results.store import fault_of, read_run, run_file
 from training.run_folder import RunFolder
-from training.spec import RunSpec, micro_batch_size
+from training.spec import Execution, RunSpec
 
-SOURCE_FLAGS = ("haystack", "prompts", "longbench", "include_path", "judge_url")
-"""Fields of eval.sources.Sources that the command line of `run` passes on to evaluations."""
+SOURCE_FLAGS = ("haystack", "prompts", "longbench", "include_path", "judge_url", "judge_model")
+"""Fields of Sources that `run` passes on to evaluations."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the user asked for, as given on the command line."""
+    """What the user asked for. `execution` is how trainings are carried out; it changes no result."""
 
-    artefacts: tuple[str, ...]
-    scale: str
-    data: str | None
-    tokenizer: str | None
-    only: tuple[str, ...]
-    device: str
-    runs_dir: Path
-    results_dir: Path
-    corpora_dir: Path
-    options: Options = field(default_factory=Options)
-    activation_checkpointing: bool = False
-    micro_batch_tokens: int | None = None
+    artefacts: tuple[str, ...] = ()
+    scale: str = "tiny"
+    data: str | None = None
+    heldout: str | None = None
+    tokenizer: str | None = None
+    seeds: tuple[int, ...] = (0,)
+    only: tuple[str, ...] = ()
+    device: str = "cpu"
+    runs_dir: Path = Path("runs")
+    results_dir: Path = Path("results")
+    corpora_dir: Path = Path("corpora")
+    sources: Sources = field(default_factory=Sources)
+    execution: Execution = field(default_factory=Execution)
 
 
 @dataclass(frozen=True)
 class KnownCorpus:
-    """A corpus of which only the spec matters: that of finished runs, or LongCrawl64 in plans made where it is not."""
+    """LongCrawl64 in plans made where it is not: only the spec matters."""
 
     spec: DataSpec
     folder: Path
-    note: str = ""
+    note: str
     ready: bool = True
+
+    def counts(self) -> Counts | None:
+        return None
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the plan, its folder, and the evaluations that some artefact wants of it."""
+    """One run of the plan, its folder, its corpus, and the evaluations that some artefact wants of it."""
 
     spec: RunSpec
     folder: RunFolder
+    corpus: CorpusPlan | KnownCorpus
     evals: tuple[EvalSpec, ...]
 
     def eval_file(self, spec: EvalSpec) -> Path:
@@ -63,47 +72,104 @@ class Run:
 
     @property
     def missing_evals(self) -> tuple[EvalSpec, ...]:
-        return tuple(spec for spec in self.evals if not self.eval_file(spec).exists())
+        return tuple(spec for spec in self.evals if fault_of(self.eval_file(spec)) is not None)
+
+    @property
+    def trains(self) -> bool:
+        """Whether something that is missing needs the trained model, or its metrics."""
+        return any(kind_of(spec).NEEDS != "spec" for spec in self.missing_evals) and self.spec.weights is None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A line of an artefact: a run under a label, and the evaluations that the artefact asks of it."""
+
+    recipe: Recipe
+    run_id: str
+    evals: tuple[EvalSpec, ...]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a request needs; `artefacts` by name. `others` are the runs that --only leaves as they are."""
+    """Everything that a request needs. `lines` by the artefact's stem, `runs` by id."""
 
     request: Request
     scale: Scale
-    corpus: CorpusPlan | KnownCorpus
     artefacts: dict[str, Artefact]
+    lines: dict[str, tuple[Wanted, ...]]
     runs: dict[str, Run]
-    others: dict[str, Run] = field(default_factory=dict)
 
-    def runs_of(self, artefact: str) -> list[Run]:
-        """The runs of `artefact` that the request computes."""
-        return [self.runs[model] for model in self.artefacts[artefact].models if model in self.runs]
-
-    def drawn_runs(self, artefact: str) -> list[Run]:
-        """What `artefact` is drawn from: its runs, and those that --only left out but that are finished already."""
-        known = {**{model: run for model, run in self.others.items() if run.folder.finished}, **self.runs}
-        return [known[model] for model in self.artefacts[artefact].models if model in known]
-
-    def eval_files(self, artefact: str) -> list[tuple[Run, Path]]:
-        """A file for each of the runs and evaluations of `artefact`."""
-        specs = self.artefacts[artefact].evals(self.scale, self.request.options)
-        return [(run, run.eval_file(spec)) for run in self.drawn_runs(artefact) for spec in specs]
+    @property
+    def corpora(self) -> list[CorpusPlan | KnownCorpus]:
+        """Each corpus once."""
+        return list({run.corpus.spec.fingerprint: run.corpus for run in self.runs.values()}.values())
 
 
-def check_names(request: Request) -> tuple[Scale, dict[str, Artefact]]:
-    """The scale and artefacts of a request. ValueError for a name that does not exist."""
-    scale = get_scale(request.scale)
-    artefacts = {name: load_artefact(name) for name in request.artefacts}
+def make_plan(request: Request, *, rehearsal: bool = False) -> Plan:
+    """Plan a request; touches no GPU and writes nothing. ValueError for anything the user can mend.
+
+    A `rehearsal` is only looked at, never carried out, and does without LongCrawl64.
+    """
+    scale, artefacts = _check_names(request)
+    corpora: dict[str, CorpusPlan | KnownCorpus] = {}
+    lines: dict[str, list[Wanted]] = {stem: [] for stem in artefacts}
+    specs: dict[str, RunSpec] = {}
+    wanted: dict[str, dict[str, EvalSpec]] = {}
+    for stem, artefact in artefacts.items():
+        for recipe in artefact.runs(scale, request.seeds):
+            if request.only and recipe.name not in request.only:
+                continue
+            corpus = _corpus(request, get_scale(recipe.scale), corpora, rehearsal)
+            spec = adopted_run(request.runs_dir, recipe) or recipe.run_spec(corpus.spec)
+            evals = tuple(
+                kind_of(e).bound(e, corpus=corpus.spec, sources=request.sources, precision=spec.train.precision,
+                                 machine=request.device)
+                for e in artefact.evals(get_scale(recipe.scale))
+            )  # fmt: skip
+            lines[stem].append(Wanted(recipe, spec.run_id, evals))
+            specs[spec.run_id] = spec
+            wanted.setdefault(spec.run_id, {}).update({eval_id(e): e for e in evals})
+    if not specs:
+        raise ValueError(f"--only {' '.join(request.only)}: none of these models is in {', '.join(artefacts)}.")
+    runs = {
+        run_id: Run(
+            spec,
+            RunFolder(request.runs_dir / spec.scale / spec.folder_name),
+            corpora[_corpus_key(get_scale(spec.scale))],
+            tuple(wanted[run_id].values()),
+        )
+        for run_id, spec in specs.items()
+    }
+    plan = Plan(request, scale, artefacts, {stem: tuple(found) for stem, found in lines.items()}, runs)
+    check(plan)
+    return plan
+
+
+def _check_names(request: Request) -> tuple[Scale, dict[str, Artefact]]:
     for model in request.only:
         if model not in MODELS:
             raise ValueError(f"--only {model}: no such model; choose from {', '.join(MODELS)}.")
-    return scale, artefacts
+    if len(set(request.seeds)) < len(request.seeds) or not request.seeds or min(request.seeds) < 0:
+        raise ValueError(f"--seeds {' '.join(map(str, request.seeds))}: give different numbers from 0 on.")
+    return get_scale(request.scale), chosen(request.artefacts)
 
 
-def resolve_corpus(request: Request, scale: Scale) -> CorpusPlan:
-    """Which corpus the request means; nothing is tokenised yet. ValueError where it cannot be read."""
+def _corpus_key(scale: Scale) -> str:
+    return f"{scale.default_tokenizer} {scale.document_len} {scale.heldout_fraction}"
+
+
+def _corpus(
+    request: Request, scale: Scale, known: dict[str, CorpusPlan | KnownCorpus], rehearsal: bool
+) -> CorpusPlan | KnownCorpus:
+    """Which corpus the request means at a scale; nothing is tokenised yet. ValueError where it cannot be read."""
+    key = _corpus_key(scale)
+    if key not in known:
+        absent = _absent_longcrawl64(request, scale) if rehearsal else None
+        known[key] = absent or _resolve(request, scale)
+    return known[key]
+
+
+def _resolve(request: Request, scale: Scale) -> CorpusPlan:
     data = request.data or scale.default_data
     if data is None:
         raise ValueError(
@@ -115,10 +181,11 @@ def resolve_corpus(request: Request, scale: Scale) -> CorpusPlan:
         document_len=scale.document_len,
         cache_dir=request.corpora_dir,
         heldout_fraction=scale.heldout_fraction,
+        heldout=request.heldout,
     )
 
 
-def absent_longcrawl64(request: Request, scale: Scale) -> KnownCorpus | None:
+def _absent_longcrawl64(request: Request, scale: Scale) -> KnownCorpus | None:
     """A stand-in for LongCrawl64 where a paper's scale is planned on a machine that does not have it."""
     kind, _, folder = (request.data or "longcrawl64:FOLDER").partition(":")
     if scale.default_tokenizer != "gpt2-json" or kind != "longcrawl64" or Path(folder).expanduser().exists():
@@ -134,127 +201,29 @@ def absent_longcrawl64(request: Request, scale: Scale) -> KnownCorpus | None:
     return KnownCorpus(spec, Path(folder), "LongCrawl64 is not here, so the ids of the runs are provisional")
 
 
-def make_plan(request: Request, precision: str, *, rehearsal: bool = False) -> Plan:
-    """Plan a request; touches no GPU and writes nothing. ValueError for anything the user can mend.
-
-    A `rehearsal` is only looked at, never carried out, and does without LongCrawl64.
-    """
-    scale, artefacts = check_names(request)
-    absent = absent_longcrawl64(request, scale) if rehearsal else None
-    corpus = absent or resolve_corpus(request, scale)
-    wanted: dict[str, dict[str, EvalSpec]] = {}
-    for artefact in artefacts.values():
-        for model in artefact.models:
-            evals = wanted.setdefault(model, {})
-            evals.update({eval_id(spec): spec for spec in artefact.evals(scale, request.options)})
-    if request.only and not set(request.only) & wanted.keys():
-        raise ValueError(f"--only {' '.join(request.only)}: none of these models is in {', '.join(artefacts)}.")
-    runs: dict[str, Run] = {}
-    others: dict[str, Run] = {}
-    for model in sorted(wanted, key=MODELS.index):
-        spec = run_spec(model, scale, corpus.spec, precision=precision)
-        folder = RunFolder(request.runs_dir / scale.name / spec.folder_name)
-        chosen = runs if not request.only or model in request.only else others
-        chosen[model] = Run(spec, folder, tuple(wanted[model].values()))
-    return Plan(request, scale, corpus, artefacts, runs, others)
-
-
-@dataclass(frozen=True)
-class Job:
-    """One process to start: `python -m MODULE ARGS`. Done when every file of `makes` exists."""
-
-    name: str
-    module: str
-    args: tuple[str, ...]
-    needs: tuple[str, ...]
-    makes: tuple[Path, ...]
-    run: Run | None = None
-
-    @property
-    def done(self) -> bool:
-        return all(path.exists() for path in self.makes)
-
-
-def plan_of_runs(request: Request, folders: list[Path]) -> Plan:
-    """The plan that made the run folders in `folders`, one a model; needs no corpus. ValueError for a folder without spec."""
-    scale, artefacts = check_names(request)
-    runs = {}
-    for path in folders:
-        folder = RunFolder.open(path)
-        spec = folder.read_spec()
-        wanting = [artefact for artefact in artefacts.values() if spec.name in artefact.models]
-        evals = {eval_id(e): e for artefact in wanting for e in artefact.evals(scale, request.options)}
-        runs[spec.name] = Run(spec, folder, tuple(evals.values()))
-    if not runs:
-        raise ValueError("collect needs the folders of finished runs: --run runs/SCALE/NAME-ID, once for each.")
-    return Plan(request, scale, KnownCorpus(spec.data, request.corpora_dir), artefacts, runs)
-
-
-def prepare_job(plan: Plan) -> Job:
-    """Tokenise the plan's corpus."""
-    request = plan.request
-    args = ["prepare", *request.artefacts, "--scale", request.scale, "--corpora-dir", str(request.corpora_dir)]
-    for flag, value in (("--data", request.data), ("--tokenizer", request.tokenizer)):
-        args += [flag, value] if value is not None else []
-    for model in request.only:
-        args += ["--only", model]
-    return Job("prepare corpus", "experiments", (*args, "--device", "cpu"), (), (plan.corpus.folder / "corpus.json",))
-
-
-def collect_job(plan: Plan, artefact: str) -> Job:
-    """Gather and draw one artefact."""
-    request = plan.request
-    args = ["collect", artefact, "--scale", request.scale, "--results-dir", str(request.results_dir), *_source_args(plan)]
-    if request.options.judge_model is not None:
-        args += ["--judge-model", request.options.judge_model]
-    for run in plan.drawn_runs(artefact):
-        args += ["--run", str(run.folder.path)]
-    needs = tuple(f"evaluate {run.spec.name}" for run in plan.runs_of(artefact))
-    made = request.results_dir / plan.scale.name / f"{artefact}.parquet"
-    return Job(f"draw {artefact}", "experiments", tuple(args), needs, (made,))
-
-
-def _source_args(plan: Plan) -> list[str]:
-    given = {name: getattr(plan.request.options.sources, name) for name in SOURCE_FLAGS}
-    flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in given.items() if value is not None]
-    return [text for flag in flags for text in flag]
-
-
-def train_job(plan: Plan, run: Run, device: str, processes: int = 1) -> Job:
-    """Train `run`, with the micro-batches asked for, or else those of its scale, smaller where `processes` share a step.
-    ValueError for micro-batches that do not divide a step."""
-    args = [str(run.folder.path), "--corpus-dir", str(plan.corpus.folder), "--device", device, "--quiet"]
-    if plan.request.tokenizer is not None:
-        args += ["--tokenizer", plan.request.tokenizer]
-    micro_batch_tokens = plan.request.micro_batch_tokens
-    if micro_batch_tokens is None and plan.scale.micro_batch_tokens is not None:
-        micro_batch_tokens = min(plan.scale.micro_batch_tokens, run.spec.train.batch_tokens // processes)
-    if micro_batch_tokens is not None:
-        micro_batch_size(run.spec.train, processes, micro_batch_tokens)
-        args += ["--micro-batch-tokens", str(micro_batch_tokens)]
-    if plan.request.activation_checkpointing:
-        args.append("--activation-checkpointing")
-    elif plan.scale.compile and device == "cuda" and run.spec.model.kind == "forgetting_transformer":
-        args.append("--compile")  # fla's layers launch their own fused kernels and gain nothing
-    return Job(f"train {run.spec.name}", "training", tuple(args), (), (run.folder.export,), run)
-
-
-def eval_job(plan: Plan, run: Run, device: str, specs: tuple[EvalSpec, ...] | None = None) -> Job:
-    """Evaluate `run` by `specs`, or everything that is missing, in one process."""
-    specs = run.missing_evals if specs is None else specs
-    files = [str(_spec_file(run, spec)) for spec in specs]
-    args = (str(run.folder.path), "--spec", *files, "--corpus", str(plan.corpus.folder), "--device", device)
-    args += tuple(_source_args(plan))
-    makes = tuple(run.eval_file(spec) for spec in specs)
-    return Job(f"evaluate {run.spec.name}", "eval.job", args, (f"train {run.spec.name}",), makes, run)
-
-
-def jobs(plan: Plan, device: str) -> list[Job]:
-    """The jobs that are not done, in an order in which they can be run one after another."""
-    found = []
+def check(plan: Plan) -> None:
+    """Everything that can be known to go wrong before the first job, and again once the corpora are there. ValueError."""
     for run in plan.runs.values():
-        found += [train_job(plan, run, device), eval_job(plan, run, device)]
-    return [job for job in found if not job.done]
+        for spec in run.evals:
+            try:
+                kind_of(spec).check(spec, run=run.spec, counts=run.corpus.counts())
+            except ValueError as error:
+                raise ValueError(f"{spec.kind} of {run.spec.name} at {run.spec.scale}: {error}") from None
+    for stem, lines in plan.lines.items():
+        _check_corpus(plan, stem, lines)
+
+
+def _check_corpus(plan: Plan, stem: str, lines: tuple[Wanted, ...]) -> None:
+    """A figure must not mix runs on several texts: what is stored on another corpus needs another folder."""
+    results_dir = plan.request.results_dir
+    ours = {run.spec.scale: run.spec.data.fingerprint for run in (plan.runs[line.run_id] for line in lines)}
+    for line in read_lines(results_dir, plan.scale.name, stem):
+        data = read_run(run_file(results_dir, line.scale, line.run_id))["spec"]["data"]
+        if line.scale in ours and data["fingerprint"] != ours[line.scale] != "absent":
+            raise ValueError(
+                f"{results_dir / plan.scale.name / stem}.json is drawn from runs on another corpus ({data['source']}, "
+                f"{data['fingerprint']}; this is {ours[line.scale]}): keep the two apart with --results-dir FOLDER."
+            )
 
 
 def write_specs(plan: Plan) -> None:
@@ -262,8 +231,40 @@ def write_specs(plan: Plan) -> None:
     for run in plan.runs.values():
         RunFolder.create(run.folder.path, run.spec)
         for spec in run.missing_evals:
-            write_atomic(_spec_file(run, spec), EVAL_SPEC.dump_json(spec, indent=1).decode() + "\n")
+            write_atomic(spec_file(run, spec), EVAL_SPEC.dump_json(spec, indent=1).decode() + "\n")
 
 
-def _spec_file(run: Run, spec: EvalSpec) -> Path:
+def spec_file(run: Run, spec: EvalSpec) -> Path:
     return run.folder.evals / f"{eval_id(spec)}.spec.json"
+
+
+def source_args(plan: Plan) -> list[str]:
+    """The texts and data sets that evaluations are told of, as options of eval.job."""
+    given = {name: getattr(plan.request.sources, name) for name in SOURCE_FLAGS}
+    flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in given.items() if value is not None]
+    return [text for flag in flags for text in flag]
+
+
+def execution_args(execution: Execution) -> list[str]:
+    """The options of `python -m training` that differ from its defaults."""
+    args = []
+    for item in fields(Execution):
+        value = getattr(execution, item.name)
+        if value != item.default:
+            flag = item.name.replace("_", "-")
+            args += [f"--{flag}" if value is True else f"--no-{flag}" if value is False else f"--{flag}"]
+            args += [] if isinstance(value, bool) else [str(value)]
+    return args
+
+
+def with_execution(plan: Plan, run: Run, processes: int = 1) -> Execution:
+    """How `run` is carried out: as asked for, and where nothing is said as its scale has it."""
+    execution = plan.request.execution
+    scale = get_scale(run.spec.scale)
+    if execution.micro_batch_tokens is None and scale.micro_batch_tokens is not None:
+        share = max(run.spec.train.batch_tokens // processes, run.spec.train.seq_len)
+        execution = replace(execution, micro_batch_tokens=min(max(scale.micro_batch_tokens, run.spec.train.seq_len), share))
+    if scale.compile and plan.request.device == "cuda" and not execution.activation_checkpointing:
+        # fla's layers launch their own fused kernels and gain nothing
+        execution = replace(execution, compile=run.spec.model.kind == "forgetting_transformer")
+    return execution

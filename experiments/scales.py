@@ -1,15 +1,12 @@
-"""The scales: the paper's four settings (Tables 4 and 5; released configurations) and two small ones with the same shape.
+"""The scales: the paper's four settings (Tables 4 and 5; released configurations) and small ones with the same shape. Numbers
+only; how they become runs is in recipes.py.
 
 Every scale keeps the paper's proportions: evaluation at four times the training length, Pro with SwiGLU ratio 3.5 against
 4, FoX with more and smaller heads than the Transformer where the paper has them, Mamba-2 with twice the layers.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
-from data.spec import DataSpec
-from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec
-from training.spec import RunSpec, TrainSpec
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 MODELS = ("fox_pro", "transformer_pro", "fox_llama", "transformer_llama", "mamba2", "hgrn2", "delta_net")
 """The seven models of the paper's main experiments."""
@@ -18,8 +15,24 @@ Gi = 2**30
 
 
 @dataclass(frozen=True)
+class NeedleGrid:
+    """The cells of the needle test at a scale: the paper's by default."""
+
+    lengths: tuple[int, ...] = tuple(range(1000, 32001, 3100))
+    depths: tuple[float, ...] = tuple(float(depth) for depth in range(0, 101, 10))
+    reserve: int = 200
+    max_new_tokens: int = 1024
+    recall_samples: int = 8
+
+
+@dataclass(frozen=True)
 class Scale:
-    """Sizes and budget shared by all models of one setting; lengths in tokens. `peak_lr` is by model."""
+    """Sizes and budget shared by all models of one setting; lengths in tokens. `peak_lr` is by model.
+
+    `ablation`: the scale of Table 3 and Figure 7 in this setting. `sizes`: the scales that Figure 6 compares. `decay_times`: the
+    T_max of Figure 7's constant gates. `stand_ins`: take tasks made from the held-out text for the public benchmarks.
+    `timed_sequences`: sequences of a timed training step.
+    """
 
     name: str
     about: str
@@ -36,11 +49,19 @@ class Scale:
     default_data: str | None
     default_tokenizer: str
     heldout_documents: int
+    precision: Literal["fp32", "bf16"] = "bf16"
     heldout_fraction: float = 0.05
     micro_batch_tokens: int | None = None
     compile: bool = False
     mlp_widths: dict[str, int] = field(default_factory=dict)
     linear_head_dim: int = 128
+    needle: NeedleGrid = NeedleGrid()
+    stand_ins: bool = False
+    prompt_tokens: int = 15500
+    ablation: str = "360m-7.5b"
+    sizes: tuple[str, ...] = ("125m-2.7b", "360m-7.5b")
+    decay_times: tuple[int, ...] = (256, 2048, 16384)
+    timed_sequences: int = 1
 
 
 def _same(rate: float) -> dict[str, float]:
@@ -82,7 +103,7 @@ TABLE_5_LR = {
 
 TINY = Scale(
     name="tiny",
-    about="minutes on two CPU cores; the standard library's source code as text",
+    about="minutes on two CPU cores; sources of pinned packages as text",
     hidden_size=128,
     num_layers=2,
     fox_head_dim=32,
@@ -93,38 +114,68 @@ TINY = Scale(
     train_tokens=1024 * 1000,
     warmup_tokens=1024 * 100,
     peak_lr=_same(4e-3),
-    default_data="stdlib",
+    default_data="packages",
     default_tokenizer="bpe-512",
     heldout_documents=192,
+    precision="fp32",
     heldout_fraction=0.12,
     mlp_widths={"pro": 300, "llama": 344},
+    needle=NeedleGrid((192, 320, 448, 576, 704), (0.0, 25.0, 50.0, 75.0, 100.0), 64, 24, 4),
+    stand_ins=True,
+    prompt_tokens=242,
+    ablation="tiny-short",
+    sizes=("tiny-narrow", "tiny-short"),
+    decay_times=(4, 32, 256),
+    timed_sequences=4,
 )
+TINY_SHORT = replace(
+    TINY, name="tiny-short", about="tiny with 40% of the tokens, for ablations", train_tokens=1024 * 400, warmup_tokens=1024 * 40
+)
+TINY_NARROW = replace(TINY_SHORT, name="tiny-narrow", about="tiny-short with half the width, for Figure 6", hidden_size=64,
+                      fox_head_dim=32, transformer_head_dim=32, linear_head_dim=32,
+                      mlp_widths={"pro": 150, "llama": 172})  # fmt: skip
 
 MINI = Scale(
     name="mini",
     about="minutes on one GPU; bring a few hundred MB of long texts",
     hidden_size=512,
-    num_layers=8,
+    num_layers=12,
     fox_head_dim=64,
     transformer_head_dim=64,
     seq_len=4096,
     document_len=16384,
     batch_tokens=2**17,
-    train_tokens=2**17 * 640,
-    warmup_tokens=2**17 * 40,
+    train_tokens=2**17 * 1280,
+    warmup_tokens=2**17 * 80,
     peak_lr=_same(2e-3),
     default_data=None,
     default_tokenizer="bpe-16384",
-    heldout_documents=256,
+    heldout_documents=128,
     micro_batch_tokens=2**16,
     compile=True,
+    needle=NeedleGrid((512, 1024, 2048, 3072, 4096, 6144, 8192), (0.0, 20.0, 40.0, 60.0, 80.0, 100.0), 200, 32, 8),
+    stand_ins=True,
+    prompt_tokens=3840,
+    ablation="mini-short",
+    sizes=("mini-narrow", "mini"),
+    decay_times=(64, 512, 4096),
+    timed_sequences=16,
 )
+MINI_SHORT = replace(
+    MINI, name="mini-short", about="mini with half the tokens, for ablations", train_tokens=2**17 * 640, warmup_tokens=2**17 * 40
+)
+MINI_NARROW = replace(MINI, name="mini-narrow", about="mini with half the width, for Figure 6", hidden_size=256,
+                      linear_head_dim=64)  # fmt: skip
 
 SCALES = {
     scale.name: scale
     for scale in (
         TINY,
+        TINY_SHORT,
+        TINY_NARROW,
         MINI,
+        MINI_SHORT,
+        MINI_NARROW,
         _paper("125m-2.7b", "the paper's 125M setting", 768, 12, 64, 5 * Gi // 2, _same(2e-3), 32768),
         _paper("360m-7.5b", "the paper's 360M setting (Table 3)", 1024, 24, 64, 7 * Gi, _same(2e-3), 16384),
         _paper("760m-16b", "the paper's 760M setting, short", 1536, 24, 128, 15 * Gi, _same(1e-3), 16384),
@@ -137,77 +188,3 @@ def get_scale(name: str) -> Scale:
     if name not in SCALES:
         raise ValueError(f"--scale {name}: no such scale; choose one of {', '.join(SCALES)}.")
     return SCALES[name]
-
-
-def model_spec(model: str, scale: Scale, vocab_size: int) -> ModelSpec:
-    """The spec of one of MODELS at a scale."""
-    return _BUILDERS[model](scale, vocab_size)
-
-
-def run_spec(model: str, scale: Scale, data: DataSpec, *, precision: str, seed: int = 0) -> RunSpec:
-    """The run of one of MODELS at a scale on a corpus."""
-    train = TrainSpec(
-        seq_len=scale.seq_len,
-        batch_tokens=scale.batch_tokens,
-        train_tokens=scale.train_tokens,
-        warmup_tokens=scale.warmup_tokens,
-        peak_lr=scale.peak_lr[model],
-        precision="bf16" if precision == "bf16" else "fp32",
-    )
-    return RunSpec(
-        name=model, scale=scale.name, model=model_spec(model, scale, data.vocab_size), data=data, train=train, seed=seed
-    )
-
-
-def _attention(scale: Scale, vocab_size: int, *, pro: bool, fox: bool) -> ForgettingTransformerSpec:
-    head_dim = scale.fox_head_dim if fox else scale.transformer_head_dim
-    return ForgettingTransformerSpec(
-        vocab_size=vocab_size,
-        hidden_size=scale.hidden_size,
-        num_layers=scale.num_layers,
-        num_heads=scale.hidden_size // head_dim,
-        mlp_ratio=3.5 if pro else 4.0,
-        mlp_width=scale.mlp_widths.get("pro" if pro else "llama"),
-        forget_gate="full" if fox else "none",
-        use_rope=not fox,
-        use_k_shift=pro,
-        use_v_shift=pro,
-        qk_norm=pro,
-        use_output_gate=pro,
-        use_output_norm=pro,
-    )
-
-
-def _mamba2(scale: Scale, vocab_size: int) -> Mamba2Spec:
-    return Mamba2Spec(vocab_size=vocab_size, hidden_size=scale.hidden_size, num_layers=2 * scale.num_layers)
-
-
-def _hgrn2(scale: Scale, vocab_size: int) -> HGRN2Spec:
-    return HGRN2Spec(
-        vocab_size=vocab_size,
-        hidden_size=scale.hidden_size,
-        num_layers=scale.num_layers,
-        expand_ratio=scale.linear_head_dim,
-        mlp_width=scale.mlp_widths.get("llama"),
-    )
-
-
-def _delta_net(scale: Scale, vocab_size: int) -> DeltaNetSpec:
-    return DeltaNetSpec(
-        vocab_size=vocab_size,
-        hidden_size=scale.hidden_size,
-        num_layers=scale.num_layers,
-        head_dim=scale.linear_head_dim,
-        mlp_width=scale.mlp_widths.get("llama"),
-    )
-
-
-_BUILDERS: dict[str, Callable[[Scale, int], ModelSpec]] = {
-    "fox_pro": lambda scale, vocab: _attention(scale, vocab, pro=True, fox=True),
-    "transformer_pro": lambda scale, vocab: _attention(scale, vocab, pro=True, fox=False),
-    "fox_llama": lambda scale, vocab: _attention(scale, vocab, pro=False, fox=True),
-    "transformer_llama": lambda scale, vocab: _attention(scale, vocab, pro=False, fox=False),
-    "mamba2": _mamba2,
-    "hgrn2": _hgrn2,
-    "delta_net": _delta_net,
-}

@@ -1,0 +1,53 @@
+"""What artefacts ask of their runs: each evaluation with the sizes of a scale."""
+
+from dataclasses import replace
+
+from eval import gate_maps, lm_eval, longbench, needle, needle_recall, per_token_loss, throughput, training_curve
+from eval.kinds import EvalSpec
+from experiments.scales import Scale
+
+
+def loss(scale: Scale) -> tuple[EvalSpec, ...]:
+    """Per-token loss at four times the training length."""
+    return (per_token_loss.Spec(context_len=scale.document_len, num_documents=scale.heldout_documents),)
+
+
+def curve(scale: Scale) -> tuple[EvalSpec, ...]:
+    """The training's own loss."""
+    return (training_curve.Spec(),)
+
+
+def needles(scale: Scale) -> tuple[EvalSpec, ...]:
+    """Both modes of the needle test, and the recall in nats that small models show, too."""
+    grid = scale.needle
+    scored = needle.Spec(
+        lengths=grid.lengths, depths=grid.depths, reserve=grid.reserve, max_new_tokens=grid.max_new_tokens
+    )
+    recall = needle_recall.Spec(
+        lengths=grid.lengths, depths=grid.depths, reserve=grid.reserve, samples_per_cell=grid.recall_samples
+    )
+    return replace(scored, mode="easy"), replace(scored, mode="standard"), recall
+
+
+def short_tasks(scale: Scale) -> tuple[EvalSpec, ...]:
+    """The harness's tasks of Table 1, or stand-ins made from the held-out text."""
+    if scale.stand_ins:
+        return (lm_eval.Spec(include="local", max_length=scale.document_len),)
+    return (lm_eval.Spec(max_length=scale.seq_len),)
+
+
+def long_tasks(scale: Scale) -> tuple[EvalSpec, ...]:
+    """LongBench, or stand-ins made from the held-out text."""
+    if scale.stand_ins:
+        return (longbench.Spec(dataset="local", max_prompt_tokens=scale.prompt_tokens, max_new_tokens=12),)
+    return (longbench.Spec(max_prompt_tokens=scale.prompt_tokens),)
+
+
+def gates(scale: Scale) -> tuple[EvalSpec, ...]:
+    """One training length of held-out text; F is compared 1,024 tokens back at the paper's length."""
+    return (gate_maps.Spec(seq_len=scale.seq_len, distance=scale.seq_len // 16),)
+
+
+def step_times(scale: Scale) -> tuple[EvalSpec, ...]:
+    """A training step of fresh weights at the training length."""
+    return (throughput.Spec(mode="train", seq_len=scale.seq_len, batch_size=scale.timed_sequences),)

@@ -1,0 +1,121 @@
+"""From a model's name, a scale and changes to the run that an artefact wants: `recipes` is what declarations call."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from data.spec import DataSpec
+from experiments.scales import Scale, get_scale
+from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec
+from training.spec import RunSpec, TrainSpec
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One run of an artefact, before its corpus is known: the model `name` at `scale`, with fields of its ModelSpec and
+    TrainSpec changed. `label` is what the artefact calls it; seeds of one label are repetitions."""
+
+    label: str
+    name: str
+    scale: str
+    seed: int = 0
+    model: dict[str, Any] = field(default_factory=dict)
+    train: dict[str, Any] = field(default_factory=dict)
+
+    def run_spec(self, data: DataSpec) -> RunSpec:
+        """ValueError for a change that no spec can have."""
+        scale = get_scale(self.scale)
+        train = TrainSpec(
+            seq_len=scale.seq_len,
+            batch_tokens=scale.batch_tokens,
+            train_tokens=scale.train_tokens,
+            warmup_tokens=scale.warmup_tokens,
+            peak_lr=scale.peak_lr[self.name],
+            precision=scale.precision,
+        )
+        return RunSpec(
+            name=self.name,
+            scale=self.scale,
+            model=model_spec(self.name, scale, data.vocab_size, self.model),
+            data=data,
+            train=replace(train, **self.train),
+            seed=self.seed,
+        )
+
+
+def recipes(
+    scale: Scale,
+    name: str,
+    seeds: Iterable[int],
+    *,
+    label: str | None = None,
+    model: dict[str, Any] | None = None,
+    train: dict[str, Any] | None = None,
+) -> Iterator[Recipe]:
+    """One recipe per seed. Without a `label` the model's own name stands in the artefact."""
+    for seed in seeds:
+        yield Recipe(label or name, name, scale.name, seed, model or {}, train or {})
+
+
+def model_spec(name: str, scale: Scale, vocab_size: int, changes: dict[str, Any] | None = None) -> ModelSpec:
+    """The spec of a model at a scale, with some of its fields changed. An attention block's SwiGLU is narrower (ratio 3.5, not
+    4) exactly when it has an output gate, so that ablated blocks keep their size (the paper leaves this open)."""
+    if name not in _BUILDERS:
+        raise ValueError(f"{name}: no such model; choose from {', '.join(_BUILDERS)}.")
+    return _BUILDERS[name](scale, vocab_size, changes or {})
+
+
+def _attention(scale: Scale, vocab_size: int, changes: dict[str, Any], *, pro: bool, fox: bool) -> ModelSpec:
+    head_dim = scale.fox_head_dim if fox else scale.transformer_head_dim
+    gated = changes.get("use_output_gate", pro)
+    values: dict[str, Any] = dict(
+        vocab_size=vocab_size,
+        hidden_size=scale.hidden_size,
+        num_layers=scale.num_layers,
+        num_heads=scale.hidden_size // head_dim,
+        mlp_ratio=3.5 if gated else 4.0,
+        mlp_width=scale.mlp_widths.get("pro" if gated else "llama"),
+        forget_gate="full" if fox else "none",
+        use_rope=not fox,
+        use_k_shift=pro,
+        use_v_shift=pro,
+        qk_norm=pro,
+        use_output_gate=pro,
+        use_output_norm=pro,
+    )
+    return ForgettingTransformerSpec(**{**values, **changes})
+
+
+def _mamba2(scale: Scale, vocab_size: int, changes: dict[str, Any]) -> ModelSpec:
+    values: dict[str, Any] = dict(
+        vocab_size=vocab_size, hidden_size=scale.hidden_size, num_layers=2 * scale.num_layers
+    )
+    return Mamba2Spec(**{**values, **changes})
+
+
+def _hgrn2(scale: Scale, vocab_size: int, changes: dict[str, Any]) -> ModelSpec:
+    return HGRN2Spec(**{**_linear(scale, vocab_size), "expand_ratio": scale.linear_head_dim, **changes})
+
+
+def _delta_net(scale: Scale, vocab_size: int, changes: dict[str, Any]) -> ModelSpec:
+    return DeltaNetSpec(**{**_linear(scale, vocab_size), "head_dim": scale.linear_head_dim, **changes})
+
+
+def _linear(scale: Scale, vocab_size: int) -> dict[str, Any]:
+    return dict(
+        vocab_size=vocab_size,
+        hidden_size=scale.hidden_size,
+        num_layers=scale.num_layers,
+        mlp_width=scale.mlp_widths.get("llama"),
+    )
+
+
+_BUILDERS: dict[str, Callable[[Scale, int, dict[str, Any]], ModelSpec]] = {
+    "fox_pro": lambda *what: _attention(*what, pro=True, fox=True),
+    "transformer_pro": lambda *what: _attention(*what, pro=True, fox=False),
+    "fox_llama": lambda *what: _attention(*what, pro=False, fox=True),
+    "transformer_llama": lambda *what: _attention(*what, pro=False, fox=False),
+    "mamba2": _mamba2,
+    "hgrn2": _hgrn2,
+    "delta_net": _delta_net,
+}
