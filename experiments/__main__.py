@@ -1,237 +1,272 @@
-"""`python -m experiments`: every figure and table of the paper, planned, run and drawn.
+"""Every figure and table of the papers: planned, run and drawn.
 
-list      the figures and tables, and the scales
-plan      what a request would compute and cost, and what exists already (uses no GPU, writes nothing)
-prepare   tokenise the corpus
-run       do what is missing, then draw
-collect   gather finished evaluations, draw, report (the last job of a SLURM graph)
-render    draw from stored results alone
-report    write results/SCALE/report.html from stored results
+`python -m experiments run` makes the main figures and tables at scale tiny, from nothing; `list` shows what else there is.
 """
 
-import argparse
-import os
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Literal
 
+import tyro
 from rich.console import Console
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, subcommand
 
-from experiments.parser import EXIT_USER_ERROR, Parser
-
-EXIT_INTERRUPTED = 130
-
-
-def parser() -> Parser:
-    main = Parser(prog="python -m experiments", description=__doc__, allow_abbrev=False,
-                  formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    verbs = main.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
-    verbs.add_parser("list", help="the figures and tables, and the scales", allow_abbrev=False)
-    for verb, about in (
-        ("plan", "what a request would compute and cost"),
-        ("prepare", "tokenise the corpus"),
-        ("run", "do what is missing, then draw"),
-    ):
-        sub = verbs.add_parser(verb, help=about, allow_abbrev=False)
-        _add_artefacts(sub)
-        sub.add_argument("--data", metavar="SOURCE",
-                         help="stdlib, text:PATH[,PATH...], longcrawl64:FOLDER or hf:NAME[:CONFIG][@REVISION]")  # fmt: skip
-        sub.add_argument("--tokenizer", metavar="NAME",
-                         help="bpe-N, bytes, gpt2[:FOLDER] or gpt2-json[:FOLDER]; default: that of the scale")  # fmt: skip
-        sub.add_argument("--only", metavar="MODEL", action="append", default=[], help="only this model (repeatable)")
-        sub.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-        sub.add_argument("--runs-dir", type=Path, default=Path("runs"), help="run folders (default: runs)")
-        sub.add_argument("--corpora-dir", type=Path, default=Path("corpora"), help="tokenised corpora (default: corpora)")
-        _add_sources(sub)
-        if verb == "run":
-            sub.add_argument("--launcher", choices=("local", "slurm"), default="local")
-            sub.add_argument("--slots", type=int, help="jobs at a time (default: one a GPU, or one a CPU core)")
-            sub.add_argument("--activation-checkpointing", action="store_true",
-                             help="recompute activations instead of compiling, for GPUs below 48 GiB at 760M")  # fmt: skip
-            sub.add_argument("--micro-batch-tokens", type=int, metavar="N",
-                             help="tokens per forward pass and GPU: more is faster and takes memory")  # fmt: skip
-            sub.add_argument("--cluster", type=Path, metavar="FILE", help="the cluster's TOML file, for --launcher slurm")
-            sub.add_argument("--dry-run", action="store_true", help="print the graph and its sbatch scripts, submit nothing")
-        if verb == "plan":
-            sub.add_argument("--mfu", type=float, default=0.4, help="utilisation assumed for GPU-hours (default: 0.4)")
-    collect = verbs.add_parser("collect", help="gather finished evaluations, draw, report", allow_abbrev=False)
-    _add_artefacts(collect)
-    collect.add_argument("--run", type=Path, action="append", default=[], dest="runs", metavar="FOLDER",
-                         help="folder of a run to draw (repeatable)")  # fmt: skip
-    _add_sources(collect)
-    for verb, about in (
-        ("render", "draw from stored results alone"),
-        ("report", "write report.html from stored results"),
-    ):
-        sub = verbs.add_parser(verb, help=about, allow_abbrev=False)
-        _add_artefacts(sub, artefacts=verb == "render")
-    return main
+from eval.shell.sources import Sources
+from experiments.plan import SOURCE_FLAGS, Request, make_plan
+from training.command_line import guarded, parse
+from training.spec import Execution
 
 
-def _add_sources(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--haystack", type=Path, help="folder of texts for the needle test (default: held-out text)")
-    sub.add_argument("--prompts", type=Path, help="TOML file with the wording of the needle test")
-    sub.add_argument("--longbench", type=Path, help="folder with LongBench data (default: the hub)")
-    sub.add_argument("--include-path", type=Path, help="folder with lm-eval tasks and data (default: the hub)")
-    sub.add_argument("--judge-url", help="OpenAI-compatible endpoint that scores needle answers (default: by match)")
-    sub.add_argument("--judge-model", help="model to ask there")
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What to make."""
+
+    artefacts: Positional[tuple[str, ...]] = ()
+    """Figures and tables, such as fig2_per_token_loss; `all`; default: the main ones."""
+    scale: str = "tiny"
+    """tiny, mini, 125m-2.7b, 360m-7.5b, 760m-16b, 760m-48b (`list` shows all)."""
+    results_dir: Path = Path("results")
+    """Stored rows, figures, report."""
 
 
-def _add_artefacts(sub: argparse.ArgumentParser, artefacts: bool = True) -> None:
-    if artefacts:
-        sub.add_argument("artefacts", nargs="*", metavar="ARTEFACT", help="e.g. fig2_per_token_loss; default: all")
-    sub.add_argument("--scale", default="tiny", help="tiny, mini, 125m-2.7b, 360m-7.5b, 760m-16b or 760m-48b (default: tiny)")
-    sub.add_argument("--results-dir", type=Path, default=Path("results"), help="stored results (default: results)")
+@dataclass(frozen=True, kw_only=True)
+class Wanted(Asked):
+    """What to make, from which text, in which folders."""
+
+    data: str | None = None
+    """packages, text:PATH[,PATH...], longcrawl64:FOLDER or hf:NAME[:CONFIG][@REVISION]; default: that of the scale."""
+    heldout: str | None = None
+    """Texts to evaluate on, PATH[,PATH...]; default: a fraction of the documents of --data is held out."""
+    tokenizer: str | None = None
+    """bpe-N, bytes, gpt2[:FOLDER] or gpt2-json[:FOLDER]; default: that of the scale."""
+    seeds: Annotated[str, tyro.conf.arg(metavar="N[,N...]")] = "0"
+    """Seeds of every run; figures then show their spread."""
+    only: UseAppendAction[tuple[str, ...]] = ()
+    """Only this model (repeatable)."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    runs_dir: Path = Path("runs")
+    """Run folders."""
+    corpora_dir: Path = Path("corpora")
+    """Tokenised corpora."""
+    sources: OmitArgPrefixes["Given"] = field(default_factory=lambda: Given())
+
+    def request(self, device: str, execution: Execution | None = None) -> Request:
+        """ValueError for seeds that are no numbers."""
+        try:
+            seeds = tuple(int(seed) for seed in self.seeds.split(","))
+        except ValueError:
+            raise ValueError(f"--seeds {self.seeds}: give numbers separated by commas, such as 0,1,2.") from None
+        same = ("artefacts", "scale", "results_dir", "data", "heldout", "tokenizer", "only", "runs_dir", "corpora_dir")
+        return Request(
+            **{name: getattr(self, name) for name in same},
+            seeds=seeds,
+            device=device,
+            sources=Sources(**{name: getattr(self.sources, name) for name in SOURCE_FLAGS}),
+            execution=execution or Execution(),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """Texts, data sets and judges of the user's."""
+
+    haystack: Path | None = None
+    """Folder of texts for the needle test; default: held-out text."""
+    prompts: Path | None = None
+    """TOML file with the wording of the needle test (a copy of eval/needle/prompts.toml, edited)."""
+    longbench: Path | None = None
+    """Folder with LongBench data; default: the hub."""
+    include_path: Path | None = None
+    """Folder with lm-eval tasks and data; default: the hub."""
+    judge_url: str | None = None
+    """OpenAI-compatible endpoint that scores needle answers; default: by match."""
+    judge_model: str | None = None
+    """Model to ask there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class List:
+    """The figures and tables, and the scales."""
+
+    results_dir: Path = Path("results")
+
+    def run(self, console: Console) -> int:
+        from experiments.overview import print_overview
+
+        print_overview(console, self.results_dir)
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Wanted):
+    """What a request would compute and cost, and what exists already. Uses no GPU and writes nothing."""
+
+    mfu: float = 0.4
+    """Utilisation assumed for GPU-hours."""
+
+    def run(self, console: Console) -> int:
+        from experiments.overview import print_plan
+
+        print_plan(make_plan(self.request(machine(self.device)), rehearsal=True), self.mfu, console)
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepare(Wanted):
+    """Tokenise the corpora of a request, and nothing else."""
+
+    def run(self, console: Console) -> int:
+        from experiments.execute import prepare_corpora
+
+        prepare_corpora(make_plan(self.request("cpu")), console)
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Wanted):
+    """Do what is missing, then draw. Ctrl-C at any time: the same command goes on from there."""
+
+    launcher: Literal["local", "slurm"] = "local"
+    slots: int | None = None
+    """Tasks at a time; default: one a GPU, or one a CPU core."""
+    cluster: Path | None = None
+    """The cluster's TOML file, for --launcher slurm."""
+    dry_run: bool = False
+    """Print the graph and its sbatch scripts, submit nothing (--launcher slurm)."""
+    micro_batch_tokens: int | None = None
+    """Tokens per forward pass and GPU: more is faster and takes memory."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """With several processes a run: replicate the model, or shard it."""
+    activation_checkpointing: bool = False
+    """Recompute activations instead of compiling, for GPUs below 48 GiB at 760M."""
+    checkpoint_minutes: float = 10.0
+    """Minutes of wall clock between checkpoints."""
+    on_bad_step: Literal["stop", "skip"] = "stop"
+    """A step whose loss or gradient is not finite is never applied; stop then, or go on without it."""
+    hang_minutes: float = 20.0
+    """Start a training again when no step finishes for this long."""
+
+    def run(self, console: Console) -> int:
+        same = ("micro_batch_tokens", "parallel", "activation_checkpointing", "checkpoint_minutes", "on_bad_step", "hang_minutes")
+        execution = Execution(**{name: getattr(self, name) for name in same})
+        if self.launcher == "slurm":
+            return self._submit(execution, console)
+        for flag, given in (("--dry-run", self.dry_run), ("--cluster", self.cluster is not None)):
+            if given:
+                raise ValueError(f"{flag} goes with --launcher slurm; `plan` shows what a local run would do.")
+        from experiments.execute import execute
+
+        return execute(make_plan(self.request(machine(self.device), execution)), self.slots, console)
+
+    def _submit(self, execution: Execution, console: Console) -> int:
+        from slurm.cluster import read_cluster
+        from slurm.submit import rehearse, submit
+
+        if self.cluster is None:
+            raise ValueError("--launcher slurm needs --cluster FILE; slurm/clusters/example.toml is one to copy and edit.")
+        cluster = read_cluster(self.cluster)
+        # The login node may have no GPU: what counts is where the jobs run.
+        plan = make_plan(self.request(cluster.device, execution), rehearsal=self.dry_run)
+        return (rehearse if self.dry_run else submit)(plan, cluster, console)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Collect and draw one artefact as a file of `run` says (the last jobs of a SLURM graph)."""
+
+    file: Positional[Path]
+
+    def run(self, console: Console) -> int:
+        from experiments.drawing import draw_from_file
+
+        collected = draw_from_file(self.file)
+        console.print(f"{self.file.stem}: " + ("nothing to draw" if collected is None else f"{collected.lines} lines drawn"))
+        return 0 if collected is not None else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Render(Asked):
+    """Draw from stored rows alone, and write the report: no torch, no GPU."""
+
+    def run(self, console: Console) -> int:
+        from experiments.artefact import chosen
+        from experiments.drawing import render, stored, write_report
+        from experiments.scales import get_scale
+
+        scale = get_scale(self.scale).name
+        for stem in chosen(self.artefacts) if self.artefacts else stored(scale, self.results_dir):
+            for path in render(stem, scale, self.results_dir):
+                console.print(str(path))
+        console.print(str(write_report(scale, self.results_dir)))
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Why:
+    """The ancestry of a figure or table: its runs with all their starts, the corpus, versions, dates, and the rows."""
+
+    artefact: Positional[str]
+    scale: str = "tiny"
+    results_dir: Path = Path("results")
+
+    def run(self, console: Console) -> int:
+        from experiments.artefact import chosen
+        from experiments.overview import print_ancestry
+        from experiments.scales import get_scale
+
+        for stem in chosen([self.artefact]):
+            print_ancestry(stem, get_scale(self.scale).name, self.results_dir, console)
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adopt(Wanted):
+    """Take a published checkpoint for a run: it is then evaluated and drawn like one."""
+
+    artefacts: tyro.conf.Suppress[tuple[str, ...]] = ()
+    folder: Positional[Path]
+    """Folder with config.json and safetensors, ours or the authors'."""
+    name: Annotated[str, tyro.conf.arg(name="as")]
+    """The model it is, such as fox_pro."""
+
+    def run(self, console: Console) -> int:
+        from experiments.adopt import adopt
+        from experiments.plan import corpus_at
+        from experiments.recipes import Recipe
+        from experiments.scales import get_scale
+
+        corpus = corpus_at(self.request("cpu"), get_scale(self.scale))
+        run = adopt(self.folder, Recipe(self.name, self.name, self.scale), corpus.spec, self.runs_dir)
+        console.print(f"adopted as {run.path}; `run` evaluates and draws it like a run of ours")
+        return 0
+
+
+Command = (
+    Annotated[List, subcommand("list")]
+    | Annotated[Plan, subcommand("plan")]
+    | Annotated[Prepare, subcommand("prepare")]
+    | Annotated[Run, subcommand("run")]
+    | Annotated[Draw, subcommand("draw")]
+    | Annotated[Render, subcommand("render")]
+    | Annotated[Why, subcommand("why")]
+    | Annotated[Adopt, subcommand("adopt")]
+)
+
+
+def machine(device: str) -> str:
+    """cpu or cuda. ValueError where CUDA is asked for and not there."""
+    from training.distributed import pick_device
+
+    return pick_device(device).type  # type: ignore[arg-type]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 some job failed, 2 an error to mend, 130 interrupted."""
-    options = parser().parse_args(arguments)
-    if options.verb is None:
-        parser().print_help()
-        return 0
+    """Exit codes: 0 done, 1 some task failed, 2 an error to mend, 75 stopped and to be started again, 130 interrupted."""
+    command = parse(Command, arguments, "python -m experiments", __doc__)
     console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 160)
-    try:
-        return _VERBS[options.verb](options, console)
-    except (ValueError, OSError) as error:
-        if os.environ.get("FOX_TRACEBACK"):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    return guarded(lambda: command.run(console))
 
-
-def _list(options: argparse.Namespace, console: Console) -> int:
-    from experiments.overview import print_overview
-
-    print_overview(console)
-    return 0
-
-
-def _plan(options: argparse.Namespace, console: Console) -> int:
-    from experiments.overview import print_plan
-    from experiments.plan import make_plan
-
-    device = _device(options)
-    print_plan(make_plan(_request(options, device), _precision(device), rehearsal=True), options.mfu, console)
-    return 0
-
-
-def _prepare(options: argparse.Namespace, console: Console) -> int:
-    from experiments.execute import prepare_corpus
-    from experiments.plan import make_plan
-
-    device = _device(options)
-    prepare_corpus(make_plan(_request(options, device), _precision(device)), console)
-    return 0
-
-
-def _run(options: argparse.Namespace, console: Console) -> int:
-    from experiments.execute import execute
-    from experiments.plan import make_plan
-
-    if options.launcher == "slurm":
-        return _submit(options, console)
-    for flag, given in (("--dry-run", options.dry_run), ("--cluster", options.cluster is not None)):
-        if given:
-            raise ValueError(f"{flag} goes with --launcher slurm; `plan` shows what a local run would do.")
-    device = _device(options)
-    return execute(make_plan(_request(options, device), _precision(device)), device, options.slots, console)
-
-
-def _submit(options: argparse.Namespace, console: Console) -> int:
-    from experiments.plan import make_plan
-    from slurm.cluster import read_cluster
-    from slurm.submit import rehearse, submit
-
-    if options.cluster is None:
-        raise ValueError("--launcher slurm needs --cluster FILE; slurm/clusters/example.toml is one to copy and edit.")
-    cluster = read_cluster(options.cluster)
-    # The login node may have no GPU: what counts is where the jobs run.
-    request = _request(options, cluster.device)
-    plan = make_plan(request, _precision(cluster.device), rehearsal=options.dry_run)
-    if options.dry_run:
-        return rehearse(plan, cluster, console)
-    return submit(plan, cluster, console)
-
-
-def _collect(options: argparse.Namespace, console: Console) -> int:
-    from experiments.collect import collect, render, write_report
-    from experiments.plan import plan_of_runs
-
-    options.data = options.tokenizer = None
-    options.only, options.runs_dir, options.corpora_dir = [], Path("runs"), Path("corpora")
-    plan = plan_of_runs(_request(options, "cpu"), options.runs)
-    for name in plan.artefacts:
-        if collect(plan, name) is not None:
-            for path in render(name, plan.scale.name, options.results_dir):
-                console.print(str(path))
-    console.print(str(write_report(plan.scale.name, options.results_dir)))
-    return 0
-
-
-def _render(options: argparse.Namespace, console: Console) -> int:
-    from experiments.artefact import artefact_names
-    from experiments.collect import render
-    from experiments.scales import get_scale
-
-    get_scale(options.scale)
-    stored = [n for n in artefact_names() if (options.results_dir / options.scale / f"{n}.parquet").exists()]
-    for name in options.artefacts or stored or artefact_names():
-        for path in render(name, options.scale, options.results_dir):
-            console.print(str(path))
-    return 0
-
-
-def _report(options: argparse.Namespace, console: Console) -> int:
-    from experiments.collect import write_report
-    from experiments.scales import get_scale
-
-    console.print(str(write_report(get_scale(options.scale).name, options.results_dir)))
-    return 0
-
-
-def _request(options: argparse.Namespace, device: str):  # type: ignore[no-untyped-def]
-    from eval.sources import Sources
-    from experiments.artefact import Options, artefact_names
-    from experiments.plan import SOURCE_FLAGS, Request
-
-    return Request(
-        artefacts=tuple(options.artefacts or artefact_names()),
-        scale=options.scale,
-        data=options.data,
-        tokenizer=options.tokenizer,
-        only=tuple(options.only),
-        device=device,
-        runs_dir=options.runs_dir,
-        results_dir=options.results_dir,
-        corpora_dir=options.corpora_dir,
-        options=Options(Sources(**{name: getattr(options, name) for name in SOURCE_FLAGS}), options.judge_model),
-        activation_checkpointing=getattr(options, "activation_checkpointing", False),
-        micro_batch_tokens=getattr(options, "micro_batch_tokens", None),
-    )
-
-
-def _device(options: argparse.Namespace) -> str:
-    from training.distributed import pick_device
-
-    return pick_device(options.device).type
-
-
-def _precision(device: str) -> str:
-    return "bf16" if device == "cuda" else "fp32"
-
-
-_VERBS = {
-    "list": _list,
-    "plan": _plan,
-    "prepare": _prepare,
-    "run": _run,
-    "collect": _collect,
-    "render": _render,
-    "report": _report,
-}
 
 if __name__ == "__main__":
     sys.exit(main())

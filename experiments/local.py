@@ -1,5 +1,7 @@
-"""Run the jobs of a plan on this machine: as many at a time as there are GPUs, or CPU cores where there is none."""
+"""Run the tasks of a plan on this machine: as many at a time as there are GPUs, or CPU cores where there is none."""
 
+import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -7,63 +9,99 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from experiments.plan import Job
+from experiments import restarts
+from experiments.graph import Task
 from training.run_folder import RunFolder
-from training.signals import EXIT_FINISHED, EXIT_REQUEUE
 
 ROOT = Path(__file__).parent.parent
-POLL_S = 0.2
+POLL_S = 0.1
 LINE_EVERY_S = 30.0
+SAVE_S = 120.0
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: let the running tasks save, then leave with the code that asks to be started again."""
 
 
 @dataclass
 class _Running:
-    job: Job
+    task: Task
     process: subprocess.Popen
     slot: int
-    log: Path
     started: float = field(default_factory=time.monotonic)
 
 
 def slots_of(device: str) -> int:
-    """How many jobs fit on this machine at once: one a GPU, or one a CPU core."""
+    """How many tasks fit on this machine at once: one a GPU, or one a CPU core."""
     if device == "cuda":
-        import torch
-
-        return torch.cuda.device_count()
+        return len(gpus())
     return len(os.sched_getaffinity(0))
 
 
-def run_jobs(jobs: list[Job], slots: int, device: str, console: Console) -> list[Job]:
-    """Run `jobs` to their ends and return those that failed or could not start.
+def gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES says, or else the numbers of all GPUs."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name]
+    import torch
 
-    A job starts when what it needs is done; when one fails, those that need it are left out and all others go on. Ctrl-C
-    lets the running ones save and raises KeyboardInterrupt.
+    return [str(number) for number in range(torch.cuda.device_count())]
+
+
+def run_tasks(tasks: list[Task], slots: int, device: str, console: Console) -> list[Task]:
+    """Run `tasks` to their ends and return those that failed or could not start.
+
+    A task starts when what it needs is done; when one fails, those that need it are left out and all others go on. Ctrl-C and
+    SIGTERM let the running ones save and raise KeyboardInterrupt.
     """
-    return _Pool(jobs, slots, device, console).run()
+    if device == "cuda" and slots > len(gpus()):
+        raise ValueError(f"--slots {slots}: this machine shows {len(gpus())} GPUs, one for each task at a time.")
+    with _terminating():
+        return _Pool(tasks, slots, device, console).run()
+
+
+@contextlib.contextmanager
+def _terminating() -> Iterator[None]:
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _die_with_parent() -> None:
+    """In the child, before its program: should this launcher be killed, the task gets SIGTERM, saves, and lets go of its run."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 class _Pool:
-    def __init__(self, jobs: list[Job], slots: int, device: str, console: Console):
-        self.waiting = deque(jobs)
-        self.pending_names = {job.name for job in jobs}
+    def __init__(self, tasks: list[Task], slots: int, device: str, console: Console):
+        self.waiting = deque(tasks)
+        self.open = {task.key for task in tasks}
         self.free = list(range(slots))
         self.device, self.console = device, console
+        self.gpus = gpus() if device == "cuda" else []
         self.running: list[_Running] = []
-        self.failed: list[Job] = []
-        self.finished: list[str] = []
-        self.total = len(jobs)
+        self.failed: list[Task] = []
+        self.finished: list[Task] = []
+        self.total = len(tasks)
+        self.job = f"local-{os.getpid()}-{time.time_ns()}"
         self.last_line = time.monotonic()
 
-    def run(self) -> list[Job]:
+    def run(self) -> list[Task]:
         live = Live(console=self.console, refresh_per_second=2, transient=True) if self.console.is_terminal else None
         if live is not None:
             live.start()
@@ -73,8 +111,8 @@ class _Pool:
                 time.sleep(POLL_S)
                 self._reap()
                 self._show(live)
-        except KeyboardInterrupt:
-            self._interrupt()
+        except KeyboardInterrupt as interrupt:
+            self._interrupt(signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
             raise
         finally:
             if live is not None:
@@ -82,33 +120,38 @@ class _Pool:
         return self.failed
 
     def _start_ready(self) -> None:
-        for job in list(self.waiting):
-            if not self.free:
-                return
-            if any(need in {failed.name for failed in self.failed} for need in job.needs):
-                self.waiting.remove(job)
-                self.failed.append(job)
-            elif not any(need in self.pending_names for need in job.needs):
-                self.waiting.remove(job)
-                self._start(job)
+        failed = {task.key for task in self.failed}
+        for task in list(self.waiting):
+            if any(need in failed for need in task.needs):
+                self.waiting.remove(task)
+                self.failed.append(task)
+                self.open.discard(task.key)
+                failed.add(task.key)
+            elif self.free and not any(need in self.open for need in task.needs) and self._has_room(task):
+                self.waiting.remove(task)
+                self._start(task)
 
-    def _start(self, job: Job) -> None:
+    def _has_room(self, task: Task) -> bool:
+        """A timing waits until nothing else is left to do beside it, and then has the machine for itself."""
+        if any(running.task.alone for running in self.running):
+            return False
+        return not task.alone or (not self.running and all(other.alone for other in self.waiting))
+
+    def _start(self, task: Task) -> None:
         slot = self.free.pop(0)
-        assert job.run is not None
-        log = job.run.folder.path / "logs" / f"{job.name.split()[0]}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
+        task.log.parent.mkdir(parents=True, exist_ok=True)
         environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
-        if self.device == "cuda":
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[slot] if visible else str(slot)
+        if self.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = self.gpus[slot]
             environment.pop("OMP_NUM_THREADS")
-        with open(log, "a") as file:
-            # A session of its own: Ctrl-C reaches the job through us, once, so that it can save.
+        restarts.append(task.journal, "start", job=self.job, mark=restarts.progress_mark(task.folder), node=os.uname().nodename)
+        with open(task.log, "a") as file:
+            # A session of its own: Ctrl-C reaches the task through us, once, so that it can save.
             process = subprocess.Popen(
-                [sys.executable, "-m", job.module, *job.args],
-                cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
+                [sys.executable, "-m", task.module, *task.args], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
+                stdout=file, stderr=file, start_new_session=True, preexec_fn=_die_with_parent,
             )  # fmt: skip
-        self.running.append(_Running(job, process, slot, log))
+        self.running.append(_Running(task, process, slot))
 
     def _reap(self) -> None:
         for running in list(self.running):
@@ -116,30 +159,38 @@ class _Pool:
             if code is None:
                 continue
             self.running.remove(running)
-            self.free.append(running.slot)
-            self.free.sort()
-            name = running.job.name
-            if code == EXIT_REQUEUE:
-                self.waiting.appendleft(running.job)
-            elif code == EXIT_FINISHED:
-                self.pending_names.discard(name)
-                self.finished.append(name)
-                self.console.print(f"[green]done[/]  {name}  ({time.monotonic() - running.started:.0f} s)")
-            else:
-                self.pending_names.discard(name)
-                self.failed.append(running.job)
-                self.console.print(
-                    f"[red]failed[/]  {name}, exit code {code}; log: {running.log}", highlight=False, soft_wrap=True
-                )
-                self.console.print(_tail(running.log), markup=False, highlight=False, style="dim", soft_wrap=True)
+            self.free = sorted([*self.free, running.slot])
+            self._ended(running, code)
 
-    def _interrupt(self) -> None:
-        self.console.print("interrupted: letting the running jobs save ...")
+    def _ended(self, running: _Running, code: int) -> None:
+        task = running.task
+        mark = restarts.progress_mark(task.folder)
+        fruitless = restarts.fruitless_starts(restarts.read(task.journal), self.job, mark)
+        action, reason = restarts.decide(code, fruitless)
+        restarts.append(task.journal, "end", job=self.job, mark=mark, code=code, action=action, reason=reason)
+        seconds = f"({time.monotonic() - running.started:.0f} s)"
+        if action == "again":
+            self.waiting.appendleft(task)
+            self.console.print(f"[yellow]again[/]  {task.name}: {reason}  {seconds}")
+        elif action == "done":
+            self.open.discard(task.key)
+            self.finished.append(task)
+            self.console.print(f"[green]done[/]  {task.name}  {seconds}")
+        else:
+            self.open.discard(task.key)
+            self.failed.append(task)
+            why = reason or f"exit code {code}"
+            self.console.print(f"[red]failed[/]  {task.name}: {why}; log: {task.log}", highlight=False, soft_wrap=True)
+            self.console.print(_tail(task.log), markup=False, highlight=False, style="dim", soft_wrap=True)
+
+    def _interrupt(self, number: signal.Signals) -> None:
+        self.console.print("interrupted: letting the running tasks save ...")
         for running in self.running:
-            running.process.send_signal(signal.SIGINT)
+            running.process.send_signal(number)
+        end = time.monotonic() + SAVE_S
         for running in self.running:
             try:
-                running.process.wait(timeout=60)
+                running.process.wait(timeout=max(0.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 running.process.kill()
 
@@ -149,7 +200,7 @@ class _Pool:
             table = Table.grid(padding=(0, 2))
             for cells in lines:
                 table.add_row(*cells)
-            live.update(Group(table, Text(f"{len(self.finished)} of {self.total} jobs done", style="dim")))
+            live.update(Group(table, Text(f"{len(self.finished)} of {self.total} tasks done", style="dim")))
         elif time.monotonic() - self.last_line > LINE_EVERY_S:
             self.last_line = time.monotonic()
             for cells in lines:
@@ -157,21 +208,20 @@ class _Pool:
 
 
 def _line(running: _Running) -> tuple[str, ...]:
-    """Name and progress of a running job; a training job's numbers are the last line of its metrics.jsonl."""
-    run = running.job.run
-    row = last_row(run.folder) if run is not None and running.job.module == "training" else None
-    if run is None or row is None:
-        return (running.job.name, f"{time.monotonic() - running.started:.0f} s")
-    train = run.spec.train
+    """Name and progress of a running task; a training's numbers are the last line of its metrics.jsonl."""
+    task = running.task
+    row = last_row(task.run.folder) if task.run is not None and task.kind == "train" else None
+    if task.run is None or row is None:
+        return (task.name, f"{time.monotonic() - running.started:.0f} s")
+    train = task.run.spec.train
     left = (train.train_tokens - row["tokens"]) / max(row["tokens_per_s"], 1e-9)
-    mfu = "" if row["mfu"] is None else f"MFU {100 * row['mfu']:.0f}%"
-    step = f"step {row['step']}/{train.num_steps}"
+    mfu = row.get("mfu") or row.get("mfu_dense")
     return (
-        running.job.name,
-        step,
+        task.name,
+        f"step {row['step']}/{train.num_steps}",
         f"loss {row['loss']:.3f}",
         f"{row['tokens_per_s']:,.0f} tokens/s",
-        mfu,
+        "" if mfu is None else f"MFU {100 * mfu:.0f}%",
         f"{left / 60:.1f} min left",
     )
 
@@ -186,10 +236,10 @@ def last_row(folder: RunFolder) -> dict | None:
     except OSError:
         return None
     for line in reversed(lines):
-        try:
-            return json.loads(line)
-        except json.JSONDecodeError:
-            continue
+        with contextlib.suppress(json.JSONDecodeError):
+            row = json.loads(line)
+            if isinstance(row, dict):
+                return row
     return None
 
 

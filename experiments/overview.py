@@ -1,22 +1,30 @@
-"""What one sees before anything runs: the artefacts and scales, and the cost of a plan."""
+"""What one sees before and after anything runs: artefacts and scales, the cost of a plan, the ancestry of a figure."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from experiments.artefact import artefact_names, load_artefact
+from analysis.study import Study
+from eval.kinds import kind_of
+from experiments.artefact import artefacts
+from experiments.graph import Task
 from experiments.plan import KnownCorpus, Plan, Run
 from experiments.scales import SCALES
+from results.store import read_rows
 from training.hardware import DENSE_BF16_PEAK
 
 GPU = "H100"
 
 
-def print_overview(console: Console) -> None:
-    """`list`: every artefact and every scale."""
-    table = Table("artefact", "paper", "shows", "models", box=None, pad_edge=False)
-    for name in artefact_names():
-        artefact = load_artefact(name)
-        table.add_row(name, artefact.paper, artefact.title, str(len(artefact.models)))
+def print_overview(console: Console, results_dir: Path) -> None:
+    """`list`: every artefact with the scales at which rows of it are stored, and every scale."""
+    table = Table("artefact", "paper", "shows", "stored at", box=None, pad_edge=False)
+    for stem, artefact in artefacts().items():
+        there = [scale for scale in SCALES if (results_dir / scale / f"{stem}.json").is_file()]
+        table.add_row(stem, f"{artefact.folder}: {artefact.paper}", artefact.title, ", ".join(there) or "-")
     console.print(table)
     console.print()
     scales = Table("scale", "train tokens", "training length", "evaluation length", "about", box=None, pad_edge=False)
@@ -27,52 +35,87 @@ def print_overview(console: Console) -> None:
 
 def print_plan(plan: Plan, mfu: float, console: Console) -> None:
     """`plan`: per run its size, its cost at `mfu` of a GPU's peak, and what exists."""
-    from models.count import num_params
-
     if not 0 < mfu <= 1:
         raise ValueError(f"--mfu {mfu}: give a share between 0 and 1, such as 0.4.")
-    corpus = plan.corpus.spec
-    state = f"ready in {plan.corpus.folder}" if plan.corpus.ready else "to be prepared"
-    state = plan.corpus.note or state if isinstance(plan.corpus, KnownCorpus) else state
-    console.print(f"scale {plan.scale.name}; corpus {corpus.source}, {corpus.tokenizer} ({corpus.vocab_size} tokens): {state}")
+    for corpus in plan.corpora:
+        state = f"ready in {corpus.folder}" if corpus.ready else "to be prepared"
+        state = corpus.note if isinstance(corpus, KnownCorpus) else state
+        console.print(f"corpus {corpus.spec.source}, {corpus.spec.tokenizer} ({corpus.spec.vocab_size} tokens): {state}")
     table = Table(box=None, pad_edge=False)
-    for heading in ("run", "parameters", "tokens", "steps", "FLOPs", f"{GPU}-hours", "disk", "exists"):
+    headings = ("run", "seed", "parameters", "tokens", "steps", "FLOPs", "evaluation", f"{GPU}-hours", "disk", "exists")
+    for heading in headings:
         table.add_column(heading, no_wrap=True, justify="left" if heading in ("run", "exists") else "right")
     hours_in_all = disk_in_all = 0.0
     for run in plan.runs.values():
-        params = num_params(run.spec.model)
-        train = run.spec.train
-        flops = train_flops(run)
-        hours = flops / (mfu * DENSE_BF16_PEAK[GPU]) / 3600
+        params, train = run.spec.model.num_params, run.spec.train
+        training, evaluation = train_flops(run), eval_flops(run, run.evals)
+        hours = (training + evaluation) / (mfu * DENSE_BF16_PEAK[GPU]) / 3600
         disk = 4 * params * (3 * 3 + 1)  # fp32 weights and two moments, two kept and one being written, and the export
         hours_in_all, disk_in_all = hours_in_all + hours, disk_in_all + disk
         table.add_row(
-            run.spec.folder_name, f"{params:,}", count(train.train_tokens), f"{train.num_steps:,}",
-            f"{flops:.2e}", f"{hours:,.2f}", size(disk), _state(run),
+            f"{run.spec.scale}/{run.spec.folder_name}", str(run.spec.seed), f"{params:,}", count(train.train_tokens),
+            f"{train.num_steps:,}", f"{training:.2e}", f"{evaluation:.2e}", f"{hours:,.2f}", size(disk), _state(run),
         )  # fmt: skip
-    table.add_row("in all", "", "", "", "", f"{hours_in_all:,.2f}", size(disk_in_all), "", style="bold")
+    table.add_row("in all", "", "", "", "", "", "", f"{hours_in_all:,.2f}", size(disk_in_all), "", style="bold")
     console.print(table)
     console.print(
-        "parameters as the paper counts them (without the input embedding); "
-        "FLOPs are three forward passes by Table 6's formulas; "
-        f"hours at {mfu:.0%} of an {GPU}'s {DENSE_BF16_PEAK[GPU] / 1e12:.0f} TFLOP/s (bf16), evaluation not counted"
+        "parameters as the paper counts them (without the input embedding); training is three forward passes by Table 6's "
+        f"formulas; hours at {mfu:.0%} of an {GPU}'s {DENSE_BF16_PEAK[GPU] / 1e12:.0f} TFLOP/s (bf16)"
     )
 
 
-def train_flops(run: Run) -> float:
-    """FLOPs of a training: three forward passes over its tokens."""
-    from models.count import flops_per_token
+def print_ancestry(stem: str, scale: str, results_dir: Path, console: Console) -> None:
+    """`why STEM`: every line of an artefact with its run, all starts of it, and the evaluations that were drawn."""
+    study = Study(results_dir, scale, stem)
+    console.print(f"{stem} at {scale}: {len(study.lines)} lines")
+    for line in study.lines:
+        run = study.runs[line.run_id]
+        data = run["spec"]["data"]
+        console.print(f"\n[bold]{line.label}[/] ({line.model}, seed {line.seed}): run {line.run_id} of scale {line.scale}")
+        console.print(f"  corpus {data['source']}, {data['tokenizer']}, {data['fingerprint']}")
+        if run["spec"].get("weights"):
+            console.print(f"  weights {run['spec']['weights']}, trained elsewhere and adopted")
+        for start in run["starts"]:
+            console.print(f"  start {_made(start)}, from step {start.get('first_step', 0)}", soft_wrap=True)
+        for name in line.files:
+            meta = read_rows(results_dir / name)[1]
+            console.print(f"  rows  {name}: {meta['created']}, {_made(meta['provenance'])}", soft_wrap=True)
 
+
+def _made(provenance: dict[str, Any]) -> str:
+    """Who made something, in one line."""
+    commit = str(provenance.get("git_sha") or "no commit")[:10] + ("+" if provenance.get("git_dirty") else "")
+    versions = ", ".join(f"{name} {version}" for name, version in (provenance.get("versions") or {}).items() if version)
+    return f"{provenance.get('date', '')} {commit} on {provenance.get('device')}, python {provenance.get('python')}, {versions}"
+
+
+def train_flops(run: Run) -> float:
+    """FLOPs of a training: three forward passes over its tokens; 0 for a run that was trained elsewhere."""
     train = run.spec.train
-    return 3 * flops_per_token(run.spec.model, train.seq_len) * train.train_tokens
+    return 0.0 if run.spec.weights is not None else 3 * run.spec.model.flops_per_token(train.seq_len) * train.train_tokens
+
+
+def eval_flops(run: Run, specs: Iterable[Any]) -> float:
+    return sum(kind_of(spec).flops(spec, run.spec.model) for spec in specs)
+
+
+def task_flops(plan: Plan, task: Task) -> float:
+    """FLOPs of a task and of what waits for it: the order in which tasks are begun."""
+    if task.run is None:
+        return float("inf")
+    return (train_flops(task.run) if task.kind == "train" else 0.0) + eval_flops(task.run, task.run.missing_evals)
 
 
 def _state(run: Run) -> str:
     done = len(run.evals) - len(run.missing_evals)
+    if run.spec.weights is not None:
+        return f"adopted, {done}/{len(run.evals)} evaluations"
     if run.folder.finished:
         return f"trained, {done}/{len(run.evals)} evaluations"
-    rows = run.folder.read_metrics()
-    return f"step {rows[-1]['step']}" if rows else "nothing"
+    from experiments.local import last_row
+
+    row = last_row(run.folder)
+    return f"step {row['step']}" if row else "nothing" if not done else f"{done}/{len(run.evals)} evaluations"
 
 
 def count(number: float) -> str:

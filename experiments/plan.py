@@ -169,6 +169,11 @@ def _corpus(
     return known[key]
 
 
+def corpus_at(request: Request, scale: Scale) -> CorpusPlan | KnownCorpus:
+    """The corpus of one scale; LongCrawl64 need not be here. ValueError where it cannot be read."""
+    return _corpus(request, scale, {}, rehearsal=True)
+
+
 def _resolve(request: Request, scale: Scale) -> CorpusPlan:
     data = request.data or scale.default_data
     if data is None:

@@ -1,0 +1,62 @@
+"""Carry a plan out on this machine: corpora, runs, evaluations, drawings, report."""
+
+import time
+
+from rich.console import Console
+
+from data.prepare import CorpusPlan, prepare
+from experiments import drawing, graph
+from experiments.local import run_tasks, slots_of
+from experiments.overview import task_flops
+from experiments.plan import Plan, check, write_specs
+
+
+def prepare_corpora(plan: Plan, console: Console) -> None:
+    """Tokenise the plan's corpora unless they are there; then check once more what the evaluations ask of them."""
+    for corpus in plan.corpora:
+        if corpus.ready or not isinstance(corpus, CorpusPlan):
+            continue
+        console.print(f"preparing the corpus ({corpus.spec.source}, {corpus.spec.tokenizer}) ...")
+        started = time.monotonic()
+        with console.status("tokenising") as status:
+            prepare(corpus, progress=status.update)
+        console.print(f"[green]done[/]  corpus in {corpus.folder}  ({time.monotonic() - started:.0f} s)")
+    check(plan)
+
+
+def execute(plan: Plan, slots: int | None, console: Console) -> int:
+    """Do what is missing and draw what is whole. Returns 0, or 1 if a task failed (everything else is still done)."""
+    if slots is not None and slots < 1:
+        raise ValueError(f"--slots {slots}: give at least 1.")
+    device = plan.request.device
+    prepare_corpora(plan, console)
+    write_specs(plan)
+    # The most work first: begun last, it would keep one slot busy while the others stand idle.
+    todo = [task for task in graph.tasks(plan) if task.kind != "draw"]
+    todo.sort(key=lambda task: -task_flops(plan, task))
+    failed = run_tasks(todo, slots or slots_of(device), device, console) if todo else []
+    if not todo:
+        console.print(f"all {len(plan.runs)} runs and their evaluations exist already")
+    draw(plan, console)
+    if failed:
+        console.print(f"[red]{len(failed)} of {len(todo)} tasks failed or could not start[/]; the same command tries them again")
+    return 1 if failed else 0
+
+
+def draw(plan: Plan, console: Console) -> None:
+    """Collect and draw every artefact that has rows, and say whether what was stored before has been met."""
+    results_dir, scale = plan.request.results_dir, plan.scale.name
+    met, differing = 0, {}
+    for stem in plan.artefacts:
+        collected = drawing.collect(graph.drawing(plan, stem))
+        if collected is None:
+            continue
+        met, differing = met + collected.met, {**differing, **collected.differing}
+        for path in drawing.render(stem, scale, results_dir):
+            console.print(f"[green]drawn[/] {path}")
+    if drawing.stored(scale, results_dir):
+        console.print(f"[green]report[/] {drawing.write_report(scale, results_dir)}")
+    if met or differing:
+        console.print(f"{met} stored evaluations were met within rounding, {len(differing)} were not")
+    for name, difference in sorted(differing.items(), key=lambda item: -item[1])[:5]:
+        console.print(f"[yellow]differs[/] {name}: by {difference:.1e} of the largest value; what was stored first is drawn")

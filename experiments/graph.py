@@ -1,0 +1,172 @@
+"""A plan as a graph of tasks, the same for the local launcher and for SLURM.
+
+    prepare (a corpus) -> train (a run) -> evaluate (a run) -> draw (an artefact)
+
+Each task is one command, can be started again at any time, and goes on where it was. A timing needs no training and, on a CPU,
+the machine for itself.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.prepare import CorpusPlan
+from eval.kinds import EvalSpec, eval_id, kind_of
+from experiments.drawing import drawn
+from experiments.plan import Plan, Run, execution_args, source_args, spec_file, with_execution
+from results.atomic import write_atomic
+from training.spec import micro_batch_size
+
+
+@dataclass(frozen=True)
+class Task:
+    """`python -m MODULE ARGS`, known by `key` in every plan. Done when every file of `makes` exists; `needs` are keys.
+
+    `folder` is where its progress shows, its log and its journal lie. `alone`: nothing else may run meanwhile.
+    """
+
+    key: str
+    module: str
+    args: tuple[str, ...]
+    needs: tuple[str, ...]
+    makes: tuple[Path, ...]
+    folder: Path
+    run: Run | None = None
+    alone: bool = False
+
+    @property
+    def kind(self) -> str:
+        """prepare, train, evaluate, time or draw."""
+        return self.key.split(":")[0]
+
+    @property
+    def name(self) -> str:
+        """For people: kind and what it is about."""
+        return " ".join(self.key.split(":")[:2])
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "logs" / f"{self._stem}.log"
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / "starts" / f"{self._stem}.jsonl"
+
+    @property
+    def _stem(self) -> str:
+        return self.kind if self.run is not None else self.key.replace(":", "-")
+
+
+def plans_dir(plan: Plan) -> Path:
+    """Where what belongs to no single run lies: drawings to make, their logs, submissions."""
+    return plan.request.runs_dir / plan.scale.name / "plans"
+
+
+def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 1) -> list[Task]:
+    """What is missing, in an order in which every task comes after what it needs.
+
+    `promised`: files that tasks under way will make. `processes` that will train each run.
+    """
+    found: list[Task] = []
+    for corpus in plan.corpora:
+        if not corpus.ready:
+            found.append(prepare_task(plan, corpus))
+    for run in plan.runs.values():
+        missing = [spec for spec in run.missing_evals if run.eval_file(spec) not in promised]
+        if run.trains and not run.folder.finished:
+            found.append(train_task(plan, run, processes))
+        for timing in (False, True):
+            specs = tuple(spec for spec in missing if (kind_of(spec).NEEDS == "spec") == timing)
+            if specs:
+                found.append(eval_task(plan, run, specs, timing))
+    for stem in plan.artefacts:
+        if not drawn(plan, stem):
+            found.append(draw_task(plan, stem))
+    return found
+
+
+def prepare_task(plan: Plan, corpus: CorpusPlan) -> Task:
+    request = plan.request
+    args = ["prepare", *plan.artefacts, "--scale", request.scale, "--corpora-dir", str(request.corpora_dir)]
+    for flag in ("data", "heldout", "tokenizer"):
+        value = getattr(request, flag)
+        args += [f"--{flag}", value] if value is not None else []
+    key = f"prepare:{corpus.folder.name}"
+    return Task(key, "experiments", tuple(args), (), (corpus.folder / "corpus.json",), plans_dir(plan))
+
+
+def _prepared(plan: Plan, run: Run) -> tuple[str, ...]:
+    return () if run.corpus.ready else (f"prepare:{run.corpus.folder.name}",)
+
+
+def train_task(plan: Plan, run: Run, processes: int = 1) -> Task:
+    """ValueError for micro-batches that do not divide a step."""
+    request = plan.request
+    execution = with_execution(plan, run, processes)
+    micro_batch_size(run.spec.train, processes, execution.micro_batch_tokens)
+    args = [str(run.folder.path), "--corpus-dir", str(run.corpus.folder), "--quiet", *execution_args(execution)]
+    args += ["--device", request.device] if execution.device == "auto" else []
+    if request.tokenizer is not None:
+        args += ["--tokenizer", request.tokenizer]
+    key = f"train:{run.spec.folder_name}"
+    return Task(key, "training", tuple(args), _prepared(plan, run), (run.folder.export,), run.folder.path, run)
+
+
+def eval_task(plan: Plan, run: Run, specs: tuple[EvalSpec, ...], timing: bool) -> Task:
+    """Evaluate `run` by `specs` in one process."""
+    files = [str(spec_file(run, spec)) for spec in specs]
+    device = plan.request.device
+    args = (str(run.folder.path), "--spec", *files, "--corpus", str(run.corpus.folder), "--device", device, *source_args(plan))
+    makes = tuple(run.eval_file(spec) for spec in specs)
+    train = () if timing or run.folder.finished else (f"train:{run.spec.folder_name}",)
+    ids = _digest(sorted(eval_id(spec) for spec in specs))
+    key = f"{'time' if timing else 'evaluate'}:{run.spec.folder_name}:{ids}"
+    needs = _prepared(plan, run) + train
+    return Task(key, "eval.job", args, needs, makes, run.folder.path, run, alone=timing and device == "cpu")
+
+
+def draw_task(plan: Plan, stem: str) -> Task:
+    """Collect and draw one artefact; the file says of what (write_drawings makes it)."""
+    names = {plan.runs[line.run_id].spec.folder_name for line in plan.lines[stem]}
+    evaluations = {
+        task.key
+        for run in plan.runs.values()
+        if run.spec.folder_name in names
+        for timing in (False, True)
+        if (specs := tuple(s for s in run.missing_evals if (kind_of(s).NEEDS == "spec") == timing))
+        for task in [eval_task(plan, run, specs, timing)]
+    }
+    file = drawing_file(plan, stem)
+    return Task(f"draw:{stem}:{file.stem.rsplit('-', 1)[1]}", "experiments", ("draw", str(file)), tuple(sorted(evaluations)),
+                (), plans_dir(plan))  # fmt: skip
+
+
+def drawing_file(plan: Plan, stem: str) -> Path:
+    return plans_dir(plan) / f"{stem}-{_digest([json.dumps(drawing(plan, stem), sort_keys=True)])}.json"
+
+
+def drawing(plan: Plan, stem: str) -> dict:
+    """What `draw` is told: the lines of an artefact, with the files of their evaluations."""
+    lines = []
+    for line in plan.lines[stem]:
+        run = plan.runs[line.run_id]
+        lines.append(
+            {
+                "label": line.recipe.label,
+                "model": line.recipe.name,
+                "seed": line.recipe.seed,
+                "run": str(run.folder.path),
+                "evals": [eval_id(spec) for spec in line.evals],
+            }
+        )
+    return {"stem": stem, "scale": plan.scale.name, "results_dir": str(plan.request.results_dir), "lines": lines}
+
+
+def write_drawings(plan: Plan) -> None:
+    for stem in plan.artefacts:
+        write_atomic(drawing_file(plan, stem), json.dumps(drawing(plan, stem), indent=1) + "\n")
+
+
+def _digest(names: list[str]) -> str:
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
