@@ -9,10 +9,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -21,16 +19,13 @@ from rich.text import Text
 
 from experiments import restarts
 from experiments.graph import Task
+from training.command_line import Terminated
 from training.run_folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
 POLL_S = 0.1
 LINE_EVERY_S = 30.0
 SAVE_S = 120.0
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM: let the running tasks save, then leave with the code that asks to be started again."""
 
 
 @dataclass
@@ -66,20 +61,7 @@ def run_tasks(tasks: list[Task], slots: int, device: str, console: Console) -> l
     """
     if device == "cuda" and slots > len(gpus()):
         raise ValueError(f"--slots {slots}: this machine shows {len(gpus())} GPUs, one for each task at a time.")
-    with _terminating():
-        return _Pool(tasks, slots, device, console).run()
-
-
-@contextlib.contextmanager
-def _terminating() -> Iterator[None]:
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return _Pool(tasks, slots, device, console).run()
 
 
 def _die_with_parent() -> None:
