@@ -40,6 +40,9 @@ def parse(command: Any, arguments: list[str] | None, prog: str, description: str
             raise
         print(f"error: {_unboxed(boxed.getvalue())}; see {prog} --help", file=sys.stderr)
         raise
+    except ValueError as error:  # of a value that has the right type and is not allowed; tyro reports only some of these
+        print(f"error: {short(error)}; see {prog} --help", file=sys.stderr)
+        raise SystemExit(EXIT_ERROR) from None
 
 
 def _unboxed(text: str) -> str:
@@ -51,7 +54,7 @@ def _unboxed(text: str) -> str:
         else:
             blocks[-1].append(line)
     words = " ".join(" ".join(blocks[1] if len(blocks) > 1 else blocks[0]).split())
-    for hint in ("For further information", "[type="):
+    for hint in ("For further information", "[type=", "Got errors:"):
         words = words.split(hint)[0]
     for noise in ("Error parsing __tyro-dummy-inner__.spec: ", "Value error, "):
         words = words.replace(noise, "")
