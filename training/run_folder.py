@@ -136,6 +136,19 @@ class RunFolder:
             )
         return starts
 
+    def record(self) -> Row:
+        """What results keep of a run: its spec, every start, and of a finished training how it ended."""
+        spec = self.read_spec()
+        rows = self.read_metrics() if self.finished else []
+        return {
+            "run_id": spec.run_id,
+            "scale": spec.scale,
+            "name": spec.name,
+            "spec": json.loads(spec.to_json()),
+            "starts": self.read_starts(),
+            "final_loss": rows[-1]["loss"] if rows else None,
+        }
+
     def begin_start(self, start: Row) -> int:
         """Add a start (before `truncate`). One that was killed before it is ended by the last step it wrote down. Returns how
         many damaged lines were dropped."""

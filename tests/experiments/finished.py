@@ -1,17 +1,16 @@
 """Run folders that look as after a training, without one."""
 
-import json
-
 import numpy as np
 import pandas as pd
 
 from eval.kinds import EVAL_SPEC, eval_id, kind_of
 from experiments.plan import Run
 from results.store import write_rows
-from training.export import seal_export
+from training import manifest
+from training.lines import line
 
 START = {"date": "2026-01-01T00:00:00+00:00", "git_sha": "abc", "git_dirty": False, "python": "3.11", "versions": {},
-         "device": "CPU", "world_size": 1, "first_step": 0, "params": 10}  # fmt: skip
+         "device": "CPU", "world_size": 1, "first_step": 0, "params": 10, "end": None}  # fmt: skip
 
 
 def finish(run: Run, evaluations: bool = False, loss: float = 2.0) -> None:
@@ -20,8 +19,9 @@ def finish(run: Run, evaluations: bool = False, loss: float = 2.0) -> None:
     if not folder.finished:
         folder.export.mkdir(parents=True)
         (folder.export / "config.json").write_text("{}")
-        seal_export(folder.export)
-        folder.provenance_file.write_text(json.dumps(START) + "\n")
+        manifest.seal(folder.export)
+        folder.provenance_file.write_text(line(START))
+        folder.metrics_file.write_text("".join(line({"step": n + 1, "loss": 3.0}) for n in range(run.spec.train.num_steps)))
     if evaluations:
         for spec in run.evals:
             if spec.kind == "per_token_loss":

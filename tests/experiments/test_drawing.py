@@ -13,6 +13,7 @@ from experiments.overview import print_ancestry
 from experiments.plan import Plan, make_plan
 from results.store import meta_path, read_rows, rows_file
 from tests.experiments.finished import finish, write_loss
+from training.lines import line
 
 FIG2 = "fig2_per_token_loss"
 PAIR = ("fox_pro", "transformer_pro")
@@ -103,11 +104,10 @@ def test_damage_is_refused_and_named(asked):
 def test_every_start_of_a_run_is_kept(asked):
     plan = made(asked, "fox_pro")
     (run,) = plan.runs.values()
-    line = json.loads(run.folder.provenance_file.read_text())
-    with open(run.folder.provenance_file, "a") as file:
-        file.write(json.dumps({**line, "date": "2026-01-02T00:00:00+00:00", "git_sha": "def", "first_step": 7}) + "\n")
+    (start,) = run.folder.read_starts()
+    run.folder.begin_start({**start, "date": "2026-01-02T00:00:00+00:00", "git_sha": "def", "first_step": 7})
     drawing.collect(graph.drawing(plan, FIG2))
-    run.folder.provenance_file.write_text(json.dumps(line) + "\n")
+    run.folder.provenance_file.write_text(line(start))
     drawing.collect(graph.drawing(plan, FIG2))
     study = Study(asked.results_dir, "tiny", FIG2)
     assert [start["git_sha"] for start in study.runs[run.spec.run_id]["starts"]] == ["abc", "def"]
