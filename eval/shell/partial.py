@@ -5,6 +5,7 @@ model or spec is not used. A last line cut by a crash is dropped. Large running 
 replaced atomically.
 """
 
+import io
 import json
 import os
 import zipfile
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from results.atomic import write_atomic
 
 
 class Partial:
@@ -67,10 +70,9 @@ class Partial:
         """Replace the running sums on disk."""
         if self._state_path is None:
             return
-        temporary = self._state_path.with_suffix(".npz.tmp")
-        with open(temporary, "wb") as file:
-            np.savez(file, allow_pickle=False, identity=np.array(self.identity), **arrays)
-        os.replace(temporary, self._state_path)
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, identity=np.array(self.identity), **arrays)
+        write_atomic(self._state_path, buffer.getvalue())
 
     def load_state(self) -> dict[str, np.ndarray] | None:
         """The running sums of this model and spec, or None."""

@@ -1,4 +1,4 @@
-"""What the forget gates of FoX do on a real text: statistics of every head, and F and A of a few (Fig. 3).
+"""Gate maps: two forward passes of one document, watched at the attention layers.
 
 Suffixes: T tokens, H heads, D head dimension, G cells of the display grid.
 """
@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from eval.context import Context, inference
-from eval.progress import Progress
-from eval.spec import GateMapsSpec
+from eval.gate_maps import Spec, check_document, check_heads
+from eval.shell.context import Compute, Context
+from eval.shell.loading import Loaded
+from eval.shell.progress import Progress
 from kernels.forgetting_attention import pruned_tile_share, pruning_threshold, qk_norm_logit_bound
 from kernels.forgetting_attention.threshold import norm_logit_bound
 from models.forgetting_transformer import ForgettingAttention
@@ -24,17 +24,15 @@ from models.forgetting_transformer import ForgettingAttention
 Head = tuple[int, int]
 
 
-def evaluate(model: PreTrainedModel, tokenizer: object, spec: GateMapsSpec, context: Context) -> pd.DataFrame:
-    """Rows (layer, head, quantity, row, col, value), layers and heads 0-based.
+def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
+    """Rows of SCHEMA. `context.extras` gets seq_len, cell, distance, document.
 
-    Statistics (row = col = -1) of every head: half_life_tokens (distance at which the median of F over queries has
-    fallen to a half), median_F (of F_{i, i - distance} over queries i), pruned_share (of the causal tiles of the
-    attention kernel that pruning at log_tolerance would skip). Matrices of a few heads, lower triangle of cells:
-    "F" the mean and "A" the largest value of the pairs in a cell. `context.extras` gets seq_len, cell, distance, document.
-    Raises ValueError for a model without forget gates, and for layers, heads or documents that do not exist.
+    Raises ValueError for a model without forget gates, token ids that mean something else to it, and for layers, heads or
+    documents that do not exist.
     """
+    inputs_BT = _inputs(loaded, spec, context)
+    model, compute = loaded.model, context.compute(spec.precision)
     layers = _attention_layers(model)
-    inputs_BT = _inputs(spec, context)
     chosen = _chosen(spec, layers)
     rows: list[dict[str, Any]] = []
     statistics: dict[Head, dict[str, float]] = {}
@@ -50,7 +48,7 @@ def evaluate(model: PreTrainedModel, tokenizer: object, spec: GateMapsSpec, cont
                     "pruned_share": float(share_H[head]),
                 }
 
-        _forward(model, layers, inputs_BT, context, measure)
+        _forward(model, layers, inputs_BT, compute, measure)
         progress.advance()
         shown = _extremes({head: statistics[head]["median_F"] for head in chosen}, spec.num_maps)
 
@@ -59,7 +57,7 @@ def evaluate(model: PreTrainedModel, tokenizer: object, spec: GateMapsSpec, cont
                 forget_GG, attend_GG = maps(q[0, :, head], k[0, :, head], log_fgate_TH[:, head], spec.grid)
                 rows.extend(_matrix_rows(layer, head, "F", forget_GG) + _matrix_rows(layer, head, "A", attend_GG))
 
-        _forward(model, {layer: layers[layer] for layer, _ in shown}, inputs_BT, context, draw)
+        _forward(model, {layer: layers[layer] for layer, _ in shown}, inputs_BT, compute, draw)
         progress.advance()
     for (layer, head), values in statistics.items():
         rows += [_row(layer, head, quantity, -1, -1, value) for quantity, value in values.items()]
@@ -123,7 +121,7 @@ def maps(q_TD: Tensor, k_TD: Tensor, log_fgate_T: Tensor, grid: int) -> tuple[np
     return forget_GG, attend_GG
 
 
-def _attention_layers(model: PreTrainedModel) -> dict[int, ForgettingAttention]:
+def _attention_layers(model: nn.Module) -> dict[int, ForgettingAttention]:
     found = [module for module in model.modules() if isinstance(module, ForgettingAttention)]
     gated = {module.layer_idx: module for module in found if module.spec.forget_gate != "none"}
     if not gated:
@@ -131,25 +129,19 @@ def _attention_layers(model: PreTrainedModel) -> dict[int, ForgettingAttention]:
     return gated
 
 
-def _inputs(spec: GateMapsSpec, context: Context) -> Tensor:
-    corpus = context.need_corpus()
-    documents, document_len = corpus.heldout.shape
-    if spec.document >= documents:
-        raise ValueError(f"document {spec.document} does not exist: the corpus has {documents} held-out documents")
-    if spec.seq_len > document_len:
-        raise ValueError(f"seq_len {spec.seq_len} exceeds the {document_len} tokens of the corpus's documents")
+def _inputs(loaded: Loaded, spec: Spec, context: Context) -> Tensor:
+    corpus = context.heldout(spec.corpus)
+    check_document(spec, *corpus.heldout.shape)
+    loaded.check_token_ids(corpus)
     tokens = corpus.heldout.read(slice(spec.document, spec.document + 1), 0, spec.seq_len).astype(np.int64)
     inputs_BT = torch.from_numpy(tokens).to(context.device).roll(1, dims=1)
     inputs_BT[:, 0] = corpus.spec.bos_id
     return inputs_BT
 
 
-def _chosen(spec: GateMapsSpec, layers: dict[int, ForgettingAttention]) -> list[Head]:
+def _chosen(spec: Spec, layers: dict[int, ForgettingAttention]) -> list[Head]:
     num_heads = next(iter(layers.values())).spec.num_heads
-    for what, asked, there in (("layer", spec.layers, list(layers)), ("head", spec.heads, list(range(num_heads)))):
-        missing = sorted(set(asked) - set(there))
-        if missing:
-            raise ValueError(f"{what} {missing[0]} does not exist: the model has {what}s {there[0]} to {there[-1]} (0-based)")
+    check_heads(spec, len(layers), num_heads)
     return [(layer, head) for layer in spec.layers or layers for head in spec.heads or range(num_heads)]
 
 
@@ -159,7 +151,7 @@ def _extremes(medians: dict[Head, float], count: int) -> list[Head]:
     return order if len(order) <= count else order[: -(-count // 2)] + order[len(order) - count // 2 :]
 
 
-def _threshold(attention: ForgettingAttention, q: Tensor, k: Tensor, spec: GateMapsSpec) -> Tensor:
+def _threshold(attention: ForgettingAttention, q: Tensor, k: Tensor, spec: Spec) -> Tensor:
     """delta per head (1, H), as pruning would use it."""
     own = attention.spec
     if own.qk_norm:
@@ -189,14 +181,14 @@ def _watched(layers: dict[int, ForgettingAttention], visit: Callable[[int, Tenso
 
 
 def _forward(
-    model: PreTrainedModel,
+    model: nn.Module,
     layers: dict[int, ForgettingAttention],
     inputs_BT: Tensor,
-    context: Context,
+    compute: Compute,
     visit: Callable[[int, Tensor, Tensor, Tensor], None],
 ) -> None:
     """One pass; the logits of the last position only, since none are needed."""
-    with inference(context.device), _watched(layers, visit):
+    with compute.inference(), _watched(layers, visit):
         model(input_ids=inputs_BT, use_cache=False, logits_to_keep=1)
 
 

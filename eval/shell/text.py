@@ -1,6 +1,10 @@
-"""One small view of a tokeniser for every evaluation: text to token ids and back, no special tokens added behind one's back."""
+"""Text and tokens: one small view of a tokeniser for every evaluation, and the held-out documents of a corpus as text."""
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from data.corpus import Corpus
 
 
 class TextCodec:
@@ -19,13 +23,15 @@ class TextCodec:
                 raise ValueError("the tokeniser has neither a BOS nor an EOS token to start a text with; choose another one")
             self.bos_id: int = bos if bos is not None else eos
             self.eos_id: int | None = eos
+            tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True  # texts are cut later
         else:
             self.bos_id = tokenizer.bos_id
             self.eos_id = tokenizer.bos_id
 
     @property
-    def vocab_size(self) -> int:
-        return len(self._tokenizer) if self._is_hf else self._tokenizer.vocab_size
+    def kind(self) -> str | None:
+        """Of the suite's own tokenisers, as in `DataSpec.tokenizer`."""
+        return None if self._is_hf else self._tokenizer.kind
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text` alone."""
@@ -39,3 +45,14 @@ class TextCodec:
         if self._is_hf:
             return self._tokenizer.decode(plain, clean_up_tokenization_spaces=False)
         return self._tokenizer.decode(plain)
+
+    def answer(self, asked: str, answer: str) -> list[int]:
+        """Ids of `answer` (no space in front) as they follow a text that ends with `asked`."""
+        before, whole = self.encode(asked), self.encode(f"{asked} {answer}")
+        return whole[len(before) :] if whole[: len(before)] == before else self.encode(f" {answer}")
+
+
+def heldout_texts(corpus: "Corpus") -> Iterator[str]:
+    """Held-out documents as text, in order."""
+    for row in range(len(corpus.heldout)):
+        yield corpus.tokenizer.decode(corpus.heldout.read(slice(row, row + 1))[0].tolist())

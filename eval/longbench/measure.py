@@ -1,14 +1,15 @@
-"""LongBench: the 14 English tasks with the released evaluation's rules (Table 2).
+"""LongBench: prompts, greedy answers and their scores.
 
 Prompt templates and metrics are those of the pinned lm-eval package's LongBench tasks, read from its files; `TEMPLATE_FIXES`
-and `_score` say where they depart from the public benchmark and are put right.
+and `score` say where they depart from the public benchmark and are put right.
 """
 
-import csv
 import functools
 import importlib
+import json
 import sys
 import warnings
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,13 +18,16 @@ from types import ModuleType
 from typing import Any
 
 import pandas as pd
-from transformers import PreTrainedModel
 
-from eval.context import Context
-from eval.generation import generate
-from eval.progress import Progress
-from eval.spec import LongBenchSpec
-from eval.text import TextCodec
+import models.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
+from eval.longbench import TABLE, Spec, hub_name, task_file
+from eval.shell.context import Context
+from eval.shell.generation import generate
+from eval.shell.loading import Loaded
+from eval.shell.progress import Progress
+from eval.shell.sources import checked
+from eval.shell.stand_ins import StandIns, fingerprint_in
+from eval.shell.text import TextCodec
 
 HUB_NAME = "THUDM/LongBench"
 FEW_SHOT = ("trec", "triviaqa", "samsum")
@@ -38,38 +42,35 @@ TEMPLATE_FIXES = {
 """Template of the harness (lm-eval 0.4.13) -> of the public benchmark, for data in the public format."""
 
 
+FIELDS = ("input", "context", "answers", "all_classes")
+
+Example = dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Task:
-    """One task: its names here and at the hub, prompt template (jinja), metric, and limit on new tokens."""
+    """One task: its name here, prompt template (jinja), metric, and limit on new tokens."""
 
     name: str
-    hub_name: str
     template: str
     metric: str
     max_new_tokens: int
 
 
 def tasks(names: Sequence[str]) -> list[Task]:
-    """Limits and metrics from longbench_tasks.csv, templates from the harness."""
-    with open(Path(__file__).with_name("longbench_tasks.csv"), newline="") as file:
-        table = {line["task"]: line for line in csv.DictReader(file)}
-    found = []
-    for name in names:
-        hub_name = "repobench-p" if name == "repobench_p" else name
-        limit = int(table[name]["max_new_tokens"])
-        found.append(Task(name, hub_name, _template(hub_name), table[name]["metric"], limit))
-    return found
+    """Limits and metrics from tasks.csv, templates from the harness."""
+    return [Task(name, _template(hub_name(name)), TABLE[name]["metric"], int(TABLE[name]["max_new_tokens"])) for name in names]
 
 
-def _template(hub_name: str) -> str:
+def _template(name: str) -> str:
     import lm_eval.tasks
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    path = Path(lm_eval.tasks.__file__).parent / "longbench" / f"{hub_name}.yaml"
+    path = Path(lm_eval.tasks.__file__).parent / "longbench" / f"{name}.yaml"
     template = load_yaml(path, resolve_func=False)["doc_to_text"]
-    if hub_name in TEMPLATE_FIXES:
-        wrong, right = TEMPLATE_FIXES[hub_name]
-        assert template.endswith(wrong), f"lm-eval's template of {hub_name} has changed: look again at TEMPLATE_FIXES"
+    if name in TEMPLATE_FIXES:
+        wrong, right = TEMPLATE_FIXES[name]
+        assert template.endswith(wrong), f"lm-eval's template of {name} has changed: look again at TEMPLATE_FIXES"
         template = template.removesuffix(wrong) + right
     return template
 
@@ -87,26 +88,26 @@ def first_line(prediction: str) -> str:
     return prediction.lstrip("\n").split("\n")[0]
 
 
-def score(task: Task, prediction: str, example: dict[str, Any]) -> float:
+def score(task: Task, prediction: str, example: Example) -> float:
     """0-100: the best over the references. `prediction` is scored as it is (cut it before).
 
-    The harness's functions, but for two of its faults: its code metric passes over lines of blanks, which the
-    benchmark takes as the prediction; its ROUGE gives 0 for long sentences, where the recursion of the package behind it fails.
+    The harness's functions, but for three departures of its own: it strips predictions, which the benchmark does not; its code
+    metric passes over lines of blanks, which the benchmark takes as the prediction; its ROUGE gives 0 for long sentences, where
+    the recursion of the package behind it fails.
     """
     metrics = _metrics()
-    if task.metric == "code_edit_similarity":
-        return 100.0 * max(_code_similarity(prediction, truth) for truth in example["answers"])
     function = {
-        "qa_f1": metrics.get_qa_f1_score,
-        "rouge_l": metrics.get_rouge_score,
-        "classification": metrics.get_classification_score,
+        "qa_f1": metrics.qa_f1_score,
+        "rouge_l": metrics.rouge_score,
+        "classification": metrics.classification_score,
+        "code_edit_similarity": _code_similarity,
     }[task.metric]
     with _deep_recursion():
-        (value,) = function(example, [prediction]).values()
-    return 100.0 * float(value)
+        scores = [function(prediction, truth, all_classes=example["all_classes"]) for truth in example["answers"]]
+    return 100.0 * max(0.0, *map(float, scores))
 
 
-def _code_similarity(prediction: str, truth: str) -> float:
+def _code_similarity(prediction: str, truth: str, **unused: object) -> float:
     """Fuzzy edit ratio of the first line without a backtick, # or //; no such line counts as empty."""
     lines = prediction.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(mark in line for mark in ("`", "#", "//"))), "")
@@ -123,37 +124,41 @@ def _deep_recursion() -> Iterator[None]:
         sys.setrecursionlimit(limit)
 
 
-def load_examples(task: Task, folder: Path | None, limit: int | None) -> list[dict[str, Any]]:
-    """Examples of the test split, from TASK.jsonl in `folder` or from the hub's data.zip, through `datasets`.
-
-    Raises ValueError if they are not there, or lack LongBench's fields.
-    """
-    import datasets
-
-    datasets.disable_progress_bars()
-    if folder is not None:
-        path = folder / f"{task.hub_name}.jsonl"
-        if not path.is_file():
-            raise ValueError(f"{folder} has no {path.name}; it must hold one TASK.jsonl per LongBench task asked for")
-        source = str(path)
+def load_examples(names: Sequence[str], spec: Spec, context: Context) -> dict[str, list[Example]]:
+    """Examples of each task, from where the spec says. ValueError if they are not there, or lack LongBench's fields."""
+    corpus = fingerprint_in(spec.dataset)
+    if corpus is not None:
+        stand_ins = StandIns(context.heldout(corpus))
+        found = {name: stand_ins.longbench(name) for name in names}
+    elif spec.dataset == "hub":
+        archive = _hub_archive()
+        context.extras["dataset_commit"] = archive.parent.name  # the snapshot's folder
+        with zipfile.ZipFile(archive) as file:
+            found = {name: _parsed(file.read(f"data/{hub_name(name)}.jsonl"), f"{archive}/{name}") for name in names}
     else:
-        source = f"zip://data/{task.hub_name}.jsonl::{_hub_archive()}"
+        folder = checked("dataset", spec.dataset, context.sources.longbench, "--longbench")
+        found = {name: _parsed(task_file(folder, name).read_bytes(), str(task_file(folder, name))) for name in names}
+    return {name: examples[: spec.max_examples] for name, examples in found.items()}
+
+
+def _parsed(body: bytes, where: str) -> list[Example]:
+    """Lines of JSON with LongBench's fields."""
     try:
-        rows = datasets.load_dataset("json", data_files={"test": source}, split="test")
-    except Exception as error:  # datasets raises many types
-        raise ValueError(f"{source} cannot be read as LongBench data: {str(error).splitlines()[0][:160]}") from error
-    missing = {"input", "context", "answers", "all_classes"} - set(rows.column_names)
-    if missing:
-        raise ValueError(f"{source} lacks the LongBench fields {', '.join(sorted(missing))}")
-    return list(rows.select(range(min(limit or len(rows), len(rows)))))
+        examples = [json.loads(line) for line in body.decode("utf-8").split("\n") if line.strip()]
+        missing = sorted({name for example in examples for name in FIELDS if name not in example})
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{where} cannot be read as LongBench data: {str(error)[:160]}") from None
+    if missing or not examples:
+        raise ValueError(f"{where} lacks the LongBench fields {', '.join(missing)}" if missing else f"{where} has no examples")
+    return examples
 
 
 @functools.cache
-def _hub_archive() -> str:
+def _hub_archive() -> Path:
     from huggingface_hub import hf_hub_download
 
     try:
-        return hf_hub_download(HUB_NAME, "data.zip", repo_type="dataset")
+        return Path(hf_hub_download(HUB_NAME, "data.zip", repo_type="dataset"))
     except Exception as error:  # the hub client raises many types
         raise ValueError(
             f"LongBench ({HUB_NAME}) is neither in the local cache nor to be had from the hub ({type(error).__name__}).\n"
@@ -161,7 +166,7 @@ def _hub_archive() -> str:
         ) from error
 
 
-def prompt_ids(task: Task, example: dict[str, Any], codec: TextCodec, max_tokens: int) -> list[int]:
+def prompt_ids(task: Task, example: Example, codec: TextCodec, max_tokens: int) -> list[int]:
     """Token ids of the prompt, BOS first. A longer one keeps the text of its first and its last max_tokens / 2 tokens (BOS
     counts among the first), decoded separately and encoded again, so that the length may differ a little."""
     from lm_eval.utils import apply_template
@@ -174,20 +179,18 @@ def prompt_ids(task: Task, example: dict[str, Any], codec: TextCodec, max_tokens
     return [codec.bos_id, *codec.encode(codec.decode(ids[:half]) + codec.decode(ids[-half:]))]
 
 
-def evaluate(model: PreTrainedModel, tokenizer: TextCodec, spec: LongBenchSpec, context: Context) -> pd.DataFrame:
-    """Rows (task, metric, example, score, prediction), one per example; the paper's value of a task is the mean score.
+def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
+    """Rows of SCHEMA, one per example; the paper's value of a task is the mean score.
 
     Greedy generation without a stop string; the prediction is stored whole and scored after the cut to its first line (all
     tasks, or the few-shot ones with `original_cut`).
     """
-    folder = context.local_tasks / "longbench" if context.local_tasks is not None else context.longbench
+    examples = load_examples(spec.tasks, spec, context)
     chosen = tasks(spec.tasks)
-    examples = {task.name: load_examples(task, folder, spec.max_examples) for task in chosen}
     done = context.partial.records
-    total = sum(map(len, examples.values()))
-    with Progress("LongBench", total, len(done)) as progress:
+    with Progress("LongBench", sum(map(len, examples.values())), len(done)) as progress:
         for task in chosen:
-            _predict(model, tokenizer, task, examples[task.name], spec, context, progress)
+            _predict(loaded, task, examples[task.name], spec, context, progress)
     rows = []
     for task in chosen:
         for number, example in enumerate(examples[task.name]):
@@ -206,28 +209,21 @@ def evaluate(model: PreTrainedModel, tokenizer: TextCodec, spec: LongBenchSpec, 
     return pd.DataFrame(rows)
 
 
-def _predict(
-    model: PreTrainedModel,
-    codec: TextCodec,
-    task: Task,
-    examples: Sequence[dict[str, Any]],
-    spec: LongBenchSpec,
-    context: Context,
-    progress: Progress,
-) -> None:
+def _predict(loaded: Loaded, task: Task, examples: Sequence[Example], spec: Spec, context: Context, progress: Progress) -> None:
     todo = [i for i in range(len(examples)) if f"{task.name}/{i}" not in context.partial.records]
     limit = min(task.max_new_tokens, spec.max_new_tokens or task.max_new_tokens)
+    codec = loaded.tokenizer
 
     def keep(index: int, new_ids: list[int]) -> None:
         context.partial.add(f"{task.name}/{todo[index]}", {"prediction": codec.decode(new_ids)})
         progress.advance()
 
     generate(
-        model,
+        loaded.model,
         [prompt_ids(task, examples[i], codec, spec.max_prompt_tokens) for i in todo],
+        context.compute(spec.precision),
         max_new_tokens=limit,
-        device=context.device,
         stop_ids=() if codec.eos_id is None else (codec.eos_id,),
-        batch_tokens=context.batch_tokens,
+        batch_tokens=context.sources.batch_tokens,
         on_done=keep,
     )

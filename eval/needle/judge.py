@@ -4,12 +4,14 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import openai
+
+from eval.shell.context import Context
+from results.atomic import write_atomic
 
 _SCORE = re.compile(r"\[\[\s*(\d+)\s*\]\]")
 
@@ -29,6 +31,17 @@ class JudgeSettings:
     retries: int = 6
     reasks: int = 3
     parallel: int = 8
+
+    @classmethod
+    def of(cls, model: str, context: Context) -> "JudgeSettings":
+        """As the command line says. ValueError where the address or the key is missing."""
+        sources = context.sources
+        if sources.judge_url is None:
+            raise ValueError(f"judge {model!r} needs the address of its endpoint: --judge-url")
+        key = os.environ.get(sources.judge_key_env)
+        if not key:
+            raise ValueError(f"judge {model!r} needs a key in the environment variable {sources.judge_key_env}")
+        return cls(url=sources.judge_url, key=key, cache=sources.judge_cache or context.folder / "judge_cache")
 
 
 @dataclass(frozen=True)
@@ -74,7 +87,8 @@ class Judge:
             score = parse_score(reply)
             if score is not None:
                 verdict = Verdict(score, reply)
-                _store(path, {"model": self.model, "prompt": prompt, "score": score, "reply": reply})
+                entry = {"model": self.model, "prompt": prompt, "score": score, "reply": reply}
+                write_atomic(path, json.dumps(entry))
                 return verdict
         raise ValueError(
             f"judge {self.model!r} gave no score from [[1]] to [[10]] in {1 + self.settings.reasks} replies; the last began: "
@@ -116,11 +130,3 @@ def _cached(path: Path) -> Verdict | None:
         return Verdict(int(entry["score"]), str(entry["reply"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _store(path: Path, entry: dict[str, object]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(entry, file)
-    os.replace(temporary, path)

@@ -1,121 +1,69 @@
-"""Stand-ins for the public benchmarks, made from held-out text: same files, fields and code path, other content.
+"""Stand-ins for the public benchmarks, made from held-out text: same fields and code path, other content.
 
 For machines without internet and for models too small for the real tasks. Every example asks how the held-out text goes
 on. A function of the corpus alone. Scores on them are comparable between models, never with published numbers.
 """
 
-import json
-import os
 import re
-import shutil
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data.corpus import Corpus
-from eval.haystack import heldout_texts
-from eval.spec import LM_EVAL_TASKS, LONGBENCH_TASKS
+from eval.shell.sources import fingerprint
+from eval.shell.text import heldout_texts
+
+if TYPE_CHECKING:
+    from data.corpus import Corpus
+    from data.spec import DataSpec
 
 VERSION = 1
+"""Of the maker below: raise it with whatever changes an example."""
 EXAMPLES = 20
 DOCUMENTS = 64
 LONGBENCH_EXAMPLES = 2
 CONTEXT_CHARS = 160
 LONG_CONTEXT_CHARS = 1200
+_TRIES = 10_000
 
-Example = dict[str, Any]
 Row = dict[str, Any]
 
 
-def write_local_tasks(corpus: Corpus, parent: Path) -> Path:
-    """`parent`/v1-FINGERPRINT/ with longbench/TASK.jsonl and lm_eval/TASK.yaml + TASK.jsonl; made only if it is not there.
-
-    Several processes may ask at once: each makes its own and one is renamed into place.
-    """
-    folder = parent / f"v{VERSION}-{corpus.spec.fingerprint}"
-    if folder.is_dir():
-        return folder
-    parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=parent, prefix=".making-"))
-    try:
-        units = _units(corpus)
-        for name in LM_EVAL_TASKS:
-            _write_jsonl(temporary / "lm_eval" / f"{name}.jsonl", _lm_eval_examples(name, units, corpus))
-        for name in LONGBENCH_TASKS:
-            _write_jsonl(temporary / "longbench" / f"{_hub_name(name)}.jsonl", _longbench_examples(name, units, corpus))
-        temporary.chmod(0o755)
-        try:
-            os.rename(temporary, folder)
-        except OSError:
-            if not folder.is_dir():  # made by another process meanwhile
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return folder
+def stand_ins_of(corpus: "DataSpec | None") -> str:
+    """What a spec calls them: "local-v1:FINGERPRINT". ValueError without a corpus."""
+    return f"local-v{VERSION}:{fingerprint(corpus)}"
 
 
-def write_task_files(data: Path, folder: Path) -> Path:
-    """lm-eval task files (YAML) for the TASK.jsonl in `data`: the harness's own tasks, templates and metrics, on these data.
-
-    They name absolute paths (of the harness and of the data), so they are written where and when they are used.
-    """
-    for name, (_, split) in HARNESS_FILES.items():
-        lines = [
-            f"include: {json.dumps(str(harness_file(name)))}",
-            f"task: {name}",
-            "dataset_path: json",
-            "dataset_name: null",
-            "dataset_kwargs:",
-            "  data_files:",
-            f"    {split}: {json.dumps(str(data / f'{name}.jsonl'))}",
-            "training_split: null",
-            f"validation_split: {'validation' if split == 'validation' else 'null'}",
-            f"test_split: {'test' if split == 'test' else 'null'}",
-            "should_decontaminate: false",
-            "metadata:",
-            f"  version: local-{VERSION}",
-        ]
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.yaml").write_text("\n".join(lines) + "\n")
-    return folder
+def fingerprint_in(name: str) -> str | None:
+    """The corpus that a spec's stand-ins are made from; None if `name` means other data. ValueError: another maker's."""
+    version, _, corpus = name.partition(":")
+    if not version.startswith("local-"):
+        return None
+    if version != f"local-v{VERSION}":
+        raise ValueError(f"the spec asks for stand-in tasks {version}; this version makes local-v{VERSION}: plan it again")
+    return corpus
 
 
-HARNESS_FILES = {
-    "wikitext": ("wikitext/wikitext.yaml", "test"),
-    "lambada_openai": ("lambada/lambada_openai.yaml", "test"),
-    "piqa": ("piqa/piqa.yaml", "validation"),
-    "hellaswag": ("hellaswag/hellaswag.yaml", "validation"),
-    "winogrande": ("winogrande/default.yaml", "validation"),
-    "arc_easy": ("arc/arc_easy.yaml", "test"),
-    "arc_challenge": ("arc/arc_challenge.yaml", "test"),
-    "copa": ("super_glue/copa/default.yaml", "validation"),
-    "openbookqa": ("openbookqa/openbookqa.yaml", "test"),
-    "sciq": ("sciq/sciq.yaml", "test"),
-    "boolq": ("super_glue/boolq/default.yaml", "validation"),
-}
+class StandIns:
+    """Examples of each task by the corpus alone. ValueError for too little held-out text."""
+
+    def __init__(self, corpus: "Corpus"):
+        self._units = _units(corpus)
+        self._seed = int(corpus.spec.fingerprint[:8], 16)
+
+    def lm_eval(self, task: str) -> list[Row]:
+        """In the fields of the task's own data set."""
+        draw = _Draw(self._units, self._seed, task)
+        make = _LM_EVAL[task]
+        return [make(draw) for _ in range(EXAMPLES // 4 if task == "wikitext" else EXAMPLES)]
+
+    def longbench(self, task: str) -> list[Row]:
+        """In LongBench's own fields."""
+        draw = _Draw(self._units, self._seed, task)
+        return [_longbench(draw, task) for _ in range(LONGBENCH_EXAMPLES)]
 
 
-def harness_file(name: str) -> Path:
-    """The harness's own file of one of the paper's tasks."""
-    import lm_eval.tasks
-
-    return Path(lm_eval.tasks.__file__).parent / HARNESS_FILES[name][0]
-
-
-def _hub_name(task: str) -> str:
-    """LongBench's own name of a task of the paper's table."""
-    return {"repobench_p": "repobench-p"}.get(task, task)
-
-
-def _write_jsonl(path: Path, rows: list[Row]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
-def _units(corpus: Corpus) -> list[list[str]]:
+def _units(corpus: "Corpus") -> list[list[str]]:
     """Per held-out document, its sentences or short lines of at least three words, in order."""
     documents = []
     for _, text in zip(range(DOCUMENTS), heldout_texts(corpus), strict=False):
@@ -133,9 +81,8 @@ def _units(corpus: Corpus) -> list[list[str]]:
 class _Draw:
     """One task's source of examples: positions in documents, with what stands before and after."""
 
-    def __init__(self, units: list[list[str]], corpus: Corpus, task: str):
-        seed = [VERSION, int(corpus.spec.fingerprint[:8], 16), *task.encode()]
-        self.rng = np.random.default_rng(seed)
+    def __init__(self, units: list[list[str]], seed: int, task: str):
+        self.rng = np.random.default_rng([VERSION, seed, *task.encode()])
         self.units = units
 
     def place(self, chars: int = CONTEXT_CHARS) -> tuple[int, str, str]:
@@ -152,12 +99,14 @@ class _Draw:
     def others(self, count: int, document: int, not_these: str, same: bool) -> list[str]:
         """Units from elsewhere in the document (`same`) or from other documents, none equal to `not_these`."""
         found: list[str] = []
-        while len(found) < count:
+        for _ in range(_TRIES):
+            if len(found) == count:
+                return found
             other = document if same else int(self.rng.integers(0, len(self.units)))
             unit = str(self.rng.choice(self.units[other]))
             if (same or other != document) and unit != not_these and unit not in found:
                 found.append(unit)
-        return found
+        raise ValueError("the held-out text repeats itself too much; stand-in tasks cannot be made from it")
 
     def choices(self, count: int, same: bool) -> tuple[str, list[str], int]:
         """(context, shuffled continuations, index of the true one)."""
@@ -165,25 +114,6 @@ class _Draw:
         options = [truth, *self.others(count - 1, document, truth, same)]
         order = self.rng.permutation(count)
         return context, [options[i] for i in order], int(np.flatnonzero(order == 0)[0])
-
-
-def _lm_eval_examples(task: str, units: list[list[str]], corpus: Corpus) -> list[Row]:
-    draw = _Draw(units, corpus, task)
-    make: dict[str, Callable[[_Draw], Row]] = {
-        "wikitext": _wikitext,
-        "lambada_openai": _lambada,
-        "piqa": _piqa,
-        "hellaswag": _hellaswag,
-        "winogrande": _winogrande,
-        "arc_easy": lambda d: _arc(d, same=False),
-        "arc_challenge": lambda d: _arc(d, same=True),
-        "copa": _copa,
-        "openbookqa": _openbookqa,
-        "sciq": _sciq,
-        "boolq": _boolq,
-    }
-    count = EXAMPLES // 4 if task == "wikitext" else EXAMPLES
-    return [make[task](draw) for _ in range(count)]
 
 
 def _wikitext(draw: _Draw) -> Row:
@@ -217,7 +147,7 @@ def _winogrande(draw: _Draw) -> Row:
     document, context, unit = draw.place()
     words = unit.split()
     at = int(draw.rng.integers(0, len(words) - 1))
-    wrong = next(w for w in str(draw.others(1, document, unit, same=True)[0]).split() if w != words[at])
+    wrong = next((w for w in draw.others(1, document, unit, same=True)[0].split() if w != words[at]), words[at - 1])
     answer = int(draw.rng.integers(1, 3))
     options = [words[at], wrong] if answer == 1 else [wrong, words[at]]
     sentence = f"{context} {' '.join([*words[:at], '_', *words[at + 1 :]])}".replace("_", " ", context.count("_"))
@@ -258,12 +188,22 @@ def _boolq(draw: _Draw) -> Row:
     return {"passage": f"{context}\n{truth}", "question": f"does the text hold the words {asked}", "label": label}
 
 
-def _longbench_examples(task: str, units: list[list[str]], corpus: Corpus) -> list[Row]:
-    draw = _Draw(units, corpus, task)
-    return [_longbench(draw, task, i) for i in range(LONGBENCH_EXAMPLES)]
+_LM_EVAL: dict[str, Callable[[_Draw], Row]] = {
+    "wikitext": _wikitext,
+    "lambada_openai": _lambada,
+    "piqa": _piqa,
+    "hellaswag": _hellaswag,
+    "winogrande": _winogrande,
+    "arc_easy": lambda draw: _arc(draw, same=False),
+    "arc_challenge": lambda draw: _arc(draw, same=True),
+    "copa": _copa,
+    "openbookqa": _openbookqa,
+    "sciq": _sciq,
+    "boolq": _boolq,
+}
 
 
-def _longbench(draw: _Draw, task: str, index: int) -> Row:
+def _longbench(draw: _Draw, task: str) -> Row:
     """One example in LongBench's own fields. Code and summarisation go on with the text, the others ask for a unit of it."""
     _, context, follows = draw.place(chars=LONG_CONTEXT_CHARS)
     lines = context.split("\n")
@@ -283,13 +223,4 @@ def _longbench(draw: _Draw, task: str, index: int) -> Row:
         question, answers = lines[at], [lines[at + 1]]
         if task in ("triviaqa", "samsum"):
             question = f"{question}\n"
-    return {
-        "input": question,
-        "context": context,
-        "answers": answers,
-        "length": len(context.split()),
-        "dataset": _hub_name(task),
-        "language": "en",
-        "all_classes": classes,
-        "_id": f"local-{task}-{index}",
-    }
+    return {"input": question, "context": context, "answers": answers, "all_classes": classes}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eval.text import TextCodec
+from eval.shell.text import TextCodec
 
 NAMES = (
     "amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heath", "ivory", "jetty", "koala", "larch", "maple",
@@ -64,10 +64,7 @@ def passkey(
         body += [*filler[start:place], *lines[index]]
         start = place
     body += filler[start:]
-    whole = codec.encode(f"{query_line(names[0])} {values[0]}")
-    same = whole[: len(query)] == query
-    answer = whole[len(query) :] if same else codec.encode(f" {values[0]}")
-    return Passkey([codec.bos_id, *body, *query], answer, values[0])
+    return Passkey([codec.bos_id, *body, *query], codec.answer(query_line(names[0]), values[0]), values[0])
 
 
 def _take(filler: Sequence[int], count: int, rng: np.random.Generator) -> list[int]:
