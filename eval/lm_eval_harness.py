@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import pandas as pd
 import torch
 import torch.nn.functional as F

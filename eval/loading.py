@@ -83,6 +83,7 @@ class Loaded:
     @cached_property
     def model(self) -> "PreTrainedModel":
         """fp32 weights, evaluation mode. Raises ValueError if there is no loadable model."""
+        import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
         import torch
         import transformers
 
@@ -130,6 +131,7 @@ def load_tokenizer(name: str) -> TextCodec:
 
 def _hf_tokenizer(name: str) -> "PreTrainedTokenizerBase":
     """Tokenisers saved by this suite name their class; code that a checkpoint brings along is never run."""
+    import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
     from transformers import AutoTokenizer
 
     from data.hf_tokenizer import CorpusTokenizer, JSONTokenizer

@@ -100,6 +100,7 @@ HARNESS_FILES = {
 
 def harness_file(name: str) -> Path:
     """The harness's own file of one of the paper's tasks."""
+    import kernels.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
     import lm_eval.tasks
 
     return Path(lm_eval.tasks.__file__).parent / HARNESS_FILES[name][0]

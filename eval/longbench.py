@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import pandas as pd
 from transformers import PreTrainedModel
 

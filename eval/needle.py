@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import numpy as np
 import pandas as pd
 from transformers import PreTrainedModel

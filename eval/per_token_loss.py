@@ -2,6 +2,7 @@
 
 import time
 
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import numpy as np
 import pandas as pd
 import torch

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import pandas as pd
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from eval.progress import Progress
 from eval.run import device_name
 from eval.spec import ThroughputSpec
 from models.build import spec_of
-from models.count import flops_per_token, num_params
+from models.count import num_params
 from models.loss import token_losses
 from training.hardware import peak_flops
 
@@ -59,7 +60,7 @@ def _size(model: PreTrainedModel, seq_len: int) -> tuple[int, int]:
     """Parameters (input embedding excluded) and forward FLOPs per token; of foreign models the matrices only."""
     params = num_params(model)
     try:
-        return params, flops_per_token(spec_of(model), seq_len)
+        return params, spec_of(model).flops_per_token(seq_len)
     except ValueError:
         return params, 2 * params
 

@@ -27,8 +27,6 @@ def print_overview(console: Console) -> None:
 
 def print_plan(plan: Plan, mfu: float, console: Console) -> None:
     """`plan`: per run its size, its cost at `mfu` of a GPU's peak, and what exists."""
-    from models.count import num_params
-
     if not 0 < mfu <= 1:
         raise ValueError(f"--mfu {mfu}: give a share between 0 and 1, such as 0.4.")
     corpus = plan.corpus.spec
@@ -40,7 +38,7 @@ def print_plan(plan: Plan, mfu: float, console: Console) -> None:
         table.add_column(heading, no_wrap=True, justify="left" if heading in ("run", "exists") else "right")
     hours_in_all = disk_in_all = 0.0
     for run in plan.runs.values():
-        params = num_params(run.spec.model)
+        params = run.spec.model.num_params
         train = run.spec.train
         flops = train_flops(run)
         hours = flops / (mfu * DENSE_BF16_PEAK[GPU]) / 3600
@@ -61,10 +59,8 @@ def print_plan(plan: Plan, mfu: float, console: Console) -> None:
 
 def train_flops(run: Run) -> float:
     """FLOPs of a training: three forward passes over its tokens."""
-    from models.count import flops_per_token
-
     train = run.spec.train
-    return 3 * flops_per_token(run.spec.model, train.seq_len) * train.train_tokens
+    return 3 * run.spec.model.flops_per_token(train.seq_len) * train.train_tokens
 
 
 def _state(run: Run) -> str:

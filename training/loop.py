@@ -13,7 +13,6 @@ from data.prefetch import Prefetcher
 from data.sampler import Sampler, load_batch
 from data.tokenizer import parse_tokenizer
 from models.build import build_model
-from models.count import flops_per_token, num_params
 from models.loss import TokenLoss
 from training.checkpoint import Checkpoints, State
 from training.distributed import World, device_label, join_world, layers_of, spread
@@ -139,7 +138,7 @@ class _Run:
         self.checkpoints, self.sampler, self.quiet = checkpoints, sampler, quiet
         every = execution.checkpoint_every_tokens or spec.train.train_tokens // 20
         self.checkpoint_every = max(1, every // spec.train.batch_tokens)
-        self.flops_per_token = 3 * flops_per_token(spec.model, spec.train.seq_len)
+        self.flops_per_token = 3 * spec.model.flops_per_token(spec.train.seq_len)
         peak = peak_flops(world.device)
         self.peak = None if peak is None else peak * world.size
         self.speed = Speed(spec.train.batch_tokens)
@@ -186,7 +185,7 @@ class _Run:
         self.folder.truncate(first_step)
         with open(self.folder.provenance_file, "a") as file:
             line = provenance(device_label(self.world.device), self.world.size)
-            line |= {"first_step": first_step, "params": num_params(self.spec.model)}
+            line |= {"first_step": first_step, "params": self.spec.model.num_params}
             file.write(json.dumps(line) + "\n")
         if first_step:
             self._say(f"{self.spec.name}: going on from step {first_step}")

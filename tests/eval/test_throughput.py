@@ -10,7 +10,7 @@ from eval import throughput
 from eval.context import Context
 from eval.spec import ThroughputSpec
 from models.build import build_model, spec_of
-from models.count import flops_per_token, num_params
+from models.count import num_params
 
 
 @pytest.mark.parametrize("mode", ["train", "generate"])
@@ -25,7 +25,7 @@ def test_rows_follow_the_clock_and_weights_stay(mode, tiny_fox, monkeypatch):
     if mode == "generate":
         monkeypatch.setattr(throughput, "_time_generation", lambda *a: (1.0, 3.0))
     (row,) = throughput.evaluate(model, None, spec, context).to_dict("records")
-    flops = flops_per_token(spec_of(model), 64)
+    flops = spec_of(model).flops_per_token(64)
     assert row["tokens_per_s"] == pytest.approx(128.0 if mode == "train" else 2 * 4 / 2)
     assert row["mfu"] == pytest.approx((3 if mode == "train" else 1) * flops * row["tokens_per_s"] / 1e9)
     assert (row["params"], row["fwd_flops_per_token"]) == (num_params(model), flops)
