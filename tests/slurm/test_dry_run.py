@@ -10,7 +10,6 @@ import pytest
 
 from experiments.artefact import artefact_names
 from experiments.plan import Plan, Request, make_plan
-from models.count import flops_per_token
 from slurm import graph, resources
 from slurm.cluster import Cluster, read_cluster
 from slurm.submit import _dependency
@@ -46,7 +45,7 @@ def test_the_whole_paper_is_rehearsed_without_slurm_and_without_data(tmp_path):
     assert done.returncode == 0, done.stderr
     artefacts = artefact_names()
     plan = plan_of(tmp_path, *artefacts)
-    flops = sum(3 * flops_per_token(run.spec.model, 16384) * 45 * 2**30 for run in plan.runs.values())
+    flops = sum(3 * run.spec.model.flops_per_token(16384) * 45 * 2**30 for run in plan.runs.values())
     hours = flops / (0.35 * 989e12) / 3600
     total = re.search(r"(\d+) jobs by (\d+) calls of sbatch; ([\d,]+) GPU-hours \(([\d,]+) of training", done.stdout)
     assert total is not None
