@@ -6,6 +6,7 @@ layers, no MLPs (Appendix B).
 """
 
 import functools
+import re
 import logging
 import math
 
@@ -76,7 +77,7 @@ class Mamba2Mixer(Mamba2):
 def _scalar_gate_gradient_works() -> bool:
     """Whether this Triton compiles fla's gradient of a scalar gate rightly. On Hopper, 3.4 to 3.7.0 do not and fla refuses; the
     same recurrence with the gate repeated over the key channels takes other kernels, at the price of memory and speed."""
-    version = tuple(int(part) for part in triton.__version__.split(".")[:3])
+    version = tuple(int(part) for part in re.findall(r"\d+", triton.__version__)[:3])  # 3.7.1+git1234 is 3.7.1
     return torch.cuda.get_device_capability()[0] != 9 or not (3, 4, 0) <= version < (3, 7, 1)
 
 
