@@ -2,23 +2,27 @@
 
 import json
 import math
+import tempfile
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from eval import lm_eval_harness
-from eval.context import Context
-from eval.lm_eval_harness import HarnessModel
-from eval.local_tasks import harness_file, write_local_tasks
-from eval.partial import Partial
-from eval.progress import Progress
-from eval.spec import LM_EVAL_TASKS, LmEvalSpec
-from eval.text import TextCodec
+from eval import lm_eval
+from eval.lm_eval import TASKS, Spec, measure, task_files
+from eval.lm_eval.harness import HarnessModel
+from eval.longbench import TASKS as LONGBENCH_TASKS
+from eval.shell.context import Context
+from eval.shell.partial import Partial
+from eval.shell.progress import Progress
+from eval.shell.sources import Sources
+from eval.shell.stand_ins import StandIns
+from eval.shell.text import TextCodec
 from models.build import build_model
 from models.loss import token_losses
 
@@ -26,7 +30,7 @@ VOCAB = 512
 
 
 class Uniform(torch.nn.Module):
-    """Every token is equally likely; remembers what it was shown. With logits_to_keep like a real model."""
+    """Every token is equally likely; remembers what it was shown."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,8 +41,7 @@ class Uniform(torch.nn.Module):
 
     def forward(self, input_ids, use_cache=False, logits_to_keep=0):
         self.shown += input_ids.tolist()
-        width = input_ids.shape[1] if isinstance(logits_to_keep, int) else len(logits_to_keep)
-        return CausalLMOutputWithPast(logits=torch.zeros(len(input_ids), width, VOCAB))
+        return CausalLMOutputWithPast(logits=torch.zeros(len(input_ids), logits_to_keep or input_ids.shape[1], VOCAB))
 
 
 def llama() -> LlamaForCausalLM:
@@ -48,8 +51,11 @@ def llama() -> LlamaForCausalLM:
     ).eval()
 
 
-def write_tasks(folder: Path) -> Path:
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
     """A multiple-choice and a perplexity task as a user would write them."""
+    folder = tmp_path / "tasks"
+    folder.mkdir()
     questions = [
         {"q": "river house", "choices": ["the", "the river was quiet and small"], "answer": 0},
         {"q": "garden", "choices": ["the river was quiet and small", "of"], "answer": 0},
@@ -71,11 +77,12 @@ def write_tasks(folder: Path) -> Path:
     return folder
 
 
-def test_scores_of_a_uniform_model_by_hand(corpus, tmp_path):
+def test_scores_of_a_uniform_model_by_hand(corpus, bind, in_memory, tasks):
     """The shortest choice wins by log-probability: right, wrong, right; acc_norm goes by log-probability per character."""
     codec = TextCodec(corpus.tokenizer)
-    spec = LmEvalSpec(tasks=("pick", "read"), include="x", max_length=256, batch_size=2)
-    rows = lm_eval_harness.evaluate(Uniform(), codec, spec, Context(include_path=write_tasks(tmp_path)))
+    spec = bind(Spec(tasks=("pick", "read"), max_length=256, batch_size=2), include_path=tasks)
+    rows = measure.evaluate(in_memory(Uniform(), codec), spec, Context(sources=Sources(include_path=tasks)))
+    assert lm_eval.summary(rows)[0].startswith("  pick acc: 66.67 +- 33.33 of 100")
     value = rows.set_index(["task", "metric"])["value"]
     assert value["pick", "acc"] == pytest.approx(200 / 3)
     tokens = len(codec.encode("the river was quiet in the morning"))
@@ -98,15 +105,15 @@ def test_scores_of_a_uniform_model_by_hand(corpus, tmp_path):
 
 
 @pytest.mark.parametrize("add_bos", [True, False])
-def test_bos_stands_once_in_front_and_is_never_scored(add_bos, corpus, tmp_path):
+def test_bos_stands_once_in_front_and_is_never_scored(add_bos, corpus, bind, in_memory, tasks):
     codec, model = TextCodec(corpus.tokenizer), Uniform()
-    spec = LmEvalSpec(tasks=("pick", "read"), include="x", max_length=5, batch_size=1, add_bos=add_bos)
-    context = Context(include_path=write_tasks(tmp_path))
+    common = {"batch_size": 1, "add_bos": add_bos}
+    context = Context(sources=Sources(include_path=tasks))
+    spec = bind(Spec(tasks=("pick", "read"), max_length=5, **common), include_path=tasks)
     with pytest.raises(ValueError, match="max_length 5"):
-        lm_eval_harness.evaluate(model, codec, spec, context)
-    spec = LmEvalSpec(tasks=("pick",), include="x", max_length=64, batch_size=1, add_bos=add_bos)
+        measure.evaluate(in_memory(model, codec), spec, context)
     model.shown.clear()
-    lm_eval_harness.evaluate(model, codec, spec, context)
+    measure.evaluate(in_memory(model, codec), bind(Spec(tasks=("pick",), max_length=64, **common), include_path=tasks), context)
     assert model.shown
     for ids in model.shown:
         assert (ids[0] == codec.bos_id) == add_bos
@@ -118,7 +125,7 @@ def test_rolling_windows_score_every_token_once_after_one_bos(corpus):
     text = "the river was quiet in the morning and the captain wrote a letter"
     ids = codec.encode(text)
     for length in (4, 7, 1000):
-        lm = HarnessModel(model, codec, LmEvalSpec(max_length=length), Context(), Progress("", 0))
+        lm = HarnessModel(model, codec, Spec(max_length=length, precision="fp32"), Context(), Progress("", 0))
         (got,) = lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0)])
         expected, start = 0.0, 0
         while start < len(ids):
@@ -138,7 +145,8 @@ def test_agrees_with_the_harness_own_model_class(corpus):
 
     codec, model = TextCodec(corpus.tokenizer), llama()
     theirs = HFLM(pretrained=model, tokenizer=corpus.tokenizer.to_hf(), add_bos_token=True, max_length=64, batch_size=3)
-    ours = HarnessModel(model, codec, LmEvalSpec(max_length=64, batch_size=3), Context(), Progress("", 0))
+    spec = Spec(max_length=64, batch_size=3, precision="fp32")
+    ours = HarnessModel(model, codec, spec, Context(), Progress("", 0))
     pairs = [
         ("the river was", " quiet"), ("the river was", " small and quiet"), ("", "a letter"), ("window ", "winter silver"),
         ("market village " * 40, "the captain"),
@@ -151,28 +159,27 @@ def test_agrees_with_the_harness_own_model_class(corpus):
     assert ours.generate_until([stop]) == theirs.generate_until([stop], disable_tqdm=True)
 
 
-def test_answers_are_kept_and_not_asked_again(corpus, tmp_path):
-    codec = TextCodec(corpus.tokenizer)
-    spec = LmEvalSpec(tasks=("pick", "read"), include="x", max_length=256)
-    folder, path = write_tasks(tmp_path), tmp_path / "p.partial.jsonl"
-    whole = lm_eval_harness.evaluate(Uniform(), codec, spec, Context(include_path=folder, partial=Partial(path, "x")))
+def test_answers_are_kept_and_not_asked_again(corpus, bind, in_memory, tasks, tmp_path):
+    codec, sources, path = TextCodec(corpus.tokenizer), Sources(include_path=tasks), tmp_path / "p.partial.jsonl"
+    spec = bind(Spec(tasks=("pick", "read"), max_length=256), include_path=tasks)
+    whole = measure.evaluate(in_memory(Uniform(), codec), spec, Context(sources=sources, partial=Partial(path, "x")))
     lines = path.read_text().splitlines()
     assert len(lines) == 1 + 6 + 1
     path.write_text("\n".join(lines[:4]) + "\n" + lines[4][:20])
     model = Uniform()
-    rows = lm_eval_harness.evaluate(model, codec, spec, Context(include_path=folder, partial=Partial(path, "x")))
+    rows = measure.evaluate(in_memory(model, codec), spec, Context(sources=sources, partial=Partial(path, "x")))
     assert len(model.shown) == 3 + 1
     assert rows.equals(whole)
 
 
-def test_the_papers_tasks_run_on_local_stand_ins_and_training_shows(corpus, tiny_fox, tmp_path):
+def test_the_papers_tasks_run_on_local_stand_ins_and_training_shows(corpus, tiny_fox, bind, in_memory):
     """All eleven tasks through the harness's own task files, on a model before and after a little training."""
     codec = TextCodec(corpus.tokenizer)
-    folder = write_local_tasks(corpus, tmp_path)
     torch.manual_seed(0)
     model = build_model(tiny_fox())
-    spec = LmEvalSpec(include="local", max_length=1024, limit=8)
-    before = lm_eval_harness.evaluate(model.eval(), codec, spec, Context(local_tasks=folder))
+    spec = bind(Spec(include="local", max_length=1024, limit=8))
+    assert spec.include == f"local-v1:{corpus.spec.fingerprint}"
+    before = measure.evaluate(in_memory(model.eval(), codec), spec, Context(corpus=corpus))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     tokens = torch.from_numpy(corpus.train.read(slice(0, 8))[:, :1920].astype("int64")).reshape(-1, 128)
     model.train()
@@ -183,9 +190,9 @@ def test_the_papers_tasks_run_on_local_stand_ins_and_training_shows(corpus, tiny
         token_losses(model, inputs, targets).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    after = lm_eval_harness.evaluate(model.eval(), codec, spec, Context(local_tasks=folder))
+    after = measure.evaluate(in_memory(model.eval(), codec), spec, Context(corpus=corpus))
     for rows in (before, after):
-        assert rows["task"].drop_duplicates().tolist() == list(LM_EVAL_TASKS)
+        assert rows["task"].drop_duplicates().tolist() == list(TASKS)
         assert len(rows) == 12
         assert set(rows["task_version"]) == {"local-1"}
         assert rows.loc[rows["metric"].str.startswith("acc"), "value"].between(0, 100).all()
@@ -197,22 +204,49 @@ def test_the_papers_tasks_run_on_local_stand_ins_and_training_shows(corpus, tiny
     assert perplexity["after"] < 0.3 * perplexity["before"]
 
 
-def test_stand_ins_are_a_function_of_the_corpus(corpus, tmp_path):
-    one, two = write_local_tasks(corpus, tmp_path / "a"), write_local_tasks(corpus, tmp_path / "b")
-    files = sorted(path.relative_to(one) for path in one.rglob("*") if path.is_file())
-    assert len(files) == 11 + 14
-    assert all((one / file).read_bytes() == (two / file).read_bytes() for file in files)
-    stamp = (one / files[0]).stat().st_mtime_ns
-    assert write_local_tasks(corpus, tmp_path / "a") == one
-    assert (one / files[0]).stat().st_mtime_ns == stamp
-    assert [path.name for path in (tmp_path / "a").iterdir()] == [one.name]
+def test_stand_ins_are_a_function_of_the_corpus(corpus):
+    one, two = StandIns(corpus), StandIns(corpus)
+    for name in TASKS:
+        assert one.lm_eval(name) == two.lm_eval(name)
+        assert len(one.lm_eval(name)) == (5 if name == "wikitext" else 20)
+    for name in LONGBENCH_TASKS:
+        assert one.longbench(name) == two.longbench(name)
+    assert one.longbench("qasper") != one.longbench("hotpotqa")
 
 
-def test_unknown_tasks_and_missing_data(corpus, tmp_path, monkeypatch):
-    codec = TextCodec(corpus.tokenizer)
-    few = TaskManager(include_path=harness_file("piqa").parent, include_defaults=False)  # reading all takes seconds
-    monkeypatch.setattr(lm_eval_harness, "_harness_tasks", lambda: few)
+def test_stand_ins_leave_nothing_behind(corpus, bind, in_memory, context, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cache = Path(datasets.config.HF_DATASETS_CACHE)
+    before = set(cache.rglob("*")) if cache.exists() else set()
+    spec = bind(Spec(include="local", tasks=("copa",), max_length=1024, limit=1))
+    measure.evaluate(in_memory(Uniform(), TextCodec(corpus.tokenizer)), spec, context)
+    assert list(tmp_path.iterdir()) == []
+    assert (set(cache.rglob("*")) if cache.exists() else set()) == before
+
+
+def test_a_model_with_too_few_positions_is_refused(corpus, bind, in_memory, context):
+    short = GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=1, n_head=2, n_positions=16)).eval()
+    for task in ("copa", "wikitext"):
+        spec = bind(Spec(include="local", tasks=(task,), max_length=1024, limit=1))
+        with pytest.raises(ValueError, match="the 16 positions that the model has learned"):
+            measure.evaluate(in_memory(short, TextCodec(corpus.tokenizer)), spec, context)
+
+
+def test_unknown_tasks_and_missing_data(corpus, bind, in_memory, tasks, monkeypatch):
+    few = TaskManager(include_path=task_files.harness_file("piqa").parent, include_defaults=False)  # reading all takes seconds
+    monkeypatch.setattr(task_files, "harness_tasks", lambda: few)
     with pytest.raises(ValueError, match=r"task no_such_task is not known to lm-eval 0\.4\.13"):
-        lm_eval_harness.evaluate(Uniform(), codec, LmEvalSpec(tasks=("no_such_task",)), Context())
+        bind(Spec(tasks=("no_such_task",)))
+    with pytest.raises(ValueError, match="has no task file for piqa"):
+        bind(Spec(tasks=("pick", "piqa")), include_path=tasks)
+    with pytest.raises(ValueError, match="holds no lm-eval task file"):
+        bind(Spec(tasks=("pick",)), include_path=tasks / "nowhere")
+    with pytest.raises(ValueError, match="no stand-in for task pick"):
+        Spec(tasks=("pick",), include="local")
+    loaded = in_memory(Uniform(), TextCodec(corpus.tokenizer))
     with pytest.raises(ValueError, match="--include-path"):  # tests run offline
-        lm_eval_harness.evaluate(Uniform(), codec, LmEvalSpec(tasks=("piqa",)), Context())
+        measure.evaluate(loaded, bind(Spec(tasks=("piqa",))), Context())
+    spec = bind(Spec(tasks=("pick",)), include_path=tasks)
+    (tasks / "pick.jsonl").write_text("")
+    with pytest.raises(ValueError, match="the spec asks for include"):
+        measure.evaluate(loaded, spec, Context(sources=Sources(include_path=tasks)))
