@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.runs import anomalies, assert_same_run, losses, weights
+from tests.training.runs import anomalies, assert_same_run, grad_norms, losses, weights
 from training.guard import WARM_STEPS
 from training.run_folder import RunFolder
 from training.signals import EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_REQUEUE
@@ -176,10 +176,12 @@ def test_accumulation_gives_the_curve_of_one_pass(make_run, start):
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_give_the_curve_of_one(make_run, start, parallel):
+    """Each with two micro-batches a step. The first gradient is equal but for rounding."""
     alone, pair = make_run("alone", steps=20), make_run("pair", steps=20)
     assert start(alone).exit_code() == EXIT_FINISHED
-    assert start(pair, world_size=2, parallel=parallel).exit_code() == EXIT_FINISHED
+    assert start(pair, world_size=2, parallel=parallel, micro_batch_tokens=64).exit_code() == EXIT_FINISHED
     torch.testing.assert_close(torch.tensor(losses(alone)), torch.tensor(losses(pair)), rtol=2e-5, atol=2e-5)
+    assert grad_norms(pair)[0] == pytest.approx(grad_norms(alone)[0], rel=1e-5)
     assert weights(alone).keys() == weights(pair).keys()
 
 
@@ -205,6 +207,7 @@ def test_bf16_reduction_is_another_run_with_nearly_the_same_curve(make_run, star
     assert start(exact, world_size=2).exit_code() == start(rounded, world_size=2).exit_code() == EXIT_FINISHED
     assert losses(exact) != losses(rounded)
     torch.testing.assert_close(torch.tensor(losses(exact)), torch.tensor(losses(rounded)), rtol=5e-3, atol=5e-3)
+    assert grad_norms(rounded)[0] == pytest.approx(grad_norms(exact)[0], rel=2**-8)
 
 
 def test_not_finite_stops_before_it_spoils_anything(make_run, start):
