@@ -74,6 +74,13 @@ def test_every_regime_on_hopper(i: int, regime: Regime, kernels: str) -> None:
     assert_within(attention, case, **options)
 
 
+def test_contiguous_inputs_off_the_copy_engines_grid(kernels: str) -> None:
+    case, _ = Regime(3.0, "one").make(130, 64, torch.bfloat16, "cpu", seed=4)
+    off = [torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x) for x in case]
+    assert all(x.data_ptr() % 16 for x in off) and all(x.is_contiguous() for x in off)
+    assert torch.equal(attention(*off[:4]), attention(*case[:4]))
+
+
 def test_half_precision(kernels: str) -> None:
     case, _ = Regime(3.0, "mixture").make(LENGTH, 64, torch.float16, "cpu", seed=4)
     assert_within(attention, case)
