@@ -1,14 +1,17 @@
 """A tokenised corpus on disk: train.zarr and heldout.zarr, uint16 of shape (documents, document_len), as in LongCrawl64.
 
-Ours carry a corpus.json and their tokeniser beside the arrays; LongCrawl64 itself is read in place.
+Ours carry their tokeniser beside the arrays and a corpus.json, which is sealed and holds a CRC-32 of every other file, checked
+when the file is first read. LongCrawl64 itself, which has no digests, is read in place.
 """
 
 import hashlib
 import json
 import os
 import threading
+import zlib
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ import numpy as np
 
 from data.spec import DataSpec
 from data.tokenizer import GPT2_VOCAB_SIZE, Tokenizer, TokenizerChoice
+from results.sealed import read_sealed, write_sealed
 
 CACHED_BYTES = 256 << 20
 """Decoded chunks kept per split: one row of 2048 x 2048 chunks of 65,536-token documents, LongCrawl64's largest block."""
@@ -45,16 +49,71 @@ class Counts:
         )
 
 
+@dataclass(frozen=True)
+class About:
+    """What corpus.json says; `files` is the CRC-32 of every other file of the folder by its path in it."""
+
+    spec: DataSpec
+    counts: Counts
+    files: dict[str, int]
+
+
+def write_about(folder: Path, spec: DataSpec, counts: Counts) -> None:
+    """Write corpus.json, the last file of a corpus."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = {path.relative_to(folder).as_posix(): zlib.crc32(path.read_bytes()) for path in paths}
+    write_sealed(folder / "corpus.json", asdict(About(spec, counts, files)))
+
+
+def read_about(folder: Path) -> About:
+    """ValueError where corpus.json is missing, of another form or altered."""
+    content = read_sealed(folder / "corpus.json", _remedy(folder))
+    try:
+        return About(DataSpec(**content["spec"]), Counts(**content["counts"]), content["files"])
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{folder / 'corpus.json'} is of another version: {_remedy(folder)}") from None
+
+
+def _remedy(folder: Path) -> str:
+    return f"delete {folder}, it is made again when it is next needed"
+
+
+class _Checks:
+    """Reads each file of a prepared corpus against its CRC-32, once."""
+
+    def __init__(self, folder: Path, files: dict[str, int]) -> None:
+        self._folder = folder
+        self._files = files
+        self._whole: set[Path] = set()
+
+    def __call__(self, path: Path) -> None:
+        """ValueError where the file is missing or was altered."""
+        if path in self._whole:
+            return
+        try:
+            crc = zlib.crc32(path.read_bytes())
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read ({error.strerror}): {_remedy(self._folder)}") from None
+        if crc != self._files.get(path.relative_to(self._folder).as_posix()):
+            raise ValueError(f"{path} was altered since the corpus was made (its CRC-32 differs): {_remedy(self._folder)}")
+        self._whole.add(path)
+
+
 class Split:
     """Reads documents of one zarr array of shape (documents, tokens), uint16, and checks what it reads.
 
     Chunks are decoded a whole block at a time (one row of chunks, as many columns as the segment needs) and kept up to
-    `CACHED_BYTES`, so that reading documents in order decodes every chunk once. Thread-safe.
+    `CACHED_BYTES`, so that reading documents in order decodes every chunk once. Thread-safe. `check` is called with each file
+    before it is used.
     """
 
-    def __init__(self, path: Path, *, vocab_size: int, document_len: int | None = None) -> None:
+    def __init__(
+        self, path: Path, *, vocab_size: int, document_len: int | None = None, check: Callable[[Path], None] | None = None
+    ) -> None:
         self.path = path
         self.vocab_size = vocab_size
+        self._check_file = check or (lambda path: None)
+        self._check_file(path / ".zarray")
         self._array = _open_array(path)
         self.num_documents, stored_len = map(int, self._array.shape)
         if document_len is not None and document_len > stored_len:
@@ -117,7 +176,9 @@ class Split:
         chunk_rows, chunk_cols = self._array.chunks
         for i in range(rows.start // chunk_rows, -(-rows.stop // chunk_rows)):
             for j in range(cols.start // chunk_cols, -(-cols.stop // chunk_cols)):
-                fault = _fault(self.path / self._array.metadata.encode_chunk_key((i, j)), self._blosc)
+                chunk = self.path / self._array.metadata.encode_chunk_key((i, j))
+                self._check_file(chunk)
+                fault = _fault(chunk, self._blosc)
                 if fault:
                     raise ValueError(
                         f"{fault} (documents from {i * chunk_rows}): this copy of the corpus is incomplete, "
@@ -149,13 +210,18 @@ class Split:
 class Corpus:
     """`train` and `heldout` splits with their `spec`; `counts` is None for LongCrawl64."""
 
-    def __init__(self, folder: Path, spec: DataSpec, counts: Counts | None, tokenizer: TokenizerChoice | Path) -> None:
+    def __init__(
+        self, folder: Path, spec: DataSpec, about: About | None = None, tokenizer: TokenizerChoice | None = None
+    ) -> None:
         self.folder = folder
         self.spec = spec
-        self.counts = counts
+        self.counts = None if about is None else about.counts
+        self._about = about
         self._tokenizer = tokenizer
-        self.train = Split(folder / "train.zarr", vocab_size=spec.vocab_size, document_len=spec.document_len)
-        self.heldout = Split(folder / "heldout.zarr", vocab_size=spec.vocab_size, document_len=spec.document_len)
+        self._check = None if about is None else _Checks(folder, about.files)
+        size = {"vocab_size": spec.vocab_size, "document_len": spec.document_len}
+        self.train = Split(folder / "train.zarr", **size, check=self._check)
+        self.heldout = Split(folder / "heldout.zarr", **size, check=self._check)
 
     @staticmethod
     def open(folder: Path, *, document_len: int | None = None, tokenizer: TokenizerChoice | None = None) -> "Corpus":
@@ -163,22 +229,21 @@ class Corpus:
 
         `tokenizer` says where LongCrawl64's vocabulary lies, for those who need text; ours lies in the folder.
         """
-        about = folder / "corpus.json"
-        if not about.exists():
-            spec = longcrawl64_spec(folder, document_len)
-            return Corpus(folder, spec, None, tokenizer or TokenizerChoice("gpt2-json"))
-        try:
-            content = json.loads(about.read_text(encoding="utf-8"))
-            spec = DataSpec(**content["spec"])
-            counts = Counts(**content["counts"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{about} cannot be read ({error}): delete {folder} and prepare it again") from None
-        return Corpus(folder, spec, counts, folder / "tokenizer")
+        if (folder / "corpus.json").exists():
+            about = read_about(folder)
+            return Corpus(folder, about.spec, about)
+        return Corpus(folder, longcrawl64_spec(folder, document_len), tokenizer=tokenizer or TokenizerChoice("gpt2-json"))
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The corpus's tokeniser. ValueError where GPT-2's vocabulary is needed and not found."""
-        return Tokenizer.load(self._tokenizer) if isinstance(self._tokenizer, Path) else self._tokenizer.load()
+        if self._tokenizer is not None:
+            return self._tokenizer.load()
+        assert self._about is not None and self._check is not None
+        for name in self._about.files:
+            if name.startswith("tokenizer/"):
+                self._check(self.folder / name)
+        return Tokenizer.load(self.folder / "tokenizer")
 
 
 def longcrawl64_spec(folder: Path, document_len: int | None = None) -> DataSpec:
@@ -201,6 +266,21 @@ def longcrawl64_spec(folder: Path, document_len: int | None = None) -> DataSpec:
         bos_id=GPT2_VOCAB_SIZE - 1,
         document_len=lengths[0],
         fingerprint=digest.hexdigest()[:16],
+    )
+
+
+def longcrawl64_counts(folder: Path) -> Counts:
+    """Rows of a LongCrawl64 folder, from the shapes of its arrays: a row is a document there."""
+    train, heldout = (int(_open_array(folder / name).shape[0]) for name in ("train.zarr", "heldout.zarr"))
+    return Counts(
+        documents=train + heldout,
+        duplicates=0,
+        too_short=0,
+        train_documents=train,
+        heldout_documents=heldout,
+        train_rows=train,
+        heldout_rows=heldout,
+        dropped_tokens=0,
     )
 
 

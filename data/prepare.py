@@ -2,8 +2,9 @@
 
 Rules, all part of the fingerprint through FORMAT:
 * Documents with equal text count once.
-* Held out are whole documents, chosen by the digest of their text (so file names and order do not matter), up to a
-  fraction of the text; at least one. Candidates have at least 8 bytes per token of a row, so that each surely gives rows.
+* Held out are whole documents: those of a text of its own where one is named, else chosen by the digest of their text (so
+  file names and order do not matter), up to a fraction of the text; at least one. Candidates have at least 8 bytes per
+  token of a row, so that each surely gives rows.
 * A document is cut into consecutive rows of exactly `document_len` tokens; the rest is dropped. Rows never mix documents.
 * Rows of all documents are interleaved: row j of the n rows of document d of D is placed at (j + (d + 0.5) / D) / n.
   Documents of one row keep the source's order, longer ones are spread evenly over the corpus, and no book fills a batch.
@@ -19,19 +20,22 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from itertools import islice
+from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 
-from data.corpus import Corpus, Counts, longcrawl64_spec
+from data.corpus import Corpus, Counts, longcrawl64_counts, longcrawl64_spec, read_about, write_about
 from data.file_digests import FileDigests
+from data.packages import PackagesSource
+from data.prefetch import Prefetcher
 from data.source import HubSource, LongCrawl64Source, Source, TextualSource, parse_source
 from data.spec import DataSpec
+from data.text_files import TextSource
 from data.tokenizer import BOS, Tokenizer, TokenizerChoice, parse_tokenizer, train_bpe
 
-FORMAT = 1
+FORMAT = 2
 HUB_MAX_DOCUMENTS = 100_000
 _BYTES_PER_TOKEN = 8
 _BATCH_CHARS = 8 << 20
@@ -43,19 +47,35 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CorpusPlan:
-    """A corpus as it is or will be. `folder`: its place on disk."""
+    """A corpus as it is or will be. `folder`: its place on disk. `heldout`: the text of the held-out documents, where it is
+    one of its own."""
 
     source: Source
     tokenizer: TokenizerChoice
     spec: DataSpec
     folder: Path
     heldout_fraction: float
+    heldout: TextSource | None
     max_documents: int | None
 
     @property
     def ready(self) -> bool:
         """Whether `prepare` only has to open it."""
         return isinstance(self.source, LongCrawl64Source) or (self.folder / "corpus.json").exists()
+
+    @property
+    def notice(self) -> str | None:
+        """A line to show whoever trains on it: the installed default text is not the one that committed results are from."""
+        return self.source.notice if isinstance(self.source, PackagesSource) else None
+
+    def counts(self) -> Counts | None:
+        """Rows of both splits and where they came from, read without decoding a token; None while it is not prepared."""
+        if isinstance(self.source, LongCrawl64Source):
+            return longcrawl64_counts(self.folder)
+        try:
+            return read_about(self.folder).counts if self.ready else None
+        except ValueError:  # damaged: `prepare` makes it again
+            return None
 
 
 def resolve(
@@ -65,15 +85,20 @@ def resolve(
     tokenizer: str | None = None,
     document_len: int | None = None,
     heldout_fraction: float = 0.05,
+    heldout: str | None = None,
     max_documents: int | None = None,
 ) -> CorpusPlan:
     """What a corpus will be, without tokenising anything.
 
-    `tokenizer` defaults to bpe-1024 for stdlib and text, gpt2-json for hub names and LongCrawl64. `document_len` is required
-    except for LongCrawl64, where it may shorten the stored documents. `max_documents` takes the first documents of the source
-    (hub names: 100,000 unless given). ValueError for whatever can be known to be wrong now.
+    `tokenizer` defaults to bpe-1024 for packages and text, gpt2-json for hub names and LongCrawl64. `document_len` is
+    required except for LongCrawl64, where it may shorten the stored documents. `heldout` (text alone) names files as
+    text:PATH[,PATH...] does, all of whose documents are held out; without it a fraction of the documents is. `max_documents`
+    takes the first documents of the source (hub names: 100,000 unless given). ValueError for whatever can be known to be
+    wrong now.
     """
     source = parse_source(source) if isinstance(source, str) else source
+    if heldout is not None and not isinstance(source, TextSource):
+        raise ValueError(f"held-out text {heldout!r}: only data text:PATH takes one, not {source.kind!r}")
     if document_len is not None and document_len < 2:
         raise ValueError(f"document_len {document_len}: a document needs at least 2 tokens")
     if isinstance(source, LongCrawl64Source):
@@ -81,7 +106,7 @@ def resolve(
         if choice.kind != "gpt2-json":
             raise ValueError(f"tokenizer {tokenizer!r}: LongCrawl64 is tokenised already, with gpt2-json")
         spec = longcrawl64_spec(source.folder, document_len)
-        return CorpusPlan(source, choice, spec, source.folder, heldout_fraction, None)
+        return CorpusPlan(source, choice, spec, source.folder, heldout_fraction, None, None)
     if document_len is None:
         raise ValueError(f"data {source.kind!r} needs document_len, the tokens per stored document")
     if not 0 < heldout_fraction < 1:
@@ -91,8 +116,10 @@ def resolve(
     if isinstance(source, HubSource) and max_documents is None:
         max_documents = HUB_MAX_DOCUMENTS
     choice = parse_tokenizer(tokenizer or ("gpt2-json" if isinstance(source, HubSource) else "bpe-1024"))
-    content = source.digest(FileDigests(cache_dir / "file-digests.json"))
-    identity = [FORMAT, content, choice.digest(), document_len, heldout_fraction, max_documents]
+    digests = FileDigests(cache_dir / "file-digests.json")
+    heldout_text = None if heldout is None else TextSource(heldout)
+    split = heldout_fraction if heldout_text is None else heldout_text.digest(digests)
+    identity = [FORMAT, source.digest(digests), choice.digest(), document_len, split, max_documents]
     fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     spec = DataSpec(
         source=source.kind,
@@ -109,6 +136,7 @@ def resolve(
         spec,
         cache_dir / f"{name}-{choice.kind}-{document_len}-{fingerprint}",
         heldout_fraction,
+        heldout_text,
         max_documents,
     )
 
@@ -122,28 +150,58 @@ def prepare(plan: CorpusPlan, *, progress: Progress | None = None) -> Corpus:
     """
     if isinstance(plan.source, LongCrawl64Source):
         return Corpus.open(plan.folder, document_len=plan.spec.document_len, tokenizer=plan.tokenizer)
-    if not plan.ready:
-        report = progress or (lambda message: None)
-        temporary = plan.folder.with_name(f".{plan.folder.name}.partial")
+    report = progress or (lambda message: None)
+    if plan.notice:
+        report(plan.notice)
+    if plan.ready:
         try:
-            with _lock(plan.folder.with_name(f".{plan.folder.name}.lock"), report):
-                if not plan.ready:
-                    for left in (temporary, plan.folder):  # of a process that was killed, or half deleted: the lock is ours
-                        shutil.rmtree(left, ignore_errors=True)
-                    temporary.mkdir()
-                    try:
+            return Corpus.open(plan.folder)
+        except ValueError as error:
+            report(f"{error}: making it again")
+    temporary = plan.folder.with_name(f".{plan.folder.name}.partial")
+    try:
+        with _lock(plan.folder.with_name(f".{plan.folder.name}.lock"), report):
+            if not _whole(plan):
+                for left in (temporary, plan.folder):  # of a process that was killed, or damaged: the lock is ours
+                    shutil.rmtree(left, ignore_errors=True)
+                temporary.mkdir()
+                try:
+                    with _all_cores():
                         _build(plan, plan.source, temporary, report)
-                        os.replace(temporary, plan.folder)
-                    finally:
-                        shutil.rmtree(temporary, ignore_errors=True)
-        except OSError as error:
-            if error.errno in _FULL_DISK:
-                raise ValueError(
-                    f"no space left in {plan.folder.parent} for the tokenised corpus ({error.strerror}): free some, or choose "
-                    "another cache folder"
-                ) from None
-            raise ValueError(f"cannot write the tokenised corpus to {plan.folder} ({error.strerror or error})") from None
+                    os.replace(temporary, plan.folder)
+                finally:
+                    shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        if error.errno in _FULL_DISK:
+            raise ValueError(
+                f"no space left in {plan.folder.parent} for the tokenised corpus ({error.strerror}): free some, or choose "
+                "another cache folder"
+            ) from None
+        raise ValueError(f"cannot write the tokenised corpus to {plan.folder} ({error.strerror or error})") from None
     return Corpus.open(plan.folder)
+
+
+@contextlib.contextmanager
+def _all_cores() -> Iterator[None]:
+    """Lets `tokenizers` work in parallel, also where a command has told it not to for the sake of short prompts."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "true"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _whole(plan: CorpusPlan) -> bool:
+    """Whether another process has made it while this one waited."""
+    try:
+        return plan.ready and Corpus.open(plan.folder).spec == plan.spec
+    except ValueError:
+        return False
 
 
 @contextlib.contextmanager
@@ -159,37 +217,42 @@ def _lock(path: Path, report: Progress) -> Iterator[None]:
         yield
 
 
+Texts = Callable[[], Iterator[tuple[bool, str]]]
+"""Every text of a corpus with whether it belongs to the held-out text, which comes first; can be read more than once."""
+
+
 @dataclass(frozen=True)
 class _Document:
-    """What the first pass learns of a document: its place in the source, digest and size of its text."""
+    """What the first pass learns of a document: its place among the texts, digest and size, whether it is of the held-out
+    text."""
 
     index: int
     digest: bytes
     num_bytes: int
+    heldout: bool
 
 
 def _build(plan: CorpusPlan, source: TextualSource, folder: Path, report: Progress) -> None:
-    texts = _spooled(plan, source, folder, report)
+    texts = _texts(plan, source, folder, report)
     documents, total = _scan(texts, report)
     heldout = _choose_heldout(documents, plan)
+    in_heldout = np.array([d.index in heldout for d in documents])
     if plan.tokenizer.trained:
         report(f"training {plan.tokenizer.kind} on the train documents")
         train = {d.index for d in documents} - heldout
-        tokenizer = train_bpe((t for i, t in enumerate(texts()) if i in train), plan.spec.vocab_size)
+        tokenizer = train_bpe((text for i, (_, text) in enumerate(texts()) if i in train), plan.spec.vocab_size)
     else:
         tokenizer = plan.tokenizer.load()
     assert (tokenizer.vocab_size, tokenizer.bos_id) == (plan.spec.vocab_size, plan.spec.bos_id)
     num_tokens = _tokenise(texts, documents, tokenizer, plan.spec.document_len, folder, report)
     rows = num_tokens // plan.spec.document_len
-    in_heldout = np.array([d.index in heldout for d in documents])
     _check_lengths(plan, num_tokens, rows, in_heldout)
     spool = folder / "rows"
     tokens = np.memmap(spool, np.uint16, "r", shape=(int(rows.sum()), plan.spec.document_len))
     firsts = np.cumsum(rows) - rows
-    digests = {}
     for name, members in (("train", ~in_heldout), ("heldout", in_heldout)):
         report(f"writing {name}.zarr")
-        digests[name] = _write_zarr(folder / f"{name}.zarr", tokens, interleave(firsts[members], rows[members]), tokenizer.kind)
+        _write_zarr(folder / f"{name}.zarr", tokens, interleave(firsts[members], rows[members]), tokenizer.kind)
     del tokens
     counts = Counts(
         documents=total,
@@ -204,15 +267,18 @@ def _build(plan: CorpusPlan, source: TextualSource, folder: Path, report: Progre
     for path in (spool, folder / "documents.jsonl"):
         path.unlink(missing_ok=True)
     tokenizer.save(folder / "tokenizer")
-    about = {"format": FORMAT, "spec": asdict(plan.spec), "counts": asdict(counts), "tokens_sha256": digests}
-    (folder / "corpus.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
+    write_about(folder, plan.spec, counts)
     report(counts.summary)
 
 
-def _spooled(plan: CorpusPlan, source: TextualSource, folder: Path, report: Progress) -> Callable[[], Iterator[str]]:
-    """The source's texts, to be read more than once: what comes over the network is kept on disk first."""
+def _texts(plan: CorpusPlan, source: TextualSource, folder: Path, report: Progress) -> Texts:
+    """What comes over the network is kept on disk first."""
     if not isinstance(source, HubSource):
-        return lambda: islice(source.documents(), plan.max_documents)
+        heldout = plan.heldout.documents if plan.heldout is not None else lambda: iter(())
+        return lambda: chain(
+            ((True, text) for text in heldout()),
+            ((False, text) for text in islice(source.documents(), plan.max_documents)),
+        )
     spool = folder / "documents.jsonl"
     with spool.open("w", encoding="ascii") as file:
         for number, text in enumerate(islice(source.documents(), plan.max_documents), 1):
@@ -220,29 +286,36 @@ def _spooled(plan: CorpusPlan, source: TextualSource, folder: Path, report: Prog
             if number % 10_000 == 0:
                 report(f"fetched {number} documents")
 
-    def read() -> Iterator[str]:
+    def read() -> Iterator[tuple[bool, str]]:
         with spool.open(encoding="ascii") as file:
-            yield from map(json.loads, file)
+            yield from ((False, json.loads(line)) for line in file)
 
     return read
 
 
-def _scan(texts: Callable[[], Iterator[str]], report: Progress) -> tuple[list[_Document], int]:
-    """Distinct documents in the source's order, and how many there are with duplicates."""
+def _scan(texts: Texts, report: Progress) -> tuple[list[_Document], int]:
+    """Distinct documents in their order, and how many there are with duplicates."""
     found: dict[bytes, _Document] = {}
     total = 0
-    for index, text in enumerate(texts()):
+    for index, (heldout, text) in enumerate(texts()):
         content = text.encode("utf-8", "surrogatepass")
         if content.strip():
             total += 1
             digest = hashlib.sha256(content).digest()
-            found.setdefault(digest, _Document(index, digest, len(content)))
+            found.setdefault(digest, _Document(index, digest, len(content), heldout))
     report(f"found {len(found)} documents, {sum(d.num_bytes for d in found.values()) / 1e6:.1f} MB of text")
     return list(found.values()), total
 
 
 def _choose_heldout(documents: list[_Document], plan: CorpusPlan) -> set[int]:
-    """Indices of the held-out documents: by digest, as many as fit into the fraction, or else the smallest candidate."""
+    """Indices of the held-out documents: those of the held-out text, or by digest, as many as fit into the fraction, or else
+    the smallest candidate."""
+    if plan.heldout is not None:
+        chosen = {d.index for d in documents if d.heldout}
+        if not 0 < len(chosen) < len(documents):
+            what = "no text in it" if not chosen else "all the text that there is to train on"
+            raise ValueError(f"data {plan.spec.source!r}: the held-out text has {what}: name other files")
+        return chosen
     if len(documents) < 2:
         raise ValueError(
             f"data {plan.spec.source!r} has {len(documents)} distinct documents with text: at least 2 are needed, one of them "
@@ -261,7 +334,7 @@ def _choose_heldout(documents: list[_Document], plan: CorpusPlan) -> set[int]:
 
 
 def _tokenise(
-    texts: Callable[[], Iterator[str]],
+    texts: Texts,
     documents: list[_Document],
     tokenizer: Tokenizer,
     document_len: int,
@@ -272,8 +345,9 @@ def _tokenise(
     wanted = {d.index for d in documents}
     num_tokens: list[int] = []
     start = last = time.monotonic()
-    with (folder / "rows").open("wb") as spool:
-        for batch in _batches(text for index, text in enumerate(texts()) if index in wanted):
+    read = _batches(text for index, (_, text) in enumerate(texts()) if index in wanted)
+    with (folder / "rows").open("wb") as spool, Prefetcher(lambda batch: batch, read, depth=1) as batches:
+        for batch, _ in batches:
             for ids in tokenizer.encode_batch(batch):
                 num_tokens.append(len(ids))
                 spool.write(ids[: len(ids) // document_len * document_len].tobytes())
@@ -315,8 +389,8 @@ def interleave(firsts: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return (firsts[document] + row)[np.lexsort((document, place))]
 
 
-def _write_zarr(path: Path, tokens: np.ndarray, order: np.ndarray, encoder: str) -> str:
-    """Write tokens[order] in LongCrawl64's layout; returns the digest of what was written."""
+def _write_zarr(path: Path, tokens: np.ndarray, order: np.ndarray, encoder: str) -> None:
+    """Write tokens[order] in LongCrawl64's layout."""
     import numcodecs
     import zarr
 
@@ -332,9 +406,5 @@ def _write_zarr(path: Path, tokens: np.ndarray, order: np.ndarray, encoder: str)
         zarr_format=2,
         attributes={"encoder": encoder, "bos": BOS},
     )
-    digest = hashlib.sha256()
     for start in range(0, len(order), chunks[0]):
-        block = tokens[order[start : start + chunks[0]]]
-        array[start : start + chunks[0]] = block
-        digest.update(block.tobytes())
-    return digest.hexdigest()
+        array[start : start + chunks[0]] = tokens[order[start : start + chunks[0]]]

@@ -6,52 +6,17 @@ LongCrawl64 is tokens already and is used in place.
 
 import hashlib
 import json
-import os
 import re
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
 from data.file_digests import FileDigests
+from data.packages import PackagesSource
 from data.text_files import TextSource
 
-# Tables and generated files rather than code, tests, and what differs between two machines of one Python version.
-_LEFT_OUT_FOLDERS = {
-    "test",
-    "tests",
-    "idle_test",
-    "site-packages",
-    "dist-packages",
-    "encodings",
-    "pydoc_data",
-    "__pycache__",
-}
-_LEFT_OUT_FILES = ("_sysconfigdata", "sitecustomize", "usercustomize")
 _REVISION = re.compile(r"[0-9a-f]{40}")
 
-_ALLOWED = "stdlib, text:PATH[,PATH...], longcrawl64:FOLDER or hf:NAME[:CONFIG][@REVISION]"
-
-
-class StdlibSource:
-    """The Python standard library of the running interpreter: a document per package, loose modules joined by first letter."""
-
-    kind = "stdlib"
-
-    def __init__(self) -> None:
-        self.root = Path(sysconfig.get_path("stdlib"))
-        self.groups = _stdlib_groups(self.root)
-        if not self.groups:
-            raise ValueError(f"data 'stdlib': no .py files in {self.root}: install them, or give --data text:PATH")
-
-    def digest(self, file_digests: FileDigests) -> str:
-        total = hashlib.sha256()
-        for text in self.documents():
-            total.update(hashlib.sha256(text.encode()).digest())
-        return total.hexdigest()
-
-    def documents(self) -> Iterator[str]:
-        for paths in self.groups:
-            yield "\n".join(text for text in map(_read_module, paths) if text)
+_ALLOWED = "packages, text:PATH[,PATH...], longcrawl64:FOLDER or hf:NAME[:CONFIG][@REVISION]"
 
 
 class HubSource:
@@ -113,15 +78,15 @@ class LongCrawl64Source:
                 )
 
 
-TextualSource = TextSource | StdlibSource | HubSource
+TextualSource = TextSource | PackagesSource | HubSource
 Source = TextualSource | LongCrawl64Source
 
 
 def parse_source(text: str) -> Source:
     """Read the value of `--data`. ValueError names the value and what is allowed, also for missing or empty paths."""
     kind, _, rest = text.partition(":")
-    if text == "stdlib":
-        return StdlibSource()
+    if text == "packages":
+        return PackagesSource()
     if kind == "text":
         return TextSource(rest)
     if kind == "longcrawl64" and rest:
@@ -131,26 +96,6 @@ def parse_source(text: str) -> Source:
         if match:
             return HubSource(match["name"], match["config"], match["revision"])
     raise ValueError(f"data {text!r} is none of {_ALLOWED}")
-
-
-def _stdlib_groups(root: Path) -> list[list[Path]]:
-    """Paths of the modules of each document, in an order that depends on their names alone."""
-    groups: dict[tuple[int, str], list[Path]] = {}
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in _LEFT_OUT_FOLDERS)
-        place = Path(folder).relative_to(root).parts
-        for name in sorted(files):
-            if name.endswith(".py") and not name.startswith(_LEFT_OUT_FILES):
-                key = (0, place[0]) if place else (1, name.lstrip("_")[:1].lower())
-                groups.setdefault(key, []).append(Path(folder) / name)
-    return [groups[key] for key in sorted(groups)]
-
-
-def _read_module(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError):  # dangling links of some distributions; a few old modules in other encodings
-        return ""
 
 
 def _first_line(error: Exception) -> str:

@@ -10,7 +10,7 @@ from models.spec import STRICT, PositiveInt
 class DataSpec:
     """A tokenised corpus of equally long documents. Where it lies on disk is not part of it.
 
-    `source`: "stdlib", "text", "longcrawl64" or "hf:NAME"; `tokenizer`: "gpt2-json", "gpt2", "bytes" or "bpe-N".
+    `source`: "packages", "text", "longcrawl64" or "hf:NAME"; `tokenizer`: "gpt2-json", "gpt2", "bytes" or "bpe-N".
     `document_len`: tokens per stored document (65,536 in LongCrawl64). `fingerprint`: digest of the raw text, the
     tokeniser, the length and the split, so that equal fingerprints mean equal tokens in equal order.
     """

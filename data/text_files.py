@@ -3,17 +3,21 @@
 import glob
 import gzip
 import hashlib
+import io
 import json
 import lzma
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from data.file_digests import FileDigests
+from data.prefetch import Prefetcher
 
 FORMATS = (".txt", ".jsonl", ".parquet")
 COMPRESSIONS = ("", ".xz", ".gz", ".zst")
+_FILES_AHEAD, _BLOCKS_AHEAD, _BLOCK_BYTES = 8, 64, 1 << 20  # 512 MiB of text at most
 _ALLOWED = "a folder, a glob or a file of .txt, .jsonl or .parquet, each also .xz, .gz or .zst"
 
 
@@ -31,17 +35,56 @@ class TextSource:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def documents(self) -> Iterator[str]:
-        for path in self.files:
-            yield from read_documents(path)
+        """In order; compressed files are decompressed some way ahead, several at once."""
+        ahead: deque[IO[bytes] | None] = deque()
+        try:
+            for number, path in enumerate(self.files):
+                for coming in self.files[number + len(ahead) : number + _FILES_AHEAD]:
+                    compressed = _suffixes(coming)[1] != ""
+                    ahead.append(io.BufferedReader(_Ahead(coming), _BLOCK_BYTES) if compressed else None)
+                yield from read_documents(path, ahead.popleft())
+        finally:
+            for file in filter(None, ahead):
+                file.close()
 
 
-def read_documents(path: Path) -> Iterator[str]:
-    """The documents of one file. ValueError names the file, and the line of a .jsonl, where it cannot be read."""
-    form, compression = _suffixes(path)
+class _Ahead(io.RawIOBase):
+    """The content of a compressed file, decompressed on a thread of its own (it needs no lock of Python's meanwhile)."""
+
+    def __init__(self, path: Path) -> None:
+        self._prefetcher = Prefetcher(lambda block: block, _blocks(path), depth=_BLOCKS_AHEAD)
+        self._blocks = iter(self._prefetcher)
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._rest:
+            self._rest = memoryview(next(self._blocks, (b"", b""))[1])
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size
+
+    def close(self) -> None:
+        self._prefetcher.close()
+        super().close()
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with _open(path) as file:
+        while block := file.read(_BLOCK_BYTES):
+            yield block
+
+
+def read_documents(path: Path, file: IO[bytes] | None = None) -> Iterator[str]:
+    """The documents of one file (of its decompressed content `file`, where that is open already). ValueError names the file,
+    and the line of a .jsonl, where it cannot be read."""
+    form, _ = _suffixes(path)
     reader = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}[form]
     try:
-        with _open(path, compression) as file:
-            yield from reader(path, file)
+        with file or _open(path) as opened:
+            yield from reader(path, opened)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text (byte {error.start}): convert it, or leave it out") from None
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
@@ -88,7 +131,8 @@ def _suffixes(path: Path) -> Any:
     return None
 
 
-def _open(path: Path, compression: str) -> IO[bytes]:
+def _open(path: Path) -> IO[bytes]:
+    _, compression = _suffixes(path)
     if compression == ".xz":
         return lzma.open(path, "rb")
     if compression == ".gz":
@@ -105,8 +149,6 @@ def _read_txt(path: Path, file: IO[bytes]) -> Iterator[str]:
 
 
 def _read_jsonl(path: Path, file: IO[bytes]) -> Iterator[str]:
-    import io
-
     for number, line in enumerate(io.BufferedReader(file), 1):  # type: ignore[type-var]
         if not line.strip():
             continue

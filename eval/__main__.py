@@ -12,7 +12,7 @@ from typing import Annotated, Generic, TypeVar
 
 import tyro
 
-from eval.shell import go_offline_if_unreachable, guarded, parse
+from eval.shell import go_offline_if_unreachable
 from eval.sources import Sources, make_context, named_by_content, needs_hub
 from eval.spec import (
     EvalSpec,
@@ -24,6 +24,7 @@ from eval.spec import (
     ThroughputSpec,
     eval_id,
 )
+from training.command_line import guarded, parse
 from training.signals import EXIT_FINISHED
 
 Spec = TypeVar("Spec", bound=EvalSpec)

@@ -11,9 +11,10 @@ from typing import Annotated
 
 import tyro
 
-from eval.shell import go_offline_if_unreachable, guarded, parse
+from eval.shell import go_offline_if_unreachable
 from eval.sources import Sources, make_context, needs_hub
 from eval.spec import EVAL_SPEC, EvalSpec, eval_id
+from training.command_line import guarded, parse
 from training.signals import EXIT_FINISHED
 
 

@@ -37,7 +37,7 @@ def adopt(folder: Path, recipe: Recipe, data: DataSpec, runs_dir: Path) -> RunFo
     ValueError: no checkpoint there, weights that do not fit, a model that is not the recipe's.
     """
     from models.build import load_model, spec_of
-    from training.export import seal_export
+    from training import manifest
 
     model = load_model(folder)
     plain = recipe.run_spec(data)
@@ -55,7 +55,7 @@ def adopt(folder: Path, recipe: Recipe, data: DataSpec, runs_dir: Path) -> RunFo
         partial = run.path / "export.partial"
         shutil.rmtree(partial, ignore_errors=True)
         shutil.copytree(folder, partial)
-        seal_export(partial)
+        manifest.seal(partial, run_id=spec.run_id)
         os.rename(partial, run.export)
     about = {"folder": folder.name, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
     (run.path / "adopted.json").write_text(json.dumps(about) + "\n")

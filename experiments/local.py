@@ -1,8 +1,6 @@
 """Run the tasks of a plan on this machine: as many at a time as there are GPUs, or CPU cores where there is none."""
 
-import contextlib
 import ctypes
-import json
 import os
 import signal
 import subprocess
@@ -20,7 +18,6 @@ from rich.text import Text
 from experiments import restarts
 from experiments.graph import Task
 from training.command_line import Terminated
-from training.run_folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
 POLL_S = 0.1
@@ -192,7 +189,7 @@ class _Pool:
 def _line(running: _Running) -> tuple[str, ...]:
     """Name and progress of a running task; a training's numbers are the last line of its metrics.jsonl."""
     task = running.task
-    row = last_row(task.run.folder) if task.run is not None and task.kind == "train" else None
+    row = task.run.folder.last_row() if task.run is not None and task.kind == "train" else None
     if task.run is None or row is None:
         return (task.name, f"{time.monotonic() - running.started:.0f} s")
     train = task.run.spec.train
@@ -206,23 +203,6 @@ def _line(running: _Running) -> tuple[str, ...]:
         "" if mfu is None else f"MFU {100 * mfu:.0f}%",
         f"{left / 60:.1f} min left",
     )
-
-
-def last_row(folder: RunFolder) -> dict | None:
-    """The newest whole line of a run's metrics.jsonl."""
-    try:
-        with open(folder.metrics_file, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 2048))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return None
-    for line in reversed(lines):
-        with contextlib.suppress(json.JSONDecodeError):
-            row = json.loads(line)
-            if isinstance(row, dict):
-                return row
-    return None
 
 
 def _tail(log: Path, lines: int = 5) -> str:

@@ -112,9 +112,7 @@ def _state(run: Run) -> str:
         return f"adopted, {done}/{len(run.evals)} evaluations"
     if run.folder.finished:
         return f"trained, {done}/{len(run.evals)} evaluations"
-    from experiments.local import last_row
-
-    row = last_row(run.folder)
+    row = run.folder.last_row()
     return f"step {row['step']}" if row else "nothing" if not done else f"{done}/{len(run.evals)} evaluations"
 
 

@@ -1,15 +1,16 @@
 """`python -m training RUN_DIR --corpus-dir DIR`: train one run (also under torchrun), or go on with it."""
 
-import errno
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated
 
 import tyro
+from pydantic.dataclasses import dataclass
 
-from training.signals import EXIT_ERROR
+from models.spec import PositiveInt
+from training.command_line import guarded, parse
 from training.spec import Execution
 
 
@@ -26,34 +27,32 @@ class Arguments:
     """Folder of the prepared corpus."""
     tokenizer: str | None = None
     """For LongCrawl64: gpt2-json:FOLDER, where vocab.json and merges.txt lie (default: the hub's)."""
-    threads: int = 1
+    threads: PositiveInt = 1
     """CPU threads of this process; 1 makes results independent of the machine's number of cores."""
     quiet: bool = False
     """No progress on the terminal (metrics.jsonl has it all)."""
     execution: Annotated[Execution, tyro.conf.arg(name="")] = field(default_factory=Execution)
 
 
-def main() -> int:
-    arguments = tyro.cli(Arguments, prog="python -m training")
+def run(arguments: Arguments) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(arguments.threads))
     import torch
 
     torch.set_num_threads(arguments.threads)
-    from training.loop import AnomalyError, train
+    from training.loop import train
 
-    try:
-        return train(
-            arguments.run_dir,
-            arguments.corpus_dir,
-            arguments.execution,
-            tokenizer=arguments.tokenizer,
-            quiet=arguments.quiet,
-        )
-    except (ValueError, OSError, AnomalyError) as error:
-        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-        remedy = " Free some space and start the same command again." if full else ""
-        print(f"error: {error}{'.' if full else ''}{remedy}", file=sys.stderr)
-        return EXIT_ERROR
+    return train(
+        arguments.run_dir,
+        arguments.corpus_dir,
+        arguments.execution,
+        tokenizer=arguments.tokenizer,
+        quiet=arguments.quiet,
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parsed = parse(Arguments, arguments, "python -m training", None)
+    return guarded(lambda: run(parsed))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """Checkpoints that cannot be lost: written beside, digested, renamed; read only if every digest agrees.
 
 Tensors go through torch.distributed.checkpoint into safetensors files (no pickle), so that a run resumes on any number
-of processes. `manifest.json` holds the step and the SHA-256 of every file; a folder without it is not a checkpoint.
+of processes. A manifest (training/manifest.py) holds the step and the SHA-256 of every file; a folder without it is not a
+checkpoint.
 """
 
-import hashlib
-import json
 import os
 import shutil
 import sys
@@ -18,9 +17,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
+from training import manifest
 from training.distributed import World
 
-MANIFEST = "manifest.json"
 State = dict[str, torch.Tensor]
 
 
@@ -35,28 +34,6 @@ def require_space(folder: Path, num_bytes: int) -> None:
         )
 
 
-def digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint folder, or None if every file has the digest its manifest states."""
-    try:
-        files = json.loads((folder / MANIFEST).read_text())["files"]
-    except (OSError, ValueError, KeyError) as error:
-        return f"{MANIFEST} cannot be read ({type(error).__name__})"
-    for name, entry in files.items():
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != entry["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes, not {entry['bytes']}"
-        if digest(path) != entry["sha256"]:
-            return f"{name} has been altered (its SHA-256 differs)"
-    return None
-
-
 class Checkpoints:
     """The checkpoints of one run, newest last."""
 
@@ -65,12 +42,13 @@ class Checkpoints:
         self.world = world
         self.keep = keep
         self._background = background
+        self._damaged: set[int] = set()
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo") if background and world.size > 1 else None
 
     def steps(self) -> list[int]:
-        return sorted(int(path.name.removeprefix("step-")) for path in self.folder.glob("step-????????"))
+        return sorted(int(path.name.removeprefix("step-")) for path in self.folder.glob(f"step-{8 * '[0-9]'}"))
 
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
@@ -121,20 +99,15 @@ class Checkpoints:
             dist.barrier(group=group)
 
     def _publish(self, step: int, partial: Path) -> None:
-        files = {}
-        for path in sorted(partial.glob("*.safetensors")):
-            with open(path, "rb+") as file:
-                os.fsync(file.fileno())
-            files[path.name] = {"bytes": path.stat().st_size, "sha256": digest(path)}
-        with open(partial / MANIFEST, "w") as file:
-            json.dump({"step": step, "files": files}, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
+        manifest.seal(partial, step=step)
         target = self.path(step)
         if target.exists():  # a damaged one that the run went on from before
             shutil.rmtree(target)
         os.rename(partial, target)
-        for old in self.steps()[: -self.keep]:
+        self._damaged.discard(step)
+        steps = self.steps()
+        whole = [s for s in steps if s not in self._damaged and manifest.fault(self.path(s), digests=False) is None]
+        for old in set(steps) - set(whole[-self.keep :]):
             shutil.rmtree(self.path(old), ignore_errors=True)
 
     def newest_whole(self) -> int | None:
@@ -142,10 +115,11 @@ class Checkpoints:
         found = None
         if self.world.is_main:
             for step in reversed(self.steps()):
-                fault = damage(self.path(step))
+                fault = manifest.fault(self.path(step), digests=True)
                 if fault is None:
                     found = step
                     break
+                self._damaged.add(step)
                 print(f"{self.path(step)} is damaged: {fault}. Going on from the checkpoint before it.", file=sys.stderr)
         return self.world.broadcast(found)  # type: ignore[return-value]
 

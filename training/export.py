@@ -1,20 +1,23 @@
-"""The trained model and its tokeniser as a folder for `from_pretrained`; its presence marks a run as finished."""
+"""The trained model and its tokeniser as a folder for `from_pretrained`; whole, it marks a run as finished."""
 
 import os
 import shutil
+import sys
+from pathlib import Path
 
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from data.corpus import Corpus
 from results.atomic import write_atomic
+from training import manifest
 from training.distributed import World
 from training.run_folder import RunFolder
 from training.spec import RunSpec
 
 
 def export_model(model: nn.Module, corpus: Corpus, spec: RunSpec, folder: RunFolder, world: World) -> None:
-    """Write export/ whole or not at all, then drop the checkpoints, which the run no longer needs."""
+    """Write export/ whole or not at all, then drop the checkpoints: three times its size, and the run no longer needs them."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(model, options=options) if world.size > 1 else model.state_dict()
     if world.is_main:
@@ -26,6 +29,41 @@ def export_model(model: nn.Module, corpus: Corpus, spec: RunSpec, folder: RunFol
         model.save_pretrained(partial, state_dict=weights)  # type: ignore[operator]
         corpus.tokenizer.to_hf().save_pretrained(partial)
         write_atomic(partial / "run_spec.json", spec.to_json())
+        manifest.seal(partial, run_id=spec.run_id)
         os.rename(partial, folder.export)
-        shutil.rmtree(folder.checkpoints, ignore_errors=True)
+        for rest in (folder.checkpoints, _aside(folder)):
+            shutil.rmtree(rest, ignore_errors=True)
     world.barrier()
+
+
+def check_export(folder: Path) -> None:
+    """Read an exported model against the digests it was written with. ValueError: something is missing or was altered."""
+    fault = manifest.fault(folder, digests=True)
+    if fault is not None:
+        raise ValueError(f"{folder} is damaged: {fault}. Delete it and run its experiment again, which trains what is missing.")
+
+
+def already_exported(folder: RunFolder, spec: RunSpec, world: World) -> bool:
+    """Whether the run is finished (all processes agree). A damaged export is moved aside, so that it is made again.
+
+    ValueError: the weights were trained elsewhere, so that training cannot make them again.
+    """
+    if not world.is_main:
+        return bool(world.broadcast(None))
+    fault = manifest.fault(folder.export, digests=True)
+    if fault is not None and spec.weights is not None:
+        raise ValueError(f"{folder.export} is damaged: {fault}. These weights were trained elsewhere: adopt them again.")
+    if fault is not None and folder.export.exists():
+        aside = _aside(folder)
+        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(folder.export, aside)
+        print(
+            f"{folder.export} is damaged: {fault}. It is now {aside.name}; the run goes on from its newest checkpoint, or is "
+            "trained again where there is none.",
+            file=sys.stderr,
+        )
+    return bool(world.broadcast(fault is None))
+
+
+def _aside(folder: RunFolder) -> Path:
+    return folder.path / "export.damaged"

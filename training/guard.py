@@ -3,7 +3,6 @@
 import torch
 
 from training.distributed import World
-from training.spec import TrainSpec
 
 APPLIED, NOT_FINITE, SPIKE = 0, 1, 2
 KINDS = {NOT_FINITE: "not finite", SPIKE: "spike"}
@@ -12,10 +11,13 @@ WARM_STEPS = 100
 
 
 class Guard:
-    """Judges each step by its loss and gradient norm; keeps a running mean of the norms of applied steps."""
+    """Judges each step by its loss and gradient norm; keeps a running mean of the norms of applied steps.
 
-    def __init__(self, spec: TrainSpec, world: World):
-        self._factor = spec.spike_factor
+    `spike_factor`: a gradient norm above this multiple of the mean is a spike; None takes none for one.
+    """
+
+    def __init__(self, spike_factor: float | None, world: World):
+        self._factor = spike_factor
         self.mean_norm = torch.zeros((), device=world.device)
         self.steps_seen = torch.zeros((), device=world.device)
 

@@ -1,4 +1,6 @@
-"""Peak arithmetic rate of the device, the denominator of model FLOPs utilisation (MFU)."""
+"""Peak arithmetic rate of the device, the denominator of model FLOPs utilisation (MFU), and peak use of its memory."""
+
+import resource
 
 import torch
 
@@ -20,3 +22,10 @@ def peak_flops(device: torch.device) -> float | None:
         return None
     name = torch.cuda.get_device_name(device)
     return next((rate for part, rate in DENSE_BF16_PEAK.items() if part in name), None)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory this process had at once: allocated by torch on a GPU, resident on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

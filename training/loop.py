@@ -1,8 +1,9 @@
 """The training of one run, from its spec to its exported model. Read this file from `train` downwards."""
 
-import json
 import sys
-from contextlib import nullcontext
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -17,16 +18,17 @@ from models.count import flops_per_token, num_params
 from models.loss import TokenLoss
 from training.checkpoint import Checkpoints, State
 from training.distributed import World, device_label, join_world, layers_of, spread
-from training.export import export_model
+from training.export import already_exported, export_model
 from training.guard import KINDS, Guard
-from training.hardware import peak_flops
+from training.hardware import peak_flops, peak_memory_bytes
+from training.lines import Row, line
 from training.metrics import MetricsWriter, PendingReport, Speed, StepReport
 from training.optimizer import allocate_state, build_optimizer, named_state
 from training.progress import RunProgress
 from training.provenance import provenance
 from training.run_folder import RunFolder
 from training.schedule import learning_rate
-from training.signals import EXIT_FINISHED, EXIT_REQUEUE, StopRequest
+from training.signals import EXIT_ERROR, EXIT_FINISHED, EXIT_REQUEUE, StopRequest
 from training.spec import Execution, RunSpec, micro_batch_size
 from training.step import Stepper
 from training.watchdog import Watchdog
@@ -34,7 +36,7 @@ from training.watchdog import Watchdog
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
-class AnomalyError(RuntimeError):
+class AnomalyError(ValueError):
     """A step that was not applied, in a run that was told to stop there."""
 
 
@@ -47,11 +49,14 @@ def train(run_dir: Path, corpus_dir: Path, execution: Execution, *, tokenizer: s
     """
     folder = RunFolder.open(run_dir)
     spec = folder.read_spec()
-    if folder.finished:
-        return EXIT_FINISHED
     torch.manual_seed(spec.seed)
     stop = StopRequest(execution.max_hours)
-    with join_world(execution.device, execution.hang_minutes) as world, folder.lock() if world.is_main else nullcontext():
+    with (
+        join_world(execution.device, execution.hang_minutes) as world,
+        folder.lock() if world.is_main else nullcontext(),
+    ):
+        if already_exported(folder, spec, world):
+            return EXIT_FINISHED
         corpus = open_corpus(corpus_dir, tokenizer, spec)
         return _train(folder, spec, corpus, execution, world, stop, quiet or not world.is_main)
 
@@ -60,12 +65,12 @@ def open_corpus(corpus_dir: Path, tokenizer: str | None, spec: RunSpec) -> Corpu
     """The corpus the spec names, its tokeniser loaded now rather than after training; ValueError if it is another."""
     choice = None if tokenizer is None else parse_tokenizer(tokenizer)
     corpus = Corpus.open(corpus_dir, document_len=spec.data.document_len, tokenizer=choice)
-    assert corpus.tokenizer.vocab_size == spec.data.vocab_size
     if corpus.spec.fingerprint != spec.data.fingerprint:
         raise ValueError(
             f"{corpus_dir} holds corpus {corpus.spec.fingerprint[:12]}, but the run was made for {spec.data.fingerprint[:12]}: "
             "give the corpus it was made for, or plan a new run for this one."
         )
+    assert corpus.tokenizer.vocab_size == spec.data.vocab_size
     return corpus
 
 
@@ -92,7 +97,7 @@ def _train(
     wrapped = spread(token_loss, layers, world, execution.parallel, spec.train.grad_reduce)
     optimizer = build_optimizer(token_loss, spec.train)
     allocate_state(optimizer)
-    guard = Guard(spec.train, world)
+    guard = Guard(execution.spike_factor, world)
     checkpoints = Checkpoints(folder.checkpoints, world, execution.keep_checkpoints, execution.async_checkpoint)
     state = _state(model, optimizer, guard)
     first_step = checkpoints.newest_whole() or 0
@@ -105,13 +110,15 @@ def _train(
         return (inputs.pin_memory(), targets.pin_memory()) if world.device.type == "cuda" else (inputs, targets)
 
     run = _Run(folder, spec, execution, world, stop, checkpoints, sampler, quiet)
-    with (
-        Prefetcher(read, range(first_step, spec.train.num_steps), depth=3) as batches,
-        Watchdog(execution.hang_minutes) as watchdog,
-    ):
-        exit_code = run.steps(first_step, stepper, batches, state, watchdog)
-    if exit_code == EXIT_FINISHED:
-        export_model(model, corpus, spec, folder, world)
+    with run.start(first_step) as end:
+        with (
+            Prefetcher(read, range(first_step, spec.train.num_steps), depth=3) as batches,
+            Watchdog(execution.hang_minutes) as watchdog,
+        ):
+            exit_code = run.steps(stepper, batches, state, watchdog)
+        if exit_code == EXIT_FINISHED:
+            export_model(model, corpus, spec, folder, world)
+        end["exit_code"] = exit_code
     return exit_code
 
 
@@ -135,94 +142,120 @@ class _Run:
         sampler: Sampler,
         quiet: bool,
     ):
-        self.folder, self.spec, self.world, self.stop = folder, spec, world, stop
+        self.folder, self.spec, self.execution, self.world, self.stop = folder, spec, execution, world, stop
         self.checkpoints, self.sampler, self.quiet = checkpoints, sampler, quiet
-        every = execution.checkpoint_every_tokens or spec.train.train_tokens // 20
-        self.checkpoint_every = max(1, every // spec.train.batch_tokens)
+        self.pruned = getattr(spec.model, "prune_log_tolerance", None) is not None
         self.flops_per_token = 3 * flops_per_token(spec.model, spec.train.seq_len)
         peak = peak_flops(world.device)
         self.peak = None if peak is None else peak * world.size
         self.speed = Speed(spec.train.batch_tokens)
+        self.last_step = 0
+        self.saved_at = 0.0
         self.writer: MetricsWriter | None = None
         self.progress: RunProgress | None = None
 
-    def steps(
-        self, first_step: int, stepper: Stepper, batches: Prefetcher[int, Batch], state: State, watchdog: Watchdog
-    ) -> int:
+    def steps(self, stepper: Stepper, batches: Prefetcher[int, Batch], state: State, watchdog: Watchdog) -> int:
         """Run the steps that are left; returns an exit code. A step's report is read while the next one computes."""
-        self._open(first_step)
         pending: PendingReport | None = None
-        last_step = self.spec.train.num_steps
-        try:
-            self.speed.resume()
-            for steps_before, (inputs, targets) in batches:
-                step = steps_before + 1
-                lr = learning_rate(steps_before * self.spec.train.batch_tokens, self.spec.train)
-                inputs = inputs.to(self.world.device, non_blocking=True)
-                targets = targets.to(self.world.device, non_blocking=True)
-                loss, grad_norm, verdict = stepper.run(inputs, targets, lr)
-                stopping = torch.tensor(float(self.stop.requested), device=self.world.device)
-                values = torch.stack([loss, grad_norm, verdict, self.world.sum(stopping)])
-                earlier, pending = pending, PendingReport(step, values)
-                stop_now = earlier is not None and self._record(earlier.wait())
-                watchdog.alive()
-                if stop_now or step % self.checkpoint_every == 0 or step == last_step:
-                    stop_now = self._record(pending.wait()) or stop_now
-                    pending = None
-                    self.checkpoints.save(step, state)
-                    self.speed.resume()
-                if stop_now and step < last_step:
-                    self.checkpoints.wait()
-                    self._say(f"{self.spec.name}: stopped by {self.stop.reason or 'another process'}, saved at step {step}")
-                    return EXIT_REQUEUE if self.stop.exit_code is None else self.stop.exit_code
-            self.checkpoints.wait()
-            return EXIT_FINISHED
-        finally:
-            self._close()
+        num_steps = self.spec.train.num_steps
+        self.saved_at = time.monotonic()
+        self.speed.resume()
+        for steps_before, (inputs, targets) in batches:
+            step = steps_before + 1
+            lr = learning_rate(steps_before * self.spec.train.batch_tokens, self.spec.train)
+            inputs = inputs.to(self.world.device, non_blocking=True)
+            targets = targets.to(self.world.device, non_blocking=True)
+            loss, grad_norm, verdict = stepper.run(inputs, targets, lr)
+            wishes = torch.tensor([self.stop.requested, self._save_due], dtype=torch.float32, device=self.world.device)
+            values = torch.cat([torch.stack([loss, grad_norm, verdict]), self.world.sum(wishes)])
+            earlier, pending = pending, PendingReport(step, values)
+            report = None if earlier is None else self._record(earlier.wait())
+            watchdog.alive()
+            stop = report is not None and report.stop
+            if stop or (report is not None and report.save) or self.execution.checkpoint_minutes == 0 or step == num_steps:
+                stop = self._record(pending.wait()).stop or stop
+                pending = None
+                self._save(step, state)
+            if stop and step < num_steps:
+                self.checkpoints.wait()
+                self._say(f"{self.spec.name}: stopped by {self.stop.reason or 'another process'}, saved at step {step}")
+                return EXIT_REQUEUE if self.stop.exit_code is None else self.stop.exit_code
+        self.checkpoints.wait()
+        return EXIT_FINISHED
 
-    def _open(self, first_step: int) -> None:
+    @property
+    def _save_due(self) -> bool:
+        """Clocks differ: the main process decides, and what each wishes is summed so that all know."""
+        return self.world.is_main and time.monotonic() - self.saved_at >= 60 * self.execution.checkpoint_minutes
+
+    def _save(self, step: int, state: State) -> None:
+        if self.writer is not None:
+            self.writer.sync()
+        self.checkpoints.save(step, state)
+        self.saved_at = time.monotonic()
+        self.speed.resume()
+
+    @contextmanager
+    def start(self, first_step: int) -> Iterator[Row]:
+        """Write down this start and, when it is left, how it ended; an `exit_code` put into what is yielded is added."""
+        end: Row = {"exit_code": EXIT_ERROR}
         if not self.world.is_main:
+            yield end
             return
-        self.folder.truncate(first_step)
-        with open(self.folder.provenance_file, "a") as file:
-            line = provenance(device_label(self.world.device), self.world.size)
-            line |= {"first_step": first_step, "params": num_params(self.spec.model)}
-            file.write(json.dumps(line) + "\n")
+        train = self.spec.train
+        epochs = self.sampler.epochs(train.num_steps)
+        start = provenance(device_label(self.world.device), self.world.size)
+        start |= {"first_step": first_step, "params": num_params(self.spec.model), "epochs": epochs, "end": None}
+        if self.folder.begin_start(start):
+            self._say(f"{self.folder.provenance_file}: a line was damaged; what it told of an earlier start is lost")
+        if not self.folder.truncate(first_step):
+            self._say(f"{self.folder.metrics_file}: steps before {first_step + 1} are damaged or missing; the curve has a gap")
         if first_step:
             self._say(f"{self.spec.name}: going on from step {first_step}")
+        if epochs > 1:
+            self._say(f"{self.spec.name}: the corpus is smaller than the training: its tokens are seen {epochs:.2f} times")
+        self.last_step = first_step
         self.writer = MetricsWriter(self.folder.metrics_file, self.folder.path / "tensorboard", first_step)
-        self.progress = RunProgress(self.spec.name, self.spec.train.num_steps, first_step, self.quiet)
-
-    def _close(self) -> None:
-        if self.writer is not None:
+        self.progress = RunProgress(self.spec.name, train.num_steps, first_step, self.quiet)
+        try:
+            yield end
+        finally:
             self.writer.close()
-        if self.progress is not None:
             self.progress.close()
+            end["tokens"] = (self.last_step - first_step) * train.batch_tokens
+            end |= {"wall_s": self.stop.wall_s, "peak_memory_bytes": peak_memory_bytes(self.world.device)}
+            with suppress(OSError):  # a full disk has been reported
+                self.folder.end_start(start, end)
 
-    def _record(self, report: StepReport) -> bool:
-        """Write a finished step down. Returns whether some process was asked to stop; raises AnomalyError."""
+    def _record(self, report: StepReport) -> StepReport:
+        """Write a finished step down. Raises AnomalyError."""
         tokens_per_s = self.speed.tick()
+        mfu = None if self.peak is None else tokens_per_s * self.flops_per_token / self.peak
         row = {
             "step": report.step,
             "tokens": report.step * self.spec.train.batch_tokens,
             "loss": report.loss,
             "grad_norm": report.grad_norm,
             "lr": learning_rate((report.step - 1) * self.spec.train.batch_tokens, self.spec.train),
+            "wall_s": round(self.stop.wall_s, 3),
             "tokens_per_s": tokens_per_s,
-            "mfu": None if self.peak is None else tokens_per_s * self.flops_per_token / self.peak,
+            # What pruning skips is not known here: its utilisation is that of a dense computation of the same speed.
+            "mfu": None if self.pruned else mfu,
+            "mfu_dense": mfu,
         }
         if self.writer is not None and self.progress is not None:
             self.writer.write(row)
             self.progress.update(row)
+        self.last_step = report.step
         if report.verdict:
             self._anomaly(report)
-        return report.stop
+        return report
 
     def _anomaly(self, report: StepReport) -> None:
         documents, start = self.sampler.rows(report.step - 1, 0, 1)
         kind = KINDS[report.verdict]
         if self.world.is_main:
-            line = {
+            row = {
                 "step": report.step,
                 "kind": kind,
                 "loss": report.loss,
@@ -231,11 +264,11 @@ class _Run:
                 "first_token": int(start),
             }
             with open(self.folder.anomalies_file, "a") as file:
-                file.write(json.dumps(line) + "\n")
-        if self.spec.train.on_anomaly == "stop":
+                file.write(line(row))
+        if self.execution.on_bad_step == "stop":
             raise AnomalyError(
                 f"step {report.step} is {kind} (loss {report.loss}, gradient norm {report.grad_norm}) and was not applied; its "
-                f"documents are in {self.folder.anomalies_file}. A spec with on_anomaly 'skip' goes on without such steps."
+                f"documents are in {self.folder.anomalies_file}. `--on-bad-step skip` goes on without such steps."
             )
 
     def _say(self, text: str) -> None:

@@ -1,6 +1,6 @@
 """What a step reports: copied off the device without waiting, written as one line of metrics.jsonl, flushed."""
 
-import json
+import os
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -9,16 +9,19 @@ from typing import Any
 
 import torch
 
+from training.lines import line
+
 
 @dataclass(frozen=True)
 class StepReport:
-    """The host's view of one step; timings are this process's."""
+    """The host's view of one step. `stop`, `save`: some process was asked to stop; the main one has a checkpoint due."""
 
     step: int
     loss: float
     grad_norm: float
     verdict: int
     stop: bool
+    save: bool
 
 
 class PendingReport:
@@ -38,8 +41,8 @@ class PendingReport:
     def wait(self) -> StepReport:
         if self._event is not None:
             self._event.synchronize()
-        loss, grad_norm, verdict, stop = self._host.tolist()
-        return StepReport(self.step, loss, grad_norm, int(verdict), stop > 0)
+        loss, grad_norm, verdict, stop, save = self._host.tolist()
+        return StepReport(self.step, loss, grad_norm, int(verdict), stop > 0, save > 0)
 
 
 class Speed:
@@ -74,11 +77,15 @@ class MetricsWriter:
             self._board = SummaryWriter(str(tensorboard), purge_step=first_step + 1)
 
     def write(self, row: dict[str, Any]) -> None:
-        self._file.write(json.dumps(row) + "\n")
+        self._file.write(line(row))
         self._file.flush()
         if self._board is not None:
             for key in ("loss", "grad_norm", "lr", "tokens_per_s"):
                 self._board.add_scalar(key, row[key], row["step"])
+
+    def sync(self) -> None:
+        """Have on disk what was written, before a checkpoint relies on it."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()

@@ -29,7 +29,9 @@ class RunProgress:
             self._bar.start()
 
     def update(self, row: dict[str, Any]) -> None:
-        mfu = "" if row["mfu"] is None else f"  MFU {100 * row['mfu']:.0f}%"
+        mfu = "" if row["mfu_dense"] is None else f"  MFU {100 * row['mfu_dense']:.0f}%"
+        if row["mfu"] != row["mfu_dense"]:
+            mfu += " (dense-equivalent)"
         numbers = f"loss {row['loss']:.3f}  {row['tokens_per_s']:,.0f} tokens/s{mfu}"
         if self._bar is not None:
             self._bar.update(self._task, completed=row["step"], numbers=numbers)

@@ -39,7 +39,7 @@ def provenance(device_name: str, world_size: int = 1) -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
     return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         **git_state(),
         "python": platform.python_version(),
         "versions": versions,

@@ -1,17 +1,20 @@
 """The run folder is the truth about a run: its spec, its metrics, its checkpoints, its exported model.
 
 runs/SCALE/NAME-ID/
-    spec.json            what the run is (training/spec.py: RunSpec)
-    provenance.jsonl     one line per start: code, versions, device
+    spec.json            what the run is (training/spec.py: RunSpec), sealed
+    provenance.jsonl     one line per start: code, versions, device, and how it ended
     metrics.jsonl        one line per step, flushed
     anomalies.jsonl      steps that were not applied, with the documents they saw
     checkpoints/         step-XXXXXXXX/ (training/checkpoint.py)
-    export/              the trained model for from_pretrained; its presence says the run is finished
+    export/              the trained model for from_pretrained, with a manifest; whole, it says the run is finished
     evals/               rows of finished evaluations
+Lines of the .jsonl files carry a check each (training/lines.py).
 """
 
+import contextlib
 import fcntl
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +22,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from results.atomic import write_atomic
+from results.sealed import read_sealed, write_sealed
+from training import manifest
+from training.lines import Row, line, read_line, read_lines
 from training.spec import RunSpec
 
 
@@ -48,7 +54,7 @@ class RunFolder:
                 )
         else:
             try:
-                write_atomic(folder.spec_file, spec.to_json())
+                write_sealed(folder.spec_file, json.loads(spec.to_json()))
             except OSError as error:
                 raise ValueError(f"cannot write the run folder {path}: {error.strerror}. Choose another --runs-dir.") from error
         return folder
@@ -61,16 +67,20 @@ class RunFolder:
         return folder
 
     def read_spec(self) -> RunSpec:
+        """ValueError for a spec that was edited after the run began, too: the folder would hold what its spec does not say."""
+        remedy = "put the original back, or delete the folder: its experiment makes it again; other settings are another run"
+        values = read_sealed(self.spec_file, remedy)
         try:
-            return RunSpec.from_json(self.spec_file.read_text())
+            return RunSpec.from_json(json.dumps(values))
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
-            raise ValueError(f"{self.spec_file} is not a valid run spec: {where}: {first['msg']}") from error
+            raise ValueError(f"{self.spec_file} is not a valid run spec: {where}: {first['msg']}; {remedy}") from error
 
     @property
     def finished(self) -> bool:
-        return self.export.is_dir()
+        """Whether the exported model is there, with every file that it should have in its size (`check_export` reads them)."""
+        return manifest.fault(self.export, digests=False) is None
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -82,28 +92,80 @@ class RunFolder:
                 raise ValueError(f"{self.path} is being trained by another process; wait for it, or stop it first.") from error
             yield
 
-    def read_metrics(self) -> list[dict]:
-        """All whole lines of metrics.jsonl (a line cut by a crash is dropped)."""
-        if not self.metrics_file.exists():
-            return []
-        rows = []
-        for line in self.metrics_file.read_text().splitlines():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
+    def read_metrics(self) -> list[Row]:
+        """A row per step: of a finished run all of them (none of adopted weights), else what is whole so far.
+
+        ValueError: the run is finished and a line is damaged or a step missing, so that its curve is not known.
+        """
+        rows, _ = read_lines(self.metrics_file)
+        spec = self.read_spec()
+        num_steps = spec.train.num_steps
+        if self.finished and spec.weights is None and not _complete(rows, num_steps):
+            raise ValueError(
+                f"{self.metrics_file} does not hold the {num_steps} steps of the run once each ({len(rows)} lines are whole): "
+                f"delete {self.path} and run its experiment again"
+            )
         return rows
 
-    def truncate(self, step: int) -> None:
-        """Forget what was logged after `step`, because the run goes on from there."""
-        for path in (self.metrics_file, self.anomalies_file):
-            if path.exists():
-                kept = []
-                for line in path.read_text().splitlines():
-                    try:
-                        row = json.loads(line)
-                    except json.JSONDecodeError:
-                        break
-                    if row["step"] <= step:
-                        kept.append(line + "\n")
-                write_atomic(path, "".join(kept))
+    def last_row(self) -> Row | None:
+        """The newest whole line of metrics.jsonl, for showing progress; reads the end of the file alone."""
+        with contextlib.suppress(OSError), open(self.metrics_file, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+            return next(filter(None, map(read_line, reversed(file.read().split(b"\n")))), None)
+        return None
+
+    def truncate(self, step: int) -> bool:
+        """Forget what was logged after `step`, because the run goes on from there. False where earlier steps are missing."""
+        rows = {path: read_lines(path)[0] for path in (self.metrics_file, self.anomalies_file) if path.exists()}
+        kept = {path: [row for row in rows[path] if row["step"] <= step] for path in rows}
+        for path in kept:
+            write_atomic(path, "".join(map(line, kept[path])))
+        return _complete(kept.get(self.metrics_file, []), step)
+
+    def read_starts(self) -> list[Row]:
+        """Every start: what training/provenance.py tells, `first_step`, `params`, `epochs`, and `end` with `exit_code`,
+        `tokens`, `wall_s`, `peak_memory_bytes`. The end is None while it runs; of one that was killed, the exit code is.
+
+        ValueError: a line is damaged, or there is none though the run is finished.
+        """
+        starts, damaged = read_lines(self.provenance_file)
+        if damaged or (not starts and self.finished and self.read_spec().weights is None):
+            raise ValueError(
+                f"{self.provenance_file} has {damaged} damaged lines and {len(starts)} whole ones: delete the damaged ones "
+                f"(what they told of a start is lost), or delete {self.path} and run its experiment again"
+            )
+        return starts
+
+    def record(self) -> Row:
+        """What results keep of a run: its spec, every start, and of a finished training how it ended."""
+        spec = self.read_spec()
+        rows = self.read_metrics() if self.finished else []
+        return {
+            "run_id": spec.run_id,
+            "scale": spec.scale,
+            "name": spec.name,
+            "spec": json.loads(spec.to_json()),
+            "starts": self.read_starts(),
+            "final_loss": rows[-1]["loss"] if rows else None,
+        }
+
+    def begin_start(self, start: Row) -> int:
+        """Add a start (before `truncate`). One that was killed before it is ended by the last step it wrote down. Returns how
+        many damaged lines were dropped."""
+        starts, damaged = read_lines(self.provenance_file)
+        row = self.last_row()
+        if starts and starts[-1]["end"] is None and row is not None and row["step"] > starts[-1]["first_step"]:
+            tokens = row["tokens"] // row["step"] * (row["step"] - starts[-1]["first_step"])
+            end = {"exit_code": None, "tokens": tokens, "wall_s": row["wall_s"], "peak_memory_bytes": None}
+            starts[-1] = {**starts[-1], "end": end}
+        write_atomic(self.provenance_file, "".join(map(line, [*starts, start])))
+        return damaged
+
+    def end_start(self, start: Row, end: Row) -> None:
+        """Write down how `start`, the one that `begin_start` added last, has ended."""
+        starts = [other for other in read_lines(self.provenance_file)[0] if other != start]
+        write_atomic(self.provenance_file, "".join(map(line, [*starts, {**start, "end": end}])))
+
+
+def _complete(rows: list[Row], num_steps: int) -> bool:
+    return [row["step"] for row in rows] == list(range(1, num_steps + 1))

@@ -16,7 +16,8 @@ class StopRequest:
     def __init__(self, max_hours: float | None = None):
         self.exit_code: int | None = None
         self.reason = ""
-        self._deadline = None if max_hours is None else time.monotonic() + 3600 * max_hours
+        self._began = time.monotonic()
+        self._deadline = None if max_hours is None else self._began + 3600 * max_hours
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, self._on_signal)
 
@@ -25,6 +26,11 @@ class StopRequest:
             raise KeyboardInterrupt
         self.exit_code = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_REQUEUE
         self.reason = signal.Signals(number).name
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since this was made, at the start of a training."""
+        return time.monotonic() - self._began
 
     @property
     def requested(self) -> bool:

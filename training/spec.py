@@ -4,17 +4,18 @@ import hashlib
 import json
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 from pydantic.dataclasses import dataclass
 
 from data.spec import DataSpec
 from models.spec import STRICT, ModelSpec, PositiveFloat, PositiveInt
 
+FINITE = ConfigDict(**STRICT, allow_inf_nan=False)
 NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True, config=FINITE)
 class TrainSpec:
     """Optimisation of one run; every length and interval is in tokens (paper, section 4 and Appendix B).
 
@@ -110,7 +111,7 @@ class RunSpec:
         return RUN_SPEC.validate_json(text)
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True, config=FINITE)
 class Execution:
     """How a run is carried out. Nothing here changes its result beyond rounding, so none of it is part of its identity."""
 
@@ -127,12 +128,12 @@ class Execution:
     checkpoint_minutes: NonNegativeFloat = 10.0
     """Minutes of wall clock between checkpoints; 0 saves after every step."""
     keep_checkpoints: PositiveInt = 2
-    """Newest checkpoints to keep."""
+    """Newest whole checkpoints to keep."""
     async_checkpoint: bool = False
     """Write checkpoints in the background."""
     max_hours: PositiveFloat | None = None
     """Save and exit with the 'requeue me' code after this many hours."""
-    hang_minutes: PositiveFloat = 20.0
+    hang_minutes: Annotated[float, Field(gt=0, le=1e6)] = 20.0
     """Exit with the 'requeue me' code when no step finishes for this long."""
     on_bad_step: Literal["stop", "skip"] = "stop"
     """A step whose loss or gradient norm is not finite (or a spike) is never applied; stop then, or go on without it."""

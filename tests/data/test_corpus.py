@@ -168,6 +168,47 @@ def test_longcrawl64_in_place(longcrawl64: Path, tmp_path: Path, gpt2_folder: Pa
         resolve(f"longcrawl64:{longcrawl64}", cache_dir=tmp_path, tokenizer="bytes")
 
 
+@pytest.mark.parametrize("part", ["train.zarr/0.0", "heldout.zarr/0.0", "train.zarr/.zarray", "tokenizer/tokenizer.json"])
+def test_every_flipped_bit_of_a_prepared_corpus_is_noticed(text_folder: Path, tmp_path: Path, part: str) -> None:
+    corpus = prepare(resolve(f"text:{text_folder}", tokenizer="bytes", document_len=128, cache_dir=tmp_path / "cache"))
+    path = corpus.folder / part
+    whole = path.read_bytes()
+    for place in np.random.default_rng(0).integers(0, 8 * len(whole), 20):
+        altered = bytearray(whole)
+        altered[place // 8] ^= 1 << (place % 8)
+        path.write_bytes(altered)
+        with pytest.raises(ValueError, match=rf"{part} was altered .*: delete {corpus.folder}, it is made again"):
+            read_all(Corpus.open(corpus.folder))
+    path.unlink()
+    with pytest.raises(ValueError, match=rf"{part} cannot be read .*: delete {corpus.folder}, it is made again"):
+        read_all(Corpus.open(corpus.folder))
+    path.write_bytes(whole)
+    read_all(Corpus.open(corpus.folder))
+
+
+def read_all(corpus: Corpus) -> None:
+    corpus.train.read(slice(None))
+    corpus.heldout.read(slice(None))
+    assert corpus.tokenizer.vocab_size == 257
+
+
+def test_files_are_checked_once(text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = prepare(resolve(f"text:{text_folder}", tokenizer="bytes", document_len=128, cache_dir=tmp_path / "cache"))
+    checked = []
+    crc32 = data.corpus.zlib.crc32
+    monkeypatch.setattr(data.corpus.zlib, "crc32", lambda content: checked.append(len(content)) or crc32(content))
+    monkeypatch.setattr(data.corpus, "CACHED_BYTES", 10)  # so that every reading decodes
+    for row in range(5):
+        corpus.train.read(slice(row, row + 1))
+    assert len(checked) == 1
+
+
+def test_longcrawl64_counts(longcrawl64: Path, tmp_path: Path) -> None:
+    counts = resolve(f"longcrawl64:{longcrawl64}", cache_dir=tmp_path).counts()
+    assert counts is not None
+    assert (counts.documents, counts.train_rows, counts.heldout_rows) == (42, 37, 5)
+
+
 def test_longcrawl64_fingerprint_is_of_the_content(longcrawl64: Path, tmp_path: Path, write_zarr: Callable) -> None:
     first = Corpus.open(longcrawl64).spec.fingerprint
     moved = longcrawl64.rename(tmp_path / "elsewhere")

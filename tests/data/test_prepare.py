@@ -15,10 +15,12 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
+import data.corpus
 import data.prepare
 from data.corpus import Corpus
 from data.prepare import CorpusPlan, interleave, prepare, resolve
 from data.source import HubSource
+from results.sealed import write_sealed
 
 LENGTH = 128
 
@@ -276,7 +278,7 @@ def test_disk_that_fills_up_late_leaves_nothing(text_folder: Path, stage: str, m
         elif stage == "tokenizer":
             patch.setattr(data.prepare.Tokenizer, "save", full)
         else:
-            patch.setattr(Path, "write_text", full)
+            patch.setattr(data.corpus, "write_sealed", full)
         with pytest.raises(ValueError, match=r"no space left in .*cache"):
             prepare(plan)
     assert not plan.ready
@@ -290,11 +292,98 @@ def test_cache_that_cannot_be_written(text_folder: Path, tmp_path: Path) -> None
         prepare(plan_for(text_folder, cache_dir=tmp_path / "file" / "cache"))
 
 
-def test_damaged_corpus_file(text_folder: Path) -> None:
-    corpus = prepare(plan_for(text_folder))
-    (corpus.folder / "corpus.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"corpus\.json cannot be read .*delete .*prepare it again"):
-        Corpus.open(corpus.folder)
+@pytest.mark.parametrize("damage", ["changed", "cut off", "of another version", "gone"])
+def test_damaged_corpus_file(text_folder: Path, damage: str) -> None:
+    plan = plan_for(text_folder)
+    corpus = prepare(plan)
+    about = corpus.folder / "corpus.json"
+    whole = about.read_text()
+    if damage == "changed":
+        about.write_text(whole.replace('"documents": 12', '"documents": 13'))
+    elif damage == "cut off":
+        about.write_text(whole[:-10])
+    elif damage == "of another version":
+        write_sealed(about, {"spec": {"source": "text"}})
+    else:
+        about.unlink()
+    if damage != "gone":
+        with pytest.raises(ValueError, match=r"corpus\.json (was changed|cannot be read|is of another).*: delete .*made again"):
+            Corpus.open(corpus.folder)
+    assert plan.counts() is None
+    reports: list[str] = []
+    again = prepare(plan, progress=reports.append)
+    assert any("making it again" in report for report in reports) == (damage != "gone")
+    assert about.read_text() == whole
+    assert plan.counts() == again.counts == corpus.counts
+
+
+def test_counts_are_known_without_reading_tokens(text_folder: Path) -> None:
+    plan = plan_for(text_folder)
+    assert plan.counts() is None
+    corpus = prepare(plan)
+    counts = plan_for(text_folder).counts()
+    assert counts == corpus.counts
+    assert counts is not None
+    assert (counts.train_rows, counts.heldout_rows) == (len(corpus.train), len(corpus.heldout))
+
+
+def test_a_held_out_text_of_its_own(text_folder: Path, tmp_path: Path) -> None:
+    """All of its documents are held out and none of them is trained on, not even where both texts hold it."""
+    heldout = tmp_path / "heldout"
+    heldout.mkdir()
+    for name in ("02.txt", "07.txt"):
+        shutil.copy(text_folder / name, heldout / name)
+    (text_folder / "07.txt").unlink()
+    plan = plan_for(text_folder, heldout=f"{heldout}/02.txt,{heldout}/07.txt")
+    corpus = prepare(plan)
+    assert corpus.counts is not None
+    assert (corpus.counts.documents, corpus.counts.duplicates) == (13, 1)
+    assert (corpus.counts.train_documents, corpus.counts.heldout_documents) == (10, 2)
+    shutil.copy(heldout / "07.txt", text_folder / "07.txt")
+    rows = rows_of(text_folder, corpus)
+    assert {rows[row.tobytes()][0] for row in corpus.heldout.read(slice(None))} == {"02.txt", "07.txt"}
+    (text_folder / "07.txt").unlink()
+    trained_on = {rows[row.tobytes()][0] for row in corpus.train.read(slice(None))}
+    assert trained_on == {path.name for path in text_folder.iterdir()} - {"02.txt"}
+    assert plan_for(text_folder, heldout=f"{heldout}/*", max_documents=3).counts() is None
+    few = prepare(plan_for(text_folder, heldout=f"{heldout}/07.txt", max_documents=3))
+    assert few.counts is not None
+    assert (few.counts.train_documents, few.counts.heldout_documents) == (3, 1)
+    with (heldout / "07.txt").open("a") as file:
+        file.write("!")
+    changed = plan_for(text_folder, heldout=f"{heldout}/*")
+    fewer = plan_for(text_folder, heldout=f"{heldout}/02.txt")
+    assert len({p.spec.fingerprint for p in (plan, changed, fewer, plan_for(text_folder))}) == 4
+
+
+def test_held_out_text_that_cannot_be_one(text_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "blank.txt").write_text(" \n")
+    with pytest.raises(ValueError, match="the held-out text has no text in it"):
+        prepare(plan_for(text_folder, heldout=str(tmp_path / "blank.txt")))
+    with pytest.raises(ValueError, match="the held-out text has all the text that there is to train on"):
+        prepare(plan_for(text_folder, heldout=str(text_folder)))
+    with pytest.raises(ValueError, match=r"none\.txt' does not exist"):
+        plan_for(text_folder, heldout=str(tmp_path / "none.txt"))
+    with pytest.raises(ValueError, match=r"held-out text 'x.txt': only data text:PATH takes one, not 'packages'"):
+        resolve("packages", cache_dir=tmp_path, document_len=LENGTH, heldout="x.txt")
+
+
+@pytest.mark.parametrize("before", [None, "false"])
+def test_preparing_uses_all_cores(text_folder: Path, monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+    if before is None:
+        monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    else:
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", before)
+    seen = []
+    encode_batch = data.prepare.Tokenizer.encode_batch
+    monkeypatch.setattr(
+        data.prepare.Tokenizer,
+        "encode_batch",
+        lambda self, texts: seen.append(os.environ["TOKENIZERS_PARALLELISM"]) or encode_batch(self, texts),
+    )
+    prepare(plan_for(text_folder))
+    assert set(seen) == {"true"}
+    assert os.environ.get("TOKENIZERS_PARALLELISM") == before
 
 
 def test_documents_that_are_all_too_short(text_folder: Path) -> None:
@@ -367,9 +456,12 @@ def test_planning_and_preparing_need_no_torch(text_folder: Path, tmp_path: Path)
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_stdlib_at_tiny(tmp_path: Path) -> None:
-    corpus = prepare(resolve("stdlib", cache_dir=tmp_path, document_len=2048, heldout_fraction=0.1))
-    assert (corpus.spec.source, corpus.spec.tokenizer, corpus.spec.vocab_size) == ("stdlib", "bpe-1024", 1024)
-    assert len(corpus.train) > 500
-    assert len(corpus.heldout) >= 32
+def test_packages_at_tiny(tmp_path: Path) -> None:
+    plan = resolve("packages", tokenizer="bpe-512", cache_dir=tmp_path, document_len=1024, heldout_fraction=0.12)
+    reports: list[str] = []
+    corpus = prepare(plan, progress=reports.append)
+    assert (plan.notice is None) == (plan.notice not in reports)
+    assert (corpus.spec.source, corpus.spec.tokenizer, corpus.spec.vocab_size) == ("packages", "bpe-512", 512)
+    assert len(corpus.train) > 2000
+    assert len(corpus.heldout) >= 300
     assert "self" in corpus.tokenizer.decode(corpus.heldout.read(slice(0, 8)).reshape(-1).tolist())

@@ -4,8 +4,9 @@ import gzip
 import json
 import lzma
 import os
+import re
 import shutil
-import sysconfig
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import data.packages
+import data.text_files
 from data.file_digests import FileDigests
-from data.source import HubSource, StdlibSource, parse_source
+from data.packages import CONTENT, PACKAGE, VERSION, PackagesSource
+from data.source import HubSource, parse_source
 from data.text_files import TextSource, read_documents
 
 TEXTS = ["first\nline", 'second "é" 🦊', "third"]
@@ -140,9 +144,9 @@ def test_folders_globs_and_lists(tree: Path, patterns: str, texts: list[str]) ->
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("", "'' is none of stdlib, text:PATH"),
+        ("", "'' is none of packages, text:PATH"),
         ("books", "'books' is none of"),
-        ("stdlib:x", "'stdlib:x' is none of"),
+        ("packages:x", "'packages:x' is none of"),
         ("hf:", "'hf:' is none of"),
         ("hf:a/b/c", "'hf:a/b/c' is none of"),
         ("longcrawl64:", "'longcrawl64:' is none of"),
@@ -187,26 +191,59 @@ def test_digests_are_remembered_until_the_file_changes(tmp_path: Path) -> None:
         FileDigests(memory).sha256(tmp_path / "gone.txt")
 
 
-def test_stdlib_is_long_documents_of_code_without_tests() -> None:
-    source = parse_source("stdlib")
-    assert isinstance(source, StdlibSource)
+def test_files_read_ahead_come_in_order_and_fail_in_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More files than are opened ahead, in small blocks; the threads end with the reading."""
+    monkeypatch.setattr(data.text_files, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(data.text_files, "_BLOCKS_AHEAD", 2)
+    texts = [f"{number} " * 2000 for number in range(12)]
+    for number, text in enumerate(texts):
+        suffix, compress = list(COMPRESS.items())[number % 4]
+        (tmp_path / f"{number:02}.txt{suffix}").write_bytes(compress(text.encode()))
+    source = TextSource(str(tmp_path))
+    assert list(source.documents()) == texts
+    assert next(source.documents()) == texts[0]  # not read to the end
+    path = tmp_path / "05.txt.xz"
+    path.write_bytes(path.read_bytes()[:-20])
+    read = []
+    with pytest.raises(ValueError, match=r"cannot read .*05\.txt\.xz"):
+        read.extend(source.documents())
+    documents = source.documents()
+    assert [next(documents) for _ in range(5)] == texts[:5]
+    with pytest.raises(ValueError, match=r"cannot read .*05\.txt\.xz"):
+        next(documents)
+    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+def test_packages_are_the_text_that_is_named_in_the_code() -> None:
+    source = parse_source("packages")
+    assert isinstance(source, PackagesSource)
     documents = list(source.documents())
-    assert sum(map(len, documents)) > 1_000_000
-    assert sorted(map(len, documents))[-5] > 100_000
-    names = [path.relative_to(source.root).parts for group in source.groups for path in group]
-    assert ("json", "decoder.py") in names
-    assert not any({"test", "tests", "site-packages", "idle_test"} & set(parts) for parts in names)
-    assert len(names) == len(set(names))
-    email = next(text for text in documents if "class EmailMessage" in text and "class Message" in text)
-    assert "class Generator" in email  # a package is one document
-    memory = FileDigests(Path("unused"))
-    assert source.digest(memory) == StdlibSource().digest(memory)
+    assert len(documents) > 60
+    assert sum(map(len, documents)) > 6_000_000
+    assert min(map(len, documents)) > 30_000
+    assert len({line for text in documents for line in text.split("\n") if line.startswith("def test_")}) < 20
+    assert not any("DO NOT EDIT" in text for text in documents)
+    assert (source.notice is None) == (source.version == VERSION)
+    assert (source.digest(FileDigests(Path("unused"))) == CONTENT) == (source.version == VERSION)
+    assert f"{PACKAGE}=={VERSION}\n" in (Path(__file__).parents[2] / "requirements.txt").read_text()
 
 
-def test_stdlib_without_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    with pytest.raises(ValueError, match=r"no \.py files .* text:PATH"):
-        parse_source("stdlib")
+def test_another_text_in_packages_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(data.packages, "FOLDERS", ("core", "sets"))
+    files = {"core/b.py": "b" * 70_000, "core/a.py": "a", "core/c.py": "c", "sets/x.py": "x"}
+    for name, content in (files | {"core/tests/t.py": "t", "core/facts_generated.py": "g"}).items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    source = PackagesSource()
+    source.root, source.version = tmp_path, "9.9"
+    assert list(source.documents()) == ["\n".join(["a", "b" * 70_000, "c"]), "x"]
+    assert source.notice is not None
+    assert re.search(rf"found sympy 9\.9 \(text .{{8}}\), expected {VERSION} \(text {CONTENT[:8]}\)", source.notice)
+    assert f"pip install sympy=={VERSION}" in source.notice
+    monkeypatch.setattr(data.packages, "PACKAGE", "no_such_package")
+    with pytest.raises(ValueError, match=r"no_such_package is not installed.*text:PATH"):
+        parse_source("packages")
 
 
 def test_hub_names() -> None:

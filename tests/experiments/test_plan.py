@@ -1,109 +1,170 @@
-import dataclasses
-import json
+"""What a request means: runs and their identities, what is shared, what exists, and what is refused before the first task."""
+
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from data.source import parse_source
-from eval.spec import eval_id
-from experiments.artefact import Options, artefact_names, load_artefact
-from experiments.plan import Request, jobs, make_plan, train_job, write_specs
+from analysis.study import Line, write_lines
+from eval.kinds import eval_id, kind_of
+from experiments import graph
+from experiments.artefact import MAIN, artefacts, chosen
+from experiments.plan import Request, make_plan, write_specs
+from experiments.recipes import recipes
 from experiments.scales import MODELS, SCALES
-from training.provenance import provenance
+from results.store import record_run
+from tests.experiments.finished import finish
+
+ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def request_all(tmp_path: Path) -> Request:
-    return Request(
-        tuple(artefact_names()), "tiny", None, None, (), "cpu", tmp_path / "runs", tmp_path / "results", tmp_path / "corpora"
-    )
+def kinds(plan, name: str) -> list[str]:
+    return sorted(task.kind for task in graph.tasks(plan) if name in task.key)
 
 
-def test_every_artefact_is_declared_at_every_scale():
-    for name in artefact_names():
-        artefact = load_artefact(name)
-        assert set(artefact.models) <= set(MODELS)
-        for scale in SCALES.values():
-            specs = artefact.evals(scale, Options())
-            assert len({spec.kind for spec in specs}) == 1
-            assert len({eval_id(spec) for spec in specs}) == len(specs)
+def test_every_artefact_is_declared_and_drawn_at_every_scale(asked):
+    for scale in SCALES.values():
+        for artefact in artefacts().values():
+            found = list(artefact.runs(scale, (0, 1)))
+            assert found
+            places = [(recipe.label, recipe.name, recipe.scale, recipe.seed) for recipe in found]
+            assert len(set(places)) == len(places), artefact.stem
+            assert callable(artefact.drawing().draw) and callable(artefact.drawing().summary)
+            assert artefact.evals(scale)
+
+
+def test_declarations_are_short():
+    """Table 3 and Figure 7 are lists of runs, not machinery."""
+    for stem in ("table3_ablation", "fig7_gate_types"):
+        path = ROOT / "experiments" / "fox" / f"{stem}.py"
+        assert len(path.read_text().splitlines()) <= 40, path
 
 
 def test_the_papers_evaluations_at_the_papers_scale():
     scale = SCALES["760m-48b"]
-    (loss,) = load_artefact("fig2_per_token_loss").evals(scale, Options())
+    known = artefacts()
+    (loss,) = known["fig2_per_token_loss"].evals(scale)
     assert (loss.context_len, loss.num_documents) == (65536, 32768)
-    easy, standard = load_artefact("fig4_needle").evals(scale, Options())
+    easy, standard, _ = known["fig4_needle"].evals(scale)
     assert easy.lengths == standard.lengths == tuple(range(1000, 32001, 3100))
-    (longbench,) = load_artefact("table2_longbench").evals(scale, Options())
-    assert longbench.max_prompt_tokens == 15500
-    assert not longbench.original_cut
-    (harness,) = load_artefact("table1_lm_eval").evals(scale, Options())
+    assert (easy.mode, standard.mode, easy.max_new_tokens) == ("easy", "standard", 1024)
+    (longbench,) = known["table2_longbench"].evals(scale)
+    assert longbench.max_prompt_tokens == 15500 and longbench.dataset == "hub"
+    (harness,) = known["table1_lm_eval"].evals(scale)
     assert (harness.max_length, harness.batch_size, harness.add_bos) == (16384, 16, True)
 
 
-def test_a_model_is_trained_once_for_all_artefacts(request_all):
-    plan = make_plan(request_all, "fp32")
-    names = [job.name for job in jobs(plan, "cpu")]
-    assert names == [f"{what} {model}" for model in MODELS for what in ("train", "evaluate")]
-    assert len(plan.runs["fox_pro"].evals) == 7
-    assert len(plan.runs["mamba2"].evals) == 6  # no gates to map
+def test_a_model_is_trained_once_for_all_artefacts(asked):
+    plan = make_plan(asked)
+    trained = [task.key for task in graph.tasks(plan) if task.kind == "train"]
+    assert len(trained) == len(set(trained)) == len({run.spec.run_id for run in plan.runs.values()})
+    main = make_plan(replace(asked, artefacts=()))
+    assert list(main.artefacts) == list(MAIN)
+    assert sorted(run.spec.name for run in main.runs.values()) == sorted(MODELS)
+    assert set(main.runs) <= set(plan.runs)
+    (fox,) = (run for run in main.runs.values() if run.spec.name == "fox_pro")
+    assert len(fox.evals) == len({eval_id(spec) for spec in fox.evals}) == 8
 
 
-def test_what_exists_is_not_planned_again(request_all):
-    plan = make_plan(request_all, "fp32")
+def test_seeds_are_runs_of_their_own_under_one_label(asked):
+    plan = make_plan(replace(asked, artefacts=("fig2_per_token_loss",), seeds=(0, 1, 2), only=("fox_pro",)))
+    assert len(plan.runs) == 3 == len({run.folder.path for run in plan.runs.values()})
+    assert {line.recipe.label for line in plan.lines["fig2_per_token_loss"]} == {"fox_pro"}
+
+
+def test_timings_need_no_training(asked):
+    plan = make_plan(replace(asked, artefacts=("table6_throughput",)))
+    found = graph.tasks(plan)
+    assert {task.kind for task in found} == {"prepare", "time", "draw"}
+    assert all(task.alone for task in found if task.kind == "time")
+
+
+def test_what_exists_is_not_planned_again(asked):
+    plan = make_plan(replace(asked, artefacts=("fig2_per_token_loss",)))
     write_specs(plan)
-    run = plan.runs["hgrn2"]
-    run.folder.export.mkdir()
-    assert "train hgrn2" not in [job.name for job in jobs(plan, "cpu")]
-    for spec in run.evals:
-        run.eval_file(spec).write_bytes(b"")
-    assert not [job for job in jobs(plan, "cpu") if job.name.endswith("hgrn2")]
+    (run,) = (run for run in plan.runs.values() if run.spec.name == "hgrn2")
+    finish(run)
+    assert kinds(plan, "hgrn2") == ["evaluate"]
+    finish(run, evaluations=True)
+    assert kinds(plan, "hgrn2") == []
+    run.eval_file(run.evals[0]).write_bytes(b"")  # damaged: made again
+    assert kinds(plan, "hgrn2") == ["evaluate"]
 
 
-def test_only_computes_the_chosen_and_draws_the_finished_too(request_all):
-    plan = make_plan(request_all, "fp32")
-    write_specs(plan)
-    plan.runs["mamba2"].folder.export.mkdir()
-    only = make_plan(dataclasses.replace(request_all, only=("fox_pro",)), "fp32")
-    assert {job.name for job in jobs(only, "cpu")} == {"train fox_pro", "evaluate fox_pro"}
-    assert [run.spec.name for run in only.drawn_runs("fig2_per_token_loss")] == ["fox_pro", "mamba2"]
+def test_a_plan_is_the_same_on_a_machine_without_a_gpu(asked):
+    here, there = (make_plan(replace(asked, device=device)) for device in ("cpu", "cuda"))
+    assert set(here.runs) == set(there.runs)
 
 
-def test_precision_is_part_of_the_identity(request_all):
-    exact, rounded = make_plan(request_all, "fp32"), make_plan(request_all, "bf16")
-    assert exact.runs["fox_pro"].spec.run_id != rounded.runs["fox_pro"].spec.run_id
+def test_another_corpus_is_another_run_and_needs_another_folder(asked, tmp_path):
+    request = replace(asked, artefacts=("fig2_per_token_loss",), only=("fox_pro",))
+    plan = make_plan(request)
+    (run,) = plan.runs.values()
+    record = {"run_id": run.spec.run_id, "scale": "tiny", "name": "fox_pro", "starts": [],
+              "spec": {"data": {"source": "text", "fingerprint": "another"}}}  # fmt: skip
+    record_run(request.results_dir, record)
+    line = Line("fox_pro", "fox_pro", 0, "tiny", run.spec.run_id, {})
+    write_lines(request.results_dir, "tiny", "fig2_per_token_loss", [line])
+    with pytest.raises(ValueError, match=r"another corpus .*--results-dir"):
+        make_plan(request)
+    make_plan(replace(request, results_dir=tmp_path / "other"))
 
 
-def test_stdlib_text_needs_no_download():
-    assert sum(map(len, parse_source("stdlib").documents())) > 1_000_000
+def test_what_can_be_known_is_refused_before_the_first_task(asked):
+    with pytest.raises(ValueError, match=r"--seeds 0 0: give different numbers"):
+        make_plan(replace(asked, seeds=(0, 0)))
+    with pytest.raises(ValueError, match="no such figure or table"):
+        chosen(["fig99"])
+    with pytest.raises(ValueError, match="none of these models is in"):
+        make_plan(replace(asked, artefacts=("fig3_forget_gates",), only=("mamba2",)))
 
 
-def test_provenance_names_the_code_and_the_versions():
-    line = json.loads(json.dumps(provenance("CPU")))
-    assert line["versions"]["torch"]
-    assert set(line) >= {"date", "git_sha", "git_dirty", "python", "device", "world_size"}
+def test_changes_of_a_recipe_change_the_run_and_nothing_else(asked):
+    (plain,) = recipes(SCALES["tiny"], "fox_pro", (0,))
+    (roped,) = recipes(SCALES["tiny"], "fox_pro", (0,), model=dict(use_rope=True), train=dict(peak_lr=1e-3))
+    data = next(iter(make_plan(asked).corpora)).spec
+    assert roped.run_spec(data) == replace(
+        plain.run_spec(data),
+        model=replace(plain.run_spec(data).model, use_rope=True),
+        train=replace(plain.run_spec(data).train, peak_lr=1e-3),
+    )
+    (ungated,) = recipes(SCALES["tiny"], "fox_pro", (0,), model=dict(use_output_gate=False))
+    assert ungated.run_spec(data).model.intermediate_size == 344  # an ablated block keeps its size
 
 
-def test_attention_models_are_compiled_on_gpus_unless_memory_is_short(request_all):
-    plan = make_plan(dataclasses.replace(request_all, scale="760m-48b"), "bf16", rehearsal=True)
-    flags = {model: train_job(plan, run, "cuda").args for model, run in plan.runs.items()}
-    assert {model for model, args in flags.items() if "--compile" in args} == set(MODELS[:4])
-    short = make_plan(dataclasses.replace(request_all, scale="760m-48b", activation_checkpointing=True), "bf16", rehearsal=True)
-    args = train_job(short, short.runs["fox_pro"], "cuda").args
-    assert "--activation-checkpointing" in args
-    assert "--compile" not in args
+def test_evaluations_hold_what_they_read(asked):
+    plan = make_plan(asked)
+    for run in plan.runs.values():
+        for spec in run.evals:
+            if kind_of(spec).NEEDS == "weights":
+                assert run.spec.data.fingerprint in str(spec), spec
 
 
-def test_micro_batches_are_those_of_the_scale_unless_asked_for(request_all):
+def paper_plan(asked: Request, **changes: object):
+    return make_plan(replace(asked, scale="760m-48b", data=None, device="cuda", artefacts=(), **changes), rehearsal=True)
+
+
+def args_of(plan, name: str, processes: int = 1) -> tuple[str, ...]:
+    (run,) = (run for run in plan.runs.values() if run.spec.name == name)
+    return graph.train_task(plan, run, processes).args
+
+
+def test_attention_models_are_compiled_on_gpus_unless_memory_is_short(asked):
+    plan = paper_plan(asked)
+    assert {name for name in MODELS if "--compile" in args_of(plan, name)} == set(MODELS[:4])
+    short = replace(asked.execution, activation_checkpointing=True)
+    args = args_of(paper_plan(asked, execution=short), "fox_pro")
+    assert "--activation-checkpointing" in args and "--compile" not in args
+
+
+def test_micro_batches_are_those_of_the_scale_unless_asked_for(asked):
     def flags(tokens: int | None, processes: int = 1) -> list[str]:
-        request = dataclasses.replace(request_all, scale="760m-48b", micro_batch_tokens=tokens)
-        plan = make_plan(request, "bf16", rehearsal=True)
-        args = train_job(plan, plan.runs["fox_pro"], "cuda", processes).args
+        plan = paper_plan(asked, execution=replace(asked.execution, micro_batch_tokens=tokens))
+        args = args_of(plan, "fox_pro", processes)
         return [args[i + 1] for i, arg in enumerate(args) if arg == "--micro-batch-tokens"]
 
     assert flags(None) == ["16384"]
     assert flags(65536) == flags(65536, processes=8) == ["65536"]
-    for bad, processes in ((0, 1), (-16384, 1), (10000, 1), (3 * 16384, 1), (131072, 8)):
+    for bad, processes in ((10000, 1), (3 * 16384, 1), (131072, 8)):
         with pytest.raises(ValueError, match=f"micro_batch_tokens {bad} must be a multiple of seq_len 16384"):
             flags(bad, processes)

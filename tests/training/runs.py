@@ -1,6 +1,5 @@
 """Trainings in forked processes (each starts in milliseconds), and what two runs have in common."""
 
-import json
 import multiprocessing
 import os
 import socket
@@ -13,6 +12,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from models.build import build_model
 from models.spec import ForgettingTransformerSpec
+from training.lines import read_lines
 from training.loop import train
 from training.run_folder import RunFolder
 from training.spec import Execution
@@ -65,7 +65,7 @@ def _rank(rank, world_size, port, run, corpus_dir, execution, log, before) -> No
     os._exit(train(run.path, corpus_dir, execution, quiet=True))
 
 
-TIMINGS = {"tokens_per_s", "mfu"}
+TIMINGS = {"wall_s", "tokens_per_s", "mfu", "mfu_dense"}
 
 
 def losses(run: RunFolder) -> list[float]:
@@ -91,4 +91,6 @@ def assert_same_run(one: RunFolder, other: RunFolder) -> None:
 
 
 def anomalies(run: RunFolder) -> list[dict]:
-    return [json.loads(line) for line in run.anomalies_file.read_text().splitlines()]
+    rows, damaged = read_lines(run.anomalies_file)
+    assert not damaged
+    return rows

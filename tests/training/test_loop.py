@@ -103,17 +103,17 @@ def test_a_finished_run_is_left_alone(make_run, start):
 
 def test_killed_ten_times_ends_bitwise_the_same(make_run, start):
     undisturbed, run = make_run("undisturbed", steps=120), make_run("killed", steps=120)
-    assert start(undisturbed, checkpoint_every_tokens=256 * 7).exit_code() == EXIT_FINISHED
+    assert start(undisturbed, checkpoint_minutes=0.001).exit_code() == EXIT_FINISHED
     moments = random.Random(3)
     kills = 0
     while kills < 10:
-        outcome = start(run, before=slow, checkpoint_every_tokens=256 * 7)
+        outcome = start(run, before=slow, checkpoint_minutes=0.002)
         time.sleep(moments.uniform(0.3, 0.9))
         os.kill(outcome.processes[0].pid, signal.SIGKILL)
         outcome.processes[0].join()
         kills += 1
         assert not run.finished, "the run ended before it was killed ten times; make it longer"
-    assert start(run, checkpoint_every_tokens=256 * 7).exit_code() == EXIT_FINISHED
+    assert start(run, checkpoint_minutes=0.002).exit_code() == EXIT_FINISHED
     assert_same_run(undisturbed, run)
 
 
@@ -124,7 +124,7 @@ def test_killed_ten_times_ends_bitwise_the_same(make_run, start):
 def test_signals_save_and_leave_with_a_code(make_run, start, number, code):
     undisturbed, run = make_run("undisturbed", steps=30), make_run("stopped", steps=30)
     assert start(undisturbed).exit_code() == EXIT_FINISHED
-    outcome = start(run, before=slow, checkpoint_every_tokens=256 * 1000)
+    outcome = start(run, before=slow)
     wait_for_step(run, 5)
     os.kill(outcome.processes[0].pid, number)
     assert outcome.exit_code() == code
@@ -145,7 +145,7 @@ def test_wall_clock_limit_asks_to_be_requeued(make_run, start):
 def test_damaged_checkpoint_is_named_and_passed_over(make_run, start, fault):
     undisturbed, run = make_run("undisturbed", steps=30), make_run("damaged", steps=30)
     assert start(undisturbed).exit_code() == EXIT_FINISHED
-    outcome = start(run, before=slow, checkpoint_every_tokens=256 * 5)
+    outcome = start(run, before=slow, checkpoint_minutes=0)
     wait_for_step(run, 17)
     outcome.processes[0].kill()
     outcome.processes[0].join()
@@ -164,7 +164,7 @@ def test_damaged_checkpoint_is_named_and_passed_over(make_run, start, fault):
     outcome = start(run)
     assert outcome.exit_code() == EXIT_FINISHED
     assert f"{newest} is damaged" in outcome.output
-    assert f"going on from step {int(newest.name[5:]) - 5}" in outcome.output
+    assert f"going on from step {int(newest.name[5:]) - 1}" in outcome.output
     assert_same_run(undisturbed, run)
 
 
@@ -188,7 +188,7 @@ def test_two_processes_give_the_curve_of_one(make_run, start, parallel):
 def test_resume_on_another_number_of_processes(make_run, start, first, then, background):
     alone, moved = make_run("alone", steps=24), make_run("moved", steps=24)
     assert start(alone).exit_code() == EXIT_FINISHED
-    execution = dict(parallel="fsdp", checkpoint_every_tokens=256 * 8, async_checkpoint=background)
+    execution = dict(parallel="fsdp", checkpoint_minutes=0.003, async_checkpoint=background)
     outcome = start(moved, world_size=first, before=slow, **execution)
     wait_for_step(moved, 12)
     for process in outcome.processes:
@@ -217,8 +217,12 @@ def test_not_finite_stops_before_it_spoils_anything(make_run, start):
 
 
 def test_not_finite_can_be_skipped(make_run, start):
-    run = make_run(steps=12, on_anomaly="skip")
-    assert start(run, before=partial(scale_loss, 5, float("inf"))).exit_code() == EXIT_FINISHED
+    """The same run goes on from its checkpoint, and without the step that stopped it."""
+    run = make_run(steps=12)
+    outcome = start(run, before=partial(scale_loss, 5, float("inf")), checkpoint_minutes=0)
+    assert outcome.exit_code() == 1 and "`--on-bad-step skip`" in outcome.output
+    outcome = start(run, before=partial(scale_loss, 1, float("inf")), on_bad_step="skip")
+    assert outcome.exit_code() == EXIT_FINISHED and "going on from step 4" in outcome.output
     [found] = anomalies(run)
     assert found["step"] == 5 and all(torch.isfinite(tensor).all() for tensor in weights(run).values())
 
@@ -226,8 +230,9 @@ def test_not_finite_can_be_skipped(make_run, start):
 def test_spike_is_recorded_and_skipped(make_run, start):
     """A gradient fifty times its running mean, once the mean is formed."""
     step = WARM_STEPS + 5
-    run = make_run(steps=step + 10, on_anomaly="skip", spike_factor=3.0)
-    assert start(run, before=partial(scale_loss, step, 50.0)).exit_code() == EXIT_FINISHED
+    run = make_run(steps=step + 10)
+    outcome = start(run, before=partial(scale_loss, step, 50.0), on_bad_step="skip", spike_factor=3.0)
+    assert outcome.exit_code() == EXIT_FINISHED
     [found] = anomalies(run)
     assert (found["step"], found["kind"]) == (step, "spike")
     assert run.read_metrics()[-1]["grad_norm"] < found["grad_norm"] / 10
@@ -256,11 +261,11 @@ def test_full_disk_is_one_line_and_loses_nothing(make_run, start, corpus, tmp_pa
     """A checkpoint that does not fit: exit code 2, whole checkpoints stay, and with space the run goes on."""
     undisturbed, run = make_run("undisturbed", steps=30), make_run("full", steps=30)
     assert start(undisturbed).exit_code() == EXIT_FINISHED
-    assert start(run, before=partial(no_space_after, 3), checkpoint_every_tokens=256 * 5).exit_code() == 1
+    assert start(run, before=partial(no_space_after, 3), checkpoint_minutes=0).exit_code() == 1
     log = (run.path / "test.log").read_text()
     assert "the disk is too full for a checkpoint" in log
     assert "start the same command again" in log
-    assert [path.name for path in sorted(run.checkpoints.iterdir())] == ["step-00000010", "step-00000015"]
+    assert [path.name for path in sorted(run.checkpoints.iterdir())] == ["step-00000002", "step-00000003"]
     assert start(run).exit_code() == EXIT_FINISHED
     assert_same_run(undisturbed, run)
 

@@ -152,7 +152,7 @@ def _build_step(spec: ModelSpec, seq_len: int, arguments: Arguments, world: Worl
         for layer in layers:
             layer.compile()
     token_loss = spread(TokenLoss(model), layers, world, arguments.parallel, "fp32")
-    stepper = Stepper(token_loss, build_optimizer(token_loss, train), Guard(train, world), train, world, arguments.sequences)
+    stepper = Stepper(token_loss, build_optimizer(token_loss, train), Guard(None, world), train, world, arguments.sequences)
     tokens = torch.randint(spec.vocab_size, (share, seq_len + 1), device=world.device)
 
     def step() -> None:

@@ -1,0 +1,22 @@
+"""A request on short made-up texts, in folders of its own."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.plan import Request
+from tests.texts import write_texts
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_texts(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture
+def asked(tmp_path: Path, texts: Path) -> Request:
+    """Everything at tiny."""
+    return Request(
+        artefacts=("all",), scale="tiny", data=f"text:{texts}", runs_dir=tmp_path / "runs",
+        results_dir=tmp_path / "results", corpora_dir=tmp_path / "corpora",
+    )  # fmt: skip

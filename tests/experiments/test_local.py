@@ -1,0 +1,141 @@
+"""The local launcher: what waits for what, bounded restarts, and letting go when it is told to."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from experiments import local, restarts
+from experiments.graph import Task
+from experiments.local import run_tasks
+
+CODE = """
+import os, sys, time
+from pathlib import Path
+name, action, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+with open(folder / "order", "a") as file:
+    file.write(f"begin {name}\\n")
+if action == "sleep":
+    time.sleep(60)
+if action == "crash-then-work" and not (folder / "crashed").exists():
+    (folder / "crashed").touch()
+    os.kill(os.getpid(), 9)
+if action == "progress":
+    steps = folder / "checkpoints"
+    count = len(list(steps.glob("step-*"))) + 1
+    (steps / f"step-{count:08d}").mkdir(parents=True)
+    sys.exit(0 if count > 6 else 75)
+time.sleep(0.1)
+with open(folder / "order", "a") as file:
+    file.write(f"end {name}\\n")
+sys.exit({"again": 75, "mistake": 2}.get(action, 0))
+"""
+
+
+@pytest.fixture
+def task(tmp_path, monkeypatch):
+    (tmp_path / "suite_test_job.py").write_text(CODE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def make(name: str, action: str = "work", needs: tuple[str, ...] = (), alone: bool = False) -> Task:
+        return Task(name, "suite_test_job", (name, action, str(tmp_path)), needs, (), tmp_path, alone=alone)
+
+    return make
+
+
+def order(folder: Path) -> list[str]:
+    return (folder / "order").read_text().splitlines()
+
+
+def run(tasks: list[Task], slots: int = 2) -> list[str]:
+    return [task.key for task in run_tasks(tasks, slots, "cpu", Console(quiet=True))]
+
+
+def test_tasks_wait_for_what_they_need_and_failures_leave_the_rest_alone(task, tmp_path):
+    failed = run([task("b", needs=("a",)), task("a"), task("bad", "mistake"), task("after-bad", needs=("bad",)), task("c")])
+    assert failed == ["bad", "after-bad"]
+    lines = order(tmp_path)
+    assert lines.index("end a") < lines.index("begin b")
+    assert "begin after-bad" not in lines and "end c" in lines
+
+
+def test_a_timing_has_the_machine_for_itself(task, tmp_path):
+    assert run([task("t1", alone=True), task("a"), task("b"), task("t2", alone=True)]) == []
+    lines = order(tmp_path)
+    for name in ("t1", "t2"):
+        assert lines.index(f"end {name}") == lines.index(f"begin {name}") + 1
+        assert all(lines.index(f"end {other}") < lines.index(f"begin {name}") for other in ("a", "b"))
+
+
+def test_restarts_are_bounded_but_not_while_there_is_progress(task, tmp_path):
+    assert run([task("crash-then-work", "crash-then-work")]) == []
+    assert run([task("goes-on", "progress")]) == []
+    assert order(tmp_path).count("begin goes-on") == 7
+    assert run([task("for-ever", "again")]) == ["for-ever"]
+    assert order(tmp_path).count("begin for-ever") == restarts.MAX_RESTARTS + 1
+    ends = [e for e in restarts.read(task("for-ever").journal) if e["event"] == "end"]
+    assert ends[-1]["action"] == "failed" and "given up after 4 starts without progress" in ends[-1]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("code", "fruitless", "action", "why"),
+    [(0, 9, "done", ""), (75, 3, "again", "saved"), (75, 4, "failed", "given up after 4"), (-9, 1, "again", "killed by SIGKILL"),
+     (137, 1, "again", "killed by SIGKILL"), (1, 1, "again", "exit code 1"), (2, 1, "failed", ""), (3, 1, "failed", ""),
+     (130, 1, "failed", "interrupted")],
+)  # fmt: skip
+def test_what_becomes_of_a_task(code, fruitless, action, why):
+    decided, reason = restarts.decide(code, fruitless, 3)
+    assert decided == action and why in reason
+
+
+def test_slots_beyond_the_gpus_are_refused(task, monkeypatch):
+    monkeypatch.setattr(local, "gpus", lambda: ["0", "1"])
+    with pytest.raises(ValueError, match="--slots 3: this machine shows 2 GPUs"):
+        run_tasks([task("a")], 3, "cuda", Console(quiet=True))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_behind(task, tmp_path, number):
+    """However the launcher ends, its tasks end, too."""
+    code = (
+        "import json, sys; from pathlib import Path; from rich.console import Console\n"
+        "from experiments.graph import Task; from experiments.local import run_tasks\n"
+        "from training.command_line import guarded\n"
+        f"task = Task('s', 'suite_test_job', ('s', 'sleep', {str(tmp_path)!r}), (), (), Path({str(tmp_path)!r}))\n"
+        "sys.exit(guarded(lambda: len(run_tasks([task], 1, 'cpu', Console(quiet=True)))))"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2], stderr=subprocess.PIPE, text=True)
+    until(lambda: (tmp_path / "order").exists())
+    (child,) = children(launcher.pid)
+    launcher.send_signal(number)
+    launcher.communicate(timeout=30)
+    until(lambda: not os.path.exists(f"/proc/{child}"))
+    expected = {signal.SIGTERM: 75, signal.SIGINT: 130, signal.SIGKILL: -9}[number]
+    assert launcher.returncode == expected
+
+
+def until(condition, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in found]
+
+
+def test_a_journal_survives_a_cut_line(tmp_path):
+    file = tmp_path / "j.jsonl"
+    restarts.append(file, "start", job="1", mark="step-0")
+    with open(file, "a") as cut:
+        cut.write('{"event": "sta')
+    assert [event["job"] for event in restarts.read(file)] == ["1"]
+    assert json.loads(file.read_text().splitlines()[0])["date"]

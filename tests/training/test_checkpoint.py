@@ -1,0 +1,82 @@
+"""Which checkpoints are kept: only whole ones count, and the newest whole one is never lost."""
+
+import os
+
+import pytest
+import torch
+
+from tests.training.test_loop import slow, wait_for_step
+from training.checkpoint import Checkpoints
+from training.distributed import World
+
+
+@pytest.fixture
+def save(tmp_path):
+    """save(step) as a new process would: it looks for the newest whole checkpoint first."""
+
+    def begin(step: int) -> int | None:
+        checkpoints = Checkpoints(tmp_path / "checkpoints", World(0, 1, torch.device("cpu")), keep=2)
+        found = checkpoints.newest_whole()
+        checkpoints.save(step, {"weight": torch.full((100,), float(step))})
+        return found
+
+    begin.checkpoints = Checkpoints(tmp_path / "checkpoints", World(0, 1, torch.device("cpu")), keep=2)
+    return begin
+
+
+def weights_file(save, step):
+    return next(save.checkpoints.path(step).glob("*.safetensors"))
+
+
+def test_the_newest_are_kept(save):
+    assert [save(step) for step in (1, 2, 3)] == [None, 1, 2]
+    assert save.checkpoints.steps() == [2, 3]
+
+
+@pytest.mark.parametrize("fault", ["cut off", "flipped", "no manifest"])
+def test_damaged_ones_take_no_place(save, fault):
+    """Two whole ones stay beside or instead of a damaged one, whether its size shows it or its digest."""
+    for step in (1, 2, 3):
+        save(step)
+    file = weights_file(save, 3)
+    if fault == "cut off":
+        os.truncate(file, file.stat().st_size - 1)
+    elif fault == "flipped":
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+    else:
+        (file.parent / "manifest.json").unlink()
+    assert save(4) == 2
+    assert save.checkpoints.steps() == [2, 4]
+    assert save(5) == 4
+    assert save.checkpoints.steps() == [4, 5]
+
+
+def test_a_damaged_one_that_is_made_again_counts(save):
+    for step in (1, 2, 3):
+        save(step)
+    file = weights_file(save, 3)
+    file.write_bytes(b"damaged")
+    assert save(3) == 2
+    assert save.checkpoints.steps() == [2, 3]
+    assert save(4) == 3
+    assert save.checkpoints.steps() == [3, 4]
+
+
+def test_foreign_names_are_left_alone(save):
+    for name in ("step-0000000x", "step-1", "notes"):
+        (save.checkpoints.folder / name).mkdir(parents=True)
+    save(1)
+    assert save.checkpoints.steps() == [1] and (save.checkpoints.folder / "notes").is_dir()
+
+
+def test_intervals_are_wall_clock(make_run, start):
+    """A step takes 0.02 s at least, so a checkpoint every 0.1 s is one in several steps."""
+    run = make_run(steps=500)
+    outcome = start(run, before=slow, checkpoint_minutes=0.1 / 60, keep_checkpoints=100)
+    wait_for_step(run, 40)
+    outcome.processes[0].kill()
+    outcome.processes[0].join()
+    steps = [int(path.name[5:]) for path in sorted(run.checkpoints.glob("step-????????"))]
+    assert 3 <= len(steps) <= run.last_row()["step"] / 2

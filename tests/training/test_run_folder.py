@@ -1,0 +1,211 @@
+"""The small files of a run: what was altered is refused or said, and every start is accounted for."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.training.runs import assert_same_run
+from tests.training.test_loop import slow, wait_for_step
+from training.lines import line, read_lines
+from training.signals import EXIT_FINISHED, EXIT_REQUEUE
+
+
+def alter(path: Path, number: int) -> None:
+    """Change a digit in line `number` of a file of lines, so that it stays JSON."""
+    lines = path.read_bytes().split(b"\n")
+    for old, new in ((b"1", b"2"), (b"3", b"4")):
+        if old in lines[number]:
+            lines[number] = lines[number].replace(old, new, 1)
+            break
+    path.write_bytes(b"\n".join(lines))
+
+
+def flip(path: Path, place: float = 0.5) -> None:
+    """Turn one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("row", [{"step": 1, "loss": 0.1 + 0.2}, {"step": 2, "loss": float("nan"), "text": "é"}])
+def test_every_flipped_bit_of_a_line_is_noticed(tmp_path, row):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(line(row))
+    assert str(read_lines(path)) == str(([row], 0))
+    whole = path.read_bytes()
+    for place in range(8 * len(whole)):
+        altered = bytearray(whole)
+        altered[place // 8] ^= 1 << place % 8
+        path.write_bytes(altered)
+        rows, _ = read_lines(path)
+        # Some flips change how a number is written and not the number.
+        assert rows == [] or str(rows) == str([row])
+
+
+def test_a_line_that_is_being_written_is_not_yet_there(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(line({"step": 1}) + line({"step": 2})[:-5])
+    assert read_lines(path) == ([{"step": 1}], 0)
+    path.write_text(line({"step": 1}) + "{odd}\n[1]\n\n" + line({"step": 2}))
+    assert read_lines(path) == ([{"step": 1}, {"step": 2}], 3)
+    assert read_lines(tmp_path / "none.jsonl") == ([], 0)
+
+
+def test_an_edited_spec_is_refused(make_run, start):
+    run = make_run(steps=4)
+    run.spec_file.write_text(run.spec_file.read_text().replace('"peak_lr": 0.003', '"peak_lr": 0.004'))
+    with pytest.raises(ValueError, match=r"spec\.json was changed after it was written .*put the original back"):
+        run.read_spec()
+    outcome = start(run)
+    assert outcome.exit_code() == 1 and "was changed after it was written" in outcome.output
+    assert not run.metrics_file.exists()
+    run.spec_file.write_text("{}")
+    with pytest.raises(ValueError, match=r"spec\.json cannot be read"):
+        run.read_spec()
+
+
+def test_damaged_metrics_of_a_finished_run_are_an_error(make_run, start):
+    run = make_run(steps=6)
+    assert start(run).exit_code() == EXIT_FINISHED
+    whole = run.metrics_file.read_bytes()
+    assert run.last_row() == run.read_metrics()[-1]
+    for number in (2, 5):
+        run.metrics_file.write_bytes(whole)
+        alter(run.metrics_file, number)
+        with pytest.raises(ValueError, match=r"metrics\.jsonl does not hold the 6 steps .*5 lines are whole.*delete .* run"):
+            run.read_metrics()
+    run.metrics_file.write_bytes(b"\n".join(whole.split(b"\n")[:-2]) + b"\n")
+    with pytest.raises(ValueError, match="5 lines are whole"):
+        run.read_metrics()
+    run.metrics_file.unlink()
+    with pytest.raises(ValueError, match="0 lines are whole"):
+        run.read_metrics()
+    assert run.last_row() is None
+
+
+def test_a_gap_before_the_checkpoint_is_said_and_what_follows_kept(make_run, start):
+    undisturbed, run = make_run("undisturbed", steps=30), make_run("gap", steps=30)
+    assert start(undisturbed).exit_code() == EXIT_FINISHED
+    outcome = start(run, before=slow)
+    wait_for_step(run, 10)
+    os.kill(outcome.processes[0].pid, signal.SIGTERM)
+    assert outcome.exit_code() == EXIT_REQUEUE
+    alter(run.metrics_file, 3)
+    outcome = start(run)
+    assert outcome.exit_code() == EXIT_FINISHED and "damaged or missing; the curve has a gap" in outcome.output
+    steps = [row["step"] for row in read_lines(run.metrics_file)[0]]
+    assert steps == [1, 2, 3, *range(5, 31)]
+    with pytest.raises(ValueError, match="29 lines are whole"):
+        run.read_metrics()
+
+
+def test_every_start_is_kept_with_its_end(make_run, start):
+    run = make_run(steps=40)
+    killed = start(run, before=slow, checkpoint_minutes=0)
+    wait_for_step(run, 8)
+    killed.processes[0].kill()
+    killed.processes[0].join()
+    last = run.last_row()
+    assert [one["end"] for one in run.read_starts()] == [None]
+    stopped = start(run, before=slow)
+    wait_for_step(run, last["step"] + 5)
+    os.kill(stopped.processes[0].pid, signal.SIGTERM)
+    assert stopped.exit_code() == EXIT_REQUEUE
+    assert start(run).exit_code() == EXIT_FINISHED
+    first, second, third = run.read_starts()
+    assert first["first_step"] == 0 and first["end"]["tokens"] == 256 * last["step"]
+    assert (first["end"]["exit_code"], first["end"]["wall_s"]) == (None, last["wall_s"])
+    assert (second["end"]["exit_code"], third["end"]["exit_code"]) == (EXIT_REQUEUE, EXIT_FINISHED)
+    assert second["end"]["tokens"] == 256 * (third["first_step"] - second["first_step"])
+    assert third["end"]["tokens"] == 256 * (40 - third["first_step"])
+    for one in (second, third):
+        assert 0 < one["end"]["wall_s"] < 60 and one["end"]["peak_memory_bytes"] > 2**20
+    walls = [row["wall_s"] for row in run.read_metrics()]
+    assert walls[third["first_step"] - 1] > walls[third["first_step"]]  # each start counts from its own begin
+    alter(run.provenance_file, 1)
+    with pytest.raises(ValueError, match=r"provenance\.jsonl has 1 damaged lines and 2 whole ones: delete"):
+        run.read_starts()
+    run.provenance_file.unlink()
+    with pytest.raises(ValueError, match="0 damaged lines and 0 whole ones"):
+        run.read_starts()
+
+
+def test_a_start_that_fails_is_kept_too(make_run, start):
+    run = make_run(steps=30, peak_lr=1e25, warmup_tokens=0)
+    assert start(run).exit_code() == 1
+    [only] = run.read_starts()
+    assert only["end"]["exit_code"] == 2
+    alter(run.provenance_file, 0)
+    outcome = start(run)
+    assert outcome.exit_code() == 1 and "what it told of an earlier start is lost" in outcome.output
+    assert len(run.read_starts()) == 1
+
+
+def test_repeated_text_is_said_and_recorded(make_run, start, corpus):
+    steps = len(corpus.train) // 16  # 64 segments a step, four segments a row: the whole corpus
+    batch = dict(batch_tokens=64 * 64)
+    once = make_run("once", train_tokens=64 * 64 * steps, **batch)
+    twice = make_run("twice", train_tokens=2 * 64 * 64 * steps, **batch)
+    outcome = start(once)
+    assert outcome.exit_code() == EXIT_FINISHED and "smaller than the training" not in outcome.output
+    outcome = start(twice)
+    assert outcome.exit_code() == EXIT_FINISHED and "the corpus is smaller than the training" in outcome.output
+    assert once.read_starts()[0]["epochs"] <= 1 and twice.read_starts()[0]["epochs"] == 2 * once.read_starts()[0]["epochs"]
+
+
+def damage_export(run, how: str) -> None:
+    weights = run.export / "model.safetensors"
+    if how == "flipped":
+        flip(weights)
+    elif how == "cut off":
+        weights.write_bytes(weights.read_bytes()[:-4])
+    elif how == "weights gone":
+        weights.unlink()
+    elif how == "manifest flipped":
+        flip(run.export / "manifest.json")
+    else:
+        for file in run.export.iterdir():
+            file.unlink()
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut off", "weights gone", "manifest flipped", "empty"])
+def test_a_damaged_export_is_moved_aside_and_made_again(make_run, start, how):
+    from training.export import check_export
+
+    undisturbed, run = make_run("undisturbed", steps=6), make_run("damaged", steps=6)
+    assert start(undisturbed).exit_code() == start(run).exit_code() == EXIT_FINISHED
+    check_export(run.export)
+    damage_export(run, how)
+    assert run.finished == (how == "flipped")  # sizes alone do not show it
+    with pytest.raises(ValueError, match=r"export is damaged: .*Delete it and run its experiment again"):
+        check_export(run.export)
+    outcome = start(run)
+    assert outcome.exit_code() == EXIT_FINISHED and "It is now export.damaged" in outcome.output
+    assert run.finished and not (run.path / "export.damaged").exists()
+    assert_same_run(undisturbed, run)
+
+
+def test_adopted_weights_are_not_trained_again(make_run, start):
+    import dataclasses
+
+    from training.run_folder import RunFolder
+
+    run = make_run(steps=4)
+    adopted = RunFolder.create(run.path.with_name("adopted"), dataclasses.replace(run.read_spec(), weights="0123"))
+    assert start(run).exit_code() == EXIT_FINISHED
+    run.export.rename(adopted.export)
+    assert start(adopted).exit_code() == EXIT_FINISHED
+    assert adopted.finished and adopted.read_metrics() == adopted.read_starts() == []
+    flip(adopted.export / "model.safetensors")
+    outcome = start(adopted)
+    assert outcome.exit_code() == 1 and "adopt them again" in outcome.output
+    assert adopted.export.exists() and not adopted.metrics_file.exists()
+
+
+def test_spec_file_holds_the_spec(make_run):
+    run = make_run()
+    written = json.loads(run.spec_file.read_text())
+    assert written.pop("sha256") and written == json.loads(run.read_spec().to_json())

@@ -1,0 +1,93 @@
+"""How a command behaves in a shell: mistakes are one line and exit code 2, an interruption keeps what is done. Torch-free."""
+
+import contextlib
+import errno
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import tyro
+
+from training.signals import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGUSR2: leave like Ctrl-C, with the exit code that asks to be started again."""
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    raise Terminated(signal.Signals(number).name)
+
+
+def parse(command: Any, arguments: list[str] | None, prog: str, description: str | None) -> Any:
+    """The command line as an object of type `command`. A mistake ends the program with one line and exit code 2."""
+    boxed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(boxed):
+            return tyro.cli(
+                command,
+                args=arguments,
+                prog=prog,
+                description=description,
+                config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.HelptextFromCommentsOff),
+            )
+    except SystemExit as stop:
+        if stop.code != EXIT_ERROR:
+            raise
+        print(f"error: {_unboxed(boxed.getvalue())}; see {prog} --help", file=sys.stderr)
+        raise
+    except ValueError as error:  # of a value that has the right type and is not allowed; tyro reports only some of these
+        print(f"error: {short(error)}; see {prog} --help", file=sys.stderr)
+        raise SystemExit(EXIT_ERROR) from None
+
+
+def _unboxed(text: str) -> str:
+    """The words of a message of tyro's, between its title and its hints; it draws boxes or rules, as the terminal allows."""
+    blocks: list[list[str]] = [[]]
+    for line in (line.strip(" │") for line in text.splitlines()):
+        if "────" in line or "----" in line:
+            blocks.append([])
+        else:
+            blocks[-1].append(line)
+    words = " ".join(" ".join(blocks[1] if len(blocks) > 1 else blocks[0]).split())
+    for hint in ("For further information", "[type=", "Got errors:"):
+        words = words.split(hint)[0]
+    for noise in ("Error parsing __tyro-dummy-inner__.spec: ", "Value error, "):
+        words = words.replace(noise, "")
+    return words.rstrip(".: ")
+
+
+def guarded(action: Callable[[], int]) -> int:
+    """Run `action` and return its exit code: 2 with one line for a user's error, 130 or 75 for an interruption."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, _on_signal)
+    try:
+        return action()
+    except KeyboardInterrupt as interrupt:
+        print("interrupted; what is finished is kept, the same command goes on from there", file=sys.stderr)
+        return EXIT_REQUEUE if isinstance(interrupt, Terminated) else EXIT_INTERRUPTED
+    except ValueError as error:
+        print(f"error: {short(error)}", file=sys.stderr)
+        return EXIT_ERROR
+    except OSError as error:
+        remedy = ". Free some space and start the same command again." if error.errno == errno.ENOSPC else ""
+        print(f"error: {error.strerror or error}: {error.filename or ''}".rstrip(": ") + remedy, file=sys.stderr)
+        return EXIT_ERROR
+
+
+def short(error: ValueError) -> str:
+    """One or two lines; of a pydantic error the offending key and its message."""
+    from pydantic import ValidationError
+
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        value = first.get("input")
+        given = f" (given: {value!r})" if isinstance(value, str | int | float | bool) else ""
+        return f"{where}: {first['msg']}{given}".removeprefix(": ").replace("Value error, ", "")
+    return "\n".join(str(error).splitlines()[:2])
