@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import restarts
-from experiments.local import last_row
 from slurm import client
 from slurm.client import QueuedJob
 from slurm.epilogue import NEVER_BEGAN
@@ -220,7 +219,7 @@ def wide(console: Console) -> Console:
 def progress(folder: Path) -> tuple[str, str, str]:
     """Step, tokens per second and time left of a training."""
     run = RunFolder(folder)
-    row = last_row(run)
+    row = run.last_row()
     if row is None:
         return "", "", ""
     train = run.read_spec().train

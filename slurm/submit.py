@@ -45,8 +45,9 @@ def submit(plan: Plan, cluster: Cluster, console: Console) -> int:
     with only_submitter(folder, console):
         before = read_submissions(folder)
         queue = client.queue(users(before))
-        client.cancel(adopt(before, queue, save=True))
-        active = active_tasks(before, queue)
+        surplus = adopt(before, queue, save=True)
+        client.cancel(surplus)
+        active = active_tasks(before, {job_id: job for job_id, job in queue.items() if job.array not in surplus})
         nodes = graph.nodes(plan, cluster, {key: task for key, (_, task) in active.items()})
         if not nodes:
             busy = f"{len(active)} jobs are queued or running; `python -m slurm status` shows them" if active else "all is done"
