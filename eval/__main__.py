@@ -4,28 +4,22 @@ The model is a run folder of this suite, a folder with a Hugging Face checkpoint
 or a hub name. Rows go to FILE (.parquet) with who made them beside it (.meta.json). Started again, it goes on where it was.
 """
 
-import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, Union
 
 import tyro
 
-from eval.shell import go_offline_if_unreachable
-from eval.sources import Sources, make_context, named_by_content, needs_hub
-from eval.spec import (
-    EvalSpec,
-    GateMapsSpec,
-    LmEvalSpec,
-    LongBenchSpec,
-    NeedleSpec,
-    PerTokenLossSpec,
-    ThroughputSpec,
-    eval_id,
-)
+from eval.kinds import KINDS, EvalSpec, eval_id, kind_of, unread
+from eval.shell.hub import go_offline_if_unreachable
+from eval.shell.machine import machine_name, use
+from eval.shell.sources import Sources
 from training.command_line import guarded, parse
 from training.signals import EXIT_FINISHED
+
+if TYPE_CHECKING:
+    from eval.shell.loading import Subject
 
 Spec = TypeVar("Spec", bound=EvalSpec)
 
@@ -37,7 +31,7 @@ class On(Generic[Spec]):
     model: str
     """Run folder, model folder, or hub name (owner/name)."""
     out: Path | None = None
-    """Result file (.parquet); default: in the run's evals/ folder, or ./<eval_id>.parquet for other models."""
+    """Result file (.parquet); default: in the run's evals/ folder, or ./NAME-ID-<eval_id>.parquet for other models."""
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
     threads: int = 1
@@ -46,44 +40,53 @@ class On(Generic[Spec]):
     spec: tyro.conf.OmitArgPrefixes[Spec]
 
 
-_named = tyro.conf.subcommand
-Command = (
-    Annotated[On[PerTokenLossSpec], _named("per_token_loss", description="Loss at every position of long documents (Fig. 2).")]
-    | Annotated[On[NeedleSpec], _named("needle", description="Needle in a haystack: easy, standard, or pass-key (Fig. 4).")]
-    | Annotated[On[LongBenchSpec], _named("longbench", description="The 14 English LongBench tasks (Table 2).")]
-    | Annotated[On[LmEvalSpec], _named("lm_eval", description="Zero-shot tasks of the LM evaluation harness (Table 1).")]
-    | Annotated[On[GateMapsSpec], _named("gate_maps", description="Forget-gate and attention maps, head statistics (Fig. 3).")]
-    | Annotated[On[ThroughputSpec], _named("throughput", description="Speed and memory of training or generation (Table 6).")]
-)
+def _commands() -> Any:
+    """A subcommand for each kind, described by the first line of its module."""
+    generic: Any = On
+    commands = []
+    for name, kind in KINDS.items():
+        description = (kind.__doc__ or "").split("\n")[0]
+        commands.append(Annotated[generic[kind.Spec], tyro.conf.subcommand(name, description=description)])
+    return Union.__getitem__(tuple(commands))
 
 
 def run_command(command: On) -> int:
-    spec = named_by_content(command.spec, command.sources)
-    os.environ.setdefault("OMP_NUM_THREADS", str(command.threads))
-    if needs_hub(spec) or not Path(command.model).exists():
+    device = use(command.device, command.threads)
+    kind = kind_of(command.spec)
+    if "hub" in kind.reads(command.spec) or not Path(command.model).exists():
         go_offline_if_unreachable()
-    from eval.loading import Loaded, Subject
-    from eval.run import run
-    from eval.summary import summary
+    from eval.shell.context import make_context
+    from eval.shell.loading import Loaded, Subject
+    from eval.shell.run import run
+    from results.store import read_rows
 
-    loaded = Loaded(Subject.find(command.model, command.sources.tokenizer), command.device)
-    out = command.out or default_out(command.model, spec)
+    subject = Subject.find(command.model, command.sources.tokenizer)
+    context = make_context(command.sources, device, Path(), None if subject.run is None else subject.run.data)
+    corpus = None if context.corpus is None else context.corpus.spec
+    spec = kind.bound(command.spec, corpus, command.sources, subject.precision(device), machine_name(device))
+    surplus = unread([spec], command.sources)
+    if surplus:
+        raise ValueError(f"{', '.join(surplus)}: {spec.kind} does not read it as it is asked for here; leave it out")
+    out = command.out or default_out(subject, spec)
     if out.suffix != ".parquet":
         raise ValueError(f"--out {out} must end in .parquet")
-    context = make_context(spec, command.sources, command.device, out.parent)
-    if not run(loaded, spec, context, out):
+    context.folder = out.parent
+    if not run(kind, Loaded(subject, device), spec, context, out):
         print(f"{out} exists, nothing to do", file=sys.stderr)
-    print(summary(out))
+    rows, meta = read_rows(out)
+    print(f"{meta['eval_id']} of {meta['model']} ({meta['scale']}, {meta['run_id']}): {out}")
+    print("\n".join(kind.summary(rows)))
     return EXIT_FINISHED
 
 
-def default_out(model: str, spec: EvalSpec) -> Path:
-    folder = Path(model) / "evals" if (Path(model) / "spec.json").is_file() else Path()
-    return folder / f"{eval_id(spec)}.parquet"
+def default_out(subject: "Subject", spec: EvalSpec) -> Path:
+    if subject.run is not None:
+        return subject.path / "evals" / f"{eval_id(spec)}.parquet"
+    return Path(f"{subject.model}-{subject.run_id}-{eval_id(spec)}.parquet")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    command = parse(Command, arguments, "python -m eval", __doc__)
+    command = parse(_commands(), arguments, "python -m eval", __doc__)
     return guarded(lambda: run_command(command))
 
 

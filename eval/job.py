@@ -1,31 +1,34 @@
-"""Several evaluations of one finished run in one process: `python -m eval.job RUN_DIR --spec A.json B.json --corpus DIR`.
+"""Several evaluations of one run in one process: `python -m eval.job RUN_DIR --spec A.json B.json --corpus DIR`.
 
-Writes RUN_DIR/evals/<eval_id>.parquet and .meta.json, skips what exists, and goes on with what was begun.
+Writes RUN_DIR/evals/<eval_id>.parquet and .meta.json, skips what exists, and goes on with what was begun. If one fails, the
+others are still done; the exit code is 2 then.
 """
 
-import os
 import sys
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from eval.shell import go_offline_if_unreachable
-from eval.sources import Sources, make_context, needs_hub
-from eval.spec import EVAL_SPEC, EvalSpec, eval_id
-from training.command_line import guarded, parse
-from training.signals import EXIT_FINISHED
+from eval.kinds import EVAL_SPEC, EvalSpec, eval_id, kind_of, unread
+from eval.shell.hub import go_offline_if_unreachable
+from eval.shell.kind import unbound
+from eval.shell.machine import use
+from eval.shell.sources import Sources
+from training.command_line import guarded, parse, short
+from training.signals import EXIT_ERROR, EXIT_FINISHED
 
 
 @dataclass(frozen=True)
 class Job:
-    """Evaluate one finished run by one or several specs."""
+    """Evaluate one run by one or several specs."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder (runs/SCALE/NAME-ID)."""
     spec: tuple[Path, ...]
-    """JSON files, one evaluation each."""
+    """JSON files, one evaluation each, bound to what they read."""
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
     threads: int = 1
@@ -34,37 +37,57 @@ class Job:
 
 
 def read_spec(path: Path) -> EvalSpec:
+    """ValueError for a file that is missing, no spec, or does not say all that will be read."""
     try:
-        return EVAL_SPEC.validate_json(path.read_text())
+        spec = EVAL_SPEC.validate_json(path.read_bytes())
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such spec file") from None
+    if unbound(spec):
+        raise ValueError(
+            f"{path}: the spec must say which {', '.join(unbound(spec))} it is of; `python -m experiments plan` does"
+        )
+    return spec
 
 
 def run_job(job: Job) -> int:
     specs = [read_spec(path) for path in job.spec]
-    evals = job.run / "evals"
-    from results.store import meta_path
+    for flag in unread(specs, job.sources):
+        print(f"{flag}: none of these evaluations reads it", file=sys.stderr)
+    if any("hub" in kind_of(spec).reads(spec) for spec in specs):
+        go_offline_if_unreachable()
+    device = use(job.device, job.threads)
+    from eval.shell.context import make_context
+    from eval.shell.loading import Loaded, Subject
+    from eval.shell.run import exists, run
 
+    subject = Subject.find(str(job.run), job.sources.tokenizer)
     todo = []
     for spec in specs:
-        out = evals / f"{eval_id(spec)}.parquet"
-        if out.is_file() and meta_path(out).is_file():
+        out = job.run / "evals" / f"{eval_id(spec)}.parquet"
+        if exists(out, subject, spec):
             print(f"{out.stem}: exists, skipped", file=sys.stderr)
         else:
             todo.append((spec, out))
     if not todo:
         return EXIT_FINISHED
-    os.environ.setdefault("OMP_NUM_THREADS", str(job.threads))
-    if any(needs_hub(spec) for spec, _ in todo):
-        go_offline_if_unreachable()
-    from eval.loading import Loaded, Subject
-    from eval.run import run
-
-    loaded = Loaded(Subject.find(str(job.run), job.sources.tokenizer), job.device)
+    loaded = Loaded(subject, device)
+    todo.sort(key=lambda item: kind_of(item[0]).NEEDS != "spec")  # fresh models first: one model at a time in memory
+    failed = False
     for spec, out in todo:
-        run(loaded, spec, make_context(spec, job.sources, job.device, out.parent), out)
-        print(f"{out.stem}: written to {out}", file=sys.stderr)
-    return EXIT_FINISHED
+        try:
+            trained_on = None if subject.run is None else subject.run.data
+            run(kind_of(spec), loaded, spec, make_context(job.sources, device, out.parent, trained_on), out)
+            print(f"{out.stem}: written to {out}", file=sys.stderr)
+        except ValueError as error:
+            failed = True
+            print(f"error: {out.stem}: {short(error)}", file=sys.stderr)
+        except OSError:
+            raise  # a full disk, say: nothing else could be written either
+        except Exception:
+            failed = True
+            print(f"error: {out.stem}: an error that this program should not have made", file=sys.stderr)
+            traceback.print_exc()
+    return EXIT_ERROR if failed else EXIT_FINISHED
 
 
 def main(arguments: list[str] | None = None) -> int:

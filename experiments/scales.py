@@ -29,8 +29,9 @@ class NeedleGrid:
 class Scale:
     """Sizes and budget shared by all models of one setting; lengths in tokens. `peak_lr` is by model.
 
-    `ablation`: the scale of Table 3 and Figure 7 in this setting. `sizes`: the scales that Figure 6 compares. `decay_times`: the
-    T_max of Figure 7's constant gates. `stand_ins`: take tasks made from the held-out text for the public benchmarks.
+    `ablation`: the scale of Table 3 and Figure 7 in this setting. `shorter`: the same models on fewer tokens (Figures 5 and 6).
+    `sizes`: the scales whose models Figure 6 compares. `rates`: the learning rates that are tried (Figure 5 and the grid).
+    `decay_times`: the T_max of Figure 7's constant gates. `stand_ins`: take tasks made from the held-out text for the public benchmarks.
     `timed_sequences`: sequences of a timed training step.
     """
 
@@ -59,7 +60,9 @@ class Scale:
     stand_ins: bool = False
     prompt_tokens: int = 15500
     ablation: str = "360m-7.5b"
-    sizes: tuple[str, ...] = ("125m-2.7b", "360m-7.5b")
+    shorter: str = "760m-16b"
+    sizes: tuple[str, ...] = ("125m-2.7b", "360m-7.5b", "760m-48b")
+    rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3)
     decay_times: tuple[int, ...] = (256, 2048, 16384)
     timed_sequences: int = 1
 
@@ -124,7 +127,9 @@ TINY = Scale(
     stand_ins=True,
     prompt_tokens=242,
     ablation="tiny-short",
+    shorter="tiny-short",
     sizes=("tiny-narrow", "tiny-short"),
+    rates=(2e-3, 4e-3, 8e-3),
     decay_times=(4, 32, 256),
     timed_sequences=4,
 )
@@ -157,7 +162,9 @@ MINI = Scale(
     stand_ins=True,
     prompt_tokens=3840,
     ablation="mini-short",
+    shorter="mini-short",
     sizes=("mini-narrow", "mini"),
+    rates=(1e-3, 2e-3, 4e-3),
     decay_times=(64, 512, 4096),
     timed_sequences=16,
 )

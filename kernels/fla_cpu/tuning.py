@@ -6,6 +6,7 @@ import sys
 from triton.runtime.autotuner import Autotuner, Config
 
 CANDIDATES = 4
+_all_candidates: dict[Autotuner, list[Config]] = {}
 
 
 def limit_tuning() -> None:
@@ -19,7 +20,16 @@ def limit_tuning() -> None:
             for value in list(vars(module).values()):
                 tuner = _tuner(value)
                 if tuner is not None and len(tuner.configs) > CANDIDATES:
+                    _all_candidates.setdefault(tuner, tuner.configs)
                     tuner.configs = _spread(tuner.configs)
+
+
+def lift_limit() -> None:
+    """Give every kernel all its candidates back, for timings of these kernels at their best; what was tuned is forgotten."""
+    for tuner, configs in _all_candidates.items():
+        tuner.configs = configs
+        tuner.cache.clear()
+    _all_candidates.clear()
 
 
 def _tuner(value: object) -> Autotuner | None:

@@ -1,4 +1,4 @@
-"""A small corpus of made-up English, a run folder with an untrained model, and a stub model that copies."""
+"""A small corpus of made-up English, a run folder with an untrained model, and any model in the place of a loaded one."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,11 @@ import torch
 
 from data.corpus import Corpus
 from data.prepare import prepare, resolve
-from eval.context import Context
+from eval.kinds import EvalSpec, kind_of
+from eval.shell.context import Context
+from eval.shell.machine import machine_name
+from eval.shell.sources import Sources
+from eval.shell.text import TextCodec
 from models.build import build_model
 from models.spec import ForgettingTransformerSpec
 from training.spec import RunSpec, TrainSpec
@@ -53,6 +57,35 @@ def context(corpus: Corpus) -> Context:
     return Context(device="cpu", corpus=corpus)
 
 
+class InMemory:
+    """Stands for eval.shell.loading.Loaded."""
+
+    def __init__(self, model: object, tokenizer: TextCodec | None = None):
+        self.model, self.tokenizer = model, tokenizer
+
+    def fresh(self) -> object:
+        return self.model
+
+    def check_token_ids(self, corpus: Corpus) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def in_memory() -> Callable[..., InMemory]:
+    """A model (and tokeniser) in the place of a loaded one."""
+    return InMemory
+
+
+@pytest.fixture(scope="session")
+def bind(corpus: Corpus) -> Callable[..., EvalSpec]:
+    """The spec bound to what it will read; to the small corpus unless `sources` say otherwise."""
+
+    def bound(spec: EvalSpec, **sources: object) -> EvalSpec:
+        return kind_of(spec).bound(spec, corpus.spec, Sources(**sources), "fp32", machine_name("cpu"))
+
+    return bound
+
+
 def _tiny_fox(vocab_size: int = 512, **changes: object) -> ForgettingTransformerSpec:
     values: dict = {
         "vocab_size": vocab_size, "hidden_size": 64, "num_layers": 2, "num_heads": 2, "mlp_ratio": 3.5, "mlp_width": 128,
@@ -68,10 +101,25 @@ def tiny_fox() -> Callable[..., ForgettingTransformerSpec]:
 
 
 @pytest.fixture(scope="session")
-def make_run(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    def make(spec: ForgettingTransformerSpec | None = None) -> Path:
-        train = TrainSpec(seq_len=512, batch_tokens=2048, train_tokens=20480, warmup_tokens=2048, peak_lr=1e-3)
-        run = RunSpec(name="fox_pro", scale="tiny", model=spec or _tiny_fox(), data=corpus.spec, train=train)
+def make_spec(corpus: Corpus) -> Callable[..., RunSpec]:
+    """The spec of a run on the small corpus."""
+
+    def make(model: object = None, **changes: object) -> RunSpec:
+        train = TrainSpec(
+            seq_len=512, batch_tokens=2048, train_tokens=20480, warmup_tokens=2048, peak_lr=1e-3, precision="fp32"
+        )
+        values: dict = {"name": "fox_pro", "scale": "tiny", "model": model or _tiny_fox(), "data": corpus.spec, "train": train}
+        return RunSpec(**{**values, **changes})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_run(corpus: Corpus, make_spec, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A folder of a finished run of `make_spec`."""
+
+    def make(model: object = None, **changes: object) -> Path:
+        run = make_spec(model, **changes)
         folder = tmp_path_factory.mktemp("runs") / run.folder_name
         folder.mkdir()
         (folder / "spec.json").write_text(run.to_json())

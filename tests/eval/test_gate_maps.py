@@ -7,10 +7,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from eval import gate_maps
-from eval.context import Context
-from eval.gate_maps import half_life, maps, median_decay
-from eval.spec import GateMapsSpec
+from eval.gate_maps import Spec, measure
+from eval.gate_maps.measure import half_life, maps, median_decay
+from eval.shell.context import Context
 from models.build import build_model
 from models.forgetting_transformer import decay_time_bias
 
@@ -68,9 +67,9 @@ def fixed_gate_model(tiny_fox):
     return build_model(tiny_fox(forget_gate="fixed", decay_time_min=4.0, decay_time_max=256.0)).eval()
 
 
-def test_statistics_of_fixed_gates(tiny_fox, corpus, context):
-    spec = GateMapsSpec(seq_len=512, distance=64, grid=32, num_maps=2)
-    rows = gate_maps.evaluate(fixed_gate_model(tiny_fox), None, spec, context)
+def test_statistics_of_fixed_gates(tiny_fox, in_memory, bind, context):
+    spec = bind(Spec(seq_len=512, distance=64, grid=32, num_maps=2))
+    rows = measure.evaluate(in_memory(fixed_gate_model(tiny_fox)), spec, context)
     statistics = rows[rows["row"] == -1].pivot(index=["layer", "head"], columns="quantity", values="value")
     assert len(statistics) == 4
     for layer in (0, 1):
@@ -88,7 +87,7 @@ def test_statistics_of_fixed_gates(tiny_fox, corpus, context):
     assert context.extras == {"seq_len": 512, "cell": 16, "distance": 64, "document": 0}
 
 
-def test_attention_of_the_model_itself(tiny_fox, corpus, context):
+def test_attention_of_the_model_itself(tiny_fox, in_memory, bind, context):
     """A at full resolution explains the layer's output: o = A v, before norm and gate."""
     torch.manual_seed(0)
     model = build_model(tiny_fox()).eval()
@@ -96,8 +95,8 @@ def test_attention_of_the_model_itself(tiny_fox, corpus, context):
     seen = {}
     attend = attention._attend
     attention._attend = lambda q, k, v, f, p: seen.setdefault("o", attend(q, k, v, f, p)) if seen.update(v=v) is None else None
-    spec = GateMapsSpec(seq_len=40, distance=8, grid=40, layers=(0,), heads=(1,), num_maps=1)
-    rows = gate_maps.evaluate(model, None, spec, context)
+    spec = bind(Spec(seq_len=40, distance=8, grid=40, layers=(0,), heads=(1,), num_maps=1))
+    rows = measure.evaluate(in_memory(model), spec, context)
     matrix = np.zeros((40, 40))
     drawn = rows[rows["quantity"] == "A"]
     matrix[drawn["row"], drawn["col"]] = drawn["value"]
@@ -105,7 +104,7 @@ def test_attention_of_the_model_itself(tiny_fox, corpus, context):
     np.testing.assert_allclose(matrix @ seen["v"][0, :, 1].numpy(), seen["o"][0, :, 1].numpy(), atol=1e-5)
 
 
-def test_what_cannot_be_mapped_is_refused(tiny_fox, corpus, context):
+def test_what_cannot_be_mapped_is_refused(tiny_fox, in_memory, bind, context):
     model = fixed_gate_model(tiny_fox)
     ungated = build_model(tiny_fox(forget_gate="none")).eval()
     foreign = LlamaForCausalLM(
@@ -115,14 +114,14 @@ def test_what_cannot_be_mapped_is_refused(tiny_fox, corpus, context):
     for asked, changes, message in (
         (ungated, {}, "forget gates"),
         (foreign, {}, "forget gates"),
-        (model, {"layers": (2,)}, "layer 2 does not exist"),
+        (model, {"layers": (2,)}, "layer 2 does not exist: the model has layers 0 to 1"),
         (model, {"heads": (5,)}, "head 5 does not exist"),
         (model, {"document": 10**6}, "document 1000000 does not exist"),
         (model, {"seq_len": 10**6}, "exceeds the 2048 tokens"),
     ):
         with pytest.raises(ValueError, match=message):
-            gate_maps.evaluate(asked, None, GateMapsSpec(**{**small, **changes}), context)
+            measure.evaluate(in_memory(asked), bind(Spec(**{**small, **changes})), context)
     with pytest.raises(ValueError, match="distance 64 must be below"):
-        GateMapsSpec(seq_len=64, distance=64)
+        Spec(seq_len=64, distance=64)
     with pytest.raises(ValueError, match="--corpus"):
-        gate_maps.evaluate(model, None, GateMapsSpec(**small), Context())
+        measure.evaluate(in_memory(model), bind(Spec(**small)), Context())

@@ -4,11 +4,14 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from eval.generation import batches, generate
+from eval.shell.batching import batches
+from eval.shell.context import Compute
+from eval.shell.generation import generate
 from models.build import build_model
 from models.spec import DeltaNetSpec, HGRN2Spec, Mamba2Spec
 
 NEW = 12
+CPU = Compute()
 
 
 def make_model(name: str, tiny_fox) -> torch.nn.Module:
@@ -42,8 +45,8 @@ def test_batched_single_and_uncached_generation_agree(name, tiny_fox):
     model = make_model(name, tiny_fox)
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(1, 64, (n,), generator=generator).tolist() for n in (7, 40, 21, 3)]
-    batched = generate(model, prompts, max_new_tokens=NEW, device="cpu")
-    single = [generate(model, [prompt], max_new_tokens=NEW, device="cpu")[0] for prompt in prompts]
+    batched = generate(model, prompts, CPU, max_new_tokens=NEW)
+    single = [generate(model, [prompt], CPU, max_new_tokens=NEW)[0] for prompt in prompts]
     assert batched == single
     for prompt, new in zip(prompts, batched, strict=True):
         with torch.no_grad():
@@ -54,41 +57,41 @@ def test_batched_single_and_uncached_generation_agree(name, tiny_fox):
 def test_stops_and_callbacks(tiny_fox):
     model = make_model("llama", tiny_fox)
     prompts = [[1, 2, 3], [4, 5, 6, 7, 8]]
-    free = generate(model, prompts, max_new_tokens=NEW, device="cpu")
+    free = generate(model, prompts, CPU, max_new_tokens=NEW)
     end = free[0][3]
-    stopped = generate(model, prompts, max_new_tokens=NEW, device="cpu", stop_ids={end})
+    stopped = generate(model, prompts, CPU, max_new_tokens=NEW, stop_ids={end})
     assert stopped == [ids[: ids.index(end)] if end in ids else ids for ids in free]
-    short = generate(model, prompts, max_new_tokens=NEW, device="cpu", stop=lambda ids: len(ids) == 2)
+    short = generate(model, prompts, CPU, max_new_tokens=NEW, stop=lambda ids: len(ids) == 2)
     assert short == [ids[:2] for ids in free]
     seen: dict[int, list[int]] = {}
-    generate(model, prompts, max_new_tokens=NEW, device="cpu", batch_tokens=1, on_done=seen.__setitem__)
+    generate(model, prompts, CPU, max_new_tokens=NEW, batch_tokens=1, on_done=seen.__setitem__)
     assert [seen[0], seen[1]] == free
     assert list(seen) == [1, 0]  # the longest first
 
 
 def test_checkpoint_generation_settings_have_no_say(tiny_fox):
     model = make_model("llama", tiny_fox)
-    free = generate(model, [[1, 2, 3]], max_new_tokens=NEW, device="cpu")
+    free = generate(model, [[1, 2, 3]], CPU, max_new_tokens=NEW)
     model.generation_config.eos_token_id = free[0][1]
     model.generation_config.do_sample = True
     model.generation_config.repetition_penalty = 5.0
-    assert generate(model, [[1, 2, 3]], max_new_tokens=NEW, device="cpu") == free
+    assert generate(model, [[1, 2, 3]], CPU, max_new_tokens=NEW) == free
     assert model.generation_config.eos_token_id == free[0][1]
 
 
 def test_batches_keep_to_the_budget():
     lengths = [5, 100, 30, 31, 7, 90]
-    made = list(batches(lengths, 10, 130))
+    made = list(batches(lengths, 130))
     assert sorted(i for batch in made for i in batch) == list(range(6))
     assert made[0] == [1]
     for batch in made:
-        assert len(batch) == 1 or len(batch) * (max(lengths[i] for i in batch) + 10) <= 130
+        assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= 130
 
 
 def test_out_of_memory_halves_the_batch_and_names_a_hopeless_prompt(tiny_fox, monkeypatch):
     model = make_model("llama", tiny_fox)
     prompts = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10]]
-    free = generate(model, prompts, max_new_tokens=NEW, device="cpu")
+    free = generate(model, prompts, CPU, max_new_tokens=NEW)
     real, limit = model.generate, 2
 
     def small_machine(**arguments):
@@ -97,9 +100,9 @@ def test_out_of_memory_halves_the_batch_and_names_a_hopeless_prompt(tiny_fox, mo
         return real(**arguments)
 
     monkeypatch.setattr(model, "generate", small_machine)
-    assert generate(model, prompts, max_new_tokens=NEW, device="cpu") == free
+    assert generate(model, prompts, CPU, max_new_tokens=NEW) == free
     limit = 0
-    with pytest.raises(ValueError, match="a prompt of 4 tokens and 12 new ones does not fit into the memory of cpu"):
-        generate(model, prompts, max_new_tokens=NEW, device="cpu")
+    with pytest.raises(ValueError, match=r"a prompt of 16 tokens \(new ones included\) does not fit into the memory of cpu"):
+        generate(model, prompts, CPU, max_new_tokens=NEW)
     with pytest.raises(ValueError, match="no tokens"):
-        generate(model, [[]], max_new_tokens=NEW, device="cpu")
+        generate(model, [[]], CPU, max_new_tokens=NEW)

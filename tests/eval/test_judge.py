@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.judge import Judge, JudgeSettings, parse_score
+from eval.needle.judge import Judge, JudgeSettings, parse_score
 
 Behaviour = Callable[[BaseHTTPRequestHandler, dict], None]
 
@@ -31,7 +31,7 @@ def fail(status: int) -> Behaviour:
 
 
 def hang(handler: BaseHTTPRequestHandler, request: dict) -> None:
-    time.sleep(1.0)
+    time.sleep(0.3)
 
 
 def garbage(handler: BaseHTTPRequestHandler, request: dict) -> None:
@@ -68,11 +68,12 @@ class Server:
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     made = Server()
     yield made
     made.http.shutdown()
@@ -80,7 +81,7 @@ def server() -> Iterator[Server]:
 
 
 def judge(server: Server, tmp_path: Path, **changes: object) -> Judge:
-    settings: dict = {"url": server.url, "key": "secret", "cache": tmp_path / "cache", "timeout": 0.3, "parallel": 1}
+    settings: dict = {"url": server.url, "key": "secret", "cache": tmp_path / "cache", "timeout": 0.1, "parallel": 1}
     return Judge("judge-1", JudgeSettings(**{**settings, **changes}))
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from eval import longbench
-from eval.context import Context
-from eval.local_tasks import write_local_tasks
-from eval.longbench import first_line, load_examples, prompt_ids, score, tasks
-from eval.partial import Partial
-from eval.spec import LONGBENCH_TASKS, LongBenchSpec
-from eval.text import TextCodec
+from eval.longbench import TASKS, Spec, measure
+from eval.longbench.measure import first_line, load_examples, prompt_ids, score, tasks
+from eval.shell.context import Context
+from eval.shell.partial import Partial
+from eval.shell.sources import Sources
+from eval.shell.text import TextCodec
 
 QA, ROUGE, CLASS, CODE = (tasks([name])[0] for name in ("hotpotqa", "gov_report", "trec", "lcc"))
 
@@ -33,6 +33,8 @@ def example(*answers: str, classes: list[str] | None = None, **fields: str) -> d
         (ROUGE, "the cat sat", example("the cat sat on the mat"), 75.0),  # LCS 3; 3 and 5 different words: P 1, R 3/5
         (ROUGE, "a dog", example("the cat"), 0.0),
         (ROUGE, "", example("the cat"), 0.0),
+        # Not stripped: the blank behind the full stop is a second, empty sentence. 2 of 3 and of 2 words: P 2/3, R 1.
+        (ROUGE, "the cat. ", example("the cat"), 80.0),
         (CLASS, "It is a Location", example("Location", classes=["Person", "Location"]), 100.0),
         (CLASS, "Person or Location", example("Location", classes=["Person", "Location"]), 50.0),
         (CLASS, "Person", example("Location", classes=["Person", "Location"]), 0.0),
@@ -72,14 +74,14 @@ def test_first_line():
 
 def test_table_of_tasks():
     """Names, metrics and limits of the released setup."""
-    made = tasks(LONGBENCH_TASKS)
+    made = tasks(TASKS)
     assert [task.max_new_tokens for task in made] == [128, 128, 64, 32, 32, 32, 512, 512, 512, 64, 32, 128, 64, 64]
     assert [task.metric for task in made].count("qa_f1") == 7
-    assert made[-1].hub_name == "repobench-p"
+    assert longbench.hub_name(made[-1].name) == "repobench-p"
     assert sum(task.metric == "code_edit_similarity" for task in made) == 2
 
 
-@pytest.mark.parametrize("name", LONGBENCH_TASKS)
+@pytest.mark.parametrize("name", TASKS)
 def test_prompts_hold_context_and_question_where_the_public_templates_have_them(name, corpus):
     codec = TextCodec(corpus.tokenizer)
     (task,) = tasks([name])
@@ -149,7 +151,7 @@ PREDICTIONS = {
 
 
 def scripted(codec: TextCodec, calls: list[str]):
-    def generate(model, prompts, *, max_new_tokens, on_done, **options):
+    def generate(model, prompts, compute, *, max_new_tokens, on_done, **options):
         for index, prompt in enumerate(prompts):
             text = codec.decode(prompt)
             calls.append(text)
@@ -163,56 +165,70 @@ def scripted(codec: TextCodec, calls: list[str]):
     ("original_cut", "expected"), [(False, [50.0, 0.0, 88.0, 100.0]), (True, [200 / 3, 50.0, 88.0, 100.0])]
 )
 def test_fixture_in_the_real_format_gives_the_scores_worked_out_by_hand(
-    original_cut, expected, fixture_folder, corpus, monkeypatch
+    original_cut, expected, fixture_folder, corpus, bind, in_memory, monkeypatch
 ):
     """Cut everywhere: "The Paris city" 1/2, "no idea" 0. Cut where the benchmark cuts: {paris x 2, city, france} P 2/4, R 2/2;
     {no, idea, london} P 1/3, R 1; code looks at its first line anyway; trec is cut in both."""
     codec = TextCodec(corpus.tokenizer)
-    monkeypatch.setattr(longbench, "generate", scripted(codec, []))
-    spec = LongBenchSpec(tasks=("hotpotqa", "repobench_p", "trec"), dataset="x", original_cut=original_cut)
-    rows = longbench.evaluate(None, codec, spec, Context(longbench=fixture_folder))
+    monkeypatch.setattr(measure, "generate", scripted(codec, []))
+    spec = bind(Spec(tasks=("hotpotqa", "repobench_p", "trec"), original_cut=original_cut), longbench=fixture_folder)
+    rows = measure.evaluate(in_memory(None, codec), spec, Context(sources=Sources(longbench=fixture_folder)))
     assert rows["task"].tolist() == ["hotpotqa", "hotpotqa", "repobench_p", "trec"]
     assert rows["metric"].tolist() == ["qa_f1", "qa_f1", "code_edit_similarity", "classification"]
     assert rows["score"].tolist() == pytest.approx(expected)
     assert rows["prediction"][0] == "\nThe Paris city\nParis, France"
+    assert longbench.summary(rows)[0] == f"  hotpotqa: {sum(expected[:2]) / 2:.2f} of 100"
 
 
-def test_resumed_midway_gives_identical_rows(fixture_folder, corpus, tmp_path, monkeypatch):
+def test_resumed_midway_gives_identical_rows(fixture_folder, corpus, bind, in_memory, tmp_path, monkeypatch):
     codec, calls = TextCodec(corpus.tokenizer), []
-    monkeypatch.setattr(longbench, "generate", scripted(codec, calls))
-    spec = LongBenchSpec(tasks=("hotpotqa", "trec"), dataset="x")
-    whole = longbench.evaluate(None, codec, spec, Context(longbench=fixture_folder))
+    monkeypatch.setattr(measure, "generate", scripted(codec, calls))
+    spec = bind(Spec(tasks=("hotpotqa", "trec")), longbench=fixture_folder)
+    loaded, sources = in_memory(None, codec), Sources(longbench=fixture_folder)
+    whole = measure.evaluate(loaded, spec, Context(sources=sources))
     path = tmp_path / "p.partial.jsonl"
-    longbench.evaluate(None, codec, spec, Context(longbench=fixture_folder, partial=Partial(path, "x")))
+    measure.evaluate(loaded, spec, Context(sources=sources, partial=Partial(path, "x")))
     lines = path.read_text().splitlines()
     path.write_text("\n".join(lines[:2]) + "\n" + lines[2][:10])
     calls.clear()
-    rows = longbench.evaluate(None, codec, spec, Context(longbench=fixture_folder, partial=Partial(path, "x")))
+    rows = measure.evaluate(loaded, spec, Context(sources=sources, partial=Partial(path, "x")))
     assert len(calls) == 2
     assert rows.equals(whole)
 
 
-def test_all_tasks_on_a_real_model_with_local_stand_ins(corpus, make_run, tmp_path):
+def test_all_tasks_on_a_real_model_with_local_stand_ins(corpus, make_run, bind, in_memory, context):
     from models.build import load_model
 
-    folder = write_local_tasks(corpus, tmp_path)
     model = load_model(make_run() / "export")
-    spec = LongBenchSpec(dataset="local", max_prompt_tokens=300, max_new_tokens=6, max_examples=1)
-    rows = longbench.evaluate(model, TextCodec(corpus.tokenizer), spec, Context(local_tasks=folder))
-    assert rows["task"].tolist() == list(LONGBENCH_TASKS)
+    spec = bind(Spec(dataset="local", max_prompt_tokens=300, max_new_tokens=6, max_examples=1))
+    assert spec.dataset == f"local-v1:{corpus.spec.fingerprint}"
+    rows = measure.evaluate(in_memory(model, TextCodec(corpus.tokenizer)), spec, context)
+    assert rows["task"].tolist() == list(TASKS)
     assert rows["score"].between(0, 100).all()
 
 
-def test_bad_data(fixture_folder, tmp_path):
+def test_bad_data(fixture_folder, bind):
+    def load(name: str, spec: Spec) -> object:
+        return load_examples([name], spec, Context(sources=Sources(longbench=fixture_folder)))
+
     with pytest.raises(ValueError, match=r"has no lcc\.jsonl"):
-        load_examples(CODE, fixture_folder, None)
-    (fixture_folder / "lcc.jsonl").write_text('{"context": "x"}\n')
-    with pytest.raises(ValueError, match="lacks the LongBench fields all_classes, answers, input"):
-        load_examples(CODE, fixture_folder, None)
-    (fixture_folder / "lcc.jsonl").write_text("not json\n")
-    with pytest.raises(ValueError, match="cannot be read as LongBench data"):
-        load_examples(CODE, fixture_folder, None)
+        bind(Spec(tasks=("lcc",)), longbench=fixture_folder)
+    for content, message in (
+        ('{"context": "x"}\n', "lacks the LongBench fields all_classes, answers, input"),
+        ("not json\n", "cannot be read as LongBench data"),
+        ("3\n", "cannot be read as LongBench data"),
+        ("\n", "has no examples"),
+    ):
+        (fixture_folder / "lcc.jsonl").write_text(content)
+        with pytest.raises(ValueError, match=message):
+            load("lcc", bind(Spec(tasks=("lcc",)), longbench=fixture_folder))
+    spec = bind(Spec(tasks=("trec",)), longbench=fixture_folder)
+    (fixture_folder / "trec.jsonl").write_text("{}\n")
+    with pytest.raises(ValueError, match="the spec asks for dataset"):
+        load("trec", spec)
     with pytest.raises(ValueError, match="--longbench"):
-        load_examples(QA, None, None)  # tests run offline
+        load_examples(["trec"], bind(Spec()), Context())  # tests run offline
+    with pytest.raises(ValueError, match="this version makes local-v1"):
+        load_examples(["trec"], bind(Spec(dataset="local-v0:0123")), Context())
     with pytest.raises(ValueError, match="unknown LongBench task hotpot"):
-        LongBenchSpec(tasks=("hotpot",))
+        Spec(tasks=("hotpot",))

@@ -1,26 +1,38 @@
 """Needle in a haystack: the construction to the token and to the sentence, a model that copies, a random one, resuming."""
 
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from transformers import GenerationMixin, LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTrainedModel
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import (
+    GenerationMixin,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from data.json_escape import json_escape
 from data.tokenizer import Tokenizer, train_bpe
 from eval import needle
-from eval.context import Context
-from eval.haystack import document, folder_text, full_stops, haystack_ids, heldout_texts, insert
-from eval.match import exact_match, fuzzy_match, match_score
-from eval.needle import DEFAULT_WORDING, Wording, build_cells
-from eval.partial import Partial
-from eval.passkey import passkey, training_batch
-from eval.spec import PAPER_NEEDLE_DEPTHS, PAPER_NEEDLE_LENGTHS, NeedleSpec
-from eval.text import TextCodec
+from eval.needle import PAPER_DEPTHS, PAPER_LENGTHS, Spec, measure
+from eval.needle.haystack import document, folder_text, full_stops, haystack_ids, insertion_point
+from eval.needle.match import exact_match, fuzzy_match, match_score
+from eval.needle.measure import build_cells
+from eval.needle.passkey import passkey, training_batch
+from eval.needle.wording import DEFAULT_WORDING, Wording
+from eval.shell.context import Context
+from eval.shell.kind import eval_id
+from eval.shell.partial import Partial
+from eval.shell.sources import Sources
+from eval.shell.text import TextCodec, heldout_texts
 
 WORDING = Wording.read(DEFAULT_WORDING)
 
@@ -49,20 +61,15 @@ def test_codecs_agree_and_add_nothing(codecs):
 
 
 def test_the_papers_grid():
-    assert PAPER_NEEDLE_LENGTHS == (1000, 4100, 7200, 10300, 13400, 16500, 19600, 22700, 25800, 28900, 32000)
-    assert tuple(10.0 * n for n in range(11)) == PAPER_NEEDLE_DEPTHS
-    spec = NeedleSpec()
+    assert PAPER_LENGTHS == (1000, 4100, 7200, 10300, 13400, 16500, 19600, 22700, 25800, 28900, 32000)
+    assert tuple(10.0 * n for n in range(11)) == PAPER_DEPTHS
+    spec = Spec()
     assert (spec.reserve, spec.samples_per_cell, spec.max_new_tokens) == (200, 1, 1024)
 
 
-def test_insert_walks_back_to_the_full_stop():
+def test_a_needle_goes_behind_the_full_stop_before_its_depth():
     hay = [5, 0, 6, 7, 0, 8, 9, 9, 9, 9]  # 0 is the full stop
-    assert insert(hay, [1], 30, {0}) == ([5, 0, 1, 6, 7, 0, 8, 9, 9, 9, 9], 2)
-    assert insert(hay, [1], 50, {0})[1] == 5
-    assert insert(hay, [1], 90, {0})[1] == 5
-    assert insert(hay, [1], 10, {0})[1] == 0
-    assert insert(hay, [1], 0, {0})[1] == 0
-    assert insert(hay, [1], 100, {0}) == ([*hay, 1], 10)
+    assert [insertion_point(hay, depth, {0}) for depth in (30, 50, 90, 10, 0, 100)] == [2, 5, 5, 0, 0, 10]
 
 
 @given(
@@ -99,7 +106,7 @@ def test_documents_have_the_asked_tokens_and_the_needle_after_the_right_sentence
     assert not [token for token in kept[place:target] if token in stops]
 
 
-def test_haystack_order_repetition_and_samples(texts_folder: Path, codecs, corpus, tmp_path):
+def test_haystack_order_repetition_and_samples(codecs, corpus, bind, tmp_path):
     (tmp_path / "b.txt").write_text("Second. ")
     (tmp_path / "a.txt").write_text("First. ")
     (tmp_path / "c.bin").write_text("no text")
@@ -111,18 +118,18 @@ def test_haystack_order_repetition_and_samples(texts_folder: Path, codecs, corpu
     codec = codecs["plain"]
     once = codec.encode("First. Second. ")
     assert haystack_ids(codec, iter(["First. Second. "]), 3 * len(once) - 1) == once * 3
-    spec = NeedleSpec(mode="easy", lengths=(400, 500), depths=(50.0,), samples_per_cell=3)
+    spec = bind(Spec(mode="easy", lengths=(400, 500), depths=(50.0,), samples_per_cell=3))
     cells = build_cells(codec, spec, Context(corpus=corpus), WORDING)
     assert len({tuple(cell.prompt) for cell in cells}) == 6
-    single = NeedleSpec(mode="easy", lengths=(400, 500), depths=(50.0,))
+    single = bind(Spec(mode="easy", lengths=(400, 500), depths=(50.0,)))
     firsts = [cell.prompt for cell in cells if cell.sample == 0]
     assert [cell.prompt for cell in build_cells(codec, single, Context(corpus=corpus), WORDING)] == firsts
     assert all(cell.prompt[0] == codec.bos_id and codec.bos_id not in cell.prompt[1:] for cell in cells)
 
 
-def test_prompt_ends_with_the_answers_first_words(codecs, corpus):
+def test_prompt_ends_with_the_answers_first_words(codecs, corpus, bind):
     for mode in ("easy", "standard"):
-        spec = NeedleSpec(mode=mode, lengths=(600,), depths=(30.0,))
+        spec = bind(Spec(mode=mode, lengths=(600,), depths=(30.0,)))
         (cell,) = build_cells(codecs["plain"], spec, Context(corpus=corpus), WORDING)
         text = codecs["plain"].decode(cell.prompt)
         asked = f"{WORDING.question} {WORDING.answer_marker} {WORDING.answer_start}"
@@ -174,26 +181,27 @@ class CopyModel(PreTrainedModel, GenerationMixin):
 
 
 @pytest.mark.parametrize("mode", ["easy", "standard"])
-def test_a_model_that_copies_scores_10_and_a_random_one_1(mode, corpus):
+def test_a_model_that_copies_scores_10_and_a_random_one_1(mode, corpus, bind, in_memory):
     codec = TextCodec(corpus.tokenizer)
-    spec = NeedleSpec(mode=mode, lengths=(350, 500), depths=(0.0, 35.0, 100.0), max_new_tokens=48)
+    spec = bind(Spec(mode=mode, lengths=(400, 500), depths=(0.0, 35.0, 100.0), max_new_tokens=48))
     copy = CopyModel(CopyConfig(vocab_size=512))
-    rows = needle.evaluate(copy, codec, spec, Context(corpus=corpus))
+    rows = measure.evaluate(in_memory(copy, codec), spec, Context(corpus=corpus))
     assert len(rows) == 6
     assert (rows["score"] == 10).all()
     assert (rows["exact"] == 1).all()
     assert set(rows["scored_by"]) == {"match"}
     torch.manual_seed(0)
     config = LlamaConfig(vocab_size=512, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
-    rows = needle.evaluate(LlamaForCausalLM(config).eval(), codec, spec, Context(corpus=corpus))
+    rows = measure.evaluate(in_memory(LlamaForCausalLM(config).eval(), codec), spec, Context(corpus=corpus))
     assert (rows["score"] == 1).all()
+    assert needle.summary(rows)[0].endswith("mean score 1.00 of 1 to 10, the floor")
 
 
-def test_resumed_midway_gives_identical_rows(corpus, tmp_path, monkeypatch):
-    codec = TextCodec(corpus.tokenizer)
-    spec = NeedleSpec(mode="easy", lengths=(350, 400), depths=(0.0, 100.0), max_new_tokens=8)
+def test_resumed_midway_gives_identical_rows(corpus, bind, in_memory, tmp_path, monkeypatch):
+    spec = bind(Spec(mode="easy", lengths=(360, 400), depths=(0.0, 100.0), max_new_tokens=8))
     copy = CopyModel(CopyConfig(vocab_size=512))
-    whole = needle.evaluate(copy, codec, spec, Context(corpus=corpus))
+    loaded = in_memory(copy, TextCodec(corpus.tokenizer))
+    whole = measure.evaluate(loaded, spec, Context(corpus=corpus))
     path = tmp_path / "n.partial.jsonl"
     calls = []
     real = copy.generate
@@ -204,12 +212,13 @@ def test_resumed_midway_gives_identical_rows(corpus, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(**arguments)
 
+    one_by_one = {"corpus": corpus, "sources": Sources(batch_tokens=1)}
     monkeypatch.setattr(copy, "generate", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        needle.evaluate(copy, codec, spec, Context(corpus=corpus, partial=Partial(path, "x"), batch_tokens=1))
+        measure.evaluate(loaded, spec, Context(partial=Partial(path, "x"), **one_by_one))
     with open(path, "a") as file:
-        file.write('{"key": "350/0.0')
-    resumed = needle.evaluate(copy, codec, spec, Context(corpus=corpus, partial=Partial(path, "x"), batch_tokens=1))
+        file.write('{"key": "360/0.0')
+    resumed = measure.evaluate(loaded, spec, Context(partial=Partial(path, "x"), **one_by_one))
     assert len(calls) == 3 + 2
     assert resumed.equals(whole)
     assert Partial(path, "another").records == {}
@@ -227,8 +236,8 @@ def test_match_scores():
     assert match_score(False, 2 / 3) == pytest.approx(5.5)
 
 
-def test_judge_replaces_scores_and_sees_question_reference_and_answer(corpus, tmp_path, monkeypatch):
-    from eval import judge
+def test_judge_replaces_scores_and_sees_question_reference_and_answer(corpus, bind, in_memory, tmp_path, monkeypatch):
+    from eval.needle import judge
 
     asked: list[str] = []
 
@@ -238,11 +247,12 @@ def test_judge_replaces_scores_and_sees_question_reference_and_answer(corpus, tm
             return "[[8]]"
 
     monkeypatch.setattr(judge, "Judge", Scripted)
-    settings = judge.JudgeSettings(url="http://127.0.0.1:9", key="k", cache=tmp_path)
-    spec = NeedleSpec(mode="easy", lengths=(350,), depths=(0.0, 100.0), max_new_tokens=48, judge="judge-1")
-    context = Context(corpus=corpus, judge=settings)
-    context.partial.add("350/100.0/0", {"prediction": " \n"})
-    rows = needle.evaluate(CopyModel(CopyConfig(vocab_size=512)), TextCodec(corpus.tokenizer), spec, context)
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    spec = bind(Spec(mode="easy", lengths=(360,), depths=(0.0, 100.0), max_new_tokens=48, judge="judge-1"))
+    context = Context(corpus=corpus, sources=Sources(judge_url="http://127.0.0.1:9"), folder=tmp_path)
+    context.partial.add("360/100.0/0", {"prediction": " \n"})
+    loaded = in_memory(CopyModel(CopyConfig(vocab_size=512)), TextCodec(corpus.tokenizer))
+    rows = measure.evaluate(loaded, spec, context)
     assert rows["score"].tolist() == [8.0, 1.0]  # an empty answer gets the lowest score, unasked
     assert rows["exact"].tolist() == [1.0, 0.0]
     assert set(rows["scored_by"]) == {"judge-1"}
@@ -258,6 +268,7 @@ def test_wording_files(tmp_path):
         ("needle = ", "TOML"),
         (good.replace("answer_start", "answer_begin"), "exactly the texts"),
         (good.replace('answer_start = "The best', 'answer_start = "A best'), "beginning of needle"),
+        (good.replace("{answer}", "{anser}"), "braces"),
     ):
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
@@ -303,9 +314,9 @@ def test_passkey_training_batches_are_a_function_of_seed_and_step(codecs):
         assert set(answers) == {value}
 
 
-def test_passkey_scores(corpus):
+def test_passkey_scores(corpus, bind):
     codec = TextCodec(corpus.tokenizer)
-    spec = NeedleSpec(mode="passkey", lengths=(150,), depths=(50.0,))
+    spec = bind(Spec(mode="passkey", lengths=(150,), depths=(50.0,)))
     (cell,) = build_cells(codec, spec, Context(corpus=corpus), WORDING)
     value = cell.expected
     wrong = "".join(str((int(d) + 1) % 10) for d in value)
@@ -316,6 +327,102 @@ def test_passkey_scores(corpus):
         (f" {wrong}", 0.0, 1.0),
         ("", 0.0, 1.0),
     ):
-        row = needle._row(cell, spec, prediction)
+        row = measure._row(cell, spec, prediction)
         assert row["exact"] == exact
         assert row["score"] == pytest.approx(score)
+
+
+def foreign(kind: str, texts: list[str]) -> TextCodec:
+    """Tokenisers as other models have them: WordPiece lowers case and drops line breaks, Metaspace marks words by a bar."""
+    if kind == "wordpiece":
+        backend = Backend(models.WordPiece(unk_token="[UNK]"))
+        backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        backend.decoder = decoders.WordPiece()
+        trainer: object = trainers.WordPieceTrainer(vocab_size=400, special_tokens=["[UNK]", "<s>"], show_progress=False)
+    else:
+        backend = Backend(models.Unigram())
+        backend.pre_tokenizer = pre_tokenizers.Metaspace()
+        backend.decoder = decoders.Metaspace()
+        trainer = trainers.UnigramTrainer(
+            vocab_size=400, special_tokens=["<unk>", "<s>"], unk_token="<unk>", show_progress=False
+        )
+    backend.train_from_iterator(texts, trainer)
+    return TextCodec(PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>"))
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "metaspace"])
+@pytest.mark.parametrize("mode", ["easy", "standard"])
+def test_foreign_tokenisers(kind, mode, corpus, bind):
+    texts = [*heldout_texts(corpus), WORDING.hidden("easy"), WORDING.query]
+    codec = foreign(kind, texts)
+    spec = bind(Spec(mode=mode, lengths=(400, 600), depths=(0.0, 40.0, 100.0)))
+    for cell in build_cells(codec, spec, Context(corpus=corpus), WORDING):
+        text = codec.decode(cell.prompt).replace("\n", " ")
+        needle_text = codec.decode(codec.encode(WORDING.needle))
+        assert text.count(needle_text) == 1
+        assert text.rstrip().endswith(codec.decode(codec.encode(WORDING.answer_start)).strip())
+        before, query = text.split(needle_text)
+        document_len = len(cell.prompt) - 1 - len(codec.encode(WORDING.query))
+        assert cell.length - 200 - 10 <= document_len <= cell.length - 200 + 2
+        share = len(codec.encode(before)) / (cell.length - 200)
+        assert share <= cell.depth / 100 + 0.35 if cell.depth < 100 else share > 0.3
+    broken = foreign(kind, ["no sentence ends here"])
+    with pytest.raises(ValueError, match="no token for a full stop"):
+        full_stops(broken)
+
+
+def test_what_cannot_be_a_cell_is_refused(codecs, corpus, bind):
+    for changes, message in (
+        ({"reserve": 20}, "need a reserve of"),
+        ({"lengths": (240,), "reserve": 150}, "leaves .* tokens of haystack around the needle"),
+    ):
+        spec = bind(Spec(**{"mode": "easy", "lengths": (400,), "depths": (0.0,), **changes}))
+        with pytest.raises(ValueError, match=message):
+            build_cells(codecs["plain"], spec, Context(corpus=corpus), WORDING)
+
+
+def test_what_can_be_known_before_training(make_spec):
+    run = make_spec()
+    needle.check(Spec(mode="easy", lengths=(600,), reserve=140), run, None)
+    for changes, message in (
+        ({"reserve": 60}, "more than the 60 reserved: prompts would be longer than their cell"),
+        ({"lengths": (250,), "reserve": 200}, "length 250 may leave as few as 0 tokens of haystack; the shortest for mode 'easy'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            needle.check(Spec(**{"mode": "easy", "lengths": (600,), "reserve": 140, **changes}), run, None)
+    needle.check(Spec(mode="passkey", lengths=(100,)), run, None)  # counts its lines exactly
+
+
+def test_estimates_are_from_above(codecs):
+    """`check` knows no tokeniser: what it lets pass must fit."""
+    shortest = next(n for n in range(1, 1000) if fits(n, "bpe-512"))
+    assert shortest >= 1 + len(codecs["plain"].encode(WORDING.query))
+    assert shortest >= 1 + len(codecs["json"].encode(WORDING.query))
+
+
+def fits(reserve: int, tokenizer: str) -> bool:
+    try:
+        needle.check_cells(Spec(lengths=(10_000,), reserve=reserve), [WORDING], tokenizer)
+    except ValueError:
+        return False
+    return True
+
+
+def test_another_text_or_wording_than_the_specs_is_refused(corpus, texts_folder, bind, in_memory, tmp_path):
+    loaded = in_memory(CopyModel(CopyConfig(vocab_size=512)), TextCodec(corpus.tokenizer))
+    spec = bind(Spec(mode="easy", lengths=(400,), depths=(0.0,)))
+    assert spec.text == f"heldout:{corpus.spec.fingerprint}"
+    with pytest.raises(ValueError, match="is of corpus 0123"):
+        measure.evaluate(loaded, replace(spec, text="heldout:0123"), Context(corpus=corpus))
+    own = tmp_path / "own.toml"
+    own.write_text(DEFAULT_WORDING.read_text().replace("San Francisco", "Lisbon"))
+    with pytest.raises(ValueError, match="the spec asks for wording"):
+        measure.evaluate(loaded, spec, Context(corpus=corpus, sources=Sources(prompts=own)))
+    lisbon = bind(Spec(mode="easy", lengths=(400,), depths=(0.0,)), prompts=own, haystack=texts_folder)
+    assert len({eval_id(spec), eval_id(lisbon), eval_id(replace(lisbon, wording=spec.wording))}) == 3
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a.txt").write_text("Another text.")
+    with pytest.raises(ValueError, match="the spec asks for text"):
+        sources = Sources(prompts=own, haystack=tmp_path / "folder")
+        measure.evaluate(loaded, lisbon, Context(corpus=corpus, sources=sources))

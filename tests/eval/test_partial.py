@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eval.partial import Partial
+from eval.shell.partial import Partial
 
 
 @pytest.mark.parametrize("cut", ['{"key": "c", "rec', "\x00\x00\x00", '{"key": "c", "record": {}}'])

@@ -1,35 +1,49 @@
 """Throughput: plausible rows, timings that follow the clock, weights untouched."""
 
 import itertools
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from eval import throughput
-from eval.context import Context
-from eval.spec import ThroughputSpec
+from eval.shell.context import Context
+from eval.shell.loading import Loaded, Subject
+from eval.throughput import Spec, measure
 from models.build import build_model, spec_of
 from models.count import flops_per_token, num_params
 
 
+def llama() -> LlamaForCausalLM:
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+    )
+
+
 @pytest.mark.parametrize("mode", ["train", "generate"])
-def test_rows_follow_the_clock_and_weights_stay(mode, tiny_fox, monkeypatch):
-    model = build_model(tiny_fox()).eval()
+@pytest.mark.parametrize("pruned", [False, True])
+def test_rows_follow_the_clock_and_weights_stay(mode, pruned, tiny_fox, bind, in_memory, monkeypatch):
+    model = build_model(tiny_fox(prune_log_tolerance=-10.0 if pruned else None)).eval()
     before = [parameter.clone() for parameter in model.parameters()]
-    ticks = itertools.count()
-    monkeypatch.setattr(throughput.time, "perf_counter", lambda: float(next(ticks)))  # every action takes one second
-    monkeypatch.setattr(throughput, "peak_flops", lambda device: 1e9)
-    spec = ThroughputSpec(mode=mode, seq_len=64, batch_size=2, new_tokens=5, warmup=1, repeats=2)
+    # Repeats of 1, 2, 3, 4 and 5 seconds, after a warm-up whose end nobody asks for.
+    ticks = itertools.accumulate(itertools.chain([0], *([100, n] for n in (1, 2, 3, 4, 5))))
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(measure, "peak_flops", lambda device: 1e9)
+    spec = bind(Spec(mode=mode, seq_len=64, batch_size=2, new_tokens=5, warmup=1, repeats=5))
     context = Context()
     if mode == "generate":
-        monkeypatch.setattr(throughput, "_time_generation", lambda *a: (1.0, 3.0))
-    (row,) = throughput.evaluate(model, None, spec, context).to_dict("records")
+        monkeypatch.setattr(measure, "_time_generation", lambda *a: (1.0, 1.0 + np.array([1.0, 2.0, 3.0, 4.0, 5.0])))
+    (row,) = throughput.SCHEMA.validate(measure.evaluate(in_memory(model), spec, context)).to_dict("records")
     flops = flops_per_token(spec_of(model), 64)
-    assert row["tokens_per_s"] == pytest.approx(128.0 if mode == "train" else 2 * 4 / 2)
-    assert row["mfu"] == pytest.approx((3 if mode == "train" else 1) * flops * row["tokens_per_s"] / 1e9)
-    assert (row["params"], row["fwd_flops_per_token"]) == (num_params(model), flops)
-    assert context.extras["batch_size"] == 2
+    tokens = 128 if mode == "train" else 2 * 4
+    rates = np.quantile(tokens / np.array([1.0, 2.0, 3.0, 4.0, 5.0]), (0.2, 0.5, 0.8))
+    assert [row[f"tokens_per_s{name}"] for name in ("_low", "", "_high")] == pytest.approx(rates.tolist())
+    assert row["mfu_dense"] == pytest.approx((3 if mode == "train" else 1) * flops * row["tokens_per_s"] / 1e9)
+    assert np.isnan(row["mfu"]) if pruned else row["mfu"] == row["mfu_dense"]
+    assert (row["params"], row["fwd_flops_per_token"], row["machine"]) == (num_params(model), flops, spec.machine)
+    assert (context.extras["batch_size"], context.extras["autotune"]) == (2, "full")
     if mode == "generate":
         assert context.extras["prefill_tokens_per_s"] == 128.0
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
@@ -37,14 +51,33 @@ def test_rows_follow_the_clock_and_weights_stay(mode, tiny_fox, monkeypatch):
     assert not model.training
 
 
-def test_really_timed_and_on_a_foreign_model():
-    model = LlamaForCausalLM(
-        LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
-    )
+def test_really_timed_and_on_a_foreign_model(bind, in_memory):
     for mode in ("train", "generate"):
-        spec = ThroughputSpec(mode=mode, seq_len=32, new_tokens=8, warmup=1, repeats=3)
-        (row,) = throughput.evaluate(model, None, spec, Context()).to_dict("records")
-        assert row["tokens_per_s"] > 0
+        spec = bind(Spec(mode=mode, seq_len=32, new_tokens=8, warmup=1, repeats=3))
+        (row,) = measure.evaluate(in_memory(llama()), spec, Context()).to_dict("records")
+        assert 0 < row["tokens_per_s_low"] <= row["tokens_per_s"] <= row["tokens_per_s_high"]
         assert row["fwd_flops_per_token"] == 2 * row["params"]
+    short = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=16))
+    with pytest.raises(ValueError, match="16 positions"):
+        measure.evaluate(in_memory(short), bind(Spec(seq_len=32)), Context())
     with pytest.raises(ValueError, match="new_tokens 1"):
-        ThroughputSpec(mode="generate", new_tokens=1)
+        Spec(mode="generate", new_tokens=1)
+
+
+def test_another_machine_is_another_evaluation(bind, in_memory):
+    spec = bind(Spec(seq_len=32, warmup=0, repeats=1))
+    assert "cores" in spec.machine
+    with pytest.raises(ValueError, match="is a timing on NVIDIA H200; this is"):
+        measure.evaluate(in_memory(llama()), replace(spec, machine="NVIDIA H200"), Context())
+
+
+def test_a_run_is_timed_with_fresh_weights_and_need_not_be_trained(make_run, tiny_fox):
+    run = make_run(tiny_fox(num_layers=1))
+    for file in (run / "export").iterdir():
+        file.unlink()
+    (run / "export").rmdir()
+    loaded = Loaded(Subject.find(str(run)), "cpu")
+    model = loaded.fresh()
+    torch.manual_seed(0)
+    expected = build_model(tiny_fox(num_layers=1))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))

@@ -2,7 +2,7 @@ import fla.ops.gla.chunk as gla
 from triton import Config
 from triton.runtime.autotuner import Autotuner
 
-from kernels.fla_cpu.tuning import CANDIDATES, _spread, limit_tuning
+from kernels.fla_cpu.tuning import CANDIDATES, _spread, lift_limit, limit_tuning
 
 
 def test_every_tuned_kernel_keeps_a_few_of_its_own_candidates(monkeypatch):
@@ -18,6 +18,12 @@ def test_every_tuned_kernel_keeps_a_few_of_its_own_candidates(monkeypatch):
     for tuner, configs in before.values():
         assert 0 < len(tuner.configs) <= CANDIDATES
         assert all(config in configs for config in tuner.configs)
+        tuner.cache["a shape"] = tuner.configs[0]
+    lift_limit()
+    for tuner, configs in before.values():
+        assert tuner.configs == configs
+        assert len(configs) <= CANDIDATES or not tuner.cache
+        tuner.cache.clear()
 
 
 def test_blocks_come_before_warps_and_the_likeliest_first():

@@ -1,0 +1,203 @@
+"""Gate maps: two forward passes of one document, watched at the attention layers.
+
+Suffixes: T tokens, H heads, D head dimension, G cells of the display grid.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from eval.gate_maps import Spec, check_document, check_heads
+from eval.shell.context import Compute, Context
+from eval.shell.loading import Loaded
+from eval.shell.progress import Progress
+from kernels.forgetting_attention import pruned_tile_share, pruning_threshold, qk_norm_logit_bound
+from kernels.forgetting_attention.threshold import norm_logit_bound
+from models.forgetting_transformer import ForgettingAttention
+
+Head = tuple[int, int]
+
+
+def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
+    """Rows of SCHEMA. `context.extras` gets seq_len, cell, distance, document.
+
+    Raises ValueError for a model without forget gates, token ids that mean something else to it, and for layers, heads or
+    documents that do not exist.
+    """
+    inputs_BT = _inputs(loaded, spec, context)
+    model, compute = loaded.model, context.compute(spec.precision)
+    layers = _attention_layers(model)
+    chosen = _chosen(spec, layers)
+    rows: list[dict[str, Any]] = []
+    statistics: dict[Head, dict[str, float]] = {}
+    with Progress("gate maps", 2) as progress:
+
+        def measure(layer: int, q: Tensor, k: Tensor, log_fgate_TH: Tensor) -> None:
+            share_H = pruned_tile_share(log_fgate_TH[None], _threshold(layers[layer], q, k, spec))[0]
+            for head in range(log_fgate_TH.shape[1]):
+                decay_T = log_fgate_TH[:, head].double().cumsum(0)
+                statistics[layer, head] = {
+                    "half_life_tokens": half_life(decay_T),
+                    "median_F": math.exp(median_decay(decay_T, spec.distance)),
+                    "pruned_share": float(share_H[head]),
+                }
+
+        _forward(model, layers, inputs_BT, compute, measure)
+        progress.advance()
+        shown = _extremes({head: statistics[head]["median_F"] for head in chosen}, spec.num_maps)
+
+        def draw(layer: int, q: Tensor, k: Tensor, log_fgate_TH: Tensor) -> None:
+            for head in [head for of, head in shown if of == layer]:
+                forget_GG, attend_GG = maps(q[0, :, head], k[0, :, head], log_fgate_TH[:, head], spec.grid)
+                rows.extend(_matrix_rows(layer, head, "F", forget_GG) + _matrix_rows(layer, head, "A", attend_GG))
+
+        _forward(model, {layer: layers[layer] for layer, _ in shown}, inputs_BT, compute, draw)
+        progress.advance()
+    for (layer, head), values in statistics.items():
+        rows += [_row(layer, head, quantity, -1, -1, value) for quantity, value in values.items()]
+    context.extras |= {
+        "seq_len": spec.seq_len,
+        "cell": -(-spec.seq_len // spec.grid),
+        "distance": spec.distance,
+        "document": spec.document,
+    }
+    return pd.DataFrame(rows)
+
+
+def median_decay(decay_T: Tensor, distance: int) -> float:
+    """Median over queries i of D_{i, i - distance}; `decay_T` is the cumulative log gate."""
+    return float((decay_T[distance:] - decay_T[:-distance]).median())
+
+
+def half_life(decay_T: Tensor) -> float:
+    """Distance in tokens, interpolated, at which the median of D over queries reaches -log 2. Beyond half the text
+    (too few queries) the decay is taken to go on at its mean rate."""
+    target = -math.log(2)
+    low, high = 0, len(decay_T) // 2
+    at_high = median_decay(decay_T, high)
+    if at_high > target:
+        return high * target / at_high if at_high < 0 else math.inf
+    at_low = 0.0
+    while high - low > 1:
+        middle = (low + high) // 2
+        value = median_decay(decay_T, middle)
+        if value > target:
+            low, at_low = middle, value
+        else:
+            high, at_high = middle, value
+    return low + (target - at_low) / (at_high - at_low)
+
+
+def maps(q_TD: Tensor, k_TD: Tensor, log_fgate_T: Tensor, grid: int) -> tuple[np.ndarray, np.ndarray]:
+    """F (mean) and A (maximum) over cells of ceil(T / grid) tokens squared, (G, G), NaN above the diagonal; a block of
+    queries at a time, so that memory stays (cell, T)."""
+    T, D = q_TD.shape
+    cell = -(-T // grid)
+    size = -(-T // cell)
+    decay_T = log_fgate_T.double().cumsum(0)
+    keys_T = torch.arange(T, device=q_TD.device)
+    forget_GG, attend_GG = np.full((size, size), np.nan), np.full((size, size), np.nan)
+    for block in range(size):
+        queries = slice(block * cell, min(T, (block + 1) * cell))
+        last = queries.stop
+        causal = keys_T[None, :last] <= keys_T[queries, None]
+        decay = (decay_T[queries, None] - decay_T[None, :last]).float()
+        forget = decay.exp().masked_fill(~causal, 0.0)
+        logits = q_TD[queries].float() @ k_TD[:last].float().T / math.sqrt(D) + decay
+        attend = logits.masked_fill(~causal, -math.inf).softmax(-1)
+        pad = (0, (block + 1) * cell - last)
+        pairs = nn.functional.pad(causal, pad).unflatten(1, (block + 1, cell)).sum((0, 2))
+        total = nn.functional.pad(forget, pad).unflatten(1, (block + 1, cell)).sum((0, 2))
+        forget_GG[block, : block + 1] = (total / pairs).cpu().numpy()
+        attend_GG[block, : block + 1] = (
+            nn.functional.pad(attend, pad).unflatten(1, (block + 1, cell)).amax((0, 2)).cpu().numpy()
+        )
+    return forget_GG, attend_GG
+
+
+def _attention_layers(model: nn.Module) -> dict[int, ForgettingAttention]:
+    found = [module for module in model.modules() if isinstance(module, ForgettingAttention)]
+    gated = {module.layer_idx: module for module in found if module.spec.forget_gate != "none"}
+    if not gated:
+        raise ValueError("gate maps need a model with forget gates (FoX); this one has none")
+    return gated
+
+
+def _inputs(loaded: Loaded, spec: Spec, context: Context) -> Tensor:
+    corpus = context.heldout(spec.corpus)
+    check_document(spec, *corpus.heldout.shape)
+    loaded.check_token_ids(corpus)
+    tokens = corpus.heldout.read(slice(spec.document, spec.document + 1), 0, spec.seq_len).astype(np.int64)
+    inputs_BT = torch.from_numpy(tokens).to(context.device).roll(1, dims=1)
+    inputs_BT[:, 0] = corpus.spec.bos_id
+    return inputs_BT
+
+
+def _chosen(spec: Spec, layers: dict[int, ForgettingAttention]) -> list[Head]:
+    num_heads = next(iter(layers.values())).spec.num_heads
+    check_heads(spec, len(layers), num_heads)
+    return [(layer, head) for layer in spec.layers or layers for head in spec.heads or range(num_heads)]
+
+
+def _extremes(medians: dict[Head, float], count: int) -> list[Head]:
+    """The `count` heads at the two ends of the order by median F, more of the local ones if odd."""
+    order = sorted(medians, key=lambda head: (medians[head], head))
+    return order if len(order) <= count else order[: -(-count // 2)] + order[len(order) - count // 2 :]
+
+
+def _threshold(attention: ForgettingAttention, q: Tensor, k: Tensor, spec: Spec) -> Tensor:
+    """delta per head (1, H), as pruning would use it."""
+    own = attention.spec
+    if own.qk_norm:
+        q_scale, k_scale = (norm.weight.view(-1, own.head_dim) for norm in (attention.q_norm, attention.k_norm))
+        bound: Tensor = qk_norm_logit_bound(q_scale, k_scale, own.head_dim)[None].to(q.device)
+    else:
+        bound = norm_logit_bound(q, k, own.head_dim**-0.5)
+    return torch.as_tensor(pruning_threshold(bound, k.shape[1], spec.log_tolerance))
+
+
+@contextmanager
+def _watched(layers: dict[int, ForgettingAttention], visit: Callable[[int, Tensor, Tensor, Tensor], None]) -> Iterator[None]:
+    """Calls visit(layer, q, k, log gate (T, H)) whenever one of the layers runs."""
+
+    def hook(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        assert isinstance(module, ForgettingAttention)
+        q, k, _, log_fgate_BTH = module.project(arguments[0], None, *arguments[3:])
+        assert log_fgate_BTH is not None
+        visit(module.layer_idx, q, k, log_fgate_BTH[0])
+
+    handles = [layer.register_forward_pre_hook(hook) for layer in layers.values()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _forward(
+    model: nn.Module,
+    layers: dict[int, ForgettingAttention],
+    inputs_BT: Tensor,
+    compute: Compute,
+    visit: Callable[[int, Tensor, Tensor, Tensor], None],
+) -> None:
+    """One pass; the logits of the last position only, since none are needed."""
+    with compute.inference(), _watched(layers, visit):
+        model(input_ids=inputs_BT, use_cache=False, logits_to_keep=1)
+
+
+def _row(layer: int, head: int, quantity: str, row: int, col: int, value: float) -> dict[str, Any]:
+    return {"layer": layer, "head": head, "quantity": quantity, "row": row, "col": col, "value": value}
+
+
+def _matrix_rows(layer: int, head: int, quantity: str, matrix_GG: np.ndarray) -> list[dict[str, Any]]:
+    return [
+        _row(layer, head, quantity, int(row), int(col), float(matrix_GG[row, col]))
+        for row, col in zip(*np.tril_indices(len(matrix_GG)), strict=True)
+    ]

@@ -1,0 +1,129 @@
+"""LM evaluation harness: its tasks, run on a model and turned into rows."""
+
+import contextlib
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+os.environ.setdefault("DISABLE_MULTIPROC", "1")  # the harness bootstraps standard errors in forked processes otherwise
+
+import models.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
+from lm_eval import evaluator
+from lm_eval.tasks import TaskManager
+
+from eval.lm_eval import TASKS, Spec, check_names, task_files
+from eval.lm_eval.harness import HarnessModel
+from eval.shell.context import Context
+from eval.shell.loading import Loaded
+from eval.shell.progress import Progress
+from eval.shell.sources import checked
+from eval.shell.stand_ins import StandIns, fingerprint_in
+
+BOOTSTRAP_ITERATIONS = 1000
+TABLE_METRICS = {
+    "wikitext": ("word_perplexity",),
+    "lambada_openai": ("perplexity", "acc"),
+    "piqa": ("acc",),
+    "hellaswag": ("acc_norm",),
+    "winogrande": ("acc",),
+    "arc_easy": ("acc",),
+    "arc_challenge": ("acc_norm",),
+    "copa": ("acc",),
+    "openbookqa": ("acc_norm",),
+    "sciq": ("acc",),
+    "boolq": ("acc",),
+}
+"""What the paper's tables show of each task; of other tasks every metric is kept."""
+
+
+def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
+    """Rows of SCHEMA: accuracies in percent, perplexities plain, standard errors alike (NaN where the harness has none).
+
+    Raises ValueError for unknown tasks, and for data that are neither local nor to be had from the hub.
+    """
+    with Progress("lm-eval (requests)", 0) as progress, contextlib.ExitStack() as stack:
+        stack.enter_context(_quiet())
+        folder = None
+        corpus = fingerprint_in(spec.include)
+        if corpus is not None:
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lm-eval-tasks-")))
+            folder = task_files.write_stand_ins(StandIns(context.heldout(corpus)), spec.tasks, scratch)
+        elif spec.include != "harness":
+            folder = checked("include", spec.include, context.sources.include_path, "--include-path")
+        found = _load_tasks(spec, folder)
+        lm = HarnessModel(loaded.model, loaded.tokenizer, spec, context, progress)
+        results = evaluator.evaluate(
+            lm=lm, task_dict=found, limit=spec.limit, bootstrap_iters=BOOTSTRAP_ITERATIONS, log_samples=False
+        )
+    assert results is not None
+    context.extras["bos_policy"] = "one BOS before every context" if spec.add_bos else "BOS only where there is no context"
+    context.extras["bootstrap_iterations"] = BOOTSTRAP_ITERATIONS
+    return pd.DataFrame([row for task in found["tasks"] for row in _rows(task, results, spec)])
+
+
+def _load_tasks(spec: Spec, folder: Path | None) -> Any:
+    check_names(spec.tasks, folder)
+    wanted = list(spec.tasks)
+    if folder is not None:
+        manager = TaskManager(include_path=folder, include_defaults=False)
+    elif set(wanted) <= set(TASKS):
+        manager = TaskManager(include_defaults=False)
+        wanted = [str(task_files.harness_file(name)) for name in wanted]
+    else:
+        manager = task_files.harness_tasks()
+    try:
+        loaded = manager.load(wanted)
+    except ValueError:
+        raise
+    except Exception as error:  # datasets and the hub client raise many types when data cannot be had
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+        raise ValueError(
+            f"the data of {', '.join(spec.tasks)} are neither local nor to be had: {type(error).__name__}: {reason}\n"
+            "On a machine without internet name local task files with --include-path, or fill the cache first."
+        ) from error
+    for task in loaded["tasks"].values():
+        task.set_config(key="num_fewshot", value=0)
+        task.set_fewshot_seed(seed=0)
+    return loaded
+
+
+def _rows(task: str, results: Any, spec: Spec) -> Iterator[dict[str, Any]]:
+    scores = results["results"][task]
+    metrics = TABLE_METRICS.get(task) or tuple(name.split(",")[0] for name in scores if "," in name and "_stderr," not in name)
+    for metric in metrics:
+        (name,) = (key for key in scores if key.split(",")[0] == metric)
+        value, error = scores[name], scores.get(name.replace(metric, f"{metric}_stderr", 1))
+        factor = 100.0 if metric.startswith(("acc", "exact_match", "f1")) else 1.0
+        yield {
+            "task": task,
+            "metric": metric,
+            "value": factor * float(value),
+            "stderr": factor * float(error) if isinstance(error, int | float) else math.nan,
+            "num_examples": int(results["n-samples"][task]["effective"]),
+            "task_version": str(results["versions"][task]),
+            "harness_version": task_files.HARNESS_VERSION,
+            "batch_size": spec.batch_size,
+            "add_bos": int(spec.add_bos),
+        }
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The harness reports to stdout and its logger, datasets draws bars; this suite has its own progress on stderr."""
+    import datasets
+
+    logger = logging.getLogger("lm_eval")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
+    try:
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,229 @@
+"""LongBench: prompts, greedy answers and their scores.
+
+Prompt templates and metrics are those of the pinned lm-eval package's LongBench tasks, read from its files; `TEMPLATE_FIXES`
+and `score` say where they depart from the public benchmark and are put right.
+"""
+
+import functools
+import importlib
+import json
+import sys
+import warnings
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pandas as pd
+
+import models.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
+from eval.longbench import TABLE, Spec, hub_name, task_file
+from eval.shell.context import Context
+from eval.shell.generation import generate
+from eval.shell.loading import Loaded
+from eval.shell.progress import Progress
+from eval.shell.sources import checked
+from eval.shell.stand_ins import StandIns, fingerprint_in
+from eval.shell.text import TextCodec
+
+HUB_NAME = "THUDM/LongBench"
+FEW_SHOT = ("trec", "triviaqa", "samsum")
+TEMPLATE_FIXES = {
+    # The public templates separate examples and question by an empty line.
+    "triviaqa": ("{{context}}\n{{question}}", "{{context}}\n\n{{question}}"),
+    "samsum": ("{{context}}\n{{question}}", "{{context}}\n\n{{question}}"),
+    # The public templates end with a line break, after which the code begins.
+    "lcc": ("Next line of code:", "Next line of code:\n"),
+    "repobench-p": ("Next line of code:", "Next line of code:\n"),
+}
+"""Template of the harness (lm-eval 0.4.13) -> of the public benchmark, for data in the public format."""
+
+
+FIELDS = ("input", "context", "answers", "all_classes")
+
+Example = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task: its name here, prompt template (jinja), metric, and limit on new tokens."""
+
+    name: str
+    template: str
+    metric: str
+    max_new_tokens: int
+
+
+def tasks(names: Sequence[str]) -> list[Task]:
+    """Limits and metrics from tasks.csv, templates from the harness."""
+    return [Task(name, _template(hub_name(name)), TABLE[name]["metric"], int(TABLE[name]["max_new_tokens"])) for name in names]
+
+
+def _template(name: str) -> str:
+    import lm_eval.tasks
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    path = Path(lm_eval.tasks.__file__).parent / "longbench" / f"{name}.yaml"
+    template = load_yaml(path, resolve_func=False)["doc_to_text"]
+    if name in TEMPLATE_FIXES:
+        wrong, right = TEMPLATE_FIXES[name]
+        assert template.endswith(wrong), f"lm-eval's template of {name} has changed: look again at TEMPLATE_FIXES"
+        template = template.removesuffix(wrong) + right
+    return template
+
+
+@functools.cache
+def _metrics() -> ModuleType:
+    """The harness's metric functions."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fuzzywuzzy recommends another matcher, with which scores would differ
+        return importlib.import_module("lm_eval.tasks.longbench.metrics")
+
+
+def first_line(prediction: str) -> str:
+    """Leading line breaks dropped, then everything up to the next one."""
+    return prediction.lstrip("\n").split("\n")[0]
+
+
+def score(task: Task, prediction: str, example: Example) -> float:
+    """0-100: the best over the references. `prediction` is scored as it is (cut it before).
+
+    The harness's functions, but for three departures of its own: it strips predictions, which the benchmark does not; its code
+    metric passes over lines of blanks, which the benchmark takes as the prediction; its ROUGE gives 0 for long sentences, where
+    the recursion of the package behind it fails.
+    """
+    metrics = _metrics()
+    function = {
+        "qa_f1": metrics.qa_f1_score,
+        "rouge_l": metrics.rouge_score,
+        "classification": metrics.classification_score,
+        "code_edit_similarity": _code_similarity,
+    }[task.metric]
+    with _deep_recursion():
+        scores = [function(prediction, truth, all_classes=example["all_classes"]) for truth in example["answers"]]
+    return 100.0 * max(0.0, *map(float, scores))
+
+
+def _code_similarity(prediction: str, truth: str, **unused: object) -> float:
+    """Fuzzy edit ratio of the first line without a backtick, # or //; no such line counts as empty."""
+    lines = prediction.lstrip("\n").split("\n")
+    line = next((line for line in lines if not any(mark in line for mark in ("`", "#", "//"))), "")
+    return _metrics().fuzz.ratio(line, truth) / 100
+
+
+@contextmanager
+def _deep_recursion() -> Iterator[None]:
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, 20_000))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def load_examples(names: Sequence[str], spec: Spec, context: Context) -> dict[str, list[Example]]:
+    """Examples of each task, from where the spec says. ValueError if they are not there, or lack LongBench's fields."""
+    corpus = fingerprint_in(spec.dataset)
+    if corpus is not None:
+        stand_ins = StandIns(context.heldout(corpus))
+        found = {name: stand_ins.longbench(name) for name in names}
+    elif spec.dataset == "hub":
+        archive = _hub_archive()
+        context.extras["dataset_commit"] = archive.parent.name  # the snapshot's folder
+        with zipfile.ZipFile(archive) as file:
+            found = {name: _parsed(file.read(f"data/{hub_name(name)}.jsonl"), f"{archive}/{name}") for name in names}
+    else:
+        folder = checked("dataset", spec.dataset, context.sources.longbench, "--longbench")
+        found = {name: _parsed(task_file(folder, name).read_bytes(), str(task_file(folder, name))) for name in names}
+    return {name: examples[: spec.max_examples] for name, examples in found.items()}
+
+
+def _parsed(body: bytes, where: str) -> list[Example]:
+    """Lines of JSON with LongBench's fields."""
+    try:
+        examples = [json.loads(line) for line in body.decode("utf-8").split("\n") if line.strip()]
+        missing = sorted({name for example in examples for name in FIELDS if name not in example})
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{where} cannot be read as LongBench data: {str(error)[:160]}") from None
+    if missing or not examples:
+        raise ValueError(f"{where} lacks the LongBench fields {', '.join(missing)}" if missing else f"{where} has no examples")
+    return examples
+
+
+@functools.cache
+def _hub_archive() -> Path:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(HUB_NAME, "data.zip", repo_type="dataset"))
+    except Exception as error:  # the hub client raises many types
+        raise ValueError(
+            f"LongBench ({HUB_NAME}) is neither in the local cache nor to be had from the hub ({type(error).__name__}).\n"
+            "On a machine without internet name a folder with its TASK.jsonl files with --longbench."
+        ) from error
+
+
+def prompt_ids(task: Task, example: Example, codec: TextCodec, max_tokens: int) -> list[int]:
+    """Token ids of the prompt, BOS first. A longer one keeps the text of its first and its last max_tokens / 2 tokens (BOS
+    counts among the first), decoded separately and encoded again, so that the length may differ a little."""
+    from lm_eval.utils import apply_template
+
+    text = apply_template(task.template, {**example, "question": example["input"]})
+    ids = [codec.bos_id, *codec.encode(text)]
+    if len(ids) <= max_tokens:
+        return ids
+    half = max_tokens // 2
+    return [codec.bos_id, *codec.encode(codec.decode(ids[:half]) + codec.decode(ids[-half:]))]
+
+
+def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
+    """Rows of SCHEMA, one per example; the paper's value of a task is the mean score.
+
+    Greedy generation without a stop string; the prediction is stored whole and scored after the cut to its first line (all
+    tasks, or the few-shot ones with `original_cut`).
+    """
+    examples = load_examples(spec.tasks, spec, context)
+    chosen = tasks(spec.tasks)
+    done = context.partial.records
+    with Progress("LongBench", sum(map(len, examples.values())), len(done)) as progress:
+        for task in chosen:
+            _predict(loaded, task, examples[task.name], spec, context, progress)
+    rows = []
+    for task in chosen:
+        for number, example in enumerate(examples[task.name]):
+            prediction = done[f"{task.name}/{number}"]["prediction"]
+            cut = first_line(prediction) if not spec.original_cut or task.name in FEW_SHOT else prediction
+            rows.append(
+                {
+                    "task": task.name,
+                    "metric": task.metric,
+                    "example": number,
+                    "score": score(task, cut, example),
+                    "prediction": prediction,
+                }
+            )
+    context.extras["num_examples"] = {name: len(rows) for name, rows in examples.items()}
+    return pd.DataFrame(rows)
+
+
+def _predict(loaded: Loaded, task: Task, examples: Sequence[Example], spec: Spec, context: Context, progress: Progress) -> None:
+    todo = [i for i in range(len(examples)) if f"{task.name}/{i}" not in context.partial.records]
+    limit = min(task.max_new_tokens, spec.max_new_tokens or task.max_new_tokens)
+    codec = loaded.tokenizer
+
+    def keep(index: int, new_ids: list[int]) -> None:
+        context.partial.add(f"{task.name}/{todo[index]}", {"prediction": codec.decode(new_ids)})
+        progress.advance()
+
+    generate(
+        loaded.model,
+        [prompt_ids(task, examples[i], codec, spec.max_prompt_tokens) for i in todo],
+        context.compute(spec.precision),
+        max_new_tokens=limit,
+        stop_ids=() if codec.eos_id is None else (codec.eos_id,),
+        batch_tokens=context.sources.batch_tokens,
+        on_done=keep,
+    )

@@ -1,0 +1,67 @@
+"""The prompts of a grid of lengths and depths."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from eval.needle import LEAST_HAYSTACK, Grid
+from eval.needle.haystack import SPARE, document, full_stops, haystack_ids, haystack_texts
+from eval.needle.wording import Wording
+from eval.shell.context import Context
+from eval.shell.text import TextCodec
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One prompt (ids with BOS) and the text that should follow."""
+
+    length: int
+    depth: float
+    sample: int
+    prompt: list[int]
+    expected: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.length}/{self.depth}/{self.sample}"
+
+
+class CellBuilder:
+    """Hides needles in one haystack. Sample 0 is the paper's cell; further samples start further on in the haystack."""
+
+    def __init__(self, codec: TextCodec, spec: Grid, context: Context):
+        self.codec, self.spec = codec, spec
+        self._pitch = max(spec.lengths) + SPARE
+        self.ids = haystack_ids(codec, haystack_texts(spec, context), self._pitch * spec.samples_per_cell)
+        self._stops: Collection[int] = full_stops(codec)
+
+    def cells(self, wordings: Sequence[Wording]) -> Iterator[Cell]:
+        """All of the grid; sample s hides the needle s modulo their number. ValueError for a length that a needle or a query
+        does not fit into."""
+        for length in self.spec.lengths:
+            for depth in self.spec.depths:
+                for sample in range(self.spec.samples_per_cell):
+                    wording = wordings[sample % len(wordings)]
+                    prompt = self._prompt(wording, wording.hidden(self.spec.mode), length, depth, sample)
+                    yield Cell(length, depth, sample, prompt, wording.expected)
+
+    def without_needle(self, wording: Wording, length: int, sample: int) -> list[int]:
+        """The prompt of a cell whose needle is left out: as much of the same text, and the query."""
+        return self._prompt(wording, "", length, 100.0, sample)
+
+    def _prompt(self, wording: Wording, hidden: str, length: int, depth: float, sample: int) -> list[int]:
+        start = sample * self._pitch
+        room = length - self.spec.reserve
+        haystack = room - len(self.codec.encode(hidden))
+        if haystack < LEAST_HAYSTACK:
+            raise ValueError(
+                f"length {length} with a reserve of {self.spec.reserve} leaves {max(haystack, 0)} tokens of haystack around "
+                f"the needle; with this tokeniser the length must be at least {length + LEAST_HAYSTACK - haystack}"
+            )
+        text = document(self.codec, self.ids[start : start + length + SPARE], hidden, room, depth, self._stops)
+        prompt = [self.codec.bos_id, *self.codec.encode(text + wording.query)]
+        if len(prompt) > length:
+            raise ValueError(
+                f"the prompt of length {length} has {len(prompt)} tokens: BOS and the query need a reserve of "
+                f"{self.spec.reserve + len(prompt) - length}, not {self.spec.reserve}"
+            )
+        return prompt

@@ -1,0 +1,117 @@
+"""The text in which needles are hidden, and the hiding itself (construction of the LongAlign test, section 6 of the setup)."""
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from data.text_files import TextSource, read_documents
+from eval.needle import Grid
+from eval.shell.context import Context
+from eval.shell.sources import checked
+from eval.shell.text import TextCodec, heldout_texts
+
+SPARE = 64
+"""Tokens of haystack beyond a cell's length, for meeting the count exactly."""
+MAX_SKIPS = 8
+TOLERANCE = 8
+"""Tokens by which a document may be shorter where a tokeniser does not give back the text it was given."""
+
+
+def haystack_texts(spec: Grid, context: Context) -> Iterator[str]:
+    """What the spec names. ValueError if it is not what is given."""
+    assert spec.text is not None
+    if spec.text.startswith("heldout:"):
+        return heldout_texts(context.heldout(spec.text.removeprefix("heldout:")))
+    wanted = spec.text.removesuffix("-unsorted")
+    folder = checked("text", wanted, context.sources.haystack, "--haystack")
+    return iter([folder_text(folder, in_order=wanted == spec.text)])
+
+
+def folder_text(path: Path, *, in_order: bool = True) -> str:
+    """The texts of a folder (or one file) joined; sorted by name, or in the order the directory lists them."""
+    if in_order:
+        return "".join(TextSource(str(path)).documents())
+    texts = []
+    for entry in os.scandir(path):
+        found = _readable(Path(entry.path))
+        if found:
+            texts.append("".join(read_documents(found)))
+    if not texts:
+        raise ValueError(f"{path} holds no text file to hide needles in")
+    return "".join(texts)
+
+
+def _readable(path: Path) -> Path | None:
+    try:
+        return TextSource(str(path)).files[0] if path.is_file() else None
+    except ValueError:
+        return None  # a file of another kind
+
+
+def haystack_ids(codec: TextCodec, texts: Iterator[str], num_tokens: int) -> list[int]:
+    """At least `num_tokens` tokens of the texts, repeated from the beginning if they are shorter."""
+    ids: list[int] = []
+    for text in texts:
+        ids.extend(codec.encode(text))
+        if len(ids) >= num_tokens:
+            return ids
+    if not ids:
+        raise ValueError("the haystack has no text")
+    return ids * -(-num_tokens // len(ids))
+
+
+def full_stops(codec: TextCodec) -> frozenset[int]:
+    """The token ids that are exactly a full stop, alone and behind a word (some tokenisers tell the two apart).
+
+    ValueError if there are none: a needle could not be put behind a sentence."""
+    found = {ids[-1] for ids in map(codec.encode, (".", "end.")) if ids}
+    stops = frozenset(i for i in found if codec.decode([i]).strip() == ".")
+    if not stops:
+        raise ValueError("the model's tokeniser has no token for a full stop, so that no needle can be put behind a sentence")
+    return stops
+
+
+def insertion_point(hay: Sequence[int], depth: float, stops: Collection[int]) -> int:
+    """Where a needle at `depth` percent goes in: behind the closest full stop before it (at the very beginning if there is
+    none; depth 100 is the very end)."""
+    if depth >= 100:
+        return len(hay)
+    point = int(len(hay) * depth / 100)
+    while point > 0 and hay[point - 1] not in stops:
+        point -= 1
+    return point
+
+
+def document(codec: TextCodec, hay: Sequence[int], needle: str, num_tokens: int, depth: float, stops: Collection[int]) -> str:
+    """Haystack text with the needle inside that encodes to exactly `num_tokens` tokens.
+
+    The ids are cut to the count, and the text of what stands before the needle, the needle and the text of what stands behind
+    are joined, because the model reads the re-encoded text. Encoding may join or split tokens at the seams; the end of the
+    haystack is moved by as much (the needle stays where it is), so that the count holds for what the model reads. `hay` needs
+    some tokens to spare. A tokeniser that does not give back the text it was given (one that lowers case, say) may miss the
+    count; then the text is at most TOLERANCE tokens shorter.
+
+    Raises ValueError if the needle alone is longer, or if no cut gives the count (a text that hardly encodes).
+    """
+    room = num_tokens - len(codec.encode(needle))
+    if room <= 0:
+        raise ValueError(f"a needle of {len(codec.encode(needle))} tokens does not fit into a document of {num_tokens}")
+    assert len(hay) >= num_tokens + MAX_SKIPS
+    closest, smallest = "", TOLERANCE + 1
+    for skip in range(MAX_SKIPS):  # a count that encoding leaps over is met with the haystack's first token left out
+        point, end = skip + insertion_point(hay[skip : skip + room], depth, stops), skip + room
+        tried: set[int] = set()
+        while end not in tried and point <= end <= len(hay):
+            tried.add(end)
+            middle = end if depth >= 100 else point
+            text = codec.decode(list(hay[skip:middle])) + needle + codec.decode(list(hay[middle:end]))
+            gap = num_tokens - len(codec.encode(text))
+            if gap == 0:
+                return text
+            if 0 < gap < smallest:
+                closest, smallest = text, gap
+            end += gap
+            point = min(point, end) if depth >= 100 else point
+    if not closest:
+        raise ValueError(f"no document of {num_tokens} tokens could be cut from the haystack at depth {depth}")
+    return closest

@@ -1,0 +1,132 @@
+"""An LLM judge behind any OpenAI-compatible endpoint: patient with failures, and never asked the same thing twice."""
+
+import hashlib
+import json
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import openai
+
+from eval.shell.context import Context
+from results.atomic import write_atomic
+
+_SCORE = re.compile(r"\[\[\s*(\d+)\s*\]\]")
+
+
+@dataclass(frozen=True)
+class JudgeSettings:
+    """Where the judge is and how it is asked. The key is used, never stored.
+
+    `retries`: new tries after rate limits (429), server errors and time-outs, waiting longer each time (the client
+    library's back-off, which honours Retry-After). `reasks`: new tries after a reply without a score.
+    """
+
+    url: str
+    key: str
+    cache: Path
+    timeout: float = 60.0
+    retries: int = 6
+    reasks: int = 3
+    parallel: int = 8
+
+    @classmethod
+    def of(cls, model: str, context: Context) -> "JudgeSettings":
+        """As the command line says. ValueError where the address or the key is missing."""
+        sources = context.sources
+        if sources.judge_url is None:
+            raise ValueError(f"judge {model!r} needs the address of its endpoint: --judge-url")
+        key = os.environ.get(sources.judge_key_env)
+        if not key:
+            raise ValueError(f"judge {model!r} needs a key in the environment variable {sources.judge_key_env}")
+        return cls(url=sources.judge_url, key=key, cache=sources.judge_cache or context.folder / "judge_cache")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Score 1-10 and the judge's own words."""
+
+    score: int
+    reply: str
+
+
+class Judge:
+    """Scores texts with `model`; every reply is kept on disk under the digest of what was asked."""
+
+    def __init__(self, model: str, settings: JudgeSettings):
+        self.model = model
+        self.settings = settings
+        self._client = openai.OpenAI(
+            base_url=settings.url, api_key=settings.key, timeout=settings.timeout, max_retries=settings.retries
+        )
+
+    def score_all(self, prompts: list[str]) -> list[Verdict]:
+        """One verdict per prompt, several at a time. Equal prompts are asked once. Raises ValueError as `score` does;
+        verdicts that came in before are in the cache."""
+        unique = list(dict.fromkeys(prompts))
+        with ThreadPoolExecutor(self.settings.parallel) as pool:
+            futures = {prompt: pool.submit(self.score, prompt) for prompt in unique}
+            try:
+                verdicts = {prompt: future.result() for prompt, future in futures.items()}
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        return [verdicts[prompt] for prompt in prompts]
+
+    def score(self, prompt: str) -> Verdict:
+        """Raises ValueError if the endpoint refuses, stays unavailable, or gives no score 1-10 after `reasks` new tries."""
+        path = self._cache_path(prompt)
+        verdict = _cached(path)
+        if verdict is not None:
+            return verdict
+        reply = ""
+        for _ in range(1 + self.settings.reasks):
+            reply = self._ask(prompt)
+            score = parse_score(reply)
+            if score is not None:
+                verdict = Verdict(score, reply)
+                entry = {"model": self.model, "prompt": prompt, "score": score, "reply": reply}
+                write_atomic(path, json.dumps(entry))
+                return verdict
+        raise ValueError(
+            f"judge {self.model!r} gave no score from [[1]] to [[10]] in {1 + self.settings.reasks} replies; the last began: "
+            f"{reply[:80]!r}"
+        )
+
+    def _ask(self, prompt: str) -> str:
+        try:
+            answer = self._client.chat.completions.create(
+                model=self.model, temperature=0, messages=[{"role": "user", "content": prompt}]
+            )
+        except (openai.APIResponseValidationError, json.JSONDecodeError) as error:
+            return f"(not a chat completion: {error})"
+        except openai.OpenAIError as error:
+            reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
+            raise ValueError(
+                f"judge {self.model!r} at {self.settings.url}: {reason}. Answers judged so far are kept; start again later."
+            ) from error
+        if not getattr(answer, "choices", None):
+            return "(not a chat completion)"
+        return answer.choices[0].message.content or ""
+
+    def _cache_path(self, prompt: str) -> Path:
+        name = hashlib.sha256(json.dumps([self.model, prompt]).encode()).hexdigest()
+        return self.settings.cache / f"{name}.json"
+
+
+def parse_score(reply: str) -> int | None:
+    """The last double-bracketed whole number, if it is from 1 to 10."""
+    found = _SCORE.findall(reply)
+    if not found or not 1 <= int(found[-1]) <= 10:
+        return None
+    return int(found[-1])
+
+
+def _cached(path: Path) -> Verdict | None:
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        return Verdict(int(entry["score"]), str(entry["reply"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,77 @@
+"""The words of the needle test: what is hidden, what is asked, and how the answer begins. Torch-free."""
+
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+DEFAULT_WORDING = Path(__file__).with_name("prompts.toml")
+FACTS = Path(__file__).with_name("facts.toml")
+
+
+@dataclass(frozen=True)
+class Wording:
+    """The texts of the test; see prompts.toml."""
+
+    needle: str
+    question: str
+    answer_marker: str
+    answer_start: str
+    instruction: str
+    judge: str
+
+    def __post_init__(self) -> None:
+        if not self.needle.startswith(self.answer_start) or self.needle == self.answer_start:
+            raise ValueError("answer_start must be the beginning of needle, and leave something to say")
+        try:
+            self.judge_prompt("")
+        except (KeyError, IndexError, ValueError) as error:
+            raise ValueError(
+                f"judge may hold {{question}}, {{reference}} and {{answer}} in braces, nothing else ({error})"
+            ) from None
+
+    @classmethod
+    def read(cls, path: Path) -> "Wording":
+        """Raises ValueError for a file that is not TOML, lacks a text, has one too many, or whose answer_start is not
+        the beginning of the needle."""
+        texts = _toml(path)
+        names = {field.name for field in fields(cls)}
+        if set(texts) != names or not all(isinstance(text, str) for text in texts.values()):
+            raise ValueError(
+                f"{path} must hold exactly the texts {', '.join(sorted(names))}; it holds {', '.join(sorted(texts))}"
+            )
+        try:
+            return cls(**texts)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    @property
+    def expected(self) -> str:
+        """What a perfect model goes on with."""
+        return self.needle[len(self.answer_start) :].strip()
+
+    @property
+    def query(self) -> str:
+        """What stands behind the document."""
+        parts = (self.instruction, self.question, self.answer_marker, self.answer_start)
+        return "\n\n" + " ".join(part for part in parts if part)
+
+    def hidden(self, mode: str) -> str:
+        """What is inserted into the haystack, on a line of its own; in easy mode the very string that the query repeats."""
+        return f"\n{self.needle}\n" if mode == "standard" else f"\n{self.question} {self.answer_marker} {self.needle}\n"
+
+    def judge_prompt(self, prediction: str) -> str:
+        return self.judge.format(question=self.question, reference=self.needle, answer=prediction)
+
+
+def read_facts() -> list[Wording]:
+    """The needles of `needle_recall`, in order."""
+    texts = _toml(FACTS)
+    common = {"instruction": "", "answer_marker": texts["answer_marker"], "judge": ""}
+    return [Wording(**common, **fact) for fact in texts["fact"]]
+
+
+def _toml(path: Path) -> dict:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or not TOML
+        raise ValueError(f"{path} cannot be read as TOML: {error}") from error

@@ -1,0 +1,71 @@
+"""Needle recall: teacher-forced scores of the answers, with the needle in the text and without it."""
+
+import pandas as pd
+
+from eval.needle.cells import CellBuilder
+from eval.needle.wording import FACTS, read_facts
+from eval.needle_recall import Spec
+from eval.shell.batching import in_batches
+from eval.shell.context import Context
+from eval.shell.loading import Loaded
+from eval.shell.progress import Progress
+from eval.shell.scoring import Scored, score
+from eval.shell.sources import digest
+
+
+def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
+    """Rows of SCHEMA. Every text has exactly length - reserve tokens as the model reads it, with the needle or without.
+
+    ValueError: the sentences are not those of the spec, or a length is too short for them.
+    """
+    if digest(FACTS) != spec.wording:
+        raise ValueError(f"the evaluation asks for sentences {spec.wording}; this version has {digest(FACTS)}: plan it again")
+    facts, codec = read_facts(), loaded.tokenizer
+    builder = CellBuilder(codec, spec, context)
+    cells = list(builder.cells(facts))
+    scored: dict[str, tuple[list[int], int]] = {}  # by key: ids of prompt and answer, tokens of the answer
+    for cell in cells:
+        wording = facts[cell.sample % len(facts)]
+        answer = codec.answer(wording.query, cell.expected)
+        scored[cell.key] = ([*cell.prompt, *answer], len(answer))
+        bare = _bare(cell.length, cell.sample)
+        if bare not in scored:
+            scored[bare] = ([*builder.without_needle(wording, cell.length, cell.sample), *answer], len(answer))
+    _score(loaded, scored, spec, context)
+    rows = []
+    for cell in cells:
+        with_it, without = (context.partial.records[key]["logprob"] for key in (cell.key, _bare(cell.length, cell.sample)))
+        rows.append(
+            {
+                "mode": spec.mode,
+                "length": cell.length,
+                "depth": cell.depth,
+                "sample": cell.sample,
+                "logp_with": with_it,
+                "logp_without": without,
+                "num_tokens": scored[cell.key][1],
+                "recall_nats": with_it - without,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _bare(length: int, sample: int) -> str:
+    return f"{length}/without/{sample}"
+
+
+def _score(loaded: Loaded, scored: dict[str, tuple[list[int], int]], spec: Spec, context: Context) -> None:
+    """Put the log-probability of every answer among the partial file's records."""
+    todo = [key for key in scored if key not in context.partial.records]
+    compute = context.compute(spec.precision)
+    with Progress("needle recall", len(scored), len(scored) - len(todo)) as progress:
+
+        def run(batch: list[int]) -> list[Scored]:
+            return score(loaded.model, [scored[todo[i]] for i in batch], compute)
+
+        def keep(index: int, result: Scored) -> None:
+            context.partial.add(todo[index], {"logprob": result[0]})
+            progress.advance()
+
+        lengths = [len(scored[key][0]) for key in todo]
+        in_batches(lengths, compute, run, batch_tokens=context.sources.batch_tokens, on_done=keep)

@@ -1,0 +1,134 @@
+"""Per-token loss: the forward passes, summed in fp64."""
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+
+from eval.per_token_loss import Spec, check_documents
+from eval.shell.batching import check_positions
+from eval.shell.context import Compute, Context
+from eval.shell.loading import Loaded, vocab_size
+from eval.shell.progress import Progress
+from models.loss import token_losses
+
+BANDS = 16
+SECONDS_BETWEEN_SAVES = 20.0
+
+
+def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
+    """Rows of SCHEMA: negative log-likelihood in nats of each token, given BOS and the tokens before it, over the first
+    documents of the held-out split; one forward pass per document.
+
+    `context.extras` gets unigram_entropy (nats per token of the evaluated targets), train_seq_len, context_len and
+    seconds_per_document (median, without the first, which may compile).
+    Raises ValueError for too few or too short documents, token ids that mean something else to the model, and a NaN loss.
+    """
+    corpus = context.heldout(spec.corpus)
+    check_documents(spec.num_documents, spec.context_len, *corpus.heldout.shape)
+    loaded.check_token_ids(corpus)
+    check_positions(loaded.model, spec.context_len, "lower --context-len")
+    sums = _Sums(spec, context, vocab_size(loaded.model))
+    compute = context.compute(spec.precision)
+    seconds: list[float] = []
+    saved = time.monotonic()
+    with Progress("per-token loss", spec.num_documents, sums.done) as progress:
+        try:
+            while sums.done < spec.num_documents:
+                target_T = corpus.heldout.read(slice(sums.done, sums.done + 1), 0, spec.context_len)[0].astype(np.int64)
+                started = time.perf_counter()
+                loss_T = _document_losses(loaded.model, target_T, corpus.spec.bos_id, compute, sums.done)
+                seconds.append(time.perf_counter() - started)
+                sums.add(target_T, loss_T)
+                progress.advance()
+                if time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
+                    sums.save()
+                    saved = time.monotonic()
+        except BaseException:
+            sums.save()
+            raise
+    context.extras["unigram_entropy"] = sums.unigram_entropy
+    context.extras["train_seq_len"] = context.train_seq_len
+    context.extras["context_len"] = spec.context_len
+    if len(seconds) > 1:
+        context.extras["seconds_per_document"] = round(float(np.median(seconds[1:])), 4)
+    return pd.concat(sums.rows(), ignore_index=True)
+
+
+class _Sums:
+    """What is known after `done` documents, kept in the partial file.
+
+    Suffixes: T positions, V vocabulary, N documents, K bands."""
+
+    def __init__(self, spec: Spec, context: Context, vocab: int):
+        self.spec, self.partial = spec, context.partial
+        count = min(BANDS, spec.context_len)
+        self.edges = np.arange(count + 1) * spec.context_len // count
+        found = self.partial.load_state() or {
+            "total": np.zeros(spec.context_len),
+            "counts": np.zeros(vocab, np.int64),
+            "bands": np.zeros((spec.num_documents, count)),
+            "done": np.array(0),
+        }
+        self.total_T, self.counts_V, self.bands_NK = found["total"], found["counts"], found["bands"]
+        self.done = int(found["done"])
+
+    def add(self, target_T: np.ndarray, loss_T: np.ndarray) -> None:
+        self.bands_NK[self.done] = np.add.reduceat(loss_T, self.edges[:-1]) / np.diff(self.edges)
+        # One assignment: an interrupt falls before it or after it, never between sum and count.
+        self.total_T, self.counts_V, self.done = (
+            self.total_T + loss_T,
+            self.counts_V + np.bincount(target_T, minlength=len(self.counts_V)),
+            self.done + 1,
+        )
+
+    def save(self) -> None:
+        values = {"total": self.total_T, "counts": self.counts_V, "bands": self.bands_NK, "done": np.array(self.done)}
+        self.partial.save_state(values)
+
+    @property
+    def unigram_entropy(self) -> float:
+        share_V = self.counts_V[self.counts_V > 0] / self.counts_V.sum()
+        return float(-(share_V * np.log(share_V)).sum())
+
+    def rows(self) -> Iterator[pd.DataFrame]:
+        documents, bands = self.bands_NK.shape
+        positions = np.arange(1, self.spec.context_len + 1)
+        curve = {
+            "document": -1,
+            "position": positions,
+            "width": 1,
+            "loss": self.total_T / documents,
+            "num_documents": documents,
+        }
+        yield pd.DataFrame(curve)
+        yield pd.DataFrame(
+            {
+                "document": np.repeat(np.arange(documents), bands),
+                "position": np.tile(self.edges[1:], documents),
+                "width": np.tile(np.diff(self.edges), documents),
+                "loss": self.bands_NK.reshape(-1),
+                "num_documents": 1,
+            }
+        )
+
+
+def _document_losses(model: nn.Module, target_T: np.ndarray, bos_id: int, compute: Compute, document: int) -> np.ndarray:
+    """fp64 losses (T,) of one document; the inputs are the targets rolled right by one with BOS in front."""
+    targets_BT = torch.from_numpy(target_T)[None].to(compute.device)
+    inputs_BT = targets_BT.roll(1, dims=1)
+    inputs_BT[:, 0] = bos_id
+    try:
+        with compute.inference():
+            loss_T = token_losses(model, inputs_BT, targets_BT)[0].double().cpu().numpy()
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"out of memory on {compute.device} with one document of {len(target_T)} tokens; lower --context-len"
+        ) from error
+    bad = ~np.isfinite(loss_T)
+    if bad.any():
+        raise ValueError(f"held-out document {document}: the loss of token {int(bad.argmax()) + 1} is {loss_T[bad.argmax()]}")
+    return loss_T

@@ -1,0 +1,88 @@
+"""What an evaluation needs besides model and spec: where texts and data lie, the device, and what is already done."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eval.shell.kind import Precision
+from eval.shell.partial import Partial
+from eval.shell.sources import Sources
+
+if TYPE_CHECKING:
+    from data.corpus import Corpus
+    from data.spec import DataSpec
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where and in which precision a model runs; weights are fp32, "bf16" is autocast (as in the paper's evaluations)."""
+
+    device: str = "cpu"
+    precision: Precision = "fp32"
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.device.startswith("cuda")
+
+    @contextlib.contextmanager
+    def autocast(self) -> Iterator[None]:
+        import torch
+
+        with torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
+            yield
+
+    @contextlib.contextmanager
+    def inference(self) -> Iterator[None]:
+        """`autocast`, and no gradients."""
+        import torch
+
+        with torch.inference_mode(), self.autocast():
+            yield
+
+
+@dataclass
+class Context:
+    """Where things are. Nothing here changes the rows of a given spec: what is read is held to what the spec names.
+
+    `folder`: where the results go. `train_seq_len`: of the run, if known. `extras`: filled by the evaluation with facts for the
+    meta file. `partial`: samples already finished.
+    """
+
+    device: str = "cpu"
+    sources: Sources = field(default_factory=Sources)
+    corpus: "Corpus | None" = None
+    folder: Path = Path()
+    train_seq_len: int | None = None
+    partial: Partial = field(default_factory=lambda: Partial(None, identity=""))
+    extras: dict[str, Any] = field(default_factory=dict)
+
+    def compute(self, precision: Precision | None) -> Compute:
+        assert precision is not None, "an unbound spec"
+        return Compute(self.device, precision)
+
+    def heldout(self, fingerprint: str | None) -> "Corpus":
+        """The corpus that a spec names. ValueError where none is given or it is another."""
+        if self.corpus is None:
+            raise ValueError("this evaluation reads held-out text: name the folder of a prepared corpus with --corpus")
+        if self.corpus.spec.fingerprint != fingerprint:
+            raise ValueError(
+                f"the evaluation is of corpus {fingerprint}, but {self.corpus.folder} holds {self.corpus.spec.fingerprint}: "
+                "name the right one with --corpus"
+            )
+        return self.corpus
+
+
+def make_context(sources: Sources, device: str, folder: Path, trained_on: "DataSpec | None" = None) -> Context:
+    """Open the corpus. `trained_on`: of LongCrawl64's documents only as many tokens are used as there."""
+    context = Context(device=device, sources=sources, folder=folder)
+    if sources.corpus is not None:
+        from data.corpus import Corpus
+        from data.tokenizer import parse_tokenizer
+
+        named = sources.tokenizer
+        choice = parse_tokenizer(named) if named is not None and named.startswith("gpt2-json:") else None
+        length = None if trained_on is None else trained_on.document_len
+        context.corpus = Corpus.open(sources.corpus, document_len=length, tokenizer=choice)
+    return context

@@ -1,0 +1,88 @@
+"""What a kind of evaluation is, and the identity of one evaluation. Torch-free.
+
+A spec holds everything that changes the rows, by content and never by path. What the command line or the plan cannot know yet
+(the corpus, the precision of the run) is filled in by the kind's `bound`; only then has the evaluation an identity.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+
+import tyro
+from pydantic import Field, TypeAdapter
+
+from results.schema import Schema
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from data.corpus import Counts
+    from data.spec import DataSpec
+    from eval.shell.context import Context
+    from eval.shell.loading import Loaded
+    from eval.shell.sources import Sources
+    from models.spec import ModelSpec
+    from training.spec import RunSpec
+
+Needs = Literal["weights", "spec", "metrics"]
+"""Of a run: the trained model, a fresh model of its spec (timings), or metrics.jsonl alone."""
+
+Precision = Literal["fp32", "bf16"]
+Content = Annotated[str | None, tyro.conf.Suppress]
+"""A digest (or name) of what will be read: filled in by `bound`, never typed."""
+NonNegativeInt = Annotated[int, Field(ge=0)]
+
+_BOUND = ("corpus", "text", "wording", "dataset", "include", "precision", "machine")
+_UNBOUND = (None, "heldout", "local")
+
+
+class EvalSpec(Protocol):
+    """A frozen pydantic dataclass whose `kind` is a literal."""
+
+    @property
+    def kind(self) -> str: ...
+
+
+class Kind(Protocol):
+    """A module of eval/: what `eval/kinds.py` lists."""
+
+    __doc__: str | None
+    Spec: Any
+    SCHEMA: Schema
+    NEEDS: Needs
+
+    def reads(self, spec: Any) -> Collection[str]:
+        """What a bound spec opens: fields of Sources, and "hub"."""
+
+    def bound(self, spec: Any, corpus: "DataSpec | None", sources: "Sources", precision: Precision, machine: str) -> Any:
+        """The spec with everything that will be read, by content. ValueError where it is missing or cannot be used."""
+
+    def check(self, spec: Any, run: "RunSpec", counts: "Counts | None") -> None:
+        """ValueError for what can be known before `run` is trained on a corpus of these counts (None: not known)."""
+
+    def flops(self, spec: Any, model: "ModelSpec") -> float:
+        """Of the whole evaluation, about."""
+
+    def evaluate(self, loaded: "Loaded", spec: Any, context: "Context") -> "pd.DataFrame":
+        """The rows, as SCHEMA says. Heavy modules are imported here."""
+
+    def summary(self, rows: "pd.DataFrame") -> list[str]:
+        """The headline numbers, each with its scale, for the terminal."""
+
+
+def eval_id(spec: EvalSpec) -> str:
+    """`kind-xxxxxxxx`: the kind and the first 8 hex digits of the SHA-256 of the fields that are not at their default.
+
+    A default is for ever: a switch that is added later leaves the names of earlier evaluations as they are.
+    """
+    assert not unbound(spec), f"an evaluation without its {', '.join(unbound(spec))} has no identity; see `bound`"
+    changed = TypeAdapter(type(spec)).dump_python(spec, mode="json", exclude_defaults=True)
+    text = json.dumps({**changed, "kind": spec.kind}, sort_keys=True)
+    return f"{spec.kind}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def unbound(spec: EvalSpec) -> list[str]:
+    """Fields that `bound` has still to fill in."""
+    return [field.name for field in fields(spec) if field.name in _BOUND and getattr(spec, field.name) in _UNBOUND]  # type: ignore[arg-type]

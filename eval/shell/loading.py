@@ -1,0 +1,237 @@
+"""A model to evaluate, from a run of ours, a checkpoint folder (ours or the authors'), or any Hugging Face causal LM."""
+
+import gc
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eval.shell.kind import Precision
+from eval.shell.text import TextCodec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from data.corpus import Corpus
+    from training.run_folder import RunFolder
+    from training.spec import RunSpec
+
+OUTSIDE_SCALE = "custom"  # scale of the rows of a model that is no run of ours
+_MODEL_FILES = ("config.json", "*.safetensors", "*.bin", "tokenizer*", "kind.json", "vocab.*", "merges.txt", "*.model",
+                "special_tokens_map.json", "added_tokens.json")  # fmt: skip
+_HUB_FILES = tuple(pattern for pattern in _MODEL_FILES if pattern != "*.bin")
+_SAMPLE_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is evaluated and under which names its rows go. `folder`: where weights and tokeniser are read from; `run`: the
+    spec of a run of ours, whose folder is `path`."""
+
+    path: Path
+    folder: Path
+    scale: str
+    model: str
+    run_id: str
+    tokenizer_name: str | None
+    run: "RunSpec | None" = None
+
+    @classmethod
+    def find(cls, path_or_name: str, tokenizer_name: str | None = None) -> "Subject":
+        """Raises ValueError for a path that does not exist and a hub name that cannot be fetched."""
+        path = Path(path_or_name)
+        if (path / "spec.json").is_file():
+            from training.run_folder import RunFolder
+
+            run = RunFolder.open(path)
+            spec = run.read_spec()
+            return cls(path, run.export, spec.scale, spec.name, spec.run_id, None, spec)
+        if not path.is_dir():
+            if path.is_absolute() or path_or_name.startswith(".") or path_or_name.count("/") != 1:
+                raise ValueError(f"{path_or_name} is neither a folder nor a hub name like 'owner/name'")
+            path = _from_hub(path_or_name)
+        if not (path / "config.json").is_file():
+            raise ValueError(f"{path} is neither a run folder (spec.json) nor a model folder (config.json)")
+        name = Path(path_or_name).resolve().name
+        return cls(path, path, OUTSIDE_SCALE, name, _content_id(path, tokenizer_name), tokenizer_name)
+
+    def precision(self, device: str) -> Precision:
+        """The run's; of other models bf16 on GPUs and fp32 on the CPU, as in the released evaluations."""
+        if self.run is not None:
+            return self.run.train.precision
+        return "fp32" if device == "cpu" else "bf16"
+
+    @property
+    def run_folder(self) -> "RunFolder":
+        """ValueError for a model that was not trained here."""
+        if self.run is None:
+            raise ValueError(f"{self.path} is no run folder (it has no spec.json): only runs of this suite have metrics")
+        from training.run_folder import RunFolder
+
+        return RunFolder.open(self.path)
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
+    except Exception as error:  # the hub client raises many types
+        raise ValueError(f"{name} is no folder here, and not to be had from the hub: {_first_line(error)}") from error
+
+
+def _content_id(folder: Path, tokenizer_name: str | None) -> str:
+    """First 10 hex digits of the SHA-256 over config, weights and tokeniser, wherever they lie and whenever they were made."""
+    whole = hashlib.sha256()
+    places = [folder] if tokenizer_name is None or not Path(tokenizer_name).is_dir() else [folder, Path(tokenizer_name)]
+    for place in places:
+        for path in sorted({path for pattern in _MODEL_FILES for path in place.glob(pattern) if path.is_file()}):
+            with path.open("rb") as file:
+                whole.update(f"{path.name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    if len(places) == 1 and tokenizer_name is not None:
+        whole.update(tokenizer_name.encode())
+    return whole.hexdigest()[:10]
+
+
+class Loaded:
+    """Model and tokeniser of a subject, each read when first asked for (a timing needs neither weights nor tokeniser)."""
+
+    def __init__(self, subject: Subject, device: str):
+        self.subject = subject
+        self.device = device
+
+    @cached_property
+    def model(self) -> "PreTrainedModel":
+        """fp32 weights, evaluation mode. Raises ValueError if there is no loadable model, or the run is not finished."""
+        import torch
+
+        from models.build import load_model
+
+        _know_foreign(self._folder)
+        try:
+            model = load_model(self._folder, dtype=torch.float32)
+        except OSError as error:
+            raise ValueError(f"cannot load a model from {self._folder}: {_first_line(error)}") from error
+        return model.to(self.device).eval()  # type: ignore[arg-type]  # a decorator of transformers hides `self`
+
+    def fresh(self) -> "PreTrainedModel":
+        """A model of the run's spec with fresh weights (seed 0), of other models the weights there are. Lets go of `model`."""
+        if self.subject.run is None:
+            return self.model
+        import torch
+
+        from models.build import build_model
+
+        self.__dict__.pop("model", None)
+        gc.collect()
+        torch.manual_seed(0)
+        return build_model(self.subject.run.model, self.device).eval()
+
+    @cached_property
+    def tokenizer(self) -> TextCodec:
+        """Raises ValueError if the model comes without a tokeniser."""
+        return load_tokenizer(self.subject.tokenizer_name or str(self._folder))
+
+    @cached_property
+    def _folder(self) -> Path:
+        """Where weights and tokeniser are. ValueError: the run is not finished, or its export is damaged."""
+        if self.subject.run is not None and not self.subject.run_folder.finished:
+            raise ValueError(f"{self.subject.path}: the run is not finished (it has no export/); train it to the end first")
+        return self.subject.folder
+
+    def check_token_ids(self, corpus: "Corpus") -> None:
+        """ValueError if token ids of the corpus mean something else to the model, or nothing says what they mean to it."""
+        own = corpus.spec
+        if own.vocab_size > vocab_size(self.model):
+            raise ValueError(
+                f"the corpus has token ids up to {own.vocab_size - 1} ({own.tokenizer}), the model's vocabulary is "
+                f"{vocab_size(self.model)}: prepare the corpus with the model's own tokeniser"
+            )
+        if self.subject.run is not None:
+            data = self.subject.run.data
+            trained_on_it = data.tokenizer.startswith("bpe-")
+            if own.fingerprint == data.fingerprint or (not trained_on_it and own.tokenizer == data.tokenizer):
+                return
+            raise ValueError(
+                f"the corpus ({own.tokenizer}, {own.fingerprint}) has other tokens than run {self.subject.run_id} was trained "
+                f"on ({data.tokenizer}, {data.fingerprint}): name the run's own corpus with --corpus"
+            )
+        if self.tokenizer.kind == own.tokenizer and not own.tokenizer.startswith("bpe-"):
+            return
+        text = corpus.tokenizer.decode(corpus.heldout.read(slice(0, 1))[0, :_SAMPLE_TOKENS].tolist())
+        if (self.tokenizer.bos_id, self.tokenizer.encode(text)) != (own.bos_id, corpus.tokenizer.encode(text)):
+            raise ValueError(
+                f"the tokeniser of {self.subject.model} gives held-out text other ids than the corpus has ({own.tokenizer}): "
+                "prepare a corpus with the model's own tokeniser"
+            )
+
+
+def vocab_size(model: "PreTrainedModel") -> int:
+    """Rows of the input embedding."""
+    weight = model.get_input_embeddings().weight
+    return int(weight.shape[0])  # type: ignore[index,union-attr,arg-type]
+
+
+def _know_foreign(folder: Path) -> None:
+    """Models of flash-linear-attention (GLA, ...) are known to transformers once its models are imported."""
+    config = folder / "config.json"
+    kind = json.loads(config.read_text()).get("model_type") if config.is_file() else None
+    import models.hf_guard  # noqa: F401  # isort: skip  (before transformers)
+    from transformers import CONFIG_MAPPING
+
+    if kind is not None and kind not in CONFIG_MAPPING and not str(kind).endswith(("_suite", "-project_fox")):
+        import warnings
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it warns where there is no GPU
+            import fla.models  # noqa: F401
+
+
+def load_tokenizer(name: str) -> TextCodec:
+    """From a folder with a tokeniser (ours, the authors' or any of Hugging Face), a hub name, or a name as in data preparation
+    ("gpt2-json:FOLDER", "gpt2", "bytes"). Raises ValueError naming the remedy if there is none."""
+    from data.tokenizer import Tokenizer, TokenizerChoice, parse_tokenizer
+
+    folder = Path(name)
+    if not folder.is_dir() and (":" in name or "/" not in name):
+        choice = parse_tokenizer(name)
+        if choice.trained:
+            raise ValueError(f"tokenizer {name!r} is trained on a corpus: name the folder where it was saved")
+        return TextCodec(choice.load())
+    if (folder / "kind.json").is_file():
+        return TextCodec(Tokenizer.load(folder))
+    if _saved_class(folder).startswith("JSONGPT2Tokenizer"):
+        return TextCodec(TokenizerChoice("gpt2-json", folder).load())
+    try:
+        return TextCodec(_hf_tokenizer(name))
+    except Exception as error:  # transformers raises many types for the same thing
+        raise ValueError(f"{name} has no usable tokeniser ({_first_line(error)}); name one with --tokenizer") from error
+
+
+def _saved_class(folder: Path) -> str:
+    """The class that tokenizer_config.json names, or nothing."""
+    config = folder / "tokenizer_config.json"
+    return str(json.loads(config.read_text()).get("tokenizer_class") or "") if config.is_file() else ""
+
+
+def _hf_tokenizer(name: str) -> "PreTrainedTokenizerBase":
+    """Tokenisers saved by this suite name their class; code that a checkpoint brings along is never run, and the plain
+    tokeniser that transformers takes in its stead would give other ids."""
+    import models.hf_guard  # noqa: F401  # isort: skip  (before transformers)
+    import transformers
+
+    from data.hf_tokenizer import CorpusTokenizer, JSONTokenizer
+
+    saved = _saved_class(Path(name))
+    for own in (CorpusTokenizer, JSONTokenizer):
+        if own.__name__ == saved:
+            return own.from_pretrained(name)
+    if saved and not hasattr(transformers, saved):
+        raise ValueError(f"its class {saved} is code that would come with the checkpoint, which is not run")
+    return transformers.AutoTokenizer.from_pretrained(name)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -1,0 +1,61 @@
+"""The machine that computes: part of the identity of a timing, so that another machine's is another evaluation."""
+
+import os
+import platform
+import re
+from pathlib import Path
+
+
+def use(name: str, threads: int) -> str:
+    """The name of a device that is there, with so many CPU threads for a torch that is not imported yet.
+
+    ValueError: none of cpu, cuda and cuda:N, no such GPU here, or no thread."""
+    if threads < 1:
+        raise ValueError(f"--threads {threads}: at least 1 is needed")
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"--device {name}: choose cpu, cuda or cuda:N")
+    if name != "cpu":
+        import torch
+
+        number = int(name.partition(":")[2] or 0)
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if number >= count:
+            there = f"has {count} CUDA GPUs, counted from 0" if count else "has no usable CUDA GPU"
+            raise ValueError(f"--device {name}: this machine {there}; choose another, or --device cpu")
+    return name
+
+
+def machine_name(device: str) -> str:
+    """ "NVIDIA H200", or model and number of cores of the CPU."""
+    if device != "cpu":
+        import torch
+
+        return torch.cuda.get_device_name(device)
+    return f"{_cpu_model()}, {os.cpu_count()} cores"
+
+
+def _cpu_model() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return " ".join(found[1].split()) if found else f"{platform.machine()} CPU"
+
+
+def reset_peak_memory(device: str) -> None:
+    """What an earlier evaluation of the process took is not this one's."""
+    if device != "cpu":
+        import torch
+
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory_gib(device: str) -> float | None:
+    """None on the CPU."""
+    if device == "cpu":
+        return None
+    import torch
+
+    return round(torch.cuda.max_memory_allocated(device) / 2**30, 2)

@@ -1,0 +1,67 @@
+"""Runs one evaluation of one model: its rows, named and stored; what exists is skipped, what was begun is continued."""
+
+import datetime
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from eval.shell.context import Context
+from eval.shell.kind import EvalSpec, Kind, eval_id
+from eval.shell.loading import Loaded, Subject
+from eval.shell.machine import machine_name, peak_memory_gib, reset_peak_memory
+from eval.shell.partial import Partial
+from results.store import fault_of, read_rows, write_rows
+from training.provenance import provenance
+
+
+def exists(out: Path, subject: Subject, spec: EvalSpec) -> bool:
+    """Whether `out` is this very evaluation of this model. A damaged file is made again, and it is said.
+
+    ValueError: it is that of another model or spec.
+    """
+    if not out.exists():
+        return False
+    if fault_of(out) is not None:
+        print(f"{out} is damaged and made again", file=sys.stderr)
+        return False
+    meta = read_rows(out)[1]
+    if (meta["run_id"], meta["eval_id"]) != (subject.run_id, eval_id(spec)):
+        raise ValueError(
+            f"{out} holds {meta['eval_id']} of {meta['model']} ({meta['run_id']}), not {eval_id(spec)} of {subject.model} "
+            f"({subject.run_id}): name another file with --out"
+        )
+    return True
+
+
+def run(kind: Kind, loaded: Loaded, spec: EvalSpec, context: Context, out: Path) -> bool:
+    """Evaluate and write `out` (.parquet and .meta.json). False if it exists already.
+
+    Samples finished before an interruption lie beside `out` as .partial.jsonl / .partial.npz and are not computed again.
+    """
+    subject, name = loaded.subject, eval_id(spec)
+    if exists(out, subject, spec):
+        return False
+    partial = out.with_name(out.name.removesuffix(".parquet") + ".partial.jsonl")
+    context = replace(context, partial=Partial(partial, identity=f"{subject.run_id}/{name}"), extras={})
+    context.train_seq_len = None if subject.run is None else subject.run.train.seq_len
+    reset_peak_memory(context.device)
+    started = time.perf_counter()
+    rows = kind.evaluate(loaded, spec, context)
+    context.extras |= {"seconds": round(time.perf_counter() - started, 2), "peak_memory_gib": peak_memory_gib(context.device)}
+    meta = {
+        "kind": spec.kind,
+        "scale": subject.scale,
+        "model": subject.model,
+        "run_id": subject.run_id,
+        "eval_id": name,
+        "spec": TypeAdapter(type(spec)).dump_python(spec, mode="json"),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "provenance": provenance(machine_name(context.device)),
+        "extras": context.extras,
+    }
+    write_rows(out, rows, meta, kind.SCHEMA)
+    context.partial.discard()
+    return True

@@ -1,0 +1,81 @@
+"""Where texts, data sets and the judge of an evaluation lie: command-line options, checked against the spec. Torch-free."""
+
+import hashlib
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic.dataclasses import dataclass
+
+from models.spec import STRICT, PositiveInt
+
+if TYPE_CHECKING:
+    from data.spec import DataSpec
+
+_ALWAYS_READ = ("corpus", "tokenizer", "batch_tokens", "judge_key_env", "judge_cache")
+"""Options that go with others, or that a plan hands to every evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Sources:
+    """Options that say where things are. A spec names texts and data by digest, so paths never change an evaluation's id."""
+
+    corpus: Path | None = None
+    """Folder of a prepared corpus (held-out text)."""
+    tokenizer: str | None = None
+    """Tokeniser of a model that comes without one (folder or hub name); gpt2-json:FOLDER also reads the text of LongCrawl64."""
+    batch_tokens: PositiveInt | None = None
+    """Tokens (padding and new ones included) that one batch of prompts may hold."""
+    haystack: Path | None = None
+    """Folder of texts to hide needles in; default: the held-out text of the corpus."""
+    haystack_unsorted: bool = False
+    """Take the texts of --haystack in directory order, as the released evaluation did."""
+    prompts: Path | None = None
+    """TOML file with the wording of the needle test (a copy of eval/needle/prompts.toml, edited)."""
+    longbench: Path | None = None
+    """Folder with LongBench data (TASK.jsonl), for machines without internet."""
+    include_path: Path | None = None
+    """Folder with lm-eval task files (YAML) and their data."""
+    judge_url: str | None = None
+    """Base URL of an OpenAI-compatible endpoint that scores answers."""
+    judge_key_env: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key of that endpoint."""
+    judge_cache: Path | None = None
+    """Folder of judged answers; default: judge_cache/ beside the results."""
+
+    def given(self) -> list[str]:
+        """Names of the options that bring something in, which somebody should read."""
+        return [f.name for f in fields(self) if f.name not in _ALWAYS_READ and getattr(self, f.name) not in (None, False)]
+
+
+def digest(path: Path) -> str:
+    """First 12 hex digits of the SHA-256 over names and contents of a file, or of all files below a folder.
+
+    Raises ValueError for a path that does not exist or holds no file."""
+    if path.is_file():
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    files = sorted(file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    if not files:
+        raise ValueError(f"{path}: there is no such file or folder, or it is empty")
+    whole = hashlib.sha256()
+    for file in files:
+        whole.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode())
+        whole.update(file.read_bytes())
+    return whole.hexdigest()[:12]
+
+
+def fingerprint(corpus: "DataSpec | None") -> str:
+    """Of the corpus whose held-out text is read. ValueError where there is none."""
+    if corpus is None:
+        raise ValueError("this evaluation reads held-out text: name the folder of a prepared corpus with --corpus")
+    return corpus.fingerprint
+
+
+def checked(what: str, wanted: str, path: Path | None, flag: str) -> Path:
+    """The path, if it has the content that a spec asks for."""
+    if path is None:
+        raise ValueError(f"the spec's {what} is the content {wanted}: name its path with {flag}")
+    found = digest(path)
+    if found != wanted:
+        raise ValueError(f"{path} has the content {found}, the spec asks for {what} {wanted}")
+    return path

@@ -1,0 +1,226 @@
+"""Stand-ins for the public benchmarks, made from held-out text: same fields and code path, other content.
+
+For machines without internet and for models too small for the real tasks. Every example asks how the held-out text goes
+on. A function of the corpus alone. Scores on them are comparable between models, never with published numbers.
+"""
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from eval.shell.sources import fingerprint
+from eval.shell.text import heldout_texts
+
+if TYPE_CHECKING:
+    from data.corpus import Corpus
+    from data.spec import DataSpec
+
+VERSION = 1
+"""Of the maker below: raise it with whatever changes an example."""
+EXAMPLES = 20
+DOCUMENTS = 64
+LONGBENCH_EXAMPLES = 2
+CONTEXT_CHARS = 160
+LONG_CONTEXT_CHARS = 1200
+_TRIES = 10_000
+
+Row = dict[str, Any]
+
+
+def stand_ins_of(corpus: "DataSpec | None") -> str:
+    """What a spec calls them: "local-v1:FINGERPRINT". ValueError without a corpus."""
+    return f"local-v{VERSION}:{fingerprint(corpus)}"
+
+
+def fingerprint_in(name: str) -> str | None:
+    """The corpus that a spec's stand-ins are made from; None if `name` means other data. ValueError: another maker's."""
+    version, _, corpus = name.partition(":")
+    if not version.startswith("local-"):
+        return None
+    if version != f"local-v{VERSION}":
+        raise ValueError(f"the spec asks for stand-in tasks {version}; this version makes local-v{VERSION}: plan it again")
+    return corpus
+
+
+class StandIns:
+    """Examples of each task by the corpus alone. ValueError for too little held-out text."""
+
+    def __init__(self, corpus: "Corpus"):
+        self._units = _units(corpus)
+        self._seed = int(corpus.spec.fingerprint[:8], 16)
+
+    def lm_eval(self, task: str) -> list[Row]:
+        """In the fields of the task's own data set."""
+        draw = _Draw(self._units, self._seed, task)
+        make = _LM_EVAL[task]
+        return [make(draw) for _ in range(EXAMPLES // 4 if task == "wikitext" else EXAMPLES)]
+
+    def longbench(self, task: str) -> list[Row]:
+        """In LongBench's own fields."""
+        draw = _Draw(self._units, self._seed, task)
+        return [_longbench(draw, task) for _ in range(LONGBENCH_EXAMPLES)]
+
+
+def _units(corpus: "Corpus") -> list[list[str]]:
+    """Per held-out document, its sentences or short lines of at least three words, in order."""
+    documents = []
+    for _, text in zip(range(DOCUMENTS), heldout_texts(corpus), strict=False):
+        parts = [part for line in text.split("\n") for part in re.split(r"(?<=[.!?]) +", line.strip())]
+        units = [part for part in parts if len(part.split()) >= 3 and 12 <= len(part) <= 160]
+        if len(units) >= 20:
+            documents.append(units)
+    if len(documents) < 2:
+        raise ValueError(
+            "stand-in tasks need at least two held-out documents of 20 sentences or lines; prepare a corpus with more text"
+        )
+    return documents
+
+
+class _Draw:
+    """One task's source of examples: positions in documents, with what stands before and after."""
+
+    def __init__(self, units: list[list[str]], seed: int, task: str):
+        self.rng = np.random.default_rng([VERSION, seed, *task.encode()])
+        self.units = units
+
+    def place(self, chars: int = CONTEXT_CHARS) -> tuple[int, str, str]:
+        """(document, about `chars` characters of context, the unit that follows)."""
+        document = int(self.rng.integers(0, len(self.units)))
+        units = self.units[document]
+        at = int(self.rng.integers(len(units) // 4, len(units)))
+        start, size = at, 0
+        while start > 0 and (size < chars or start == at):
+            start -= 1
+            size += len(units[start]) + 1
+        return document, "\n".join(units[start:at]), units[at]
+
+    def others(self, count: int, document: int, not_these: str, same: bool) -> list[str]:
+        """Units from elsewhere in the document (`same`) or from other documents, none equal to `not_these`."""
+        found: list[str] = []
+        for _ in range(_TRIES):
+            if len(found) == count:
+                return found
+            other = document if same else int(self.rng.integers(0, len(self.units)))
+            unit = str(self.rng.choice(self.units[other]))
+            if (same or other != document) and unit != not_these and unit not in found:
+                found.append(unit)
+        raise ValueError("the held-out text repeats itself too much; stand-in tasks cannot be made from it")
+
+    def choices(self, count: int, same: bool) -> tuple[str, list[str], int]:
+        """(context, shuffled continuations, index of the true one)."""
+        document, context, truth = self.place()
+        options = [truth, *self.others(count - 1, document, truth, same)]
+        order = self.rng.permutation(count)
+        return context, [options[i] for i in order], int(np.flatnonzero(order == 0)[0])
+
+
+def _wikitext(draw: _Draw) -> Row:
+    return {"page": draw.place(chars=1500)[1]}
+
+
+def _lambada(draw: _Draw) -> Row:
+    """Ends with a word that has occurred before, so that the context tells it."""
+    for _ in range(1000):
+        _, context, unit = draw.place(chars=2 * CONTEXT_CHARS)
+        words = unit.split()
+        seen = set(context.split())
+        for at in range(len(words) - 1, 0, -1):
+            if len(words[at]) >= 4 and words[at] in seen:
+                return {"text": " ".join([*context.split(), *words[: at + 1]])}
+    raise ValueError("the held-out text repeats no words; stand-in tasks cannot be made from it")
+
+
+def _piqa(draw: _Draw) -> Row:
+    context, options, answer = draw.choices(2, same=False)
+    return {"goal": context, "sol1": options[0], "sol2": options[1], "label": answer}
+
+
+def _hellaswag(draw: _Draw) -> Row:
+    context, endings, answer = draw.choices(4, same=True)
+    head, _, tail = context.rpartition("\n")
+    return {"activity_label": "Text", "ctx_a": head, "ctx_b": tail, "endings": endings, "label": str(answer)}
+
+
+def _winogrande(draw: _Draw) -> Row:
+    document, context, unit = draw.place()
+    words = unit.split()
+    at = int(draw.rng.integers(0, len(words) - 1))
+    wrong = next((w for w in draw.others(1, document, unit, same=True)[0].split() if w != words[at]), words[at - 1])
+    answer = int(draw.rng.integers(1, 3))
+    options = [words[at], wrong] if answer == 1 else [wrong, words[at]]
+    sentence = f"{context} {' '.join([*words[:at], '_', *words[at + 1 :]])}".replace("_", " ", context.count("_"))
+    return {"sentence": sentence, "option1": options[0], "option2": options[1], "answer": str(answer)}
+
+
+def _labelled(options: list[str]) -> Row:
+    return {"text": options, "label": list("ABCD"[: len(options)])}
+
+
+def _arc(draw: _Draw, same: bool) -> Row:
+    context, options, answer = draw.choices(4, same)
+    return {"question": context, "choices": _labelled(options), "answerKey": "ABCD"[answer]}
+
+
+def _copa(draw: _Draw) -> Row:
+    context, options, answer = draw.choices(2, same=True)
+    question = str(draw.rng.choice(["cause", "effect"]))
+    return {"premise": context, "choice1": options[0], "choice2": options[1], "question": question, "label": answer}
+
+
+def _openbookqa(draw: _Draw) -> Row:
+    context, options, answer = draw.choices(4, same=False)
+    return {"question_stem": context.split("\n")[-1], "choices": _labelled(options), "answerKey": "ABCD"[answer]}
+
+
+def _sciq(draw: _Draw) -> Row:
+    document, context, truth = draw.place()
+    wrong = draw.others(3, document, truth, same=False)
+    names = {f"distractor{i + 1}": text for i, text in enumerate(wrong)}
+    return {"support": f"{context}\n{truth}", "question": context.split("\n")[-1], **names, "correct_answer": truth}
+
+
+def _boolq(draw: _Draw) -> Row:
+    document, context, truth = draw.place()
+    label = int(draw.rng.integers(0, 2))
+    asked = truth if label else draw.others(1, document, truth, same=False)[0]
+    return {"passage": f"{context}\n{truth}", "question": f"does the text hold the words {asked}", "label": label}
+
+
+_LM_EVAL: dict[str, Callable[[_Draw], Row]] = {
+    "wikitext": _wikitext,
+    "lambada_openai": _lambada,
+    "piqa": _piqa,
+    "hellaswag": _hellaswag,
+    "winogrande": _winogrande,
+    "arc_easy": lambda draw: _arc(draw, same=False),
+    "arc_challenge": lambda draw: _arc(draw, same=True),
+    "copa": _copa,
+    "openbookqa": _openbookqa,
+    "sciq": _sciq,
+    "boolq": _boolq,
+}
+
+
+def _longbench(draw: _Draw, task: str) -> Row:
+    """One example in LongBench's own fields. Code and summarisation go on with the text, the others ask for a unit of it."""
+    _, context, follows = draw.place(chars=LONG_CONTEXT_CHARS)
+    lines = context.split("\n")
+    question, answers, classes = "", [follows], None
+    if task == "trec":
+        classes = ["first half", "second half"]
+        at = int(draw.rng.integers(0, len(lines)))
+        shots = [f"Question: {line}\nType: {classes[2 * i // len(lines)]}" for i, line in enumerate(lines)]
+        context, question = "\n".join(shots[:at] + shots[at + 1 :]), f"Question: {lines[at]}\nType:"
+        answers = [classes[2 * at // len(lines)]]
+    elif task == "lcc":
+        context += "\n"
+    elif task == "repobench_p":
+        context, question = "\n".join(lines[:-4]) + "\n", "\n".join(lines[-4:]) + "\n"
+    elif task not in ("gov_report", "multi_news"):
+        at = int(draw.rng.integers(0, len(lines) - 1))
+        question, answers = lines[at], [lines[at + 1]]
+        if task in ("triviaqa", "samsum"):
+            question = f"{question}\n"
+    return {"input": question, "context": context, "answers": answers, "all_classes": classes}

@@ -1,0 +1,106 @@
+"""Speed and memory of training steps and of generation (Table 6), of fresh weights: no training is needed.
+
+Comparable between models on one machine, as ratios. Repeated in one process; `tokens_per_s_low` and `_high` are the 20% and 80%
+quantiles over the repeats, so that models whose ranges overlap are not ranked.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import model_validator
+from pydantic.dataclasses import dataclass
+
+from eval.shell.cost import forward_flops
+from eval.shell.kind import Content, Needs, NonNegativeInt, Precision
+from eval.shell.sources import Sources
+from models.spec import STRICT, ModelSpec, PositiveInt
+from results.schema import Schema, integer, number, text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from data.corpus import Counts
+    from data.spec import DataSpec
+    from eval.shell.context import Context
+    from eval.shell.loading import Loaded
+    from training.spec import RunSpec
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Spec:
+    """Tokens per second, peak memory and model FLOP utilisation of a training step or of generation (Table 6).
+
+    "train": forward, backward and optimiser step on `batch_size` sequences of `seq_len`. "generate": prefill of
+    `batch_size` prompts of `seq_len` tokens, then `new_tokens` decoding steps. Random token ids; `repeats` after `warmup`.
+    `machine`: GPU, or CPU and its cores: another machine's timing is another evaluation.
+    """
+
+    kind: Literal["throughput"] = "throughput"
+    mode: Literal["train", "generate"] = "train"
+    seq_len: PositiveInt = 16384
+    batch_size: PositiveInt = 1
+    new_tokens: PositiveInt = 64
+    warmup: NonNegativeInt = 2
+    repeats: PositiveInt = 5
+    activation_checkpointing: bool = False
+    machine: Content = None
+    precision: Precision | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "Spec":
+        if self.mode == "generate" and self.new_tokens < 2:
+            raise ValueError(f"new_tokens {self.new_tokens}: timing the decoding needs at least 2")
+        return self
+
+
+SCHEMA = Schema(
+    {
+        "mode": text(("train", "generate")),
+        "seq_len": integer(1),
+        "tokens_per_s": number(0),  # median
+        "tokens_per_s_low": number(0),
+        "tokens_per_s_high": number(0),
+        "mfu": number(0, nullable=True),  # of the FLOPs that are executed; NaN where these or the peak are unknown
+        "mfu_dense": number(0, nullable=True),  # skipped tiles of a pruned model counted as done
+        "peak_memory_gib": number(0, nullable=True),  # NaN on the CPU
+        "params": integer(1),  # input embedding excluded
+        "fwd_flops_per_token": number(0),  # dense
+        "machine": text(),
+    },
+    key=("mode", "seq_len"),
+)
+NEEDS: Needs = "spec"
+
+
+def reads(spec: Spec) -> tuple[str, ...]:
+    return ()
+
+
+def bound(spec: Spec, corpus: "DataSpec | None", sources: Sources, precision: Precision, machine: str) -> Spec:
+    return replace(spec, machine=machine, precision=spec.precision or precision)
+
+
+def check(spec: Spec, run: "RunSpec", counts: "Counts | None") -> None:
+    """Nothing about a timing depends on the run beyond its model."""
+
+
+def flops(spec: Spec, model: ModelSpec) -> float:
+    steps = spec.warmup + spec.repeats
+    tokens = spec.batch_size * spec.seq_len
+    if spec.mode == "train":
+        return 3 * forward_flops(model, steps * tokens, spec.seq_len)
+    return forward_flops(model, steps * (2 * tokens + spec.batch_size * spec.new_tokens), spec.seq_len)
+
+
+def evaluate(loaded: "Loaded", spec: Spec, context: "Context") -> "pd.DataFrame":
+    from eval.throughput import measure
+
+    return measure.evaluate(loaded, spec, context)
+
+
+def summary(rows: "pd.DataFrame") -> list[str]:
+    return [
+        f"  {row.mode} at {row.seq_len}: {row.tokens_per_s:,.0f} tokens/s ({row.tokens_per_s_low:,.0f} to "
+        f"{row.tokens_per_s_high:,.0f}), MFU {row.mfu:.3f} of 1, {row.peak_memory_gib:.2f} GiB"
+        for row in rows.itertuples()
+    ]

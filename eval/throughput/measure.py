@@ -1,0 +1,168 @@
+"""Throughput: timed training steps and timed generation."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from eval.shell.batching import check_positions
+from eval.shell.context import Compute, Context
+from eval.shell.generation import generate
+from eval.shell.loading import Loaded, vocab_size
+from eval.shell.machine import machine_name, peak_memory_gib
+from eval.shell.progress import Progress
+from eval.throughput import Spec
+from kernels.fla_cpu.tuning import lift_limit
+from models.build import spec_of
+from models.count import flops_per_token, num_params
+from models.loss import token_losses
+from models.spec import ForgettingTransformerSpec, ModelSpec
+from training.distributed import layers_of
+from training.hardware import peak_flops
+
+
+def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
+    """One row of SCHEMA.
+
+    "train": tokens of a step / time of a step; MFU counts 3 forward passes, as the paper does. "generate": new
+    tokens per second of the whole batch while decoding (the prefill's own rate is in `context.extras`).
+    ValueError on another machine than the spec's. The weights stay as they were.
+    """
+    machine = machine_name(context.device)
+    if machine != spec.machine:
+        raise ValueError(f"the evaluation is a timing on {spec.machine}; this is {machine}: plan it for this machine")
+    model = loaded.fresh()
+    check_positions(model, spec.seq_len + spec.new_tokens * (spec.mode == "generate"), "lower --seq-len")
+    lift_limit()  # fla's kernels at their best, as ours are
+    context.extras["autotune"] = "full"
+    params, forward_flops = _size(model, spec.seq_len)
+    compute = context.compute(spec.precision)
+    if spec.mode == "train":
+        _compile(model, compute)
+        rates = spec.batch_size * spec.seq_len / _time_training(model, spec, compute)
+        flops = 3 * forward_flops
+    else:
+        prefill, whole = _time_generation(model, spec, compute)
+        context.extras["prefill_tokens_per_s"] = spec.batch_size * spec.seq_len / prefill
+        rates = spec.batch_size * (spec.new_tokens - 1) / np.maximum(whole - prefill, 1e-9)
+        flops = forward_flops
+    peak = peak_flops(torch.device(context.device))
+    context.extras |= {"batch_size": spec.batch_size, "peak_flops": peak}
+    low, median, high = np.quantile(rates, (0.2, 0.5, 0.8))
+    dense = flops * median / peak if peak else float("nan")
+    memory = peak_memory_gib(context.device)
+    row: dict[str, Any] = {
+        "mode": spec.mode,
+        "seq_len": spec.seq_len,
+        "tokens_per_s": median,
+        "tokens_per_s_low": low,
+        "tokens_per_s_high": high,
+        "mfu": float("nan") if _prunes(model) else dense,
+        "mfu_dense": dense,
+        "peak_memory_gib": float("nan") if memory is None else memory,
+        "params": params,
+        "fwd_flops_per_token": float(forward_flops),
+        "machine": machine,
+    }
+    return pd.DataFrame([row])
+
+
+def _own_spec(model: PreTrainedModel) -> ModelSpec | None:
+    """None for a model of others."""
+    try:
+        return spec_of(model)
+    except ValueError:
+        return None
+
+
+def _size(model: PreTrainedModel, seq_len: int) -> tuple[int, int]:
+    """Parameters (input embedding excluded) and forward FLOPs per token; of foreign models the matrices only."""
+    own, params = _own_spec(model), num_params(model)
+    return params, 2 * params if own is None else flops_per_token(own, seq_len)
+
+
+def _prunes(model: PreTrainedModel) -> bool:
+    own = _own_spec(model)
+    return isinstance(own, ForgettingTransformerSpec) and own.prune_log_tolerance is not None
+
+
+def _compile(model: PreTrainedModel, compute: Compute) -> None:
+    """Attention layers on CUDA, as `run` trains them; fla's layers launch their own fused kernels and gain nothing."""
+    if compute.on_cuda and isinstance(_own_spec(model), ForgettingTransformerSpec):
+        for layer in layers_of(model):
+            layer.compile()
+
+
+def _random_ids(model: PreTrainedModel, spec: Spec, device: str) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(vocab_size(model), (spec.batch_size, spec.seq_len), generator=generator).to(device)
+
+
+def _seconds(action: Callable[[], object], spec: Spec, compute: Compute, progress: Progress) -> np.ndarray:
+    """Of each repeat."""
+    times = []
+    for repeat in range(spec.warmup + spec.repeats):
+        _synchronise(compute)
+        start = time.perf_counter()
+        action()
+        _synchronise(compute)
+        if repeat >= spec.warmup:
+            times.append(time.perf_counter() - start)
+        progress.advance()
+    return np.array(times)
+
+
+def _time_training(model: PreTrainedModel, spec: Spec, compute: Compute) -> np.ndarray:
+    """Seconds of each step. The learning rate is 0, so that the optimiser does all its work and changes nothing."""
+    ids_BT = _random_ids(model, spec, compute.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.1, fused=compute.on_cuda)
+    was_training = model.training
+    model.train()
+    if spec.activation_checkpointing:
+        model.gradient_checkpointing_enable()  # type: ignore[operator]
+
+    def step() -> None:
+        with compute.autocast():
+            loss = token_losses(model, ids_BT, ids_BT.roll(-1, 1)).mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    try:
+        with Progress("throughput (train)", spec.warmup + spec.repeats) as progress:
+            return _seconds(step, spec, compute, progress)
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"out of memory on {compute.device}: {spec.batch_size} sequences of {spec.seq_len} tokens; lower --batch-size or "
+            "switch on --activation-checkpointing"
+        ) from error
+    finally:
+        optimizer.zero_grad(set_to_none=True)
+        if spec.activation_checkpointing:
+            model.gradient_checkpointing_disable()  # type: ignore[operator]
+        model.train(was_training)
+
+
+def _time_generation(model: PreTrainedModel, spec: Spec, compute: Compute) -> tuple[float, np.ndarray]:
+    """Median seconds to the first new token, and of each repeat to the last."""
+    prompts = _random_ids(model, spec, compute.device).tolist()
+    budget = spec.batch_size * (spec.seq_len + spec.new_tokens)
+
+    def run(new_tokens: int) -> object:
+        return generate(model, prompts, compute, max_new_tokens=new_tokens, batch_tokens=budget)
+
+    with Progress("throughput (generate)", 2 * (spec.warmup + spec.repeats)) as progress:
+        prefill = _seconds(lambda: run(1), spec, compute, progress)
+        whole = _seconds(lambda: run(spec.new_tokens), spec, compute, progress)
+    return float(np.median(prefill)), whole
+
+
+def _synchronise(compute: Compute) -> None:
+    if compute.on_cuda:
+        torch.cuda.synchronize(compute.device)

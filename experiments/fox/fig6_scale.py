@@ -1,0 +1,27 @@
+"""Figure 6: FoX against the Transformer over model sizes, training tokens and training context lengths."""
+
+from experiments.evaluations import loss as evals  # noqa: F401
+from experiments.recipes import recipes
+from experiments.scales import get_scale
+
+TITLE = "Model size, training tokens and training context"
+PAPER = "Figure 6"
+SHOWS = (
+    "Per-token loss inside the training context, for other model sizes, numbers of training tokens and training context lengths "
+    "(at the same tokens per step). FoX's advantage grows with the training context and shrinks somewhat with size. The paper "
+    "leaves open which architecture and which contexts it shows; here it is the Pro pair, at a quarter, half and the whole."
+)
+CLAIMS = ("C25", "C25b")
+
+PAIR = ("fox_pro", "transformer_pro")
+
+
+def runs(scale, seeds):
+    for model in PAIR:
+        for size in map(get_scale, scale.sizes):
+            yield from recipes(size, model, seeds, label=f"size {size.hidden_size} x {size.num_layers}")
+        for at in (get_scale(scale.shorter), scale):
+            yield from recipes(at, model, seeds, label=f"tokens {at.train_tokens / 1e6:.4g}M")
+        for part in (4, 2, 1):
+            at, seq_len = get_scale(scale.ablation), scale.seq_len // part
+            yield from recipes(at, model, seeds, label=f"context {seq_len}", train=dict(seq_len=seq_len))

@@ -1,0 +1,20 @@
+"""The learning rates tried for every model, as the paper did before its main experiments (Table 5)."""
+
+from experiments.evaluations import loss as evals  # noqa: F401
+from experiments.recipes import recipes
+from experiments.scales import MODELS, get_scale
+
+TITLE = "Learning rates"
+PAPER = "Table 5"
+SHOWS = (
+    "The paper chose each model's peak learning rate on the grid {1, 2, 5} x 10^i: 2e-3 for FoX (Pro), Mamba-2 and HGRN2, 1e-3 for "
+    "FoX (LLaMA), Transformer (Pro) and DeltaNet, 5e-4 for Transformer (LLaMA) at its main setting, 2e-3 for all at 360M and 125M."
+)
+CLAIMS = ("C31",)
+
+
+def runs(scale, seeds):
+    for model in MODELS:
+        for rate in scale.rates:
+            label = f"{model}, LR {rate:g}"
+            yield from recipes(get_scale(scale.ablation), model, seeds, label=label, train=dict(peak_lr=rate))
