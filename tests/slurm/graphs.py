@@ -17,7 +17,7 @@ from training.run_folder import RunFolder
 
 FOX, TRANSFORMER = "fox_llama", "transformer_llama"
 CLUSTER = 'partition = "main"\ntime_limit_hours = 0.2\nsignal_seconds = 60\n'
-TIMINGS = {"tokens_per_s", "mfu"}
+TIMINGS = {"wall_s", "tokens_per_s", "mfu", "mfu_dense"}
 
 
 class Suite:
