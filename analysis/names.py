@@ -5,50 +5,66 @@ dashed. Colours are those of Okabe and Ito, distinguishable with the common colo
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+Dashes = tuple[float, ...] | None
 
 
 @dataclass(frozen=True)
-class ModelStyle:
+class LineStyle:
     """`dashes`: matplotlib dash pattern in line widths, None for solid."""
 
     label: str
     colour: str
-    dashes: tuple[float, ...] | None
-    marker: str
+    dashes: Dashes = None
+    marker: str = "o"
 
 
-_DASHED = (2.2, 0.9)
-_DASH_DOT = (3.4, 0.8, 0.9, 0.8)
-_DOTTED = (0.9, 0.7)
+DASHED = (2.2, 0.9)
+DASH_DOT = (3.4, 0.8, 0.9, 0.8)
+DOTTED = (0.9, 0.7)
 
-MODELS: dict[str, ModelStyle] = {
-    "fox_pro": ModelStyle("FoX (Pro)", "#D55E00", None, "o"),
-    "transformer_pro": ModelStyle("Transformer (Pro)", "#0072B2", None, "s"),
-    "fox_llama": ModelStyle("FoX (LLaMA)", "#E69F00", _DASHED, "o"),
-    "transformer_llama": ModelStyle("Transformer (LLaMA)", "#56B4E9", _DASHED, "s"),
-    "mamba2": ModelStyle("Mamba-2", "#009E73", _DASH_DOT, "^"),
-    "hgrn2": ModelStyle("HGRN2", "#CC79A7", _DASH_DOT, "v"),
-    "delta_net": ModelStyle("DeltaNet", "#4D4D4D", _DOTTED, "D"),
-    "samba": ModelStyle("Samba", "#8C6D1F", _DASH_DOT, "P"),
-    "transformer_swa": ModelStyle("Transformer-SWA (LLaMA)", "#6A51A3", _DASHED, "X"),
-    "stick_breaking": ModelStyle("Stick-breaking", "#004D40", _DOTTED, "*"),
+MODELS: dict[str, LineStyle] = {
+    "fox_pro": LineStyle("FoX (Pro)", "#D55E00"),
+    "transformer_pro": LineStyle("Transformer (Pro)", "#0072B2", marker="s"),
+    "fox_llama": LineStyle("FoX (LLaMA)", "#E69F00", DASHED),
+    "transformer_llama": LineStyle("Transformer (LLaMA)", "#56B4E9", DASHED, "s"),
+    "mamba2": LineStyle("Mamba-2", "#009E73", DASH_DOT, "^"),
+    "hgrn2": LineStyle("HGRN2", "#CC79A7", DASH_DOT, "v"),
+    "delta_net": LineStyle("DeltaNet", "#4D4D4D", DOTTED, "D"),
+    "samba": LineStyle("Samba", "#8C6D1F", DASH_DOT, "P"),
+    "transformer_swa": LineStyle("Transformer-SWA (LLaMA)", "#6A51A3", DASHED, "X"),
+    "stick_breaking": LineStyle("Stick-breaking", "#004D40", DOTTED, "*"),
 }
 
 SEVEN = ("fox_pro", "transformer_pro", "fox_llama", "transformer_llama", "mamba2", "hgrn2", "delta_net")
 RECURRENT = ("mamba2", "hgrn2", "delta_net")
+PAIRS = (("fox_pro", "transformer_pro"), ("fox_llama", "transformer_llama"))
+"""FoX and the Transformer of the same architecture."""
+
+# From dark to light, for the members of one family: seen apart in grey, too.
+FOX_SHADES = ("#7F2704", "#D55E00", "#FDAE6B", "#FDD0A2")
+TRANSFORMER_SHADES = ("#08306B", "#0072B2", "#6BAED6", "#C6DBEF")
+SHADES = ("#440154", "#31688E", "#35B779", "#B5A500", "#8C510A", "#E7298A")
+"""A sequence of up to six unrelated settings."""
 
 
-def style_of(model: str) -> ModelStyle:
-    """Style of a model key; a model the suite does not know (any Hugging Face model) is called by its key, in grey."""
-    return MODELS.get(model, ModelStyle(model, "#8A8A8A", _DOTTED, "."))
+def style_of(model: str, label: str | None = None) -> LineStyle:
+    """Style of a model, under another label if given; a model the suite does not know is called by its key, in grey."""
+    style = MODELS.get(model, LineStyle(model, "#8A8A8A", DOTTED, "."))
+    return style if label is None or label == model else replace(style, label=label)
 
 
-def label(model: str) -> str:
-    return style_of(model).label
+def title(label: str) -> str:
+    """A label as it is printed: a model's key becomes its name, everything else stays."""
+    return MODELS[label].label if label in MODELS else label
+
+
+def rank(model: str) -> int:
+    """Place in the paper's order; models that the suite does not know come last."""
+    return list(MODELS).index(model) if model in MODELS else len(MODELS)
 
 
 def ordered(models: Iterable[str]) -> list[str]:
     """The given models, each once, in the paper's order; unknown ones last, by name."""
-    known = list(MODELS)
-    return sorted(set(models), key=lambda model: (known.index(model) if model in MODELS else len(known), model))
+    return sorted(set(models), key=lambda model: (rank(model), model))

@@ -13,21 +13,22 @@ FILES: dict[tuple[str, str], str] = {
     ("table1_lm_eval", "760m-16b"): "table8_lm_eval_760m_16b.csv",
     ("table2_longbench", "760m-48b"): "table2_longbench_760m_48b.csv",
     ("table2_longbench", "760m-16b"): "table9_longbench_760m_16b.csv",
+    ("table3_ablation", "360m-7.5b"): "table3_ablation_360m.csv",
     ("table6_throughput", "760m-48b"): "table6_throughput_760m.csv",
     ("table6_throughput", "760m-16b"): "table6_throughput_760m.csv",
 }
 
-Scores = dict[str, dict[str, float]]  # model key -> column -> value
+Scores = dict[str, dict[str, float]]  # model's key (Table 3: label) -> column -> value
 
 
 @cache
-def _read(name: str) -> pd.DataFrame:
-    return pd.read_csv(FOLDER / name, index_col="model")
+def read(name: str) -> Scores:
+    """A file of paper_data/: by its first column, then by the others."""
+    table = pd.read_csv(FOLDER / name, index_col=0)
+    return {str(line): {str(column): float(value) for column, value in row.items()} for line, row in table.iterrows()}
 
 
 def paper_scores(artefact: str, scale: str) -> Scores:
-    """The paper's values for an artefact at a scale, by model key and column; empty where it prints none."""
+    """The paper's values for an artefact at a scale; empty where it prints none."""
     name = FILES.get((artefact, scale))
-    if name is None:
-        return {}
-    return {str(model): {str(column): float(value) for column, value in row.items()} for model, row in _read(name).iterrows()}
+    return {} if name is None else read(name)

@@ -1,93 +1,239 @@
-"""results/SCALE/report.html: every artefact of one scale beside what the paper shows, with a verdict per claim.
+"""results/SCALE/report.html: the verdicts on the paper's claims, then every artefact of one scale and what it was made from.
 
-One file, no requests: pictures are embedded and styles are inline, so it can be mailed, opened offline and printed.
+One file, no requests: pictures are embedded and styles are inline, so it can be mailed, opened offline and printed. It is a
+function of what is stored: equal results give equal bytes.
 """
 
 import base64
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
+from PIL import Image
 
-from analysis.artefacts import ARTEFACTS
-from analysis.claims import CLAIMS, judge
-from analysis.names import label, ordered
-from analysis.style import PAPER_SCALE, scale_note
+from analysis.claims import CLAIMS
+from analysis.names import rank, title
+from analysis.style import PAPER_SCALE
+from analysis.study import Study
 from analysis.tables import to_html
+from analysis.verdict import Claim, Status, Verdict, judge, not_measured, number, with_interval
 from results.atomic import write_atomic
-from results.store import read_rows
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
+SIGNS = {
+    Status.HOLDS: ("holds", "\N{CHECK MARK}"),
+    Status.FAILS: ("fails", "\N{BALLOT X}"),
+    Status.WITHIN_NOISE: ("noise", "\N{ALMOST EQUAL TO}"),
+    Status.NOT_MEASURED: ("none", "\N{EN DASH}"),
+    Status.NOT_APPLICABLE: ("none", "\N{EN DASH}"),
+}
 
 
-def build(folder: Path) -> Path:
+@dataclass(frozen=True)
+class Section:
+    """One artefact of the report. `study` is None where nothing is stored; `drawing` is its module in analysis/, with draw and
+    summary; `claims` are ids; `command` makes it; `missing` says what is declared but not stored."""
+
+    stem: str
+    title: str
+    paper: str
+    shows: str
+    claims: Sequence[str]
+    study: Study | None
+    drawing: ModuleType
+    command: str
+    missing: Sequence[str] = ()
+
+
+def build(folder: Path, sections: Sequence[Section]) -> Path:
     """Write folder/report.html from the stored rows and drawn figures of results/SCALE and return its path.
 
-    ValueError: nothing stored there, a result that cannot be read, a figure that was not drawn.
+    ValueError: nothing is stored, or a figure was not drawn.
     """
-    stored = [name for name in ARTEFACTS if (folder / f"{name}.parquet").is_file()]
-    if not stored:
+    there = [_artefact(folder, section, section.study) for section in sections if section.study is not None]
+    if not there:
         raise ValueError(f"{folder}: no results to report on; run an experiment at this scale first")
-    sections = [_section(folder, name) for name in stored]
+    absent = [section for section in sections if section.study is None]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["sign"] = lambda status: Markup('<span class="status {}">{} {}</span>').format(*SIGNS[status], status)
+    environment.filters["effect"] = _effect
+    studies = [section.study for section in sections if section.study is not None]
+    verdicts = [(artefact, *judged) for artefact in there for judged in artefact["verdicts"]]
+    verdicts += [({"stem": each.stem, "paper": each.paper}, *judged) for each in absent for judged in _unmeasured(each)]
     page = environment.from_string(TEMPLATE.read_text()).render(
         scale=folder.name,
-        is_paper_scale=folder.name == PAPER_SCALE,
-        note=scale_note(folder.name),
-        sections=sections,
-        absent=[(name, module) for name, module in ARTEFACTS.items() if name not in stored],
-        newest=max(section["created"] for section in sections),
-        runs=_runs(sections),
+        paper_scale=PAPER_SCALE,
+        trained=any(run.get("final_loss") is not None for study in studies for run in study.runs.values()),
+        seeds=_seeds(studies),
+        sizes=_sizes(studies),
+        artefacts=there,
+        verdicts=sorted(verdicts, key=lambda each: _place(each[1])),
+        counts=_counts(verdict for _, _, verdict in verdicts),
+        absent=absent,
+        newest=max(study.created for study in studies)[:10],
+        runs=_runs(studies),
     )
     path = folder / "report.html"
     write_atomic(path, page)
     return path
 
 
-def _section(folder: Path, name: str) -> dict[str, Any]:
-    rows, meta = read_rows(folder / f"{name}.parquet")
-    module = ARTEFACTS[name]
-    if meta["scale"] != folder.name:
-        raise ValueError(f"{folder / name}.parquet: holds results of scale {meta['scale']}; it does not belong here")
-    picture = folder / "figures" / f"{name}.png"
-    is_figure = name.startswith("fig")
-    if is_figure and not picture.is_file():
-        raise ValueError(f"{picture}: not drawn yet; render {name} first")
-    verdicts = [verdict for verdict in judge(meta["kind"], rows, meta) if verdict.claim in module.CLAIMS]
+def _artefact(folder: Path, section: Section, study: Study) -> dict[str, Any]:
+    claims = [CLAIMS[claim] for claim in section.claims]
+    try:
+        table, verdicts, fault = Markup(to_html(section.drawing.summary(study))), judge(claims, study), ""  # escapes its cells
+    except ValueError as error:
+        table, verdicts, fault = Markup(), [], str(error)
     return {
-        "name": name,
-        "title": module.TITLE,
-        "paper": module.PAPER,
-        "shows": module.SHOWS,
-        "scale": meta["scale"],
-        "created": meta["created"],
-        "picture": base64.b64encode(picture.read_bytes()).decode() if is_figure else None,
-        "table": Markup(to_html(module.summary(rows, meta))),  # escapes its own cells
-        "verdicts": [(verdict, CLAIMS[verdict.claim]) for verdict in verdicts],
-        "missing": [label(model) for model in module.MODELS if model not in set(rows["model"].unique())],
-        "meta": meta,
+        "section": section,
+        "stem": section.stem,
+        "paper": section.paper,
+        "fault": fault,
+        "pictures": [] if fault else _pictures(folder, section),
+        "table": table,
+        "verdicts": verdicts,
+        "files": _files(folder, section.stem),
+        "made_from": _made_from(study),
     }
 
 
-def _runs(sections: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Who made the rows: one line per run, over all artefacts."""
-    runs: dict[str, dict[str, Any]] = {}
-    for section in sections:
-        for run_id, run in section["meta"]["runs"].items():
-            line = runs.setdefault(run_id, {"id": run_id, **run, "artefacts": [], "evaluated": ""})
-            line["artefacts"].append(section["name"])
-        for evaluation in section["meta"]["evals"].values():
-            for run_id, made in evaluation["runs"].items():
-                runs[run_id]["evaluated"] = max(runs[run_id]["evaluated"], made["created"])
-                runs[run_id].setdefault("provenance", made["provenance"])
-    order = ordered(run["model"] for run in runs.values())
-    for run in runs.values():
-        provenance = run.get("provenance") or {}
-        run["label"] = label(run["model"])
-        run["tokens"] = (run.get("spec") or {}).get("train", {}).get("train_tokens")  # a benchmark's run has no spec
-        run["git"] = str(provenance.get("git_sha") or "unknown")[:10] + ("+" if provenance.get("git_dirty") else "")
-        run["device"] = provenance.get("device", "unknown")
-        versions = {"python": provenance.get("python"), **(provenance.get("versions") or {})}
-        run["versions"] = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    return sorted(runs.values(), key=lambda run: (order.index(run["model"]), run["id"]))
+def _pictures(folder: Path, section: Section) -> list[dict[str, str]]:
+    """The artefact's own picture first, then those called STEM-SOMETHING; none for tables."""
+    paths = sorted((folder / "figures").glob(f"{section.stem}-*.png"))
+    own = folder / "figures" / f"{section.stem}.png"
+    if own.is_file():
+        paths.insert(0, own)
+    elif not (folder / "tables" / f"{section.stem}.md").is_file():
+        raise ValueError(f"{own}: not drawn yet; render {section.stem} first")
+    return [_picture(path) for path in paths]
+
+
+def _picture(path: Path) -> dict[str, str]:
+    """A picture with the note that it holds (analysis/style.py)."""
+    with Image.open(path) as image:
+        note = str(image.info.get("Description", ""))
+    return {"name": path.stem, "data": base64.b64encode(path.read_bytes()).decode(), "note": note}
+
+
+def _files(folder: Path, stem: str) -> list[str]:
+    """Files that were drawn, relative to the report."""
+    paths = [path for place in ("figures", "tables") for path in sorted((folder / place).glob(f"{stem}*"))]
+    return [str(path.relative_to(folder)) for path in paths if path.stem in (stem,) or path.stem.startswith(f"{stem}-")]
+
+
+def _unmeasured(section: Section) -> list[tuple[Claim, Verdict]]:
+    return [(CLAIMS[claim], not_measured("Nothing is stored for this artefact.")) for claim in section.claims]
+
+
+def _effect(verdict: Verdict) -> Markup:
+    """What decides: its name, the effect with its interval, what was asked for, and the smallest effect that could be seen."""
+    decisive = verdict.decisive
+    if decisive is None:
+        return Markup()
+    text = f"{with_interval(decisive.estimate, decisive.unit)}; asked for {decisive.asked}"
+    if verdict.detectable:
+        text += f"; detectable {number(verdict.detectable, decisive.unit).removeprefix('+')}"
+    return Markup("{} <small>{}</small>").format(text, decisive.name)
+
+
+def _place(claim: Claim) -> tuple[str, int, str]:
+    """C2 before C10, C22 before C22b."""
+    letter, digits, rest = re.fullmatch(r"(\D+)(\d+)(.*)", claim.id).groups()  # type: ignore[union-attr]
+    return letter, int(digits), rest
+
+
+def _counts(verdicts: Iterable[Verdict]) -> list[tuple[Status, int]]:
+    found = [verdict.status for verdict in verdicts]
+    return [(status, found.count(status)) for status in Status if status in found]
+
+
+def _seeds(studies: Iterable[Study]) -> str:
+    counts = sorted({count for study in studies for count in study.seed_counts.values()})
+    if counts == [1]:
+        return "Every model was trained once, with one seed"
+    return f"Models were trained with {' or '.join(map(str, counts))} seeds"
+
+
+def _sizes(studies: Iterable[Study]) -> list[tuple[str, str]]:
+    """Parameters of the models that stand under their own name, by scale, and how far the largest is above the smallest."""
+    found: dict[str, dict[str, int]] = {}
+    for study in studies:
+        for line in study.lines:
+            params = _params(study.runs[line.run_id])
+            if line.label == line.model and params:
+                found.setdefault(line.scale, {})[line.model] = params
+    texts = []
+    for scale, params in found.items():
+        names = [f"{title(model)} {params[model]:,}" for model in sorted(params, key=rank)]
+        above = 100 * (max(params.values()) / min(params.values()) - 1)
+        texts.append((scale, f"{', '.join(names)}; the largest is {above:.1f}% above the smallest"))
+    return texts
+
+
+def _params(run: dict[str, Any]) -> int | None:
+    """Parameters of a run (input embedding excluded), as it or its starts recorded them."""
+    return run.get("params") or next((start["params"] for start in run.get("starts", []) if start.get("params")), None)
+
+
+def _made_from(study: Study) -> dict[str, Any]:
+    """What an artefact was drawn from, in short and line by line."""
+    lines = []
+    for line in study.lines:
+        evals = [path.rpartition("/")[2].removesuffix(".parquet") for path in line.files]
+        kinds = [path.split("/")[-2] for path in line.files]
+        ids = [f"{kind}-{name.rpartition('-')[2]}" for kind, name in zip(kinds, evals, strict=True)]
+        lines.append({"label": title(line.label), "seed": line.seed, "scale": line.scale, "run": line.run_id, "evals": ids})
+    metas = study.all_metas
+    return {
+        "lines": lines,
+        "runs": len({line.run_id for line in study.lines}),
+        "evaluations": sum(len(line.files) for line in study.lines),
+        "corpora": study.corpora,
+        "devices": _distinct(meta["provenance"].get("device") for meta in metas),
+        "commits": _distinct(_commit(meta["provenance"]) for meta in metas),
+        "dates": _distinct(meta["created"][:10] for meta in metas),
+    }
+
+
+def _distinct(texts: Iterable[str | None]) -> list[str]:
+    return sorted({text for text in texts if text})
+
+
+def _commit(provenance: dict[str, Any]) -> str:
+    return str(provenance.get("git_sha") or "unknown")[:10] + ("+" if provenance.get("git_dirty") else "")
+
+
+def _runs(studies: Iterable[Study]) -> list[dict[str, Any]]:
+    """Every run once: what it is, who made it, and the artefacts that draw it."""
+    found: dict[str, dict[str, Any]] = {}
+    for study in studies:
+        for line in study.lines:
+            run = found.setdefault(line.run_id, {"id": line.run_id, "model": line.model, "labels": [], "artefacts": []})
+            record = study.runs[line.run_id]
+            starts = record.get("starts", [])
+            run["labels"] += [title(line.label)] if title(line.label) not in run["labels"] else []
+            run["artefacts"] += [study.stem] if study.stem not in run["artefacts"] else []
+            run |= {
+                "scale": line.scale,
+                "seed": line.seed,
+                "params": _params(record),
+                "tokens": record["spec"]["train"].get("train_tokens"),
+                "rate": record["spec"]["train"].get("peak_lr"),
+                "loss": record.get("final_loss"),
+                "commits": _distinct(_commit(start) for start in starts),
+                "devices": _distinct(start.get("device") for start in starts),
+                "starts": len(starts),
+                "versions": _versions(starts[-1]) if starts else "",
+                "date": starts[-1].get("date", "")[:10] if starts else "",
+            }
+    return sorted(found.values(), key=lambda run: (run["scale"], rank(run["model"]), run["labels"], run["seed"]))
+
+
+def _versions(start: dict[str, Any]) -> str:
+    versions = {"python": start.get("python"), **(start.get("versions") or {})}
+    return ", ".join(f"{name} {version}" for name, version in versions.items() if version)

@@ -6,6 +6,7 @@ A line is one run under the label that the figure gives it; equal labels (and mo
      "files": {"tiny/rows/per_token_loss/RUN-EVAL.parquet": sha256 of the rows}}]}
 """
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -83,17 +84,36 @@ class Study:
             for name, digest in line.files.items():
                 rows, meta = read_rows(self.results_dir / name)
                 if meta["rows_sha256"] != digest:
-                    raise ValueError(f"{self.results_dir / name} holds other rows than {self.stem}.json was drawn from: {REMEDY}")
+                    raise ValueError(
+                        f"{self.results_dir / name} holds other rows than {self.stem}.json was drawn from: {REMEDY}"
+                    )
                 found.append((line, rows, meta))
         return found
 
+    def evaluations(self, kind: str, **wanted: Any) -> list[tuple[Line, pd.DataFrame, Meta]]:
+        """What is drawn of a kind, in the order of the lines: line, own rows, meta. `wanted`: only evaluations whose spec has
+        these values.
+
+        Storage only grows, so a line may have been evaluated in several ways (on more documents, say). Of each line, and mode
+        where the spec has modes, the way that most lines share is taken; of equals the newest.
+        """
+        found = [
+            each
+            for each in self._evaluations
+            if each[2]["kind"] == kind and all(each[2]["spec"].get(name) == value for name, value in wanted.items())
+        ]
+        shared = Counter(meta["eval_id"] for _, _, meta in found)
+        best: dict[tuple[Any, ...], tuple[Line, pd.DataFrame, Meta]] = {}
+        for line, rows, meta in sorted(found, key=lambda each: (shared[each[2]["eval_id"]], each[2]["created"])):
+            best[*line.place, meta["spec"].get("mode")] = line, rows, meta
+        order = {line.place: index for index, line in enumerate(self.lines)}
+        return sorted(best.values(), key=lambda each: (order[each[0].place], str(each[2]["spec"].get("mode"))))
+
     def rows(self, kind: str, **wanted: Any) -> pd.DataFrame:
-        """All rows of a kind of evaluation behind columns label, model, seed, scale, run_id, eval_id. `wanted`: only
-        evaluations whose spec has these values. Empty (without the kind's own columns) where there are none."""
+        """All rows of a kind of evaluation behind columns label, model, seed, scale, run_id, eval_id. Empty (without the kind's
+        own columns) where there are none."""
         frames = []
-        for line, rows, meta in self._evaluations:
-            if meta["kind"] != kind or any(meta["spec"].get(name) != value for name, value in wanted.items()):
-                continue
+        for line, rows, meta in self.evaluations(kind, **wanted):
             source = {
                 "label": line.label,
                 "model": line.model,
@@ -109,7 +129,12 @@ class Study:
 
     def metas(self, kind: str) -> list[Meta]:
         """The metas of a kind of evaluation, one per line and file."""
-        return [meta for _, _, meta in self._evaluations if meta["kind"] == kind]
+        return [meta for _, _, meta in self.evaluations(kind)]
+
+    @property
+    def all_metas(self) -> list[Meta]:
+        """The metas of all stored evaluations of the lines, drawn or not."""
+        return [meta for _, _, meta in self._evaluations]
 
     @cached_property
     def runs(self) -> dict[str, dict[str, Any]]:
@@ -120,13 +145,22 @@ class Study:
         """The RunSpec of a run, as JSON."""
         return self.runs[run_id]["spec"]
 
+    def train_len_of(self, run_id: str) -> int:
+        """Training context length of one run, in tokens."""
+        return int(self.spec(run_id)["train"]["seq_len"])
+
     @cached_property
     def train_len(self) -> int:
         """Training context length in tokens. ValueError if the runs have several."""
-        lengths = sorted({int(self.spec(line.run_id)["train"]["seq_len"]) for line in self.lines})
+        lengths = sorted({self.train_len_of(line.run_id) for line in self.lines})
         if len(lengths) != 1:
             raise ValueError(f"{self.stem}: one training context length is needed to draw this; the runs have {lengths}")
         return lengths[0]
+
+    @property
+    def scales(self) -> list[str]:
+        """The scales of the lines, in their order: an artefact may draw runs of other scales than its own."""
+        return list(dict.fromkeys(line.scale for line in self.lines))
 
     @property
     def corpora(self) -> str:
@@ -137,22 +171,27 @@ class Study:
             names.add(f"{data['source']}, {data['tokenizer']} ({data['fingerprint'][:8]})")
         return "; ".join(sorted(names))
 
-    @property
-    def num_seeds(self) -> int:
-        """The largest number of seeds that one label has."""
+    @cached_property
+    def seed_counts(self) -> dict[tuple[str, str, str], int]:
+        """How many seeds each label has, by (label, model, scale)."""
         seeds: dict[tuple[str, str, str], set[int]] = {}
         for line in self.lines:
             seeds.setdefault((line.label, line.model, line.scale), set()).add(line.seed)
-        return max(len(found) for found in seeds.values())
+        return {key: len(found) for key, found in seeds.items()}
+
+    @property
+    def num_seeds(self) -> int:
+        """The largest number of seeds that one label has."""
+        return max(self.seed_counts.values())
 
     @property
     def created(self) -> str:
-        """Date of the newest evaluation."""
-        return max(meta["created"] for _, _, meta in self._evaluations)
+        """Date of the newest evaluation; empty without evaluations."""
+        return max((meta["created"] for _, _, meta in self._evaluations), default="")
 
     def extra(self, kind: str, run_id: str, name: str) -> Any:
         """What an evaluation recorded beyond its rows; None if it did not."""
-        for line, _, meta in self._evaluations:
-            if meta["kind"] == kind and line.run_id == run_id and name in meta["extras"]:
+        for line, _, meta in self.evaluations(kind):
+            if line.run_id == run_id and name in meta["extras"]:
                 return meta["extras"][name]
         return None

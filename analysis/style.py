@@ -1,8 +1,12 @@
-"""What all figures share: fonts, sizes, ticks, the note that states the scale, and saving without timestamps."""
+"""What all figures share: fonts, sizes, ticks, the note that states scale and corpus, and saving without timestamps.
 
+Figures have the width of a printed page (7 inches), so that their letters are read at the size they are set in.
+"""
+
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +15,45 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.study import Study
 from results.atomic import write_atomic
 
 PAPER_SCALE = "760m-48b"
 PAPER_TRAIN_LEN = 16_384
-LINE_WIDTH = 2.5
+WIDTH = 7.0
+LINE_WIDTH = 1.6
+NOTE_CHARACTERS = 128
 
 _RC: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
-    "font.size": 11,
-    "axes.titlesize": 12,
-    "axes.labelsize": 12,
+    "font.size": 8,
+    "axes.titlesize": 8.5,
+    "axes.labelsize": 8.5,
+    "xtick.labelsize": 7.5,
+    "ytick.labelsize": 7.5,
+    "legend.fontsize": 8,
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "xtick.major.size": 3,
+    "ytick.major.size": 3,
     "axes.grid": True,
     "grid.color": "#E3E3E3",
-    "grid.linewidth": 0.7,
+    "grid.linewidth": 0.5,
     "axes.axisbelow": True,
+    "lines.linewidth": LINE_WIDTH,
     "legend.frameon": False,
+    "legend.handlelength": 2.6,
+    "figure.constrained_layout.use": True,
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
     "pdf.fonttype": 42,
-    "svg.hashsalt": "analysis",
     "path.simplify": True,
 }
 
@@ -50,12 +68,14 @@ def figure_style() -> Iterator[None]:
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write STEM.png and STEM.pdf atomically, without dates, so that equal rows give equal bytes; closes the figure."""
+    """Write STEM.png and STEM.pdf atomically, without dates, so that equal rows give equal bytes; closes the figure. The PNG
+    holds its note as text, for the report."""
     paths = []
-    empty = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Creator": None, "Producer": None}}
-    for ending, metadata in empty.items():
+    note = " ".join(figure.get_suptitle().replace("$", "").split())
+    kinds = {"png": {"Software": None, "Description": note}, "pdf": {"CreationDate": None, "Creator": None, "Producer": None}}
+    for ending, metadata in kinds.items():
         buffer = BytesIO()
-        figure.savefig(buffer, format=ending, dpi=160, metadata=metadata)
+        figure.savefig(buffer, format=ending, dpi=220, metadata=metadata)
         path = stem.with_name(f"{stem.name}.{ending}")
         write_atomic(path, buffer.getvalue())
         paths.append(path)
@@ -63,16 +83,32 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     return paths
 
 
-def scale_note(scale: str) -> str:
-    """The line under a title that keeps a small-budget result from being taken for the paper's."""
-    if scale == PAPER_SCALE:
-        return f"scale: {scale} (the paper's main setting)"
-    return f"scale: {scale} \N{EM DASH} not the paper's main setting ({PAPER_SCALE})"
+def save_csv(table: pd.DataFrame, stem: Path) -> Path:
+    """Write what is drawn as STEM.csv, with six digits, without the index."""
+    text = StringIO()
+    table.to_csv(text, index=False, float_format="%.6g", lineterminator="\n")
+    path = stem.with_name(f"{stem.name}.csv")
+    write_atomic(path, text.getvalue())
+    return path
+
+
+def scale_note(study: Study) -> str:
+    """What keeps a small-budget result from being taken for the paper's; names the scales of the runs if they are others."""
+    paper = "the paper's main setting" if study.scale == PAPER_SCALE else f"not the paper's main setting, {PAPER_SCALE}"
+    runs = "" if study.scales == [study.scale] else f"; runs at {', '.join(study.scales)}"
+    return f"scale: {study.scale} ({paper}{runs})"
+
+
+def set_note(figure: Figure, study: Study, *parts: str) -> None:
+    """The lines above a figure: scale, corpus, and what else a reader must know, in `parts`."""
+    text = " · ".join([scale_note(study), f"corpus: {study.corpora}", *(part for part in parts if part)])
+    width = round(NOTE_CHARACTERS * figure.get_figwidth() / WIDTH)
+    figure.suptitle(textwrap.fill(text, width, break_long_words=False), fontsize=6.8, color="#444444")
 
 
 def tokens(count: float) -> str:
     """512 -> '512', 16384 -> '16k', 1536 -> '1.5k' (k = 1024)."""
-    return f"{count / 1024:g}k" if count >= 1024 else f"{count:g}"
+    return f"{count / 1024:.4g}k" if count >= 1024 else f"{count:g}"
 
 
 def token_ticks(axes: Axes, longest: int, pieces: int = 8) -> None:
@@ -86,4 +122,4 @@ def token_ticks(axes: Axes, longest: int, pieces: int = 8) -> None:
 
 def training_length_line(axes: Axes, position: float) -> None:
     """The paper's dashed vertical line at the training context length."""
-    axes.axvline(position, color="#555555", linestyle=(0, (4, 3)), linewidth=1.3, zorder=1.5)
+    axes.axvline(position, color="#555555", linestyle=(0, (4, 3)), linewidth=1.0, zorder=1.5)

@@ -1,4 +1,4 @@
-"""A table of numbers per model, and its Markdown, LaTeX, CSV and HTML: best bold, second underlined, paper's in brackets."""
+"""A table of numbers per label, and its Markdown, LaTeX, CSV and HTML: best bold, second underlined, paper's in brackets."""
 
 import math
 import re
@@ -8,68 +8,127 @@ from html import escape
 from pathlib import Path
 from typing import Literal
 
-from analysis.names import label
+import numpy as np
+import pandas as pd
+
+from analysis.names import title
 from results.atomic import write_atomic
 
 Values = Mapping[str, Sequence[float | None]]
+Ranges = Mapping[str, Sequence[tuple[float, float] | None]]
 Mark = Literal["", "best", "second"]
 WIDE = 10
+CHECK = "\N{CHECK MARK}"
 
 
 @dataclass(frozen=True)
 class Column:
-    """`key` names the column in the CSV; `better`: which end is best, "" where no order is meant."""
+    """`key` names the column in the CSV; `better`: which end is best, "" where no order is meant. `style`: "check" prints 1 as a
+    check mark and 0 as nothing, "signed" a sign before every number."""
 
     key: str
     title: str
     decimals: int = 2
     better: Literal["lower", "higher", ""] = ""
+    style: Literal["", "check", "signed"] = ""
 
     def text(self, value: float | None) -> str:
         if value is None or math.isnan(value):
             return "\N{EN DASH}"
+        if self.style == "check":
+            return CHECK if value else ""
         decimals = self.decimals if abs(value) < 10_000 else 0
-        return f"{value:,.{decimals}f}"
+        text = f"{value:{'+' if self.style == 'signed' else ''},.{decimals}f}"
+        return text.replace("-", "\N{MINUS SIGN}")
 
 
 @dataclass(frozen=True)
 class Table:
-    """`rows`: model key -> one value per column. `paper`: the paper's values, given only where the scale is the same."""
+    """`rows`: label -> one value per column. `spreads`: standard deviations over seeds, printed behind +/-. `ranges`: low and
+    high of a value that was measured repeatedly; values whose ranges overlap are not ranked. `paper`: the paper's values, given
+    only where they can be compared."""
 
     caption: str
     columns: Sequence[Column]
     rows: Values
     note: str = ""
     paper: Values = field(default_factory=dict)
+    spreads: Values = field(default_factory=dict)
+    ranges: Ranges = field(default_factory=dict)
 
     def marks(self) -> dict[str, list[Mark]]:
         """Which printed values are best and second best of their column, ties included; none where all are equal."""
-        marks: dict[str, list[Mark]] = {model: [""] * len(self.columns) for model in self.rows}
+        marks: dict[str, list[Mark]] = {label: [""] * len(self.columns) for label in self.rows}
         for index, column in enumerate(self.columns):
-            printed = {model: _printed(column, values[index]) for model, values in self.rows.items()}
+            printed = {label: _printed(column, values[index]) for label, values in self.rows.items()}
             known = sorted({value for value in printed.values() if value is not None}, reverse=column.better == "higher")
             if not column.better or len(known) < 2:
                 continue
             alone = list(printed.values()).count(known[0]) == 1  # a tie for best leaves no second
-            for model, value in printed.items():
-                if value == known[0]:
-                    marks[model][index] = "best"
-                elif value == known[1] and alone:
-                    marks[model][index] = "second"
+            for label, value in printed.items():
+                if value == known[0] and self._apart(label, index, printed):
+                    marks[label][index] = "best"
+                elif value == known[1] and alone and self._apart(label, index, printed):
+                    marks[label][index] = "second"
         return marks
 
+    def _apart(self, label: str, index: int, printed: Mapping[str, float | None]) -> bool:
+        """Whether the range of a value overlaps that of no other value."""
+        own = self.ranges.get(label, [None] * len(self.columns))[index]
+        if own is None:
+            return True
+        others = [self.ranges[other][index] for other in self.ranges if printed[other] != printed[label]]
+        return all(other is None or other[1] < own[0] or own[1] < other[0] for other in others)
+
     def cells(self) -> list[tuple[str, list[tuple[str, Mark, str]]]]:
-        """(label, [(our value, mark, the paper's value or "")]) per model."""
+        """(label, [(our value with its spread, mark, the paper's value or "")]) per label."""
         marks = self.marks()
         lines = []
-        for model, values in self.rows.items():
-            papers = self.paper.get(model, [None] * len(self.columns))
-            cells = [
-                (column.text(value), mark, "" if paper is None else column.text(paper))
-                for column, value, mark, paper in zip(self.columns, values, marks[model], papers, strict=True)
-            ]
-            lines.append((label(model), cells))
+        for label, values in self.rows.items():
+            nothing = [None] * len(self.columns)
+            cells = []
+            for column, value, mark, paper, spread, around in zip(
+                self.columns, values, marks[label], self.paper.get(label, nothing), self.spreads.get(label, nothing),
+                self.ranges.get(label, nothing), strict=True,
+            ):  # fmt: skip
+                text = column.text(value)
+                if value is not None and spread is not None and math.isfinite(spread):
+                    text += f" \N{PLUS-MINUS SIGN} {spread:,.{column.decimals if abs(value) < 10_000 else 0}f}"
+                if value is not None and around is not None:
+                    text += f" [{column.text(around[0])}, {column.text(around[1])}]"
+                cells.append((text, mark, "" if paper is None or math.isnan(paper) else column.text(paper)))
+            lines.append((title(label), cells))
         return lines
+
+
+Cell = np.ndarray | float | None
+
+
+def over_seeds(
+    caption: str, columns: Sequence[Column], values: Mapping[str, Sequence[Cell]], note: str = "", paper: Values | None = None
+) -> Table:
+    """A table from one value per seed, (S,), or a number that has no seeds, per label and column: mean and, of several seeds,
+    standard deviation; the note says of how many."""
+    counts = {len(cell) for cells in values.values() for cell in cells if isinstance(cell, np.ndarray)}
+    rows = {label: [None if cell is None else float(np.mean(cell)) for cell in cells] for label, cells in values.items()}
+    spreads: dict[str, list[float | None]] = {}
+    if max(counts, default=1) > 1:
+        number = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+        note += f" Mean \N{PLUS-MINUS SIGN} standard deviation over {number} seeds."
+        spreads = {label: [_deviation(cell) for cell in cells] for label, cells in values.items()}
+    elif counts:
+        note += " One seed."
+    return Table(caption, columns, rows, note.strip(), paper or {}, spreads)
+
+
+def count_range(counts: pd.Series, noun: str) -> str:
+    """One count, "200 examples", or "150 to 500 examples" where counts differ."""
+    low, high = int(counts.min()), int(counts.max())
+    return f"{low:,} {noun}" if low == high else f"{low:,} to {high:,} {noun}"
+
+
+def _deviation(cell: Cell) -> float | None:
+    return float(np.std(cell, ddof=1)) if isinstance(cell, np.ndarray) and len(cell) > 1 else None
 
 
 def _printed(column: Column, value: float | None) -> float | None:
@@ -92,7 +151,7 @@ def to_markdown(table: Table) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A table environment; needs the packages booktabs and, for tables of many columns, graphicx."""
+    """A table environment; needs the packages booktabs and, for check marks or many columns, amssymb and graphicx."""
     wide = len(table.columns) > WIDE
     wrap: dict[Mark, str] = {"": "{}", "best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
     lines = [r"\begin{table}", r"\centering", rf"\caption{{{_tex(_caption(table))}}}", r"\small"]
@@ -108,28 +167,33 @@ def to_latex(table: Table) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}" + ("}" if wide else ""), r"\end{table}", ""])
 
 
+_TEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$",
+    "\N{UPWARDS ARROW}": r"$\uparrow$", "\N{DOWNWARDS ARROW}": r"$\downarrow$", "\N{EN DASH}": "--", "\N{EM DASH}": "---",
+    "\N{MULTIPLICATION SIGN}": r"$\times$", "\N{PLUS-MINUS SIGN}": r"$\pm$", "\N{MINUS SIGN}": "$-$", CHECK: r"\checkmark",
+    "\N{GREEK SMALL LETTER TAU}": r"$\tau$", "\N{MIDDLE DOT}": r"$\cdot$", "<": r"$<$", ">": r"$>$",
+}  # fmt: skip
+
+
 def _tex(text: str) -> str:
-    for plain, command in {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$"}.items():
-        text = text.replace(plain, command)
-    arrows = {"\N{UPWARDS ARROW}": r"$\uparrow$", "\N{DOWNWARDS ARROW}": r"$\downarrow$", "\N{EN DASH}": "--"}
-    for sign, command in {**arrows, "\N{EM DASH}": "---", "\N{MULTIPLICATION SIGN}": r"$\times$"}.items():
-        text = text.replace(sign, command)
-    return text
+    return "".join(_TEX.get(sign, sign) for sign in text)
 
 
 def to_csv(table: Table) -> str:
-    """model, our columns, then COLUMN_paper where the paper's values are given; unrounded."""
-    names = ["model", *(column.key for column in table.columns)]
-    names += [f"{column.key}_paper" for column in table.columns] if table.paper else []
-    lines = [",".join(names)]
-    for model, values in table.rows.items():
-        papers = table.paper.get(model, [None] * len(table.columns)) if table.paper else []
-        numbers = ["" if value is None or math.isnan(value) else f"{value:.10g}" for value in [*values, *papers]]
-        lines.append(",".join([model, *numbers]))
-    return "\n".join([*lines, ""])
+    """label, our columns, then COLUMN_sd, COLUMN_low, COLUMN_high and COLUMN_paper where there are such; unrounded."""
+    nothing = [None] * len(table.columns)
+    low, high = ({label: [cell and cell[end] for cell in cells] for label, cells in table.ranges.items()} for end in (0, 1))
+    frame = pd.DataFrame({"label": list(table.rows)})
+    for ending, values in (("", table.rows), ("_sd", table.spreads), ("_low", low), ("_high", high), ("_paper", table.paper)):
+        for index, column in enumerate(table.columns):
+            numbers = pd.Series([values.get(label, nothing)[index] for label in table.rows], dtype=float)
+            if not ending or numbers.notna().any():
+                frame[column.key + ending] = numbers
+    return frame.to_csv(index=False, float_format="%.10g", lineterminator="\n")
 
 
 def to_html(table: Table) -> str:
+    """The table in a box that scrolls, and its caption below."""
     head = "".join(f"<th>{_breakable(column.title)}</th>" for column in table.columns)
     body = []
     for name, cells in table.cells():
@@ -138,10 +202,10 @@ def to_html(table: Table) -> str:
             ours = f"<span class='{mark}'>{escape(text)}</span>" if mark else escape(text)
             tds.append(f"<td>{ours}{f'<small>{escape(paper)}</small>' if paper else ''}</td>")
         body.append(f"<tr><th>{escape(name)}</th>{''.join(tds)}</tr>")
-    caption = f"<caption>{escape(_caption(table))}</caption>".replace("In brackets: the paper", "Below, small: the paper")
+    caption = escape(_caption(table)).replace("In brackets: the paper", "Below, small: the paper")
     wide = " wide" if len(table.columns) > WIDE else ""
     inside = f"<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
-    return f"<table class='numbers{wide}'>{caption}{inside}</table>"
+    return f"<div class='scroll'><table class='numbers{wide}'>{inside}</table></div><p class='caption'>{caption}</p>"
 
 
 def _breakable(title: str) -> str:

@@ -199,7 +199,7 @@ def _all_cores() -> Iterator[None]:
 def _whole(plan: CorpusPlan) -> bool:
     """Whether another process has made it while this one waited."""
     try:
-        return plan.ready and Corpus.open(plan.folder).spec == plan.spec
+        return Corpus.open(plan.folder).spec == plan.spec
     except ValueError:
         return False
 

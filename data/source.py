@@ -32,6 +32,7 @@ class HubSource:
         return hashlib.sha256(json.dumps([self.name, self.config, self._commit()]).encode()).hexdigest()
 
     def documents(self) -> Iterator[str]:
+        import kernels.hf_guard  # noqa: F401  # isort: skip  (before datasets)
         from datasets import load_dataset
 
         commit = self._commit()

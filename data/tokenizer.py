@@ -128,6 +128,7 @@ class Tokenizer:
 
     def to_hf(self) -> "CorpusTokenizer":
         """The same as a Hugging Face tokeniser (BOS in front when `add_special_tokens`), to save beside a model."""
+        import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
         from data.hf_tokenizer import CorpusTokenizer, JSONTokenizer
 
         backend = Backend.from_str(self._backend.to_str())

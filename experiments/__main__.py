@@ -4,7 +4,7 @@
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,6 +13,7 @@ from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, subcommand
 
 from eval.shell.sources import Sources
+from eval.shell.machine import machine_name
 from experiments.plan import SOURCE_FLAGS, Request, make_plan
 from training.command_line import guarded, parse
 from training.spec import Execution
@@ -61,7 +62,9 @@ class Wanted(Asked):
         return Request(
             **{name: getattr(self, name) for name in same},
             seeds=seeds,
+            judge_model=self.sources.judge_model,
             device=device,
+            machine=machine_name(device),
             sources=Sources(**{name: getattr(self.sources, name) for name in SOURCE_FLAGS}),
             execution=execution or Execution(),
         )
@@ -167,7 +170,8 @@ class Run(Wanted):
             raise ValueError("--launcher slurm needs --cluster FILE; slurm/clusters has some to copy and edit.")
         cluster = read_cluster(self.cluster)
         # The login node may have no GPU: what counts is where the jobs run.
-        plan = make_plan(self.request(cluster.device, execution), rehearsal=self.dry_run)
+        request = replace(self.request("cpu", execution), device=cluster.device, machine=cluster.machine)
+        plan = make_plan(request, rehearsal=self.dry_run)
         return (rehearse if self.dry_run else submit)(plan, cluster, console)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from analysis import report
 from analysis.study import Line, Study, read_lines, study_file, write_lines
 from experiments.artefact import Artefact, artefacts
+from experiments.scales import get_scale
 from results.store import fault_of, keep, read_rows, record_run, rows_file
 from training.run_folder import RunFolder
 
@@ -128,7 +129,14 @@ def _section(artefact: Artefact, scale: str, results_dir: Path, is_stored: bool)
         study=Study(results_dir, scale, artefact.stem) if is_stored else None,
         drawing=artefact.drawing(),
         command=f"python -m experiments run {artefact.stem} --scale {scale}",
+        missing=_missing(artefact, scale, results_dir) if is_stored else (),
     )
+
+
+def _missing(artefact: Artefact, scale: str, results_dir: Path) -> tuple[str, ...]:
+    """Labels that an artefact declares and that no stored line has."""
+    there = {line.label for line in read_lines(results_dir, scale, artefact.stem)}
+    return tuple(dict.fromkeys(r.label for r in artefact.runs(get_scale(scale), (0,)) if r.label not in there))
 
 
 def drawn(plan: "Plan", stem: str) -> bool:

@@ -24,7 +24,7 @@ def needles(scale: Scale) -> tuple[EvalSpec, ...]:
         lengths=grid.lengths, depths=grid.depths, reserve=grid.reserve, max_new_tokens=grid.max_new_tokens
     )
     recall = needle_recall.Spec(
-        lengths=grid.lengths, depths=grid.depths, reserve=grid.reserve, samples_per_cell=grid.recall_samples
+        lengths=grid.recall_lengths or grid.lengths, depths=grid.depths, reserve=grid.recall_reserve, samples_per_cell=grid.recall_samples
     )
     return replace(scored, mode="easy"), replace(scored, mode="standard"), recall
 

@@ -11,7 +11,8 @@ from data.corpus import Counts
 from data.prepare import CorpusPlan, resolve
 from data.source import parse_source
 from data.spec import DataSpec
-from eval.kinds import EVAL_SPEC, EvalSpec, eval_id, kind_of
+from eval import needle
+from eval.kinds import EVAL_SPEC, EvalSpec, eval_id, kind_of, unread
 from eval.shell.sources import Sources
 from experiments.adopt import adopted_run
 from experiments.artefact import Artefact, chosen
@@ -22,13 +23,14 @@ from results.store import fault_of, read_run, run_file
 from training.run_folder import RunFolder
 from training.spec import Execution, RunSpec
 
-SOURCE_FLAGS = ("haystack", "prompts", "longbench", "include_path", "judge_url", "judge_model")
+SOURCE_FLAGS = ("haystack", "prompts", "longbench", "include_path", "judge_url")
 """Fields of Sources that `run` passes on to evaluations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the user asked for. `execution` is how trainings are carried out; it changes no result."""
+    """What the user asked for. `execution` is how trainings are carried out; it changes no result. `machine`: the GPU or CPU by
+    name, of which timings are."""
 
     artefacts: tuple[str, ...] = ()
     scale: str = "tiny"
@@ -37,7 +39,9 @@ class Request:
     tokenizer: str | None = None
     seeds: tuple[int, ...] = (0,)
     only: tuple[str, ...] = ()
+    judge_model: str | None = None
     device: str = "cpu"
+    machine: str = "any"
     runs_dir: Path = Path("runs")
     results_dir: Path = Path("results")
     corpora_dir: Path = Path("corpora")
@@ -121,11 +125,7 @@ def make_plan(request: Request, *, rehearsal: bool = False) -> Plan:
                 continue
             corpus = _corpus(request, get_scale(recipe.scale), corpora, rehearsal)
             spec = adopted_run(request.runs_dir, recipe) or recipe.run_spec(corpus.spec)
-            evals = tuple(
-                kind_of(e).bound(e, corpus=corpus.spec, sources=request.sources, precision=spec.train.precision,
-                                 machine=request.device)
-                for e in artefact.evals(get_scale(recipe.scale))
-            )  # fmt: skip
+            evals = tuple(_bound(e, spec, request) for e in artefact.evals(get_scale(recipe.scale)))
             lines[stem].append(Wanted(recipe, spec.run_id, evals))
             specs[spec.run_id] = spec
             wanted.setdefault(spec.run_id, {}).update({eval_id(e): e for e in evals})
@@ -143,6 +143,13 @@ def make_plan(request: Request, *, rehearsal: bool = False) -> Plan:
     plan = Plan(request, scale, artefacts, {stem: tuple(found) for stem, found in lines.items()}, runs)
     check(plan)
     return plan
+
+
+def _bound(spec: EvalSpec, run: RunSpec, request: Request) -> EvalSpec:
+    """An evaluation of a run that names by content everything it will read."""
+    if isinstance(spec, needle.Spec) and request.judge_model is not None:
+        spec = replace(spec, judge=request.judge_model)
+    return kind_of(spec).bound(spec, run.data, request.sources, run.train.precision, request.machine)
 
 
 def _check_names(request: Request) -> tuple[Scale, dict[str, Artefact]]:
@@ -211,9 +218,12 @@ def check(plan: Plan) -> None:
     for run in plan.runs.values():
         for spec in run.evals:
             try:
-                kind_of(spec).check(spec, run=run.spec, counts=run.corpus.counts())
+                kind_of(spec).check(spec, run.spec, run.corpus.counts())
             except ValueError as error:
                 raise ValueError(f"{spec.kind} of {run.spec.name} at {run.spec.scale}: {error}") from None
+    ignored = unread((spec for run in plan.runs.values() for spec in run.evals), plan.request.sources)
+    if ignored:
+        raise ValueError(f"{', '.join(ignored)}: nothing that {', '.join(plan.artefacts)} need at {plan.scale.name} reads it.")
     for stem, lines in plan.lines.items():
         _check_corpus(plan, stem, lines)
 

@@ -16,13 +16,16 @@ Gi = 2**30
 
 @dataclass(frozen=True)
 class NeedleGrid:
-    """The cells of the needle test at a scale: the paper's by default."""
+    """The cells of the needle test at a scale: the paper's by default. Recall in nats asks shorter questions, which fit into
+    shorter texts (`recall_lengths`)."""
 
     lengths: tuple[int, ...] = tuple(range(1000, 32001, 3100))
     depths: tuple[float, ...] = tuple(float(depth) for depth in range(0, 101, 10))
     reserve: int = 200
     max_new_tokens: int = 1024
     recall_samples: int = 8
+    recall_lengths: tuple[int, ...] | None = None
+    recall_reserve: int = 200
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,10 @@ TINY = Scale(
     precision="fp32",
     heldout_fraction=0.12,
     mlp_widths={"pro": 300, "llama": 344},
-    needle=NeedleGrid((192, 320, 448, 576, 704), (0.0, 25.0, 50.0, 75.0, 100.0), 64, 24, 4),
+    needle=NeedleGrid(
+        (304, 416, 528, 640, 752), (0.0, 25.0, 50.0, 75.0, 100.0), 136, 24, recall_lengths=(208, 256, 384, 512, 768),
+        recall_reserve=80,
+    ),
     stand_ins=True,
     prompt_tokens=242,
     ablation="tiny-short",
@@ -158,7 +164,7 @@ MINI = Scale(
     heldout_documents=128,
     micro_batch_tokens=2**16,
     compile=True,
-    needle=NeedleGrid((512, 1024, 2048, 3072, 4096, 6144, 8192), (0.0, 20.0, 40.0, 60.0, 80.0, 100.0), 200, 32, 8),
+    needle=NeedleGrid((512, 1024, 2048, 3072, 4096, 6144, 8192), (0.0, 20.0, 40.0, 60.0, 80.0, 100.0), 200, 32),
     stand_ins=True,
     prompt_tokens=3840,
     ablation="mini-short",

@@ -2,75 +2,123 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import models.hf_guard  # noqa: F401  # isort: skip  (before transformers)
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
 
-from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec
+from models.authors import AUTHORS_SUFFIX, name_for_authors, spec_from_authors
+from models.causal_lm import CausalLM, CausalLMConfig
+from models.spec import ModelSpec
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
-
-def build_model(spec: ModelSpec, device: torch.device | str = "cpu") -> "PreTrainedModel":
+def build_model(spec: ModelSpec, device: torch.device | str = "cpu") -> CausalLM:
     """A fresh model in fp32, initialised as in the paper's runs from torch's current seed. On device "meta" nothing
     is allocated."""
-    config_class, model_class = _classes(spec.kind)
     with torch.device("meta" if str(device) == "meta" else "cpu"):
-        model = model_class(config_class.from_spec(spec))
-    return model if str(device) == "meta" else model.to(device)
+        model = CausalLM(CausalLMConfig.from_spec(spec))
+    return model if str(device) == "meta" else model.to(device)  # type: ignore[arg-type]
 
 
-def spec_of(model: "PreTrainedModel") -> ModelSpec:
-    """The spec of a model built or loaded here. Raises ValueError for any other model."""
-    config = model.config
-    if not hasattr(config, "to_spec"):
-        raise ValueError(f"a model of type {config.model_type!r} has no spec; only models of this suite have one")
-    return config.to_spec()
+def spec_of(model: PreTrainedModel) -> ModelSpec:
+    """The spec of a model built or loaded here, the authors' checkpoints included. Raises ValueError for any other."""
+    if not isinstance(model, CausalLM):
+        raise ValueError(f"a model of type {model.config.model_type!r} has no spec; only models of this suite have one")
+    return model.config.to_spec()
 
 
-def load_model(source: str | Path, dtype: torch.dtype = torch.float32) -> "PreTrainedModel":
+def load_model(source: str | Path, dtype: torch.dtype | None = torch.float32) -> PreTrainedModel:
     """A model in evaluation mode, on the CPU, from a folder of ours, a folder in the authors' format, or anything that
-    `AutoModelForCausalLM` loads (folder or hub name).
+    `AutoModelForCausalLM` loads (folder or hub name); in the dtype it is stored in if none is given.
 
     Raises:
-        ValueError: a folder without config.json, or weights that do not fit the architecture.
+        ValueError: nothing that can be loaded, or weights that do not fit: tensors that are missing, unexpected or of
+            another shape than the model's. (Weights tied to others and buffers that are computed need not be there.)
     """
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
+    try:
+        folder = Path(source)
+        if folder.is_dir():
+            config = _read_json(folder / "config.json")
+            if str(config.get("model_type")).endswith(AUTHORS_SUFFIX):
+                return _load_authors(folder, spec_from_authors(config), dtype)
+        return _load_hugging_face(str(source), dtype)
+    except Exception as error:  # Hugging Face raises many types for the same thing
+        remedy = "give a complete folder, config.json and the weights saved with it, of ours, the authors or Hugging Face"
+        raise ValueError(f"{source}: {_in_one_line(error)}\n{remedy}, or a hub name") from error
 
+
+def _load_hugging_face(source: str, dtype: torch.dtype | None) -> PreTrainedModel:
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # its table of misfits: they are refused below
     logging.disable_progress_bar()  # loading takes a second or two; its bar would only litter a log
-    folder = Path(source)
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ValueError(f"{folder} holds no config.json: give the folder that save_pretrained wrote, e.g. RUN/export")
-        model_type = json.loads((folder / "config.json").read_text()).get("model_type")
-        if str(model_type).endswith("-project_fox"):
-            from models.convert import load_authors
-
-            return load_authors(folder, dtype).eval()
-        if str(model_type).endswith("_suite"):
-            _classes(str(model_type).removesuffix("_suite"))  # registers it with AutoModelForCausalLM
-    return AutoModelForCausalLM.from_pretrained(str(source), dtype=dtype).eval()
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    finally:
+        logging.set_verbosity(verbosity)
+    model, found = loaded
+    _refuse_misfits(found["missing_keys"], found["unexpected_keys"], found["mismatched_keys"])
+    return model.eval()
 
 
-def _classes(kind: str) -> tuple[Any, Any]:
-    """(config class, model class) of a kind of spec; imports only what that model needs."""
-    if kind == ForgettingTransformerSpec.kind:
-        from models.forgetting_transformer import ForgettingTransformerConfig, ForgettingTransformerForCausalLM
+def _load_authors(folder: Path, spec: ModelSpec, dtype: torch.dtype | None) -> CausalLM:
+    model = build_model(spec, "meta")
+    wanted = {name_for_authors(spec, name): tensor.shape for name, tensor in model.state_dict().items()}
+    found = _read_weights(folder)
+    misshapen = {(n, found[n].shape, wanted[n]) for n in wanted.keys() & found.keys() if found[n].shape != wanted[n]}
+    _refuse_misfits(wanted.keys() - found.keys(), found.keys() - wanted.keys(), misshapen)
+    exact = {name: buffer.dtype for name, buffer in model.named_buffers()}  # a fixed gate stays fp32
+    ours = {name: found[name_for_authors(spec, name)] for name in model.state_dict()}
+    model.load_state_dict({n: t.to(exact.get(n, dtype or t.dtype)) for n, t in ours.items()}, assign=True)
+    return model.eval()
 
-        return ForgettingTransformerConfig, ForgettingTransformerForCausalLM
-    if kind == Mamba2Spec.kind:
-        from models.mamba2 import Mamba2Config, Mamba2ForCausalLM
 
-        return Mamba2Config, Mamba2ForCausalLM
-    if kind == HGRN2Spec.kind:
-        from models.hgrn2 import HGRN2Config, HGRN2ForCausalLM
+def _refuse_misfits(missing: set[str], unexpected: set[str], misshapen: set[tuple[str, Any, Any]]) -> None:
+    def some(names: set[str]) -> str:
+        return ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
-        return HGRN2Config, HGRN2ForCausalLM
-    if kind == DeltaNetSpec.kind:
-        from models.delta_net import DeltaNetConfig, DeltaNetForCausalLM
+    shapes = {f"{name} {tuple(found)}, not {tuple(wanted)}" for name, found, wanted in misshapen}
+    kinds = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
+    wrong = "; ".join(f"{kind}: {some(names)}" for kind, names in kinds.items() if names)
+    if wrong:
+        raise ValueError(f"the weights do not fit config.json: tensors {wrong}")
 
-        return DeltaNetConfig, DeltaNetForCausalLM
-    raise ValueError(f"no model of kind {kind!r}; known are forgetting_transformer, mamba2, hgrn2, delta_net")
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise ValueError(f"it holds no {file.name}")
+    try:
+        content = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file.name} is no JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file.name} holds no JSON object")
+    return content
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    index = folder / "model.safetensors.index.json"
+    names = set(_read_json(index)["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(names):
+        if not (folder / name).is_file():
+            raise ValueError(f"it holds no {name}")
+        tensors |= load_file(folder / name)
+    return tensors
+
+
+def _in_one_line(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return " ".join(("config.json:", *map(str, first["loc"]), first["msg"].removeprefix("Value error, ")))
+    if isinstance(error, SafetensorError):
+        return f"its safetensors are damaged or incomplete ({error})"
+    what = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__} "
+    return what + " ".join(str(error).split())[:600]

@@ -44,9 +44,15 @@ class DecodingCache:
         layer.update({name: _map(torch.Tensor.detach, value) for name, value in state.items()})
         return layer
 
-    def append(self, layer_idx: int, **new: Tensor) -> tuple[Tensor, ...]:
-        """Extend sequences (B, T, ...) by new tokens along T and return them whole, in the order given."""
+    def append(self, layer_idx: int, window: int | None = None, **new: Tensor) -> tuple[Tensor, ...]:
+        """Extend sequences (B, T, ...) by new tokens along T and return them whole, in the order given.
+
+        With a `window`, that many tokens are kept between two calls, and what is returned are the new ones and what they
+        can see of the earlier ones: at most window - 1.
+        """
         layer = self.layers.setdefault(layer_idx, {})
+        if window is not None:
+            return tuple(_slide(layer, name, value, window) for name, value in new.items())
         return tuple(_append(layer, name, value, self.seq_len) for name, value in new.items())
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -75,6 +81,16 @@ def _append(layer: State, name: str, new: Tensor, seq_len: int) -> Tensor:
         layer[name] = buffer = grown
     buffer[:, seq_len:total] = new.detach()
     return new if seq_len == 0 else buffer[:, :total]
+
+
+def _slide(layer: State, name: str, new: Tensor, window: int) -> Tensor:
+    past = layer.get(name)
+    if past is None:
+        layer[name] = new[:, -window:].detach().clone()  # a view would keep the whole prompt
+        return new
+    whole = torch.cat([past[:, max(0, past.shape[1] + 1 - window) :], new], 1)
+    layer[name] = whole.detach() if whole.shape[1] <= window else whole[:, -window:].detach().clone()
+    return whole
 
 
 def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:

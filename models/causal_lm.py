@@ -8,19 +8,22 @@ stream stays fp32 and mixers and MLPs run in the autocast dtype.
 Suffixes: B batch, T tokens, d hidden size, V vocabulary.
 """
 
+import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import models.hf_guard  # noqa: F401  # isort: skip  (before transformers)
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import torch
 import torch.nn.functional as F
+from pydantic import TypeAdapter
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from models.cache import DecodingCache
+from models.spec import ModelSpec
 
 INITIALIZER_RANGE = 0.02
 MIXER_GAIN = 2**-2.5
@@ -106,16 +109,21 @@ def zero_padded(x_BTd: Tensor, padding: Padding | None) -> Tensor:
 
 
 class Backbone(nn.Module):
-    """Embedding, blocks and final norm. Subclasses may hand the blocks more: the same to all (`shared_inputs`), or to each
-    its own (`extra_inputs`)."""
+    """Embedding, blocks and final norm. Each kind of model is a subclass: it makes the blocks, says how they begin
+    (`init_module`), and may hand them more: the same to all (`shared_inputs`), or to each its own (`extra_inputs`)."""
 
-    norm_name = "norm"
-
-    def __init__(self, vocab_size: int, hidden_size: int, blocks: list[nn.Module], norm_eps: float) -> None:
+    def __init__(self, spec: ModelSpec, blocks: list[nn.Module]) -> None:
         super().__init__()
-        self.embeddings = nn.Embedding(vocab_size, hidden_size)
+        self.embeddings = nn.Embedding(spec.vocab_size, spec.hidden_size)
         self.layers = nn.ModuleList(blocks)
-        setattr(self, self.norm_name, RMSNorm(hidden_size, norm_eps))
+        self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
+
+    def init_module(self, module: nn.Module) -> None:
+        """Give the parameters of one module of the model, which may be the head, the values they start with.
+
+        Asked for every module that has parameters of its own, after its children.
+        """
+        raise NotImplementedError
 
     def shared_inputs(self, x_BTd: Tensor, cache: DecodingCache | None, padding: Padding | None) -> tuple[Tensor, ...]:
         return ()
@@ -146,8 +154,7 @@ class Backbone(nn.Module):
             x = layer(x, cache, padding, *shared, *self.extra_inputs(i))
         if cache is not None:
             cache.seq_len += x.shape[1]
-        norm = getattr(self, self.norm_name)
-        return BaseModelOutputWithPast(last_hidden_state=norm(x), past_key_values=cache)  # type: ignore[arg-type]
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=cache)  # type: ignore[arg-type]
 
 
 def _padding(attention_mask: Tensor | None, seq_len: int, cached: int) -> Padding | None:
@@ -162,9 +169,43 @@ def _padding(attention_mask: Tensor | None, seq_len: int, cached: int) -> Paddin
     return Padding(real=seen_BT[:, cached:], start=(~seen_BT).sum(1, dtype=torch.int32))
 
 
-class CausalLM(PreTrainedModel, GenerationMixin):
-    """Base of the causal language models: backbone, head, and what Hugging Face's `generate` needs."""
+class CausalLMConfig(PreTrainedConfig):
+    """Hugging Face configuration of every model here: `spec` holds the fields of its spec."""
 
+    model_type = "fox_suite"
+
+    def __init__(self, spec: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        self.spec = spec or {}  # Hugging Face makes one without arguments, to see which values are not the default
+        super().__init__(**{"tie_word_embeddings": False, **kwargs})
+
+    @classmethod
+    def from_spec(cls, spec: ModelSpec) -> "CausalLMConfig":
+        return cls(spec=asdict(spec))
+
+    def to_spec(self) -> ModelSpec:
+        """Raises ValueError (pydantic's) for values that no spec allows."""
+        return _SPEC.validate_json(json.dumps(self.spec))
+
+    @property
+    def vocab_size(self) -> int | None:
+        return self.spec.get("vocab_size")
+
+    @property
+    def hidden_size(self) -> int | None:
+        return self.spec.get("hidden_size")
+
+    @property
+    def num_hidden_layers(self) -> int | None:
+        return self.spec.get("num_layers")
+
+
+_SPEC: TypeAdapter[ModelSpec] = TypeAdapter(ModelSpec)
+
+
+class CausalLM(PreTrainedModel, GenerationMixin):
+    """Every model here: the backbone of its spec, a head, and what Hugging Face's `generate` needs."""
+
+    config_class = CausalLMConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     # Cached decoding needs all its tokens in order: no rewinding, as assisted decoding would ask for.
@@ -172,16 +213,22 @@ class CausalLM(PreTrainedModel, GenerationMixin):
     # Read by models.loss: logits are the head's matmul of the hidden states and nothing else.
     has_linear_head = True
 
-    def __init__(self, config: PreTrainedConfig, backbone: Backbone) -> None:
+    def __init__(self, config: CausalLMConfig) -> None:
         super().__init__(config)
-        setattr(self, self.base_model_prefix, backbone)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        spec = config.to_spec()
+        self.model = spec.build_backbone()
+        self.lm_head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        self.model.init_module(module)
 
     def get_input_embeddings(self) -> nn.Module:
-        return self.base_model.get_submodule("embeddings")
+        return self.model.embeddings
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        self.base_model.embeddings = value
+        self.model.embeddings = value
 
     def get_output_embeddings(self) -> nn.Linear:
         return self.lm_head
@@ -203,7 +250,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         """Logits (B, T, V), or of the last `logits_to_keep` positions only. `labels` follow Hugging Face's
         convention: the model shifts them by one and returns the mean loss (`models.loss` gives unshifted, per-token
         losses)."""
-        outputs = self.base_model(
+        outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             past_key_values=past_key_values,
@@ -254,8 +301,8 @@ class CausalLM(PreTrainedModel, GenerationMixin):
 
 
 def linear_normal_(module: nn.Module, std: float) -> None:
-    """N(0, std^2) weights and zero biases for linear maps, embeddings and convolutions; ones for norm weights."""
-    if isinstance(module, (nn.Linear, nn.Embedding, nn.Conv1d)):
+    """N(0, std^2) weights and zero biases for linear maps and embeddings; ones for norm weights."""
+    if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=std)
         bias = getattr(module, "bias", None)
         if bias is not None:
@@ -266,7 +313,9 @@ def linear_normal_(module: nn.Module, std: float) -> None:
 
 def init_linear_recurrent_(module: nn.Module, num_layers: int) -> None:
     """Initialisation common to HGRN2 and DeltaNet, as in the released code: mixer projections Xavier-uniform with gain
-    2^-2.5, MLP outputs scaled by depth, the rest N(0, 0.02^2).
+    2^-2.5, MLP outputs scaled by depth, embedding and other linear maps N(0, 0.02^2), norms and convolutions as they come.
+
+    The released code means to draw the convolutions from N(0, 0.02^2), but by then their layer counts as initialised.
 
     Hugging Face visits only modules with parameters of their own, so each linear map must know its place (`mark_places`).
     """
@@ -276,8 +325,8 @@ def init_linear_recurrent_(module: nn.Module, num_layers: int) -> None:
         nn.init.xavier_uniform_(module.weight, gain=MIXER_GAIN)
     elif isinstance(module, nn.Linear) and place == "mlp_output":
         nn.init.normal_(module.weight, std=INITIALIZER_RANGE / math.sqrt(2 * num_layers))
-    elif callable(reset) and not isinstance(module, (nn.Linear, nn.Embedding, nn.Conv1d)):
-        reset()  # fla's norms: ones
+    elif callable(reset) and not isinstance(module, (nn.Linear, nn.Embedding)):
+        reset()  # fla's norms: ones; its convolutions: PyTorch's default, U(-0.5, 0.5) at width 4
     else:
         linear_normal_(module, INITIALIZER_RANGE)
 
@@ -289,3 +338,7 @@ def mark_places(block: Block) -> Block:
             module.place = "mixer"  # type: ignore[assignment]
     block.mlp.down_proj.place = "mlp_output"  # type: ignore[assignment]
     return block
+
+
+AutoConfig.register(CausalLMConfig.model_type, CausalLMConfig, exist_ok=True)
+AutoModelForCausalLM.register(CausalLMConfig, CausalLM, exist_ok=True)

@@ -6,6 +6,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers, which many tests import)
 import pytest
 from hypothesis import settings
 

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
     "kernels": set(),
     "models": {"kernels"},
-    "data": {"models"},
+    "data": {"models", "kernels"},
     "results": set(),
     "training": {"data", "models", "kernels", "results"},
     "eval": {"training", "data", "models", "kernels", "results"},
@@ -17,7 +17,8 @@ MAY_IMPORT = {
     "experiments": {"eval", "training", "data", "models", "results", "analysis", "slurm"},
     "slurm": {"experiments", "training", "results"},
 }
-"""Each folder and what it may import of the others. data takes only models.spec, experiments.__main__ alone takes slurm."""
+"""Each folder and what it may import of the others. data takes only models.spec and kernels.hf_guard, experiments.__main__
+alone takes slurm."""
 
 
 def imported(path: Path) -> set[str]:

@@ -30,7 +30,7 @@ def require_space(folder: Path, num_bytes: int) -> None:
         raise OSError(
             28,
             f"the disk is too full for a checkpoint: {num_bytes / 2**30:.2f} GiB needed, {free / 2**30:.2f} GiB free "
-            f"at {folder}; the run goes on from its last checkpoint when you start the same command again",
+            f"at {folder}",
         )
 
 

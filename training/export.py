@@ -23,6 +23,7 @@ def export_model(model: nn.Module, corpus: Corpus, spec: RunSpec, folder: RunFol
     if world.is_main:
         partial = folder.path / "export.partial"
         shutil.rmtree(partial, ignore_errors=True)
+        import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
         from transformers.utils.logging import disable_progress_bar  # the model has loaded transformers by now
 
         disable_progress_bar()

@@ -14,7 +14,6 @@ from data.prefetch import Prefetcher
 from data.sampler import Sampler, load_batch
 from data.tokenizer import parse_tokenizer
 from models.build import build_model
-from models.count import flops_per_token, num_params
 from models.loss import TokenLoss
 from training.checkpoint import Checkpoints, State
 from training.distributed import World, device_label, join_world, layers_of, spread
@@ -145,7 +144,7 @@ class _Run:
         self.folder, self.spec, self.execution, self.world, self.stop = folder, spec, execution, world, stop
         self.checkpoints, self.sampler, self.quiet = checkpoints, sampler, quiet
         self.pruned = getattr(spec.model, "prune_log_tolerance", None) is not None
-        self.flops_per_token = 3 * flops_per_token(spec.model, spec.train.seq_len)
+        self.flops_per_token = 3 * spec.model.flops_per_token(spec.train.seq_len)
         peak = peak_flops(world.device)
         self.peak = None if peak is None else peak * world.size
         self.speed = Speed(spec.train.batch_tokens)
@@ -205,7 +204,7 @@ class _Run:
         train = self.spec.train
         epochs = self.sampler.epochs(train.num_steps)
         start = provenance(device_label(self.world.device), self.world.size)
-        start |= {"first_step": first_step, "params": num_params(self.spec.model), "epochs": epochs, "end": None}
+        start |= {"first_step": first_step, "params": self.spec.model.num_params, "epochs": epochs, "end": None}
         if self.folder.begin_start(start):
             self._say(f"{self.folder.provenance_file}: a line was damaged; what it told of an earlier start is lost")
         if not self.folder.truncate(first_step):

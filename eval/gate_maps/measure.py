@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import numpy as np
 import pandas as pd
 import torch
@@ -19,7 +20,7 @@ from eval.shell.loading import Loaded
 from eval.shell.progress import Progress
 from kernels.forgetting_attention import pruned_tile_share, pruning_threshold, qk_norm_logit_bound
 from kernels.forgetting_attention.threshold import norm_logit_bound
-from models.forgetting_transformer import ForgettingAttention
+from models.forgetting_transformer.module import ForgettingAttention
 
 Head = tuple[int, int]
 

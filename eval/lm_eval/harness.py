@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 
-import models.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
 import torch
 from lm_eval import utils
 from lm_eval.api.instance import Instance

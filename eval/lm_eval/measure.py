@@ -13,7 +13,7 @@ import pandas as pd
 
 os.environ.setdefault("DISABLE_MULTIPROC", "1")  # the harness bootstraps standard errors in forked processes otherwise
 
-import models.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
 from lm_eval import evaluator
 from lm_eval.tasks import TaskManager
 

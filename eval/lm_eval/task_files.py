@@ -5,7 +5,7 @@ import importlib.metadata
 import json
 from pathlib import Path
 
-import models.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
 import lm_eval.tasks
 from lm_eval.tasks import TaskManager
 

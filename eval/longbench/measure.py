@@ -17,9 +17,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import pandas as pd
 
-import models.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
 from eval.longbench import TABLE, Spec, hub_name, task_file
 from eval.shell.context import Context
 from eval.shell.generation import generate

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
-import models.hf_guard  # noqa: F401  # isort: skip  (before transformers)
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 

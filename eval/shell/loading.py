@@ -178,7 +178,7 @@ def _know_foreign(folder: Path) -> None:
     """Models of flash-linear-attention (GLA, ...) are known to transformers once its models are imported."""
     config = folder / "config.json"
     kind = json.loads(config.read_text()).get("model_type") if config.is_file() else None
-    import models.hf_guard  # noqa: F401  # isort: skip  (before transformers)
+    import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
     from transformers import CONFIG_MAPPING
 
     if kind is not None and kind not in CONFIG_MAPPING and not str(kind).endswith(("_suite", "-project_fox")):
@@ -219,7 +219,7 @@ def _saved_class(folder: Path) -> str:
 def _hf_tokenizer(name: str) -> "PreTrainedTokenizerBase":
     """Tokenisers saved by this suite name their class; code that a checkpoint brings along is never run, and the plain
     tokeniser that transformers takes in its stead would give other ids."""
-    import models.hf_guard  # noqa: F401  # isort: skip  (before transformers)
+    import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
     import transformers
 
     from data.hf_tokenizer import CorpusTokenizer, JSONTokenizer

@@ -19,7 +19,7 @@ from eval.shell.progress import Progress
 from eval.throughput import Spec
 from kernels.fla_cpu.tuning import lift_limit
 from models.build import spec_of
-from models.count import flops_per_token, num_params
+from models.count import num_params
 from models.loss import token_losses
 from models.spec import ForgettingTransformerSpec, ModelSpec
 from training.distributed import layers_of
@@ -83,7 +83,7 @@ def _own_spec(model: PreTrainedModel) -> ModelSpec | None:
 def _size(model: PreTrainedModel, seq_len: int) -> tuple[int, int]:
     """Parameters (input embedding excluded) and forward FLOPs per token; of foreign models the matrices only."""
     own, params = _own_spec(model), num_params(model)
-    return params, 2 * params if own is None else flops_per_token(own, seq_len)
+    return params, 2 * params if own is None else own.flops_per_token(seq_len)
 
 
 def _prunes(model: PreTrainedModel) -> bool:

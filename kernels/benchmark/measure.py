@@ -82,6 +82,7 @@ def providers() -> dict[str, Attention]:
         "ours, deterministic": _deterministic,
     }
     try:
+        import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
         from fla.ops.forgetting_attn.parallel import parallel_forgetting_attn
 
         found["fla"] = lambda q, k, v, g: _first(parallel_forgetting_attn(q, k, v, g))

@@ -1,16 +1,106 @@
-"""Made-up rows for tests, in the real schemas. Never written to results/."""
+"""Made-up results for tests: rows, runs and artefacts written into a results folder as the suite writes them."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-SEVEN = ("fox_pro", "transformer_pro", "fox_llama", "transformer_llama", "mamba2", "hgrn2", "delta_net")
+from analysis.names import SEVEN
+from analysis.study import Line, Study, write_lines
+from results.schema import Schema, integer, number, text
+from results.store import read_rows, record_run, rows_file, write_rows
+
+__all__ = ["SEVEN", "Store"]
+
+CREATED = "2025-01-02T03:04:05+00:00"
+PROVENANCE = {
+    "date": CREATED,
+    "git_sha": "0123456789abcdef0123456789abcdef01234567",
+    "git_dirty": True,
+    "device": "Synthetic device",
+    "python": "3.11.7",
+    "versions": {"torch": "0.0", "triton": "0.0"},
+}
 OFFSET = dict(zip(SEVEN, (0.0, 0.028, 0.045, 0.078, 0.06, 0.085, 0.10), strict=True))
 
 
-def run_id(model: str) -> str:
-    return f"{sum(map(ord, model)):010x}"
+def schema_of(rows: pd.DataFrame) -> Schema:
+    """A schema that these rows meet."""
+    columns = {}
+    for name, dtype in rows.dtypes.items():
+        if pd.api.types.is_integer_dtype(dtype):
+            columns[str(name)] = integer(-1)
+        elif pd.api.types.is_float_dtype(dtype):
+            columns[str(name)] = number(nullable=True)
+        else:
+            columns[str(name)] = text(empty=True)
+    return Schema(columns, key=tuple(columns))
+
+
+def run_id_of(label: str, seed: int, scale: str) -> str:
+    return f"{sum(ord(sign) * (place + 1) for place, sign in enumerate(f'{label}/{seed}/{scale}')):010x}"
+
+
+@dataclass
+class Store:
+    """A results folder being filled: `add` a run's rows under a label, then `study`."""
+
+    folder: Path
+    scale: str = "tiny"
+    train_len: int = 256
+    lines: dict[str, list[Line]] = field(default_factory=dict)
+
+    def add(
+        self,
+        stem: str,
+        label: str,
+        rows: Iterable[tuple[str, pd.DataFrame]],
+        *,
+        model: str | None = None,
+        seed: int = 0,
+        scale: str | None = None,
+        spec: dict[str, Any] | None = None,
+        train: dict[str, Any] | None = None,
+        evaluation: dict[str, Any] | None = None,
+        extras: dict[str, Any] | None = None,
+        final_loss: float | None = 3.1,
+        params: int = 1_000_000,
+    ) -> None:
+        """One run with its evaluations, each a kind and its own rows."""
+        scale, model = scale or self.scale, model or label
+        run_id = run_id_of(label, seed, scale)
+        files = {}
+        for number_, (kind, own) in enumerate(rows):
+            meta = {
+                "kind": kind, "scale": scale, "model": model, "run_id": run_id, "eval_id": f"{kind}-{number_:08x}",
+                "spec": {"kind": kind} | (evaluation or {}), "created": CREATED, "provenance": PROVENANCE,
+                "extras": extras or {},
+            }  # fmt: skip
+            path = write_rows(rows_file(self.folder, scale, run_id, meta["eval_id"]), own, meta, schema_of(own))
+            files[str(path.relative_to(self.folder))] = read_rows(path)[1]["rows_sha256"]
+        record: dict[str, Any] = {
+            "run_id": run_id,
+            "scale": scale,
+            "name": model,
+            "spec": {
+                "model": {"kind": "forgetting_transformer"} | (spec or {}),
+                "data": {"source": "made-up", "tokenizer": "bpe-512", "fingerprint": "feedbeef" * 8},
+                "train": {"seq_len": self.train_len, "train_tokens": 64 * self.train_len, "peak_lr": 1e-3} | (train or {}),
+                "seed": seed,
+            },
+            "starts": [PROVENANCE | {"params": params}],
+        }
+        if final_loss is not None:
+            record["final_loss"] = final_loss
+        record_run(self.folder, record)
+        self.lines.setdefault(stem, []).append(Line(label, model, seed, scale, run_id, files))
+
+    def study(self, stem: str) -> Study:
+        write_lines(self.folder, self.scale, stem, self.lines[stem])
+        return Study(self.folder, self.scale, stem)
 
 
 def curve(model: str, train_len: int, length: int, *, floor: float = 1.49) -> np.ndarray:
@@ -18,184 +108,188 @@ def curve(model: str, train_len: int, length: int, *, floor: float = 1.49) -> np
     i = np.arange(1, length + 1)
     x = i / train_len
     useful = np.minimum(x, 0.45) if model in SEVEN[4:] else np.minimum(x, 1.4)
-    loss = floor + OFFSET[model] - 0.030 * np.log(useful) + 0.1 / np.sqrt(i)
+    loss = floor + OFFSET.get(model, 0.05) - 0.030 * np.log(useful) + 0.1 / np.sqrt(i)
     beyond = np.maximum(x - 1.02, 0)
     growth = {"transformer_pro": 3.0, "transformer_llama": 9.0, "fox_pro": 0.02, "fox_llama": 0.015}.get(model, 0.0)
     return loss + growth * beyond
 
 
-def loss_rows(
-    scale: str = "760m-48b",
-    *,
-    models: tuple[str, ...] = SEVEN,
-    train_len: int = 16_384,
-    length: int = 65_536,
-    noise: float = 0.0,
-    documents: int = 32_768,
-    floor: float = 1.49,
-) -> tuple[pd.DataFrame, dict[str, Any]]:
-    rng = np.random.default_rng(0)
-    shared = rng.normal(size=length) * noise
-    frames = []
-    for model in models:
-        loss = curve(model, train_len, length, floor=floor) + shared + rng.normal(size=length) * noise / 8
+def loss_rows(mean_N: np.ndarray, bands_DK: np.ndarray | None = None, documents: int | None = None) -> pd.DataFrame:
+    """Rows of one evaluation: the mean curve and, if given, the documents' bands."""
+    count = documents or (1 if bands_DK is None else len(bands_DK))
+    whole = {"document": -1, "position": np.arange(1, len(mean_N) + 1), "width": 1, "loss": mean_N, "num_documents": count}
+    frames = [pd.DataFrame(whole)]
+    if bands_DK is not None:
+        D, K = bands_DK.shape
+        width = len(mean_N) // K
         frames.append(
             pd.DataFrame(
                 {
-                    "scale": scale,
-                    "model": model,
-                    "run_id": run_id(model),
-                    "eval_id": "per_token_loss-0badc0de",
-                    "position": np.arange(1, length + 1),
-                    "loss": np.maximum(loss, 0),
-                    "num_documents": documents,
+                    "document": np.repeat(np.arange(D), K), "position": np.tile((np.arange(K) + 1) * width, D), "width": width,
+                    "loss": bands_DK.ravel(), "num_documents": count,
                 }
             )
-        )
-    extras = {"unigram_entropy": floor + 4.0}
-    return pd.concat(frames, ignore_index=True), meta_for(
-        "fig2_per_token_loss", "per_token_loss", scale, models, train_len, extras
-    )
+        )  # fmt: skip
+    return pd.concat(frames, ignore_index=True)
 
 
-def meta_for(
-    artefact: str, kind: str, scale: str, models: tuple[str, ...], train_len: int, extras: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    provenance = {
-        "git_sha": "0123456789abcdef0123456789abcdef01234567",
-        "git_dirty": True,
-        "device": "Synthetic device",
-        "python": "3.11.7",
-        "versions": {"torch": "0.0", "triton": "0.0"},
-    }
-    runs = {}
-    for index, model in enumerate(models):
-        runs[run_id(model)] = {
-            "model": model,
-            "spec": {"train": {"seq_len": train_len, "train_tokens": 64 * train_len, "peak_lr": 1e-3}, "seed": 0},
-            "provenance": provenance,
-            "final_loss": 3.1 + index / 10,
-            "params": 1_000_000 + index,
-        }
-    made = {
-        run_id(model): {"created": "2025-01-02T03:04:05Z", "provenance": provenance, "extras": extras or {}} for model in models
-    }
-    return {
-        "artefact": artefact,
-        "kind": kind,
-        "scale": scale,
-        "created": "2025-01-02T03:04:05Z",
-        "runs": runs,
-        "evals": {f"{kind}-0badc0de": {"spec": {"kind": kind}, "runs": made}},
-    }
+def documents_of(
+    loss_N: np.ndarray, rng: np.random.Generator, shared_DK: np.ndarray, *, noise: float = 0.02
+) -> tuple[np.ndarray, np.ndarray]:
+    """(mean curve, bands) of documents round a noiseless curve: what all models find hard in them, and noise of the model's own
+    in every band. The mean curve is that of the documents."""
+    D, K = shared_DK.shape
+    extra_DK = shared_DK + noise * rng.normal(size=(D, K))
+    width = len(loss_N) // K
+    bands_DK = loss_N.reshape(K, width).mean(axis=1) + extra_DK
+    return loss_N + np.repeat(extra_DK.mean(axis=0), width), bands_DK
 
 
-def _source(scale: str, model: str, kind: str) -> dict[str, str]:
-    return {"scale": scale, "model": model, "run_id": run_id(model), "eval_id": f"{kind}-0badc0de"}
+def add_losses(
+    store: Store,
+    stem: str,
+    curves: dict[str, np.ndarray],
+    *,
+    seeds: int = 1,
+    documents: int = 64,
+    noise: float = 0.02,
+    seed_noise: float = 0.0,
+    models: dict[str, str] | None = None,
+    specs: dict[str, dict] | None = None,
+    rng_seed: int = 0,
+) -> None:
+    """Losses of several labels on the same documents: `curves` by label, `models` the label's model if it is not the label."""
+    rng = np.random.default_rng(rng_seed)
+    shared_DK = 0.3 * rng.normal(size=(documents, 16))
+    for label, loss_N in curves.items():
+        for seed in range(seeds):
+            shifted_N = loss_N + seed_noise * rng.normal()
+            mean_N, bands_DK = documents_of(shifted_N, rng, shared_DK, noise=noise)
+            store.add(
+                stem,
+                label,
+                [("per_token_loss", loss_rows(mean_N, bands_DK))],
+                model=(models or {}).get(label, label),
+                seed=seed,
+                spec=(specs or {}).get(label),
+                extras={"unigram_entropy": 7.0},
+            )
+
+
+def main_losses(
+    store: Store, stem: str = "fig2_per_token_loss", *, models: Iterable[str] = SEVEN, floor: float = 3.0, **how: Any
+):
+    """The paper's shapes at a store's training length, evaluated at four times that."""
+    length = 4 * store.train_len
+    add_losses(store, stem, {model: curve(model, store.train_len, length, floor=floor) for model in models}, **how)
+    return store.study(stem)
 
 
 def needle_rows(
-    scale: str = "760m-48b",
+    model: str,
+    rng: np.random.Generator,
     *,
-    models: tuple[str, ...] = SEVEN,
-    modes: tuple[str, ...] = ("easy", "standard"),
-    lengths: tuple[int, ...] = tuple(range(1000, 32001, 3100)),
-    depths: tuple[float, ...] = tuple(float(depth) for depth in range(0, 101, 10)),
     train_len: int = 16_384,
-) -> tuple[pd.DataFrame, dict[str, Any]]:
-    rng = np.random.default_rng(1)
+    modes: Iterable[str] = ("easy", "standard"),
+    lengths: Iterable[int] = tuple(range(1000, 32001, 3100)),
+    depths: Iterable[float] = tuple(float(depth) for depth in range(0, 101, 10)),
+    samples: int = 1,
+) -> pd.DataFrame:
+    """Scores with the paper's shapes."""
     lines = []
-    for model in models:
-        recurrent = model in SEVEN[4:]
-        for mode in modes:
-            for length in lengths:
-                for depth in depths:
-                    if recurrent:
-                        score = 10.0 if depth > 92 else float(rng.choice([1, 1, 1, 3, 5]))
-                    elif length <= train_len * 1.05:
-                        score = 10.0 if mode == "easy" or model.startswith("fox") else float(rng.choice([10, 10, 10, 5]))
-                    else:
-                        score = 1.0 if model == "transformer_llama" else float(rng.choice([1, 3, 7, 10]))
-                    lines.append(
-                        {
-                            **_source(scale, model, f"needle-{mode}"), "mode": mode, "length": length, "depth": depth,
-                            "sample": 0, "score": score, "exact": float(score == 10), "fuzzy": score / 10,
-                            "scored_by": "match", "prediction": "eat a sandwich",
-                        }
-                    )  # fmt: skip
-    meta = meta_for("fig4_needle", "needle", scale, models, train_len)
-    return pd.DataFrame(lines), meta
+    for mode, length, depth, sample in [(m, n, d, s) for m in modes for n in lengths for d in depths for s in range(samples)]:
+        if model in SEVEN[4:]:
+            score = 10.0 if depth > 92 else float(rng.choice([1, 1, 1, 3, 5]))
+        elif length <= train_len * 1.05:
+            score = 10.0 if mode == "easy" or model.startswith("fox") else float(rng.choice([10, 10, 10, 5]))
+        else:
+            score = 1.0 if model == "transformer_llama" else float(rng.choice([1, 3, 7, 10]))
+        lines.append(
+            {
+                "mode": mode, "length": length, "depth": depth, "sample": sample, "score": score,
+                "exact": float(score == 10), "fuzzy": score / 10, "scored_by": "match", "prediction": "eat a sandwich",
+            }
+        )  # fmt: skip
+    return pd.DataFrame(lines)
 
 
-def gate_rows(
-    scale: str = "tiny",
+def recall_rows(
+    rng: np.random.Generator,
+    strength: float,
     *,
-    models: tuple[str, ...] = ("fox_pro", "fox_llama"),
-    layers: int = 4,
-    heads: int = 4,
-    seq_len: int = 512,
-    size: int = 128,
-) -> tuple[pd.DataFrame, dict[str, Any]]:
-    rng = np.random.default_rng(2)
+    train_len: int = 256,
+    modes: Iterable[str] = ("easy", "standard"),
+    lengths: Iterable[int] = (64, 128, 192, 256, 384, 512),
+    depths: Iterable[float] = (0.0, 25.0, 50.0, 75.0, 100.0),
+    samples: int = 8,
+) -> pd.DataFrame:
+    """Recall that falls with the distance and with the length beyond the training context."""
+    lines = []
+    for mode, length, depth, sample in [(m, n, d, s) for m in modes for n in lengths for d in depths for s in range(samples)]:
+        mean = strength * (0.4 + 0.6 * depth / 100) * (1.0 if length <= train_len else 0.3) * (1.5 if mode == "easy" else 1.0)
+        recall = mean + rng.normal() * 0.5
+        lines.append(
+            {
+                "mode": mode, "length": length, "depth": depth, "sample": sample, "logp_with": -20.0 + recall,
+                "logp_without": -20.0, "num_tokens": 12, "recall_nats": recall,
+            }
+        )  # fmt: skip
+    return pd.DataFrame(lines)
+
+
+def gate_rows(rng: np.random.Generator, *, layers: int = 4, heads: int = 4, seq_len: int = 512, size: int = 64) -> pd.DataFrame:
     frames = []
     cell = seq_len // size
     row, col = np.tril_indices(size)
-    for model in models:
-        for layer in range(layers):
-            for head in range(heads):
-                half_life = float(2 ** rng.uniform(0, 10))
-                stats = {"half_life_tokens": half_life, "median_F": 0.5 ** (seq_len / 16 / half_life), "pruned_share": 0.3}
-                base = {**_source(scale, model, "gate_maps"), "layer": layer, "head": head}
-                frames.append(
-                    pd.DataFrame([{**base, "quantity": q, "row": -1, "col": -1, "value": v} for q, v in stats.items()])
-                )
-                forget = 0.5 ** ((row - col) * cell / half_life)
-                attention = np.where(rng.random(len(row)) < 0.01, 0.8, 0.01) * forget
-                for quantity, value in (("F", forget), ("A", attention)):
-                    frames.append(pd.DataFrame({**base, "quantity": quantity, "row": row, "col": col, "value": value}))
-    extras = {"seq_len": seq_len, "cell": cell, "distance": seq_len // 16, "document": 0}
-    return pd.concat(frames, ignore_index=True), meta_for("fig3_forget_gates", "gate_maps", scale, models, seq_len, extras)
+    for layer in range(layers):
+        for head in range(heads):
+            half_life = float(2 ** rng.uniform(0, 10))
+            stats = {"half_life_tokens": half_life, "median_F": 0.5 ** (seq_len / 16 / half_life), "pruned_share": 0.3}
+            base = {"layer": layer, "head": head}
+            frames.append(pd.DataFrame([{**base, "quantity": q, "row": -1, "col": -1, "value": v} for q, v in stats.items()]))
+            forget = 0.5 ** ((row - col) * cell / half_life)
+            attention = np.where(rng.random(len(row)) < 0.01, 0.8, 0.01) * forget
+            for quantity, value in (("F", forget), ("A", attention)):
+                frames.append(pd.DataFrame({**base, "quantity": quantity, "row": row, "col": col, "value": value}))
+    return pd.concat(frames, ignore_index=True)
 
 
-def scores_to_lm_eval(table: dict[str, dict[str, float]], scale: str, columns: dict[str, tuple[str, str, str]]) -> pd.DataFrame:
+def lm_eval_rows(line: dict[str, float], columns: dict[str, tuple[str, str, str]], stderr: float = np.nan) -> pd.DataFrame:
     """Rows that have the given values: column -> (task, metric, title)."""
     return pd.DataFrame(
         [
             {
-                **_source(scale, model, "lm_eval"), "task": task, "metric": metric, "value": table[model][column],
-                "stderr": np.nan, "num_examples": 100, "task_version": "1.0", "harness_version": "0.4.4",
-                "batch_size": 16, "add_bos": 1,
+                "task": task, "metric": metric, "value": line[column], "stderr": stderr, "num_examples": 100,
+                "task_version": "1.0", "harness_version": "0.4.4", "batch_size": 16, "add_bos": 1,
             }
-            for model in table
             for column, (task, metric, _) in columns.items()
+            if column in line
         ]
     )  # fmt: skip
 
 
-def scores_to_longbench(table: dict[str, dict[str, float]], scale: str) -> pd.DataFrame:
-    """Two examples per task, one above and one below the given mean."""
+def longbench_rows(line: dict[str, float], rng: np.random.Generator | None = None, examples: int = 1) -> pd.DataFrame:
+    """Examples of every task with the given mean; one example is a printed number."""
+    rows = []
+    for task, value in line.items():
+        scores = np.full(examples, value)
+        if rng is not None:
+            noise = 25 * rng.normal(size=examples)
+            scores = scores + noise - noise.mean()
+        rows += [{"task": task, "metric": "qa_f1", "example": i, "score": s, "prediction": ""} for i, s in enumerate(scores)]
+    return pd.DataFrame(rows)
+
+
+def throughput_row(
+    params: int = 757_632_576, speed: float = 50_000.0, spread: float = 0.01, machine: str = "Synthetic GPU", flops: float = 2.727e9,
+    mode: str = "train", seq_len: int = 16_384, pruned: float = 1.0,
+) -> pd.DataFrame:  # fmt: skip
     return pd.DataFrame(
         [
             {
-                **_source(scale, model, "longbench"), "task": task, "metric": "qa_f1", "example": example,
-                "score": value + (1.0 if example else -1.0), "prediction": "",
+                "mode": mode, "seq_len": seq_len, "tokens_per_s": speed, "tokens_per_s_low": speed * (1 - spread),
+                "tokens_per_s_high": speed * (1 + spread), "mfu": 0.5, "mfu_dense": 0.5 * pruned, "peak_memory_gib": 60.0,
+                "params": params, "fwd_flops_per_token": flops, "machine": machine,
             }
-            for model, line in table.items()
-            for task, value in line.items()
-            for example in (0, 1)
         ]
     )  # fmt: skip
-
-
-def throughput_rows(
-    scale: str, models: tuple[str, ...] = SEVEN, gpu: str = "Synthetic GPU"
-) -> tuple[pd.DataFrame, dict[str, Any]]:
-    lines = [
-        {
-            **_source(scale, model, "throughput"), "mode": mode, "seq_len": 16_384, "tokens_per_s": 50_000.0 + 2000 * index,
-            "mfu": 0.5, "peak_memory_gib": 60.0, "params": 757_632_576 + index, "fwd_flops_per_token": 2.727e9, "gpu": gpu,
-        }
-        for index, model in enumerate(models)
-        for mode in ("train", "generate")
-    ]  # fmt: skip
-    return pd.DataFrame(lines), meta_for("table6_throughput", "throughput", scale, models, 16_384)

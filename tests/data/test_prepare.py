@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import data.corpus
+import data.packages
 import data.prepare
 from data.corpus import Corpus
 from data.prepare import CorpusPlan, interleave, prepare, resolve
@@ -458,10 +459,18 @@ def test_planning_and_preparing_need_no_torch(text_folder: Path, tmp_path: Path)
 
 def test_packages_at_tiny(tmp_path: Path) -> None:
     plan = resolve("packages", tokenizer="bpe-512", cache_dir=tmp_path, document_len=1024, heldout_fraction=0.12)
-    reports: list[str] = []
-    corpus = prepare(plan, progress=reports.append)
-    assert (plan.notice is None) == (plan.notice not in reports)
+    corpus = prepare(plan)
     assert (corpus.spec.source, corpus.spec.tokenizer, corpus.spec.vocab_size) == ("packages", "bpe-512", 512)
     assert len(corpus.train) > 2000
     assert len(corpus.heldout) >= 300
     assert "self" in corpus.tokenizer.decode(corpus.heldout.read(slice(0, 8)).reshape(-1).tolist())
+
+
+def test_other_packages_are_said_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data.packages, "FOLDERS", ("series", "sets"))
+    plan = resolve("packages", tokenizer="bytes", cache_dir=tmp_path, document_len=512)
+    assert plan.notice is not None
+    for _ in range(2):
+        reports: list[str] = []
+        prepare(plan, progress=reports.append)
+        assert reports[0] == plan.notice

@@ -11,7 +11,7 @@ from eval.gate_maps import Spec, measure
 from eval.gate_maps.measure import half_life, maps, median_decay
 from eval.shell.context import Context
 from models.build import build_model
-from models.forgetting_transformer import decay_time_bias
+from models.forgetting_transformer.module import decay_time_bias
 
 
 def plain(q: torch.Tensor, k: torch.Tensor, log_fgate: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:

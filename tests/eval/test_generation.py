@@ -27,7 +27,7 @@ def make_model(name: str, tiny_fox) -> torch.nn.Module:
             "fox_pro": lambda: tiny_fox(64),
             "fox_llama": lambda: tiny_fox(64, use_k_shift=False, use_v_shift=False, qk_norm=False),
             "transformer": lambda: tiny_fox(64, forget_gate="none", use_rope=True),
-            "mamba2": lambda: Mamba2Spec(**size, head_dim=32, state_size=16),
+            "mamba2": lambda: Mamba2Spec(**size, head_dim=32, ssm_state_size=16),
             "hgrn2": lambda: HGRN2Spec(**size, expand_ratio=32, mlp_width=128),
             "delta_net": lambda: DeltaNetSpec(**size, head_dim=32, mlp_width=128),
         }[name]()

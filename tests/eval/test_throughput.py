@@ -13,7 +13,7 @@ from eval.shell.context import Context
 from eval.shell.loading import Loaded, Subject
 from eval.throughput import Spec, measure
 from models.build import build_model, spec_of
-from models.count import flops_per_token, num_params
+from models.count import num_params
 
 
 def llama() -> LlamaForCausalLM:
@@ -36,7 +36,7 @@ def test_rows_follow_the_clock_and_weights_stay(mode, pruned, tiny_fox, bind, in
     if mode == "generate":
         monkeypatch.setattr(measure, "_time_generation", lambda *a: (1.0, 1.0 + np.array([1.0, 2.0, 3.0, 4.0, 5.0])))
     (row,) = throughput.SCHEMA.validate(measure.evaluate(in_memory(model), spec, context)).to_dict("records")
-    flops = flops_per_token(spec_of(model), 64)
+    flops = spec_of(model).flops_per_token(64)
     tokens = 128 if mode == "train" else 2 * 4
     rates = np.quantile(tokens / np.array([1.0, 2.0, 3.0, 4.0, 5.0]), (0.2, 0.5, 0.8))
     assert [row[f"tokens_per_s{name}"] for name in ("_low", "", "_high")] == pytest.approx(rates.tolist())

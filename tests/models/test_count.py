@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from models.build import build_model
-from models.count import flops_per_token, num_params, state_size
-from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec, swiglu_width
+from models.count import num_params
+from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec
+from models.spec_parts import swiglu_width
 
 # (hidden size, layers, FoX heads, Transformer heads)
 SIZES = {"125m": (768, 12, 12, 12), "360m": (1024, 24, 16, 16), "760m": (1536, 24, 24, 12)}
@@ -74,10 +75,10 @@ def test_counts_equal_the_papers(size, key):
     """Identity I12: exact, and the output head counts as non-embedding."""
     spec = paper_spec(size, key)
     without_embedding, total, flops = EXPECTED[size, key]
-    assert num_params(spec) == without_embedding
-    assert flops_per_token(spec, 16384) == flops
+    assert spec.num_params == without_embedding
+    assert spec.flops_per_token(16384) == flops
     if size == "760m":
-        assert num_params(spec) // 10**6 == TABLE_6[key]
+        assert spec.num_params // 10**6 == TABLE_6[key]
     model = build_model(spec, "meta")
     assert all(p.is_meta for p in model.parameters())
     assert num_params(model) == without_embedding
@@ -92,9 +93,27 @@ def test_mlp_widths_are_those_of_the_released_setup():
 def test_a_window_bounds_the_flops_of_attention():
     spec = paper_spec("760m", "transformer_llama")
     windowed = dataclasses.replace(spec, window_size=2048)
-    assert flops_per_token(windowed, 2048) == flops_per_token(spec, 2048)
-    attention = flops_per_token(windowed, 65536) - 2 * num_params(spec)
+    assert windowed.flops_per_token(2048) == spec.flops_per_token(2048)
+    attention = windowed.flops_per_token(65536) - 2 * spec.num_params
     assert attention == pytest.approx(4 * 24 * 1536 * 2048, rel=0.02)
+
+
+def test_only_attention_can_skip_work():
+    spec = paper_spec("760m", "fox_pro")
+    attention = 2 * 24 * 1536 * 16384
+    assert spec.executed_flops_per_token(16384, 0.0) == spec.flops_per_token(16384)
+    assert spec.executed_flops_per_token(16384, 1.0) == 2 * spec.num_params
+    assert spec.flops_per_token(16384) - spec.executed_flops_per_token(16384, 0.75) == 0.75 * attention
+    windowed = dataclasses.replace(spec, window_size=2048)
+    skipped = windowed.flops_per_token(16384) - windowed.executed_flops_per_token(16384, 0.5)
+    assert skipped == pytest.approx(0.5 * 4 * 24 * 1536 * (2048 * 1024 + (16384 - 2048) * 2048) / 16384)
+    softmax = paper_spec("760m", "transformer_pro")
+    assert softmax.executed_flops_per_token(16384, 0.0) == softmax.flops_per_token(16384)
+    with pytest.raises(ValueError, match="nothing can be pruned"):
+        softmax.executed_flops_per_token(16384, 0.1)
+    for share in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="is no share"):
+            spec.executed_flops_per_token(16384, share)
 
 
 def test_the_state_is_what_the_cache_holds(model, spec, tokens):
@@ -111,4 +130,4 @@ def test_the_state_is_what_the_cache_holds(model, spec, tokens):
         return value[0].numel() * length // value.shape[1]
 
     held = sum(numbers(value) for layer in cache.layers.values() for value in layer.values())
-    assert held == state_size(spec, 150)
+    assert held == spec.state_size(150)

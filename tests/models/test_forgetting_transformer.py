@@ -13,7 +13,7 @@ from models.build import build_model
 from models.cache import DecodingCache
 from models.causal_lm import Padding
 from models.count import num_params
-from models.forgetting_transformer import decay_time_bias, rotate, rotation_table, token_positions
+from models.forgetting_transformer.module import decay_time_bias, rotate, rotation_table, token_positions
 from models.spec import ForgettingTransformerSpec
 
 PRO = {"use_k_shift": True, "use_v_shift": True, "qk_norm": True, "use_output_gate": True, "use_output_norm": True}
@@ -204,26 +204,6 @@ def test_decay_times_give_alibi_slopes():
     assert torch.allclose(slopes, 2.0 ** -torch.arange(1, 9), rtol=1e-5)
 
 
-def test_the_forget_gate_starts_half_open():
-    model = build_model(ForgettingTransformerSpec(**BASE))
-    for layer in model.model.layers:
-        assert not layer.attn.fgate_proj.bias.any()
-        assert layer.attn.fgate_proj.weight.std().item() == pytest.approx(0.02, rel=0.2)
-    gates = torch.sigmoid(model.model.layers[0].attn.fgate_proj(torch.randn(500, 64)))
-    assert gates.mean().item() == pytest.approx(0.5, abs=0.02)
-
-
-def test_initialisation_knows_no_depth():
-    for layers in (1, 8):
-        torch.manual_seed(0)
-        model = build_model(ForgettingTransformerSpec(**{**BASE, **PRO, "num_layers": layers, "vocab_size": 500}))
-        for name, parameter in model.named_parameters():
-            if "norm" in name:
-                assert torch.equal(parameter, torch.ones_like(parameter)), name
-            elif parameter.numel() > 1000:
-                assert parameter.std().item() == pytest.approx(0.02, rel=0.1), name
-
-
 def test_constant_gates_are_learned_or_held():
     learned = build_model(ForgettingTransformerSpec(**BASE, **VARIANTS["bias_only"]))
     held = build_model(ForgettingTransformerSpec(**BASE, **VARIANTS["fixed"]))
@@ -247,6 +227,39 @@ def test_a_fixed_gate_keeps_its_digits_in_bf16(tmp_path):
         assert torch.isfinite(half.float()(torch.zeros(1, 3, dtype=torch.long)).logits).all()
     meta = build_model(ForgettingTransformerSpec(**BASE, **VARIANTS["fixed"]), "meta").to_empty(device="cpu")
     assert meta.model.layers[0].attn.fgate_bias.dtype == torch.float32
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("first", [3, 12])
+@pytest.mark.parametrize("gate", [{}, ROPE], ids=["fox", "softmax"])
+def test_a_window_bounds_the_cache_and_changes_no_logit(gate, first, padded):
+    """Decoding from the last tokens alone, one or several at a time and with left padding, equals the parallel pass."""
+    torch.manual_seed(0)
+    spec = ForgettingTransformerSpec(**BASE, **PRO, **gate, window_size=7)
+    model, cache = build_model(spec).eval(), DecodingCache()
+    tokens = torch.randint(31, (2, 50), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones(2, 50, dtype=torch.long)
+    mask[1, : 23 * padded] = 0
+    logits = []
+    with torch.no_grad():
+        expected = model(tokens, attention_mask=mask).logits
+        for step in (first, 1, 17, 1, 1, 15 - first, *[1] * 15):
+            start = cache.seq_len
+            seen = mask[:, : start + step] if padded else None
+            logits.append(model(tokens[:, start : start + step], attention_mask=seen, past_key_values=cache).logits)
+            for tensor in (value for name, value in cache.layers[1].items() if "shift" not in name):
+                assert tensor.shape[1] == min(cache.seq_len, 7)
+                assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    assert cache.seq_len == 50
+    assert torch.allclose(torch.cat(logits, 1)[mask.bool()], expected[mask.bool()], atol=1e-5)
+
+
+def test_a_window_hands_on_no_more_than_it_sees():
+    cache = DecodingCache()
+    for length, handed in ((5, 5), (1, 4), (6, 9), (1, 4)):
+        (whole,) = cache.append(0, 4, k=torch.arange(float(cache.seq_len), cache.seq_len + length)[None, :, None])
+        cache.seq_len += length
+        assert whole[0, :, 0].tolist() == list(range(cache.seq_len - handed, cache.seq_len))
 
 
 @pytest.mark.parametrize("tolerance", [10.0, 14.0])

@@ -1,8 +1,12 @@
 """Importing: light where it must be, quiet, and safe from Hugging Face's `kernels` package. Each in a process of its own."""
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +33,7 @@ def test_hugging_faces_kernels_package_is_no_trap(tmp_path):
     trapped = run("from transformers import PreTrainedModel", tmp_path)
     assert "cannot import name" in trapped.stderr, "the trap is gone: is the guard still needed?"
     guarded = run(
-        "import models.hf_guard\n"
+        "import kernels.hf_guard\n"
         "from transformers import PreTrainedModel, Trainer\n"
         "import accelerate, peft, datasets, lm_eval, fla\n"
         "from transformers.utils import import_utils, is_kernels_available\n"
@@ -43,8 +47,65 @@ def test_hugging_faces_kernels_package_is_no_trap(tmp_path):
     assert (ROOT / "kernels" / "__init__.py").read_text() == ""
 
 
+ROOMS = ("analysis", "data", "eval", "experiments", "kernels", "models", "results", "slurm", "training")
+GUARD = "kernels.hf_guard"
+GUARDED = ("transformers", "fla", "datasets", "accelerate", "lm_eval", "peft", "data.hf_tokenizer")
+
+
+def unguarded(body: Iterable[ast.AST], guarded: bool = False) -> Iterator[int]:
+    """Lines that import a guarded package, in a module's body or a function's, while nothing has imported the guard.
+
+    A function is called after its module has run, so it finds the guard that stands anywhere in the module's own body.
+    """
+    functions: list[ast.FunctionDef | ast.AsyncFunctionDef] = []
+    nodes = list(body)
+    while nodes:
+        node = nodes.pop(0)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            functions.append(node)
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            nodes[:0] = node.orelse
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            guarded = guarded or GUARD in names
+            if not guarded and any(f"{name}.".startswith(f"{package}.") for name in names for package in GUARDED):
+                yield node.lineno
+        else:
+            nodes[:0] = ast.iter_child_nodes(node)
+    for function in functions:
+        yield from unguarded(function.body, guarded)
+
+
+@pytest.mark.parametrize(
+    ("code", "lines"),
+    [
+        ("import transformers", [1]),
+        ("from lm_eval.api import model\nimport kernels.hf_guard", [1]),
+        ("import kernels.hf_guard\nimport fla.ops as ops", []),
+        ("def f():\n  import datasets\nimport kernels.hf_guard", []),
+        ("def f():\n  import kernels.hf_guard\ndef g():\n  try:\n    import peft\n  except ImportError:\n    pass", [5]),
+        ("class A:\n  def f(self):\n    from data.hf_tokenizer import CorpusTokenizer", [3]),
+        ("if TYPE_CHECKING:\n  import transformers\nelse:\n  import accelerate", [4]),
+        ("import flax, datasets_of_mine", []),
+    ],
+)
+def test_an_import_without_the_guard_is_found(code, lines):
+    assert list(unguarded(ast.parse(code).body)) == lines
+
+
+def test_every_import_that_needs_the_guard_comes_after_it():
+    """data/hf_tokenizer.py is saved beside models and runs where the suite is not; so its import is guarded instead."""
+    files = {str(file.relative_to(ROOT)): file for room in ROOMS for file in (ROOT / room).rglob("*.py")}
+    del files["data/hf_tokenizer.py"], files["kernels/hf_guard.py"]
+    assert len(files) > 100
+    found = {name: list(unguarded(ast.parse(file.read_text()).body)) for name, file in files.items()}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+    assert f"import {GUARD}" in (ROOT / "tests" / "conftest.py").read_text(), "the tests import after it"
+
+
 def test_specs_and_counts_need_no_torch():
-    done = run("import models.spec, models.count, sys; print([m for m in ('torch', 'transformers') if m in sys.modules])")
+    code = "import models.spec, models.authors, models.count, sys; "
+    done = run(code + "print([m for m in ('torch', 'transformers') if m in sys.modules])")
     assert done.stdout.strip() == "[]", done.stderr
 
 

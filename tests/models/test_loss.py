@@ -110,7 +110,16 @@ def test_shapes_must_agree(model, tokens):
 
 
 def hugging_face_model(name: str):
-    from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+    from transformers import (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        GPT2Config,
+        GPT2LMHeadModel,
+        LlamaConfig,
+        LlamaForCausalLM,
+        PhiConfig,
+        PhiForCausalLM,
+    )
 
     torch.manual_seed(0)
     common = {"vocab_size": 97, "bos_token_id": 0, "eos_token_id": 0}
@@ -119,13 +128,17 @@ def hugging_face_model(name: str):
         return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, **common))
     if name == "llama":
         return LlamaForCausalLM(LlamaConfig(**llama, **common))
+    if name == "phi":
+        phi = PhiForCausalLM(PhiConfig(**llama, **common))
+        torch.nn.init.normal_(phi.lm_head.bias)
+        return phi
     capped = {"num_key_value_heads": 2, "head_dim": 16, "final_logit_softcapping": 0.05}
     return Gemma2ForCausalLM(Gemma2Config(**llama, **common, **capped))
 
 
-@pytest.mark.parametrize(("name", "linear"), [("gpt2", True), ("llama", True), ("gemma2", False)])
+@pytest.mark.parametrize(("name", "linear"), [("gpt2", True), ("llama", True), ("phi", False), ("gemma2", False)])
 def test_any_causal_language_model_gets_its_own_losses(name, linear, tokens):
-    """Gemma 2 caps its logits: taking its head for a plain matmul would be silently wrong."""
+    """Phi's head has a bias, and Gemma 2 caps its logits: taking either for a plain matmul would be silently wrong."""
     model = hugging_face_model(name).eval()
     losses = token_losses(model, tokens[:, :-1], tokens[:, 1:])
     expected = F.cross_entropy(model(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")

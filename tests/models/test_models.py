@@ -1,13 +1,18 @@
-"""What every model owes: shapes, causality, count, decoding, padding, saving, learning. One test each, over all seven."""
+"""What every model owes: shapes, causality, count, decoding, padding, saving, learning. One test each, over all."""
+
+import dataclasses
+import json
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 from transformers import AutoModelForCausalLM
 
 from models.build import build_model, load_model, spec_of
 from models.causal_lm import ResidualBlock
 from models.count import num_params
 from models.loss import token_losses
+from models.spec import ModelSpec
 
 
 def test_logits_have_the_right_shape(model, spec, tokens):
@@ -26,7 +31,7 @@ def test_future_tokens_change_nothing_earlier(model, tokens):
 
 
 def test_parameters_are_counted_the_same_on_a_model_and_its_spec(model, spec):
-    assert num_params(model) == num_params(spec)
+    assert num_params(model) == spec.num_params
     embedding = spec.vocab_size * spec.hidden_size
     assert num_params(model) == sum(p.numel() for p in model.parameters()) - embedding
 
@@ -131,6 +136,7 @@ def test_a_given_cache_is_continued(model, tokens):
 def test_saving_and_loading_keep_the_logits(model, spec, tokens, tmp_path):
     expected = model(tokens).logits
     model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["spec"] == dataclasses.asdict(spec)
     for loaded in (load_model(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path).eval()):
         assert torch.equal(loaded(tokens).logits, expected)
         assert spec_of(loaded) == spec
@@ -142,6 +148,8 @@ def test_saving_and_loading_keep_the_logits(model, spec, tokens, tmp_path):
 def test_the_spec_comes_back_from_the_model(model, spec):
     assert spec_of(model) == spec
     assert spec_of(build_model(spec, "meta")) == spec
+    adapter = TypeAdapter(ModelSpec)
+    assert adapter.validate_json(adapter.dump_json(spec)) == spec
 
 
 def test_the_seed_decides_the_weights(spec):

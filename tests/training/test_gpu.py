@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import models.forgetting_transformer as fox
+import models.forgetting_transformer.module as fox
 from data.spec import DataSpec
 from experiments.scales import MODELS, SCALES, model_spec, run_spec
 from kernels.forgetting_attention import forgetting_attention

@@ -104,24 +104,24 @@ def test_a_gap_before_the_checkpoint_is_said_and_what_follows_kept(make_run, sta
 
 def test_every_start_is_kept_with_its_end(make_run, start):
     run = make_run(steps=40)
-    killed = start(run, before=slow, checkpoint_minutes=0)
+    stopped = start(run, before=slow)
     wait_for_step(run, 8)
+    os.kill(stopped.processes[0].pid, signal.SIGTERM)
+    assert stopped.exit_code() == EXIT_REQUEUE
+    killed = start(run, before=slow, checkpoint_minutes=0)
+    wait_for_step(run, run.last_row()["step"] + 8)
     killed.processes[0].kill()
     killed.processes[0].join()
     last = run.last_row()
-    assert [one["end"] for one in run.read_starts()] == [None]
-    stopped = start(run, before=slow)
-    wait_for_step(run, last["step"] + 5)
-    os.kill(stopped.processes[0].pid, signal.SIGTERM)
-    assert stopped.exit_code() == EXIT_REQUEUE
+    assert [one["end"] is None for one in run.read_starts()] == [False, True]
     assert start(run).exit_code() == EXIT_FINISHED
     first, second, third = run.read_starts()
-    assert first["first_step"] == 0 and first["end"]["tokens"] == 256 * last["step"]
-    assert (first["end"]["exit_code"], first["end"]["wall_s"]) == (None, last["wall_s"])
-    assert (second["end"]["exit_code"], third["end"]["exit_code"]) == (EXIT_REQUEUE, EXIT_FINISHED)
-    assert second["end"]["tokens"] == 256 * (third["first_step"] - second["first_step"])
+    assert [one["end"]["exit_code"] for one in (first, second, third)] == [EXIT_REQUEUE, None, EXIT_FINISHED]
+    assert first["first_step"] == 0 and first["end"]["tokens"] == 256 * second["first_step"]
+    assert second["end"]["tokens"] == 256 * (last["step"] - second["first_step"])
+    assert second["end"]["wall_s"] == last["wall_s"]
     assert third["end"]["tokens"] == 256 * (40 - third["first_step"])
-    for one in (second, third):
+    for one in (first, third):
         assert 0 < one["end"]["wall_s"] < 60 and one["end"]["peak_memory_bytes"] > 2**20
     walls = [row["wall_s"] for row in run.read_metrics()]
     assert walls[third["first_step"] - 1] > walls[third["first_step"]]  # each start counts from its own begin

@@ -14,7 +14,6 @@ from torch import nn
 
 from experiments.scales import get_scale, model_spec
 from models.build import build_model
-from models.count import flops_per_token
 from models.loss import TokenLoss
 from models.spec import ForgettingTransformerSpec, ModelSpec
 from training.benchmark.parts import PARTS, time_by_part
@@ -86,7 +85,7 @@ def measure(name: str, arguments: Arguments, world: World) -> dict[str, object]:
     first_step_s, *times = _time_steps(step, arguments, world)
     seconds = statistics.median(times)
     tokens_per_s = arguments.sequences * arguments.micro_batches * seq_len * world.size / seconds
-    flops_per_gpu = tokens_per_s * 3 * flops_per_token(spec, seq_len) / world.size
+    flops_per_gpu = tokens_per_s * 3 * spec.flops_per_token(seq_len) / world.size
     peak = peak_flops(world.device)
     row: dict[str, object] = {
         "date": datetime.date.today().isoformat(),

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.scales import get_scale, model_spec
-from models.count import flops_per_token, num_params
+
 from results.store import write_rows
 
 ROWS = Path("results/training/benchmark.csv")
@@ -60,12 +60,12 @@ def store(path: Path, scale_name: str, results_dir: Path) -> Path:
     lines, runs = [], {}
     for model, row in fitting.items():
         spec = model_spec(model, scale, 50257)
-        params = num_params(spec)
+        params = spec.num_params
         source = {"scale": scale_name, "model": model, "run_id": f"benchmark-{model}", "eval_id": "training-benchmark"}
         lines.append({
             **source, "mode": "train", "seq_len": scale.seq_len, "tokens_per_s": float(row["tokens_per_s"]),
             "mfu": float(row["mfu"]), "peak_memory_gib": float(row["peak_memory_gib"]), "params": params,
-            "fwd_flops_per_token": float(flops_per_token(spec, scale.seq_len)), "gpu": row["gpu"],
+            "fwd_flops_per_token": float(spec.flops_per_token(scale.seq_len)), "gpu": row["gpu"],
         })  # fmt: skip
         made = {"date": row["date"], "git_sha": row["git_sha"], "device": row["gpu"], "versions": {"torch": row["torch"]}}
         runs[source["run_id"]] = {"model": model, "params": params, "provenance": made, "train_seq_len": scale.seq_len}

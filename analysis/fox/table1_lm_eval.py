@@ -1,26 +1,17 @@
 """Table 1 (Table 8 at 760m-16b): zero-shot tasks of the LM evaluation harness."""
 
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from analysis.names import SEVEN, ordered
-from analysis.paper import Scores, paper_scores
-from analysis.rows import count_range, made_locally, one_evaluation_each
+from analysis.names import rank
+from analysis.paper import paper_scores
 from analysis.style import scale_note
-from analysis.tables import Column, Table, write_table
+from analysis.study import Study
+from analysis.tables import Cell, Column, Table, count_range, over_seeds, write_table
 
 KIND = "lm_eval"
-TITLE = "Short-context downstream tasks"
-PAPER = "Table 1"
-SHOWS = (
-    "Zero-shot results of the LM evaluation harness. FoX (Pro) has the best average and both lowest perplexities; FoX is "
-    "ahead of the Transformer of the same architecture, and Pro ahead of LLaMA, in nearly all columns."
-)
-CLAIMS = ("C17", "C18", "C19")
-MODELS = SEVEN
-
 DOWN, UP = "\N{DOWNWARDS ARROW}", "\N{UPWARDS ARROW}"
 # column -> (task, metric, title), in the paper's order
 PERPLEXITIES = {
@@ -42,22 +33,37 @@ ACCURACIES = {
 KNOWN_TASKS = {task for task, _, _ in (PERPLEXITIES | ACCURACIES).values()}
 
 
+Scores = dict[str, dict[str, np.ndarray]]  # label -> column -> one value per seed
+
+
+def stored(study: Study) -> pd.DataFrame:
+    """All rows, in the paper's order of models. ValueError if there are none."""
+    rows = study.rows(KIND)
+    if rows.empty:
+        raise ValueError(f"{study.stem}: no results of the LM evaluation harness are stored; run its experiment first")
+    return rows.sort_values("model", key=lambda models: models.map(rank), kind="stable", ignore_index=True)
+
+
+def made_locally(study: Study) -> bool:
+    """Whether tasks were stand-ins made from the held-out text, not the public data sets."""
+    return any(str(meta["spec"].get("include", "")).startswith("local") for meta in study.metas(KIND))
+
+
 def scores(rows: pd.DataFrame) -> Scores:
-    """Values by model and column, mean over runs, with avg_acc over the ten accuracies where all are there.
+    """Values by label and column, one per seed, with avg_acc over the ten accuracies where all are there.
 
     Tasks that the paper does not have get a column TASK_METRIC: acc_norm where there is one, else acc, and perplexities.
     """
-    one_evaluation_each(rows, ["task", "metric"])
     table: Scores = {}
-    for model in ordered(rows["model"].unique()):
-        means = rows[rows["model"] == model].groupby(["task", "metric"], as_index=False)["value"].mean()
-        found = dict(zip(zip(means["task"], means["metric"], strict=True), means["value"].astype(float), strict=True))
+    for label, own in rows.groupby("label", sort=False):
+        values = own.pivot_table(index=["task", "metric"], columns="run_id", values="value", sort=False).dropna()
+        found = {key: values.loc[key].to_numpy(float) for key in values.index}
         known = PERPLEXITIES | ACCURACIES
         line = {column: found[task, metric] for column, (task, metric, _) in known.items() if (task, metric) in found}
         line |= {f"{task}_{metric}": found[task, metric] for task, metric in _others(set(found))}
         if all(column in line for column in ACCURACIES):
             line["avg_acc"] = sum(line[column] for column in ACCURACIES) / len(ACCURACIES)
-        table[model] = line
+        table[str(label)] = line
     return table
 
 
@@ -71,26 +77,28 @@ def _others(found: set[tuple[str, str]]) -> list[tuple[str, str]]:
     return shown
 
 
-def summary(rows: pd.DataFrame, meta: dict[str, Any]) -> Table:
+def summary(study: Study) -> Table:
     """The table, with the paper's values where the scale is the same and the tasks are the real ones."""
-    ours, local = scores(rows), made_locally(meta)
-    paper = {} if local else paper_scores("table1_lm_eval", meta["scale"])
+    rows, local = stored(study), made_locally(study)
+    ours = scores(rows)
+    models = rows.drop_duplicates("label").set_index("label")["model"]
+    paper = {} if local else paper_scores("table1_lm_eval", study.scale)
     present = {column for line in ours.values() for column in line}
     columns = [column for column in _all_columns(rows) if column.key in present]
-    note = scale_note(meta["scale"]).capitalize() + "."
+    note = scale_note(study).capitalize() + "."
     if local:
         note += " The tasks are stand-ins in the same format, made from the held-out text; they are not the public benchmarks."
     if "avg_acc" not in present:
         note += " No average: it needs all ten accuracies of the paper."
-    examples = rows.groupby(["task", "eval_id"])["num_examples"].max()
-    note += f" {count_range(examples, 'examples')} per task."
-    return Table(
+    note += f" {count_range(rows['num_examples'], 'examples')} per task."
+    values: dict[str, list[Cell]] = {label: [line.get(column.key) for column in columns] for label, line in ours.items()}
+    return over_seeds(
         "Zero-shot evaluation with the LM evaluation harness"
-        + (" (Table 8 of the paper)" if meta["scale"] == "760m-16b" else ""),
+        + (" (Table 8 of the paper)" if study.scale == "760m-16b" else ""),
         columns,
-        {model: [line.get(column.key) for column in columns] for model, line in ours.items()},
+        values,
         note,
-        {model: [paper[model].get(column.key) for column in columns] for model in ours if model in paper},
+        {label: [paper[models[label]].get(column.key) for column in columns] for label in ours if models[label] in paper},
     )
 
 
@@ -105,6 +113,6 @@ def _all_columns(rows: pd.DataFrame) -> list[Column]:
     return [*columns, Column("avg_acc", f"Avg{UP}", 2, "higher")]
 
 
-def render(rows: pd.DataFrame, meta: dict[str, Any], out: Path) -> list[Path]:
-    """Write out/tables/table1_lm_eval.{md,tex,csv}."""
-    return write_table(summary(rows, meta), out / "tables" / "table1_lm_eval")
+def draw(study: Study) -> list[Path]:
+    """Write tables/STEM.{md,tex,csv}."""
+    return write_table(summary(study), study.folder / "tables" / study.stem)

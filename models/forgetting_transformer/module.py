@@ -7,14 +7,11 @@ Suffixes: B batch, T tokens, H heads, D head dimension, d hidden size.
 """
 
 import math
-from dataclasses import fields
 from typing import Any
 
-import models.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from kernels.forgetting_attention import (
     forgetting_attention,
@@ -24,84 +21,10 @@ from kernels.forgetting_attention import (
 )
 from kernels.fused_norms import gated_output_norm, shift_and_norm
 from models.cache import DecodingCache
-from models.causal_lm import Backbone, Block, CausalLM, Padding, RMSNorm, linear_normal_
-from models.spec import ForgettingTransformerSpec
+from models.causal_lm import Backbone, Block, Padding, RMSNorm, linear_normal_
+from models.forgetting_transformer.spec import ForgettingTransformerSpec
 
 QK_NORM_EPS = 1e-5
-
-# Fields of the spec whose config key has another name.
-_CONFIG_KEYS = {
-    "num_layers": "num_hidden_layers",
-    "mlp_ratio": "hidden_ratio",
-    "mlp_width": "intermediate_size",
-    "forget_gate": "fgate_type",
-    "prune_log_tolerance": "log_pruning_tolerance",
-}
-
-
-class ForgettingTransformerConfig(PreTrainedConfig):
-    """Hugging Face configuration; keys as in the published checkpoints, plus `window_size`. (flash-linear-attention
-    registers the plain name `forgetting_transformer` for its own, different model.)"""
-
-    model_type = "forgetting_transformer_suite"
-
-    def __init__(
-        self,
-        vocab_size: int = 50257,
-        hidden_size: int = 768,
-        num_hidden_layers: int = 12,
-        num_heads: int = 12,
-        hidden_ratio: float = 4.0,
-        intermediate_size: int | None = None,
-        fgate_type: str = "full",
-        decay_time_min: float | None = None,
-        decay_time_max: float | None = None,
-        use_rope: bool = False,
-        rope_base: float = 500000.0,
-        use_k_shift: bool = False,
-        use_v_shift: bool = False,
-        qk_norm: bool = False,
-        qk_norm_share_param_across_head: bool = True,
-        use_output_gate: bool = False,
-        use_output_norm: bool = False,
-        window_size: int | None = None,
-        log_pruning_tolerance: float | None = None,
-        norm_eps: float = 1e-6,
-        initializer_range: float = 0.02,
-        **kwargs: Any,
-    ) -> None:
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.num_hidden_layers = num_hidden_layers
-        self.num_heads = num_heads
-        self.hidden_ratio = hidden_ratio
-        self.intermediate_size = intermediate_size
-        self.fgate_type = fgate_type
-        self.decay_time_min = decay_time_min
-        self.decay_time_max = decay_time_max
-        self.use_rope = use_rope
-        self.rope_base = rope_base
-        self.use_k_shift = use_k_shift
-        self.use_v_shift = use_v_shift
-        self.qk_norm = qk_norm
-        self.qk_norm_share_param_across_head = qk_norm_share_param_across_head
-        self.use_output_gate = use_output_gate
-        self.use_output_norm = use_output_norm
-        self.window_size = window_size
-        self.log_pruning_tolerance = log_pruning_tolerance
-        self.norm_eps = norm_eps
-        self.initializer_range = initializer_range
-        super().__init__(**{"tie_word_embeddings": False, **kwargs})
-
-    @classmethod
-    def from_spec(cls, spec: ForgettingTransformerSpec) -> "ForgettingTransformerConfig":
-        names = [field.name for field in fields(spec) if field.name != "kind"]
-        return cls(**{_CONFIG_KEYS.get(name, name): getattr(spec, name) for name in names})
-
-    def to_spec(self) -> ForgettingTransformerSpec:
-        """Raises ValueError (pydantic's) for values that no spec allows."""
-        names = [field.name for field in fields(ForgettingTransformerSpec) if field.name != "kind"]
-        return ForgettingTransformerSpec(**{name: getattr(self, _CONFIG_KEYS.get(name, name)) for name in names})
 
 
 def decay_time_bias(num_heads: int, shortest: float, longest: float) -> Tensor:
@@ -194,11 +117,14 @@ class ForgettingAttention(nn.Module):
         """(B, T, d) from the normalised block input; with a cache, x holds the tokens after those cached. `rotation`:
         cos and sin of these tokens' positions, where the variant rotates."""
         q, k, v, log_fgate = self.project(x, cache, *rotation)
+        seq_start = None if padding is None else padding.start
         if cache is not None:
-            k, v = cache.append(self.layer_idx, k=k, v=v)
+            k, v = cache.append(self.layer_idx, self.spec.window_size, k=k, v=v)
             if log_fgate is not None:
-                (log_fgate,) = cache.append(self.layer_idx, log_fgate=log_fgate)
-        o = self._attend(q, k, v, log_fgate, padding)
+                (log_fgate,) = cache.append(self.layer_idx, self.spec.window_size, log_fgate=log_fgate)
+            if seq_start is not None:  # counted from the first key that the cache still has
+                seq_start = (seq_start - (cache.seq_len + x.shape[1] - k.shape[1])).clamp(min=0)
+        o = self._attend(q, k, v, log_fgate, seq_start)
         gate = self.ogate_proj(x).view_as(o) if self.spec.use_output_gate else None
         if self.spec.use_output_norm:
             o = gated_output_norm(o, gate, self.output_norm.weight, eps=self.output_norm.eps)
@@ -255,10 +181,9 @@ class ForgettingAttention(nn.Module):
             return F.logsigmoid(scalars["fgate"].float() + self.fgate_proj.bias.float())
         return F.logsigmoid(self.fgate_bias.float()).expand(*x.shape[:2], -1)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, padding: Padding | None) -> Tensor:
-        seq_start = None if padding is None else padding.start
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, seq_start: Tensor | None) -> Tensor:
         if log_fgate is None:
-            if padding is None and self.spec.window_size is None:
+            if seq_start is None and self.spec.window_size is None:
                 return _softmax_attention(q, k, v)
             # Padding and windows without a (T, T) mask: the kernel with gates of 1.
             log_fgate = k.new_zeros(k.shape[:3], dtype=torch.float32)
@@ -316,7 +241,7 @@ class ForgettingBackbone(Backbone):
             Block(ForgettingAttention(spec, i), spec.hidden_size, spec.intermediate_size, spec.norm_eps)
             for i in range(spec.num_layers)
         ]
-        super().__init__(spec.vocab_size, spec.hidden_size, blocks, spec.norm_eps)
+        super().__init__(spec, blocks)
         self.spec = spec
 
     def shared_inputs(self, x_BTd: Tensor, cache: DecodingCache | None, padding: Padding | None) -> tuple[Tensor, ...]:
@@ -324,28 +249,12 @@ class ForgettingBackbone(Backbone):
             return ()
         return rotation_table(token_positions(x_BTd, cache, padding), self.spec.head_dim, self.spec.rope_base)
 
-
-class ForgettingTransformerForCausalLM(CausalLM):
-    """FoX or Transformer with a language-modelling head."""
-
-    config_class = ForgettingTransformerConfig
-    _keep_in_fp32_modules_strict = frozenset({"fgate_bias"})  # type: ignore[assignment]
-
-    def __init__(self, config: ForgettingTransformerConfig) -> None:
-        super().__init__(config, ForgettingBackbone(config.to_spec()))
-        self.post_init()
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
+    def init_module(self, module: nn.Module) -> None:
         """N(0, 0.02^2) everywhere, biases 0 (the forget gate's too: f starts near 0.5), no scaling with depth."""
-        linear_normal_(module, self.config.initializer_range)
+        linear_normal_(module, self.spec.initializer_range)
         if isinstance(module, ForgettingAttention) and module.spec.forget_gate in ("bias_only", "fixed"):
             spec = module.spec
             assert spec.decay_time_min is not None
             assert spec.decay_time_max is not None
             if not getattr(module.fgate_bias, "_is_hf_initialized", False):
                 module.fgate_bias.copy_(decay_time_bias(spec.num_heads, spec.decay_time_min, spec.decay_time_max))
-
-
-AutoConfig.register(ForgettingTransformerConfig.model_type, ForgettingTransformerConfig, exist_ok=True)
-AutoModelForCausalLM.register(ForgettingTransformerConfig, ForgettingTransformerForCausalLM, exist_ok=True)

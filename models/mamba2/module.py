@@ -8,19 +8,17 @@ layers, no MLPs (Appendix B).
 import functools
 import logging
 import math
-from typing import Any
 
-import models.hf_guard  # noqa: F401  # isort: skip  (before transformers)
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 import torch
 import torch.nn.functional as F
 import triton
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from kernels.fla_cpu.install import install
 from models.cache import DecodingCache
-from models.causal_lm import Backbone, CausalLM, Padding, ResidualBlock, RMSNorm, zero_padded
-from models.spec import Mamba2Spec
+from models.causal_lm import INITIALIZER_RANGE, Backbone, Padding, ResidualBlock, RMSNorm, zero_padded
+from models.mamba2.spec import Mamba2Spec
 
 install()
 # fla warns for every layer that mamba-ssm and causal-conv1d are missing; the forward pass here uses neither.
@@ -30,62 +28,7 @@ from fla.layers.mamba2 import Mamba2  # noqa: E402  (fla after the CPU versions 
 from fla.modules.causal_conv1d import ops as conv_ops  # noqa: E402
 from fla.ops import gla, simple_gla  # noqa: E402
 
-INITIALIZER_RANGE = 0.02
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
-
-
-class Mamba2Config(PreTrainedConfig):
-    """Hugging Face configuration; keys as in flash-linear-attention."""
-
-    model_type = "mamba2_suite"
-
-    def __init__(
-        self,
-        vocab_size: int = 50257,
-        hidden_size: int = 768,
-        num_hidden_layers: int = 24,
-        head_dim: int = 64,
-        state_size: int = 128,
-        expand: int = 2,
-        conv_kernel: int = 4,
-        norm_eps: float = 1e-5,
-        **kwargs: Any,
-    ) -> None:
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.num_hidden_layers = num_hidden_layers
-        self.head_dim = head_dim
-        self.state_size = state_size
-        self.expand = expand
-        self.conv_kernel = conv_kernel
-        self.norm_eps = norm_eps
-        super().__init__(**{"tie_word_embeddings": False, **kwargs})
-
-    @classmethod
-    def from_spec(cls, spec: Mamba2Spec) -> "Mamba2Config":
-        return cls(
-            vocab_size=spec.vocab_size,
-            hidden_size=spec.hidden_size,
-            num_hidden_layers=spec.num_layers,
-            head_dim=spec.head_dim,
-            state_size=spec.state_size,
-            expand=spec.expand,
-            conv_kernel=spec.conv_size,
-            norm_eps=spec.norm_eps,
-        )
-
-    def to_spec(self) -> Mamba2Spec:
-        """Raises ValueError (pydantic's) for values that no spec allows."""
-        return Mamba2Spec(
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            num_layers=self.num_hidden_layers,
-            head_dim=self.head_dim,
-            state_size=self.state_size,
-            expand=self.expand,
-            conv_size=self.conv_kernel,
-            norm_eps=self.norm_eps,
-        )
 
 
 class Mamba2Mixer(Mamba2):
@@ -146,7 +89,7 @@ class Mamba2Block(ResidualBlock):
         self.mixer = Mamba2Mixer(
             head_dim=spec.head_dim,
             hidden_size=spec.hidden_size,
-            state_size=spec.state_size,
+            state_size=spec.ssm_state_size,
             expand=spec.expand,
             conv_kernel=spec.conv_size,
             norm_eps=spec.norm_eps,
@@ -162,23 +105,10 @@ class Mamba2Block(ResidualBlock):
 
 
 class Mamba2Backbone(Backbone):
-    norm_name = "norm_f"
+    def __init__(self, spec: Mamba2Spec) -> None:
+        super().__init__(spec, [Mamba2Block(spec, i) for i in range(spec.num_layers)])
 
-
-class Mamba2ForCausalLM(CausalLM):
-    """Mamba-2 with a language-modelling head."""
-
-    config_class = Mamba2Config
-    base_model_prefix = "backbone"
-
-    def __init__(self, config: Mamba2Config) -> None:
-        spec = config.to_spec()
-        blocks: list[nn.Module] = [Mamba2Block(spec, i) for i in range(spec.num_layers)]
-        super().__init__(config, Mamba2Backbone(spec.vocab_size, spec.hidden_size, blocks, spec.norm_eps))
-        self.post_init()
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
+    def init_module(self, module: nn.Module) -> None:
         """PyTorch's defaults for linear maps and convolutions, output projections divided by sqrt(layers); A = 1..H,
         D = 1, dt log-uniform in [1e-3, 1e-1]; embedding N(0, 0.02^2)."""
         if isinstance(module, nn.Embedding):
@@ -191,8 +121,7 @@ class Mamba2ForCausalLM(CausalLM):
             reset()
 
     def _init_mixer(self, mixer: Mamba2Mixer) -> None:
-        layers = self.config.num_hidden_layers
-        bound = 1.0 / math.sqrt(mixer.intermediate_size * layers)  # Kaiming-uniform(a = sqrt 5) / sqrt(layers)
+        bound = 1.0 / math.sqrt(mixer.intermediate_size * len(self.layers))  # Kaiming-uniform(a = sqrt 5) / sqrt(layers)
         nn.init.uniform_(mixer.out_proj.weight, -bound, bound)
         nn.init.ones_(mixer.D)
         heads = mixer.num_heads
@@ -201,7 +130,3 @@ class Mamba2ForCausalLM(CausalLM):
         for parameter, value in ((mixer.dt_bias, inverse_softplus), (mixer.A_log, torch.arange(1.0, heads + 1).log())):
             if not getattr(parameter, "_is_hf_initialized", False):
                 parameter.copy_(value)
-
-
-AutoConfig.register(Mamba2Config.model_type, Mamba2Config, exist_ok=True)
-AutoModelForCausalLM.register(Mamba2Config, Mamba2ForCausalLM, exist_ok=True)

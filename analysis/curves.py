@@ -1,0 +1,188 @@
+"""Per-token losses L(i) as stored: curves over positions, the documents' bands behind their noise, and contrasts between them.
+
+Suffixes: S seeds, N positions, D documents, K bands of a document.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pandas as pd
+
+from analysis.statistics import Estimate, Term, contrast
+from analysis.study import Line, Study
+
+KIND = "per_token_loss"
+NEARBY = 16
+"""Stretches on either side by which the noise of a short one is judged."""
+
+
+@dataclass(frozen=True, eq=False)
+class LossCurve:
+    """Held-out losses (nats) of the runs behind one label. `losses_SN`: L(i), i = 1..N at index i - 1, for every seed;
+    `bands_DK`: mean over seeds of every document's mean loss over K bands of positions, which end at `ends_K` (D = 0 where not
+    stored)."""
+
+    label: str
+    model: str
+    scale: str
+    train_len: int
+    seeds: tuple[int, ...]
+    run_ids: tuple[str, ...]
+    losses_SN: np.ndarray
+    bands_DK: np.ndarray
+    ends_K: np.ndarray
+    num_documents: int
+
+    @property
+    def mean_N(self) -> np.ndarray:
+        """L(i), mean over seeds."""
+        return self.losses_SN.mean(axis=0)
+
+    @property
+    def length(self) -> int:
+        """Length of the evaluation in tokens."""
+        return self.losses_SN.shape[1]
+
+    def term(self, coefficient: float, first: int, last: int) -> Term:
+        """coefficient x mean of L over positions first..last (1-based, both included), with the documents' influence on the bands
+        that it lies in."""
+        seeds = self.losses_SN[:, first - 1 : last].mean(axis=1)
+        if len(self.bands_DK) < 2:
+            return Term(self, coefficient, seeds, np.empty(0))
+        inside_K = np.clip(np.minimum(self.ends_K, last) - np.maximum(np.append(0, self.ends_K[:-1]), first - 1), 0, None)
+        used = inside_K > 0
+        weights = inside_K[used] / (last - first + 1)
+        return Term(self, coefficient, seeds, (self.bands_DK[:, used] - self.bands_DK[:, used].mean(axis=0)) @ weights)
+
+
+Stretch = tuple[float, LossCurve, int, int]
+
+
+def compare(*stretches: Stretch) -> Estimate:
+    """Sum of coefficient x mean loss over positions first..last: (coefficient, curve, first, last) each.
+
+    The documents' losses are stored by bands. A stretch shorter than a band is noisier than the band's mean; what comes on top is
+    read from how much means of as many tokens differ from their neighbours nearby.
+    """
+    extra = []
+    for first, last in dict.fromkeys(stretch[2:] for stretch in stretches):
+        own = [(coefficient, curve) for coefficient, curve, *place in stretches if place == [first, last]]
+        stored = [curve for _, curve in own if len(curve.bands_DK) > 1]
+        if stored and last - first + 1 < min(curve.ends_K[0] for curve in stored):
+            edge = own[0][1].train_len  # nothing goes on smoothly there
+            span = (0, edge) if last <= edge else (edge, own[0][1].length)
+            extra.append(_roughness(sum(coefficient * curve.mean_N for coefficient, curve in own), first, last, *span))
+    return contrast([curve.term(coefficient, first, last) for coefficient, curve, first, last in stretches], extra)
+
+
+def _roughness(losses_N: np.ndarray, first: int, last: int, begin: int, end: int) -> tuple[float, float]:
+    """Variance of the mean over a stretch, from the median square of second differences of means over stretches of its length
+    nearby, between `begin` and `end` (a trend drops out, a single jump does not count), and its degrees of freedom."""
+    length = last - first + 1
+    begin = max(begin, first - 1 - NEARBY * length)
+    count = (min(end, last + NEARBY * length) - begin) // length
+    means = losses_N[begin : begin + count * length].reshape(count, length).mean(axis=1)
+    bends = np.diff(means, 2)
+    bends = bends[np.isfinite(bends)]
+    if not len(bends):
+        return 0.0, np.inf
+    # A second difference has six times the variance of a mean; 0.4549 is the median of its square in standard deviations.
+    return float(np.median(bends**2)) / 0.4549 / 6, max(1.0, len(bends) / 3)
+
+
+@lru_cache(maxsize=8)
+def loss_curves(study: Study) -> tuple[LossCurve, ...]:
+    """The curves of an artefact, one per label, model and scale, in the order of its lines.
+
+    ValueError: positions missing, or seeds that were evaluated differently.
+    """
+    groups: dict[tuple[str, str, str], list[tuple[Line, pd.DataFrame]]] = {}
+    for line, rows, _ in study.evaluations(KIND):
+        groups.setdefault((line.label, line.model, line.scale), []).append((line, rows))
+    return tuple(_curve(study, group) for group in groups.values())
+
+
+def _curve(study: Study, group: list[tuple[Line, pd.DataFrame]]) -> LossCurve:
+    lines = [line for line, _ in group]
+    first = lines[0]
+    parts = [_split(rows, first.label) for _, rows in group]
+    shapes = {(len(losses), bands.shape, documents) for losses, bands, _, documents in parts}
+    if len(shapes) != 1:
+        raise ValueError(f"{study.stem}: the seeds of {first.label} were evaluated on different lengths or documents")
+    return LossCurve(
+        label=first.label,
+        model=first.model,
+        scale=first.scale,
+        train_len=study.train_len_of(first.run_id),
+        seeds=tuple(line.seed for line in lines),
+        run_ids=tuple(line.run_id for line in lines),
+        losses_SN=np.stack([losses for losses, *_ in parts]),
+        bands_DK=np.mean([bands for _, bands, _, _ in parts], axis=0),
+        ends_K=parts[0][2],
+        num_documents=parts[0][3],
+    )
+
+
+def _split(rows: pd.DataFrame, label: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """L(i), the documents' bands (D, K), the bands' ends (K,) and the number of documents of one evaluation."""
+    whole = rows[rows["document"] < 0].sort_values("position")
+    positions = whole["position"].to_numpy()
+    if not len(positions) or (positions != np.arange(1, len(positions) + 1)).any():
+        raise ValueError(f"{label}: per-token losses have gaps; every position from 1 on is needed")
+    bands = rows[rows["document"] >= 0].sort_values(["document", "position"])
+    ends = np.unique(bands["position"])
+    documents = len(bands) // max(1, len(ends))
+    if not np.array_equal(bands["position"], np.tile(ends, documents)):
+        raise ValueError(f"{label}: the documents' losses have gaps; every band of every document is needed")
+    bands_DK = bands["loss"].to_numpy().reshape(documents, len(ends))
+    return whole["loss"].to_numpy(), bands_DK, ends, int(whole["num_documents"].iloc[0])
+
+
+def by_model(study: Study) -> dict[str, LossCurve]:
+    """The curves of an artefact that has one label per model, by model. ValueError for curves of several lengths."""
+    curves = {curve.model: curve for curve in loss_curves(study)}
+    if len({curve.length for curve in curves.values()}) > 1:
+        lengths = {model: curve.length for model, curve in curves.items()}
+        raise ValueError(f"{study.stem}: per-token losses have several lengths: {lengths}; evaluate all models at one length")
+    return curves
+
+
+def smooth(values: np.ndarray, window: int) -> np.ndarray:
+    """Centred moving average over `window` (odd) positions, truncated at both ends (section 4); NaN where one is not finite."""
+    if window < 1 or window % 2 == 0:
+        raise ValueError(f"window {window} must be odd and positive")
+    finite = np.isfinite(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0), dtype=np.float64)])
+    broken = np.concatenate([[0], np.cumsum(~finite)])
+    centre = np.arange(len(values))
+    low = np.maximum(centre - window // 2, 0)
+    high = np.minimum(centre + window // 2 + 1, len(values))
+    return np.where(broken[high] > broken[low], np.nan, (sums[high] - sums[low]) / (high - low))
+
+
+def around(position: int, window: int, length: int) -> tuple[int, int]:
+    """First and last position of the window that `smooth` takes round a position."""
+    return max(1, position - window // 2), min(length, position + window // 2)
+
+
+def log_perplexity(losses: np.ndarray) -> np.ndarray:
+    """log P(l), the mean of L(1..l), at index l - 1 (section 4), along the last axis."""
+    return np.cumsum(losses, axis=-1, dtype=np.float64) / np.arange(1, losses.shape[-1] + 1)
+
+
+def perplexity(losses: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return np.exp(log_perplexity(losses))
+
+
+def smoothing_window(train_len: int, of_paper: int = 101) -> int:
+    """The paper's window (101 tokens; 1001 in Figure 7), and in proportion, rounded up to odd, where the training context is
+    shorter than eight times as long (101) or than the paper's 16,384 tokens (1001)."""
+    share = train_len // 8 if of_paper == 101 else train_len * of_paper // 16_384
+    return min(of_paper, share | 1)
+
+
+def first_plotted(train_len: int) -> int:
+    """First position drawn: 128 as in the paper; a sixteenth of the training context below 2,048 tokens."""
+    return max(1, min(128, train_len // 16))

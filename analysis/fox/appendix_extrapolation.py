@@ -1,0 +1,31 @@
+"""Appendix F.6: the runs of Figure 6 beyond their training contexts."""
+
+from pathlib import Path
+
+import numpy as np
+
+from analysis.curves import log_perplexity
+from analysis.fox.fig6_scale import draw_panels, panels_of
+from analysis.names import title
+from analysis.style import scale_note
+from analysis.study import Study
+from analysis.tables import Cell, Column, Table, over_seeds
+
+
+def draw(study: Study) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}."""
+    return draw_panels(study, beyond=True)
+
+
+def summary(study: Study) -> Table:
+    """Perplexity at once, twice and four times the training context length."""
+    columns = [Column(f"ppl_{times}", f"P({times} x training length)", 3) for times in (1, 2, 4)]
+    values: dict[str, list[Cell]] = {}
+    for groups in panels_of(study).values():
+        for curve in (curve for curves in groups.values() for curve in curves):
+            logs_SN = log_perplexity(curve.losses_SN)
+            lengths = [times * curve.train_len for times in (1, 2, 4)]
+            values[f"{curve.label}: {title(curve.model)}"] = [
+                np.exp(logs_SN[:, length - 1]) if length <= curve.length else None for length in lengths
+            ]
+    return over_seeds("Perplexity beyond the training context", columns, values, f"{scale_note(study).capitalize()}.")

@@ -1,0 +1,115 @@
+"""Appendix F.9: training loss against tokens, and how fast each model trained."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis.names import rank, style_of
+from analysis.panels import Drawn, band_note, draw_lines, legend_of
+from analysis.style import WIDTH, figure_style, plt, save, save_csv, scale_note, set_note
+from analysis.study import Study
+from analysis.tables import Cell, Column, Table, over_seeds
+
+KIND = "training_curve"
+SMOOTHED_SHARE = 0.02
+SHOWN_FROM = 0.05
+LAST_SHARE = 0.02
+MAX_POINTS = 1_000
+
+
+@dataclass(frozen=True)
+class Training:
+    """Logged steps of one label: `tokens` (N,), `loss_SN`, and every seed's median tokens per second and MFU."""
+
+    label: str
+    model: str
+    tokens: np.ndarray
+    loss_SN: np.ndarray
+    tokens_per_s: np.ndarray
+    mfu: np.ndarray
+
+
+def trainings(study: Study) -> list[Training]:
+    """In the paper's order of models. ValueError: none stored, or seeds that logged other steps."""
+    groups: dict[tuple[str, str, str], list[pd.DataFrame]] = {}
+    for line, rows, _ in study.evaluations(KIND):
+        groups.setdefault((line.label, line.model, line.scale), []).append(rows.sort_values("step"))
+    if not groups:
+        raise ValueError(f"{study.stem}: no training curves are stored; run its experiment first")
+    found = []
+    for (label, model, _), runs in groups.items():
+        tokens = runs[0]["tokens"].to_numpy(float)
+        if any(len(rows) != len(tokens) or (rows["tokens"].to_numpy() != tokens).any() for rows in runs):
+            raise ValueError(f"{study.stem}: the seeds of {label} logged different steps")
+        loss_SN = np.stack([rows["loss"].to_numpy(float) for rows in runs])
+        speeds, mfus = (np.array([rows[name].median() for rows in runs], float) for name in ("tokens_per_s", "mfu"))
+        found.append(Training(label, model, tokens, loss_SN, speeds, mfus))
+    return sorted(found, key=lambda training: rank(training.model))
+
+
+def smooth_backwards(loss_N: np.ndarray, window: int) -> np.ndarray:
+    """Mean of the last `window` steps, of fewer at the start; steps that were not applied (NaN) are left out."""
+    applied = np.isfinite(loss_N)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(applied, loss_N, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(applied)])
+    ends = np.arange(1, len(loss_N) + 1)
+    starts = np.maximum(ends - window, 0)
+    return (sums[ends] - sums[starts]) / np.maximum(counts[ends] - counts[starts], 1)
+
+
+def draw(study: Study) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}."""
+    lines, frames = [], []
+    for training in trainings(study):
+        window = max(1, round(SMOOTHED_SHARE * len(training.tokens)))
+        smoothed_SN = np.stack([smooth_backwards(loss_N, window) for loss_N in training.loss_SN])
+        shown = np.unique(np.linspace(0, len(training.tokens) - 1, MAX_POINTS).astype(int))
+        shown = shown[training.tokens[shown] >= SHOWN_FROM * training.tokens[-1]]
+        lines.append(Drawn(style_of(training.model, training.label), training.tokens[shown], smoothed_SN[:, shown]))
+        frames.append(pd.DataFrame({"label": training.label, "tokens": lines[-1].x, "loss_smoothed": lines[-1].mean}))
+    stem = study.folder / "figures" / study.stem
+    with figure_style():
+        figure, axes = plt.subplots(figsize=(WIDTH, 3.4))
+        draw_lines(axes, lines)
+        unit, name = _unit(max(line.x[-1] for line in lines))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value / unit:g}")
+        axes.set(xlabel=f"training tokens ({name})", ylabel="training loss (nats)", xlim=(0, max(line.x[-1] for line in lines)))
+        legend_of(figure, [line.style for line in lines])
+        set_note(
+            figure,
+            study,
+            f"mean over the last {SMOOTHED_SHARE:.0%} of the steps; the first {SHOWN_FROM:.0%} are not shown",
+            band_note(study.seed_counts.values()),
+        )
+        return [*save(figure, stem), save_csv(pd.concat(frames, ignore_index=True), stem)]
+
+
+def _unit(count: float) -> tuple[float, str]:
+    for unit, name in ((1e9, "billions"), (1e6, "millions"), (1e3, "thousands")):
+        if count >= unit:
+            return unit, name
+    return 1.0, "tokens"
+
+
+def summary(study: Study) -> Table:
+    """Training loss at the end, median speed and share of the GPU's peak."""
+    columns = [
+        Column("final_loss", f"training loss, last {LAST_SHARE:.0%} (nats)", 3, "lower"),
+        Column("tokens_per_s", "median tokens/s", 0, "higher"),
+        Column("mfu_percent", "median MFU, executed (%)", 1, "higher"),
+    ]
+    values: dict[str, list[Cell]] = {}
+    for training in trainings(study):
+        last = max(1, round(LAST_SHARE * len(training.tokens)))
+        mfu = 100 * training.mfu
+        values[training.label] = [
+            np.nanmean(training.loss_SN[:, -last:], axis=1),
+            training.tokens_per_s,
+            mfu if np.isfinite(mfu).all() else None,
+        ]
+    if all(cells[-1] is None for cells in values.values()):
+        columns, values = columns[:-1], {label: cells[:-1] for label, cells in values.items()}
+    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."
+    return over_seeds("Training", columns, values, note)

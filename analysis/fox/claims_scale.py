@@ -1,0 +1,168 @@
+"""Claims C24 on tokens and learning rates (Figure 5), C25 and C25b on scale (Figure 6), C27 to C30 on cost (Table 6)."""
+
+import math
+
+import pandas as pd
+
+from analysis.curves import LossCurve, compare
+from analysis.fox import table6_throughput
+from analysis.fox.claims_loss import fewest_seeds
+from analysis.fox.fig5_tokens_and_lr import MODE, has_needles, inside_and_beyond, settings, tokens_of
+from analysis.fox.fig6_scale import lead, pairs_of, panels_of
+from analysis.names import PAIRS, title
+from analysis.needles import difference, needles
+from analysis.statistics import Estimate
+from analysis.study import Study
+from analysis.verdict import Claim, Comparison, Verdict, decide, decide_any, number
+
+TWENTY_TO_EIGHTY = 2 * 0.8416
+"""Distance of the 20% and 80% quantiles of a normal distribution, in standard deviations."""
+
+
+def c24(study: Study) -> Verdict:
+    """There is a pair of FoX (Pro) runs of which the one with more tokens is better inside the training context and worse, by
+    loss or by easy needles, beyond it."""
+    curves = [curve for curve in settings(study) if curve.model == "fox_pro" and curve.length > curve.train_len]
+    found = needles(study) if has_needles(study) else None
+    alternatives, parts = [], []
+    for more, fewer in [(a, b) for a in curves for b in curves if tokens_of(study, a) > tokens_of(study, b)]:
+        inside, beyond = inside_and_beyond(more, fewer)
+        name = f"{more.label} minus {fewer.label}"
+        better = Comparison(f"{name}, loss inside", inside, below=True)
+        if beyond is not None:
+            alternatives.append([better, Comparison(f"{name}, loss beyond", beyond)])
+            parts.append(f"{name}: {number(inside.effect)} inside, {number(beyond.effect)} nats beyond")
+        rows = [found.of(label=curve.label, mode=MODE, low=study.train_len + 1) for curve in (more, fewer)] if found else []
+        if found and rows and all(len(own) for own in rows):
+            recall = Comparison(f"{name}, easy needles beyond", difference(*rows), below=True, unit=found.unit)
+            alternatives.append([better, recall])
+    absent = (
+        [] if alternatives else ["FoX (Pro) with several numbers of training tokens, evaluated beyond the training context"]
+    )
+    return decide_any("; ".join(parts) + ".", alternatives, fewest_seeds(curves), absent)
+
+
+def c25(study: Study) -> Verdict:
+    """FoX's lead over the last quarter of the context grows from each training context length to the next."""
+    groups = panels_of(study).get("context", {})
+    pairs = sorted((pair for curves in groups.values() for pair in pairs_of(curves)), key=lambda pair: pair[0].train_len)
+    comparisons = []
+    for model, _ in PAIRS:
+        own = [pair for pair in pairs if pair[0].model == model]
+        for (fox, other), (longer_fox, longer_other) in zip(own, own[1:], strict=False):
+            growth = compare(
+                (1.0, longer_other, *_last_quarter(longer_other)), (-1.0, longer_fox, *_last_quarter(longer_fox)),
+                (-1.0, other, *_last_quarter(other)), (1.0, fox, *_last_quarter(fox)),
+            )  # fmt: skip
+            comparisons.append(Comparison(f"growth of {title(model)}'s lead, {fox.label} to {longer_fox.label}", growth))
+    return _leads(pairs, comparisons, "training contexts")
+
+
+def _last_quarter(curve: LossCurve) -> tuple[int, int]:
+    return curve.train_len * 3 // 4 + 1, curve.train_len
+
+
+def _leads(pairs: list[tuple[LossCurve, LossCurve]], comparisons: list[Comparison], what: str) -> Verdict:
+    parts = [f"{fox.label} {number(lead(fox, other).effect)}" for fox, other in pairs]
+    absent = [] if comparisons else [f"FoX and the Transformer at two {what} or more"]
+    sentence = f"Lead of FoX over the last quarter of the context: {', '.join(parts)} nats."
+    return decide(sentence, comparisons, fewest_seeds(curve for pair in pairs for curve in pair), absent)
+
+
+def c25b(study: Study) -> Verdict:
+    """FoX leads at every model size."""
+    groups = panels_of(study).get("size", {})
+    pairs = [pair for curves in groups.values() for pair in pairs_of(curves)]
+    comparisons = [Comparison(f"lead of {title(fox.model)}, {fox.label}", lead(fox, other)) for fox, other in pairs]
+    return _leads(pairs, comparisons if len(groups) > 1 else [], "model sizes")
+
+
+def _timed(study: Study) -> dict[str, pd.Series]:
+    return {str(row["model"]): row for _, row in table6_throughput.measured(study).iterrows()}
+
+
+def _absent(rows: dict[str, pd.Series], models) -> list[str]:
+    return [title(model) for model in dict.fromkeys(models) if model not in rows]
+
+
+def _counted(study: Study, column: str, name: str, bound: float, words: str) -> Verdict:
+    """FoX's count above the Transformer's of the same architecture, in percent, below a bound: exact numbers without noise."""
+    rows = _timed(study)
+    there = [pair for pair in PAIRS if set(pair) <= set(rows)]
+    shares = {pair: 100 * (float(rows[pair[0]][column]) / float(rows[pair[1]][column]) - 1) for pair in there}
+    comparisons = [
+        Comparison(f"{name}, {title(fox)} over {title(other)}", Estimate(share, 0.0), bound, below=True, unit="%")
+        for (fox, other), share in shares.items()
+    ]
+    parts = [f"{title(fox)} has {share:.2f}% more {words} than {title(other)}" for (fox, other), share in shares.items()]
+    sentence = f"{'; '.join(parts)} (counted, not estimated; the claim is about 760M parameters)."
+    return decide(sentence, comparisons, 0, _absent(rows, (model for pair in PAIRS for model in pair)))
+
+
+def c27(study: Study) -> Verdict:
+    """The gate adds less than 0.3% of parameters."""
+    return _counted(study, "params", "parameters", 0.3, "parameters")
+
+
+def c28(study: Study) -> Verdict:
+    """FLOPs per token are the Transformer's, to the three digits that the paper prints (0.5%)."""
+    return _counted(study, "fwd_flops_per_token", "FLOPs", 0.5, "FLOPs per token")
+
+
+def speed_ratio(one: pd.Series, other: pd.Series) -> Estimate:
+    """log of the ratio of two speeds; its error is that of single repetitions, so that overlapping ranges are not ranked."""
+    spreads = [math.log(row["tokens_per_s_high"] / row["tokens_per_s_low"]) / TWENTY_TO_EIGHTY for row in (one, other)]
+    return Estimate(math.log(one["tokens_per_s"] / other["tokens_per_s"]), math.hypot(*spreads))
+
+
+ORDER = (
+    ("delta_net", "hgrn2"),
+    ("hgrn2", "mamba2"),
+    ("mamba2", "transformer_llama"),
+    ("transformer_llama", "fox_llama"),
+    ("transformer_llama", "transformer_pro"),
+    ("fox_llama", "fox_pro"),
+    ("transformer_pro", "fox_pro"),
+)
+
+
+def c29(study: Study) -> Verdict:
+    """Throughput falls from DeltaNet over HGRN2, Mamba-2 and Transformer (LLaMA) to FoX (Pro)."""
+    rows = _timed(study)
+    comparisons = [
+        Comparison(f"log of {title(one)} / {title(other)}", speed_ratio(rows[one], rows[other]), unit="")
+        for one, other in ORDER
+        if one in rows and other in rows
+    ]
+    fastest = sorted(rows, key=lambda model: -float(rows[model]["tokens_per_s"]))
+    sentence = "From fast to slow: " + ", ".join(f"{title(model)} {rows[model]['tokens_per_s']:,.0f}" for model in fastest)
+    absent = _absent(rows, (model for pair in ORDER for model in pair))
+    return decide(f"{sentence} tokens/s.", comparisons, 0, absent)
+
+
+def c30(study: Study) -> Verdict:
+    """FoX (Pro) trains at 85% of Transformer (Pro)'s speed or more."""
+    rows = _timed(study)
+    absent = _absent(rows, ("fox_pro", "transformer_pro"))
+    if absent:
+        return decide("", [], 0, absent)
+    ratio = speed_ratio(rows["fox_pro"], rows["transformer_pro"])
+    comparison = Comparison("log of FoX (Pro) / Transformer (Pro)", ratio, math.log(0.85), strict=False, unit="")
+    return decide(f"FoX (Pro) trains at {math.exp(ratio.effect):.2f} of Transformer (Pro)'s speed.", [comparison], 0)
+
+
+FIVE, SIX, TABLE = "fig5_tokens_and_lr", "fig6_scale", "table6_throughput"
+CLAIMS = (
+    Claim("C24", "More training tokens can hurt extrapolation while they help inside the training context", FIVE, c24),
+    Claim("C25", "FoX's advantage over the Transformer grows with the training context length", SIX, c25),
+    Claim("C25b", "FoX's advantage persists at every model size", SIX, c25b),
+    Claim("C27", "The forget gate costs next to no parameters (below 0.3%)", TABLE, c27),
+    Claim("C28", "FoX needs as many FLOPs as the Transformer", TABLE, c28),
+    Claim(
+        "C29",
+        "Throughput: DeltaNet, HGRN2, Mamba-2, Transformer (LLaMA), FoX (LLaMA) and Transformer (Pro), FoX (Pro)",
+        TABLE,
+        c29,
+    ),
+    Claim("C30", "The gate's overhead in the same kernel is small: 0.85 of the Transformer's throughput or more", TABLE, c30),
+)

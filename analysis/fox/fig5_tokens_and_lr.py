@@ -1,0 +1,142 @@
+"""Figure 5: FoX (Pro) trained on other numbers of tokens and at other learning rates: per-token loss, and easy needles."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.curves import LossCurve, compare, log_perplexity, loss_curves, smoothing_window
+from analysis.names import SHADES, LineStyle
+from analysis.needles import RECALL, SCORE, Needles, mean_of, needles, places
+from analysis.panels import (
+    Drawn,
+    band_note,
+    colour_bar,
+    core_limits,
+    draw_lines,
+    is_cut,
+    legend_of,
+    needle_panel,
+    positions_drawn,
+    smoothed,
+)
+from analysis.style import (
+    WIDTH,
+    figure_style,
+    plt,
+    save,
+    save_csv,
+    scale_note,
+    set_note,
+    token_ticks,
+    tokens,
+    training_length_line,
+)
+from analysis.study import Study
+from analysis.tables import Cell, Column, Table, over_seeds
+
+MODE = "easy"
+HEATMAPS_PER_ROW = 3
+
+
+def settings(study: Study) -> list[LossCurve]:
+    """The curves, by training tokens and then by learning rate."""
+    curves = loss_curves(study)
+    if not curves:
+        raise ValueError(f"{study.stem}: no per-token losses are stored; run its experiment first")
+    return sorted(curves, key=lambda curve: (tokens_of(study, curve), study.spec(curve.run_ids[0])["train"]["peak_lr"]))
+
+
+def tokens_of(study: Study, curve: LossCurve) -> int:
+    """Training tokens of the runs behind a curve."""
+    return int(study.spec(curve.run_ids[0])["train"]["train_tokens"])
+
+
+def has_needles(study: Study) -> bool:
+    return bool(study.evaluations(SCORE) or study.evaluations(RECALL))
+
+
+def draw(study: Study) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}; the heatmaps only where needles are stored."""
+    curves = settings(study)
+    found = needles(study) if has_needles(study) else None
+    window = smoothing_window(study.train_len)
+    lines = [
+        smoothed(curve, LineStyle(curve.label, SHADES[place % len(SHADES)]), positions_drawn(curve.length, study.train_len, window), window)
+        for place, curve in enumerate(curves)
+    ]  # fmt: skip
+    stem = study.folder / "figures" / study.stem
+    with figure_style():
+        paths = _draw(study, curves, lines, found, window, stem)
+    frames = [
+        pd.DataFrame({"label": curve.label, "position": line.x, "loss_smoothed": line.mean})
+        for curve, line in zip(curves, lines, strict=True)
+    ]
+    return [*paths, save_csv(pd.concat(frames, ignore_index=True), stem)]
+
+
+def _draw(
+    study: Study, curves: list[LossCurve], lines: list[Drawn], found: Needles | None, window: int, stem: Path
+) -> list[Path]:
+    rows = -(-len(curves) // HEATMAPS_PER_ROW) if found else 0
+    figure = plt.figure(figsize=(WIDTH, 2.9 + 1.25 * rows))
+    parts = figure.subfigures(1 + bool(rows), 1, height_ratios=[2.9, 1.25 * rows] if rows else None, squeeze=False)[:, 0]
+    axes = parts[0].subplots()
+    limits = core_limits(lines, study.train_len)
+    draw_lines(axes, lines)
+    training_length_line(axes, study.train_len)
+    token_ticks(axes, curves[0].length)
+    axes.set(xlim=(0, curves[0].length), ylim=limits, xlabel="Token index $i$", ylabel="Per-token loss $L(i)$ (nats)")
+    legend_of(parts[0], [line.style for line in lines], columns=3)
+    if found:
+        grid = parts[1].subplots(rows, HEATMAPS_PER_ROW, squeeze=False)
+        for place, panel in enumerate(grid.flat):
+            if place < len(curves):
+                panel.set_title(curves[place].label, fontsize=6.6, pad=2.5)
+                needle_panel(panel, found.of(label=curves[place].label, mode=MODE), found.colours, study.train_len)
+            else:
+                panel.set_axis_off()
+        colour_bar(parts[1], list(grid.flat), found.colours)
+        parts[1].supylabel("depth", fontsize=7.5)
+        parts[1].supxlabel("context length (tokens)", fontsize=7.5)
+    set_note(
+        figure,
+        study,
+        f"$L(i)$ smoothed over {window} tokens",
+        band_note(study.seed_counts.values()),
+        f"dashed: training length {tokens(study.train_len)}",
+        "curves that leave the frame go on above it" if is_cut(lines, limits) else "",
+        f"easy needles: {found.note}" if found else "",
+    )
+    return save(figure, stem)
+
+
+def summary(study: Study) -> Table:
+    """Loss inside and beyond the training context, and mean of the easy needles in both places."""
+    train_len = study.train_len
+    found = needles(study) if has_needles(study) else None
+    columns = [
+        Column("inside", f"mean loss, first {tokens(train_len)} (nats)", 4, "lower"),
+        Column("beyond", "mean loss beyond (nats)", 4, "lower"),
+    ]
+    if found:
+        columns += [
+            Column(f"needle_{place}", f"easy needle, {words} ({found.unit})", 2, "higher")
+            for place, (words, _, _) in places(train_len).items()
+        ]
+    values: dict[str, list[Cell]] = {}
+    for curve in settings(study):
+        beyond = curve.losses_SN[:, train_len:].mean(axis=1) if curve.length > train_len else None
+        line: list[Cell] = [log_perplexity(curve.losses_SN)[:, train_len - 1], beyond]
+        for _, low, high in places(train_len).values() if found else ():
+            own = found.of(label=curve.label, mode=MODE, low=low, high=high) if found else pd.DataFrame()
+            line.append(mean_of(own).effect if len(own) else None)
+        values[curve.label] = line
+    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."
+    return over_seeds("FoX (Pro) by training tokens and learning rate", columns, values, note)
+
+
+def inside_and_beyond(more: LossCurve, fewer: LossCurve):
+    """Loss of the run with more tokens minus that of the one with fewer, inside and beyond the training context."""
+    train_len, last = more.train_len, min(more.length, fewer.length)
+    inside = compare((1.0, more, 1, train_len), (-1.0, fewer, 1, train_len))
+    return inside, compare((1.0, more, train_len + 1, last), (-1.0, fewer, train_len + 1, last)) if last > train_len else None

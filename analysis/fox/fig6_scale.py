@@ -1,0 +1,143 @@
+"""Figure 6: FoX against the Transformer over model sizes, training tokens and training context lengths.
+
+A line's label says its panel and its place there: "size 125M", "tokens 2.7B" or "context 4k"; its model says the family.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from analysis.curves import LossCurve, compare, loss_curves, smoothing_window
+from analysis.names import DASHED, FOX_SHADES, PAIRS, TRANSFORMER_SHADES, LineStyle, title
+from analysis.panels import Drawn, band_note, core_limits, draw_lines, positions_drawn, smoothed
+from analysis.style import WIDTH, figure_style, plt, save, save_csv, scale_note, set_note, tokens, training_length_line
+from analysis.study import Study
+from analysis.tables import Cell, Column, Table, over_seeds
+
+PANELS = {"size": "Model size", "tokens": "Training tokens", "context": "Training context length"}
+
+
+def panels_of(study: Study) -> dict[str, dict[str, list[LossCurve]]]:
+    """Panel -> what is varied ("125M") -> curves, each in the order of the artefact's lines. ValueError for other labels."""
+    panels: dict[str, dict[str, list[LossCurve]]] = {}
+    for curve in loss_curves(study):
+        panel, _, value = curve.label.partition(" ")
+        if panel not in PANELS or not value:
+            raise ValueError(
+                f"{study.stem}: label {curve.label!r} names no panel; expected one like 'size 125M' or 'context 4k'"
+            )
+        panels.setdefault(panel, {}).setdefault(value, []).append(curve)
+    if not panels:
+        raise ValueError(f"{study.stem}: no per-token losses are stored; run its experiment first")
+    return {panel: panels[panel] for panel in PANELS if panel in panels}
+
+
+def pairs_of(curves: Iterable[LossCurve]) -> list[tuple[LossCurve, LossCurve]]:
+    """FoX and the Transformer of the same architecture."""
+    by_model = {curve.model: curve for curve in curves}
+    return [(by_model[fox], by_model[other]) for fox, other in PAIRS if {fox, other} <= set(by_model)]
+
+
+def lead(fox: LossCurve, other: LossCurve):
+    """delta: loss of the Transformer minus loss of FoX over the last quarter of the training context."""
+    quarter = (fox.train_len * 3 // 4 + 1, fox.train_len)
+    return compare((1.0, other, *quarter), (-1.0, fox, *quarter))
+
+
+def draw(study: Study) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}; positions inside the training context only."""
+    return draw_panels(study, beyond=False)
+
+
+def draw_panels(study: Study, *, beyond: bool) -> list[Path]:
+    """A panel per thing varied; `beyond`: also positions beyond each training context, which a dashed line marks."""
+    panels = panels_of(study)
+    stem = study.folder / "figures" / study.stem
+    frames, windows = [], set()
+    with figure_style():
+        figure, grid = plt.subplots(1, len(panels), figsize=(max(3.4, WIDTH * len(panels) / 3), 3.3), squeeze=False)
+        for axes, (panel, groups) in zip(grid[0], panels.items(), strict=True):
+            shown: list[tuple[LossCurve, Drawn]] = []
+            for place, (value, curves) in enumerate(groups.items()):
+                for curve in curves:
+                    windows.add(smoothing_window(curve.train_len))
+                    shown.append((curve, _line(curve, value, place, len(groups), beyond)))
+            _panel(axes, panel, shown, beyond)
+            frames += [
+                pd.DataFrame({"label": curve.label, "model": curve.model, "position": line.x, "loss_smoothed": line.mean})
+                for curve, line in shown
+            ]
+        grid[0, 0].set_ylabel("Per-token loss $L(i)$ (nats)")
+        figure.supxlabel("Token index $i$", fontsize=8.5)
+        set_note(
+            figure,
+            study,
+            f"smoothed over {', '.join(map(str, sorted(windows)))} tokens",
+            band_note(study.seed_counts.values()),
+            "dashed: training length" if beyond else "positions inside the training context",
+            "FoX solid, Transformer dashed",
+        )
+        return [*save(figure, stem), save_csv(pd.concat(frames, ignore_index=True), stem)]
+
+
+def _line(curve: LossCurve, value: str, place: int, count: int, beyond: bool) -> Drawn:
+    is_fox = curve.model.startswith("fox")
+    shades = (FOX_SHADES if is_fox else TRANSFORMER_SHADES)[: max(count, 2)]
+    style = LineStyle(f"{title(curve.model)}, {value}", shades[-1 - place % len(shades)], None if is_fox else DASHED)
+    window = smoothing_window(curve.train_len)
+    length = curve.length if beyond else min(curve.train_len, curve.length)
+    return smoothed(curve, style, positions_drawn(length, curve.train_len, window), window)
+
+
+def _panel(axes: Axes, panel: str, shown: list[tuple[LossCurve, Drawn]], beyond: bool) -> None:
+    lines = [line for _, line in shown]
+    draw_lines(axes, lines)
+    limits = [core_limits([line], curve.train_len) for curve, line in shown]
+    axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+    lengths = sorted({curve.train_len for curve, _ in shown})
+    longest = int(max(line.x[-1] for line in lines))
+    if len(lengths) > 1:
+        axes.set_xscale("log", base=2)
+        ticks = sorted({*lengths, lengths[0] // 4, longest})
+        axes.set_xticks(ticks, [tokens(tick) for tick in ticks])
+        axes.minorticks_off()
+    else:
+        ticks = [longest * quarter // 4 for quarter in range(5)]
+        axes.set_xticks(ticks, [tokens(tick) for tick in ticks])
+        axes.set_xlim(0, longest)
+    for length in lengths if beyond else []:
+        training_length_line(axes, length)
+    axes.set_title(PANELS[panel])
+    axes.legend(
+        loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=1 if len(lines) < 3 else 2, fontsize=5.6, handlelength=2.0,
+        columnspacing=0.8, labelspacing=0.3, borderaxespad=0.0,
+    )  # fmt: skip
+
+
+def summary(study: Study) -> Table:
+    """Loss over the last quarter of the training context, and FoX's lead there with a 95% interval."""
+    rows: dict[str, list[Cell]] = {}
+    ranges: dict[str, list[tuple[float, float] | None]] = {}
+    for groups in panels_of(study).values():
+        for curves in groups.values():
+            for fox, other in pairs_of(curves):
+                quarter = slice(fox.train_len * 3 // 4, fox.train_len)
+                label = f"{fox.label}: {title(fox.model)} and {title(other.model)}"
+                delta = lead(fox, other)
+                rows[label] = [
+                    fox.losses_SN[:, quarter].mean(axis=1), other.losses_SN[:, quarter].mean(axis=1), delta.effect,
+                    100 * float(np.expm1(delta.effect)),
+                ]  # fmt: skip
+                ranges[label] = [None, None, delta.interval, None]
+    columns = [
+        Column("fox_loss", "FoX: loss, last quarter (nats)", 4),
+        Column("transformer_loss", "Transformer (nats)", 4),
+        Column("lead", "lead of FoX (nats)", 4, style="signed"),
+        Column("lead_percent", "in perplexity (%)", 1, style="signed"),
+    ]
+    note = f"{scale_note(study).capitalize()}. Last quarter of the training context; in square brackets: 95% interval."
+    table = over_seeds("FoX against the Transformer by size, tokens and context", columns, rows, note)
+    return Table(table.caption, columns, table.rows, table.note, spreads=table.spreads, ranges=ranges)

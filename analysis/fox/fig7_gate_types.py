@@ -1,0 +1,133 @@
+"""Figure 7: data-dependent, data-independent and fixed forget gates, in both blocks."""
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.curves import LossCurve, log_perplexity, loss_curves, smoothing_window
+from analysis.names import DASHED, SHADES, LineStyle, style_of
+from analysis.panels import Drawn, band_note, core_limits, draw_lines, is_cut, legend_of, positions_drawn, smoothed
+from analysis.style import (
+    WIDTH,
+    figure_style,
+    plt,
+    save,
+    save_csv,
+    scale_note,
+    set_note,
+    token_ticks,
+    tokens,
+    training_length_line,
+)
+from analysis.study import Study
+from analysis.tables import Cell, Column, Table, over_seeds
+
+DATA_DEPENDENT = "data-dependent"
+CONSTANT = ("data-independent", "fixed")
+BLOCKS = {"fox_llama": "LLaMA", "fox_pro": "Pro"}
+
+
+@dataclass(frozen=True)
+class Gate:
+    """`kind`: one of CONSTANT, or DATA_DEPENDENT; `longest`: T_max in tokens of a constant one."""
+
+    kind: str
+    longest: int | None
+
+
+def gate_of(label: str) -> Gate:
+    """What a line's label says: "data-dependent", "data-independent, T_max 256", "fixed, T_max 2048". ValueError otherwise."""
+    found = re.fullmatch(rf"({'|'.join(CONSTANT)}), T_max (\d+)", label)
+    if label != DATA_DEPENDENT and not found:
+        raise ValueError(f"label {label!r} is no gate type; expected {DATA_DEPENDENT!r} or '{CONSTANT[0]}, T_max 256'")
+    return Gate(found[1], int(found[2])) if found else Gate(DATA_DEPENDENT, None)
+
+
+def gates(study: Study, model: str) -> dict[Gate, LossCurve]:
+    """The curves of one block, the data-dependent gate first, then by kind and T_max."""
+    found = {gate_of(curve.label): curve for curve in loss_curves(study) if curve.model == model}
+    order = (DATA_DEPENDENT, *CONSTANT)
+    return {gate: found[gate] for gate in sorted(found, key=lambda gate: (order.index(gate.kind), gate.longest or 0))}
+
+
+def draw(study: Study) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}: a panel per block and constant gate, each against the data-dependent one."""
+    stem = study.folder / "figures" / study.stem
+    window = smoothing_window(study.train_len, of_paper=1001)
+    blocks = {model: found for model in BLOCKS if (found := gates(study, model))}
+    if not blocks:
+        raise ValueError(f"{study.stem}: no per-token losses are stored; run its experiment first")
+    longest = sorted({gate.longest for found in blocks.values() for gate in found if gate.longest})
+    with figure_style():
+        figure, panels = plt.subplots(1, 2 * len(blocks), figsize=(WIDTH * len(blocks) / 2, 2.75), squeeze=False)
+        cut, frames = False, []
+        entries: dict[str, LineStyle] = {}
+        for place, (model, found) in enumerate(blocks.items()):
+            pair = panels[0, 2 * place : 2 * place + 2]
+            lines = {gate: _line(model, gate, curve, window, longest) for gate, curve in found.items()}
+            limits = core_limits(list(lines.values()), study.train_len)
+            cut = cut or is_cut(list(lines.values()), limits)
+            for axes, kind in zip(pair, CONSTANT, strict=True):
+                shown = [line for gate, line in lines.items() if gate.kind in (DATA_DEPENDENT, kind)]
+                draw_lines(axes, shown)
+                training_length_line(axes, study.train_len)
+                token_ticks(axes, int(shown[0].x[-1]), pieces=4)
+                axes.set(xlim=(0, shown[0].x[-1]), ylim=limits, title=f"{BLOCKS[model]}, {kind}", xlabel="Token index $i$")
+            pair[1].tick_params(labelleft=False)
+            entries |= {line.style.label: line.style for line in lines.values()}
+            frames.append(_table(model, found, lines))
+        legend_of(figure, list(entries.values()), columns=3)
+        panels[0, 0].set_ylabel("Per-token loss $L(i)$ (nats)")
+        set_note(
+            figure,
+            study,
+            f"smoothed over {window} tokens",
+            band_note(study.seed_counts.values()),
+            f"dashed: training length {tokens(study.train_len)}",
+            "the two panels of a block share their axis",
+            "curves that leave the frame go on above it" if cut else "",
+        )
+        return [*save(figure, stem), save_csv(pd.concat(frames, ignore_index=True), stem)]
+
+
+def _line(model: str, gate: Gate, curve: LossCurve, window: int, longest: list[int]) -> Drawn:
+    if gate.longest is None:
+        style = replace(style_of(model, f"{DATA_DEPENDENT} ({BLOCKS[model]})"), dashes=None)
+    else:
+        style = LineStyle(
+            f"constant, $T_{{max}}$ {tokens(gate.longest)}", SHADES[longest.index(gate.longest) % len(SHADES)], DASHED
+        )
+    return smoothed(curve, style, positions_drawn(curve.length, curve.train_len, window), window)
+
+
+def _table(model: str, found: dict[Gate, LossCurve], lines: dict[Gate, Drawn]) -> pd.DataFrame:
+    return pd.concat(
+        [
+            pd.DataFrame({"model": model, "label": curve.label, "position": lines[gate].x, "loss_smoothed": lines[gate].mean})
+            for gate, curve in found.items()
+        ]
+    )
+
+
+def summary(study: Study) -> Table:
+    """Mean loss inside the training context by gate, for both blocks, and by how much it is above the data-dependent gate's."""
+    columns: list[Column] = []
+    values: dict[str, list[Cell]] = {}
+    blocks = [(model, found) for model in BLOCKS if (found := gates(study, model))]
+    labels = [gate for _, found in blocks for gate in found]
+    for model, found in blocks:
+        columns += [
+            Column(f"{model}_loss", f"{BLOCKS[model]}: mean loss, first {tokens(study.train_len)} (nats)", 4, "lower"),
+            Column(f"{model}_above", f"{BLOCKS[model]}: above data-dependent (nats)", 4, style="signed"),
+        ]
+        means = {gate: log_perplexity(curve.losses_SN)[:, curve.train_len - 1] for gate, curve in found.items()}
+        base = next((mean.mean() for gate, mean in means.items() if gate.longest is None), None)
+        for gate in dict.fromkeys(labels):
+            label = gate.kind if gate.longest is None else f"{gate.kind}, T_max {gate.longest}"
+            loss = means.get(gate)
+            values.setdefault(label, [])
+            values[label] += [loss, None if loss is None or base is None else loss - base]
+    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."
+    return over_seeds("Forget-gate types", columns, values, note)

@@ -1,0 +1,121 @@
+"""Table 6: parameters, forward FLOPs per token, and training throughput."""
+
+import math
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.names import rank
+from analysis.paper import paper_scores
+from analysis.style import scale_note, tokens
+from analysis.study import Study
+from analysis.tables import Column, Table, write_table
+
+KIND = "throughput"
+BASE = "transformer_llama"
+SPEEDS = ["tokens_per_s", "tokens_per_s_low", "tokens_per_s_high"]
+
+
+def measured(study: Study) -> pd.DataFrame:
+    """Training rows, one line per label, in the paper's order of models: those of the machine and length that most labels were
+    timed on, of equals the newest. ValueError if there are none."""
+    found = study.evaluations(KIND, mode="train")
+    if not found:
+        raise ValueError(f"{study.stem}: no training throughput is stored; run its experiment first")
+    settings: dict[tuple[str, int], list[tuple[str, str]]] = {}
+    for line, rows, meta in found:
+        setting = rows["machine"].iloc[0], int(rows["seq_len"].iloc[0])
+        settings.setdefault(setting, []).append((meta["created"], line.label))
+    machine, seq_len = max(settings, key=lambda each: (len({label for _, label in settings[each]}), max(settings[each])))
+    rows = study.rows(KIND, mode="train")
+    rows = rows[(rows["machine"] == machine) & (rows["seq_len"] == seq_len)]
+    rows = rows.drop_duplicates("label")  # a fresh model's speed does not depend on the seed
+    return rows.sort_values("model", key=lambda models: models.map(rank), kind="stable", ignore_index=True)
+
+
+def summary(study: Study) -> Table:
+    """One line per label; throughput also relative to Transformer (LLaMA), as absolute speed is the GPU's."""
+    rows = measured(study)
+    large = bool(rows["params"].max() >= 1e8)
+    columns = [
+        Column("params_millions", "Params (M)", 0 if large else 3),
+        Column("fwd_gflops_per_token", "Forward GFLOPs/token", 2 if large else 5),
+        Column("tokens_per_s", "Throughput (tokens/s)", 0, "higher"),
+        Column("relative", "relative to Transformer (LLaMA)", 2),
+        Column("mfu_percent", "MFU (%)", 1, "higher"),
+        Column("mfu_dense_percent", "MFU, pruned work counted (%)", 1, "higher"),
+        Column("peak_memory_gib", "Peak memory (GiB)", 1, "lower"),
+    ]
+    base = rows.loc[rows["model"] == BASE, SPEEDS]
+    lines = {row["label"]: _line(row, columns, base) for row in rows.to_dict("records")}
+    values = {label: line for label, (line, _) in lines.items()}
+    ranges = {label: around for label, (_, around) in lines.items()}
+    models = dict(zip(rows["label"], rows["model"], strict=True))
+    printed = _printed(study.scale)
+    paper = {label: printed[model] for label, model in models.items() if model in printed}
+    note = (
+        f"{scale_note(study).capitalize()}. Measured on {rows['machine'].iloc[0]}, context {tokens(rows['seq_len'].iloc[0])},"
+    )
+    note += " with fresh weights; in square brackets the range of the repetitions, speeds whose ranges overlap are not ranked."
+    note += " Speeds depend on the GPU and its kernels: only ratios between models can be set beside the paper's, whose GPUs were four"
+    note += " L40S. Counts are truncated as in the paper (which rounds the FLOPs of HGRN2)."
+    kept = [index for index, column in enumerate(columns) if _is_shown(column, values, index)]
+    pick = {label: [line[index] for index in kept] for label, line in values.items()}
+    return Table(
+        "Parameters, FLOPs and training throughput",
+        [columns[index] for index in kept],
+        pick,
+        note,
+        {label: [line[index] for index in kept] for label, line in paper.items()},
+        ranges={label: [around[index] for index in kept] for label, around in ranges.items()},
+    )
+
+
+def _is_shown(column: Column, values: dict[str, list[float | None]], index: int) -> bool:
+    """Leaves out what was not measured (a CPU has no peak), and the second MFU where nothing is pruned."""
+    known = [line[index] for line in values.values() if line[index] is not None and not math.isnan(line[index] or 0.0)]
+    if column.key == "mfu_dense_percent":
+        return any(line[index] != line[index - 1] for line in values.values()) and bool(known)
+    return bool(known)
+
+
+def _line(row: dict, columns: list[Column], base: pd.DataFrame) -> tuple[list[float | None], list[tuple[float, float] | None]]:
+    """Values and ranges of one model. Counts are truncated to the printed digits, as in the paper, not rounded."""
+
+    def cut(value: float, column: Column) -> float:
+        return math.floor(value * 10**column.decimals) / 10**column.decimals
+
+    speed, low, high = (float(row[name]) for name in SPEEDS)
+    relative = speed / float(base["tokens_per_s"].iloc[0]) if len(base) else None
+    values = [
+        cut(row["params"] / 1e6, columns[0]),
+        cut(row["fwd_flops_per_token"] / 1e9, columns[1]),
+        speed,
+        relative,
+        100 * row["mfu"],
+        100 * row["mfu_dense"],
+        row["peak_memory_gib"],
+    ]
+    return values, [None, None, (low, high), None, None, None, None]
+
+
+def _printed(scale: str) -> dict[str, list[float | None]]:
+    """The paper's values by model."""
+    printed = paper_scores("table6_throughput", scale)
+    return {
+        model: [
+            line["params_millions"],
+            line["fwd_flops_per_token"] / 1e9,
+            line["throughput_tokens_per_s"],
+            line["throughput_tokens_per_s"] / printed[BASE]["throughput_tokens_per_s"],
+            None,
+            None,
+            None,
+        ]
+        for model, line in printed.items()
+    }
+
+
+def draw(study: Study) -> list[Path]:
+    """Write tables/STEM.{md,tex,csv}."""
+    return write_table(summary(study), study.folder / "tables" / study.stem)

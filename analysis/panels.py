@@ -1,0 +1,164 @@
+"""What several figures draw: curves with a band over seeds, and heatmaps of needle scores."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis.curves import LossCurve, first_plotted, smooth
+from analysis.names import LineStyle
+
+MAX_POINTS = 2_048
+FEW_SEEDS = 4
+NO_CELL = "#DDDDDD"
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One line of a panel: `x` and, for every seed, `values_SX`."""
+
+    style: LineStyle
+    x: np.ndarray
+    values_SX: np.ndarray
+
+    @property
+    def mean(self) -> np.ndarray:
+        return self.values_SX.mean(axis=0)
+
+    @property
+    def band(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Smallest and largest of two to four seeds, mean -/+ standard deviation of more; none of one."""
+        if len(self.values_SX) < 2:
+            return None
+        if len(self.values_SX) <= FEW_SEEDS:
+            return self.values_SX.min(axis=0), self.values_SX.max(axis=0)
+        deviation = self.values_SX.std(axis=0, ddof=1)
+        return self.mean - deviation, self.mean + deviation
+
+
+def band_note(seeds: Iterable[int]) -> str:
+    """What the line and its band are, for the note above a figure; empty where every label has one seed."""
+    counts = sorted(set(seeds))
+    if counts == [1]:
+        return "one seed per model"
+    kinds = ["the smallest to the largest"] if any(1 < count <= FEW_SEEDS for count in counts) else []
+    kinds += ["the standard deviation"] if counts[-1] > FEW_SEEDS else []
+    number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"lines: mean of {number} seeds, bands: {' or '.join(kinds)}"
+
+
+def positions_drawn(length: int, train_len: int, window: int) -> np.ndarray:
+    """At most about 2,048 positions (1-based), evenly spaced, with the last one; a few in each smoothing window."""
+    stride = max(1, window // 8, math.ceil(length / MAX_POINTS))
+    positions = np.arange(min(first_plotted(train_len), length), length + 1, stride)
+    return positions if positions[-1] == length else np.append(positions, length)
+
+
+def smoothed(curve: LossCurve, style: LineStyle, positions: np.ndarray, window: int) -> Drawn:
+    """L(i) smoothed over `window` tokens, at some positions."""
+    return Drawn(style, positions, np.stack([smooth(losses, window)[positions - 1] for losses in curve.losses_SN]))
+
+
+def draw_lines(axes: Axes, lines: Sequence[Drawn]) -> None:
+    """The first line on top, bands below all of them. The dashes of a legend's entry are those of its line."""
+    for place, line in enumerate(lines):
+        style = line.style
+        (drawn,) = axes.plot(line.x, line.mean, color=style.colour, label=style.label, zorder=3 - place / 100)
+        if style.dashes:
+            drawn.set_dashes(style.dashes)
+        if (band := line.band) is not None:
+            axes.fill_between(line.x, *band, color=style.colour, alpha=0.22, linewidth=0, zorder=2)
+
+
+def core_limits(lines: Sequence[Drawn], train_len: int) -> tuple[float, float]:
+    """y-range set by the last 7/8 of the training context and by what is lower beyond it.
+
+    What happens before (the first tokens are hard) and beyond (a curve may explode) may leave the range, as in the paper.
+    """
+    core, later = [], []
+    for line in lines:
+        for values in (line.mean, *(line.band or ())):
+            core.append(values[(line.x >= train_len / 8) & (line.x <= train_len)])
+            later.append(values[line.x >= train_len / 8])
+    inside, beyond = (values[np.isfinite(values)] for values in (np.concatenate(core), np.concatenate(later)))
+    if not inside.size:
+        return 0.0, 1.0
+    low, high = min(inside.min(), beyond.min()), inside.max()
+    span = max(high - low, 1e-3 * abs(high), 1e-9)
+    return float(low - 0.06 * span), float(high + 0.30 * span)
+
+
+def is_cut(lines: Sequence[Drawn], limits: tuple[float, float]) -> bool:
+    """Whether a curve leaves the range above."""
+    return any(bool((~(line.mean <= limits[1])).any()) for line in lines)
+
+
+def legend_of(figure: Figure, styles: Sequence[LineStyle], columns: int = 4) -> None:
+    """One legend below all panels."""
+    handles = [Line2D([], [], color=style.colour, label=style.label) for style in styles]
+    for handle, style in zip(handles, styles, strict=True):
+        if style.dashes:
+            handle.set_dashes(style.dashes)
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(handles)))
+
+
+@dataclass(frozen=True)
+class ColourScale:
+    """Colours of a heatmap's cells, and what they mean."""
+
+    colours: str
+    low: float
+    high: float
+    title: str
+
+
+def needle_panel(axes: Axes, cells: pd.DataFrame, scale: ColourScale, train_len: int) -> None:
+    """Mean of `value` by depth (downwards) and length; every cell has the same size, whatever the spacing of the lengths."""
+    axes.grid(False)
+    axes.set_facecolor(NO_CELL)
+    if cells.empty:
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.text(0.5, 0.5, "not evaluated", transform=axes.transAxes, ha="center", va="center", fontsize=7)
+        return
+    grid = cells.pivot_table(index="depth", columns="length", values="value", aggfunc="mean")
+    lengths, depths = grid.columns.to_numpy(float), grid.index.to_numpy(float)
+    mesh = np.ma.masked_invalid(grid.to_numpy())
+    axes.pcolormesh(mesh, cmap=scale.colours, vmin=scale.low, vmax=scale.high, edgecolors="white", linewidth=0.3)
+    axes.set_ylim(len(depths), 0)
+    shown = _every(len(lengths), 6)
+    axes.set_xticks(shown + 0.5, _length_labels(lengths[shown]), fontsize=6.5)
+    shown = _every(len(depths), 6)
+    axes.set_yticks(shown + 0.5, [f"{depths[at]:g}%" for at in shown], fontsize=6.5)
+    axes.tick_params(length=1.5)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    if lengths[0] <= train_len <= lengths[-1]:
+        # Between two columns by interpolation; at the paper's grid this is the middle of the 16,500 column.
+        at = np.interp(train_len, lengths, np.arange(len(lengths)) + 0.5)
+        axes.axvline(float(at), color="black", linestyle=(0, (4, 3)), linewidth=1.1)
+
+
+def colour_bar(figure: Figure, panels: Sequence[Axes], scale: ColourScale) -> None:
+    mapping = ScalarMappable(Normalize(scale.low, scale.high), scale.colours)
+    bar = figure.colorbar(mapping, ax=list(panels), shrink=0.5, aspect=30, fraction=0.04, pad=0.015)
+    bar.set_label(scale.title, fontsize=7.5)
+    bar.ax.tick_params(labelsize=6.5)
+    bar.outline.set_visible(False)  # type: ignore[operator]
+
+
+def _every(count: int, most: int) -> np.ndarray:
+    """At most `most` evenly spaced indices from the first on."""
+    return np.arange(0, count, -(-count // most))
+
+
+def _length_labels(lengths: np.ndarray) -> list[str]:
+    """As in the paper, thousands ("7.2k"), or whole numbers on short grids."""
+    return [f"{length / 1000:.3g}k" if lengths[-1] >= 8_000 else f"{length:g}" for length in lengths]

@@ -1,0 +1,124 @@
+"""FoX and Transformer, Pro and LLaMA: the spec."""
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import model_validator
+from pydantic.dataclasses import dataclass
+
+from models.spec_parts import STRICT, PositiveFloat, PositiveInt, head_params, mlp_params, swiglu_width
+
+if TYPE_CHECKING:
+    from models.causal_lm import Backbone
+
+ForgetGate = Literal["full", "bias_only", "fixed", "none"]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ForgettingTransformerSpec:
+    """FoX and Transformer, Pro and LLaMA: one attention block with every switch of the paper (Fig. 1, Table 3).
+
+    `forget_gate`: "full" sigmoid(w.x_t + b), "bias_only" sigmoid(b) learned, "fixed" sigmoid(b) constant, "none"
+    softmax attention. `decay_time_min`/`decay_time_max` (tokens) set the initial b of the two constant gates (Fig.
+    7). `mlp_width` overrides the SwiGLU width that follows from `mlp_ratio` (in small models rounding up to 256 would
+    dominate). `window_size`: a token sees that many, itself included. `prune_log_tolerance`: log(eps) of adaptive
+    computation pruning, e.g. -10; None computes every tile. It changes the result by less than eps, but it is part of the
+    spec because the ACP paper compares the two.
+    """
+
+    kind: Literal["forgetting_transformer"] = "forgetting_transformer"
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt
+    num_layers: PositiveInt
+    num_heads: PositiveInt
+    mlp_ratio: PositiveFloat = 4.0
+    mlp_width: PositiveInt | None = None
+    forget_gate: ForgetGate = "full"
+    decay_time_min: PositiveFloat | None = None
+    decay_time_max: PositiveFloat | None = None
+    use_rope: bool = False
+    rope_base: PositiveFloat = 500000.0
+    use_k_shift: bool = False
+    use_v_shift: bool = False
+    qk_norm: bool = False
+    qk_norm_share_param_across_head: bool = True
+    use_output_gate: bool = False
+    use_output_norm: bool = False
+    window_size: PositiveInt | None = None
+    prune_log_tolerance: float | None = None
+    norm_eps: PositiveFloat = 1e-6
+    initializer_range: PositiveFloat = 0.02
+
+    @model_validator(mode="after")
+    def _check(self) -> "ForgettingTransformerSpec":
+        if self.hidden_size % self.num_heads:
+            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
+        if self.head_dim not in (16, 32, 64, 128):
+            raise ValueError(f"head_dim {self.head_dim} (hidden_size / num_heads) must be 16, 32, 64 or 128")
+        constant_gate = self.forget_gate in ("bias_only", "fixed")
+        if constant_gate != (self.decay_time_min is not None and self.decay_time_max is not None):
+            raise ValueError(
+                f"forget_gate {self.forget_gate!r} with decay_time_min {self.decay_time_min} and decay_time_max "
+                f"{self.decay_time_max}: give both decay times with 'bias_only' and 'fixed', and neither otherwise"
+            )
+        if self.prune_log_tolerance is not None and self.forget_gate == "none":
+            raise ValueError("prune_log_tolerance needs a forget gate; forget_gate is 'none'")
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def intermediate_size(self) -> int:
+        return self.mlp_width or swiglu_width(self.hidden_size, self.mlp_ratio)
+
+    @property
+    def num_params(self) -> int:
+        """The paper's count: without the input embedding, with the output head. A fixed gate is no parameter."""
+        d, heads = self.hidden_size, self.num_heads
+        gate = {"full": heads * (d + 1), "bias_only": heads, "fixed": 0, "none": 0}[self.forget_gate]
+        shifts = (self.use_k_shift + self.use_v_shift) * heads * d
+        qk_norm = 2 * (self.head_dim if self.qk_norm_share_param_across_head else d) if self.qk_norm else 0
+        output = (d * d if self.use_output_gate else 0) + (d if self.use_output_norm else 0)
+        mixer = 4 * d * d + gate + shifts + qk_norm + output
+        return head_params(self.vocab_size, d) + self.num_layers * (mlp_params(d, self.intermediate_size) + mixer)
+
+    def flops_per_token(self, seq_len: int) -> int:
+        """FLOPs of a forward pass per token at `seq_len`, nothing pruned (Table 6); training is three times this.
+
+        2N for the matrices, and 4 * layers * d for each key that a query sees: L/2 on the causal average, fewer where
+        a window is shorter than the sequence.
+        """
+        return 2 * self.num_params + self._attention_flops(seq_len)
+
+    def executed_flops_per_token(self, seq_len: int, pruned_share: float) -> int:
+        """FLOPs that a forward pass carries out per token when `pruned_share` of the attention's tiles is skipped.
+
+        The share, 0 to 1, is of the tiles that the causal mask and the window leave; the matrices are always computed.
+        Raises ValueError for another share, and for any but 0 without a forget gate.
+        """
+        if not 0 <= pruned_share <= 1:
+            raise ValueError(f"pruned_share {pruned_share} is no share; give a number from 0 to 1")
+        if pruned_share and self.forget_gate == "none":
+            raise ValueError(f"pruned_share {pruned_share}: forget_gate is 'none', and nothing can be pruned without a gate")
+        return 2 * self.num_params + round((1 - pruned_share) * self._attention_flops(seq_len))
+
+    def _attention_flops(self, seq_len: int) -> int:
+        per_key = 4 * self.num_layers * self.hidden_size
+        window = self.window_size
+        if window is None or window >= seq_len:
+            return per_key * seq_len // 2
+        # the first `window` queries see window/2 keys on average, the rest `window`
+        return int(per_key * (window * window / 2 + (seq_len - window) * window) / seq_len)
+
+    def state_size(self, seq_len: int) -> int:
+        """Numbers kept per sequence for decoding after `seq_len` tokens, over all layers."""
+        length = seq_len if self.window_size is None else min(seq_len, self.window_size)
+        per_token = 2 * self.hidden_size + (self.num_heads if self.forget_gate != "none" else 0)
+        return self.num_layers * (length * per_token + self.hidden_size * (self.use_k_shift + self.use_v_shift))
+
+    def build_backbone(self) -> "Backbone":
+        """The torch modules of this spec."""
+        from models.forgetting_transformer.module import ForgettingBackbone
+
+        return ForgettingBackbone(self)

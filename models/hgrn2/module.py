@@ -1,0 +1,68 @@
+"""HGRN2 (arXiv 2404.07904): flash-linear-attention's layer in our skeleton, the paper's set-up (Appendix B).
+
+As in the released code, the layer-wise lower bounds exist but do not reach the mixer, unless `use_lower_bound` asks
+for it.
+"""
+
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
+import torch
+from torch import Tensor, nn
+
+from kernels.fla_cpu.install import install
+from models.cache import DecodingCache
+from models.causal_lm import Backbone, Block, Padding, init_linear_recurrent_, mark_places
+from models.hgrn2.spec import HGRN2Spec
+
+install()
+
+from fla.layers.hgrn2 import HGRN2Attention  # noqa: E402  (fla after the CPU versions are in place)
+
+
+class HGRN2Mixer(HGRN2Attention):
+    """fla's layer behind the skeleton's mixer signature."""
+
+    def forward(
+        self, x: Tensor, cache: DecodingCache | None, padding: Padding | None, lower_bound: Tensor | None = None
+    ) -> Tensor:
+        # Padded inputs are zero, so their values k * i are zero and the state stays zero: no mask is needed.
+        return super().forward(x, past_key_values=cache, use_cache=cache is not None, lower_bound=lower_bound)[0]
+
+
+class HGRN2Backbone(Backbone):
+    """Backbone with the lower bounds of the forget gates, (layers, d)."""
+
+    def __init__(self, spec: HGRN2Spec) -> None:
+        blocks: list[nn.Module] = [
+            mark_places(
+                Block(
+                    HGRN2Mixer(
+                        hidden_size=spec.hidden_size,
+                        expand_ratio=spec.expand_ratio,
+                        norm_eps=spec.norm_eps,
+                        layer_idx=layer_idx,
+                    ),
+                    spec.hidden_size,
+                    spec.intermediate_size,
+                    spec.norm_eps,
+                )
+            )
+            for layer_idx in range(spec.num_layers)
+        ]
+        super().__init__(spec, blocks)
+        # Unused bounds take no gradient: DDP must not wait for one.
+        self.lower_bounds = nn.Parameter(torch.zeros(spec.num_layers, spec.hidden_size), requires_grad=spec.use_lower_bound)
+        self.lower_bounds._no_weight_decay = True  # type: ignore[attr-defined]
+        self.use_lower_bound = spec.use_lower_bound
+
+    def extra_inputs(self, layer_idx: int) -> tuple[Tensor, ...]:
+        if not self.use_lower_bound:
+            return ()
+        shares = self.lower_bounds.softmax(0, dtype=torch.float32)
+        return (shares[1 : layer_idx + 1].sum(0),)
+
+    def init_module(self, module: nn.Module) -> None:
+        """Mixer projections Xavier-uniform with gain 2^-2.5; the rest N(0, 0.02^2), MLP outputs scaled by depth; no lower
+        bounds."""
+        init_linear_recurrent_(module, len(self.layers))
+        if module is self:
+            nn.init.zeros_(self.lower_bounds)

@@ -1,0 +1,25 @@
+"""What the specs of all models share, without torch: strict fields, and the numbers of the parts they have in common."""
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+STRICT = ConfigDict(extra="forbid", strict=True)
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+
+
+def swiglu_width(hidden_size: int, mlp_ratio: float) -> int:
+    """Width m of a SwiGLU MLP: int(d * ratio * 2/3) rounded up to a multiple of 256 (section 3.1 of the released
+    setup)."""
+    return 256 * -(-int(hidden_size * mlp_ratio * 2 / 3) // 256)
+
+
+def head_params(vocab_size: int, hidden_size: int) -> int:
+    """The output head and the final norm. The paper's count has the head in it, but not the input embedding."""
+    return vocab_size * hidden_size + hidden_size
+
+
+def mlp_params(hidden_size: int, width: int) -> int:
+    """A SwiGLU MLP and both norms of its block."""
+    return 3 * hidden_size * width + 2 * hidden_size

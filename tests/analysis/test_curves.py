@@ -1,0 +1,119 @@
+import numpy as np
+import pytest
+import synthetic
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.curves import around, by_model, compare, loss_curves, perplexity, smooth, smoothing_window
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=40), st.sampled_from([1, 3, 5, 101]))
+def test_smoothing_is_the_mean_of_a_window_cut_at_the_ends(values, window):
+    half = window // 2
+    expected = [np.mean(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
+    np.testing.assert_allclose(smooth(np.array(values), window), expected, atol=1e-9)
+    for position in (1, len(values)):
+        first, last = around(position, window, len(values))
+        assert np.mean(values[first - 1 : last]) == pytest.approx(expected[position - 1])
+
+
+def test_what_is_not_finite_stays_where_it_is():
+    values = np.ones(30)
+    values[10] = np.nan
+    assert np.flatnonzero(np.isnan(smooth(values, 5))).tolist() == [8, 9, 10, 11, 12]
+    with pytest.raises(ValueError, match="odd"):
+        smooth(values, 4)
+
+
+def test_perplexity_is_that_of_the_running_mean():
+    losses = np.array([2.0, 4.0, 0.0])
+    np.testing.assert_allclose(perplexity(losses), np.exp([2, 3, 2]))
+    np.testing.assert_allclose(perplexity(np.stack([losses, losses]))[1], np.exp([2, 3, 2]))
+
+
+@pytest.mark.parametrize(("train_len", "narrow", "wide"), [(16_384, 101, 1001), (4_096, 101, 251), (256, 33, 15), (64, 9, 3)])
+def test_windows_are_the_papers_and_in_proportion_below(train_len, narrow, wide):
+    assert smoothing_window(train_len) == narrow
+    assert smoothing_window(train_len, of_paper=1001) == wide
+
+
+def curves_of(tmp_path, losses_by_seed, bands_by_seed=None):
+    store = synthetic.Store(tmp_path, train_len=32)
+    for seed, losses in enumerate(losses_by_seed):
+        rows = synthetic.loss_rows(np.asarray(losses), None if bands_by_seed is None else bands_by_seed[seed])
+        store.add("fig", "fox_pro", [("per_token_loss", rows)], seed=seed)
+    return store.study("fig")
+
+
+def test_seeds_of_a_label_make_one_curve(tmp_path):
+    rng = np.random.default_rng(0)
+    losses, bands = rng.random((2, 128)), rng.random((2, 5, 16))
+    (curve,) = loss_curves(curves_of(tmp_path, losses, bands))
+    np.testing.assert_allclose(curve.losses_SN, losses)
+    np.testing.assert_allclose(curve.bands_DK, bands.mean(axis=0))
+    assert curve.ends_K.tolist() == [8 * (k + 1) for k in range(16)]
+    assert (curve.seeds, curve.train_len, curve.num_documents, curve.length) == ((0, 1), 32, 5, 128)
+
+
+def test_the_noise_of_whole_bands_is_that_of_the_documents_means(tmp_path):
+    rng = np.random.default_rng(1)
+    bands = rng.random((1, 7, 16))
+    (curve,) = loss_curves(curves_of(tmp_path, rng.random((1, 128)), bands))
+    term = curve.term(1.0, 9, 32)  # bands 1, 2 and 3
+    means = bands[0, :, 1:4].mean(axis=1)
+    np.testing.assert_allclose(term.influence, means - means.mean())
+    assert term.seeds == pytest.approx(curve.losses_SN[:, 8:32].mean())
+
+
+@pytest.mark.parametrize("persistent", [0.0, 1.0])
+def test_the_noise_of_a_part_of_a_band_is_that_of_its_documents_and_of_its_tokens(tmp_path, persistent):
+    """`persistent`: what is hard in a document all along. Told from bands of 32 tokens and the mean curve alone."""
+    rng = np.random.default_rng(2)
+    D, N, errors, true = 200, 512, [], 0.0
+    for draw in range(12):
+        tokens = rng.normal(size=(D, N)) + persistent * rng.normal(size=(D, 1)) + 3 + np.linspace(1, 0, N)
+        bands = tokens.reshape(D, 16, 32).mean(axis=2)[None]
+        (curve,) = loss_curves(curves_of(tmp_path / str(draw), tokens.mean(axis=0)[None], bands))
+        errors += [compare((1.0, curve, first, first + 3)).error for first in (5, 100, 509)]
+        true = (persistent**2 / D + 1 / D / 4) ** 0.5
+    assert np.mean(errors) == pytest.approx(true, rel=0.12)
+
+
+def test_the_tokens_noise_of_two_models_at_the_same_positions_is_that_of_their_difference(tmp_path):
+    rng = np.random.default_rng(3)
+    shared = rng.random(256)
+    store = synthetic.Store(tmp_path)
+    for model in ("fox_pro", "mamba2"):
+        store.add("fig", model, [("per_token_loss", synthetic.loss_rows(shared + 1e-3 * rng.random(256), np.ones((4, 16))))])
+    one, two = loss_curves(store.study("fig"))
+    assert compare((1.0, one, 5, 8), (-1.0, two, 5, 8)).error < 1e-3
+    assert compare((1.0, one, 5, 8), (-1.0, two, 9, 12)).error > 0.05
+
+
+def test_gaps_and_seeds_that_differ_are_errors(tmp_path):
+    losses = np.random.default_rng(0).random((2, 64))
+    with pytest.raises(ValueError, match="different lengths or documents"):
+        loss_curves(curves_of(tmp_path / "a", [losses[0], losses[1, :32]]))
+    for place, drop in (("b", ("position", 5)), ("c", ("document", 1))):
+        store = synthetic.Store(tmp_path / place)
+        rows = synthetic.loss_rows(losses[0], np.ones((3, 16)))
+        column, value = drop
+        gone = (rows[column] == value) & ((rows["document"] == -1) if column == "position" else (rows["position"] == 8))
+        store.add("fig", "fox_pro", [("per_token_loss", rows[~gone])])
+        with pytest.raises(ValueError, match="gaps"):
+            loss_curves(store.study("fig"))
+
+
+def test_models_of_one_figure_need_one_length(tmp_path):
+    store = synthetic.Store(tmp_path)
+    for model, length in (("fox_pro", 64), ("mamba2", 32)):
+        store.add("fig", model, [("per_token_loss", synthetic.loss_rows(np.ones(length)))])
+    with pytest.raises(ValueError, match="several lengths"):
+        by_model(store.study("fig"))
+
+
+def test_a_curve_without_documents_has_no_noise(tmp_path):
+    (curve,) = loss_curves(curves_of(tmp_path, [np.full(64, 2.0)]))
+    estimate = compare((1.0, curve, 1, 64))
+    assert estimate.effect == 2.0
+    assert estimate.error is None

@@ -1,0 +1,127 @@
+import numpy as np
+import pytest
+
+from analysis.statistics import Estimate, Term, combined, contrast, holm, stratified
+
+
+def term(source, coefficient, values_SD):
+    """Of one model: values of S seeds on D items."""
+    mean_D = values_SD.mean(axis=0)
+    return Term(source, coefficient, values_SD.mean(axis=1), mean_D - mean_D.mean())
+
+
+def made_up(rng, seeds=3, items=40, seed_noise=0.03, shared=0.3, own=0.05, models=2):
+    """Values of models without any difference: (S, D) each."""
+    shared_D = shared * rng.normal(size=items)
+    return [
+        shared_D + seed_noise * rng.normal(size=(seeds, 1)) + own * rng.normal(size=(seeds, items)) for _ in range(models)
+    ]
+
+
+def test_the_error_is_that_of_a_bootstrap_of_seeds_and_then_items():
+    """Many draws by brute force; the draw over few seeds is too narrow by (S - 1) / S, which is put right here."""
+    rng = np.random.default_rng(0)
+    one, two = made_up(rng, seeds=5, items=60)
+    estimate = contrast([term("a", 1.0, one), term("b", -1.0, two)])
+    draws, S, D = 20_000, 5, 60
+    seeds_a, seeds_b, items = rng.integers(S, size=(draws, S)), rng.integers(S, size=(draws, S)), rng.integers(D, size=(draws, D))
+    centre = one.mean() - two.mean()
+    of_seeds = one.mean(axis=1)[seeds_a].mean(axis=1) - two.mean(axis=1)[seeds_b].mean(axis=1) - centre
+    of_items = (one.mean(axis=0) - two.mean(axis=0))[items].mean(axis=1) - centre
+    expected = np.std(of_seeds * (S / (S - 1)) ** 0.5 + of_items * (D / (D - 1)) ** 0.5)
+    assert estimate.effect == pytest.approx(centre)
+    assert estimate.error == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(("seeds", "seed_noise"), [(3, 0.03), (3, 0.0), (2, 0.03), (1, 0.0)])
+def test_intervals_cover_what_they_say(seeds, seed_noise):
+    """Two models without a difference, 2,000 times: the 95% interval misses 0 in 5% at most (in fewer where seeds do not differ:
+    what varies inside an item is then counted twice)."""
+    rng = np.random.default_rng(1)
+    missed = 0
+    for _ in range(2_000):
+        one, two = made_up(rng, seeds=seeds, seed_noise=seed_noise)
+        low, high = contrast([term("a", 1.0, one), term("b", -1.0, two)]).interval
+        missed += not low <= 0 <= high
+    assert missed / 2_000 < 0.062
+    assert missed / 2_000 > 0.005
+
+
+def test_percentiles_of_a_bootstrap_over_three_seeds_would_not():
+    rng = np.random.default_rng(2)
+    missed = 0
+    for _ in range(400):
+        values = rng.normal(size=3)
+        draws = values[rng.integers(3, size=(1_000, 3))].mean(axis=1)
+        missed += not np.quantile(draws, 0.025) <= 0 <= np.quantile(draws, 0.975)
+    assert missed / 400 > 0.15
+
+
+def test_the_detectable_effect_is_detected_in_four_of_five():
+    rng = np.random.default_rng(3)
+    found, sizes = 0, []
+    for _ in range(2_000):
+        one, two = made_up(rng, seeds=6, seed_noise=0.03, items=40)
+        estimate = contrast([term("a", 1.0, one), term("b", -1.0, two)])
+        sizes.append(estimate.detectable)
+    effect = float(np.median(sizes))
+    for _ in range(2_000):
+        one, two = made_up(rng, seeds=6, seed_noise=0.03, items=40)
+        estimate = contrast([term("a", 1.0, one + effect), term("b", -1.0, two)])
+        found += estimate.interval[0] > 0
+    assert found / 2_000 == pytest.approx(0.8, abs=0.05)
+
+
+def test_what_both_models_find_hard_cancels():
+    rng = np.random.default_rng(4)
+    one, two = made_up(rng, seeds=1, shared=5.0, own=0.01)
+    paired = contrast([term("a", 1.0, one), term("b", -1.0, two)])
+    other_items = contrast([term("a", 1.0, one), term("b", -1.0, two[:, :-1])])
+    assert paired.error < 0.01 < 0.5 < other_items.error
+
+
+def test_terms_of_one_model_share_its_seeds():
+    seeds = np.array([1.0, 2.0, 4.0])
+    nothing = np.empty(0)
+    assert contrast([Term("a", 1.0, seeds, nothing), Term("a", -1.0, seeds + 1, nothing)]).error == 0
+    assert contrast([Term("a", 1.0, seeds, nothing), Term("b", -1.0, seeds + 1, nothing)]).error > 1
+
+
+def test_printed_numbers_have_no_interval_and_no_doubt():
+    estimate = contrast([Term("a", 1.0, np.array([2.0]), np.empty(0)), Term("b", -1.0, np.array([1.5]), np.empty(0))])
+    assert estimate == Estimate(0.5)
+    assert estimate.interval is None
+    assert estimate.detectable is None
+    assert (estimate.p_not_above(0.0), estimate.p_not_above(0.6)) == (0.0, 1.0)
+    assert (estimate.p_not_above(0.5), estimate.p_not_above(0.5, strict=False)) == (1.0, 0.0)
+
+
+def test_what_is_not_finite_is_above_or_below_everything_and_nan_is_neither():
+    assert Estimate(np.inf).p_not_above(1e9) == 0.0
+    assert Estimate(-np.inf, 0.1).p_not_above(-1e9) == 1.0
+    assert Estimate(np.nan).p_not_above(0.0) == 1.0
+
+
+def test_degrees_of_freedom_are_those_of_the_larger_noise():
+    assert combined(0.0, [(1.0, 2.0), (1e-9, 500.0)]).df == pytest.approx(2.0, rel=1e-6)
+    assert combined(0.0, [(1.0, 2.0), (1.0, 2.0)]).df == pytest.approx(4.0)
+    assert combined(0.0, [(1.0, np.inf)]).df == np.inf
+    assert combined(1.0, [(0.25, np.inf)]).interval == pytest.approx((1 - 1.96 * 0.5, 1 + 1.96 * 0.5), abs=1e-3)
+
+
+def test_strata_count_alike_and_their_noise_is_what_varies_inside():
+    values = np.array([1.0, 3.0, 10.0, 10.0, 10.0, 13.0])
+    strata = np.array([0, 0, 1, 1, 1, 1])
+    mean, influence = stratified(values, strata)
+    assert mean == pytest.approx((2.0 + 10.75) / 2)
+    assert influence.mean() == pytest.approx(0.0)
+    error = (influence.var(ddof=0) / len(influence)) ** 0.5
+    exact = 0.5 * (np.var([1, 3]) / 2 + np.var([10, 10, 10, 13]) / 4) ** 0.5
+    assert error == pytest.approx(exact)
+    assert stratified(values, np.arange(6))[1].size == 0
+
+
+def test_holm():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
+    assert holm([]) == []

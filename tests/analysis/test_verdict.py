@@ -1,0 +1,124 @@
+import math
+
+import numpy as np
+import pytest
+
+from analysis.statistics import Estimate
+from analysis.verdict import Claim, Comparison, Status, decide, decide_any, judge, not_applicable, number, with_interval
+
+
+def met(effect, error=0.1, **how):
+    return Comparison("a minus b", Estimate(effect, error), **how)
+
+
+@pytest.mark.parametrize(
+    ("effect", "status"), [(0.5, Status.HOLDS), (0.15, Status.WITHIN_NOISE), (-0.15, Status.WITHIN_NOISE), (-0.5, Status.FAILS)]
+)
+def test_a_verdict_is_clear_only_beyond_the_noise(effect, status):
+    verdict = decide("Said.", [met(effect)], seeds=3)
+    assert verdict.status is status
+    assert decide("Said.", [met(-effect, below=True)], seeds=3).status is status
+    assert decide("Said.", [met(effect + 7, bound=7.0)], seeds=3).status is status
+    assert verdict.effect == effect
+    assert verdict.interval == pytest.approx((effect - 0.196, effect + 0.196), abs=1e-3)
+    assert verdict.detectable == pytest.approx(0.1 * (1.96 + 0.8416), abs=1e-3)
+
+
+def test_all_comparisons_must_be_met_and_one_clear_miss_is_a_failure():
+    assert decide("", [met(0.5), met(0.6)], 3).status is Status.HOLDS
+    verdict = decide("", [met(0.5), met(0.1)], 3)
+    assert verdict.status is Status.WITHIN_NOISE
+    assert verdict.effect == 0.1
+    assert decide("", [met(0.5), met(-0.5)], 3).status is Status.FAILS
+
+
+def test_failing_is_corrected_for_the_number_of_comparisons():
+    assert decide("", [met(-0.21)], 3).status is Status.FAILS
+    assert decide("", [met(-0.21)] + [met(1.0)] * 19, 3).status is Status.WITHIN_NOISE
+
+
+def test_on_par_needs_both_one_sided_tests():
+    def par(effect, error):
+        return decide("", [met(effect, error, bound=-2.0), met(effect, error, bound=2.0, below=True)], 3).status
+
+    assert par(0.3, 0.5) is Status.HOLDS
+    assert par(0.3, 2.0) is Status.WITHIN_NOISE, "not significantly different is not on par"
+    assert par(3.5, 0.5) is Status.FAILS
+    assert par(-3.5, 0.5) is Status.FAILS
+
+
+def test_one_alternative_is_enough_where_one_is_asked_for():
+    assert decide_any("", [[met(-0.5)], [met(0.5), met(0.6)]], 3).status is Status.HOLDS
+    assert decide_any("", [[met(-0.5)], [met(0.5), met(-0.6)]], 3).status is Status.FAILS
+    assert decide_any("", [[met(0.22)]] + [[met(-0.5)]] * 9, 3).status is Status.WITHIN_NOISE
+
+
+def test_equal_is_enough_only_where_the_claim_says_so():
+    assert decide("", [Comparison("x", Estimate(0.0))], 1).status is Status.FAILS
+    assert decide("", [Comparison("x", Estimate(0.0), strict=False)], 1).status is Status.HOLDS
+    assert decide("", [Comparison("x", Estimate(math.nan))], 1).status is Status.FAILS
+
+
+def test_what_is_missing_may_fail_but_not_hold():
+    verdict = decide("Said.", [met(0.5)], 3, ["FoX (Pro)"])
+    assert verdict.status is Status.NOT_MEASURED
+    assert verdict.sentence == "Not measured: FoX (Pro). Said."
+    assert decide("", [met(-0.5)], 3, ["FoX (Pro)"]).status is Status.FAILS
+    assert decide("", [], 0, ["FoX (Pro)"]).status is Status.NOT_MEASURED
+
+
+def test_one_seed_and_printed_numbers_are_said():
+    assert decide("Said.", [met(0.5)], 1).sentence == "Said. One seed: this cannot separate a seed from a model."
+    assert decide("Said.", [met(0.5)], 3).sentence == "Said."
+    printed = decide("Said.", [Comparison("x", Estimate(0.5))], 1)
+    assert printed.sentence == "Said. No spread is stored: the numbers are taken as they stand."
+    assert printed.status is Status.HOLDS
+
+
+def claims_of(*effects, error=0.1):
+    return [Claim(f"C{i}", "", "fig", lambda _, e=e: decide("Said.", [met(e, error)], 3)) for i, e in enumerate(effects)]
+
+
+def test_claims_of_one_figure_are_judged_together():
+    statuses = [verdict.status for _, verdict in judge(claims_of(0.21), None)]
+    assert statuses == [Status.HOLDS]
+    judged = judge([*claims_of(0.21, 0.5, 0.0), Claim("X", "", "fig", lambda _: not_applicable("why"))], None)
+    assert [verdict.status for _, verdict in judged] == [
+        Status.WITHIN_NOISE, Status.HOLDS, Status.WITHIN_NOISE, Status.NOT_APPLICABLE,
+    ]  # fmt: skip
+    assert [verdict.judged for _, verdict in judged] == [3, 3, 3, 1]
+    assert judged[0][1].sentence == "Said. Judged alone: holds."
+
+
+def test_a_failure_that_holm_takes_away_from_an_incomplete_claim_leaves_it_unmeasured():
+    incomplete = Claim("C", "", "fig", lambda _: decide("Said.", [met(-0.21)], 3, ["Mamba-2"]))
+    assert judge([incomplete], None)[0][1].status is Status.FAILS
+    assert judge([incomplete, *claims_of(0.0, 0.0)], None)[0][1].status is Status.NOT_MEASURED
+
+
+def test_wrong_verdicts_are_as_rare_as_the_page_says():
+    """Five claims on effects of 0, 4,000 times: any wrong verdict in 5% at most; and effects at five errors are seen."""
+    rng = np.random.default_rng(0)
+    wrong = 0
+    for effects in rng.normal(size=(4_000, 5)):
+        wrong += any(verdict.status is not Status.WITHIN_NOISE for _, verdict in judge(claims_of(*effects, error=1.0), None))
+    assert 0.035 < wrong / 4_000 < 0.06
+    seen = [judge(claims_of(*(5 + effects), error=1.0), None)[0][1].status for effects in rng.normal(size=(200, 5))]
+    assert seen.count(Status.HOLDS) > 190
+
+
+def test_on_par_is_wrongly_said_in_one_of_forty_at_the_margin():
+    rng = np.random.default_rng(1)
+    said = 0
+    for effect in 2.0 + 0.3 * rng.normal(size=4_000):
+        both = [met(effect, 0.3, bound=-2.0, strict=False), met(effect, 0.3, bound=2.0, below=True, strict=False)]
+        said += decide("", both, 3).status is Status.HOLDS
+    assert 0.015 < said / 4_000 < 0.035
+
+
+def test_numbers_are_printed_with_sign_unit_and_interval():
+    assert number(-0.02791) == "−0.0279"
+    assert number(1.234, "points") == "+1.23"
+    assert with_interval(Estimate(0.5, 0.1), "nats") == "+0.5000 nats [+0.3040, +0.6960]"
+    assert with_interval(Estimate(0.5), "nats") == "+0.5000 nats"
+    assert str(met(0.5, bound=2.0, below=True, strict=False)).endswith("asked for ≤ 2")
