@@ -167,7 +167,7 @@ class Run(Wanted):
         from slurm.submit import rehearse, submit
 
         if self.cluster is None:
-            raise ValueError("--launcher slurm needs --cluster FILE; slurm/clusters/example.toml is one to copy and edit.")
+            raise ValueError("--launcher slurm needs --cluster FILE; slurm/clusters has some to copy and edit.")
         cluster = read_cluster(self.cluster)
         # The login node may have no GPU: what counts is where the jobs run.
         request = replace(self.request("cpu", execution), device=cluster.device, machine=cluster.machine)
@@ -185,8 +185,10 @@ class Draw:
         from experiments.drawing import draw_from_file
 
         collected = draw_from_file(self.file)
-        console.print(f"{self.file.stem}: " + ("nothing to draw" if collected is None else f"{collected.lines} lines drawn"))
-        return 0 if collected is not None else 1
+        if collected is None:  # starting again would not help
+            raise ValueError(f"{self.file.stem}: nothing to draw, none of its evaluations is finished.")
+        console.print(f"{self.file.stem}: {collected.lines} lines drawn")
+        return 0
 
 
 @dataclass(frozen=True, kw_only=True)

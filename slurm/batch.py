@@ -1,108 +1,131 @@
-"""From a group of jobs to an sbatch script, through submitit."""
+"""From a batch of tasks to its sbatch script: plain bash, made to be read by the cluster's administrators."""
 
-import contextlib
-import io
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
-from slurm.cluster import Cluster
-from slurm.graph import Group
-from slurm.launcher import Task
+from slurm.cluster import Cluster, KindSettings
+from slurm.graph import Batch
 from slurm.records import Submission
 
-ENDLESS = 10**6  # submitit counts time-outs down; trainings are requeued until they are done
+MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
+GPUS = {"gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"}
+TEMPLATE = Path(__file__).parent / "job.sh"
+LEAVE_S = 60
+"""Seconds that a batch script keeps for itself before the time limit."""
 
 
-def sbatch_parameters(
-    group: Group, index: int, submission: Submission, cluster: Cluster, snapshot: Path, dependency: str | None
-) -> dict[str, Any]:
-    """submitit's parameters of one group. Jobs run in the folder they were submitted from, with the snapshot's code."""
-    wanted = max((node.resources for node in group.nodes), key=lambda resources: resources.minutes)
-    first = group.nodes[0]
-    name = group.kind if len(group.nodes) > 1 else f"{group.kind}-{first.key.split(':')[1]}"
-    optional = {
-        "account": cluster.account,
-        "qos": cluster.qos,
-        "constraint": cluster.constraint,
-        "dependency": dependency,
-        "gpus_per_node": wanted.gpus_per_node or None,
-        "array_parallelism": cluster.max_concurrent,
+def job_name(batch: Batch) -> str:
+    return batch.kind if not batch.single else batch.nodes[min(batch.nodes)].task.name.replace(" ", "-")
+
+
+def script(batch: Batch, entry: int, submission: Submission, cluster: Cluster, code: Path, throttle: int | None) -> str:
+    """The sbatch script of a batch: slurm/job.sh, filled in. Jobs run in the folder they were submitted from, with the `code` of
+    a snapshot."""
+    settings, python = cluster.settings(batch.kind), task_python(cluster)
+    options = _merged(_sbatch_options(batch, entry, submission, cluster, throttle), settings.sbatch)
+    srun = _merged({"export": "ALL", "kill-on-bad-exit": 1}, settings.srun)  # else tasks would wait for a dead one
+    tasks = batch.nodes[min(batch.nodes)].resources.tasks
+    values = {
+        "OPTIONS": [f"#SBATCH {_option(*item)}" for item in options.items()],
+        "SETUP": [*_setup(cluster), *_environment(cluster)],
+        "MEETING_PLACE": ['export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"']
+        if tasks > 1
+        else [],
+        "COMMAND": [" ".join(["srun", *(_option(*item) for item in srun.items()), *filter(None, [cluster.container]), python])],
+        "RECORD": [f"{shlex.quote(str(submission.path))} {entry}"],
+        "CODE": [shlex.quote(str(code))],
+        "HOST_PYTHON": ["python3" if cluster.container else python],
+        "SHOWN_PYTHON": ["of the container" if cluster.container else f"$(command -v {python})"],
+        "SIGNAL_S": [str(cluster.signal_seconds)],
+        "PATIENCE_S": [str(cluster.signal_seconds - min(LEAVE_S, cluster.signal_seconds // 3))],
     }
-    if cluster.mem_gb_per_task is not None:
-        optional["mem"] = f"{int(1024 * cluster.mem_gb_per_task * wanted.tasks_per_node)}MB"
-    return {
-        "job_name": name,
-        "comment": submission.comment(index),
-        "partition": cluster.partition,
-        "time": wanted.minutes,
-        "nodes": wanted.nodes,
-        "ntasks_per_node": wanted.tasks_per_node,
-        "cpus_per_task": cluster.cpus_per_task,
-        "signal_delay_s": cluster.signal_seconds,
-        "setup": _setup(cluster, snapshot),
-        "teardown": [f"{_host_python(cluster)} -m slurm.epilogue {shlex.quote(str(submission.path))} {index} $?"],
-        # srun does not take these over from sbatch; without the second one, tasks would wait for a dead one.
-        "srun_args": [f"--cpus-per-task={cluster.cpus_per_task}", "--kill-on-bad-exit=1"],
-        "additional_parameters": {
-            "requeue": True,
-            "kill-on-invalid-dep": "yes",
-            "chdir": submission.values["cwd"],
-            **cluster.sbatch,
-        },
-        **{name: value for name, value in optional.items() if value is not None},
-    }
-
-
-def _setup(cluster: Cluster, snapshot: Path) -> list[str]:
-    environment = {"OMP_NUM_THREADS": "1"} if not cluster.gpus_per_node else {}
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in {**environment, **cluster.environment}.items()]
-    return [
-        *cluster.setup,
-        *exports,
-        f'export PYTHONPATH={shlex.quote(str(snapshot))}"${{PYTHONPATH:+:$PYTHONPATH}}"',
-        "export PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1  # the snapshot's code, not that of the working folder",
-        "trap : TERM  # whoever ends this job, its epilogue below takes notice",
-    ]
-
-
-def _host_python(cluster: Cluster) -> str:
-    return "python3" if cluster.container else shlex.quote(sys.executable)
+    text = TEMPLATE.read_text()
+    for name, lines in values.items():
+        text = text.replace(f"@{name}@" + ("" if lines else "\n"), "\n".join(lines))
+    return text
 
 
 def task_python(cluster: Cluster) -> str:
-    return f"{cluster.container} python3" if cluster.container else shlex.quote(sys.executable)
+    """The python of the tasks: the cluster file's, or what `setup` or the container brings, or else the submitting one."""
+    if cluster.python is not None:
+        return cluster.python
+    return "python3" if cluster.setup or cluster.container else shlex.quote(sys.executable)
 
 
-def script(group: Group, folder: Path, cluster: Cluster, parameters: dict[str, Any]) -> str:
-    """The sbatch script that submitit would submit; needs no SLURM."""
-    from submitit.slurm.slurm import _make_sbatch_string
+def _sbatch_options(batch: Batch, entry: int, submission: Submission, cluster: Cluster, throttle: int | None) -> dict[str, Any]:
+    settings, nodes = cluster.settings(batch.kind), list(batch.nodes.values())
+    size = nodes[0].resources
+    base = submission.values["jobs"][entry]["logs"].replace("%", "%%")
+    options: dict[str, Any] = {
+        "job-name": submission.job_name(entry, job_name(batch)),
+        "comment": submission.comment(entry),
+        "partition": settings.partition,
+        "account": settings.account,
+        "qos": settings.qos,
+        "constraint": settings.constraint,
+        "array": None if batch.single else _array(list(batch.nodes), throttle),
+        "dependency": batch.dependency,
+        "kill-on-invalid-dep": "yes" if batch.dependency else None,
+        "nodes": size.nodes,
+        "ntasks-per-node": size.tasks_per_node,
+        "cpus-per-task": settings.cpus_per_task or 1,
+        "mem": None if settings.mem_gb_per_task is None else f"{int(1024 * settings.mem_gb_per_task * size.tasks_per_node)}M",
+        **_gpus(size.gpus_per_node, settings, cluster),
+        "exclusive": True if batch.kind == "time" and cluster.device == "cpu" else None,
+        "time": max(node.resources.minutes for node in nodes),
+        "signal": f"B:USR2@{cluster.signal_seconds}",
+        "requeue": True,
+        "open-mode": "append",
+        "output": base + ("%j.log" if batch.single else "%A_%a.log"),
+        "chdir": submission.values["cwd"],
+    }
+    return {name: value for name, value in options.items() if value is not None}
 
-    command = f"{task_python(cluster)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
-    count = len(group.nodes) if len(group.nodes) > 1 else None
-    return _make_sbatch_string(command=command, folder=folder, map_count=count, **parameters)
+
+def _gpus(count: int, settings: KindSettings, cluster: Cluster) -> dict[str, str]:
+    if not count:
+        return {}
+    typed = f"{settings.gpu_type}:{count}" if settings.gpu_type else str(count)
+    return {"gres": f"gpu:{typed}"} if cluster.gpu_option == "gres" else {"gpus-per-node": typed}
 
 
-def sbatch(group: Group, folder: Path, cluster: Cluster, submission: Submission, parameters: dict[str, Any]) -> str:
-    """Submit a group; returns SLURM's id of the job or array. ValueError with SLURM's own message."""
-    import submitit
-    from submitit.core.utils import FailedJobError, FailedSubmissionError
-
-    folder.mkdir(parents=True, exist_ok=True)
-    executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=ENDLESS, python=task_python(cluster))
-    executor.update_parameters(**parameters)
-    try:
-        # submitit passes on what sbatch prints; it is said once, below.
-        with contextlib.redirect_stderr(io.StringIO()), executor.batch():
-            jobs = [executor.submit(Task(str(submission.path), node.key)) for node in group.nodes]
-        return jobs[0].job_id.split("_")[0]
-    except (FailedJobError, FailedSubmissionError) as error:
-        raise ValueError(_complaint(str(error))) from None
+def _array(indices: list[int], throttle: int | None) -> str:
+    """0-6, or 3,7-9: with the throttle's %4."""
+    spans: list[list[int]] = []
+    for index in sorted(indices):
+        if spans and spans[-1][1] == index - 1:
+            spans[-1][1] = index
+        else:
+            spans.append([index, index])
+    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"{text}%{throttle}" if throttle is not None and throttle < len(indices) else text
 
 
-def _complaint(text: str) -> str:
-    """What sbatch said, without submitit's stack."""
-    lines = [line.strip() for line in text.splitlines()]
-    said = [line for line in lines if line.startswith("sbatch: error:")] or [line for line in lines if line][-1:]
-    return "; ".join(line.removeprefix("sbatch: error: ").rstrip(".") for line in said)
+def _merged(ours: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Each option once, the cluster file's winning over ours; another way to ask for memory or GPUs replaces ours, too."""
+    dropped = {name for name, value in given.items() if value is False}
+    for alike in (MEMORY, GPUS):
+        dropped |= alike if alike & given.keys() else set()
+    if "gpu" in str(given.get("gres", "")):
+        dropped |= GPUS
+    if GPUS & given.keys():
+        dropped |= {"gres"} if "gres" not in given else set()
+    if "gres" in ours.keys() & given.keys() and "gpu" not in str(given["gres"]):
+        given = {**given, "gres": f"{ours['gres']},{given['gres']}"}
+    merged = {name: value for name, value in ours.items() if name not in dropped} | given
+    return {name: value for name, value in merged.items() if value is not False}
+
+
+def _option(name: str, value: Any) -> str:
+    return f"--{name}" if value is True else f"--{name}={shlex.quote(str(value))}"
+
+
+def _environment(cluster: Cluster) -> list[str]:
+    own = {"OMP_NUM_THREADS": "1"} if cluster.device == "cpu" else {}
+    return [f"export {name}={shlex.quote(value)}" for name, value in {**own, **cluster.environment}.items()]
+
+
+def _setup(cluster: Cluster) -> list[str]:
+    return [part for line in cluster.setup for part in (line, f"[ $? -eq 0 ] || stop {shlex.quote('setup failed: ' + line)}")]

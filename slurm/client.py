@@ -1,14 +1,17 @@
-"""SLURM's own commands, where submitit has none: what is queued, requeueing, cancelling. Standard library only.
+"""SLURM's own commands: submit, look, requeue, cancel. Standard library only: on clusters with containers the end of a job
+runs on the host's python3.
 
-submitit learns states from sacct alone, which needs an accounting database, lags behind the controller and calls a job done
-whose node failed although SLURM has queued it again; squeue asks the controller. And submitit requeues from its signal
-handler; here a job is requeued by its batch script, after the training has saved and left (slurm/epilogue.py).
+squeue asks the controller, which knows jobs for minutes after their end; sacct the accounting database, where there is one.
 """
 
+from __future__ import annotations
+
 import os
+import re
 import shutil
 import subprocess
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
@@ -16,7 +19,38 @@ ENDED = {
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY",
     "REVOKED",
 }  # fmt: skip
-_UNREACHABLE = ("Unable to contact slurm controller", "Connection refused", "timed out", "Socket timed out", "Zero Bytes")
+HELD_STATES = {"REQUEUE_HOLD", "SPECIAL_EXIT"}
+HELD_REASONS = {"JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue"}
+KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
+"""What says which SLURM is meant, and who is asking."""
+_UNREACHABLE = (
+    "Unable to contact slurm controller", "Connection refused", "Connection reset", "timed out", "Zero Bytes",
+    "Communication connection failure", "Transport endpoint", "Resource temporarily unavailable", "temporarily unable",
+    "Unexpected message received", "in standby mode", "credential",
+)  # fmt: skip
+_FOR_GOOD = ("nvalid", "not available", "nrecognized", "denied", "not permitted", "no such file")
+_LIMITS = ("SubmitJob", "MaxSubmit", "job submit limit", "MaxJobCount")
+_NO_ARRAYS = ("Invalid job array specification", "Job array index too large")
+
+
+class ForNow(Exception):
+    """SLURM does not answer, or is too busy: the same may be accepted later."""
+
+
+class TooMany(ForNow):
+    """A limit on submitted jobs: fewer may be accepted now, the rest later."""
+
+
+class Unclear(ForNow):
+    """Words that are not known here."""
+
+
+class NoArrays(Exception):
+    """This cluster takes no job arrays, or none of this size."""
+
+
+class Refused(Exception):
+    """A mistake in what was asked for."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +61,22 @@ class QueuedJob:
     state: str
     reason: str
     nodes: str
+    user: str
+    name: str
     comment: str
 
     @property
     def active(self) -> bool:
         return self.state not in ENDED
+
+    @property
+    def held(self) -> bool:
+        return self.state in HELD_STATES or (self.state == "PENDING" and (self.reason in HELD_REASONS or "held" in self.reason))
+
+    @property
+    def array(self) -> str:
+        """The id of the whole array, or of the single job."""
+        return self.id.split("_")[0]
 
 
 def require_slurm() -> None:
@@ -44,13 +89,56 @@ def require_slurm() -> None:
         )
 
 
-def queue() -> dict[str, QueuedJob]:
-    """All jobs of this user that the controller remembers, finished ones included, by id. ValueError if it does not answer."""
-    result = _run("squeue", "--me", "--noheader", "--array", "--states=all", "--format=%i|%T|%r|%N|%k")
+def foreign_settings() -> list[str]:
+    """Variables of this shell that would beat the options of a batch script; jobs are submitted without them."""
+    return sorted(name for name in os.environ if name.startswith("SBATCH_"))
+
+
+def sbatch(script: str) -> str:
+    """Submit a script and return SLURM's id. ForNow, TooMany, Unclear, NoArrays or Refused with SLURM's own words."""
+    result = _run("sbatch", "--parsable", script)
+    found = re.match(r"(\d+)", result.stdout.strip())
+    if result.returncode == 0 and found:
+        return found.group(1)
+    said = [line.strip() for line in result.stderr.splitlines() if line.strip()]
+    errors = [line for line in said if line.startswith("sbatch: error:")] or said[-1:]
+    text = "; ".join(line.replace("sbatch: error: ", "").rstrip(".") for line in errors) or f"exit code {result.returncode}"
+    for words, error in ((_NO_ARRAYS, NoArrays), (_LIMITS, TooMany), (_UNREACHABLE, ForNow), (_FOR_GOOD, Refused)):
+        if any(word in text for word in words):
+            raise error(text)
+    raise Unclear(text)
+
+
+def queue(users: Iterable[str] = ()) -> dict[str, QueuedJob]:
+    """All jobs of this user, and of `users`, that the controller remembers, finished ones included, by id.
+
+    ValueError if it does not answer.
+    """
+    whose = ["--me"] if not users else ["--user", ",".join(sorted({*users, me()}))]
+    result = _run("squeue", *whose, "--noheader", "--array", "--states=all", "--format=%i|%T|%r|%N|%u|%j|%k")
     if result.returncode:
         raise ValueError(f"SLURM does not answer: {last_line(result.stderr)}; try again when `squeue` works.")
-    jobs = (QueuedJob(*line.split("|", 4)) for line in result.stdout.splitlines() if line.count("|") >= 4)
+    jobs = (QueuedJob(*line.split("|", 6)) for line in result.stdout.splitlines() if line.count("|") >= 6)
     return {job.id: job for job in jobs}
+
+
+def accounted(job_ids: Iterable[str]) -> dict[str, str]:
+    """States of jobs that the controller has forgotten, as far as the accounting database has them."""
+    wanted = sorted(job_ids)
+    if not wanted or shutil.which("sacct") is None:
+        return {}
+    result = _run("sacct", "-n", "--parsable2", "--allocations", "--array", "--format=JobID,State", "--jobs", ",".join(wanted))
+    lines = (line.split("|", 1) for line in result.stdout.splitlines() if result.returncode == 0 and "|" in line)
+    return {job: state.split()[0] for job, state in lines if state.split()}
+
+
+def me() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def own_job_id() -> str:
@@ -71,12 +159,13 @@ def requeue(job_id: str, patience_s: float = 600) -> str | None:
     return last_line(result.stderr) or f"exit code {result.returncode}" if result.returncode else None
 
 
-def cancel(job_ids: list[str]) -> None:
+def cancel(job_ids: Iterable[str]) -> None:
     """Cancel jobs; those that have ended meanwhile are left alone. ValueError with SLURM's message if that fails."""
-    if job_ids:
-        result = _patiently(30, "scancel", *job_ids)
+    wanted = sorted(job_ids)
+    if wanted:
+        result = _patiently(30, "scancel", *wanted)
         if result.returncode and "Invalid job id" not in result.stderr:
-            raise ValueError(f"scancel {' '.join(job_ids)} failed: {last_line(result.stderr)}")
+            raise ValueError(f"scancel {' '.join(wanted)} failed: {last_line(result.stderr)}")
 
 
 def last_line(text: str) -> str:
@@ -94,8 +183,11 @@ def _patiently(patience_s: float, *command: str) -> subprocess.CompletedProcess[
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    # SBATCH_PARTITION and the like beat what a script says; a shell inside a job has SLURM_ variables of that job.
+    foreign = ("SBATCH_", "SQUEUE_", "SCANCEL_", "SACCT_", "SLURM_")
+    environment = {name: value for name, value in os.environ.items() if name in KEPT or not name.startswith(foreign)}
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 1, "", f"{command[0]} timed out")
     except OSError as error:

@@ -1,16 +1,27 @@
-"""What one has to know of a cluster: a TOML file, read into a frozen dataclass and checked before anything is submitted.
+"""What one has to know of a cluster: a TOML file, read into frozen dataclasses and checked before anything is submitted.
 
-slurm/clusters/example.toml is a commented file for a cluster of 8-GPU nodes.
+slurm/clusters/README.md describes every field; beside it lie examples to copy.
 """
 
 import json
 import os
+import re
 import tomllib
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
+
+KINDS = ("prepare", "train", "evaluate", "time", "draw")
+HOURS = {"prepare": 12.0, "evaluate": 6.0, "time": 2.0, "draw": 1.0}
+"""The longest jobs of a kind ask for where nothing is said; trainings ask for what they are estimated to take."""
+STRICT = ConfigDict(extra="forbid", strict=True)
+OURS = {
+    "array", "dependency", "error", "open-mode", "ntasks-per-node", "output", "parsable", "signal", "test-only", "wait", "wrap",
+}  # fmt: skip
+"""Options by which a graph hangs together."""
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -19,75 +30,129 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", strict=True))
-class Cluster:
-    """Where jobs go and what they may ask for. `scratch` holds code snapshots and submitit's files; every node must see it."""
+def _long_names(options: dict[str, Any]) -> dict[str, Any]:
+    """Names as sbatch and srun have them: mail_type becomes mail-type."""
+    found = {name.replace("_", "-"): value for name, value in options.items()}
+    for name in found:
+        if not re.fullmatch("[a-z][a-z0-9-]+", name):
+            raise ValueError(f"{name!r} is no long option; write it without dashes in front, such as mail-type")
+        if name in OURS:
+            raise ValueError(f"{name} is what holds the graph together and cannot be set")
+    return found
 
-    partition: Name
+
+Options = Annotated[dict[str, str | bool | int | float], AfterValidator(_long_names)]
+"""Further options of sbatch or srun, by their long names: true gives the bare option, false leaves ours out."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Settings:
+    """What can be said for all jobs, and again for one kind of them."""
+
+    partition: Name | None = None
     account: Name | None = None
     qos: Name | None = None
     constraint: Name | None = None
-    sbatch: dict[str, str] = Field(default_factory=dict)
-    """Further options of sbatch, such as {reservation = "paper"}."""
+    time_limit_hours: PositiveFloat | None = None
+    cpus_per_task: PositiveInt | None = None
+    mem_gb_per_task: PositiveFloat | None = None
+    gpu_type: Name | None = None
+    sbatch: Options = Field(default_factory=dict)
+    srun: Options = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class KindSettings(Settings):
+    """`gpus` of one job of this kind; for a training one process each, over several nodes if need be."""
+
+    gpus: NonNegativeInt | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class TrainSettings(KindSettings):
+    """Without GPUs: `tasks` processes train one run, spread over `nodes`."""
+
+    tasks: PositiveInt = 1
+    nodes: PositiveInt = 1
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Cluster(Settings):
+    """Where jobs go and what they may ask for. Field by field: slurm/clusters/README.md."""
 
     gpus_per_node: NonNegativeInt = 0
-    """0: a cluster without GPUs; a run is then trained by `tasks_per_run` processes on CPUs."""
+    gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"
     gpu_tflops: PositiveFloat | None = None
-    """Dense bf16 TFLOP/s of one GPU by its datasheet; hours are estimated from it."""
     mfu: Share = 0.35
-    """Share of that rate a training is expected to reach."""
-    gpus_per_run: PositiveInt | None = None
-    """GPUs that train one run, over several nodes if need be; left out: as many of one node's as the time limit calls for."""
-    tasks_per_run: PositiveInt = 1
-    """Without GPUs: processes that train one run."""
-    nodes_per_run: PositiveInt = 1
-    """Without GPUs: nodes over which those processes are spread."""
-    cpus_per_task: PositiveInt = 1
-    mem_gb_per_task: PositiveFloat | None = None
-
-    time_limit_hours: PositiveFloat
-    """The longest a job may ask for. Longer trainings save, are requeued and go on."""
     margin: Annotated[float, Field(ge=1)] = 1.3
-    """Jobs ask for this many times the estimated hours, up to the limit."""
-    eval_hours: PositiveFloat = 6.0
-    """Hours for the evaluations of one run (they, too, are requeued and go on)."""
     signal_seconds: PositiveInt = 300
-    """How long before its time limit a job is told to save."""
     max_concurrent: PositiveInt | None = None
-    """At most so many trainings, and so many evaluations, at a time."""
     max_restarts: NonNegativeInt = 3
-    """How often in a row a job is started again without having got any further."""
-
-    setup: tuple[str, ...] = ()
-    """Shell lines at the start of each job: `module load ...`, `source .venv/bin/activate`."""
+    arrays: bool = True
+    submit_minutes: PositiveFloat = 15.0
+    setup: tuple[Name, ...] = ()
     container: Name | None = None
-    """Command before python in each task, such as `apptainer exec --nv image.sif`; its python must have the requirements."""
+    python: Name | None = None
     environment: dict[str, str] = Field(default_factory=dict)
     scratch: Path = Path("slurm_jobs")
+    prepare: KindSettings = Field(default_factory=KindSettings)
+    train: TrainSettings = Field(default_factory=TrainSettings)
+    evaluate: KindSettings = Field(default_factory=KindSettings)
+    time: KindSettings = Field(default_factory=KindSettings)
+    draw: KindSettings = Field(default_factory=KindSettings)
 
     @model_validator(mode="after")
-    def _check(self) -> "Cluster":
+    def _check_whole(self) -> "Cluster":
+        if self.time_limit_hours is None:
+            raise ValueError("time_limit_hours: missing; the longest a job may ask for")
         if self.gpus_per_node and self.gpu_tflops is None:
             raise ValueError("gpus_per_node needs gpu_tflops, the dense bf16 rate of one GPU (H100: 989, A100: 312)")
-        if self.gpus_per_run is not None:
-            if not self.gpus_per_node:
-                raise ValueError(f"gpus_per_run {self.gpus_per_run} on a cluster with gpus_per_node 0; say tasks_per_run")
-            if self.gpus_per_run > self.gpus_per_node and self.gpus_per_run % self.gpus_per_node:
-                raise ValueError(f"gpus_per_run {self.gpus_per_run} is not a multiple of gpus_per_node {self.gpus_per_node}")
-        if self.gpus_per_node and (self.tasks_per_run > 1 or self.nodes_per_run > 1):
-            raise ValueError("tasks_per_run and nodes_per_run are for clusters without GPUs; say gpus_per_run")
-        if self.tasks_per_run % self.nodes_per_run:
-            raise ValueError(f"tasks_per_run {self.tasks_per_run} is not a multiple of nodes_per_run {self.nodes_per_run}")
-        for name in ("time_limit_hours", "eval_hours"):
-            if getattr(self, name) * 3600 <= self.signal_seconds:
-                raise ValueError(f"{name} {getattr(self, name)} is no longer than signal_seconds {self.signal_seconds}")
-        if self.eval_hours > self.time_limit_hours:
-            raise ValueError(f"eval_hours {self.eval_hours} exceeds time_limit_hours {self.time_limit_hours}")
+        train, per_node = self.train, self.gpus_per_node
+        if per_node and (train.tasks > 1 or train.nodes > 1):
+            raise ValueError("train.tasks and train.nodes are for clusters without GPUs; say train.gpus")
+        if train.tasks % train.nodes:
+            raise ValueError(f"train.tasks {train.tasks} is not a multiple of train.nodes {train.nodes}")
+        for kind in KINDS:
+            gpus = self._of(kind).gpus or 0
+            if gpus and not per_node:
+                raise ValueError(f"{kind}.gpus {gpus} on a cluster with gpus_per_node 0")
+            if gpus > per_node and (kind != "train" or gpus % per_node):
+                rule = f"not a multiple of gpus_per_node {per_node}" if kind == "train" else f"above gpus_per_node {per_node}"
+                raise ValueError(f"{kind}.gpus {gpus} is {rule}")
+            if self.hours(kind) * 3600 <= self.signal_seconds:
+                raise ValueError(
+                    f"time_limit_hours {self.hours(kind):g} of {kind} is no longer than signal_seconds {self.signal_seconds}"
+                )
+            if {"comment", "job-name"} <= self.settings(kind).sbatch.keys():
+                raise ValueError("sbatch sets both comment and job-name: one of them must be left to tell our jobs by")
         return self
 
     @property
-    def device(self) -> str:
+    def device(self) -> Literal["cpu", "cuda"]:
         return "cuda" if self.gpus_per_node else "cpu"
+
+    def _of(self, kind: str) -> KindSettings:
+        return getattr(self, kind)
+
+    def hours(self, kind: str) -> float:
+        """The longest a job of this kind may ask for."""
+        assert self.time_limit_hours is not None
+        own = self._of(kind).time_limit_hours
+        return own if own is not None else min(HOURS.get(kind, self.time_limit_hours), self.time_limit_hours)
+
+    def settings(self, kind: str) -> KindSettings:
+        """What holds for jobs of this kind: its own table over what is said for all. Timings are evaluations where they have no
+        table of their own."""
+        base = self.settings("evaluate") if kind == "time" else self
+        own = self._of(kind)
+        given = {item.name: getattr(own, item.name) for item in fields(own)}
+        merged: dict[str, Any] = {
+            item.name: {**getattr(base, item.name), **given[item.name]} if item.name in ("sbatch", "srun")
+            else getattr(base, item.name) if given[item.name] is None else given[item.name]
+            for item in fields(Settings)
+        }  # fmt: skip
+        gpus = given["gpus"] if given["gpus"] is not None else getattr(base, "gpus", None)
+        return replace(own, **{**merged, "gpus": gpus, "time_limit_hours": self.hours(kind)})
 
 
 CLUSTER: TypeAdapter[Cluster] = TypeAdapter(Cluster)
@@ -98,7 +163,7 @@ def read_cluster(path: Path) -> Cluster:
     try:
         values = tomllib.loads(path.read_text())
     except FileNotFoundError:
-        raise ValueError(f"--cluster {path}: no such file; slurm/clusters/example.toml is one to copy and edit.") from None
+        raise ValueError(f"--cluster {path}: no such file; slurm/clusters has some to copy and edit.") from None
     except OSError as error:
         raise ValueError(f"--cluster {path}: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -108,11 +173,18 @@ def read_cluster(path: Path) -> Cluster:
     try:
         return CLUSTER.validate_json(json.dumps(values, default=str))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "Cluster")
-        what = {"unexpected_keyword_argument": "no such key", "missing": "missing"}.get(first["type"])
-        what = what or first["msg"].removeprefix("Value error, ")
-        given = f" (given: {first['input']!r})" if where and isinstance(first["input"], str | int | float | bool) else ""
-        if first["type"] == "unexpected_keyword_argument":
-            given = f"; the keys are {', '.join(Cluster.__dataclass_fields__)}"
-        raise ValueError(f"--cluster {path}: {where + ': ' if where else ''}{what}{given}.") from None
+        raise ValueError(f"--cluster {path}: {_mistake(error)}.") from None
+
+
+def _mistake(error: ValidationError) -> str:
+    """The first thing that is wrong: where, what, and what was given."""
+    first = error.errors()[0]
+    places = [str(part) for part in first["loc"] if part not in ("Cluster", "str", "bool", "int", "float")]
+    where, message = ".".join(places), first["msg"].removeprefix("Value error, ")
+    if first["type"] == "unexpected_keyword_argument":
+        table = Cluster.__dataclass_fields__ if len(places) == 1 else \
+            TrainSettings.__dataclass_fields__ if places[0] == "train" else KindSettings.__dataclass_fields__  # fmt: skip
+        return f"{where}: no such key; the keys are {', '.join(table)}"
+    value = first["input"]
+    given = f" (given: {value!r})" if where and isinstance(value, str | int | float | bool) else ""
+    return f"{where + ': ' if where else ''}{message}{given}"

@@ -1,78 +1,111 @@
-"""The end of every batch script: `python -m slurm.epilogue RECORD GROUP EXIT_CODE` decides whether the job starts again.
+"""The end of every batch script: `python -m slurm.epilogue RECORD ENTRY EXIT_CODE` decides whether the job starts again.
 
-75 (saved, start me again) and crashes are requeued for as long as starts bring progress, and at most `max_restarts` times in a
-row if they do not. 2 (an error to mend) and 130 (Ctrl-C) are final, and so is what SLURM itself has ended: a cancelled job
-must not come back. Standard library only: in a containerised setup this runs on the host's python3.
+By the rule of experiments/restarts.py, counting also starts that never got as far as the task: a broken container or a failing
+`setup`. What SLURM itself has ended is final: a cancelled job must not come back. Standard library only.
 """
+
+from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from slurm import client, journal
+from experiments import restarts
+from slurm import client
 
-FINISHED, ERROR, GIVEN_UP, REQUEUE, INTERRUPTED = 0, 2, 3, 75, 130
 ALIVE = ("RUNNING", "TIMEOUT")
+LATE = 124
+NEVER_BEGAN = "the task never began"
+
+
+@dataclass(frozen=True)
+class Job:
+    """The job that this process belongs to, as its submission describes it. `restart`: SLURM's own count of restarts."""
+
+    id: str
+    restart: int
+    task: dict[str, Any]
+    logs: str
+    max_restarts: int
+    withdrawn: bool
+
+    @classmethod
+    def own(cls, record: Path, entry: int) -> Job:
+        values = json.loads(record.read_text())
+        described = values["jobs"][entry]
+        key = described["keys"][os.environ["SLURM_ARRAY_TASK_ID"] if described["array"] else "0"]
+        return cls(
+            id=client.own_job_id(),
+            restart=int(os.environ.get("SLURM_RESTART_COUNT") or 0),
+            task=values["tasks"][key],
+            logs=described["logs"],
+            max_restarts=values["max_restarts"],
+            withdrawn=values["withdrawn"],
+        )
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.task["folder"])
+
+    @property
+    def journal(self) -> Path:
+        return Path(self.task["journal"])
+
+    @property
+    def shell_log(self) -> Path:
+        return Path(f"{self.logs}{self.id}.log")
 
 
 def decide(code: int, state: str, fruitless: int, max_restarts: int) -> tuple[str, str]:
     """(action, why) after a job in SLURM's `state` has ended with `code`, its `fruitless` latest starts without progress."""
-    if code == FINISHED:
-        return "done", ""
-    if state not in ALIVE:
+    if code != restarts.FINISHED and state not in ALIVE:
         return "ended", f"SLURM says {state.lower()}"
-    if code in (ERROR, GIVEN_UP, INTERRUPTED):
-        return "failed", {ERROR: "", GIVEN_UP: "", INTERRUPTED: "interrupted"}[code]
-    why = "saved, to go on" if code == REQUEUE else exit_reason(code)
-    if fruitless > max_restarts:
-        return "failed", f"given up after {fruitless} starts without progress: {why}"
-    return "requeue", why
+    action, why = restarts.decide(code, fruitless, max_restarts)
+    return action, why.replace(restarts.exit_reason(LATE), "did not leave in time") if code == LATE else why
 
 
-def exit_reason(code: int) -> str:
-    if code <= 128:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(code - 128).name}"
-    except ValueError:
-        return f"exit code {code}"
+def fruitless_starts(job: Job, mark: str) -> int:
+    """How many of the job's latest starts, in a row, have not got beyond `mark`, or not even as far as the task."""
+    events = [{**event, "mark": mark} if event.get("mark") == NEVER_BEGAN else event for event in restarts.read(job.journal)]
+    return restarts.fruitless_starts(events, job.id, mark)
 
 
-def node_of(record: dict, group: int) -> dict:
-    """The node that this job is, by the index of its array."""
-    key = record["groups"][group]["keys"][int(os.environ.get("SLURM_ARRAY_TASK_ID") or 0)]
-    return record["nodes"][key]
+def note_start(job: Job, mark: str) -> None:
+    node = os.environ.get("SLURMD_NODENAME", "?")
+    restarts.append(job.journal, "start", job=job.id, restart=job.restart, mark=mark, node=node)
+
+
+def ended(job: Job, code: int, state: str) -> tuple[str, str]:
+    """Note a job's end in its journal and return what becomes of it: (action, why)."""
+    starts = [event for event in restarts.read(job.journal) if event["event"] == "start" and event["job"] == job.id]
+    begun = any(start.get("restart") == job.restart for start in starts)
+    if not begun:
+        note_start(job, NEVER_BEGAN)
+    mark = restarts.progress_mark(job.folder)
+    action, reason = decide(code, state, fruitless_starts(job, mark), job.max_restarts)
+    if action == "failed" or (action == "again" and not begun):
+        words = restarts.last_words(Path(job.task["log"]) if begun else job.shell_log)
+        reason = ": ".join(part for part in (reason, "" if begun else NEVER_BEGAN, words) if part)
+    # Written before the job is started again, which kills this very script.
+    restarts.append(job.journal, "end", job=job.id, restart=job.restart, mark=mark, code=code, action=action, reason=reason)
+    return action, reason
 
 
 def main() -> int:
-    record_file, group, code = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    record = json.loads(Path(record_file).read_text())
-    node = node_of(record, group)
-    job, journal_file = client.own_job_id(), Path(node["journal"])
-    mark = journal.progress_mark(Path(node["folder"]))
-    state = "RUNNING" if code == FINISHED else client.state(job)
-    fruitless = journal.fruitless_starts(journal.read(journal_file), job, mark)
-    action, reason = decide(code, state, fruitless, record["max_restarts"])
-    if action == "failed":
-        reason = ": ".join(part for part in (reason, _last_words(Path(node["log"]))) if part)
-    # Written before the requeue, which kills this very script.
-    journal.append(journal_file, "end", job=job, mark=mark, code=code, action=action, reason=reason)
-    if action == "requeue":
-        complaint = client.requeue(job)
+    code = int(sys.argv[3])
+    job = Job.own(Path(sys.argv[1]), int(sys.argv[2]))
+    state = "RUNNING" if code == restarts.FINISHED else client.state(job.id)
+    action, reason = ended(job, code, state)
+    print(f"exit code {code}: {action}{', ' + reason if reason else ''}", file=sys.stderr)
+    if action == "again":
+        complaint = client.requeue(job.id)
         if complaint is not None:
-            journal.append(journal_file, "end", job=job, mark=mark, code=code, action="failed", reason=complaint)
-    return code
-
-
-def _last_words(log: Path) -> str:
-    try:
-        text = log.read_text(errors="replace")[-4000:]
-    except OSError:
-        return "no log was written"
-    errors = [line for line in text.splitlines() if line.startswith("error:") or "Error:" in line]
-    return (errors[-1] if errors else client.last_line(text))[:300]
+            restarts.append(job.journal, "end", job=job.id, restart=job.restart, code=code, action="failed", reason=complaint)
+            print(f"error: not started again: {complaint}", file=sys.stderr)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,149 +1,145 @@
-"""A plan as a graph of SLURM jobs: corpus -> train -> evaluate -> draw, and how its nodes are grouped into submissions."""
+"""What SLURM adds to the graph of a plan (experiments/graph.py): the resources of each task, and which tasks are one array.
 
-import hashlib
-import json
-from collections.abc import Collection
-from dataclasses import dataclass
+prepare -> train -> evaluate -> draw        afterok, and afterok task by task between two arrays (aftercorr)
+           time  -----------------^         a drawing waits for its own evaluations only, however they end (afterany)
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from experiments.plan import Job, Plan, Run, collect_job, eval_job, prepare_job, train_job
+from experiments import graph
+from experiments.graph import Task
+from experiments.plan import Plan
 from slurm import resources
-from slurm.cluster import Cluster
+from slurm.cluster import KINDS, Cluster
 from slurm.resources import Resources
 
 
 @dataclass(frozen=True)
 class Node:
-    """One job. `key` says what it is, equally in every submission; `needs` are keys; `folder` shows its progress."""
+    """A task and what it asks SLURM for."""
 
-    key: str
-    job: Job
-    needs: tuple[str, ...]
+    task: Task
     resources: Resources
-    folder: Path
     gpu_hours: float
 
     @property
+    def key(self) -> str:
+        return self.task.key
+
+    @property
     def kind(self) -> str:
-        return self.key.split(":")[0]
-
-    @property
-    def log(self) -> Path:
-        name = self.kind if self.job.run is not None else self.key.replace(":", "-")
-        return self.folder / "logs" / f"{name}.log"
-
-    @property
-    def journal(self) -> Path:
-        name = self.kind if self.job.run is not None else self.key.replace(":", "-")
-        return self.folder / "slurm" / f"{name}.jsonl"
+        return self.task.kind
 
 
 @dataclass(frozen=True)
-class Group:
-    """Nodes that are submitted by one sbatch: equal resources and dependencies. `pairs_with`: index of the group whose i-th
-    task the i-th task of this one waits for."""
+class Batch:
+    """Nodes that are submitted by one sbatch, by their index in the array; a single one without an array."""
 
-    nodes: tuple[Node, ...]
-    pairs_with: int | None = None
+    nodes: dict[int, Node]
+    dependency: str | None
 
     @property
     def kind(self) -> str:
-        return self.nodes[0].kind
+        return next(iter(self.nodes.values())).kind
+
+    @property
+    def single(self) -> bool:
+        return len(self.nodes) == 1
 
 
 def submissions_dir(plan: Plan) -> Path:
-    return plan.request.runs_dir / plan.scale.name / "submissions"
+    return graph.plans_dir(plan) / "submissions"
 
 
-def nodes(plan: Plan, cluster: Cluster, promised: Collection[Path] = (), active: Collection[str] = ()) -> list[Node]:
-    """What is neither there nor under way, in an order in which every node comes after what it needs.
+def nodes(plan: Plan, cluster: Cluster, active: Mapping[str, Mapping[str, Any]] | None = None) -> list[Node]:
+    """What is neither there nor under way, kind by kind, so that every node comes after what it needs.
 
-    `active`: keys of jobs that are queued or running; `promised`: the files they will make.
+    `active`: the tasks that are queued or running, as records.described tells them, by key. ValueError for a training that
+    cannot be shared among its processes.
     """
-    found: list[Node] = []
-    first: tuple[str, ...] = ()
-    if not plan.corpus.ready:
-        key = f"prepare:{plan.corpus.folder.name}"
-        first = (key,)
-        found.append(Node(key, prepare_job(plan), (), resources.for_preparing(cluster), submissions_dir(plan), 0.0))
-    for run in plan.runs.values():
-        found.append(_train(plan, run, cluster, first))
-    for run in plan.runs.values():
-        missing = tuple(spec for spec in run.missing_evals if run.eval_file(spec) not in promised)
-        if missing:
-            found.append(_evaluate(plan, run, missing, cluster))
-    found += [_draw(plan, name, found, active, cluster) for name in plan.artefacts]
-    return [node for node in found if node.key not in active and not _done(plan, node)]
+    active = active or {}
+    promised = {Path(path): key for key, task in active.items() for path in task["makes"]}
+    missing = graph.tasks(plan, frozenset(promised))
+    found = [task for task in missing if task.kind != "draw" and task.key not in active]
+    makers = promised | {path: task.key for task in found for path in task.makes}
+    new = {task.key for task in found}
+    for task in missing:
+        if task.kind == "draw":
+            # One under way does not wait for evaluations that are only submitted now.
+            drawing = replace(task, needs=_needs_of_drawing(plan, task.key.split(":")[1], makers))
+            if task.key not in active or new & set(drawing.needs):
+                found.append(drawing)
+    return [_node(plan, task, cluster) for kind in KINDS for task in found if task.kind == kind]
 
 
-def _train(plan: Plan, run: Run, cluster: Cluster, needs: tuple[str, ...]) -> Node:
-    wanted = resources.for_training(run, cluster)
-    job = train_job(plan, run, cluster.device, processes=wanted.tasks)
-    gpu_hours = resources.train_gpu_hours(run, cluster) or 0.0
-    return Node(f"train:{run.spec.folder_name}", job, needs, wanted, run.folder.path, gpu_hours)
+def _needs_of_drawing(plan: Plan, stem: str, makers: Mapping[Path, str]) -> tuple[str, ...]:
+    """The tasks that make what an artefact is drawn from."""
+    files = (plan.runs[line.run_id].eval_file(spec) for line in plan.lines[stem] for spec in line.evals)
+    return tuple(sorted({makers[file] for file in files if file in makers}))
 
 
-def _evaluate(plan: Plan, run: Run, missing: tuple, cluster: Cluster) -> Node:
-    job = eval_job(plan, run, cluster.device, missing)
-    wanted = resources.for_evaluation(cluster)
-    key = f"evaluate:{run.spec.folder_name}:{_digest([str(path.name) for path in job.makes])}"
-    return Node(key, job, (f"train:{run.spec.folder_name}",), wanted, run.folder.path, wanted.gpus * wanted.minutes / 60)
+def _node(plan: Plan, task: Task, cluster: Cluster) -> Node:
+    wanted = resources.of_task(task, cluster)
+    if task.kind != "train":
+        return Node(task, wanted, wanted.gpus * wanted.minutes / 60)
+    assert task.run is not None
+    return Node(graph.train_task(plan, task.run, wanted.tasks), wanted, resources.train_gpu_hours(task.run, cluster))
 
 
-def _draw(plan: Plan, artefact: str, planned: list[Node], active: Collection[str], cluster: Cluster) -> Node:
-    runs = plan.runs_of(artefact)
-    names = {run.spec.folder_name for run in runs}
-    keys = [node.key for node in planned] + list(active)
-    needs = tuple(sorted({key for key in keys if key.startswith("evaluate:") and key.split(":")[1] in names}))
-    key = f"draw:{artefact}:{_digest([str(path) for _, path in plan.eval_files(artefact)])}"
-    return Node(key, collect_job(plan, artefact), needs, resources.for_drawing(cluster), submissions_dir(plan), 0.0)
-
-
-def _done(plan: Plan, node: Node) -> bool:
-    if node.kind == "draw":
-        return not node.needs and drawn(plan, node.key.split(":")[1])
-    return node.job.done
-
-
-def drawn(plan: Plan, artefact: str) -> bool:
-    """Whether an artefact's stored rows hold every evaluation of every run of the plan, and the report is there."""
-    results = plan.request.results_dir / plan.scale.name
-    try:
-        meta = json.loads((results / f"{artefact}.meta.json").read_text())
-    except (OSError, ValueError):
-        return False
-    stored = {(eval_id, run) for eval_id, entry in meta["evals"].items() for run in entry["runs"]}
-    wanted = {(path.stem, run.spec.run_id) for run, path in plan.eval_files(artefact)}
-    return wanted <= stored and (results / "report.html").exists()
-
-
-def groups(found: list[Node], cluster: Cluster) -> list[Group]:
-    """Nodes of equal kind, dependencies and resources become one array; each asks for the longest time among them."""
-    arrays: dict[tuple, list[Node]] = {}
+def groups(found: Iterable[Node]) -> list[list[Node]]:
+    """Nodes of equal kind and shape, which can be one array (of the longest time among them)."""
+    alike: dict[tuple, list[Node]] = {}
     for node in found:
-        if node.kind != "evaluate":
-            shape = (node.resources.nodes, node.resources.tasks_per_node, node.resources.gpus_per_node)
-            alone = node.key if node.kind == "draw" else ""
-            arrays.setdefault((node.kind, node.needs, shape, alone), []).append(node)
-    order = [Group(tuple(members)) for members in arrays.values()]
-    before = [group for group in order if group.kind != "draw"]
-    evaluations = {node.needs[0]: node for node in found if node.kind == "evaluate"}
-    ready = []
-    for index, group in enumerate(list(before)):
-        followers = [evaluations.pop(node.key, None) for node in group.nodes] if group.kind == "train" else []
-        if followers and all(followers):
-            before.append(Group(tuple(node for node in followers if node is not None), pairs_with=index))
-        else:
-            evaluations |= {node.needs[0]: node for node in followers if node is not None}
-    for node in evaluations.values():
-        if node.job.run is not None and node.job.run.folder.finished:
-            ready.append(node)
-        else:
-            before.append(Group((node,)))
-    if ready:
-        before.append(Group(tuple(ready)))
-    return before + [group for group in order if group.kind == "draw"]
+        size = node.resources
+        alike.setdefault((node.kind, size.nodes, size.tasks_per_node, size.gpus_per_node), []).append(node)
+    return list(alike.values())
 
 
-def _digest(names: list[str]) -> str:
-    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:8]
+def batches(group: list[Node], ids: Mapping[str, str], arrays: bool = True) -> list[Batch]:
+    """A group as it can be submitted, given SLURM's ids of what was submitted before: task by task after the tasks of one array
+    (their indices are then those of that array), one array for all that wait for the same, and else single jobs."""
+    alike: dict[str, dict[int, Node]] = {}
+    for node in group:
+        kind, waits_for = _dependency(node, ids)
+        array, _, index = waits_for[0].partition("_") if len(waits_for) == 1 else ("", "", "")
+        if kind == "afterok" and index:
+            members = alike.setdefault(f"aftercorr:{array}", {})
+            assert int(index) not in members, f"{node.key}: a run has one evaluation in a submission"
+            members[int(index)] = node
+        else:
+            members = alike.setdefault(_expression(node, ids) or "", {})
+            members[len(members)] = node
+    found = []
+    for dependency, members in alike.items():
+        if arrays and len(members) > 1:
+            found.append(Batch(members, dependency or None))
+        else:
+            found += [Batch({0: node}, _expression(node, ids)) for node in members.values()]
+    return found
+
+
+def _expression(node: Node, ids: Mapping[str, str]) -> str | None:
+    kind, waits_for = _dependency(node, ids)
+    return f"{kind}:{':'.join(_brief(waits_for, ids))}" if waits_for else None
+
+
+def _brief(waits_for: list[str], ids: Mapping[str, str]) -> list[str]:
+    """The id of an array for all of its tasks that are open."""
+    whole = set(waits_for)
+    arrays = {job.split("_")[0] for job in waits_for if "_" in job}
+    for array in sorted(arrays):
+        tasks = {job for job in ids.values() if job.startswith(f"{array}_")}
+        if len(tasks) > 1 and tasks <= whole:
+            whole = whole - tasks | {array}
+    return sorted(whole)
+
+
+def _dependency(node: Node, ids: Mapping[str, str]) -> tuple[str, list[str]]:
+    """How and for which of SLURM's ids a node waits; what is done already has none and is left out."""
+    if node.kind == "draw":
+        return "afterany", [ids[key] for key in node.task.needs if key in ids]
+    trainings = [key for key in node.task.needs if key.startswith("train:") and key in ids]  # which wait for their corpus
+    return "afterok", [ids[key] for key in trainings or node.task.needs if key in ids]

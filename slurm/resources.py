@@ -1,20 +1,20 @@
-"""What a job asks SLURM for: tasks, nodes, memory and time, from a run's spec and the cluster's file."""
+"""What a job asks SLURM for: tasks, nodes, GPUs and time, from its task and the cluster's file."""
 
 import math
 from dataclasses import dataclass
 
+from experiments.graph import Task
 from experiments.overview import train_flops
 from experiments.plan import Run
 from slurm.cluster import Cluster
 
 START_HOURS = 0.25  # loading, compiling, saving
 MIN_HOURS = 0.5
-DRAW_HOURS = 1.0
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Of one job. One task is one process; on a GPU cluster it has one GPU."""
+    """Of one job. One task is one process; `gpus_per_node` are what SLURM is asked for."""
 
     nodes: int
     tasks_per_node: int
@@ -30,53 +30,49 @@ class Resources:
         return self.nodes * self.gpus_per_node
 
 
-def train_gpu_hours(run: Run, cluster: Cluster) -> float | None:
-    """GPU-hours of a training at the cluster's assumed MFU; None on a cluster without GPUs."""
+def train_gpu_hours(run: Run, cluster: Cluster) -> float:
+    """GPU-hours of a training at the cluster's assumed MFU; 0 on a cluster without GPUs."""
     if cluster.gpu_tflops is None:
-        return None
+        return 0.0
     return train_flops(run) / (cluster.mfu * cluster.gpu_tflops * 1e12) / 3600
 
 
-def for_training(run: Run, cluster: Cluster) -> Resources:
-    """Tasks for `run`, and its estimated time with a margin, up to the cluster's limit.
+def of_task(task: Task, cluster: Cluster) -> Resources:
+    """ValueError where a step's sequences cannot be shared among the processes of a training."""
+    if task.kind == "train":
+        assert task.run is not None
+        return for_training(task.run, cluster)
+    gpus = cluster.settings(task.kind).gpus
+    if gpus is None:
+        gpus = 1 if cluster.gpus_per_node and task.kind in ("evaluate", "time") else 0
+    return Resources(1, 1, gpus, _minutes(cluster.hours(task.kind), task.kind, cluster))
 
-    ValueError where a step's sequences cannot be shared among the tasks.
-    """
-    gpu_hours = train_gpu_hours(run, cluster)
-    if gpu_hours is None:
-        nodes, tasks, gpus, hours = cluster.nodes_per_run, cluster.tasks_per_run, 0, cluster.time_limit_hours
-    else:
-        gpus = cluster.gpus_per_run or _enough_gpus(gpu_hours * cluster.margin, cluster)
+
+def for_training(run: Run, cluster: Cluster) -> Resources:
+    """Processes for `run`, and its estimated time with a margin, up to the cluster's limit."""
+    if cluster.gpus_per_node:
+        hours = train_gpu_hours(run, cluster) * cluster.margin
+        gpus = cluster.train.gpus or _enough_gpus(hours, cluster)
         nodes, tasks = math.ceil(gpus / cluster.gpus_per_node), gpus
-        hours = max(MIN_HOURS, gpu_hours / gpus * cluster.margin + START_HOURS)
+        minutes = _minutes(max(MIN_HOURS, hours / gpus + START_HOURS), "train", cluster)
+    else:
+        gpus, nodes, tasks = 0, cluster.train.nodes, cluster.train.tasks
+        minutes = _minutes(cluster.hours("train"), "train", cluster)
     batch = run.spec.train.batch_size
     if batch % tasks:
-        name = "gpus_per_run" if gpus else "tasks_per_run"
+        name = "train.gpus" if gpus else "train.tasks"
         raise ValueError(f"{name} {tasks}: a step of {run.spec.name} has {batch} sequences; choose a divisor of {batch}.")
-    return Resources(nodes, tasks // nodes, gpus // nodes, _minutes(hours, cluster))
+    return Resources(nodes, tasks // nodes, gpus // nodes, minutes)
 
 
-def for_evaluation(cluster: Cluster) -> Resources:
-    return Resources(1, 1, min(cluster.gpus_per_node, 1), _minutes(cluster.eval_hours, cluster))
-
-
-def for_preparing(cluster: Cluster) -> Resources:
-    """One task that tokenises, without a GPU."""
-    return Resources(1, 1, 0, _minutes(cluster.time_limit_hours, cluster))
-
-
-def for_drawing(cluster: Cluster) -> Resources:
-    return Resources(1, 1, 0, _minutes(DRAW_HOURS, cluster))
-
-
-def _enough_gpus(gpu_hours: float, cluster: Cluster) -> int:
+def _enough_gpus(hours: float, cluster: Cluster) -> int:
     """The smallest power of two, within a node, that ends in one job; else the largest."""
     gpus = 1
-    while gpus * 2 <= cluster.gpus_per_node and gpu_hours / gpus + START_HOURS > cluster.time_limit_hours:
+    while gpus * 2 <= cluster.gpus_per_node and hours / gpus + START_HOURS > cluster.hours("train"):
         gpus *= 2
     return gpus
 
 
-def _minutes(hours: float, cluster: Cluster) -> int:
+def _minutes(hours: float, kind: str, cluster: Cluster) -> int:
     shortest = 2 * cluster.signal_seconds / 3600
-    return max(1, math.ceil(60 * min(max(hours, shortest), cluster.time_limit_hours) - 1e-9))
+    return max(1, math.ceil(60 * min(max(hours, shortest), cluster.hours(kind)) - 1e-9))

@@ -1,5 +1,7 @@
 """What has become of everything that was submitted: one row per run, from the records, the journals and SLURM's queue."""
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,140 +9,217 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from experiments.local import last_row
-from slurm import journal
+from experiments import restarts
+from slurm import client
 from slurm.client import QueuedJob
+from slurm.epilogue import NEVER_BEGAN
 from slurm.records import Submission
 from training.run_folder import RunFolder
 
-STYLES = {"done": "green", "running": "cyan", "failed": "red", "cancelled": "red", "lost": "red"}
+STYLES = {"done": "green", "running": "cyan", "held": "yellow", "failed": "red", "cancelled": "red", "lost": "red"}
 NEEDS = "needs "
-OPEN = ("running", "waiting", "pending", "requeued")
+OPEN = ("running", "waiting", "pending", "requeued", "held")
+ENDS = ("done", "failed", "cancelled", "lost")
+OF_A_RUN = ("train", "evaluate", "time")
 
 
 @dataclass(frozen=True)
 class NodeState:
-    """One node, by the newest submission that has it.
+    """One task, by the newest job that has it.
 
-    `state`: done, running, pending, requeued, waiting (for other jobs), failed, cancelled or lost.
+    `state`: done, running, pending, requeued, held, waiting (for other jobs), failed, cancelled or lost. `error`: what is wrong
+    now; `restarted`: what the last restart was for; `shell_log`: what the batch script printed, where the task never began.
     """
 
     key: str
-    node: dict[str, Any]
+    task: dict[str, Any]
     job: str
+    user: str
     state: str
     where: str
     restarts: int
     error: str
+    restarted: str
+    shell_log: Path | None
 
     @property
     def kind(self) -> str:
-        return self.node["kind"]
+        return self.task["kind"]
+
+    @property
+    def name(self) -> str:
+        """The run's folder, or the corpus or artefact."""
+        return self.key.split(":")[1]
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} {self.name}"
 
 
-def node_states(submissions: list[Submission], queue: dict[str, QueuedJob]) -> list[NodeState]:
-    """Every node that was ever submitted, in order; of one submitted again only its newest job."""
-    newest: dict[str, tuple[dict[str, Any], str]] = {}
+def node_states(submissions: Iterable[Submission], queue: Mapping[str, QueuedJob]) -> list[NodeState]:
+    """Every task that was ever submitted, in order; of one submitted again only its newest job."""
+    newest: dict[str, tuple[Submission, str]] = {}
     for submission in submissions:
-        ids = submission.job_ids()
-        for key, node in submission.values["nodes"].items():
-            if key in ids:
+        if not submission.values["withdrawn"]:
+            for key, job in submission.job_ids().items():
                 newest.pop(key, None)
-                newest[key] = (node, ids[key])
+                newest[key] = (submission, job)
+    newest = _without_superseded(newest)
+    unknown = [job for submission, job in newest.values() if job not in queue]
+    forgotten = client.accounted(unknown) if unknown else {}
     found: dict[str, NodeState] = {}
-    for key, (node, job) in newest.items():
-        found[key] = _node_state(key, node, job, queue.get(job), found)
+    for key, (submission, job) in newest.items():
+        ended = forgotten.get(job, "")
+        found[key] = _node_state(key, submission, job, queue.get(job), ended, found)
     return list(found.values())
 
 
-def _node_state(key: str, node: dict[str, Any], job: str, queued: QueuedJob | None, others: dict[str, NodeState]) -> NodeState:
-    events = [event for event in journal.read(Path(node["journal"])) if event.get("job") == job]
-    starts = sum(event["event"] == "start" for event in events)
+def _without_superseded(newest: dict[str, tuple[Submission, str]]) -> dict[str, tuple[Submission, str]]:
+    """A later drawing of the same artefact replaces an earlier one, and later evaluations those that were to make the same."""
+    kept: dict[str, tuple[Submission, str]] = {}
+    made: set[str] = set()
+    drawn: set[str] = set()
+    for key, (submission, job) in reversed(newest.items()):
+        task = submission.values["tasks"][key]
+        left = [path for path in task["makes"] if path not in made]
+        artefact = key.split(":")[1] if task["kind"] == "draw" else None
+        again = artefact in drawn if artefact else len(left) < len(task["makes"]) and all(Path(path).exists() for path in left)
+        if not again:
+            kept[key] = (submission, job)
+        made |= set(task["makes"])
+        drawn |= {artefact} if artefact else set()
+    return dict(reversed(kept.items()))
+
+
+def _node_state(
+    key: str, submission: Submission, job: str, queued: QueuedJob | None, accounted: str, others: Mapping[str, NodeState]
+) -> NodeState:
+    task = submission.values["tasks"][key]
+    events = [event for event in restarts.read(Path(task["journal"])) if event.get("job") == job]
+    starts = [event for event in events if event["event"] == "start"]
     ends = [event for event in events if event["event"] == "end"]
-    # What SLURM ended, it can say better itself.
-    reasons = [end["reason"] for end in ends if end["action"] in ("requeue", "failed") and end["code"] != 75]
-    error, where = reasons[-1] if reasons else "", ""
-    made = all(Path(path).exists() for path in node["makes"])
+    restarted = [end["reason"] for end in ends if end["action"] == "again" and end["code"] != restarts.REQUEUE]
+    error = where = ""
     if queued is not None and queued.active:
-        where = queued.nodes
-        state = _queued_state(queued, starts)
-        if state in ("waiting", "pending", "requeued"):
-            where = "" if queued.reason in ("None", "Dependency") else queued.reason
-    elif (ends and ends[-1]["action"] == "done") or (made and node["kind"] != "draw"):
+        state, where, error = _queued_state(queued, len(starts))
+        if state == "requeued" and ends and ends[-1]["code"] != restarts.REQUEUE:
+            error = ends[-1]["reason"]
+    elif (ends and ends[-1]["action"] == "done") or (task["makes"] and all(Path(path).exists() for path in task["makes"])):
         state = "done"
-    elif ends and ends[-1]["action"] == "failed":
-        state = "failed"
     else:
-        blocking = [others[need] for need in node["needs"] if need in others and others[need].state in ("failed", "cancelled")]
-        ended = queued.state.lower().replace("_", " ") if queued is not None else ""
-        state = "cancelled" if blocking or ended == "cancelled" else "failed" if ended else "lost"
-        error = _why(blocking, ended, error, node)
-    return NodeState(key, node, job, state, where, max(starts - 1, 0), error)
+        blocking = [others[need] for need in task["needs"] if need in others and others[need].state in ("failed", "cancelled")]
+        said = (queued.state if queued is not None else accounted).lower().replace("_", " ")
+        state, error = _ended_state(task, ends, said, blocking if task["kind"] != "draw" else [])
+        if state == "lost":
+            error = f"SLURM has forgotten job {job} and no end of it was noted: cancelled before it began, or its node failed"
+    begun = not starts or starts[-1]["mark"] != NEVER_BEGAN
+    return NodeState(
+        key=key,
+        task=task,
+        job=job,
+        user=submission.values["user"],
+        state=state,
+        where=where,
+        restarts=max(len(starts) - 1, 0),
+        error=error,
+        restarted=restarted[-1] if restarted else "",
+        shell_log=None if begun and starts else submission.shell_log(key, job),
+    )
 
 
-def _queued_state(queued: QueuedJob, starts: int) -> str:
-    if queued.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"):
-        return "requeued" if starts else "waiting" if queued.reason == "Dependency" else "pending"
-    return "running"
+def _queued_state(queued: QueuedJob, starts: int) -> tuple[str, str, str]:
+    """(state, node or reason for waiting, what to do) of a job that SLURM has in its queue."""
+    if queued.held:
+        return "held", "", f"held by SLURM ({queued.reason}): `scontrol release {queued.id}` lets it go on, or cancel it"
+    if queued.state in ("PENDING", "REQUEUED"):
+        if queued.reason == "DependencyNeverSatisfied":
+            return "waiting", queued.reason, f"what it waits for has failed: `scancel {queued.id}`, then resubmit"
+        reason = "" if queued.reason in ("None", "Dependency") else queued.reason
+        return "requeued" if starts else "waiting" if queued.reason == "Dependency" else "pending", reason, ""
+    return "running", queued.nodes, ""
 
 
-def _why(blocking: list[NodeState], ended: str, error: str, node: dict[str, Any]) -> str:
-    """Why a job that is no longer queued has not done its work."""
-    if blocking:
+def _ended_state(task: dict[str, Any], ends: list[dict], said: str, blocking: list[NodeState]) -> tuple[str, str]:
+    """(state, why) of a job that is no longer queued and has not done its work."""
+    last = ends[-1] if ends else None
+    if last is not None and last["action"] == "failed":
+        return "failed", last["reason"]
+    if blocking and last is None:
         first = blocking[0]
         if first.error.startswith(NEEDS):
-            return first.error  # name the job that failed, not those between
+            return "cancelled", first.error  # name the job that failed, not those between
         cause = f": {first.error}" if first.error else ""
-        return f"{NEEDS}{title(first)}, which {'was cancelled' if first.state == 'cancelled' else 'failed'}{cause}"
-    if ended:
-        return f"SLURM says: {ended}" + (f", after: {error}" if error else "")
-    return error or f"SLURM does not know job any more and {Path(node['log']).name} tells no end"
+        return "cancelled", f"{NEEDS}{first.title}, which {'was cancelled' if first.state == 'cancelled' else 'failed'}{cause}"
+    cancelled = said.startswith("cancelled") or (last is not None and last["action"] in ("cancelled", "ended"))
+    if not said and not cancelled:
+        return "lost", ""
+    after = f", after: {last['reason']}" if last is not None and last["reason"] and last["action"] == "again" else ""
+    return "cancelled" if cancelled else "failed", f"SLURM says: {said}{after}" if said else (last or {}).get("reason", "")
 
 
-def title(state: NodeState) -> str:
-    return " ".join(state.key.split(":")[:2])
-
-
-def table(states: list[NodeState]) -> Table:
-    """One row a run, showing the job that matters now; then the corpora and drawings."""
-    found = Table("what", "now", "state", "job", "node", "step", "tokens/s", "ETA", "restarts", "last error",
-                  box=None, pad_edge=False)  # fmt: skip
-    runs: dict[str, list[NodeState]] = {}
+def rows(states: Iterable[NodeState]) -> list[list[NodeState]]:
+    """The tasks of each run together; corpora and drawings alone."""
+    found: dict[str, list[NodeState]] = {}
     for state in states:
-        runs.setdefault(state.node["folder"] if state.kind in ("train", "evaluate") else state.key, []).append(state)
-    for members in runs.values():
-        _add_row(found, members)
-    return found
+        found.setdefault(state.task["folder"] if state.kind in OF_A_RUN else state.key, []).append(state)
+    return list(found.values())
 
 
-def _add_row(found: Table, members: list[NodeState]) -> None:
-    now = next((state for state in members if state.state != "done"), members[-1])
-    is_run = now.kind in ("train", "evaluate")
-    step, speed, left = progress(Path(now.node["folder"])) if is_run else ("", "", "")
-    error = next((state.error for state in members if state.error), "")
-    found.add_row(
-        Path(now.node["folder"]).name if is_run else now.key.split(":")[1],
-        now.kind,
-        f"[{STYLES.get(now.state, 'default')}]{now.state}[/]",
-        now.job,
-        now.where,
+def now(members: list[NodeState]) -> NodeState:
+    """Of a run's tasks the one that matters: what has gone wrong, or else what is to be done next, or else the last."""
+    for states in (("failed", "lost", "cancelled"), ("held",), ("running",), OPEN):
+        for member in members:
+            if member.state in states:
+                return member
+    return members[-1]
+
+
+def table(found: list[list[NodeState]]) -> Table:
+    """One line a run, showing the job that matters now; then the corpora and drawings."""
+    table = Table("what", "now", "state", "job", "node", "step", "tokens/s", "ETA", "restarts", "error",
+                  box=None, pad_edge=False)  # fmt: skip
+    for members in found:
+        _add_row(table, members)
+    return table
+
+
+def _add_row(table: Table, members: list[NodeState]) -> None:
+    main = now(members)
+    step, speed, left = progress(Path(main.task["folder"])) if main.kind in OF_A_RUN else ("", "", "")
+    count = sum(state.restarts for state in members)
+    why = next((state.restarted for state in members if state.restarted and state.state != "failed"), "")
+    error = main.error
+    if error and main.shell_log is not None and main.state in ("failed", "requeued"):
+        error += f"; log: {main.shell_log}"
+    table.add_row(
+        main.name,
+        main.kind,
+        f"[{STYLES.get(main.state, 'default')}]{main.state}[/]",
+        main.job + (f" of {main.user}" if main.user != client.me() else ""),
+        main.where,
         step,
         speed,
-        left if now.kind == "train" and now.state == "running" else "",
-        str(sum(state.restarts for state in members)),
+        left if main.kind == "train" and main.state == "running" else "",
+        str(count) + (f": {why}" if why and count else ""),
         error,
     )
 
 
+def summary(found: list[list[NodeState]]) -> str:
+    """How many rows are in which state, such as 12 done, 3 running."""
+    counts = Counter(now(members).state for members in found)
+    return ", ".join(f"{counts[state]} {state}" for state in (*ENDS, *OPEN) if counts[state])
+
+
 def wide(console: Console) -> Console:
     """The same output without a terminal's width where there is no terminal, so that logs hold whole names."""
-    return console if console.is_terminal else Console(file=console.file, width=200, highlight=False)
+    return console if console.is_terminal else Console(file=console.file, width=240, highlight=False)
 
 
 def progress(folder: Path) -> tuple[str, str, str]:
     """Step, tokens per second and time left of a training."""
     run = RunFolder(folder)
-    row = last_row(run)
+    row = run.last_row()
     if row is None:
         return "", "", ""
     train = run.read_spec().train

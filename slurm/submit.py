@@ -1,150 +1,220 @@
-"""`run --launcher slurm`: submit what is neither there nor under way, all of it or nothing; `--dry-run` shows it instead."""
+"""`run --launcher slurm`: submit what is neither there nor under way; `--dry-run` shows it instead.
 
+All that jobs need is on disk before the first sbatch: specs, drawings, the code, and the record of the submission. sbatch is
+then called once per batch (slurm/graph.py), patiently (slurm/patience.py).
+"""
+
+import contextlib
 import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 
+from experiments.graph import write_drawings
 from experiments.plan import KnownCorpus, Plan, Request, write_specs
-from slurm import client, graph, journal
-from slurm.batch import sbatch, sbatch_parameters, script
+from results.atomic import write_atomic
+from slurm import client, graph
+from slurm.batch import script, task_python
+from slurm.client import ForNow, NoArrays, Refused, TooMany
 from slurm.cluster import CLUSTER, Cluster
-from slurm.graph import Group, Node
-from slurm.records import Submission, active_jobs, new_submission, only_submitter, read_submissions
+from slurm.graph import Batch, Node
+from slurm.patience import Patience
+from slurm.records import Submission, active_tasks, adopt, find, new_submission, only_submitter, read_submissions, users
 from slurm.snapshot import snapshot
 from slurm.status import wide
+from training.run_folder import RunFolder
+from training.signals import EXIT_REQUEUE
 
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 
 
 def submit(plan: Plan, cluster: Cluster, console: Console) -> int:
-    """Submit the missing part of `plan` and return at once. ValueError if it cannot be done; nothing stays queued then."""
+    """Submit the missing part of `plan` and return at once: 0, or 75 if SLURM takes no more jobs for now.
+
+    ValueError if it cannot be done; nothing stays queued then.
+    """
     client.require_slurm()
     plan, cluster = _with_whole_paths(plan, cluster)
     _check_writable(cluster.scratch)
     folder = graph.submissions_dir(plan)
     with only_submitter(folder, console):
-        queue = client.queue()
-        active = active_jobs(read_submissions(folder, queue), queue)
-        promised = {Path(path) for _, node in active.values() for path in node["makes"] if node["kind"] == "evaluate"}
-        nodes = graph.nodes(plan, cluster, promised, active)
-        groups = graph.groups(nodes, cluster)
-        if not groups:
+        before = read_submissions(folder)
+        queue = client.queue(users(before))
+        surplus = adopt(before, queue, save=True)
+        client.cancel(surplus)
+        active = active_tasks(before, {job_id: job for job_id, job in queue.items() if job.array not in surplus})
+        nodes = graph.nodes(plan, cluster, {key: task for key, (_, task) in active.items()})
+        if not nodes:
             busy = f"{len(active)} jobs are queued or running; `python -m slurm status` shows them" if active else "all is done"
             console.print(f"nothing to submit: {busy}")
             return 0
         write_specs(plan)
+        write_drawings(plan)
         code = snapshot(cluster.scratch / "snapshots")
-        submission = _describe(plan, cluster, folder, groups)
+        submission = _described(plan, cluster, nodes)
         submission.save()
-        _submit_groups(groups, submission, cluster, code, {key: job_id for key, (job_id, _) in active.items()})
+        _say_settings(cluster, console)
+        sender = _Sender(submission, cluster, code, console)
+        sender.send_all(nodes, {key: job for key, (job, _) in active.items()})
     ids = submission.job_ids()
-    wide(console).print(_overview(groups, ids))
+    wide(console).print(_overview(nodes, ids))
     if active:
         console.print(f"{len(active)} jobs of earlier submissions are still queued or running")
-    console.print(f"submitted {len(nodes)} jobs; code snapshot {code.name}; `python -m slurm status` shows how they are doing")
-    return 0
+    console.print(f"submitted {len(ids)} jobs; code snapshot {code.name}; `python -m slurm status` shows how they are doing")
+    if sender.complaint:
+        console.print(f"[yellow]{len(nodes) - len(ids)} jobs were not taken[/]: {sender.complaint}; the same command goes on")
+    return EXIT_REQUEUE if sender.complaint else 0
 
 
-def _submit_groups(groups: list[Group], submission: Submission, cluster: Cluster, code: Path, active: dict[str, str]) -> None:
-    """sbatch all groups, or none: on any failure and on Ctrl-C what was submitted is cancelled again."""
-    entries = submission.values["groups"]
-    try:
-        for index, group in enumerate(groups):
-            dependency = _dependency(group, {**active, **submission.job_ids()}, entries)
-            parameters = sbatch_parameters(group, index, submission, cluster, code, dependency)
-            folder = cluster.scratch / "jobs" / submission.id / f"{index:02d}-{group.kind}"
-            entries[index]["job_id"] = sbatch(group, folder, cluster, submission, parameters)
-            submission.save()
-    except BaseException as error:
-        # Also jobs that sbatch made before it was interrupted: they carry the submission's name.
-        ours = {entry["job_id"] for entry in entries if entry["job_id"] is not None}
-        if not isinstance(error, ValueError):
-            prefix = submission.comment(0).rsplit(":", 1)[0] + ":"
-            ours |= {job.id.split("_")[0] for job in client.queue().values() if job.comment.startswith(prefix)}
-        client.cancel(sorted(ours))
-        submission.path.unlink(missing_ok=True)
-        if isinstance(error, ValueError):
-            undone = f" Submitted before it and cancelled again: {len(ours)}." if ours else ""
-            raise ValueError(f"SLURM refused the job '{group.kind}': {error}.{undone}") from None
-        raise
-    ids = submission.job_ids()
-    for node in (node for group in groups for node in group.nodes):
-        journal.append(node.journal, "submitted", job=ids[node.key], key=node.key, submission=submission.id)
+class _Sender:
+    """Sends the batches of one submission to SLURM. `complaint`: what SLURM said when it took no more."""
 
+    def __init__(self, submission: Submission, cluster: Cluster, code: Path, console: Console):
+        self.submission, self.cluster, self.code = submission, cluster, code
+        self.folder = cluster.scratch / "jobs" / submission.id
+        self.arrays = cluster.arrays
+        self.patience = Patience(cluster.submit_minutes, console)
+        self.complaint = ""
 
-def _dependency(group: Group, ids: dict[str, str], entries: list[dict]) -> str | None:
-    """SLURM's expression for what a group waits for; what is done already has no id and is left out."""
-    if group.pairs_with is not None and len(group.nodes) > 1:
-        return f"aftercorr:{entries[group.pairs_with]['job_id']}"
-    needs = [ids[key] for key in group.nodes[0].needs if key in ids]
-    return f"afterok:{':'.join(needs)}" if needs else None
+    def send_all(self, nodes: list[Node], active: dict[str, str]) -> None:
+        """Submit all nodes, or as many as SLURM takes for now; `active`: ids of jobs under way. On a refusal for good and on
+        Ctrl-C what was submitted is cancelled again. ValueError with SLURM's words."""
+        group: list[Node] = []
+        try:
+            for group in graph.groups(nodes):
+                self._send(group, active, len(group))
+            if self.patience.troubled:
+                client.cancel(adopt([self.submission], client.queue(), save=True))
+        except ForNow as error:
+            self.complaint = str(error)
+        except Refused as error:
+            undone = self._withdraw()
+            after = f" Submitted before it and cancelled again: {undone}." if undone else ""
+            raise ValueError(f"SLURM refused the job '{group[0].kind}': {error}.{after}") from None
+        except BaseException:
+            self._withdraw()
+            raise
+
+    def _send(self, nodes: list[Node], active: dict[str, str], whole: int) -> None:
+        """Submit nodes of a group of `whole`; in pieces where they are too many for a limit, and one by one without arrays."""
+        ids = {**active, **self.submission.job_ids()}
+        for batch in graph.batches(nodes, ids, self.arrays):
+            members = list(batch.nodes.values())
+            try:
+                self._sbatch(batch, whole)
+            except TooMany:
+                if batch.single:
+                    raise
+                middle = (len(members) + 1) // 2
+                for half in (members[:middle], members[middle:]):
+                    self._send(half, active, whole)
+            except NoArrays:
+                self.arrays = False
+                self._send(members, active, whole)
+
+    def _sbatch(self, batch: Batch, whole: int) -> None:
+        limit, number = self.cluster.max_concurrent, len(self.submission.values["jobs"])
+        throttle = None if limit is None else max(1, limit * len(batch.nodes) // whole)
+        stem = self.folder / f"{number:03d}-{batch.kind}"
+        entry = self.submission.add(batch, f"{stem}-")
+        path = stem.with_suffix(".sh")
+        write_atomic(path, script(batch, entry, self.submission, self.cluster, self.code, throttle))
+        try:
+            job = self.patience.sbatch(path, lambda: self._look(entry), wait_for_room=batch.single)
+        except (TooMany, NoArrays):
+            self.submission.drop(entry)
+            raise
+        self.submission.values["jobs"][entry]["job_id"] = job
+        self.submission.save()
+
+    def _look(self, entry: int) -> tuple[str | None, bool]:
+        """The id of an entry that SLURM has, and whether any other job of ours is queued or running."""
+        try:
+            queue = client.queue()
+        except ValueError as error:
+            raise ForNow(str(error)) from None
+        found = find(self.submission, entry, queue)
+        return found[0].array if found else None, any(job.active for job in queue.values())
+
+    def _withdraw(self) -> int:
+        """Cancel what was submitted, also jobs whose answer was lost; returns how many there were."""
+        self.submission.values["withdrawn"] = True
+        self.submission.save()  # should a job appear later, it finds this and leaves
+        ids = {entry["job_id"] for entry in self.submission.values["jobs"] if entry["job_id"] is not None}
+        with contextlib.suppress(ValueError):  # no answer: the next submission cancels them
+            client.cancel(ids | adopt([self.submission], client.queue()))
+        return len(self.submission.job_ids())
 
 
 def rehearse(plan: Plan, cluster: Cluster, console: Console) -> int:
     """`--dry-run`: every sbatch script, the graph, the number of jobs and GPU-hours. Needs no SLURM and writes nothing."""
     plan, cluster = _with_whole_paths(plan, cluster)
-    groups = graph.groups(graph.nodes(plan, cluster), cluster)
-    submission = _describe(plan, cluster, graph.submissions_dir(plan), groups)
-    entries = submission.values["groups"]
-    for index, group in enumerate(groups):
-        entries[index]["job_id"] = f"JOB{index}"
-        dependency = _dependency(group, submission.job_ids(), entries)
-        parameters = sbatch_parameters(group, index, submission, cluster, cluster.scratch / "snapshots" / "DIGEST", dependency)
-        folder = cluster.scratch / "jobs" / submission.id / f"{index:02d}-{group.kind}"
-        console.rule(f"JOB{index}: {group.kind}, {len(group.nodes)} jobs", align="left")
-        console.print(script(group, folder, cluster, parameters), markup=False, soft_wrap=True)
+    nodes = graph.nodes(plan, cluster)
+    submission = _described(plan, cluster, nodes)
+    scripts = 0
+    for group in graph.groups(nodes):
+        for batch in graph.batches(group, submission.job_ids(), cluster.arrays):
+            stem = cluster.scratch / "jobs" / submission.id / f"{scripts:03d}-{batch.kind}"
+            entry = submission.add(batch, f"{stem}-", save=False)
+            submission.values["jobs"][entry]["job_id"] = f"JOB{entry}"
+            text = script(batch, entry, submission, cluster, cluster.scratch / "snapshots" / "DIGEST", cluster.max_concurrent)
+            console.rule(f"JOB{entry}: {batch.kind}, {len(batch.nodes)} jobs", align="left")
+            console.print(text, markup=False, soft_wrap=True)
+            scripts += 1
     console.rule("graph", align="left")
-    wide(console).print(_overview(groups, submission.job_ids()))
-    count, hours = sum(len(group.nodes) for group in groups), sum(node.gpu_hours for group in groups for node in group.nodes)
-    training = sum(node.gpu_hours for group in groups for node in group.nodes if node.kind == "train")
+    _say_settings(cluster, console)
+    wide(console).print(_overview(nodes, submission.job_ids()))
+    hours = sum(node.gpu_hours for node in nodes)
+    training = sum(node.gpu_hours for node in nodes if node.kind == "train")
     cost = f"{hours:,.0f} GPU-hours ({training:,.0f} of training at {cluster.mfu:.0%} of {cluster.gpu_tflops:,.0f} TFLOP/s, " \
            f"the rest the most that evaluations may take)" if cluster.gpu_tflops else "no GPUs"  # fmt: skip
-    console.print(f"{count} jobs by {len(groups)} calls of sbatch; {cost}; nothing was submitted")
-    if isinstance(plan.corpus, KnownCorpus):
-        console.print(f"[yellow]note:[/] {plan.corpus.note}")
+    console.print(f"{len(nodes)} jobs by {scripts} calls of sbatch; {cost}; nothing was submitted")
+    for corpus in plan.corpora:
+        if isinstance(corpus, KnownCorpus):
+            console.print(f"[yellow]note:[/] {corpus.note}")
     return 0
 
 
-def _overview(groups: list[Group], ids: dict[str, str]) -> Table:
-    table = Table("job", "what", "waits for", "nodes x tasks", "GPUs", "hours", box=None, pad_edge=False)
-    for group in groups:
-        longest = max(node.resources.minutes for node in group.nodes) / 60
-        for node in group.nodes:
-            size, gpus = node.resources, str(node.resources.gpus or "-")
-            needs = _brief([ids[key] for key in node.needs if key in ids]) or "-"
-            shape = f"{size.nodes} x {size.tasks_per_node}"
-            table.add_row(ids.get(node.key, "?"), what(node), needs, shape, gpus, f"{longest:.1f}")
+def _overview(nodes: list[Node], ids: dict[str, str]) -> Table:
+    """One line a run, with the jobs that train, evaluate and time it; then what belongs to no run."""
+    table = Table("what", "train", "evaluate", "time", "other", "nodes x tasks", "GPUs", "hours", box=None, pad_edge=False)
+    rows: dict[str, dict[str, Node]] = {}
+    for node in nodes:
+        rows.setdefault(node.key.split(":")[1] if node.task.run is not None else node.key, {})[node.kind] = node
+    for name, members in rows.items():
+        jobs = {kind: ids.get(node.key, "not taken") for kind, node in members.items()}
+        other = next((f"{kind} {job}" for kind, job in jobs.items() if kind in ("prepare", "draw")), "")
+        first = next(iter(members.values()))
+        size = first.resources
+        table.add_row(
+            name if first.task.run is not None else first.task.name.split(" ", 1)[1],
+            *(jobs.get(kind, "") for kind in ("train", "evaluate", "time")),
+            other,
+            f"{size.nodes} x {size.tasks_per_node}",
+            str(size.gpus or "-"),
+            f"{size.minutes / 60:.1f}",
+        )
     return table
 
 
-def _brief(ids: list[str]) -> str:
-    """Job ids with the tasks of one array as 12_[0-6]."""
-    tasks: dict[str, list[str]] = {}
-    for job_id in ids:
-        job, _, task = job_id.partition("_")
-        tasks.setdefault(job, []).append(task)
-    brief = []
-    for job, found in tasks.items():
-        numbers = sorted(int(task) for task in found if task)
-        whole = len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1))
-        span = f"_[{numbers[0]}-{numbers[-1]}]" if whole else "_" + ",".join(map(str, numbers)) if numbers else ""
-        brief.append(job + span)
-    return " ".join(brief)
+def _say_settings(cluster: Cluster, console: Console) -> None:
+    """What is not to be seen in the cluster file: the python of the jobs, and what of this shell does not count."""
+    where = "in the container" if cluster.container else "as setup leaves it" if cluster.setup else "of this shell"
+    console.print(f"jobs run {task_python(cluster)} ({where})")
+    left_out = client.foreign_settings()
+    if left_out:
+        console.print(f"[yellow]left out:[/] {', '.join(left_out)} of this shell; the cluster file says where jobs go")
 
 
-def what(node: Node) -> str:
-    return " ".join(node.key.split(":")[:2])
-
-
-def _describe(plan: Plan, cluster: Cluster, folder: Path, groups: list[Group]) -> Submission:
+def _described(plan: Plan, cluster: Cluster, nodes: list[Node]) -> Submission:
     return new_submission(
-        folder,
-        groups,
+        graph.submissions_dir(plan),
+        nodes,
         cwd=os.getcwd(),
         request=REQUEST.dump_python(plan.request, mode="json"),
         cluster=CLUSTER.dump_python(cluster, mode="json"),
@@ -156,10 +226,17 @@ def _with_whole_paths(plan: Plan, cluster: Cluster) -> tuple[Plan, Cluster]:
     """The same with absolute paths: jobs and later commands must not depend on where they are started."""
     request = plan.request
     places = {name: getattr(request, name).absolute() for name in ("runs_dir", "results_dir", "corpora_dir")}
-    runs = {model: replace(run, folder=type(run.folder)(run.folder.path.absolute())) for model, run in plan.runs.items()}
-    corpus = replace(plan.corpus, folder=plan.corpus.folder.absolute())
-    whole = replace(plan, request=replace(request, **places), runs=runs, corpus=corpus)
-    return whole, replace(cluster, scratch=cluster.scratch.absolute())
+    given: dict[str, Any] = {name: path.absolute() for name, path in vars(request.sources).items() if isinstance(path, Path)}
+    request = replace(request, **places, sources=replace(request.sources, **given))
+    runs = {
+        run_id: replace(
+            run,
+            folder=RunFolder(run.folder.path.absolute()),
+            corpus=replace(run.corpus, folder=run.corpus.folder.absolute()),
+        )
+        for run_id, run in plan.runs.items()
+    }
+    return replace(plan, request=request, runs=runs), replace(cluster, scratch=cluster.scratch.absolute())
 
 
 def _check_writable(scratch: Path) -> None:

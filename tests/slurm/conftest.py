@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from slurm.snapshot import code_files
 from tests.slurm.daemons import Slurm, Unavailable, install
 from tests.slurm.graphs import Graph, Suite
+from tests.texts import write_texts
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,10 +64,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("texts")
-    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:12]:
-        shutil.copyfile(path, folder / f"{path.stem}.txt")
-    return folder
+    return write_texts(tmp_path_factory.mktemp("texts"), documents=12)
 
 
 @pytest.fixture(scope="session")

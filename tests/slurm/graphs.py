@@ -8,15 +8,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from slurm import client, journal
+from experiments import restarts
+from slurm import client
 from slurm.records import read_submissions
 from slurm.status import NodeState, node_states
 from tests.slurm.daemons import Slurm, until
 from training.run_folder import RunFolder
 
 FOX, TRANSFORMER = "fox_llama", "transformer_llama"
-CLUSTER = 'partition = "main"\ntime_limit_hours = 0.2\neval_hours = 0.2\nsignal_seconds = 60\n'
-TIMINGS = {"tokens_per_s", "mfu"}
+CLUSTER = 'partition = "main"\ntime_limit_hours = 0.2\nsignal_seconds = 60\n'
+TIMINGS = {"wall_s", "tokens_per_s", "mfu", "mfu_dense"}
 
 
 class Suite:
@@ -43,11 +44,9 @@ class Graph:
         self.folder.mkdir()
         self.runs, self.results = self.folder / "runs", self.folder / "results"
         given = {line.split("=")[0].strip() for line in cluster.splitlines()}
-        kept = [line for line in CLUSTER.splitlines() if line.split("=")[0].strip() not in given]
-        lines = [*kept, *cluster.splitlines()]
-        if "scratch" not in given:
-            lines.append(f'scratch = "{suite.folder / "scratch"}"')
-        (self.folder / "cluster.toml").write_text("\n".join(lines) + "\n")
+        ours = [*CLUSTER.splitlines(), f'scratch = "{suite.folder / "scratch"}"']
+        lines = [line for line in ours if line.split("=")[0].strip() not in given]
+        (self.folder / "cluster.toml").write_text("\n".join([*lines, *cluster.splitlines()]) + "\n")
 
     def command(self) -> list[str]:
         only = [word for model in self.models for word in ("--only", model)]
@@ -57,6 +56,10 @@ class Graph:
             "--runs-dir", str(self.runs), "--results-dir", str(self.results),
             "--corpora-dir", str(self.corpora), "--launcher", "slurm", "--cluster", str(self.folder / "cluster.toml"),
         ]  # fmt: skip
+
+    @property
+    def submissions(self) -> Path:
+        return self.runs / self.scale / "plans" / "submissions"
 
     def submit(self, *more: str) -> subprocess.CompletedProcess[str]:
         return self.call([*self.command(), *more])
@@ -84,8 +87,8 @@ class Graph:
     def states(self) -> dict[str, NodeState]:
         """By "kind model" or "draw fig2_per_token_loss"."""
         queue = client.queue()
-        states = node_states(read_submissions(self.runs / self.scale / "submissions", queue), queue)
-        return {f"{state.kind} {state.key.split(':')[1].rsplit('-', 1)[0]}": state for state in states}
+        states = node_states(read_submissions(self.submissions), queue)
+        return {f"{state.kind} {state.name.rsplit('-', 1)[0]}": state for state in states}
 
     def until(self, condition: Callable[[], object], seconds: float, what: str) -> None:
         """As daemons.until, with all that one wants to know if it fails."""
@@ -110,9 +113,9 @@ class Graph:
         return states
 
     def until_trained(self, model: str, seconds: float = 150) -> None:
-        journal_file = self.run(model).path / "slurm" / "train.jsonl"
+        journal = self.run(model).path / "starts" / "train.jsonl"
         ends = ("done", "failed")
-        self.until(lambda: any(event.get("action") in ends for event in journal.read(journal_file)), seconds, f"{model}'s end")
+        self.until(lambda: any(event.get("action") in ends for event in restarts.read(journal)), seconds, f"{model}'s end")
         assert self.run(model).finished, self.slurm("status").stdout
 
     def cancel_rest(self) -> None:
@@ -155,14 +158,14 @@ class Graph:
                 command = (entry / "cmdline").read_bytes().decode().split("\0")
             except OSError:
                 continue
-            if "submitit.core._submit" in command and not command[0].endswith("srun") and wanted <= environment:
+            if "slurm.launcher" in command and not command[0].endswith("srun") and wanted <= environment:
                 return int(entry.name)
         return None
 
 
 def starts(run: RunFolder) -> list[dict]:
     """One line of provenance per start of a training that got as far as its first step."""
-    return [json.loads(line) for line in run.provenance_file.read_text().splitlines()]
+    return run.read_starts()
 
 
 def assert_same_run(one: RunFolder, other: RunFolder) -> None:

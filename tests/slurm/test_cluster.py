@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 def job_count(graph) -> int:
     """Jobs that SLURM remembers of a graph."""
-    ids = {path.stem for path in (graph.runs / graph.scale / "submissions").glob("*.json")}
+    ids = {path.stem for path in graph.submissions.glob("*.json")}
     return sum(job.comment.split(":")[1] in ids for job in client.queue().values() if job.comment.startswith("fox:"))
 
 
@@ -55,7 +55,7 @@ def test_graphs_survive_signals_kills_and_a_restarted_controller(corpus_ready, s
     graph.cancel_rest()
     states = graph.states()
     assert states[f"train {FOX}"].restarts == 1 and states[f"train {FOX}"].error == ""
-    assert states[f"train {TRANSFORMER}"].restarts == 1 and "SIGKILL" in states[f"train {TRANSFORMER}"].error
+    assert states[f"train {TRANSFORMER}"].restarts == 1 and "SIGKILL" in states[f"train {TRANSFORMER}"].restarted
     for model in (FOX, TRANSFORMER):
         corpus_ready.until_trained(model)
         assert starts(graph.run(model))[1]["first_step"] > 0
@@ -64,7 +64,7 @@ def test_graphs_survive_signals_kills_and_a_restarted_controller(corpus_ready, s
 
 def test_a_run_that_hits_its_time_limit_goes_on(corpus_ready, suite):
     graph = suite.graph(
-        "limited", (FOX,), "time_limit_hours = 0.0166\neval_hours = 0.0166\nsignal_seconds = 15\nmax_restarts = 9"
+        "limited", (FOX,), "time_limit_hours = 0.0166\nsignal_seconds = 15\nmax_restarts = 9"
     )
     assert graph.submit().returncode == 0
     task = graph.hold(20, FOX)[FOX]  # a run that would take longer than its limit
@@ -81,7 +81,7 @@ def test_a_run_that_hits_its_time_limit_goes_on(corpus_ready, suite):
 
 def test_two_tasks_train_one_run_while_nodes_are_drained_and_fail(corpus_ready, suite):
     """Two processes on two nodes, joined by gloo: preempted, held back while a node is drained, and hit by its failure."""
-    lines = 'tasks_per_run = 2\nnodes_per_run = 2\nenvironment = { GLOO_SOCKET_IFNAME = "lo" }'
+    lines = 'environment = { GLOO_SOCKET_IFNAME = "lo" }\ntrain = { tasks = 2, nodes = 2 }'
     graph = suite.graph("two", (FOX,), lines)
     assert graph.submit().returncode == 0
     held = graph.hold(20, FOX)
@@ -128,7 +128,7 @@ def test_a_failing_job_stops_its_dependants_and_can_be_resubmitted(corpus_ready,
         assert states[f"train {model}"].restarts == 0  # an error to mend is not tried again
         waiting = states[f"evaluate {model}"]
         assert waiting.state == "cancelled" and re.match(f"needs train {model}-.*, which failed: .*train.zarr", waiting.error)
-    assert states["draw fig2_per_token_loss"].error == states[f"evaluate {FOX}"].error
+    assert "nothing to draw" in states["draw fig2_per_token_loss"].error
     shown = graph.slurm("status")
     assert shown.returncode == 1 and "train.zarr" in shown.stdout
     assert "train.zarr" in graph.slurm("logs", FOX).stdout
@@ -148,7 +148,7 @@ def test_what_slurm_refuses_is_passed_on_and_nothing_stays_queued(corpus_ready, 
     other = tmp_path / "texts"
     shutil.copytree(suite.texts, other)
     next(other.iterdir()).unlink()
-    large = suite.graph("large", cluster="tasks_per_run = 2\ncpus_per_task = 3", texts=other)
+    large = suite.graph("large", cluster="train = { tasks = 2, cpus_per_task = 3 }", texts=other)
     before = {job.id for job in client.queue().values()}
     refused = large.submit()
     assert refused.returncode == 2 and refused.stderr.count("\n") <= 2, refused.stderr
@@ -160,7 +160,7 @@ def test_what_slurm_refuses_is_passed_on_and_nothing_stays_queued(corpus_ready, 
 
     large.until(cancelled, 60, "a cancelled job")
     for graph in (nowhere, large):
-        assert not list(graph.runs.rglob("submissions/*.json"))
+        assert not graph.states()
 
 
 def test_scratch_that_cannot_be_written_is_an_error(suite, tmp_path):

@@ -1,12 +1,14 @@
-"""Cluster files: what is read, and that every mistake is one line that names it."""
+"""The cluster file: a mistake is one line, every field is described with its default, and the examples are valid."""
 
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from slurm.cluster import read_cluster
+from slurm.cluster import KINDS, Cluster, KindSettings, TrainSettings, read_cluster
 
-EXAMPLE = Path(__file__).parents[2] / "slurm" / "clusters" / "example.toml"
+CLUSTERS = Path(__file__).parents[2] / "slurm" / "clusters"
 WHOLE = {"partition": '"gpu"', "time_limit_hours": "24", "gpus_per_node": "8", "gpu_tflops": "989"}
 
 
@@ -17,10 +19,36 @@ def write(path: Path, **changes: str | None) -> Path:
     return file
 
 
-def test_the_example_is_valid():
-    cluster = read_cluster(EXAMPLE)
-    assert (cluster.gpus_per_node, cluster.device, cluster.max_concurrent) == (8, "cuda", 4)
-    assert cluster.environment["HF_HUB_OFFLINE"] == "1" and cluster.setup[0].startswith("source")
+@pytest.mark.parametrize("name", ["university", "containers", "typed_gpus"])
+def test_the_examples_are_valid(name):
+    cluster = read_cluster(CLUSTERS / f"{name}.toml")
+    assert cluster.device == "cuda" and cluster.train.gpus
+    assert {path.stem for path in CLUSTERS.glob("*.toml")} == {"university", "containers", "typed_gpus"}
+
+
+def test_every_field_is_described_with_its_default():
+    text = (CLUSTERS / "README.md").read_text()
+    described = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", text, re.M))
+    values = {**vars(TrainSettings()), **vars(Cluster(time_limit_hours=1))}
+    wanted = {item.name: values[item.name] for kind in (Cluster, TrainSettings) for item in fields(kind)}
+    assert described.pop("time_limit_hours") == "required" and wanted.pop("time_limit_hours")
+    for name, value in wanted.items():
+        said = "-" if value is None else "{}" if isinstance(value, KindSettings) else str(value)
+        assert described.pop(name) == (said.lower() if isinstance(value, bool) else said), name
+    assert not described
+
+
+def test_kinds_take_over_what_holds_for_all(tmp_path):
+    cluster = read_cluster(
+        write(tmp_path, sbatch='{mail_type = "END", nice = 5}', evaluate='{qos = "e", gpus = 2, sbatch = {nice = 7}}',
+              time='{gpu_type = "h100"}', draw='{partition = "cpu", sbatch = {mail-type = false}}')
+    )  # fmt: skip
+    train, evaluate, timing, draw = (cluster.settings(kind) for kind in KINDS[1:])
+    assert (train.partition, train.qos, train.gpus, train.sbatch) == ("gpu", None, None, {"mail-type": "END", "nice": 5})
+    assert (evaluate.qos, evaluate.gpus, evaluate.sbatch["nice"]) == ("e", 2, 7)
+    assert (timing.qos, timing.gpus, timing.gpu_type, timing.sbatch["nice"]) == ("e", 2, "h100", 7)
+    assert (draw.partition, draw.qos, draw.sbatch["mail-type"]) == ("cpu", None, False)
+    assert [cluster.hours(kind) for kind in KINDS] == [12, 24, 6, 2, 1]
 
 
 def test_scratch_may_name_variables(tmp_path, monkeypatch):
@@ -31,20 +59,28 @@ def test_scratch_may_name_variables(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"partition": None}, "partition: missing"),
+        ({"time_limit_hours": None}, "time_limit_hours: missing"),
         ({"partition": '""'}, "partition: String should have at least 1 character"),
         ({"partitions": '"a"'}, "partitions: no such key; the keys are partition, account"),
+        ({"train": '{gpu = 8}'}, "train.gpu: no such key; the keys are partition, account"),
+        ({"evaluate": '{tasks = 8}'}, "evaluate.tasks: no such key"),
         ({"gpus_per_node": '"eight"'}, "gpus_per_node: Input should be a valid integer"),
         ({"gpus_per_node": "-1"}, "(given: -1)"),
         ({"time_limit_hours": "0"}, "time_limit_hours: Input should be greater than 0 (given: 0)"),
-        ({"time_limit_hours": "0.05", "eval_hours": "0.05"}, "no longer than signal_seconds 300"),
-        ({"time_limit_hours": "3"}, "eval_hours 6.0 exceeds time_limit_hours 3"),
+        ({"time_limit_hours": "0.05"}, "time_limit_hours 0.05 of prepare is no longer than signal_seconds 300"),
+        ({"draw": "{time_limit_hours = 0.05}"}, "time_limit_hours 0.05 of draw is no longer"),
         ({"gpu_tflops": None}, "gpus_per_node needs gpu_tflops"),
-        ({"gpus_per_run": "12"}, "gpus_per_run 12 is not a multiple of gpus_per_node 8"),
-        ({"tasks_per_run": "2"}, "say gpus_per_run"),
-        ({"gpus_per_node": "0", "gpus_per_run": "2"}, "say tasks_per_run"),
+        ({"train": "{gpus = 12}"}, "train.gpus 12 is not a multiple of gpus_per_node 8"),
+        ({"evaluate": "{gpus = 16}"}, "evaluate.gpus 16 is above gpus_per_node 8"),
+        ({"train": "{tasks = 2}"}, "say train.gpus"),
+        ({"gpus_per_node": "0", "train": "{gpus = 2}"}, "train.gpus 2 on a cluster with gpus_per_node 0"),
+        ({"gpus_per_node": "0", "train": "{tasks = 3, nodes = 2}"}, "train.tasks 3 is not a multiple of train.nodes 2"),
         ({"mfu": "1.5"}, "mfu: Input should be less than or equal to 1 (given: 1.5)"),
+        ({"gpu_option": '"gpus"'}, "gpu_option: Input should be 'gpus-per-node' or 'gres'"),
         ({"environment": '{ A = 1 }'}, "environment.A: Input should be a valid string (given: 1)"),
+        ({"sbatch": '{ array = "3" }'}, "sbatch: array is what holds the graph together"),
+        ({"train": '{ sbatch = { p = "x" } }'}, "train.sbatch: 'p' is no long option"),
+        ({"sbatch": '{comment = "a"}', "draw": '{sbatch = {job-name = "b"}}'}, "both comment and job-name"),
         ({"setup": '"module load cuda"'}, "setup: Input should be a valid array"),
         ({"partition": "gpu"}, "is not TOML"),
     ],
@@ -57,6 +93,6 @@ def test_a_mistake_is_told_in_one_line(tmp_path, changes, told):
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_a_missing_file_names_the_example(tmp_path):
-    with pytest.raises(ValueError, match=r"nowhere.toml: no such file; slurm/clusters/example.toml"):
+def test_a_missing_file_names_the_examples(tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere.toml: no such file; slurm/clusters has some to copy and edit"):
         read_cluster(tmp_path / "nowhere.toml")

@@ -8,28 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from experiments.artefact import artefact_names
-from experiments.plan import Plan, Request, make_plan
+from experiments.artefact import MAIN
 from slurm import graph, resources
 from slurm.cluster import Cluster, read_cluster
-from slurm.submit import _dependency
+from slurm.records import described
 from tests.slurm.graphs import environment_without_slurm
+from tests.slurm.plans import plan_of
+from training.spec import Execution
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "slurm" / "clusters" / "example.toml"
-
-
-def plan_of(tmp_path: Path, *artefacts: str, scale: str = "760m-48b", only: tuple[str, ...] = ()) -> Plan:
-    request = Request(
-        artefacts=artefacts or ("fig2_per_token_loss",), scale=scale, data=None, tokenizer=None, only=only, device="cuda",
-        runs_dir=tmp_path / "runs", results_dir=tmp_path / "results", corpora_dir=tmp_path / "corpora",
-    )  # fmt: skip
-    return make_plan(request, "bf16", rehearsal=True)
+CLUSTERS = ROOT / "slurm" / "clusters"
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Cluster:
-    return read_cluster(EXAMPLE)
+    return read_cluster(CLUSTERS / "university.toml")
 
 
 def command(tmp_path: Path, *more: str) -> subprocess.CompletedProcess[str]:
@@ -40,26 +33,32 @@ def command(tmp_path: Path, *more: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_the_whole_paper_is_rehearsed_without_slurm_and_without_data(tmp_path):
-    done = command(tmp_path, "--cluster", str(EXAMPLE), "--dry-run")
+@pytest.mark.parametrize(("name", "lines"), [
+    ("university", ["--account=my-lab", "--gpus-per-node=8", "--mem=983040M", "--array=0-6%4"]),
+    ("containers", ["--partition=preemptible", "--qos=scavenger", "--ntasks-per-node=4"]),
+    ("typed_gpus", ["--gres=gpu:h100:8", "--gres=gpu:a100:1", "--partition=cpu", "--nodes=4", "--mail-type=FAIL"]),
+])  # fmt: skip
+def test_the_whole_paper_is_rehearsed_without_slurm_and_without_data(tmp_path, name, lines):
+    done = command(tmp_path, "--cluster", str(CLUSTERS / f"{name}.toml"), "--dry-run", "--parallel", "fsdp")
     assert done.returncode == 0, done.stderr
-    artefacts = artefact_names()
-    plan = plan_of(tmp_path, *artefacts)
-    flops = sum(3 * run.spec.model.flops_per_token(16384) * 45 * 2**30 for run in plan.runs.values())
-    hours = flops / (0.35 * 989e12) / 3600
+    plan, cluster = plan_of(tmp_path, *MAIN, execution=Execution(parallel="fsdp")), read_cluster(CLUSTERS / f"{name}.toml")
+    nodes = graph.nodes(plan, cluster)
+    hours = sum(node.gpu_hours for node in nodes if node.kind == "train")
     total = re.search(r"(\d+) jobs by (\d+) calls of sbatch; ([\d,]+) GPU-hours \(([\d,]+) of training", done.stdout)
-    assert total is not None
-    assert int(total[1]) == 2 * len(plan.runs) + len(artefacts) and int(total[2]) == 2 + len(artefacts)
-    assert int(total[4].replace(",", "")) == round(hours)
-    for line in ("--array=0-6%4", "--gpus-per-node=8", "--ntasks-per-node=8", "--time=1440", "--signal=USR2@300",
-                 "--dependency=aftercorr:JOB0", "--kill-on-invalid-dep=yes", "--requeue", "--partition=gpu"):  # fmt: skip
-        assert f"#SBATCH {line}\n" in done.stdout
+    assert total is not None and int(total[1]) == len(nodes) == 3 * len(plan.runs) + len(MAIN)
+    # Trainings, evaluations, timings, and drawings: one array for all that wait for the same.
+    assert int(total[2]) == 3 + 3 and int(total[4].replace(",", "")) == round(hours)
+    for line in (*lines, "--dependency=aftercorr:JOB0", "--kill-on-invalid-dep=yes", "--requeue"):
+        assert f"#SBATCH {line}\n" in done.stdout, line
     assert "LongCrawl64 is not here" in done.stdout and "nothing was submitted" in done.stdout
     assert not list(tmp_path.iterdir())
+    trainings = [node.task.args for node in nodes if node.kind == "train"]
+    assert len(trainings) == 7 and all(args[args.index("--parallel") + 1] == "fsdp" for args in trainings)
 
 
 def test_submitting_without_slurm_is_an_error_of_one_line(tmp_path):
-    done = command(tmp_path, "fig2_per_token_loss", "--cluster", str(EXAMPLE), "--data", "longcrawl64:/nowhere")
+    cluster = str(CLUSTERS / "university.toml")
+    done = command(tmp_path, "fig2_per_token_loss", "--cluster", cluster, "--data", "longcrawl64:/nowhere")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "/nowhere" in done.stderr
     done = subprocess.run(
         [sys.executable, "-m", "slurm", "status", "--runs-dir", str(tmp_path)],
@@ -79,35 +78,43 @@ def test_runs_shared_by_artefacts_are_trained_once(tmp_path, cluster):
 def test_what_is_under_way_is_left_out_and_waited_for(tmp_path, cluster):
     plan = plan_of(tmp_path)
     every = graph.nodes(plan, cluster)
-    first, second = (node for node in every if node.kind == "train" and "transformer" in node.key)
-    left = graph.nodes(plan, cluster, active={first.key: "7_1"})
-    assert first.key not in {node.key for node in left} and len(left) == len(every) - 1
-    groups = graph.groups(left, cluster)
-    single = [group for group in groups if group.kind == "evaluate" and group.nodes[0].needs == (first.key,)]
-    assert len(single) == 1 and single[0].pairs_with is None
-    assert _dependency(single[0], {first.key: "7_1"}, []) == "afterok:7_1"
-    assert second.key in {node.key for node in groups[0].nodes}
-    promised = {path for node in every if node.kind == "evaluate" for path in node.job.makes}
-    assert not [node for node in graph.nodes(plan, cluster, promised) if node.kind == "evaluate"]
+    first = next(node for node in every if node.kind == "train")
+    left = graph.nodes(plan, cluster, {first.key: described(first)})
+    assert {node.key for node in every} - {node.key for node in left} == {first.key}
+    evaluations = [group for group in graph.groups(left) if group[0].kind == "evaluate"]
+    ids = {node.key: f"9_{index}" for index, node in enumerate(node for node in left if node.kind == "train")}
+    batches = graph.batches(evaluations[0], {first.key: "7_1", **ids})
+    assert {(batch.dependency, len(batch.nodes)) for batch in batches} == {("afterok:7_1", 1), ("aftercorr:9", 6)}
+    assert all(node.task.needs == (key,) for batch in batches if len(batch.nodes) == 6
+               for index, node in batch.nodes.items() for key in [list(ids)[index]])  # fmt: skip
+
+
+def test_a_drawing_under_way_is_made_again_only_if_more_is_to_come(tmp_path, cluster):
+    plan = plan_of(tmp_path)
+    every = {node.key: described(node) for node in graph.nodes(plan, cluster)}
+    assert not graph.nodes(plan, cluster, every)
+    evaluation = next(key for key in every if key.startswith("evaluate:"))
+    (again, drawing) = graph.nodes(plan, cluster, {key: task for key, task in every.items() if key != evaluation})
+    assert again.key == evaluation and drawing.kind == "draw"
+    assert set(drawing.task.needs) == {key for key in every if key.startswith("evaluate:")}
 
 
 def test_gpus_follow_the_estimate_and_hours_are_capped(tmp_path, cluster):
-    free = replace(cluster, gpus_per_run=None)
+    free = replace(cluster, train=replace(cluster.train, gpus=None))
     (big,) = plan_of(tmp_path, only=("fox_pro",)).runs.values()
     (small,) = plan_of(tmp_path, scale="125m-2.7b", only=("fox_pro",)).runs.values()
     hours = resources.train_gpu_hours(small, free)
-    assert hours is not None and 1 < hours < 20
+    assert 1 < hours < 20
     assert resources.for_training(small, free).gpus == 1
     assert resources.for_training(small, free).minutes == pytest.approx(60 * (1.3 * hours + 0.25), abs=1)
     assert resources.for_training(big, free).gpus == 8 and resources.for_training(big, free).minutes == 24 * 60
-    many = resources.for_training(big, replace(cluster, gpus_per_run=32))
+    many = resources.for_training(big, replace(cluster, train=replace(cluster.train, gpus=32)))
     assert (many.nodes, many.tasks_per_node, many.gpus) == (4, 8, 32)
-    with pytest.raises(ValueError, match="gpus_per_run 64: a step of fox_pro has 32 sequences"):
-        resources.for_training(big, replace(cluster, gpus_per_run=64))
+    with pytest.raises(ValueError, match=r"train.gpus 64: a step of fox_pro has 32 sequences"):
+        resources.for_training(big, replace(cluster, train=replace(cluster.train, gpus=64)))
 
 
 def test_micro_batches_shrink_with_the_share_of_a_process(tmp_path, cluster):
-    wide = replace(cluster, gpus_per_run=32)
-    plan = plan_of(tmp_path, scale="125m-2.7b", only=("fox_pro",))
-    (train,) = (node for node in graph.nodes(plan, wide) if node.kind == "train")
-    assert train.job.args[train.job.args.index("--micro-batch-tokens") + 1] == "16384"
+    wide = replace(cluster, train=replace(cluster.train, gpus=32))
+    (train,) = (node for node in graph.nodes(plan_of(tmp_path, scale="125m-2.7b", only=("fox_pro",)), wide) if node.kind == "train")
+    assert train.task.args[train.task.args.index("--micro-batch-tokens") + 1] == "16384"

@@ -1,15 +1,14 @@
-"""Whether a job starts again, what the journal keeps, snapshots, and records of a submission that was cut off."""
+"""Whether a job starts again, what its journal keeps, and snapshots of the code."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from slurm import journal
-from slurm.client import QueuedJob
-from slurm.epilogue import decide
+from experiments import restarts
+from slurm import epilogue
+from slurm.epilogue import NEVER_BEGAN, Job, decide, ended, note_start
 from slurm.launcher import torchrun_variables
-from slurm.records import active_jobs, read_submissions
 from slurm.snapshot import code_files, snapshot
 from training.provenance import git_state
 
@@ -19,14 +18,16 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("code", "state", "fruitless", "action", "why"),
     [
-        (0, "RUNNING", 9, "done", ""),
-        (75, "RUNNING", 0, "requeue", "saved"),
+        (0, "COMPLETING", 9, "done", ""),
+        (75, "RUNNING", 0, "again", "saved"),
         (75, "RUNNING", 4, "failed", "given up after 4 starts without progress"),
-        (75, "TIMEOUT", 0, "requeue", "saved"),
+        (75, "TIMEOUT", 0, "again", "saved"),
+        (124, "RUNNING", 0, "again", "did not leave in time"),
+        (124, "TIMEOUT", 4, "failed", "did not leave in time"),
         (75, "CANCELLED", 0, "ended", "cancelled"),
-        (137, "RUNNING", 3, "requeue", "killed by SIGKILL"),
+        (137, "RUNNING", 3, "again", "killed by SIGKILL"),
         (137, "RUNNING", 4, "failed", "killed by SIGKILL"),
-        (1, "RUNNING", 1, "requeue", "exit code 1"),
+        (1, "RUNNING", 1, "again", "exit code 1"),
         (2, "RUNNING", 0, "failed", ""),
         (3, "RUNNING", 0, "failed", ""),
         (130, "RUNNING", 0, "failed", "interrupted"),
@@ -38,26 +39,66 @@ def test_what_becomes_of_a_job(code, state, fruitless, action, why):
     assert decided == action and why in reason
 
 
-def test_starts_count_as_fruitless_until_one_gets_further(tmp_path):
-    file, run = tmp_path / "slurm" / "train.jsonl", tmp_path / "run"
-    (run / "checkpoints" / "step-00000005").mkdir(parents=True)
-    old = journal.progress_mark(run)
-    for job in ("1", "7", "7"):
-        journal.append(file, "start", job=job, mark=old)
-    assert journal.fruitless_starts(journal.read(file), "7", old) == 2
-    (run / "checkpoints" / "step-00000010").mkdir()
-    new = journal.progress_mark(run)
-    assert journal.fruitless_starts(journal.read(file), "7", new) == 0
-    journal.append(file, "start", job="7", mark=new)
-    assert journal.fruitless_starts(journal.read(file), "7", new) == 1
-    journal.append(file, "start", job="7", mark=old)
-    assert journal.fruitless_starts(journal.read(file), "7", old) == 1
-    (run / "evals").mkdir()
-    (run / "evals" / "needle.partial.jsonl").write_text("{}\n")
-    assert journal.progress_mark(run) != new
-    with open(file, "a") as cut:
-        cut.write('{"event": "sta')
-    assert len(journal.read(file)) == 5
+def job_of(folder: Path, restart: int) -> Job:
+    task = {"folder": str(folder), "journal": str(folder / "starts" / "train.jsonl"), "log": str(folder / "train.log")}
+    return Job("7", restart, task, str(folder / "shell-"), 3, False)
+
+
+def test_a_job_whose_task_never_begins_is_given_up_and_says_why(tmp_path):
+    """Also while another task of the same run makes progress."""
+    (tmp_path / "shell-7.log").write_text("job 7 on n1\nbash: apptainer: command not found\n")
+    for restart in range(4):
+        (tmp_path / "checkpoints" / f"step-0000000{restart}").mkdir(parents=True)
+        action, reason = ended(job_of(tmp_path, restart), 127, "RUNNING")
+        assert (action == "again") == (restart < 3), reason
+        assert NEVER_BEGAN in reason and reason.endswith("apptainer: command not found")
+    assert reason.startswith("given up after 4 starts without progress: exit code 127")
+
+
+def test_starts_with_and_without_their_task_count_together(tmp_path):
+    actions = []
+    for restart in range(8):
+        job = job_of(tmp_path, restart)
+        if restart % 2:
+            note_start(job, restarts.progress_mark(tmp_path))
+        actions.append(ended(job, 1, "RUNNING")[0])
+    assert actions[:4] == ["again"] * 3 + ["failed"]
+
+
+def test_progress_sets_the_count_back(tmp_path):
+    for restart in range(6):
+        job = job_of(tmp_path, restart)
+        note_start(job, restarts.progress_mark(tmp_path))
+        (tmp_path / "checkpoints" / f"step-0000000{restart}").mkdir(parents=True)
+        assert ended(job, 75, "RUNNING")[0] == "again"
+
+
+def test_a_job_finds_itself_in_its_submission(tmp_path, monkeypatch):
+    record = tmp_path / "one.json"
+    tasks = {key: {"kind": key} for key in ("a", "b", "c")}
+    jobs = [
+        {"keys": {"3": "a", "5": "b"}, "array": True, "logs": "/x/0-"},
+        {"keys": {"0": "c"}, "array": False, "logs": "/x/1-"},
+    ]
+    record.write_text(json.dumps({"tasks": tasks, "jobs": jobs, "max_restarts": 2, "withdrawn": False}))
+    monkeypatch.setenv("SLURM_JOB_ID", "41")
+    assert Job.own(record, 1).task == {"kind": "c"} and str(Job.own(record, 1).shell_log) == "/x/1-41.log"
+    for name, value in (("ARRAY_JOB_ID", "40"), ("ARRAY_TASK_ID", "5"), ("RESTART_COUNT", "2")):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    job = Job.own(record, 0)
+    assert (job.id, job.restart, job.task, job.max_restarts) == ("40_5", 2, {"kind": "b"}, 2)
+    assert str(job.shell_log) == "/x/0-40_5.log"
+
+
+def test_a_requeue_that_slurm_refuses_is_noted(tmp_path, monkeypatch):
+    job = job_of(tmp_path, 0)
+    monkeypatch.setattr(Job, "own", classmethod(lambda *_: job))
+    monkeypatch.setattr(epilogue.client, "state", lambda *_: "RUNNING")
+    monkeypatch.setattr(epilogue.client, "requeue", lambda *_: "Job/step already completing or completed")
+    monkeypatch.setattr("sys.argv", ["epilogue", "record", "0", "75"])
+    epilogue.main()
+    last = restarts.read(job.journal)[-1]
+    assert (last["action"], last["reason"]) == ("failed", "Job/step already completing or completed")
 
 
 def test_equal_code_is_one_snapshot_and_a_change_is_another(tmp_path):
@@ -81,24 +122,9 @@ def test_equal_code_is_one_snapshot_and_a_change_is_another(tmp_path):
     assert git_state(first) == {"git_sha": "abc", "git_dirty": True}
 
 
-def test_jobs_are_known_even_if_their_submission_was_killed(tmp_path):
-    """A submission that died between sbatch and its record: the job's comment says what it is."""
-    nodes = {key: {"needs": [], "makes": []} for key in ("train:a", "train:b", "draw:c")}
-    groups = [
-        {"kind": "train", "keys": ["train:a", "train:b"], "job_id": None},
-        {"kind": "draw", "keys": ["draw:c"], "job_id": None},
-    ]
-    (tmp_path / "one.json").write_text(json.dumps({"groups": groups, "nodes": nodes}))
-    jobs = [QueuedJob("5_0", "RUNNING", "None", "n1", "fox:one:0"), QueuedJob("5_1", "FAILED", "None", "n1", "fox:one:0")]
-    queue = {job.id: job for job in [*jobs, QueuedJob("6", "RUNNING", "None", "n1", "fox:other:0")]}
-    assert {key: job for key, (job, _) in active_jobs(read_submissions(tmp_path, queue), queue).items()} == {"train:a": "5_0"}
-
-
 def test_slurms_variables_become_those_of_torchrun(monkeypatch):
-    for name, value in (("NTASKS", "16"), ("PROCID", "9"), ("LOCALID", "1"), ("JOB_ID", "41"), ("JOB_NODELIST", "gpu[03-04]")):
+    for name, value in (("NTASKS", "16"), ("PROCID", "9"), ("LOCALID", "1"), ("JOB_ID", "41")):
         monkeypatch.setenv(f"SLURM_{name}", value)
-    assert torchrun_variables() == {
-        "RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "MASTER_ADDR": "gpu03", "MASTER_PORT": "20041",
-    }  # fmt: skip
+    assert torchrun_variables() == {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "MASTER_PORT": "20041"}
     monkeypatch.setenv("SLURM_NTASKS", "1")
     assert torchrun_variables() == {}

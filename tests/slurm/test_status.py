@@ -1,0 +1,172 @@
+"""What status tells, from records, journals and a queue: never less, and never more, than is so."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from experiments import restarts
+from slurm import client
+from slurm.__main__ import main
+from slurm.client import QueuedJob
+from slurm.epilogue import NEVER_BEGAN
+from slurm.records import Submission
+from slurm.status import node_states, now, rows, summary, table, wide
+from tests.slurm.fake import FakeJob, FakeSlurm
+
+TRAIN, EVALUATE, DRAW = "train:fox-1", "evaluate:fox-1:aa", "draw:fig2:bb"
+
+
+@pytest.fixture(autouse=True)
+def _no_accounting(monkeypatch):
+    monkeypatch.setattr(client, "accounted", lambda ids: {})
+
+
+def submission(folder: Path, name: str = "one", ids: tuple[str, ...] = ("5", "6", "7"), **values: object) -> Submission:
+    """A training, its evaluation and a drawing."""
+    run = folder / "runs" / "tiny" / "fox-1"
+    tasks, jobs = {}, []
+    for key, needs, job in zip((TRAIN, EVALUATE, DRAW), ((), (TRAIN,), (EVALUATE,)), ids, strict=False):
+        kind = key.split(":")[0]
+        makes = {"train": ["export"], "evaluate": ["evals/a.parquet", "evals/b.parquet"]}.get(kind, [])
+        tasks[key] = {
+            "kind": kind, "needs": needs, "makes": [str(run / path) for path in makes], "folder": str(run),
+            "log": str(run / "logs" / f"{kind}.log"), "journal": str(run / "starts" / f"{kind}.jsonl"),
+        }  # fmt: skip
+        jobs.append({"kind": kind, "keys": {"0": key}, "array": False, "job_id": job, "logs": str(folder / f"{kind}-")})
+    whole = {"user": client.me(), "withdrawn": False, "tasks": tasks, "jobs": jobs, **values}
+    found = Submission(folder / "runs" / "tiny" / "plans" / "submissions" / f"{name}.json", json.loads(json.dumps(whole)))
+    found.save()
+    return found
+
+
+def queued(job: str, state: str, reason: str = "None", user: str = "me") -> dict[str, QueuedJob]:
+    return {job: QueuedJob(job, state, reason, "n1" if state == "RUNNING" else "", user, "name", "comment")}
+
+
+def note(item: Submission, key: str, event: str, job: str, **values: object) -> None:
+    restarts.append(Path(item.values["tasks"][key]["journal"]), event, job=job, **values)
+
+
+def states(*submissions: Submission, **queue: dict) -> dict[str, tuple[str, str]]:
+    jobs = {job_id: job for jobs in queue.values() for job_id, job in jobs.items()}
+    return {state.kind: (state.state, state.error) for state in node_states(submissions, jobs)}
+
+
+@pytest.mark.parametrize(("state", "reason"), [
+    ("PENDING", "JobHeldUser"), ("PENDING", "JobHeldAdmin"), ("PENDING", "launch failed requeued held"), ("REQUEUE_HOLD", "None"),
+    ("SPECIAL_EXIT", "None"), ("PENDING", "JobHoldMaxRequeue"),
+])  # fmt: skip
+def test_a_held_job_is_said_to_be_held_and_how_it_is_released(tmp_path, state, reason):
+    found = states(submission(tmp_path), jobs=queued("5", state, reason))
+    assert found["train"][0] == "held" and "scontrol release 5" in found["train"][1]
+
+
+def test_a_job_that_waits_is_not_held(tmp_path):
+    one = submission(tmp_path)
+    assert states(one, jobs=queued("5", "PENDING", "Resources") | queued("6", "PENDING", "Dependency")) == {
+        "train": ("pending", ""), "evaluate": ("waiting", ""), "draw": states(one)["draw"],
+    }  # fmt: skip
+
+
+def test_cancelled_jobs_are_so_after_slurm_has_forgotten_them(tmp_path, monkeypatch):
+    one = submission(tmp_path)
+    assert {state for state, _ in states(one).values()} == {"lost"}
+    assert "forgotten job 5" in states(one)["train"][1]
+    note(one, EVALUATE, "end", "6", code=0, action="cancelled", reason="cancelled by me")
+    assert states(one)["evaluate"] == ("cancelled", "cancelled by me")
+    monkeypatch.setattr(client, "accounted", lambda ids: {"5": "CANCELLED"})
+    assert states(one)["train"] == ("cancelled", "SLURM says: cancelled")
+
+
+def test_only_the_present_error_is_shown(tmp_path):
+    one = submission(tmp_path)
+    note(one, TRAIN, "start", "5", mark="step-0")
+    note(one, TRAIN, "end", "5", code=137, action="again", reason="killed by SIGKILL")
+    assert states(one, jobs=queued("5", "PENDING", "BeginTime"))["train"] == ("requeued", "killed by SIGKILL")
+    note(one, TRAIN, "start", "5", mark="step-0")
+    (state, *_) = node_states([one], queued("5", "RUNNING"))
+    assert (state.state, state.error, state.restarts, state.restarted) == ("running", "", 1, "killed by SIGKILL")
+    note(one, TRAIN, "end", "5", code=0, action="done", reason="")
+    assert states(one)["train"] == ("done", "")
+
+
+def test_what_needs_a_failed_task_names_it_and_drawings_do_not(tmp_path):
+    one = submission(tmp_path)
+    note(one, TRAIN, "start", "5", mark="step-0")
+    note(one, TRAIN, "end", "5", code=2, action="failed", reason="error: no such corpus")
+    note(one, DRAW, "end", "7", code=0, action="done", reason="")
+    found = states(one)
+    assert found["train"] == ("failed", "error: no such corpus") and found["draw"] == ("done", "")
+    assert found["evaluate"] == ("cancelled", "needs train fox-1, which failed: error: no such corpus")
+
+
+def test_the_log_of_the_shell_is_named_where_the_task_never_began(tmp_path):
+    one = submission(tmp_path)
+    note(one, TRAIN, "start", "5", mark=NEVER_BEGAN)
+    note(one, TRAIN, "end", "5", code=127, action="failed", reason="given up: the task never began: no such container")
+    shown = io.StringIO()
+    wide(Console(file=shown)).print(table(rows(node_states([one], {}))))
+    (row,) = (line for line in shown.getvalue().splitlines() if "fox-1" in line)
+    assert "no such container" in row and f"log: {tmp_path}/train-5.log" in row
+
+
+def test_later_submissions_replace_what_they_make_again(tmp_path):
+    one, two = submission(tmp_path), submission(tmp_path, "two", ("8", "9", "10"))
+    for item in (one, two):
+        note(item, TRAIN, "end", item.job_ids()[TRAIN], code=2, action="failed", reason="broken")
+    two.values["tasks"]["draw:fig2:cc"] = two.values["tasks"].pop(DRAW)
+    two.values["jobs"][2]["keys"] = {"0": "draw:fig2:cc"}
+    found = node_states([one, two], {})
+    assert [(state.key, state.job) for state in found] == [(TRAIN, "8"), (EVALUATE, "9"), ("draw:fig2:cc", "10")]
+    two.values["withdrawn"] = True
+    assert {state.job for state in node_states([one, two], {})} == {"5", "6", "7"}
+
+
+def test_part_of_an_evaluation_that_is_submitted_again_replaces_the_whole(tmp_path):
+    one, two = submission(tmp_path), submission(tmp_path, "two", ("8", "9"))
+    task = two.values["tasks"].pop(EVALUATE)
+    first, second = task["makes"]
+    two.values["tasks"]["evaluate:fox-1:cc"] = {**task, "makes": [second]}
+    two.values["jobs"][1]["keys"] = {"0": "evaluate:fox-1:cc"}
+    assert {EVALUATE, "evaluate:fox-1:cc"} <= {state.key for state in node_states([one, two], {})}
+    Path(first).parent.mkdir(parents=True)
+    Path(first).write_text("")
+    assert EVALUATE not in {state.key for state in node_states([one, two], {})}
+
+
+def test_a_run_shows_what_matters_and_the_sum_counts_runs(tmp_path):
+    one = submission(tmp_path)
+    found = rows(node_states([one], queued("5", "RUNNING") | queued("6", "PENDING", "JobHeldUser")))
+    assert now(found[0]).kind == "evaluate" and summary(found) == "1 lost, 1 held"
+    assert (
+        summary(rows(node_states([one], queued("5", "RUNNING") | queued("6", "PENDING", "Dependency")))) == "1 lost, 1 running"
+    )
+
+
+def test_a_colleagues_jobs_are_seen_and_names_and_states_choose(tmp_path, monkeypatch, capsys):
+    submission(tmp_path, user="ann")
+    submission(tmp_path, "two", ("8",), tasks={}, jobs=[])
+    fake = FakeSlurm(tmp_path / "bin")
+    fake.change(jobs=[vars(FakeJob(job, "name", "comment", "", state, user="ann")) for job, state in
+                      (("5", "RUNNING"), ("6", "PENDING"), ("7", "PENDING"))])  # fmt: skip
+    monkeypatch.setenv("PATH", f"{fake.folder}:/usr/bin:/bin")
+    where = ["--runs-dir", str(tmp_path / "runs")]
+    assert main(["status", *where]) == 0
+    shown = capsys.readouterr().out
+    assert "5 of ann" in shown and "1 running, 1 pending" in shown
+    assert main(["status", "fox", "--state", "running", *where]) == 0
+    shown = capsys.readouterr().out
+    assert "fox-1" in shown and "fig2" not in shown
+    assert main(["status", "--state", "failed,held", *where]) == 0 and "none" in capsys.readouterr().out
+    for mistake, told in ((["--state", "broken"], "choose from done"), (["nothing"], "there are fig2, fox-1")):
+        assert main(["status", *mistake, *where]) == 2
+        assert told in capsys.readouterr().err
+    assert main(["cancel", "fig2", *where]) == 0
+    assert "cancelled 1 jobs" in capsys.readouterr().out
+    assert {job.id: job.state for job in fake.jobs} == {"5": "RUNNING", "6": "PENDING", "7": "CANCELLED"}
+    fake.change(jobs=[])
+    main(["status", "fig2", *where])
+    assert "cancelled by" in capsys.readouterr().out

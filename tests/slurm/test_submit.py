@@ -1,0 +1,198 @@
+"""What sbatch says on its bad days: every job is submitted once, whatever is lost, refused or killed on the way."""
+
+import io
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from experiments.plan import Plan
+from slurm import client, graph, patience
+from slurm.cluster import CLUSTER, Cluster
+from slurm.records import active_tasks, adopt, read_submissions
+from slurm.submit import submit
+from tests.slurm.fake import FakeSlurm
+from tests.slurm.plans import plan_of
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    monkeypatch.setattr(patience, "PAUSES_S", (0.01,))
+
+
+def cluster_of(tmp_path: Path, **settings: object) -> Cluster:
+    whole = {
+        "time_limit_hours": 24.0,
+        "gpus_per_node": 8,
+        "gpu_tflops": 989.0,
+        "scratch": str(tmp_path / "scratch"),
+        **settings,
+    }
+    return CLUSTER.validate_json(json.dumps(whole))
+
+
+@pytest.fixture
+def make_slurm(tmp_path, monkeypatch):
+    def make(**settings: object) -> FakeSlurm:
+        fake = FakeSlurm(tmp_path / "bin", **settings)
+        monkeypatch.setenv("PATH", f"{fake.folder}:{os.environ['PATH']}")
+        return fake
+
+    return make
+
+
+def submitted(plan: Plan, cluster: Cluster) -> tuple[int, str]:
+    told = io.StringIO()
+    return submit(plan, cluster, Console(file=told, width=200)), told.getvalue()
+
+
+def wanted(plan: Plan, cluster: Cluster) -> set[str]:
+    return {node.key for node in graph.nodes(plan, cluster)}
+
+
+def assert_each_once(plan: Plan, fake: FakeSlurm, keys: set[str]) -> None:
+    """Every job that SLURM has is the one job of a task, and every task has one."""
+    submissions = read_submissions(graph.submissions_dir(plan))
+    queue = client.queue()
+    assert adopt(submissions, queue) == set()
+    ids = Counter(job for submission in submissions for job in submission.job_ids().values())
+    alive = [job.id for job in fake.jobs if job.state not in ("CANCELLED", "COMPLETED")]
+    assert set(ids.values()) == {1} and sorted(ids) == sorted(alive)
+    assert set(active_tasks(submissions, queue)) == keys
+
+
+def test_a_third_of_failing_calls_loses_and_doubles_nothing(tmp_path, make_slurm):
+    fake = make_slurm(fails=0.3)
+    cluster = cluster_of(tmp_path, arrays=False)
+    plan = plan_of(tmp_path, "fig2_per_token_loss", "table6_throughput", seeds=(0, 1))
+    keys = wanted(plan, cluster)
+    code, _ = submitted(plan, cluster)
+    assert code == 0 and len(keys) > 30 and fake.read().calls > 1.2 * len(keys)
+    assert_each_once(plan, fake, keys)
+
+
+def test_dependencies_hold_in_an_array_and_one_by_one(tmp_path, make_slurm):
+    fake = make_slurm()
+    plan = plan_of(tmp_path)
+    submitted(plan, cluster_of(tmp_path))
+    dependencies = [job.dependency for job in fake.jobs]
+    assert dependencies == [""] * 7 + ["aftercorr:101"] * 7 + ["afterany:102"]
+    fake.write(type(fake.read())(arrays=False))
+    other = plan_of(tmp_path / "other")
+    submitted(other, cluster_of(tmp_path))
+    singles = fake.jobs[:7], fake.jobs[7:14], fake.jobs[14]
+    assert [job.dependency for job in singles[1]] == [f"afterok:{job.id}" for job in singles[0]]
+    assert set(singles[2].dependency.split(":")) == {"afterany", *(job.id for job in singles[1])}
+
+
+def test_a_limit_is_filled_in_pieces_and_the_same_command_goes_on(tmp_path, make_slurm):
+    fake = make_slurm(limit=10)
+    cluster, plan = cluster_of(tmp_path, submit_minutes=0.001, max_concurrent=4), plan_of(tmp_path)
+    keys = wanted(plan, cluster)
+    code, told = submitted(plan, cluster)
+    assert code == 75 and "5 jobs were not taken" in told and "AssocMaxSubmitJobLimit" in told
+    trainings, evaluations = fake.jobs[:7], fake.jobs[7:]
+    assert len(evaluations) == 3 and all(job.dependency.startswith(("aftercorr:101", "afterok:101_")) for job in evaluations)
+    assert fake.read().calls < 12
+    fake.change(limit=None)
+    code, told = submitted(plan, cluster)
+    assert code == 0 and "submitted 5 jobs" in told
+    assert_each_once(plan, fake, keys)
+    rest = [job for job in fake.jobs if job.id not in {job.id for job in trainings + evaluations}]
+    assert rest[0].dependency.startswith("aftercorr:101") and rest[-1].dependency.startswith("afterany:")
+
+
+def test_a_limit_that_nothing_of_ours_fills_is_a_refusal(tmp_path, make_slurm):
+    make_slurm(limit=0)
+    with pytest.raises(ValueError, match="refused the job 'train': AssocMaxSubmitJobLimit"):
+        submitted(plan_of(tmp_path, only=("fox_pro",)), cluster_of(tmp_path))
+
+
+@pytest.mark.parametrize("kill_after", [1, 2, 3])
+def test_jobs_of_a_killed_submitter_are_adopted(tmp_path, make_slurm, kill_after):
+    fake = make_slurm(kill_after=kill_after)
+    cluster, plan = cluster_of(tmp_path), plan_of(tmp_path)
+    keys = wanted(plan, cluster)
+    child = os.fork()
+    if child == 0:
+        try:
+            submitted(plan, cluster)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -9
+    record = read_submissions(graph.submissions_dir(plan))[0]
+    assert record.values["jobs"][-1]["job_id"] is None  # the answer was lost
+    for run in plan.runs.values():  # and all that the jobs read was there before
+        assert run.folder.spec_file.is_file() and list(run.folder.evals.glob("*.spec.json"))
+    fake.change(kill_after=None)
+    code, told = submitted(plan, cluster)
+    assert code == 0
+    assert_each_once(plan, fake, keys)
+    assert len(fake.jobs) == 15 and ("nothing to submit" in told) == (kill_after == 3)
+
+
+def test_a_job_is_known_by_its_name_where_its_comment_is_not_ours(tmp_path, make_slurm):
+    fake = make_slurm(kill_after=1)
+    cluster, plan = cluster_of(tmp_path, sbatch={"comment": "project 7"}), plan_of(tmp_path, only=("fox_pro",))
+    child = os.fork()
+    if child == 0:
+        try:
+            submitted(plan, cluster)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    fake.change(kill_after=None)
+    assert fake.jobs[0].comment == "project 7"
+    assert "submitted 2 jobs" in submitted(plan, cluster)[1]
+
+
+def test_what_is_refused_for_good_leaves_nothing_queued(tmp_path, make_slurm):
+    fake = make_slurm(refuse="partition=nowhere")
+    cluster = cluster_of(tmp_path, draw={"partition": "nowhere"})
+    plan = plan_of(tmp_path)
+    with pytest.raises(ValueError, match=r"refused the job 'draw': .*Invalid partition.*cancelled again: 14\."):
+        submitted(plan, cluster)
+    assert {job.state for job in fake.jobs} == {"CANCELLED"}
+    # A job of it that appears only now, because the controller was slow, is cancelled by the next submission.
+    state = fake.read()
+    state.jobs[0]["state"], state.refuse = "PENDING", ""
+    fake.write(state)
+    submitted(plan, cluster)
+    assert fake.jobs[0].state == "CANCELLED" and sum(job.state == "PENDING" for job in fake.jobs) == 15
+
+
+def test_settings_of_the_login_shell_reach_neither_sbatch_nor_the_job(tmp_path, make_slurm, monkeypatch):
+    fake = make_slurm()
+    for name in ("SBATCH_PARTITION", "SBATCH_EXPORT", "SLURM_NTASKS", "SLURM_MEM_PER_NODE"):
+        monkeypatch.setenv(name, "7")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    _, told = submitted(plan_of(tmp_path, only=("fox_pro",)), cluster_of(tmp_path))
+    for environment in fake.read().environments:
+        assert environment == {"SLURM_CONF": "/etc/slurm.conf"}
+    assert "left out: SBATCH_EXPORT, SBATCH_PARTITION of this shell" in told
+
+
+def test_one_failing_evaluation_is_waited_for_by_its_own_drawing_only(tmp_path, make_slurm):
+    fake = make_slurm(arrays=False)
+    plan = plan_of(tmp_path, "fig2_per_token_loss", "table6_throughput")
+    submitted(plan, cluster_of(tmp_path))
+    drawings = {job.name.split(".")[0]: job for job in fake.jobs if job.name.startswith("draw")}
+    (record,) = read_submissions(graph.submissions_dir(plan))
+    kinds = {job: key.split(":")[0] for key, job in record.job_ids().items()}
+    for name, kind in (("draw-fig2_per_token_loss", "evaluate"), ("draw-table6_throughput", "time")):
+        how, *ids = drawings[name].dependency.split(":")
+        assert how == "afterany" and ids and {kinds[job] for job in ids} == {kind}
+
+
+def test_fifty_runs_are_one_array_with_a_throttle_and_a_line_each(tmp_path, make_slurm):
+    fake = make_slurm()
+    plan = plan_of(tmp_path, only=("fox_pro", "mamba2"), seeds=tuple(range(25)))
+    code, told = submitted(plan, cluster_of(tmp_path, max_concurrent=6, train={"gpus": 8}))
+    assert code == 0 and fake.read().calls == 3 and len(fake.jobs) == 101
+    scripts = sorted((tmp_path / "scratch").rglob("*.sh"))
+    assert "#SBATCH --array=0-49%6\n" in scripts[0].read_text()
+    for run in plan.runs.values():
+        assert sum(run.spec.folder_name in line for line in told.splitlines()) == 1
