@@ -95,9 +95,7 @@ def test_costs_follow_the_work(tiny_fox):
 
 
 def model_flops(model, seq_len: int) -> int:
-    from models.count import flops_per_token
-
-    return flops_per_token(model, seq_len)
+    return model.flops_per_token(seq_len)
 
 
 def test_options_that_nothing_reads_are_found(bind, tmp_path, texts_folder):
