@@ -17,8 +17,8 @@ import triton
 from torch import Tensor, nn
 
 from kernels.fla_cpu.install import install
+from models.backbone import INITIALIZER_RANGE, Backbone, Padding, ResidualBlock, RMSNorm, zero_padded
 from models.cache import DecodingCache
-from models.causal_lm import INITIALIZER_RANGE, Backbone, Padding, ResidualBlock, RMSNorm, zero_padded
 from models.mamba2.spec import Mamba2Spec
 
 install()
@@ -131,3 +131,6 @@ class Mamba2Backbone(Backbone):
         for parameter, value in ((mixer.dt_bias, inverse_softplus), (mixer.A_log, torch.arange(1.0, heads + 1).log())):
             if not getattr(parameter, "_is_hf_initialized", False):
                 parameter.copy_(value)
+
+
+BACKBONE = Mamba2Backbone
