@@ -54,6 +54,7 @@ class Subject:
             path = _from_hub(path_or_name)
         if not (path / "config.json").is_file():
             raise ValueError(f"{path} is neither a run folder (spec.json) nor a model folder (config.json)")
+        _read_json(path / "config.json")  # a damaged one is found before anything is computed
         name = Path(path_or_name).resolve().name
         return cls(path, path, OUTSIDE_SCALE, name, _content_id(path, tokenizer_name), tokenizer_name)
 
@@ -176,7 +177,8 @@ def vocab_size(model: "PreTrainedModel") -> int:
 
 def _know_foreign(folder: Path) -> None:
     """Models of flash-linear-attention (GLA, ...) are known to transformers once its models are imported."""
-    kind = _read_json(folder / "config.json").get("model_type")
+    config = folder / "config.json"
+    kind = json.loads(config.read_text()).get("model_type") if config.is_file() else None
     import models.hf_guard  # noqa: F401  # isort: skip  (before transformers)
     from transformers import CONFIG_MAPPING
 
