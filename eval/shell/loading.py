@@ -177,8 +177,7 @@ def vocab_size(model: "PreTrainedModel") -> int:
 
 def _know_foreign(folder: Path) -> None:
     """Models of flash-linear-attention (GLA, ...) are known to transformers once its models are imported."""
-    config = folder / "config.json"
-    kind = json.loads(config.read_text()).get("model_type") if config.is_file() else None
+    kind = _read_json(folder / "config.json").get("model_type")
     import models.hf_guard  # noqa: F401  # isort: skip  (before transformers)
     from transformers import CONFIG_MAPPING
 
