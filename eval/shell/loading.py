@@ -138,8 +138,12 @@ class Loaded:
     @cached_property
     def _folder(self) -> Path:
         """Where weights and tokeniser are. ValueError: the run is not finished, or its export is damaged."""
-        if self.subject.run is not None and not self.subject.run_folder.finished:
-            raise ValueError(f"{self.subject.path}: the run is not finished (it has no export/); train it to the end first")
+        if self.subject.run is not None:
+            if not self.subject.folder.is_dir():
+                raise ValueError(f"{self.subject.path}: the run is not finished (it has no export/); train it to the end first")
+            from training.export import check_export
+
+            check_export(self.subject.folder)
         return self.subject.folder
 
     def check_token_ids(self, corpus: "Corpus") -> None:
