@@ -54,6 +54,7 @@ class Subject:
             path = _from_hub(path_or_name)
         if not (path / "config.json").is_file():
             raise ValueError(f"{path} is neither a run folder (spec.json) nor a model folder (config.json)")
+        _read_json(path / "config.json")  # a damaged one is found before anything is computed
         name = Path(path_or_name).resolve().name
         return cls(path, path, OUTSIDE_SCALE, name, _content_id(path, tokenizer_name), tokenizer_name)
 
@@ -137,8 +138,12 @@ class Loaded:
     @cached_property
     def _folder(self) -> Path:
         """Where weights and tokeniser are. ValueError: the run is not finished, or its export is damaged."""
-        if self.subject.run is not None and not self.subject.run_folder.finished:
-            raise ValueError(f"{self.subject.path}: the run is not finished (it has no export/); train it to the end first")
+        if self.subject.run is not None:
+            if not self.subject.folder.is_dir():
+                raise ValueError(f"{self.subject.path}: the run is not finished (it has no export/); train it to the end first")
+            from training.export import check_export
+
+            check_export(self.subject.folder)
         return self.subject.folder
 
     def check_token_ids(self, corpus: "Corpus") -> None:

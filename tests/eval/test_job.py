@@ -265,6 +265,18 @@ def test_unfinished_run_and_bad_spec_files(make_run, corpus, write, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_a_damaged_export_is_refused(make_run, corpus, write, capsys):
+    """Each of the flips that changed a result unnoticed: in weights, in the tokeniser, in the configuration."""
+    for name, spec in (("model.safetensors", LOSS), ("tokenizer.json", NEEDLE), ("config.json", LOSS)):
+        run = make_run()
+        file = run / "export" / name
+        body = bytearray(file.read_bytes())
+        body[len(body) // 2] ^= 1
+        file.write_bytes(body)
+        assert job_main([str(run), "--spec", *write(spec), "--corpus", str(corpus.folder)]) == 2
+        assert "export is damaged" in capsys.readouterr().err
+
+
 def test_fresh_models_come_first_and_memory_is_counted_anew(make_run, corpus, write, bind, monkeypatch):
     """A timing holds no trained model in memory, and no evaluation counts what another took."""
     run, order = make_run(), []

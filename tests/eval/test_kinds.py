@@ -67,12 +67,24 @@ def test_an_identity_holds_what_is_read(spec, bind, corpus):
 
 def test_fields_at_their_default_do_not_count():
     """A switch that is added later must not rename what was computed."""
-    plain = per_token_loss.Spec(context_len=128, num_documents=2, corpus="abc", precision="fp32")
-    text = '{"context_len": 128, "corpus": "abc", "kind": "per_token_loss", "num_documents": 2, "precision": "fp32"}'
-    assert eval_id(plain) == f"per_token_loss-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    timing = throughput.Spec(machine="m", precision="fp32")
-    assert eval_id(timing) == eval_id(replace(timing, warmup=2, activation_checkpointing=False))
+    timing = throughput.Spec(machine="m", precision="fp32", seq_len=64)
+    text = '{"kind": "throughput", "machine": "m", "precision": "fp32", "seq_len": 64}'
+    assert eval_id(timing) == f"throughput-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     assert eval_id(timing) != eval_id(replace(timing, warmup=3))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        needle.Spec(wording="w", precision="fp32"),
+        longbench.Spec(dataset="local", precision="fp32"),
+        lm_eval.Spec(include="local", precision="fp32"),
+    ],
+    ids=lambda spec: spec.kind,
+)
+def test_a_text_without_its_corpus_is_no_identity(spec):
+    with pytest.raises(AssertionError, match="has no identity"):
+        eval_id(spec)
 
 
 def test_costs_follow_the_work(tiny_fox):

@@ -1,6 +1,5 @@
 """Training curves: from metrics.jsonl as it is, of finished runs only."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,16 +9,18 @@ import pytest
 from eval import training_curve
 from eval.__main__ import main as eval_main
 from results.store import read_rows
+from training.metrics import MetricsWriter
 
 SPEC = training_curve.Spec()
 
 
 def write_metrics(run: Path, steps: range) -> None:
-    lines = [
-        {"step": s, "tokens": 2048 * s, "loss": 7 - s / 4, "grad_norm": 1.0, "lr": 1e-3, "tokens_per_s": 5e3, "mfu": None}
-        for s in steps
-    ]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    """As training writes them."""
+    writer = MetricsWriter(run / "metrics.jsonl", None, 0)
+    for s in steps:
+        row = {"step": s, "tokens": 2048 * s, "loss": 7 - s / 4, "grad_norm": 1.0, "lr": 1e-3, "tokens_per_s": 5e3}
+        writer.write({**row, "wall_s": 0.4 * s, "mfu": None, "mfu_dense": 0.25})
+    writer.close()
 
 
 def test_rows_are_the_metrics(make_run, capsys):
@@ -32,6 +33,7 @@ def test_rows_are_the_metrics(make_run, capsys):
     assert rows["tokens"].iloc[-1] == 20480
     assert rows["loss"].tolist() == [7 - s / 4 for s in range(1, 11)]
     assert rows["mfu"].isna().all()
+    assert (rows["mfu_dense"] == 0.25).all()
     assert meta["kind"] == "training_curve"
     assert "10 steps, 20,480 tokens; last loss 4.5000 nats per token" in capsys.readouterr().out
 
@@ -63,6 +65,9 @@ def test_unfinished_and_adopted_runs(make_run, make_spec, capsys):
     (run / "export").rename(run / "export.partial")
     assert eval_main(["training_curve", "--model", str(run)]) == 2
     assert "not finished" in capsys.readouterr().err
+    adopted = make_run(weights="0123")
+    assert eval_main(["training_curve", "--model", str(adopted)]) == 2
+    assert "the run was trained elsewhere" in capsys.readouterr().err
     training_curve.check(SPEC, make_spec(), None)
     with pytest.raises(ValueError, match="was trained elsewhere"):
         training_curve.check(SPEC, make_spec(weights="0123"), None)
