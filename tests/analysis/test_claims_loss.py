@@ -147,6 +147,7 @@ def test_c4_fails_if_a_recurrent_model_gains_as_much(made, curves):
 
 def test_c4_looks_at_the_last_three_eighths(made, curves):
     """10k to 16k of the paper's context: what is gained before does not matter."""
+
     def gained_by(eighths):
         return 0.5 * np.clip(1 - np.arange(LENGTH) / (TRAIN_LEN * eighths / 8), 0, None)
 
