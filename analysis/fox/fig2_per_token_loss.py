@@ -82,7 +82,7 @@ def _draw_curves(
         band_note(len(curve.seeds) for curve in curves),
         f"$L(i)$ smoothed over {window} tokens, $P(l)$ not",
         f"dashed: training length {tokens(study.train_len)}",
-        "curves that leave the frame go on above it" if cut else "",
+        "curves that leave the frame go on above" if cut else "",
     )
     return save(figure, stem)
 
@@ -139,13 +139,14 @@ def _draw_lead(study: Study, curves: dict[str, LossCurve], stem: Path) -> list[P
         frames.append(table.assign(fox=fox, transformer=other))
     panels[0, 0].set_ylabel("Lead of FoX (nats)")
     seeds = min(len(curves[model].seeds) for pair in pairs for model in pair)
-    shown = "documents and seeds" if seeds > 1 else "documents; one seed"
+    noise = "documents and seeds" if seeds > 1 else "documents; one seed"
+    known = any(table["low"].notna().any() for table in frames)
     set_note(
         figure,
         study,
         f"mean over windows of {window} tokens",
-        f"shaded: 95% interval ({shown})",
-        "what leaves the frame goes on above it",
+        f"shaded: 95% interval ({noise})" if known else "no documents are stored, so no interval is known",
+        "what leaves the frame goes on above",
         f"dashed: training length {tokens(study.train_len)}",
     )
     return [*save(figure, stem), save_csv(pd.concat(frames, ignore_index=True), stem)]

@@ -105,7 +105,7 @@ def _draw(
         f"$L(i)$ smoothed over {window} tokens",
         band_note(study.seed_counts.values()),
         f"dashed: training length {tokens(study.train_len)}",
-        "curves that leave the frame go on above it" if is_cut(lines, limits) else "",
+        "curves that leave the frame go on above" if is_cut(lines, limits) else "",
         f"easy needles: {found.note}" if found else "",
     )
     return save(figure, stem)

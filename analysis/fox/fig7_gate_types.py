@@ -87,7 +87,7 @@ def draw(study: Study) -> list[Path]:
             band_note(study.seed_counts.values()),
             f"dashed: training length {tokens(study.train_len)}",
             "the two panels of a block share their axis",
-            "curves that leave the frame go on above it" if cut else "",
+            "curves that leave the frame go on above" if cut else "",
         )
         return [*save(figure, stem), save_csv(pd.concat(frames, ignore_index=True), stem)]
 

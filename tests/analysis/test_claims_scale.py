@@ -98,7 +98,7 @@ def scale_study(tmp_path, leads, panel, noise=1e-3):
         train_len = 64 * 2**place if panel == "context" else 64
         for model in ("fox_pro", "transformer_pro"):
             loss = np.full(4 * train_len, 3.0 + (gap if model == "transformer_pro" else 0.0))
-            loss[: train_len // 2] -= 5 * (model == "transformer_pro")  # only the last quarter counts
+            loss[: train_len // 2] -= 5 * place * (model == "transformer_pro")  # only the last quarter counts
             add(store, "fig6_scale", f"{panel} {value}", model, loss, rng, train={"seq_len": train_len}, noise=noise)
     return store.study("fig6_scale")
 

@@ -257,6 +257,14 @@ def test_c22b_fails_if_a_recurrent_model_is_as_good(tmp_path):
     assert c22b(study).status is Status.FAILS
 
 
+@pytest.mark.parametrize(("score", "status"), [(9.6, Status.HOLDS), (9.3, Status.FAILS)])
+def test_c22b_asks_for_nine_and_a_half(tmp_path, score, status):
+    def near_perfect(model, rows):
+        return rows.assign(score=rows["score"] if model in synthetic.SEVEN[4:] else score)
+
+    assert c22b(needle_study(tmp_path, near_perfect)).status is status
+
+
 def test_c22c_fails_if_fox_is_worse_in_standard_mode(tmp_path):
     def worse(model, rows):
         return rows.assign(score=rows["score"].where((model != "fox_pro") | (rows["mode"] == "easy"), 5.0))

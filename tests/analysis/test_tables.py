@@ -175,7 +175,7 @@ def ablation(tmp_path, scale="360m-7.5b", runs_at=None, labels=None):
             "qk_norm": bool(line["qk_norm"]), "use_output_gate": bool(line["output_gate"]),
             "use_output_norm": bool(line["output_norm"]), "use_k_shift": bool(line["kv_shift"]),
         }  # fmt: skip
-        rows = synthetic.loss_rows(np.full(256, np.log(2 * line["ppl"])))
+        rows = synthetic.loss_rows(np.repeat([np.log(2 * line["ppl"]), 9.0], [64, 192]))
         store.add("table3_ablation", label, [("per_token_loss", rows)], model="fox_pro", spec=spec, scale=runs_at)
     return store.study("table3_ablation")
 
