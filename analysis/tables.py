@@ -23,8 +23,8 @@ CHECK = "\N{CHECK MARK}"
 
 @dataclass(frozen=True)
 class Column:
-    """`key` names the column in the CSV; `better`: which end is best, "" where no order is meant. `style`: "check" prints 1 as a
-    check mark and 0 as nothing, "signed" a sign before every number."""
+    """`key` names the column in the CSV; `better`: which end is best, "" where no order is meant. `style`: "check" prints 1 as
+    a check mark and 0 as nothing, "signed" a sign before every number."""
 
     key: str
     title: str

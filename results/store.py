@@ -112,9 +112,9 @@ def difference(one: pd.DataFrame, other: pd.DataFrame) -> float:
     for name in one.columns:
         if pd.api.types.is_numeric_dtype(one[name]):
             a, b = one[name].to_numpy(float), other[name].to_numpy(float)
-            if (np.isfinite(a) != np.isfinite(b)).any():
+            finite = np.isfinite(a) & np.isfinite(b)
+            if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
                 return float("inf")
-            finite = np.isfinite(a)
             scale = max(float(np.abs(a[finite]).max(initial=0.0)), 1e-30)
             largest = max(largest, float(np.abs(a[finite] - b[finite]).max(initial=0.0)) / scale)
         elif not one[name].equals(other[name]):
