@@ -60,9 +60,7 @@ def collect(drawing: dict[str, Any]) -> Collected | None:
     return collected
 
 
-def _kept(
-    folder: RunFolder, scale: str, run_id: str, eval_id: str, results_dir: Path, collected: Collected
-) -> Path | None:
+def _kept(folder: RunFolder, scale: str, run_id: str, eval_id: str, results_dir: Path, collected: Collected) -> Path | None:
     """Where an evaluation's rows are stored, put there now if need be; None if it is not finished anywhere."""
     source = folder.evals / f"{eval_id}.parquet"
     stored = rows_file(results_dir, scale, run_id, eval_id)

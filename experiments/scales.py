@@ -127,7 +127,11 @@ TINY = Scale(
     heldout_fraction=0.12,
     mlp_widths={"pro": 300, "llama": 344},
     needle=NeedleGrid(
-        (304, 416, 528, 640, 752), (0.0, 25.0, 50.0, 75.0, 100.0), 136, 24, recall_lengths=(208, 256, 384, 512, 768),
+        (304, 416, 528, 640, 752),
+        (0.0, 25.0, 50.0, 75.0, 100.0),
+        136,
+        24,
+        recall_lengths=(208, 256, 384, 512, 768),
         recall_reserve=80,
     ),
     stand_ins=True,

@@ -133,7 +133,9 @@ def record_run(results_dir: Path, record: dict[str, Any]) -> Path:
     """
     path = run_file(results_dir, record["scale"], record["run_id"])
     known = read_run(path) if path.is_file() else {"starts": []}
-    starts = {start["date"]: start for start in [*known["starts"], *record["starts"]]}  # of a start that has ended since, the end
+    starts = {
+        start["date"]: start for start in [*known["starts"], *record["starts"]]
+    }  # of a start that has ended since, the end
     merged = {**known, **record, "starts": [starts[date] for date in sorted(starts)]}
     if merged != known:
         write_sealed(path, merged)

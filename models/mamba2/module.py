@@ -6,9 +6,9 @@ layers, no MLPs (Appendix B).
 """
 
 import functools
-import re
 import logging
 import math
+import re
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 import torch

@@ -1,6 +1,5 @@
 """Graphs of Figure 2 at the scale of a few seconds, submitted by the command line, and what becomes of them."""
 
-import json
 import os
 import signal
 import subprocess

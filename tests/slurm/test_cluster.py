@@ -63,9 +63,7 @@ def test_graphs_survive_signals_kills_and_a_restarted_controller(corpus_ready, s
 
 
 def test_a_run_that_hits_its_time_limit_goes_on(corpus_ready, suite):
-    graph = suite.graph(
-        "limited", (FOX,), "time_limit_hours = 0.0166\nsignal_seconds = 15\nmax_restarts = 9"
-    )
+    graph = suite.graph("limited", (FOX,), "time_limit_hours = 0.0166\nsignal_seconds = 15\nmax_restarts = 9")
     assert graph.submit().returncode == 0
     task = graph.hold(20, FOX)[FOX]  # a run that would take longer than its limit
     with suppress(ProcessLookupError):  # SLURM, which looks every 30 s, may have been quicker

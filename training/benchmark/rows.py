@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.scales import get_scale, model_spec
-
 from results.store import write_rows
 
 ROWS = Path("results/training/benchmark.csv")
