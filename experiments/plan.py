@@ -1,4 +1,4 @@
-"""From a request on the command line to what has to be there for it: corpora, runs, evaluations, and the lines of each artefact.
+"""From a request on the command line to what has to be there for it: corpora, runs, evaluations, each artefact's lines.
 
 Runs are shared: artefacts ask for runs by their spec, and equal specs are one run however many artefacts want it.
 """

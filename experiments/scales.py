@@ -32,10 +32,10 @@ class NeedleGrid:
 class Scale:
     """Sizes and budget shared by all models of one setting; lengths in tokens. `peak_lr` is by model.
 
-    `ablation`: the scale of Table 3 and Figure 7 in this setting. `shorter`: the same models on fewer tokens (Figures 5 and 6).
-    `sizes`: the scales whose models Figure 6 compares. `rates`: the learning rates that are tried (Figure 5 and the grid).
-    `decay_times`: the T_max of Figure 7's constant gates. `stand_ins`: take tasks made from the held-out text for the public benchmarks.
-    `timed_sequences`: sequences of a timed training step.
+    `ablation`: the scale of Table 3 and Figure 7 in this setting. `shorter`: the same models on fewer tokens (Figures 5 and
+    6). `sizes`: the scales whose models Figure 6 compares. `rates`: the learning rates that are tried (Figure 5 and the
+    grid). `decay_times`: the T_max of Figure 7's constant gates. `stand_ins`: take tasks made from the held-out text for the
+    public benchmarks. `timed_sequences`: sequences of a timed training step.
     """
 
     name: str

@@ -1,15 +1,12 @@
-"""`python -m training.benchmark`: a real measurement at the smallest scale, and what becomes of its rows."""
+"""`python -m experiments.benchmark`: a real measurement at the smallest scale, and what becomes of its rows."""
 
 import csv
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
-from training.benchmark.__main__ import main
-
-COMMITTED = Path(__file__).parents[2] / "results"
+from experiments.benchmark.__main__ import main
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -49,17 +46,3 @@ def test_mistakes_are_errors_of_one_line(monkeypatch, tmp_path, capsys):
     assert len(errors) == 3 and all(error.startswith("error:") for error in errors)
     assert "no rows there" in errors[0] and "fox: no such model" in errors[1] and "other columns" in errors[2]
     assert out.read_text() == "date,model\n"
-
-
-def test_table_6_is_made_of_the_committed_rows(monkeypatch, tmp_path):
-    """The stored rows are the newest of each model on one GPU at the training length, one sequence a step, unpruned."""
-    (tmp_path / "rows.csv").write_text((COMMITTED / "training" / "benchmark.csv").read_text())
-    monkeypatch.chdir(tmp_path)
-    assert call(monkeypatch, "--store", "--out", "rows.csv") == 0
-    made = pd.read_parquet(tmp_path / "results" / "760m-48b" / "table6_throughput.parquet")
-    pd.testing.assert_frame_equal(made, pd.read_parquet(COMMITTED / "760m-48b" / "table6_throughput.parquet"))
-    alike = {"gpus": "1", "seq_len": "16384", "sequences_per_gpu": "1", "micro_batches": "1", "prune": "False"}
-    wanted = {row["model"]: row for row in read(tmp_path / "rows.csv") if alike.items() <= row.items()}
-    assert dict(zip(made["model"], made["tokens_per_s"], strict=True)) == {
-        model: float(row["tokens_per_s"]) for model, row in wanted.items()
-    }

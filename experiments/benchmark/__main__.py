@@ -1,4 +1,4 @@
-"""`python -m training.benchmark`: tokens per second, MFU, memory and the time by part of real training steps.
+"""`python -m experiments.benchmark`: tokens per second, MFU, memory and the time by part of real training steps.
 
 Steps go through the same code as training (Stepper, fused AdamW, DDP or FSDP2 under torchrun), on random tokens. Rows are
 appended to results/training/benchmark.csv.
@@ -6,26 +6,22 @@ appended to results/training/benchmark.csv.
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
 
+from experiments.benchmark.measure import Arguments, measure
+from experiments.benchmark.rows import append_row, show
 from experiments.scales import MODELS
-from training.benchmark.measure import Arguments, measure
-from training.benchmark.rows import append_row, show, store
 from training.distributed import join_world
 from training.signals import EXIT_ERROR
 
 
 def main() -> int:
-    arguments = tyro.cli(Arguments, prog="python -m training.benchmark", description=__doc__)
+    arguments = tyro.cli(Arguments, prog="python -m experiments.benchmark", description=__doc__)
     try:
-        if arguments.store:
-            print(store(arguments.out, arguments.scale, Path("results")))
-            return 0
         if arguments.show:
             show(arguments.out)
             return 0

@@ -12,12 +12,13 @@ import torch
 import tyro
 from torch import nn
 
-from experiments.scales import get_scale, model_spec
+from experiments.benchmark.parts import PARTS, time_by_part
+from experiments.benchmark.rows import ROWS
+from experiments.recipes import model_spec
+from experiments.scales import get_scale
 from models.build import build_model
 from models.loss import TokenLoss
 from models.spec import ForgettingTransformerSpec, ModelSpec
-from training.benchmark.parts import PARTS, time_by_part
-from training.benchmark.rows import ROWS
 from training.distributed import World, device_label, layers_of, spread
 from training.guard import Guard
 from training.hardware import peak_flops
@@ -56,8 +57,6 @@ class Arguments:
     """Also print the longest kernels of that step, so many."""
     out: Path = ROWS
     """Rows are appended here."""
-    store: bool = False
-    """Only turn the rows that are there into Table 6 of results/SCALE/ (one GPU, nothing pruned, training length)."""
     show: bool = False
     """Only print the rows that are there (needs no GPU)."""
 
