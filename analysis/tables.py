@@ -209,8 +209,8 @@ def to_html(table: Table) -> str:
 
 
 def _breakable(title: str) -> str:
-    """HTML of a column title that may break between the parts of NarrativeQA, but not within ARC-e."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "<wbr>", escape(title.replace("-", "\N{NON-BREAKING HYPHEN}")))
+    """HTML of a column title that may break between the parts of NarrativeQA, but not within ARC-e or RoPE."""
+    return re.sub(r"(?<=[a-z]{3})(?=[A-Z])", "<wbr>", escape(title.replace("-", "\N{NON-BREAKING HYPHEN}")))
 
 
 def write_table(table: Table, stem: Path) -> list[Path]:

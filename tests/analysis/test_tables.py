@@ -78,6 +78,8 @@ def test_csv_is_unrounded_with_the_papers_columns_last():
 def test_html_is_escaped():
     assert "A &lt;caption&gt;" in to_html(TABLE)
     assert "<span class='second'>45.0</span>" in to_html(TABLE)
+    narrow = Table("", [Column("a", "NarrativeQA"), Column("b", "RoPE")], {"x": [1.0, 1.0]})
+    assert "<th>Narrative<wbr>QA</th><th>RoPE</th>" in to_html(narrow)
 
 
 def test_seeds_are_mean_and_deviation_and_their_number_is_said():
