@@ -27,7 +27,7 @@ def needles(scale: Scale) -> tuple[EvalSpec, ...]:
         reserve=grid.recall_reserve,
         samples_per_cell=grid.recall_samples,
     )
-    return replace(scored, mode="easy"), replace(scored, mode="standard"), recall
+    return (*(replace(spec, mode=mode) for spec in (scored, recall) for mode in ("easy", "standard")),)
 
 
 def short_tasks(scale: Scale) -> tuple[EvalSpec, ...]:
