@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import torch
 from torch import nn
 from transformers import PreTrainedModel

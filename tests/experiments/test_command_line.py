@@ -4,9 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from experiments import graph
 from experiments.__main__ import main
-from experiments.artefact import artefact_names
+from experiments.artefact import artefacts
+from experiments.plan import Request, make_plan, write_specs
+from experiments.recipes import model_spec
 from experiments.scales import SCALES
+from models.build import build_model
 
 FIG2 = "fig2_per_token_loss"
 
@@ -48,6 +52,14 @@ def mistake(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
         (["plan", FIG2, "--tokenizer", "wordpiece"], ["wordpiece"]),
         (["plan", FIG2, "--mfu", "40"], ["40", "0.4"]),
         (["run", FIG2, "--slots", "0"], ["--slots 0"]),
+        (["run", FIG2, "--slots", "many"], ["--slots"]),
+        (["plan", FIG2, "--seeds", "0,x"], ["--seeds 0,x"]),
+        (["plan", FIG2, "--seeds", "0,0"], ["--seeds 0 0"]),
+        (["plan", FIG2, "--longbench", "/tmp"], ["--longbench", "reads it"]),
+        (["plan", FIG2, "--heldout", "/nowhere"], ["/nowhere"]),
+        (["run", FIG2, "--checkpoint-minutes", "-1"], ["checkpoint"]),
+        (["why", FIG2, "--results-dir", "/nowhere"], ["run its experiment first"]),
+        (["draw", "/nowhere.json"], ["/nowhere.json"]),
         (["run", FIG2, "--device", "cuda"], ["cuda", "--device cpu"]),
     ],
 )
@@ -83,18 +95,18 @@ def test_a_runs_folder_that_cannot_be_written(folders, tmp_path, capsys):
     assert "--runs-dir" in mistake(capsys, ["run", FIG2, *folders])
 
 
-def test_a_run_folder_of_another_spec(folders, tmp_path, capsys):
-    from experiments.plan import Request, make_plan, write_specs
-
+def test_a_run_folder_of_another_spec(folders, texts):
     runs, corpora, results = (Path(folders[i]) for i in (1, 3, 5))
-    request = Request((FIG2,), "tiny", None, None, ("fox_pro", "hgrn2"), "cpu", runs, results, corpora)
-    plan = make_plan(request, "fp32")
+    asked = Request(
+        artefacts=(FIG2,), data=f"text:{texts}", only=("fox_pro", "hgrn2"), runs_dir=runs, results_dir=results,
+        corpora_dir=corpora,
+    )  # fmt: skip
+    plan = make_plan(asked)
     write_specs(plan)
-    mine, other = (plan.runs[name].folder for name in ("fox_pro", "hgrn2"))
+    mine, other = (next(run.folder for run in plan.runs.values() if run.spec.name == name) for name in ("fox_pro", "hgrn2"))
     mine.spec_file.write_text(other.spec_file.read_text())
-    said = mistake(capsys, ["run", FIG2, "--only", "fox_pro", *folders])
-    assert str(mine.path) in said
-    assert "--runs-dir" in said
+    with pytest.raises(ValueError, match=rf"{mine.path} holds run .*--runs-dir"):
+        write_specs(plan)
 
 
 def test_results_that_are_not_there(tmp_path, capsys):
@@ -103,9 +115,30 @@ def test_results_that_are_not_there(tmp_path, capsys):
 
 
 def test_help_and_lists(capsys):
-    assert main([]) == 0
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
     assert "plan" in capsys.readouterr().out
     assert main(["list"]) == 0
     listed = capsys.readouterr().out
-    for name in (*artefact_names(), *SCALES):
+    for name in (*artefacts(), *SCALES):
         assert name in listed
+
+
+def test_a_published_checkpoint_is_a_run(folders, texts, tmp_path, capsys):
+    """Adopted once, it is planned instead of training; another model's weights are refused."""
+    scale = SCALES["tiny"]
+    model = build_model(model_spec("fox_llama", scale, 512))
+    model.save_pretrained(tmp_path / "published")
+    given = ["--data", f"text:{texts}", *folders]
+    where = given[: given.index("--results-dir")]
+    assert main(["adopt", str(tmp_path / "published"), "--as", "fox_llama", *where]) == 0
+    asked = Request(artefacts=(FIG2,), data=f"text:{texts}", only=("fox_llama",), runs_dir=Path(folders[1]),
+                    results_dir=Path(folders[5]), corpora_dir=Path(folders[3]))  # fmt: skip
+    (run,) = make_plan(asked).runs.values()
+    assert run.spec.weights is not None and run.folder.finished
+    assert [task.kind for task in graph.tasks(make_plan(asked))] == ["prepare", "evaluate", "draw"]
+    assert run.folder.record()["starts"] == []
+    capsys.readouterr()
+    said = mistake(capsys, ["adopt", str(tmp_path / "published"), "--as", "hgrn2", *where])
+    assert "forgetting_transformer" in said and "hgrn2" in said
