@@ -7,7 +7,7 @@ registers: one 16-byte reduction per four numbers, neighbours side by side.
 
 Row sums of dS are 0 only up to the rounding of O, and must be kept per row (see `triton_backward`). They are taken of dS
 as it lies in shared memory for dQ, while the last products run; the column sums are of the same rounded numbers, so that
-what does not span a gate cancels exactly.
+what does not span a gate cancels exactly. Nothing can leave the range, for the reasons given there.
 
 Legend: M queries of a step, N keys of the tile, D head dimension.
 """
