@@ -9,6 +9,7 @@ work counts as done.
 import math
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 
 import torch
 import triton
@@ -54,24 +55,6 @@ def _pruned(attention: Callable[..., Tensor]) -> Attention:
     return pruned
 
 
-def _deterministic(*inputs: Tensor) -> Tensor:
-    """The same under torch.use_deterministic_algorithms, which the backward pass looks up when it runs."""
-    return _Deterministic.apply(forgetting_attention(*inputs))
-
-
-class _Deterministic(torch.autograd.Function):
-    """Identity whose backward turns determinism on for what follows; `measure` turns it off again."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, dx: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-        torch.use_deterministic_algorithms(True)
-        return dx
-
-
 def providers() -> dict[str, Attention]:
     """What can be measured here, by name."""
     found: dict[str, Attention] = {
@@ -79,7 +62,7 @@ def providers() -> dict[str, Attention]:
         "softmax flash-2": _softmax(SDPBackend.FLASH_ATTENTION),
         "ours": forgetting_attention,
         "ours, pruned": _pruned(forgetting_attention),
-        "ours, deterministic": _deterministic,
+        "ours, deterministic": partial(forgetting_attention, deterministic=True),
     }
     try:
         import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
@@ -146,7 +129,6 @@ def measure(shape: tuple[int, int, int, int], gates: str, names: list[str] | Non
             q20, q50, q80 = triton.testing.do_bench(run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])
             flops = factor * 4 * B * H * T * T * D / 2
             row = _row(name, operation, gates, shape, (q20, q50, q80), flops / q50 * 1e-9, error, date, version)
-            torch.use_deterministic_algorithms(False)
             print(f"{shape} {gates} {name}: {operation} {q50:.3f} ms, {row.effective_tflops:.0f} TFLOP/s", flush=True)
             rows.append(row)
     return rows

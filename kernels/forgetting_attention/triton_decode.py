@@ -1,7 +1,8 @@
 """One query per sequence, as in generation: the keys are read once, split among programs that a second kernel joins.
 
 Each program walks its stretch of keys from the last to the first, so the decay of a key is a running sum of the gates after it,
-and it stops once that sum is below the pruning threshold. No cumulative gate over the whole cache is needed.
+and it stops once that sum is below the pruning threshold. No cumulative gate over the whole cache is needed. Weights are
+relative to the running maximum of the stretch, and stretches to the largest of theirs: none passes 1, in every regime.
 
 Legend: N keys of a step, S stretches, D head dimension.
 """

@@ -22,8 +22,10 @@ def triton_attention(
     cu_seqlens: Tensor | None,
     window_size: int | None,
     scale: float,
+    deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Forgetting attention on checked arguments (see `forgetting_attention`); threshold is (B, H).
+    """Forgetting attention on checked arguments (see `forgetting_attention`); threshold is (B, H), deterministic for
+    the backward pass.
 
     Returns output, lse and the four tensors of `Prepared`.
     """
@@ -59,10 +61,12 @@ def _backward(
     first_key: Tensor,
     start: Tensor,
     scale: float,
+    deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     prepared = Prepared(local, base, first_key, start)
     # Adding dQ up with atomics has no fixed order; grouped queries would need a sum over heads.
-    if _has_hopper_kernels(q) and q.shape[2] == k.shape[2] and not torch.are_deterministic_algorithms_enabled():
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    if _has_hopper_kernels(q) and q.shape[2] == k.shape[2] and not deterministic:
         from kernels.forgetting_attention.hopper_backward import hopper_backward
 
         return hopper_backward(do, q, k, v, o, lse, prepared, scale)
@@ -71,7 +75,7 @@ def _backward(
 
 
 @triton_attention.register_fake
-def _(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale):  # type: ignore[no-untyped-def]
+def _(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale, deterministic):  # type: ignore[no-untyped-def]
     B, Q, H, D = q.shape
     T = k.shape[1]
     N, M = (T + TILE - 1) // TILE, (Q + TILE - 1) // TILE
@@ -87,22 +91,22 @@ def _(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale):
 
 
 @_backward.register_fake
-def _(do, q, k, v, o, lse, local, base, first_key, start, scale):  # type: ignore[no-untyped-def]
+def _(do, q, k, v, o, lse, local, base, first_key, start, scale, deterministic):  # type: ignore[no-untyped-def]
     gate_shape = (q.shape[0], k.shape[1], q.shape[2])
     return (*(x.new_empty(x.shape) for x in (q, k, v)), q.new_empty(gate_shape, dtype=torch.float32))
 
 
 def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    q, k, v, *_, scale = inputs
+    q, k, v, *_, scale, deterministic = inputs
     ctx.save_for_backward(q, k, v, *output)
-    ctx.scale = scale
+    ctx.scale, ctx.deterministic = scale, deterministic
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx, do, *_):  # type: ignore[no-untyped-def]
     if do is None:
-        return (None,) * 9
-    return (*_backward(do, *ctx.saved_tensors, ctx.scale), *(None,) * 5)
+        return (None,) * 10
+    return (*_backward(do, *ctx.saved_tensors, ctx.scale, ctx.deterministic), *(None,) * 6)
 
 
 triton_attention.register_autograd(_differentiate, setup_context=_save)

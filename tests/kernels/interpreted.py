@@ -37,7 +37,8 @@ def main() -> None:
         case = make_case(gates, 2, 1, 300, 2, 1, 32, torch.float32)
         for options in ({}, {"seq_start": torch.tensor([7, 300])}, {"window_size": 77}):
             torch.testing.assert_close(attention(*case[:4], **options), forgetting_attention(*case[:4], **options))
-    compare_with_kernels("cpu", torch.float32, 1e-5)
+    for size in (1e-3, 1e4):
+        compare_with_kernels("cpu", torch.float32, 1e-5, size)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from kernels.forgetting_attention import forgetting_attention, triton_operator
+from kernels.forgetting_attention import forgetting_attention, hopper_backward, triton_operator
 from tests.kernels.gluon_interpreter import interpreted_gluon
 from tests.kernels.regimes import (
     GRID,
@@ -79,6 +79,19 @@ def test_contiguous_inputs_off_the_copy_engines_grid(kernels: str) -> None:
     off = [torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x) for x in case]
     assert all(x.data_ptr() % 16 for x in off) and all(x.is_contiguous() for x in off)
     assert torch.equal(attention(*off[:4]), attention(*case[:4]))
+
+
+@pytest.mark.parametrize("kernels", ["hopper"], indirect=True)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_deterministic_gradients_come_without_atomics(
+    deterministic: bool, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, _ = Regime(3.0, "one").make(70, 64, torch.bfloat16, "cpu", seed=4)
+    launched = []
+    real = hopper_backward.hopper_backward
+    monkeypatch.setattr(hopper_backward, "hopper_backward", lambda *x: launched.append(1) or real(*x))
+    assert_within(lambda *x: attention(*x, deterministic=deterministic), case)
+    assert bool(launched) == (not deterministic)
 
 
 def test_half_precision(kernels: str) -> None:

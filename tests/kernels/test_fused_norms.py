@@ -63,7 +63,7 @@ def test_bad_input_is_named(message: str, call) -> None:  # type: ignore[no-unty
         call(torch.zeros(2, 4, 3, 16))
 
 
-def compare_with_kernels(device: str, dtype: torch.dtype, tolerance: float) -> None:
+def compare_with_kernels(device: str, dtype: torch.dtype, tolerance: float, size: float = 1.0) -> None:
     """Outputs and gradients of the Triton kernels against plain PyTorch on the CPU, relative to the norm of each."""
     from kernels.fused_norms_triton import triton_gated_norm, triton_shift_and_norm
 
@@ -79,6 +79,7 @@ def compare_with_kernels(device: str, dtype: torch.dtype, tolerance: float) -> N
 
     for T, D, weight_shape in ((2, 16, (16,)), (65, 32, (3, 32)), (130, 64, (192,))):
         x, alpha, weight, gate = make(2, T, 3, D, weight_shape)
+        x, alpha, gate = size * x, max(size, 1.0) * alpha, max(size, 1.0) * gate
         for a, w in ((alpha, weight), (alpha, None), (None, weight)):
             check(
                 lambda x, a, w: triton_shift_and_norm(x, a, None if w is None else w.reshape(-1), None, 1e-5),
@@ -100,6 +101,7 @@ def compare_with_kernels(device: str, dtype: torch.dtype, tolerance: float) -> N
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e4])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
-def test_kernels_equal_plain_pytorch(dtype: torch.dtype, tolerance: float) -> None:
-    compare_with_kernels("cuda", dtype, tolerance)
+def test_kernels_equal_plain_pytorch(dtype: torch.dtype, tolerance: float, size: float) -> None:
+    compare_with_kernels("cuda", dtype, tolerance, size)

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -139,12 +140,14 @@ def test_one_token_decoding(T: int, gates: str) -> None:
         assert errors([found], [exact])[0] <= 2 * errors([eager], [exact])[0] + 0.01
 
 
-def test_deterministic_when_asked() -> None:
-    case = make_case("mixture", 2, 1500, 1500, 4, 4, 64, torch.bfloat16, "cuda")
+@pytest.mark.parametrize("D", [64, 128])
+def test_deterministic_when_asked(D: int) -> None:
+    case = make_case("mixture", 2, 1500, 1500, 4, 4, D, torch.bfloat16, "cuda")
+    assert_right(partial(forgetting_attention, deterministic=True), case)
+    runs = [output_and_gradients(forgetting_attention, case, deterministic=True) for _ in range(4)]
     torch.use_deterministic_algorithms(True)
     try:
-        assert_right(forgetting_attention, case)
-        runs = [output_and_gradients(forgetting_attention, case) for _ in range(3)]
+        runs.append(output_and_gradients(forgetting_attention, case))
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(x, y) for run in runs[1:] for x, y in zip(run, runs[0], strict=True))
@@ -182,7 +185,7 @@ def test_compile_checkpoint_autocast() -> None:
     operator = torch.ops.forgetting_attention.triton_forward.default
     torch.library.opcheck(
         operator,
-        (*inputs, None, None, None, None, 0.125),
+        (*inputs, None, None, None, None, 0.125, False),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
 
