@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from data.corpus import Counts
     from data.spec import DataSpec
-    from eval.shell.context import Context
-    from eval.shell.loading import Loaded
     from training.spec import RunSpec
 
 
@@ -102,12 +100,6 @@ def check_heads(spec: Spec, num_layers: int, num_heads: int) -> None:
 
 def flops(spec: Spec, model: ModelSpec) -> float:
     return forward_flops(model, 2 * spec.seq_len, spec.seq_len)
-
-
-def evaluate(loaded: "Loaded", spec: Spec, context: "Context") -> "pd.DataFrame":
-    from eval.gate_maps import measure
-
-    return measure.evaluate(loaded, spec, context)
 
 
 def summary(rows: "pd.DataFrame") -> list[str]:

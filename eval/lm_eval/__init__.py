@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from data.corpus import Counts
     from data.spec import DataSpec
-    from eval.shell.context import Context
-    from eval.shell.loading import Loaded
     from training.spec import RunSpec
 
 _TOKENS = {
@@ -145,12 +143,6 @@ def flops(spec: Spec, model: ModelSpec) -> float:
         there = EXAMPLES if fingerprint_in(spec.include) is not None else examples
         tokens += min(there, spec.limit or there) * each
     return forward_flops(model, tokens, min(spec.max_length, 512))
-
-
-def evaluate(loaded: "Loaded", spec: Spec, context: "Context") -> "pd.DataFrame":
-    from eval.lm_eval import measure
-
-    return measure.evaluate(loaded, spec, context)
 
 
 def summary(rows: "pd.DataFrame") -> list[str]:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from data.corpus import Counts
     from data.spec import DataSpec
-    from eval.shell.context import Context
-    from eval.shell.loading import Loaded
     from training.spec import RunSpec
 
 with open(Path(__file__).with_name("tasks.csv"), newline="") as _file:
@@ -115,12 +113,6 @@ def flops(spec: Spec, model: ModelSpec) -> float:
         tokens = min(there, spec.max_examples or there) * (spec.max_prompt_tokens + new)
         total += forward_flops(model, tokens, spec.max_prompt_tokens)
     return total
-
-
-def evaluate(loaded: "Loaded", spec: Spec, context: "Context") -> "pd.DataFrame":
-    from eval.longbench import measure
-
-    return measure.evaluate(loaded, spec, context)
 
 
 def summary(rows: "pd.DataFrame") -> list[str]:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from data.corpus import Counts
     from data.spec import DataSpec
-    from eval.shell.context import Context
-    from eval.shell.loading import Loaded
     from training.spec import RunSpec
 
 Depth = Annotated[float, Field(ge=0, le=100, strict=False)]
@@ -175,12 +173,6 @@ def flops(spec: Spec, model: ModelSpec) -> float:
     cells = len(spec.depths) * spec.samples_per_cell
     new = min(spec.max_new_tokens, 12) if spec.mode == "passkey" else spec.max_new_tokens
     return sum(forward_flops(model, cells * (length + new), length) for length in spec.lengths)
-
-
-def evaluate(loaded: "Loaded", spec: Spec, context: "Context") -> "pd.DataFrame":
-    from eval.needle import measure
-
-    return measure.evaluate(loaded, spec, context)
 
 
 def summary(rows: "pd.DataFrame") -> list[str]:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from data.corpus import Counts
     from data.spec import DataSpec
-    from eval.shell.context import Context
-    from eval.shell.loading import Loaded
     from training.spec import RunSpec
 
 
@@ -85,12 +83,6 @@ def check(spec: Spec, run: "RunSpec", counts: "Counts | None") -> None:
 def flops(spec: Spec, model: ModelSpec) -> float:
     prompts = spec.samples_per_cell * (len(spec.depths) + 1)
     return sum(forward_flops(model, prompts * length, length) for length in spec.lengths)
-
-
-def evaluate(loaded: "Loaded", spec: Spec, context: "Context") -> "pd.DataFrame":
-    from eval.needle_recall import measure
-
-    return measure.evaluate(loaded, spec, context)
 
 
 def summary(rows: "pd.DataFrame") -> list[str]:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from data.corpus import Counts
     from data.spec import DataSpec
-    from eval.shell.context import Context
-    from eval.shell.loading import Loaded
     from training.spec import RunSpec
 
 
@@ -78,12 +76,6 @@ def check_documents(num_documents: int, context_len: int, there: int | None, doc
 
 def flops(spec: Spec, model: ModelSpec) -> float:
     return forward_flops(model, spec.num_documents * spec.context_len, spec.context_len)
-
-
-def evaluate(loaded: "Loaded", spec: Spec, context: "Context") -> "pd.DataFrame":
-    from eval.per_token_loss import measure
-
-    return measure.evaluate(loaded, spec, context)
 
 
 def summary(rows: "pd.DataFrame") -> list[str]:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from data.corpus import Counts
     from data.spec import DataSpec
-    from eval.shell.context import Context
-    from eval.shell.loading import Loaded
     from eval.shell.sources import Sources
     from models.spec import ModelSpec
     from training.spec import RunSpec
@@ -46,8 +44,14 @@ class EvalSpec(Protocol):
 
 
 class Kind(Protocol):
-    """A module of eval/: what `eval/kinds.py` lists."""
+    """A module of eval/: what `eval/kinds.py` lists. Torch-free; the evaluation itself is
 
+        evaluate(loaded: Loaded, spec: Spec, context: Context) -> DataFrame    # the rows, as SCHEMA says
+
+    in the module, if that is one file, or in `measure.py` of its folder, which is imported when it is needed.
+    """
+
+    __name__: str
     __doc__: str | None
     Spec: Any
     SCHEMA: Schema
@@ -64,9 +68,6 @@ class Kind(Protocol):
 
     def flops(self, spec: Any, model: "ModelSpec") -> float:
         """Of the whole evaluation, about."""
-
-    def evaluate(self, loaded: "Loaded", spec: Any, context: "Context") -> "pd.DataFrame":
-        """The rows, as SCHEMA says. Heavy modules are imported here."""
 
     def summary(self, rows: "pd.DataFrame") -> list[str]:
         """The headline numbers, each with its scale, for the terminal."""

@@ -1,5 +1,6 @@
 """The machine that computes: part of the identity of a timing, so that another machine's is another evaluation."""
 
+import gc
 import os
 import platform
 import re
@@ -48,6 +49,7 @@ def reset_peak_memory(device: str) -> None:
     if device != "cpu":
         import torch
 
+        gc.collect()  # a compiled model holds on to itself
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 

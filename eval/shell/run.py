@@ -4,7 +4,9 @@ import datetime
 import sys
 import time
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -49,7 +51,8 @@ def run(kind: Kind, loaded: Loaded, spec: EvalSpec, context: Context, out: Path)
     context.train_seq_len = None if subject.run is None else subject.run.train.seq_len
     reset_peak_memory(context.device)
     started = time.perf_counter()
-    rows = kind.evaluate(loaded, spec, context)
+    module: Any = kind if hasattr(kind, "evaluate") else import_module(f"{kind.__name__}.measure")
+    rows = module.evaluate(loaded, spec, context)
     context.extras |= {"seconds": round(time.perf_counter() - started, 2), "peak_memory_gib": peak_memory_gib(context.device)}
     meta = {
         "kind": spec.kind,

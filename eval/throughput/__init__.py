@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from data.corpus import Counts
     from data.spec import DataSpec
-    from eval.shell.context import Context
-    from eval.shell.loading import Loaded
     from training.spec import RunSpec
 
 
@@ -90,12 +88,6 @@ def flops(spec: Spec, model: ModelSpec) -> float:
     if spec.mode == "train":
         return 3 * forward_flops(model, steps * tokens, spec.seq_len)
     return forward_flops(model, steps * (2 * tokens + spec.batch_size * spec.new_tokens), spec.seq_len)
-
-
-def evaluate(loaded: "Loaded", spec: Spec, context: "Context") -> "pd.DataFrame":
-    from eval.throughput import measure
-
-    return measure.evaluate(loaded, spec, context)
 
 
 def summary(rows: "pd.DataFrame") -> list[str]:

@@ -87,12 +87,13 @@ def test_statistics_of_fixed_gates(tiny_fox, in_memory, bind, context):
     assert context.extras == {"seq_len": 512, "cell": 16, "distance": 64, "document": 0}
 
 
-def test_attention_of_the_model_itself(tiny_fox, in_memory, bind, context):
+def test_attention_of_the_model_itself(tiny_fox, in_memory, bind, corpus, context):
     """A at full resolution explains the layer's output: o = A v, before norm and gate."""
     torch.manual_seed(0)
     model = build_model(tiny_fox()).eval()
     attention = model.base_model.layers[0].attn
     seen = {}
+    model.get_input_embeddings().register_forward_pre_hook(lambda module, args: seen.update(inputs=args[0][0].tolist()))
     attend = attention._attend
     attention._attend = lambda q, k, v, f, p: seen.setdefault("o", attend(q, k, v, f, p)) if seen.update(v=v) is None else None
     spec = bind(Spec(seq_len=40, distance=8, grid=40, layers=(0,), heads=(1,), num_maps=1))
@@ -100,6 +101,7 @@ def test_attention_of_the_model_itself(tiny_fox, in_memory, bind, context):
     matrix = np.zeros((40, 40))
     drawn = rows[rows["quantity"] == "A"]
     matrix[drawn["row"], drawn["col"]] = drawn["value"]
+    assert seen["inputs"] == [corpus.spec.bos_id, *corpus.heldout.read(slice(0, 1), 0, 39)[0].tolist()]
     np.testing.assert_allclose(matrix.sum(1), 1.0, atol=1e-5)
     np.testing.assert_allclose(matrix @ seen["v"][0, :, 1].numpy(), seen["o"][0, :, 1].numpy(), atol=1e-5)
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import eval.per_token_loss.measure
+import eval.throughput.measure
 from data.corpus import Corpus
 from data.prepare import prepare, resolve
 from eval import needle, per_token_loss, throughput
@@ -80,7 +82,7 @@ def test_when_one_fails_the_others_are_done(make_run, corpus, write, bind, capsy
     def broken(*arguments):
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(needle, "evaluate", broken)
+    monkeypatch.setattr("eval.needle.measure.evaluate", broken)
     assert job_main(arguments) == 2
     error = capsys.readouterr().err
     assert f"error: {eval_id(bind(too_many))}: num_documents 1000000 exceeds" in error
@@ -282,14 +284,14 @@ def test_fresh_models_come_first_and_memory_is_counted_anew(make_run, corpus, wr
     run, order = make_run(), []
     timing = throughput.Spec(seq_len=16, warmup=0, repeats=1)
     monkeypatch.setattr("eval.shell.run.reset_peak_memory", lambda device: order.append("reset"))
-    for kind in (per_token_loss, throughput):
-        real = kind.evaluate
+    for module in (eval.per_token_loss.measure, eval.throughput.measure):
+        real = module.evaluate
 
         def spied(loaded, spec, context, real=real):
             order.append(spec.kind)
             return real(loaded, spec, context)
 
-        monkeypatch.setattr(kind, "evaluate", spied)
+        monkeypatch.setattr(module, "evaluate", spied)
     assert job_main([str(run), "--spec", *write(LOSS, timing), "--corpus", str(corpus.folder)]) == 0
     assert order == ["reset", "throughput", "reset", "per_token_loss"]
 

@@ -1,6 +1,8 @@
 """Models and tokenisers of others: the authors' folders, flash-linear-attention's models, tokenisers that do not belong."""
 
 import json
+import sys
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from data.tokenizer import train_bpe
 from eval.__main__ import main as eval_main
-from eval.shell.loading import Loaded, Subject, load_tokenizer
+from eval.shell.loading import Loaded, Subject, _know_foreign, load_tokenizer
 from models.build import build_model
 from models.convert import save_authors
 from results.store import read_rows
@@ -168,6 +170,15 @@ def test_flas_models_go_through_every_evaluation(gla, corpus, tmp_path, monkeypa
     assert eval_main(["gate_maps", *source, "--seq-len", "64", "--distance", "8"]) == 2
     assert "gate maps need a model with forget gates" in capsys.readouterr().err
     assert len(list(tmp_path.glob("gla-*.parquet"))) == 7
+
+
+def test_flas_models_are_looked_for_where_transformers_knows_none(tmp_path, monkeypatch):
+    """Without them a folder of theirs is 'not recognised'; nothing else waits for their import."""
+    monkeypatch.setitem(sys.modules, "fla.models", None)
+    for model_type, looked_for in (("nobody-knows-it", True), ("llama", False), ("fox-project_fox", False)):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+        with pytest.raises(ImportError) if looked_for else nullcontext():
+            _know_foreign(tmp_path)
 
 
 def test_the_authors_weights_are_those_that_are_evaluated(authors, tiny_fox):

@@ -9,7 +9,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from eval import throughput
-from eval.shell.context import Context
+from eval.shell.context import Compute, Context
 from eval.shell.loading import Loaded, Subject
 from eval.throughput import Spec, measure
 from models.build import build_model, spec_of
@@ -62,6 +62,23 @@ def test_really_timed_and_on_a_foreign_model(bind, in_memory):
         measure.evaluate(in_memory(short), bind(Spec(seq_len=32)), Context())
     with pytest.raises(ValueError, match="new_tokens 1"):
         Spec(mode="generate", new_tokens=1)
+
+
+def test_kernels_are_timed_as_training_runs_them_and_at_their_best(tiny_fox, bind, in_memory, monkeypatch):
+    """Attention layers compiled on CUDA, others not; fla's kernels with all their candidates."""
+
+    def compiled(model: torch.nn.Module, device: str) -> list[bool]:
+        measure._compile(model, Compute(device, "bf16"))
+        return [layer._compiled_call_impl is not None for layer in model.base_model.layers]
+
+    assert compiled(build_model(tiny_fox()), "cuda") == [True, True]
+    assert compiled(build_model(tiny_fox()), "cpu") == [False, False]
+    assert compiled(llama(), "cuda") == [False]
+    calls: list[str] = []
+    monkeypatch.setattr(measure, "lift_limit", lambda: calls.append("lifted"))
+    monkeypatch.setattr(measure, "_compile", lambda *arguments: calls.append("compiled"))
+    measure.evaluate(in_memory(llama()), bind(Spec(seq_len=16, warmup=0, repeats=1)), Context())
+    assert calls == ["lifted", "compiled"]
 
 
 def test_another_machine_is_another_evaluation(bind, in_memory):
