@@ -53,7 +53,7 @@ def _shares(q_MD, k_ND, n, limit_M, first_M, scale2, EDGE: tl.constexpr, EXACT: 
 @triton.jit
 def _gradients(
     log_beta_MN, spent_MN, nearer_M, older_M, do_MD, v_ND, n, limit_M, first_M, nearer_NN, older_NN,
-    EDGE: tl.constexpr, PRECISION: tl.constexpr,
+    EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A, G and dz of one tile."""
     log_a_MN = log_beta_MN - nearer_M[:, None]
@@ -62,9 +62,12 @@ def _gradients(
     if EDGE:
         a_MN = tl.where(visible(n, limit_M, first_M, v_ND.shape[0]), a_MN, 0.0)
     g_MN = a_MN * tl.dot(do_MD, v_ND.T, input_precision=PRECISION)
-    older_MN = g_MN + older_M[:, None]
-    older_MN = tl.dot(g_MN.to(older_NN.dtype), older_NN, older_MN, input_precision=PRECISION)
-    dz_MN = g_MN - tl.exp2(log_beta_MN) * older_MN
+    if EXACT:  # the difference below would lose the digits of a small 1 - beta
+        older_MN = tl.dot(g_MN, older_NN, input_precision=PRECISION) + older_M[:, None]
+        dz_MN = tl.exp2(-spent_MN) * g_MN - tl.exp2(log_beta_MN) * older_MN
+    else:
+        older_MN = tl.dot(g_MN.to(older_NN.dtype), older_NN, g_MN + older_M[:, None], input_precision=PRECISION)
+        dz_MN = g_MN - tl.exp2(log_beta_MN) * older_MN
     if EDGE:
         dz_MN = tl.where(visible(n, limit_M, first_M, v_ND.shape[0]), dz_MN, 0.0)
     return a_MN, g_MN, dz_MN
@@ -88,8 +91,9 @@ def _walk_keys(
         tl.store(older_ptr + at, older_M, mask=rows_M < Q)
         v_ND = v_desc.load([batch, n, key_head, 0]).reshape(BLOCK_N, D)
         _, g_MN, dz_MN = _gradients(
-            log_beta_MN, spent_MN, nearer_M, older_M, do_MD, v_ND, n, limit_M, first_M, nearer_NN, older_NN, EDGE, PRECISION
-        )
+            log_beta_MN, spent_MN, nearer_M, older_M, do_MD, v_ND, n, limit_M, first_M, nearer_NN, older_NN,
+            EDGE, EXACT, PRECISION,
+        )  # fmt: skip
         dq_MD = tl.dot(dz_MN.to(k_ND.dtype), k_ND, dq_MD, input_precision=PRECISION)
         older_M += tl.sum(g_MN, 1)
     return dq_MD, spent_M, older_M
@@ -159,8 +163,9 @@ def _walk_queries(
         log_beta_MN, spent_MN = _shares(q_MD, k_ND, n, limit_M, first_M, scale2, EDGE, EXACT, PRECISION)
         do_MD = do_desc.load([batch, m, head, 0]).reshape(BLOCK_M, D)
         a_MN, _, dz_MN = _gradients(
-            log_beta_MN, spent_MN, nearer_M, older_M, do_MD, v_ND, n, limit_M, first_M, nearer_NN, older_NN, EDGE, PRECISION
-        )
+            log_beta_MN, spent_MN, nearer_M, older_M, do_MD, v_ND, n, limit_M, first_M, nearer_NN, older_NN,
+            EDGE, EXACT, PRECISION,
+        )  # fmt: skip
         dv_ND = tl.dot(a_MN.to(do_MD.dtype).T, do_MD, dv_ND, input_precision=PRECISION)
         dk_ND = tl.dot(dz_MN.to(q_MD.dtype).T, q_MD, dk_ND, input_precision=PRECISION)
     return dk_ND, dv_ND

@@ -24,7 +24,7 @@ from kernels.stick_breaking.visibility import EXIT_BITS
 LOG2E = 1.4426950408889634
 _USED_UP = tl.constexpr(EXIT_BITS[torch.float32])
 _CAP = tl.constexpr(64.0)
-_LONGEST = tl.constexpr(16)
+_LONGEST = tl.constexpr(32)
 _GRAIN = tl.constexpr(GRAIN)
 
 
