@@ -41,7 +41,7 @@ def _rotate_kernel(x_ptr, table_ptr, y_ptr, rows, T, H, sign, HALF: tl.constexpr
     tl.store(y_ptr + at + HALF, second * cos + first * sin, mask=inside)
 
 
-class _Rotate(torch.autograd.Function):
+class Rotate(torch.autograd.Function):
     """Rotary embedding of contiguous (B, T, H, D) in one pass over memory; the table (T, D) holds cosines, then sines."""
 
     @staticmethod
@@ -54,12 +54,12 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def]
-        return _Rotate.apply(dy.contiguous(), ctx.table, -1.0), None, None
+        return Rotate.apply(dy.contiguous(), ctx.table, -1.0), None, None
 
 
 def _softmax(backend: SDPBackend, table: Tensor) -> Attention:
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (x.transpose(1, 2) for x in (_Rotate.apply(q, table), _Rotate.apply(k, table), v))
+        q, k, v = (x.transpose(1, 2) for x in (Rotate.apply(q, table), Rotate.apply(k, table), v))
         with sdpa_kernel(backend):
             return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 

@@ -3,6 +3,7 @@
 import torch
 
 from kernels.stick_breaking import stick_breaking_attention, triton_backward, triton_operator
+from kernels.stick_breaking.benchmark import Rotate
 from kernels.stick_breaking.tiles import table
 from kernels.stick_breaking.visibility import first_visible_key
 from tests.kernels.stick_breaking.oracle import assert_right, make_case
@@ -11,6 +12,17 @@ from tests.kernels.stick_breaking.oracle import assert_right, make_case
 def attention(*inputs: torch.Tensor, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
     """The kernels, whatever the device."""
     return stick_breaking_attention(*inputs, backend="triton", **options)  # type: ignore[arg-type]
+
+
+def compare_rotation() -> None:
+    """The rotary embedding that the benchmark adds to softmax attention."""
+    x, dy = torch.randn(2, 37, 3, 16, requires_grad=True), torch.randn(2, 37, 3, 16)
+    angles = torch.arange(37)[:, None] * 0.7 ** torch.arange(8)
+    y = Rotate.apply(x, torch.cat([angles.cos(), angles.sin()], -1))
+    cos, sin, (first, second) = angles.cos()[:, None], angles.sin()[:, None], x.split(8, -1)
+    expected = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(torch.autograd.grad(y, x, dy), torch.autograd.grad(expected, x, dy))
 
 
 def main() -> None:
@@ -48,6 +60,7 @@ def main() -> None:
     assert oldest[4] > 0 and oldest[6] == 0 and oldest[8] > 64, oldest
     triton_backward.WORKSPACE_BYTES = 1
     assert_right(attention, case)
+    compare_rotation()
 
 
 if __name__ == "__main__":
