@@ -1,0 +1,183 @@
+"""Measure stick-breaking attention against softmax attention with rotary embedding: `python -m
+kernels.stick_breaking.benchmark`.
+
+Two kinds of logits. "short": N(0, 1), as of fresh weights, where a row's stick is used up after some fifty keys and the rest
+is skipped. "long": N(-9, 1), where every key of 16,384 counts and nothing can be skipped. Effective TFLOP/s are those of the
+dense causal computation, 4 B H T^2 D / 2 forward and 3.5 times that forward + backward: skipped work counts as done.
+"""
+
+import argparse
+import itertools
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
+
+from kernels.benchmark.rows import RESULTS, Row, append_rows
+from kernels.stick_breaking import reference_attention, stick_breaking_attention
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+BASELINE = "softmax cuDNN + RoPE"
+SHAPES = ((4, 4096, 12, 128), (4, 8192, 12, 128), (4, 16_384, 12, 128), (2, 16_384, 24, 64))
+SHIFT = {"short": 0.0, "long": -9.0}
+
+
+@triton.jit
+def _rotate_kernel(x_ptr, table_ptr, y_ptr, rows, T, H, sign, HALF: tl.constexpr, ROWS: tl.constexpr):
+    row_R = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    channel = tl.arange(0, HALF)[None, :]
+    inside = row_R < rows
+    angle = row_R // H % T * (2 * HALF) + channel
+    cos, sin = tl.load(table_ptr + angle, mask=inside), tl.load(table_ptr + angle + HALF, mask=inside) * sign
+    at = row_R * (2 * HALF) + channel
+    first, second = tl.load(x_ptr + at, mask=inside).to(tl.float32), tl.load(x_ptr + at + HALF, mask=inside).to(tl.float32)
+    tl.store(y_ptr + at, first * cos - second * sin, mask=inside)
+    tl.store(y_ptr + at + HALF, second * cos + first * sin, mask=inside)
+
+
+class Rotate(torch.autograd.Function):
+    """Rotary embedding of contiguous (B, T, H, D) in one pass over memory; the table (T, D) holds cosines, then sines."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, table: Tensor, sign: float = 1.0) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.table = table
+        B, T, H, D = x.shape
+        y = torch.empty_like(x)
+        _rotate_kernel[(triton.cdiv(B * T * H, 64),)](x, table, y, B * T * H, T, H, sign, HALF=D // 2, ROWS=64)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def]
+        return Rotate.apply(dy.contiguous(), ctx.table, -1.0), None, None
+
+
+def _softmax(backend: SDPBackend, table: Tensor) -> Attention:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (Rotate.apply(q, table), Rotate.apply(k, table), v))
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+    return attention
+
+
+def _first(attention: Callable[..., tuple[Tensor, Tensor]]) -> Attention:
+    return lambda q, k, v: attention(q, k, v)[0]
+
+
+def _providers(seq_len: int, head_dim: int) -> dict[str, Attention]:
+    """What can be measured here, by name."""
+    frequencies = 5e5 ** (-torch.arange(head_dim // 2, device="cuda") / (head_dim // 2))
+    angles = torch.arange(seq_len, device="cuda")[:, None] * frequencies
+    table = torch.cat([angles.cos(), angles.sin()], -1)
+    found = {
+        BASELINE: _softmax(SDPBackend.CUDNN_ATTENTION, table),
+        "softmax flash-2 + RoPE": _softmax(SDPBackend.FLASH_ATTENTION, table),
+        "ours": _first(stick_breaking_attention),
+    }
+    try:
+        from fla.ops.stickbreaking_attn import parallel_stickbreaking_attn
+
+        found["fla"] = _first(parallel_stickbreaking_attn)
+    except ImportError as error:
+        print(f"not measured: fla ({error})")
+    return found
+
+
+def _inputs(shape: tuple[int, int, int, int], logits: str) -> list[Tensor]:
+    """q, k, v (B, T, H, D) with gradient, and dO; bfloat16."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v, do = (torch.randn(shape, device="cuda", generator=generator) for _ in range(4))
+    q, k = rms_norm(q, shape[-1:]), rms_norm(k, shape[-1:])
+    if SHIFT[logits]:
+        q[..., 0], k[..., 0] = 1.0, SHIFT[logits] * shape[-1] ** 0.5
+    return [*(x.bfloat16().requires_grad_() for x in (q, k, v)), do.bfloat16()]
+
+
+def _error(name: str, attention: Attention, head_dim: int, logits: str) -> float:
+    """Largest error of o against float64 at 1,024 tokens; raises if o or a gradient is off by more than a few bf16 ulp of
+    its norm."""
+    *inputs, do = _inputs((1, 1024, 4, head_dim), logits)
+    doubles = [x.detach().double().requires_grad_() for x in inputs]
+    exact = _first(reference_attention)(*doubles)
+    expected = (exact, *torch.autograd.grad(exact, doubles, do.double()))
+    o = attention(*inputs)
+    found = (o, *torch.autograd.grad(o, inputs, do))
+    for what, x, y in zip(("o", "dq", "dk", "dv"), found, expected, strict=True):
+        error = ((x.double() - y).norm() / y.norm()).item()
+        print(f"  {name}, {logits}, D = {head_dim}: {what} is off by {error:.1e} of its norm")
+        if not error < 2e-2:
+            raise RuntimeError(f"{name}: {what} is off by {error:.1e} of its norm; not timed")
+    return (o.double() - exact).abs().max().item()
+
+
+def measure(shape: tuple[int, int, int, int], only: list[str] | None, version: str) -> list[Row]:
+    """Forward and forward + backward of every provider at one shape, in one run; stick-breaking for both logits."""
+    B, T, H, D = shape
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    gpu = torch.cuda.get_device_name()
+    rows = []
+    for logits, (name, attention) in itertools.product(SHIFT, _providers(T, D).items()):
+        is_softmax = name.startswith("softmax")
+        if is_softmax and logits == "short":
+            continue  # how long softmax takes does not depend on its logits
+        if only and name not in (*only, BASELINE):
+            continue
+        error = float("nan") if is_softmax else _error(name, attention, D, logits)
+        *inputs, do = _inputs(shape, logits)
+        detached = [x.detach() for x in inputs]
+        runs: dict[str, tuple[Callable[[], object], float]] = {
+            "forward": (lambda attention=attention, x=detached: attention(*x), 1.0),  # type: ignore[misc]
+            "forward+backward": (
+                lambda attention=attention, x=inputs, do=do: torch.autograd.grad(attention(*x), x, do),  # type: ignore[misc]
+                3.5,
+            ),
+        }
+        for operation, (run, factor) in runs.items():
+            times = [round(t, 5) for t in triton.testing.do_bench(run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])]
+            tflops = round(factor * 4 * B * H * T * T * D / 2 / times[1] * 1e-9, 2)
+            row = Row(
+                date, version, gpu, torch.__version__, triton.__version__, name, operation, "any" if is_softmax else logits,
+                "bfloat16", *shape, times[0], times[1], times[2], tflops, float(f"{error:.3g}"),
+            )  # fmt: skip
+            print(f"{shape} {logits} {name}: {operation} {row.ms_q50:.3f} ms, {tflops:.0f} TFLOP/s", flush=True)
+            rows.append(row)
+    return rows
+
+
+def table(rows: list[Row]) -> str:
+    """Markdown: one line per row, with its time relative to cuDNN's softmax with rotary embedding."""
+    lines = [
+        "| B, T, H, D | operation | logits | provider | ms (q20-q80) | TFLOP/s | time / cuDNN |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    base = {(row.shape, row.operation): row.ms_q50 for row in rows if row.provider == BASELINE}
+    for row in sorted(rows, key=lambda row: (row.shape, row.operation, row.gates, row.ms_q50)):
+        lines.append(
+            f"| {', '.join(map(str, row.shape))} | {row.operation} | {row.gates} | {row.provider} "
+            f"| {row.ms_q50:.3f} ({row.ms_q20:.3f}-{row.ms_q80:.3f}) | {row.effective_tflops:.0f} "
+            f"| {row.ms_q50 / base[row.shape, row.operation]:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(prog="python -m kernels.stick_breaking.benchmark", description=__doc__)
+    parser.add_argument("--rows", type=Path, default=RESULTS / "stick_breaking.csv", help="file that the rows are added to")
+    parser.add_argument("--only", nargs="*", help="providers to measure besides cuDNN's softmax; all by default")
+    parser.add_argument("--shape", type=int, nargs=4, action="append", metavar=("B", "T", "H", "D"), help="one shape")
+    parser.add_argument("--code", default="", help="which code was measured, kept in the rows (a commit, a word)")
+    options = parser.parse_args()
+    rows = [row for shape in options.shape or SHAPES for row in measure(tuple(shape), options.only, options.code)]
+    append_rows(options.rows, rows)
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

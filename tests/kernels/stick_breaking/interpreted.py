@@ -1,0 +1,67 @@
+"""A small grid of the Triton kernels under Triton's interpreter; run in a process of its own by `test_without_gpu`."""
+
+import torch
+
+from kernels.stick_breaking import stick_breaking_attention, triton_backward, triton_operator
+from kernels.stick_breaking.benchmark import Rotate
+from kernels.stick_breaking.tiles import table
+from kernels.stick_breaking.visibility import first_visible_key
+from tests.kernels.stick_breaking.oracle import assert_right, make_case
+
+
+def attention(*inputs: torch.Tensor, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
+    """The kernels, whatever the device."""
+    return stick_breaking_attention(*inputs, backend="triton", **options)  # type: ignore[arg-type]
+
+
+def compare_rotation() -> None:
+    """The rotary embedding that the benchmark adds to softmax attention."""
+    x, dy = torch.randn(2, 37, 3, 16, requires_grad=True), torch.randn(2, 37, 3, 16)
+    angles = torch.arange(37)[:, None] * 0.7 ** torch.arange(8)
+    y = Rotate.apply(x, torch.cat([angles.cos(), angles.sin()], -1))
+    cos, sin, (first, second) = angles.cos()[:, None], angles.sin()[:, None], x.split(8, -1)
+    expected = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(torch.autograd.grad(y, x, dy), torch.autograd.grad(expected, x, dy))
+
+
+def main() -> None:
+    """Raise at the first wrong result. (The interpreter multiplies bfloat16 wrongly: float16 stands for the 16-bit
+    path.)"""
+    for regime, Q, T, H, key_heads, D, dtype, attend_current in (
+        ("random", 1, 1, 1, 1, 16, torch.float32, False),
+        ("random", 65, 65, 1, 1, 16, torch.float32, True),
+        ("sinks", 70, 200, 2, 1, 16, torch.float32, False),
+        ("huge", 70, 70, 1, 1, 16, torch.float32, False),
+        ("long", 150, 160, 2, 1, 16, torch.float16, False),
+        ("even", 129, 129, 1, 1, 32, torch.float16, True),
+        ("sinks", 200, 200, 1, 1, 16, torch.float16, False),
+        ("huge", 100, 100, 1, 1, 64, torch.float16, False),
+    ):
+        case = make_case(regime, 1, Q, T, H, key_heads, D, dtype)
+        assert_right(lambda *x, c=attend_current: attention(*x, attend_current=c), case, attend_current=attend_current)  # type: ignore[misc]
+
+    case = make_case("long", 2, 70, 130, 1, 1, 16, torch.float16)
+    seq_start = torch.tensor([40, 100])
+    first_key = first_visible_key(2, 70, 130, seq_start, None)
+    assert_right(lambda *x: attention(*x, seq_start=seq_start), case, first_key_BQ=first_key)
+    case = make_case("long", 1, 100, 100, 1, 1, 16, torch.float32)
+    boundaries = torch.tensor([0, 40, 41, 100])
+    first_key = first_visible_key(1, 100, 100, None, boundaries)
+    assert_right(lambda *x: attention(*x, cu_seqlens=boundaries), case, first_key_BQ=first_key)
+
+    # Queries that stop early before and after some that do not, all in one step of the tiles that Hopper has for large
+    # heads; heads in groups that share a small workspace.
+    triton_operator.plan_for = lambda *_: table()["sm_90"][128]  # type: ignore[assignment]
+    case = make_case("random", 1, 330, 330, 2, 2, 16, torch.float16)
+    case.k[..., 0], case.q[..., 0] = 1.0, 8.0
+    case.q[:, 192:256, :, 0] = -40.0
+    oldest = triton_operator.triton_attention(*case[:3], None, None, 0.25, False)[3][0, 0]
+    assert oldest[4] > 0 and oldest[6] == 0 and oldest[8] > 64, oldest
+    triton_backward.WORKSPACE_BYTES = 1
+    assert_right(attention, case)
+    compare_rotation()
+
+
+if __name__ == "__main__":
+    main()
