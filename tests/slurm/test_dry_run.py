@@ -116,5 +116,7 @@ def test_gpus_follow_the_estimate_and_hours_are_capped(tmp_path, cluster):
 
 def test_micro_batches_shrink_with_the_share_of_a_process(tmp_path, cluster):
     wide = replace(cluster, train=replace(cluster.train, gpus=32))
-    (train,) = (node for node in graph.nodes(plan_of(tmp_path, scale="125m-2.7b", only=("fox_pro",)), wide) if node.kind == "train")
+    (train,) = (
+        node for node in graph.nodes(plan_of(tmp_path, scale="125m-2.7b", only=("fox_pro",)), wide) if node.kind == "train"
+    )
     assert train.task.args[train.task.args.index("--micro-batch-tokens") + 1] == "16384"

@@ -45,8 +45,8 @@ class Shell:
     def start(self, cluster: Cluster, task: str = "exit 0", **variables: str) -> subprocess.Popen[str]:
         text = text_of(self.folder, cluster, "train", only=("fox_pro",))
         (self.folder / "scratch/snapshots/DIGEST").mkdir(parents=True, exist_ok=True)
-        environment = {"PATH": f"{self.folder}:{os.environ['PATH']}", "TASK": task, "NOTES": str(self.notes), "SLURM_JOB_ID": "7",
-                       "SLURM_JOB_NODELIST": "n[1-2]", **variables}  # fmt: skip
+        environment = {"PATH": f"{self.folder}:{os.environ['PATH']}", "TASK": task, "NOTES": str(self.notes),
+                       "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", **variables}  # fmt: skip
         return subprocess.Popen(
             ["bash", "-c", text], env=environment, text=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE
         )
