@@ -1,16 +1,19 @@
-# `make reproduce`: every figure and table at the smallest scale, on this machine, from nothing.
-# `make test`: the tests. Both make .venv in this folder first where it is not there or out of date.
+# `make reproduce`: the main figures and tables at the smallest scale, on this machine, from nothing; `make reproduce-all`: all.
+# `make test`: the tests. Each makes .venv in this folder first where it is not there or out of date.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SCALE ?= tiny
 JOBS ?= 2
 
-.PHONY: reproduce test lint
+.PHONY: reproduce reproduce-all test lint
 .DEFAULT_GOAL := reproduce
 
 reproduce: $(VENV)/installed
 	$(BIN)/python -m experiments run --scale $(SCALE)
+
+reproduce-all: $(VENV)/installed
+	$(BIN)/python -m experiments run all --scale $(SCALE)
 
 test: $(VENV)/installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

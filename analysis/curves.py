@@ -4,7 +4,7 @@ Suffixes: S seeds, N positions, D documents, K bands of a document.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import pandas as pd
@@ -13,8 +13,6 @@ from analysis.statistics import Estimate, Term, contrast
 from analysis.study import Line, Study
 
 KIND = "per_token_loss"
-NEARBY = 16
-"""Stretches on either side by which the noise of a short one is judged."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +32,7 @@ class LossCurve:
     ends_K: np.ndarray
     num_documents: int
 
-    @property
+    @cached_property
     def mean_N(self) -> np.ndarray:
         """L(i), mean over seeds."""
         return self.losses_SN.mean(axis=0)
@@ -45,8 +43,8 @@ class LossCurve:
         return self.losses_SN.shape[1]
 
     def term(self, coefficient: float, first: int, last: int) -> Term:
-        """coefficient x mean of L over positions first..last (1-based, both included), with the documents' influence on the bands
-        that it lies in."""
+        """coefficient x mean of L over positions first..last (1-based, both included), with the documents' influence on the
+        bands that it lies in."""
         seeds = self.losses_SN[:, first - 1 : last].mean(axis=1)
         if len(self.bands_DK) < 2:
             return Term(self, coefficient, seeds, np.empty(0))
@@ -62,27 +60,29 @@ Stretch = tuple[float, LossCurve, int, int]
 def compare(*stretches: Stretch) -> Estimate:
     """Sum of coefficient x mean loss over positions first..last: (coefficient, curve, first, last) each.
 
-    The documents' losses are stored by bands. A stretch shorter than a band is noisier than the band's mean; what comes on top is
-    read from how much means of as many tokens differ from their neighbours nearby.
+    The documents' losses are stored by bands. A stretch shorter than a band is noisier than the band's mean; what comes on
+    top is read from how much means of as many tokens differ from their neighbours nearby.
     """
     extra = []
     for first, last in dict.fromkeys(stretch[2:] for stretch in stretches):
         own = [(coefficient, curve) for coefficient, curve, *place in stretches if place == [first, last]]
         stored = [curve for _, curve in own if len(curve.bands_DK) > 1]
-        if stored and last - first + 1 < min(curve.ends_K[0] for curve in stored):
+        width = min((int(curve.ends_K[0]) for curve in stored), default=0)
+        if (length := last - first + 1) < width:
             edge = own[0][1].train_len  # nothing goes on smoothly there
-            span = (0, edge) if last <= edge else (edge, own[0][1].length)
-            extra.append(_roughness(sum(coefficient * curve.mean_N for coefficient, curve in own), first, last, *span))
+            low, high = (0, edge) if last <= edge else (edge, own[0][1].length)
+            reach = max(3 * length, width)
+            near = slice(max(low, first - 1 - reach), min(high, last + reach))
+            losses = np.sum([coefficient * curve.mean_N[near] for coefficient, curve in own], axis=0)
+            extra.append(_roughness(losses, length))
     return contrast([curve.term(coefficient, first, last) for coefficient, curve, first, last in stretches], extra)
 
 
-def _roughness(losses_N: np.ndarray, first: int, last: int, begin: int, end: int) -> tuple[float, float]:
-    """Variance of the mean over a stretch, from the median square of second differences of means over stretches of its length
-    nearby, between `begin` and `end` (a trend drops out, a single jump does not count), and its degrees of freedom."""
-    length = last - first + 1
-    begin = max(begin, first - 1 - NEARBY * length)
-    count = (min(end, last + NEARBY * length) - begin) // length
-    means = losses_N[begin : begin + count * length].reshape(count, length).mean(axis=1)
+def _roughness(losses: np.ndarray, length: int) -> tuple[float, float]:
+    """Variance of the mean over `length` positions, from the median square of second differences of such means (a trend drops
+    out, a single jump does not count), and its degrees of freedom."""
+    count = len(losses) // length
+    means = losses[: count * length].reshape(count, length).mean(axis=1)
     bends = np.diff(means, 2)
     bends = bends[np.isfinite(bends)]
     if not len(bends):

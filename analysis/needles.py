@@ -1,7 +1,7 @@
 """Needle rows as figures and claims use them: the paper's score and, where no model scores, recall in nats.
 
-Recall of a needle is the log-probability of its answer with the needle in the text minus that without it: 0 where the text is of
-no use, and above 0 long before a model can say the answer.
+Recall of a needle is the log-probability of its answer with the needle in the text minus that without it: 0 where the text is
+of no use, and above 0 long before a model can say the answer.
 """
 
 from collections.abc import Iterable

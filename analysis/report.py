@@ -18,8 +18,8 @@ from PIL import Image
 
 from analysis.claims import CLAIMS
 from analysis.names import rank, title
-from analysis.style import PAPER_SCALE
 from analysis.study import Study
+from analysis.style import PAPER_SCALE
 from analysis.tables import to_html
 from analysis.verdict import Claim, Status, Verdict, judge, not_measured, number, with_interval
 from results.atomic import write_atomic
@@ -164,9 +164,9 @@ def _sizes(studies: Iterable[Study]) -> list[tuple[str, str]]:
     found: dict[str, dict[str, int]] = {}
     for study in studies:
         for line in study.lines:
-            params = _params(study.runs[line.run_id])
-            if line.label == line.model and params:
-                found.setdefault(line.scale, {})[line.model] = params
+            count = _params(study.runs[line.run_id])
+            if line.label == line.model and count:
+                found.setdefault(line.scale, {})[line.model] = count
     texts = []
     for scale, params in found.items():
         names = [f"{title(model)} {params[model]:,}" for model in sorted(params, key=rank)]

@@ -1,4 +1,4 @@
-"""Effects with their standard errors: items (documents, examples, needles) paired across models, seeds of each model independent.
+"""Effects with their standard errors: items (documents, examples, needles) paired across models, seeds of each independent.
 
 Everything that is judged is a contrast: a sum of coefficients times means. Its variance is that of a bootstrap which resamples
 every model's seeds and, inside, the items, the same for all models; for means infinitely many draws have this closed form,
@@ -57,7 +57,7 @@ class Estimate:
 @dataclass(frozen=True)
 class Term:
     """One mean of a contrast. `source` names the model: terms of one source share its seeds. `seeds` (S,): the mean for every
-    seed. `influence` (D,): how far each item pulls the mean (of all seeds) away, its own mean 0; empty where it is not known."""
+    seed. `influence` (D,): how far each item pulls the mean (of all seeds) away, 0 on average; empty where it is not known."""
 
     source: object
     coefficient: float
@@ -96,8 +96,8 @@ def combined(effect: float, parts: Sequence[tuple[float, float]]) -> Estimate:
 
 
 def stratified(values: np.ndarray, strata: np.ndarray) -> tuple[float, np.ndarray]:
-    """Mean of the strata's means (tasks, cells of a grid), and the influence of every value on it: what varies inside the strata.
-    A stratum of one value has no spread of its own: then there is no influence (length 0)."""
+    """Mean of the strata's means (tasks, cells of a grid), and the influence of every value on it: what varies inside them. A
+    stratum of one value has no spread of its own: then there is no influence (length 0)."""
     _, which = np.unique(strata, return_inverse=True)
     counts = np.bincount(which)
     means = np.bincount(which, weights=values) / counts

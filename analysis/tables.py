@@ -23,8 +23,8 @@ CHECK = "\N{CHECK MARK}"
 
 @dataclass(frozen=True)
 class Column:
-    """`key` names the column in the CSV; `better`: which end is best, "" where no order is meant. `style`: "check" prints 1 as a
-    check mark and 0 as nothing, "signed" a sign before every number."""
+    """`key` names the column in the CSV; `better`: which end is best, "" where no order is meant. `style`: "check" prints 1 as
+    a check mark and 0 as nothing, "signed" a sign before every number."""
 
     key: str
     title: str
@@ -209,8 +209,8 @@ def to_html(table: Table) -> str:
 
 
 def _breakable(title: str) -> str:
-    """HTML of a column title that may break between the parts of NarrativeQA, but not within ARC-e."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "<wbr>", escape(title.replace("-", "\N{NON-BREAKING HYPHEN}")))
+    """HTML of a column title that may break between the parts of NarrativeQA, but not within ARC-e or RoPE."""
+    return re.sub(r"(?<=[a-z]{3})(?=[A-Z])", "<wbr>", escape(title.replace("-", "\N{NON-BREAKING HYPHEN}")))
 
 
 def write_table(table: Table, stem: Path) -> list[Path]:

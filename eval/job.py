@@ -42,10 +42,9 @@ def read_spec(path: Path) -> EvalSpec:
         spec = EVAL_SPEC.validate_json(path.read_bytes())
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such spec file") from None
-    if unbound(spec):
-        raise ValueError(
-            f"{path}: the spec must say which {', '.join(unbound(spec))} it is of; `python -m experiments plan` does"
-        )
+    missing = ", ".join(unbound(spec))
+    if missing:
+        raise ValueError(f"{path}: the spec must say which {missing} it reads, as the specs of a plan do")
     return spec
 
 

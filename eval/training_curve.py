@@ -34,6 +34,7 @@ SCHEMA = Schema(
         "lr": number(0),
         "tokens_per_s": number(0),  # mean of the last 100 steps
         "mfu": number(0, nullable=True),  # NaN: a device of unknown peak, or a model that skips work
+        "mfu_dense": number(0, nullable=True),  # skipped work counted as done
     },
     key=("step",),
 )
@@ -58,15 +59,14 @@ def flops(spec: Spec, model: ModelSpec) -> float:
 
 
 def evaluate(loaded: "Loaded", spec: Spec, context: "Context") -> pd.DataFrame:
-    """One row a step. ValueError: the run is not finished, or a step is missing or there twice."""
+    """One row a step. ValueError: the run is not finished or was trained elsewhere, or its metrics are damaged."""
     folder = loaded.subject.run_folder
     if not folder.finished:
         raise ValueError(f"{folder.path}: the run is not finished (it has no export/); train it to the end first")
-    rows = pd.DataFrame(folder.read_metrics(), columns=list(SCHEMA.columns))
-    num_steps = folder.read_spec().train.num_steps
-    if rows["step"].tolist() != list(range(1, num_steps + 1)):
-        raise ValueError(f"{folder.metrics_file} does not hold the {num_steps} steps of the run in order: it was altered")
-    return rows.astype({"mfu": float})
+    rows = folder.read_metrics()
+    if not rows:
+        raise ValueError(f"{folder.path}: the run was trained elsewhere; there are no metrics to draw its training from")
+    return pd.DataFrame(rows, columns=list(SCHEMA.columns)).astype({"mfu": float, "mfu_dense": float})
 
 
 def summary(rows: pd.DataFrame) -> list[str]:

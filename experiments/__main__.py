@@ -12,8 +12,8 @@ import tyro
 from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, subcommand
 
-from eval.shell.sources import Sources
 from eval.shell.machine import machine_name
+from eval.shell.sources import Sources
 from experiments.plan import SOURCE_FLAGS, Request, make_plan
 from training.command_line import guarded, parse
 from training.spec import Execution
@@ -157,7 +157,14 @@ class Run(Wanted):
     """Start a training again when no step finishes for this long."""
 
     def run(self, console: Console) -> int:
-        same = ("micro_batch_tokens", "parallel", "activation_checkpointing", "checkpoint_minutes", "on_bad_step", "hang_minutes")
+        same = (
+            "micro_batch_tokens",
+            "parallel",
+            "activation_checkpointing",
+            "checkpoint_minutes",
+            "on_bad_step",
+            "hang_minutes",
+        )
         execution = Execution(**{name: getattr(self, name) for name in same})
         if self.launcher == "slurm":
             return self._submit(execution, console)

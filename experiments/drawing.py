@@ -34,7 +34,7 @@ class Collected:
 def collect(drawing: dict[str, Any]) -> Collected | None:
     """Keep the rows of an artefact's finished evaluations and say in STEM.json what it is drawn from; None if there is nothing.
 
-    Rows that are in the store but in no run folder here are drawn, too, and lines drawn earlier stay: other seeds, other models.
+    Rows that are in the store but in no run folder here are drawn, too, and lines drawn before stay: other seeds, other models.
     """
     stem, scale, results_dir = drawing["stem"], drawing["scale"], Path(drawing["results_dir"])
     found: list[Line] = []
@@ -60,9 +60,7 @@ def collect(drawing: dict[str, Any]) -> Collected | None:
     return collected
 
 
-def _kept(
-    folder: RunFolder, scale: str, run_id: str, eval_id: str, results_dir: Path, collected: Collected
-) -> Path | None:
+def _kept(folder: RunFolder, scale: str, run_id: str, eval_id: str, results_dir: Path, collected: Collected) -> Path | None:
     """Where an evaluation's rows are stored, put there now if need be; None if it is not finished anywhere."""
     source = folder.evals / f"{eval_id}.parquet"
     stored = rows_file(results_dir, scale, run_id, eval_id)

@@ -20,13 +20,14 @@ def curve(scale: Scale) -> tuple[EvalSpec, ...]:
 def needles(scale: Scale) -> tuple[EvalSpec, ...]:
     """Both modes of the needle test, and the recall in nats that small models show, too."""
     grid = scale.needle
-    scored = needle.Spec(
-        lengths=grid.lengths, depths=grid.depths, reserve=grid.reserve, max_new_tokens=grid.max_new_tokens
-    )
+    scored = needle.Spec(lengths=grid.lengths, depths=grid.depths, reserve=grid.reserve, max_new_tokens=grid.max_new_tokens)
     recall = needle_recall.Spec(
-        lengths=grid.recall_lengths or grid.lengths, depths=grid.depths, reserve=grid.recall_reserve, samples_per_cell=grid.recall_samples
+        lengths=grid.recall_lengths or grid.lengths,
+        depths=grid.depths,
+        reserve=grid.recall_reserve,
+        samples_per_cell=grid.recall_samples,
     )
-    return replace(scored, mode="easy"), replace(scored, mode="standard"), recall
+    return (*(replace(spec, mode=mode) for spec in (scored, recall) for mode in ("easy", "standard")),)
 
 
 def short_tasks(scale: Scale) -> tuple[EvalSpec, ...]:

@@ -54,7 +54,9 @@ def execute(plan: Plan, slots: int | None, console: Console) -> int:
         console.print(f"all {len(plan.runs)} runs and their evaluations exist already")
     draw(plan, console)
     if failed:
-        console.print(f"[red]{len(failed)} of {len(todo)} tasks failed or could not start[/]; the same command tries them again")
+        console.print(
+            f"[red]{len(failed)} of {len(todo)} tasks failed or could not start[/]; the same command tries them again"
+        )
     return 1 if failed else 0
 
 

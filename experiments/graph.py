@@ -110,7 +110,9 @@ def train_task(plan: Plan, run: Run, processes: int = 1) -> Task:
     if request.tokenizer is not None:
         args += ["--tokenizer", request.tokenizer]
     key = f"train:{run.spec.folder_name}"
-    return Task(key, "training", tuple(args), _prepared(plan, run), (run.folder.export / "manifest.json",), run.folder.path, run)
+    return Task(
+        key, "training", tuple(args), _prepared(plan, run), (run.folder.export / "manifest.json",), run.folder.path, run
+    )
 
 
 def eval_task(plan: Plan, run: Run, specs: tuple[EvalSpec, ...], timing: bool) -> Task:

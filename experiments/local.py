@@ -62,7 +62,7 @@ def run_tasks(tasks: list[Task], slots: int, device: str, console: Console) -> l
 
 
 def _die_with_parent() -> None:
-    """In the child, before its program: should this launcher be killed, the task gets SIGTERM, saves, and lets go of its run."""
+    """In the child, before its program: should this launcher be killed, the task gets SIGTERM and saves."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 

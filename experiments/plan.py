@@ -1,4 +1,4 @@
-"""From a request on the command line to what has to be there for it: corpora, runs, evaluations, and the lines of each artefact.
+"""From a request on the command line to what has to be there for it: corpora, runs, evaluations, each artefact's lines.
 
 Runs are shared: artefacts ask for runs by their spec, and equal specs are one run however many artefacts want it.
 """
@@ -233,7 +233,10 @@ def _check_corpus(plan: Plan, stem: str, lines: tuple[Wanted, ...]) -> None:
     results_dir = plan.request.results_dir
     ours = {run.spec.scale: run.spec.data.fingerprint for run in (plan.runs[line.run_id] for line in lines)}
     for line in read_lines(results_dir, plan.scale.name, stem):
-        data = read_run(run_file(results_dir, line.scale, line.run_id))["spec"]["data"]
+        record = run_file(results_dir, line.scale, line.run_id)
+        if not record.is_file():
+            continue  # lost; collecting a run of this plan writes it again
+        data = read_run(record)["spec"]["data"]
         if line.scale in ours and data["fingerprint"] != ours[line.scale] != "absent":
             raise ValueError(
                 f"{results_dir / plan.scale.name / stem}.json is drawn from runs on another corpus ({data['source']}, "

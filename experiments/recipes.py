@@ -87,9 +87,7 @@ def _attention(scale: Scale, vocab_size: int, changes: dict[str, Any], *, pro: b
 
 
 def _mamba2(scale: Scale, vocab_size: int, changes: dict[str, Any]) -> ModelSpec:
-    values: dict[str, Any] = dict(
-        vocab_size=vocab_size, hidden_size=scale.hidden_size, num_layers=2 * scale.num_layers
-    )
+    values: dict[str, Any] = dict(vocab_size=vocab_size, hidden_size=scale.hidden_size, num_layers=2 * scale.num_layers)
     return Mamba2Spec(**{**values, **changes})
 
 

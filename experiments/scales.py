@@ -32,10 +32,10 @@ class NeedleGrid:
 class Scale:
     """Sizes and budget shared by all models of one setting; lengths in tokens. `peak_lr` is by model.
 
-    `ablation`: the scale of Table 3 and Figure 7 in this setting. `shorter`: the same models on fewer tokens (Figures 5 and 6).
-    `sizes`: the scales whose models Figure 6 compares. `rates`: the learning rates that are tried (Figure 5 and the grid).
-    `decay_times`: the T_max of Figure 7's constant gates. `stand_ins`: take tasks made from the held-out text for the public benchmarks.
-    `timed_sequences`: sequences of a timed training step.
+    `ablation`: the scale of Table 3 and Figure 7 in this setting. `shorter`: the same models on fewer tokens (Figures 5 and
+    6). `sizes`: the scales whose models Figure 6 compares. `rates`: the learning rates that are tried (Figure 5 and the
+    grid). `decay_times`: the T_max of Figure 7's constant gates. `stand_ins`: take tasks made from the held-out text for the
+    public benchmarks. `timed_sequences`: sequences of a timed training step.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Scale:
     stand_ins: bool = False
     prompt_tokens: int = 15500
     ablation: str = "360m-7.5b"
-    shorter: str = "760m-16b"
+    shorter: str | None = None
     sizes: tuple[str, ...] = ("125m-2.7b", "360m-7.5b", "760m-48b")
     rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3)
     decay_times: tuple[int, ...] = (256, 2048, 16384)
@@ -127,7 +127,11 @@ TINY = Scale(
     heldout_fraction=0.12,
     mlp_widths={"pro": 300, "llama": 344},
     needle=NeedleGrid(
-        (304, 416, 528, 640, 752), (0.0, 25.0, 50.0, 75.0, 100.0), 136, 24, recall_lengths=(208, 256, 384, 512, 768),
+        (304, 416, 528, 640, 752),
+        (0.0, 25.0, 50.0, 75.0, 100.0),
+        136,
+        24,
+        recall_lengths=(208, 256, 384, 512, 768),
         recall_reserve=80,
     ),
     stand_ins=True,
@@ -140,8 +144,9 @@ TINY = Scale(
     timed_sequences=4,
 )
 TINY_SHORT = replace(
-    TINY, name="tiny-short", about="tiny with 40% of the tokens, for ablations", train_tokens=1024 * 400, warmup_tokens=1024 * 40
-)
+    TINY, name="tiny-short", about="tiny with 40% of the tokens, for ablations", train_tokens=1024 * 400,
+    warmup_tokens=1024 * 40, shorter=None,
+)  # fmt: skip
 TINY_NARROW = replace(TINY_SHORT, name="tiny-narrow", about="tiny-short with half the width, for Figure 6", hidden_size=64,
                       fox_head_dim=32, transformer_head_dim=32, linear_head_dim=32,
                       mlp_widths={"pro": 150, "llama": 172})  # fmt: skip
@@ -175,8 +180,9 @@ MINI = Scale(
     timed_sequences=16,
 )
 MINI_SHORT = replace(
-    MINI, name="mini-short", about="mini with half the tokens, for ablations", train_tokens=2**17 * 640, warmup_tokens=2**17 * 40
-)
+    MINI, name="mini-short", about="mini with half the tokens, for ablations", train_tokens=2**17 * 640,
+    warmup_tokens=2**17 * 40, shorter=None,
+)  # fmt: skip
 MINI_NARROW = replace(MINI, name="mini-narrow", about="mini with half the width, for Figure 6", hidden_size=256,
                       linear_head_dim=64)  # fmt: skip
 
@@ -192,7 +198,7 @@ SCALES = {
         _paper("125m-2.7b", "the paper's 125M setting", 768, 12, 64, 5 * Gi // 2, _same(2e-3), 32768),
         _paper("360m-7.5b", "the paper's 360M setting (Table 3)", 1024, 24, 64, 7 * Gi, _same(2e-3), 16384),
         _paper("760m-16b", "the paper's 760M setting, short", 1536, 24, 128, 15 * Gi, _same(1e-3), 16384),
-        _paper("760m-48b", "the paper's main setting", 1536, 24, 128, 45 * Gi, TABLE_5_LR, 16384),
+        replace(_paper("760m-48b", "the paper's main setting", 1536, 24, 128, 45 * Gi, TABLE_5_LR, 16384), shorter="760m-16b"),
     )
 }
 
@@ -201,3 +207,8 @@ def get_scale(name: str) -> Scale:
     if name not in SCALES:
         raise ValueError(f"--scale {name}: no such scale; choose one of {', '.join(SCALES)}.")
     return SCALES[name]
+
+
+def with_shorter(scale: Scale) -> tuple[Scale, ...]:
+    """The scale, behind the one that has the same models and fewer tokens where there is one."""
+    return (scale,) if scale.shorter is None else (get_scale(scale.shorter), scale)

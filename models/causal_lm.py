@@ -1,17 +1,12 @@
-"""The skeleton shared by every model here: embedding, pre-norm residual blocks, final norm, untied head (Appendix B).
-
-A mixer (attention or recurrence) is a module with `forward(x, cache, padding)`; a block calls it on the normalised
-input with padded positions set to zero. With zero input and no bias, every mixer's keys, values and shifted
-neighbours at padded positions are zero, so left padding leaves no trace in a state. Under autocast the residual
-stream stays fp32 and mixers and MLPs run in the autocast dtype.
+"""Every model as a Hugging Face causal language model: one configuration, built from the spec, and one class: the
+backbone of the spec's kind, an untied head, and what `generate` needs.
 
 Suffixes: B batch, T tokens, d hidden size, V vocabulary.
 """
 
+import importlib
 import json
-import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
@@ -20,153 +15,11 @@ import torch.nn.functional as F
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from models.backbone import Backbone
 from models.cache import DecodingCache
 from models.spec import ModelSpec
-
-INITIALIZER_RANGE = 0.02
-MIXER_GAIN = 2**-2.5
-
-
-@dataclass(frozen=True)
-class Padding:
-    """Left padding of a batch: `real` (B, T) is true at the real ones of the current tokens, `start` (B,) int32 is
-    the first real position of the whole sequence, cached tokens included."""
-
-    real: Tensor
-    start: Tensor
-
-
-def compute_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which a matmul of x runs: autocast's where it is on, else x's own."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension, in fp32, returned in the dtype of the matmul that follows."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        normed = F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps)
-        return normed.to(compute_dtype(x))
-
-
-class SwiGLU(nn.Module):
-    """down(SiLU(gate) * up) with gate and up as one matrix: the first rows are the gate."""
-
-    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(hidden_size, 2 * intermediate_size, bias=False)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_proj(x).chunk(2, -1)
-        return self.down_proj(F.silu(gate) * up)
-
-
-class ResidualBlock(nn.Module):
-    """Base of the blocks: runs a residual branch, recomputed in the backward pass if activation checkpointing is on."""
-
-    gradient_checkpointing = False
-    _gradient_checkpointing_func: Callable[..., Tensor]
-
-    def branch(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-        if self.gradient_checkpointing and self.training:
-            return self._gradient_checkpointing_func(function, *inputs)
-        return function(*inputs)
-
-
-class Block(ResidualBlock):
-    """x += mixer(norm(x)); x += mlp(norm(x)). The two halves are checkpointed separately, as in the paper's runs."""
-
-    def __init__(self, mixer: nn.Module, hidden_size: int, intermediate_size: int, norm_eps: float) -> None:
-        super().__init__()
-        self.attn_norm = RMSNorm(hidden_size, norm_eps)
-        self.attn = mixer
-        self.mlp_norm = RMSNorm(hidden_size, norm_eps)
-        self.mlp = SwiGLU(hidden_size, intermediate_size)
-
-    def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None, *extra: Tensor) -> Tensor:
-        x = x + self.branch(self._mix, x, cache, padding, *extra)
-        return x + self.branch(self._feed, x)
-
-    def _mix(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None, *extra: Tensor) -> Tensor:
-        return self.attn(zero_padded(self.attn_norm(x), padding), cache, padding, *extra)
-
-    def _feed(self, x: Tensor) -> Tensor:
-        return self.mlp(self.mlp_norm(x))
-
-
-def zero_padded(x_BTd: Tensor, padding: Padding | None) -> Tensor:
-    """x with zeros at padded positions, whatever stood there (an attention row without keys may hold anything)."""
-    return x_BTd if padding is None else x_BTd.masked_fill(~padding.real[..., None], 0.0)
-
-
-class Backbone(nn.Module):
-    """Embedding, blocks and final norm. Each kind of model is a subclass: it makes the blocks, says how they begin
-    (`init_module`), and may hand them more: the same to all (`shared_inputs`), or to each its own (`extra_inputs`)."""
-
-    def __init__(self, spec: ModelSpec, blocks: list[nn.Module]) -> None:
-        super().__init__()
-        self.embeddings = nn.Embedding(spec.vocab_size, spec.hidden_size)
-        self.layers = nn.ModuleList(blocks)
-        self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
-
-    def init_module(self, module: nn.Module) -> None:
-        """Give the parameters of one module of the model, which may be the head, the values they start with.
-
-        Asked for every module that has parameters of its own, after its children.
-        """
-        raise NotImplementedError
-
-    def shared_inputs(self, x_BTd: Tensor, cache: DecodingCache | None, padding: Padding | None) -> tuple[Tensor, ...]:
-        return ()
-
-    def extra_inputs(self, layer_idx: int) -> tuple[Tensor, ...]:
-        return ()
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: DecodingCache | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool = False,
-    ) -> BaseModelOutputWithPast:
-        """Hidden states (B, T, d) after the final norm.
-
-        `attention_mask` (B, cached + T) marks left padding with 0. A given cache is continued by T >= 1 tokens;
-        `use_cache` starts one.
-        """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give exactly one of input_ids and inputs_embeds")
-        x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
-        cache = past_key_values if past_key_values is not None or not use_cache else DecodingCache()
-        padding = _padding(attention_mask, x.shape[1], 0 if cache is None else cache.seq_len)
-        shared = self.shared_inputs(x, cache, padding)
-        for i, layer in enumerate(self.layers):
-            x = layer(x, cache, padding, *shared, *self.extra_inputs(i))
-        if cache is not None:
-            cache.seq_len += x.shape[1]
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=cache)  # type: ignore[arg-type]
-
-
-def _padding(attention_mask: Tensor | None, seq_len: int, cached: int) -> Padding | None:
-    if attention_mask is None:
-        return None
-    if attention_mask.ndim != 2 or attention_mask.shape[1] != cached + seq_len:
-        raise ValueError(
-            f"attention_mask of shape {tuple(attention_mask.shape)} with {cached} cached and {seq_len} new tokens: "
-            f"it must be (batch, {cached + seq_len})"
-        )
-    seen_BT = attention_mask.ne(0).cumsum(1).gt(0)
-    return Padding(real=seen_BT[:, cached:], start=(~seen_BT).sum(1, dtype=torch.int32))
 
 
 class CausalLMConfig(PreTrainedConfig):
@@ -216,7 +69,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: CausalLMConfig) -> None:
         super().__init__(config)
         spec = config.to_spec()
-        self.model = spec.build_backbone()
+        self.model: Backbone = importlib.import_module(f"models.{spec.kind}.module").BACKBONE(spec)
         self.lm_head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
         self.post_init()
 
@@ -228,7 +81,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         return self.model.embeddings
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        self.model.embeddings = value
+        self.model.embeddings = value  # type: ignore[assignment]
 
     def get_output_embeddings(self) -> nn.Linear:
         return self.lm_head
@@ -298,46 +151,6 @@ class CausalLM(PreTrainedModel, GenerationMixin):
             "use_cache": use_cache,
             "logits_to_keep": logits_to_keep or 0,
         }
-
-
-def linear_normal_(module: nn.Module, std: float) -> None:
-    """N(0, std^2) weights and zero biases for linear maps and embeddings; ones for norm weights."""
-    if isinstance(module, (nn.Linear, nn.Embedding)):
-        nn.init.normal_(module.weight, std=std)
-        bias = getattr(module, "bias", None)
-        if bias is not None:
-            nn.init.zeros_(bias)
-    elif isinstance(module, RMSNorm):
-        nn.init.ones_(module.weight)
-
-
-def init_linear_recurrent_(module: nn.Module, num_layers: int) -> None:
-    """Initialisation common to HGRN2 and DeltaNet, as in the released code: mixer projections Xavier-uniform with gain
-    2^-2.5, MLP outputs scaled by depth, embedding and other linear maps N(0, 0.02^2), norms and convolutions as they come.
-
-    The released code means to draw the convolutions from N(0, 0.02^2), but by then their layer counts as initialised.
-
-    Hugging Face visits only modules with parameters of their own, so each linear map must know its place (`mark_places`).
-    """
-    place = getattr(module, "place", None)
-    reset = getattr(module, "reset_parameters", None)
-    if isinstance(module, nn.Linear) and place == "mixer":
-        nn.init.xavier_uniform_(module.weight, gain=MIXER_GAIN)
-    elif isinstance(module, nn.Linear) and place == "mlp_output":
-        nn.init.normal_(module.weight, std=INITIALIZER_RANGE / math.sqrt(2 * num_layers))
-    elif callable(reset) and not isinstance(module, (nn.Linear, nn.Embedding)):
-        reset()  # fla's norms: ones; its convolutions: PyTorch's default, U(-0.5, 0.5) at width 4
-    else:
-        linear_normal_(module, INITIALIZER_RANGE)
-
-
-def mark_places(block: Block) -> Block:
-    """Notes on the linear maps of a block whether they belong to its mixer or end its MLP."""
-    for module in block.attn.modules():
-        if isinstance(module, nn.Linear):
-            module.place = "mixer"  # type: ignore[assignment]
-    block.mlp.down_proj.place = "mlp_output"  # type: ignore[assignment]
-    return block
 
 
 AutoConfig.register(CausalLMConfig.model_type, CausalLMConfig, exist_ok=True)

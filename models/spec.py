@@ -1,8 +1,8 @@
 """The kinds of models: the one list, without torch.
 
-A kind is a folder here: `spec.py`, a frozen, validated dataclass (what the model is, its parameters, FLOPs and state), and
-`module.py`, the torch modules that the spec's `build_backbone` imports. A spec is part of a run's identity and round-trips
-through JSON (`spec.json` of a run folder).
+A kind is a folder of its name here: `spec.py`, a frozen, validated dataclass (what the model is, its parameters, FLOPs and
+state), and `module.py`, the torch modules, whose BACKBONE is made from the spec. A spec is part of a run's identity and
+round-trips through JSON (`spec.json` of a run folder).
 """
 
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""The columns of a kind of rows, checked when rows are written. Each evaluation declares its own beside its spec. Torch-free."""
+"""The columns of a kind of rows, checked when rows are written. Each evaluation declares its own in its folder. Torch-free."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -112,9 +112,9 @@ def difference(one: pd.DataFrame, other: pd.DataFrame) -> float:
     for name in one.columns:
         if pd.api.types.is_numeric_dtype(one[name]):
             a, b = one[name].to_numpy(float), other[name].to_numpy(float)
-            if (np.isfinite(a) != np.isfinite(b)).any():
+            finite = np.isfinite(a) & np.isfinite(b)
+            if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
                 return float("inf")
-            finite = np.isfinite(a)
             scale = max(float(np.abs(a[finite]).max(initial=0.0)), 1e-30)
             largest = max(largest, float(np.abs(a[finite] - b[finite]).max(initial=0.0)) / scale)
         elif not one[name].equals(other[name]):
@@ -133,7 +133,9 @@ def record_run(results_dir: Path, record: dict[str, Any]) -> Path:
     """
     path = run_file(results_dir, record["scale"], record["run_id"])
     known = read_run(path) if path.is_file() else {"starts": []}
-    starts = {start["date"]: start for start in [*known["starts"], *record["starts"]]}  # of a start that has ended since, the end
+    starts = {
+        start["date"]: start for start in [*known["starts"], *record["starts"]]
+    }  # of a start that has ended since, the end
     merged = {**known, **record, "starts": [starts[date] for date in sorted(starts)]}
     if merged != known:
         write_sealed(path, merged)

@@ -7,8 +7,8 @@ import numpy as np
 from analysis.curves import log_perplexity
 from analysis.fox.fig6_scale import draw_panels, panels_of
 from analysis.names import title
-from analysis.style import scale_note
 from analysis.study import Study
+from analysis.style import scale_note
 from analysis.tables import Cell, Column, Table, over_seeds
 
 

@@ -8,8 +8,8 @@ import pandas as pd
 
 from analysis.names import rank, style_of
 from analysis.panels import Drawn, band_note, draw_lines, legend_of
-from analysis.style import WIDTH, figure_style, plt, save, save_csv, scale_note, set_note
 from analysis.study import Study
+from analysis.style import WIDTH, figure_style, plt, save, save_csv, scale_note, set_note
 from analysis.tables import Cell, Column, Table, over_seeds
 
 KIND = "training_curve"

@@ -5,6 +5,7 @@ Perplexities are compared by their logarithms. Margins that the claims state as 
 """
 
 import math
+from itertools import pairwise
 
 from analysis.curves import LossCurve, compare
 from analysis.fox.claims_loss import fewest_seeds
@@ -96,7 +97,7 @@ def c12(study: Study) -> Verdict:
 
 def c13(study: Study) -> Verdict:
     rows = Rows(study, *CHAIN)
-    return rows.decide(*(rows.compare(after, before, below=True) for before, after in zip(CHAIN, CHAIN[1:], strict=False)))
+    return rows.decide(*(rows.compare(after, before, below=True) for before, after in pairwise(CHAIN)))
 
 
 def c14(study: Study) -> Verdict:

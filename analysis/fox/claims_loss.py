@@ -101,16 +101,16 @@ def c3(study: Study) -> Verdict:
         comparisons.append(Comparison(f"{title(fox.label)}: L at the end minus L({tokens(points[0])})", ends, below=True))
         comparisons.append(Comparison(f"{title(fox.label)}: last quarter minus second quarter", quarters, below=True))
         parts.append(
-            f"{title(fox.label)}: from {tokens(points[0])} to {tokens(train_len)} tokens L changes by {number(ends.effect)}, from "
-            f"the second to the last quarter by {number(quarters.effect)} nats"
+            f"{title(fox.label)}: from {tokens(points[0])} to {tokens(train_len)} tokens L changes by {number(ends.effect)}, "
+            f"from the second to the last quarter by {number(quarters.effect)} nats"
         )
     absent = [title(model) for model in ("fox_pro", "fox_llama") if model not in curves]
     return decide("; ".join(parts) + ".", comparisons, fewest_seeds(foxes), absent)
 
 
 def c4(study: Study) -> Verdict:
-    """Recurrent models gain less than half of what FoX (Pro) gains from the last three eighths of the context, and FoX (Pro) gains,
-    which the claim takes for granted. A loss at a length is the mean over an eighth of the context up to there."""
+    """Recurrent models gain less than half of what FoX (Pro) gains from the last three eighths of the context, and FoX (Pro)
+    gains, which the claim takes for granted. A loss at a length is the mean over an eighth of the context up to there."""
     curves, train_len = _curves(study), study.train_len
     absent = [title(model) for model in ("fox_pro", *RECURRENT) if model not in curves]
     if "fox_pro" not in curves:
@@ -143,7 +143,8 @@ def c5(study: Study) -> Verdict:
         return decide("", [], 0, absent)
     fox = curves["fox_pro"]
     best = min(others, key=_p)
-    sentence = f"P({tokens(study.train_len)}) of FoX (Pro) is {_p(fox):.3f}, of the best of the others, {title(best.label)}, {_p(best):.3f}."
+    sentence = f"P({tokens(study.train_len)}) of FoX (Pro) is {_p(fox):.3f}, of the best of the others, {title(best.label)}, "
+    sentence += f"{_p(best):.3f}."
     comparisons = [log_ratio(fox, other, study.train_len) for other in others]
     return decide(sentence, comparisons, fewest_seeds([fox, *others]), absent)
 

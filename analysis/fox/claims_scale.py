@@ -1,6 +1,7 @@
 """Claims C24 on tokens and learning rates (Figure 5), C25 and C25b on scale (Figure 6), C27 to C30 on cost (Table 6)."""
 
 import math
+from itertools import pairwise
 
 import pandas as pd
 
@@ -49,7 +50,7 @@ def c25(study: Study) -> Verdict:
     comparisons = []
     for model, _ in PAIRS:
         own = [pair for pair in pairs if pair[0].model == model]
-        for (fox, other), (longer_fox, longer_other) in zip(own, own[1:], strict=False):
+        for (fox, other), (longer_fox, longer_other) in pairwise(own):
             growth = compare(
                 (1.0, longer_other, *_last_quarter(longer_other)), (-1.0, longer_fox, *_last_quarter(longer_fox)),
                 (-1.0, other, *_last_quarter(other)), (1.0, fox, *_last_quarter(fox)),

@@ -94,11 +94,9 @@ def c17(study: Study) -> Verdict:
         return decide("", [], 0, ["FoX (Pro) and another model with all columns of the table"])
     comparisons, parts = [], []
     for column in ("avg_acc", *table1.PERPLEXITIES):
-        own = [
-            Comparison(f"{column_title(column)}, lead of FoX (Pro) over {title(model)}", ahead(lines["fox_pro"], line, column), unit="")
-            for model, line in lines.items()
-            if model != "fox_pro"
-        ]  # fmt: skip
+        leads = {model: ahead(lines["fox_pro"], line, column) for model, line in lines.items() if model != "fox_pro"}
+        name = f"{column_title(column)}, lead of FoX (Pro) over"
+        own = [Comparison(f"{name} {title(model)}", lead, unit="") for model, lead in leads.items()]
         comparisons += own
         closest = min(own, key=lambda each: each.estimate.effect)
         value = lines["fox_pro"].values[column].mean()

@@ -1,4 +1,4 @@
-"""Figure 2: per-token loss L(i) against position, and perplexity P(l) against context length; FoX's lead in a picture of its own."""
+"""Figure 2: per-token loss L(i) against position, perplexity P(l) against context length; FoX's lead in another picture."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from analysis.curves import KIND, LossCurve, around, by_model, compare, log_perplexity, perplexity, smoothing_window
 from analysis.names import PAIRS, rank, style_of, title
 from analysis.panels import Drawn, band_note, core_limits, draw_lines, is_cut, legend_of, positions_drawn, smoothed
+from analysis.study import Study
 from analysis.style import (
     PAPER_SCALE,
     WIDTH,
@@ -23,7 +24,6 @@ from analysis.style import (
     tokens,
     training_length_line,
 )
-from analysis.study import Study
 from analysis.tables import Column, Table, over_seeds
 
 PAPER_LOSS_RANGE = (1.47, 1.67)
@@ -39,7 +39,10 @@ def draw(study: Study) -> list[Path]:
     window = smoothing_window(study.train_len)
     positions = positions_drawn(curves[0].length, study.train_len, window)
     losses = [smoothed(curve, style_of(curve.model, title(curve.label)), positions, window) for curve in curves]
-    perplexities = [Drawn(line.style, positions, perplexity(c.losses_SN)[:, positions - 1]) for line, c in zip(losses, curves)]
+    perplexities = [
+        Drawn(line.style, positions, perplexity(curve.losses_SN)[:, positions - 1])
+        for line, curve in zip(losses, curves, strict=True)
+    ]
     with figure_style():
         paths = _draw_curves(study, curves, losses, perplexities, window, stem)
         paths.append(save_csv(_table(curves, losses, perplexities), stem))
@@ -79,7 +82,7 @@ def _draw_curves(
         band_note(len(curve.seeds) for curve in curves),
         f"$L(i)$ smoothed over {window} tokens, $P(l)$ not",
         f"dashed: training length {tokens(study.train_len)}",
-        "curves that leave the frame go on above it" if cut else "",
+        "curves that leave the frame go on above" if cut else "",
     )
     return save(figure, stem)
 
@@ -136,13 +139,14 @@ def _draw_lead(study: Study, curves: dict[str, LossCurve], stem: Path) -> list[P
         frames.append(table.assign(fox=fox, transformer=other))
     panels[0, 0].set_ylabel("Lead of FoX (nats)")
     seeds = min(len(curves[model].seeds) for pair in pairs for model in pair)
-    shown = "documents and seeds" if seeds > 1 else "documents; one seed"
+    noise = "documents and seeds" if seeds > 1 else "documents; one seed"
+    known = any(table["low"].notna().any() for table in frames)
     set_note(
         figure,
         study,
         f"mean over windows of {window} tokens",
-        f"shaded: 95% interval ({shown})",
-        "what leaves the frame goes on above it",
+        f"shaded: 95% interval ({noise})" if known else "no documents are stored, so no interval is known",
+        "what leaves the frame goes on above",
         f"dashed: training length {tokens(study.train_len)}",
     )
     return [*save(figure, stem), save_csv(pd.concat(frames, ignore_index=True), stem)]

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.names import rank, style_of, title
-from analysis.style import WIDTH, figure_style, plt, save, save_csv, scale_note, set_note, tokens
 from analysis.study import Study
+from analysis.style import WIDTH, figure_style, plt, save, save_csv, scale_note, set_note, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 
 KIND = "gate_maps"
@@ -39,7 +39,7 @@ def two_heads(rows: pd.DataFrame) -> list[Head]:
 
 
 def draw(study: Study) -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv}: a line of matrices per label (of its first seed); the CSV holds every head's statistics."""
+    """Write figures/STEM.{png,pdf,csv}: a line of matrices per label (of its first seed); the CSV: every head's statistics."""
     groups = _first_seeds(study)
     stem = study.folder / "figures" / study.stem
     statistics = [

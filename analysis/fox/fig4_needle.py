@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from analysis.names import title
 from analysis.needles import Needles, mean_of, needles, num_seeds, places
 from analysis.panels import colour_bar, needle_panel
-from analysis.style import WIDTH, figure_style, plt, save, save_csv, scale_note, set_note, tokens
 from analysis.study import Study
+from analysis.style import WIDTH, figure_style, plt, save, save_csv, scale_note, set_note, tokens
 from analysis.tables import Column, Table
 
 PANELS_PER_ROW = 4

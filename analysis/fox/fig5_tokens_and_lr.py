@@ -19,6 +19,7 @@ from analysis.panels import (
     positions_drawn,
     smoothed,
 )
+from analysis.study import Study
 from analysis.style import (
     WIDTH,
     figure_style,
@@ -31,7 +32,6 @@ from analysis.style import (
     tokens,
     training_length_line,
 )
-from analysis.study import Study
 from analysis.tables import Cell, Column, Table, over_seeds
 
 MODE = "easy"
@@ -60,10 +60,11 @@ def draw(study: Study) -> list[Path]:
     curves = settings(study)
     found = needles(study) if has_needles(study) else None
     window = smoothing_window(study.train_len)
+    positions = positions_drawn(curves[0].length, study.train_len, window)
     lines = [
-        smoothed(curve, LineStyle(curve.label, SHADES[place % len(SHADES)]), positions_drawn(curve.length, study.train_len, window), window)
+        smoothed(curve, LineStyle(curve.label, SHADES[place % len(SHADES)]), positions, window)
         for place, curve in enumerate(curves)
-    ]  # fmt: skip
+    ]
     stem = study.folder / "figures" / study.stem
     with figure_style():
         paths = _draw(study, curves, lines, found, window, stem)
@@ -104,7 +105,7 @@ def _draw(
         f"$L(i)$ smoothed over {window} tokens",
         band_note(study.seed_counts.values()),
         f"dashed: training length {tokens(study.train_len)}",
-        "curves that leave the frame go on above it" if is_cut(lines, limits) else "",
+        "curves that leave the frame go on above" if is_cut(lines, limits) else "",
         f"easy needles: {found.note}" if found else "",
     )
     return save(figure, stem)

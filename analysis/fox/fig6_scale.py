@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from analysis.curves import LossCurve, compare, loss_curves, smoothing_window
 from analysis.names import DASHED, FOX_SHADES, PAIRS, TRANSFORMER_SHADES, LineStyle, title
 from analysis.panels import Drawn, band_note, core_limits, draw_lines, positions_drawn, smoothed
-from analysis.style import WIDTH, figure_style, plt, save, save_csv, scale_note, set_note, tokens, training_length_line
 from analysis.study import Study
+from analysis.style import WIDTH, figure_style, plt, save, save_csv, scale_note, set_note, tokens, training_length_line
 from analysis.tables import Cell, Column, Table, over_seeds
 
 PANELS = {"size": "Model size", "tokens": "Training tokens", "context": "Training context length"}

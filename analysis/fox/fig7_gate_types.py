@@ -9,6 +9,7 @@ import pandas as pd
 from analysis.curves import LossCurve, log_perplexity, loss_curves, smoothing_window
 from analysis.names import DASHED, SHADES, LineStyle, style_of
 from analysis.panels import Drawn, band_note, core_limits, draw_lines, is_cut, legend_of, positions_drawn, smoothed
+from analysis.study import Study
 from analysis.style import (
     WIDTH,
     figure_style,
@@ -21,7 +22,6 @@ from analysis.style import (
     tokens,
     training_length_line,
 )
-from analysis.study import Study
 from analysis.tables import Cell, Column, Table, over_seeds
 
 DATA_DEPENDENT = "data-dependent"
@@ -87,7 +87,7 @@ def draw(study: Study) -> list[Path]:
             band_note(study.seed_counts.values()),
             f"dashed: training length {tokens(study.train_len)}",
             "the two panels of a block share their axis",
-            "curves that leave the frame go on above it" if cut else "",
+            "curves that leave the frame go on above" if cut else "",
         )
         return [*save(figure, stem), save_csv(pd.concat(frames, ignore_index=True), stem)]
 

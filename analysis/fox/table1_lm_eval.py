@@ -7,8 +7,8 @@ import pandas as pd
 
 from analysis.names import rank
 from analysis.paper import paper_scores
-from analysis.style import scale_note
 from analysis.study import Study
+from analysis.style import scale_note
 from analysis.tables import Cell, Column, Table, count_range, over_seeds, write_table
 
 KIND = "lm_eval"

@@ -8,8 +8,8 @@ import pandas as pd
 
 from analysis.names import rank
 from analysis.paper import paper_scores
-from analysis.style import scale_note
 from analysis.study import Study
+from analysis.style import scale_note
 from analysis.tables import Cell, Column, Table, count_range, over_seeds, write_table
 
 KIND = "longbench"
@@ -50,7 +50,7 @@ def made_locally(study: Study) -> bool:
 
 
 def with_means(line: dict[str, Any]) -> dict[str, Any]:
-    """Adds, to a value (or one per seed) per task, mean12 (without the code tasks) and mean14 where their tasks are all there."""
+    """Adds, to a value (or one per seed) per task, mean12 (without the code tasks) and mean14 where all their tasks are."""
     means = {name: sum(line[task] for task in tasks) / len(tasks) for name, tasks in MEANS.items() if set(tasks) <= set(line)}
     return line | means
 

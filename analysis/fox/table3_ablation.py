@@ -6,8 +6,8 @@ import numpy as np
 
 from analysis.curves import LossCurve, log_perplexity, loss_curves
 from analysis.paper import paper_scores, read
-from analysis.style import scale_note, tokens
 from analysis.study import Study
+from analysis.style import scale_note, tokens
 from analysis.tables import Cell, Column, Table, over_seeds, write_table
 
 PRINTED = read("table3_ablation_360m.csv")

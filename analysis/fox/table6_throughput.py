@@ -7,8 +7,8 @@ import pandas as pd
 
 from analysis.names import rank
 from analysis.paper import paper_scores
-from analysis.style import scale_note, tokens
 from analysis.study import Study
+from analysis.style import scale_note, tokens
 from analysis.tables import Column, Table, write_table
 
 KIND = "throughput"
@@ -57,8 +57,8 @@ def summary(study: Study) -> Table:
         f"{scale_note(study).capitalize()}. Measured on {rows['machine'].iloc[0]}, context {tokens(rows['seq_len'].iloc[0])},"
     )
     note += " with fresh weights; in square brackets the range of the repetitions, speeds whose ranges overlap are not ranked."
-    note += " Speeds depend on the GPU and its kernels: only ratios between models can be set beside the paper's, whose GPUs were four"
-    note += " L40S. Counts are truncated as in the paper (which rounds the FLOPs of HGRN2)."
+    note += " Speeds depend on the GPU and its kernels: only ratios between models can be set beside the paper's (four L40S)."
+    note += " Counts are truncated as in the paper (which rounds the FLOPs of HGRN2)."
     kept = [index for index, column in enumerate(columns) if _is_shown(column, values, index)]
     pick = {label: [line[index] for index in kept] for label, line in values.items()}
     return Table(

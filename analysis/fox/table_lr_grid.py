@@ -6,8 +6,8 @@ import numpy as np
 
 from analysis.curves import log_perplexity, loss_curves
 from analysis.names import ordered, title
-from analysis.style import scale_note, tokens
 from analysis.study import Study
+from analysis.style import scale_note, tokens
 from analysis.tables import Cell, Column, Table, over_seeds, write_table
 
 Grid = dict[str, dict[float, list[float]]]  # model -> learning rate -> a value per seed

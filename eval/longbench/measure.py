@@ -20,7 +20,6 @@ from typing import Any
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import pandas as pd
 
-import kernels.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
 from eval.longbench import TABLE, Spec, hub_name, task_file
 from eval.shell.context import Context
 from eval.shell.generation import generate

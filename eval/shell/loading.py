@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eval.shell.kind import Precision
 from eval.shell.text import TextCodec
@@ -54,6 +54,7 @@ class Subject:
             path = _from_hub(path_or_name)
         if not (path / "config.json").is_file():
             raise ValueError(f"{path} is neither a run folder (spec.json) nor a model folder (config.json)")
+        _read_json(path / "config.json")  # a damaged one is found before anything is computed
         name = Path(path_or_name).resolve().name
         return cls(path, path, OUTSIDE_SCALE, name, _content_id(path, tokenizer_name), tokenizer_name)
 
@@ -137,8 +138,12 @@ class Loaded:
     @cached_property
     def _folder(self) -> Path:
         """Where weights and tokeniser are. ValueError: the run is not finished, or its export is damaged."""
-        if self.subject.run is not None and not self.subject.run_folder.finished:
-            raise ValueError(f"{self.subject.path}: the run is not finished (it has no export/); train it to the end first")
+        if self.subject.run is not None:
+            if not self.subject.folder.is_dir():
+                raise ValueError(f"{self.subject.path}: the run is not finished (it has no export/); train it to the end first")
+            from training.export import check_export
+
+            check_export(self.subject.folder)
         return self.subject.folder
 
     def check_token_ids(self, corpus: "Corpus") -> None:
@@ -176,8 +181,7 @@ def vocab_size(model: "PreTrainedModel") -> int:
 
 def _know_foreign(folder: Path) -> None:
     """Models of flash-linear-attention (GLA, ...) are known to transformers once its models are imported."""
-    config = folder / "config.json"
-    kind = json.loads(config.read_text()).get("model_type") if config.is_file() else None
+    kind = _read_json(folder / "config.json").get("model_type")
     import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
     from transformers import CONFIG_MAPPING
 
@@ -212,8 +216,18 @@ def load_tokenizer(name: str) -> TextCodec:
 
 def _saved_class(folder: Path) -> str:
     """The class that tokenizer_config.json names, or nothing."""
-    config = folder / "tokenizer_config.json"
-    return str(json.loads(config.read_text()).get("tokenizer_class") or "") if config.is_file() else ""
+    return str(_read_json(folder / "tokenizer_config.json").get("tokenizer_class") or "")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Nothing for a file that is not there. ValueError for one that is no JSON object."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read as JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} is no JSON object")
+    return values
 
 
 def _hf_tokenizer(name: str) -> "PreTrainedTokenizerBase":

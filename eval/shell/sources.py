@@ -1,5 +1,6 @@
 """Where texts, data sets and the judge of an evaluation lie: command-line options, checked against the spec. Torch-free."""
 
+import functools
 import hashlib
 from dataclasses import fields
 from pathlib import Path
@@ -52,14 +53,22 @@ def digest(path: Path) -> str:
     """First 12 hex digits of the SHA-256 over names and contents of a file, or of all files below a folder.
 
     Raises ValueError for a path that does not exist or holds no file."""
-    if path.is_file():
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-    files = sorted(file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    files = (
+        [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+    )
     if not files:
         raise ValueError(f"{path}: there is no such file or folder, or it is empty")
+    return _digest(path, tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(files)))
+
+
+@functools.lru_cache(maxsize=64)
+def _digest(path: Path, files: tuple[tuple[Path, int, int], ...]) -> str:
+    """A plan asks for the same folder once for every run."""
+    if files[0][0] == path:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     whole = hashlib.sha256()
-    for file in files:
-        whole.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode())
+    for file, size, _ in files:
+        whole.update(f"{file.relative_to(path)}\0{size}\0".encode())
         whole.update(file.read_bytes())
     return whole.hexdigest()[:12]
 

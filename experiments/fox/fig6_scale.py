@@ -2,14 +2,14 @@
 
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
-from experiments.scales import get_scale
+from experiments.scales import get_scale, with_shorter
 
 TITLE = "Model size, training tokens and training context"
 PAPER = "Figure 6"
 SHOWS = (
-    "Per-token loss inside the training context, for other model sizes, numbers of training tokens and training context lengths "
-    "(at the same tokens per step). FoX's advantage grows with the training context and shrinks somewhat with size. The paper "
-    "leaves open which architecture and which contexts it shows; here it is the Pro pair, at a quarter, half and the whole."
+    "Per-token loss inside the training context, for other model sizes, numbers of training tokens and training context "
+    "lengths (at the same tokens per step). FoX's advantage grows with the training context and shrinks somewhat with size. The "
+    "paper leaves open which architecture and which contexts it shows; here it is the Pro pair, at a quarter, half and the whole."
 )
 CLAIMS = ("C25", "C25b")
 
@@ -20,7 +20,7 @@ def runs(scale, seeds):
     for model in PAIR:
         for size in map(get_scale, scale.sizes):
             yield from recipes(size, model, seeds, label=f"size {size.hidden_size} x {size.num_layers}")
-        for at in (get_scale(scale.shorter), scale):
+        for at in with_shorter(scale):
             yield from recipes(at, model, seeds, label=f"tokens {at.train_tokens / 1e6:.4g}M")
         for part in (4, 2, 1):
             at, seq_len = get_scale(scale.ablation), scale.seq_len // part

@@ -8,8 +8,8 @@ TITLE = "Ablation of the forget gate and of the Pro block"
 PAPER = "Table 3"
 SHOWS = (
     "Perplexity at the training length. Without any sign of position the LLaMA block fails; the forget gate replaces RoPE and "
-    "does better; QK-norm, output gate, output norm and KV-shift each help, added one by one and left out one by one; RoPE adds "
-    "nothing to FoX (Pro)."
+    "does better; QK-norm, output gate, output norm and KV-shift each help, added one by one and left out one by one; RoPE "
+    "adds nothing to FoX (Pro)."
 )
 CLAIMS = ("C7", "C8", "C9", "C10", "C11", "C12", "C13", "C14", "C15", "C16")
 

@@ -1,15 +1,22 @@
 """Forward pass for Hopper GPUs in Gluon: two warpgroups with 64 queries each, copies by a warp of their own.
 
-Optimistic softmax: with D relative to a fixed reference, the row maximum is only needed if exp2 could leave float32's
-    range.
-So the kernel keeps no maximum and never rescales; a block of rows whose sum ends outside [2^-60, 2^60] (or is not a
-number) is marked and done again by the kernel with a running maximum. bfloat16 has float32's range, so P loses nothing;
-float16 has not, and always takes the other kernel.
+Optimistic softmax: before the diagonal the weights are exp2 of the logits relative to a fixed reference, `c` of the
+tile's first query (every D is then <= 0), with no maximum and no rescaling. bfloat16 has float32's range, so P loses
+nothing; float16 has not, and always takes the other kernel. Then what was summed becomes one key of weight 1, and the
+diagonal is done with a running maximum: there the largest weight is exactly 1, as bfloat16 should have it, and rows of
+local gates have nearly all of their weight there.
 
-The reference is `c` of the tile's first query for keys before it (every D is then <= 0). On the diagonal c_i - ref of
-the row is added back, and what was summed before is multiplied by exp2 of it.
-
-Legend: M queries of one warpgroup, N keys of a step, D head dimension.
+What makes the shortcut safe is tested per row by `_trusted`; a block with a row that fails is marked and done again by
+the kernel with a running maximum. The last sum alone proves nothing: a row's own decay can bring back into range what
+had left it before the diagonal. With `before` the sum before the diagonal and `lse` log2 of the whole sum, both relative
+to the reference, a row is right if
+* before < 2^120: weights are >= 0, so no partial sum was larger, and 1 / before is a normal number.
+* o is finite: products with V have the size of `before` times that of V and may overflow first. An inf stays inf or
+  becomes NaN, whatever is done to it later.
+* lse > -60: a weight below 2^-126 became 0. As many as there are keys sum up to less than 2^-100, next to 2^-60 nothing;
+  so is a whole first part below 2^-100, which is dropped as 1 / before might overflow. Where no keys come before the
+  diagonal nothing was lost, whatever lse is.
+* lse < inf. NaN fails every comparison. On the diagonal no weight passes 1 and the sum is between 1 and 1 + keys.
 """
 
 # ruff: noqa: RUF005, SIM113 -- Gluon compiles this: it knows neither unpacking in lists nor enumerate
@@ -28,7 +35,12 @@ BLOCK_M = 64
 BLOCK_N = 128
 STAGES = {64: 3, 128: 2}
 _TILE = gl.constexpr(TILE)
-_LIMIT = gl.constexpr(2.0**60)
+
+
+@gluon.jit
+def _trusted(before, lse, spoiled, keys_before):
+    """Whether a row never left the range; see the top of this file. `spoiled` is 0, or NaN if o is not finite."""
+    return (before < 2.0**120) & (spoiled == 0.0) & ((lse > -60.0) | (keys_before == 0)) & (lse < float("inf"))
 
 
 @gluon.jit
@@ -55,29 +67,31 @@ def _produce(
 
 
 @gluon.jit
-def _weights(
-    s_MN, local_smem, k_empty, stage, base_ptr, n, ref, row_M, position_M, first_M, scale2,
-    BLOCK_N: gl.constexpr, EDGE: gl.constexpr,
-):  # fmt: skip
-    """exp2 of the logits; frees the stage of K."""
-    s_layout: gl.constexpr = s_MN.type.layout
+def _decay(local_smem, k_empty, stage, base_ptr, n, ref, s_layout: gl.constexpr):
+    """ref - c_j of the keys of a step, (1, N); frees the stage of K."""
     decay_1N = (ref - gl.load(base_ptr + n // _TILE)).to(gl.float32) - local_smem.index(stage).load(s_layout)
     mbarrier.arrive(k_empty.index(stage), count=1)
-    x_MN = s_MN * scale2 + decay_1N
+    return decay_1N
+
+
+@gluon.jit
+def _weights(s_MN, decay_1N, n, first_M, scale2, BLOCK_N: gl.constexpr, EDGE: gl.constexpr):
+    """exp2 of the logits, relative to the reference."""
+    p_MN = gl.exp2(s_MN * scale2 + decay_1N)
     if EDGE:
-        keys_N = n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, s_layout))
-        seen_MN = (keys_N[None, :] <= position_M[:, None]) & (keys_N[None, :] >= first_M[:, None])
-        return gl.where(seen_MN, gl.exp2(x_MN + row_M[:, None]), 0.0)
-    return gl.exp2(x_MN)
+        keys_N = n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, s_MN.type.layout))
+        p_MN = gl.where(keys_N[None, :] >= first_M[:, None], p_MN, 0.0)
+    return p_MN
 
 
 @gluon.jit
 def _walk(
     acc_MD, total_M, step, q_MD, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, base_ptr,
-    ref, row_M, position_M, first_M, scale2, start, stop,
+    ref, first_M, scale2, start, stop,
     BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, EDGE: gl.constexpr,
 ):  # fmt: skip
-    """Keys start..stop. The weights of one step are computed while the product with V of the step before runs."""
+    """Keys start..stop, all before the diagonal. The weights of one step are computed while the product with V of the step
+    before runs. EDGE: some pairs are hidden."""
     BLOCK_M: gl.constexpr = q_MD.shape[0]
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_MD.type.layout, 2)
@@ -89,9 +103,8 @@ def _walk(
         k_ND = k_smem.index(stage).reshape((BLOCK_N, D))
         s_MN = warpgroup_mma(q_MD, k_ND.permute((1, 0)), no_s, use_acc=False, is_async=True)
         s_MN = warpgroup_mma_wait(0, deps=[s_MN])
-        p_MN = _weights(
-            s_MN, local_smem, k_empty, stage, base_ptr, start, ref, row_M, position_M, first_M, scale2, BLOCK_N, EDGE
-        )
+        decay_1N = _decay(local_smem, k_empty, stage, base_ptr, start, ref, s_layout)
+        p_MN = _weights(s_MN, decay_1N, start, first_M, scale2, BLOCK_N, EDGE)
         total_M += gl.sum(p_MN, 1)
         p_a = gl.convert_layout(p_MN.to(dtype), a_layout)
         for n in range(start + BLOCK_N, stop, BLOCK_N):
@@ -103,9 +116,8 @@ def _walk(
             mbarrier.wait(v_full.index(v_stage), step // STAGES & 1)
             acc_MD = warpgroup_mma(p_a, v_smem.index(v_stage).reshape((BLOCK_N, D)), acc_MD, is_async=True)
             s_MN = warpgroup_mma_wait(1, deps=[s_MN])
-            p_MN = _weights(
-                s_MN, local_smem, k_empty, stage, base_ptr, n, ref, row_M, position_M, first_M, scale2, BLOCK_N, EDGE
-            )
+            decay_1N = _decay(local_smem, k_empty, stage, base_ptr, n, ref, s_layout)
+            p_MN = _weights(s_MN, decay_1N, n, first_M, scale2, BLOCK_N, EDGE)
             total_M += gl.sum(p_MN, 1)
             acc_MD, p_a = warpgroup_mma_wait(0, deps=[acc_MD, p_a])
             mbarrier.arrive(v_empty.index(v_stage), count=1)
@@ -118,6 +130,52 @@ def _walk(
         mbarrier.arrive(v_empty.index(v_stage), count=1)
         step += 1
     return acc_MD, total_M, step
+
+
+@gluon.jit
+def _diagonal(
+    acc_MD, total_M, step, q_MD, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, base_ptr,
+    ref, row_M, position_M, first_M, scale2, start, stop, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Keys start..stop with a running maximum, in logits of the row's own (c_i - c_j); one or two steps.
+
+    Returns the weighted values, their sum and its maximum.
+    """
+    BLOCK_M: gl.constexpr = q_MD.shape[0]
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_MD.type.layout, 2)
+    acc_row: gl.constexpr = gl.SliceLayout(1, acc_MD.type.layout)
+    no_s = gl.zeros((BLOCK_M, BLOCK_N), gl.float32, layout=s_layout)
+    some_M = total_M > 2.0**-100
+    top_M = gl.where(some_M, gl.log2(total_M) + row_M, float("-inf"))
+    mean_M = gl.where(some_M, 1.0 / total_M, 0.0)
+    acc_MD = acc_MD * gl.convert_layout(mean_M, acc_row)[:, None]
+    total_M = gl.where(some_M, 1.0, 0.0)
+    for n in range(start, stop, BLOCK_N):
+        stage = step % STAGES
+        mbarrier.wait(k_full.index(stage), step // STAGES & 1)
+        k_ND = k_smem.index(stage).reshape((BLOCK_N, D))
+        s_MN = warpgroup_mma(q_MD, k_ND.permute((1, 0)), no_s, use_acc=False, is_async=True)
+        s_MN = warpgroup_mma_wait(0, deps=[s_MN])
+        decay_1N = _decay(local_smem, k_empty, stage, base_ptr, n, ref, s_layout)
+        keys_N = n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, s_layout))
+        seen_MN = (keys_N[None, :] <= position_M[:, None]) & (keys_N[None, :] >= first_M[:, None])
+        # The decays first: beside the diagonal both are large and all but cancel.
+        x_MN = gl.where(seen_MN, s_MN * scale2 + (decay_1N + row_M[:, None]), float("-inf"))
+        new_top_M = gl.maximum(top_M, gl.max(x_MN, 1))
+        finite_M = gl.where(new_top_M == float("-inf"), 0.0, new_top_M)  # a padded query: nothing seen
+        p_MN = gl.exp2(x_MN - finite_M[:, None])
+        shrink_M = gl.exp2(top_M - finite_M)
+        total_M = total_M * shrink_M + gl.sum(p_MN, 1)
+        acc_MD = acc_MD * gl.convert_layout(shrink_M, acc_row)[:, None]
+        top_M = new_top_M
+        p_a = gl.convert_layout(p_MN.to(q_MD.dtype), a_layout)
+        mbarrier.wait(v_full.index(stage), step // STAGES & 1)
+        acc_MD = warpgroup_mma(p_a, v_smem.index(stage).reshape((BLOCK_N, D)), acc_MD, is_async=True)
+        acc_MD, p_a = warpgroup_mma_wait(0, deps=[acc_MD, p_a])
+        mbarrier.arrive(v_empty.index(stage), count=1)
+        step += 1
+    return acc_MD, total_M, top_M
 
 
 @gluon.jit
@@ -138,30 +196,28 @@ def _consume(
     first_M = gl.load(first_key_ptr + rows_M, mask=inside_M, other=T)
     row_M = (gl.load(base_ptr + position_M // _TILE, mask=inside_M, other=0.0) - ref).to(gl.float32)
     row_M += gl.load(local_ptr + position_M, mask=inside_M, other=0.0)
-    zero_M = gl.zeros((BLOCK_M,), gl.float32, layout=row_layout)
     acc_MD = gl.zeros((BLOCK_M, D), gl.float32, layout=acc_layout)
-    total_M = zero_M
+    before_M = gl.zeros((BLOCK_M,), gl.float32, layout=row_layout)
     mbarrier.wait(q_full, 0)
     q_MD = q_smem.index(GROUP).reshape((BLOCK_M, D))
     step = 0
-    for part in gl.static_range(3):
-        if part == 2:
-            shrink_M = gl.exp2(row_M)
-            total_M = total_M * shrink_M
-            acc_MD = acc_MD * gl.convert_layout(shrink_M, gl.SliceLayout(1, acc_layout))[:, None]
-        acc_MD, total_M, step = _walk(
-            acc_MD, total_M, step, q_MD, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, base_ptr,
-            ref, row_M if part == 2 else zero_M, position_M, first_M, scale2,
-            start if part == 0 else (uneven if part == 1 else diagonal),
-            uneven if part == 0 else (diagonal if part == 1 else stop),
-            BLOCK_N, D, STAGES, part != 1,
+    for part in gl.static_range(2):
+        acc_MD, before_M, step = _walk(
+            acc_MD, before_M, step, q_MD, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, base_ptr,
+            ref, first_M, scale2, start if part == 0 else uneven, uneven if part == 0 else diagonal,
+            BLOCK_N, D, STAGES, part == 0,
         )  # fmt: skip
+    acc_MD, total_M, top_M = _diagonal(
+        acc_MD, before_M, step, q_MD, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, base_ptr,
+        ref, row_M, position_M, first_M, scale2, diagonal, stop, BLOCK_N, D, STAGES,
+    )  # fmt: skip
 
     empty_M = first_M > position_M  # a padded query: output 0, and +inf makes its probabilities 0 in the backward kernels
-    trusted_M = empty_M | ((total_M > 1.0 / _LIMIT) & (total_M < _LIMIT)) | (rows_M >= Q)
+    lse_M = top_M + gl.log2(total_M) - row_M
+    spoiled_M = gl.convert_layout(gl.sum(acc_MD * 0.0, 1), row_layout)
+    trusted_M = _trusted(before_M, lse_M, spoiled_M, diagonal - start) | empty_M | (rows_M >= Q)
     gl.store(redo_ptr + m // BLOCK_M, gl.max(gl.where(trusted_M, 0, 1), 0))
-    lse_M = gl.where(empty_M, float("inf"), gl.log2(total_M) - row_M)
-    gl.store(lse_ptr + rows_M, lse_M, mask=inside_M)
+    gl.store(lse_ptr + rows_M, gl.where(empty_M, float("inf"), lse_M), mask=inside_M)
     share_M = gl.convert_layout(gl.where(empty_M, 0.0, 1.0 / total_M), gl.SliceLayout(1, acc_layout))
     store_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     o_MD = gl.convert_layout((acc_MD * share_M[:, None]).to(q_smem.dtype), store_layout)

@@ -50,7 +50,7 @@ def described_strides(x_BTHD: Tensor) -> tuple[Tensor, list[int]]:
     steps = [s for s, n in zip(x_BTHD.stride()[:3], x_BTHD.shape[:3], strict=True) if n > 1]
     fits = all(s > 0 and s * x_BTHD.element_size() % 16 == 0 for s in steps)
     if not fits or x_BTHD.stride(-1) != 1 or x_BTHD.data_ptr() % 16:
-        x_BTHD = x_BTHD.contiguous()
+        x_BTHD = x_BTHD.clone(memory_format=torch.contiguous_format)  # `contiguous` may give back what is not aligned
     # The stride of a dimension of size one is free, but the descriptor wants multiples of 16 bytes.
     strides = [s if n > 1 else x_BTHD.shape[-1] for s, n in zip(x_BTHD.stride()[:3], x_BTHD.shape[:3], strict=True)]
     return x_BTHD, [*strides, 1]

@@ -4,8 +4,8 @@ import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 from torch import Tensor, nn
 
 from kernels.fla_cpu.install import install
+from models.backbone import Backbone, Block, Padding, init_linear_recurrent_, mark_places
 from models.cache import DecodingCache
-from models.causal_lm import Backbone, Block, Padding, init_linear_recurrent_, mark_places
 from models.delta_net.spec import DeltaNetSpec
 
 install()
@@ -46,3 +46,6 @@ class DeltaNetBackbone(Backbone):
         """Mixer projections Xavier-uniform with gain 2^-2.5, convolutions as PyTorch starts them; the rest N(0, 0.02^2), MLP
         outputs scaled by depth."""
         init_linear_recurrent_(module, len(self.layers))
+
+
+BACKBONE = DeltaNetBackbone

@@ -20,8 +20,8 @@ from kernels.forgetting_attention import (
     qk_norm_logit_bound,
 )
 from kernels.fused_norms import gated_output_norm, shift_and_norm
+from models.backbone import Backbone, Block, Padding, RMSNorm, linear_normal_
 from models.cache import DecodingCache
-from models.causal_lm import Backbone, Block, Padding, RMSNorm, linear_normal_
 from models.forgetting_transformer.spec import ForgettingTransformerSpec
 
 QK_NORM_EPS = 1e-5
@@ -258,3 +258,6 @@ class ForgettingBackbone(Backbone):
             assert spec.decay_time_max is not None
             if not getattr(module.fgate_bias, "_is_hf_initialized", False):
                 module.fgate_bias.copy_(decay_time_bias(spec.num_heads, spec.decay_time_min, spec.decay_time_max))
+
+
+BACKBONE = ForgettingBackbone

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from kernels.fla_cpu.install import install
+from models.backbone import Backbone, Block, Padding, init_linear_recurrent_, mark_places
 from models.cache import DecodingCache
-from models.causal_lm import Backbone, Block, Padding, init_linear_recurrent_, mark_places
 from models.hgrn2.spec import HGRN2Spec
 
 install()
@@ -66,3 +66,6 @@ class HGRN2Backbone(Backbone):
         init_linear_recurrent_(module, len(self.layers))
         if module is self:
             nn.init.zeros_(self.lower_bounds)
+
+
+BACKBONE = HGRN2Backbone

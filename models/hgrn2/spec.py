@@ -1,14 +1,11 @@
 """HGRN2: the spec."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from models.spec_parts import STRICT, PositiveFloat, PositiveInt, head_params, mlp_params, swiglu_width
-
-if TYPE_CHECKING:
-    from models.causal_lm import Backbone
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -51,9 +48,3 @@ class HGRN2Spec:
     def state_size(self, seq_len: int) -> int:
         """Numbers kept per sequence for decoding, over all layers."""
         return self.num_layers * self.hidden_size * self.expand_ratio
-
-    def build_backbone(self) -> "Backbone":
-        """The torch modules of this spec."""
-        from models.hgrn2.module import HGRN2Backbone
-
-        return HGRN2Backbone(self)

@@ -8,6 +8,7 @@ layers, no MLPs (Appendix B).
 import functools
 import logging
 import math
+import re
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 import torch
@@ -16,8 +17,8 @@ import triton
 from torch import Tensor, nn
 
 from kernels.fla_cpu.install import install
+from models.backbone import INITIALIZER_RANGE, Backbone, Padding, ResidualBlock, RMSNorm, zero_padded
 from models.cache import DecodingCache
-from models.causal_lm import INITIALIZER_RANGE, Backbone, Padding, ResidualBlock, RMSNorm, zero_padded
 from models.mamba2.spec import Mamba2Spec
 
 install()
@@ -76,7 +77,7 @@ class Mamba2Mixer(Mamba2):
 def _scalar_gate_gradient_works() -> bool:
     """Whether this Triton compiles fla's gradient of a scalar gate rightly. On Hopper, 3.4 to 3.7.0 do not and fla refuses; the
     same recurrence with the gate repeated over the key channels takes other kernels, at the price of memory and speed."""
-    version = tuple(int(part) for part in triton.__version__.split(".")[:3])
+    version = tuple(int(part) for part in re.findall(r"\d+", triton.__version__)[:3])  # 3.7.1+git1234 is 3.7.1
     return torch.cuda.get_device_capability()[0] != 9 or not (3, 4, 0) <= version < (3, 7, 1)
 
 
@@ -130,3 +131,6 @@ class Mamba2Backbone(Backbone):
         for parameter, value in ((mixer.dt_bias, inverse_softplus), (mixer.A_log, torch.arange(1.0, heads + 1).log())):
             if not getattr(parameter, "_is_hf_initialized", False):
                 parameter.copy_(value)
+
+
+BACKBONE = Mamba2Backbone

@@ -1,14 +1,11 @@
 """Mamba-2: the spec."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from models.spec_parts import STRICT, PositiveFloat, PositiveInt, head_params
-
-if TYPE_CHECKING:
-    from models.causal_lm import Backbone
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -56,9 +53,3 @@ class Mamba2Spec:
         """Numbers kept per sequence for decoding, over all layers, the convolution's inputs included."""
         inner = self.expand * self.hidden_size
         return self.num_layers * (inner * self.ssm_state_size + (inner + 2 * self.ssm_state_size) * self.conv_size)
-
-    def build_backbone(self) -> "Backbone":
-        """The torch modules of this spec."""
-        from models.mamba2.module import Mamba2Backbone
-
-        return Mamba2Backbone(self)

@@ -127,8 +127,11 @@ def test_c3_fails_where_the_loss_ends_higher_than_it_began(made):
     verdict = c3(made(rising, noise=1e-4))
     assert verdict.status is Status.FAILS
     assert "from 256 to 2k tokens L changes by +0.0138" in verdict.sentence
-    steps = [each for each in verdict.comparisons if each.bound == claims_loss.C3_TOLERANCE]
+    steps = [each for each in verdict.comparisons if each.bound == 0.003]
     assert len(steps) == 14
+    assert [each.name.partition(": ")[2] for each in verdict.comparisons if each.bound == 0] == 2 * [
+        "L at the end minus L(256)", "last quarter minus second quarter",
+    ]  # fmt: skip
     assert all(each.p_holds < 0.5 for each in steps)
 
 
@@ -147,11 +150,19 @@ def test_c4_fails_if_a_recurrent_model_gains_as_much(made, curves):
 
 def test_c4_looks_at_the_last_three_eighths(made, curves):
     """10k to 16k of the paper's context: what is gained before does not matter."""
+
     def gained_by(eighths):
         return 0.5 * np.clip(1 - np.arange(LENGTH) / (TRAIN_LEN * eighths / 8), 0, None)
 
     assert c4(made({**curves, "hgrn2": curves["hgrn2"] + gained_by(2)})).status is Status.HOLDS
     assert c4(made({**curves, "hgrn2": curves["hgrn2"] + gained_by(8)})).status is Status.FAILS
+
+
+@pytest.mark.parametrize(("share", "status"), [(0.4, Status.HOLDS), (0.6, Status.FAILS)])
+def test_c4_asks_for_less_than_half_of_what_fox_gains(made, share, status):
+    falling_by = {"fox_pro": 0.1} | dict.fromkeys(claims_loss.RECURRENT, 0.1 * share)
+    curves = {model: 3.0 - fall * np.arange(LENGTH) / TRAIN_LEN for model, fall in falling_by.items()}
+    assert c4(made(curves, noise=1e-6)).status is status
 
 
 def test_c4_needs_fox_to_gain_and_all_recurrent_models(made, curves):
@@ -178,6 +189,11 @@ def test_c5_fails_if_another_is_best_and_needs_all_seven(made, curves):
 def test_c6_fails_if_llama_beats_pro_in_one_family(made, curves):
     curves["transformer_llama"], curves["transformer_pro"] = curves["transformer_pro"], curves["transformer_llama"]
     assert c6(made(curves)).status is Status.FAILS
+
+
+def test_c6_is_about_the_training_context_length(made, curves):
+    worse_beyond = np.where(np.arange(LENGTH) >= TRAIN_LEN, 50.0, 0.0)
+    assert c6(made({**curves, "fox_pro": curves["fox_pro"] + worse_beyond})).status is Status.HOLDS
 
 
 def test_c6_holds_on_table_3s_numbers_and_says_that_they_have_no_spread(made):

@@ -2,205 +2,312 @@
 
 import copy
 
-import pandas as pd
+import numpy as np
 import pytest
 import synthetic
 
-from analysis.claims import judge
-from analysis.claims_tasks import COLUMNS, c17, c18, c19, c21, c22, c22b, c22c, longest_inside
+from analysis.claims import CLAIMS
+from analysis.fox import claims_needle, claims_tasks
+from analysis.fox.claims_needle import c22b, c22c, c23
+from analysis.fox.claims_tasks import COLUMNS, c17, c18, c19, c21, c22
+from analysis.fox.table1_lm_eval import ACCURACIES, PERPLEXITIES
+from analysis.fox.table2_longbench import with_means
+from analysis.needles import longest_inside, needles
 from analysis.paper import FILES, paper_scores
-from analysis.table1_lm_eval import ACCURACIES, PERPLEXITIES, scores
-from analysis.table2_longbench import with_means
-from analysis.verdict import Status
+from analysis.verdict import Status, judge
 
-TRAIN_LEN = 16_384
+SHORT, LONG = "table1_lm_eval", "table2_longbench"
 
 
 @pytest.fixture
 def table1():
-    return copy.deepcopy(paper_scores("table1_lm_eval", "760m-48b"))
+    return copy.deepcopy(paper_scores(SHORT, "760m-48b"))
 
 
 @pytest.fixture
-def table8():
-    return copy.deepcopy(paper_scores("table1_lm_eval", "760m-16b"))
+def table2():
+    return copy.deepcopy(paper_scores(LONG, "760m-48b"))
 
 
-def longbench(scale):
-    return {model: with_means(line) for model, line in paper_scores("table2_longbench", scale).items()}
+@pytest.fixture
+def short(tmp_path):
+    """A study of these scores by model; `stderr` NaN: printed numbers."""
+    places = iter(range(100))
+
+    def make(table, stderr=np.nan, include="harness", seeds=1, seed_noise=0.0):
+        store = synthetic.Store(tmp_path / f"short{next(places)}", "760m-48b", 16_384)
+        rng = np.random.default_rng(0)
+        for model, line in table.items():
+            for seed in range(seeds):
+                shifted = {column: value + seed_noise * rng.normal() for column, value in line.items()}
+                rows = synthetic.lm_eval_rows(shifted, PERPLEXITIES | ACCURACIES, stderr)
+                store.add(SHORT, model, [("lm_eval", rows)], seed=seed, evaluation={"include": include})
+        return store.study(SHORT)
+
+    return make
+
+
+@pytest.fixture
+def long(tmp_path):
+    places = iter(range(100))
+
+    def make(table, examples=1, dataset="hub"):
+        store = synthetic.Store(tmp_path / f"long{next(places)}", "760m-48b", 16_384)
+        rng = np.random.default_rng(0)
+        for model, line in table.items():
+            rows = synthetic.longbench_rows(line, rng, examples) if examples > 1 else synthetic.longbench_rows(line)
+            store.add(LONG, model, [("longbench", rows)], evaluation={"dataset": dataset})
+        return store.study(LONG)
+
+    return make
 
 
 @pytest.mark.parametrize("key", sorted(FILES))
 def test_the_papers_tables_are_whole(key):
     table = paper_scores(*key)
-    assert {"fox_pro", "transformer_pro", "fox_llama", "transformer_llama"} <= set(table)
+    four = {"fox_pro", "transformer_pro", "fox_llama", "transformer_llama"}
+    assert four <= set(table) or (key[0] == "table3_ablation" and len(table) == 15)
     assert len({tuple(line) for line in table.values()}) == 1
     assert all(value == value for line in table.values() for value in line.values())
 
 
-def test_the_papers_averages_follow_from_its_cells(table1, table8):
-    for table in (table1, table8):
-        for line in table.values():
+def test_the_papers_averages_follow_from_its_cells():
+    for scale in ("760m-48b", "760m-16b"):
+        for line in paper_scores(SHORT, scale).values():
             assert sum(line[column] for column in ACCURACIES) / 10 == pytest.approx(line["avg_acc"], abs=0.0051)
 
 
 def test_other_scales_have_nothing_to_compare_with():
-    assert paper_scores("table1_lm_eval", "tiny") == {}
+    assert paper_scores(SHORT, "tiny") == {}
 
 
-def test_c17_holds_in_table_1(table1):
-    verdict = c17(table1)
-    assert verdict.status is Status.HOLDS
-    assert "50.88" in verdict.sentence
-    assert "23.04" in verdict.sentence
-    assert "14.91" in verdict.sentence
+def test_c17_to_c19_hold_in_table_1_with_the_papers_counts(short, table1):
+    verdicts = {claim.id: verdict for claim, verdict in judge(claims_tasks.CLAIMS[:3], short(table1))}
+    assert {verdict.status for verdict in verdicts.values()} == {Status.HOLDS}
+    assert all("No spread is stored" in verdict.sentence for verdict in verdicts.values())
+    for value in ("50.88 (ahead of the next best by +0.49)", "23.04 (ahead of the next best by +1.08)", "14.91"):
+        assert value in verdicts["C17"].sentence
+    fox = verdicts["C18"].sentence
+    assert "FoX (Pro) ahead of Transformer (Pro) on 11 of 12 (not on: BoolQ accuracy)" in fox
+    assert "FoX (LLaMA) ahead of Transformer (LLaMA) on 10 of 12 (not on: OBQA accuracy, BoolQ accuracy)" in fox
+    assert "FoX (Pro) ahead of FoX (LLaMA) on 11 of 12" in verdicts["C19"].sentence
+    assert "Transformer (Pro) ahead of Transformer (LLaMA) on 10 of 12" in verdicts["C19"].sentence
+    assert all(CLAIMS[claim].artefact == SHORT for claim in verdicts)
+
+
+def test_with_their_standard_errors_the_papers_leads_on_average_are_noise(short, table1):
+    """protocol: average gaps below about one point carry no information."""
+    verdict = c17(short(table1, stderr=1.3))
+    assert verdict.status is Status.WITHIN_NOISE
+    assert verdict.decisive.name == "average, lead of FoX (Pro) over Transformer (Pro)"
+    assert verdict.interval[0] < 0 < 0.49 < verdict.interval[1]
 
 
 @pytest.mark.parametrize(("column", "value", "status"), [
-    ("wikitext_ppl", 24.3, Status.WITHIN_NOISE),  # 24.12 is the best of the others; the floor is 0.3
-    ("wikitext_ppl", 25.0, Status.FAILS),
-    ("lambada_ppl", 16.9, Status.WITHIN_NOISE),
-    ("lambada_ppl", 18.0, Status.FAILS),
-    ("avg_acc", 49.6, Status.WITHIN_NOISE),
-    ("avg_acc", 49.0, Status.FAILS),
+    ("wikitext_ppl", 24.0, Status.HOLDS), ("wikitext_ppl", 24.3, Status.FAILS),
+    ("lambada_ppl", 18.0, Status.FAILS), ("avg_acc", None, Status.FAILS),
 ])  # fmt: skip
-def test_c17_fails_beyond_the_noise_floors(table1, column, value, status):
-    table1["fox_pro"][column] = value
-    assert c17(table1).status is status
+def test_c17_fails_if_another_is_best_in_one_column(short, table1, column, value, status):
+    if value is None:
+        for accuracy in ACCURACIES:
+            table1["fox_pro"][accuracy] -= 1
+    else:
+        table1["fox_pro"][column] = value
+    assert c17(short(table1)).status is status
 
 
-def test_c18_counts_are_those_of_the_paper(table1):
-    verdict = c18(table1)
-    assert verdict.status is Status.HOLDS
-    assert "FoX (Pro) ahead of Transformer (Pro) on 11 of 12 (not on: BoolQ accuracy)" in verdict.sentence
-    assert "FoX (LLaMA) ahead of Transformer (LLaMA) on 10 of 12 (not on: OBQA accuracy, BoolQ accuracy)" in verdict.sentence
-
-
-def test_c19_counts_are_those_of_the_paper(table1):
-    verdict = c19(table1)
-    assert verdict.status is Status.HOLDS
-    assert "FoX (Pro) ahead of FoX (LLaMA) on 11 of 12" in verdict.sentence
-    assert "Transformer (Pro) ahead of Transformer (LLaMA) on 10 of 12" in verdict.sentence
+def test_the_harness_gives_no_error_of_word_perplexity_so_one_is_taken(short, table1):
+    table1["fox_pro"]["wikitext_ppl"] = 24.0
+    study = short(table1, stderr=0.01)
+    store_rows = study.rows("lm_eval")
+    assert store_rows["stderr"].notna().all()
+    line = claims_tasks.lines_of(study)["fox_pro"]
+    assert line.errors["wikitext_ppl"] == 0.001
+    assert line.errors["avg_acc"] == pytest.approx(0.01 / 10**0.5)
+    rows = store_rows[store_rows["model"] == "fox_pro"].assign(stderr=lambda r: r["stderr"].where(r["task"] != "wikitext"))
+    assert claims_tasks._errors(rows)["wikitext_ppl"] == claims_tasks.WORD_PERPLEXITY_ERROR
 
 
 @pytest.mark.parametrize("check", [c18, c19])
-def test_c18_and_c19_fail_on_clear_losses_and_not_on_losses_inside_the_noise(table1, check):
+def test_c18_and_c19_count_columns_and_doubt_counts_against_them(short, table1, check):
     other = "transformer_pro" if check is c18 else "fox_llama"
-    for column in COLUMNS[:6]:
-        table1["fox_pro"][column] = table1[other][column]  # ties
-    assert check(table1).status is Status.WITHIN_NOISE
-    for column in COLUMNS[:6]:
+    wins = {c18: 11, c19: 11}[check]
+    for column in COLUMNS[: wins - 8]:
+        table1["fox_pro"][column] = table1[other][column]  # ties are no wins
+    verdict = check(short(table1))
+    assert verdict.status is Status.FAILS
+    assert verdict.effect == 8
+    verdict = check(short(table1, stderr=1.0))
+    assert verdict.status is Status.WITHIN_NOISE
+    for column in COLUMNS[:8]:
         table1["fox_pro"][column] += 100 if column in PERPLEXITIES else -30
-    assert check(table1).status is Status.FAILS
+    assert check(short(table1, stderr=1.0)).status is Status.FAILS
 
 
-def test_claims_on_table_1_need_its_columns(table1):
+def test_nine_of_twelve_are_enough(short, table1):
+    for column in COLUMNS[:2]:
+        table1["fox_pro"][column] = table1["transformer_pro"][column]
+    verdict = c18(short(table1))
+    assert verdict.status is Status.HOLDS
+    assert verdict.effect == 9
+
+
+def test_seeds_of_a_model_are_the_noise_of_its_mean(short, table1):
+    study = short(table1, stderr=0.001, seeds=3, seed_noise=1.0)
+    verdict = c17(study)
+    assert verdict.seeds == 3
+    assert verdict.decisive.estimate.error > 0.3
+
+
+def test_claims_on_table_1_need_its_columns(short, table1):
     for line in table1.values():
-        del line["copa_acc"], line["avg_acc"]
-    assert {check(table1).status for check in (c17, c18, c19)} == {Status.NOT_APPLICABLE}
+        del line["copa_acc"]
+    assert {check(short(table1)).status for check in (c17, c18, c19)} == {Status.NOT_MEASURED}
+
+
+def test_one_pair_alone_cannot_hold(short, table1):
+    two = {model: table1[model] for model in ("fox_llama", "transformer_llama")}
+    verdict = c18(short(two))
+    assert verdict.status is Status.NOT_MEASURED
+    assert "Not measured: FoX (Pro) with Transformer (Pro)" in verdict.sentence
+
+
+def test_stand_in_tasks_get_no_verdict_on_public_benchmarks(short, long, table1, table2):
+    assert {check(short(table1, include="local:1f")).status for check in (c17, c18, c19)} == {Status.NOT_APPLICABLE}
+    assert {check(long(table2, dataset="local:1f")).status for check in (c21, c22)} == {Status.NOT_APPLICABLE}
 
 
 @pytest.mark.parametrize(("scale", "means"), [("760m-48b", "21.45 21.16 18.33 17.18"), ("760m-16b", "16.99 17.38 13.09 12.71")])
-def test_c21_holds_at_both_scales_with_the_papers_means(scale, means):
-    verdict = c21(longbench(scale))
+def test_c21_holds_at_both_scales_with_the_papers_means(long, scale, means):
+    verdict = c21(long(paper_scores(LONG, scale)))
     assert verdict.status is Status.HOLDS
-    for mean in means.split():
-        assert mean in verdict.sentence
+    found = [float(each) for part in verdict.sentence.split(":")[1].split(";")[:2] for each in
+             (part.split(",")[0].split()[-1], part.split()[-1])]  # fmt: skip
+    assert found == pytest.approx([float(mean) for mean in means.split()], abs=0.0101)  # 16.985 rounds either way
 
 
-def test_c21_fails_if_they_are_far_apart_either_way():
-    table = longbench("760m-48b")
-    for far in (18.4, 24.0):
-        table["fox_pro"]["mean14"] = far
-        assert c21(table).status is Status.FAILS
-    table["fox_pro"]["mean14"] = 21.16 + 2.4
-    assert c21(table).status is Status.WITHIN_NOISE
+def test_c21_is_two_one_sided_tests(long, table2):
+    table2 = {model: table2[model] for model in ("fox_pro", "transformer_pro", "fox_llama", "transformer_llama")}
+    assert c21(long(table2, examples=200)).status is Status.WITHIN_NOISE, "1.15 is not surely below 2 with 200 examples"
+    assert c21(long(table2, examples=2_000)).status is Status.HOLDS
+    for shift in (4.0, -4.0):
+        far = copy.deepcopy(table2)
+        far["fox_pro"] = {task: value + shift for task, value in far["transformer_pro"].items()}
+        assert c21(long(far, examples=200)).status is Status.FAILS
 
 
-def test_c22_holds_at_48b_with_the_papers_numbers_and_does_not_apply_without_recurrent_models():
-    verdict = c22(longbench("760m-48b"))
+def test_c22_holds_at_48b_with_the_papers_numbers_and_needs_the_recurrent_models(long, table2):
+    verdict = c22(long(table2))
     assert verdict.status is Status.HOLDS
     assert "18.19" in verdict.sentence
     assert "13.66" in verdict.sentence
-    assert c22(longbench("760m-16b")).status is Status.NOT_APPLICABLE
+    assert c22(long(paper_scores(LONG, "760m-16b"))).status is Status.NOT_MEASURED
 
 
-def test_c22_fails_without_the_lead():
-    table = longbench("760m-48b")
-    table["hgrn2"]["mean12"] = 15.5
-    assert c22(table).status is Status.WITHIN_NOISE
-    table["hgrn2"]["mean12"] = 17.0
-    assert c22(table).status is Status.FAILS
+def test_c22_fails_without_the_lead_and_looks_at_no_code(long, table2):
+    for task in ("lcc", "repobench_p"):
+        assert max(table2, key=lambda model: table2[model][task]) == "hgrn2"
+    table2["hgrn2"] = {
+        task: value + (5 if task not in ("lcc", "repobench_p") else -10) for task, value in table2["hgrn2"].items()
+    }
+    assert with_means(table2["hgrn2"])["mean12"] > 15.2
+    assert c22(long(table2)).status is Status.FAILS
 
 
-def test_the_codes_tasks_would_turn_c22_round():
-    table = paper_scores("table2_longbench", "760m-48b")
-    assert max(table, key=lambda model: table[model]["lcc"]) == "hgrn2"
-    assert max(table, key=lambda model: table[model]["repobench_p"]) == "hgrn2"
+def needle_study(tmp_path, change=None, *, models=synthetic.SEVEN, seeds=1, recall=None, **how):
+    store = synthetic.Store(tmp_path, "760m-48b", 16_384)
+    rng = np.random.default_rng(1)
+    for place, model in enumerate(models):
+        for seed in range(seeds):
+            rows = synthetic.needle_rows(model, rng, **how)
+            kinds = [("needle", rows if change is None else change(model, rows))]
+            if recall is not None:
+                lengths = tuple(range(1000, 32001, 3100))
+                kinds.append(
+                    ("needle_recall", synthetic.recall_rows(rng, recall - 0.3 * place, train_len=16_384, lengths=lengths))
+                )
+            store.add("fig4_needle", model, kinds, seed=seed)
+    return store.study("fig4_needle")
 
 
 def test_needle_grid_inside_is_the_papers():
     assert longest_inside(16_384) == 13_400
 
 
-def test_c22b_and_c22c_hold_on_the_papers_shapes():
-    rows, meta = synthetic.needle_rows()
-    assert [verdict.status for verdict in judge("needle", rows, meta)] == [Status.HOLDS, Status.HOLDS]
+def test_c22b_c22c_and_c23_hold_on_the_papers_shapes(tmp_path):
+    judged = judge(claims_needle.CLAIMS, needle_study(tmp_path))
+    assert [verdict.status for _, verdict in judged] == [Status.HOLDS] * 3
 
 
-def test_c22b_looks_at_easy_mode_inside_the_training_context_only():
-    rows, _ = synthetic.needle_rows()
-    elsewhere = (rows["mode"] == "standard") | (rows["length"] > 13_400)
-    rows.loc[elsewhere & rows["model"].str.startswith("fox"), "score"] = 1.0
-    assert c22b(rows, TRAIN_LEN).status is Status.HOLDS
-    rows.loc[(rows["model"] == "fox_llama") & (rows["length"] == 1000), "score"] = 1.0
-    assert c22b(rows, TRAIN_LEN).status is Status.FAILS
+def test_c22b_looks_at_easy_mode_inside_the_training_context_only(tmp_path):
+    def elsewhere(model, rows):
+        outside = (rows["mode"] == "standard") | (rows["length"] > 13_400)
+        return rows.assign(score=rows["score"].where(~outside | ~model.startswith("fox"), 1.0))
+
+    assert c22b(needle_study(tmp_path / "a", elsewhere)).status is Status.HOLDS
+
+    def short(model, rows):
+        return rows.assign(score=rows["score"].where((model != "fox_llama") | (rows["length"] > 5_000), 1.0))
+
+    assert c22b(needle_study(tmp_path / "b", short)).status is Status.FAILS
 
 
-def test_c22b_fails_if_a_recurrent_model_is_as_good():
-    rows, _ = synthetic.needle_rows()
-    rows.loc[rows["model"] == "mamba2", "score"] = 9.0
-    assert c22b(rows, TRAIN_LEN).status is Status.FAILS
+def test_c22b_fails_if_a_recurrent_model_is_as_good(tmp_path):
+    study = needle_study(tmp_path, lambda model, rows: rows.assign(score=9.0) if model == "mamba2" else rows)
+    assert c22b(study).status is Status.FAILS
 
 
-def test_c22c_fails_if_fox_is_worse_in_standard_mode():
-    rows, _ = synthetic.needle_rows()
-    rows.loc[(rows["model"] == "fox_pro") & (rows["mode"] == "standard"), "score"] = 5.0
-    assert c22c(rows, TRAIN_LEN).status is Status.FAILS
-    assert c22b(rows, TRAIN_LEN).status is Status.HOLDS
+@pytest.mark.parametrize(("score", "status"), [(9.6, Status.HOLDS), (9.3, Status.FAILS)])
+def test_c22b_asks_for_nine_and_a_half(tmp_path, score, status):
+    def near_perfect(model, rows):
+        return rows.assign(score=rows["score"] if model in synthetic.SEVEN[4:] else score)
+
+    assert c22b(needle_study(tmp_path, near_perfect)).status is status
 
 
-def test_c22c_says_nothing_where_no_model_finds_the_needle():
-    rows, _ = synthetic.needle_rows()
-    rows["score"] = 1.0
-    assert c22c(rows, TRAIN_LEN).status is Status.NOT_APPLICABLE
+def test_c22c_fails_if_fox_is_worse_in_standard_mode(tmp_path):
+    def worse(model, rows):
+        return rows.assign(score=rows["score"].where((model != "fox_pro") | (rows["mode"] == "easy"), 5.0))
+
+    study = needle_study(tmp_path, worse)
+    assert c22c(study).status is Status.FAILS
+    assert c22b(study).status is Status.HOLDS
 
 
-def test_c22c_one_unlucky_cell_is_noise():
-    rows, _ = synthetic.needle_rows()
-    rows["score"] = 10.0
-    rows.loc[(rows["model"] == "fox_pro") & (rows["length"] == 1000) & (rows["depth"] == 0), "score"] = 7.0
-    assert c22c(rows, TRAIN_LEN).status is Status.WITHIN_NOISE
+def test_c22c_one_unlucky_cell_is_noise_and_equal_scores_are_as_good(tmp_path):
+    assert c22c(needle_study(tmp_path / "a", lambda _, rows: rows.assign(score=10.0))).status is Status.HOLDS
+
+    def unlucky(model, rows):
+        one = (model == "fox_pro") & (rows["length"] == 1000) & (rows["depth"] == 0)
+        return rows.assign(score=np.where(one, 7.0, 10.0))
+
+    assert c22c(needle_study(tmp_path / "b", unlucky)).status is Status.WITHIN_NOISE
 
 
-def test_needle_claims_need_their_modes():
-    rows, meta = synthetic.needle_rows("tiny", modes=("passkey",), lengths=(256, 1024), depths=(0.0, 50.0), train_len=512)
-    assert {verdict.status for verdict in judge("needle", rows, meta)} == {Status.NOT_APPLICABLE}
+def test_c23_looks_beyond_the_training_context(tmp_path):
+    def as_good(model, rows):
+        beyond = (model == "transformer_llama") & (rows["length"] > 19_000)
+        return rows.assign(score=rows["score"].where(~beyond, 10.0))
+
+    assert c23(needle_study(tmp_path, as_good)).status is Status.FAILS
 
 
-def test_stand_in_tasks_get_no_verdict_on_public_benchmarks(table1):
-    rows = synthetic.scores_to_lm_eval(table1, "tiny", PERPLEXITIES | ACCURACIES)
-    meta = synthetic.meta_for("table1_lm_eval", "lm_eval", "tiny", synthetic.SEVEN, 512)
-    assert {verdict.status for verdict in judge("lm_eval", rows, meta)} == {Status.HOLDS}
-    next(iter(meta["evals"].values()))["spec"]["include"] = "local"
-    assert {verdict.status for verdict in judge("lm_eval", rows, meta)} == {Status.NOT_APPLICABLE}
+def test_at_the_floor_needles_are_judged_by_recall_or_not_at_all(tmp_path):
+    def floor(_, rows):
+        return rows.assign(score=1.0)
+
+    study = needle_study(tmp_path / "a", floor)
+    assert {check(study).status for check in (c22b, c22c, c23)} == {Status.NOT_APPLICABLE}
+    study = needle_study(tmp_path / "b", floor, recall=3.0)
+    assert needles(study).unit == "nats"
+    assert c22b(study).status is Status.NOT_APPLICABLE
+    verdict = c22c(study)
+    assert verdict.status is Status.HOLDS
+    assert "recall (no score leaves the floor)" in verdict.sentence
 
 
-def test_scores_of_rows_are_means_over_runs_and_refuse_two_evaluations(table1):
-    rows = synthetic.scores_to_lm_eval(table1, "760m-48b", PERPLEXITIES | ACCURACIES)
-    second = rows.assign(run_id=rows["run_id"] + "b", value=rows["value"] + 2)
-    both = scores(pd.concat([rows, second]))
-    assert both["fox_pro"]["piqa_acc"] == pytest.approx(65.09)
-    assert both["fox_pro"]["avg_acc"] == pytest.approx(51.88, abs=0.01)
-    with pytest.raises(ValueError, match="several evaluations"):
-        scores(pd.concat([rows, rows.assign(eval_id="lm_eval-other")]))
+def test_needle_claims_need_their_modes_and_models(tmp_path):
+    study = needle_study(tmp_path / "a", modes=("passkey",))
+    assert {check(study).status for check in (c22b, c22c, c23)} == {Status.NOT_MEASURED}
+    study = needle_study(tmp_path / "b", models=("fox_llama", "transformer_llama", "mamba2"))
+    assert {check(study).status for check in (c22b, c22c, c23)} == {Status.NOT_MEASURED}

@@ -6,106 +6,248 @@ import pytest
 import synthetic
 from PIL import Image
 
-from analysis import fig2_per_token_loss, fig3_forget_gates, fig4_needle
-from analysis.fig2_per_token_loss import PAPER_LOSS_RANGE
-from analysis.rows import perplexity, smooth
-from analysis.style import scale_note, tokens
-
-
-def small_loss_rows(**changed):
-    return synthetic.loss_rows("tiny", **{"train_len": 128, "length": 512, "documents": 8, "floor": 3.0} | changed)
-
-
-def test_figure_2_writes_png_pdf_and_the_numbers_drawn(tmp_path):
-    rows, meta = small_loss_rows(models=("fox_pro", "transformer_pro"))
-    paths = fig2_per_token_loss.render(rows, meta, tmp_path)
-    assert [path.name for path in paths] == [f"fig2_per_token_loss.{ending}" for ending in ("png", "pdf", "csv")]
-    assert {path.parent for path in paths} == {tmp_path / "figures"}
-    assert Image.open(paths[0]).width > 1000
-    table = pd.read_csv(paths[2])
-    assert table["position"].iloc[0] == 8
-    assert table["position"].iloc[-1] == 512
-    curve = synthetic.curve("transformer_pro", 128, 512, floor=3.0)
-    at = table["position"] - 1
-    np.testing.assert_allclose(table["transformer_pro_loss_smoothed"], smooth(curve, 17)[at], rtol=1e-5)
-    np.testing.assert_allclose(table["transformer_pro_perplexity"], perplexity(curve)[at], rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("module", "made"),
-    [
-        (fig2_per_token_loss, small_loss_rows(models=("fox_pro", "hgrn2"))),
-        (fig3_forget_gates, synthetic.gate_rows(models=("fox_pro",), layers=2, heads=2, size=16)),
-        (
-            fig4_needle,
-            synthetic.needle_rows("tiny", models=("fox_pro",), lengths=(100, 200), depths=(0.0, 50.0), train_len=128),
-        ),
-    ],
+from analysis import panels
+from analysis.curves import by_model, perplexity, smooth
+from analysis.fox import (
+    appendix_extrapolation,
+    appendix_training_curves,
+    fig2_per_token_loss,
+    fig3_forget_gates,
+    fig4_needle,
+    fig5_tokens_and_lr,
+    fig6_scale,
+    fig7_gate_types,
 )
-def test_equal_rows_give_equal_bytes(module, made, tmp_path):
-    one, two = module.render(*made, tmp_path / "a"), module.render(*made, tmp_path / "b")
-    assert len(one) == 3
+from analysis.needles import needles
+from analysis.style import figure_style, plt, scale_note, tokens
+
+FEW = ("fox_pro", "transformer_pro", "hgrn2")
+STEM2, STEM4 = "fig2_per_token_loss", "fig4_needle"
+
+
+def losses(tmp_path, **how):
+    return synthetic.main_losses(synthetic.Store(tmp_path, train_len=128), **{"models": FEW, "documents": 8} | how)
+
+
+def gates(tmp_path, *, models=("fox_pro",), seeds=1, seq_len=512, change=None, **how):
+    store, rng = synthetic.Store(tmp_path), np.random.default_rng(2)
+    for model in models:
+        for seed in range(seeds):
+            rows = synthetic.gate_rows(rng, **{"layers": 2, "heads": 3, "size": 16, "seq_len": seq_len} | how)
+            rows = rows if change is None else change(rows)
+            extras = {"seq_len": seq_len, "cell": seq_len // 16, "distance": seq_len // 16, "document": 0}
+            store.add("fig3_forget_gates", model, [("gate_maps", rows)], seed=seed, extras=extras)
+    return store.study("fig3_forget_gates")
+
+
+def needle_study(tmp_path, *, models=("fox_pro", "mamba2"), floor=False, recall=True, train_len=128, seeds=1, **how):
+    store, rng = synthetic.Store(tmp_path, train_len=train_len), np.random.default_rng(1)
+    grid = {"lengths": (64, 100, 200), "depths": (0.0, 50.0)} | how
+    for model in models:
+        for seed in range(seeds):
+            rows = synthetic.needle_rows(model, rng, train_len=train_len, **grid)
+            kinds = [("needle", rows.assign(score=1.0) if floor else rows)]
+            kinds += [("needle_recall", synthetic.recall_rows(rng, 2.0, train_len=train_len, **grid))] if recall else []
+            store.add(STEM4, model, kinds, seed=seed)
+    return store.study(STEM4)
+
+
+def settings(tmp_path):
+    store, rng = synthetic.Store(tmp_path, train_len=128), np.random.default_rng(3)
+    for count, rate in ((1e6, 1e-3), (1e6, 2e-3), (4e6, 1e-3)):
+        loss = synthetic.curve("fox_pro", 128, 512, floor=3.0) - count / 1e8
+        mean, bands = synthetic.documents_of(loss, rng, np.zeros((8, 16)))
+        recall = synthetic.recall_rows(
+            rng, 2.0, train_len=128, lengths=(64, 200), depths=(0.0, 100.0), samples=2, modes=("easy",)
+        )
+        kinds = [("per_token_loss", synthetic.loss_rows(mean, bands)), ("needle_recall", recall)]
+        train = {"train_tokens": int(count), "peak_lr": rate}
+        store.add("fig5_tokens_and_lr", f"{count / 1e6:g}M tokens, LR {rate:g}", kinds, model="fox_pro", train=train)
+    return store.study("fig5_tokens_and_lr")
+
+
+def scales(tmp_path, stem="fig6_scale"):
+    store, rng = synthetic.Store(tmp_path), np.random.default_rng(4)
+    for label, train_len in (("size 25M", 128), ("size 50M", 128), ("context 128", 128), ("context 256", 256)):
+        for model in ("fox_pro", "transformer_pro"):
+            mean, bands = synthetic.documents_of(synthetic.curve(model, train_len, 4 * train_len), rng, np.zeros((8, 16)))
+            rows = synthetic.loss_rows(mean, bands)
+            store.add(stem, label, [("per_token_loss", rows)], model=model, train={"seq_len": train_len}, name=model + label)
+    return store.study(stem)
+
+
+def gate_types(tmp_path):
+    store, rng = synthetic.Store(tmp_path, train_len=128), np.random.default_rng(5)
+    for model in ("fox_pro", "fox_llama"):
+        for label in ("data-dependent", *(f"{kind}, T_max {n}" for kind in ("data-independent", "fixed") for n in (8, 64))):
+            mean, bands = synthetic.documents_of(synthetic.curve("fox_pro", 128, 512), rng, np.zeros((8, 16)))
+            store.add(
+                "fig7_gate_types",
+                label,
+                [("per_token_loss", synthetic.loss_rows(mean, bands))],
+                model=model,
+                name=model + label,
+            )
+    return store.study("fig7_gate_types")
+
+
+def trainings(tmp_path, seeds=2):
+    store, rng = synthetic.Store(tmp_path), np.random.default_rng(6)
+    for model in FEW:
+        for seed in range(seeds):
+            step = np.arange(1, 201)
+            loss = 3 + np.exp(-step / 20) + 0.05 * rng.normal(size=200)
+            loss[17] = np.nan  # a bad step
+            rows = {
+                "step": step,
+                "tokens": 1024 * step,
+                "loss": loss,
+                "grad_norm": 1.0,
+                "lr": 1e-3,
+                "tokens_per_s": 500.0 + seed,
+            }
+            store.add("appendix_training_curves", model, [("training_curve", pd.DataFrame(rows | {"mfu": np.nan}))], seed=seed)
+    return store.study("appendix_training_curves")
+
+
+EVERY = [
+    (fig2_per_token_loss, losses, 6),
+    (fig3_forget_gates, gates, 3),
+    (fig4_needle, needle_study, 3),
+    (fig5_tokens_and_lr, settings, 3),
+    (fig6_scale, scales, 3),
+    (fig7_gate_types, gate_types, 3),
+    (appendix_training_curves, trainings, 3),
+    (appendix_extrapolation, scales, 3),
+]
+
+
+@pytest.mark.parametrize(("module", "made", "files"), EVERY, ids=[module.__name__.rpartition(".")[2] for module, _, _ in EVERY])
+def test_equal_rows_give_equal_bytes_in_the_artefacts_folder(module, made, files, tmp_path):
+    studies = made(tmp_path / "a"), made(tmp_path / "b")
+    one, two = (module.draw(study) for study in studies)
+    assert len(one) == files
+    assert {path.parent for path in one} == {tmp_path / "a" / "tiny" / "figures"}
+    assert all(path.stem.startswith(studies[0].stem) for path in one)
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
+    picture = Image.open(next(path for path in one if path.suffix == ".png"))
+    assert picture.width > 1000
+    assert picture.info["Description"].startswith("scale: tiny (not the paper's main setting, 760m-48b) · corpus: made-up")
+    assert module.summary(studies[0]).rows
+
+
+def test_figure_2_draws_smoothed_losses_and_perplexities(tmp_path):
+    study = losses(tmp_path, seeds=3, seed_noise=0.02)
+    table = pd.read_csv(fig2_per_token_loss.draw(study)[2])
+    assert table["position"].iloc[[0, -1]].tolist() == [8, 512]
+    curve, at = by_model(study)["transformer_pro"], table["position"] - 1
+    seeds = np.stack([smooth(own, 17) for own in curve.losses_SN])[:, at]
+    np.testing.assert_allclose(table["transformer_pro_loss_smoothed"], seeds.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(table["transformer_pro_loss_smoothed_low"], seeds.min(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(table["transformer_pro_loss_smoothed_high"], seeds.max(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(table["transformer_pro_perplexity"], perplexity(curve.losses_SN)[:, at].mean(axis=0), rtol=1e-5)
+
+
+def test_one_seed_has_no_band(tmp_path):
+    assert not [name for name in pd.read_csv(fig2_per_token_loss.draw(losses(tmp_path))[2]) if name.endswith("_low")]
+
+
+@pytest.mark.parametrize(("count", "low", "high"), [(2, 0.0, 1.0), (4, 0.0, 3.0), (5, 2 - 2.5**0.5, 2 + 2.5**0.5)])
+def test_bands_are_the_extremes_of_few_seeds_and_the_deviation_of_many(count, low, high):
+    band = panels.Drawn(None, np.zeros(1), np.arange(float(count))[:, None]).band
+    assert (band[0][0], band[1][0]) == pytest.approx((low, high))
+    said = panels.band_note([count])
+    assert f"{count} seeds" in said
+    assert ("smallest to the largest" in said) == (count <= 4)
+    assert panels.band_note([1, 1]) == "one seed per model"
+
+
+def test_the_lead_of_fox_is_drawn_with_an_interval_at_every_position(tmp_path):
+    study = losses(tmp_path, seeds=3, seed_noise=0.01)
+    table = pd.read_csv(fig2_per_token_loss.draw(study)[5])
+    assert table["position"].min() < 10
+    assert table["position"].max() > 500
+    assert (table["low"] < table["lead"]).all()
+    assert (table["lead"] < table["high"]).all()
+    inside = table[table["position"].between(20, 120)]
+    assert inside["lead"].mean() == pytest.approx(0.028, abs=0.02)
+    assert len(fig2_per_token_loss.draw(losses(tmp_path / "fox", models=("fox_pro", "hgrn2")))) == 3
 
 
 def test_figure_2_at_the_papers_size_is_fast_and_small(tmp_path):
-    rows, meta = synthetic.loss_rows(noise=0.004)
+    store = synthetic.Store(tmp_path, "760m-48b", 16_384)
+    study = synthetic.main_losses(store, floor=1.49, documents=512, noise=0.004)
     start = time.process_time()
-    _, pdf, csv = fig2_per_token_loss.render(rows, meta, tmp_path)
-    assert time.process_time() - start < 6  # about 1.3 s on an idle core
+    _, pdf, csv, *_ = fig2_per_token_loss.draw(study)
+    assert time.process_time() - start < 10  # about 3 s on an idle core
     assert pdf.stat().st_size < 500_000
-    assert csv.stat().st_size < 500_000
-    positions = set(pd.read_csv(csv)["position"])
-    assert {128, 16_384, 65_536} <= positions
+    assert csv.stat().st_size < 600_000
+    assert {128, 16_384, 65_536} <= set(pd.read_csv(csv)["position"])
 
 
-def test_y_limits_are_the_papers_only_where_they_fit():
-    positions = np.arange(1, 65_537)
-    curves = {model: synthetic.curve(model, 16_384, 65_536) for model in synthetic.SEVEN}
-    assert fig2_per_token_loss._limits(positions, curves, 16_384, "760m-48b", PAPER_LOSS_RANGE) == PAPER_LOSS_RANGE
-    other = fig2_per_token_loss._limits(positions, curves, 16_384, "760m-16b", PAPER_LOSS_RANGE)
-    assert other != PAPER_LOSS_RANGE
-    shifted = {model: curve + 2 for model, curve in curves.items()}
-    low, high = fig2_per_token_loss._limits(positions, shifted, 16_384, "760m-48b", PAPER_LOSS_RANGE)
-    assert 3.4 < low < 3.5 < 3.6 < high < 4
+@pytest.mark.parametrize(
+    ("scale", "floor", "of_paper"), [("760m-48b", 1.49, True), ("760m-16b", 1.49, False), ("760m-48b", 3.5, False)]
+)
+def test_y_limits_are_the_papers_only_where_they_fit(tmp_path, scale, floor, of_paper):
+    study = synthetic.main_losses(synthetic.Store(tmp_path, scale, 128), models=FEW, floor=floor, documents=4)
+    lines = [panels.Drawn(None, np.arange(1, 513), curve.losses_SN) for curve in by_model(study).values()]
+    limits = fig2_per_token_loss._limits(lines, study, fig2_per_token_loss.PAPER_LOSS_RANGE)
+    assert (limits == fig2_per_token_loss.PAPER_LOSS_RANGE) == of_paper
 
 
 def test_an_exploding_curve_does_not_flatten_the_rest():
-    positions = np.arange(1, 2049)
-    curves = {"fox_pro": np.linspace(3.2, 3.0, 2048), "transformer_llama": np.linspace(3.3, 3.1, 2048)}
-    calm = fig2_per_token_loss._limits(positions, curves, 512, "tiny", PAPER_LOSS_RANGE)
-    curves["transformer_llama"] = np.where(positions > 520, 1e6, curves["transformer_llama"])
-    curves["transformer_llama"][2000:] = np.nan
-    assert fig2_per_token_loss._limits(positions, curves, 512, "tiny", PAPER_LOSS_RANGE) == pytest.approx(calm, abs=1e-3)
-    assert calm[0] < 3.0, "what falls on beyond the training context stays visible"
+    x = np.arange(1, 2049)
+    fox = panels.Drawn(None, x, np.linspace(3.2, 3.0, 2048)[None])
+    calm = np.linspace(3.3, 3.1, 2048)
+    wild = np.where(x > 520, 1e6, calm)
+    wild[2000:] = np.nan
+    limits = panels.core_limits([fox, panels.Drawn(None, x, wild[None])], 512)
+    assert limits == pytest.approx(panels.core_limits([fox, panels.Drawn(None, x, calm[None])], 512), abs=1e-3)
+    assert limits[0] < 3.0, "what falls on beyond the training context stays visible"
+    assert panels.is_cut([panels.Drawn(None, x, wild[None])], limits)
+    assert not panels.is_cut([fox], limits)
 
 
 def test_figure_2_draws_models_the_suite_does_not_know(tmp_path):
-    rows, meta = small_loss_rows(models=("fox_pro",))
-    rows["model"] = "some-org/some-model"
-    assert len(fig2_per_token_loss.render(rows, meta, tmp_path)) == 3
+    store = synthetic.Store(tmp_path, train_len=128)
+    store.add(STEM2, "some-org/some-model", [("per_token_loss", synthetic.loss_rows(np.linspace(3, 2, 512)))])
+    assert len(fig2_per_token_loss.draw(store.study(STEM2))) == 3
 
 
-def test_every_figure_states_its_scale():
-    assert "not the paper's main setting" in scale_note("tiny")
-    assert "tiny" in scale_note("tiny")
-    assert "not" not in scale_note("760m-48b")
+def test_every_figure_states_its_scale_and_that_of_its_runs(tmp_path):
+    study = losses(tmp_path)
+    assert scale_note(study) == "scale: tiny (not the paper's main setting, 760m-48b)"
+    paper = synthetic.Store(tmp_path / "paper", "760m-48b")
+    paper.add("fig", "fox_pro", [])
+    assert scale_note(paper.study("fig")) == "scale: 760m-48b (the paper's main setting)"
+    paper.add("table", "fox_pro", [], scale="360m-7.5b")
+    assert scale_note(paper.study("table")) == "scale: 760m-48b (the paper's main setting; runs at 360m-7.5b)"
     assert [tokens(count) for count in (512, 1024, 16_384, 65_536)] == ["512", "1k", "16k", "64k"]
 
 
-def test_summary_of_figure_2_has_losses_perplexities_and_the_unigram_entropy():
-    rows, meta = small_loss_rows(models=("fox_pro", "mamba2"))
-    table = fig2_per_token_loss.summary(rows, meta)
+def test_summary_of_figure_2_has_losses_perplexities_and_the_unigram_entropy(tmp_path):
+    study = losses(tmp_path, seeds=2, seed_noise=0.05)
+    table = fig2_per_token_loss.summary(study)
     assert [column.key for column in table.columns] == ["mean_loss", "below_unigram", "ppl_32", "ppl_128", "ppl_256", "ppl_512"]
-    curve = synthetic.curve("mamba2", 128, 512, floor=3.0)
-    mean = curve[:128].mean()
-    assert table.rows["mamba2"][:2] == pytest.approx([mean, 7.0 - mean])
-    assert table.rows["mamba2"][3] == pytest.approx(np.exp(mean))
+    means = by_model(study)["hgrn2"].losses_SN[:, :128].mean(axis=1)
+    assert table.rows["hgrn2"][:2] == pytest.approx([means.mean(), 7.0 - means.mean()])
+    assert table.rows["hgrn2"][3] == pytest.approx(np.exp(means).mean())
+    assert table.spreads["hgrn2"][0] == pytest.approx(means.std(ddof=1))
     assert "7.000 nats" in table.note
+    assert table.note.endswith("over 2 seeds.")
 
 
-def test_figure_3_picks_the_most_local_and_the_most_global_head():
-    rows, _ = synthetic.gate_rows(models=("fox_pro",), layers=2, heads=3, size=8)
+def test_nothing_stored_is_an_error_that_names_the_artefact(tmp_path):
+    for module, _, _ in EVERY:
+        stem = module.__name__.rpartition(".")[2]
+        store = synthetic.Store(tmp_path / stem)
+        store.add(stem, "fox_pro", [])
+        with pytest.raises(ValueError, match=f"^{stem}: no .* stored"):
+            module.draw(store.study(stem))
+
+
+def test_figure_3_picks_the_most_local_and_the_most_global_head(tmp_path):
+    rows = gates(tmp_path).rows("gate_maps")
     statistics = fig3_forget_gates.head_statistics(rows)["median_F"]
     assert fig3_forget_gates.two_heads(rows) == [statistics.idxmin(), statistics.idxmax()]
     with pytest.raises(ValueError, match="no F matrices"):
@@ -113,44 +255,115 @@ def test_figure_3_picks_the_most_local_and_the_most_global_head():
 
 
 def test_figure_3_draws_a_head_that_never_forgets(tmp_path):
-    rows, meta = synthetic.gate_rows(models=("fox_pro",), layers=1, heads=2, size=4)
-    rows.loc[(rows["quantity"] == "half_life_tokens") & (rows["head"] == 1), "value"] = np.inf
-    with fig3_forget_gates.figure_style():
-        figure = fig3_forget_gates._draw(rows, meta)
+    def never(rows):
+        last = (rows["quantity"] == "half_life_tokens") & (rows["head"] == 2)
+        return rows.assign(value=rows["value"].where(~last, np.inf))
+
+    study = gates(tmp_path, layers=1, change=never)
+    with figure_style():
+        figure = fig3_forget_gates._draw(study, fig3_forget_gates._first_seeds(study))
         drawn = next(axes for axes in figure.axes if axes.get_ylabel() == "half-life (tokens)").lines[0].get_ydata()
-        fig3_forget_gates.plt.close(figure)
+        plt.close(figure)
     assert max(drawn) == 10 * 512
 
 
-def test_figure_3_shows_one_run_per_model(tmp_path):
-    rows, meta = synthetic.gate_rows(models=("fox_pro",), layers=1, heads=1, size=4)
-    with pytest.raises(ValueError, match="one run"):
-        fig3_forget_gates.render(pd.concat([rows, rows.assign(run_id="other")]), meta, tmp_path)
+def test_figure_3_shows_the_first_seed_and_sums_up_all(tmp_path):
+    study = gates(tmp_path, seeds=2, models=("fox_pro", "fox_llama"), seq_len=1024)
+    assert set(pd.read_csv(fig3_forget_gates.draw(study)[2])["seed"]) == {0}
+    table = fig3_forget_gates.summary(study)
+    assert table.rows["fox_pro"][0] == 6
+    assert table.spreads["fox_pro"][1] > 0
+    assert table.columns[-1].key == "pruned_share"
+    short = fig3_forget_gates.summary(gates(tmp_path / "short"))
+    assert "pruned_share" not in [column.key for column in short.columns], "zero by construction: too few tiles"
+    assert "too few tiles" in short.note
 
 
-def test_figure_4_draws_what_is_there_and_averages_samples(tmp_path):
-    rows, meta = synthetic.needle_rows(
-        "tiny", models=("fox_pro", "mamba2"), lengths=(100, 200), depths=(0.0, 50.0), train_len=128
-    )
-    rows = pd.concat([rows, rows.assign(sample=1, score=1.0)])
-    rows = rows[(rows["model"] != "mamba2") | (rows["mode"] == "easy")]  # one panel has nothing to show
-    csv = fig4_needle.render(rows, meta, tmp_path)[2]
+def test_figure_4_draws_scores_and_averages_samples_and_seeds(tmp_path):
+    study = needle_study(tmp_path, samples=2, seeds=2)
+    png, _, csv = fig4_needle.draw(study)
+    rows = study.rows("needle")
     cells = pd.read_csv(csv)
-    fox = cells[(cells["model"] == "fox_pro") & (cells["length"] == 100)]
-    assert fox["score"].tolist() == [5.5] * 4
-    summary = fig4_needle.summary(rows, meta)
-    assert [column.key for column in summary.columns] == ["easy_inside", "easy_beyond", "standard_inside", "standard_beyond"]
-    assert summary.rows["fox_pro"][0] == 5.5
-    assert np.isnan(summary.rows["mamba2"][2])
-    assert "2 samples per cell" in summary.note
+    fox = rows[(rows["model"] == "fox_pro") & (rows["mode"] == "easy") & (rows["length"] == 200) & (rows["depth"] == 0)]
+    drawn = cells[(cells["label"] == "fox_pro") & (cells["mode"] == "easy") & (cells["length"] == 200) & (cells["depth"] == 0)]
+    assert len(fox) == 4
+    assert drawn["score"].item() == pytest.approx(fox["score"].mean())
+    assert "scores 1 (red) to 10 (green) by match of the answer · mean of 2 seeds" in Image.open(png).info["Description"]
+    table = fig4_needle.summary(study)
+    assert [column.key for column in table.columns] == ["easy_inside", "easy_beyond", "standard_inside", "standard_beyond"]
+    assert table.rows["fox_pro"][0] == 10
+    assert "2 needles per cell and seed" in table.note
+    low, high = table.ranges["fox_pro"][1]
+    assert low < table.rows["fox_pro"][1] < high
 
 
-def test_figure_4_marks_the_training_length_where_the_paper_does():
-    rows, _ = synthetic.needle_rows(models=("fox_pro",), modes=("easy",))
-    with fig4_needle.figure_style():
-        figure = fig4_needle._draw(rows, "760m-48b", 16_384)
+def test_where_scores_are_at_the_floor_recall_is_drawn_and_said(tmp_path):
+    study = needle_study(tmp_path, floor=True, lengths=(64, 200), samples=3)
+    png, _, csv = fig4_needle.draw(study)
+    note = Image.open(png).info["Description"]
+    assert "no model scores above the floor, so recall is drawn" in note
+    limit = needles(study).colours.high
+    assert f"from −{limit:.2g} (purple) over 0 (white) to {limit:.2g} nats (orange)" in note
+    assert needles(study).colours.low == -limit
+    cells = pd.read_csv(csv)
+    assert "recall_nats" in cells
+    assert cells["recall_nats"].abs().max() == pytest.approx(limit, rel=1e-4)
+    table = fig4_needle.summary(study)
+    assert "recall in nats" in table.caption
+    assert "No model's score leaves the floor" in table.note
+    low, high = table.ranges["fox_pro"][0]
+    assert high - low < 2
+
+
+def test_at_the_floor_without_recall_the_figure_says_so(tmp_path):
+    png = fig4_needle.draw(needle_study(tmp_path, floor=True, recall=False))[0]
+    assert "no model finds it: all scores are at the floor" in Image.open(png).info["Description"]
+
+
+def test_figure_4_marks_the_training_length_where_the_paper_does(tmp_path):
+    lengths = tuple(range(1000, 32001, 3100))
+    depths = tuple(float(depth) for depth in range(0, 101, 10))
+    how = dict(models=("fox_pro",), modes=("easy",), recall=False, train_len=16_384)
+    study = needle_study(tmp_path, lengths=lengths, depths=depths, **how)
+    with figure_style():
+        figure = fig4_needle._draw(study, needles(study))
         axes = figure.axes[0]
         drawn = [line.get_xdata()[0] for line in axes.lines]
         assert axes.get_ylim() == (11, 0)
-        fig4_needle.plt.close(figure)
+        plt.close(figure)
     assert drawn == [pytest.approx(5.5, abs=0.05)]  # the middle of the sixth column, 16,500
+
+
+def test_figure_6_shows_positions_inside_the_training_context_and_the_appendix_those_beyond(tmp_path):
+    inside = pd.read_csv(fig6_scale.draw(scales(tmp_path))[2])
+    longest = inside.groupby("label")["position"].max()
+    assert longest["context 128"] == 128
+    assert longest["context 256"] == 256
+    beyond = pd.read_csv(appendix_extrapolation.draw(scales(tmp_path, "appendix_extrapolation"))[2])
+    assert beyond.groupby("label")["position"].max()["context 256"] == 1024
+
+
+def test_figure_6_needs_labels_that_name_a_panel(tmp_path):
+    store = synthetic.Store(tmp_path)
+    store.add("fig6_scale", "fox_pro", [("per_token_loss", synthetic.loss_rows(np.ones(64)))])
+    with pytest.raises(ValueError, match="label 'fox_pro' names no panel"):
+        fig6_scale.draw(store.study("fig6_scale"))
+
+
+def test_figure_7_has_two_panels_per_block_and_the_papers_window_in_proportion(tmp_path):
+    paths = fig7_gate_types.draw(gate_types(tmp_path))
+    assert "smoothed over 7 tokens" in Image.open(paths[0]).info["Description"]
+    table = pd.read_csv(paths[2])
+    assert set(table["model"]) == {"fox_pro", "fox_llama"}
+    assert table.groupby("model")["label"].nunique().tolist() == [5, 5]
+
+
+def test_training_curves_leave_out_steps_that_were_not_applied(tmp_path):
+    study = trainings(tmp_path)
+    table = pd.read_csv(appendix_training_curves.draw(study)[2])
+    assert table["loss_smoothed"].notna().all()
+    assert table["tokens"].min() >= 0.05 * 200 * 1024
+    summary = appendix_training_curves.summary(study)
+    assert [column.key for column in summary.columns] == ["final_loss", "tokens_per_s"], "no MFU on a CPU"
+    assert summary.rows["fox_pro"][1] == 500.5
+    np.testing.assert_allclose(appendix_training_curves.smooth_backwards(np.array([1.0, np.nan, 4.0, 6.0]), 2), [1, 1, 4, 5])

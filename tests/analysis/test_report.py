@@ -1,120 +1,210 @@
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 import synthetic
 
 from analysis import report
-from analysis.artefacts import ARTEFACTS
 from analysis.claims import CLAIMS
+from analysis.fox import fig2_per_token_loss, fig3_forget_gates, fig4_needle, table6_throughput
+from analysis.report import Section
 from analysis.style import PAPER_SCALE
-from results.store import read_rows, write_rows
+
+MODULES = {"fig2_per_token_loss": fig2_per_token_loss, "fig3_forget_gates": fig3_forget_gates, "fig4_needle": fig4_needle,
+           "table6_throughput": table6_throughput}  # fmt: skip
+FIG2 = "fig2_per_token_loss"
 
 
-def stored(folder, scale, **changed):
-    rows, meta = synthetic.loss_rows(scale, **{"train_len": 128, "length": 512, "documents": 8, "floor": 3.0} | changed)
-    write_rows(folder / scale / "fig2_per_token_loss.parquet", rows, meta)
-    return folder / scale
+def section(stem, study, *, missing=()):
+    claims = tuple(claim.id for claim in CLAIMS.values() if claim.artefact == stem)
+    paper = stem.partition("_")[0].replace("fig", "Figure ").replace("table", "Table ")
+    command = f"python -m experiments run {stem} --scale tiny"
+    return Section(stem, f"title of {stem}", paper, f"What {stem} shows.", claims, study, MODULES[stem], command, missing)
 
 
-def drawn(folder, *names):
-    for name in names:
-        ARTEFACTS[name].render(*read_rows(folder / f"{name}.parquet"), folder)
-    return folder
+def losses(folder, scale="tiny", **how):
+    store = synthetic.Store(folder, scale, 128)
+    return synthetic.main_losses(store, **{"documents": 8} | how)
 
 
-class Links(HTMLParser):
-    def __init__(self):
+def drawn(study):
+    MODULES[study.stem].draw(study)
+    return study
+
+
+def page_of(folder, *studies, scale="tiny", absent=()):
+    sections = [section(study.stem, drawn(study)) for study in studies] + [section(stem, None) for stem in absent]
+    return report.build(folder / scale, sections).read_text()
+
+
+class Page(HTMLParser):
+    """Links, ids, and whether every tag is closed."""
+
+    def __init__(self, text):
         super().__init__()
-        self.found, self.open = [], []
+        self.links, self.ids, self.open = [], [], []
+        self.feed(text)
 
     def handle_starttag(self, tag, attributes):
-        self.found += [value for name, value in attributes if name in ("src", "href") and value]
-        if tag not in ("meta", "img", "br", "wbr"):
+        self.links += [value for name, value in attributes if name in ("src", "href") and value]
+        self.ids += [value for name, value in attributes if name == "id"]
+        if tag not in ("meta", "img", "br", "wbr", "input"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
 
-def test_report_is_self_contained_and_well_formed(tmp_path):
-    path = report.build(drawn(stored(tmp_path, "tiny"), "fig2_per_token_loss"))
-    page = path.read_text()
-    links = Links()
-    links.feed(page)
-    assert not links.open
-    assert links.found
-    assert all(link.startswith(("#", "data:image/png;base64,")) for link in links.found)
-    assert not re.search(r"https?://|@import|<script|url\(", page)
+def test_report_is_self_contained_well_formed_and_its_links_lead_somewhere(tmp_path):
+    text = page_of(tmp_path, losses(tmp_path), absent=("fig4_needle",))
+    page = Page(text)
+    assert not page.open
+    assert len(page.ids) == len(set(page.ids))
+    for link in page.links:
+        if link.startswith("#"):
+            assert link[1:] in page.ids
+        elif not link.startswith("data:image/png;base64,"):
+            assert (tmp_path / "tiny" / link).is_file()
+    assert sum(link.startswith("data:") for link in page.links) == 2, "the figure and FoX's lead"
+    assert not re.search(r"https?://|@import|<script|url\(", text)
 
 
-def test_report_states_the_scale_everywhere_and_every_verdict(tmp_path):
-    page = report.build(drawn(stored(tmp_path, "tiny"), "fig2_per_token_loss")).read_text()
-    assert "This is <strong>not</strong> the paper's main setting" in page
-    assert page.count("scale: tiny") >= 1
+def test_verdicts_come_first_each_with_its_sentence_effect_and_link(tmp_path):
+    text = page_of(tmp_path, losses(tmp_path, documents=32), absent=("fig4_needle", "table6_throughput"))
+    table = text[text.index('id="verdicts"') : text.index('id="reading"')]
+    assert table.index("C1<") < table.index("C2<") < table.index("C22b<") < table.index("C23<") < table.index("C30<")
     for claim in ("C1", "C2", "C3", "C4", "C5", "C6"):
-        assert page.count(f"<strong>{claim}</strong> {CLAIMS[claim]}") == 2  # at a glance, and in the section
-    assert "Unigram entropy of the held-out text: 7.000" in page
-    assert "Not run at this scale: Figure 3" in page
+        assert f"<strong>{claim}</strong>" in table
+        assert CLAIMS[claim].sentence.replace("'", "&#39;") in table
+    row = table[table.index("<strong>C5</strong>") :].partition("</tr>")[0]
+    assert "holds" in row
+    assert re.search(r"−0\.\d{4} nats \[−0\.\d{4}, −0\.\d{4}\]; asked for &lt; 0; detectable 0\.\d{4}", row)
+    assert "1 seed<" in row
+    assert '<a href="#fig2_per_token_loss">Figure 2</a>' in row
+    assert "13 claims: holds" in table
+    assert "not measured 7" in table
+    assert text.index('id="verdicts"') < text.index('id="reading"') < text.index('id="fig2_per_token_loss"')
 
 
-def test_report_gives_the_provenance_of_each_run(tmp_path):
-    page = report.build(drawn(stored(tmp_path, "tiny"), "fig2_per_token_loss")).read_text()
+def test_a_finding_stands_once(tmp_path):
+    text = page_of(tmp_path, losses(tmp_path))
+    finding = re.search(r"P\(128\) of FoX \(Pro\) is [\d.]+, of the best", text).group()
+    assert text.count(finding) == 1
+
+
+def test_the_page_explains_noise_seeds_cut_curves_and_sizes(tmp_path):
+    store = synthetic.Store(tmp_path, "tiny", 128)
+    for model, params in (("fox_pro", 1_020_000), ("transformer_pro", 1_000_000)):
+        for seed in range(2):
+            rows = synthetic.loss_rows(synthetic.curve(model, 128, 512, floor=3.0))
+            store.add(FIG2, model, [("per_token_loss", rows)], params=params, seed=seed)
+    text = page_of(tmp_path, store.study(FIG2))
+    assert "Models were trained with 2 seeds." in text
+    assert "FoX (Pro) 1,020,000, Transformer (Pro) 1,000,000; the largest is 2.0% above the smallest" in text
+    for words in ("Noise.", "two one-sided tests", "Holm", "go on above it"):
+        assert words in text
+    assert "Every model was trained once, with one seed." in page_of(tmp_path / "one", losses(tmp_path / "one"))
+
+
+def test_every_artefact_says_what_it_was_made_from_and_how_to_make_it_again(tmp_path):
+    text = page_of(tmp_path, losses(tmp_path, seeds=2))
+    part = text[text.index('id="fig2_per_token_loss"') : text.index('id="runs"')]
+    assert "Made from 14 runs and 14 evaluations on Synthetic device" in part
+    assert "Corpus: made-up, bpe-512 (feedbeef). Commits of the evaluations: 0123456789+. Dates: 2025-01-02." in part
+    assert "python -m experiments run fig2_per_token_loss --scale tiny" in part
+    assert "<code>per_token_loss-00000000</code>" in part
+    runs = text[text.index('id="runs"') :]
+    assert runs.count("<tr>") == 15
+    for wanted in ("Mamba-2", "1,000,000", "8,192", "0.001", "3.100", "0123456789+", "python 3.11.7, torch 0.0", "fig2"):
+        assert wanted in runs
+
+
+def test_what_is_missing_stands_with_the_command_that_makes_it(tmp_path):
+    study = drawn(losses(tmp_path, models=("fox_pro", "transformer_pro")))
+    sections = [section(FIG2, study, missing=("Mamba-2",)), section("fig4_needle", None)]
+    text = report.build(tmp_path / "tiny", sections).read_text()
+    assert "<strong>Missing:</strong> Mamba-2. <code>python -m experiments run fig2_per_token_loss" in text
+    absent = text[text.index('id="absent"') :]
+    assert "python -m experiments run fig4_needle --scale tiny" in absent
+    assert "Not measured: FoX (LLaMA) with Transformer (LLaMA)" in text
+
+
+def test_banners_fit_the_scale_and_what_was_trained(tmp_path):
+    assert "This is not the paper's main setting (760m-48b)." in page_of(tmp_path / "a", losses(tmp_path / "a"))
+    assert "This is the paper's main setting." in page_of(
+        tmp_path / "b", losses(tmp_path / "b", PAPER_SCALE), scale=PAPER_SCALE
+    )
+    store = synthetic.Store(tmp_path / "c", PAPER_SCALE, 16_384)
+    row = synthetic.throughput_row()
+    store.add("table6_throughput", "fox_pro", [("throughput", row)], evaluation={"mode": "train"}, final_loss=None)
+    text = page_of(tmp_path / "c", store.study("table6_throughput"), scale=PAPER_SCALE)
+    assert "Nothing was trained at this scale." in text
+    assert "This is the paper's main setting." not in text
+    assert "compared directly" not in text
+    assert "reproduced" not in text
+
+
+def test_report_holds_figures_and_tables(tmp_path):
+    rng = np.random.default_rng(0)
+    store = synthetic.Store(tmp_path, "tiny", 128)
+    extras = {"seq_len": 512, "cell": 64, "distance": 32}
+    store.add(
+        "fig3_forget_gates", "fox_pro", [("gate_maps", synthetic.gate_rows(rng, layers=1, heads=2, size=8))], extras=extras
+    )
     for model in synthetic.SEVEN:
-        assert synthetic.run_id(model) in page
-    assert "0123456789+" in page, "commit, with a sign for changes in the working tree"
-    assert "Synthetic device" in page
-    assert "python 3.11.7, torch 0.0" in page
-    assert "1,000,000" in page
-    assert "8,192" in page
-    assert "2025-01-02 03:04" in page
+        rows = synthetic.needle_rows(model, rng, train_len=128, lengths=(64, 100, 300), depths=(0.0, 100.0))
+        store.add("fig4_needle", model, [("needle", rows)])
+        row = synthetic.throughput_row()
+        store.add("table6_throughput", model, [("throughput", row)], evaluation={"mode": "train"})
+    text = page_of(tmp_path, *(store.study(stem) for stem in store.lines))
+    for stem in store.lines:
+        assert f"title of {stem}" in text
+    assert "tables/table6_throughput.tex" in text
+    assert text.count("data:image/png") == 2
+    assert "scores 1 (red) to 10 (green)" in text, "the note of a picture is also text"
 
 
-def test_report_of_the_papers_scale_and_of_some_models_only(tmp_path):
-    folder = drawn(stored(tmp_path, PAPER_SCALE, models=("fox_pro", "transformer_pro")), "fig2_per_token_loss")
-    page = report.build(folder).read_text()
-    assert "This is the paper's main setting" in page
-    assert "Not evaluated here: FoX (LLaMA), Transformer (LLaMA), Mamba-2, HGRN2, DeltaNet" in page
-    assert "not applicable" in page
-
-
-def test_report_holds_every_artefact(tmp_path):
-    folder = tmp_path / "tiny"
-    made = {
-        "fig3_forget_gates": synthetic.gate_rows(models=("fox_pro",), layers=1, heads=2, size=8),
-        "fig4_needle": synthetic.needle_rows("tiny", lengths=(64, 100, 300), depths=(0.0, 100.0), train_len=128),
-        "table6_throughput": synthetic.throughput_rows("tiny"),
-    }
-    for name, (rows, meta) in made.items():
-        write_rows(folder / f"{name}.parquet", rows, meta)
-    page = report.build(drawn(folder, *made)).read_text()
-    for title in ("Figure 3: Forget gates", "Figure 4: Needle", "Table 6: Parameters"):
-        assert title in page
-    assert "<strong>C22b</strong>" in page
+def test_an_artefact_that_cannot_be_summed_up_says_why(tmp_path):
+    store = synthetic.Store(tmp_path, "tiny", 128)
+    store.add("fig4_needle", "fox_pro", [])
+    text = report.build(tmp_path / "tiny", [section("fig4_needle", store.study("fig4_needle"))]).read_text()
+    assert "<strong>Not drawn:</strong> fig4_needle: no needles are stored; run its experiment first" in text
 
 
 def test_text_from_outside_is_escaped(tmp_path):
-    folder = stored(tmp_path, "tiny", models=("fox_pro",))
-    rows, meta = read_rows(folder / "fig2_per_token_loss.parquet")
-    rows["model"] = "<script>alert(1)</script>"
-    next(iter(meta["runs"].values()))["model"] = "<script>alert(1)</script>"
-    write_rows(folder / "fig2_per_token_loss.parquet", rows, meta)
-    assert "<script" not in report.build(drawn(folder, "fig2_per_token_loss")).read_text()
+    store = synthetic.Store(tmp_path, "tiny", 128)
+    evil = "<script>alert(1)</script>"
+    store.add(FIG2, evil, [("per_token_loss", synthetic.loss_rows(np.linspace(3, 2, 512)))], name="evil")
+    assert "<script" not in page_of(tmp_path, store.study(FIG2))
 
 
 def test_equal_results_give_an_equal_report(tmp_path):
-    one = report.build(drawn(stored(tmp_path / "a", "tiny"), "fig2_per_token_loss"))
-    two = report.build(drawn(stored(tmp_path / "b", "tiny"), "fig2_per_token_loss"))
-    assert one.read_bytes() == two.read_bytes()
+    one, two = (page_of(tmp_path / place, losses(tmp_path / place, seeds=2)) for place in "ab")
+    assert one == two
 
 
-def test_nothing_stored_not_drawn_or_in_the_wrong_folder_is_an_error(tmp_path):
+def test_nothing_stored_or_not_drawn_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="no results to report on"):
-        report.build(tmp_path / "mini")
-    folder = stored(tmp_path, "tiny")
-    with pytest.raises(ValueError, match="not drawn yet"):
-        report.build(folder)
-    drawn(folder, "fig2_per_token_loss")
-    folder.rename(tmp_path / "mini")
-    with pytest.raises(ValueError, match="scale tiny"):
-        report.build(tmp_path / "mini")
+        report.build(tmp_path / "mini", [section(FIG2, None)])
+    with pytest.raises(ValueError, match="not drawn yet; render fig2_per_token_loss"):
+        report.build(tmp_path / "tiny", [section(FIG2, losses(tmp_path))])
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_does_not_scroll_sideways(tmp_path, width):
+    page_of(tmp_path, losses(tmp_path, seeds=2))
+    frame = tmp_path / "frame.html"
+    frame.write_text(
+        f"<iframe id=f width={width} height=800 src='tiny/report.html'></iframe><script>f.onload = () => {{"
+        "const page = f.contentDocument.documentElement;"
+        "const broken = [...f.contentDocument.images].filter(i => !i.naturalWidth);"
+        "document.title = `${page.scrollWidth <= page.clientWidth} ${page.clientWidth > 300} ${broken.length}` }</script>"
+    )
+    command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--dump-dom",
+               f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=8000", "--window-size=1500,1000"]  # fmt: skip
+    found = subprocess.run([*command, frame.as_uri()], capture_output=True, text=True, timeout=120, check=True).stdout
+    assert "<title>true true 0</title>" in found

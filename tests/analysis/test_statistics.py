@@ -13,9 +13,7 @@ def term(source, coefficient, values_SD):
 def made_up(rng, seeds=3, items=40, seed_noise=0.03, shared=0.3, own=0.05, models=2):
     """Values of models without any difference: (S, D) each."""
     shared_D = shared * rng.normal(size=items)
-    return [
-        shared_D + seed_noise * rng.normal(size=(seeds, 1)) + own * rng.normal(size=(seeds, items)) for _ in range(models)
-    ]
+    return [shared_D + seed_noise * rng.normal(size=(seeds, 1)) + own * rng.normal(size=(seeds, items)) for _ in range(models)]
 
 
 def test_the_error_is_that_of_a_bootstrap_of_seeds_and_then_items():
@@ -24,7 +22,11 @@ def test_the_error_is_that_of_a_bootstrap_of_seeds_and_then_items():
     one, two = made_up(rng, seeds=5, items=60)
     estimate = contrast([term("a", 1.0, one), term("b", -1.0, two)])
     draws, S, D = 20_000, 5, 60
-    seeds_a, seeds_b, items = rng.integers(S, size=(draws, S)), rng.integers(S, size=(draws, S)), rng.integers(D, size=(draws, D))
+    seeds_a, seeds_b, items = (
+        rng.integers(S, size=(draws, S)),
+        rng.integers(S, size=(draws, S)),
+        rng.integers(D, size=(draws, D)),
+    )
     centre = one.mean() - two.mean()
     of_seeds = one.mean(axis=1)[seeds_a].mean(axis=1) - two.mean(axis=1)[seeds_b].mean(axis=1) - centre
     of_items = (one.mean(axis=0) - two.mean(axis=0))[items].mean(axis=1) - centre
@@ -35,8 +37,8 @@ def test_the_error_is_that_of_a_bootstrap_of_seeds_and_then_items():
 
 @pytest.mark.parametrize(("seeds", "seed_noise"), [(3, 0.03), (3, 0.0), (2, 0.03), (1, 0.0)])
 def test_intervals_cover_what_they_say(seeds, seed_noise):
-    """Two models without a difference, 2,000 times: the 95% interval misses 0 in 5% at most (in fewer where seeds do not differ:
-    what varies inside an item is then counted twice)."""
+    """Two models without a difference, 2,000 times: the 95% interval misses 0 in 5% at most (in fewer where seeds do not
+    differ: what varies inside an item is then counted twice)."""
     rng = np.random.default_rng(1)
     missed = 0
     for _ in range(2_000):

@@ -62,7 +62,7 @@ def test_rows_that_were_replaced_are_refused(tmp_path):
     store = store_of(tmp_path, fox_pro=1)
     line = store.lines["fig"][0]
     store.lines["fig"] = [Line(line.label, line.model, line.seed, line.scale, line.run_id, {next(iter(line.files)): "0" * 64})]
-    with pytest.raises(ValueError, match="other rows than fig.json was drawn from"):
+    with pytest.raises(ValueError, match=r"other rows than fig\.json was drawn from"):
         store.study("fig").rows("needle")
 
 
@@ -81,7 +81,7 @@ def evaluated(tmp_path, ways):
                 "spec": {"mode": mode}, "created": created, "provenance": {}, "extras": {"way": way},
             }  # fmt: skip
             rows = pd.DataFrame({"value": [value]})
-            path = write_rows(rows_file(tmp_path, "tiny", line.run_id, meta["eval_id"]), rows, meta, synthetic.schema_of(rows))
+            path = write_rows(rows_file(tmp_path, "tiny", line.run_id, meta["eval_id"]), rows, meta, synthetic.UNCHECKED)
             files[str(path.relative_to(tmp_path))] = read_rows(path)[1]["rows_sha256"]
         store.lines["fig"].append(Line(label, label, 0, "tiny", line.run_id, files))
     return store.study("fig")
@@ -90,7 +90,10 @@ def evaluated(tmp_path, ways):
 def test_of_several_ways_of_evaluating_that_of_most_lines_is_drawn_then_the_newest(tmp_path):
     study = evaluated(
         tmp_path / "a",
-        {"fox_pro": [(1.0, "few", "2025-01-01", "x"), (2.0, "many", "2025-01-02", "x")], "mamba2": [(3.0, "few", "2025-01-01", "x")]},
+        {
+            "fox_pro": [(1.0, "few", "2025-01-01", "x"), (2.0, "many", "2025-01-02", "x")],
+            "mamba2": [(3.0, "few", "2025-01-01", "x")],
+        },
     )
     assert study.rows("needle")["value"].tolist() == [1.0, 3.0]
     study = evaluated(tmp_path / "b", {"fox_pro": [(2.0, "many", "2025-01-02", "x"), (1.0, "few", "2025-01-01", "x")]})

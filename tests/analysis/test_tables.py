@@ -1,13 +1,14 @@
 import csv
 import io
 
+import numpy as np
 import pytest
 import synthetic
 
-from analysis import table1_lm_eval, table2_longbench, table6_throughput
+from analysis.fox import table1_lm_eval, table2_longbench, table3_ablation, table6_throughput, table_lr_grid
+from analysis.fox.table1_lm_eval import ACCURACIES, PERPLEXITIES
 from analysis.paper import paper_scores
-from analysis.table1_lm_eval import ACCURACIES, PERPLEXITIES
-from analysis.tables import Column, Table, to_csv, to_html, to_latex, to_markdown
+from analysis.tables import Column, Table, over_seeds, to_csv, to_html, to_latex, to_markdown
 
 TABLE = Table(
     "A <caption>",
@@ -30,6 +31,19 @@ def test_best_and_second_are_of_the_printed_values_and_ties_share():
     assert [marks[model][2] for model in TABLE.rows] == [""] * 4
 
 
+def test_values_whose_ranges_overlap_are_not_ranked():
+    columns = [Column("speed", "speed", 0, "higher")]
+    rows = {"a": [100.0], "b": [98.0], "c": [90.0], "d": [80.0]}
+
+    def marks(spread):
+        ranges = {label: [(value - spread, value + spread)] for label, [value] in rows.items()}
+        return [mark for [mark] in Table("", columns, rows, ranges=ranges).marks().values()]
+
+    assert marks(0.5) == ["best", "second", "", ""]
+    assert marks(1.5) == ["", "", "", ""]
+    assert "| 100 [99, 101] |" in to_markdown(Table("", columns, {"a": [100.0]}, ranges={"a": [(99.0, 101.0)]}))
+
+
 def test_markdown():
     lines = to_markdown(TABLE).splitlines()
     assert lines[0] == "| | Wiki. ppl | ARC-e | count |"
@@ -45,31 +59,54 @@ def test_latex():
     assert r"HGRN2 & 12.00 & \underline{45.0} & 3 \\" in text
     assert r"50\% of it" in text
     assert text.count("{") == text.count("}")
+    marks = Table("", [Column("a", "a", 0, style="check")], {"x": [1.0], "y": [0.0]}, "1 ± 2")
+    assert r"x & \checkmark \\" in to_latex(marks)
+    assert r"y &  \\" in to_latex(marks)
+    assert r"1 $\pm$ 2" in to_latex(marks)
 
 
 def test_csv_is_unrounded_with_the_papers_columns_last():
     rows = list(csv.DictReader(io.StringIO(to_csv(TABLE))))
-    assert list(rows[0]) == ["model", "loss_ppl", "acc", "n", "loss_ppl_paper", "acc_paper", "n_paper"]
+    assert list(rows[0]) == ["label", "loss_ppl", "acc", "n", "loss_ppl_paper"]
     assert rows[0]["loss_ppl"] == "10.001"
     assert rows[0]["loss_ppl_paper"] == "9.5"
     assert rows[1]["n"] == rows[1]["loss_ppl_paper"] == ""
+    table = Table("", TABLE.columns[:1], {"a, b": [1.0]}, spreads={"a, b": [0.5]}, ranges={"a, b": [(0.5, 1.5)]})
+    assert to_csv(table) == 'label,loss_ppl,loss_ppl_sd,loss_ppl_low,loss_ppl_high\n"a, b",1,0.5,0.5,1.5\n'
 
 
 def test_html_is_escaped():
     assert "A &lt;caption&gt;" in to_html(TABLE)
     assert "<span class='second'>45.0</span>" in to_html(TABLE)
+    narrow = Table("", [Column("a", "NarrativeQA"), Column("b", "RoPE")], {"x": [1.0, 1.0]})
+    assert "<th>Narrative<wbr>QA</th><th>RoPE</th>" in to_html(narrow)
 
 
-def lm_eval(scale, include="harness"):
-    rows = synthetic.scores_to_lm_eval(paper_scores("table1_lm_eval", "760m-48b"), scale, PERPLEXITIES | ACCURACIES)
-    meta = synthetic.meta_for("table1_lm_eval", "lm_eval", scale, synthetic.SEVEN, 512)
-    next(iter(meta["evals"].values()))["spec"]["include"] = include
-    return rows, meta
+def test_seeds_are_mean_and_deviation_and_their_number_is_said():
+    columns = [Column("a", "a", 2), Column("b", "b", 1, style="signed")]
+    table = over_seeds("T", columns, {"fox_pro": [np.array([1.0, 2.0, 3.0]), -0.5], "mamba2": [np.array([4.0]), None]})
+    assert table.note == "Mean ± standard deviation over 1 to 3 seeds."
+    lines = to_markdown(table).splitlines()
+    assert lines[2] == "| FoX (Pro) | 2.00 ± 1.00 | −0.5 |"
+    assert lines[3] == "| Mamba-2 | 4.00 | – |"
+    assert over_seeds("T", columns, {"fox_pro": [np.array([1.0]), None]}).note == "One seed."
+
+
+def lm_eval(tmp_path, scale="760m-48b", include="harness", change=None, seeds=1):
+    store = synthetic.Store(tmp_path, scale)
+    for model, line in paper_scores("table1_lm_eval", "760m-48b").items():
+        for seed in range(seeds):
+            shifted = {column: value + 2 * seed for column, value in line.items()}
+            rows = synthetic.lm_eval_rows(shifted, PERPLEXITIES | ACCURACIES)
+            rows = rows if change is None else change(rows)
+            store.add("table1_lm_eval", model, [("lm_eval", rows)], seed=seed, evaluation={"include": include})
+    return store.study("table1_lm_eval")
 
 
 def test_table_1_from_the_papers_numbers_is_the_papers_table(tmp_path):
-    paths = table1_lm_eval.render(*lm_eval("760m-48b"), tmp_path)
-    assert [path.name for path in paths] == ["table1_lm_eval.md", "table1_lm_eval.tex", "table1_lm_eval.csv"]
+    paths = table1_lm_eval.draw(lm_eval(tmp_path))
+    folder = tmp_path / "760m-48b" / "tables"
+    assert paths == [folder / f"table1_lm_eval.{ending}" for ending in ("md", "tex", "csv")]
     first = paths[0].read_text().splitlines()[2]
     assert first.startswith("| FoX (Pro) | **23.04** (23.04) | **14.91** (14.91) | **42.75** (42.75) |")
     assert first.endswith("| 46.57 (46.57) | **50.88** (50.88) |")
@@ -77,23 +114,24 @@ def test_table_1_from_the_papers_numbers_is_the_papers_table(tmp_path):
 
 @pytest.mark.parametrize(("scale", "include", "beside"), [
     ("760m-48b", "harness", 50.88), ("760m-16b", "harness", 48.33), ("360m-7.5b", "harness", None),
-    ("tiny", "local", None), ("760m-48b", "local", None),
+    ("tiny", "local:12ab", None), ("760m-48b", "local:12ab", None),
 ])  # fmt: skip
-def test_the_papers_values_stand_beside_ours_only_at_its_scales_and_tasks(scale, include, beside):
-    table = table1_lm_eval.summary(*lm_eval(scale, include))
+def test_the_papers_values_stand_beside_ours_only_at_its_scales_and_tasks(tmp_path, scale, include, beside):
+    table = table1_lm_eval.summary(lm_eval(tmp_path, scale, include))
     assert scale in table.note
-    assert ("stand-ins" in table.note) == (include == "local")
+    assert ("stand-ins" in table.note) == include.startswith("local")
     if beside is None:
         assert not table.paper
     else:
         assert table.paper["fox_pro"][-1] == beside
 
 
-def test_table_1_shows_unknown_tasks_and_no_average_without_all_ten():
-    rows, meta = lm_eval("tiny", "local")
-    rows = rows[rows["task"] != "copa"]
-    rows = rows.assign(task=rows["task"].replace({"piqa": "local_cloze", "wikitext": "local_text"}))
-    table = table1_lm_eval.summary(rows, meta)
+def test_table_1_shows_unknown_tasks_and_no_average_without_all_ten(tmp_path):
+    def change(rows):
+        rows = rows[rows["task"] != "copa"]
+        return rows.assign(task=rows["task"].replace({"piqa": "local_cloze", "wikitext": "local_text"}))
+
+    table = table1_lm_eval.summary(lm_eval(tmp_path, "tiny", "local", change))
     keys = [column.key for column in table.columns]
     assert "local_cloze_acc" in keys
     assert "local_text_word_perplexity" in keys
@@ -103,27 +141,141 @@ def test_table_1_shows_unknown_tasks_and_no_average_without_all_ten():
     assert lower.better == "lower"
 
 
-def test_table_2_means_and_paper_values():
-    printed = paper_scores("table2_longbench", "760m-48b")
-    ours = {model: {task: value + 1 for task, value in line.items()} for model, line in printed.items()}
-    rows = synthetic.scores_to_longbench(ours, "760m-48b")
-    meta = synthetic.meta_for("table2_longbench", "longbench", "760m-48b", synthetic.SEVEN, 16_384)
-    table = table2_longbench.summary(rows, meta)
+def test_table_1_is_the_mean_over_seeds(tmp_path):
+    table = table1_lm_eval.summary(lm_eval(tmp_path, seeds=2))
+    assert table.rows["fox_pro"][-1] == pytest.approx(51.88, abs=0.01)
+    assert table.spreads["fox_pro"][-1] == pytest.approx(2**0.5)
+
+
+def longbench(tmp_path, evaluation):
+    store = synthetic.Store(tmp_path, "760m-48b")
+    for model, line in paper_scores("table2_longbench", "760m-48b").items():
+        rows = synthetic.longbench_rows({task: value + 1 for task, value in line.items()}, np.random.default_rng(0), 3)
+        store.add("table2_longbench", model, [("longbench", rows)], evaluation=evaluation)
+    return store.study("table2_longbench")
+
+
+def test_table_2_means_and_paper_values(tmp_path):
+    table = table2_longbench.summary(longbench(tmp_path / "a", {"dataset": "hub"}))
     assert [column.key for column in table.columns][-2:] == ["mean12", "mean14"]
     assert table.rows["fox_pro"][-1] == pytest.approx(22.445, abs=0.01)
     assert table.paper["fox_pro"][-1] == pytest.approx(21.445, abs=0.01)
+    assert "3 examples per task" in table.note
     assert "first line" not in table.note
-    next(iter(meta["evals"].values()))["spec"]["original_cut"] = True
-    assert "original benchmark's rule" in table2_longbench.summary(rows, meta).note
+    table = table2_longbench.summary(longbench(tmp_path / "b", {"dataset": "local:1f", "original_cut": True}))
+    assert "original benchmark's rule" in table.note
+    assert not table.paper
 
 
-def test_table_6_is_relative_to_the_transformer_and_truncates_like_the_paper():
-    rows, meta = synthetic.throughput_rows("760m-48b")
-    table = table6_throughput.summary(rows, meta)
+def ablation(tmp_path, scale="360m-7.5b", runs_at=None, labels=None):
+    store = synthetic.Store(tmp_path, scale, 64)
+    for label, line in table3_ablation.PRINTED.items():
+        if labels is not None and label not in labels:
+            continue
+        spec = {
+            "use_rope": bool(line["rope"]), "forget_gate": "full" if line["forget_gate"] else "none",
+            "qk_norm": bool(line["qk_norm"]), "use_output_gate": bool(line["output_gate"]),
+            "use_output_norm": bool(line["output_norm"]), "use_k_shift": bool(line["kv_shift"]),
+        }  # fmt: skip
+        rows = synthetic.loss_rows(np.repeat([np.log(2 * line["ppl"]), 9.0], [64, 192]))
+        store.add("table3_ablation", label, [("per_token_loss", rows)], model="fox_pro", spec=spec, scale=runs_at)
+    return store.study("table3_ablation")
+
+
+def test_table_3_has_the_papers_lines_marks_and_numbers(tmp_path):
+    table = table3_ablation.summary(ablation(tmp_path))
+    assert list(table.rows) == list(table3_ablation.PRINTED)
+    for label, line in table3_ablation.PRINTED.items():
+        assert table.rows[label][:6] == [line[part] for part in table3_ablation.PARTS]
+        assert table.rows[label][6] == pytest.approx(2 * line["ppl"])
+        assert table.paper[label][6] == line["ppl"]
+        assert table.rows[label][7] == pytest.approx(100 * (line["ppl"] / 6.62 - 1))
+        assert table.rows[label][8] == pytest.approx(table.rows[label][7]), "the paper's differences, in percent of FoX (Pro)"
+    assert "Of 104 pairs of lines 104 are in the paper's order (Kendall's τ 1.00)." in table.note
+    text = to_markdown(table)
+    assert "| FoX (LLaMA) + RoPE | ✓ | ✓ |  |  |  |  | 14.38 (7.19) | +8.6 | +8.6 |" in text
+
+
+def test_table_3_at_other_scales_keeps_the_papers_differences_and_leaves_its_perplexities(tmp_path):
+    table = table3_ablation.summary(ablation(tmp_path / "a", "tiny"))
+    assert not table.paper
+    assert table.rows["FoX (Pro) - QK-norm"][8] == pytest.approx(100 * (6.79 / 6.62 - 1))
+    table = table3_ablation.summary(ablation(tmp_path / "b", "760m-48b", runs_at="360m-7.5b"))
+    assert table.paper["FoX (Pro)"][6] == 6.62, "its runs are of the paper's scale"
+    assert "runs at 360m-7.5b" in table.note
+    table = table3_ablation.summary(ablation(tmp_path / "c", "tiny", labels=["FoX (LLaMA)", "Transformer (LLaMA)"]))
+    assert table.rows["FoX (LLaMA)"][7] is None
+    assert "Kendall" not in table.note
+
+
+def throughput(tmp_path, scale="760m-48b", machines=("GPU",)):
+    store = synthetic.Store(tmp_path, scale, 16_384)
+    for place, model in enumerate(synthetic.SEVEN):
+        kinds = [
+            ("throughput", synthetic.throughput_row(757_632_576 + place, 50_000.0 + 2000 * place, machine=machine))
+            for machine in machines[: 1 + (place == 0)]
+        ]
+        store.add("table6_throughput", model, kinds, evaluation={"mode": "train"}, final_loss=None)
+    return store.study("table6_throughput")
+
+
+def test_table_6_is_relative_to_the_transformer_and_truncates_like_the_paper(tmp_path):
+    table = table6_throughput.summary(throughput(tmp_path))
     assert table.rows["fox_pro"][:4] == pytest.approx([757, 2.72, 50_000, 50 / 56])
     assert table.paper["fox_pro"][:4] == pytest.approx([759, 2.72, 27_000, 27 / 38])
-    assert not table6_throughput.summary(*synthetic.throughput_rows("tiny")).paper
-    with pytest.raises(ValueError, match="several settings"):
-        table6_throughput.summary(rows.assign(seq_len=range(1, len(rows) + 1)), meta)
-    with pytest.raises(ValueError, match="no rows of mode 'train'"):
-        table6_throughput.summary(rows[rows["mode"] == "generate"], meta)
+    assert table.ranges["fox_pro"][2] == pytest.approx((49_500, 50_500))
+    assert [column.key for column in table.columns][4:] == ["mfu_percent", "peak_memory_gib"], "nothing is pruned"
+    assert "only ratios" in table.note
+    assert not table6_throughput.summary(throughput(tmp_path / "tiny", "tiny")).paper
+
+
+def test_table_6_shows_both_mfus_where_work_is_pruned_and_none_without_a_peak(tmp_path):
+    for place, (change, keys) in enumerate((
+        ({"mfu_dense": 0.9}, ["mfu_percent", "mfu_dense_percent", "peak_memory_gib"]),
+        ({"mfu": np.nan, "mfu_dense": np.nan, "peak_memory_gib": np.nan}, []),
+    )):  # fmt: skip
+        store = synthetic.Store(tmp_path / str(place))
+        rows = synthetic.throughput_row().assign(**change)
+        store.add("table6_throughput", "fox_pro", [("throughput", rows)], evaluation={"mode": "train"})
+        table = table6_throughput.summary(store.study("table6_throughput"))
+        assert [column.key for column in table.columns][3:] == keys  # without the Transformer nothing is relative
+
+
+def test_table_6_draws_the_machine_that_most_models_were_timed_on(tmp_path):
+    table = table6_throughput.summary(throughput(tmp_path, machines=("GPU", "CPU")))
+    assert len(table.rows) == 7
+    assert "Measured on GPU" in table.note
+    store = synthetic.Store(tmp_path / "none")
+    store.add("table6_throughput", "fox_pro", [])
+    with pytest.raises(ValueError, match="no training throughput is stored"):
+        table6_throughput.summary(store.study("table6_throughput"))
+
+
+def grid(tmp_path, evaluated):
+    store = synthetic.Store(tmp_path, train_len=64)
+    for model, best in (("fox_pro", 2e-3), ("transformer_pro", 1e-3)):
+        for rate in (1e-3, 2e-3, 4e-3):
+            loss = 3.0 + abs(np.log2(rate / best))
+            kinds = [("per_token_loss", synthetic.loss_rows(np.full(256, loss - 1)))] if evaluated(model, rate) else []
+            store.add("table_lr_grid", model, kinds, train={"peak_lr": rate}, final_loss=loss, name=f"{model} {rate}")
+            store.lines["table_lr_grid"][-1] = store.lines["table_lr_grid"][-1].__class__(
+                f"{model}, LR {rate:g}",
+                model,
+                0,
+                "tiny",
+                store.lines["table_lr_grid"][-1].run_id,
+                store.lines["table_lr_grid"][-1].files,
+            )
+    return store.study("table_lr_grid")
+
+
+def test_learning_rates_by_held_out_perplexity_if_all_runs_have_it_else_by_training_loss(tmp_path):
+    table = table_lr_grid.summary(grid(tmp_path / "a", lambda *_: True))
+    assert table.caption == "Learning rates: held-out perplexity P(64)"
+    assert table.rows["LR 0.002"] == pytest.approx([np.exp(2), np.exp(3)])
+    assert [marks[0] for marks in table.marks().values()] == ["second", "best", "second"]
+    assert "Best at the edge of what was tried: Transformer (Pro)." in table.note
+    table = table_lr_grid.summary(grid(tmp_path / "b", lambda model, rate: rate < 3e-3))
+    assert table.caption == "Learning rates: final training loss (nats)"
+    assert table.rows["LR 0.004"] == pytest.approx([4.0, 5.0])
+    assert [path.suffix for path in table_lr_grid.draw(grid(tmp_path / "c", lambda *_: False))] == [".md", ".tex", ".csv"]

@@ -16,6 +16,9 @@ from eval.shell.sources import Sources
 from eval.shell.text import TextCodec
 from models.build import build_model
 from models.spec import ForgettingTransformerSpec
+from training.distributed import World
+from training.export import export_model
+from training.run_folder import RunFolder
 from training.spec import RunSpec, TrainSpec
 
 WORDS = (
@@ -120,12 +123,9 @@ def make_run(corpus: Corpus, make_spec, tmp_path_factory: pytest.TempPathFactory
 
     def make(model: object = None, **changes: object) -> Path:
         run = make_spec(model, **changes)
-        folder = tmp_path_factory.mktemp("runs") / run.folder_name
-        folder.mkdir()
-        (folder / "spec.json").write_text(run.to_json())
+        folder = RunFolder.create(tmp_path_factory.mktemp("runs") / run.folder_name, run)
         torch.manual_seed(0)
-        build_model(run.model).save_pretrained(folder / "export")
-        corpus.tokenizer.to_hf().save_pretrained(folder / "export")
-        return folder
+        export_model(build_model(run.model), corpus, run, folder, World(0, 1, torch.device("cpu")))
+        return folder.path
 
     return make

@@ -362,7 +362,7 @@ def test_foreign_tokenisers(kind, mode, corpus, bind):
         needle_text = codec.decode(codec.encode(WORDING.needle))
         assert text.count(needle_text) == 1
         assert text.rstrip().endswith(codec.decode(codec.encode(WORDING.answer_start)).strip())
-        before, query = text.split(needle_text)
+        before, _ = text.split(needle_text)
         document_len = len(cell.prompt) - 1 - len(codec.encode(WORDING.query))
         assert cell.length - 200 - 10 <= document_len <= cell.length - 200 + 2
         share = len(codec.encode(before)) / (cell.length - 200)
@@ -387,7 +387,7 @@ def test_what_can_be_known_before_training(make_spec):
     needle.check(Spec(mode="easy", lengths=(600,), reserve=140), run, None)
     for changes, message in (
         ({"reserve": 60}, "more than the 60 reserved: prompts would be longer than their cell"),
-        ({"lengths": (250,), "reserve": 200}, "length 250 may leave as few as 0 tokens of haystack; the shortest for mode 'easy'"),
+        ({"lengths": (250,), "reserve": 200}, "length 250 may leave as few as 0 tokens of haystack; the shortest"),
     ):
         with pytest.raises(ValueError, match=message):
             needle.check(Spec(**{"mode": "easy", "lengths": (600,), "reserve": 140, **changes}), run, None)
@@ -423,6 +423,6 @@ def test_another_text_or_wording_than_the_specs_is_refused(corpus, texts_folder,
     assert len({eval_id(spec), eval_id(lisbon), eval_id(replace(lisbon, wording=spec.wording))}) == 3
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.txt").write_text("Another text.")
+    sources = Sources(prompts=own, haystack=tmp_path / "folder")
     with pytest.raises(ValueError, match="the spec asks for text"):
-        sources = Sources(prompts=own, haystack=tmp_path / "folder")
         measure.evaluate(loaded, lisbon, Context(corpus=corpus, sources=sources))

@@ -66,7 +66,8 @@ def test_equals_plain_log_probabilities(corpus, bind, in_memory):
     model, codec = llama(), TextCodec(corpus.tokenizer)
     spec = bind(GRID)
     seen: list[list[int]] = []
-    hook = model.register_forward_pre_hook(lambda module, args, kwargs: seen.extend(kwargs["input_ids"].tolist()), with_kwargs=True)
+    watch = lambda module, args, kwargs: seen.extend(kwargs["input_ids"].tolist())  # noqa: E731
+    hook = model.register_forward_pre_hook(watch, with_kwargs=True)
     rows = measure.evaluate(in_memory(model, codec), spec, Context(corpus=corpus))
     hook.remove()
     assert list(rows[["length", "depth", "sample"]].itertuples(index=False, name=None)) == [

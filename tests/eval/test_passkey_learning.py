@@ -1,34 +1,30 @@
 """A tiny FoX learns the pass-key task on the CPU and then finds the key at every depth of its training length."""
 
-import argparse
-import dataclasses
-import inspect
-import typing
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from data.tokenizer import train_bpe
-from eval import needle
-from eval.context import Context
-from eval.passkey import NAMES, key_line, training_batch
-from eval.spec import NeedleSpec
-from eval.text import TextCodec
+from eval.needle import Spec, measure
+from eval.needle.passkey import NAMES, key_line, training_batch
+from eval.shell.context import Context
+from eval.shell.sources import Sources
+from eval.shell.text import TextCodec
 from models.build import build_model
 from models.loss import token_losses
 
-SEQ_LEN, STEPS, BATCH = 96, 180, 16
+SEQ_LEN, STEPS, BATCH = 96, 130, 16
 
 
-def test_a_tiny_fox_learns_pass_keys(tiny_fox, tmp_path: Path):
+def test_a_tiny_fox_learns_pass_keys(tiny_fox, texts_folder: Path, bind, in_memory):
     """Starts with open gates (b = 4): from the paper's b = 0 a gate forgets within a token or two, and this task alone has
     nothing between one token and the key's distance that would open it step by step, as text does."""
-    source = "".join(inspect.getsource(module) for module in (argparse, dataclasses, typing))
+    text = "".join(path.read_text() for path in sorted(texts_folder.iterdir()))
     rng = np.random.default_rng(5)
     lines = [key_line(str(rng.choice(NAMES)), " ".join("0123456789")) for _ in range(2000)]
-    codec = TextCodec(train_bpe([source, *lines], 512))
-    filler = codec.encode(source)
+    codec = TextCodec(train_bpe([text, *lines], 512))
+    filler = codec.encode(text)
     torch.manual_seed(0)
     model = build_model(tiny_fox())
     with torch.no_grad():
@@ -45,11 +41,9 @@ def test_a_tiny_fox_learns_pass_keys(tiny_fox, tmp_path: Path):
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-    (tmp_path / "hay.txt").write_text(source)
-    spec = NeedleSpec(
-        mode="passkey", lengths=(48, 90), depths=(0.0, 25.0, 50.0, 75.0, 100.0), samples_per_cell=8, max_new_tokens=8
-    )
-    rows = needle.evaluate(model.eval(), codec, spec, Context(haystack=tmp_path))
+    spec = Spec(mode="passkey", lengths=(48, 90), depths=(0.0, 25.0, 50.0, 75.0, 100.0), samples_per_cell=8, max_new_tokens=8)
+    context = Context(sources=Sources(haystack=texts_folder))
+    rows = measure.evaluate(in_memory(model.eval(), codec), bind(spec, haystack=texts_folder), context)
     assert len(rows) == 80
     assert rows["exact"].mean() > 0.95
     assert rows.loc[rows["exact"] == 1, "score"].eq(10).all()

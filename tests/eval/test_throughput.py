@@ -73,9 +73,7 @@ def test_another_machine_is_another_evaluation(bind, in_memory):
 
 def test_a_run_is_timed_with_fresh_weights_and_need_not_be_trained(make_run, tiny_fox):
     run = make_run(tiny_fox(num_layers=1))
-    for file in (run / "export").iterdir():
-        file.unlink()
-    (run / "export").rmdir()
+    (run / "export").rename(run / "export.partial")
     loaded = Loaded(Subject.find(str(run)), "cpu")
     model = loaded.fresh()
     torch.manual_seed(0)

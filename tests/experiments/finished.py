@@ -21,7 +21,9 @@ def finish(run: Run, evaluations: bool = False, loss: float = 2.0) -> None:
         (folder.export / "config.json").write_text("{}")
         manifest.seal(folder.export)
         folder.provenance_file.write_text(line(START))
-        folder.metrics_file.write_text("".join(line({"step": n + 1, "loss": 3.0}) for n in range(run.spec.train.num_steps)))
+        folder.metrics_file.write_text(
+            "".join(line({"step": n + 1, "tokens": n + 1, "loss": 3.0, "wall_s": 1.0}) for n in range(run.spec.train.num_steps))
+        )
     if evaluations:
         for spec in run.evals:
             if spec.kind == "per_token_loss":

@@ -85,8 +85,9 @@ def test_restarts_are_bounded_but_not_while_there_is_progress(task, tmp_path):
 
 @pytest.mark.parametrize(
     ("code", "fruitless", "action", "why"),
-    [(0, 9, "done", ""), (75, 3, "again", "saved"), (75, 4, "failed", "given up after 4"), (-9, 1, "again", "killed by SIGKILL"),
-     (137, 1, "again", "killed by SIGKILL"), (1, 1, "again", "exit code 1"), (2, 1, "failed", ""), (3, 1, "failed", ""),
+    [(0, 9, "done", ""), (75, 3, "again", "saved"), (75, 4, "failed", "given up after 4"),
+     (-9, 1, "again", "killed by SIGKILL"), (137, 1, "again", "killed by SIGKILL"),
+     (1, 1, "again", "exit code 1"), (2, 1, "failed", ""), (3, 1, "failed", ""),
      (130, 1, "failed", "interrupted")],
 )  # fmt: skip
 def test_what_becomes_of_a_task(code, fruitless, action, why):

@@ -1,13 +1,14 @@
-"""Inputs in the regimes that matter and the rule that results are judged by: error against float64, relative to
-eager's."""
+"""The oracle: forgetting attention with a brute-force mask, nothing shared with the code that it judges. And the rule that
+results are judged by: error against float64, relative to eager's.
+
+Options have the names and meanings of `forgetting_attention`'s.
+"""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-from kernels.forgetting_attention import reference_attention
 
 GATES = ("zero", "near_zero", "one", "twenty", "single_cliff", "mixture", "cuts")
 NAMES = ("o", "dq", "dk", "dv", "dlog_fgate")
@@ -71,10 +72,65 @@ def make_case(
     return Case(*(x.to(device) for x in case))
 
 
-def output_and_gradients(attention: Callable[..., Tensor], case: Case) -> list[Tensor]:
+def visible_pairs(
+    log_fgate: Tensor,
+    num_queries: int,
+    *,
+    adaptive_threshold: Tensor | float | None = None,
+    seq_start: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    window_size: int | None = None,
+) -> Tensor:
+    """Which query sees which key, bool (B, H, Q, T), every rule written down pair by pair."""
+    B, T, H = log_fgate.shape
+    j = torch.arange(T, device=log_fgate.device)
+    i = j[T - num_queries :, None]
+    seen = (j <= i).expand(B, H, num_queries, T)
+    if window_size is not None:
+        seen = seen & (i - j < window_size)
+    if seq_start is not None:
+        seen = seen & (j >= seq_start.view(B, 1, 1, 1))
+    if cu_seqlens is not None:
+        document = (j[:, None] >= cu_seqlens).sum(1)
+        seen = seen & (document[i] == document[j])
+    cuts = (log_fgate < -2000).cumsum(1).transpose(1, 2)
+    seen = seen & (cuts[..., T - num_queries :, None] == cuts[..., None, :])
+    if adaptive_threshold is not None:
+        tile = 128
+        cum = cumulative(log_fgate)
+        first = (i - (T - num_queries)) // tile * tile + T - num_queries  # of the query's tile
+        last = (j // tile * tile + tile - 1).clamp(max=T - 1)  # of the key's tile
+        largest = cum[..., first] - cum[..., None, last]
+        threshold = torch.as_tensor(adaptive_threshold, device=log_fgate.device).expand(B, H)[..., None, None]
+        seen = seen & ((largest >= threshold) | (j // tile >= first // tile))
+    return seen
+
+
+def cumulative(log_fgate: Tensor) -> Tensor:
+    """Sums of the log gates, float64 (B, H, T); cuts are for `visible_pairs`."""
+    gates = log_fgate.transpose(1, 2).double()
+    return gates.where(gates >= -2000, 0.0).cumsum(-1)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, **options: Any) -> Tensor:
+    """Eager forgetting attention: products in the inputs' dtype, softmax in float32 or float64; gradients from autograd."""
+    Q, H, D = q.shape[1:]
+    T = k.shape[1]
+    seen = visible_pairs(log_fgate.detach(), Q, **options)
+    key, value = (x.transpose(1, 2).repeat_interleave(H // k.shape[2], 1) for x in (k, v))
+    softmax_dtype = torch.promote_types(q.dtype, torch.float32)
+    cum = cumulative(log_fgate)
+    decay = (cum[..., T - Q :, None] - cum[..., None, :]).to(softmax_dtype)
+    logits = (q.transpose(1, 2) @ key.transpose(2, 3)).to(softmax_dtype) * D**-0.5 + decay
+    some = seen.any(-1, keepdim=True)
+    weights = logits.masked_fill(~seen, -torch.inf).masked_fill(~some, 0.0).softmax(-1).masked_fill(~some, 0.0)
+    return (weights.to(value.dtype) @ value).transpose(1, 2)
+
+
+def output_and_gradients(attention: Callable[..., Tensor], case: Case, **options: Any) -> list[Tensor]:
     """[o, dq, dk, dv, dlog_fgate]."""
     inputs = [x.detach().clone().requires_grad_() for x in case[:4]]
-    o = attention(*inputs)
+    o = attention(*inputs, **options)
     grads = torch.autograd.grad(o, inputs, case.do)
     return [o.detach(), *grads]
 
@@ -87,13 +143,13 @@ def errors(found: list[Tensor], exact: list[Tensor]) -> list[float]:
     ]
 
 
-def allowed_errors(case: Case, exact: list[Tensor], **options: Tensor | float | None) -> list[float]:
+def allowed_errors(case: Case, exact: list[Tensor], **options: Any) -> list[float]:
     """2x the error of eager attention in the case's dtype (gradients 3x), plus a few ulp.
 
     Of the largest value in that dtype; in float32 of what the gradients are differences of (do . v, times q or k); and
     half an ulp of o, which is stored in that dtype and enters every dS through do . o.
     """
-    eager = errors(output_and_gradients(lambda *x: reference_attention(*x, **options), case), exact)
+    eager = errors(output_and_gradients(attend, case, **options), exact)
     q, k, v, _, do = (x.double() for x in case)
     rounding = torch.finfo(case.q.dtype).eps / 2 * (do * exact[0]).abs().sum(-1).max().item()
     weight_gradient = (do.norm(dim=-1).max() * v.norm(dim=-1).max()).item()
@@ -108,12 +164,12 @@ def allowed_errors(case: Case, exact: list[Tensor], **options: Tensor | float | 
     ]
 
 
-def assert_right(attention: Callable[..., Tensor], case: Case, **options: Tensor | float | None) -> dict[str, float]:
-    """Hold `attention(q, k, v, log_fgate)` to the float64 oracle by the rule above; returns error / allowed per
-    tensor."""
-    exact = output_and_gradients(lambda *x: reference_attention(*x, **options), case.to(torch.float64))
+def assert_right(attention: Callable[..., Tensor], case: Case, **options: Any) -> dict[str, float]:
+    """Hold `attention(q, k, v, log_fgate, **options)` to the float64 oracle by the rule above; returns error / allowed
+    per tensor."""
+    exact = output_and_gradients(attend, case.to(torch.float64), **options)
     allowed = allowed_errors(case, exact, **options)
-    found = errors(output_and_gradients(attention, case), exact)
+    found = errors(output_and_gradients(attention, case, **options), exact)
     ratios = {name: error / limit if error else 0.0 for name, error, limit in zip(NAMES, found, allowed, strict=True)}
     wrong = {name: f"{r:.2f}x allowed" for name, r in ratios.items() if not r <= 1.0}
     assert not wrong, wrong

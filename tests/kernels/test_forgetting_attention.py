@@ -16,7 +16,7 @@ from kernels.forgetting_attention import (
 )
 from kernels.forgetting_attention.threshold import norm_logit_bound, pruning_threshold
 from kernels.forgetting_attention.visibility import cumulative_log_gate, first_visible_key, pruned_tiles
-from tests.kernels.oracle import GATES, assert_right, make_case, output_and_gradients
+from tests.kernels.oracle import GATES, assert_right, attend, make_case, output_and_gradients
 
 
 @pytest.mark.parametrize("gates", GATES)
@@ -58,8 +58,33 @@ def test_limits_on_the_left_agree_with_the_oracle(
     Q = data.draw(st.integers(1, T))
     seq_start = torch.tensor(data.draw(st.lists(st.integers(0, T), min_size=2, max_size=2)))
     case = make_case(gates, 2, Q, T, 2, 2, 16, torch.float32, seed=seed)
-    first_key = first_visible_key(case.log_fgate, Q, seq_start, None, window)
-    assert_right(lambda *x: forgetting_attention(*x, seq_start=seq_start, window_size=window), case, first_key_BHQ=first_key)
+    assert_right(forgetting_attention, case, seq_start=seq_start, window_size=window)
+
+
+@settings(max_examples=10)
+@given(
+    inner=st.sets(st.integers(1, 299), max_size=6),
+    window=st.one_of(st.none(), st.integers(1, 200)),
+    threshold=st.one_of(st.none(), st.floats(-20.0, 0.0)),
+    seed=st.integers(0, 10_000),
+)
+def test_documents_and_pruning_agree_with_the_oracle(
+    inner: set[int], window: int | None, threshold: float | None, seed: int
+) -> None:
+    case = make_case("near_zero" if seed % 2 else "one", 1, 300, 300, 2, 2, 16, torch.float32, seed=seed)
+    boundaries = torch.tensor([0, *sorted(inner), 300])
+    options = {"cu_seqlens": boundaries, "window_size": window, "adaptive_threshold": threshold}
+    assert_right(forgetting_attention, case, **options)
+
+
+def test_readable_reference_agrees_with_the_oracle() -> None:
+    case = make_case("cuts", 2, 60, 90, 2, 1, 16, torch.float32)
+    seq_start = torch.tensor([3, 40])
+    first_key = first_visible_key(case.log_fgate, 60, seq_start, None, 20)
+    found = output_and_gradients(reference_attention, case, first_key_BHQ=first_key)
+    expected = output_and_gradients(attend, case, seq_start=seq_start, window_size=20)
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, y)
 
 
 def test_packed_documents_equal_separate_ones() -> None:

@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.forgetting_attention import forgetting_attention, reference_attention
-from kernels.forgetting_attention.visibility import cumulative_log_gate, first_visible_key, pruned_tiles
-from tests.kernels.oracle import GATES, Case, assert_right, errors, make_case, output_and_gradients
+from kernels.forgetting_attention import forgetting_attention
+from tests.kernels.oracle import GATES, Case, assert_right, attend, errors, make_case, output_and_gradients
 
 pytestmark = pytest.mark.gpu
 
@@ -92,31 +91,25 @@ def test_views_into_nan(dtype: torch.dtype, D: int) -> None:
 @pytest.mark.parametrize("D", [32, 64, 128])
 @pytest.mark.parametrize("window", [None, 1, 70, 500])
 def test_window_padding_and_documents(window: int | None, D: int) -> None:
-    case = make_case("mixture", 2, 700, 900, 2, 2, D, torch.bfloat16, "cuda")
+    case = make_case("near_zero", 2, 700, 900, 2, 2, D, torch.bfloat16, "cuda")  # a key too many is not decayed away
     seq_start = torch.tensor([13, 650], device="cuda")
-    first_key = first_visible_key(case.log_fgate, 700, seq_start, None, window)
-    assert_right(lambda *x: forgetting_attention(*x, seq_start=seq_start, window_size=window), case, first_key_BHQ=first_key)
-    case = make_case("mixture", 1, 900, 900, 2, 2, D, torch.bfloat16, "cuda")
+    assert_right(forgetting_attention, case, seq_start=seq_start, window_size=window)
+    case = make_case("near_zero", 1, 900, 900, 2, 2, D, torch.bfloat16, "cuda")
     cu_seqlens = torch.tensor([0, 1, 130, 512, 900], device="cuda", dtype=torch.int32)
-    first_key = first_visible_key(case.log_fgate, 900, None, cu_seqlens, window)
-    assert_right(lambda *x: forgetting_attention(*x, cu_seqlens=cu_seqlens, window_size=window), case, first_key_BHQ=first_key)
+    assert_right(forgetting_attention, case, cu_seqlens=cu_seqlens, window_size=window)
 
 
 @pytest.mark.parametrize("D", [64, 128])
 @pytest.mark.parametrize("gates", ["one", "mixture", "cuts", "zero"])
 def test_pruned_against_unpruned(gates: str, D: int) -> None:
     case = make_case(gates, 1, 2048, 2048, 2, 2, D, torch.bfloat16, "cuda")
-    q, k, _, log_fgate, _ = case
+    q, k, *_ = case
     bound = (q.float().norm(dim=-1).amax(1) * k.float().norm(dim=-1).amax(1)) * D**-0.5
     threshold = -2 * bound - math.log(2048) - 10
-    dropped = pruned_tiles(cumulative_log_gate(log_fgate), 2048, threshold)
-    first_key = torch.maximum(first_visible_key(log_fgate, 2048), dropped.repeat_interleave(128, -1) * 128)
-    assert_right(lambda *x: forgetting_attention(*x, adaptive_threshold=threshold), case, first_key_BHQ=first_key)
+    assert_right(forgetting_attention, case, adaptive_threshold=threshold)
     assert_right(lambda *x: forgetting_attention(*x, adaptive_threshold="auto"), case)
-    # A threshold that drops what matters: still exactly the same tiles as the reference.
-    dropped = pruned_tiles(cumulative_log_gate(log_fgate), 2048, torch.full_like(threshold, -0.05))
-    first_key = torch.maximum(first_visible_key(log_fgate, 2048), dropped.repeat_interleave(128, -1) * 128)
-    assert_right(lambda *x: forgetting_attention(*x, adaptive_threshold=-0.05), case, first_key_BHQ=first_key)
+    # A threshold that drops what matters: exactly the same tiles as the oracle.
+    assert_right(forgetting_attention, case, adaptive_threshold=-0.05)
 
 
 @pytest.mark.parametrize("D", [64, 128])
@@ -124,12 +117,12 @@ def test_pruned_against_unpruned(gates: str, D: int) -> None:
 def test_logits_beyond_the_optimistic_softmax(size: float, D: int) -> None:
     case = make_case("one", 1, 600, 600, 2, 2, D, torch.bfloat16, "cuda")
     big = case._replace(q=case.q * size)
-    exact = reference_attention(*big.to(torch.float64)[:4])
-    eager = errors([reference_attention(*big[:4])], [exact])[0]
+    exact = attend(*big.to(torch.float64)[:4])
+    eager = errors([attend(*big[:4])], [exact])[0]
     assert errors([forgetting_attention(*big[:4])], [exact])[0] <= 2 * eager + 0.02
     negative = case._replace(k=-case.q * size, q=case.q)  # every logit far below zero on the diagonal
-    exact = reference_attention(*negative.to(torch.float64)[:4])
-    eager = errors([reference_attention(*negative[:4])], [exact])[0]
+    exact = attend(*negative.to(torch.float64)[:4])
+    eager = errors([attend(*negative[:4])], [exact])[0]
     assert errors([forgetting_attention(*negative[:4])], [exact])[0] <= 2 * eager + 0.02
 
 
@@ -139,10 +132,10 @@ def test_one_token_decoding(T: int, gates: str) -> None:
     case = make_case(gates, 3, 1, T, 4, 2, 64, torch.bfloat16, "cuda")
     seq_start = torch.tensor([0, T // 2, T], device="cuda")
     for window in (None, 70):
-        first_key = first_visible_key(case.log_fgate, 1, seq_start, None, window)
-        exact = reference_attention(*case.to(torch.float64)[:4], first_key_BHQ=first_key)
-        found = forgetting_attention(*case[:4], seq_start=seq_start, window_size=window)
-        eager = reference_attention(*case[:4], first_key_BHQ=first_key)
+        options = {"seq_start": seq_start, "window_size": window}
+        exact = attend(*case.to(torch.float64)[:4], **options)
+        found = forgetting_attention(*case[:4], **options)
+        eager = attend(*case[:4], **options)
         assert errors([found], [exact])[0] <= 2 * errors([eager], [exact])[0] + 0.01
 
 
@@ -162,7 +155,7 @@ def test_65536_tokens_keep_their_digits() -> None:
     T, tail = 65_536, 512
     case = make_case("one", 1, T, T, 1, 1, 64, torch.float32, "cuda")
     last = Case(*(x[:, -tail:] for x in case))
-    exact = reference_attention(*last.to(torch.float64)[:4])[:, -256:]  # 256 gates of about -1 hide the rest
+    exact = attend(*last.to(torch.float64)[:4])[:, -256:]  # 256 gates of about -1 hide the rest
     assert errors([forgetting_attention(*case[:4])[:, -256:]], [exact])[0] < 2e-6
     naive = case.log_fgate.cumsum(1)[0, -tail:, 0]
     decay = (naive[:, None] - naive)[-256:].double()
@@ -172,7 +165,7 @@ def test_65536_tokens_keep_their_digits() -> None:
     assert (weights @ last.v[0, :, 0].double() - exact[0, :, 0]).abs().max() > 1e-4  # what a float32 sum would give
     low = case.to(torch.bfloat16)
     tail_grads = output_and_gradients(forgetting_attention, Case(*(x[:, -tail:] for x in low)))
-    exact_grads = output_and_gradients(reference_attention, last.to(torch.bfloat16).to(torch.float64))
+    exact_grads = output_and_gradients(attend, last.to(torch.bfloat16).to(torch.float64))
     found = output_and_gradients(forgetting_attention, low)
     for name, whole, part, truth in zip(("o", "dq", "dk", "dv", "dg"), found, tail_grads, exact_grads, strict=True):
         own = (part[:, -256:].double() - truth[:, -256:]).abs().max()

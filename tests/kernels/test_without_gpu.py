@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 
-def _run(module: str, **variables: str) -> None:
+def _run(*module: str, **variables: str) -> None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **variables}
     done = subprocess.run(
-        [sys.executable, "-m", module],
+        [sys.executable, "-m", *module],
         cwd=Path(__file__).parents[2],
         env=environment,
         capture_output=True,
@@ -20,11 +20,15 @@ def _run(module: str, **variables: str) -> None:
         timeout=280,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
 
 
 def test_kernels_under_the_interpreter() -> None:
     _run("tests.kernels.interpreted", TRITON_INTERPRET="1")
+
+
+def test_kernels_in_every_regime_under_the_interpreters() -> None:
+    _run("pytest", "tests/kernels/interpreted_regimes.py", "-q", "-p", "no:cacheprovider", TRITON_INTERPRET="1")
 
 
 def test_kernels_compile_for_hopper(tmp_path: Path) -> None:

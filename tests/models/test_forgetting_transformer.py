@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from kernels.fused_norms import shift_and_norm
+from models.backbone import Padding
 from models.build import build_model
 from models.cache import DecodingCache
-from models.causal_lm import Padding
 from models.count import num_params
 from models.forgetting_transformer.module import decay_time_bias, rotate, rotation_table, token_positions
 from models.spec import ForgettingTransformerSpec

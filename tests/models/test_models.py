@@ -8,8 +8,8 @@ import torch
 from pydantic import TypeAdapter
 from transformers import AutoModelForCausalLM
 
+from models.backbone import ResidualBlock
 from models.build import build_model, load_model, spec_of
-from models.causal_lm import ResidualBlock
 from models.count import num_params
 from models.loss import token_losses
 from models.spec import ModelSpec

@@ -1,100 +1,108 @@
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from results.store import append, gather, meta_path, read_rows, write_rows
+from results.schema import Schema, integer, number, text
+from results.sealed import read_sealed, write_sealed
+from results.store import (
+    difference,
+    fault_of,
+    keep,
+    meta_path,
+    read_rows,
+    read_run,
+    record_run,
+    rows_file,
+    run_file,
+    write_rows,
+)
+
+SCHEMA = Schema({"position": integer(1), "loss": number(0, nullable=True), "word": text()}, key=("position",))
 
 
-def rows_of(
-    run_id: str, model: str = "fox_pro", *, scale: str = "tiny", eval_id: str = "e-1", loss: float = 2.0
-) -> pd.DataFrame:
-    source = {"scale": scale, "model": model, "run_id": run_id, "eval_id": eval_id}
-    return pd.DataFrame({**source, "position": [1, 2], "loss": [3.0, loss], "num_documents": 4})
+def rows_of(loss: float = 2.0) -> pd.DataFrame:
+    return pd.DataFrame({"position": [1, 2], "loss": [3.0, loss], "word": "x"})
 
 
-def meta_of(
-    run_id: str, model: str = "fox_pro", *, scale: str = "tiny", eval_id: str = "e-1", created: str = "2025-01-01"
-) -> dict:
+def meta_of(run_id: str = "r1", eval_id: str = "per_token_loss-0badc0de", **changed: object) -> dict:
     return {
         "kind": "per_token_loss",
-        "scale": scale,
-        "model": model,
+        "scale": "tiny",
+        "model": "fox_pro",
         "run_id": run_id,
         "eval_id": eval_id,
         "spec": {"kind": "per_token_loss", "context_len": 2},
-        "created": created,
+        "created": "2025-01-01",
         "provenance": {"git_sha": "abc"},
         "extras": {"unigram_entropy": 5.0},
+        **changed,
     }
 
 
-def stored(folder: Path, run_id: str, model: str = "fox_pro", **changed: str) -> Path:
-    return write_rows(folder / run_id / "e-1.parquet", rows_of(run_id, model), meta_of(run_id, model, **changed))
+def stored(folder: Path, run_id: str = "r1", loss: float = 2.0) -> Path:
+    return write_rows(folder / run_id / "evals" / "per_token_loss-0badc0de.parquet", rows_of(loss), meta_of(run_id), SCHEMA)
 
 
 def test_round_trip(tmp_path):
-    path = stored(tmp_path, "r1")
+    path = stored(tmp_path)
     rows, meta = read_rows(path)
-    pd.testing.assert_frame_equal(rows, rows_of("r1"), check_dtype=False)
-    assert meta.pop("rows_sha256")
-    assert meta == meta_of("r1")
-    assert sorted(p.name for p in path.parent.iterdir()) == ["e-1.meta.json", "e-1.parquet"]
+    pd.testing.assert_frame_equal(rows, rows_of(), check_dtype=False)
+    assert len(meta.pop("rows_sha256")) == 64
+    assert meta == meta_of()
+    assert sorted(p.name for p in path.parent.iterdir()) == [
+        "per_token_loss-0badc0de.meta.json", "per_token_loss-0badc0de.parquet",
+    ]  # fmt: skip
+    assert fault_of(path) is None
 
 
 def test_equal_rows_give_equal_bytes(tmp_path):
-    one, two = stored(tmp_path / "a", "r1"), stored(tmp_path / "b", "r1")
+    one, two = stored(tmp_path / "a"), stored(tmp_path / "b")
     assert one.read_bytes() == two.read_bytes()
     assert meta_path(one).read_bytes() == meta_path(two).read_bytes()
 
 
-def test_bad_rows_leave_what_was_there_untouched(tmp_path):
-    path = stored(tmp_path, "r1")
+def test_bad_rows_and_meta_leave_what_was_there_untouched(tmp_path):
+    path = stored(tmp_path)
     before = path.read_bytes()
     with pytest.raises(ValueError, match="loss"):
-        write_rows(path, rows_of("r1", loss=-1.0), meta_of("r1"))
-    with pytest.raises(ValueError, match="scale mini in a result of scale tiny"):
-        write_rows(path, rows_of("r1", scale="mini"), meta_of("r1"))
-    with pytest.raises(ValueError, match="lacks kind"):
-        write_rows(path, rows_of("r1"), {"scale": "tiny"})
+        write_rows(path, rows_of(-1.0), meta_of(), SCHEMA)
+    with pytest.raises(ValueError, match="the meta lacks kind, scale"):
+        write_rows(path, rows_of(), {"model": "x"}, SCHEMA)
+    with pytest.raises(ValueError, match=r"stored as \.parquet"):
+        write_rows(tmp_path / "rows.csv", rows_of(), meta_of(), SCHEMA)
     assert path.read_bytes() == before
     read_rows(path)
 
 
-def test_missing_truncated_and_edited_files_are_refused(tmp_path):
-    path = stored(tmp_path, "r1")
-    whole = path.read_bytes()
-    with pytest.raises(ValueError, match=r"nothing\.parquet: there is no such result"):
-        read_rows(tmp_path / "nothing.parquet")
-    path.write_bytes(whole[:-20])
-    with pytest.raises(ValueError, match="truncated or changed"):
-        read_rows(path)
-    path.write_bytes(whole)
-    meta_path(path).write_text(meta_path(path).read_text()[:-30])
-    with pytest.raises(ValueError, match="not the meta of a result"):
-        read_rows(path)
-    meta_path(path).unlink()
-    with pytest.raises(ValueError, match=r"e-1\.meta\.json is missing"):
-        read_rows(path)
+def spoil(path: Path, how: str) -> None:
+    body = path.read_bytes()
+    if how == "cut":
+        path.write_bytes(body[:-20])
+    elif how == "flip":
+        path.write_bytes(body[:40] + bytes([body[40] ^ 1]) + body[41:])
+    else:
+        path.unlink()
 
 
-def test_a_parquet_with_other_columns_is_refused(tmp_path):
-    import hashlib
-
-    path = tmp_path / "x.parquet"
-    pd.DataFrame({"a": [1]}).to_parquet(path)
-    meta = {**meta_of("r1"), "rows_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-    meta_path(path).write_text(json.dumps(meta))
-    with pytest.raises(ValueError, match="columns of 'per_token_loss'"):
+@pytest.mark.parametrize("part", ["rows", "meta"])
+@pytest.mark.parametrize("how", ["cut", "flip", "gone"])
+def test_a_pair_that_is_not_whole_is_refused_with_a_remedy(tmp_path, part, how):
+    path = stored(tmp_path)
+    spoil(path if part == "rows" else meta_path(path), how)
+    fault = fault_of(path)
+    assert fault is not None
+    assert "run its experiment" in fault
+    with pytest.raises(ValueError, match="run its experiment"):
         read_rows(path)
 
 
 def test_a_writer_killed_between_the_two_renames_is_noticed(tmp_path, monkeypatch):
-    path = stored(tmp_path, "r1")
+    path = stored(tmp_path)
     replace = os.replace
 
     def only_meta(source, target):
@@ -104,85 +112,96 @@ def test_a_writer_killed_between_the_two_renames_is_noticed(tmp_path, monkeypatc
 
     monkeypatch.setattr(os, "replace", only_meta)
     with pytest.raises(KeyboardInterrupt):
-        write_rows(path, rows_of("r1", loss=1.0), meta_of("r1"))
+        write_rows(path, rows_of(1.0), meta_of(), SCHEMA)
     with pytest.raises(ValueError, match="run its experiment again"):
         read_rows(path)
     assert len(list(path.parent.iterdir())) == 2, "no temporary file is left"
 
 
-def test_gather_joins_runs_and_says_who_made_them(tmp_path):
-    sources = [stored(tmp_path, "r1"), stored(tmp_path, "r2", "mamba2", created="2025-02-02")]
-    runs = {"r1": {"final_loss": 3.5, "spec": {"train": {"seq_len": 512}}}}
-    path = gather("fig2_per_token_loss", "tiny", sources, tmp_path / "results", runs)
-    assert path == tmp_path / "results/tiny/fig2_per_token_loss.parquet"
-    rows, meta = read_rows(path)
-    assert list(rows["model"]) == ["fox_pro"] * 2 + ["mamba2"] * 2
-    assert meta["created"] == "2025-02-02"
-    assert meta["runs"] == {"r1": {**runs["r1"], "model": "fox_pro"}, "r2": {"model": "mamba2"}}
-    made = meta["evals"]["e-1"]["runs"]["r2"]
-    assert made == {"created": "2025-02-02", "provenance": {"git_sha": "abc"}, "extras": {"unigram_entropy": 5.0}}
+def test_an_evaluation_is_kept_under_its_run_and_identity(tmp_path):
+    source, results = stored(tmp_path / "runs"), tmp_path / "results"
+    path, changed = keep(source, results)
+    assert path == results / "tiny" / "rows" / "per_token_loss" / "r1-0badc0de.parquet"
+    assert path == rows_file(results, "tiny", "r1", "per_token_loss-0badc0de")
+    assert changed is None
+    assert path.read_bytes() == source.read_bytes()
+    assert read_rows(path)[1] == read_rows(source)[1]
+    assert keep(stored(tmp_path / "runs", "r2"), results)[0] != path
 
 
-def test_gathering_again_leaves_the_files_untouched_unless_something_changed(tmp_path):
-    sources = [stored(tmp_path, "r1")]
-    path = gather("fig2", "tiny", sources, tmp_path / "results", {})
-    before = path.stat().st_mtime_ns, meta_path(path).stat().st_ino
-    gather("fig2", "tiny", sources, tmp_path / "results", {})
-    assert (path.stat().st_mtime_ns, meta_path(path).stat().st_ino) == before
-    gather("fig2", "tiny", sources, tmp_path / "results", {"r1": {"final_loss": 1.0}})
-    assert read_rows(path)[1]["runs"]["r1"]["final_loss"] == 1.0
+def test_what_is_kept_stays_and_is_told_how_much_a_later_one_differs(tmp_path):
+    results = tmp_path / "results"
+    path, _ = keep(stored(tmp_path / "a"), results)
+    before = path.read_bytes(), path.stat().st_mtime_ns
+    assert keep(stored(tmp_path / "b"), results) == (path, 0.0)
+    assert keep(stored(tmp_path / "c", loss=2.3), results) == (path, pytest.approx(0.1))
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
 
 
-def test_gather_replaces_a_broken_result(tmp_path):
-    sources = [stored(tmp_path, "r1")]
-    path = gather("fig2", "tiny", sources, tmp_path / "results", {})
-    path.write_bytes(b"PAR1")
-    gather("fig2", "tiny", sources, tmp_path / "results", {})
-    assert len(read_rows(path)[0]) == 2
+@pytest.mark.parametrize("part", ["rows", "meta"])
+def test_a_stored_pair_that_is_not_whole_is_replaced_and_a_broken_source_is_not_kept(tmp_path, part):
+    source, results = stored(tmp_path / "runs"), tmp_path / "results"
+    path, _ = keep(source, results)
+    spoil(path if part == "rows" else meta_path(path), "cut")
+    assert keep(source, results) == (path, None)
+    read_rows(path)
+    spoil(source, "flip")
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="changed since"):
+        keep(source, results)
+    assert path.read_bytes() == before
 
 
-def test_gather_refuses_what_does_not_belong_together(tmp_path):
-    one = stored(tmp_path, "r1")
-    with pytest.raises(ValueError, match="no evaluations to gather"):
-        gather("fig2", "tiny", [], tmp_path, {})
-    with pytest.raises(ValueError, match="gathered twice"):
-        gather("fig2", "tiny", [one, one], tmp_path, {})
-    with pytest.raises(ValueError, match="per_token_loss at tiny cannot join per_token_loss at mini"):
-        gather("fig2", "mini", [one], tmp_path, {})
-    meta = meta_of("r3")
-    del meta["provenance"]
-    nameless = write_rows(tmp_path / "r3.parquet", rows_of("r3"), meta)
-    with pytest.raises(ValueError, match="lacks provenance"):
-        gather("fig2", "tiny", [nameless], tmp_path, {})
+def test_differences_are_relative_to_the_largest_number_of_a_column():
+    one = rows_of()
+    assert difference(one, one.copy()) == 0
+    assert difference(one, rows_of(2.003)) == pytest.approx(0.001)
+    assert difference(one.assign(loss=0.0), one.assign(loss=0.0)) == 0
+    for other in (one.iloc[:1], one.rename(columns={"word": "w"}), one.assign(word=["x", "y"]), one.assign(loss=[3.0, np.nan])):
+        assert difference(one, other) == np.inf
 
 
-def artefact_meta(run_id: str) -> dict:
-    run = {"created": "2025-01-01", "provenance": {}, "extras": {}}
-    return {
-        "artefact": "fig2",
-        "kind": "per_token_loss",
-        "scale": "tiny",
-        "created": "2025-01-01",
-        "runs": {run_id: {"model": "fox_pro"}},
-        "evals": {"e-1": {"spec": {}, "runs": {run_id: run}}},
-    }
+def test_what_is_not_finite_must_be_the_same():
+    one = rows_of().assign(loss=[np.inf, np.nan])
+    assert difference(one, one.copy()) == 0
+    assert difference(one, one.assign(loss=[-np.inf, np.nan])) == np.inf
+    assert difference(one, one.assign(loss=[np.nan, np.inf])) == np.inf
 
 
-def test_append_replaces_the_same_run_and_keeps_the_others(tmp_path):
-    path = tmp_path / "fig2.parquet"
-    append(path, rows_of("r1"), artefact_meta("r1"))
-    append(path, rows_of("r2"), artefact_meta("r2"))
-    append(path, rows_of("r1", loss=9.0), artefact_meta("r1"))
-    rows, meta = read_rows(path)
-    assert rows.groupby("run_id")["loss"].last().to_dict() == {"r1": 9.0, "r2": 2.0}
-    assert len(rows) == 4
-    assert set(meta["runs"]) == set(meta["evals"]["e-1"]["runs"]) == {"r1", "r2"}
-    with pytest.raises(ValueError, match="cannot be appended"):
-        append(path, rows_of("r1"), {**artefact_meta("r1"), "artefact": "fig9"})
+def record(*dates: str, **changed: object) -> dict:
+    starts = [{"date": date, "git_sha": f"sha of {date}"} for date in dates]
+    return {"run_id": "r1", "scale": "tiny", "name": "fox_pro", "spec": {"seed": 0}, "starts": starts, **changed}
+
+
+def test_a_runs_record_gathers_all_its_starts_and_keeps_the_newest_values(tmp_path):
+    path = record_run(tmp_path, record("2025-01-02", final_loss=3.0))
+    assert path == run_file(tmp_path, "tiny", "r1")
+    record_run(tmp_path, record("2025-01-01", "2025-01-02", final_loss=2.5))
+    known = read_run(path)
+    assert [start["date"] for start in known["starts"]] == ["2025-01-01", "2025-01-02"]
+    assert known["final_loss"] == 2.5
+    before = path.stat().st_mtime_ns
+    record_run(tmp_path, record("2025-01-02"))
+    assert path.stat().st_mtime_ns == before, "nothing new, nothing written"
+    assert read_run(path)["final_loss"] == 2.5
+
+
+def test_an_edited_record_is_refused_and_not_overwritten(tmp_path):
+    path = record_run(tmp_path, record("2025-01-02"))
+    values = read_sealed(path, "")
+    write_sealed(path, values)
+    path.write_text(path.read_text().replace("fox_pro", "fox_llama"))
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="restore it from version control"):
+        read_run(path)
+    with pytest.raises(ValueError, match="restore it from version control"):
+        record_run(tmp_path, record("2025-01-03"))
+    assert path.read_bytes() == before
 
 
 def test_results_and_analysis_do_not_import_torch():
-    code = "import sys, results.store, analysis.report; print({'torch', 'transformers', 'lm_eval'} & set(sys.modules))"
+    names = "analysis.report, analysis.fox.fig2_per_token_loss, analysis.fox.fig4_needle"
+    code = f"import sys, results.store, {names}; print({{'torch', 'transformers', 'lm_eval'}} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True
     )

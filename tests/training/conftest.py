@@ -29,13 +29,18 @@ def corpus(tmp_path_factory: pytest.TempPathFactory):
 def make_run(corpus, tmp_path: Path) -> Callable[..., RunFolder]:
     """make_run("name", steps=..., **train settings) -> run folder of a two-layer FoX (LLaMA)."""
 
-    def make(name: str = "run", steps: int = 12, forget_gate: str = "full", **changes) -> RunFolder:
+    def make(name: str = "run", steps: int = 12, seed: int = 0, prune: float | None = None, **changes) -> RunFolder:
         model = ForgettingTransformerSpec(
-            vocab_size=257, hidden_size=32, num_layers=2, num_heads=2, mlp_width=64, forget_gate=forget_gate
+            vocab_size=257,
+            hidden_size=32,
+            num_layers=2,
+            num_heads=2,
+            mlp_width=64,
+            prune_log_tolerance=prune,
         )
         settings = dict(seq_len=64, batch_tokens=256, train_tokens=256 * steps, warmup_tokens=512, peak_lr=3e-3)
         spec = TrainSpec(**{**settings, "precision": "fp32", **changes})
-        run = RunSpec(name=name, scale="test", model=model, data=corpus.spec, train=spec)
+        run = RunSpec(name=name, scale="test", model=model, data=corpus.spec, train=spec, seed=seed)
         return RunFolder.create(tmp_path / name, run)
 
     return make

@@ -72,6 +72,10 @@ def losses(run: RunFolder) -> list[float]:
     return [row["loss"] for row in run.read_metrics()]
 
 
+def grad_norms(run: RunFolder) -> list[float]:
+    return [row["grad_norm"] for row in run.read_metrics()]
+
+
 def without_timings(run: RunFolder) -> list[dict]:
     return [{key: value for key, value in row.items() if key not in TIMINGS} for row in run.read_metrics()]
 

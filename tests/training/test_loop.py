@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.runs import anomalies, assert_same_run, losses, weights
+from tests.training.runs import anomalies, assert_same_run, grad_norms, losses, weights
 from training.guard import WARM_STEPS
+from training.progress import RunProgress
 from training.run_folder import RunFolder
 from training.signals import EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_REQUEUE
 
@@ -91,6 +92,30 @@ def test_loss_falls_and_the_run_is_exported(make_run, start):
 
     model = load_model(run.export)
     assert model.config.to_spec() == run.read_spec().model
+
+
+def a_known_peak():
+    import training.loop
+
+    training.loop.peak_flops = lambda device: 1e12
+
+
+@pytest.mark.parametrize("prune_log_tolerance", [None, -10.0])
+def test_utilisation_is_called_dense_where_pruning_skips_an_unknown_share(make_run, start, prune_log_tolerance):
+    run = make_run(steps=3, prune=prune_log_tolerance)
+    assert start(run, before=a_known_peak).exit_code() == EXIT_FINISHED
+    for row in run.read_metrics():
+        assert 0 < row["mfu_dense"] < 1
+        assert row["mfu"] == (row["mfu_dense"] if prune_log_tolerance is None else None)
+
+
+def test_progress_names_the_utilisation(capsys):
+    row = {"step": 1, "tokens": 4, "loss": 2.0, "tokens_per_s": 8.0, "mfu": 0.25, "mfu_dense": 0.25}
+    for mfu in (0.25, None):
+        RunProgress("run", 4, 0).update({**row, "mfu": mfu})
+    RunProgress("run", 4, 0).update({**row, "mfu": None, "mfu_dense": None})
+    executed, dense, unknown = capsys.readouterr().err.splitlines()
+    assert "MFU 25%  " in executed and "MFU 25% (dense-equivalent)" in dense and "MFU" not in unknown
 
 
 def test_a_finished_run_is_left_alone(make_run, start):
@@ -176,10 +201,12 @@ def test_accumulation_gives_the_curve_of_one_pass(make_run, start):
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_give_the_curve_of_one(make_run, start, parallel):
+    """Each with two micro-batches a step. The first gradient is equal but for rounding."""
     alone, pair = make_run("alone", steps=20), make_run("pair", steps=20)
     assert start(alone).exit_code() == EXIT_FINISHED
-    assert start(pair, world_size=2, parallel=parallel).exit_code() == EXIT_FINISHED
+    assert start(pair, world_size=2, parallel=parallel, micro_batch_tokens=64).exit_code() == EXIT_FINISHED
     torch.testing.assert_close(torch.tensor(losses(alone)), torch.tensor(losses(pair)), rtol=2e-5, atol=2e-5)
+    assert grad_norms(pair)[0] == pytest.approx(grad_norms(alone)[0], rel=1e-5)
     assert weights(alone).keys() == weights(pair).keys()
 
 
@@ -205,6 +232,7 @@ def test_bf16_reduction_is_another_run_with_nearly_the_same_curve(make_run, star
     assert start(exact, world_size=2).exit_code() == start(rounded, world_size=2).exit_code() == EXIT_FINISHED
     assert losses(exact) != losses(rounded)
     torch.testing.assert_close(torch.tensor(losses(exact)), torch.tensor(losses(rounded)), rtol=5e-3, atol=5e-3)
+    assert grad_norms(rounded)[0] == pytest.approx(grad_norms(exact)[0], rel=2**-8)
 
 
 def test_not_finite_stops_before_it_spoils_anything(make_run, start):

@@ -1,0 +1,146 @@
+"""C7 to C16 hold on Table 3's own numbers and each fails where its line is spoilt; C26 and C26b on gates."""
+
+import math
+
+import numpy as np
+import pytest
+import synthetic
+
+from analysis.fox import claims_ablation
+from analysis.fox.fig7_gate_types import DATA_DEPENDENT, Gate, gate_of
+from analysis.fox.table3_ablation import PRINTED
+from analysis.verdict import Status, judge
+
+TABLE = claims_ablation.CLAIMS[:10]
+STEM = "table3_ablation"
+PRO = "FoX (Pro)"
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """Verdicts by claim on a table with some perplexities changed, or left out where None; one document: printed numbers."""
+    places = iter(range(100))
+
+    def make(changes=None, *, documents=1, noise=0.0, seeds=1):
+        store = synthetic.Store(tmp_path / str(next(places)), "360m-7.5b", 64)
+        perplexities = {label: line["ppl"] for label, line in PRINTED.items()} | (changes or {})
+        curves = {label: np.full(256, math.log(value)) for label, value in perplexities.items() if value is not None}
+        models = dict.fromkeys(curves, "fox_pro")
+        synthetic.add_losses(store, STEM, curves, models=models, documents=documents, noise=noise, seeds=seeds)
+        return {claim.id: verdict for claim, verdict in judge(TABLE, store.study(STEM))}
+
+    return make
+
+
+def statuses(verdicts):
+    return {claim: verdict.status for claim, verdict in verdicts.items()}
+
+
+def test_all_hold_on_the_papers_numbers(judged):
+    verdicts = judged()
+    assert set(verdicts) == {f"C{number}" for number in range(7, 17)}
+    assert set(statuses(verdicts).values()) == {Status.HOLDS}
+    assert "P(64): FoX (Pro) 6.620, FoX (Pro) + RoPE 6.630." in verdicts["C7"].sentence
+    assert verdicts["C9"].effect == pytest.approx(math.log(7.25 / 7.49))
+
+
+@pytest.mark.parametrize(("claim", "changes"), [
+    ("C7", {"FoX (Pro) + RoPE": 6.59}),
+    ("C8", {"FoX (LLaMA) + RoPE": 7.14}),
+    ("C8", {"FoX (LLaMA) + RoPE": 7.26}),
+    ("C9", {"FoX (LLaMA)": 7.50}),
+    ("C10", {"FoX (LLaMA) + RoPE": 7.50}),
+    ("C11", {"Transformer (LLaMA) w/o RoPE": 14.9}),
+    ("C12", {"FoX (Pro) - forget gate": 8.01}),
+    ("C12", {"FoX (Pro) - forget gate": 6.81}),
+    ("C13", {"FoX (LLaMA) + QK-norm": 7.26}),
+    ("C13", {"FoX (LLaMA) + QK-norm + output gate + output norm": 6.61}),
+    ("C14", {"FoX (Pro) - output norm": 6.61}),
+    ("C15", {"FoX (Pro) - output norm": 6.80}),
+    ("C15", {"FoX (Pro) - QK-norm": 6.87}),
+    ("C16", {"FoX (Pro) - forget gate + RoPE": 6.73}),
+    ("C16", {"FoX (Pro) - forget gate + RoPE": 6.91}),
+])  # fmt: skip
+def test_each_fails_where_its_line_is_spoilt(judged, claim, changes):
+    assert statuses(judged(changes))[claim] is Status.FAILS
+
+
+@pytest.mark.parametrize(("claim", "changes"), [
+    ("C7", {"FoX (Pro) + RoPE": 6.605}), ("C8", {"FoX (LLaMA) + RoPE": 7.16}), ("C11", {"Transformer (LLaMA) w/o RoPE": 15.1}),
+    ("C12", {"FoX (Pro) - forget gate": 7.99}), ("C16", {"FoX (Pro) - forget gate + RoPE": 6.89}),
+])  # fmt: skip
+def test_margins_are_those_of_the_claims(judged, claim, changes):
+    assert statuses(judged(changes))[claim] is Status.HOLDS
+
+
+@pytest.mark.parametrize("label", list(PRINTED))
+def test_no_claim_holds_without_a_line_that_it_needs(judged, label):
+    verdicts = judged({label: None})
+    missing = [claim for claim, verdict in verdicts.items() if verdict.status is Status.NOT_MEASURED]
+    assert missing
+    assert all(label in verdicts[claim].sentence for claim in missing)
+    assert set(statuses(verdicts).values()) <= {Status.HOLDS, Status.NOT_MEASURED}
+
+
+def test_small_differences_are_noise_where_documents_vary(judged):
+    verdicts = judged(documents=64, noise=0.4, seeds=2)
+    assert verdicts["C11"].status is Status.HOLDS
+    assert verdicts["C7"].status is Status.WITHIN_NOISE
+    assert verdicts["C7"].detectable > 0.003
+
+
+def gate_study(tmp_path, losses, documents=1, noise=0.0):
+    """`losses` by (model, label)."""
+    store = synthetic.Store(tmp_path, "360m-7.5b", 64)
+    rng = np.random.default_rng(0)
+    for (model, label), loss in losses.items():
+        mean, bands = synthetic.documents_of(np.full(256, loss), rng, np.zeros((documents, 16)), noise=noise)
+        rows = synthetic.loss_rows(mean, bands)
+        store.add("fig7_gate_types", label, [("per_token_loss", rows)], model=model, name=f"{model}/{label}")
+    return store.study("fig7_gate_types")
+
+
+def losses_of(changes=None):
+    table = {}
+    for model, base in (("fox_llama", 2.2), ("fox_pro", 2.0)):
+        table[model, DATA_DEPENDENT] = base
+        for place, longest in enumerate((256, 2048, 16384)):
+            table[model, f"data-independent, T_max {longest}"] = base + 0.05 + 0.01 * place
+            table[model, f"fixed, T_max {longest}"] = base + 0.06 + 0.01 * place
+    return table | (changes or {})
+
+
+def on_gates(study):
+    return [verdict for _, verdict in judge(claims_ablation.CLAIMS[10:], study)]
+
+
+def test_c26_and_c26b_hold_on_the_papers_order(tmp_path):
+    dependent, learned = on_gates(gate_study(tmp_path, losses_of(), documents=32, noise=1e-3))
+    assert dependent.status is learned.status is Status.HOLDS
+    assert len(dependent.comparisons) == 12
+    assert len(learned.comparisons) == 6
+    assert dependent.sentence.startswith("12 of 12 comparisons of mean loss up to 64 go the claimed way")
+
+
+def test_c26_fails_if_one_constant_gate_is_better_and_c26b_if_a_fixed_one_beats_the_learned(tmp_path):
+    dependent, learned = on_gates(gate_study(tmp_path / "a", losses_of({("fox_pro", "fixed, T_max 2048"): 1.9})))
+    assert dependent.status is learned.status is Status.FAILS
+    equal = {("fox_llama", "fixed, T_max 256"): 2.2 + 0.05}
+    dependent, learned = on_gates(gate_study(tmp_path / "b", losses_of(equal)))
+    assert dependent.status is learned.status is Status.HOLDS, "at least as good"
+
+
+def test_both_blocks_are_needed(tmp_path):
+    table = {key: loss for key, loss in losses_of().items() if key[0] == "fox_llama"}
+    dependent, learned = on_gates(gate_study(tmp_path / "a", table))
+    assert dependent.status is learned.status is Status.NOT_MEASURED
+    assert "Pro, data-dependent" in dependent.sentence
+    table = {key: loss for key, loss in losses_of().items() if not key[1].startswith("fixed")}
+    assert [verdict.status for verdict in on_gates(gate_study(tmp_path / "b", table))] == [Status.NOT_MEASURED] * 2
+
+
+def test_labels_of_gates():
+    assert gate_of("data-independent, T_max 256") == Gate("data-independent", 256)
+    assert gate_of("data-dependent") == Gate("data-dependent", None)
+    with pytest.raises(ValueError, match="'fixed' is no gate type"):
+        gate_of("fixed")

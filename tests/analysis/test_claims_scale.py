@@ -1,0 +1,118 @@
+"""C24, C25, C25b, C27 to C30: on the paper's numbers where it prints them, on made-up rows elsewhere."""
+
+import numpy as np
+import pytest
+import synthetic
+
+from analysis.fox import claims_scale
+from analysis.fox.claims_scale import c24, c25, c25b, c27, c28, c29, c30
+from analysis.paper import paper_scores
+from analysis.verdict import Status
+
+FLOPS = {
+    "fox_pro": 2726843520.0, "transformer_pro": 2723309568.0, "fox_llama": 2723224704.0, "transformer_llama": 2721454080.0,
+    "mamba2": 1654599168.0, "hgrn2": 1537234944.0, "delta_net": 1543581696.0,
+}  # fmt: skip
+
+
+def timed(tmp_path, changes=None, spread=0.0, models=synthetic.SEVEN):
+    printed = paper_scores("table6_throughput", "760m-48b")
+    store = synthetic.Store(tmp_path, "760m-48b", 16_384)
+    for model in models:
+        line = printed[model]
+        how = dict(params=int(line["params_millions"] * 1e6), speed=line["throughput_tokens_per_s"], flops=FLOPS[model])
+        row = synthetic.throughput_row(**how | (changes or {}).get(model, {}), spread=spread)
+        store.add("table6_throughput", model, [("throughput", row)], evaluation={"mode": "train"}, final_loss=None)
+    return store.study("table6_throughput")
+
+
+def test_c27_to_c30_hold_on_the_papers_numbers(tmp_path):
+    study = timed(tmp_path)
+    verdicts = [claim.predicate(study) for claim in claims_scale.CLAIMS[3:]]
+    assert [claim.id for claim in claims_scale.CLAIMS[3:]] == ["C27", "C28", "C29", "C30"]
+    assert [verdict.status for verdict in verdicts] == [Status.HOLDS] * 4
+    assert "FoX (Pro) has 0.26% more parameters than Transformer (Pro)" in verdicts[0].sentence
+    assert "0.90 of Transformer (Pro)'s speed" in verdicts[3].sentence
+
+
+@pytest.mark.parametrize(("check", "changes"), [
+    (c27, {"fox_pro": {"params": 760_000_000}}),
+    (c28, {"fox_llama": {"flops": 2.75e9}}),
+    (c29, {"delta_net": {"speed": 45_000.0}}),
+    (c29, {"fox_pro": {"speed": 31_000.0}}),
+    (c30, {"fox_pro": {"speed": 25_000.0}}),
+])  # fmt: skip
+def test_each_fails_where_it_is_spoilt(tmp_path, check, changes):
+    assert check(timed(tmp_path, changes)).status is Status.FAILS
+
+
+def test_speeds_whose_ranges_cover_the_difference_are_not_ranked(tmp_path):
+    assert c29(timed(tmp_path / "a", spread=0.005)).status is Status.HOLDS
+    assert c29(timed(tmp_path / "b", spread=0.03)).status is Status.WITHIN_NOISE
+    assert c30(timed(tmp_path / "c", spread=0.1)).status is Status.WITHIN_NOISE
+
+
+def test_all_timed_models_are_needed(tmp_path):
+    study = timed(tmp_path, models=("fox_pro", "transformer_pro"))
+    assert [check(study).status for check in (c27, c28, c29)] == [Status.NOT_MEASURED] * 3
+    assert c30(study).status is Status.HOLDS
+
+
+def add(store, stem, label, model, loss, rng, *, train=None, kinds=(), noise=1e-3):
+    mean, bands = synthetic.documents_of(np.asarray(loss, float), rng, np.zeros((32, 16)), noise=noise)
+    rows = synthetic.loss_rows(mean, bands)
+    store.add(stem, label, [("per_token_loss", rows), *kinds], model=model, train=train, name=f"{model}/{label}")
+
+
+def tokens_study(tmp_path, runs, recall=None):
+    """Figure 5: (tokens, loss inside, loss beyond) of FoX (Pro)."""
+    store, rng = synthetic.Store(tmp_path, train_len=64), np.random.default_rng(0)
+    for place, (count, inside, beyond) in enumerate(runs):
+        loss = np.repeat([inside, beyond], [64, 192])
+        how = dict(train_len=64, lengths=(32, 96, 128), modes=("easy",))
+        kinds = [] if recall is None else [("needle_recall", synthetic.recall_rows(rng, recall[place], **how))]
+        train = {"train_tokens": count, "peak_lr": 1e-3}
+        add(store, "fig5_tokens_and_lr", f"{count} tokens", "fox_pro", loss, rng, train=train, kinds=kinds)
+    return store.study("fig5_tokens_and_lr")
+
+
+def test_c24_holds_if_more_tokens_help_inside_and_hurt_beyond(tmp_path):
+    verdict = c24(tokens_study(tmp_path / "a", [(1000, 3.0, 3.0), (2000, 2.9, 3.1), (4000, 2.8, 2.9)]))
+    assert verdict.status is Status.HOLDS
+    assert verdict.decisive.name.startswith("2000 tokens minus 1000 tokens")
+    assert c24(tokens_study(tmp_path / "b", [(1000, 3.0, 3.0), (2000, 2.9, 2.9)])).status is Status.FAILS
+    assert c24(tokens_study(tmp_path / "c", [(1000, 3.0, 3.0), (2000, 3.1, 3.1)])).status is Status.FAILS
+    assert c24(tokens_study(tmp_path / "d", [(1000, 3.0, 3.0)])).status is Status.NOT_MEASURED
+
+
+def test_c24_takes_needles_that_are_lost_beyond_for_worse(tmp_path):
+    runs = [(1000, 3.0, 3.0), (2000, 2.9, 2.9)]
+    assert c24(tokens_study(tmp_path / "a", runs, recall=(9.0, 3.0))).status is Status.HOLDS
+    assert c24(tokens_study(tmp_path / "b", runs, recall=(3.0, 9.0))).status is Status.FAILS
+
+
+def scale_study(tmp_path, leads, panel, noise=1e-3):
+    """Figure 6: FoX's lead by value of a panel."""
+    store, rng = synthetic.Store(tmp_path), np.random.default_rng(0)
+    for place, (value, gap) in enumerate(leads.items()):
+        train_len = 64 * 2**place if panel == "context" else 64
+        for model in ("fox_pro", "transformer_pro"):
+            loss = np.full(4 * train_len, 3.0 + (gap if model == "transformer_pro" else 0.0))
+            loss[: train_len // 2] -= 5 * place * (model == "transformer_pro")  # only the last quarter counts
+            add(store, "fig6_scale", f"{panel} {value}", model, loss, rng, train={"seq_len": train_len}, noise=noise)
+    return store.study("fig6_scale")
+
+
+def test_c25_asks_for_a_lead_that_grows_with_every_context(tmp_path):
+    assert c25(scale_study(tmp_path / "a", {"1k": 0.02, "4k": 0.04, "16k": 0.06}, "context")).status is Status.HOLDS
+    assert c25(scale_study(tmp_path / "b", {"1k": 0.02, "4k": 0.06, "16k": 0.04}, "context")).status is Status.FAILS
+    assert c25(scale_study(tmp_path / "c", {"1k": 0.02, "4k": 0.02}, "context")).status is Status.WITHIN_NOISE
+    assert c25(scale_study(tmp_path / "d", {"1k": 0.02}, "context")).status is Status.NOT_MEASURED
+
+
+def test_c25b_asks_for_a_lead_at_every_size(tmp_path):
+    study = scale_study(tmp_path / "a", {"25M": 0.03, "50M": 0.02}, "size")
+    assert c25b(study).status is Status.HOLDS
+    assert c25(study).status is Status.NOT_MEASURED
+    assert c25b(scale_study(tmp_path / "b", {"25M": 0.03, "50M": -0.02}, "size")).status is Status.FAILS
+    assert c25b(scale_study(tmp_path / "c", {"25M": 0.03}, "size")).status is Status.NOT_MEASURED

@@ -1,0 +1,190 @@
+"""Models and tokenisers of others: the authors' folders, flash-linear-attention's models, tokenisers that do not belong."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import zarr
+from tokenizers import pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from data.tokenizer import train_bpe
+from eval.__main__ import main as eval_main
+from eval.shell.loading import Loaded, Subject, load_tokenizer
+from models.build import build_model
+from models.convert import save_authors
+from results.store import read_rows
+
+TEXT = 'He said: "no".\nThe café\tcloses. '
+LOSS = ["--context-len", "64", "--num-documents", "1"]
+NEEDLE = ["--mode", "easy", "--lengths", "400", "--depths", "50", "--reserve", "150", "--max-new-tokens", "2"]
+
+
+@pytest.fixture(scope="module")
+def authors(tiny_fox, tmp_path_factory) -> Path:
+    """A folder as they publish it, with GPT-2's vocabulary in form and size, and with a plain tokenizer.json beside it."""
+    folder = tmp_path_factory.mktemp("authors") / "fox-pro"
+    torch.manual_seed(0)
+    save_authors(build_model(tiny_fox(50257, hidden_size=32, num_layers=1)), folder)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [(a, b) for a in alphabet for b in alphabet][:50000]
+    vocab = {token: i for i, token in enumerate([*alphabet, *(a + b for a, b in merges), "<|endoftext|>"])}
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges))
+    PreTrainedTokenizerFast(tokenizer_object=train_bpe([TEXT], 300)._backend, bos_token="<|endoftext|>").save_pretrained(folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": "JSONGPT2Tokenizer"}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def longcrawl64(authors, tmp_path_factory) -> Path:
+    """A corpus as LongCrawl64 lies on disk, of made-up sentences."""
+    folder = tmp_path_factory.mktemp("longcrawl64")
+    ids = load_tokenizer(str(authors)).encode("The river was quiet. He wrote a letter in the morning.\n" * 200)
+    tokens = np.array(ids[: 4 * 1024], np.uint16).reshape(4, 1024)
+    for name, rows in (("train", tokens[:2]), ("heldout", tokens[2:])):
+        zarr.create_array(store=folder / f"{name}.zarr", data=rows, zarr_format=2)
+    return folder
+
+
+def test_the_authors_folders_are_read_as_they_are(authors):
+    codec = load_tokenizer(str(authors))
+    assert codec.bos_id == codec.eos_id == 50256
+    assert codec.decode(codec.encode(TEXT)) == TEXT
+    vocab = json.loads((authors / "vocab.json").read_text())
+    assert codec.encode("\n") == [vocab["\\"], vocab["n"]]
+    (authors / "merges.txt").rename(authors / "merges.txt.away")
+    try:
+        with pytest.raises(ValueError, match=r"has no merges\.txt"):
+            load_tokenizer(str(authors))
+    finally:
+        (authors / "merges.txt.away").rename(authors / "merges.txt")
+
+
+def test_the_authors_models_go_through_evaluations_of_longcrawl64(authors, longcrawl64, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    source = ["--model", str(authors), "--corpus", str(longcrawl64)]
+    assert eval_main(["per_token_loss", *source, *LOSS]) == 0
+    assert eval_main(["needle", *source, *NEEDLE]) == 2  # its text needs GPT-2's vocabulary, which the hub would have
+    assert "gpt2-json:FOLDER" in capsys.readouterr().err
+    assert eval_main(["needle", *source, *NEEDLE, "--tokenizer", f"gpt2-json:{authors}"]) == 0
+    assert len(list(tmp_path.glob("fox-pro-*.parquet"))) == 2
+
+
+def test_code_of_a_checkpoint_is_never_replaced_by_something_else(authors, tmp_path):
+    for file in ("tokenizer.json", "vocab.json", "merges.txt"):
+        (tmp_path / file).write_bytes((authors / file).read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "SomebodysTokenizer"}))
+    with pytest.raises(ValueError, match="SomebodysTokenizer is code that would come with the checkpoint"):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ValueError, match="tokenizer_config"):
+        load_tokenizer(str(tmp_path))
+
+
+def llama(folder: Path, vocab_size: int = 512) -> None:
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **size)).save_pretrained(folder)
+
+
+def test_a_tokeniser_that_does_not_belong_to_the_corpus_is_refused(corpus, tmp_path, monkeypatch, capsys):
+    """Per-token loss and gate maps read token ids: what these mean must be known, and be the same."""
+    monkeypatch.chdir(tmp_path)
+    llama(tmp_path / "llama")
+    source = ["--model", str(tmp_path / "llama"), "--corpus", str(corpus.folder)]
+    assert eval_main(["per_token_loss", *source, *LOSS]) == 2
+    assert "name one with --tokenizer" in capsys.readouterr().err
+    other = train_bpe(["the river was quiet in the morning"], 400)
+    other.save(tmp_path / "other")
+    assert eval_main(["per_token_loss", *source, *LOSS, "--tokenizer", str(tmp_path / "other")]) == 2
+    assert f"other ids than the corpus has ({corpus.spec.tokenizer})" in capsys.readouterr().err
+    assert eval_main(["per_token_loss", *source, *LOSS, "--tokenizer", str(corpus.folder / "tokenizer")]) == 0
+    corpus.tokenizer.to_hf().save_pretrained(tmp_path / "llama")
+    assert eval_main(["per_token_loss", *source, *LOSS]) == 0
+    llama(tmp_path / "small", vocab_size=100)
+    assert eval_main(["per_token_loss", "--model", str(tmp_path / "small"), *source[2:], *LOSS]) == 2
+    assert "the model's vocabulary is 100" in capsys.readouterr().err
+
+
+@pytest.fixture
+def gla(corpus, tmp_path, monkeypatch) -> Path:
+    """flash-linear-attention's GLA, saved by its own means; its kernels, which need a GPU, replaced by PyTorch."""
+    import fla.layers.gla
+    import fla.modules.mlp
+    from fla.models import GLAConfig, GLAForCausalLM
+
+    from kernels.fla_cpu import recurrences
+    from kernels.fla_cpu.install import install
+
+    def chunk(q, k, v, g, initial_state=None, output_final_state=False, state_v_first=False, cu_seqlens=None):
+        def one(part: slice, n: int | slice):
+            state = None if initial_state is None else initial_state[n]
+            rest = (None, state, output_final_state, state_v_first)
+            return recurrences.chunk_gla(*(x[:, part] for x in (q, k, v, g)), *rest)
+
+        if cu_seqlens is None:
+            return one(slice(None), slice(None))
+        bounds = cu_seqlens.tolist()
+        parts = [one(slice(a, b), slice(n, n + 1)) for n, (a, b) in enumerate(pairwise(bounds))]
+        states = torch.cat([state for _, state in parts]) if output_final_state else None
+        return torch.cat([o for o, _ in parts], 1), states
+
+    install()
+    monkeypatch.setattr(fla.layers.gla, "chunk_gla", chunk)
+    monkeypatch.setattr(fla.layers.gla, "fused_recurrent_gla", lambda q, k, v, gk, **rest: chunk(q, k, v, gk, **rest))
+    monkeypatch.setattr(fla.modules.mlp, "swiglu", lambda gate, up: F.silu(gate) * up)
+    torch.manual_seed(0)
+    plain = {"use_output_gate": False, "fuse_norm": False, "fuse_swiglu": False, "fuse_cross_entropy": False}
+    size = {"hidden_size": 64, "num_hidden_layers": 1, "num_heads": 2, "intermediate_size": 128, "vocab_size": 512}
+    folder = tmp_path / "gla"
+    GLAForCausalLM(GLAConfig(**size, **plain)).save_pretrained(folder)
+    corpus.tokenizer.to_hf().save_pretrained(folder)
+    return folder
+
+
+RECALL = ["--lengths", "260", "--depths", "50", "--reserve", "80", "--samples-per-cell", "2"]
+
+
+def test_flas_models_go_through_every_evaluation(gla, corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, *options in (
+        ("per_token_loss", *LOSS),
+        ("needle", *NEEDLE, "--depths", "0", "100"),
+        ("needle_recall", *RECALL),
+        ("longbench", "--dataset", "local", "--max-prompt-tokens", "200", "--max-examples", "1", "--max-new-tokens", "3"),
+        ("lm_eval", "--include", "local", "--tasks", "copa", "lambada_openai", "--limit", "2"),
+        ("throughput", "--mode", "generate", "--seq-len", "16", "--new-tokens", "3", "--warmup", "0", "--repeats", "1"),
+        ("throughput", "--seq-len", "16", "--warmup", "0", "--repeats", "1"),
+    ):
+        corpus_option = [] if name == "throughput" else ["--corpus", str(corpus.folder)]
+        assert eval_main([name, "--model", str(gla), *corpus_option, *options]) == 0, capsys.readouterr().err
+    source = ["--model", str(gla), "--corpus", str(corpus.folder)]
+    assert eval_main(["gate_maps", *source, "--seq-len", "64", "--distance", "8"]) == 2
+    assert "gate maps need a model with forget gates" in capsys.readouterr().err
+    assert len(list(tmp_path.glob("gla-*.parquet"))) == 7
+
+
+def test_the_authors_weights_are_those_that_are_evaluated(authors, tiny_fox):
+    model = Loaded(Subject.find(str(authors)), "cpu").model
+    torch.manual_seed(0)
+    expected = build_model(tiny_fox(50257, hidden_size=32, num_layers=1))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
+
+
+def test_summaries_say_the_scale(make_run, corpus, capsys):
+    """A number that is alone on the terminal tells nobody whether it is good."""
+    run = make_run()
+    source = ["--model", str(run), "--corpus", str(corpus.folder)]
+    assert eval_main(["needle", *source, *NEEDLE]) == 0
+    assert "mean score 1.00 of 1 to 10, the floor" in capsys.readouterr().out
+    assert eval_main(["gate_maps", *source, "--seq-len", "64", "--distance", "8"]) == 0
+    assert "pruned_share: median over heads" in (out := capsys.readouterr().out)
+    assert "of 0 to 1" in out
+    (file,) = (run / "evals").glob("gate_maps-*.parquet")
+    assert read_rows(file)[1]["spec"]["precision"] == "fp32"

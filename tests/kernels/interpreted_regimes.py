@@ -1,0 +1,99 @@
+"""Every regime through the GPU kernels on a CPU: Triton's under its interpreter, Hopper's under ours. Run in a process of its
+own by `test_without_gpu`, as pytest."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from triton.runtime import interpreter
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+from kernels.forgetting_attention import forgetting_attention, triton_operator
+from tests.kernels.gluon_interpreter import interpreted_gluon
+from tests.kernels.regimes import (
+    GRID,
+    Regime,
+    assert_decoding_within,
+    assert_within,
+    overflow_of_a_training,
+    overflowing,
+    regimes,
+)
+
+LENGTH = 270  # three tiles, the last with a few rows
+
+
+class _ExactBuilder(InterpreterBuilder):
+    """Triton's interpreter truncates bfloat16 and multiplies its bits as if they were integers; PyTorch does it right."""
+
+    def cast_impl(self, src: TensorHandle, dst_type: Any) -> TensorHandle:
+        names = str(src.dtype.scalar), str(dst_type.scalar)
+        if names == ("fp32", "bf16"):
+            bits = torch.tensor(src.data).bfloat16().view(torch.uint16).numpy()
+            return TensorHandle(bits, dst_type.scalar)
+        return super().cast_impl(src, dst_type)
+
+    def create_dot(self, a: TensorHandle, b: TensorHandle, d: TensorHandle, *options: object) -> TensorHandle:
+        a, b = (self.cast_impl(x, d.dtype) if str(x.dtype.scalar) == "bf16" else x for x in (a, b))
+        return super().create_dot(a, b, d, *options)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _interpreters() -> Iterator[None]:
+    builder = interpreter.interpreter_builder
+    builder.__class__ = _ExactBuilder
+    with interpreted_gluon():
+        yield
+    builder.__class__ = InterpreterBuilder
+
+
+def attention(*inputs: Tensor, **options: Any) -> Tensor:
+    """The kernels, whatever the device."""
+    return forgetting_attention(*inputs, backend="triton", **options)
+
+
+@pytest.fixture(params=["hopper", "triton"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(triton_operator, "_has_hopper_kernels", lambda q: request.param == "hopper" and q.shape[-1] >= 64)
+    return request.param
+
+
+def test_what_overflowed_is_right(kernels: str) -> None:
+    for case in (overflowing("cpu"), overflow_of_a_training("cpu")):
+        assert_within(attention, case)
+
+
+@pytest.mark.parametrize("kernels", ["hopper"], indirect=True)
+@pytest.mark.parametrize(("i", "regime"), enumerate(GRID), ids=str)
+def test_every_regime_on_hopper(i: int, regime: Regime, kernels: str) -> None:
+    case, options = regime.make(LENGTH, 64 if i % 4 else 128, torch.bfloat16, "cpu", seed=4)
+    assert_within(attention, case, **options)
+
+
+def test_contiguous_inputs_off_the_copy_engines_grid(kernels: str) -> None:
+    case, _ = Regime(3.0, "one").make(130, 64, torch.bfloat16, "cpu", seed=4)
+    off = [torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x) for x in case]
+    assert all(x.data_ptr() % 16 for x in off) and all(x.is_contiguous() for x in off)
+    assert torch.equal(attention(*off[:4]), attention(*case[:4]))
+
+
+def test_half_precision(kernels: str) -> None:
+    case, _ = Regime(3.0, "mixture").make(LENGTH, 64, torch.float16, "cpu", seed=4)
+    assert_within(attention, case)
+
+
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(regime=regimes(), seed=st.integers(0, 1000), length=st.integers(1, LENGTH))
+def test_no_counterexample(kernels: str, regime: Regime, seed: int, length: int) -> None:
+    case, options = regime.make(length, 64 if kernels == "hopper" else 16, torch.bfloat16, "cpu", seed)
+    assert_within(attention, case, **options)
+
+
+@pytest.mark.parametrize("regime", [r for r in GRID if r.limits != "documents"][::2], ids=str)
+def test_decoding(regime: Regime) -> None:
+    case, options = regime.make(LENGTH, 16, torch.bfloat16, "cpu", seed=4)
+    assert_decoding_within(attention, case, **options)

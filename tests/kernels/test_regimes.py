@@ -1,0 +1,60 @@
+"""Every regime on the CPU path, and on a GPU. (The GPU kernels on a CPU: `interpreted_regimes`.)"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.forgetting_attention import forgetting_attention
+from tests.kernels.regimes import (
+    GRID,
+    Regime,
+    assert_decoding_within,
+    assert_within,
+    overflow_of_a_training,
+    overflowing,
+    regimes,
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def test_every_regime_on_a_cpu(dtype: torch.dtype) -> None:
+    for regime in GRID[::3]:
+        case, options = regime.make(270, 16, dtype, "cpu", seed=4)
+        assert_within(forgetting_attention, case, **options)
+        if regime.limits != "documents":
+            assert_decoding_within(forgetting_attention, case, **options)
+    assert_within(forgetting_attention, overflowing("cpu"))
+
+
+@pytest.mark.gpu
+def test_what_overflowed_is_right() -> None:
+    for case in (overflowing("cuda"), overflow_of_a_training("cuda")):
+        assert_within(forgetting_attention, case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("regime", GRID, ids=str)
+@pytest.mark.parametrize("D", [32, 64, 128])
+def test_every_regime(D: int, regime: Regime) -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        case, options = regime.make(700, D, dtype, "cuda", seed=4)
+        assert_within(forgetting_attention, case, **options)
+        if regime.limits != "documents":
+            assert_decoding_within(forgetting_attention, case, **options)
+
+
+@pytest.mark.gpu
+@settings(max_examples=150)
+@given(
+    regime=regimes(),
+    D=st.sampled_from((64, 128)),
+    dtype=st.sampled_from((torch.bfloat16, torch.float16)),
+    length=st.integers(1, 1500),
+    seed=st.integers(0, 10_000),
+)
+def test_no_counterexample(regime: Regime, D: int, dtype: torch.dtype, length: int, seed: int) -> None:
+    if dtype == torch.float16:  # dS of large values leaves its range, as it would in any kernel
+        regime = Regime(min(regime.logit, 30.0), regime.gates, 1.0, regime.limits)
+    case, options = regime.make(length, D, dtype, "cuda", seed)
+    assert_within(forgetting_attention, case, **options)

@@ -1,0 +1,64 @@
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from results.sealed import read_sealed, write_sealed
+
+VALUES = {"b": [1, 2.5, None], "a": {"text": "ä"}, "n": 0.1}
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = tmp_path / "folder" / "x.json"
+    write_sealed(path, VALUES)
+    assert read_sealed(path, "do this") == VALUES
+    assert list(json.loads(path.read_text()))[-1] == "sha256"
+    before = path.read_bytes()
+    write_sealed(path, dict(reversed(VALUES.items())))
+    assert read_sealed(path, "do this") == VALUES
+    assert sorted(before) == sorted(path.read_bytes()), "the digest does not depend on the order of keys"
+
+
+def test_numbers_that_are_not_json_are_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ValueError, match="JSON"):
+        write_sealed(tmp_path / "x.json", {"a": float("nan")})
+    assert not list(tmp_path.iterdir())
+
+
+def only_space_changed(one: bytes, other: bytes) -> bool:
+    """Between the parts of a JSON file space has no meaning."""
+    try:
+        return json.loads(one) == json.loads(other)
+    except ValueError:
+        return False
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_every_flip_and_cut_is_noticed(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("sealed") / "x.json"
+    write_sealed(path, VALUES)
+    whole = path.read_bytes()
+    place = data.draw(st.integers(0, len(whole) - 2))  # the last newline means nothing
+    if data.draw(st.booleans()):
+        path.write_bytes(whole[:place])
+    else:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << data.draw(st.integers(0, 7)))]) + whole[place + 1 :])
+    if only_space_changed(whole, path.read_bytes()):
+        assert read_sealed(path, "do this") == VALUES
+        return
+    with pytest.raises(ValueError, match=r"do this$") as caught:
+        read_sealed(path, "do this")
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"a": 1}', '{"sha256": 3}', "\x00", "[" * 100_000])
+def test_what_is_no_sealed_file_is_refused_in_one_line(tmp_path, text):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="do this") as caught:
+        read_sealed(path, "do this")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match=r"nothing\.json is missing: do this"):
+        read_sealed(tmp_path / "nothing.json", "do this")

@@ -1,0 +1,93 @@
+"""What one step does, by hand: AdamW hides the size of a gradient, so plain gradient descent is looked at, too."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from tests.training.runs import losses
+from training.distributed import World
+from training.guard import Guard
+from training.signals import EXIT_FINISHED
+from training.spec import TrainSpec
+from training.step import Stepper
+
+
+class Squares(nn.Module):
+    """A loss per token whose gradient is easily written down: (w[input] - target)^2."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 8))
+
+    def forward(self, inputs, targets):
+        return (self.weight[inputs] - targets) ** 2
+
+
+@pytest.mark.parametrize("micro_batch", [4, 2, 1])
+@pytest.mark.parametrize("grad_clip", [0.3, 1e9])
+def test_a_step_of_gradient_descent(micro_batch, grad_clip):
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = (torch.randint(8, (4, 16), generator=generator) for _ in range(2))
+    module = Squares()
+    before = module.weight.detach().double()
+    gradient = torch.zeros(8, dtype=torch.float64)
+    difference = 2 * (before[inputs] - targets) / inputs.numel()
+    gradient.index_add_(0, inputs.flatten(), difference.flatten())
+    spec = TrainSpec(
+        seq_len=16, batch_tokens=64, train_tokens=64, warmup_tokens=0, peak_lr=1.0, grad_clip=grad_clip, precision="fp32"
+    )
+    world = World(0, 1, torch.device("cpu"))
+    stepper = Stepper(module, torch.optim.SGD(module.parameters(), fused=True), Guard(None, world), spec, world, micro_batch)
+    loss, grad_norm, verdict = stepper.run(inputs, targets, lr=0.5)
+    torch.testing.assert_close(loss.double(), ((before[inputs] - targets) ** 2).mean(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(grad_norm.double(), gradient.norm(), rtol=1e-6, atol=0)
+    clipped = gradient * min(1, grad_clip / gradient.norm().item())
+    torch.testing.assert_close(module.weight.detach().double(), before - 0.5 * clipped, rtol=0, atol=1e-6)
+    assert verdict == 0 and module.weight.grad is None
+
+
+def write_down_rates(path):
+    whole = Stepper.run
+
+    def run(self, inputs, targets, lr):
+        with open(path, "a") as file:
+            file.write(json.dumps(lr) + "\n")
+        return whole(self, inputs, targets, lr)
+
+    Stepper.run = run
+
+
+def test_the_applied_rate_is_the_one_written_down(make_run, start, tmp_path):
+    run = make_run(steps=8)
+    assert start(run, before=partial(write_down_rates, tmp_path / "rates")).exit_code() == EXIT_FINISHED
+    applied = [json.loads(line) for line in (tmp_path / "rates").read_text().splitlines()]
+    assert applied == [row["lr"] for row in run.read_metrics()]
+    assert len(set(applied)) > 5
+
+
+def test_the_seed_decides_the_weights(make_run, start):
+    runs = [make_run(name, steps=3, seed=seed) for name, seed in (("one", 0), ("same", 0), ("other", 1))]
+    assert all(start(run).exit_code() == EXIT_FINISHED for run in runs)
+    assert losses(runs[0]) == losses(runs[1]) != losses(runs[2])
+
+
+def test_the_papers_settings_are_the_defaults():
+    spec = TrainSpec(seq_len=1, batch_tokens=1, train_tokens=1, warmup_tokens=0, peak_lr=1.0)
+    assert (spec.weight_decay, spec.beta1, spec.beta2, spec.adam_eps, spec.grad_clip) == (0.1, 0.9, 0.95, 1e-8, 1.0)
+    assert (spec.precision, spec.grad_reduce) == ("bf16", "fp32")
+
+
+def test_another_corpus_is_refused(make_run, tmp_path):
+    from data.prepare import prepare, resolve
+    from training.loop import open_corpus
+
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for name in ("a", "b", "c"):
+        (texts / f"{name}.txt").write_text(f"{name} " * 600)
+    other = prepare(resolve(f"text:{texts}", tokenizer="bytes", document_len=256, cache_dir=tmp_path))
+    with pytest.raises(ValueError, match=rf"holds corpus {other.spec.fingerprint[:12]}, but the run was made for"):
+        open_corpus(other.folder, None, make_run().read_spec())
