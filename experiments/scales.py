@@ -131,7 +131,7 @@ TINY = Scale(
         (0.0, 25.0, 50.0, 75.0, 100.0),
         136,
         24,
-        recall_lengths=(208, 256, 384, 512, 768),
+        recall_lengths=(240, 256, 384, 512, 768),
         recall_reserve=80,
     ),
     stand_ins=True,

@@ -33,7 +33,7 @@ def imported(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
 def test_imports_run_downwards(room):
-    files = [path for path in (ROOT / room).rglob("*.py")]
+    files = list((ROOT / room).rglob("*.py"))
     assert files
     for path in files:
         rooms = {name.split(".")[0] for name in imported(path)} & MAY_IMPORT.keys()

@@ -8,8 +8,9 @@ TITLE = "Model size, training tokens and training context"
 PAPER = "Figure 6"
 SHOWS = (
     "Per-token loss inside the training context, for other model sizes, numbers of training tokens and training context "
-    "lengths (at the same tokens per step). FoX's advantage grows with the training context and shrinks somewhat with size. The "
-    "paper leaves open which architecture and which contexts it shows; here it is the Pro pair, at a quarter, half and the whole."
+    "lengths (at the same tokens per step). FoX's advantage grows with the training context and shrinks somewhat with "
+    "size. The paper leaves open which architecture and which contexts it shows; here it is the Pro pair, at a quarter, "
+    "half and the whole."
 )
 CLAIMS = ("C25", "C25b")
 
