@@ -117,12 +117,18 @@ class Plan(Wanted):
 
 @dataclass(frozen=True, kw_only=True)
 class Prepare(Wanted):
-    """Tokenise the corpora of a request, and nothing else."""
+    """Tokenise the corpora of a request and fetch what its evaluations read from the hub, and nothing else."""
+
+    corpora_only: bool = False
+    """Fetch nothing (the jobs of a SLURM graph, where submitting has done it)."""
 
     def run(self, console: Console) -> int:
-        from experiments.execute import prepare_corpora
+        from experiments.execute import fetch, prepare_corpora
 
-        prepare_corpora(make_plan(self.request("cpu")), console)
+        plan = make_plan(self.request("cpu"))
+        prepare_corpora(plan, console)
+        if not self.corpora_only:
+            fetch(plan, console)
         return 0
 
 

@@ -5,6 +5,8 @@ import time
 from rich.console import Console
 
 from data.prepare import CorpusPlan, prepare
+from eval.kinds import eval_id, kind_of
+from eval.shell.hub import go_offline_if_unreachable
 from experiments import drawing, graph
 from experiments.local import run_tasks, slots_of
 from experiments.overview import task_flops
@@ -22,6 +24,19 @@ def prepare_corpora(plan: Plan, console: Console) -> None:
             prepare(corpus, progress=status.update)
         console.print(f"[green]done[/]  corpus in {corpus.folder}  ({time.monotonic() - started:.0f} s)")
     check(plan)
+
+
+def fetch(plan: Plan, console: Console) -> None:
+    """Have what missing evaluations read from the hub in the local cache, so that machines without internet do not find out
+    after the training. ValueError for what cannot be had."""
+    specs = {eval_id(spec): spec for run in plan.runs.values() for spec in run.missing_evals}
+    wanted = [spec for spec in specs.values() if "hub" in kind_of(spec).reads(spec)]
+    if wanted:
+        go_offline_if_unreachable()
+    for spec in wanted:
+        with console.status(f"fetching the data of {spec.kind}"):
+            kind_of(spec).fetch(spec, plan.request.sources)
+        console.print(f"[green]done[/]  data of {spec.kind}")
 
 
 def execute(plan: Plan, slots: int | None, console: Console) -> int:

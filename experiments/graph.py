@@ -88,7 +88,7 @@ def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 
 
 def prepare_task(plan: Plan, corpus: CorpusPlan) -> Task:
     request = plan.request
-    args = ["prepare", *plan.artefacts, "--scale", request.scale, "--corpora-dir", str(request.corpora_dir)]
+    args = ["prepare", *plan.artefacts, "--corpora-only", "--scale", request.scale, "--corpora-dir", str(request.corpora_dir)]
     for flag in ("data", "heldout", "tokenizer"):
         value = getattr(request, flag)
         args += [f"--{flag}", value] if value is not None else []

@@ -21,8 +21,8 @@ def job_name(batch: Batch) -> str:
 
 
 def script(batch: Batch, entry: int, submission: Submission, cluster: Cluster, code: Path, throttle: int | None) -> str:
-    """The sbatch script of a batch: slurm/job.sh, filled in. Jobs run where they were submitted, with the `code` of a
-    snapshot."""
+    """The sbatch script of a batch: slurm/job.sh, filled in. Jobs run in the folder they were submitted from, with a snapshot's
+    `code`."""
     settings, python = cluster.settings(batch.kind), task_python(cluster)
     options = _merged(_sbatch_options(batch, entry, submission, cluster, throttle), settings.sbatch)
     srun = _merged({"export": "ALL", "kill-on-bad-exit": 1}, settings.srun)  # else tasks would wait for a dead one

@@ -17,6 +17,7 @@ from pydantic.dataclasses import dataclass
 KINDS = ("prepare", "train", "evaluate", "time", "draw")
 HOURS = {"prepare": 12.0, "evaluate": 6.0, "time": 2.0, "draw": 1.0}
 """The longest jobs of a kind ask for where nothing is said; trainings ask for what they are estimated to take."""
+UNNAMED = "unnamed"
 STRICT = ConfigDict(extra="forbid", strict=True)
 OURS = {
     "array", "dependency", "error", "open-mode", "ntasks-per-node", "output", "parsable", "signal", "test-only", "wait", "wrap",
@@ -83,6 +84,7 @@ class Cluster(Settings):
     gpus_per_node: NonNegativeInt = 0
     gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"
     gpu_tflops: PositiveFloat | None = None
+    machine: Name = UNNAMED
     mfu: Share = 0.35
     margin: Annotated[float, Field(ge=1)] = 1.3
     signal_seconds: PositiveInt = 300

@@ -31,8 +31,8 @@ COMMENT = "fox"
 class Submission:
     """One submission: `values` is what its file holds.
 
-    user, cwd, request, cluster, max_restarts; `tasks` by key; `jobs`: one entry per sbatch, with its keys by array index, its
-    id, and how its shells' logs begin. `withdrawn`: SLURM refused part of it and the rest was cancelled.
+    user, cwd, request, cluster, max_restarts; `tasks` by key; `jobs`: one entry per sbatch with keys by array index, its id
+    and how its shells' logs begin. `withdrawn`: SLURM refused part of it and the rest was cancelled.
     """
 
     path: Path

@@ -15,13 +15,14 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 
+from experiments.execute import fetch
 from experiments.graph import write_drawings
 from experiments.plan import KnownCorpus, Plan, Request, write_specs
 from results.atomic import write_atomic
 from slurm import client, graph
 from slurm.batch import script, task_python
 from slurm.client import ForNow, NoArrays, Refused, TooMany
-from slurm.cluster import CLUSTER, Cluster
+from slurm.cluster import CLUSTER, UNNAMED, Cluster
 from slurm.graph import Batch, Node
 from slurm.patience import Patience
 from slurm.records import Submission, active_tasks, adopt, find, new_submission, only_submitter, read_submissions, users
@@ -49,10 +50,12 @@ def submit(plan: Plan, cluster: Cluster, console: Console) -> int:
         client.cancel(surplus)
         active = active_tasks(before, {job_id: job for job_id, job in queue.items() if job.array not in surplus})
         nodes = graph.nodes(plan, cluster, {key: task for key, (_, task) in active.items()})
+        _check_machine(nodes, cluster)
         if not nodes:
             busy = f"{len(active)} jobs are queued or running; `python -m slurm status` shows them" if active else "all is done"
             console.print(f"nothing to submit: {busy}")
             return 0
+        fetch(plan, console)
         write_specs(plan)
         write_drawings(plan)
         code = snapshot(cluster.scratch / "snapshots")
@@ -155,6 +158,7 @@ def rehearse(plan: Plan, cluster: Cluster, console: Console) -> int:
     """`--dry-run`: every sbatch script, the graph, the number of jobs and GPU-hours. Needs no SLURM and writes nothing."""
     plan, cluster = _with_whole_paths(plan, cluster)
     nodes = graph.nodes(plan, cluster)
+    _check_machine(nodes, cluster)
     submission = _described(plan, cluster, nodes)
     scripts = 0
     for group in graph.groups(nodes):
@@ -220,6 +224,15 @@ def _described(plan: Plan, cluster: Cluster, nodes: list[Node]) -> Submission:
         cluster=CLUSTER.dump_python(cluster, mode="json"),
         max_restarts=cluster.max_restarts,
     )
+
+
+def _check_machine(nodes: list[Node], cluster: Cluster) -> None:
+    """A timing is of one machine, by name."""
+    if cluster.machine == UNNAMED and any(node.kind == "time" for node in nodes):
+        raise ValueError(
+            "there are timings, which are of one kind of machine: name it in the cluster file, such as machine = "
+            '"NVIDIA H100 80GB HBM3" (slurm/clusters/README.md says how to find it), or leave their artefacts out.'
+        )
 
 
 def _with_whole_paths(plan: Plan, cluster: Cluster) -> tuple[Plan, Cluster]:

@@ -103,6 +103,12 @@ def bound(spec: Spec, corpus: "DataSpec | None", sources: Sources, precision: Pr
     return replace(spec, include=include, precision=spec.precision or precision)
 
 
+def fetch(spec: Spec, sources: Sources) -> None:
+    from eval.lm_eval import measure
+
+    measure.fetch(spec, sources)
+
+
 def check_names(names: tuple[str, ...], folder: Path | None) -> None:
     """ValueError for a task that the folder (or, if there is none, the harness) does not have. The harness is asked only about
     unusual names: reading its thousands of files takes seconds."""

@@ -22,7 +22,7 @@ from eval.lm_eval.harness import HarnessModel
 from eval.shell.context import Context
 from eval.shell.loading import Loaded
 from eval.shell.progress import Progress
-from eval.shell.sources import checked
+from eval.shell.sources import Sources, checked
 from eval.shell.stand_ins import StandIns, fingerprint_in
 
 BOOTSTRAP_ITERATIONS = 1000
@@ -65,6 +65,13 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     context.extras["bos_policy"] = "one BOS before every context" if spec.add_bos else "BOS only where there is no context"
     context.extras["bootstrap_iterations"] = BOOTSTRAP_ITERATIONS
     return pd.DataFrame([row for task in found["tasks"] for row in _rows(task, results, spec)])
+
+
+def fetch(spec: Spec, sources: Sources) -> None:
+    """Load the tasks' data once, which leaves them in the local cache."""
+    folder = None if spec.include == "harness" else checked("include", spec.include, sources.include_path, "--include-path")
+    with _quiet():
+        _load_tasks(spec, folder)
 
 
 def _load_tasks(spec: Spec, folder: Path | None) -> Any:

@@ -100,6 +100,12 @@ def task_file(folder: Path, task: str) -> Path:
     return path
 
 
+def fetch(spec: Spec, sources: Sources) -> None:
+    from eval.longbench import measure
+
+    measure.hub_archive()
+
+
 def check(spec: Spec, run: "RunSpec", counts: "Counts | None") -> None:
     if counts is not None and fingerprint_in(spec.dataset) is not None and counts.heldout_rows < 2:
         raise ValueError("stand-in tasks need at least two held-out documents; prepare a corpus with more text")

@@ -131,7 +131,7 @@ def load_examples(names: Sequence[str], spec: Spec, context: Context) -> dict[st
         stand_ins = StandIns(context.heldout(corpus))
         found = {name: stand_ins.longbench(name) for name in names}
     elif spec.dataset == "hub":
-        archive = _hub_archive()
+        archive = hub_archive()
         context.extras["dataset_commit"] = archive.parent.name  # the snapshot's folder
         with zipfile.ZipFile(archive) as file:
             found = {name: _parsed(file.read(f"data/{hub_name(name)}.jsonl"), f"{archive}/{name}") for name in names}
@@ -154,7 +154,7 @@ def _parsed(body: bytes, where: str) -> list[Example]:
 
 
 @functools.cache
-def _hub_archive() -> Path:
+def hub_archive() -> Path:
     from huggingface_hub import hf_hub_download
 
     try:

@@ -3,12 +3,13 @@
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from slurm.snapshot import code_files
-from tests.slurm.daemons import Slurm, Unavailable, install
+from tests.slurm.daemons import PLAIN, Site, Slurm, Unavailable, install
 from tests.slurm.graphs import Graph, Suite
 from tests.texts import write_texts
 
@@ -24,13 +25,13 @@ SCALES["pocket"] = _replace(
 """
 
 
-@pytest.fixture(scope="session")
-def slurm_daemons() -> Iterator[Slurm]:
+@contextmanager
+def running(site: Site) -> Iterator[Slurm]:
     """SLURM on this machine. Where it cannot be had: a failure in CI, elsewhere a skip that says why."""
     daemons = None
     try:
-        install()
-        daemons = Slurm()
+        install(site.accounting)
+        daemons = Slurm(site)
         daemons.start()
     except (Unavailable, TimeoutError) as error:
         if daemons is not None:
@@ -48,6 +49,12 @@ def slurm_daemons() -> Iterator[Slurm]:
         os.environ.pop("SLURM_CONF")
         if before is not None:
             os.environ["SLURM_CONF"] = before
+
+
+@pytest.fixture(scope="session")
+def slurm_daemons() -> Iterator[Slurm]:
+    with running(PLAIN) as daemons:
+        yield daemons
 
 
 @pytest.fixture(scope="session")
@@ -74,9 +81,13 @@ def suite(slurm_daemons: Slurm, checkout: Path, texts: Path, tmp_path_factory: p
 
 @pytest.fixture(scope="session")
 def undisturbed(suite: Suite) -> Graph:
-    """Figure 2 of two models, submitted from nothing; most tests compare with its runs or use its corpus."""
+    """Figure 2 of two models, submitted from nothing, by a shell with settings that must not count; most tests compare with its
+    runs or use its corpus."""
     graph = suite.graph("undisturbed")
-    assert graph.submit().returncode == 0
+    shell = {"SBATCH_PARTITION": "nowhere", "SBATCH_EXPORT": "NONE", "RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "nowhere"}
+    submitted = graph.submit(**shell)
+    assert submitted.returncode == 0, submitted.stderr
+    assert "left out: SBATCH_EXPORT, SBATCH_PARTITION of this shell" in submitted.stdout
     return graph
 
 

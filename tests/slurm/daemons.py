@@ -1,4 +1,5 @@
-"""A real SLURM on this machine for the tests: munged, slurmctld and two slurmd, as children of the test process.
+"""A real SLURM on this machine for the tests: munged, slurmctld and a slurmd per node, as children of the test process; with
+accounts and QOS also mariadbd and slurmdbd.
 
 Needs root (or the packages installed) and Debian's apt. Everything it starts it stops by pid.
 """
@@ -13,10 +14,31 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGES = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge"}
-NODES = ("n1", "n2")
+ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server-core", "mariadb": "mariadb-client-core"}
+PLUGIN = "slurm-wlm-mysql-plugin"  # of slurmdbd; has no program of its own
+
+
+@dataclass(frozen=True)
+class Site:
+    """What differs between clusters: processors of each node, and lines of slurm.conf."""
+
+    nodes: dict[str, int]
+    lines: str
+    accounting: bool = False
+
+
+PLAIN = Site(
+    {"n1": 4, "n2": 4},
+    """
+JobRequeue=1
+AccountingStorageType=accounting_storage/none
+PartitionName=main Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP
+""",
+)
 
 CONF = """
 ClusterName=tests
@@ -43,16 +65,28 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0,batch_sched_delay=0
-JobRequeue=1
 KillWait=5
 # Finished jobs stay visible; ids differ from those of another SLURM on this machine.
 MinJobAge=3600
 FirstJobId={first_job}
 SlurmdTimeout=30
-AccountingStorageType=accounting_storage/none
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={n1_port} CPUs=4 RealMemory=8000 State=UNKNOWN
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={n2_port} CPUs=4 RealMemory=8000 State=UNKNOWN
-PartitionName=main Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP
+"""
+NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=8000 State=UNKNOWN\n"
+
+DBD_CONF = """
+AuthType=auth/munge
+AuthInfo=socket={run}/munge/socket
+DbdHost={host}
+DbdAddr=127.0.0.1
+DbdPort={port}
+SlurmUser={user}
+PidFile={run}/slurmdbd.pid
+CommitDelay=0
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageLoc=accounts
+StorageUser=slurm
+StoragePass=slurm
 """
 
 
@@ -60,11 +94,13 @@ class Unavailable(Exception):
     """There is no SLURM here and none can be installed; says why."""
 
 
-def install() -> None:
+def install(accounting: bool = False) -> None:
     """Install what is missing from Debian's packages. Raises Unavailable."""
-    missing = [package for program, package in PACKAGES.items() if _which(program) is None]
+    wanted = {**PACKAGES, **(ACCOUNTING if accounting else {})}
+    missing = [package for program, package in wanted.items() if _which(program) is None]
     if not missing:
         return
+    missing += [PLUGIN] if accounting else []
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise Unavailable(f"{', '.join(missing)} not installed, and installing needs root and apt-get")
     policy = Path("/usr/sbin/policy-rc.d")  # keeps the packages from starting daemons of their own
@@ -88,7 +124,8 @@ def install() -> None:
 class Slurm:
     """`start` it, use `environment` for its commands, `stop` it."""
 
-    def __init__(self) -> None:
+    def __init__(self, site: Site = PLAIN) -> None:
+        self.site = site
         self.run = Path(tempfile.mkdtemp(prefix="fox-slurm-", dir="/run" if os.access("/run", os.W_OK) else "/tmp"))
         self.run.chmod(0o755)  # munged wants to be reachable
         self.environment = {**os.environ, "SLURM_CONF": str(self.run / "slurm.conf")}
@@ -96,25 +133,57 @@ class Slurm:
         self.hosts_before: str | None = None
 
     def start(self) -> None:
-        for name in ("munge", "ctld", "log", *(f"slurmd.{node}" for node in NODES)):
+        for name in ("munge", "ctld", "log", "db", *(f"slurmd.{node}" for node in self.site.nodes)):
             (self.run / name).mkdir(mode=0o755)
         (self.run / "munge" / "key").write_bytes(os.urandom(128))
         (self.run / "munge" / "key").chmod(0o600)
-        ports = _free_ports(3)
-        text = CONF.format(
-            host=socket.gethostname().split(".")[0], run=self.run, user=_user(), first_job=random.randrange(1, 60_000_000),
-            ctld_port=ports[0], n1_port=ports[1], n2_port=ports[2],
-        )  # fmt: skip
-        (self.run / "slurm.conf").write_text(text)
+        self._configure()
         self._name_nodes()
         munge = self.run / "munge"
         self._spawn("munged", "--foreground", f"--key-file={munge}/key", f"--socket={munge}/socket",
                     f"--pid-file={munge}/pid", f"--log-file={munge}/log", f"--seed-file={munge}/seed")  # fmt: skip
         until(lambda: (munge / "socket").exists(), 10, "munged's socket")
+        if self.site.accounting:
+            self._start_accounting()
         self.start_controller()
-        for node in NODES:
+        for node in self.site.nodes:
             self.start_node(node)
-        until(self.nodes_up, 90, "two nodes that are up")
+        until(self.nodes_up, 90, "nodes that are up")
+
+    def _configure(self) -> None:
+        self.dbd_port, ctld_port, *ports = _free_ports(2 + len(self.site.nodes))
+        host = socket.gethostname().split(".")[0]
+        lines = [
+            CONF.format(host=host, run=self.run, user=_user(), first_job=random.randrange(1, 60_000_000), ctld_port=ctld_port)
+        ]
+        for (name, cpus), port in zip(self.site.nodes.items(), ports, strict=True):
+            lines.append(NODE.format(name=name, cpus=cpus, host=host, port=port))
+        if self.site.accounting:
+            lines.append(
+                "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=127.0.0.1\n"
+                f"AccountingStoragePort={self.dbd_port}\nAccountingStoragePass={self.run}/munge/socket\n"
+            )
+            dbd = self.run / "slurmdbd.conf"
+            dbd.write_text(DBD_CONF.format(host=host, run=self.run, user=_user(), port=self.dbd_port))
+            dbd.chmod(0o600)
+        (self.run / "slurm.conf").write_text("".join(lines) + self.site.lines)
+
+    def _start_accounting(self) -> None:
+        """A database without a password for root, and slurmdbd upon it; both reached by sockets in our folder."""
+        data, socket_file, init = self.run / "db", self.run / "mysql.sock", self.run / "init.sql"
+        init.write_text("CREATE DATABASE accounts;\nCREATE USER 'slurm'@'localhost' IDENTIFIED BY 'slurm';\n"
+                        "GRANT ALL ON accounts.* TO 'slurm'@'localhost';\n")  # fmt: skip
+        made = self.call("mariadb-install-db", "--no-defaults", f"--user={_user()}", f"--datadir={data}", "--skip-test-db",
+                         "--auth-root-authentication-method=normal", timeout=120)  # fmt: skip
+        if made.returncode:
+            raise Unavailable(f"mariadb-install-db failed: {made.stderr.strip()[-300:]}")
+        self._spawn("mariadbd", "--no-defaults", f"--user={_user()}", f"--datadir={data}", "--skip-networking",
+                    f"--socket={socket_file}", f"--init-file={init}", "--innodb-lock-wait-timeout=900")  # fmt: skip
+        ask = ("mariadb", "--no-defaults", "-uslurm", "-pslurm", "-S", str(socket_file), "-e", "select 1")
+        until(lambda: self.call(*ask).returncode == 0, 60, "the database")
+        self.environment["MYSQL_UNIX_PORT"] = str(socket_file)
+        self._spawn("slurmdbd", "-D")
+        until(lambda: self.call("sacctmgr", "-n", "show", "cluster").returncode == 0, 60, "slurmdbd")
 
     def start_controller(self) -> None:
         self._spawn("slurmctld", "-D")
@@ -127,8 +196,8 @@ class Slurm:
         self._spawn("slurmd", "-D", "-N", node, name=f"slurmd.{node}")
 
     def nodes_up(self) -> bool:
-        states = self.call("sinfo", "--noheader", "-N", "-p", "main", "-o", "%T").stdout.split()
-        return len(states) == len(NODES) and all(state in ("idle", "mixed", "allocated") for state in states)
+        found = dict(line.split() for line in self.call("sinfo", "--noheader", "-N", "-o", "%N %T").stdout.splitlines())
+        return len(found) == len(self.site.nodes) and all(state in ("idle", "mixed", "allocated") for state in found.values())
 
     def call(self, *command: str, timeout: float = 20) -> subprocess.CompletedProcess[str]:
         try:
@@ -155,13 +224,13 @@ class Slurm:
     def _name_nodes(self) -> None:
         """A job's processes meet at the first node's name, so the names must mean this machine."""
         try:
-            for node in NODES:
+            for node in self.site.nodes:
                 socket.gethostbyname(node)
         except OSError:
             hosts = Path("/etc/hosts")
             try:
                 self.hosts_before = hosts.read_text()
-                hosts.write_text(self.hosts_before + f"127.0.0.1 {' '.join(NODES)}\n")
+                hosts.write_text(self.hosts_before + f"127.0.0.1 {' '.join(self.site.nodes)}\n")
             except OSError as error:
                 self.hosts_before = None
                 raise Unavailable(f"cannot name the nodes in /etc/hosts: {error.strerror}") from error

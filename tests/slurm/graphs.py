@@ -9,7 +9,7 @@ from pathlib import Path
 
 from experiments import restarts
 from slurm import client
-from slurm.records import read_submissions
+from slurm.records import adopt, read_submissions
 from slurm.status import NodeState, node_states
 from tests.slurm.daemons import Slurm, until
 from training.run_folder import RunFolder
@@ -26,19 +26,20 @@ class Suite:
         self.slurm, self.checkout, self.texts, self.folder = slurm, checkout, texts, folder
         self.corpora = folder / "corpora"
 
-    def graph(
-        self, name: str, models: tuple[str, ...] = (FOX, TRANSFORMER), cluster: str = "", scale: str = "pocket", **places: Path
-    ) -> "Graph":
-        """A graph in folders of its own; `cluster` are further lines of its cluster file."""
+    def graph(self, name: str, models: tuple[str, ...] = (FOX, TRANSFORMER), cluster: str = "", scale: str = "pocket",
+              options: tuple[str, ...] = (), **places: Path) -> "Graph":  # fmt: skip
+        """A graph in folders of its own; `cluster` are further lines of its cluster file, `options` of its command."""
         corpora, texts = places.get("corpora", self.corpora), places.get("texts", self.texts)
-        return Graph(self, name, models, cluster, scale, corpora, texts)
+        return Graph(self, name, models, cluster, scale, options, corpora, texts)
 
 
 class Graph:
     """Figure 2 of some models."""
 
-    def __init__(self, suite: Suite, name: str, models: tuple[str, ...], cluster: str, scale: str, corpora: Path, texts: Path):
+    def __init__(self, suite: Suite, name: str, models: tuple[str, ...], cluster: str, scale: str, options: tuple[str, ...],
+                 corpora: Path, texts: Path):  # fmt: skip
         self.suite, self.models, self.scale, self.corpora, self.texts = suite, models, scale, corpora, texts
+        self.options = ("--checkpoint-minutes", "0.01", *options)
         self.folder = suite.folder / name
         self.folder.mkdir()
         self.runs, self.results = self.folder / "runs", self.folder / "results"
@@ -52,7 +53,7 @@ class Graph:
         data = ["--data", f"text:{self.texts}"] if self.scale == "pocket" else []
         return [
             sys.executable, "-m", "experiments", "run", "fig2_per_token_loss", "--scale", self.scale, *only, *data,
-            "--runs-dir", str(self.runs), "--results-dir", str(self.results),
+            *self.options, "--runs-dir", str(self.runs), "--results-dir", str(self.results),
             "--corpora-dir", str(self.corpora), "--launcher", "slurm", "--cluster", str(self.folder / "cluster.toml"),
         ]  # fmt: skip
 
@@ -60,8 +61,8 @@ class Graph:
     def submissions(self) -> Path:
         return self.runs / self.scale / "plans" / "submissions"
 
-    def submit(self, *more: str) -> subprocess.CompletedProcess[str]:
-        return self.call([*self.command(), *more])
+    def submit(self, **variables: str) -> subprocess.CompletedProcess[str]:
+        return self.call(self.command(), **variables)
 
     def start_submitting(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -73,10 +74,10 @@ class Graph:
         """`python -m slurm ...` on this graph."""
         return self.call([sys.executable, "-m", "slurm", *arguments, "--runs-dir", str(self.runs)])
 
-    def call(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+    def call(self, command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command, cwd=self.suite.checkout, env=self.suite.slurm.environment, text=True, capture_output=True,
-            check=False, timeout=120,
+            command, cwd=self.suite.checkout, env={**self.suite.slurm.environment, **variables}, text=True,
+            capture_output=True, check=False, timeout=300,
         )  # fmt: skip
 
     def run(self, model: str) -> RunFolder:
@@ -85,8 +86,9 @@ class Graph:
 
     def states(self) -> dict[str, NodeState]:
         """By "kind model" or "draw fig2_per_token_loss"."""
-        queue = client.queue()
-        states = node_states(read_submissions(self.submissions), queue)
+        queue, submissions = client.queue(), read_submissions(self.submissions)
+        adopt(submissions, queue)
+        states = node_states(submissions, queue)
         return {f"{state.kind} {state.name.rsplit('-', 1)[0]}": state for state in states}
 
     def until(self, condition: Callable[[], object], seconds: float, what: str) -> None:

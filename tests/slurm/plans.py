@@ -18,6 +18,6 @@ def plan_of(
     request = Request(
         artefacts=artefacts or ("fig2_per_token_loss",), scale=scale, only=only, seeds=seeds, device=device,
         runs_dir=tmp_path / "runs", results_dir=tmp_path / "results", corpora_dir=tmp_path / "corpora",
-        execution=execution or Execution(),
+        execution=execution or Execution(), machine="H100",
     )  # fmt: skip
     return make_plan(request, rehearsal=True)

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import signal
-from contextlib import suppress
 
 import pandas as pd
 import pytest
@@ -14,6 +13,7 @@ from tests.slurm.daemons import until
 from tests.slurm.graphs import FOX, TRANSFORMER, assert_same_run, pending_signal, starts
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+DRAW = "draw fig2_per_token_loss"
 
 
 def job_count(graph) -> int:
@@ -62,25 +62,11 @@ def test_graphs_survive_signals_kills_and_a_restarted_controller(corpus_ready, s
         assert_same_run(graph.run(model), corpus_ready.run(model))
 
 
-def test_a_run_that_hits_its_time_limit_goes_on(corpus_ready, suite):
-    graph = suite.graph("limited", (FOX,), "time_limit_hours = 0.0166\nsignal_seconds = 15\nmax_restarts = 9")
-    assert graph.submit().returncode == 0
-    task = graph.hold(20, FOX)[FOX]  # a run that would take longer than its limit
-    with suppress(ProcessLookupError):  # SLURM, which looks every 30 s, may have been quicker
-        graph.until(lambda: pending_signal(task, signal.SIGUSR2), 120, "SLURM's signal before the time limit")
-        os.kill(task, signal.SIGCONT)
-    graph.until_trained(FOX)
-    graph.cancel_rest()
-    assert "stopped by SIGUSR2, saved at step" in graph.slurm("logs", FOX).stdout
-    assert len(starts(graph.run(FOX))) >= 2
-    corpus_ready.until_trained(FOX)
-    assert_same_run(graph.run(FOX), corpus_ready.run(FOX))
-
-
 def test_two_tasks_train_one_run_while_nodes_are_drained_and_fail(corpus_ready, suite):
-    """Two processes on two nodes, joined by gloo: preempted, held back while a node is drained, and hit by its failure."""
+    """Two processes on two nodes, joined by gloo, the model sharded: preempted, held back while a node is drained, and hit by
+    its failure."""
     lines = 'environment = { GLOO_SOCKET_IFNAME = "lo" }\ntrain = { tasks = 2, nodes = 2 }'
-    graph = suite.graph("two", (FOX,), lines)
+    graph = suite.graph("two", (FOX,), lines, options=("--parallel", "fsdp"))
     assert graph.submit().returncode == 0
     held = graph.hold(20, FOX)
     assert suite.slurm.call("scontrol", "update", "nodename=n2", "state=drain", "reason=test").returncode == 0
@@ -126,7 +112,7 @@ def test_a_failing_job_stops_its_dependants_and_can_be_resubmitted(corpus_ready,
         assert states[f"train {model}"].restarts == 0  # an error to mend is not tried again
         waiting = states[f"evaluate {model}"]
         assert waiting.state == "cancelled" and re.match(f"needs train {model}-.*, which failed: .*train.zarr", waiting.error)
-    assert "nothing to draw" in states["draw fig2_per_token_loss"].error
+    assert "nothing to draw" in states[DRAW].error
     shown = graph.slurm("status")
     assert shown.returncode == 1 and "train.zarr" in shown.stdout
     assert "train.zarr" in graph.slurm("logs", FOX).stdout
@@ -179,6 +165,73 @@ def test_figure_2_is_drawn_by_the_last_job(undisturbed):
     for word in (FOX, TRANSFORMER, "400/400", "done", "draw"):
         assert word in shown.stdout
     assert undisturbed.slurm("watch").returncode == 0
+
+
+def copy_of_trained(undisturbed, suite, name: str):
+    """A graph whose two runs are trained and wait for their evaluations."""
+    graph = suite.graph(name)
+    for model in (FOX, TRANSFORMER):
+        run = undisturbed.run(model).path
+        shutil.copytree(run, graph.runs / graph.scale / run.name, ignore=shutil.ignore_patterns("evals", "starts", "logs"))
+    return graph
+
+
+def test_one_failing_evaluation_cancels_no_drawing(undisturbed, suite):
+    undisturbed.until_drawn(200)
+    graph = copy_of_trained(undisturbed, suite, "half")
+    weights = graph.run(FOX).export / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert "submitted 3 jobs" in graph.submit().stdout
+    graph.until(lambda: graph.states()[DRAW].state in ("done", "failed", "cancelled"), 150, "the figure")
+    states = graph.states()
+    assert (states[f"evaluate {FOX}"].state, states[f"evaluate {TRANSFORMER}"].state, states[DRAW].state) == (
+        "failed",
+        "done",
+        "done",
+    )
+    figure = graph.results / graph.scale / "figures" / "fig2_per_token_loss.csv"
+    assert TRANSFORMER in figure.read_text() and FOX not in figure.read_text()
+    weights.write_bytes(content)
+    again = graph.slurm("resubmit")
+    assert again.returncode == 0 and "submitted 2 jobs" in again.stdout, again.stdout + again.stderr
+    graph.until_drawn(150)
+    assert FOX in figure.read_text()
+
+
+def test_a_job_that_dies_before_its_first_line_is_given_up_and_its_shell_is_named(undisturbed, suite):
+    """And what was asked for is done with a mended cluster file."""
+    undisturbed.until_drawn(200)
+    graph = copy_of_trained(undisturbed, suite, "beginless")
+    file = graph.folder / "cluster.toml"
+    mended = file.read_text()
+    file.write_text(mended + 'container = "/nowhere/apptainer exec image.sif"\nmax_restarts = 1\n')
+    assert graph.submit().returncode == 0
+    graph.until(lambda: all(state.state == "failed" for state in graph.states().values()), 150, "three jobs that gave up")
+    state = graph.states()[f"evaluate {FOX}"]
+    assert state.restarts == 1 and state.error.startswith("given up after 2 starts without progress: exit code 127")
+    assert "the task never began" in state.error and "/nowhere/apptainer" in state.error
+    assert str(state.shell_log) in graph.slurm("status").stdout
+    assert "/nowhere/apptainer" in graph.slurm("logs", FOX).stdout
+    file.write_text(mended)
+    assert graph.slurm("resubmit", "--cluster", str(file)).returncode == 0
+    graph.until_drawn(150)
+
+
+def test_a_killed_submitters_job_is_adopted_and_a_held_one_said_to_be_held(undisturbed, suite, tmp_path):
+    undisturbed.until_drawn(200)
+    graph = copy_of_trained(undisturbed, suite, "killed")
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(f'#!/bin/sh\n{shutil.which("sbatch")} --hold "$@"\nkill -9 $PPID\n')
+    sbatch.chmod(0o755)
+    assert graph.submit(PATH=f"{tmp_path}:{os.environ['PATH']}").returncode == -9
+    assert job_count(graph) == 2
+    states = graph.states()
+    assert {state.state for state in states.values()} == {"held"} and len(states) == 2
+    assert "scontrol release" in states[f"evaluate {FOX}"].error
+    assert "submitted 1 jobs" in graph.submit().stdout and job_count(graph) == 3
+    assert suite.slurm.call("scontrol", "release", states[f"evaluate {FOX}"].job.split("_")[0]).returncode == 0
+    graph.until_drawn(150)
 
 
 @pytest.mark.timeout(600)

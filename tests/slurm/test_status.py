@@ -56,8 +56,8 @@ def states(*submissions: Submission, **queue: dict) -> dict[str, tuple[str, str]
 
 
 @pytest.mark.parametrize(("state", "reason"), [
-    ("PENDING", "JobHeldUser"), ("PENDING", "JobHeldAdmin"), ("PENDING", "launch failed requeued held"),
-    ("REQUEUE_HOLD", "None"), ("SPECIAL_EXIT", "None"), ("PENDING", "JobHoldMaxRequeue"),
+    ("PENDING", "JobHeldUser"), ("PENDING", "JobHeldAdmin"), ("PENDING", "JobHoldMaxRequeue"), ("REQUEUE_HOLD", "None"),
+    ("SPECIAL_EXIT", "None"), ("PENDING", "launch failed requeued held"),
 ])  # fmt: skip
 def test_a_held_job_is_said_to_be_held_and_how_it_is_released(tmp_path, state, reason):
     found = states(submission(tmp_path), jobs=queued("5", state, reason))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from eval.kinds import KINDS
 from experiments.plan import Plan
 from slurm import client, graph, patience
 from slurm.cluster import CLUSTER, Cluster
@@ -28,6 +29,7 @@ def cluster_of(tmp_path: Path, **settings: object) -> Cluster:
         "time_limit_hours": 24.0,
         "gpus_per_node": 8,
         "gpu_tflops": 989.0,
+        "machine": "H100",
         "scratch": str(tmp_path / "scratch"),
         **settings,
     }
@@ -70,7 +72,7 @@ def test_a_third_of_failing_calls_loses_and_doubles_nothing(tmp_path, make_slurm
     plan = plan_of(tmp_path, "fig2_per_token_loss", "table6_throughput", seeds=(0, 1))
     keys = wanted(plan, cluster)
     code, _ = submitted(plan, cluster)
-    assert code == 0 and len(keys) > 30 and fake.read().calls > 1.2 * len(keys)
+    assert code == 0 and len(keys) > 30 and fake.read().calls > 1.2 * len(keys) and len(fake.jobs) == len(keys)
     assert_each_once(plan, fake, keys)
 
 
@@ -187,6 +189,14 @@ def test_one_failing_evaluation_is_waited_for_by_its_own_drawing_only(tmp_path, 
         assert how == "afterany" and ids and {kinds[job] for job in ids} == {kind}
 
 
+def test_timings_are_of_a_machine_that_has_a_name(tmp_path, make_slurm):
+    fake = make_slurm()
+    with pytest.raises(ValueError, match=r"there are timings, .* machine ="):
+        submitted(plan_of(tmp_path, "table6_throughput"), cluster_of(tmp_path, machine="unnamed"))
+    assert not fake.jobs
+    assert submitted(plan_of(tmp_path), cluster_of(tmp_path, machine="unnamed"))[0] == 0
+
+
 def test_fifty_runs_are_one_array_with_a_throttle_and_a_line_each(tmp_path, make_slurm):
     fake = make_slurm()
     plan = plan_of(tmp_path, only=("fox_pro", "mamba2"), seeds=tuple(range(25)))
@@ -196,3 +206,15 @@ def test_fifty_runs_are_one_array_with_a_throttle_and_a_line_each(tmp_path, make
     assert "#SBATCH --array=0-49%6\n" in scripts[0].read_text()
     for run in plan.runs.values():
         assert sum(run.spec.folder_name in line for line in told.splitlines()) == 1
+
+
+def test_what_evaluations_read_from_the_hub_is_had_before_anything_is_submitted(tmp_path, make_slurm, monkeypatch):
+    fake, fetched = make_slurm(), []
+    monkeypatch.setattr(KINDS["lm_eval"], "fetch", lambda spec, sources: fetched.append(spec.kind))
+    plan = plan_of(tmp_path, "table1_lm_eval", "table2_longbench")
+    with pytest.raises(ValueError, match=r"LongBench .* is neither in the local cache nor to be had"):
+        submitted(plan, cluster_of(tmp_path))
+    assert not fake.jobs and set(fetched) <= {"lm_eval"}
+    monkeypatch.setattr(KINDS["longbench"], "fetch", lambda spec, sources: fetched.append(spec.kind))
+    fetched.clear()
+    assert submitted(plan, cluster_of(tmp_path))[0] == 0 and fetched == ["lm_eval", "longbench"]  # once for seven runs
