@@ -64,7 +64,7 @@ class Kind(Protocol):
         """The spec with everything that will be read, by content. ValueError where it is missing or cannot be used."""
 
     def fetch(self, spec: Any, sources: "Sources") -> None:
-        """Put into the local cache what a bound spec reads from the hub; only of kinds that do. ValueError if it cannot be had."""
+        """Put into the local cache what a bound spec reads from the hub. ValueError if it cannot be had."""
 
     def check(self, spec: Any, run: "RunSpec", counts: "Counts | None") -> None:
         """ValueError for what can be known before `run` is trained on a corpus of these counts (None: not known)."""

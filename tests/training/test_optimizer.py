@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from data.spec import DataSpec
-from experiments.scales import MODELS, TINY, model_spec, run_spec
+from experiments.recipes import Recipe, model_spec
+from experiments.scales import MODELS, TINY
 from models.build import build_model
 from models.spec import ForgettingTransformerSpec
 from training.optimizer import build_optimizer, decays
@@ -39,7 +40,7 @@ def test_learned_constant_gate_does_not_decay_and_fixed_gate_is_no_parameter():
 def test_one_step_is_adamw_of_the_paper():
     """The first update by hand: decay with the rate, then the sign of the gradient (bias-corrected moments are equal)."""
     data = DataSpec(source="text", tokenizer="bytes", vocab_size=257, bos_id=256, document_len=2048, fingerprint="0")
-    spec = dataclasses.replace(run_spec("fox_llama", TINY, data, precision="fp32").train, weight_decay=0.1)
+    spec = dataclasses.replace(Recipe("fox_llama", "fox_llama", "tiny").run_spec(data).train, weight_decay=0.1)
     layer = torch.nn.Linear(3, 2)
     optimizer = build_optimizer(layer, spec)
     before = {name: p.detach().clone() for name, p in layer.named_parameters()}

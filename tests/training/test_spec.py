@@ -4,7 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from data.spec import DataSpec
-from experiments.scales import MODELS, SCALES, model_spec, run_spec
+from experiments.recipes import Recipe, model_spec
+from experiments.scales import MODELS, SCALES
 from training.spec import RunSpec, TrainSpec
 
 DATA = DataSpec(source="text", tokenizer="gpt2", vocab_size=50257, bos_id=50256, document_len=65536, fingerprint="0123")
@@ -12,7 +13,7 @@ DATA = DataSpec(source="text", tokenizer="gpt2", vocab_size=50257, bos_id=50256,
 
 def specs() -> list[RunSpec]:
     return [
-        run_spec(model, scale, dataclasses.replace(DATA, document_len=scale.document_len), precision="bf16")
+        Recipe(model, model, scale.name).run_spec(dataclasses.replace(DATA, document_len=scale.document_len))
         for scale in SCALES.values()
         for model in MODELS
     ]
