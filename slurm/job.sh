@@ -33,7 +33,7 @@ echo "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, restart ${SLURM_RESTART_COUNT:-0
 [ -z "$told" ] || end 75
 @COMMAND@ -m slurm.launcher @RECORD@ &
 step=$!
-while wait "$step"; kill -0 "$step" 2>/dev/null; do :; done
+while wait "$step"; [ $? -gt 128 ] && kill -0 "$step" 2>/dev/null; do :; done  # a trap ends a wait, too
 wait "$step" 2>/dev/null; code=$?
 [ -z "$timer" ] || { kill "$timer" 2>/dev/null; [ "$code" -ne 137 ] || code=124; }
 end "$code"

@@ -112,7 +112,11 @@ def _node_state(
         state, error = _ended_state(task, ends, said, blocking if task["kind"] != "draw" else [])
         if state == "lost":
             error = f"SLURM has forgotten job {job} and no end of it was noted: cancelled before it began, or its node failed"
-    begun = not starts or starts[-1]["mark"] != NEVER_BEGAN
+    # What the batch script printed is all there is where the task never began.
+    begun = bool(starts) and starts[-1]["mark"] != NEVER_BEGAN
+    shell_log = None if begun else submission.shell_log(key, job)
+    if state == "failed" and not starts and shell_log is not None:
+        error += f": {restarts.last_words(shell_log)}"
     return NodeState(
         key=key,
         task=task,
@@ -123,7 +127,7 @@ def _node_state(
         restarts=max(len(starts) - 1, 0),
         error=error,
         restarted=restarted[-1] if restarted else "",
-        shell_log=None if begun and starts else submission.shell_log(key, job),
+        shell_log=shell_log,
     )
 
 

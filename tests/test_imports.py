@@ -51,6 +51,6 @@ def test_specs_need_no_torch():
     import subprocess
     import sys
 
-    rooms = "models.spec, data.spec, training.spec, eval.kinds, experiments.scales, experiments.drawing"
+    rooms = "models.spec, data.spec, training.spec, eval.kinds, experiments.scales, experiments.drawing, slurm.submit"
     code = f"import sys, {rooms}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -1,8 +1,10 @@
 """Peak arithmetic rate of the device, the denominator of model FLOPs utilisation (MFU), and peak use of its memory."""
 
 import resource
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 DENSE_BF16_PEAK = {
     "H100": 989e12,
@@ -16,16 +18,20 @@ DENSE_BF16_PEAK = {
 """Datasheet rates in FLOP/s, by a part of the device name."""
 
 
-def peak_flops(device: torch.device) -> float | None:
+def peak_flops(device: "torch.device") -> float | None:
     """FLOP/s: the datasheet's dense bf16 rate of a known GPU; None for others and for the CPU."""
     if device.type != "cuda":
         return None
+    import torch
+
     name = torch.cuda.get_device_name(device)
     return next((rate for part, rate in DENSE_BF16_PEAK.items() if part in name), None)
 
 
-def peak_memory_bytes(device: torch.device) -> int:
+def peak_memory_bytes(device: "torch.device") -> int:
     """The most memory this process had at once: allocated by torch on a GPU, resident on the CPU."""
     if device.type == "cuda":
+        import torch
+
         return torch.cuda.max_memory_allocated(device)
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -113,6 +113,13 @@ def test_the_log_of_the_shell_is_named_where_the_task_never_began(tmp_path):
     assert "no such container" in row and f"log: {tmp_path}/train-5.log" in row
 
 
+def test_what_the_shell_said_is_told_where_not_even_the_epilogue_ran(tmp_path):
+    (tmp_path / "train-5.log").write_text("slurmstepd: error: couldn't chdir\npython3: command not found\n")
+    assert states(submission(tmp_path), jobs=queued("5", "FAILED"))["train"] == (
+        "failed", "SLURM says: failed: python3: command not found",
+    )  # fmt: skip
+
+
 def test_later_submissions_replace_what_they_make_again(tmp_path):
     one, two = submission(tmp_path), submission(tmp_path, "two", ("8", "9", "10"))
     for item in (one, two):
