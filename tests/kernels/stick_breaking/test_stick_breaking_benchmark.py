@@ -10,6 +10,7 @@ ROW = Row(
     2, 16_384, 24, 64, 1.0, 2.0, 3.0, 450.0, float("nan"),
 )  # fmt: skip
 
+
 def test_times_are_relative_to_the_same_shape_and_operation() -> None:
     ours = replace(ROW, provider="ours", gates="long", ms_q50=3.0)
     shown = table([ROW, replace(ROW, operation="forward+backward", ms_q50=9.0), ours, replace(ROW, seq_len=8, ms_q50=7.0)])
