@@ -13,8 +13,14 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, default=RESULTS / "attention.csv", help="file the rows go to or come from")
     parser.add_argument("--only", nargs="*", help="providers to measure besides cuDNN's softmax; all by default")
     parser.add_argument("--shape", type=int, nargs=4, action="append", metavar=("B", "T", "H", "D"), help="one shape")
+    parser.add_argument("--errors", action="store_true", help="measure errors by regime alone, into errors.csv beside --rows")
     parser.add_argument("--code", default="", help="which code was measured, kept in the rows (a commit, a word)")
     options = parser.parse_args()
+    if options.errors:
+        from kernels.benchmark.errors import measure_errors
+
+        print(measure_errors(options.rows.with_name("errors.csv"), options.only, options.code))
+        return
     if not options.show:
         from kernels.benchmark.measure import SHAPES, measure, measure_boundary, measure_decode, measure_norms
 

@@ -81,6 +81,12 @@ def test_contiguous_inputs_off_the_copy_engines_grid(kernels: str) -> None:
     assert torch.equal(attention(*off[:4]), attention(*case[:4]))
 
 
+def test_gates_that_keep_nothing_give_values_back_as_they_were(kernels: str) -> None:
+    case, _ = Regime(1.0, "twenty").make(LENGTH, 64, torch.bfloat16, "cpu", seed=4)
+    q, k, v, log_fgate, _ = case
+    assert (attention(q, k, v, log_fgate) == v).float().mean() > 0.99  # all but those beside much larger ones
+
+
 @pytest.mark.parametrize("kernels", ["hopper"], indirect=True)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_deterministic_gradients_come_without_atomics(
