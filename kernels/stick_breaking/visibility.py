@@ -5,9 +5,9 @@ limit on the right: keys before the query's position, with `attend_current` the 
 
 **Used-up sticks.** All weights of a row and its remainder add up to 1 (identity I9), so once the keys visited have left
 2^-c of the stick, whatever lies further back has 2^-c in all. The backends walk from the nearest key to the farthest and
-stop a block of queries once every row of it has c above `EXIT_BITS`. It is safe whatever the data: a gradient added up
-over 65,536 queries loses less than half an ulp of float32 by it. What was not visited counts as not there, in the output,
-in the remainder (so that I9 holds) and in the gradients alike.
+stop a block of queries once every row of it has c above `EXIT_BITS`. So an output loses at most 2^-40 of the largest value,
+whatever the logits, and even a gradient added up over 65,536 queries less than an ulp of float32 of the largest summand.
+What was not visited counts as not there, in the output, in the remainder (so that I9 holds) and in the gradients alike.
 """
 
 import torch

@@ -2,11 +2,11 @@
 
 import torch
 
-from kernels.stick_breaking import stick_breaking_attention, triton_backward, triton_operator
+from kernels.stick_breaking import reference_attention, stick_breaking_attention, triton_backward, triton_operator
 from kernels.stick_breaking.benchmark import Rotate
 from kernels.stick_breaking.tiles import table
 from kernels.stick_breaking.visibility import first_visible_key
-from tests.kernels.stick_breaking.oracle import assert_right, make_case
+from tests.kernels.stick_breaking.oracle import assert_right, make_case, make_nearly_used_up
 
 
 def attention(*inputs: torch.Tensor, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,6 +40,10 @@ def main() -> None:
     ):
         case = make_case(regime, 1, Q, T, H, key_heads, D, dtype)
         assert_right(lambda *x, c=attend_current: attention(*x, attend_current=c), case, attend_current=attend_current)  # type: ignore[misc]
+
+    case = make_nearly_used_up(torch.float32, 20)
+    exact = reference_attention(*case.to(torch.float64)[:3])[0]
+    torch.testing.assert_close(attention(*case[:3])[0].double(), exact, rtol=2e-5, atol=0)
 
     case = make_case("long", 2, 70, 130, 1, 1, 16, torch.float16)
     seq_start = torch.tensor([40, 100])

@@ -1,6 +1,7 @@
 """Inputs in the regimes that matter, a brute-force oracle, and the rule that results are judged by: error against
 float64, relative to eager's."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -58,6 +59,14 @@ def make_case(
             shift = torch.where(torch.rand(shift.shape, generator=generator) < 0.02, 9.0, -9.0)
         q[..., 0], k[..., 0] = 1.0, shift * D**0.5
     return Case(*(x.to(device) for x in Case(q, k, v, do, dr).to(dtype)))
+
+
+def make_nearly_used_up(dtype: torch.dtype, power: int) -> Case:
+    """One query, 600 keys that leave 2^-0.2 of the stick each; from the 129th nearest on, values of 2^power."""
+    q, k, v = torch.zeros(1, 1, 1, 16), torch.zeros(1, 600, 1, 16), torch.ones(1, 600, 1, 16)
+    q[..., 0], k[..., 0] = 1.0, 4.0 * math.log(2.0**0.2 - 1.0)
+    v[:, :471] = 2.0**power
+    return Case(q, k, v, torch.ones(1, 1, 1, 16), torch.zeros(1, 1, 1)).to(dtype)
 
 
 def brute_force(

@@ -18,6 +18,7 @@ from tests.kernels.stick_breaking.oracle import (
     brute_force,
     errors,
     make_case,
+    make_nearly_used_up,
     output_and_gradients,
 )
 
@@ -166,6 +167,13 @@ def test_used_up_sticks_are_skipped_and_others_are_not() -> None:
     assert bool((chunked_attention(q, k, v, None, None, 0.25, False)[2] == 0).all())
     boundaries = torch.tensor([0, 500, 1024])
     assert chunked_attention(q, k, v, None, boundaries, 0.25, False)[2][-1] == 500
+
+
+def test_a_stick_is_not_used_up_too_soon() -> None:
+    """What lies behind 128 keys weighs 2^-25 in all, but its values are large."""
+    case = make_nearly_used_up(torch.float32, 20)
+    exact = reference_attention(*case.to(torch.float64)[:3])[0]
+    torch.testing.assert_close(stick_breaking_attention(*case[:3])[0].double(), exact, rtol=2e-5, atol=0)
 
 
 # How it behaves among PyTorch's own features.

@@ -16,6 +16,7 @@ from tests.kernels.stick_breaking.oracle import (
     assert_right,
     errors,
     make_case,
+    make_nearly_used_up,
     output_and_gradients,
 )
 
@@ -109,6 +110,13 @@ def test_used_up_sticks_are_skipped() -> None:
     assert bool((oldest[..., -1] > 3500).all())
     case = make_case("long", 1, 4096, 4096, 2, 2, 64, torch.bfloat16, "cuda")
     assert bool((triton_attention(*case[:3], None, None, 0.125, False)[3] == 0).all())
+
+
+def test_a_stick_is_not_used_up_too_soon() -> None:
+    for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 1e-2)):
+        case = Case(*(x.cuda() for x in make_nearly_used_up(dtype, 20)))
+        exact = reference_attention(*case.to(torch.float64)[:3])[0]
+        torch.testing.assert_close(stick_breaking_attention(*case[:3])[0].double(), exact, rtol=tolerance, atol=0)
 
 
 @pytest.mark.parametrize("D", [64, 128])
