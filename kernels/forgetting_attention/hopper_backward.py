@@ -7,9 +7,11 @@ registers: one 16-byte reduction per four numbers, neighbours side by side.
 
 Row sums of dS are 0 only up to the rounding of O, and must be kept per row (see `triton_backward`). They are taken of dS
 as it lies in shared memory for dQ, while the last products run; the column sums are of the same rounded numbers, so that
-what does not span a gate cancels exactly. Nothing can leave the range, for the reasons given there.
+what does not span a gate cancels exactly.
 
 Legend: M queries of a step, N keys of the tile, D head dimension.
+
+Nothing can leave float32's range, for the reasons given in `triton_backward`.
 """
 
 # ruff: noqa: RUF005, SIM113 -- Gluon compiles this: it knows neither unpacking in lists nor enumerate
