@@ -17,7 +17,7 @@ from experiments import restarts
 from slurm import client
 
 ALIVE = ("RUNNING", "TIMEOUT")
-LATE = 124
+CRASHED, LATE = 1, 124
 NEVER_BEGAN = "the task never began"
 
 
@@ -59,12 +59,15 @@ class Job:
         return Path(f"{self.logs}{self.id}.log")
 
 
-def decide(code: int, state: str, fruitless: int, max_restarts: int) -> tuple[str, str]:
+def decide(code: int, state: str, fruitless: int, max_restarts: int, begun: bool = True) -> tuple[str, str]:
     """(action, why) after a job in SLURM's `state` has ended with `code`, its `fruitless` latest starts without progress."""
     if code != restarts.FINISHED and state not in ALIVE:
         return "ended", f"SLURM says {state.lower()}"
-    action, why = restarts.decide(code, fruitless, max_restarts)
-    return action, why.replace(restarts.exit_reason(LATE), "did not leave in time") if code == LATE else why
+    # Where the task has not begun, the code is not the task's: srun, a container or a shell may mean anything by it.
+    meant = code if begun or code in (restarts.FINISHED, restarts.REQUEUE) else CRASHED
+    action, why = restarts.decide(meant, fruitless, max_restarts)
+    said = "did not leave in time" if code == LATE else restarts.exit_reason(code)
+    return action, why.replace(restarts.exit_reason(meant), said)
 
 
 def fruitless_starts(job: Job, mark: str) -> int:
@@ -85,7 +88,7 @@ def ended(job: Job, code: int, state: str) -> tuple[str, str]:
     if not begun:
         note_start(job, NEVER_BEGAN)
     mark = restarts.progress_mark(job.folder)
-    action, reason = decide(code, state, fruitless_starts(job, mark), job.max_restarts)
+    action, reason = decide(code, state, fruitless_starts(job, mark), job.max_restarts, begun)
     if action == "failed" or (action == "again" and not begun):
         words = restarts.last_words(Path(job.task["log"]) if begun else job.shell_log)
         reason = ": ".join(part for part in (reason, "" if begun else NEVER_BEGAN, words) if part)

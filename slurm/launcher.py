@@ -53,16 +53,16 @@ def main() -> None:
     os.environ.update(torchrun_variables())
     rank = int(os.environ.get("SLURM_PROCID", 0))
     _redirect(Path(job.task["log"]), rank, job)
-    if job.withdrawn:
-        print("error: this job's submission was withdrawn", file=sys.stderr)
-        sys.exit(restarts.GIVEN_UP)
     if rank == 0:
         mark = restarts.progress_mark(job.folder)
         fruitless = fruitless_starts(job, mark)
+        note_start(job, mark)
         if fruitless > job.max_restarts:  # starts that were cut off: their epilogue never ran
             print(f"error: {fruitless} starts without progress; given up", file=sys.stderr)
             sys.exit(restarts.GIVEN_UP)
-        note_start(job, mark)
+    if job.withdrawn:
+        print("error: this job's submission was withdrawn", file=sys.stderr)
+        sys.exit(restarts.GIVEN_UP)
     sys.argv = [job.task["module"], *job.task["args"]]
     runpy.run_module(job.task["module"], run_name="__main__", alter_sys=True)
 

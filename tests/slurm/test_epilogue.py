@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments import restarts
-from slurm import epilogue
+from slurm import epilogue, launcher
 from slurm.epilogue import NEVER_BEGAN, Job, decide, ended, note_start
 from slurm.launcher import torchrun_variables
 from slurm.snapshot import code_files, snapshot
@@ -47,9 +47,9 @@ def job_of(folder: Path, restart: int) -> Job:
 def test_a_job_whose_task_never_begins_is_given_up_and_says_why(tmp_path):
     """Also while another task of the same run makes progress."""
     (tmp_path / "shell-7.log").write_text("job 7 on n1\nbash: apptainer: command not found\n")
-    for restart in range(4):
+    for restart, code in enumerate((2, 127, 130, 127)):  # none of them is the task's own
         (tmp_path / "checkpoints" / f"step-0000000{restart}").mkdir(parents=True)
-        action, reason = ended(job_of(tmp_path, restart), 127, "RUNNING")
+        action, reason = ended(job_of(tmp_path, restart), code, "RUNNING")
         assert (action == "again") == (restart < 3), reason
         assert NEVER_BEGAN in reason and reason.endswith("apptainer: command not found")
     assert reason.startswith("given up after 4 starts without progress: exit code 127")
@@ -71,6 +71,22 @@ def test_progress_sets_the_count_back(tmp_path):
         note_start(job, restarts.progress_mark(tmp_path))
         (tmp_path / "checkpoints" / f"step-0000000{restart}").mkdir(parents=True)
         assert ended(job, 75, "RUNNING")[0] == "again"
+
+
+@pytest.mark.parametrize(("withdrawn", "starts", "word"), [(True, 1, "withdrawn"), (False, 5, "given up")])
+def test_a_job_that_is_not_wanted_leaves_for_good(tmp_path, monkeypatch, capfd, withdrawn, starts, word):
+    task = {"folder": str(tmp_path), "journal": str(tmp_path / "train.jsonl"), "log": str(tmp_path / "train.log")}
+    job = Job("7", starts - 1, {**task, "module": "this", "args": []}, str(tmp_path / "shell-"), 3, withdrawn)
+    monkeypatch.setattr(Job, "own", classmethod(lambda *_: job))
+    monkeypatch.setattr("sys.argv", ["launcher", "record", "0"])
+    monkeypatch.setattr(launcher, "_redirect", lambda *_: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    for _ in range(starts - 1):
+        note_start(job, restarts.progress_mark(tmp_path))
+    with pytest.raises(SystemExit) as left:
+        launcher.main()
+    assert left.value.code == restarts.GIVEN_UP and word in capfd.readouterr().err
+    assert ended(job, restarts.GIVEN_UP, "RUNNING")[0] == "failed"
 
 
 def test_a_job_finds_itself_in_its_submission(tmp_path, monkeypatch):

@@ -1,9 +1,9 @@
 """The whole of Figure 2 at `tiny` as one submission. Seven trainings take longer than the other tests together, so it runs on
 request: `pytest -m long tests/slurm`."""
 
-import pandas as pd
 import pytest
 
+from analysis.study import Study
 from experiments.scales import MODELS
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(1800)]
@@ -15,6 +15,6 @@ def test_seven_models_are_trained_evaluated_and_drawn_by_the_last_job(suite):
     assert submitted.returncode == 0 and "submitted 16 jobs" in submitted.stdout, submitted.stdout + submitted.stderr
     states = graph.until_drawn(1700)
     assert all(state.restarts == 0 for state in states.values())
-    rows = pd.read_parquet(graph.results / "tiny" / "fig2_per_token_loss.parquet")
+    rows = Study(graph.results, "tiny", "fig2_per_token_loss").rows("per_token_loss")
     assert set(rows["model"]) == set(MODELS) and rows["loss"].notna().all()
     print(graph.slurm("status").stdout)
