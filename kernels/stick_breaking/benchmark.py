@@ -81,6 +81,7 @@ def _providers(seq_len: int, head_dim: int) -> dict[str, Attention]:
         "ours": _first(stick_breaking_attention),
     }
     try:
+        import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
         from fla.ops.stickbreaking_attn import parallel_stickbreaking_attn
 
         found["fla"] = _first(parallel_stickbreaking_attn)
