@@ -89,12 +89,14 @@ def _node(plan: Plan, task: Task, cluster: Cluster) -> Node:
     return Node(graph.train_task(plan, task.run, wanted.tasks), wanted, resources.train_gpu_hours(task.run, cluster))
 
 
-def groups(found: Iterable[Node]) -> list[list[Node]]:
-    """Nodes of equal kind and shape, which can be one array (of the longest time among them)."""
+def groups(found: Iterable[Node], cluster: Cluster) -> list[list[Node]]:
+    """Nodes of equal kind and shape, which can be one array of the longest time among them: short jobs find a place sooner, so
+    times differ by less than four times, but where a throttle is to hold for all of them."""
     alike: dict[tuple, list[Node]] = {}
     for node in found:
         size = node.resources
-        alike.setdefault((node.kind, size.nodes, size.tasks_per_node, size.gpus_per_node), []).append(node)
+        times = size.minutes.bit_length() // 2 if cluster.max_concurrent is None else 0
+        alike.setdefault((node.kind, size.nodes, size.tasks_per_node, size.gpus_per_node, times), []).append(node)
     return list(alike.values())
 
 

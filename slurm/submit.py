@@ -89,7 +89,7 @@ class _Sender:
         Ctrl-C what was submitted is cancelled again. ValueError with SLURM's words."""
         group: list[Node] = []
         try:
-            for group in graph.groups(nodes):
+            for group in graph.groups(nodes, self.cluster):
                 self._send(group, active, len(group))
             if self.patience.troubled:
                 client.cancel(adopt([self.submission], client.queue(), save=True))
@@ -161,7 +161,7 @@ def rehearse(plan: Plan, cluster: Cluster, console: Console) -> int:
     _check_machine(nodes, cluster)
     submission = _described(plan, cluster, nodes)
     scripts = 0
-    for group in graph.groups(nodes):
+    for group in graph.groups(nodes, cluster):
         for batch in graph.batches(group, submission.job_ids(), cluster.arrays):
             stem = cluster.scratch / "jobs" / submission.id / f"{scripts:03d}-{batch.kind}"
             entry = submission.add(batch, f"{stem}-", save=False)

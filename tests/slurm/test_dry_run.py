@@ -33,12 +33,12 @@ def command(tmp_path: Path, *more: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "lines"), [
-    ("university", ["--account=my-lab", "--gpus-per-node=8", "--mem=983040M", "--array=0-6%4"]),
-    ("containers", ["--partition=preemptible", "--qos=scavenger", "--ntasks-per-node=4"]),
-    ("typed_gpus", ["--gres=gpu:h100:8", "--gres=gpu:a100:1", "--partition=cpu", "--nodes=4", "--mail-type=FAIL"]),
+@pytest.mark.parametrize(("name", "calls", "lines"), [
+    ("university", 6, ["--account=my-lab", "--gpus-per-node=8", "--mem=983040M", "--array=0-6%4"]),
+    ("containers", 6, ["--partition=preemptible", "--qos=scavenger", "--ntasks-per-node=4"]),
+    ("typed_gpus", 8, ["--gres=gpu:h100:8", "--gres=gpu:a100:1", "--partition=cpu", "--nodes=4", "--mail-type=FAIL"]),
 ])  # fmt: skip
-def test_the_whole_paper_is_rehearsed_without_slurm_and_without_data(tmp_path, name, lines):
+def test_the_whole_paper_is_rehearsed_without_slurm_and_without_data(tmp_path, name, calls, lines):
     done = command(tmp_path, "--cluster", str(CLUSTERS / f"{name}.toml"), "--dry-run", "--parallel", "fsdp")
     assert done.returncode == 0, done.stderr
     plan, cluster = plan_of(tmp_path, *MAIN, execution=Execution(parallel="fsdp")), read_cluster(CLUSTERS / f"{name}.toml")
@@ -46,8 +46,8 @@ def test_the_whole_paper_is_rehearsed_without_slurm_and_without_data(tmp_path, n
     hours = sum(node.gpu_hours for node in nodes if node.kind == "train")
     total = re.search(r"(\d+) jobs by (\d+) calls of sbatch; ([\d,]+) GPU-hours \(([\d,]+) of training", done.stdout)
     assert total is not None and int(total[1]) == len(nodes) == 3 * len(plan.runs) + len(MAIN)
-    # Trainings, evaluations, timings, and drawings: one array for all that wait for the same.
-    assert int(total[2]) == 3 + 3 and int(total[4].replace(",", "")) == round(hours)
+    # Trainings (of two lengths), their evaluations, timings, and drawings: one array for all that wait for the same.
+    assert int(total[2]) == calls and int(total[4].replace(",", "")) == round(hours)
     for line in (*lines, "--dependency=aftercorr:JOB0", "--kill-on-invalid-dep=yes", "--requeue"):
         assert f"#SBATCH {line}\n" in done.stdout, line
     assert "LongCrawl64 is not here" in done.stdout and "nothing was submitted" in done.stdout
@@ -81,7 +81,7 @@ def test_what_is_under_way_is_left_out_and_waited_for(tmp_path, cluster):
     first = next(node for node in every if node.kind == "train")
     left = graph.nodes(plan, cluster, {first.key: described(first)})
     assert {node.key for node in every} - {node.key for node in left} == {first.key}
-    evaluations = [group for group in graph.groups(left) if group[0].kind == "evaluate"]
+    evaluations = [group for group in graph.groups(left, cluster) if group[0].kind == "evaluate"]
     ids = {node.key: f"9_{index}" for index, node in enumerate(node for node in left if node.kind == "train")}
     batches = graph.batches(evaluations[0], {first.key: "7_1", **ids})
     assert {(batch.dependency, len(batch.nodes)) for batch in batches} == {("afterok:7_1", 1), ("aftercorr:9", 6)}
@@ -112,6 +112,18 @@ def test_gpus_follow_the_estimate_and_hours_are_capped(tmp_path, cluster):
     assert (many.nodes, many.tasks_per_node, many.gpus) == (4, 8, 32)
     with pytest.raises(ValueError, match=r"train.gpus 64: a step of fox_pro has 32 sequences"):
         resources.for_training(big, replace(cluster, train=replace(cluster.train, gpus=64)))
+
+
+def test_short_trainings_do_not_ask_for_the_time_of_long_ones(tmp_path, cluster):
+    """Unless a throttle is to hold for all of them, for which they must be one array."""
+    plan = plan_of(tmp_path, "fig2_per_token_loss", "table3_ablation")
+    throttled = [group for group in graph.groups(graph.nodes(plan, cluster), cluster) if group[0].kind == "train"]
+    free = replace(cluster, max_concurrent=None)
+    several = [group for group in graph.groups(graph.nodes(plan, free), free) if group[0].kind == "train"]
+    assert len(throttled) == 1 and len(several) > 1 and sum(map(len, several)) == len(throttled[0])
+    for group in several:
+        minutes = [node.resources.minutes for node in group]
+        assert max(minutes) < 4 * min(minutes)
 
 
 def test_micro_batches_shrink_with_the_share_of_a_process(tmp_path, cluster):

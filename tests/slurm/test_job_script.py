@@ -73,7 +73,7 @@ def text_of(tmp_path: Path, cluster: Cluster, kind: str, stems: tuple[str, ...] 
     """The script of the first batch of a kind of job."""
     nodes = graph.nodes(plan_of(tmp_path, *stems, only=only, device=cluster.device), cluster)
     submission = new_submission(tmp_path, nodes, cwd=str(tmp_path), max_restarts=3)
-    group = next(group for group in graph.groups(nodes) if group[0].kind == kind)
+    group = next(group for group in graph.groups(nodes, cluster) if group[0].kind == kind)
     (batch, *_) = graph.batches(group, {})
     entry = submission.add(batch, str(tmp_path / "log-"), save=False)
     return script(batch, entry, submission, cluster, cluster.scratch / "snapshots" / "DIGEST", None)
