@@ -235,10 +235,10 @@ def test_a_killed_submitters_job_is_adopted_and_a_held_one_said_to_be_held(undis
 
 
 @pytest.mark.timeout(600)
-def test_figure_2_at_tiny(suite):
-    """The real scale with the fastest of the seven models; `test_figure_at_tiny.py` has all of them."""
-    graph = suite.graph("tiny", ("transformer_llama",), "time_limit_hours = 1", "tiny")
+def test_figure_2_at_tiny_short(suite):
+    """A real scale with the fastest of the seven models; `test_figure_at_tiny.py` has all of them."""
+    graph = suite.graph("tiny", ("transformer_llama",), "time_limit_hours = 1", "tiny-short")
     assert "submitted 4 jobs" in graph.submit().stdout
     graph.until_drawn(550)
-    rows = Study(graph.results, "tiny", "fig2_per_token_loss").rows("per_token_loss")
-    assert set(rows["model"]) == {"transformer_llama"} and rows["loss"].mean() < 4.0
+    rows = Study(graph.results, "tiny-short", "fig2_per_token_loss").rows("per_token_loss")
+    assert set(rows["model"]) == {"transformer_llama"} and rows["loss"].mean() < 4.5
