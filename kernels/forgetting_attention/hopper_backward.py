@@ -5,8 +5,9 @@ with everything transposed (keys down, queries across), so that P and dS feed th
 Only dS also goes through shared memory, for dQ, which is added up in a float32 buffer laid out in the order of the
 registers: one 16-byte reduction per four numbers, neighbours side by side.
 
-The row sums of dS would cost a sixth product. They are 0 up to the rounding of O; only their total per tile of queries
-is kept, so that the roundings cannot add up along the sequence (see `triton_backward`).
+Row sums of dS are 0 only up to the rounding of O, and must be kept per row (see `triton_backward`). They are taken of dS
+as it lies in shared memory for dQ, while the last products run; the column sums are of the same rounded numbers, so that
+what does not span a gate cancels exactly.
 
 Legend: M queries of a step, N keys of the tile, D head dimension.
 
@@ -49,6 +50,15 @@ mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
 }
 """)
 
+# Two numbers rounded to 16 bits, and what they have become in float32: one conversion for both.
+_ROUND_BF16 = gl.constexpr("cvt.rn.bf16x2.f32 $0, $4, $3; shl.b32 $1, $0, 16; and.b32 $2, $0, 0xffff0000;")
+_ROUND_FP16 = gl.constexpr("""
+{
+.reg .b16 l, h;
+cvt.rn.f16x2.f32 $0, $4, $3; mov.b32 {l, h}, $0; cvt.f32.f16 $1, l; cvt.f32.f16 $2, h;
+}
+""")
+
 
 @gluon.jit
 def _produce(
@@ -81,7 +91,7 @@ def _first_cum(local_ptr, base_ptr, m, Q, T):
 @gluon.jit
 def _consume(
     q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty,
-    dq_ptr, step_sum_ptr, dk_ptr, dv_ptr, column_ptr, local_ptr, base_ptr, first_key_ptr,
+    dq_ptr, rowsum_ptr, dk_ptr, dv_ptr, column_ptr, local_ptr, base_ptr, first_key_ptr,
     batch, head, n, first, whole, partial, stop, scale2, scale, Q, T, H,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, KV_REGISTERS: gl.constexpr,
 ):  # fmt: skip
@@ -93,7 +103,10 @@ def _consume(
     a_layout: gl.constexpr = gl.DotOperandLayout(0, kv_layout, 2)
     key_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     query_layout: gl.constexpr = gl.SliceLayout(0, s_layout)
+    # Row sums of dS: a warp takes 8 queries and all keys of the step, 8 keys at once without bank conflicts.
+    by_query: gl.constexpr = gl.BlockedLayout([1, 2], [8, 4], [1, BLOCK_M // 8], [1, 0])
     dtype: gl.constexpr = q_smem.dtype
+    ROUND: gl.constexpr = _ROUND_BF16 if dtype == gl.bfloat16 else _ROUND_FP16
 
     # Where a register of dQ goes: registers of one thread four by four, threads side by side.
     r = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, dq_layout))[:, None]
@@ -135,7 +148,8 @@ def _consume(
         ref = _first_cum(local_ptr, base_ptr, m + BLOCK_M, Q, T)  # of the next step: the load takes a while
         lse_1M = stat_1M.slice(0, BLOCK_M, dim=1).load(s_layout)
         s_NM = warpgroup_mma_wait(1, deps=[s_NM])
-        p_NM = gl.exp2(s_NM * scale2 + shift_N[:, None] - lse_1M)
+        # The decays first: both are large beside the diagonal and all but cancel. lse has seen every key: p <= 1.
+        p_NM = gl.exp2(s_NM * scale2 + (shift_N[:, None] - lse_1M))
         if (m < whole) | (m + BLOCK_M > partial):
             rows_M = m + gl.arange(0, BLOCK_M, layout=query_layout)
             position_M = rows_M + (T - Q)
@@ -147,21 +161,19 @@ def _consume(
         dp_NM = warpgroup_mma_wait(1, deps=[dp_NM])
         delta_1M = stat_1M.slice(BLOCK_M, BLOCK_M, dim=1).load(s_layout)
         ds_NM = p_NM * (dp_NM - delta_1M)
-        ds_low = ds_NM.to(dtype)
+        ds_low, ds_NM = gl.inline_asm_elementwise(ROUND, "=r,=f,=f,f,f", [ds_NM], (gl.int16, gl.float32), is_pure=True, pack=2)
+        ds_low = ds_low.to(dtype, bitcast=True)
         ds_smem.store(ds_low)
         fence_async_shared()
         ds_a = gl.convert_layout(ds_low, a_layout)
         dq_MD = warpgroup_mma(ds_smem.permute((1, 0)), k_ND, no_dq, use_acc=False, is_async=True)
         dk_ND = warpgroup_mma(ds_a, q_MD, dk_ND, is_async=True)
-        share_N = gl.sum(ds_NM, 1)
-        column_N += share_N
-        warp_sum = gl.sum(gl.reshape(share_N, (8, 16)), 1)
-        sum_layout: gl.constexpr = warp_sum.type.layout
-        zero = gl.zeros((8,), gl.int32, layout=sum_layout)
-        gl.atomic_add(step_sum_ptr + (m // BLOCK_M + zero), warp_sum, sem="relaxed")
+        column_N += gl.sum(ds_NM, 1)
         dq_MD, dv_ND = warpgroup_mma_wait(1, deps=[dq_MD, dv_ND])
         target = (dq_ptr + m // BLOCK_M * (BLOCK_M * D)).to(gl.int64, bitcast=True) + dq_offset
         gl.inline_asm_elementwise(_ADD4, "=r,=r,=r,=r,l,l,l,l,f,f,f,f", [target, dq_MD], dtype=gl.int32, is_pure=False, pack=4)
+        sum_M = gl.sum(ds_smem.load(by_query).to(gl.float32), 0)
+        gl.atomic_add(rowsum_ptr + (m + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, by_query))), sum_M, sem="relaxed")
         dk_ND = warpgroup_mma_wait(0, deps=[dk_ND])
         mbarrier.arrive(empty.index(stage), count=1)
         step += 1
@@ -178,7 +190,7 @@ def _consume(
 
 @gluon.jit(do_not_specialize=["Q", "T", "H", "num_tiles", "query_steps"])
 def _backward_kernel(
-    q_desc, k_desc, v_desc, do_desc, stat_desc, dq_ptr, step_sum_ptr, dk_ptr, dv_ptr, column_ptr,
+    q_desc, k_desc, v_desc, do_desc, stat_desc, dq_ptr, rowsum_ptr, dk_ptr, dv_ptr, column_ptr,
     local_ptr, base_ptr, first_key_ptr, even_ptr, stop_ptr, scale2, scale, Q, T, H, num_tiles, query_steps,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
     KV_REGISTERS: gl.constexpr,
@@ -214,7 +226,7 @@ def _backward_kernel(
                 _consume,
                 (
                     q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty,
-                    dq_ptr + row * query_steps * (BLOCK_M * D), step_sum_ptr + row * query_steps, dk_ptr, dv_ptr,
+                    dq_ptr + row * query_steps * (BLOCK_M * D), rowsum_ptr + row * query_steps * BLOCK_M, dk_ptr, dv_ptr,
                     column_ptr + row * T, local_ptr + row * num_tiles * _TILE, base_ptr + row * (num_tiles + 1),
                     first_key_ptr + row * Q,
                     batch, head, n, first, whole, partial, stop, scale2, scale, Q, T, H, BLOCK_M, BLOCK_N, D, STAGES,
@@ -278,10 +290,10 @@ def hopper_backward(
     dq, dk, dv = (torch.empty(x.shape, device=q.device, dtype=q.dtype) for x in (q, k, v))
     column = torch.empty(B, H, T, device=q.device, dtype=torch.float32)
     buffer = torch.zeros(B * H, steps, BLOCK_M * D, device=q.device, dtype=torch.float32)
-    step_sum = torch.zeros(B, H, steps, device=q.device, dtype=torch.float32)
+    rowsum = torch.zeros(B, H, steps * BLOCK_M, device=q.device, dtype=torch.float32)
     _backward_kernel[(N * B * H,)](
         tile_descriptor(q, BLOCK_M), tile_descriptor(k, BLOCK_N), tile_descriptor(v, BLOCK_N),
-        tile_descriptor(do, BLOCK_M), rows_descriptor(stats, 2 * BLOCK_M), buffer, step_sum, dk, dv, column,
+        tile_descriptor(do, BLOCK_M), rows_descriptor(stats, 2 * BLOCK_M), buffer, rowsum, dk, dv, column,
         prepared.local, prepared.base, prepared.first_key, even, stop, scale * LOG2E, scale, Q, T, H, N, steps,
         BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, STAGES=STAGES[D], REGISTERS=PRODUCER_REGISTERS,
         KV_REGISTERS=KV_REGISTERS[D], num_warps=8,
@@ -289,4 +301,4 @@ def hopper_backward(
     _gather_dq_kernel[(steps, B * H)](
         buffer, dq, scale, Q, H, steps, BLOCK_M=BLOCK_M, D=D, WARPS_N=8 * 16 // BLOCK_M, num_warps=8
     )
-    return dq, dk, dv, gate_gradient(step_sum, column, Q, BLOCK_M)
+    return dq, dk, dv, gate_gradient(rowsum, column, Q)

@@ -228,20 +228,16 @@ def dq_kernel(
 
 @triton.jit(do_not_specialize=["Q", "T", "H", "num_sums"])
 def _gate_gradient_kernel(
-    rowsum_ptr, column_ptr, dgate_ptr, Q, T, H, num_sums, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    rowsum_ptr, column_ptr, dgate_ptr, Q, T, H, num_sums, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """d log f_t = sum over s >= t of (row sum - column sum of dS at s), identity I5; 0 for the first token.
-
-    `rowsum` holds one sum per ROWS queries, spread evenly over them.
-    """
+    """d log f_t = sum over s >= t of (row sum - column sum of dS at s), identity I5; 0 for the first token."""
     row = tl.program_id(0).to(tl.int64)
     batch, head = row // H, row % H
     carry = tl.zeros((), tl.float64)
     for step in range(tl.cdiv(T, BLOCK)):
         t = (tl.cdiv(T, BLOCK) - 1 - step) * BLOCK + tl.arange(0, BLOCK)
         i = t - (T - Q)
-        gain = tl.load(rowsum_ptr + row * num_sums + i // ROWS, mask=(i >= 0) & (t < T), other=0.0).to(tl.float64)
-        gain = gain / tl.maximum(tl.minimum(Q - i // ROWS * ROWS, ROWS), 1)
+        gain = tl.load(rowsum_ptr + row * num_sums + i, mask=(i >= 0) & (t < T), other=0.0).to(tl.float64)
         gain -= tl.load(column_ptr + row * T + t, mask=t < T, other=0.0)
         total = carry + tl.cumsum(gain, 0, reverse=True)
         dgate = tl.where(t == 0, 0.0, total).to(tl.float32)
@@ -261,11 +257,11 @@ def query_spans(prepared: Prepared, num_queries: int) -> tuple[Tensor, Tensor]:
     return even, stop
 
 
-def gate_gradient(rowsum: Tensor, column: Tensor, num_queries: int, rows_per_sum: int) -> Tensor:
-    """d log_fgate (B, T, H) float32 from row sums (B, H, sums) and column sums (B, H, T) of dS."""
+def gate_gradient(rowsum: Tensor, column: Tensor, num_queries: int) -> Tensor:
+    """d log_fgate (B, T, H) float32 from row sums (B, H, >= Q) and column sums (B, H, T) of dS."""
     B, H, T = column.shape
     dgate = torch.empty(B, T, H, device=column.device, dtype=torch.float32)
-    _gate_gradient_kernel[(B * H,)](rowsum, column, dgate, num_queries, T, H, rowsum.shape[-1], ROWS=rows_per_sum, BLOCK=1024)
+    _gate_gradient_kernel[(B * H,)](rowsum, column, dgate, num_queries, T, H, rowsum.shape[-1], BLOCK=1024)
     return dgate
 
 
@@ -299,4 +295,4 @@ def backward(
         GROUP=H // key_heads, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, D=D, EXACT=exact, PRECISION=precision,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages, maxnreg=tiles.maxnreg,
     )  # fmt: skip
-    return dq, dk, dv, gate_gradient(rowsum, column, Q, 1)
+    return dq, dk, dv, gate_gradient(rowsum, column, Q)

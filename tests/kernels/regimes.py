@@ -128,7 +128,8 @@ def exact_and_bounds(case: Case, **options: Any) -> tuple[list[Tensor], list[Ten
         scale * error_ds @ k.abs() + unit * exact[1].abs() + least,
         scale * error_ds.mT @ q.abs() + unit * exact[2].abs() + least,
         ((2 * unit + 2 * relative) * p + least * seen).mT @ do.abs() + least,
-        _crossing(error_ds) + 2.0**-21 * (ds.abs() + error_ds).sum((-1, -2))[..., None],
+        # Row and column sums cancel where nothing crosses the gate, up to what two kernels compute differently.
+        _crossing(error_ds) + 2 * (relative * (ds.abs() + error_ds)).sum((-1, -2))[..., None],
     ]
     exact[4], bounds[4] = exact[4][..., None], bounds[4][..., None]
     exact, bounds = ([x.transpose(1, 2) for x in xs] for xs in (exact, bounds))
@@ -159,7 +160,6 @@ def _shares(found: list[Tensor], exact: list[Tensor], bounds: list[Tensor]) -> d
     for name, x, y, bound in zip(NAMES, found, exact, bounds, strict=False):
         is_finite = bool(x.isfinite().all())
         shares[name] = ((x.double() - y).abs() / bound.clamp(min=1e-300)).max().item() if is_finite else float("inf")
-    most = {"dlog_fgate": 1e12}  # Hopper's row sums are per 64 rows
-    wrong = {name: f"{share:.2f}x its bound" for name, share in shares.items() if not share <= most.get(name, 1.0)}
+    wrong = {name: f"{share:.2f}x its bound" for name, share in shares.items() if not share <= 1.0}
     assert not wrong, wrong
     return shares
