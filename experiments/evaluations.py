@@ -1,6 +1,8 @@
 """What artefacts ask of their runs: each evaluation with the sizes of a scale."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from eval import gate_maps, lm_eval, longbench, needle, needle_recall, per_token_loss, throughput, training_curve
 from eval.kinds import EvalSpec
@@ -17,8 +19,8 @@ def curve(scale: Scale) -> tuple[EvalSpec, ...]:
     return (training_curve.Spec(),)
 
 
-def needles(scale: Scale) -> tuple[EvalSpec, ...]:
-    """Both modes of the needle test, and the recall in nats that small models show, too."""
+def needles(scale: Scale, modes: Sequence[Literal["easy", "standard"]] = ("easy", "standard")) -> tuple[EvalSpec, ...]:
+    """The needle test, and the recall in nats that small models show, too."""
     grid = scale.needle
     scored = needle.Spec(lengths=grid.lengths, depths=grid.depths, reserve=grid.reserve, max_new_tokens=grid.max_new_tokens)
     recall = needle_recall.Spec(
@@ -27,7 +29,7 @@ def needles(scale: Scale) -> tuple[EvalSpec, ...]:
         reserve=grid.recall_reserve,
         samples_per_cell=grid.recall_samples,
     )
-    return (*(replace(spec, mode=mode) for spec in (scored, recall) for mode in ("easy", "standard")),)
+    return (*(replace(spec, mode=mode) for spec in (scored, recall) for mode in modes),)
 
 
 def short_tasks(scale: Scale) -> tuple[EvalSpec, ...]:

@@ -63,7 +63,8 @@ def execute(plan: Plan, slots: int | None, console: Console) -> int:
 def draw(plan: Plan, console: Console) -> None:
     """Collect and draw every artefact that has rows, and say whether what was stored before has been met."""
     results_dir, scale = plan.request.results_dir, plan.scale.name
-    met, differing = 0, {}
+    met = 0
+    differing: dict[str, float] = {}
     for stem in plan.artefacts:
         collected = drawing.collect(graph.drawing(plan, stem))
         if collected is None:

@@ -70,7 +70,7 @@ def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 
     """
     found: list[Task] = []
     for corpus in plan.corpora:
-        if not corpus.ready:
+        if isinstance(corpus, CorpusPlan) and not corpus.ready:
             found.append(prepare_task(plan, corpus))
     for run in plan.runs.values():
         missing = [spec for spec in run.missing_evals if run.eval_file(spec) not in promised]

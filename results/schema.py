@@ -24,6 +24,10 @@ def number(low: float = -np.inf, high: float = np.inf, *, nullable: bool = False
     return pa.Column("float64", pa.Check.in_range(low, high), nullable=nullable)
 
 
+def flag() -> pa.Column:
+    return pa.Column("bool")
+
+
 @dataclass(frozen=True)
 class Schema:
     """`columns` by name, in order; the columns of `key` together identify a row."""

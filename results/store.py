@@ -3,6 +3,7 @@
     results/SCALE/rows/KIND/RUN-EVAL.parquet + .meta.json     one evaluation of one run: immutable, shared by all artefacts
     results/SCALE/runs/RUN.json                               what a run was: spec, every start, final loss
     results/SCALE/STEM.json                                   which rows an artefact is drawn from (analysis/study.py)
+    results/measurements/KIND/DATE-DIGEST.parquet + .meta.json     what needs no training (measured.py)
 
 Storage only grows. Rows are kept under the identity of what made them, so equal names mean equal numbers up to rounding; the
 first are kept, and `keep` says by how much later ones differ. The JSON of a pair is renamed into place first and holds the
@@ -41,11 +42,11 @@ def rows_file(results_dir: Path, scale: str, run_id: str, eval_id: str) -> Path:
     return results_dir / scale / "rows" / kind / f"{run_id}-{digest}.parquet"
 
 
-def write_rows(path: Path, rows: pd.DataFrame, meta: Meta, schema: Schema) -> Path:
-    """Validate `rows` and write the pair atomically. ValueError before anything is written."""
+def write_rows(path: Path, rows: pd.DataFrame, meta: Meta, schema: Schema, keys: tuple[str, ...] = META_KEYS) -> Path:
+    """Validate `rows` and write the pair atomically. ValueError before anything is written, also where `meta` lacks keys."""
     if path.suffix != ".parquet":
         raise ValueError(f"{path}: results are stored as .parquet")
-    missing = [key for key in META_KEYS if key not in meta]
+    missing = [key for key in keys if key not in meta]
     if missing:
         raise ValueError(f"{path}: the meta lacks {', '.join(missing)}")
     rows = schema.validate(rows, where=str(path))

@@ -30,7 +30,7 @@ def snapshot(folder: Path, root: Path = ROOT) -> Path:
         for path, text in content.items():
             (temporary / path).parent.mkdir(parents=True, exist_ok=True)
             (temporary / path).write_bytes(text)
-        from training.provenance import git_state
+        from results.provenance import git_state
 
         (temporary / "snapshot.json").write_text(json.dumps(git_state(root)) + "\n")
         temporary.chmod(0o755)

@@ -15,6 +15,7 @@ from data.sampler import Sampler, load_batch
 from data.tokenizer import parse_tokenizer
 from models.build import build_model
 from models.loss import TokenLoss
+from results.provenance import provenance
 from training.checkpoint import Checkpoints, State
 from training.distributed import World, device_label, join_world, layers_of, spread
 from training.export import already_exported, export_model
@@ -24,7 +25,6 @@ from training.lines import Row, line
 from training.metrics import MetricsWriter, PendingReport, Speed, StepReport
 from training.optimizer import allocate_state, build_optimizer, named_state
 from training.progress import RunProgress
-from training.provenance import provenance
 from training.run_folder import RunFolder
 from training.schedule import learning_rate
 from training.signals import EXIT_ERROR, EXIT_FINISHED, EXIT_REQUEUE, StopRequest

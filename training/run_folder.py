@@ -123,7 +123,7 @@ class RunFolder:
         return _complete(kept.get(self.metrics_file, []), step)
 
     def read_starts(self) -> list[Row]:
-        """Every start: what training/provenance.py tells, `first_step`, `params`, `epochs`, and `end` with `exit_code`,
+        """Every start: what results/provenance.py tells, `first_step`, `params`, `epochs`, and `end` with `exit_code`,
         `tokens`, `wall_s`, `peak_memory_bytes`. The end is None while it runs; of one that was killed, the exit code is.
 
         ValueError: a line is damaged, or there is none though the run is finished.

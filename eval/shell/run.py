@@ -15,8 +15,8 @@ from eval.shell.kind import EvalSpec, Kind, eval_id
 from eval.shell.loading import Loaded, Subject
 from eval.shell.machine import machine_name, peak_memory_gib, reset_peak_memory
 from eval.shell.partial import Partial
+from results.provenance import provenance
 from results.store import fault_of, read_rows, write_rows
-from training.provenance import provenance
 
 
 def exists(out: Path, subject: Subject, spec: EvalSpec) -> bool:

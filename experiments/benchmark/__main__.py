@@ -1,56 +1,54 @@
 """`python -m experiments.benchmark`: tokens per second, MFU, memory and the time by part of real training steps.
 
-Steps go through the same code as training (Stepper, fused AdamW, DDP or FSDP2 under torchrun), on random tokens. Rows are
-appended to results/training/benchmark.csv.
+Steps go through the same code as training (Stepper, fused AdamW, DDP or FSDP2 under torchrun), on random tokens. The rows are
+added to results/measurements/training_steps.
 """
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import torch
-import tyro
-from rich.console import Console
-from rich.table import Table
 
 from experiments.benchmark.measure import Arguments, measure
-from experiments.benchmark.rows import append_row, show
 from experiments.scales import MODELS
-from training.distributed import join_world
-from training.signals import EXIT_ERROR
+from results.measured import add, read
+from results.store import read_rows
+from training.command_line import guarded, parse
+from training.distributed import device_label, join_world
+from training.signals import EXIT_FINISHED
+
+SHOWN = ("created", "commit", "gpu", "gpus", "parallel", "model", "scale", "seq_len", "sequences_per_gpu", "micro_batches",
+         "gates", "prune", "compile", "tokens_per_s", "mfu", "tflops_per_gpu", "peak_memory_gib", "step_ms",
+         "first_step_s")  # fmt: skip
 
 
 def main() -> int:
-    arguments = tyro.cli(Arguments, prog="python -m experiments.benchmark", description=__doc__)
-    try:
-        if arguments.show:
-            show(arguments.out)
-            return 0
+    arguments = parse(Arguments, None, "python -m experiments.benchmark", __doc__)
+    return guarded(lambda: show(arguments.rows) if arguments.show else time_steps(arguments))
+
+
+def time_steps(arguments: Arguments) -> int:
+    for name in arguments.models:
+        if name not in MODELS:
+            raise ValueError(f"{name}: no such model; choose from {', '.join(MODELS)}")
+    with join_world(arguments.device, timeout_minutes=10) as world:
         for name in arguments.models:
-            if name not in MODELS:
-                raise ValueError(f"{name}: no such model; choose from {', '.join(MODELS)}")
-        with join_world(arguments.device, timeout_minutes=10) as world:
-            table = Table(
-                "model", "gates", "pruned", "tokens/s", "MFU", "GiB", "step ms", "first step s", "by part (ms)", box=None
-            )
-            for name in arguments.models:
-                prune = arguments.prune and name.startswith("fox")
-                row = measure(name, replace(arguments, prune=prune), world)
-                if world.is_main:
-                    append_row(arguments.out, row)
-                parts = ", ".join(
-                    f"{k.removesuffix('_ms')} {row[k]}" for k in row if k.endswith("_ms") and k != "step_ms" and row[k] != ""
-                )
-                table.add_row(name, str(row["gates"]), str(prune), f"{row['tokens_per_s']:,}", str(row["mfu"]),
-                              str(row["peak_memory_gib"]), str(row["step_ms"]), str(row["first_step_s"]), parts)  # fmt: skip
-                if world.device.type == "cuda":
-                    torch._dynamo.reset()
-                    torch.cuda.empty_cache()
-            if world.is_main:
-                Console(soft_wrap=True).print(table)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_ERROR
-    return 0
+            prune = arguments.prune and name.startswith("fox")
+            row = measure(name, replace(arguments, prune=prune), world)
+            if world.is_main:  # kept at once: the next model may not fit
+                path = add("training_steps", [row], device_label(world.device), code=arguments.code, folder=arguments.rows)
+                print(f"{read_rows(path)[0].iloc[0].dropna().to_string()}\n", flush=True)
+            if world.device.type == "cuda":
+                torch._dynamo.reset()
+                torch.cuda.empty_cache()
+    return EXIT_FINISHED
+
+
+def show(folder: Path) -> int:
+    rows = read("training_steps", folder)
+    print(rows[list(SHOWN)].assign(created=rows.created.str[:10]).to_string(index=False, na_rep=""))
+    return EXIT_FINISHED
 
 
 if __name__ == "__main__":

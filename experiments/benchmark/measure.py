@@ -1,6 +1,6 @@
 """One measurement: a model, real training steps on random tokens, a row."""
 
-import datetime
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -12,18 +12,17 @@ import torch
 import tyro
 from torch import nn
 
-from experiments.benchmark.parts import PARTS, time_by_part
-from experiments.benchmark.rows import ROWS
+from experiments.benchmark.parts import time_by_part
 from experiments.recipes import model_spec
 from experiments.scales import get_scale
 from models.build import build_model
 from models.loss import TokenLoss
 from models.spec import ForgettingTransformerSpec, ModelSpec
-from training.distributed import World, device_label, layers_of, spread
+from results.measured import FOLDER, PARTS
+from training.distributed import World, layers_of, spread
 from training.guard import Guard
 from training.hardware import peak_flops
 from training.optimizer import build_optimizer
-from training.provenance import git_state
 from training.spec import TrainSpec
 from training.step import Stepper
 
@@ -55,8 +54,10 @@ class Arguments:
     """Also one step under the profiler, for the time by part."""
     kernels: int = 0
     """Also print the longest kernels of that step, so many."""
-    out: Path = ROWS
-    """Rows are appended here."""
+    rows: Path = FOLDER
+    """Folder that the rows are added to or read from."""
+    code: str = ""
+    """Which code is measured, where no checkout tells (a commit, a word)."""
     show: bool = False
     """Only print the rows that are there (needs no GPU)."""
 
@@ -87,13 +88,9 @@ def measure(name: str, arguments: Arguments, world: World) -> dict[str, object]:
     flops_per_gpu = tokens_per_s * 3 * spec.flops_per_token(seq_len) / world.size
     peak = peak_flops(world.device)
     row: dict[str, object] = {
-        "date": datetime.date.today().isoformat(),
-        "git_sha": (git_state()["git_sha"] or "")[:10],
-        "gpu": device_label(world.device),
-        "gpus": world.size,
-        "torch": torch.__version__,
         "model": name,
         "scale": arguments.scale,
+        "gpus": world.size,
         "seq_len": seq_len,
         "sequences_per_gpu": arguments.sequences,
         "micro_batches": arguments.micro_batches,
@@ -105,15 +102,15 @@ def measure(name: str, arguments: Arguments, world: World) -> dict[str, object]:
         "tokens_per_s": round(tokens_per_s),
         "step_ms": round(1e3 * seconds, 2),
         "step_ms_slowest": round(1e3 * max(times), 2),
-        "mfu": "" if peak is None else round(flops_per_gpu / peak, 4),
+        "mfu": math.nan if peak is None else round(flops_per_gpu / peak, 4),
         "tflops_per_gpu": round(flops_per_gpu / 1e12, 1),
         "peak_memory_gib": _peak_gib(world),
         "build_s": round(build_s, 1),
         "first_step_s": round(first_step_s, 1),
     }
     parts = time_by_part(step, world, arguments.kernels) if arguments.profile and world.device.type == "cuda" else {}
-    for part in (*(part for part, _ in PARTS), "other", "idle"):
-        row[f"{part}_ms"] = round(parts[part], 2) if part in parts else ""
+    for part in PARTS:
+        row[f"{part}_ms"] = round(parts[part], 2) if part in parts else math.nan
     return row
 
 
@@ -186,5 +183,5 @@ def _reset_peak(world: World) -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def _peak_gib(world: World) -> float | str:
-    return round(torch.cuda.max_memory_allocated() / 2**30, 2) if world.device.type == "cuda" else ""
+def _peak_gib(world: World) -> float:
+    return round(torch.cuda.max_memory_allocated() / 2**30, 2) if world.device.type == "cuda" else math.nan

@@ -1,5 +1,7 @@
 """Table 3: every component of the Pro block and the forget gate, added one by one and left out one by one."""
 
+from typing import Any
+
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import get_scale
@@ -14,7 +16,7 @@ SHOWS = (
 CLAIMS = ("C7", "C8", "C9", "C10", "C11", "C12", "C13", "C14", "C15", "C16")
 
 QK, GATE, NORM = dict(qk_norm=True), dict(use_output_gate=True), dict(use_output_norm=True)
-ROWS = (
+ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("Transformer (LLaMA) w/o RoPE", "transformer_llama", dict(use_rope=False)),
     ("Transformer (LLaMA)", "transformer_llama", {}),
     ("FoX (LLaMA) + RoPE", "fox_llama", dict(use_rope=True)),

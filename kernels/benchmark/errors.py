@@ -4,25 +4,23 @@ A regime is the size of q (q and k are normal, so with D = 64 logits have that s
 the mean of their logits, from very local (almost nothing is kept) over near 0.5, where training starts, to open.
 """
 
-import csv
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
+from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from kernels.benchmark.measure import BASELINE, DTYPE, providers
 from kernels.fla_cpu.tuning import limit_tuning
 from kernels.forgetting_attention import reference_attention
+from results.measured import GRADIENTS
 
 GATES = {"very local": -15.0, "local": -6.0, "near 0.5": 0.0, "medium": 3.5, "global": 8.0, "open": 30.0}
 LOGITS = (1.0, 3.0, 10.0, 100.0)
-NAMES = ("o", "dq", "dk", "dv", "dlog_fgate")
 SHAPE = (2, 1000, 16)
 
 
@@ -54,26 +52,16 @@ def relative_errors(attention: Callable[..., Tensor], regime: Regime) -> list[fl
     return [math.inf if math.isnan(error) else error for error in errors]
 
 
-def measure_errors(path: Path, only: list[str] | None, version: str, head_dims: tuple[int, ...] = (64, 128)) -> str:
-    """Write one row per provider (`only` those named, or all) and regime to `path`, replacing what is there; returns them
-    as a Markdown table."""
-    date = datetime.now(UTC).isoformat(timespec="seconds")
-    run = (date, version, torch.cuda.get_device_name(), torch.__version__, triton.__version__)
+def measure_errors(only: tuple[str, ...], head_dims: tuple[int, ...] = (64, 128)) -> list[dict[str, Any]]:
+    """One row per provider (`only` those named, or all) and regime."""
     unwanted = (BASELINE, "softmax flash-2", "ours, pruned", "authors, pruned")
-    found = {name: f for name, f in providers().items() if name not in unwanted and (only is None or name in only)}
+    found = {name: f for name, f in providers().items() if name not in unwanted and (not only or name in only)}
     limit_tuning()  # errors hardly depend on tile sizes: a short search will do
-    lines = [f"| D | logits | gates | provider | {' | '.join(NAMES)} |", "|---" * (4 + len(NAMES)) + "|"]
-    rows: list[tuple[object, ...]] = []
-    for head_dim in head_dims:
-        for logit in LOGITS:
-            for gates in GATES:
-                regime = make_regime(logit, gates, head_dim)
-                for name, attention in found.items():
-                    errors = [f"{x:.2e}" for x in relative_errors(attention, regime)]
-                    rows.append((*run, name, head_dim, logit, gates, *errors))
-                    lines.append(f"| {head_dim} | {logit:g} | {gates} | {name} | {' | '.join(errors)} |")
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        header = ("date", "version", "gpu", "torch", "triton", "provider", "head_dim", "logit", "gates", *NAMES)
-        writer.writerows([header, *rows])
-    return "\n".join(lines)
+    rows = []
+    for head_dim, logit, gates in itertools.product(head_dims, LOGITS, GATES):
+        regime = make_regime(logit, gates, head_dim)
+        for name, attention in found.items():
+            errors = (float(f"{x:.2e}") for x in relative_errors(attention, regime))
+            about = {"provider": name, "head_dim": head_dim, "logit": logit, "gates": gates}
+            rows.append({**about, **dict(zip(GRADIENTS, errors, strict=True))})
+    return rows

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -17,10 +18,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import logsigmoid, rms_norm, scaled_dot_product_attention
 
-from kernels.benchmark.rows import BASELINE, Row
+from kernels.benchmark.rows import BASELINE
 from kernels.forgetting_attention import forgetting_attention, pruning_threshold, reference_attention
 from kernels.fused_norms import gated_output_norm, shift_and_norm
 
+Row = dict[str, Any]
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 SHAPES = ((2, 16_384, 24, 64), (2, 16_384, 12, 128), (8, 4096, 24, 64), (1, 65_536, 12, 64))
 DTYPE = torch.bfloat16
@@ -102,15 +104,15 @@ def check(name: str, attention: Attention, head_dim: int, gates: str) -> float:
     return (o.double() - exact).abs().max().item()
 
 
-def measure(shape: tuple[int, int, int, int], gates: str, names: list[str] | None, version: str) -> list[Row]:
-    """Forward and forward + backward of every provider at one shape, in one run."""
+def measure(shape: tuple[int, int, int, int], gates: str, names: tuple[str, ...]) -> list[Row]:
+    """Forward and forward + backward of every provider (of `names`, and cuDNN's) at one shape, in one run."""
     B, T, H, D = shape
     date = datetime.now(UTC).isoformat(timespec="seconds")
     *inputs, do = make_inputs(shape, gates)
     detached = [x.detach() for x in inputs]
     rows = []
     for name, attention in providers().items():
-        if names is not None and name not in names and name != BASELINE:
+        if names and name not in (*names, BASELINE):
             continue
         try:
             error = check(name, attention, D, gates)
@@ -128,13 +130,13 @@ def measure(shape: tuple[int, int, int, int], gates: str, names: list[str] | Non
         for operation, (run, factor) in runs.items():
             q20, q50, q80 = triton.testing.do_bench(run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])
             flops = factor * 4 * B * H * T * T * D / 2
-            row = _row(name, operation, gates, shape, (q20, q50, q80), flops / q50 * 1e-9, error, date, version)
-            print(f"{shape} {gates} {name}: {operation} {q50:.3f} ms, {row.effective_tflops:.0f} TFLOP/s", flush=True)
+            row = make_row(name, operation, gates, shape, (q20, q50, q80), flops / q50 * 1e-9, error, date)
+            print(f"{shape} {gates} {name}: {operation} {q50:.3f} ms, {row['effective_tflops']:.0f} TFLOP/s", flush=True)
             rows.append(row)
     return rows
 
 
-def measure_boundary(shape: tuple[int, int, int, int], version: str) -> list[Row]:
+def measure_boundary(shape: tuple[int, int, int, int]) -> list[Row]:
     """What comes before the forward kernel: cumulative gates, with and without the pruning boundary."""
     from kernels.forgetting_attention.triton_prepare import prepare
 
@@ -149,12 +151,12 @@ def measure_boundary(shape: tuple[int, int, int, int], version: str) -> list[Row
             return prepare(log_fgate, T, value, None, None, None, False)
 
         times = triton.testing.do_bench(run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])
-        rows.append(_row("ours", name, "local to global", shape, tuple(times), 0.0, math.nan, date, version))
+        rows.append(make_row("ours", name, "local to global", shape, tuple(times), 0.0, math.nan, date))
         print(f"{shape} {name}: {times[1]:.4f} ms", flush=True)
     return rows
 
 
-def measure_decode(shape: tuple[int, int, int, int], version: str) -> list[Row]:
+def measure_decode(shape: tuple[int, int, int, int]) -> list[Row]:
     """One query per sequence."""
     date = datetime.now(UTC).isoformat(timespec="seconds")
     q, k, v, log_fgate, _ = (x.detach() for x in make_inputs(shape, "local to global"))
@@ -176,12 +178,12 @@ def measure_decode(shape: tuple[int, int, int, int], version: str) -> list[Row]:
         if not error < 2e-2:
             raise RuntimeError(f"{name}: decoding is off by {error:.1e}; not timed")
         times = triton.testing.do_bench(run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])
-        rows.append(_row(name, "decode", "local to global", shape, tuple(times), 0.0, error, date, version))
+        rows.append(make_row(name, "decode", "local to global", shape, tuple(times), 0.0, error, date))
         print(f"{shape} decode {name}: {times[1]:.4f} ms", flush=True)
     return rows
 
 
-def measure_norms(shape: tuple[int, int, int, int], version: str) -> list[Row]:
+def measure_norms(shape: tuple[int, int, int, int]) -> list[Row]:
     """Shift with norm, and norm with gate, forward and backward, against the same in plain PyTorch."""
     D = shape[3]
     date = datetime.now(UTC).isoformat(timespec="seconds")
@@ -217,7 +219,7 @@ def measure_norms(shape: tuple[int, int, int, int], version: str) -> list[Row]:
         if not error < 2e-2 * exact.abs().max().item():
             raise RuntimeError(f"{name}: {operation} is off by {error:.1e}; not timed")
         times = triton.testing.do_bench(both, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])
-        rows.append(_row(name, operation, "none", shape, tuple(times), 0.0, error, date, version))
+        rows.append(make_row(name, operation, "none", shape, tuple(times), 0.0, error, date))
         print(f"{shape} {operation} {name}: {times[1]:.4f} ms", flush=True)
     return rows
 
@@ -232,7 +234,7 @@ def _exact_gated(x: Tensor, gate: Tensor) -> Tensor:
     return rms_norm(x.double(), x.shape[-1:], eps=1e-6) * torch.sigmoid(gate.double())
 
 
-def _row(
+def make_row(
     provider: str,
     operation: str,
     gates: str,
@@ -241,11 +243,16 @@ def _row(
     tflops: float,
     error: float,
     date: str,
-    version: str,
 ) -> Row:
-    times_ms = [round(t, 5) for t in times]
-    return Row(
-        date, version, torch.cuda.get_device_name(), torch.__version__, triton.__version__, provider, operation, gates,
-        str(DTYPE).removeprefix("torch."), *shape, times_ms[0], times_ms[1], times_ms[2],
-        round(tflops, 2), float(f"{error:.3g}"),
-    )  # fmt: skip
+    """As results/measured.py keeps it. `times`: quantiles 20/50/80 in milliseconds."""
+    names = ("batch", "seq_len", "num_heads", "head_dim", "ms_q20", "ms_q50", "ms_q80")
+    return {
+        "date": date,
+        "provider": provider,
+        "operation": operation,
+        "gates": gates,
+        "dtype": str(DTYPE).removeprefix("torch."),
+        **dict(zip(names, (*shape, *(round(t, 5) for t in times)), strict=True)),
+        "effective_tflops": round(tflops, 2),
+        "max_error": float(f"{error:.3g}"),
+    }

@@ -1,18 +1,20 @@
-"""The committed rows of the kernel benchmark: append, read, print and draw. No torch, no GPU."""
+"""What the kernel benchmarks measured: as a table, and drawn. No torch, no GPU."""
 
-import csv
-import math
-import os
-import tempfile
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
-RESULTS = Path(__file__).parents[2] / "results" / "kernels"
+import pandas as pd
+
+PICTURES = Path(__file__).parents[2] / "results" / "kernels"
 BASELINE = "softmax cuDNN"
-# In the order of the bars: softmax attention in greys, forgetting attention in colours.
+ROPE_BASELINE = "softmax cuDNN + RoPE"
+"""Of stick-breaking attention, which needs no positions."""
+# In the order of the bars: softmax attention in greys, the others in colours.
 COLORS = {
     "softmax flash-2": "#C4C4C4",
+    "softmax flash-2 + RoPE": "#C4C4C4",
     BASELINE: "#6E6E6E",
+    ROPE_BASELINE: "#6E6E6E",
     "authors": "#009E73",
     "authors, pruned": "#7FD1B9",
     "fla": "#0072B2",
@@ -22,110 +24,59 @@ COLORS = {
 }
 BAR_WIDTH = 0.14
 LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+SHAPE = ["batch", "seq_len", "num_heads", "head_dim"]
 
 
-@dataclass(frozen=True)
-class Row:
-    """One provider doing one operation at one shape on one GPU. Times in milliseconds, quantiles 20/50/80 of the
-    repeats."""
-
-    date: str
-    version: str
-    gpu: str
-    torch: str
-    triton: str
-    provider: str
-    operation: str
-    gates: str
-    dtype: str
-    batch: int
-    seq_len: int
-    num_heads: int
-    head_dim: int
-    ms_q20: float
-    ms_q50: float
-    ms_q80: float
-    effective_tflops: float
-    max_error: float
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """(B, T, H, D)."""
-        return self.batch, self.seq_len, self.num_heads, self.head_dim
+def compared(rows: pd.DataFrame) -> pd.DataFrame:
+    """The newest row of every (GPU, provider, operation, gates, dtype, shape), and as `ratio` how many times faster than
+    cuDNN's softmax attention it was in the same measuring (same date); NaN without that."""
+    same = ["gpu", "date", "operation", "dtype", *SHAPE]
+    base = rows[rows.provider.isin((BASELINE, ROPE_BASELINE))].drop_duplicates(same)[[*same, "ms_q50"]]
+    joined = rows.merge(base, "left", on=same, suffixes=("", "_base"))
+    joined["ratio"] = joined.pop("ms_q50_base") / joined.ms_q50
+    return joined.drop_duplicates(["gpu", "provider", "operation", "gates", "dtype", *SHAPE], keep="last")
 
 
-def read_rows(path: Path) -> list[Row]:
-    """All rows of a file; none if it does not exist."""
-    if not path.exists():
-        return []
-    types = {f.name: f.type for f in fields(Row)}
-    with path.open(newline="") as file:
-        return [
-            Row(**{name: types[name](value) for name, value in record.items()})  # type: ignore[operator, arg-type]
-            for record in csv.DictReader(file)
-        ]
-
-
-def append_rows(path: Path, rows: list[Row]) -> None:
-    """Add rows: the file is replaced in one step, so that a reader or a crash never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    everything = read_rows(path) + rows
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, newline="") as file:
-        writer = csv.DictWriter(file, [f.name for f in fields(Row)])
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in everything)
-    os.replace(file.name, path)
-
-
-def latest(rows: list[Row]) -> list[Row]:
-    """The last row of every (GPU, provider, operation, gates, dtype, shape)."""
-    newest = {(r.gpu, r.provider, r.operation, r.gates, r.dtype, r.shape): r for r in rows}
-    return list(newest.values())
-
-
-def ratio_to_baseline(row: Row, rows: list[Row]) -> float | None:
-    """How many times faster than cuDNN's softmax attention in the same run (same date) at this shape; None without
-    it."""
-    for other in rows:
-        same = (other.gpu, other.date, other.operation, other.dtype, other.shape)
-        if other.provider == BASELINE and same == (row.gpu, row.date, row.operation, row.dtype, row.shape):
-            return other.ms_q50 / row.ms_q50
-    return None
-
-
-def table(rows: list[Row]) -> str:
+def table(rows: pd.DataFrame) -> str:
     """Markdown: one line per row, grouped by shape and operation."""
     lines = [
         "| GPU | B, T, H, D | operation | gates | provider | ms (q20-q80) | TFLOP/s | x cuDNN softmax | error |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in sorted(latest(rows), key=lambda r: (r.gpu, r.shape, r.operation, r.gates, r.ms_q50)):
-        ratio = ratio_to_baseline(row, rows)
-        shape = ", ".join(map(str, row.shape))
+    for row in compared(rows).sort_values(["gpu", *SHAPE, "operation", "gates", "ms_q50"]).itertuples():
         lines.append(
-            f"| {row.gpu} | {shape} | {row.operation} | {row.gates} | {row.provider} "
-            f"| {row.ms_q50:.3f} ({row.ms_q20:.3f}-{row.ms_q80:.3f}) | {row.effective_tflops:.0f} "
-            f"| {'' if ratio is None else f'{ratio:.2f}'} | {'' if math.isnan(row.max_error) else f'{row.max_error:.1e}'} |"
+            f"| {row.gpu} | {row.batch}, {row.seq_len}, {row.num_heads}, {row.head_dim} | {row.operation} | {row.gates} "
+            f"| {row.provider} | {row.ms_q50:.3f} ({row.ms_q20:.3f}-{row.ms_q80:.3f}) | {row.effective_tflops:.0f} "
+            f"| {_known(row.ratio, '.2f')} | {_known(row.max_error, '.1e')} |"
         )
     return "\n".join(lines)
 
 
-def draw(rows: list[Row], path: Path) -> None:
-    """Bars of speed relative to cuDNN's softmax attention, one panel per operation; shapes ordered by sequence length."""
+def _known(value: Any, style: str) -> str:
+    return "" if pd.isna(value) else format(value, style)
+
+
+def draw(rows: pd.DataFrame, path: Path, gates: str, title: str) -> None:
+    """Bars of speed relative to cuDNN's softmax attention where the gates are `gates`, one panel per operation; shapes
+    ordered by sequence length."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    shown = [r for r in latest(rows) if r.operation in ("forward", "forward+backward") and r.gates == "local to global"]
-    operations = sorted({r.operation for r in shown})
-    shapes = sorted({r.shape for r in shown}, key=lambda shape: (shape[1], shape[3], shape))
+    shown = compared(rows)
+    shown = shown[
+        shown.operation.isin(("forward", "forward+backward")) & shown.gates.isin((gates, "any")) & shown.ratio.notna()
+    ]
+    operations = sorted(shown.operation.unique())
+    shapes = sorted(set(shown[SHAPE].itertuples(index=False, name=None)), key=lambda shape: (shape[1], shape[3], shape))
     size = (10, 0.8 + 3 * len(operations))
     figure, axes = pyplot.subplots(len(operations), 1, figsize=size, squeeze=False, layout="constrained")
     for axis, operation in zip(axes[:, 0], operations, strict=True):
         for group, shape in enumerate(shapes):
-            found = {r.provider: ratio_to_baseline(r, rows) for r in shown if (r.operation, r.shape) == (operation, shape)}
-            bars = [(provider, ratio) for provider in COLORS if (ratio := found.get(provider)) is not None]
+            here = shown[(shown.operation == operation) & (shown[SHAPE] == shape).all(axis=1)]
+            found = dict(zip(here.provider, here.ratio, strict=True))
+            bars = [(provider, found[provider]) for provider in COLORS if provider in found]
             for i, (provider, ratio) in enumerate(bars):
                 x = group + (i - (len(bars) - 1) / 2) * BAR_WIDTH
                 axis.bar(x, ratio, 0.92 * BAR_WIDTH, color=COLORS[provider])
@@ -136,10 +87,10 @@ def draw(rows: list[Row], path: Path) -> None:
         axis.axhline(1.0, color="black", linewidth=0.6, zorder=0)
         axis.spines[["top", "right"]].set_visible(False)
         axis.margins(y=0.12)
-    there = {r.provider for r in shown}
-    handles = [pyplot.Rectangle((0, 0), 1, 1, color=color) for provider, color in COLORS.items() if provider in there]
-    gpus = ", ".join(sorted({r.gpu for r in shown}))
-    figure.legend(handles, [p for p in COLORS if p in there], loc="outside lower center", ncols=len(handles), frameon=False)
-    figure.suptitle(f"{gpus}, bf16, forget gates from very local to global over the heads", fontsize=10)
+    there = [provider for provider in COLORS if provider in set(shown.provider)]
+    handles = [pyplot.Rectangle((0, 0), 1, 1, color=COLORS[provider]) for provider in there]
+    figure.legend(handles, there, loc="outside lower center", ncols=len(handles), frameon=False)
+    figure.suptitle(f"{', '.join(sorted(shown.gpu.unique()))}, bf16, {title}", fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

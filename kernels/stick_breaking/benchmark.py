@@ -6,24 +6,28 @@ is skipped. "long": N(-9, 1), where every key of 16,384 counts and nothing can b
 dense causal computation, 4 B H T^2 D / 2 forward and 3.5 times that forward + backward: skipped work counts as done.
 """
 
-import argparse
 import itertools
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 import triton
 import triton.language as tl
+import tyro
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
+from tyro.conf import UseAppendAction
 
-from kernels.benchmark.rows import RESULTS, Row, append_rows
+from kernels.benchmark.measure import Row, make_row
+from kernels.benchmark.rows import PICTURES, ROPE_BASELINE, draw, table
 from kernels.stick_breaking import reference_attention, stick_breaking_attention
+from results.measured import FOLDER, add, read
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
-BASELINE = "softmax cuDNN + RoPE"
 SHAPES = ((4, 4096, 12, 128), (4, 8192, 12, 128), (4, 16_384, 12, 128), (2, 16_384, 24, 64))
 SHIFT = {"short": 0.0, "long": -9.0}
 
@@ -76,7 +80,7 @@ def _providers(seq_len: int, head_dim: int) -> dict[str, Attention]:
     angles = torch.arange(seq_len, device="cuda")[:, None] * frequencies
     table = torch.cat([angles.cos(), angles.sin()], -1)
     found = {
-        BASELINE: _softmax(SDPBackend.CUDNN_ATTENTION, table),
+        ROPE_BASELINE: _softmax(SDPBackend.CUDNN_ATTENTION, table),
         "softmax flash-2 + RoPE": _softmax(SDPBackend.FLASH_ATTENTION, table),
         "ours": _first(stick_breaking_attention),
     }
@@ -117,17 +121,16 @@ def _error(name: str, attention: Attention, head_dim: int, logits: str) -> float
     return (o.double() - exact).abs().max().item()
 
 
-def measure(shape: tuple[int, int, int, int], only: list[str] | None, version: str) -> list[Row]:
+def measure(shape: tuple[int, int, int, int], only: tuple[str, ...]) -> list[Row]:
     """Forward and forward + backward of every provider at one shape, in one run; stick-breaking for both logits."""
     B, T, H, D = shape
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    gpu = torch.cuda.get_device_name()
     rows = []
     for logits, (name, attention) in itertools.product(SHIFT, _providers(T, D).items()):
         is_softmax = name.startswith("softmax")
         if is_softmax and logits == "short":
             continue  # how long softmax takes does not depend on its logits
-        if only and name not in (*only, BASELINE):
+        if only and name not in (*only, ROPE_BASELINE):
             continue
         error = float("nan") if is_softmax else _error(name, attention, D, logits)
         *inputs, do = _inputs(shape, logits)
@@ -140,45 +143,45 @@ def measure(shape: tuple[int, int, int, int], only: list[str] | None, version: s
             ),
         }
         for operation, (run, factor) in runs.items():
-            times = [round(t, 5) for t in triton.testing.do_bench(run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])]
-            tflops = round(factor * 4 * B * H * T * T * D / 2 / times[1] * 1e-9, 2)
-            row = Row(
-                date, version, gpu, torch.__version__, triton.__version__, name, operation, "any" if is_softmax else logits,
-                "bfloat16", *shape, times[0], times[1], times[2], tflops, float(f"{error:.3g}"),
-            )  # fmt: skip
-            print(f"{shape} {logits} {name}: {operation} {row.ms_q50:.3f} ms, {tflops:.0f} TFLOP/s", flush=True)
+            times = triton.testing.do_bench(run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])
+            tflops = factor * 4 * B * H * T * T * D / 2 / times[1] * 1e-9
+            row = make_row(name, operation, "any" if is_softmax else logits, shape, tuple(times), tflops, error, date)
+            print(f"{shape} {logits} {name}: {operation} {times[1]:.3f} ms, {tflops:.0f} TFLOP/s", flush=True)
             rows.append(row)
     return rows
 
 
-def table(rows: list[Row]) -> str:
-    """Markdown: one line per row, with its time relative to cuDNN's softmax with rotary embedding."""
-    lines = [
-        "| B, T, H, D | operation | logits | provider | ms (q20-q80) | TFLOP/s | time / cuDNN |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    base = {(row.shape, row.operation): row.ms_q50 for row in rows if row.provider == BASELINE}
-    for row in sorted(rows, key=lambda row: (row.shape, row.operation, row.gates, row.ms_q50)):
-        lines.append(
-            f"| {', '.join(map(str, row.shape))} | {row.operation} | {row.gates} | {row.provider} "
-            f"| {row.ms_q50:.3f} ({row.ms_q20:.3f}-{row.ms_q80:.3f}) | {row.effective_tflops:.0f} "
-            f"| {row.ms_q50 / base[row.shape, row.operation]:.2f} |"
-        )
-    return "\n".join(lines)
+@dataclass(frozen=True)
+class Options:
+    """Measure stick-breaking attention against softmax attention with rotary embedding."""
+
+    show: bool = False
+    """Print and draw the stored rows; needs no GPU."""
+    rows: Path = FOLDER
+    """Folder that the rows are added to or read from."""
+    only: tuple[str, ...] = ()
+    """Providers to measure besides cuDNN's softmax; all by default."""
+    shape: UseAppendAction[tuple[tuple[int, int, int, int], ...]] = ()
+    """B T H D (repeatable); the usual four by default."""
+    code: str = ""
+    """Which code is measured, where no checkout tells (a commit, a word)."""
 
 
-def main() -> None:
-    """Parse the command line and run."""
-    parser = argparse.ArgumentParser(prog="python -m kernels.stick_breaking.benchmark", description=__doc__)
-    parser.add_argument("--rows", type=Path, default=RESULTS / "stick_breaking.csv", help="file that the rows are added to")
-    parser.add_argument("--only", nargs="*", help="providers to measure besides cuDNN's softmax; all by default")
-    parser.add_argument("--shape", type=int, nargs=4, action="append", metavar=("B", "T", "H", "D"), help="one shape")
-    parser.add_argument("--code", default="", help="which code was measured, kept in the rows (a commit, a word)")
-    options = parser.parse_args()
-    rows = [row for shape in options.shape or SHAPES for row in measure(tuple(shape), options.only, options.code)]
-    append_rows(options.rows, rows)
-    print(table(rows))
+def main() -> int:
+    options = tyro.cli(Options, prog="python -m kernels.stick_breaking.benchmark", description=__doc__)
+    try:
+        for shape in () if options.show else options.shape or SHAPES:
+            rows = measure(shape, options.only)
+            add("stick_breaking", rows, torch.cuda.get_device_name(), code=options.code, folder=options.rows)
+        stored = read("stick_breaking", options.rows)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(table(stored))
+    folder = PICTURES if options.rows == FOLDER else options.rows
+    draw(stored, folder / "stick_breaking.png", "long", "logits N(-9, 1): nothing can be skipped")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

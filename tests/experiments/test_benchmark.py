@@ -1,12 +1,11 @@
 """`python -m experiments.benchmark`: a real measurement at the smallest scale, and what becomes of its rows."""
 
-import csv
 import sys
-from pathlib import Path
 
 import pytest
 
 from experiments.benchmark.__main__ import main
+from results.measured import read
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -14,35 +13,24 @@ def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return main()
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def test_steps_are_timed_and_rows_appended(monkeypatch, tmp_path, capsys):
-    out = tmp_path / "rows.csv"
-    size = ("--scale", "tiny", "--seq-len", "32", "--device", "cpu", "--warmup", "0", "--steps", "1", "--out", str(out))
+def test_steps_are_timed_and_rows_added(monkeypatch, tmp_path, capsys):
+    size = ("--scale", "tiny", "--seq-len", "32", "--device", "cpu", "--warmup", "0", "--steps", "1", "--rows", str(tmp_path))
     assert call(monkeypatch, "fox_pro", "transformer_llama", "--prune", *size) == 0
     assert call(monkeypatch, "fox_llama", "--sequences", "2", "--micro-batches", "3", *size) == 0
-    rows = read(out)
-    assert [(row["model"], row["prune"], row["micro_batches"]) for row in rows] == [
-        ("fox_pro", "True", "1"), ("transformer_llama", "False", "1"), ("fox_llama", "False", "3"),
-    ]  # fmt: skip
-    for row, tokens in zip(rows, (32, 32, 192), strict=True):
-        assert float(row["tokens_per_s"]) == pytest.approx(1000 * tokens / float(row["step_ms"]), rel=0.01)
+    rows = read("training_steps", tmp_path).set_index("model")
+    assert rows.prune.to_dict() == {"fox_pro": True, "transformer_llama": False, "fox_llama": False}
+    assert rows.mfu.isna().all() and rows.commit.str.len().gt(0).all()
+    for model, tokens in {"fox_pro": 32, "transformer_llama": 32, "fox_llama": 192}.items():
+        row = rows.loc[model]
+        assert row.tokens_per_s == pytest.approx(1000 * tokens / row.step_ms, rel=0.01)
     capsys.readouterr()
-    assert call(monkeypatch, "--show", "--out", str(out)) == 0
+    assert call(monkeypatch, "--show", "--rows", str(tmp_path)) == 0
     assert "transformer_llama" in capsys.readouterr().out
 
 
 def test_mistakes_are_errors_of_one_line(monkeypatch, tmp_path, capsys):
-    out = tmp_path / "rows.csv"
-    assert call(monkeypatch, "--show", "--out", str(out)) == 2
-    assert call(monkeypatch, "fox", "--device", "cpu", "--out", str(out)) == 2
-    out.write_text("date,model\n")
-    size = ("--scale", "tiny", "--seq-len", "32", "--device", "cpu", "--warmup", "0", "--steps", "1")
-    assert call(monkeypatch, "fox_llama", *size, "--out", str(out)) == 2
+    assert call(monkeypatch, "--show", "--rows", str(tmp_path)) == 2
+    assert call(monkeypatch, "fox", "--device", "cpu", "--rows", str(tmp_path)) == 2
     errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 3 and all(error.startswith("error:") for error in errors)
-    assert "no rows there" in errors[0] and "fox: no such model" in errors[1] and "other columns" in errors[2]
-    assert out.read_text() == "date,model\n"
+    assert len(errors) == 2 and all(error.startswith("error:") for error in errors)
+    assert "no measurements" in errors[0] and "fox: no such model" in errors[1]

@@ -1,36 +1,46 @@
-"""The benchmark's rows: they survive the file, the newest wins, ratios compare within one run."""
+"""The kernel benchmarks' rows: the newest wins, ratios compare within one measuring, and they are drawn without a GPU."""
 
-from dataclasses import replace
+import subprocess
+import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from kernels.benchmark.rows import BASELINE, Row, append_rows, draw, latest, ratio_to_baseline, read_rows, table
+from kernels.benchmark.rows import BASELINE, ROPE_BASELINE, compared, draw, table
 
-ROW = Row(
-    "2026-01-01T00:00:00+00:00", "abc", "some GPU", "2", "3", BASELINE, "forward", "local to global", "bfloat16",
-    2, 16_384, 24, 64, 1.0, 2.0, 3.0, 450.0, 1e-3,
-)  # fmt: skip
-
-
-def test_rows_round_trip_and_append(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    append_rows(path, [ROW])
-    append_rows(path, [replace(ROW, provider="ours", ms_q50=4.0)])
-    assert read_rows(path) == [ROW, replace(ROW, provider="ours", ms_q50=4.0)]
-    assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"]
+ROOT = Path(__file__).parents[2]
+ROW = {
+    "gpu": "some GPU", "date": "2026-01-01T00:00:00+00:00", "provider": BASELINE, "operation": "forward",
+    "gates": "local to global", "dtype": "bfloat16", "batch": 2, "seq_len": 16_384, "num_heads": 24, "head_dim": 64,
+    "ms_q20": 1.0, "ms_q50": 2.0, "ms_q80": 3.0, "effective_tflops": 450.0, "max_error": 1e-3,
+}  # fmt: skip
 
 
-def test_ratio_is_within_one_run() -> None:
-    later = replace(ROW, date="2026-01-02T00:00:00+00:00", ms_q50=1.0)
-    ours = replace(later, provider="ours", ms_q50=0.5)
-    rows = [ROW, later, ours]
-    assert ratio_to_baseline(ours, rows) == pytest.approx(2.0)
-    assert ratio_to_baseline(replace(ours, seq_len=7), rows) is None
-    assert latest(rows) == [later, ours]
-    assert "| ours | 0.500 (1.000-3.000) | 450 | 2.00 |" in table(rows)
+def test_ratio_is_within_one_measuring():
+    later = {**ROW, "date": "2026-01-02T00:00:00+00:00", "ms_q50": 1.0}
+    ours = {**later, "provider": "ours", "ms_q50": 0.5}
+    rows = pd.DataFrame([ROW, later, ours, {**ours, "seq_len": 7, "max_error": float("nan")}])
+    newest = compared(rows)
+    assert list(newest.provider) == [BASELINE, "ours", "ours"] and list(newest.date.unique()) == [later["date"]]
+    assert list(newest.ratio[:2]) == [1.0, 2.0] and pd.isna(newest.ratio.iloc[2])
+    assert "| ours | 0.500 (1.000-3.000) | 450 | 2.00 | 1.0e-03 |" in table(rows)
+    assert "| 2, 7, 24, 64 | forward | local to global | ours | 0.500 (1.000-3.000) | 450 |  |  |" in table(rows)
 
 
-def test_drawing_needs_no_gpu(tmp_path: Path) -> None:
-    draw([ROW, replace(ROW, provider="ours")], tmp_path / "rows.png")
+def test_stick_breaking_is_compared_with_softmax_that_knows_positions(tmp_path):
+    softmax = {**ROW, "provider": ROPE_BASELINE, "gates": "any"}
+    rows = pd.DataFrame([softmax, {**softmax, "provider": "ours", "gates": "long", "ms_q50": 4.0}])
+    assert list(compared(rows).ratio) == [1.0, 0.5]
+    draw(rows, tmp_path / "rows.png", "long", "logits")
     assert (tmp_path / "rows.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("module", ["kernels.benchmark", "experiments.benchmark"])
+def test_the_committed_rows_are_shown_without_a_gpu(module):
+    """And the committed picture is what is drawn from them."""
+    picture = ROOT / "results" / "kernels" / "attention.png"
+    before = picture.read_bytes()
+    shown = subprocess.run([sys.executable, "-m", module, "--show"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "NVIDIA H200" in shown.stdout
+    assert picture.read_bytes() == before

@@ -1,19 +1,20 @@
-"""The GPU kernels over the whole grid, against the float64 oracle. `RECORD=path.csv` keeps each case's error over
-allowed."""
+"""The GPU kernels over the whole grid, against the float64 oracle. `RECORD=results/measurements` keeps each case's error over
+what is allowed."""
 
-import csv
 import math
 import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.forgetting_attention import forgetting_attention
+from results.measured import add
 from tests.kernels.oracle import GATES, Case, assert_right, attend, errors, make_case, output_and_gradients
 
 pytestmark = pytest.mark.gpu
@@ -28,20 +29,18 @@ def _poisoned_memory() -> None:
     torch.full((64_000_000,), float("nan"), device="cuda")
 
 
+@pytest.fixture(scope="module")
+def recorded() -> Iterator[list[dict[str, Any]]]:
+    """A row per case, kept where `RECORD` says; every process of xdist adds a file of its own."""
+    rows: list[dict[str, Any]] = []
+    yield rows
+    if rows and "RECORD" in os.environ:
+        add("errors_in_tests", rows, torch.cuda.get_device_name(), folder=Path(os.environ["RECORD"]))
+
+
 @pytest.fixture
-def record(request: pytest.FixtureRequest) -> Iterator[Callable[[dict[str, float]], None]]:
-    """Append a row per case where `RECORD` says."""
-    rows: list[dict[str, float]] = []
-    yield rows.append
-    if "RECORD" in os.environ:
-        path = Path(os.environ["RECORD"])
-        is_new = not path.exists()
-        with path.open("a", newline="") as file:
-            writer = csv.writer(file)
-            if is_new:
-                writer.writerow(["case", "o", "dq", "dk", "dv", "dlog_fgate"])
-            for row in rows:
-                writer.writerow([request.node.name, *(f"{v:.3g}" for v in row.values())])
+def record(request: pytest.FixtureRequest, recorded: list[dict[str, Any]]) -> Callable[[dict[str, float]], None]:
+    return lambda errors: recorded.append({"case": request.node.name, **{k: float(f"{v:.3g}") for k, v in errors.items()}})
 
 
 def scattered(case: Case) -> Case:

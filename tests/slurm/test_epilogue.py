@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from experiments import restarts
+from results.provenance import git_state
 from slurm import epilogue, launcher
 from slurm.epilogue import NEVER_BEGAN, Job, decide, ended, note_start
 from slurm.launcher import torchrun_variables
 from slurm.snapshot import code_files, snapshot
-from training.provenance import git_state
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,0 +1,137 @@
+"""Measurements that need no training: times and errors of kernels, training steps, the time of evaluations. Torch-free.
+
+    results/measurements/KIND/DATE-DIGEST.parquet + .meta.json      what one command measured: immutable
+
+Each measuring adds a file; `read` joins all of a kind. Meta: kind, created (ISO, UTC), command, provenance, rows_sha256.
+"""
+
+import hashlib
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from results.provenance import provenance
+from results.schema import Schema, flag, integer, number, text
+from results.store import Meta, read_rows, write_rows
+
+FOLDER = Path(__file__).parent / "measurements"
+META_KEYS = ("kind", "created", "command", "provenance")
+GRADIENTS = ("o", "dq", "dk", "dv", "dlog_fgate")
+PARTS = ("norms", "loss", "attention", "recurrence", "matmuls", "optimiser", "communication", "other", "idle")
+
+_KERNEL = {
+    "date": text(),  # of the rows that are compared with each other
+    "provider": text(),
+    "operation": text(),
+    "gates": text(),  # of stick-breaking attention: the logits
+    "dtype": text(),
+    "batch": integer(1),
+    "seq_len": integer(1),
+    "num_heads": integer(1),
+    "head_dim": integer(1),
+}
+_TIMES = {
+    "ms_q20": number(0),  # quantiles 20/50/80 of the repeats
+    "ms_q50": number(0),
+    "ms_q80": number(0),
+    "effective_tflops": number(0),  # skipped work counts as done; 0 where work is not counted
+    "max_error": number(0, nullable=True),  # of the output, against float64
+}
+_ERRORS = {name: number(0) for name in GRADIENTS}
+_STEP = {
+    "model": text(),
+    "scale": text(),
+    "gpus": integer(1),
+    "seq_len": integer(1),
+    "sequences_per_gpu": integer(1),
+    "micro_batches": integer(1),
+    "parallel": text(("", "ddp", "fsdp")),
+    "compile": flag(),
+    "activation_checkpointing": flag(),
+    "gates": text(),
+    "prune": flag(),
+}
+
+SCHEMAS = {
+    "forgetting_attention": Schema({**_KERNEL, **_TIMES}, key=tuple(_KERNEL)),
+    "stick_breaking": Schema({**_KERNEL, **_TIMES}, key=tuple(_KERNEL)),
+    # Relative to the norm of each, by regime.
+    "errors_by_regime": Schema(
+        {"provider": text(), "head_dim": integer(1), "logit": number(0), "gates": text(), **_ERRORS},
+        key=("provider", "head_dim", "logit", "gates"),
+    ),
+    # As a share of what tests/kernels/oracle.py allows.
+    "errors_in_tests": Schema({"case": text(), **_ERRORS}, key=("case",)),
+    "training_steps": Schema(
+        {
+            **_STEP,
+            "tokens_per_s": number(0),
+            "step_ms": number(0),  # median
+            "step_ms_slowest": number(0),
+            "mfu": number(0, nullable=True),  # pruned work counts as done; NaN where the peak is unknown
+            "tflops_per_gpu": number(0),
+            "peak_memory_gib": number(0, nullable=True),  # NaN on the CPU
+            "build_s": number(0),
+            "first_step_s": number(0),
+            **{f"{part}_ms": number(0, nullable=True) for part in PARTS},  # NaN where no kernel matched, or without a profile
+        },
+        key=tuple(_STEP),
+    ),
+    # One training on several numbers of GPUs, and moved between them.
+    "parallel_curves": Schema({"run": text(), "step": integer(1), "loss": number()}, key=("run", "step")),
+    "evaluations": Schema(
+        {
+            "evaluation": text(),
+            "model": text(),
+            "scale": text(),
+            "what": text(),
+            "seconds": number(0),
+            "peak_memory_gib": number(0, nullable=True),
+        },
+        key=("evaluation", "model", "scale", "what"),
+    ),
+}
+
+
+def add(kind: str, rows: list[dict[str, Any]], device: str, *, code: str = "", folder: Path = FOLDER) -> Path:
+    """Keep what was measured just now on `device`. `code`: which code that was, where no checkout tells.
+
+    ValueError: rows that are not as SCHEMAS says."""
+    made = provenance(device)
+    if code:
+        made |= {"git_sha": code, "git_dirty": None}
+    command = shlex.join(["python", *sys.orig_argv[1:]])
+    return write(kind, pd.DataFrame(rows), {"created": made["date"], "command": command, "provenance": made}, folder)
+
+
+def write(kind: str, rows: pd.DataFrame, meta: Meta, folder: Path = FOLDER) -> Path:
+    """Write one measuring. Its name comes from its contents: nothing is ever replaced by something else."""
+    when = meta["created"][:19].replace("-", "").replace(":", "")
+    digest = hashlib.sha256(rows.to_csv().encode()).hexdigest()[:8]
+    path = folder / kind / f"{when}-{digest}.parquet"
+    return write_rows(path, rows, {"kind": kind, **meta}, SCHEMAS[kind], META_KEYS)
+
+
+def read(kind: str, folder: Path = FOLDER) -> pd.DataFrame:
+    """All rows of a kind, oldest first, behind `created`, `commit`, `gpu`, `torch` and `triton` of who measured them.
+
+    ValueError: there are none, or a file is damaged."""
+    frames = []
+    for path in sorted((folder / kind).glob("*.parquet")):
+        rows, meta = read_rows(path)
+        made = meta["provenance"]
+        commit = str(made["git_sha"] or "")[:10] + ("+" if made["git_dirty"] else "")
+        source = {
+            "created": meta["created"],
+            "commit": commit,
+            "gpu": made["device"],
+            "torch": made["versions"]["torch"],
+            "triton": made["versions"]["triton"],
+        }
+        frames.append(pd.concat([pd.DataFrame(source, index=rows.index), rows], axis=1))
+    if not frames:
+        raise ValueError(f"{folder / kind} holds no measurements; measure first")
+    return pd.concat(frames, ignore_index=True)

@@ -1,0 +1,44 @@
+"""What needs no training is stored like everything else: added to, named by its contents, refused when altered."""
+
+import json
+import sys
+
+import pandas as pd
+import pytest
+
+from results.measured import FOLDER, SCHEMAS, add, read
+from results.store import meta_path, read_rows
+
+ROWS = [{"provider": "ours", "head_dim": 64, "logit": 1.0, "gates": "open", "o": 1e-3, "dq": float("inf"), "dk": 0.0,
+         "dv": 0.0, "dlog_fgate": 0.0}]  # fmt: skip
+KIND = "errors_by_regime"
+
+
+def test_measurings_are_added_and_read_together(tmp_path):
+    first = add(KIND, ROWS, "some GPU", code="abc", folder=tmp_path)
+    before = first.read_bytes(), meta_path(first).read_bytes()
+    second = add(KIND, [{**ROWS[0], "o": 2e-3}], "some GPU", folder=tmp_path)
+    assert first != second and before == (first.read_bytes(), meta_path(first).read_bytes())
+    rows = read(KIND, tmp_path)
+    assert sorted(rows.o) == [1e-3, 2e-3] and set(rows.gpu) == {"some GPU"} and "abc" in set(rows.commit)
+    meta = json.loads(meta_path(first).read_text())
+    assert meta["command"].split()[1:] == sys.orig_argv[1:] and meta["provenance"]["versions"]["torch"]
+
+
+def test_bad_rows_and_altered_files_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="no measurements"):
+        read(KIND, tmp_path)
+    with pytest.raises(ValueError, match="column 'o'"):
+        add(KIND, [{**ROWS[0], "o": -1.0}], "GPU", folder=tmp_path)
+    path = add(KIND, ROWS, "GPU", folder=tmp_path)
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(ValueError, match="truncated or changed"):
+        read(KIND, tmp_path)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*/*.parquet")), ids=lambda path: f"{path.parent.name}-{path.stem[-8:]}")
+def test_what_is_committed_is_whole_and_says_who_measured_it(path):
+    rows, meta = read_rows(path)
+    pd.testing.assert_frame_equal(SCHEMAS[path.parent.name].validate(rows), rows)
+    assert meta["kind"] == path.parent.name and meta["command"]
+    assert len(meta["provenance"]["git_sha"]) >= 7 and meta["provenance"]["device"]
