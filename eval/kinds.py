@@ -18,6 +18,7 @@ NAMES = (
     "gate_maps",
     "throughput",
     "training_curve",
+    "parameters",
 )
 KINDS: dict[str, Kind] = {name: cast(Kind, import_module(f"eval.{name}")) for name in NAMES}
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from eval import gate_maps, lm_eval, longbench, needle, needle_recall, per_token_loss, throughput, training_curve
+from eval import gate_maps, lm_eval, longbench, needle, needle_recall, parameters, per_token_loss, throughput, training_curve
 from eval.kinds import EvalSpec
 from experiments.scales import Scale
 
@@ -54,3 +54,8 @@ def gates(scale: Scale) -> tuple[EvalSpec, ...]:
 def step_times(scale: Scale) -> tuple[EvalSpec, ...]:
     """A training step of fresh weights at the training length."""
     return (throughput.Spec(mode="train", seq_len=scale.seq_len, batch_size=scale.timed_sequences),)
+
+
+def parts(scale: Scale) -> tuple[EvalSpec, ...]:
+    """The parameters of the model as it is built; no training."""
+    return (parameters.Spec(),)

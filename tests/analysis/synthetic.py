@@ -292,3 +292,9 @@ def throughput_row(
             }
         ]
     )  # fmt: skip
+
+
+def parameter_rows(names: dict[str, str]) -> pd.DataFrame:
+    """Parameters of the first block by name, given with their shapes ("4 x 128")."""
+    count = [int(np.prod([int(size) for size in shape.split(" x ")])) for shape in names.values()]
+    return pd.DataFrame({"name": list(names), "module": "Linear", "shape": list(names.values()), "count": count})

@@ -11,6 +11,7 @@ from analysis.curves import by_model, perplexity, smooth
 from analysis.fox import (
     appendix_extrapolation,
     appendix_training_curves,
+    fig1_architecture,
     fig2_per_token_loss,
     fig3_forget_gates,
     fig4_needle,
@@ -110,7 +111,26 @@ def trainings(tmp_path, seeds=2):
     return store.study("appendix_training_curves")
 
 
+LLAMA = {f"layers.0.attn.{name}_proj.weight": "8 x 8" for name in "qkvo"} | {"layers.0.attn.fgate_proj.weight": "2 x 8"}
+PRO = {"layers.0.attn.q_proj.weight": "8 x 8", "layers.0.attn.k_proj.linear.weight": "8 x 8",
+       "layers.0.attn.k_proj.shift_proj.weight": "2 x 8", "layers.0.attn.v_proj.linear.weight": "8 x 8",
+       "layers.0.attn.v_proj.shift_proj.weight": "2 x 8",
+       "layers.0.attn.o_proj.weight": "8 x 8", "layers.0.attn.fgate_proj.weight": "2 x 8",
+       "layers.0.attn.q_norm.weight": "4", "layers.0.attn.k_norm.weight": "4", "layers.0.attn.output_norm.weight": "8",
+       "layers.0.attn.ogate_proj.weight": "8 x 8"}  # fmt: skip
+
+
+def blocks(tmp_path, extra=("fox_llama", LLAMA)):
+    store = synthetic.Store(tmp_path)
+    for model, names in (("fox_pro", PRO), extra):
+        store.add(
+            "fig1_architecture", model, [("parameters", synthetic.parameter_rows(names | {"embeddings.weight": "9 x 8"}))]
+        )
+    return store.study("fig1_architecture")
+
+
 EVERY = [
+    (fig1_architecture, blocks, 3),
     (fig2_per_token_loss, losses, 6),
     (fig3_forget_gates, gates, 3),
     (fig4_needle, needle_study, 3),
@@ -134,6 +154,23 @@ def test_equal_rows_give_equal_bytes_in_the_artefacts_folder(module, made, files
     assert picture.width > 1000
     assert picture.info["Description"].startswith("scale: tiny (not the paper's main setting, 760m-48b) · corpus: made-up")
     assert module.summary(studies[0]).rows
+
+
+def test_figure_1_draws_what_the_model_has(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(fig1_architecture, "_box", lambda axes, x, y, text, *rest: drawn.append((x, y, text)))
+    softmax = {name: shape for name, shape in LLAMA.items() if "fgate" not in name}
+    fig1_architecture.draw(blocks(tmp_path, ("transformer_llama", softmax)))
+    texts = [text for _, _, text in drawn[4:]]  # the block's own four come first
+    pro, plain = texts[: texts.index("Linear", texts.index("Linear, $\\sigma$")) + 1], texts[-5:]
+    assert sorted(pro) == sorted(["Linear, $\\log\\sigma$", "Linear", "RMSNorm", "ShiftLinear", "RMSNorm", "ShiftLinear",
+                                  "Forgetting attention", "RMSNorm", "Linear, $\\sigma$", "Linear"])  # fmt: skip
+    assert sorted(plain) == sorted(["Linear"] * 4 + ["Softmax attention"])
+    # from the bottom to the top: attention, its norm, the output projection
+    heights = {text: y for _, y, text in drawn[4 : 4 + len(pro)]}
+    assert heights["Forgetting attention"] < heights["RMSNorm"] < heights["Linear"]
+    table = fig1_architecture.summary(blocks(tmp_path / "again"))
+    assert table.rows["fox_pro"][1:3] == [16.0, 32.0]  # gate; shift
 
 
 def test_figure_2_draws_smoothed_losses_and_perplexities(tmp_path):

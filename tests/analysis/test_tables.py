@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import synthetic
 
-from analysis.fox import table1_lm_eval, table2_longbench, table3_ablation, table6_throughput, table_lr_grid
+from analysis.fox import table1_lm_eval, table2_longbench, table3_ablation, table4_settings, table6_throughput, table_lr_grid
 from analysis.fox.table1_lm_eval import ACCURACIES, PERPLEXITIES
 from analysis.paper import paper_scores
 from analysis.tables import Column, Table, over_seeds, to_csv, to_html, to_latex, to_markdown
@@ -279,3 +279,18 @@ def test_learning_rates_by_held_out_perplexity_if_all_runs_have_it_else_by_train
     assert table.caption == "Learning rates: final training loss (nats)"
     assert table.rows["LR 0.004"] == pytest.approx([4.0, 5.0])
     assert [path.suffix for path in table_lr_grid.draw(grid(tmp_path / "c", lambda *_: False))] == [".md", ".tex", ".csv"]
+
+
+def test_table_4_reads_sizes_off_the_spec_and_the_model(tmp_path):
+    store = synthetic.Store(tmp_path)
+    names = {"embeddings.weight": "9 x 8", "layers.0.mlp.down_proj.weight": "8 x 30", "lm_head.weight": "9 x 8"}
+    spec = {"num_layers": 2, "hidden_size": 8, "num_heads": 4}
+    train = {"batch_tokens": 512, "warmup_tokens": 2_000_000}
+    for model, heads in (("fox_pro", spec), ("hgrn2", {**spec, "num_heads": None, "expand_ratio": 4})):
+        store.add("table4_settings", model, [("parameters", synthetic.parameter_rows(names))], spec=heads, train=train)
+    table = table4_settings.summary(store.study("table4_settings"))
+    titles = [column.key for column in table.columns]
+    fox, hgrn2 = (dict(zip(titles, table.rows[model], strict=True)) for model in ("fox_pro", "hgrn2"))
+    assert fox["params_millions"] == (240 + 72) / 1e6  # without the input embedding, with the head
+    assert (fox["head_dim"], hgrn2["head_dim"], fox["mlp_width"]) == (2, 4, 30)
+    assert (fox["batch_tokens"], fox["warmup_tokens_millions"]) == (512, 2.0)

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 import eval as room
-from eval import gate_maps, lm_eval, longbench, needle, needle_recall, per_token_loss, throughput, training_curve
+from eval import gate_maps, lm_eval, longbench, needle, needle_recall, parameters, per_token_loss, throughput, training_curve
 from eval.kinds import EVAL_SPEC, KINDS, eval_id, kind_of, unread
 from eval.shell.kind import Kind, Needs, unbound
 from eval.shell.sources import Sources
@@ -22,6 +22,7 @@ SMALLEST = (
     gate_maps.Spec(),
     throughput.Spec(),
     training_curve.Spec(),
+    parameters.Spec(),
 )
 
 
