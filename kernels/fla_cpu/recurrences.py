@@ -125,48 +125,6 @@ def fused_recurrent_gla(
     return chunk_gla(q, k, v, gk, scale, initial_state, output_final_state, state_v_first, cu_seqlens)
 
 
-def chunk_simple_gla(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """`chunk_gla` with one log gate per head and token, g (B, T, H): the recurrence of Mamba-2 (its SSD form)."""
-    _refuse_packing(cu_seqlens)
-    size = _chunk_size(q.shape[1])
-    like = v
-    if q.stride(2) == k.stride(2) == 0:
-        q, k = q[:, :, :1], k[:, :, :1]  # expanded over the heads, as Mamba-2's: one head's matmuls serve all
-    q, k, v, g = (_to_chunks(x, size) for x in (q, k, v, g))
-    q = q * (k.shape[-1] ** -0.5 if scale is None else scale)
-    c, low = _log_decay(g, -1)
-    v = v * (1 - low)[..., None]
-    future = torch.ones(size, size, dtype=torch.bool, device=c.device).triu(1)
-    decay = (c[..., :, None] - c[..., None, :]).masked_fill(future, -torch.inf).exp()
-    last = c[..., -1:]
-    keys = k.shape[1]
-    update = _unfold_heads(k.mT @ _fold_heads(v * ((last - c).exp() * (1 + low[..., -1:]))[..., None], keys), v.shape[1])
-    states, final = _scan(update, last[..., None], initial_state, state_v_first, output_final_state)
-    carried = _unfold_heads(q @ _fold_heads(states, keys), v.shape[1])
-    o = (((q @ k.mT) * decay) @ v + carried * c.exp()[..., None]) * (1 + low)[..., None]
-    return _from_chunks(o, like), final
-
-
-def _fold_heads(x_BHNCV: Tensor, heads: int) -> Tensor:
-    """(B, H, N, C, V) -> (B, 1, N, C, H * V) where one head of keys serves all H heads of values."""
-    return x_BHNCV if heads == x_BHNCV.shape[1] else x_BHNCV.movedim(1, 3).flatten(3)[:, None]
-
-
-def _unfold_heads(x: Tensor, heads: int) -> Tensor:
-    """Inverse of `_fold_heads`."""
-    return x if heads == x.shape[1] else x[:, 0].unflatten(-1, (heads, -1)).movedim(3, 1)
-
-
 def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
     """x / sqrt(sum x^2 + eps) over the last dimension, in fp32: fla's definition, with eps inside the root."""
     x = x.float()

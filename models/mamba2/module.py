@@ -1,22 +1,20 @@
-"""Mamba-2 (arXiv 2405.21060): flash-linear-attention's layer with the recurrence through its scalar-decay chunk kernel.
+"""Mamba-2 (arXiv 2405.21060): flash-linear-attention's layer with the recurrence through `kernels.ssd`.
 
 The layer's own paths need mamba-ssm and causal-conv1d, or memory for a naive scan. The recurrence is a linear
-attention with one decay per head, so `chunk_simple_gla` computes it on every device. The paper's setup: twice the
-layers, no MLPs (Appendix B).
+attention with one decay per head: fla's `chunk_simple_gla` computes it too, but refuses its gradient on Hopper with Triton
+3.4 to 3.7.0, and reads keys and queries once per head. The paper's setup: twice the layers, no MLPs (Appendix B).
 """
 
-import functools
 import logging
 import math
-import re
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 import torch
 import torch.nn.functional as F
-import triton
 from torch import Tensor, nn
 
 from kernels.fla_cpu.install import install
+from kernels.ssd import ssd
 from models.backbone import INITIALIZER_RANGE, Backbone, Padding, ResidualBlock, RMSNorm, zero_padded
 from models.cache import DecodingCache
 from models.mamba2.spec import Mamba2Spec
@@ -27,7 +25,7 @@ logging.getLogger("fla.layers.mamba2").setLevel(logging.ERROR)
 
 from fla.layers.mamba2 import Mamba2  # noqa: E402  (fla after the CPU versions are in place)
 from fla.modules.causal_conv1d import ops as conv_ops  # noqa: E402
-from fla.ops import gla, simple_gla  # noqa: E402
+from fla.ops.simple_gla import chunk_simple_gla, fused_recurrent_simple_gla  # noqa: E402
 
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
 
@@ -62,23 +60,16 @@ class Mamba2Mixer(Mamba2):
     ) -> tuple[Tensor, Tensor | None]:
         """The recurrence over values (B, T, H, P) with B and C (B, T, N) shared by all heads."""
         step = F.softplus(dt.float() + self.dt_bias.float())
-        one_token = values.shape[1] == 1 and not torch.is_grad_enabled()
-        shape = (*values.shape[:3], self.ssm_state_size)
-        q, k = C[:, :, None].expand(shape), B[:, :, None].expand(shape)
         v = (values.float() * step[..., None]).to(values.dtype)
         g = -self.A_log.float().exp() * step
-        if values.is_cuda and torch.is_grad_enabled() and not _scalar_gate_gradient_works():
-            return gla.chunk_gla(q, k, v, g=g[..., None].expand(shape), scale=1.0, initial_state=state, output_final_state=keep)
-        scan = simple_gla.fused_recurrent_simple_gla if one_token else simple_gla.chunk_simple_gla
+        if torch.is_grad_enabled() or not values.is_cuda:
+            o, final = ssd(C, B, v, g, state)
+            return o, final if keep else None
+        # Without gradients fla's kernels serve any length without compiling anew.
+        shape = (*values.shape[:3], self.ssm_state_size)
+        q, k = C[:, :, None].expand(shape), B[:, :, None].expand(shape)
+        scan = fused_recurrent_simple_gla if values.shape[1] == 1 else chunk_simple_gla
         return scan(q=q, k=k, v=v, g=g, scale=1.0, initial_state=state, output_final_state=keep)
-
-
-@functools.cache
-def _scalar_gate_gradient_works() -> bool:
-    """Whether this Triton compiles fla's gradient of a scalar gate rightly. On Hopper, 3.4 to 3.7.0 do not and fla refuses; the
-    same recurrence with the gate repeated over the key channels takes other kernels, at the price of memory and speed."""
-    version = tuple(int(part) for part in re.findall(r"\d+", triton.__version__)[:3])  # 3.7.1+git1234 is 3.7.1
-    return torch.cuda.get_device_capability()[0] != 9 or not (3, 4, 0) <= version < (3, 7, 1)
 
 
 class Mamba2Block(ResidualBlock):

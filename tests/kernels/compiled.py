@@ -13,6 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from kernels import ssd
 from kernels.forgetting_attention import hopper_backward, hopper_forward, triton_backward, triton_forward
 from kernels.forgetting_attention.tiles import table
 from kernels.forgetting_attention.triton_prepare import Prepared
@@ -73,6 +74,9 @@ def main() -> None:
             triton_forward.forward(q, k, v, prepared, 0.125, tiles[f"forward_{D}"])
             dkdv, dq = tiles[f"dkdv_{D}"], tiles[f"dq_{D}"]
             triton_backward.backward(do, q, k, v, o, lse, prepared, 0.125, dkdv, dq)
+    ssd.scan_kernel(
+        torch.zeros(2, 3, 16, 2, 64), torch.ones(2, 3, 2), torch.zeros(2, 3, 16, 2, 64), torch.zeros(2, 16, 2, 64), False
+    )
     print(seen)
 
 

@@ -2,6 +2,7 @@
 
 import torch
 
+from kernels import ssd
 from kernels.forgetting_attention import forgetting_attention
 from tests.kernels.oracle import assert_right, make_case
 from tests.kernels.test_fused_norms import compare_with_kernels
@@ -10,6 +11,18 @@ from tests.kernels.test_fused_norms import compare_with_kernels
 def attention(*inputs: torch.Tensor, **options: object) -> torch.Tensor:
     """The kernels, whatever the device."""
     return forgetting_attention(*inputs, backend="triton", **options)  # type: ignore[arg-type]
+
+
+def compare_scans() -> None:
+    """Of Mamba-2's states over the chunks, both ways; the last block is not full."""
+    update, decay, start = torch.randn(2, 5, 16, 3, 24), torch.rand(2, 5, 3), torch.randn(2, 16, 3, 24)
+    for reverse in (False, True):
+        results = []
+        for scan in (ssd.scan_loop, ssd.scan_kernel):
+            states, final = torch.full_like(update, torch.nan), start.clone()
+            scan(update, decay, states, final, reverse)
+            results.append((states, final))
+        torch.testing.assert_close(*results)
 
 
 def main() -> None:
@@ -39,6 +52,7 @@ def main() -> None:
             torch.testing.assert_close(attention(*case[:4], **options), forgetting_attention(*case[:4], **options))
     for size in (1e-3, 1e4):
         compare_with_kernels("cpu", torch.float32, 1e-5, size)
+    compare_scans()
 
 
 if __name__ == "__main__":

@@ -16,9 +16,8 @@ GATES = {
 
 
 def gated_recurrence(q, k, v, g, state, scale):
-    """S_t = exp(g_t) S_{t-1} + k_t v_t^T, o_t = scale S_t^T q_t, token by token in fp64; g per head or per key channel."""
+    """S_t = diag(exp g_t) S_{t-1} + k_t v_t^T, o_t = scale S_t^T q_t, token by token in fp64."""
     q, k, v, g, state = (x.double() for x in (q, k, v, g, state))
-    g = g[..., None] if g.ndim == 3 else g
     outputs = []
     for t in range(q.shape[1]):
         state = state * g[:, t].exp()[..., None] + k[:, t, :, :, None] * v[:, t, :, None, :]
@@ -64,7 +63,6 @@ def with_gradients(function, arguments):
 def test_gated_recurrences_match_fp64(seq_len, gate):
     q, k, v, state = inputs(seq_len)
     for function, shape in (
-        (recurrences.chunk_simple_gla, (B, seq_len, H)),
         (recurrences.chunk_gla, (B, seq_len, H, K)),
         (recurrences.fused_recurrent_gla, (B, seq_len, H, K)),
     ):
@@ -95,16 +93,6 @@ def test_delta_rule_normalises_queries_and_keys():
     assert torch.allclose(recurrences.l2norm(q).square().sum(-1), torch.ones(B, 70, H), atol=1e-4)
 
 
-def test_shared_keys_match_keys_per_head():
-    q, k, v, state = inputs(130)
-    g = GATES["mild"]((B, 130, H))
-    q, k = q[:, :, :1].expand_as(q), k[:, :, :1].expand_as(k)
-    shared = recurrences.chunk_simple_gla(q, k, v, g, initial_state=state, output_final_state=True)
-    each = recurrences.chunk_simple_gla(q.contiguous(), k.contiguous(), v, g, initial_state=state, output_final_state=True)
-    for a, b in zip(shared, each, strict=True):
-        assert torch.allclose(a, b, atol=1e-4)
-
-
 def test_a_sequence_continues_from_its_state_in_either_layout():
     q, k, v, state = inputs(150)
     g = GATES["mild"]((B, 150, H, K))
@@ -123,14 +111,10 @@ def test_a_sequence_continues_from_its_state_in_either_layout():
 def test_fla_references_agree():
     from fla.ops.delta_rule.naive import delta_rule_recurrence
     from fla.ops.gla.naive import naive_recurrent_gla
-    from fla.ops.simple_gla.naive import naive_recurrent_simple_gla
 
     q, k, v, _ = inputs(96)
     g = GATES["mild"]((B, 96, H, K))
     assert torch.allclose(recurrences.chunk_gla(q, k, v, g)[0], naive_recurrent_gla(q, k, v, g)[0], atol=1e-4)
-    scalar = g[..., 0]
-    expected = naive_recurrent_simple_gla(q, k, v, scalar)[0]
-    assert torch.allclose(recurrences.chunk_simple_gla(q, k, v, scalar)[0], expected, atol=1e-4)
     k, beta = recurrences.l2norm(k), torch.rand(B, 96, H)
     expected = delta_rule_recurrence(*(x.transpose(1, 2) for x in (q, k, v, beta)))[0].transpose(1, 2)
     assert torch.allclose(recurrences.chunk_delta_rule(q, k, v, beta)[0], expected, atol=1e-4)
@@ -138,8 +122,8 @@ def test_fla_references_agree():
 
 def test_bf16_inputs_are_summed_in_fp32():
     q, k, v, _ = (x.bfloat16() for x in inputs(200))
-    g = GATES["mild"]((B, 200, H))
-    o, _ = recurrences.chunk_simple_gla(q, k, v, g)
+    g = GATES["mild"]((B, 200, H, K))
+    o, _ = recurrences.chunk_gla(q, k, v, g)
     exact, _ = gated_recurrence(q, k, v, g, torch.zeros(B, H, K, V), K**-0.5)
     assert o.dtype == torch.bfloat16
     assert (o.double() - exact).abs().max() < 2**-8 * exact.abs().max()
