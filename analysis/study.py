@@ -17,7 +17,7 @@ import pandas as pd
 from results.sealed import read_sealed, write_sealed
 from results.store import Meta, read_rows, read_run, run_file
 
-REMEDY = "`python -m experiments run` of this artefact writes it again from the stored rows"
+REMEDY = "restore it from version control, or delete it: `run` of this artefact writes it again from the stored rows"
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,10 @@ class Checkpoints:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
-            dcp.save(state, storage_writer=writer, process_group=group, no_dist=self.world.size == 1)
+            try:
+                dcp.save(state, storage_writer=writer, process_group=group, no_dist=self.world.size == 1)
+            except dcp.CheckpointException as error:  # holds what each process met
+                raise next((met for met, _ in error.failures.values() if isinstance(met, OSError)), error) from None
         if self.world.is_main:
             self._publish(step, partial)
         if self.world.size > 1:

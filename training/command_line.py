@@ -75,7 +75,8 @@ def guarded(action: Callable[[], int]) -> int:
         print(f"error: {short(error)}", file=sys.stderr)
         return EXIT_ERROR
     except OSError as error:
-        remedy = ". Free some space and start the same command again." if error.errno == errno.ENOSPC else ""
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        remedy = ". Free some space and start the same command again." if full else ""
         print(f"error: {error.strerror or error}: {error.filename or ''}".rstrip(": ") + remedy, file=sys.stderr)
         return EXIT_ERROR
 

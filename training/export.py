@@ -1,10 +1,12 @@
 """The trained model and its tokeniser as a folder for `from_pretrained`; whole, it marks a run as finished."""
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
 
+from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
@@ -27,7 +29,11 @@ def export_model(model: nn.Module, corpus: Corpus, spec: RunSpec, folder: RunFol
         from transformers.utils.logging import disable_progress_bar  # the model has loaded transformers by now
 
         disable_progress_bar()
-        model.save_pretrained(partial, state_dict=weights)  # type: ignore[operator]
+        try:
+            model.save_pretrained(partial, state_dict=weights)  # type: ignore[operator]
+        except SafetensorError as error:  # its words for a full disk, say
+            number = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(partial)) if number else error from None
         corpus.tokenizer.to_hf().save_pretrained(partial)
         write_atomic(partial / "run_spec.json", spec.to_json())
         manifest.seal(partial, run_id=spec.run_id)

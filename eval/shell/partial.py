@@ -1,20 +1,19 @@
 """What an unfinished evaluation has already got, so that starting it again goes on at the next sample.
 
-Samples are lines of an append-only `<eval_id>.partial.jsonl`; the first line names model and spec, and a file of another
-model or spec is not used. A last line cut by a crash is dropped. Large running sums go to `<eval_id>.partial.npz`,
-replaced atomically.
+Samples are lines of an append-only `<eval_id>.partial.jsonl`, each with a check (training/lines.py); the first line names model
+and spec, and a file of another model or spec is not used. What follows a damaged or cut line is computed again. Large running
+sums go to `<eval_id>.partial.npz`, replaced atomically.
 """
 
 import io
-import json
 import os
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from results.atomic import write_atomic
+from training.lines import line, read_line
 
 
 class Partial:
@@ -37,16 +36,13 @@ class Partial:
         body = self.path.read_bytes() if self.path.exists() else b""
         lines = body.split(b"\n")[:-1]  # what follows the last newline is a line cut off while it was written
         whole = 0
-        for number, line in enumerate(lines):
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                break
-            if number == 0 and entry != {"identity": self.identity}:
+        for number, text in enumerate(lines):
+            entry = read_line(text)
+            if entry is None or (number == 0 and entry != {"identity": self.identity}):
                 break
             if number:
                 self.records[entry["key"]] = entry["record"]
-            whole += len(line) + 1
+            whole += len(text) + 1
         if whole < len(body):
             os.truncate(self.path, whole)
         if not whole:
@@ -55,7 +51,7 @@ class Partial:
     def _append(self, entry: dict[str, Any]) -> None:
         if self.path is not None:
             with open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
+                file.write(line(entry))
 
     def add(self, key: str, record: dict[str, Any]) -> None:
         """Keep one finished sample; on disk when this returns."""
@@ -81,8 +77,8 @@ class Partial:
         try:
             with np.load(self._state_path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
-        except (OSError, ValueError, zipfile.BadZipFile):
-            return None  # unreadable: begin again
+        except Exception:  # damaged archives raise errors of many families
+            return None
         if str(arrays.pop("identity", "")) != self.identity:
             return None
         return arrays
