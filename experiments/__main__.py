@@ -177,14 +177,14 @@ class Run(Wanted):
 
     def _submit(self, execution: Execution, console: Console) -> int:
         from slurm.cluster import read_cluster
-        from slurm.submit import rehearse, submit
+        from slurm.submit import rehearse, submit, whole_paths
 
         if self.cluster is None:
             raise ValueError("--launcher slurm needs --cluster FILE; slurm/clusters has some to copy and edit.")
         cluster = read_cluster(self.cluster)
         # The login node may have no GPU: what counts is where the jobs run.
         request = replace(self.request("cpu", execution), device=cluster.device, machine=cluster.machine)
-        plan = make_plan(request, rehearsal=self.dry_run)
+        plan = make_plan(whole_paths(request), rehearsal=self.dry_run)
         return (rehearse if self.dry_run else submit)(plan, cluster, console)
 
 

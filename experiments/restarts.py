@@ -98,6 +98,7 @@ def last_words(log: Path) -> str:
         text = log.read_text(errors="replace")[-4000:]
     except OSError:
         return "no log was written"
-    errors = [line for line in text.splitlines() if line.startswith("error:") or "Error:" in line]
-    lines = [line for line in text.splitlines() if line.strip()]
+    # srun tells only that a task has ended, slurmstepd (***) that a job has; what was wrong stands beside it.
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("srun:") and "***" not in line]
+    errors = [line for line in lines if line.startswith("error:") or "Error:" in line]
     return ((errors or lines or [""])[-1])[:300]

@@ -6,11 +6,10 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from rich.console import Console, Group
 from rich.live import Live
-from tyro.conf import Positional, subcommand
+from tyro.conf import Positional
 
 from experiments import restarts
 from slurm import client
@@ -165,13 +164,7 @@ class Resubmit(Submitted):
         return max(codes, default=0)
 
 
-Command = (
-    Annotated[Status, subcommand("status")]
-    | Annotated[Watch, subcommand("watch")]
-    | Annotated[Logs, subcommand("logs")]
-    | Annotated[Cancel, subcommand("cancel")]
-    | Annotated[Resubmit, subcommand("resubmit")]
-)
+Command = Status | Watch | Logs | Cancel | Resubmit
 
 
 def _shown(found: list[list[NodeState]]) -> Group:

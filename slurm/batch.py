@@ -17,7 +17,8 @@ LEAVE_S = 60
 
 
 def job_name(batch: Batch) -> str:
-    return batch.kind if not batch.single else batch.nodes[min(batch.nodes)].task.name.replace(" ", "-")
+    what = batch.nodes[min(batch.nodes)].task.name if batch.single else batch.kind
+    return f"fox-{what.replace(' ', '-')}"
 
 
 def script(batch: Batch, entry: int, submission: Submission, cluster: Cluster, code: Path, throttle: int | None) -> str:
@@ -26,15 +27,13 @@ def script(batch: Batch, entry: int, submission: Submission, cluster: Cluster, c
     settings, python = cluster.settings(batch.kind), task_python(cluster)
     options = _merged(_sbatch_options(batch, entry, submission, cluster, throttle), settings.sbatch)
     srun = _merged({"export": "ALL", "kill-on-bad-exit": 1}, settings.srun)  # else tasks would wait for a dead one
-    tasks = batch.nodes[min(batch.nodes)].resources.tasks
     values = {
         "OPTIONS": [f"#SBATCH {_option(*item)}" for item in options.items()],
+        "TASKS": [f"#   {'' if batch.single else f'{index:<4}'}{node.task.name}" for index, node in batch.nodes.items()],
         "SETUP": [*_setup(cluster), *_environment(cluster)],
-        "MEETING_PLACE": ['export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"']
-        if tasks > 1
-        else [],
         "COMMAND": [" ".join(["srun", *(_option(*item) for item in srun.items()), *filter(None, [cluster.container]), python])],
-        "RECORD": [f"{shlex.quote(str(submission.path))} {entry}"],
+        "RECORD": [shlex.quote(str(submission.path))],
+        "ENTRY": [str(entry)],
         "CODE": [shlex.quote(str(code))],
         "HOST_PYTHON": ["python3" if cluster.container else python],
         "SHOWN_PYTHON": ["of the container" if cluster.container else f"$(command -v {python})"],
@@ -71,17 +70,29 @@ def _sbatch_options(batch: Batch, entry: int, submission: Submission, cluster: C
         "nodes": size.nodes,
         "ntasks-per-node": size.tasks_per_node,
         "cpus-per-task": settings.cpus_per_task or 1,
-        "mem": None if settings.mem_gb_per_task is None else f"{int(1024 * settings.mem_gb_per_task * size.tasks_per_node)}M",
+        "mem": _memory(settings.mem_gb_per_task, size.tasks_per_node),
         **_gpus(size.gpus_per_node, settings, cluster),
         "exclusive": True if batch.kind == "time" and cluster.device == "cpu" else None,
-        "time": max(node.resources.minutes for node in nodes),
+        "time": _hours(max(node.resources.minutes for node in nodes)),
         "signal": f"B:USR2@{cluster.signal_seconds}",
         "requeue": True,
+        "export": "ALL",
         "open-mode": "append",
         "output": base + ("%j.log" if batch.single else "%A_%a.log"),
         "chdir": submission.values["cwd"],
     }
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _memory(gb_per_task: float | None, tasks: int) -> str | None:
+    if gb_per_task is None:
+        return None
+    mb = int(1024 * gb_per_task * tasks)
+    return f"{mb}M" if mb % 1024 else f"{mb // 1024}G"
+
+
+def _hours(minutes: int) -> str:
+    return f"{minutes // 60}:{minutes % 60:02}:00"
 
 
 def _gpus(count: int, settings: KindSettings, cluster: Cluster) -> dict[str, str]:

@@ -161,7 +161,8 @@ CLUSTER: TypeAdapter[Cluster] = TypeAdapter(Cluster)
 
 
 def read_cluster(path: Path) -> Cluster:
-    """The cluster of a TOML file; `~` and `$NAME` in `scratch` are filled in. ValueError of one line for whatever is wrong."""
+    """The cluster of a TOML file; `scratch` absolute, with `~` and `$NAME` filled in. ValueError of one line for whatever is
+    wrong."""
     try:
         values = tomllib.loads(path.read_text())
     except FileNotFoundError:
@@ -172,10 +173,13 @@ def read_cluster(path: Path) -> Cluster:
         raise ValueError(f"--cluster {path} is not TOML: {error}.") from None
     if isinstance(values.get("scratch"), str):
         values["scratch"] = os.path.expandvars(os.path.expanduser(values["scratch"]))
+        if "$" in values["scratch"]:
+            raise ValueError(f"--cluster {path}: scratch: {values['scratch']} names a variable that is not set in this shell.")
     try:
-        return CLUSTER.validate_json(json.dumps(values, default=str))
+        cluster = CLUSTER.validate_json(json.dumps(values, default=str))
     except ValidationError as error:
         raise ValueError(f"--cluster {path}: {_mistake(error)}.") from None
+    return replace(cluster, scratch=cluster.scratch.absolute())
 
 
 def _mistake(error: ValidationError) -> str:

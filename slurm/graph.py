@@ -61,24 +61,17 @@ def nodes(plan: Plan, cluster: Cluster, active: Mapping[str, Mapping[str, Any]] 
     cannot be shared among its processes.
     """
     active = active or {}
-    promised = {Path(path): key for key, task in active.items() for path in task["makes"]}
-    missing = graph.tasks(plan, frozenset(promised))
-    found = [task for task in missing if task.kind != "draw" and task.key not in active]
-    makers = promised | {path: task.key for task in found for path in task.makes}
-    new = {task.key for task in found}
-    for task in missing:
-        if task.kind == "draw":
-            # One under way does not wait for evaluations that are only submitted now.
-            drawing = replace(task, needs=_needs_of_drawing(plan, task.key.split(":")[1], makers))
-            if task.key not in active or new & set(drawing.needs):
-                found.append(drawing)
-    return [_node(plan, task, cluster) for kind in KINDS for task in found if task.kind == kind]
-
-
-def _needs_of_drawing(plan: Plan, stem: str, makers: Mapping[Path, str]) -> tuple[str, ...]:
-    """The tasks that make what an artefact is drawn from."""
-    files = (plan.runs[line.run_id].eval_file(spec) for line in plan.lines[stem] for spec in line.evals)
-    return tuple(sorted({makers[file] for file in files if file in makers}))
+    makers = {Path(path): key for key, task in active.items() for path in task["makes"]}
+    missing = graph.tasks(plan, frozenset(makers))
+    new = [task for task in missing if task.kind != "draw" and task.key not in active]
+    makers |= {path: task.key for task in new for path in task.makes}
+    for task in (task for task in missing if task.kind == "draw"):
+        lines = plan.lines[task.key.split(":")[1]]
+        files = (plan.runs[line.run_id].eval_file(spec) for line in lines for spec in line.evals)
+        needs = {makers[file] for file in files if file in makers}
+        if task.key not in active or not needs <= active.keys():  # one under way does not wait for what is submitted only now
+            new.append(replace(task, needs=tuple(sorted(needs))))
+    return [_node(plan, task, cluster) for kind in KINDS for task in new if task.kind == kind]
 
 
 def _node(plan: Plan, task: Task, cluster: Cluster) -> Node:

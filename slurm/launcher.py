@@ -16,18 +16,13 @@ from experiments import restarts
 from slurm.epilogue import Job, fruitless_starts, note_start
 
 
-def torchrun_variables() -> dict[str, str]:
-    """RANK, WORLD_SIZE, LOCAL_RANK and MASTER_PORT of this process, beside the batch script's MASTER_ADDR; nothing for a job of
-    one."""
-    size = int(os.environ.get("SLURM_NTASKS", 1))
-    if size == 1:
-        return {}
-    return {
-        "RANK": os.environ["SLURM_PROCID"],
-        "WORLD_SIZE": str(size),
-        "LOCAL_RANK": os.environ["SLURM_LOCALID"],
-        "MASTER_PORT": str(20000 + int(os.environ["SLURM_JOB_ID"]) % 20000),
-    }
+def meet() -> None:
+    """Set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT as torchrun would; nothing for a job of one task."""
+    if int(os.environ.get("SLURM_NTASKS", 1)) > 1:
+        from submitit.helpers import TorchDistributedEnvironment
+
+        os.environ["SUBMITIT_EXECUTOR"] = "slurm"  # whose variables it reads
+        TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
@@ -50,7 +45,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, _leave)
     job = Job.own(Path(sys.argv[1]), int(sys.argv[2]))
-    os.environ.update(torchrun_variables())
+    meet()
     rank = int(os.environ.get("SLURM_PROCID", 0))
     _redirect(Path(job.task["log"]), rank, job)
     if rank == 0:

@@ -15,14 +15,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from results.atomic import write_atomic
 from slurm import client
 from slurm.client import QueuedJob
-from slurm.graph import Batch, Node
+
+if TYPE_CHECKING:  # its imports take longer than all that `status` does
+    from slurm.graph import Batch, Node
 
 COMMENT = "fox"
 

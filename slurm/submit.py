@@ -2,6 +2,10 @@
 
 All that jobs need is on disk before the first sbatch: specs, drawings, the code, and the record of the submission. sbatch is
 then called once per batch (slurm/graph.py), patiently (slurm/patience.py).
+
+submitit joins the processes of a job (slurm/launcher.py) but does not submit it: its executor pickles tasks, numbers each array
+from 0 (so no aftercorr between parts of arrays), calls sbatch once and knows a job by that answer alone, asks sacct for states,
+and starts a job again only from within a task that lives, by a count of time-outs that progress does not set back.
 """
 
 import contextlib
@@ -28,7 +32,6 @@ from slurm.patience import Patience
 from slurm.records import Submission, active_tasks, adopt, find, new_submission, only_submitter, read_submissions, users
 from slurm.snapshot import snapshot
 from slurm.status import wide
-from training.run_folder import RunFolder
 from training.signals import EXIT_REQUEUE
 
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
@@ -40,7 +43,6 @@ def submit(plan: Plan, cluster: Cluster, console: Console) -> int:
     ValueError if it cannot be done; nothing stays queued then.
     """
     client.require_slurm()
-    plan, cluster = _with_whole_paths(plan, cluster)
     _check_writable(cluster.scratch)
     folder = graph.submissions_dir(plan)
     with only_submitter(folder, console):
@@ -156,7 +158,6 @@ class _Sender:
 
 def rehearse(plan: Plan, cluster: Cluster, console: Console) -> int:
     """`--dry-run`: every sbatch script, the graph, the number of jobs and GPU-hours. Needs no SLURM and writes nothing."""
-    plan, cluster = _with_whole_paths(plan, cluster)
     nodes = graph.nodes(plan, cluster)
     _check_machine(nodes, cluster)
     submission = _described(plan, cluster, nodes)
@@ -235,21 +236,11 @@ def _check_machine(nodes: list[Node], cluster: Cluster) -> None:
         )
 
 
-def _with_whole_paths(plan: Plan, cluster: Cluster) -> tuple[Plan, Cluster]:
+def whole_paths(request: Request) -> Request:
     """The same with absolute paths: jobs and later commands must not depend on where they are started."""
-    request = plan.request
     places = {name: getattr(request, name).absolute() for name in ("runs_dir", "results_dir", "corpora_dir")}
     given: dict[str, Any] = {name: path.absolute() for name, path in vars(request.sources).items() if isinstance(path, Path)}
-    request = replace(request, **places, sources=replace(request.sources, **given))
-    runs = {
-        run_id: replace(
-            run,
-            folder=RunFolder(run.folder.path.absolute()),
-            corpus=replace(run.corpus, folder=run.corpus.folder.absolute()),
-        )
-        for run_id, run in plan.runs.items()
-    }
-    return replace(plan, request=request, runs=runs), replace(cluster, scratch=cluster.scratch.absolute())
+    return replace(request, **places, sources=replace(request.sources, **given))
 
 
 def _check_writable(scratch: Path) -> None:

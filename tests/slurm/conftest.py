@@ -20,7 +20,7 @@ from dataclasses import replace as _replace
 
 SCALES["pocket"] = _replace(
     TINY, name="pocket", hidden_size=64, linear_head_dim=64, seq_len=64, document_len=256, batch_tokens=128,
-    train_tokens=128 * 400, warmup_tokens=128 * 20, heldout_documents=8, default_data=None, default_tokenizer="bytes",
+    train_tokens=128 * 200, warmup_tokens=128 * 20, heldout_documents=8, default_data=None, default_tokenizer="bytes",
 )
 """
 
@@ -80,19 +80,10 @@ def suite(slurm_daemons: Slurm, checkout: Path, texts: Path, tmp_path_factory: p
 
 
 @pytest.fixture(scope="session")
-def undisturbed(suite: Suite) -> Graph:
-    """Figure 2 of two models, submitted from nothing, by a shell with settings that must not count; most tests compare with its
-    runs or use its corpus."""
-    graph = suite.graph("undisturbed")
-    shell = {"SBATCH_PARTITION": "nowhere", "SBATCH_EXPORT": "NONE", "RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "nowhere"}
-    submitted = graph.submit(**shell)
-    assert submitted.returncode == 0, submitted.stderr
-    assert "left out: SBATCH_EXPORT, SBATCH_PARTITION of this shell" in submitted.stdout
+def local(suite: Suite) -> Graph:
+    """Figure 2 of two models by the local launcher: what comes of SLURM's jobs must equal it, and graphs that need no corpus of
+    their own use this one's."""
+    graph = suite.graph("local")
+    done = graph.call(graph.local_command())
+    assert done.returncode == 0, done.stdout + done.stderr
     return graph
-
-
-@pytest.fixture(scope="session")
-def corpus_ready(undisturbed: Graph) -> Graph:
-    """The first graph, as soon as its corpus is there and other graphs can do without preparing."""
-    undisturbed.until(lambda: list(undisturbed.suite.corpora.glob("*/corpus.json")), 150, "the corpus")
-    return undisturbed

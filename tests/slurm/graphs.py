@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
+
 from experiments import restarts
 from slurm import client
 from slurm.records import adopt, read_submissions
@@ -27,18 +29,19 @@ class Suite:
         self.corpora = folder / "corpora"
 
     def graph(self, name: str, models: tuple[str, ...] = (FOX, TRANSFORMER), cluster: str = "", scale: str = "pocket",
-              options: tuple[str, ...] = (), **places: Path) -> "Graph":  # fmt: skip
+              options: tuple[str, ...] = (), artefact: str = "fig2_per_token_loss", **places: Path) -> "Graph":  # fmt: skip
         """A graph in folders of its own; `cluster` are further lines of its cluster file, `options` of its command."""
         corpora, texts = places.get("corpora", self.corpora), places.get("texts", self.texts)
-        return Graph(self, name, models, cluster, scale, options, corpora, texts)
+        return Graph(self, name, models, cluster, scale, options, artefact, corpora, texts)
 
 
 class Graph:
-    """Figure 2 of some models."""
+    """A figure of some models."""
 
     def __init__(self, suite: Suite, name: str, models: tuple[str, ...], cluster: str, scale: str, options: tuple[str, ...],
-                 corpora: Path, texts: Path):  # fmt: skip
+                 artefact: str, corpora: Path, texts: Path):  # fmt: skip
         self.suite, self.models, self.scale, self.corpora, self.texts = suite, models, scale, corpora, texts
+        self.artefact, self.draw = artefact, f"draw {artefact}"
         self.options = ("--checkpoint-minutes", "0.01", *options)
         self.folder = suite.folder / name
         self.folder.mkdir()
@@ -49,12 +52,15 @@ class Graph:
         (self.folder / "cluster.toml").write_text("\n".join([*lines, *cluster.splitlines()]) + "\n")
 
     def command(self) -> list[str]:
+        return [*self.local_command(), "--launcher", "slurm", "--cluster", str(self.folder / "cluster.toml")]
+
+    def local_command(self) -> list[str]:
         only = [word for model in self.models for word in ("--only", model)]
         data = ["--data", f"text:{self.texts}"] if self.scale == "pocket" else []
         return [
-            sys.executable, "-m", "experiments", "run", "fig2_per_token_loss", "--scale", self.scale, *only, *data,
+            sys.executable, "-m", "experiments", "run", self.artefact, "--scale", self.scale, *only, *data,
             *self.options, "--runs-dir", str(self.runs), "--results-dir", str(self.results),
-            "--corpora-dir", str(self.corpora), "--launcher", "slurm", "--cluster", str(self.folder / "cluster.toml"),
+            "--corpora-dir", str(self.corpora),
         ]  # fmt: skip
 
     @property
@@ -64,9 +70,9 @@ class Graph:
     def submit(self, **variables: str) -> subprocess.CompletedProcess[str]:
         return self.call(self.command(), **variables)
 
-    def start_submitting(self) -> subprocess.Popen[str]:
+    def start_submitting(self, **variables: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            self.command(), cwd=self.suite.checkout, env=self.suite.slurm.environment, text=True,
+            self.command(), cwd=self.suite.checkout, env={**self.suite.slurm.environment, **variables}, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
@@ -85,7 +91,7 @@ class Graph:
         return RunFolder(found)
 
     def states(self) -> dict[str, NodeState]:
-        """By "kind model" or "draw fig2_per_token_loss"."""
+        """By "kind model" or `draw`."""
         queue, submissions = client.queue(), read_submissions(self.submissions)
         adopt(submissions, queue)
         states = node_states(submissions, queue)
@@ -103,11 +109,11 @@ class Graph:
     def until_drawn(self, seconds: float) -> dict[str, NodeState]:
         """Wait for the figure; every job must have ended well, and a later submission find nothing to do."""
         ends = ("done", "failed", "cancelled")
-        self.until(lambda: self.states()["draw fig2_per_token_loss"].state in ends, seconds, "the figure")
+        self.until(lambda: self.states()[self.draw].state in ends, seconds, "the figure")
         states = self.states()
         assert {name: state.state for name, state in states.items()} == dict.fromkeys(states, "done")
         drawn = self.results / self.scale
-        for name in ("figures/fig2_per_token_loss.png", "figures/fig2_per_token_loss.csv", "report.html"):
+        for name in (f"figures/{self.artefact}.png", f"figures/{self.artefact}.csv", "report.html"):
             assert (drawn / name).stat().st_size > 1000
         again = self.submit()
         assert again.returncode == 0 and "nothing to submit: all is done" in again.stdout
@@ -174,6 +180,18 @@ def assert_same_run(one: RunFolder, other: RunFolder) -> None:
     first, second = ([{k: v for k, v in row.items() if k not in TIMINGS} for row in run.read_metrics()] for run in (one, other))
     assert first == second
     assert (one.export / "model.safetensors").read_bytes() == (other.export / "model.safetensors").read_bytes()
+
+
+def assert_same_rows(one: Graph, other: Graph) -> None:
+    """Equal to the last bit: the rows of all evaluations, and what was drawn from them."""
+    tables = [{path.name: pd.read_parquet(path) for path in (graph.results / graph.scale / "rows").rglob("*.parquet")}
+              for graph in (one, other)]  # fmt: skip
+    assert tables[0].keys() == tables[1].keys() and len(tables[0]) == len(one.models)
+    for name, table in tables[0].items():
+        assert len(table) > 10 and table["loss"].notna().all()
+        pd.testing.assert_frame_equal(table, tables[1][name], check_exact=True)
+    drawn = [(graph.results / graph.scale / "figures" / f"{graph.artefact}.csv").read_bytes() for graph in (one, other)]
+    assert drawn[0] == drawn[1]
 
 
 def pending_signal(pid: int, number: signal.Signals) -> bool:

@@ -1,4 +1,4 @@
-"""Figure 2 on a real SLURM: as it should be, and with everything that happens to jobs."""
+"""Figure 2 on a real SLURM, with everything that happens to jobs, compared with a local run."""
 
 import os
 import re
@@ -10,10 +10,10 @@ import pytest
 from analysis.study import Study
 from slurm import client
 from tests.slurm.daemons import until
-from tests.slurm.graphs import FOX, TRANSFORMER, assert_same_run, pending_signal, starts
+from tests.slurm.graphs import FOX, TRANSFORMER, Graph, Suite, assert_same_rows, assert_same_run, pending_signal, starts
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
-DRAW = "draw fig2_per_token_loss"
+CURVES = "appendix_training_curves"
 
 
 def job_count(graph) -> int:
@@ -28,14 +28,26 @@ def preempt(graph, model) -> None:
     assert graph.suite.slurm.call("scancel", "--signal=USR2", job).returncode == 0
 
 
-def test_graphs_survive_signals_kills_and_a_restarted_controller(corpus_ready, suite):
-    """Two shells submit at once; one run is preempted, while the controller is away, and the other is killed by `kill -9`."""
-    graph = suite.graph("disturbed")
-    shells = [graph.start_submitting(), graph.start_submitting()]
-    outputs = [shell.communicate(timeout=120)[0] for shell in shells]
+@pytest.fixture(scope="module")
+def at_tiny_short(suite: Suite) -> Graph:
+    """A real scale with the fastest of the seven models (`test_figure_at_tiny.py` has all of them). It takes longest, so it is
+    submitted first."""
+    graph = suite.graph("tiny", (TRANSFORMER,), "time_limit_hours = 1", "tiny-short")
+    assert "submitted 4 jobs" in graph.submit().stdout
+    return graph
+
+
+def test_a_graph_survives_signals_kills_and_a_restarted_controller(at_tiny_short, local, suite):
+    """From nothing: two shells, with settings that must not count, submit at once; one run is preempted, while the controller
+    is away, and the other is killed by `kill -9`. All that comes of it equals a local run bit for bit."""
+    graph = suite.graph("disturbed", corpora=suite.folder / "corpora of its own")
+    shell = {"SBATCH_PARTITION": "nowhere", "SBATCH_EXPORT": "NONE", "RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "nowhere"}
+    shells = [graph.start_submitting(**shell), graph.start_submitting(**shell)]
+    outputs = sorted((shell.communicate(timeout=120)[0] for shell in shells), key=lambda output: "nothing to submit" in output)
     assert [shell.returncode for shell in shells] == [0, 0], outputs
-    assert sorted("nothing to submit" in output for output in outputs) == [False, True], outputs
-    assert job_count(graph) == 5  # two trainings, two evaluations, one drawing
+    assert ["nothing to submit" in output for output in outputs] == [False, True], outputs
+    assert "left out: SBATCH_EXPORT, SBATCH_PARTITION of this shell" in outputs[0]
+    assert job_count(graph) == 6  # a corpus, two trainings, two evaluations, one drawing
 
     held = graph.hold(30, TRANSFORMER, FOX)
     os.kill(held[TRANSFORMER], signal.SIGKILL)
@@ -49,20 +61,24 @@ def test_graphs_survive_signals_kills_and_a_restarted_controller(corpus_ready, s
     again = graph.submit()
     assert again.returncode == 0
     assert "nothing to submit" in again.stdout  # how many jobs are left to wait for depends on how fast the machine is
-    assert job_count(graph) == 5
-    for model in (FOX, TRANSFORMER):
-        graph.until_trained(model)
-    graph.cancel_rest()
-    states = graph.states()
+    states = graph.until_drawn(200)
+    assert job_count(graph) == 6
+    assert [state.kind for state in states.values()] == ["prepare", "train", "train", "evaluate", "evaluate", "draw"]
+    assert len({state.job.split("_")[0] for state in states.values()}) == 4  # trainings and evaluations are arrays
     assert states[f"train {FOX}"].restarts == 1 and states[f"train {FOX}"].error == ""
     assert states[f"train {TRANSFORMER}"].restarts == 1 and "SIGKILL" in states[f"train {TRANSFORMER}"].restarted
     for model in (FOX, TRANSFORMER):
-        corpus_ready.until_trained(model)
         assert starts(graph.run(model))[1]["first_step"] > 0
-        assert_same_run(graph.run(model), corpus_ready.run(model))
+        assert_same_run(graph.run(model), local.run(model))
+    assert_same_rows(graph, local)
+    shown = graph.slurm("status")
+    assert shown.returncode == 0
+    for word in (FOX, TRANSFORMER, "200/200", "done", "draw"):
+        assert word in shown.stdout
+    assert graph.slurm("watch").returncode == 0
 
 
-def test_two_tasks_train_one_run_while_nodes_are_drained_and_fail(corpus_ready, suite):
+def test_two_tasks_train_one_run_while_nodes_are_drained_and_fail(local, suite):
     """Two processes on two nodes, joined by gloo, the model sharded: preempted, held back while a node is drained, and hit by
     its failure."""
     lines = 'environment = { GLOO_SOCKET_IFNAME = "lo" }\ntrain = { tasks = 2, nodes = 2 }'
@@ -89,13 +105,12 @@ def test_two_tasks_train_one_run_while_nodes_are_drained_and_fail(corpus_ready, 
     assert [start["world_size"] for start in starts(graph.run(FOX))] == [2, 2, 2]
     assert starts(graph.run(FOX))[1]["first_step"] >= 20
     # The same experiment, up to the order in which numbers are added.
-    corpus_ready.until_trained(FOX)
-    ours, alone = (run.read_metrics() for run in (graph.run(FOX), corpus_ready.run(FOX)))
+    ours, alone = (run.read_metrics() for run in (graph.run(FOX), local.run(FOX)))
     assert ours[0]["loss"] == pytest.approx(alone[0]["loss"], rel=1e-5)
     assert ours[-1]["loss"] == pytest.approx(alone[-1]["loss"], rel=0.02)
 
 
-def test_a_failing_job_stops_its_dependants_and_can_be_resubmitted(corpus_ready, suite, tmp_path):
+def test_a_failing_job_stops_its_dependants_and_can_be_resubmitted(local, suite, tmp_path):
     (corpus,) = (path.parent for path in suite.corpora.glob("*/corpus.json"))
     broken = tmp_path / "corpora" / corpus.name
     shutil.copytree(corpus, broken)
@@ -112,7 +127,7 @@ def test_a_failing_job_stops_its_dependants_and_can_be_resubmitted(corpus_ready,
         assert states[f"train {model}"].restarts == 0  # an error to mend is not tried again
         waiting = states[f"evaluate {model}"]
         assert waiting.state == "cancelled" and re.match(f"needs train {model}-.*, which failed: .*train.zarr", waiting.error)
-    assert "nothing to draw" in states[DRAW].error
+    assert "nothing to draw" in states[graph.draw].error
     shown = graph.slurm("status")
     assert shown.returncode == 1 and "train.zarr" in shown.stdout
     assert "train.zarr" in graph.slurm("logs", FOX).stdout
@@ -124,7 +139,7 @@ def test_a_failing_job_stops_its_dependants_and_can_be_resubmitted(corpus_ready,
     assert "no job is queued" in graph.slurm("cancel").stdout
 
 
-def test_what_slurm_refuses_is_passed_on_and_nothing_stays_queued(corpus_ready, suite, tmp_path):
+def test_what_slurm_refuses_is_passed_on_and_nothing_stays_queued(local, suite, tmp_path):
     nowhere = suite.graph("nowhere", cluster='partition = "nowhere"')
     refused = nowhere.submit()
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1
@@ -147,83 +162,22 @@ def test_what_slurm_refuses_is_passed_on_and_nothing_stays_queued(corpus_ready, 
         assert not graph.states()
 
 
-def test_scratch_that_cannot_be_written_is_an_error(suite, tmp_path):
-    (tmp_path / "file").write_text("")
-    refused = suite.graph("scratchless", cluster=f'scratch = "{tmp_path}/file/scratch"').submit()
-    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
-    assert f"{tmp_path}/file/scratch" in refused.stderr and "Not a directory" in refused.stderr
-
-
-def test_figure_2_is_drawn_by_the_last_job(undisturbed):
-    """And all of it is recorded; a later submission finds nothing to do. Jobs ran from a snapshot, not from the checkout."""
-    states = undisturbed.until_drawn(200)
-    assert [state.kind for state in states.values()] == ["prepare", "train", "train", "evaluate", "evaluate", "draw"]
-    assert len({state.job.split("_")[0] for state in states.values()}) == 4  # trainings and evaluations are arrays
-    assert job_count(undisturbed) == 6
-    shown = undisturbed.slurm("status")
-    assert shown.returncode == 0
-    for word in (FOX, TRANSFORMER, "400/400", "done", "draw"):
-        assert word in shown.stdout
-    assert undisturbed.slurm("watch").returncode == 0
-
-
-def copy_of_trained(undisturbed, suite, name: str):
-    """A graph whose two runs are trained and wait for their evaluations."""
-    graph = suite.graph(name)
+def test_evaluations_that_never_begin_or_fail_and_a_killed_submitter(local, suite, tmp_path):
+    """Of runs that are trained: a submitter is killed, its jobs are held, and their container is missing; then the metrics of
+    one run are damaged. After each repair the rest can be had."""
+    graph = suite.graph("half", artefact=CURVES)
     for model in (FOX, TRANSFORMER):
-        run = undisturbed.run(model).path
+        run = local.run(model).path
         shutil.copytree(run, graph.runs / graph.scale / run.name, ignore=shutil.ignore_patterns("evals", "starts", "logs"))
-    return graph
-
-
-def test_one_failing_evaluation_cancels_no_drawing(undisturbed, suite):
-    undisturbed.until_drawn(200)
-    graph = copy_of_trained(undisturbed, suite, "half")
-    weights = graph.run(FOX).export / "model.safetensors"
-    content = weights.read_bytes()
-    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert "submitted 3 jobs" in graph.submit().stdout
-    graph.until(lambda: graph.states()[DRAW].state in ("done", "failed", "cancelled"), 150, "the figure")
-    states = graph.states()
-    assert (states[f"evaluate {FOX}"].state, states[f"evaluate {TRANSFORMER}"].state, states[DRAW].state) == (
-        "failed",
-        "done",
-        "done",
-    )
-    figure = graph.results / graph.scale / "figures" / "fig2_per_token_loss.csv"
-    assert TRANSFORMER in figure.read_text() and FOX not in figure.read_text()
-    weights.write_bytes(content)
-    again = graph.slurm("resubmit")
-    assert again.returncode == 0 and "submitted 2 jobs" in again.stdout, again.stdout + again.stderr
-    graph.until_drawn(150)
-    assert FOX in figure.read_text()
-
-
-def test_a_job_that_dies_before_its_first_line_is_given_up_and_its_shell_is_named(undisturbed, suite):
-    """And what was asked for is done with a mended cluster file."""
-    undisturbed.until_drawn(200)
-    graph = copy_of_trained(undisturbed, suite, "beginless")
+    metrics = graph.run(FOX).metrics_file
+    content = metrics.read_text()
     file = graph.folder / "cluster.toml"
     mended = file.read_text()
     file.write_text(mended + 'container = "/nowhere/apptainer exec image.sif"\nmax_restarts = 1\n')
-    assert graph.submit().returncode == 0
-    graph.until(lambda: all(state.state == "failed" for state in graph.states().values()), 150, "three jobs that gave up")
-    state = graph.states()[f"evaluate {FOX}"]
-    assert state.restarts == 1 and state.error.startswith("given up after 2 starts without progress: exit code")
-    assert "the task never began" in state.error and "/nowhere/apptainer" in state.error
-    assert str(state.shell_log) in graph.slurm("status").stdout
-    assert "/nowhere/apptainer" in graph.slurm("logs", FOX).stdout
-    file.write_text(mended)
-    assert graph.slurm("resubmit", "--cluster", str(file)).returncode == 0
-    graph.until_drawn(150)
-
-
-def test_a_killed_submitters_job_is_adopted_and_a_held_one_said_to_be_held(undisturbed, suite, tmp_path):
-    undisturbed.until_drawn(200)
-    graph = copy_of_trained(undisturbed, suite, "killed")
     sbatch = tmp_path / "sbatch"
     sbatch.write_text(f'#!/bin/sh\n{shutil.which("sbatch")} --hold "$@"\nkill -9 $PPID\n')
     sbatch.chmod(0o755)
+
     assert graph.submit(PATH=f"{tmp_path}:{os.environ['PATH']}").returncode == -9
     assert job_count(graph) == 2
     states = graph.states()
@@ -231,14 +185,33 @@ def test_a_killed_submitters_job_is_adopted_and_a_held_one_said_to_be_held(undis
     assert "scontrol release" in states[f"evaluate {FOX}"].error
     assert "submitted 1 jobs" in graph.submit().stdout and job_count(graph) == 3
     assert suite.slurm.call("scontrol", "release", states[f"evaluate {FOX}"].job.split("_")[0]).returncode == 0
+
+    graph.until(lambda: all(state.state == "failed" for state in graph.states().values()), 150, "three jobs that gave up")
+    state = graph.states()[f"evaluate {FOX}"]
+    assert state.restarts == 1 and state.error.startswith("given up after 2 starts without progress: exit code")
+    assert "the task never began" in state.error and "/nowhere/apptainer" in state.error
+    assert str(state.shell_log) in graph.slurm("status").stdout
+    assert "/nowhere/apptainer" in graph.slurm("logs", FOX).stdout
+
+    file.write_text(mended)
+    metrics.write_text(content.replace('"loss": 5', '"loss": 6', 1))
+    assert "submitted 3 jobs" in graph.slurm("resubmit", "--cluster", str(file)).stdout
+    graph.until(lambda: graph.states()[graph.draw].state in ("done", "failed", "cancelled"), 150, "the figure")
+    states = graph.states()
+    found = [states[name].state for name in (f"evaluate {FOX}", f"evaluate {TRANSFORMER}", graph.draw)]
+    assert found == ["failed", "done", "done"], states
+    figure = graph.results / graph.scale / "figures" / f"{CURVES}.csv"
+    assert TRANSFORMER in figure.read_text() and FOX not in figure.read_text()
+
+    metrics.write_text(content)
+    again = graph.slurm("resubmit")
+    assert again.returncode == 0 and "submitted 2 jobs" in again.stdout, again.stdout + again.stderr
     graph.until_drawn(150)
+    assert FOX in figure.read_text()
 
 
 @pytest.mark.timeout(600)
-def test_figure_2_at_tiny_short(suite):
-    """A real scale with the fastest of the seven models; `test_figure_at_tiny.py` has all of them."""
-    graph = suite.graph("tiny", ("transformer_llama",), "time_limit_hours = 1", "tiny-short")
-    assert "submitted 4 jobs" in graph.submit().stdout
-    graph.until_drawn(550)
-    rows = Study(graph.results, "tiny-short", "fig2_per_token_loss").rows("per_token_loss")
-    assert set(rows["model"]) == {"transformer_llama"} and rows["loss"].mean() < 4.5
+def test_figure_2_at_tiny_short(at_tiny_short):
+    at_tiny_short.until_drawn(550)
+    rows = Study(at_tiny_short.results, "tiny-short", "fig2_per_token_loss").rows("per_token_loss")
+    assert set(rows["model"]) == {TRANSFORMER} and rows["loss"].mean() < 4.5

@@ -81,6 +81,7 @@ def test_scratch_may_name_variables(tmp_path, monkeypatch):
         ({"sbatch": '{ array = "3" }'}, "sbatch: array is what holds the graph together"),
         ({"train": '{ sbatch = { p = "x" } }'}, "train.sbatch: 'p' is no long option"),
         ({"sbatch": '{comment = "a"}', "draw": '{sbatch = {job-name = "b"}}'}, "both comment and job-name"),
+        ({"scratch": '"$NOWHERE/fox"'}, "scratch: $NOWHERE/fox names a variable that is not set in this shell"),
         ({"setup": '"module load cuda"'}, "setup: Input should be a valid array"),
         ({"partition": "gpu"}, "is not TOML"),
     ],

@@ -34,7 +34,7 @@ def command(tmp_path: Path, *more: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("name", "calls", "lines"), [
-    ("university", 6, ["--account=my-lab", "--gpus-per-node=8", "--mem=983040M", "--array=0-6%4"]),
+    ("university", 6, ["--account=my-lab", "--gpus-per-node=8", "--mem=960G", "--array=0-6%4"]),
     ("containers", 6, ["--partition=preemptible", "--qos=scavenger", "--ntasks-per-node=4"]),
     ("typed_gpus", 8, ["--gres=gpu:h100:8", "--gres=gpu:a100:1", "--partition=cpu", "--nodes=4", "--mail-type=FAIL"]),
 ])  # fmt: skip

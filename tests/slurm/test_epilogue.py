@@ -1,6 +1,7 @@
 """Whether a job starts again, what its journal keeps, and snapshots of the code."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ from experiments import restarts
 from results.provenance import git_state
 from slurm import epilogue, launcher
 from slurm.epilogue import NEVER_BEGAN, Job, decide, ended, note_start
-from slurm.launcher import torchrun_variables
 from slurm.snapshot import code_files, snapshot
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +53,16 @@ def test_a_job_whose_task_never_begins_is_given_up_and_says_why(tmp_path):
         assert (action == "again") == (restart < 3), reason
         assert NEVER_BEGAN in reason and reason.endswith("apptainer: command not found")
     assert reason.startswith("given up after 4 starts without progress: exit code 127")
+
+
+def test_what_was_wrong_is_found_beside_what_slurm_says_of_it(tmp_path):
+    said = ["slurmstepd: error: execve(): /nowhere/apptainer: No such file or directory",
+            "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-22T00:08:49 DUE TO JOB REQUEUE ***",
+            "srun: error: n1: task 0: Exited with exit code 2",
+            "srun: launch/slurm: _step_signal: Terminating StepId=7.0"]  # fmt: skip
+    for lines in (said, said[::-1]):
+        (tmp_path / "log").write_text("\n".join(["job 7 on n1", *lines]))
+        assert restarts.last_words(tmp_path / "log") == said[0]
 
 
 def test_starts_with_and_without_their_task_count_together(tmp_path):
@@ -138,9 +148,17 @@ def test_equal_code_is_one_snapshot_and_a_change_is_another(tmp_path):
     assert git_state(first) == {"git_sha": "abc", "git_dirty": True}
 
 
-def test_slurms_variables_become_those_of_torchrun(monkeypatch):
-    for name, value in (("NTASKS", "16"), ("PROCID", "9"), ("LOCALID", "1"), ("JOB_ID", "41")):
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    assert torchrun_variables() == {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "MASTER_PORT": "20041"}
-    monkeypatch.setenv("SLURM_NTASKS", "1")
-    assert torchrun_variables() == {}
+def test_tasks_of_a_large_job_meet_as_those_of_torchrun(monkeypatch):
+    given = {"NTASKS": "16", "JOB_NUM_NODES": "5", "PROCID": "9", "LOCALID": "1", "JOB_ID": "41", "ARRAY_JOB_ID": "40",
+             "ARRAY_TASK_ID": "1", "JOB_NODELIST": "gpu[007-010],x3"}  # fmt: skip
+    monkeypatch.setattr("os.environ", {f"SLURM_{name}": value for name, value in given.items()} | {"RANK": "3"})
+    launcher.meet()
+    found = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")}
+    assert found == {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "MASTER_ADDR": "gpu007"}
+    port = os.environ.pop("MASTER_PORT")
+    os.environ["SLURM_PROCID"] = "10"
+    launcher.meet()
+    assert os.environ["MASTER_PORT"] == port and 1024 < int(port) < 65536  # the same for every task
+    monkeypatch.setattr("os.environ", {"SLURM_NTASKS": "1"})
+    launcher.meet()
+    assert os.environ == {"SLURM_NTASKS": "1"}

@@ -94,11 +94,6 @@ def test_a_tasks_environment_is_the_cluster_files_and_not_that_of_the_shell(shel
     assert task == "slurm.launcher 0 RANK=unset MASTER=unset CPUS=6 COLOUR=a b"
 
 
-def test_tasks_of_a_large_job_meet_at_its_first_node(shell):
-    shell.start(shell.cluster(train={"tasks": 2, "nodes": 2}), RANK="3", MASTER_ADDR="login").wait(timeout=30)
-    assert " RANK=unset MASTER=n1 " in shell.notes.read_text().splitlines()[0]
-
-
 def test_a_failing_setup_is_said_and_its_task_never_begins(shell):
     job = shell.start(shell.cluster(setup=["true", "source nowhere/activate"]))
     said = job.communicate(timeout=30)[1]
@@ -153,10 +148,10 @@ def test_kinds_of_jobs_have_settings_of_their_own(shell):
     train, evaluate, draw = (options(text_of(shell.folder, cluster, kind)) for kind in ("train", "evaluate", "draw"))
     timed = options(text_of(shell.folder, cluster, "time", stems=("table6_throughput",)))
     assert (train["partition"], train["account"], train["qos"], train["gpus-per-node"]) == ("gpu", "lab", "long", "h100:8")
-    assert (train["nodes"], train["ntasks-per-node"], train["mem"], train["mail-type"]) == ("2", "8", "819200M", "END")
-    assert (evaluate["gpus-per-node"], evaluate["time"], evaluate["mem"]) == ("a100:1", "180", "102400M")
+    assert (train["nodes"], train["ntasks-per-node"], train["mem"], train["mail-type"]) == ("2", "8", "800G", "END")
+    assert (evaluate["gpus-per-node"], evaluate["time"], evaluate["mem"]) == ("a100:1", "3:00:00", "100G")
     assert "qos" not in evaluate and timed["gpus-per-node"] == "a100:1" and "exclusive" not in timed
-    assert (draw["partition"], draw["cpus-per-task"], draw["mem"]) == ("cpu", "2", "4096M")
+    assert (draw["partition"], draw["cpus-per-task"], draw["mem"]) == ("cpu", "2", "4G")
     assert not {"gpus-per-node", "gres", "mail-type"} & draw.keys()
 
 

@@ -32,7 +32,7 @@ PartitionName=urgent Nodes=n[1-3] MaxTime=01:00:00 PriorityTier=10 PreemptMode=O
 """No arrays, no requeueing unless asked for, unequal nodes, a preemptible partition with a short limit, accounts and QOS."""
 
 
-def test_a_task_that_cannot_leave_before_its_limit_goes_on_from_its_checkpoint(corpus_ready, suite):
+def test_a_task_that_cannot_leave_before_its_limit_goes_on_from_its_checkpoint(local, suite):
     graph = suite.graph("limited", (FOX,), "time_limit_hours = 0.0333\nsignal_seconds = 60\nmax_restarts = 9")
     assert graph.submit().returncode == 0
     graph.hold(20, FOX)  # for good: nobody lets it go on
@@ -41,11 +41,10 @@ def test_a_task_that_cannot_leave_before_its_limit_goes_on_from_its_checkpoint(c
     graph.until_trained(FOX, 400)
     graph.cancel_rest()
     assert starts(graph.run(FOX))[1]["first_step"] > 0
-    corpus_ready.until_trained(FOX)
-    assert_same_run(graph.run(FOX), corpus_ready.run(FOX))
+    assert_same_run(graph.run(FOX), local.run(FOX))
 
 
-def test_a_third_of_failing_calls_on_a_real_slurm(corpus_ready, suite, tmp_path):
+def test_a_third_of_failing_calls_on_a_real_slurm(local, suite, tmp_path):
     """sbatch fails before or after it has made its job; every job is there once."""
     real = shutil.which("sbatch")
     sbatch = tmp_path / "sbatch"
@@ -69,7 +68,7 @@ sys.exit("sbatch: error: Batch job submission failed: Socket timed out on send/r
 
 
 @pytest.fixture(scope="module")
-def site(checkout, texts, corpus_ready, tmp_path_factory) -> Iterator[Suite]:
+def site(checkout, texts, local, tmp_path_factory) -> Iterator[Suite]:
     with running(SITE) as daemons:
         for what in (
             "add account lab description=lab", "add qos few set MaxSubmitJobsPerUser=2", "add user root account=lab",
@@ -81,11 +80,11 @@ def site(checkout, texts, corpus_ready, tmp_path_factory) -> Iterator[Suite]:
         spaced = folder / "check out"
         shutil.copytree(checkout, spaced)
         found = Suite(daemons, spaced, texts, folder)
-        found.corpora = corpus_ready.suite.corpora
+        found.corpora = local.suite.corpora
         yield found
 
 
-def test_a_graph_on_a_site_with_limits_preemption_and_no_arrays(corpus_ready, site):
+def test_a_graph_on_a_site_with_limits_preemption_and_no_arrays(local, site):
     """Two jobs may be submitted at a time; a training is preempted; a wrong account is refused; all rows are as elsewhere."""
     settings = (
         'partition = "spare"\nqos = "few"\naccount = "lab"\ntime_limit_hours = 0.06\nsubmit_minutes = 0.1\nmax_restarts = 9'
@@ -103,11 +102,10 @@ def test_a_graph_on_a_site_with_limits_preemption_and_no_arrays(corpus_ready, si
 
     def submitted_all() -> bool:
         graph.submit()
-        return "draw fig2_per_token_loss" in graph.states()
+        return graph.draw in graph.states()
 
     graph.until(submitted_all, 600, "room for all jobs")
     graph.until_drawn(300)
     for model in (FOX, TRANSFORMER):
-        corpus_ready.until_trained(model)
-        assert_same_run(graph.run(model), corpus_ready.run(model))
+        assert_same_run(graph.run(model), local.run(model))
     assert len(starts(graph.run(FOX))) >= 2

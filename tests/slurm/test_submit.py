@@ -151,6 +151,14 @@ def test_a_job_is_known_by_its_name_where_its_comment_is_not_ours(tmp_path, make
     assert "submitted 2 jobs" in submitted(plan, cluster)[1]
 
 
+def test_scratch_that_cannot_be_written_is_an_error(tmp_path, make_slurm):
+    fake = make_slurm()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"scratch .*/file/scratch .* cannot be written: Not a directory; [^\n]*$"):
+        submitted(plan_of(tmp_path), cluster_of(tmp_path, scratch=str(tmp_path / "file" / "scratch")))
+    assert not fake.read().calls
+
+
 def test_what_is_refused_for_good_leaves_nothing_queued(tmp_path, make_slurm):
     fake = make_slurm(refuse="partition=nowhere")
     cluster = cluster_of(tmp_path, draw={"partition": "nowhere"})
@@ -181,10 +189,10 @@ def test_one_failing_evaluation_is_waited_for_by_its_own_drawing_only(tmp_path, 
     fake = make_slurm(arrays=False)
     plan = plan_of(tmp_path, "fig2_per_token_loss", "table6_throughput")
     submitted(plan, cluster_of(tmp_path))
-    drawings = {job.name.split(".")[0]: job for job in fake.jobs if job.name.startswith("draw")}
+    drawings = {job.name.split(".")[0]: job for job in fake.jobs if job.name.startswith("fox-draw")}
     (record,) = read_submissions(graph.submissions_dir(plan))
     kinds = {job: key.split(":")[0] for key, job in record.job_ids().items()}
-    for name, kind in (("draw-fig2_per_token_loss", "evaluate"), ("draw-table6_throughput", "time")):
+    for name, kind in (("fox-draw-fig2_per_token_loss", "evaluate"), ("fox-draw-table6_throughput", "time")):
         how, *ids = drawings[name].dependency.split(":")
         assert how == "afterany" and ids and {kinds[job] for job in ids} == {kind}
 
