@@ -17,7 +17,7 @@ from eval.shell.sources import Sources
 from experiments.adopt import adopted_run
 from experiments.artefact import Artefact, chosen
 from experiments.recipes import Recipe
-from experiments.scales import MODELS, Scale, get_scale
+from experiments.scales import ALL_MODELS, Scale, get_scale
 from results.atomic import write_atomic
 from results.store import fault_of, read_run, run_file
 from training.run_folder import RunFolder
@@ -154,8 +154,8 @@ def _bound(spec: EvalSpec, run: RunSpec, request: Request) -> EvalSpec:
 
 def _check_names(request: Request) -> tuple[Scale, dict[str, Artefact]]:
     for model in request.only:
-        if model not in MODELS:
-            raise ValueError(f"--only {model}: no such model; choose from {', '.join(MODELS)}.")
+        if model not in ALL_MODELS:
+            raise ValueError(f"--only {model}: no such model; choose from {', '.join(ALL_MODELS)}.")
     if len(set(request.seeds)) < len(request.seeds) or not request.seeds or min(request.seeds) < 0:
         raise ValueError(f"--seeds {' '.join(map(str, request.seeds))}: give different numbers from 0 on.")
     return get_scale(request.scale), chosen(request.artefacts)

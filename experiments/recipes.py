@@ -65,7 +65,9 @@ def model_spec(name: str, scale: Scale, vocab_size: int, changes: dict[str, Any]
     return _BUILDERS[name](scale, vocab_size, changes or {})
 
 
-def _attention(scale: Scale, vocab_size: int, changes: dict[str, Any], *, pro: bool, fox: bool) -> ModelSpec:
+def _attention(
+    scale: Scale, vocab_size: int, changes: dict[str, Any], *, pro: bool, fox: bool = False, stick: bool = False
+) -> ModelSpec:
     head_dim = scale.fox_head_dim if fox else scale.transformer_head_dim
     gated = changes.get("use_output_gate", pro)
     values: dict[str, Any] = dict(
@@ -75,8 +77,9 @@ def _attention(scale: Scale, vocab_size: int, changes: dict[str, Any], *, pro: b
         num_heads=scale.hidden_size // head_dim,
         mlp_ratio=3.5 if gated else 4.0,
         mlp_width=scale.mlp_widths.get("pro" if gated else "llama"),
+        attention="stick_breaking" if stick else "softmax",
         forget_gate="full" if fox else "none",
-        use_rope=not fox,
+        use_rope=not (fox or stick),
         use_k_shift=pro,
         use_v_shift=pro,
         qk_norm=pro,
@@ -110,9 +113,11 @@ def _linear(scale: Scale, vocab_size: int) -> dict[str, Any]:
 
 _BUILDERS: dict[str, Callable[[Scale, int, dict[str, Any]], ModelSpec]] = {
     "fox_pro": lambda *what: _attention(*what, pro=True, fox=True),
-    "transformer_pro": lambda *what: _attention(*what, pro=True, fox=False),
+    "transformer_pro": lambda *what: _attention(*what, pro=True),
     "fox_llama": lambda *what: _attention(*what, pro=False, fox=True),
-    "transformer_llama": lambda *what: _attention(*what, pro=False, fox=False),
+    "transformer_llama": lambda *what: _attention(*what, pro=False),
+    "stick_breaking": lambda *what: _attention(*what, pro=False, stick=True),
+    "stick_breaking_pro": lambda *what: _attention(*what, pro=True, stick=True),
     "mamba2": _mamba2,
     "hgrn2": _hgrn2,
     "delta_net": _delta_net,

@@ -10,6 +10,7 @@ from typing import Literal
 
 MODELS = ("fox_pro", "transformer_pro", "fox_llama", "transformer_llama", "mamba2", "hgrn2", "delta_net")
 """The seven models of the paper's main experiments."""
+ALL_MODELS = (*MODELS, "stick_breaking", "stick_breaking_pro")
 
 Gi = 2**30
 
@@ -71,7 +72,7 @@ class Scale:
 
 
 def _same(rate: float) -> dict[str, float]:
-    return dict.fromkeys(MODELS, rate)
+    return dict.fromkeys(ALL_MODELS, rate)
 
 
 def _paper(name: str, about: str, hidden_size: int, num_layers: int, transformer_head_dim: int, train_tokens: int,
@@ -105,6 +106,8 @@ TABLE_5_LR = {
     "mamba2": 2e-3,
     "hgrn2": 2e-3,
     "delta_net": 1e-3,
+    "stick_breaking": 5e-4,  # not in the table: the rates of the Transformers of the same blocks
+    "stick_breaking_pro": 1e-3,
 }
 
 TINY = Scale(

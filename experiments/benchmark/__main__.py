@@ -14,7 +14,7 @@ from rich.table import Table
 
 from experiments.benchmark.measure import Arguments, measure
 from experiments.benchmark.rows import append_row, show
-from experiments.scales import MODELS
+from experiments.scales import ALL_MODELS
 from training.distributed import join_world
 from training.signals import EXIT_ERROR
 
@@ -26,8 +26,8 @@ def main() -> int:
             show(arguments.out)
             return 0
         for name in arguments.models:
-            if name not in MODELS:
-                raise ValueError(f"{name}: no such model; choose from {', '.join(MODELS)}")
+            if name not in ALL_MODELS:
+                raise ValueError(f"{name}: no such model; choose from {', '.join(ALL_MODELS)}")
         with join_world(arguments.device, timeout_minutes=10) as world:
             table = Table(
                 "model", "gates", "pruned", "tokens/s", "MFU", "GiB", "step ms", "first step s", "by part (ms)", box=None

@@ -1,4 +1,5 @@
-"""FoX and Transformer, Pro and LLaMA, as one attention block with every switch of the paper (Fig. 1, sections 3 and 4).
+"""FoX, Transformer and stick-breaking attention, Pro and LLaMA, as one attention block with every switch of the paper
+(Fig. 1, sections 3 and 4).
 
 Order of operations in a block: project; shift k and v; normalise q and k; rotate; attend; normalise the output per
 head; gate it; project. Parameter names and config keys are those of the published checkpoints.
@@ -20,6 +21,7 @@ from kernels.forgetting_attention import (
     qk_norm_logit_bound,
 )
 from kernels.fused_norms import gated_output_norm, shift_and_norm
+from kernels.stick_breaking import stick_breaking_attention
 from models.backbone import Backbone, Block, Padding, RMSNorm, linear_normal_
 from models.cache import DecodingCache
 from models.forgetting_transformer.spec import ForgettingTransformerSpec
@@ -182,6 +184,9 @@ class ForgettingAttention(nn.Module):
         return F.logsigmoid(self.fgate_bias.float()).expand(*x.shape[:2], -1)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, seq_start: Tensor | None) -> Tensor:
+        if self.spec.attention == "stick_breaking":
+            o, remainder = stick_breaking_attention(q, k, v, seq_start=seq_start)
+            return o + (remainder[..., None] * v[:, -q.shape[1] :]).to(o.dtype) if self.spec.stick_remainder else o
         if log_fgate is None:
             if seq_start is None and self.spec.window_size is None:
                 return _softmax_attention(q, k, v)
