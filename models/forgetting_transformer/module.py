@@ -126,7 +126,7 @@ class ForgettingAttention(nn.Module):
                 (log_fgate,) = cache.append(self.layer_idx, self.spec.window_size, log_fgate=log_fgate)
             if seq_start is not None:  # counted from the first key that the cache still has
                 seq_start = (seq_start - (cache.seq_len + x.shape[1] - k.shape[1])).clamp(min=0)
-        o = self._attend(q, k, v, log_fgate, seq_start)
+        o = self.attend(q, k, v, log_fgate, seq_start)
         gate = self.ogate_proj(x).view_as(o) if self.spec.use_output_gate else None
         if self.spec.use_output_norm:
             o = gated_output_norm(o, gate, self.output_norm.weight, eps=self.output_norm.eps)
@@ -183,7 +183,8 @@ class ForgettingAttention(nn.Module):
             return F.logsigmoid(scalars["fgate"].float() + self.fgate_proj.bias.float())
         return F.logsigmoid(self.fgate_bias.float()).expand(*x.shape[:2], -1)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, seq_start: Tensor | None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, seq_start: Tensor | None) -> Tensor:
+        """What each of the last T queries (B, T, H, D) takes of the values; arguments as `project` gives them."""
         if self.spec.attention == "stick_breaking":
             o, remainder = stick_breaking_attention(q, k, v, seq_start=seq_start)
             return o + (remainder[..., None] * v[:, -q.shape[1] :]).to(o.dtype) if self.spec.stick_remainder else o
