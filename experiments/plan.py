@@ -51,7 +51,7 @@ class Request:
 
 @dataclass(frozen=True)
 class KnownCorpus:
-    """LongCrawl64 in plans made where it is not: only the spec matters."""
+    """LongCrawl64 in plans made where it is not, and tasks that are made as they are read: only the spec matters."""
 
     spec: DataSpec
     folder: Path
@@ -119,15 +119,16 @@ def make_plan(request: Request, *, rehearsal: bool = False) -> Plan:
     lines: dict[str, list[Wanted]] = {stem: [] for stem in artefacts}
     specs: dict[str, RunSpec] = {}
     wanted: dict[str, dict[str, EvalSpec]] = {}
+    trained_on: dict[str, CorpusPlan | KnownCorpus] = {}
     for stem, artefact in artefacts.items():
         for recipe in artefact.runs(scale, request.seeds):
             if request.only and recipe.name not in request.only:
                 continue
-            corpus = _corpus(request, get_scale(recipe.scale), corpora, rehearsal)
+            corpus = _made(recipe) or _corpus(request, get_scale(recipe.scale), corpora, rehearsal)
             spec = adopted_run(request.runs_dir, recipe) or recipe.run_spec(corpus.spec)
             evals = tuple(_bound(e, spec, request) for e in artefact.evals(get_scale(recipe.scale)))
             lines[stem].append(Wanted(recipe, spec.run_id, evals))
-            specs[spec.run_id] = spec
+            specs[spec.run_id], trained_on[spec.run_id] = spec, corpus
             wanted.setdefault(spec.run_id, {}).update({eval_id(e): e for e in evals})
     if not specs:
         raise ValueError(f"--only {' '.join(request.only)}: none of these models is in {', '.join(artefacts)}.")
@@ -135,7 +136,7 @@ def make_plan(request: Request, *, rehearsal: bool = False) -> Plan:
         run_id: Run(
             spec,
             RunFolder(request.runs_dir / spec.scale / spec.folder_name),
-            corpora[_corpus_key(get_scale(spec.scale))],
+            trained_on[run_id],
             tuple(wanted[run_id].values()),
         )
         for run_id, spec in specs.items()
@@ -159,6 +160,11 @@ def _check_names(request: Request) -> tuple[Scale, dict[str, Artefact]]:
     if len(set(request.seeds)) < len(request.seeds) or not request.seeds or min(request.seeds) < 0:
         raise ValueError(f"--seeds {' '.join(map(str, request.seeds))}: give different numbers from 0 on.")
     return get_scale(request.scale), chosen(request.artefacts)
+
+
+def _made(recipe: Recipe) -> KnownCorpus | None:
+    """The corpus of a synthetic task, which is nowhere on disk."""
+    return None if recipe.task is None else KnownCorpus(recipe.task.data, Path(), "made as it is read")
 
 
 def _corpus_key(scale: Scale) -> str:
@@ -237,6 +243,8 @@ def _check_corpus(plan: Plan, stem: str, lines: tuple[Wanted, ...]) -> None:
         if not record.is_file():
             continue  # lost; collecting a run of this plan writes it again
         data = read_run(record)["spec"]["data"]
+        if data.get("recall"):
+            continue  # tasks of several sizes may meet
         if line.scale in ours and data["fingerprint"] != ours[line.scale] != "absent":
             raise ValueError(
                 f"{results_dir / plan.scale.name / stem}.json is drawn from runs on another corpus ({data['source']}, "
