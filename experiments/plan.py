@@ -39,6 +39,7 @@ class Request:
     tokenizer: str | None = None
     seeds: tuple[int, ...] = (0,)
     only: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
     judge_model: str | None = None
     device: str = "cpu"
     machine: str = "any"
@@ -121,7 +122,7 @@ def make_plan(request: Request, *, rehearsal: bool = False) -> Plan:
     wanted: dict[str, dict[str, EvalSpec]] = {}
     trained_on: dict[str, CorpusPlan | KnownCorpus] = {}
     for stem, artefact in artefacts.items():
-        for recipe in artefact.runs(scale, request.seeds):
+        for recipe in _runs(artefact, scale, request):
             if request.only and recipe.name not in request.only:
                 continue
             corpus = _made(recipe) or _corpus(request, get_scale(recipe.scale), corpora, rehearsal)
@@ -146,6 +147,15 @@ def make_plan(request: Request, *, rehearsal: bool = False) -> Plan:
     return plan
 
 
+def _runs(artefact: Artefact, scale: Scale, request: Request) -> list[Recipe]:
+    """What an artefact declares and, where its lines are models as they are, the models that are wanted besides."""
+    found = list(artefact.runs(scale, request.seeds))
+    plain = [recipe for recipe in found if recipe == Recipe(recipe.name, recipe.name, recipe.scale, recipe.seed)]
+    places = dict.fromkeys((recipe.scale, recipe.seed) for recipe in plain if len(plain) == len(found))
+    more = [Recipe(name, name, *place) for place in places for name in request.also]
+    return found + [recipe for recipe in more if recipe not in found]
+
+
 def _bound(spec: EvalSpec, run: RunSpec, request: Request) -> EvalSpec:
     """An evaluation of a run that names by content everything it will read."""
     if isinstance(spec, needle.Spec) and request.judge_model is not None:
@@ -154,9 +164,10 @@ def _bound(spec: EvalSpec, run: RunSpec, request: Request) -> EvalSpec:
 
 
 def _check_names(request: Request) -> tuple[Scale, dict[str, Artefact]]:
-    for model in request.only:
-        if model not in ALL_MODELS:
-            raise ValueError(f"--only {model}: no such model; choose from {', '.join(ALL_MODELS)}.")
+    for flag, models in (("only", request.only), ("also", request.also)):
+        for model in models:
+            if model not in ALL_MODELS:
+                raise ValueError(f"--{flag} {model}: no such model; choose from {', '.join(ALL_MODELS)}.")
     if len(set(request.seeds)) < len(request.seeds) or not request.seeds or min(request.seeds) < 0:
         raise ValueError(f"--seeds {' '.join(map(str, request.seeds))}: give different numbers from 0 on.")
     return get_scale(request.scale), chosen(request.artefacts)

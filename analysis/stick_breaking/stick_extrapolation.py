@@ -65,7 +65,7 @@ def binned(curve: LossCurve) -> Drawn:
     doublings = np.log2(8 * curve.length / curve.train_len)
     edges = np.geomspace(curve.train_len / 8, curve.length, round(BINS_PER_DOUBLING * doublings) + 1)
     edges = np.unique(edges.round().astype(np.int64))
-    sums = np.add.reduceat(curve.losses_SN[:, : edges[-1]], edges[:-1], axis=1)
+    sums = np.add.reduceat(curve.losses_SN[:, : edges[-1]], edges[:-1].tolist(), axis=1)
     return Drawn(style_of(curve.model), np.sqrt(edges[:-1] * edges[1:]), sums / np.diff(edges))
 
 

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from eval.shell.cost import forward_flops
 from eval.shell.kind import Content, Needs, Precision
-from eval.shell.sources import Sources
+from eval.shell.sources import Sources, fingerprint
 from models.spec import STRICT, ModelSpec, PositiveInt
 from results.schema import Schema, integer
 
@@ -48,14 +48,13 @@ def reads(spec: Spec) -> tuple[str, ...]:
 
 
 def bound(spec: Spec, corpus: "DataSpec | None", sources: Sources, precision: Precision, machine: str) -> Spec:
-    if corpus is None or corpus.recall is None:
-        raise ValueError("recall is measured of runs that were trained on the recall task; this one was trained on text")
-    precision = spec.precision or precision
-    return replace(spec, corpus=corpus.fingerprint, seq_len=corpus.document_len, precision=precision)
+    length = None if corpus is None else corpus.document_len
+    return replace(spec, corpus=fingerprint(corpus), seq_len=length, precision=spec.precision or precision)
 
 
 def check(spec: Spec, run: "RunSpec", counts: "Counts | None") -> None:
-    """`bound` has looked at the run's task."""
+    if run.data.recall is None:
+        raise ValueError(f"recall is measured of runs that were trained on the recall task; {run.name} was trained on text")
 
 
 def flops(spec: Spec, model: ModelSpec) -> float:
