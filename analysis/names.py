@@ -35,6 +35,8 @@ MODELS: dict[str, LineStyle] = {
     "samba": LineStyle("Samba", "#8C6D1F", DASH_DOT, "P"),
     "transformer_swa": LineStyle("Transformer-SWA (LLaMA)", "#6A51A3", DASHED, "X"),
     "stick_breaking": LineStyle("Stick-breaking", "#004D40", DOTTED, "*"),
+    "alibi": LineStyle("ALiBi", "#8C2D04", DASH_DOT, "P"),
+    "stick_breaking_pro": LineStyle("Stick-breaking (Pro)", "#004D40", marker="*"),
 }
 
 SEVEN = ("fox_pro", "transformer_pro", "fox_llama", "transformer_llama", "mamba2", "hgrn2", "delta_net")

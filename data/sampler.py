@@ -56,17 +56,22 @@ class Sampler:
 
     def rows(self, step: int, rank: int = 0, world_size: int = 1) -> tuple[np.ndarray, int]:
         """Document indices of this rank (contiguous rows of the global batch) and the first token of their segment."""
-        if self.batch_size % world_size:
-            raise ValueError(
-                f"a batch of {self.batch_size} sequences does not divide among {world_size} processes: "
-                f"start a number of processes that divides {self.batch_size}"
-            )
-        assert 0 <= rank < world_size
         assert step >= 0
         column, batch = divmod(step % self.num_batches, self.batches_per_column)
-        share = self.batch_size // world_size
-        first = batch * self.batch_size + rank * share
-        return np.arange(first, first + share), column * self.seq_len
+        share = share_of(self.batch_size, rank, world_size)
+        return batch * self.batch_size + np.arange(self.batch_size)[share], column * self.seq_len
+
+
+def share_of(batch_size: int, rank: int, world_size: int) -> slice:
+    """Which sequences of a step are a process's. ValueError where they do not divide."""
+    if batch_size % world_size:
+        raise ValueError(
+            f"a batch of {batch_size} sequences does not divide among {world_size} processes: "
+            f"start a number of processes that divides {batch_size}"
+        )
+    assert 0 <= rank < world_size
+    share = batch_size // world_size
+    return slice(rank * share, (rank + 1) * share)
 
 
 def load_batch(

@@ -3,6 +3,7 @@
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
+from data.recall import RecallTask
 from models.spec import STRICT, PositiveInt
 
 
@@ -12,7 +13,8 @@ class DataSpec:
 
     `source`: "packages", "text", "longcrawl64" or "hf:NAME"; `tokenizer`: "gpt2-json", "gpt2", "bytes" or "bpe-N".
     `document_len`: tokens per stored document (65,536 in LongCrawl64). `fingerprint`: digest of the raw text, the
-    tokeniser, the length and the split, so that equal fingerprints mean equal tokens in equal order.
+    tokeniser, the length and the split, so that equal fingerprints mean equal tokens in equal order. `recall`: the synthetic
+    task that the documents are made by, where they are no text.
     """
 
     source: str
@@ -21,6 +23,7 @@ class DataSpec:
     bos_id: int
     document_len: PositiveInt
     fingerprint: str
+    recall: RecallTask | None = None
 
     @model_validator(mode="after")
     def _check(self) -> "DataSpec":

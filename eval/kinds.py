@@ -13,6 +13,8 @@ NAMES = (
     "per_token_loss",
     "needle",
     "needle_recall",
+    "recall",
+    "equal_logits",
     "longbench",
     "lm_eval",
     "gate_maps",

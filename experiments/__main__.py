@@ -45,6 +45,8 @@ class Wanted(Asked):
     """Seeds of every run; figures then show their spread."""
     only: UseAppendAction[tuple[str, ...]] = ()
     """Only this model (repeatable)."""
+    also: UseAppendAction[tuple[str, ...]] = ()
+    """This model, too, where a figure or table has a line per model: stick_breaking, say (repeatable)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     runs_dir: Path = Path("runs")
     """Run folders."""
@@ -58,7 +60,7 @@ class Wanted(Asked):
             seeds = tuple(int(seed) for seed in self.seeds.split(","))
         except ValueError:
             raise ValueError(f"--seeds {self.seeds}: give numbers separated by commas, such as 0,1,2.") from None
-        same = ("artefacts", "scale", "results_dir", "data", "heldout", "tokenizer", "only", "runs_dir", "corpora_dir")
+        same = ("artefacts", "scale", "results_dir", "data", "heldout", "tokenizer", "only", "also", "runs_dir", "corpora_dir")
         return Request(
             **{name: getattr(self, name) for name in same},
             seeds=seeds,

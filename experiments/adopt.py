@@ -20,7 +20,7 @@ from training.spec import RunSpec
 
 def adopted_run(runs_dir: Path, recipe: Recipe) -> RunSpec | None:
     """The adopted run that stands for `recipe`, if there is one. ValueError if there are several."""
-    if recipe.model or recipe.train or recipe.seed:
+    if recipe.model or recipe.train or recipe.seed or recipe.task:
         return None
     found = []
     for path in sorted((runs_dir / recipe.scale).glob(f"{recipe.name}-*/adopted.json")):

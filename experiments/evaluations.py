@@ -4,7 +4,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from eval import gate_maps, lm_eval, longbench, needle, needle_recall, parameters, per_token_loss, throughput, training_curve
+from eval import (
+    equal_logits,
+    gate_maps,
+    lm_eval,
+    longbench,
+    needle,
+    needle_recall,
+    parameters,
+    per_token_loss,
+    recall,
+    throughput,
+    training_curve,
+)
 from eval.kinds import EvalSpec
 from experiments.scales import Scale
 
@@ -49,6 +61,16 @@ def long_tasks(scale: Scale) -> tuple[EvalSpec, ...]:
 def gates(scale: Scale) -> tuple[EvalSpec, ...]:
     """One training length of held-out text; F is compared 1,024 tokens back at the paper's length."""
     return (gate_maps.Spec(seq_len=scale.seq_len, distance=scale.seq_len // 16),)
+
+
+def extrapolation(scale: Scale) -> tuple[EvalSpec, ...]:
+    """Per-token loss far beyond the training length, and the built-in bias towards recent keys."""
+    return (*loss(scale), equal_logits.Spec())
+
+
+def key_recall(scale: Scale) -> tuple[EvalSpec, ...]:
+    """Accuracy on the synthetic recall task."""
+    return (recall.Spec(),)
 
 
 def step_times(scale: Scale) -> tuple[EvalSpec, ...]:

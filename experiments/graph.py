@@ -100,12 +100,17 @@ def _prepared(plan: Plan, run: Run) -> tuple[str, ...]:
     return () if run.corpus.ready else (f"prepare:{run.corpus.folder.name}",)
 
 
+def _corpus_args(run: Run, flag: str) -> tuple[str, ...]:
+    """Where the text lies; a synthetic task lies nowhere."""
+    return () if run.spec.data.recall is not None else (flag, str(run.corpus.folder))
+
+
 def train_task(plan: Plan, run: Run, processes: int = 1) -> Task:
     """ValueError for micro-batches that do not divide a step."""
     request = plan.request
     execution = with_execution(plan, run, processes)
     micro_batch_size(run.spec.train, processes, execution.micro_batch_tokens)
-    args = [str(run.folder.path), "--corpus-dir", str(run.corpus.folder), "--quiet", *execution_args(execution)]
+    args = [str(run.folder.path), "--quiet", *execution_args(execution), *_corpus_args(run, "--corpus-dir")]
     args += ["--device", request.device] if execution.device == "auto" else []
     if request.tokenizer is not None:
         args += ["--tokenizer", request.tokenizer]
@@ -119,7 +124,7 @@ def eval_task(plan: Plan, run: Run, specs: tuple[EvalSpec, ...], timing: bool) -
     """Evaluate `run` by `specs` in one process."""
     files = [str(spec_file(run, spec)) for spec in specs]
     device = plan.request.device
-    args = (str(run.folder.path), "--spec", *files, "--corpus", str(run.corpus.folder), "--device", device, *source_args(plan))
+    args = (str(run.folder.path), "--spec", *files, *_corpus_args(run, "--corpus"), "--device", device, *source_args(plan))
     makes = tuple(run.eval_file(spec) for spec in specs)
     train = () if timing or run.folder.finished else (f"train:{run.spec.folder_name}",)
     ids = _digest(sorted(eval_id(spec) for spec in specs))

@@ -17,7 +17,7 @@ from eval.shell.sources import Sources
 from experiments.adopt import adopted_run
 from experiments.artefact import Artefact, chosen
 from experiments.recipes import Recipe
-from experiments.scales import MODELS, Scale, get_scale
+from experiments.scales import ALL_MODELS, Scale, get_scale
 from results.atomic import write_atomic
 from results.store import fault_of, read_run, run_file
 from training.run_folder import RunFolder
@@ -39,6 +39,7 @@ class Request:
     tokenizer: str | None = None
     seeds: tuple[int, ...] = (0,)
     only: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
     judge_model: str | None = None
     device: str = "cpu"
     machine: str = "any"
@@ -51,7 +52,7 @@ class Request:
 
 @dataclass(frozen=True)
 class KnownCorpus:
-    """LongCrawl64 in plans made where it is not: only the spec matters."""
+    """LongCrawl64 in plans made where it is not, and tasks that are made as they are read: only the spec matters."""
 
     spec: DataSpec
     folder: Path
@@ -119,15 +120,16 @@ def make_plan(request: Request, *, rehearsal: bool = False) -> Plan:
     lines: dict[str, list[Wanted]] = {stem: [] for stem in artefacts}
     specs: dict[str, RunSpec] = {}
     wanted: dict[str, dict[str, EvalSpec]] = {}
+    trained_on: dict[str, CorpusPlan | KnownCorpus] = {}
     for stem, artefact in artefacts.items():
-        for recipe in artefact.runs(scale, request.seeds):
+        for recipe in _runs(artefact, scale, request):
             if request.only and recipe.name not in request.only:
                 continue
-            corpus = _corpus(request, get_scale(recipe.scale), corpora, rehearsal)
+            corpus = _made(recipe) or _corpus(request, get_scale(recipe.scale), corpora, rehearsal)
             spec = adopted_run(request.runs_dir, recipe) or recipe.run_spec(corpus.spec)
             evals = tuple(_bound(e, spec, request) for e in artefact.evals(get_scale(recipe.scale)))
             lines[stem].append(Wanted(recipe, spec.run_id, evals))
-            specs[spec.run_id] = spec
+            specs[spec.run_id], trained_on[spec.run_id] = spec, corpus
             wanted.setdefault(spec.run_id, {}).update({eval_id(e): e for e in evals})
     if not specs:
         raise ValueError(f"--only {' '.join(request.only)}: none of these models is in {', '.join(artefacts)}.")
@@ -135,7 +137,7 @@ def make_plan(request: Request, *, rehearsal: bool = False) -> Plan:
         run_id: Run(
             spec,
             RunFolder(request.runs_dir / spec.scale / spec.folder_name),
-            corpora[_corpus_key(get_scale(spec.scale))],
+            trained_on[run_id],
             tuple(wanted[run_id].values()),
         )
         for run_id, spec in specs.items()
@@ -143,6 +145,15 @@ def make_plan(request: Request, *, rehearsal: bool = False) -> Plan:
     plan = Plan(request, scale, artefacts, {stem: tuple(found) for stem, found in lines.items()}, runs)
     check(plan)
     return plan
+
+
+def _runs(artefact: Artefact, scale: Scale, request: Request) -> list[Recipe]:
+    """What an artefact declares and, where its lines are models as they are, the models that are wanted besides."""
+    found = list(artefact.runs(scale, request.seeds))
+    plain = [recipe for recipe in found if recipe == Recipe(recipe.name, recipe.name, recipe.scale, recipe.seed)]
+    places = dict.fromkeys((recipe.scale, recipe.seed) for recipe in plain if len(plain) == len(found))
+    more = [Recipe(name, name, *place) for place in places for name in request.also]
+    return found + [recipe for recipe in more if recipe not in found]
 
 
 def _bound(spec: EvalSpec, run: RunSpec, request: Request) -> EvalSpec:
@@ -153,12 +164,18 @@ def _bound(spec: EvalSpec, run: RunSpec, request: Request) -> EvalSpec:
 
 
 def _check_names(request: Request) -> tuple[Scale, dict[str, Artefact]]:
-    for model in request.only:
-        if model not in MODELS:
-            raise ValueError(f"--only {model}: no such model; choose from {', '.join(MODELS)}.")
+    for flag, models in (("only", request.only), ("also", request.also)):
+        for model in models:
+            if model not in ALL_MODELS:
+                raise ValueError(f"--{flag} {model}: no such model; choose from {', '.join(ALL_MODELS)}.")
     if len(set(request.seeds)) < len(request.seeds) or not request.seeds or min(request.seeds) < 0:
         raise ValueError(f"--seeds {' '.join(map(str, request.seeds))}: give different numbers from 0 on.")
     return get_scale(request.scale), chosen(request.artefacts)
+
+
+def _made(recipe: Recipe) -> KnownCorpus | None:
+    """The corpus of a synthetic task, which is nowhere on disk."""
+    return None if recipe.task is None else KnownCorpus(recipe.task.data, Path(), "made as it is read")
 
 
 def _corpus_key(scale: Scale) -> str:
@@ -237,6 +254,8 @@ def _check_corpus(plan: Plan, stem: str, lines: tuple[Wanted, ...]) -> None:
         if not record.is_file():
             continue  # lost; collecting a run of this plan writes it again
         data = read_run(record)["spec"]["data"]
+        if data.get("recall"):
+            continue  # tasks of several sizes may meet
         if line.scale in ours and data["fingerprint"] != ours[line.scale] != "absent":
             raise ValueError(
                 f"{results_dir / plan.scale.name / stem}.json is drawn from runs on another corpus ({data['source']}, "

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from data.recall import RecallTask
 from data.spec import DataSpec
 from experiments.scales import Scale, get_scale
 from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec
@@ -13,7 +14,8 @@ from training.spec import RunSpec, TrainSpec
 @dataclass(frozen=True)
 class Recipe:
     """One run of an artefact, before its corpus is known: the model `name` at `scale`, with fields of its ModelSpec and
-    TrainSpec changed. `label` is what the artefact calls it; seeds of one label are repetitions."""
+    TrainSpec changed, trained on `task` in place of a text where there is one. `label` is what the artefact calls it; seeds of
+    one label are repetitions."""
 
     label: str
     name: str
@@ -21,9 +23,12 @@ class Recipe:
     seed: int = 0
     model: dict[str, Any] = field(default_factory=dict)
     train: dict[str, Any] = field(default_factory=dict)
+    task: RecallTask | None = None
 
-    def run_spec(self, data: DataSpec) -> RunSpec:
+    def run_spec(self, text: DataSpec | None) -> RunSpec:
         """ValueError for a change that no spec can have."""
+        data = text if self.task is None else self.task.data
+        assert data is not None
         scale = get_scale(self.scale)
         train = TrainSpec(
             seq_len=scale.seq_len,
@@ -51,10 +56,11 @@ def recipes(
     label: str | None = None,
     model: dict[str, Any] | None = None,
     train: dict[str, Any] | None = None,
+    task: RecallTask | None = None,
 ) -> Iterator[Recipe]:
     """One recipe per seed. Without a `label` the model's own name stands in the artefact."""
     for seed in seeds:
-        yield Recipe(label or name, name, scale.name, seed, model or {}, train or {})
+        yield Recipe(label or name, name, scale.name, seed, model or {}, train or {}, task)
 
 
 def model_spec(name: str, scale: Scale, vocab_size: int, changes: dict[str, Any] | None = None) -> ModelSpec:
@@ -65,7 +71,9 @@ def model_spec(name: str, scale: Scale, vocab_size: int, changes: dict[str, Any]
     return _BUILDERS[name](scale, vocab_size, changes or {})
 
 
-def _attention(scale: Scale, vocab_size: int, changes: dict[str, Any], *, pro: bool, fox: bool) -> ModelSpec:
+def _attention(
+    scale: Scale, vocab_size: int, changes: dict[str, Any], *, pro: bool, fox: bool = False, stick: bool = False
+) -> ModelSpec:
     head_dim = scale.fox_head_dim if fox else scale.transformer_head_dim
     gated = changes.get("use_output_gate", pro)
     values: dict[str, Any] = dict(
@@ -75,8 +83,9 @@ def _attention(scale: Scale, vocab_size: int, changes: dict[str, Any], *, pro: b
         num_heads=scale.hidden_size // head_dim,
         mlp_ratio=3.5 if gated else 4.0,
         mlp_width=scale.mlp_widths.get("pro" if gated else "llama"),
+        attention="stick_breaking" if stick else "softmax",
         forget_gate="full" if fox else "none",
-        use_rope=not fox,
+        use_rope=not (fox or stick),
         use_k_shift=pro,
         use_v_shift=pro,
         qk_norm=pro,
@@ -84,6 +93,13 @@ def _attention(scale: Scale, vocab_size: int, changes: dict[str, Any], *, pro: b
         use_output_norm=pro,
     )
     return ForgettingTransformerSpec(**{**values, **changes})
+
+
+def _alibi(scale: Scale, vocab_size: int, changes: dict[str, Any]) -> ModelSpec:
+    """FoX (LLaMA) with the fixed gate that is ALiBi: slopes 2^(-8 h / H) of heads h = 1 .. H."""
+    heads = scale.hidden_size // scale.fox_head_dim
+    slopes = dict(forget_gate="fixed", decay_time_min=2.0 ** (8 / heads), decay_time_max=256.0)
+    return _attention(scale, vocab_size, {**slopes, **changes}, pro=False, fox=True)
 
 
 def _mamba2(scale: Scale, vocab_size: int, changes: dict[str, Any]) -> ModelSpec:
@@ -110,9 +126,12 @@ def _linear(scale: Scale, vocab_size: int) -> dict[str, Any]:
 
 _BUILDERS: dict[str, Callable[[Scale, int, dict[str, Any]], ModelSpec]] = {
     "fox_pro": lambda *what: _attention(*what, pro=True, fox=True),
-    "transformer_pro": lambda *what: _attention(*what, pro=True, fox=False),
+    "transformer_pro": lambda *what: _attention(*what, pro=True),
     "fox_llama": lambda *what: _attention(*what, pro=False, fox=True),
-    "transformer_llama": lambda *what: _attention(*what, pro=False, fox=False),
+    "transformer_llama": lambda *what: _attention(*what, pro=False),
+    "stick_breaking": lambda *what: _attention(*what, pro=False, stick=True),
+    "stick_breaking_pro": lambda *what: _attention(*what, pro=True, stick=True),
+    "alibi": _alibi,
     "mamba2": _mamba2,
     "hgrn2": _hgrn2,
     "delta_net": _delta_net,

@@ -10,6 +10,7 @@ from typing import Literal
 
 MODELS = ("fox_pro", "transformer_pro", "fox_llama", "transformer_llama", "mamba2", "hgrn2", "delta_net")
 """The seven models of the paper's main experiments."""
+ALL_MODELS = (*MODELS, "stick_breaking", "stick_breaking_pro", "alibi")
 
 Gi = 2**30
 
@@ -29,13 +30,30 @@ class NeedleGrid:
 
 
 @dataclass(frozen=True)
+class RecallGrid:
+    """The sizes of the synthetic recall task and the small models that are trained on it, whatever the scale's own are. Every
+    key is assigned `num_assignments` times; a step has `batch_size` sequences."""
+
+    num_keys: tuple[int, ...] = (8, 16, 32, 64)
+    num_assignments: int = 3
+    num_symbols: int = 128
+    hidden_size: int = 128
+    num_heads: int = 2
+    num_layers: int = 2
+    batch_size: int = 256
+    num_steps: int = 4000
+    peak_lr: float = 1e-3
+
+
+@dataclass(frozen=True)
 class Scale:
     """Sizes and budget shared by all models of one setting; lengths in tokens. `peak_lr` is by model.
 
     `ablation`: the scale of Table 3 and Figure 7 in this setting. `shorter`: the same models on fewer tokens (Figures 5 and
     6). `sizes`: the scales whose models Figure 6 compares. `rates`: the learning rates that are tried (Figure 5 and the
     grid). `decay_times`: the T_max of Figure 7's constant gates. `stand_ins`: take tasks made from the held-out text for the
-    public benchmarks. `timed_sequences`: sequences of a timed training step.
+    public benchmarks. `timed_sequences`: sequences of a timed training step. `extrapolation`: the scale whose evaluations reach
+    furthest beyond the training length, for the stick-breaking paper. `recall`: its synthetic task.
     """
 
     name: str
@@ -68,10 +86,12 @@ class Scale:
     rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3)
     decay_times: tuple[int, ...] = (256, 2048, 16384)
     timed_sequences: int = 1
+    extrapolation: str = "360m-extrapolation"
+    recall: RecallGrid = RecallGrid()
 
 
 def _same(rate: float) -> dict[str, float]:
-    return dict.fromkeys(MODELS, rate)
+    return dict.fromkeys(ALL_MODELS, rate)
 
 
 def _paper(name: str, about: str, hidden_size: int, num_layers: int, transformer_head_dim: int, train_tokens: int,
@@ -105,6 +125,9 @@ TABLE_5_LR = {
     "mamba2": 2e-3,
     "hgrn2": 2e-3,
     "delta_net": 1e-3,
+    "stick_breaking": 5e-4,  # not in the table: the rates of the like blocks
+    "stick_breaking_pro": 1e-3,
+    "alibi": 1e-3,
 }
 
 TINY = Scale(
@@ -142,11 +165,15 @@ TINY = Scale(
     rates=(2e-3, 4e-3, 8e-3),
     decay_times=(4, 32, 256),
     timed_sequences=4,
+    extrapolation="tiny-extrapolation",
+    recall=RecallGrid((4, 8, 16), 2, 16, hidden_size=64, batch_size=32, num_steps=800, peak_lr=4e-3),
 )
 TINY_SHORT = replace(
     TINY, name="tiny-short", about="tiny with 40% of the tokens, for ablations", train_tokens=1024 * 400,
     warmup_tokens=1024 * 40, shorter=None,
 )  # fmt: skip
+TINY_EXTRAPOLATION = replace(TINY_SHORT, name="tiny-extrapolation", about="tiny-short, evaluated at 16 times its length",
+                             seq_len=64)  # fmt: skip
 TINY_NARROW = replace(TINY_SHORT, name="tiny-narrow", about="tiny-short with half the width, for Figure 6", hidden_size=64,
                       fox_head_dim=32, transformer_head_dim=32, linear_head_dim=32,
                       mlp_widths={"pro": 150, "llama": 172})  # fmt: skip
@@ -178,10 +205,16 @@ MINI = Scale(
     rates=(1e-3, 2e-3, 4e-3),
     decay_times=(64, 512, 4096),
     timed_sequences=16,
+    extrapolation="mini-extrapolation",
 )
 MINI_SHORT = replace(
     MINI, name="mini-short", about="mini with half the tokens, for ablations", train_tokens=2**17 * 640,
     warmup_tokens=2**17 * 40, shorter=None,
+)  # fmt: skip
+MINI_EXTRAPOLATION = replace(
+    MINI, name="mini-extrapolation", about="mini with a third of the tokens, evaluated at 16 times its length", seq_len=2048,
+    document_len=32768, batch_tokens=2**16, train_tokens=2**16 * 800, warmup_tokens=2**16 * 80, heldout_documents=64,
+    shorter=None,
 )  # fmt: skip
 MINI_NARROW = replace(MINI, name="mini-narrow", about="mini with half the width, for Figure 6", hidden_size=256,
                       linear_head_dim=64)  # fmt: skip
@@ -192,11 +225,27 @@ SCALES = {
         TINY,
         TINY_SHORT,
         TINY_NARROW,
+        TINY_EXTRAPOLATION,
         MINI,
         MINI_SHORT,
         MINI_NARROW,
+        MINI_EXTRAPOLATION,
         _paper("125m-2.7b", "the paper's 125M setting", 768, 12, 64, 5 * Gi // 2, _same(2e-3), 32768),
         _paper("360m-7.5b", "the paper's 360M setting (Table 3)", 1024, 24, 64, 7 * Gi, _same(2e-3), 16384),
+        replace(
+            _paper(
+                "360m-extrapolation",
+                "about the stick-breaking paper's: 350M, 15B tokens",
+                1024,
+                24,
+                64,
+                14 * Gi,
+                _same(2e-3),
+                16384,
+            ),
+            seq_len=2048,
+            document_len=32768,
+        ),
         _paper("760m-16b", "the paper's 760M setting, short", 1536, 24, 128, 15 * Gi, _same(1e-3), 16384),
         replace(_paper("760m-48b", "the paper's main setting", 1536, 24, 128, 45 * Gi, TABLE_5_LR, 16384), shorter="760m-16b"),
     )

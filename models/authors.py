@@ -95,6 +95,8 @@ def config_for_authors(spec: ModelSpec) -> dict[str, Any]:
         return _for_authors(_HGRN2, common | {"expand_ratio": spec.expand_ratio, "use_lower_bound": True})
     if isinstance(spec, DeltaNetSpec):
         return _for_authors(_DELTA_NET, common | {"num_heads": spec.num_heads, "conv_size": spec.conv_size})
+    if spec.attention != "softmax":
+        raise ValueError(f"attention is {spec.attention!r}; the authors' format has softmax attention only")
     common |= {
         "num_heads": spec.num_heads,
         "use_rope": spec.use_rope,

@@ -23,8 +23,8 @@ class Arguments:
     """
 
     run_dir: tyro.conf.Positional[Path]
-    corpus_dir: Path
-    """Folder of the prepared corpus."""
+    corpus_dir: Path | None = None
+    """Folder of the prepared corpus; a synthetic task needs none."""
     tokenizer: str | None = None
     """For LongCrawl64: gpt2-json:FOLDER, where vocab.json and merges.txt lie (default: the hub's)."""
     threads: PositiveInt = 1

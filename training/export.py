@@ -18,8 +18,9 @@ from training.run_folder import RunFolder
 from training.spec import RunSpec
 
 
-def export_model(model: nn.Module, corpus: Corpus, spec: RunSpec, folder: RunFolder, world: World) -> None:
-    """Write export/ whole or not at all, then drop the checkpoints: three times its size, and the run no longer needs them."""
+def export_model(model: nn.Module, corpus: Corpus | None, spec: RunSpec, folder: RunFolder, world: World) -> None:
+    """Write export/ whole or not at all, then drop the checkpoints: three times its size, and the run no longer needs them.
+    A synthetic task (no corpus) has no tokeniser."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(model, options=options) if world.size > 1 else model.state_dict()
     if world.is_main:
@@ -34,7 +35,8 @@ def export_model(model: nn.Module, corpus: Corpus, spec: RunSpec, folder: RunFol
         except SafetensorError as error:  # its words for a full disk, say
             number = re.search(r"os error (\d+)", str(error))
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(partial)) if number else error from None
-        corpus.tokenizer.to_hf().save_pretrained(partial)
+        if corpus is not None:
+            corpus.tokenizer.to_hf().save_pretrained(partial)
         write_atomic(partial / "run_spec.json", spec.to_json())
         manifest.seal(partial, run_id=spec.run_id)
         os.rename(partial, folder.export)

@@ -2,8 +2,9 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from data.corpus import Corpus
 from data.prefetch import Prefetcher
+from data.recall import RecallSampler
 from data.sampler import Sampler, load_batch
 from data.tokenizer import parse_tokenizer
 from models.build import build_model
@@ -39,7 +41,9 @@ class AnomalyError(ValueError):
     """A step that was not applied, in a run that was told to stop there."""
 
 
-def train(run_dir: Path, corpus_dir: Path, execution: Execution, *, tokenizer: str | None = None, quiet: bool = False) -> int:
+def train(
+    run_dir: Path, corpus_dir: Path | None, execution: Execution, *, tokenizer: str | None = None, quiet: bool = False
+) -> int:
     """Train the run in `run_dir` to its end, going on from its newest whole checkpoint.
 
     `tokenizer` says where GPT-2's vocabulary lies ("gpt2-json:FOLDER") for a LongCrawl64 `corpus_dir`.
@@ -56,12 +60,14 @@ def train(run_dir: Path, corpus_dir: Path, execution: Execution, *, tokenizer: s
     ):
         if already_exported(folder, spec, world):
             return EXIT_FINISHED
-        corpus = open_corpus(corpus_dir, tokenizer, spec)
+        corpus = None if spec.data.recall is not None else open_corpus(corpus_dir, tokenizer, spec)
         return _train(folder, spec, corpus, execution, world, stop, quiet or not world.is_main)
 
 
-def open_corpus(corpus_dir: Path, tokenizer: str | None, spec: RunSpec) -> Corpus:
-    """The corpus the spec names, its tokeniser loaded now rather than after training; ValueError if it is another."""
+def open_corpus(corpus_dir: Path | None, tokenizer: str | None, spec: RunSpec) -> Corpus:
+    """The corpus the spec names, its tokeniser loaded now rather than after training; ValueError if it is another, or none."""
+    if corpus_dir is None:
+        raise ValueError(f"{spec.name} is trained on text: name the folder of its prepared corpus with --corpus-dir.")
     choice = None if tokenizer is None else parse_tokenizer(tokenizer)
     corpus = Corpus.open(corpus_dir, document_len=spec.data.document_len, tokenizer=choice)
     if corpus.spec.fingerprint != spec.data.fingerprint:
@@ -73,16 +79,27 @@ def open_corpus(corpus_dir: Path, tokenizer: str | None, spec: RunSpec) -> Corpu
     return corpus
 
 
+def batches_of(spec: RunSpec, corpus: Corpus | None) -> tuple[Sampler | RecallSampler, Callable[[int, int, int], Batch]]:
+    """Where a run's batches come from, and the batch of (step, rank, world size): pure functions, nothing to save."""
+    size = spec.train.batch_size
+    if corpus is None:
+        assert spec.data.recall is not None
+        made = RecallSampler(spec.data.recall, size, spec.seed)
+        return made, made.batch
+    sampler = Sampler(len(corpus.train), spec.data.document_len, spec.train.seq_len, size)
+    return sampler, partial(load_batch, corpus.train, sampler, bos_id=spec.data.bos_id)
+
+
 def _train(
     folder: RunFolder,
     spec: RunSpec,
-    corpus: Corpus,
+    corpus: Corpus | None,
     execution: Execution,
     world: World,
     stop: StopRequest,
     quiet: bool,
 ) -> int:
-    sampler = Sampler(len(corpus.train), spec.data.document_len, spec.train.seq_len, spec.train.batch_size)
+    sampler, load = batches_of(spec, corpus)
     micro_batch = micro_batch_size(spec.train, world.size, execution.micro_batch_tokens)
     model: nn.Module = build_model(spec.model)
     if execution.activation_checkpointing:
@@ -105,7 +122,7 @@ def _train(
     stepper = Stepper(wrapped, optimizer, guard, spec.train, world, micro_batch)
 
     def read(step: int) -> Batch:
-        inputs, targets = load_batch(corpus.train, sampler, step, world.rank, world.size, bos_id=spec.data.bos_id)
+        inputs, targets = load(step, world.rank, world.size)
         return (inputs.pin_memory(), targets.pin_memory()) if world.device.type == "cuda" else (inputs, targets)
 
     run = _Run(folder, spec, execution, world, stop, checkpoints, sampler, quiet)
@@ -138,7 +155,7 @@ class _Run:
         world: World,
         stop: StopRequest,
         checkpoints: Checkpoints,
-        sampler: Sampler,
+        sampler: Sampler | RecallSampler,
         quiet: bool,
     ):
         self.folder, self.spec, self.execution, self.world, self.stop = folder, spec, execution, world, stop

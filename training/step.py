@@ -10,7 +10,8 @@ from training.spec import TrainSpec
 
 
 class Stepper:
-    """Holds what a step needs and runs it. `token_loss(inputs, targets)` returns per-token losses (batch, seq_len)."""
+    """Holds what a step needs and runs it. `token_loss(inputs, targets)` returns per-token losses (batch, seq_len);
+    negative targets carry none, and every process has as many of the others."""
 
     def __init__(
         self,
@@ -49,14 +50,15 @@ class Stepper:
 
     def _backward(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         total = torch.zeros((), device=self.world.device)
+        counted = (targets_BT >= 0).sum()
         parts = list(zip(inputs_BT.split(self.micro_batch), targets_BT.split(self.micro_batch), strict=True))
         for index, (inputs, targets) in enumerate(parts):
             with gradient_sync(self.token_loss, enabled=index == len(parts) - 1):
                 with torch.autocast(
                     self.world.device.type, dtype=DTYPES[self.spec.precision], enabled=self.spec.precision != "fp32"
                 ):
-                    losses = self.token_loss(inputs, targets)
-                loss = losses.sum() / targets_BT.numel()
+                    losses = self.token_loss(inputs, targets.clamp(min=0))
+                loss = losses.where(targets >= 0, 0.0).sum() / counted
                 loss.backward()
             total += loss.detach()
         return total

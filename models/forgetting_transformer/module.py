@@ -1,4 +1,5 @@
-"""FoX and Transformer, Pro and LLaMA, as one attention block with every switch of the paper (Fig. 1, sections 3 and 4).
+"""FoX, Transformer and stick-breaking attention, Pro and LLaMA, as one attention block with every switch of the paper
+(Fig. 1, sections 3 and 4).
 
 Order of operations in a block: project; shift k and v; normalise q and k; rotate; attend; normalise the output per
 head; gate it; project. Parameter names and config keys are those of the published checkpoints.
@@ -20,6 +21,7 @@ from kernels.forgetting_attention import (
     qk_norm_logit_bound,
 )
 from kernels.fused_norms import gated_output_norm, shift_and_norm
+from kernels.stick_breaking import stick_breaking_attention
 from models.backbone import Backbone, Block, Padding, RMSNorm, linear_normal_
 from models.cache import DecodingCache
 from models.forgetting_transformer.spec import ForgettingTransformerSpec
@@ -124,7 +126,7 @@ class ForgettingAttention(nn.Module):
                 (log_fgate,) = cache.append(self.layer_idx, self.spec.window_size, log_fgate=log_fgate)
             if seq_start is not None:  # counted from the first key that the cache still has
                 seq_start = (seq_start - (cache.seq_len + x.shape[1] - k.shape[1])).clamp(min=0)
-        o = self._attend(q, k, v, log_fgate, seq_start)
+        o = self.attend(q, k, v, log_fgate, seq_start)
         gate = self.ogate_proj(x).view_as(o) if self.spec.use_output_gate else None
         if self.spec.use_output_norm:
             o = gated_output_norm(o, gate, self.output_norm.weight, eps=self.output_norm.eps)
@@ -181,7 +183,11 @@ class ForgettingAttention(nn.Module):
             return F.logsigmoid(scalars["fgate"].float() + self.fgate_proj.bias.float())
         return F.logsigmoid(self.fgate_bias.float()).expand(*x.shape[:2], -1)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, seq_start: Tensor | None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, seq_start: Tensor | None) -> Tensor:
+        """What each of the last T queries (B, T, H, D) takes of the values; arguments as `project` gives them."""
+        if self.spec.attention == "stick_breaking":
+            o, remainder = stick_breaking_attention(q, k, v, seq_start=seq_start)
+            return o + (remainder[..., None] * v[:, -q.shape[1] :]).to(o.dtype) if self.spec.stick_remainder else o
         if log_fgate is None:
             if seq_start is None and self.spec.window_size is None:
                 return _softmax_attention(q, k, v)

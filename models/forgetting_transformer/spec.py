@@ -1,4 +1,4 @@
-"""FoX and Transformer, Pro and LLaMA: the spec."""
+"""FoX, Transformer and stick-breaking Transformer, Pro and LLaMA: the spec."""
 
 from typing import Literal
 
@@ -14,12 +14,13 @@ ForgetGate = Literal["full", "bias_only", "fixed", "none"]
 class ForgettingTransformerSpec:
     """FoX and Transformer, Pro and LLaMA: one attention block with every switch of the paper (Fig. 1, Table 3).
 
-    `forget_gate`: "full" sigmoid(w.x_t + b), "bias_only" sigmoid(b) learned, "fixed" sigmoid(b) constant, "none"
-    softmax attention. `decay_time_min`/`decay_time_max` (tokens) set the initial b of the two constant gates (Fig.
-    7). `mlp_width` overrides the SwiGLU width that follows from `mlp_ratio` (in small models rounding up to 256 would
-    dominate). `window_size`: a token sees that many, itself included. `prune_log_tolerance`: log(eps) of adaptive
-    computation pruning, e.g. -10; None computes every tile. It changes the result by less than eps, but it is part of the
-    spec because the ACP paper compares the two.
+    `attention`: "stick_breaking" (arXiv 2410.17980) has no gate and needs no position encoding; with `stick_remainder` a
+    token's own value takes what its keys left over. `forget_gate`: "full" sigmoid(w.x_t + b), "bias_only" sigmoid(b)
+    learned, "fixed" sigmoid(b) constant, "none" no gate. `decay_time_min`/`decay_time_max` (tokens) set the initial b of
+    the two constant gates (Fig. 7). `mlp_width` overrides the SwiGLU width that follows from `mlp_ratio` (in small models
+    rounding up to 256 would dominate). `window_size`: a token sees that many, itself included. `prune_log_tolerance`:
+    log(eps) of adaptive computation pruning, e.g. -10; None computes every tile. It changes the result by less than eps,
+    but it is part of the spec because the ACP paper compares the two.
     """
 
     kind: Literal["forgetting_transformer"] = "forgetting_transformer"
@@ -29,6 +30,8 @@ class ForgettingTransformerSpec:
     num_heads: PositiveInt
     mlp_ratio: PositiveFloat = 4.0
     mlp_width: PositiveInt | None = None
+    attention: Literal["softmax", "stick_breaking"] = "softmax"
+    stick_remainder: bool = False
     forget_gate: ForgetGate = "full"
     decay_time_min: PositiveFloat | None = None
     decay_time_max: PositiveFloat | None = None
@@ -57,6 +60,13 @@ class ForgettingTransformerSpec:
                 f"forget_gate {self.forget_gate!r} with decay_time_min {self.decay_time_min} and decay_time_max "
                 f"{self.decay_time_max}: give both decay times with 'bias_only' and 'fixed', and neither otherwise"
             )
+        if self.attention == "stick_breaking" and (self.forget_gate != "none" or self.window_size is not None):
+            raise ValueError(
+                f"attention 'stick_breaking' with forget_gate {self.forget_gate!r} and window_size {self.window_size}: it has "
+                "neither; give forget_gate 'none' and no window"
+            )
+        if self.stick_remainder and self.attention != "stick_breaking":
+            raise ValueError(f"stick_remainder needs attention 'stick_breaking'; attention is {self.attention!r}")
         if self.prune_log_tolerance is not None and self.forget_gate == "none":
             raise ValueError("prune_log_tolerance needs a forget gate; forget_gate is 'none'")
         return self

@@ -94,8 +94,8 @@ def test_attention_of_the_model_itself(tiny_fox, in_memory, bind, corpus, contex
     attention = model.base_model.layers[0].attn
     seen = {}
     model.get_input_embeddings().register_forward_pre_hook(lambda module, args: seen.update(inputs=args[0][0].tolist()))
-    attend = attention._attend
-    attention._attend = lambda q, k, v, f, p: seen.setdefault("o", attend(q, k, v, f, p)) if seen.update(v=v) is None else None
+    attend = attention.attend
+    attention.attend = lambda q, k, v, f, p: seen.setdefault("o", attend(q, k, v, f, p)) if seen.update(v=v) is None else None
     spec = bind(Spec(seq_len=40, distance=8, grid=40, layers=(0,), heads=(1,), num_maps=1))
     rows = measure.evaluate(in_memory(model), spec, context)
     matrix = np.zeros((40, 40))

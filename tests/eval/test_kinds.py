@@ -8,7 +8,19 @@ from typing import get_args
 import pytest
 
 import eval as room
-from eval import gate_maps, lm_eval, longbench, needle, needle_recall, parameters, per_token_loss, throughput, training_curve
+from eval import (
+    equal_logits,
+    gate_maps,
+    lm_eval,
+    longbench,
+    needle,
+    needle_recall,
+    parameters,
+    per_token_loss,
+    recall,
+    throughput,
+    training_curve,
+)
 from eval.kinds import EVAL_SPEC, KINDS, eval_id, kind_of, unread
 from eval.shell.kind import Kind, Needs, unbound
 from eval.shell.sources import Sources
@@ -17,6 +29,8 @@ SMALLEST = (
     per_token_loss.Spec(context_len=128, num_documents=2),
     needle.Spec(),
     needle_recall.Spec(),
+    recall.Spec(),
+    equal_logits.Spec(),
     longbench.Spec(dataset="local"),
     lm_eval.Spec(include="local"),
     gate_maps.Spec(),

@@ -169,3 +169,31 @@ def test_micro_batches_are_those_of_the_scale_unless_asked_for(asked):
     for bad, processes in ((10000, 1), (3 * 16384, 1), (131072, 8)):
         with pytest.raises(ValueError, match=f"micro_batch_tokens {bad} must be a multiple of seq_len 16384"):
             flags(bad, processes)
+
+
+def test_models_besides_are_lines_where_lines_are_models(asked):
+    also = ("stick_breaking", "alibi")
+    plan = make_plan(replace(asked, artefacts=("fig2_per_token_loss", "table_lr_grid"), seeds=(0, 1), also=also))
+    lines = [line.recipe for line in plan.lines["fig2_per_token_loss"]]
+    assert len(lines) == 2 * (len(MODELS) + 2)
+    assert {recipe.seed for recipe in lines if recipe.label == recipe.name == "stick_breaking"} == {0, 1}
+    assert {line.recipe.name for line in plan.lines["table_lr_grid"]} == set(MODELS), "its lines are learning rates"
+    already = make_plan(replace(asked, artefacts=("stick_extrapolation",), also=also))
+    assert len(already.lines["stick_extrapolation"]) == 4
+    with pytest.raises(ValueError, match="--also nothing: no such model"):
+        make_plan(replace(asked, also=("nothing",)))
+
+
+def test_a_synthetic_task_needs_no_text(asked):
+    plan = make_plan(replace(asked, artefacts=("stick_recall",), scale="mini", data=None))
+    assert {run.spec.data.source for run in plan.runs.values()} == {"recall"}
+    found = graph.tasks(plan)
+    assert {task.kind for task in found} == {"train", "evaluate", "draw"}
+    assert not any("--corpus" in task.args or "--corpus-dir" in task.args for task in found)
+    assert len({run.spec.data.fingerprint for run in plan.runs.values()}) == len(SCALES["mini"].recall.num_keys)
+
+
+def test_extrapolation_reaches_sixteen_times_the_training_length():
+    for scale in SCALES.values():
+        at = SCALES[scale.extrapolation]
+        assert at.document_len == 16 * at.seq_len and at.extrapolation == at.name

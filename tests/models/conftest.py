@@ -1,4 +1,5 @@
-"""The models at a size for tests: the paper's seven, one with a window, and whatever kind is not among them yet."""
+"""The models at a size for tests: the paper's seven, one with a window, two with stick-breaking attention, and whatever
+kind is not among them yet."""
 
 from typing import Any, get_args
 
@@ -18,6 +19,7 @@ PRO: dict[str, Any] = {
     "use_output_norm": True,
 }
 SOFTMAX: dict[str, Any] = {"forget_gate": "none", "use_rope": True}
+STICK: dict[str, Any] = {"attention": "stick_breaking", "forget_gate": "none"}
 SPECS: dict[str, ModelSpec] = {
     "fox_pro": ForgettingTransformerSpec(**COMMON, **PRO, num_heads=2),
     "transformer_pro": ForgettingTransformerSpec(**COMMON, **PRO, **SOFTMAX, num_heads=2),
@@ -27,6 +29,8 @@ SPECS: dict[str, ModelSpec] = {
     "hgrn2": HGRN2Spec(**COMMON, expand_ratio=32, mlp_width=128),
     "delta_net": DeltaNetSpec(**COMMON, head_dim=32, mlp_width=128),
     "transformer_swa": ForgettingTransformerSpec(**COMMON, **SOFTMAX, num_heads=2, mlp_width=128, window_size=40),
+    "stick_breaking": ForgettingTransformerSpec(**COMMON, **STICK, num_heads=2, mlp_width=128),
+    "stick_breaking_pro": ForgettingTransformerSpec(**COMMON, **PRO, **STICK, num_heads=2, stick_remainder=True),
 }
 # A new kind is tested as soon as it is listed; give it a line above if its defaults do not suit 64 channels.
 KINDS = get_args(get_args(ModelSpec)[0])

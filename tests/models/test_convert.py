@@ -133,6 +133,11 @@ def test_applied_lower_bounds_cannot_be_expressed(specs):
         config_for_authors(dataclasses.replace(specs["hgrn2"], use_lower_bound=True))
 
 
+def test_stick_breaking_cannot_be_expressed(specs):
+    with pytest.raises(ValueError, match="attention is 'stick_breaking'"):
+        config_for_authors(specs["stick_breaking"])
+
+
 @pytest.fixture
 def authors_folder(specs, tmp_path: Path) -> Path:
     save_authors(build_model(specs["fox_pro"]), tmp_path / "authors")

@@ -19,6 +19,7 @@ from models.spec import ForgettingTransformerSpec
 PRO = {"use_k_shift": True, "use_v_shift": True, "qk_norm": True, "use_output_gate": True, "use_output_norm": True}
 BASE: dict[str, Any] = {"vocab_size": 31, "hidden_size": 64, "num_layers": 2, "num_heads": 4, "mlp_width": 48}
 ROPE: dict[str, Any] = {"forget_gate": "none", "use_rope": True}
+STICK: dict[str, Any] = {"attention": "stick_breaking", "forget_gate": "none"}
 CONSTANT: dict[str, Any] = {"decay_time_min": 2.0, "decay_time_max": 64.0}
 VARIANTS: dict[str, dict[str, Any]] = {
     "fox_pro": PRO,
@@ -37,6 +38,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "window": {**PRO, "window_size": 3},
     "softmax_window": {**ROPE, "window_size": 3},
     "other_eps": {**PRO, "norm_eps": 1e-2},
+    "stick_breaking": STICK,
+    "stick_breaking_pro": {**PRO, **STICK, "stick_remainder": True},
+    "stick_breaking_with_rope": {**STICK, "use_rope": True},
 }
 
 
@@ -97,6 +101,14 @@ def reference_attention(x: torch.Tensor, w: dict[str, torch.Tensor], spec: Forge
     o = torch.zeros_like(q)
     for h in range(heads):
         for i in range(T):
+            if spec.attention == "stick_breaking":
+                left = torch.ones((), dtype=x.dtype)
+                for j in range(i - 1, -1, -1):
+                    share = torch.sigmoid(q[i, h] @ k[j, h] / math.sqrt(D))
+                    o[i, h] += left * share * v[j, h]
+                    left = left * (1 - share)
+                o[i, h] += left * v[i, h] if spec.stick_remainder else 0.0
+                continue
             first = 0 if spec.window_size is None else max(0, i - spec.window_size + 1)
             weights = torch.stack(
                 [gate[j + 1 : i + 1, h].prod() * torch.exp(q[i, h] @ k[j, h] / math.sqrt(D)) for j in range(first, i + 1)]
@@ -133,6 +145,21 @@ def test_logits_equal_the_written_out_reference(variant):
         actual = model(tokens[None]).logits[0].double()
         expected = reference_logits(model, spec, tokens)
     assert (actual - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"attention": "stick_breaking"}, "forget_gate 'full'"),
+        ({**STICK, "window_size": 8}, "window_size 8"),
+        ({"stick_remainder": True}, "attention is 'softmax'"),
+        ({**STICK, "prune_log_tolerance": -10.0}, "needs a forget gate"),
+        ({"forget_gate": "fixed"}, "give both decay times"),
+    ],
+)
+def test_switches_that_do_not_go_together_are_refused(changes, words):
+    with pytest.raises(ValueError, match=words):
+        ForgettingTransformerSpec(**BASE, **changes)
 
 
 def test_an_open_gate_is_softmax_attention():

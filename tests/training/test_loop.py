@@ -1,5 +1,6 @@
 """A run survives what happens to runs, and ends where an undisturbed one ends."""
 
+import math
 import os
 import random
 import signal
@@ -12,11 +13,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.runs import anomalies, assert_same_run, grad_norms, losses, weights
-from training.guard import WARM_STEPS
+from data.recall import IGNORED, RecallTask
+from models.build import build_model
+from models.loss import TokenLoss
+from models.spec import ForgettingTransformerSpec
+from tests.training.runs import Outcome, anomalies, assert_same_run, grad_norms, losses, weights
+from training.distributed import World
+from training.guard import WARM_STEPS, Guard
+from training.loop import train
 from training.progress import RunProgress
 from training.run_folder import RunFolder
 from training.signals import EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_REQUEUE
+from training.spec import Execution, RunSpec, TrainSpec
+from training.step import Stepper
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -326,3 +335,59 @@ def test_a_really_full_disk(make_run, corpus, tmp_path):
         assert run.finished
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def recall_run(folder, **changes):
+    task = RecallTask(num_keys=3, num_assignments=2, num_symbols=8)
+    model = ForgettingTransformerSpec(vocab_size=17, hidden_size=32, num_layers=2, num_heads=2, mlp_width=64)
+    settings = dict(seq_len=18, batch_tokens=18 * 16, train_tokens=18 * 16 * 40, warmup_tokens=0, peak_lr=3e-3)
+    train_spec = TrainSpec(**settings, precision="fp32")
+    spec = RunSpec(name="recall", scale="test", model=model, data=task.data, train=train_spec, **changes)
+    return RunFolder.create(folder / spec.run_id, spec)
+
+
+def test_a_synthetic_task_is_trained_without_a_corpus(tmp_path):
+    """On one process and on two, broken off and gone on with: the same run; its loss is that of the answers alone."""
+    runs = [recall_run(tmp_path / name) for name in ("one", "two", "broken")]
+    alone, shared = (
+        Outcome(run, None, Execution(device="cpu"), size, None) for run, size in zip(runs[:2], (1, 2), strict=True)
+    )
+    assert alone.exit_code() == shared.exit_code() == EXIT_FINISHED, alone.output + shared.output
+    broken = Outcome(runs[2], None, Execution(device="cpu", checkpoint_minutes=0.0), 1, slow)
+    wait_for_step(runs[2], 5)
+    os.kill(broken.processes[0].pid, signal.SIGTERM)
+    assert broken.exit_code() == EXIT_REQUEUE
+    assert Outcome(runs[2], None, Execution(device="cpu"), 1, None).exit_code() == EXIT_FINISHED
+    assert_same_run(runs[0], runs[2])
+    assert losses(runs[0]) == pytest.approx(losses(runs[1]), rel=1e-4)
+    assert losses(runs[0])[0] == pytest.approx(math.log(17), abs=0.1)
+    assert sum(losses(runs[0])[-5:]) / 5 < math.log(8) + 0.1, "that an answer is a value is learnt soon"
+    assert not (runs[0].export / "tokenizer.json").exists()
+
+
+def test_a_text_needs_its_corpus(make_run):
+    with pytest.raises(ValueError, match="--corpus-dir"):
+        train(make_run().path, None, Execution(device="cpu"), quiet=True)
+
+
+def test_targets_without_loss_change_nothing(make_run):
+    """The mean is over those that carry it, in however many micro-batches they come."""
+    torch.manual_seed(0)
+    model = build_model(ForgettingTransformerSpec(vocab_size=16, hidden_size=32, num_layers=1, num_heads=2, mlp_width=32))
+    inputs, targets = torch.randint(16, (2, 4, 12))
+    masked = targets.masked_fill(torch.arange(12) % 3 != 0, IGNORED)
+    world = World(0, 1, torch.device("cpu"))
+    spec = make_run().read_spec().train
+
+    def loss_and_gradient(micro_batch):
+        model.zero_grad()
+        stepper = Stepper(TokenLoss(model), torch.optim.AdamW(model.parameters()), Guard(None, world), spec, world, micro_batch)
+        loss = stepper._backward(inputs, masked)
+        return loss, model.lm_head.weight.grad.clone()
+
+    logits = model(inputs).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), masked.flatten(), ignore_index=IGNORED)
+    (gradient,) = torch.autograd.grad(expected, [model.lm_head.weight])
+    for micro_batch in (4, 1):
+        loss, found = loss_and_gradient(micro_batch)
+        assert torch.allclose(loss, expected, atol=1e-6) and torch.allclose(found, gradient, atol=1e-6)

@@ -1,11 +1,13 @@
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from data.spec import DataSpec
 from experiments.recipes import Recipe, model_spec
-from experiments.scales import MODELS, SCALES
+from experiments.scales import ALL_MODELS, SCALES
 from training.spec import RunSpec, TrainSpec
 
 DATA = DataSpec(source="text", tokenizer="gpt2", vocab_size=50257, bos_id=50256, document_len=65536, fingerprint="0123")
@@ -15,7 +17,7 @@ def specs() -> list[RunSpec]:
     return [
         Recipe(model, model, scale.name).run_spec(dataclasses.replace(DATA, document_len=scale.document_len))
         for scale in SCALES.values()
-        for model in MODELS
+        for model in ALL_MODELS
     ]
 
 
@@ -26,7 +28,7 @@ def test_json_round_trip_keeps_spec_and_identity(spec):
 
 
 def test_every_run_of_every_scale_has_its_own_identity():
-    assert len({spec.run_id for spec in specs()}) == len(MODELS) * len(SCALES)
+    assert len({spec.run_id for spec in specs()}) == len(ALL_MODELS) * len(SCALES)
 
 
 def test_identity_changes_with_the_result_and_not_with_the_name():
@@ -40,6 +42,14 @@ def test_identity_changes_with_the_result_and_not_with_the_name():
         dataclasses.replace(spec, model=dataclasses.replace(spec.model, use_rope=True)),
     ]
     assert len({s.run_id for s in [spec, *changed]}) == 6
+
+
+def test_fields_added_later_rename_no_run_that_was_trained():
+    """Every run whose record is committed still has the identity it was trained under."""
+    records = [json.loads(path.read_text()) for path in Path("results").glob("*/runs/*.json")]
+    assert records
+    for record in records:
+        assert RunSpec.from_json(json.dumps(record["spec"])).run_id == record["run_id"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,98 @@
+"""Cost: the kernels' stored times relative to softmax with rotary embedding, and training steps."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from analysis.fox import table6_throughput
+from analysis.names import rank, style_of, title
+from analysis.study import Study
+from analysis.style import WIDTH, figure_style, plt, save, save_csv, scale_note, set_note, tokens
+from analysis.tables import Cell, Column, Table
+
+ROWS = Path("kernels") / "stick_breaking.csv"
+BASELINE = "softmax cuDNN + RoPE"
+OPERATION = "forward+backward"
+PROVIDERS = {"softmax flash-2 + RoPE": "#C4C4C4", "ours": style_of("stick_breaking").colour, "fla": "#0072B2"}
+SETTING = ["gpu", "logits", "batch", "seq_len", "num_heads", "head_dim"]
+
+
+def kernel_times(study: Study) -> pd.DataFrame:
+    """The newest row of every provider, shape, kind of logits and GPU, forward and backward, with `relative`: its time as a
+    multiple of cuDNN's softmax with rotary embedding in the same run. Empty where none are stored."""
+    path = study.results_dir / ROWS
+    if not path.is_file():
+        return pd.DataFrame(columns=[*SETTING, "provider", "ms_q50", "relative"])
+    rows = pd.read_csv(path).rename(columns={"gates": "logits"})
+    rows = rows[rows["operation"] == OPERATION]
+    run = ["date", "gpu", "batch", "seq_len", "num_heads", "head_dim"]
+    base = rows[rows["provider"] == BASELINE].drop_duplicates(run, keep="last")
+    rows = rows.merge(base[[*run, "ms_q50"]], on=run, suffixes=("", "_base"))
+    rows = rows.assign(relative=rows["ms_q50"] / rows["ms_q50_base"])
+    return rows.drop_duplicates([*SETTING, "provider"], keep="last", ignore_index=True)
+
+
+def draw(study: Study) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}."""
+    stem = study.folder / "figures" / study.stem
+    steps, kernels = table6_throughput.measured(study), kernel_times(study)
+    with figure_style():
+        figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 2.7), width_ratios=(2, 1))
+        _kernel_bars(left, kernels)
+        _step_bars(right, steps)
+        gpus = ", ".join(sorted(set(kernels["gpu"])))
+        machine = str(steps["machine"].iloc[0])
+        set_note(
+            figure,
+            study,
+            f"left: {gpus}, bfloat16, forward + backward, longer is slower" if gpus else "left: no kernel times are stored",
+            f"right: {machine}, context {tokens(steps['seq_len'].iloc[0])}, bars: 20% to 80% of the repetitions",
+        )
+        return [*save(figure, stem), save_csv(kernels, stem)]
+
+
+def _kernel_bars(axes: Axes, rows: pd.DataFrame) -> None:
+    axes.set_ylabel("time, cuDNN softmax + RoPE = 1")
+    shown = rows[rows["provider"].isin(list(PROVIDERS))]
+    if shown.empty:
+        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", va="center")
+        axes.set_xticks([])
+        return
+    shapes = sorted({tuple(shape) for shape in shown[["seq_len", "batch", "num_heads", "head_dim"]].to_numpy()})
+    bars = [("softmax flash-2 + RoPE", "any"), ("ours", "short"), ("ours", "long"), ("fla", "short"), ("fla", "long")]
+    for place, (provider, logits) in enumerate(bars):
+        own = shown[(shown["provider"] == provider) & (shown["logits"] == logits)]
+        where = [shapes.index(tuple(shape)) for shape in own[["seq_len", "batch", "num_heads", "head_dim"]].to_numpy()]
+        label = provider if logits == "any" else f"{provider}, {logits} reach"
+        axes.bar(np.array(where) + 0.16 * (place - 2), own["relative"], 0.14, color=PROVIDERS[provider],
+                 alpha=0.55 if logits == "short" else 1.0, label=label)  # fmt: skip
+    axes.axhline(1.0, color="black", linewidth=0.6)
+    axes.set_xticks(range(len(shapes)), [f"T {tokens(length)}\nB{b} H{h} D{d}" for length, b, h, d in shapes])
+    axes.legend(fontsize=6.5, ncols=2)
+
+
+def _step_bars(axes: Axes, steps: pd.DataFrame) -> None:
+    models = sorted(steps["model"], key=rank)
+    by_model = steps.set_index("model")
+    for place, model in enumerate(models):
+        row = by_model.loc[model]
+        spread = [[row["tokens_per_s"] - row["tokens_per_s_low"]], [row["tokens_per_s_high"] - row["tokens_per_s"]]]
+        axes.bar(place, row["tokens_per_s"], 0.7, color=style_of(model).colour, yerr=spread, error_kw={"linewidth": 0.9})
+    axes.set_xticks(range(len(models)), [title(model).replace(" (", "\n(") for model in models], fontsize=6.5)
+    axes.set_ylabel("training, tokens/s")
+
+
+def summary(study: Study) -> Table:
+    """Kernel times relative to cuDNN's softmax with rotary embedding, a line per shape."""
+    rows = kernel_times(study)
+    shown = sorted(set(zip(rows["provider"], rows["logits"], strict=True)))
+    columns = [Column(f"{p}_{z}", p if z == "any" else f"{p}, {z} reach", 2) for p, z in shown if p != BASELINE]
+    values: dict[str, list[Cell]] = {}
+    for (gpu, length, batch, heads, dim), own in rows.groupby(["gpu", "seq_len", "batch", "num_heads", "head_dim"]):
+        times = own.set_index(["provider", "logits"])["relative"].to_dict()
+        values[f"{gpu}, B{batch} T{length} H{heads} D{dim}"] = [times.get(each) for each in shown if each[0] != BASELINE]
+    note = f"{scale_note(study).capitalize()}. Time of forward and backward as a multiple of softmax with rotary embedding by"
+    note += " cuDNN in the same run." if len(rows) else " cuDNN: not measured."
+    return Table("Cost of stick-breaking attention", columns, values, note)  # type: ignore[arg-type]

@@ -1,0 +1,128 @@
+"""Length extrapolation: per-token loss and perplexity to sixteen times the training length, and the weights of equal logits."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from analysis.curves import LossCurve, by_model, log_perplexity, perplexity
+from analysis.names import ordered, style_of
+from analysis.panels import Drawn, band_note, core_limits, draw_lines, is_cut, legend_of
+from analysis.study import Study
+from analysis.style import WIDTH, figure_style, plt, save, save_csv, scale_note, set_note, tokens, training_length_line
+from analysis.tables import Column, Table, over_seeds
+
+BINS_PER_DOUBLING = 6
+SHOWN_DISTANCES = 12
+
+
+def curves(study: Study) -> dict[str, LossCurve]:
+    """By model, in the order of all figures. ValueError where nothing is stored."""
+    found = by_model(study)
+    if not found:
+        raise ValueError(f"{study.stem}: no per-token losses are stored; run its experiment first")
+    return {model: found[model] for model in ordered(found)}
+
+
+def draw(study: Study) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}."""
+    found = curves(study)
+    stem = study.folder / "figures" / study.stem
+    losses = [binned(curve) for curve in found.values()]
+    points = np.unique(np.geomspace(study.train_len / 8, losses[0].x[-1], 120).astype(int))
+    perplexities = [
+        Drawn(style_of(model), points, perplexity(curve.losses_SN)[:, points - 1]) for model, curve in found.items()
+    ]
+    with figure_style():
+        figure, (left, middle, right) = plt.subplots(1, 3, figsize=(WIDTH, 2.9), width_ratios=(1, 1, 0.8))
+        cut = False
+        for axes, lines, ylabel, xlabel in (
+            (left, losses, "Per-token loss $L(i)$ (nats)", "Token index $i$"),
+            (middle, perplexities, "Perplexity $P(l)$", "Context length $l$"),
+        ):
+            limits = core_limits(lines, study.train_len)
+            _panel(axes, lines, study.train_len)
+            axes.set(ylim=limits, ylabel=ylabel, xlabel=xlabel)
+            cut = cut or is_cut(lines, limits)
+        weights = _draw_weights(right, study)
+        legend_of(figure, [line.style for line in losses])
+        set_note(
+            figure,
+            study,
+            f"{next(iter(found.values())).num_documents:,} held-out documents",
+            band_note(len(curve.seeds) for curve in found.values()),
+            f"$L(i)$: means over a {BINS_PER_DOUBLING}th of a doubling",
+            f"dashed: training length {tokens(study.train_len)}",
+            "right: fresh models, mean over heads",
+            "curves that leave the frame go on above" if cut else "",
+        )
+        return [*save(figure, stem), save_csv(_table([*losses, *perplexities], weights), stem)]
+
+
+def binned(curve: LossCurve) -> Drawn:
+    """L(i) as means over stretches of equal length on a logarithmic axis, from an eighth of the training length on."""
+    doublings = np.log2(8 * curve.length / curve.train_len)
+    edges = np.geomspace(curve.train_len / 8, curve.length, round(BINS_PER_DOUBLING * doublings) + 1)
+    edges = np.unique(edges.round().astype(np.int64))
+    sums = np.add.reduceat(curve.losses_SN[:, : edges[-1]], edges[:-1].tolist(), axis=1)
+    return Drawn(style_of(curve.model), np.sqrt(edges[:-1] * edges[1:]), sums / np.diff(edges))
+
+
+def _panel(axes: Axes, lines: list[Drawn], train_len: int) -> None:
+    draw_lines(axes, lines)
+    training_length_line(axes, train_len)
+    axes.set_xscale("log", base=2)
+    longest = int(lines[0].x[-1])
+    ticks = [train_len * 2**power for power in range(-2, 5, 2) if train_len * 2**power <= 1.2 * longest]
+    axes.set_xticks(ticks, [tokens(tick) for tick in ticks])
+    axes.minorticks_off()
+
+
+def mean_weights(study: Study) -> pd.DataFrame:
+    """Columns model, distance, weight: of equal logits, mean over heads; a fresh model's do not depend on its seed."""
+    rows = study.rows("equal_logits")
+    if rows.empty:
+        return pd.DataFrame(columns=["model", "distance", "weight"])
+    rows = rows[rows["seed"] == rows.groupby("model")["seed"].transform("min")]
+    return rows.groupby(["model", "distance"])["weight"].mean().reset_index()
+
+
+def _draw_weights(axes: Axes, study: Study) -> pd.DataFrame:
+    weights = mean_weights(study)
+    weights = weights[weights["distance"] <= SHOWN_DISTANCES]
+    for model in ordered(weights["model"]):
+        own = weights[(weights["model"] == model) & (weights["weight"] > 0)]
+        style = style_of(model)
+        axes.plot(own["distance"], own["weight"], color=style.colour, marker=style.marker, markersize=2.5, linewidth=0.9)
+    axes.set_yscale("log")
+    axes.set(xlabel="Distance of the key", ylabel="Weight where all logits are 0")
+    return weights
+
+
+def _table(lines: list[Drawn], weights: pd.DataFrame) -> pd.DataFrame:
+    half = len(lines) // 2
+    frames = [
+        pd.DataFrame({"label": line.style.label, "quantity": quantity, "x": line.x, "value": line.mean})
+        for quantity, some in (("loss", lines[:half]), ("perplexity", lines[half:]))
+        for line in some
+    ]
+    labels = weights["model"].map(lambda model: style_of(model).label)
+    frames.append(pd.DataFrame({"label": labels, "quantity": "weight", "x": weights["distance"], "value": weights["weight"]}))
+    return pd.concat(frames, ignore_index=True)
+
+
+def summary(study: Study) -> Table:
+    """Perplexity at the training length and its doublings, and the mean loss of the last eighth of the evaluation."""
+    found = curves(study)
+    train_len, longest = study.train_len, next(iter(found.values())).length
+    lengths = [train_len * 2**power for power in range(5) if train_len * 2**power <= longest]
+    columns = [Column(f"ppl_{length}", f"P({tokens(length)})", 3, "lower") for length in lengths]
+    columns.append(Column("last_eighth", f"loss, {tokens(longest * 7 // 8)} to {tokens(longest)} (nats)", 3, "lower"))
+    values = {}
+    for model, curve in found.items():
+        means_SN = log_perplexity(curve.losses_SN)
+        last = curve.losses_SN[:, longest * 7 // 8 :].mean(axis=1)
+        values[model] = [*(np.exp(means_SN[:, length - 1]) for length in lengths), last]
+    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Training length {tokens(train_len)}."
+    return over_seeds("Perplexity beyond the training length", columns, values, note)
