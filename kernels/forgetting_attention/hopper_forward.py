@@ -13,10 +13,9 @@ to the reference, a row is right if
 * before < 2^120: weights are >= 0, so no partial sum was larger, and 1 / before is a normal number.
 * o is finite: products with V have the size of `before` times that of V and may overflow first. An inf stays inf or
   becomes NaN, whatever is done to it later.
-* lse > -60: a weight below 2^-126 became 0. As many as there are keys sum up to less than 2^-100, next to 2^-60 nothing;
-  so is a whole first part below 2^-100, which is dropped as 1 / before might overflow. Where no keys come before the
-  diagonal nothing was lost, whatever lse is.
-* lse < inf. NaN fails every comparison. On the diagonal no weight passes 1 and the sum is between 1 and 1 + keys.
+* lse > -60: a weight below 2^-126 became 0. As many as there are keys sum up to less than 2^-100, next to 2^-60 nothing.
+  Where no keys come before the diagonal nothing was lost, whatever lse is.
+On the diagonal no weight passes 1 and the sum is between 1 and 1 + keys; an inf or NaN among the logits ends up in o.
 """
 
 # ruff: noqa: RUF005, SIM113 -- Gluon compiles this: it knows neither unpacking in lists nor enumerate
@@ -40,7 +39,7 @@ _TILE = gl.constexpr(TILE)
 @gluon.jit
 def _trusted(before, lse, spoiled, keys_before):
     """Whether a row never left the range; see the top of this file. `spoiled` is 0, or NaN if o is not finite."""
-    return (before < 2.0**120) & (spoiled == 0.0) & ((lse > -60.0) | (keys_before == 0)) & (lse < float("inf"))
+    return (before < 2.0**120) & (spoiled == 0.0) & ((lse > -60.0) | (keys_before == 0))
 
 
 @gluon.jit
@@ -146,7 +145,7 @@ def _diagonal(
     a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_MD.type.layout, 2)
     acc_row: gl.constexpr = gl.SliceLayout(1, acc_MD.type.layout)
     no_s = gl.zeros((BLOCK_M, BLOCK_N), gl.float32, layout=s_layout)
-    some_M = total_M > 2.0**-100
+    some_M = total_M > 0.0
     top_M = gl.where(some_M, gl.log2(total_M) + row_M, float("-inf"))
     mean_M = gl.where(some_M, 1.0 / total_M, 0.0)
     acc_MD = acc_MD * gl.convert_layout(mean_M, acc_row)[:, None]

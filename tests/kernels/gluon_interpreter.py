@@ -179,7 +179,8 @@ class _Language:
 
         def run(function: Callable, arguments: tuple) -> None:
             try:
-                with torch.no_grad():  # each thread has its own switch
+                torch.set_flush_denormal(True)  # as exp2 and division do on a GPU; each thread has its own switches
+                with torch.no_grad():
                     function(*arguments)
             except BaseException as failure:
                 failures.append(failure)

@@ -12,15 +12,16 @@ from torch import Tensor
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from kernels.forgetting_attention import forgetting_attention, hopper_backward, triton_operator
+from kernels.forgetting_attention import forgetting_attention, hopper_backward, hopper_forward, triton_operator
+from kernels.forgetting_attention.triton_prepare import prepare
 from tests.kernels.gluon_interpreter import interpreted_gluon
 from tests.kernels.regimes import (
     GRID,
     Regime,
     assert_decoding_within,
     assert_within,
+    out_of_range,
     overflow_of_a_training,
-    overflowing,
     regimes,
 )
 
@@ -62,9 +63,18 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return request.param
 
 
-def test_what_overflowed_is_right(kernels: str) -> None:
-    for case in (overflowing("cpu"), overflow_of_a_training("cpu")):
+def test_what_left_the_range_is_right(kernels: str) -> None:
+    for case in (*out_of_range("cpu"), overflow_of_a_training("cpu")):
         assert_within(attention, case)
+
+
+def test_only_rows_out_of_range_are_done_again() -> None:
+    ordinary, _ = Regime(30.0, "one").make(256, 64, torch.bfloat16, "cpu", seed=4)
+    redone = []
+    for q, k, v, log_fgate, _ in (ordinary, *out_of_range("cpu")):
+        prepared = prepare(log_fgate, 256, None, None, None, None, False)
+        redone.append(hopper_forward.hopper_forward(q, k, v, prepared, 0.125)[2].flatten().tolist())
+    assert redone == [[0, 0, 0, 0], *[[0, 0, 1, 1]] * 4]
 
 
 @pytest.mark.parametrize("kernels", ["hopper"], indirect=True)

@@ -67,21 +67,35 @@ def regimes() -> st.SearchStrategy[Regime]:
 
 
 GRID = [
-    Regime(84.0, "cancelling", 1e4),  # with seed 4, what `overflowing` does, among other numbers
+    Regime(84.0, "cancelling", 1e4),  # with seed 4, what `out_of_range` does, among other numbers
     *(Regime(logit, gates) for logit in (1.0, 30.0, 100.0, 300.0) for gates in (*GATES, "cancelling")),
     *(Regime(30.0, gates, value) for value in (1e-3, 1e4) for gates in ("mixture", "cancelling")),
     *(Regime(logit, gates, 1.0, limits) for logit in (3.0, 100.0) for gates in ("cuts", "cancelling") for limits in LIMITS[1:]),
 ]
 
 
-def overflowing(device: str) -> Case:
-    """Before the diagonal of the second tile the weights sum up to 2^127.5, their products with v to 2^129.5; then a gate
-    takes 70 nats back, and the row's whole sum is an innocent 2^26."""
+def out_of_range(device: str) -> list[Case]:
+    """What exp2 without a maximum cannot do, in a row's second tile of keys: two tiles of equal logits and values.
+
+    Before the diagonal, weights and their products with v sum up to 2^127.5 and 2^129.5; to 2^118 and 2^130; to 2^127.5
+    and 2^117.5; then a gate takes 70 nats back, and the row's whole sum is an innocent 2^17 or 2^26. Or every weight is
+    2^-139, and the first tile counts as much as the second.
+    """
+    return [
+        _two_tiles(2.609375, 0.0, 4.0, -70.0, device),
+        _two_tiles(2.40625, 0.0, 4096.0, -70.0, device),
+        _two_tiles(2.609375, 0.0, 2.0**-10, -70.0, device),
+        _two_tiles(-3.0, -3.0, 1.0, 0.0, device),
+    ]
+
+
+def _two_tiles(first_key: float, second_key: float, value: float, gate: float, device: str) -> Case:
+    """Logits are 32 times a key's number; v is `value` in the first tile and noise in the second."""
     case, _ = Regime(1.0, "zero").make(256, 64, torch.bfloat16, device, 0)
     case.q[:] = 4.0
-    case.k[:, :128], case.k[:, 128:] = 2.609375, 0.0
-    case.v[:, :128] = 4.0
-    case.log_fgate[:, 192] = -70.0
+    case.k[:, :128], case.k[:, 128:] = first_key, second_key
+    case.v[:, :128] = value
+    case.log_fgate[:, 192] = gate
     return case
 
 

@@ -13,8 +13,8 @@ from tests.kernels.regimes import (
     Regime,
     assert_decoding_within,
     assert_within,
+    out_of_range,
     overflow_of_a_training,
-    overflowing,
     regimes,
 )
 
@@ -26,12 +26,13 @@ def test_every_regime_on_a_cpu(dtype: torch.dtype) -> None:
         assert_within(forgetting_attention, case, **options)
         if regime.limits != "documents":
             assert_decoding_within(forgetting_attention, case, **options)
-    assert_within(forgetting_attention, overflowing("cpu"))
+    for case in out_of_range("cpu"):
+        assert_within(forgetting_attention, case)
 
 
 @pytest.mark.gpu
-def test_what_overflowed_is_right() -> None:
-    for case in (overflowing("cuda"), overflow_of_a_training("cuda")):
+def test_what_left_the_range_is_right() -> None:
+    for case in (*out_of_range("cuda"), overflow_of_a_training("cuda")):
         assert_within(forgetting_attention, case)
 
 
