@@ -9,6 +9,7 @@ and starts a job again only from within a task that lives, by a count of time-ou
 """
 
 import contextlib
+import math
 import os
 import tempfile
 from dataclasses import replace
@@ -186,7 +187,8 @@ def rehearse(plan: Plan, cluster: Cluster, console: Console) -> int:
 
 
 def _overview(nodes: list[Node], ids: dict[str, str]) -> Table:
-    """One line a run, with the jobs that train, evaluate and time it; then what belongs to no run."""
+    """One line a run, with the jobs that train, evaluate and time it, and how often a training that takes longer than its limit
+    starts; then what belongs to no run."""
     table = Table("what", "train", "evaluate", "time", "other", "nodes x tasks", "GPUs", "hours", box=None, pad_edge=False)
     rows: dict[str, dict[str, Node]] = {}
     for node in nodes:
@@ -195,14 +197,15 @@ def _overview(nodes: list[Node], ids: dict[str, str]) -> Table:
         jobs = {kind: ids.get(node.key, "not taken") for kind, node in members.items()}
         other = next((f"{kind} {job}" for kind, job in jobs.items() if kind in ("prepare", "draw")), "")
         first = next(iter(members.values()))
-        size = first.resources
+        size, hours = first.resources, first.resources.minutes / 60
+        starts = math.ceil(first.gpu_hours / (size.gpus or 1) / hours - 0.01)
         table.add_row(
             name if first.task.run is not None else first.task.name.split(" ", 1)[1],
             *(jobs.get(kind, "") for kind in ("train", "evaluate", "time")),
             other,
             f"{size.nodes} x {size.tasks_per_node}",
             str(size.gpus or "-"),
-            f"{size.minutes / 60:.1f}",
+            f"{hours:.1f}" + (f" x {starts}" if starts > 1 else ""),
         )
     return table
 

@@ -50,6 +50,9 @@ def test_the_whole_paper_is_rehearsed_without_slurm_and_without_data(tmp_path, n
     assert int(total[2]) == calls and int(total[4].replace(",", "")) == round(hours)
     for line in (*lines, "--dependency=aftercorr:JOB0", "--kill-on-invalid-dep=yes", "--requeue"):
         assert f"#SBATCH {line}\n" in done.stdout, line
+    table = re.findall(r"^\w+-\w{10} .* (\d+) +([\d.]+)(?: x (\d+))? *$", done.stdout, re.M)
+    asked = sum(int(gpus) * float(each) * int(starts or 1) for gpus, each, starts in table)
+    assert len(table) == 7 and hours <= asked < 1.5 * hours  # a training longer than its limit starts several times
     assert "LongCrawl64 is not here" in done.stdout and "nothing was submitted" in done.stdout
     assert not list(tmp_path.iterdir())
     trainings = [node.task.args for node in nodes if node.kind == "train"]
