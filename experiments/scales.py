@@ -31,11 +31,12 @@ class NeedleGrid:
 
 @dataclass(frozen=True)
 class RecallGrid:
-    """The sizes of the synthetic recall task and the small models that are trained on it, whatever the scale's own are. Every
-    key is assigned `num_assignments` times; a step has `batch_size` sequences."""
+    """The sizes of the synthetic recall task and the small models that are trained on it, whatever the scale's own are. A
+    step has `batch_size` sequences."""
 
     num_keys: tuple[int, ...] = (8, 16, 32, 64)
-    num_assignments: int = 3
+    num_assignments: int = 4
+    num_queries: int = 4
     num_symbols: int = 128
     hidden_size: int = 128
     num_heads: int = 2

@@ -16,7 +16,8 @@ CLAIMS = ("S7",)
 def runs(scale, seeds):
     grid = scale.recall
     for num_keys in grid.num_keys:
-        task = RecallTask(num_keys=num_keys, num_assignments=grid.num_assignments, num_symbols=grid.num_symbols)
+        task = RecallTask(num_keys=num_keys, num_assignments=grid.num_assignments, num_queries=grid.num_queries,
+                          num_symbols=grid.num_symbols)  # fmt: skip
         tokens = grid.batch_size * task.seq_len
         model = dict(hidden_size=grid.hidden_size, num_layers=grid.num_layers, num_heads=grid.num_heads,
                      mlp_width=2 * grid.hidden_size)  # fmt: skip
