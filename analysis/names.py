@@ -34,7 +34,7 @@ MODELS: dict[str, LineStyle] = {
     "delta_net": LineStyle("DeltaNet", "#4D4D4D", DOTTED, "D"),
     "samba": LineStyle("Samba", "#8C6D1F", DASH_DOT, "P"),
     "transformer_swa": LineStyle("Transformer-SWA (LLaMA)", "#6A51A3", DASHED, "X"),
-    "stick_breaking": LineStyle("Stick-breaking", "#004D40", DOTTED, "*"),
+    "stick_breaking": LineStyle("Stick-breaking", "#004D40", DASHED, "*"),
     "alibi": LineStyle("ALiBi", "#8C2D04", DASH_DOT, "P"),
     "stick_breaking_pro": LineStyle("Stick-breaking (Pro)", "#004D40", marker="*"),
 }

@@ -1,10 +1,9 @@
 """Multi-query repeated associative recall (MQAR with keys that are assigned again; arXiv 2410.17980), made as it is read.
 
-    a 7  b 2  a 5  c 1  b 9  ...      c 1  a 5  b 9
-    assignments, in random order      queries: each key once, followed by the value that it was given last
+    a 7  b 2  a 7* b 9  a 5  b 9* a 5* ...
 
-Only the values of the queries carry loss. Train batches are a function of (task, seed, step): nothing is
-stored, and no sequence is seen twice.
+A pair assigns a value to a key or, starred, asks for the one that the key was given last: its value alone carries loss. Train
+batches are a function of (task, seed, step): nothing is stored, and no sequence is seen twice.
 """
 
 import hashlib
@@ -31,10 +30,13 @@ IGNORED = -100
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RecallTask:
-    """`num_keys` keys of `num_symbols`, each assigned `num_assignments` times; values are `num_symbols` others."""
+    """`num_keys` keys of `num_symbols`, each of which comes `num_assignments` times with a value, drawn from `num_symbols`
+    others, and `num_queries` times with the last of them. Which key comes when is random, and whether it is assigned or asked
+    for, but for its first time."""
 
     num_keys: PositiveInt
     num_assignments: PositiveInt
+    num_queries: PositiveInt
     num_symbols: PositiveInt
 
     @model_validator(mode="after")
@@ -44,15 +46,20 @@ class RecallTask:
         return self
 
     @property
+    def times(self) -> int:
+        """How often each key comes."""
+        return self.num_assignments + self.num_queries
+
+    @property
     def seq_len(self) -> int:
-        return 2 * self.num_keys * (self.num_assignments + 1)
+        return 2 * self.num_keys * self.times
 
     @property
     def data(self) -> "DataSpec":
         """The task as what a run is trained on."""
         from data.spec import DataSpec
 
-        identity = ["recall", FORMAT, self.num_keys, self.num_assignments, self.num_symbols]
+        identity = ["recall", FORMAT, self.num_keys, self.num_assignments, self.num_queries, self.num_symbols]
         return DataSpec(
             source="recall",
             tokenizer="symbols",
@@ -64,30 +71,36 @@ class RecallTask:
         )
 
     def sequences(self, count: int, seed: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens (count, seq_len), and of every query the key's values in the order of their assignment (count, num_keys,
-        num_assignments): the last is the answer."""
+        """Tokens (N, seq_len), N = `count`, key and value in turn, and which pairs are queries (N, seq_len / 2)."""
         random = np.random.default_rng(seed)
 
-        def shuffled(row: np.ndarray) -> np.ndarray:
-            return random.permuted(np.tile(row, (count, 1)), axis=1)
+        def shuffled(row: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+            return random.permuted(np.broadcast_to(row, (*shape, len(row))), axis=-1)
 
-        names_NK = shuffled(np.arange(self.num_symbols))[:, : self.num_keys]
-        assigned_NA = shuffled(np.repeat(np.arange(self.num_keys), self.num_assignments))
-        values_NA = random.integers(self.num_symbols, 2 * self.num_symbols, assigned_NA.shape)
-        asked_NK = shuffled(np.arange(self.num_keys))
-        in_turn_NA = np.take_along_axis(values_NA, np.argsort(assigned_NA, axis=1, kind="stable"), axis=1)
-        values_NKR = in_turn_NA.reshape(count, self.num_keys, self.num_assignments)[np.arange(count)[:, None], asked_NK]
-        keys = np.concatenate([np.take_along_axis(names_NK, which, axis=1) for which in (assigned_NA, asked_NK)], axis=1)
-        values = np.concatenate([values_NA, values_NKR[..., -1]], axis=1)
-        return np.stack([keys, values], axis=-1).reshape(count, self.seq_len), values_NKR
+        # Key by key (K) and time by time (R): what each time is, and the value that then holds.
+        roles = np.repeat([True, False], [self.num_assignments - 1, self.num_queries])
+        assigned_NKR = np.pad(shuffled(roles, (count, self.num_keys)), ((0, 0), (0, 0), (1, 0)), constant_values=True)
+        last_NKR = np.maximum.accumulate(np.where(assigned_NKR, np.arange(self.times), 0), axis=2)
+        drawn_NKR = random.integers(self.num_symbols, 2 * self.num_symbols, assigned_NKR.shape)
+        values_NKR = np.take_along_axis(drawn_NKR, last_NKR, axis=2)
+        # The pairs (P) in random order, the times of a key in theirs.
+        which_NP = shuffled(np.repeat(np.arange(self.num_keys), self.times), (count,))
+        places_NP = np.argsort(which_NP, axis=1, kind="stable")
+        names_NK = shuffled(np.arange(self.num_symbols), (count,))[:, : self.num_keys]
+        values_NP, queries_NP = np.empty_like(which_NP), np.empty(which_NP.shape, bool)
+        np.put_along_axis(values_NP, places_NP, values_NKR.reshape(count, -1), axis=1)
+        np.put_along_axis(queries_NP, places_NP, ~assigned_NKR.reshape(count, -1), axis=1)
+        tokens_NP2 = np.stack([np.take_along_axis(names_NK, which_NP, axis=1), values_NP], axis=-1)
+        return tokens_NP2.reshape(count, self.seq_len), queries_NP
 
-    def batch(self, tokens_NT: np.ndarray) -> tuple["torch.Tensor", "torch.Tensor"]:
+    def batch(self, tokens_NT: np.ndarray, queries_NP: np.ndarray) -> tuple["torch.Tensor", "torch.Tensor"]:
         """(inputs, targets) as `load_batch` gives them; targets are IGNORED but for the values of the queries."""
+        import torch
+
         inputs, targets = bos_roll(tokens_NT, self.data.bos_id)
-        ignored = targets.new_full(targets.shape, IGNORED)
-        queries = slice(-2 * self.num_keys + 1, None, 2)
-        ignored[:, queries] = targets[:, queries]
-        return inputs, ignored
+        answers = torch.zeros(targets.shape, dtype=torch.bool)
+        answers[:, 1::2] = torch.from_numpy(queries_NP)
+        return inputs, targets.masked_fill(~answers, IGNORED)
 
 
 @plain_dataclass(frozen=True)
@@ -109,8 +122,8 @@ class RecallSampler:
 
     def batch(self, step: int, rank: int = 0, world_size: int = 1) -> tuple["torch.Tensor", "torch.Tensor"]:
         """(inputs, targets) of one step, int64 of shape (batch_size / world_size, seq_len)."""
-        tokens, _ = self.task.sequences(self.batch_size, (1, self.seed, step))
-        return self.task.batch(tokens[share_of(self.batch_size, rank, world_size)])
+        share = share_of(self.batch_size, rank, world_size)
+        return self.task.batch(*(x[share] for x in self.task.sequences(self.batch_size, (1, self.seed, step))))
 
 
 def heldout(task: RecallTask, count: int) -> tuple[np.ndarray, np.ndarray]:

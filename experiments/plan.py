@@ -175,7 +175,11 @@ def _check_names(request: Request) -> tuple[Scale, dict[str, Artefact]]:
 
 def _made(recipe: Recipe) -> KnownCorpus | None:
     """The corpus of a synthetic task, which is nowhere on disk."""
-    return None if recipe.task is None else KnownCorpus(recipe.task.data, Path(), "made as it is read")
+    return (
+        None
+        if recipe.task is None
+        else KnownCorpus(recipe.task.data, Path(), f"{recipe.task.num_keys} keys, made as it is read")
+    )
 
 
 def _corpus_key(scale: Scale) -> str:

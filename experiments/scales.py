@@ -31,17 +31,20 @@ class NeedleGrid:
 
 @dataclass(frozen=True)
 class RecallGrid:
-    """The sizes of the synthetic recall task and the small models that are trained on it, whatever the scale's own are. Every
-    key is assigned `num_assignments` times; a step has `batch_size` sequences."""
+    """The sizes of the synthetic recall task and the small models that are trained on it, whatever the scale's own are. A
+    step has `batch_size` sequences. At such widths N(0, 0.02^2) is so small a beginning that thousands of steps go by before
+    anything is learnt."""
 
     num_keys: tuple[int, ...] = (8, 16, 32, 64)
-    num_assignments: int = 3
+    num_assignments: int = 4
+    num_queries: int = 4
     num_symbols: int = 128
     hidden_size: int = 128
     num_heads: int = 2
     num_layers: int = 2
-    batch_size: int = 256
-    num_steps: int = 4000
+    initializer_range: float = 0.1
+    batch_size: int = 64
+    num_steps: int = 3000
     peak_lr: float = 1e-3
 
 
@@ -166,7 +169,7 @@ TINY = Scale(
     decay_times=(4, 32, 256),
     timed_sequences=4,
     extrapolation="tiny-extrapolation",
-    recall=RecallGrid((4, 8, 16), 2, 16, hidden_size=64, batch_size=32, num_steps=800, peak_lr=4e-3),
+    recall=RecallGrid((4, 8), 2, 4, 16, hidden_size=64, batch_size=32, num_steps=400, peak_lr=4e-3),
 )
 TINY_SHORT = replace(
     TINY, name="tiny-short", about="tiny with 40% of the tokens, for ablations", train_tokens=1024 * 400,

@@ -70,7 +70,7 @@ def _kernel_bars(axes: Axes, rows: pd.DataFrame) -> None:
                  alpha=0.55 if logits == "short" else 1.0, label=label)  # fmt: skip
     axes.axhline(1.0, color="black", linewidth=0.6)
     axes.set_xticks(range(len(shapes)), [f"T {tokens(length)}\nB{b} H{h} D{d}" for length, b, h, d in shapes])
-    axes.legend(fontsize=6.5, ncols=2)
+    axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(bars), fontsize=7)
 
 
 def _step_bars(axes: Axes, steps: pd.DataFrame) -> None:

@@ -48,7 +48,7 @@ def draw(study: Study) -> list[Path]:
     frames = []
     with figure_style():
         figure, panels = plt.subplots(1, 2, figsize=(0.8 * WIDTH, 2.7), sharex=True)
-        for axes, what, ylabel in zip(
+        for axes, what, words in zip(
             panels, ("correct", "stale"), ("answered correctly", "answered with an earlier value"), strict=True
         ):
             lines = [_line(rows[rows["model"] == model], model, what) for model in models]
@@ -58,18 +58,19 @@ def draw(study: Study) -> list[Path]:
             axes.set_xscale("log", base=2)
             axes.set_xticks(sizes, [str(size) for size in sizes])
             axes.minorticks_off()
-            axes.set(ylim=(-0.03, 1.03), xlabel="Keys in a sequence", ylabel=f"Share of queries {ylabel}")
+            axes.set(ylim=(-0.03, 1.03), xlabel="Keys in a sequence", title=words)
             frames += [
                 pd.DataFrame({"model": model, "quantity": what, "num_keys": line.x, "share": line.mean})
                 for model, line in zip(models, lines, strict=True)
             ]
+        panels[0].set_ylabel("Share of the queries")
         legend_of(figure, [style_of(model) for model in models])
         task = study.spec(study.lines[0].run_id)["data"]["recall"]
         set_note(
             figure,
             study,
-            f"each key is assigned {task['num_assignments']} times, the last counts",
-            f"guessing among {task['num_symbols']} values: {1 / task['num_symbols']:.2g}",
+            f"every key is assigned {task['num_assignments']} times, and asked for {task['num_queries']} times among them",
+            f"guessing one of {task['num_symbols']} values: {1 / task['num_symbols']:.2g}",
             band_note(study.seed_counts.values()),
         )
         return [*save(figure, stem), save_csv(pd.concat(frames, ignore_index=True), stem)]

@@ -1,8 +1,7 @@
 """Accuracy on the synthetic recall task that a run was trained on (data/recall.py), of sequences that no training sees.
 
 Rows: one a sequence, with how many of its queries were answered, and how many with a value that the key had been given earlier
-(`num_stale`). Guessing among the values of the vocabulary gives 1 / num_symbols, among those of the sequence about 1 /
-(num_keys * num_assignments).
+(`num_stale`). Guessing gives 1 / num_symbols.
 """
 
 from dataclasses import replace

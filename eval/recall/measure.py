@@ -19,26 +19,37 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     if run is None or run.data.recall is None or run.data.fingerprint != spec.corpus:
         raise ValueError(f"the evaluation is of recall task {spec.corpus}, which {loaded.subject.model} was not trained on")
     task = run.data.recall
-    tokens_NT, values_NKR = heldout(task, spec.num_sequences)
+    tokens_NT, queries_NP = heldout(task, spec.num_sequences)
     compute = context.compute(spec.precision)
     found = []
     with Progress("recall", spec.num_sequences, 0) as progress:
-        for part in np.array_split(tokens_NT, -(-tokens_NT.size // BATCH_TOKENS)):
-            inputs_NT, targets_NT = (x.to(compute.device) for x in task.batch(part))
+        for rows in np.array_split(np.arange(spec.num_sequences), -(-tokens_NT.size // BATCH_TOKENS)):
+            inputs_NT, _ = task.batch(tokens_NT[rows], queries_NP[rows])
             with compute.inference():
-                logits_NKV = loaded.model(input_ids=inputs_NT, use_cache=False).logits[:, targets_NT[0] >= 0]
-            if not torch.isfinite(logits_NKV).all():
+                logits_NPV = loaded.model(input_ids=inputs_NT.to(compute.device), use_cache=False).logits[:, 1::2]
+            if not torch.isfinite(logits_NPV).all():
                 raise ValueError(f"a logit of {loaded.subject.model} is not finite")
-            found.append(logits_NKV.argmax(-1).cpu().numpy())
-            for _ in part:
+            found.append(logits_NPV.argmax(-1).cpu().numpy())
+            for _ in rows:
                 progress.advance()
-    right_NKR = np.concatenate(found)[..., None] == values_NKR
-    correct_NK = right_NKR[..., -1]
+    correct_NP, stale_NP = judged(tokens_NT, np.concatenate(found))
     return pd.DataFrame(
         {
             "sequence": np.arange(spec.num_sequences),
-            "num_queries": task.num_keys,
-            "num_correct": correct_NK.sum(axis=1),
-            "num_stale": (right_NKR[..., :-1].any(axis=2) & ~correct_NK).sum(axis=1),
+            "num_queries": queries_NP.sum(axis=1),
+            "num_correct": (correct_NP & queries_NP).sum(axis=1),
+            "num_stale": (stale_NP & queries_NP).sum(axis=1),
         }
     )
+
+
+def judged(tokens_NT: np.ndarray, answers_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which answers are the pair's value, and which are not, but a value that its key had before: both (N, P)."""
+    keys_NP, values_NP = tokens_NT[:, ::2], tokens_NT[:, 1::2]
+    correct_NP = answers_NP == values_NP
+    earlier_PP = np.tri(keys_NP.shape[1], k=-1, dtype=bool)
+    had_NP = [
+        (earlier_PP & (keys[:, None] == keys) & (answers[:, None] == values)).any(axis=1)
+        for keys, values, answers in zip(keys_NP, values_NP, answers_NP, strict=True)
+    ]
+    return correct_NP, np.stack(had_NP) & ~correct_NP

@@ -16,10 +16,11 @@ CLAIMS = ("S7",)
 def runs(scale, seeds):
     grid = scale.recall
     for num_keys in grid.num_keys:
-        task = RecallTask(num_keys=num_keys, num_assignments=grid.num_assignments, num_symbols=grid.num_symbols)
+        task = RecallTask(num_keys=num_keys, num_assignments=grid.num_assignments, num_queries=grid.num_queries,
+                          num_symbols=grid.num_symbols)  # fmt: skip
         tokens = grid.batch_size * task.seq_len
         model = dict(hidden_size=grid.hidden_size, num_layers=grid.num_layers, num_heads=grid.num_heads,
-                     mlp_width=2 * grid.hidden_size)  # fmt: skip
+                     mlp_width=2 * grid.hidden_size, initializer_range=grid.initializer_range)  # fmt: skip
         train = dict(seq_len=task.seq_len, batch_tokens=tokens, train_tokens=grid.num_steps * tokens,
                      warmup_tokens=grid.num_steps // 10 * tokens, peak_lr=grid.peak_lr)  # fmt: skip
         for name in ("stick_breaking", "transformer_llama", "fox_llama"):

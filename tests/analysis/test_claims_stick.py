@@ -76,7 +76,7 @@ def recalled(tmp_path, accuracies, seeds=2):
             store.add("stick_recall", f"{num_keys} keys", [("recall", rows)], model=model, seed=seed, name=name)
     study = store.study("stick_recall")
     for record in study.runs.values():
-        record["spec"]["data"]["recall"] = {"num_keys": 4, "num_assignments": 2, "num_symbols": 16}
+        record["spec"]["data"]["recall"] = {"num_keys": 4, "num_assignments": 2, "num_queries": 2, "num_symbols": 16}
     return study
 
 

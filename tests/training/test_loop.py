@@ -338,7 +338,7 @@ def test_a_really_full_disk(make_run, corpus, tmp_path):
 
 
 def recall_run(folder, **changes):
-    task = RecallTask(num_keys=3, num_assignments=2, num_symbols=8)
+    task = RecallTask(num_keys=3, num_assignments=2, num_queries=1, num_symbols=8)
     model = ForgettingTransformerSpec(vocab_size=17, hidden_size=32, num_layers=2, num_heads=2, mlp_width=64)
     settings = dict(seq_len=18, batch_tokens=18 * 16, train_tokens=18 * 16 * 40, warmup_tokens=0, peak_lr=3e-3)
     train_spec = TrainSpec(**settings, precision="fp32")
