@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from experiments.benchmark import evaluations
 from experiments.benchmark.__main__ import main
 from results.measured import read
 
@@ -34,3 +35,12 @@ def test_mistakes_are_errors_of_one_line(monkeypatch, tmp_path, capsys):
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 2 and all(error.startswith("error:") for error in errors)
     assert "no measurements" in errors[0] and "fox: no such model" in errors[1]
+
+
+def test_evaluations_of_fresh_weights_are_timed(texts, tmp_path):
+    wanted = ["fox_pro", "--scale", "tiny", "--data", f"text:{texts}", "--device", "cpu", "--rows", str(tmp_path)]
+    assert evaluations.main([*wanted, "--new-tokens", "2"]) == 0
+    rows = read("evaluations", tmp_path).set_index("evaluation")
+    assert set(rows.index) == {"needle", "per_token_loss"}
+    assert rows.seconds.gt(0).all() and rows.peak_memory_gib.isna().all()
+    assert "max_new_tokens 2" in rows.what["needle"] and "num_documents 1" in rows.what["per_token_loss"]
