@@ -4,7 +4,7 @@ Pairs share a hue (FoX warm, Transformer blue) and differ in lightness and line:
 dashed. Colours are those of Okabe and Ito, distinguishable with the common colour-vision deficiencies and in grey.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 Dashes = tuple[float, ...] | None
@@ -70,3 +70,14 @@ def rank(model: str) -> int:
 def ordered(models: Iterable[str]) -> list[str]:
     """The given models, each once, in the paper's order; unknown ones last, by name."""
     return sorted(set(models), key=lambda model: (rank(model), model))
+
+
+def missing_of(models: Iterable[str], there: Collection[str]) -> list[str]:
+    """Names of the models that are not there, each once."""
+    return [title(model) for model in dict.fromkeys(models) if model not in there]
+
+
+def pairs_in(there: Collection[str], pairs: Sequence[tuple[str, str]] = PAIRS) -> tuple[list[tuple[str, str]], list[str]]:
+    """The pairs whose models are both there, and in words those that are not."""
+    found = [pair for pair in pairs if set(pair) <= set(there)]
+    return found, [f"{title(one)} with {title(other)}" for one, other in pairs if (one, other) not in found]

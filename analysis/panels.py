@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from matplotlib.lines import Line2D
 
 from analysis.curves import LossCurve, first_plotted, smooth
 from analysis.names import LineStyle
+from analysis.style import token_ticks, training_length_line
 
 MAX_POINTS = 2_048
 FEW_SEEDS = 4
@@ -42,6 +44,10 @@ class Drawn:
         deviation = self.values_SX.std(axis=0, ddof=1)
         return self.mean - deviation, self.mean + deviation
 
+    def frame(self, **labels: str) -> pd.DataFrame:
+        """What is drawn of a smoothed loss, behind columns that say of what."""
+        return pd.DataFrame({**labels, "position": self.x, "loss_smoothed": self.mean})
+
 
 def band_note(seeds: Iterable[int]) -> str:
     """What the line and its band are, for the note above a figure; empty where every label has one seed."""
@@ -54,15 +60,13 @@ def band_note(seeds: Iterable[int]) -> str:
     return f"lines: mean of {number} seeds, bands: {' or '.join(kinds)}"
 
 
-def positions_drawn(length: int, train_len: int, window: int) -> np.ndarray:
-    """At most about 2,048 positions (1-based), evenly spaced, with the last one; a few in each smoothing window."""
+def smoothed(curve: LossCurve, style: LineStyle, window: int, length: int | None = None) -> Drawn:
+    """L(i) smoothed over `window` tokens, up to `length` (None: all of it): at most about 2,048 even positions (1-based)
+    and the last one, a few in each window."""
+    length = curve.length if length is None else length
     stride = max(1, window // 8, math.ceil(length / MAX_POINTS))
-    positions = np.arange(min(first_plotted(train_len), length), length + 1, stride)
-    return positions if positions[-1] == length else np.append(positions, length)
-
-
-def smoothed(curve: LossCurve, style: LineStyle, positions: np.ndarray, window: int) -> Drawn:
-    """L(i) smoothed over `window` tokens, at some positions."""
+    positions = np.arange(min(first_plotted(curve.train_len), length), length + 1, stride)
+    positions = positions if positions[-1] == length else np.append(positions, length)
     return Drawn(style, positions, np.stack([smooth(losses, window)[positions - 1] for losses in curve.losses_SN]))
 
 
@@ -75,6 +79,13 @@ def draw_lines(axes: Axes, lines: Sequence[Drawn]) -> None:
             drawn.set_dashes(style.dashes)
         if (band := line.band) is not None:
             axes.fill_between(line.x, *band, color=style.colour, alpha=0.22, linewidth=0, zorder=2)
+
+
+def position_axis(axes: Axes, train_len: int, longest: int, *, pieces: int = 8, **labels: Any) -> None:
+    """x are positions up to `longest`, with the training length marked; `labels` as for Axes.set."""
+    training_length_line(axes, train_len)
+    token_ticks(axes, longest, pieces)
+    axes.set(xlim=(0, longest), **labels)
 
 
 def core_limits(lines: Sequence[Drawn], train_len: int) -> tuple[float, float]:

@@ -184,9 +184,7 @@ def _made_from(study: Study) -> dict[str, Any]:
     """What an artefact was drawn from, in short and line by line."""
     lines = []
     for line in study.lines:
-        evals = [path.rpartition("/")[2].removesuffix(".parquet") for path in line.files]
-        kinds = [path.split("/")[-2] for path in line.files]
-        ids = [f"{kind}-{name.rpartition('-')[2]}" for kind, name in zip(kinds, evals, strict=True)]
+        ids = [f"{path.parent.name}-{path.stem.rpartition('-')[2]}" for path in map(Path, line.files)]
         lines.append({"label": title(line.label), "seed": line.seed, "scale": line.scale, "run": line.run_id, "evals": ids})
     metas = study.all_metas
     return {

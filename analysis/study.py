@@ -19,6 +19,8 @@ from results.store import Meta, read_rows, read_run, run_file
 
 REMEDY = "restore it from version control, or delete it: `run` of this artefact writes it again from the stored rows"
 
+_OF_LINE = ("label", "model", "seed", "scale", "run_id")
+
 
 @dataclass(frozen=True)
 class Line:
@@ -114,18 +116,9 @@ class Study:
         own columns) where there are none."""
         frames = []
         for line, rows, meta in self.evaluations(kind, **wanted):
-            source = {
-                "label": line.label,
-                "model": line.model,
-                "seed": line.seed,
-                "scale": line.scale,
-                "run_id": line.run_id,
-                "eval_id": meta["eval_id"],
-            }
+            source = {name: getattr(line, name) for name in _OF_LINE} | {"eval_id": meta["eval_id"]}
             frames.append(pd.concat([pd.DataFrame(source, index=rows.index), rows], axis=1))
-        if not frames:
-            return pd.DataFrame(columns=["label", "model", "seed", "scale", "run_id", "eval_id"])
-        return pd.concat(frames, ignore_index=True)
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*_OF_LINE, "eval_id"])
 
     def metas(self, kind: str) -> list[Meta]:
         """The metas of a kind of evaluation, one per line and file."""

@@ -106,6 +106,13 @@ def set_note(figure: Figure, study: Study, *parts: str) -> None:
     figure.suptitle(textwrap.fill(text, width, break_long_words=False), fontsize=6.8, color="#444444")
 
 
+def publish(study: Study, figure: Figure, table: pd.DataFrame, *notes: str, part: str = "") -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv} (STEM-PART.*): the figure below a note with `notes`, and the numbers it draws."""
+    set_note(figure, study, *notes)
+    stem = study.folder / "figures" / (f"{study.stem}-{part}" if part else study.stem)
+    return [*save(figure, stem), save_csv(table, stem)]
+
+
 def tokens(count: float) -> str:
     """512 -> '512', 16384 -> '16k', 1536 -> '1.5k' (k = 1024)."""
     return f"{count / 1024:.4g}k" if count >= 1024 else f"{count:g}"

@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.names import rank, style_of
 from analysis.panels import Drawn, band_note, draw_lines, legend_of
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, save, save_csv, scale_note, set_note
+from analysis.style import WIDTH, figure_style, plt, publish, scale_note
 from analysis.tables import Cell, Column, Table, over_seeds
 
 KIND = "training_curve"
@@ -59,6 +59,7 @@ def smooth_backwards(loss_N: np.ndarray, window: int) -> np.ndarray:
     return (sums[ends] - sums[starts]) / np.maximum(counts[ends] - counts[starts], 1)
 
 
+@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     lines, frames = [], []
@@ -69,21 +70,20 @@ def draw(study: Study) -> list[Path]:
         shown = shown[training.tokens[shown] >= SHOWN_FROM * training.tokens[-1]]
         lines.append(Drawn(style_of(training.model, training.label), training.tokens[shown], smoothed_SN[:, shown]))
         frames.append(pd.DataFrame({"label": training.label, "tokens": lines[-1].x, "loss_smoothed": lines[-1].mean}))
-    stem = study.folder / "figures" / study.stem
-    with figure_style():
-        figure, axes = plt.subplots(figsize=(WIDTH, 3.4))
-        draw_lines(axes, lines)
-        unit, name = _unit(max(line.x[-1] for line in lines))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value / unit:g}")
-        axes.set(xlabel=f"training tokens ({name})", ylabel="training loss (nats)", xlim=(0, max(line.x[-1] for line in lines)))
-        legend_of(figure, [line.style for line in lines])
-        set_note(
-            figure,
-            study,
-            f"mean over the last {SMOOTHED_SHARE:.0%} of the steps; the first {SHOWN_FROM:.0%} are not shown",
-            band_note(study.seed_counts.values()),
-        )
-        return [*save(figure, stem), save_csv(pd.concat(frames, ignore_index=True), stem)]
+    figure, axes = plt.subplots(figsize=(WIDTH, 3.4))
+    draw_lines(axes, lines)
+    longest = max(line.x[-1] for line in lines)
+    unit, name = _unit(longest)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value / unit:g}")
+    axes.set(xlabel=f"training tokens ({name})", ylabel="training loss (nats)", xlim=(0, longest))
+    legend_of(figure, [line.style for line in lines])
+    return publish(
+        study,
+        figure,
+        pd.concat(frames, ignore_index=True),
+        f"mean over the last {SMOOTHED_SHARE:.0%} of the steps; the first {SHOWN_FROM:.0%} are not shown",
+        band_note(study.seed_counts.values()),
+    )
 
 
 def _unit(count: float) -> tuple[float, str]:

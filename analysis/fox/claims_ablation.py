@@ -5,6 +5,7 @@ Perplexities are compared by their logarithms. Margins that the claims state as 
 """
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 from analysis.curves import LossCurve, compare
@@ -24,100 +25,37 @@ CHAIN = (
     "FoX (LLaMA) + QK-norm + output gate + output norm",
     PRO,
 )
-LEFT_OUT = tuple(f"FoX (Pro) - {part}" for part in ("QK-norm", "output gate", "output norm", "KV-shift"))
+LEFT_OUT = QK_NORM, GATE, NORM, KV_SHIFT = tuple(
+    f"{PRO} - {part}" for part in ("QK-norm", "output gate", "output norm", "KV-shift")
+)
 
 
-class Rows:
-    """The lines of the table that a claim asks for, and what it finds missing."""
+Asked = tuple[str, str, str, float]
 
-    def __init__(self, study: Study, *labels: str):
-        self.curves = {label: curve for label, curve in ablations(study).items() if label in labels}
-        self.missing = [label for label in labels if label not in self.curves]
-        self.length = study.train_len
 
-    def compare(
-        self, one: str, other: str, bound: float = 0.0, *, below: bool = False, strict: bool = True
-    ) -> list[Comparison]:
-        """log P of `one` minus log P of `other`, above (or below) a bound; nothing if one of them is missing."""
-        if one not in self.curves or other not in self.curves:
-            return []
-        difference = compare((1.0, self.curves[one], 1, self.length), (-1.0, self.curves[other], 1, self.length))
-        return [Comparison(f"log P, {one} minus {other}", difference, bound, below, strict)]
+def asked(*inequalities: Asked) -> Callable[[Study], Verdict]:
+    """A claim on lines of the table. (one, "<", other, margin): log P of `one` minus log P of `other` is below the margin."""
+    labels = tuple(dict.fromkeys(label for one, _, other, _ in inequalities for label in (one, other)))
 
-    def decide(self, *comparisons: list[Comparison]) -> Verdict:
-        found = [each for some in comparisons for each in some]
-        parts = [f"{label} {math.exp(self._log_p(curve)):.3f}" for label, curve in self.curves.items()]
-        sentence = f"P({tokens(self.length)}): {', '.join(parts)}."
-        return decide(sentence, found, fewest_seeds(self.curves.values()), self.missing)
+    def predicate(study: Study) -> Verdict:
+        curves = {label: curve for label, curve in ablations(study).items() if label in labels}
+        length = study.train_len
+        comparisons = []
+        for one, sign, other, margin in inequalities:
+            if one in curves and other in curves:
+                difference = compare((1.0, curves[one], 1, length), (-1.0, curves[other], 1, length))
+                name = f"log P, {one} minus {other}"
+                comparisons.append(Comparison(name, difference, margin, below="<" in sign, strict="=" not in sign))
+        parts = [f"{label} {math.exp(curve.mean_N[:length].mean()):.3f}" for label, curve in curves.items()]
+        missing = [label for label in labels if label not in curves]
+        return decide(f"P({tokens(length)}): {', '.join(parts)}.", comparisons, fewest_seeds(curves.values()), missing)
 
-    def _log_p(self, curve: LossCurve) -> float:
-        return float(curve.mean_N[: self.length].mean())
+    return predicate
 
 
 def ratio(margin: float, of: float) -> float:
     """A difference of perplexities at the paper's perplexity `of`, in nats."""
     return math.log1p(margin / of)
-
-
-def c7(study: Study) -> Verdict:
-    rows = Rows(study, PRO, f"{PRO} + RoPE")
-    return rows.decide(rows.compare(PRO, f"{PRO} + RoPE", ratio(0.02, 6.63), below=True, strict=False))
-
-
-def c8(study: Study) -> Verdict:
-    rows = Rows(study, LLAMA, f"{LLAMA} + RoPE")
-    return rows.decide(
-        rows.compare(LLAMA, f"{LLAMA} + RoPE", strict=False),
-        rows.compare(LLAMA, f"{LLAMA} + RoPE", ratio(0.10, 7.19), below=True, strict=False),
-    )
-
-
-def c9(study: Study) -> Verdict:
-    rows = Rows(study, LLAMA, TRANSFORMER)
-    return rows.decide(rows.compare(LLAMA, TRANSFORMER, below=True))
-
-
-def c10(study: Study) -> Verdict:
-    rows = Rows(study, f"{LLAMA} + RoPE", TRANSFORMER)
-    return rows.decide(rows.compare(f"{LLAMA} + RoPE", TRANSFORMER, below=True))
-
-
-def c11(study: Study) -> Verdict:
-    rows = Rows(study, f"{TRANSFORMER} w/o RoPE", TRANSFORMER)
-    return rows.decide(rows.compare(f"{TRANSFORMER} w/o RoPE", TRANSFORMER, math.log(2)))
-
-
-def c12(study: Study) -> Verdict:
-    rows = Rows(study, f"{PRO} - forget gate", TRANSFORMER_PRO)
-    return rows.decide(
-        rows.compare(f"{PRO} - forget gate", TRANSFORMER_PRO),
-        rows.compare(f"{PRO} - forget gate", TRANSFORMER_PRO, ratio(8.0 - 6.82, 6.82), below=True),
-    )
-
-
-def c13(study: Study) -> Verdict:
-    rows = Rows(study, *CHAIN)
-    return rows.decide(*(rows.compare(after, before, below=True) for before, after in pairwise(CHAIN)))
-
-
-def c14(study: Study) -> Verdict:
-    rows = Rows(study, PRO, *LEFT_OUT)
-    return rows.decide(*(rows.compare(without, PRO) for without in LEFT_OUT))
-
-
-def c15(study: Study) -> Verdict:
-    gate, norm = f"{PRO} - output gate", f"{PRO} - output norm"
-    rows = Rows(study, *LEFT_OUT)
-    lowest = [rows.compare(norm, other, below=True) for other in LEFT_OUT if other != norm]
-    return rows.decide(*lowest, *(rows.compare(gate, other) for other in LEFT_OUT if other not in (gate, norm)))
-
-
-def c16(study: Study) -> Verdict:
-    rows = Rows(study, TRANSFORMER_PRO, PRO)
-    return rows.decide(
-        rows.compare(TRANSFORMER_PRO, PRO, ratio(0.12, 6.62), strict=False),
-        rows.compare(TRANSFORMER_PRO, PRO, ratio(0.28, 6.62), below=True, strict=False),
-    )
 
 
 def _mean_losses(one: LossCurve, other: LossCurve, name: str, *, strict: bool = True) -> Comparison:
@@ -169,16 +107,57 @@ def c26b(study: Study) -> Verdict:
 
 TABLE, FIGURE = "table3_ablation", "fig7_gate_types"
 CLAIMS = (
-    Claim("C7", "RoPE is unnecessary for FoX (Pro)", TABLE, c7),
-    Claim("C8", "RoPE gives FoX (LLaMA) at most a small gain", TABLE, c8),
-    Claim("C9", "The forget gate replaces RoPE and does better", TABLE, c9),
-    Claim("C10", "The forget gate also helps on top of RoPE", TABLE, c10),
-    Claim("C11", "Without any position signal the LLaMA block fails", TABLE, c11),
-    Claim("C12", "In the Pro block dropping both gate and RoPE is bad but not catastrophic", TABLE, c12),
-    Claim("C13", "Each Pro component helps when added: QK-norm, output gate, output norm, KV-shift", TABLE, c13),
-    Claim("C14", "Each Pro component helps when removed alone from FoX (Pro)", TABLE, c14),
-    Claim("C15", "Of these the output norm matters least, the output gate most", TABLE, c15),
-    Claim("C16", "Against RoPE the forget gate is worth about 0.2 perplexity (3%) in the Pro block", TABLE, c16),
+    Claim("C7", "RoPE is unnecessary for FoX (Pro)", TABLE, asked((PRO, "<=", f"{PRO} + RoPE", ratio(0.02, 6.63)))),
+    Claim(
+        "C8",
+        "RoPE gives FoX (LLaMA) at most a small gain",
+        TABLE,
+        asked((LLAMA, ">=", f"{LLAMA} + RoPE", 0.0), (LLAMA, "<=", f"{LLAMA} + RoPE", ratio(0.10, 7.19))),
+    ),
+    Claim("C9", "The forget gate replaces RoPE and does better", TABLE, asked((LLAMA, "<", TRANSFORMER, 0.0))),
+    Claim("C10", "The forget gate also helps on top of RoPE", TABLE, asked((f"{LLAMA} + RoPE", "<", TRANSFORMER, 0.0))),
+    Claim(
+        "C11",
+        "Without any position signal the LLaMA block fails",
+        TABLE,
+        asked((f"{TRANSFORMER} w/o RoPE", ">", TRANSFORMER, math.log(2))),
+    ),
+    Claim(
+        "C12",
+        "In the Pro block dropping both gate and RoPE is bad but not catastrophic",
+        TABLE,
+        asked(
+            (f"{PRO} - forget gate", ">", TRANSFORMER_PRO, 0.0),
+            (f"{PRO} - forget gate", "<", TRANSFORMER_PRO, ratio(8.0 - 6.82, 6.82)),
+        ),
+    ),
+    Claim(
+        "C13",
+        "Each Pro component helps when added: QK-norm, output gate, output norm, KV-shift",
+        TABLE,
+        asked(*((after, "<", before, 0.0) for before, after in pairwise(CHAIN))),
+    ),
+    Claim(
+        "C14",
+        "Each Pro component helps when removed alone from FoX (Pro)",
+        TABLE,
+        asked(*((without, ">", PRO, 0.0) for without in LEFT_OUT)),
+    ),
+    Claim(
+        "C15",
+        "Of these the output norm matters least, the output gate most",
+        TABLE,
+        asked(
+            *((NORM, "<", other, 0.0) for other in LEFT_OUT if other != NORM),
+            *((GATE, ">", other, 0.0) for other in LEFT_OUT if other not in (GATE, NORM)),
+        ),
+    ),
+    Claim(
+        "C16",
+        "Against RoPE the forget gate is worth about 0.2 perplexity (3%) in the Pro block",
+        TABLE,
+        asked((TRANSFORMER_PRO, ">=", PRO, ratio(0.12, 6.62)), (TRANSFORMER_PRO, "<=", PRO, ratio(0.28, 6.62))),
+    ),
     Claim("C26", "The data-dependent gate is better than data-independent and fixed ones, in both blocks", FIGURE, c26),
     Claim("C26b", "Learning a constant gate is at least as good as fixing it", FIGURE, c26b),
 )

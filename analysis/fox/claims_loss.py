@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from analysis.curves import LossCurve, around, by_model, compare, log_perplexity, smoothing_window
-from analysis.names import PAIRS, RECURRENT, SEVEN, title
+from analysis.names import RECURRENT, SEVEN, missing_of, pairs_in, title
 from analysis.study import Study
 from analysis.style import tokens
 from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, number
@@ -44,16 +44,10 @@ def _curves(study: Study) -> Curves:
     return {model: curve for model, curve in by_model(study).items() if curve.length >= curve.train_len}
 
 
-def _pairs(curves: Curves, pairs: Sequence[tuple[str, str]]) -> tuple[list[tuple[LossCurve, LossCurve]], list[str]]:
-    """The pairs that are there, and in words those that are not."""
-    there = [pair for pair in pairs if set(pair) <= set(curves)]
-    absent = [f"{title(one)} with {title(other)}" for one, other in pairs if (one, other) not in there]
-    return [(curves[one], curves[other]) for one, other in there], absent
-
-
 def _lower_everywhere(curves: Curves, grid: Sequence[int]) -> Verdict:
     """P of FoX below P of the Transformer of the same architecture at every length of the grid."""
-    pairs, absent = _pairs(curves, PAIRS)
+    names, absent = pairs_in(curves)
+    pairs = [(curves[fox], curves[other]) for fox, other in names]
     comparisons, parts = [], []
     for fox, other in pairs:
         own = [log_ratio(fox, other, length) for length in grid]
@@ -104,15 +98,14 @@ def c3(study: Study) -> Verdict:
             f"{title(fox.label)}: from {tokens(points[0])} to {tokens(train_len)} tokens L changes by {number(ends.effect)}, "
             f"from the second to the last quarter by {number(quarters.effect)} nats"
         )
-    absent = [title(model) for model in ("fox_pro", "fox_llama") if model not in curves]
-    return decide("; ".join(parts) + ".", comparisons, fewest_seeds(foxes), absent)
+    return decide("; ".join(parts) + ".", comparisons, fewest_seeds(foxes), missing_of(("fox_pro", "fox_llama"), curves))
 
 
 def c4(study: Study) -> Verdict:
     """Recurrent models gain less than half of what FoX (Pro) gains from the last three eighths of the context, and FoX (Pro)
     gains, which the claim takes for granted. A loss at a length is the mean over an eighth of the context up to there."""
     curves, train_len = _curves(study), study.train_len
-    absent = [title(model) for model in ("fox_pro", *RECURRENT) if model not in curves]
+    absent = missing_of(("fox_pro", *RECURRENT), curves)
     if "fox_pro" not in curves:
         return decide("", [], 0, absent)
     start, eighth = train_len * 5 // 8, train_len // 8  # 10k of 16k, over 2k
@@ -137,7 +130,7 @@ def _p(curve: LossCurve) -> float:
 def c5(study: Study) -> Verdict:
     """FoX (Pro) has the lowest perplexity of the seven models at the training context length."""
     curves = _curves(study)
-    absent = [title(model) for model in SEVEN if model not in curves]
+    absent = missing_of(SEVEN, curves)
     others = [curves[model] for model in SEVEN if model in curves and model != "fox_pro"]
     if "fox_pro" not in curves or not others:
         return decide("", [], 0, absent)
@@ -151,7 +144,9 @@ def c5(study: Study) -> Verdict:
 
 def c6(study: Study) -> Verdict:
     """Pro beats LLaMA for FoX and for the Transformer, at the training context length."""
-    pairs, absent = _pairs(_curves(study), FAMILIES)
+    curves = _curves(study)
+    names, absent = pairs_in(curves, FAMILIES)
+    pairs = [(curves[pro], curves[llama]) for pro, llama in names]
     parts = [f"{title(pro.label)} {_p(pro):.3f}, {title(llama.label)} {_p(llama):.3f}" for pro, llama in pairs]
     comparisons = [log_ratio(pro, llama, study.train_len) for pro, llama in pairs]
     seeds = fewest_seeds(curve for pair in pairs for curve in pair)

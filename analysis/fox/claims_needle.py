@@ -1,6 +1,6 @@
 """Claims C22b, C22c and C23 on needles (Figure 4)."""
 
-from analysis.names import PAIRS, RECURRENT, title
+from analysis.names import PAIRS, RECURRENT, missing_of, pairs_in, title
 from analysis.needles import Needles, difference, longest_inside, mean_of, needles, num_seeds
 from analysis.study import Study
 from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, number
@@ -22,7 +22,7 @@ def c22b(study: Study) -> Verdict:
     wanted = [model for pair in PAIRS for model in pair]
     cells = {model: found.of(model=model, mode="easy", high=longest) for model in (*wanted, *RECURRENT)}
     cells = {model: rows for model, rows in cells.items() if len(rows)}
-    absent = [title(model) for model in (*wanted, *RECURRENT) if model not in cells]
+    absent = missing_of((*wanted, *RECURRENT), cells)
     softmax = [model for model in wanted if model in cells]
     comparisons = [
         Comparison(f"mean of {title(model)}", mean_of(cells[model]), 9.5, strict=False, unit="points") for model in softmax
@@ -56,8 +56,8 @@ def _compared(study: Study, mode: str, low: float, high: float, pairs, *, strict
     if found.at_floor and found.unit == "points":
         return not_applicable(AT_FLOOR)
     cells = {model: found.of(model=model, mode=mode, low=low, high=high) for pair in pairs for model in pair}
-    there = [pair for pair in pairs if all(len(cells[model]) for model in pair)]
-    absent = [f"{title(one)} with {title(other)}, {mode} mode" for one, other in pairs if (one, other) not in there]
+    there, others = pairs_in([model for model, rows in cells.items() if len(rows)], pairs)
+    absent = [f"{words}, {mode} mode" for words in others]
     comparisons = [
         Comparison(f"{title(one)} minus {title(other)}", difference(cells[one], cells[other]), strict=strict, unit=found.unit)
         for one, other in there

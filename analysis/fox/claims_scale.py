@@ -10,7 +10,7 @@ from analysis.fox import table6_throughput
 from analysis.fox.claims_loss import fewest_seeds
 from analysis.fox.fig5_tokens_and_lr import MODE, has_needles, inside_and_beyond, settings, tokens_of
 from analysis.fox.fig6_scale import lead, pairs_of, panels_of
-from analysis.names import PAIRS, title
+from analysis.names import PAIRS, missing_of, pairs_in, title
 from analysis.needles import difference, needles
 from analysis.statistics import Estimate
 from analysis.study import Study
@@ -82,22 +82,19 @@ def _timed(study: Study) -> dict[str, pd.Series]:
     return {str(row["model"]): row for _, row in table6_throughput.measured(study).iterrows()}
 
 
-def _absent(rows: dict[str, pd.Series], models) -> list[str]:
-    return [title(model) for model in dict.fromkeys(models) if model not in rows]
-
-
 def _counted(study: Study, column: str, name: str, bound: float, words: str) -> Verdict:
     """FoX's count above the Transformer's of the same architecture, in percent, below a bound: exact numbers without noise."""
     rows = _timed(study)
-    there = [pair for pair in PAIRS if set(pair) <= set(rows)]
-    shares = {pair: 100 * (float(rows[pair[0]][column]) / float(rows[pair[1]][column]) - 1) for pair in there}
+    shares = {
+        (fox, other): 100 * (float(rows[fox][column]) / float(rows[other][column]) - 1) for fox, other in pairs_in(rows)[0]
+    }
     comparisons = [
         Comparison(f"{name}, {title(fox)} over {title(other)}", Estimate(share, 0.0), bound, below=True, unit="%")
         for (fox, other), share in shares.items()
     ]
     parts = [f"{title(fox)} has {share:.2f}% more {words} than {title(other)}" for (fox, other), share in shares.items()]
     sentence = f"{'; '.join(parts)} (counted, not estimated; the claim is about 760M parameters)."
-    return decide(sentence, comparisons, 0, _absent(rows, (model for pair in PAIRS for model in pair)))
+    return decide(sentence, comparisons, 0, missing_of((model for pair in PAIRS for model in pair), rows))
 
 
 def c27(study: Study) -> Verdict:
@@ -137,14 +134,14 @@ def c29(study: Study) -> Verdict:
     ]
     fastest = sorted(rows, key=lambda model: -float(rows[model]["tokens_per_s"]))
     sentence = "From fast to slow: " + ", ".join(f"{title(model)} {rows[model]['tokens_per_s']:,.0f}" for model in fastest)
-    absent = _absent(rows, (model for pair in ORDER for model in pair))
+    absent = missing_of((model for pair in ORDER for model in pair), rows)
     return decide(f"{sentence} tokens/s.", comparisons, 0, absent)
 
 
 def c30(study: Study) -> Verdict:
     """FoX (Pro) trains at 85% of Transformer (Pro)'s speed or more."""
     rows = _timed(study)
-    absent = _absent(rows, ("fox_pro", "transformer_pro"))
+    absent = missing_of(("fox_pro", "transformer_pro"), rows)
     if absent:
         return decide("", [], 0, absent)
     ratio = speed_ratio(rows["fox_pro"], rows["transformer_pro"])

@@ -13,7 +13,7 @@ import pandas as pd
 from analysis.fox import table1_lm_eval as table1
 from analysis.fox import table2_longbench as table2
 from analysis.fox.claims_loss import FAMILIES
-from analysis.names import PAIRS, RECURRENT, title
+from analysis.names import PAIRS, RECURRENT, missing_of, pairs_in, title
 from analysis.statistics import Estimate, Term, combined, contrast, stratified
 from analysis.study import Study
 from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, number
@@ -111,8 +111,7 @@ def _wins(study: Study, pairs: tuple[tuple[str, str], ...]) -> Verdict:
     if table1.made_locally(study):
         return not_applicable(STAND_INS)
     lines = lines_of(study)
-    there = [pair for pair in pairs if set(pair) <= set(lines)]
-    absent = [f"{title(one)} with {title(other)}" for one, other in pairs if (one, other) not in there]
+    there, absent = pairs_in(lines, pairs)
     comparisons, parts = [], []
     for one, other in there:
         leads = {column: ahead(lines[one], lines[other], column) for column in COLUMNS}
@@ -162,8 +161,8 @@ def c21(study: Study) -> Verdict:
     if table2.made_locally(study):
         return not_applicable(STAND_INS)
     terms = mean_terms(study, table2.MEANS["mean14"])
-    there = [pair for pair in PAIRS if set(pair) <= set(terms)]
-    absent = [f"{title(one)} with {title(other)} on all 14 tasks" for one, other in PAIRS if (one, other) not in there]
+    there, others = pairs_in(terms)
+    absent = [f"{words} on all 14 tasks" for words in others]
     comparisons, parts = [], []
     for fox, other in there:
         difference, name = _minus(terms[fox], terms[other]), f"{title(fox)} minus {title(other)}"
@@ -173,11 +172,8 @@ def c21(study: Study) -> Verdict:
         ]
         parts.append(f"{title(fox)} {terms[fox].seeds.mean():.2f}, {title(other)} {terms[other].seeds.mean():.2f}")
     sentence = f"Mean over 14 tasks: {'; '.join(parts)}; on par is within {MARGIN:g} points (two one-sided tests)."
-    return decide(sentence, comparisons, _fewest(terms, there), absent)
-
-
-def _fewest(terms: dict[str, Term], pairs: list[tuple[str, str]]) -> int:
-    return min((len(terms[model].seeds) for pair in pairs for model in pair), default=0)
+    seeds = min((len(terms[model].seeds) for pair in there for model in pair), default=0)
+    return decide(sentence, comparisons, seeds, absent)
 
 
 def c22(study: Study) -> Verdict:
@@ -187,7 +183,7 @@ def c22(study: Study) -> Verdict:
     terms = mean_terms(study, table2.MEANS["mean12"])
     wanted = [model for pair in PAIRS for model in pair]
     softmax, recurrent = ([model for model in some if model in terms] for some in (wanted, RECURRENT))
-    absent = [title(model) for model in (*wanted, *RECURRENT) if model not in terms]
+    absent = missing_of((*wanted, *RECURRENT), terms)
     if not softmax or not recurrent:
         return decide("", [], 0, absent)
     comparisons = [

@@ -5,25 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 
 from analysis.curves import KIND, LossCurve, around, by_model, compare, log_perplexity, perplexity, smoothing_window
-from analysis.names import PAIRS, rank, style_of, title
-from analysis.panels import Drawn, band_note, core_limits, draw_lines, is_cut, legend_of, positions_drawn, smoothed
+from analysis.names import pairs_in, rank, style_of, title
+from analysis.panels import Drawn, band_note, core_limits, draw_lines, is_cut, legend_of, position_axis, smoothed
 from analysis.study import Study
-from analysis.style import (
-    PAPER_SCALE,
-    WIDTH,
-    figure_style,
-    plt,
-    save,
-    save_csv,
-    scale_note,
-    set_note,
-    token_ticks,
-    tokens,
-    training_length_line,
-)
+from analysis.style import PAPER_SCALE, WIDTH, figure_style, plt, publish, scale_note, tokens
 from analysis.tables import Column, Table, over_seeds
 
 PAPER_LOSS_RANGE = (1.47, 1.67)
@@ -31,22 +18,18 @@ PAPER_PERPLEXITY_RANGE = (4.4, 5.5)
 GAP_POINTS = 160
 
 
+@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv} and, where FoX and a Transformer of one architecture are there, figures/STEM-lead.*;
     the CSV files hold what is drawn."""
     curves = _in_order(study)
-    stem = study.folder / "figures" / study.stem
     window = smoothing_window(study.train_len)
-    positions = positions_drawn(curves[0].length, study.train_len, window)
-    losses = [smoothed(curve, style_of(curve.model, title(curve.label)), positions, window) for curve in curves]
+    losses = [smoothed(curve, style_of(curve.model, title(curve.label)), window) for curve in curves]
     perplexities = [
-        Drawn(line.style, positions, perplexity(curve.losses_SN)[:, positions - 1])
+        Drawn(line.style, line.x, perplexity(curve.losses_SN)[:, line.x - 1])
         for line, curve in zip(losses, curves, strict=True)
     ]
-    with figure_style():
-        paths = _draw_curves(study, curves, losses, perplexities, window, stem)
-        paths.append(save_csv(_table(curves, losses, perplexities), stem))
-        return paths + _draw_lead(study, by_model(study), stem.with_name(f"{stem.name}-lead"))
+    return _draw_curves(study, curves, losses, perplexities, window) + _draw_lead(study, by_model(study))
 
 
 def _in_order(study: Study) -> list[LossCurve]:
@@ -57,44 +40,29 @@ def _in_order(study: Study) -> list[LossCurve]:
 
 
 def _draw_curves(
-    study: Study,
-    curves: list[LossCurve],
-    losses: list[Drawn],
-    perplexities: list[Drawn],
-    window: int,
-    stem: Path,
+    study: Study, curves: list[LossCurve], losses: list[Drawn], perplexities: list[Drawn], window: int
 ) -> list[Path]:
     figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 3.35))
     cut = False
-    for axes, lines, of_paper, names in (
-        (left, losses, PAPER_LOSS_RANGE, ("Per-token loss $L(i)$ (nats)", "Token index $i$")),
-        (right, perplexities, PAPER_PERPLEXITY_RANGE, ("Perplexity $P(l)$", "Validation context length $l$")),
+    for axes, lines, of_paper, ylabel, xlabel in (
+        (left, losses, PAPER_LOSS_RANGE, "Per-token loss $L(i)$ (nats)", "Token index $i$"),
+        (right, perplexities, PAPER_PERPLEXITY_RANGE, "Perplexity $P(l)$", "Validation context length $l$"),
     ):
         limits = _limits(lines, study, of_paper)
-        _panel(axes, lines, study.train_len, *names)
-        axes.set_ylim(*limits)
+        draw_lines(axes, lines)
+        position_axis(axes, study.train_len, int(lines[0].x[-1]), xlabel=xlabel, ylabel=ylabel, ylim=limits)
         cut = cut or is_cut(lines, limits)
     legend_of(figure, [line.style for line in losses])
-    set_note(
-        figure,
+    return publish(
         study,
+        figure,
+        _table(curves, losses, perplexities),
         f"{curves[0].num_documents:,} held-out documents",
         band_note(len(curve.seeds) for curve in curves),
         f"$L(i)$ smoothed over {window} tokens, $P(l)$ not",
         f"dashed: training length {tokens(study.train_len)}",
         "curves that leave the frame go on above" if cut else "",
     )
-    return save(figure, stem)
-
-
-def _panel(axes: Axes, lines: Sequence[Drawn], train_len: int, ylabel: str, xlabel: str) -> None:
-    draw_lines(axes, lines)
-    training_length_line(axes, train_len)
-    longest = int(lines[0].x[-1])
-    token_ticks(axes, longest)
-    axes.set_xlim(0, longest)
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel(ylabel)
 
 
 def _limits(lines: Sequence[Drawn], study: Study, of_paper: tuple[float, float]) -> tuple[float, float]:
@@ -115,9 +83,9 @@ def _table(curves: list[LossCurve], losses: list[Drawn], perplexities: list[Draw
     return pd.DataFrame(columns)
 
 
-def _draw_lead(study: Study, curves: dict[str, LossCurve], stem: Path) -> list[Path]:
+def _draw_lead(study: Study, curves: dict[str, LossCurve]) -> list[Path]:
     """Loss of the Transformer minus loss of FoX with a 95% interval, along the positions."""
-    pairs = [pair for pair in PAIRS if set(pair) <= set(curves)]
+    pairs, _ = pairs_in(curves)
     if not pairs:
         return []
     window = max(1, study.train_len // 16) | 1
@@ -130,26 +98,23 @@ def _draw_lead(study: Study, curves: dict[str, LossCurve], stem: Path) -> list[P
         axes.plot(table["position"], table["lead"], color=colour)
         if table["low"].notna().any():
             axes.fill_between(table["position"], table["low"], table["high"], color=colour, alpha=0.22, linewidth=0)
-        training_length_line(axes, study.train_len)
-        token_ticks(axes, curves[fox].length)
-        axes.set_xlim(0, curves[fox].length)
-        axes.set_ylim(*_lead_limits(table, study.train_len))
-        axes.set_title(f"{title(other)} minus {title(fox)}")
-        axes.set_xlabel("Token index $i$")
+        names = {"title": f"{title(other)} minus {title(fox)}", "xlabel": "Token index $i$"}
+        position_axis(axes, study.train_len, curves[fox].length, ylim=_lead_limits(table, study.train_len), **names)
         frames.append(table.assign(fox=fox, transformer=other))
     panels[0, 0].set_ylabel("Lead of FoX (nats)")
     seeds = min(len(curves[model].seeds) for pair in pairs for model in pair)
     noise = "documents and seeds" if seeds > 1 else "documents; one seed"
     known = any(table["low"].notna().any() for table in frames)
-    set_note(
-        figure,
+    return publish(
         study,
+        figure,
+        pd.concat(frames, ignore_index=True),
         f"mean over windows of {window} tokens",
         f"shaded: 95% interval ({noise})" if known else "no documents are stored, so no interval is known",
         "what leaves the frame goes on above",
         f"dashed: training length {tokens(study.train_len)}",
+        part="lead",
     )
-    return [*save(figure, stem), save_csv(pd.concat(frames, ignore_index=True), stem)]
 
 
 def lead(fox: LossCurve, other: LossCurve, window: int) -> pd.DataFrame:

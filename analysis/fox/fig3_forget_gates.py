@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from analysis.names import rank, style_of, title
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, save, save_csv, scale_note, set_note, tokens
+from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 
 KIND = "gate_maps"
@@ -38,17 +38,24 @@ def two_heads(rows: pd.DataFrame) -> list[Head]:
     return [order[0], order[-1]] if len(order) > 1 else order
 
 
+@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}: a line of matrices per label (of its first seed); the CSV: every head's statistics."""
     groups = _first_seeds(study)
-    stem = study.folder / "figures" / study.stem
     statistics = [
         head_statistics(rows).reset_index().assign(label=label, seed=rows["seed"].iloc[0]) for label, rows in groups.items()
     ]
     table = pd.concat(statistics, ignore_index=True)
     table = table[["label", "seed", *(name for name in table.columns if name not in ("label", "seed"))]]
-    with figure_style():
-        return [*save(_draw(study, groups), stem), save_csv(table, stem)]
+    seed = min(own["seed"].iloc[0] for own in groups.values())
+    return publish(
+        study,
+        _draw(study, groups),
+        table,
+        f"$A$ shown where above {SHOWN_ABOVE}; colours from 0 to 1",
+        "of all heads the most local and the most global, by median $F$",
+        f"seed {seed} of {study.num_seeds}" if study.num_seeds > 1 else "one seed",
+    )
 
 
 def _labels(study: Study) -> dict[str, pd.DataFrame]:
@@ -80,14 +87,6 @@ def _draw(study: Study, groups: dict[str, pd.DataFrame]) -> Figure:
         panels[0].set_ylabel("query $i$")
         cap = max(cap, LONGEST_LIFE * (study.extra(KIND, run_id, "seq_len") or math.inf))
     _half_lives(blocks[-1].subplots(), groups, cap)
-    seed = min(own["seed"].iloc[0] for own in groups.values())
-    set_note(
-        figure,
-        study,
-        f"$A$ shown where above {SHOWN_ABOVE}; colours from 0 to 1",
-        "of all heads the most local and the most global, by median $F$",
-        f"seed {seed} of {study.num_seeds}" if study.num_seeds > 1 else "one seed",
-    )
     return figure
 
 

@@ -9,21 +9,21 @@ from analysis.names import title
 from analysis.needles import Needles, mean_of, needles, num_seeds, places
 from analysis.panels import colour_bar, needle_panel
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, save, save_csv, scale_note, set_note, tokens
+from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
 from analysis.tables import Column, Table
 
 PANELS_PER_ROW = 4
 
 
+@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}; the CSV holds the cells' means over samples and seeds."""
     found = needles(study)
-    stem = study.folder / "figures" / study.stem
-    with figure_style():
-        paths = save(_draw(study, found), stem)
     measured = [name for name in ("score", "exact", "fuzzy", "recall_nats") if name in found.rows]
     cells = found.rows.groupby(["label", "mode", "length", "depth"], as_index=False, sort=False)[measured].mean()
-    return [*paths, save_csv(cells, stem)]
+    seeds = f"mean of {study.num_seeds} seeds" if study.num_seeds > 1 else "one seed per model"
+    dashed = f"dashed: training length {tokens(study.train_len)}"
+    return publish(study, _draw(study, found), cells, found.note, seeds, dashed)
 
 
 def _draw(study: Study, found: Needles) -> Figure:
@@ -49,8 +49,6 @@ def _draw(study: Study, found: Needles) -> Figure:
     figure.supylabel("depth of the needle", fontsize=8.5)
     if found.unit == "nats":
         colour_bar(figure, free, found.colours)
-    seeds = f"mean of {study.num_seeds} seeds" if study.num_seeds > 1 else "one seed per model"
-    set_note(figure, study, found.note, seeds, f"dashed: training length {tokens(train_len)}")
     return figure
 
 

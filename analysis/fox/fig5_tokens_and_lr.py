@@ -6,9 +6,8 @@ import pandas as pd
 
 from analysis.curves import LossCurve, compare, log_perplexity, loss_curves, smoothing_window
 from analysis.names import SHADES, LineStyle
-from analysis.needles import RECALL, SCORE, Needles, mean_of, needles, places
+from analysis.needles import RECALL, SCORE, mean_of, needles, places
 from analysis.panels import (
-    Drawn,
     band_note,
     colour_bar,
     core_limits,
@@ -16,22 +15,11 @@ from analysis.panels import (
     is_cut,
     legend_of,
     needle_panel,
-    positions_drawn,
+    position_axis,
     smoothed,
 )
 from analysis.study import Study
-from analysis.style import (
-    WIDTH,
-    figure_style,
-    plt,
-    save,
-    save_csv,
-    scale_note,
-    set_note,
-    token_ticks,
-    tokens,
-    training_length_line,
-)
+from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 
 MODE = "easy"
@@ -55,38 +43,21 @@ def has_needles(study: Study) -> bool:
     return bool(study.evaluations(SCORE) or study.evaluations(RECALL))
 
 
+@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}; the heatmaps only where needles are stored."""
     curves = settings(study)
     found = needles(study) if has_needles(study) else None
     window = smoothing_window(study.train_len)
-    positions = positions_drawn(curves[0].length, study.train_len, window)
-    lines = [
-        smoothed(curve, LineStyle(curve.label, SHADES[place % len(SHADES)]), positions, window)
-        for place, curve in enumerate(curves)
-    ]
-    stem = study.folder / "figures" / study.stem
-    with figure_style():
-        paths = _draw(study, curves, lines, found, window, stem)
-    frames = [
-        pd.DataFrame({"label": curve.label, "position": line.x, "loss_smoothed": line.mean})
-        for curve, line in zip(curves, lines, strict=True)
-    ]
-    return [*paths, save_csv(pd.concat(frames, ignore_index=True), stem)]
-
-
-def _draw(
-    study: Study, curves: list[LossCurve], lines: list[Drawn], found: Needles | None, window: int, stem: Path
-) -> list[Path]:
+    lines = [smoothed(curve, LineStyle(curve.label, SHADES[place % len(SHADES)]), window) for place, curve in enumerate(curves)]
     rows = -(-len(curves) // HEATMAPS_PER_ROW) if found else 0
     figure = plt.figure(figsize=(WIDTH, 2.9 + 1.25 * rows))
     parts = figure.subfigures(1 + bool(rows), 1, height_ratios=[2.9, 1.25 * rows] if rows else None, squeeze=False)[:, 0]
     axes = parts[0].subplots()
     limits = core_limits(lines, study.train_len)
     draw_lines(axes, lines)
-    training_length_line(axes, study.train_len)
-    token_ticks(axes, curves[0].length)
-    axes.set(xlim=(0, curves[0].length), ylim=limits, xlabel="Token index $i$", ylabel="Per-token loss $L(i)$ (nats)")
+    names = {"xlabel": "Token index $i$", "ylabel": "Per-token loss $L(i)$ (nats)"}
+    position_axis(axes, study.train_len, curves[0].length, ylim=limits, **names)
     legend_of(parts[0], [line.style for line in lines], columns=3)
     if found:
         grid = parts[1].subplots(rows, HEATMAPS_PER_ROW, squeeze=False)
@@ -99,16 +70,16 @@ def _draw(
         colour_bar(parts[1], list(grid.flat), found.colours)
         parts[1].supylabel("depth", fontsize=7.5)
         parts[1].supxlabel("context length (tokens)", fontsize=7.5)
-    set_note(
-        figure,
+    return publish(
         study,
+        figure,
+        pd.concat([line.frame(label=curve.label) for curve, line in zip(curves, lines, strict=True)], ignore_index=True),
         f"$L(i)$ smoothed over {window} tokens",
         band_note(study.seed_counts.values()),
         f"dashed: training length {tokens(study.train_len)}",
         "curves that leave the frame go on above" if is_cut(lines, limits) else "",
         f"easy needles: {found.note}" if found else "",
     )
-    return save(figure, stem)
 
 
 def summary(study: Study) -> Table:

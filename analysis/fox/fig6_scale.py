@@ -11,10 +11,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis.curves import LossCurve, compare, loss_curves, smoothing_window
-from analysis.names import DASHED, FOX_SHADES, PAIRS, TRANSFORMER_SHADES, LineStyle, title
-from analysis.panels import Drawn, band_note, core_limits, draw_lines, positions_drawn, smoothed
+from analysis.names import DASHED, FOX_SHADES, TRANSFORMER_SHADES, LineStyle, pairs_in, title
+from analysis.panels import Drawn, band_note, core_limits, draw_lines, smoothed
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, save, save_csv, scale_note, set_note, tokens, training_length_line
+from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens, training_length_line
 from analysis.tables import Cell, Column, Table, over_seeds
 
 PANELS = {"size": "Model size", "tokens": "Training tokens", "context": "Training context length"}
@@ -38,7 +38,7 @@ def panels_of(study: Study) -> dict[str, dict[str, list[LossCurve]]]:
 def pairs_of(curves: Iterable[LossCurve]) -> list[tuple[LossCurve, LossCurve]]:
     """FoX and the Transformer of the same architecture."""
     by_model = {curve.model: curve for curve in curves}
-    return [(by_model[fox], by_model[other]) for fox, other in PAIRS if {fox, other} <= set(by_model)]
+    return [(by_model[fox], by_model[other]) for fox, other in pairs_in(by_model)[0]]
 
 
 def lead(fox: LossCurve, other: LossCurve):
@@ -52,44 +52,39 @@ def draw(study: Study) -> list[Path]:
     return draw_panels(study, beyond=False)
 
 
+@figure_style()
 def draw_panels(study: Study, *, beyond: bool) -> list[Path]:
     """A panel per thing varied; `beyond`: also positions beyond each training context, which a dashed line marks."""
     panels = panels_of(study)
-    stem = study.folder / "figures" / study.stem
     frames, windows = [], set()
-    with figure_style():
-        figure, grid = plt.subplots(1, len(panels), figsize=(max(3.4, WIDTH * len(panels) / 3), 3.3), squeeze=False)
-        for axes, (panel, groups) in zip(grid[0], panels.items(), strict=True):
-            shown: list[tuple[LossCurve, Drawn]] = []
-            for place, (value, curves) in enumerate(groups.items()):
-                for curve in curves:
-                    windows.add(smoothing_window(curve.train_len))
-                    shown.append((curve, _line(curve, value, place, len(groups), beyond)))
-            _panel(axes, panel, shown, beyond)
-            frames += [
-                pd.DataFrame({"label": curve.label, "model": curve.model, "position": line.x, "loss_smoothed": line.mean})
-                for curve, line in shown
-            ]
-        grid[0, 0].set_ylabel("Per-token loss $L(i)$ (nats)")
-        figure.supxlabel("Token index $i$", fontsize=8.5)
-        set_note(
-            figure,
-            study,
-            f"smoothed over {', '.join(map(str, sorted(windows)))} tokens",
-            band_note(study.seed_counts.values()),
-            "dashed: training length" if beyond else "positions inside the training context",
-            "FoX solid, Transformer dashed",
-        )
-        return [*save(figure, stem), save_csv(pd.concat(frames, ignore_index=True), stem)]
+    figure, grid = plt.subplots(1, len(panels), figsize=(max(3.4, WIDTH * len(panels) / 3), 3.3), squeeze=False)
+    for axes, (panel, groups) in zip(grid[0], panels.items(), strict=True):
+        shown: list[tuple[LossCurve, Drawn]] = []
+        for place, (value, curves) in enumerate(groups.items()):
+            for curve in curves:
+                windows.add(smoothing_window(curve.train_len))
+                shown.append((curve, _line(curve, value, place, len(groups), beyond)))
+        _panel(axes, panel, shown, beyond)
+        frames += [line.frame(label=curve.label, model=curve.model) for curve, line in shown]
+    grid[0, 0].set_ylabel("Per-token loss $L(i)$ (nats)")
+    figure.supxlabel("Token index $i$", fontsize=8.5)
+    return publish(
+        study,
+        figure,
+        pd.concat(frames, ignore_index=True),
+        f"smoothed over {', '.join(map(str, sorted(windows)))} tokens",
+        band_note(study.seed_counts.values()),
+        "dashed: training length" if beyond else "positions inside the training context",
+        "FoX solid, Transformer dashed",
+    )
 
 
 def _line(curve: LossCurve, value: str, place: int, count: int, beyond: bool) -> Drawn:
     is_fox = curve.model.startswith("fox")
     shades = (FOX_SHADES if is_fox else TRANSFORMER_SHADES)[: max(count, 2)]
     style = LineStyle(f"{title(curve.model)}, {value}", shades[-1 - place % len(shades)], None if is_fox else DASHED)
-    window = smoothing_window(curve.train_len)
     length = curve.length if beyond else min(curve.train_len, curve.length)
-    return smoothed(curve, style, positions_drawn(length, curve.train_len, window), window)
+    return smoothed(curve, style, smoothing_window(curve.train_len), length)
 
 
 def _panel(axes: Axes, panel: str, shown: list[tuple[LossCurve, Drawn]], beyond: bool) -> None:

@@ -8,20 +8,9 @@ import pandas as pd
 
 from analysis.curves import LossCurve, log_perplexity, loss_curves, smoothing_window
 from analysis.names import DASHED, SHADES, LineStyle, style_of
-from analysis.panels import Drawn, band_note, core_limits, draw_lines, is_cut, legend_of, positions_drawn, smoothed
+from analysis.panels import band_note, core_limits, draw_lines, is_cut, legend_of, position_axis, smoothed
 from analysis.study import Study
-from analysis.style import (
-    WIDTH,
-    figure_style,
-    plt,
-    save,
-    save_csv,
-    scale_note,
-    set_note,
-    token_ticks,
-    tokens,
-    training_length_line,
-)
+from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 
 DATA_DEPENDENT = "data-dependent"
@@ -52,63 +41,49 @@ def gates(study: Study, model: str) -> dict[Gate, LossCurve]:
     return {gate: found[gate] for gate in sorted(found, key=lambda gate: (order.index(gate.kind), gate.longest or 0))}
 
 
+@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}: a panel per block and constant gate, each against the data-dependent one."""
-    stem = study.folder / "figures" / study.stem
     window = smoothing_window(study.train_len, of_paper=1001)
     blocks = {model: found for model in BLOCKS if (found := gates(study, model))}
     if not blocks:
         raise ValueError(f"{study.stem}: no per-token losses are stored; run its experiment first")
     longest = sorted({gate.longest for found in blocks.values() for gate in found if gate.longest})
-    with figure_style():
-        figure, panels = plt.subplots(1, 2 * len(blocks), figsize=(WIDTH * len(blocks) / 2, 2.75), squeeze=False)
-        cut, frames = False, []
-        entries: dict[str, LineStyle] = {}
-        for place, (model, found) in enumerate(blocks.items()):
-            pair = panels[0, 2 * place : 2 * place + 2]
-            lines = {gate: _line(model, gate, curve, window, longest) for gate, curve in found.items()}
-            limits = core_limits(list(lines.values()), study.train_len)
-            cut = cut or is_cut(list(lines.values()), limits)
-            for axes, kind in zip(pair, CONSTANT, strict=True):
-                shown = [line for gate, line in lines.items() if gate.kind in (DATA_DEPENDENT, kind)]
-                draw_lines(axes, shown)
-                training_length_line(axes, study.train_len)
-                token_ticks(axes, int(shown[0].x[-1]), pieces=4)
-                axes.set(xlim=(0, shown[0].x[-1]), ylim=limits, title=f"{BLOCKS[model]}, {kind}", xlabel="Token index $i$")
-            pair[1].tick_params(labelleft=False)
-            entries |= {line.style.label: line.style for line in lines.values()}
-            frames.append(_table(model, found, lines))
-        legend_of(figure, list(entries.values()), columns=3)
-        panels[0, 0].set_ylabel("Per-token loss $L(i)$ (nats)")
-        set_note(
-            figure,
-            study,
-            f"smoothed over {window} tokens",
-            band_note(study.seed_counts.values()),
-            f"dashed: training length {tokens(study.train_len)}",
-            "the two panels of a block share their axis",
-            "curves that leave the frame go on above" if cut else "",
-        )
-        return [*save(figure, stem), save_csv(pd.concat(frames, ignore_index=True), stem)]
-
-
-def _line(model: str, gate: Gate, curve: LossCurve, window: int, longest: list[int]) -> Drawn:
-    if gate.longest is None:
-        style = replace(style_of(model, f"{DATA_DEPENDENT} ({BLOCKS[model]})"), dashes=None)
-    else:
-        style = LineStyle(
-            f"constant, $T_{{max}}$ {tokens(gate.longest)}", SHADES[longest.index(gate.longest) % len(SHADES)], DASHED
-        )
-    return smoothed(curve, style, positions_drawn(curve.length, curve.train_len, window), window)
-
-
-def _table(model: str, found: dict[Gate, LossCurve], lines: dict[Gate, Drawn]) -> pd.DataFrame:
-    return pd.concat(
-        [
-            pd.DataFrame({"model": model, "label": curve.label, "position": lines[gate].x, "loss_smoothed": lines[gate].mean})
-            for gate, curve in found.items()
-        ]
+    figure, panels = plt.subplots(1, 2 * len(blocks), figsize=(WIDTH * len(blocks) / 2, 2.75), squeeze=False)
+    cut, frames = False, []
+    entries: dict[str, LineStyle] = {}
+    for place, (model, found) in enumerate(blocks.items()):
+        pair = panels[0, 2 * place : 2 * place + 2]
+        lines = {gate: smoothed(curve, _style(model, gate, longest), window) for gate, curve in found.items()}
+        limits = core_limits(list(lines.values()), study.train_len)
+        cut = cut or is_cut(list(lines.values()), limits)
+        for axes, kind in zip(pair, CONSTANT, strict=True):
+            shown = [line for gate, line in lines.items() if gate.kind in (DATA_DEPENDENT, kind)]
+            draw_lines(axes, shown)
+            names = {"title": f"{BLOCKS[model]}, {kind}", "xlabel": "Token index $i$"}
+            position_axis(axes, study.train_len, int(shown[0].x[-1]), pieces=4, ylim=limits, **names)
+        pair[1].tick_params(labelleft=False)
+        entries |= {line.style.label: line.style for line in lines.values()}
+        frames += [lines[gate].frame(model=model, label=curve.label) for gate, curve in found.items()]
+    legend_of(figure, list(entries.values()), columns=3)
+    panels[0, 0].set_ylabel("Per-token loss $L(i)$ (nats)")
+    return publish(
+        study,
+        figure,
+        pd.concat(frames, ignore_index=True),
+        f"smoothed over {window} tokens",
+        band_note(study.seed_counts.values()),
+        f"dashed: training length {tokens(study.train_len)}",
+        "the two panels of a block share their axis",
+        "curves that leave the frame go on above" if cut else "",
     )
+
+
+def _style(model: str, gate: Gate, longest: list[int]) -> LineStyle:
+    if gate.longest is None:
+        return replace(style_of(model, f"{DATA_DEPENDENT} ({BLOCKS[model]})"), dashes=None)
+    shade = SHADES[longest.index(gate.longest) % len(SHADES)]
+    return LineStyle(f"constant, $T_{{max}}$ {tokens(gate.longest)}", shade, DASHED)
 
 
 def summary(study: Study) -> Table:

@@ -13,7 +13,8 @@ from analysis.tables import Column, Table, write_table
 
 KIND = "throughput"
 BASE = "transformer_llama"
-SPEEDS = ["tokens_per_s", "tokens_per_s_low", "tokens_per_s_high"]
+
+Line = dict[str, float | None]  # by column
 
 
 def measured(study: Study) -> pd.DataFrame:
@@ -46,72 +47,60 @@ def summary(study: Study) -> Table:
         Column("mfu_dense_percent", "MFU, pruned work counted (%)", 1, "higher"),
         Column("peak_memory_gib", "Peak memory (GiB)", 1, "lower"),
     ]
-    base = rows.loc[rows["model"] == BASE, SPEEDS]
+    base = rows.loc[rows["model"] == BASE, "tokens_per_s"]
     lines = {row["label"]: _line(row, columns, base) for row in rows.to_dict("records")}
-    values = {label: line for label, (line, _) in lines.items()}
-    ranges = {label: around for label, (_, around) in lines.items()}
-    models = dict(zip(rows["label"], rows["model"], strict=True))
+    ranges = {row["label"]: (row["tokens_per_s_low"], row["tokens_per_s_high"]) for row in rows.to_dict("records")}
     printed = _printed(study.scale)
-    paper = {label: printed[model] for label, model in models.items() if model in printed}
+    paper = {label: printed[model] for label, model in zip(rows["label"], rows["model"], strict=True) if model in printed}
     note = (
         f"{scale_note(study).capitalize()}. Measured on {rows['machine'].iloc[0]}, context {tokens(rows['seq_len'].iloc[0])},"
     )
     note += " with fresh weights; in square brackets the range of the repetitions, speeds whose ranges overlap are not ranked."
     note += " Speeds depend on the GPU and its kernels: only ratios between models can be set beside the paper's (four L40S)."
     note += " Counts are truncated as in the paper (which rounds the FLOPs of HGRN2)."
-    kept = [index for index, column in enumerate(columns) if _is_shown(column, values, index)]
-    pick = {label: [line[index] for index in kept] for label, line in values.items()}
+    kept = [column for column in columns if _is_shown(column.key, list(lines.values()))]
     return Table(
         "Parameters, FLOPs and training throughput",
-        [columns[index] for index in kept],
-        pick,
+        kept,
+        {label: [line[column.key] for column in kept] for label, line in lines.items()},
         note,
-        {label: [line[index] for index in kept] for label, line in paper.items()},
-        ranges={label: [around[index] for index in kept] for label, around in ranges.items()},
+        {label: [line.get(column.key) for column in kept] for label, line in paper.items()},
+        ranges={label: [r if column.key == "tokens_per_s" else None for column in kept] for label, r in ranges.items()},
     )
 
 
-def _is_shown(column: Column, values: dict[str, list[float | None]], index: int) -> bool:
+def _is_shown(key: str, lines: list[Line]) -> bool:
     """Leaves out what was not measured (a CPU has no peak), and the second MFU where nothing is pruned."""
-    known = [line[index] for line in values.values() if line[index] is not None and not math.isnan(line[index] or 0.0)]
-    if column.key == "mfu_dense_percent":
-        return any(line[index] != line[index - 1] for line in values.values()) and bool(known)
+    known = [value for line in lines if (value := line[key]) is not None and not math.isnan(value)]
+    if key == "mfu_dense_percent" and all(line[key] == line["mfu_percent"] for line in lines):
+        return False
     return bool(known)
 
 
-def _line(row: dict, columns: list[Column], base: pd.DataFrame) -> tuple[list[float | None], list[tuple[float, float] | None]]:
-    """Values and ranges of one model. Counts are truncated to the printed digits, as in the paper, not rounded."""
-
-    def cut(value: float, column: Column) -> float:
-        return math.floor(value * 10**column.decimals) / 10**column.decimals
-
-    speed, low, high = (float(row[name]) for name in SPEEDS)
-    relative = speed / float(base["tokens_per_s"].iloc[0]) if len(base) else None
-    values = [
-        cut(row["params"] / 1e6, columns[0]),
-        cut(row["fwd_flops_per_token"] / 1e9, columns[1]),
-        speed,
-        relative,
-        100 * row["mfu"],
-        100 * row["mfu_dense"],
-        row["peak_memory_gib"],
-    ]
-    return values, [None, None, (low, high), None, None, None, None]
+def _line(row: dict, columns: list[Column], base: pd.Series) -> Line:
+    """One model's values. Counts are truncated to the printed digits, as in the paper, not rounded."""
+    counts = {"params_millions": row["params"] / 1e6, "fwd_gflops_per_token": row["fwd_flops_per_token"] / 1e9}
+    digits = {column.key: 10**column.decimals for column in columns}
+    return {
+        **{key: math.floor(count * digits[key]) / digits[key] for key, count in counts.items()},
+        "tokens_per_s": row["tokens_per_s"],
+        "relative": row["tokens_per_s"] / base.iloc[0] if len(base) else None,
+        "mfu_percent": 100 * row["mfu"],
+        "mfu_dense_percent": 100 * row["mfu_dense"],
+        "peak_memory_gib": row["peak_memory_gib"],
+    }
 
 
-def _printed(scale: str) -> dict[str, list[float | None]]:
+def _printed(scale: str) -> dict[str, Line]:
     """The paper's values by model."""
     printed = paper_scores("table6_throughput", scale)
     return {
-        model: [
-            line["params_millions"],
-            line["fwd_flops_per_token"] / 1e9,
-            line["throughput_tokens_per_s"],
-            line["throughput_tokens_per_s"] / printed[BASE]["throughput_tokens_per_s"],
-            None,
-            None,
-            None,
-        ]
+        model: {
+            "params_millions": line["params_millions"],
+            "fwd_gflops_per_token": line["fwd_flops_per_token"] / 1e9,
+            "tokens_per_s": line["throughput_tokens_per_s"],
+            "relative": line["throughput_tokens_per_s"] / printed[BASE]["throughput_tokens_per_s"],
+        }
         for model, line in printed.items()
     }
 
