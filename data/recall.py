@@ -6,8 +6,6 @@ A pair assigns a value to a key or, starred, asks for the one that the key was g
 batches are a function of (task, seed, step): nothing is stored, and no sequence is seen twice.
 """
 
-import hashlib
-import json
 from dataclasses import dataclass as plain_dataclass
 from typing import TYPE_CHECKING
 
@@ -20,8 +18,6 @@ from models.spec_parts import STRICT, PositiveInt
 
 if TYPE_CHECKING:
     import torch
-
-    from data.spec import DataSpec
 
 FORMAT = 1
 IGNORED = -100
@@ -54,22 +50,6 @@ class RecallTask:
     def seq_len(self) -> int:
         return 2 * self.num_keys * self.times
 
-    @property
-    def data(self) -> "DataSpec":
-        """The task as what a run is trained on."""
-        from data.spec import DataSpec
-
-        identity = ["recall", FORMAT, self.num_keys, self.num_assignments, self.num_queries, self.num_symbols]
-        return DataSpec(
-            source="recall",
-            tokenizer="symbols",
-            vocab_size=2 * self.num_symbols + 1,
-            bos_id=2 * self.num_symbols,
-            document_len=self.seq_len,
-            fingerprint=hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16],
-            recall=self,
-        )
-
     def sequences(self, count: int, seed: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         """Tokens (N, seq_len), N = `count`, key and value in turn, and which pairs are queries (N, seq_len / 2)."""
         random = np.random.default_rng(seed)
@@ -97,7 +77,7 @@ class RecallTask:
         """(inputs, targets) as `load_batch` gives them; targets are IGNORED but for the values of the queries."""
         import torch
 
-        inputs, targets = bos_roll(tokens_NT, self.data.bos_id)
+        inputs, targets = bos_roll(tokens_NT, 2 * self.num_symbols)  # behind the keys and the values
         answers = torch.zeros(targets.shape, dtype=torch.bool)
         answers[:, 1::2] = torch.from_numpy(queries_NP)
         return inputs, targets.masked_fill(~answers, IGNORED)

@@ -1,9 +1,12 @@
 """What a corpus is, without torch: the part of a data set that decides what a model sees."""
 
+import hashlib
+import json
+
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from data.recall import RecallTask
+from data.recall import FORMAT, RecallTask
 from models.spec import STRICT, PositiveInt
 
 
@@ -24,6 +27,20 @@ class DataSpec:
     document_len: PositiveInt
     fingerprint: str
     recall: RecallTask | None = None
+
+    @classmethod
+    def of_recall(cls, task: RecallTask) -> "DataSpec":
+        """The task as what a run is trained on."""
+        identity = ["recall", FORMAT, task.num_keys, task.num_assignments, task.num_queries, task.num_symbols]
+        return cls(
+            source="recall",
+            tokenizer="symbols",
+            vocab_size=2 * task.num_symbols + 1,
+            bos_id=2 * task.num_symbols,
+            document_len=task.seq_len,
+            fingerprint=hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16],
+            recall=task,
+        )
 
     @model_validator(mode="after")
     def _check(self) -> "DataSpec":

@@ -178,7 +178,7 @@ def _made(recipe: Recipe) -> KnownCorpus | None:
     return (
         None
         if recipe.task is None
-        else KnownCorpus(recipe.task.data, Path(), f"{recipe.task.num_keys} keys, made as it is read")
+        else KnownCorpus(DataSpec.of_recall(recipe.task), Path(), f"{recipe.task.num_keys} keys, made as it is read")
     )
 
 

@@ -27,7 +27,7 @@ class Recipe:
 
     def run_spec(self, text: DataSpec | None) -> RunSpec:
         """ValueError for a change that no spec can have."""
-        data = text if self.task is None else self.task.data
+        data = text if self.task is None else DataSpec.of_recall(self.task)
         assert data is not None
         scale = get_scale(self.scale)
         train = TrainSpec(

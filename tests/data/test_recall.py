@@ -36,7 +36,7 @@ def test_only_the_answers_carry_loss():
     tokens_NT, queries_NP = TASK.sequences(4, (1, 0, 0))
     inputs, targets = TASK.batch(tokens_NT, queries_NP)
     assert torch.equal(inputs[:, 1:], torch.from_numpy(tokens_NT)[:, :-1])
-    assert (inputs[:, 0] == TASK.data.bos_id).all()
+    assert (inputs[:, 0] == DataSpec.of_recall(TASK).bos_id).all()
     carries = targets != IGNORED
     assert (carries.sum(1) == 10).all()
     assert torch.equal(targets[carries], torch.from_numpy(tokens_NT[:, 1::2][queries_NP]))
@@ -57,13 +57,13 @@ def test_a_batch_is_a_function_of_seed_and_step_and_divides_among_processes():
 
 
 def test_a_task_is_part_of_what_a_run_is_trained_on():
-    data = TASK.data
+    data = DataSpec.of_recall(TASK)
     assert (data.vocab_size, data.bos_id, data.document_len) == (33, 32, TASK.seq_len)
     adapter = TypeAdapter(DataSpec)
     assert adapter.validate_json(adapter.dump_json(data)) == data
     changes = {"num_keys": 4, "num_assignments": 2, "num_queries": 3, "num_symbols": 17}
     others = [dataclasses.replace(TASK, **{name: value}) for name, value in changes.items()]
-    assert len({task.data.fingerprint for task in (TASK, *others)}) == 5
+    assert len({DataSpec.of_recall(task).fingerprint for task in (TASK, *others)}) == 5
     with pytest.raises(ValidationError, match="num_keys 20 exceeds num_symbols 16"):
         RecallTask(num_keys=20, num_assignments=1, num_queries=1, num_symbols=16)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from data.recall import RecallTask
+from data.spec import DataSpec
 from eval import equal_logits, recall
 from eval.equal_logits import measure as weights
 from eval.recall import measure
@@ -16,6 +17,7 @@ from models.build import build_model
 from training.spec import RunSpec
 
 TASK = RecallTask(num_keys=4, num_assignments=3, num_queries=2, num_symbols=8)
+DATA = DataSpec.of_recall(TASK)
 
 
 class Reader:
@@ -25,7 +27,7 @@ class Reader:
         self.last = last
 
     def __call__(self, input_ids, use_cache):
-        logits = torch.zeros(*input_ids.shape, TASK.data.vocab_size)
+        logits = torch.zeros(*input_ids.shape, DATA.vocab_size)
         for row, sequence in enumerate(input_ids.tolist()):
             for place, key in enumerate(sequence):
                 earlier = [i for i in range(1, place - 1, 2) if place % 2 and sequence[i] == key]
@@ -35,7 +37,7 @@ class Reader:
 
 
 def loaded(make_spec, model):
-    run = make_spec(data=TASK.data)
+    run = make_spec(data=DATA)
     subject = SimpleNamespace(run=run, model="fox_pro")
     return SimpleNamespace(subject=subject, model=model, fresh=lambda: model)
 
@@ -53,8 +55,8 @@ def make_spec(tiny_fox):
 
 
 def test_answers_are_counted(make_spec):
-    spec = recall.bound(recall.Spec(num_sequences=50), TASK.data, Sources(), "fp32", "cpu")
-    assert (spec.seq_len, spec.corpus) == (TASK.seq_len, TASK.data.fingerprint)
+    spec = recall.bound(recall.Spec(num_sequences=50), DATA, Sources(), "fp32", "cpu")
+    assert (spec.seq_len, spec.corpus) == (TASK.seq_len, DATA.fingerprint)
     rows = measure.evaluate(loaded(make_spec, Reader(last=True)), spec, Context())
     recall.SCHEMA.validate(rows)
     assert (rows["num_correct"] == 8).all() and (rows["num_stale"] == 0).all() and (rows["num_queries"] == 8).all()
@@ -65,7 +67,7 @@ def test_answers_are_counted(make_spec):
 
 
 def test_only_runs_of_the_task_are_asked(make_spec, corpus, tiny_fox, bind):
-    run = make_spec(TASK.data)
+    run = make_spec(DATA)
     text = SimpleNamespace(name="fox_pro", data=corpus.spec)
     recall.check(recall.Spec(), run, None)
     with pytest.raises(ValueError, match="fox_pro was trained on text"):

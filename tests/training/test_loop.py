@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from data.recall import IGNORED, RecallTask
+from data.spec import DataSpec
 from models.build import build_model
 from models.loss import TokenLoss
 from models.spec import ForgettingTransformerSpec
@@ -342,7 +343,7 @@ def recall_run(folder, **changes):
     model = ForgettingTransformerSpec(vocab_size=17, hidden_size=32, num_layers=2, num_heads=2, mlp_width=64)
     settings = dict(seq_len=18, batch_tokens=18 * 16, train_tokens=18 * 16 * 40, warmup_tokens=0, peak_lr=3e-3)
     train_spec = TrainSpec(**settings, precision="fp32")
-    spec = RunSpec(name="recall", scale="test", model=model, data=task.data, train=train_spec, **changes)
+    spec = RunSpec(name="recall", scale="test", model=model, data=DataSpec.of_recall(task), train=train_spec, **changes)
     return RunFolder.create(folder / spec.run_id, spec)
 
 
