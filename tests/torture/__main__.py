@@ -71,7 +71,7 @@ def torture(counts: dict[str, int], workers: int, seed: int, folder: Path, out: 
     seconds = time.monotonic() - started  # more than one experiment takes: many are killed late, or once more when all is done
     cases = [(kind, number) for kind, count in counts.items() for number in range(count)]
     index, kills = FORK.Value("i", 0), FORK.Value("i", counts.get("kill", 0))
-    outcomes: Any = FORK.Queue()
+    outcomes: Any = FORK.SimpleQueue()  # without a thread of its own: the workers fork
     benches = [Bench(states, folder / f"worker-{n}", seconds) for n in range(workers)]
     processes = [FORK.Process(target=work, args=(bench, cases, index, kills, outcomes, seed)) for bench in benches]
     for process in processes:

@@ -1,6 +1,7 @@
 """What one step does, by hand: AdamW hides the size of a gradient, so plain gradient descent is looked at, too."""
 
 import json
+import math
 from functools import partial
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 
 from tests.training.runs import losses
 from training.distributed import World
-from training.guard import Guard
+from training.guard import NOT_FINITE, Guard
 from training.signals import EXIT_FINISHED
 from training.spec import TrainSpec
 from training.step import Stepper
@@ -47,6 +48,31 @@ def test_a_step_of_gradient_descent(micro_batch, grad_clip):
     clipped = gradient * min(1, grad_clip / gradient.norm().item())
     torch.testing.assert_close(module.weight.detach().double(), before - 0.5 * clipped, rtol=0, atol=1e-6)
     assert verdict == 0 and module.weight.grad is None
+
+
+class Matrices(Squares):
+    def forward(self, inputs, targets):
+        self.computed_in = (torch.eye(2) @ torch.eye(2)).dtype
+        return super().forward(inputs, targets)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_the_precision_is_that_of_the_matrix_products(precision, dtype):
+    spec = TrainSpec(seq_len=4, batch_tokens=4, train_tokens=4, warmup_tokens=0, peak_lr=1.0, precision=precision)
+    module, world = Matrices(), World(0, 1, torch.device("cpu"))
+    stepper = Stepper(module, torch.optim.SGD(module.parameters(), fused=True), Guard(None, world), spec, world, 1)
+    stepper.run(torch.arange(4)[None], torch.arange(4)[None], lr=0.1)
+    assert module.computed_in is dtype and module.weight.dtype is torch.float32
+
+
+@pytest.mark.parametrize(
+    ("loss", "grad_norm", "verdict"),
+    [(1.0, 1.0, 0), (math.nan, 1.0, NOT_FINITE), (1.0, math.inf, NOT_FINITE), (1.0, math.nan, NOT_FINITE)],
+)
+def test_a_step_whose_loss_or_gradient_is_not_finite_is_told(loss, grad_norm, verdict):
+    guard = Guard(None, World(0, 1, torch.device("cpu")))
+    assert guard.judge(torch.tensor(loss), torch.tensor(grad_norm)) == verdict
+    assert guard.steps_seen == (verdict == 0)
 
 
 def write_down_rates(path):
