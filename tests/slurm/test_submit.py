@@ -15,7 +15,7 @@ from data.source import LongCrawl64Source
 from data.tokenizer import TokenizerChoice
 from eval.kinds import KINDS
 from experiments.plan import Plan
-from slurm import client, graph, patience
+from slurm import client, graph
 from slurm.cluster import CLUSTER, Cluster
 from slurm.records import active_tasks, adopt, read_submissions
 from slurm.submit import submit
@@ -25,7 +25,7 @@ from tests.slurm.plans import plan_of
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    monkeypatch.setattr(patience, "PAUSES_S", (0.01,))
+    monkeypatch.setattr("slurm.submit.PAUSES_S", (0.01,))
 
 
 def cluster_of(tmp_path: Path, **settings: object) -> Cluster:
