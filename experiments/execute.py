@@ -27,8 +27,11 @@ def prepare_corpora(plan: Plan, console: Console) -> None:
 
 
 def fetch(plan: Plan, console: Console) -> None:
-    """Have what missing evaluations read from the hub in the local cache, so that machines without internet do not find out
-    after the training. ValueError for what cannot be had."""
+    """Have GPT-2's vocabulary, where the corpora need it, and what missing evaluations read from the hub in the local cache, so
+    that machines without internet do not find out after a training. ValueError for what cannot be had."""
+    for choice in {corpus.tokenizer for corpus in plan.corpora if isinstance(corpus, CorpusPlan)}:
+        if not choice.trained:
+            choice.load()
     specs = {eval_id(spec): spec for run in plan.runs.values() for spec in run.missing_evals}
     wanted = [spec for spec in specs.values() if "hub" in kind_of(spec).reads(spec)]
     if wanted:

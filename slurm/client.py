@@ -23,6 +23,8 @@ HELD_STATES = {"REQUEUE_HOLD", "SPECIAL_EXIT"}
 HELD_REASONS = {"JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue"}
 KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
 """What says which SLURM is meant, and who is asking."""
+WAIT_S = 600
+"""How long the end of a job waits for a controller that is down."""
 _UNREACHABLE = (
     "Unable to contact slurm controller", "Connection refused", "Connection reset", "timed out", "Zero Bytes",
     "Communication connection failure", "Transport endpoint", "Resource temporarily unavailable", "temporarily unable",
@@ -147,15 +149,15 @@ def own_job_id() -> str:
     return f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"]
 
 
-def state(job_id: str, patience_s: float = 600) -> str:
+def state(job_id: str) -> str:
     """State of one job; waits for a controller that is down. UNKNOWN where it has none to tell."""
-    result = _patiently(patience_s, "squeue", "--noheader", "--array", "--states=all", "--jobs", job_id, "--format=%T")
+    result = _patiently(WAIT_S, "squeue", "--noheader", "--array", "--states=all", "--jobs", job_id, "--format=%T")
     return result.stdout.split()[0] if result.returncode == 0 and result.stdout.split() else "UNKNOWN"
 
 
-def requeue(job_id: str, patience_s: float = 600) -> str | None:
+def requeue(job_id: str) -> str | None:
     """Have a job start again from its beginning; waits for a controller that is down. Returns SLURM's complaint, if any."""
-    result = _patiently(patience_s, "scontrol", "requeue", job_id)
+    result = _patiently(WAIT_S, "scontrol", "requeue", job_id)
     return last_line(result.stderr) or f"exit code {result.returncode}" if result.returncode else None
 
 

@@ -1,4 +1,5 @@
-"""The end of every batch script: `python -m slurm.epilogue RECORD ENTRY EXIT_CODE` decides whether the job starts again.
+"""The end of every batch script: `python -m slurm.epilogue RECORD ENTRY EXIT_CODE` decides whether the job starts again, and
+ends with the job's exit code.
 
 By the rule of experiments/restarts.py, counting also starts that never got as far as the task: a broken container or a failing
 `setup`. What SLURM itself has ended is final: a cancelled job must not come back. Standard library only.
@@ -98,8 +99,10 @@ def ended(job: Job, code: int, state: str) -> tuple[str, str]:
 
 
 def main() -> int:
-    code = int(sys.argv[3])
     job = Job.own(Path(sys.argv[1]), int(sys.argv[2]))
+    code = int(sys.argv[3])
+    if code == restarts.FINISHED and not all(Path(path).exists() for path in job.task["makes"]):
+        code = CRASHED  # srun ends with 0 when it gives up a step of which a node was lost
     state = "RUNNING" if code == restarts.FINISHED else client.state(job.id)
     action, reason = ended(job, code, state)
     print(f"exit code {code}: {action}{', ' + reason if reason else ''}", file=sys.stderr)
@@ -108,7 +111,7 @@ def main() -> int:
         if complaint is not None:
             restarts.append(job.journal, "end", job=job.id, restart=job.restart, code=code, action="failed", reason=complaint)
             print(f"error: not started again: {complaint}", file=sys.stderr)
-    return 0
+    return code
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ step= timer= told=
 end() {
   trap '' TERM USR2
   (cd "$fox_code" && PYTHONSAFEPATH= @HOST_PYTHON@ -m slurm.epilogue "$fox_record" "$fox_entry" "$1")
-  exit "$1"
+  exit $?
 }
 stop() { echo "error: $1" >&2; end 1; }
 

@@ -1,7 +1,8 @@
 """`run --launcher slurm`: submit what is neither there nor under way; `--dry-run` shows it instead.
 
 All that jobs need is on disk before the first sbatch: specs, drawings, the code, and the record of the submission. sbatch is
-then called once per batch (slurm/graph.py), patiently (slurm/patience.py).
+then called once per batch (slurm/graph.py), patiently: a busy controller, a lost answer and a full queue are no reason to give
+up or to submit twice.
 
 submitit joins the processes of a job (slurm/launcher.py) but does not submit it: its executor pickles tasks, numbers each array
 from 0 (so no aftercorr between parts of arrays), calls sbatch once and knows a job by that answer alone, asks sacct for states,
@@ -12,6 +13,7 @@ import contextlib
 import math
 import os
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,16 +28,17 @@ from experiments.plan import KnownCorpus, Plan, Request, write_specs
 from results.atomic import write_atomic
 from slurm import client, graph
 from slurm.batch import script, task_python
-from slurm.client import ForNow, NoArrays, Refused, TooMany
+from slurm.client import ForNow, NoArrays, Refused, TooMany, Unclear
 from slurm.cluster import CLUSTER, UNNAMED, Cluster
 from slurm.graph import Batch, Node
-from slurm.patience import Patience
 from slurm.records import Submission, active_tasks, adopt, find, new_submission, only_submitter, read_submissions, users
 from slurm.snapshot import snapshot
 from slurm.status import wide
 from training.signals import EXIT_REQUEUE
 
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
+PAUSES_S = (1, 2, 4, 8, 15, 30)
+UNCLEAR_TRIES = 6
 
 
 def submit(plan: Plan, cluster: Cluster, console: Console) -> int:
@@ -78,14 +81,14 @@ def submit(plan: Plan, cluster: Cluster, console: Console) -> int:
 
 
 class _Sender:
-    """Sends the batches of one submission to SLURM. `complaint`: what SLURM said when it took no more."""
+    """Sends the batches of one submission to SLURM. `complaint`: what SLURM said when it took no more. `troubled`: something
+    went wrong, so that an answer may have been lost."""
 
     def __init__(self, submission: Submission, cluster: Cluster, code: Path, console: Console):
-        self.submission, self.cluster, self.code = submission, cluster, code
+        self.submission, self.cluster, self.code, self.console = submission, cluster, code, console
         self.folder = cluster.scratch / "jobs" / submission.id
         self.arrays = cluster.arrays
-        self.patience = Patience(cluster.submit_minutes, console)
-        self.complaint = ""
+        self.complaint, self.troubled = "", False
 
     def send_all(self, nodes: list[Node], active: dict[str, str]) -> None:
         """Submit all nodes, or as many as SLURM takes for now; `active`: ids of jobs under way. On a refusal for good and on
@@ -94,7 +97,7 @@ class _Sender:
         try:
             for group in graph.groups(nodes, self.cluster):
                 self._send(group, active, len(group))
-            if self.patience.troubled:
+            if self.troubled:
                 client.cancel(adopt([self.submission], client.queue(), save=True))
         except ForNow as error:
             self.complaint = str(error)
@@ -112,7 +115,7 @@ class _Sender:
         for batch in graph.batches(nodes, ids, self.arrays):
             members = list(batch.nodes.values())
             try:
-                self._sbatch(batch, whole)
+                self._submit(batch, whole)
             except TooMany:
                 if batch.single:
                     raise
@@ -123,7 +126,7 @@ class _Sender:
                 self.arrays = False
                 self._send(members, active, whole)
 
-    def _sbatch(self, batch: Batch, whole: int) -> None:
+    def _submit(self, batch: Batch, whole: int) -> None:
         limit, number = self.cluster.max_concurrent, len(self.submission.values["jobs"])
         throttle = None if limit is None else max(1, limit * len(batch.nodes) // whole)
         stem = self.folder / f"{number:03d}-{batch.kind}"
@@ -131,12 +134,40 @@ class _Sender:
         path = stem.with_suffix(".sh")
         write_atomic(path, script(batch, entry, self.submission, self.cluster, self.code, throttle))
         try:
-            job = self.patience.sbatch(path, lambda: self._look(entry), wait_for_room=batch.single)
+            job = self._sbatch(path, entry, wait_for_room=batch.single)
         except (TooMany, NoArrays):
             self.submission.drop(entry)
             raise
         self.submission.values["jobs"][entry]["job_id"] = job
         self.submission.save()
+
+    def _sbatch(self, script: Path, entry: int, wait_for_room: bool) -> str:
+        """SLURM's id of the job of `script`, which is submitted once. Refused (for good), NoArrays (not as an array), TooMany
+        (above a limit; at once, or with `wait_for_room` after all patience) or ForNow (no answer for so long)."""
+        end = time.monotonic() + 60 * self.cluster.submit_minutes
+        unclear = attempts = 0
+        error: ForNow | None = None
+        while True:
+            try:
+                if error is not None:
+                    job, busy = self._look(entry)
+                    if job is not None:
+                        return job
+                    if unclear >= UNCLEAR_TRIES or (isinstance(error, TooMany) and not busy):
+                        raise Refused(str(error))
+                return client.sbatch(str(script))
+            except ForNow as problem:
+                error = problem
+            self.troubled = True
+            unclear += isinstance(error, Unclear)
+            pause = PAUSES_S[min(attempts, len(PAUSES_S) - 1)]
+            if (isinstance(error, TooMany) and not wait_for_room) or time.monotonic() + pause > end:
+                raise error
+            if attempts == 2:
+                minutes = self.cluster.submit_minutes
+                self.console.print(f"SLURM takes no job for now ({error}); trying again for up to {minutes:g} minutes ...")
+            attempts += 1
+            time.sleep(pause)
 
     def _look(self, entry: int) -> tuple[str | None, bool]:
         """The id of an entry that SLURM has, and whether any other job of ours is queued or running."""

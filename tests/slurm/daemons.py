@@ -5,6 +5,7 @@ Needs root (or the packages installed) and Debian's apt. Everything it starts it
 """
 
 import ctypes
+import fcntl
 import os
 import random
 import shutil
@@ -24,7 +25,7 @@ PLUGIN = "slurm-wlm-mysql-plugin"  # of slurmdbd; has no program of its own
 
 @dataclass(frozen=True)
 class Site:
-    """What differs between clusters: processors of each node, and lines of slurm.conf."""
+    """What differs between clusters: processors of each node that runs here, and lines of slurm.conf."""
 
     nodes: dict[str, int]
     lines: str
@@ -95,7 +96,13 @@ class Unavailable(Exception):
 
 
 def install(accounting: bool = False) -> None:
-    """Install what is missing from Debian's packages. Raises Unavailable."""
+    """Install what is missing from Debian's packages, one test process at a time. Raises Unavailable."""
+    with open(Path(tempfile.gettempdir()) / "fox-slurm-install.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _install(accounting)
+
+
+def _install(accounting: bool) -> None:
     wanted = {**PACKAGES, **(ACCOUNTING if accounting else {})}
     missing = [package for program, package in wanted.items() if _which(program) is None]
     if not missing:
@@ -148,7 +155,8 @@ class Slurm:
         self.start_controller()
         for node in self.site.nodes:
             self.start_node(node)
-        until(self.nodes_up, 90, "nodes that are up")
+        if self.site.nodes:
+            until(self.nodes_up, 90, "nodes that are up")
 
     def _configure(self) -> None:
         self.dbd_port, ctld_port, *ports = _free_ports(2 + len(self.site.nodes))

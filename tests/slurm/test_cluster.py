@@ -111,7 +111,7 @@ def test_two_tasks_train_one_run_while_nodes_are_drained_and_fail(local, suite):
 
 
 def test_a_failing_job_stops_its_dependants_and_can_be_resubmitted(local, suite, tmp_path):
-    (corpus,) = (path.parent for path in suite.corpora.glob("*/corpus.json"))
+    (corpus,) = (path.parent for path in suite.corpora.glob("text-*/corpus.json"))
     broken = tmp_path / "corpora" / corpus.name
     shutil.copytree(corpus, broken)
     shutil.rmtree(broken / "train.zarr")

@@ -40,7 +40,8 @@ def test_what_becomes_of_a_job(code, state, fruitless, action, why):
 
 
 def job_of(folder: Path, restart: int) -> Job:
-    task = {"folder": str(folder), "journal": str(folder / "starts" / "train.jsonl"), "log": str(folder / "train.log")}
+    task = {"folder": str(folder), "journal": str(folder / "starts" / "train.jsonl"), "log": str(folder / "train.log"),
+            "makes": [str(folder / "export")]}  # fmt: skip
     return Job("7", restart, task, str(folder / "shell-"), 3, False)
 
 
@@ -125,6 +126,22 @@ def test_a_requeue_that_slurm_refuses_is_noted(tmp_path, monkeypatch):
     epilogue.main()
     last = restarts.read(job.journal)[-1]
     assert (last["action"], last["reason"]) == ("failed", "Job/step already completing or completed")
+
+
+@pytest.mark.parametrize(("made", "state", "action"), [
+    (True, "RUNNING", "done"), (False, "RUNNING", "again"), (False, "NODE_FAIL", "ended"), (False, "PENDING", "ended"),
+])  # fmt: skip
+def test_a_task_that_srun_gave_up_is_not_done(tmp_path, monkeypatch, made, state, action):
+    job, requeued = job_of(tmp_path, 0), []
+    note_start(job, restarts.progress_mark(tmp_path))
+    if made:
+        (tmp_path / "export").mkdir()
+    monkeypatch.setattr(Job, "own", classmethod(lambda *_: job))
+    monkeypatch.setattr(epilogue.client, "state", lambda *_: state)
+    monkeypatch.setattr(epilogue.client, "requeue", requeued.append)
+    monkeypatch.setattr("sys.argv", ["epilogue", "record", "0", "0"])
+    assert epilogue.main() == (0 if made else 1)
+    assert restarts.read(job.journal)[-1]["action"] == action and requeued == (["7"] if action == "again" else [])
 
 
 def test_equal_code_is_one_snapshot_and_a_change_is_another(tmp_path):

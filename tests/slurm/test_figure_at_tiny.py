@@ -6,14 +6,14 @@ import pytest
 from analysis.study import Study
 from experiments.scales import MODELS
 
-pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(7200)]
 
 
 def test_seven_models_are_trained_evaluated_and_drawn_by_the_last_job(suite):
-    graph = suite.graph("tiny-seven", models=(), cluster="time_limit_hours = 1", scale="tiny")
+    graph = suite.graph("tiny-seven", models=(), cluster="time_limit_hours = 2", scale="tiny")
     submitted = graph.submit()
     assert submitted.returncode == 0 and "submitted 16 jobs" in submitted.stdout, submitted.stdout + submitted.stderr
-    states = graph.until_drawn(1700)
+    states = graph.until_drawn(7000)
     assert all(state.restarts == 0 for state in states.values())
     rows = Study(graph.results, "tiny", "fig2_per_token_loss").rows("per_token_loss")
     assert set(rows["model"]) == set(MODELS) and rows["loss"].notna().all()

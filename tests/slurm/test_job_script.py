@@ -25,7 +25,7 @@ from tests.slurm.plans import plan_of
 PYTHON = """#!/bin/bash
 # Stands for python: notes how it is called; as the task it then does what $TASK says.
 echo "$2 ${@: -1} RANK=${RANK-unset} MASTER=${MASTER_ADDR-unset} CPUS=$SRUN_CPUS_PER_TASK COLOUR=$COLOUR" >> "$NOTES"
-[ "$2" = slurm.launcher ] || exit 0
+[ "$2" = slurm.launcher ] || exit "${@: -1}"
 echo $$ > "$NOTES.pid"
 eval "$TASK"
 """

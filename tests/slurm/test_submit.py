@@ -4,14 +4,18 @@ import io
 import json
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from data.prepare import CorpusPlan
+from data.source import LongCrawl64Source
+from data.tokenizer import TokenizerChoice
 from eval.kinds import KINDS
 from experiments.plan import Plan
-from slurm import client, graph, patience
+from slurm import client, graph
 from slurm.cluster import CLUSTER, Cluster
 from slurm.records import active_tasks, adopt, read_submissions
 from slurm.submit import submit
@@ -21,7 +25,7 @@ from tests.slurm.plans import plan_of
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    monkeypatch.setattr(patience, "PAUSES_S", (0.01,))
+    monkeypatch.setattr("slurm.submit.PAUSES_S", (0.01,))
 
 
 def cluster_of(tmp_path: Path, **settings: object) -> Cluster:
@@ -226,3 +230,17 @@ def test_what_evaluations_read_from_the_hub_is_had_before_anything_is_submitted(
     monkeypatch.setattr(KINDS["longbench"], "fetch", lambda spec, sources: fetched.append(spec.kind))
     fetched.clear()
     assert submitted(plan, cluster_of(tmp_path))[0] == 0 and fetched == ["lm_eval", "longbench"]  # once for seven runs
+
+
+def test_the_vocabulary_of_longcrawl64_is_had_before_anything_is_submitted(tmp_path, make_slurm):
+    fake, plan = make_slurm(), plan_of(tmp_path)
+    for split in ("train.zarr", "heldout.zarr"):
+        (tmp_path / split).mkdir()
+    source, choice = LongCrawl64Source(tmp_path), TokenizerChoice("gpt2-json", tmp_path / "vocabulary")
+    runs = {
+        run_id: replace(run, corpus=CorpusPlan(source, choice, run.corpus.spec, tmp_path, 0.0, None, None))
+        for run_id, run in plan.runs.items()
+    }
+    with pytest.raises(ValueError, match=r"vocabulary has no vocab\.json"):
+        submitted(replace(plan, runs=runs), cluster_of(tmp_path))
+    assert not fake.jobs
