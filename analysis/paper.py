@@ -7,18 +7,19 @@ import pandas as pd
 
 FOLDER = Path(__file__).with_name("paper_data")
 
-# Which file belongs to which artefact at which scale; at other scales the paper prints nothing comparable.
+# Which file belongs to which artefact at which scale of its runs; at other scales the paper prints nothing comparable.
 FILES: dict[tuple[str, str], str] = {
     ("table1_lm_eval", "760m-48b"): "table1_lm_eval_760m_48b.csv",
-    ("table1_lm_eval", "760m-16b"): "table8_lm_eval_760m_16b.csv",
+    ("table8_lm_eval", "760m-16b"): "table8_lm_eval_760m_16b.csv",
     ("table2_longbench", "760m-48b"): "table2_longbench_760m_48b.csv",
-    ("table2_longbench", "760m-16b"): "table9_longbench_760m_16b.csv",
+    ("table9_longbench", "760m-16b"): "table9_longbench_760m_16b.csv",
     ("table3_ablation", "360m-7.5b"): "table3_ablation_360m.csv",
+    ("acp_quality", "760m-16b"): "acp_table1_lm_eval_760m_16b.csv",
     ("table6_throughput", "760m-48b"): "table6_throughput_760m.csv",
     ("table6_throughput", "760m-16b"): "table6_throughput_760m.csv",
 }
 
-Scores = dict[str, dict[str, float]]  # model's key (Table 3: label) -> column -> value
+Scores = dict[str, dict[str, float]]  # model's key (of ablations the label) -> column -> value
 
 
 @cache

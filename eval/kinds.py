@@ -21,6 +21,8 @@ NAMES = (
     "throughput",
     "training_curve",
     "parameters",
+    "pruning",
+    "attention_speed",
 )
 KINDS: dict[str, Kind] = {name: cast(Kind, import_module(f"eval.{name}")) for name in NAMES}
 

@@ -35,6 +35,7 @@ SCHEMA = Schema(
         "tokens_per_s": number(0),  # mean of the last 100 steps
         "mfu": number(0, nullable=True),  # NaN: a device of unknown peak, or a model that skips work
         "mfu_dense": number(0, nullable=True),  # skipped work counted as done
+        "pruned_share": number(0, 1, nullable=True),  # of the causal tiles; NaN: not measured at this step
     },
     key=("step",),
 )
@@ -66,7 +67,7 @@ def evaluate(loaded: "Loaded", spec: Spec, context: "Context") -> pd.DataFrame:
     rows = folder.read_metrics()
     if not rows:
         raise ValueError(f"{folder.path}: the run was trained elsewhere; there are no metrics to draw its training from")
-    return pd.DataFrame(rows, columns=list(SCHEMA.columns)).astype({"mfu": float, "mfu_dense": float})
+    return pd.DataFrame(rows, columns=list(SCHEMA.columns)).astype({"mfu": float, "mfu_dense": float, "pruned_share": float})
 
 
 def summary(rows: pd.DataFrame) -> list[str]:

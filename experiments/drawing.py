@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from experiments.plan import Plan
 
 ROUNDING = 1e-4
-TIMED = ("throughput",)
+TIMED = ("throughput", "attention_speed")
 """Kinds whose rows differ from time to time."""
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Literal
 
 from eval import (
+    attention_speed,
     equal_logits,
     gate_maps,
     lm_eval,
@@ -13,6 +14,7 @@ from eval import (
     needle_recall,
     parameters,
     per_token_loss,
+    pruning,
     recall,
     throughput,
     training_curve,
@@ -81,3 +83,15 @@ def step_times(scale: Scale) -> tuple[EvalSpec, ...]:
 def parts(scale: Scale) -> tuple[EvalSpec, ...]:
     """The parameters of the model as it is built; no training."""
     return (parameters.Spec(),)
+
+
+def skipped(scale: Scale) -> tuple[EvalSpec, ...]:
+    """What pruning skips at the training length, in the kernels' tiles where a sequence has sixteen of them, else in smaller
+    ones."""
+    tile = max(1, min(128, scale.seq_len // 16))
+    return (pruning.Spec(context_len=scale.seq_len, tile=tile, decoded_tokens=min(32, scale.seq_len // 4)),)
+
+
+def pruned_times(scale: Scale) -> tuple[EvalSpec, ...]:
+    """Attention and training steps with and without pruning, at the training length."""
+    return (attention_speed.Spec(seq_len=scale.seq_len, batch_size=scale.timed_sequences),)

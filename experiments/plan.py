@@ -127,7 +127,7 @@ def make_plan(request: Request, *, rehearsal: bool = False) -> Plan:
                 continue
             corpus = _made(recipe) or _corpus(request, get_scale(recipe.scale), corpora, rehearsal)
             spec = adopted_run(request.runs_dir, recipe) or recipe.run_spec(corpus.spec)
-            evals = tuple(_bound(e, spec, request) for e in artefact.evals(get_scale(recipe.scale)))
+            evals = tuple(_bound(e, spec, request) for e in artefact.evals(recipe.sizes))
             lines[stem].append(Wanted(recipe, spec.run_id, evals))
             specs[spec.run_id], trained_on[spec.run_id] = spec, corpus
             wanted.setdefault(spec.run_id, {}).update({eval_id(e): e for e in evals})

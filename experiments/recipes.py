@@ -25,6 +25,12 @@ class Recipe:
     train: dict[str, Any] = field(default_factory=dict)
     task: RecallTask | None = None
 
+    @property
+    def sizes(self) -> Scale:
+        """The scale, with the training length that this recipe has: what its evaluations go by."""
+        scale = get_scale(self.scale)
+        return replace(scale, seq_len=self.train.get("seq_len", scale.seq_len))
+
     def run_spec(self, text: DataSpec | None) -> RunSpec:
         """ValueError for a change that no spec can have."""
         data = text if self.task is None else DataSpec.of_recall(self.task)

@@ -57,6 +57,7 @@ class Scale:
     grid). `decay_times`: the T_max of Figure 7's constant gates. `stand_ins`: take tasks made from the held-out text for the
     public benchmarks. `timed_sequences`: sequences of a timed training step. `extrapolation`: the scale whose evaluations reach
     furthest beyond the training length, for the stick-breaking paper. `recall`: its synthetic task.
+    `pruning_contexts`: training lengths of the pruned runs; shorter ones than four of the kernels' tiles of 128 prune nothing.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Scale:
     timed_sequences: int = 1
     extrapolation: str = "360m-extrapolation"
     recall: RecallGrid = RecallGrid()
+    pruning_contexts: tuple[int, ...] = (4096, 8192, 16384)
 
 
 def _same(rate: float) -> dict[str, float]:
@@ -170,6 +172,7 @@ TINY = Scale(
     timed_sequences=4,
     extrapolation="tiny-extrapolation",
     recall=RecallGrid((4, 8), 2, 4, 16, hidden_size=64, batch_size=32, num_steps=400, peak_lr=4e-3),
+    pruning_contexts=(512, 1024),
 )
 TINY_SHORT = replace(
     TINY, name="tiny-short", about="tiny with 40% of the tokens, for ablations", train_tokens=1024 * 400,
@@ -209,6 +212,7 @@ MINI = Scale(
     decay_times=(64, 512, 4096),
     timed_sequences=16,
     extrapolation="mini-extrapolation",
+    pruning_contexts=(1024, 2048, 4096),
 )
 MINI_SHORT = replace(
     MINI, name="mini-short", about="mini with half the tokens, for ablations", train_tokens=2**17 * 640,

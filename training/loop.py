@@ -1,5 +1,6 @@
 """The training of one run, from its spec to its exported model. Read this file from `train` downwards."""
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from training.lines import Row, line
 from training.metrics import MetricsWriter, PendingReport, Speed, StepReport
 from training.optimizer import allocate_state, build_optimizer, named_state
 from training.progress import RunProgress
+from training.pruning import PruningMeter
 from training.run_folder import RunFolder
 from training.schedule import learning_rate
 from training.signals import EXIT_ERROR, EXIT_FINISHED, EXIT_REQUEUE, StopRequest
@@ -131,7 +133,8 @@ def _train(
             Prefetcher(read, range(first_step, spec.train.num_steps), depth=3) as batches,
             Watchdog(execution.hang_minutes) as watchdog,
         ):
-            exit_code = run.steps(stepper, batches, state, watchdog)
+            meter = PruningMeter(wrapped, spec, execution.compile)
+            exit_code = run.steps(stepper, meter, batches, state, watchdog)
         if exit_code == EXIT_FINISHED:
             export_model(model, corpus, spec, folder, world)
         end["exit_code"] = exit_code
@@ -170,7 +173,9 @@ class _Run:
         self.writer: MetricsWriter | None = None
         self.progress: RunProgress | None = None
 
-    def steps(self, stepper: Stepper, batches: Prefetcher[int, Batch], state: State, watchdog: Watchdog) -> int:
+    def steps(
+        self, stepper: Stepper, meter: PruningMeter, batches: Prefetcher[int, Batch], state: State, watchdog: Watchdog
+    ) -> int:
         """Run the steps that are left; returns an exit code. A step's report is read while the next one computes."""
         pending: PendingReport | None = None
         num_steps = self.spec.train.num_steps
@@ -183,7 +188,8 @@ class _Run:
             targets = targets.to(self.world.device, non_blocking=True)
             loss, grad_norm, verdict = stepper.run(inputs, targets, lr)
             wishes = torch.tensor([self.stop.requested, self._save_due], dtype=torch.float32, device=self.world.device)
-            values = torch.cat([torch.stack([loss, grad_norm, verdict]), self.world.sum(wishes)])
+            share = meter.share(step, inputs, targets, stepper.autocast())
+            values = torch.cat([torch.stack([loss, grad_norm, verdict]), self.world.sum(wishes), share[None]])
             earlier, pending = pending, PendingReport(step, values)
             report = None if earlier is None else self._record(earlier.wait())
             watchdog.alive()
@@ -259,6 +265,8 @@ class _Run:
             "mfu": None if self.pruned else mfu,
             "mfu_dense": mfu,
         }
+        if not math.isnan(report.pruned_share):
+            row["pruned_share"] = report.pruned_share
         if self.writer is not None and self.progress is not None:
             self.writer.write(row)
             self.progress.update(row)

@@ -14,7 +14,8 @@ from training.lines import line
 
 @dataclass(frozen=True)
 class StepReport:
-    """The host's view of one step. `stop`, `save`: some process was asked to stop; the main one has a checkpoint due."""
+    """The host's view of one step. `stop`, `save`: some process was asked to stop; the main one has a checkpoint due.
+    `pruned_share`: NaN where it was not measured."""
 
     step: int
     loss: float
@@ -22,6 +23,7 @@ class StepReport:
     verdict: int
     stop: bool
     save: bool
+    pruned_share: float
 
 
 class PendingReport:
@@ -41,8 +43,8 @@ class PendingReport:
     def wait(self) -> StepReport:
         if self._event is not None:
             self._event.synchronize()
-        loss, grad_norm, verdict, stop, save = self._host.tolist()
-        return StepReport(self.step, loss, grad_norm, int(verdict), stop > 0, save > 0)
+        loss, grad_norm, verdict, stop, save, share = self._host.tolist()
+        return StepReport(self.step, loss, grad_norm, int(verdict), stop > 0, save > 0, share)
 
 
 class Speed:

@@ -48,15 +48,18 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
         return loss, grad_norm, verdict
 
+    def autocast(self) -> torch.autocast:
+        """The precision of a forward pass."""
+        precision = self.spec.precision
+        return torch.autocast(self.world.device.type, dtype=DTYPES[precision], enabled=precision != "fp32")
+
     def _backward(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         total = torch.zeros((), device=self.world.device)
         counted = (targets_BT >= 0).sum()
         parts = list(zip(inputs_BT.split(self.micro_batch), targets_BT.split(self.micro_batch), strict=True))
         for index, (inputs, targets) in enumerate(parts):
             with gradient_sync(self.token_loss, enabled=index == len(parts) - 1):
-                with torch.autocast(
-                    self.world.device.type, dtype=DTYPES[self.spec.precision], enabled=self.spec.precision != "fp32"
-                ):
+                with self.autocast():
                     losses = self.token_loss(inputs, targets.clamp(min=0))
                 loss = losses.where(targets >= 0, 0.0).sum() / counted
                 loss.backward()

@@ -39,13 +39,18 @@ class Line:
 
 def lines_of(study: Study) -> dict[str, Line]:
     """By model, those that have all columns of the paper's table."""
+    models = {line.label: line.model for line in study.lines}
+    return {models[label]: line for label, line in lines_by_label(study).items()}
+
+
+def lines_by_label(study: Study) -> dict[str, Line]:
+    """Those that have all columns of the paper's table."""
     rows = table1.stored(study)
     lines = {}
     for label, values in table1.scores(rows).items():
         if not {*COLUMNS, "avg_acc"} <= set(values):
             continue
-        own = rows[rows["label"] == label]
-        lines[str(own["model"].iloc[0])] = Line(values, _errors(own))
+        lines[label] = Line(values, _errors(rows[rows["label"] == label]))
     return lines
 
 

@@ -77,29 +77,30 @@ def _others(found: set[tuple[str, str]]) -> list[tuple[str, str]]:
     return shown
 
 
-def summary(study: Study) -> Table:
-    """The table, with the paper's values where the scale is the same and the tasks are the real ones."""
-    rows, local = stored(study), made_locally(study)
+def content(study: Study) -> tuple[list[Column], dict[str, list[Cell]], str]:
+    """Columns, a value per seed for each label and column, and the note of a table of the harness's tasks."""
+    rows = stored(study)
     ours = scores(rows)
-    models = rows.drop_duplicates("label").set_index("label")["model"]
-    paper = {} if local else paper_scores("table1_lm_eval", study.scale)
     present = {column for line in ours.values() for column in line}
     columns = [column for column in _all_columns(rows) if column.key in present]
     note = scale_note(study).capitalize() + "."
-    if local:
+    if made_locally(study):
         note += " The tasks are stand-ins in the same format, made from the held-out text; they are not the public benchmarks."
     if "avg_acc" not in present:
         note += " No average: it needs all ten accuracies of the paper."
     note += f" {count_range(rows['num_examples'], 'examples')} per task."
-    values: dict[str, list[Cell]] = {label: [line.get(column.key) for column in columns] for label, line in ours.items()}
-    return over_seeds(
-        "Zero-shot evaluation with the LM evaluation harness"
-        + (" (Table 8 of the paper)" if study.scale == "760m-16b" else ""),
-        columns,
-        values,
-        note,
-        {label: [paper[models[label]].get(column.key) for column in columns] for label in ours if models[label] in paper},
-    )
+    return columns, {label: [line.get(column.key) for column in columns] for label, line in ours.items()}, note
+
+
+def summary(study: Study) -> Table:
+    """The table, with the paper's values where the scale is the same and the tasks are the real ones."""
+    columns, values, note = content(study)
+    models = {line.label: line.model for line in study.lines}
+    printed = {} if made_locally(study) else paper_scores(study.stem, "".join(study.scales))
+    paper = {
+        label: [printed[models[label]].get(column.key) for column in columns] for label in values if models[label] in printed
+    }
+    return over_seeds("Zero-shot evaluation with the LM evaluation harness", columns, values, note, paper)
 
 
 def _all_columns(rows: pd.DataFrame) -> list[Column]:

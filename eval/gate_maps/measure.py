@@ -4,8 +4,7 @@ Suffixes: T tokens, H heads, D head dimension, G cells of the display grid.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
@@ -18,9 +17,8 @@ from eval.gate_maps import Spec, check_document, check_heads
 from eval.shell.context import Compute, Context
 from eval.shell.loading import Loaded
 from eval.shell.progress import Progress
-from kernels.forgetting_attention import pruned_tile_share, pruning_threshold, qk_norm_logit_bound
-from kernels.forgetting_attention.threshold import norm_logit_bound
-from models.forgetting_transformer.module import ForgettingAttention
+from kernels.forgetting_attention import pruned_tile_share
+from models.forgetting_transformer.module import ForgettingAttention, gated_layers, watched
 
 Head = tuple[int, int]
 
@@ -39,11 +37,13 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     statistics: dict[Head, dict[str, float]] = {}
     with Progress("gate maps", 2) as progress:
 
-        def measure(layer: int, q: Tensor, k: Tensor, log_fgate_TH: Tensor) -> None:
-            share_H = pruned_tile_share(log_fgate_TH[None], _threshold(layers[layer], q, k, spec))[0]
-            for head in range(log_fgate_TH.shape[1]):
-                decay_T = log_fgate_TH[:, head].double().cumsum(0)
-                statistics[layer, head] = {
+        def measure(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate_BTH: Tensor) -> None:
+            threshold = layer.threshold(q, k, spec.log_tolerance)
+            assert threshold is not None
+            share_H = pruned_tile_share(log_fgate_BTH, threshold)[0]
+            for head in range(log_fgate_BTH.shape[2]):
+                decay_T = log_fgate_BTH[0, :, head].double().cumsum(0)
+                statistics[layer.layer_idx, head] = {
                     "half_life_tokens": half_life(decay_T),
                     "median_F": math.exp(median_decay(decay_T, spec.distance)),
                     "pruned_share": float(share_H[head]),
@@ -53,10 +53,11 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
         progress.advance()
         shown = _extremes({head: statistics[head]["median_F"] for head in chosen}, spec.num_maps)
 
-        def draw(layer: int, q: Tensor, k: Tensor, log_fgate_TH: Tensor) -> None:
-            for head in [head for of, head in shown if of == layer]:
-                forget_GG, attend_GG = maps(q[0, :, head], k[0, :, head], log_fgate_TH[:, head], spec.grid)
-                rows.extend(_matrix_rows(layer, head, "F", forget_GG) + _matrix_rows(layer, head, "A", attend_GG))
+        def draw(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate_BTH: Tensor) -> None:
+            place = layer.layer_idx
+            for head in [head for of, head in shown if of == place]:
+                forget_GG, attend_GG = maps(q[0, :, head], k[0, :, head], log_fgate_BTH[0, :, head], spec.grid)
+                rows.extend(_matrix_rows(place, head, "F", forget_GG) + _matrix_rows(place, head, "A", attend_GG))
 
         _forward(model, {layer: layers[layer] for layer, _ in shown}, inputs_BT, compute, draw)
         progress.advance()
@@ -123,8 +124,7 @@ def maps(q_TD: Tensor, k_TD: Tensor, log_fgate_T: Tensor, grid: int) -> tuple[np
 
 
 def _attention_layers(model: nn.Module) -> dict[int, ForgettingAttention]:
-    found = [module for module in model.modules() if isinstance(module, ForgettingAttention)]
-    gated = {module.layer_idx: module for module in found if module.spec.forget_gate != "none"}
+    gated = gated_layers(model)
     if not gated:
         raise ValueError("gate maps need a model with forget gates (FoX); this one has none")
     return gated
@@ -152,44 +152,15 @@ def _extremes(medians: dict[Head, float], count: int) -> list[Head]:
     return order if len(order) <= count else order[: -(-count // 2)] + order[len(order) - count // 2 :]
 
 
-def _threshold(attention: ForgettingAttention, q: Tensor, k: Tensor, spec: Spec) -> Tensor:
-    """delta per head (1, H), as pruning would use it."""
-    own = attention.spec
-    if own.qk_norm:
-        q_scale, k_scale = (norm.weight.view(-1, own.head_dim) for norm in (attention.q_norm, attention.k_norm))
-        bound: Tensor = qk_norm_logit_bound(q_scale, k_scale, own.head_dim)[None].to(q.device)
-    else:
-        bound = norm_logit_bound(q, k, own.head_dim**-0.5)
-    return torch.as_tensor(pruning_threshold(bound, k.shape[1], spec.log_tolerance))
-
-
-@contextmanager
-def _watched(layers: dict[int, ForgettingAttention], visit: Callable[[int, Tensor, Tensor, Tensor], None]) -> Iterator[None]:
-    """Calls visit(layer, q, k, log gate (T, H)) whenever one of the layers runs."""
-
-    def hook(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        assert isinstance(module, ForgettingAttention)
-        q, k, _, log_fgate_BTH = module.project(arguments[0], None, *arguments[3:])
-        assert log_fgate_BTH is not None
-        visit(module.layer_idx, q, k, log_fgate_BTH[0])
-
-    handles = [layer.register_forward_pre_hook(hook) for layer in layers.values()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def _forward(
     model: nn.Module,
     layers: dict[int, ForgettingAttention],
     inputs_BT: Tensor,
     compute: Compute,
-    visit: Callable[[int, Tensor, Tensor, Tensor], None],
+    visit: Callable[..., None],
 ) -> None:
     """One pass; the logits of the last position only, since none are needed."""
-    with compute.inference(), _watched(layers, visit):
+    with compute.inference(), watched(layers, visit):
         model(input_ids=inputs_BT, use_cache=False, logits_to_keep=1)
 
 

@@ -40,7 +40,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
             while sums.done < spec.num_documents:
                 target_T = corpus.heldout.read(slice(sums.done, sums.done + 1), 0, spec.context_len)[0].astype(np.int64)
                 started = time.perf_counter()
-                loss_T = _document_losses(loaded.model, target_T, corpus.spec.bos_id, compute, sums.done)
+                loss_T = document_losses(loaded.model, target_T, corpus.spec.bos_id, compute, sums.done)
                 seconds.append(time.perf_counter() - started)
                 sums.add(target_T, loss_T)
                 progress.advance()
@@ -116,7 +116,7 @@ class _Sums:
         )
 
 
-def _document_losses(model: nn.Module, target_T: np.ndarray, bos_id: int, compute: Compute, document: int) -> np.ndarray:
+def document_losses(model: nn.Module, target_T: np.ndarray, bos_id: int, compute: Compute, document: int) -> np.ndarray:
     """fp64 losses (T,) of one document; the inputs are the targets rolled right by one with BOS in front."""
     targets_BT = torch.from_numpy(target_T)[None].to(compute.device)
     inputs_BT = targets_BT.roll(1, dims=1)

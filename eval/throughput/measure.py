@@ -45,8 +45,8 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     params, forward_flops = _size(model, spec.seq_len)
     compute = context.compute(spec.precision)
     if spec.mode == "train":
-        _compile(model, compute)
-        rates = spec.batch_size * spec.seq_len / _time_training(model, spec, compute)
+        compile_layers(model, compute)
+        rates = spec.batch_size * spec.seq_len / time_training(model, _random_ids(model, spec, compute.device), spec, compute)
         flops = 3 * forward_flops
     else:
         prefill, whole = _time_generation(model, spec, compute)
@@ -93,7 +93,7 @@ def _prunes(model: PreTrainedModel) -> bool:
     return isinstance(own, ForgettingTransformerSpec) and own.prune_log_tolerance is not None
 
 
-def _compile(model: PreTrainedModel, compute: Compute) -> None:
+def compile_layers(model: PreTrainedModel, compute: Compute) -> None:
     """Attention layers on CUDA, as `run` trains them; fla's layers launch their own fused kernels and gain nothing."""
     if compute.on_cuda and isinstance(_own_spec(model), ForgettingTransformerSpec):
         for layer in layers_of(model):
@@ -105,7 +105,7 @@ def _random_ids(model: PreTrainedModel, spec: Spec, device: str) -> torch.Tensor
     return torch.randint(vocab_size(model), (spec.batch_size, spec.seq_len), generator=generator).to(device)
 
 
-def _seconds(action: Callable[[], object], spec: Spec, compute: Compute, progress: Progress) -> np.ndarray:
+def seconds_of(action: Callable[[], object], spec: Spec, compute: Compute, progress: Progress) -> np.ndarray:
     """Of each repeat."""
     times = []
     for repeat in range(spec.warmup + spec.repeats):
@@ -119,9 +119,8 @@ def _seconds(action: Callable[[], object], spec: Spec, compute: Compute, progres
     return np.array(times)
 
 
-def _time_training(model: PreTrainedModel, spec: Spec, compute: Compute) -> np.ndarray:
+def time_training(model: PreTrainedModel, ids_BT: torch.Tensor, spec: Spec, compute: Compute) -> np.ndarray:
     """Seconds of each step. The learning rate is 0, so that the optimiser does all its work and changes nothing."""
-    ids_BT = _random_ids(model, spec, compute.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.1, fused=compute.on_cuda)
     was_training = model.training
     model.train()
@@ -138,7 +137,7 @@ def _time_training(model: PreTrainedModel, spec: Spec, compute: Compute) -> np.n
 
     try:
         with Progress("throughput (train)", spec.warmup + spec.repeats) as progress:
-            return _seconds(step, spec, compute, progress)
+            return seconds_of(step, spec, compute, progress)
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"out of memory on {compute.device}: {spec.batch_size} sequences of {spec.seq_len} tokens; lower --batch-size or "
@@ -160,8 +159,8 @@ def _time_generation(model: PreTrainedModel, spec: Spec, compute: Compute) -> tu
         return generate(model, prompts, compute, max_new_tokens=new_tokens, batch_tokens=budget)
 
     with Progress("throughput (generate)", 2 * (spec.warmup + spec.repeats)) as progress:
-        prefill = _seconds(lambda: run(1), spec, compute, progress)
-        whole = _seconds(lambda: run(spec.new_tokens), spec, compute, progress)
+        prefill = seconds_of(lambda: run(1), spec, compute, progress)
+        whole = seconds_of(lambda: run(spec.new_tokens), spec, compute, progress)
     return float(np.median(prefill)), whole
 
 

@@ -8,6 +8,8 @@ Suffixes: B batch, T tokens, H heads, D head dimension, d hidden size.
 """
 
 import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -198,15 +200,15 @@ class ForgettingAttention(nn.Module):
             k,
             v,
             log_fgate,
-            adaptive_threshold=self._threshold(q, k),
+            adaptive_threshold=self.threshold(q, k, self.spec.prune_log_tolerance),
             seq_start=seq_start,
             window_size=self.spec.window_size,
         )
 
-    def _threshold(self, q: Tensor, k: Tensor) -> Tensor | float | None:
-        """Pruning threshold on D (arXiv 2504.06949): from the QK-norm scales where there are any, else from the norms."""
-        tolerance = self.spec.prune_log_tolerance
-        if tolerance is None:
+    def threshold(self, q: Tensor, k: Tensor, log_tolerance: float | None) -> Tensor | float | None:
+        """Pruning threshold on D (arXiv 2504.06949): from the QK-norm scales where there are any, else from the norms. None:
+        nothing is pruned."""
+        if log_tolerance is None:
             return None
         head_dim = self.spec.head_dim
         if self.spec.qk_norm:
@@ -214,7 +216,7 @@ class ForgettingAttention(nn.Module):
             bound = qk_norm_logit_bound(q_scale, k_scale, head_dim)
         else:
             bound = norm_logit_bound(q, k, head_dim**-0.5)
-        return pruning_threshold(bound, k.shape[1], tolerance)
+        return pruning_threshold(bound, k.shape[1], log_tolerance)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "ForgettingAttention":
         """Keeps the fixed gate's bias in fp32 through `.to(bfloat16)`: rounding it would change the decay times."""
@@ -237,6 +239,28 @@ def _softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
     o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=queries == keys)
     return o.transpose(1, 2)
+
+
+def gated_layers(model: nn.Module) -> dict[int, ForgettingAttention]:
+    """The attention layers with forget gates, by their place; none in other models."""
+    found = [module for module in model.modules() if isinstance(module, ForgettingAttention)]
+    return {module.layer_idx: module for module in found if module.spec.forget_gate != "none"}
+
+
+@contextmanager
+def watched(layers: Mapping[int, ForgettingAttention], visit: Callable[..., None]) -> Iterator[None]:
+    """Calls visit(layer, q, k, v, log gate (B, T, H)) whenever one of these layers runs on a whole sequence."""
+
+    def hook(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        assert isinstance(module, ForgettingAttention)
+        visit(module, *module.project(arguments[0], None, *arguments[3:]))
+
+    handles = [layer.register_forward_pre_hook(hook) for layer in layers.values()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class ForgettingBackbone(Backbone):

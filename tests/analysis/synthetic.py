@@ -298,3 +298,37 @@ def parameter_rows(names: dict[str, str]) -> pd.DataFrame:
     """Parameters of the first block by name, given with their shapes ("4 x 128")."""
     count = [int(np.prod([int(size) for size in shape.split(" x ")])) for shape in names.values()]
     return pd.DataFrame({"name": list(names), "module": "Linear", "shape": list(names.values()), "count": count})
+
+
+def pruning_rows(share_H: list[float], *, context: int = 512, tile: int = 32, documents: int = 8, noise: float = 0.0,
+                 dropped: float = 1e-6, change: float = 0.0) -> pd.DataFrame:  # fmt: skip
+    """One layer whose heads skip these shares, in every document up to noise."""
+    rng = np.random.default_rng(0)
+    blocks = np.arange(context // tile)
+    rows = []
+    for head, share in enumerate(share_H):
+        base = {"layer": 0, "head": head, "position": -1}
+        rows.append({**base, "quantity": "dropped", "document": 0, "value": dropped})
+        first = np.floor(blocks * share)
+        rows += [{**base, "quantity": "first_tile", "document": 0, "position": i, "value": n} for i, n in enumerate(first)]
+        for document in range(documents):
+            value = np.clip(share + noise * rng.normal(), 0, 1)
+            rows.append({**base, "quantity": "tiles_pruned", "document": document, "value": value})
+            rows.append({**base, "quantity": "keys_read", "document": document, "value": context * (1 - share)})
+    for document in range(documents):
+        for name, value in (("loss", 3.0), ("loss_pruned", 3.0 + change), ("decoded_loss", 2.9), ("decoded_loss_pruned", 2.9)):
+            rows.append({"layer": -1, "head": -1, "position": -1, "quantity": name, "document": document, "value": value})
+    return pd.DataFrame(rows)
+
+
+def speed_rows(ratios: dict[str, float], spread: float = 0.01, machine: str = "Synthetic GPU") -> pd.DataFrame:
+    """Times with pruning that are these ratios of those without, 100 ms."""
+    return pd.DataFrame(
+        [
+            {
+                "quantity": name, "pruned": pruned, "milliseconds": time, "milliseconds_low": time * (1 - spread),
+                "milliseconds_high": time * (1 + spread), "tokens": 1024, "machine": machine,
+            }
+            for name, ratio in ratios.items() for pruned, time in ((0, 100.0), (1, 100.0 * ratio))
+        ]
+    )  # fmt: skip

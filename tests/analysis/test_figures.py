@@ -7,6 +7,7 @@ import synthetic
 from PIL import Image
 
 from analysis import panels
+from analysis.acp import acp_pruned_share, acp_speed, acp_tiles, acp_training_curves
 from analysis.curves import by_model, perplexity, smooth
 from analysis.fox import (
     appendix_extrapolation,
@@ -129,7 +130,30 @@ def blocks(tmp_path, extra=("fox_llama", LLAMA)):
     return store.study("fig1_architecture")
 
 
+def pruned(tmp_path, stem="acp_pruned_share", kinds=("pruning", "training_curve")):
+    store = synthetic.Store(tmp_path)
+    steps = np.arange(1, 65)
+    for context in (256, 512):
+        share = np.where(steps % 8 == 0, 0.4 + steps / 200, np.nan)
+        training = {"step": steps, "tokens": 1024 * steps, "loss": 3 + np.exp(-steps / 20), "grad_norm": 1.0, "lr": 1e-3,
+                    "tokens_per_s": 500.0, "mfu": np.nan, "pruned_share": share}  # fmt: skip
+        rows = {
+            "pruning": synthetic.pruning_rows([0.9, 0.5, 0.1], context=context),
+            "training_curve": pd.DataFrame(training),
+            "attention_speed": synthetic.speed_rows({"attention_forward": 0.5, "attention": 0.4, "step": 0.8}),
+        }
+        spec = {"context_len": context, "tile": 32, "log_tolerance": -10.0}
+        for name in ("pruned", "unpruned") if stem == "acp_training_curves" else ("pruned",):
+            own = [(kind, rows[kind]) for kind in kinds]
+            store.add(stem, f"{name}, context {context}", own, model="fox_pro", evaluation=spec, train={"seq_len": context})
+    return store.study(stem)
+
+
 EVERY = [
+    (acp_pruned_share, pruned, 3),
+    (acp_tiles, lambda path: pruned(path, "acp_tiles", ("pruning",)), 3),
+    (acp_speed, lambda path: pruned(path, "acp_speed", ("attention_speed",)), 3),
+    (acp_training_curves, lambda path: pruned(path, "acp_training_curves", ("training_curve",)), 3),
     (fig1_architecture, blocks, 3),
     (fig2_per_token_loss, losses, 6),
     (fig3_forget_gates, gates, 3),

@@ -9,6 +9,7 @@ import pytest
 
 import eval as room
 from eval import (
+    attention_speed,
     equal_logits,
     gate_maps,
     lm_eval,
@@ -17,6 +18,7 @@ from eval import (
     needle_recall,
     parameters,
     per_token_loss,
+    pruning,
     recall,
     throughput,
     training_curve,
@@ -37,6 +39,8 @@ SMALLEST = (
     throughput.Spec(),
     training_curve.Spec(),
     parameters.Spec(),
+    pruning.Spec(context_len=128),
+    attention_speed.Spec(seq_len=128),
 )
 
 

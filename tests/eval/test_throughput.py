@@ -68,7 +68,7 @@ def test_kernels_are_timed_as_training_runs_them_and_at_their_best(tiny_fox, bin
     """Attention layers compiled on CUDA, others not; fla's kernels with all their candidates."""
 
     def compiled(model: torch.nn.Module, device: str) -> list[bool]:
-        measure._compile(model, Compute(device, "bf16"))
+        measure.compile_layers(model, Compute(device, "bf16"))
         return [layer._compiled_call_impl is not None for layer in model.base_model.layers]
 
     assert compiled(build_model(tiny_fox()), "cuda") == [True, True]
@@ -76,7 +76,7 @@ def test_kernels_are_timed_as_training_runs_them_and_at_their_best(tiny_fox, bin
     assert compiled(llama(), "cuda") == [False]
     calls: list[str] = []
     monkeypatch.setattr(measure, "lift_limit", lambda: calls.append("lifted"))
-    monkeypatch.setattr(measure, "_compile", lambda *arguments: calls.append("compiled"))
+    monkeypatch.setattr(measure, "compile_layers", lambda *arguments: calls.append("compiled"))
     measure.evaluate(in_memory(llama()), bind(Spec(seq_len=16, warmup=0, repeats=1)), Context())
     assert calls == ["lifted", "compiled"]
 

@@ -301,8 +301,8 @@ def test_pruning_changes_the_logits_by_less_than_its_tolerance(variant, toleranc
     tokens = torch.randint(31, (1, 400), generator=torch.Generator().manual_seed(2))
     thresholds: list[Any] = []
     attention = pruned.model.layers[0].attn
-    original = attention._threshold
-    attention._threshold = lambda q, k: thresholds.append((q, k, original(q, k))) or thresholds[-1][2]
+    original = attention.threshold
+    attention.threshold = lambda q, k, eps: thresholds.append((q, k, original(q, k, eps))) or thresholds[-1][2]
     with torch.no_grad():
         assert torch.allclose(pruned(tokens).logits, model(tokens).logits, atol=1e-3)
     q, k, threshold = thresholds[0]

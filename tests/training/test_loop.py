@@ -116,6 +116,7 @@ def test_utilisation_is_called_dense_where_pruning_skips_an_unknown_share(make_r
     assert start(run, before=a_known_peak).exit_code() == EXIT_FINISHED
     for row in run.read_metrics():
         assert 0 < row["mfu_dense"] < 1
+        assert ("pruned_share" in row) == (prune_log_tolerance is not None)
         assert row["mfu"] == (row["mfu_dense"] if prune_log_tolerance is None else None)
 
 
@@ -211,13 +212,15 @@ def test_accumulation_gives_the_curve_of_one_pass(make_run, start):
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_give_the_curve_of_one(make_run, start, parallel):
-    """Each with two micro-batches a step. The first gradient is equal but for rounding."""
-    alone, pair = make_run("alone", steps=20), make_run("pair", steps=20)
+    """Each with two micro-batches a step. The first gradient is equal but for rounding. Measuring what pruning skips changes
+    none."""
+    alone, pair = make_run("alone", steps=20), make_run("pair", steps=20, prune=-10.0)
     assert start(alone).exit_code() == EXIT_FINISHED
     assert start(pair, world_size=2, parallel=parallel, micro_batch_tokens=64).exit_code() == EXIT_FINISHED
     torch.testing.assert_close(torch.tensor(losses(alone)), torch.tensor(losses(pair)), rtol=2e-5, atol=2e-5)
     assert grad_norms(pair)[0] == pytest.approx(grad_norms(alone)[0], rel=1e-5)
     assert weights(alone).keys() == weights(pair).keys()
+    assert all(0 < row["pruned_share"] < 1 for row in pair.read_metrics())
 
 
 @pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])

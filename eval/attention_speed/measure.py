@@ -1,0 +1,94 @@
+"""Attention speed: what the layers are given is kept from one pass, then attention is timed alone; then whole steps."""
+
+from dataclasses import replace
+
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from eval import throughput
+from eval.attention_speed import Spec
+from eval.per_token_loss import check_documents
+from eval.shell.context import Compute, Context
+from eval.shell.loading import Loaded
+from eval.shell.machine import machine_name
+from eval.shell.progress import Progress
+from eval.throughput.measure import compile_layers, seconds_of, time_training
+from kernels.forgetting_attention import forgetting_attention
+from models.forgetting_transformer.module import ForgettingAttention, gated_layers, watched
+
+Given = tuple[ForgettingAttention, Tensor, Tensor, Tensor, Tensor]
+
+
+def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
+    """Rows of SCHEMA. The weights stay as they were.
+
+    ValueError: another machine than the spec's, a model without forget gates, or memory too small.
+    """
+    machine = machine_name(context.device)
+    if machine != spec.machine:
+        raise ValueError(f"the evaluation is a timing on {spec.machine}; this is {machine}: plan it for this machine")
+    corpus = context.heldout(spec.corpus)
+    check_documents(spec.batch_size, spec.seq_len, *corpus.heldout.shape)
+    loaded.check_token_ids(corpus)
+    model, compute = loaded.model, context.compute(spec.precision)
+    layers = gated_layers(model)
+    if not layers:
+        raise ValueError("pruning needs a model with forget gates (FoX); this one has none")
+    ids = corpus.heldout.read(slice(0, spec.batch_size), 0, spec.seq_len).astype(np.int64)
+    ids_BT = torch.from_numpy(ids).to(context.device)
+    timing = throughput.Spec(seq_len=spec.seq_len, batch_size=spec.batch_size, warmup=spec.warmup, repeats=spec.repeats)
+    own = {place: layer.spec for place, layer in layers.items()}
+    given: list[Given] = []
+    with compute.inference(), watched(layers, lambda *what: given.append(what)):  # type: ignore[arg-type]
+        model(input_ids=ids_BT, use_cache=False, logits_to_keep=1)
+    found: dict[tuple[str, int], np.ndarray] = {}
+    for is_pruned, tolerance in enumerate((None, spec.log_tolerance)):
+        found["attention_forward", is_pruned] = _attention(given, tolerance, timing, compute, backward=False)
+        found["attention", is_pruned] = _attention(given, tolerance, timing, compute, backward=True)
+    given.clear()
+    try:
+        for is_pruned, tolerance in enumerate((None, spec.log_tolerance)):
+            for place, layer in layers.items():
+                layer.spec = replace(own[place], prune_log_tolerance=tolerance)
+            compile_layers(model, compute)
+            found["step", is_pruned] = time_training(model, ids_BT, timing, compute)
+    finally:
+        for place, layer in layers.items():
+            layer.spec = own[place]
+    return pd.DataFrame([_row(*key, seconds, spec, machine) for key, seconds in found.items()])
+
+
+def _row(quantity: str, is_pruned: int, seconds: np.ndarray, spec: Spec, machine: str) -> dict:
+    low, median, high = 1000 * np.quantile(seconds, (0.2, 0.5, 0.8))
+    return {
+        "quantity": quantity,
+        "pruned": is_pruned,
+        "milliseconds": median,
+        "milliseconds_low": low,
+        "milliseconds_high": high,
+        "tokens": spec.batch_size * spec.seq_len,
+        "machine": machine,
+    }
+
+
+def _attention(
+    given: list[Given], log_tolerance: float | None, timing: throughput.Spec, compute: Compute, *, backward: bool
+) -> np.ndarray:
+    """Seconds of each repeat of all layers' attention, the threshold's computation included."""
+    inputs = [
+        (layer, [x.clone().requires_grad_(backward) for x in (q, k, v, log_fgate)]) for layer, q, k, v, log_fgate in given
+    ]
+
+    def attend() -> None:
+        for layer, (q, k, v, log_fgate) in inputs:
+            with torch.set_grad_enabled(backward):
+                threshold = layer.threshold(q, k, log_tolerance)
+                o = forgetting_attention(q, k, v, log_fgate, adaptive_threshold=threshold)
+            if backward:
+                torch.autograd.grad(o, (q, k, v, log_fgate), o)
+
+    with Progress("attention", timing.warmup + timing.repeats) as progress:
+        return seconds_of(attend, timing, compute, progress)

@@ -1,0 +1,182 @@
+"""Pruning: passes over the same documents with and without it, counted at the attention layers.
+
+Suffixes: B batch, T tokens (or keys), Q queries, H heads, M query tiles.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
+import numpy as np
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from eval.per_token_loss import check_documents
+from eval.per_token_loss.measure import document_losses
+from eval.pruning import Spec
+from eval.shell.context import Compute, Context
+from eval.shell.loading import Loaded
+from eval.shell.progress import Progress
+from kernels.forgetting_attention import forgetting_attention
+from kernels.forgetting_attention.chunked import chunked_forward
+from kernels.forgetting_attention.threshold import resolve_threshold
+from kernels.forgetting_attention.visibility import (
+    TILE,
+    apply_pruning,
+    cumulative_log_gate,
+    first_visible_key,
+    pruned_tiles,
+)
+from models.forgetting_transformer.module import ForgettingAttention, gated_layers
+
+Layers = Mapping[int, ForgettingAttention]
+Attend = Callable[[ForgettingAttention, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(layer, q, k, v, log gate) -> the attention's output."""
+
+
+@contextmanager
+def attending(layers: Layers, attend: Attend) -> Iterator[None]:
+    """The layers attend by `attend`, whatever their spec says."""
+    for layer in layers.values():
+        # No text is padded here, and no FoX of the papers has a window.
+        layer._attend = lambda q, k, v, f, start, layer=layer: attend(layer, q, k, v, f)  # type: ignore
+    try:
+        yield
+    finally:
+        for layer in layers.values():
+            del layer.__dict__["_attend"]
+
+
+def skipped(layer: ForgettingAttention, q: Tensor, k: Tensor, log_fgate: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
+    """Threshold (B, H), cumulative log gate (B, H, T), and leading key tiles that each query tile skips (B, H, M)."""
+    threshold_BH = resolve_threshold(layer.threshold(q, k, spec.log_tolerance), q, k, q.shape[-1] ** -0.5)
+    assert threshold_BH is not None
+    cum_BHT = cumulative_log_gate(log_fgate)
+    return threshold_BH, cum_BHT, pruned_tiles(cum_BHT, q.shape[1], threshold_BH, spec.tile)
+
+
+def attend_whole(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> Tensor:
+    return forgetting_attention(q, k, v, log_fgate)
+
+
+class Pruned:
+    """Pruned attention, which notes what it skips in each document by layer and head."""
+
+    def __init__(self, spec: Spec):
+        self.spec = spec
+        self.document = 0
+        self.rows: list[dict[str, Any]] = []
+        self._keys: dict[int, list[np.ndarray]] = {}
+
+    def attend(self, layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> Tensor:
+        threshold_BH, cum_BHT, count_BHM = skipped(layer, q, k, log_fgate, self.spec)
+        self._count(layer.layer_idx, count_BHM[0].cpu().numpy(), k.shape[1])
+        if self.spec.tile == TILE:  # the kernels' own
+            return forgetting_attention(q, k, v, log_fgate, adaptive_threshold=threshold_BH)
+        first_BHQ = apply_pruning(first_visible_key(log_fgate, q.shape[1]), count_BHM, self.spec.tile)
+        return chunked_forward(q, k, v, cum_BHT, first_BHQ, q.shape[-1] ** -0.5)[0]
+
+    def _count(self, layer: int, count_HM: np.ndarray, num_keys: int) -> None:
+        if count_HM.shape[1] == 1:  # one decoded token
+            self._keys.setdefault(layer, []).append(num_keys - self.spec.tile * count_HM[:, 0])
+        elif num_keys == self.spec.context_len:  # not the prompt that is decoded on
+            share_H = count_HM.sum(1) / np.arange(1, count_HM.shape[1] + 1).sum()
+            self._add("tiles_pruned", layer, share_H)
+            if self.document == 0:
+                for (head, position), count in np.ndenumerate(count_HM):
+                    self.rows.append(_row("first_tile", float(count), document=0, layer=layer, head=head, position=position))
+
+    def _add(self, quantity: str, layer: int, values_H: np.ndarray) -> None:
+        for head, value in enumerate(values_H):
+            self.rows.append(_row(quantity, float(value), document=self.document, layer=layer, head=head))
+
+    def end_document(self) -> None:
+        for layer, counts in self._keys.items():
+            self._add("keys_read", layer, np.mean(counts, axis=0))
+        self._keys.clear()
+        self.document += 1
+
+
+def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
+    """Rows of SCHEMA. `context.extras` gets context_len, tile, decoded_tokens and log_tolerance.
+
+    Raises ValueError for a model without forget gates, and what per-token losses raise.
+    """
+    corpus = context.heldout(spec.corpus)
+    check_documents(spec.num_documents, spec.context_len, *corpus.heldout.shape)
+    loaded.check_token_ids(corpus)
+    model, compute = loaded.model, context.compute(spec.precision)
+    layers = gated_layers(model)
+    if not layers:
+        raise ValueError("pruning needs a model with forget gates (FoX); this one has none")
+    pruned, rows = Pruned(spec), []
+    with Progress("pruning", spec.num_documents) as progress:
+        for document in range(spec.num_documents):
+            target_T = corpus.heldout.read(slice(document, document + 1), 0, spec.context_len)[0].astype(np.int64)
+            if document == 0:
+                rows += _dropped(model, layers, target_T, corpus.spec.bos_id, spec, compute)
+            for ending, attend in (("", attend_whole), ("_pruned", pruned.attend)):
+                with attending(layers, attend):
+                    whole = document_losses(model, target_T, corpus.spec.bos_id, compute, document)
+                    decoded = _decoded(model, target_T, corpus.spec.bos_id, spec.decoded_tokens, compute)
+                rows.append(_row(f"loss{ending}", float(whole.mean()), document=document))
+                rows.append(_row(f"decoded_loss{ending}", decoded, document=document))
+            pruned.end_document()
+            progress.advance()
+    context.extras |= {
+        "context_len": spec.context_len,
+        "tile": spec.tile,
+        "decoded_tokens": spec.decoded_tokens,
+        "log_tolerance": spec.log_tolerance,
+    }
+    return pd.DataFrame([*rows, *pruned.rows])
+
+
+def _inputs(target_T: np.ndarray, bos_id: int, device: str) -> Tensor:
+    inputs_BT = torch.from_numpy(target_T)[None].to(device).roll(1, dims=1)
+    inputs_BT[:, 0] = bos_id
+    return inputs_BT
+
+
+def _decoded(model: nn.Module, target_T: np.ndarray, bos_id: int, count: int, compute: Compute) -> float:
+    """Mean loss of the last `count` tokens, each given to the model alone."""
+    inputs_BT = _inputs(target_T, bos_id, compute.device)
+    losses = []
+    with compute.inference():
+        cache = model(input_ids=inputs_BT[:, :-count], use_cache=True, logits_to_keep=1).past_key_values
+        for place in range(len(target_T) - count, len(target_T)):
+            logits_V = model(input_ids=inputs_BT[:, place : place + 1], past_key_values=cache, use_cache=True).logits[0, -1]
+            losses.append(-F.log_softmax(logits_V.double(), -1)[int(target_T[place])])
+    return float(torch.stack(losses).mean())
+
+
+def _dropped(
+    model: nn.Module, layers: Layers, target_T: np.ndarray, bos_id: int, spec: Spec, compute: Compute
+) -> list[dict[str, Any]]:
+    """The largest probability that a query loses, per head: 1 - exp(lse of what is left - lse of all), in fp64."""
+    rows: list[dict[str, Any]] = []
+
+    def attend(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> Tensor:
+        _, cum_BHT, count_BHM = skipped(layer, q, k, log_fgate, spec)
+        first_BHQ = first_visible_key(log_fgate, q.shape[1])
+        wide = (q.double(), k.double(), v.double(), cum_BHT)
+        o, all_BHQ = chunked_forward(*wide, first_BHQ, q.shape[-1] ** -0.5)
+        left_BHQ = chunked_forward(*wide, apply_pruning(first_BHQ, count_BHM, spec.tile), q.shape[-1] ** -0.5)[1]
+        lost_H = (-torch.expm1(left_BHQ - all_BHQ)).clamp(min=0)[0].amax(-1)
+        rows.extend(
+            _row("dropped", float(lost), document=0, layer=layer.layer_idx, head=head) for head, lost in enumerate(lost_H)
+        )
+        return o.to(q.dtype)
+
+    with compute.inference(), attending(layers, attend):
+        model(input_ids=_inputs(target_T, bos_id, compute.device), use_cache=False, logits_to_keep=1)
+    return rows
+
+
+def _row(
+    quantity: str, value: float, *, document: int = -1, layer: int = -1, head: int = -1, position: int = -1
+) -> dict[str, Any]:
+    return {"quantity": quantity, "document": document, "layer": layer, "head": head, "position": position, "value": value}

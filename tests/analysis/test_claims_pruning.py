@@ -1,0 +1,107 @@
+"""A1 to A8: on the paper's numbers where it prints them, on made-up rows with known effects elsewhere."""
+
+import math
+
+import numpy as np
+import pytest
+import synthetic
+
+from analysis.acp.acp_tiles import chosen, grid
+from analysis.acp.claims_pruning import CLAIMS, LOSS_MARGIN, a1, a3, a4, a5, a6, a7, a8
+from analysis.acp.pruning import skipped
+from analysis.fox.table1_lm_eval import ACCURACIES, PERPLEXITIES
+from analysis.paper import paper_scores
+from analysis.verdict import Status, judge
+
+CONTEXTS = (4096, 8192, 16384)
+SPREAD = [0.95] * 4 + [0.7] * 4 + [0.2] * 2
+"""Shares of ten heads: 70% in all."""
+
+
+def shares(tmp_path, by_context=None, speeds=None, machine="Synthetic GPU", **how):
+    """What is skipped at every context (the same at all, but for `by_context`), and times."""
+    store = synthetic.Store(tmp_path, "760m-16b", 16_384)
+    for place, context in enumerate(CONTEXTS):
+        own = (by_context or {}).get(context, [share - 0.03 * (2 - place) for share in SPREAD])
+        kinds = [("pruning", synthetic.pruning_rows(own, **{"noise": 0.01} | how))]
+        times = (speeds or {}).get(context, {"attention_forward": 0.4, "attention": 0.45 - 0.05 * place, "step": 0.8})
+        kinds.append(("attention_speed", synthetic.speed_rows(times, machine=machine)))
+        spec = {"context_len": context, "tile": 128, "log_tolerance": -10.0}
+        store.add("acp", f"pruned, context {context}", kinds, model="fox_pro", train={"seq_len": context}, evaluation=spec)
+    return store.study("acp")
+
+
+def test_all_hold_with_the_effects_of_the_paper(tmp_path):
+    study = shares(tmp_path)
+    found = judge([claim for claim in CLAIMS if claim.id != "A6"], study)
+    assert {claim.id: verdict.status for claim, verdict in found} == {f"A{n}": Status.HOLDS for n in (1, 2, 3, 4, 5, 7, 8)}
+
+
+@pytest.mark.parametrize(("check", "change"), [
+    (a1, dict(by_context={4096: [0.3] * 10})),
+    (a1, dict(by_context={16384: [0.95] * 10})),
+    (a3, dict(speeds={8192: {"attention_forward": 1.0, "attention": 0.8, "step": 0.9}})),
+    (a4, dict(speeds={8192: {"attention_forward": 1.0, "attention": 0.8, "step": 0.99}})),
+    (a5, dict(by_context={16384: [0.6] * 10})),
+    (a5, dict(speeds={16384: {"attention_forward": 0.4, "attention": 0.49, "step": 0.8}})),
+    (a7, dict(dropped=1e-4)),
+    (a8, dict(by_context={16384: [0.7] * 10})),
+])  # fmt: skip
+def test_each_fails_where_it_is_spoilt(tmp_path, check, change):
+    assert check(shares(tmp_path, **change)).status is Status.FAILS
+
+
+def test_times_of_a_cpu_say_nothing_of_the_kernels(tmp_path):
+    study = shares(tmp_path, machine="Some CPU, 2 cores")
+    assert a3(study).status is a4(study).status is Status.NOT_APPLICABLE
+    verdict = a5(study)
+    assert verdict.status is Status.NOT_MEASURED and "times on a GPU" in verdict.sentence
+
+
+def test_noise_between_documents_is_noise(tmp_path):
+    quiet, loud = (shares(tmp_path / name, noise=noise) for name, noise in (("a", 0.01), ("b", 0.3)))
+    assert a1(quiet).status is Status.HOLDS
+    assert a1(loud).status is Status.WITHIN_NOISE
+
+
+def quality(tmp_path, scores=None, loss_change=0.0, noise=0.01, scale="760m-16b", include="harness"):
+    """The paper's table, with equal losses but for `loss_change` of the pruned ones."""
+    store, rng = synthetic.Store(tmp_path, scale, 16_384), np.random.default_rng(0)
+    columns = PERPLEXITIES | ACCURACIES
+    for label, line in (scores or paper_scores("acp_quality", "760m-16b")).items():
+        length = 1024
+        loss = synthetic.curve("fox_pro", length, length) + (0.0 if label.startswith("un") else loss_change)
+        mean, bands = synthetic.documents_of(loss, rng, np.zeros((64, 16)), noise=noise)
+        kinds = [("per_token_loss", synthetic.loss_rows(mean, bands)), ("lm_eval", synthetic.lm_eval_rows(line, columns))]
+        store.add("acp_quality", label, kinds, model="fox_pro", train={"seq_len": length}, evaluation={"include": include})
+    return store.study("acp_quality")
+
+
+def test_a6_holds_on_the_papers_numbers(tmp_path):
+    verdict = a6(quality(tmp_path))
+    assert verdict.status is Status.HOLDS
+    assert len(verdict.comparisons) == 2 * 3 * 3  # loss, Wikitext and average at three contexts, on both sides
+
+
+@pytest.mark.parametrize(("loss_change", "noise", "status"), [
+    (1.5 * LOSS_MARGIN, 0.01, Status.FAILS), (-1.5 * LOSS_MARGIN, 0.01, Status.FAILS), (0.0, 0.5, Status.WITHIN_NOISE),
+])  # fmt: skip
+def test_a6_is_an_equivalence(tmp_path, loss_change, noise, status):
+    """A difference that cannot be seen is not a proof of none."""
+    assert a6(quality(tmp_path, loss_change=loss_change, noise=noise)).status is status
+
+
+def test_a6_fails_on_other_scores_and_is_not_measured_on_stand_ins(tmp_path):
+    scores = {label: dict(line) for label, line in paper_scores("acp_quality", "760m-16b").items()}
+    scores["pruned, context 8192"]["wikitext_ppl"] += 0.6
+    assert a6(quality(tmp_path / "a", scores)).status is Status.FAILS
+    verdict = a6(quality(tmp_path / "b", include="local-1 feed"))
+    assert verdict.status is Status.NOT_MEASURED and "stand-ins" in verdict.sentence
+
+
+def test_tiles_are_computed_from_the_first_one_on(tmp_path):
+    assert grid(np.array([0, 0, 1, 1])).tolist() == [[2, 0, 0, 0], [2, 2, 0, 0], [1, 2, 2, 0], [1, 2, 2, 2]]
+    each = skipped(shares(tmp_path, noise=0.0))[-1]
+    least, middle, most = (each.mean_H[each.heads.index(head)] for head in chosen(each))
+    assert (least, middle, most) == pytest.approx((0.2, 0.7, 0.95))
+    assert each.keys_read_H[0] == pytest.approx(512 * 0.05) and math.isclose(each.share.effect, 0.7)

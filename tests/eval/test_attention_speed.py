@@ -1,0 +1,51 @@
+"""Attention speed: every quantity with and without pruning, and a model that is left as it was."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from eval.attention_speed import QUANTITIES, SCHEMA, Spec, measure, summary
+from models.build import build_model
+
+
+def test_every_quantity_is_timed_with_and_without_pruning(tiny_fox, in_memory, bind, context):
+    model = build_model(tiny_fox(prune_log_tolerance=-10.0)).eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    rows = measure.evaluate(in_memory(model), bind(Spec(seq_len=64, warmup=0, repeats=3)), context)
+    SCHEMA.validate(rows)
+    assert set(zip(rows["quantity"], rows["pruned"], strict=True)) == {(name, each) for name in QUANTITIES for each in (0, 1)}
+    assert (rows["milliseconds_low"] <= rows["milliseconds"]).all() and (rows["milliseconds"] > 0).all()
+    assert len(summary(rows)) == len(QUANTITIES)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(layer.attn.spec.prune_log_tolerance == -10.0 for layer in model.base_model.layers)
+
+
+def test_pruned_times_are_those_of_pruned_attention(tiny_fox, in_memory, bind, context, monkeypatch):
+    """Half of the attention calls have a threshold, and of the timed steps the second half."""
+    seen, steps = [], []
+    real = measure.forgetting_attention
+    monkeypatch.setattr(
+        measure,
+        "forgetting_attention",
+        lambda *tensors, adaptive_threshold: (
+            seen.append(adaptive_threshold is not None) or real(*tensors, adaptive_threshold=adaptive_threshold)
+        ),
+    )
+    timed = measure.time_training
+
+    def training(model, ids, spec, compute):
+        steps.append(model.base_model.layers[0].attn.spec.prune_log_tolerance)
+        return timed(model, ids, spec, compute)
+
+    monkeypatch.setattr(measure, "time_training", training)
+    model = build_model(tiny_fox()).eval()
+    measure.evaluate(in_memory(model), bind(Spec(seq_len=64, warmup=0, repeats=1)), context)
+    assert seen == [False] * 4 + [True] * 4  # two layers, forward alone and with backward
+    assert steps == [None, -10.0]
+
+
+def test_a_timing_of_another_machine_is_refused(tiny_fox, in_memory, bind, context):
+    spec = replace(bind(Spec(seq_len=64)), machine="another")
+    with pytest.raises(ValueError, match="is a timing on another"):
+        measure.evaluate(in_memory(build_model(tiny_fox())), spec, context)
