@@ -49,9 +49,10 @@ def execute(plan: Plan, slots: int | None, console: Console) -> int:
     device = plan.request.device
     prepare_corpora(plan, console)
     write_specs(plan)
-    # The most work first: begun last, it would keep one slot busy while the others stand idle.
+    # A trained model is evaluated before the next one is trained: what is finished then stays, whatever comes. Of the rest
+    # the most work first: begun last, it would keep one slot busy while the others stand idle.
     todo = [task for task in graph.tasks(plan) if task.kind != "draw"]
-    todo.sort(key=lambda task: -task_flops(plan, task))
+    todo.sort(key=lambda task: (task.kind == "train", -task_flops(plan, task)))
     failed = run_tasks(todo, slots or slots_of(device), device, console) if todo else []
     if not todo:
         console.print(f"all {len(plan.runs)} runs and their evaluations exist already")

@@ -219,8 +219,8 @@ MINI_SHORT = replace(
     warmup_tokens=2**17 * 40, shorter=None,
 )  # fmt: skip
 MINI_EXTRAPOLATION = replace(
-    MINI, name="mini-extrapolation", about="mini with a third of the tokens, evaluated at 16 times its length", seq_len=2048,
-    document_len=32768, batch_tokens=2**16, train_tokens=2**16 * 800, warmup_tokens=2**16 * 80, heldout_documents=64,
+    MINI, name="mini-extrapolation", about="mini with a sixth of the tokens, evaluated at 16 times its length", seq_len=2048,
+    document_len=32768, batch_tokens=2**16, train_tokens=2**16 * 400, warmup_tokens=2**16 * 40, heldout_documents=64,
     shorter=None,
 )  # fmt: skip
 MINI_NARROW = replace(MINI, name="mini-narrow", about="mini with half the width, for Figure 6", hidden_size=256,
