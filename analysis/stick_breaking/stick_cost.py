@@ -10,9 +10,10 @@ from analysis.fox import table6_throughput
 from analysis.names import rank, style_of, title
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, save, save_csv, scale_note, set_note, tokens
-from analysis.tables import Cell, Column, Table
+from analysis.tables import Column, Table
+from results.measured import FOLDER, read
 
-ROWS = Path("kernels") / "stick_breaking.csv"
+KIND = "stick_breaking"
 BASELINE = "softmax cuDNN + RoPE"
 OPERATION = "forward+backward"
 PROVIDERS = {"softmax flash-2 + RoPE": "#C4C4C4", "ours": style_of("stick_breaking").colour, "fla": "#0072B2"}
@@ -22,10 +23,10 @@ SETTING = ["gpu", "logits", "batch", "seq_len", "num_heads", "head_dim"]
 def kernel_times(study: Study) -> pd.DataFrame:
     """The newest row of every provider, shape, kind of logits and GPU, forward and backward, with `relative`: its time as a
     multiple of cuDNN's softmax with rotary embedding in the same run. Empty where none are stored."""
-    path = study.results_dir / ROWS
-    if not path.is_file():
+    folder = study.results_dir / FOLDER.name
+    if not any((folder / KIND).glob("*.parquet")):
         return pd.DataFrame(columns=[*SETTING, "provider", "ms_q50", "relative"])
-    rows = pd.read_csv(path).rename(columns={"gates": "logits"})
+    rows = read(KIND, folder).rename(columns={"gates": "logits"})
     rows = rows[rows["operation"] == OPERATION]
     run = ["date", "gpu", "batch", "seq_len", "num_heads", "head_dim"]
     base = rows[rows["provider"] == BASELINE].drop_duplicates(run, keep="last")
@@ -39,16 +40,19 @@ def draw(study: Study) -> list[Path]:
     stem = study.folder / "figures" / study.stem
     steps, kernels = table6_throughput.measured(study), kernel_times(study)
     with figure_style():
-        figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 2.7), width_ratios=(2, 1))
-        _kernel_bars(left, kernels)
+        if kernels.empty:
+            figure, right = plt.subplots(figsize=(WIDTH / 2, 2.7))
+        else:
+            figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 2.7), width_ratios=(2, 1))
+            _kernel_bars(left, kernels)
         _step_bars(right, steps)
         gpus = ", ".join(sorted(set(kernels["gpu"])))
         machine = str(steps["machine"].iloc[0])
         set_note(
             figure,
             study,
-            f"left: {gpus}, bfloat16, forward + backward, longer is slower" if gpus else "left: no kernel times are stored",
-            f"right: {machine}, context {tokens(steps['seq_len'].iloc[0])}, bars: 20% to 80% of the repetitions",
+            f"left: {gpus}, bfloat16, forward + backward, longer is slower" if gpus else "no kernel times are stored",
+            f"tokens/s: {machine}, context {tokens(steps['seq_len'].iloc[0])}, lines: 20% to 80% of the repetitions",
         )
         return [*save(figure, stem), save_csv(kernels, stem)]
 
@@ -56,10 +60,6 @@ def draw(study: Study) -> list[Path]:
 def _kernel_bars(axes: Axes, rows: pd.DataFrame) -> None:
     axes.set_ylabel("time, cuDNN softmax + RoPE = 1")
     shown = rows[rows["provider"].isin(list(PROVIDERS))]
-    if shown.empty:
-        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", va="center")
-        axes.set_xticks([])
-        return
     shapes = sorted({tuple(shape) for shape in shown[["seq_len", "batch", "num_heads", "head_dim"]].to_numpy()})
     bars = [("softmax flash-2 + RoPE", "any"), ("ours", "short"), ("ours", "long"), ("fla", "short"), ("fla", "long")]
     for place, (provider, logits) in enumerate(bars):
@@ -85,14 +85,20 @@ def _step_bars(axes: Axes, steps: pd.DataFrame) -> None:
 
 
 def summary(study: Study) -> Table:
-    """Kernel times relative to cuDNN's softmax with rotary embedding, a line per shape."""
+    """Training speed, a line per model, and kernel times relative to cuDNN's softmax with rotary embedding, one per shape."""
     rows = kernel_times(study)
     shown = sorted(set(zip(rows["provider"], rows["logits"], strict=True)))
-    columns = [Column(f"{p}_{z}", p if z == "any" else f"{p}, {z} reach", 2) for p, z in shown if p != BASELINE]
-    values: dict[str, list[Cell]] = {}
+    shown = [each for each in shown if each[0] != BASELINE]
+    columns = [Column("tokens_per_s", "training (tokens/s)", 0)]
+    columns += [Column(f"{p}_{z}", p if z == "any" else f"{p}, {z} reach", 2) for p, z in shown]
+    steps = table6_throughput.measured(study)
+    values: dict[str, list[float | None]] = {
+        row["model"]: [row["tokens_per_s"], *(None for _ in shown)] for row in steps.to_dict("records")
+    }
     for (gpu, length, batch, heads, dim), own in rows.groupby(["gpu", "seq_len", "batch", "num_heads", "head_dim"]):
         times = own.set_index(["provider", "logits"])["relative"].to_dict()
-        values[f"{gpu}, B{batch} T{length} H{heads} D{dim}"] = [times.get(each) for each in shown if each[0] != BASELINE]
-    note = f"{scale_note(study).capitalize()}. Time of forward and backward as a multiple of softmax with rotary embedding by"
+        values[f"{gpu}, B{batch} T{length} H{heads} D{dim}"] = [None, *(times.get(each) for each in shown)]
+    note = f"{scale_note(study).capitalize()}. Training on {steps['machine'].iloc[0]}. Time of forward and backward as a"
+    note += " multiple of softmax with rotary embedding by"
     note += " cuDNN in the same run." if len(rows) else " cuDNN: not measured."
-    return Table("Cost of stick-breaking attention", columns, values, note)  # type: ignore[arg-type]
+    return Table("Cost of stick-breaking attention", columns, values, note)

@@ -10,7 +10,7 @@ from analysis.claims import CLAIMS
 from analysis.stick_breaking import claims_stick, stick_cost, stick_extrapolation, stick_recall, stick_remainder
 from analysis.stick_breaking.claims_stick import s1, s2, s3, s4, s5, s6, s7, s8
 from analysis.verdict import Status
-from kernels.benchmark.rows import Row, append_rows
+from results import measured
 
 MODELS = ("stick_breaking", "transformer_llama", "fox_llama", "alibi")
 
@@ -117,15 +117,18 @@ def cost(tmp_path, factor=None):
         row = synthetic.throughput_row(params=461_440, speed=9_000.0)
         store.add("stick_cost", model, [("throughput", row)], evaluation={"mode": "train"}, final_loss=None)
     if factor is not None:
+        shapes = ((4, 4096, 12, 128), (2, 16384, 24, 64))
+        times = {
+            ("softmax cuDNN + RoPE", "any"): 1.0, ("softmax flash-2 + RoPE", "any"): 1.5, ("ours", "short"): 0.7 * factor,
+            ("ours", "long"): 1.5 * factor, ("fla", "long"): 3.0,
+        }  # fmt: skip
         rows = [
-            Row("today", "", "GPU", "2", "3", provider, "forward+backward", logits, "bfloat16", *shape, ms, ms, ms, 1.0, 0.0)
-            for shape in ((4, 4096, 12, 128), (2, 16384, 24, 64))
-            for provider, logits, ms in (
-                ("softmax cuDNN + RoPE", "any", 1.0), ("softmax flash-2 + RoPE", "any", 1.5), ("ours", "short", 0.7 * factor),
-                ("ours", "long", 1.5 * factor), ("fla", "long", 3.0),
-            )
+            dict(zip(measured.SCHEMAS["stick_breaking"].columns, ("today", provider, "forward+backward", logits, "bfloat16",
+                                                                  *shape, ms, ms, ms, 1.0, 0.0), strict=True))
+            for shape in shapes
+            for (provider, logits), ms in times.items()
         ]  # fmt: skip
-        append_rows(tmp_path / stick_cost.ROWS, rows)
+        measured.add("stick_breaking", rows, "GPU", folder=tmp_path / measured.FOLDER.name)
     return store.study("stick_cost")
 
 
@@ -152,7 +155,7 @@ def test_figures_are_drawn(tmp_path, drawing, make):
     paths = drawing.draw(study)
     assert {path.suffix for path in paths} == {".png", ".pdf", ".csv"}
     with Image.open(next(path for path in paths if path.suffix == ".png")) as image:
-        assert image.width > 800 and "scale: tiny" in image.info["Description"]
+        assert image.width > 700 and "scale: tiny" in image.info["Description"]
     assert drawing.summary(study).caption
 
 
