@@ -151,6 +151,8 @@ class Run(Wanted):
     """With several processes a run: replicate the model, or shard it."""
     activation_checkpointing: bool = False
     """Recompute activations instead of compiling, for GPUs below 48 GiB at 760M."""
+    deterministic: bool = False
+    """Equal bits from run to run on a GPU, at some speed."""
     checkpoint_minutes: float = 10.0
     """Minutes of wall clock between checkpoints."""
     on_bad_step: Literal["stop", "skip"] = "stop"
@@ -163,6 +165,7 @@ class Run(Wanted):
             "micro_batch_tokens",
             "parallel",
             "activation_checkpointing",
+            "deterministic",
             "checkpoint_minutes",
             "on_bad_step",
             "hang_minutes",

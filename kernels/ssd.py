@@ -67,8 +67,7 @@ class _SSD(torch.autograd.Function):
         dk = _exact(dscores.mT, q) + _exact(v_end.flatten(-2), dstates.flatten(-2).mT)
         dv = _fused(_combine, v)(inside, onward, c, True)
         arriving, leaving, through = _fused(_gate_parts, v)((by_query - by_key).mT, carried, do, onward, v, states, dstates, c)
-        before = F.pad(leaving.double().cumsum(2)[:, :, :-1], (0, 0, 1, 0))
-        dg = arriving.double().flip(2).cumsum(2).flip(2) + before + through[:, :, None]
+        dg = _triangle(arriving).mT @ arriving.double() + _triangle(leaving, -1) @ leaving.double() + through[:, :, None]
         grads = (_unchunked(x, ctx.shape).to(dtype) for x, dtype in zip((dq, dk, dv, dg), ctx.dtypes, strict=True))
         return *grads, None if initial is None else dinitial.transpose(1, 2).to(initial.dtype)
 
@@ -78,7 +77,13 @@ def _chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor
     size = min(CHUNK[v.device.type], 1 << (v.shape[1] - 1).bit_length())
     dtype = v.dtype if v.is_cuda else torch.promote_types(v.dtype, torch.float32)
     q, k, v = (_to_chunks(x.to(dtype), size) for x in (q, k, v))
-    return q, k, v, _to_chunks(g.double(), size).cumsum(2)
+    g = _to_chunks(g.double(), size)
+    return q, k, v, _triangle(g) @ g
+
+
+def _triangle(x_BnCH: Tensor, diagonal: int = 0) -> Tensor:
+    """Sums over a token and those before it, as a product: `cumsum` has no order that repeats on a GPU."""
+    return torch.ones(x_BnCH.shape[2], x_BnCH.shape[2], dtype=torch.float64, device=x_BnCH.device).tril(diagonal)
 
 
 def _to_chunks(x: Tensor, size: int) -> Tensor:

@@ -1,5 +1,6 @@
 """Peak arithmetic rate of the device, the denominator of model FLOPs utilisation (MFU), and peak use of its memory."""
 
+import os
 import resource
 from typing import TYPE_CHECKING
 
@@ -35,3 +36,18 @@ def peak_memory_bytes(device: "torch.device") -> int:
 
         return torch.cuda.max_memory_allocated(device)
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def repeat_bits() -> None:
+    """Have PyTorch, its compiler and fla's kernels take only what gives equal bits in every process; what cannot, raises.
+    To be called before the first product on a GPU, after the model has loaded its kernels."""
+    import torch
+    import torch._inductor.config
+
+    from kernels.fla_cpu.tuning import limit_tuning
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing reads what it has not written
+    torch._inductor.config.deterministic = True
+    limit_tuning(1)

@@ -23,7 +23,7 @@ from training.checkpoint import Checkpoints, State
 from training.distributed import World, device_label, join_world, layers_of, spread
 from training.export import already_exported, export_model
 from training.guard import KINDS, Guard
-from training.hardware import peak_flops, peak_memory_bytes
+from training.hardware import peak_flops, peak_memory_bytes, repeat_bits
 from training.lines import Row, line
 from training.metrics import MetricsWriter, PendingReport, Speed, StepReport
 from training.optimizer import allocate_state, build_optimizer, named_state
@@ -104,6 +104,8 @@ def _train(
     sampler, load = batches_of(spec, corpus)
     micro_batch = micro_batch_size(spec.train, world.size, execution.micro_batch_tokens)
     model: nn.Module = build_model(spec.model)
+    if execution.deterministic:
+        repeat_bits()
     if execution.activation_checkpointing:
         model.gradient_checkpointing_enable()  # type: ignore[operator]
     model.to(world.device)
@@ -227,7 +229,8 @@ class _Run:
         train = self.spec.train
         epochs = self.sampler.epochs(train.num_steps)
         start = provenance(device_label(self.world.device), self.world.size)
-        start |= {"first_step": first_step, "params": self.spec.model.num_params, "epochs": epochs, "end": None}
+        start |= {"first_step": first_step, "params": self.spec.model.num_params, "epochs": epochs}
+        start |= {"deterministic": self.execution.deterministic, "end": None}
         if self.folder.begin_start(start):
             self._say(f"{self.folder.provenance_file}: a line was damaged; what it told of an earlier start is lost")
         if not self.folder.truncate(first_step):

@@ -123,6 +123,8 @@ class Execution:
     """With several processes: replicate the model, or shard parameters, gradients and optimiser state."""
     compile: bool = False
     """torch.compile the layers (CUDA)."""
+    deterministic: bool = False
+    """Equal bits from run to run on a GPU, at some speed: only algorithms that repeat, and no tuning by timing."""
     activation_checkpointing: bool = False
     """Recompute attention and MLP halves in the backward pass, to save memory."""
     checkpoint_minutes: NonNegativeFloat = 10.0

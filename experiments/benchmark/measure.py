@@ -15,6 +15,7 @@ from torch import nn
 from experiments.benchmark.parts import time_by_part
 from experiments.recipes import model_spec
 from experiments.scales import get_scale
+from kernels.fla_cpu.tuning import lift_limit
 from models.build import build_model
 from models.loss import TokenLoss
 from models.spec import ForgettingTransformerSpec, ModelSpec
@@ -43,6 +44,8 @@ class Arguments:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     parallel: Literal["ddp", "fsdp"] = "ddp"
     compile: bool = False
+    limit_tuning: bool = False
+    """Tune fla's kernels over a few candidates, as `run` does, instead of all: minutes less at the first step."""
     activation_checkpointing: bool = False
     gates: Literal["fresh", "open", "spread"] = "fresh"
     """Forget gates: as initialised (near 0.5), all near 1, or from very local to global over the heads (logits 0 to 9)."""
@@ -138,6 +141,8 @@ def _build_step(spec: ModelSpec, seq_len: int, arguments: Arguments, world: Worl
     )
     torch.manual_seed(0)
     model: nn.Module = build_model(spec)
+    if not arguments.limit_tuning:
+        lift_limit()
     set_gates(model, arguments.gates)
     if arguments.activation_checkpointing:
         model.gradient_checkpointing_enable()  # type: ignore[operator]

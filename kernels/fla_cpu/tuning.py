@@ -9,8 +9,8 @@ CANDIDATES = 4
 _all_candidates: dict[Autotuner, list[Config]] = {}
 
 
-def limit_tuning() -> None:
-    """Leave every tuned kernel of the loaded fla modules at most CANDIDATES configurations.
+def limit_tuning(candidates: int = CANDIDATES) -> None:
+    """Leave every tuned kernel of the loaded fla modules at most so many configurations.
 
     Kept are different block sizes first, then other numbers of warps and stages; of equal blocks the one with 4 warps and 3
     stages, which suits most kernels, comes first.
@@ -19,9 +19,9 @@ def limit_tuning() -> None:
         if name.startswith("fla."):
             for value in list(vars(module).values()):
                 tuner = _tuner(value)
-                if tuner is not None and len(tuner.configs) > CANDIDATES:
+                if tuner is not None and len(tuner.configs) > candidates:
                     _all_candidates.setdefault(tuner, tuner.configs)
-                    tuner.configs = _spread(tuner.configs)
+                    tuner.configs = _spread(tuner.configs)[:candidates]
 
 
 def lift_limit() -> None:
@@ -45,4 +45,4 @@ def _spread(configs: list[Config]) -> list[Config]:
     # Largest blocks first: they reuse most; the small ones are there for other shapes.
     largest_first = sorted(by_blocks.values(), key=lambda same: -sum(v for v in same[0].kwargs.values() if isinstance(v, int)))
     in_turn = itertools.chain.from_iterable(itertools.zip_longest(*largest_first))
-    return [config for config in in_turn if config is not None][:CANDIDATES]
+    return [config for config in in_turn if config is not None]

@@ -1,6 +1,9 @@
 """On a GPU: the fast step follows a plain one, and graphs, recomputation and other models train."""
 
 import functools
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -84,6 +87,27 @@ def test_every_model_learns_in_bf16(name):
     print(f"{name}: {losses[0]:.3f} -> {losses[-5:].mean():.3f}")
     assert losses.isfinite().all()
     assert losses[-5:].mean() < losses[0] - 0.3
+
+
+TWICE = """
+import sys
+import torch
+from tests.training.test_gpu import batches, curve, model_125m
+from training.hardware import repeat_bits
+model = model_125m(sys.argv[1])
+repeat_bits()
+print(curve(model, "bf16", batches(2049)[:8], compile=sys.argv[1].startswith("fox")).double().numpy().tobytes().hex())
+print(sum(p.double().abs().sum() for p in model.parameters()).item().hex())
+"""
+
+
+@pytest.mark.parametrize("name", ALL_MODELS)
+def test_a_deterministic_run_repeats_bit_by_bit(name):
+    """In processes of their own: what is tuned by timing may differ between them."""
+    command, root = [sys.executable, "-c", TWICE, name], Path(__file__).parents[2]
+    done = [subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=500, check=False) for _ in range(2)]
+    assert all(one.returncode == 0 for one in done), done[0].stderr[-2000:] + done[1].stderr[-2000:]
+    assert done[0].stdout == done[1].stdout
 
 
 def test_head_gradient_of_an_unaligned_vocabulary_is_as_good_as_torch_s():

@@ -248,6 +248,28 @@ def test_bf16_reduction_is_another_run_with_nearly_the_same_curve(make_run, star
     assert grad_norms(rounded)[0] == pytest.approx(grad_norms(exact)[0], rel=2**-8)
 
 
+def without_order():
+    """A step asks for what PyTorch has in no order that repeats."""
+    import models.loss
+
+    whole = models.loss.TokenLoss.forward
+
+    def forward(self, *batch):
+        torch.zeros(4).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
+        return whole(self, *batch)
+
+    models.loss.TokenLoss.forward = forward
+
+
+def test_a_deterministic_run_refuses_what_does_not_repeat(make_run, start):
+    run = make_run("repeats")
+    assert start(run, deterministic=True).exit_code() == EXIT_FINISHED
+    assert run.read_starts()[0]["deterministic"] is True
+    assert start(make_run("any order"), before=without_order).exit_code() == EXIT_FINISHED
+    outcome = start(make_run("in order"), before=without_order, deterministic=True)
+    assert outcome.exit_code() == 1 and "deterministic" in outcome.output
+
+
 def test_not_finite_stops_before_it_spoils_anything(make_run, start):
     run = make_run(steps=30, peak_lr=1e25, warmup_tokens=0)
     outcome = start(run)
