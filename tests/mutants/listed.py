@@ -180,7 +180,7 @@ MUTANTS = [
         ("training/loop.py", ">= 60 * self.execution.checkpoint_minutes", ">= self.execution.checkpoint_minutes", CHECKPOINT),
         ("training/loop.py", "        if epochs > 1:", "        if False:", FOLDER),
         ("training/loop.py", "end[\"exit_code\"] = exit_code", "pass", FOLDER),
-        ("training/guard.py", "applied = finite & ~spike", "applied = finite", f"{LOOP} -k spike"),
+        ("training/guard.py", "applied = finite & ~spike", "applied = finite", f"{STEP} -k spike"),
         ("training/guard.py", "torch.isfinite(loss) & torch.isfinite(grad_norm)", "torch.isfinite(loss)", f"{STEP} -k finite"),
         ("training/optimizer.py", "parameter.ndim >= 2 and not name.endswith(\"bias\")", "not name.endswith(\"bias\")", OPTIMIZER),
         ("training/optimizer.py", " and not getattr(parameter, \"_no_weight_decay\", False)", "", OPTIMIZER),
