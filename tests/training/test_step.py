@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.training.runs import losses
 from training.distributed import World
-from training.guard import NOT_FINITE, Guard
+from training.guard import NOT_FINITE, SPIKE, WARM_STEPS, Guard
 from training.signals import EXIT_FINISHED
 from training.spec import TrainSpec
 from training.step import Stepper
@@ -29,7 +29,8 @@ class Squares(nn.Module):
 
 @pytest.mark.parametrize("micro_batch", [4, 2, 1])
 @pytest.mark.parametrize("grad_clip", [0.3, 1e9])
-def test_a_step_of_gradient_descent(micro_batch, grad_clip):
+@pytest.mark.parametrize("lr", [0.5, 0.0])
+def test_a_step_of_gradient_descent(micro_batch, grad_clip, lr):
     generator = torch.Generator().manual_seed(0)
     inputs, targets = (torch.randint(8, (4, 16), generator=generator) for _ in range(2))
     module = Squares()
@@ -42,11 +43,11 @@ def test_a_step_of_gradient_descent(micro_batch, grad_clip):
     )
     world = World(0, 1, torch.device("cpu"))
     stepper = Stepper(module, torch.optim.SGD(module.parameters(), fused=True), Guard(None, world), spec, world, micro_batch)
-    loss, grad_norm, verdict = stepper.run(inputs, targets, lr=0.5)
+    loss, grad_norm, verdict = stepper.run(inputs, targets, lr)
     torch.testing.assert_close(loss.double(), ((before[inputs] - targets) ** 2).mean(), rtol=1e-6, atol=0)
     torch.testing.assert_close(grad_norm.double(), gradient.norm(), rtol=1e-6, atol=0)
     clipped = gradient * min(1, grad_clip / gradient.norm().item())
-    torch.testing.assert_close(module.weight.detach().double(), before - 0.5 * clipped, rtol=0, atol=1e-6)
+    torch.testing.assert_close(module.weight.detach().double(), before - lr * clipped, rtol=0, atol=1e-6)
     assert verdict == 0 and module.weight.grad is None
 
 
@@ -73,6 +74,15 @@ def test_a_step_whose_loss_or_gradient_is_not_finite_is_told(loss, grad_norm, ve
     guard = Guard(None, World(0, 1, torch.device("cpu")))
     assert guard.judge(torch.tensor(loss), torch.tensor(grad_norm)) == verdict
     assert guard.steps_seen == (verdict == 0)
+
+
+def test_a_spike_is_no_part_of_the_mean_that_tells_it():
+    guard = Guard(3.0, World(0, 1, torch.device("cpu")))
+    loss, usual = torch.tensor(1.0), torch.tensor(2.0)
+    assert all(guard.judge(loss, usual) == 0 for _ in range(WARM_STEPS))
+    for _ in range(50):
+        assert guard.judge(loss, 3.1 * usual) == SPIKE
+    assert guard.mean_norm == usual and guard.steps_seen == WARM_STEPS and guard.judge(loss, 2.9 * usual) == 0
 
 
 def write_down_rates(path):
