@@ -12,7 +12,7 @@ from slurm import client
 from tests.slurm.daemons import until
 from tests.slurm.graphs import FOX, TRANSFORMER, Graph, Suite, assert_same_rows, assert_same_run, pending_signal, starts
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 CURVES = "appendix_training_curves"
 
 
@@ -210,7 +210,6 @@ def test_evaluations_that_never_begin_or_fail_and_a_killed_submitter(local, suit
     assert FOX in figure.read_text()
 
 
-@pytest.mark.timeout(600)
 def test_figure_2_at_tiny_short(at_tiny_short):
     at_tiny_short.until_drawn(550)
     rows = Study(at_tiny_short.results, "tiny-short", "fig2_per_token_loss").rows("per_token_loss")
