@@ -91,7 +91,7 @@ def test_two_tasks_train_one_run_while_nodes_are_drained_and_fail(local, suite):
         os.kill(held[FOX], signal.SIGCONT)
         graph.until(lambda: graph.states()[f"train {FOX}"].state == "requeued", 120, "a requeued job")
         step = graph.logged(FOX)
-        until(lambda: graph.states()[f"train {FOX}"].state == "running", 6, "", fail=False)
+        until(lambda: graph.states()[f"train {FOX}"].state == "running", 6, "", fail=False, every=1.0)
         assert graph.states()[f"train {FOX}"].state == "requeued"
         assert graph.logged(FOX) == step
     finally:
