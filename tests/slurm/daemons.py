@@ -273,7 +273,7 @@ class Slurm:
                 continue
 
 
-def until(condition: Callable[[], object], seconds: float, what: str, fail: bool = True) -> None:
+def until(condition: Callable[[], object], seconds: float, what: str, fail: bool = True, every: float = 0.1) -> None:
     """Wait for `condition`; TimeoutError that names `what` never came."""
     end = time.monotonic() + seconds
     while not condition():
@@ -281,7 +281,7 @@ def until(condition: Callable[[], object], seconds: float, what: str, fail: bool
             if fail:
                 raise TimeoutError(f"waited {seconds} s for {what}")
             return
-        time.sleep(0.1)
+        time.sleep(every)
 
 
 def _die_with_parent() -> None:

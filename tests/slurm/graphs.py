@@ -97,10 +97,10 @@ class Graph:
         states = node_states(submissions, queue)
         return {f"{state.kind} {state.name.rsplit('-', 1)[0]}": state for state in states}
 
-    def until(self, condition: Callable[[], object], seconds: float, what: str) -> None:
-        """As daemons.until, with all that one wants to know if it fails."""
+    def until(self, condition: Callable[[], object], seconds: float, what: str, every: float = 0.5) -> None:
+        """As daemons.until, with all that one wants to know if it fails; asking more often would take time from the jobs."""
         try:
-            until(condition, seconds, what)
+            until(condition, seconds, what, every=every)
         except TimeoutError as error:
             logs = "\n".join(f"== {log}\n{log.read_text()[-1500:]}" for log in sorted(self.runs.rglob("*.log")))
             queue = self.suite.slurm.call("squeue", "-t", "all").stdout
@@ -146,7 +146,7 @@ class Graph:
                     held[model] = task
             return len(held) == len(jobs)
 
-        self.until(all_held, 150, f"step {step} of {' and '.join(models)}")
+        self.until(all_held, 150, f"step {step} of {' and '.join(models)}", every=0.05)
         return held
 
     def logged(self, model: str) -> int:

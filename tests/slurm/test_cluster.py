@@ -12,7 +12,7 @@ from slurm import client
 from tests.slurm.daemons import until
 from tests.slurm.graphs import FOX, TRANSFORMER, Graph, Suite, assert_same_rows, assert_same_run, pending_signal, starts
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 CURVES = "appendix_training_curves"
 
 
@@ -91,7 +91,7 @@ def test_two_tasks_train_one_run_while_nodes_are_drained_and_fail(local, suite):
         os.kill(held[FOX], signal.SIGCONT)
         graph.until(lambda: graph.states()[f"train {FOX}"].state == "requeued", 120, "a requeued job")
         step = graph.logged(FOX)
-        until(lambda: graph.states()[f"train {FOX}"].state == "running", 6, "", fail=False)
+        until(lambda: graph.states()[f"train {FOX}"].state == "running", 6, "", fail=False, every=1.0)
         assert graph.states()[f"train {FOX}"].state == "requeued"
         assert graph.logged(FOX) == step
     finally:
@@ -210,7 +210,6 @@ def test_evaluations_that_never_begin_or_fail_and_a_killed_submitter(local, suit
     assert FOX in figure.read_text()
 
 
-@pytest.mark.timeout(600)
 def test_figure_2_at_tiny_short(at_tiny_short):
     at_tiny_short.until_drawn(550)
     rows = Study(at_tiny_short.results, "tiny-short", "fig2_per_token_loss").rows("per_token_loss")
