@@ -14,6 +14,7 @@ FILES: dict[tuple[str, str], str] = {
     ("table2_longbench", "760m-48b"): "table2_longbench_760m_48b.csv",
     ("table9_longbench", "760m-16b"): "table9_longbench_760m_16b.csv",
     ("table3_ablation", "360m-7.5b"): "table3_ablation_360m.csv",
+    ("table7_slimpajama", "340m-slimpajama"): "table7_slimpajama.csv",
     ("acp_quality", "760m-16b"): "acp_table1_lm_eval_760m_16b.csv",
     ("table6_throughput", "760m-48b"): "table6_throughput_760m.csv",
     ("table6_throughput", "760m-16b"): "table6_throughput_760m.csv",

@@ -17,6 +17,8 @@ from scipy.special import stdtr, stdtrit
 
 LEVEL = 0.95
 POWER = 0.8
+TWENTY_TO_EIGHTY = 2 * 0.8416
+"""Distance of the 20% and 80% quantiles of a normal distribution, in standard deviations."""
 
 
 @dataclass(frozen=True)

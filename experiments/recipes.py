@@ -7,7 +7,7 @@ from typing import Any
 from data.recall import RecallTask
 from data.spec import DataSpec
 from experiments.scales import Scale, get_scale
-from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec
+from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec, SambaSpec
 from training.spec import RunSpec, TrainSpec
 
 
@@ -113,6 +113,19 @@ def _mamba2(scale: Scale, vocab_size: int, changes: dict[str, Any]) -> ModelSpec
     return Mamba2Spec(**{**values, **changes})
 
 
+def _samba(scale: Scale, vocab_size: int, changes: dict[str, Any]) -> ModelSpec:
+    values: dict[str, Any] = dict(
+        vocab_size=vocab_size,
+        hidden_size=scale.hidden_size,
+        num_layers=scale.num_layers,
+        num_heads=scale.hidden_size // scale.transformer_head_dim,
+        window_size=scale.window_size,
+        mlp_width=scale.mlp_widths.get("llama"),
+        mamba_mlp_width=scale.mlp_widths.get("mamba"),
+    )
+    return SambaSpec(**{**values, **changes})
+
+
 def _hgrn2(scale: Scale, vocab_size: int, changes: dict[str, Any]) -> ModelSpec:
     return HGRN2Spec(**{**_linear(scale, vocab_size), "expand_ratio": scale.linear_head_dim, **changes})
 
@@ -138,6 +151,10 @@ _BUILDERS: dict[str, Callable[[Scale, int, dict[str, Any]], ModelSpec]] = {
     "stick_breaking": lambda *what: _attention(*what, pro=False, stick=True),
     "stick_breaking_pro": lambda *what: _attention(*what, pro=True, stick=True),
     "alibi": _alibi,
+    "transformer_swa": lambda scale, vocab_size, changes: _attention(
+        scale, vocab_size, {"window_size": scale.window_size, **changes}, pro=False
+    ),
+    "samba": _samba,
     "mamba2": _mamba2,
     "hgrn2": _hgrn2,
     "delta_net": _delta_net,

@@ -10,7 +10,9 @@ from typing import Literal
 
 MODELS = ("fox_pro", "transformer_pro", "fox_llama", "transformer_llama", "mamba2", "hgrn2", "delta_net")
 """The seven models of the paper's main experiments."""
-ALL_MODELS = (*MODELS, "stick_breaking", "stick_breaking_pro", "alibi")
+WITH_WINDOWS = (*MODELS[:4], "samba", "transformer_swa", "mamba2")
+"""The models of its tables with sliding windows (Tables 8 and 9)."""
+ALL_MODELS = (*MODELS, "samba", "transformer_swa", "stick_breaking", "stick_breaking_pro", "alibi")
 
 Gi = 2**30
 
@@ -58,6 +60,7 @@ class Scale:
     public benchmarks. `timed_sequences`: sequences of a timed training step. `extrapolation`: the scale whose evaluations reach
     furthest beyond the training length, for the stick-breaking paper. `recall`: its synthetic task.
     `pruning_contexts`: training lengths of the pruned runs; shorter ones than four of the kernels' tiles of 128 prune nothing.
+    `window_size`: of sliding-window attention.
     """
 
     name: str
@@ -93,6 +96,7 @@ class Scale:
     extrapolation: str = "360m-extrapolation"
     recall: RecallGrid = RecallGrid()
     pruning_contexts: tuple[int, ...] = (4096, 8192, 16384)
+    window_size: int = 2048
 
 
 def _same(rate: float) -> dict[str, float]:
@@ -130,7 +134,9 @@ TABLE_5_LR = {
     "mamba2": 2e-3,
     "hgrn2": 2e-3,
     "delta_net": 1e-3,
-    "stick_breaking": 5e-4,  # not in the table: the rates of the like blocks
+    "samba": 1e-3,  # from here on not in the table: the rates of the like blocks
+    "transformer_swa": 5e-4,
+    "stick_breaking": 5e-4,
     "stick_breaking_pro": 1e-3,
     "alibi": 1e-3,
 }
@@ -153,7 +159,7 @@ TINY = Scale(
     heldout_documents=192,
     precision="fp32",
     heldout_fraction=0.12,
-    mlp_widths={"pro": 300, "llama": 344},
+    mlp_widths={"pro": 300, "llama": 344, "mamba": 258},
     needle=NeedleGrid(
         (304, 416, 528, 640, 752),
         (0.0, 25.0, 50.0, 75.0, 100.0),
@@ -173,6 +179,7 @@ TINY = Scale(
     extrapolation="tiny-extrapolation",
     recall=RecallGrid((4, 8), 2, 4, 16, hidden_size=64, batch_size=32, num_steps=400, peak_lr=4e-3),
     pruning_contexts=(512, 1024),
+    window_size=32,
 )
 TINY_SHORT = replace(
     TINY, name="tiny-short", about="tiny with 40% of the tokens, for ablations", train_tokens=1024 * 400,
@@ -182,7 +189,7 @@ TINY_EXTRAPOLATION = replace(TINY_SHORT, name="tiny-extrapolation", about="tiny-
                              seq_len=64)  # fmt: skip
 TINY_NARROW = replace(TINY_SHORT, name="tiny-narrow", about="tiny-short with half the width, for Figure 6", hidden_size=64,
                       fox_head_dim=32, transformer_head_dim=32, linear_head_dim=32,
-                      mlp_widths={"pro": 150, "llama": 172})  # fmt: skip
+                      mlp_widths={"pro": 150, "llama": 172, "mamba": 129})  # fmt: skip
 
 MINI = Scale(
     name="mini",
@@ -213,6 +220,7 @@ MINI = Scale(
     timed_sequences=16,
     extrapolation="mini-extrapolation",
     pruning_contexts=(1024, 2048, 4096),
+    window_size=512,
 )
 MINI_SHORT = replace(
     MINI, name="mini-short", about="mini with half the tokens, for ablations", train_tokens=2**17 * 640,

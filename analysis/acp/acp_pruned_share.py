@@ -10,48 +10,46 @@ from analysis.fox.appendix_training_curves import KIND as CURVE
 from analysis.names import FOX_SHADES, LineStyle
 from analysis.panels import ColourScale, Drawn, band_note, colour_bar, draw_lines, legend_of
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, save, save_csv, scale_note, set_note, tokens
+from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 
 COLOURS = ColourScale("viridis", 0.0, 1.0, "share of tiles skipped")
 
 
+@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     found = skipped(study)
     styles = {
-        each.label: LineStyle(f"context {tokens(each.context)}", FOX_SHADES[-1 - place % len(FOX_SHADES)])
+        each.label: LineStyle(f"context {tokens(each.context)}", FOX_SHADES[place % len(FOX_SHADES)])
         for place, each in enumerate(reversed(found))
     }
-    stem = study.folder / "figures" / study.stem
-    with figure_style():
-        figure, (heads, spread, training) = plt.subplots(1, 3, figsize=(WIDTH, 2.7))
-        _heads(heads, found[-1])
-        colour_bar(figure, [heads], COLOURS)
-        for each in found:
-            ranked = np.sort(each.mean_H)[::-1]
-            place = (np.arange(len(ranked)) + 0.5) / len(ranked)
-            spread.plot(place, ranked, color=styles[each.label].colour, marker=".", markersize=3)
-        spread.set(xlabel="heads, most pruned first (share of all)", ylabel="share of tiles skipped", ylim=(0, 1), xlim=(0, 1))
-        lines = [_over_training(study, each.label, style) for each in found if (style := styles[each.label])]
-        draw_lines(training, [line for line in lines if line is not None])
-        training.set(xlabel="share of the training", ylabel="share of tiles skipped", ylim=(0, 1), xlim=(0, 1))
-        legend_of(figure, list(styles.values()))
-        set_note(
-            figure,
-            study,
-            f"left: every head at context {tokens(found[-1].context)}; middle: heads by training context; right: over training",
-            tile_note(found),
-            band_note(study.seed_counts.values()),
-        )
-        paths = save(figure, stem)
+    figure, (heads, spread, training) = plt.subplots(1, 3, figsize=(WIDTH, 2.7))
+    _heads(heads, found[-1])
+    colour_bar(figure, [heads], COLOURS)
+    for each in found:
+        ranked = np.sort(each.mean_H)[::-1]
+        place = (np.arange(len(ranked)) + 0.5) / len(ranked)
+        spread.plot(place, ranked, color=styles[each.label].colour, marker=".", markersize=3)
+    spread.set(xlabel="heads, most pruned first (share of all)", ylabel="share of tiles skipped", ylim=(0, 1), xlim=(0, 1))
+    lines = [_over_training(study, label, style) for label, style in styles.items()]
+    draw_lines(training, [line for line in lines if line is not None])
+    training.set(xlabel="share of the training", ylabel="share of tiles skipped", ylim=(0, 1), xlim=(0, 1))
+    legend_of(figure, list(styles.values()))
     frames = [
         pd.DataFrame(each.heads, columns=["layer", "head"]).assign(
             label=each.label, tiles_pruned=each.mean_H, keys_read=each.keys_read_H, dropped=each.dropped_H
         )
         for each in found
     ]
-    return [*paths, save_csv(pd.concat(frames, ignore_index=True), stem)]
+    return publish(
+        study,
+        figure,
+        pd.concat(frames, ignore_index=True),
+        f"left: every head at context {tokens(found[-1].context)}; middle: heads by training context; right: over training",
+        tile_note(found),
+        band_note(study.seed_counts.values()),
+    )
 
 
 def _heads(axes, each: Skipped) -> None:

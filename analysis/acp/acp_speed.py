@@ -9,15 +9,13 @@ import pandas as pd
 
 from analysis.acp.pruning import context_of
 from analysis.names import FOX_SHADES
-from analysis.statistics import Estimate
+from analysis.statistics import TWENTY_TO_EIGHTY, Estimate
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, save, save_csv, scale_note, set_note, tokens
+from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
 from analysis.tables import Column, Table
 
 KIND = "attention_speed"
 TITLES = {"attention_forward": "attention, forward", "attention": "attention, forward + backward", "step": "training step"}
-TWENTY_TO_EIGHTY = 2 * 0.8416
-"""Distance of the 20% and 80% quantiles of a normal distribution, in standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -61,36 +59,29 @@ def on_gpu(machine: str) -> bool:
     return not machine.endswith("cores")
 
 
+@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     machine, contexts = timed(study)
-    stem = study.folder / "figures" / study.stem
-    with figure_style():
-        figure, axes = plt.subplots(figsize=(WIDTH * 0.75, 2.7))
-        width = 0.8 / len(TITLES)
-        for place, (quantity, name) in enumerate(TITLES.items()):
-            ratios = [each.log_ratio(quantity) for each in contexts]
-            x = np.arange(len(contexts)) + (place - 1) * width
-            errors = [math.exp(ratio.effect) * (ratio.error or 0.0) for ratio in ratios]
-            heights = [math.exp(ratio.effect) for ratio in ratios]
-            axes.bar(x, heights, width * 0.92, color=FOX_SHADES[place], label=name, yerr=errors, error_kw={"lw": 0.8})
-        axes.axhline(1.0, color="#555555", linewidth=0.8, linestyle=(0, (4, 3)))
-        axes.set_xticks(range(len(contexts)), [tokens(each.context) for each in contexts])
-        axes.set(xlabel="training context", ylabel="time with pruning / without")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=len(TITLES), fontsize=7)
-        set_note(
-            figure,
-            study,
-            f"on {machine}",
-            "bars: medians, lines: one standard deviation of single repetitions",
-            _caution(machine),
-        )
-        paths = save(figure, stem)
+    figure, axes = plt.subplots(figsize=(WIDTH * 0.75, 2.7))
+    width = 0.8 / len(TITLES)
+    for place, (quantity, name) in enumerate(TITLES.items()):
+        ratios = [each.log_ratio(quantity) for each in contexts]
+        heights = [math.exp(ratio.effect) for ratio in ratios]
+        errors = [height * (ratio.error or 0.0) for height, ratio in zip(heights, ratios, strict=True)]
+        x = np.arange(len(contexts)) + (place - 1) * width
+        axes.bar(x, heights, width * 0.92, color=FOX_SHADES[place], label=name, yerr=errors, error_kw={"lw": 0.8})
+    axes.axhline(1.0, color="#555555", linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.set_xticks(range(len(contexts)), [tokens(each.context) for each in contexts])
+    axes.set(xlabel="training context", ylabel="time with pruning / without")
+    figure.legend(loc="outside lower center", ncols=len(TITLES), fontsize=7)
     rows = [
         {"context": each.context, "quantity": quantity, "pruned": pruned, "milliseconds": time[0]}
-        for each in contexts for (quantity, pruned), time in each.times.items()
-    ]  # fmt: skip
-    return [*paths, save_csv(pd.DataFrame(rows), stem)]
+        for each in contexts
+        for (quantity, pruned), time in each.times.items()
+    ]
+    note = "bars: medians, lines: one standard deviation of single repetitions"
+    return publish(study, figure, pd.DataFrame(rows), f"on {machine}", note, _caution(machine))
 
 
 def _caution(machine: str) -> str:

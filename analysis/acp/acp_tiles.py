@@ -9,7 +9,7 @@ from matplotlib.colors import ListedColormap
 from analysis.acp.acp_pruned_share import summary as summary
 from analysis.acp.pruning import Skipped, skipped, tile_note
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, save, save_csv, set_note, tokens
+from analysis.style import WIDTH, figure_style, plt, publish, tokens
 
 HEADS = 3
 COMPUTED, SKIPPED, OUTSIDE = 2, 1, 0
@@ -28,33 +28,31 @@ def grid(first_M: np.ndarray) -> np.ndarray:
     return np.where(key > query, OUTSIDE, np.where(key < first_M[:, None], SKIPPED, COMPUTED))
 
 
+@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     each = skipped(study)[-1]
-    stem = study.folder / "figures" / study.stem
     size = len(next(iter(each.first.values())))
     panels = {"without pruning": np.zeros(size)}
     for layer, head in chosen(each):
         share = each.mean_H[each.heads.index((layer, head))]
         panels[f"layer {layer + 1}, head {head + 1}: {share:.0%} skipped"] = each.first[layer, head]
-    with figure_style():
-        figure, row = plt.subplots(1, len(panels), figsize=(WIDTH, 2.2), sharey=True)
-        for axes, (name, first_M) in zip(row, panels.items(), strict=True):
-            axes.pcolormesh(grid(first_M), cmap=COLOURS, vmin=0, vmax=2, edgecolors="white", linewidth=min(0.4, 12 / size))
-            axes.set(aspect="equal", ylim=(size, 0), xlabel="key tile")
-            axes.set_title(name, fontsize=7)
-            axes.grid(False)
-        row[0].set_ylabel("query tile")
-        set_note(
-            figure,
-            study,
-            f"context {tokens(each.context)}, {tile_note((each,))}",
-            "orange: computed, grey: skipped",
-            "heads that skip least, in the middle, and most; shares are means over documents, tiles those of one",
-        )
-        paths = save(figure, stem)
+    figure, row = plt.subplots(1, len(panels), figsize=(WIDTH, 2.2), sharey=True)
+    for axes, (name, first_M) in zip(row, panels.items(), strict=True):
+        axes.pcolormesh(grid(first_M), cmap=COLOURS, vmin=0, vmax=2, edgecolors="white", linewidth=min(0.4, 12 / size))
+        axes.set(aspect="equal", ylim=(size, 0), xlabel="key tile")
+        axes.set_title(name, fontsize=7)
+        axes.grid(False)
+    row[0].set_ylabel("query tile")
     rows = [
         pd.DataFrame({"panel": name, "query_tile": np.arange(size), "first_key_tile": first_M})
         for name, first_M in panels.items()
     ]
-    return [*paths, save_csv(pd.concat(rows, ignore_index=True), stem)]
+    return publish(
+        study,
+        figure,
+        pd.concat(rows, ignore_index=True),
+        f"context {tokens(each.context)}, {tile_note((each,))}",
+        "orange: computed, grey: skipped",
+        "heads that skip least, in the middle, and most; shares are means over documents, tiles those of one",
+    )

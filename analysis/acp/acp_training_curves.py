@@ -10,12 +10,13 @@ from analysis.fox.appendix_training_curves import SMOOTHED_SHARE, Training, smoo
 from analysis.names import DASHED, FOX_SHADES, LineStyle
 from analysis.panels import Drawn, band_note, draw_lines, legend_of
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, save, save_csv, set_note, tokens
+from analysis.style import WIDTH, figure_style, plt, publish, tokens
 
 __all__ = ["draw", "summary"]
 SHOWN_FROM = 0.1
 
 
+@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     found = {training.label: training for training in trainings(study)}
@@ -33,17 +34,15 @@ def draw(study: Study) -> list[Path]:
             change_SN = smoothed(training) - smoothed(other).mean(axis=0)
             differences.append(_line(training, change_SN, LineStyle(tokens(context), colour)))
         frames.append(pd.DataFrame({"label": label, "share_of_training": lines[-1].x, "loss_smoothed": lines[-1].mean}))
-    stem = study.folder / "figures" / study.stem
-    with figure_style():
-        figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 2.9))
-        draw_lines(left, lines)
-        draw_lines(right, differences)
-        right.axhline(0.0, color="#555555", linewidth=0.8)
-        left.set(xlabel="share of the training", ylabel="training loss (nats)", xlim=(SHOWN_FROM, 1))
-        right.set(xlabel="share of the training", ylabel="pruned minus unpruned (nats)", xlim=(SHOWN_FROM, 1))
-        legend_of(figure, [line.style for line in lines], columns=3)
-        set_note(figure, study, f"mean over the last {SMOOTHED_SHARE:.0%} of the steps", band_note(study.seed_counts.values()))
-        return [*save(figure, stem), save_csv(pd.concat(frames, ignore_index=True), stem)]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 2.9))
+    draw_lines(left, lines)
+    draw_lines(right, differences)
+    right.axhline(0.0, color="#555555", linewidth=0.8)
+    left.set(xlabel="share of the training", ylabel="training loss (nats)", xlim=(SHOWN_FROM, 1))
+    right.set(xlabel="share of the training", ylabel="pruned minus unpruned (nats)", xlim=(SHOWN_FROM, 1))
+    legend_of(figure, [line.style for line in lines], columns=3)
+    notes = (f"mean over the last {SMOOTHED_SHARE:.0%} of the steps", band_note(study.seed_counts.values()))
+    return publish(study, figure, pd.concat(frames, ignore_index=True), *notes)
 
 
 def smoothed(training: Training) -> np.ndarray:

@@ -1,4 +1,5 @@
-"""Claims C24 on tokens and learning rates (Figure 5), C25 and C25b on scale (Figure 6), C27 to C30 on cost (Table 6)."""
+"""Claims C24 on tokens and learning rates (Figure 5), C25 and C25b on scale (Figure 6), C27 to C30 on cost (Table 6),
+C31 on learning rates (Table 5)."""
 
 import math
 from itertools import pairwise
@@ -7,17 +8,15 @@ import pandas as pd
 
 from analysis.curves import LossCurve, compare
 from analysis.fox import table6_throughput
-from analysis.fox.claims_loss import fewest_seeds
+from analysis.fox.claims_loss import FAMILIES, fewest_seeds
 from analysis.fox.fig5_tokens_and_lr import MODE, has_needles, inside_and_beyond, settings, tokens_of
 from analysis.fox.fig6_scale import lead, pairs_of, panels_of
+from analysis.fox.table_lr_grid import best_of, by_rate, mean_loss
 from analysis.names import PAIRS, missing_of, pairs_in, title
 from analysis.needles import difference, needles
-from analysis.statistics import Estimate
+from analysis.statistics import TWENTY_TO_EIGHTY, Estimate
 from analysis.study import Study
 from analysis.verdict import Claim, Comparison, Verdict, decide, decide_any, number
-
-TWENTY_TO_EIGHTY = 2 * 0.8416
-"""Distance of the 20% and 80% quantiles of a normal distribution, in standard deviations."""
 
 
 def c24(study: Study) -> Verdict:
@@ -149,7 +148,29 @@ def c30(study: Study) -> Verdict:
     return decide(f"FoX (Pro) trains at {math.exp(ratio.effect):.2f} of Transformer (Pro)'s speed.", [comparison], 0)
 
 
-FIVE, SIX, TABLE = "fig5_tokens_and_lr", "fig6_scale", "table6_throughput"
+def c31(study: Study) -> Verdict:
+    """Each model's loss is lower at some rate of at least twice the best one of the model it is compared with than at that rate
+    and all lower ones: FoX compared with the Transformer of its architecture, Pro with LLaMA of its family."""
+    curves = by_rate(study)
+    comparisons, parts, absent = [], [], []
+    for one, other in (*PAIRS, *FAMILIES):
+        if not {one, other} <= set(curves):
+            absent.append(f"{title(one)} with {title(other)}")
+            continue
+        best = best_of(curves[other])
+        high, low = ([curve for rate, curve in curves[one].items() if (rate >= 2 * best) is above] for above in (True, False))
+        parts.append(f"{title(one)} {best_of(curves[one]):g}, {title(other)} {best:g}")
+        if not high or not low:
+            absent.append(f"{title(one)} at rates of {2 * best:g} and more, and below")
+            continue
+        chosen, lower = (min(some, key=lambda curve: mean_loss(curve)) for some in (high, low))
+        difference = compare((1.0, chosen, 1, chosen.train_len), (-1.0, lower, 1, lower.train_len))
+        comparisons.append(Comparison(f"{chosen.label} minus {lower.label}", difference, below=True))
+    sentence = f"Best rates: {'; '.join(parts)}. Head sizes, of which the claim speaks too, are not varied here."
+    return decide(sentence, comparisons, fewest_seeds(curve for rates in curves.values() for curve in rates.values()), absent)
+
+
+FIVE, SIX, TABLE, RATES = "fig5_tokens_and_lr", "fig6_scale", "table6_throughput", "table_lr_grid"
 CLAIMS = (
     Claim("C24", "More training tokens can hurt extrapolation while they help inside the training context", FIVE, c24),
     Claim("C25", "FoX's advantage over the Transformer grows with the training context length", SIX, c25),
@@ -163,4 +184,5 @@ CLAIMS = (
         c29,
     ),
     Claim("C30", "The gate's overhead in the same kernel is small: 0.85 of the Transformer's throughput or more", TABLE, c30),
+    Claim("C31", "FoX prefers higher learning rates than the Transformer, Pro than LLaMA (twice or more)", RATES, c31),
 )

@@ -13,7 +13,7 @@ from matplotlib.patches import FancyBboxPatch
 
 from analysis.names import rank, title
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, save, save_csv, scale_note, set_note
+from analysis.style import WIDTH, figure_style, plt, publish, scale_note
 from analysis.tables import Column, Table
 
 KIND = "parameters"
@@ -50,25 +50,26 @@ def parts_of(study: Study) -> dict[str, Parts]:
     return found
 
 
+@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     parts = parts_of(study)
-    stem = study.folder / "figures" / study.stem
-    with figure_style():
-        ratios = [0.55, *([1.0] * len(parts))]
-        figure, panels = plt.subplots(1, 1 + len(parts), figsize=(WIDTH, 4.6), gridspec_kw={"width_ratios": ratios})
-        for axes in panels:
-            axes.set_axis_off()
-        _block(panels[0], next(iter(parts.values())))
-        for axes, (label, own) in zip(panels[1:], parts.items(), strict=True):
-            _layer(axes, own)
-            axes.set_title(f"attention layer of {title(label)}", fontsize=8)
-        panels[0].set_title("FoX block", fontsize=8)
-        set_note(figure, study, "sizes: outputs \N{MULTIPLICATION SIGN} inputs", "drawn from the models as they are built")
-        paths = save(figure, stem)
-    rows = [{"label": label, "name": name, "module": module, "shape": shape, "count": count}
-            for label, own in parts.items() for name, (module, shape, count) in own.found.items()]  # fmt: skip
-    return [*paths, save_csv(pd.DataFrame(rows), stem)]
+    ratios = [0.55, *([1.0] * len(parts))]
+    figure, panels = plt.subplots(1, 1 + len(parts), figsize=(WIDTH, 4.6), gridspec_kw={"width_ratios": ratios})
+    for axes in panels:
+        axes.set_axis_off()
+    _block(panels[0], next(iter(parts.values())))
+    for axes, (label, own) in zip(panels[1:], parts.items(), strict=True):
+        _layer(axes, own)
+        axes.set_title(f"attention layer of {title(label)}", fontsize=8)
+    panels[0].set_title("FoX block", fontsize=8)
+    rows = [
+        {"label": label, "name": name, "module": module, "shape": shape, "count": count}
+        for label, own in parts.items()
+        for name, (module, shape, count) in own.found.items()
+    ]
+    notes = ("sizes: outputs \N{MULTIPLICATION SIGN} inputs", "drawn from the models as they are built")
+    return publish(study, figure, pd.DataFrame(rows), *notes)
 
 
 def _box(axes: Axes, x: float, y: float, text: str, size: str | None, colour: str, half: float = HALF_WIDTH) -> None:

@@ -1,4 +1,4 @@
-"""Table 2 (Table 9 at 760m-16b): LongBench, 14 English tasks."""
+"""Table 2 : LongBench, 14 English tasks."""
 
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ def summary(study: Study) -> Table:
     rows, local = stored(study), made_locally(study)
     ours = scores(rows)
     models = rows.drop_duplicates("label").set_index("label")["model"]
-    printed = {} if local else paper_scores("table2_longbench", study.scale)
+    printed = {} if local else paper_scores(study.stem, "".join(study.scales))
     paper = {model: with_means(line) for model, line in printed.items()}
     present = {column for line in ours.values() for column in line}
     titles = {**TASKS, "mean12": "Avg without code", "mean14": "Avg"}
@@ -82,7 +82,7 @@ def summary(study: Study) -> Table:
         note += " Predictions are cut by the original benchmark's rule, not at the first line for all tasks as in the paper."
     values: dict[str, list[Cell]] = {label: [line.get(column.key) for column in columns] for label, line in ours.items()}
     return over_seeds(
-        "LongBench, scores from 0 to 100" + (" (Table 9 of the paper)" if study.scale == "760m-16b" else ""),
+        "LongBench, scores from 0 to 100",
         columns,
         values,
         note,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.curves import log_perplexity, loss_curves
+from analysis.curves import LossCurve, log_perplexity, loss_curves
 from analysis.names import ordered, title
 from analysis.study import Study
 from analysis.style import scale_note, tokens
@@ -31,6 +31,23 @@ def grid(study: Study) -> tuple[Grid, str]:
     if not losses:
         raise ValueError(f"{study.stem}: no run has ended; run its experiment first")
     return losses, "final training loss (nats)"
+
+
+def by_rate(study: Study) -> dict[str, dict[float, LossCurve]]:
+    """Held-out losses by model and learning rate."""
+    found: dict[str, dict[float, LossCurve]] = {}
+    for curve in loss_curves(study):
+        found.setdefault(curve.model, {})[_rate(study, curve.run_ids[0])] = curve
+    return found
+
+
+def mean_loss(curve: LossCurve) -> float:
+    """Inside the training context, over all seeds."""
+    return float(curve.mean_N[: curve.train_len].mean())
+
+
+def best_of(rates: dict[float, LossCurve]) -> float:
+    return min(rates, key=lambda rate: mean_loss(rates[rate]))
 
 
 def _put(values: Grid, model: str, rate: float, value: float) -> None:

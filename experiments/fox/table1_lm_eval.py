@@ -1,4 +1,4 @@
-"""Table 1 (Table 8 at 760m-16b): perplexities and short-context downstream tasks, zero-shot, all seven models."""
+"""Table 1: perplexities and short-context downstream tasks, zero-shot, all seven models."""
 
 from experiments.evaluations import short_tasks as evals  # noqa: F401
 from experiments.recipes import recipes

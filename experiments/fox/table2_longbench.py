@@ -1,4 +1,4 @@
-"""Table 2 (Table 9 at 760m-16b): the 14 English tasks of LongBench, all seven models."""
+"""Table 2: the 14 English tasks of LongBench, all seven models."""
 
 from experiments.evaluations import long_tasks as evals  # noqa: F401
 from experiments.recipes import recipes

@@ -11,7 +11,7 @@ SHOWS = (
     "for FoX (LLaMA), Transformer (Pro) and DeltaNet, 5e-4 for Transformer (LLaMA) at its main setting, and 2e-3 for all at "
     "360M and 125M."
 )
-CLAIMS = ()
+CLAIMS = ("C31",)
 
 
 def runs(scale, seeds):

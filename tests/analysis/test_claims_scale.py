@@ -5,7 +5,7 @@ import pytest
 import synthetic
 
 from analysis.fox import claims_scale
-from analysis.fox.claims_scale import c24, c25, c25b, c27, c28, c29, c30
+from analysis.fox.claims_scale import c24, c25, c25b, c27, c28, c29, c30, c31
 from analysis.paper import paper_scores
 from analysis.verdict import Status
 
@@ -28,8 +28,8 @@ def timed(tmp_path, changes=None, spread=0.0, models=synthetic.SEVEN):
 
 def test_c27_to_c30_hold_on_the_papers_numbers(tmp_path):
     study = timed(tmp_path)
-    verdicts = [claim.predicate(study) for claim in claims_scale.CLAIMS[3:]]
-    assert [claim.id for claim in claims_scale.CLAIMS[3:]] == ["C27", "C28", "C29", "C30"]
+    verdicts = [claim.predicate(study) for claim in claims_scale.CLAIMS[3:7]]
+    assert [claim.id for claim in claims_scale.CLAIMS[3:7]] == ["C27", "C28", "C29", "C30"]
     assert [verdict.status for verdict in verdicts] == [Status.HOLDS] * 4
     assert "FoX (Pro) has 0.26% more parameters than Transformer (Pro)" in verdicts[0].sentence
     assert "0.90 of Transformer (Pro)'s speed" in verdicts[3].sentence
@@ -116,3 +116,38 @@ def test_c25b_asks_for_a_lead_at_every_size(tmp_path):
     assert c25(study).status is Status.NOT_MEASURED
     assert c25b(scale_study(tmp_path / "b", {"25M": 0.03, "50M": -0.02}, "size")).status is Status.FAILS
     assert c25b(scale_study(tmp_path / "c", {"25M": 0.03}, "size")).status is Status.NOT_MEASURED
+
+
+def tried(tmp_path, best, noise=0.01, models=("fox_pro", "transformer_pro", "fox_llama", "transformer_llama")):
+    """Losses at five rates with the lowest at the best one of each model, 0.05 nats a step away."""
+    store, rng = synthetic.Store(tmp_path), np.random.default_rng(0)
+    rates = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)
+    for model in models:
+        for rate in rates:
+            loss = synthetic.curve(model, 256, 256) + 0.05 * abs(np.log2(rate / best[model]))
+            mean, bands = synthetic.documents_of(loss, rng, np.zeros((64, 16)), noise=noise)
+            store.add(
+                "table_lr_grid", f"{model}, LR {rate:g}", [("per_token_loss", synthetic.loss_rows(mean, bands))], model=model,
+                train={"peak_lr": rate},
+            )  # fmt: skip
+    return store.study("table_lr_grid")
+
+
+TABLE_5 = {"fox_pro": 2e-3, "transformer_pro": 1e-3, "fox_llama": 1e-3, "transformer_llama": 5e-4}
+
+
+def test_c31_holds_where_the_rates_of_table_5_are_best(tmp_path):
+    verdict = c31(tried(tmp_path, TABLE_5))
+    assert verdict.status is Status.HOLDS and len(verdict.comparisons) == 4
+    assert "FoX (Pro) 0.002, Transformer (Pro) 0.001" in verdict.sentence
+
+
+@pytest.mark.parametrize("change", [{"fox_pro": 1e-3}, {"transformer_pro": 2e-3}, {"fox_llama": 5e-4}])
+def test_c31_fails_where_one_rate_is_not_twice_another(tmp_path, change):
+    assert c31(tried(tmp_path, TABLE_5 | change)).status is Status.FAILS
+
+
+def test_c31_needs_rates_on_both_sides_and_sees_noise(tmp_path):
+    assert c31(tried(tmp_path / "a", TABLE_5, noise=1.0)).status is Status.WITHIN_NOISE
+    verdict = c31(tried(tmp_path / "b", TABLE_5 | {"transformer_pro": 4e-3}, models=("fox_pro", "transformer_pro")))
+    assert verdict.status is Status.NOT_MEASURED and "rates of 0.008 and more" in verdict.sentence

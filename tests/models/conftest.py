@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec
+from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec, SambaSpec
 
 VOCAB = 97
 COMMON: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 64, "num_layers": 2}
@@ -28,6 +28,7 @@ SPECS: dict[str, ModelSpec] = {
     "mamba2": Mamba2Spec(**COMMON, head_dim=32, ssm_state_size=16),
     "hgrn2": HGRN2Spec(**COMMON, expand_ratio=32, mlp_width=128),
     "delta_net": DeltaNetSpec(**COMMON, head_dim=32, mlp_width=128),
+    "samba": SambaSpec(**COMMON, num_heads=2, window_size=40, mlp_width=128, mamba_mlp_width=96),
     "transformer_swa": ForgettingTransformerSpec(**COMMON, **SOFTMAX, num_heads=2, mlp_width=128, window_size=40),
     "stick_breaking": ForgettingTransformerSpec(**COMMON, **STICK, num_heads=2, mlp_width=128),
     "stick_breaking_pro": ForgettingTransformerSpec(**COMMON, **PRO, **STICK, num_heads=2, stick_remainder=True),

@@ -1,4 +1,4 @@
-"""Mamba-2, HGRN2 and DeltaNet: the recurrences as defined, and the eps of their norms."""
+"""Mamba-2, HGRN2, DeltaNet and Samba: the recurrences as defined, and the eps of their norms."""
 
 import dataclasses
 import math
@@ -133,3 +133,39 @@ def test_norms_have_the_eps_of_the_released_setup(specs):
     fox = build_model(specs["fox_pro"]).model.layers[0].attn
     assert fox.q_norm.eps == fox.k_norm.eps == 1e-5
     assert fox.output_norm.eps == 1e-6
+
+
+def test_samba_equals_its_definition(specs, monkeypatch):
+    """h_t = exp(dt A) h_{t-1} + dt x_t B_t^T, y_t = h_t C_t + D x_t, out = W (y * SiLU(z)): token by token in fp64; and the
+    same in segments, with the same gradients."""
+    from models.samba import module
+
+    torch.manual_seed(0)
+    mixer = build_model(specs["samba"]).model.layers[0].attn
+    with torch.no_grad():
+        mixer.D.uniform_(0.5, 1.5)
+        mixer.dt_proj.bias.add_(2.0)
+    x = torch.randn(2, 100, 64, requires_grad=True)
+    actual = mixer(x, None, None)
+    w = {name: tensor.double() for name, tensor in mixer.state_dict().items()}
+    inner, N, rank = 128, 16, 4
+    values, z = (x.detach().double() @ w["in_proj.weight"].T).split([inner, inner], -1)
+    padded = F.pad(values, (0, 0, 3, 0))
+    values = F.silu(sum(padded[:, i : i + 100] * w["conv1d.weight"][:, 0, i] for i in range(4)) + w["conv1d.bias"])
+    dt, B, C = (values @ w["x_proj.weight"].T).split([rank, N, N], -1)
+    dt = F.softplus(dt @ w["dt_proj.weight"].T + w["dt_proj.bias"])
+    state, outputs = torch.zeros(2, inner, N, dtype=torch.float64), []
+    for t in range(100):
+        decay = torch.exp(-dt[:, t, :, None] * w["A_log"].exp())
+        state = decay * state + (dt[:, t] * values[:, t])[:, :, None] * B[:, t, None]
+        outputs.append((state @ C[:, t, :, None])[..., 0] + w["D"] * values[:, t])
+    expected = (torch.stack(outputs, 1) * F.silu(z)) @ w["out_proj.weight"].T
+    assert (actual - expected).abs().max() < 1e-5 * expected.abs().max()
+    monkeypatch.setattr(module, "SEGMENT_NUMBERS", 2 * inner * N * 37)  # segments of 37 tokens
+    again = mixer(x, None, None)
+    torch.testing.assert_close(again, actual)
+    weights = torch.randn_like(actual)
+    leaves = (x, *mixer.parameters())
+    whole, parts = (torch.autograd.grad((out * weights).sum(), leaves) for out in (actual, again))
+    for one, other in zip(whole, parts, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * one.abs().max().item())

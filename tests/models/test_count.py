@@ -8,7 +8,7 @@ import torch
 
 from models.build import build_model
 from models.count import num_params
-from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec
+from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec, SambaSpec
 from models.spec_parts import swiglu_width
 
 # (hidden size, layers, FoX heads, Transformer heads)
@@ -37,6 +37,8 @@ EXPECTED = {
     ("760m", "mamba2"): (780113664, 857308416, 1654599168),
     ("760m", "hgrn2"): (756820992, 834015744, 1537234944),
     ("760m", "delta_net"): (757635072, 834829824, 1543581696),
+    ("760m", "transformer_swa"): (756747264, 833942016, None),
+    ("760m", "samba"): (765852672, 843047424, None),
 }
 # Table 6 prints whole millions, truncated.
 TABLE_6 = {
@@ -61,10 +63,14 @@ def paper_spec(size: str, key: str) -> ModelSpec:
         return HGRN2Spec(**common)
     if key == "delta_net":
         return DeltaNetSpec(**common)
+    if key == "samba":
+        return SambaSpec(**common, num_heads=softmax_heads)
     if key.startswith("fox"):
         options: dict[str, Any] = {"num_heads": fox_heads}
     else:
         options = {"num_heads": softmax_heads, "forget_gate": "none", "use_rope": True}
+    if key == "transformer_swa":
+        options["window_size"] = 2048
     if key.endswith("pro"):
         options |= {**pro, "mlp_ratio": 3.5}
     return ForgettingTransformerSpec(**common, **options)
@@ -76,8 +82,8 @@ def test_counts_equal_the_papers(size, key):
     spec = paper_spec(size, key)
     without_embedding, total, flops = EXPECTED[size, key]
     assert spec.num_params == without_embedding
-    assert spec.flops_per_token(16384) == flops
-    if size == "760m":
+    assert flops is None or spec.flops_per_token(16384) == flops  # of these two the paper prints none
+    if key in TABLE_6 and size == "760m":
         assert spec.num_params // 10**6 == TABLE_6[key]
     model = build_model(spec, "meta")
     assert all(p.is_meta for p in model.parameters())
@@ -126,7 +132,8 @@ def test_the_state_is_what_the_cache_holds(model, spec, tokens):
             return sum(numbers(v) for v in value)
         if value is None:
             return 0
-        length = 150 if value.shape[1] > 150 and isinstance(spec, ForgettingTransformerSpec) else value.shape[1]
+        # attention's blocks: (B, T, H, D) or (B, T, H); Samba's states are (B, channels)
+        length = 150 if value.shape[1] > 150 and value.ndim > 2 and hasattr(spec, "window_size") else value.shape[1]
         return value[0].numel() * length // value.shape[1]
 
     held = sum(numbers(value) for layer in cache.layers.values() for value in layer.values())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from models.build import build_model
 from models.forgetting_transformer.module import decay_time_bias
-from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec
+from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec, SambaSpec
 
 D, LAYERS, HEADS = 128, 8, 4
 COMMON: dict[str, Any] = {"vocab_size": 300, "hidden_size": D, "num_layers": LAYERS}
@@ -42,6 +42,7 @@ MODELS: dict[str, ModelSpec] = {
     "fixed": fox(forget_gate="fixed", **CONSTANT),
     "stick_breaking": fox(attention="stick_breaking", forget_gate="none"),
     "mamba2": Mamba2Spec(**COMMON, head_dim=8, ssm_state_size=16),
+    "samba": SambaSpec(**COMMON, num_heads=HEADS, mlp_width=200, mamba_mlp_width=160),
     "hgrn2": HGRN2Spec(**COMMON, expand_ratio=32, mlp_width=200),
     "delta_net": DeltaNetSpec(**COMMON, head_dim=32, mlp_width=200),
 }
@@ -136,6 +137,24 @@ TABLE: dict[str, dict[str, Check]] = {
         r".*\.A_log": constant(torch.arange(1.0, 33.0).log()),
         r".*\.D": constant(1.0),
         r".*\.dt_bias": log_uniform_steps,
+    },
+    "samba": {
+        **EMBEDDING,
+        **NORMS,
+        r"lm_head\.weight|.*(in|q|k|v|gate)_proj\.weight": uniform(1 / math.sqrt(D)),
+        r".*\.x_proj\.weight": uniform(1 / math.sqrt(2 * D)),
+        r".*out_proj\.weight": uniform(1 / math.sqrt(2 * D) / math.sqrt(2 * LAYERS)),
+        r".*attn\.o_proj\.weight": uniform(1 / math.sqrt(D) / math.sqrt(2 * LAYERS)),
+        # 160 wide after Mamba, 200 after attention
+        **{
+            rf".*layers\.[{layers}]\.mlp\.down_proj\.weight": uniform(1 / math.sqrt(width) / math.sqrt(2 * LAYERS))
+            for layers, width in (("02468", 160), ("13579", 200))
+        },
+        r".*conv1d\.(weight|bias)": uniform(0.5),
+        r".*\.dt_proj\.weight": uniform(1 / math.sqrt(D // 16)),
+        r".*\.A_log": constant(torch.arange(1.0, 17.0).log()),
+        r".*\.D": constant(1.0),
+        r".*\.dt_proj\.bias": log_uniform_steps,
     },
 }
 

@@ -1,0 +1,151 @@
+"""Samba (arXiv 2406.07522): Mamba (arXiv 2312.00752) and sliding-window attention in turn.
+
+Suffixes: B batch, T tokens, d hidden size, C channels (expand * d), N states per channel.
+"""
+
+import math
+
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from kernels.fla_cpu.install import install
+from models.backbone import INITIALIZER_RANGE, Backbone, Block, Padding, RMSNorm, zero_padded
+from models.cache import DecodingCache
+from models.forgetting_transformer.module import ForgettingAttention, rotation_table, token_positions
+from models.samba.spec import SambaSpec
+
+install()
+
+from fla.modules.causal_conv1d import ops as conv_ops  # noqa: E402  (fla after the CPU versions are in place)
+from fla.ops.hgrn import fused_recurrent as diagonal  # noqa: E402
+
+DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
+SEGMENT_NUMBERS = 2**25
+"""States h (B, T, C, N) that are in memory at a time."""
+
+
+def selective_scan(
+    x_BTC: Tensor, dt_BTC: Tensor, A_CN: Tensor, in_BTN: Tensor, out_BTN: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t and y_t = C_t h_t: y (B, T, C) and the last h (B, C * N), in fp32.
+
+    A recurrence of C * N numbers without mixing, which is HGRN's: fla's kernel for it runs here. The states of all tokens would
+    not fit, so it goes segment by segment, and gradients compute each segment's states again.
+    """
+    B, T, C = x_BTC.shape
+    if state is None:
+        state = x_BTC.new_zeros(B, A_CN.numel(), dtype=torch.float32)
+    segment = max(1, SEGMENT_NUMBERS // (B * A_CN.numel()))
+    outputs = []
+    for parts in zip(*(tensor.split(segment, 1) for tensor in (x_BTC, dt_BTC, in_BTN, out_BTN)), strict=True):
+        if torch.is_grad_enabled() and T > segment:
+            y, state = checkpoint(_segment, A_CN, state, *parts, use_reentrant=False, preserve_rng_state=False)
+        else:
+            y, state = _segment(A_CN, state, *parts)
+        outputs.append(y)
+    return torch.cat(outputs, 1), state
+
+
+def _segment(A_CN: Tensor, state: Tensor, x: Tensor, dt: Tensor, into: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    decay = (dt[..., None] * A_CN).flatten(2)
+    inputs = ((dt * x)[..., None] * into[:, :, None]).flatten(2)
+    h, state = diagonal.fused_recurrent_hgrn(inputs, decay, initial_state=state, output_final_state=True)
+    return (h.unflatten(2, A_CN.shape) @ out[..., None]).squeeze(-1), state
+
+
+class MambaMixer(nn.Module):
+    """A Mamba layer; parameters are called as in the authors' code and fla's."""
+
+    def __init__(self, spec: SambaSpec, layer_idx: int) -> None:
+        super().__init__()
+        self.spec, self.layer_idx = spec, layer_idx
+        d, inner = spec.hidden_size, spec.inner_size
+        self.in_proj = nn.Linear(d, 2 * inner, bias=False)
+        self.conv1d = nn.Conv1d(inner, inner, spec.conv_size, groups=inner, padding=spec.conv_size - 1)
+        self.x_proj = nn.Linear(inner, spec.dt_rank + 2 * spec.ssm_state_size, bias=False)
+        self.dt_proj = nn.Linear(spec.dt_rank, inner)
+        self.A_log = nn.Parameter(torch.empty(inner, spec.ssm_state_size))
+        self.D = nn.Parameter(torch.empty(inner))
+        for parameter in (self.A_log, self.D):
+            parameter._no_weight_decay = True  # type: ignore[attr-defined]
+        self.out_proj = nn.Linear(inner, d, bias=False)
+
+    def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None, *_: Tensor) -> Tensor:
+        """(B, T, d): out = W (scan(conv(x)) + D conv(x)) * SiLU(z)."""
+        past = cache[self.layer_idx] if cache is not None and cache.seq_len else {}
+        values, z = self.in_proj(x).chunk(2, -1)
+        values, conv_state = conv_ops.causal_conv1d(
+            x=values,
+            weight=self.conv1d.weight.squeeze(1),
+            bias=self.conv1d.bias,
+            initial_state=past.get("conv_state"),
+            output_final_state=cache is not None,
+            activation="silu",
+        )
+        values = zero_padded(values, padding)  # the convolution's bias made padded positions non-zero
+        n = self.spec.ssm_state_size
+        dt, into, out = self.x_proj(values).split([self.spec.dt_rank, n, n], -1)
+        dt = F.softplus(self.dt_proj(dt).float())
+        with torch.autocast(x.device.type, enabled=False):
+            wide = values.float()
+            y, state = selective_scan(wide, dt, -self.A_log.float().exp(), into.float(), out.float(), past.get("state"))
+            y = (y + wide * self.D.float()).to(values.dtype)
+        if cache is not None:
+            cache.update(self.layer_idx, conv_state=conv_state, state=state)
+        return self.out_proj(y * F.silu(z))
+
+
+def _block(spec: SambaSpec, layer_idx: int) -> Block:
+    attention = spec.attention
+    mixer: MambaMixer | ForgettingAttention
+    if layer_idx % 2 == 0:
+        mixer, width = MambaMixer(spec, layer_idx), spec.mamba_intermediate_size
+        output = mixer.out_proj
+    else:
+        mixer, width = ForgettingAttention(attention, layer_idx), attention.intermediate_size
+        output = mixer.o_proj
+    block = Block(mixer, spec.hidden_size, width, spec.norm_eps)
+    for linear in (output, block.mlp.down_proj):
+        linear.ends_branch = True  # type: ignore[assignment]  # initialised by depth; its module alone is seen then
+    return block
+
+
+class SambaBackbone(Backbone):
+    def __init__(self, spec: SambaSpec) -> None:
+        super().__init__(spec, [_block(spec, i) for i in range(spec.num_layers)])
+        self.spec = spec
+
+    def shared_inputs(self, x_BTd: Tensor, cache: DecodingCache | None, padding: Padding | None) -> tuple[Tensor, ...]:
+        return rotation_table(token_positions(x_BTd, cache, padding), self.spec.attention.head_dim, self.spec.rope_base)
+
+    def init_module(self, module: nn.Module) -> None:
+        """PyTorch's defaults; outputs of attention, Mamba and MLPs Kaiming-uniform(a = sqrt 5) / sqrt(2 * layers); A = 1..N,
+        D = 1, dt log-uniform in [1e-3, 1e-1]; embedding N(0, 0.02^2)."""
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=INITIALIZER_RANGE)
+        elif isinstance(module, RMSNorm):
+            nn.init.ones_(module.weight)
+        elif isinstance(module, MambaMixer):
+            self._init_mamba(module)
+        elif getattr(module, "ends_branch", False):
+            bound = 1.0 / math.sqrt(module.in_features * 2 * len(self.layers))  # type: ignore[operator]
+            nn.init.uniform_(module.weight, -bound, bound)  # type: ignore[arg-type]
+        elif callable(reset := getattr(module, "reset_parameters", None)):
+            reset()
+
+    def _init_mamba(self, mixer: MambaMixer) -> None:
+        nn.init.uniform_(mixer.dt_proj.weight, -(mixer.spec.dt_rank**-0.5), mixer.spec.dt_rank**-0.5)
+        nn.init.ones_(mixer.D)
+        inner, n = mixer.A_log.shape
+        dt = torch.exp(torch.empty(inner).uniform_(math.log(DT_MIN), math.log(DT_MAX))).clamp(min=DT_FLOOR)
+        inverse_softplus = dt + torch.log(-torch.expm1(-dt))
+        states = torch.arange(1.0, n + 1).log().expand(inner, n)
+        for parameter, value in ((mixer.dt_proj.bias, inverse_softplus), (mixer.A_log, states)):
+            if not getattr(parameter, "_is_hf_initialized", False):
+                parameter.copy_(value)
+
+
+BACKBONE = SambaBackbone

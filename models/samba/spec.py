@@ -1,0 +1,87 @@
+"""Samba: the spec."""
+
+from typing import Literal
+
+from pydantic import model_validator
+from pydantic.dataclasses import dataclass
+
+from models.forgetting_transformer.spec import ForgettingTransformerSpec
+from models.spec_parts import STRICT, PositiveFloat, PositiveInt, mlp_params, swiglu_width
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SambaSpec:
+    """Samba (arXiv 2406.07522): Mamba layers and sliding-window attention in turn, each followed by a SwiGLU MLP; the first
+    layer is Mamba's. `mlp_width` is that after attention, `mamba_mlp_width` that after Mamba."""
+
+    kind: Literal["samba"] = "samba"
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt
+    num_layers: PositiveInt
+    num_heads: PositiveInt
+    window_size: PositiveInt = 2048
+    rope_base: PositiveFloat = 500000.0
+    mlp_ratio: PositiveFloat = 4.0
+    mlp_width: PositiveInt | None = None
+    mamba_mlp_ratio: PositiveFloat = 3.0
+    mamba_mlp_width: PositiveInt | None = None
+    ssm_state_size: PositiveInt = 16
+    expand: PositiveInt = 2
+    conv_size: PositiveInt = 4
+    norm_eps: PositiveFloat = 1e-5
+
+    @model_validator(mode="after")
+    def _check(self) -> "SambaSpec":
+        if self.num_layers % 2:
+            raise ValueError(f"num_layers {self.num_layers} is odd: Samba's layers come in pairs")
+        assert self.attention  # its own checks
+        return self
+
+    @property
+    def attention(self) -> ForgettingTransformerSpec:
+        """The attention layers, as the Transformer with the same window has them; `num_layers` is theirs."""
+        return ForgettingTransformerSpec(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers // 2,
+            num_heads=self.num_heads,
+            mlp_ratio=self.mlp_ratio,
+            mlp_width=self.mlp_width,
+            forget_gate="none",
+            use_rope=True,
+            rope_base=self.rope_base,
+            window_size=self.window_size,
+            norm_eps=self.norm_eps,
+        )
+
+    @property
+    def inner_size(self) -> int:
+        return self.expand * self.hidden_size
+
+    @property
+    def dt_rank(self) -> int:
+        return -(-self.hidden_size // 16)
+
+    @property
+    def mamba_intermediate_size(self) -> int:
+        return self.mamba_mlp_width or swiglu_width(self.hidden_size, self.mamba_mlp_ratio)
+
+    @property
+    def num_params(self) -> int:
+        """The paper's count: without the input embedding, with the output head."""
+        d, inner, n = self.hidden_size, self.inner_size, self.ssm_state_size
+        scan = inner * (self.dt_rank + 2 * n) + (self.dt_rank + 1) * inner + inner * n + inner
+        mamba = 3 * d * inner + inner * (self.conv_size + 1) + scan + mlp_params(d, self.mamba_intermediate_size)
+        return self.attention.num_params + self.num_layers // 2 * mamba
+
+    def flops_per_token(self, seq_len: int) -> int:
+        """FLOPs of a forward pass per token, ours (the paper prints none): 2N, attention inside its window, and nine a
+        token, channel and state for the scan (arXiv 2312.00752)."""
+        attention = self.attention.flops_per_token(seq_len) - 2 * self.attention.num_params
+        return 2 * self.num_params + attention + self.num_layers // 2 * 9 * self.inner_size * self.ssm_state_size
+
+    def state_size(self, seq_len: int) -> int:
+        """Numbers kept per sequence for decoding, over all layers, the convolution's inputs included."""
+        return self.attention.state_size(seq_len) + self.num_layers // 2 * self.inner_size * (
+            self.ssm_state_size + self.conv_size
+        )
