@@ -21,7 +21,7 @@ from experiments.scales import ALL_MODELS, Scale, get_scale
 from results.atomic import write_atomic
 from results.store import fault_of, read_run, run_file
 from training.run_folder import RunFolder
-from training.spec import Execution, RunSpec
+from training.spec import Execution, RunSpec, check_device
 
 SOURCE_FLAGS = ("haystack", "prompts", "longbench", "include_path", "judge_url")
 """Fields of Sources that `run` passes on to evaluations."""
@@ -237,6 +237,7 @@ def _absent_longcrawl64(request: Request, scale: Scale) -> KnownCorpus | None:
 def check(plan: Plan) -> None:
     """Everything that can be known to go wrong before the first job, and again once the corpora are there. ValueError."""
     for run in plan.runs.values():
+        check_device(run.spec, plan.request.device)
         for spec in run.evals:
             try:
                 kind_of(spec).check(spec, run.spec, run.corpus.counts())
@@ -280,8 +281,8 @@ def spec_file(run: Run, spec: EvalSpec) -> Path:
 
 
 def source_args(plan: Plan) -> list[str]:
-    """The texts and data sets that evaluations are told of, as options of eval.job."""
-    given = {name: getattr(plan.request.sources, name) for name in SOURCE_FLAGS}
+    """The texts, data sets and tokeniser that evaluations are told of, as options of eval.job."""
+    given = {name: getattr(plan.request.sources, name) for name in SOURCE_FLAGS} | {"tokenizer": plan.request.tokenizer}
     flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in given.items() if value is not None]
     return [text for flag in flags for text in flag]
 
