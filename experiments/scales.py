@@ -175,8 +175,8 @@ TINY = Scale(
     pruning_contexts=(512, 1024),
 )
 TINY_SHORT = replace(
-    TINY, name="tiny-short", about="tiny with 40% of the tokens, for ablations", train_tokens=1024 * 400,
-    warmup_tokens=1024 * 40, shorter=None,
+    TINY, name="tiny-short", about="tiny with a quarter of the tokens, for ablations", train_tokens=1024 * 256,
+    warmup_tokens=1024 * 32, heldout_documents=96, shorter=None,
 )  # fmt: skip
 TINY_EXTRAPOLATION = replace(TINY_SHORT, name="tiny-extrapolation", about="tiny-short, evaluated at 16 times its length",
                              seq_len=64)  # fmt: skip
