@@ -284,16 +284,24 @@ def test_hung_step_is_noticed(make_run, start):
     assert "no step finished" in outcome.output and "Thread" in outcome.output
 
 
+def impatient():
+    import training.run_folder
+
+    training.run_folder.LOCK_WAIT_S = 0.0
+
+
 def test_second_process_on_the_same_run_is_refused(make_run, start):
     run = make_run(steps=200)
     first = start(run, before=slow)
     wait_for_step(run, 2)
-    second = start(run)
+    second = start(run, before=impatient)
     second.processes[0].join(30)
     assert second.processes[0].exitcode != EXIT_FINISHED
     assert "is being trained by another process" in second.output
-    first.processes[0].kill()
-    first.processes[0].join()
+    third = start(run)
+    first.processes[0].terminate()  # it saves and leaves, which the third waits for
+    assert first.exit_code() == EXIT_REQUEUE and third.exit_code() == EXIT_FINISHED
+    assert run.read_starts()[-1]["first_step"] > 0
 
 
 def test_full_disk_is_one_line_and_loses_nothing(make_run, start, corpus, tmp_path):
