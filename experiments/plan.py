@@ -16,8 +16,8 @@ from eval.kinds import EVAL_SPEC, EvalSpec, eval_id, kind_of, unread
 from eval.shell.sources import Sources
 from experiments.adopt import adopted_run
 from experiments.artefact import Artefact, chosen
-from experiments.recipes import Recipe
-from experiments.scales import ALL_MODELS, Scale, get_scale
+from experiments.recipes import Recipe, check_name
+from experiments.scales import Scale, get_scale
 from results.atomic import write_atomic
 from results.store import fault_of, read_run, run_file
 from training.run_folder import RunFolder
@@ -164,10 +164,8 @@ def _bound(spec: EvalSpec, run: RunSpec, request: Request) -> EvalSpec:
 
 
 def _check_names(request: Request) -> tuple[Scale, dict[str, Artefact]]:
-    for flag, models in (("only", request.only), ("also", request.also)):
-        for model in models:
-            if model not in ALL_MODELS:
-                raise ValueError(f"--{flag} {model}: no such model; choose from {', '.join(ALL_MODELS)}.")
+    for model in (*request.only, *request.also):
+        check_name(model)
     if len(set(request.seeds)) < len(request.seeds) or not request.seeds or min(request.seeds) < 0:
         raise ValueError(f"--seeds {' '.join(map(str, request.seeds))}: give different numbers from 0 on.")
     return get_scale(request.scale), chosen(request.artefacts)
