@@ -1,9 +1,12 @@
 """What a request means: runs and their identities, what is shared, what exists, and what is refused before the first task."""
 
+import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from analysis.study import Line, write_lines
 from eval.job import Job
@@ -11,6 +14,7 @@ from eval.kinds import eval_id, kind_of
 from experiments import graph
 from experiments.__main__ import Wanted
 from experiments.artefact import MAIN, artefacts, chosen
+from experiments.overview import print_plan
 from experiments.plan import Request, make_plan, write_specs
 from experiments.recipes import recipes
 from experiments.scales import MODELS, SCALES
@@ -171,6 +175,23 @@ def test_evaluations_hold_what_they_read(asked):
 
 def paper_plan(asked: Request, **changes: object):
     return make_plan(replace(asked, scale="760m-48b", data=None, device="cuda", artefacts=(), **changes), rehearsal=True)
+
+
+def test_a_dry_run_at_the_papers_scale_says_what_it_takes(asked):
+    """Every run with its cost and what it is for, evaluations, GPU-hours and disk in all."""
+    plan = make_plan(replace(asked, scale="760m-48b", data=None, device="cuda", seeds=(0, 1)), rehearsal=True)
+    console = Console(record=True, width=160, file=io.StringIO())
+    print_plan(plan, 0.4, console)
+    said = console.export_text()
+    for run in plan.runs.values():
+        assert re.search(
+            rf"{run.spec.scale}/{run.spec.folder_name} +[\d,]+ +\S+ +\S+ +[\d.,]+ +[\d.]+ [GM]iB  nothing, 0/\d", said
+        )
+    evaluations = sum(len(run.evals) for run in plan.runs.values())
+    total = re.search(rf"{len(plan.runs)} runs, {evaluations} evaluations +([\d.,]+) +([\d.,]+) GiB", said)
+    assert total is not None and float(total[1].replace(",", "")) > 2000 and float(total[2].replace(",", "")) > 1000
+    for words in ("table3_ablation: FoX (Pro)", "seed 1", "LongCrawl64 is not here", "H100-hours"):
+        assert words in said
 
 
 def args_of(plan, name: str, processes: int = 1) -> tuple[str, ...]:
