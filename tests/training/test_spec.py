@@ -85,7 +85,5 @@ def test_the_papers_table_of_configurations():
         assert model_spec("transformer_pro", scale, 50257).use_rope and not model_spec("fox_pro", scale, 50257).use_rope
         assert model_spec("fox_pro", scale, 50257).intermediate_size < model_spec("fox_llama", scale, 50257).intermediate_size
         assert model_spec("mamba2", scale, 50257).num_layers == 2 * scale.num_layers
-    assert {m: SCALES["760m-48b"].peak_lr[m] for m in ("fox_pro", "transformer_llama")} == {
-        "fox_pro": 2e-3,
-        "transformer_llama": 5e-4,
-    }
+    rates = {spec.name: spec.train.peak_lr for spec in specs() if spec.scale == "760m-48b"}
+    assert (rates["fox_pro"], rates["transformer_llama"], rates["hgrn2"]) == (2e-3, 5e-4, 2e-3)
