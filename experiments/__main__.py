@@ -15,6 +15,7 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, subcommand
 from eval.shell.machine import machine_name
 from eval.shell.sources import Sources
 from experiments.plan import SOURCE_FLAGS, Request, make_plan
+from experiments.scales import get_scale
 from training.command_line import guarded, parse
 from training.spec import Execution
 
@@ -48,11 +49,20 @@ class Wanted(Asked):
     also: UseAppendAction[tuple[str, ...]] = ()
     """This model, too, where a figure or table has a line per model: stick_breaking, say (repeatable)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU where there is one, but never for the scales in fp32 (tiny), which are for CPUs."""
     runs_dir: Path = Path("runs")
     """Run folders."""
     corpora_dir: Path = Path("corpora")
     """Tokenised corpora."""
     sources: OmitArgPrefixes["Given"] = field(default_factory=lambda: Given())
+
+    def pick_device(self) -> str:
+        """cpu or cuda. ValueError where CUDA is asked for and not there."""
+        if self.device == "auto" and get_scale(self.scale).precision == "fp32":
+            return "cpu"
+        from training.distributed import pick_device
+
+        return pick_device(self.device).type
 
     def request(self, device: str, execution: Execution | None = None) -> Request:
         """ValueError for seeds that are no numbers."""
@@ -113,7 +123,7 @@ class Plan(Wanted):
     def run(self, console: Console) -> int:
         from experiments.overview import print_plan
 
-        print_plan(make_plan(self.request(machine(self.device)), rehearsal=True), self.mfu, console)
+        print_plan(make_plan(self.request(self.pick_device()), rehearsal=True), self.mfu, console)
         return 0
 
 
@@ -178,7 +188,7 @@ class Run(Wanted):
                 raise ValueError(f"{flag} goes with --launcher slurm; `plan` shows what a local run would do.")
         from experiments.execute import execute
 
-        return execute(make_plan(self.request(machine(self.device), execution)), self.slots, console)
+        return execute(make_plan(self.request(self.pick_device(), execution)), self.slots, console)
 
     def _submit(self, execution: Execution, console: Console) -> int:
         from slurm.cluster import read_cluster
@@ -216,7 +226,6 @@ class Render(Asked):
     def run(self, console: Console) -> int:
         from experiments.artefact import chosen
         from experiments.drawing import render, stored, write_report
-        from experiments.scales import get_scale
 
         scale = get_scale(self.scale).name
         for stem in chosen(self.artefacts) if self.artefacts else stored(scale, self.results_dir):
@@ -237,7 +246,6 @@ class Why:
     def run(self, console: Console) -> int:
         from experiments.artefact import chosen
         from experiments.overview import print_ancestry
-        from experiments.scales import get_scale
 
         for stem in chosen([self.artefact]):
             print_ancestry(stem, get_scale(self.scale).name, self.results_dir, console)
@@ -258,7 +266,6 @@ class Adopt(Wanted):
         from experiments.adopt import adopt
         from experiments.plan import corpus_at
         from experiments.recipes import Recipe
-        from experiments.scales import get_scale
 
         corpus = corpus_at(self.request("cpu"), get_scale(self.scale))
         run = adopt(self.folder, Recipe(self.name, self.name, self.scale), corpus.spec, self.runs_dir)
@@ -276,13 +283,6 @@ Command = (
     | Annotated[Why, subcommand("why")]
     | Annotated[Adopt, subcommand("adopt")]
 )
-
-
-def machine(device: str) -> str:
-    """cpu or cuda. ValueError where CUDA is asked for and not there."""
-    from training.distributed import pick_device
-
-    return pick_device(device).type  # type: ignore[arg-type]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -18,10 +18,10 @@ from rich.text import Text
 from experiments import restarts
 from experiments.graph import Task
 from training.command_line import Terminated
+from training.progress import LINE_EVERY_S, numbers
 
 ROOT = Path(__file__).parent.parent
 POLL_S = 0.1
-LINE_EVERY_S = 30.0
 SAVE_S = 120.0
 
 
@@ -194,13 +194,10 @@ def _line(running: _Running) -> tuple[str, ...]:
         return (task.name, f"{time.monotonic() - running.started:.0f} s")
     train = task.run.spec.train
     left = (train.train_tokens - row["tokens"]) / max(row["tokens_per_s"], 1e-9)
-    mfu = row.get("mfu") or row.get("mfu_dense")
     return (
         task.name,
         f"step {row['step']}/{train.num_steps}",
-        f"loss {row['loss']:.3f}",
-        f"{row['tokens_per_s']:,.0f} tokens/s",
-        "" if mfu is None else f"MFU {100 * mfu:.0f}%",
+        numbers(row),
         f"{left / 60:.1f} min left",
     )
 

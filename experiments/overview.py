@@ -34,7 +34,7 @@ def print_overview(console: Console, results_dir: Path) -> None:
 
 
 def print_plan(plan: Plan, mfu: float, console: Console) -> None:
-    """`plan`: per run its size, its cost at `mfu` of a GPU's peak, and what exists."""
+    """`plan`: per run its size, its cost at `mfu` of a GPU's peak, what exists, and what it is for."""
     if not 0 < mfu <= 1:
         raise ValueError(f"--mfu {mfu}: give a share between 0 and 1, such as 0.4.")
     for corpus in plan.corpora:
@@ -42,25 +42,28 @@ def print_plan(plan: Plan, mfu: float, console: Console) -> None:
         state = corpus.note if isinstance(corpus, KnownCorpus) else state
         console.print(f"corpus {corpus.spec.source}, {corpus.spec.tokenizer} ({corpus.spec.vocab_size} tokens): {state}")
     table = Table(box=None, pad_edge=False)
-    headings = ("run", "seed", "parameters", "tokens", "steps", "FLOPs", "evaluation", f"{GPU}-hours", "disk", "exists")
+    headings = ("run", "parameters", "tokens", "FLOPs", f"{GPU}-hours", "disk", "exists, evaluations", "for")
     for heading in headings:
-        table.add_column(heading, no_wrap=True, justify="left" if heading in ("run", "exists") else "right")
+        table.add_column(heading, no_wrap=heading != "for", justify="right" if heading in headings[1:6] else "left")
     hours_in_all = disk_in_all = 0.0
     for run in plan.runs.values():
-        params, train = run.spec.model.num_params, run.spec.train
-        training, evaluation = train_flops(run), eval_flops(run, run.evals)
-        hours = (training + evaluation) / (mfu * DENSE_BF16_PEAK[GPU]) / 3600
+        params = run.spec.model.num_params
+        flops = train_flops(run) + eval_flops(run, run.evals)
+        hours = flops / (mfu * DENSE_BF16_PEAK[GPU]) / 3600
         disk = 4 * params * (3 * 3 + 1)  # fp32 weights and two moments, two kept and one being written, and the export
         hours_in_all, disk_in_all = hours_in_all + hours, disk_in_all + disk
         table.add_row(
-            f"{run.spec.scale}/{run.spec.folder_name}", str(run.spec.seed), f"{params:,}", count(train.train_tokens),
-            f"{train.num_steps:,}", f"{training:.2e}", f"{evaluation:.2e}", f"{hours:,.2f}", size(disk), _state(run),
+            f"{run.spec.scale}/{run.spec.folder_name}", f"{params:,}", count(run.spec.train.train_tokens), f"{flops:.1e}",
+            f"{hours:,.2f}", size(disk), _state(run), _wanted_by(plan, run),
         )  # fmt: skip
-    table.add_row("in all", "", "", "", "", "", "", f"{hours_in_all:,.2f}", size(disk_in_all), "", style="bold")
+    evaluations = sum(len(run.evals) for run in plan.runs.values())
+    title = f"{len(plan.runs)} runs, {evaluations} evaluations"
+    table.add_row(title, "", "", "", f"{hours_in_all:,.2f}", size(disk_in_all), "", "", style="bold")
     console.print(table)
     console.print(
-        "parameters as the paper counts them (without the input embedding); training is three forward passes by Table 6's "
-        f"formulas; hours at {mfu:.0%} of an {GPU}'s {DENSE_BF16_PEAK[GPU] / 1e12:.0f} TFLOP/s (bf16)"
+        "parameters as the paper counts them (without the input embedding); FLOPs of training (three forward passes, by the "
+        "formulas of Table 6) and evaluation; disk while it trains, a tenth of it afterwards; "
+        f"hours at {mfu:.0%} of an {GPU}'s {DENSE_BF16_PEAK[GPU] / 1e12:.0f} TFLOP/s (bf16)"
     )
 
 
@@ -108,12 +111,19 @@ def task_flops(plan: Plan, task: Task) -> float:
 
 def _state(run: Run) -> str:
     done = len(run.evals) - len(run.missing_evals)
-    if run.spec.weights is not None:
-        return f"adopted, {done}/{len(run.evals)} evaluations"
-    if run.folder.finished:
-        return f"trained, {done}/{len(run.evals)} evaluations"
     row = run.folder.last_row()
-    return f"step {row['step']}" if row else "nothing" if not done else f"{done}/{len(run.evals)} evaluations"
+    trained = "adopted" if run.spec.weights is not None else "trained" if run.folder.finished else "nothing"
+    if trained == "nothing" and row is not None:
+        trained = f"step {row['step']}"
+    return f"{trained}, {done}/{len(run.evals)}"
+
+
+def _wanted_by(plan: Plan, run: Run) -> str:
+    """The first line that draws a run, under the label it has there, and how many more do."""
+    lines = [(stem, line.recipe) for stem, lines in plan.lines.items() for line in lines if line.run_id == run.spec.run_id]
+    stem, recipe = lines[0]
+    label = (f": {recipe.label}" if recipe.label != recipe.name else "") + (f", seed {recipe.seed}" if recipe.seed else "")
+    return f"{stem}{label}" + (f", and {len(lines) - 1} more" if len(lines) > 1 else "")
 
 
 def count(number: float) -> str:

@@ -16,12 +16,12 @@ from eval.kinds import EVAL_SPEC, EvalSpec, eval_id, kind_of, unread
 from eval.shell.sources import Sources
 from experiments.adopt import adopted_run
 from experiments.artefact import Artefact, chosen
-from experiments.recipes import Recipe
-from experiments.scales import ALL_MODELS, Scale, get_scale
+from experiments.recipes import Recipe, check_name
+from experiments.scales import Scale, get_scale
 from results.atomic import write_atomic
 from results.store import fault_of, read_run, run_file
 from training.run_folder import RunFolder
-from training.spec import Execution, RunSpec
+from training.spec import Execution, RunSpec, check_device
 
 SOURCE_FLAGS = ("haystack", "prompts", "longbench", "include_path", "judge_url")
 """Fields of Sources that `run` passes on to evaluations."""
@@ -164,10 +164,8 @@ def _bound(spec: EvalSpec, run: RunSpec, request: Request) -> EvalSpec:
 
 
 def _check_names(request: Request) -> tuple[Scale, dict[str, Artefact]]:
-    for flag, models in (("only", request.only), ("also", request.also)):
-        for model in models:
-            if model not in ALL_MODELS:
-                raise ValueError(f"--{flag} {model}: no such model; choose from {', '.join(ALL_MODELS)}.")
+    for model in (*request.only, *request.also):
+        check_name(model)
     if len(set(request.seeds)) < len(request.seeds) or not request.seeds or min(request.seeds) < 0:
         raise ValueError(f"--seeds {' '.join(map(str, request.seeds))}: give different numbers from 0 on.")
     return get_scale(request.scale), chosen(request.artefacts)
@@ -237,6 +235,7 @@ def _absent_longcrawl64(request: Request, scale: Scale) -> KnownCorpus | None:
 def check(plan: Plan) -> None:
     """Everything that can be known to go wrong before the first job, and again once the corpora are there. ValueError."""
     for run in plan.runs.values():
+        check_device(run.spec, plan.request.device)
         for spec in run.evals:
             try:
                 kind_of(spec).check(spec, run.spec, run.corpus.counts())
@@ -280,8 +279,8 @@ def spec_file(run: Run, spec: EvalSpec) -> Path:
 
 
 def source_args(plan: Plan) -> list[str]:
-    """The texts and data sets that evaluations are told of, as options of eval.job."""
-    given = {name: getattr(plan.request.sources, name) for name in SOURCE_FLAGS}
+    """The texts, data sets and tokeniser that evaluations are told of, as options of eval.job."""
+    given = {name: getattr(plan.request.sources, name) for name in SOURCE_FLAGS} | {"tokenizer": plan.request.tokenizer}
     flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in given.items() if value is not None]
     return [text for flag in flags for text in flag]
 

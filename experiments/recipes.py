@@ -7,7 +7,7 @@ from typing import Any
 from data.recall import RecallTask
 from data.spec import DataSpec
 from experiments.scales import Scale, get_scale
-from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec, SambaSpec
+from models.spec import KINDS, DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec, SambaSpec
 from training.spec import RunSpec, TrainSpec
 
 
@@ -41,7 +41,7 @@ class Recipe:
             batch_tokens=scale.batch_tokens,
             train_tokens=scale.train_tokens,
             warmup_tokens=scale.warmup_tokens,
-            peak_lr=scale.peak_lr[self.name],
+            peak_lr=scale.peak_lrs.get(self.name, scale.peak_lr),
             precision=scale.precision,
         )
         return RunSpec(
@@ -72,9 +72,16 @@ def recipes(
 def model_spec(name: str, scale: Scale, vocab_size: int, changes: dict[str, Any] | None = None) -> ModelSpec:
     """The spec of a model at a scale, with some of its fields changed. An attention block's SwiGLU is narrower (ratio 3.5, not
     4) exactly when it has an output gate, so that ablated blocks keep their size (the paper leaves this open)."""
-    if name not in _BUILDERS:
-        raise ValueError(f"{name}: no such model; choose from {', '.join(_BUILDERS)}.")
-    return _BUILDERS[name](scale, vocab_size, changes or {})
+    check_name(name)
+    if name in _BUILDERS:
+        return _BUILDERS[name](scale, vocab_size, changes or {})
+    return KINDS[name](**{**_linear(scale, vocab_size), **(changes or {})})
+
+
+def check_name(name: str) -> None:
+    """ValueError for a model that there is no recipe for."""
+    if name not in NAMES:
+        raise ValueError(f"{name}: no such model; choose from {', '.join(NAMES)}.")
 
 
 def _attention(
@@ -159,3 +166,5 @@ _BUILDERS: dict[str, Callable[[Scale, int, dict[str, Any]], ModelSpec]] = {
     "hgrn2": _hgrn2,
     "delta_net": _delta_net,
 }
+NAMES = (*_BUILDERS, *(name for name in KINDS if name not in _BUILDERS and name != "forgetting_transformer"))
+"""A kind that has no builder is a recipe by its own name."""

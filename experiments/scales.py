@@ -12,7 +12,6 @@ MODELS = ("fox_pro", "transformer_pro", "fox_llama", "transformer_llama", "mamba
 """The seven models of the paper's main experiments."""
 WITH_WINDOWS = (*MODELS[:4], "samba", "transformer_swa", "mamba2")
 """The models of its tables with sliding windows (Tables 8 and 9)."""
-ALL_MODELS = (*MODELS, "samba", "transformer_swa", "stick_breaking", "stick_breaking_pro", "alibi")
 
 Gi = 2**30
 
@@ -52,7 +51,8 @@ class RecallGrid:
 
 @dataclass(frozen=True)
 class Scale:
-    """Sizes and budget shared by all models of one setting; lengths in tokens. `peak_lr` is by model.
+    """Sizes and budget shared by all models of one setting; lengths in tokens. `peak_lrs`: of the models whose
+    peak learning rate is another than `peak_lr`.
 
     `ablation`: the scale of Table 3 and Figure 7 in this setting. `shorter`: the same models on fewer tokens (Figures 5 and
     6). `sizes`: the scales whose models Figure 6 compares. `rates`: the learning rates that are tried (Figure 5 and the
@@ -74,7 +74,7 @@ class Scale:
     batch_tokens: int
     train_tokens: int
     warmup_tokens: int
-    peak_lr: dict[str, float]
+    peak_lr: float
     default_data: str | None
     default_tokenizer: str
     heldout_documents: int
@@ -93,18 +93,15 @@ class Scale:
     rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3)
     decay_times: tuple[int, ...] = (256, 2048, 16384)
     timed_sequences: int = 1
+    peak_lrs: dict[str, float] = field(default_factory=dict)
     extrapolation: str = "360m-extrapolation"
     recall: RecallGrid = RecallGrid()
     pruning_contexts: tuple[int, ...] = (4096, 8192, 16384)
     window_size: int = 2048
 
 
-def _same(rate: float) -> dict[str, float]:
-    return dict.fromkeys(ALL_MODELS, rate)
-
-
 def _paper(name: str, about: str, hidden_size: int, num_layers: int, transformer_head_dim: int, train_tokens: int,
-           peak_lr: dict[str, float], micro_batch_tokens: int) -> Scale:  # fmt: skip
+           peak_lr: float, micro_batch_tokens: int) -> Scale:  # fmt: skip
     return Scale(
         name=name,
         about=about,
@@ -153,7 +150,7 @@ TINY = Scale(
     batch_tokens=1024,
     train_tokens=1024 * 1000,
     warmup_tokens=1024 * 100,
-    peak_lr=_same(4e-3),
+    peak_lr=4e-3,
     default_data="packages",
     default_tokenizer="bpe-512",
     heldout_documents=192,
@@ -182,8 +179,8 @@ TINY = Scale(
     window_size=32,
 )
 TINY_SHORT = replace(
-    TINY, name="tiny-short", about="tiny with 40% of the tokens, for ablations", train_tokens=1024 * 400,
-    warmup_tokens=1024 * 40, shorter=None,
+    TINY, name="tiny-short", about="tiny with a quarter of the tokens, for ablations", train_tokens=1024 * 256,
+    warmup_tokens=1024 * 32, heldout_documents=96, shorter=None,
 )  # fmt: skip
 TINY_EXTRAPOLATION = replace(TINY_SHORT, name="tiny-extrapolation", about="tiny-short, evaluated at 16 times its length",
                              seq_len=64)  # fmt: skip
@@ -203,7 +200,7 @@ MINI = Scale(
     batch_tokens=2**17,
     train_tokens=2**17 * 1280,
     warmup_tokens=2**17 * 80,
-    peak_lr=_same(2e-3),
+    peak_lr=2e-3,
     default_data=None,
     default_tokenizer="bpe-16384",
     heldout_documents=128,
@@ -245,8 +242,8 @@ SCALES = {
         MINI_SHORT,
         MINI_NARROW,
         MINI_EXTRAPOLATION,
-        _paper("125m-2.7b", "the paper's 125M setting", 768, 12, 64, 5 * Gi // 2, _same(2e-3), 32768),
-        _paper("360m-7.5b", "the paper's 360M setting (Table 3)", 1024, 24, 64, 7 * Gi, _same(2e-3), 16384),
+        _paper("125m-2.7b", "the paper's 125M setting", 768, 12, 64, 5 * Gi // 2, 2e-3, 32768),
+        _paper("360m-7.5b", "the paper's 360M setting (Table 3)", 1024, 24, 64, 7 * Gi, 2e-3, 16384),
         replace(
             _paper(
                 "360m-extrapolation",
@@ -255,14 +252,18 @@ SCALES = {
                 24,
                 64,
                 14 * Gi,
-                _same(2e-3),
+                2e-3,
                 16384,
             ),
             seq_len=2048,
             document_len=32768,
         ),
-        _paper("760m-16b", "the paper's 760M setting, short", 1536, 24, 128, 15 * Gi, _same(1e-3), 16384),
-        replace(_paper("760m-48b", "the paper's main setting", 1536, 24, 128, 45 * Gi, TABLE_5_LR, 16384), shorter="760m-16b"),
+        _paper("760m-16b", "the paper's 760M setting, short", 1536, 24, 128, 15 * Gi, 1e-3, 16384),
+        replace(
+            _paper("760m-48b", "the paper's main setting", 1536, 24, 128, 45 * Gi, 1e-3, 16384),
+            peak_lrs=TABLE_5_LR,
+            shorter="760m-16b",
+        ),
     )
 }
 

@@ -4,7 +4,6 @@ backbone of the spec's kind, an untied head, and what `generate` needs.
 Suffixes: B batch, T tokens, d hidden size, V vocabulary.
 """
 
-import importlib
 import json
 from dataclasses import asdict
 from typing import Any
@@ -69,7 +68,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: CausalLMConfig) -> None:
         super().__init__(config)
         spec = config.to_spec()
-        self.model: Backbone = importlib.import_module(f"models.{spec.kind}.module").BACKBONE(spec)
+        self.model: Backbone = spec.backbone()
         self.lm_head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
         self.post_init()
 

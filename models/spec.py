@@ -1,11 +1,11 @@
 """The kinds of models: the one list, without torch.
 
-A kind is a folder of its name here: `spec.py`, a frozen, validated dataclass (what the model is, its parameters, FLOPs and
-state), and `module.py`, the torch modules, whose BACKBONE is made from the spec. A spec is part of a run's identity and
-round-trips through JSON (`spec.json` of a run folder).
+A kind is a frozen, validated dataclass: what the model is, its parameters, FLOPs and state size, and its torch modules by
+`backbone()`, which alone imports torch; spec and modules are files of their own where they are long. A spec is part of a run's
+identity and round-trips through JSON (`spec.json` of a run folder).
 """
 
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 from pydantic import Field
 
@@ -21,3 +21,4 @@ from models.spec_parts import PositiveInt as PositiveInt
 ModelSpec = Annotated[
     ForgettingTransformerSpec | Mamba2Spec | HGRN2Spec | DeltaNetSpec | SambaSpec, Field(discriminator="kind")
 ]
+KINDS: dict[str, Any] = {kind.kind: kind for kind in get_args(get_args(ModelSpec)[0])}

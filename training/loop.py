@@ -20,19 +20,19 @@ from models.build import build_model
 from models.loss import TokenLoss
 from results.provenance import provenance
 from training.checkpoint import Checkpoints, State
-from training.distributed import World, device_label, join_world, layers_of, spread
+from training.distributed import World, device_label, join_world, layers_of, pick_device, spread
 from training.export import already_exported, export_model
 from training.guard import KINDS, Guard
 from training.hardware import peak_flops, peak_memory_bytes, repeat_bits
 from training.lines import Row, line
 from training.metrics import MetricsWriter, PendingReport, Speed, StepReport
 from training.optimizer import allocate_state, build_optimizer, named_state
-from training.progress import RunProgress
+from training.progress import Progress, numbers
 from training.pruning import PruningMeter
 from training.run_folder import RunFolder
 from training.schedule import learning_rate
 from training.signals import EXIT_ERROR, EXIT_FINISHED, EXIT_REQUEUE, StopRequest
-from training.spec import Execution, RunSpec, micro_batch_size
+from training.spec import Execution, RunSpec, check_device, micro_batch_size
 from training.step import Stepper
 from training.watchdog import Watchdog
 
@@ -54,6 +54,7 @@ def train(
     """
     folder = RunFolder.open(run_dir)
     spec = folder.read_spec()
+    check_device(spec, pick_device(execution.device).type)
     torch.manual_seed(spec.seed)
     stop = StopRequest(execution.max_hours)
     with (
@@ -173,7 +174,7 @@ class _Run:
         self.last_step = 0
         self.saved_at = 0.0
         self.writer: MetricsWriter | None = None
-        self.progress: RunProgress | None = None
+        self.progress: Progress | None = None
 
     def steps(
         self, stepper: Stepper, meter: PruningMeter, batches: Prefetcher[int, Batch], state: State, watchdog: Watchdog
@@ -241,12 +242,12 @@ class _Run:
             self._say(f"{self.spec.name}: the corpus is smaller than the training: its tokens are seen {epochs:.2f} times")
         self.last_step = first_step
         self.writer = MetricsWriter(self.folder.metrics_file, self.folder.path / "tensorboard", first_step)
-        self.progress = RunProgress(self.spec.name, train.num_steps, first_step, self.quiet)
+        self.progress = Progress(self.spec.name, train.num_steps, first_step, self.quiet)
         try:
-            yield end
+            with self.progress:
+                yield end
         finally:
             self.writer.close()
-            self.progress.close()
             end["tokens"] = (self.last_step - first_step) * train.batch_tokens
             end |= {"wall_s": self.stop.wall_s, "peak_memory_bytes": peak_memory_bytes(self.world.device)}
             with suppress(OSError):  # a full disk has been reported
@@ -272,7 +273,7 @@ class _Run:
             row["pruned_share"] = report.pruned_share
         if self.writer is not None and self.progress is not None:
             self.writer.write(row)
-            self.progress.update(row)
+            self.progress.advance(numbers=numbers(row))
         self.last_step = report.step
         if report.verdict:
             self._anomaly(report)

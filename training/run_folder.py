@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,8 @@ from results.sealed import read_sealed, write_sealed
 from training import manifest
 from training.lines import Row, line, read_line, read_lines
 from training.spec import RunSpec
+
+LOCK_WAIT_S = 20.0
 
 
 class RunFolder:
@@ -84,12 +87,20 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the run for this process; a second process that wants it gets a ValueError."""
+        """Hold the run for this process. A second process that wants it waits for one that is just saving to leave, then gets a
+        ValueError."""
+        end = time.monotonic() + LOCK_WAIT_S
         with open(self.path / ".lock", "a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ValueError(f"{self.path} is being trained by another process; wait for it, or stop it first.") from error
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > end:
+                        raise ValueError(
+                            f"{self.path} is being trained by another process; wait for it, or stop it first."
+                        ) from None
+                    time.sleep(0.1)
             yield
 
     def read_metrics(self) -> list[Row]:

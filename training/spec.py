@@ -143,6 +143,15 @@ class Execution:
     """Take a gradient norm above this multiple of its running mean for a bad step, too."""
 
 
+def check_device(spec: RunSpec, device: str) -> None:
+    """ValueError where the run cannot be computed on `device` (cpu, cuda)."""
+    if device.startswith("cuda") and spec.train.precision == "fp32" and spec.model.kind == "delta_net":
+        raise ValueError(
+            f"{spec.name} at {spec.scale} is trained in fp32, which fla's DeltaNet kernels refuse on a GPU: use --device cpu, "
+            "or leave the model out with --only"
+        )
+
+
 def micro_batch_size(spec: TrainSpec, world_size: int, micro_batch_tokens: int | None) -> int:
     """Sequences per forward pass. Raises ValueError where the batch does not divide evenly."""
     if spec.batch_size % world_size:

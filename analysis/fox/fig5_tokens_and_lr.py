@@ -1,6 +1,7 @@
 """Figure 5: FoX (Pro) trained on other numbers of tokens and at other learning rates: per-token loss, and easy needles."""
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -56,7 +57,7 @@ def draw(study: Study) -> list[Path]:
     axes = parts[0].subplots()
     limits = core_limits(lines, study.train_len)
     draw_lines(axes, lines)
-    names = {"xlabel": "Token index $i$", "ylabel": "Per-token loss $L(i)$ (nats)"}
+    names: dict[str, Any] = {"xlabel": "Token index $i$", "ylabel": "Per-token loss $L(i)$ (nats)"}
     position_axis(axes, study.train_len, curves[0].length, ylim=limits, **names)
     legend_of(parts[0], [line.style for line in lines], columns=3)
     if found:

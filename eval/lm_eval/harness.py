@@ -14,10 +14,10 @@ from eval.lm_eval import Spec
 from eval.shell.batching import check_positions
 from eval.shell.context import Context
 from eval.shell.generation import generate
-from eval.shell.progress import Progress
 from eval.shell.scoring import Scored, score
 from eval.shell.text import TextCodec
 from models.loss import token_losses
+from training.progress import Progress
 
 Request = tuple[tuple[str, str], list[int], list[int]]
 

@@ -21,9 +21,9 @@ from eval.lm_eval import TASKS, Spec, check_names, task_files
 from eval.lm_eval.harness import HarnessModel
 from eval.shell.context import Context
 from eval.shell.loading import Loaded
-from eval.shell.progress import Progress
 from eval.shell.sources import Sources, checked
 from eval.shell.stand_ins import StandIns, fingerprint_in
+from training.progress import Progress
 
 BOOTSTRAP_ITERATIONS = 1000
 TABLE_METRICS = {

@@ -24,10 +24,10 @@ from eval.longbench import TABLE, Spec, hub_name, task_file
 from eval.shell.context import Context
 from eval.shell.generation import generate
 from eval.shell.loading import Loaded
-from eval.shell.progress import Progress
 from eval.shell.sources import checked
 from eval.shell.stand_ins import StandIns, fingerprint_in
 from eval.shell.text import TextCodec
+from training.progress import Progress
 
 HUB_NAME = "THUDM/LongBench"
 FEW_SHOT = ("trec", "triviaqa", "samsum")

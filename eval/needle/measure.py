@@ -13,9 +13,9 @@ from eval.needle.wording import DEFAULT_WORDING, Wording
 from eval.shell.context import Context
 from eval.shell.generation import generate
 from eval.shell.loading import Loaded
-from eval.shell.progress import Progress
 from eval.shell.sources import digest
 from eval.shell.text import TextCodec
+from training.progress import Progress
 
 PASSKEY_SEED = 20250302
 PASSKEY_NEW_TOKENS = 12

@@ -8,9 +8,9 @@ from eval.needle_recall import Spec
 from eval.shell.batching import in_batches
 from eval.shell.context import Context
 from eval.shell.loading import Loaded
-from eval.shell.progress import Progress
 from eval.shell.scoring import Scored, score
 from eval.shell.sources import digest
+from training.progress import Progress
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:

@@ -12,8 +12,8 @@ from eval.per_token_loss import Spec, check_documents
 from eval.shell.batching import check_positions
 from eval.shell.context import Compute, Context
 from eval.shell.loading import Loaded, vocab_size
-from eval.shell.progress import Progress
 from models.loss import token_losses
+from training.progress import Progress
 
 BANDS = 16
 SECONDS_BETWEEN_SAVES = 20.0

@@ -19,7 +19,6 @@ from eval.per_token_loss.measure import document_losses
 from eval.pruning import Spec
 from eval.shell.context import Compute, Context
 from eval.shell.loading import Loaded
-from eval.shell.progress import Progress
 from kernels.forgetting_attention import forgetting_attention
 from kernels.forgetting_attention.chunked import chunked_forward
 from kernels.forgetting_attention.threshold import resolve_threshold
@@ -31,6 +30,7 @@ from kernels.forgetting_attention.visibility import (
     pruned_tiles,
 )
 from models.forgetting_transformer.module import ForgettingAttention, gated_layers
+from training.progress import Progress
 
 Layers = Mapping[int, ForgettingAttention]
 Attend = Callable[[ForgettingAttention, Tensor, Tensor, Tensor, Tensor], Tensor]

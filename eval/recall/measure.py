@@ -8,7 +8,7 @@ from data.recall import heldout
 from eval.recall import Spec
 from eval.shell.context import Context
 from eval.shell.loading import Loaded
-from eval.shell.progress import Progress
+from training.progress import Progress
 
 BATCH_TOKENS = 2**15
 

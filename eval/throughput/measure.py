@@ -17,7 +17,6 @@ from eval.shell.context import Compute, Context
 from eval.shell.generation import generate
 from eval.shell.loading import Loaded, vocab_size
 from eval.shell.machine import machine_name, peak_memory_gib
-from eval.shell.progress import Progress
 from eval.throughput import Spec
 from kernels.fla_cpu.tuning import lift_limit
 from models.build import spec_of
@@ -26,6 +25,7 @@ from models.loss import token_losses
 from models.spec import ForgettingTransformerSpec, ModelSpec
 from training.distributed import layers_of
 from training.hardware import peak_flops
+from training.progress import Progress
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from experiments.benchmark.measure import Arguments, measure
-from experiments.scales import ALL_MODELS
+from experiments.recipes import check_name
 from results.measured import add, read
 from results.store import read_rows
 from training.command_line import guarded, parse
@@ -30,8 +30,7 @@ def main() -> int:
 
 def time_steps(arguments: Arguments) -> int:
     for name in arguments.models:
-        if name not in ALL_MODELS:
-            raise ValueError(f"{name}: no such model; choose from {', '.join(ALL_MODELS)}")
+        check_name(name)
     with join_world(arguments.device, timeout_minutes=10) as world:
         for name in arguments.models:
             prune = arguments.prune and name.startswith("fox")

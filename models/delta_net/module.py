@@ -46,6 +46,3 @@ class DeltaNetBackbone(Backbone):
         """Mixer projections Xavier-uniform with gain 2^-2.5, convolutions as PyTorch starts them; the rest N(0, 0.02^2), MLP
         outputs scaled by depth."""
         init_linear_recurrent_(module, len(self.layers))
-
-
-BACKBONE = DeltaNetBackbone

@@ -288,6 +288,3 @@ class ForgettingBackbone(Backbone):
             assert spec.decay_time_max is not None
             if not getattr(module.fgate_bias, "_is_hf_initialized", False):
                 module.fgate_bias.copy_(decay_time_bias(spec.num_heads, spec.decay_time_min, spec.decay_time_max))
-
-
-BACKBONE = ForgettingBackbone

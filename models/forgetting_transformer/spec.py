@@ -1,11 +1,14 @@
 """FoX, Transformer and stick-breaking Transformer, Pro and LLaMA: the spec."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from models.spec_parts import STRICT, PositiveFloat, PositiveInt, head_params, mlp_params, swiglu_width
+
+if TYPE_CHECKING:
+    from models.forgetting_transformer.module import ForgettingBackbone
 
 ForgetGate = Literal["full", "bias_only", "fixed", "none"]
 
@@ -123,3 +126,8 @@ class ForgettingTransformerSpec:
         length = seq_len if self.window_size is None else min(seq_len, self.window_size)
         per_token = 2 * self.hidden_size + (self.num_heads if self.forget_gate != "none" else 0)
         return self.num_layers * (length * per_token + self.hidden_size * (self.use_k_shift + self.use_v_shift))
+
+    def backbone(self) -> "ForgettingBackbone":
+        from models.forgetting_transformer.module import ForgettingBackbone
+
+        return ForgettingBackbone(self)

@@ -66,6 +66,3 @@ class HGRN2Backbone(Backbone):
         init_linear_recurrent_(module, len(self.layers))
         if module is self:
             nn.init.zeros_(self.lower_bounds)
-
-
-BACKBONE = HGRN2Backbone

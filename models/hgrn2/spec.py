@@ -1,11 +1,14 @@
 """HGRN2: the spec."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from models.spec_parts import STRICT, PositiveFloat, PositiveInt, head_params, mlp_params, swiglu_width
+
+if TYPE_CHECKING:
+    from models.hgrn2.module import HGRN2Backbone
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -48,3 +51,8 @@ class HGRN2Spec:
     def state_size(self, seq_len: int) -> int:
         """Numbers kept per sequence for decoding, over all layers."""
         return self.num_layers * self.hidden_size * self.expand_ratio
+
+    def backbone(self) -> "HGRN2Backbone":
+        from models.hgrn2.module import HGRN2Backbone
+
+        return HGRN2Backbone(self)

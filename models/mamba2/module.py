@@ -122,6 +122,3 @@ class Mamba2Backbone(Backbone):
         for parameter, value in ((mixer.dt_bias, inverse_softplus), (mixer.A_log, torch.arange(1.0, heads + 1).log())):
             if not getattr(parameter, "_is_hf_initialized", False):
                 parameter.copy_(value)
-
-
-BACKBONE = Mamba2Backbone

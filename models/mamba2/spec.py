@@ -1,11 +1,14 @@
 """Mamba-2: the spec."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from models.spec_parts import STRICT, PositiveFloat, PositiveInt, head_params
+
+if TYPE_CHECKING:
+    from models.mamba2.module import Mamba2Backbone
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -53,3 +56,8 @@ class Mamba2Spec:
         """Numbers kept per sequence for decoding, over all layers, the convolution's inputs included."""
         inner = self.expand * self.hidden_size
         return self.num_layers * (inner * self.ssm_state_size + (inner + 2 * self.ssm_state_size) * self.conv_size)
+
+    def backbone(self) -> "Mamba2Backbone":
+        from models.mamba2.module import Mamba2Backbone
+
+        return Mamba2Backbone(self)

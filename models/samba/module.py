@@ -35,13 +35,13 @@ def selective_scan(
     A recurrence of C * N numbers without mixing, which is HGRN's: fla's kernel for it runs here. The states of all tokens would
     not fit, so it goes segment by segment, and gradients compute each segment's states again.
     """
-    B, T, C = x_BTC.shape
+    B, T, _ = x_BTC.shape
     if state is None:
         state = x_BTC.new_zeros(B, A_CN.numel(), dtype=torch.float32)
     segment = max(1, SEGMENT_NUMBERS // (B * A_CN.numel()))
     outputs = []
     for parts in zip(*(tensor.split(segment, 1) for tensor in (x_BTC, dt_BTC, in_BTN, out_BTN)), strict=True):
-        if torch.is_grad_enabled() and T > segment:
+        if torch.is_grad_enabled() and segment < T:
             y, state = checkpoint(_segment, A_CN, state, *parts, use_reentrant=False, preserve_rng_state=False)
         else:
             y, state = _segment(A_CN, state, *parts)

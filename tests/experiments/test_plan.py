@@ -1,19 +1,26 @@
 """What a request means: runs and their identities, what is shared, what exists, and what is refused before the first task."""
 
+import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from analysis.study import Line, write_lines
+from eval.job import Job
 from eval.kinds import eval_id, kind_of
 from experiments import graph
+from experiments.__main__ import Wanted
 from experiments.artefact import MAIN, artefacts, chosen
+from experiments.overview import print_plan
 from experiments.plan import Request, make_plan, write_specs
 from experiments.recipes import recipes
 from experiments.scales import MODELS, SCALES
 from results.store import record_run
 from tests.experiments.finished import finish
+from training.command_line import parse
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,8 +100,33 @@ def test_what_exists_is_not_planned_again(asked):
 
 
 def test_a_plan_is_the_same_on_a_machine_without_a_gpu(asked):
-    here, there = (make_plan(replace(asked, device=device)) for device in ("cpu", "cuda"))
+    here, there = (make_plan(replace(asked, device=device, only=("fox_pro", "hgrn2"))) for device in ("cpu", "cuda"))
     assert set(here.runs) == set(there.runs)
+
+
+def test_what_a_gpu_cannot_compute_is_refused(asked):
+    """fla's DeltaNet kernels take no fp32; at scales in bf16 they are planned."""
+    with pytest.raises(ValueError, match=r"delta_net at tiny .* fp32, .* --device cpu, or leave the model out with --only"):
+        make_plan(replace(asked, device="cuda"))
+    assert paper_plan(asked).runs
+
+
+def test_tiny_stays_on_the_cpu_unless_a_gpu_is_asked_for(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert [Wanted(scale="tiny", device=device).pick_device() for device in ("auto", "cuda")] == ["cpu", "cuda"]
+    assert Wanted(scale="mini").pick_device() == "cuda"
+
+
+def test_the_tokenisers_folder_reaches_trainings_and_evaluations(asked):
+    """LongCrawl64 comes without GPT-2's vocabulary, and evaluations turn its tokens into text."""
+    plan = paper_plan(asked, tokenizer="gpt2-json:vocabulary")
+    found = [task for task in graph.tasks(plan) if task.kind in ("train", "evaluate")]
+    assert {task.kind for task in found} == {"train", "evaluate"}
+    for task in found:
+        assert task.args[task.args.index("--tokenizer") + 1] == "gpt2-json:vocabulary"
+        if task.kind == "evaluate":
+            assert parse(Job, list(task.args), "eval.job", None).sources.tokenizer == "gpt2-json:vocabulary"
 
 
 def test_another_corpus_is_another_run_and_needs_another_folder(asked, tmp_path):
@@ -143,6 +175,23 @@ def test_evaluations_hold_what_they_read(asked):
 
 def paper_plan(asked: Request, **changes: object):
     return make_plan(replace(asked, scale="760m-48b", data=None, device="cuda", artefacts=(), **changes), rehearsal=True)
+
+
+def test_a_dry_run_at_the_papers_scale_says_what_it_takes(asked):
+    """Every run with its cost and what it is for, evaluations, GPU-hours and disk in all."""
+    plan = make_plan(replace(asked, scale="760m-48b", data=None, device="cuda", seeds=(0, 1)), rehearsal=True)
+    console = Console(record=True, width=160, file=io.StringIO())
+    print_plan(plan, 0.4, console)
+    said = console.export_text()
+    for run in plan.runs.values():
+        assert re.search(
+            rf"{run.spec.scale}/{run.spec.folder_name} +[\d,]+ +\S+ +\S+ +[\d.,]+ +[\d.]+ [GM]iB  nothing, 0/\d", said
+        )
+    evaluations = sum(len(run.evals) for run in plan.runs.values())
+    total = re.search(rf"{len(plan.runs)} runs, {evaluations} evaluations +([\d.,]+) +([\d.,]+) GiB", said)
+    assert total is not None and float(total[1].replace(",", "")) > 2000 and float(total[2].replace(",", "")) > 1000
+    for words in ("table3_ablation: FoX (Pro)", "seed 1", "LongCrawl64 is not here", "H100-hours"):
+        assert words in said
 
 
 def args_of(plan, name: str, processes: int = 1) -> tuple[str, ...]:

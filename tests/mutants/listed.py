@@ -281,10 +281,10 @@ MUTANTS = [
         # The experiments
         ("experiments/scales.py", "warmup_tokens=256 * 2**20", "warmup_tokens=128 * 2**20", PLAN),
         ("experiments/scales.py", "batch_tokens=2**19", "batch_tokens=2**20", PLAN),
-        ("experiments/scales.py", "24, 128, 45 * Gi, TABLE_5_LR", "24, 128, 48 * Gi, TABLE_5_LR", PLAN),
+        ("experiments/scales.py", "24, 128, 45 * Gi, 1e-3", "24, 128, 48 * Gi, 1e-3", PLAN),
         ("experiments/scales.py", "\"fox_llama\": 1e-3,", "\"fox_llama\": 2e-3,", PLAN),
         ("experiments/scales.py", "\"hgrn2\": 2e-3,", "\"hgrn2\": 1e-3,", PLAN),
-        ("experiments/scales.py", "24, 64, 7 * Gi, _same(2e-3)", "24, 64, 7 * Gi, _same(1e-3)", PLAN),
+        ("experiments/scales.py", "24, 64, 7 * Gi, 2e-3", "24, 64, 7 * Gi, 1e-3", PLAN),
         ("experiments/scales.py", "fox_head_dim=64,\n        transformer_head_dim=transformer_head_dim", "fox_head_dim=transformer_head_dim,\n        transformer_head_dim=transformer_head_dim", PLAN),
         ("experiments/recipes.py", "mlp_ratio=3.5 if gated else 4.0", "mlp_ratio=4.0", f"{PLAN} {COUNT}"),
         ("experiments/recipes.py", "num_layers=2 * scale.num_layers)", "num_layers=scale.num_layers)", f"{PLAN} {COUNT}"),

@@ -1,28 +1,16 @@
 """A running SLURM, a checkout with a scale of a few seconds, and a corpus for it."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from slurm.snapshot import code_files
+from tests.checkout import copy_code
 from tests.slurm.daemons import PLAIN, Site, Slurm, Unavailable, install
 from tests.slurm.graphs import Graph, Suite
 from tests.texts import write_texts
-
-ROOT = Path(__file__).parents[2]
-
-POCKET = """
-from dataclasses import replace as _replace
-
-SCALES["pocket"] = _replace(
-    TINY, name="pocket", hidden_size=64, linear_head_dim=64, seq_len=64, document_len=256, batch_tokens=128,
-    train_tokens=128 * 200, warmup_tokens=128 * 20, heldout_documents=8, default_data=None, default_tokenizer="bytes",
-)
-"""
 
 
 @contextmanager
@@ -60,13 +48,7 @@ def slurm_daemons() -> Iterator[Slurm]:
 @pytest.fixture(scope="session")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the code that has one scale more, so that everything else of it is used as it is."""
-    folder = tmp_path_factory.mktemp("checkout")
-    for path in code_files(ROOT):
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / path, folder / path)
-    with open(folder / "experiments" / "scales.py", "a") as file:
-        file.write(POCKET)
-    return folder
+    return copy_code(tmp_path_factory.mktemp("checkout"))
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 import models.forgetting_transformer.module as fox
-from experiments.recipes import model_spec
-from experiments.scales import ALL_MODELS, SCALES
+from experiments.recipes import NAMES, model_spec
+from experiments.scales import SCALES
 from kernels.forgetting_attention import forgetting_attention
 from models.build import build_model
 from models.loss import TokenLoss
@@ -81,7 +81,7 @@ def test_fast_step_follows_a_plain_fp32_one(monkeypatch):
         assert (ours - plain).abs().max() < 3 * noise.max() + 5e-3
 
 
-@pytest.mark.parametrize("name", ALL_MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_model_learns_in_bf16(name):
     losses = curve(model_125m(name), "bf16", batches(2049))
     print(f"{name}: {losses[0]:.3f} -> {losses[-5:].mean():.3f}")
@@ -101,7 +101,7 @@ print(sum(p.double().abs().sum() for p in model.parameters()).item().hex())
 """
 
 
-@pytest.mark.parametrize("name", ALL_MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_deterministic_run_repeats_bit_by_bit(name):
     """In processes of their own: what is tuned by timing may differ between them."""
     command, root = [sys.executable, "-c", TWICE, name], Path(__file__).parents[2]

@@ -22,7 +22,7 @@ from tests.training.runs import Outcome, anomalies, assert_same_run, grad_norms,
 from training.distributed import World
 from training.guard import WARM_STEPS, Guard
 from training.loop import train
-from training.progress import RunProgress
+from training.progress import numbers
 from training.run_folder import RunFolder
 from training.signals import EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_REQUEUE
 from training.spec import Execution, RunSpec, TrainSpec
@@ -120,13 +120,11 @@ def test_utilisation_is_called_dense_where_pruning_skips_an_unknown_share(make_r
         assert row["mfu"] == (row["mfu_dense"] if prune_log_tolerance is None else None)
 
 
-def test_progress_names_the_utilisation(capsys):
+def test_progress_names_the_utilisation():
     row = {"step": 1, "tokens": 4, "loss": 2.0, "tokens_per_s": 8.0, "mfu": 0.25, "mfu_dense": 0.25}
-    for mfu in (0.25, None):
-        RunProgress("run", 4, 0).update({**row, "mfu": mfu})
-    RunProgress("run", 4, 0).update({**row, "mfu": None, "mfu_dense": None})
-    executed, dense, unknown = capsys.readouterr().err.splitlines()
-    assert "MFU 25%  " in executed and "MFU 25% (dense-equivalent)" in dense and "MFU" not in unknown
+    assert numbers(row) == "loss 2.000  8 tokens/s  MFU 25%"
+    assert numbers({**row, "mfu": None}) == "loss 2.000  8 tokens/s  MFU 25% (dense-equivalent)"
+    assert numbers({**row, "mfu": None, "mfu_dense": None}) == "loss 2.000  8 tokens/s"
 
 
 def test_a_finished_run_is_left_alone(make_run, start):
@@ -308,16 +306,24 @@ def test_hung_step_is_noticed(make_run, start):
     assert "no step finished" in outcome.output and "Thread" in outcome.output
 
 
+def impatient():
+    import training.run_folder
+
+    training.run_folder.LOCK_WAIT_S = 0.0
+
+
 def test_second_process_on_the_same_run_is_refused(make_run, start):
     run = make_run(steps=200)
     first = start(run, before=slow)
     wait_for_step(run, 2)
-    second = start(run)
+    second = start(run, before=impatient)
     second.processes[0].join(30)
     assert second.processes[0].exitcode != EXIT_FINISHED
     assert "is being trained by another process" in second.output
-    first.processes[0].kill()
-    first.processes[0].join()
+    third = start(run)
+    first.processes[0].terminate()  # it saves and leaves, which the third waits for
+    assert first.exit_code() == EXIT_REQUEUE and third.exit_code() == EXIT_FINISHED
+    assert run.read_starts()[-1]["first_step"] > 0
 
 
 def test_full_disk_is_one_line_and_loses_nothing(make_run, start, corpus, tmp_path):

@@ -1,0 +1,130 @@
+"""`run` with several artefacts, killed at random moments, or with something deleted: the same rows, and nothing done twice.
+
+`tests/torture` does the same to one model by the thousand, without processes of its own for each task.
+"""
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.checkout import copy_code
+from tests.texts import write_texts
+
+ARTEFACTS = ("fig2_per_token_loss", "fig3_forget_gates", "appendix_training_curves")
+MODELS = ("fox_pro", "transformer_pro")
+TIMED = {"wall_s", "tokens_per_s", "mfu", "mfu_dense"}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A copy of the code with a scale of seconds, and texts."""
+
+    checkout: Path
+    texts: Path
+
+    def start(self, folder: Path) -> subprocess.Popen[str]:
+        only = [word for model in MODELS for word in ("--only", model)]
+        places = [word for name in ("runs", "results", "corpora") for word in (f"--{name}-dir", str(folder / name))]
+        return subprocess.Popen(
+            [sys.executable, "-m", "experiments", "run", *ARTEFACTS, "--scale", "pocket", "--data", f"text:{self.texts}", *only,
+             *places, "--checkpoint-minutes", "0.005"],
+            cwd=self.checkout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def run(self, folder: Path) -> list[str]:
+        """To the end. The tasks that were carried out, by name."""
+        launcher = self.start(folder)
+        said, _ = launcher.communicate(timeout=280)
+        assert launcher.returncode == 0, said
+        return re.findall(r"^done  (\S+ \S+)  ", said, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    folder = tmp_path_factory.mktemp("bench")
+    return Bench(copy_code(folder / "checkout"), write_texts(folder / "texts", documents=12))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """The folder of a run that nothing happened to, and its seconds."""
+    folder, began = tmp_path_factory.mktemp("undisturbed"), time.monotonic()
+    assert len(bench.run(folder)) == 4, "two trainings and two evaluations"
+    return folder, time.monotonic() - began
+
+
+def rows(folder: Path) -> dict[str, object]:
+    """Everything that is stored of the artefacts, to the last bit, but for what tells times."""
+    import pandas as pd
+
+    found: dict[str, object] = {}
+    results = folder / "results" / "pocket"
+    for path in results.rglob("*.parquet"):
+        table = pd.read_parquet(path)
+        found[path.name] = table.drop(columns=TIMED, errors="ignore").to_json(double_precision=15)
+    for stem in ARTEFACTS:
+        found[stem] = re.findall(r'"run_id": "\w+"', (results / f"{stem}.json").read_text())
+        found[f"{stem}.csv"] = (results / "figures" / f"{stem}.csv").read_bytes()
+    for path in (folder / "runs" / "pocket").glob("*/export/model.safetensors"):
+        found[path.parts[-3]] = path.read_bytes()
+    assert len(found) == 5 + 2 * len(ARTEFACTS) + 2, sorted(found)
+    return found
+
+
+def tasks_of(pid: int) -> list[int]:
+    """The processes that a launcher started."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.long)])
+def test_kills_at_random_moments_leave_the_same_rows(bench, undisturbed, tmp_path, kills):
+    """Of the launcher, or of the launcher and all its tasks: what was left alone saves and leaves by itself."""
+    whole, seconds = undisturbed
+    rng = random.Random(kills)
+    for kill in range(kills):
+        launcher = bench.start(tmp_path)
+        time.sleep(rng.uniform(0.1, 0.9) * seconds / (1 if kill else 2))
+        tasks = tasks_of(launcher.pid)
+        launcher.kill()
+        for task in tasks if kill % 2 else ():
+            with suppress(ProcessLookupError):
+                os.kill(task, signal.SIGKILL)
+        launcher.communicate()
+    bench.run(tmp_path)
+    assert rows(tmp_path) == rows(whole)
+
+
+@pytest.mark.parametrize("what", ["run", "evaluation", "figure"])
+def test_what_is_deleted_is_made_again_and_nothing_else(bench, undisturbed, tmp_path, what):
+    whole, _ = undisturbed
+    folder = tmp_path / "work"
+    shutil.copytree(whole, folder)
+    before = rows(folder)
+    (run,) = (folder / "runs" / "pocket").glob("fox_pro-*")
+    if what == "run":
+        shutil.rmtree(run)
+    elif what == "evaluation":
+        next(run.glob("evals/gate_maps-*.parquet")).unlink()
+    else:
+        (folder / "results" / "pocket" / "figures" / "fig3_forget_gates.png").unlink()
+    done = bench.run(folder)
+    assert sorted(done) == {
+        "run": [f"evaluate {run.name}", f"train {run.name}"], "evaluation": [f"evaluate {run.name}"], "figure": []
+    }[what]  # fmt: skip
+    assert rows(folder) == before
+    assert (folder / "results" / "pocket" / "figures" / "fig3_forget_gates.png").is_file()
+    assert bench.run(folder) == []

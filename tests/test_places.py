@@ -1,0 +1,197 @@
+"""A new model, figure, evaluation or scale takes as few places as CONTRIBUTING.md says: tried in a copy of the code."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.checkout import copy_code
+from tests.texts import write_texts
+
+MODEL = '''
+"""Running mean: every token is told the decayed mean of those before it."""
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic.dataclasses import dataclass
+
+from models.spec_parts import STRICT, PositiveInt, head_params, mlp_params
+
+if TYPE_CHECKING:
+    from models.backbone import Backbone
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RunningMeanSpec:
+    kind: Literal["running_mean"] = "running_mean"
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt
+    num_layers: PositiveInt
+    mlp_width: PositiveInt | None = None
+    decay: float = 0.9
+    norm_eps: float = 1e-6
+
+    @property
+    def num_params(self) -> int:
+        layer = mlp_params(self.hidden_size, self.mlp_width or 128) + self.hidden_size**2
+        return head_params(self.vocab_size, self.hidden_size) + self.num_layers * layer
+
+    def flops_per_token(self, seq_len: int) -> int:
+        return 2 * self.num_params
+
+    def state_size(self, seq_len: int) -> int:
+        return self.num_layers * self.hidden_size
+
+    def backbone(self) -> "Backbone":
+        import torch
+        from torch import nn
+
+        from models.backbone import Backbone, Block, linear_normal_
+
+        class Mixer(nn.Module):
+            def __init__(self, spec, layer_idx):
+                super().__init__()
+                self.decay, self.layer_idx = spec.decay, layer_idx
+                self.out = nn.Linear(spec.hidden_size, spec.hidden_size, bias=False)
+
+            def forward(self, x, cache, padding):
+                past = cache is not None and self.layer_idx in cache.layers
+                mean = cache[self.layer_idx]["mean"] if past else torch.zeros_like(x[:, 0])
+                means = []
+                for token in x.unbind(1):
+                    mean = self.decay * mean + (1 - self.decay) * token
+                    means.append(mean)
+                if cache is not None:
+                    cache.update(self.layer_idx, mean=mean)
+                return self.out(torch.stack(means, 1))
+
+        class RunningMeanBackbone(Backbone):
+            def __init__(self, spec):
+                width = spec.mlp_width or 128
+                mixers = [Mixer(spec, index) for index in range(spec.num_layers)]
+                super().__init__(spec, [Block(mixer, spec.hidden_size, width, spec.norm_eps) for mixer in mixers])
+
+            def init_module(self, module):
+                linear_normal_(module, 0.02)
+
+        return RunningMeanBackbone(self)
+'''
+EVALUATION = '''
+"""Loss of the last training step."""
+
+from typing import Literal
+
+import pandas as pd
+from pydantic.dataclasses import dataclass
+
+from models.spec import STRICT
+from results.schema import Schema, number
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Spec:
+    """Of one run."""
+
+    kind: Literal["last_loss"] = "last_loss"
+
+
+SCHEMA = Schema({"loss": number(0)}, key=("loss",))
+NEEDS = "metrics"
+
+
+def reads(spec):
+    return ()
+
+
+def bound(spec, corpus, sources, precision, machine):
+    return spec
+
+
+def check(spec, run, counts):
+    """Nothing."""
+
+
+def flops(spec, model):
+    return 0.0
+
+
+def evaluate(loaded, spec, context):
+    return pd.DataFrame({"loss": [loaded.subject.run_folder.read_metrics()[-1]["loss"]]})
+
+
+def summary(rows):
+    return [f"  {rows.loss[0]:.4f}"]
+'''
+FIGURE = '''
+"""Figure 99: the last loss of a made-up model."""
+
+from eval import last_loss
+from experiments.recipes import recipes
+
+TITLE, PAPER, SHOWS, CLAIMS = "Last loss", "Figure 99", "One bar.", ()
+
+
+def runs(scale, seeds):
+    yield from recipes(scale, "running_mean", seeds)
+
+
+def evals(scale):
+    return (last_loss.Spec(),)
+'''
+DRAWING = '''
+"""Figure 99."""
+
+from analysis.style import figure_style, plt, publish
+from analysis.tables import Column, over_seeds
+
+
+@figure_style()
+def draw(study):
+    rows = study.rows("last_loss")
+    figure, axes = plt.subplots()
+    axes.bar(rows["label"], rows["loss"])
+    return publish(study, figure, rows)
+
+
+def summary(study):
+    rows = study.rows("last_loss")
+    return over_seeds("Last loss", [Column("loss", "nats", 3)], {rows["label"][0]: [rows["loss"].to_numpy()]}, "")
+'''
+SCALE = 'SCALES["made-up"] = _replace(SCALES["pocket"], name="made-up", train_tokens=128 * 30)\n'
+
+
+def replace_in(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert text.count(old) == 1, (path, old)
+    path.write_text(text.replace(old, new))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """With a model (one file, two lines), an evaluation (one file, one line), a figure (two files) and a scale (one entry)."""
+    root = copy_code(tmp_path / "checkout")
+    (root / "models" / "running_mean.py").write_text(MODEL.lstrip())
+    replace_in(root / "models" / "spec.py", "from models.spec_parts import STRICT as STRICT",
+               "from models.running_mean import RunningMeanSpec\nfrom models.spec_parts import STRICT as STRICT")  # fmt: skip
+    replace_in(root / "models" / "spec.py", "| DeltaNetSpec,", "| DeltaNetSpec | RunningMeanSpec,")
+    (root / "eval" / "last_loss.py").write_text(EVALUATION.lstrip())
+    replace_in(root / "eval" / "kinds.py", '    "training_curve",\n', '    "training_curve",\n    "last_loss",\n')
+    (root / "experiments" / "fox" / "fig99_last_loss.py").write_text(FIGURE.lstrip())
+    (root / "analysis" / "fox" / "fig99_last_loss.py").write_text(DRAWING.lstrip())
+    with open(root / "experiments" / "scales.py", "a") as file:
+        file.write(SCALE)
+    return root
+
+
+def test_a_model_an_evaluation_a_figure_and_a_scale_are_added_where_contributing_says(checkout, tmp_path):
+    texts = write_texts(tmp_path / "texts", documents=12)
+    asked = ["run", "fig99_last_loss", "--scale", "made-up", "--data", f"text:{texts}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments", *asked], cwd=checkout, capture_output=True, text=True, check=False, timeout=250
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = checkout / "results" / "made-up"
+    assert (results / "figures" / "fig99_last_loss.png").stat().st_size > 1000
+    assert "Figure 99" in (results / "report.html").read_text()
+    assert "running_mean" in (results / "figures" / "fig99_last_loss.csv").read_text()
