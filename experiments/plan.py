@@ -164,8 +164,9 @@ def _bound(spec: EvalSpec, run: RunSpec, request: Request) -> EvalSpec:
 
 
 def _check_names(request: Request) -> tuple[Scale, dict[str, Artefact]]:
-    for model in (*request.only, *request.also):
-        check_name(model)
+    for flag, models in (("--only ", request.only), ("--also ", request.also)):
+        for model in models:
+            check_name(model, flag)
     if len(set(request.seeds)) < len(request.seeds) or not request.seeds or min(request.seeds) < 0:
         raise ValueError(f"--seeds {' '.join(map(str, request.seeds))}: give different numbers from 0 on.")
     return get_scale(request.scale), chosen(request.artefacts)

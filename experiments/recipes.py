@@ -78,10 +78,10 @@ def model_spec(name: str, scale: Scale, vocab_size: int, changes: dict[str, Any]
     return KINDS[name](**{**_linear(scale, vocab_size), **(changes or {})})
 
 
-def check_name(name: str) -> None:
-    """ValueError for a model that there is no recipe for."""
+def check_name(name: str, flag: str = "") -> None:
+    """ValueError for a model that there is no recipe for, named with the option that gave it."""
     if name not in NAMES:
-        raise ValueError(f"{name}: no such model; choose from {', '.join(NAMES)}.")
+        raise ValueError(f"{flag}{name}: no such model; choose from {', '.join(NAMES)}.")
 
 
 def _attention(

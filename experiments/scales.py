@@ -180,7 +180,7 @@ TINY = Scale(
 )
 TINY_SHORT = replace(
     TINY, name="tiny-short", about="tiny with a quarter of the tokens, for ablations", train_tokens=1024 * 256,
-    warmup_tokens=1024 * 32, heldout_documents=96, shorter=None,
+    warmup_tokens=1024 * 32, heldout_documents=96, shorter=None, rates=(4e-3, 8e-3),
 )  # fmt: skip
 TINY_EXTRAPOLATION = replace(TINY_SHORT, name="tiny-extrapolation", about="tiny-short, evaluated at 16 times its length",
                              seq_len=64)  # fmt: skip

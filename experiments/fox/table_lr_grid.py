@@ -15,7 +15,8 @@ CLAIMS = ("C31",)
 
 
 def runs(scale, seeds):
+    at = get_scale(scale.ablation)
     for model in MODELS:
-        for rate in scale.rates:
+        for rate in at.rates:
             label = f"{model}, LR {rate:g}"
-            yield from recipes(get_scale(scale.ablation), model, seeds, label=label, train=dict(peak_lr=rate))
+            yield from recipes(at, model, seeds, label=label, train=dict(peak_lr=rate))

@@ -146,6 +146,3 @@ class SambaBackbone(Backbone):
         for parameter, value in ((mixer.dt_proj.bias, inverse_softplus), (mixer.A_log, states)):
             if not getattr(parameter, "_is_hf_initialized", False):
                 parameter.copy_(value)
-
-
-BACKBONE = SambaBackbone

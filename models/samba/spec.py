@@ -1,12 +1,15 @@
 """Samba: the spec."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from models.forgetting_transformer.spec import ForgettingTransformerSpec
 from models.spec_parts import STRICT, PositiveFloat, PositiveInt, mlp_params, swiglu_width
+
+if TYPE_CHECKING:
+    from models.samba.module import SambaBackbone
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -85,3 +88,8 @@ class SambaSpec:
         return self.attention.state_size(seq_len) + self.num_layers // 2 * self.inner_size * (
             self.ssm_state_size + self.conv_size
         )
+
+    def backbone(self) -> "SambaBackbone":
+        from models.samba.module import SambaBackbone
+
+        return SambaBackbone(self)
