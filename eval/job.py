@@ -13,9 +13,12 @@ from typing import Annotated
 import tyro
 
 from eval.kinds import EVAL_SPEC, EvalSpec, eval_id, kind_of, unread
+from eval.shell.context import make_context
 from eval.shell.hub import go_offline_if_unreachable
 from eval.shell.kind import unbound
+from eval.shell.loading import Loaded, Subject
 from eval.shell.machine import use
+from eval.shell.run import exists, run
 from eval.shell.sources import Sources
 from training.command_line import guarded, parse, short
 from training.signals import EXIT_ERROR, EXIT_FINISHED
@@ -55,10 +58,6 @@ def run_job(job: Job) -> int:
     if any("hub" in kind_of(spec).reads(spec) for spec in specs):
         go_offline_if_unreachable()
     device = use(job.device, job.threads)
-    from eval.shell.context import make_context
-    from eval.shell.loading import Loaded, Subject
-    from eval.shell.run import exists, run
-
     subject = Subject.find(str(job.run), job.sources.tokenizer)
     todo = []
     for spec in specs:
@@ -74,8 +73,7 @@ def run_job(job: Job) -> int:
     failed = False
     for spec, out in todo:
         try:
-            trained_on = None if subject.run is None else subject.run.data
-            run(kind_of(spec), loaded, spec, make_context(job.sources, device, out.parent, trained_on), out)
+            run(kind_of(spec), loaded, spec, make_context(job.sources, device, out.parent, subject.run), out)
             print(f"{out.stem}: written to {out}", file=sys.stderr)
         except ValueError as error:
             failed = True

@@ -27,7 +27,7 @@ from training.hardware import peak_flops, peak_memory_bytes
 from training.lines import Row, line
 from training.metrics import MetricsWriter, PendingReport, Speed, StepReport
 from training.optimizer import allocate_state, build_optimizer, named_state
-from training.progress import RunProgress
+from training.progress import Progress, numbers_of
 from training.pruning import PruningMeter
 from training.run_folder import RunFolder
 from training.schedule import learning_rate
@@ -171,7 +171,7 @@ class _Run:
         self.last_step = 0
         self.saved_at = 0.0
         self.writer: MetricsWriter | None = None
-        self.progress: RunProgress | None = None
+        self.progress: Progress | None = None
 
     def steps(
         self, stepper: Stepper, meter: PruningMeter, batches: Prefetcher[int, Batch], state: State, watchdog: Watchdog
@@ -238,12 +238,12 @@ class _Run:
             self._say(f"{self.spec.name}: the corpus is smaller than the training: its tokens are seen {epochs:.2f} times")
         self.last_step = first_step
         self.writer = MetricsWriter(self.folder.metrics_file, self.folder.path / "tensorboard", first_step)
-        self.progress = RunProgress(self.spec.name, train.num_steps, first_step, self.quiet)
+        self.progress = Progress(self.spec.name, train.num_steps, first_step, quiet=self.quiet)
         try:
-            yield end
+            with self.progress:
+                yield end
         finally:
             self.writer.close()
-            self.progress.close()
             end["tokens"] = (self.last_step - first_step) * train.batch_tokens
             end |= {"wall_s": self.stop.wall_s, "peak_memory_bytes": peak_memory_bytes(self.world.device)}
             with suppress(OSError):  # a full disk has been reported
@@ -269,7 +269,7 @@ class _Run:
             row["pruned_share"] = report.pruned_share
         if self.writer is not None and self.progress is not None:
             self.writer.write(row)
-            self.progress.update(row)
+            self.progress.advance(numbers=numbers_of(row))
         self.last_step = report.step
         if report.verdict:
             self._anomaly(report)

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from eval.gate_maps import Spec, check_document, check_heads
 from eval.shell.context import Compute, Context
 from eval.shell.loading import Loaded
-from eval.shell.progress import Progress
 from kernels.forgetting_attention import pruned_tile_share
 from models.forgetting_transformer.module import ForgettingAttention, gated_layers, watched
+from training.progress import Progress
 
 Head = tuple[int, int]
 

@@ -19,12 +19,12 @@ from eval.lm_eval.harness import HarnessModel
 from eval.longbench import TASKS as LONGBENCH_TASKS
 from eval.shell.context import Context
 from eval.shell.partial import Partial
-from eval.shell.progress import Progress
 from eval.shell.sources import Sources
 from eval.shell.stand_ins import StandIns
 from eval.shell.text import TextCodec
 from models.build import build_model
 from models.loss import token_losses
+from training.progress import Progress
 
 VOCAB = 512
 

@@ -22,7 +22,7 @@ from tests.training.runs import Outcome, anomalies, assert_same_run, grad_norms,
 from training.distributed import World
 from training.guard import WARM_STEPS, Guard
 from training.loop import train
-from training.progress import RunProgress
+from training.progress import Progress, numbers_of
 from training.run_folder import RunFolder
 from training.signals import EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_REQUEUE
 from training.spec import Execution, RunSpec, TrainSpec
@@ -122,11 +122,12 @@ def test_utilisation_is_called_dense_where_pruning_skips_an_unknown_share(make_r
 
 def test_progress_names_the_utilisation(capsys):
     row = {"step": 1, "tokens": 4, "loss": 2.0, "tokens_per_s": 8.0, "mfu": 0.25, "mfu_dense": 0.25}
-    for mfu in (0.25, None):
-        RunProgress("run", 4, 0).update({**row, "mfu": mfu})
-    RunProgress("run", 4, 0).update({**row, "mfu": None, "mfu_dense": None})
+    for changes in ({}, {"mfu": None}, {"mfu": None, "mfu_dense": None}):
+        with Progress("run", 4) as progress:
+            progress.advance(numbers=numbers_of({**row, **changes}))
     executed, dense, unknown = capsys.readouterr().err.splitlines()
-    assert "MFU 25%  " in executed and "MFU 25% (dense-equivalent)" in dense and "MFU" not in unknown
+    assert executed.startswith("run: 1/4, loss 2.000  8 tokens/s  MFU 25%, about ")
+    assert "MFU 25% (dense-equivalent)" in dense and "MFU" not in unknown
 
 
 def test_a_finished_run_is_left_alone(make_run, start):
