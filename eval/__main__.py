@@ -5,19 +5,19 @@ or a hub name. Rows go to FILE (.parquet) with who made them beside it (.meta.js
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar, Union
 
 import tyro
 
+from eval.job import Command
 from eval.kinds import KINDS, EvalSpec, eval_id, kind_of, unread
 from eval.shell.context import make_context
 from eval.shell.hub import go_offline_if_unreachable
 from eval.shell.loading import Loaded, Subject
 from eval.shell.machine import machine_name, use
 from eval.shell.run import run
-from eval.shell.sources import Sources
 from results.store import read_rows
 from training.command_line import guarded, parse
 from training.signals import EXIT_FINISHED
@@ -26,18 +26,13 @@ Spec = TypeVar("Spec", bound=EvalSpec)
 
 
 @dataclass(frozen=True, kw_only=True)
-class On(Generic[Spec]):
+class On(Command, Generic[Spec]):
     """An evaluation on a model."""
 
     model: str
     """Run folder, model folder, or hub name (owner/name)."""
     out: Path | None = None
     """Result file (.parquet); default: in the run's evals/ folder, or ./NAME-ID-<eval_id>.parquet for other models."""
-    device: str = "cpu"
-    """cpu, cuda or cuda:N."""
-    threads: int = 1
-    """CPU threads; 1 makes results independent of the machine's number of cores."""
-    sources: tyro.conf.OmitArgPrefixes[Sources] = field(default_factory=Sources)
     spec: tyro.conf.OmitArgPrefixes[Spec]
 
 

@@ -24,19 +24,25 @@ from training.command_line import guarded, parse, short
 from training.signals import EXIT_ERROR, EXIT_FINISHED
 
 
-@dataclass(frozen=True)
-class Job:
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """Where evaluations are computed, and what they read."""
+
+    device: str = "cpu"
+    """cpu, cuda or cuda:N."""
+    threads: int = 1
+    """CPU threads; 1 makes results independent of the machine's number of cores."""
+    sources: tyro.conf.OmitArgPrefixes[Sources] = field(default_factory=Sources)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(Command):
     """Evaluate one run by one or several specs."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder (runs/SCALE/NAME-ID)."""
     spec: tuple[Path, ...]
     """JSON files, one evaluation each, bound to what they read."""
-    device: str = "cpu"
-    """cpu, cuda or cuda:N."""
-    threads: int = 1
-    """CPU threads; 1 makes results independent of the machine's number of cores."""
-    sources: tyro.conf.OmitArgPrefixes[Sources] = field(default_factory=Sources)
 
 
 def read_spec(path: Path) -> EvalSpec:

@@ -5,15 +5,14 @@ from typing import Literal
 import pandas as pd
 from pydantic.dataclasses import dataclass
 
-from data.corpus import Counts
-from data.spec import DataSpec
 from eval.shell.context import Context
-from eval.shell.kind import Needs, Precision
+from eval.shell.kind import Needs
+from eval.shell.kind import bound as bound
+from eval.shell.kind import check as check
+from eval.shell.kind import reads as reads
 from eval.shell.loading import Loaded
-from eval.shell.sources import Sources
 from models.spec import STRICT, ModelSpec
 from results.schema import Schema, integer, text
-from training.spec import RunSpec
 
 EMBEDDING = "embeddings"
 
@@ -35,18 +34,6 @@ SCHEMA = Schema(
     key=("name",),
 )
 NEEDS: Needs = "spec"
-
-
-def reads(spec: Spec) -> tuple[str, ...]:
-    return ()
-
-
-def bound(spec: Spec, corpus: DataSpec | None, sources: Sources, precision: Precision, machine: str) -> Spec:
-    return spec
-
-
-def check(spec: Spec, run: RunSpec, counts: Counts | None) -> None:
-    pass
 
 
 def flops(spec: Spec, model: ModelSpec) -> float:

@@ -6,11 +6,11 @@ import pandas as pd
 from pydantic.dataclasses import dataclass
 
 from data.corpus import Counts
-from data.spec import DataSpec
 from eval.shell.context import Context
-from eval.shell.kind import Needs, Precision
+from eval.shell.kind import Needs
+from eval.shell.kind import bound as bound
+from eval.shell.kind import reads as reads
 from eval.shell.loading import Loaded
-from eval.shell.sources import Sources
 from models.spec import STRICT, ModelSpec
 from results.schema import Schema, integer, number
 from training.spec import RunSpec
@@ -38,14 +38,6 @@ SCHEMA = Schema(
     key=("step",),
 )
 NEEDS: Needs = "metrics"
-
-
-def reads(spec: Spec) -> tuple[str, ...]:
-    return ()
-
-
-def bound(spec: Spec, corpus: DataSpec | None, sources: Sources, precision: Precision, machine: str) -> Spec:
-    return spec
 
 
 def check(spec: Spec, run: RunSpec, counts: Counts | None) -> None:

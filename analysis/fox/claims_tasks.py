@@ -133,12 +133,10 @@ def _wins(study: Study, pairs: tuple[tuple[str, str], ...]) -> Verdict:
 
 
 def c18(study: Study) -> Verdict:
-    """FoX is at least as good as the Transformer of the same architecture: ahead on at least 9 of 12 columns."""
     return _wins(study, PAIRS)
 
 
 def c19(study: Study) -> Verdict:
-    """Pro is at least as good as LLaMA within a family: ahead on at least 9 of 12 columns."""
     return _wins(study, FAMILIES)
 
 

@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 from data.corpus import Counts
 from data.spec import DataSpec
 from eval.shell.kind import Needs, Precision
+from eval.shell.kind import reads as reads
 from eval.shell.sources import Sources
 from models.spec import STRICT, ForgettingTransformerSpec, ModelSpec
 from results.schema import Schema, integer, number
@@ -33,10 +34,6 @@ SCHEMA = Schema(
     key=("head", "distance"),
 )
 NEEDS: Needs = "spec"
-
-
-def reads(spec: Spec) -> tuple[str, ...]:
-    return ()
 
 
 def bound(spec: Spec, corpus: DataSpec | None, sources: Sources, precision: Precision, machine: str) -> Spec:

@@ -6,7 +6,6 @@ attention kernel that pruning at log_tolerance would skip). Matrices of a few he
 tokens squared: "F" the mean and "A" the largest value of the pairs in a cell.
 """
 
-from dataclasses import replace
 from typing import Literal
 
 import pandas as pd
@@ -14,9 +13,9 @@ from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from data.corpus import Counts
-from data.spec import DataSpec
 from eval.shell.kind import Content, Needs, NonNegativeInt, Precision
-from eval.shell.sources import Sources, fingerprint
+from eval.shell.kind import bound as bound
+from eval.shell.kind import reads as reads
 from models.spec import STRICT, ForgettingTransformerSpec, ModelSpec, PositiveInt
 from results.schema import Schema, integer, number, text
 from training.spec import RunSpec
@@ -63,14 +62,6 @@ SCHEMA = Schema(
     key=("layer", "head", "quantity", "row", "col"),
 )
 NEEDS: Needs = "weights"
-
-
-def reads(spec: Spec) -> tuple[str, ...]:
-    return ("corpus",)
-
-
-def bound(spec: Spec, corpus: DataSpec | None, sources: Sources, precision: Precision, machine: str) -> Spec:
-    return replace(spec, corpus=fingerprint(corpus), precision=spec.precision or precision)
 
 
 def check(spec: Spec, run: RunSpec, counts: Counts | None) -> None:

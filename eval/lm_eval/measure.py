@@ -34,13 +34,12 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
     Raises ValueError for unknown tasks, and for data that are neither local nor to be had from the hub.
     """
-    with Progress("lm-eval (requests)", 0) as progress, contextlib.ExitStack() as stack:
-        stack.enter_context(_quiet())
+    scratch = tempfile.TemporaryDirectory(prefix="lm-eval-tasks-")
+    with Progress("lm-eval (requests)", 0) as progress, scratch, _quiet():
         folder = None
         corpus = fingerprint_in(spec.include)
         if corpus is not None:
-            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lm-eval-tasks-")))
-            folder = task_files.write_stand_ins(StandIns(context.heldout(corpus)), spec.tasks, scratch)
+            folder = task_files.write_stand_ins(StandIns(context.heldout(corpus)), spec.tasks, Path(scratch.name))
         elif spec.include != "harness":
             folder = checked("include", spec.include, context.sources.include_path, "--include-path")
         found = _load_tasks(spec, folder)

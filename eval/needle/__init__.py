@@ -24,22 +24,22 @@ LEAST_HAYSTACK = 64
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Grid:
-    """What evaluations with needles share: `lengths` (tokens) and `depths` (percent).
-
-    `mode`: "standard" hides one sentence, "easy" hides question, answer marker and sentence, "passkey" hides key-value lines in
-    the suite's own format, which small models can learn.
-    `reserve`: tokens of each length kept free for BOS and the query (passkey counts its query exactly and ignores it).
-    `text`: "heldout" (of a corpus, whose fingerprint `bound` adds), or the digest of the folder given with --haystack.
-    `wording`: digest of the sentences' file.
-    """
+    """What evaluations with needles share."""
 
     mode: Literal["easy", "standard", "passkey"] = "standard"
+    """Standard hides one sentence; easy hides question, answer marker and sentence; passkey hides key-value lines in a form of
+    its own, which small models can learn."""
     lengths: tuple[PositiveInt, ...] = tuple(range(1000, 32001, 3100))
+    """Tokens of the prompts."""
     depths: tuple[Depth, ...] = tuple(float(depth) for depth in range(0, 101, 10))
+    """Percent of the text before the needle."""
     samples_per_cell: PositiveInt = 1
     reserve: NonNegativeInt = 200
+    """Tokens of each length kept free for BOS and the query (passkey counts its query exactly and ignores it)."""
     text: Content = "heldout"
+    """Held-out text (of a corpus, whose fingerprint `bound` adds), or the digest of the folder given with --haystack."""
     wording: Content = None
+    """Digest of the file of the sentences."""
     precision: Precision | None = None
 
     @model_validator(mode="after")
@@ -56,15 +56,14 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Spec(Grid):
-    """Needle in a haystack over a grid of lengths (tokens) and depths (percent), greedy generation (Fig. 4).
-
-    `num_keys`: lines that mode "passkey" hides. `judge`: model name of an LLM judge; None scores by exact and fuzzy match.
-    """
+    """Needle in a haystack over a grid of lengths and depths, greedy generation (Fig. 4)."""
 
     kind: Literal["needle"] = "needle"
     max_new_tokens: PositiveInt = 1024
     num_keys: PositiveInt = 1
+    """Lines that passkey hides."""
     judge: str | None = None
+    """Model name of an LLM judge; None scores by exact and fuzzy match."""
 
     @model_validator(mode="after")
     def _check(self) -> "Spec":

@@ -24,14 +24,12 @@ from training.spec import RunSpec
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Spec(Grid):
-    """Log-probability that a needle gives its answer, over a grid of lengths (tokens) and depths (percent).
-
-    `samples_per_cell`: needles per cell; beyond the 20 sentences they come again, at other places.
-    """
+    """Log-probability that a needle gives its answer, over a grid of lengths and depths."""
 
     kind: Literal["needle_recall"] = "needle_recall"
     mode: Literal["easy", "standard"] = "standard"
     samples_per_cell: PositiveInt = 20
+    """Needles per cell; beyond the 20 sentences they come again, at other places."""
 
 
 SCHEMA = Schema(

@@ -5,7 +5,6 @@ it, for each document, the mean over each of 16 equal bands of the context: `pos
 So differences between models can be paired by document.
 """
 
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,9 +12,9 @@ import pandas as pd
 from pydantic.dataclasses import dataclass
 
 from data.corpus import Counts
-from data.spec import DataSpec
 from eval.shell.kind import Content, Needs, Precision
-from eval.shell.sources import Sources, fingerprint
+from eval.shell.kind import bound as bound
+from eval.shell.kind import reads as reads
 from models.spec import STRICT, ModelSpec, PositiveInt
 from results.schema import Schema, integer, number
 from training.spec import RunSpec
@@ -46,14 +45,6 @@ SCHEMA = Schema(
     key=("document", "position"),
 )
 NEEDS: Needs = "weights"
-
-
-def reads(spec: Spec) -> tuple[str, ...]:
-    return ("corpus",)
-
-
-def bound(spec: Spec, corpus: DataSpec | None, sources: Sources, precision: Precision, machine: str) -> Spec:
-    return replace(spec, corpus=fingerprint(corpus), precision=spec.precision or precision)
 
 
 def check(spec: Spec, run: RunSpec, counts: Counts | None) -> None:

@@ -7,7 +7,7 @@ A spec holds everything that changes the rows, by content and never by path. Wha
 import hashlib
 import json
 from collections.abc import Collection
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Annotated, Any, Literal, Protocol
 
 import pandas as pd
@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter
 
 from data.corpus import Counts
 from data.spec import DataSpec
-from eval.shell.sources import Sources
+from eval.shell.sources import Sources, fingerprint
 from models.spec import ModelSpec
 from results.schema import Schema
 from training.spec import RunSpec
@@ -87,3 +87,24 @@ def eval_id(spec: EvalSpec) -> str:
 def unbound(spec: EvalSpec) -> list[str]:
     """Fields that `bound` has still to fill in."""
     return [field.name for field in fields(spec) if field.name in _BOUND and getattr(spec, field.name) in _UNBOUND]  # type: ignore[arg-type]
+
+
+def reads(spec: EvalSpec) -> tuple[str, ...]:
+    """The usual `reads`, for a kind to import: the held-out text, if the spec names a corpus."""
+    return ("corpus",) if hasattr(spec, "corpus") else ()
+
+
+def bound(spec: Any, corpus: DataSpec | None, sources: Sources, precision: Precision, machine: str) -> Any:
+    """The usual `bound`, for a kind to import: corpus, machine and precision, as far as the spec has them."""
+    found: dict[str, str] = {}
+    if hasattr(spec, "corpus"):
+        found["corpus"] = fingerprint(corpus)
+    if hasattr(spec, "machine"):
+        found["machine"] = machine
+    if hasattr(spec, "precision"):
+        found["precision"] = spec.precision or precision
+    return replace(spec, **found)
+
+
+def check(spec: EvalSpec, run: RunSpec, counts: Counts | None) -> None:
+    """The usual `check`, for a kind to import: nothing can go wrong that depends on the run or its corpus."""

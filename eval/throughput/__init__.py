@@ -4,20 +4,18 @@ Comparable between models on one machine, as ratios. Repeated in one process; `t
 quantiles over the repeats, so that models whose ranges overlap are not ranked.
 """
 
-from dataclasses import replace
 from typing import Literal
 
 import pandas as pd
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from data.corpus import Counts
-from data.spec import DataSpec
 from eval.shell.kind import Content, Needs, NonNegativeInt, Precision
-from eval.shell.sources import Sources
+from eval.shell.kind import bound as bound
+from eval.shell.kind import check as check
+from eval.shell.kind import reads as reads
 from models.spec import STRICT, ModelSpec, PositiveInt
 from results.schema import Schema, integer, number, text
-from training.spec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -64,18 +62,6 @@ SCHEMA = Schema(
     key=("mode", "seq_len"),
 )
 NEEDS: Needs = "spec"
-
-
-def reads(spec: Spec) -> tuple[str, ...]:
-    return ()
-
-
-def bound(spec: Spec, corpus: DataSpec | None, sources: Sources, precision: Precision, machine: str) -> Spec:
-    return replace(spec, machine=machine, precision=spec.precision or precision)
-
-
-def check(spec: Spec, run: RunSpec, counts: Counts | None) -> None:
-    """Nothing about a timing depends on the run beyond its model."""
 
 
 def flops(spec: Spec, model: ModelSpec) -> float:
