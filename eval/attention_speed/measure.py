@@ -14,10 +14,10 @@ from eval.per_token_loss import check_documents
 from eval.shell.context import Compute, Context
 from eval.shell.loading import Loaded
 from eval.shell.machine import machine_name
-from eval.shell.progress import Progress
 from eval.throughput.measure import compile_layers, seconds_of, time_training
 from kernels.forgetting_attention import forgetting_attention
 from models.forgetting_transformer.module import ForgettingAttention, gated_layers, watched
+from training.progress import Progress
 
 Given = tuple[ForgettingAttention, Tensor, Tensor, Tensor, Tensor]
 

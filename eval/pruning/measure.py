@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from data.sampler import bos_roll
 from eval.per_token_loss import check_documents
 from eval.per_token_loss.measure import document_losses
 from eval.pruning import Spec
 from eval.shell.context import Compute, Context
 from eval.shell.loading import Loaded
-from eval.shell.progress import Progress
 from kernels.forgetting_attention import forgetting_attention
 from kernels.forgetting_attention.chunked import chunked_forward
 from kernels.forgetting_attention.threshold import resolve_threshold
@@ -31,6 +31,7 @@ from kernels.forgetting_attention.visibility import (
     pruned_tiles,
 )
 from models.forgetting_transformer.module import ForgettingAttention, gated_layers
+from training.progress import Progress
 
 Layers = Mapping[int, ForgettingAttention]
 Attend = Callable[[ForgettingAttention, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -115,7 +116,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     pruned, rows = Pruned(spec), []
     with Progress("pruning", spec.num_documents) as progress:
         for document in range(spec.num_documents):
-            target_T = corpus.heldout.read(slice(document, document + 1), 0, spec.context_len)[0].astype(np.int64)
+            target_T = corpus.heldout.read(slice(document, document + 1), 0, spec.context_len)[0]
             if document == 0:
                 rows += _dropped(model, layers, target_T, corpus.spec.bos_id, spec, compute)
             for ending, attend in (("", attend_whole), ("_pruned", pruned.attend)):
@@ -136,9 +137,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
 
 def _inputs(target_T: np.ndarray, bos_id: int, device: str) -> Tensor:
-    inputs_BT = torch.from_numpy(target_T)[None].to(device).roll(1, dims=1)
-    inputs_BT[:, 0] = bos_id
-    return inputs_BT
+    return bos_roll(target_T[None], bos_id)[0].to(device)
 
 
 def _decoded(model: nn.Module, target_T: np.ndarray, bos_id: int, count: int, compute: Compute) -> float:
