@@ -43,12 +43,12 @@ def attending(layers: Layers, attend: Attend) -> Iterator[None]:
     """The layers attend by `attend`, whatever their spec says."""
     for layer in layers.values():
         # No text is padded here, and no FoX of the papers has a window.
-        layer._attend = lambda q, k, v, f, start, layer=layer: attend(layer, q, k, v, f)  # type: ignore
+        layer.attend = lambda q, k, v, f, start, layer=layer: attend(layer, q, k, v, f)  # type: ignore
     try:
         yield
     finally:
         for layer in layers.values():
-            del layer.__dict__["_attend"]
+            del layer.__dict__["attend"]
 
 
 def skipped(layer: ForgettingAttention, q: Tensor, k: Tensor, log_fgate: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
