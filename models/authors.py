@@ -87,8 +87,8 @@ def spec_from_authors(config: dict[str, Any]) -> ModelSpec:
             raise ValueError(f"num_kv_heads is {config['num_kv_heads']}; only num_heads or null is supported")
         return ForgettingTransformerSpec(**{"use_rope": True, **found}, forget_gate="none")
     gate = found["forget_gate"]
-    of_no_use = () if gate in ("bias_only", "fixed") else ("decay_time_min", "decay_time_max")
-    of_no_use += ("prune_log_tolerance",) if gate == "none" else ()
+    of_no_use = set() if gate in ("bias_only", "fixed") else {"decay_time_min", "decay_time_max"}
+    of_no_use |= {"prune_log_tolerance"} if gate == "none" else set()
     # The paper's checkpoints say true; the authors' present default, for a config without the key, is false.
     found = {"qk_norm_share_param_across_head": False, **found}
     return ForgettingTransformerSpec(**{ours: value for ours, value in found.items() if ours not in of_no_use})

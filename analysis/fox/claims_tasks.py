@@ -45,7 +45,7 @@ def lines_of(study: Study) -> dict[str, Line]:
 
 def lines_by_label(study: Study) -> dict[str, Line]:
     """Those that have all columns of the paper's table."""
-    rows = table1.stored(study)
+    rows = study.stored(table1.KIND, table1.WHAT)
     lines = {}
     for label, values in table1.scores(rows).items():
         if not {*COLUMNS, "avg_acc"} <= set(values):
@@ -142,7 +142,7 @@ def c19(study: Study) -> Verdict:
 
 def mean_terms(study: Study, tasks: tuple[str, ...]) -> dict[str, Term]:
     """The mean over tasks of each model that has them all, example by example."""
-    rows = table2.stored(study)
+    rows = study.stored(table2.KIND, table2.WHAT)
     rows = rows[rows["task"].isin(tasks)].sort_values(["task", "example"], kind="stable")
     terms = {}
     for model, own in rows.groupby("model", sort=False):

@@ -98,8 +98,14 @@ def _draw_lead(study: Study, curves: dict[str, LossCurve]) -> list[Path]:
         axes.plot(table["position"], table["lead"], color=colour)
         if table["low"].notna().any():
             axes.fill_between(table["position"], table["low"], table["high"], color=colour, alpha=0.22, linewidth=0)
-        names = {"title": f"{title(other)} minus {title(fox)}", "xlabel": "Token index $i$"}
-        position_axis(axes, study.train_len, curves[fox].length, ylim=_lead_limits(table, study.train_len), **names)
+        position_axis(
+            axes,
+            study.train_len,
+            curves[fox].length,
+            ylim=_lead_limits(table, study.train_len),
+            title=f"{title(other)} minus {title(fox)}",
+            xlabel="Token index $i$",
+        )
         frames.append(table.assign(fox=fox, transformer=other))
     panels[0, 0].set_ylabel("Lead of FoX (nats)")
     seeds = min(len(curves[model].seeds) for pair in pairs for model in pair)

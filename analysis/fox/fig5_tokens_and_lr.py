@@ -56,8 +56,9 @@ def draw(study: Study) -> list[Path]:
     axes = parts[0].subplots()
     limits = core_limits(lines, study.train_len)
     draw_lines(axes, lines)
-    names = {"xlabel": "Token index $i$", "ylabel": "Per-token loss $L(i)$ (nats)"}
-    position_axis(axes, study.train_len, curves[0].length, ylim=limits, **names)
+    position_axis(
+        axes, study.train_len, curves[0].length, ylim=limits, xlabel="Token index $i$", ylabel="Per-token loss $L(i)$ (nats)"
+    )
     legend_of(parts[0], [line.style for line in lines], columns=3)
     if found:
         grid = parts[1].subplots(rows, HEATMAPS_PER_ROW, squeeze=False)
