@@ -64,7 +64,8 @@ def build(folder: Path, sections: Sequence[Section]) -> Path:
     environment.filters["effect"] = _effect
     studies = [section.study for section in sections if section.study is not None]
     verdicts = [(artefact, *judged) for artefact in there for judged in artefact["verdicts"]]
-    verdicts += [({"stem": each.stem, "paper": each.paper}, *judged) for each in absent for judged in _unmeasured(each)]
+    nothing = not_measured("Nothing is stored for this artefact.")
+    verdicts += [({"stem": each.stem, "paper": each.paper}, CLAIMS[claim], nothing) for each in absent for claim in each.claims]
     page = environment.from_string(TEMPLATE.read_text()).render(
         scale=folder.name,
         paper_scale=PAPER_SCALE,
@@ -124,10 +125,6 @@ def _files(folder: Path, stem: str) -> list[str]:
     """Files that were drawn, relative to the report."""
     paths = [path for place in ("figures", "tables") for path in sorted((folder / place).glob(f"{stem}*"))]
     return [str(path.relative_to(folder)) for path in paths if path.stem in (stem,) or path.stem.startswith(f"{stem}-")]
-
-
-def _unmeasured(section: Section) -> list[tuple[Claim, Verdict]]:
-    return [(CLAIMS[claim], not_measured("Nothing is stored for this artefact.")) for claim in section.claims]
 
 
 def _effect(verdict: Verdict) -> Markup:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.names import rank
 from results.sealed import read_sealed, write_sealed
 from results.store import Meta, read_rows, read_run, run_file
 
@@ -119,6 +120,13 @@ class Study:
             source = {name: getattr(line, name) for name in _OF_LINE} | {"eval_id": meta["eval_id"]}
             frames.append(pd.concat([pd.DataFrame(source, index=rows.index), rows], axis=1))
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*_OF_LINE, "eval_id"])
+
+    def stored(self, kind: str, what: str) -> pd.DataFrame:
+        """`rows`, in the paper's order of models. ValueError, which calls them `what`, where there are none."""
+        rows = self.rows(kind)
+        if rows.empty:
+            raise ValueError(f"{self.stem}: no {what} are stored; run its experiment first")
+        return rows.sort_values("model", key=lambda models: models.map(rank), kind="stable", ignore_index=True)
 
     def metas(self, kind: str) -> list[Meta]:
         """The metas of a kind of evaluation, one per line and file."""

@@ -115,7 +115,10 @@ def over_seeds(
     if max(counts, default=1) > 1:
         number = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
         note += f" Mean \N{PLUS-MINUS SIGN} standard deviation over {number} seeds."
-        spreads = {label: [_deviation(cell) for cell in cells] for label, cells in values.items()}
+        spreads = {
+            label: [float(np.std(cell, ddof=1)) if isinstance(cell, np.ndarray) and len(cell) > 1 else None for cell in cells]
+            for label, cells in values.items()
+        }
     elif counts:
         note += " One seed."
     return Table(caption, columns, rows, note.strip(), paper or {}, spreads)
@@ -125,10 +128,6 @@ def count_range(counts: pd.Series, noun: str) -> str:
     """One count, "200 examples", or "150 to 500 examples" where counts differ."""
     low, high = int(counts.min()), int(counts.max())
     return f"{low:,} {noun}" if low == high else f"{low:,} to {high:,} {noun}"
-
-
-def _deviation(cell: Cell) -> float | None:
-    return float(np.std(cell, ddof=1)) if isinstance(cell, np.ndarray) and len(cell) > 1 else None
 
 
 def _printed(column: Column, value: float | None) -> float | None:

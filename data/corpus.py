@@ -4,6 +4,7 @@ Ours carry their tokeniser beside the arrays and a corpus.json, which is sealed 
 when the file is first read. LongCrawl64 itself, which has no digests, is read in place.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -33,13 +34,13 @@ class Counts:
     """What became of the source's documents. `dropped_tokens`: the rests that fill no row, short documents included."""
 
     documents: int
-    duplicates: int
-    too_short: int
     train_documents: int
     heldout_documents: int
     train_rows: int
     heldout_rows: int
-    dropped_tokens: int
+    duplicates: int = 0
+    too_short: int = 0
+    dropped_tokens: int = 0
 
     @property
     def summary(self) -> str:
@@ -78,25 +79,19 @@ def _remedy(folder: Path) -> str:
     return f"delete {folder}, it is made again when it is next needed"
 
 
-class _Checks:
-    """Reads each file of a prepared corpus against its CRC-32, once."""
+def _checker(folder: Path, files: dict[str, int]) -> Callable[[Path], None]:
+    """A function that reads a file of a prepared corpus against its CRC-32, once; ValueError: missing or altered."""
 
-    def __init__(self, folder: Path, files: dict[str, int]) -> None:
-        self._folder = folder
-        self._files = files
-        self._whole: set[Path] = set()
-
-    def __call__(self, path: Path) -> None:
-        """ValueError where the file is missing or was altered."""
-        if path in self._whole:
-            return
+    @functools.cache
+    def check(path: Path) -> None:
         try:
             crc = zlib.crc32(path.read_bytes())
         except OSError as error:
-            raise ValueError(f"{path} cannot be read ({error.strerror}): {_remedy(self._folder)}") from None
-        if crc != self._files.get(path.relative_to(self._folder).as_posix()):
-            raise ValueError(f"{path} was altered since the corpus was made (its CRC-32 differs): {_remedy(self._folder)}")
-        self._whole.add(path)
+            raise ValueError(f"{path} cannot be read ({error.strerror}): {_remedy(folder)}") from None
+        if crc != files.get(path.relative_to(folder).as_posix()):
+            raise ValueError(f"{path} was altered since the corpus was made (its CRC-32 differs): {_remedy(folder)}")
+
+    return check
 
 
 class Split:
@@ -218,7 +213,7 @@ class Corpus:
         self.counts = None if about is None else about.counts
         self._about = about
         self._tokenizer = tokenizer
-        self._check = None if about is None else _Checks(folder, about.files)
+        self._check = None if about is None else _checker(folder, about.files)
         size = {"vocab_size": spec.vocab_size, "document_len": spec.document_len}
         self.train = Split(folder / "train.zarr", **size, check=self._check)
         self.heldout = Split(folder / "heldout.zarr", **size, check=self._check)
@@ -272,16 +267,7 @@ def longcrawl64_spec(folder: Path, document_len: int | None = None) -> DataSpec:
 def longcrawl64_counts(folder: Path) -> Counts:
     """Rows of a LongCrawl64 folder, from the shapes of its arrays: a row is a document there."""
     train, heldout = (int(_open_array(folder / name).shape[0]) for name in ("train.zarr", "heldout.zarr"))
-    return Counts(
-        documents=train + heldout,
-        duplicates=0,
-        too_short=0,
-        train_documents=train,
-        heldout_documents=heldout,
-        train_rows=train,
-        heldout_rows=heldout,
-        dropped_tokens=0,
-    )
+    return Counts(train + heldout, train, heldout, train_rows=train, heldout_rows=heldout)
 
 
 def _fault(chunk: Path, blosc: bool) -> str | None:

@@ -1,9 +1,8 @@
 """Batches made ahead of time on one background thread."""
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
+from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -17,47 +16,27 @@ class Prefetcher(Generic[Key, Item]):
     """
 
     def __init__(self, make: Callable[[Key], Item], keys: Iterable[Key], *, depth: int = 2) -> None:
-        self._queue: queue.Queue[tuple[Key, Item] | BaseException | None] = queue.Queue(maxsize=depth)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, args=(make, iter(keys)), name="prefetch", daemon=True)
-        self._thread.start()
+        self._make, self._keys = make, iter(keys)
+        self._pool = ThreadPoolExecutor(1, "prefetch")
+        self._ahead = deque(self._pool.submit(self._next) for _ in range(depth + 1))
 
-    def _work(self, make: Callable[[Key], Item], keys: Iterator[Key]) -> None:
-        try:
-            for key in keys:
-                if not self._put((key, make(key))):
-                    return
-            self._put(None)
-        except BaseException as error:  # handed to the consumer, whatever it is
-            self._put(error)
-
-    def _put(self, entry: tuple[Key, Item] | BaseException | None) -> bool:
-        while not self._stop.is_set():
-            try:
-                self._queue.put(entry, timeout=0.05)
-                return True
-            except queue.Full:
-                continue
-        return False
+    def _next(self) -> tuple[Key, Item] | None:
+        for key in self._keys:
+            return key, self._make(key)
+        return None
 
     def __iter__(self) -> Iterator[tuple[Key, Item]]:
-        while True:
-            entry = self._queue.get()
-            if entry is None or isinstance(entry, BaseException):
-                self._thread.join()
-                self._queue.put(entry)  # iterating again ends the same way
-                if entry is not None:
-                    raise entry
-                return
+        while (entry := self._ahead[0].result()) is not None:  # the end and an error stay first: they come again
+            self._ahead.popleft()
+            self._ahead.append(self._pool.submit(self._next))
             yield entry
 
     def close(self) -> None:
         """Ends the thread, after the batch it is making."""
-        self._stop.set()
-        self._thread.join()
+        self._pool.shutdown(cancel_futures=True)
 
     def __enter__(self) -> "Prefetcher[Key, Item]":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()

@@ -45,7 +45,7 @@ class HubSource:
         except ValueError:
             raise
         except Exception as error:  # the hub client raises its own, its HTTP library's and the operating system's
-            raise ValueError(f"data {self.kind!r}: reading from the hub failed ({_first_line(error)}); run it again") from None
+            raise ValueError(f"data {self.kind!r}: reading from the hub failed ({first_line(error)}); run it again") from None
 
     def _commit(self) -> str:
         if self.revision is not None and _REVISION.fullmatch(self.revision):
@@ -56,7 +56,7 @@ class HubSource:
             commit = HfApi().dataset_info(self.name, revision=self.revision, timeout=20).sha
         except Exception as error:  # the hub client raises its own, its HTTP library's and the operating system's
             raise ValueError(
-                f"data {self.kind!r}: the hub does not answer or does not know it ({_first_line(error)}); check the name, go "
+                f"data {self.kind!r}: the hub does not answer or does not know it ({first_line(error)}); check the name, go "
                 "online, or pin a full commit as in hf:NAME@COMMIT"
             ) from None
         assert commit is not None
@@ -99,5 +99,6 @@ def parse_source(text: str) -> Source:
     raise ValueError(f"data {text!r} is none of {_ALLOWED}")
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error of another library says, in short."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -106,20 +106,15 @@ def _expand(name: str) -> list[Path]:
         if _suffixes(path) is None:
             raise ValueError(f"data file {name!r} has an unknown suffix: give {_ALLOWED}")
         return [path]
-    if path.is_dir():
-        matches = sorted(path.rglob("*"))
-    else:
-        matches = [match for hit in sorted(glob.glob(str(path), recursive=True)) for match in _inside(Path(hit))]
-        if not matches:
-            raise ValueError(f"data path {name!r} does not exist or matches nothing: give {_ALLOWED}")
+    matches: list[Path] = []
+    for hit in [path] if path.is_dir() else map(Path, sorted(glob.glob(str(path), recursive=True))):
+        matches += sorted(hit.rglob("*")) if hit.is_dir() else [hit]
+    if not matches and not path.is_dir():
+        raise ValueError(f"data path {name!r} does not exist or matches nothing: give {_ALLOWED}")
     files = [match for match in matches if match.is_file() and _suffixes(match) is not None]
     if not files:
         raise ValueError(f"data path {name!r} holds no text file: give {_ALLOWED}")
     return files
-
-
-def _inside(path: Path) -> list[Path]:
-    return sorted(path.rglob("*")) if path.is_dir() else [path]
 
 
 def _suffixes(path: Path) -> Any:

@@ -163,12 +163,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def _bytes_tokenizer() -> Tokenizer:
-    """Ids 0 to 255 are the bytes of the UTF-8 text, 256 is BOS."""
-    printable = [
-        *range(0x21, 0x7F),
-        *range(0xA1, 0xAD),
-        *range(0xAE, 0x100),
-    ]  # GPT-2's names for bytes: these are their own
+    """Ids 0 to 255 are the bytes of the UTF-8 text, 256 is BOS. Their names are GPT-2's: printable bytes are their own."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     vocab = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
     return Tokenizer("bytes", _backend({**vocab, BOS: 256}, []), 257, 256)
@@ -200,28 +196,27 @@ def _read_gpt2(folder: Path | None) -> tuple[dict[str, int], list[tuple[str, str
 
 
 def _find_gpt2(folder: Path | None) -> tuple[Path, Path]:
+    names = ("vocab.json", "merges.txt")
     if folder is not None:
-        for name in ("vocab.json", "merges.txt"):
+        for name in names:
             if not (folder / name).is_file():
                 raise ValueError(f"tokenizer folder {folder} has no {name}; it must hold GPT-2's vocab.json and merges.txt")
-        return folder / "vocab.json", folder / "merges.txt"
+        return folder / names[0], folder / names[1]
     from huggingface_hub import HfApi, hf_hub_download
 
-    names = ("vocab.json", "merges.txt")
     try:
-        vocab, merges = (Path(hf_hub_download(GPT2_HUB_NAME, name, local_files_only=True)) for name in names)
-        return vocab, merges
+        found = [hf_hub_download(GPT2_HUB_NAME, name, local_files_only=True) for name in names]
     except OSError:  # not in the local cache
-        pass
-    try:
-        HfApi().model_info(GPT2_HUB_NAME, timeout=10)  # fails at once where there is no network; downloads retry for minutes
-        vocab, merges = (Path(hf_hub_download(GPT2_HUB_NAME, name)) for name in names)
-    except Exception as error:  # the hub client raises its own, its HTTP library's and the operating system's
-        raise ValueError(
-            f"GPT-2's vocabulary is neither in the local cache nor to be had from {GPT2_HUB_NAME} ({type(error).__name__}): "
-            "name a folder with vocab.json and merges.txt, as in --tokenizer gpt2-json:FOLDER, or choose bpe-1024 or bytes"
-        ) from None
-    return vocab, merges
+        try:
+            HfApi().model_info(GPT2_HUB_NAME, timeout=10)  # without a network this fails at once; downloads retry for minutes
+            found = [hf_hub_download(GPT2_HUB_NAME, name) for name in names]
+        except Exception as error:  # the hub client raises its own, its HTTP library's and the operating system's
+            raise ValueError(
+                f"GPT-2's vocabulary is neither in the local cache nor to be had from {GPT2_HUB_NAME} "
+                f"({type(error).__name__}): name a folder with vocab.json and merges.txt, as in --tokenizer gpt2-json:FOLDER, "
+                "or choose bpe-1024 or bytes"
+            ) from None
+    return Path(found[0]), Path(found[1])
 
 
 def _valid(text: str) -> str:

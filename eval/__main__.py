@@ -5,38 +5,34 @@ or a hub name. Rows go to FILE (.parquet) with who made them beside it (.meta.js
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, Union
+from typing import Annotated, Any, Generic, TypeVar, Union
 
 import tyro
 
+from eval.job import Command
 from eval.kinds import KINDS, EvalSpec, eval_id, kind_of, unread
+from eval.shell.context import make_context
 from eval.shell.hub import go_offline_if_unreachable
+from eval.shell.loading import Loaded, Subject
 from eval.shell.machine import machine_name, use
-from eval.shell.sources import Sources
+from eval.shell.run import run
+from results.store import read_rows
 from training.command_line import guarded, parse
 from training.signals import EXIT_FINISHED
-
-if TYPE_CHECKING:
-    from eval.shell.loading import Subject
 
 Spec = TypeVar("Spec", bound=EvalSpec)
 
 
 @dataclass(frozen=True, kw_only=True)
-class On(Generic[Spec]):
+class On(Command, Generic[Spec]):
     """An evaluation on a model."""
 
     model: str
     """Run folder, model folder, or hub name (owner/name)."""
     out: Path | None = None
     """Result file (.parquet); default: in the run's evals/ folder, or ./NAME-ID-<eval_id>.parquet for other models."""
-    device: str = "cpu"
-    """cpu, cuda or cuda:N."""
-    threads: int = 1
-    """CPU threads; 1 makes results independent of the machine's number of cores."""
-    sources: tyro.conf.OmitArgPrefixes[Sources] = field(default_factory=Sources)
     spec: tyro.conf.OmitArgPrefixes[Spec]
 
 
@@ -55,13 +51,8 @@ def run_command(command: On) -> int:
     kind = kind_of(command.spec)
     if "hub" in kind.reads(command.spec) or not Path(command.model).exists():
         go_offline_if_unreachable()
-    from eval.shell.context import make_context
-    from eval.shell.loading import Loaded, Subject
-    from eval.shell.run import run
-    from results.store import read_rows
-
     subject = Subject.find(command.model, command.sources.tokenizer)
-    context = make_context(command.sources, device, Path(), None if subject.run is None else subject.run.data)
+    context = make_context(command.sources, device, Path(), subject.run)
     corpus = None if context.corpus is None else context.corpus.spec
     spec = kind.bound(command.spec, corpus, command.sources, subject.precision(device), machine_name(device))
     surplus = unread([spec], command.sources)
@@ -79,7 +70,7 @@ def run_command(command: On) -> int:
     return EXIT_FINISHED
 
 
-def default_out(subject: "Subject", spec: EvalSpec) -> Path:
+def default_out(subject: Subject, spec: EvalSpec) -> Path:
     if subject.run is not None:
         return subject.path / "evals" / f"{eval_id(spec)}.parquet"
     return Path(f"{subject.model}-{subject.run_id}-{eval_id(spec)}.parquet")

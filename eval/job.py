@@ -13,27 +13,36 @@ from typing import Annotated
 import tyro
 
 from eval.kinds import EVAL_SPEC, EvalSpec, eval_id, kind_of, unread
+from eval.shell.context import make_context
 from eval.shell.hub import go_offline_if_unreachable
 from eval.shell.kind import unbound
+from eval.shell.loading import Loaded, Subject
 from eval.shell.machine import use
+from eval.shell.run import exists, run
 from eval.shell.sources import Sources
 from training.command_line import guarded, parse, short
 from training.signals import EXIT_ERROR, EXIT_FINISHED
 
 
-@dataclass(frozen=True)
-class Job:
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """Where evaluations are computed, and what they read."""
+
+    device: str = "cpu"
+    """cpu, cuda or cuda:N."""
+    threads: int = 1
+    """CPU threads; 1 makes results independent of the machine's number of cores."""
+    sources: tyro.conf.OmitArgPrefixes[Sources] = field(default_factory=Sources)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(Command):
     """Evaluate one run by one or several specs."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder (runs/SCALE/NAME-ID)."""
     spec: tuple[Path, ...]
     """JSON files, one evaluation each, bound to what they read."""
-    device: str = "cpu"
-    """cpu, cuda or cuda:N."""
-    threads: int = 1
-    """CPU threads; 1 makes results independent of the machine's number of cores."""
-    sources: tyro.conf.OmitArgPrefixes[Sources] = field(default_factory=Sources)
 
 
 def read_spec(path: Path) -> EvalSpec:
@@ -55,10 +64,6 @@ def run_job(job: Job) -> int:
     if any("hub" in kind_of(spec).reads(spec) for spec in specs):
         go_offline_if_unreachable()
     device = use(job.device, job.threads)
-    from eval.shell.context import make_context
-    from eval.shell.loading import Loaded, Subject
-    from eval.shell.run import exists, run
-
     subject = Subject.find(str(job.run), job.sources.tokenizer)
     todo = []
     for spec in specs:
@@ -74,8 +79,7 @@ def run_job(job: Job) -> int:
     failed = False
     for spec, out in todo:
         try:
-            trained_on = None if subject.run is None else subject.run.data
-            run(kind_of(spec), loaded, spec, make_context(job.sources, device, out.parent, trained_on), out)
+            run(kind_of(spec), loaded, spec, make_context(job.sources, device, out.parent, subject.run), out)
             print(f"{out.stem}: written to {out}", file=sys.stderr)
         except ValueError as error:
             failed = True

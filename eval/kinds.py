@@ -1,6 +1,6 @@
 """The kinds of evaluation, one line each: a module of this package that is what eval/shell/kind.py describes. Torch-free."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Annotated, Any, Union, cast
 
@@ -39,11 +39,5 @@ def kind_of(spec: EvalSpec) -> Kind:
 
 def unread(specs: Iterable[EvalSpec], sources: Sources) -> list[str]:
     """Flags that were given although none of these (bound) specs reads them."""
-    read: set[str] = set()
-    for spec in specs:
-        read |= set(_reads(spec))
+    read = {name for spec in specs for name in kind_of(spec).reads(spec)}
     return [f"--{name.replace('_', '-')}" for name in sources.given() if name not in read]
-
-
-def _reads(spec: EvalSpec) -> Collection[str]:
-    return kind_of(spec).reads(spec)

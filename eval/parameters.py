@@ -1,21 +1,18 @@
 """What a model is made of: every parameter of a fresh model, in the order of its modules (Fig. 1, Table 4)."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import pandas as pd
 from pydantic.dataclasses import dataclass
 
-from eval.shell.kind import Needs, Precision
-from eval.shell.sources import Sources
+from eval.shell.context import Context
+from eval.shell.kind import Needs
+from eval.shell.kind import bound as bound
+from eval.shell.kind import check as check
+from eval.shell.kind import reads as reads
+from eval.shell.loading import Loaded
 from models.spec import STRICT, ModelSpec
 from results.schema import Schema, integer, text
-
-if TYPE_CHECKING:
-    from data.corpus import Counts
-    from data.spec import DataSpec
-    from eval.shell.context import Context
-    from eval.shell.loading import Loaded
-    from training.spec import RunSpec
 
 EMBEDDING = "embeddings"
 
@@ -39,23 +36,11 @@ SCHEMA = Schema(
 NEEDS: Needs = "spec"
 
 
-def reads(spec: Spec) -> tuple[str, ...]:
-    return ()
-
-
-def bound(spec: Spec, corpus: "DataSpec | None", sources: Sources, precision: Precision, machine: str) -> Spec:
-    return spec
-
-
-def check(spec: Spec, run: "RunSpec", counts: "Counts | None") -> None:
-    pass
-
-
 def flops(spec: Spec, model: ModelSpec) -> float:
     return 0.0
 
 
-def evaluate(loaded: "Loaded", spec: Spec, context: "Context") -> pd.DataFrame:
+def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     """A row per parameter; names are without the head's prefix for the backbone."""
     model = loaded.fresh()
     rows = []

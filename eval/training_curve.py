@@ -1,21 +1,19 @@
 """Loss, gradient norm, learning rate and speed of every training step, from metrics.jsonl; needs no model and no torch."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import pandas as pd
 from pydantic.dataclasses import dataclass
 
-from eval.shell.kind import Needs, Precision
-from eval.shell.sources import Sources
+from data.corpus import Counts
+from eval.shell.context import Context
+from eval.shell.kind import Needs
+from eval.shell.kind import bound as bound
+from eval.shell.kind import reads as reads
+from eval.shell.loading import Loaded
 from models.spec import STRICT, ModelSpec
 from results.schema import Schema, integer, number
-
-if TYPE_CHECKING:
-    from data.corpus import Counts
-    from data.spec import DataSpec
-    from eval.shell.context import Context
-    from eval.shell.loading import Loaded
-    from training.spec import RunSpec
+from training.spec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -42,15 +40,7 @@ SCHEMA = Schema(
 NEEDS: Needs = "metrics"
 
 
-def reads(spec: Spec) -> tuple[str, ...]:
-    return ()
-
-
-def bound(spec: Spec, corpus: "DataSpec | None", sources: Sources, precision: Precision, machine: str) -> Spec:
-    return spec
-
-
-def check(spec: Spec, run: "RunSpec", counts: "Counts | None") -> None:
+def check(spec: Spec, run: RunSpec, counts: Counts | None) -> None:
     if run.weights is not None:
         raise ValueError(f"run {run.run_id} ({run.name}) was trained elsewhere: there are no metrics to draw its training from")
 
@@ -59,7 +49,7 @@ def flops(spec: Spec, model: ModelSpec) -> float:
     return 0.0
 
 
-def evaluate(loaded: "Loaded", spec: Spec, context: "Context") -> pd.DataFrame:
+def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     """One row a step. ValueError: the run is not finished or was trained elsewhere, or its metrics are damaged."""
     folder = loaded.subject.run_folder
     if not folder.finished:

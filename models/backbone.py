@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from models.cache import DecodingCache
-from models.spec import ModelSpec
+from models.spec import DeltaNetSpec, HGRN2Spec, ModelSpec
 
 INITIALIZER_RANGE = 0.02
 MIXER_GAIN = 2**-2.5
@@ -184,7 +184,8 @@ def init_linear_recurrent_(module: nn.Module, num_layers: int) -> None:
 
     The released code means to draw the convolutions from N(0, 0.02^2), but by then their layer counts as initialised.
 
-    Hugging Face visits only modules with parameters of their own, so each linear map must know its place (`mark_places`).
+    Hugging Face visits only modules with parameters of their own, so each linear map must know its place
+    (`linear_recurrent_blocks`).
     """
     place = getattr(module, "place", None)
     reset = getattr(module, "reset_parameters", None)
@@ -198,10 +199,14 @@ def init_linear_recurrent_(module: nn.Module, num_layers: int) -> None:
         linear_normal_(module, INITIALIZER_RANGE)
 
 
-def mark_places(block: Block) -> Block:
-    """Notes on the linear maps of a block whether they belong to its mixer or end its MLP."""
-    for module in block.attn.modules():
-        if isinstance(module, nn.Linear):
-            module.place = "mixer"  # type: ignore[assignment]
-    block.mlp.down_proj.place = "mlp_output"  # type: ignore[assignment]
-    return block
+def linear_recurrent_blocks(spec: HGRN2Spec | DeltaNetSpec, mixer: Callable[[int], nn.Module]) -> list[nn.Module]:
+    """A block round the mixer of each layer; linear maps of the mixers, and those that end an MLP, are told their place."""
+    blocks: list[nn.Module] = []
+    for layer_idx in range(spec.num_layers):
+        block = Block(mixer(layer_idx), spec.hidden_size, spec.intermediate_size, spec.norm_eps)
+        for module in block.attn.modules():
+            if isinstance(module, nn.Linear):
+                module.place = "mixer"  # type: ignore[assignment]
+        block.mlp.down_proj.place = "mlp_output"  # type: ignore[assignment]
+        blocks.append(block)
+    return blocks

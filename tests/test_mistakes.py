@@ -136,7 +136,9 @@ COMMANDS = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_command_lines(name, place, tmp_path):
     main, words = COMMANDS[name]
-    own = [part.replace(word, place.named(word)) for part in words for word in ["TEXTS" if "TEXTS" in part else part.split("/")[0]]]
+    own = [
+        part.replace(word, place.named(word)) for part in words for word in ["TEXTS" if "TEXTS" in part else part.split("/")[0]]
+    ]
     flags = flags_of(main, *(words[:1] if words[0] not in ("RUN",) else ()))
     assert flags
 
@@ -306,4 +308,3 @@ def test_toml_files(original, read, tmp_path):
             assert str(file) in str(error) and len(str(error).splitlines()) <= 2
 
     check()
-

@@ -8,8 +8,8 @@ checkpoint.
 import os
 import shutil
 import sys
-import threading
 import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -43,8 +43,8 @@ class Checkpoints:
         self.keep = keep
         self._background = background
         self._damaged: set[int] = set()
-        self._writer: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self._writer = ThreadPoolExecutor(1, "checkpoint-writer")
+        self._pending: Future[None] | None = None
         self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo") if background and world.size > 1 else None
 
     def steps(self) -> list[int]:
@@ -69,23 +69,13 @@ class Checkpoints:
             self._write(step, state, None)
             return
         held = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
-        self._writer = threading.Thread(target=self._write_guarded, args=(step, held), name="checkpoint-writer")
-        self._writer.start()
+        self._pending = self._writer.submit(self._write, step, held, self._group)
 
     def wait(self) -> None:
         """Let a background save finish; raises what it raised."""
-        if self._writer is not None:
-            self._writer.join()
-            self._writer = None
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
-
-    def _write_guarded(self, step: int, state: State) -> None:
-        try:
-            self._write(step, state, self._group)
-        except BaseException as error:
-            self._failure = error
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
 
     def _write(self, step: int, state: State, group: dist.ProcessGroup | None) -> None:
         partial = self.folder / f"step-{step:08d}.partial"

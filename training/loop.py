@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -150,31 +151,29 @@ def _state(model: nn.Module, optimizer: torch.optim.AdamW, guard: Guard) -> Stat
     return {**weights, **named_state(model, optimizer), **guard.state()}
 
 
+@dataclass
 class _Run:
     """The loop over steps and what surrounds each: reports, checkpoints, stopping."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        spec: RunSpec,
-        execution: Execution,
-        world: World,
-        stop: StopRequest,
-        checkpoints: Checkpoints,
-        sampler: Sampler | RecallSampler,
-        quiet: bool,
-    ):
-        self.folder, self.spec, self.execution, self.world, self.stop = folder, spec, execution, world, stop
-        self.checkpoints, self.sampler, self.quiet = checkpoints, sampler, quiet
-        self.pruned = getattr(spec.model, "prune_log_tolerance", None) is not None
-        self.flops_per_token = 3 * spec.model.flops_per_token(spec.train.seq_len)
-        peak = peak_flops(world.device)
-        self.peak = None if peak is None else peak * world.size
-        self.speed = Speed(spec.train.batch_tokens)
-        self.last_step = 0
-        self.saved_at = 0.0
-        self.writer: MetricsWriter | None = None
-        self.progress: Progress | None = None
+    folder: RunFolder
+    spec: RunSpec
+    execution: Execution
+    world: World
+    stop: StopRequest
+    checkpoints: Checkpoints
+    sampler: Sampler | RecallSampler
+    quiet: bool
+    last_step: int = 0
+    saved_at: float = 0.0
+    writer: MetricsWriter | None = None
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        self.pruned = getattr(self.spec.model, "prune_log_tolerance", None) is not None
+        self.flops_per_token = 3 * self.spec.model.flops_per_token(self.spec.train.seq_len)
+        peak = peak_flops(self.world.device)
+        self.peak = None if peak is None else peak * self.world.size
+        self.speed = Speed(self.spec.train.batch_tokens)
 
     def steps(
         self, stepper: Stepper, meter: PruningMeter, batches: Prefetcher[int, Batch], state: State, watchdog: Watchdog

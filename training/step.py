@@ -1,5 +1,7 @@
 """One optimisation step: accumulate gradients over micro-batches, clip, judge, apply."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -9,26 +11,20 @@ from training.guard import Guard
 from training.spec import TrainSpec
 
 
+@dataclass
 class Stepper:
     """Holds what a step needs and runs it. `token_loss(inputs, targets)` returns per-token losses (batch, seq_len);
     negative targets carry none, and every process has as many of the others."""
 
-    def __init__(
-        self,
-        token_loss: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        guard: Guard,
-        spec: TrainSpec,
-        world: World,
-        micro_batch: int,
-    ):
-        self.token_loss = token_loss
-        self.optimizer = optimizer
-        self.guard = guard
-        self.spec = spec
-        self.world = world
-        self.micro_batch = micro_batch
-        self._parameters = [p for p in token_loss.parameters() if p.requires_grad]
+    token_loss: nn.Module
+    optimizer: torch.optim.Optimizer
+    guard: Guard
+    spec: TrainSpec
+    world: World
+    micro_batch: int
+
+    def __post_init__(self) -> None:
+        self._parameters = [p for p in self.token_loss.parameters() if p.requires_grad]
 
     def run(
         self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor, lr: float

@@ -62,12 +62,10 @@ def _lower_everywhere(curves: Curves, grid: Sequence[int]) -> Verdict:
 
 
 def c1(study: Study) -> Verdict:
-    """FoX beats the Transformer of the same architecture at every context length inside the training context."""
     return _lower_everywhere(_curves(study), grid_inside(study.train_len))
 
 
 def c2(study: Study) -> Verdict:
-    """FoX extrapolates better than the Transformer of the same architecture."""
     curves = _curves(study)
     longest = min((curve.length for curve in curves.values()), default=0)
     grid = grid_beyond(study.train_len, longest)

@@ -1,16 +1,12 @@
 """Claims C22b, C22c and C23 on needles (Figure 4)."""
 
 from analysis.names import PAIRS, RECURRENT, missing_of, pairs_in, title
-from analysis.needles import Needles, difference, longest_inside, mean_of, needles, num_seeds
+from analysis.needles import difference, longest_inside, mean_of, needles, num_seeds
 from analysis.study import Study
 from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, number
 
 AT_FLOOR = "No model finds the needle anywhere (all scores are near the lowest), so there is no order."
 PAPER_BEYOND = (19_600 / 16_384, 32_000 / 16_384)
-
-
-def _means(found: Needles, means: dict[str, float]) -> str:
-    return ", ".join(f"{title(model)} {mean:.2f}" for model, mean in means.items()) + f" {found.unit}"
 
 
 def c22b(study: Study) -> Verdict:
@@ -33,8 +29,8 @@ def c22b(study: Study) -> Verdict:
         for other in RECURRENT
         if other in cells
     ]
-    means = {model: mean_of(rows).effect for model, rows in cells.items()}
-    sentence = f"Easy mode, lengths up to {longest:,.0f}: {_means(found, means)}."
+    means = ", ".join(f"{title(model)} {mean_of(rows).effect:.2f}" for model, rows in cells.items())
+    sentence = f"Easy mode, lengths up to {longest:,.0f}: {means} {found.unit}."
     return decide(sentence, comparisons, num_seeds(cells.values()) if cells else 0, absent)
 
 

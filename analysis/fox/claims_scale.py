@@ -70,7 +70,6 @@ def _leads(pairs: list[tuple[LossCurve, LossCurve]], comparisons: list[Compariso
 
 
 def c25b(study: Study) -> Verdict:
-    """FoX leads at every model size."""
     groups = panels_of(study).get("size", {})
     pairs = [pair for curves in groups.values() for pair in pairs_of(curves)]
     comparisons = [Comparison(f"lead of {title(fox.model)}, {fox.label}", lead(fox, other)) for fox, other in pairs]
@@ -97,7 +96,6 @@ def _counted(study: Study, column: str, name: str, bound: float, words: str) -> 
 
 
 def c27(study: Study) -> Verdict:
-    """The gate adds less than 0.3% of parameters."""
     return _counted(study, "params", "parameters", 0.3, "parameters")
 
 
@@ -138,7 +136,6 @@ def c29(study: Study) -> Verdict:
 
 
 def c30(study: Study) -> Verdict:
-    """FoX (Pro) trains at 85% of Transformer (Pro)'s speed or more."""
     rows = _timed(study)
     absent = missing_of(("fox_pro", "transformer_pro"), rows)
     if absent:

@@ -46,7 +46,7 @@ def lines_of(study: Study, columns: Collection[str] = COLUMNS) -> dict[str, Line
 
 def lines_by_label(study: Study, columns: Collection[str] = COLUMNS) -> dict[str, Line]:
     """Those that have all `columns`."""
-    rows = table1.stored(study)
+    rows = study.stored(table1.KIND, table1.WHAT)
     lines = {}
     for label, values in table1.scores(rows).items():
         if not {*columns, "avg_acc"} <= set(values):
@@ -135,12 +135,10 @@ def _wins(study: Study, pairs: tuple[tuple[str, str], ...]) -> Verdict:
 
 
 def c18(study: Study) -> Verdict:
-    """FoX is at least as good as the Transformer of the same architecture: ahead on at least 9 of 12 columns."""
     return _wins(study, PAIRS)
 
 
 def c19(study: Study) -> Verdict:
-    """Pro is at least as good as LLaMA within a family: ahead on at least 9 of 12 columns."""
     return _wins(study, FAMILIES)
 
 
@@ -188,7 +186,7 @@ def c20c(study: Study) -> Verdict:
 
 def mean_terms(study: Study, tasks: tuple[str, ...]) -> dict[str, Term]:
     """The mean over tasks of each model that has them all, example by example."""
-    rows = table2.stored(study)
+    rows = study.stored(table2.KIND, table2.WHAT)
     rows = rows[rows["task"].isin(tasks)].sort_values(["task", "example"], kind="stable")
     terms = {}
     for model, own in rows.groupby("model", sort=False):

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.names import rank, style_of, title
+from analysis.names import style_of, title
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
@@ -60,11 +60,7 @@ def draw(study: Study) -> list[Path]:
 
 def _labels(study: Study) -> dict[str, pd.DataFrame]:
     """All rows by label, in the paper's order of models. ValueError if there are none."""
-    rows = study.rows(KIND)
-    if rows.empty:
-        raise ValueError(f"{study.stem}: no gate maps are stored; run its experiment first")
-    groups = {str(label): own for label, own in rows.groupby("label", sort=False)}
-    return dict(sorted(groups.items(), key=lambda item: rank(item[1]["model"].iloc[0])))
+    return {str(label): own for label, own in study.stored(KIND, "gate maps").groupby("label", sort=False)}
 
 
 def _first_seeds(study: Study) -> dict[str, pd.DataFrame]:

@@ -60,8 +60,15 @@ def draw(study: Study) -> list[Path]:
         for axes, kind in zip(pair, CONSTANT, strict=True):
             shown = [line for gate, line in lines.items() if gate.kind in (DATA_DEPENDENT, kind)]
             draw_lines(axes, shown)
-            names = {"title": f"{BLOCKS[model]}, {kind}", "xlabel": "Token index $i$"}
-            position_axis(axes, study.train_len, int(shown[0].x[-1]), pieces=4, ylim=limits, **names)
+            position_axis(
+                axes,
+                study.train_len,
+                int(shown[0].x[-1]),
+                pieces=4,
+                ylim=limits,
+                title=f"{BLOCKS[model]}, {kind}",
+                xlabel="Token index $i$",
+            )
         pair[1].tick_params(labelleft=False)
         entries |= {line.style.label: line.style for line in lines.values()}
         frames += [lines[gate].frame(model=model, label=curve.label) for gate, curve in found.items()]

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.names import rank
 from analysis.paper import paper_scores
 from analysis.study import Study
 from analysis.style import scale_note
 from analysis.tables import Cell, Column, Table, count_range, over_seeds, write_table
 
 KIND = "lm_eval"
+WHAT = "results of the LM evaluation harness"
 DOWN, UP = "\N{DOWNWARDS ARROW}", "\N{UPWARDS ARROW}"
 # column -> (task, metric, title), in the paper's order
 PERPLEXITIES = {
@@ -36,14 +36,6 @@ KNOWN_TASKS = {task for task, _, _ in (PERPLEXITIES | ACCURACIES).values()}
 
 
 Scores = dict[str, dict[str, np.ndarray]]  # label -> column -> one value per seed
-
-
-def stored(study: Study) -> pd.DataFrame:
-    """All rows, in the paper's order of models. ValueError if there are none."""
-    rows = study.rows(KIND)
-    if rows.empty:
-        raise ValueError(f"{study.stem}: no results of the LM evaluation harness are stored; run its experiment first")
-    return rows.sort_values("model", key=lambda models: models.map(rank), kind="stable", ignore_index=True)
 
 
 def made_locally(study: Study) -> bool:
@@ -83,7 +75,7 @@ def _others(found: set[tuple[str, str]]) -> list[tuple[str, str]]:
 
 def content(study: Study) -> tuple[list[Column], dict[str, list[Cell]], str]:
     """Columns, a value per seed for each label and column, and the note of a table of the harness's tasks."""
-    rows = stored(study)
+    rows = study.stored(KIND, WHAT)
     ours = scores(rows)
     present = {column for line in ours.values() for column in line}
     columns = [column for column in _all_columns(rows) if column.key in present]

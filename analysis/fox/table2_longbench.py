@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.names import rank
 from analysis.paper import paper_scores
 from analysis.study import Study
 from analysis.style import scale_note
 from analysis.tables import Cell, Column, Table, count_range, over_seeds, write_table
 
 KIND = "longbench"
+WHAT = "results of LongBench"
 TASKS = {
     "narrativeqa": "NarrativeQA",
     "qasper": "Qasper",
@@ -34,14 +34,6 @@ CODE = ("lcc", "repobench_p")
 
 WITHOUT_CODE = tuple(task for task in TASKS if task not in CODE)
 MEANS = {"mean12": WITHOUT_CODE, "mean14": tuple(TASKS)}
-
-
-def stored(study: Study) -> pd.DataFrame:
-    """All rows, in the paper's order of models. ValueError if there are none."""
-    rows = study.rows(KIND)
-    if rows.empty:
-        raise ValueError(f"{study.stem}: no results of LongBench are stored; run its experiment first")
-    return rows.sort_values("model", key=lambda models: models.map(rank), kind="stable", ignore_index=True)
 
 
 def made_locally(study: Study) -> bool:
@@ -66,7 +58,7 @@ def scores(rows: pd.DataFrame) -> dict[str, dict[str, np.ndarray]]:
 
 def summary(study: Study) -> Table:
     """The table, with the paper's values where the scale is the same and the tasks are the real ones."""
-    rows, local = stored(study), made_locally(study)
+    rows, local = study.stored(KIND, WHAT), made_locally(study)
     ours = scores(rows)
     models = rows.drop_duplicates("label").set_index("label")["model"]
     printed = {} if local else paper_scores(study.stem, "".join(study.scales))

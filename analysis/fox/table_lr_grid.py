@@ -58,11 +58,6 @@ def _rate(study: Study, run_id: str) -> float:
     return float(study.spec(run_id)["train"]["peak_lr"])
 
 
-def best_rates(values: Grid) -> dict[str, float]:
-    """The learning rate with the lowest mean, by model."""
-    return {model: min(by_rate, key=lambda rate: float(np.mean(by_rate[rate]))) for model, by_rate in values.items()}
-
-
 def summary(study: Study) -> Table:
     """A line per learning rate, a column per model; best bold. The note names models whose best rate is at the grid's edge."""
     values, what = grid(study)
@@ -72,7 +67,7 @@ def summary(study: Study) -> Table:
     for rate in rates:
         found = [values[model].get(rate) for model in models]
         cells[f"LR {rate:g}"] = [None if each is None else np.array(each) for each in found]
-    best = best_rates(values)
+    best = {model: min(by_rate, key=lambda rate: float(np.mean(by_rate[rate]))) for model, by_rate in values.items()}
     edges = [title(m) for m in models if len(values[m]) > 2 and best[m] in (min(values[m]), max(values[m]))]
     note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Best of each model bold."
     note += f" Best at the edge of what was tried: {', '.join(edges)}." if edges else ""

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from analysis.fox import table6_throughput
 from analysis.names import rank, style_of, title
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, save, save_csv, scale_note, set_note, tokens
+from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
 from analysis.tables import Column, Table
 from results.measured import FOLDER, read
 
@@ -35,26 +35,25 @@ def kernel_times(study: Study) -> pd.DataFrame:
     return rows.drop_duplicates([*SETTING, "provider"], keep="last", ignore_index=True)
 
 
+@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
-    stem = study.folder / "figures" / study.stem
     steps, kernels = table6_throughput.measured(study), kernel_times(study)
-    with figure_style():
-        if kernels.empty:
-            figure, right = plt.subplots(figsize=(WIDTH / 2, 2.7))
-        else:
-            figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 2.7), width_ratios=(2, 1))
-            _kernel_bars(left, kernels)
-        _step_bars(right, steps)
-        gpus = ", ".join(sorted(set(kernels["gpu"])))
-        machine = str(steps["machine"].iloc[0])
-        set_note(
-            figure,
-            study,
-            f"left: {gpus}, bfloat16, forward + backward, longer is slower" if gpus else "no kernel times are stored",
-            f"tokens/s: {machine}, context {tokens(steps['seq_len'].iloc[0])}, lines: 20% to 80% of the repetitions",
-        )
-        return [*save(figure, stem), save_csv(kernels, stem)]
+    if kernels.empty:
+        figure, right = plt.subplots(figsize=(WIDTH / 2, 2.7))
+    else:
+        figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 2.7), width_ratios=(2, 1))
+        _kernel_bars(left, kernels)
+    _step_bars(right, steps)
+    gpus = ", ".join(sorted(set(kernels["gpu"])))
+    machine = str(steps["machine"].iloc[0])
+    return publish(
+        study,
+        figure,
+        kernels,
+        f"left: {gpus}, bfloat16, forward + backward, longer is slower" if gpus else "no kernel times are stored",
+        f"tokens/s: {machine}, context {tokens(steps['seq_len'].iloc[0])}, lines: 20% to 80% of the repetitions",
+    )
 
 
 def _kernel_bars(axes: Axes, rows: pd.DataFrame) -> None:

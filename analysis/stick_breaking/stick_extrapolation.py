@@ -10,7 +10,7 @@ from analysis.curves import LossCurve, by_model, log_perplexity, perplexity
 from analysis.names import ordered, style_of
 from analysis.panels import Drawn, band_note, core_limits, draw_lines, is_cut, legend_of
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, save, save_csv, scale_note, set_note, tokens, training_length_line
+from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens, training_length_line
 from analysis.tables import Column, Table, over_seeds
 
 BINS_PER_DOUBLING = 6
@@ -25,39 +25,38 @@ def curves(study: Study) -> dict[str, LossCurve]:
     return {model: found[model] for model in ordered(found)}
 
 
+@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     found = curves(study)
-    stem = study.folder / "figures" / study.stem
     losses = [binned(curve) for curve in found.values()]
     points = np.unique(np.geomspace(study.train_len / 8, losses[0].x[-1], 120).astype(int))
     perplexities = [
         Drawn(style_of(model), points, perplexity(curve.losses_SN)[:, points - 1]) for model, curve in found.items()
     ]
-    with figure_style():
-        figure, (left, middle, right) = plt.subplots(1, 3, figsize=(WIDTH, 2.9), width_ratios=(1, 1, 0.8))
-        cut = False
-        for axes, lines, ylabel, xlabel in (
-            (left, losses, "Per-token loss $L(i)$ (nats)", "Token index $i$"),
-            (middle, perplexities, "Perplexity $P(l)$", "Context length $l$"),
-        ):
-            limits = core_limits(lines, study.train_len)
-            _panel(axes, lines, study.train_len)
-            axes.set(ylim=limits, ylabel=ylabel, xlabel=xlabel)
-            cut = cut or is_cut(lines, limits)
-        weights = _draw_weights(right, study)
-        legend_of(figure, [line.style for line in losses])
-        set_note(
-            figure,
-            study,
-            f"{next(iter(found.values())).num_documents:,} held-out documents",
-            band_note(len(curve.seeds) for curve in found.values()),
-            f"$L(i)$: means over a {BINS_PER_DOUBLING}th of a doubling",
-            f"dashed: training length {tokens(study.train_len)}",
-            "right: fresh models, mean over heads",
-            "curves that leave the frame go on above" if cut else "",
-        )
-        return [*save(figure, stem), save_csv(_table([*losses, *perplexities], weights), stem)]
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(WIDTH, 2.9), width_ratios=(1, 1, 0.8))
+    cut = False
+    for axes, lines, ylabel, xlabel in (
+        (left, losses, "Per-token loss $L(i)$ (nats)", "Token index $i$"),
+        (middle, perplexities, "Perplexity $P(l)$", "Context length $l$"),
+    ):
+        limits = core_limits(lines, study.train_len)
+        _panel(axes, lines, study.train_len)
+        axes.set(ylim=limits, ylabel=ylabel, xlabel=xlabel)
+        cut = cut or is_cut(lines, limits)
+    weights = _draw_weights(right, study)
+    legend_of(figure, [line.style for line in losses])
+    return publish(
+        study,
+        figure,
+        _table([*losses, *perplexities], weights),
+        f"{next(iter(found.values())).num_documents:,} held-out documents",
+        band_note(len(curve.seeds) for curve in found.values()),
+        f"$L(i)$: means over a {BINS_PER_DOUBLING}th of a doubling",
+        f"dashed: training length {tokens(study.train_len)}",
+        "right: fresh models, mean over heads",
+        "curves that leave the frame go on above" if cut else "",
+    )
 
 
 def binned(curve: LossCurve) -> Drawn:

@@ -12,7 +12,7 @@ import pandas as pd
 from analysis.names import ordered, style_of
 from analysis.panels import Drawn, band_note, draw_lines, legend_of
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, save, save_csv, scale_note, set_note
+from analysis.style import WIDTH, figure_style, plt, publish, scale_note
 from analysis.tables import Cell, Column, Table, over_seeds
 
 KIND = "recall"
@@ -39,41 +39,40 @@ def answered(study: Study) -> pd.DataFrame:
     )
 
 
+@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     rows = answered(study)
-    stem = study.folder / "figures" / study.stem
     sizes = sorted(rows["num_keys"].unique())
     models = ordered(rows["model"])
     frames = []
-    with figure_style():
-        figure, panels = plt.subplots(1, 2, figsize=(0.8 * WIDTH, 2.7), sharex=True)
-        for axes, what, words in zip(
-            panels, ("correct", "stale"), ("answered correctly", "answered with an earlier value"), strict=True
-        ):
-            lines = [_line(rows[rows["model"] == model], model, what) for model in models]
-            draw_lines(axes, lines)
-            for line in lines:
-                axes.plot(line.x, line.mean, line.style.marker, color=line.style.colour, markersize=4)
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(sizes, [str(size) for size in sizes])
-            axes.minorticks_off()
-            axes.set(ylim=(-0.03, 1.03), xlabel="Keys in a sequence", title=words)
-            frames += [
-                pd.DataFrame({"model": model, "quantity": what, "num_keys": line.x, "share": line.mean})
-                for model, line in zip(models, lines, strict=True)
-            ]
-        panels[0].set_ylabel("Share of the queries")
-        legend_of(figure, [style_of(model) for model in models])
-        task = study.spec(study.lines[0].run_id)["data"]["recall"]
-        set_note(
-            figure,
-            study,
-            f"every key is assigned {task['num_assignments']} times, and asked for {task['num_queries']} times among them",
-            f"guessing one of {task['num_symbols']} values: {1 / task['num_symbols']:.2g}",
-            band_note(study.seed_counts.values()),
-        )
-        return [*save(figure, stem), save_csv(pd.concat(frames, ignore_index=True), stem)]
+    figure, panels = plt.subplots(1, 2, figsize=(0.8 * WIDTH, 2.7), sharex=True)
+    for axes, what, words in zip(
+        panels, ("correct", "stale"), ("answered correctly", "answered with an earlier value"), strict=True
+    ):
+        lines = [_line(rows[rows["model"] == model], model, what) for model in models]
+        draw_lines(axes, lines)
+        for line in lines:
+            axes.plot(line.x, line.mean, line.style.marker, color=line.style.colour, markersize=4)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.minorticks_off()
+        axes.set(ylim=(-0.03, 1.03), xlabel="Keys in a sequence", title=words)
+        frames += [
+            pd.DataFrame({"model": model, "quantity": what, "num_keys": line.x, "share": line.mean})
+            for model, line in zip(models, lines, strict=True)
+        ]
+    panels[0].set_ylabel("Share of the queries")
+    legend_of(figure, [style_of(model) for model in models])
+    task = study.spec(study.lines[0].run_id)["data"]["recall"]
+    return publish(
+        study,
+        figure,
+        pd.concat(frames, ignore_index=True),
+        f"every key is assigned {task['num_assignments']} times, and asked for {task['num_queries']} times among them",
+        f"guessing one of {task['num_symbols']} values: {1 / task['num_symbols']:.2g}",
+        band_note(study.seed_counts.values()),
+    )
 
 
 def _line(rows: pd.DataFrame, model: str, what: str) -> Drawn:

@@ -5,24 +5,19 @@ What pruning saves is in the gates that a model has learned and in the text, so 
 `step` is forward, backward and optimiser. Comparable on one machine, as ratios.
 """
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+import pandas as pd
 from pydantic.dataclasses import dataclass
 
+from data.corpus import Counts
 from eval.per_token_loss import check_documents
-from eval.shell.cost import forward_flops
 from eval.shell.kind import Content, Needs, NonNegativeInt, Precision
-from eval.shell.sources import Sources, fingerprint
+from eval.shell.kind import bound as bound
+from eval.shell.kind import reads as reads
 from models.spec import STRICT, ForgettingTransformerSpec, ModelSpec, PositiveInt
 from results.schema import Schema, integer, number, text
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from data.corpus import Counts
-    from data.spec import DataSpec
-    from training.spec import RunSpec
+from training.spec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -59,15 +54,7 @@ SCHEMA = Schema(
 NEEDS: Needs = "weights"
 
 
-def reads(spec: Spec) -> tuple[str, ...]:
-    return ("corpus",)
-
-
-def bound(spec: Spec, corpus: "DataSpec | None", sources: Sources, precision: Precision, machine: str) -> Spec:
-    return replace(spec, corpus=fingerprint(corpus), precision=spec.precision or precision, machine=machine)
-
-
-def check(spec: Spec, run: "RunSpec", counts: "Counts | None") -> None:
+def check(spec: Spec, run: RunSpec, counts: Counts | None) -> None:
     check_documents(spec.batch_size, spec.seq_len, None if counts is None else counts.heldout_rows, run.data.document_len)
     if not isinstance(run.model, ForgettingTransformerSpec) or run.model.forget_gate == "none":
         raise ValueError(f"pruning needs a model with forget gates (FoX); {run.name} has none")
@@ -75,9 +62,9 @@ def check(spec: Spec, run: "RunSpec", counts: "Counts | None") -> None:
 
 def flops(spec: Spec, model: ModelSpec) -> float:
     passes = 2 * (spec.warmup + spec.repeats) * 3
-    return forward_flops(model, passes * spec.batch_size * spec.seq_len, spec.seq_len)
+    return passes * spec.batch_size * spec.seq_len * model.flops_per_token(spec.seq_len)
 
 
-def summary(rows: "pd.DataFrame") -> list[str]:
+def summary(rows: pd.DataFrame) -> list[str]:
     times = rows.pivot(index="quantity", columns="pruned", values="milliseconds")
     return [f"  {quantity}: {each[0]:.2f} ms, pruned {each[1]:.2f} ms" for quantity, each in times.iterrows()]

@@ -6,22 +6,19 @@ sigmoid(z) (1 - sigmoid(z))^(d - 1); softmax alone gives every key the same.
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+import pandas as pd
 from pydantic.dataclasses import dataclass
 
-from eval.shell.cost import forward_flops
+from data.corpus import Counts
+from data.spec import DataSpec
 from eval.shell.kind import Needs, Precision
+from eval.shell.kind import reads as reads
 from eval.shell.sources import Sources
 from models.spec import STRICT, ForgettingTransformerSpec, ModelSpec
 from results.schema import Schema, integer, number
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from data.corpus import Counts
-    from data.spec import DataSpec
-    from training.spec import RunSpec
+from training.spec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -39,23 +36,19 @@ SCHEMA = Schema(
 NEEDS: Needs = "spec"
 
 
-def reads(spec: Spec) -> tuple[str, ...]:
-    return ()
-
-
-def bound(spec: Spec, corpus: "DataSpec | None", sources: Sources, precision: Precision, machine: str) -> Spec:
+def bound(spec: Spec, corpus: DataSpec | None, sources: Sources, precision: Precision, machine: str) -> Spec:
     return replace(spec, precision="fp32")
 
 
-def check(spec: Spec, run: "RunSpec", counts: "Counts | None") -> None:
+def check(spec: Spec, run: RunSpec, counts: Counts | None) -> None:
     if not isinstance(run.model, ForgettingTransformerSpec):
         raise ValueError(f"weights of equal logits need an attention model; {run.name} is none")
 
 
 def flops(spec: Spec, model: ModelSpec) -> float:
-    return forward_flops(model, 128, 128)
+    return 128 * model.flops_per_token(128)
 
 
-def summary(rows: "pd.DataFrame") -> list[str]:
+def summary(rows: pd.DataFrame) -> list[str]:
     near = rows[rows["distance"].between(0, 4)].groupby("distance")["weight"].mean()
     return [f"  weight at distance {distance}, mean over heads: {weight:.4f} of 1" for distance, weight in near.items()]

@@ -6,24 +6,19 @@ attention kernel that pruning at log_tolerance would skip). Matrices of a few he
 tokens squared: "F" the mean and "A" the largest value of the pairs in a cell.
 """
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+import pandas as pd
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from eval.shell.cost import forward_flops
+from data.corpus import Counts
 from eval.shell.kind import Content, Needs, NonNegativeInt, Precision
-from eval.shell.sources import Sources, fingerprint
+from eval.shell.kind import bound as bound
+from eval.shell.kind import reads as reads
 from models.spec import STRICT, ForgettingTransformerSpec, ModelSpec, PositiveInt
 from results.schema import Schema, integer, number, text
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from data.corpus import Counts
-    from data.spec import DataSpec
-    from training.spec import RunSpec
+from training.spec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -69,15 +64,7 @@ SCHEMA = Schema(
 NEEDS: Needs = "weights"
 
 
-def reads(spec: Spec) -> tuple[str, ...]:
-    return ("corpus",)
-
-
-def bound(spec: Spec, corpus: "DataSpec | None", sources: Sources, precision: Precision, machine: str) -> Spec:
-    return replace(spec, corpus=fingerprint(corpus), precision=spec.precision or precision)
-
-
-def check(spec: Spec, run: "RunSpec", counts: "Counts | None") -> None:
+def check(spec: Spec, run: RunSpec, counts: Counts | None) -> None:
     check_document(spec, None if counts is None else counts.heldout_rows, run.data.document_len)
     if not isinstance(run.model, ForgettingTransformerSpec) or run.model.forget_gate == "none":
         raise ValueError(f"gate maps need a model with forget gates (FoX); {run.name} has none")
@@ -99,10 +86,10 @@ def check_heads(spec: Spec, num_layers: int, num_heads: int) -> None:
 
 
 def flops(spec: Spec, model: ModelSpec) -> float:
-    return forward_flops(model, 2 * spec.seq_len, spec.seq_len)
+    return 2 * spec.seq_len * model.flops_per_token(spec.seq_len)
 
 
-def summary(rows: "pd.DataFrame") -> list[str]:
+def summary(rows: pd.DataFrame) -> list[str]:
     table = rows[rows["row"] < 0].groupby("quantity", sort=False)["value"].median()
     scales = {"median_F": " of 0 to 1", "pruned_share": " of 0 to 1", "half_life_tokens": " tokens"}
     return [f"  {quantity}: median over heads {value:.4g}{scales[str(quantity)]}" for quantity, value in table.items()]

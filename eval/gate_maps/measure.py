@@ -5,7 +5,6 @@ Suffixes: T tokens, H heads, D head dimension, G cells of the display grid.
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import numpy as np
@@ -13,7 +12,8 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from eval.gate_maps import Spec, check_document, check_heads
+from data.sampler import bos_roll
+from eval.gate_maps import SCHEMA, Spec, check_document, check_heads
 from eval.shell.context import Compute, Context
 from eval.shell.loading import Loaded
 from kernels.forgetting_attention import pruned_tile_share
@@ -33,7 +33,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     model, compute = loaded.model, context.compute(spec.precision)
     layers = _attention_layers(model)
     chosen = _chosen(spec, layers)
-    rows: list[dict[str, Any]] = []
+    rows: list[tuple] = []
     statistics: dict[Head, dict[str, float]] = {}
     with Progress("gate maps", 2) as progress:
 
@@ -57,19 +57,21 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
             place = layer.layer_idx
             for head in [head for of, head in shown if of == place]:
                 forget_GG, attend_GG = maps(q[0, :, head], k[0, :, head], log_fgate_BTH[0, :, head], spec.grid)
-                rows.extend(_matrix_rows(place, head, "F", forget_GG) + _matrix_rows(place, head, "A", attend_GG))
+                for quantity, matrix_GG in (("F", forget_GG), ("A", attend_GG)):
+                    lower = zip(*np.tril_indices(len(matrix_GG)), strict=True)
+                    rows.extend((place, head, quantity, row, col, matrix_GG[row, col]) for row, col in lower)
 
         _forward(model, {layer: layers[layer] for layer, _ in shown}, inputs_BT, compute, draw)
         progress.advance()
-    for (layer, head), values in statistics.items():
-        rows += [_row(layer, head, quantity, -1, -1, value) for quantity, value in values.items()]
+    for place, values in statistics.items():
+        rows += [(*place, quantity, -1, -1, value) for quantity, value in values.items()]
     context.extras |= {
         "seq_len": spec.seq_len,
         "cell": -(-spec.seq_len // spec.grid),
         "distance": spec.distance,
         "document": spec.document,
     }
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=list(SCHEMA.columns))
 
 
 def median_decay(decay_T: Tensor, distance: int) -> float:
@@ -134,10 +136,8 @@ def _inputs(loaded: Loaded, spec: Spec, context: Context) -> Tensor:
     corpus = context.heldout(spec.corpus)
     check_document(spec, *corpus.heldout.shape)
     loaded.check_token_ids(corpus)
-    tokens = corpus.heldout.read(slice(spec.document, spec.document + 1), 0, spec.seq_len).astype(np.int64)
-    inputs_BT = torch.from_numpy(tokens).to(context.device).roll(1, dims=1)
-    inputs_BT[:, 0] = corpus.spec.bos_id
-    return inputs_BT
+    document = slice(spec.document, spec.document + 1)
+    return bos_roll(corpus.heldout.read(document, 0, spec.seq_len), corpus.spec.bos_id)[0].to(context.device)
 
 
 def _chosen(spec: Spec, layers: dict[int, ForgettingAttention]) -> list[Head]:
@@ -162,14 +162,3 @@ def _forward(
     """One pass; the logits of the last position only, since none are needed."""
     with compute.inference(), watched(layers, visit):
         model(input_ids=inputs_BT, use_cache=False, logits_to_keep=1)
-
-
-def _row(layer: int, head: int, quantity: str, row: int, col: int, value: float) -> dict[str, Any]:
-    return {"layer": layer, "head": head, "quantity": quantity, "row": row, "col": col, "value": value}
-
-
-def _matrix_rows(layer: int, head: int, quantity: str, matrix_GG: np.ndarray) -> list[dict[str, Any]]:
-    return [
-        _row(layer, head, quantity, int(row), int(col), float(matrix_GG[row, col]))
-        for row, col in zip(*np.tril_indices(len(matrix_GG)), strict=True)
-    ]

@@ -1,42 +1,29 @@
 """Zero-shot tasks of the LM evaluation harness (the package `lm_eval`), with its BOS policy in the open (Tables 1, 7, 8)."""
 
+import csv
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+import pandas as pd
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from eval.shell.cost import forward_flops
+from data.corpus import Counts
+from data.spec import DataSpec
 from eval.shell.kind import Needs, Precision
 from eval.shell.sources import Sources, digest
-from eval.shell.stand_ins import EXAMPLES, fingerprint_in, stand_ins_of
+from eval.shell.stand_ins import EXAMPLES, check_stand_ins, fingerprint_in, stand_ins_of
 from models.spec import STRICT, ModelSpec, PositiveInt
 from results.schema import Schema, integer, number, text
+from training.spec import RunSpec
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from data.corpus import Counts
-    from data.spec import DataSpec
-    from training.spec import RunSpec
-
-_TOKENS = {
-    "wikitext": (62, 4500),
-    "lambada_openai": (5153, 90),
-    "piqa": (1838, 80),
-    "hellaswag": (10042, 440),
-    "winogrande": (1267, 50),
-    "arc_easy": (2376, 160),
-    "arc_challenge": (1172, 180),
-    "copa": (100, 40),
-    "openbookqa": (500, 100),
-    "sciq": (1000, 480),
-    "boolq": (3270, 300),
-}
-"""Examples of the paper's tasks, and about how many tokens each has in all its requests: for the cost in a plan."""
-TASKS = tuple(_TOKENS)
+with open(Path(__file__).with_name("tasks.csv"), newline="") as _file:
+    TABLE = {line["task"]: line for line in csv.DictReader(_file)}
+"""Of each of the paper's tasks: the harness's file, the split scored, and the metrics in the paper's tables; for the cost in a
+plan the number of examples, and about how many tokens each has in all its requests."""
+TASKS = tuple(TABLE)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -92,7 +79,7 @@ def reads(spec: Spec) -> tuple[str, ...]:
     return ("corpus",) if spec.include.startswith("local") else ("include_path", "hub")
 
 
-def bound(spec: Spec, corpus: "DataSpec | None", sources: Sources, precision: Precision, machine: str) -> Spec:
+def bound(spec: Spec, corpus: DataSpec | None, sources: Sources, precision: Precision, machine: str) -> Spec:
     include = spec.include
     if include == "local":
         include = stand_ins_of(corpus)
@@ -137,21 +124,20 @@ def _tasks_in(folder: Path) -> set[str]:
     return found
 
 
-def check(spec: Spec, run: "RunSpec", counts: "Counts | None") -> None:
-    if counts is not None and fingerprint_in(spec.include) is not None and counts.heldout_rows < 2:
-        raise ValueError("stand-in tasks need at least two held-out documents; prepare a corpus with more text")
+def check(spec: Spec, run: RunSpec, counts: Counts | None) -> None:
+    check_stand_ins(spec.include, counts)
 
 
 def flops(spec: Spec, model: ModelSpec) -> float:
     tokens = 0
     for task in spec.tasks:
-        examples, each = _TOKENS.get(task, (1000, 200))
-        there = EXAMPLES if fingerprint_in(spec.include) is not None else examples
-        tokens += min(there, spec.limit or there) * each
-    return forward_flops(model, tokens, min(spec.max_length, 512))
+        known = TABLE.get(task, {"examples": 1000, "tokens": 200})
+        there = EXAMPLES if fingerprint_in(spec.include) is not None else int(known["examples"])
+        tokens += min(there, spec.limit or there) * int(known["tokens"])
+    return tokens * model.flops_per_token(min(spec.max_length, 512))
 
 
-def summary(rows: "pd.DataFrame") -> list[str]:
+def summary(rows: pd.DataFrame) -> list[str]:
     lines = []
     for row in rows.itertuples():
         scale = "(1 is perfect)" if "perplexity" in str(row.metric) else "of 100"

@@ -1,7 +1,6 @@
 """A model of any kind as the LM evaluation harness wants it, with its BOS policy in the open."""
 
 import hashlib
-from collections.abc import Iterator
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
 import torch
@@ -65,7 +64,8 @@ class HarnessModel(TemplateLM):
                 todo[key] = (context + continuation, len(continuation))
         self.progress.expect(len(todo))
         order = sorted(todo, key=lambda key: -len(todo[key][0]))
-        for batch in _chunks(order, self.spec.batch_size):
+        for start in range(0, len(order), self.spec.batch_size):
+            batch = order[start : start + self.spec.batch_size]
             rows = [(todo[key][0][-(self.max_length + 1) :], todo[key][1]) for key in batch]
             for key, scored in zip(batch, score(self.model, rows, self._compute), strict=True):
                 self.context.partial.add(key, {"logprob": scored[0], "greedy": scored[1]})
@@ -97,17 +97,16 @@ class HarnessModel(TemplateLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Greedy generation up to the first stop string."""
         records = self.context.partial.records
-        self.progress.expect(len(requests))
-        for request in requests:
-            prompt, options = request.args
-            key = _key("generate", (prompt, repr(sorted(options.items()))))
+        keys = [_key("generate", (request.args[0], repr(sorted(request.args[1].items())))) for request in requests]
+        self.progress.expect(sum(key not in records for key in keys))
+        for key, request in zip(keys, requests, strict=True):
             if key in records:
                 continue
+            prompt, options = request.args
             if options.get("do_sample"):
                 raise ValueError(f"task {request.task_name} samples; only greedy generation is offered")
             until = options.get("until") or []
-            until = [until] if isinstance(until, str) else until
-            stops = tuple(stop for stop in until if stop)
+            stops = tuple(filter(None, [until] if isinstance(until, str) else until))
             limit = options.get("max_gen_toks", 256)
 
             def done(ids: list[int], stops: tuple[str, ...] = stops) -> bool:
@@ -120,13 +119,8 @@ class HarnessModel(TemplateLM):
                 text = text.split(stop)[0]
             self.context.partial.add(key, {"text": text})
             self.progress.advance()
-        return [records[_key("generate", (r.args[0], repr(sorted(r.args[1].items()))))]["text"] for r in requests]
+        return [records[key]["text"] for key in keys]
 
 
 def _key(kind: str, texts: tuple[str, ...]) -> str:
     return hashlib.sha256("\0".join([kind, *texts]).encode("utf-8", "surrogatepass")).hexdigest()[:24]
-
-
-def _chunks(items: list[str], size: int) -> Iterator[list[str]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

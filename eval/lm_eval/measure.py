@@ -17,7 +17,8 @@ import kernels.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
 from lm_eval import evaluator
 from lm_eval.tasks import TaskManager
 
-from eval.lm_eval import TASKS, Spec, check_names, task_files
+from data.source import first_line
+from eval.lm_eval import TABLE, TASKS, Spec, check_names, task_files
 from eval.lm_eval.harness import HarnessModel
 from eval.shell.context import Context
 from eval.shell.loading import Loaded
@@ -26,20 +27,6 @@ from eval.shell.stand_ins import StandIns, fingerprint_in
 from training.progress import Progress
 
 BOOTSTRAP_ITERATIONS = 1000
-TABLE_METRICS = {
-    "wikitext": ("word_perplexity",),
-    "lambada_openai": ("perplexity", "acc"),
-    "piqa": ("acc",),
-    "hellaswag": ("acc_norm",),
-    "winogrande": ("acc",),
-    "arc_easy": ("acc",),
-    "arc_challenge": ("acc_norm",),
-    "copa": ("acc",),
-    "openbookqa": ("acc_norm",),
-    "sciq": ("acc",),
-    "boolq": ("acc",),
-}
-"""What the paper's tables show of each task; of other tasks every metric is kept."""
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
@@ -47,13 +34,12 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
     Raises ValueError for unknown tasks, and for data that are neither local nor to be had from the hub.
     """
-    with Progress("lm-eval (requests)", 0) as progress, contextlib.ExitStack() as stack:
-        stack.enter_context(_quiet())
+    scratch = tempfile.TemporaryDirectory(prefix="lm-eval-tasks-")
+    with Progress("lm-eval (requests)", 0) as progress, scratch, _quiet():
         folder = None
         corpus = fingerprint_in(spec.include)
         if corpus is not None:
-            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lm-eval-tasks-")))
-            folder = task_files.write_stand_ins(StandIns(context.heldout(corpus)), spec.tasks, scratch)
+            folder = task_files.write_stand_ins(StandIns(context.heldout(corpus)), spec.tasks, Path(scratch.name))
         elif spec.include != "harness":
             folder = checked("include", spec.include, context.sources.include_path, "--include-path")
         found = _load_tasks(spec, folder)
@@ -89,9 +75,8 @@ def _load_tasks(spec: Spec, folder: Path | None) -> Any:
     except ValueError:
         raise
     except Exception as error:  # datasets and the hub client raise many types when data cannot be had
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
         raise ValueError(
-            f"the data of {', '.join(spec.tasks)} are neither local nor to be had: {type(error).__name__}: {reason}\n"
+            f"the data of {', '.join(spec.tasks)} are neither local nor to be had: {first_line(error)}\n"
             "On a machine without internet name local task files with --include-path, or fill the cache first."
         ) from error
     for task in loaded["tasks"].values():
@@ -102,8 +87,8 @@ def _load_tasks(spec: Spec, folder: Path | None) -> Any:
 
 def _rows(task: str, results: Any, spec: Spec) -> Iterator[dict[str, Any]]:
     scores = results["results"][task]
-    metrics = TABLE_METRICS.get(task) or tuple(name.split(",")[0] for name in scores if "," in name and "_stderr," not in name)
-    for metric in metrics:
+    every = [name.split(",")[0] for name in scores if "," in name and "_stderr," not in name]
+    for metric in TABLE[task]["metrics"].split() if task in TABLE else every:
         (name,) = (key for key in scores if key.split(",")[0] == metric)
         value, error = scores[name], scores.get(name.replace(metric, f"{metric}_stderr", 1))
         factor = 100.0 if metric.startswith(("acc", "exact_match", "f1")) else 1.0

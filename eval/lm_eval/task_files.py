@@ -9,27 +9,15 @@ import kernels.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
 import lm_eval.tasks
 from lm_eval.tasks import TaskManager
 
+from eval.lm_eval import TABLE
 from eval.shell.stand_ins import VERSION, StandIns
 
 HARNESS_VERSION = importlib.metadata.version("lm_eval")
-HARNESS_FILES = {
-    "wikitext": ("wikitext/wikitext.yaml", "test"),
-    "lambada_openai": ("lambada/lambada_openai.yaml", "test"),
-    "piqa": ("piqa/piqa.yaml", "validation"),
-    "hellaswag": ("hellaswag/hellaswag.yaml", "validation"),
-    "winogrande": ("winogrande/default.yaml", "validation"),
-    "arc_easy": ("arc/arc_easy.yaml", "test"),
-    "arc_challenge": ("arc/arc_challenge.yaml", "test"),
-    "copa": ("super_glue/copa/default.yaml", "validation"),
-    "openbookqa": ("openbookqa/openbookqa.yaml", "test"),
-    "sciq": ("sciq/sciq.yaml", "test"),
-    "boolq": ("super_glue/boolq/default.yaml", "validation"),
-}
 
 
 def harness_file(name: str) -> Path:
     """The harness's own file of one of the paper's tasks."""
-    return Path(lm_eval.tasks.__file__).parent / HARNESS_FILES[name][0]
+    return Path(lm_eval.tasks.__file__).parent / TABLE[name]["file"]
 
 
 @functools.cache
@@ -41,7 +29,7 @@ def harness_tasks() -> TaskManager:
 def write_stand_ins(stand_ins: StandIns, names: tuple[str, ...], folder: Path) -> Path:
     """TASK.yaml and TASK.jsonl in `folder`: the harness's own tasks, templates and metrics, on stand-in data."""
     for name in names:
-        data, split = folder / f"{name}.jsonl", HARNESS_FILES[name][1]
+        data, split = folder / f"{name}.jsonl", TABLE[name]["split"]
         data.write_text("".join(json.dumps(row) + "\n" for row in stand_ins.lm_eval(name)), encoding="utf-8")
         lines = [
             f"include: {json.dumps(str(harness_file(name)))}",

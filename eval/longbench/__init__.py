@@ -3,24 +3,20 @@
 import csv
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+import pandas as pd
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from eval.shell.cost import forward_flops
+from data.corpus import Counts
+from data.spec import DataSpec
 from eval.shell.kind import Needs, Precision
 from eval.shell.sources import Sources, digest
-from eval.shell.stand_ins import LONGBENCH_EXAMPLES, fingerprint_in, stand_ins_of
+from eval.shell.stand_ins import LONGBENCH_EXAMPLES, check_stand_ins, fingerprint_in, stand_ins_of
 from models.spec import STRICT, ModelSpec, PositiveInt
 from results.schema import Schema, integer, number, text
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from data.corpus import Counts
-    from data.spec import DataSpec
-    from training.spec import RunSpec
+from training.spec import RunSpec
 
 with open(Path(__file__).with_name("tasks.csv"), newline="") as _file:
     TABLE = {line["task"]: line for line in csv.DictReader(_file)}
@@ -76,7 +72,7 @@ def reads(spec: Spec) -> tuple[str, ...]:
     return ("corpus",) if spec.dataset.startswith("local") else ("longbench",)
 
 
-def bound(spec: Spec, corpus: "DataSpec | None", sources: Sources, precision: Precision, machine: str) -> Spec:
+def bound(spec: Spec, corpus: DataSpec | None, sources: Sources, precision: Precision, machine: str) -> Spec:
     dataset = spec.dataset
     if dataset == "local":
         dataset = stand_ins_of(corpus)
@@ -106,9 +102,8 @@ def fetch(spec: Spec, sources: Sources) -> None:
     measure.hub_archive()
 
 
-def check(spec: Spec, run: "RunSpec", counts: "Counts | None") -> None:
-    if counts is not None and fingerprint_in(spec.dataset) is not None and counts.heldout_rows < 2:
-        raise ValueError("stand-in tasks need at least two held-out documents; prepare a corpus with more text")
+def check(spec: Spec, run: RunSpec, counts: Counts | None) -> None:
+    check_stand_ins(spec.dataset, counts)
 
 
 def flops(spec: Spec, model: ModelSpec) -> float:
@@ -117,10 +112,10 @@ def flops(spec: Spec, model: ModelSpec) -> float:
         there = LONGBENCH_EXAMPLES if fingerprint_in(spec.dataset) is not None else int(TABLE[task]["num_examples"])
         new = min(int(TABLE[task]["max_new_tokens"]), spec.max_new_tokens or 2**30)
         tokens = min(there, spec.max_examples or there) * (spec.max_prompt_tokens + new)
-        total += forward_flops(model, tokens, spec.max_prompt_tokens)
+        total += tokens * model.flops_per_token(spec.max_prompt_tokens)
     return total
 
 
-def summary(rows: "pd.DataFrame") -> list[str]:
+def summary(rows: pd.DataFrame) -> list[str]:
     table = rows.groupby("task", sort=False)["score"].mean().round(2)
     return [f"  {task}: {score:.2f} of 100" for task, score in table.items()] + [f"  mean of tasks: {table.mean():.2f} of 100"]

@@ -20,9 +20,9 @@ from typing import Any
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import pandas as pd
 
-from eval.longbench import TABLE, Spec, hub_name, task_file
+from eval.longbench import SCHEMA, TABLE, Spec, hub_name, task_file
 from eval.shell.context import Context
-from eval.shell.generation import generate
+from eval.shell.generation import answer
 from eval.shell.loading import Loaded
 from eval.shell.sources import checked
 from eval.shell.stand_ins import StandIns, fingerprint_in
@@ -186,44 +186,21 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     tasks, or the few-shot ones with `original_cut`).
     """
     examples = load_examples(spec.tasks, spec, context)
-    chosen = tasks(spec.tasks)
     done = context.partial.records
-    with Progress("LongBench", sum(map(len, examples.values())), len(done)) as progress:
-        for task in chosen:
-            _predict(loaded, task, examples[task.name], spec, context, progress)
     rows = []
-    for task in chosen:
-        for number, example in enumerate(examples[task.name]):
-            prediction = done[f"{task.name}/{number}"]["prediction"]
-            cut = first_line(prediction) if not spec.original_cut or task.name in FEW_SHOT else prediction
-            rows.append(
-                {
-                    "task": task.name,
-                    "metric": task.metric,
-                    "example": number,
-                    "score": score(task, cut, example),
-                    "prediction": prediction,
-                }
-            )
-    context.extras["num_examples"] = {name: len(rows) for name, rows in examples.items()}
-    return pd.DataFrame(rows)
-
-
-def _predict(loaded: Loaded, task: Task, examples: Sequence[Example], spec: Spec, context: Context, progress: Progress) -> None:
-    todo = [i for i in range(len(examples)) if f"{task.name}/{i}" not in context.partial.records]
-    limit = min(task.max_new_tokens, spec.max_new_tokens or task.max_new_tokens)
-    codec = loaded.tokenizer
-
-    def keep(index: int, new_ids: list[int]) -> None:
-        context.partial.add(f"{task.name}/{todo[index]}", {"prediction": codec.decode(new_ids)})
-        progress.advance()
-
-    generate(
-        loaded.model,
-        [prompt_ids(task, examples[i], codec, spec.max_prompt_tokens) for i in todo],
-        context.compute(spec.precision),
-        max_new_tokens=limit,
-        stop_ids=() if codec.eos_id is None else (codec.eos_id,),
-        batch_tokens=context.sources.batch_tokens,
-        on_done=keep,
-    )
+    with Progress("LongBench", sum(map(len, examples.values())), len(done)) as progress:
+        for task in tasks(spec.tasks):
+            keyed = {f"{task.name}/{number}": example for number, example in enumerate(examples[task.name])}
+            prompts = {
+                key: prompt_ids(task, example, loaded.tokenizer, spec.max_prompt_tokens)
+                for key, example in keyed.items()
+                if key not in done
+            }
+            limit = min(task.max_new_tokens, spec.max_new_tokens or task.max_new_tokens)
+            answer(loaded, prompts, context, spec.precision, limit, progress)
+            for number, (key, example) in enumerate(keyed.items()):
+                prediction = done[key]["prediction"]
+                cut = first_line(prediction) if not spec.original_cut or task.name in FEW_SHOT else prediction
+                rows.append((task.name, task.metric, number, score(task, cut, example), prediction))
+    context.extras["num_examples"] = {name: len(found) for name, found in examples.items()}
+    return pd.DataFrame(rows, columns=list(SCHEMA.columns))

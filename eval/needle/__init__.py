@@ -2,84 +2,76 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
+import pandas as pd
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from data.corpus import Counts
+from data.spec import DataSpec
 from eval.needle.wording import DEFAULT_WORDING, Wording
-from eval.shell.cost import forward_flops
 from eval.shell.kind import Content, Needs, NonNegativeInt, Precision
 from eval.shell.sources import Sources, digest, fingerprint
 from models.spec import STRICT, ModelSpec, PositiveInt
 from results.schema import Schema, integer, number, text
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from data.corpus import Counts
-    from data.spec import DataSpec
-    from training.spec import RunSpec
+from training.spec import RunSpec
 
 Depth = Annotated[float, Field(ge=0, le=100, strict=False)]
-PAPER_LENGTHS = tuple(range(1000, 32001, 3100))
-PAPER_DEPTHS = tuple(float(depth) for depth in range(0, 101, 10))
 LEAST_HAYSTACK = 64
 """Tokens of text around the needle that make a cell a test of retrieval at all."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Spec:
-    """Needle in a haystack over a grid of lengths (tokens) and depths (percent), greedy generation (Fig. 4).
+class Grid:
+    """What evaluations with needles share."""
 
-    `mode`: "standard" hides one sentence, "easy" hides question, answer marker and sentence, "passkey" hides
-    `num_keys` key-value lines in the suite's own format, which small models can learn.
-    `reserve`: tokens of each length kept free for BOS and the query (passkey counts its query exactly and ignores it).
-    `text`: "heldout" (of a corpus, whose fingerprint `bound` adds), or the digest of the folder given with --haystack.
-    `wording`: digest of the TOML file. `judge`: model name of an LLM judge; None scores by exact and fuzzy match.
-    """
-
-    kind: Literal["needle"] = "needle"
     mode: Literal["easy", "standard", "passkey"] = "standard"
-    lengths: tuple[PositiveInt, ...] = PAPER_LENGTHS
-    depths: tuple[Depth, ...] = PAPER_DEPTHS
+    """Standard hides one sentence; easy hides question, answer marker and sentence; passkey hides key-value lines in a form of
+    its own, which small models can learn."""
+    lengths: tuple[PositiveInt, ...] = tuple(range(1000, 32001, 3100))
+    """Tokens of the prompts."""
+    depths: tuple[Depth, ...] = tuple(float(depth) for depth in range(0, 101, 10))
+    """Percent of the text before the needle."""
     samples_per_cell: PositiveInt = 1
-    max_new_tokens: PositiveInt = 1024
     reserve: NonNegativeInt = 200
-    num_keys: PositiveInt = 1
+    """Tokens of each length kept free for BOS and the query (passkey counts its query exactly and ignores it)."""
     text: Content = "heldout"
+    """Held-out text (of a corpus, whose fingerprint `bound` adds), or the digest of the folder given with --haystack."""
     wording: Content = None
-    judge: str | None = None
+    """Digest of the file of the sentences."""
     precision: Precision | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> "Spec":
-        if self.mode != "passkey":
-            check_grid(self)
-        elif not self.lengths or not self.depths:
+    def _check_grid(self) -> "Grid":
+        if not self.lengths or not self.depths:
             raise ValueError("a needle grid needs at least one length and one depth")
+        if self.mode != "passkey" and min(self.lengths) <= self.reserve:
+            raise ValueError(
+                f"length {min(self.lengths)} leaves nothing after the {self.reserve} reserved tokens; "
+                "choose longer lengths or a smaller reserve"
+            )
+        return self
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Spec(Grid):
+    """Needle in a haystack over a grid of lengths and depths, greedy generation (Fig. 4)."""
+
+    kind: Literal["needle"] = "needle"
+    max_new_tokens: PositiveInt = 1024
+    num_keys: PositiveInt = 1
+    """Lines that passkey hides."""
+    judge: str | None = None
+    """Model name of an LLM judge; None scores by exact and fuzzy match."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Spec":
         if self.num_keys > 1 and self.mode != "passkey":
             raise ValueError(f"num_keys {self.num_keys} applies to mode 'passkey' only, not to {self.mode!r}")
         if self.judge is not None and self.mode == "passkey":
             raise ValueError("mode 'passkey' is scored by match; leave the judge out")
         return self
-
-
-class Grid(Protocol):
-    """What specs of needles share."""
-
-    @property
-    def mode(self) -> str: ...
-    @property
-    def lengths(self) -> tuple[int, ...]: ...
-    @property
-    def depths(self) -> tuple[float, ...]: ...
-    @property
-    def samples_per_cell(self) -> int: ...
-    @property
-    def reserve(self) -> int: ...
-    @property
-    def text(self) -> str | None: ...
 
 
 SCHEMA = Schema(
@@ -108,7 +100,7 @@ def reads_text(spec: Grid) -> tuple[str, ...]:
     return ("corpus",) if str(spec.text).startswith("heldout") else ("haystack", "haystack_unsorted")
 
 
-def bound(spec: Spec, corpus: "DataSpec | None", sources: Sources, precision: Precision, machine: str) -> Spec:
+def bound(spec: Spec, corpus: DataSpec | None, sources: Sources, precision: Precision, machine: str) -> Spec:
     wording = sources.prompts or DEFAULT_WORDING
     Wording.read(wording)
     return replace(
@@ -119,7 +111,7 @@ def bound(spec: Spec, corpus: "DataSpec | None", sources: Sources, precision: Pr
     )
 
 
-def text_of(spec: Grid, corpus: "DataSpec | None", sources: Sources) -> str:
+def text_of(spec: Grid, corpus: DataSpec | None, sources: Sources) -> str:
     """What a bound spec calls the haystack."""
     if spec.text != "heldout":
         assert spec.text is not None
@@ -129,20 +121,9 @@ def text_of(spec: Grid, corpus: "DataSpec | None", sources: Sources) -> str:
     return digest(sources.haystack) + ("-unsorted" if sources.haystack_unsorted else "")
 
 
-def check(spec: Spec, run: "RunSpec", counts: "Counts | None") -> None:
+def check(spec: Spec, run: RunSpec, counts: Counts | None) -> None:
     if spec.mode != "passkey" and spec.wording in (None, digest(DEFAULT_WORDING)):
         check_cells(spec, [Wording.read(DEFAULT_WORDING)], run.data.tokenizer)
-
-
-def check_grid(spec: Grid) -> None:
-    """ValueError for an empty grid, and for lengths that the reserve uses up."""
-    if not spec.lengths or not spec.depths:
-        raise ValueError("a needle grid needs at least one length and one depth")
-    if min(spec.lengths) <= spec.reserve:
-        raise ValueError(
-            f"length {min(spec.lengths)} leaves nothing after the {spec.reserve} reserved tokens; "
-            "choose longer lengths or a smaller reserve"
-        )
 
 
 def check_cells(spec: Grid, wordings: Sequence[Wording], tokenizer: str) -> None:
@@ -172,10 +153,10 @@ def check_cells(spec: Grid, wordings: Sequence[Wording], tokenizer: str) -> None
 def flops(spec: Spec, model: ModelSpec) -> float:
     cells = len(spec.depths) * spec.samples_per_cell
     new = min(spec.max_new_tokens, 12) if spec.mode == "passkey" else spec.max_new_tokens
-    return sum(forward_flops(model, cells * (length + new), length) for length in spec.lengths)
+    return sum(cells * (length + new) * model.flops_per_token(length) for length in spec.lengths)
 
 
-def summary(rows: "pd.DataFrame") -> list[str]:
+def summary(rows: pd.DataFrame) -> list[str]:
     lines = []
     for length, score in rows.groupby("length")["score"].mean().items():
         place = ", the floor" if score == 1 else ", the ceiling" if score == 10 else ""

@@ -1,7 +1,9 @@
 """The prompts of a grid of lengths and depths."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
 from eval.needle import LEAST_HAYSTACK, Grid
 from eval.needle.haystack import SPARE, document, full_stops, haystack_ids, haystack_texts
@@ -14,6 +16,7 @@ from eval.shell.text import TextCodec
 class Cell:
     """One prompt (ids with BOS) and the text that should follow."""
 
+    mode: str
     length: int
     depth: float
     sample: int
@@ -24,6 +27,11 @@ class Cell:
     def key(self) -> str:
         return f"{self.length}/{self.depth}/{self.sample}"
 
+    @property
+    def place(self) -> dict[str, Any]:
+        """The columns that say which row of the grid's rows this is."""
+        return {"mode": self.mode, "length": self.length, "depth": self.depth, "sample": self.sample}
+
 
 class CellBuilder:
     """Hides needles in one haystack. Sample 0 is the paper's cell; further samples start further on in the haystack."""
@@ -32,17 +40,19 @@ class CellBuilder:
         self.codec, self.spec = codec, spec
         self._pitch = max(spec.lengths) + SPARE
         self.ids = haystack_ids(codec, haystack_texts(spec, context), self._pitch * spec.samples_per_cell)
-        self._stops: Collection[int] = full_stops(codec)
+        self._stops = full_stops(codec)
+
+    def places(self) -> Iterator[tuple[int, float, int]]:
+        """Length, depth and number of every sample."""
+        return product(self.spec.lengths, self.spec.depths, range(self.spec.samples_per_cell))
 
     def cells(self, wordings: Sequence[Wording]) -> Iterator[Cell]:
         """All of the grid; sample s hides the needle s modulo their number. ValueError for a length that a needle or a query
         does not fit into."""
-        for length in self.spec.lengths:
-            for depth in self.spec.depths:
-                for sample in range(self.spec.samples_per_cell):
-                    wording = wordings[sample % len(wordings)]
-                    prompt = self._prompt(wording, wording.hidden(self.spec.mode), length, depth, sample)
-                    yield Cell(length, depth, sample, prompt, wording.expected)
+        for length, depth, sample in self.places():
+            wording = wordings[sample % len(wordings)]
+            prompt = self._prompt(wording, wording.hidden(self.spec.mode), length, depth, sample)
+            yield Cell(self.spec.mode, length, depth, sample, prompt, wording.expected)
 
     def without_needle(self, wording: Wording, length: int, sample: int) -> list[int]:
         """The prompt of a cell whose needle is left out: as much of the same text, and the query."""

@@ -29,23 +29,10 @@ def haystack_texts(spec: Grid, context: Context) -> Iterator[str]:
 
 def folder_text(path: Path, *, in_order: bool = True) -> str:
     """The texts of a folder (or one file) joined; sorted by name, or in the order the directory lists them."""
-    if in_order:
-        return "".join(TextSource(str(path)).documents())
-    texts = []
-    for entry in os.scandir(path):
-        found = _readable(Path(entry.path))
-        if found:
-            texts.append("".join(read_documents(found)))
-    if not texts:
-        raise ValueError(f"{path} holds no text file to hide needles in")
-    return "".join(texts)
-
-
-def _readable(path: Path) -> Path | None:
-    try:
-        return TextSource(str(path)).files[0] if path.is_file() else None
-    except ValueError:
-        return None  # a file of another kind
+    files = TextSource(str(path)).files
+    if not in_order:
+        files = [file for file in map(Path, os.scandir(path)) if file in files]
+    return "".join(text for file in files for text in read_documents(file))
 
 
 def haystack_ids(codec: TextCodec, texts: Iterator[str], num_tokens: int) -> list[int]:

@@ -5,11 +5,14 @@ import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import openai
 
+from data.source import first_line
 from eval.shell.context import Context
 from results.atomic import write_atomic
 
@@ -44,8 +47,7 @@ class JudgeSettings:
         return cls(url=sources.judge_url, key=key, cache=sources.judge_cache or context.folder / "judge_cache")
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Score 1-10 and the judge's own words."""
 
     score: int
@@ -67,29 +69,23 @@ class Judge:
         verdicts that came in before are in the cache."""
         unique = list(dict.fromkeys(prompts))
         with ThreadPoolExecutor(self.settings.parallel) as pool:
-            futures = {prompt: pool.submit(self.score, prompt) for prompt in unique}
-            try:
-                verdicts = {prompt: future.result() for prompt, future in futures.items()}
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+            verdicts = dict(zip(unique, pool.map(self.score, unique), strict=True))  # what waits is dropped after an error
         return [verdicts[prompt] for prompt in prompts]
 
     def score(self, prompt: str) -> Verdict:
         """Raises ValueError if the endpoint refuses, stays unavailable, or gives no score 1-10 after `reasks` new tries."""
-        path = self._cache_path(prompt)
-        verdict = _cached(path)
-        if verdict is not None:
-            return verdict
+        name = hashlib.sha256(json.dumps([self.model, prompt]).encode()).hexdigest()
+        path = self.settings.cache / f"{name}.json"
+        with suppress(OSError, ValueError, KeyError, TypeError):  # not asked yet, or a damaged file
+            entry = json.loads(path.read_text(encoding="utf-8"))
+            return Verdict(int(entry["score"]), str(entry["reply"]))
         reply = ""
         for _ in range(1 + self.settings.reasks):
             reply = self._ask(prompt)
             score = parse_score(reply)
             if score is not None:
-                verdict = Verdict(score, reply)
-                entry = {"model": self.model, "prompt": prompt, "score": score, "reply": reply}
-                write_atomic(path, json.dumps(entry))
-                return verdict
+                write_atomic(path, json.dumps({"model": self.model, "prompt": prompt, "score": score, "reply": reply}))
+                return Verdict(score, reply)
         raise ValueError(
             f"judge {self.model!r} gave no score from [[1]] to [[10]] in {1 + self.settings.reasks} replies; the last began: "
             f"{reply[:80]!r}"
@@ -103,30 +99,16 @@ class Judge:
         except (openai.APIResponseValidationError, json.JSONDecodeError) as error:
             return f"(not a chat completion: {error})"
         except openai.OpenAIError as error:
-            reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
             raise ValueError(
-                f"judge {self.model!r} at {self.settings.url}: {reason}. Answers judged so far are kept; start again later."
+                f"judge {self.model!r} at {self.settings.url}: {first_line(error)}. Answers judged so far are kept; "
+                "start again later."
             ) from error
         if not getattr(answer, "choices", None):
             return "(not a chat completion)"
         return answer.choices[0].message.content or ""
 
-    def _cache_path(self, prompt: str) -> Path:
-        name = hashlib.sha256(json.dumps([self.model, prompt]).encode()).hexdigest()
-        return self.settings.cache / f"{name}.json"
-
 
 def parse_score(reply: str) -> int | None:
     """The last double-bracketed whole number, if it is from 1 to 10."""
     found = _SCORE.findall(reply)
-    if not found or not 1 <= int(found[-1]) <= 10:
-        return None
-    return int(found[-1])
-
-
-def _cached(path: Path) -> Verdict | None:
-    try:
-        entry = json.loads(path.read_text(encoding="utf-8"))
-        return Verdict(int(entry["score"]), str(entry["reply"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    return int(found[-1]) if found and 1 <= int(found[-1]) <= 10 else None

@@ -35,18 +35,8 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     rows = []
     for cell in cells:
         with_it, without = (context.partial.records[key]["logprob"] for key in (cell.key, _bare(cell.length, cell.sample)))
-        rows.append(
-            {
-                "mode": spec.mode,
-                "length": cell.length,
-                "depth": cell.depth,
-                "sample": cell.sample,
-                "logp_with": with_it,
-                "logp_without": without,
-                "num_tokens": scored[cell.key][1],
-                "recall_nats": with_it - without,
-            }
-        )
+        scores = {"logp_with": with_it, "logp_without": without, "recall_nats": with_it - without}
+        rows.append({**cell.place, **scores, "num_tokens": scored[cell.key][1]})
     return pd.DataFrame(rows)
 
 

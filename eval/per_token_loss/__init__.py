@@ -5,24 +5,19 @@ it, for each document, the mean over each of 16 equal bands of the context: `pos
 So differences between models can be paired by document.
 """
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 from pydantic.dataclasses import dataclass
 
-from eval.shell.cost import forward_flops
+from data.corpus import Counts
 from eval.shell.kind import Content, Needs, Precision
-from eval.shell.sources import Sources, fingerprint
+from eval.shell.kind import bound as bound
+from eval.shell.kind import reads as reads
 from models.spec import STRICT, ModelSpec, PositiveInt
 from results.schema import Schema, integer, number
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from data.corpus import Counts
-    from data.spec import DataSpec
-    from training.spec import RunSpec
+from training.spec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -52,15 +47,7 @@ SCHEMA = Schema(
 NEEDS: Needs = "weights"
 
 
-def reads(spec: Spec) -> tuple[str, ...]:
-    return ("corpus",)
-
-
-def bound(spec: Spec, corpus: "DataSpec | None", sources: Sources, precision: Precision, machine: str) -> Spec:
-    return replace(spec, corpus=fingerprint(corpus), precision=spec.precision or precision)
-
-
-def check(spec: Spec, run: "RunSpec", counts: "Counts | None") -> None:
+def check(spec: Spec, run: RunSpec, counts: Counts | None) -> None:
     check_documents(
         spec.num_documents, spec.context_len, None if counts is None else counts.heldout_rows, run.data.document_len
     )
@@ -75,10 +62,10 @@ def check_documents(num_documents: int, context_len: int, there: int | None, doc
 
 
 def flops(spec: Spec, model: ModelSpec) -> float:
-    return forward_flops(model, spec.num_documents * spec.context_len, spec.context_len)
+    return spec.num_documents * spec.context_len * model.flops_per_token(spec.context_len)
 
 
-def summary(rows: "pd.DataFrame") -> list[str]:
+def summary(rows: pd.DataFrame) -> list[str]:
     curve: Any = rows[rows["document"] < 0].sort_values("position")["loss"].to_numpy()
     marks = sorted({2**k for k in range(7, 17) if 2**k <= len(curve)} | {len(curve)})
     return [f"  perplexity of the first {mark} tokens: {np.exp(curve[:mark].mean()):.3f} (1 is perfect)" for mark in marks]

@@ -1,13 +1,13 @@
 """Per-token loss: the forward passes, summed in fp64."""
 
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import nn
 
+from data.sampler import bos_roll
 from eval.per_token_loss import Spec, check_documents
 from eval.shell.batching import check_positions
 from eval.shell.context import Compute, Context
@@ -38,7 +38,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     with Progress("per-token loss", spec.num_documents, sums.done) as progress:
         try:
             while sums.done < spec.num_documents:
-                target_T = corpus.heldout.read(slice(sums.done, sums.done + 1), 0, spec.context_len)[0].astype(np.int64)
+                target_T = corpus.heldout.read(slice(sums.done, sums.done + 1), 0, spec.context_len)[0]
                 started = time.perf_counter()
                 loss_T = document_losses(loaded.model, target_T, corpus.spec.bos_id, compute, sums.done)
                 seconds.append(time.perf_counter() - started)
@@ -50,12 +50,14 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
         except BaseException:
             sums.save()
             raise
-    context.extras["unigram_entropy"] = sums.unigram_entropy
-    context.extras["train_seq_len"] = context.train_seq_len
-    context.extras["context_len"] = spec.context_len
+    context.extras |= {
+        "unigram_entropy": sums.unigram_entropy,
+        "train_seq_len": context.train_seq_len,
+        "context_len": spec.context_len,
+    }
     if len(seconds) > 1:
         context.extras["seconds_per_document"] = round(float(np.median(seconds[1:])), 4)
-    return pd.concat(sums.rows(), ignore_index=True)
+    return sums.rows()
 
 
 class _Sums:
@@ -94,33 +96,29 @@ class _Sums:
         share_V = self.counts_V[self.counts_V > 0] / self.counts_V.sum()
         return float(-(share_V * np.log(share_V)).sum())
 
-    def rows(self) -> Iterator[pd.DataFrame]:
+    def rows(self) -> pd.DataFrame:
         documents, bands = self.bands_NK.shape
         positions = np.arange(1, self.spec.context_len + 1)
-        curve = {
+        whole = {
             "document": -1,
             "position": positions,
             "width": 1,
             "loss": self.total_T / documents,
             "num_documents": documents,
         }
-        yield pd.DataFrame(curve)
-        yield pd.DataFrame(
-            {
-                "document": np.repeat(np.arange(documents), bands),
-                "position": np.tile(self.edges[1:], documents),
-                "width": np.tile(np.diff(self.edges), documents),
-                "loss": self.bands_NK.reshape(-1),
-                "num_documents": 1,
-            }
-        )
+        parts = {
+            "document": np.repeat(np.arange(documents), bands),
+            "position": np.tile(self.edges[1:], documents),
+            "width": np.tile(np.diff(self.edges), documents),
+            "loss": self.bands_NK.reshape(-1),
+            "num_documents": 1,
+        }
+        return pd.concat([pd.DataFrame(whole), pd.DataFrame(parts)], ignore_index=True)
 
 
 def document_losses(model: nn.Module, target_T: np.ndarray, bos_id: int, compute: Compute, document: int) -> np.ndarray:
-    """fp64 losses (T,) of one document; the inputs are the targets rolled right by one with BOS in front."""
-    targets_BT = torch.from_numpy(target_T)[None].to(compute.device)
-    inputs_BT = targets_BT.roll(1, dims=1)
-    inputs_BT[:, 0] = bos_id
+    """fp64 losses (T,) of one document."""
+    inputs_BT, targets_BT = (tensor.to(compute.device) for tensor in bos_roll(target_T[None], bos_id))
     try:
         with compute.inference():
             loss_T = token_losses(model, inputs_BT, targets_BT)[0].double().cpu().numpy()

@@ -6,25 +6,20 @@ query loses) and first_tile (the first key tile that query tile `position` compu
 (mean nats per token of one pass), decoded_loss and decoded_loss_pruned (of the last tokens, one by one from the cache).
 """
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+import pandas as pd
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
+from data.corpus import Counts
 from eval.per_token_loss import check_documents
-from eval.shell.cost import forward_flops
 from eval.shell.kind import Content, Needs, Precision
-from eval.shell.sources import Sources, fingerprint
+from eval.shell.kind import bound as bound
+from eval.shell.kind import reads as reads
 from models.spec import STRICT, ForgettingTransformerSpec, ModelSpec, PositiveInt
 from results.schema import Schema, integer, number, text
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from data.corpus import Counts
-    from data.spec import DataSpec
-    from training.spec import RunSpec
+from training.spec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -67,15 +62,7 @@ SCHEMA = Schema(
 NEEDS: Needs = "weights"
 
 
-def reads(spec: Spec) -> tuple[str, ...]:
-    return ("corpus",)
-
-
-def bound(spec: Spec, corpus: "DataSpec | None", sources: Sources, precision: Precision, machine: str) -> Spec:
-    return replace(spec, corpus=fingerprint(corpus), precision=spec.precision or precision)
-
-
-def check(spec: Spec, run: "RunSpec", counts: "Counts | None") -> None:
+def check(spec: Spec, run: RunSpec, counts: Counts | None) -> None:
     there = None if counts is None else counts.heldout_rows
     check_documents(spec.num_documents, spec.context_len, there, run.data.document_len)
     if not isinstance(run.model, ForgettingTransformerSpec) or run.model.forget_gate == "none":
@@ -83,10 +70,10 @@ def check(spec: Spec, run: "RunSpec", counts: "Counts | None") -> None:
 
 
 def flops(spec: Spec, model: ModelSpec) -> float:
-    return forward_flops(model, 4 * spec.num_documents * spec.context_len, spec.context_len)
+    return 4 * spec.num_documents * spec.context_len * model.flops_per_token(spec.context_len)
 
 
-def summary(rows: "pd.DataFrame") -> list[str]:
+def summary(rows: pd.DataFrame) -> list[str]:
     values = rows.groupby("quantity")["value"]
     mean, largest = values.mean(), values.max()
     return [

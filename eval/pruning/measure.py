@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from data.sampler import bos_roll
 from eval.per_token_loss import check_documents
 from eval.per_token_loss.measure import document_losses
 from eval.pruning import Spec
@@ -42,12 +43,12 @@ def attending(layers: Layers, attend: Attend) -> Iterator[None]:
     """The layers attend by `attend`, whatever their spec says."""
     for layer in layers.values():
         # No text is padded here, and no FoX of the papers has a window.
-        layer._attend = lambda q, k, v, f, start, layer=layer: attend(layer, q, k, v, f)  # type: ignore
+        layer.attend = lambda q, k, v, f, start, layer=layer: attend(layer, q, k, v, f)  # type: ignore
     try:
         yield
     finally:
         for layer in layers.values():
-            del layer.__dict__["_attend"]
+            del layer.__dict__["attend"]
 
 
 def skipped(layer: ForgettingAttention, q: Tensor, k: Tensor, log_fgate: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,7 +116,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     pruned, rows = Pruned(spec), []
     with Progress("pruning", spec.num_documents) as progress:
         for document in range(spec.num_documents):
-            target_T = corpus.heldout.read(slice(document, document + 1), 0, spec.context_len)[0].astype(np.int64)
+            target_T = corpus.heldout.read(slice(document, document + 1), 0, spec.context_len)[0]
             if document == 0:
                 rows += _dropped(model, layers, target_T, corpus.spec.bos_id, spec, compute)
             for ending, attend in (("", attend_whole), ("_pruned", pruned.attend)):
@@ -136,9 +137,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
 
 def _inputs(target_T: np.ndarray, bos_id: int, device: str) -> Tensor:
-    inputs_BT = torch.from_numpy(target_T)[None].to(device).roll(1, dims=1)
-    inputs_BT[:, 0] = bos_id
-    return inputs_BT
+    return bos_roll(target_T[None], bos_id)[0].to(device)
 
 
 def _decoded(model: nn.Module, target_T: np.ndarray, bos_id: int, count: int, compute: Compute) -> float:

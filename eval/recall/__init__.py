@@ -5,22 +5,18 @@ Rows: one a sequence, with how many of its queries were answered, and how many w
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+import pandas as pd
 from pydantic.dataclasses import dataclass
 
-from eval.shell.cost import forward_flops
+from data.corpus import Counts
+from data.spec import DataSpec
 from eval.shell.kind import Content, Needs, Precision
 from eval.shell.sources import Sources, fingerprint
 from models.spec import STRICT, ModelSpec, PositiveInt
 from results.schema import Schema, integer
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from data.corpus import Counts
-    from data.spec import DataSpec
-    from training.spec import RunSpec
+from training.spec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -46,22 +42,22 @@ def reads(spec: Spec) -> tuple[str, ...]:
     return ()
 
 
-def bound(spec: Spec, corpus: "DataSpec | None", sources: Sources, precision: Precision, machine: str) -> Spec:
+def bound(spec: Spec, corpus: DataSpec | None, sources: Sources, precision: Precision, machine: str) -> Spec:
     length = None if corpus is None else corpus.document_len
     return replace(spec, corpus=fingerprint(corpus), seq_len=length, precision=spec.precision or precision)
 
 
-def check(spec: Spec, run: "RunSpec", counts: "Counts | None") -> None:
+def check(spec: Spec, run: RunSpec, counts: Counts | None) -> None:
     if run.data.recall is None:
         raise ValueError(f"recall is measured of runs that were trained on the recall task; {run.name} was trained on text")
 
 
 def flops(spec: Spec, model: ModelSpec) -> float:
     assert spec.seq_len is not None, "an unbound spec"
-    return forward_flops(model, spec.num_sequences * spec.seq_len, spec.seq_len)
+    return spec.num_sequences * spec.seq_len * model.flops_per_token(spec.seq_len)
 
 
-def summary(rows: "pd.DataFrame") -> list[str]:
+def summary(rows: pd.DataFrame) -> list[str]:
     queries = rows["num_queries"].sum()
     return [
         f"  {rows['num_correct'].sum() / queries:.4f} of {queries:,} queries answered (1 is perfect), "

@@ -22,7 +22,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     tokens_NT, queries_NP = heldout(task, spec.num_sequences)
     compute = context.compute(spec.precision)
     found = []
-    with Progress("recall", spec.num_sequences, 0) as progress:
+    with Progress("recall", spec.num_sequences) as progress:
         for rows in np.array_split(np.arange(spec.num_sequences), -(-tokens_NT.size // BATCH_TOKENS)):
             inputs_NT, _ = task.batch(tokens_NT[rows], queries_NP[rows])
             with compute.inference():
@@ -30,8 +30,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
             if not torch.isfinite(logits_NPV).all():
                 raise ValueError(f"a logit of {loaded.subject.model} is not finite")
             found.append(logits_NPV.argmax(-1).cpu().numpy())
-            for _ in rows:
-                progress.advance()
+            progress.advance(len(rows))
     correct_NP, stale_NP = judged(tokens_NT, np.concatenate(found))
     return pd.DataFrame(
         {

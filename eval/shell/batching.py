@@ -36,7 +36,7 @@ def in_batches(
         try:
             found = run(batch)
         except RuntimeError as error:
-            if not _out_of_memory(error):
+            if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
                 raise
             if len(batch) == 1:
                 raise ValueError(
@@ -66,10 +66,6 @@ def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
         batch.append(i)
     if batch:
         yield batch
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def check_positions(model: nn.Module, num_tokens: int, remedy: str) -> None:

@@ -1,18 +1,17 @@
 """What an evaluation needs besides model and spec: where texts and data lie, the device, and what is already done."""
 
-import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from data.corpus import Corpus
+from data.tokenizer import parse_tokenizer
 from eval.shell.kind import Precision
 from eval.shell.partial import Partial
-from eval.shell.sources import Sources
-
-if TYPE_CHECKING:
-    from data.corpus import Corpus
-    from data.spec import DataSpec
+from eval.shell.sources import Sources, fingerprint
+from training.spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -26,14 +25,12 @@ class Compute:
     def on_cuda(self) -> bool:
         return self.device.startswith("cuda")
 
-    @contextlib.contextmanager
-    def autocast(self) -> Iterator[None]:
+    def autocast(self) -> AbstractContextManager[None]:
         import torch
 
-        with torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
-            yield
+        return torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
 
-    @contextlib.contextmanager
+    @contextmanager
     def inference(self) -> Iterator[None]:
         """`autocast`, and no gradients."""
         import torch
@@ -52,7 +49,7 @@ class Context:
 
     device: str = "cpu"
     sources: Sources = field(default_factory=Sources)
-    corpus: "Corpus | None" = None
+    corpus: Corpus | None = None
     folder: Path = Path()
     train_seq_len: int | None = None
     partial: Partial = field(default_factory=lambda: Partial(None, identity=""))
@@ -62,27 +59,24 @@ class Context:
         assert precision is not None, "an unbound spec"
         return Compute(self.device, precision)
 
-    def heldout(self, fingerprint: str | None) -> "Corpus":
-        """The corpus that a spec names. ValueError where none is given or it is another."""
-        if self.corpus is None:
-            raise ValueError("this evaluation reads held-out text: name the folder of a prepared corpus with --corpus")
-        if self.corpus.spec.fingerprint != fingerprint:
+    def heldout(self, wanted: str | None) -> Corpus:
+        """The corpus of the fingerprint that a spec names. ValueError where none is given or it is another."""
+        found = fingerprint(None if self.corpus is None else self.corpus.spec)
+        assert self.corpus is not None
+        if found != wanted:
             raise ValueError(
-                f"the evaluation is of corpus {fingerprint}, but {self.corpus.folder} holds {self.corpus.spec.fingerprint}: "
+                f"the evaluation is of corpus {wanted}, but {self.corpus.folder} holds {found}: "
                 "name the right one with --corpus"
             )
         return self.corpus
 
 
-def make_context(sources: Sources, device: str, folder: Path, trained_on: "DataSpec | None" = None) -> Context:
-    """Open the corpus. `trained_on`: of LongCrawl64's documents only as many tokens are used as there."""
+def make_context(sources: Sources, device: str, folder: Path, run: RunSpec | None) -> Context:
+    """Open the corpus; of LongCrawl64's documents only as many tokens are used as in the run."""
     context = Context(device=device, sources=sources, folder=folder)
     if sources.corpus is not None:
-        from data.corpus import Corpus
-        from data.tokenizer import parse_tokenizer
-
         named = sources.tokenizer
         choice = parse_tokenizer(named) if named is not None and named.startswith("gpt2-json:") else None
-        length = None if trained_on is None else trained_on.document_len
+        length = None if run is None else run.data.document_len
         context.corpus = Corpus.open(sources.corpus, document_len=length, tokenizer=choice)
     return context

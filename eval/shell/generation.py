@@ -1,6 +1,6 @@
 """Greedy generation for many prompts of different lengths: sorted, left-padded batches, cached decoding, bounded memory."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
@@ -8,7 +8,10 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from eval.shell.batching import check_positions, in_batches
-from eval.shell.context import Compute
+from eval.shell.context import Compute, Context
+from eval.shell.kind import Precision
+from eval.shell.loading import Loaded
+from training.progress import Progress
 
 Stop = Callable[[list[int]], bool]
 
@@ -41,6 +44,34 @@ def generate(
         return _generate_batch(model, [prompts[i] for i in batch], max_new_tokens, compute, frozenset(stop_ids), stop)
 
     return in_batches(lengths, compute, run, batch_tokens=batch_tokens, on_done=on_done)
+
+
+def answer(
+    loaded: Loaded,
+    prompts: Mapping[str, list[int]],
+    context: Context,
+    precision: Precision | None,
+    max_new_tokens: int,
+    progress: Progress,
+) -> None:
+    """Add the greedy answer to each prompt, {"prediction": text} by its key, to the records of the partial file as they come.
+    Those that are there are not made again."""
+    codec = loaded.tokenizer
+    todo = [key for key in prompts if key not in context.partial.records]
+
+    def keep(index: int, new_ids: list[int]) -> None:
+        context.partial.add(todo[index], {"prediction": codec.decode(new_ids)})
+        progress.advance()
+
+    generate(
+        loaded.model,
+        [prompts[key] for key in todo],
+        context.compute(precision),
+        max_new_tokens=max_new_tokens,
+        stop_ids=() if codec.eos_id is None else (codec.eos_id,),
+        batch_tokens=context.sources.batch_tokens,
+        on_done=keep,
+    )
 
 
 class _Stop(StoppingCriteria):

@@ -7,22 +7,19 @@ A spec holds everything that changes the rows, by content and never by path. Wha
 import hashlib
 import json
 from collections.abc import Collection
-from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from dataclasses import fields, replace
+from typing import Annotated, Any, Literal, Protocol
 
+import pandas as pd
 import tyro
 from pydantic import Field, TypeAdapter
 
+from data.corpus import Counts
+from data.spec import DataSpec
+from eval.shell.sources import Sources, fingerprint
+from models.spec import ModelSpec
 from results.schema import Schema
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from data.corpus import Counts
-    from data.spec import DataSpec
-    from eval.shell.sources import Sources
-    from models.spec import ModelSpec
-    from training.spec import RunSpec
+from training.spec import RunSpec
 
 Needs = Literal["weights", "spec", "metrics"]
 """Of a run: the trained model, a fresh model of its spec (timings), or metrics.jsonl alone."""
@@ -60,19 +57,19 @@ class Kind(Protocol):
     def reads(self, spec: Any) -> Collection[str]:
         """What a bound spec opens: fields of Sources, and "hub"."""
 
-    def bound(self, spec: Any, corpus: "DataSpec | None", sources: "Sources", precision: Precision, machine: str) -> Any:
+    def bound(self, spec: Any, corpus: DataSpec | None, sources: Sources, precision: Precision, machine: str) -> Any:
         """The spec with everything that will be read, by content. ValueError where it is missing or cannot be used."""
 
-    def fetch(self, spec: Any, sources: "Sources") -> None:
+    def fetch(self, spec: Any, sources: Sources) -> None:
         """Put into the local cache what a bound spec reads from the hub. ValueError if it cannot be had."""
 
-    def check(self, spec: Any, run: "RunSpec", counts: "Counts | None") -> None:
+    def check(self, spec: Any, run: RunSpec, counts: Counts | None) -> None:
         """ValueError for what can be known before `run` is trained on a corpus of these counts (None: not known)."""
 
-    def flops(self, spec: Any, model: "ModelSpec") -> float:
+    def flops(self, spec: Any, model: ModelSpec) -> float:
         """Of the whole evaluation, about."""
 
-    def summary(self, rows: "pd.DataFrame") -> list[str]:
+    def summary(self, rows: pd.DataFrame) -> list[str]:
         """The headline numbers, each with its scale, for the terminal."""
 
 
@@ -90,3 +87,24 @@ def eval_id(spec: EvalSpec) -> str:
 def unbound(spec: EvalSpec) -> list[str]:
     """Fields that `bound` has still to fill in."""
     return [field.name for field in fields(spec) if field.name in _BOUND and getattr(spec, field.name) in _UNBOUND]  # type: ignore[arg-type]
+
+
+def reads(spec: EvalSpec) -> tuple[str, ...]:
+    """The usual `reads`, for a kind to import: the held-out text, if the spec names a corpus."""
+    return ("corpus",) if hasattr(spec, "corpus") else ()
+
+
+def bound(spec: Any, corpus: DataSpec | None, sources: Sources, precision: Precision, machine: str) -> Any:
+    """The usual `bound`, for a kind to import: corpus, machine and precision, as far as the spec has them."""
+    found: dict[str, str] = {}
+    if hasattr(spec, "corpus"):
+        found["corpus"] = fingerprint(corpus)
+    if hasattr(spec, "machine"):
+        found["machine"] = machine
+    if hasattr(spec, "precision"):
+        found["precision"] = spec.precision or precision
+    return replace(spec, **found)
+
+
+def check(spec: EvalSpec, run: RunSpec, counts: Counts | None) -> None:
+    """The usual `check`, for a kind to import: nothing can go wrong that depends on the run or its corpus."""

@@ -8,15 +8,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data.corpus import Corpus
+from data.source import first_line
+from data.tokenizer import Tokenizer, TokenizerChoice, parse_tokenizer
 from eval.shell.kind import Precision
 from eval.shell.text import TextCodec
+from training.run_folder import RunFolder
+from training.spec import RunSpec
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from data.corpus import Corpus
-    from training.run_folder import RunFolder
-    from training.spec import RunSpec
+    from transformers import PreTrainedModel
 
 OUTSIDE_SCALE = "custom"  # scale of the rows of a model that is no run of ours
 _MODEL_FILES = ("config.json", "*.safetensors", "*.bin", "tokenizer*", "kind.json", "vocab.*", "merges.txt", "*.model",
@@ -36,15 +37,13 @@ class Subject:
     model: str
     run_id: str
     tokenizer_name: str | None
-    run: "RunSpec | None" = None
+    run: RunSpec | None = None
 
     @classmethod
     def find(cls, path_or_name: str, tokenizer_name: str | None = None) -> "Subject":
         """Raises ValueError for a path that does not exist and a hub name that cannot be fetched."""
         path = Path(path_or_name)
         if (path / "spec.json").is_file():
-            from training.run_folder import RunFolder
-
             run = RunFolder.open(path)
             spec = run.read_spec()
             return cls(path, run.export, spec.scale, spec.name, spec.run_id, None, spec)
@@ -65,12 +64,10 @@ class Subject:
         return "fp32" if device == "cpu" else "bf16"
 
     @property
-    def run_folder(self) -> "RunFolder":
+    def run_folder(self) -> RunFolder:
         """ValueError for a model that was not trained here."""
         if self.run is None:
             raise ValueError(f"{self.path} is no run folder (it has no spec.json): only runs of this suite have metrics")
-        from training.run_folder import RunFolder
-
         return RunFolder.open(self.path)
 
 
@@ -80,7 +77,7 @@ def _from_hub(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
     except Exception as error:  # the hub client raises many types
-        raise ValueError(f"{name} is no folder here, and not to be had from the hub: {_first_line(error)}") from error
+        raise ValueError(f"{name} is no folder here, and not to be had from the hub: {first_line(error)}") from error
 
 
 def _content_id(folder: Path, tokenizer_name: str | None) -> str:
@@ -106,16 +103,10 @@ class Loaded:
     @cached_property
     def model(self) -> "PreTrainedModel":
         """fp32 weights, evaluation mode. Raises ValueError if there is no loadable model, or the run is not finished."""
-        import torch
-
         from models.build import load_model
 
         _know_foreign(self._folder)
-        try:
-            model = load_model(self._folder, dtype=torch.float32)
-        except OSError as error:
-            raise ValueError(f"cannot load a model from {self._folder}: {_first_line(error)}") from error
-        return model.to(self.device).eval()  # type: ignore[arg-type]  # a decorator of transformers hides `self`
+        return load_model(self._folder).to(self.device)  # type: ignore[arg-type]  # a decorator of transformers hides `self`
 
     def fresh(self) -> "PreTrainedModel":
         """A model of the run's spec with fresh weights (seed 0), of other models the weights there are. Lets go of `model`."""
@@ -146,7 +137,7 @@ class Loaded:
             check_export(self.subject.folder)
         return self.subject.folder
 
-    def check_token_ids(self, corpus: "Corpus") -> None:
+    def check_token_ids(self, corpus: Corpus) -> None:
         """ValueError if token ids of the corpus mean something else to the model, or nothing says what they mean to it."""
         own = corpus.spec
         if own.vocab_size > vocab_size(self.model):
@@ -196,8 +187,6 @@ def _know_foreign(folder: Path) -> None:
 def load_tokenizer(name: str) -> TextCodec:
     """From a folder with a tokeniser (ours, the authors' or any of Hugging Face), a hub name, or a name as in data preparation
     ("gpt2-json:FOLDER", "gpt2", "bytes"). Raises ValueError naming the remedy if there is none."""
-    from data.tokenizer import Tokenizer, TokenizerChoice, parse_tokenizer
-
     folder = Path(name)
     if not folder.is_dir() and (":" in name or "/" not in name):
         choice = parse_tokenizer(name)
@@ -206,17 +195,22 @@ def load_tokenizer(name: str) -> TextCodec:
         return TextCodec(choice.load())
     if (folder / "kind.json").is_file():
         return TextCodec(Tokenizer.load(folder))
-    if _saved_class(folder).startswith("JSONGPT2Tokenizer"):
+    saved = str(_read_json(folder / "tokenizer_config.json").get("tokenizer_class") or "")
+    if saved.startswith("JSONGPT2Tokenizer"):
         return TextCodec(TokenizerChoice("gpt2-json", folder).load())
+    import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
+    import transformers
+
+    from data.hf_tokenizer import CorpusTokenizer, JSONTokenizer
+
+    ours = {cls.__name__: cls for cls in (CorpusTokenizer, JSONTokenizer)}
     try:
-        return TextCodec(_hf_tokenizer(name))
+        if saved and saved not in ours and not hasattr(transformers, saved):
+            # Never run; and the plain tokeniser that transformers takes in its stead would give other ids.
+            raise ValueError(f"its class {saved} is code that would come with the checkpoint, which is not run")
+        return TextCodec(ours.get(saved, transformers.AutoTokenizer).from_pretrained(name))
     except Exception as error:  # transformers raises many types for the same thing
-        raise ValueError(f"{name} has no usable tokeniser ({_first_line(error)}); name one with --tokenizer") from error
-
-
-def _saved_class(folder: Path) -> str:
-    """The class that tokenizer_config.json names, or nothing."""
-    return str(_read_json(folder / "tokenizer_config.json").get("tokenizer_class") or "")
+        raise ValueError(f"{name} has no usable tokeniser ({first_line(error)}); name one with --tokenizer") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -228,24 +222,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{path} is no JSON object")
     return values
-
-
-def _hf_tokenizer(name: str) -> "PreTrainedTokenizerBase":
-    """Tokenisers saved by this suite name their class; code that a checkpoint brings along is never run, and the plain
-    tokeniser that transformers takes in its stead would give other ids."""
-    import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
-    import transformers
-
-    from data.hf_tokenizer import CorpusTokenizer, JSONTokenizer
-
-    saved = _saved_class(Path(name))
-    for own in (CorpusTokenizer, JSONTokenizer):
-        if own.__name__ == saved:
-            return own.from_pretrained(name)
-    if saved and not hasattr(transformers, saved):
-        raise ValueError(f"its class {saved} is code that would come with the checkpoint, which is not run")
-    return transformers.AutoTokenizer.from_pretrained(name)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -1,19 +1,18 @@
 """What an unfinished evaluation has already got, so that starting it again goes on at the next sample.
 
-Samples are lines of an append-only `<eval_id>.partial.jsonl`, each with a check (training/lines.py); the first line names model
-and spec, and a file of another model or spec is not used. What follows a damaged or cut line is computed again. Large running
-sums go to `<eval_id>.partial.npz`, replaced atomically.
+Samples are lines of an append-only `<eval_id>.partial.jsonl` (training/lines.py); the first names model and spec, and a file of
+another model or spec is not used. Damaged lines are computed again. Large running sums go to `<eval_id>.partial.npz`, replaced
+atomically.
 """
 
 import io
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from results.atomic import write_atomic
-from training.lines import line, read_line
+from training.lines import line, read_lines
 
 
 class Partial:
@@ -28,63 +27,39 @@ class Partial:
         self.identity = identity
         self.records: dict[str, dict[str, Any]] = {}
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._read()
-
-    def _read(self) -> None:
-        assert self.path is not None
-        body = self.path.read_bytes() if self.path.exists() else b""
-        lines = body.split(b"\n")[:-1]  # what follows the last newline is a line cut off while it was written
-        whole = 0
-        for number, text in enumerate(lines):
-            entry = read_line(text)
-            if entry is None or (number == 0 and entry != {"identity": self.identity}):
-                break
-            if number:
-                self.records[entry["key"]] = entry["record"]
-            whole += len(text) + 1
-        if whole < len(body):
-            os.truncate(self.path, whole)
-        if not whole:
-            self._append({"identity": self.identity})
-
-    def _append(self, entry: dict[str, Any]) -> None:
-        if self.path is not None:
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(line(entry))
+            head = {"identity": identity}
+            found, _ = read_lines(path)
+            kept = found[1:] if found[:1] == [head] else []
+            self.records = {entry["key"]: entry["record"] for entry in kept}
+            write_atomic(path, "".join(map(line, [head, *kept])))  # without a line that was cut off while it was written
 
     def add(self, key: str, record: dict[str, Any]) -> None:
         """Keep one finished sample; on disk when this returns."""
-        self._append({"key": key, "record": record})
+        if self.path is not None:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(line({"key": key, "record": record}))
         self.records[key] = record
-
-    @property
-    def _state_path(self) -> Path | None:
-        return None if self.path is None else self.path.with_suffix(".npz")
 
     def save_state(self, arrays: dict[str, np.ndarray]) -> None:
         """Replace the running sums on disk."""
-        if self._state_path is None:
-            return
-        buffer = io.BytesIO()
-        np.savez(buffer, allow_pickle=False, identity=np.array(self.identity), **arrays)
-        write_atomic(self._state_path, buffer.getvalue())
+        if self.path is not None:
+            buffer = io.BytesIO()
+            np.savez(buffer, allow_pickle=False, identity=np.array(self.identity), **arrays)
+            write_atomic(self.path.with_suffix(".npz"), buffer.getvalue())
 
     def load_state(self) -> dict[str, np.ndarray] | None:
-        """The running sums of this model and spec, or None."""
-        if self._state_path is None or not self._state_path.exists():
+        """The running sums of this model and spec; None where there are none, or none that can be read."""
+        if self.path is None:
             return None
         try:
-            with np.load(self._state_path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
+            with np.load(self.path.with_suffix(".npz"), allow_pickle=False) as file:
+                arrays = dict(file)
         except Exception:  # damaged archives raise errors of many families
             return None
-        if str(arrays.pop("identity", "")) != self.identity:
-            return None
-        return arrays
+        return arrays if str(arrays.pop("identity", "")) == self.identity else None
 
     def discard(self) -> None:
         """Remove the files, because the evaluation is finished."""
-        for path in (self.path, self._state_path):
-            if path is not None:
+        if self.path is not None:
+            for path in (self.path, self.path.with_suffix(".npz")):
                 path.unlink(missing_ok=True)

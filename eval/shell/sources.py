@@ -4,14 +4,11 @@ import functools
 import hashlib
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic.dataclasses import dataclass
 
+from data.spec import DataSpec
 from models.spec import STRICT, PositiveInt
-
-if TYPE_CHECKING:
-    from data.spec import DataSpec
 
 _ALWAYS_READ = ("corpus", "tokenizer", "batch_tokens", "judge_key_env", "judge_cache")
 """Options that go with others, or that a plan hands to every evaluation."""
@@ -73,7 +70,7 @@ def _digest(path: Path, files: tuple[tuple[Path, int, int], ...]) -> str:
     return whole.hexdigest()[:12]
 
 
-def fingerprint(corpus: "DataSpec | None") -> str:
+def fingerprint(corpus: DataSpec | None) -> str:
     """Of the corpus whose held-out text is read. ValueError where there is none."""
     if corpus is None:
         raise ValueError("this evaluation reads held-out text: name the folder of a prepared corpus with --corpus")

@@ -6,16 +6,14 @@ on. A function of the corpus alone. Scores on them are comparable between models
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from data.corpus import Corpus, Counts
+from data.spec import DataSpec
 from eval.shell.sources import fingerprint
 from eval.shell.text import heldout_texts
-
-if TYPE_CHECKING:
-    from data.corpus import Corpus
-    from data.spec import DataSpec
 
 VERSION = 1
 """Of the maker below: raise it with whatever changes an example."""
@@ -29,7 +27,7 @@ _TRIES = 10_000
 Row = dict[str, Any]
 
 
-def stand_ins_of(corpus: "DataSpec | None") -> str:
+def stand_ins_of(corpus: DataSpec | None) -> str:
     """What a spec calls them: "local-v1:FINGERPRINT". ValueError without a corpus."""
     return f"local-v{VERSION}:{fingerprint(corpus)}"
 
@@ -44,10 +42,16 @@ def fingerprint_in(name: str) -> str | None:
     return corpus
 
 
+def check_stand_ins(name: str, counts: Counts | None) -> None:
+    """ValueError if a spec names stand-ins that a corpus of these counts cannot give."""
+    if counts is not None and fingerprint_in(name) is not None and counts.heldout_rows < 2:
+        raise ValueError("stand-in tasks need at least two held-out documents; prepare a corpus with more text")
+
+
 class StandIns:
     """Examples of each task by the corpus alone. ValueError for too little held-out text."""
 
-    def __init__(self, corpus: "Corpus"):
+    def __init__(self, corpus: Corpus):
         self._units = _units(corpus)
         self._seed = int(corpus.spec.fingerprint[:8], 16)
 
@@ -63,7 +67,7 @@ class StandIns:
         return [_longbench(draw, task) for _ in range(LONGBENCH_EXAMPLES)]
 
 
-def _units(corpus: "Corpus") -> list[list[str]]:
+def _units(corpus: Corpus) -> list[list[str]]:
     """Per held-out document, its sentences or short lines of at least three words, in order."""
     documents = []
     for _, text in zip(range(DOCUMENTS), heldout_texts(corpus), strict=False):

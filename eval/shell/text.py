@@ -1,10 +1,9 @@
 """Text and tokens: one small view of a tokeniser for every evaluation, and the held-out documents of a corpus as text."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from data.corpus import Corpus
+from data.corpus import Corpus
 
 
 class TextCodec:
@@ -52,7 +51,7 @@ class TextCodec:
         return whole[len(before) :] if whole[: len(before)] == before else self.encode(f" {answer}")
 
 
-def heldout_texts(corpus: "Corpus") -> Iterator[str]:
+def heldout_texts(corpus: Corpus) -> Iterator[str]:
     """Held-out documents as text, in order."""
     for row in range(len(corpus.heldout)):
         yield corpus.tokenizer.decode(corpus.heldout.read(slice(row, row + 1))[0].tolist())

@@ -4,24 +4,18 @@ Comparable between models on one machine, as ratios. Repeated in one process; `t
 quantiles over the repeats, so that models whose ranges overlap are not ranked.
 """
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+import pandas as pd
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from eval.shell.cost import forward_flops
 from eval.shell.kind import Content, Needs, NonNegativeInt, Precision
-from eval.shell.sources import Sources
+from eval.shell.kind import bound as bound
+from eval.shell.kind import check as check
+from eval.shell.kind import reads as reads
 from models.spec import STRICT, ModelSpec, PositiveInt
 from results.schema import Schema, integer, number, text
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from data.corpus import Counts
-    from data.spec import DataSpec
-    from training.spec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -70,27 +64,15 @@ SCHEMA = Schema(
 NEEDS: Needs = "spec"
 
 
-def reads(spec: Spec) -> tuple[str, ...]:
-    return ()
-
-
-def bound(spec: Spec, corpus: "DataSpec | None", sources: Sources, precision: Precision, machine: str) -> Spec:
-    return replace(spec, machine=machine, precision=spec.precision or precision)
-
-
-def check(spec: Spec, run: "RunSpec", counts: "Counts | None") -> None:
-    """Nothing about a timing depends on the run beyond its model."""
-
-
 def flops(spec: Spec, model: ModelSpec) -> float:
     steps = spec.warmup + spec.repeats
     tokens = spec.batch_size * spec.seq_len
     if spec.mode == "train":
-        return 3 * forward_flops(model, steps * tokens, spec.seq_len)
-    return forward_flops(model, steps * (2 * tokens + spec.batch_size * spec.new_tokens), spec.seq_len)
+        return 3 * steps * tokens * model.flops_per_token(spec.seq_len)
+    return steps * (2 * tokens + spec.batch_size * spec.new_tokens) * model.flops_per_token(spec.seq_len)
 
 
-def summary(rows: "pd.DataFrame") -> list[str]:
+def summary(rows: pd.DataFrame) -> list[str]:
     return [
         f"  {row.mode} at {row.seq_len}: {row.tokens_per_s:,.0f} tokens/s ({row.tokens_per_s_low:,.0f} to "
         f"{row.tokens_per_s_high:,.0f}), MFU {row.mfu:.3f} of 1, {row.peak_memory_gib:.2f} GiB"

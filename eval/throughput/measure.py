@@ -1,7 +1,9 @@
 """Throughput: timed training steps and timed generation."""
 
+import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -41,22 +43,20 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     model = loaded.fresh()
     check_positions(model, spec.seq_len + spec.new_tokens * (spec.mode == "generate"), "lower --seq-len")
     lift_limit()  # fla's kernels at their best, as ours are
-    context.extras["autotune"] = "full"
-    params, forward_flops = _size(model, spec.seq_len)
-    compute = context.compute(spec.precision)
+    own, params = _own_spec(model), num_params(model)
+    flops = 2 * params if own is None else own.flops_per_token(spec.seq_len)  # of foreign models the matrices only
+    compute, peak = context.compute(spec.precision), peak_flops(torch.device(context.device))
+    context.extras |= {"autotune": "full", "batch_size": spec.batch_size, "peak_flops": peak}
     if spec.mode == "train":
         compile_layers(model, compute)
         rates = spec.batch_size * spec.seq_len / time_training(model, _random_ids(model, spec, compute.device), spec, compute)
-        flops = 3 * forward_flops
     else:
         prefill, whole = _time_generation(model, spec, compute)
         context.extras["prefill_tokens_per_s"] = spec.batch_size * spec.seq_len / prefill
         rates = spec.batch_size * (spec.new_tokens - 1) / np.maximum(whole - prefill, 1e-9)
-        flops = forward_flops
-    peak = peak_flops(torch.device(context.device))
-    context.extras |= {"batch_size": spec.batch_size, "peak_flops": peak}
     low, median, high = np.quantile(rates, (0.2, 0.5, 0.8))
-    dense = flops * median / peak if peak else float("nan")
+    dense = (3 if spec.mode == "train" else 1) * flops * median / peak if peak else math.nan
+    prunes = isinstance(own, ForgettingTransformerSpec) and own.prune_log_tolerance is not None
     memory = peak_memory_gib(context.device)
     row: dict[str, Any] = {
         "mode": spec.mode,
@@ -64,11 +64,11 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
         "tokens_per_s": median,
         "tokens_per_s_low": low,
         "tokens_per_s_high": high,
-        "mfu": float("nan") if _prunes(model) else dense,
+        "mfu": math.nan if prunes else dense,
         "mfu_dense": dense,
-        "peak_memory_gib": float("nan") if memory is None else memory,
+        "peak_memory_gib": math.nan if memory is None else memory,
         "params": params,
-        "fwd_flops_per_token": float(forward_flops),
+        "fwd_flops_per_token": float(flops),
         "machine": machine,
     }
     return pd.DataFrame([row])
@@ -76,21 +76,9 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
 def _own_spec(model: PreTrainedModel) -> ModelSpec | None:
     """None for a model of others."""
-    try:
+    with suppress(ValueError):
         return spec_of(model)
-    except ValueError:
-        return None
-
-
-def _size(model: PreTrainedModel, seq_len: int) -> tuple[int, int]:
-    """Parameters (input embedding excluded) and forward FLOPs per token; of foreign models the matrices only."""
-    own, params = _own_spec(model), num_params(model)
-    return params, 2 * params if own is None else own.flops_per_token(seq_len)
-
-
-def _prunes(model: PreTrainedModel) -> bool:
-    own = _own_spec(model)
-    return isinstance(own, ForgettingTransformerSpec) and own.prune_log_tolerance is not None
+    return None
 
 
 def compile_layers(model: PreTrainedModel, compute: Compute) -> None:

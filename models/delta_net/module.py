@@ -4,7 +4,7 @@ import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 from torch import Tensor, nn
 
 from kernels.fla_cpu.install import install
-from models.backbone import Backbone, Block, Padding, init_linear_recurrent_, mark_places
+from models.backbone import Backbone, Padding, init_linear_recurrent_, linear_recurrent_blocks
 from models.cache import DecodingCache
 from models.delta_net.spec import DeltaNetSpec
 
@@ -23,24 +23,16 @@ class DeltaNetMixer(DeltaNet):
 
 class DeltaNetBackbone(Backbone):
     def __init__(self, spec: DeltaNetSpec) -> None:
-        blocks: list[nn.Module] = [
-            mark_places(
-                Block(
-                    DeltaNetMixer(
-                        hidden_size=spec.hidden_size,
-                        num_heads=spec.num_heads,
-                        conv_size=spec.conv_size,
-                        norm_eps=spec.norm_eps,
-                        layer_idx=layer_idx,
-                    ),
-                    spec.hidden_size,
-                    spec.intermediate_size,
-                    spec.norm_eps,
-                )
+        def mixer(layer_idx: int) -> nn.Module:
+            return DeltaNetMixer(
+                hidden_size=spec.hidden_size,
+                norm_eps=spec.norm_eps,
+                layer_idx=layer_idx,
+                num_heads=spec.num_heads,
+                conv_size=spec.conv_size,
             )
-            for layer_idx in range(spec.num_layers)
-        ]
-        super().__init__(spec, blocks)
+
+        super().__init__(spec, linear_recurrent_blocks(spec, mixer))
 
     def init_module(self, module: nn.Module) -> None:
         """Mixer projections Xavier-uniform with gain 2^-2.5, convolutions as PyTorch starts them; the rest N(0, 0.02^2), MLP

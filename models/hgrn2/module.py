@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels.fla_cpu.install import install
-from models.backbone import Backbone, Block, Padding, init_linear_recurrent_, mark_places
+from models.backbone import Backbone, Padding, init_linear_recurrent_, linear_recurrent_blocks
 from models.cache import DecodingCache
 from models.hgrn2.spec import HGRN2Spec
 
@@ -32,23 +32,12 @@ class HGRN2Backbone(Backbone):
     """Backbone with the lower bounds of the forget gates, (layers, d)."""
 
     def __init__(self, spec: HGRN2Spec) -> None:
-        blocks: list[nn.Module] = [
-            mark_places(
-                Block(
-                    HGRN2Mixer(
-                        hidden_size=spec.hidden_size,
-                        expand_ratio=spec.expand_ratio,
-                        norm_eps=spec.norm_eps,
-                        layer_idx=layer_idx,
-                    ),
-                    spec.hidden_size,
-                    spec.intermediate_size,
-                    spec.norm_eps,
-                )
+        def mixer(layer_idx: int) -> nn.Module:
+            return HGRN2Mixer(
+                hidden_size=spec.hidden_size, norm_eps=spec.norm_eps, layer_idx=layer_idx, expand_ratio=spec.expand_ratio
             )
-            for layer_idx in range(spec.num_layers)
-        ]
-        super().__init__(spec, blocks)
+
+        super().__init__(spec, linear_recurrent_blocks(spec, mixer))
         # Unused bounds take no gradient: DDP must not wait for one.
         self.lower_bounds = nn.Parameter(torch.zeros(spec.num_layers, spec.hidden_size), requires_grad=spec.use_lower_bound)
         self.lower_bounds._no_weight_decay = True  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ import pytest
 from eval import longbench
 from eval.longbench import TASKS, Spec, measure
 from eval.longbench.measure import first_line, load_examples, prompt_ids, score, tasks
+from eval.shell import generation
 from eval.shell.context import Context
 from eval.shell.partial import Partial
 from eval.shell.sources import Sources
@@ -170,7 +171,7 @@ def test_fixture_in_the_real_format_gives_the_scores_worked_out_by_hand(
     """Cut everywhere: "The Paris city" 1/2, "no idea" 0. Cut where the benchmark cuts: {paris x 2, city, france} P 2/4, R 2/2;
     {no, idea, london} P 1/3, R 1; code looks at its first line anyway; trec is cut in both."""
     codec = TextCodec(corpus.tokenizer)
-    monkeypatch.setattr(measure, "generate", scripted(codec, []))
+    monkeypatch.setattr(generation, "generate", scripted(codec, []))
     spec = bind(Spec(tasks=("hotpotqa", "repobench_p", "trec"), original_cut=original_cut), longbench=fixture_folder)
     rows = measure.evaluate(in_memory(None, codec), spec, Context(sources=Sources(longbench=fixture_folder)))
     assert rows["task"].tolist() == ["hotpotqa", "hotpotqa", "repobench_p", "trec"]
@@ -182,7 +183,7 @@ def test_fixture_in_the_real_format_gives_the_scores_worked_out_by_hand(
 
 def test_resumed_midway_gives_identical_rows(fixture_folder, corpus, bind, in_memory, tmp_path, monkeypatch):
     codec, calls = TextCodec(corpus.tokenizer), []
-    monkeypatch.setattr(measure, "generate", scripted(codec, calls))
+    monkeypatch.setattr(generation, "generate", scripted(codec, calls))
     spec = bind(Spec(tasks=("hotpotqa", "trec")), longbench=fixture_folder)
     loaded, sources = in_memory(None, codec), Sources(longbench=fixture_folder)
     whole = measure.evaluate(loaded, spec, Context(sources=sources))

@@ -22,17 +22,18 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from data.json_escape import json_escape
 from data.tokenizer import Tokenizer, train_bpe
 from eval import needle
-from eval.needle import PAPER_DEPTHS, PAPER_LENGTHS, Spec, measure
+from eval.needle import Spec, measure
 from eval.needle.haystack import document, folder_text, full_stops, haystack_ids, insertion_point
 from eval.needle.match import exact_match, fuzzy_match, match_score
 from eval.needle.measure import build_cells
-from eval.needle.passkey import passkey, training_batch
+from eval.needle.passkey import passkey
 from eval.needle.wording import DEFAULT_WORDING, Wording
 from eval.shell.context import Context
 from eval.shell.kind import eval_id
 from eval.shell.partial import Partial
 from eval.shell.sources import Sources
 from eval.shell.text import TextCodec, heldout_texts
+from tests.eval.passkey_training import training_batch
 
 WORDING = Wording.read(DEFAULT_WORDING)
 
@@ -61,9 +62,9 @@ def test_codecs_agree_and_add_nothing(codecs):
 
 
 def test_the_papers_grid():
-    assert PAPER_LENGTHS == (1000, 4100, 7200, 10300, 13400, 16500, 19600, 22700, 25800, 28900, 32000)
-    assert tuple(10.0 * n for n in range(11)) == PAPER_DEPTHS
     spec = Spec()
+    assert spec.lengths == (1000, 4100, 7200, 10300, 13400, 16500, 19600, 22700, 25800, 28900, 32000)
+    assert spec.depths == tuple(10.0 * n for n in range(11))
     assert (spec.reserve, spec.samples_per_cell, spec.max_new_tokens) == (200, 1, 1024)
 
 
@@ -281,19 +282,20 @@ def test_wording_files(tmp_path):
 def test_passkeys_have_exact_lengths_and_depths(codecs, num_keys):
     filler = codecs["plain"].encode("the river was quiet and the morning early. " * 40)
     for length, depth in ((200, 0.0), (301, 40.0), (400, 100.0)):
-        item = passkey(codecs["plain"], filler, length=length, depth=depth, num_keys=num_keys, rng=np.random.default_rng(3))
-        assert len(item.prompt) == length
-        text = codecs["plain"].decode(item.prompt)
+        rng = np.random.default_rng(3)
+        prompt, value = passkey(codecs["plain"], filler, length=length, depth=depth, num_keys=num_keys, rng=rng)
+        assert len(prompt) == length
+        text = codecs["plain"].decode(prompt)
         name = text.rsplit("The pass key of ", 1)[1].removesuffix(" is")
         assert text.count("The pass key of ") == num_keys + 1
-        assert f"The pass key of {name} is {item.value}.\n" in text
-        assert codecs["plain"].decode(item.answer).strip() == item.value
+        assert f"The pass key of {name} is {value}.\n" in text
+        assert len(set(value)) == len(value) == 4
         if num_keys == 1:
-            line = codecs["plain"].encode(f"\nThe pass key of {name} is {item.value}.\n")
+            line = codecs["plain"].encode(f"\nThe pass key of {name} is {value}.\n")
             query = codecs["plain"].encode(f"\nThe pass key of {name} is")
             room = length - 1 - len(line) - len(query)
             at = 1 + round(room * depth / 100)
-            assert item.prompt[at : at + len(line)] == line
+            assert prompt[at : at + len(line)] == line
     with pytest.raises(ValueError, match="too short"):
         passkey(codecs["plain"], filler, length=20, depth=0.0, num_keys=1, rng=np.random.default_rng(0))
 
@@ -327,7 +329,7 @@ def test_passkey_scores(corpus, bind):
         (f" {wrong}", 0.0, 1.0),
         ("", 0.0, 1.0),
     ):
-        row = measure._row(cell, spec, prediction)
+        row = measure._row(cell, prediction)
         assert row["exact"] == exact
         assert row["score"] == pytest.approx(score)
 

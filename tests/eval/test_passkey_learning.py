@@ -7,12 +7,13 @@ import torch
 
 from data.tokenizer import train_bpe
 from eval.needle import Spec, measure
-from eval.needle.passkey import NAMES, key_line, training_batch
+from eval.needle.passkey import NAMES, key_line
 from eval.shell.context import Context
 from eval.shell.sources import Sources
 from eval.shell.text import TextCodec
 from models.build import build_model
 from models.loss import token_losses
+from tests.eval.passkey_training import training_batch
 
 SEQ_LEN, STEPS, BATCH = 96, 130, 16
 
