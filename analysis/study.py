@@ -7,12 +7,14 @@ A line is one run under the label that the figure gives it; equal labels (and mo
 """
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from analysis.names import rank
 from results.sealed import read_sealed, write_sealed
@@ -23,7 +25,7 @@ REMEDY = "restore it from version control, or delete it: `run` of this artefact 
 _OF_LINE = ("label", "model", "seed", "scale", "run_id")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class Line:
     """One run in an artefact. `model`: the recipe's name, which gives colour and order. `files`: path below the results
     folder -> SHA-256 of its rows."""
@@ -41,6 +43,9 @@ class Line:
         return self.label, self.model, self.scale, self.seed
 
 
+_LINES = TypeAdapter(list[Line])
+
+
 def study_file(results_dir: Path, scale: str, stem: str) -> Path:
     return results_dir / scale / f"{stem}.json"
 
@@ -50,7 +55,10 @@ def read_lines(results_dir: Path, scale: str, stem: str) -> list[Line]:
     path = study_file(results_dir, scale, stem)
     if not path.is_file():
         return []
-    return [Line(**line) for line in read_sealed(path, REMEDY)["lines"]]
+    try:
+        return _LINES.validate_python(read_sealed(path, REMEDY).get("lines"))
+    except ValidationError:
+        raise ValueError(f"{path} is of another version: {REMEDY}") from None
 
 
 def write_lines(results_dir: Path, scale: str, stem: str, lines: list[Line]) -> Path:

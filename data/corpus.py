@@ -12,15 +12,18 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from data.spec import DataSpec
 from data.tokenizer import GPT2_VOCAB_SIZE, Tokenizer, TokenizerChoice
+from models.spec import STRICT
 from results.sealed import read_sealed, write_sealed
 
 CACHED_BYTES = 256 << 20
@@ -29,7 +32,7 @@ _ZERO_RUN = 1024  # that many zeros from a document's segment are no text in any
 _FINGERPRINT_DOCUMENTS = 64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Counts:
     """What became of the source's documents. `dropped_tokens`: the rests that fill no row, short documents included."""
 
@@ -59,6 +62,9 @@ class About:
     files: dict[str, int]
 
 
+_ABOUT = TypeAdapter(About)
+
+
 def write_about(folder: Path, spec: DataSpec, counts: Counts) -> None:
     """Write corpus.json, the last file of a corpus."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -70,8 +76,8 @@ def read_about(folder: Path) -> About:
     """ValueError where corpus.json is missing, of another form or altered."""
     content = read_sealed(folder / "corpus.json", _remedy(folder))
     try:
-        return About(DataSpec(**content["spec"]), Counts(**content["counts"]), content["files"])
-    except (ValueError, KeyError, TypeError):
+        return _ABOUT.validate_json(json.dumps(content))
+    except ValidationError:
         raise ValueError(f"{folder / 'corpus.json'} is of another version: {_remedy(folder)}") from None
 
 

@@ -36,6 +36,7 @@ class Recipe:
         data = text if self.task is None else DataSpec.of_recall(self.task)
         assert data is not None
         scale = get_scale(self.scale)
+        model = model_spec(self.name, scale, data.vocab_size, self.model)
         train = TrainSpec(
             seq_len=scale.seq_len,
             batch_tokens=scale.batch_tokens,
@@ -47,7 +48,7 @@ class Recipe:
         return RunSpec(
             name=self.name,
             scale=self.scale,
-            model=model_spec(self.name, scale, data.vocab_size, self.model),
+            model=model,
             data=data,
             train=replace(train, **self.train),
             seed=self.seed,

@@ -144,4 +144,9 @@ def record_run(results_dir: Path, record: dict[str, Any]) -> Path:
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    return read_sealed(path, "restore it from version control, or delete it and run an experiment that draws this run")
+    remedy = "restore it from version control, or delete it and run an experiment that draws this run"
+    record = read_sealed(path, remedy)
+    wanted = {"run_id": str, "scale": str, "name": str, "spec": dict, "starts": list}
+    if not all(isinstance(record.get(name), kind) for name, kind in wanted.items()):
+        raise ValueError(f"{path} is of another version: {remedy}")
+    return record

@@ -30,7 +30,8 @@ class Submitted:
     def submissions(self) -> list[Submission]:
         """Everything submitted from the runs folder. ValueError where nothing was."""
         client.require_slurm()
-        folders = sorted(self.runs_dir.glob(f"{self.scale or '*'}/plans/submissions"))
+        folders = sorted(self.runs_dir.glob("*/plans/submissions"))
+        folders = [folder for folder in folders if self.scale in (None, folder.parts[-3])]
         found = [submission for folder in folders for submission in read_submissions(folder)]
         if not found:
             raise ValueError(

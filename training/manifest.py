@@ -24,9 +24,9 @@ def fault(folder: Path, *, digests: bool) -> str | None:
     """What is wrong with a sealed folder, or None. Without `digests` only sizes are compared, which is fast."""
     try:
         files = read_sealed(folder / MANIFEST, "")["files"]
-    except (ValueError, KeyError):
-        return f"{MANIFEST} is missing, cut off or altered"
-    return next(filter(None, (_fault(folder / name, entry, digests) for name, entry in files.items())), None)
+        return next(filter(None, (_fault(folder / name, entry, digests) for name, entry in files.items())), None)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{MANIFEST} is missing, cut off, altered or of another version"
 
 
 def _fault(path: Path, entry: dict[str, Any], digests: bool) -> str | None:

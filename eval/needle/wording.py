@@ -3,6 +3,7 @@
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
+from string import Formatter
 
 DEFAULT_WORDING = Path(__file__).with_name("prompts.toml")
 FACTS = Path(__file__).with_name("facts.toml")
@@ -23,11 +24,14 @@ class Wording:
         if not self.needle.startswith(self.answer_start) or self.needle == self.answer_start:
             raise ValueError("answer_start must be the beginning of needle, and leave something to say")
         try:
-            self.judge_prompt("")
-        except (KeyError, IndexError, ValueError) as error:
-            raise ValueError(
-                f"judge may hold {{question}}, {{reference}} and {{answer}} in braces, nothing else ({error})"
-            ) from None
+            fields = [part[1:] for part in Formatter().parse(self.judge) if part[1] is not None]
+        except ValueError as error:
+            raise ValueError(f"judge has a brace too few or too many ({error})") from None
+        for name, form, conversion in fields:
+            if name not in ("question", "reference", "answer") or form or conversion:
+                raise ValueError(
+                    f"judge may hold {{question}}, {{reference}} and {{answer}} in braces, nothing else (not {name!r})"
+                )
 
     @classmethod
     def read(cls, path: Path) -> "Wording":
