@@ -6,6 +6,7 @@ A line is one run under the label that the figure gives it; equal labels (and mo
      "files": {"tiny/rows/per_token_loss/RUN-EVAL.parquet": sha256 of the rows}}]}
 """
 
+import json
 from collections import Counter
 from dataclasses import asdict, field
 from functools import cached_property
@@ -56,7 +57,7 @@ def read_lines(results_dir: Path, scale: str, stem: str) -> list[Line]:
     if not path.is_file():
         return []
     try:
-        return _LINES.validate_python(read_sealed(path, REMEDY).get("lines"))
+        return _LINES.validate_json(json.dumps(read_sealed(path, REMEDY).get("lines")))
     except ValidationError:
         raise ValueError(f"{path} is of another version: {REMEDY}") from None
 
