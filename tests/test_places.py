@@ -174,7 +174,11 @@ def checkout(tmp_path: Path) -> Path:
     (root / "models" / "running_mean.py").write_text(MODEL.lstrip())
     replace_in(root / "models" / "spec.py", "from models.spec_parts import STRICT as STRICT",
                "from models.running_mean import RunningMeanSpec\nfrom models.spec_parts import STRICT as STRICT")  # fmt: skip
-    replace_in(root / "models" / "spec.py", "| DeltaNetSpec,", "| DeltaNetSpec | RunningMeanSpec,")
+    replace_in(
+        root / "models" / "spec.py",
+        "ForgettingTransformerSpec | Mamba2Spec",
+        "RunningMeanSpec | ForgettingTransformerSpec | Mamba2Spec",
+    )
     (root / "eval" / "last_loss.py").write_text(EVALUATION.lstrip())
     replace_in(root / "eval" / "kinds.py", '    "training_curve",\n', '    "training_curve",\n    "last_loss",\n')
     (root / "experiments" / "fox" / "fig99_last_loss.py").write_text(FIGURE.lstrip())
