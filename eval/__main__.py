@@ -52,7 +52,7 @@ def run_command(command: On) -> int:
     if "hub" in kind.reads(command.spec) or not Path(command.model).exists():
         go_offline_if_unreachable()
     subject = Subject.find(command.model, command.sources.tokenizer)
-    context = make_context(command.sources, device, Path(), subject.run)
+    context = make_context(command.sources, device, Path(), subject.data)
     corpus = None if context.corpus is None else context.corpus.spec
     spec = kind.bound(command.spec, corpus, command.sources, subject.precision(device), machine_name(device))
     surplus = unread([spec], command.sources)

@@ -79,7 +79,7 @@ def run_job(job: Job) -> int:
     failed = False
     for spec, out in todo:
         try:
-            run(kind_of(spec), loaded, spec, make_context(job.sources, device, out.parent, subject.run), out)
+            run(kind_of(spec), loaded, spec, make_context(job.sources, device, out.parent, subject.data), out)
             print(f"{out.stem}: written to {out}", file=sys.stderr)
         except ValueError as error:
             failed = True

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from data.corpus import Corpus
+from data.spec import DataSpec
 from data.tokenizer import parse_tokenizer
 from eval.shell.kind import Precision
 from eval.shell.partial import Partial
 from eval.shell.sources import Sources, fingerprint
-from training.spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ class Context:
         return self.corpus
 
 
-def make_context(sources: Sources, device: str, folder: Path, run: RunSpec | None) -> Context:
-    """Open the corpus; of LongCrawl64's documents only as many tokens are used as in the run."""
+def make_context(sources: Sources, device: str, folder: Path, trained_on: DataSpec | None = None) -> Context:
+    """Open the corpus. `trained_on`: of LongCrawl64's documents only as many tokens are used as there."""
     context = Context(device=device, sources=sources, folder=folder)
     if sources.corpus is not None:
         named = sources.tokenizer
         choice = parse_tokenizer(named) if named is not None and named.startswith("gpt2-json:") else None
-        length = None if run is None else run.data.document_len
+        length = None if trained_on is None else trained_on.document_len
         context.corpus = Corpus.open(sources.corpus, document_len=length, tokenizer=choice)
     return context

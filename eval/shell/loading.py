@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from data.corpus import Corpus
 from data.source import first_line
+from data.spec import DataSpec
 from data.tokenizer import Tokenizer, TokenizerChoice, parse_tokenizer
 from eval.shell.kind import Precision
 from eval.shell.text import TextCodec
@@ -62,6 +63,11 @@ class Subject:
         if self.run is not None:
             return self.run.train.precision
         return "fp32" if device == "cpu" else "bf16"
+
+    @property
+    def data(self) -> DataSpec | None:
+        """What a run of ours was trained on."""
+        return None if self.run is None else self.run.data
 
     @property
     def run_folder(self) -> RunFolder:
