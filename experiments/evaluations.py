@@ -60,7 +60,7 @@ def long_tasks(scale: Scale) -> tuple[EvalSpec, ...]:
     return (longbench.Spec(max_prompt_tokens=scale.prompt_tokens),)
 
 
-def gates(scale: Scale) -> tuple[EvalSpec, ...]:
+def gates(scale: Scale) -> tuple[gate_maps.Spec, ...]:
     """One training length of held-out text; F is compared 1,024 tokens back at the paper's length."""
     return (gate_maps.Spec(seq_len=scale.seq_len, distance=scale.seq_len // 16),)
 
@@ -95,3 +95,17 @@ def skipped(scale: Scale) -> tuple[EvalSpec, ...]:
 def pruned_times(scale: Scale) -> tuple[EvalSpec, ...]:
     """Attention and training steps with and without pruning, at the training length."""
     return (attention_speed.Spec(seq_len=scale.seq_len, batch_size=scale.timed_sequences),)
+
+
+def more_gates(scale: Scale) -> tuple[EvalSpec, ...]:
+    """Figure 3's matrices of eight heads, on the second held-out document."""
+    (spec,) = gates(scale)
+    return (replace(spec, document=1, num_maps=8, grid=128),)
+
+
+def long_needles(scale: Scale) -> tuple[EvalSpec, ...]:
+    """The easy needle at eleven lengths up to four times the training length."""
+    grid = scale.needle
+    step = (grid.longest - grid.lengths[0]) // 10
+    lengths = tuple(grid.lengths[0] + step * place for place in range(11))
+    return needles(replace(scale, needle=replace(grid, lengths=lengths, recall_lengths=None)), modes=("easy",))

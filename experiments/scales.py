@@ -19,7 +19,7 @@ Gi = 2**30
 @dataclass(frozen=True)
 class NeedleGrid:
     """The cells of the needle test at a scale: the paper's by default. Recall in nats asks shorter questions, which fit into
-    shorter texts (`recall_lengths`)."""
+    shorter texts (`recall_lengths`). `longest`: of the longer texts of Appendix F.5."""
 
     lengths: tuple[int, ...] = tuple(range(1000, 32001, 3100))
     depths: tuple[float, ...] = tuple(float(depth) for depth in range(0, 101, 10))
@@ -28,6 +28,7 @@ class NeedleGrid:
     recall_samples: int = 8
     recall_lengths: tuple[int, ...] | None = None
     recall_reserve: int = 200
+    longest: int = 65536
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,7 @@ TINY = Scale(
         24,
         recall_lengths=(240, 256, 384, 512, 768),
         recall_reserve=80,
+        longest=1024,
     ),
     stand_ins=True,
     prompt_tokens=242,
@@ -206,7 +208,7 @@ MINI = Scale(
     heldout_documents=128,
     micro_batch_tokens=2**16,
     compile=True,
-    needle=NeedleGrid((512, 1024, 2048, 3072, 4096, 6144, 8192), (0.0, 20.0, 40.0, 60.0, 80.0, 100.0), 200, 32),
+    needle=NeedleGrid((512, 1024, 2048, 3072, 4096, 6144, 8192), (0.0, 20.0, 40.0, 60.0, 80.0, 100.0), 200, 32, longest=16384),
     stand_ins=True,
     prompt_tokens=3840,
     ablation="mini-short",
