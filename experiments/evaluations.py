@@ -46,11 +46,17 @@ def needles(scale: Scale, modes: Sequence[Literal["easy", "standard"]] = ("easy"
     return (*(replace(spec, mode=mode) for spec in (scored, recall) for mode in modes),)
 
 
-def short_tasks(scale: Scale) -> tuple[EvalSpec, ...]:
+def short_tasks(scale: Scale) -> tuple[lm_eval.Spec, ...]:
     """The harness's tasks of Table 1, or stand-ins made from the held-out text."""
     if scale.stand_ins:
         return (lm_eval.Spec(include="local", max_length=scale.document_len),)
     return (lm_eval.Spec(max_length=scale.seq_len),)
+
+
+def six_tasks(scale: Scale) -> tuple[EvalSpec, ...]:
+    """The tasks of Table 7, with the perplexities."""
+    (spec,) = short_tasks(scale)
+    return (replace(spec, tasks=lm_eval.TASKS[:7]),)
 
 
 def long_tasks(scale: Scale) -> tuple[EvalSpec, ...]:
