@@ -28,18 +28,17 @@ import numpy as np
 
 from data.corpus import Corpus, Counts, longcrawl64_counts, longcrawl64_spec, read_about, write_about
 from data.file_digests import FileDigests
+from data.pack import PACK_FORMAT, batches_of, build_packed, create_array
 from data.packages import PackagesSource
 from data.prefetch import Prefetcher
 from data.source import HubSource, LongCrawl64Source, Source, TextualSource, parse_source
 from data.spec import DataSpec
 from data.text_files import TextSource
-from data.tokenizer import BOS, Tokenizer, TokenizerChoice, parse_tokenizer, train_bpe
+from data.tokenizer import Tokenizer, TokenizerChoice, parse_tokenizer, train_bpe
 
 FORMAT = 2
 HUB_MAX_DOCUMENTS = 100_000
 _BYTES_PER_TOKEN = 8
-_BATCH_CHARS = 8 << 20
-_CHUNK = (256, 2048)
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Progress = Callable[[str], None]
@@ -48,7 +47,7 @@ Progress = Callable[[str], None]
 @dataclass(frozen=True)
 class CorpusPlan:
     """A corpus as it is or will be. `folder`: its place on disk. `heldout`: the text of the held-out documents, where it is
-    one of its own."""
+    one of its own. `packed`: as data/pack.py does it, up to `max_tokens` of training."""
 
     source: Source
     tokenizer: TokenizerChoice
@@ -57,6 +56,8 @@ class CorpusPlan:
     heldout_fraction: float
     heldout: TextSource | None
     max_documents: int | None
+    packed: bool = False
+    max_tokens: int | None = None
 
     @property
     def ready(self) -> bool:
@@ -87,14 +88,16 @@ def resolve(
     heldout_fraction: float = 0.05,
     heldout: str | None = None,
     max_documents: int | None = None,
+    packed: bool = False,
+    max_tokens: int | None = None,
 ) -> CorpusPlan:
     """What a corpus will be, without tokenising anything.
 
     `tokenizer` defaults to bpe-1024 for packages and text, gpt2-json for hub names and LongCrawl64. `document_len` is
     required except for LongCrawl64, where it may shorten the stored documents. `heldout` (text alone) names files as
     text:PATH[,PATH...] does, all of whose documents are held out; without it a fraction of the documents is. `max_documents`
-    takes the first documents of the source (hub names: 100,000 unless given). ValueError for whatever can be known to be
-    wrong now.
+    takes the first documents of the source (hub names: 100,000 unless given). `packed`: rows hold short documents one after
+    another (data/pack.py), as many as give `max_tokens` to train on. ValueError for whatever can be known to be wrong now.
     """
     source = parse_source(source) if isinstance(source, str) else source
     if heldout is not None and not isinstance(source, TextSource):
@@ -102,6 +105,8 @@ def resolve(
     if document_len is not None and document_len < 2:
         raise ValueError(f"document_len {document_len}: a document needs at least 2 tokens")
     if isinstance(source, LongCrawl64Source):
+        if packed:
+            raise ValueError("data 'longcrawl64' is tokenised already, and has no short documents to pack: name a text")
         choice = parse_tokenizer(tokenizer or "gpt2-json")
         if choice.kind != "gpt2-json":
             raise ValueError(f"tokenizer {tokenizer!r}: LongCrawl64 is tokenised already, with gpt2-json")
@@ -113,13 +118,14 @@ def resolve(
         raise ValueError(f"heldout_fraction {heldout_fraction} must lie between 0 and 1")
     if max_documents is not None and max_documents < 2:
         raise ValueError(f"max_documents {max_documents}: at least 2 are needed, one of them held out")
-    if isinstance(source, HubSource) and max_documents is None:
+    if isinstance(source, HubSource) and max_documents is None and not packed:
         max_documents = HUB_MAX_DOCUMENTS
     choice = parse_tokenizer(tokenizer or ("gpt2-json" if isinstance(source, HubSource) else "bpe-1024"))
     digests = FileDigests(cache_dir / "file-digests.json")
     heldout_text = None if heldout is None else TextSource(heldout)
     split = heldout_fraction if heldout_text is None else heldout_text.digest(digests)
     identity = [FORMAT, source.digest(digests), choice.digest(), document_len, split, max_documents]
+    identity += ["packed", PACK_FORMAT, max_tokens] if packed else []
     fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     spec = DataSpec(
         source=source.kind,
@@ -129,7 +135,7 @@ def resolve(
         document_len=document_len,
         fingerprint=fingerprint,
     )
-    name = source.kind.replace(":", "-").replace("/", "-")
+    name = source.kind.replace(":", "-").replace("/", "-") + ("-packed" if packed else "")
     return CorpusPlan(
         source,
         choice,
@@ -138,6 +144,8 @@ def resolve(
         heldout_fraction,
         heldout_text,
         max_documents,
+        packed,
+        max_tokens,
     )
 
 
@@ -233,6 +241,9 @@ class _Document:
 
 
 def _build(plan: CorpusPlan, source: TextualSource, folder: Path, report: Progress) -> None:
+    if plan.packed:
+        build_packed(plan, _in_order(plan, source), folder, report)
+        return
     texts = _texts(plan, source, folder, report)
     documents, total = _scan(texts, report)
     heldout = _choose_heldout(documents, plan)
@@ -271,14 +282,19 @@ def _build(plan: CorpusPlan, source: TextualSource, folder: Path, report: Progre
     report(counts.summary)
 
 
+def _in_order(plan: CorpusPlan, source: TextualSource) -> Texts:
+    """The held-out text and then the source, read anew each time."""
+    heldout = plan.heldout.documents if plan.heldout is not None else lambda: iter(())
+    return lambda: chain(
+        ((True, text) for text in heldout()),
+        ((False, text) for text in islice(source.documents(), plan.max_documents)),
+    )
+
+
 def _texts(plan: CorpusPlan, source: TextualSource, folder: Path, report: Progress) -> Texts:
     """What comes over the network is kept on disk first."""
     if not isinstance(source, HubSource):
-        heldout = plan.heldout.documents if plan.heldout is not None else lambda: iter(())
-        return lambda: chain(
-            ((True, text) for text in heldout()),
-            ((False, text) for text in islice(source.documents(), plan.max_documents)),
-        )
+        return _in_order(plan, source)
     spool = folder / "documents.jsonl"
     with spool.open("w", encoding="ascii") as file:
         for number, text in enumerate(islice(source.documents(), plan.max_documents), 1):
@@ -345,7 +361,7 @@ def _tokenise(
     wanted = {d.index for d in documents}
     num_tokens: list[int] = []
     start = last = time.monotonic()
-    read = _batches(text for index, (_, text) in enumerate(texts()) if index in wanted)
+    read = batches_of((text for index, (_, text) in enumerate(texts()) if index in wanted), len)
     with (folder / "rows").open("wb") as spool, Prefetcher(lambda batch: batch, read, depth=1) as batches:
         for batch, _ in batches:
             for ids in tokenizer.encode_batch(batch):
@@ -357,19 +373,6 @@ def _tokenise(
                 speed = done / (last - start) / 1e6
                 report(f"tokenised {len(num_tokens)} of {len(documents)} documents, {done / 1e6:.1f}M tokens, {speed:.2f}M/s")
     return np.array(num_tokens, dtype=np.int64)
-
-
-def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= _BATCH_CHARS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _check_lengths(plan: CorpusPlan, num_tokens: np.ndarray, rows: np.ndarray, in_heldout: np.ndarray) -> None:
@@ -390,21 +393,8 @@ def interleave(firsts: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _write_zarr(path: Path, tokens: np.ndarray, order: np.ndarray, encoder: str) -> None:
-    """Write tokens[order] in LongCrawl64's layout."""
-    import numcodecs
-    import zarr
-
-    shape = (len(order), tokens.shape[1])
-    chunks = tuple(map(min, _CHUNK, shape))
-    array = zarr.create_array(
-        store=path,
-        shape=shape,
-        chunks=chunks,
-        dtype="uint16",
-        compressors=numcodecs.Blosc(cname="lz4", clevel=5, shuffle=numcodecs.Blosc.SHUFFLE),
-        fill_value=0,
-        zarr_format=2,
-        attributes={"encoder": encoder, "bos": BOS},
-    )
-    for start in range(0, len(order), chunks[0]):
-        array[start : start + chunks[0]] = tokens[order[start : start + chunks[0]]]
+    """Write tokens[order]."""
+    array = create_array(path, len(order), tokens.shape[1], encoder)
+    step = array.chunks[0]
+    for start in range(0, len(order), step):
+        array[start : start + step] = tokens[order[start : start + step]]

@@ -46,11 +46,17 @@ def needles(scale: Scale, modes: Sequence[Literal["easy", "standard"]] = ("easy"
     return (*(replace(spec, mode=mode) for spec in (scored, recall) for mode in modes),)
 
 
-def short_tasks(scale: Scale) -> tuple[EvalSpec, ...]:
+def short_tasks(scale: Scale) -> tuple[lm_eval.Spec, ...]:
     """The harness's tasks of Table 1, or stand-ins made from the held-out text."""
     if scale.stand_ins:
         return (lm_eval.Spec(include="local", max_length=scale.document_len),)
     return (lm_eval.Spec(max_length=scale.seq_len),)
+
+
+def six_tasks(scale: Scale) -> tuple[EvalSpec, ...]:
+    """The tasks of Table 7, with the perplexities."""
+    (spec,) = short_tasks(scale)
+    return (replace(spec, tasks=lm_eval.TASKS[:7]),)
 
 
 def long_tasks(scale: Scale) -> tuple[EvalSpec, ...]:
@@ -60,7 +66,7 @@ def long_tasks(scale: Scale) -> tuple[EvalSpec, ...]:
     return (longbench.Spec(max_prompt_tokens=scale.prompt_tokens),)
 
 
-def gates(scale: Scale) -> tuple[EvalSpec, ...]:
+def gates(scale: Scale) -> tuple[gate_maps.Spec, ...]:
     """One training length of held-out text; F is compared 1,024 tokens back at the paper's length."""
     return (gate_maps.Spec(seq_len=scale.seq_len, distance=scale.seq_len // 16),)
 
@@ -95,3 +101,17 @@ def skipped(scale: Scale) -> tuple[EvalSpec, ...]:
 def pruned_times(scale: Scale) -> tuple[EvalSpec, ...]:
     """Attention and training steps with and without pruning, at the training length."""
     return (attention_speed.Spec(seq_len=scale.seq_len, batch_size=scale.timed_sequences),)
+
+
+def more_gates(scale: Scale) -> tuple[EvalSpec, ...]:
+    """Figure 3's matrices of eight heads, on the second held-out document."""
+    (spec,) = gates(scale)
+    return (replace(spec, document=1, num_maps=8, grid=128),)
+
+
+def long_needles(scale: Scale) -> tuple[EvalSpec, ...]:
+    """The easy needle at eleven lengths up to four times the training length."""
+    grid = scale.needle
+    step = (grid.longest - grid.lengths[0]) // 10
+    lengths = tuple(grid.lengths[0] + step * place for place in range(11))
+    return needles(replace(scale, needle=replace(grid, lengths=lengths, recall_lengths=None)), modes=("easy",))

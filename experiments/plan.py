@@ -11,6 +11,7 @@ from data.corpus import Counts
 from data.prepare import CorpusPlan, resolve
 from data.source import parse_source
 from data.spec import DataSpec
+from data.tokenizer import parse_tokenizer
 from eval import needle
 from eval.kinds import EVAL_SPEC, EvalSpec, eval_id, kind_of, unread
 from eval.shell.sources import Sources
@@ -182,7 +183,7 @@ def _made(recipe: Recipe) -> KnownCorpus | None:
 
 
 def _corpus_key(scale: Scale) -> str:
-    return f"{scale.default_tokenizer} {scale.document_len} {scale.heldout_fraction}"
+    return f"{scale.default_tokenizer} {scale.document_len} {scale.heldout_fraction} {scale.short_documents}"
 
 
 def _corpus(
@@ -191,7 +192,7 @@ def _corpus(
     """Which corpus the request means at a scale; nothing is tokenised yet. ValueError where it cannot be read."""
     key = _corpus_key(scale)
     if key not in known:
-        absent = _absent_longcrawl64(request, scale) if rehearsal else None
+        absent = (_absent_longcrawl64(request, scale) or _absent_hub(request, scale)) if rehearsal else None
         known[key] = absent or _resolve(request, scale)
     return known[key]
 
@@ -201,20 +202,44 @@ def corpus_at(request: Request, scale: Scale) -> CorpusPlan | KnownCorpus:
     return _corpus(request, scale, {}, rehearsal=True)
 
 
-def _resolve(request: Request, scale: Scale) -> CorpusPlan:
+def _data(request: Request, scale: Scale) -> tuple[str | None, str | None]:
+    """Data and tokeniser, as `--data` and `--tokenizer` name them. LongCrawl64 has no short documents: for these it is the
+    scale's own data then."""
+    if scale.short_documents and (request.data or "longcrawl64:").startswith("longcrawl64:"):
+        return scale.default_data, scale.default_tokenizer
     data = request.data or scale.default_data
+    own = None if data is not None and data.startswith("longcrawl64:") else scale.default_tokenizer
+    return data, request.tokenizer or own
+
+
+def _resolve(request: Request, scale: Scale) -> CorpusPlan:
+    data, tokenizer = _data(request, scale)
     if data is None:
         raise ValueError(
             f"--scale {scale.name} needs --data: longcrawl64:FOLDER (the paper's), hf:NAME, or text:PATH with long documents."
         )
     return resolve(
         parse_source(data),
-        tokenizer=request.tokenizer or (None if data.startswith("longcrawl64:") else scale.default_tokenizer),
+        tokenizer=tokenizer,
         document_len=scale.document_len,
         cache_dir=request.corpora_dir,
         heldout_fraction=scale.heldout_fraction,
-        heldout=request.heldout,
+        heldout=request.heldout if data == request.data else None,
+        packed=scale.short_documents,
+        max_tokens=scale.train_tokens if scale.short_documents else None,
     )
+
+
+def _absent_hub(request: Request, scale: Scale) -> KnownCorpus | None:
+    """A stand-in for the hub's short documents, whose commit a plan need not know."""
+    data, tokenizer = _data(request, scale)
+    if not scale.short_documents or data is None or not data.startswith("hf:") or "@" in data:
+        return None
+    choice = parse_tokenizer(tokenizer or scale.default_tokenizer)
+    size = choice.vocab_size
+    spec = DataSpec(source=data, tokenizer=choice.kind, vocab_size=size, bos_id=size - 1, document_len=scale.document_len,
+                    fingerprint="absent")  # fmt: skip
+    return KnownCorpus(spec, Path(data), "not asked of the hub, so the ids of the runs are provisional")
 
 
 def _absent_longcrawl64(request: Request, scale: Scale) -> KnownCorpus | None:

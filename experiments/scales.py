@@ -19,7 +19,7 @@ Gi = 2**30
 @dataclass(frozen=True)
 class NeedleGrid:
     """The cells of the needle test at a scale: the paper's by default. Recall in nats asks shorter questions, which fit into
-    shorter texts (`recall_lengths`)."""
+    shorter texts (`recall_lengths`). `longest`: of the longer texts of Appendix F.5."""
 
     lengths: tuple[int, ...] = tuple(range(1000, 32001, 3100))
     depths: tuple[float, ...] = tuple(float(depth) for depth in range(0, 101, 10))
@@ -28,6 +28,7 @@ class NeedleGrid:
     recall_samples: int = 8
     recall_lengths: tuple[int, ...] | None = None
     recall_reserve: int = 200
+    longest: int = 65536
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Scale:
     public benchmarks. `timed_sequences`: sequences of a timed training step. `extrapolation`: the scale whose evaluations reach
     furthest beyond the training length, for the stick-breaking paper. `recall`: its synthetic task.
     `pruning_contexts`: training lengths of the pruned runs; shorter ones than four of the kernels' tiles of 128 prune nothing.
-    `window_size`: of sliding-window attention.
+    `window_size`: of sliding-window attention. `packed`: the scale of Table 7, which is `short_documents`, packed.
     """
 
     name: str
@@ -96,6 +97,8 @@ class Scale:
     peak_lrs: dict[str, float] = field(default_factory=dict)
     extrapolation: str = "360m-extrapolation"
     recall: RecallGrid = RecallGrid()
+    packed: str = "340m-slimpajama"
+    short_documents: bool = False
     pruning_contexts: tuple[int, ...] = (4096, 8192, 16384)
     window_size: int = 2048
 
@@ -164,6 +167,7 @@ TINY = Scale(
         24,
         recall_lengths=(240, 256, 384, 512, 768),
         recall_reserve=80,
+        longest=1024,
     ),
     stand_ins=True,
     prompt_tokens=242,
@@ -175,6 +179,7 @@ TINY = Scale(
     timed_sequences=4,
     extrapolation="tiny-extrapolation",
     recall=RecallGrid((4, 8), 2, 4, 16, hidden_size=64, batch_size=32, num_steps=400, peak_lr=4e-3),
+    packed="tiny-packed",
     pruning_contexts=(512, 1024),
     window_size=32,
 )
@@ -206,7 +211,7 @@ MINI = Scale(
     heldout_documents=128,
     micro_batch_tokens=2**16,
     compile=True,
-    needle=NeedleGrid((512, 1024, 2048, 3072, 4096, 6144, 8192), (0.0, 20.0, 40.0, 60.0, 80.0, 100.0), 200, 32),
+    needle=NeedleGrid((512, 1024, 2048, 3072, 4096, 6144, 8192), (0.0, 20.0, 40.0, 60.0, 80.0, 100.0), 200, 32, longest=16384),
     stand_ins=True,
     prompt_tokens=3840,
     ablation="mini-short",
@@ -216,6 +221,7 @@ MINI = Scale(
     decay_times=(64, 512, 4096),
     timed_sequences=16,
     extrapolation="mini-extrapolation",
+    packed="mini-packed",
     pruning_contexts=(1024, 2048, 4096),
     window_size=512,
 )
@@ -231,16 +237,31 @@ MINI_EXTRAPOLATION = replace(
 MINI_NARROW = replace(MINI, name="mini-narrow", about="mini with half the width, for Figure 6", hidden_size=256,
                       linear_head_dim=64)  # fmt: skip
 
+# Table 7: SlimPajama's documents, most of which are short, packed to rows of the training length. The paper leaves tokeniser,
+# batch, learning rate and schedule open: a byte-level BPE of 32,000 (with which the models have about 340M parameters), and
+# the rest as at 360M.
+TINY_PACKED = replace(TINY_NARROW, name="tiny-packed", about="tiny-narrow on packed short documents, for Table 7",
+                      short_documents=True)  # fmt: skip
+MINI_PACKED = replace(MINI_NARROW, name="mini-packed", about="mini-narrow on packed short documents, for Table 7", seq_len=2048,
+                      document_len=2048, heldout_documents=512, short_documents=True)  # fmt: skip
+SLIMPAJAMA = replace(
+    _paper("340m-slimpajama", "the paper's short-context setting (Table 7)", 1024, 24, 64, 15 * Gi, 2e-3, 2**15),
+    seq_len=2048, document_len=2048, heldout_documents=8192, heldout_fraction=0.002, default_tokenizer="bpe-32000",
+    default_data="hf:cerebras/SlimPajama-627B", short_documents=True,
+)  # fmt: skip
+
 SCALES = {
     scale.name: scale
     for scale in (
         TINY,
         TINY_SHORT,
         TINY_NARROW,
+        TINY_PACKED,
         TINY_EXTRAPOLATION,
         MINI,
         MINI_SHORT,
         MINI_NARROW,
+        MINI_PACKED,
         MINI_EXTRAPOLATION,
         _paper("125m-2.7b", "the paper's 125M setting", 768, 12, 64, 5 * Gi // 2, 2e-3, 32768),
         _paper("360m-7.5b", "the paper's 360M setting (Table 3)", 1024, 24, 64, 7 * Gi, 2e-3, 16384),
@@ -258,6 +279,7 @@ SCALES = {
             seq_len=2048,
             document_len=32768,
         ),
+        SLIMPAJAMA,
         _paper("760m-16b", "the paper's 760M setting, short", 1536, 24, 128, 15 * Gi, 1e-3, 16384),
         replace(
             _paper("760m-48b", "the paper's main setting", 1536, 24, 128, 45 * Gi, 1e-3, 16384),

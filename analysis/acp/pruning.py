@@ -62,7 +62,7 @@ def skipped(study: Study) -> tuple[Skipped, ...]:
     for line, rows, meta in study.evaluations(KIND):
         groups.setdefault(line.label, []).append((rows, meta["spec"]))
     if not groups:
-        raise ValueError(f"{study.stem}: nothing of pruning is stored; run its experiment first")
+        raise ValueError(f"{study.stem}: no evaluations of pruning are stored; run its experiment first")
     return tuple(sorted((_skipped(label, seeds) for label, seeds in groups.items()), key=lambda each: each.context))
 
 

@@ -27,21 +27,26 @@ def head_statistics(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["row"] < 0].pivot(index=["layer", "head"], columns="quantity", values="value")
 
 
-def two_heads(rows: pd.DataFrame) -> list[Head]:
-    """Of the heads whose matrices are stored: the most local and the most global, by median F at the fixed distance."""
+def stored_heads(rows: pd.DataFrame) -> list[Head]:
+    """The heads whose matrices are stored, the most local first, by median F at the fixed distance. ValueError if none is."""
     stored = rows.loc[rows["quantity"] == "F", ["layer", "head"]].drop_duplicates()
     drawn = set(zip(stored["layer"], stored["head"], strict=True))
     if not drawn:
         raise ValueError("no F matrices in the rows; dump gate maps of at least one head")
     medians = head_statistics(rows)["median_F"]
-    order = sorted(drawn, key=lambda head: (float(medians.loc[head]), head))
+    return sorted(drawn, key=lambda head: (float(medians.loc[head]), head))
+
+
+def two_heads(rows: pd.DataFrame) -> list[Head]:
+    """Of the heads whose matrices are stored: the most local and the most global."""
+    order = stored_heads(rows)
     return [order[0], order[-1]] if len(order) > 1 else order
 
 
 @figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}: a line of matrices per label (of its first seed); the CSV: every head's statistics."""
-    groups = _first_seeds(study)
+    groups = first_seeds(study)
     statistics = [
         head_statistics(rows).reset_index().assign(label=label, seed=rows["seed"].iloc[0]) for label, rows in groups.items()
     ]
@@ -58,13 +63,13 @@ def draw(study: Study) -> list[Path]:
     )
 
 
-def _labels(study: Study) -> dict[str, pd.DataFrame]:
+def labels_of(study: Study) -> dict[str, pd.DataFrame]:
     """All rows by label, in the paper's order of models. ValueError if there are none."""
     return {str(label): own for label, own in study.stored(KIND, "gate maps").groupby("label", sort=False)}
 
 
-def _first_seeds(study: Study) -> dict[str, pd.DataFrame]:
-    return {label: own[own["seed"] == own["seed"].min()] for label, own in _labels(study).items()}
+def first_seeds(study: Study) -> dict[str, pd.DataFrame]:
+    return {label: own[own["seed"] == own["seed"].min()] for label, own in labels_of(study).items()}
 
 
 def _draw(study: Study, groups: dict[str, pd.DataFrame]) -> Figure:
@@ -78,15 +83,15 @@ def _draw(study: Study, groups: dict[str, pd.DataFrame]) -> Figure:
         panels = np.atleast_1d(block.subplots(1, 2 * len(heads), sharey=True))
         for index, head in enumerate(heads):
             cell = study.extra(KIND, run_id, "cell") or 1
-            _matrix(panels[2 * index], own, head, "F", cell)
-            _matrix(panels[2 * index + 1], own, head, "A", cell)
+            matrix(panels[2 * index], own, head, "F", cell)
+            matrix(panels[2 * index + 1], own, head, "A", cell)
         panels[0].set_ylabel("query $i$")
         cap = max(cap, LONGEST_LIFE * (study.extra(KIND, run_id, "seq_len") or math.inf))
-    _half_lives(blocks[-1].subplots(), groups, cap)
+    half_lives(blocks[-1].subplots(), groups, cap)
     return figure
 
 
-def _matrix(axes: Axes, rows: pd.DataFrame, head: Head, quantity: str, cell: float) -> None:
+def matrix(axes: Axes, rows: pd.DataFrame, head: Head, quantity: str, cell: float) -> None:
     chosen = rows[(rows["layer"] == head[0]) & (rows["head"] == head[1]) & (rows["quantity"] == quantity)]
     size = int(chosen["row"].max()) + 1 if len(chosen) else 1
     matrix = np.full((size, size), np.nan)
@@ -114,7 +119,7 @@ def _matrix(axes: Axes, rows: pd.DataFrame, head: Head, quantity: str, cell: flo
     bar.outline.set_visible(False)
 
 
-def _half_lives(axes: Axes, groups: dict[str, pd.DataFrame], cap: float) -> None:
+def half_lives(axes: Axes, groups: dict[str, pd.DataFrame], cap: float) -> None:
     """Every head's half-life by layer: how many are local and how many global. A head that never forgets is at `cap`."""
     offsets = np.linspace(-0.14, 0.14, len(groups)) if len(groups) > 1 else [0.0]
     layers: set[int] = set()
@@ -140,7 +145,7 @@ def summary(study: Study) -> Table:
     """How local the heads are."""
     columns: list[Column] = []
     values: dict[str, list[Cell]] = {}
-    for label, own in _labels(study).items():
+    for label, own in labels_of(study).items():
         seeds = [head_statistics(rows) for _, rows in own.groupby("run_id", sort=False)]
         run_id = own["run_id"].iloc[0]
         distance, seq_len = study.extra(KIND, run_id, "distance"), study.extra(KIND, run_id, "seq_len") or 0

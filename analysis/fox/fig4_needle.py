@@ -34,7 +34,7 @@ def _draw(study: Study, found: Needles) -> Figure:
     depths = found.rows["depth"].nunique()
     height = float(np.clip(0.55 + 0.085 * depths, 0.95, 1.5))
     figure, panels = plt.subplots(
-        lines, columns, figsize=(WIDTH * max(columns, 2) / PANELS_PER_ROW, height * lines + 0.75), squeeze=False
+        lines, columns, figsize=(WIDTH * max(columns, 3) / PANELS_PER_ROW, height * lines + 0.75), squeeze=False
     )
     free = list(panels.flat)
     for index, (label, mode) in enumerate((label, mode) for label in labels for mode in modes):

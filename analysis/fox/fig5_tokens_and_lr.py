@@ -45,8 +45,8 @@ def has_needles(study: Study) -> bool:
 
 
 @figure_style()
-def draw(study: Study) -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv}; the heatmaps only where needles are stored."""
+def draw(study: Study, mode: str = MODE) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}; the heatmaps, of needles of one mode, only where they are stored."""
     curves = settings(study)
     found = needles(study) if has_needles(study) else None
     window = smoothing_window(study.train_len)
@@ -65,7 +65,7 @@ def draw(study: Study) -> list[Path]:
         for place, panel in enumerate(grid.flat):
             if place < len(curves):
                 panel.set_title(curves[place].label, fontsize=6.6, pad=2.5)
-                needle_panel(panel, found.of(label=curves[place].label, mode=MODE), found.colours, study.train_len)
+                needle_panel(panel, found.of(label=curves[place].label, mode=mode), found.colours, study.train_len)
             else:
                 panel.set_axis_off()
         colour_bar(parts[1], list(grid.flat), found.colours)
@@ -79,12 +79,12 @@ def draw(study: Study) -> list[Path]:
         band_note(study.seed_counts.values()),
         f"dashed: training length {tokens(study.train_len)}",
         "curves that leave the frame go on above" if is_cut(lines, limits) else "",
-        f"easy needles: {found.note}" if found else "",
+        f"{mode} needles: {found.note}" if found else "",
     )
 
 
-def summary(study: Study) -> Table:
-    """Loss inside and beyond the training context, and mean of the easy needles in both places."""
+def summary(study: Study, mode: str = MODE) -> Table:
+    """Loss inside and beyond the training context, and mean of the needles of one mode in both places."""
     train_len = study.train_len
     found = needles(study) if has_needles(study) else None
     columns = [
@@ -93,7 +93,7 @@ def summary(study: Study) -> Table:
     ]
     if found:
         columns += [
-            Column(f"needle_{place}", f"easy needle, {words} ({found.unit})", 2, "higher")
+            Column(f"needle_{place}", f"{mode} needle, {words} ({found.unit})", 2, "higher")
             for place, (words, _, _) in places(train_len).items()
         ]
     values: dict[str, list[Cell]] = {}
@@ -101,7 +101,7 @@ def summary(study: Study) -> Table:
         beyond = curve.losses_SN[:, train_len:].mean(axis=1) if curve.length > train_len else None
         line: list[Cell] = [log_perplexity(curve.losses_SN)[:, train_len - 1], beyond]
         for _, low, high in places(train_len).values() if found else ():
-            own = found.of(label=curve.label, mode=MODE, low=low, high=high) if found else pd.DataFrame()
+            own = found.of(label=curve.label, mode=mode, low=low, high=high) if found else pd.DataFrame()
             line.append(mean_of(own).effect if len(own) else None)
         values[curve.label] = line
     note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."

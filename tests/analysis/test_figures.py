@@ -10,7 +10,12 @@ from analysis import panels
 from analysis.acp import acp_pruned_share, acp_speed, acp_tiles, acp_training_curves
 from analysis.curves import by_model, perplexity, smooth
 from analysis.fox import (
+    appendix_ablation_losses,
     appendix_extrapolation,
+    appendix_forget_gates,
+    appendix_long_needle,
+    appendix_seeds,
+    appendix_tokens_and_lr,
     appendix_training_curves,
     fig1_architecture,
     fig2_per_token_loss,
@@ -19,6 +24,7 @@ from analysis.fox import (
     fig5_tokens_and_lr,
     fig6_scale,
     fig7_gate_types,
+    table3_ablation,
 )
 from analysis.needles import needles
 from analysis.style import figure_style, plt, scale_note, tokens
@@ -27,22 +33,24 @@ FEW = ("fox_pro", "transformer_pro", "hgrn2")
 STEM2, STEM4 = "fig2_per_token_loss", "fig4_needle"
 
 
-def losses(tmp_path, **how):
-    return synthetic.main_losses(synthetic.Store(tmp_path, train_len=128), **{"models": FEW, "documents": 8} | how)
+def losses(tmp_path, stem=STEM2, **how):
+    return synthetic.main_losses(synthetic.Store(tmp_path, train_len=128), stem, **{"models": FEW, "documents": 8} | how)
 
 
-def gates(tmp_path, *, models=("fox_pro",), seeds=1, seq_len=512, change=None, **how):
+def gates(tmp_path, *, models=("fox_pro",), seeds=1, seq_len=512, change=None, stem="fig3_forget_gates", **how):
     store, rng = synthetic.Store(tmp_path), np.random.default_rng(2)
     for model in models:
         for seed in range(seeds):
             rows = synthetic.gate_rows(rng, **{"layers": 2, "heads": 3, "size": 16, "seq_len": seq_len} | how)
             rows = rows if change is None else change(rows)
             extras = {"seq_len": seq_len, "cell": seq_len // 16, "distance": seq_len // 16, "document": 0}
-            store.add("fig3_forget_gates", model, [("gate_maps", rows)], seed=seed, extras=extras)
-    return store.study("fig3_forget_gates")
+            store.add(stem, model, [("gate_maps", rows)], seed=seed, extras=extras)
+    return store.study(stem)
 
 
-def needle_study(tmp_path, *, models=("fox_pro", "mamba2"), floor=False, recall=True, train_len=128, seeds=1, **how):
+def needle_study(
+    tmp_path, *, models=("fox_pro", "mamba2"), floor=False, recall=True, train_len=128, seeds=1, stem=STEM4, **how
+):
     store, rng = synthetic.Store(tmp_path, train_len=train_len), np.random.default_rng(1)
     grid = {"lengths": (64, 100, 200), "depths": (0.0, 50.0)} | how
     for model in models:
@@ -50,22 +58,22 @@ def needle_study(tmp_path, *, models=("fox_pro", "mamba2"), floor=False, recall=
             rows = synthetic.needle_rows(model, rng, train_len=train_len, **grid)
             kinds = [("needle", rows.assign(score=1.0) if floor else rows)]
             kinds += [("needle_recall", synthetic.recall_rows(rng, 2.0, train_len=train_len, **grid))] if recall else []
-            store.add(STEM4, model, kinds, seed=seed)
-    return store.study(STEM4)
+            store.add(stem, model, kinds, seed=seed)
+    return store.study(stem)
 
 
-def settings(tmp_path):
+def settings(tmp_path, stem="fig5_tokens_and_lr", mode="easy"):
     store, rng = synthetic.Store(tmp_path, train_len=128), np.random.default_rng(3)
     for count, rate in ((1e6, 1e-3), (1e6, 2e-3), (4e6, 1e-3)):
         loss = synthetic.curve("fox_pro", 128, 512, floor=3.0) - count / 1e8
         mean, bands = synthetic.documents_of(loss, rng, np.zeros((8, 16)))
         recall = synthetic.recall_rows(
-            rng, 2.0, train_len=128, lengths=(64, 200), depths=(0.0, 100.0), samples=2, modes=("easy",)
+            rng, 2.0, train_len=128, lengths=(64, 200), depths=(0.0, 100.0), samples=2, modes=(mode,)
         )
         kinds = [("per_token_loss", synthetic.loss_rows(mean, bands)), ("needle_recall", recall)]
         train = {"train_tokens": int(count), "peak_lr": rate}
-        store.add("fig5_tokens_and_lr", f"{count / 1e6:g}M tokens, LR {rate:g}", kinds, model="fox_pro", train=train)
-    return store.study("fig5_tokens_and_lr")
+        store.add(stem, f"{count / 1e6:g}M tokens, LR {rate:g}", kinds, model="fox_pro", train=train)
+    return store.study(stem)
 
 
 def scales(tmp_path, stem="fig6_scale"):
@@ -149,7 +157,19 @@ def pruned(tmp_path, stem="acp_pruned_share", kinds=("pruning", "training_curve"
     return store.study(stem)
 
 
+def ablated(tmp_path):
+    store, stem = synthetic.Store(tmp_path, train_len=128), "appendix_ablation_losses"
+    curves = {label: synthetic.curve("fox_pro", 128, 512) + place / 50 for place, label in enumerate(table3_ablation.PRINTED)}
+    synthetic.add_losses(store, stem, curves, documents=8, models=dict.fromkeys(curves, "fox_pro"))
+    return store.study(stem)
+
+
 EVERY = [
+    (appendix_ablation_losses, ablated, 3),
+    (appendix_forget_gates, lambda path: gates(path, models=("fox_pro", "fox_llama"), stem="appendix_forget_gates"), 3),
+    (appendix_long_needle, lambda path: needle_study(path, stem="appendix_long_needle", modes=("easy",)), 3),
+    (appendix_seeds, lambda path: losses(path, stem="appendix_seeds", models=FEW[:2], seeds=3, seed_noise=0.02), 6),
+    (appendix_tokens_and_lr, lambda path: settings(path, "appendix_tokens_and_lr", "standard"), 3),
     (acp_pruned_share, pruned, 3),
     (acp_tiles, lambda path: pruned(path, "acp_tiles", ("pruning",)), 3),
     (acp_speed, lambda path: pruned(path, "acp_speed", ("attention_speed",)), 3),
@@ -322,7 +342,7 @@ def test_figure_3_draws_a_head_that_never_forgets(tmp_path):
 
     study = gates(tmp_path, layers=1, change=never)
     with figure_style():
-        figure = fig3_forget_gates._draw(study, fig3_forget_gates._first_seeds(study))
+        figure = fig3_forget_gates._draw(study, fig3_forget_gates.first_seeds(study))
         drawn = next(axes for axes in figure.axes if axes.get_ylabel() == "half-life (tokens)").lines[0].get_ydata()
         plt.close(figure)
     assert max(drawn) == 10 * 512

@@ -1,0 +1,146 @@
+"""Short documents one after another, each behind BOS, cut into equal rows: a packed corpus.
+
+One pass over the source in its own order, with memory that does not grow with it, so nothing is looked for twice: equal
+documents count as often as they come, and whether one is held out follows from the digest of its text alone. A row may hold
+several documents and begin within one; BOS says where each begins. A BPE is trained on the first train documents.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from data.corpus import Counts, write_about
+from data.prefetch import Prefetcher
+from data.tokenizer import BOS, Tokenizer, train_bpe
+
+if TYPE_CHECKING:
+    from data.prepare import CorpusPlan, Progress
+
+PACK_FORMAT = 1
+BPE_CHARS = 256 << 20
+ROWS_PER_WRITE = 256
+_BATCH_CHARS = 8 << 20
+_CHUNK = (256, 2048)
+
+Item = TypeVar("Item")
+
+
+def build_packed(plan: "CorpusPlan", texts: Callable[[], Iterator[tuple[bool, str]]], folder: Path, report: "Progress") -> None:
+    """Write the corpus of `plan` into `folder`. `texts`: every text with whether it is of the held-out text, anew each
+    time. ValueError: no row in a split."""
+
+    def split() -> Iterator[tuple[bool, str]]:
+        for heldout, text in texts():
+            if text.strip():
+                yield heldout if plan.heldout is not None else _is_held_out(text, plan.heldout_fraction), text
+
+    if plan.tokenizer.trained:
+        report(f"training {plan.tokenizer.kind} on the first train documents")
+        tokenizer = train_bpe(_first_chars((text for heldout, text in split() if not heldout), BPE_CHARS), plan.spec.vocab_size)
+    else:
+        tokenizer = plan.tokenizer.load()
+    assert (tokenizer.vocab_size, tokenizer.bos_id) == (plan.spec.vocab_size, plan.spec.bos_id)
+    train, heldout = (_Rows(folder / f"{name}.zarr", plan.spec.document_len, tokenizer) for name in ("train", "heldout"))
+    with Prefetcher(lambda batch: batch, batches_of(split(), lambda item: len(item[1])), depth=1) as batches:
+        for number, (batch, _) in enumerate(batches):
+            for (is_held_out, _), ids in zip(batch, tokenizer.encode_batch([text for _, text in batch]), strict=True):
+                (heldout if is_held_out else train).add(ids)
+            if number % 8 == 0:
+                report(f"packed {train.documents + heldout.documents} documents, {train.tokens / 1e6:.1f}M train tokens")
+            if plan.max_tokens is not None and train.tokens >= plan.max_tokens:
+                break
+    for name, rows in (("train", train), ("held-out", heldout)):
+        rows.flush()
+        if not rows.count:
+            raise ValueError(
+                f"data {plan.spec.source!r}: the {name} documents have {rows.tokens} tokens in all, less than one row of "
+                f"{plan.spec.document_len}: give more text, or a smaller document_len"
+            )
+    counts = Counts(
+        documents=train.documents + heldout.documents,
+        duplicates=0,
+        too_short=0,
+        train_documents=train.documents,
+        heldout_documents=heldout.documents,
+        train_rows=train.count,
+        heldout_rows=heldout.count,
+        dropped_tokens=train.left + heldout.left,
+    )
+    tokenizer.save(folder / "tokenizer")
+    write_about(folder, plan.spec, counts)
+    report(counts.summary)
+
+
+def _is_held_out(text: str, fraction: float) -> bool:
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "big") < fraction * 2**64
+
+
+def _first_chars(texts: Iterator[str], limit: int) -> Iterator[str]:
+    while limit > 0 and (text := next(texts, None)) is not None:
+        yield text
+        limit -= len(text)
+
+
+class _Rows:
+    """One split, written as rows fill up; at most `ROWS_PER_WRITE` rows are held."""
+
+    def __init__(self, path: Path, document_len: int, tokenizer: Tokenizer) -> None:
+        self._array = create_array(path, 0, document_len, tokenizer.kind)
+        self._bos = np.array([tokenizer.bos_id], np.uint16)
+        self._parts: list[np.ndarray] = []
+        self.documents = self.tokens = self.count = self.left = 0
+
+    def add(self, ids: np.ndarray) -> None:
+        self.documents += 1
+        self.tokens += 1 + len(ids)
+        self.left += 1 + len(ids)
+        self._parts += [self._bos, ids]
+        if self.left >= ROWS_PER_WRITE * self._array.shape[1]:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the whole rows that there are."""
+        length = int(self._array.shape[1])
+        held = np.concatenate([np.empty(0, np.uint16), *self._parts])
+        whole = len(held) // length
+        if whole:
+            self._array.append(held[: whole * length].reshape(whole, length))
+        self._parts, self.left = [held[whole * length :]], len(held) - whole * length
+        self.count += whole
+
+
+def batches_of(texts: Iterable[Item], num_chars: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Batches of some MB of text: what tokenisers take at a time."""
+    batch: list[Item] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += num_chars(text)
+        if size >= _BATCH_CHARS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def create_array(path: Path, rows: int, document_len: int, encoder: str) -> Any:
+    """A zarr array of tokens in LongCrawl64's layout."""
+    import numcodecs
+    import zarr
+
+    shape = (rows, document_len)
+    chunks = tuple(map(min, _CHUNK, (rows or _CHUNK[0], document_len)))
+    return zarr.create_array(
+        store=path,
+        shape=shape,
+        chunks=chunks,
+        dtype="uint16",
+        compressors=numcodecs.Blosc(cname="lz4", clevel=5, shuffle=numcodecs.Blosc.SHUFFLE),
+        fill_value=0,
+        zarr_format=2,
+        attributes={"encoder": encoder, "bos": BOS},
+    )

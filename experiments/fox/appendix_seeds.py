@@ -1,0 +1,18 @@
+"""Appendix F.8: what seeds change, with three or more of FoX (Pro) and Transformer (Pro) at the smallest size."""
+
+from experiments.evaluations import loss as evals  # noqa: F401
+from experiments.recipes import recipes
+from experiments.scales import get_scale
+
+TITLE = "Random seeds"
+PAPER = "Appendix F.8"
+SHOWS = (
+    "Per-token loss of the Pro pair with three seeds at the smallest size. What changes with the seed is small beside the lead "
+    "of FoX. The paper's own captions could not be obtained."
+)
+CLAIMS = ()
+
+
+def runs(scale, seeds):
+    for model in ("fox_pro", "transformer_pro"):
+        yield from recipes(get_scale(scale.sizes[0]), model, sorted({0, 1, 2, *seeds}))
