@@ -14,7 +14,7 @@ MAY_IMPORT = {
     "training": {"data", "models", "kernels", "results"},
     "eval": {"training", "data", "models", "kernels", "results"},
     "analysis": {"results"},
-    "experiments": {"eval", "training", "data", "models", "results", "analysis", "slurm"},
+    "experiments": {"eval", "training", "data", "models", "kernels", "results", "analysis", "slurm"},
     "slurm": {"experiments", "training", "results"},
 }
 """Each folder and what it may import of the others. kernels takes only results.measured, data only models.spec and
