@@ -65,7 +65,7 @@ def measure(arguments: Arguments, folder: Path) -> list[dict[str, object]]:
     spec = Recipe(arguments.model, arguments.model, scale.name).run_spec(corpus.spec)
     made = RunFolder.create(folder / spec.folder_name, spec)
     sources = Sources(corpus=corpus.folder, tokenizer=arguments.tokenizer)
-    context = make_context(sources, device, made.evals, spec)
+    context = make_context(sources, device, made.evals, spec.data)
     assert context.corpus is not None
     export_model(build_model(spec.model), context.corpus, spec, made, World(0, 1, torch.device("cpu")))
     loaded = Loaded(Subject.find(str(made.path)), device)
