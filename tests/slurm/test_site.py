@@ -12,7 +12,7 @@ from slurm import client
 from slurm.records import adopt, read_submissions
 from tests.slurm.conftest import running
 from tests.slurm.daemons import Site
-from tests.slurm.graphs import FOX, TRANSFORMER, Suite, assert_same_run, starts
+from tests.slurm.graphs import FOX, TRANSFORMER, Suite, assert_same_rows, assert_same_run, starts
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -108,4 +108,5 @@ def test_a_graph_on_a_site_with_limits_preemption_and_no_arrays(local, site):
     graph.until_drawn(300)
     for model in (FOX, TRANSFORMER):
         assert_same_run(graph.run(model), local.run(model))
+    assert_same_rows(graph, local)
     assert len(starts(graph.run(FOX))) >= 2
