@@ -130,7 +130,7 @@ class Graph:
         assert self.slurm("cancel").returncode == 0
 
     def hold(self, step: int, *models: str) -> dict[str, int]:
-        """Freeze each training once it has logged `step`, so that it cannot end before the test does something to it.
+        """Freeze each training once it has logged `step` and saved, so that it cannot end before the test does something to it.
 
         Returns their processes; SIGCONT lets one go on.
         """
@@ -140,7 +140,8 @@ class Graph:
 
         def all_held() -> bool:
             for model in jobs.keys() - held.keys():
-                task = self._task_of(jobs[model]) if self.logged(model) >= step else None
+                far = self.logged(model) >= step and any(self.run(model).checkpoints.glob("step-*[0-9]"))
+                task = self._task_of(jobs[model]) if far else None
                 if task is not None:
                     os.kill(task, signal.SIGSTOP)
                     held[model] = task
