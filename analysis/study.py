@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 
 from analysis.names import rank
 from results.sealed import read_sealed, write_sealed
-from results.store import Meta, read_rows, read_run, run_file
+from results.store import META, Meta, read_rows, read_run, run_file
 
 REMEDY = "restore it from version control, or delete it: `run` of this artefact writes it again from the stored rows"
 
@@ -94,7 +94,7 @@ class Study:
         found = []
         for line in self.lines:
             for name, digest in line.files.items():
-                rows, meta = read_rows(self.results_dir / name)
+                rows, meta = read_rows(self.results_dir / name, META)
                 if meta["rows_sha256"] != digest:
                     raise ValueError(
                         f"{self.results_dir / name} holds other rows than {self.stem}.json was drawn from: {REMEDY}"

@@ -15,8 +15,9 @@ def write_sealed(path: Path, values: dict[str, Any]) -> None:
     write_atomic(path, json.dumps({**values, SEAL: _digest(values)}, indent=1, allow_nan=False) + "\n")
 
 
-def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
-    """The values of a sealed file. ValueError that ends with `remedy`: missing, cut off, or changed since it was written."""
+def read_sealed(path: Path, remedy: str, types: dict[str, type] | None = None) -> dict[str, Any]:
+    """The values of a sealed file. ValueError that ends with `remedy`: missing, cut off, changed since it was written, or not
+    with values of these `types` by name."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         seal = values.pop(SEAL)
@@ -26,6 +27,8 @@ def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read ({type(error).__name__}): {remedy}") from None
     if seal != _digest(values):
         raise ValueError(f"{path} was changed after it was written (its SHA-256 differs): {remedy}")
+    if not all(isinstance(values.get(name), kind) for name, kind in (types or {}).items()):
+        raise ValueError(f"{path} is of another version: {remedy}")
     return values
 
 

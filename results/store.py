@@ -28,6 +28,9 @@ from results.sealed import read_sealed, write_sealed
 
 Meta = dict[str, Any]
 META_KEYS = ("kind", "scale", "model", "run_id", "eval_id", "spec", "created", "provenance", "extras")
+ROWS: dict[str, type] = {"kind": str, "created": str, "provenance": dict}
+META: dict[str, type] = {**dict.fromkeys(META_KEYS, str), **ROWS, "spec": dict, "extras": dict}
+RECORD: dict[str, type] = {"run_id": str, "scale": str, "name": str, "spec": dict, "starts": list}
 REMEDY = "delete it (both files of the pair) and run its experiment again"
 
 
@@ -61,19 +64,19 @@ def _write_pair(path: Path, body: bytes, meta: Meta) -> None:
     write_atomic(path, body)
 
 
-def read_rows(path: Path) -> tuple[pd.DataFrame, Meta]:
-    """Rows and meta of a stored evaluation. ValueError: missing, truncated or edited."""
-    body, meta = _read_pair(path)
+def read_rows(path: Path, types: dict[str, type] = ROWS) -> tuple[pd.DataFrame, Meta]:
+    """Rows and meta of what is stored. ValueError: missing, truncated or edited. `types`: META of an evaluation."""
+    body, meta = _read_pair(path, types)
     try:
         return pq.read_table(io.BytesIO(body)).to_pandas(), meta
     except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(f"{path}: not a readable parquet file ({error})") from None
 
 
-def _read_pair(path: Path) -> tuple[bytes, Meta]:
+def _read_pair(path: Path, types: dict[str, type]) -> tuple[bytes, Meta]:
     if not path.is_file():
         raise ValueError(f"{path}: there is no such result; run its experiment first")
-    meta = read_sealed(meta_path(path), REMEDY)
+    meta = read_sealed(meta_path(path), REMEDY, types)
     body = path.read_bytes()
     if hashlib.sha256(body).hexdigest() != meta.get("rows_sha256"):
         raise ValueError(f"{path}: truncated or changed since {meta_path(path).name} was written; {REMEDY}")
@@ -83,7 +86,7 @@ def _read_pair(path: Path) -> tuple[bytes, Meta]:
 def fault_of(path: Path) -> str | None:
     """What is wrong with a stored evaluation, or None if it is whole."""
     try:
-        _read_pair(path)
+        _read_pair(path, META)
     except ValueError as error:
         return str(error)
     return None
@@ -96,7 +99,7 @@ def keep(source: Path, results_dir: Path) -> tuple[Path, float | None]:
     difference of a number, relative to the largest number of its column (infinite where texts or shapes differ).
     ValueError: `source` is not whole.
     """
-    body, meta = _read_pair(source)
+    body, meta = _read_pair(source, META)
     path = rows_file(results_dir, meta["scale"], meta["run_id"], meta["eval_id"])
     if fault_of(path) is None:
         return path, difference(read_rows(path)[0], read_rows(source)[0])
@@ -145,8 +148,4 @@ def record_run(results_dir: Path, record: dict[str, Any]) -> Path:
 
 def read_run(path: Path) -> dict[str, Any]:
     remedy = "restore it from version control, or delete it and run an experiment that draws this run"
-    record = read_sealed(path, remedy)
-    wanted = {"run_id": str, "scale": str, "name": str, "spec": dict, "starts": list}
-    if not all(isinstance(record.get(name), kind) for name, kind in wanted.items()):
-        raise ValueError(f"{path} is of another version: {remedy}")
-    return record
+    return read_sealed(path, remedy, RECORD)

@@ -21,7 +21,6 @@ from data.prepare import prepare
 from eval import __main__ as evaluate
 from eval import job
 from eval.needle.wording import DEFAULT_WORDING, Wording
-from eval.shell import run as evaluation
 from experiments import __main__ as experiments
 from experiments import execute
 from experiments.plan import Request, make_plan, write_specs
@@ -85,7 +84,8 @@ def nothing_is_computed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
     monkeypatch.setattr(execute, "prepare_corpora", stop)
     monkeypatch.setattr(loop, "_train", stop)
     monkeypatch.setattr(loop, "StopRequest", lambda max_hours: None)
-    monkeypatch.setattr(evaluation, "run", stop)
+    monkeypatch.setattr(evaluate, "run", stop)
+    monkeypatch.setattr(job, "run", stop)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -266,7 +266,7 @@ def stored(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "depth"), [(f"tiny/{FIG2}.json", 99), ("tiny/runs/*.json", 1), ("tiny/rows/*/*.meta.json", 99)]
+    ("pattern", "depth"), [(f"tiny/{FIG2}.json", 99), ("tiny/runs/*.json", 1), ("tiny/rows/*/*.meta.json", 1)]
 )
 def test_the_store(pattern, depth, stored, place):
     (file,) = stored.glob(pattern)

@@ -25,17 +25,19 @@ class Partial:
     def __init__(self, path: Path | None, identity: str):
         self.path = path
         self.identity = identity
+        self._head = {"identity": identity}
         self.records: dict[str, dict[str, Any]] = {}
-        if path is not None:
-            head = {"identity": identity}
+        if path is not None and path.exists():
             found, _ = read_lines(path)
-            kept = found[1:] if found[:1] == [head] else []
+            kept = found[1:] if found[:1] == [self._head] else []
             self.records = {entry["key"]: entry["record"] for entry in kept}
-            write_atomic(path, "".join(map(line, [head, *kept])))  # without a line that was cut off while it was written
+            write_atomic(path, "".join(map(line, [self._head, *kept])))  # without a line that was cut off while it was written
 
     def add(self, key: str, record: dict[str, Any]) -> None:
         """Keep one finished sample; on disk when this returns."""
         if self.path is not None:
+            if not self.path.exists():
+                write_atomic(self.path, line(self._head))
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(line({"key": key, "record": record}))
         self.records[key] = record

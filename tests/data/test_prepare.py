@@ -149,6 +149,18 @@ def test_held_out_documents_do_not_depend_on_names_or_order(text_folder: Path, t
     assert {r.tobytes() for r in first.heldout.read(slice(None))} == {r.tobytes() for r in second.heldout.read(slice(None))}
 
 
+def test_held_out_documents_surely_give_rows(tmp_path: Path) -> None:
+    """Those below eight bytes a token of a row are not chosen while there are others."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(20):
+        (folder / f"{number:02}.txt").write_text(f"{number:02}" * (4 * LENGTH if number < 3 else 4 * LENGTH - 1))
+    corpus = prepare(plan_for(folder, heldout_fraction=0.5))
+    assert corpus.counts is not None
+    assert corpus.counts.heldout_documents in (1, 2, 3)
+    assert corpus.counts.heldout_rows == 8 * corpus.counts.heldout_documents
+
+
 def test_duplicates_count_once(text_folder: Path) -> None:
     alone = prepare(plan_for(text_folder))
     shutil.copy(text_folder / "03.txt", text_folder / "zz.txt")
@@ -350,6 +362,8 @@ def test_a_held_out_text_of_its_own(text_folder: Path, tmp_path: Path) -> None:
     few = prepare(plan_for(text_folder, heldout=f"{heldout}/07.txt", max_documents=3))
     assert few.counts is not None
     assert (few.counts.train_documents, few.counts.heldout_documents) == (3, 1)
+    before = plan_for(text_folder, heldout=f"{heldout}/*")
+    assert before.spec.fingerprint == plan.spec.fingerprint, "the same texts by another name"
     with (heldout / "07.txt").open("a") as file:
         file.write("!")
     changed = plan_for(text_folder, heldout=f"{heldout}/*")

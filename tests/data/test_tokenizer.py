@@ -25,6 +25,7 @@ SAMPLES = [
     "\x00\x7f\u2028",
     "  two  \n\n",
 ]
+PARTS = ["word", " ", "     ", "\n", "'s", "é", "1", ".", " a", "\\n"]
 TRAINING = ["def f(x):\n    return x + 1\n" * 20, "the forgetting transformer forgets " * 20]
 
 
@@ -38,7 +39,7 @@ def tokenizer(request: pytest.FixtureRequest, gpt2_folder: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def small_bpe() -> Tokenizer:
-    return train_bpe([*TRAINING, "word a word a  \n's's 1. é " * 20], 400)
+    return train_bpe([*TRAINING, "word a word a  \n's's 1. é " * 20, "if x:\n        y\n" * 20], 400)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_bytes_ids() -> None:
     assert tokenizer.to_hf().encode("aé\n") == [256, *"aé\n".encode()]
 
 
-@given(st.lists(st.sampled_from(["word", " ", "  ", "\n", "'s", "é", "1", ".", " a", "\\n"]), max_size=60), st.integers(1, 20))
+@given(st.lists(st.sampled_from(PARTS), max_size=60), st.integers(1, 20))
 def test_cutting_long_texts_does_not_change_ids(small_bpe: Tokenizer, parts: list[str], size: int) -> None:
     text = "".join(parts)
     with pytest.MonkeyPatch.context() as patch:
@@ -165,6 +166,7 @@ def test_trained_bpe_is_the_same_in_another_process(tmp_path: Path) -> None:
     for name in ("tokenizer.json", "kind.json"):
         assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes()
     assert here.bos_id == 399
+    assert train_bpe(TRAINING, 280)._backend.get_vocab_size() == 280, "merges fill what 256 bytes and BOS leave"
     assert len(here.encode("the forgetting transformer")) < 10
 
 
