@@ -224,7 +224,7 @@ def _resolve(request: Request, scale: Scale) -> CorpusPlan:
         document_len=scale.document_len,
         cache_dir=request.corpora_dir,
         heldout_fraction=scale.heldout_fraction,
-        heldout=request.heldout if data == request.data else None,
+        heldout=request.heldout if data == (request.data or data) else None,
         packed=scale.short_documents,
         max_tokens=scale.train_tokens if scale.short_documents else None,
     )

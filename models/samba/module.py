@@ -4,6 +4,7 @@ Suffixes: B batch, T tokens, d hidden size, C channels (expand * d), N states pe
 """
 
 import math
+from typing import TYPE_CHECKING
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 import torch
@@ -15,12 +16,14 @@ from kernels.fla_cpu.install import install
 from models.backbone import INITIALIZER_RANGE, Backbone, Block, Padding, RMSNorm, zero_padded
 from models.cache import DecodingCache
 from models.forgetting_transformer.module import ForgettingAttention, rotation_table, token_positions
-from models.samba.spec import SambaSpec
 
 install()
 
 from fla.modules.causal_conv1d import ops as conv_ops  # noqa: E402  (fla after the CPU versions are in place)
 from fla.ops.hgrn import fused_recurrent as diagonal  # noqa: E402
+
+if TYPE_CHECKING:
+    from models.samba.spec import SambaSpec
 
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
 SEGMENT_NUMBERS = 2**25
@@ -59,7 +62,7 @@ def _segment(A_CN: Tensor, state: Tensor, x: Tensor, dt: Tensor, into: Tensor, o
 class MambaMixer(nn.Module):
     """A Mamba layer; parameters are called as in the authors' code and fla's."""
 
-    def __init__(self, spec: SambaSpec, layer_idx: int) -> None:
+    def __init__(self, spec: "SambaSpec", layer_idx: int) -> None:
         super().__init__()
         self.spec, self.layer_idx = spec, layer_idx
         d, inner = spec.hidden_size, spec.inner_size
@@ -98,7 +101,7 @@ class MambaMixer(nn.Module):
         return self.out_proj(y * F.silu(z))
 
 
-def _block(spec: SambaSpec, layer_idx: int) -> Block:
+def _block(spec: "SambaSpec", layer_idx: int) -> Block:
     attention = spec.attention
     mixer: MambaMixer | ForgettingAttention
     if layer_idx % 2 == 0:
@@ -114,7 +117,7 @@ def _block(spec: SambaSpec, layer_idx: int) -> Block:
 
 
 class SambaBackbone(Backbone):
-    def __init__(self, spec: SambaSpec) -> None:
+    def __init__(self, spec: "SambaSpec") -> None:
         super().__init__(spec, [_block(spec, i) for i in range(spec.num_layers)])
         self.spec = spec
 

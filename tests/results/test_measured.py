@@ -1,6 +1,7 @@
 """What needs no training is stored like everything else: added to, named by its contents, refused when altered."""
 
 import json
+import shlex
 import sys
 
 import pandas as pd
@@ -22,7 +23,7 @@ def test_measurings_are_added_and_read_together(tmp_path):
     rows = read(KIND, tmp_path)
     assert sorted(rows.o) == [1e-3, 2e-3] and set(rows.gpu) == {"some GPU"} and "abc" in set(rows.commit)
     meta = json.loads(meta_path(first).read_text())
-    assert meta["command"].split()[1:] == sys.orig_argv[1:] and meta["provenance"]["versions"]["torch"]
+    assert shlex.split(meta["command"])[1:] == sys.orig_argv[1:] and meta["provenance"]["versions"]["torch"]
 
 
 def test_bad_rows_and_altered_files_are_refused(tmp_path):

@@ -1,12 +1,13 @@
 """The whole of Figure 2 at `tiny` as one submission. Seven trainings take longer than the other tests together, so it runs on
 request: `pytest -m long tests/slurm`."""
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
 from analysis.study import Study
 from experiments.scales import MODELS
-from tests.slurm.conftest import ROOT
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(7200)]
 
@@ -19,7 +20,9 @@ def test_seven_models_are_trained_evaluated_and_drawn_by_the_last_job(suite):
     assert all(state.restarts == 0 for state in states.values())
     rows = Study(graph.results, "tiny", "fig2_per_token_loss").rows("per_token_loss")
     assert set(rows["model"]) == set(MODELS) and rows["loss"].notna().all()
-    committed = Study(ROOT / "results", "tiny", "fig2_per_token_loss").rows("per_token_loss")  # of the local launcher
+    committed = Study(Path(__file__).parents[2] / "results", "tiny", "fig2_per_token_loss").rows(
+        "per_token_loss"
+    )  # of the local launcher
     ours, theirs = (table.groupby("model")["loss"].mean() for table in (rows, committed))
     pd.testing.assert_series_equal(ours, theirs, rtol=0.01)  # to the last bit on equal machines
     print(graph.slurm("status").stdout)

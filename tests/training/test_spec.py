@@ -15,7 +15,9 @@ DATA = DataSpec(source="text", tokenizer="gpt2", vocab_size=50257, bos_id=50256,
 
 def specs() -> list[RunSpec]:
     return [
-        Recipe(model, model, scale.name).run_spec(dataclasses.replace(DATA, document_len=scale.document_len))
+        Recipe(model, model, scale.name).run_spec(
+            dataclasses.replace(DATA, document_len=scale.document_len, fingerprint=f"{DATA.fingerprint}{scale.short_documents}")
+        )
         for scale in SCALES.values()
         for model in NAMES
     ]
