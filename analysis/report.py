@@ -17,6 +17,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from analysis.claims import CLAIMS
+from analysis.history import changes
 from analysis.names import rank, title
 from analysis.study import Study
 from analysis.style import PAPER_SCALE
@@ -75,6 +76,7 @@ def build(folder: Path, sections: Sequence[Section]) -> Path:
         artefacts=there,
         verdicts=sorted(verdicts, key=lambda each: _place(each[1])),
         counts=_counts(verdict for _, _, verdict in verdicts),
+        changes=changes(folder, {claim.id: str(verdict.status) for _, claim, verdict in verdicts}, studies),
         absent=absent,
         newest=max(study.created for study in studies)[:10],
         runs=_runs(studies),

@@ -23,6 +23,7 @@ NAMES = (
     "parameters",
     "pruning",
     "attention_speed",
+    "ruler",
 )
 KINDS: dict[str, Kind] = {name: cast(Kind, import_module(f"eval.{name}")) for name in NAMES}
 

@@ -87,7 +87,9 @@ class Given:
     """Texts, data sets and judges of the user's."""
 
     haystack: Path | None = None
-    """Folder of texts for the needle test; default: held-out text."""
+    """Folder of texts for the needle test and RULER; default: held-out text."""
+    haystack_unsorted: bool = False
+    """Take them in the order the directory lists them, as the released evaluation did, not by name."""
     prompts: Path | None = None
     """TOML file with the wording of the needle test (a copy of eval/needle/prompts.toml, edited)."""
     longbench: Path | None = None

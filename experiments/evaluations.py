@@ -16,6 +16,7 @@ from eval import (
     per_token_loss,
     pruning,
     recall,
+    ruler,
     throughput,
     training_curve,
 )
@@ -101,6 +102,19 @@ def skipped(scale: Scale) -> tuple[EvalSpec, ...]:
 def pruned_times(scale: Scale) -> tuple[EvalSpec, ...]:
     """Attention and training steps with and without pruning, at the training length."""
     return (attention_speed.Spec(seq_len=scale.seq_len, batch_size=scale.timed_sequences),)
+
+
+def ruler_tasks(scale: Scale) -> tuple[EvalSpec, ...]:
+    """RULER's single needles; of models too small to spell an answer, the choice of one of four."""
+    if scale.stand_ins:
+        return (ruler.Spec(lengths=scale.ruler_lengths, samples=16, answers="choose"),)
+    return (ruler.Spec(lengths=scale.ruler_lengths),)
+
+
+def generation_times(scale: Scale) -> tuple[EvalSpec, ...]:
+    """Prefill and decoding of fresh weights."""
+    lengths = scale.generation_lengths
+    return tuple(throughput.Spec(mode="generate", seq_len=n, new_tokens=32, warmup=1, repeats=3) for n in lengths)
 
 
 def more_gates(scale: Scale) -> tuple[EvalSpec, ...]:

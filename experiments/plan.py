@@ -24,7 +24,7 @@ from results.store import fault_of, read_run, run_file
 from training.run_folder import RunFolder
 from training.spec import Execution, RunSpec, check_device
 
-SOURCE_FLAGS = ("haystack", "prompts", "longbench", "include_path", "judge_url")
+SOURCE_FLAGS = ("haystack", "haystack_unsorted", "prompts", "longbench", "include_path", "judge_url")
 """Fields of Sources that `run` passes on to evaluations."""
 
 
@@ -307,8 +307,8 @@ def spec_file(run: Run, spec: EvalSpec) -> Path:
 def source_args(plan: Plan) -> list[str]:
     """The texts, data sets and tokeniser that evaluations are told of, as options of eval.job."""
     given = {name: getattr(plan.request.sources, name) for name in SOURCE_FLAGS} | {"tokenizer": plan.request.tokenizer}
-    flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in given.items() if value is not None]
-    return [text for flag in flags for text in flag]
+    flags = {f"--{name.replace('_', '-')}": value for name, value in given.items() if value is not None and value is not False}
+    return [text for flag, value in flags.items() for text in ([flag] if value is True else [flag, str(value)])]
 
 
 def execution_args(execution: Execution) -> list[str]:

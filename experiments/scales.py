@@ -35,7 +35,7 @@ class NeedleGrid:
 class RecallGrid:
     """The sizes of the synthetic recall task and the small models that are trained on it, whatever the scale's own are. A
     step has `batch_size` sequences. At such widths N(0, 0.02^2) is so small a beginning that thousands of steps go by before
-    anything is learnt."""
+    anything is learnt. `once`: the numbers of keys where each is assigned and asked for once."""
 
     num_keys: tuple[int, ...] = (8, 16, 32, 64)
     num_assignments: int = 4
@@ -47,6 +47,7 @@ class RecallGrid:
     initializer_range: float = 0.1
     batch_size: int = 64
     num_steps: int = 3000
+    once: tuple[int, ...] = (32, 64, 128)
     peak_lr: float = 1e-3
 
 
@@ -62,6 +63,7 @@ class Scale:
     furthest beyond the training length, for the stick-breaking paper. `recall`: its synthetic task.
     `pruning_contexts`: training lengths of the pruned runs; shorter ones than four of the kernels' tiles of 128 prune nothing.
     `window_size`: of sliding-window attention. `packed`: the scale of Table 7, which is `short_documents`, packed.
+    `ruler_lengths`, `generation_lengths`: of RULER's tasks, and of the prompts from which generation is timed.
     """
 
     name: str
@@ -101,6 +103,8 @@ class Scale:
     short_documents: bool = False
     pruning_contexts: tuple[int, ...] = (4096, 8192, 16384)
     window_size: int = 2048
+    ruler_lengths: tuple[int, ...] = (4096, 8192, 16384, 32768, 65536)
+    generation_lengths: tuple[int, ...] = (16384, 32768, 65536)
 
 
 def _paper(name: str, about: str, hidden_size: int, num_layers: int, transformer_head_dim: int, train_tokens: int,
@@ -178,10 +182,12 @@ TINY = Scale(
     decay_times=(4, 32, 256),
     timed_sequences=4,
     extrapolation="tiny-extrapolation",
-    recall=RecallGrid((4, 8), 2, 4, 16, hidden_size=64, batch_size=32, num_steps=400, peak_lr=4e-3),
+    recall=RecallGrid((4, 8), 2, 4, 16, hidden_size=64, batch_size=32, num_steps=400, peak_lr=4e-3, once=(16,)),
     packed="tiny-packed",
     pruning_contexts=(512, 1024),
     window_size=32,
+    ruler_lengths=(448, 1024),
+    generation_lengths=(256, 1024),
 )
 TINY_SHORT = replace(
     TINY, name="tiny-short", about="tiny with a quarter of the tokens, for ablations", train_tokens=1024 * 256,
@@ -224,6 +230,8 @@ MINI = Scale(
     packed="mini-packed",
     pruning_contexts=(1024, 2048, 4096),
     window_size=512,
+    ruler_lengths=(1024, 2048, 4096, 8192, 16384),
+    generation_lengths=(4096, 16384),
 )
 MINI_SHORT = replace(
     MINI, name="mini-short", about="mini with half the tokens, for ablations", train_tokens=2**17 * 640,

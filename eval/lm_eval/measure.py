@@ -35,7 +35,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     Raises ValueError for unknown tasks, and for data that are neither local nor to be had from the hub.
     """
     scratch = tempfile.TemporaryDirectory(prefix="lm-eval-tasks-")
-    with Progress("lm-eval (requests)", 0) as progress, scratch, _quiet():
+    with Progress("lm-eval (requests)", 0) as progress, scratch, quiet():
         folder = None
         corpus = fingerprint_in(spec.include)
         if corpus is not None:
@@ -56,7 +56,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 def fetch(spec: Spec, sources: Sources) -> None:
     """Load the tasks' data once, which leaves them in the local cache."""
     folder = None if spec.include == "harness" else checked("include", spec.include, sources.include_path, "--include-path")
-    with _quiet():
+    with quiet():
         _load_tasks(spec, folder)
 
 
@@ -106,7 +106,7 @@ def _rows(task: str, results: Any, spec: Spec) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """The harness reports to stdout and its logger, datasets draws bars; this suite has its own progress on stderr."""
     import datasets
 

@@ -66,6 +66,7 @@ class Store:
         final_loss: float | None = 3.1,
         params: int = 1_000_000,
         name: str | None = None,
+        data: dict[str, Any] | None = None,
     ) -> None:
         """One run with its evaluations, each a kind and its own rows. `name`: what tells the run from others of its label."""
         scale, model = scale or self.scale, model or label
@@ -85,7 +86,7 @@ class Store:
             "name": model,
             "spec": {
                 "model": {"kind": "forgetting_transformer"} | (spec or {}),
-                "data": {"source": "made-up", "tokenizer": "bpe-512", "fingerprint": "feedbeef" * 8},
+                "data": {"source": "made-up", "tokenizer": "bpe-512", "fingerprint": "feedbeef" * 8} | (data or {}),
                 "train": {"seq_len": self.train_len, "train_tokens": 64 * self.train_len, "peak_lr": 1e-3} | (train or {}),
                 "seed": seed,
             },

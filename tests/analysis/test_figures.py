@@ -24,6 +24,9 @@ from analysis.fox import (
     fig5_tokens_and_lr,
     fig6_scale,
     fig7_gate_types,
+    generation,
+    mqar,
+    ruler,
     table3_ablation,
 )
 from analysis.needles import needles
@@ -164,7 +167,41 @@ def ablated(tmp_path):
     return store.study(stem)
 
 
+def needles_of_ruler(tmp_path):
+    store, rng = synthetic.Store(tmp_path, train_len=640), np.random.default_rng(7)
+    for model in ("fox_pro", "mamba2"):
+        rows = [{"task": f"niah_single_{n}", "length": length, "value": float(rng.uniform(0, 100)), "stderr": 3.0,
+                 "num_examples": 16} for n in (1, 2, 3) for length in (448, 1024)]  # fmt: skip
+        store.add("ruler", model, [("ruler", pd.DataFrame(rows))], evaluation={"answers": "choose", "samples": 16})
+    return store.study("ruler")
+
+
+def recalled(tmp_path, seeds=2):
+    store, rng = synthetic.Store(tmp_path), np.random.default_rng(8)
+    for model, seed in ((model, seed) for model in ("fox_pro", "mamba2") for seed in range(seeds)):
+        for keys in (16, 32):
+            correct = rng.integers(0, keys + 1, 20)
+            rows = {"sequence": np.arange(20), "num_queries": keys, "num_correct": correct, "num_stale": 0}
+            own = [("recall", pd.DataFrame(rows))]
+            task = {"recall": {"num_symbols": 16}}
+            store.add("mqar", f"{keys} keys", own, model=model, seed=seed, name=f"{model} {keys}", data=task)
+    return store.study("mqar")
+
+
+def generated(tmp_path):
+    store = synthetic.Store(tmp_path)
+    for model, speed in (("fox_pro", 50.0), ("mamba2", 80.0)):
+        kinds = [("throughput", synthetic.throughput_row(mode="generate", seq_len=n, speed=speed)) for n in (256, 1024)]
+        for length, own in zip((256, 1024), kinds, strict=True):
+            store.add("generation", model, [own], evaluation={"mode": "generate", "seq_len": length}, name=f"{model} {length}",
+                      extras={"prefill_tokens_per_s": 100.0 * speed})  # fmt: skip
+    return store.study("generation")
+
+
 EVERY = [
+    (ruler, needles_of_ruler, 3),
+    (mqar, recalled, 3),
+    (generation, generated, 3),
     (appendix_ablation_losses, ablated, 3),
     (appendix_forget_gates, lambda path: gates(path, models=("fox_pro", "fox_llama"), stem="appendix_forget_gates"), 3),
     (appendix_long_needle, lambda path: needle_study(path, stem="appendix_long_needle", modes=("easy",)), 3),

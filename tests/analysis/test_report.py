@@ -208,3 +208,20 @@ def test_the_page_does_not_scroll_sideways(tmp_path, width):
                f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=8000", "--window-size=1500,1000"]  # fmt: skip
     found = subprocess.run([*command, frame.as_uri()], capture_output=True, text=True, timeout=120, check=True).stdout
     assert "<title>true true 0</title>" in found
+
+
+def test_changed_verdicts_are_noted_once_and_shown(tmp_path):
+    first = page_of(tmp_path, losses(tmp_path, documents=32))
+    history = tmp_path / "tiny" / "verdicts.jsonl"
+    assert 'id="changes"' not in first and len(history.read_text().splitlines()) == 1
+    page_of(tmp_path, losses(tmp_path, documents=32))
+    assert len(history.read_text().splitlines()) == 1  # nothing changed
+    shutil.rmtree(tmp_path / "tiny" / "rows")
+    noisy = page_of(tmp_path, losses(tmp_path, documents=8, noise=3.0))
+    table = noisy[noisy.index('id="changes"') : noisy.index('id="runs"')]
+    assert "<strong>C6</strong> holds → within noise" in table and "0123456789" in table
+    assert not Page(noisy).open and len(history.read_text().splitlines()) == 2
+    assert page_of(tmp_path, losses(tmp_path, documents=8, noise=3.0)) == noisy
+    history.write_text("{}\n")
+    with pytest.raises(ValueError, match="verdicts.jsonl is damaged"):
+        page_of(tmp_path, losses(tmp_path, documents=8, noise=3.0))

@@ -20,6 +20,7 @@ from eval import (
     per_token_loss,
     pruning,
     recall,
+    ruler,
     throughput,
     training_curve,
 )
@@ -41,6 +42,7 @@ SMALLEST = (
     parameters.Spec(),
     pruning.Spec(context_len=128),
     attention_speed.Spec(seq_len=128),
+    ruler.Spec(lengths=(512,)),
 )
 
 

@@ -11,11 +11,12 @@ from rich.console import Console
 from analysis.study import Line, write_lines
 from eval.job import Job
 from eval.kinds import eval_id, kind_of
+from eval.shell.sources import Sources
 from experiments import graph
 from experiments.__main__ import Wanted
 from experiments.artefact import MAIN, artefacts, chosen
 from experiments.overview import print_plan
-from experiments.plan import Request, make_plan, write_specs
+from experiments.plan import Request, make_plan, source_args, write_specs
 from experiments.recipes import recipes
 from experiments.scales import MODELS, SCALES
 from results.store import record_run
@@ -246,3 +247,14 @@ def test_extrapolation_reaches_sixteen_times_the_training_length():
     for scale in SCALES.values():
         at = SCALES[scale.extrapolation]
         assert at.document_len == 16 * at.seq_len and at.extrapolation == at.name
+
+
+def test_the_users_texts_go_to_the_evaluations_in_their_order(asked, texts):
+    request = replace(asked, artefacts=("fig4_needle",), sources=Sources(haystack=texts))
+    plans = [make_plan(replace(request, sources=Sources(haystack=texts, haystack_unsorted=order))) for order in (False, True)]
+    assert [source_args(plan) for plan in plans] == [
+        ["--haystack", str(texts)],
+        ["--haystack", str(texts), "--haystack-unsorted"],
+    ]
+    ids = [{spec.text for run in plan.runs.values() for spec in run.evals} for plan in plans]
+    assert ids[1] == {f"{text}-unsorted" for text in ids[0]}

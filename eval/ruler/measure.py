@@ -1,0 +1,160 @@
+"""RULER's single needles: examples, the task files that bring them into the harness, and its scores as rows."""
+
+import contextlib
+import json
+import math
+import re
+import tempfile
+import uuid
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from eval.lm_eval import Spec as HarnessSpec
+from eval.lm_eval.measure import quiet  # first: it settles how the harness works
+from eval.needle.haystack import haystack_ids, haystack_texts
+from eval.ruler import CHOICES, TASKS, Spec
+from eval.shell.context import Context
+from eval.shell.loading import Loaded
+from eval.shell.text import TextCodec
+from training.progress import Progress
+
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
+from lm_eval import evaluator
+from lm_eval.tasks import TaskManager
+
+from eval.lm_eval.harness import HarnessModel
+
+# The frame of the harness's tasks of this name (RULER's, in the singular).
+FRAME = (
+    "A special magic {kind} is hidden within the following text. Make sure to memorize it. I will quiz you about the {kind} "
+    "afterwards.\n{text}\nWhat is the special magic {kind} for {key} mentioned in the provided text? "
+    "The special magic {kind} for {key} mentioned in the provided text is"
+)
+NEEDLE = "One of the special magic {kind}s for {key} is: {value}."
+REPEATED = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+DEPTHS = np.linspace(0, 1, 40)
+ADJECTIVES = "amber bold calm deep early fresh gentle hollow icy jolly keen lively mellow narrow open plain quick round".split()
+NOUNS = (
+    "anchor basket candle desert engine forest garden harbor island jacket kettle ladder mirror needle orchard pillow".split()
+)
+SCORING = """from lm_eval.tasks.ruler.common_utils import postprocess_pred, string_match_all
+
+def score(doc, results):
+    return {"score": string_match_all(postprocess_pred(results), [doc["outputs"]])}
+"""
+
+
+class Examples:
+    """A function of tokeniser, text, task, length and number alone. ValueError for lengths that the frame does not fit into."""
+
+    def __init__(self, spec: Spec, codec: TextCodec, texts: Iterator[str]):
+        self.spec, self.codec = spec, codec
+        longest = max(spec.lengths)
+        self.hay = haystack_ids(codec, texts, longest) if set(spec.tasks) & set(TASKS[1:]) else []
+
+    def make(self, task: str, length: int, number: int) -> dict[str, Any]:
+        draw = np.random.default_rng([TASKS.index(task), length, number])
+        kind = "uuid" if task == TASKS[2] else "number"
+        key = f"{draw.choice(ADJECTIVES)}-{draw.choice(NOUNS)}"
+        values = [_value(kind, draw) for _ in range(CHOICES)]
+        needle = NEEDLE.format(kind=kind, key=key, value=values[0])
+        depth = float(draw.choice(DEPTHS))
+        answer = max(len(self.codec.encode(f" {value}")) for value in values) + 1
+        room = length - 1 - (self.spec.max_new_tokens if self.spec.answers == "generate" else answer)
+        size = room - len(self.codec.encode(FRAME.format(kind=kind, key=key, text=needle)))
+        while size > 0:
+            text = self._repeated(needle, size, depth) if task == TASKS[0] else self._hidden(needle, size, depth)
+            prompt = FRAME.format(kind=kind, key=key, text=text)
+            over = len(self.codec.encode(prompt)) - room
+            if over <= 0:
+                order = draw.permutation(CHOICES)
+                choices = [f" {values[i]}" for i in order]
+                return {"input": prompt, "outputs": values[:1], "choices": choices, "answer": int(order.argmin())}
+            size -= over
+        raise ValueError(f"{task} does not fit into {length} tokens of this tokeniser: ask for longer --lengths")
+
+    def _repeated(self, needle: str, size: int, depth: float) -> str:
+        lines = [REPEATED] * (size // len(self.codec.encode(f"{REPEATED}\n")))
+        lines.insert(round(depth * len(lines)), needle)
+        return "\n".join(lines)
+
+    def _hidden(self, needle: str, size: int, depth: float) -> str:
+        """Behind a sentence (or line) of the text."""
+        text = " ".join(self.codec.decode(self.hay[:size]).split())
+        ends = [0, *(found.end() for found in re.finditer(r"[.!?] ", text)), len(text)]
+        at = ends[round(depth * (len(ends) - 1))]
+        return " ".join(filter(None, (text[:at].strip(), needle, text[at:].strip())))
+
+
+def _value(kind: str, draw: np.random.Generator) -> str:
+    if kind == "uuid":
+        return str(uuid.UUID(bytes=draw.bytes(16), version=4))
+    return str(draw.integers(10**6, 10**7))
+
+
+def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
+    """Rows of SCHEMA. ValueError: a length that is too short, or another haystack than the spec's."""
+    examples = Examples(spec, loaded.tokenizer, haystack_texts(spec, context))  # type: ignore[arg-type]
+    names = {f"{task}_{length}": (task, length) for task, length in product(spec.tasks, spec.lengths)}
+    harness = HarnessSpec(tasks=tuple(names), max_length=max(spec.lengths), precision=spec.precision)
+    with Progress("ruler (requests)", 0) as progress, contextlib.ExitStack() as stack:
+        stack.enter_context(quiet())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ruler-tasks-")))
+        for name, (task, length) in names.items():
+            _write(folder, name, spec, [examples.make(task, length, number) for number in range(spec.samples)])
+        tasks: Any = TaskManager(include_path=folder, include_defaults=False).load(list(names))
+        lm = HarnessModel(loaded.model, loaded.tokenizer, harness, context, progress)
+        results = evaluator.evaluate(lm=lm, task_dict=tasks, bootstrap_iters=1000, log_samples=False)
+    assert results is not None
+    metric = "score" if spec.answers == "generate" else "acc"
+    rows = []
+    for name, (task, length) in names.items():
+        found = results["results"][name]
+        error = found.get(f"{metric}_stderr,none")
+        rows.append(
+            {
+                "task": task,
+                "length": length,
+                "value": 100.0 * float(found[f"{metric},none"]),
+                "stderr": 100.0 * float(error) if isinstance(error, int | float) else math.nan,
+                "num_examples": spec.samples,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _write(folder: Path, name: str, spec: Spec, rows: list[dict[str, Any]]) -> None:
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (folder / "scoring.py").write_text(SCORING)
+    if spec.answers == "generate":
+        form = [
+            "output_type: generate_until",
+            'doc_to_target: "{{outputs}}"',
+            "process_results: !function scoring.score",
+            "metric_list:\n  - metric: score\n    aggregation: mean\n    higher_is_better: true",
+            f"generation_kwargs:\n  do_sample: false\n  max_gen_toks: {spec.max_new_tokens}\n  until: []",
+        ]
+    else:
+        form = [
+            "output_type: multiple_choice",
+            "doc_to_choice: choices",
+            "doc_to_target: answer",
+            "metric_list:\n  - metric: acc",
+        ]
+    lines = [
+        f"task: {name}",
+        "dataset_path: json",
+        f"dataset_kwargs:\n  cache_dir: {json.dumps(str(folder / 'cache'))}",
+        f"  data_files:\n    test: {json.dumps(str(folder / f'{name}.jsonl'))}",
+        "test_split: test",
+        'doc_to_text: "{{input}}"',
+        'target_delimiter: ""',
+        *form,
+        "metadata:\n  version: 1",
+    ]
+    (folder / f"{name}.yaml").write_text("\n".join(lines) + "\n")

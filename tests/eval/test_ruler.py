@@ -1,0 +1,95 @@
+"""RULER's single needles: examples of the right length and form, and scores of models that know the answer or nothing."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from eval.ruler import TASKS, Spec, measure
+from eval.shell.context import Context
+from eval.shell.text import TextCodec, heldout_texts
+from models.build import build_model
+
+LENGTHS = (640, 1024)
+
+
+@pytest.fixture
+def codec(corpus):
+    return TextCodec(corpus.tokenizer)
+
+
+def examples(corpus, codec, **changes):
+    spec = Spec(**{"lengths": LENGTHS, "answers": "choose"} | changes)
+    return measure.Examples(spec, codec, heldout_texts(corpus))
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("answers", ["generate", "choose"])
+def test_examples_hide_one_value_in_as_many_tokens_as_asked_for(corpus, codec, task, answers):
+    made = [examples(corpus, codec, answers=answers, max_new_tokens=40).make(task, 640, n) for n in range(6)]
+    again = examples(corpus, codec, answers=answers, max_new_tokens=40).make(task, 640, 0)
+    assert again == made[0] and len({example["input"] for example in made}) == 6
+    depths = []
+    for example in made:
+        (value,) = example["outputs"]
+        assert example["input"].count(value) == 1
+        assert example["choices"][example["answer"]] == f" {value}" and len(set(example["choices"])) == 4
+        pattern = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}" if task == TASKS[2] else r"\d{7}"
+        assert all(re.fullmatch(f" {pattern}", choice) for choice in example["choices"])
+        spent = len(codec.encode(example["input"])) + 1 + (40 if answers == "generate" else 0)
+        slack = 100 if task == TASKS[0] else 60  # whole sentences; a uuid's choices
+        assert 640 - slack <= spent <= 640
+        depths.append(example["input"].index(value) / len(example["input"]))
+        assert ("The grass is green" in example["input"]) == (task == TASKS[0])
+    assert max(depths) - min(depths) > 0.2
+
+
+def test_a_model_that_copies_scores_all_and_one_that_guesses_a_quarter(corpus, codec, in_memory, bind, context, monkeypatch):
+    """The harness asks for log-likelihoods and texts: here they are given by looking the value up."""
+    from eval.lm_eval.harness import HarnessModel
+
+    def value_in(text):
+        return re.search(r"is: ([0-9a-f-]+)\.", text).group(1)
+
+    def likelihoods(self, requests, **unused):
+        return [(0.0 if texts[1].strip() == value_in(texts[0]) else -9.0, False) for texts, _, _ in requests]
+
+    monkeypatch.setattr(HarnessModel, "_loglikelihood_tokens", likelihoods)
+    monkeypatch.setattr(
+        HarnessModel, "generate_until", lambda self, requests, **unused: [f" {value_in(r.args[0])} so" for r in requests]
+    )
+    for answers in ("choose", "generate"):
+        spec = bind(Spec(lengths=LENGTHS, samples=3, answers=answers, max_new_tokens=40))
+        rows = measure.evaluate(in_memory(None, codec), spec, context)
+        assert len(rows) == 6 and (rows["value"] == 100).all() and set(rows["length"]) == set(LENGTHS)
+
+    def guesses(self, requests, **unused):
+        random = np.random.default_rng(0)
+        return [(float(random.random()), False) for _ in requests]
+
+    monkeypatch.setattr(HarnessModel, "_loglikelihood_tokens", guesses)
+    rows = measure.evaluate(in_memory(None, codec), bind(Spec(lengths=(640,), samples=40, answers="choose")), context)
+    assert 5 < rows["value"].mean() < 50
+
+
+def test_a_fresh_model_is_scored_through_the_harness(tiny_fox, corpus, codec, in_memory, bind, context):
+    torch.manual_seed(0)
+    model = build_model(tiny_fox(corpus.spec.vocab_size)).eval()
+    spec = bind(Spec(lengths=(512,), samples=2, answers="choose", tasks=TASKS[:1]))
+    rows = measure.evaluate(in_memory(model, codec), spec, context)
+    assert rows["value"].isin((0.0, 50.0, 100.0)).all()
+    spec = bind(Spec(lengths=(512,), samples=2, tasks=TASKS[1:2], max_new_tokens=4))
+    assert (measure.evaluate(in_memory(model, codec), spec, context)["value"] == 0).all()
+
+
+def test_what_does_not_fit_is_refused(corpus, codec, in_memory, bind, context, tmp_path):
+    with pytest.raises(ValueError, match="niah_single_3 does not fit into 128 tokens"):
+        measure.evaluate(in_memory(None, codec), bind(Spec(lengths=(128,), samples=1, tasks=TASKS[2:])), context)
+    (tmp_path / "essay.txt").write_text("An essay. " * 50)
+    given = bind(Spec(lengths=(640,), samples=1), haystack=tmp_path)
+    assert not given.text.startswith("heldout")
+    with pytest.raises(ValueError, match="--haystack"):
+        measure.evaluate(in_memory(None, codec), given, Context(corpus=corpus))
+    with pytest.raises(ValueError, match="plan it again"):
+        Spec(lengths=(640,), version=99)
