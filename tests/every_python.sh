@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# `make reproduce` and `make test` with every Python that the suite allows and this machine has (on PATH or below ~/.pyenv), each in
+# a clone of its own, of what is committed:   tests/every_python.sh [TARGET...]
+set -u
+root=$(cd "$(dirname "$0")/.." && pwd)
+targets=("$@")
+[ $# -gt 0 ] || targets=(reproduce test)
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+failed=0
+for name in python3.11 python3.12 python3.13 python3.14; do
+    python=$(command -v "$name" || find ~/.pyenv/versions/*/bin -name "$name" 2>/dev/null | tail -1)
+    if [ -z "$python" ] || ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then
+        echo "$name: not on this machine"
+        continue
+    fi
+    git clone --quiet "$root" "$scratch/$name"
+    if ! make --silent -C "$scratch/$name" PYTHON="$python" .venv/installed >"$scratch/log" 2>&1; then
+        echo "$name: its packages cannot be installed: $(tail -1 "$scratch/log")"
+        failed=1
+        continue
+    fi
+    for target in "${targets[@]}"; do
+        if make --silent -C "$scratch/$name" PYTHON="$python" "$target" >"$scratch/log" 2>&1; then
+            echo "$name: make $target passes"
+        else
+            echo "$name: make $target FAILS"
+            tail -30 "$scratch/log"
+            failed=1
+        fi
+    done
+    rm -rf "${scratch:?}/$name"
+done
+exit $failed
