@@ -223,5 +223,5 @@ def test_changed_verdicts_are_noted_once_and_shown(tmp_path):
     assert not Page(noisy).open and len(history.read_text().splitlines()) == 2
     assert page_of(tmp_path, losses(tmp_path, documents=8, noise=3.0)) == noisy
     history.write_text("{}\n")
-    with pytest.raises(ValueError, match="verdicts.jsonl is damaged"):
+    with pytest.raises(ValueError, match=r"verdicts\.jsonl is damaged"):
         page_of(tmp_path, losses(tmp_path, documents=8, noise=3.0))
