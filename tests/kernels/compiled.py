@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from kernels import ssd
+from kernels import ssd_triton
 from kernels.forgetting_attention import hopper_backward, hopper_forward, triton_backward, triton_forward
 from kernels.forgetting_attention.tiles import table
 from kernels.forgetting_attention.triton_prepare import Prepared
@@ -74,8 +74,17 @@ def main() -> None:
             triton_forward.forward(q, k, v, prepared, 0.125, tiles[f"forward_{D}"])
             dkdv, dq = tiles[f"dkdv_{D}"], tiles[f"dq_{D}"]
             triton_backward.backward(do, q, k, v, o, lse, prepared, 0.125, dkdv, dq)
-    ssd.scan_kernel(
-        torch.zeros(2, 3, 16, 2, 64), torch.ones(2, 3, 2), torch.zeros(2, 3, 16, 2, 64), torch.zeros(2, 16, 2, 64), False
+    x, q, step = (
+        torch.zeros(2, 300, 4, 64, dtype=torch.bfloat16),
+        torch.zeros(2, 300, 128, dtype=torch.bfloat16),
+        gates[..., :1],
+    )
+    step = step.expand(2, 300, 4).contiguous()
+    ssd_triton.forward(q, q, x, step, step, torch.ones(4), None)
+    sums = torch.zeros(2, 4, 3, 128)
+    ssd_triton.backward(x, torch.zeros(2, 128, 4, 64), q, q, x, step, torch.ones(4), x.new_zeros(2, 3, 128, 4, 64), sums, sums)
+    ssd_triton.scan_kernel(
+        *(torch.zeros(2, 3, *shape) for shape in ((16, 4, 64), (4,), (16, 4, 64))), torch.zeros(2, 16, 4, 64), True
     )
     print(seen)
 

@@ -2,10 +2,11 @@
 
 import torch
 
-from kernels import ssd
+from kernels import ssd, ssd_triton
 from kernels.forgetting_attention import forgetting_attention
 from tests.kernels.oracle import assert_right, make_case
 from tests.kernels.test_fused_norms import compare_with_kernels
+from tests.kernels.test_ssd import errors_by_norm
 
 
 def attention(*inputs: torch.Tensor, **options: object) -> torch.Tensor:
@@ -18,11 +19,23 @@ def compare_scans() -> None:
     update, decay, start = torch.randn(2, 5, 16, 3, 24), torch.rand(2, 5, 3), torch.randn(2, 16, 3, 24)
     for reverse in (False, True):
         results = []
-        for scan in (ssd.scan_loop, ssd.scan_kernel):
+        for scan in (ssd.scan_loop, ssd_triton.scan_kernel):
             states, final = torch.full_like(update, torch.nan), start.clone()
             scan(update, decay, states, final, reverse)
             results.append((states, final))
         torch.testing.assert_close(*results)
+
+
+def compare_recurrences() -> None:
+    """Of Mamba-2, through its kernels: more than one chunk, the last not full, heads in one program and in two."""
+    for seq_len, decay, sizes, programs in (
+        (1, "mild", (16, 16), 1),
+        (150, "mixed", (32, 16), 1),
+        (300, "cut", (16, 32), 10**6),
+    ):
+        ssd_triton.PROGRAMS = programs
+        errors = errors_by_norm(seq_len, decay, torch.float16, "cpu", sizes, ssd._Kernels.apply)
+        assert max(errors.values()) < 2e-3, errors
 
 
 def main() -> None:
@@ -53,6 +66,7 @@ def main() -> None:
     for size in (1e-3, 1e4):
         compare_with_kernels("cpu", torch.float32, 1e-5, size)
     compare_scans()
+    compare_recurrences()
 
 
 if __name__ == "__main__":
