@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.forgetting_attention.launch import ceil_div, launch
 from kernels.forgetting_attention.tiles import Tiles, rows_descriptor
 from kernels.forgetting_attention.triton_prepare import LOG2E, Prepared
 from kernels.forgetting_attention.visibility import TILE
@@ -177,7 +178,8 @@ def forward(
         marks = None
     else:
         o, lse, marks = redo
-    forward_kernel[(triton.cdiv(triton.cdiv(Q, tiles.block_m), 1 if redo is None else MARKS), B * H)](
+    launch(
+        forward_kernel, (ceil_div(ceil_div(Q, tiles.block_m), 1 if redo is None else MARKS), B * H),
         rows_descriptor(q, tiles.block_m), rows_descriptor(k, tiles.block_n), rows_descriptor(v, tiles.block_n),
         o, lse, *prepared, marks, scale * LOG2E, Q, T, H, prepared.base.shape[-1] - 1, prepared.start.shape[-1],
         GROUP=H // key_heads, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, D=D,

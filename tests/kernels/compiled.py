@@ -16,7 +16,9 @@ from triton.runtime.jit import JITFunction
 from kernels import ssd_triton
 from kernels.forgetting_attention import hopper_backward, hopper_forward, triton_backward, triton_forward
 from kernels.forgetting_attention.tiles import Tiles, table
-from kernels.forgetting_attention.triton_prepare import Prepared
+from kernels.forgetting_attention.triton_decode import decode
+from kernels.forgetting_attention.triton_norms import largest_product
+from kernels.forgetting_attention.triton_prepare import Prepared, prepare
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
@@ -56,6 +58,14 @@ def main() -> None:
 
     driver.set_active(_Hopper())
     JITFunction.__getitem__ = launcher  # type: ignore[method-assign]
+    gates = torch.zeros(2, 300, 3)
+    options = {"threshold": torch.zeros(2, 3), "seq_start": torch.zeros(2, dtype=torch.int32), "window_size": 9}
+    prepare(gates, 300, **options, cu_seqlens=None, exact=False)
+    prepare(gates, 200, **options, cu_seqlens=None, exact=False)
+    prepare(gates[:1], 300, **(options | {"threshold": None}), cu_seqlens=torch.tensor([0, 9, 300]), exact=True)
+    q, k = torch.zeros(2, 300, 3, 64, dtype=torch.bfloat16), torch.zeros(2, 300, 1, 64, dtype=torch.bfloat16)
+    largest_product(q, k, 1.0, 0.0)
+    decode(q[:, :1], k, k, gates, options["threshold"], options["seq_start"], 9, 0.125)
     for D, dtype in ((64, torch.bfloat16), (128, torch.bfloat16), (64, torch.float16), (16, torch.float32)):
         q, k, v, do, o = (torch.zeros(1, 256, 2, D, dtype=dtype) for _ in range(5))
         exact = torch.float64 if dtype == torch.float32 else torch.float32

@@ -3,8 +3,9 @@
 import torch
 
 from kernels import ssd, ssd_triton
-from kernels.forgetting_attention import forgetting_attention
-from tests.kernels.oracle import assert_right, make_case
+from kernels.forgetting_attention import forgetting_attention, norm_logit_bound, triton_prepare
+from kernels.forgetting_attention.triton_norms import triton_logit_bound
+from tests.kernels.oracle import assert_right, log_gates, make_case
 from tests.kernels.test_fused_norms import compare_with_kernels
 from tests.kernels.test_ssd import errors_by_norm
 
@@ -38,6 +39,28 @@ def compare_recurrences() -> None:
         assert max(errors.values()) < 2e-3, errors
 
 
+def compare_preparations() -> None:
+    """In one kernel, and in the three that long inputs take."""
+    generator = torch.Generator().manual_seed(0)
+    for T, exact in ((1, False), (128, True), (300, False), (700, True)):
+        gates = log_gates("cuts", (2, T, 3), generator) - 0.05
+        for options in ({}, {"window_size": 77}, {"seq_start": torch.tensor([5, T])}, {"threshold": -20 * torch.rand(2, 3)}):
+            given = {"threshold": None, "seq_start": None, "cu_seqlens": None, "window_size": None, **options}
+            found = []
+            for whole in (triton_prepare.WHOLE_TILES, 0):
+                triton_prepare.WHOLE_TILES, kept = whole, triton_prepare.WHOLE_TILES
+                found.append(triton_prepare.prepare(gates, T, **given, exact=exact))
+                triton_prepare.WHOLE_TILES = kept
+            for name, one, three in zip(triton_prepare.Prepared._fields, *found, strict=True):
+                torch.testing.assert_close(one, three, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def compare_bounds() -> None:
+    """Of logits, from the largest norms; grouped queries, and more than one stretch of rows."""
+    q, k = torch.randn(2, 300, 4, 128), torch.randn(2, 1500, 2, 128)
+    torch.testing.assert_close(triton_logit_bound(q, k, 0.3), norm_logit_bound(q, k, 0.3))
+
+
 def main() -> None:
     """Raise at the first wrong result. (The interpreter multiplies bfloat16 wrongly: float16 stands for the 16-bit
     path.)"""
@@ -67,6 +90,8 @@ def main() -> None:
         compare_with_kernels("cpu", torch.float32, 1e-5, size)
     compare_scans()
     compare_recurrences()
+    compare_preparations()
+    compare_bounds()
 
 
 if __name__ == "__main__":
