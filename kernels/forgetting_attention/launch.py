@@ -2,6 +2,7 @@
 
 `kernel[grid](...)` specialises and hashes its arguments and compares the globals that the kernel uses; a descriptor checks
 itself. What was compiled depends on less: dtypes, starts at multiples of 16 bytes, integers that are 1 or multiples of 16.
+That, and how a compiled kernel is run, is not part of Triton's interface: versions that were not looked at are left to it.
 """
 
 import functools
@@ -9,15 +10,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
+# On AMD's GPUs what is compiled depends on the sizes of tensors too.
+RELAUNCH = triton.__version__.startswith(("3.6.", "3.7.")) and torch.version.hip is None
 _compiled: dict[tuple, tuple[Any, tuple]] = {}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """kernel[grid](*args, **options). `args` are the parameters that are no constexpr; the kernel has them first."""
+    if not RELAUNCH:
+        kernel[grid](*args, **options)
+        return
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # None: under an interpreter
     key: list[Any] = [id(kernel), device, *options.values()]
     for arg in args:

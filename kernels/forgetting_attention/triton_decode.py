@@ -115,7 +115,8 @@ def _join(part_ptr, splits, D: tl.constexpr):
 
 @functools.cache
 def _ended(device: torch.device, stream: int) -> Tensor:
-    """How many stretches of each sequence and head have ended: zeros between two launches on a stream."""
+    """How many stretches of each sequence and head have ended: zeros between two launches on a stream. A CUDA graph must own
+    its zeros, as it may replay on another stream."""
     return torch.zeros(MAX_ROWS, device=device, dtype=torch.int32)
 
 
@@ -128,6 +129,7 @@ def decode(
     seq_start: Tensor | None,
     window_size: int | None,
     scale: float,
+    own_zeros: bool = False,
 ) -> Tensor:
     """Forgetting attention of the last position alone, q (B, 1, H, D); no gradient."""
     if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
@@ -139,7 +141,10 @@ def decode(
     splits = ceil_div(T, stretch)
     part = torch.empty(B * H * splits * (D + 4), device=q.device, dtype=torch.float32)
     o = torch.empty(B, 1, H, D, device=q.device, dtype=q.dtype)
-    ended = _ended(q.device, torch.cuda.current_stream().cuda_stream if q.is_cuda else 0)
+    if own_zeros or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
+        ended = torch.zeros(B * H, device=q.device, dtype=torch.int32)
+    else:
+        ended = _ended(q.device, torch.cuda.current_stream().cuda_stream if q.is_cuda else 0)
     launch(
         _stretch_kernel, (splits, B * H),
         q, k, v, log_fgate, threshold, seq_start, part, ended, o,
@@ -150,7 +155,19 @@ def decode(
     return o
 
 
-triton_decode = torch.library.custom_op("forgetting_attention::triton_decode", decode, mutates_args=())
+@torch.library.custom_op("forgetting_attention::triton_decode", mutates_args=())
+def triton_decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_fgate: Tensor,
+    threshold: Tensor | None,
+    seq_start: Tensor | None,
+    window_size: int | None,
+    scale: float,
+) -> Tensor:
+    """`decode` for torch.compile, which warms a CUDA graph up in the memory that it will own."""
+    return decode(q, k, v, log_fgate, threshold, seq_start, window_size, scale, own_zeros=True)
 
 
 @triton_decode.register_fake

@@ -74,6 +74,14 @@ def test_a_profiler_that_listens_to_launches_hears_them(monkeypatch):
     assert len(kernel.asked) == 2 and len(kernel.ran) == 1
 
 
+def test_a_version_of_triton_that_was_not_looked_at_launches_by_itself(monkeypatch):
+    kernel, x = Kernel(), torch.zeros(64)
+    monkeypatch.setattr(module, "RELAUNCH", False)
+    for _ in range(2):
+        launch(kernel, (1,), x, x, 5, 0.5, BLOCK=8, PAD=False)
+    assert len(kernel.asked) == 2 and not kernel.ran
+
+
 def test_descriptors_are_of_their_own_tensor():
     x, y = torch.zeros(3, 8, 2, 16), torch.ones(3, 8, 2, 16)
     first, second = rows_descriptor(x, 4), rows_descriptor(y, 4)
