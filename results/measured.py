@@ -63,6 +63,11 @@ SCHEMAS = {
         {"provider": text(), "head_dim": integer(1), "logit": number(0), "gates": text(), **_ERRORS},
         key=("provider", "head_dim", "logit", "gates"),
     ),
+    # What was tried in kernels, kept or not: what was expected and what came of it.
+    "attempts": Schema(
+        {"version": text(), "kernel": text(), "head_dim": integer(1), "ms": number(0), "expected": text(), "outcome": text()},
+        key=("version", "kernel", "head_dim"),
+    ),
     # As a share of what tests/kernels/oracle.py allows.
     "errors_in_tests": Schema({"case": text(), **_ERRORS}, key=("case",)),
     "training_steps": Schema(

@@ -10,10 +10,14 @@ import torch
 from training.distributed import World
 
 PARTS = (
-    ("norms", r"rms_norm|_shift_|gated_norm"),
+    ("norms", r"rms_norm|layer_norm|_shift_|gated_norm"),
     ("loss", r"logsumexp|arange_eq_exp|cross_entropy"),
-    ("attention", r"^_?(forward|backward|dkdv|dq|stats|gather|tile|limits|delta|spans|gate)_|flash|attention|cudnn"),
-    ("recurrence", r"chunk|gla|delta_rule|fwd_h|bwd_dh|causal_conv|recompute_w|solve_tril|wy|cumsum"),
+    ("attention", r"^_?(forward|backward|dkdv|dq|before|after|tile|whole|limits|delta|spans|gate)_|flash|attention|cudnn"),
+    (
+        "recurrence",
+        r"^_(sums|states|outputs|pairs|shared|gates|scan)_kernel|"
+        r"chunk|gla|delta_rule|fwd_h|bwd_dh|causal_conv|recompute_w|solve_tril|wy|cumsum",
+    ),
     ("matmuls", r"gemm|nvjet|cutlass|cublas|matmul|wgmma"),
     ("optimiser", r"multi_tensor|adam|FusedAdam|lpnorm|foreach"),
     ("communication", r"nccl"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import tyro
 from tyro.conf import UseAppendAction
 
+from kernels.benchmark.records import FILE, records
 from kernels.benchmark.rows import PICTURES, draw, table
 from results.measured import FOLDER, add, read
 
@@ -64,6 +65,8 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(table(rows))
+    if options.rows == FOLDER:
+        FILE.write_text(records(rows, read("attempts")))
     folder = PICTURES if options.rows == FOLDER else options.rows
     draw(rows, folder / "attention.png", "local to global", "forget gates from very local to global over the heads")
     return 0

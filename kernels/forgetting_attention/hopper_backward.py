@@ -31,7 +31,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from kernels.forgetting_attention.hopper_copy import place, rows_descriptor, tile_descriptor
-from kernels.forgetting_attention.triton_backward import gate_gradient, query_spans, row_delta
+from kernels.forgetting_attention.launch import ceil_div, launch
+from kernels.forgetting_attention.triton_backward import gate_gradient_of_head, row_delta, tile_spans
 from kernels.forgetting_attention.triton_prepare import LOG2E, Prepared
 from kernels.forgetting_attention.visibility import TILE
 
@@ -41,6 +42,7 @@ STAGES = {64: 3, 128: 2}
 KV_REGISTERS = {64: True, 128: False}  # K and V as register operands: shared memory is as busy as the tensor cores
 PRODUCER_REGISTERS = 24
 _TILE = gl.constexpr(TILE)
+_TILES_AT_ONCE = tl.constexpr(32)
 
 # Four registers of dQ in one reduction; the other three addresses are those of its neighbours and go unused.
 _ADD4 = gl.constexpr("""
@@ -246,35 +248,47 @@ def _backward_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["Q", "H", "query_steps"])
-def _stats_kernel(
-    o_ptr, do_ptr, lse_ptr, stat_ptr, stride_b, stride_q, stride_h, stride_d, Q, H, query_steps,
-    BLOCK_M: tl.constexpr, D: tl.constexpr,
+@triton.jit(do_not_specialize=["Q", "H", "query_steps", "num_tiles", "query_tiles"])
+def _before_kernel(
+    o_ptr, do_ptr, lse_ptr, stat_ptr, buffer_ptr, rowsum_ptr, start_ptr, first_key_ptr, even_ptr, stop_ptr,
+    stride_b, stride_q, stride_h, stride_d, Q, H, query_steps, num_tiles, query_tiles,
+    BLOCK_M: tl.constexpr, D: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Per step of queries: lse, then delta, of its rows; +inf and 0 past the end."""
+    """Per step of queries: lse, then delta, of its rows (+inf and 0 past the end), and zeros where sums will be added. The
+    spans of all key tiles among the programs of a head."""
     step, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    rows_M = step * BLOCK_M + tl.arange(0, BLOCK_M)
+    m = tl.arange(0, BLOCK_M)
+    rows_M = step * BLOCK_M + m
     delta_M = row_delta(o_ptr, do_ptr, row, rows_M, stride_b, stride_q, stride_h, stride_d, Q, H, D)
-    out = (row * query_steps + step) * (2 * BLOCK_M) + tl.arange(0, BLOCK_M)
-    tl.store(stat_ptr + out, tl.load(lse_ptr + row * Q + rows_M, mask=rows_M < Q, other=float("inf")))
-    tl.store(stat_ptr + out + BLOCK_M, delta_M)
+    at = row * query_steps + step
+    tl.store(stat_ptr + at * (2 * BLOCK_M) + m, tl.load(lse_ptr + row * Q + rows_M, mask=rows_M < Q, other=float("inf")))
+    tl.store(stat_ptr + at * (2 * BLOCK_M) + BLOCK_M + m, delta_M)
+    tl.store(rowsum_ptr + at * BLOCK_M + m, tl.zeros((BLOCK_M,), tl.float32))
+    tl.store(buffer_ptr + at * (BLOCK_M * D) + tl.arange(0, BLOCK_M * D), tl.zeros((BLOCK_M * D,), tl.float32))
+    for part in range(step, tl.cdiv(num_tiles, _TILES_AT_ONCE), query_steps):
+        n = part * _TILES_AT_ONCE + tl.arange(0, _TILES_AT_ONCE)
+        tile_spans(start_ptr, first_key_ptr, even_ptr, stop_ptr, row, n, Q, num_tiles, query_tiles, STEPS)
 
 
-@triton.jit(do_not_specialize=["Q", "H", "query_steps"])
-def _gather_dq_kernel(
-    buffer_ptr, dq_ptr, scale, Q, H, query_steps,
-    BLOCK_M: tl.constexpr, D: tl.constexpr, WARPS_N: tl.constexpr,
+@triton.jit(do_not_specialize=["Q", "T", "H", "query_steps"])
+def _after_kernel(
+    buffer_ptr, rowsum_ptr, column_ptr, dq_ptr, dgate_ptr, scale, Q, T, H, query_steps,
+    BLOCK_M: tl.constexpr, D: tl.constexpr, WARPS_N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """From the order of the registers to (B, Q, H, D), scaled and rounded."""
-    step, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    batch, head = row // H, row % H
-    buffer_ptr += (row * query_steps + step) * (BLOCK_M * D)
-    flat = tl.load(buffer_ptr + tl.arange(0, BLOCK_M * D))
-    parts = tl.reshape(flat, (D // WARPS_N // 8, WARPS_N, BLOCK_M // 16, 8, 4, 2, 2))
-    dq_MD = tl.reshape(tl.permute(parts, (2, 5, 3, 1, 0, 4, 6)), (BLOCK_M, D)) * scale
-    rows_M = step * BLOCK_M + tl.arange(0, BLOCK_M)
-    out = ((batch * Q + rows_M) * H + head)[:, None] * D + tl.arange(0, D)[None, :]
-    tl.store(dq_ptr + out, dq_MD.to(dq_ptr.dtype.element_ty), mask=(rows_M < Q)[:, None])
+    """The gates' gradient by the first program of a head; by the others dQ, from the order of the registers to (B, Q, H, D),
+    scaled and rounded."""
+    step, row = tl.program_id(0) - 1, tl.program_id(1).to(tl.int64)
+    if step < 0:
+        gate_gradient_of_head(rowsum_ptr, column_ptr, dgate_ptr, row, Q, T, H, query_steps * BLOCK_M, BLOCK)
+    else:
+        batch, head = row // H, row % H
+        buffer_ptr += (row * query_steps + step) * (BLOCK_M * D)
+        flat = tl.load(buffer_ptr + tl.arange(0, BLOCK_M * D))
+        parts = tl.reshape(flat, (D // WARPS_N // 8, WARPS_N, BLOCK_M // 16, 8, 4, 2, 2))
+        dq_MD = tl.reshape(tl.permute(parts, (2, 5, 3, 1, 0, 4, 6)), (BLOCK_M, D)) * scale
+        rows_M = step * BLOCK_M + tl.arange(0, BLOCK_M)
+        out = ((batch * Q + rows_M) * H + head)[:, None] * D + tl.arange(0, D)[None, :]
+        tl.store(dq_ptr + out, dq_MD.to(dq_ptr.dtype.element_ty), mask=(rows_M < Q)[:, None])
 
 
 def hopper_backward(
@@ -283,22 +297,30 @@ def hopper_backward(
     """dq, dk, dv in the inputs' dtype and d log_fgate (B, T, H) float32, all contiguous. k, v have q's heads."""
     B, Q, H, D = q.shape
     T = k.shape[1]
-    N, steps = prepared.base.shape[-1] - 1, triton.cdiv(Q, BLOCK_M)
-    even, stop = query_spans(prepared, Q)
-    stats = torch.empty(B * H * steps, 2 * BLOCK_M, device=q.device, dtype=torch.float32)
-    _stats_kernel[(steps, B * H)](o, do, lse, stats, *do.stride(), Q, H, steps, BLOCK_M=BLOCK_M, D=D)
-    dq, dk, dv = (torch.empty(x.shape, device=q.device, dtype=q.dtype) for x in (q, k, v))
-    column = torch.empty(B, H, T, device=q.device, dtype=torch.float32)
-    buffer = torch.zeros(B * H, steps, BLOCK_M * D, device=q.device, dtype=torch.float32)
-    rowsum = torch.zeros(B, H, steps * BLOCK_M, device=q.device, dtype=torch.float32)
-    _backward_kernel[(N * B * H,)](
+    N, M, steps = prepared.base.shape[-1] - 1, prepared.start.shape[-1], ceil_div(Q, BLOCK_M)
+    device = q.device
+    stats = torch.empty(B, H, steps, 2 * BLOCK_M, device=device, dtype=torch.float32)
+    buffer = torch.empty(B, H, steps, BLOCK_M * D, device=device, dtype=torch.float32)
+    rowsum = torch.empty(B, H, steps * BLOCK_M, device=device, dtype=torch.float32)
+    column = torch.empty(B, H, T, device=device, dtype=torch.float32)
+    even, stop = (torch.empty(B, H, N, device=device, dtype=torch.int32) for _ in range(2))
+    dq, dk, dv = (torch.empty(x.shape, device=device, dtype=q.dtype) for x in (q, k, v))
+    dgate = torch.empty(B, T, H, device=device, dtype=torch.float32)
+    launch(
+        _before_kernel, (steps, B * H),
+        o, do, lse, stats, buffer, rowsum, prepared.start, prepared.first_key, even, stop, *do.stride(), Q, H, steps, N, M,
+        BLOCK_M=BLOCK_M, D=D, STEPS=M.bit_length(),
+    )  # fmt: skip
+    launch(
+        _backward_kernel, (N * B * H,),
         tile_descriptor(q, BLOCK_M), tile_descriptor(k, BLOCK_N), tile_descriptor(v, BLOCK_N),
         tile_descriptor(do, BLOCK_M), rows_descriptor(stats, 2 * BLOCK_M), buffer, rowsum, dk, dv, column,
         prepared.local, prepared.base, prepared.first_key, even, stop, scale * LOG2E, scale, Q, T, H, N, steps,
         BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, STAGES=STAGES[D], REGISTERS=PRODUCER_REGISTERS,
         KV_REGISTERS=KV_REGISTERS[D], num_warps=8,
     )  # fmt: skip
-    _gather_dq_kernel[(steps, B * H)](
-        buffer, dq, scale, Q, H, steps, BLOCK_M=BLOCK_M, D=D, WARPS_N=8 * 16 // BLOCK_M, num_warps=8
-    )
-    return dq, dk, dv, gate_gradient(rowsum, column, Q)
+    launch(
+        _after_kernel, (steps + 1, B * H), buffer, rowsum, column, dq, dgate, scale, Q, T, H, steps,
+        BLOCK_M=BLOCK_M, D=D, WARPS_N=8 * 16 // BLOCK_M, BLOCK=1024, num_warps=8,
+    )  # fmt: skip
+    return dq, dk, dv, dgate

@@ -6,28 +6,34 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kernels.forgetting_attention.tiles import described_strides
+from kernels.forgetting_attention.launch import described
+from kernels.forgetting_attention.tiles import addressable
 
 HEADS_AT_ONCE = gl.constexpr(4)
 _ELEMENT = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
-def tile_layout(rows: int, head_dim: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    """How a tile of `rows` tokens of one head lies in shared memory."""
-    return gl.NVMMASharedLayout.get_default_for([1, rows, 1, head_dim], _ELEMENT[dtype])
-
-
 def tile_descriptor(x_BTHD: Tensor, rows: int) -> TensorDescriptor:
     """Loads `rows` consecutive tokens of one head; tokens past the end read as 0."""
-    x_BTHD, strides = described_strides(x_BTHD)
-    head_dim = x_BTHD.shape[-1]
-    layout = tile_layout(rows, head_dim, x_BTHD.dtype)
-    return TensorDescriptor(x_BTHD, list(x_BTHD.shape), strides, [1, rows, 1, head_dim], layout)
+    x_BTHD, strides = addressable(x_BTHD)
+    return described(_tile, x_BTHD, x_BTHD.shape, strides, rows)
+
+
+def _tile(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], rows: int) -> TensorDescriptor:
+    block = [1, rows, 1, shape[-1]]
+    return TensorDescriptor(
+        x, list(shape), list(strides), block, gl.NVMMASharedLayout.get_default_for(block, _ELEMENT[x.dtype])
+    )
 
 
 def rows_descriptor(x: Tensor, columns: int) -> TensorDescriptor:
-    """Loads `columns` consecutive numbers of one row of a contiguous float32 matrix."""
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, columns], gl.NVMMASharedLayout(0, 32, rank=2))
+    """Loads `columns` consecutive numbers of one row of a contiguous float32 tensor, seen as a matrix."""
+    length = x.shape[-1]
+    return described(_row, x, x.numel() // length, length, columns)
+
+
+def _row(x: Tensor, rows: int, length: int, columns: int) -> TensorDescriptor:
+    return TensorDescriptor(x, [rows, length], [length, 1], [1, columns], gl.NVMMASharedLayout(0, 32, rank=2))
 
 
 @gluon.jit

@@ -27,6 +27,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from kernels.forgetting_attention.hopper_copy import place, rows_descriptor, tile_descriptor
+from kernels.forgetting_attention.launch import launch
 from kernels.forgetting_attention.triton_prepare import LOG2E, Prepared
 from kernels.forgetting_attention.visibility import TILE
 
@@ -309,7 +310,8 @@ def hopper_forward(q: Tensor, k: Tensor, v: Tensor, prepared: Prepared, scale: f
     lse = torch.empty(B, H, Q, device=q.device, dtype=torch.float32)
     redo = torch.empty(B, H, 2 * M, device=q.device, dtype=torch.int32)
     local = prepared.local.view(B * H, N * TILE)
-    _forward_kernel[(M * B * H,)](
+    launch(
+        _forward_kernel, (M * B * H,),
         tile_descriptor(q, BLOCK_M), tile_descriptor(k, BLOCK_N), tile_descriptor(v, BLOCK_N),
         rows_descriptor(local, BLOCK_N), o, lse, redo, *prepared, scale * LOG2E, Q, T, H, N, M,
         HEADS_PER_KEY=H // key_heads, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, STAGES=STAGES[D], num_warps=4,

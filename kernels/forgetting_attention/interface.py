@@ -67,13 +67,15 @@ def forgetting_attention(
     threshold = resolve_threshold(adaptive_threshold, q, k, scale)
     if backend == "reference":
         return chunked_attention(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale)[0]
-    from kernels.forgetting_attention.triton_operator import triton_attention  # imports triton: not on machines without
+    # These import triton, which machines without a GPU need not have.
+    from kernels.forgetting_attention.triton_decode import decode, triton_decode
+    from kernels.forgetting_attention.triton_operator import DirectAttention, triton_attention
 
+    traced = torch.compiler.is_compiling() or type(q) is not Tensor
     if q.shape[1] == 1 and cu_seqlens is None and not _needs_gradient(q, k, v, log_fgate):
-        from kernels.forgetting_attention.triton_decode import triton_decode
-
-        return triton_decode(q, k, v, log_fgate, threshold, seq_start, window_size, scale)
-    return triton_attention(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale, deterministic)[0]
+        return (triton_decode if traced else decode)(q, k, v, log_fgate, threshold, seq_start, window_size, scale)
+    inputs = (q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale, deterministic)
+    return triton_attention(*inputs)[0] if traced else DirectAttention.apply(*inputs)
 
 
 def _needs_gradient(*tensors: Tensor) -> bool:

@@ -49,6 +49,10 @@ def resolve_threshold(threshold: float | str | Tensor | None, q: Tensor, k: Tens
     if isinstance(threshold, str):
         if threshold != "auto":
             raise ValueError(f"adaptive_threshold is {threshold!r}; it must be None, a float, a tensor or 'auto'.")
+        if q.is_cuda and type(q) is Tensor and not torch.compiler.is_compiling():
+            from kernels.forgetting_attention.triton_norms import largest_product
+
+            return largest_product(q, k, -2.0 * abs(scale), float(pruning_threshold(0.0, k.shape[1])))
         threshold = pruning_threshold(norm_logit_bound(q, k, scale), k.shape[1])
     if not isinstance(threshold, Tensor):
         if math.isnan(threshold) or threshold > 0:

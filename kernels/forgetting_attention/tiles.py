@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.forgetting_attention.launch import described
+
 
 @dataclass(frozen=True)
 class Tiles:
@@ -41,16 +43,27 @@ def tiles_for(kernel: str, head_dim: int, dtype: torch.dtype, device: torch.devi
 
 def rows_descriptor(x_BTHD: Tensor, rows: int) -> TensorDescriptor:
     """A bulk-copy descriptor that loads `rows` consecutive tokens of one head; tokens past the end read as 0."""
-    x_BTHD, strides = described_strides(x_BTHD)
-    return TensorDescriptor(x_BTHD, list(x_BTHD.shape), strides, [1, rows, 1, x_BTHD.shape[-1]])
+    x_BTHD, strides = addressable(x_BTHD)
+    return described(_tile, x_BTHD, x_BTHD.shape, strides, rows)
 
 
-def described_strides(x_BTHD: Tensor) -> tuple[Tensor, list[int]]:
-    """The tensor, copied only if the copy engine cannot address it (16-byte steps), and its strides."""
-    steps = [s for s, n in zip(x_BTHD.stride()[:3], x_BTHD.shape[:3], strict=True) if n > 1]
-    fits = all(s > 0 and s * x_BTHD.element_size() % 16 == 0 for s in steps)
-    if not fits or x_BTHD.stride(-1) != 1 or x_BTHD.data_ptr() % 16:
+def _tile(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], rows: int) -> TensorDescriptor:
+    return TensorDescriptor(x, list(shape), list(strides), [1, rows, 1, shape[-1]])
+
+
+def addressable(x_BTHD: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """The tensor, copied only if the copy engine cannot address it (16-byte steps), and its strides for a descriptor."""
+    strides = _free_strides(x_BTHD.shape, x_BTHD.stride(), x_BTHD.element_size())
+    if strides is None or x_BTHD.data_ptr() % 16:
         x_BTHD = x_BTHD.clone(memory_format=torch.contiguous_format)  # `contiguous` may give back what is not aligned
-    # The stride of a dimension of size one is free, but the descriptor wants multiples of 16 bytes.
-    strides = [s if n > 1 else x_BTHD.shape[-1] for s, n in zip(x_BTHD.stride()[:3], x_BTHD.shape[:3], strict=True)]
-    return x_BTHD, [*strides, 1]
+        strides = _free_strides(x_BTHD.shape, x_BTHD.stride(), x_BTHD.element_size())
+    assert strides is not None
+    return x_BTHD, strides
+
+
+@functools.lru_cache(4096)
+def _free_strides(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> tuple[int, ...] | None:
+    """None if they do not fit. That of a dimension of size one is free, but a descriptor wants multiples of 16 bytes."""
+    if strides[-1] != 1 or any(s <= 0 or s * size % 16 for s, n in zip(strides[:-1], shape, strict=False) if n > 1):
+        return None
+    return (*(s if n > 1 else shape[-1] for s, n in zip(strides[:-1], shape, strict=False)), 1)

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.forgetting_attention.launch import ceil_div, launch
 from kernels.forgetting_attention.tiles import Tiles, rows_descriptor
 from kernels.forgetting_attention.triton_forward import tile_logits
 from kernels.forgetting_attention.triton_prepare import LOG2E, Prepared
@@ -47,11 +48,9 @@ def _delta_kernel(
     tl.store(delta_ptr + row * Q + rows_M, delta_M, mask=rows_M < Q)
 
 
-@triton.jit(do_not_specialize=["Q", "num_tiles", "query_tiles"])
-def _spans_kernel(start_ptr, first_key_ptr, even_ptr, stop_ptr, Q, num_tiles, query_tiles, STEPS: tl.constexpr):
-    """Per key tile: the query tile from which some row may not see all of it, and the one from which none needs it."""
-    row = tl.program_id(1).to(tl.int64)
-    n = tl.program_id(0) * _TILE + tl.arange(0, _TILE)
+@triton.jit
+def tile_spans(start_ptr, first_key_ptr, even_ptr, stop_ptr, row, n, Q, num_tiles, query_tiles, STEPS: tl.constexpr):
+    """Of key tiles n, find the query tile from which some row may not see all of it, and the one from which none needs it."""
     low, high = tl.zeros_like(n), tl.zeros_like(n) + query_tiles
     even_low, even_high = low, high
     for _ in range(STEPS):
@@ -64,6 +63,13 @@ def _spans_kernel(start_ptr, first_key_ptr, even_ptr, stop_ptr, Q, num_tiles, qu
         even_low, even_high = tl.where(even & (even_low < even_high), middle + 1, even_low), tl.where(even, even_high, middle)
     tl.store(even_ptr + row * num_tiles + n, even_low, mask=n < num_tiles)
     tl.store(stop_ptr + row * num_tiles + n, low, mask=n < num_tiles)
+
+
+@triton.jit(do_not_specialize=["Q", "num_tiles", "query_tiles"])
+def _spans_kernel(start_ptr, first_key_ptr, even_ptr, stop_ptr, Q, num_tiles, query_tiles, STEPS: tl.constexpr):
+    n = tl.program_id(0) * _TILE + tl.arange(0, _TILE)
+    row = tl.program_id(1).to(tl.int64)
+    tile_spans(start_ptr, first_key_ptr, even_ptr, stop_ptr, row, n, Q, num_tiles, query_tiles, STEPS)
 
 
 @triton.jit
@@ -226,12 +232,9 @@ def dq_kernel(
     tl.store(rowsum_ptr + row * Q + rows_M, sum_M, mask=inside_M)
 
 
-@triton.jit(do_not_specialize=["Q", "T", "H", "num_sums"])
-def _gate_gradient_kernel(
-    rowsum_ptr, column_ptr, dgate_ptr, Q, T, H, num_sums, BLOCK: tl.constexpr
-):  # fmt: skip
+@triton.jit
+def gate_gradient_of_head(rowsum_ptr, column_ptr, dgate_ptr, row, Q, T, H, num_sums, BLOCK: tl.constexpr):
     """d log f_t = sum over s >= t of (row sum - column sum of dS at s), identity I5; 0 for the first token."""
-    row = tl.program_id(0).to(tl.int64)
     batch, head = row // H, row % H
     carry = tl.zeros((), tl.float64)
     for step in range(tl.cdiv(T, BLOCK)):
@@ -245,24 +248,10 @@ def _gate_gradient_kernel(
         carry += tl.sum(gain, 0)
 
 
-def query_spans(prepared: Prepared, num_queries: int) -> tuple[Tensor, Tensor]:
-    """Per key tile, int32 (B, H, N): the query tile from which a row may not see all of it, and from which none sees
-    any."""
-    B, H, M = prepared.start.shape
-    N = prepared.base.shape[-1] - 1
-    even, stop = (torch.empty(B, H, N, device=prepared.start.device, dtype=torch.int32) for _ in range(2))
-    _spans_kernel[(triton.cdiv(N, TILE), B * H)](
-        prepared.start, prepared.first_key, even, stop, num_queries, N, M, STEPS=M.bit_length(), num_warps=1
-    )
-    return even, stop
-
-
-def gate_gradient(rowsum: Tensor, column: Tensor, num_queries: int) -> Tensor:
-    """d log_fgate (B, T, H) float32 from row sums (B, H, >= Q) and column sums (B, H, T) of dS."""
-    B, H, T = column.shape
-    dgate = torch.empty(B, T, H, device=column.device, dtype=torch.float32)
-    _gate_gradient_kernel[(B * H,)](rowsum, column, dgate, num_queries, T, H, rowsum.shape[-1], BLOCK=1024)
-    return dgate
+@triton.jit(do_not_specialize=["Q", "T", "H", "num_sums"])
+def _gate_gradient_kernel(rowsum_ptr, column_ptr, dgate_ptr, Q, T, H, num_sums, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    gate_gradient_of_head(rowsum_ptr, column_ptr, dgate_ptr, row, Q, T, H, num_sums, BLOCK)
 
 
 def backward(
@@ -278,21 +267,29 @@ def backward(
     dq, dk, dv = (torch.empty(x.shape, device=q.device, dtype=q.dtype) for x in (q, k, v))
     rowsum = torch.empty(B, H, Q, device=q.device, dtype=torch.float32)
     column = torch.empty(B, H, T, device=q.device, dtype=torch.float32)
-    even, stop = query_spans(prepared, Q)
+    even, stop = (torch.empty(B, H, N, device=q.device, dtype=torch.int32) for _ in range(2))
+    launch(
+        _spans_kernel, (ceil_div(N, TILE), B * H),
+        prepared.start, prepared.first_key, even, stop, Q, N, M, STEPS=M.bit_length(), num_warps=1,
+    )  # fmt: skip
     delta = torch.empty(B, H, Q, device=q.device, dtype=torch.float32)
-    _delta_kernel[(triton.cdiv(Q, 64), B * H)](o, do, delta, *do.stride(), Q, H, BLOCK_M=64, D=D)
-    dkdv_kernel[(triton.cdiv(T, dkdv.block_n), B * key_heads)](
+    launch(_delta_kernel, (ceil_div(Q, 64), B * H), o, do, delta, *do.stride(), Q, H, BLOCK_M=64, D=D)
+    launch(
+        dkdv_kernel, (ceil_div(T, dkdv.block_n), B * key_heads),
         rows_descriptor(q, dkdv.block_m), rows_descriptor(k, dkdv.block_n), rows_descriptor(v, dkdv.block_n),
         rows_descriptor(do, dkdv.block_m), dk, dv, column, lse, delta,
         prepared.local, prepared.base, prepared.first_key, even, stop, scale * LOG2E, scale, Q, T, H, N,
         GROUP=H // key_heads, BLOCK_M=dkdv.block_m, BLOCK_N=dkdv.block_n, D=D, EXACT=exact, PRECISION=precision,
         num_warps=dkdv.num_warps, num_stages=dkdv.num_stages, maxnreg=dkdv.maxnreg,
     )  # fmt: skip
-    dq_kernel[(triton.cdiv(Q, tiles.block_m), B * H)](
+    launch(
+        dq_kernel, (ceil_div(Q, tiles.block_m), B * H),
         rows_descriptor(q, tiles.block_m), rows_descriptor(k, tiles.block_n), rows_descriptor(v, tiles.block_n),
         rows_descriptor(do, tiles.block_m), dq, rowsum, lse, delta, *prepared,
         scale * LOG2E, scale, Q, T, H, N, M,
         GROUP=H // key_heads, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, D=D, EXACT=exact, PRECISION=precision,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages, maxnreg=tiles.maxnreg,
     )  # fmt: skip
-    return dq, dk, dv, gate_gradient(rowsum, column, Q)
+    dgate = torch.empty(B, T, H, device=q.device, dtype=torch.float32)
+    launch(_gate_gradient_kernel, (B * H,), rowsum, column, dgate, Q, T, H, Q, BLOCK=1024)
+    return dq, dk, dv, dgate

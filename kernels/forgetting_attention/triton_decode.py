@@ -1,4 +1,4 @@
-"""One query per sequence, as in generation: the keys are read once, split among programs that a second kernel joins.
+"""One query per sequence, as in generation: the keys are read once, split among programs of which the last to end joins all.
 
 Each program walks its stretch of keys from the last to the first, so the decay of a key is a running sum of the gates after it,
 and it stops once that sum is below the pruning threshold. No cumulative gate over the whole cache is needed. Weights are
@@ -7,28 +7,32 @@ relative to the running maximum of the stretch, and stretches to the largest of 
 Legend: N keys of a step, S stretches, D head dimension.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.forgetting_attention.launch import ceil_div, launch
 from kernels.forgetting_attention.triton_prepare import LOG2E
 from kernels.forgetting_attention.visibility import CUT_LOG_GATE
 
 BLOCK_N = 64
 TARGET_PROGRAMS = 2048
+MAX_ROWS = 65_535  # as `check_tensors` has it
 _LOG2E = tl.constexpr(LOG2E)
 _CUT = tl.constexpr(CUT_LOG_GATE)
 
 
 @triton.jit(do_not_specialize=["T", "H", "splits", "window"])
 def _stretch_kernel(
-    q_ptr, k_ptr, v_ptr, gate_ptr, threshold_ptr, seq_start_ptr, acc_ptr, stat_ptr,
+    q_ptr, k_ptr, v_ptr, gate_ptr, threshold_ptr, seq_start_ptr, part_ptr, ended_ptr, o_ptr,
     q_stride_b, q_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
     gate_stride_b, gate_stride_t, gate_stride_h, scale2, T, H, splits, stretch, window,
     GROUP: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, PAD: tl.constexpr, PRUNE: tl.constexpr,
 ):  # fmt: skip
-    """Maximum, sum, weighted values and total gate of one stretch, in base 2."""
+    """Weighted values, maximum, sum and total gate of one stretch, in base 2; by the last program of a row its output."""
     split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     batch, head = row // H, row % H
     first = tl.maximum(split * stretch, T - window)
@@ -70,30 +74,85 @@ def _stretch_kernel(
     # The whole stretch's gates, its first key's included: what every earlier key decays by.
     own = tl.load(gate_ptr + tl.maximum(first, 0).to(tl.int64) * gate_stride_t, mask=first < last, other=0.0)
     decay += tl.where(own < _CUT, -float("inf"), own * _LOG2E)
-    out = row * splits + split
-    tl.store(acc_ptr + out * D + d, acc_D)
-    tl.store(stat_ptr + out * 3, top)
-    tl.store(stat_ptr + out * 3 + 1, total)
-    tl.store(stat_ptr + out * 3 + 2, decay)
+    part_ptr += row * splits * (D + 4)
+    tl.store(part_ptr + split * (D + 4) + d, acc_D)
+    tl.store(part_ptr + split * (D + 4) + D, top)
+    tl.store(part_ptr + split * (D + 4) + D + 1, total)
+    tl.store(part_ptr + split * (D + 4) + D + 2, decay)
+    tl.debug_barrier()  # all of this program's numbers are written before it counts as ended
+    if tl.atomic_add(ended_ptr + row, 1, sem="acq_rel") == splits - 1:
+        o_D = _join(part_ptr, splits, D)
+        tl.store(o_ptr + row * D + d, o_D.to(o_ptr.dtype.element_ty))
+        tl.store(ended_ptr + row, 0)  # for the next launch
 
 
-@triton.jit(do_not_specialize=["splits"])
-def _join_kernel(acc_ptr, stat_ptr, o_ptr, splits, SPLITS: tl.constexpr, D: tl.constexpr):
-    """Weigh the stretches by what follows them and divide."""
-    row = tl.program_id(0).to(tl.int64)
-    s = tl.arange(0, SPLITS)
+@triton.jit
+def _join(part_ptr, splits, D: tl.constexpr):
+    """Weigh the stretches by what follows them and divide, from the last to the first."""
+    S: tl.constexpr = 32
     d = tl.arange(0, D)
-    stat_ptr += row * splits * 3
-    top_S = tl.load(stat_ptr + s * 3, mask=s < splits, other=-float("inf"))
-    total_S = tl.load(stat_ptr + s * 3 + 1, mask=s < splits, other=0.0)
-    after_S = tl.load(stat_ptr + (s + 1) * 3 + 2, mask=s + 1 < splits, other=0.0)
-    top_S += tl.cumsum(after_S, 0, reverse=True)
-    top = tl.max(top_S, 0)
-    weight_S = tl.exp2(top_S - tl.where(top == -float("inf"), 0.0, top))
-    acc_SD = tl.load(acc_ptr + (row * splits + s)[:, None] * D + d[None, :], mask=(s < splits)[:, None], other=0.0)
-    total = tl.sum(weight_S * total_S, 0)
-    o_D = tl.sum(weight_S[:, None] * acc_SD, 0) / tl.where(total == 0.0, 1.0, total)
-    tl.store(o_ptr + row * D + d, o_D.to(o_ptr.dtype.element_ty))
+    acc_D = tl.zeros((D,), tl.float32)
+    total, top, after = 0.0, -float("inf"), 0.0
+    for step in range(tl.cdiv(splits, S)):
+        s = (tl.cdiv(splits, S) - 1 - step) * S + tl.arange(0, S)
+        stat = part_ptr + s * (D + 4) + D
+        decay_S = tl.load(stat + (D + 4) + 2, mask=s + 1 < splits, other=0.0, cache_modifier=".cg")  # of the next stretch
+        top_S = tl.load(stat, mask=s < splits, other=-float("inf"), cache_modifier=".cg")
+        top_S += after + tl.cumsum(decay_S, 0, reverse=True)
+        total_S = tl.load(stat + 1, mask=s < splits, other=0.0, cache_modifier=".cg")
+        acc_SD = tl.load(
+            part_ptr + s[:, None] * (D + 4) + d[None, :], mask=(s < splits)[:, None], other=0.0, cache_modifier=".cg"
+        )
+        new_top = tl.maximum(top, tl.max(top_S, 0))
+        finite = tl.where(new_top == -float("inf"), 0.0, new_top)
+        weight_S, shrink = tl.exp2(top_S - finite), tl.exp2(top - finite)
+        acc_D = acc_D * shrink + tl.sum(weight_S[:, None] * acc_SD, 0)
+        total = total * shrink + tl.sum(weight_S * total_S, 0)
+        top = new_top
+        after += tl.sum(decay_S, 0)
+    return acc_D / tl.where(total == 0.0, 1.0, total)
+
+
+@functools.cache
+def _ended(device: torch.device, stream: int) -> Tensor:
+    """How many stretches of each sequence and head have ended: zeros between two launches on a stream. A CUDA graph must own
+    its zeros, as it may replay on another stream."""
+    return torch.zeros(MAX_ROWS, device=device, dtype=torch.int32)
+
+
+def decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_fgate: Tensor,
+    threshold: Tensor | None,
+    seq_start: Tensor | None,
+    window_size: int | None,
+    scale: float,
+    own_zeros: bool = False,
+) -> Tensor:
+    """Forgetting attention of the last position alone, q (B, 1, H, D); no gradient."""
+    if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    B, _, H, D = q.shape
+    T, key_heads = k.shape[1:3]
+    steps = ceil_div(T, BLOCK_N)
+    stretch = ceil_div(steps, min(steps, max(1, TARGET_PROGRAMS // (B * H)))) * BLOCK_N
+    splits = ceil_div(T, stretch)
+    part = torch.empty(B * H * splits * (D + 4), device=q.device, dtype=torch.float32)
+    o = torch.empty(B, 1, H, D, device=q.device, dtype=q.dtype)
+    if own_zeros or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
+        ended = torch.zeros(B * H, device=q.device, dtype=torch.int32)
+    else:
+        ended = _ended(q.device, torch.cuda.current_stream().cuda_stream if q.is_cuda else 0)
+    launch(
+        _stretch_kernel, (splits, B * H),
+        q, k, v, log_fgate, threshold, seq_start, part, ended, o,
+        q.stride(0), q.stride(2), *k.stride()[:3], *v.stride()[:3], *log_fgate.stride(),
+        scale * LOG2E, T, H, splits, stretch, T if window_size is None else min(window_size, T),
+        GROUP=H // key_heads, BLOCK_N=BLOCK_N, D=D, PAD=seq_start is not None, PRUNE=threshold is not None, num_warps=4,
+    )  # fmt: skip
+    return o
 
 
 @torch.library.custom_op("forgetting_attention::triton_decode", mutates_args=())
@@ -107,23 +166,8 @@ def triton_decode(
     window_size: int | None,
     scale: float,
 ) -> Tensor:
-    """Forgetting attention of the last position alone, q (B, 1, H, D); no gradient."""
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    B, _, H, D = q.shape
-    T, key_heads = k.shape[1:3]
-    steps = triton.cdiv(T, BLOCK_N)
-    stretch = triton.cdiv(steps, min(steps, max(1, TARGET_PROGRAMS // (B * H)))) * BLOCK_N
-    splits = triton.cdiv(T, stretch)
-    acc = torch.empty(B * H, splits, D, device=q.device, dtype=torch.float32)
-    stat = torch.empty(B * H, splits, 3, device=q.device, dtype=torch.float32)
-    o = torch.empty(B, 1, H, D, device=q.device, dtype=q.dtype)
-    _stretch_kernel[(splits, B * H)](
-        q, k, v, log_fgate, threshold, seq_start, acc, stat, q.stride(0), q.stride(2), *k.stride()[:3], *v.stride()[:3],
-        *log_fgate.stride(), scale * LOG2E, T, H, splits, stretch, T if window_size is None else min(window_size, T),
-        GROUP=H // key_heads, BLOCK_N=BLOCK_N, D=D, PAD=seq_start is not None, PRUNE=threshold is not None, num_warps=4,
-    )  # fmt: skip
-    _join_kernel[(B * H,)](acc, stat, o, splits, SPLITS=triton.next_power_of_2(splits), D=D, num_warps=4)
-    return o
+    """`decode` for torch.compile, which warms a CUDA graph up in the memory that it will own."""
+    return decode(q, k, v, log_fgate, threshold, seq_start, window_size, scale, own_zeros=True)
 
 
 @triton_decode.register_fake

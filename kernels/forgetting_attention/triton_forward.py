@@ -16,11 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.forgetting_attention.launch import ceil_div, launch
 from kernels.forgetting_attention.tiles import Tiles, rows_descriptor
 from kernels.forgetting_attention.triton_prepare import LOG2E, Prepared
 from kernels.forgetting_attention.visibility import TILE
 
 _TILE = tl.constexpr(TILE)
+MARKS = 16  # that a program looks at: a program for each would take 2% of a forward pass to find nothing to do
 
 
 @triton.jit
@@ -79,11 +81,33 @@ def forward_kernel(
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
     EXACT: tl.constexpr, PRECISION: tl.constexpr, REDO: tl.constexpr,
 ):  # fmt: skip
-    # Late query tiles have the most keys: start them first.
-    m = tl.num_programs(0) - 1 - tl.program_id(0)
+    """One block of queries a program; or those of REDO blocks that are marked, which are few, if any."""
+    if REDO:
+        marks_ptr = redo_ptr + tl.program_id(1).to(tl.int64) * query_tiles * _TILE // BLOCK_M
+        first = tl.program_id(0) * REDO
+        for m in range(first, tl.minimum(first + REDO, tl.cdiv(Q, BLOCK_M))):
+            if tl.load(marks_ptr + m) != 0:
+                _forward_block(
+                    m, q_desc, k_desc, v_desc, o_ptr, lse_ptr, local_ptr, base_ptr, first_key_ptr, start_ptr,
+                    scale2, Q, T, H, num_tiles, query_tiles, GROUP, BLOCK_M, BLOCK_N, D, EXACT, PRECISION,
+                )  # fmt: skip
+    else:
+        # Late blocks have the most keys: start them first.
+        _forward_block(
+            tl.num_programs(0) - 1 - tl.program_id(0),
+            q_desc, k_desc, v_desc, o_ptr, lse_ptr, local_ptr, base_ptr, first_key_ptr, start_ptr,
+            scale2, Q, T, H, num_tiles, query_tiles, GROUP, BLOCK_M, BLOCK_N, D, EXACT, PRECISION,
+        )  # fmt: skip
+
+
+@triton.jit
+def _forward_block(
+    m, q_desc, k_desc, v_desc, o_ptr, lse_ptr, local_ptr, base_ptr, first_key_ptr, start_ptr,
+    scale2, Q, T, H, num_tiles, query_tiles,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
+    EXACT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
-    if REDO and tl.load(redo_ptr + (row * query_tiles * _TILE + m * BLOCK_M) // BLOCK_M) == 0:
-        return
     batch, head = (row // H).to(tl.int32), (row % H).to(tl.int32)
     key_head = head // GROUP
     local_ptr += row * num_tiles * _TILE
@@ -154,11 +178,13 @@ def forward(
         marks = None
     else:
         o, lse, marks = redo
-    forward_kernel[(triton.cdiv(Q, tiles.block_m), B * H)](
+    launch(
+        forward_kernel, (ceil_div(ceil_div(Q, tiles.block_m), 1 if redo is None else MARKS), B * H),
         rows_descriptor(q, tiles.block_m), rows_descriptor(k, tiles.block_n), rows_descriptor(v, tiles.block_n),
         o, lse, *prepared, marks, scale * LOG2E, Q, T, H, prepared.base.shape[-1] - 1, prepared.start.shape[-1],
         GROUP=H // key_heads, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, D=D,
-        EXACT=q.dtype == torch.float32, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", REDO=redo is not None,
+        EXACT=q.dtype == torch.float32, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        REDO=0 if redo is None else MARKS,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages, maxnreg=tiles.maxnreg,
     )  # fmt: skip
     return o, lse

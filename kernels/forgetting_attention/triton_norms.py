@@ -1,45 +1,71 @@
-"""The largest norm of each head's rows, in one pass over memory: for the "auto" pruning threshold."""
+"""Bounds of the logits from the largest norm of each head's rows, in one pass over memory: for the "auto" pruning threshold."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.forgetting_attention.launch import ceil_div, launch, power_of_two
 
-@triton.jit(do_not_specialize=["T", "H"])
-def _largest_norm_kernel(
-    x_ptr, out_ptr, stride_b, stride_t, stride_h, T, H, BLOCK: tl.constexpr, ROUNDS: tl.constexpr, D: tl.constexpr
+ROUNDS = 8
+
+
+@triton.jit(do_not_specialize=["Q", "T", "q_rows", "H", "key_heads"])
+def _largest_squares_kernel(
+    q_ptr, k_ptr, out_ptr, q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
+    Q, T, q_rows, H, key_heads, BLOCK: tl.constexpr, ROUNDS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
+    """max |x|^2 of a stretch of rows: first of q's heads, then of k's."""
     row = tl.program_id(1).to(tl.int64)
-    x_ptr += row // H * stride_b + row % H * stride_h
+    if row < q_rows:
+        x_ptr, stride_t, length = q_ptr + row // H * q_stride_b + row % H * q_stride_h, q_stride_t, Q
+    else:
+        of_k = row - q_rows
+        x_ptr, stride_t, length = k_ptr + of_k // key_heads * k_stride_b + of_k % key_heads * k_stride_h, k_stride_t, T
     d = tl.arange(0, D)
     largest = 0.0
     for part in range(ROUNDS):
         t = (tl.program_id(0) * ROUNDS + part) * BLOCK + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + t.to(tl.int64)[:, None] * stride_t + d[None, :], mask=(t < T)[:, None], other=0.0)
+        x = tl.load(x_ptr + t.to(tl.int64)[:, None] * stride_t + d[None, :], mask=(t < length)[:, None], other=0.0)
         x = x.to(tl.float32)
         largest = tl.maximum(largest, tl.max(tl.sum(x * x, 1), 0))
-    tl.atomic_max(out_ptr + row, largest, sem="relaxed")
+    tl.store(out_ptr + row * tl.num_programs(0) + tl.program_id(0), largest)
 
 
-def largest_norms(x_BTHD: Tensor) -> Tensor:
-    """max over t of |x_t|, (B, H) float32."""
-    if x_BTHD.stride(-1) != 1:
-        x_BTHD = x_BTHD.contiguous()
-    B, T, H, D = x_BTHD.shape
-    out = torch.zeros(B, H, device=x_BTHD.device, dtype=torch.float32)
-    block, rounds = 8192 // D, 8
-    _largest_norm_kernel[(triton.cdiv(T, block * rounds), B * H)](
-        x_BTHD, out, *x_BTHD.stride()[:3], T, H, BLOCK=block, ROUNDS=rounds, D=D
-    )
-    return out.sqrt_()
+@triton.jit(do_not_specialize=["parts", "q_rows", "H", "key_heads"])
+def _bound_kernel(squares_ptr, out_ptr, factor, offset, parts, q_rows, H, key_heads, PARTS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, PARTS)
+    of_k = q_rows + row // H * key_heads + row % H // (H // key_heads)
+    largest_q = tl.max(tl.load(squares_ptr + row * parts + part, mask=part < parts, other=0.0), 0)
+    largest_k = tl.max(tl.load(squares_ptr + of_k * parts + part, mask=part < parts, other=0.0), 0)
+    tl.store(out_ptr + row, factor * tl.sqrt(largest_q) * tl.sqrt(largest_k) + offset)
+
+
+def largest_product(q: Tensor, k: Tensor, factor: float, offset: float) -> Tensor:
+    """factor * max |q| * max |k| + offset per head, (B, H) float32."""
+    q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
+    B, Q, H, D = q.shape
+    T, key_heads = k.shape[1:3]
+    block = 8192 // D
+    parts = ceil_div(T, block * ROUNDS)  # Q <= T
+    squares = torch.empty(B * (H + key_heads), parts, device=q.device, dtype=torch.float32)
+    bound = torch.empty(B, H, device=q.device, dtype=torch.float32)
+    launch(
+        _largest_squares_kernel, (parts, B * (H + key_heads)), q, k, squares, *q.stride()[:3], *k.stride()[:3],
+        Q, T, B * H, H, key_heads, BLOCK=block, ROUNDS=ROUNDS, D=D,
+    )  # fmt: skip
+    launch(
+        _bound_kernel, (B * H,), squares, bound, factor, offset, parts, B * H, H, key_heads,
+        PARTS=power_of_two(parts), num_warps=1,
+    )  # fmt: skip
+    return bound
 
 
 @torch.library.custom_op("forgetting_attention::triton_logit_bound", mutates_args=())
 def triton_logit_bound(q: Tensor, k: Tensor, scale: float) -> Tensor:
     """scale * max |q| * max |k| per head (B, H)."""
-    largest_k = largest_norms(k).repeat_interleave(q.shape[2] // k.shape[2], dim=1)
-    return largest_norms(q) * largest_k * abs(scale)
+    return largest_product(q, k, abs(scale), 0.0)
 
 
 @triton_logit_bound.register_fake

@@ -1,7 +1,11 @@
-"""The custom operators `forgetting_attention::triton_forward` and `::triton_backward` around the GPU kernels."""
+"""The custom operators `forgetting_attention::triton_forward` and `::triton_backward` around the GPU kernels, for
+torch.compile; for direct calls a function of autograd around the same code, as calling an operator takes 100 us."""
+
+import functools
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from kernels.forgetting_attention.tiles import Tiles, tiles_for
 from kernels.forgetting_attention.triton_backward import backward
@@ -11,8 +15,7 @@ from kernels.forgetting_attention.validation import check_values
 from kernels.forgetting_attention.visibility import TILE
 
 
-@torch.library.custom_op("forgetting_attention::triton_forward", mutates_args=())
-def triton_attention(
+def _run_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -44,12 +47,18 @@ def triton_attention(
 
 def _has_hopper_kernels(q: Tensor) -> bool:
     """Gluon kernels exist for 16-bit inputs with heads of 64 or 128 on compute capability 9.0."""
-    capable = q.is_cuda and torch.cuda.get_device_capability(q.device) == (9, 0)
-    return capable and q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] in (64, 128)
+    return (
+        q.is_cuda
+        and q.shape[-1] in (64, 128)
+        and q.dtype in (torch.bfloat16, torch.float16)
+        and _capability(q.get_device()) == (9, 0)
+    )
 
 
-@torch.library.custom_op("forgetting_attention::triton_backward", mutates_args=())
-def _backward(
+_capability = functools.cache(torch.cuda.get_device_capability)
+
+
+def _run_backward(
     do: Tensor,
     q: Tensor,
     k: Tensor,
@@ -72,6 +81,10 @@ def _backward(
         return hopper_backward(do, q, k, v, o, lse, prepared, scale)
     dkdv, dq = (tiles_for(kernel, q.shape[-1], q.dtype, q.device) for kernel in ("dkdv", "dq"))
     return backward(do, q, k, v, o, lse, prepared, scale, dkdv, dq)
+
+
+triton_attention = torch.library.custom_op("forgetting_attention::triton_forward", _run_forward, mutates_args=())
+_backward = torch.library.custom_op("forgetting_attention::triton_backward", _run_backward, mutates_args=())
 
 
 @triton_attention.register_fake
@@ -110,3 +123,20 @@ def _differentiate(ctx, do, *_):  # type: ignore[no-untyped-def]
 
 
 triton_attention.register_autograd(_differentiate, setup_context=_save)
+
+
+class DirectAttention(torch.autograd.Function):
+    """`triton_attention(...)[0]`."""
+
+    @staticmethod
+    def forward(ctx, *inputs):  # type: ignore[no-untyped-def]
+        output = _run_forward(*inputs)
+        _save(ctx, inputs, output)
+        return output[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, do):  # type: ignore[no-untyped-def]
+        if do is None:
+            return (None,) * 10
+        return (*_run_backward(do, *ctx.saved_tensors, ctx.scale, ctx.deterministic), *(None,) * 6)  # type: ignore[call-arg]

@@ -15,9 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.forgetting_attention.launch import ceil_div, launch, power_of_two
 from kernels.forgetting_attention.visibility import CUT_LOG_GATE, TILE
 
 LOG2E = 1.4426950408889634
+WHOLE_TILES = 32  # as many as one program takes at once: for short inputs three launches are the longest part
 _LOG2E = tl.constexpr(LOG2E)
 _CUT = tl.constexpr(CUT_LOG_GATE)
 _TILE = tl.constexpr(TILE)
@@ -124,6 +126,40 @@ def _limits_kernel(
     tl.store(start_ptr + row * query_tiles + m, tl.minimum(tile, query // _TILE))
 
 
+@triton.jit(do_not_specialize=["T", "H", "num_tiles", "window"])
+def _whole_kernel(
+    gate_ptr, threshold_ptr, seq_start_ptr, local_ptr, base_ptr, first_key_ptr, start_ptr,
+    stride_b, stride_t, stride_h, T, H, num_tiles, window, TILES: tl.constexpr, PAD: tl.constexpr, PRUNE: tl.constexpr,
+):  # fmt: skip
+    """What the three kernels above do, for a head whose keys are its queries and no more than TILES tiles."""
+    row = tl.program_id(0).to(tl.int64)
+    local_ptr += row * num_tiles * _TILE
+    base_ptr += row * (num_tiles + 1)
+    n = tl.arange(0, TILES)
+    t = n[:, None] * _TILE + tl.arange(0, _TILE)[None, :]
+    gate = tl.load(gate_ptr + row // H * stride_b + row % H * stride_h + t.to(tl.int64) * stride_t, mask=t < T, other=0.0)
+    is_cut = gate < _CUT
+    gate = tl.where(is_cut, 0.0, gate).to(tl.float64) * _LOG2E
+    tl.store(local_ptr + t, tl.cumsum(gate, 1).to(local_ptr.dtype.element_ty), mask=(n < num_tiles)[:, None])
+    total = tl.sum(gate, 1)
+    end = tl.cumsum(total, 0)
+    tl.store(base_ptr, tl.zeros((), tl.float64))
+    tl.store(base_ptr + n + 1, end, mask=n < num_tiles)
+    cut = tl.reshape(tl.where(is_cut, t, 0), (TILES * _TILE,))
+    first = tl.reshape(tl.associative_scan(cut, 0, _later), (TILES, _TILE))
+    first = tl.maximum(first, t - (window - 1))
+    if PAD:
+        first = tl.maximum(first, tl.load(seq_start_ptr + row // H).to(tl.int32))
+    tl.store(first_key_ptr + row * T + t, first, mask=t < T)
+    tile = tl.min(tl.where(t < T, first, T), 1) // _TILE
+    if PRUNE:
+        own = tl.sum(tl.where(t % _TILE == 0, gate, 0.0), 1)  # of the tile's first query
+        limit = end - total + own - tl.load(threshold_ptr + row).to(tl.float64) * _LOG2E
+        dropped = (n[None, :] < n[:, None]) & (end[None, :] > limit[:, None])
+        tile = tl.maximum(tile, tl.sum(dropped.to(tl.int32), 1))
+    tl.store(start_ptr + row * num_tiles + n, tl.minimum(tile, n), mask=n < num_tiles)
+
+
 def prepare(
     log_fgate: Tensor,
     num_queries: int,
@@ -133,27 +169,37 @@ def prepare(
     window_size: int | None,
     exact: bool,
 ) -> Prepared:
-    """Launch the three kernels; log_fgate (B, T, H) of any strides, threshold (B, H) or None."""
+    """Launch one kernel, or for long inputs three; log_fgate (B, T, H) of any strides, threshold (B, H) or None."""
     B, T, H = log_fgate.shape
     Q, device = num_queries, log_fgate.device
-    N, M = triton.cdiv(T, TILE), triton.cdiv(Q, TILE)
+    N, M = ceil_div(T, TILE), ceil_div(Q, TILE)
+    window = T if window_size is None else min(window_size, T)
     local = torch.empty(B, H, N * TILE, device=device, dtype=torch.float64 if exact else torch.float32)
-    cut = torch.empty(B, H, N * TILE, device=device, dtype=torch.int32)
-    sums = torch.empty(B, H, N, device=device, dtype=torch.float64)
     base = torch.empty(B, H, N + 1, device=device, dtype=torch.float64)
-    tile_cut = torch.empty(B, H, N, device=device, dtype=torch.int32)
-    cut_before = torch.empty(B, H, N + 1, device=device, dtype=torch.int32)
     first_key = torch.empty(B, H, Q, device=device, dtype=torch.int32)
     start = torch.empty(B, H, M, device=device, dtype=torch.int32)
-    heads = min(triton.next_power_of_2(H), 16)
-    _tile_sums_kernel[(N, B, triton.cdiv(H, heads))](
-        log_fgate, local, sums, cut, tile_cut, *log_fgate.stride(), T, H, N, HEADS=heads
-    )
-    _tile_bases_kernel[(B * H,)](sums, tile_cut, base, cut_before, N, BLOCK=min(triton.next_power_of_2(N), 1024), num_warps=4)
+    if Q == T and N <= WHOLE_TILES and cu_seqlens is None:
+        launch(
+            _whole_kernel, (B * H,), log_fgate, threshold, seq_start, local, base, first_key, start,
+            *log_fgate.stride(), T, H, N, window,
+            TILES=power_of_two(N), PAD=seq_start is not None, PRUNE=threshold is not None, num_warps=8,
+        )  # fmt: skip
+        return Prepared(local, base, first_key, start)
+    cut = torch.empty(B, H, N * TILE, device=device, dtype=torch.int32)
+    sums = torch.empty(B, H, N, device=device, dtype=torch.float64)
+    tile_cut = torch.empty(B, H, N, device=device, dtype=torch.int32)
+    cut_before = torch.empty(B, H, N + 1, device=device, dtype=torch.int32)
+    heads = min(power_of_two(H), 16)
+    launch(
+        _tile_sums_kernel, (N, B, ceil_div(H, heads)),
+        log_fgate, local, sums, cut, tile_cut, *log_fgate.stride(), T, H, N, HEADS=heads,
+    )  # fmt: skip
+    block = min(power_of_two(N), 1024)
+    launch(_tile_bases_kernel, (B * H,), sums, tile_cut, base, cut_before, N, BLOCK=block, num_warps=4)
     documents = 0 if cu_seqlens is None else cu_seqlens.numel() - 1
-    _limits_kernel[(M, B * H)](
-        local, base, cut, cut_before, threshold, seq_start, cu_seqlens, first_key, start,
-        Q, T, H, N, M, T if window_size is None else min(window_size, T), documents,
+    launch(
+        _limits_kernel, (M, B * H),
+        local, base, cut, cut_before, threshold, seq_start, cu_seqlens, first_key, start, Q, T, H, N, M, window, documents,
         DOCUMENT_STEPS=documents.bit_length(), TILE_STEPS=N.bit_length(),
         PAD=seq_start is not None, PRUNE=threshold is not None, num_warps=1,
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """Mamba-2 (arXiv 2405.21060): flash-linear-attention's layer with the recurrence through `kernels.ssd`.
 
-The layer's own paths need mamba-ssm and causal-conv1d, or memory for a naive scan. The recurrence is a linear
-attention with one decay per head: fla's `chunk_simple_gla` computes it too, but refuses its gradient on Hopper with Triton
-3.4 to 3.7.0, and reads keys and queries once per head. The paper's setup: twice the layers, no MLPs (Appendix B).
+The layer's own paths need mamba-ssm and causal-conv1d, or memory for a naive scan. fla's `chunk_simple_gla` computes the
+recurrence too, but refuses its gradient on Hopper with Triton 3.4 to 3.7.0, and wants keys and queries once per head.
+The paper's setup: twice the layers, no MLPs (Appendix B).
 """
 
 import logging
@@ -25,7 +25,6 @@ logging.getLogger("fla.layers.mamba2").setLevel(logging.ERROR)
 
 from fla.layers.mamba2 import Mamba2  # noqa: E402  (fla after the CPU versions are in place)
 from fla.modules.causal_conv1d import ops as conv_ops  # noqa: E402
-from fla.ops.simple_gla import chunk_simple_gla, fused_recurrent_simple_gla  # noqa: E402
 
 if TYPE_CHECKING:
     from models.mamba2.spec import Mamba2Spec
@@ -52,27 +51,12 @@ class Mamba2Mixer(Mamba2):
         xBC = zero_padded(xBC, padding)
         values, B, C = xBC.split([self.intermediate_size, self.ssm_state_size, self.ssm_state_size], -1)
         values = values.unflatten(-1, (self.num_heads, self.head_dim))
-        y, state = self._scan(values, B, C, dt, past.get("recurrent_state"), cache is not None)
+        step = F.softplus(dt.float() + self.dt_bias.float())
+        log_decay = -self.A_log.float().exp() * step
+        y, state = ssd(C, B, values, step, log_decay, self.D, past.get("recurrent_state"))
         if cache is not None:
             cache.update(self.layer_idx, conv_state=conv_state, recurrent_state=state)
-        y = (y + values * self.D[:, None].to(values.dtype)).flatten(-2)
-        return self.out_proj(self.norm(y, z))
-
-    def _scan(
-        self, values: Tensor, B: Tensor, C: Tensor, dt: Tensor, state: Tensor | None, keep: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """The recurrence over values (B, T, H, P) with B and C (B, T, N) shared by all heads."""
-        step = F.softplus(dt.float() + self.dt_bias.float())
-        v = (values.float() * step[..., None]).to(values.dtype)
-        g = -self.A_log.float().exp() * step
-        if torch.is_grad_enabled() or not values.is_cuda:
-            o, final = ssd(C, B, v, g, state)
-            return o, final if keep else None
-        # Without gradients fla's kernels serve any length without compiling anew.
-        shape = (*values.shape[:3], self.ssm_state_size)
-        q, k = C[:, :, None].expand(shape), B[:, :, None].expand(shape)
-        scan = fused_recurrent_simple_gla if values.shape[1] == 1 else chunk_simple_gla
-        return scan(q=q, k=k, v=v, g=g, scale=1.0, initial_state=state, output_final_state=keep)
+        return self.out_proj(self.norm(y.flatten(-2), z))
 
 
 class Mamba2Block(ResidualBlock):

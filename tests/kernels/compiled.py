@@ -13,10 +13,12 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from kernels import ssd
+from kernels import ssd_triton
 from kernels.forgetting_attention import hopper_backward, hopper_forward, triton_backward, triton_forward
-from kernels.forgetting_attention.tiles import table
-from kernels.forgetting_attention.triton_prepare import Prepared
+from kernels.forgetting_attention.tiles import Tiles, table
+from kernels.forgetting_attention.triton_decode import decode
+from kernels.forgetting_attention.triton_norms import largest_product
+from kernels.forgetting_attention.triton_prepare import Prepared, prepare
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
@@ -56,6 +58,14 @@ def main() -> None:
 
     driver.set_active(_Hopper())
     JITFunction.__getitem__ = launcher  # type: ignore[method-assign]
+    gates = torch.zeros(2, 300, 3)
+    options = {"threshold": torch.zeros(2, 3), "seq_start": torch.zeros(2, dtype=torch.int32), "window_size": 9}
+    prepare(gates, 300, **options, cu_seqlens=None, exact=False)
+    prepare(gates, 200, **options, cu_seqlens=None, exact=False)
+    prepare(gates[:1], 300, **(options | {"threshold": None}), cu_seqlens=torch.tensor([0, 9, 300]), exact=True)
+    q, k = torch.zeros(2, 300, 3, 64, dtype=torch.bfloat16), torch.zeros(2, 300, 1, 64, dtype=torch.bfloat16)
+    largest_product(q, k, 1.0, 0.0)
+    decode(q[:, :1], k, k, gates, options["threshold"], options["seq_start"], 9, 0.125)
     for D, dtype in ((64, torch.bfloat16), (128, torch.bfloat16), (64, torch.float16), (16, torch.float32)):
         q, k, v, do, o = (torch.zeros(1, 256, 2, D, dtype=dtype) for _ in range(5))
         exact = torch.float64 if dtype == torch.float32 else torch.float32
@@ -66,6 +76,7 @@ def main() -> None:
         if dtype != torch.float32:
             if dtype == torch.bfloat16:
                 hopper_forward.hopper_forward(q, k, v, prepared, 0.125)
+            triton_forward.forward(q, k, v, prepared, 0.125, Tiles(64, 64, 4, 3), redo=(o, lse, counts))
             hopper_backward.hopper_backward(do, q, k, v, o, lse, prepared, 0.125)
             spilled = {name: n for name, n in seen.items() if name.startswith("hopper") and n > 128}
             assert not spilled, f"bytes of stack per thread at D = {D}: {spilled}"
@@ -74,8 +85,17 @@ def main() -> None:
             triton_forward.forward(q, k, v, prepared, 0.125, tiles[f"forward_{D}"])
             dkdv, dq = tiles[f"dkdv_{D}"], tiles[f"dq_{D}"]
             triton_backward.backward(do, q, k, v, o, lse, prepared, 0.125, dkdv, dq)
-    ssd.scan_kernel(
-        torch.zeros(2, 3, 16, 2, 64), torch.ones(2, 3, 2), torch.zeros(2, 3, 16, 2, 64), torch.zeros(2, 16, 2, 64), False
+    x, q, step = (
+        torch.zeros(2, 300, 4, 64, dtype=torch.bfloat16),
+        torch.zeros(2, 300, 128, dtype=torch.bfloat16),
+        gates[..., :1],
+    )
+    step = step.expand(2, 300, 4).contiguous()
+    ssd_triton.forward(q, q, x, step, step, torch.ones(4), None)
+    sums = torch.zeros(2, 4, 3, 128)
+    ssd_triton.backward(x, torch.zeros(2, 128, 4, 64), q, q, x, step, torch.ones(4), x.new_zeros(2, 3, 128, 4, 64), sums, sums)
+    ssd_triton.scan_kernel(
+        *(torch.zeros(2, 3, *shape) for shape in ((16, 4, 64), (4,), (16, 4, 64))), torch.zeros(2, 16, 4, 64), True
     )
     print(seen)
 

@@ -2,10 +2,12 @@
 
 import torch
 
-from kernels import ssd
-from kernels.forgetting_attention import forgetting_attention
-from tests.kernels.oracle import assert_right, make_case
+from kernels import ssd, ssd_triton
+from kernels.forgetting_attention import forgetting_attention, norm_logit_bound, triton_prepare
+from kernels.forgetting_attention.triton_norms import triton_logit_bound
+from tests.kernels.oracle import assert_right, log_gates, make_case
 from tests.kernels.test_fused_norms import compare_with_kernels
+from tests.kernels.test_ssd import errors_by_norm
 
 
 def attention(*inputs: torch.Tensor, **options: object) -> torch.Tensor:
@@ -18,11 +20,45 @@ def compare_scans() -> None:
     update, decay, start = torch.randn(2, 5, 16, 3, 24), torch.rand(2, 5, 3), torch.randn(2, 16, 3, 24)
     for reverse in (False, True):
         results = []
-        for scan in (ssd.scan_loop, ssd.scan_kernel):
+        for scan in (ssd.scan_loop, ssd_triton.scan_kernel):
             states, final = torch.full_like(update, torch.nan), start.clone()
             scan(update, decay, states, final, reverse)
             results.append((states, final))
         torch.testing.assert_close(*results)
+
+
+def compare_recurrences() -> None:
+    """Of Mamba-2, through its kernels: more than one chunk, the last not full, heads in one program and in two."""
+    for seq_len, decay, sizes, programs in (
+        (1, "mild", (16, 16), 1),
+        (150, "mixed", (32, 16), 1),
+        (300, "cut", (16, 32), 10**6),
+    ):
+        ssd_triton.PROGRAMS = programs
+        errors = errors_by_norm(seq_len, decay, torch.float16, "cpu", sizes, ssd._Kernels.apply)
+        assert max(errors.values()) < 2e-3, errors
+
+
+def compare_preparations() -> None:
+    """In one kernel, and in the three that long inputs take."""
+    generator = torch.Generator().manual_seed(0)
+    for T, exact in ((1, False), (128, True), (300, False), (700, True)):
+        gates = log_gates("cuts", (2, T, 3), generator) - 0.05
+        for options in ({}, {"window_size": 77}, {"seq_start": torch.tensor([5, T])}, {"threshold": -20 * torch.rand(2, 3)}):
+            given = {"threshold": None, "seq_start": None, "cu_seqlens": None, "window_size": None, **options}
+            found = []
+            for whole in (triton_prepare.WHOLE_TILES, 0):
+                triton_prepare.WHOLE_TILES, kept = whole, triton_prepare.WHOLE_TILES
+                found.append(triton_prepare.prepare(gates, T, **given, exact=exact))
+                triton_prepare.WHOLE_TILES = kept
+            for name, one, three in zip(triton_prepare.Prepared._fields, *found, strict=True):
+                torch.testing.assert_close(one, three, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def compare_bounds() -> None:
+    """Of logits, from the largest norms; grouped queries, and more than one stretch of rows."""
+    q, k = torch.randn(2, 300, 4, 128), torch.randn(2, 1500, 2, 128)
+    torch.testing.assert_close(triton_logit_bound(q, k, 0.3), norm_logit_bound(q, k, 0.3))
 
 
 def main() -> None:
@@ -53,6 +89,9 @@ def main() -> None:
     for size in (1e-3, 1e4):
         compare_with_kernels("cpu", torch.float32, 1e-5, size)
     compare_scans()
+    compare_recurrences()
+    compare_preparations()
+    compare_bounds()
 
 
 if __name__ == "__main__":

@@ -139,6 +139,46 @@ def test_one_token_decoding(T: int, gates: str) -> None:
         assert errors([found], [exact])[0] <= 2 * errors([eager], [exact])[0] + 0.01
 
 
+def test_decoding_in_cuda_graphs() -> None:
+    """A graph's counters are its own: warmed up or not, replayed on another stream, beside calls that are not of it."""
+    case = make_case("mixture", 3, 1, 1000, 4, 2, 64, torch.bfloat16, "cuda")
+    forgetting_attention(*case[:4])  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = forgetting_attention(*case[:4])
+    expected = forgetting_attention(*case[:4])
+    for _ in range(3):
+        found.zero_()
+        graph.replay()
+        assert torch.equal(found, expected)
+        assert torch.equal(forgetting_attention(*case[:4]), expected)
+    compiled = torch.compile(forgetting_attention, mode="reduce-overhead", fullgraph=True)
+    for _ in range(4):
+        with torch.no_grad():
+            assert torch.equal(compiled(*case[:4]), expected)
+
+
+def test_launches_follow_what_they_are_given() -> None:
+    """Another dtype, size, start or stream after a call is another kernel, or the same with other numbers."""
+    for D, T, dtype in ((64, 300, torch.bfloat16), (64, 16, torch.bfloat16), (128, 300, torch.float16), (64, 1, torch.float32)):
+        case = make_case("mixture", 1, T, T, 2, 2, D, dtype, "cuda")
+        for _ in range(2):
+            assert_right(forgetting_attention, case)
+            assert_right(lambda *x: forgetting_attention(*x, adaptive_threshold="auto"), case)
+    case = make_case("mixture", 2, 1, 300, 2, 2, 64, torch.bfloat16, "cuda")
+    expected = forgetting_attention(*case[:4])
+    buffer = torch.zeros(case.k.numel() + 1, device="cuda", dtype=torch.bfloat16)
+    buffer[1:] = case.k.flatten()
+    found = forgetting_attention(case.q, buffer[1:].view(case.k.shape), *case[2:4])
+    torch.testing.assert_close(found, expected, rtol=2**-7, atol=2**-9)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        found = forgetting_attention(*case[:4])
+    torch.cuda.current_stream().wait_stream(side)
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("D", [64, 128])
 def test_deterministic_when_asked(D: int) -> None:
     case = make_case("mixture", 2, 1500, 1500, 4, 4, D, torch.bfloat16, "cuda")
