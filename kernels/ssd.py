@@ -9,7 +9,7 @@ log gates are fp64, because thousands of nats pile up in a chunk and the decay b
 two such sums. A token's weight on itself holds no gate, and is left out of the gates' gradient: with very local gates it
 would drown the others if it were added and subtracted.
 
-Here in PyTorch, in any dtype, and the reference of `kernels.ssd_triton`, which 16-bit inputs take on a GPU.
+Here in PyTorch, in any dtype, and the reference of `kernels.ssd_triton`, which 16-bit inputs of its sizes take on a GPU.
 
 Suffixes: B batch, T tokens, H heads, N state size (keys), P value channels; n chunks, C tokens of a chunk.
 """
@@ -21,6 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 64
+FUSED = (128, 64)
+"""N and P of every Mamba-2 here, for which `kernels.ssd_triton` was found right on an H200. With (64, 32) Triton 3.6 gives
+wrong outputs there, which its interpreter does not."""
 
 
 @torch.compiler.disable
@@ -32,7 +35,7 @@ def ssd(
     with torch.autocast(x.device.type, enabled=False):
         if x.shape[1] == 1 and not torch.is_grad_enabled():
             return _one_token(q, k, x, step, log_decay, skip, initial_state)
-        if not (x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)):
+        if not (x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and (q.shape[-1], x.shape[-1]) == FUSED):
             v = (x * step[..., None]).to(x.dtype)
             o, final = _Chunks.apply(q, k, v, log_decay, initial_state)
             return (o + x * skip[:, None]).to(x.dtype), final
