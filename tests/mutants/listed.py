@@ -229,6 +229,7 @@ MUTANTS = [
         ("eval/needle_recall/measure.py", "\"recall_nats\": with_it - without", "\"recall_nats\": with_it", "eval/test_needle_recall.py"),
         ("eval/longbench/measure.py", "function(prediction, truth", "function(prediction.strip(), truth", "eval/test_longbench.py"),
         ("eval/throughput/measure.py", "\"mfu\": math.nan if prunes else dense", "\"mfu\": dense", "eval/test_throughput.py"),
+        ("eval/throughput/measure.py", "seconds_RM[:, 1] / seconds_RM[:, 0]", "seconds_RM[:, 0] / seconds_RM[:, 1]", "eval/test_throughput.py"),
         ("eval/throughput/measure.py", "    if machine != spec.machine:", "    if False:", "eval/test_throughput.py"),
         ("eval/gate_maps/measure.py", "corpus.spec.bos_id)[0].to", "0)[0].to", "eval/test_gate_maps.py"),
         # The store
@@ -275,6 +276,7 @@ MUTANTS = [
         ("analysis/curves.py", "extra.append(_roughness(losses, length))", "pass", CURVES),
         ("analysis/study.py", "key=lambda each: (shared[each[2][\"eval_id\"]], each[2][\"created\"])", "key=lambda each: (each[2][\"created\"],)", "analysis/test_study.py"),
         ("analysis/study.py", "if meta[\"rows_sha256\"] != digest:", "if False:", "analysis/test_study.py"),
+        ("analysis/fox/table6_throughput.py", "not math.isnan(value)]", "True]", "analysis/test_tables.py"),
         ("analysis/fox/table6_throughput.py", "math.floor(count * digits[key])", "round(count * digits[key])", "analysis/test_tables.py"),
         ("analysis/fox/table3_ablation.py", "[:, curve.train_len - 1]", "[:, -1]", "analysis/test_tables.py"),
         ("analysis/panels.py", "<= FEW_SEEDS:\n            return", "<= 99:\n            return", "analysis/test_figures.py"),
