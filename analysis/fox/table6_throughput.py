@@ -48,8 +48,12 @@ def summary(study: Study) -> Table:
         Column("peak_memory_gib", "Peak memory (GiB)", 1, "lower"),
     ]
     lines = {row["label"]: _line(row, columns) for row in rows.to_dict("records")}
-    ranges = {
-        row["label"]: {key: (row.get(f"{key}_low"), row.get(f"{key}_high")) for key in ("tokens_per_s", "relative")}
+    ranges: dict[str, dict[str, tuple[float, float]]] = {
+        row["label"]: {
+            key: (row[f"{key}_low"], row[f"{key}_high"])
+            for key in ("tokens_per_s", "relative")
+            if not math.isnan(row.get(key, math.nan))
+        }
         for row in rows.to_dict("records")
     }
     printed = _printed(study.scale)
