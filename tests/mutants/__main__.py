@@ -65,9 +65,9 @@ def run_tests(folder: Path, tests: str, limit_s: float) -> Result:
     started = time.monotonic()
     code, said = run_pytest(folder, arguments, limit_s)
     failed = re.search(r"^(?:FAILED|ERROR) \S*?(\w+\.py\S*)", said, re.MULTILINE)
-    words = failed[1] if failed else (said.strip().splitlines() or [""])[-1]
     became = {None: HUNG, 0: SURVIVED, 1: KILLED}.get(code, INVALID)
-    return Result(became, round(time.monotonic() - started, 1), words if code is not None else "")
+    words = failed[1] if failed else (said.strip().splitlines() or [""])[-1] if became is INVALID else ""
+    return Result(became, round(time.monotonic() - started, 1), words)
 
 
 def run_mutant(folder: Path, mutant: Mutant, limit_s: float) -> Result:

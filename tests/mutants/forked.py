@@ -21,6 +21,7 @@ def run_pytest(folder: Path, arguments: list[str], limit_s: float) -> tuple[int 
     """Exit code (None: not within the limit) and what was said by `python -m pytest` in a copy of the checkout."""
     os.environ.update(ENVIRONMENT)
     said = folder / ".said"
+    said.unlink(missing_ok=True)
     process = SERVER.Process(target=_within, args=(folder, arguments, said))
     process.start()
     assert process.pid is not None
@@ -29,6 +30,7 @@ def run_pytest(folder: Path, arguments: list[str], limit_s: float) -> tuple[int 
     with suppress(ProcessLookupError):
         os.killpg(process.pid, 9)  # also what a test left behind
     process.join()
+    assert said.is_file(), "a process of tests did not begin"
     return code, said.read_text(errors="replace")
 
 

@@ -78,7 +78,7 @@ MUTANTS = [
         ("kernels/forgetting_attention/chunked.py", ".sub_(delta_NQ1[:, rows])", "", ATTENTION),
         ("kernels/forgetting_attention/chunked.py", "torch.bmm(dlogits_NRJ, k_NTD[:, keys]).mul_(scale)", "torch.bmm(dlogits_NRJ, k_NTD[:, keys])", ATTENTION),
         ("kernels/forgetting_attention/chunked.py", "dcum_NT[:, keys] -= dlogits_NRJ.sum(1)", "dcum_NT[:, keys] += dlogits_NRJ.sum(1)", ATTENTION),
-        ("kernels/forgetting_attention/chunked.py", "dcum_NT[:, rows.start + T - Q : rows.stop + T - Q] +=", "dcum_NT[:, rows] +=", ATTENTION),
+        ("kernels/forgetting_attention/chunked.py", "q_NQD[:, rows], alpha=scale)", "q_NQD[:, rows])", ATTENTION),
         ("kernels/forgetting_attention/chunked.py", "N // (batch * key_heads), T, D).sum(2)", "N // (batch * key_heads), T, D).mean(2)", ATTENTION),
         ("kernels/forgetting_attention/triton_decode.py", "while (stop > first) & (decay > limit):", "while (stop > first) & (decay > limit + 15):", INTERPRETED),
         ("kernels/forgetting_attention/triton_decode.py", "first = tl.maximum(split * stretch, T - window)", "first = tl.maximum(split * stretch, T - window - 1)", INTERPRETED),
