@@ -191,7 +191,7 @@ def test_pruning_drops_little_and_a_prefix(gates: str) -> None:  # I7, I8
 
 
 def test_the_threshold_is_the_papers() -> None:
-    """delta = -2 U - log L + log eps with eps = e^-10 (ACP, section 3.1)."""
+    """delta = -2 U - log L + log eps with eps = e^-10 (ACP)."""
     assert pruning_threshold(3.0, 1024) == pytest.approx(-6.0 - math.log(1024) - 10.0)
     assert pruning_threshold(3.0, 1024, -2.0) == pytest.approx(-6.0 - math.log(1024) - 2.0)
 
