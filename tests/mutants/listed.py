@@ -90,7 +90,7 @@ MUTANTS = [
         ("kernels/stick_breaking/chunked.py", "key_J[:partly] >= limit_R[:, None]", "key_J[:partly] > limit_R[:, None]", STICK),
         ("kernels/stick_breaking/chunked.py", "alive_NR = spent_NR1[..., 0] <= used_up", "alive_NR = spent_NR1[..., 0] <= used_up / 8", STICK),
         ("kernels/stick_breaking/chunked.py", "older_NRJ[..., :1] += left_NRJ[..., -1:] * dr_NQ1[:, rows]", "pass", STICK),
-        ("kernels/stick_breaking/visibility.py", "first_BT[:, num_keys - num_queries :]", "first_BT[:, :num_queries]", STICK),
+        ("kernels/stick_breaking/visibility.py", "seq_start_B.to(torch.int32)[:, None]", "seq_start_B.to(torch.int32)[:, None] + 1", STICK),
         # The models
         ("models/forgetting_transformer/module.py", "QK_NORM_EPS = 1e-5", "QK_NORM_EPS = 1e-3", FOX),
         ("models/forgetting_transformer/module.py", "(-torch.log(torch.expm1(1.0 / times)))", "(torch.log(torch.expm1(1.0 / times)))", FOX),
