@@ -94,7 +94,7 @@ MUTANTS = [
         # The models
         ("models/forgetting_transformer/module.py", "QK_NORM_EPS = 1e-5", "QK_NORM_EPS = 1e-3", FOX),
         ("models/forgetting_transformer/module.py", "(-torch.log(torch.expm1(1.0 / times)))", "(torch.log(torch.expm1(1.0 / times)))", FOX),
-        ("models/forgetting_transformer/module.py", "positions - padding.start[:, None]", "positions", MODELS),
+        ("models/forgetting_transformer/module.py", "return angles.cos(), angles.sin()", "return angles.cos(), -angles.sin()", FOX),
         ("models/forgetting_transformer/module.py", "(0 if cache is None else cache.seq_len)\n", "0\n", MODELS),
         ("models/forgetting_transformer/module.py", "dtype=torch.float32) / half)", "dtype=torch.float32) / head_dim)", FOX),
         ("models/forgetting_transformer/module.py", "second * cos + first * sin", "second * cos - first * sin", FOX),
