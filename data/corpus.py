@@ -187,7 +187,7 @@ class Split:
                     )
         try:
             return np.asarray(self._array[rows, cols])
-        except (RuntimeError, ValueError, OSError) as error:
+        except Exception as error:  # every codec has exceptions of its own: zlib.error, LZMAError, EOFError, RuntimeError, ...
             raise ValueError(
                 f"{self.path}, documents {rows.start} to {rows.stop - 1}: a chunk is damaged ({error}); "
                 "fetch or prepare it again"
@@ -201,9 +201,11 @@ class Split:
                 f"{self.vocab_size}: the array was made with another tokenizer, or is damaged"
             )
         for bad in map(int, np.flatnonzero(~tokens.any(axis=1))):
-            if tokens.shape[1] >= _ZERO_RUN or not np.any(self._array[int(indices[bad])]):
+            document = int(indices[bad])
+            whole = slice(0, int(self._array.shape[1]))
+            if tokens.shape[1] >= _ZERO_RUN or not self._decode(slice(document, document + 1), whole).any():
                 raise ValueError(
-                    f"{self.path}, document {indices[bad]} is all zeros (a known fault of a LongCrawl64 mirror): "
+                    f"{self.path}, document {document} is all zeros (a known fault of a LongCrawl64 mirror): "
                     "fetch these chunks again, from another copy"
                 )
 

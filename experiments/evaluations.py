@@ -21,6 +21,7 @@ from eval import (
     training_curve,
 )
 from eval.kinds import EvalSpec
+from experiments.recipes import model_spec
 from experiments.scales import Scale
 
 
@@ -83,8 +84,9 @@ def key_recall(scale: Scale) -> tuple[EvalSpec, ...]:
 
 
 def step_times(scale: Scale) -> tuple[EvalSpec, ...]:
-    """A training step of fresh weights at the training length."""
-    return (throughput.Spec(mode="train", seq_len=scale.seq_len, batch_size=scale.timed_sequences),)
+    """Training steps of fresh weights at the training length, beside those of Transformer (LLaMA)."""
+    beside = model_spec("transformer_llama", scale, vocab_size=1)  # the corpus's vocabulary takes its place
+    return (throughput.Spec(seq_len=scale.seq_len, batch_size=scale.timed_sequences, beside=beside),)
 
 
 def parts(scale: Scale) -> tuple[EvalSpec, ...]:

@@ -133,14 +133,16 @@ def run_file(results_dir: Path, scale: str, run_id: str) -> Path:
 def record_run(results_dir: Path, record: dict[str, Any]) -> Path:
     """Keep what is known of a run: run_id, scale, name, spec, starts (every start's provenance), and what else is given.
 
-    Starts that are stored already are kept, new ones are added; of other values the newest are kept.
+    Starts that are stored already are kept, new ones are added; of other values the newest are kept, and None takes the place
+    of none (a folder that was only timed knows no final loss).
     """
     path = run_file(results_dir, record["scale"], record["run_id"])
     known = read_run(path) if path.is_file() else {"starts": []}
     starts = {
         start["date"]: start for start in [*known["starts"], *record["starts"]]
     }  # of a start that has ended since, the end
-    merged = {**known, **record, "starts": [starts[date] for date in sorted(starts)]}
+    newer = {name: value for name, value in record.items() if value is not None or name not in known}
+    merged = {**known, **newer, "starts": [starts[date] for date in sorted(starts)]}
     if merged != known:
         write_sealed(path, merged)
     return path

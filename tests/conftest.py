@@ -26,4 +26,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+                item.add_marker(pytest.mark.skip(reason="this machine has no CUDA GPU that torch can use"))

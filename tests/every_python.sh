@@ -8,12 +8,20 @@ targets=("$@")
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 failed=0
+found=0
 for name in python3.11 python3.12 python3.13 python3.14; do
-    python=$(command -v "$name" || find ~/.pyenv/versions/*/bin -name "$name" 2>/dev/null | tail -1)
-    if [ -z "$python" ] || ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then
+    python=
+    for each in $(type -ap "$name") ~/.pyenv/versions/*/bin/"$name"; do # what pyenv puts on PATH need not run
+        if "$each" -c 'import venv, ensurepip' 2>/dev/null; then
+            python=$each
+            break
+        fi
+    done
+    if [ -z "$python" ]; then
         echo "$name: not on this machine"
         continue
     fi
+    found=1
     git clone --quiet "$root" "$scratch/$name"
     if ! make --silent -C "$scratch/$name" PYTHON="$python" .venv/installed >"$scratch/log" 2>&1; then
         echo "$name: its packages cannot be installed: $(tail -1 "$scratch/log")"
@@ -31,4 +39,4 @@ for name in python3.11 python3.12 python3.13 python3.14; do
     done
     rm -rf "${scratch:?}/$name"
 done
-exit $failed
+exit $((failed || !found))

@@ -80,6 +80,11 @@ def _timed(study: Study) -> dict[str, pd.Series]:
     return {str(row["model"]): row for _, row in table6_throughput.measured(study).iterrows()}
 
 
+def _paired(study: Study) -> dict[str, pd.Series]:
+    """Those timed beside Transformer (LLaMA)."""
+    return {model: row for model, row in _timed(study).items() if not math.isnan(row.get("relative", math.nan))}
+
+
 def _counted(study: Study, column: str, name: str, bound: float, words: str) -> Verdict:
     """FoX's count above the Transformer's of the same architecture, in percent, below a bound: exact numbers without noise."""
     rows = _timed(study)
@@ -105,9 +110,10 @@ def c28(study: Study) -> Verdict:
 
 
 def speed_ratio(one: pd.Series, other: pd.Series) -> Estimate:
-    """log of the ratio of two speeds; its error is that of single repetitions, so that overlapping ranges are not ranked."""
-    spreads = [math.log(row["tokens_per_s_high"] / row["tokens_per_s_low"]) / TWENTY_TO_EIGHTY for row in (one, other)]
-    return Estimate(math.log(one["tokens_per_s"] / other["tokens_per_s"]), math.hypot(*spreads))
+    """log of the ratio of two speeds, each relative to the model beside it; its error is that of single repetitions, so that
+    overlapping ranges are not ranked."""
+    spreads = [math.log(row["relative_high"] / row["relative_low"]) / TWENTY_TO_EIGHTY for row in (one, other)]
+    return Estimate(math.log(one["relative"] / other["relative"]), math.hypot(*spreads))
 
 
 ORDER = (
@@ -123,20 +129,20 @@ ORDER = (
 
 def c29(study: Study) -> Verdict:
     """Throughput falls from DeltaNet over HGRN2, Mamba-2 and Transformer (LLaMA) to FoX (Pro)."""
-    rows = _timed(study)
+    rows = _paired(study)
     comparisons = [
         Comparison(f"log of {title(one)} / {title(other)}", speed_ratio(rows[one], rows[other]), unit="")
         for one, other in ORDER
         if one in rows and other in rows
     ]
-    fastest = sorted(rows, key=lambda model: -float(rows[model]["tokens_per_s"]))
-    sentence = "From fast to slow: " + ", ".join(f"{title(model)} {rows[model]['tokens_per_s']:,.0f}" for model in fastest)
+    fastest = sorted(rows, key=lambda model: -float(rows[model]["relative"]))
+    sentence = "From fast to slow: " + ", ".join(f"{title(model)} {rows[model]['relative']:.2f}" for model in fastest)
     absent = missing_of((model for pair in ORDER for model in pair), rows)
-    return decide(f"{sentence} tokens/s.", comparisons, 0, absent)
+    return decide(f"{sentence} of Transformer (LLaMA)'s speed beside it.", comparisons, 0, absent)
 
 
 def c30(study: Study) -> Verdict:
-    rows = _timed(study)
+    rows = _paired(study)
     absent = missing_of(("fox_pro", "transformer_pro"), rows)
     if absent:
         return decide("", [], 0, absent)

@@ -35,27 +35,34 @@ def measured(study: Study) -> pd.DataFrame:
 
 
 def summary(study: Study) -> Table:
-    """One line per label; throughput also relative to Transformer (LLaMA), as absolute speed is the GPU's."""
+    """One line per label. Only speeds relative to Transformer (LLaMA) are ranked, whose steps alternated with the model's."""
     rows = measured(study)
     large = bool(rows["params"].max() >= 1e8)
     columns = [
         Column("params_millions", "Params (M)", 0 if large else 3),
         Column("fwd_gflops_per_token", "Forward GFLOPs/token", 2 if large else 5),
-        Column("tokens_per_s", "Throughput (tokens/s)", 0, "higher"),
-        Column("relative", "relative to Transformer (LLaMA)", 2),
-        Column("mfu_percent", "MFU (%)", 1, "higher"),
-        Column("mfu_dense_percent", "MFU, pruned work counted (%)", 1, "higher"),
+        Column("tokens_per_s", "Throughput (tokens/s)", 0),
+        Column("relative", "relative to Transformer (LLaMA)", 2, "higher"),
+        Column("mfu_percent", "MFU (%)", 1),
+        Column("mfu_dense_percent", "MFU, pruned work counted (%)", 1),
         Column("peak_memory_gib", "Peak memory (GiB)", 1, "lower"),
     ]
-    base = rows.loc[rows["model"] == BASE, "tokens_per_s"]
-    lines = {row["label"]: _line(row, columns, base) for row in rows.to_dict("records")}
-    ranges = {row["label"]: (row["tokens_per_s_low"], row["tokens_per_s_high"]) for row in rows.to_dict("records")}
+    lines = {row["label"]: _line(row, columns) for row in rows.to_dict("records")}
+    ranges: dict[str, dict[str, tuple[float, float]]] = {
+        row["label"]: {
+            key: (row[f"{key}_low"], row[f"{key}_high"])
+            for key in ("tokens_per_s", "relative")
+            if not math.isnan(row.get(key, math.nan))
+        }
+        for row in rows.to_dict("records")
+    }
     printed = _printed(study.scale)
     paper = {label: printed[model] for label, model in zip(rows["label"], rows["model"], strict=True) if model in printed}
     note = (
         f"{scale_note(study).capitalize()}. Measured on {rows['machine'].iloc[0]}, context {tokens(rows['seq_len'].iloc[0])},"
     )
-    note += " with fresh weights; in square brackets the range of the repetitions, speeds whose ranges overlap are not ranked."
+    note += " with fresh weights; in square brackets the range of the repetitions. Relative speeds are those of steps that"
+    note += " alternated with Transformer (LLaMA)'s in one process; those whose ranges overlap are not ranked."
     note += " Speeds depend on the GPU and its kernels: only ratios between models can be set beside the paper's (four L40S)."
     note += " Counts are truncated as in the paper (which rounds the FLOPs of HGRN2)."
     kept = [column for column in columns if _is_shown(column.key, list(lines.values()))]
@@ -65,7 +72,7 @@ def summary(study: Study) -> Table:
         {label: [line[column.key] for column in kept] for label, line in lines.items()},
         note,
         {label: [line.get(column.key) for column in kept] for label, line in paper.items()},
-        ranges={label: [r if column.key == "tokens_per_s" else None for column in kept] for label, r in ranges.items()},
+        ranges={label: [own.get(column.key) for column in kept] for label, own in ranges.items()},
     )
 
 
@@ -77,14 +84,14 @@ def _is_shown(key: str, lines: list[Line]) -> bool:
     return bool(known)
 
 
-def _line(row: dict, columns: list[Column], base: pd.Series) -> Line:
+def _line(row: dict, columns: list[Column]) -> Line:
     """One model's values. Counts are truncated to the printed digits, as in the paper, not rounded."""
     counts = {"params_millions": row["params"] / 1e6, "fwd_gflops_per_token": row["fwd_flops_per_token"] / 1e9}
     digits = {column.key: 10**column.decimals for column in columns}
     return {
         **{key: math.floor(count * digits[key]) / digits[key] for key, count in counts.items()},
         "tokens_per_s": row["tokens_per_s"],
-        "relative": row["tokens_per_s"] / base.iloc[0] if len(base) else None,
+        "relative": row.get("relative"),
         "mfu_percent": 100 * row["mfu"],
         "mfu_dense_percent": 100 * row["mfu_dense"],
         "peak_memory_gib": row["peak_memory_gib"],

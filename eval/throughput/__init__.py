@@ -1,19 +1,23 @@
 """Speed and memory of training steps and of generation (Table 6), of fresh weights: no training is needed.
 
-Comparable between models on one machine, as ratios. Repeated in one process; `tokens_per_s_low` and `_high` are the 20% and 80%
-quantiles over the repeats, so that models whose ranges overlap are not ranked.
+Comparable between models on one machine, as ratios, and these only of steps that alternated in one process (`relative`): what
+else a machine does would else be taken for a difference. `_low` and `_high` are the 20% and 80% quantiles over the repeats.
 """
 
-from typing import Literal
+from dataclasses import replace
+from typing import Annotated, Literal
 
 import pandas as pd
+import tyro
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
+from data.spec import DataSpec
+from eval.shell import kind
 from eval.shell.kind import Content, Needs, NonNegativeInt, Precision
-from eval.shell.kind import bound as bound
 from eval.shell.kind import check as check
 from eval.shell.kind import reads as reads
+from eval.shell.sources import Sources
 from models.spec import STRICT, ModelSpec, PositiveInt
 from results.schema import Schema, integer, number, text
 
@@ -24,7 +28,8 @@ class Spec:
 
     "train": forward, backward and optimiser step on `batch_size` sequences of `seq_len`. "generate": prefill of
     `batch_size` prompts of `seq_len` tokens, then `new_tokens` decoding steps. Random token ids; `repeats` after `warmup`.
-    `machine`: GPU, or CPU and its cores: another machine's timing is another evaluation.
+    `machine`: GPU, or CPU and its cores: another machine's timing is another evaluation. `beside`: a model (its vocabulary is
+    the corpus's) whose training steps alternate with the model's.
     """
 
     kind: Literal["throughput"] = "throughput"
@@ -35,6 +40,7 @@ class Spec:
     warmup: NonNegativeInt = 2
     repeats: PositiveInt = 5
     activation_checkpointing: bool = False
+    beside: Annotated[ModelSpec | None, tyro.conf.Suppress] = None
     machine: Content = None
     precision: Precision | None = None
 
@@ -42,6 +48,8 @@ class Spec:
     def _check(self) -> "Spec":
         if self.mode == "generate" and self.new_tokens < 2:
             raise ValueError(f"new_tokens {self.new_tokens}: timing the decoding needs at least 2")
+        if self.mode == "generate" and self.beside is not None:
+            raise ValueError("beside: only training steps are timed beside those of another model")
         return self
 
 
@@ -52,6 +60,9 @@ SCHEMA = Schema(
         "tokens_per_s": number(0),  # median
         "tokens_per_s_low": number(0),
         "tokens_per_s_high": number(0),
+        "relative": number(0, nullable=True),  # speed over that of the model beside it, median of the pairs; NaN: timed alone
+        "relative_low": number(0, nullable=True),
+        "relative_high": number(0, nullable=True),
         "mfu": number(0, nullable=True),  # of the FLOPs that are executed; NaN where these or the peak are unknown
         "mfu_dense": number(0, nullable=True),  # skipped tiles of a pruned model counted as done
         "peak_memory_gib": number(0, nullable=True),  # NaN on the CPU
@@ -64,11 +75,20 @@ SCHEMA = Schema(
 NEEDS: Needs = "spec"
 
 
+def bound(spec: Spec, corpus: DataSpec | None, sources: Sources, precision: Precision, machine: str) -> Spec:
+    """As usual, and the model beside with the corpus's vocabulary."""
+    spec = kind.bound(spec, corpus, sources, precision, machine)
+    if spec.beside is None or corpus is None:
+        return spec
+    return replace(spec, beside=replace(spec.beside, vocab_size=corpus.vocab_size))
+
+
 def flops(spec: Spec, model: ModelSpec) -> float:
     steps = spec.warmup + spec.repeats
     tokens = spec.batch_size * spec.seq_len
     if spec.mode == "train":
-        return 3 * steps * tokens * model.flops_per_token(spec.seq_len)
+        models = [model] if spec.beside is None else [model, spec.beside]
+        return sum(3 * steps * tokens * each.flops_per_token(spec.seq_len) for each in models)
     return steps * (2 * tokens + spec.batch_size * spec.new_tokens) * model.flops_per_token(spec.seq_len)
 
 

@@ -282,13 +282,15 @@ def longbench_rows(line: dict[str, float], rng: np.random.Generator | None = Non
 
 def throughput_row(
     params: int = 757_632_576, speed: float = 50_000.0, spread: float = 0.01, machine: str = "Synthetic GPU",
-    flops: float = 2.727e9, mode: str = "train", seq_len: int = 16_384, pruned: float = 1.0,
+    flops: float = 2.727e9, mode: str = "train", seq_len: int = 16_384, pruned: float = 1.0, beside: float = 38_000.0,
 ) -> pd.DataFrame:  # fmt: skip
     return pd.DataFrame(
         [
             {
                 "mode": mode, "seq_len": seq_len, "tokens_per_s": speed, "tokens_per_s_low": speed * (1 - spread),
-                "tokens_per_s_high": speed * (1 + spread), "mfu": 0.5, "mfu_dense": 0.5 * pruned, "peak_memory_gib": 60.0,
+                "tokens_per_s_high": speed * (1 + spread), "relative": speed / beside,
+                "relative_low": speed / beside * (1 - spread), "relative_high": speed / beside * (1 + spread),
+                "mfu": 0.5, "mfu_dense": 0.5 * pruned, "peak_memory_gib": 60.0,
                 "params": params, "fwd_flops_per_token": flops, "machine": machine,
             }
         ]

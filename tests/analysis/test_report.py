@@ -16,6 +16,8 @@ from analysis.style import PAPER_SCALE
 MODULES = {"fig2_per_token_loss": fig2_per_token_loss, "fig3_forget_gates": fig3_forget_gates, "fig4_needle": fig4_needle,
            "table6_throughput": table6_throughput}  # fmt: skip
 FIG2 = "fig2_per_token_loss"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 def section(stem, study, *, missing=()):
@@ -193,7 +195,7 @@ def test_nothing_stored_or_not_drawn_is_an_error(tmp_path):
         report.build(tmp_path / "tiny", [section(FIG2, losses(tmp_path))])
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@pytest.mark.skipif(BROWSER is None, reason=f"none of {', '.join(BROWSERS)} is on PATH, and only a browser lays out the page")
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_does_not_scroll_sideways(tmp_path, width):
     page_of(tmp_path, losses(tmp_path, seeds=2))
@@ -204,7 +206,7 @@ def test_the_page_does_not_scroll_sideways(tmp_path, width):
         "const broken = [...f.contentDocument.images].filter(i => !i.naturalWidth);"
         "document.title = `${page.scrollWidth <= page.clientWidth} ${page.clientWidth > 300} ${broken.length}` }</script>"
     )
-    command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--dump-dom",
+    command = [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--dump-dom",
                f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=8000", "--window-size=1500,1000"]  # fmt: skip
     found = subprocess.run([*command, frame.as_uri()], capture_output=True, text=True, timeout=120, check=True).stdout
     assert "<title>true true 0</title>" in found

@@ -224,7 +224,10 @@ def throughput(tmp_path, scale="760m-48b", machines=("GPU",)):
     store = synthetic.Store(tmp_path, scale, 16_384)
     for place, model in enumerate(synthetic.SEVEN):
         kinds = [
-            ("throughput", synthetic.throughput_row(757_632_576 + place, 50_000.0 + 2000 * place, machine=machine))
+            (
+                "throughput",
+                synthetic.throughput_row(757_632_576 + place, 50_000.0 + 2000 * place, machine=machine, beside=56_000.0),
+            )
             for machine in machines[: 1 + (place == 0)]
         ]
         store.add("table6_throughput", model, kinds, evaluation={"mode": "train"}, final_loss=None)
@@ -235,7 +238,7 @@ def test_table_6_is_relative_to_the_transformer_and_truncates_like_the_paper(tmp
     table = table6_throughput.summary(throughput(tmp_path))
     assert table.rows["fox_pro"][:4] == pytest.approx([757, 2.72, 50_000, 50 / 56])
     assert table.paper["fox_pro"][:4] == pytest.approx([759, 2.72, 27_000, 27 / 38])
-    assert table.ranges["fox_pro"][2] == pytest.approx((49_500, 50_500))
+    assert table.ranges["fox_pro"][2:4] == [pytest.approx((49_500, 50_500)), pytest.approx((49.5 / 56, 50.5 / 56))]
     assert [column.key for column in table.columns][4:] == ["mfu_percent", "peak_memory_gib"], "nothing is pruned"
     assert "only ratios" in table.note
     assert not table6_throughput.summary(throughput(tmp_path / "tiny", "tiny")).paper
@@ -245,12 +248,31 @@ def test_table_6_shows_both_mfus_where_work_is_pruned_and_none_without_a_peak(tm
     for place, (change, keys) in enumerate((
         ({"mfu_dense": 0.9}, ["mfu_percent", "mfu_dense_percent", "peak_memory_gib"]),
         ({"mfu": np.nan, "mfu_dense": np.nan, "peak_memory_gib": np.nan}, []),
+        ({"relative": np.nan, "mfu": np.nan, "mfu_dense": np.nan}, ["peak_memory_gib"]),
     )):  # fmt: skip
         store = synthetic.Store(tmp_path / str(place))
         rows = synthetic.throughput_row().assign(**change)
         store.add("table6_throughput", "fox_pro", [("throughput", rows)], evaluation={"mode": "train"})
         table = table6_throughput.summary(store.study("table6_throughput"))
-        assert [column.key for column in table.columns][3:] == keys  # without the Transformer nothing is relative
+        beside = [] if "relative" in change else ["relative"]
+        assert [column.key for column in table.columns][3:] == beside + keys
+
+
+def test_table_6_ranks_only_speeds_of_steps_that_alternated_and_whose_ranges_do_not_overlap(tmp_path):
+    def marks(spread, **change):
+        store = synthetic.Store(tmp_path / f"{spread}{change}")
+        for model, speed in (("fox_pro", 36_000.0), ("transformer_pro", 40_000.0), ("hgrn2", 41_000.0)):
+            row = synthetic.throughput_row(speed=speed, spread=spread).assign(**change)
+            store.add("table6_throughput", model, [("throughput", row)], evaluation={"mode": "train"})
+        table = table6_throughput.summary(store.study("table6_throughput"))
+        keys = [column.key for column in table.columns]
+        return [dict(zip(keys, marks, strict=True)) for marks in table.marks().values()], keys
+
+    ranked, _ = marks(0.001)
+    assert [each["relative"] for each in ranked] == ["", "second", "best"]
+    assert {each["tokens_per_s"] for each in ranked} == {""}
+    assert [each["relative"] for each in marks(0.02)[0]] == ["", "", ""]
+    assert "relative" not in marks(0.001, relative=np.nan)[1]
 
 
 def test_table_6_draws_the_machine_that_most_models_were_timed_on(tmp_path):

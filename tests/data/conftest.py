@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numcodecs
 import numpy as np
@@ -25,18 +26,19 @@ def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 ZarrWriter = Callable[..., None]
+LONGCRAWL64S = numcodecs.Blosc(cname="lz4", clevel=5, shuffle=numcodecs.Blosc.SHUFFLE)
 
 
 @pytest.fixture
 def write_zarr() -> ZarrWriter:
-    def write(path: Path, tokens: np.ndarray, chunks: tuple[int, ...] = (8, 256)) -> None:
+    def write(path: Path, tokens: np.ndarray, chunks: tuple[int, ...] = (8, 256), compressor: Any = LONGCRAWL64S) -> None:
         """In the layout of LongCrawl64, with the attribute its authors set."""
         array = zarr.create_array(
             store=path,
             shape=tokens.shape,
             chunks=chunks[: tokens.ndim],
             dtype=tokens.dtype,
-            compressors=numcodecs.Blosc(cname="lz4", clevel=5, shuffle=numcodecs.Blosc.SHUFFLE),
+            compressors=compressor,
             zarr_format=2,
             attributes={"tokenizer": "tiktoken gpt2"},
         )

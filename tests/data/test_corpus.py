@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numcodecs
 import numpy as np
 import pytest
 
@@ -123,6 +124,31 @@ def test_missing_and_damaged_chunks(split: Split) -> None:
     with pytest.raises(ValueError, match=r"2\.1 is missing \(documents from 16\).* again"):
         split.read(slice(16, 17))
     split.read(slice(16, 17), 512)  # other chunks can still be read
+
+
+@pytest.mark.parametrize("codec", ["Blosc", "GZip", "Zlib", "BZ2", "LZMA", "LZ4", "Zstd"])
+def test_whatever_a_codec_says_of_a_damaged_chunk_is_one_clear_line(
+    codec: str, tmp_path: Path, tokens: np.ndarray, write_zarr: Callable
+) -> None:
+    write_zarr(tmp_path / "train.zarr", tokens, compressor=getattr(numcodecs, codec)())
+    chunk = tmp_path / "train.zarr" / "2.1"
+    whole = chunk.read_bytes()
+    for fault in (bytes(len(whole)), bytes(32) + whole[32:], b"\xff" * 32 + whole[32:], whole[: len(whole) // 2], whole[:-1]):
+        chunk.write_bytes(fault)
+        with pytest.raises(ValueError, match=r"^[^\n]*train\.zarr[^\n]* again$"):
+            Split(tmp_path / "train.zarr", vocab_size=VOCAB).read(slice(16, 17))
+
+
+def test_a_damaged_chunk_beside_a_few_zeros(tmp_path: Path, tokens: np.ndarray, write_zarr: Callable) -> None:
+    """Whether a document is all zeros is seen in the whole of it."""
+    tokens[3, :200] = 0
+    write_zarr(tmp_path / "train.zarr", tokens)
+    split = Split(tmp_path / "train.zarr", vocab_size=VOCAB)
+    assert not split.read(slice(3, 4), 0, 200).any()
+    chunk = split.path / "0.2"
+    chunk.write_bytes(b"\xff" * 4 + chunk.read_bytes()[4:])
+    with pytest.raises(ValueError, match=r"documents 3 to 3: a chunk is damaged"):
+        split.read(slice(3, 4), 0, 200)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from eval import throughput
+from eval.kinds import eval_id
 from eval.shell.context import Compute, Context
 from eval.shell.loading import Loaded, Subject
 from eval.throughput import Spec, measure
@@ -49,6 +50,25 @@ def test_rows_follow_the_clock_and_weights_stay(mode, pruned, tiny_fox, bind, in
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not model.training
+
+
+def test_steps_alternate_with_those_of_the_model_beside(tiny_fox, bind, in_memory, monkeypatch):
+    """Twice as long for the one beside, whatever else the machine does: the fifth pair takes ten times as long."""
+    model = build_model(tiny_fox()).eval()
+    steps = [(own, 2.0 * own) for own in (1.0, 1.0, 2.0, 1.5, 10.0)]
+    ticks = itertools.accumulate(itertools.chain([0.0, 1.0], *([100.0, each] for pair in steps for each in pair)))
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: float(next(ticks)))
+    spec = bind(Spec(seq_len=32, warmup=1, beside=tiny_fox(vocab_size=1, use_rope=True)))
+    assert spec.beside == tiny_fox(use_rope=True), "the corpus's vocabulary"
+    assert eval_id(spec) != eval_id(replace(spec, beside=None))
+    (row,) = throughput.SCHEMA.validate(measure.evaluate(in_memory(model), spec, Context())).to_dict("records")
+    assert [row[f"relative{name}"] for name in ("_low", "", "_high")] == [2.0, 2.0, 2.0]
+    assert row["tokens_per_s"] == 32 / 1.5
+    monkeypatch.undo()
+    alone = measure.evaluate(in_memory(model), bind(Spec(seq_len=32, warmup=0, repeats=1)), Context())
+    assert alone["relative"].isna().all()
+    with pytest.raises(ValueError, match="beside: only training steps"):
+        Spec(mode="generate", beside=tiny_fox())
 
 
 def test_really_timed_and_on_a_foreign_model(bind, in_memory):

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from experiments import graph
 from experiments.__main__ import main
@@ -64,11 +65,9 @@ def mistake(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
     ],
 )
 def test_mistakes(arguments, words, folders, tmp_path, capsys):
-    if "cuda" in arguments:
-        torch = pytest.importorskip("torch")
-        if torch.cuda.is_available():
-            arguments = ["run", FIG2, "--slots", "-1"]
-            words = ["--slots -1"]
+    if "cuda" in arguments and torch.cuda.is_available():
+        arguments = ["run", FIG2, "--slots", "-1"]
+        words = ["--slots -1"]
     planned = arguments[0] in ("plan", "run")
     said = mistake(capsys, arguments + (folders if planned else []))
     for word in words:

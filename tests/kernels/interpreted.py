@@ -1,9 +1,11 @@
 """A small grid of the Triton kernels under Triton's interpreter; run in a process of its own by `test_without_gpu`."""
 
+from unittest.mock import patch
+
 import torch
 
 from kernels import ssd, ssd_triton
-from kernels.forgetting_attention import forgetting_attention, norm_logit_bound, triton_prepare
+from kernels.forgetting_attention import forgetting_attention, norm_logit_bound, triton_decode, triton_prepare
 from kernels.forgetting_attention.triton_norms import triton_logit_bound
 from tests.kernels.oracle import assert_right, log_gates, make_case
 from tests.kernels.test_fused_norms import compare_with_kernels
@@ -61,6 +63,15 @@ def compare_bounds() -> None:
     torch.testing.assert_close(triton_logit_bound(q, k, 0.3), norm_logit_bound(q, k, 0.3))
 
 
+def compare_pruned_decoding() -> None:
+    """One program reads all keys, 64 at a time from the last, until what is left has decayed below the threshold."""
+    q, k, v, log_fgate, _ = make_case("zero", 1, 1, 300, 1, 1, 16, torch.float32)
+    log_fgate = torch.full_like(log_fgate, -0.01)
+    with patch.object(triton_decode, "TARGET_PROGRAMS", 1):
+        pruned = attention(q, k, v, log_fgate, adaptive_threshold=-1.5)
+    torch.testing.assert_close(pruned, attention(q, k, v, log_fgate, window_size=3 * 64))
+
+
 def main() -> None:
     """Raise at the first wrong result. (The interpreter multiplies bfloat16 wrongly: float16 stands for the 16-bit
     path.)"""
@@ -82,10 +93,11 @@ def main() -> None:
     for threshold in (-12.0, -0.5):
         pruned = attention(*case[:4], adaptive_threshold=threshold)
         torch.testing.assert_close(pruned, forgetting_attention(*case[:4], adaptive_threshold=threshold))
-    for gates in ("mixture", "cuts"):
+    for gates in ("near_zero", "mixture", "cuts"):
         case = make_case(gates, 2, 1, 300, 2, 1, 32, torch.float32)
         for options in ({}, {"seq_start": torch.tensor([7, 300])}, {"window_size": 77}):
             torch.testing.assert_close(attention(*case[:4], **options), forgetting_attention(*case[:4], **options))
+    compare_pruned_decoding()
     for size in (1e-3, 1e4):
         compare_with_kernels("cpu", torch.float32, 1e-5, size)
     compare_scans()

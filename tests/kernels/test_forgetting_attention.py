@@ -190,6 +190,17 @@ def test_pruning_drops_little_and_a_prefix(gates: str) -> None:  # I7, I8
     assert gap.abs().max() <= 2 * math.exp(-10) * v.norm(dim=-1).max()
 
 
+def test_the_threshold_is_the_papers() -> None:
+    """delta = -2 U - log L + log eps with eps = e^-10 (ACP)."""
+    assert pruning_threshold(3.0, 1024) == pytest.approx(-6.0 - math.log(1024) - 10.0)
+    assert pruning_threshold(3.0, 1024, -2.0) == pytest.approx(-6.0 - math.log(1024) - 2.0)
+
+
+def test_no_threshold_drops_the_tile_of_the_query_itself() -> None:
+    case = make_case("one", 1, 200, 300, 2, 2, 16, torch.float32)
+    assert_right(forgetting_attention, case, adaptive_threshold=torch.tensor(1e6))
+
+
 def test_pruning_with_too_high_a_threshold_changes_the_output() -> None:
     """The threshold is used: one that drops tiles that matter must show."""
     case = make_case("near_zero", 1, 512, 512, 1, 1, 16, torch.float32)
@@ -205,6 +216,17 @@ def test_a_zero_gate_erases_the_past(cut: int) -> None:  # I10
     torch.testing.assert_close(o[:, cut:], forgetting_attention(*(x[:, cut:] for x in case[:4])))
     gradients = output_and_gradients(forgetting_attention, case)
     assert all(bool(x.isfinite().all()) for x in gradients)
+
+
+def test_a_small_gate_is_no_cut() -> None:
+    """A key that is e^100 times as likely as all others outlasts a gate of e^-50, and one of e^-1500 a gap of e^1600."""
+    for decay, lead in ((50.0, 100.0), (1500.0, 1600.0)):
+        case = make_case("zero", 1, 200, 200, 1, 1, 16, torch.float32)
+        case.q.zero_()[..., 0] = 4.0
+        case.k.zero_()[:, 5, :, 0] = lead
+        case.log_fgate[:, 100] = -decay
+        o = forgetting_attention(*case[:4])
+        torch.testing.assert_close(o[:, 100:], case.v[:, 5:6].expand(-1, 100, -1, -1))
 
 
 def test_decay_over_65536_tokens_beats_a_float32_sum() -> None:

@@ -1,11 +1,13 @@
 """Do the tests notice? `python -m tests.mutants [--workers N] [--only ROOM] --out FILE`.
 
 Each mutant of tests/mutants/listed.py is put into a copy of the checkout, its tests are run there, and it is taken out again; a
-mutant is killed if one of them fails. Before that the same tests must pass in the copy as it is. Writes a table; exit code 1 if
-tests fail without a mutant, or fewer than nine in ten mutants are killed.
+mutant is killed if one of them fails. Before that the same tests must pass in the copy as it is. Writes a table, and every
+verdict to FILE with .jsonl as soon as it is known: the same command goes on from there, and judges again what was changed.
+Exit code 1 if tests fail without a mutant, or fewer than nine in ten mutants are killed.
 """
 
 import argparse
+import hashlib
 import os
 import platform
 import re
@@ -14,17 +16,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
+from tests.mutants.forked import run_pytest
 from tests.mutants.listed import MUTANTS, Mutant
+from training.lines import line, read_lines
 
 ROOT = Path(__file__).parents[2]
 ENOUGH = 0.9
 LONGEST_S = 900.0
+TOGETHER = 8  # mutants of the same tests that one worker takes
 KILLED, SURVIVED, HUNG, INVALID = "killed", "survived", "killed (hung)", "invalid"
 
 
@@ -54,34 +60,14 @@ def copy_checkout(folder: Path) -> Path:
 def run_tests(folder: Path, tests: str, limit_s: float) -> Result:
     """Until the first failure, in a process group of their own."""
     files, _, chosen = tests.partition(" -k ")
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not gpu and not long"]
-    command += [
-        f"--basetemp={folder / '.tmp'}",
-        *(["-k", chosen] if chosen else []),
-        *(f"tests/{file}" for file in files.split()),
-    ]
-    # No bytecode: a mutant of the same length, written within the same second, would not be read again.
-    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1", HF_HUB_OFFLINE="1")
+    arguments = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not gpu and not long", f"--basetemp={folder / '.tmp'}"]
+    arguments += [*(["-k", chosen] if chosen else []), *(f"tests/{file}" for file in files.split())]
     started = time.monotonic()
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        said, _ = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        process.communicate()
-        return Result(HUNG, time.monotonic() - started)
+    code, said = run_pytest(folder, arguments, limit_s)
     failed = re.search(r"^(?:FAILED|ERROR) \S*?(\w+\.py\S*)", said, re.MULTILINE)
-    words = failed[1] if failed else (said.strip().splitlines() or [""])[-1]
-    became = {0: SURVIVED, 1: KILLED}.get(process.returncode, INVALID)
-    return Result(became, time.monotonic() - started, words)
+    became = {None: HUNG, 0: SURVIVED, 1: KILLED}.get(code, INVALID)
+    words = failed[1] if failed else (said.strip().splitlines() or [""])[-1] if became is INVALID else ""
+    return Result(became, round(time.monotonic() - started, 1), words)
 
 
 def run_mutant(folder: Path, mutant: Mutant, limit_s: float) -> Result:
@@ -96,14 +82,15 @@ def run_mutant(folder: Path, mutant: Mutant, limit_s: float) -> Result:
         path.write_text(whole)
 
 
-def table(results: dict[int, Result], seconds: float) -> str:
+def table(results: dict[int, Result]) -> str:
     """Markdown: how many of each room were killed, and every mutant."""
     import torch
 
     rooms = list(dict.fromkeys(MUTANTS[index].room for index in sorted(results)))
     killed = sum(result.became in (KILLED, HUNG) for result in results.values())
     text = (
-        f"{killed} of {len(results)} mutants killed ({killed / len(results):.1%}); {seconds:.0f} s, Python "
+        f"{killed} of {len(results)} mutants killed ({killed / len(results):.1%}) in "
+        f"{sum(result.seconds for result in results.values()) / 60:.0f} minutes of one core, Python "
         f"{platform.python_version()}, torch {torch.__version__}.\n\n| room | mutants | killed |\n|---|---|---|\n"
     )
     for room in rooms:
@@ -121,42 +108,58 @@ def _code(text: str) -> str:
     return f"`{' '.join(text.split())}`".replace("|", "\\|") if text.split() else "(nothing)"
 
 
-def torment(chosen: list[int], workers: int) -> dict[int, Result] | None:
+def digest(mutant: Mutant) -> str:
+    """Of what is changed, and of the tests that have to notice."""
+    files = [mutant.file, *(f"tests/{name}" for name in mutant.tests.partition(" -k ")[0].split())]
+    return hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in files)).hexdigest()[:16]
+
+
+def known(journal: Path | None, chosen: Iterable[int]) -> dict[int, Result]:
+    """Verdicts of an earlier start, of mutants whose file and tests are what they were."""
+    rows = [] if journal is None else read_lines(journal)[0]
+    found = {(row["digest"], *row["mutant"]): Result(**row["result"]) for row in rows}
+    return {i: result for i in chosen if (result := found.get((digest(MUTANTS[i]), *MUTANTS[i])))}
+
+
+def torment(chosen: list[int], workers: int, journal: Path | None) -> dict[int, Result] | None:
     """Results by index of the mutant; None if tests fail without one."""
+    results = known(journal, chosen)
+    sets: dict[str, list[int]] = defaultdict(list)
+    for index in chosen:
+        if index not in results:
+            sets[MUTANTS[index].tests].append(index)
+    _say(f"{len(results)} mutants are judged, {len(chosen) - len(results)} are left")
     scratch = Path(tempfile.mkdtemp(prefix="mutants-"))
     folders: SimpleQueue[Path] = SimpleQueue()
+
+    def judge(tests: str, some: list[int]) -> bool:
+        """Without a mutant, then with one after the other."""
+        folder = folders.get()
+        try:
+            whole = run_tests(folder, tests, LONGEST_S)
+            _say(f"{whole.seconds} s, {whole.became} without a mutant: {tests}{whole.by if whole.became != SURVIVED else ''}")
+            if whole.became != SURVIVED:
+                return False
+            for index in some:
+                before, mutant = digest(MUTANTS[index]), MUTANTS[index]
+                result = run_mutant(folder, mutant, min(LONGEST_S, 60 + 4 * whole.seconds))
+                results[index] = result
+                if result.became not in (KILLED, HUNG):
+                    _say(f"{result.became}: {mutant.file}: {mutant.old!r} -> {mutant.new!r}: {result.by}")
+                if journal is not None:
+                    with journal.open("a") as file:
+                        file.write(line({"digest": before, "mutant": list(mutant), "result": asdict(result)}))
+            return True
+        finally:
+            folders.put(folder)
+
     try:
         for number in range(workers):
             folders.put(copy_checkout(scratch / str(number)))
+        parts = [(tests, some[i : i + TOGETHER]) for tests, some in sets.items() for i in range(0, len(some), TOGETHER)]
         with ThreadPoolExecutor(workers) as pool:
-
-            def in_a_copy(function, *arguments) -> Result:  # type: ignore[no-untyped-def]
-                folder = folders.get()
-                try:
-                    return function(folder, *arguments)
-                finally:
-                    folders.put(folder)
-
-            sets = sorted({MUTANTS[index].tests for index in chosen})
-            _say(f"{len(sets)} sets of tests without a mutant")
-            whole = dict(zip(sets, pool.map(lambda tests: in_a_copy(run_tests, tests, LONGEST_S), sets), strict=True))
-            broken = {tests: result for tests, result in whole.items() if result.became != SURVIVED}
-            for tests, result in broken.items():
-                _say(f"{tests}: {result.became} without a mutant: {result.by}")
-            if broken:
-                return None
-            _say(f"{len(chosen)} mutants")
-            # The longest first: begun last, they would keep the others waiting.
-            order = sorted(chosen, key=lambda index: -whole[MUTANTS[index].tests].seconds)
-
-            def one(index: int) -> Result:
-                mutant = MUTANTS[index]
-                result = in_a_copy(run_mutant, mutant, min(LONGEST_S, 60 + 4 * whole[mutant.tests].seconds))
-                if result.became not in (KILLED, HUNG):
-                    _say(f"{result.became}: {mutant.file}: {mutant.old!r} -> {mutant.new!r} by {mutant.tests}: {result.by}")
-                return result
-
-            return dict(zip(order, pool.map(one, order), strict=True))
+            passed = list(pool.map(lambda part: judge(*part), parts))
+        return results if all(passed) else None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -175,18 +178,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
     parser.add_argument("--only", action="append", default=[], metavar="ROOM", help="a room or a file (repeatable)")
-    parser.add_argument("--out", type=Path, help="the table, as Markdown")
+    parser.add_argument("--out", type=Path, help="the table, as Markdown; what is begun is continued")
     asked = parser.parse_args()
     chosen = indices(asked.only)
     if not chosen:
         parser.error(
             f"--only {' '.join(asked.only)}: no mutant is there; rooms are {', '.join(sorted({m.room for m in MUTANTS}))}"
         )
-    started = time.monotonic()
-    results = torment(chosen, asked.workers)
+    results = torment(chosen, asked.workers, asked.out and asked.out.with_suffix(".jsonl"))
     if results is None:
         return 1
-    text = table(results, time.monotonic() - started)
+    text = table(results)
     if asked.out is not None:
         asked.out.write_text(text)
     print(text)

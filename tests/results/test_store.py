@@ -182,6 +182,7 @@ def test_a_runs_record_gathers_all_its_starts_and_keeps_the_newest_values(tmp_pa
     assert known["final_loss"] == 2.5
     before = path.stat().st_mtime_ns
     record_run(tmp_path, record("2025-01-02"))
+    record_run(tmp_path, record(final_loss=None))
     assert path.stat().st_mtime_ns == before, "nothing new, nothing written"
     assert read_run(path)["final_loss"] == 2.5
 

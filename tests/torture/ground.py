@@ -119,7 +119,7 @@ def facts(ground: Ground) -> dict[str, Any]:
     run, found = ground.run_folder, {}
     for split in ("train", "heldout"):
         [corpus] = [path for path in (ground.path / "corpora").iterdir() if path.is_dir()]
-        found[f"corpus {split}"] = _digest(np.asarray(zarr.open_array(corpus / f"{split}.zarr", mode="r")[:]).tobytes())
+        found[f"corpus {split}"] = _tokens(corpus / f"{split}.zarr")
     for name in ("model.safetensors", "config.json", "tokenizer.json", "run_spec.json"):
         found[f"export {name}"] = _digest((run / "export" / name).read_bytes())
     found["spec"] = _unsealed(run / "spec.json")
@@ -141,6 +141,13 @@ def facts(ground: Ground) -> dict[str, Any]:
         body = pd.read_csv(path).drop(columns=TIMINGS, errors="ignore").to_csv()
         found[f"drawn {path.name}"] = _digest(body.encode())
     return found
+
+
+def _tokens(array: Path) -> str:
+    try:
+        return _digest(np.asarray(zarr.open_array(array, mode="r")[:]).tobytes())
+    except Exception as error:  # whatever zarr and its codecs say of a damaged one
+        return f"unreadable: {type(error).__name__}: {error}"
 
 
 def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:

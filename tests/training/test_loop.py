@@ -339,12 +339,14 @@ def test_full_disk_is_one_line_and_loses_nothing(make_run, start, corpus, tmp_pa
     assert_same_run(undisturbed, run)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root; the test above covers the rest")
 def test_a_really_full_disk(make_run, corpus, tmp_path):
     """A tmpfs of 400 KiB holds the spec and some metrics but no checkpoint."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], check=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"a small disk cannot be mounted here ({mounted.stderr.strip()}); the test above covers the rest")
     try:
         run = RunFolder.create(disk / "run", make_run("spec", steps=30).read_spec())
         command = [

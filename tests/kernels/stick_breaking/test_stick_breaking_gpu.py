@@ -136,7 +136,8 @@ def test_heads_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_agrees_with_flash_linear_attention() -> None:
-    theirs = pytest.importorskip("fla.ops.stickbreaking_attn").parallel_stickbreaking_attn
+    from fla.ops.stickbreaking_attn import parallel_stickbreaking_attn as theirs
+
     case = make_case("sinks", 2, 500, 500, 4, 2, 64, torch.bfloat16, "cuda")
     exact = output_and_gradients(reference_attention, case.to(torch.float64))
     ours = output_and_gradients(stick_breaking_attention, case)
