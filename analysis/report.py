@@ -6,6 +6,7 @@ function of what is stored: equal results give equal bytes.
 
 import base64
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,12 +75,14 @@ def build(folder: Path, sections: Sequence[Section]) -> Path:
         seeds=_seeds(studies),
         sizes=_sizes(studies),
         artefacts=there,
-        verdicts=sorted(verdicts, key=lambda each: _place(each[1])),
+        verdicts=sorted(verdicts, key=lambda each: (_unknown(each[2]), _place(each[1]))),
+        unknown=sum(_unknown(verdict) for _, _, verdict in verdicts),
         counts=_counts(verdict for _, _, verdict in verdicts),
         changes=changes(folder, {claim.id: str(verdict.status) for _, claim, verdict in verdicts}, studies),
         absent=absent,
         newest=max(study.created for study in studies)[:10],
         runs=_runs(studies),
+        spent=_spent(studies),
     )
     path = folder / "report.html"
     write_atomic(path, page)
@@ -229,6 +232,24 @@ def _runs(studies: Iterable[Study]) -> list[dict[str, Any]]:
                 "date": starts[-1].get("date", "")[:10] if starts else "",
             }
     return sorted(found.values(), key=lambda run: (run["scale"], rank(run["model"]), run["labels"], run["seed"]))
+
+
+def _spent(studies: Iterable[Study]) -> str:
+    """Tokens and hours of all trainings, by device."""
+    records = {line.run_id: study.runs[line.run_id] for study in studies for line in study.lines}
+    tokens, hours = 0, Counter[str]()
+    for record in records.values():
+        for start in record.get("starts", []):
+            end = start.get("end") or {}
+            tokens += end.get("tokens") or 0
+            hours[start.get("device") or "?"] += start.get("world_size", 1) * (end.get("wall_s") or 0) / 3600
+    parts = [f"{spent:.1f} hours on {device}" for device, spent in sorted(hours.items()) if spent]
+    return f"{len(records)} runs, {tokens / 1e6:,.1f} million tokens, {' and '.join(parts) or 'no time known'}"
+
+
+def _unknown(verdict: Verdict) -> bool:
+    """Nothing can be said and no effect shown: the rows are not there."""
+    return verdict.status is Status.NOT_MEASURED and not verdict.comparisons
 
 
 def _versions(start: dict[str, Any]) -> str:

@@ -148,9 +148,10 @@ class RunFolder:
         return starts
 
     def record(self) -> Row:
-        """What results keep of a run: its spec, every start, and of a finished training how it ended."""
-        spec = self.read_spec()
-        rows = self.read_metrics() if self.finished else []
+        """What results keep of a run: its spec, every start, and how its training ended, if it did (its weights may be gone)."""
+        spec, last = self.read_spec(), self.last_row()
+        ended = self.finished or (last is not None and last["tokens"] >= spec.train.train_tokens)
+        rows = self.read_metrics() if ended else []
         return {
             "run_id": spec.run_id,
             "scale": spec.scale,

@@ -88,6 +88,9 @@ def test_verdicts_come_first_each_with_its_sentence_effect_and_link(tmp_path):
     assert '<a href="#fig2_per_token_loss">Figure 2</a>' in row
     assert "13 claims: holds" in table
     assert "not measured 7" in table
+    shown, _, folded = table.partition("<summary>7 claims without rows at this scale</summary>")
+    assert "<strong>C6</strong>" in shown and "not measured" not in shown.partition("<tbody>")[2]
+    assert folded.count("not measured") == 7
     assert text.index('id="verdicts"') < text.index('id="reading"') < text.index('id="fig2_per_token_loss"')
 
 
