@@ -94,11 +94,11 @@ def _unit(count: float) -> tuple[float, str]:
 
 
 def summary(study: Study) -> Table:
-    """Training loss at the end, median speed and share of the GPU's peak."""
+    """Training loss at the end; median speed and share of the GPU's peak, of the seed that had most of its GPU to itself."""
     columns = [
         Column("final_loss", f"training loss, last {LAST_SHARE:.0%} (nats)", 3, "lower"),
-        Column("tokens_per_s", "median tokens/s", 0, "higher"),
-        Column("mfu_percent", "median MFU, executed (%)", 1, "higher"),
+        Column("tokens_per_s", "median tokens/s, fastest seed", 0, "higher"),
+        Column("mfu_percent", "median MFU, executed, fastest seed (%)", 1, "higher"),
     ]
     values: dict[str, list[Cell]] = {}
     for training in trainings(study):
@@ -106,10 +106,10 @@ def summary(study: Study) -> Table:
         mfu = 100 * training.mfu
         values[training.label] = [
             np.nanmean(training.loss_SN[:, -last:], axis=1),
-            training.tokens_per_s,
-            mfu if np.isfinite(mfu).all() else None,
+            training.tokens_per_s.max(keepdims=True),
+            mfu.max(keepdims=True) if np.isfinite(mfu).all() else None,
         ]
     if all(cells[-1] is None for cells in values.values()):
         columns, values = columns[:-1], {label: cells[:-1] for label, cells in values.items()}
-    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."
+    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Trainings may have shared a GPU."
     return over_seeds("Training", columns, values, note)
