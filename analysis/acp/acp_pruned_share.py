@@ -13,7 +13,7 @@ from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 
-COLOURS = ColourScale("viridis", 0.0, 1.0, "share of tiles skipped")
+COLOURS = ColourScale("viridis", 0.0, 1.0, "skipped")
 
 
 @figure_style()

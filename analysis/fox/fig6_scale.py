@@ -82,7 +82,8 @@ def draw_panels(study: Study, *, beyond: bool) -> list[Path]:
 def _line(curve: LossCurve, value: str, place: int, count: int, beyond: bool) -> Drawn:
     is_fox = curve.model.startswith("fox")
     shades = (FOX_SHADES if is_fox else TRANSFORMER_SHADES)[: max(count, 2)]
-    style = LineStyle(f"{title(curve.model)}, {value}", shades[-1 - place % len(shades)], None if is_fox else DASHED)
+    name, dashes = ("FoX", None) if is_fox else ("Transformer", DASHED)
+    style = LineStyle(f"{name}, {value}", shades[-1 - place % len(shades)], dashes)
     length = curve.length if beyond else min(curve.train_len, curve.length)
     return smoothed(curve, style, smoothing_window(curve.train_len), length)
 
@@ -97,7 +98,7 @@ def _panel(axes: Axes, panel: str, shown: list[tuple[LossCurve, Drawn]], beyond:
     if len(lengths) > 1:
         axes.set_xscale("log", base=2)
         ticks = sorted({*lengths, lengths[0] // 4, longest})
-        axes.set_xticks(ticks, [tokens(tick) for tick in ticks])
+        axes.set_xticks(ticks, [tokens(tick) for tick in ticks], fontsize=5.6)
         axes.minorticks_off()
     else:
         ticks = [longest * quarter // 4 for quarter in range(5)]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from analysis.names import rank, style_of
 from analysis.study import Study
@@ -49,6 +50,8 @@ def draw(study: Study) -> list[Path]:
         axes.set_yscale("log")
         axes.set_xticks(lengths, [tokens(length) for length in lengths])
         axes.minorticks_off()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
         axes.set(xlabel="prompt (tokens)", title=TITLES[name])
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
