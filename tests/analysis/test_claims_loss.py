@@ -191,9 +191,10 @@ def test_c6_fails_if_llama_beats_pro_in_one_family(made, curves):
     assert c6(made(curves)).status is Status.FAILS
 
 
-def test_c6_is_about_the_training_context_length(made, curves):
+@pytest.mark.parametrize("check", [c5, c6])
+def test_c5_and_c6_are_about_the_training_context_length(made, curves, check):
     worse_beyond = np.where(np.arange(LENGTH) >= TRAIN_LEN, 50.0, 0.0)
-    assert c6(made({**curves, "fox_pro": curves["fox_pro"] + worse_beyond})).status is Status.HOLDS
+    assert check(made({**curves, "fox_pro": curves["fox_pro"] + worse_beyond})).status is Status.HOLDS
 
 
 def test_c6_holds_on_table_3s_numbers_and_says_that_they_have_no_spread(made):

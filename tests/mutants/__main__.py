@@ -2,7 +2,8 @@
 
 Each mutant of tests/mutants/listed.py is put into a copy of the checkout, its tests are run there, and it is taken out again; a
 mutant is killed if one of them fails. Before that the same tests must pass in the copy as it is. Writes a table, and every
-verdict to FILE with .jsonl as soon as it is known: the same command goes on from there, and judges again what was changed.
+verdict to FILE with .jsonl as soon as it is known: the same command goes on from there, and judges again what survived or was
+changed.
 Exit code 1 if tests fail without a mutant, or fewer than nine in ten mutants are killed.
 """
 
@@ -99,11 +100,11 @@ def table(results: dict[int, Result]) -> str:
     text += "\n| file | line | becomes | | noticed by |\n|---|---|---|---|---|\n"
     for index in sorted(results, key=lambda index: (results[index].became in (KILLED, HUNG), index)):
         mutant, result = MUTANTS[index], results[index]
-        text += f"| {mutant.file} | {_code(mutant.old)} | {_code(mutant.new)} | {result.became} | {result.by} |\n"
+        text += f"| {mutant.file} | {code(mutant.old)} | {code(mutant.new)} | {result.became} | {result.by} |\n"
     return text
 
 
-def _code(text: str) -> str:
+def code(text: str) -> str:
     """In one cell of a table."""
     return f"`{' '.join(text.split())}`".replace("|", "\\|") if text.split() else "(nothing)"
 
@@ -115,9 +116,10 @@ def digest(mutant: Mutant) -> str:
 
 
 def known(journal: Path | None, chosen: Iterable[int]) -> dict[int, Result]:
-    """Verdicts of an earlier start, of mutants whose file and tests are what they were."""
+    """Of an earlier start, the mutants that were killed and whose file and tests are what they were."""
     rows = [] if journal is None else read_lines(journal)[0]
-    found = {(row["digest"], *row["mutant"]): Result(**row["result"]) for row in rows}
+    results = [(row, Result(**row["result"])) for row in rows]
+    found = {(row["digest"], *row["mutant"]): result for row, result in results if result.became in (KILLED, HUNG)}
     return {i: result for i in chosen if (result := found.get((digest(MUTANTS[i]), *MUTANTS[i])))}
 
 
@@ -128,7 +130,7 @@ def torment(chosen: list[int], workers: int, journal: Path | None) -> dict[int, 
     for index in chosen:
         if index not in results:
             sets[MUTANTS[index].tests].append(index)
-    _say(f"{len(results)} mutants are judged, {len(chosen) - len(results)} are left")
+    _say(f"{len(results)} mutants were killed before, {len(chosen) - len(results)} are left")
     scratch = Path(tempfile.mkdtemp(prefix="mutants-"))
     folders: SimpleQueue[Path] = SimpleQueue()
 
