@@ -138,6 +138,12 @@ def test_a_published_checkpoint_is_a_run(folders, texts, tmp_path, capsys):
     assert run.spec.weights is not None and run.folder.finished
     assert [task.kind for task in graph.tasks(make_plan(asked))] == ["prepare", "evaluate", "draw"]
     assert run.folder.record()["starts"] == []
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1
+    model.save_pretrained(tmp_path / "other")
+    assert main(["adopt", str(tmp_path / "other"), "--as", "fox_llama", *where]) == 0
+    runs = [folder for folder in run.folder.path.parent.iterdir() if folder.is_dir()]
+    assert len(runs) == 2, "other weights are another run"
     capsys.readouterr()
     said = mistake(capsys, ["adopt", str(tmp_path / "published"), "--as", "hgrn2", *where])
     assert "forgetting_transformer" in said and "hgrn2" in said

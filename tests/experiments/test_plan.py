@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from analysis.study import Line, write_lines
+from data.spec import DataSpec
 from eval.job import Job
 from eval.kinds import eval_id, kind_of
 from eval.shell.sources import Sources
@@ -21,7 +22,9 @@ from experiments.recipes import recipes
 from experiments.scales import MODELS, SCALES
 from results.store import record_run
 from tests.experiments.finished import finish
+from tests.models.test_count import EXPECTED, paper_spec
 from training.command_line import parse
+from training.spec import TrainSpec
 
 ROOT = Path(__file__).parents[2]
 
@@ -151,6 +154,34 @@ def test_what_can_be_known_is_refused_before_the_first_task(asked):
         chosen(["fig99"])
     with pytest.raises(ValueError, match="none of these models is in"):
         make_plan(replace(asked, artefacts=("fig3_forget_gates",), only=("mamba2",)))
+
+
+# Steps and peak learning rate (Tables 4 and 5, section 4.1), those of the main setting by model.
+SETTINGS = {"125m-2.7b": (5_120, 2e-3), "360m-7.5b": (14_336, 2e-3), "760m-16b": (30_720, 1e-3), "760m-48b": (92_160, None)}
+TABLE_5 = {"fox_pro": 2e-3, "transformer_pro": 1e-3, "fox_llama": 1e-3, "transformer_llama": 5e-4, "mamba2": 2e-3,
+           "hgrn2": 2e-3, "delta_net": 1e-3}  # fmt: skip
+
+
+@pytest.mark.parametrize("scale", SETTINGS)
+def test_what_the_papers_scales_train_is_the_papers(scale):
+    """The whole spec of every model, not what it is made from; `paper_spec` is held to the paper's counts."""
+    text = DataSpec(
+        source="longcrawl64", tokenizer="gpt2-json", vocab_size=50257, bos_id=50256, document_len=65536, fingerprint="0" * 16
+    )
+    steps, rate = SETTINGS[scale]
+    size = scale.partition("-")[0]
+    for name in [model for each, model in EXPECTED if each == size and (rate or model in TABLE_5)]:
+        (recipe,) = recipes(SCALES[scale], name, (3,))
+        spec = recipe.run_spec(text)
+        assert spec.model == paper_spec(size, name), name
+        assert spec.train == TrainSpec(
+            seq_len=16_384,
+            batch_tokens=32 * 16_384,
+            train_tokens=steps * 32 * 16_384,
+            warmup_tokens=512 * 32 * 16_384,
+            peak_lr=rate or TABLE_5[name],
+        )
+        assert (spec.seed, spec.data) == (3, text)
 
 
 def test_changes_of_a_recipe_change_the_run_and_nothing_else(asked):

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -36,6 +37,7 @@ def run_pytest(folder: Path, arguments: list[str], limit_s: float) -> tuple[int 
 
 def _within(folder: Path, arguments: list[str], said: Path) -> None:
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has ignored by what it starts in the background
     handle = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(handle, 1)
     os.dup2(handle, 2)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants import __main__ as mutants
-from tests.mutants.__main__ import KILLED, SURVIVED, Result, copy_checkout, digest, known, run_mutant
+from tests.mutants.__main__ import ENOUGH, HUNG, KILLED, SURVIVED, Result, code, copy_checkout, digest, known, run_mutant
 from tests.mutants.listed import MUTANTS, Mutant
 from training.lines import line
 
@@ -32,6 +32,18 @@ def test_there_are_enough_and_no_two_are_alike():
     assert all(count == 1 for count in Counter((m.file, m.old, m.new) for m in MUTANTS).values())
     rooms = {"kernels", "models", "data", "training", "eval", "results", "analysis", "experiments"}
     assert {mutant.room for mutant in MUTANTS} == rooms
+
+
+def test_the_table_is_of_these_mutants_and_nine_in_ten_are_killed():
+    said = (ROOT / "tests/mutants/table.md").read_text()
+    became = [
+        result
+        for mutant in MUTANTS
+        for result in (KILLED, SURVIVED, HUNG)
+        if f"| {mutant.file} | {code(mutant.old)} | {code(mutant.new)} | {result} |" in said
+    ]
+    assert len(became) == len(MUTANTS), "judge what is new: python -m tests.mutants --out tests/mutants/table.md"
+    assert became.count(SURVIVED) <= (1 - ENOUGH) * len(MUTANTS)
 
 
 def test_a_kill_is_kept_until_the_file_or_its_tests_change(tmp_path, monkeypatch):
