@@ -148,7 +148,7 @@ class RunFolder:
         return starts
 
     def record(self) -> Row:
-        """What results keep of a run: its spec, every start, and how its training ended, if it did (its weights may be gone)."""
+        """What results keep of a run: its spec, every start, how its training ended if it did (its weights may be gone)."""
         spec, last = self.read_spec(), self.last_row()
         ended = self.finished or (last is not None and last["tokens"] >= spec.train.train_tokens)
         rows = self.read_metrics() if ended else []
