@@ -10,7 +10,7 @@ from triton.runtime.jit import JITFunction
 from kernels.stick_breaking.tiles import table
 from kernels.stick_breaking.triton_backward import backward
 from kernels.stick_breaking.triton_forward import forward
-from tests.kernels.compiled import _Hopper, stack_bytes
+from tests.kernels.compiled import _Hopper, examined
 
 SHARED_MEMORY = 227 * 1024
 STACK = 256
@@ -26,7 +26,7 @@ def main() -> None:
             compiled = self.warmup(*arguments, grid=grid, **options)
             assert compiled.metadata.shared <= SHARED_MEMORY, f"{self.fn.__name__}: {compiled.metadata.shared} bytes"
             assert "wgmma" in compiled.asm["ptx"], f"{self.fn.__name__} does not use the tensor cores' asynchronous products"
-            seen[self.fn.__name__] = stack_bytes(compiled)
+            seen[self.fn.__name__] = examined(compiled)
 
         return compile_only
 
