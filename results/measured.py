@@ -34,9 +34,10 @@ _KERNEL = {
     "head_dim": integer(1),
 }
 _TIMES = {
-    "ms_q20": number(0),  # quantiles 20/50/80 of the repeats
-    "ms_q50": number(0),
-    "ms_q80": number(0),
+    # Quantiles 20/50/80 of the repeats; NaN of a provider that had not compiled, tuned and run within the limit.
+    "ms_q20": number(0, nullable=True),
+    "ms_q50": number(0, nullable=True),
+    "ms_q80": number(0, nullable=True),
     "effective_tflops": number(0),  # skipped work counts as done; 0 where work is not counted
     "max_error": number(0, nullable=True),  # of the output, against float64
 }
@@ -58,6 +59,18 @@ _STEP = {
 SCHEMAS = {
     "forgetting_attention": Schema({**_KERNEL, **_TIMES}, key=tuple(_KERNEL)),
     "stick_breaking": Schema({**_KERNEL, **_TIMES}, key=tuple(_KERNEL)),
+    # Wall time of one call of many, and of those the time until the GPU has them all.
+    "short_calls": Schema(
+        {
+            **_KERNEL,
+            "graph": flag(),  # replayed in a CUDA graph
+            "us_best": number(0),
+            "us_median": number(0),
+            "us_worst": number(0),
+            "us_host": number(0),
+        },
+        key=(*_KERNEL, "graph"),
+    ),
     # Relative to the norm of each, by regime.
     "errors_by_regime": Schema(
         {"provider": text(), "head_dim": integer(1), "logit": number(0), "gates": text(), **_ERRORS},

@@ -27,7 +27,7 @@ def kernel_times(study: Study) -> pd.DataFrame:
     if not any((folder / KIND).glob("*.parquet")):
         return pd.DataFrame(columns=[*SETTING, "provider", "ms_q50", "relative"])
     rows = read(KIND, folder).rename(columns={"gates": "logits"})
-    rows = rows[rows["operation"] == OPERATION]
+    rows = rows[(rows["operation"] == OPERATION) & rows["ms_q50"].notna()]
     run = ["date", "gpu", "batch", "seq_len", "num_heads", "head_dim"]
     base = rows[rows["provider"] == BASELINE].drop_duplicates(run, keep="last")
     rows = rows.merge(base[[*run, "ms_q50"]], on=run, suffixes=("", "_base"))

@@ -6,15 +6,16 @@ the mean of their logits, from very local (almost nothing is kept) over near 0.5
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from kernels.benchmark.measure import BASELINE, DTYPE, providers
+from kernels.benchmark.keep import Row
+from kernels.benchmark.measure import DTYPE, providers
+from kernels.benchmark.rows import BASELINE
 from kernels.fla_cpu.tuning import limit_tuning
 from kernels.forgetting_attention import reference_attention
 from results.measured import GRADIENTS
@@ -52,16 +53,14 @@ def relative_errors(attention: Callable[..., Tensor], regime: Regime) -> list[fl
     return [math.inf if math.isnan(error) else error for error in errors]
 
 
-def measure_errors(only: tuple[str, ...], head_dims: tuple[int, ...] = (64, 128)) -> list[dict[str, Any]]:
+def measure_errors(only: tuple[str, ...], head_dims: tuple[int, ...] = (64, 128)) -> Iterator[Row]:
     """One row per provider (`only` those named, or all) and regime."""
     unwanted = (BASELINE, "softmax flash-2", "ours, pruned", "authors, pruned")
     found = {name: f for name, f in providers().items() if name not in unwanted and (not only or name in only)}
     limit_tuning()  # errors hardly depend on tile sizes: a short search will do
-    rows = []
     for head_dim, logit, gates in itertools.product(head_dims, LOGITS, GATES):
         regime = make_regime(logit, gates, head_dim)
         for name, attention in found.items():
             errors = (float(f"{x:.2e}") for x in relative_errors(attention, regime))
             about = {"provider": name, "head_dim": head_dim, "logit": logit, "gates": gates}
-            rows.append({**about, **dict(zip(GRADIENTS, errors, strict=True))})
-    return rows
+            yield {**about, **dict(zip(GRADIENTS, errors, strict=True))}

@@ -6,11 +6,11 @@ TFLOP/s are those of the dense causal computation, 4 B H T^2 D / 2 forward and 3
 work counts as done.
 """
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 import torch
 import triton
@@ -18,14 +18,15 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import logsigmoid, rms_norm, scaled_dot_product_attention
 
+from kernels.benchmark.keep import Row, TooLong, limited
 from kernels.benchmark.rows import BASELINE
 from kernels.forgetting_attention import forgetting_attention, pruning_threshold, reference_attention
 from kernels.fused_norms import gated_output_norm, shift_and_norm
 
-Row = dict[str, Any]
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 SHAPES = ((2, 16_384, 24, 64), (2, 16_384, 12, 128), (8, 4096, 24, 64), (1, 65_536, 12, 64))
 DTYPE = torch.bfloat16
+FACTORS = {"forward": 1.0, "forward+backward": 3.5}
 
 
 def make_inputs(shape: tuple[int, int, int, int], gates: str) -> list[Tensor]:
@@ -57,22 +58,16 @@ def _pruned(attention: Callable[..., Tensor]) -> Attention:
     return pruned
 
 
+@functools.cache
 def providers() -> dict[str, Attention]:
-    """What can be measured here, by name."""
+    """What can be measured here, by name; first what is there in any case, last what tunes itself for minutes."""
     found: dict[str, Attention] = {
-        BASELINE: _softmax(SDPBackend.CUDNN_ATTENTION),
-        "softmax flash-2": _softmax(SDPBackend.FLASH_ATTENTION),
         "ours": forgetting_attention,
+        BASELINE: _softmax(SDPBackend.CUDNN_ATTENTION),
         "ours, pruned": _pruned(forgetting_attention),
         "ours, deterministic": partial(forgetting_attention, deterministic=True),
+        "softmax flash-2": _softmax(SDPBackend.FLASH_ATTENTION),
     }
-    try:
-        import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
-        from fla.ops.forgetting_attn.parallel import parallel_forgetting_attn
-
-        found["fla"] = lambda q, k, v, g: _first(parallel_forgetting_attn(q, k, v, g))
-    except ImportError as error:
-        print(f"not measured: fla ({error})")
     try:
         from forgetting_transformer import forgetting_attention as authors  # type: ignore[import-not-found]
 
@@ -80,6 +75,13 @@ def providers() -> dict[str, Attention]:
         found["authors, pruned"] = _pruned(authors)
     except ImportError as error:
         print(f"not measured: the authors' package ({error})")
+    try:
+        import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
+        from fla.ops.forgetting_attn.parallel import parallel_forgetting_attn
+
+        found["fla"] = lambda q, k, v, g: _first(parallel_forgetting_attn(q, k, v, g))
+    except ImportError as error:
+        print(f"not measured: fla ({error})")
     return found
 
 
@@ -100,65 +102,84 @@ def check(name: str, attention: Attention, head_dim: int, gates: str) -> float:
     for what, x, y in zip(("o", "dq", "dk", "dv"), (o, *gradients), (exact, *exact_gradients), strict=True):
         error = ((x.double() - y).norm() / y.norm()).item()
         if not error < 2e-2:
-            raise RuntimeError(f"{name}: {what} is off by {error:.1e} of its norm at D = {head_dim}; not timed")
+            raise RuntimeError(f"{what} is off by {error:.1e} of its norm")
     return (o.double() - exact).abs().max().item()
 
 
-def measure(shape: tuple[int, int, int, int], gates: str, names: tuple[str, ...]) -> list[Row]:
-    """Forward and forward + backward of every provider (of `names`, and cuDNN's) at one shape, in one run."""
-    B, T, H, D = shape
-    date = datetime.now(UTC).isoformat(timespec="seconds")
+def measure(shape: tuple[int, int, int, int], gates: str, names: tuple[str, ...], limit_s: int) -> Iterator[Row]:
+    """Forward and forward + backward of every provider (of `names`, and cuDNN's) at one shape, in one run. Times that a
+    provider has not after `limit_s` are NaN."""
+    D = shape[3]
+    date = now()
     *inputs, do = make_inputs(shape, gates)
     detached = [x.detach() for x in inputs]
-    rows = []
     for name, attention in providers().items():
         if names and name not in (*names, BASELINE):
             continue
-        try:
-            error = check(name, attention, D, gates)
-        except RuntimeError as problem:
-            print(problem)
-            continue
         wanted = inputs[:3] if name.startswith("softmax") else inputs
-        runs: dict[str, tuple[Callable[[], object], float]] = {
-            "forward": (lambda attention=attention: attention(*detached), 1.0),  # type: ignore[misc]
-            "forward+backward": (
-                lambda attention=attention, wanted=wanted: torch.autograd.grad(attention(*inputs), wanted, do),  # type: ignore[misc]
-                3.5,
-            ),
+        runs = {
+            "forward": partial(attention, *detached),
+            "forward+backward": lambda attention=attention, wanted=wanted: torch.autograd.grad(attention(*inputs), wanted, do),  # type: ignore[misc]
         }
-        for operation, (run, factor) in runs.items():
-            q20, q50, q80 = triton.testing.do_bench(run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])
-            flops = factor * 4 * B * H * T * T * D / 2
-            row = make_row(name, operation, gates, shape, (q20, q50, q80), flops / q50 * 1e-9, error, date)
-            print(f"{shape} {gates} {name}: {operation} {q50:.3f} ms, {row['effective_tflops']:.0f} TFLOP/s", flush=True)
-            rows.append(row)
-    return rows
+        yield from timed(name, gates, shape, runs, partial(check, name, attention, D, gates), date, limit_s)
 
 
-def measure_boundary(shape: tuple[int, int, int, int]) -> list[Row]:
+def timed(
+    provider: str,
+    gates: str,
+    shape: tuple[int, int, int, int],
+    runs: dict[str, Callable[[], object]],
+    check: Callable[[], float],
+    date: str,
+    limit_s: int,
+) -> list[Row]:
+    """A row of each operation, if `check` gives an error of the output instead of raising one; without times where the limit
+    was reached before."""
+    B, T, H, D = shape
+    times, tflops, error = dict.fromkeys(runs, (math.nan,) * 3), dict.fromkeys(runs, 0.0), math.nan
+    try:
+        with limited(limit_s):
+            error = check()
+            for operation, run in runs.items():
+                times[operation] = tuple(triton.testing.do_bench(run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8]))
+                flops = FACTORS[operation] * 4 * B * H * T * T * D / 2
+                tflops[operation] = flops / times[operation][1] * 1e-9
+                ms = times[operation][1]
+                print(f"{shape} {gates} {provider}: {operation} {ms:.3f} ms, {tflops[operation]:.0f} TFLOP/s", flush=True)
+    except TooLong as problem:
+        print(f"{shape} {gates} {provider}: {problem}", flush=True)
+    except RuntimeError as problem:
+        print(f"{shape} {gates} {provider}: not measured ({problem})", flush=True)
+        return []
+    return [make_row(provider, name, gates, shape, times[name], tflops[name], error, date) for name in runs]
+
+
+def now() -> str:
+    """Of the rows that are compared with each other."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def measure_boundary(shape: tuple[int, int, int, int]) -> Iterator[Row]:
     """What comes before the forward kernel: cumulative gates, with and without the pruning boundary."""
     from kernels.forgetting_attention.triton_prepare import prepare
 
     B, T, H, D = shape
-    date = datetime.now(UTC).isoformat(timespec="seconds")
+    date = now()
     log_fgate = make_inputs(shape, "local to global")[3].detach()
     threshold = torch.full((B, H), float(pruning_threshold(math.sqrt(D), T)), device="cuda")
-    rows = []
     for name, value in (("cumulative gates", None), ("cumulative gates and boundary", threshold)):
 
         def run(value: Tensor | None = value) -> object:
             return prepare(log_fgate, T, value, None, None, None, False)
 
         times = triton.testing.do_bench(run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])
-        rows.append(make_row("ours", name, "local to global", shape, tuple(times), 0.0, math.nan, date))
         print(f"{shape} {name}: {times[1]:.4f} ms", flush=True)
-    return rows
+        yield make_row("ours", name, "local to global", shape, tuple(times), 0.0, math.nan, date)
 
 
-def measure_decode(shape: tuple[int, int, int, int]) -> list[Row]:
+def measure_decode(shape: tuple[int, int, int, int]) -> Iterator[Row]:
     """One query per sequence."""
-    date = datetime.now(UTC).isoformat(timespec="seconds")
+    date = now()
     q, k, v, log_fgate, _ = (x.detach() for x in make_inputs(shape, "local to global"))
     q_heads, k_heads, v_heads = (x.transpose(1, 2) for x in (q[:, -1:], k, v))
     runs: dict[str, Callable[[], Tensor]] = {
@@ -166,7 +187,6 @@ def measure_decode(shape: tuple[int, int, int, int]) -> list[Row]:
         "ours, pruned": lambda: _pruned(forgetting_attention)(q[:, -1:], k, v, log_fgate),
         "softmax SDPA": lambda: scaled_dot_product_attention(q_heads, k_heads, v_heads),
     }
-    rows = []
     open_gates = torch.zeros_like(log_fgate)
     exact = {
         softmax: reference_attention(q[:, -1:].double(), k.double(), v.double(), open_gates if softmax else log_fgate)
@@ -178,15 +198,14 @@ def measure_decode(shape: tuple[int, int, int, int]) -> list[Row]:
         if not error < 2e-2:
             raise RuntimeError(f"{name}: decoding is off by {error:.1e}; not timed")
         times = triton.testing.do_bench(run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])
-        rows.append(make_row(name, "decode", "local to global", shape, tuple(times), 0.0, error, date))
         print(f"{shape} decode {name}: {times[1]:.4f} ms", flush=True)
-    return rows
+        yield make_row(name, "decode", "local to global", shape, tuple(times), 0.0, error, date)
 
 
-def measure_norms(shape: tuple[int, int, int, int]) -> list[Row]:
+def measure_norms(shape: tuple[int, int, int, int]) -> Iterator[Row]:
     """Shift with norm, and norm with gate, forward and backward, against the same in plain PyTorch."""
     D = shape[3]
-    date = datetime.now(UTC).isoformat(timespec="seconds")
+    date = now()
     x, gate, _, log_fgate, dy = make_inputs(shape, "local to global")
     logit = log_fgate.detach().requires_grad_()
     weight = torch.ones(D, device="cuda", requires_grad=True)
@@ -208,7 +227,6 @@ def measure_norms(shape: tuple[int, int, int, int]) -> list[Row]:
     }
     with torch.no_grad():
         exact_outputs = {"shift and norm": _exact_shift(x, logit), "gated output norm": _exact_gated(x, gate)}
-    rows = []
     for (operation, name), (run, wanted) in runs.items():
 
         def both(run: Callable[[], Tensor] = run, wanted: list[Tensor] = wanted) -> object:
@@ -219,9 +237,8 @@ def measure_norms(shape: tuple[int, int, int, int]) -> list[Row]:
         if not error < 2e-2 * exact.abs().max().item():
             raise RuntimeError(f"{name}: {operation} is off by {error:.1e}; not timed")
         times = triton.testing.do_bench(both, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])
-        rows.append(make_row(name, operation, "none", shape, tuple(times), 0.0, error, date))
         print(f"{shape} {operation} {name}: {times[1]:.4f} ms", flush=True)
-    return rows
+        yield make_row(name, operation, "none", shape, tuple(times), 0.0, error, date)
 
 
 def _exact_shift(x: Tensor, logit: Tensor) -> Tensor:

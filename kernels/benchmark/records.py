@@ -15,6 +15,7 @@ def records(rows: pd.DataFrame, attempts: pd.DataFrame) -> str:
     """Markdown: the commits that were measured; per shape, operation, provider and commit, how many times faster than cuDNN's
     softmax attention in the same measuring, median, least and most over the repeats; the attempts."""
     same = ["created", "gpu", "operation", "gates", "dtype", *SHAPE]
+    rows = rows[rows.ms_q50.notna()]
     ours = rows[rows.provider.str.startswith("ours") & rows.operation.isin(("forward", "forward+backward"))]
     ours = ours[(ours.provider != "ours, pruned") | (ours.gates != "open")]  # open gates leave nothing to prune
     both = ours.merge(rows[rows.provider == BASELINE], on=same, suffixes=("", "_base")).sort_values("created", kind="stable")

@@ -23,8 +23,10 @@ COLORS = {
     "ours, pruned": "#D55E00",
 }
 BAR_WIDTH = 0.14
+LIMIT_S = 240
 LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 SHAPE = ["batch", "seq_len", "num_heads", "head_dim"]
+TOO_LONG = "not within the limit of compiling, tuning and timing | "
 
 
 def compared(rows: pd.DataFrame) -> pd.DataFrame:
@@ -34,6 +36,7 @@ def compared(rows: pd.DataFrame) -> pd.DataFrame:
     base = rows[rows.provider.isin((BASELINE, ROPE_BASELINE))].drop_duplicates(same)[[*same, "ms_q50"]]
     joined = rows.merge(base, "left", on=same, suffixes=("", "_base"))
     joined["ratio"] = joined.pop("ms_q50_base") / joined.ms_q50
+    joined = joined.sort_values("ms_q50", key=pd.Series.notna, kind="stable")  # a time is worth more than a newer lack of one
     return joined.drop_duplicates(["gpu", "provider", "operation", "gates", "dtype", *SHAPE], keep="last")
 
 
@@ -44,10 +47,29 @@ def table(rows: pd.DataFrame) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in compared(rows).sort_values(["gpu", *SHAPE, "operation", "gates", "ms_q50"]).itertuples():
+        late = pd.isna(row.ms_q50)
+        times = TOO_LONG if late else f"{row.ms_q50:.3f} ({row.ms_q20:.3f}-{row.ms_q80:.3f}) | {row.effective_tflops:.0f}"
         lines.append(
             f"| {row.gpu} | {row.batch}, {row.seq_len}, {row.num_heads}, {row.head_dim} | {row.operation} | {row.gates} "
-            f"| {row.provider} | {row.ms_q50:.3f} ({row.ms_q20:.3f}-{row.ms_q80:.3f}) | {row.effective_tflops:.0f} "
-            f"| {_known(row.ratio, '.2f')} | {_known(row.max_error, '.1e')} |"
+            f"| {row.provider} | {times} | {_known(row.ratio, '.2f')} | {_known(row.max_error, '.1e')} |"
+        )
+    return "\n".join(lines)
+
+
+def short_table(rows: pd.DataFrame) -> str:
+    """Markdown: one line per GPU, shape, operation and provider, of the newest measuring."""
+    lines = [
+        "| GPU | B, T, H, D | operation | provider | us a call (best-worst) | of the host | in a CUDA graph |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    key = ["gpu", *SHAPE, "operation", "provider", "gates", "dtype"]
+    newest = rows.drop_duplicates([*key, "graph"], keep="last")
+    both = newest[~newest.graph].merge(newest.loc[newest.graph, [*key, "us_median"]], "left", on=key, suffixes=("", "_graph"))
+    for row in both.sort_values(["gpu", *SHAPE, "operation", "us_median"]).itertuples():
+        lines.append(
+            f"| {row.gpu} | {row.batch}, {row.seq_len}, {row.num_heads}, {row.head_dim} | {row.operation} | {row.provider} "
+            f"| {row.us_median:.1f} ({row.us_best:.1f}-{row.us_worst:.1f}) | {row.us_host:.1f} "
+            f"| {_known(row.us_median_graph, '.1f')} |"
         )
     return "\n".join(lines)
 

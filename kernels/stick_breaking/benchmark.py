@@ -6,11 +6,11 @@ is skipped. "long": N(-9, 1), where every key of 16,384 counts and nothing can b
 dense causal computation, 4 B H T^2 D / 2 forward and 3.5 times that forward + backward: skipped work counts as done.
 """
 
-import itertools
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,10 +22,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from tyro.conf import UseAppendAction
 
-from kernels.benchmark.measure import Row, make_row
-from kernels.benchmark.rows import PICTURES, ROPE_BASELINE, draw, table
+from kernels.benchmark.keep import Row, keep
+from kernels.benchmark.measure import now, timed
+from kernels.benchmark.rows import LIMIT_S, PICTURES, ROPE_BASELINE, draw, table
 from kernels.stick_breaking import reference_attention, stick_breaking_attention
-from results.measured import FOLDER, add, read
+from results.measured import FOLDER, read
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 SHAPES = ((4, 4096, 12, 128), (4, 8192, 12, 128), (4, 16_384, 12, 128), (2, 16_384, 24, 64))
@@ -75,14 +76,14 @@ def _first(attention: Callable[..., tuple[Tensor, Tensor]]) -> Attention:
 
 
 def _providers(seq_len: int, head_dim: int) -> dict[str, Attention]:
-    """What can be measured here, by name."""
+    """What can be measured here, by name; last what tunes itself for minutes."""
     frequencies = 5e5 ** (-torch.arange(head_dim // 2, device="cuda") / (head_dim // 2))
     angles = torch.arange(seq_len, device="cuda")[:, None] * frequencies
     table = torch.cat([angles.cos(), angles.sin()], -1)
     found = {
+        "ours": _first(stick_breaking_attention),
         ROPE_BASELINE: _softmax(SDPBackend.CUDNN_ATTENTION, table),
         "softmax flash-2 + RoPE": _softmax(SDPBackend.FLASH_ATTENTION, table),
-        "ours": _first(stick_breaking_attention),
     }
     try:
         import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
@@ -117,38 +118,22 @@ def _error(name: str, attention: Attention, head_dim: int, logits: str) -> float
         error = ((x.double() - y).norm() / y.norm()).item()
         print(f"  {name}, {logits}, D = {head_dim}: {what} is off by {error:.1e} of its norm")
         if not error < 2e-2:
-            raise RuntimeError(f"{name}: {what} is off by {error:.1e} of its norm; not timed")
+            raise RuntimeError(f"{what} is off by {error:.1e} of its norm")
     return (o.double() - exact).abs().max().item()
 
 
-def measure(shape: tuple[int, int, int, int], only: tuple[str, ...]) -> list[Row]:
-    """Forward and forward + backward of every provider at one shape, in one run; stick-breaking for both logits."""
-    B, T, H, D = shape
-    date = datetime.now(UTC).isoformat(timespec="seconds")
-    rows = []
-    for logits, (name, attention) in itertools.product(SHIFT, _providers(T, D).items()):
-        is_softmax = name.startswith("softmax")
-        if is_softmax and logits == "short":
-            continue  # how long softmax takes does not depend on its logits
-        if only and name not in (*only, ROPE_BASELINE):
-            continue
-        error = float("nan") if is_softmax else _error(name, attention, D, logits)
-        *inputs, do = _inputs(shape, logits)
-        detached = [x.detach() for x in inputs]
-        runs: dict[str, tuple[Callable[[], object], float]] = {
-            "forward": (lambda attention=attention, x=detached: attention(*x), 1.0),  # type: ignore[misc]
-            "forward+backward": (
-                lambda attention=attention, x=inputs, do=do: torch.autograd.grad(attention(*x), x, do),  # type: ignore[misc]
-                3.5,
-            ),
-        }
-        for operation, (run, factor) in runs.items():
-            times = triton.testing.do_bench(run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])
-            tflops = factor * 4 * B * H * T * T * D / 2 / times[1] * 1e-9
-            row = make_row(name, operation, "any" if is_softmax else logits, shape, tuple(times), tflops, error, date)
-            print(f"{shape} {logits} {name}: {operation} {times[1]:.3f} ms, {tflops:.0f} TFLOP/s", flush=True)
-            rows.append(row)
-    return rows
+def measure(
+    shape: tuple[int, int, int, int], name: str, attention: Attention, logits: str, date: str, limit_s: int
+) -> Iterator[Row]:
+    """Forward and forward + backward of one provider."""
+    is_softmax = name.startswith("softmax")
+    *inputs, do = _inputs(shape, logits)
+    runs = {
+        "forward": partial(attention, *(x.detach() for x in inputs)),
+        "forward+backward": lambda: torch.autograd.grad(attention(*inputs), inputs, do),
+    }
+    check = (lambda: math.nan) if is_softmax else partial(_error, name, attention, shape[3], logits)
+    yield from timed(name, "any" if is_softmax else logits, shape, runs, check, date, limit_s)
 
 
 @dataclass(frozen=True)
@@ -163,6 +148,8 @@ class Options:
     """Providers to measure besides cuDNN's softmax; all by default."""
     shape: UseAppendAction[tuple[tuple[int, int, int, int], ...]] = ()
     """B T H D (repeatable); the usual four by default."""
+    limit_s: int = LIMIT_S
+    """Seconds after which a provider is left where it compiles, tunes and runs: the times that it lacks are stored as NaN."""
     code: str = ""
     """Which code is measured, where no checkout tells (a commit, a word)."""
 
@@ -171,8 +158,13 @@ def main() -> int:
     options = tyro.cli(Options, prog="python -m kernels.stick_breaking.benchmark", description=__doc__)
     try:
         for shape in () if options.show else options.shape or SHAPES:
-            rows = measure(shape, options.only)
-            add("stick_breaking", rows, torch.cuda.get_device_name(), code=options.code, folder=options.rows)
+            date = now()
+            for name, attention in _providers(shape[1], shape[3]).items():
+                # How long softmax takes does not depend on its logits.
+                for logits in ("long",) if name.startswith("softmax") else SHIFT:
+                    if not options.only or name in (*options.only, ROPE_BASELINE):
+                        rows = measure(shape, name, attention, logits, date, options.limit_s)
+                        keep("stick_breaking", rows, f"{shape} {name} {logits}", options.code, options.rows)
         stored = read("stick_breaking", options.rows)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

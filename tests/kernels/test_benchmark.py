@@ -1,14 +1,21 @@
 """The kernel benchmarks' rows: the newest wins, ratios compare within one measuring, and they are drawn without a GPU."""
 
+import math
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import torch
 
+from kernels.benchmark import keep, measure, short
 from kernels.benchmark.records import records
-from kernels.benchmark.rows import BASELINE, ROPE_BASELINE, compared, draw, table
+from kernels.benchmark.rows import BASELINE, ROPE_BASELINE, compared, draw, short_table, table
+from kernels.forgetting_attention import forgetting_attention
+from results.measured import read
 
 ROOT = Path(__file__).parents[2]
 ROW = {
@@ -46,6 +53,73 @@ def test_stick_breaking_is_compared_with_softmax_that_knows_positions(tmp_path):
     assert list(compared(rows).ratio) == [1.0, 0.5]
     draw(rows, tmp_path / "rows.png", "long", "logits")
     assert (tmp_path / "rows.png").stat().st_size > 1000
+
+
+def test_a_provider_that_took_too_long_has_a_line_and_hides_no_earlier_time():
+    late = {**ROW, "provider": "fla", "ms_q20": math.nan, "ms_q50": math.nan, "ms_q80": math.nan, "effective_tflops": 0.0}
+    assert "| fla | not within the limit of compiling, tuning and timing |  |  | 1.0e-03 |" in table(pd.DataFrame([ROW, late]))
+    again = pd.DataFrame([ROW, {**late, "ms_q50": 4.0}, {**late, "date": "later"}])
+    assert list(compared(again).query("provider == 'fla'").ratio) == [0.5]
+
+
+@pytest.fixture
+def _no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "some GPU")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+
+@pytest.mark.usefixtures("_no_gpu")
+def test_rows_are_kept_where_measuring_is_cut_short(tmp_path):
+    def cut():
+        yield measure.make_row("ours", "forward", "open", (1, 2, 3, 4), (1.0, 2.0, 3.0), 9.0, 0.0, "today")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        keep.keep("forgetting_attention", cut(), "label", "some code", tmp_path)
+    assert list(read("forgetting_attention", tmp_path).ms_q50) == [2.0]
+
+
+def test_a_provider_is_left_at_its_limit_with_what_it_reached(monkeypatch):
+    """Also in a backward pass, and it is left where it fails."""
+
+    def forever(grad):
+        while True:
+            pass
+
+    x = torch.ones((), requires_grad=True) * 1
+    x.register_hook(forever)
+    bench = lambda run, **_: run() or [1.0, 2.0, 3.0]  # noqa: E731
+    monkeypatch.setattr(measure, "triton", SimpleNamespace(testing=SimpleNamespace(do_bench=bench)))
+    rows = partial(measure.timed, "fla", "open", (1, 2, 3, 4), date="today", limit_s=1)
+    found = rows({"forward": lambda: None, "forward+backward": x.backward}, lambda: 1e-3)
+    assert [row["operation"] for row in found] == ["forward", "forward+backward"]
+    assert found[0]["ms_q50"] == 2.0 and math.isnan(found[1]["ms_q50"]) and found[1]["max_error"] == 1e-3
+
+    def wrong():
+        raise RuntimeError("o is off")
+
+    assert not rows({"forward": lambda: None}, wrong)
+
+
+@pytest.mark.usefixtures("_no_gpu")
+def test_short_calls_alone_and_in_graphs_are_lines_of_one_table(monkeypatch, tmp_path):
+    def inputs(shape, gates):
+        x = torch.ones(1, 4, *shape[2:], requires_grad=True)
+        return [x, x, x, -torch.ones(1, 4, shape[2]).requires_grad_(), x.detach()]
+
+    monkeypatch.setattr(short, "make_inputs", inputs)
+    monkeypatch.setattr(short, "providers", lambda: {"ours": forgetting_attention, BASELINE: None, "ours, pruned": None})
+    monkeypatch.setattr(short, "_captured", lambda call: call)
+    monkeypatch.setattr(short, "CALLS", 2)
+    keep.keep("short_calls", short.measure_short((), 60), "short", "some code", tmp_path)
+    rows = read("short_calls", tmp_path)
+    assert set(rows.provider) == {"ours", "ours, auto"}  # no cuDNN here
+    assert sorted(rows.operation) == sorted(["forward", "forward+backward", "decode"] * 4) and rows.graph.sum() == 6
+    assert list(rows[rows.operation == "decode"].seq_len.unique()) == [8192]
+    for row in rows[~rows.graph].itertuples():
+        same = rows[(rows.provider == row.provider) & (rows.operation == row.operation) & rows.graph].us_median.item()
+        times = f"{row.us_median:.1f} ({row.us_best:.1f}-{row.us_worst:.1f}) | {row.us_host:.1f} | {same:.1f} |"
+        assert f"| {row.operation} | {row.provider} | {times}" in short_table(rows)
 
 
 @pytest.mark.parametrize("module", ["kernels.benchmark", "experiments.benchmark"])
