@@ -117,7 +117,7 @@ def measure(shape: tuple[int, int, int, int], gates: str, names: tuple[str, ...]
         if names and name not in (*names, BASELINE):
             continue
         wanted = inputs[:3] if name.startswith("softmax") else inputs
-        runs = {
+        runs: dict[str, Callable[[], object]] = {
             "forward": partial(attention, *detached),
             "forward+backward": lambda attention=attention, wanted=wanted: torch.autograd.grad(attention(*inputs), wanted, do),  # type: ignore[misc]
         }

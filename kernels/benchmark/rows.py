@@ -47,8 +47,8 @@ def table(rows: pd.DataFrame) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in compared(rows).sort_values(["gpu", *SHAPE, "operation", "gates", "ms_q50"]).itertuples():
-        late = pd.isna(row.ms_q50)
-        times = TOO_LONG if late else f"{row.ms_q50:.3f} ({row.ms_q20:.3f}-{row.ms_q80:.3f}) | {row.effective_tflops:.0f}"
+        median = _known(row.ms_q50, ".3f")
+        times = f"{median} ({row.ms_q20:.3f}-{row.ms_q80:.3f}) | {row.effective_tflops:.0f}" if median else TOO_LONG
         lines.append(
             f"| {row.gpu} | {row.batch}, {row.seq_len}, {row.num_heads}, {row.head_dim} | {row.operation} | {row.gates} "
             f"| {row.provider} | {times} | {_known(row.ratio, '.2f')} | {_known(row.max_error, '.1e')} |"
@@ -80,7 +80,7 @@ def _known(value: Any, style: str) -> str:
 
 def draw(rows: pd.DataFrame, path: Path, gates: str, title: str) -> None:
     """Bars of speed relative to cuDNN's softmax attention where the gates are `gates`, one panel per operation; shapes
-    ordered by sequence length."""
+    ordered by sequence length. Nothing without cuDNN's rows."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -90,6 +90,8 @@ def draw(rows: pd.DataFrame, path: Path, gates: str, title: str) -> None:
     shown = shown[
         shown.operation.isin(("forward", "forward+backward")) & shown.gates.isin((gates, "any")) & shown.ratio.notna()
     ]
+    if shown.empty:  # cut short before cuDNN's, or a GPU without it
+        return
     operations = sorted(shown.operation.unique())
     shapes = sorted(set(shown[SHAPE].itertuples(index=False, name=None)), key=lambda shape: (shape[1], shape[3], shape))
     size = (10, 0.8 + 3 * len(operations))

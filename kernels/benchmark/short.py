@@ -71,10 +71,10 @@ def _calls(name: str, attention: Callable[..., Tensor]) -> Iterator[tuple[str, t
     if name in BACKENDS:
         leaves = [x.detach().transpose(1, 2).requires_grad_() for x in inputs[:3]]
         heads, do = [x.detach() for x in leaves], do.transpose(1, 2)
-        softmax = partial(scaled_dot_product_attention, is_causal=True)
-        yield "forward", SHAPE, partial(softmax, *heads)
-        yield "forward+backward", SHAPE, lambda: torch.autograd.grad(softmax(*leaves), leaves, do)
-        yield "decode", KEYS, partial(scaled_dot_product_attention, *(x.transpose(1, 2) for x in (q, k, v)))
+        softmax: Callable[..., Tensor] = scaled_dot_product_attention
+        yield "forward", SHAPE, partial(softmax, *heads, is_causal=True)
+        yield "forward+backward", SHAPE, lambda: torch.autograd.grad(softmax(*leaves, is_causal=True), leaves, do)
+        yield "decode", KEYS, partial(softmax, *(x.transpose(1, 2) for x in (q, k, v)))
         return
     yield "forward", SHAPE, partial(attention, *detached)
     yield "forward+backward", SHAPE, lambda: torch.autograd.grad(attention(*inputs), inputs, do)

@@ -128,7 +128,7 @@ def measure(
     """Forward and forward + backward of one provider."""
     is_softmax = name.startswith("softmax")
     *inputs, do = _inputs(shape, logits)
-    runs = {
+    runs: dict[str, Callable[[], object]] = {
         "forward": partial(attention, *(x.detach() for x in inputs)),
         "forward+backward": lambda: torch.autograd.grad(attention(*inputs), inputs, do),
     }

@@ -53,6 +53,8 @@ def test_stick_breaking_is_compared_with_softmax_that_knows_positions(tmp_path):
     assert list(compared(rows).ratio) == [1.0, 0.5]
     draw(rows, tmp_path / "rows.png", "long", "logits")
     assert (tmp_path / "rows.png").stat().st_size > 1000
+    draw(rows[1:], tmp_path / "none.png", "long", "logits")
+    assert not (tmp_path / "none.png").exists()
 
 
 def test_a_provider_that_took_too_long_has_a_line_and_hides_no_earlier_time():
