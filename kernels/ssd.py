@@ -17,8 +17,9 @@ Suffixes: B batch, T tokens, H heads, N state size (keys), P value channels; n c
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from kernels.ssd_chunks import scan, to_chunks
 
 CHUNK = 64
 FUSED = (128, 64)
@@ -126,14 +127,6 @@ class _Chunks(torch.autograd.Function):
         return *grads, None if initial is None else dinitial.transpose(1, 2).to(initial.dtype)
 
 
-def to_chunks(y: Tensor, size: int) -> Tensor:
-    """(B, T, ...) -> (B, n, C, ...), padded with zeros: a zero key and a zero log gate leave the state alone."""
-    missing = -y.shape[1] % size
-    if missing:
-        y = F.pad(y, (0, 0) * (y.ndim - 2) + (0, missing))
-    return y.unflatten(1, (-1, size))
-
-
 def _unchunked(y: Tensor, shape: torch.Size) -> Tensor:
     return y.flatten(1, 2)[:, : shape[1]]
 
@@ -162,24 +155,3 @@ def _to_end(c: Tensor, like: Tensor) -> Tensor:
 
 def _from_start(c: Tensor, like: Tensor) -> Tensor:
     return c.to(like.dtype).exp()[..., None]
-
-
-def scan(update: Tensor, decay: Tensor, start_BNHP: Tensor | None, dtype: torch.dtype, reverse: bool) -> tuple[Tensor, Tensor]:
-    """States (B, n, N, H, P) before each chunk of S <- decay * S + update in `dtype`, and the state after the last in update's;
-    decay (B, n, H). Reverse: from the last chunk to the first."""
-    final = torch.zeros_like(update[:, 0]) if start_BNHP is None else start_BNHP.clone(memory_format=torch.contiguous_format)
-    states = torch.empty_like(update, dtype=dtype)
-    if update.is_cuda:
-        from kernels.ssd_triton import scan_kernel
-
-        scan_kernel(update.contiguous(), decay, states, final, reverse)
-    else:
-        scan_loop(update, decay, states, final, reverse)
-    return states, final
-
-
-def scan_loop(update: Tensor, decay: Tensor, states: Tensor, final: Tensor, reverse: bool) -> None:
-    """Fill `states`, and take `final` from the state at the start to the one at the end."""
-    for chunk in range(update.shape[1])[:: -1 if reverse else 1]:
-        states[:, chunk] = final
-        final.mul_(decay[:, chunk, None, :, None]).add_(update[:, chunk])

@@ -2,6 +2,9 @@
 tests only on request."""
 
 import os
+import signal
+from itertools import zip_longest
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -14,11 +17,19 @@ from hypothesis import settings
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
 
+# Tests send Ctrl-C to what they start. A shell that starts the suite in the background has its children ignore it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+LONG = ("test_without_gpu.py", "test_committed.py", "test_interrupted.py", "test_torture.py", "test_models.py", "test_loop.py")
+"""Files that keep a core busy for a minute or more."""
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if "long" not in config.option.markexpr:
         config.hook.pytest_deselected(items=[item for item in items if "long" in item.keywords])
         items[:] = [item for item in items if "long" not in item.keywords]
+    items.sort(key=_place(items).__getitem__)
     if not any("gpu" in item.keywords for item in items):
         return
     import torch
@@ -27,3 +38,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="this machine has no CUDA GPU that torch can use"))
+
+
+def _place(items: list[pytest.Item]) -> dict[pytest.Item, int]:
+    """With `--no-loadscope-reorder`: SLURM's tests, which mostly wait, beside those that compute longest, and both before the
+    others, so that no core stands idle at the end."""
+    files = list(dict.fromkeys(item.path for item in items))
+    waiting = [file for file in files if file.parent == Path(__file__).parent / "slurm"]
+    busy = [file for file in files if file.name in LONG]
+    first = [file for pair in zip_longest(waiting, busy) for file in pair if file is not None]
+    order = [*first, *(file for file in files if file not in first)]
+    return {item: order.index(item.path) for item in items}

@@ -2,10 +2,7 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -127,30 +124,3 @@ def test_drawing_twice_gives_the_same_bytes(asked):
     report = drawing.write_report("tiny", asked.results_dir).read_bytes()
     assert first and first == {path: path.read_bytes() for path in drawing.render(FIG2, "tiny", asked.results_dir)}
     assert report == drawing.write_report("tiny", asked.results_dir).read_bytes()
-
-
-WITHOUT_TORCH = """
-import sys
-class Refused:
-    def find_spec(self, name, *_):
-        if name.split(".")[0] in ("torch", "triton", "transformers", "fla", "datasets"):
-            raise ImportError(f"{name} is not for drawing")
-sys.meta_path.insert(0, Refused())
-from experiments.__main__ import main
-sys.exit(main(["render", "--scale", "tiny", "--results-dir", sys.argv[1]]))
-"""
-
-
-def test_what_is_committed_is_drawn_from_the_committed_rows_without_torch(tmp_path):
-    """Every figure and table at tiny, to the byte."""
-    root = Path(__file__).parents[2]
-    committed = root / "results" / "tiny"
-    shutil.copytree(committed, tmp_path / "tiny", ignore=shutil.ignore_patterns("figures", "tables", "report.html"))
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path)], cwd=root, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    drawn = [path.relative_to(committed) for folder in ("figures", "tables") for path in committed.glob(f"{folder}/*")]
-    assert len(drawn) > 15 and (tmp_path / "tiny" / "report.html").is_file()
-    for path in drawn:
-        assert (tmp_path / "tiny" / path).read_bytes() == (committed / path).read_bytes(), path

@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from kernels import ssd_triton
+from kernels import ssd_scan_triton, ssd_triton
 from kernels.forgetting_attention import hopper_backward, hopper_forward, triton_backward, triton_forward
 from kernels.forgetting_attention.tiles import Tiles, table
 from kernels.forgetting_attention.triton_decode import decode
@@ -125,7 +125,7 @@ def main() -> None:
     ssd_triton.forward(q, q, x, step, step, torch.ones(4), None)
     sums = torch.zeros(2, 4, 3, 128)
     ssd_triton.backward(x, torch.zeros(2, 128, 4, 64), q, q, x, step, torch.ones(4), x.new_zeros(2, 3, 128, 4, 64), sums, sums)
-    ssd_triton.scan_kernel(
+    ssd_scan_triton.scan_kernel(
         *(torch.zeros(2, 3, *shape) for shape in ((16, 4, 64), (4,), (16, 4, 64))), torch.zeros(2, 16, 4, 64), True
     )
     print(seen)

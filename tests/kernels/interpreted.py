@@ -4,7 +4,7 @@ from unittest.mock import patch
 
 import torch
 
-from kernels import ssd, ssd_triton
+from kernels import ssd, ssd_chunks, ssd_scan_triton, ssd_triton
 from kernels.forgetting_attention import forgetting_attention, norm_logit_bound, triton_decode, triton_prepare
 from kernels.forgetting_attention.triton_norms import triton_logit_bound
 from tests.kernels.oracle import assert_right, log_gates, make_case
@@ -22,7 +22,7 @@ def compare_scans() -> None:
     update, decay, start = torch.randn(2, 5, 16, 3, 24), torch.rand(2, 5, 3), torch.randn(2, 16, 3, 24)
     for reverse in (False, True):
         results = []
-        for scan in (ssd.scan_loop, ssd_triton.scan_kernel):
+        for scan in (ssd_chunks.scan_loop, ssd_scan_triton.scan_kernel):
             states, final = torch.full_like(update, torch.nan), start.clone()
             scan(update, decay, states, final, reverse)
             results.append((states, final))
