@@ -71,7 +71,8 @@ def unwritten_registers(sass: str) -> set[int]:
 
 def examined(compiled) -> int:  # type: ignore[no-untyped-def]
     """Bytes of stack per thread, where registers are spilled; fails where machine code is not whole."""
-    unwritten = unwritten_registers(report(compiled, "-sass"))
+    has_descriptors = "wgmma" in compiled.asm["ptx"]
+    unwritten = unwritten_registers(report(compiled, "-sass")) if has_descriptors else set()
     assert not unwritten, f"{compiled.name} reads uniform registers that nothing writes: {unwritten}"
     return int(re.search(r"STACK:(\d+)", report(compiled, "-res-usage")).group(1))  # type: ignore[union-attr]
 
