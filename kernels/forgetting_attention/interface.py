@@ -61,7 +61,8 @@ def forgetting_attention(
         q, k, v = (x.to(torch.get_autocast_dtype(device_type)) if x.is_floating_point() else x for x in (q, k, v))
         log_fgate = log_fgate.float()
     check_tensors(q, k, v, log_fgate)
-    check_limits(q, k, seq_start, cu_seqlens, window_size)
+    if seq_start is not None or cu_seqlens is not None or window_size is not None:
+        check_limits(q, k, seq_start, cu_seqlens, window_size)
     backend = pick_backend(backend, q)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     threshold = resolve_threshold(adaptive_threshold, q, k, scale)
@@ -69,11 +70,12 @@ def forgetting_attention(
         return chunked_attention(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale)[0]
     # These import triton, which machines without a GPU need not have.
     from kernels.forgetting_attention.triton_decode import decode, triton_decode
-    from kernels.forgetting_attention.triton_operator import DirectAttention, triton_attention
 
     traced = torch.compiler.is_compiling() or type(q) is not Tensor
     if q.shape[1] == 1 and cu_seqlens is None and not _needs_gradient(q, k, v, log_fgate):
         return (triton_decode if traced else decode)(q, k, v, log_fgate, threshold, seq_start, window_size, scale)
+    from kernels.forgetting_attention.triton_operator import DirectAttention, triton_attention
+
     inputs = (q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale, deterministic)
     return triton_attention(*inputs)[0] if traced else DirectAttention.apply(*inputs)
 

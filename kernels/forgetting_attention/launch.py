@@ -27,13 +27,18 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
         return
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # None: under an interpreter
     key: list[Any] = [id(kernel), device, *options.values()]
+    passed: list[Any] = []  # tensors as addresses: Triton would ask each for its own, and the driver whether it knows it
     for arg in args:
-        if isinstance(arg, Tensor):
-            key += (arg.dtype, arg.data_ptr() % 16)
-        elif isinstance(arg, int):
+        if isinstance(arg, int):
             key.append(-1 if arg == 1 else 2 * (arg >= 2**31) + (arg % 16 == 0))
+            passed.append(arg)
+        elif isinstance(arg, Tensor):
+            address = arg.data_ptr()
+            key += (arg.dtype, address % 16)
+            passed.append(address)
         else:
-            key.append(arg.kind if hasattr(arg, "kind") else arg.__class__)
+            key.append(getattr(arg, "kind", arg.__class__))
+            passed.append(arg)
     known = _compiled.get(tuple(key))
     if known is None or knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
         compiled = kernel[grid](*args, **options)
@@ -43,7 +48,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
     compiled, constants = known
     stream = driver.active.get_current_stream(device)
     compiled.run(
-        *(*grid, 1, 1)[:3], stream, compiled.function, compiled.packed_metadata, None, None, None, *args, *constants
+        *(*grid, 1, 1)[:3], stream, compiled.function, compiled.packed_metadata, None, None, None, *passed, *constants
     )  # fmt: skip
 
 

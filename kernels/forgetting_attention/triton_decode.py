@@ -13,8 +13,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime import driver
 
-from kernels.forgetting_attention.launch import ceil_div, launch
+from kernels.forgetting_attention.launch import ceil_div, launch, power_of_two
 from kernels.forgetting_attention.triton_prepare import LOG2E
 from kernels.forgetting_attention.visibility import CUT_LOG_GATE
 
@@ -114,10 +115,10 @@ def _join(part_ptr, splits, D: tl.constexpr):
 
 
 @functools.cache
-def _ended(device: torch.device, stream: int) -> Tensor:
-    """How many stretches of each sequence and head have ended: zeros between two launches on a stream. A CUDA graph must own
-    its zeros, as it may replay on another stream."""
-    return torch.zeros(MAX_ROWS, device=device, dtype=torch.int32)
+def _kept(device: torch.device, stream: int, size: int) -> tuple[Tensor, Tensor]:
+    """For all launches on a stream: what stretches leave to the last of their row (any numbers), and how many of each row
+    have ended (zeros between two launches). A CUDA graph must own both, as it may replay on another stream."""
+    return torch.empty(size, device=device, dtype=torch.float32), torch.zeros(MAX_ROWS, device=device, dtype=torch.int32)
 
 
 def decode(
@@ -129,26 +130,30 @@ def decode(
     seq_start: Tensor | None,
     window_size: int | None,
     scale: float,
-    own_zeros: bool = False,
+    own_memory: bool = False,
 ) -> Tensor:
     """Forgetting attention of the last position alone, q (B, 1, H, D); no gradient."""
-    if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
+    q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
+    if not q_strides[3] == k_strides[3] == v_strides[3] == 1:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
     B, _, H, D = q.shape
     T, key_heads = k.shape[1:3]
     steps = ceil_div(T, BLOCK_N)
     stretch = ceil_div(steps, min(steps, max(1, TARGET_PROGRAMS // (B * H)))) * BLOCK_N
     splits = ceil_div(T, stretch)
-    part = torch.empty(B * H * splits * (D + 4), device=q.device, dtype=torch.float32)
-    o = torch.empty(B, 1, H, D, device=q.device, dtype=q.dtype)
-    if own_zeros or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
+    size = B * H * splits * (D + 4)
+    if own_memory or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
+        part = torch.empty(size, device=q.device, dtype=torch.float32)
         ended = torch.zeros(B * H, device=q.device, dtype=torch.int32)
     else:
-        ended = _ended(q.device, torch.cuda.current_stream().cuda_stream if q.is_cuda else 0)
+        stream = driver.active.get_current_stream(q.get_device()) if q.is_cuda else 0
+        part, ended = _kept(q.device, stream, power_of_two(size))
+    o = torch.empty_like(q, memory_format=torch.contiguous_format)
     launch(
         _stretch_kernel, (splits, B * H),
         q, k, v, log_fgate, threshold, seq_start, part, ended, o,
-        q.stride(0), q.stride(2), *k.stride()[:3], *v.stride()[:3], *log_fgate.stride(),
+        q_strides[0], q_strides[2], *k_strides[:3], *v_strides[:3], *log_fgate.stride(),
         scale * LOG2E, T, H, splits, stretch, T if window_size is None else min(window_size, T),
         GROUP=H // key_heads, BLOCK_N=BLOCK_N, D=D, PAD=seq_start is not None, PRUNE=threshold is not None, num_warps=4,
     )  # fmt: skip
@@ -167,7 +172,7 @@ def triton_decode(
     scale: float,
 ) -> Tensor:
     """`decode` for torch.compile, which warms a CUDA graph up in the memory that it will own."""
-    return decode(q, k, v, log_fgate, threshold, seq_start, window_size, scale, own_zeros=True)
+    return decode(q, k, v, log_fgate, threshold, seq_start, window_size, scale, own_memory=True)
 
 
 @triton_decode.register_fake

@@ -12,20 +12,25 @@ CHECK_VALUES_VARIABLE = "FORGETTING_ATTENTION_CHECK_VALUES"
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
-    """Shapes, dtypes and devices."""
-    for name, tensor, layout in (("q", q, "(B, Q, H, D)"), ("k", k, "(B, T, Hkv, D)"), ("v", v, "(B, T, Hkv, D)")):
-        if tensor.dim() != 4:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be {layout}.")
-    B, Q, H, D = q.shape
-    T, key_heads = k.shape[1:3]
-    if 0 in q.shape or 0 in k.shape:
-        raise ValueError(f"q has shape {tuple(q.shape)} and k {tuple(k.shape)}; no dimension may be empty.")
+    """Shapes, dtypes and devices. Each is asked for once: that is what takes time in short calls."""
+    q_shape, k_shape, v_shape, dtype, device = q.shape, k.shape, v.shape, q.dtype, q.device
+    for name, shape, layout in (
+        ("q", q_shape, "(B, Q, H, D)"),
+        ("k", k_shape, "(B, T, Hkv, D)"),
+        ("v", v_shape, "(B, T, Hkv, D)"),
+    ):
+        if len(shape) != 4:
+            raise ValueError(f"{name} has shape {tuple(shape)}; it must be {layout}.")
+    B, Q, H, D = q_shape
+    key_batch, T, key_heads, key_dim = k_shape
+    if 0 in q_shape or 0 in k_shape:
+        raise ValueError(f"q has shape {tuple(q_shape)} and k {tuple(k_shape)}; no dimension may be empty.")
     if D not in HEAD_DIMS:
         raise ValueError(f"q has head dimension {D}; allowed are {HEAD_DIMS}.")
-    if k.shape[0] != B or k.shape[3] != D:
-        raise ValueError(f"k has shape {tuple(k.shape)}; with q {tuple(q.shape)} it must be ({B}, T, Hkv, {D}).")
-    if v.shape != k.shape:
-        raise ValueError(f"v has shape {tuple(v.shape)}; it must be k's, {tuple(k.shape)}.")
+    if key_batch != B or key_dim != D:
+        raise ValueError(f"k has shape {tuple(k_shape)}; with q {tuple(q_shape)} it must be ({B}, T, Hkv, {D}).")
+    if v_shape != k_shape:
+        raise ValueError(f"v has shape {tuple(v_shape)}; it must be k's, {tuple(k_shape)}.")
     if Q > T:
         raise ValueError(f"q has {Q} positions and k {T}; queries are the last positions of the keys, so Q <= T.")
     if q.is_cuda and B * H > 65_535:
@@ -34,18 +39,18 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
         raise ValueError(f"q has {H} heads and k {key_heads}; q's must be a multiple of k's.")
     if log_fgate.shape != (B, T, H):
         raise ValueError(f"log_fgate has shape {tuple(log_fgate.shape)}; it must be (B, T, H) = {(B, T, H)}.")
-    dtypes = (*DTYPES, torch.float64) if q.device.type == "cpu" else DTYPES
-    if q.dtype not in dtypes:
-        raise ValueError(f"q has dtype {q.dtype}; allowed on {q.device.type} are {', '.join(map(str, dtypes))}.")
-    gate_dtypes = (torch.float32, torch.float64) if q.dtype == torch.float64 else (torch.float32,)
-    if log_fgate.dtype not in gate_dtypes:
-        raise ValueError(f"log_fgate has dtype {log_fgate.dtype}; it must be torch.float32 (compute it with logsigmoid there).")
+    if dtype not in DTYPES and (dtype != torch.float64 or device.type != "cpu"):
+        dtypes = (*DTYPES, torch.float64) if device.type == "cpu" else DTYPES
+        raise ValueError(f"q has dtype {dtype}; allowed on {device.type} are {', '.join(map(str, dtypes))}.")
+    gate_dtype = log_fgate.dtype
+    if gate_dtype != torch.float32 and (gate_dtype != torch.float64 or dtype != torch.float64):
+        raise ValueError(f"log_fgate has dtype {gate_dtype}; it must be torch.float32 (compute it with logsigmoid there).")
     for name, tensor in (("k", k), ("v", v)):
-        if tensor.dtype != q.dtype:
-            raise ValueError(f"{name} has dtype {tensor.dtype}; it must be q's, {q.dtype}.")
+        if tensor.dtype != dtype:
+            raise ValueError(f"{name} has dtype {tensor.dtype}; it must be q's, {dtype}.")
     for name, tensor in (("k", k), ("v", v), ("log_fgate", log_fgate)):
-        if tensor.device != q.device:
-            raise ValueError(f"{name} is on {tensor.device}; it must be on q's device, {q.device}.")
+        if tensor.device != device:
+            raise ValueError(f"{name} is on {tensor.device}; it must be on q's device, {device}.")
 
 
 def check_limits(q: Tensor, k: Tensor, seq_start: Tensor | None, cu_seqlens: Tensor | None, window_size: int | None) -> None:

@@ -41,7 +41,7 @@ def test_the_second_launch_runs_what_the_first_compiled():
     assert kernel.asked == [((3,), (x, None, 5, 0.5), {"BLOCK": 8, "PAD": False, "num_warps": 1})] and not kernel.ran
     launch(kernel, (4, 2), y, None, 7, 0.25, BLOCK=8, PAD=False, num_warps=1)
     assert len(kernel.asked) == 1
-    assert kernel.ran == [(4, 2, 1, 99, 7, (4, 1, 0), None, None, None, y, None, 7, 0.25, 8, False)]
+    assert kernel.ran == [(4, 2, 1, 99, 7, (4, 1, 0), None, None, None, y.data_ptr(), None, 7, 0.25, 8, False)]
 
 
 def test_another_kind_of_argument_asks_triton():
