@@ -113,10 +113,11 @@ def test_nothing_is_left_behind(task, tmp_path, number):
     )
     launcher = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2], stderr=subprocess.PIPE, text=True)
     until(lambda: (tmp_path / "order").exists())
-    (child,) = children(launcher.pid)
+    started = children(launcher.pid)
+    assert len(started) == 2, "the task, and the process that it was forked from"
     launcher.send_signal(number)
     launcher.communicate(timeout=30)
-    until(lambda: not os.path.exists(f"/proc/{child}"))
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in started))
     expected = {signal.SIGTERM: 75, signal.SIGINT: 130, signal.SIGKILL: -9}[number]
     assert launcher.returncode == expected
 
