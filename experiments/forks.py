@@ -51,14 +51,14 @@ class Forks:
 
     def __init__(self, modules: Sequence[str], environment: dict[str, str]):
         prctl(PR_SET_CHILD_SUBREAPER, 1)  # a fork whose parent leaves becomes our child
-        self._said = tempfile.TemporaryFile("w+", errors="replace")
+        self._said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed with the process)
         self._server = subprocess.Popen(
             [sys.executable, "-m", "experiments.forks", str(os.getpid()), *modules], cwd=ROOT, env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, start_new_session=True,
         )  # fmt: skip
 
     def start(self, module: str, args: Sequence[str], log: Path) -> Fork:
-        """`python -m MODULE ARGS`, what it says appended to `log`. ChildProcessError, with what was said, if none came to be."""
+        """`python -m MODULE ARGS`, what it says appended to `log`. ChildProcessError, with the reason, if it cannot be."""
         assert self._server.stdin is not None and self._server.stdout is not None
         try:
             print(json.dumps([module, list(args), str(log.absolute())]), file=self._server.stdin, flush=True)
@@ -91,7 +91,8 @@ def _serve(launcher: int, modules: Sequence[str]) -> None:
             between = os.getpid()
             pid = os.fork()
             if not pid:
-                return _become(launcher, between, *json.loads(order))
+                _become(launcher, between, *json.loads(order))
+                return
             os.write(1, str(pid).encode())
             os._exit(0)
         os.waitpid(between, 0)
