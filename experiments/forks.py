@@ -3,6 +3,7 @@
 A fork finds what a fresh `python -m MODULE ARGS` finds, is the launcher's own child, and gets SIGTERM when the launcher dies.
 """
 
+import atexit
 import ctypes
 import gc
 import json
@@ -82,6 +83,8 @@ def _serve(launcher: int, modules: Sequence[str]) -> None:
     The fork is a grandchild, whose parent leaves at once so that the launcher becomes its parent: the line ends when it has.
     Returns when stdin ends, and in each fork after its task.
     """
+    codes: list[int] = []
+    atexit.register(lambda: os._exit(codes[0]) if codes else None)  # the first is called last
     for name in modules:
         import_module(name)
     gc.freeze()  # or the collector would write to, and so copy, all pages that are shared
@@ -91,7 +94,12 @@ def _serve(launcher: int, modules: Sequence[str]) -> None:
             between = os.getpid()
             pid = os.fork()
             if not pid:
-                _become(launcher, between, *json.loads(order))
+                try:
+                    _become(launcher, between, *json.loads(order))
+                except SystemExit as stop:
+                    if isinstance(stop.code, int):
+                        codes.append(stop.code)  # leave without taking all modules down, which is most of a short task
+                    raise
                 return
             os.write(1, str(pid).encode())
             os._exit(0)

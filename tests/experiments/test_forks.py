@@ -66,6 +66,8 @@ def ended(fork: Fork) -> int:
     [("pass", 0, ""), ("sys.exit()", 0, ""), ("sys.exit(2)", 2, ""), ("sys.exit(75)", 75, ""), ("sys.exit(130)", 130, ""),
      ("sys.exit('no')", 1, "no\n"), ("1 / 0", 1, "ZeroDivisionError: division by zero\n"),
      ("import atexit; atexit.register(print, 'late')", 0, "late\n"),
+     ("import atexit; atexit.register(print, 'late'); sys.exit(5)", 5, "late\n"),
+     ("threading.Timer(0.2, print, ['late']).start(); sys.exit(5)", 5, "late\n"),
      ("os.kill(os.getpid(), 9)", -9, ""), ("os.kill(os.getpid(), signal.SIGTERM)", -15, ""),
      ("os.kill(os.getpid(), signal.SIGINT)", -2, "KeyboardInterrupt\n"), ("os._exit(3)", 3, "")],
 )  # fmt: skip
