@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -117,7 +116,7 @@ def test_forks_outlive_the_process_that_they_come_from_and_no_other_can_start(fo
 def test_a_module_that_cannot_be_imported_is_named(environment, tmp_path):
     forks = Forks(("json", "suite_test_missing"), environment)
     with pytest.raises(ChildProcessError, match="No module named 'suite_test_missing'"):
-        forks.start("suite_test_fork", ["pass"], Path(tmp_path / "log"))
+        forks.start("suite_test_fork", ["pass"], tmp_path / "log")
     forks.close()
 
 
