@@ -1,6 +1,5 @@
 """Run the tasks of a plan on this machine: as many at a time as there are GPUs, or CPU cores where there is none."""
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -16,19 +15,24 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments import restarts
+from experiments.forks import PR_SET_PDEATHSIG, ROOT, Fork, Forks, prctl
 from experiments.graph import Task
 from training.command_line import Terminated
 from training.progress import LINE_EVERY_S, numbers
 
-ROOT = Path(__file__).parent.parent
 POLL_S = 0.1
 SAVE_S = 120.0
+# What the processes of a task import that takes long, fla with the models that are made of its layers.
+IMPORTS = {
+    "training": ("training.loop", "models.samba.module", "models.mamba2.module", "torch.utils.tensorboard", "zarr"),
+    "eval.job": ("eval.kinds", "models.build", "models.samba.module", "models.mamba2.module", "zarr"),
+}
 
 
 @dataclass
 class _Running:
     task: Task
-    process: subprocess.Popen
+    process: subprocess.Popen | Fork
     slot: int
     started: float = field(default_factory=time.monotonic)
 
@@ -63,7 +67,7 @@ def run_tasks(tasks: list[Task], slots: int, device: str, console: Console) -> l
 
 def _die_with_parent() -> None:
     """In the child, before its program: should this launcher be killed, the task gets SIGTERM and saves."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class _Pool:
@@ -73,6 +77,15 @@ class _Pool:
         self.free = list(range(slots))
         self.device, self.console = device, console
         self.gpus = gpus() if device == "cuda" else []
+        self.environment = dict(os.environ, PYTHONUNBUFFERED="1")
+        self.forks: Forks | None = None
+        if device == "cuda":
+            self.environment.pop("OMP_NUM_THREADS", None)
+        else:
+            # No GPU is seen: one that an import had asked something of could not be used after a fork.
+            self.environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+            modules = dict.fromkeys(name for task in tasks for name in IMPORTS.get(task.module, ()))
+            self.forks = Forks(list(modules), self.environment)
         self.running: list[_Running] = []
         self.failed: list[Task] = []
         self.finished: list[Task] = []
@@ -96,6 +109,8 @@ class _Pool:
         finally:
             if live is not None:
                 live.stop()
+            if self.forks is not None:
+                self.forks.close()
         return self.failed
 
     def _start_ready(self) -> None:
@@ -119,16 +134,13 @@ class _Pool:
     def _start(self, task: Task) -> None:
         slot = self.free.pop(0)
         task.log.parent.mkdir(parents=True, exist_ok=True)
-        environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
-        if self.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = self.gpus[slot]
-            environment.pop("OMP_NUM_THREADS")
         restarts.append(task.journal, "start", job=self.job, mark=restarts.progress_mark(task.folder), node=os.uname().nodename)
         with open(task.log, "a") as file:
             # A session of its own: Ctrl-C reaches the task through us, once, so that it can save.
-            process = subprocess.Popen(
-                [sys.executable, "-m", task.module, *task.args], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
-                stdout=file, stderr=file, start_new_session=True, preexec_fn=_die_with_parent,
+            process = self.forks.start(task.module, task.args, task.log) if self.forks else subprocess.Popen(
+                [sys.executable, "-m", task.module, *task.args], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                env=dict(self.environment, CUDA_VISIBLE_DEVICES=self.gpus[slot]), start_new_session=True,
+                preexec_fn=_die_with_parent,
             )  # fmt: skip
         self.running.append(_Running(task, process, slot))
 
@@ -167,11 +179,10 @@ class _Pool:
         for running in self.running:
             running.process.send_signal(number)
         end = time.monotonic() + SAVE_S
+        while any(running.process.poll() is None for running in self.running) and time.monotonic() < end:
+            time.sleep(POLL_S)
         for running in self.running:
-            try:
-                running.process.wait(timeout=max(0.0, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                running.process.kill()
+            running.process.send_signal(signal.SIGKILL)  # to those that are left
 
     def _show(self, live: Live | None) -> None:
         lines = [_line(running) for running in self.running]

@@ -1,4 +1,5 @@
 """`run` with several artefacts, killed at random moments, or with something deleted: the same rows, and nothing done twice.
+Its tasks by hand, in fresh processes: the same, too.
 
 `tests/torture` does the same to one model by the thousand, without processes of its own for each task.
 """
@@ -32,18 +33,19 @@ class Bench:
     checkout: Path
     texts: Path
 
-    def start(self, folder: Path) -> subprocess.Popen[str]:
+    def start(self, folder: Path, **variables: str) -> subprocess.Popen[str]:
         only = [word for model in MODELS for word in ("--only", model)]
         places = [word for name in ("runs", "results", "corpora") for word in (f"--{name}-dir", str(folder / name))]
         return subprocess.Popen(
             [sys.executable, "-m", "experiments", "run", *ARTEFACTS, "--scale", "pocket", "--data", f"text:{self.texts}", *only,
              *places, "--checkpoint-minutes", "0.005"],
             cwd=self.checkout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            env=os.environ | variables,
         )  # fmt: skip
 
-    def run(self, folder: Path) -> list[str]:
+    def run(self, folder: Path, **variables: str) -> list[str]:
         """To the end. The tasks that were carried out, by name."""
-        launcher = self.start(folder)
+        launcher = self.start(folder, **variables)
         said, _ = launcher.communicate(timeout=280)
         assert launcher.returncode == 0, said
         return re.findall(r"^done  (\S+ \S+)  ", said, re.MULTILINE)
@@ -59,7 +61,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 def undisturbed(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     """The folder of a run that nothing happened to, and its seconds."""
     folder, began = tmp_path_factory.mktemp("undisturbed"), time.monotonic()
-    assert len(bench.run(folder)) == 4, "two trainings and two evaluations"
+    assert len(bench.run(folder, PYTHONPROFILEIMPORTTIME="1")) == 4, "two trainings and two evaluations"
     return folder, time.monotonic() - began
 
 
@@ -106,6 +108,36 @@ def test_kills_at_random_moments_leave_the_same_rows(bench, undisturbed, tmp_pat
         launcher.communicate()
     bench.run(tmp_path)
     assert rows(tmp_path) == rows(whole)
+
+
+def test_what_takes_long_is_imported_once_for_all_tasks(undisturbed):
+    whole, _ = undisturbed
+    for log in whole.glob("runs/pocket/*/logs/*.log"):
+        imported = [line.rpartition("|")[2].strip() for line in log.read_text().splitlines() if line.startswith("import time:")]
+        assert 0 < len(imported) < 300, (log.name, len(imported), imported)
+
+
+def test_fresh_processes_give_the_same_bits_as_forks(bench, undisturbed, tmp_path):
+    whole, _ = undisturbed
+    folder = tmp_path / "work"
+    shutil.copytree(whole, folder)
+    before = rows(folder)
+    (run,) = (folder / "runs" / "pocket").glob("fox_pro-*")
+    (corpus,) = (path.parent for path in folder.glob("corpora/*/corpus.json"))
+    shutil.rmtree(folder / "results")
+    for path in run.iterdir():
+        if path.name not in ("spec.json", "evals"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in (*run.glob("evals/*.parquet"), *run.glob("evals/*.meta.json")):
+        path.unlink()
+    for command in (
+        ["training", str(run), "--corpus-dir", str(corpus), "--quiet"],
+        ["eval.job", str(run), "--spec", *map(str, run.glob("evals/*.spec.json")), "--corpus", str(corpus)],
+    ):
+        environment = dict(os.environ, OMP_NUM_THREADS="1")
+        subprocess.run([sys.executable, "-m", *command], cwd=bench.checkout, env=environment, check=True, capture_output=True)
+    assert bench.run(folder) == [], "what was made by hand is taken"
+    assert rows(folder) == before
 
 
 @pytest.mark.parametrize("what", ["run", "evaluation", "figure"])

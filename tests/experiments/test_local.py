@@ -16,12 +16,19 @@ from experiments.graph import Task
 from experiments.local import run_tasks
 
 CODE = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 name, action, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 with open(folder / "order", "a") as file:
     file.write(f"begin {name}\\n")
 if action == "sleep":
+    def save(number, frame):
+        with open(folder / "order", "a") as file:
+            file.write(f"{signal.Signals(number).name} {name}\\n")
+        sys.exit(75)
+    signal.signal(signal.SIGTERM, save)
+    signal.signal(signal.SIGINT, save)
+    (folder / "asleep").touch()
     time.sleep(60)
 if action == "crash-then-work" and not (folder / "crashed").exists():
     (folder / "crashed").touch()
@@ -103,7 +110,7 @@ def test_slots_beyond_the_gpus_are_refused(task, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_behind(task, tmp_path, number):
-    """However the launcher ends, its tasks end, too."""
+    """However the launcher ends, its tasks are told, so that they save, and end, too."""
     code = (
         "import json, sys; from pathlib import Path; from rich.console import Console\n"
         "from experiments.graph import Task; from experiments.local import run_tasks\n"
@@ -112,13 +119,15 @@ def test_nothing_is_left_behind(task, tmp_path, number):
         "sys.exit(guarded(lambda: len(run_tasks([task], 1, 'cpu', Console(quiet=True)))))"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2], stderr=subprocess.PIPE, text=True)
-    until(lambda: (tmp_path / "order").exists())
-    (child,) = children(launcher.pid)
+    until(lambda: (tmp_path / "asleep").exists())
+    started = children(launcher.pid)
+    assert len(started) == 2, "the task, and the process that it was forked from"
     launcher.send_signal(number)
     launcher.communicate(timeout=30)
-    until(lambda: not os.path.exists(f"/proc/{child}"))
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in started))
     expected = {signal.SIGTERM: 75, signal.SIGINT: 130, signal.SIGKILL: -9}[number]
     assert launcher.returncode == expected
+    assert order(tmp_path) == ["begin s", "SIGINT s" if number == signal.SIGINT else "SIGTERM s"]
 
 
 def until(condition, seconds: float = 30) -> None:
