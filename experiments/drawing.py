@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 ROUNDING = 1e-4
 TIMED = ("throughput", "attention_speed")
 """Kinds whose rows differ from time to time."""
+SPEEDS = ("tokens_per_s", "mfu", "mfu_dense")
+"""Columns of a training's curve that do."""
 
 
 @dataclass
@@ -66,7 +68,7 @@ def _kept(folder: RunFolder, scale: str, run_id: str, eval_id: str, results_dir:
     stored = rows_file(results_dir, scale, run_id, eval_id)
     if fault_of(source) is not None:
         return stored if fault_of(stored) is None else None
-    path, difference = keep(source, results_dir)
+    path, difference = keep(source, results_dir, but=SPEEDS)
     if difference is not None and not eval_id.startswith(TIMED):
         if difference <= ROUNDING:
             collected.met += 1

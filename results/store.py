@@ -14,6 +14,7 @@ Meta: kind, scale, model, run_id, eval_id, spec (of the evaluation), created (IS
 
 import hashlib
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,9 @@ def read_rows(path: Path, types: dict[str, type] = ROWS) -> tuple[pd.DataFrame, 
 
 def _read_pair(path: Path, types: dict[str, type]) -> tuple[bytes, Meta]:
     if not path.is_file():
-        raise ValueError(f"{path}: there is no such result; run its experiment first")
+        raise ValueError(
+            f"{path}: there is no such result; bring it back (git restore) if it was deleted, or run its experiment"
+        )
     meta = read_sealed(meta_path(path), REMEDY, types)
     body = path.read_bytes()
     if hashlib.sha256(body).hexdigest() != meta.get("rows_sha256"):
@@ -92,17 +95,19 @@ def fault_of(path: Path) -> str | None:
     return None
 
 
-def keep(source: Path, results_dir: Path) -> tuple[Path, float | None]:
+def keep(source: Path, results_dir: Path, but: Sequence[str] = ()) -> tuple[Path, float | None]:
     """Put an evaluation file of a run folder into the store; returns its place there.
 
     What is stored already stays as it is; then the second value is by how much the new rows differ from it: the largest
-    difference of a number, relative to the largest number of its column (infinite where texts or shapes differ).
+    difference of a number, relative to the largest number of its column (infinite where texts or shapes differ), of all columns
+    `but` some.
     ValueError: `source` is not whole.
     """
     body, meta = _read_pair(source, META)
     path = rows_file(results_dir, meta["scale"], meta["run_id"], meta["eval_id"])
     if fault_of(path) is None:
-        return path, difference(read_rows(path)[0], read_rows(source)[0])
+        one, other = (read_rows(each)[0].drop(columns=list(but), errors="ignore") for each in (path, source))
+        return path, difference(one, other)
     meta.pop("rows_sha256")
     _write_pair(path, body, meta)
     return path, None

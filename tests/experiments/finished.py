@@ -35,6 +35,19 @@ def write_loss(run: Run, spec, loss: float) -> None:
     rows = pd.DataFrame(
         {"document": -1, "position": position, "width": 1, "loss": loss + 1 / np.sqrt(position), "num_documents": 2}
     )
+    _write(run, spec, rows)
+
+
+def write_curve(run: Run, spec, tokens_per_s: float, loss: float) -> None:
+    steps = np.arange(1, run.spec.train.num_steps + 1)
+    rows = pd.DataFrame(
+        {"step": steps, "tokens": steps, "loss": loss, "grad_norm": 1.0, "lr": 0.1, "tokens_per_s": tokens_per_s, "mfu": np.nan,
+         "mfu_dense": np.nan, "pruned_share": np.nan}
+    )  # fmt: skip
+    _write(run, spec, rows)
+
+
+def _write(run: Run, spec, rows: pd.DataFrame) -> None:
     meta = {
         "kind": spec.kind, "scale": run.spec.scale, "model": run.spec.name, "run_id": run.spec.run_id,
         "eval_id": eval_id(spec), "spec": EVAL_SPEC.dump_python(spec, mode="json"), "created": "2026-01-01T00:00:00+00:00",

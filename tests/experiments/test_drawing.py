@@ -12,7 +12,7 @@ from experiments import drawing, graph
 from experiments.overview import print_ancestry
 from experiments.plan import Plan, make_plan
 from results.store import meta_path, read_rows, rows_file
-from tests.experiments.finished import finish, write_loss
+from tests.experiments.finished import finish, write_curve, write_loss
 from training.lines import line
 
 FIG2 = "fig2_per_token_loss"
@@ -69,6 +69,17 @@ def test_stored_rows_stay_and_a_difference_is_told(asked):
     assert other is not None and other.met == 0
     assert list(other.differing.values()) == [pytest.approx(0.5 / 3)]
     assert (stored.read_bytes(), meta_path(stored).read_bytes()) == before
+
+
+def test_a_curve_of_another_speed_is_met_and_one_of_another_loss_is_not(asked):
+    plan = make_plan(replace(asked, artefacts=("appendix_training_curves",), only=("fox_pro",)))
+    (run,) = plan.runs.values()
+    run.folder.create(run.folder.path, run.spec)
+    finish(run)
+    for speed, loss, differing in ((5.0, 3.0, 0), (7.0, 3.0, 0), (7.0, 3.5, 1)):
+        write_curve(run, run.evals[0], speed, loss)
+        collected = drawing.collect(graph.drawing(plan, "appendix_training_curves"))
+        assert collected is not None and len(collected.differing) == differing
 
 
 def test_a_newer_run_takes_the_place_of_an_older_one(asked):

@@ -135,6 +135,7 @@ def test_what_is_kept_stays_and_is_told_how_much_a_later_one_differs(tmp_path):
     before = path.read_bytes(), path.stat().st_mtime_ns
     assert keep(stored(tmp_path / "b"), results) == (path, 0.0)
     assert keep(stored(tmp_path / "c", loss=2.3), results) == (path, pytest.approx(0.1))
+    assert keep(stored(tmp_path / "c", loss=2.3), results, but=("loss",)) == (path, 0.0)
     assert (path.read_bytes(), path.stat().st_mtime_ns) == before
 
 
