@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 
 from analysis.curves import LossCurve, first_plotted, smooth
 from analysis.names import LineStyle
-from analysis.style import token_ticks, training_length_line
+from analysis.style import token_ticks, tokens, training_length_line
 
 MAX_POINTS = 2_048
 FEW_SEEDS = 4
@@ -171,5 +171,7 @@ def _every(count: int, most: int) -> np.ndarray:
 
 
 def _length_labels(lengths: np.ndarray) -> list[str]:
-    """As in the paper, thousands ("7.2k"), or whole numbers on short grids."""
+    """As in the paper, thousands ("7.2k"), or whole numbers on short grids; in 1,024 tokens where the grid is made of these."""
+    if lengths[-1] >= 1_024 and not (lengths % 256).any():
+        return [tokens(length) for length in lengths]
     return [f"{length / 1000:.3g}k" if lengths[-1] >= 8_000 else f"{length:g}" for length in lengths]

@@ -21,7 +21,9 @@ def draw(study: Study) -> list[Path]:
     found = needles(study)
     measured = [name for name in ("score", "exact", "fuzzy", "recall_nats") if name in found.rows]
     cells = found.rows.groupby(["label", "mode", "length", "depth"], as_index=False, sort=False)[measured].mean()
-    seeds = f"mean of {study.num_seeds} seeds" if study.num_seeds > 1 else "one seed per model"
+    counts = sorted(set(found.rows.groupby(["label", "mode"])["seed"].nunique()))
+    number = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    seeds = f"mean of {number} seeds" if counts[-1] > 1 else "one seed per model"
     dashed = f"dashed: training length {tokens(study.train_len)}"
     return publish(study, _draw(study, found), cells, found.note, seeds, dashed)
 
