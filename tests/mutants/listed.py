@@ -234,7 +234,7 @@ MUTANTS = [
         ("eval/gate_maps/measure.py", "corpus.spec.bos_id)[0].to", "0)[0].to", "eval/test_gate_maps.py"),
         # The store
         ("results/store.py", "if hashlib.sha256(body).hexdigest() != meta.get(\"rows_sha256\"):", "if False:", STORE),
-        ("results/store.py", "    if fault_of(path) is None:\n        return path, difference", "    if False:\n        return path, difference", STORE),
+        ("results/store.py", "    if fault_of(path) is None:\n        one, other", "    if False:\n        one, other", STORE),
         ("results/store.py", "if not np.array_equal(a[~finite], b[~finite], equal_nan=True):", "if False:", STORE),
         ("results/store.py", "elif not one[name].equals(other[name]):", "elif False:", STORE),
         ("results/sealed.py", "    if seal != _digest(values):", "    if False:", "results/test_sealed.py"),
