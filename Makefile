@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SCALE ?= tiny
-JOBS ?= 2
+JOBS ?= 3
 
 .PHONY: reproduce reproduce-all test lint
 .DEFAULT_GOAL := reproduce
