@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SCALE ?= tiny
-JOBS ?= 3
+JOBS ?= 2
 
 .PHONY: reproduce reproduce-all test lint
 .DEFAULT_GOAL := reproduce
