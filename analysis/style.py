@@ -70,32 +70,27 @@ def figure_style() -> Iterator[None]:
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write STEM.png and STEM.pdf atomically, without dates, so that equal rows give equal bytes; closes the figure. The PNG
-    holds its note as text, for the report."""
-    paths = []
-    note = " ".join(figure.get_suptitle().replace("$", "").split())
-    kinds = {"png": {"Software": None, "Description": note}, "pdf": {"CreationDate": None, "Creator": None, "Producer": None}}
+    """Write STEM.png and STEM.pdf atomically, without dates, so that equal rows give equal bytes; closes the figure."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # where everything lies is found once, for both
-    for ending, metadata in kinds.items():
-        buffer = BytesIO()
-        figure.savefig(buffer, format=ending, dpi=220, metadata=metadata)
-        path = stem.with_name(f"{stem.name}.{ending}")
-        write_atomic(path, _in_256_colours(buffer) if ending == "png" else buffer.getvalue())
-        paths.append(path)
+    pdf = BytesIO()
+    figure.savefig(pdf, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
+    paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf")]
+    for path, body in zip(paths, (_png(figure), pdf.getvalue()), strict=True):
+        write_atomic(path, body)
     plt.close(figure)
     return paths
 
 
-def _in_256_colours(png: BytesIO) -> bytes:
-    """The same picture, to the eye, in a third of the bytes: the report holds all pictures."""
-    with Image.open(png) as image:
-        note = PngInfo()
-        note.add_text("Description", image.info["Description"])
-        buffer = BytesIO()
-        image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
-            buffer, "png", optimize=True, pnginfo=note
-        )
+def _png(figure: Figure) -> bytes:
+    """In 256 colours, which looks the same and takes a third of the bytes: the report holds all pictures. The figure's note is
+    in it as text, for the report."""
+    whole, buffer, note = BytesIO(), BytesIO(), PngInfo()
+    figure.savefig(whole, format="png", dpi=220, pil_kwargs={"compress_level": 0})
+    note.add_text("Description", " ".join(figure.get_suptitle().replace("$", "").split()))
+    with Image.open(whole) as image:
+        few = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(buffer, "png", pnginfo=note)
     return buffer.getvalue()
 
 
