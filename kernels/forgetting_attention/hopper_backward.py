@@ -40,6 +40,7 @@ BLOCK_N = 128
 BLOCK_M = 64  # 128 spills registers
 STAGES = {64: 3, 128: 2}
 KV_REGISTERS = {64: True, 128: False}  # K and V as register operands: shared memory is as busy as the tensor cores
+AHEAD = {64: True, 128: False}  # S of the next step under the sums of dQ; at 128 registers spill
 PRODUCER_REGISTERS = 24
 _TILE = gl.constexpr(TILE)
 _TILES_AT_ONCE = tl.constexpr(32)
@@ -96,8 +97,13 @@ def _consume(
     dq_ptr, rowsum_ptr, dk_ptr, dv_ptr, column_ptr, local_ptr, base_ptr, first_key_ptr,
     batch, head, n, first, whole, partial, stop, scale2, scale, Q, T, H,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, KV_REGISTERS: gl.constexpr,
+    AHEAD: gl.constexpr,
 ):  # fmt: skip
-    """The five products and the softmax between them."""
+    """The five products and the softmax between them.
+
+    AHEAD: S of a step is begun in the step before, behind dQ and dK, and is there when the step begins: a product that is
+    still under way from one step to the next makes ptxas wait after each.
+    """
     WARPS_N: gl.constexpr = 8 * 16 // BLOCK_M  # both warpgroups have all queries of a step, and half of D
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, BLOCK_M, 16])
     kv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, D, 16])
@@ -138,18 +144,24 @@ def _consume(
         v_a = v_ND
     step = 0
     ref = _first_cum(local_ptr, base_ptr, first, Q, T)
+    if AHEAD:
+        mbarrier.wait(full.index(0), 0, pred=first < stop)
+        first_q_MD = q_smem.index(0).reshape((BLOCK_M, D))
+        s_NM = warpgroup_mma_wait(0, deps=[warpgroup_mma(k_a, first_q_MD.permute((1, 0)), no_s, use_acc=False, is_async=True)])
     for m in range(first, stop, BLOCK_M):
         stage = step % STAGES
         q_MD = q_smem.index(stage).reshape((BLOCK_M, D))
         do_MD = do_smem.index(stage).reshape((BLOCK_M, D))
         stat_1M = stat_smem.index(stage)
         shift_N = (ref - base).to(gl.float32) - local_N
-        mbarrier.wait(full.index(stage), step // STAGES & 1)
-        s_NM = warpgroup_mma(k_a, q_MD.permute((1, 0)), no_s, use_acc=False, is_async=True)
+        if not AHEAD:
+            mbarrier.wait(full.index(stage), step // STAGES & 1)
+            s_NM = warpgroup_mma(k_a, q_MD.permute((1, 0)), no_s, use_acc=False, is_async=True)
         dp_NM = warpgroup_mma(v_a, do_MD.permute((1, 0)), no_s, use_acc=False, is_async=True)
         ref = _first_cum(local_ptr, base_ptr, m + BLOCK_M, Q, T)  # of the next step: the load takes a while
         lse_1M = stat_1M.slice(0, BLOCK_M, dim=1).load(s_layout)
-        s_NM = warpgroup_mma_wait(1, deps=[s_NM])
+        if not AHEAD:
+            s_NM = warpgroup_mma_wait(1, deps=[s_NM])
         # The decays first: both are large beside the diagonal and all but cancel. lse has seen every key: p <= 1.
         p_NM = gl.exp2(s_NM * scale2 + (shift_N[:, None] - lse_1M))
         if (m < whole) | (m + BLOCK_M > partial):
@@ -170,13 +182,21 @@ def _consume(
         ds_a = gl.convert_layout(ds_low, a_layout)
         dq_MD = warpgroup_mma(ds_smem.permute((1, 0)), k_ND, no_dq, use_acc=False, is_async=True)
         dk_ND = warpgroup_mma(ds_a, q_MD, dk_ND, is_async=True)
+        if AHEAD:  # behind the last step it is of whatever lies there, for nothing
+            following = (step + 1) % STAGES
+            mbarrier.wait(full.index(following), (step + 1) // STAGES & 1, pred=m + BLOCK_M < stop)
+            next_q_MD = q_smem.index(following).reshape((BLOCK_M, D))
+            s_NM = warpgroup_mma(k_a, next_q_MD.permute((1, 0)), no_s, use_acc=False, is_async=True)
         column_N += gl.sum(ds_NM, 1)
-        dq_MD, dv_ND = warpgroup_mma_wait(1, deps=[dq_MD, dv_ND])
+        dq_MD, dv_ND = warpgroup_mma_wait(2 if AHEAD else 1, deps=[dq_MD, dv_ND])
         target = (dq_ptr + m // BLOCK_M * (BLOCK_M * D)).to(gl.int64, bitcast=True) + dq_offset
         gl.inline_asm_elementwise(_ADD4, "=r,=r,=r,=r,l,l,l,l,f,f,f,f", [target, dq_MD], dtype=gl.int32, is_pure=False, pack=4)
         sum_M = gl.sum(ds_smem.load(by_query).to(gl.float32), 0)
         gl.atomic_add(rowsum_ptr + (m + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, by_query))), sum_M, sem="relaxed")
-        dk_ND = warpgroup_mma_wait(0, deps=[dk_ND])
+        if AHEAD:
+            dk_ND, s_NM = warpgroup_mma_wait(0, deps=[dk_ND, s_NM])
+        else:
+            dk_ND = warpgroup_mma_wait(0, deps=[dk_ND])
         mbarrier.arrive(empty.index(stage), count=1)
         step += 1
 
@@ -195,7 +215,7 @@ def _backward_kernel(
     q_desc, k_desc, v_desc, do_desc, stat_desc, dq_ptr, rowsum_ptr, dk_ptr, dv_ptr, column_ptr,
     local_ptr, base_ptr, first_key_ptr, even_ptr, stop_ptr, scale2, scale, Q, T, H, num_tiles, query_steps,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
-    KV_REGISTERS: gl.constexpr,
+    KV_REGISTERS: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     tile, batch_head = place(gl.program_id(0), num_tiles, gl.num_programs(0) // num_tiles)
     n = tile * BLOCK_N  # early keys have the most queries: first
@@ -232,7 +252,7 @@ def _backward_kernel(
                     column_ptr + row * T, local_ptr + row * num_tiles * _TILE, base_ptr + row * (num_tiles + 1),
                     first_key_ptr + row * Q,
                     batch, head, n, first, whole, partial, stop, scale2, scale, Q, T, H, BLOCK_M, BLOCK_N, D, STAGES,
-                    KV_REGISTERS,
+                    KV_REGISTERS, AHEAD,
                 ),
             ),
             (
@@ -317,7 +337,7 @@ def hopper_backward(
         tile_descriptor(do, BLOCK_M), rows_descriptor(stats, 2 * BLOCK_M), buffer, rowsum, dk, dv, column,
         prepared.local, prepared.base, prepared.first_key, even, stop, scale * LOG2E, scale, Q, T, H, N, steps,
         BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, STAGES=STAGES[D], REGISTERS=PRODUCER_REGISTERS,
-        KV_REGISTERS=KV_REGISTERS[D], num_warps=8,
+        KV_REGISTERS=KV_REGISTERS[D], AHEAD=AHEAD[D], num_warps=8,
     )  # fmt: skip
     launch(
         _after_kernel, (steps + 1, B * H), buffer, rowsum, column, dq, dgate, scale, Q, T, H, steps,

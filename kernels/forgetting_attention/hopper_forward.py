@@ -86,12 +86,15 @@ def _weights(s_MN, decay_1N, n, first_M, scale2, BLOCK_N: gl.constexpr, EDGE: gl
 
 @gluon.jit
 def _walk(
-    acc_MD, total_M, step, q_MD, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, base_ptr,
-    ref, first_M, scale2, start, stop,
+    acc_MD, total_M, step, turn, q_MD, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, turns, base_ptr,
+    ref, first_M, scale2, start, stop, GROUP: gl.constexpr,
     BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, EDGE: gl.constexpr,
 ):  # fmt: skip
     """Keys start..stop, all before the diagonal. The weights of one step are computed while the product with V of the step
-    before runs. EDGE: some pairs are hidden."""
+    before runs. EDGE: some pairs are hidden.
+
+    The warpgroups begin their products in turns, so that one computes weights while the other's products run; left alone,
+    both wait for products at once and then for exponentials."""
     BLOCK_M: gl.constexpr = q_MD.shape[0]
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_MD.type.layout, 2)
@@ -111,10 +114,13 @@ def _walk(
             stage = (step + 1) % STAGES
             mbarrier.wait(k_full.index(stage), (step + 1) // STAGES & 1)
             k_ND = k_smem.index(stage).reshape((BLOCK_N, D))
-            s_MN = warpgroup_mma(q_MD, k_ND.permute((1, 0)), no_s, use_acc=False, is_async=True)
             v_stage = step % STAGES
             mbarrier.wait(v_full.index(v_stage), step // STAGES & 1)
+            mbarrier.wait(turns.index(GROUP), (turn + 1 - GROUP) & 1)
+            s_MN = warpgroup_mma(q_MD, k_ND.permute((1, 0)), no_s, use_acc=False, is_async=True)
             acc_MD = warpgroup_mma(p_a, v_smem.index(v_stage).reshape((BLOCK_N, D)), acc_MD, is_async=True)
+            mbarrier.arrive(turns.index(1 - GROUP), count=1)
+            turn += 1
             s_MN = warpgroup_mma_wait(1, deps=[s_MN])
             decay_1N = _decay(local_smem, k_empty, stage, base_ptr, n, ref, s_layout)
             p_MN = _weights(s_MN, decay_1N, n, first_M, scale2, BLOCK_N, EDGE)
@@ -129,7 +135,7 @@ def _walk(
         acc_MD = warpgroup_mma_wait(0, deps=[acc_MD])
         mbarrier.arrive(v_empty.index(v_stage), count=1)
         step += 1
-    return acc_MD, total_M, step
+    return acc_MD, total_M, step, turn
 
 
 @gluon.jit
@@ -181,6 +187,7 @@ def _diagonal(
 @gluon.jit
 def _consume(
     q_smem, k_smem, v_smem, local_smem, q_full, k_full, k_empty, v_full, v_empty,
+    turns,
     o_ptr, lse_ptr, redo_ptr, local_ptr, base_ptr, first_key_ptr, batch, head, m, ref, start, uneven, diagonal, stop,
     scale2, Q, T, H, GROUP: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
@@ -201,10 +208,11 @@ def _consume(
     mbarrier.wait(q_full, 0)
     q_MD = q_smem.index(GROUP).reshape((BLOCK_M, D))
     step = 0
+    turn = 0
     for part in gl.static_range(2):
-        acc_MD, before_M, step = _walk(
-            acc_MD, before_M, step, q_MD, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, base_ptr,
-            ref, first_M, scale2, start if part == 0 else uneven, uneven if part == 0 else diagonal,
+        acc_MD, before_M, step, turn = _walk(
+            acc_MD, before_M, step, turn, q_MD, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, turns, base_ptr,
+            ref, first_M, scale2, start if part == 0 else uneven, uneven if part == 0 else diagonal, GROUP,
             BLOCK_N, D, STAGES, part == 0,
         )  # fmt: skip
     acc_MD, total_M, top_M = _diagonal(
@@ -260,7 +268,10 @@ def _forward_kernel(
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     mbarrier.init(q_full, count=1)
+    mbarrier.init(turns.index(0), count=1)
+    mbarrier.init(turns.index(1), count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(k_full.index(stage), count=1)
         mbarrier.init(v_full.index(stage), count=1)
@@ -273,7 +284,7 @@ def _forward_kernel(
             (
                 _consume,
                 (
-                    q_smem, k_smem, v_smem, local_smem, q_full, k_full, k_empty, v_full, v_empty,
+                    q_smem, k_smem, v_smem, local_smem, q_full, k_full, k_empty, v_full, v_empty, turns,
                     o_ptr, lse_ptr, redo_ptr, local_ptr, base_ptr, first_key_ptr, batch, head, m, ref,
                     start, uneven, diagonal, stop, scale2, Q, T, H, 0, BLOCK_M, BLOCK_N, D, STAGES,
                 ),
@@ -281,7 +292,7 @@ def _forward_kernel(
             (
                 _consume,
                 (
-                    q_smem, k_smem, v_smem, local_smem, q_full, k_full, k_empty, v_full, v_empty,
+                    q_smem, k_smem, v_smem, local_smem, q_full, k_full, k_empty, v_full, v_empty, turns,
                     o_ptr, lse_ptr, redo_ptr, local_ptr, base_ptr, first_key_ptr, batch, head, m, ref,
                     start, uneven, diagonal, stop, scale2, Q, T, H, 1, BLOCK_M, BLOCK_N, D, STAGES,
                 ),

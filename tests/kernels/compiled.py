@@ -20,7 +20,7 @@ from kernels.forgetting_attention.triton_decode import decode
 from kernels.forgetting_attention.triton_norms import largest_product
 from kernels.forgetting_attention.triton_prepare import Prepared, prepare
 
-CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
 class _Hopper:
@@ -43,7 +43,7 @@ def report(compiled, option: str) -> str:  # type: ignore[no-untyped-def]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        return subprocess.run([CUOBJDUMP, option, file.name], capture_output=True, text=True, check=True).stdout
+        return subprocess.run([TOOLS / "cuobjdump", option, file.name], capture_output=True, text=True, check=True).stdout
 
 
 def unwritten_registers(sass: str) -> set[int]:
@@ -69,11 +69,24 @@ def unwritten_registers(sass: str) -> set[int]:
     return read - written
 
 
+def one_by_one(compiled) -> bool:  # type: ignore[no-untyped-def]
+    """Whether ptxas waits after each product, as it does where it can't follow which registers are still being written."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(compiled.asm["ptx"])
+        file.flush()
+        command = [TOOLS / "ptxas", "--verbose", "--gpu-name=sm_90a", "--output-file=/dev/null", file.name]
+        return (
+            "wgmma.mma_async instructions are serialized"
+            in subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        )
+
+
 def examined(compiled) -> int:  # type: ignore[no-untyped-def]
-    """Bytes of stack per thread, where registers are spilled; fails where machine code is not whole."""
+    """Bytes of stack per thread, where registers are spilled; fails where machine code is not whole or waits needlessly."""
     has_descriptors = "wgmma" in compiled.asm["ptx"]
     unwritten = unwritten_registers(report(compiled, "-sass")) if has_descriptors else set()
     assert not unwritten, f"{compiled.name} reads uniform registers that nothing writes: {unwritten}"
+    assert not (has_descriptors and one_by_one(compiled)), f"the products of {compiled.name} wait for each other"
     return int(re.search(r"STACK:(\d+)", report(compiled, "-res-usage")).group(1))  # type: ignore[union-attr]
 
 

@@ -208,8 +208,9 @@ class _Barriers:
     def arrive(self, barrier: Barrier | Barriers, count: int) -> None:
         _one(barrier).change(count, 0)
 
-    def wait(self, barrier: Barrier | Barriers, parity: int) -> None:
-        _one(barrier).wait(parity)
+    def wait(self, barrier: Barrier | Barriers, parity: int, pred: bool = True) -> None:
+        if pred:
+            _one(barrier).wait(parity)
 
 
 class Descriptor:
