@@ -15,7 +15,7 @@ PARTS = (
     ("attention", r"^_?(forward|backward|dkdv|dq|before|after|tile|whole|limits|delta|spans|gate)_|flash|attention|cudnn"),
     (
         "recurrence",
-        r"^_(sums|states|outputs|pairs|shared|gates|scan)_kernel|"
+        r"^_(sums|states|outputs|pairs|shared|gates|scan)_kernel|selective_scan|"
         r"chunk|gla|delta_rule|fwd_h|bwd_dh|causal_conv|recompute_w|solve_tril|wy|cumsum",
     ),
     ("matmuls", r"gemm|nvjet|cutlass|cublas|matmul|wgmma"),

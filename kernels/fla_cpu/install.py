@@ -24,7 +24,6 @@ _PLACES: tuple[tuple[str, str, Callable], ...] = (
     ("fla.layers.hgrn2", "swish", F.silu),
     ("fla.layers.delta_net", "chunk_delta_rule", recurrences.chunk_delta_rule),
     ("fla.layers.delta_net", "fused_recurrent_delta_rule", recurrences.fused_recurrent_delta_rule),
-    ("fla.ops.hgrn.fused_recurrent", "fused_recurrent_hgrn", recurrences.fused_recurrent_hgrn),
     ("fla.modules.norm.layernorm", "rms_norm", modules.rms_norm),
     ("fla.modules.norm.layernorm_gated", "rmsnorm_fn", modules.rmsnorm_fn),
     ("fla.modules.causal_conv1d.ops", "causal_conv1d", modules.causal_conv1d),

@@ -9,8 +9,6 @@ dtype.
 Suffixes: B batch, H heads, N chunks, C tokens of a chunk, K key and V value channels.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -186,45 +184,6 @@ def fused_recurrent_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """`chunk_delta_rule` under the name that fla's layer uses for short inputs."""
     return chunk_delta_rule(q, k, v, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens)
-
-
-class _Diagonal(torch.autograd.Function):
-    """h_t = exp(g_t) h_{t-1} + x_t for every channel, token by token: on a CPU cheaper than any scan by products."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, g: Tensor, state: Tensor) -> Tensor:
-        decay, h = g.exp(), torch.empty_like(x)
-        before = state
-        for t in range(x.shape[1]):
-            before = torch.addcmul(x[:, t], decay[:, t], before, out=h[:, t])
-        ctx.save_for_backward(decay, h, state)
-        return h
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        decay, h, state = ctx.saved_tensors
-        dx = torch.empty_like(h)
-        after = torch.zeros_like(state)
-        for t in reversed(range(h.shape[1])):
-            after = torch.add(grads[0][:, t], after, out=dx[:, t]) * decay[:, t]
-        dg = dx * decay
-        dg[:, 1:] *= h[:, :-1]
-        dg[:, 0] *= state
-        return dx, dg, after
-
-
-def fused_recurrent_hgrn(
-    x: Tensor,
-    g: Tensor,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """h_t = exp(g_t) h_{t-1} + x_t over x and g (B, T, D), in fp32; the last h (B, D) if asked for."""
-    _refuse_packing(cu_seqlens)
-    state = x.new_zeros(x.shape[0], x.shape[2]) if initial_state is None else initial_state
-    h = _Diagonal.apply(x.float(), g.float(), state.float())
-    return h.to(x.dtype), h[:, -1].clone() if output_final_state else None
 
 
 def _refuse_packing(cu_seqlens: object) -> None:

@@ -1,6 +1,6 @@
 """Samba (arXiv 2406.07522): Mamba (arXiv 2312.00752) and sliding-window attention in turn.
 
-Suffixes: B batch, T tokens, d hidden size, C channels (expand * d), N states per channel.
+Suffixes: B batch, T tokens, d hidden size.
 """
 
 import math
@@ -10,9 +10,9 @@ import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from kernels.fla_cpu.install import install
+from kernels.selective_scan import selective_scan
 from models.backbone import INITIALIZER_RANGE, Backbone, Block, Padding, RMSNorm, zero_padded
 from models.cache import DecodingCache
 from models.forgetting_transformer.module import ForgettingAttention, rotation_table, token_positions
@@ -20,43 +20,11 @@ from models.forgetting_transformer.module import ForgettingAttention, rotation_t
 install()
 
 from fla.modules.causal_conv1d import ops as conv_ops  # noqa: E402  (fla after the CPU versions are in place)
-from fla.ops.hgrn import fused_recurrent as diagonal  # noqa: E402
 
 if TYPE_CHECKING:
     from models.samba.spec import SambaSpec
 
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
-SEGMENT_NUMBERS = 2**25
-"""States h (B, T, C, N) that are in memory at a time."""
-
-
-def selective_scan(
-    x_BTC: Tensor, dt_BTC: Tensor, A_CN: Tensor, in_BTN: Tensor, out_BTN: Tensor, state: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t and y_t = C_t h_t: y (B, T, C) and the last h (B, C * N), in fp32.
-
-    A recurrence of C * N numbers without mixing, which is HGRN's: fla's kernel for it runs here. The states of all tokens would
-    not fit, so it goes segment by segment, and gradients compute each segment's states again.
-    """
-    B, T, _ = x_BTC.shape
-    if state is None:
-        state = x_BTC.new_zeros(B, A_CN.numel(), dtype=torch.float32)
-    segment = max(1, SEGMENT_NUMBERS // (B * A_CN.numel()))
-    outputs = []
-    for parts in zip(*(tensor.split(segment, 1) for tensor in (x_BTC, dt_BTC, in_BTN, out_BTN)), strict=True):
-        if torch.is_grad_enabled() and segment < T:
-            y, state = checkpoint(_segment, A_CN, state, *parts, use_reentrant=False, preserve_rng_state=False)
-        else:
-            y, state = _segment(A_CN, state, *parts)
-        outputs.append(y)
-    return torch.cat(outputs, 1), state
-
-
-def _segment(A_CN: Tensor, state: Tensor, x: Tensor, dt: Tensor, into: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    decay = (dt[..., None] * A_CN).flatten(2)
-    inputs = ((dt * x)[..., None] * into[:, :, None]).flatten(2)
-    h, state = diagonal.fused_recurrent_hgrn(inputs, decay, initial_state=state, output_final_state=True)
-    return (h.unflatten(2, A_CN.shape) @ out[..., None]).squeeze(-1), state
 
 
 class MambaMixer(nn.Module):
@@ -92,10 +60,7 @@ class MambaMixer(nn.Module):
         n = self.spec.ssm_state_size
         dt, into, out = self.x_proj(values).split([self.spec.dt_rank, n, n], -1)
         dt = F.softplus(self.dt_proj(dt).float())
-        with torch.autocast(x.device.type, enabled=False):
-            wide = values.float()
-            y, state = selective_scan(wide, dt, -self.A_log.float().exp(), into.float(), out.float(), past.get("state"))
-            y = (y + wide * self.D.float()).to(values.dtype)
+        y, state = selective_scan(values, dt, -self.A_log.float().exp(), into, out, self.D, past.get("state"))
         if cache is not None:
             cache.update(self.layer_idx, conv_state=conv_state, state=state)
         return self.out_proj(y * F.silu(z))

@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from kernels import ssd_scan_triton, ssd_triton
+from kernels import selective_scan_triton, ssd_scan_triton, ssd_triton
 from kernels.forgetting_attention import hopper_backward, hopper_forward, triton_backward, triton_forward
 from kernels.forgetting_attention.tiles import Tiles, table
 from kernels.forgetting_attention.triton_decode import decode
@@ -142,6 +142,14 @@ def main() -> None:
     ssd_scan_triton.scan_kernel(
         *(torch.zeros(2, 3, *shape) for shape in ((16, 4, 64), (4,), (16, 4, 64))), torch.zeros(2, 16, 4, 64), True
     )
+    for dtype, T, N in ((torch.bfloat16, 300, 16), (torch.float32, 1, 16), (torch.float32, 300, 5)):
+        x, into = torch.zeros(2, T, 1024, dtype=dtype), torch.zeros(2, T, 3 * N, dtype=dtype)[..., N : 2 * N]
+        step, A, skip = torch.zeros(2, T, 1024), torch.zeros(1024, N), torch.zeros(1024)
+        _, last, _ = selective_scan_triton.forward(x, step, A, into, into, skip, None, keep=False)
+        _, last, starts = selective_scan_triton.forward(x, step, A, into, into, skip, last, keep=True)
+        selective_scan_triton.backward(x, last, x, step, A, into, into, skip, starts)
+        spilled = {name: n for name, n in seen.items() if name.startswith("selective") and n}
+        assert not spilled, f"bytes of stack per thread with {N} states: {spilled}"
     print(seen)
 
 

@@ -4,9 +4,10 @@ from unittest.mock import patch
 
 import torch
 
-from kernels import ssd, ssd_chunks, ssd_scan_triton, ssd_triton
+from kernels import selective_scan, ssd, ssd_chunks, ssd_scan_triton, ssd_triton
 from kernels.forgetting_attention import forgetting_attention, norm_logit_bound, triton_decode, triton_prepare
 from kernels.forgetting_attention.triton_norms import triton_logit_bound
+from tests.kernels import test_selective_scan
 from tests.kernels.oracle import assert_right, log_gates, make_case
 from tests.kernels.test_fused_norms import compare_with_kernels
 from tests.kernels.test_ssd import errors_by_norm
@@ -39,6 +40,24 @@ def compare_recurrences() -> None:
         ssd_triton.PROGRAMS = programs
         errors = errors_by_norm(seq_len, decay, torch.float16, "cpu", sizes, ssd._Kernels.apply)
         assert max(errors.values()) < 2e-3, errors
+
+
+def compare_selective_scans() -> None:
+    """Mamba's: lengths around the steps that are unrolled; channels and states that fill no block, one, and more than one."""
+    run, inputs = selective_scan._Kernels.apply, test_selective_scan.inputs
+    for seq_len, steps, sizes in (
+        (1, "mild", (5, 1)),
+        (5, "cut", (33, 3)),
+        (64, "tiny", (6, 16)),
+        (100, "mixed", (40, 16)),
+        (257, "mild", (4, 5)),
+        (30, "large", (6, 16)),
+    ):
+        for dtype, tolerance in ((torch.float32, 3e-6), (torch.float16, 4e-4)):
+            arguments = test_selective_scan.rounded(inputs(seq_len, steps, *sizes), dtype)
+            errors = test_selective_scan.errors_by_norm(arguments, run)
+            assert max(errors.values()) < tolerance, (seq_len, steps, sizes, errors)
+    test_selective_scan.starts_from_zeros(run, inputs(20))
 
 
 def compare_preparations() -> None:
@@ -102,6 +121,7 @@ def main() -> None:
         compare_with_kernels("cpu", torch.float32, 1e-5, size)
     compare_scans()
     compare_recurrences()
+    compare_selective_scans()
     compare_preparations()
     compare_bounds()
 

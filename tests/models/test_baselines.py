@@ -6,6 +6,7 @@ import math
 import torch
 import torch.nn.functional as F
 
+from kernels import selective_scan
 from models.build import build_model
 
 
@@ -138,8 +139,6 @@ def test_norms_have_the_eps_of_the_released_setup(specs):
 def test_samba_equals_its_definition(specs, monkeypatch):
     """h_t = exp(dt A) h_{t-1} + dt x_t B_t^T, y_t = h_t C_t + D x_t, out = W (y * SiLU(z)): token by token in fp64; and the
     same in segments, with the same gradients."""
-    from models.samba import module
-
     torch.manual_seed(0)
     mixer = build_model(specs["samba"]).model.layers[0].attn
     with torch.no_grad():
@@ -161,7 +160,7 @@ def test_samba_equals_its_definition(specs, monkeypatch):
         outputs.append((state @ C[:, t, :, None])[..., 0] + w["D"] * values[:, t])
     expected = (torch.stack(outputs, 1) * F.silu(z)) @ w["out_proj.weight"].T
     assert (actual - expected).abs().max() < 1e-5 * expected.abs().max()
-    monkeypatch.setattr(module, "SEGMENT_NUMBERS", 2 * inner * N * 37)  # segments of 37 tokens
+    monkeypatch.setattr(selective_scan, "SEGMENT_NUMBERS", 2 * inner * N * 37)  # segments of 37 tokens
     again = mixer(x, None, None)
     torch.testing.assert_close(again, actual)
     weights = torch.randn_like(actual)

@@ -74,26 +74,6 @@ def test_gated_recurrences_match_fp64(seq_len, gate):
         assert_close(actual, expected, 2e-5)
 
 
-@pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("seq_len", [1, 3, 65])
-def test_the_diagonal_recurrence_matches_fp64(seq_len, gate):
-    def by_definition(x, g, state):
-        h = []
-        for t in range(seq_len):
-            state = g[:, t].double().exp() * state.double() + x[:, t].double()
-            h.append(state)
-        return torch.stack(h, 1), state
-
-    x, g, state = torch.randn(B, seq_len, H * K), GATES[gate]((B, seq_len, H, K)).flatten(2), torch.randn(B, H * K)
-    actual = with_gradients(
-        lambda *a: recurrences.fused_recurrent_hgrn(*a[:2], initial_state=a[2], output_final_state=True), (x, g, state)
-    )
-    for one, other in zip(actual, with_gradients(by_definition, (x, g, state)), strict=True):
-        torch.testing.assert_close(one.double(), other.double(), rtol=1e-4, atol=1e-5)
-    h, last = recurrences.fused_recurrent_hgrn(x, g)
-    assert last is None and torch.allclose(h, by_definition(x, g, torch.zeros_like(state))[0].float(), atol=1e-4)
-
-
 @pytest.mark.parametrize("seq_len", [1, 3, 64, 65, 200])
 @pytest.mark.parametrize("function", [recurrences.chunk_delta_rule, recurrences.fused_recurrent_delta_rule])
 def test_delta_rule_matches_fp64(function, seq_len):

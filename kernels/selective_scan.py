@@ -1,0 +1,107 @@
+"""Mamba's recurrence, the selective scan (arXiv 2312.00752, eq. 2 and algorithm 2): every channel has a state of N numbers, and
+every channel and token a step size dt:
+
+    h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t        y_t = C_t h_t + D x_t
+
+On a GPU `kernels.selective_scan_triton`, whose states never leave the registers; elsewhere PyTorch, in segments.
+
+Suffixes: B batch, T tokens, C channels, N states per channel. The papers' B, C and D are called `into`, `out` and `skip`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+SEGMENT_NUMBERS = 2**25
+"""States h (B, T, C, N) that are in memory at a time on a CPU."""
+
+
+@torch.compiler.disable
+def selective_scan(
+    x_BTC: Tensor, dt_BTC: Tensor, A_CN: Tensor, into_BTN: Tensor, out_BTN: Tensor, skip_C: Tensor, state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """y of x's shape and dtype, and the last h (B, C * N) in at least fp32, from which `state` goes on. dt >= 0 and A <= 0;
+    all arithmetic is in at least fp32, on a GPU in fp32. Differentiable in all."""
+    with torch.autocast(x_BTC.device.type, enabled=False):
+        if not x_BTC.is_cuda:
+            return _segments(x_BTC, dt_BTC, A_CN, into_BTN, out_BTN, skip_C, state)
+        if torch.is_grad_enabled():
+            return _Kernels.apply(x_BTC, dt_BTC, A_CN, into_BTN, out_BTN, skip_C, state)
+        from kernels.selective_scan_triton import forward
+
+        y, last, _ = forward(x_BTC, dt_BTC, A_CN, into_BTN, out_BTN, skip_C, state, keep=False)
+        return y, last
+
+
+class _Kernels(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, dt: Tensor, A: Tensor, into: Tensor, out: Tensor, skip: Tensor, initial: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        from kernels.selective_scan_triton import forward
+
+        y, last, starts = forward(x, dt, A, into, out, skip, initial, keep=True)
+        ctx.save_for_backward(x, dt, A, into, out, skip, starts)
+        ctx.has_initial = initial is not None
+        return y, last
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        from kernels.selective_scan_triton import backward
+
+        *gradients, dinitial = backward(dy, dlast, *ctx.saved_tensors)
+        return *gradients, dinitial if ctx.has_initial else None
+
+
+def _segments(
+    x: Tensor, dt: Tensor, A: Tensor, into: Tensor, out: Tensor, skip: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The states of all tokens would not fit: it goes segment by segment, and gradients compute each segment's states again."""
+    B, T, _ = x.shape
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    wide, dt, into, out = (tensor.to(dtype) for tensor in (x, dt, into, out))
+    if state is None:
+        state = wide.new_zeros(B, A.numel())
+    segment = max(1, SEGMENT_NUMBERS // (B * A.numel()))
+    outputs = []
+    for parts in zip(*(tensor.split(segment, 1) for tensor in (wide, dt, into, out)), strict=True):
+        if torch.is_grad_enabled() and segment < T:
+            y, state = checkpoint(_segment, A, state, *parts, use_reentrant=False, preserve_rng_state=False)
+        else:
+            y, state = _segment(A, state, *parts)
+        outputs.append(y)
+    return (torch.cat(outputs, 1) + wide * skip).to(x.dtype), state
+
+
+def _segment(A: Tensor, state: Tensor, x: Tensor, dt: Tensor, into: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    exponents = (dt[..., None] * A).flatten(2)
+    inputs = ((dt * x)[..., None] * into[:, :, None]).flatten(2)
+    h = _Diagonal.apply(inputs, exponents, state)
+    return (h.unflatten(2, A.shape) @ out[..., None]).squeeze(-1), h[:, -1].clone()
+
+
+class _Diagonal(torch.autograd.Function):
+    """h_t = exp(g_t) h_{t-1} + x_t, token by token: on a CPU cheaper than any scan by products."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, g: Tensor, state: Tensor) -> Tensor:
+        decay, h = g.exp(), torch.empty_like(x)
+        before = state
+        for t in range(x.shape[1]):
+            before = torch.addcmul(x[:, t], decay[:, t], before, out=h[:, t])
+        ctx.save_for_backward(decay, h, state)
+        return h
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        decay, h, state = ctx.saved_tensors
+        dx = torch.empty_like(h)
+        after = torch.zeros_like(state)
+        for t in reversed(range(h.shape[1])):
+            after = torch.add(grads[0][:, t], after, out=dx[:, t]) * decay[:, t]
+        dg = dx * decay
+        dg[:, 1:] *= h[:, :-1]
+        dg[:, 0] *= state
+        return dx, dg, after

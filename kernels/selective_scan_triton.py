@@ -1,0 +1,177 @@
+"""`kernels.selective_scan` on a GPU: states stay in registers, forward and backward are one pass over the tokens each.
+
+A program takes a few channels of one sequence through all tokens, STEPS at a time: first all their loads, which wait for
+nothing, then the steps, unrolled. Forward keeps the state before each STEPS tokens; backward computes those between again and
+goes through them from the last to the first. What all channels share (gradients of `into` and `out`) is summed per program,
+then over programs by PyTorch: the order of sums repeats.
+
+A program is one warp, and a thread of it holds four states of a channel, which lie together in memory (Triton chooses so
+because A and the kept states are read by them). A sum over 16 states asks three other lanes, a sum over channels the rest, and
+nothing waits for another warp. `tl.associative_scan` over a dimension of tokens would be the same steps, but has no state
+before a step to give, and turns its operands round by exchanges between lanes to go backwards.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+STEPS = 8
+"""Tokens whose loads are made at once, and states before them kept: C * N / STEPS float32 a token for the backward pass."""
+SETTINGS = {"forward": {"BLOCK": 16, "num_warps": 1}, "backward": {"BLOCK": 8, "num_warps": 1}}
+"""Channels of a program, in which a thread has one or two: as many as the registers hold. The sums of backward's programs take
+C * N / BLOCK float32 a token each."""
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def _load_steps(ptr, at, inside, stride_b, stride_t: tl.constexpr, batch, first, T, STEPS: tl.constexpr):
+    """Rows of the tokens from `first` on, zero behind the last."""
+    ptr += batch * stride_b + first * stride_t
+    rows = ()
+    for i in tl.static_range(STEPS):
+        rows += (tl.load(ptr + i * stride_t + at, mask=inside & (first + i < T), other=0.0).to(tl.float32),)
+    return rows
+
+
+@triton.jit(do_not_specialize=["T"])
+def _selective_scan_forward_kernel(
+    x_ptr, dt_ptr, A_ptr, into_ptr, out_ptr, skip_ptr, initial_ptr, y_ptr, last_ptr, starts_ptr,
+    T, x_stride_b, dt_stride_b, into_stride_b, out_stride_b,
+    x_stride_t: tl.constexpr, dt_stride_t: tl.constexpr, into_stride_t: tl.constexpr, out_stride_t: tl.constexpr,
+    C: tl.constexpr, N: tl.constexpr, STATES: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    batch = tl.program_id(1).to(tl.int64)
+    c, n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, STATES)
+    inside_c, inside_n = c < C, n < N
+    inside, state = inside_c[:, None] & inside_n[None, :], c[:, None] * N + n[None, :]
+    rate = tl.load(A_ptr + state, mask=inside, other=0.0).to(tl.float32) * LOG2_E
+    skip = tl.load(skip_ptr + c, mask=inside_c, other=0.0).to(tl.float32)
+    h = tl.zeros((BLOCK, STATES), tl.float32)
+    if initial_ptr is not None:
+        h = tl.load(initial_ptr + batch * C * N + state, mask=inside, other=0.0)
+    chunks = tl.cdiv(T, STEPS)
+    for chunk in range(chunks):
+        if starts_ptr is not None:
+            tl.store(starts_ptr + (batch * chunks + chunk) * C * N + state, h, mask=inside)
+        first = tl.cast(chunk * STEPS, tl.int64)
+        x = _load_steps(x_ptr, c, inside_c, x_stride_b, x_stride_t, batch, first, T, STEPS)
+        dt = _load_steps(dt_ptr, c, inside_c, dt_stride_b, dt_stride_t, batch, first, T, STEPS)
+        into = _load_steps(into_ptr, n, inside_n, into_stride_b, into_stride_t, batch, first, T, STEPS)
+        out = _load_steps(out_ptr, n, inside_n, out_stride_b, out_stride_t, batch, first, T, STEPS)
+        row = y_ptr + (batch * T + first) * C + c
+        for i in tl.static_range(STEPS):
+            h = tl.exp2(dt[i][:, None] * rate) * h + (dt[i] * x[i])[:, None] * into[i][None, :]
+            y = tl.sum(h * out[i][None, :], 1) + skip * x[i]
+            tl.store(row + i * C, y.to(y_ptr.dtype.element_ty), mask=inside_c & (first + i < T))
+    tl.store(last_ptr + batch * C * N + state, h, mask=inside)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _selective_scan_backward_kernel(
+    dy_ptr, dlast_ptr, x_ptr, dt_ptr, A_ptr, into_ptr, out_ptr, skip_ptr, starts_ptr,
+    dx_ptr, ddt_ptr, dA_ptr, dinto_ptr, dout_ptr, dskip_ptr, dinitial_ptr,
+    T, x_stride_b, dt_stride_b, into_stride_b, out_stride_b,
+    x_stride_t: tl.constexpr, dt_stride_t: tl.constexpr, into_stride_t: tl.constexpr, out_stride_t: tl.constexpr,
+    C: tl.constexpr, N: tl.constexpr, STATES: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    block, batch = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    c, n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, STATES)
+    inside_c, inside_n = c < C, n < N
+    inside, state = inside_c[:, None] & inside_n[None, :], c[:, None] * N + n[None, :]
+    rate = tl.load(A_ptr + state, mask=inside, other=0.0).to(tl.float32) * LOG2_E
+    skip = tl.load(skip_ptr + c, mask=inside_c, other=0.0).to(tl.float32)
+    dh = tl.load(dlast_ptr + batch * C * N + state, mask=inside, other=0.0)
+    dA = tl.zeros((BLOCK, STATES), tl.float32)
+    dskip = tl.zeros((BLOCK,), tl.float32)
+    step = tl.arange(0, STEPS)
+    chunks = tl.cdiv(T, STEPS)
+    for later in range(chunks):
+        chunk = chunks - 1 - later
+        h = tl.load(starts_ptr + (batch * chunks + chunk) * C * N + state, mask=inside, other=0.0)
+        first = tl.cast(chunk * STEPS, tl.int64)
+        x = _load_steps(x_ptr, c, inside_c, x_stride_b, x_stride_t, batch, first, T, STEPS)
+        dt = _load_steps(dt_ptr, c, inside_c, dt_stride_b, dt_stride_t, batch, first, T, STEPS)
+        dy = _load_steps(dy_ptr, c, inside_c, T * C, C, batch, first, T, STEPS)
+        into = _load_steps(into_ptr, n, inside_n, into_stride_b, into_stride_t, batch, first, T, STEPS)
+        out = _load_steps(out_ptr, n, inside_n, out_stride_b, out_stride_t, batch, first, T, STEPS)
+        decays, arriving = (), ()  # and the states before each token, decayed
+        dinto, dout = tl.zeros((STEPS, STATES), tl.float32), tl.zeros((STEPS, STATES), tl.float32)
+        for i in tl.static_range(STEPS):
+            decay = tl.exp2(dt[i][:, None] * rate)
+            h *= decay
+            decays += (decay,)
+            arriving += (h,)
+            h += (dt[i] * x[i])[:, None] * into[i][None, :]
+            dout = tl.where(step[:, None] == i, tl.sum(h * dy[i][:, None], 0)[None, :], dout)
+        row = (batch * T + first) * C + c
+        for i in tl.static_range(STEPS - 1, -1, -1):
+            dh += out[i][None, :] * dy[i][:, None]
+            dinto = tl.where(step[:, None] == i, tl.sum(dh * (dt[i] * x[i])[:, None], 0)[None, :], dinto)
+            dinput = tl.sum(dh * into[i][None, :], 1)
+            dexponent = dh * arriving[i]
+            dx = dt[i] * dinput + skip * dy[i]
+            ddt = x[i] * dinput + tl.sum(dexponent * rate, 1) * LN_2
+            tl.store(dx_ptr + row + i * C, dx.to(dx_ptr.dtype.element_ty), mask=inside_c & (first + i < T))
+            tl.store(ddt_ptr + row + i * C, ddt.to(ddt_ptr.dtype.element_ty), mask=inside_c & (first + i < T))
+            dA += dexponent * dt[i][:, None]
+            dskip += dy[i] * x[i]
+            dh *= decays[i]
+        shared = ((block * tl.num_programs(1) + batch) * T + first) * N + step[:, None] * N + n[None, :]
+        tl.store(dinto_ptr + shared, dinto, mask=inside_n[None, :] & (first + step < T)[:, None])
+        tl.store(dout_ptr + shared, dout, mask=inside_n[None, :] & (first + step < T)[:, None])
+    tl.store(dA_ptr + batch * C * N + state, dA, mask=inside)
+    tl.store(dskip_ptr + batch * C + c, dskip, mask=inside_c)
+    tl.store(dinitial_ptr + batch * C * N + state, dh, mask=inside)
+
+
+def forward(
+    x: Tensor, dt: Tensor, A: Tensor, into: Tensor, out: Tensor, skip: Tensor, initial: Tensor | None, keep: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """y (B, T, C), the last state (B, C * N), and, to keep for `backward`, the states before each STEPS tokens."""
+    x, dt, into, out = (_rows(tensor) for tensor in (x, dt, into, out))
+    (B, T, C), N = x.shape, A.shape[1]
+    y = torch.empty(B, T, C, device=x.device, dtype=x.dtype)
+    last = torch.empty(B, A.numel(), device=x.device, dtype=torch.float32)
+    starts = last.new_empty(B, triton.cdiv(T, STEPS), A.numel()) if keep else None
+    _selective_scan_forward_kernel[(triton.cdiv(C, SETTINGS["forward"]["BLOCK"]), B)](
+        x, dt, A.contiguous(), into, out, skip.contiguous(), None if initial is None else initial.float().contiguous(),
+        y, last, starts, T, *_strides(x, dt, into, out), C, N,
+        STATES=triton.next_power_of_2(N), STEPS=STEPS, **SETTINGS["forward"],
+    )  # fmt: skip
+    return y, last, starts
+
+
+def backward(
+    dy: Tensor, dlast: Tensor, x: Tensor, dt: Tensor, A: Tensor, into: Tensor, out: Tensor, skip: Tensor, starts: Tensor
+) -> tuple[Tensor, ...]:
+    """Gradients of x, dt, A, into, out, skip and the initial state (B, C * N)."""
+    x, dt, into, out = (_rows(tensor) for tensor in (x, dt, into, out))
+    (B, T, C), N = x.shape, A.shape[1]
+    programs = triton.cdiv(C, SETTINGS["backward"]["BLOCK"])
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.empty(shape, device=x.device, dtype=torch.float32)
+
+    dx = torch.empty(x.shape, device=x.device, dtype=x.dtype)
+    ddt = torch.empty(dt.shape, device=x.device, dtype=dt.dtype)
+    dA, dskip, dinitial = numbers(B, C, N), numbers(B, C), numbers(B, C * N)
+    dinto, dout = numbers(programs, B, T, N), numbers(programs, B, T, N)
+    _selective_scan_backward_kernel[(programs, B)](
+        dy.contiguous(), dlast.contiguous(), x, dt, A.contiguous(), into, out, skip.contiguous(), starts,
+        dx, ddt, dA, dinto, dout, dskip, dinitial,
+        T, *_strides(x, dt, into, out), C, N,
+        STATES=triton.next_power_of_2(N), STEPS=STEPS, **SETTINGS["backward"],
+    )  # fmt: skip
+    dinto, dout = dinto.sum(0).to(into.dtype), dout.sum(0).to(out.dtype)
+    return dx, ddt, dA.sum(0).to(A.dtype), dinto, dout, dskip.sum(0).to(skip.dtype), dinitial
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _strides(*tensors: Tensor) -> list[int]:
+    """From one sequence to the next, then from one token to the next."""
+    return [tensor.stride(dimension) for dimension in (0, 1) for tensor in tensors]
