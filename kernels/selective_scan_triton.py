@@ -5,8 +5,8 @@ nothing, then the steps, unrolled. Forward keeps the state before each STEPS tok
 goes through them from the last to the first. What all channels share (gradients of `into` and `out`) is summed per program,
 then over programs by PyTorch: the order of sums repeats.
 
-A program is one warp, and a thread of it holds four states of a channel, which lie together in memory (Triton chooses so
-because A and the kept states are read by them). A sum over 16 states asks three other lanes, a sum over channels the rest, and
+A program is one warp, and a thread of it holds four states of each of two channels: neighbours in memory, for Triton has the
+layout follow the loads of A and of the kept states. A sum over 16 states asks three other lanes, a sum over channels seven, and
 nothing waits for another warp. `tl.associative_scan` over a dimension of tokens would be the same steps, but has no state
 before a step to give, and turns its operands round by exchanges between lanes to go backwards.
 """
@@ -18,9 +18,9 @@ from torch import Tensor
 
 STEPS = 8
 """Tokens whose loads are made at once, and states before them kept: C * N / STEPS float32 a token for the backward pass."""
-SETTINGS = {"forward": {"BLOCK": 16, "num_warps": 1}, "backward": {"BLOCK": 8, "num_warps": 1}}
-"""Channels of a program, in which a thread has one or two: as many as the registers hold. The sums of backward's programs take
-C * N / BLOCK float32 a token each."""
+SETTINGS = {"forward": {"BLOCK": 16, "num_warps": 1}, "backward": {"BLOCK": 16, "num_warps": 1}}
+"""Channels of a program, of which a thread has two: as many as the registers hold. The sums of backward's programs take
+2 * C * N / BLOCK float32 a token."""
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
@@ -96,16 +96,20 @@ def _selective_scan_backward_kernel(
         dy = _load_steps(dy_ptr, c, inside_c, T * C, C, batch, first, T, STEPS)
         into = _load_steps(into_ptr, n, inside_n, into_stride_b, into_stride_t, batch, first, T, STEPS)
         out = _load_steps(out_ptr, n, inside_n, out_stride_b, out_stride_t, batch, first, T, STEPS)
-        decays, arriving = (), ()  # and the states before each token, decayed
-        dinto, dout = tl.zeros((STEPS, STATES), tl.float32), tl.zeros((STEPS, STATES), tl.float32)
+        shared = ((block * tl.num_programs(1) + batch) * T + first) * N + step[:, None] * N + n[None, :]
+        inside_shared = inside_n[None, :] & (first + step < T)[:, None]
+        arriving = ()  # the states before each token, decayed
+        dout = tl.zeros((STEPS, STATES), tl.float32)
         for i in tl.static_range(STEPS):
-            decay = tl.exp2(dt[i][:, None] * rate)
-            h *= decay
-            decays += (decay,)
+            h *= tl.exp2(dt[i][:, None] * rate)
             arriving += (h,)
             h += (dt[i] * x[i])[:, None] * into[i][None, :]
             dout = tl.where(step[:, None] == i, tl.sum(h * dy[i][:, None], 0)[None, :], dout)
+        tl.store(dout_ptr + shared, dout, mask=inside_shared)
+        # Loaded again, the decays are computed again, rather than kept in registers that there are not.
+        dt = _load_steps(dt_ptr, c, inside_c, dt_stride_b, dt_stride_t, batch, first, T, STEPS)
         row = (batch * T + first) * C + c
+        dinto = tl.zeros((STEPS, STATES), tl.float32)
         for i in tl.static_range(STEPS - 1, -1, -1):
             dh += out[i][None, :] * dy[i][:, None]
             dinto = tl.where(step[:, None] == i, tl.sum(dh * (dt[i] * x[i])[:, None], 0)[None, :], dinto)
@@ -117,10 +121,8 @@ def _selective_scan_backward_kernel(
             tl.store(ddt_ptr + row + i * C, ddt.to(ddt_ptr.dtype.element_ty), mask=inside_c & (first + i < T))
             dA += dexponent * dt[i][:, None]
             dskip += dy[i] * x[i]
-            dh *= decays[i]
-        shared = ((block * tl.num_programs(1) + batch) * T + first) * N + step[:, None] * N + n[None, :]
-        tl.store(dinto_ptr + shared, dinto, mask=inside_n[None, :] & (first + step < T)[:, None])
-        tl.store(dout_ptr + shared, dout, mask=inside_n[None, :] & (first + step < T)[:, None])
+            dh *= tl.exp2(dt[i][:, None] * rate)
+        tl.store(dinto_ptr + shared, dinto, mask=inside_shared)
     tl.store(dA_ptr + batch * C * N + state, dA, mask=inside)
     tl.store(dskip_ptr + batch * C + c, dskip, mask=inside_c)
     tl.store(dinitial_ptr + batch * C * N + state, dh, mask=inside)

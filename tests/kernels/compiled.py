@@ -148,7 +148,7 @@ def main() -> None:
         _, last, _ = selective_scan_triton.forward(x, step, A, into, into, skip, None, keep=False)
         _, last, starts = selective_scan_triton.forward(x, step, A, into, into, skip, last, keep=True)
         selective_scan_triton.backward(x, last, x, step, A, into, into, skip, starts)
-        spilled = {name: n for name, n in seen.items() if name.startswith("selective") and n}
+        spilled = {name: n for name, n in seen.items() if name.startswith("selective") and n > 64}
         assert not spilled, f"bytes of stack per thread with {N} states: {spilled}"
     print(seen)
 
