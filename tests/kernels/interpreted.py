@@ -45,18 +45,17 @@ def compare_recurrences() -> None:
 def compare_selective_scans() -> None:
     """Mamba's: lengths around the steps that are unrolled; channels and states that fill no block, one, and more than one."""
     run, inputs = selective_scan._Kernels.apply, test_selective_scan.inputs
-    for seq_len, steps, sizes in (
-        (1, "mild", (5, 1)),
-        (5, "cut", (33, 3)),
-        (64, "tiny", (6, 16)),
-        (100, "mixed", (40, 16)),
-        (257, "mild", (4, 5)),
-        (30, "large", (6, 16)),
+    for seq_len, steps, sizes, dtype, tolerance in (
+        (1, "mild", (5, 1), torch.float32, 3e-6),
+        (5, "cut", (33, 3), torch.float32, 3e-6),
+        (64, "tiny", (6, 16), torch.float32, 3e-6),
+        (100, "mixed", (40, 16), torch.bfloat16, 6e-3),  # which is cut here, not rounded
+        (257, "mild", (4, 5), torch.float32, 3e-6),
+        (30, "large", (6, 16), torch.float32, 3e-6),
     ):
-        for dtype, tolerance in ((torch.float32, 3e-6), (torch.float16, 4e-4)):
-            arguments = test_selective_scan.rounded(inputs(seq_len, steps, *sizes), dtype)
-            errors = test_selective_scan.errors_by_norm(arguments, run)
-            assert max(errors.values()) < tolerance, (seq_len, steps, sizes, errors)
+        arguments = test_selective_scan.rounded(inputs(seq_len, steps, *sizes), dtype)
+        errors = test_selective_scan.errors_by_norm(arguments, run)
+        assert max(errors.values()) < tolerance, (seq_len, steps, sizes, errors)
     test_selective_scan.starts_from_zeros(run, inputs(20))
 
 
