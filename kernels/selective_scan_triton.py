@@ -31,7 +31,8 @@ def _load_steps(ptr, at, inside, stride_b, stride_t: tl.constexpr, batch, first,
     ptr += batch * stride_b + first * stride_t
     rows = ()
     for i in tl.static_range(STEPS):
-        rows += (tl.load(ptr + i * stride_t + at, mask=inside & (first + i < T), other=0.0).to(tl.float32),)
+        row = tl.load(ptr + i * stride_t + at, mask=inside & (first + i < T), other=0.0)
+        rows += (row.to(tl.float32),)  # type: ignore[assignment]
     return rows
 
 
@@ -102,7 +103,7 @@ def _selective_scan_backward_kernel(
         dout = tl.zeros((STEPS, STATES), tl.float32)
         for i in tl.static_range(STEPS):
             h *= tl.exp2(dt[i][:, None] * rate)
-            arriving += (h,)
+            arriving += (h,)  # type: ignore[assignment]
             h += (dt[i] * x[i])[:, None] * into[i][None, :]
             dout = tl.where(step[:, None] == i, tl.sum(h * dy[i][:, None], 0)[None, :], dout)
         tl.store(dout_ptr + shared, dout, mask=inside_shared)
