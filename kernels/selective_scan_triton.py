@@ -18,7 +18,7 @@ from torch import Tensor
 
 STEPS = 8
 """Tokens whose loads are made at once, and states before them kept: C * N / STEPS float32 a token for the backward pass."""
-SETTINGS = {"forward": {"BLOCK": 16, "num_warps": 1}, "backward": {"BLOCK": 16, "num_warps": 1}}
+SETTINGS = {"forward": {"BLOCK": 8, "num_warps": 1}, "backward": {"BLOCK": 16, "num_warps": 1}}
 """Channels of a program, of which a thread has two: as many as the registers hold. The sums of backward's programs take
 2 * C * N / BLOCK float32 a token."""
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
