@@ -5,7 +5,15 @@ import numpy as np
 import pytest
 import synthetic
 
-from analysis.fox import table1_lm_eval, table2_longbench, table3_ablation, table4_settings, table6_throughput, table_lr_grid
+from analysis.fox import (
+    gate_worth,
+    table1_lm_eval,
+    table2_longbench,
+    table3_ablation,
+    table4_settings,
+    table6_throughput,
+    table_lr_grid,
+)
 from analysis.fox.table1_lm_eval import ACCURACIES, PERPLEXITIES
 from analysis.paper import paper_scores
 from analysis.tables import Column, Table, over_seeds, to_csv, to_html, to_latex, to_markdown
@@ -313,6 +321,33 @@ def test_learning_rates_by_held_out_perplexity_if_all_runs_have_it_else_by_train
     assert table.caption == "Learning rates: final training loss (nats)"
     assert table.rows["LR 0.004"] == pytest.approx([4.0, 5.0])
     assert [path.suffix for path in table_lr_grid.draw(grid(tmp_path / "c", lambda *_: False))] == [".md", ".tex", ".csv"]
+
+
+def test_the_gates_worth_is_the_difference_of_each_pair_and_each_models_best_rate_counts(tmp_path):
+    """Losses rise by 1 nat a doubling of the rate from the best; one pair is whole, of the other the Transformer is missing."""
+    store, rng = synthetic.Store(tmp_path / "a", train_len=64), np.random.default_rng(0)
+    for model, best in (("fox_pro", 2e-3), ("transformer_pro", 1e-3), ("fox_llama", 2e-3)):
+        for label, excess in (("1M tokens, LR 0.001", 1e-3), ("1M tokens, LR 0.002", 2e-3), ("4M tokens", best)):
+            loss = 3.0 + abs(np.log2(excess / best)) + 0.25 * (model == "transformer_pro")
+            mean, bands = synthetic.documents_of(np.full(128, loss), rng, np.zeros((16, 16)), noise=0.01)
+            store.add(
+                "gate_worth",
+                label,
+                [("per_token_loss", synthetic.loss_rows(mean, bands))],
+                model=model,
+                name=f"{model} {label}",
+            )
+    table = gate_worth.summary(store.study("gate_worth"))
+    assert list(table.rows)[:3] == ["1M tokens, LR 0.001", "1M tokens, LR 0.002", "1M tokens, each at its best LR"]
+    assert [row[0] for row in table.rows.values()] == pytest.approx([-0.75, 1.25, 0.25, 0.25, 0.0297], abs=0.02)
+    assert [row[1] for row in table.rows.values()] == [None] * 4 + [pytest.approx(0.0326, abs=1e-3)]
+    low, high = table.ranges["4M tokens"][0]
+    assert 0.2 < low < 0.26 and 0.24 < high < 0.3
+    assert [path.suffix for path in gate_worth.draw(store.study("gate_worth"))] == [".md", ".tex", ".csv"]
+    alone = synthetic.Store(tmp_path / "b", train_len=64)
+    alone.add("gate_worth", "4M tokens", [("per_token_loss", synthetic.loss_rows(np.full(128, 3.0)))], model="fox_pro")
+    with pytest.raises(ValueError, match="no two runs with and without a forget gate are stored"):
+        gate_worth.summary(alone.study("gate_worth"))
 
 
 def test_table_4_reads_sizes_off_the_spec_and_the_model(tmp_path):

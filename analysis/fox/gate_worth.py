@@ -1,0 +1,84 @@
+"""What the forget gate is worth: the Transformer's log P minus FoX's at the training length, condition by condition."""
+
+import math
+from pathlib import Path
+
+from analysis.curves import LossCurve, compare, loss_curves
+from analysis.fox.claims_loss import fewest_seeds
+from analysis.names import PAIRS
+from analysis.paper import read
+from analysis.statistics import Estimate
+from analysis.study import Study
+from analysis.style import scale_note, tokens
+from analysis.tables import Column, Table, write_table
+
+BLOCKS = {PAIRS[0]: ("pro", "Pro"), PAIRS[1]: ("llama", "LLaMA")}
+PRINTED = {PAIRS[0]: ("FoX (Pro)", "FoX (Pro) - forget gate + RoPE"), PAIRS[1]: ("FoX (LLaMA)", "Transformer (LLaMA)")}
+"""Labels of each pair in the paper's Table 3."""
+
+
+def worths(study: Study) -> dict[str, list[tuple[Estimate, int] | None]]:
+    """Condition -> for each pair the gate's worth in nats and the fewest seeds of the two; None where a model is missing.
+    ValueError: no pair of runs is stored."""
+    runs: dict[str, dict[str, LossCurve]] = {}
+    for curve in loss_curves(study):
+        if curve.length >= curve.train_len:
+            runs.setdefault(curve.label, {})[curve.model] = curve
+    found = {label: [_worth(curves, pair) for pair in BLOCKS] for label, curves in _with_best(runs).items()}
+    if not any(each for pairs in found.values() for each in pairs):
+        raise ValueError(f"{study.stem}: no two runs with and without a forget gate are stored; run its experiment first")
+    return found
+
+
+def _with_best(runs: dict[str, dict[str, LossCurve]]) -> dict[str, dict[str, LossCurve]]:
+    """`runs`, and behind those of several rates ("84M tokens, LR 0.001") every model at the rate that was best for it."""
+    sizes: dict[str, list[str]] = {}
+    for label in runs:
+        sizes.setdefault(label.partition(", LR ")[0], []).append(label)
+    found: dict[str, dict[str, LossCurve]] = {}
+    for size, labels in sizes.items():
+        found |= {label: runs[label] for label in labels}
+        if len(labels) > 1:
+            models = {model for label in labels for model in runs[label]}
+            found[f"{size}, each at its best LR"] = {
+                model: min((runs[label][model] for label in labels if model in runs[label]), key=_loss) for model in models
+            }
+    return found
+
+
+def _loss(curve: LossCurve) -> float:
+    return float(curve.mean_N[: curve.train_len].mean())
+
+
+def _worth(curves: dict[str, LossCurve], pair: tuple[str, str]) -> tuple[Estimate, int] | None:
+    if not set(pair) <= set(curves):
+        return None
+    fox, other = (curves[model] for model in pair)
+    whole = (1, fox.train_len)
+    return compare((1.0, other, *whole), (-1.0, fox, *whole)), fewest_seeds((fox, other))
+
+
+def summary(study: Study) -> Table:
+    """A line per condition, the paper's last; 95% intervals in square brackets."""
+    found = worths(study)
+    columns = [Column(key, f"{name} block (nats)", 3, style="signed") for key, name in BLOCKS.values()]
+    columns.append(Column("seeds", "fewest seeds", 0))
+    rows: dict[str, list[float | None]] = {}
+    ranges: dict[str, list[tuple[float, float] | None]] = {}
+    for label, pairs in found.items():
+        seeds = min(each[1] for each in pairs if each) if any(pairs) else None
+        rows[label] = [*(each[0].effect if each else None for each in pairs), seeds]
+        ranges[label] = [*(each[0].interval if each else None for each in pairs), None]
+    paper = read("table3_ablation_360m.csv")
+    logs = [math.log(paper[other]["ppl"] / paper[fox]["ppl"]) for fox, other in PRINTED.values()]
+    rows["the paper, 360M, 7.5B tokens"] = [*logs, None]
+    ranges["the paper, 360M, 7.5B tokens"] = [None] * len(columns)
+    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."
+    note += " In square brackets: 95% intervals, of one seed over documents."
+    caption = f"log P({tokens(study.train_len)}) of the Transformer minus FoX's"
+    return Table(caption, columns, rows, note, ranges=ranges)
+
+
+def draw(study: Study) -> list[Path]:
+    """Write tables/STEM.{md,tex,csv}."""
+    return write_table(summary(study), study.folder / "tables" / study.stem)
