@@ -1,6 +1,7 @@
 """Run the tasks of a plan on this machine: as many at a time as there are GPUs, or CPU cores where there is none."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,10 +23,10 @@ from training.progress import LINE_EVERY_S, numbers
 
 POLL_S = 0.1
 SAVE_S = 120.0
-# What the processes of a task import that takes long, fla with the models that are made of its layers.
+# What the processes of a task import that takes long, whatever its model.
 IMPORTS = {
-    "training": ("training.loop", "models.samba.module", "models.mamba2.module", "torch.utils.tensorboard", "zarr"),
-    "eval.job": ("eval.kinds", "models.build", "models.samba.module", "models.mamba2.module", "zarr"),
+    "training": ("training.loop", "torch.utils.tensorboard", "zarr"),
+    "eval.job": ("eval.kinds", "models.build", "zarr"),
 }
 
 
@@ -65,6 +66,12 @@ def run_tasks(tasks: list[Task], slots: int, device: str, console: Console) -> l
     return _Pool(tasks, slots, device, console).run()
 
 
+def _imports(task: Task) -> tuple[str, ...]:
+    """And what its model is made of, which lies beside its spec: of some, fla, which takes seconds."""
+    model = [] if task.run is None else [re.sub(r"\.spec$", ".module", type(task.run.spec.model).__module__)]
+    return (*IMPORTS.get(task.module, ()), *model)
+
+
 def _die_with_parent() -> None:
     """In the child, before its program: should this launcher be killed, the task gets SIGTERM and saves."""
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -84,7 +91,7 @@ class _Pool:
         else:
             # No GPU is seen: one that an import had asked something of could not be used after a fork.
             self.environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-            modules = dict.fromkeys(name for task in tasks for name in IMPORTS.get(task.module, ()))
+            modules = dict.fromkeys(name for task in tasks for name in _imports(task))
             self.forks = Forks(list(modules), self.environment)
         self.running: list[_Running] = []
         self.failed: list[Task] = []
