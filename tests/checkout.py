@@ -13,12 +13,15 @@ SCALES["pocket"] = _replace(
     TINY, name="pocket", hidden_size=64, linear_head_dim=64, seq_len=64, document_len=256, batch_tokens=128,
     train_tokens=128 * 200, warmup_tokens=128 * 20, heldout_documents=8, default_data=None, default_tokenizer="bytes",
 )
+SCALES["brief"] = _replace(
+    TINY_SHORT, name="brief", train_tokens=1024 * 64, warmup_tokens=1024 * 16, heldout_documents=24, shorter=None,
+)
 """
-"""A scale of a few seconds."""
+"""A scale of a few seconds, and one that differs from a real one in its length alone."""
 
 
 def copy_code(folder: Path) -> Path:
-    """The packages without stored results, and one scale more."""
+    """The packages without stored results, and two scales more."""
     for path in code_files(ROOT):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, folder / path)

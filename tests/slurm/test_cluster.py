@@ -29,15 +29,15 @@ def preempt(graph, model) -> None:
 
 
 @pytest.fixture(scope="module")
-def at_tiny_short(suite: Suite) -> Graph:
-    """A real scale with the fastest of the seven models (`test_figure_at_tiny.py` has all of them). It takes longest, so it is
-    submitted first."""
-    graph = suite.graph("tiny", (TRANSFORMER,), "time_limit_hours = 1", "tiny-short")
+def brief(suite: Suite) -> Graph:
+    """The first steps of a real scale, with its own data and the fastest of the seven models (`test_figure_at_tiny.py` has all
+    of them, to the end). It takes longest, so it is submitted first."""
+    graph = suite.graph("brief", (TRANSFORMER,), "time_limit_hours = 1", "brief")
     assert "submitted 4 jobs" in graph.submit().stdout
     return graph
 
 
-def test_a_graph_survives_signals_kills_and_a_restarted_controller(at_tiny_short, local, suite):
+def test_a_graph_survives_signals_kills_and_a_restarted_controller(brief, local, suite):
     """From nothing: two shells, with settings that must not count, submit at once; one run is preempted, while the controller
     is away, and the other is killed by `kill -9`. All that comes of it equals a local run bit for bit."""
     graph = suite.graph("disturbed", corpora=suite.folder / "corpora of its own")
@@ -210,7 +210,7 @@ def test_evaluations_that_never_begin_or_fail_and_a_killed_submitter(local, suit
     assert FOX in figure.read_text()
 
 
-def test_figure_2_at_tiny_short(at_tiny_short):
-    at_tiny_short.until_drawn(550)
-    rows = Study(at_tiny_short.results, "tiny-short", "fig2_per_token_loss").rows("per_token_loss")
-    assert set(rows["model"]) == {TRANSFORMER} and rows["loss"].mean() < 4.5
+def test_figure_2_of_the_first_steps_of_a_real_scale(brief):
+    brief.until_drawn(550)
+    rows = Study(brief.results, "brief", "fig2_per_token_loss").rows("per_token_loss")
+    assert set(rows["model"]) == {TRANSFORMER} and rows["loss"].mean() < 5.0  # from ln 512 = 6.2
