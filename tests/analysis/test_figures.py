@@ -33,6 +33,7 @@ from analysis.needles import needles
 from analysis.style import figure_style, plt, scale_note, tokens
 
 FEW = ("fox_pro", "transformer_pro", "hgrn2")
+FOXES = ("fox_pro", "fox_llama")
 STEM2, STEM4 = "fig2_per_token_loss", "fig4_needle"
 
 
@@ -203,7 +204,7 @@ EVERY = [
     (mqar, recalled, 3),
     (generation, generated, 3),
     (appendix_ablation_losses, ablated, 3),
-    (appendix_forget_gates, lambda path: gates(path, models=("fox_pro", "fox_llama"), stem="appendix_forget_gates"), 3),
+    (appendix_forget_gates, lambda path: gates(path, models=FOXES, heads=2, stem="appendix_forget_gates"), 3),
     (appendix_long_needle, lambda path: needle_study(path, stem="appendix_long_needle", modes=("easy",)), 3),
     (appendix_seeds, lambda path: losses(path, stem="appendix_seeds", models=FEW[:2], seeds=3, seed_noise=0.02), 6),
     (appendix_tokens_and_lr, lambda path: settings(path, "appendix_tokens_and_lr", "standard"), 3),

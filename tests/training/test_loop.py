@@ -339,7 +339,7 @@ def test_full_disk_is_one_line_and_loses_nothing(make_run, start, corpus, tmp_pa
     assert_same_run(undisturbed, run)
 
 
-def test_a_really_full_disk(make_run, corpus, tmp_path):
+def test_a_really_full_disk(make_run, start, corpus, tmp_path):
     """A tmpfs of 400 KiB holds the spec and some metrics but no checkpoint."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -367,7 +367,7 @@ def test_a_really_full_disk(make_run, corpus, tmp_path):
         assert "Traceback" not in done.stderr
         assert not list(run.checkpoints.glob("step-????????")) and not run.finished
         subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
-        assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0
+        assert start(run).exit_code() == EXIT_FINISHED
         assert run.finished
     finally:
         subprocess.run(["umount", str(disk)], check=True)
