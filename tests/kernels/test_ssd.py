@@ -59,7 +59,7 @@ def test_equals_the_scan(seq_len, decay, dtype, tolerance):
 
 
 def test_gradients_are_those_of_the_output():
-    arguments = [x.double() for x in inputs(70)]
+    arguments = [x.double() for x in inputs(70, state_size=3, channels=2)]
     arguments = [x.requires_grad_() for x in (*(x[:1] for x in arguments[:5]), arguments[5], arguments[6][:1])]
     assert torch.autograd.gradcheck(ssd, arguments)
 
