@@ -1,13 +1,16 @@
 """The graph as it is printed and grouped, on a machine that has never heard of SLURM."""
 
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from experiments.__main__ import main
 from experiments.artefact import MAIN
 from slurm import graph, resources
 from slurm.cluster import Cluster, read_cluster
@@ -25,12 +28,18 @@ def cluster() -> Cluster:
     return read_cluster(CLUSTERS / "university.toml")
 
 
-def command(tmp_path: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "experiments", "run", "--scale", "760m-48b", "--launcher", "slurm", *more,
-         "--runs-dir", str(tmp_path / "runs"), "--results-dir", str(tmp_path / "results")],
-        cwd=ROOT, env=environment_without_slurm(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
+    """`python -m experiments run ...`, without SLURM: exit code, stdout and stderr."""
+    folders = ("--runs-dir", str(tmp_path / "runs"), "--results-dir", str(tmp_path / "results"))
+
+    def call(*more: str) -> tuple[int, str, str]:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "environ", environment_without_slurm())
+            code = main(["run", "--scale", "760m-48b", "--launcher", "slurm", *more, *folders])
+        return code, *capsys.readouterr()
+
+    return call
 
 
 @pytest.mark.parametrize(("name", "calls", "lines"), [
@@ -38,31 +47,31 @@ def command(tmp_path: Path, *more: str) -> subprocess.CompletedProcess[str]:
     ("containers", 6, ["--partition=preemptible", "--qos=scavenger", "--ntasks-per-node=4"]),
     ("typed_gpus", 8, ["--gres=gpu:h100:8", "--gres=gpu:a100:1", "--partition=cpu", "--nodes=4", "--mail-type=FAIL"]),
 ])  # fmt: skip
-def test_the_whole_paper_is_rehearsed_without_slurm_and_without_data(tmp_path, name, calls, lines):
-    done = command(tmp_path, "--cluster", str(CLUSTERS / f"{name}.toml"), "--dry-run", "--parallel", "fsdp")
-    assert done.returncode == 0, done.stderr
+def test_the_whole_paper_is_rehearsed_without_slurm_and_without_data(command, tmp_path, name, calls, lines):
+    code, said, errors = command("--cluster", str(CLUSTERS / f"{name}.toml"), "--dry-run", "--parallel", "fsdp")
+    assert code == 0, errors
     plan, cluster = plan_of(tmp_path, *MAIN, execution=Execution(parallel="fsdp")), read_cluster(CLUSTERS / f"{name}.toml")
     nodes = graph.nodes(plan, cluster)
     hours = sum(node.gpu_hours for node in nodes if node.kind == "train")
-    total = re.search(r"(\d+) jobs by (\d+) calls of sbatch; ([\d,]+) GPU-hours \(([\d,]+) of training", done.stdout)
+    total = re.search(r"(\d+) jobs by (\d+) calls of sbatch; ([\d,]+) GPU-hours \(([\d,]+) of training", said)
     assert total is not None and int(total[1]) == len(nodes) == 3 * len(plan.runs) + len(MAIN)
     # Trainings (of two lengths), their evaluations, timings, and drawings: one array for all that wait for the same.
     assert int(total[2]) == calls and int(total[4].replace(",", "")) == round(hours)
     for line in (*lines, "--dependency=aftercorr:JOB0", "--kill-on-invalid-dep=yes", "--requeue"):
-        assert f"#SBATCH {line}\n" in done.stdout, line
-    table = re.findall(r"^\w+-\w{10} .* (\d+) +([\d.]+)(?: x (\d+))? *$", done.stdout, re.M)
+        assert f"#SBATCH {line}\n" in said, line
+    table = re.findall(r"^\w+-\w{10} .* (\d+) +([\d.]+)(?: x (\d+))? *$", said, re.M)
     asked = sum(int(gpus) * float(each) * int(starts or 1) for gpus, each, starts in table)
     assert len(table) == 7 and hours <= asked < 1.5 * hours  # a training longer than its limit starts several times
-    assert "LongCrawl64 is not here" in done.stdout and "nothing was submitted" in done.stdout
+    assert "LongCrawl64 is not here" in said and "nothing was submitted" in said
     assert not list(tmp_path.iterdir())
     trainings = [node.task.args for node in nodes if node.kind == "train"]
     assert len(trainings) == 7 and all(args[args.index("--parallel") + 1] == "fsdp" for args in trainings)
 
 
-def test_submitting_without_slurm_is_an_error_of_one_line(tmp_path):
+def test_submitting_without_slurm_is_an_error_of_one_line(command, tmp_path):
     cluster = str(CLUSTERS / "university.toml")
-    done = command(tmp_path, "fig2_per_token_loss", "--cluster", cluster, "--data", "longcrawl64:/nowhere")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "/nowhere" in done.stderr
+    code, _, errors = command("fig2_per_token_loss", "--cluster", cluster, "--data", "longcrawl64:/nowhere")
+    assert code == 2 and errors.count("\n") == 1 and "/nowhere" in errors
     done = subprocess.run(
         [sys.executable, "-m", "slurm", "status", "--runs-dir", str(tmp_path)],
         cwd=ROOT, env=environment_without_slurm(), capture_output=True, text=True, check=False,
