@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonJITFunction
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -82,11 +83,10 @@ def one_by_one(compiled) -> bool:  # type: ignore[no-untyped-def]
 
 
 def examined(compiled) -> int:  # type: ignore[no-untyped-def]
-    """Bytes of stack per thread, where registers are spilled; fails where machine code is not whole or waits needlessly."""
+    """Bytes of stack per thread, where registers are spilled; fails where machine code is not whole."""
     has_descriptors = "wgmma" in compiled.asm["ptx"]
     unwritten = unwritten_registers(report(compiled, "-sass")) if has_descriptors else set()
     assert not unwritten, f"{compiled.name} reads uniform registers that nothing writes: {unwritten}"
-    assert not (has_descriptors and one_by_one(compiled)), f"the products of {compiled.name} wait for each other"
     return int(re.search(r"STACK:(\d+)", report(compiled, "-res-usage")).group(1))  # type: ignore[union-attr]
 
 
@@ -97,7 +97,11 @@ def main() -> None:
     def launcher(self: JITFunction, grid: object) -> Callable[..., None]:
         def compile_only(*arguments: object, **options: object) -> None:
             compiled = self.warmup(*arguments, grid=grid, **options)
-            seen[f"{self.fn.__module__.rsplit('.', 1)[-1]}.{self.fn.__name__}"] = examined(compiled)
+            name = f"{self.fn.__module__.rsplit('.', 1)[-1]}.{self.fn.__name__}"
+            seen[name] = examined(compiled)
+            assert not (isinstance(self, GluonJITFunction) and one_by_one(compiled)), (
+                f"the products of {name} wait for each other"
+            )
 
         return compile_only
 
@@ -142,7 +146,7 @@ def main() -> None:
     ssd_scan_triton.scan_kernel(
         *(torch.zeros(2, 3, *shape) for shape in ((16, 4, 64), (4,), (16, 4, 64))), torch.zeros(2, 16, 4, 64), True
     )
-    for dtype, T, N in ((torch.bfloat16, 300, 16), (torch.float32, 1, 16), (torch.float32, 300, 5)):
+    for dtype, T, N in ((torch.bfloat16, 300, 16), (torch.float32, 1, 5)):
         x, into = torch.zeros(2, T, 1024, dtype=dtype), torch.zeros(2, T, 3 * N, dtype=dtype)[..., N : 2 * N]
         step, A, skip = torch.zeros(2, T, 1024), torch.zeros(1024, N), torch.zeros(1024)
         _, last, _ = selective_scan_triton.forward(x, step, A, into, into, skip, None, keep=False)
