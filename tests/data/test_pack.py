@@ -107,7 +107,7 @@ def test_memory_does_not_grow_with_the_number_of_documents(tmp_path, monkeypatch
         (folder / "texts" / "a.txt").write_text("a")
         return folder / "texts"
 
-    small, large = peak(20_000), peak(80_000)
+    small, large = peak(5_000), peak(20_000)
     assert large < 1.5 * small
 
 

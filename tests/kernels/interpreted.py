@@ -48,10 +48,10 @@ def compare_selective_scans() -> None:
     for seq_len, steps, sizes, dtype, tolerance in (
         (1, "mild", (5, 1), torch.float32, 3e-6),
         (5, "cut", (33, 3), torch.float32, 3e-6),
-        (64, "tiny", (6, 16), torch.float32, 3e-6),
-        (100, "mixed", (40, 16), torch.bfloat16, 6e-3),  # which is cut here, not rounded
-        (257, "mild", (4, 5), torch.float32, 3e-6),
-        (30, "large", (6, 16), torch.float32, 3e-6),
+        (16, "tiny", (6, 16), torch.float32, 3e-6),
+        (20, "mixed", (40, 16), torch.bfloat16, 6e-3),  # which is cut here, not rounded
+        (41, "mild", (4, 5), torch.float32, 3e-6),
+        (15, "large", (6, 16), torch.float32, 3e-6),
     ):
         arguments = test_selective_scan.rounded(inputs(seq_len, steps, *sizes), dtype)
         errors = test_selective_scan.errors_by_norm(arguments, run)
