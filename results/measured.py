@@ -121,8 +121,16 @@ def add(kind: str, rows: list[dict[str, Any]], device: str, *, code: str = "", f
     made = provenance(device)
     if code:
         made |= {"git_sha": code, "git_dirty": None}
-    command = shlex.join(["python", *sys.orig_argv[1:]])
-    return write(kind, pd.DataFrame(rows), {"created": made["date"], "command": command, "provenance": made}, folder)
+    return write(kind, pd.DataFrame(rows), {"created": made["date"], "command": _command(), "provenance": made}, folder)
+
+
+def _command() -> str:
+    """What measured, without the folder that it was told to add the rows to: a place on that machine, and no part of it."""
+    words = sys.orig_argv[1:]
+    while "--rows" in words:
+        at = words.index("--rows")
+        words = words[:at] + words[at + 2 :]
+    return shlex.join(["python", *(word for word in words if not word.startswith("--rows="))])
 
 
 def write(kind: str, rows: pd.DataFrame, meta: Meta, folder: Path = FOLDER) -> Path:

@@ -26,6 +26,15 @@ def test_measurings_are_added_and_read_together(tmp_path):
     assert shlex.split(meta["command"])[1:] == sys.orig_argv[1:] and meta["provenance"]["versions"]["torch"]
 
 
+def test_the_command_says_what_measured_and_no_folder_of_that_machine(tmp_path, monkeypatch):
+    for rows in (["--rows", "/scratch/rows"], ["--rows=/scratch/rows"], []):
+        words = ["python3", "-m", "kernels.benchmark", *rows, "--only", "ours, pruned"]
+        monkeypatch.setattr(sys, "orig_argv", words)
+        path = add(KIND, ROWS, "GPU", folder=tmp_path / f"{len(rows)}{rows}".replace("/", "-"))
+        command = json.loads(meta_path(path).read_text())["command"]
+        assert command == "python -m kernels.benchmark --only 'ours, pruned'"
+
+
 def test_bad_rows_and_altered_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no measurements"):
         read(KIND, tmp_path)
@@ -41,6 +50,6 @@ def test_bad_rows_and_altered_files_are_refused(tmp_path):
 def test_what_is_committed_is_whole_and_says_who_measured_it(path):
     rows, meta = read_rows(path)
     pd.testing.assert_frame_equal(SCHEMAS[path.parent.name].validate(rows), rows)
-    assert meta["kind"] == path.parent.name and meta["command"]
+    assert meta["kind"] == path.parent.name and meta["command"] and " /" not in meta["command"]
     made = meta["provenance"]
     assert made["device"] and (len(made["git_sha"] or "") >= 7 or "converted_from" in meta)  # from notes of before the store
