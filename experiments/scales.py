@@ -61,7 +61,8 @@ class Scale:
     grid). `decay_times`: the T_max of Figure 7's constant gates. `stand_ins`: take tasks made from the held-out text for the
     public benchmarks. `timed_sequences`: sequences of a timed training step. `extrapolation`: the scale whose evaluations reach
     furthest beyond the training length, for the stick-breaking paper. `recall`: its synthetic task.
-    `pruning_contexts`: training lengths of the pruned runs; shorter ones than four of the kernels' tiles of 128 prune nothing.
+    `training_contexts`: training lengths that Figure 6 compares. `pruning_contexts`: those of the pruned runs; shorter ones
+    than four of the kernels' tiles of 128 prune nothing.
     `window_size`: of sliding-window attention. `packed`: the scale of Table 7, which is `short_documents`, packed.
     `ruler_lengths`, `generation_lengths`: of RULER's tasks, and of the prompts from which generation is timed.
     """
@@ -101,6 +102,7 @@ class Scale:
     recall: RecallGrid = RecallGrid()
     packed: str = "340m-slimpajama"
     short_documents: bool = False
+    training_contexts: tuple[int, ...] = (4096, 8192, 16384)
     pruning_contexts: tuple[int, ...] = (4096, 8192, 16384)
     window_size: int = 2048
     ruler_lengths: tuple[int, ...] = (4096, 8192, 16384, 32768, 65536)
@@ -184,6 +186,7 @@ TINY = Scale(
     extrapolation="tiny-extrapolation",
     recall=RecallGrid((4, 8), 2, 4, 16, hidden_size=64, batch_size=32, num_steps=400, peak_lr=4e-3, once=(16,)),
     packed="tiny-packed",
+    training_contexts=(64, 128, 256),
     pruning_contexts=(512, 1024),
     window_size=32,
     ruler_lengths=(448, 1024),
@@ -225,10 +228,10 @@ MINI = Scale(
     sizes=("mini-narrow", "mini"),
     rates=(1e-3, 2e-3, 4e-3),
     decay_times=(64, 512, 4096),
-    timed_sequences=16,
+    timed_sequences=8,
     extrapolation="mini-extrapolation",
     packed="mini-packed",
-    pruning_contexts=(1024, 2048, 4096),
+    training_contexts=(1024, 4096, 16384),
     window_size=512,
     ruler_lengths=(1024, 2048, 4096, 8192, 16384),
     generation_lengths=(4096, 16384),
@@ -244,6 +247,13 @@ MINI_EXTRAPOLATION = replace(
 )  # fmt: skip
 MINI_NARROW = replace(MINI, name="mini-narrow", about="mini with half the width, for Figure 6", hidden_size=256,
                       linear_head_dim=64)  # fmt: skip
+
+# The closest to the paper's setting that one GPU reaches in a quarter of an hour.
+BOOKS_125M = replace(
+    _paper("125m-0.2b", "the paper's 125M blocks, batch, contexts; few tokens", 768, 12, 64, 2**19 * 400, 2e-3, 2**16),
+    warmup_tokens=2**19 * 40, default_tokenizer="bpe-16384", heldout_documents=64, stand_ins=True, timed_sequences=4,
+    needle=NeedleGrid(depths=(0.0, 20.0, 40.0, 60.0, 80.0, 100.0), max_new_tokens=32, recall_samples=4),
+)  # fmt: skip
 
 # Table 7: SlimPajama's documents, most of which are short, packed to rows of the training length. The paper leaves tokeniser,
 # batch, learning rate and schedule open: a byte-level BPE of 32,000 (with which the models have about 340M parameters), and
@@ -271,6 +281,7 @@ SCALES = {
         MINI_NARROW,
         MINI_PACKED,
         MINI_EXTRAPOLATION,
+        BOOKS_125M,
         _paper("125m-2.7b", "the paper's 125M setting", 768, 12, 64, 5 * Gi // 2, 2e-3, 32768),
         _paper("360m-7.5b", "the paper's 360M setting (Table 3)", 1024, 24, 64, 7 * Gi, 2e-3, 16384),
         replace(

@@ -9,8 +9,7 @@ PAPER = "Figure 6"
 SHOWS = (
     "Per-token loss inside the training context, for other model sizes, numbers of training tokens and training context "
     "lengths (at the same tokens per step). FoX's advantage grows with the training context and shrinks somewhat with "
-    "size. The paper leaves open which architecture and which contexts it shows; here it is the Pro pair, at a quarter, "
-    "half and the whole."
+    "size. The paper leaves open which architecture and which contexts it shows; here it is the Pro pair."
 )
 CLAIMS = ("C25", "C25b")
 
@@ -23,6 +22,6 @@ def runs(scale, seeds):
             yield from recipes(size, model, seeds, label=f"size {size.hidden_size} x {size.num_layers}")
         for at in with_shorter(scale):
             yield from recipes(at, model, seeds, label=f"tokens {at.train_tokens / 1e6:.4g}M")
-        for part in (4, 2, 1):
-            at, seq_len = get_scale(scale.ablation), scale.seq_len // part
+        for seq_len in scale.training_contexts:
+            at = get_scale(scale.ablation)
             yield from recipes(at, model, seeds, label=f"context {seq_len}", train=dict(seq_len=seq_len))
