@@ -100,6 +100,11 @@ SCHEMAS = {
     ),
     # One training on several numbers of GPUs, and moved between them.
     "parallel_curves": Schema({"run": text(), "step": integer(1), "loss": number()}, key=("run", "step")),
+    # One training on several paths of attention.
+    "path_curves": Schema(
+        {"model": text(), "path": text(), "seed": integer(0), "repeat": integer(0), "step": integer(1), "loss": number()},
+        key=("model", "path", "seed", "repeat", "step"),
+    ),
     "evaluations": Schema(
         {
             "evaluation": text(),

@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
-from experiments.benchmark import evaluations
+from experiments.benchmark import evaluations, paths
 from experiments.benchmark.__main__ import main
+from models.forgetting_transformer import module
 from results.measured import read
 
 
@@ -44,3 +45,19 @@ def test_evaluations_of_fresh_weights_are_timed(texts, tmp_path):
     assert set(rows.index) == {"needle", "per_token_loss"}
     assert rows.seconds.gt(0).all() and rows.peak_memory_gib.isna().all()
     assert "max_new_tokens 2" in rows.what["needle"] and "num_documents 1" in rows.what["per_token_loss"]
+
+
+def test_one_training_on_several_paths_is_compared(texts, tmp_path, capsys, monkeypatch):
+    """On a CPU every path computes the same; the reference's backend is asked for all the same, and seeds differ."""
+    size = ("fox_llama", "--scale", "tiny-short", "--steps", "5", "--device", "cpu", "--data", f"text:{texts}")
+    folders = ("--corpora-dir", str(tmp_path / "corpora"), "--rows", str(tmp_path))
+    monkeypatch.setattr(module, "forgetting_attention", module.forgetting_attention)  # what a path changes ends with the test
+    for other in (("--path", "fast"), ("--seed", "1"), ("--path", "reference")):
+        assert paths.main([*size, *folders, *other]) == 0
+    assert module.forgetting_attention.keywords == {"backend": "reference"}
+    rows = read("path_curves", tmp_path)
+    assert len(rows) == 15 and set(rows.path) == {"fast", "reference"}
+    between = paths.differences(rows).loc["fox_llama"]
+    assert between.largest["fast and reference"] == 0 < between.largest["two seeds, fast"]
+    assert paths.main(["--show", "--rows", str(tmp_path)]) == 0
+    assert "two seeds, fast" in capsys.readouterr().out
