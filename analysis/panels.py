@@ -144,8 +144,9 @@ def needle_panel(axes: Axes, cells: pd.DataFrame, scale: ColourScale, train_len:
     mesh = np.ma.masked_invalid(grid.to_numpy())
     axes.pcolormesh(mesh, cmap=scale.colours, vmin=scale.low, vmax=scale.high, edgecolors="white", linewidth=0.3)
     axes.set_ylim(len(depths), 0)
-    shown = _every(len(lengths), 6)
-    axes.set_xticks(shown + 0.5, _length_labels(lengths[shown]), fontsize=6.5)
+    labels = _length_labels(lengths)
+    shown = _every(len(lengths), min(6, 26 // max(map(len, labels))))  # as many as stand side by side
+    axes.set_xticks(shown + 0.5, [labels[at] for at in shown], fontsize=6.5)
     shown = _every(len(depths), 6)
     axes.set_yticks(shown + 0.5, [f"{depths[at]:g}%" for at in shown], fontsize=6.5)
     axes.tick_params(length=1.5)

@@ -91,7 +91,7 @@ def _draw_lead(study: Study, curves: dict[str, LossCurve]) -> list[Path]:
         return []
     window = max(1, study.train_len // 16) | 1
     figure, panels = plt.subplots(1, len(pairs), figsize=(WIDTH if len(pairs) > 1 else WIDTH / 2 + 0.3, 2.4), squeeze=False)
-    frames = []
+    frames, leaves = [], False
     for axes, (fox, other) in zip(panels[0], pairs, strict=True):
         table = lead(curves[fox], curves[other], window)
         colour = style_of(fox).colour
@@ -100,7 +100,9 @@ def _draw_lead(study: Study, curves: dict[str, LossCurve]) -> list[Path]:
         if table["low"].notna().any():
             axes.fill_between(table["position"], table["low"], table["high"], color=colour, alpha=0.22, linewidth=0)
         names: dict[str, Any] = {"title": f"{title(other)} minus {title(fox)}", "xlabel": "Token index $i$"}
-        position_axis(axes, study.train_len, curves[fox].length, ylim=_lead_limits(table, study.train_len), **names)
+        limits = _lead_limits(table, study.train_len)
+        leaves |= table["lead"].max() > limits[1]
+        position_axis(axes, study.train_len, curves[fox].length, ylim=limits, **names)
         frames.append(table.assign(fox=fox, transformer=other))
     panels[0, 0].set_ylabel("Lead of FoX (nats)")
     seeds = min(len(curves[model].seeds) for pair in pairs for model in pair)
@@ -112,7 +114,7 @@ def _draw_lead(study: Study, curves: dict[str, LossCurve]) -> list[Path]:
         pd.concat(frames, ignore_index=True),
         f"mean over windows of {window} tokens",
         f"shaded: 95% interval ({noise})" if known else "no documents are stored, so no interval is known",
-        "what leaves the frame goes on above",
+        "what leaves the frame goes on above" if leaves else "",
         f"dashed: training length {tokens(study.train_len)}",
         part="lead",
     )
@@ -131,13 +133,15 @@ def lead(fox: LossCurve, other: LossCurve, window: int) -> pd.DataFrame:
 
 
 def _lead_limits(table: pd.DataFrame, train_len: int) -> tuple[float, float]:
-    """Room for the lead inside the training context and for its start beyond; what explodes leaves the frame."""
+    """Room for the lead inside the training context and for its start beyond, and for all of it unless it explodes."""
     near = table[(table["position"] >= train_len / 8) & (table["position"] <= 1.1 * train_len)]
     values = near[["lead", "low", "high"]].to_numpy()
     values = values[np.isfinite(values)]
     low, high = min(0.0, values.min(initial=0.0)), max(1e-3, values.max(initial=0.0))
+    highest = float(np.nanmax(table[["lead", "high"]].to_numpy()))
+    high = high if highest > 2.5 * high else max(high, highest)
     span = high - low
-    return low - 0.15 * span, high + 0.35 * span
+    return low - 0.15 * span, high + 0.35 * span if highest > high else high + 0.1 * span
 
 
 def summary(study: Study) -> Table:
