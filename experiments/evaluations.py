@@ -102,8 +102,10 @@ def skipped(scale: Scale) -> tuple[EvalSpec, ...]:
 
 
 def pruned_times(scale: Scale) -> tuple[EvalSpec, ...]:
-    """Attention and training steps with and without pruning, at the training length."""
-    return (attention_speed.Spec(seq_len=scale.seq_len, batch_size=scale.timed_sequences),)
+    """Attention and training steps with and without pruning, at the training length: as many tokens at each as
+    `timed_sequences` have at the longest."""
+    sequences = max(1, scale.timed_sequences * max(scale.pruning_contexts) // scale.seq_len)
+    return (attention_speed.Spec(seq_len=scale.seq_len, batch_size=sequences),)
 
 
 def ruler_tasks(scale: Scale) -> tuple[EvalSpec, ...]:
