@@ -24,7 +24,7 @@ def print_overview(console: Console, results_dir: Path) -> None:
     table = Table("artefact", "paper", "shows", "stored at", box=None, pad_edge=False)
     for stem, artefact in artefacts().items():
         there = [scale for scale in SCALES if (results_dir / scale / f"{stem}.json").is_file()]
-        table.add_row(stem, f"{artefact.folder}: {artefact.paper}", artefact.title, ", ".join(there) or "-")
+        table.add_row(stem, artefact.paper, artefact.title, ", ".join(there) or "-")
     console.print(table)
     console.print()
     scales = Table("scale", "train tokens", "training length", "evaluation length", "about", box=None, pad_edge=False)
