@@ -54,6 +54,8 @@ class Wanted(Asked):
     """Run folders."""
     corpora_dir: Path = Path("corpora")
     """Tokenised corpora."""
+    reuse_stored: bool = False
+    """Rows that are stored count as done: train and evaluate only what they lack, and meet none of them again."""
     sources: OmitArgPrefixes["Given"] = field(default_factory=lambda: Given())
 
     def pick_device(self) -> str:
@@ -72,7 +74,7 @@ class Wanted(Asked):
             raise ValueError(f"--seeds {self.seeds}: give numbers separated by commas, such as 0,1,2.") from None
         same = ("artefacts", "scale", "results_dir", "data", "heldout", "tokenizer", "only", "also", "runs_dir", "corpora_dir")
         return Request(
-            **{name: getattr(self, name) for name in same},
+            **{name: getattr(self, name) for name in (*same, "reuse_stored")},
             seeds=seeds,
             judge_model=self.sources.judge_model,
             device=device,

@@ -45,11 +45,16 @@ def print_plan(plan: Plan, mfu: float, console: Console) -> None:
     headings = ("run", "parameters", "tokens", "FLOPs", f"{GPU}-hours", "disk", "exists, evaluations", "for")
     for heading in headings:
         table.add_column(heading, no_wrap=heading != "for", justify="right" if heading in headings[1:6] else "left")
-    hours_in_all = disk_in_all = 0.0
+    per_hour = 3600 * mfu * DENSE_BF16_PEAK[GPU]
+    hours_in_all = hours_to_do = disk_in_all = 0.0
+    to_train = to_evaluate = 0
     for run in plan.runs.values():
         params = run.spec.model.num_params
         flops = train_flops(run) + eval_flops(run, run.evals)
-        hours = flops / (mfu * DENSE_BF16_PEAK[GPU]) / 3600
+        hours = flops / per_hour
+        missing, trains = run.missing_evals, run.trains and not run.folder.finished
+        to_train, to_evaluate = to_train + trains, to_evaluate + len(missing)
+        hours_to_do += (trains * train_flops(run) + eval_flops(run, missing)) / per_hour
         disk = 4 * params * (3 * 3 + 1)  # fp32 weights and two moments, two kept and one being written, and the export
         hours_in_all, disk_in_all = hours_in_all + hours, disk_in_all + disk
         table.add_row(
@@ -59,6 +64,7 @@ def print_plan(plan: Plan, mfu: float, console: Console) -> None:
     evaluations = sum(len(run.evals) for run in plan.runs.values())
     title = f"{len(plan.runs)} runs, {evaluations} evaluations"
     table.add_row(title, "", "", "", f"{hours_in_all:,.2f}", size(disk_in_all), "", "", style="bold")
+    table.add_row(f"to do: {to_train} trainings, {to_evaluate} evaluations", "", "", "", f"{hours_to_do:,.2f}", style="bold")
     console.print(table)
     console.print(
         "parameters as the paper counts them (without the input embedding); FLOPs of training (three forward passes, by the "

@@ -20,7 +20,7 @@ from experiments.artefact import Artefact, chosen
 from experiments.recipes import Recipe, check_name
 from experiments.scales import Scale, get_scale
 from results.atomic import write_atomic
-from results.store import fault_of, read_run, run_file
+from results.store import fault_of, read_run, rows_file, run_file
 from training.run_folder import RunFolder
 from training.spec import Execution, RunSpec, check_device
 
@@ -31,7 +31,7 @@ SOURCE_FLAGS = ("haystack", "haystack_unsorted", "prompts", "longbench", "includ
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What the user asked for. `execution` is how trainings are carried out; it changes no result. `machine`: the GPU or CPU by
-    name, of which timings are."""
+    name, of which timings are. `reuse_stored`: rows in `results_dir` count as done, too."""
 
     artefacts: tuple[str, ...] = ()
     scale: str = "tiny"
@@ -47,6 +47,7 @@ class Request:
     runs_dir: Path = Path("runs")
     results_dir: Path = Path("results")
     corpora_dir: Path = Path("corpora")
+    reuse_stored: bool = False
     sources: Sources = field(default_factory=Sources)
     execution: Execution = field(default_factory=Execution)
 
@@ -66,19 +67,26 @@ class KnownCorpus:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the plan, its folder, its corpus, and the evaluations that some artefact wants of it."""
+    """One run of the plan, its folder, its corpus, and the evaluations that some artefact wants of it. `stored`: where rows
+    count as done, besides the folder."""
 
     spec: RunSpec
     folder: RunFolder
     corpus: CorpusPlan | KnownCorpus
     evals: tuple[EvalSpec, ...]
+    stored: Path | None = None
 
     def eval_file(self, spec: EvalSpec) -> Path:
         return self.folder.evals / f"{eval_id(spec)}.parquet"
 
     @property
     def missing_evals(self) -> tuple[EvalSpec, ...]:
-        return tuple(spec for spec in self.evals if fault_of(self.eval_file(spec)) is not None)
+        return tuple(spec for spec in self.evals if not any(fault_of(path) is None for path in self._places(spec)))
+
+    def _places(self, spec: EvalSpec) -> list[Path]:
+        """Where the rows of an evaluation may be."""
+        rows = [rows_file(self.stored, self.spec.scale, self.spec.run_id, eval_id(spec))] if self.stored is not None else []
+        return [self.eval_file(spec), *rows]
 
     @property
     def trains(self) -> bool:
@@ -140,6 +148,7 @@ def make_plan(request: Request, *, rehearsal: bool = False) -> Plan:
             RunFolder(request.runs_dir / spec.scale / spec.folder_name),
             trained_on[run_id],
             tuple(wanted[run_id].values()),
+            request.results_dir if request.reuse_stored else None,
         )
         for run_id, spec in specs.items()
     }

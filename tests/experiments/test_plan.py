@@ -2,6 +2,7 @@
 
 import io
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +17,12 @@ from eval.shell.sources import Sources
 from experiments import graph
 from experiments.__main__ import Wanted
 from experiments.artefact import MAIN, artefacts, chosen
+from experiments.drawing import collect
 from experiments.overview import print_plan
 from experiments.plan import Request, make_plan, source_args, write_specs
 from experiments.recipes import recipes
 from experiments.scales import MODELS, SCALES
-from results.store import record_run
+from results.store import read_run, record_run, run_file
 from tests.experiments.finished import finish
 from tests.models.test_count import EXPECTED, paper_spec
 from training.command_line import parse
@@ -101,6 +103,32 @@ def test_what_exists_is_not_planned_again(asked):
     assert kinds(plan, "hgrn2") == []
     run.eval_file(run.evals[0]).write_bytes(b"")  # damaged: made again
     assert kinds(plan, "hgrn2") == ["evaluate"]
+
+
+def test_stored_rows_count_as_done_where_they_may(asked, tmp_path):
+    """Of a run whose folder is gone: nothing is trained for what is stored, everything for what is not."""
+    wanted = replace(asked, artefacts=("fig2_per_token_loss",), only=("hgrn2",), results_dir=tmp_path / "results")
+    plan = make_plan(wanted)
+    write_specs(plan)
+    (run,) = plan.runs.values()
+    finish(run, evaluations=True)
+    assert collect(graph.drawing(plan, "fig2_per_token_loss")).lines == 1
+    before = read_run(run_file(wanted.results_dir, run.spec.scale, run.spec.run_id))
+    shutil.rmtree(run.folder.path)
+    assert kinds(make_plan(wanted), "hgrn2") == ["evaluate", "train"]
+    stored = make_plan(replace(wanted, reuse_stored=True))
+    assert kinds(stored, "hgrn2") == []
+    for either, to_do in ((plan, "to do: 1 trainings, 1 evaluations"), (stored, "to do: 0 trainings, 0 evaluations")):
+        print_plan(either, 0.4, Console(file=(shown := io.StringIO()), width=160))
+        assert to_do in shown.getvalue()
+    write_specs(stored)
+    assert collect(graph.drawing(stored, "fig2_per_token_loss")).lines == 1
+    assert read_run(run_file(wanted.results_dir, run.spec.scale, run.spec.run_id)) == before
+    more = replace(wanted, artefacts=("appendix_training_curves",), reuse_stored=True)
+    assert kinds(make_plan(more), "hgrn2") == ["evaluate", "train"]
+    (rows,) = (wanted.results_dir / run.spec.scale / "rows" / "per_token_loss").glob("*.parquet")
+    rows.write_bytes(b"")  # damaged: made again
+    assert kinds(make_plan(replace(wanted, reuse_stored=True)), "hgrn2") == ["evaluate", "train"]
 
 
 def test_a_plan_is_the_same_on_a_machine_without_a_gpu(asked):
