@@ -78,15 +78,16 @@ def _kept(folder: RunFolder, scale: str, run_id: str, eval_id: str, results_dir:
 
 
 def _joined(new: list[Line], old: list[Line]) -> list[Line]:
-    """New lines, and the old ones whose place none of them takes; of the same run the files of both."""
+    """New lines, and the old ones whose place none of them takes; of the same run the files of both. Where every place is known
+    the old order stays, so that doing all again changes nothing."""
     known = {line.place: line for line in old}
-    lines = []
+    lines = {}
     for line in new:
-        before = known.pop(line.place, None)
+        before = known.get(line.place)
         if before is not None and before.run_id == line.run_id:
             line = Line(line.label, line.model, line.seed, line.scale, line.run_id, {**before.files, **line.files})
-        lines.append(line)
-    return lines + list(known.values())
+        lines[line.place] = line
+    return list({**known, **lines}.values() if known.keys() >= lines.keys() else {**lines, **known, **lines}.values())
 
 
 def draw_from_file(path: Path) -> Collected | None:

@@ -48,6 +48,15 @@ def test_less_asked_for_removes_nothing(asked):
     assert rows.groupby(["label", "seed"]).ngroups == 3 and study.num_seeds == 2
 
 
+def test_doing_a_part_again_leaves_the_order_of_the_lines(asked):
+    made(asked, *PAIR, seeds=(0, 1))
+    before = places(asked)
+    assert len(before) == 4
+    for part in ("fox_pro", "transformer_pro"):
+        made(asked, part, seeds=(0,))
+        assert places(asked) == before
+
+
 def test_rows_in_the_store_are_drawn_without_their_run_folders(asked):
     plan = made(asked, *PAIR)
     study_file(asked.results_dir, "tiny", FIG2).unlink()
