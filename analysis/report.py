@@ -21,7 +21,7 @@ from analysis.claims import CLAIMS
 from analysis.history import changes
 from analysis.names import rank, title
 from analysis.study import Study
-from analysis.style import PAPER_SCALE
+from analysis.style import DPI, PAPER_SCALE, WIDTH
 from analysis.tables import to_html
 from analysis.verdict import Claim, Status, Verdict, judge, not_measured, number, with_interval
 from results.atomic import write_atomic
@@ -120,10 +120,11 @@ def _pictures(folder: Path, section: Section) -> list[dict[str, str]]:
 
 
 def _picture(path: Path) -> dict[str, str]:
-    """A picture with the note that it holds (analysis/style.py)."""
+    """A picture with the note that it holds (analysis/style.py), and its share of the page's width in percent: letters of one
+    size in all of them."""
     with Image.open(path) as image:
-        note = str(image.info.get("Description", ""))
-    return {"name": path.stem, "data": base64.b64encode(path.read_bytes()).decode(), "note": note}
+        note, share = str(image.info.get("Description", "")), min(100, round(100 * image.width / (WIDTH * DPI)))
+    return {"name": path.stem, "data": base64.b64encode(path.read_bytes()).decode(), "note": note, "share": str(share)}
 
 
 def _files(folder: Path, stem: str) -> list[str]:

@@ -24,7 +24,7 @@ from results.atomic import write_atomic
 
 PAPER_SCALE = "760m-48b"
 PAPER_TRAIN_LEN = 16_384
-WIDTH = 7.0
+WIDTH, DPI = 7.0, 220
 LINE_WIDTH = 1.6
 NOTE_CHARACTERS = 128
 
@@ -84,7 +84,7 @@ def _png(figure: Figure) -> bytes:
     """With the figure's note in it as text, for the report."""
     buffer = BytesIO()
     note = " ".join(figure.get_suptitle().replace("$", "").split())
-    figure.savefig(buffer, format="png", dpi=220, metadata={"Software": None, "Description": note})
+    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None, "Description": note})
     return buffer.getvalue()
 
 

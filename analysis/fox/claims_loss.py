@@ -117,7 +117,7 @@ def c4(study: Study) -> Verdict:
         parts.append(f"{title(curve.label)} {number(compare((1.0, curve, *early), (-1.0, curve, *late)).effect)}")
     sentence = f"From {tokens(start)} to {tokens(train_len)} tokens FoX (Pro) gains {number(fox_gain.effect)} nats"
     seeds = fewest_seeds(curves[model] for model in ("fox_pro", *RECURRENT) if model in curves)
-    return decide(f"{'; '.join([sentence, ', '.join(parts)])}.", comparisons, seeds, absent)
+    return decide(f"{'; '.join([sentence, ', '.join(parts)] if parts else [sentence])}.", comparisons, seeds, absent)
 
 
 def _p(curve: LossCurve) -> float:
