@@ -3,6 +3,7 @@
 import re
 
 STATEMENT = re.compile(r"^([.$\w]+):|/\*[0-9a-f]{4,5}\*/ +(@!?U?P\w+ +)?([\w.]+) *([^;]*?) *;", re.MULTILINE)
+KEPT = "R2UR"  # brings back what was put by in another register: loops do that with addresses that stay
 
 
 def strays(assembly: str) -> list[str]:
@@ -64,6 +65,6 @@ def strays(assembly: str) -> list[str]:
     for i, (operation, operands) in enumerate(statements):
         for n in read[i]:
             found = origins(n, i)
-            if "nothing" in found or ("gdesc" in operands and len(found) > 1):
+            if "nothing" in found or ("gdesc" in operands and len(found - {KEPT}) > 1):
                 astray.append(f"{operation} {operands}: UR{n} by {sorted(found)}")
     return astray
