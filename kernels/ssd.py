@@ -24,8 +24,8 @@ from kernels.ssd_chunks import scan, to_chunks
 CHUNK = 64
 FUSED = (128, 64)
 """N and P of every Mamba-2 here, for which `kernels.ssd_triton` was found right on an H200, and its machine code whole. With
-(64, 32) the assembler that Triton 3.6 and 3.7 bring along forgets where an operand lies: `unwritten_registers` in
-tests/kernels/compiled.py finds that."""
+(64, 32) the assembler that Triton 3.6 and 3.7 bring along forgets where an operand lies: `strays` in
+tests/kernels/sass.py finds that."""
 
 
 @torch.compiler.disable

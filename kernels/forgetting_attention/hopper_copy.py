@@ -46,3 +46,15 @@ def place(program, tiles, batch_heads):
     heads = gl.minimum(batch_heads - group, HEADS_AT_ONCE)
     inside = program - group * tiles
     return inside // heads, group + inside % heads
+
+
+@gluon.jit
+def put(cell, x):
+    """An integer into shared memory, by a warp."""
+    cell.store(gl.full([1], x, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+
+
+@gluon.jit
+def get(cell, warps: gl.constexpr):
+    """An integer that `put` wrote."""
+    return gl.max(cell.load(gl.BlockedLayout([1], [32], [warps], [0])), 0)

@@ -52,6 +52,12 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
     )  # fmt: skip
 
 
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """How many programs that fill a multiprocessor run at once; under an interpreter, a few."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
 def ceil_div(a: int, b: int) -> int:
     """triton.cdiv, without what it does to serve kernels too."""
     return -(-a // b)

@@ -285,7 +285,7 @@ def backward(
     launch(
         dq_kernel, (ceil_div(Q, tiles.block_m), B * H),
         rows_descriptor(q, tiles.block_m), rows_descriptor(k, tiles.block_n), rows_descriptor(v, tiles.block_n),
-        rows_descriptor(do, tiles.block_m), dq, rowsum, lse, delta, *prepared,
+        rows_descriptor(do, tiles.block_m), dq, rowsum, lse, delta, *prepared[:4],
         scale * LOG2E, scale, Q, T, H, N, M,
         GROUP=H // key_heads, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, D=D, EXACT=exact, PRECISION=precision,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages, maxnreg=tiles.maxnreg,

@@ -30,7 +30,7 @@ def _run_forward(
     """Forgetting attention on checked arguments (see `forgetting_attention`); threshold is (B, H), deterministic for
     the backward pass.
 
-    Returns output, lse and the four tensors of `Prepared`.
+    Returns output, lse and the first four tensors of `Prepared`.
     """
     check_values(log_fgate, seq_start, cu_seqlens)
     exact = q.dtype == torch.float32
@@ -42,7 +42,7 @@ def _run_forward(
         forward(q, k, v, prepared, scale, Tiles(BLOCK_M, 64, 4, 3), redo=(o, lse, marks))
     else:
         o, lse = forward(q, k, v, prepared, scale, tiles_for("forward", q.shape[-1], q.dtype, q.device))
-    return o, lse, *prepared
+    return o, lse, *prepared[:4]
 
 
 def _has_hopper_kernels(q: Tensor) -> bool:

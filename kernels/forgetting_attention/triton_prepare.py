@@ -36,6 +36,8 @@ class Prepared(NamedTuple):
     """(B, H, Q) int32: first visible key of each query."""
     start: Tensor
     """(B, H, M) int32: key tile at which each query tile starts."""
+    taken: Tensor | None = None
+    """(1,) int32: query tiles that programs of the Hopper kernel have taken; 0 before it and after."""
 
 
 @triton.jit
@@ -67,9 +69,10 @@ def _tile_sums_kernel(
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
-def _tile_bases_kernel(sum_ptr, tile_cut_ptr, base_ptr, cut_before_ptr, num_tiles, BLOCK: tl.constexpr):
+def _tile_bases_kernel(sum_ptr, tile_cut_ptr, base_ptr, cut_before_ptr, taken_ptr, num_tiles, BLOCK: tl.constexpr):
     """Per head: sums before each tile and the last cut before it."""
     row = tl.program_id(0).to(tl.int64)
+    tl.store(taken_ptr, 0, mask=row == 0)
     carry, cut_carry = tl.zeros((), tl.float64), tl.full((), 0, tl.int32)
     tl.store(base_ptr + row * (num_tiles + 1), carry)
     for first in range(0, num_tiles, BLOCK):
@@ -128,11 +131,12 @@ def _limits_kernel(
 
 @triton.jit(do_not_specialize=["T", "H", "num_tiles", "window"])
 def _whole_kernel(
-    gate_ptr, threshold_ptr, seq_start_ptr, local_ptr, base_ptr, first_key_ptr, start_ptr,
+    gate_ptr, threshold_ptr, seq_start_ptr, local_ptr, base_ptr, first_key_ptr, start_ptr, taken_ptr,
     stride_b, stride_t, stride_h, T, H, num_tiles, window, TILES: tl.constexpr, PAD: tl.constexpr, PRUNE: tl.constexpr,
 ):  # fmt: skip
     """What the three kernels above do, for a head whose keys are its queries and no more than TILES tiles."""
     row = tl.program_id(0).to(tl.int64)
+    tl.store(taken_ptr, 0, mask=row == 0)
     local_ptr += row * num_tiles * _TILE
     base_ptr += row * (num_tiles + 1)
     n = tl.arange(0, TILES)
@@ -178,13 +182,14 @@ def prepare(
     base = torch.empty(B, H, N + 1, device=device, dtype=torch.float64)
     first_key = torch.empty(B, H, Q, device=device, dtype=torch.int32)
     start = torch.empty(B, H, M, device=device, dtype=torch.int32)
+    taken = torch.empty(1, device=device, dtype=torch.int32)
     if Q == T and N <= WHOLE_TILES and cu_seqlens is None:
         launch(
-            _whole_kernel, (B * H,), log_fgate, threshold, seq_start, local, base, first_key, start,
+            _whole_kernel, (B * H,), log_fgate, threshold, seq_start, local, base, first_key, start, taken,
             *log_fgate.stride(), T, H, N, window,
             TILES=power_of_two(N), PAD=seq_start is not None, PRUNE=threshold is not None, num_warps=8,
         )  # fmt: skip
-        return Prepared(local, base, first_key, start)
+        return Prepared(local, base, first_key, start, taken)
     cut = torch.empty(B, H, N * TILE, device=device, dtype=torch.int32)
     sums = torch.empty(B, H, N, device=device, dtype=torch.float64)
     tile_cut = torch.empty(B, H, N, device=device, dtype=torch.int32)
@@ -195,7 +200,7 @@ def prepare(
         log_fgate, local, sums, cut, tile_cut, *log_fgate.stride(), T, H, N, HEADS=heads,
     )  # fmt: skip
     block = min(power_of_two(N), 1024)
-    launch(_tile_bases_kernel, (B * H,), sums, tile_cut, base, cut_before, N, BLOCK=block, num_warps=4)
+    launch(_tile_bases_kernel, (B * H,), sums, tile_cut, base, cut_before, taken, N, BLOCK=block, num_warps=4)
     documents = 0 if cu_seqlens is None else cu_seqlens.numel() - 1
     launch(
         _limits_kernel, (M, B * H),
@@ -203,4 +208,4 @@ def prepare(
         DOCUMENT_STEPS=documents.bit_length(), TILE_STEPS=N.bit_length(),
         PAD=seq_start is not None, PRUNE=threshold is not None, num_warps=1,
     )  # fmt: skip
-    return Prepared(local, base, first_key, start)
+    return Prepared(local, base, first_key, start, taken)

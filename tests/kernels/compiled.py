@@ -94,7 +94,7 @@ def main() -> None:
         exact = torch.float64 if dtype == torch.float32 else torch.float32
         local, base = torch.zeros(1, 2, 256, dtype=exact), torch.zeros(1, 2, 3, dtype=torch.float64)
         counts = torch.zeros(1, 2, 256, dtype=torch.int32)
-        prepared = Prepared(local, base, counts, counts[..., :2].contiguous())
+        prepared = Prepared(local, base, counts, counts[..., :2].contiguous(), counts[0, 0, :1])
         lse = torch.zeros(1, 2, 256)
         if dtype != torch.float32:
             if dtype == torch.bfloat16:

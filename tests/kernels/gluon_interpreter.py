@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction
 
 PATIENCE = 10.0  # seconds that a barrier may stay closed
 _lock = threading.Lock()
-_program = threading.local()
+_program = types.SimpleNamespace()
 
 
 class Block(torch.Tensor):
@@ -131,13 +131,16 @@ class _Language:
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, layout: object) -> Block:
         return _block(torch.zeros(shape, dtype=dtype))
 
+    def full(self, shape: list[int], x: Any, dtype: torch.dtype, layout: object) -> Block:
+        return _block(torch.full(shape, int(x), dtype=dtype))
+
     def arange(self, start: int, stop: int, layout: object) -> Block:
         return _block(torch.arange(start, stop))
 
     def allocate_shared_memory(self, dtype: torch.dtype, shape: list[int], layout: object) -> Block | Barriers:
         if layout == "MBarrierLayout":
             return Barriers(Barrier() for _ in range(shape[0]))
-        return _block(torch.full(shape, float("nan"), dtype=dtype))
+        return _block(torch.full(shape, float("nan") if dtype.is_floating_point else -999, dtype=dtype))
 
     def where(self, condition: Tensor, x: Any, y: Any) -> Tensor:
         return torch.where(condition, x, y)
@@ -158,14 +161,16 @@ class _Language:
         at, counts = pointer.where(mask)
         return _block(torch.where(counts, pointer.data[torch.where(counts, at, 0)], other))
 
-    def store(self, pointer: Pointer, x: Tensor, mask: Any = None) -> None:
+    def store(self, pointer: Pointer, x: Any, mask: Any = None) -> None:
         at, counts = pointer.where(mask)
-        pointer.data[at[counts]] = x.as_subclass(Tensor).to(pointer.data.dtype).expand(at.shape)[counts]
+        pointer.data[at[counts]] = torch.as_tensor(x, dtype=pointer.data.dtype).as_subclass(Tensor).expand(at.shape)[counts]
 
-    def atomic_add(self, pointer: Pointer, x: Tensor, sem: str) -> None:
+    def atomic_add(self, pointer: Pointer, x: Any, sem: str) -> Block:
         at, _ = pointer.where(None)
         with _lock:
-            pointer.data.index_add_(0, at.flatten(), x.as_subclass(Tensor).flatten())
+            before = _block(pointer.data[at].clone())
+            pointer.data.index_add_(0, at.flatten(), torch.as_tensor(x, dtype=before.dtype).as_subclass(Tensor).flatten())
+        return before
 
     def inline_asm_elementwise(self, asm: str, _: str, args: list, dtype: object, is_pure: bool, pack: int) -> Any:
         if "cvt.rn" in asm:  # a pair rounded, and what it has become
