@@ -328,19 +328,23 @@ def hopper_backward(
     dgate = torch.empty(B, T, H, device=device, dtype=torch.float32)
     launch(
         _before_kernel, (steps, B * H),
-        o, do, lse, stats, buffer, rowsum, prepared.start, prepared.first_key, even, stop, *do.stride(), Q, H, steps, N, M,
+        (), (o, do, lse, stats, buffer, rowsum, prepared.start, prepared.first_key, even, stop),
+        (*do.stride(), Q, H, steps, N, M),
         BLOCK_M=BLOCK_M, D=D, STEPS=M.bit_length(),
     )  # fmt: skip
     launch(
         _backward_kernel, (N * B * H,),
-        tile_descriptor(q, BLOCK_M), tile_descriptor(k, BLOCK_N), tile_descriptor(v, BLOCK_N),
-        tile_descriptor(do, BLOCK_M), rows_descriptor(stats, 2 * BLOCK_M), buffer, rowsum, dk, dv, column,
-        prepared.local, prepared.base, prepared.first_key, even, stop, scale * LOG2E, scale, Q, T, H, N, steps,
+        (
+            tile_descriptor(q, BLOCK_M), tile_descriptor(k, BLOCK_N), tile_descriptor(v, BLOCK_N),
+            tile_descriptor(do, BLOCK_M), rows_descriptor(stats, 2 * BLOCK_M),
+        ),
+        (buffer, rowsum, dk, dv, column, prepared.local, prepared.base, prepared.first_key, even, stop),
+        (scale * LOG2E, scale, Q, T, H, N, steps),
         BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, STAGES=STAGES[D], REGISTERS=PRODUCER_REGISTERS,
         KV_REGISTERS=KV_REGISTERS[D], AHEAD=AHEAD[D], num_warps=8,
     )  # fmt: skip
     launch(
-        _after_kernel, (steps + 1, B * H), buffer, rowsum, column, dq, dgate, scale, Q, T, H, steps,
+        _after_kernel, (steps + 1, B * H), (), (buffer, rowsum, column, dq, dgate), (scale, Q, T, H, steps),
         BLOCK_M=BLOCK_M, D=D, WARPS_N=8 * 16 // BLOCK_M, BLOCK=1024, num_warps=8,
     )  # fmt: skip
     return dq, dk, dv, dgate

@@ -6,34 +6,30 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kernels.forgetting_attention.launch import described
-from kernels.forgetting_attention.tiles import addressable
+from kernels.forgetting_attention import tiles
+from kernels.forgetting_attention.launch import Descriptor
 
 HEADS_AT_ONCE = gl.constexpr(4)
 _ELEMENT = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
-def tile_descriptor(x_BTHD: Tensor, rows: int) -> TensorDescriptor:
+def tile_descriptor(x_BTHD: Tensor, rows: int) -> Descriptor:
     """Loads `rows` consecutive tokens of one head; tokens past the end read as 0."""
-    x_BTHD, strides = addressable(x_BTHD)
-    return described(_tile, x_BTHD, x_BTHD.shape, strides, rows)
+    return tiles.rows_descriptor(x_BTHD, rows, _tile)
 
 
-def _tile(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], rows: int) -> TensorDescriptor:
-    block = [1, rows, 1, shape[-1]]
-    return TensorDescriptor(
-        x, list(shape), list(strides), block, gl.NVMMASharedLayout.get_default_for(block, _ELEMENT[x.dtype])
-    )
+def _tile(x: Tensor, shape: list[int], strides: list[int], block: list[int]) -> TensorDescriptor:
+    return TensorDescriptor(x, shape, strides, block, gl.NVMMASharedLayout.get_default_for(block, _ELEMENT[x.dtype]))
 
 
-def rows_descriptor(x: Tensor, columns: int) -> TensorDescriptor:
+def rows_descriptor(x: Tensor, columns: int) -> Descriptor:
     """Loads `columns` consecutive numbers of one row of a contiguous float32 tensor, seen as a matrix."""
     length = x.shape[-1]
-    return described(_row, x, x.numel() // length, length, columns)
+    return _row, x, (x.numel() // length, length), (length, 1), (1, columns)
 
 
-def _row(x: Tensor, rows: int, length: int, columns: int) -> TensorDescriptor:
-    return TensorDescriptor(x, [rows, length], [length, 1], [1, columns], gl.NVMMASharedLayout(0, 32, rank=2))
+def _row(x: Tensor, shape: list[int], strides: list[int], block: list[int]) -> TensorDescriptor:
+    return TensorDescriptor(x, shape, strides, block, gl.NVMMASharedLayout(0, 32, rank=2))
 
 
 @gluon.jit

@@ -432,8 +432,11 @@ def hopper_forward(q: Tensor, k: Tensor, v: Tensor, prepared: Prepared, scale: f
     tiles = M * B * H
     launch(
         _forward_kernel, (min(tiles, multiprocessors(q.device)),),
-        tile_descriptor(q, BLOCK_M), tile_descriptor(k, BLOCK_N), tile_descriptor(v, BLOCK_N),
-        rows_descriptor(local, BLOCK_N), o, lse, redo, *prepared, scale * LOG2E, Q, T, H, N, M, tiles,
+        (
+            tile_descriptor(q, BLOCK_M), tile_descriptor(k, BLOCK_N), tile_descriptor(v, BLOCK_N),
+            rows_descriptor(local, BLOCK_N),
+        ),
+        (o, lse, redo, *prepared), (scale * LOG2E, Q, T, H, N, M, tiles),
         HEADS_PER_KEY=H // key_heads, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, STAGES=STAGES[D],
         SHORT=D == 64, num_warps=4,  # at 128 the second code costs more than it saves
     )  # fmt: skip

@@ -1,13 +1,19 @@
 """Launching a Triton kernel again, without what Triton does at every call: 10 to 40 us of Python, more than short inputs take.
 
-`kernel[grid](...)` specialises and hashes its arguments and compares the globals that the kernel uses; a descriptor checks
-itself. What was compiled depends on less: dtypes, starts at multiples of 16 bytes, integers that are 1 or multiples of 16.
-That, and how a compiled kernel is run, is not part of Triton's interface: versions that were not looked at are left to it.
+`kernel[grid](...)` specialises and hashes its arguments, compares the globals that the kernel uses, and describes to the copy
+engine each tensor that it is to load tiles of. What was compiled depends on less: dtypes, starts at multiples of 16 bytes,
+integers that are 1 or multiples of 16. A description depends on address, shape and strides. That, and how a compiled kernel
+is run, is not part of Triton's interface: versions that were not looked at are left to it.
+
+Every object touched here counts: autograd's thread, on another core, takes some four times as long for the same lines.
 """
 
 import functools
+import inspect
+import operator
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,39 +23,103 @@ from triton.runtime import driver
 
 # On AMD's GPUs what is compiled depends on the sizes of tensors too.
 RELAUNCH = triton.__version__.startswith(("3.6.", "3.7.")) and torch.version.hip is None
-_compiled: dict[tuple, tuple[Any, tuple]] = {}
+_GATHERED = not triton.__version__.startswith("3.6.")  # Triton's C function takes the kernel's arguments as one
+
+Descriptor = tuple[Callable[..., Any], Tensor, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""(make, tensor, shape, strides, block) of tiles to load; make(tensor, shape, strides, block), lists, is Triton's."""
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """kernel[grid](*args, **options). `args` are the parameters that are no constexpr; the kernel has them first."""
-    if not RELAUNCH:
-        kernel[grid](*args, **options)
-        return
-    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # None: under an interpreter
-    key: list[Any] = [id(kernel), device, *options.values()]
-    passed: list[Any] = []  # tensors as addresses: Triton would ask each for its own, and the driver whether it knows it
-    for arg in args:
-        if isinstance(arg, int):
-            key.append(-1 if arg == 1 else 2 * (arg >= 2**31) + (arg % 16 == 0))
-            passed.append(arg)
-        elif isinstance(arg, Tensor):
-            address = arg.data_ptr()
-            key += (arg.dtype, address % 16)
-            passed.append(address)
-        else:
-            key.append(getattr(arg, "kind", arg.__class__))
-            passed.append(arg)
-    known = _compiled.get(tuple(key))
-    if known is None or knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
-        compiled = kernel[grid](*args, **options)
-        if hasattr(compiled, "packed_metadata"):  # an interpreter gives nothing back
-            _compiled[tuple(key)] = compiled, tuple(options[name] for name in kernel.arg_names[len(args) :])
-        return
-    compiled, constants = known
-    stream = driver.active.get_current_stream(device)
-    compiled.run(
-        *(*grid, 1, 1)[:3], stream, compiled.function, compiled.packed_metadata, None, None, None, *passed, *constants
+class _Known(NamedTuple):
+    """A compiled kernel as Triton's C function takes it."""
+
+    run: Callable[..., None]
+    head: tuple[Any, ...]
+    constants: tuple[Any, ...]
+    encoded: Callable[..., tuple[Any, ...]]
+
+
+_compiled: dict[tuple[Any, ...], _Known] = {}
+
+
+def launch(
+    kernel: Any,
+    grid: tuple[int, ...],
+    descriptors: tuple[Descriptor, ...],
+    tensors: tuple[Tensor | None, ...],
+    scalars: tuple[int | float, ...],
+    **options: Any,
+) -> None:
+    """kernel[grid](*descriptors, *tensors, *scalars, **options); `options` are the kernel's constexprs, its last parameters,
+    and what Triton wants to know."""
+    device = torch._C._cuda_getDevice() if torch.cuda.is_initialized() else None  # None: under an interpreter
+    # Tensors as addresses: Triton would ask each for its own, and the driver whether it knows it.
+    addresses = [0 if x is None else x.data_ptr() for x in tensors]
+    key = (
+        id(kernel), device, *[None if x is None else x.dtype for x in tensors], _kinds(*scalars), *options.values(),
+        *[(make, x.dtype, block) for make, x, _, _, block in descriptors],
     )  # fmt: skip
+    if functools.reduce(operator.or_, addresses) % 16:
+        key += tuple([address % 16 for address in addresses])
+    known = _compiled.get(key)
+    if known is None or not RELAUNCH or knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
+        made = [make(x, list(shape), list(strides), list(block)) for make, x, shape, strides, block in descriptors]
+        compiled = kernel[grid](*made, *tensors, *scalars, **options)
+        if RELAUNCH and hasattr(compiled, "packed_metadata"):  # an interpreter gives nothing back
+            count = len(descriptors) + len(tensors) + len(scalars)
+            _remember(key, compiled, tuple(options[name] for name in kernel.arg_names[count:]))
+        return
+    run, head, constants, encoded = known
+    arguments: list[Any] = []
+    for place, (_, x, shape, strides, _) in enumerate(descriptors):
+        arguments += encoded(place, x.data_ptr(), shape, strides)
+    arguments += addresses
+    arguments += scalars
+    arguments += constants
+    columns, rows, layers = (*grid, 1, 1)[:3]
+    stream = driver.active.get_current_stream(device)
+    if _GATHERED:
+        run(columns, rows, layers, stream, *head, arguments)
+    else:
+        run(columns, rows, layers, stream, *head, *arguments)
+
+
+@functools.lru_cache(4096, typed=True)
+def _kinds(*scalars: int | float) -> tuple[Any, ...]:
+    """What Triton compiles for."""
+    return tuple((-1 if n == 1 else 2 * (n >= 2**31) + (n % 16 == 0)) if isinstance(n, int) else n.__class__ for n in scalars)
+
+
+def _remember(key: tuple[Any, ...], compiled: Any, constants: tuple[Any, ...]) -> None:
+    """What Triton's launcher (`CudaLauncher`) passes on, unless it first has to allocate memory for the kernel."""
+    own = compiled.run
+    if own.global_scratch_size or own.profile_scratch_size:
+        return
+    run, metadata, describe = own.launch, (), None
+    if inspect.isfunction(run):  # around the C function, to replace descriptors
+        around = inspect.getclosurevars(run)
+        run, metadata = around.nonlocals["launcher"], around.nonlocals["tensordesc_meta"]
+        describe = around.globals["make_tensordesc_arg"]
+
+    @functools.lru_cache(1024)
+    def encoded(place: int, address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[Any, ...]:
+        descriptor = SimpleNamespace(
+            base=_Address(address), shape=list(shape), strides=list(strides), padding="zero", round_f32_to_tf32=False
+        )
+        return tuple(describe(descriptor, metadata[place]))  # type: ignore[misc]
+
+    head: tuple[Any, ...] = compiled.function, own.launch_cooperative_grid, own.launch_pdl
+    called = compiled.packed_metadata, None, None, None  # no hooks
+    if _GATHERED:
+        head += (*called, None, None, own.arg_annotations, own.kernel_signature)
+    else:
+        head += (None, None, *called)
+    _compiled[key] = _Known(run, head, constants, encoded)
+
+
+class _Address(int):
+    """In place of a tensor, which a cache must not keep alive."""
+
+    data_ptr = int.__int__
 
 
 @functools.cache
@@ -66,18 +136,3 @@ def ceil_div(a: int, b: int) -> int:
 def power_of_two(n: int) -> int:
     """The next, n itself included."""
     return 1 << (n - 1).bit_length()
-
-
-def described(make: Callable[..., Any], x: Tensor, *how: Any) -> Any:
-    """make(x, *how), a descriptor that was checked once for all tensors like x."""
-    checked = _checked(make, x.dtype, *how)
-    made = object.__new__(checked.__class__)
-    made.__dict__.update(checked.__dict__, base=x)
-    return made
-
-
-@functools.lru_cache(4096)
-def _checked(make: Callable[..., Any], dtype: torch.dtype, *how: Any) -> Any:
-    descriptor = make(torch.empty(0, dtype=dtype, device="meta"), *how)
-    descriptor.kind = (dtype, *descriptor.block_shape)
-    return descriptor

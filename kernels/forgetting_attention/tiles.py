@@ -2,14 +2,16 @@
 
 import functools
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.forgetting_attention.launch import described
+from kernels.forgetting_attention.launch import Descriptor
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,11 @@ def tiles_for(kernel: str, head_dim: int, dtype: torch.dtype, device: torch.devi
     return table()[gpu][f"{kernel}_{head_dim}"]
 
 
-def rows_descriptor(x_BTHD: Tensor, rows: int) -> TensorDescriptor:
-    """A bulk-copy descriptor that loads `rows` consecutive tokens of one head; tokens past the end read as 0."""
+def rows_descriptor(x_BTHD: Tensor, rows: int, make: Callable[..., Any] = TensorDescriptor) -> Descriptor:
+    """Loads `rows` consecutive tokens of one head; tokens past the end read as 0."""
+    shape = x_BTHD.shape
     x_BTHD, strides = addressable(x_BTHD)
-    return described(_tile, x_BTHD, x_BTHD.shape, strides, rows)
-
-
-def _tile(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], rows: int) -> TensorDescriptor:
-    return TensorDescriptor(x, list(shape), list(strides), [1, rows, 1, shape[-1]])
+    return make, x_BTHD, shape, strides, (1, rows, 1, shape[-1])
 
 
 def addressable(x_BTHD: Tensor) -> tuple[Tensor, tuple[int, ...]]:

@@ -152,9 +152,11 @@ def decode(
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     launch(
         _stretch_kernel, (splits, B * H),
-        q, k, v, log_fgate, threshold, seq_start, part, ended, o,
-        q_strides[0], q_strides[2], *k_strides[:3], *v_strides[:3], *log_fgate.stride(),
-        scale * LOG2E, T, H, splits, stretch, T if window_size is None else min(window_size, T),
+        (), (q, k, v, log_fgate, threshold, seq_start, part, ended, o),
+        (
+            q_strides[0], q_strides[2], *k_strides[:3], *v_strides[:3], *log_fgate.stride(),
+            scale * LOG2E, T, H, splits, stretch, T if window_size is None else min(window_size, T),
+        ),
         GROUP=H // key_heads, BLOCK_N=BLOCK_N, D=D, PAD=seq_start is not None, PRUNE=threshold is not None, num_warps=4,
     )  # fmt: skip
     return o

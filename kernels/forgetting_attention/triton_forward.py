@@ -180,8 +180,8 @@ def forward(
         o, lse, marks = redo
     launch(
         forward_kernel, (ceil_div(ceil_div(Q, tiles.block_m), 1 if redo is None else MARKS), B * H),
-        rows_descriptor(q, tiles.block_m), rows_descriptor(k, tiles.block_n), rows_descriptor(v, tiles.block_n),
-        o, lse, *prepared[:4], marks, scale * LOG2E, Q, T, H, prepared.base.shape[-1] - 1, prepared.start.shape[-1],
+        (rows_descriptor(q, tiles.block_m), rows_descriptor(k, tiles.block_n), rows_descriptor(v, tiles.block_n)),
+        (o, lse, *prepared[:4], marks), (scale * LOG2E, Q, T, H, prepared.base.shape[-1] - 1, prepared.start.shape[-1]),
         GROUP=H // key_heads, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, D=D,
         EXACT=q.dtype == torch.float32, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         REDO=0 if redo is None else MARKS,

@@ -52,11 +52,11 @@ def largest_product(q: Tensor, k: Tensor, factor: float, offset: float) -> Tenso
     squares = torch.empty(B * (H + key_heads), parts, device=q.device, dtype=torch.float32)
     bound = torch.empty(B, H, device=q.device, dtype=torch.float32)
     launch(
-        _largest_squares_kernel, (parts, B * (H + key_heads)), q, k, squares, *q.stride()[:3], *k.stride()[:3],
-        Q, T, B * H, H, key_heads, BLOCK=block, ROUNDS=ROUNDS, D=D,
+        _largest_squares_kernel, (parts, B * (H + key_heads)), (), (q, k, squares),
+        (*q.stride()[:3], *k.stride()[:3], Q, T, B * H, H, key_heads), BLOCK=block, ROUNDS=ROUNDS, D=D,
     )  # fmt: skip
     launch(
-        _bound_kernel, (B * H,), squares, bound, factor, offset, parts, B * H, H, key_heads,
+        _bound_kernel, (B * H,), (), (squares, bound), (factor, offset, parts, B * H, H, key_heads),
         PARTS=power_of_two(parts), num_warps=1,
     )  # fmt: skip
     return bound

@@ -185,8 +185,8 @@ def prepare(
     taken = torch.empty(1, device=device, dtype=torch.int32)
     if Q == T and N <= WHOLE_TILES and cu_seqlens is None:
         launch(
-            _whole_kernel, (B * H,), log_fgate, threshold, seq_start, local, base, first_key, start, taken,
-            *log_fgate.stride(), T, H, N, window,
+            _whole_kernel, (B * H,), (), (log_fgate, threshold, seq_start, local, base, first_key, start, taken),
+            (*log_fgate.stride(), T, H, N, window),
             TILES=power_of_two(N), PAD=seq_start is not None, PRUNE=threshold is not None, num_warps=8,
         )  # fmt: skip
         return Prepared(local, base, first_key, start, taken)
@@ -197,14 +197,15 @@ def prepare(
     heads = min(power_of_two(H), 16)
     launch(
         _tile_sums_kernel, (N, B, ceil_div(H, heads)),
-        log_fgate, local, sums, cut, tile_cut, *log_fgate.stride(), T, H, N, HEADS=heads,
+        (), (log_fgate, local, sums, cut, tile_cut), (*log_fgate.stride(), T, H, N), HEADS=heads,
     )  # fmt: skip
     block = min(power_of_two(N), 1024)
-    launch(_tile_bases_kernel, (B * H,), sums, tile_cut, base, cut_before, taken, N, BLOCK=block, num_warps=4)
+    launch(_tile_bases_kernel, (B * H,), (), (sums, tile_cut, base, cut_before, taken), (N,), BLOCK=block, num_warps=4)
     documents = 0 if cu_seqlens is None else cu_seqlens.numel() - 1
     launch(
         _limits_kernel, (M, B * H),
-        local, base, cut, cut_before, threshold, seq_start, cu_seqlens, first_key, start, Q, T, H, N, M, window, documents,
+        (), (local, base, cut, cut_before, threshold, seq_start, cu_seqlens, first_key, start),
+        (Q, T, H, N, M, window, documents),
         DOCUMENT_STEPS=documents.bit_length(), TILE_STEPS=N.bit_length(),
         PAD=seq_start is not None, PRUNE=threshold is not None, num_warps=1,
     )  # fmt: skip

@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.forgetting_attention.launch import ceil_div, launch
 from kernels.forgetting_attention.tiles import rows_descriptor
 from kernels.stick_breaking.tiles import GRAIN, Plan, launch_options
 from kernels.stick_breaking.triton_forward import LOG2E, less_nearer, shares, visible
@@ -101,7 +102,7 @@ def _walk_keys(
 
 @triton.jit(do_not_specialize=["Q", "T", "H", "grains", "num_tiles", "first_row"])
 def dq_kernel(
-    q_ptr, k_desc, v_desc, do_ptr, first_key_ptr, remainder_ptr, dremainder_ptr, spent_ptr, oldest_ptr,
+    k_desc, v_desc, q_ptr, do_ptr, first_key_ptr, remainder_ptr, dremainder_ptr, spent_ptr, oldest_ptr,
     dq_ptr, nearer_ptr, older_ptr, scale2, scale, Q, T, H, grains, num_tiles, first_row,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, CURRENT: tl.constexpr,
     LIMITS: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
@@ -228,7 +229,7 @@ def backward(
     B, Q, H, D = q.shape
     T, key_heads = k.shape[1:3]
     group, block_n = H // key_heads, plan.dq.block_n
-    num_tiles, grains = triton.cdiv(T, block_n), oldest.shape[-1]
+    num_tiles, grains = ceil_div(T, block_n), oldest.shape[-1]
     dq, dk, dv = (torch.empty(x.shape, device=q.device, dtype=q.dtype) for x in (q, k, v))
     key_rows = max(1, min(B * key_heads, WORKSPACE_BYTES // (8 * group * num_tiles * Q)))
     nearer, older = torch.empty(2, key_rows * group, num_tiles, Q, device=q.device, dtype=torch.float32)
@@ -243,12 +244,14 @@ def backward(
     for first in range(0, B * key_heads, key_rows):
         count = min(key_rows, B * key_heads - first)
         sizes = (scale * LOG2E, scale, Q, T, H, grains, num_tiles, first * group)
-        dq_kernel[(triton.cdiv(Q, plan.dq.block_m), count * group)](
-            q, *keys, do, first_key, remainder, dremainder, spent, oldest, dq, nearer, older, *sizes,
+        launch(
+            dq_kernel, (ceil_div(Q, plan.dq.block_m), count * group),
+            keys, (q, do, first_key, remainder, dremainder, spent, oldest, dq, nearer, older), sizes,
             BLOCK_M=plan.dq.block_m, **options, **launch_options(plan.dq),
         )  # fmt: skip
-        dkdv_kernel[(num_tiles, count)](
-            *queries, *keys, first_key, oldest, nearer, older, dk, dv, *sizes,
+        launch(
+            dkdv_kernel, (num_tiles, count),
+            (*queries, *keys), (first_key, oldest, nearer, older, dk, dv), sizes,
             BLOCK_M=m, **options, **launch_options(plan.dkdv),
         )  # fmt: skip
     return dq, dk, dv

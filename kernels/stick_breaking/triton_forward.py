@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.forgetting_attention.launch import ceil_div, launch
 from kernels.forgetting_attention.tiles import Tiles, rows_descriptor
 from kernels.stick_breaking.tiles import GRAIN, launch_options
 from kernels.stick_breaking.visibility import EXIT_BITS
@@ -159,15 +160,16 @@ def forward(
     Q), and the first key that each grain of queries visited, int32 (B, H, ceil(Q / GRAIN))."""
     B, Q, H, D = q.shape
     T, key_heads = k.shape[1:3]
-    grains = triton.cdiv(Q, GRAIN)
+    grains = ceil_div(Q, GRAIN)
     o = torch.empty(B, Q, H, D, device=q.device, dtype=q.dtype)
     remainder = torch.empty(B, Q, H, device=q.device, dtype=torch.float32)
     spent = torch.empty(B, H, Q, device=q.device, dtype=torch.float64)
     oldest = torch.empty(B, H, grains, device=q.device, dtype=torch.int32)
     exact = q.dtype == torch.float32
-    forward_kernel[(triton.cdiv(Q, tiles.block_m), B * H)](
-        rows_descriptor(q, tiles.block_m), rows_descriptor(k, tiles.block_n), rows_descriptor(v, tiles.block_n),
-        first_key, o, remainder, spent, oldest, scale * LOG2E, Q, T, H, grains,
+    launch(
+        forward_kernel, (ceil_div(Q, tiles.block_m), B * H),
+        (rows_descriptor(q, tiles.block_m), rows_descriptor(k, tiles.block_n), rows_descriptor(v, tiles.block_n)),
+        (first_key, o, remainder, spent, oldest), (scale * LOG2E, Q, T, H, grains),
         GROUP=H // key_heads, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, D=D, CURRENT=int(attend_current),
         LIMITS=first_key is not None, EXACT=exact, PRECISION="ieee" if exact else "tf32",
         **launch_options(tiles),

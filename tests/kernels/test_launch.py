@@ -4,90 +4,142 @@ import types
 
 import pytest
 import torch
+from triton.backends.nvidia import driver as nvidia
 
+from kernels.forgetting_attention import hopper_copy
 from kernels.forgetting_attention import launch as module
 from kernels.forgetting_attention.launch import launch
 from kernels.forgetting_attention.tiles import rows_descriptor
 
+TILE = {"swizzle": 3, "elem_size": 2, "elem_type": 6, "block_size": [1, 4, 1, 16], "fp4_padded": False}
+
+
+class Passed(list):
+    """Stands for Triton's C function: what it was given, one entry per launch."""
+
+    def __call__(self, *given):
+        self.append([list(x) if isinstance(x, tuple) else x for x in given])
+
 
 class Kernel:
-    """Notes what is compiled, and how what was compiled is run."""
+    """Notes what is compiled. What was compiled is run by Triton's own launcher, the C function apart."""
 
     arg_names = ("x_ptr", "y_ptr", "n", "scale", "BLOCK", "PAD")
 
-    def __init__(self) -> None:
-        self.asked, self.ran = [], []
+    def __init__(self, descriptors=0, metadata=(), scratch=0):
+        self.asked, self.passed = [], Passed()
+        launcher = self.launcher = object.__new__(nvidia.CudaLauncher)
+        signature = {i: "tensordesc<fp16>" if i < descriptors else "*fp32" for i in range(len(self.arg_names))}
+        launcher.launch = nvidia.wrap_handle_tensordesc(self.passed, signature, list(metadata))
+        launcher.num_ctas, launcher.global_scratch_size, launcher.profile_scratch_size = 1, scratch, 0
+        launcher.global_scratch_align = launcher.profile_scratch_align = 1
+        launcher.launch_cooperative_grid, launcher.launch_pdl = False, True
+        launcher.arg_annotations, launcher.kernel_signature = "annotations", "signature"
 
     def __getitem__(self, grid):
         def compile_and_run(*args, **options):
             self.asked.append((grid, args, options))
-            run = lambda *launched: self.ran.append(launched)  # noqa: E731
-            return types.SimpleNamespace(run=run, function=7, packed_metadata=(4, 1, 0))
+            return types.SimpleNamespace(run=self.launcher, function=7, packed_metadata=(4, 1, 0))
 
         return compile_and_run
+
+    def by_triton(self, grid, *args):
+        """What Triton passes."""
+        self.launcher(*grid, 99, 7, (4, 1, 0), None, None, None, *args)
+        return self.passed.pop()
 
 
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch):
-    active = types.SimpleNamespace(get_current_stream=lambda device: 99)
-    monkeypatch.setattr(module, "driver", types.SimpleNamespace(active=active))
+    utils = types.SimpleNamespace()
+    utils.fill_tma_descriptor = utils.fill_tma_descriptor_tiled = lambda *given: repr(given)
+    active = types.SimpleNamespace(get_current_stream=lambda device: 99, utils=utils)
+    monkeypatch.setattr(module.driver, "_active", active)
     monkeypatch.setattr(module, "_compiled", {})
 
 
 def test_the_second_launch_runs_what_the_first_compiled():
     kernel = Kernel()
     x, y = torch.zeros(64), torch.zeros(64)
-    launch(kernel, (3,), x, None, 5, 0.5, BLOCK=8, PAD=False, num_warps=1)
-    assert kernel.asked == [((3,), (x, None, 5, 0.5), {"BLOCK": 8, "PAD": False, "num_warps": 1})] and not kernel.ran
-    launch(kernel, (4, 2), y, None, 7, 0.25, BLOCK=8, PAD=False, num_warps=1)
+    launch(kernel, (3,), (), (x, None), (5, 0.5), BLOCK=8, PAD=False, num_warps=1)
+    assert kernel.asked == [((3,), (x, None, 5, 0.5), {"BLOCK": 8, "PAD": False, "num_warps": 1})] and not kernel.passed
+    launch(kernel, (4, 2), (), (y, None), (7, 0.25), BLOCK=8, PAD=False, num_warps=1)
     assert len(kernel.asked) == 1
-    assert kernel.ran == [(4, 2, 1, 99, 7, (4, 1, 0), None, None, None, y.data_ptr(), None, 7, 0.25, 8, False)]
+    [passed] = kernel.passed
+    assert passed == kernel.by_triton((4, 2, 1), y.data_ptr(), 0, 7, 0.25, 8, False)
+
+
+@pytest.mark.parametrize("metadata", [[TILE], []], ids=["a copy engine", "none"])
+def test_tiles_are_described_as_triton_describes_them(metadata):
+    kernel, x, y = Kernel(1, metadata), torch.zeros(3, 8, 2, 16).half(), torch.zeros(64)
+    views = [x, x.transpose(1, 2), x[1:], x[:, 2:], torch.zeros(3, 8, 2, 16).half(), x]
+    for view in (x, *views):
+        launch(kernel, (1,), (rows_descriptor(view, 4),), (y,), (5, 0.5), BLOCK=8, PAD=False)
+    assert len(kernel.asked) == 1
+    described = [rows_descriptor(view, 4) for view in views]
+    made = [make(x, *map(list, sizes)) for make, x, *sizes in described]
+    for descriptor, passed in zip(made, list(kernel.passed), strict=True):
+        expected = kernel.by_triton((1, 1, 1), descriptor, y.data_ptr(), 5, 0.5, 8, False)
+        flat = [[a for part in given for a in (part if isinstance(part, list) else [part])] for given in (passed, expected)]
+        address = descriptor.base.data_ptr()
+        assert flat[0] == [address if a is descriptor.base else a for a in flat[1]]
 
 
 def test_another_kind_of_argument_asks_triton():
-    kernel, x = Kernel(), torch.zeros(64)
-    kinds = [
-        (x, x, 5),
-        (x.half(), x, 5),
-        (x[1:], x, 5),  # no multiple of 16 bytes
-        (x, None, 5),
-        (x, x, 1),
-        (x, x, 32),
-        (x, x, 2**31 + 1),
-        (rows_descriptor(torch.zeros(1, 8, 2, 16), 4), x, 5),
-        (rows_descriptor(torch.zeros(1, 8, 2, 16), 8), x, 5),
+    x, half = torch.zeros(64), torch.zeros(64).half()
+    tile, small = torch.zeros(1, 8, 2, 16).half(), torch.zeros(1, 8, 2, 16)
+    plain = [
+        ((), (x, x), (5, 0.5)),
+        ((), (half, x), (5, 0.5)),
+        ((), (x, half), (5, 0.5)),
+        ((), (x[1:], x), (5, 0.5)),  # no multiple of 16 bytes
+        ((), (x, x[1:]), (5, 0.5)),
+        ((), (x, None), (5, 0.5)),
+        ((), (x, x), (1, 0.5)),
+        ((), (x, x), (1.0, 0.5)),
+        ((), (x, x), (32, 0.5)),
+        ((), (x, x), (2**31 + 1, 0.5)),
     ]
-    for count, arguments in enumerate(kinds, 1):
-        for _ in range(2):
-            launch(kernel, (1,), *arguments, 0.5, BLOCK=8, PAD=False)
-            assert len(kernel.asked) == count, arguments
-    launch(kernel, (1,), x, x, 5, 0.5, BLOCK=16, PAD=False)
-    assert len(kernel.asked) == len(kinds) + 1
+    tiled = [
+        ((rows_descriptor(tile, 4),), (x,), (5, 0.5)),
+        ((rows_descriptor(tile, 8),), (x,), (5, 0.5)),
+        ((rows_descriptor(small, 4),), (x,), (5, 0.5)),
+        ((hopper_copy.tile_descriptor(tile, 4),), (x,), (5, 0.5)),
+    ]
+    kernels = Kernel(), Kernel(1, [TILE]), Kernel()
+    for kernel, kinds in zip(kernels, (plain, tiled, plain), strict=True):
+        for count, arguments in enumerate(kinds, 1):
+            for _ in range(2):
+                launch(kernel, (1,), *arguments, BLOCK=8, PAD=False)
+                assert len(kernel.asked) == count, arguments
+        launch(kernel, (1,), *kinds[0], BLOCK=16, PAD=False)
+        launch(kernel, (1,), *kinds[0], BLOCK=8, PAD=False, num_warps=8)
+        assert len(kernel.asked) == len(kinds) + 2 and len(kernel.passed) == len(kinds)
 
 
-def test_a_profiler_that_listens_to_launches_hears_them(monkeypatch):
-    kernel, x = Kernel(), torch.zeros(64)
-    for _ in range(2):
-        launch(kernel, (1,), x, x, 5, 0.5, BLOCK=8, PAD=False)
-    monkeypatch.setattr(module.knobs.runtime.launch_enter_hook, "calls", [print])
-    launch(kernel, (1,), x, x, 5, 0.5, BLOCK=8, PAD=False)
-    assert len(kernel.asked) == 2 and len(kernel.ran) == 1
+def test_what_triton_has_to_prepare_is_left_to_it(monkeypatch):
+    """A profiler that listens, memory for the kernel, a version that was not looked at."""
+    x, kernels = torch.zeros(64), []
 
+    def compiled(kernel):
+        kernels.append(kernel)  # kernels are known by their ids: they live for ever
+        for _ in range(3):
+            launch(kernel, (1,), (), (x, x), (5, 0.5), BLOCK=8, PAD=False)
+        return len(kernel.asked)
 
-def test_a_version_of_triton_that_was_not_looked_at_launches_by_itself(monkeypatch):
-    kernel, x = Kernel(), torch.zeros(64)
+    assert compiled(Kernel()) == 1
+    assert compiled(Kernel(scratch=128)) == 3
+    with monkeypatch.context() as listening:
+        listening.setattr(module.knobs.runtime.launch_enter_hook, "calls", [print])
+        assert compiled(Kernel()) == 3
     monkeypatch.setattr(module, "RELAUNCH", False)
-    for _ in range(2):
-        launch(kernel, (1,), x, x, 5, 0.5, BLOCK=8, PAD=False)
-    assert len(kernel.asked) == 2 and not kernel.ran
+    assert compiled(Kernel()) == 3
 
 
 def test_descriptors_are_of_their_own_tensor():
-    x, y = torch.zeros(3, 8, 2, 16), torch.ones(3, 8, 2, 16)
-    first, second = rows_descriptor(x, 4), rows_descriptor(y, 4)
-    assert first.base is x and second.base is y
-    assert second.shape == [3, 8, 2, 16] and second.strides == [256, 32, 16, 1] and second.block_shape == [1, 4, 1, 16]
-    turned = rows_descriptor(y.transpose(1, 2), 2)
-    assert turned.base is not y and turned.base.data_ptr() == y.data_ptr() and turned.strides == [256, 16, 32, 1]
-    copied = rows_descriptor(torch.zeros(3, 8, 2, 17)[..., 1:], 4)  # starts and steps that the copy engine cannot address
-    assert copied.base.data_ptr() % 16 == 0 and copied.strides == [256, 32, 16, 1]
+    y = torch.ones(3, 8, 2, 16)
+    assert rows_descriptor(y, 4)[1:] == (y, (3, 8, 2, 16), (256, 32, 16, 1), (1, 4, 1, 16))
+    _, turned, _, strides, _ = rows_descriptor(y.transpose(1, 2), 2)
+    assert turned.data_ptr() == y.data_ptr() and strides == (256, 16, 32, 1)
+    _, copied, _, strides, _ = rows_descriptor(torch.zeros(3, 8, 2, 17)[..., 1:], 4)  # nothing that the copy engine addresses
+    assert copied.data_ptr() % 16 == 0 and strides == (256, 32, 16, 1)
