@@ -1,5 +1,6 @@
 """Wall time of short calls, where launches and checks take longer than the arithmetic: one after another as they are written,
-and replayed in a CUDA graph. Short: one sequence of 1,024 tokens, and one query on 8,192 keys."""
+and replayed in a CUDA graph. Short: one sequence of 1,024 tokens, and one query on 8,192 keys. A backward pass runs in a thread
+of autograd's: what Python takes there, on another core, shows beside the same in one thread."""
 
 import statistics
 import time
@@ -25,12 +26,13 @@ KEYS = (1, 8192, 12, 64)
 BACKENDS = {BASELINE: SDPBackend.CUDNN_ATTENTION, "softmax flash-2": SDPBackend.FLASH_ATTENTION}
 GATES = "local to global"
 CALLS, BATCHES = 200, 7
+ONE_THREAD = "forward+backward, one thread"
 
 
 def measure_short(names: tuple[str, ...], limit_s: int) -> Iterator[Row]:
-    """Forward, forward + backward and decoding of every provider (of `names`, and cuDNN's): first all as written, then all in
-    graphs, so that a capture that fails spoils nothing else. Errors: see `measure`, where the same functions are held to
-    float64."""
+    """Forward, forward + backward (with autograd's thread and without) and decoding of every provider (of `names`, and
+    cuDNN's): first all as written, then all in graphs, so that a capture that fails spoils nothing else. Errors: see `measure`,
+    where the same functions are held to float64."""
     found = {name: f for name, f in providers().items() if not name.endswith("pruned")}
     found["ours, auto"] = partial(forgetting_attention, adaptive_threshold="auto")
     date = now()
@@ -38,11 +40,15 @@ def measure_short(names: tuple[str, ...], limit_s: int) -> Iterator[Row]:
         if names and name not in (*names, BASELINE):
             continue
         for operation, shape, call in _calls(name, attention):
-            if graph and name.startswith(("fla", "authors")):
-                continue  # they tune themselves or synchronise at will
+            if graph and (operation == ONE_THREAD or name.startswith(("fla", "authors"))):
+                continue  # a graph has no host's threads; those tune themselves or synchronise at will
             backend = sdpa_kernel(BACKENDS[name]) if name in BACKENDS else nullcontext()
             try:
-                with backend, torch.set_grad_enabled(operation == "forward+backward"):
+                with (
+                    backend,
+                    torch.autograd.set_multithreading_enabled(operation != ONE_THREAD),
+                    torch.set_grad_enabled(operation.startswith("forward+backward")),
+                ):
                     with limited(limit_s):
                         call()
                     us = wall_us(_captured(call) if graph else call)
@@ -73,11 +79,13 @@ def _calls(name: str, attention: Callable[..., Tensor]) -> Iterator[tuple[str, t
         heads, do = [x.detach() for x in leaves], do.transpose(1, 2)
         softmax: Callable[..., Tensor] = scaled_dot_product_attention
         yield "forward", SHAPE, partial(softmax, *heads, is_causal=True)
-        yield "forward+backward", SHAPE, lambda: torch.autograd.grad(softmax(*leaves, is_causal=True), leaves, do)
+        for operation in ("forward+backward", ONE_THREAD):
+            yield operation, SHAPE, lambda: torch.autograd.grad(softmax(*leaves, is_causal=True), leaves, do)
         yield "decode", KEYS, partial(softmax, *(x.transpose(1, 2) for x in (q, k, v)))
         return
     yield "forward", SHAPE, partial(attention, *detached)
-    yield "forward+backward", SHAPE, lambda: torch.autograd.grad(attention(*inputs), inputs, do)
+    for operation in ("forward+backward", ONE_THREAD):
+        yield operation, SHAPE, lambda: torch.autograd.grad(attention(*inputs), inputs, do)
     if name.startswith("ours"):  # the others have no kernel for it
         yield "decode", KEYS, partial(attention, q, k, v, log_fgate)
 
