@@ -10,25 +10,47 @@ from kernels.forgetting_attention.launch import ceil_div, launch, power_of_two
 ROUNDS = 8
 
 
+@triton.jit
+def _largest_square(x_ptr, stride_t, length, part, BLOCK: tl.constexpr, ROUNDS: tl.constexpr, D: tl.constexpr):
+    """max |x|^2 of the rows of a part."""
+    d = tl.arange(0, D)
+    largest = 0.0
+    for step in range(ROUNDS):
+        t = (part * ROUNDS + step) * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + t.to(tl.int64)[:, None] * stride_t + d[None, :], mask=(t < length)[:, None], other=0.0)
+        x = x.to(tl.float32)
+        largest = tl.maximum(largest, tl.max(tl.sum(x * x, 1), 0))
+    return largest
+
+
+@triton.jit(do_not_specialize=["Q", "T", "H", "key_heads"])
+def _short_bound_kernel(
+    q_ptr, k_ptr, out_ptr, factor, offset, q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
+    Q, T, H, key_heads, BLOCK: tl.constexpr, ROUNDS: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """What the two kernels below do, for a head whose rows are one part."""
+    row = tl.program_id(0).to(tl.int64)
+    batch, head = row // H, row % H
+    q_ptr += batch * q_stride_b + head * q_stride_h
+    k_ptr += batch * k_stride_b + head // (H // key_heads) * k_stride_h
+    largest_q = _largest_square(q_ptr, q_stride_t, Q, 0, BLOCK, ROUNDS, D)
+    largest_k = _largest_square(k_ptr, k_stride_t, T, 0, BLOCK, ROUNDS, D)
+    tl.store(out_ptr + row, factor * tl.sqrt(largest_q) * tl.sqrt(largest_k) + offset)
+
+
 @triton.jit(do_not_specialize=["Q", "T", "q_rows", "H", "key_heads"])
 def _largest_squares_kernel(
     q_ptr, k_ptr, out_ptr, q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
     Q, T, q_rows, H, key_heads, BLOCK: tl.constexpr, ROUNDS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """max |x|^2 of a stretch of rows: first of q's heads, then of k's."""
+    """max |x|^2 of a part of the rows: first of q's heads, then of k's."""
     row = tl.program_id(1).to(tl.int64)
     if row < q_rows:
         x_ptr, stride_t, length = q_ptr + row // H * q_stride_b + row % H * q_stride_h, q_stride_t, Q
     else:
         of_k = row - q_rows
         x_ptr, stride_t, length = k_ptr + of_k // key_heads * k_stride_b + of_k % key_heads * k_stride_h, k_stride_t, T
-    d = tl.arange(0, D)
-    largest = 0.0
-    for part in range(ROUNDS):
-        t = (tl.program_id(0) * ROUNDS + part) * BLOCK + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + t.to(tl.int64)[:, None] * stride_t + d[None, :], mask=(t < length)[:, None], other=0.0)
-        x = x.to(tl.float32)
-        largest = tl.maximum(largest, tl.max(tl.sum(x * x, 1), 0))
+    largest = _largest_square(x_ptr, stride_t, length, tl.program_id(0), BLOCK, ROUNDS, D)
     tl.store(out_ptr + row * tl.num_programs(0) + tl.program_id(0), largest)
 
 
@@ -49,11 +71,18 @@ def largest_product(q: Tensor, k: Tensor, factor: float, offset: float) -> Tenso
     T, key_heads = k.shape[1:3]
     block = 8192 // D
     parts = ceil_div(T, block * ROUNDS)  # Q <= T
-    squares = torch.empty(B * (H + key_heads), parts, device=q.device, dtype=torch.float32)
     bound = torch.empty(B, H, device=q.device, dtype=torch.float32)
+    strides = (*q.stride()[:3], *k.stride()[:3])
+    if parts == 1:
+        launch(
+            _short_bound_kernel, (B * H,), (), (q, k, bound), (factor, offset, *strides, Q, T, H, key_heads),
+            BLOCK=block, ROUNDS=ROUNDS, D=D,
+        )  # fmt: skip
+        return bound
+    squares = torch.empty(B * (H + key_heads), parts, device=q.device, dtype=torch.float32)
     launch(
         _largest_squares_kernel, (parts, B * (H + key_heads)), (), (q, k, squares),
-        (*q.stride()[:3], *k.stride()[:3], Q, T, B * H, H, key_heads), BLOCK=block, ROUNDS=ROUNDS, D=D,
+        (*strides, Q, T, B * H, H, key_heads), BLOCK=block, ROUNDS=ROUNDS, D=D,
     )  # fmt: skip
     launch(
         _bound_kernel, (B * H,), (), (squares, bound), (factor, offset, parts, B * H, H, key_heads),

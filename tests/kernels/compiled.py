@@ -88,6 +88,7 @@ def main() -> None:
     prepare(gates[:1], 300, **(options | {"threshold": None}), cu_seqlens=torch.tensor([0, 9, 300]), exact=True)
     q, k = torch.zeros(2, 300, 3, 64, dtype=torch.bfloat16), torch.zeros(2, 300, 1, 64, dtype=torch.bfloat16)
     largest_product(q, k, 1.0, 0.0)
+    largest_product(*(torch.zeros(1, 1025, 1, 64, dtype=torch.bfloat16) for _ in range(2)), 1.0, 0.0)
     decode(q[:, :1], k, k, gates, options["threshold"], options["seq_start"], 9, 0.125)
     for D, dtype in ((64, torch.bfloat16), (128, torch.bfloat16), (64, torch.float16), (16, torch.float32)):
         q, k, v, do, o = (torch.zeros(1, 256, 2, D, dtype=dtype) for _ in range(5))

@@ -76,9 +76,10 @@ def compare_preparations() -> None:
 
 
 def compare_bounds() -> None:
-    """Of logits, from the largest norms; grouped queries, and more than one stretch of rows."""
-    q, k = torch.randn(2, 300, 4, 128), torch.randn(2, 1500, 2, 128)
-    torch.testing.assert_close(triton_logit_bound(q, k, 0.3), norm_logit_bound(q, k, 0.3))
+    """Of logits, from the largest norms; grouped queries, one stretch of rows and more."""
+    for Q, T in ((300, 1500), (7, 512), (1, 1)):
+        q, k = torch.randn(2, 4, Q, 128).transpose(1, 2), torch.randn(2, T, 2, 128)
+        torch.testing.assert_close(triton_logit_bound(q, k, 0.3), norm_logit_bound(q, k, 0.3))
 
 
 def compare_pruned_decoding() -> None:
