@@ -7,12 +7,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels.forgetting_attention.hopper_backward import hopper_backward
+from kernels.forgetting_attention.hopper_forward import BLOCK_M, hopper_forward
 from kernels.forgetting_attention.tiles import Tiles, tiles_for
 from kernels.forgetting_attention.triton_backward import backward
 from kernels.forgetting_attention.triton_forward import forward
 from kernels.forgetting_attention.triton_prepare import Prepared, prepare
 from kernels.forgetting_attention.validation import check_values
 from kernels.forgetting_attention.visibility import TILE
+
+_REDO = Tiles(BLOCK_M, 64, 4, 3)
 
 
 def _run_forward(
@@ -36,10 +40,8 @@ def _run_forward(
     exact = q.dtype == torch.float32
     prepared = prepare(log_fgate, q.shape[1], threshold, seq_start, cu_seqlens, window_size, exact)
     if q.dtype == torch.bfloat16 and _has_hopper_kernels(q):
-        from kernels.forgetting_attention.hopper_forward import BLOCK_M, hopper_forward
-
         o, lse, marks = hopper_forward(q, k, v, prepared, scale)
-        forward(q, k, v, prepared, scale, Tiles(BLOCK_M, 64, 4, 3), redo=(o, lse, marks))
+        forward(q, k, v, prepared, scale, _REDO, redo=(o, lse, marks))
     else:
         o, lse = forward(q, k, v, prepared, scale, tiles_for("forward", q.shape[-1], q.dtype, q.device))
     return o, lse, *prepared[:4]
@@ -76,8 +78,6 @@ def _run_backward(
     # Adding dQ up with atomics has no fixed order; grouped queries would need a sum over heads.
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     if _has_hopper_kernels(q) and q.shape[2] == k.shape[2] and not deterministic:
-        from kernels.forgetting_attention.hopper_backward import hopper_backward
-
         return hopper_backward(do, q, k, v, o, lse, prepared, scale)
     dkdv, dq = (tiles_for(kernel, q.shape[-1], q.dtype, q.device) for kernel in ("dkdv", "dq"))
     return backward(do, q, k, v, o, lse, prepared, scale, dkdv, dq)
@@ -135,8 +135,14 @@ class DirectAttention(torch.autograd.Function):
         return output[0]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, do):  # type: ignore[no-untyped-def]
-        if do is None:
-            return (None,) * 10
-        return (*_run_backward(do, *ctx.saved_tensors, ctx.scale, ctx.deterministic), *(None,) * 6)  # type: ignore[call-arg]
+        return (_once_differentiable if torch.is_grad_enabled() else _run_and_pad)(ctx, do)
+
+
+def _run_and_pad(ctx, do):  # type: ignore[no-untyped-def]
+    if do is None:
+        return (None,) * 10
+    return (*_run_backward(do, *ctx.saved_tensors, ctx.scale, ctx.deterministic), *(None,) * 6)  # type: ignore[call-arg]
+
+
+_once_differentiable = once_differentiable(_run_and_pad)
