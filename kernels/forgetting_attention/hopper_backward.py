@@ -212,14 +212,19 @@ def _consume(
 
 @gluon.jit(do_not_specialize=["Q", "T", "H", "num_tiles", "query_steps"])
 def _backward_kernel(
-    q_desc, k_desc, v_desc, do_desc, stat_desc, dq_ptr, rowsum_ptr, dk_ptr, dv_ptr, column_ptr,
-    local_ptr, base_ptr, first_key_ptr, even_ptr, stop_ptr, scale2, scale, Q, T, H, num_tiles, query_steps,
+    q_desc, k_desc, v_desc, do_desc, stat_desc, scratch_ptr, dk_ptr, dv_ptr,
+    local_ptr, base_ptr, first_key_ptr, even_ptr, scale2, scale, Q, T, H, num_tiles, query_steps,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
     KV_REGISTERS: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     tile, batch_head = place(gl.program_id(0), num_tiles, gl.num_programs(0) // num_tiles)
     n = tile * BLOCK_N  # early keys have the most queries: first
     row = batch_head.to(gl.int64)
+    steps = gl.num_programs(0).to(gl.int64) // num_tiles * query_steps  # of all heads: see `hopper_backward`
+    dq_ptr = scratch_ptr + steps * (2 * BLOCK_M)
+    rowsum_ptr = dq_ptr + steps * (BLOCK_M * D)
+    column_ptr = rowsum_ptr + steps * BLOCK_M
+    stop_ptr = even_ptr + gl.num_programs(0)
     batch, head = batch_head // H, batch_head % H
     offset = T - Q
     first = gl.maximum(n - offset, 0) // BLOCK_M * BLOCK_M
@@ -270,7 +275,7 @@ def _backward_kernel(
 
 @triton.jit(do_not_specialize=["Q", "H", "query_steps", "num_tiles", "query_tiles"])
 def _before_kernel(
-    o_ptr, do_ptr, lse_ptr, stat_ptr, buffer_ptr, rowsum_ptr, start_ptr, first_key_ptr, even_ptr, stop_ptr,
+    o_ptr, do_ptr, lse_ptr, stat_ptr, start_ptr, first_key_ptr, even_ptr,
     stride_b, stride_q, stride_h, stride_d, Q, H, query_steps, num_tiles, query_tiles,
     BLOCK_M: tl.constexpr, D: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
@@ -281,6 +286,10 @@ def _before_kernel(
     rows_M = step * BLOCK_M + m
     delta_M = row_delta(o_ptr, do_ptr, row, rows_M, stride_b, stride_q, stride_h, stride_d, Q, H, D)
     at = row * query_steps + step
+    steps = tl.num_programs(1).to(tl.int64) * query_steps
+    buffer_ptr = stat_ptr + steps * (2 * BLOCK_M)
+    rowsum_ptr = buffer_ptr + steps * (BLOCK_M * D)
+    stop_ptr = even_ptr + tl.num_programs(1) * num_tiles
     tl.store(stat_ptr + at * (2 * BLOCK_M) + m, tl.load(lse_ptr + row * Q + rows_M, mask=rows_M < Q, other=float("inf")))
     tl.store(stat_ptr + at * (2 * BLOCK_M) + BLOCK_M + m, delta_M)
     tl.store(rowsum_ptr + at * BLOCK_M + m, tl.zeros((BLOCK_M,), tl.float32))
@@ -292,13 +301,17 @@ def _before_kernel(
 
 @triton.jit(do_not_specialize=["Q", "T", "H", "query_steps"])
 def _after_kernel(
-    buffer_ptr, rowsum_ptr, column_ptr, dq_ptr, dgate_ptr, scale, Q, T, H, query_steps,
+    scratch_ptr, dq_ptr, dgate_ptr, scale, Q, T, H, query_steps,
     BLOCK_M: tl.constexpr, D: tl.constexpr, WARPS_N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The gates' gradient by the first program of a head; by the others dQ, from the order of the registers to (B, Q, H, D),
     scaled and rounded."""
     step, row = tl.program_id(0) - 1, tl.program_id(1).to(tl.int64)
+    steps = tl.num_programs(1).to(tl.int64) * query_steps
+    buffer_ptr = scratch_ptr + steps * (2 * BLOCK_M)
     if step < 0:
+        rowsum_ptr = buffer_ptr + steps * (BLOCK_M * D)
+        column_ptr = rowsum_ptr + steps * BLOCK_M
         gate_gradient_of_head(rowsum_ptr, column_ptr, dgate_ptr, row, Q, T, H, query_steps * BLOCK_M, BLOCK)
     else:
         batch, head = row // H, row % H
@@ -319,16 +332,15 @@ def hopper_backward(
     T = k.shape[1]
     N, M, steps = prepared.base.shape[-1] - 1, prepared.start.shape[-1], ceil_div(Q, BLOCK_M)
     device = q.device
-    stats = torch.empty(B, H, steps, 2 * BLOCK_M, device=device, dtype=torch.float32)
-    buffer = torch.empty(B, H, steps, BLOCK_M * D, device=device, dtype=torch.float32)
-    rowsum = torch.empty(B, H, steps * BLOCK_M, device=device, dtype=torch.float32)
-    column = torch.empty(B, H, T, device=device, dtype=torch.float32)
-    even, stop = (torch.empty(B, H, N, device=device, dtype=torch.int32) for _ in range(2))
+    # (B, H, steps, .): 2 M of lse and delta, M D of dQ's sums, M of dS's row sums; (B, H, T): dS's column sums. In one tensor,
+    # and so are the two ends of the spans, as in short calls allocating takes longer than the kernels.
+    scratch = torch.empty(B * H * (steps * BLOCK_M * (D + 3) + T), device=device, dtype=torch.float32)
+    spans = torch.empty(2, B, H, N, device=device, dtype=torch.int32)
     dq, dk, dv = (torch.empty(x.shape, device=device, dtype=q.dtype) for x in (q, k, v))
     dgate = torch.empty(B, T, H, device=device, dtype=torch.float32)
     launch(
         _before_kernel, (steps, B * H),
-        (), (o, do, lse, stats, buffer, rowsum, prepared.start, prepared.first_key, even, stop),
+        (), (o, do, lse, scratch, prepared.start, prepared.first_key, spans),
         (*do.stride(), Q, H, steps, N, M),
         BLOCK_M=BLOCK_M, D=D, STEPS=M.bit_length(),
     )  # fmt: skip
@@ -336,15 +348,15 @@ def hopper_backward(
         _backward_kernel, (N * B * H,),
         (
             tile_descriptor(q, BLOCK_M), tile_descriptor(k, BLOCK_N), tile_descriptor(v, BLOCK_N),
-            tile_descriptor(do, BLOCK_M), rows_descriptor(stats, 2 * BLOCK_M),
+            tile_descriptor(do, BLOCK_M), rows_descriptor(scratch, B * H * steps, 2 * BLOCK_M, 2 * BLOCK_M),
         ),
-        (buffer, rowsum, dk, dv, column, prepared.local, prepared.base, prepared.first_key, even, stop),
+        (scratch, dk, dv, prepared.local, prepared.base, prepared.first_key, spans),
         (scale * LOG2E, scale, Q, T, H, N, steps),
         BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, STAGES=STAGES[D], REGISTERS=PRODUCER_REGISTERS,
         KV_REGISTERS=KV_REGISTERS[D], AHEAD=AHEAD[D], num_warps=8,
     )  # fmt: skip
     launch(
-        _after_kernel, (steps + 1, B * H), (), (buffer, rowsum, column, dq, dgate), (scale, Q, T, H, steps),
+        _after_kernel, (steps + 1, B * H), (), (scratch, dq, dgate), (scale, Q, T, H, steps),
         BLOCK_M=BLOCK_M, D=D, WARPS_N=8 * 16 // BLOCK_M, BLOCK=1024, num_warps=8,
     )  # fmt: skip
     return dq, dk, dv, dgate

@@ -22,10 +22,9 @@ def _tile(x: Tensor, shape: list[int], strides: list[int], block: list[int]) -> 
     return TensorDescriptor(x, shape, strides, block, gl.NVMMASharedLayout.get_default_for(block, _ELEMENT[x.dtype]))
 
 
-def rows_descriptor(x: Tensor, columns: int) -> Descriptor:
-    """Loads `columns` consecutive numbers of one row of a contiguous float32 tensor, seen as a matrix."""
-    length = x.shape[-1]
-    return _row, x, (x.numel() // length, length), (length, 1), (1, columns)
+def rows_descriptor(x: Tensor, rows: int, length: int, columns: int) -> Descriptor:
+    """Loads `columns` consecutive numbers of one row of a matrix: that which a contiguous float32 tensor begins with."""
+    return _row, x, (rows, length), (length, 1), (1, columns)
 
 
 def _row(x: Tensor, shape: list[int], strides: list[int], block: list[int]) -> TensorDescriptor:

@@ -428,13 +428,12 @@ def hopper_forward(q: Tensor, k: Tensor, v: Tensor, prepared: Prepared, scale: f
     o = torch.empty(B, Q, H, D, device=q.device, dtype=q.dtype)
     lse = torch.empty(B, H, Q, device=q.device, dtype=torch.float32)
     redo = torch.empty(B, H, 2 * M, device=q.device, dtype=torch.int32)
-    local = prepared.local.view(B * H, N * TILE)
     tiles = M * B * H
     launch(
         _forward_kernel, (min(tiles, multiprocessors(q.device)),),
         (
             tile_descriptor(q, BLOCK_M), tile_descriptor(k, BLOCK_N), tile_descriptor(v, BLOCK_N),
-            rows_descriptor(local, BLOCK_N),
+            rows_descriptor(prepared.local, B * H, N * TILE, BLOCK_N),
         ),
         (o, lse, redo, *prepared), (scale * LOG2E, Q, T, H, N, M, tiles),
         HEADS_PER_KEY=H // key_heads, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, STAGES=STAGES[D],

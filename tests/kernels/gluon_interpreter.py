@@ -125,8 +125,8 @@ class _Language:
     def program_id(self, _axis: int) -> Block:
         return _block(torch.tensor(_program.id))
 
-    def num_programs(self, _axis: int) -> int:
-        return _program.count
+    def num_programs(self, _axis: int) -> Block:
+        return _block(torch.tensor(_program.count))
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, layout: object) -> Block:
         return _block(torch.zeros(shape, dtype=dtype))
