@@ -336,7 +336,7 @@ def hopper_backward(
     # and so are the two ends of the spans, as in short calls allocating takes longer than the kernels.
     scratch = torch.empty(B * H * (steps * BLOCK_M * (D + 3) + T), device=device, dtype=torch.float32)
     spans = torch.empty(2, B, H, N, device=device, dtype=torch.int32)
-    dq, dk, dv = (torch.empty(x.shape, device=device, dtype=q.dtype) for x in (q, k, v))
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     dgate = torch.empty(B, T, H, device=device, dtype=torch.float32)
     launch(
         _before_kernel, (steps, B * H),

@@ -264,7 +264,7 @@ def backward(
     N, M = prepared.base.shape[-1] - 1, prepared.start.shape[-1]
     exact = q.dtype == torch.float32
     precision = "ieee" if exact else "tf32"
-    dq, dk, dv = (torch.empty(x.shape, device=q.device, dtype=q.dtype) for x in (q, k, v))
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     rowsum = torch.empty(B, H, Q, device=q.device, dtype=torch.float32)
     column = torch.empty(B, H, T, device=q.device, dtype=torch.float32)
     even, stop = (torch.empty(B, H, N, device=q.device, dtype=torch.int32) for _ in range(2))
