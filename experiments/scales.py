@@ -58,11 +58,11 @@ class Scale:
 
     `ablation`: the scale of Table 3 and Figure 7 in this setting. `shorter`: the same models on fewer tokens (Figures 5 and
     6). `sizes`: the scales whose models Figure 6 compares. `rates`: the learning rates that are tried (Figure 5 and the
-    grid). `decay_times`: the T_max of Figure 7's constant gates. `stand_ins`: take tasks made from the held-out text for the
-    public benchmarks. `timed_sequences`: sequences of a timed training step. `extrapolation`: the scale whose evaluations reach
-    furthest beyond the training length, for the stick-breaking paper. `recall`: its synthetic task.
-    `training_contexts`: training lengths that Figure 6 compares. `pruning_contexts`: those of the pruned runs; shorter ones
-    than four of the kernels' tiles of 128 prune nothing.
+    grid); `edge_rates`: further ones in the grid, of models that were best at its edge. `decay_times`: the T_max of Figure
+    7's constant gates. `stand_ins`: take tasks made from the held-out text for the public benchmarks. `timed_sequences`:
+    sequences of a timed training step. `extrapolation`: the scale whose evaluations reach furthest beyond the training
+    length, for the stick-breaking paper. `recall`: its synthetic task. `training_contexts`: training lengths that Figure 6
+    compares. `pruning_contexts`: those of the pruned runs; shorter ones than four of the kernels' tiles of 128 prune nothing.
     `window_size`: of sliding-window attention. `packed`: the scale of Table 7, which is `short_documents`, packed.
     `ruler_lengths`, `generation_lengths`: of RULER's tasks, and of the prompts from which generation is timed.
     """
@@ -95,6 +95,7 @@ class Scale:
     shorter: str | None = None
     sizes: tuple[str, ...] = ("125m-2.7b", "360m-7.5b", "760m-48b")
     rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3)
+    edge_rates: dict[str, tuple[float, ...]] = field(default_factory=dict)
     decay_times: tuple[int, ...] = (256, 2048, 16384)
     timed_sequences: int = 1
     peak_lrs: dict[str, float] = field(default_factory=dict)
@@ -227,6 +228,7 @@ MINI = Scale(
     shorter="mini-short",
     sizes=("mini-narrow", "mini"),
     rates=(1e-3, 2e-3, 4e-3),
+    edge_rates={"fox_llama": (5e-4,)},
     decay_times=(64, 512, 4096),
     timed_sequences=8,
     extrapolation="mini-extrapolation",

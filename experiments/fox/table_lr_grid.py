@@ -1,6 +1,6 @@
 """The learning rates tried for every model, as the paper did before its main experiments (Table 5)."""
 
-from experiments.evaluations import loss as evals  # noqa: F401
+from experiments.evaluations import curve, loss
 from experiments.recipes import recipes
 from experiments.scales import MODELS, get_scale
 
@@ -17,6 +17,11 @@ CLAIMS = ("C31",)
 def runs(scale, seeds):
     at = get_scale(scale.ablation)
     for model in MODELS:
-        for rate in at.rates:
+        for rate in sorted((*at.rates, *at.edge_rates.get(model, ()))):
             label = f"{model}, LR {rate:g}"
             yield from recipes(at, model, seeds, label=label, train=dict(peak_lr=rate))
+
+
+def evals(scale):
+    """Losses, and the trainings' curves: high rates may be worse because they are unstable."""
+    return loss(scale) + curve(scale)
