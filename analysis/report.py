@@ -23,7 +23,7 @@ from analysis.names import rank, title
 from analysis.study import Study
 from analysis.style import DPI, PAPER_SCALE, WIDTH
 from analysis.tables import to_html
-from analysis.verdict import Claim, Status, Verdict, judge, not_measured, number, with_interval
+from analysis.verdict import Claim, Look, Status, Verdict, judge, not_measured, number, with_interval
 from results.atomic import write_atomic
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
@@ -68,6 +68,7 @@ def build(folder: Path, sections: Sequence[Section]) -> Path:
     verdicts = [(artefact, *judged) for artefact in there for judged in artefact["verdicts"]]
     nothing = not_measured("Nothing is stored for this artefact.")
     verdicts += [({"stem": each.stem, "paper": each.paper}, CLAIMS[claim], nothing) for each in absent for claim in each.claims]
+    looks = _looks([claim for _, claim, verdict in verdicts if verdict.status is Status.FAILS], sections)
     page = environment.from_string(TEMPLATE.read_text()).render(
         scale=folder.name,
         paper_scale=PAPER_SCALE,
@@ -79,6 +80,8 @@ def build(folder: Path, sections: Sequence[Section]) -> Path:
         unknown=sum(_unknown(verdict) for _, _, verdict in verdicts),
         counts=_counts(verdict for _, _, verdict in verdicts),
         changes=changes(folder, {claim.id: str(verdict.status) for _, claim, verdict in verdicts}, studies),
+        looks=looks,
+        looked_into={claim: section.stem for section, _, claims in looks for claim in claims},
         absent=absent,
         newest=max(study.created for study in studies)[:10],
         runs=_runs(studies),
@@ -106,6 +109,25 @@ def _artefact(folder: Path, section: Section, study: Study) -> dict[str, Any]:
         "files": _files(folder, section.stem),
         "made_from": _made_from(study),
     }
+
+
+def _looks(failing: Iterable[Claim], sections: Iterable[Section]) -> list[tuple[Section, str, list[str]]]:
+    """What the looks into failing claims say: the section that they are from, the sentence, and the claims it is of."""
+    by_stem = {section.stem: section for section in sections if section.study is not None}
+    claims: dict[Look, list[str]] = {}
+    for claim in sorted(failing, key=_place):
+        if claim.look is not None and claim.look.artefact in by_stem:
+            claims.setdefault(claim.look, []).append(claim.id)
+    found = []
+    for look, ids in claims.items():
+        section = by_stem[look.artefact]
+        assert section.study is not None
+        try:
+            sentence = look.sentence(section.study)
+        except ValueError as error:
+            sentence = f"Cannot be told: {error}."
+        found.append((section, sentence, ids))
+    return found
 
 
 def _pictures(folder: Path, section: Section) -> list[dict[str, str]]:

@@ -79,6 +79,12 @@ def number(value: float, unit: str = "nats") -> str:
     return text.replace("-", "\N{MINUS SIGN}")
 
 
+def in_words(estimate: Estimate, below: str, above: str, neither: str = "cannot be told from none") -> str:
+    """`below` or `above` where the interval leaves 0 out on that side, else `neither`."""
+    low, high = estimate.interval or (estimate.effect, estimate.effect)
+    return below if high < 0 else above if low > 0 else neither
+
+
 def with_interval(estimate: Estimate, unit: str) -> str:
     text = f"{number(estimate.effect, unit)} {unit}".strip()
     interval = estimate.interval if estimate.error else None
@@ -114,13 +120,24 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Look:
+    """A look into why a claim fails. `artefact`: stem of the figure or table whose rows tell more; `sentence`: what they say,
+    made from these numbers alone, whichever way they point."""
+
+    artefact: str
+    sentence: Callable[[Study], str]
+
+
+@dataclass(frozen=True)
 class Claim:
-    """`sentence`: what the paper says; `artefact`: stem of the figure or table whose rows `predicate` asks for."""
+    """`sentence`: what the paper says; `artefact`: stem of the figure or table whose rows `predicate` asks for; `look`: shown
+    where it fails."""
 
     id: str
     sentence: str
     artefact: str
     predicate: Callable[[Study], Verdict]
+    look: Look | None = None
 
 
 def not_applicable(why: str) -> Verdict:

@@ -16,7 +16,7 @@ from analysis.names import PAIRS, missing_of, pairs_in, title
 from analysis.needles import difference, needles
 from analysis.statistics import TWENTY_TO_EIGHTY, Estimate
 from analysis.study import Study
-from analysis.verdict import Claim, Comparison, Verdict, decide, decide_any, number
+from analysis.verdict import Claim, Comparison, Look, Verdict, decide, decide_any, in_words, number, with_interval
 
 
 def c24(study: Study) -> Verdict:
@@ -40,6 +40,26 @@ def c24(study: Study) -> Verdict:
         [] if alternatives else ["FoX (Pro) with several numbers of training tokens, evaluated beyond the training context"]
     )
     return decide_any("; ".join(parts) + ".", alternatives, fewest_seeds(curves), absent)
+
+
+def with_more_tokens(study: Study) -> str:
+    """What more tokens do at the same rate, inside and beyond the training context."""
+    runs = [(curve, study.spec(curve.run_ids[0])["train"]) for curve in settings(study) if curve.model == "fox_pro"]
+    parts = []
+    for fewer, more in pairwise(sorted(runs, key=lambda run: (run[1]["peak_lr"], run[1]["train_tokens"]))):
+        inside, beyond = inside_and_beyond(more[0], fewer[0])
+        if more[1]["peak_lr"] == fewer[1]["peak_lr"] and beyond is not None:
+            times = more[1]["train_tokens"] / fewer[1]["train_tokens"]
+            trend = in_words(beyond, "still falls with tokens", "rises with tokens", "does not clearly change with tokens")
+            parts.append(
+                f"At LR {more[1]['peak_lr']:g}, {times:.3g} times the tokens ({more[1]['train_tokens'] / 1e6:.4g}M) change the "
+                f"loss by {with_interval(inside, 'nats')} inside the training context and by {with_interval(beyond, 'nats')} "
+                f"beyond it, which {trend}."
+            )
+    return (
+        " ".join(parts)
+        or "Cannot be told: no two numbers of tokens are stored at one rate, evaluated beyond the training context."
+    )
 
 
 def c25(study: Study) -> Verdict:
@@ -173,9 +193,73 @@ def c31(study: Study) -> Verdict:
     return decide(sentence, comparisons, fewest_seeds(curve for rates in curves.values() for curve in rates.values()), absent)
 
 
+SPIKE, UNSTABLE = 4, 0.01
+"""A step whose gradient norm is so many times the median is a spike. Trainings that went well had spikes in 0 to 0.7% of their
+steps (at mini, three seeds of seven models); more than 1% are called unstable."""
+
+
+def rates_tried(study: Study) -> str:
+    """Where each model's best rate lies among those tried, and whether the highest was unstable."""
+    curves, spikes = by_rate(study), _spikes(study)
+    parts, edges, unstable, unknown = [], [], [], []
+    for model in (model for pair in PAIRS for model in pair if len(curves.get(model, ())) > 1):
+        best, low, high = best_of(curves[model]), min(curves[model]), max(curves[model])
+        near = [
+            f"{rate:g}"
+            for rate, curve in sorted(curves[model].items())
+            if rate != best and _as_good(curve, curves[model][best])
+        ]
+        tie = f" (cannot be told from {' and '.join(near)})" if near else ""
+        parts.append(f"{title(model)} at {best:g} of {low:g} to {high:g}{tie}")
+        edges += [f"{title(model)} ({'lowest' if best == low else 'highest'})"] if best in (low, high) else []
+        if best == high:
+            continue
+        if not {(model, best), (model, high)} <= set(spikes):
+            unknown.append(f"{title(model)} at {high:g}")
+            continue
+        shares = [f"{spikes[model, rate]:.1%} at {rate:g}" for rate in (high, best)]
+        word = "unstable" if spikes[model, high] > max(UNSTABLE, spikes[model, best]) else "not unstable"
+        unstable.append(f"{title(model)} {', '.join(shares)} ({word})")
+    if not parts:
+        return "Cannot be told: no model was evaluated at several rates."
+    text = f"Best rates: {'; '.join(parts)}."
+    text += f" At the edge of what was tried, so that a better one may lie beyond: {', '.join(edges)}." if edges else ""
+    text += (
+        f" Steps after warm-up with a gradient norm above {SPIKE} times the median: {'; '.join(unstable)}." if unstable else ""
+    )
+    text += (
+        f" Training curves are not stored for {', '.join(unknown)}: whether these rates were unstable cannot be told."
+        if unknown
+        else ""
+    )
+    return text
+
+
+def _as_good(one: LossCurve, best: LossCurve) -> bool:
+    return in_words(compare((1.0, one, 1, one.train_len), (-1.0, best, 1, best.train_len)), "", "worse", "") != "worse"
+
+
+def _spikes(study: Study) -> dict[tuple[str, float], float]:
+    """Share of the steps after warm-up that are spikes or were not applied, by model and rate: the worst seed."""
+    found: dict[tuple[str, float], float] = {}
+    for line, rows, _ in study.evaluations("training_curve"):
+        train = study.spec(line.run_id)["train"]
+        norm = rows.loc[rows["tokens"] > train["warmup_tokens"], "grad_norm"]
+        share = float((norm.isna() | (norm > SPIKE * norm.median())).mean())
+        key = line.model, float(train["peak_lr"])
+        found[key] = max(share, found.get(key, 0.0))
+    return found
+
+
 FIVE, SIX, TABLE, RATES = "fig5_tokens_and_lr", "fig6_scale", "table6_throughput", "table_lr_grid"
 CLAIMS = (
-    Claim("C24", "More training tokens can hurt extrapolation while they help inside the training context", FIVE, c24),
+    Claim(
+        "C24",
+        "More training tokens can hurt extrapolation while they help inside the training context",
+        FIVE,
+        c24,
+        Look(FIVE, with_more_tokens),
+    ),
     Claim("C25", "FoX's advantage over the Transformer grows with the training context length", SIX, c25),
     Claim("C25b", "FoX's advantage persists at every model size", SIX, c25b),
     Claim("C27", "The forget gate costs next to no parameters (below 0.3%)", TABLE, c27),
@@ -187,5 +271,11 @@ CLAIMS = (
         c29,
     ),
     Claim("C30", "The gate's overhead in the same kernel is small: 0.85 of the Transformer's throughput or more", TABLE, c30),
-    Claim("C31", "FoX prefers higher learning rates than the Transformer, Pro than LLaMA (twice or more)", RATES, c31),
+    Claim(
+        "C31",
+        "FoX prefers higher learning rates than the Transformer, Pro than LLaMA (twice or more)",
+        RATES,
+        c31,
+        Look(RATES, rates_tried),
+    ),
 )

@@ -5,16 +5,18 @@ from pathlib import Path
 
 from analysis.curves import LossCurve, compare, loss_curves
 from analysis.fox.claims_loss import fewest_seeds
-from analysis.names import PAIRS
+from analysis.names import PAIRS, title
 from analysis.paper import read
 from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import scale_note, tokens
 from analysis.tables import Column, Table, write_table
+from analysis.verdict import in_words, number, with_interval
 
 BLOCKS = {PAIRS[0]: ("pro", "Pro"), PAIRS[1]: ("llama", "LLaMA")}
 PRINTED = {PAIRS[0]: ("FoX (Pro)", "FoX (Pro) - forget gate + RoPE"), PAIRS[1]: ("FoX (LLaMA)", "Transformer (LLaMA)")}
 """Labels of each pair in the paper's Table 3."""
+PAPERS_BUDGET = "360M, 7.5B tokens"
 
 
 def worths(study: Study) -> dict[str, list[tuple[Estimate, int] | None]]:
@@ -58,6 +60,62 @@ def _worth(curves: dict[str, LossCurve], pair: tuple[str, str]) -> tuple[Estimat
     return compare((1.0, other, *whole), (-1.0, fox, *whole)), fewest_seeds((fox, other))
 
 
+def papers() -> dict[tuple[str, str], float]:
+    """What the gate is worth in the paper, in nats, for each pair."""
+    paper = read("table3_ablation_360m.csv")
+    return {pair: math.log(paper[other]["ppl"] / paper[fox]["ppl"]) for pair, (fox, other) in PRINTED.items()}
+
+
+def rates_or_tokens(study: Study) -> str:
+    """Whether learning rates or training tokens bring the gate's worth nearer to the paper's."""
+    what = "What the gate is worth in place of RoPE, as C16 asks (what C8, C11 and C12 ask for is not varied itself)."
+    return f"{what} {' '.join(_moved_by(study, pair) for pair in BLOCKS)}"
+
+
+def _moved_by(study: Study, pair: tuple[str, str]) -> str:
+    """How far the worth of a pair moves with each model at its best rate, and with the most tokens at the same rates."""
+    fewer, more, best = {}, {}, {}
+    edges, sizes = [], ["", ""]
+    for model in pair:
+        curves = [curve for curve in loss_curves(study) if curve.model == model and curve.length >= curve.train_len]
+        specs = {curve: study.spec(curve.run_ids[0]) for curve in curves}
+        count = {curve: specs[curve]["train"]["train_tokens"] for curve in curves}
+        if not curves:
+            continue
+        most = max(curves, key=lambda curve: count[curve])
+        tried = {
+            specs[curve]["train"]["peak_lr"]: curve
+            for curve in curves
+            if count[curve] == min(count.values()) and specs[curve]["model"] == specs[most]["model"] and curve is not most
+        }
+        if len(tried) > 1 and specs[most]["train"]["peak_lr"] in tried:
+            rate = min(tried, key=lambda rate: _loss(tried[rate]))
+            fewer[model], more[model], best[model] = tried[specs[most]["train"]["peak_lr"]], most, tried[rate]
+            edges += [title(model)] if rate in (min(tried), max(tried)) else []
+            sizes = [f"{count[curve] / 1e6:.3g}M" for curve in (fewer[model], most)]
+    block = f"{BLOCKS[pair][1]} block"
+    if len(best) < 2:
+        return f"{block}: cannot be told, as runs at several rates and with more tokens are not stored for both models."
+    fox, other = pair
+    whole = 1, fewer[fox].train_len
+
+    def worth(*sets: tuple[float, dict[str, LossCurve]]) -> Estimate:
+        return compare(*((sign * k, runs[model], *whole) for k, runs in sets for sign, model in ((-1.0, fox), (1.0, other))))
+
+    before, paper = worth((1.0, fewer)), papers()[pair]
+    moves = {"learning rates": worth((1.0, best), (-1.0, fewer)), "training tokens": worth((1.0, more), (-1.0, fewer))}
+    larger, smaller = sorted(moves, key=lambda name: -abs(moves[name].effect))
+    nearer = in_words(moves[larger], "less", "more", "") == ("less" if before.effect > paper else "more")
+    by_rate, by_tokens = (with_interval(move, "nats") for move in moves.values())
+    edge = f" (at the edge of what was tried for {' and '.join(edges)})" if edges else ""
+    return (
+        f"{block}: {number(before.effect)} nats at {sizes[0]} tokens ({number(paper)} in the paper, {PAPERS_BUDGET}). "
+        f"Each model at its best rate{edge} changes this by {by_rate}, {sizes[1]} tokens by {by_tokens}: "
+        + (f"{larger} rather than {smaller} bring" if nearer else "neither brings")
+        + " it nearer to the paper."
+    )
+
+
 def summary(study: Study) -> Table:
     """A line per condition, the paper's last; 95% intervals in square brackets."""
     found = worths(study)
@@ -69,10 +127,8 @@ def summary(study: Study) -> Table:
         seeds = min(each[1] for each in pairs if each) if any(pairs) else None
         rows[label] = [*(each[0].effect if each else None for each in pairs), seeds]
         ranges[label] = [*(each[0].interval if each else None for each in pairs), None]
-    paper = read("table3_ablation_360m.csv")
-    logs = [math.log(paper[other]["ppl"] / paper[fox]["ppl"]) for fox, other in PRINTED.values()]
-    rows["the paper, 360M, 7.5B tokens"] = [*logs, None]
-    ranges["the paper, 360M, 7.5B tokens"] = [None] * len(columns)
+    rows[f"the paper, {PAPERS_BUDGET}"] = [*papers().values(), None]
+    ranges[f"the paper, {PAPERS_BUDGET}"] = [None] * len(columns)
     note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."
     note += " In square brackets: 95% intervals, of one seed over documents."
     caption = f"log P({tokens(study.train_len)}) of the Transformer minus FoX's"

@@ -7,7 +7,9 @@ import pytest
 import synthetic
 
 from analysis.fox import claims_ablation
+from analysis.fox.claims_ablation import or_a_seed
 from analysis.fox.fig7_gate_types import DATA_DEPENDENT, Gate, gate_of
+from analysis.fox.gate_worth import rates_or_tokens
 from analysis.fox.table3_ablation import PRINTED
 from analysis.verdict import Status, judge
 
@@ -89,14 +91,18 @@ def test_small_differences_are_noise_where_documents_vary(judged):
     assert verdicts["C7"].detectable > 0.003
 
 
-def gate_study(tmp_path, losses, documents=1, noise=0.0):
-    """`losses` by (model, label)."""
+def gate_study(tmp_path, losses, documents=1, noise=0.0, seeds=None):
+    """`losses` by (model, label), of the first seed; `seeds`: those of further ones."""
     store = synthetic.Store(tmp_path, "360m-7.5b", 64)
     rng = np.random.default_rng(0)
     for (model, label), loss in losses.items():
         mean, bands = synthetic.documents_of(np.full(256, loss), rng, np.zeros((documents, 16)), noise=noise)
         rows = synthetic.loss_rows(mean, bands)
         store.add("fig7_gate_types", label, [("per_token_loss", rows)], model=model, name=f"{model}/{label}")
+        for seed, other in enumerate((seeds or {}).get((model, label), ()), 1):
+            mean, bands = synthetic.documents_of(np.full(256, other), rng, np.zeros((documents, 16)), noise=noise)
+            kinds = [("per_token_loss", synthetic.loss_rows(mean, bands))]
+            store.add("fig7_gate_types", label, kinds, model=model, name=f"{model}/{label}", seed=seed)
     return store.study("fig7_gate_types")
 
 
@@ -128,6 +134,61 @@ def test_c26_fails_if_one_constant_gate_is_better_and_c26b_if_a_fixed_one_beats_
     equal = {("fox_llama", "fixed, T_max 256"): 2.2 + 0.05}
     dependent, learned = on_gates(gate_study(tmp_path / "b", losses_of(equal)))
     assert dependent.status is learned.status is Status.HOLDS, "at least as good"
+
+
+def test_the_look_into_c26b_sets_what_is_missed_beside_the_seeds(tmp_path):
+    learned, fixed = ("fox_pro", "data-independent, T_max 256"), ("fox_pro", "fixed, T_max 256")
+
+    def said(name, gap, **how):
+        losses = losses_of({learned: 2.06 + gap})
+        return or_a_seed(gate_study(tmp_path / name, losses, documents=32, noise=1e-3, **how))
+
+    assert said("a", -0.01) == "Missed by 0 of 6 comparisons."
+    text = said("b", 0.01)
+    assert text.startswith("Missed by 1 of 6 comparisons: Pro, data-independent, T_max 256, +0.0")
+    assert text.endswith("above fixed (one seed: this cannot be told from a seed).")
+    near = {learned: (2.0701, 2.0699), fixed: (2.0601, 2.0599)}
+    assert said("c", 0.01, seeds=near).endswith("(3 seeds: more than seeds differ).")
+    far = {learned: (2.17, 1.99), fixed: (2.16, 1.98)}
+    assert said("d", 0.01, seeds=far).endswith("(3 seeds: no more than seeds differ).")
+
+
+def worth_study(tmp_path, worth, loss=None, models=("fox_pro", "transformer_pro")):
+    """What the gate is worth by (tokens, rate); `loss` of FoX by the same."""
+    store, rng = synthetic.Store(tmp_path, train_len=64), np.random.default_rng(0)
+    for model in models:
+        for (count, rate), gap in worth.items():
+            value = (loss or {}).get((count, rate), 3.0) + gap * model.startswith("transformer")
+            mean, bands = synthetic.documents_of(np.full(128, value), rng, np.zeros((16, 16)), noise=0.001)
+            label = f"{count}M tokens" + f", LR {rate:g}" * (count == 1)
+            train = {"train_tokens": count * 10**6, "peak_lr": rate}
+            rows = synthetic.loss_rows(mean, bands)
+            store.add("gate_worth", label, [("per_token_loss", rows)], model=model, name=f"{model} {label}", train=train)
+    return store.study("gate_worth")
+
+
+@pytest.mark.parametrize(("worth", "loss", "said"), [
+    ({(1, 1e-3): 0.3, (1, 2e-3): 0.3, (4, 2e-3): 0.1}, {}, "training tokens rather than learning rates bring it nearer"),
+    ({(1, 1e-3): 0.1, (1, 2e-3): 0.3, (4, 2e-3): 0.29}, {(1, 1e-3): 2.5}, "learning rates rather than training tokens"),
+    ({(1, 1e-3): 0.3, (1, 2e-3): 0.3, (4, 2e-3): 0.5}, {}, "neither brings it nearer"),
+    ({(1, 1e-3): 0.3, (1, 2e-3): 0.3, (4, 2e-3): 0.3}, {}, "neither brings it nearer"),
+    ({(1, 1e-3): -0.2, (1, 2e-3): -0.2, (4, 2e-3): 0.0}, {}, "training tokens rather than learning rates bring it nearer"),
+    ({(1, 2e-3): 0.3, (4, 2e-3): 0.1}, {}, "Pro block: cannot be told"),
+    ({(1, 1e-3): 0.3, (1, 2e-3): 0.3}, {}, "Pro block: cannot be told"),
+])  # fmt: skip
+def test_the_look_into_the_gates_worth_turns_with_the_numbers(tmp_path, worth, loss, said):
+    text = rates_or_tokens(worth_study(tmp_path, worth, loss))
+    assert said in text and "LLaMA block: cannot be told" in text
+
+
+def test_the_look_into_the_gates_worth_owns_that_a_better_rate_may_not_have_been_tried(tmp_path):
+    edge = {(1, 1e-3): 2.5, (1, 2e-3): 2.6, (1, 4e-3): 2.7, (4, 2e-3): 2.0}
+    inside = edge | {(1, 2e-3): 2.4}
+    worth = {(1, 1e-3): 0.3, (1, 2e-3): 0.3, (1, 4e-3): 0.3, (4, 2e-3): 0.1}
+    assert "edge of what was tried for FoX (Pro) and Transformer (Pro)" in rates_or_tokens(
+        worth_study(tmp_path / "a", worth, edge)
+    )
+    assert "edge" not in rates_or_tokens(worth_study(tmp_path / "b", worth, inside))
 
 
 def test_both_blocks_are_needed(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import synthetic
 
 from analysis.acp.acp_tiles import chosen, grid
-from analysis.acp.claims_pruning import CLAIMS, LOSS_MARGIN, a1, a3, a4, a5, a6, a7, a8
+from analysis.acp.claims_pruning import CLAIMS, LOSS_MARGIN, a1, a3, a4, a5, a6, a7, a8, share_of_the_step, time_and_tiles
 from analysis.acp.pruning import skipped
 from analysis.fox.table1_lm_eval import ACCURACIES, PERPLEXITIES
 from analysis.paper import paper_scores
@@ -105,3 +105,36 @@ def test_tiles_are_computed_from_the_first_one_on(tmp_path):
     least, middle, most = (each.mean_H[each.heads.index(head)] for head in chosen(each))
     assert (least, middle, most) == pytest.approx((0.2, 0.7, 0.95))
     assert each.keys_read_H[0] == pytest.approx(512 * 0.05) and math.isclose(each.share.effect, 0.7)
+
+
+def timed(tmp_path, kept, attention, whole=(10.0, 100.0, 1000.0), step=None):
+    """Shares of tiles and of attention's time by context, of times without pruning; `step`: (its own, with pruning)."""
+    store = synthetic.Store(tmp_path, "760m-16b", 16_384)
+    for place, context in enumerate(CONTEXTS):
+        rows = synthetic.speed_rows({"attention_forward": 0.4, "attention": attention[place], "step": 0.8})
+        rows.loc[rows["quantity"] == "attention", ["milliseconds"]] *= whole[place] / 100
+        for pruned, value in enumerate((step or {}).get(place, ())):
+            rows.loc[(rows["quantity"] == "step") & (rows["pruned"] == pruned), ["milliseconds"]] = value
+        kinds = [("pruning", synthetic.pruning_rows([1 - kept[place]] * 4)), ("attention_speed", rows)]
+        spec = {"context_len": context, "tile": 128, "log_tolerance": -10.0}
+        store.add("acp_speed", f"pruned, context {context}", kinds, model="fox_pro", evaluation=spec)
+    return store.study("acp_speed")
+
+
+def test_the_look_into_a3_tells_a_cost_per_call_from_a_cost_per_tile(tmp_path):
+    per_call = time_and_tiles(timed(tmp_path / "a", (0.25, 0.25, 0.2), (0.75, 0.3, 0.205)))  # 5 ms on top
+    assert "4k 0.25 and 0.75, 8k 0.25 and 0.30, 16k 0.20 and 0.20" in per_call
+    assert "5.0, 5.0, 5.0 ms, while attention's work grows 100.0 times" in per_call
+    assert "time follows the tiles but for what looks like a cost per call, which is too much at 4k." in per_call
+    assert per_call.endswith("At 16k more is skipped than the claim allows for.")
+    per_tile = time_and_tiles(timed(tmp_path / "b", (0.4, 0.4, 0.4), (0.75, 0.75, 0.75)))
+    assert "time does not follow the tiles" in per_tile and "more is skipped" not in per_tile
+
+
+def test_the_look_into_a4_sets_what_attention_saves_beside_the_steps_gain(tmp_path):
+    whole, attention = (40.0, 40.0, 80.0), (0.5, 0.5, 0.1)
+    text = share_of_the_step(timed(tmp_path / "a", (0.3,) * 3, attention, whole, {0: (100, 80), 1: (100, 60), 2: (100, 28)}))
+    assert "4k 40%, 1.25 to 1.39, 1.25, 1.25; 8k 40%, 1.25 to 1.39, 1.25, 1.67; 16k 80%, 1.67 to 2.27, 3.57, 3.57." in text
+    assert "What attention saves explains it except at 8k. At 16k attention is so large a share that 1.4 is passed." in text
+    text = share_of_the_step(timed(tmp_path / "b", (0.3,) * 3, (0.5,) * 3, whole, dict.fromkeys(range(3), (100, 100))))
+    assert text.endswith("What attention saves does not explain the throughput.")

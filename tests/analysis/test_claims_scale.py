@@ -1,11 +1,12 @@
 """C24, C25, C25b, C27 to C30: on the paper's numbers where it prints them, on made-up rows elsewhere."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import synthetic
 
 from analysis.fox import claims_scale
-from analysis.fox.claims_scale import c24, c25, c25b, c27, c28, c29, c30, c31
+from analysis.fox.claims_scale import c24, c25, c25b, c27, c28, c29, c30, c31, rates_tried, with_more_tokens
 from analysis.paper import paper_scores
 from analysis.verdict import Status
 
@@ -91,6 +92,20 @@ def test_c24_takes_needles_that_are_lost_beyond_for_worse(tmp_path):
     assert c24(tokens_study(tmp_path / "b", runs, recall=(3.0, 9.0))).status is Status.FAILS
 
 
+def test_the_look_into_c24_says_what_more_tokens_do_beyond(tmp_path):
+    def said(name, *runs):
+        return with_more_tokens(tokens_study(tmp_path / name, runs))
+
+    text = said("a", (1_000_000, 3.0, 3.5), (2_000_000, 2.9, 3.2))
+    assert (
+        text.startswith("At LR 0.001, 2 times the tokens (2M) change the loss by −0.1")
+        and "beyond it, which still falls" in text
+    )
+    assert "which rises with tokens" in said("b", (1_000_000, 3.0, 3.2), (2_000_000, 2.9, 3.5))
+    assert "which does not clearly change" in said("c", (1_000_000, 3.0, 3.2), (2_000_000, 2.9, 3.2))
+    assert said("d", (1_000_000, 3.0, 3.2)).startswith("Cannot be told")
+
+
 def scale_study(tmp_path, leads, panel, noise=1e-3):
     """Figure 6: FoX's lead by value of a panel."""
     store, rng = synthetic.Store(tmp_path), np.random.default_rng(0)
@@ -118,18 +133,27 @@ def test_c25b_asks_for_a_lead_at_every_size(tmp_path):
     assert c25b(scale_study(tmp_path / "c", {"25M": 0.03}, "size")).status is Status.NOT_MEASURED
 
 
-def tried(tmp_path, best, noise=0.01, models=("fox_pro", "transformer_pro", "fox_llama", "transformer_llama")):
-    """Losses at five rates with the lowest at the best one of each model, 0.05 nats a step away."""
+def steps(spiky):
+    """A training's curve of 200 steps: large gradients in warm-up, and in every tenth step after it where it is `spiky`."""
+    norm = np.full(200, 0.2)
+    norm[:20] = 5.0
+    norm[30::10] = 2.0 if spiky else 0.25
+    return pd.DataFrame({"step": np.arange(1, 201), "tokens": 10 * np.arange(1, 201), "loss": 3.0, "grad_norm": norm})
+
+
+def tried(tmp_path, best, noise=0.01, models=("fox_pro", "transformer_pro", "fox_llama", "transformer_llama"), spiky=None):
+    """Losses at five rates with the lowest at the best one of each model, 0.05 nats a step away; curves of the trainings if
+    `spiky` says which (model, rate) have spikes."""
     store, rng = synthetic.Store(tmp_path), np.random.default_rng(0)
     rates = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)
     for model in models:
         for rate in rates:
             loss = synthetic.curve(model, 256, 256) + 0.05 * abs(np.log2(rate / best[model]))
             mean, bands = synthetic.documents_of(loss, rng, np.zeros((64, 16)), noise=noise)
-            store.add(
-                "table_lr_grid", f"{model}, LR {rate:g}", [("per_token_loss", synthetic.loss_rows(mean, bands))], model=model,
-                train={"peak_lr": rate},
-            )  # fmt: skip
+            kinds = [("per_token_loss", synthetic.loss_rows(mean, bands))]
+            kinds += [] if spiky is None else [("training_curve", steps((model, rate) in spiky))]
+            train = {"peak_lr": rate, "warmup_tokens": 200}
+            store.add("table_lr_grid", f"{model}, LR {rate:g}", kinds, model=model, train=train)
     return store.study("table_lr_grid")
 
 
@@ -151,3 +175,17 @@ def test_c31_needs_rates_on_both_sides_and_sees_noise(tmp_path):
     assert c31(tried(tmp_path / "a", TABLE_5, noise=1.0)).status is Status.WITHIN_NOISE
     verdict = c31(tried(tmp_path / "b", TABLE_5 | {"transformer_pro": 4e-3}, models=("fox_pro", "transformer_pro")))
     assert verdict.status is Status.NOT_MEASURED and "rates of 0.008 and more" in verdict.sentence
+
+
+def test_the_look_into_c31_says_where_best_rates_lie_and_whether_high_ones_were_unstable(tmp_path):
+    text = rates_tried(tried(tmp_path / "a", TABLE_5, spiky={("fox_llama", 4e-3)}))
+    assert "FoX (Pro) at 0.002 of 0.00025 to 0.004; Transformer (Pro) at 0.001" in text and "At the edge" not in text
+    assert "FoX (LLaMA) 9.4% at 0.004, 0.0% at 0.001 (unstable)" in text
+    assert "FoX (Pro) 0.0% at 0.004, 0.0% at 0.002 (not unstable)" in text
+    text = rates_tried(tried(tmp_path / "b", TABLE_5 | {"fox_pro": 4e-3, "fox_llama": 2.5e-4}))
+    assert (
+        "(cannot be told from" not in text and "a better one may lie beyond: FoX (Pro) (highest), FoX (LLaMA) (lowest)." in text
+    )
+    unknown = "Transformer (Pro) at 0.004, FoX (LLaMA) at 0.004, Transformer (LLaMA) at 0.004"
+    assert f"not stored for {unknown}: whether these rates were unstable cannot be told" in text
+    assert "(cannot be told from 0" in rates_tried(tried(tmp_path / "c", TABLE_5, noise=2.0))

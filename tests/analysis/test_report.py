@@ -1,6 +1,7 @@
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -9,12 +10,13 @@ import synthetic
 
 from analysis import report
 from analysis.claims import CLAIMS
-from analysis.fox import fig2_per_token_loss, fig3_forget_gates, fig4_needle, table6_throughput
+from analysis.fox import fig2_per_token_loss, fig3_forget_gates, fig4_needle, fig7_gate_types, gate_worth, table6_throughput
 from analysis.report import Section
 from analysis.style import PAPER_SCALE
+from analysis.verdict import Look
 
 MODULES = {"fig2_per_token_loss": fig2_per_token_loss, "fig3_forget_gates": fig3_forget_gates, "fig4_needle": fig4_needle,
-           "table6_throughput": table6_throughput}  # fmt: skip
+           "fig7_gate_types": fig7_gate_types, "gate_worth": gate_worth, "table6_throughput": table6_throughput}  # fmt: skip
 FIG2 = "fig2_per_token_loss"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -92,6 +94,55 @@ def test_verdicts_come_first_each_with_its_sentence_effect_and_link(tmp_path):
     assert "<strong>C6</strong>" in shown and "not measured" not in shown.partition("<tbody>")[2]
     assert folded.count("not measured") == 7
     assert text.index('id="verdicts"') < text.index('id="reading"') < text.index('id="fig2_per_token_loss"')
+
+
+def gates(tmp_path, learned, dependent=2.0):
+    """Figure 7 with a learned gate that is so much worse than the fixed one, in both blocks."""
+    store = synthetic.Store(tmp_path, "tiny", 128)
+    losses = {"data-dependent": dependent, "data-independent, T_max 64": 2.1 + learned, "fixed, T_max 64": 2.1}
+    for model in ("fox_llama", "fox_pro"):
+        for label, loss in losses.items():
+            rows = synthetic.loss_rows(np.full(512, loss))
+            store.add("fig7_gate_types", label, [("per_token_loss", rows)], model=model, name=f"{model}/{label}")
+    return store.study("fig7_gate_types")
+
+
+def test_only_claims_that_fail_say_why_and_the_table_leads_there(tmp_path):
+    text = page_of(tmp_path / "a", gates(tmp_path / "a", 0.02))
+    row = text[text.index("<strong>C26b</strong>") :].partition("</tr>")[0]
+    assert '<a href="#why-C26b">' in row and "fails" in row and "not looked into" not in text
+    why = text[text.index('id="why"') : text.index('id="reading"')]
+    assert 'id="why-C26b"' in why and '<a href="#fig7_gate_types">' in why and "2 of 6" not in why
+    assert "Missed by 2 of 2 comparisons" in why and 'id="why-C26"' not in why
+    assert not Page(text).open and "#why-C26b" in Page(text).links and "why-C26b" in Page(text).ids
+    text = page_of(tmp_path / "b", gates(tmp_path / "b", -0.02))
+    assert "holds" in text and 'id="why"' not in text and "Why:" not in text
+
+
+def test_a_failing_claim_that_nobody_looked_into_says_so(tmp_path, monkeypatch):
+    def row_of(name, **how):
+        text = page_of(tmp_path / name, gates(tmp_path / name, 0.02, **how))
+        return text, text[text.index("<strong>C26b</strong>") :].partition("</tr>")[0]
+
+    for name, look in (("a", None), ("b", Look("gate_worth", lambda _: "never asked"))):
+        monkeypatch.setitem(CLAIMS, "C26b", replace(CLAIMS["C26b"], look=look))
+        text, row = row_of(name)
+        assert "Why: not looked into at this scale" in row and 'id="why"' not in text
+
+    def fault(_):
+        raise ValueError("nothing there")
+
+    monkeypatch.setitem(CLAIMS, "C26b", replace(CLAIMS["C26b"], look=Look("fig7_gate_types", fault)))
+    assert "Cannot be told: nothing there." in row_of("c")[0]
+
+
+def test_claims_of_one_look_share_its_sentence(tmp_path, monkeypatch):
+    look = Look("fig7_gate_types", lambda study: f"Seen in {study.stem}.")
+    for claim in ("C26", "C26b"):
+        monkeypatch.setitem(CLAIMS, claim, replace(CLAIMS[claim], look=look))
+    text = page_of(tmp_path, gates(tmp_path, 0.02, dependent=3.0))
+    assert text.count("Seen in fig7_gate_types.") == 1
+    assert re.search(r'id="why-C26">C26</strong>, <strong id="why-C26b">C26b</strong>', text)
 
 
 def test_a_finding_stands_once(tmp_path):

@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 
 from analysis.statistics import Estimate
-from analysis.verdict import Claim, Comparison, Status, decide, decide_any, judge, not_applicable, number, with_interval
+from analysis.verdict import (
+    Claim,
+    Comparison,
+    Status,
+    decide,
+    decide_any,
+    in_words,
+    judge,
+    not_applicable,
+    number,
+    with_interval,
+)
 
 
 def met(effect, error=0.1, **how):
@@ -122,3 +133,9 @@ def test_numbers_are_printed_with_sign_unit_and_interval():
     assert with_interval(Estimate(0.5, 0.1), "nats") == "+0.5000 nats [+0.3040, +0.6960]"
     assert with_interval(Estimate(0.5), "nats") == "+0.5000 nats"
     assert str(met(0.5, bound=2.0, below=True, strict=False)).endswith("asked for ≤ 2")
+
+
+def test_words_follow_the_interval():
+    words = [in_words(Estimate(effect, 0.1), "falls", "rises", "neither") for effect in (-0.5, 0.5, 0.1, -0.1)]
+    assert words == ["falls", "rises", "neither", "neither"]
+    assert in_words(Estimate(0.0, 0.0), "falls", "rises", "neither") == "neither"
