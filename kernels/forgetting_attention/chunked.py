@@ -47,8 +47,7 @@ def _block_logits(
     # Two roundings relative to the block's first query are exact enough for keys before it, where both terms have one
     # sign; beside the diagonal they cancel, so that part is subtracted in float64.
     diagonal = max(rows.start + offset - keys.start, 0)
-    decay_NRJ = torch.empty(cum_NR.shape[0], cum_NR.shape[1], keys.stop - keys.start, dtype=q_NQD.dtype)
-    decay_NRJ = decay_NRJ.to(q_NQD.device)
+    decay_NRJ = q_NQD.new_empty(*cum_NR.shape, keys.stop - keys.start)
     to_query, from_key = (cum_NR - base_N1).to(q_NQD.dtype), (base_N1 - cum_NT[:, keys]).to(q_NQD.dtype)
     torch.add(to_query[:, :, None], from_key[:, None, :diagonal], out=decay_NRJ[:, :, :diagonal])
     decay_NRJ[:, :, diagonal:] = cum_NR[:, :, None] - cum_NT[:, None, keys][:, :, diagonal:]
