@@ -23,6 +23,7 @@ ATTENTION = "kernels/test_forgetting_attention.py"
 STICK = "kernels/stick_breaking/test_stick_breaking.py"
 NORMS = "kernels/test_fused_norms.py"
 INTERPRETED = "kernels/test_without_gpu.py -k under_the_interpreter"
+LAUNCH = "kernels/test_launch.py"
 BASELINES = "models/test_baselines.py"
 COUNT = "models/test_count.py"
 FOX = "models/test_forgetting_transformer.py"
@@ -85,6 +86,13 @@ MUTANTS = [
         ("kernels/forgetting_attention/triton_decode.py", "after_N = n + 1 < last", "after_N = n < last", INTERPRETED),
         ("kernels/forgetting_attention/triton_forward.py", "(keys_N[None, :] <= position_M[:, None])", "(keys_N[None, :] < position_M[:, None])", INTERPRETED),
         ("kernels/forgetting_attention/triton_forward.py", "acc_MD = acc_MD * shrink_M[:, None]", "acc_MD = acc_MD", INTERPRETED),
+        ("kernels/forgetting_attention/launch.py", "key += tuple([address % 16 for address in addresses])", "key += ()", LAUNCH),
+        ("kernels/forgetting_attention/launch.py", "2 * (n >= 2**31) + (n % 16 == 0)", "2 * (n >= 2**31)", LAUNCH),
+        ("kernels/forgetting_attention/launch.py", "not RELAUNCH or knobs.runtime.launch_enter_hook.calls or", "not RELAUNCH or", LAUNCH),
+        ("kernels/forgetting_attention/launch.py", "if own.global_scratch_size or own.profile_scratch_size:", "if False:", LAUNCH),
+        ("kernels/forgetting_attention/launch.py", "*[(make, x.dtype, block) for make, x, _, _, block in descriptors],", "*[(make, x.dtype) for make, x, _, _, block in descriptors],", LAUNCH),
+        ("kernels/forgetting_attention/hopper_forward.py", "number = taken + gl.num_programs(0)", "number = taken + gl.num_programs(0) + 1", "kernels/test_without_gpu.py -k interpreter"),
+        ("kernels/forgetting_attention/hopper_forward.py", "(diagonal == query) & (common <= query)", "diagonal == query", "kernels/test_without_gpu.py -k interpreter"),
         ("kernels/stick_breaking/reference.py", "key_T <= query_Q1 if attend_current", "key_T < query_Q1 if attend_current", STICK),
         ("kernels/stick_breaking/reference.py", "log_left_BHQT[..., 1:].flip(-1).cumsum(-1)", "log_left_BHQT[..., :-1].flip(-1).cumsum(-1)", STICK),
         ("kernels/stick_breaking/chunked.py", "key_J[:partly] >= limit_R[:, None]", "key_J[:partly] > limit_R[:, None]", STICK),
@@ -280,6 +288,9 @@ MUTANTS = [
         ("analysis/fox/table6_throughput.py", "math.floor(count * digits[key])", "round(count * digits[key])", "analysis/test_tables.py"),
         ("analysis/fox/table3_ablation.py", "[:, curve.train_len - 1]", "[:, -1]", "analysis/test_tables.py"),
         ("analysis/panels.py", "<= FEW_SEEDS:\n            return", "<= 99:\n            return", "analysis/test_figures.py"),
+        ("analysis/fox/claims_scale.py", "if best in (low, high) else []", "if best == low else []", C_SCALE),
+        ("analysis/fox/claims_scale.py", "spikes[model, high] > max(UNSTABLE, spikes[model, best])", "spikes[model, high] >= 0", C_SCALE),
+        ("analysis/report.py", "for _, claim, verdict in verdicts if verdict.status is Status.FAILS]", "for _, claim, verdict in verdicts]", "analysis/test_report.py"),
         # The experiments
         ("experiments/scales.py", "warmup_tokens=256 * 2**20", "warmup_tokens=128 * 2**20", PLAN),
         ("experiments/scales.py", "batch_tokens=2**19", "batch_tokens=2**20", PLAN),
@@ -301,5 +312,6 @@ MUTANTS = [
         ("experiments/adopt.py", "weights=_digest(folder)", "weights=\"adopted\"", "experiments/test_command_line.py"),
         ("experiments/restarts.py", "if fruitless > max_restarts:", "if fruitless > max_restarts + 1:", "experiments/test_local.py"),
         ("experiments/restarts.py", "if event[\"mark\"] != mark:", "if False:", "experiments/test_local.py"),
+        ("experiments/fox/table_lr_grid.py", "*at.edge_rates.get(model, ())", "*at.edge_rates.get(\"fox_llama\", ())", PLAN),
     )
 ]
