@@ -14,6 +14,7 @@ from kernels.forgetting_attention import (
     qk_norm_logit_bound,
     reference_attention,
 )
+from kernels.forgetting_attention.chunked import chunked_backward, chunked_forward
 from kernels.forgetting_attention.threshold import norm_logit_bound, pruning_threshold
 from kernels.forgetting_attention.visibility import cumulative_log_gate, first_visible_key, pruned_tiles
 from tests.kernels.oracle import GATES, assert_right, attend, make_case, output_and_gradients
@@ -273,6 +274,16 @@ def test_operator_passes_opcheck() -> None:
     inputs = [x.requires_grad_() for x in (q, k, v, log_fgate)]
     operator = torch.ops.forgetting_attention.chunked_forward.default
     torch.library.opcheck(operator, (*inputs, None, None, None, None, 0.25))
+
+
+def test_everything_is_made_where_the_inputs_are() -> None:
+    q, k, v, log_fgate, *_ = make_case("mixture", 1, 130, 130, 2, 2, 16, torch.float32)
+    with torch.device("meta"):  # what names no device would have no content
+        cum_BHT, first_key_BHQ = cumulative_log_gate(log_fgate), first_visible_key(log_fgate, 130)
+        o, lse = chunked_forward(q, k, v, cum_BHT, first_key_BHQ, 0.25)
+        gradients = chunked_backward(q, q, k, v, o, lse, cum_BHT, first_key_BHQ, 0.25)
+    assert torch.equal(o, forgetting_attention(q, k, v, log_fgate, scale=0.25))
+    assert all(x.device.type == "cpu" for x in gradients)
 
 
 def test_any_strides_give_the_same() -> None:
