@@ -6,8 +6,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kernels.forgetting_attention import tiles
 from kernels.forgetting_attention.launch import Descriptor
+from kernels.forgetting_attention.tiles import rows_descriptor as rows_of_a_head
 
 HEADS_AT_ONCE = gl.constexpr(4)
 _ELEMENT = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
@@ -15,7 +15,7 @@ _ELEMENT = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 def tile_descriptor(x_BTHD: Tensor, rows: int) -> Descriptor:
     """Loads `rows` consecutive tokens of one head; tokens past the end read as 0."""
-    return tiles.rows_descriptor(x_BTHD, rows, _tile)
+    return rows_of_a_head(x_BTHD, rows, _tile)
 
 
 def _tile(x: Tensor, shape: list[int], strides: list[int], block: list[int]) -> TensorDescriptor:
