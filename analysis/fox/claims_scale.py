@@ -16,7 +16,9 @@ from analysis.names import PAIRS, missing_of, pairs_in, title
 from analysis.needles import difference, needles
 from analysis.statistics import TWENTY_TO_EIGHTY, Estimate
 from analysis.study import Study
+from analysis.style import tokens
 from analysis.verdict import Claim, Comparison, Look, Verdict, decide, decide_any, in_words, number, with_interval
+from results.measured import FOLDER, read
 
 
 def c24(study: Study) -> Verdict:
@@ -161,6 +163,32 @@ def c29(study: Study) -> Verdict:
     return decide(f"{sentence} of Transformer (LLaMA)'s speed beside it.", comparisons, 0, absent)
 
 
+def at_longer_contexts(study: Study) -> str:
+    """The claim's pairs among benchmark steps of the models where the context is longest."""
+    folder = study.results_dir / FOLDER.name
+    rows = read("training_steps", folder) if any((folder / "training_steps").glob("*.parquet")) else pd.DataFrame()
+    if len(rows):
+        rows = rows[(rows["gpus"] == 1) & (rows["sequences_per_gpu"] * rows["micro_batches"] == 1) & ~rows["prune"]]
+        rows = rows[rows["model"].isin([model for pair in ORDER for model in pair]) & ~rows["activation_checkpointing"]]
+        rows = rows[rows["seq_len"] > study.train_len]
+    settings = [own for _, own in rows.groupby(["scale", "seq_len", "gpu"])] if len(rows) else []
+    if not settings:
+        return "No steps with a longer context are stored; `python -m experiments.benchmark` measures them."
+    rows = max(settings, key=lambda own: (own["model"].nunique(), own["seq_len"].iloc[0]))
+    speed = rows.drop_duplicates("model", keep="last").set_index("model")["tokens_per_s"].sort_values(ascending=False)
+    here = {model: row["relative"] for model, row in _paired(study).items()}
+    pairs = [(one, other) for one, other in ORDER if {one, other} <= set(speed.index) & set(here)]
+    there, as_here = (sum(values[one] > values[other] for one, other in pairs) for values in (speed, here))
+    first = rows.iloc[0]
+    return (
+        f"Steps of one sequence of {tokens(first['seq_len'])} tokens at {first['scale']} on {first['gpu']}: "
+        + ", ".join(f"{title(model)} {value:,.0f}" for model, value in speed.items())
+        + f" tokens/s. Of the claim's {len(pairs)} pairs that were timed at both, {there} are in its order there, {as_here} at "
+        + f"{tokens(study.train_len)} tokens here"
+        + (": the order comes with the context, as attention's part of a step does." if there > as_here else ".")
+    )
+
+
 def c30(study: Study) -> Verdict:
     rows = _paired(study)
     absent = missing_of(("fox_pro", "transformer_pro"), rows)
@@ -269,6 +297,7 @@ CLAIMS = (
         "Throughput: DeltaNet, HGRN2, Mamba-2, Transformer (LLaMA), FoX (LLaMA) and Transformer (Pro), FoX (Pro)",
         TABLE,
         c29,
+        Look(TABLE, at_longer_contexts),
     ),
     Claim("C30", "The gate's overhead in the same kernel is small: 0.85 of the Transformer's throughput or more", TABLE, c30),
     Claim(

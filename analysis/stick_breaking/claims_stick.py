@@ -9,6 +9,7 @@ import math
 import numpy as np
 
 from analysis.curves import LossCurve, by_model, compare
+from analysis.fox import table6_throughput
 from analysis.fox.claims_loss import fewest_seeds
 from analysis.names import title
 from analysis.statistics import Estimate, Term, contrast
@@ -18,13 +19,14 @@ from analysis.stick_breaking.stick_recall import answered
 from analysis.stick_breaking.stick_remainder import pair
 from analysis.study import Study
 from analysis.style import tokens
-from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, not_measured, number
+from analysis.verdict import Claim, Comparison, Look, Verdict, decide, not_applicable, not_measured, number
 
 STICK, SOFTMAX = "stick_breaking", "transformer_llama"
 S4_TOLERANCE = 0.05
 S5_FACTOR = 1.4
 S6_TOLERANCE = 0.01
 S6_DISTANCES = 12
+SHAPE = ("batch", "seq_len", "num_heads", "head_dim")
 
 
 def s1(study: Study) -> Verdict:
@@ -83,7 +85,7 @@ def s4(study: Study) -> Verdict:
 def s5(study: Study) -> Verdict:
     """Forward and backward take at most 1.4 times as long as FlashAttention with RoPE, at 4,096 to 16,384 tokens."""
     rows = kernel_times(study)
-    setting = ["gpu", "batch", "seq_len", "num_heads", "head_dim"]
+    setting = ["gpu", *SHAPE]
     flash = rows[rows["provider"] == "softmax flash-2 + RoPE"].set_index(setting)["relative"]
     ours = rows[(rows["provider"] == "ours") & rows["seq_len"].between(4096, 16384)]
     comparisons = []
@@ -101,6 +103,31 @@ def s5(study: Study) -> Verdict:
         f"Forward and backward take {min(factors):.2f} to {max(factors):.2f} times as long as FlashAttention-2 with RoPE."
     )
     return decide(sentence, comparisons, 0)
+
+
+def by_reach(study: Study) -> str:
+    """The kernel's time by how far the sticks reach, and what whole training steps take."""
+    rows = kernel_times(study)
+    flash = rows[rows["provider"] == "softmax flash-2 + RoPE"].set_index(["gpu", *SHAPE])["relative"]
+    parts = []
+    for reach, what in (("short", "soon used up"), ("long", "never used up")):
+        own = rows[(rows["provider"] == "ours") & (rows["logits"] == reach)]
+        keys = [tuple(row[name] for name in ("gpu", *SHAPE)) for row in own.to_dict("records")]
+        ratios = {key: value / flash[key] for key, value in zip(keys, own["relative"], strict=True) if key in flash.index}
+        if ratios:
+            worst = dict(zip(("gpu", *SHAPE), max(ratios, key=lambda key: ratios[key]), strict=True))
+            parts.append(
+                f"where sticks are {what}, {min(ratios.values()):.2f} to {max(ratios.values()):.2f} times FlashAttention-2's "
+                f"time, most at {tokens(worst['seq_len'])} tokens and head size {worst['head_dim']}"
+            )
+    steps = table6_throughput.measured(study).set_index("model")["tokens_per_s"]
+    text = f"Forward and backward take, {'; '.join(parts)}." if parts else "No kernel times are stored."
+    if {STICK, SOFTMAX} <= set(steps.index):
+        text += (
+            f" Whole training steps with fresh weights, as {title(STICK)} begins: {steps[STICK] / steps[SOFTMAX]:.2f} times "
+            f"the tokens/s of {title(SOFTMAX)}."
+        )
+    return text
 
 
 def s6(study: Study) -> Verdict:
@@ -161,7 +188,7 @@ CLAIMS = (
     Claim("S2", "Its perplexity falls up to eight times the training length", EXTRAPOLATION, s2),
     Claim("S3", "That of softmax with RoPE does not", EXTRAPOLATION, s3),
     Claim("S4", "It needs no position encoding", EXTRAPOLATION, s4),
-    Claim("S5", "A fused kernel makes it trainable at moderate cost", "stick_cost", s5),
+    Claim("S5", "A fused kernel makes it trainable at moderate cost", "stick_cost", s5, Look("stick_cost", by_reach)),
     Claim("S6", "It prefers recent keys: with equal logits the weight decays geometrically with distance", EXTRAPOLATION, s6),
     Claim("S7", "It is better at repeated associative recall than softmax with RoPE", "stick_recall", s7),
     Claim("S8", "The remainder term does not help", "stick_remainder", s8),

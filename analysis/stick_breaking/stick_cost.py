@@ -77,10 +77,11 @@ def _step_bars(axes: Axes, steps: pd.DataFrame) -> None:
     by_model = steps.set_index("model")
     for place, model in enumerate(models):
         row = by_model.loc[model]
-        spread = [[row["tokens_per_s"] - row["tokens_per_s_low"]], [row["tokens_per_s_high"] - row["tokens_per_s"]]]
-        axes.bar(place, row["tokens_per_s"], 0.7, color=style_of(model).colour, yerr=spread, error_kw={"linewidth": 0.9})
+        speed, low, high = (row[name] / 1000 for name in ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high"))
+        spread = [[speed - low], [high - speed]]
+        axes.bar(place, speed, 0.7, color=style_of(model).colour, yerr=spread, error_kw={"linewidth": 0.9})
     axes.set_xticks(range(len(models)), [title(model).replace(" (", "\n(") for model in models], fontsize=6.5)
-    axes.set_ylabel("training, tokens/s")
+    axes.set_ylabel("training, thousand tokens/s")
 
 
 def summary(study: Study) -> Table:

@@ -6,9 +6,10 @@ import pytest
 import synthetic
 
 from analysis.fox import claims_scale
-from analysis.fox.claims_scale import c24, c25, c25b, c27, c28, c29, c30, c31, rates_tried, with_more_tokens
+from analysis.fox.claims_scale import at_longer_contexts, c24, c25, c25b, c27, c28, c29, c30, c31, rates_tried, with_more_tokens
 from analysis.paper import paper_scores
 from analysis.verdict import Status
+from results import measured
 
 FLOPS = {
     "fox_pro": 2726843520.0, "transformer_pro": 2723309568.0, "fox_llama": 2723224704.0, "transformer_llama": 2721454080.0,
@@ -57,6 +58,25 @@ def test_all_timed_models_are_needed(tmp_path):
     study = timed(tmp_path, models=("fox_pro", "transformer_pro"))
     assert [check(study).status for check in (c27, c28, c29)] == [Status.NOT_MEASURED] * 3
     assert c30(study).status is Status.HOLDS
+
+
+def test_the_look_at_longer_contexts_counts_pairs_timed_at_both(tmp_path):
+    study = timed(tmp_path, {"delta_net": {"speed": 20_000.0}}, models=("delta_net", "mamba2", "transformer_llama", "fox_llama"))
+    assert "No steps with a longer context are stored" in at_longer_contexts(study)
+    setting = dict(scale="760m-48b", gpus=1, seq_len=65_536, sequences_per_gpu=1, micro_batches=1, parallel="", compile=True,
+                   activation_checkpointing=False, gates="fresh", prune=False)  # fmt: skip
+    rest = dict.fromkeys(set(measured.SCHEMAS["training_steps"].columns) - set(setting) - {"model"}, 1.0)
+    speeds = {"hgrn2": 5.0, "mamba2": 4.0, "transformer_llama": 3.0, "fox_llama": 2.0}
+    rows = [{**rest, **setting, "model": model, "tokens_per_s": 1000 * speed} for model, speed in speeds.items()]
+    rows.append({**rows[-1], "seq_len": 4096, "tokens_per_s": 99_000.0})  # a shorter context
+    rows.append({**rows[-1], "prune": True, "seq_len": 65_536})
+    measured.add("training_steps", rows, "GPU", folder=tmp_path / measured.FOLDER.name)
+    text = at_longer_contexts(study)
+    assert text.startswith("Steps of one sequence of 64k tokens at 760m-48b on GPU: HGRN2 5,000, Mamba-2 4,000, ")
+    assert "FoX (LLaMA) 2,000 tokens/s" in text
+    assert "Of the claim's 2 pairs that were timed at both, 2 are in its order there, 2 at 16k tokens here." in text
+    slow = timed(tmp_path, {"mamba2": {"speed": 9_000.0}}, models=("delta_net", "mamba2", "transformer_llama", "fox_llama"))
+    assert "2 are in its order there, 1 at 16k tokens here: the order comes with the context" in at_longer_contexts(slow)
 
 
 def add(store, stem, label, model, loss, rng, *, train=None, kinds=(), noise=1e-3):

@@ -8,7 +8,7 @@ from PIL import Image
 
 from analysis.claims import CLAIMS
 from analysis.stick_breaking import claims_stick, stick_cost, stick_extrapolation, stick_recall, stick_remainder
-from analysis.stick_breaking.claims_stick import s1, s2, s3, s4, s5, s6, s7, s8
+from analysis.stick_breaking.claims_stick import by_reach, s1, s2, s3, s4, s5, s6, s7, s8
 from analysis.verdict import Status
 from results import measured
 
@@ -137,6 +137,14 @@ def test_s5_reads_the_stored_kernel_times(tmp_path):
     verdict = s5(cost(tmp_path / "b", factor=1.2))
     assert verdict.status is Status.HOLDS and "to 1.20 times" in verdict.sentence
     assert s5(cost(tmp_path / "c", factor=1.6)).status is Status.FAILS
+
+
+def test_the_look_at_the_cost_tells_the_reaches_apart(tmp_path):
+    text = by_reach(cost(tmp_path / "a", factor=1.6))
+    assert "soon used up, 0.75 to 0.75 times FlashAttention-2's time" in text
+    assert "never used up, 1.60 to 1.60 times FlashAttention-2's time, most at 4k tokens and head size 128." in text
+    assert "1.00 times the tokens/s of Transformer (LLaMA)" in text
+    assert by_reach(cost(tmp_path / "b")).startswith("No kernel times are stored.")
 
 
 def test_every_claim_is_listed():
