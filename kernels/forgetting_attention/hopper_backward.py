@@ -156,11 +156,13 @@ def _consume(
         shift_N = (ref - base).to(gl.float32) - local_N
         if not AHEAD:
             mbarrier.wait(full.index(stage), step // STAGES & 1)
+            lse_1M = stat_1M.slice(0, BLOCK_M, dim=1).load(s_layout)  # behind the products it would come after them
             s_NM = warpgroup_mma(k_a, q_MD.permute((1, 0)), no_s, use_acc=False, is_async=True)
         dp_NM = warpgroup_mma(v_a, do_MD.permute((1, 0)), no_s, use_acc=False, is_async=True)
         ref = _first_cum(local_ptr, base_ptr, m + BLOCK_M, Q, T)  # of the next step: the load takes a while
-        lse_1M = stat_1M.slice(0, BLOCK_M, dim=1).load(s_layout)
-        if not AHEAD:
+        if AHEAD:  # there one in front of the products would hold them up
+            lse_1M = stat_1M.slice(0, BLOCK_M, dim=1).load(s_layout)
+        else:
             s_NM = warpgroup_mma_wait(1, deps=[s_NM])
         # The decays first: both are large beside the diagonal and all but cancel. lse has seen every key: p <= 1.
         p_NM = gl.exp2(s_NM * scale2 + (shift_N[:, None] - lse_1M))
