@@ -175,9 +175,10 @@ def at_longer_contexts(study: Study) -> str:
     if not settings:
         return "No steps with a longer context are stored; `python -m experiments.benchmark` measures them."
     rows = max(settings, key=lambda own: (own["model"].nunique(), own["seq_len"].iloc[0]))
-    speed = rows.drop_duplicates("model", keep="last").set_index("model")["tokens_per_s"].sort_values(ascending=False)
+    newest = rows.drop_duplicates("model", keep="last").sort_values("tokens_per_s", ascending=False)
+    speed = dict(zip(newest["model"], newest["tokens_per_s"], strict=True))
     here = {model: row["relative"] for model, row in _paired(study).items()}
-    pairs = [(one, other) for one, other in ORDER if {one, other} <= set(speed.index) & set(here)]
+    pairs = [(one, other) for one, other in ORDER if {one, other} <= set(speed) & set(here)]
     there, as_here = (sum(values[one] > values[other] for one, other in pairs) for values in (speed, here))
     first = rows.iloc[0]
     return (

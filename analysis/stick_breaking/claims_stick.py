@@ -112,13 +112,13 @@ def by_reach(study: Study) -> str:
     parts = []
     for reach, what in (("short", "soon used up"), ("long", "never used up")):
         own = rows[(rows["provider"] == "ours") & (rows["logits"] == reach)]
-        keys = [tuple(row[name] for name in ("gpu", *SHAPE)) for row in own.to_dict("records")]
-        ratios = {key: value / flash[key] for key, value in zip(keys, own["relative"], strict=True) if key in flash.index}
+        shapes = list(own[["gpu", *SHAPE]].itertuples(index=False, name=None))
+        ratios = {at: value / flash[at] for at, value in zip(shapes, own["relative"], strict=True) if at in flash.index}
         if ratios:
-            worst = dict(zip(("gpu", *SHAPE), max(ratios, key=lambda key: ratios[key]), strict=True))
+            _, _, length, _, dim = max(ratios, key=lambda at: ratios[at])
             parts.append(
                 f"where sticks are {what}, {min(ratios.values()):.2f} to {max(ratios.values()):.2f} times FlashAttention-2's "
-                f"time, most at {tokens(worst['seq_len'])} tokens and head size {worst['head_dim']}"
+                f"time, most at {tokens(length)} tokens and head size {dim}"
             )
     steps = table6_throughput.measured(study).set_index("model")["tokens_per_s"]
     text = f"Forward and backward take, {'; '.join(parts)}." if parts else "No kernel times are stored."

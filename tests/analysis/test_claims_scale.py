@@ -61,7 +61,9 @@ def test_all_timed_models_are_needed(tmp_path):
 
 
 def test_the_look_at_longer_contexts_counts_pairs_timed_at_both(tmp_path):
-    study = timed(tmp_path, {"delta_net": {"speed": 20_000.0}}, models=("delta_net", "mamba2", "transformer_llama", "fox_llama"))
+    study = timed(
+        tmp_path, {"delta_net": {"speed": 20_000.0}}, models=("delta_net", "mamba2", "transformer_llama", "fox_llama")
+    )
     assert "No steps with a longer context are stored" in at_longer_contexts(study)
     setting = dict(scale="760m-48b", gpus=1, seq_len=65_536, sequences_per_gpu=1, micro_batches=1, parallel="", compile=True,
                    activation_checkpointing=False, gates="fresh", prune=False)  # fmt: skip
