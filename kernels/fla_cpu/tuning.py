@@ -2,34 +2,41 @@
 
 import itertools
 import sys
+from functools import partial
 
 from triton.runtime.autotuner import Autotuner, Config
 
 CANDIDATES = 4
-_all_candidates: dict[Autotuner, list[Config]] = {}
+_limited: set[Autotuner] = set()
 
 
 def limit_tuning(candidates: int = CANDIDATES) -> None:
-    """Leave every tuned kernel of the loaded fla modules at most so many configurations.
+    """Have every tuned kernel of the loaded fla modules try at most so many of the configurations that it allows for a shape:
+    of some shapes a kernel refuses most, blocks as wide as the tensor or those that Triton miscompiles.
 
-    Kept are different block sizes first, then other numbers of warps and stages; of equal blocks the one with 4 warps and 3
+    Tried are different block sizes first, then other numbers of warps and stages; of equal blocks the one with 4 warps and 3
     stages, which suits most kernels, comes first.
     """
     for name, module in list(sys.modules.items()):
         if name.startswith("fla."):
             for value in list(vars(module).values()):
                 tuner = _tuner(value)
-                if tuner is not None and len(tuner.configs) > candidates:
-                    _all_candidates.setdefault(tuner, tuner.configs)
-                    tuner.configs = _spread(tuner.configs)[:candidates]
+                if tuner is not None and len(tuner.configs) > 1:
+                    _limited.add(tuner)
+                    tuner.cache.clear()
+                    tuner.prune_configs = partial(_few, tuner, candidates)  # type: ignore[method-assign]
 
 
 def lift_limit() -> None:
     """Give every kernel all its candidates back, for timings of these kernels at their best; what was tuned is forgotten."""
-    for tuner, configs in _all_candidates.items():
-        tuner.configs = configs
+    for tuner in _limited:
+        del tuner.prune_configs
         tuner.cache.clear()
-    _all_candidates.clear()
+    _limited.clear()
+
+
+def _few(tuner: Autotuner, candidates: int, arguments: dict) -> list[Config]:
+    return _spread(type(tuner).prune_configs(tuner, arguments))[:candidates]
 
 
 def _tuner(value: object) -> Autotuner | None:
