@@ -111,9 +111,12 @@ def is_cut(lines: Sequence[Drawn], limits: tuple[float, float]) -> bool:
     return any(bool((~(line.mean <= limits[1])).any()) for line in lines)
 
 
-def legend_of(figure: Figure, styles: Sequence[LineStyle], columns: int = 4) -> None:
-    """One legend below all panels."""
-    handles = [Line2D([], [], color=style.colour, label=style.label) for style in styles]
+def legend_of(figure: Figure, styles: Sequence[LineStyle], columns: int = 4, markers: bool = False) -> None:
+    """One legend below all panels; `markers`: of lines that are drawn with them."""
+    handles = [
+        Line2D([], [], color=style.colour, label=style.label, marker=style.marker if markers else None, markersize=4)
+        for style in styles
+    ]
     for handle, style in zip(handles, styles, strict=True):
         if style.dashes:
             handle.set_dashes(style.dashes)

@@ -49,7 +49,7 @@ def draw(study: Study) -> list[Path]:
         axes.set(ylim=(-3, 103), xlabel="length (tokens)", title=TITLES[task])
         training_length_line(axes, study.train_len)
     panels[0, 0].set_ylabel("answers that are right (%)")
-    legend_of(figure, [style_of(model) for model in models])
+    legend_of(figure, [style_of(model) for model in models], markers=True)
     frame = table.groupby("model", sort=False).mean().T.reset_index().melt(["task", "length"], value_name="percent")
     dashed = f"dashed: training length {tokens(study.train_len)}"
     return publish(study, figure, frame, _note(study), band_note(study.seed_counts.values()), dashed)

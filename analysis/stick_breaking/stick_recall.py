@@ -63,7 +63,7 @@ def draw(study: Study) -> list[Path]:
             for model, line in zip(models, lines, strict=True)
         ]
     panels[0].set_ylabel("Share of the queries")
-    legend_of(figure, [style_of(model) for model in models])
+    legend_of(figure, [style_of(model) for model in models], markers=True)
     task = study.spec(study.lines[0].run_id)["data"]["recall"]
     return publish(
         study,

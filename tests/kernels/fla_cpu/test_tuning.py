@@ -5,7 +5,6 @@ from triton.runtime.autotuner import Autotuner
 
 from kernels.fla_cpu.tuning import CANDIDATES, _spread, lift_limit, limit_tuning
 
-
 HEADS = [(16, 16), (64, 64), (64, 128), (128, 128), (256, 512)]
 
 
