@@ -70,8 +70,8 @@ def test_the_look_at_longer_contexts_counts_pairs_timed_at_both(tmp_path):
     rest = dict.fromkeys(set(measured.SCHEMAS["training_steps"].columns) - set(setting) - {"model"}, 1.0)
     speeds = {"hgrn2": 5.0, "mamba2": 4.0, "transformer_llama": 3.0, "fox_llama": 2.0}
     rows = [{**rest, **setting, "model": model, "tokens_per_s": 1000 * speed} for model, speed in speeds.items()]
-    rows.append({**rows[-1], "seq_len": 4096, "tokens_per_s": 99_000.0})  # a shorter context
-    rows.append({**rows[-1], "prune": True, "seq_len": 65_536})
+    rows += [{**row, "seq_len": 4096, "tokens_per_s": 99_000.0} for row in [*rows, rows[0] | {"model": "delta_net"}]]
+    rows.append({**rows[0], "model": "fox_pro", "prune": True})
     measured.add("training_steps", rows, "GPU", folder=tmp_path / measured.FOLDER.name)
     text = at_longer_contexts(study)
     assert text.startswith("Steps of one sequence of 64k tokens at 760m-48b on GPU: HGRN2 5,000, Mamba-2 4,000, ")

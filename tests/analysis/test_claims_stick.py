@@ -111,7 +111,8 @@ def test_s8_is_about_the_term(tmp_path):
 
 
 def cost(tmp_path, factor=None):
-    """Training steps, and kernel rows where `factor` is given: ours against FlashAttention-2, itself 1.5 times cuDNN."""
+    """Training steps, and kernel rows where `factor` is given: ours against FlashAttention-2, itself 1.5 times cuDNN; heads of
+    64 take a tenth longer where sticks reach far."""
     store = synthetic.Store(tmp_path)
     for model in MODELS[:3]:
         row = synthetic.throughput_row(params=461_440, speed=9_000.0)
@@ -126,7 +127,8 @@ def cost(tmp_path, factor=None):
             dict(zip(measured.SCHEMAS["stick_breaking"].columns, ("today", provider, "forward+backward", logits, "bfloat16",
                                                                   *shape, ms, ms, ms, 1.0, 0.0), strict=True))
             for shape in shapes
-            for (provider, logits), ms in times.items()
+            for (provider, logits), one in times.items()
+            for ms in (1.1 * one if (shape[3], logits) == (64, "long") else one,)
         ]  # fmt: skip
         measured.add("stick_breaking", rows, "GPU", folder=tmp_path / measured.FOLDER.name)
     return store.study("stick_cost")
@@ -135,14 +137,14 @@ def cost(tmp_path, factor=None):
 def test_s5_reads_the_stored_kernel_times(tmp_path):
     assert s5(cost(tmp_path / "a")).status is Status.NOT_MEASURED
     verdict = s5(cost(tmp_path / "b", factor=1.2))
-    assert verdict.status is Status.HOLDS and "to 1.20 times" in verdict.sentence
+    assert verdict.status is Status.HOLDS and "to 1.32 times" in verdict.sentence
     assert s5(cost(tmp_path / "c", factor=1.6)).status is Status.FAILS
 
 
 def test_the_look_at_the_cost_tells_the_reaches_apart(tmp_path):
     text = by_reach(cost(tmp_path / "a", factor=1.6))
     assert "soon used up, 0.75 to 0.75 times FlashAttention-2's time" in text
-    assert "never used up, 1.60 to 1.60 times FlashAttention-2's time, most at 4k tokens and head size 128." in text
+    assert "never used up, 1.60 to 1.76 times FlashAttention-2's time, most at 16k tokens and head size 64." in text
     assert "1.00 times the tokens/s of Transformer (LLaMA)" in text
     assert by_reach(cost(tmp_path / "b")).startswith("No kernel times are stored.")
 

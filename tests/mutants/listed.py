@@ -93,6 +93,8 @@ MUTANTS = [
         ("kernels/forgetting_attention/launch.py", "*[(make, x.dtype, block) for make, x, _, _, block in descriptors],", "*[(make, x.dtype) for make, x, _, _, block in descriptors],", LAUNCH),
         ("kernels/forgetting_attention/hopper_forward.py", "number = taken + gl.num_programs(0)", "number = taken + gl.num_programs(0) + 1", "kernels/test_without_gpu.py -k interpreter"),
         ("kernels/forgetting_attention/hopper_forward.py", "(diagonal == query) & (common <= query)", "diagonal == query", "kernels/test_without_gpu.py -k interpreter"),
+        ("kernels/fla_cpu/tuning.py", "_spread(type(tuner).prune_configs(tuner, arguments))", "_spread(tuner.configs)", "kernels/fla_cpu/test_tuning.py"),
+        ("kernels/fla_cpu/tuning.py", "_limited.add(tuner)\n                    tuner.cache.clear()", "_limited.add(tuner)", "kernels/fla_cpu/test_tuning.py"),
         ("kernels/stick_breaking/reference.py", "key_T <= query_Q1 if attend_current", "key_T < query_Q1 if attend_current", STICK),
         ("kernels/stick_breaking/reference.py", "log_left_BHQT[..., 1:].flip(-1).cumsum(-1)", "log_left_BHQT[..., :-1].flip(-1).cumsum(-1)", STICK),
         ("kernels/stick_breaking/chunked.py", "key_J[:partly] >= limit_R[:, None]", "key_J[:partly] > limit_R[:, None]", STICK),
@@ -291,6 +293,9 @@ MUTANTS = [
         ("analysis/fox/claims_scale.py", "if best in (low, high) else []", "if best == low else []", C_SCALE),
         ("analysis/fox/claims_scale.py", "spikes[model, high] > max(UNSTABLE, spikes[model, best])", "spikes[model, high] >= 0", C_SCALE),
         ("analysis/report.py", "for _, claim, verdict in verdicts if verdict.status is Status.FAILS]", "for _, claim, verdict in verdicts]", "analysis/test_report.py"),
+        ("analysis/fox/claims_scale.py", "rows[\"seq_len\"] > study.train_len]", "rows[\"seq_len\"] >= 0]", C_SCALE),
+        ("analysis/fox/claims_scale.py", "<= set(speed) & set(here)]", "<= set(speed) | set(here)]", C_SCALE),
+        ("analysis/stick_breaking/claims_stick.py", "max(ratios, key=lambda at: ratios[at])", "min(ratios, key=lambda at: ratios[at])", "analysis/test_claims_stick.py"),
         # The experiments
         ("experiments/scales.py", "warmup_tokens=256 * 2**20", "warmup_tokens=128 * 2**20", PLAN),
         ("experiments/scales.py", "batch_tokens=2**19", "batch_tokens=2**20", PLAN),
