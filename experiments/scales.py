@@ -109,6 +109,10 @@ class Scale:
     ruler_lengths: tuple[int, ...] = (4096, 8192, 16384, 32768, 65536)
     generation_lengths: tuple[int, ...] = (16384, 32768, 65536)
 
+    def rates_of(self, model: str) -> tuple[float, ...]:
+        """The learning rates that the model is tried at, from low to high."""
+        return tuple(sorted((*self.rates, *self.edge_rates.get(model, ()))))
+
 
 def _paper(name: str, about: str, hidden_size: int, num_layers: int, transformer_head_dim: int, train_tokens: int,
            peak_lr: float, micro_batch_tokens: int) -> Scale:  # fmt: skip

@@ -26,8 +26,9 @@ def worths(study: Study) -> dict[str, list[tuple[Estimate, int] | None]]:
     for curve in loss_curves(study):
         if curve.length >= curve.train_len:
             runs.setdefault(curve.label, {})[curve.model] = curve
-    found = {label: [_worth(curves, pair) for pair in BLOCKS] for label, curves in _with_best(runs).items()}
-    if not any(each for pairs in found.values() for each in pairs):
+    every = {label: [_worth(curves, pair) for pair in BLOCKS] for label, curves in _with_best(runs).items()}
+    found = {label: pairs for label, pairs in every.items() if any(pairs)}  # one model alone was tried at some rates
+    if not found:
         raise ValueError(f"{study.stem}: no two runs with and without a forget gate are stored; run its experiment first")
     return found
 
@@ -124,8 +125,7 @@ def summary(study: Study) -> Table:
     rows: dict[str, list[float | None]] = {}
     ranges: dict[str, list[tuple[float, float] | None]] = {}
     for label, pairs in found.items():
-        seeds = min(each[1] for each in pairs if each) if any(pairs) else None
-        rows[label] = [*(each[0].effect if each else None for each in pairs), seeds]
+        rows[label] = [*(each[0].effect if each else None for each in pairs), min(each[1] for each in pairs if each)]
         ranges[label] = [*(each[0].interval if each else None for each in pairs), None]
     rows[f"the paper, {PAPERS_BUDGET}"] = [*papers().values(), None]
     ranges[f"the paper, {PAPERS_BUDGET}"] = [None] * len(columns)

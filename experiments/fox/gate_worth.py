@@ -17,7 +17,7 @@ CLAIMS = ()
 def runs(scale, seeds):
     grid = get_scale(scale.ablation)
     for model in ("fox_pro", "transformer_pro", "fox_llama", "transformer_llama"):
-        for rate in grid.rates:
+        for rate in grid.rates_of(model):
             label = f"{grid.train_tokens / 1e6:.3g}M tokens, LR {rate:g}"
             yield from recipes(grid, model, seeds, label=label, train=dict(peak_lr=rate))
         for at in with_shorter(scale):

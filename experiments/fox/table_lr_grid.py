@@ -17,7 +17,7 @@ CLAIMS = ("C31",)
 def runs(scale, seeds):
     at = get_scale(scale.ablation)
     for model in MODELS:
-        for rate in sorted((*at.rates, *at.edge_rates.get(model, ()))):
+        for rate in at.rates_of(model):
             label = f"{model}, LR {rate:g}"
             yield from recipes(at, model, seeds, label=label, train=dict(peak_lr=rate))
 

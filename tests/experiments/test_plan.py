@@ -322,7 +322,7 @@ def test_the_users_texts_go_to_the_evaluations_in_their_order(asked, texts):
 def test_a_rate_beyond_the_grid_is_tried_by_the_model_that_was_best_at_its_edge_alone(asked):
     plan = make_plan(replace(asked, artefacts=("table_lr_grid", "gate_worth"), scale="mini"), rehearsal=True)
     rates = {stem: [line.recipe.label for line in lines if "0.0005" in line.recipe.label] for stem, lines in plan.lines.items()}
-    assert rates == {"table_lr_grid": ["fox_llama, LR 0.0005"], "gate_worth": []}
+    assert rates == {"table_lr_grid": ["fox_llama, LR 0.0005"], "gate_worth": ["83.9M tokens, LR 0.0005"]}
     assert all(
         {spec.kind for spec in line.evals} == {"per_token_loss", "training_curve"} for line in plan.lines["table_lr_grid"]
     )

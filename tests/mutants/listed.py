@@ -317,6 +317,6 @@ MUTANTS = [
         ("experiments/adopt.py", "weights=_digest(folder)", "weights=\"adopted\"", "experiments/test_command_line.py"),
         ("experiments/restarts.py", "if fruitless > max_restarts:", "if fruitless > max_restarts + 1:", "experiments/test_local.py"),
         ("experiments/restarts.py", "if event[\"mark\"] != mark:", "if False:", "experiments/test_local.py"),
-        ("experiments/fox/table_lr_grid.py", "*at.edge_rates.get(model, ())", "*at.edge_rates.get(\"fox_llama\", ())", PLAN),
+        ("experiments/scales.py", "*self.edge_rates.get(model, ())", "*self.edge_rates.get(\"fox_llama\", ())", PLAN),
     )
 ]
