@@ -13,7 +13,7 @@ from analysis.fox.fig5_tokens_and_lr import MODE, has_needles, inside_and_beyond
 from analysis.fox.fig6_scale import lead, pairs_of, panels_of
 from analysis.fox.table_lr_grid import best_of, by_rate, mean_loss
 from analysis.names import PAIRS, missing_of, pairs_in, title
-from analysis.needles import difference, needles
+from analysis.needles import Needles, difference, needles
 from analysis.statistics import TWENTY_TO_EIGHTY, Estimate
 from analysis.study import Study
 from analysis.style import tokens
@@ -34,18 +34,27 @@ def c24(study: Study) -> Verdict:
         if beyond is not None:
             alternatives.append([better, Comparison(f"{name}, loss beyond", beyond)])
             parts.append(f"{name}: {number(inside.effect)} inside, {number(beyond.effect)} nats beyond")
-        rows = [found.of(label=curve.label, mode=MODE, low=study.train_len + 1) for curve in (more, fewer)] if found else []
-        if found and rows and all(len(own) for own in rows):
-            recall = Comparison(f"{name}, easy needles beyond", difference(*rows), below=True, unit=found.unit)
-            alternatives.append([better, recall])
+        recall = needles_beyond(study, found, more, fewer)
+        if found is not None and recall is not None:
+            lost = Comparison(f"{name}, easy needles beyond", recall, below=True, unit=found.unit)
+            alternatives.append([better, lost])
     absent = (
         [] if alternatives else ["FoX (Pro) with several numbers of training tokens, evaluated beyond the training context"]
     )
     return decide_any("; ".join(parts) + ".", alternatives, fewest_seeds(curves), absent)
 
 
+def needles_beyond(study: Study, found: Needles | None, more: LossCurve, fewer: LossCurve) -> Estimate | None:
+    """What one run's score or recall of easy needles beyond the training context has over the other's."""
+    if found is None:
+        return None
+    rows = [found.of(label=curve.label, mode=MODE, low=study.train_len + 1) for curve in (more, fewer)]
+    return difference(*rows) if all(len(own) for own in rows) else None
+
+
 def with_more_tokens(study: Study) -> str:
     """What more tokens do at the same rate, inside and beyond the training context."""
+    found = needles(study) if has_needles(study) else None
     runs = [(curve, study.spec(curve.run_ids[0])["train"]) for curve in settings(study) if curve.model == "fox_pro"]
     parts = []
     for fewer, more in pairwise(sorted(runs, key=lambda run: (run[1]["peak_lr"], run[1]["train_tokens"]))):
@@ -58,6 +67,9 @@ def with_more_tokens(study: Study) -> str:
                 f"loss by {with_interval(inside, 'nats')} inside the training context and by {with_interval(beyond, 'nats')} "
                 f"beyond it, which {trend}."
             )
+            recall = needles_beyond(study, found, more[0], fewer[0])
+            if found is not None and recall is not None:
+                parts.append(f"Easy needles beyond it change by {with_interval(recall, found.unit)}.")
     return (
         " ".join(parts)
         or "Cannot be told: no two numbers of tokens are stored at one rate, evaluated beyond the training context."

@@ -126,6 +126,8 @@ def test_the_look_into_c24_says_what_more_tokens_do_beyond(tmp_path):
     assert "which rises with tokens" in said("b", (1_000_000, 3.0, 3.2), (2_000_000, 2.9, 3.5))
     assert "which does not clearly change" in said("c", (1_000_000, 3.0, 3.2), (2_000_000, 2.9, 3.2))
     assert said("d", (1_000_000, 3.0, 3.2)).startswith("Cannot be told")
+    easy = with_more_tokens(tokens_study(tmp_path / "e", [(1_000_000, 3.0, 3.2), (2_000_000, 2.9, 3.1)], recall=(3.0, 9.0)))
+    assert " Easy needles beyond it change by +1.7" in easy and "Easy" not in text
 
 
 def scale_study(tmp_path, leads, panel, noise=1e-3):
