@@ -1,24 +1,17 @@
-"""Claims C24 on tokens and learning rates (Figure 5), C25 and C25b on scale (Figure 6), C27 to C30 on cost (Table 6),
-C31 on learning rates (Table 5)."""
+"""Claims C24 on tokens and learning rates (Figure 5), C25 and C25b on scale (Figure 6), C31 on learning rates (Table 5)."""
 
-import math
 from itertools import pairwise
 
-import pandas as pd
-
 from analysis.curves import LossCurve, compare
-from analysis.fox import table6_throughput
 from analysis.fox.claims_loss import FAMILIES, fewest_seeds
 from analysis.fox.fig5_tokens_and_lr import MODE, has_needles, inside_and_beyond, settings, tokens_of
 from analysis.fox.fig6_scale import lead, pairs_of, panels_of
 from analysis.fox.table_lr_grid import best_of, by_rate, mean_loss
-from analysis.names import PAIRS, missing_of, pairs_in, title
+from analysis.names import PAIRS, title
 from analysis.needles import Needles, difference, needles
-from analysis.statistics import TWENTY_TO_EIGHTY, Estimate
+from analysis.statistics import Estimate
 from analysis.study import Study
-from analysis.style import tokens
 from analysis.verdict import Claim, Comparison, Look, Verdict, decide, decide_any, in_words, number, with_interval
-from results.measured import FOLDER, read
 
 
 def c24(study: Study) -> Verdict:
@@ -110,108 +103,6 @@ def c25b(study: Study) -> Verdict:
     return _leads(pairs, comparisons if len(groups) > 1 else [], "model sizes")
 
 
-def _timed(study: Study) -> dict[str, pd.Series]:
-    return {str(row["model"]): row for _, row in table6_throughput.measured(study).iterrows()}
-
-
-def _paired(study: Study) -> dict[str, pd.Series]:
-    """Those timed beside Transformer (LLaMA)."""
-    return {model: row for model, row in _timed(study).items() if not math.isnan(row.get("relative", math.nan))}
-
-
-def _counted(study: Study, column: str, name: str, bound: float, words: str) -> Verdict:
-    """FoX's count above the Transformer's of the same architecture, in percent, below a bound: exact numbers without noise."""
-    rows = _timed(study)
-    shares = {
-        (fox, other): 100 * (float(rows[fox][column]) / float(rows[other][column]) - 1) for fox, other in pairs_in(rows)[0]
-    }
-    comparisons = [
-        Comparison(f"{name}, {title(fox)} over {title(other)}", Estimate(share, 0.0), bound, below=True, unit="%")
-        for (fox, other), share in shares.items()
-    ]
-    parts = [f"{title(fox)} has {share:.2f}% more {words} than {title(other)}" for (fox, other), share in shares.items()]
-    sentence = f"{'; '.join(parts)} (counted, not estimated; the claim is about 760M parameters)."
-    return decide(sentence, comparisons, 0, missing_of((model for pair in PAIRS for model in pair), rows))
-
-
-def c27(study: Study) -> Verdict:
-    return _counted(study, "params", "parameters", 0.3, "parameters")
-
-
-def c28(study: Study) -> Verdict:
-    """FLOPs per token are the Transformer's, to the three digits that the paper prints (0.5%)."""
-    return _counted(study, "fwd_flops_per_token", "FLOPs", 0.5, "FLOPs per token")
-
-
-def speed_ratio(one: pd.Series, other: pd.Series) -> Estimate:
-    """log of the ratio of two speeds, each relative to the model beside it; its error is that of single repetitions, so that
-    overlapping ranges are not ranked."""
-    spreads = [math.log(row["relative_high"] / row["relative_low"]) / TWENTY_TO_EIGHTY for row in (one, other)]
-    return Estimate(math.log(one["relative"] / other["relative"]), math.hypot(*spreads))
-
-
-ORDER = (
-    ("delta_net", "hgrn2"),
-    ("hgrn2", "mamba2"),
-    ("mamba2", "transformer_llama"),
-    ("transformer_llama", "fox_llama"),
-    ("transformer_llama", "transformer_pro"),
-    ("fox_llama", "fox_pro"),
-    ("transformer_pro", "fox_pro"),
-)
-
-
-def c29(study: Study) -> Verdict:
-    """Throughput falls from DeltaNet over HGRN2, Mamba-2 and Transformer (LLaMA) to FoX (Pro)."""
-    rows = _paired(study)
-    comparisons = [
-        Comparison(f"log of {title(one)} / {title(other)}", speed_ratio(rows[one], rows[other]), unit="")
-        for one, other in ORDER
-        if one in rows and other in rows
-    ]
-    fastest = sorted(rows, key=lambda model: -float(rows[model]["relative"]))
-    sentence = "From fast to slow: " + ", ".join(f"{title(model)} {rows[model]['relative']:.2f}" for model in fastest)
-    absent = missing_of((model for pair in ORDER for model in pair), rows)
-    return decide(f"{sentence} of Transformer (LLaMA)'s speed beside it.", comparisons, 0, absent)
-
-
-def at_longer_contexts(study: Study) -> str:
-    """The claim's pairs among benchmark steps of the models where the context is longest."""
-    folder = study.results_dir / FOLDER.name
-    rows = read("training_steps", folder) if any((folder / "training_steps").glob("*.parquet")) else pd.DataFrame()
-    if len(rows):
-        rows = rows[(rows["gpus"] == 1) & (rows["sequences_per_gpu"] * rows["micro_batches"] == 1) & ~rows["prune"]]
-        rows = rows[rows["model"].isin([model for pair in ORDER for model in pair]) & ~rows["activation_checkpointing"]]
-        rows = rows[rows["seq_len"] > study.train_len]
-    settings = [own for _, own in rows.groupby(["scale", "seq_len", "gpu"])] if len(rows) else []
-    if not settings:
-        return "No steps with a longer context are stored; `python -m experiments.benchmark` measures them."
-    rows = max(settings, key=lambda own: (own["model"].nunique(), own["seq_len"].iloc[0]))
-    newest = rows.drop_duplicates("model", keep="last").sort_values("tokens_per_s", ascending=False)
-    speed = dict(zip(newest["model"], newest["tokens_per_s"], strict=True))
-    here = {model: row["relative"] for model, row in _paired(study).items()}
-    pairs = [(one, other) for one, other in ORDER if {one, other} <= set(speed) & set(here)]
-    there, as_here = (sum(values[one] > values[other] for one, other in pairs) for values in (speed, here))
-    first = rows.iloc[0]
-    return (
-        f"Steps of one sequence of {tokens(first['seq_len'])} tokens at {first['scale']} on {first['gpu']}: "
-        + ", ".join(f"{title(model)} {value:,.0f}" for model, value in speed.items())
-        + f" tokens/s. Of the claim's {len(pairs)} pairs that were timed at both, {there} are in its order there, {as_here} at "
-        + f"{tokens(study.train_len)} tokens here"
-        + (": the order comes with the context, as attention's part of a step does." if there > as_here else ".")
-    )
-
-
-def c30(study: Study) -> Verdict:
-    rows = _paired(study)
-    absent = missing_of(("fox_pro", "transformer_pro"), rows)
-    if absent:
-        return decide("", [], 0, absent)
-    ratio = speed_ratio(rows["fox_pro"], rows["transformer_pro"])
-    comparison = Comparison("log of FoX (Pro) / Transformer (Pro)", ratio, math.log(0.85), strict=False, unit="")
-    return decide(f"FoX (Pro) trains at {math.exp(ratio.effect):.2f} of Transformer (Pro)'s speed.", [comparison], 0)
-
-
 def c31(study: Study) -> Verdict:
     """Each model's loss is lower at some rate of at least twice the best one of the model it is compared with than at that rate
     and all lower ones: FoX compared with the Transformer of its architecture, Pro with LLaMA of its family."""
@@ -292,7 +183,7 @@ def _spikes(study: Study) -> dict[tuple[str, float], float]:
     return found
 
 
-FIVE, SIX, TABLE, RATES = "fig5_tokens_and_lr", "fig6_scale", "table6_throughput", "table_lr_grid"
+FIVE, SIX, RATES = "fig5_tokens_and_lr", "fig6_scale", "table_lr_grid"
 CLAIMS = (
     Claim(
         "C24",
@@ -303,16 +194,6 @@ CLAIMS = (
     ),
     Claim("C25", "FoX's advantage over the Transformer grows with the training context length", SIX, c25),
     Claim("C25b", "FoX's advantage persists at every model size", SIX, c25b),
-    Claim("C27", "The forget gate costs next to no parameters (below 0.3%)", TABLE, c27),
-    Claim("C28", "FoX needs as many FLOPs as the Transformer", TABLE, c28),
-    Claim(
-        "C29",
-        "Throughput: DeltaNet, HGRN2, Mamba-2, Transformer (LLaMA), FoX (LLaMA) and Transformer (Pro), FoX (Pro)",
-        TABLE,
-        c29,
-        Look(TABLE, at_longer_contexts),
-    ),
-    Claim("C30", "The gate's overhead in the same kernel is small: 0.85 of the Transformer's throughput or more", TABLE, c30),
     Claim(
         "C31",
         "FoX prefers higher learning rates than the Transformer, Pro than LLaMA (twice or more)",

@@ -47,6 +47,7 @@ CURVES = "analysis/test_curves.py"
 C_ABLATION = "analysis/test_claims_ablation.py"
 C_LOSS = "analysis/test_claims_loss.py"
 C_SCALE = "analysis/test_claims_scale.py"
+C_COST = "analysis/test_claims_cost.py"
 C_TASKS = "analysis/test_claims_tasks.py"
 PLAN = "experiments/test_plan.py"
 DRAWING = "experiments/test_drawing.py"
@@ -279,8 +280,8 @@ MUTANTS = [
         ("analysis/fox/claims_ablation.py", "math.log(2)", "math.log(2.5)", C_ABLATION),
         ("analysis/fox/claims_ablation.py", "ratio(0.28, 6.62)", "ratio(0.33, 6.62)", C_ABLATION),
         ("analysis/fox/claims_scale.py", "train_len * 3 // 4 + 1, curve.train_len", "train_len // 4 + 1, curve.train_len", C_SCALE),
-        ("analysis/fox/claims_scale.py", "math.log(0.85)", "math.log(0.95)", C_SCALE),
-        ("analysis/fox/claims_scale.py", "\"parameters\", 0.3", "\"parameters\", 0.5", C_SCALE),
+        ("analysis/fox/claims_cost.py", "math.log(0.85)", "math.log(0.95)", C_COST),
+        ("analysis/fox/claims_cost.py", "\"parameters\", 0.3", "\"parameters\", 0.5", C_COST),
         ("analysis/curves.py", "weights = inside_K[used] / (last - first + 1)", "weights = inside_K[used] / (last - first + 2)", CURVES),
         ("analysis/curves.py", "/ 0.4549 / 6", "/ 0.4549 / 2", CURVES),
         ("analysis/curves.py", "extra.append(_roughness(losses, length))", "pass", CURVES),
@@ -293,8 +294,8 @@ MUTANTS = [
         ("analysis/fox/claims_scale.py", "if best in (low, high) else []", "if best == low else []", C_SCALE),
         ("analysis/fox/claims_scale.py", "spikes[model, high] > max(UNSTABLE, spikes[model, best])", "spikes[model, high] >= 0", C_SCALE),
         ("analysis/report.py", "for _, claim, verdict in verdicts if verdict.status is Status.FAILS]", "for _, claim, verdict in verdicts]", "analysis/test_report.py"),
-        ("analysis/fox/claims_scale.py", "rows[\"seq_len\"] > study.train_len]", "rows[\"seq_len\"] >= 0]", C_SCALE),
-        ("analysis/fox/claims_scale.py", "<= set(speed) & set(here)]", "<= set(speed) | set(here)]", C_SCALE),
+        ("analysis/fox/claims_cost.py", "rows[\"seq_len\"] > study.train_len]", "rows[\"seq_len\"] >= 0]", C_COST),
+        ("analysis/fox/claims_cost.py", "<= set(speed) & set(here)]", "<= set(speed) | set(here)]", C_COST),
         ("analysis/stick_breaking/claims_stick.py", "max(ratios, key=lambda at: ratios[at])", "min(ratios, key=lambda at: ratios[at])", "analysis/test_claims_stick.py"),
         # The experiments
         ("experiments/scales.py", "warmup_tokens=256 * 2**20", "warmup_tokens=128 * 2**20", PLAN),
