@@ -46,6 +46,8 @@ class Wanted(Asked):
     """Seeds of every run; figures then show their spread."""
     only: UseAppendAction[tuple[str, ...]] = ()
     """Only this model (repeatable)."""
+    line: UseAppendAction[tuple[str, ...]] = ()
+    """Only the line of this label, as `plan` shows it; * stands for anything: '* LR 0.004' (repeatable)."""
     also: UseAppendAction[tuple[str, ...]] = ()
     """This model, too, where a figure or table has a line per model: stick_breaking, say (repeatable)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -72,9 +74,10 @@ class Wanted(Asked):
             seeds = tuple(int(seed) for seed in self.seeds.split(","))
         except ValueError:
             raise ValueError(f"--seeds {self.seeds}: give numbers separated by commas, such as 0,1,2.") from None
-        same = ("artefacts", "scale", "results_dir", "data", "heldout", "tokenizer", "only", "also", "runs_dir", "corpora_dir")
+        same = ("artefacts", "scale", "results_dir", "data", "heldout", "tokenizer", "only", "line", "also", "runs_dir",
+                "corpora_dir", "reuse_stored")  # fmt: skip
         return Request(
-            **{name: getattr(self, name) for name in (*same, "reuse_stored")},
+            **{name: getattr(self, name) for name in same},
             seeds=seeds,
             judge_model=self.sources.judge_model,
             device=device,
@@ -154,7 +157,7 @@ class Run(Wanted):
 
     launcher: Literal["local", "slurm"] = "local"
     slots: int | None = None
-    """Tasks at a time; default: one a GPU, or one a CPU core."""
+    """Tasks at a time; default: one a GPU, or one a CPU core. More than GPUs share them: two small models keep one busier."""
     cluster: Path | None = None
     """The cluster's TOML file, for --launcher slurm."""
     dry_run: bool = False

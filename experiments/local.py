@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,8 +61,6 @@ def run_tasks(tasks: list[Task], slots: int, device: str, console: Console) -> l
     A task starts when what it needs is done; when one fails, those that need it are left out and all others go on. Ctrl-C and
     SIGTERM let the running ones save and raise KeyboardInterrupt.
     """
-    if device == "cuda" and slots > len(gpus()):
-        raise ValueError(f"--slots {slots}: this machine shows {len(gpus())} GPUs, one for each task at a time.")
     return _Pool(tasks, slots, device, console).run()
 
 
@@ -139,17 +137,28 @@ class _Pool:
         return not task.alone or (not self.running and all(other.alone for other in self.waiting))
 
     def _start(self, task: Task) -> None:
-        slot = self.free.pop(0)
+        slot = self._pick_slot()
+        self.free.remove(slot)
         task.log.parent.mkdir(parents=True, exist_ok=True)
         restarts.append(task.journal, "start", job=self.job, mark=restarts.progress_mark(task.folder), node=os.uname().nodename)
         with open(task.log, "a") as file:
             # A session of its own: Ctrl-C reaches the task through us, once, so that it can save.
             process = self.forks.start(task.module, task.args, task.log) if self.forks else subprocess.Popen(
                 [sys.executable, "-m", task.module, *task.args], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-                env=dict(self.environment, CUDA_VISIBLE_DEVICES=self.gpus[slot]), start_new_session=True,
+                env=dict(self.environment, CUDA_VISIBLE_DEVICES=self._gpu(slot)), start_new_session=True,
                 preexec_fn=_die_with_parent,
             )  # fmt: skip
         self.running.append(_Running(task, process, slot))
+
+    def _gpu(self, slot: int) -> str:
+        return self.gpus[slot % len(self.gpus)]
+
+    def _pick_slot(self) -> int:
+        """A free one, on the GPU with the fewest tasks."""
+        if self.device != "cuda":
+            return self.free[0]
+        busy = Counter(self._gpu(running.slot) for running in self.running)
+        return min(self.free, key=lambda slot: busy[self._gpu(slot)])
 
     def _reap(self) -> None:
         for running in list(self.running):

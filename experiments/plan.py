@@ -4,6 +4,7 @@ Runs are shared: artefacts ask for runs by their spec, and equal specs are one r
 """
 
 from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from analysis.study import read_lines
@@ -40,6 +41,7 @@ class Request:
     tokenizer: str | None = None
     seeds: tuple[int, ...] = (0,)
     only: tuple[str, ...] = ()
+    line: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     judge_model: str | None = None
     device: str = "cpu"
@@ -125,6 +127,7 @@ def make_plan(request: Request, *, rehearsal: bool = False) -> Plan:
     A `rehearsal` is only looked at, never carried out, and does without LongCrawl64.
     """
     scale, artefacts = _check_names(request)
+    _check_lines(request, scale, artefacts)
     corpora: dict[str, CorpusPlan | KnownCorpus] = {}
     lines: dict[str, list[Wanted]] = {stem: [] for stem in artefacts}
     specs: dict[str, RunSpec] = {}
@@ -132,8 +135,6 @@ def make_plan(request: Request, *, rehearsal: bool = False) -> Plan:
     trained_on: dict[str, CorpusPlan | KnownCorpus] = {}
     for stem, artefact in artefacts.items():
         for recipe in _runs(artefact, scale, request):
-            if request.only and recipe.name not in request.only:
-                continue
             corpus = _made(recipe) or _corpus(request, get_scale(recipe.scale), corpora, rehearsal)
             spec = adopted_run(request.runs_dir, recipe) or recipe.run_spec(corpus.spec)
             evals = tuple(_bound(e, spec, request) for e in artefact.evals(recipe.sizes))
@@ -141,7 +142,7 @@ def make_plan(request: Request, *, rehearsal: bool = False) -> Plan:
             specs[spec.run_id], trained_on[spec.run_id] = spec, corpus
             wanted.setdefault(spec.run_id, {}).update({eval_id(e): e for e in evals})
     if not specs:
-        raise ValueError(f"--only {' '.join(request.only)}: none of these models is in {', '.join(artefacts)}.")
+        raise ValueError(f"{_narrowed(request)}: no line of {', '.join(artefacts)} is such.")
     runs = {
         run_id: Run(
             spec,
@@ -158,6 +159,15 @@ def make_plan(request: Request, *, rehearsal: bool = False) -> Plan:
 
 
 def _runs(artefact: Artefact, scale: Scale, request: Request) -> list[Recipe]:
+    """Those lines of an artefact that are asked for."""
+    return [
+        recipe for recipe in _all_runs(artefact, scale, request)
+        if (not request.only or recipe.name in request.only)
+        and (not request.line or any(fnmatchcase(recipe.label, label) for label in request.line))
+    ]  # fmt: skip
+
+
+def _all_runs(artefact: Artefact, scale: Scale, request: Request) -> list[Recipe]:
     """What an artefact declares and, where its lines are models as they are, the models that are wanted besides."""
     found = list(artefact.runs(scale, request.seeds))
     plain = [recipe for recipe in found if recipe == Recipe(recipe.name, recipe.name, recipe.scale, recipe.seed)]
@@ -171,6 +181,20 @@ def _bound(spec: EvalSpec, run: RunSpec, request: Request) -> EvalSpec:
     if isinstance(spec, needle.Spec) and request.judge_model is not None:
         spec = replace(spec, judge=request.judge_model)
     return kind_of(spec).bound(spec, run.data, request.sources, run.train.precision, request.machine)
+
+
+def _narrowed(request: Request) -> str:
+    """`--only` and `--line` as they were given."""
+    return " ".join([*(f"--only {model}" for model in request.only), *(f"--line {label!r}" for label in request.line)])
+
+
+def _check_lines(request: Request, scale: Scale, artefacts: dict[str, Artefact]) -> None:
+    """ValueError for a label that no line has, with those that there are."""
+    labels = dict.fromkeys(recipe.label for artefact in artefacts.values() for recipe in _all_runs(artefact, scale, request))
+    for asked in request.line:
+        if not any(fnmatchcase(label, asked) for label in labels):
+            stems = ", ".join(artefacts)
+            raise ValueError(f"--line {asked!r}: no line of {stems} is called so; there are: {'; '.join(labels)}.")
 
 
 def _check_names(request: Request) -> tuple[Scale, dict[str, Artefact]]:

@@ -19,6 +19,8 @@ CODE = """
 import os, signal, sys, time
 from pathlib import Path
 name, action, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+if action == "gpu":
+    name += " " + os.environ["CUDA_VISIBLE_DEVICES"]
 with open(folder / "order", "a") as file:
     file.write(f"begin {name}\\n")
 if action == "sleep":
@@ -38,7 +40,7 @@ if action == "progress":
     count = len(list(steps.glob("step-*"))) + 1
     (steps / f"step-{count:08d}").mkdir(parents=True)
     sys.exit(0 if count > 6 else 75)
-time.sleep(0.1)
+time.sleep(1.0 if action == "gpu" else 0.1)
 with open(folder / "order", "a") as file:
     file.write(f"end {name}\\n")
 sys.exit({"again": 75, "mistake": 2}.get(action, 0))
@@ -102,10 +104,21 @@ def test_what_becomes_of_a_task(code, fruitless, action, why):
     assert decided == action and why in reason
 
 
-def test_slots_beyond_the_gpus_are_refused(task, monkeypatch):
-    monkeypatch.setattr(local, "gpus", lambda: ["0", "1"])
-    with pytest.raises(ValueError, match="--slots 3: this machine shows 2 GPUs"):
-        run_tasks([task("a")], 3, "cuda", Console(quiet=True))
+def test_more_slots_than_gpus_are_spread_over_them(task, tmp_path, monkeypatch):
+    """Two tasks have a GPU each; of four each GPU gets two, and the fifth goes where one has ended."""
+    monkeypatch.setattr(local, "gpus", lambda: ["3", "7"])
+
+    def lines_of(names: str) -> list[list[str]]:
+        (tmp_path / "order").unlink(missing_ok=True)
+        assert run_tasks([task(name, "gpu") for name in names], 4, "cuda", Console(quiet=True)) == []
+        return [line.split() for line in order(tmp_path)]
+
+    assert sorted(gpu for what, _, gpu in lines_of("ab") if what == "begin") == ["3", "7"]
+    lines = lines_of("abcde")
+    begun = [(name, gpu) for what, name, gpu in lines if what == "begin"]
+    assert sorted(gpu for _, gpu in begun[:4]) == ["3", "3", "7", "7"]
+    fifth = ["begin", *begun[4]]
+    assert begun[4][1] in {gpu for what, _, gpu in lines[: lines.index(fifth)] if what == "end"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

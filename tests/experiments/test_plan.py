@@ -180,8 +180,19 @@ def test_what_can_be_known_is_refused_before_the_first_task(asked):
         make_plan(replace(asked, seeds=(0, 0)))
     with pytest.raises(ValueError, match="no such figure or table"):
         chosen(["fig99"])
-    with pytest.raises(ValueError, match="none of these models is in"):
+    with pytest.raises(ValueError, match=r"--only mamba2: no line of fig3_forget_gates is such"):
         make_plan(replace(asked, artefacts=("fig3_forget_gates",), only=("mamba2",)))
+    with pytest.raises(ValueError, match=r"--line 'LR 0.004': no line of table_lr_grid is called so; .* fox_pro, LR 0.008;"):
+        make_plan(replace(asked, artefacts=("table_lr_grid",), line=("*, LR 0.004", "LR 0.004")))
+    with pytest.raises(ValueError, match=r"--only mamba2 --line 'hgrn2, \*': no line of table_lr_grid is such"):
+        make_plan(replace(asked, artefacts=("table_lr_grid",), only=("mamba2",), line=("hgrn2, *",)))
+
+
+def test_lines_are_asked_for_by_their_labels(asked):
+    plan = make_plan(replace(asked, artefacts=("table_lr_grid", "fig7_gate_types"), line=("*, LR 0.008", "fixed, T_max 4")))
+    labels = {stem: [line.recipe.label for line in lines] for stem, lines in plan.lines.items()}
+    assert labels == {"table_lr_grid": [f"{model}, LR 0.008" for model in MODELS], "fig7_gate_types": ["fixed, T_max 4"] * 2}
+    assert len(plan.runs) == 9
 
 
 # Steps and peak learning rate (Tables 4 and 5, section 4.1), those of the main setting by model.
