@@ -50,6 +50,8 @@ class Wanted(Asked):
     """Only the line of this label, as `plan` shows it; * stands for anything: '* LR 0.004' (repeatable)."""
     also: UseAppendAction[tuple[str, ...]] = ()
     """This model, too, where a figure or table has a line per model: stick_breaking, say (repeatable)."""
+    average: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.0
+    """Export and evaluate the mean of the weights after each of the last steps, so large a share of all (0.1, say)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU where there is one, but never for the scales in fp32 (tiny), which are for CPUs."""
     runs_dir: Path = Path("runs")
@@ -74,8 +76,8 @@ class Wanted(Asked):
             seeds = tuple(int(seed) for seed in self.seeds.split(","))
         except ValueError:
             raise ValueError(f"--seeds {self.seeds}: give numbers separated by commas, such as 0,1,2.") from None
-        same = ("artefacts", "scale", "results_dir", "data", "heldout", "tokenizer", "only", "line", "also", "runs_dir",
-                "corpora_dir", "reuse_stored")  # fmt: skip
+        same = ("artefacts", "scale", "results_dir", "data", "heldout", "tokenizer", "only", "line", "also", "average",
+                "runs_dir", "corpora_dir", "reuse_stored")  # fmt: skip
         return Request(
             **{name: getattr(self, name) for name in same},
             seeds=seeds,

@@ -32,7 +32,8 @@ SOURCE_FLAGS = ("haystack", "haystack_unsorted", "prompts", "longbench", "includ
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What the user asked for. `execution` is how trainings are carried out; it changes no result. `machine`: the GPU or CPU by
-    name, of which timings are. `reuse_stored`: rows in `results_dir` count as done, too."""
+    name, of which timings are. `reuse_stored`: rows in `results_dir` count as done, too. `average`: the share of its last steps
+    over which a training's weights are averaged."""
 
     artefacts: tuple[str, ...] = ()
     scale: str = "tiny"
@@ -43,6 +44,7 @@ class Request:
     only: tuple[str, ...] = ()
     line: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
+    average: float = 0.0
     judge_model: str | None = None
     device: str = "cpu"
     machine: str = "any"
@@ -159,9 +161,10 @@ def make_plan(request: Request, *, rehearsal: bool = False) -> Plan:
 
 
 def _runs(artefact: Artefact, scale: Scale, request: Request) -> list[Recipe]:
-    """Those lines of an artefact that are asked for."""
+    """Those lines of an artefact that are asked for, their weights averaged if that is."""
+    common = {"averaged_share": request.average} if request.average else {}
     return [
-        recipe for recipe in _all_runs(artefact, scale, request)
+        replace(recipe, train={**common, **recipe.train}) for recipe in _all_runs(artefact, scale, request)
         if (not request.only or recipe.name in request.only)
         and (not request.line or any(fnmatchcase(recipe.label, label) for label in request.line))
     ]  # fmt: skip
@@ -203,6 +206,8 @@ def _check_names(request: Request) -> tuple[Scale, dict[str, Artefact]]:
             check_name(model, flag)
     if len(set(request.seeds)) < len(request.seeds) or not request.seeds or min(request.seeds) < 0:
         raise ValueError(f"--seeds {' '.join(map(str, request.seeds))}: give different numbers from 0 on.")
+    if not 0 <= request.average <= 1:
+        raise ValueError(f"--average {request.average:g}: give a share of a training's steps, from 0 to 1, such as 0.1.")
     return get_scale(request.scale), chosen(request.artefacts)
 
 
@@ -304,25 +309,37 @@ def check(plan: Plan) -> None:
     if ignored:
         raise ValueError(f"{', '.join(ignored)}: nothing that {', '.join(plan.artefacts)} need at {plan.scale.name} reads it.")
     for stem, lines in plan.lines.items():
-        _check_corpus(plan, stem, lines)
+        _check_stored(plan, stem, lines)
 
 
-def _check_corpus(plan: Plan, stem: str, lines: tuple[Wanted, ...]) -> None:
-    """A figure must not mix runs on several texts: what is stored on another corpus needs another folder."""
-    results_dir = plan.request.results_dir
+def _check_stored(plan: Plan, stem: str, lines: tuple[Wanted, ...]) -> None:
+    """A figure must not mix runs on several texts, nor last weights with averaged ones where it does not say so itself: what
+    is stored otherwise needs another folder."""
+    request, scale = plan.request, plan.scale
     ours = {run.spec.scale: run.spec.data.fingerprint for run in (plan.runs[line.run_id] for line in lines)}
-    for line in read_lines(results_dir, plan.scale.name, stem):
-        record = run_file(results_dir, line.scale, line.run_id)
+    declared = plan.artefacts[stem].runs(scale, request.seeds)
+    shares = {(recipe.label, recipe.name): recipe.train.get("averaged_share", request.average) for recipe in declared}
+    file, remedy = request.results_dir / scale.name / f"{stem}.json", "keep the two apart with --results-dir FOLDER."
+    for line in read_lines(request.results_dir, scale.name, stem):
+        record = run_file(request.results_dir, line.scale, line.run_id)
         if not record.is_file():
             continue  # lost; collecting a run of this plan writes it again
-        data = read_run(record)["spec"]["data"]
+        spec = read_run(record)["spec"]
+        share, ask = spec.get("train", {}).get("averaged_share", 0.0), shares.get((line.label, line.model), request.average)
+        if share != ask:
+            raise ValueError(f"{file} is drawn from {_weights(share)} (this is {_weights(ask)}): {remedy}")
+        data = spec["data"]
         if data.get("recall"):
             continue  # tasks of several sizes may meet
         if line.scale in ours and data["fingerprint"] != ours[line.scale] != "absent":
             raise ValueError(
-                f"{results_dir / plan.scale.name / stem}.json is drawn from runs on another corpus ({data['source']}, "
-                f"{data['fingerprint']}; this is {ours[line.scale]}): keep the two apart with --results-dir FOLDER."
+                f"{file} is drawn from runs on another corpus ({data['source']}, {data['fingerprint']}; this is "
+                f"{ours[line.scale]}): {remedy}"
             )
+
+
+def _weights(share: float) -> str:
+    return f"weights averaged over the last {share:.3g} of the steps" if share else "the last weights"
 
 
 def write_specs(plan: Plan) -> None:

@@ -20,6 +20,7 @@ from data.tokenizer import parse_tokenizer
 from models.build import build_model
 from models.loss import TokenLoss
 from results.provenance import provenance
+from training.average import WeightMean
 from training.checkpoint import Checkpoints, State
 from training.distributed import World, device_label, join_world, layers_of, pick_device, spread
 from training.export import already_exported, export_model
@@ -121,7 +122,8 @@ def _train(
     allocate_state(optimizer)
     guard = Guard(execution.spike_factor, world)
     checkpoints = Checkpoints(folder.checkpoints, world, execution.keep_checkpoints, execution.async_checkpoint)
-    state = _state(model, optimizer, guard)
+    mean = WeightMean(model, spec.train)
+    state = _state(model, optimizer, guard, mean)
     first_step = checkpoints.newest_whole() or 0
     if first_step:
         checkpoints.load(first_step, state)
@@ -138,17 +140,18 @@ def _train(
             Watchdog(execution.hang_minutes) as watchdog,
         ):
             meter = PruningMeter(wrapped, spec, execution.compile)
-            exit_code = run.steps(stepper, meter, batches, state, watchdog)
+            exit_code = run.steps(stepper, mean, meter, batches, state, watchdog)
         if exit_code == EXIT_FINISHED:
+            mean.put_into_model()
             export_model(model, corpus, spec, folder, world)
         end["exit_code"] = exit_code
     return exit_code
 
 
-def _state(model: nn.Module, optimizer: torch.optim.AdamW, guard: Guard) -> State:
-    """Everything a run needs to go on: weights and buffers, moments, the guard's running mean."""
+def _state(model: nn.Module, optimizer: torch.optim.AdamW, guard: Guard, mean: WeightMean) -> State:
+    """Everything a run needs to go on: weights and buffers, moments, the guard's running mean, the weights' mean."""
     weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    return {**weights, **named_state(model, optimizer), **guard.state()}
+    return {**weights, **named_state(model, optimizer), **guard.state(), **mean.state()}
 
 
 @dataclass
@@ -176,8 +179,9 @@ class _Run:
         self.speed = Speed(self.spec.train.batch_tokens)
 
     def steps(
-        self, stepper: Stepper, meter: PruningMeter, batches: Prefetcher[int, Batch], state: State, watchdog: Watchdog
-    ) -> int:
+        self, stepper: Stepper, mean: WeightMean, meter: PruningMeter, batches: Prefetcher[int, Batch], state: State,
+        watchdog: Watchdog,
+    ) -> int:  # fmt: skip
         """Run the steps that are left; returns an exit code. A step's report is read while the next one computes."""
         pending: PendingReport | None = None
         num_steps = self.spec.train.num_steps
@@ -189,6 +193,7 @@ class _Run:
             inputs = inputs.to(self.world.device, non_blocking=True)
             targets = targets.to(self.world.device, non_blocking=True)
             loss, grad_norm, verdict = stepper.run(inputs, targets, lr)
+            mean.add(step)
             wishes = torch.tensor([self.stop.requested, self._save_due], dtype=torch.float32, device=self.world.device)
             share = meter.share(step, inputs, targets, stepper.autocast())
             values = torch.cat([torch.stack([loss, grad_norm, verdict]), self.world.sum(wishes), share[None]])

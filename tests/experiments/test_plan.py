@@ -1,6 +1,7 @@
 """What a request means: runs and their identities, what is shared, what exists, and what is refused before the first task."""
 
 import io
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -175,6 +176,25 @@ def test_another_corpus_is_another_run_and_needs_another_folder(asked, tmp_path)
     make_plan(replace(request, results_dir=tmp_path / "other"))
 
 
+def test_averaged_weights_are_other_runs_and_mix_with_last_ones_only_where_a_table_compares_them(asked):
+    request = replace(asked, artefacts=("fig2_per_token_loss",), only=("fox_pro",))
+    ((last,), (mean,)) = (make_plan(each).runs.values() for each in (request, replace(request, average=0.1)))
+    assert mean.spec.run_id != last.spec.run_id and mean.spec.train == replace(last.spec.train, averaged_share=0.1)
+    for stem, label in (("fig2_per_token_loss", "fox_pro"), ("weight_averaging", "last weights")):
+        record_run(request.results_dir, {"run_id": last.spec.run_id, "scale": "tiny", "name": "fox_pro", "starts": [],
+                                         "spec": json.loads(last.spec.to_json())})  # fmt: skip
+        write_lines(request.results_dir, "tiny", stem, [Line(label, "fox_pro", 0, "tiny", last.spec.run_id, {})])
+        asked_for = replace(request, artefacts=(stem,))
+        words = r"drawn from the last weights \(this is weights averaged over the last 0.1 of the steps\): .*--results-dir"
+        with pytest.raises(ValueError, match=words):
+            make_plan(replace(asked_for, average=0.1))
+        make_plan(asked_for)
+    plan = make_plan(replace(asked, artefacts=("weight_averaging",)))
+    assert {run.spec.train.averaged_share for run in plan.runs.values()} == {0.0, 0.05, 0.2} and len(plan.runs) == 6
+    with pytest.raises(ValueError, match=r"--average 1.5: give a share of a training's steps, from 0 to 1"):
+        make_plan(replace(request, average=1.5))
+
+
 def test_what_can_be_known_is_refused_before_the_first_task(asked):
     with pytest.raises(ValueError, match=r"--seeds 0 0: give different numbers"):
         make_plan(replace(asked, seeds=(0, 0)))
@@ -334,6 +354,8 @@ def test_a_rate_beyond_the_grid_is_tried_by_the_model_that_was_best_at_its_edge_
     plan = make_plan(replace(asked, artefacts=("table_lr_grid", "gate_worth"), scale="mini"), rehearsal=True)
     rates = {stem: [line.recipe.label for line in lines if "0.0005" in line.recipe.label] for stem, lines in plan.lines.items()}
     assert rates == {"table_lr_grid": ["fox_llama, LR 0.0005"], "gate_worth": ["83.9M tokens, LR 0.0005"]}
+    (highest,) = [line.recipe.label for line in plan.lines["table_lr_grid"] if "0.008" in line.recipe.label]
+    assert highest == "mamba2, LR 0.008"
     assert all(
         {spec.kind for spec in line.evals} == {"per_token_loss", "training_curve"} for line in plan.lines["table_lr_grid"]
     )
