@@ -164,6 +164,10 @@ MUTANTS = [
         ("data/tokenizer.py", "_pieces(json_escape(text) if self.kind == \"gpt2-json\" else _valid(text))", "_pieces(_valid(text))", TOKENIZER),
         ("data/packages.py", " and not p.stem.endswith(\"_generated\")", "", SOURCE),
         # The training
+        ("training/average.py", "1.0 / (step - self._first + 1)", "1.0 / (step - self._first + 2)", f"{LOOP} -k mean_of"),
+        ("training/average.py", "step >= self._first", "step > self._first", f"{LOOP} -k mean_of"),
+        ("training/average.py", "return {f\"mean.{name}\": mean for name, mean in self._means.items()}", "return {}", f"{LOOP} -k mean_of"),
+        ("training/loop.py", "mean.put_into_model()", "pass", f"{LOOP} -k mean_of"),
         ("training/step.py", "enabled=index == len(parts) - 1", "enabled=index == 0", f"{LOOP} -k two_processes"),
         ("training/distributed.py", "        if enabled:\n            yield", "        if not enabled:\n            yield", f"{LOOP} -k two_processes"),
         ("training/distributed.py", "module.set_requires_gradient_sync(enabled)", "module.set_requires_gradient_sync(not enabled)", f"{LOOP} -k two_processes"),
@@ -318,6 +322,10 @@ MUTANTS = [
         ("experiments/adopt.py", "weights=_digest(folder)", "weights=\"adopted\"", "experiments/test_command_line.py"),
         ("experiments/restarts.py", "if fruitless > max_restarts:", "if fruitless > max_restarts + 1:", "experiments/test_local.py"),
         ("experiments/restarts.py", "if event[\"mark\"] != mark:", "if False:", "experiments/test_local.py"),
+        ("experiments/plan.py", "if share != ask:", "if share and share != ask:", f"{PLAN} -k averaged"),
+        ("experiments/plan.py", "any(fnmatchcase(recipe.label, label) for label in request.line)", "True", f"{PLAN} -k labels"),
+        ("experiments/local.py", "return min(self.free, key=lambda slot: busy[self._gpu(slot)])", "return self.free[-1]", "experiments/test_local.py -k slots"),
+        ("analysis/study.py", "return shares.pop() or None if len(shares) == 1 else None", "return max(shares) or None", "analysis/test_tables.py -k averages"),
         ("experiments/scales.py", "*self.edge_rates.get(model, ())", "*self.edge_rates.get(\"fox_llama\", ())", PLAN),
     )
 ]
