@@ -8,7 +8,7 @@ TITLE = "Averaging the last weights"
 PAPER = "beyond the paper"
 SHOWS = (
     "The same trainings evaluated with their weights after the last step, and with the mean of the weights after each of the "
-    "last steps, a share of all. Every other figure and table evaluates the former, unless it names a share (`run --average`). "
+    "last steps, a share of all. Every other figure and table evaluates the former, unless it names a share (run --average). "
     "Not in the paper."
 )
 CLAIMS = ()

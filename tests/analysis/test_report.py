@@ -178,11 +178,19 @@ def test_every_artefact_says_what_it_was_made_from_and_how_to_make_it_again(tmp_
         assert wanted in runs
 
 
+def test_what_is_not_the_papers_is_not_said_to_be(tmp_path):
+    study = drawn(losses(tmp_path, models=("fox_pro", "transformer_pro")))
+    ours = replace(section(FIG2, study), paper="beyond the paper")
+    for one, heading, lead in ((section(FIG2, study), "Figure 2", "The paper:"), (ours, "Beyond the paper", "What it shows:")):
+        text = report.build(tmp_path / "tiny", [one]).read_text()
+        assert f"<h2>{heading}: {one.title}</h2>\n<p><strong>{lead}</strong> {one.shows}</p>" in text
+
+
 def test_what_is_missing_stands_with_the_command_that_makes_it(tmp_path):
     study = drawn(losses(tmp_path, models=("fox_pro", "transformer_pro")))
-    sections = [section(FIG2, study, missing=("Mamba-2",)), section("fig4_needle", None)]
+    sections = [section(FIG2, study, missing=("Mamba-2, LR 1", "HGRN2")), section("fig4_needle", None)]
     text = report.build(tmp_path / "tiny", sections).read_text()
-    assert "<strong>Missing:</strong> Mamba-2. <code>python -m experiments run fig2_per_token_loss" in text
+    assert "<strong>Missing:</strong> Mamba-2, LR 1; HGRN2. <code>python -m experiments run fig2_per_token_loss" in text
     absent = text[text.index('id="absent"') :]
     assert "python -m experiments run fig4_needle --scale tiny" in absent
     assert "Not measured: FoX (LLaMA) with Transformer (LLaMA)" in text

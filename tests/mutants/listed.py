@@ -189,7 +189,7 @@ MUTANTS = [
         ("training/loop.py", "\"mfu\": None if self.pruned else mfu,", "\"mfu\": mfu,", f"{LOOP} -k utilisation"),
         ("training/loop.py", "range(first_step, spec.train.num_steps)", "range(0, spec.train.num_steps - first_step)", f"{LOOP} -k signals"),
         ("training/loop.py", "        checkpoints.load(first_step, state)", "        pass", f"{LOOP} -k signals"),
-        ("training/loop.py", "**named_state(model, optimizer), **guard.state()}", "**guard.state()}", f"{LOOP} -k signals"),
+        ("training/loop.py", "**named_state(model, optimizer), **guard.state()", "**guard.state()", f"{LOOP} -k signals"),
         ("training/loop.py", "if self.execution.on_bad_step == \"stop\":", "if False:", f"{LOOP} -k not_finite"),
         ("training/loop.py", "Guard(execution.spike_factor, world)", "Guard(None, world)", f"{LOOP} -k spike"),
         ("training/loop.py", ">= 60 * self.execution.checkpoint_minutes", ">= self.execution.checkpoint_minutes", CHECKPOINT),
@@ -324,7 +324,7 @@ MUTANTS = [
         ("experiments/restarts.py", "if event[\"mark\"] != mark:", "if False:", "experiments/test_local.py"),
         ("experiments/plan.py", "if share != ask:", "if share and share != ask:", f"{PLAN} -k averaged"),
         ("experiments/plan.py", "any(fnmatchcase(recipe.label, label) for label in request.line)", "True", f"{PLAN} -k labels"),
-        ("experiments/local.py", "return min(self.free, key=lambda slot: busy[self._gpu(slot)])", "return self.free[-1]", "experiments/test_local.py -k slots"),
+        ("experiments/local.py", "return min(self.free, key=lambda slot: busy[self._gpu(slot)])", "return max(self.free, key=lambda slot: busy[self._gpu(slot)])", "experiments/test_local.py -k slots"),
         ("analysis/study.py", "return shares.pop() or None if len(shares) == 1 else None", "return max(shares) or None", "analysis/test_tables.py -k averages"),
         ("experiments/scales.py", "*self.edge_rates.get(model, ())", "*self.edge_rates.get(\"fox_llama\", ())", PLAN),
     )
