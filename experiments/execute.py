@@ -1,5 +1,6 @@
 """Carry a plan out on this machine: corpora, runs, evaluations, drawings, report."""
 
+import math
 import time
 
 from rich.console import Console
@@ -80,5 +81,8 @@ def draw(plan: Plan, console: Console) -> None:
         console.print(f"[green]report[/] {drawing.write_report(scale, results_dir)}")
     if met or differing:
         console.print(f"{met} stored evaluations were met within rounding, {len(differing)} were not")
+    if differing:
+        console.print("another processor, GPU or library rounds otherwise, and training carries that on; the most different:")
     for name, difference in sorted(differing.items(), key=lambda item: -item[1])[:5]:
-        console.print(f"[yellow]differs[/] {name}: by {difference:.1e} of the largest value; what was stored first is drawn")
+        how = f"by {difference:.1e} of the largest value" if math.isfinite(difference) else "in its texts"
+        console.print(f"[yellow]differs[/] {name}: {how}; what was stored first is drawn")

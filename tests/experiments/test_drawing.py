@@ -1,6 +1,8 @@
 """Storage only grows, and a figure names what it is drawn from."""
 
+import io
 import json
+import math
 import shutil
 from dataclasses import replace
 
@@ -9,6 +11,7 @@ from rich.console import Console
 
 from analysis.study import Study, read_lines, study_file
 from experiments import drawing, graph
+from experiments.execute import draw
 from experiments.overview import print_ancestry
 from experiments.plan import Plan, make_plan
 from results.store import meta_path, read_rows, rows_file
@@ -55,6 +58,18 @@ def test_doing_a_part_again_leaves_the_order_of_the_lines(asked):
     for part in ("fox_pro", "transformer_pro"):
         made(asked, part, seeds=(0,))
         assert places(asked) == before
+
+
+def test_what_was_not_met_is_said_with_its_cause(asked, monkeypatch):
+    plan = made(asked, *PAIR)
+    found = drawing.Collected(FIG2, 2, 1, {"needle-1 of a": math.inf, "per_token_loss-2 of b": 0.25})
+    for collected in (found, drawing.Collected(FIG2, 2, 3, {})):
+        monkeypatch.setattr(drawing, "collect", lambda _, collected=collected: collected)
+        draw(plan, Console(width=200, file=(said := io.StringIO())))
+        text = said.getvalue()
+        assert f"{collected.met} stored evaluations were met within rounding, {len(collected.differing)} were not" in text
+        told = "needle-1 of a: in its texts; what", "per_token_loss-2 of b: by 2.5e-01 of the largest", "another processor"
+        assert [words in text for words in told] == [bool(collected.differing)] * 3
 
 
 def test_rows_in_the_store_are_drawn_without_their_run_folders(asked):
