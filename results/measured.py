@@ -6,6 +6,7 @@ Each measuring adds a file; `read` joins all of a kind. Meta: kind, created (ISO
 """
 
 import hashlib
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ from results.store import Meta, read_rows, write_rows
 
 FOLDER = Path(__file__).parent / "measurements"
 META_KEYS = ("kind", "created", "command", "provenance")
+PLACES = ("--rows", "--corpora-dir")  # options that name a folder of that machine, and nothing that was measured
+WHOLE_PATH = re.compile(r"(?<![^:=,])/[^:=,]*")  # also behind a scheme (text:/data/books/train*) and behind --option=
 GRADIENTS = ("o", "dq", "dk", "dv", "dlog_fgate")
 PARTS = ("norms", "loss", "attention", "recurrence", "matmuls", "optimiser", "communication", "other", "idle")
 
@@ -130,12 +133,16 @@ def add(kind: str, rows: list[dict[str, Any]], device: str, *, code: str = "", f
 
 
 def _command() -> str:
-    """What measured, without the folder that it was told to add the rows to: a place on that machine, and no part of it."""
-    words = sys.orig_argv[1:]
-    while "--rows" in words:
-        at = words.index("--rows")
-        words = words[:at] + words[at + 2 :]
-    return shlex.join(["python", *(word for word in words if not word.startswith("--rows="))])
+    """What measured, without the places that were that machine's alone: where rows and corpora were put is left out, and of a
+    file given by its whole path the last folder and the name are kept."""
+    words = iter(sys.orig_argv[1:])
+    kept = ["python"]
+    for word in words:
+        if word in PLACES:
+            next(words, None)
+        elif not word.startswith(tuple(f"{place}=" for place in PLACES)):
+            kept.append(WHOLE_PATH.sub(lambda path: "/".join(path[0].split("/")[-2:]).lstrip("/"), word))
+    return shlex.join(kept)
 
 
 def write(kind: str, rows: pd.DataFrame, meta: Meta, folder: Path = FOLDER) -> Path:
