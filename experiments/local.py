@@ -19,6 +19,7 @@ from experiments import restarts
 from experiments.forks import PR_SET_PDEATHSIG, ROOT, Fork, Forks, prctl
 from experiments.graph import Task
 from training.command_line import Terminated
+from training.processor import equal_bits
 from training.progress import LINE_EVERY_S, numbers
 
 POLL_S = 0.1
@@ -88,7 +89,7 @@ class _Pool:
             self.environment.pop("OMP_NUM_THREADS", None)
         else:
             # No GPU is seen: one that an import had asked something of could not be used after a fork.
-            self.environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+            self.environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **equal_bits(1, os.environ)}
             modules = dict.fromkeys(name for task in tasks for name in _imports(task))
             self.forks = Forks(list(modules), self.environment)
         self.running: list[_Running] = []

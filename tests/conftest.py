@@ -6,7 +6,9 @@ import signal
 from itertools import zip_longest
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+from training.processor import equal_bits
+
+os.environ.update(equal_bits(1, os.environ))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers, which many tests import)

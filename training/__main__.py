@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from models.spec import PositiveInt
 from training.command_line import guarded, parse
+from training.processor import equal_bits
 from training.spec import Execution
 
 
@@ -35,7 +36,7 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> int:
-    os.environ.setdefault("OMP_NUM_THREADS", str(arguments.threads))
+    os.environ.update(equal_bits(arguments.threads, os.environ))
     import torch
 
     torch.set_num_threads(arguments.threads)

@@ -14,6 +14,8 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from training import processor
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -82,7 +84,8 @@ def join_world(device_name: Literal["auto", "cpu", "cuda"], timeout_minutes: flo
 def device_label(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"CPU ({torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''})"
+    threads = torch.get_num_threads()
+    return f"{processor.model()} ({threads} thread{'s' if threads > 1 else ''}, {torch.backends.cpu.get_cpu_capability()})"
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

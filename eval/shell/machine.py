@@ -2,9 +2,9 @@
 
 import gc
 import os
-import platform
 import re
-from pathlib import Path
+
+from training import processor
 
 
 def use(name: str, threads: int) -> str:
@@ -13,7 +13,7 @@ def use(name: str, threads: int) -> str:
     ValueError: none of cpu, cuda and cuda:N, no such GPU here, or no thread."""
     if threads < 1:
         raise ValueError(f"--threads {threads}: at least 1 is needed")
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    os.environ.update(processor.equal_bits(threads, os.environ))
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise ValueError(f"--device {name}: choose cpu, cuda or cuda:N")
     if name != "cpu":
@@ -33,15 +33,7 @@ def machine_name(device: str) -> str:
         import torch
 
         return torch.cuda.get_device_name(device)
-    return f"{_cpu_model()}, {os.cpu_count()} cores"
-
-
-def _cpu_model() -> str:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return " ".join(found[1].split()) if found else f"{platform.machine()} CPU"
+    return f"{processor.model()}, {os.cpu_count()} cores"
 
 
 def reset_peak_memory(device: str) -> None:

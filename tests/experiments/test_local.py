@@ -14,6 +14,7 @@ from rich.console import Console
 from experiments import local, restarts
 from experiments.graph import Task
 from experiments.local import run_tasks
+from training import processor
 
 CODE = """
 import os, signal, sys, time
@@ -21,6 +22,8 @@ from pathlib import Path
 name, action, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 if action == "gpu":
     name += " " + os.environ["CUDA_VISIBLE_DEVICES"]
+if action == "environment":
+    name += " " + " ".join(os.environ.get(each, "-") for each in ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "MKL_CBWR"))
 with open(folder / "order", "a") as file:
     file.write(f"begin {name}\\n")
 if action == "sleep":
@@ -72,6 +75,15 @@ def test_tasks_wait_for_what_they_need_and_failures_leave_the_rest_alone(task, t
     lines = order(tmp_path)
     assert lines.index("end a") < lines.index("begin b")
     assert "begin after-bad" not in lines and "end c" in lines
+
+
+def test_a_task_on_the_cpu_is_held_to_one_thread_and_to_what_most_processors_have(task, tmp_path, monkeypatch):
+    for name in ("ATEN_CPU_CAPABILITY", "MKL_CBWR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    (tmp_path / "cpuinfo").write_text("flags\t\t: fma avx2 avx512f\n")
+    monkeypatch.setattr(processor, "TOLD", tmp_path / "cpuinfo")
+    assert run([task("a", "environment")]) == [] and order(tmp_path)[0] == "begin a 1 avx2 AVX2"
 
 
 def test_a_timing_has_the_machine_for_itself(task, tmp_path):

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from training.processor import equal_bits
+
 ROOT = Path(__file__).parents[2]
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     ["kernels.hf_guard", "transformers.modeling_utils", "pandera.pandas", "matplotlib.pyplot", "zarr", "datasets", "hypothesis"]
 )
 # No bytecode: a mutant of the same length, written within the same second, would not be read again.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1"}
+ENVIRONMENT = {**equal_bits(1, {}), "PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def run_pytest(folder: Path, arguments: list[str], limit_s: float) -> tuple[int | None, str]:

@@ -19,7 +19,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+from training.processor import equal_bits
+
+os.environ.update(equal_bits(1, os.environ))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from tests.torture.cases import CRASHED, STRIDE, TARGETS, Bench, Outcome, altered, can_mount, full_disk, killed, two_at_once
