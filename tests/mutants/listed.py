@@ -43,6 +43,7 @@ FOLDER = "training/test_run_folder.py"
 SCHEDULE = "training/test_schedule.py"
 SPEC = "training/test_spec.py"
 STEP = "training/test_step.py"
+PROCESSOR = "training/test_processor.py"
 CURVES = "analysis/test_curves.py"
 C_ABLATION = "analysis/test_claims_ablation.py"
 C_LOSS = "analysis/test_claims_loss.py"
@@ -102,6 +103,7 @@ MUTANTS = [
         ("kernels/stick_breaking/chunked.py", "alive_NR = spent_NR1[..., 0] <= used_up", "alive_NR = spent_NR1[..., 0] <= used_up / 8", STICK),
         ("kernels/stick_breaking/chunked.py", "older_NRJ[..., :1] += left_NRJ[..., -1:] * dr_NQ1[:, rows]", "pass", STICK),
         ("kernels/stick_breaking/visibility.py", "seq_start_B.to(torch.int32)[:, None]", "seq_start_B.to(torch.int32)[:, None] + 1", STICK),
+        ("kernels/benchmark/errors.py", "total + error**2 / DRAWS", "total + error / DRAWS", "kernels/test_errors.py"),
         # The models
         ("models/forgetting_transformer/module.py", "QK_NORM_EPS = 1e-5", "QK_NORM_EPS = 1e-3", FOX),
         ("models/forgetting_transformer/module.py", "(-torch.log(torch.expm1(1.0 / times)))", "(torch.log(torch.expm1(1.0 / times)))", FOX),
@@ -195,6 +197,8 @@ MUTANTS = [
         ("training/loop.py", ">= 60 * self.execution.checkpoint_minutes", ">= self.execution.checkpoint_minutes", CHECKPOINT),
         ("training/loop.py", "        if epochs > 1:", "        if False:", FOLDER),
         ("training/loop.py", "end[\"exit_code\"] = exit_code", "pass", FOLDER),
+        ("training/processor.py", "{\"avx2\", \"fma\"} <= set", "{\"avx2\", \"fma\"} & set", PROCESSOR),
+        ("training/processor.py", "if name not in given", "if name not in {}", PROCESSOR),
         ("training/guard.py", "applied = finite & ~spike", "applied = finite", f"{STEP} -k spike"),
         ("training/guard.py", "torch.isfinite(loss) & torch.isfinite(grad_norm)", "torch.isfinite(loss)", f"{STEP} -k finite"),
         ("training/optimizer.py", "parameter.ndim >= 2 and not name.endswith(\"bias\")", "not name.endswith(\"bias\")", OPTIMIZER),
@@ -248,6 +252,7 @@ MUTANTS = [
         ("eval/throughput/measure.py", "    if machine != spec.machine:", "    if False:", "eval/test_throughput.py"),
         ("eval/gate_maps/measure.py", "corpus.spec.bos_id)[0].to", "0)[0].to", "eval/test_gate_maps.py"),
         # The store
+        ("results/measured.py", "path[0].split(\"/\")[-2:]", "path[0].split(\"/\")[-9:]", "results/test_measured.py"),
         ("results/store.py", "if hashlib.sha256(body).hexdigest() != meta.get(\"rows_sha256\"):", "if False:", STORE),
         ("results/store.py", "    if fault_of(path) is None:\n        one, other", "    if False:\n        one, other", STORE),
         ("results/store.py", "if not np.array_equal(a[~finite], b[~finite], equal_nan=True):", "if False:", STORE),

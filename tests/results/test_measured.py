@@ -39,6 +39,7 @@ def test_measurings_are_added_and_read_together(tmp_path, monkeypatch):
         (["--data", "text:books/a/train*", "--line", "512/12"], "--data 'text:books/a/train*' --line 512/12"),
         (["--rows"], ""),
     ],
+    ids=["no-place", "rows", "places", "data", "heldout", "file-at-the-root", "relative", "cut-off"],
 )
 def test_the_command_says_what_measured_and_no_place_of_that_machine(tmp_path, monkeypatch, given, kept):
     monkeypatch.setattr(sys, "orig_argv", ["python3", "-m", "kernels.benchmark", *given])

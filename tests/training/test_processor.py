@@ -21,6 +21,7 @@ HELD = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2"}
         ("fpu fma avx avx2x", {}, {"OMP_NUM_THREADS": "2"}),
         ("fma avx2", {"OMP_NUM_THREADS": "8", "MKL_CBWR": "COMPATIBLE"}, {"ATEN_CPU_CAPABILITY": "avx2"}),
     ],
+    ids=["wider", "as-wide", "narrower", "of-another-name", "the-users-own"],
 )
 def test_a_task_is_held_to_what_most_processors_have_and_the_user_to_nothing(tmp_path, monkeypatch, flags, given, added):
     told = tmp_path / "cpuinfo"
