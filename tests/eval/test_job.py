@@ -24,6 +24,7 @@ from eval.shell import machine
 from eval.shell.hub import go_offline_if_unreachable
 from eval.shell.loading import Subject
 from results.store import read_rows
+from training import processor
 
 LOSS = per_token_loss.Spec(context_len=128, num_documents=2)
 NEEDLE = needle.Spec(mode="easy", lengths=(320, 400), depths=(0.0, 50.0), max_new_tokens=4, reserve=150)
@@ -297,8 +298,8 @@ def test_fresh_models_come_first_and_memory_is_counted_anew(make_run, corpus, wr
 
 
 def test_names_of_machines(monkeypatch, tmp_path):
-    assert machine.machine_name("cpu") == f"{machine._cpu_model()}, {os.cpu_count()} cores"
-    assert machine._cpu_model()
+    assert machine.machine_name("cpu") == f"{processor.model()}, {os.cpu_count()} cores"
+    assert processor.model()
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert machine.use("cuda:1", 1) == "cuda:1"
