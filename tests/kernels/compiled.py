@@ -14,7 +14,7 @@ from triton.experimental.gluon._runtime import GluonJITFunction
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from kernels import selective_scan_triton, ssd_scan_triton, ssd_triton
+from kernels import linear_cross_entropy_triton, selective_scan_triton, ssd_scan_triton, ssd_triton
 from kernels.forgetting_attention import hopper_backward, hopper_forward, triton_backward, triton_forward
 from kernels.forgetting_attention.tiles import Tiles, table
 from kernels.forgetting_attention.triton_decode import decode
@@ -129,6 +129,10 @@ def main() -> None:
         selective_scan_triton.backward(x, last, x, step, A, into, into, skip, starts)
         spilled = {name: n for name, n in seen.items() if name.startswith("selective") and n > 64}
         assert not spilled, f"bytes of stack per thread with {N} states: {spilled}"
+    for dtype in (torch.bfloat16, torch.float32):
+        logits, targets = torch.zeros(4, 50304, dtype=dtype), torch.zeros(4, dtype=torch.long)
+        linear_cross_entropy_triton.cross_entropy_(logits, targets, 50257, gradient=True)
+        assert seen["linear_cross_entropy_triton._cross_entropy_kernel"] == 0, "registers spill"
     print(seen)
 
 

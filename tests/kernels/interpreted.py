@@ -4,12 +4,13 @@ from unittest.mock import patch
 
 import torch
 
-from kernels import selective_scan, ssd, ssd_chunks, ssd_scan_triton, ssd_triton
+from kernels import linear_cross_entropy_triton, selective_scan, ssd, ssd_chunks, ssd_scan_triton, ssd_triton
 from kernels.forgetting_attention import forgetting_attention, norm_logit_bound, triton_decode, triton_prepare
 from kernels.forgetting_attention.triton_norms import triton_logit_bound
 from tests.kernels import test_selective_scan
 from tests.kernels.oracle import assert_right, log_gates, make_case
 from tests.kernels.test_fused_norms import compare_with_kernels
+from tests.kernels.test_linear_cross_entropy import assert_right_extremes, compare_with_plain, losses_of_extremes
 from tests.kernels.test_ssd import errors_by_norm
 
 
@@ -119,6 +120,9 @@ def main() -> None:
     compare_pruned_decoding()
     for size in (1e-3, 1e4):
         compare_with_kernels("cpu", torch.float32, 1e-5, size)
+    linear_cross_entropy_triton.BLOCK = 64
+    compare_with_plain("cpu", torch.float32, 3e-6)
+    assert_right_extremes(losses_of_extremes("cpu"))
     compare_scans()
     compare_recurrences()
     compare_selective_scans()

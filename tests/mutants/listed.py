@@ -29,6 +29,7 @@ COUNT = "models/test_count.py"
 FOX = "models/test_forgetting_transformer.py"
 INITIAL = "models/test_initial_values.py"
 LOSS = "models/test_loss.py"
+ENTROPY = "kernels/test_linear_cross_entropy.py"
 MODELS = "models/test_models.py"
 LOAD = "models/test_load.py models/test_convert.py"
 CORPUS = "data/test_corpus.py"
@@ -132,9 +133,16 @@ MUTANTS = [
         ("models/backbone.py", "self.attn(zero_padded(self.attn_norm(x), padding), cache", "self.attn(self.attn_norm(x), cache", MODELS),
         ("models/backbone.py", "start=(~seen_BT).sum(1, dtype=torch.int32)", "start=seen_BT.sum(1, dtype=torch.int32)", MODELS),
         ("models/loss.py", "or head.bias is not None or", "or", LOSS),
-        ("models/loss.py", "return x if x.dtype == torch.float64 else x.float()", "return x", LOSS),
-        ("models/loss.py", "(column == target[:, None]).to(probs.dtype)) * grad[:, None]", "(column == target[:, None]).to(probs.dtype)) * grad.mean()", LOSS),
-        ("models/loss.py", "dtype=logsum_N.dtype) if wants_weight", "dtype=hidden_Nd.dtype) if wants_weight", LOSS),
+        ("kernels/linear_cross_entropy.py", "return x if x.dtype == torch.float64 else x.float()", "return x", ENTROPY),
+        ("kernels/linear_cross_entropy.py", "(column == target[:, None]).to(probs.dtype)) * grad[:, None]", "(column == target[:, None]).to(probs.dtype)) * grad.mean()", ENTROPY),
+        ("kernels/linear_cross_entropy.py", "dtype=logsum_N.dtype) if wants_weight", "dtype=hidden_Nd.dtype) if wants_weight", ENTROPY),
+        ("kernels/linear_cross_entropy_triton.py", "sum_C = sum_C * tl.exp(top - above) + ", "sum_C = sum_C + ", INTERPRETED),
+        ("kernels/linear_cross_entropy_triton.py", "    top = -1e38 ", "    top = -float(\"inf\") ", INTERPRETED),
+        ("kernels/linear_cross_entropy_triton.py", "x_C = tl.where(column_C < vocab_size, x_C, -float(\"inf\"))", "pass", INTERPRETED),
+        ("kernels/linear_cross_entropy_triton.py", "x_C = tl.where(column_C < vocab_size, x_C, 0.0)", "pass", INTERPRETED),
+        ("kernels/linear_cross_entropy_triton.py", "(hidden * grad).to(hidden.dtype)", "hidden", INTERPRETED),
+        ("kernels/linear_cross_entropy_triton.py", "(derivatives @ weight) * grad", "derivatives @ weight", INTERPRETED),
+        ("kernels/linear_cross_entropy_triton.py", "cross_entropy_(derivatives, targets_N[rows], len(weight_Vd), gradient=True)", "pass", INTERPRETED),
         ("models/cache.py", "past.shape[1] + 1 - window", "past.shape[1] - window", f"{FOX} {MODELS}"),
         ("models/cache.py", "buffer[:, seq_len:total] = new.detach()", "buffer[:, seq_len : seq_len + 1] = new.detach()[:, :1]", MODELS),
         ("models/cache.py", "tensor.index_select(0, indices.to(tensor.device))", "tensor", MODELS),

@@ -1,0 +1,91 @@
+"""Cross-entropy of a linear map's logits without ever holding all of them in fp32.
+
+The matrix products and the cross-entropy run in chunks of tokens. Logits are in the hidden states' dtype, softmax
+statistics in fp32, and the weight's gradient is summed in fp32. For the backward pass, 16-bit logits are kept, up to
+8 GiB; others are computed again.
+
+Suffixes: N tokens, d hidden size, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Logits held at a time, in numbers: large enough to fill a GPU, small enough for a CPU's cache.
+_CHUNK_CUDA = 2**28
+_CHUNK_CPU = 2**21
+# 16-bit logits kept for the backward pass, in numbers: those of 85 thousand tokens with GPT-2's vocabulary.
+_KEPT = 2**32
+
+
+def linear_cross_entropy(hidden_Nd: Tensor, weight_Vd: Tensor, targets_N: Tensor) -> Tensor:
+    """Cross-entropy (N,) in nats, fp32, of the logits hidden @ weight.T against targets, differentiable in both factors."""
+    device = hidden_Nd.device.type
+    if torch.is_autocast_enabled(device):
+        hidden_Nd = hidden_Nd.to(torch.get_autocast_dtype(device))
+    budget = (_CHUNK_CUDA if hidden_Nd.is_cuda else _CHUNK_CPU) // weight_Vd.shape[0]
+    chunk = max(64, 1 << max(0, budget.bit_length() - 1))  # a power of two, so that most lengths give equal chunks
+    wants_gradient = torch.is_grad_enabled() and (hidden_Nd.requires_grad or weight_Vd.requires_grad)
+    kept = _KEPT // (chunk * weight_Vd.shape[0]) if wants_gradient and hidden_Nd.element_size() == 2 else 0
+    function: type[torch.autograd.Function] = LinearCrossEntropy
+    if hidden_Nd.is_cuda and hidden_Nd.dtype != torch.float64:
+        from kernels.linear_cross_entropy_triton import FusedLinearCrossEntropy
+
+        function = FusedLinearCrossEntropy
+    return function.apply(hidden_Nd, weight_Vd, targets_N, chunk, kept)
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """In plain PyTorch, with the weight in hidden's dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_Nd: Tensor, weight_Vd: Tensor, targets_N: Tensor, chunk: int, keep: int) -> Tensor:
+        weight = weight_Vd.to(hidden_Nd.dtype)
+        losses, logsums = [], []
+        kept: list[Tensor] = []
+        for hidden, target in zip(hidden_Nd.split(chunk), targets_N.split(chunk), strict=True):
+            logits = hidden @ weight.t()
+            loss, logsum = _losses(logits, target)
+            losses.append(loss)
+            logsums.append(logsum)
+            if len(kept) < keep:
+                kept.append(logits)
+        ctx.save_for_backward(hidden_Nd, weight_Vd, targets_N, torch.cat(logsums), *kept)
+        ctx.chunk = chunk
+        return torch.cat(losses)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        hidden_Nd, weight_Vd, targets_N, logsum_N, *kept = ctx.saved_tensors
+        weight = weight_Vd.to(hidden_Nd.dtype)
+        wants_weight = ctx.needs_input_grad[1]
+        dhidden = torch.empty_like(hidden_Nd)
+        dweight = torch.zeros_like(weight, dtype=logsum_N.dtype) if wants_weight else None
+        for index, start in enumerate(range(0, len(targets_N), ctx.chunk)):
+            rows = slice(start, start + ctx.chunk)
+            hidden, target, grad = hidden_Nd[rows], targets_N[rows], grads[0][rows]
+            logits = kept[index] if index < len(kept) else hidden @ weight.t()
+            dlogits = _logit_gradients(logits, logsum_N[rows], target, grad)
+            dhidden[rows] = dlogits @ weight
+            if dweight is not None:
+                dweight += _at_least_fp32(dlogits.t() @ hidden)
+        return dhidden, None if dweight is None else dweight.to(weight_Vd.dtype), None, None, None
+
+
+def _losses(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss and log of the sum of exponentials of each row, in at least fp32."""
+    exact = _at_least_fp32(logits)
+    logsum = torch.logsumexp(exact, 1)
+    return logsum - exact.gather(1, target[:, None])[:, 0], logsum
+
+
+def _logit_gradients(logits: Tensor, logsum: Tensor, target: Tensor, grad: Tensor) -> Tensor:
+    """(softmax - one-hot) * grad in the logits' dtype."""
+    column = torch.arange(logits.shape[1], device=logits.device)
+    probs = torch.exp(_at_least_fp32(logits) - logsum[:, None])
+    return ((probs - (column == target[:, None]).to(probs.dtype)) * grad[:, None]).to(logits.dtype)
+
+
+def _at_least_fp32(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
