@@ -112,4 +112,7 @@ def _aligned(weight_Vd: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """total += a @ b without rounding the product to a 16-bit dtype."""
-    total += a @ b if a.dtype == torch.float32 else torch.mm(a, b, out_dtype=torch.float32)
+    if a.dtype == torch.float32:
+        total.addmm_(a, b)
+    else:
+        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
