@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 64
+BLOCK, WARPS = 16, 2
 # Grids are (heads, blocks of tokens, batch): programs that run side by side then read neighbouring memory.
 
 
@@ -164,7 +164,7 @@ def triton_shift_and_norm(
     _shift_forward_kernel[(H, triton.cdiv(T, BLOCK), B)](
         x, x if alpha_logit is None else alpha_logit, x if weight is None else weight, x if before is None else before, y,
         *x.stride()[:3], *alpha_strides, _head_step(weight, D), T, H, eps,
-        BLOCK=BLOCK, D=D, SHIFT=alpha_logit is not None, NORM=weight is not None, BEFORE=before is not None,
+        BLOCK=BLOCK, D=D, num_warps=WARPS, SHIFT=alpha_logit is not None, NORM=weight is not None, BEFORE=before is not None,
     )  # fmt: skip
     return y
 
@@ -184,7 +184,7 @@ def _shift_and_norm_backward(
         dy.contiguous(), x, x if alpha_logit is None else alpha_logit, x if weight is None else weight,
         x if before is None else before, dx, dalpha, parts,
         *x.stride()[:3], *alpha_strides, _head_step(weight, D), T, H, eps,
-        BLOCK=BLOCK, D=D, SHIFT=alpha_logit is not None, NORM=weight is not None, BEFORE=before is not None,
+        BLOCK=BLOCK, D=D, num_warps=WARPS, SHIFT=alpha_logit is not None, NORM=weight is not None, BEFORE=before is not None,
     )  # fmt: skip
     dalpha = dalpha if alpha_logit is None else dalpha.to(alpha_logit.dtype)
     return dx, dalpha, x.new_empty(0) if weight is None else _weight_gradient(parts, B, weight)
@@ -199,7 +199,7 @@ def triton_gated_norm(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float
     y = torch.empty_like(o)
     _gated_norm_kernel[(H, triton.cdiv(T, BLOCK), B)](
         o, gate, weight, y, y, y, y, y, _head_step(weight, D), T, H, eps,
-        BLOCK=BLOCK, D=D, GATE=gate is not o, BACKWARD=False,
+        BLOCK=BLOCK, D=D, num_warps=WARPS, GATE=gate is not o, BACKWARD=False,
     )  # fmt: skip
     return y
 
@@ -215,7 +215,7 @@ def _gated_norm_backward(
     parts = torch.empty(B * H, triton.cdiv(T, BLOCK), D, device=o.device, dtype=torch.float32)
     _gated_norm_kernel[(H, triton.cdiv(T, BLOCK), B)](
         o, gate, weight, do, dy.contiguous(), do, dgate, parts, _head_step(weight, D), T, H, eps,
-        BLOCK=BLOCK, D=D, GATE=has_gate, BACKWARD=True,
+        BLOCK=BLOCK, D=D, num_warps=WARPS, GATE=has_gate, BACKWARD=True,
     )  # fmt: skip
     return do, dgate, _weight_gradient(parts, B, weight)
 

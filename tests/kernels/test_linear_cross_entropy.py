@@ -1,5 +1,7 @@
 """Losses and gradients against fp64, rounding, memory, and the GPU's kernel against plain PyTorch."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -97,29 +99,30 @@ def test_no_tensor_holds_all_logits():
     assert largest.numel == max(1000 * 24, 64 * 113)
 
 
-def compare_with_plain(device: str, dtype: torch.dtype, tolerance: float, vocab: int = 113, hidden_size: int = 24) -> None:
-    """The kernel's losses and gradients against plain PyTorch's in fp64, relative to the norm of each: some chunks kept,
-    some computed again; logits of one and of hundreds of nats; targets at both ends of the vocabulary."""
+def run_in(dtype: torch.dtype, function: Any, hidden: Tensor, weight: Tensor, upstream: Tensor, *rest: Any) -> list[Tensor]:
+    """Losses and gradients with hidden states in `dtype`, weights in fp32 or wider."""
+    h, w = hidden.to(dtype).requires_grad_(), weight.to(torch.promote_types(dtype, torch.float32)).requires_grad_()
+    losses = function.apply(h, w, *rest)
+    return [losses.detach(), *torch.autograd.grad((losses * upstream).sum(), (h, w))]
+
+
+def compare_with_plain(device: str, dtype: torch.dtype, vocab: int = 113, hidden_size: int = 24) -> None:
+    """The kernel's losses and gradients against fp64, relative to the norm of each: at most twice as wrong as plain PyTorch in
+    the same dtype, whose logits are rounded alike. Some chunks kept, some computed again; logits of one and of hundreds of
+    nats; targets at both ends of the vocabulary."""
     from kernels.linear_cross_entropy_triton import FusedLinearCrossEntropy
 
     for size, keep in ((1.0, 2), (1e-3, 0), (30.0, 9)):
-        hidden, weight, targets, upstream = inputs(300, hidden_size, vocab)
+        hidden, weight, targets, upstream = (x.to(device) for x in inputs(300, hidden_size, vocab))
         targets[:2] = torch.tensor([0, vocab - 1])
-        hidden = (size * hidden).to(dtype)
         upstream[5:9] = 0  # masked targets
-        results = []
-        for function, inner, place in (
-            (FusedLinearCrossEntropy, dtype, device), (module.LinearCrossEntropy, torch.float64, "cpu"),
-        ):  # fmt: skip
-            h, w = hidden.to(place, inner).requires_grad_(), weight.to(place, torch.float32).requires_grad_()
-            if inner == torch.float64:
-                w = weight.to(dtype).double().requires_grad_()
-            losses = function.apply(h, w, targets.to(place), 64, keep)
-            grads = torch.autograd.grad((losses * upstream.to(place)).sum(), (h, w))
-            results.append([losses.detach(), *grads])
-        for mine, exact in zip(*results, strict=True):
-            error = (mine.cpu().double() - exact).norm() / exact.norm()
-            assert error <= tolerance, (size, keep, error)
+        arguments = ((size * hidden).to(dtype), weight.to(dtype), upstream, targets, 64, keep)
+        exact = run_in(torch.float64, module.LinearCrossEntropy, *arguments)
+        ours = run_in(dtype, FusedLinearCrossEntropy, *arguments)
+        plain = run_in(dtype, module.LinearCrossEntropy, *arguments)
+        for name, truth, *both in zip(("loss", "d hidden", "d weight"), exact, ours, plain, strict=True):
+            error, allowed = ((x.double() - truth).norm() / truth.norm() for x in both)
+            assert error <= 2 * allowed + 1e-6, (size, keep, name, error, allowed)
 
 
 def losses_of_extremes(device: str) -> Tensor:
@@ -134,7 +137,7 @@ def losses_of_extremes(device: str) -> Tensor:
     targets = torch.tensor([BLOCK + 5, 7, 3, BLOCK + 120], device=device)
     losses = cross_entropy_(logits, targets, BLOCK + 100, gradient=True)
     assert logits[0].isfinite().all()
-    assert logits[0, BLOCK + 5] == pytest.approx(1 / 100 - 1)
+    assert logits[0, BLOCK + 5].item() == pytest.approx(1 / 100 - 1)
     assert logits[:2, BLOCK + 100 :].count_nonzero() == 0, "the padding has no gradient"
     return losses.cpu()
 
@@ -145,11 +148,11 @@ def assert_right_extremes(losses: Tensor) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-6), (torch.bfloat16, 6e-3), (torch.float16, 1e-3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("vocab", [113, 16384, 50257])
-def test_the_kernel_equals_plain_pytorch_on_a_gpu(vocab, dtype, tolerance):
+def test_the_kernel_equals_plain_pytorch_on_a_gpu(vocab, dtype):
     torch.backends.cuda.matmul.allow_tf32 = False
-    compare_with_plain("cuda", dtype, tolerance, vocab, 256)
+    compare_with_plain("cuda", dtype, vocab, 256)
 
 
 @pytest.mark.gpu
