@@ -233,6 +233,7 @@ MINI = Scale(
     sizes=("mini-narrow", "mini"),
     rates=(1e-3, 2e-3, 4e-3),
     edge_rates={"fox_llama": (5e-4,), "mamba2": (8e-3,)},
+    peak_lrs={"mamba2": 4e-3},
     decay_times=(64, 512, 4096),
     timed_sequences=8,
     extrapolation="mini-extrapolation",
