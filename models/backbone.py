@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from kernels.swiglu import swiglu
 from models.cache import DecodingCache
 
 if TYPE_CHECKING:
@@ -66,8 +67,7 @@ class SwiGLU(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_proj(x).chunk(2, -1)
-        return self.down_proj(F.silu(gate) * up)
+        return self.down_proj(swiglu(self.gate_proj(x)))
 
 
 class ResidualBlock(nn.Module):

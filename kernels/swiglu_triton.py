@@ -1,0 +1,73 @@
+"""Triton kernels of `swiglu`. Left to torch.compile, the two halves of the gradient are computed one behind the other, each
+from all of the inputs.
+
+Legend: R rows, C columns of a program; F columns of either half.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ROWS, COLUMNS = 8, 256
+
+
+@triton.jit(do_not_specialize=["N"])
+def _swiglu_kernel(
+    x_ptr, y_ptr, dy_ptr, dx_ptr, N, F, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BACKWARD: tl.constexpr
+):  # fmt: skip
+    """Forward writes y (N, F); backward writes dx (N, 2 F)."""
+    r_R = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    c_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside_RC = (r_R < N)[:, None] & (c_C < F)[None, :]
+    wide_RC = r_R[:, None] * (2 * F) + c_C[None, :]
+    narrow_RC = r_R[:, None] * F + c_C[None, :]
+    gate_RC = tl.load(x_ptr + wide_RC, mask=inside_RC, other=0.0).to(tl.float32)
+    up_RC = tl.load(x_ptr + F + wide_RC, mask=inside_RC, other=0.0).to(tl.float32)
+    sigmoid_RC = tl.sigmoid(gate_RC)
+    if BACKWARD:
+        dy_RC = tl.load(dy_ptr + narrow_RC, mask=inside_RC, other=0.0).to(tl.float32)
+        dgate_RC = dy_RC * up_RC * sigmoid_RC * (1.0 + gate_RC * (1.0 - sigmoid_RC))
+        dup_RC = dy_RC * gate_RC * sigmoid_RC
+        tl.store(dx_ptr + wide_RC, dgate_RC.to(dx_ptr.dtype.element_ty), mask=inside_RC)
+        tl.store(dx_ptr + F + wide_RC, dup_RC.to(dx_ptr.dtype.element_ty), mask=inside_RC)
+    else:
+        tl.store(y_ptr + narrow_RC, (gate_RC * sigmoid_RC * up_RC).to(y_ptr.dtype.element_ty), mask=inside_RC)
+
+
+@torch.library.custom_op("forgetting_attention::swiglu", mutates_args=())
+def triton_swiglu(gate_up: Tensor) -> Tensor:
+    """See `swiglu.swiglu`."""
+    x = gate_up.contiguous()
+    F = x.shape[-1] // 2
+    y = x.new_empty(*x.shape[:-1], F)
+    N = y.numel() // F
+    _swiglu_kernel[(triton.cdiv(N, ROWS), triton.cdiv(F, COLUMNS))](x, y, y, y, N, F, ROWS, COLUMNS, BACKWARD=False)
+    return y
+
+
+@torch.library.custom_op("forgetting_attention::swiglu_backward", mutates_args=())
+def _swiglu_backward(dy: Tensor, gate_up: Tensor) -> Tensor:
+    x, dy = gate_up.contiguous(), dy.contiguous()
+    dx = torch.empty_like(x)
+    F = dy.shape[-1]
+    N = dy.numel() // F
+    _swiglu_kernel[(triton.cdiv(N, ROWS), triton.cdiv(F, COLUMNS))](x, dy, dy, dx, N, F, ROWS, COLUMNS, BACKWARD=True)
+    return dx
+
+
+@triton_swiglu.register_fake
+def _(gate_up):  # type: ignore[no-untyped-def]
+    return gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+
+
+@_swiglu_backward.register_fake
+def _(dy, gate_up):  # type: ignore[no-untyped-def]
+    return gate_up.new_empty(gate_up.shape)
+
+
+def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(*inputs)
+
+
+triton_swiglu.register_autograd(lambda ctx, dy: _swiglu_backward(dy, *ctx.saved_tensors), setup_context=_save)
