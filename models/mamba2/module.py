@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.causal_conv import causal_conv_silu
 from kernels.fla_cpu.install import install
+from kernels.fla_cpu.modules import rmsnorm_fn
 from kernels.ssd import ssd
 from models.backbone import INITIALIZER_RANGE, Backbone, Padding, ResidualBlock, RMSNorm, zero_padded
 from models.cache import DecodingCache
@@ -24,7 +26,6 @@ install()
 logging.getLogger("fla.layers.mamba2").setLevel(logging.ERROR)
 
 from fla.layers.mamba2 import Mamba2  # noqa: E402  (fla after the CPU versions are in place)
-from fla.modules.causal_conv1d import ops as conv_ops  # noqa: E402
 
 if TYPE_CHECKING:
     from models.mamba2.spec import Mamba2Spec
@@ -39,13 +40,8 @@ class Mamba2Mixer(Mamba2):
         """(B, T, d). h_t = exp(-A dt_t) h_{t-1} + dt_t B_t x_t; y_t = C_t h_t + D x_t; out = W norm(y * SiLU(z))."""
         past = cache[self.layer_idx] if cache is not None and cache.seq_len else {}
         z, xBC, dt = self.in_proj(x).split([self.intermediate_size, self.conv_dim, self.num_heads], -1)
-        xBC, conv_state = conv_ops.causal_conv1d(
-            x=xBC,
-            weight=self.conv1d.weight.squeeze(1),
-            bias=self.conv1d.bias,
-            initial_state=past.get("conv_state"),
-            output_final_state=cache is not None,
-            activation="silu",
+        xBC, conv_state = causal_conv_silu(
+            xBC, self.conv1d.weight.squeeze(1), self.conv1d.bias, past.get("conv_state"), keep_state=cache is not None
         )
         # The convolution's bias makes padded positions non-zero again.
         xBC = zero_padded(xBC, padding)
@@ -56,7 +52,13 @@ class Mamba2Mixer(Mamba2):
         y, state = ssd(C, B, values, step, log_decay, self.D, past.get("recurrent_state"))
         if cache is not None:
             cache.update(self.layer_idx, conv_state=conv_state, recurrent_state=state)
-        return self.out_proj(self.norm(y.flatten(-2), z))
+        return self.out_proj(self._gated_norm(y.flatten(-2), z))
+
+    def _gated_norm(self, y: Tensor, z: Tensor) -> Tensor:
+        """RMSNorm(y * SiLU(z)). Compiled, plain PyTorch becomes faster kernels than fla's."""
+        if torch.compiler.is_compiling():
+            return rmsnorm_fn(y, self.norm.weight, None, z, self.norm.eps, norm_before_gate=False)
+        return self.norm(y, z)
 
 
 class Mamba2Block(ResidualBlock):

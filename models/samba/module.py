@@ -11,15 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.fla_cpu.install import install
+from kernels.causal_conv import causal_conv_silu
 from kernels.selective_scan import selective_scan
 from models.backbone import INITIALIZER_RANGE, Backbone, Block, Padding, RMSNorm, zero_padded
 from models.cache import DecodingCache
 from models.forgetting_transformer.module import ForgettingAttention, rotation_table, token_positions
-
-install()
-
-from fla.modules.causal_conv1d import ops as conv_ops  # noqa: E402  (fla after the CPU versions are in place)
 
 if TYPE_CHECKING:
     from models.samba.spec import SambaSpec
@@ -48,13 +44,8 @@ class MambaMixer(nn.Module):
         """(B, T, d): out = W (scan(conv(x)) + D conv(x)) * SiLU(z)."""
         past = cache[self.layer_idx] if cache is not None and cache.seq_len else {}
         values, z = self.in_proj(x).chunk(2, -1)
-        values, conv_state = conv_ops.causal_conv1d(
-            x=values,
-            weight=self.conv1d.weight.squeeze(1),
-            bias=self.conv1d.bias,
-            initial_state=past.get("conv_state"),
-            output_final_state=cache is not None,
-            activation="silu",
+        values, conv_state = causal_conv_silu(
+            values, self.conv1d.weight.squeeze(1), self.conv1d.bias, past.get("conv_state"), keep_state=cache is not None
         )
         values = zero_padded(values, padding)  # the convolution's bias made padded positions non-zero
         n = self.spec.ssm_state_size

@@ -14,7 +14,14 @@ from triton.experimental.gluon._runtime import GluonJITFunction
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from kernels import linear_cross_entropy_triton, selective_scan_triton, ssd_scan_triton, ssd_triton, swiglu_triton
+from kernels import (
+    causal_conv_triton,
+    linear_cross_entropy_triton,
+    selective_scan_triton,
+    ssd_scan_triton,
+    ssd_triton,
+    swiglu_triton,
+)
 from kernels.forgetting_attention import hopper_backward, hopper_forward, triton_backward, triton_forward
 from kernels.forgetting_attention.tiles import Tiles, table
 from kernels.forgetting_attention.triton_decode import decode
@@ -133,6 +140,10 @@ def main() -> None:
         logits, targets = torch.zeros(4, 50304, dtype=dtype), torch.zeros(4, dtype=torch.long)
         linear_cross_entropy_triton.cross_entropy_(logits, targets, 50257, gradient=True)
         assert seen["linear_cross_entropy_triton._cross_entropy_kernel"] == 0, "registers spill"
+    x, weight = torch.zeros(2, 300, 6400, dtype=torch.bfloat16)[..., 3072:], torch.zeros(3328, 4)
+    causal_conv_triton.triton_causal_conv_silu(x, weight, weight[:, 0].contiguous())
+    causal_conv_triton._backward(x, x, weight, None)
+    assert seen["causal_conv_triton._conv_forward_kernel"] == seen["causal_conv_triton._conv_backward_kernel"] == 0, "spills"
     x = torch.zeros(3, 2560, dtype=torch.bfloat16)
     swiglu_triton.triton_swiglu(x)
     swiglu_triton._swiglu_backward(x[:, :1280], x)

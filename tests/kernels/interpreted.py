@@ -4,10 +4,18 @@ from unittest.mock import patch
 
 import torch
 
-from kernels import linear_cross_entropy_triton, selective_scan, ssd, ssd_chunks, ssd_scan_triton, ssd_triton
+from kernels import (
+    causal_conv_triton,
+    linear_cross_entropy_triton,
+    selective_scan,
+    ssd,
+    ssd_chunks,
+    ssd_scan_triton,
+    ssd_triton,
+)
 from kernels.forgetting_attention import forgetting_attention, norm_logit_bound, triton_decode, triton_prepare
 from kernels.forgetting_attention.triton_norms import triton_logit_bound
-from tests.kernels import test_selective_scan, test_swiglu
+from tests.kernels import test_causal_conv, test_selective_scan, test_swiglu
 from tests.kernels.oracle import assert_right, log_gates, make_case
 from tests.kernels.test_fused_norms import compare_with_kernels
 from tests.kernels.test_linear_cross_entropy import assert_right_extremes, compare_with_plain, losses_of_extremes
@@ -121,6 +129,8 @@ def main() -> None:
     for size in (1e-3, 1e4):
         compare_with_kernels("cpu", torch.float32, 1e-5, size)
         test_swiglu.compare_with_kernels("cpu", torch.float32, 1e-6, size)
+    causal_conv_triton.TOKENS, causal_conv_triton.CHANNELS = 8, 16
+    test_causal_conv.compare_with_kernels("cpu", torch.float32, 2e-6, (1, 3, 8, 21), 37)
     linear_cross_entropy_triton.BLOCK = 64
     compare_with_plain("cpu", torch.float32)
     assert_right_extremes(losses_of_extremes("cpu"))

@@ -1,0 +1,50 @@
+"""The short convolution in front of a state-space recurrence (Mamba-2, arXiv 2405.21060, section 7.1): depth-wise, causal, with
+SiLU behind it.
+
+Whole sequences on a GPU take kernels of our own, one pass over memory each way; sequences that go on from a state, and CPUs,
+what stands in fla's place.
+"""
+
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
+import torch
+from torch import Tensor
+
+from kernels.fla_cpu.install import install
+
+install()
+
+from fla.modules.causal_conv1d import ops  # noqa: E402  (fla after the CPU versions are in place)
+
+WIDTH = 4
+"""The taps of the kernels: those of every published Mamba. Other widths go to fla."""
+
+
+def causal_conv_silu(
+    x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, state_BDW: Tensor | None = None, *, keep_state: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """y_t = SiLU(bias + sum over w of weight_w x_{t - W + 1 + w}) for each channel.
+
+    Args:
+        x_BTD: (B, T, D), before whose first token there are zeros, or what the state holds.
+        weight_DW: (D, W), the last tap is that of the token itself.
+        bias_D: (D,), or None.
+        state_BDW: the last W inputs of the tokens before.
+        keep_state: return the last W inputs, too.
+
+    Returns:
+        y (B, T, D) in x's dtype, contiguous, and the state or None.
+    """
+    D = x_BTD.shape[-1]
+    if x_BTD.dim() != 3 or weight_DW.dim() != 2 or weight_DW.shape[0] != D or (bias_D is not None and bias_D.shape != (D,)):
+        raise ValueError(
+            f"x {tuple(x_BTD.shape)}, weight {tuple(weight_DW.shape)}, bias {None if bias_D is None else tuple(bias_D.shape)}: "
+            "they must be (B, T, D), (D, W) and (D,)."
+        )
+    whole = state_BDW is None and not keep_state
+    if whole and weight_DW.shape[1] == WIDTH and x_BTD.is_cuda and x_BTD.dtype != torch.float64:
+        from kernels.causal_conv_triton import triton_causal_conv_silu
+
+        return triton_causal_conv_silu(x_BTD, weight_DW, bias_D), None
+    return ops.causal_conv1d(
+        x=x_BTD, weight=weight_DW, bias=bias_D, initial_state=state_BDW, output_final_state=keep_state, activation="silu"
+    )
