@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TOKENS, CHANNELS, WARPS = 64, 256, 2  # tokens a multiple of 4
+TOKENS, CHANNELS, WARPS = 64, 128, 1  # tokens a multiple of 4
 
 
 @triton.jit

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from kernels.causal_conv import causal_conv_silu
 from kernels.fla_cpu.install import install
-from kernels.fla_cpu.modules import rmsnorm_fn
 from kernels.ssd import ssd
 from models.backbone import INITIALIZER_RANGE, Backbone, Padding, ResidualBlock, RMSNorm, zero_padded
 from models.cache import DecodingCache
@@ -52,13 +51,7 @@ class Mamba2Mixer(Mamba2):
         y, state = ssd(C, B, values, step, log_decay, self.D, past.get("recurrent_state"))
         if cache is not None:
             cache.update(self.layer_idx, conv_state=conv_state, recurrent_state=state)
-        return self.out_proj(self._gated_norm(y.flatten(-2), z))
-
-    def _gated_norm(self, y: Tensor, z: Tensor) -> Tensor:
-        """RMSNorm(y * SiLU(z)). Compiled, plain PyTorch becomes faster kernels than fla's."""
-        if torch.compiler.is_compiling():
-            return rmsnorm_fn(y, self.norm.weight, None, z, self.norm.eps, norm_before_gate=False)
-        return self.norm(y, z)
+        return self.out_proj(self.norm(y.flatten(-2), z))
 
 
 class Mamba2Block(ResidualBlock):
