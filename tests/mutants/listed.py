@@ -30,6 +30,8 @@ FOX = "models/test_forgetting_transformer.py"
 INITIAL = "models/test_initial_values.py"
 LOSS = "models/test_loss.py"
 ENTROPY = "kernels/test_linear_cross_entropy.py"
+SWIGLU = "kernels/test_swiglu.py"
+CONV = "kernels/test_causal_conv.py"
 MODELS = "models/test_models.py"
 LOAD = "models/test_load.py models/test_convert.py"
 CORPUS = "data/test_corpus.py"
@@ -129,7 +131,6 @@ MUTANTS = [
         ("models/backbone.py", "INITIALIZER_RANGE = 0.02", "INITIALIZER_RANGE = 0.03", INITIAL),
         ("models/backbone.py", "MIXER_GAIN = 2**-2.5", "MIXER_GAIN = 1.0", INITIAL),
         ("models/backbone.py", "math.sqrt(2 * num_layers)", "math.sqrt(num_layers)", INITIAL),
-        ("models/backbone.py", "self.down_proj(F.silu(gate) * up)", "self.down_proj(F.gelu(gate) * up)", f"{FOX} {BASELINES} {LOAD}"),
         ("models/backbone.py", "self.attn(zero_padded(self.attn_norm(x), padding), cache", "self.attn(self.attn_norm(x), cache", MODELS),
         ("models/backbone.py", "start=(~seen_BT).sum(1, dtype=torch.int32)", "start=seen_BT.sum(1, dtype=torch.int32)", MODELS),
         ("models/loss.py", "or head.bias is not None or", "or", LOSS),
@@ -143,6 +144,17 @@ MUTANTS = [
         ("kernels/linear_cross_entropy_triton.py", "(hidden * grad).to(hidden.dtype)", "hidden", INTERPRETED),
         ("kernels/linear_cross_entropy_triton.py", "(derivatives @ weight) * grad", "derivatives @ weight", INTERPRETED),
         ("kernels/linear_cross_entropy_triton.py", "cross_entropy_(derivatives, targets_N[rows], len(weight_Vd), gradient=True)", "pass", INTERPRETED),
+        ("kernels/swiglu.py", "return silu(gate) * up", "return gate * silu(up)", SWIGLU),
+        ("kernels/swiglu.py", "gate_up.shape[-1] % 2", "False", SWIGLU),
+        ("kernels/swiglu_triton.py", "(1.0 + gate_RC * (1.0 - sigmoid_RC))", "(1.0 - sigmoid_RC)", INTERPRETED),
+        ("kernels/swiglu_triton.py", "dy.contiguous()", "dy", INTERPRETED),
+        ("kernels/swiglu_triton.py", "up_RC = tl.load(x_ptr + F + wide_RC", "up_RC = tl.load(x_ptr + wide_RC", INTERPRETED),
+        ("kernels/causal_conv.py", "state_BDW, output_final_state", "None, output_final_state", CONV),
+        ("kernels/causal_conv_triton.py", "range(TOKENS // 4 + 1)", "range(TOKENS // 4)", INTERPRETED),
+        ("kernels/causal_conv_triton.py", "if group < TOKENS // 4:", "if group <= TOKENS // 4:", INTERPRETED),
+        ("kernels/causal_conv_triton.py", "(t >= start)", "(t >= 0)", INTERPRETED),
+        ("kernels/causal_conv_triton.py", "stop = tl.minimum(first + TOKENS, T)", "stop = T", INTERPRETED),
+        ("kernels/causal_conv_triton.py", "d3, d2, d1 = db, dc, dd", "d3, d2, d1 = da, db, dc", INTERPRETED),
         ("models/cache.py", "past.shape[1] + 1 - window", "past.shape[1] - window", f"{FOX} {MODELS}"),
         ("models/cache.py", "buffer[:, seq_len:total] = new.detach()", "buffer[:, seq_len : seq_len + 1] = new.detach()[:, :1]", MODELS),
         ("models/cache.py", "tensor.index_select(0, indices.to(tensor.device))", "tensor", MODELS),
