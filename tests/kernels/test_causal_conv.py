@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.causal_conv import causal_conv_silu
+from kernels.fla_cpu import modules
 
 
 def plain(x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None) -> Tensor:
@@ -22,6 +23,18 @@ def test_it_is_the_convolution(width: int) -> None:
     y, state = causal_conv_silu(x[:, :5], weight, bias, keep_state=True)
     rest, _ = causal_conv_silu(x[:, 5:], weight, bias, state)
     torch.testing.assert_close(torch.cat([y, rest], 1), plain(x, weight, bias))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cpu_keeps_its_convolution_to_the_last_bit(dtype: torch.dtype) -> None:
+    """Committed results were made with it. x is a slice, as the mixers' is."""
+    x, weight, bias = torch.randn(2, 9, 20).to(dtype)[..., 8:14], torch.randn(6, 4), torch.randn(6)
+    expected, state = modules.causal_conv1d(x, weight, bias, output_final_state=True, activation="silu")
+    y, kept = causal_conv_silu(x, weight, bias, keep_state=True)
+    assert kept is not None and torch.equal(kept, state)
+    assert torch.equal(y, expected)
+    y, kept = causal_conv_silu(x, weight, bias)
+    assert kept is None and torch.equal(y, expected) and y.dtype == dtype
 
 
 @pytest.mark.parametrize("shapes", [((2, 9), (9, 4), (9,)), ((2, 3, 9), (8, 4), None), ((2, 3, 9), (9, 4), (8,))])
