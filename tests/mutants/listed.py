@@ -153,7 +153,7 @@ MUTANTS = [
         ("kernels/causal_conv_triton.py", "range(TOKENS // 4 + 1)", "range(TOKENS // 4)", INTERPRETED),
         ("kernels/causal_conv_triton.py", "if group < TOKENS // 4:", "if group <= TOKENS // 4:", INTERPRETED),
         ("kernels/causal_conv_triton.py", "(t >= start)", "(t >= 0)", INTERPRETED),
-        ("kernels/causal_conv_triton.py", "stop = tl.minimum(first + TOKENS, T)", "stop = T", INTERPRETED),
+        ("kernels/causal_conv_triton.py", "dbias += da + db + dc + dd", "dbias += da + db + dc", INTERPRETED),
         ("kernels/causal_conv_triton.py", "d3, d2, d1 = db, dc, dd", "d3, d2, d1 = da, db, dc", INTERPRETED),
         ("models/cache.py", "past.shape[1] + 1 - window", "past.shape[1] - window", f"{FOX} {MODELS}"),
         ("models/cache.py", "buffer[:, seq_len:total] = new.detach()", "buffer[:, seq_len : seq_len + 1] = new.detach()[:, :1]", MODELS),
