@@ -7,7 +7,7 @@ against. All arithmetic is in float32; only inputs and outputs have the tensors'
 
 import torch
 from torch import Tensor
-from torch.nn.functional import rms_norm
+from torch.nn.functional import rms_norm, silu
 
 
 def shift_and_norm(
@@ -74,6 +74,32 @@ def gated_output_norm(o_BTHD: Tensor, gate_BTHD: Tensor | None, weight: Tensor, 
     if gate_BTHD is not None:
         y_BTHD = y_BTHD * torch.sigmoid(gate_BTHD.float())
     return y_BTHD.to(o_BTHD.dtype)
+
+
+def norm_of_gated(y_BTd: Tensor, z_BTd: Tensor, weight_d: Tensor, *, eps: float = 1e-5) -> Tensor:
+    """Mamba-2's output norm over all channels, behind its gate: RMSNorm(y * SiLU(z)) * weight (arXiv 2405.21060, section 7.1).
+
+    Args:
+        y_BTd: (B, T, d).
+        z_BTd: logits of the gate, y's shape.
+        weight_d: (d,).
+        eps: of the norm.
+
+    Returns:
+        (B, T, d) in y's dtype, contiguous.
+    """
+    d = y_BTd.shape[-1]
+    if y_BTd.dim() != 3 or z_BTd.shape != y_BTd.shape or weight_d.shape != (d,):
+        raise ValueError(
+            f"y {tuple(y_BTd.shape)}, z {tuple(z_BTd.shape)}, weight {tuple(weight_d.shape)}: they must be (B, T, d) twice, "
+            "and (d,)."
+        )
+    if y_BTd.is_cuda and y_BTd.dtype != torch.float64:
+        from kernels.fused_norms_triton import triton_norm_of_gated
+
+        return triton_norm_of_gated(y_BTd, z_BTd, weight_d, eps)
+    gated = y_BTd.float() * silu(z_BTd.float())
+    return (rms_norm(gated, (d,), eps=eps) * weight_d.float()).to(y_BTd.dtype)
 
 
 def _on_gpu(x: Tensor) -> bool:

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK, WARPS = 16, 2
+WIDE_ROWS, WIDE_WARPS = 8, 16  # of norms over all channels: tokens of a program
 # Grids are (heads, blocks of tokens, batch): programs that run side by side then read neighbouring memory.
 
 
@@ -140,6 +141,41 @@ def _gated_norm_kernel(
         tl.store(y_ptr + at, y_RD.to(y_ptr.dtype.element_ty), mask=inside)
 
 
+@triton.jit(do_not_specialize=["T", "N"])
+def _norm_of_gated_kernel(
+    y_ptr, z_ptr, w_ptr, out_ptr, dout_ptr, dy_ptr, dz_ptr, dw_ptr, z_b, z_t, T, N, d, eps,
+    ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BACKWARD: tl.constexpr,
+):  # fmt: skip
+    """A program takes ROWS tokens, one after another. Forward writes out; backward writes dy, dz and this program's part of
+    dw. All but z are contiguous."""
+    c = tl.arange(0, BLOCK_D)
+    inside = c < d
+    w = tl.load(w_ptr + c, mask=inside, other=0.0).to(tl.float32)
+    dw = tl.zeros((BLOCK_D,), tl.float32)
+    for step in range(ROWS):
+        row = tl.program_id(0).to(tl.int64) * ROWS + step
+        at = row * d + c
+        here = inside & (row < N)
+        y = tl.load(y_ptr + at, mask=here, other=0.0).to(tl.float32)
+        z = tl.load(z_ptr + row // T * z_b + row % T * z_t + c, mask=here, other=0.0).to(tl.float32)
+        sigmoid = tl.sigmoid(z)
+        gated = y * z * sigmoid
+        scale = tl.rsqrt(tl.sum(gated * gated, 0) / d + eps)
+        unit = gated * scale
+        if BACKWARD:
+            dout = tl.load(dout_ptr + at, mask=here, other=0.0).to(tl.float32)
+            dw += dout * unit
+            dunit = dout * w
+            dgated = (dunit - unit * (tl.sum(dunit * unit, 0) / d)) * scale
+            tl.store(dy_ptr + at, (dgated * z * sigmoid).to(dy_ptr.dtype.element_ty), mask=here)
+            dz = dgated * y * sigmoid * (1.0 + z * (1.0 - sigmoid))
+            tl.store(dz_ptr + at, dz.to(dz_ptr.dtype.element_ty), mask=here)
+        else:
+            tl.store(out_ptr + at, (unit * w).to(out_ptr.dtype.element_ty), mask=here)
+    if BACKWARD:
+        tl.store(dw_ptr + tl.program_id(0) * d + c, dw, mask=inside)
+
+
 def _weight_gradient(parts: Tensor, batch: int, weight: Tensor) -> Tensor:
     """Programs' sums (B * H, programs, D) -> the weight's shape, (D,) or (H * D,)."""
     per_head = parts.view(batch, -1, *parts.shape[1:]).sum((0, 2))
@@ -220,6 +256,32 @@ def _gated_norm_backward(
     return do, dgate, _weight_gradient(parts, B, weight)
 
 
+@torch.library.custom_op("forgetting_attention::norm_of_gated", mutates_args=())
+def triton_norm_of_gated(y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `fused_norms.norm_of_gated`."""
+    y, z = y.contiguous(), z if z.stride(-1) == 1 else z.contiguous()
+    B, T, d = y.shape
+    out = torch.empty_like(y)
+    _norm_of_gated_kernel[(triton.cdiv(B * T, WIDE_ROWS),)](
+        y, z, weight.contiguous(), out, y, y, y, y, *z.stride()[:2], T, B * T, d, eps,
+        ROWS=WIDE_ROWS, BLOCK_D=triton.next_power_of_2(d), num_warps=WIDE_WARPS, BACKWARD=False,
+    )  # fmt: skip
+    return out
+
+
+@torch.library.custom_op("forgetting_attention::norm_of_gated_backward", mutates_args=())
+def _norm_of_gated_backward(dout: Tensor, y: Tensor, z: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    y, z = y.contiguous(), z if z.stride(-1) == 1 else z.contiguous()
+    B, T, d = y.shape
+    dy, dz = torch.empty_like(y), torch.empty(z.shape, device=z.device, dtype=z.dtype)
+    parts = torch.empty(triton.cdiv(B * T, WIDE_ROWS), d, device=y.device, dtype=torch.float32)
+    _norm_of_gated_kernel[(len(parts),)](
+        y, z, weight.contiguous(), y, dout.contiguous(), dy, dz, parts, *z.stride()[:2], T, B * T, d, eps,
+        ROWS=WIDE_ROWS, BLOCK_D=triton.next_power_of_2(d), num_warps=WIDE_WARPS, BACKWARD=True,
+    )  # fmt: skip
+    return dy, dz, parts.sum(0).to(weight.dtype)
+
+
 @triton_shift_and_norm.register_fake
 def _(x, alpha_logit, weight, before, eps):  # type: ignore[no-untyped-def]
     return x.new_empty(x.shape)
@@ -241,6 +303,16 @@ def _(o, gate, weight, eps):  # type: ignore[no-untyped-def]
 def _(dy, o, gate, weight, eps):  # type: ignore[no-untyped-def]
     dgate = o if gate is None else gate
     return o.new_empty(o.shape), dgate.new_empty(dgate.shape), weight.new_empty(weight.shape)
+
+
+@triton_norm_of_gated.register_fake
+def _(y, z, weight, eps):  # type: ignore[no-untyped-def]
+    return y.new_empty(y.shape)
+
+
+@_norm_of_gated_backward.register_fake
+def _(dout, y, z, weight, eps):  # type: ignore[no-untyped-def]
+    return y.new_empty(y.shape), z.new_empty(z.shape), weight.new_empty(weight.shape)
 
 
 def _save_shift(ctx, inputs, output):  # type: ignore[no-untyped-def]
@@ -265,5 +337,11 @@ def _differentiate_gated(ctx, dy):  # type: ignore[no-untyped-def]
     return do, None if gate is None else dgate, dweight, None
 
 
+def _differentiate_norm_of_gated(ctx, dout):  # type: ignore[no-untyped-def]
+    y, z, weight = ctx.saved_tensors
+    return *_norm_of_gated_backward(dout, y, z, weight, ctx.eps), None
+
+
+triton_norm_of_gated.register_autograd(_differentiate_norm_of_gated, setup_context=_save_gated)
 triton_shift_and_norm.register_autograd(_differentiate_shift, setup_context=_save_shift)
 triton_gated_norm.register_autograd(_differentiate_gated, setup_context=_save_gated)

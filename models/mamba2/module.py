@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from kernels.causal_conv import causal_conv_silu
 from kernels.fla_cpu.install import install
+from kernels.fused_norms import norm_of_gated
 from kernels.ssd import ssd
 from models.backbone import INITIALIZER_RANGE, Backbone, Padding, ResidualBlock, RMSNorm, zero_padded
 from models.cache import DecodingCache
@@ -51,7 +52,7 @@ class Mamba2Mixer(Mamba2):
         y, state = ssd(C, B, values, step, log_decay, self.D, past.get("recurrent_state"))
         if cache is not None:
             cache.update(self.layer_idx, conv_state=conv_state, recurrent_state=state)
-        return self.out_proj(self.norm(y.flatten(-2), z))
+        return self.out_proj(norm_of_gated(y.flatten(-2), z, self.norm.weight, eps=self.norm.eps))
 
 
 class Mamba2Block(ResidualBlock):

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
-from kernels.fused_norms import gated_output_norm, shift_and_norm
+from kernels.fla_cpu.modules import rmsnorm_fn
+from kernels.fused_norms import gated_output_norm, norm_of_gated, shift_and_norm
 
 
 def make(B: int, T: int, H: int, D: int, weight_shape: tuple[int, ...], device: str = "cpu") -> tuple[Tensor, ...]:
@@ -48,6 +49,13 @@ def test_gated_output_norm_is_the_formula() -> None:
     torch.testing.assert_close(gated_output_norm(o, gate, weight), expected)
 
 
+def test_norm_of_gated_is_what_stands_in_for_fla_s() -> None:
+    y, z, weight = torch.randn(2, 5, 48), torch.randn(2, 5, 48), torch.randn(48)
+    for dtype in (torch.float32, torch.bfloat16):
+        found = norm_of_gated(y.to(dtype), z.to(dtype), weight)
+        assert torch.equal(found, rmsnorm_fn(y.to(dtype), weight, None, z.to(dtype), 1e-5, norm_before_gate=False))
+
+
 @pytest.mark.parametrize(
     ("message", "call"),
     [
@@ -55,6 +63,7 @@ def test_gated_output_norm_is_the_formula() -> None:
         ("alpha_logit_BTH has shape", lambda x: shift_and_norm(x, torch.ones(2, 3), None)),
         ("nothing to do", lambda x: shift_and_norm(x, None, None)),
         ("gate_BTHD has shape", lambda x: gated_output_norm(x, torch.ones(3), torch.ones(16))),
+        ("they must be", lambda x: norm_of_gated(x[0], x[0], torch.ones(3))),
         ("o_BTHD has shape", lambda x: gated_output_norm(x[0], None, torch.ones(16))),
     ],
 )
@@ -65,7 +74,7 @@ def test_bad_input_is_named(message: str, call) -> None:  # type: ignore[no-unty
 
 def compare_with_kernels(device: str, dtype: torch.dtype, tolerance: float, size: float = 1.0) -> None:
     """Outputs and gradients of the Triton kernels against plain PyTorch on the CPU, relative to the norm of each."""
-    from kernels.fused_norms_triton import triton_gated_norm, triton_shift_and_norm
+    from kernels.fused_norms_triton import triton_gated_norm, triton_norm_of_gated, triton_shift_and_norm
 
     def check(fused, plain, inputs: list[Tensor | None]) -> None:  # type: ignore[no-untyped-def]
         leaves = [None if t is None else t.to(device, dtype).requires_grad_() for t in inputs]
@@ -91,6 +100,12 @@ def compare_with_kernels(device: str, dtype: torch.dtype, tolerance: float, size
             lambda x, a, w: triton_shift_and_norm(x[:, 1:], a[:, 1:, 3:], w.reshape(-1), x[:, :1].detach(), 1e-5),
             lambda x, a, w: shift_and_norm(x[:, 1:], a[:, 1:, 3:], w, before_B1HD=x[:, :1]),
             [x, torch.cat([torch.ones_like(alpha), alpha], -1), weight],
+        )
+        y, z = x.flatten(-2), torch.cat([gate, x], 2).flatten(-2)
+        check(
+            lambda y, z, w: triton_norm_of_gated(y, z[..., : y.shape[-1]], w, 1e-5),
+            lambda y, z, w: norm_of_gated(y, z[..., : y.shape[-1]], w),
+            [y, z, torch.randn(3 * D, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(device)],
         )
         for g in (gate, None):
             check(
