@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK, WARPS = 16, 2
-WIDE_ROWS, WIDE_WARPS = 8, 16  # of norms over all channels: tokens of a program
+WIDE_FORWARD, WIDE_BACKWARD = (4, 8), (16, 4)  # of norms over all channels: tokens of a program, and its warps
 # Grids are (heads, blocks of tokens, batch): programs that run side by side then read neighbouring memory.
 
 
@@ -261,10 +261,11 @@ def triton_norm_of_gated(y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Te
     """See `fused_norms.norm_of_gated`."""
     y, z = y.contiguous(), z if z.stride(-1) == 1 else z.contiguous()
     B, T, d = y.shape
+    rows, warps = WIDE_FORWARD
     out = torch.empty_like(y)
-    _norm_of_gated_kernel[(triton.cdiv(B * T, WIDE_ROWS),)](
+    _norm_of_gated_kernel[(triton.cdiv(B * T, rows),)](
         y, z, weight.contiguous(), out, y, y, y, y, *z.stride()[:2], T, B * T, d, eps,
-        ROWS=WIDE_ROWS, BLOCK_D=triton.next_power_of_2(d), num_warps=WIDE_WARPS, BACKWARD=False,
+        ROWS=rows, BLOCK_D=triton.next_power_of_2(d), num_warps=warps, BACKWARD=False,
     )  # fmt: skip
     return out
 
@@ -273,11 +274,12 @@ def triton_norm_of_gated(y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Te
 def _norm_of_gated_backward(dout: Tensor, y: Tensor, z: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     y, z = y.contiguous(), z if z.stride(-1) == 1 else z.contiguous()
     B, T, d = y.shape
+    rows, warps = WIDE_BACKWARD
     dy, dz = torch.empty_like(y), torch.empty(z.shape, device=z.device, dtype=z.dtype)
-    parts = torch.empty(triton.cdiv(B * T, WIDE_ROWS), d, device=y.device, dtype=torch.float32)
+    parts = torch.empty(triton.cdiv(B * T, rows), d, device=y.device, dtype=torch.float32)
     _norm_of_gated_kernel[(len(parts),)](
         y, z, weight.contiguous(), y, dout.contiguous(), dy, dz, parts, *z.stride()[:2], T, B * T, d, eps,
-        ROWS=WIDE_ROWS, BLOCK_D=triton.next_power_of_2(d), num_warps=WIDE_WARPS, BACKWARD=True,
+        ROWS=rows, BLOCK_D=triton.next_power_of_2(d), num_warps=warps, BACKWARD=True,
     )  # fmt: skip
     return dy, dz, parts.sum(0).to(weight.dtype)
 
