@@ -43,6 +43,7 @@ KV_REGISTERS = {64: True, 128: False}  # K and V as register operands: shared me
 AHEAD = {64: True, 128: False}  # S of the next step under the sums of dQ; at 128 registers spill
 PRODUCER_REGISTERS = 24
 _TILE = gl.constexpr(TILE)
+_TILE_TL = tl.constexpr(TILE)
 _TILES_AT_ONCE = tl.constexpr(32)
 
 # Four registers of dQ in one reduction; the other three addresses are those of its neighbours and go unused.
@@ -326,6 +327,46 @@ def _after_kernel(
         tl.store(dq_ptr + out, dq_MD.to(dq_ptr.dtype.element_ty), mask=(rows_M < Q)[:, None])
 
 
+@triton.jit(do_not_specialize=["Q", "T", "H", "query_steps", "num_tiles"])
+def _diagonal_kernel(
+    scratch_ptr, q_ptr, k_ptr, v_ptr, do_ptr, local_ptr, base_ptr, first_key_ptr,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h, scale2, Q, T, H, query_steps, num_tiles,
+    BLOCK: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """What rounding has taken from the sums of dS, among BLOCK tokens and themselves: where gates are local, next to all of the
+    weight is here. It is added to the column sums, that of the rows with its sign changed: only their difference counts."""
+    tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    batch, head = row // H, row % H
+    t = tile * BLOCK + tl.arange(0, BLOCK)
+    i = t - (T - Q)
+    d = tl.arange(0, D)[None, :]
+    asks, known = (i >= 0) & (t < T), t < T
+    q = tl.load(q_ptr + batch * q_b + head * q_h + i.to(tl.int64)[:, None] * q_t + d, mask=asks[:, None], other=0.0)
+    do = tl.load(do_ptr + batch * do_b + head * do_h + i.to(tl.int64)[:, None] * do_t + d, mask=asks[:, None], other=0.0)
+    k = tl.load(k_ptr + batch * k_b + head * k_h + t.to(tl.int64)[:, None] * k_t + d, mask=known[:, None], other=0.0)
+    v = tl.load(v_ptr + batch * v_b + head * v_h + t.to(tl.int64)[:, None] * v_t + d, mask=known[:, None], other=0.0)
+    local_ptr += row * (num_tiles * _TILE_TL)
+    base_ptr += row * (num_tiles + 1)
+    stat_ptr = scratch_ptr + (row * query_steps + i // BLOCK) * (2 * BLOCK) + i % BLOCK
+    lse = tl.load(stat_ptr, mask=asks, other=float("inf"))
+    delta = tl.load(stat_ptr + BLOCK, mask=asks, other=0.0)
+    first = i // _TILE_TL * _TILE_TL + (T - Q)
+    ref = tl.load(base_ptr + first // _TILE_TL, mask=asks, other=0.0) + tl.load(local_ptr + first, mask=asks, other=0.0)
+    shift = (ref - tl.load(base_ptr + tile * BLOCK // _TILE_TL)).to(tl.float32)
+    local = tl.load(local_ptr + t, mask=known, other=0.0)
+    s = tl.dot(q, tl.trans(k))
+    dp = tl.dot(do, tl.trans(v))
+    p = tl.exp2(s * scale2 + ((shift[:, None] - local[None, :]) - lse[:, None]))
+    first_key = tl.load(first_key_ptr + row * Q + i, mask=asks, other=T)
+    seen = (t[None, :] <= t[:, None]) & (t[None, :] >= first_key[:, None]) & asks[:, None]
+    ds = tl.where(seen, p * (dp - delta[:, None]), 0.0)
+    lost = ds - ds.to(q_ptr.dtype.element_ty).to(tl.float32)
+    steps = tl.num_programs(1).to(tl.int64) * query_steps
+    column_ptr = scratch_ptr + steps * (BLOCK * (D + 3)) + row * T + t
+    change = tl.sum(lost - tl.trans(lost), 0)
+    tl.store(column_ptr, tl.load(column_ptr, mask=known, other=0.0) + change, mask=known)
+
+
 def hopper_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, prepared: Prepared, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -356,6 +397,12 @@ def hopper_backward(
         (scale * LOG2E, scale, Q, T, H, N, steps),
         BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, STAGES=STAGES[D], REGISTERS=PRODUCER_REGISTERS,
         KV_REGISTERS=KV_REGISTERS[D], AHEAD=AHEAD[D], num_warps=8,
+    )  # fmt: skip
+    launch(
+        _diagonal_kernel, (ceil_div(T, BLOCK_M), B * H),
+        (), (scratch, q, k, v, do, prepared.local, prepared.base, prepared.first_key),
+        (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3], scale * LOG2E, Q, T, H, steps, N),
+        BLOCK=BLOCK_M, D=D,
     )  # fmt: skip
     launch(
         _after_kernel, (steps + 1, B * H), (), (scratch, dq, dgate), (scale, Q, T, H, steps),
