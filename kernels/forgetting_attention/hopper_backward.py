@@ -42,6 +42,7 @@ STAGES = {64: 3, 128: 2}
 KV_REGISTERS = {64: True, 128: False}  # K and V as register operands: shared memory is as busy as the tensor cores
 AHEAD = {64: True, 128: False}  # S of the next step under the sums of dQ; at 128 registers spill
 PRODUCER_REGISTERS = 24
+LEAST_DECAY = 8.0  # in powers of two over BLOCK_M tokens: from here on the gates' gradient is corrected near the diagonal
 _TILE = gl.constexpr(TILE)
 _TILE_TL = tl.constexpr(TILE)
 _TILES_AT_ONCE = tl.constexpr(32)
@@ -331,11 +332,16 @@ def _after_kernel(
 def _diagonal_kernel(
     scratch_ptr, q_ptr, k_ptr, v_ptr, do_ptr, local_ptr, base_ptr, first_key_ptr,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h, scale2, Q, T, H, query_steps, num_tiles,
-    BLOCK: tl.constexpr, D: tl.constexpr,
+    BLOCK: tl.constexpr, D: tl.constexpr, LEAST_DECAY: tl.constexpr,
 ):  # fmt: skip
     """What rounding has taken from the sums of dS, among BLOCK tokens and themselves: where gates are local, next to all of the
-    weight is here. It is added to the column sums, that of the rows with its sign changed: only their difference counts."""
+    weight is here. It is added to the column sums, that of the rows with its sign changed: only their difference counts.
+    Where the gates let more than 2^-LEAST_DECAY through to the last of the tokens, the rest of a row weighs as much, and what
+    would be added could not be seen."""
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    local_ptr += row * (num_tiles * _TILE_TL)
+    if tl.load(local_ptr + tile * BLOCK) - tl.load(local_ptr + tl.minimum(tile * BLOCK + BLOCK, T) - 1) < LEAST_DECAY:
+        return
     batch, head = row // H, row % H
     t = tile * BLOCK + tl.arange(0, BLOCK)
     i = t - (T - Q)
@@ -345,7 +351,6 @@ def _diagonal_kernel(
     do = tl.load(do_ptr + batch * do_b + head * do_h + i.to(tl.int64)[:, None] * do_t + d, mask=asks[:, None], other=0.0)
     k = tl.load(k_ptr + batch * k_b + head * k_h + t.to(tl.int64)[:, None] * k_t + d, mask=known[:, None], other=0.0)
     v = tl.load(v_ptr + batch * v_b + head * v_h + t.to(tl.int64)[:, None] * v_t + d, mask=known[:, None], other=0.0)
-    local_ptr += row * (num_tiles * _TILE_TL)
     base_ptr += row * (num_tiles + 1)
     stat_ptr = scratch_ptr + (row * query_steps + i // BLOCK) * (2 * BLOCK) + i % BLOCK
     lse = tl.load(stat_ptr, mask=asks, other=float("inf"))
@@ -402,7 +407,7 @@ def hopper_backward(
         _diagonal_kernel, (ceil_div(T, BLOCK_M), B * H),
         (), (scratch, q, k, v, do, prepared.local, prepared.base, prepared.first_key),
         (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3], scale * LOG2E, Q, T, H, steps, N),
-        BLOCK=BLOCK_M, D=D,
+        BLOCK=BLOCK_M, D=D, LEAST_DECAY=LEAST_DECAY,
     )  # fmt: skip
     launch(
         _after_kernel, (steps + 1, B * H), (), (scratch, dq, dgate), (scale, Q, T, H, steps),
