@@ -1,7 +1,8 @@
 """Every regime through the GPU kernels on a CPU: Triton's under its interpreter, Hopper's under ours. Run in a process of its
 own by `test_without_gpu`, as pytest."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +13,13 @@ from torch import Tensor
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from kernels.forgetting_attention import forgetting_attention, hopper_backward, hopper_forward, triton_operator
+from kernels.forgetting_attention import (
+    forgetting_attention,
+    hopper_backward,
+    hopper_forward,
+    reference_attention,
+    triton_operator,
+)
 from kernels.forgetting_attention.triton_prepare import prepare
 from tests.kernels.gluon_interpreter import interpreted_gluon
 from tests.kernels.regimes import (
@@ -108,6 +115,31 @@ def test_deterministic_gradients_come_without_atomics(
     monkeypatch.setattr(triton_operator, "hopper_backward", lambda *x: launched.append(1) or real(*x))
     assert_within(lambda *x: attention(*x, deterministic=deterministic), case)
     assert bool(launched) == (not deterministic)
+
+
+@pytest.mark.parametrize("kernels", ["hopper"], indirect=True)
+@pytest.mark.parametrize(
+    ("gates", "tolerance", "without"), [(-15.0, 8e-4, 1.2e-3), (-6.0, 1.4e-3, 1.6e-3), (4.0, 4e-3, None)], ids=str
+)
+def test_what_rounding_takes_from_local_gates_gradients_is_put_back(
+    gates: float, tolerance: float, without: float | None, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`without`: more than that is the error if nothing is; where gates are open nothing is put back."""
+    generator = torch.Generator().manual_seed(4)
+    q, k, v, do = (torch.randn(1, LENGTH, 2, 64, generator=generator).bfloat16() for _ in range(4))
+    inputs = [q, k, v, torch.nn.functional.logsigmoid(torch.randn(1, LENGTH, 2, generator=generator) + gates)]
+
+    def gradient(of: Callable[..., Tensor], dtype: torch.dtype | None = None) -> Tensor:
+        leaves = [x.detach().to(dtype or x.dtype).requires_grad_() for x in inputs]
+        return torch.autograd.grad(of(*leaves), leaves[3:], do.to(dtype or do.dtype))[0].double()
+
+    exact = gradient(reference_attention, torch.float64)
+    corrected = gradient(attention)
+    monkeypatch.setattr(hopper_backward, "LEAST_DECAY", math.inf)
+    uncorrected = gradient(attention)
+    found = [((x - exact).norm() / exact.norm()).item() for x in (corrected, uncorrected)]
+    assert found[0] < tolerance, found
+    assert torch.equal(corrected, uncorrected) if without is None else found[1] > without, found
 
 
 def test_half_precision(kernels: str) -> None:
