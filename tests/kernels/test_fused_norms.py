@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import rms_norm
+from torch.nn.functional import pad, rms_norm
 
 from kernels.fla_cpu.modules import rmsnorm_fn
 from kernels.fused_norms import gated_output_norm, norm_of_gated, shift_and_norm
@@ -101,10 +101,10 @@ def compare_with_kernels(device: str, dtype: torch.dtype, tolerance: float, size
             lambda x, a, w: shift_and_norm(x[:, 1:], a[:, 1:, 3:], w, before_B1HD=x[:, :1]),
             [x, torch.cat([torch.ones_like(alpha), alpha], -1), weight],
         )
-        y, z = x.flatten(-2), torch.cat([gate, x], 2).flatten(-2)
+        y, z = x.flatten(-2), pad(torch.cat([gate, x], 2).flatten(-2), (0, 0, 0, 1))
         check(
-            lambda y, z, w: triton_norm_of_gated(y, z[..., : y.shape[-1]], w, 1e-5),
-            lambda y, z, w: norm_of_gated(y, z[..., : y.shape[-1]], w),
+            lambda y, z, w: triton_norm_of_gated(y, z[:, :-1, : y.shape[-1]], w, 1e-5),
+            lambda y, z, w: norm_of_gated(y, z[:, :-1, : y.shape[-1]], w),
             [y, z, torch.randn(3 * D, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(device)],
         )
         for g in (gate, None):
