@@ -119,12 +119,16 @@ def _produce(
 
 
 @gluon.jit
-def _decay(local_smem, k_empty, stage, base_ptr, n, ref, s_layout: gl.constexpr, KEYS: gl.constexpr):
-    """ref - c_j of the first KEYS keys of a step, (1, N); frees the stage of K."""
-    local_1N = local_smem.index(stage).slice(0, KEYS, dim=1).load(s_layout)
-    decay_1N = (ref - gl.load(base_ptr + n // _TILE)).to(gl.float32) - local_1N
-    mbarrier.arrive(k_empty.index(stage), count=1)
-    return decay_1N
+def _shift(base_ptr, n, ref):
+    """ref - c of what the decays of n's tile are relative to."""
+    return (ref - gl.load(base_ptr + n // _TILE)).to(gl.float32)
+
+
+@gluon.jit
+def _sums(p_MN):
+    """What each thread has of the rows' sums, (M, 8): to add the lanes up in every step takes as long as a fifth of the
+    weights."""
+    return gl.sum(p_MN.reshape((p_MN.shape[0], p_MN.shape[1] // 8, 8)), 1)
 
 
 @gluon.jit
@@ -139,7 +143,7 @@ def _weights(s_MN, decay_1N, n, first_M, scale2, BLOCK_N: gl.constexpr, EDGE: gl
 
 @gluon.jit
 def _walk(
-    acc_MD, total_M, step, turn, q_smem, q_at, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, turns,
+    acc_MD, total_M8, step, turn, q_smem, q_at, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, turns,
     base_ptr, ref, first_M, scale2, start, stop, GROUP: gl.constexpr,
     BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, EDGE: gl.constexpr,
 ):  # fmt: skip
@@ -158,16 +162,22 @@ def _walk(
         stage = step % STAGES
         mbarrier.wait(k_full.index(stage), step // STAGES & 1)
         k_ND = k_smem.index(stage).reshape((BLOCK_N, D))
+        local_1N = local_smem.index(stage).load(s_layout)
+        shift = _shift(base_ptr, start, ref)
         s_MN = warpgroup_mma(q_MD, k_ND.permute((1, 0)), no_s, use_acc=False, is_async=True)
         s_MN = warpgroup_mma_wait(0, deps=[s_MN])
-        decay_1N = _decay(local_smem, k_empty, stage, base_ptr, start, ref, s_layout, BLOCK_N)
-        p_MN = _weights(s_MN, decay_1N, start, first_M, scale2, BLOCK_N, EDGE)
-        total_M += gl.sum(p_MN, 1)
+        mbarrier.arrive(k_empty.index(stage), count=1)
+        p_MN = _weights(s_MN, shift - local_1N, start, first_M, scale2, BLOCK_N, EDGE)
+        total_M8 += _sums(p_MN)
         p_a = gl.convert_layout(p_MN.to(dtype), a_layout)
+        base = gl.load(base_ptr + (start + BLOCK_N) // _TILE)
         for n in range(start + BLOCK_N, stop, BLOCK_N):
             stage = (step + 1) % STAGES
             mbarrier.wait(k_full.index(stage), (step + 1) // STAGES & 1)
             k_ND = k_smem.index(stage).reshape((BLOCK_N, D))
+            local_1N = local_smem.index(stage).load(s_layout)
+            shift = (ref - base).to(gl.float32)
+            base = gl.load(base_ptr + (n + BLOCK_N) // _TILE)
             v_stage = step % STAGES
             mbarrier.wait(v_full.index(v_stage), step // STAGES & 1)
             mbarrier.wait(turns.index(GROUP), (turn + 1 - GROUP) & 1)
@@ -176,9 +186,9 @@ def _walk(
             mbarrier.arrive(turns.index(1 - GROUP), count=1)
             turn += 1
             s_MN = warpgroup_mma_wait(1, deps=[s_MN])
-            decay_1N = _decay(local_smem, k_empty, stage, base_ptr, n, ref, s_layout, BLOCK_N)
-            p_MN = _weights(s_MN, decay_1N, n, first_M, scale2, BLOCK_N, EDGE)
-            total_M += gl.sum(p_MN, 1)
+            mbarrier.arrive(k_empty.index(stage), count=1)
+            p_MN = _weights(s_MN, shift - local_1N, n, first_M, scale2, BLOCK_N, EDGE)
+            total_M8 += _sums(p_MN)
             acc_MD, p_a = warpgroup_mma_wait(0, deps=[acc_MD, p_a])
             mbarrier.arrive(v_empty.index(v_stage), count=1)
             p_a = gl.convert_layout(p_MN.to(dtype), a_layout)
@@ -189,7 +199,7 @@ def _walk(
         acc_MD = warpgroup_mma_wait(0, deps=[acc_MD])
         mbarrier.arrive(v_empty.index(v_stage), count=1)
         step += 1
-    return acc_MD, total_M, step, turn
+    return acc_MD, total_M8, step, turn
 
 
 @gluon.jit
@@ -247,7 +257,8 @@ def _diagonal_step(
     k_ND = k_smem.index(stage).reshape((BLOCK_N, D)).slice(0, KEYS, dim=0)
     s_MN = warpgroup_mma(q_MD, k_ND.permute((1, 0)), no_s, use_acc=False, is_async=True)
     s_MN = warpgroup_mma_wait(0, deps=[s_MN])
-    decay_1N = _decay(local_smem, k_empty, stage, base_ptr, n, ref, s_layout, KEYS)
+    decay_1N = _shift(base_ptr, n, ref) - local_smem.index(stage).slice(0, KEYS, dim=1).load(s_layout)
+    mbarrier.arrive(k_empty.index(stage), count=1)
     keys_N = n + gl.arange(0, KEYS, layout=gl.SliceLayout(0, s_layout))
     # The decays first: beside the diagonal both are large and all but cancel.
     x_MN = s_MN * scale2 + (decay_1N + row_M[:, None])
@@ -327,13 +338,14 @@ def _rows(
     row_M = (gl.load(base_ptr + position_M // _TILE, mask=inside_M, other=0.0) - ref).to(gl.float32)
     row_M += gl.load(local_ptr + position_M, mask=inside_M, other=0.0)
     acc_MD = gl.zeros((BLOCK_M, D), gl.float32, layout=acc_layout)
-    before_M = gl.zeros((BLOCK_M,), gl.float32, layout=row_layout)
+    before_M8 = _sums(gl.zeros((BLOCK_M, BLOCK_N), gl.float32, layout=s_layout))
     for part in gl.static_range(2):
-        acc_MD, before_M, step, turn = _walk(
-            acc_MD, before_M, step, turn, q_smem, q_at, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, turns,
+        acc_MD, before_M8, step, turn = _walk(
+            acc_MD, before_M8, step, turn, q_smem, q_at, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, turns,
             base_ptr, ref, first_M, scale2, start if part == 0 else uneven, uneven if part == 0 else diagonal, GROUP,
             BLOCK_N, D, STAGES, part == 0,
         )  # fmt: skip
+    before_M = gl.convert_layout(gl.sum(before_M8, 1), row_layout)
     acc_MD, total_M, top_M, step = _diagonal(
         acc_MD, before_M, step, q_smem, q_at, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, base_ptr,
         ref, row_M, position_M, first_M, scale2, diagonal, stop, (diagonal == query) & (common <= query),
