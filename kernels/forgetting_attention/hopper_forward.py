@@ -171,9 +171,9 @@ def _walk(
         total_M8 += _sums(p_MN)
         p_a = gl.convert_layout(p_MN.to(dtype), a_layout)
         base = gl.load(base_ptr + (start + BLOCK_N) // _TILE)
+        mbarrier.wait(k_full.index((step + 1) % STAGES), (step + 1) // STAGES & 1, pred=start + BLOCK_N < stop)
         for n in range(start + BLOCK_N, stop, BLOCK_N):
             stage = (step + 1) % STAGES
-            mbarrier.wait(k_full.index(stage), (step + 1) // STAGES & 1)
             k_ND = k_smem.index(stage).reshape((BLOCK_N, D))
             local_1N = local_smem.index(stage).load(s_layout)
             shift = (ref - base).to(gl.float32)
@@ -189,6 +189,8 @@ def _walk(
             mbarrier.arrive(k_empty.index(stage), count=1)
             p_MN = _weights(s_MN, shift - local_1N, n, first_M, scale2, BLOCK_N, EDGE)
             total_M8 += _sums(p_MN)
+            # The next keys here, not at the top: where a wait stands ptxas moves nothing past it, and the weights stay in front.
+            mbarrier.wait(k_full.index((step + 2) % STAGES), (step + 2) // STAGES & 1, pred=n + BLOCK_N < stop)
             acc_MD, p_a = warpgroup_mma_wait(0, deps=[acc_MD, p_a])
             mbarrier.arrive(v_empty.index(v_stage), count=1)
             p_a = gl.convert_layout(p_MN.to(dtype), a_layout)
