@@ -94,6 +94,12 @@ def _first_cum(local_ptr, base_ptr, m, Q, T):
 
 
 @gluon.jit
+def _sums(x_NM):
+    """What each thread has of the rows' sums, (N, 8): to add the lanes up in every step takes longer than the rest of it."""
+    return gl.sum(x_NM.reshape((x_NM.shape[0], x_NM.shape[1] // 8, 8)), 1)
+
+
+@gluon.jit
 def _consume(
     q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty,
     dq_ptr, rowsum_ptr, dk_ptr, dv_ptr, column_ptr, local_ptr, base_ptr, first_key_ptr,
@@ -131,8 +137,8 @@ def _consume(
     base = gl.load(base_ptr + n // _TILE)
     dk_ND = gl.zeros((BLOCK_N, D), gl.float32, layout=kv_layout)
     dv_ND = gl.zeros((BLOCK_N, D), gl.float32, layout=kv_layout)
-    column_N = gl.zeros((BLOCK_N,), gl.float32, layout=key_layout)
     no_s = gl.zeros((BLOCK_N, BLOCK_M), gl.float32, layout=s_layout)
+    column_N8 = _sums(no_s)
     no_dq = gl.zeros((BLOCK_M, D), gl.float32, layout=dq_layout)
     k_ND = k_smem.reshape((BLOCK_N, D))
     v_ND = v_smem.reshape((BLOCK_N, D))
@@ -191,7 +197,7 @@ def _consume(
             mbarrier.wait(full.index(following), (step + 1) // STAGES & 1, pred=m + BLOCK_M < stop)
             next_q_MD = q_smem.index(following).reshape((BLOCK_M, D))
             s_NM = warpgroup_mma(k_a, next_q_MD.permute((1, 0)), no_s, use_acc=False, is_async=True)
-        column_N += gl.sum(ds_NM, 1)
+        column_N8 += _sums(ds_NM)
         dq_MD, dv_ND = warpgroup_mma_wait(2 if AHEAD else 1, deps=[dq_MD, dv_ND])
         target = (dq_ptr + m // BLOCK_M * (BLOCK_M * D)).to(gl.int64, bitcast=True) + dq_offset
         gl.inline_asm_elementwise(_ADD4, "=r,=r,=r,=r,l,l,l,l,f,f,f,f", [target, dq_MD], dtype=gl.int32, is_pure=False, pack=4)
@@ -204,7 +210,7 @@ def _consume(
         mbarrier.arrive(empty.index(stage), count=1)
         step += 1
 
-    gl.store(column_ptr + keys_N, column_N, mask=keys_N < T)
+    gl.store(column_ptr + keys_N, gl.convert_layout(gl.sum(column_N8, 1), key_layout), mask=keys_N < T)
     store_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [8, 1], [1, 0])
     rows_N = n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, store_layout))
     d = gl.arange(0, D, layout=gl.SliceLayout(0, store_layout))
