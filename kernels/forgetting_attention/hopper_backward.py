@@ -47,13 +47,20 @@ _TILE = gl.constexpr(TILE)
 _TILE_TL = tl.constexpr(TILE)
 _TILES_AT_ONCE = tl.constexpr(32)
 
-# Four registers of dQ in one reduction; the other three addresses are those of its neighbours and go unused.
-_ADD4 = gl.constexpr("""
-{
-red.relaxed.gpu.global.add.v4.f32 [$4], {$8, $9, $10, $11};
-mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
-}
-""")
+
+
+def _reductions(registers: int) -> str:
+    """All of a thread's registers of dQ, four in one reduction, each 256 threads of 16 bytes behind the one before. Of the
+    addresses only the first is used: the others would be kept in registers, two each."""
+    adds = [
+        f"red.relaxed.gpu.global.add.v4.f32 [${registers} + {i * 1024}], {{{', '.join(f'${2 * registers + i + j}' for j in range(4))}}};"
+        for i in range(0, registers, 4)
+    ]
+    return "\n".join(["{", *adds, *(f"mov.b32 ${i}, 0;" for i in range(registers)), "}"])
+
+
+_ADD16, _ADD32 = gl.constexpr(_reductions(16)), gl.constexpr(_reductions(32))
+_OF16, _OF32 = (gl.constexpr(",".join(["=r"] * n + ["l"] * n + ["f"] * n)) for n in (16, 32))
 
 # Two numbers rounded to 16 bits, and what they have become in float32: one conversion for both.
 _ROUND_BF16 = gl.constexpr("cvt.rn.bf16x2.f32 $0, $4, $3; shl.b32 $1, $0, 16; and.b32 $2, $0, 0xffff0000;")
@@ -123,6 +130,8 @@ def _consume(
     by_query: gl.constexpr = gl.BlockedLayout([1, 2], [8, 4], [1, BLOCK_M // 8], [1, 0])
     dtype: gl.constexpr = q_smem.dtype
     ROUND: gl.constexpr = _ROUND_BF16 if dtype == gl.bfloat16 else _ROUND_FP16
+    ADD: gl.constexpr = _ADD16 if D == 64 else _ADD32
+    OF: gl.constexpr = _OF16 if D == 64 else _OF32
 
     # Where a register of dQ goes: registers of one thread four by four, threads side by side.
     r = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, dq_layout))[:, None]
@@ -200,7 +209,7 @@ def _consume(
         column_N8 += _sums(ds_NM)
         dq_MD, dv_ND = warpgroup_mma_wait(2 if AHEAD else 1, deps=[dq_MD, dv_ND])
         target = (dq_ptr + m // BLOCK_M * (BLOCK_M * D)).to(gl.int64, bitcast=True) + dq_offset
-        gl.inline_asm_elementwise(_ADD4, "=r,=r,=r,=r,l,l,l,l,f,f,f,f", [target, dq_MD], dtype=gl.int32, is_pure=False, pack=4)
+        gl.inline_asm_elementwise(ADD, OF, [target, dq_MD], dtype=gl.int32, is_pure=False, pack=D // 4)
         sum_M = gl.sum(ds_smem.load(by_query).to(gl.float32), 0)
         gl.atomic_add(rowsum_ptr + (m + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, by_query))), sum_M, sem="relaxed")
         if AHEAD:
