@@ -101,9 +101,12 @@ def _first_cum(local_ptr, base_ptr, m, Q, T):
 
 
 @gluon.jit
-def _sums(x_NM):
-    """What each thread has of the rows' sums, (N, 8): to add the lanes up in every step takes longer than the rest of it."""
-    return gl.sum(x_NM.reshape((x_NM.shape[0], x_NM.shape[1] // 8, 8)), 1)
+def _sums(x_NM, LANES: gl.constexpr):
+    """The rows' sums, (N, 1), or with LANES what each thread has of them, (N, 8): to add the lanes up takes longer."""
+    if LANES:
+        return gl.sum(x_NM.reshape((x_NM.shape[0], x_NM.shape[1] // 8, 8)), 1)
+    else:
+        return gl.sum(x_NM, 1)[:, None]
 
 
 @gluon.jit
@@ -147,7 +150,7 @@ def _consume(
     dk_ND = gl.zeros((BLOCK_N, D), gl.float32, layout=kv_layout)
     dv_ND = gl.zeros((BLOCK_N, D), gl.float32, layout=kv_layout)
     no_s = gl.zeros((BLOCK_N, BLOCK_M), gl.float32, layout=s_layout)
-    column_N8 = _sums(no_s)
+    column_NL = _sums(no_s, D == 64)  # at 128 registers spill
     no_dq = gl.zeros((BLOCK_M, D), gl.float32, layout=dq_layout)
     k_ND = k_smem.reshape((BLOCK_N, D))
     v_ND = v_smem.reshape((BLOCK_N, D))
@@ -206,7 +209,7 @@ def _consume(
             mbarrier.wait(full.index(following), (step + 1) // STAGES & 1, pred=m + BLOCK_M < stop)
             next_q_MD = q_smem.index(following).reshape((BLOCK_M, D))
             s_NM = warpgroup_mma(k_a, next_q_MD.permute((1, 0)), no_s, use_acc=False, is_async=True)
-        column_N8 += _sums(ds_NM)
+        column_NL += _sums(ds_NM, D == 64)
         dq_MD, dv_ND = warpgroup_mma_wait(2 if AHEAD else 1, deps=[dq_MD, dv_ND])
         target = (dq_ptr + m // BLOCK_M * (BLOCK_M * D)).to(gl.int64, bitcast=True) + dq_offset
         gl.inline_asm_elementwise(ADD, OF, [target, dq_MD], dtype=gl.int32, is_pure=False, pack=D // 4)
@@ -219,7 +222,7 @@ def _consume(
         mbarrier.arrive(empty.index(stage), count=1)
         step += 1
 
-    gl.store(column_ptr + keys_N, gl.convert_layout(gl.sum(column_N8, 1), key_layout), mask=keys_N < T)
+    gl.store(column_ptr + keys_N, gl.convert_layout(gl.sum(column_NL, 1), key_layout), mask=keys_N < T)
     store_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [8, 1], [1, 0])
     rows_N = n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, store_layout))
     d = gl.arange(0, D, layout=gl.SliceLayout(0, store_layout))
