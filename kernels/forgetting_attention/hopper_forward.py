@@ -257,13 +257,14 @@ def _diagonal_step(
     stage = step % STAGES
     mbarrier.wait(k_full.index(stage), step // STAGES & 1)
     k_ND = k_smem.index(stage).reshape((BLOCK_N, D)).slice(0, KEYS, dim=0)
+    local_1N = local_smem.index(stage).slice(0, KEYS, dim=1).load(s_layout)  # before the product: behind it they come after it
+    shift = _shift(base_ptr, n, ref)
     s_MN = warpgroup_mma(q_MD, k_ND.permute((1, 0)), no_s, use_acc=False, is_async=True)
     s_MN = warpgroup_mma_wait(0, deps=[s_MN])
-    decay_1N = _shift(base_ptr, n, ref) - local_smem.index(stage).slice(0, KEYS, dim=1).load(s_layout)
     mbarrier.arrive(k_empty.index(stage), count=1)
     keys_N = n + gl.arange(0, KEYS, layout=gl.SliceLayout(0, s_layout))
     # The decays first: beside the diagonal both are large and all but cancel.
-    x_MN = s_MN * scale2 + (decay_1N + row_M[:, None])
+    x_MN = s_MN * scale2 + ((shift - local_1N) + row_M[:, None])
     x_MN = gl.where(keys_N[None, :] <= position_M[:, None], x_MN, float("-inf"))
     if EDGE:
         x_MN = gl.where(keys_N[None, :] >= first_M[:, None], x_MN, float("-inf"))
