@@ -48,7 +48,6 @@ _TILE_TL = tl.constexpr(TILE)
 _TILES_AT_ONCE = tl.constexpr(32)
 
 
-
 def _reductions(registers: int) -> str:
     """All of a thread's registers of dQ, four in one reduction, each 256 threads of 16 bytes behind the one before. Of the
     addresses only the first is used: the others would be kept in registers, two each."""
@@ -193,9 +192,12 @@ def _consume(
             seen_NM = (keys_N[:, None] <= position_M[None, :]) & (keys_N[:, None] >= first_M[None, :])
             p_NM = gl.where(seen_NM, p_NM, 0.0)
         p_a = gl.convert_layout(p_NM.to(dtype), a_layout)
+        if AHEAD:  # behind the wait they would come after it; at 128 registers spill
+            delta_1M = stat_1M.slice(BLOCK_M, BLOCK_M, dim=1).load(s_layout)
         dv_ND = warpgroup_mma(p_a, do_MD, dv_ND, is_async=True)
         dp_NM = warpgroup_mma_wait(1, deps=[dp_NM])
-        delta_1M = stat_1M.slice(BLOCK_M, BLOCK_M, dim=1).load(s_layout)
+        if not AHEAD:
+            delta_1M = stat_1M.slice(BLOCK_M, BLOCK_M, dim=1).load(s_layout)
         ds_NM = p_NM * (dp_NM - delta_1M)
         ds_low, ds_NM = gl.inline_asm_elementwise(ROUND, "=r,=f,=f,f,f", [ds_NM], (gl.int16, gl.float32), is_pure=True, pack=2)
         ds_low = ds_low.to(dtype, bitcast=True)
