@@ -51,10 +51,8 @@ _TILES_AT_ONCE = tl.constexpr(32)
 def _reductions(registers: int) -> str:
     """All of a thread's registers of dQ, four in one reduction, each 256 threads of 16 bytes behind the one before. Of the
     addresses only the first is used: the others would be kept in registers, two each."""
-    adds = [
-        f"red.relaxed.gpu.global.add.v4.f32 [${registers} + {i * 1024}], {{{', '.join(f'${2 * registers + i + j}' for j in range(4))}}};"
-        for i in range(0, registers, 4)
-    ]
+    values = [", ".join(f"${2 * registers + i + j}" for j in range(4)) for i in range(0, registers, 4)]
+    adds = [f"red.relaxed.gpu.global.add.v4.f32 [${registers} + {4096 * i}], {{{four}}};" for i, four in enumerate(values)]
     return "\n".join(["{", *adds, *(f"mov.b32 ${i}, 0;" for i in range(registers)), "}"])
 
 
@@ -102,10 +100,7 @@ def _first_cum(local_ptr, base_ptr, m, Q, T):
 @gluon.jit
 def _sums(x_NM, LANES: gl.constexpr):
     """The rows' sums, (N, 1), or with LANES what each thread has of them, (N, 8): to add the lanes up takes longer."""
-    if LANES:
-        return gl.sum(x_NM.reshape((x_NM.shape[0], x_NM.shape[1] // 8, 8)), 1)
-    else:
-        return gl.sum(x_NM, 1)[:, None]
+    return gl.sum(x_NM.reshape((x_NM.shape[0], x_NM.shape[1] // 8, 8)), 1) if LANES else gl.sum(x_NM, 1)[:, None]
 
 
 @gluon.jit

@@ -189,7 +189,7 @@ def _walk(
             mbarrier.arrive(k_empty.index(stage), count=1)
             p_MN = _weights(s_MN, shift - local_1N, n, first_M, scale2, BLOCK_N, EDGE)
             total_M8 += _sums(p_MN)
-            # The next keys here, not at the top: where a wait stands ptxas moves nothing past it, and the weights stay in front.
+            # Here, not at the top: past a loop, as a wait is, ptxas moves nothing, and the weights stay before the product.
             mbarrier.wait(k_full.index((step + 2) % STAGES), (step + 2) // STAGES & 1, pred=n + BLOCK_N < stop)
             acc_MD, p_a = warpgroup_mma_wait(0, deps=[acc_MD, p_a])
             mbarrier.arrive(v_empty.index(v_stage), count=1)
