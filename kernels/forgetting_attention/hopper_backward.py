@@ -32,7 +32,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from kernels.forgetting_attention.hopper_copy import place, rows_descriptor, tile_descriptor
 from kernels.forgetting_attention.launch import ceil_div, launch
-from kernels.forgetting_attention.triton_backward import gate_gradient_of_head, row_delta, tile_spans
+from kernels.forgetting_attention.triton_backward import gate_gradient_of_head, tile_spans
 from kernels.forgetting_attention.triton_prepare import LOG2E, Prepared
 from kernels.forgetting_attention.visibility import TILE
 
@@ -292,27 +292,75 @@ def _backward_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["Q", "H", "query_steps", "num_tiles", "query_tiles"])
-def _before_kernel(
-    o_ptr, do_ptr, lse_ptr, stat_ptr, start_ptr, first_key_ptr, even_ptr,
-    stride_b, stride_q, stride_h, stride_d, Q, H, query_steps, num_tiles, query_tiles,
-    BLOCK_M: tl.constexpr, D: tl.constexpr, STEPS: tl.constexpr,
+@triton.jit
+def _lost_near_diagonal(
+    q_ptr, k_ptr, v_ptr, local_ptr, base_ptr, first_key_ptr, do_MD, lse_M, delta_M, rows_M, q_t, k_t, v_t, scale2, Q, T,
+    D: tl.constexpr,
 ):  # fmt: skip
-    """Per step of queries: lse, then delta, of its rows (+inf and 0 past the end), and zeros where sums will be added. The
-    spans of all key tiles among the programs of a head."""
+    """What rounding will take from the sums of dS, among the tokens of these rows: from a row's sum less from its column's, as
+    only their difference counts. Where gates are local, next to all of the weight is here."""
+    d = tl.arange(0, D)[None, :]
+    inside_M = rows_M < Q
+    token_M = rows_M + (T - Q)
+    q_MD = tl.load(q_ptr + rows_M.to(tl.int64)[:, None] * q_t + d, mask=inside_M[:, None], other=0.0)
+    k_MD = tl.load(k_ptr + token_M.to(tl.int64)[:, None] * k_t + d, mask=inside_M[:, None], other=0.0)
+    v_MD = tl.load(v_ptr + token_M.to(tl.int64)[:, None] * v_t + d, mask=inside_M[:, None], other=0.0)
+    first = tl.min(rows_M, 0) // _TILE_TL * _TILE_TL + (T - Q)
+    ref = tl.load(base_ptr + first // _TILE_TL) + tl.load(local_ptr + first)  # what lse is relative to
+    base_M = tl.load(base_ptr + token_M // _TILE_TL, mask=inside_M, other=0.0)
+    shift_M = (ref - base_M).to(tl.float32) - tl.load(local_ptr + token_M, mask=inside_M, other=0.0)
+    p_MM = tl.exp2(tl.dot(q_MD, tl.trans(k_MD)) * scale2 + (shift_M[None, :] - lse_M[:, None]))
+    first_key_M = tl.load(first_key_ptr + rows_M, mask=inside_M, other=T)
+    seen_MM = (token_M[None, :] <= token_M[:, None]) & (token_M[None, :] >= first_key_M[:, None])
+    ds_MM = tl.where(seen_MM, p_MM * (tl.dot(do_MD, tl.trans(v_MD)) - delta_M[:, None]), 0.0)
+    lost_MM = ds_MM - ds_MM.to(q_ptr.dtype.element_ty).to(tl.float32)
+    return tl.sum(lost_MM, 1) - tl.sum(lost_MM, 0)
+
+
+@triton.jit(do_not_specialize=["Q", "T", "H", "query_steps", "num_tiles", "query_tiles"])
+def _before_kernel(
+    o_ptr, do_ptr, lse_ptr, stat_ptr, start_ptr, first_key_ptr, even_ptr, q_ptr, k_ptr, v_ptr, local_ptr, base_ptr,
+    do_b, do_q, do_h, do_d, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h,
+    scale2, Q, T, H, query_steps, num_tiles, query_tiles,
+    BLOCK_M: tl.constexpr, D: tl.constexpr, STEPS: tl.constexpr, LEAST_DECAY: tl.constexpr,
+):  # fmt: skip
+    """Per step of queries: lse, then delta, of its rows (+inf and 0 past the end), zeros where dQ will be added, and where row
+    sums will, what rounding takes from them. The spans of all key tiles among the programs of a head.
+
+    Where the gates let more than 2^-LEAST_DECAY through to the last of the step's tokens, the rest of a row weighs as much as
+    these, and what rounding takes here could not be seen."""
     step, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    batch, head = row // H, row % H
     m = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, D)[None, :]
     rows_M = step * BLOCK_M + m
-    delta_M = row_delta(o_ptr, do_ptr, row, rows_M, stride_b, stride_q, stride_h, stride_d, Q, H, D)
+    inside_M1 = (rows_M < Q)[:, None]
+    o_MD = tl.load(o_ptr + ((batch * Q + rows_M) * H + head)[:, None] * D + d, mask=inside_M1, other=0.0)
+    at_MD = batch * do_b + rows_M.to(tl.int64)[:, None] * do_q + head * do_h + d * do_d
+    do_MD = tl.load(do_ptr + at_MD, mask=inside_M1, other=0.0)
+    delta_M = tl.sum(o_MD.to(tl.float32) * do_MD.to(tl.float32), 1)
+    lse_M = tl.load(lse_ptr + row * Q + rows_M, mask=rows_M < Q, other=float("inf"))
     at = row * query_steps + step
     steps = tl.num_programs(1).to(tl.int64) * query_steps
     buffer_ptr = stat_ptr + steps * (2 * BLOCK_M)
     rowsum_ptr = buffer_ptr + steps * (BLOCK_M * D)
     stop_ptr = even_ptr + tl.num_programs(1) * num_tiles
-    tl.store(stat_ptr + at * (2 * BLOCK_M) + m, tl.load(lse_ptr + row * Q + rows_M, mask=rows_M < Q, other=float("inf")))
+    tl.store(stat_ptr + at * (2 * BLOCK_M) + m, lse_M)
     tl.store(stat_ptr + at * (2 * BLOCK_M) + BLOCK_M + m, delta_M)
-    tl.store(rowsum_ptr + at * BLOCK_M + m, tl.zeros((BLOCK_M,), tl.float32))
     tl.store(buffer_ptr + at * (BLOCK_M * D) + tl.arange(0, BLOCK_M * D), tl.zeros((BLOCK_M * D,), tl.float32))
+    local_ptr += row * (num_tiles * _TILE_TL)
+    base_ptr += row * (num_tiles + 1)
+    token = step * BLOCK_M + (T - Q)
+    last = tl.minimum(token + BLOCK_M, T) - 1
+    decay = tl.load(base_ptr + token // _TILE_TL) + tl.load(local_ptr + token)
+    decay -= tl.load(base_ptr + last // _TILE_TL) + tl.load(local_ptr + last)
+    sums_M = tl.zeros((BLOCK_M,), tl.float32)
+    if (decay < LEAST_DECAY) == 0:  # also where -inf gates make it NaN
+        sums_M = _lost_near_diagonal(
+            q_ptr + batch * q_b + head * q_h, k_ptr + batch * k_b + head * k_h, v_ptr + batch * v_b + head * v_h,
+            local_ptr, base_ptr, first_key_ptr + row * Q, do_MD, lse_M, delta_M, rows_M, q_t, k_t, v_t, scale2, Q, T, D,
+        )  # fmt: skip
+    tl.store(rowsum_ptr + at * BLOCK_M + m, sums_M)
     for part in range(step, tl.cdiv(num_tiles, _TILES_AT_ONCE), query_steps):
         n = part * _TILES_AT_ONCE + tl.arange(0, _TILES_AT_ONCE)
         tile_spans(start_ptr, first_key_ptr, even_ptr, stop_ptr, row, n, Q, num_tiles, query_tiles, STEPS)
@@ -343,50 +391,6 @@ def _after_kernel(
         tl.store(dq_ptr + out, dq_MD.to(dq_ptr.dtype.element_ty), mask=(rows_M < Q)[:, None])
 
 
-@triton.jit(do_not_specialize=["Q", "T", "H", "query_steps", "num_tiles"])
-def _diagonal_kernel(
-    scratch_ptr, q_ptr, k_ptr, v_ptr, do_ptr, local_ptr, base_ptr, first_key_ptr,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h, scale2, Q, T, H, query_steps, num_tiles,
-    BLOCK: tl.constexpr, D: tl.constexpr, LEAST_DECAY: tl.constexpr,
-):  # fmt: skip
-    """What rounding has taken from the sums of dS, among BLOCK tokens and themselves: where gates are local, next to all of the
-    weight is here. It is added to the column sums, that of the rows with its sign changed: only their difference counts.
-    Where the gates let more than 2^-LEAST_DECAY through to the last of the tokens, the rest of a row weighs as much, and what
-    would be added could not be seen."""
-    tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    local_ptr += row * (num_tiles * _TILE_TL)
-    if tl.load(local_ptr + tile * BLOCK) - tl.load(local_ptr + tl.minimum(tile * BLOCK + BLOCK, T) - 1) < LEAST_DECAY:
-        return
-    batch, head = row // H, row % H
-    t = tile * BLOCK + tl.arange(0, BLOCK)
-    i = t - (T - Q)
-    d = tl.arange(0, D)[None, :]
-    asks, known = (i >= 0) & (t < T), t < T
-    q = tl.load(q_ptr + batch * q_b + head * q_h + i.to(tl.int64)[:, None] * q_t + d, mask=asks[:, None], other=0.0)
-    do = tl.load(do_ptr + batch * do_b + head * do_h + i.to(tl.int64)[:, None] * do_t + d, mask=asks[:, None], other=0.0)
-    k = tl.load(k_ptr + batch * k_b + head * k_h + t.to(tl.int64)[:, None] * k_t + d, mask=known[:, None], other=0.0)
-    v = tl.load(v_ptr + batch * v_b + head * v_h + t.to(tl.int64)[:, None] * v_t + d, mask=known[:, None], other=0.0)
-    base_ptr += row * (num_tiles + 1)
-    stat_ptr = scratch_ptr + (row * query_steps + i // BLOCK) * (2 * BLOCK) + i % BLOCK
-    lse = tl.load(stat_ptr, mask=asks, other=float("inf"))
-    delta = tl.load(stat_ptr + BLOCK, mask=asks, other=0.0)
-    first = i // _TILE_TL * _TILE_TL + (T - Q)
-    ref = tl.load(base_ptr + first // _TILE_TL, mask=asks, other=0.0) + tl.load(local_ptr + first, mask=asks, other=0.0)
-    shift = (ref - tl.load(base_ptr + tile * BLOCK // _TILE_TL)).to(tl.float32)
-    local = tl.load(local_ptr + t, mask=known, other=0.0)
-    s = tl.dot(q, tl.trans(k))
-    dp = tl.dot(do, tl.trans(v))
-    p = tl.exp2(s * scale2 + ((shift[:, None] - local[None, :]) - lse[:, None]))
-    first_key = tl.load(first_key_ptr + row * Q + i, mask=asks, other=T)
-    seen = (t[None, :] <= t[:, None]) & (t[None, :] >= first_key[:, None]) & asks[:, None]
-    ds = tl.where(seen, p * (dp - delta[:, None]), 0.0)
-    lost = ds - ds.to(q_ptr.dtype.element_ty).to(tl.float32)
-    steps = tl.num_programs(1).to(tl.int64) * query_steps
-    column_ptr = scratch_ptr + steps * (BLOCK * (D + 3)) + row * T + t
-    change = tl.sum(lost - tl.trans(lost), 0)
-    tl.store(column_ptr, tl.load(column_ptr, mask=known, other=0.0) + change, mask=known)
-
-
 def hopper_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, prepared: Prepared, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -403,9 +407,9 @@ def hopper_backward(
     dgate = torch.empty(B, T, H, device=device, dtype=torch.float32)
     launch(
         _before_kernel, (steps, B * H),
-        (), (o, do, lse, scratch, prepared.start, prepared.first_key, spans),
-        (*do.stride(), Q, H, steps, N, M),
-        BLOCK_M=BLOCK_M, D=D, STEPS=M.bit_length(),
+        (), (o, do, lse, scratch, prepared.start, prepared.first_key, spans, q, k, v, prepared.local, prepared.base),
+        (*do.stride(), *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], scale * LOG2E, Q, T, H, steps, N, M),
+        BLOCK_M=BLOCK_M, D=D, STEPS=M.bit_length(), LEAST_DECAY=LEAST_DECAY,
     )  # fmt: skip
     launch(
         _backward_kernel, (N * B * H,),
@@ -417,12 +421,6 @@ def hopper_backward(
         (scale * LOG2E, scale, Q, T, H, N, steps),
         BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, STAGES=STAGES[D], REGISTERS=PRODUCER_REGISTERS,
         KV_REGISTERS=KV_REGISTERS[D], AHEAD=AHEAD[D], num_warps=8,
-    )  # fmt: skip
-    launch(
-        _diagonal_kernel, (ceil_div(T, BLOCK_M), B * H),
-        (), (scratch, q, k, v, do, prepared.local, prepared.base, prepared.first_key),
-        (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3], scale * LOG2E, Q, T, H, steps, N),
-        BLOCK=BLOCK_M, D=D, LEAST_DECAY=LEAST_DECAY,
     )  # fmt: skip
     launch(
         _after_kernel, (steps + 1, B * H), (), (scratch, dq, dgate), (scale, Q, T, H, steps),
