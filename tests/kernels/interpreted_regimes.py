@@ -24,6 +24,7 @@ from kernels.forgetting_attention.triton_prepare import prepare
 from tests.kernels.gluon_interpreter import interpreted_gluon
 from tests.kernels.regimes import (
     GRID,
+    Case,
     Regime,
     assert_decoding_within,
     assert_within,
@@ -140,6 +141,13 @@ def test_what_rounding_takes_from_local_gates_gradients_is_put_back(
     found = [((x - exact).norm() / exact.norm()).item() for x in (corrected, uncorrected)]
     assert found[0] < tolerance, found
     assert torch.equal(corrected, uncorrected) if without is None else found[1] > without, found
+
+
+def test_rows_over_five_tiles(kernels: str) -> None:
+    """In the loop before the diagonal the decays of the next tile are loaded a step ahead, from the third tile on."""
+    generator = torch.Generator().manual_seed(4)
+    q, k, v, do = (torch.randn(1, 600, 1, 64, generator=generator).bfloat16() for _ in range(4))
+    assert_within(attention, Case(q, k, v, torch.full((1, 600, 1), -0.004), do))
 
 
 def test_half_precision(kernels: str) -> None:
