@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK, WARPS = 16, 2
-WIDE_FORWARD, WIDE_BACKWARD = (4, 8), (16, 4)  # of norms over all channels: tokens of a program, and its warps
+WIDE_FORWARD, WIDE_BACKWARD = (4, 8), (16, 16)  # of norms over all channels: tokens of a program, and its warps
 # Grids are (heads, blocks of tokens, batch): programs that run side by side then read neighbouring memory.
 
 
@@ -142,38 +142,57 @@ def _gated_norm_kernel(
 
 
 @triton.jit(do_not_specialize=["T", "N"])
-def _norm_of_gated_kernel(
-    y_ptr, z_ptr, w_ptr, out_ptr, dout_ptr, dy_ptr, dz_ptr, dw_ptr, z_b, z_t, T, N, d, eps,
-    ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BACKWARD: tl.constexpr,
+def _norm_of_gated_kernel(y_ptr, z_ptr, w_ptr, out_ptr, z_b, z_t, T, N, d, eps, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
+    """A program takes ROWS tokens, one after another. All but z are contiguous."""
+    c = tl.arange(0, BLOCK_D)
+    inside = c < d
+    w = tl.load(w_ptr + c, mask=inside, other=0.0).to(tl.float32)
+    for step in range(ROWS):
+        row = tl.program_id(0).to(tl.int64) * ROWS + step
+        here = inside & (row < N)
+        y = tl.load(y_ptr + row * d + c, mask=here, other=0.0).to(tl.float32)
+        z = tl.load(z_ptr + row // T * z_b + row % T * z_t + c, mask=here, other=0.0).to(tl.float32)
+        gated = y * z * tl.sigmoid(z)
+        scale = tl.rsqrt(tl.sum(gated * gated, 0) / d + eps)
+        tl.store(out_ptr + row * d + c, (gated * scale * w).to(out_ptr.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _gated_row(y_ptr, z_ptr, dout_ptr, row, z_b, z_t, T, d, c, mask):
+    y = tl.load(y_ptr + row * d + c, mask=mask, other=0.0)
+    z = tl.load(z_ptr + row // T * z_b + row % T * z_t + c, mask=mask, other=0.0)
+    return y, z, tl.load(dout_ptr + row * d + c, mask=mask, other=0.0)
+
+
+@triton.jit(do_not_specialize=["T", "N"])
+def _norm_of_gated_backward_kernel(
+    y_ptr, z_ptr, w_ptr, dout_ptr, dy_ptr, dz_ptr, dw_ptr, z_b, z_t, T, N, d, eps, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """A program takes ROWS tokens, one after another. Forward writes out; backward writes dy, dz and this program's part of
-    dw. All but z are contiguous."""
+    """A program takes ROWS tokens, one after another, loads the next while it computes, and writes their part of dw. All but z
+    are contiguous."""
     c = tl.arange(0, BLOCK_D)
     inside = c < d
     w = tl.load(w_ptr + c, mask=inside, other=0.0).to(tl.float32)
     dw = tl.zeros((BLOCK_D,), tl.float32)
-    for step in range(ROWS):
-        row = tl.program_id(0).to(tl.int64) * ROWS + step
-        at = row * d + c
-        here = inside & (row < N)
-        y = tl.load(y_ptr + at, mask=here, other=0.0).to(tl.float32)
-        z = tl.load(z_ptr + row // T * z_b + row % T * z_t + c, mask=here, other=0.0).to(tl.float32)
+    row = tl.program_id(0).to(tl.int64) * ROWS
+    end = tl.minimum(row + ROWS, N)
+    next_y, next_z, next_dout = _gated_row(y_ptr, z_ptr, dout_ptr, row, z_b, z_t, T, d, c, inside & (row < end))
+    for _ in range(ROWS):
+        y, z, dout = next_y.to(tl.float32), next_z.to(tl.float32), next_dout.to(tl.float32)
+        next_y, next_z, next_dout = _gated_row(y_ptr, z_ptr, dout_ptr, row + 1, z_b, z_t, T, d, c, inside & (row + 1 < end))
         sigmoid = tl.sigmoid(z)
         gated = y * z * sigmoid
-        scale = tl.rsqrt(tl.sum(gated * gated, 0) / d + eps)
+        dunit = dout * w
+        squares, products = tl.split(tl.sum(tl.join(gated * gated, dunit * gated), 0))  # all warps wait once for both
+        scale = tl.rsqrt(squares / d + eps)
         unit = gated * scale
-        if BACKWARD:
-            dout = tl.load(dout_ptr + at, mask=here, other=0.0).to(tl.float32)
-            dw += dout * unit
-            dunit = dout * w
-            dgated = (dunit - unit * (tl.sum(dunit * unit, 0) / d)) * scale
-            tl.store(dy_ptr + at, (dgated * z * sigmoid).to(dy_ptr.dtype.element_ty), mask=here)
-            dz = dgated * y * sigmoid * (1.0 + z * (1.0 - sigmoid))
-            tl.store(dz_ptr + at, dz.to(dz_ptr.dtype.element_ty), mask=here)
-        else:
-            tl.store(out_ptr + at, (unit * w).to(out_ptr.dtype.element_ty), mask=here)
-    if BACKWARD:
-        tl.store(dw_ptr + tl.program_id(0) * d + c, dw, mask=inside)
+        dw += dout * unit
+        dgated = (dunit - unit * (products * scale / d)) * scale
+        tl.store(dy_ptr + row * d + c, (dgated * z * sigmoid).to(dy_ptr.dtype.element_ty), mask=inside & (row < end))
+        dz = dgated * y * sigmoid * (1.0 + z * (1.0 - sigmoid))
+        tl.store(dz_ptr + row * d + c, dz.to(dz_ptr.dtype.element_ty), mask=inside & (row < end))
+        row += 1
+    tl.store(dw_ptr + tl.program_id(0) * d + c, dw, mask=inside)
 
 
 def _weight_gradient(parts: Tensor, batch: int, weight: Tensor) -> Tensor:
@@ -264,8 +283,8 @@ def triton_norm_of_gated(y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Te
     rows, warps = WIDE_FORWARD
     out = torch.empty_like(y)
     _norm_of_gated_kernel[(triton.cdiv(B * T, rows),)](
-        y, z, weight.contiguous(), out, y, y, y, y, *z.stride()[:2], T, B * T, d, eps,
-        ROWS=rows, BLOCK_D=triton.next_power_of_2(d), num_warps=warps, BACKWARD=False,
+        y, z, weight.contiguous(), out, *z.stride()[:2], T, B * T, d, eps,
+        ROWS=rows, BLOCK_D=triton.next_power_of_2(d), num_warps=warps,
     )  # fmt: skip
     return out
 
@@ -277,9 +296,9 @@ def _norm_of_gated_backward(dout: Tensor, y: Tensor, z: Tensor, weight: Tensor, 
     rows, warps = WIDE_BACKWARD
     dy, dz = torch.empty_like(y), torch.empty(z.shape, device=z.device, dtype=z.dtype)
     parts = torch.empty(triton.cdiv(B * T, rows), d, device=y.device, dtype=torch.float32)
-    _norm_of_gated_kernel[(len(parts),)](
-        y, z, weight.contiguous(), y, dout.contiguous(), dy, dz, parts, *z.stride()[:2], T, B * T, d, eps,
-        ROWS=rows, BLOCK_D=triton.next_power_of_2(d), num_warps=warps, BACKWARD=True,
+    _norm_of_gated_backward_kernel[(len(parts),)](
+        y, z, weight.contiguous(), dout.contiguous(), dy, dz, parts, *z.stride()[:2], T, B * T, d, eps,
+        ROWS=rows, BLOCK_D=triton.next_power_of_2(d), num_warps=warps,
     )  # fmt: skip
     return dy, dz, parts.sum(0).to(weight.dtype)
 
