@@ -153,6 +153,7 @@ def _walk(
     The warpgroups begin their products in turns, so that one computes weights while the other's products run; left alone,
     both wait for products at once and then for exponentials."""
     BLOCK_M: gl.constexpr = acc_MD.shape[0]
+    TURNS: gl.constexpr = D == 64
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_MD.type.layout, 2)
     dtype: gl.constexpr = q_smem.dtype
@@ -180,10 +181,12 @@ def _walk(
             base = gl.load(base_ptr + (n + BLOCK_N) // _TILE)
             v_stage = step % STAGES
             mbarrier.wait(v_full.index(v_stage), step // STAGES & 1)
-            mbarrier.wait(turns.index(GROUP), (turn + 1 - GROUP) & 1)
+            if TURNS:
+                mbarrier.wait(turns.index(GROUP), (turn + 1 - GROUP) & 1)
             s_MN = warpgroup_mma(q_MD, k_ND.permute((1, 0)), no_s, use_acc=False, is_async=True)
             acc_MD = warpgroup_mma(p_a, v_smem.index(v_stage).reshape((BLOCK_N, D)), acc_MD, is_async=True)
-            mbarrier.arrive(turns.index(1 - GROUP), count=1)
+            if TURNS:
+                mbarrier.arrive(turns.index(1 - GROUP), count=1)
             turn += 1
             s_MN = warpgroup_mma_wait(1, deps=[s_MN])
             mbarrier.arrive(k_empty.index(stage), count=1)
