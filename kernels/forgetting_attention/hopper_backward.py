@@ -46,6 +46,8 @@ LEAST_DECAY = 8.0  # in powers of two over BLOCK_M tokens: from here on the gate
 _TILE = gl.constexpr(TILE)
 _TILE_TL = tl.constexpr(TILE)
 _TILES_AT_ONCE = tl.constexpr(32)
+_STATS = gl.constexpr(4)  # numbers of a query that come with it: lse, delta, the bits of its first key, and one for nothing
+_STATS_TL = tl.constexpr(4)
 
 
 def _reductions(registers: int) -> str:
@@ -70,14 +72,21 @@ cvt.rn.f16x2.f32 $0, $4, $3; mov.b32 {l, h}, $0; cvt.f32.f16 $1, l; cvt.f32.f16 
 
 
 @gluon.jit
+def _stop(stop_ptr, Q, BLOCK_M: gl.constexpr):
+    """The end of the queries that see a key tile, in whole steps."""
+    return gl.minimum(gl.load(stop_ptr) * _TILE, (Q + BLOCK_M - 1) // BLOCK_M * BLOCK_M)
+
+
+@gluon.jit
 def _produce(
     q_desc, k_desc, v_desc, do_desc, stat_desc, q_smem, k_smem, v_smem, do_smem, stat_smem, kv_full, full, empty,
-    batch, head, stat_row, n, first, stop, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    stop_ptr, batch, head, stat_row, n, first, Q, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """K and V once, then Q and dO of every step, as soon as a stage is free."""
     mbarrier.expect(kv_full, k_desc.block_type.nbytes + v_desc.block_type.nbytes)
     tma.async_copy_global_to_shared(k_desc, [batch, n, head, 0], kv_full, k_smem)
     tma.async_copy_global_to_shared(v_desc, [batch, n, head, 0], kv_full, v_smem)
+    stop = _stop(stop_ptr, Q, BLOCK_M)  # behind these copies: a program's first load takes as long as they do
     step = 0
     for m in range(first, stop, BLOCK_M):
         stage = step % STAGES
@@ -106,8 +115,8 @@ def _sums(x_NM, LANES: gl.constexpr):
 @gluon.jit
 def _consume(
     q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty,
-    dq_ptr, rowsum_ptr, dk_ptr, dv_ptr, column_ptr, local_ptr, base_ptr, first_key_ptr,
-    batch, head, n, first, whole, partial, stop, scale2, scale, Q, T, H,
+    dq_ptr, rowsum_ptr, dk_ptr, dv_ptr, column_ptr, local_ptr, base_ptr, even_ptr, stop_ptr,
+    batch, head, n, first, whole, scale2, scale, Q, T, H,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, KV_REGISTERS: gl.constexpr,
     AHEAD: gl.constexpr,
 ):  # fmt: skip
@@ -141,6 +150,8 @@ def _consume(
     keys_N = n + gl.arange(0, BLOCK_N, layout=key_layout)
     local_N = gl.load(local_ptr + keys_N, mask=keys_N < T, other=0.0)
     base = gl.load(base_ptr + n // _TILE)
+    partial = gl.load(even_ptr) * _TILE
+    stop = _stop(stop_ptr, Q, BLOCK_M)
     dk_ND = gl.zeros((BLOCK_N, D), gl.float32, layout=kv_layout)
     dv_ND = gl.zeros((BLOCK_N, D), gl.float32, layout=kv_layout)
     no_s = gl.zeros((BLOCK_N, BLOCK_M), gl.float32, layout=s_layout)
@@ -181,10 +192,9 @@ def _consume(
         # The decays first: both are large beside the diagonal and all but cancel. lse has seen every key: p <= 1.
         p_NM = gl.exp2(s_NM * scale2 + (shift_N[:, None] - lse_1M))
         if (m < whole) | (m + BLOCK_M > partial):
-            rows_M = m + gl.arange(0, BLOCK_M, layout=query_layout)
-            position_M = rows_M + (T - Q)
-            first_M = gl.load(first_key_ptr + rows_M, mask=rows_M < Q, other=T)
-            seen_NM = (keys_N[:, None] <= position_M[None, :]) & (keys_N[:, None] >= first_M[None, :])
+            position_M = m + gl.arange(0, BLOCK_M, layout=query_layout) + (T - Q)
+            first_1M = stat_1M.slice(2 * BLOCK_M, BLOCK_M, dim=1).load(s_layout).to(gl.int32, bitcast=True)
+            seen_NM = (keys_N[:, None] <= position_M[None, :]) & (keys_N[:, None] >= first_1M)
             p_NM = gl.where(seen_NM, p_NM, 0.0)
         p_a = gl.convert_layout(p_NM.to(dtype), a_layout)
         if AHEAD:  # behind the wait they would come after it; at 128 registers spill
@@ -232,7 +242,7 @@ def _consume(
 @gluon.jit(do_not_specialize=["Q", "T", "H", "num_tiles", "query_steps"])
 def _backward_kernel(
     q_desc, k_desc, v_desc, do_desc, stat_desc, scratch_ptr, dk_ptr, dv_ptr,
-    local_ptr, base_ptr, first_key_ptr, even_ptr, scale2, scale, Q, T, H, num_tiles, query_steps,
+    local_ptr, base_ptr, even_ptr, scale2, scale, Q, T, H, num_tiles, query_steps,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
     KV_REGISTERS: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
@@ -240,17 +250,15 @@ def _backward_kernel(
     n = tile * BLOCK_N  # early keys have the most queries: first
     row = batch_head.to(gl.int64)
     steps = gl.num_programs(0).to(gl.int64) // num_tiles * query_steps  # of all heads: see `hopper_backward`
-    dq_ptr = scratch_ptr + steps * (2 * BLOCK_M)
+    dq_ptr = scratch_ptr + steps * (_STATS * BLOCK_M)
     rowsum_ptr = dq_ptr + steps * (BLOCK_M * D)
     column_ptr = rowsum_ptr + steps * BLOCK_M
+    even_ptr += row * num_tiles + n // _TILE
     stop_ptr = even_ptr + gl.num_programs(0)
     batch, head = batch_head // H, batch_head % H
     offset = T - Q
     first = gl.maximum(n - offset, 0) // BLOCK_M * BLOCK_M
-    stop = gl.load(stop_ptr + row * num_tiles + n // _TILE) * _TILE
-    stop = gl.minimum(stop, (Q + BLOCK_M - 1) // BLOCK_M * BLOCK_M)
     whole = (gl.maximum(n + BLOCK_N - 1 - offset, 0) + BLOCK_M - 1) // BLOCK_M * BLOCK_M
-    partial = gl.load(even_ptr + row * num_tiles + n // _TILE) * _TILE
 
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [STAGES] + q_desc.block_type.shape, q_desc.layout)
     do_smem = gl.allocate_shared_memory(q_desc.dtype, [STAGES] + do_desc.block_type.shape, do_desc.layout)
@@ -274,8 +282,8 @@ def _backward_kernel(
                     q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty,
                     dq_ptr + row * query_steps * (BLOCK_M * D), rowsum_ptr + row * query_steps * BLOCK_M, dk_ptr, dv_ptr,
                     column_ptr + row * T, local_ptr + row * num_tiles * _TILE, base_ptr + row * (num_tiles + 1),
-                    first_key_ptr + row * Q,
-                    batch, head, n, first, whole, partial, stop, scale2, scale, Q, T, H, BLOCK_M, BLOCK_N, D, STAGES,
+                    even_ptr, stop_ptr,
+                    batch, head, n, first, whole, scale2, scale, Q, T, H, BLOCK_M, BLOCK_N, D, STAGES,
                     KV_REGISTERS, AHEAD,
                 ),
             ),
@@ -283,7 +291,7 @@ def _backward_kernel(
                 _produce,
                 (
                     q_desc, k_desc, v_desc, do_desc, stat_desc, q_smem, k_smem, v_smem, do_smem, stat_smem,
-                    kv_full, full, empty, batch, head, batch_head * query_steps, n, first, stop, BLOCK_M, STAGES,
+                    kv_full, full, empty, stop_ptr, batch, head, batch_head * query_steps, n, first, Q, BLOCK_M, STAGES,
                 ),
             ),
         ],
@@ -294,7 +302,7 @@ def _backward_kernel(
 
 @triton.jit
 def _lost_near_diagonal(
-    q_ptr, k_ptr, v_ptr, local_ptr, base_ptr, first_key_ptr, do_MD, lse_M, delta_M, rows_M, q_t, k_t, v_t, scale2, Q, T,
+    q_ptr, k_ptr, v_ptr, local_ptr, base_ptr, do_MD, lse_M, delta_M, first_key_M, rows_M, q_t, k_t, v_t, scale2, Q, T,
     D: tl.constexpr,
 ):  # fmt: skip
     """What rounding will take from the sums of dS, among the tokens of these rows: from a row's sum less from its column's, as
@@ -310,7 +318,6 @@ def _lost_near_diagonal(
     base_M = tl.load(base_ptr + token_M // _TILE_TL, mask=inside_M, other=0.0)
     shift_M = (ref - base_M).to(tl.float32) - tl.load(local_ptr + token_M, mask=inside_M, other=0.0)
     p_MM = tl.exp2(tl.dot(q_MD, tl.trans(k_MD)) * scale2 + (shift_M[None, :] - lse_M[:, None]))
-    first_key_M = tl.load(first_key_ptr + rows_M, mask=inside_M, other=T)
     seen_MM = (token_M[None, :] <= token_M[:, None]) & (token_M[None, :] >= first_key_M[:, None])
     ds_MM = tl.where(seen_MM, p_MM * (tl.dot(do_MD, tl.trans(v_MD)) - delta_M[:, None]), 0.0)
     lost_MM = ds_MM - ds_MM.to(q_ptr.dtype.element_ty).to(tl.float32)
@@ -324,8 +331,8 @@ def _before_kernel(
     scale2, Q, T, H, query_steps, num_tiles, query_tiles,
     BLOCK_M: tl.constexpr, D: tl.constexpr, STEPS: tl.constexpr, LEAST_DECAY: tl.constexpr,
 ):  # fmt: skip
-    """Per step of queries: lse, then delta, of its rows (+inf and 0 past the end), zeros where dQ will be added, and where row
-    sums will, what rounding takes from them. The spans of all key tiles among the programs of a head.
+    """Per step of queries: lse, delta and the first key of its rows (+inf, 0 and T past the end), zeros where dQ will be added,
+    and where row sums will, what rounding takes from them. The spans of all key tiles among the programs of a head.
 
     Where the gates let more than 2^-LEAST_DECAY through to the last of the step's tokens, the rest of a row weighs as much as
     these, and what rounding takes here could not be seen."""
@@ -342,11 +349,14 @@ def _before_kernel(
     lse_M = tl.load(lse_ptr + row * Q + rows_M, mask=rows_M < Q, other=float("inf"))
     at = row * query_steps + step
     steps = tl.num_programs(1).to(tl.int64) * query_steps
-    buffer_ptr = stat_ptr + steps * (2 * BLOCK_M)
+    buffer_ptr = stat_ptr + steps * (_STATS_TL * BLOCK_M)
     rowsum_ptr = buffer_ptr + steps * (BLOCK_M * D)
     stop_ptr = even_ptr + tl.num_programs(1) * num_tiles
-    tl.store(stat_ptr + at * (2 * BLOCK_M) + m, lse_M)
-    tl.store(stat_ptr + at * (2 * BLOCK_M) + BLOCK_M + m, delta_M)
+    first_key_M = tl.load(first_key_ptr + row * Q + rows_M, mask=rows_M < Q, other=T)
+    stat_ptr += at * (_STATS_TL * BLOCK_M) + m
+    tl.store(stat_ptr, lse_M)
+    tl.store(stat_ptr + BLOCK_M, delta_M)
+    tl.store(stat_ptr + 2 * BLOCK_M, first_key_M.to(tl.float32, bitcast=True))
     tl.store(buffer_ptr + at * (BLOCK_M * D) + tl.arange(0, BLOCK_M * D), tl.zeros((BLOCK_M * D,), tl.float32))
     local_ptr += row * (num_tiles * _TILE_TL)
     base_ptr += row * (num_tiles + 1)
@@ -358,7 +368,7 @@ def _before_kernel(
     if (decay < LEAST_DECAY) == 0:  # also where -inf gates make it NaN
         sums_M = _lost_near_diagonal(
             q_ptr + batch * q_b + head * q_h, k_ptr + batch * k_b + head * k_h, v_ptr + batch * v_b + head * v_h,
-            local_ptr, base_ptr, first_key_ptr + row * Q, do_MD, lse_M, delta_M, rows_M, q_t, k_t, v_t, scale2, Q, T, D,
+            local_ptr, base_ptr, do_MD, lse_M, delta_M, first_key_M, rows_M, q_t, k_t, v_t, scale2, Q, T, D,
         )  # fmt: skip
     tl.store(rowsum_ptr + at * BLOCK_M + m, sums_M)
     for part in range(step, tl.cdiv(num_tiles, _TILES_AT_ONCE), query_steps):
@@ -375,7 +385,7 @@ def _after_kernel(
     scaled and rounded."""
     step, row = tl.program_id(0) - 1, tl.program_id(1).to(tl.int64)
     steps = tl.num_programs(1).to(tl.int64) * query_steps
-    buffer_ptr = scratch_ptr + steps * (2 * BLOCK_M)
+    buffer_ptr = scratch_ptr + steps * (_STATS_TL * BLOCK_M)
     if step < 0:
         rowsum_ptr = buffer_ptr + steps * (BLOCK_M * D)
         column_ptr = rowsum_ptr + steps * BLOCK_M
@@ -399,9 +409,10 @@ def hopper_backward(
     T = k.shape[1]
     N, M, steps = prepared.base.shape[-1] - 1, prepared.start.shape[-1], ceil_div(Q, BLOCK_M)
     device = q.device
-    # (B, H, steps, .): 2 M of lse and delta, M D of dQ's sums, M of dS's row sums; (B, H, T): dS's column sums. In one tensor,
-    # and so are the two ends of the spans, as in short calls allocating takes longer than the kernels.
-    scratch = torch.empty(B * H * (steps * BLOCK_M * (D + 3) + T), device=device, dtype=torch.float32)
+    # (B, H, steps, .): _STATS M of what comes with queries, M D of dQ's sums, M of dS's row sums; (B, H, T): dS's column sums.
+    # In one tensor, and so are the two ends of the spans, as in short calls allocating takes longer than the kernels.
+    stats = _STATS.value * BLOCK_M
+    scratch = torch.empty(B * H * (steps * (stats + BLOCK_M * (D + 1)) + T), device=device, dtype=torch.float32)
     spans = torch.empty(2, B, H, N, device=device, dtype=torch.int32)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     dgate = torch.empty(B, T, H, device=device, dtype=torch.float32)
@@ -415,9 +426,9 @@ def hopper_backward(
         _backward_kernel, (N * B * H,),
         (
             tile_descriptor(q, BLOCK_M), tile_descriptor(k, BLOCK_N), tile_descriptor(v, BLOCK_N),
-            tile_descriptor(do, BLOCK_M), rows_descriptor(scratch, B * H * steps, 2 * BLOCK_M, 2 * BLOCK_M),
+            tile_descriptor(do, BLOCK_M), rows_descriptor(scratch, B * H * steps, stats, stats),
         ),
-        (scratch, dk, dv, prepared.local, prepared.base, prepared.first_key, spans),
+        (scratch, dk, dv, prepared.local, prepared.base, spans),
         (scale * LOG2E, scale, Q, T, H, N, steps),
         BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, STAGES=STAGES[D], REGISTERS=PRODUCER_REGISTERS,
         KV_REGISTERS=KV_REGISTERS[D], AHEAD=AHEAD[D], num_warps=8,

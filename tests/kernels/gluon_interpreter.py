@@ -49,7 +49,7 @@ class Block(torch.Tensor):
         return super().permute(*order)
 
     def to(self, dtype: torch.dtype, bitcast: bool = False) -> "Block":  # type: ignore[override]
-        return self if bitcast else super().to(dtype)
+        return self.view(dtype) if bitcast else super().to(dtype)
 
 
 def _block(x: Tensor) -> Block:
