@@ -16,7 +16,6 @@ from torch.nn.functional import logsigmoid
 
 from kernels.benchmark.keep import Row
 from kernels.benchmark.measure import DTYPE, providers
-from kernels.benchmark.rows import BASELINE
 from kernels.fla_cpu.tuning import limit_tuning
 from kernels.forgetting_attention import reference_attention
 from results.measured import GRADIENTS
@@ -57,8 +56,9 @@ def relative_errors(attention: Callable[..., Tensor], regime: Regime) -> list[fl
 
 def measure_errors(only: tuple[str, ...], head_dims: tuple[int, ...] = (64, 128), device: str = "cuda") -> Iterator[Row]:
     """One row per provider (`only` those named, or all) and regime."""
-    unwanted = (BASELINE, "softmax flash-2", "ours, pruned", "authors, pruned")
-    found = {name: f for name, f in providers().items() if name not in unwanted and (not only or name in only)}
+    unwanted = ("ours, pruned", "authors, pruned")
+    gated = {name: f for name, f in providers().items() if not name.startswith("softmax") and name not in unwanted}
+    found = {name: f for name, f in gated.items() if not only or name in only}
     limit_tuning()  # errors hardly depend on tile sizes: a short search will do
     for head_dim, logit, gates in itertools.product(head_dims, LOGITS, GATES):
         squares = {name: [0.0] * len(GRADIENTS) for name in found}

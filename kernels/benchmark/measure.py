@@ -8,9 +8,11 @@ work counts as done.
 
 import functools
 import math
+import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
+from importlib.util import find_spec
 
 import torch
 import triton
@@ -60,7 +62,8 @@ def _pruned(attention: Callable[..., Tensor]) -> Attention:
 
 @functools.cache
 def providers() -> dict[str, Attention]:
-    """What can be measured here, by name; first what is there in any case, last what tunes itself for minutes."""
+    """What can be measured here, by name; first what is there in any case, last what tunes itself for minutes. `fla` is its
+    Triton path, whatever else is there."""
     found: dict[str, Attention] = {
         "ours": forgetting_attention,
         BASELINE: _softmax(SDPBackend.CUDNN_ATTENTION),
@@ -68,6 +71,12 @@ def providers() -> dict[str, Attention]:
         "ours, deterministic": partial(forgetting_attention, deterministic=True),
         "softmax flash-2": _softmax(SDPBackend.FLASH_ATTENTION),
     }
+    try:
+        from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found]
+
+        found["softmax flash-4"] = lambda q, k, v, _: _first(flash_attn_func(q, k, v, causal=True))
+    except ImportError as error:
+        print(f"not measured: FlashAttention-4 ({error})")
     try:
         from forgetting_transformer import forgetting_attention as authors  # type: ignore[import-not-found]
 
@@ -79,7 +88,15 @@ def providers() -> dict[str, Attention]:
         import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
         from fla.ops.forgetting_attn.parallel import parallel_forgetting_attn
 
-        found["fla"] = lambda q, k, v, g: _first(parallel_forgetting_attn(q, k, v, g))
+        def of_fla(tilelang: str, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+            os.environ["FLA_TILELANG"] = tilelang  # fla reads it in each call, here and in the backward pass that follows
+            return _first(parallel_forgetting_attn(q, k, v, g))
+
+        found["fla"] = partial(of_fla, "0")
+        if find_spec("tilelang"):
+            found["fla, TileLang"] = partial(of_fla, "1")
+        else:
+            print("not measured: fla's TileLang path (no module named tilelang)")
     except ImportError as error:
         print(f"not measured: fla ({error})")
     return found
@@ -148,8 +165,8 @@ def timed(
                 print(f"{shape} {gates} {provider}: {operation} {ms:.3f} ms, {tflops[operation]:.0f} TFLOP/s", flush=True)
     except TooLong as problem:
         print(f"{shape} {gates} {provider}: {problem}", flush=True)
-    except RuntimeError as problem:
-        print(f"{shape} {gates} {provider}: not measured ({problem})", flush=True)
+    except Exception as problem:  # compilers of others raise whatever they like
+        print(f"{shape} {gates} {provider}: not measured ({type(problem).__name__}: {problem})", flush=True)
         return []
     return [make_row(provider, name, gates, shape, times[name], tflops[name], error, date) for name in runs]
 

@@ -13,16 +13,18 @@ ROPE_BASELINE = "softmax cuDNN + RoPE"
 COLORS = {
     "softmax flash-2": "#C4C4C4",
     "softmax flash-2 + RoPE": "#C4C4C4",
+    "softmax flash-4": "#9A9A9A",
     BASELINE: "#6E6E6E",
     ROPE_BASELINE: "#6E6E6E",
     "authors": "#009E73",
     "authors, pruned": "#7FD1B9",
     "fla": "#0072B2",
+    "fla, TileLang": "#56B4E9",
     "ours, deterministic": "#F6C69B",
     "ours": "#E69F00",
     "ours, pruned": "#D55E00",
 }
-BAR_WIDTH = 0.14
+BAR_WIDTH = 0.12
 LIMIT_S = 240
 LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 SHAPE = ["batch", "seq_len", "num_heads", "head_dim"]
