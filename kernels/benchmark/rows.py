@@ -115,7 +115,7 @@ def draw(rows: pd.DataFrame, path: Path, gates: str, title: str) -> None:
         axis.margins(y=0.12)
     there = [provider for provider in COLORS if provider in set(shown.provider)]
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=COLORS[provider]) for provider in there]
-    figure.legend(handles, there, loc="outside lower center", ncols=len(handles), frameon=False)
+    figure.legend(handles, there, loc="outside lower center", ncols=min(len(handles), 5), frameon=False)
     figure.suptitle(f"{', '.join(sorted(shown.gpu.unique()))}, bf16, {title}", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
