@@ -1,11 +1,12 @@
 """The kernel benchmarks' rows: the newest wins, ratios compare within one measuring, and they are drawn without a GPU."""
 
 import math
+import os
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -135,3 +136,23 @@ def test_the_committed_rows_are_shown_without_a_gpu(module):
     shown = subprocess.run([sys.executable, "-m", module, "--show"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "NVIDIA H200" in shown.stdout
     assert [path.read_bytes() for path in drawn] == before
+
+
+def test_what_is_installed_is_measured(monkeypatch):
+    """flash-linear-attention's path is the one that the provider is named after."""
+    cute, fla = ModuleType("flash_attn.cute"), ModuleType("fla.ops.forgetting_attn.parallel")
+    cute.flash_attn_func = lambda q, k, v, causal: (("flash-4", causal), None)
+    fla.parallel_forgetting_attn = lambda *_: (os.environ["FLA_TILELANG"], None)
+    installed = {"flash_attn": ModuleType("flash_attn"), "flash_attn.cute": cute, "fla.ops.forgetting_attn.parallel": fla}
+    for there in (True, False):
+        for name, module in installed.items():
+            monkeypatch.setitem(sys.modules, name, module if there else None)
+        monkeypatch.setattr(measure, "find_spec", lambda name, there=there: there and name == "tilelang")
+        found = measure.providers.__wrapped__()
+        assert (
+            {"softmax flash-4", "fla", "fla, TileLang"} <= set(found) if there else not {"softmax flash-4", "fla"} & set(found)
+        )
+        if there:
+            monkeypatch.setenv("FLA_TILELANG", "as it was")
+            outputs = {name: found[name](*"qkvg") for name in ("fla, TileLang", "fla", "softmax flash-4")}
+            assert outputs == {"fla, TileLang": "1", "fla": "0", "softmax flash-4": ("flash-4", True)}
