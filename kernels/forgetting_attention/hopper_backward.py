@@ -1,13 +1,7 @@
 """Backward pass for Hopper GPUs in Gluon: five matrix products per tile, copies by a warp of their own.
 
-One program owns a tile of keys. A producer warp streams tiles of Q and dO; two warpgroups hold dK and dV in registers,
-with everything transposed (keys down, queries across), so that P and dS feed the next products straight from registers.
-Only dS also goes through shared memory, for dQ, which is added up in a float32 buffer laid out in the order of the
-registers: one 16-byte reduction per four numbers, neighbours side by side.
-
-Row sums of dS are 0 only up to the rounding of O, and must be kept per row (see `triton_backward`). They are taken of dS
-as it lies in shared memory for dQ, while the last products run; the column sums are of the same rounded numbers, so that
-what does not span a gate cancels exactly.
+One program owns a tile of keys. A producer warp streams tiles of Q and dO; two warpgroups hold dK and dV in registers, and
+where there is room for it, a third takes dQ: see `hopper_steps`.
 
 Legend: M queries of a step, N keys of the tile, D head dimension.
 
@@ -22,15 +16,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from kernels.forgetting_attention.hopper_copy import place, rows_descriptor, tile_descriptor
+from kernels.forgetting_attention.hopper_steps import DS_STAGES, fifth_product, five_products, four_products
 from kernels.forgetting_attention.launch import ceil_div, launch
 from kernels.forgetting_attention.triton_backward import gate_gradient_of_head, tile_spans
 from kernels.forgetting_attention.triton_prepare import LOG2E, Prepared
@@ -38,9 +27,9 @@ from kernels.forgetting_attention.visibility import TILE
 
 BLOCK_N = 128
 BLOCK_M = 64  # 128 spills registers
-STAGES = {64: 3, 128: 2}
-KV_REGISTERS = {64: True, 128: False}  # K and V as register operands: shared memory is as busy as the tensor cores
-AHEAD = {64: True, 128: False}  # S of the next step under the sums of dQ; at 128 registers spill
+STAGES = {64: 4, 128: 2}
+DQ_APART = {64: True, 128: False}  # dQ by a warpgroup of its own: at 128 registers spill
+DQ_REGISTERS = 88
 PRODUCER_REGISTERS = 24
 LEAST_DECAY = 8.0  # in powers of two over BLOCK_M tokens: from here on the gates' gradient is corrected near the diagonal
 _TILE = gl.constexpr(TILE)
@@ -48,27 +37,6 @@ _TILE_TL = tl.constexpr(TILE)
 _TILES_AT_ONCE = tl.constexpr(32)
 _STATS = gl.constexpr(4)  # numbers of a query that come with it: lse, delta, the bits of its first key, and one for nothing
 _STATS_TL = tl.constexpr(4)
-
-
-def _reductions(registers: int) -> str:
-    """All of a thread's registers of dQ, four in one reduction, each 256 threads of 16 bytes behind the one before. Of the
-    addresses only the first is used: the others would be kept in registers, two each."""
-    values = [", ".join(f"${2 * registers + i + j}" for j in range(4)) for i in range(0, registers, 4)]
-    adds = [f"red.relaxed.gpu.global.add.v4.f32 [${registers} + {4096 * i}], {{{four}}};" for i, four in enumerate(values)]
-    return "\n".join(["{", *adds, *(f"mov.b32 ${i}, 0;" for i in range(registers)), "}"])
-
-
-_ADD16, _ADD32 = gl.constexpr(_reductions(16)), gl.constexpr(_reductions(32))
-_OF16, _OF32 = (gl.constexpr(",".join(["=r"] * n + ["l"] * n + ["f"] * n)) for n in (16, 32))
-
-# Two numbers rounded to 16 bits, and what they have become in float32: one conversion for both.
-_ROUND_BF16 = gl.constexpr("cvt.rn.bf16x2.f32 $0, $4, $3; shl.b32 $1, $0, 16; and.b32 $2, $0, 0xffff0000;")
-_ROUND_FP16 = gl.constexpr("""
-{
-.reg .b16 l, h;
-cvt.rn.f16x2.f32 $0, $4, $3; mov.b32 {l, h}, $0; cvt.f32.f16 $1, l; cvt.f32.f16 $2, h;
-}
-""")
 
 
 @gluon.jit
@@ -100,143 +68,54 @@ def _produce(
 
 
 @gluon.jit
-def _first_cum(local_ptr, base_ptr, m, Q, T):
-    """c of the first query of m's tile: what `lse` is relative to."""
-    query = gl.minimum(m, Q - 1) // _TILE * _TILE + (T - Q)
-    return gl.load(base_ptr + query // _TILE) + gl.load(local_ptr + query)
-
-
-@gluon.jit
-def _sums(x_NM, LANES: gl.constexpr):
-    """The rows' sums, (N, 1), or with LANES what each thread has of them, (N, 8): to add the lanes up takes longer."""
-    return gl.sum(x_NM.reshape((x_NM.shape[0], x_NM.shape[1] // 8, 8)), 1) if LANES else gl.sum(x_NM, 1)[:, None]
-
-
-@gluon.jit
-def _consume(
-    q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty,
-    dq_ptr, rowsum_ptr, dk_ptr, dv_ptr, column_ptr, local_ptr, base_ptr, even_ptr, stop_ptr,
-    batch, head, n, first, whole, scale2, scale, Q, T, H,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, KV_REGISTERS: gl.constexpr,
-    AHEAD: gl.constexpr,
+def _take_queries(
+    k_smem, ds_smem, kv_full, ds_full, ds_empty, dq_ptr, rowsum_ptr, column_ptr, stop_ptr, n, first, Q, T,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr,
 ):  # fmt: skip
-    """The five products and the softmax between them.
+    """What the tile's keys give the queries of all steps, and the column sums."""
+    stop = _stop(stop_ptr, Q, BLOCK_M)
+    mbarrier.wait(kv_full, 0)
+    k_ND = k_smem.reshape((BLOCK_N, D))
+    fifth_product(k_ND, ds_smem, ds_full, ds_empty, dq_ptr, rowsum_ptr, column_ptr, n, first, stop, T)
 
-    AHEAD: S of a step is begun in the step before, behind dQ and dK, and is there when the step begins: a product that is
-    still under way from one step to the next makes ptxas wait after each.
-    """
-    WARPS_N: gl.constexpr = 8 * 16 // BLOCK_M  # both warpgroups have all queries of a step, and half of D
+
+@gluon.jit
+def _take_keys(
+    q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty, ds_full, ds_empty,
+    dq_ptr, rowsum_ptr, column_ptr, dk_ptr, dv_ptr, local_ptr, base_ptr, even_ptr, stop_ptr,
+    batch, head, n, first, whole, scale2, scale, Q, T, H,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, DQ_APART: gl.constexpr,
+):  # fmt: skip
+    """What all queries give the tile's keys: dK and dV; and the rest too if nobody else takes it."""
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, BLOCK_M, 16])
     kv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, D, 16])
-    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8 // WARPS_N, WARPS_N], [16, D // WARPS_N, 16])
-    a_layout: gl.constexpr = gl.DotOperandLayout(0, kv_layout, 2)
-    key_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
-    query_layout: gl.constexpr = gl.SliceLayout(0, s_layout)
-    # Row sums of dS: a warp takes 8 queries and all keys of the step, 8 keys at once without bank conflicts.
-    by_query: gl.constexpr = gl.BlockedLayout([1, 2], [8, 4], [1, BLOCK_M // 8], [1, 0])
-    dtype: gl.constexpr = q_smem.dtype
-    ROUND: gl.constexpr = _ROUND_BF16 if dtype == gl.bfloat16 else _ROUND_FP16
-    ADD: gl.constexpr = _ADD16 if D == 64 else _ADD32
-    OF: gl.constexpr = _OF16 if D == 64 else _OF32
-
-    # Where a register of dQ goes: registers of one thread four by four, threads side by side.
-    r = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, dq_layout))[:, None]
-    c = gl.arange(0, D, layout=gl.SliceLayout(0, dq_layout))[None, :]
-    WIDTH: gl.constexpr = D // WARPS_N
-    warp = c // WIDTH * (8 // WARPS_N) + r // 16
-    thread = warp * 32 + r % 8 * 4 + c % 8 // 2
-    dq_offset = ((c % WIDTH // 8 * 256 + thread) * 4 + r % 16 // 8 * 2 + c % 2) * 4  # bytes
-
-    keys_N = n + gl.arange(0, BLOCK_N, layout=key_layout)
+    keys_N = n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, s_layout))
     local_N = gl.load(local_ptr + keys_N, mask=keys_N < T, other=0.0)
     base = gl.load(base_ptr + n // _TILE)
     partial = gl.load(even_ptr) * _TILE
     stop = _stop(stop_ptr, Q, BLOCK_M)
-    dk_ND = gl.zeros((BLOCK_N, D), gl.float32, layout=kv_layout)
-    dv_ND = gl.zeros((BLOCK_N, D), gl.float32, layout=kv_layout)
-    no_s = gl.zeros((BLOCK_N, BLOCK_M), gl.float32, layout=s_layout)
-    column_NL = _sums(no_s, D == 64)  # at 128 registers spill
-    no_dq = gl.zeros((BLOCK_M, D), gl.float32, layout=dq_layout)
+    no_kv = gl.zeros((BLOCK_N, D), gl.float32, layout=kv_layout)
     k_ND = k_smem.reshape((BLOCK_N, D))
     v_ND = v_smem.reshape((BLOCK_N, D))
     mbarrier.wait(kv_full, 0)
-    if KV_REGISTERS:
-        s_a_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
-        k_a = k_ND.load(s_a_layout)
-        v_a = v_ND.load(s_a_layout)
+    if DQ_APART:
+        dk_ND, dv_ND = four_products(
+            no_kv, no_kv, q_smem, k_ND, v_ND, do_smem, ds_smem, stat_smem, full, empty, ds_full, ds_empty,
+            local_ptr, base_ptr, local_N, base, keys_N, first, whole, partial, stop, scale2, Q, T, STAGES,
+        )  # fmt: skip
     else:
-        k_a = k_ND
-        v_a = v_ND
-    step = 0
-    ref = _first_cum(local_ptr, base_ptr, first, Q, T)
-    if AHEAD:
-        mbarrier.wait(full.index(0), 0, pred=first < stop)
-        first_q_MD = q_smem.index(0).reshape((BLOCK_M, D))
-        s_NM = warpgroup_mma_wait(0, deps=[warpgroup_mma(k_a, first_q_MD.permute((1, 0)), no_s, use_acc=False, is_async=True)])
-    for m in range(first, stop, BLOCK_M):
-        stage = step % STAGES
-        q_MD = q_smem.index(stage).reshape((BLOCK_M, D))
-        do_MD = do_smem.index(stage).reshape((BLOCK_M, D))
-        stat_1M = stat_smem.index(stage)
-        shift_N = (ref - base).to(gl.float32) - local_N
-        if not AHEAD:
-            mbarrier.wait(full.index(stage), step // STAGES & 1)
-            lse_1M = stat_1M.slice(0, BLOCK_M, dim=1).load(s_layout)  # behind the products it would come after them
-            s_NM = warpgroup_mma(k_a, q_MD.permute((1, 0)), no_s, use_acc=False, is_async=True)
-        dp_NM = warpgroup_mma(v_a, do_MD.permute((1, 0)), no_s, use_acc=False, is_async=True)
-        ref = _first_cum(local_ptr, base_ptr, m + BLOCK_M, Q, T)  # of the next step: the load takes a while
-        if AHEAD:  # there one in front of the products would hold them up
-            lse_1M = stat_1M.slice(0, BLOCK_M, dim=1).load(s_layout)
-        else:
-            s_NM = warpgroup_mma_wait(1, deps=[s_NM])
-        # The decays first: both are large beside the diagonal and all but cancel. lse has seen every key: p <= 1.
-        p_NM = gl.exp2(s_NM * scale2 + (shift_N[:, None] - lse_1M))
-        if (m < whole) | (m + BLOCK_M > partial):
-            position_M = m + gl.arange(0, BLOCK_M, layout=query_layout) + (T - Q)
-            first_1M = stat_1M.slice(2 * BLOCK_M, BLOCK_M, dim=1).load(s_layout).to(gl.int32, bitcast=True)
-            seen_NM = (keys_N[:, None] <= position_M[None, :]) & (keys_N[:, None] >= first_1M)
-            p_NM = gl.where(seen_NM, p_NM, 0.0)
-        p_a = gl.convert_layout(p_NM.to(dtype), a_layout)
-        if AHEAD:  # behind the wait they would come after it; at 128 registers spill
-            delta_1M = stat_1M.slice(BLOCK_M, BLOCK_M, dim=1).load(s_layout)
-        dv_ND = warpgroup_mma(p_a, do_MD, dv_ND, is_async=True)
-        dp_NM = warpgroup_mma_wait(1, deps=[dp_NM])
-        if not AHEAD:
-            delta_1M = stat_1M.slice(BLOCK_M, BLOCK_M, dim=1).load(s_layout)
-        ds_NM = p_NM * (dp_NM - delta_1M)
-        ds_low, ds_NM = gl.inline_asm_elementwise(ROUND, "=r,=f,=f,f,f", [ds_NM], (gl.int16, gl.float32), is_pure=True, pack=2)
-        ds_low = ds_low.to(dtype, bitcast=True)
-        ds_smem.store(ds_low)
-        fence_async_shared()
-        ds_a = gl.convert_layout(ds_low, a_layout)
-        dq_MD = warpgroup_mma(ds_smem.permute((1, 0)), k_ND, no_dq, use_acc=False, is_async=True)
-        dk_ND = warpgroup_mma(ds_a, q_MD, dk_ND, is_async=True)
-        if AHEAD:  # behind the last step it is of whatever lies there, for nothing
-            following = (step + 1) % STAGES
-            mbarrier.wait(full.index(following), (step + 1) // STAGES & 1, pred=m + BLOCK_M < stop)
-            next_q_MD = q_smem.index(following).reshape((BLOCK_M, D))
-            s_NM = warpgroup_mma(k_a, next_q_MD.permute((1, 0)), no_s, use_acc=False, is_async=True)
-        column_NL += _sums(ds_NM, D == 64)
-        dq_MD, dv_ND = warpgroup_mma_wait(2 if AHEAD else 1, deps=[dq_MD, dv_ND])
-        target = (dq_ptr + m // BLOCK_M * (BLOCK_M * D)).to(gl.int64, bitcast=True) + dq_offset
-        gl.inline_asm_elementwise(ADD, OF, [target, dq_MD], dtype=gl.int32, is_pure=False, pack=D // 4)
-        sum_M = gl.sum(ds_smem.load(by_query).to(gl.float32), 0)
-        gl.atomic_add(rowsum_ptr + (m + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, by_query))), sum_M, sem="relaxed")
-        if AHEAD:
-            dk_ND, s_NM = warpgroup_mma_wait(0, deps=[dk_ND, s_NM])
-        else:
-            dk_ND = warpgroup_mma_wait(0, deps=[dk_ND])
-        mbarrier.arrive(empty.index(stage), count=1)
-        step += 1
+        dk_ND, dv_ND = five_products(
+            no_kv, no_kv, q_smem, k_ND, v_ND, do_smem, ds_smem, stat_smem, full, empty, dq_ptr, rowsum_ptr, column_ptr,
+            local_ptr, base_ptr, local_N, base, keys_N, first, whole, partial, stop, scale2, Q, T, STAGES,
+        )  # fmt: skip
 
-    gl.store(column_ptr + keys_N, gl.convert_layout(gl.sum(column_NL, 1), key_layout), mask=keys_N < T)
     store_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [8, 1], [1, 0])
     rows_N = n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, store_layout))
     d = gl.arange(0, D, layout=gl.SliceLayout(0, store_layout))
     out = ((batch.to(gl.int64) * T + rows_N) * H + head)[:, None] * D + d[None, :]
     inside = (rows_N < T)[:, None]
-    gl.store(dk_ptr + out, gl.convert_layout((dk_ND * scale).to(dtype), store_layout), mask=inside)
-    gl.store(dv_ptr + out, gl.convert_layout(dv_ND.to(dtype), store_layout), mask=inside)
+    gl.store(dk_ptr + out, gl.convert_layout((dk_ND * scale).to(q_smem.dtype), store_layout), mask=inside)
+    gl.store(dv_ptr + out, gl.convert_layout(dv_ND.to(q_smem.dtype), store_layout), mask=inside)
 
 
 @gluon.jit(do_not_specialize=["Q", "T", "H", "num_tiles", "query_steps"])
@@ -244,7 +123,7 @@ def _backward_kernel(
     q_desc, k_desc, v_desc, do_desc, stat_desc, scratch_ptr, dk_ptr, dv_ptr,
     local_ptr, base_ptr, even_ptr, scale2, scale, Q, T, H, num_tiles, query_steps,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
-    KV_REGISTERS: gl.constexpr, AHEAD: gl.constexpr,
+    DQ_APART: gl.constexpr, DQ_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     tile, batch_head = place(gl.program_id(0), num_tiles, gl.num_programs(0) // num_tiles)
     n = tile * BLOCK_N  # early keys have the most queries: first
@@ -265,7 +144,7 @@ def _backward_kernel(
     k_smem = gl.allocate_shared_memory(q_desc.dtype, k_desc.block_type.shape, k_desc.layout)
     v_smem = gl.allocate_shared_memory(q_desc.dtype, v_desc.block_type.shape, v_desc.layout)
     ds_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    ds_smem = gl.allocate_shared_memory(q_desc.dtype, [BLOCK_N, BLOCK_M], ds_layout)
+    ds_smem = gl.allocate_shared_memory(q_desc.dtype, [DS_STAGES if DQ_APART else 1, BLOCK_N, BLOCK_M], ds_layout)
     stat_smem = gl.allocate_shared_memory(gl.float32, [STAGES] + stat_desc.block_type.shape, stat_desc.layout)
     kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -274,30 +153,68 @@ def _backward_kernel(
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=1)
-    gl.warp_specialize(
-        [
-            (
-                _consume,
+    ds_full = gl.allocate_shared_memory(gl.int64, [DS_STAGES, 1], mbarrier.MBarrierLayout())
+    ds_empty = gl.allocate_shared_memory(gl.int64, [DS_STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(DS_STAGES):
+        mbarrier.init(ds_full.index(stage), count=1)
+        mbarrier.init(ds_empty.index(stage), count=1)
+    dq_ptr += row * query_steps * (BLOCK_M * D)
+    rowsum_ptr += row * query_steps * BLOCK_M
+    column_ptr += row * T
+    local_ptr += row * num_tiles * _TILE
+    base_ptr += row * (num_tiles + 1)
+    stat_row = batch_head * query_steps
+    if DQ_APART:
+        gl.warp_specialize(
+            [
                 (
-                    q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty,
-                    dq_ptr + row * query_steps * (BLOCK_M * D), rowsum_ptr + row * query_steps * BLOCK_M, dk_ptr, dv_ptr,
-                    column_ptr + row * T, local_ptr + row * num_tiles * _TILE, base_ptr + row * (num_tiles + 1),
-                    even_ptr, stop_ptr,
-                    batch, head, n, first, whole, scale2, scale, Q, T, H, BLOCK_M, BLOCK_N, D, STAGES,
-                    KV_REGISTERS, AHEAD,
+                    _take_keys,
+                    (
+                        q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty, ds_full, ds_empty,
+                        dq_ptr, rowsum_ptr, column_ptr, dk_ptr, dv_ptr, local_ptr, base_ptr, even_ptr, stop_ptr,
+                        batch, head, n, first, whole, scale2, scale, Q, T, H, BLOCK_M, BLOCK_N, D, STAGES, DQ_APART,
+                    ),
                 ),
-            ),
-            (
-                _produce,
                 (
-                    q_desc, k_desc, v_desc, do_desc, stat_desc, q_smem, k_smem, v_smem, do_smem, stat_smem,
-                    kv_full, full, empty, stop_ptr, batch, head, batch_head * query_steps, n, first, Q, BLOCK_M, STAGES,
+                    _take_queries,
+                    (
+                        k_smem, ds_smem, kv_full, ds_full, ds_empty, dq_ptr, rowsum_ptr, column_ptr, stop_ptr, n, first, Q, T,
+                        BLOCK_M, BLOCK_N, D,
+                    ),
                 ),
-            ),
-        ],
-        [1],
-        [REGISTERS],
-    )  # fmt: skip
+                (
+                    _produce,
+                    (
+                        q_desc, k_desc, v_desc, do_desc, stat_desc, q_smem, k_smem, v_smem, do_smem, stat_smem,
+                        kv_full, full, empty, stop_ptr, batch, head, stat_row, n, first, Q, BLOCK_M, STAGES,
+                    ),
+                ),
+            ],
+            [4, 1],
+            [DQ_REGISTERS, REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (
+                    _take_keys,
+                    (
+                        q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty, ds_full, ds_empty,
+                        dq_ptr, rowsum_ptr, column_ptr, dk_ptr, dv_ptr, local_ptr, base_ptr, even_ptr, stop_ptr,
+                        batch, head, n, first, whole, scale2, scale, Q, T, H, BLOCK_M, BLOCK_N, D, STAGES, DQ_APART,
+                    ),
+                ),
+                (
+                    _produce,
+                    (
+                        q_desc, k_desc, v_desc, do_desc, stat_desc, q_smem, k_smem, v_smem, do_smem, stat_smem,
+                        kv_full, full, empty, stop_ptr, batch, head, stat_row, n, first, Q, BLOCK_M, STAGES,
+                    ),
+                ),
+            ],
+            [1],
+            [REGISTERS],
+        )  # fmt: skip
 
 
 @triton.jit
@@ -324,11 +241,11 @@ def _lost_near_diagonal(
     return tl.sum(lost_MM, 1) - tl.sum(lost_MM, 0)
 
 
-@triton.jit(do_not_specialize=["Q", "T", "H", "query_steps", "num_tiles", "query_tiles"])
+@triton.jit(do_not_specialize=["rows", "Q", "T", "H", "query_steps", "num_tiles", "query_tiles"])
 def _before_kernel(
     o_ptr, do_ptr, lse_ptr, stat_ptr, start_ptr, first_key_ptr, even_ptr, q_ptr, k_ptr, v_ptr, local_ptr, base_ptr,
     do_b, do_q, do_h, do_d, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h,
-    scale2, Q, T, H, query_steps, num_tiles, query_tiles,
+    scale2, rows, Q, T, H, query_steps, num_tiles, query_tiles,
     BLOCK_M: tl.constexpr, D: tl.constexpr, STEPS: tl.constexpr, LEAST_DECAY: tl.constexpr,
 ):  # fmt: skip
     """Per step of queries: lse, delta and the first key of its rows (+inf, 0 and T past the end), zeros where dQ will be added,
@@ -336,7 +253,7 @@ def _before_kernel(
 
     Where the gates let more than 2^-LEAST_DECAY through to the last of the step's tokens, the rest of a row weighs as much as
     these, and what rounding takes here could not be seen."""
-    step, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row, step = (tl.program_id(0) % rows).to(tl.int64), tl.program_id(0) // rows
     batch, head = row // H, row % H
     m = tl.arange(0, BLOCK_M)
     d = tl.arange(0, D)[None, :]
@@ -348,10 +265,10 @@ def _before_kernel(
     delta_M = tl.sum(o_MD.to(tl.float32) * do_MD.to(tl.float32), 1)
     lse_M = tl.load(lse_ptr + row * Q + rows_M, mask=rows_M < Q, other=float("inf"))
     at = row * query_steps + step
-    steps = tl.num_programs(1).to(tl.int64) * query_steps
+    steps = query_steps.to(tl.int64) * rows
     buffer_ptr = stat_ptr + steps * (_STATS_TL * BLOCK_M)
     rowsum_ptr = buffer_ptr + steps * (BLOCK_M * D)
-    stop_ptr = even_ptr + tl.num_programs(1) * num_tiles
+    stop_ptr = even_ptr + num_tiles * rows
     first_key_M = tl.load(first_key_ptr + row * Q + rows_M, mask=rows_M < Q, other=T)
     stat_ptr += at * (_STATS_TL * BLOCK_M) + m
     tl.store(stat_ptr, lse_M)
@@ -376,15 +293,15 @@ def _before_kernel(
         tile_spans(start_ptr, first_key_ptr, even_ptr, stop_ptr, row, n, Q, num_tiles, query_tiles, STEPS)
 
 
-@triton.jit(do_not_specialize=["Q", "T", "H", "query_steps"])
+@triton.jit(do_not_specialize=["rows", "Q", "T", "H", "query_steps"])
 def _after_kernel(
-    scratch_ptr, dq_ptr, dgate_ptr, scale, Q, T, H, query_steps,
+    scratch_ptr, dq_ptr, dgate_ptr, scale, rows, Q, T, H, query_steps,
     BLOCK_M: tl.constexpr, D: tl.constexpr, WARPS_N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gates' gradient by the first program of a head; by the others dQ, from the order of the registers to (B, Q, H, D),
-    scaled and rounded."""
-    step, row = tl.program_id(0) - 1, tl.program_id(1).to(tl.int64)
-    steps = tl.num_programs(1).to(tl.int64) * query_steps
+    """The gates' gradient by the first program of a head, and those before all others, as they take longest; by the others dQ,
+    from the order of the registers to (B, Q, H, D), scaled and rounded."""
+    row, step = (tl.program_id(0) % rows).to(tl.int64), tl.program_id(0) // rows - 1
+    steps = query_steps.to(tl.int64) * rows
     buffer_ptr = scratch_ptr + steps * (_STATS_TL * BLOCK_M)
     if step < 0:
         rowsum_ptr = buffer_ptr + steps * (BLOCK_M * D)
@@ -417,9 +334,9 @@ def hopper_backward(
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     dgate = torch.empty(B, T, H, device=device, dtype=torch.float32)
     launch(
-        _before_kernel, (steps, B * H),
+        _before_kernel, (B * H * steps,),
         (), (o, do, lse, scratch, prepared.start, prepared.first_key, spans, q, k, v, prepared.local, prepared.base),
-        (*do.stride(), *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], scale * LOG2E, Q, T, H, steps, N, M),
+        (*do.stride(), *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], scale * LOG2E, B * H, Q, T, H, steps, N, M),
         BLOCK_M=BLOCK_M, D=D, STEPS=M.bit_length(), LEAST_DECAY=LEAST_DECAY,
     )  # fmt: skip
     launch(
@@ -431,10 +348,10 @@ def hopper_backward(
         (scratch, dk, dv, prepared.local, prepared.base, spans),
         (scale * LOG2E, scale, Q, T, H, N, steps),
         BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, STAGES=STAGES[D], REGISTERS=PRODUCER_REGISTERS,
-        KV_REGISTERS=KV_REGISTERS[D], AHEAD=AHEAD[D], num_warps=8,
+        DQ_APART=DQ_APART[D], DQ_REGISTERS=DQ_REGISTERS, num_warps=8,
     )  # fmt: skip
     launch(
-        _after_kernel, (steps + 1, B * H), (), (scratch, dq, dgate), (scale, Q, T, H, steps),
-        BLOCK_M=BLOCK_M, D=D, WARPS_N=8 * 16 // BLOCK_M, BLOCK=1024, num_warps=8,
+        _after_kernel, (B * H * (steps + 1),), (), (scratch, dq, dgate), (scale, B * H, Q, T, H, steps),
+        BLOCK_M=BLOCK_M, D=D, WARPS_N=1 if DQ_APART[D] else 2, BLOCK=1024, num_warps=8,
     )  # fmt: skip
     return dq, dk, dv, dgate
