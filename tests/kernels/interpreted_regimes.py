@@ -120,14 +120,15 @@ def test_deterministic_gradients_come_without_atomics(
 
 @pytest.mark.parametrize("kernels", ["hopper"], indirect=True)
 @pytest.mark.parametrize(
-    ("gates", "tolerance", "without"), [(-15.0, 8e-4, 1.2e-3), (-6.0, 1.4e-3, 1.6e-3), (4.0, 4e-3, None)], ids=str
+    ("gates", "tolerance", "without"), [(-15.0, 8e-4, 1.1e-3), (-6.0, 1.5e-3, 1.6e-3), (4.0, 5e-3, None)], ids=str
 )
+@pytest.mark.parametrize("head_dim", [64, 128])
 def test_what_rounding_takes_from_local_gates_gradients_is_put_back(
-    gates: float, tolerance: float, without: float | None, kernels: str, monkeypatch: pytest.MonkeyPatch
+    head_dim: int, gates: float, tolerance: float, without: float | None, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`without`: more than that is the error if nothing is; where gates are open nothing is put back."""
     generator = torch.Generator().manual_seed(4)
-    q, k, v, do = (torch.randn(1, LENGTH, 2, 64, generator=generator).bfloat16() for _ in range(4))
+    q, k, v, do = (torch.randn(1, LENGTH, 2, head_dim, generator=generator).bfloat16() for _ in range(4))
     inputs = [q, k, v, torch.nn.functional.logsigmoid(torch.randn(1, LENGTH, 2, generator=generator) + gates)]
 
     def gradient(of: Callable[..., Tensor], dtype: torch.dtype | None = None) -> Tensor:
