@@ -44,14 +44,14 @@ def _largest_squares_kernel(
     Q, T, q_rows, H, key_heads, BLOCK: tl.constexpr, ROUNDS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """max |x|^2 of a part of the rows: first of q's heads, then of k's."""
-    row = tl.program_id(1).to(tl.int64)
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if row < q_rows:
         x_ptr, stride_t, length = q_ptr + row // H * q_stride_b + row % H * q_stride_h, q_stride_t, Q
     else:
         of_k = row - q_rows
         x_ptr, stride_t, length = k_ptr + of_k // key_heads * k_stride_b + of_k % key_heads * k_stride_h, k_stride_t, T
-    largest = _largest_square(x_ptr, stride_t, length, tl.program_id(0), BLOCK, ROUNDS, D)
-    tl.store(out_ptr + row * tl.num_programs(0) + tl.program_id(0), largest)
+    largest = _largest_square(x_ptr, stride_t, length, part, BLOCK, ROUNDS, D)
+    tl.store(out_ptr + row * tl.num_programs(1) + part, largest)
 
 
 @triton.jit(do_not_specialize=["parts", "q_rows", "H", "key_heads"])
@@ -81,7 +81,7 @@ def largest_product(q: Tensor, k: Tensor, factor: float, offset: float) -> Tenso
         return bound
     squares = torch.empty(B * (H + key_heads), parts, device=q.device, dtype=torch.float32)
     launch(
-        _largest_squares_kernel, (parts, B * (H + key_heads)), (), (q, k, squares),
+        _largest_squares_kernel, (B * (H + key_heads), parts), (), (q, k, squares),  # so many rows only fit in x
         (*strides, Q, T, B * H, H, key_heads), BLOCK=block, ROUNDS=ROUNDS, D=D,
     )  # fmt: skip
     launch(

@@ -6,10 +6,19 @@ import pytest
 import torch
 from triton.backends.nvidia import driver as nvidia
 
-from kernels.forgetting_attention import hopper_copy
+from kernels.forgetting_attention import (
+    hopper_backward,
+    hopper_copy,
+    hopper_forward,
+    triton_backward,
+    triton_decode,
+    triton_forward,
+    triton_norms,
+    triton_prepare,
+)
 from kernels.forgetting_attention import launch as module
 from kernels.forgetting_attention.launch import launch
-from kernels.forgetting_attention.tiles import rows_descriptor
+from kernels.forgetting_attention.tiles import Tiles, rows_descriptor
 
 TILE = {"swizzle": 3, "elem_size": 2, "elem_type": 6, "block_size": [1, 4, 1, 16], "fp4_padded": False}
 
@@ -143,3 +152,27 @@ def test_descriptors_are_of_their_own_tensor():
     assert turned.data_ptr() == y.data_ptr() and strides == (256, 16, 32, 1)
     _, copied, _, strides, _ = rows_descriptor(torch.zeros(3, 8, 2, 17)[..., 1:], 4)  # nothing that the copy engine addresses
     assert copied.data_ptr() % 16 == 0 and strides == (256, 32, 16, 1)
+
+
+@pytest.mark.parametrize("T", [100, 20_000])
+def test_the_largest_batch_fits_in_every_grid(monkeypatch, T):
+    """65,535 sequences and heads, the most that is let in: CUDA's grids have 2^31 - 1 programs in x, 65,535 in y and z."""
+    grids = []
+    modules = hopper_backward, hopper_forward, triton_backward, triton_decode, triton_forward, triton_norms, triton_prepare
+    for kernels in modules:
+        monkeypatch.setattr(kernels, "launch", lambda kernel, grid, *rest, **options: grids.append((kernel.__name__, grid)))
+    with torch.device("meta"):
+        q, k, v, do = (torch.empty(21_845, T, 3, 64, dtype=torch.bfloat16) for _ in range(4))
+        log_fgate, threshold = torch.empty(21_845, T, 3), torch.empty(21_845, 3)
+    triton_norms.largest_product(q, k, 1.0, 0.0)
+    triton_prepare.prepare(log_fgate, 70, threshold, None, None, None, exact=False)
+    prepared = triton_prepare.prepare(log_fgate, T, threshold, None, None, None, exact=False)
+    o, lse, _ = hopper_forward.hopper_forward(q, k, v, prepared, 0.125)
+    hopper_backward.hopper_backward(do, q, k, v, o, lse, prepared, 0.125)
+    tiles = Tiles(16, 16, 4, 2)  # the smallest: the largest grids
+    triton_forward.forward(q, k, v, prepared, 0.125, tiles)
+    triton_backward.backward(do, q, k, v, o, lse, prepared, 0.125, tiles, tiles)
+    triton_decode.decode(q[:, -1:], k, v, log_fgate, threshold, None, None, 0.125, own_memory=True)
+    for name, (columns, *others) in grids:
+        assert columns < 2**31 and all(n <= 65_535 for n in others), (name, columns, *others)
+    assert len({name for name, _ in grids}) == 16  # all of them but a short or a long input's two or three
