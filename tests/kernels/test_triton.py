@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.forgetting_attention import forgetting_attention
+from kernels.forgetting_attention.triton_norms import triton_logit_bound
 from results.measured import add
 from tests.kernels.oracle import GATES, Case, assert_right, attend, errors, make_case, output_and_gradients
 
@@ -247,6 +248,45 @@ def test_memory_is_linear(D: int) -> None:
     print(f"D = {D}: bytes per token and head, forward and backward, outputs included: {peaks}")
     assert max(peaks) < 1.02 * min(peaks)
     assert max(peaks) <= 4 * 2 * D + 4 * D + 64  # outputs, dQ in float32, a few numbers per token
+
+
+def apart(found: list[Tensor], expected: list[Tensor]) -> list[float]:
+    """Norm of the difference over the norm, per tensor."""
+    return [((x.float() - y.float()).norm() / y.float().norm()).item() for x, y in zip(found, expected, strict=True)]
+
+
+def hold_to_items_alone(B: int, T: int, H: int, D: int, device: str = "cuda", **options: Any) -> list[Tensor]:
+    """What five sequences of a batch get in it is what each gets alone: nothing is read or written in another's place.
+
+    Returns [o, dq, dk, dv, dlog_fgate] of the whole batch."""
+    torch.manual_seed(0)
+    q, k, v, do = (torch.randn(B, T, H, D, device=device, dtype=torch.bfloat16) for _ in range(4))
+    case = Case(q, k, v, torch.randn(B, T, H, device=device).sub_(1).sigmoid_().log_(), do)
+    leaves = [x.requires_grad_() for x in case[:4]]
+    o = forgetting_attention(*leaves, **options)
+    found = [o.detach(), *torch.autograd.grad(o, leaves, do)]
+    for b in sorted({(B - 1) * i // 4 for i in range(5)}):
+        alone = output_and_gradients(forgetting_attention, Case(*(x[b : b + 1].detach() for x in case)), **options)
+        differences = apart([x[b : b + 1] for x in found], alone)
+        assert max(differences) < 5e-3, (B, T, H, D, options, b, differences)  # sums of dQ come in any order
+    return found
+
+
+def test_large_batches() -> None:
+    """In one test, one after the other: some take 45 GB."""
+    for D in (32, 64, 128):
+        many = hold_to_items_alone(32, 1024, 32, D)  # 1,024 heads' sums contend
+        quiet = hold_to_items_alone(32, 1024, 32, D, deterministic=True)
+        assert max(apart(many, quiet)) < 1e-2
+        del many, quiet
+        hold_to_items_alone(21_845, 130, 3, D)  # the most sequences and heads; twice as many tiles and more
+        hold_to_items_alone(21_845, 130, 3, D, adaptive_threshold="auto")
+        hold_to_items_alone(65, 4096, 2**13 // D, D)  # offsets beyond 2^31
+    x = torch.randn(21_845, 520, 3, 128, device="cuda", dtype=torch.bfloat16)  # two parts for each row of q and of k
+    largest = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).amax(1)
+    torch.testing.assert_close(triton_logit_bound(x, x, 1.0), largest**2, rtol=1e-4, atol=0.0)
+    with pytest.raises(ValueError, match="Split the batch"):
+        forgetting_attention(*(x[:16_384, :1, :, :64].repeat(1, 1, 2, 1) for _ in range(3)), x.new_zeros(16_384, 1, 6))
 
 
 def test_first_call_is_quick() -> None:
