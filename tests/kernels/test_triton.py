@@ -261,7 +261,7 @@ def hold_to_items_alone(B: int, T: int, H: int, D: int, device: str = "cuda", **
     Returns [o, dq, dk, dv, dlog_fgate] of the whole batch."""
     torch.manual_seed(0)
     q, k, v, do = (torch.randn(B, T, H, D, device=device, dtype=torch.bfloat16) for _ in range(4))
-    case = Case(q, k, v, torch.randn(B, T, H, device=device).sub_(1).sigmoid_().log_(), do)
+    case = Case(q, k, v, torch.randn(B, T, H, device=device).add_(2).sigmoid_().log_(), do)
     leaves = [x.requires_grad_() for x in case[:4]]
     o = forgetting_attention(*leaves, **options)
     found = [o.detach(), *torch.autograd.grad(o, leaves, do)]
@@ -277,7 +277,7 @@ def test_large_batches() -> None:
     for D in (32, 64, 128):
         many = hold_to_items_alone(32, 1024, 32, D)  # 1,024 heads' sums contend
         quiet = hold_to_items_alone(32, 1024, 32, D, deterministic=True)
-        assert max(apart(many, quiet)) < 1e-2
+        assert max(apart(many, quiet)) < 2e-2  # both round to bfloat16, each in its order
         del many, quiet
         hold_to_items_alone(21_845, 130, 3, D)  # the most sequences and heads; twice as many tiles and more
         hold_to_items_alone(21_845, 130, 3, D, adaptive_threshold="auto")
