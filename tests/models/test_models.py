@@ -19,7 +19,8 @@ def test_logits_have_the_right_shape(model, spec, tokens):
     logits = model(tokens).logits
     assert logits.shape == (*tokens.shape, spec.vocab_size)
     assert torch.isfinite(logits).all()
-    assert torch.equal(model(tokens, logits_to_keep=2).logits, logits[:, -2:])
+    kept = model(tokens, logits_to_keep=2).logits  # a smaller product: processors may add it up in another order
+    torch.testing.assert_close(kept, logits[:, -2:], rtol=1e-5, atol=1e-5)
 
 
 def test_future_tokens_change_nothing_earlier(model, tokens):
