@@ -153,11 +153,15 @@ def _backward_kernel(
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=1)
-    ds_full = gl.allocate_shared_memory(gl.int64, [DS_STAGES, 1], mbarrier.MBarrierLayout())
-    ds_empty = gl.allocate_shared_memory(gl.int64, [DS_STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(DS_STAGES):
-        mbarrier.init(ds_full.index(stage), count=1)
-        mbarrier.init(ds_empty.index(stage), count=1)
+    # A barrier that nobody waits for must not be begun: its place would be given to the arguments of the warps below, and what
+    # begins it may still write there when they are read.
+    ds_full, ds_empty = full, empty
+    if DQ_APART:
+        ds_full = gl.allocate_shared_memory(gl.int64, [DS_STAGES, 1], mbarrier.MBarrierLayout())
+        ds_empty = gl.allocate_shared_memory(gl.int64, [DS_STAGES, 1], mbarrier.MBarrierLayout())
+        for stage in gl.static_range(DS_STAGES):
+            mbarrier.init(ds_full.index(stage), count=1)
+            mbarrier.init(ds_empty.index(stage), count=1)
     dq_ptr += row * query_steps * (BLOCK_M * D)
     rowsum_ptr += row * query_steps * BLOCK_M
     column_ptr += row * T

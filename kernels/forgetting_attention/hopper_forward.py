@@ -35,6 +35,7 @@ BLOCK_M = 64
 BLOCK_N = 128
 STAGES = {64: 3, 128: 2}
 Q_STAGES = gl.constexpr(2)
+_TURNS_AT = gl.constexpr(64)  # the head size at which warpgroups take turns: see `_walk`
 _TILE = gl.constexpr(TILE)
 
 
@@ -154,7 +155,7 @@ def _walk(
     run; left alone, both wait for products at once and then for exponentials. At 128 the products are twice as long, and
     waiting for one's turn costs 3%."""
     BLOCK_M: gl.constexpr = acc_MD.shape[0]
-    TURNS: gl.constexpr = D == 64
+    TURNS: gl.constexpr = D == _TURNS_AT
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_MD.type.layout, 2)
     dtype: gl.constexpr = q_smem.dtype
@@ -395,9 +396,11 @@ def _forward_kernel(
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(2):
-        mbarrier.init(turns.index(i), count=1)
+    turns = k_full  # for nothing: a barrier that nobody waits for must not be begun, see `hopper_backward`
+    if D == _TURNS_AT:
+        turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(2):
+            mbarrier.init(turns.index(i), count=1)
     for slot in gl.static_range(Q_STAGES):
         mbarrier.init(q_full.index(slot), count=2)  # where the tile lies, and the copy
         mbarrier.init(q_empty.index(slot), count=2)  # both warpgroups

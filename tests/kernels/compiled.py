@@ -27,7 +27,7 @@ from kernels.forgetting_attention.tiles import Tiles, table
 from kernels.forgetting_attention.triton_decode import decode
 from kernels.forgetting_attention.triton_norms import largest_product
 from kernels.forgetting_attention.triton_prepare import Prepared, prepare
-from tests.kernels.sass import strays
+from tests.kernels.sass import idle_barriers, strays
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
@@ -66,6 +66,8 @@ def one_by_one(compiled) -> bool:  # type: ignore[no-untyped-def]
 
 def examined(compiled) -> int:  # type: ignore[no-untyped-def]
     """Bytes of stack per thread, where registers are spilled; fails where machine code is not whole."""
+    idle = idle_barriers(compiled.asm["ttgir"])
+    assert not idle, f"{compiled.name} begins barriers that nobody waits for, in places given to others: {idle}"
     astray = strays(report(compiled, "nvdisasm", "-c")) if "wgmma" in compiled.asm["ptx"] else []
     assert not astray, f"{compiled.name} reads what may be anything: {astray[:4]}"
     return int(re.search(r"STACK:(\d+)", report(compiled, "cuobjdump", "-res-usage")).group(1))  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""What machine code says of itself, as `nvdisasm -c` prints it."""
+"""What machine code says of itself, as `nvdisasm -c` prints it, and Triton's code before it of barriers."""
 
 import re
 
@@ -68,3 +68,26 @@ def strays(assembly: str) -> list[str]:
             if "nothing" in found or ("gdesc" in operands and len(found - {KEPT}) > 1):
                 astray.append(f"{operation} {operands}: UR{n} by {sorted(found)}")
     return astray
+
+
+def idle_barriers(ttgir: str) -> list[str]:
+    """Barriers that are begun and never used. To Triton they are dead from there on, and their place is given to what comes
+    next; but what begins a barrier may be written there later, as nothing but mbarrier.inval ends one. The backward pass of
+    head size 128 took arguments of its copying warp from there: now and then, beside another program on the GPU, an address
+    was a barrier."""
+    idle = []
+    for name in re.findall(r"(%[\w.]+) = ttg\.local_alloc : \(\) -> !ttg\.memdesc<(?:\d+x)+i64,", ttgir):
+        names, begun, used = {name}, False, False
+        for line in ttgir.splitlines():
+            target, equals, rest = line.strip().partition(" = ")
+            if not names & set(re.findall(r"%[\w.]+", rest if equals else target)):
+                continue
+            if rest.startswith("ttg.memdesc_index"):
+                names.add(target)
+            elif target.startswith("ttng.init_barrier"):
+                begun = True
+            else:
+                used = True
+        if begun and not used:
+            idle.append(name)
+    return idle

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.kernels.sass import strays
+from tests.kernels.sass import idle_barriers, strays
 
 PRODUCT = "/*0030*/ HGMMA.64x64x16.F32 R24, R8, gdesc[UR4], R24 ;"
 WHOLE = "/*0000*/ UMOV UR6, 0x1 ;\n/*0010*/ UMOV UR7, 0x2 ;"
@@ -31,3 +31,20 @@ WHOLE = "/*0000*/ UMOV UR6, 0x1 ;\n/*0010*/ UMOV UR7, 0x2 ;"
 )
 def test_registers_astray_are_found(before, found):
     assert [stray.partition(": ")[2] for stray in strays(f"{before}\n{PRODUCT}\n/*0040*/ EXIT ;")] == found
+
+
+def test_idle_barriers_are_found():
+    """%own waits in the kernel itself, %full goes to another warp; %idle is begun, and %never not even that."""
+    barrier = "!ttg.memdesc<2x1xi64, #shared3, #smem, mutable>"
+    begin = [
+        line
+        for n, name in enumerate(("own", "full", "idle"))
+        for line in (
+            f"%{name} = ttg.local_alloc : () -> {barrier}",
+            f"%{n} = ttg.memdesc_index %{name}[%c0]",
+            f"ttng.init_barrier %{n}, 1",
+        )
+    ]
+    use = ["ttng.wait_barrier %0, %c0", "ttg.warp_specialize(%q, %full)", f"%never = ttg.local_alloc : () -> {barrier}"]
+    assert idle_barriers("\n".join(begin + use)) == ["%idle"]
+    assert idle_barriers("\n".join(begin)) == ["%own", "%full", "%idle"]
