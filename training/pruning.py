@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from kernels.forgetting_attention.threshold import pruned_tile_share
+from kernels.forgetting_attention.threshold import share_of_tiles
 from kernels.forgetting_attention.visibility import TILE
 from models.forgetting_transformer.module import ForgettingAttention, gated_layers, watched
 from training.spec import RunSpec
@@ -34,9 +34,8 @@ class PruningMeter:
         shares: list[Tensor] = []
 
         def visit(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
-            threshold = layer.threshold(q, k, self.log_tolerance)
-            assert threshold is not None
-            shares.append(pruned_tile_share(log_fgate, threshold, tile=self.tile).mean())
+            count_BHM = layer.pruned_tiles(q, k, log_fgate, self.log_tolerance, self.tile)
+            shares.append(share_of_tiles(count_BHM, q.shape[1], k.shape[1], self.tile).mean())
 
         with torch.no_grad(), autocast, watched(self.layers, visit):
             if self.compiled:  # a compiled layer does not look at hooks

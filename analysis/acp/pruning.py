@@ -49,7 +49,7 @@ class Skipped:
 
 def context_of(label: str) -> int:
     """Training context of a label such as "pruned, context 4096". ValueError for others."""
-    found = re.fullmatch(r"(?:un)?pruned, context (\d+)", label)
+    found = re.fullmatch(r"(?:un|tightly )?pruned, context (\d+)", label)
     if found is None:
         raise ValueError(f"label {label!r} names no training context; expected one like 'pruned, context 4096'")
     return int(found[1])

@@ -85,8 +85,7 @@ def _attention(
     def attend() -> None:
         for layer, (q, k, v, log_fgate) in inputs:
             with torch.set_grad_enabled(backward):
-                threshold = layer.threshold(q, k, log_tolerance)
-                o = forgetting_attention(q, k, v, log_fgate, adaptive_threshold=threshold)
+                o = forgetting_attention(q, k, v, log_fgate, **layer.pruning(q, k, log_tolerance))
             if backward:
                 torch.autograd.grad(o, (q, k, v, log_fgate), o)
 

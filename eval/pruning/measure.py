@@ -22,13 +22,11 @@ from eval.shell.context import Compute, Context
 from eval.shell.loading import Loaded
 from kernels.forgetting_attention import forgetting_attention
 from kernels.forgetting_attention.chunked import chunked_forward
-from kernels.forgetting_attention.threshold import resolve_threshold
 from kernels.forgetting_attention.visibility import (
     TILE,
     apply_pruning,
     cumulative_log_gate,
     first_visible_key,
-    pruned_tiles,
 )
 from models.forgetting_transformer.module import ForgettingAttention, gated_layers
 from training.progress import Progress
@@ -51,14 +49,6 @@ def attending(layers: Layers, attend: Attend) -> Iterator[None]:
             del layer.__dict__["attend"]
 
 
-def skipped(layer: ForgettingAttention, q: Tensor, k: Tensor, log_fgate: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
-    """Threshold (B, H), cumulative log gate (B, H, T), and leading key tiles that each query tile skips (B, H, M)."""
-    threshold_BH = resolve_threshold(layer.threshold(q, k, spec.log_tolerance), q, k, q.shape[-1] ** -0.5)
-    assert threshold_BH is not None
-    cum_BHT = cumulative_log_gate(log_fgate)
-    return threshold_BH, cum_BHT, pruned_tiles(cum_BHT, q.shape[1], threshold_BH, spec.tile)
-
-
 def attend_whole(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> Tensor:
     return forgetting_attention(q, k, v, log_fgate)
 
@@ -73,12 +63,12 @@ class Pruned:
         self._keys: dict[int, list[np.ndarray]] = {}
 
     def attend(self, layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> Tensor:
-        threshold_BH, cum_BHT, count_BHM = skipped(layer, q, k, log_fgate, self.spec)
+        count_BHM = layer.pruned_tiles(q, k, log_fgate, self.spec.log_tolerance, self.spec.tile)
         self._count(layer.layer_idx, count_BHM[0].cpu().numpy(), k.shape[1])
         if self.spec.tile == TILE:  # the kernels' own
-            return forgetting_attention(q, k, v, log_fgate, adaptive_threshold=threshold_BH)
+            return forgetting_attention(q, k, v, log_fgate, **layer.pruning(q, k, self.spec.log_tolerance))
         first_BHQ = apply_pruning(first_visible_key(log_fgate, q.shape[1]), count_BHM, self.spec.tile)
-        return chunked_forward(q, k, v, cum_BHT, first_BHQ, q.shape[-1] ** -0.5)[0]
+        return chunked_forward(q, k, v, cumulative_log_gate(log_fgate), first_BHQ, q.shape[-1] ** -0.5)[0]
 
     def _count(self, layer: int, count_HM: np.ndarray, num_keys: int) -> None:
         if count_HM.shape[1] == 1:  # one decoded token
@@ -159,9 +149,9 @@ def _dropped(
     rows: list[dict[str, Any]] = []
 
     def attend(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> Tensor:
-        _, cum_BHT, count_BHM = skipped(layer, q, k, log_fgate, spec)
+        count_BHM = layer.pruned_tiles(q, k, log_fgate, spec.log_tolerance, spec.tile)
         first_BHQ = first_visible_key(log_fgate, q.shape[1])
-        wide = (q.double(), k.double(), v.double(), cum_BHT)
+        wide = (q.double(), k.double(), v.double(), cumulative_log_gate(log_fgate))
         o, all_BHQ = chunked_forward(*wide, first_BHQ, q.shape[-1] ** -0.5)
         left_BHQ = chunked_forward(*wide, apply_pruning(first_BHQ, count_BHM, spec.tile), q.shape[-1] ** -0.5)[1]
         lost_H = (-torch.expm1(left_BHQ - all_BHQ)).clamp(min=0)[0].amax(-1)

@@ -51,6 +51,8 @@ class Arguments:
     """Forget gates: as initialised (near 0.5), all near 1, or from very local to global over the heads (logits 0 to 9)."""
     prune: bool = False
     """Adaptive computation pruning at log tolerance -10."""
+    tight: bool = False
+    """With --prune: by the tight rule."""
     warmup: int = 3
     steps: int = 10
     profile: bool = True
@@ -91,7 +93,7 @@ def measure(name: str, arguments: Arguments, world: World) -> dict[str, object]:
     flops_per_gpu = tokens_per_s * 3 * spec.flops_per_token(seq_len) / world.size
     peak = peak_flops(world.device)
     row: dict[str, object] = {
-        "model": name,
+        "model": f"{name}, tightly pruned" if arguments.prune and arguments.tight else name,
         "scale": arguments.scale,
         "gpus": world.size,
         "seq_len": seq_len,
@@ -120,11 +122,13 @@ def measure(name: str, arguments: Arguments, world: World) -> dict[str, object]:
 def _spec(name: str, arguments: Arguments) -> ModelSpec:
     scale = get_scale(arguments.scale)
     spec = model_spec(name, scale, 50257 if scale.name != "tiny" else 512)
+    if arguments.tight and not arguments.prune:
+        raise ValueError("--tight says how to prune; give --prune too")
     if not arguments.prune:
         return spec
     if not isinstance(spec, ForgettingTransformerSpec) or spec.forget_gate == "none":
         raise ValueError(f"--prune: {name} has no forget gate to prune by")
-    return replace(spec, prune_log_tolerance=-10.0)
+    return replace(spec, prune_log_tolerance=-10.0, prune_tightly=arguments.tight)
 
 
 def _build_step(spec: ModelSpec, seq_len: int, arguments: Arguments, world: World) -> Callable[[], None]:

@@ -19,6 +19,9 @@ Shape = tuple[int, int, int, int]
 Part = Literal["short", "shapes", "errors"]
 
 
+OPEN = ("ours", "ours, pruned", "ours, tightly pruned")  # with open gates: what looking for something to prune costs
+
+
 @dataclass(frozen=True)
 class Options:
     """Measure forgetting attention against softmax attention."""
@@ -54,7 +57,7 @@ def measured(options: Options) -> None:
         others = chain(measure.measure_boundary(shape), measure.measure_decode(shape), measure.measure_norms(shape))
         groups += [
             (KIND, f"{shape}, gates local to global", measure.measure(shape, "local to global", only, limit_s)),
-            (KIND, f"{shape}, gates open", measure.measure(shape, "open", ("ours", "ours, pruned"), limit_s)),
+            (KIND, f"{shape}, gates open", measure.measure(shape, "open", OPEN, limit_s)),
             (KIND, f"{shape}, the rest", others),
         ]
     if "errors" in options.parts:

@@ -56,8 +56,7 @@ def relative_errors(attention: Callable[..., Tensor], regime: Regime) -> list[fl
 
 def measure_errors(only: tuple[str, ...], head_dims: tuple[int, ...] = (64, 128), device: str = "cuda") -> Iterator[Row]:
     """One row per provider (`only` those named, or all) and regime."""
-    unwanted = ("ours, pruned", "authors, pruned")
-    gated = {name: f for name, f in providers().items() if not name.startswith("softmax") and name not in unwanted}
+    gated = {name: f for name, f in providers().items() if not name.startswith("softmax") and not name.endswith("pruned")}
     found = {name: f for name, f in gated.items() if not only or name in only}
     limit_tuning()  # errors hardly depend on tile sizes: a short search will do
     for head_dim, logit, gates in itertools.product(head_dims, LOGITS, GATES):

@@ -68,6 +68,7 @@ def providers() -> dict[str, Attention]:
         "ours": forgetting_attention,
         BASELINE: _softmax(SDPBackend.CUDNN_ATTENTION),
         "ours, pruned": _pruned(forgetting_attention),
+        "ours, tightly pruned": partial(forgetting_attention, adaptive_threshold="tight"),
         "ours, deterministic": partial(forgetting_attention, deterministic=True),
         "softmax flash-2": _softmax(SDPBackend.FLASH_ATTENTION),
     }

@@ -23,8 +23,9 @@ COLORS = {
     "ours, deterministic": "#F6C69B",
     "ours": "#E69F00",
     "ours, pruned": "#D55E00",
+    "ours, tightly pruned": "#8C3A00",
 }
-BAR_WIDTH = 0.12
+BAR_WIDTH = 0.11
 LIMIT_S = 240
 LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 SHAPE = ["batch", "seq_len", "num_heads", "head_dim"]

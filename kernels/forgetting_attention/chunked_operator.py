@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from kernels.forgetting_attention.chunked import chunked_backward, chunked_forward
+from kernels.forgetting_attention.tight import tight_tiles
 from kernels.forgetting_attention.validation import check_values
 from kernels.forgetting_attention.visibility import (
     apply_pruning,
@@ -20,12 +21,13 @@ def chunked_attention(
     v: Tensor,
     log_fgate: Tensor,
     threshold: Tensor | None,
+    tolerance: float | None,
     seq_start: Tensor | None,
     cu_seqlens: Tensor | None,
     window_size: int | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Forgetting attention on checked arguments (see `forgetting_attention`); threshold is (B, H).
+    """Forgetting attention on checked arguments (see `forgetting_attention`); threshold is (B, H), tolerance that of "tight".
 
     Returns output, log-sum-exp (B, H, Q), cumulative log gate (B, H, T) float64, first visible key (B, H, Q) int32.
     """
@@ -36,6 +38,8 @@ def chunked_attention(
     first_key_BHQ = first_visible_key(log_fgate, Q, seq_start, cu_seqlens, window_size)
     if threshold is not None:
         first_key_BHQ = apply_pruning(first_key_BHQ, pruned_tiles(cum_BHT, Q, threshold))
+    if tolerance is not None:
+        first_key_BHQ = apply_pruning(first_key_BHQ, tight_tiles(q, k, cum_BHT, first_key_BHQ, scale, tolerance))
     o_BQHD, lse_BHQ = chunked_forward(q, k, v, cum_BHT, first_key_BHQ, scale)
     return o_BQHD.contiguous(), lse_BHQ, cum_BHT, first_key_BHQ
 
@@ -65,7 +69,7 @@ def _gate_gradient(dcum_BHT: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @chunked_attention.register_fake
-def _(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale):  # type: ignore[no-untyped-def]
+def _(q, k, v, log_fgate, threshold, tolerance, seq_start, cu_seqlens, window_size, scale):  # type: ignore[no-untyped-def]
     B, Q, H, D = q.shape
     T = k.shape[1]
     stat_dtype = torch.promote_types(q.dtype, torch.float32)
@@ -91,7 +95,7 @@ def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 
 def _differentiate(ctx, do, *_):  # type: ignore[no-untyped-def]
-    no_gradient = (None,) * 5
+    no_gradient = (None,) * 6
     if do is None:
         return (None,) * 4 + no_gradient
     q, k, v, o, lse, cum, first_key = ctx.saved_tensors

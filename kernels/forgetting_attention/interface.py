@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from kernels.forgetting_attention.chunked_operator import chunked_attention
-from kernels.forgetting_attention.threshold import resolve_threshold
-from kernels.forgetting_attention.validation import check_limits, check_tensors, pick_backend
+from kernels.forgetting_attention.threshold import LOG_TOLERANCE, resolve_threshold
+from kernels.forgetting_attention.validation import check_limits, check_tensors, check_tolerance, pick_backend
 
 
 def forgetting_attention(
@@ -17,6 +17,7 @@ def forgetting_attention(
     *,
     scale: float | None = None,
     adaptive_threshold: float | str | Tensor | None = None,
+    log_tolerance: float = LOG_TOLERANCE,
     seq_start: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     window_size: int | None = None,
@@ -37,7 +38,10 @@ def forgetting_attention(
         scale: factor of the logits, D**-0.5 by default.
         adaptive_threshold: adaptive computation pruning. Tiles of 128 x 128 whose every D lies below it are skipped. A
             float, a tensor broadcastable to (B, H), "auto" (from the norms of q and k, so that a row drops less than
-            e^-10 of its probability) or None (no pruning). See `pruning_threshold` and `qk_norm_logit_bound`.
+            e^`log_tolerance` of its probability), "tight" (the same promise, kept tile by tile with what a row's newest keys
+            weigh, so that more is skipped; see `tight`; of a single query "auto") or None (no pruning). See
+            `pruning_threshold` and `qk_norm_logit_bound`.
+        log_tolerance: log of the probability that a row may lose to "auto" and "tight", below 0.
         seq_start: (B,) integers, first real position of each left-padded sequence. Padded queries give 0.
         cu_seqlens: (documents + 1,) integers from 0 to T, boundaries of documents packed in a batch of one; needs Q ==
             T.
@@ -65,9 +69,15 @@ def forgetting_attention(
         check_limits(q, k, seq_start, cu_seqlens, window_size)
     backend = pick_backend(backend, q)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    threshold = resolve_threshold(adaptive_threshold, q, k, scale)
+    if isinstance(adaptive_threshold, str):
+        check_tolerance(log_tolerance)
+        if adaptive_threshold == "tight" and q.shape[1] == 1:
+            adaptive_threshold = "auto"
+    tight = isinstance(adaptive_threshold, str) and adaptive_threshold == "tight"
+    threshold = None if tight else resolve_threshold(adaptive_threshold, q, k, scale, log_tolerance)
+    tolerance = log_tolerance if tight else None
     if backend == "reference":
-        return chunked_attention(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale)[0]
+        return chunked_attention(q, k, v, log_fgate, threshold, tolerance, seq_start, cu_seqlens, window_size, scale)[0]
     # These import triton, which machines without a GPU need not have.
     from kernels.forgetting_attention.triton_decode import decode, triton_decode
 
@@ -76,7 +86,7 @@ def forgetting_attention(
         return (triton_decode if traced else decode)(q, k, v, log_fgate, threshold, seq_start, window_size, scale)
     from kernels.forgetting_attention.triton_operator import DirectAttention, triton_attention
 
-    inputs = (q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale, deterministic)
+    inputs = (q, k, v, log_fgate, threshold, tolerance, seq_start, cu_seqlens, window_size, scale, deterministic)
     return triton_attention(*inputs)[0] if traced else DirectAttention.apply(*inputs)
 
 

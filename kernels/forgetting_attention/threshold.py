@@ -41,19 +41,21 @@ def norm_logit_bound(q: Tensor, k: Tensor, scale: float) -> Tensor:
     return abs(scale) * q_BH * k_BG.repeat_interleave(q.shape[2] // k.shape[2], dim=1)
 
 
-def resolve_threshold(threshold: float | str | Tensor | None, q: Tensor, k: Tensor, scale: float) -> Tensor | None:
-    """The option `adaptive_threshold` as a float32 (B, H) tensor on q's device, or None."""
+def resolve_threshold(
+    threshold: float | str | Tensor | None, q: Tensor, k: Tensor, scale: float, log_tolerance: float = LOG_TOLERANCE
+) -> Tensor | None:
+    """The option `adaptive_threshold`, but "tight", as a float32 (B, H) tensor on q's device, or None."""
     B, _, H, _ = q.shape
     if threshold is None:
         return None
     if isinstance(threshold, str):
         if threshold != "auto":
-            raise ValueError(f"adaptive_threshold is {threshold!r}; it must be None, a float, a tensor or 'auto'.")
+            raise ValueError(f"adaptive_threshold is {threshold!r}; it must be None, a float, a tensor, 'auto' or 'tight'.")
         if q.is_cuda and type(q) is Tensor and not torch.compiler.is_compiling():
             from kernels.forgetting_attention.triton_norms import largest_product
 
-            return largest_product(q, k, -2.0 * abs(scale), float(pruning_threshold(0.0, k.shape[1])))
-        threshold = pruning_threshold(norm_logit_bound(q, k, scale), k.shape[1])
+            return largest_product(q, k, -2.0 * abs(scale), float(pruning_threshold(0.0, k.shape[1], log_tolerance)))
+        threshold = pruning_threshold(norm_logit_bound(q, k, scale), k.shape[1], log_tolerance)
     if not isinstance(threshold, Tensor):
         if math.isnan(threshold) or threshold > 0:
             raise ValueError(f"adaptive_threshold is {threshold}; a threshold on D must be <= 0.")
@@ -76,6 +78,11 @@ def pruned_tile_share(
     Q = T if num_queries is None else num_queries
     threshold_BH = torch.as_tensor(adaptive_threshold, dtype=torch.float32, device=log_fgate.device).expand(B, H)
     pruned_BHM = pruned_tiles(cumulative_log_gate(log_fgate.detach()), Q, threshold_BH, tile)
-    last_query_M = torch.arange(tile - 1, Q + tile - 1, tile, device=log_fgate.device).clamp(max=Q - 1) + (T - Q)
-    causal_tiles = (last_query_M // tile + 1).sum()
+    return share_of_tiles(pruned_BHM, Q, T, tile)
+
+
+def share_of_tiles(pruned_BHM: Tensor, num_queries: int, num_keys: int, tile: int = TILE) -> Tensor:
+    """Share of the causal (query tile, key tile) pairs, float32 (B, H), that are the leading ones of each query tile."""
+    last_query_M = torch.arange(tile - 1, num_queries + tile - 1, tile, device=pruned_BHM.device).clamp(max=num_queries - 1)
+    causal_tiles = ((last_query_M + (num_keys - num_queries)) // tile + 1).sum()
     return pruned_BHM.sum(-1).float() / causal_tiles

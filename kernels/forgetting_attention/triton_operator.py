@@ -13,6 +13,7 @@ from kernels.forgetting_attention.tiles import Tiles, tiles_for
 from kernels.forgetting_attention.triton_backward import backward
 from kernels.forgetting_attention.triton_forward import forward
 from kernels.forgetting_attention.triton_prepare import Prepared, prepare
+from kernels.forgetting_attention.triton_tight import tighten
 from kernels.forgetting_attention.validation import check_values
 from kernels.forgetting_attention.visibility import TILE
 
@@ -25,20 +26,23 @@ def _run_forward(
     v: Tensor,
     log_fgate: Tensor,
     threshold: Tensor | None,
+    tolerance: float | None,
     seq_start: Tensor | None,
     cu_seqlens: Tensor | None,
     window_size: int | None,
     scale: float,
     deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Forgetting attention on checked arguments (see `forgetting_attention`); threshold is (B, H), deterministic for
-    the backward pass.
+    """Forgetting attention on checked arguments (see `forgetting_attention`); threshold is (B, H), tolerance that of
+    "tight", deterministic for the backward pass.
 
     Returns output, lse and the first four tensors of `Prepared`.
     """
     check_values(log_fgate, seq_start, cu_seqlens)
     exact = q.dtype == torch.float32
     prepared = prepare(log_fgate, q.shape[1], threshold, seq_start, cu_seqlens, window_size, exact)
+    if tolerance is not None:
+        tighten(q, k, prepared, scale, tolerance)
     if q.dtype == torch.bfloat16 and _has_hopper_kernels(q):
         o, lse, marks = hopper_forward(q, k, v, prepared, scale)
         forward(q, k, v, prepared, scale, _REDO, redo=(o, lse, marks))
@@ -88,7 +92,7 @@ _backward = torch.library.custom_op("forgetting_attention::triton_backward", _ru
 
 
 @triton_attention.register_fake
-def _(q, k, v, log_fgate, threshold, seq_start, cu_seqlens, window_size, scale, deterministic):  # type: ignore[no-untyped-def]
+def _(q, k, v, log_fgate, threshold, tolerance, seq_start, cu_seqlens, window_size, scale, deterministic):  # type: ignore[no-untyped-def]
     B, Q, H, D = q.shape
     T = k.shape[1]
     N, M = (T + TILE - 1) // TILE, (Q + TILE - 1) // TILE
@@ -118,8 +122,8 @@ def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 def _differentiate(ctx, do, *_):  # type: ignore[no-untyped-def]
     if do is None:
-        return (None,) * 10
-    return (*_backward(do, *ctx.saved_tensors, ctx.scale, ctx.deterministic), *(None,) * 6)
+        return (None,) * 11
+    return (*_backward(do, *ctx.saved_tensors, ctx.scale, ctx.deterministic), *(None,) * 7)
 
 
 triton_attention.register_autograd(_differentiate, setup_context=_save)
@@ -141,8 +145,8 @@ class DirectAttention(torch.autograd.Function):
 
 def _run_and_pad(ctx, do):  # type: ignore[no-untyped-def]
     if do is None:
-        return (None,) * 10
-    return (*_run_backward(do, *ctx.saved_tensors, ctx.scale, ctx.deterministic), *(None,) * 6)  # type: ignore[call-arg]
+        return (None,) * 11
+    return (*_run_backward(do, *ctx.saved_tensors, ctx.scale, ctx.deterministic), *(None,) * 7)  # type: ignore[call-arg]
 
 
 _once_differentiable = once_differentiable(_run_and_pad)

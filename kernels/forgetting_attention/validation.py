@@ -73,6 +73,12 @@ def check_limits(q: Tensor, k: Tensor, seq_start: Tensor | None, cu_seqlens: Ten
         raise ValueError(f"window_size is {window_size!r}; it must be None or an integer >= 1.")
 
 
+def check_tolerance(log_tolerance: float) -> None:
+    """Of pruning: the log of a probability."""
+    if not log_tolerance < 0:
+        raise ValueError(f"log_tolerance is {log_tolerance}; it is the log of a share of the probability, below 0.")
+
+
 def check_values(log_fgate: Tensor, seq_start: Tensor | None, cu_seqlens: Tensor | None) -> None:
     """The checks that read memory: always on CPU, on a GPU only on request, as each costs a synchronisation."""
     if log_fgate.device.type != "cpu" and os.environ.get(CHECK_VALUES_VARIABLE) != "1":

@@ -22,6 +22,9 @@ from kernels.forgetting_attention import (
     pruning_threshold,
     qk_norm_logit_bound,
 )
+from kernels.forgetting_attention.threshold import resolve_threshold
+from kernels.forgetting_attention.tight import tight_tiles
+from kernels.forgetting_attention.visibility import cumulative_log_gate, first_visible_key, pruned_tiles
 from kernels.fused_norms import gated_output_norm, shift_and_norm
 from kernels.stick_breaking import stick_breaking_attention
 from models.backbone import Backbone, Block, Padding, RMSNorm, linear_normal_
@@ -202,10 +205,27 @@ class ForgettingAttention(nn.Module):
             k,
             v,
             log_fgate,
-            adaptive_threshold=self.threshold(q, k, self.spec.prune_log_tolerance),
             seq_start=seq_start,
             window_size=self.spec.window_size,
+            **self.pruning(q, k, self.spec.prune_log_tolerance),
         )
+
+    def pruning(self, q: Tensor, k: Tensor, log_tolerance: float | None) -> dict[str, Any]:
+        """The options of `forgetting_attention` that prune, by the rule of the spec; none for None."""
+        if log_tolerance is not None and self.spec.prune_tightly:
+            return {"adaptive_threshold": "tight", "log_tolerance": log_tolerance}
+        return {"adaptive_threshold": self.threshold(q, k, log_tolerance)}
+
+    def pruned_tiles(self, q: Tensor, k: Tensor, log_fgate: Tensor, log_tolerance: float, tile: int) -> Tensor:
+        """How many leading key tiles each query tile skips, int32 (B, H, M), by the rule of the spec; a single query by that
+        of the paper."""
+        cum_BHT, scale = cumulative_log_gate(log_fgate.detach()), self.spec.head_dim**-0.5
+        if self.spec.prune_tightly and q.shape[1] > 1:
+            first_BHQ = first_visible_key(log_fgate, q.shape[1])
+            return tight_tiles(q, k, cum_BHT, first_BHQ, scale, log_tolerance, tile)
+        threshold_BH = resolve_threshold(self.threshold(q, k, log_tolerance), q, k, scale)
+        assert threshold_BH is not None
+        return pruned_tiles(cum_BHT, q.shape[1], threshold_BH, tile)
 
     def threshold(self, q: Tensor, k: Tensor, log_tolerance: float | None) -> Tensor | float | None:
         """Pruning threshold on D (arXiv 2504.06949): from the QK-norm scales where there are any, else from the norms. None:

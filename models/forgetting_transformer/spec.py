@@ -23,7 +23,8 @@ class ForgettingTransformerSpec:
     the two constant gates (Fig. 7). `mlp_width` overrides the SwiGLU width that follows from `mlp_ratio` (in small models
     rounding up to 256 would dominate). `window_size`: a token sees that many, itself included. `prune_log_tolerance`:
     log(eps) of adaptive computation pruning, e.g. -10; None computes every tile. It changes the result by less than eps,
-    but it is part of the spec because the ACP paper compares the two.
+    but it is part of the spec because the ACP paper compares the two. `prune_tightly`: the same promise with another bound,
+    which skips more (`kernels.forgetting_attention.tight`; not in the paper).
     """
 
     kind: Literal["forgetting_transformer"] = "forgetting_transformer"
@@ -48,6 +49,7 @@ class ForgettingTransformerSpec:
     use_output_norm: bool = False
     window_size: PositiveInt | None = None
     prune_log_tolerance: float | None = None
+    prune_tightly: bool = False
     norm_eps: PositiveFloat = 1e-6
     initializer_range: PositiveFloat = 0.02
 
@@ -72,6 +74,8 @@ class ForgettingTransformerSpec:
             raise ValueError(f"stick_remainder needs attention 'stick_breaking'; attention is {self.attention!r}")
         if self.prune_log_tolerance is not None and self.forget_gate == "none":
             raise ValueError("prune_log_tolerance needs a forget gate; forget_gate is 'none'")
+        if self.prune_tightly and self.prune_log_tolerance is None:
+            raise ValueError("prune_tightly needs prune_log_tolerance, the log of what a query may lose, e.g. -10")
         return self
 
     @property

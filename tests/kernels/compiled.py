@@ -27,6 +27,7 @@ from kernels.forgetting_attention.tiles import Tiles, table
 from kernels.forgetting_attention.triton_decode import decode
 from kernels.forgetting_attention.triton_norms import largest_product
 from kernels.forgetting_attention.triton_prepare import Prepared, prepare
+from kernels.forgetting_attention.triton_tight import tighten
 from tests.kernels.sass import idle_barriers, strays
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -105,6 +106,7 @@ def main() -> None:
         local, base = torch.zeros(1, 2, 256, dtype=exact), torch.zeros(1, 2, 3, dtype=torch.float64)
         counts = torch.zeros(1, 2, 256, dtype=torch.int32)
         prepared = Prepared(local, base, counts, counts[..., :2].contiguous(), counts[0, 0, :1])
+        tighten(q, k, prepared, 0.125, -10.0)
         lse = torch.zeros(1, 2, 256)
         if dtype != torch.float32:
             if dtype == torch.bfloat16:

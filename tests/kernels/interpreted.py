@@ -13,8 +13,10 @@ from kernels import (
     ssd_scan_triton,
     ssd_triton,
 )
-from kernels.forgetting_attention import forgetting_attention, norm_logit_bound, triton_decode, triton_prepare
+from kernels.forgetting_attention import forgetting_attention, norm_logit_bound, triton_decode, triton_prepare, triton_tight
+from kernels.forgetting_attention.tight import tight_tiles
 from kernels.forgetting_attention.triton_norms import triton_logit_bound
+from kernels.forgetting_attention.visibility import cumulative_log_gate
 from tests.kernels import test_causal_conv, test_selective_scan, test_swiglu
 from tests.kernels.oracle import assert_right, log_gates, make_case
 from tests.kernels.test_fused_norms import compare_with_kernels
@@ -91,6 +93,27 @@ def compare_bounds() -> None:
         torch.testing.assert_close(triton_logit_bound(q, k, 0.3), norm_logit_bound(q, k, 0.3))
 
 
+def compare_tight_starts() -> None:
+    """Of the kernels and of `tight_tiles`, with tiles in one block and in several, and limits on the left."""
+    for Q, T, key_heads, gate, options in (
+        (1100, 1100, 1, -0.05, {}),
+        (390, 1000, 2, -0.1, {"window_size": 500}),
+        (900, 900, 2, -0.3, {"seq_start": torch.tensor([0, 333])}),
+        (700, 700, 1, -3.0, {"seq_start": torch.tensor([700, 5])}),
+    ):
+        q, k, _, log_fgate, _ = make_case("mixture", 2, Q, T, 2, key_heads, 16, torch.float32)
+        log_fgate = gate + 0.1 * log_fgate.clamp(min=-30.0)
+        given = {"seq_start": None, "cu_seqlens": None, "window_size": None, **options}
+        for block in (1024, 2):
+            prepared = triton_prepare.prepare(log_fgate, Q, None, **given, exact=False)
+            with patch.object(triton_tight, "MOST_TILES", block):
+                triton_tight.tighten(q, k, prepared, 0.25, -10.0)
+            count = tight_tiles(q, k, cumulative_log_gate(log_fgate), prepared.first_key, 0.25, -10.0)
+            own = triton_prepare.prepare(log_fgate, Q, None, **given, exact=False).start
+            torch.testing.assert_close(prepared.start, torch.maximum(own, count))
+            assert bool((count > 0).any())
+
+
 def compare_pruned_decoding() -> None:
     """One program reads all keys, 64 at a time from the last, until what is left has decayed below the threshold."""
     q, k, v, log_fgate, _ = make_case("zero", 1, 1, 300, 1, 1, 16, torch.float32)
@@ -126,6 +149,7 @@ def main() -> None:
         for options in ({}, {"seq_start": torch.tensor([7, 300])}, {"window_size": 77}):
             torch.testing.assert_close(attention(*case[:4], **options), forgetting_attention(*case[:4], **options))
     compare_pruned_decoding()
+    compare_tight_starts()
     for size in (1e-3, 1e4):
         compare_with_kernels("cpu", torch.float32, 1e-5, size)
         test_swiglu.compare_with_kernels("cpu", torch.float32, 1e-6, size)

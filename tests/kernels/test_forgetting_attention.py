@@ -273,7 +273,8 @@ def test_operator_passes_opcheck() -> None:
     q, k, v, log_fgate, _ = make_case("one", 1, 20, 30, 2, 1, 16, torch.float32)
     inputs = [x.requires_grad_() for x in (q, k, v, log_fgate)]
     operator = torch.ops.forgetting_attention.chunked_forward.default
-    torch.library.opcheck(operator, (*inputs, None, None, None, None, 0.25))
+    for tolerance in (None, -10.0):
+        torch.library.opcheck(operator, (*inputs, None, tolerance, None, None, None, 0.25))
 
 
 def test_everything_is_made_where_the_inputs_are() -> None:

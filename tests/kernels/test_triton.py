@@ -13,8 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.forgetting_attention import forgetting_attention
+from kernels.forgetting_attention import forgetting_attention, triton_tight
+from kernels.forgetting_attention.tight import tight_tiles
 from kernels.forgetting_attention.triton_norms import triton_logit_bound
+from kernels.forgetting_attention.triton_prepare import prepare
+from kernels.forgetting_attention.visibility import cumulative_log_gate
 from results.measured import add
 from tests.kernels.oracle import GATES, Case, assert_right, attend, errors, make_case, output_and_gradients
 
@@ -100,6 +103,24 @@ def test_window_padding_and_documents(window: int | None, D: int) -> None:
     assert_right(forgetting_attention, case, cu_seqlens=cu_seqlens, window_size=window)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("D", [16, 64, 128])
+@pytest.mark.parametrize(("Q", "T", "most"), [(1500, 1500, 1024), (4096, 5000, 8), (16_384, 16_384, 1024)])
+def test_tight_starts(Q: int, T: int, most: int, D: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of `tight_tiles`, but for tiles that lie at the tolerance."""
+    monkeypatch.setattr(triton_tight, "MOST_TILES", most)
+    q, k, _, log_fgate, _ = make_case("mixture", 2, Q, T, 4, 2, D, dtype, "cuda")
+    log_fgate = 0.02 * log_fgate.clamp(min=-20.0)
+    seq_start = torch.tensor([3, 777], device="cuda")
+    prepared = prepare(log_fgate, Q, None, seq_start, None, None, exact=dtype == torch.float32)
+    before = prepared.start.clone()
+    triton_tight.tighten(q, k, prepared, D**-0.5, -10.0)
+    given = q, k, cumulative_log_gate(log_fgate), prepared.first_key, D**-0.5
+    fewest, most_of_all = (torch.maximum(before, tight_tiles(*given, -10.0 + x)) for x in (-5e-3, 5e-3))
+    assert bool(((prepared.start >= fewest) & (prepared.start <= most_of_all)).all())
+    assert bool((fewest > before).any())
+
+
 @pytest.mark.parametrize("D", [64, 128])
 @pytest.mark.parametrize("gates", ["one", "mixture", "cuts", "zero"])
 def test_pruned_against_unpruned(gates: str, D: int) -> None:
@@ -108,7 +129,8 @@ def test_pruned_against_unpruned(gates: str, D: int) -> None:
     bound = (q.float().norm(dim=-1).amax(1) * k.float().norm(dim=-1).amax(1)) * D**-0.5
     threshold = -2 * bound - math.log(2048) - 10
     assert_right(forgetting_attention, case, adaptive_threshold=threshold)
-    assert_right(lambda *x: forgetting_attention(*x, adaptive_threshold="auto"), case)
+    for name in ("auto", "tight"):
+        assert_right(lambda *x, name=name: forgetting_attention(*x, adaptive_threshold=name), case)
     # A threshold that drops what matters: exactly the same tiles as the oracle.
     assert_right(forgetting_attention, case, adaptive_threshold=-0.05)
 
@@ -217,7 +239,9 @@ def test_65536_tokens_keep_their_digits() -> None:
 
 def test_compile_checkpoint_autocast() -> None:
     case = make_case("one", 1, 500, 500, 2, 2, 64, torch.bfloat16, "cuda")
-    assert_right(torch.compile(lambda *x: forgetting_attention(*x, adaptive_threshold="auto"), fullgraph=True), case)
+    for name in ("auto", "tight"):
+        compiled = torch.compile(lambda *x, name=name: forgetting_attention(*x, adaptive_threshold=name), fullgraph=True)
+        assert_right(compiled, case)
     assert_right(lambda *x: torch.utils.checkpoint.checkpoint(forgetting_attention, *x, use_reentrant=False), case)
     with torch.autocast("cuda", torch.bfloat16):
         assert forgetting_attention(*case.to(torch.float32)[:4]).dtype == torch.bfloat16
@@ -225,7 +249,7 @@ def test_compile_checkpoint_autocast() -> None:
     operator = torch.ops.forgetting_attention.triton_forward.default
     torch.library.opcheck(
         operator,
-        (*inputs, None, None, None, None, 0.125, False),
+        (*inputs, None, -10.0, None, None, None, 0.125, False),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
 

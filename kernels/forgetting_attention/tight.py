@@ -1,0 +1,76 @@
+"""Tight pruning: as much of a row's probability is kept as adaptive computation pruning promises, and more is skipped.
+
+ACP (`threshold`) bounds every logit by U alone: a dropped one from above, those that stay by that of the query's own key
+from below, -U, and as many keys as there are may lie just under the threshold. Here what stays is computed from the newest
+keys, and how much the gates leave of all keys of a prefix is added up. With c the cumulative log gate, row i loses with
+the keys before tile n at most
+
+    exp(U + c_i + G_n) / Z_i,    G_n = log sum of exp(-c_j) over these keys,    Z_i >= sum of exp(s_ij + c_i - c_j)
+
+over the newest of its visible keys: those of its half tile up to itself, and of the half tile before. c_i cancels. A query
+tile drops the longest prefix of tiles with which each of its rows, and of those after it, loses less than the tolerance:
+so the dropped tiles are a prefix that never gets shorter, as all else takes them to be. All that ACP drops is dropped.
+
+Suffixes: B batch, H heads, Q queries, T keys, D head dimension, R blocks of half a tile, M query tiles, N key tiles.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.forgetting_attention.visibility import TILE
+
+MARGIN = 1e-3
+"""In nats: that much less is dropped than the tolerance allows, for what rounding does to logits of hundreds of nats."""
+
+
+def tight_tiles(
+    q_BQHD: Tensor,
+    k_BTGD: Tensor,
+    cum_BHT: Tensor,
+    first_key_BHQ: Tensor,
+    scale: float,
+    log_tolerance: float,
+    tile: int = TILE,
+) -> Tensor:
+    """How many leading key tiles each query tile may skip, int32 (B, H, M); the other arguments as in `chunked_forward`."""
+    _, Q, H, _ = q_BQHD.shape
+    T, key_heads = k_BTGD.shape[1:3]
+    dtype = torch.promote_types(q_BQHD.dtype, torch.float32)
+    q_BHQD = q_BQHD.detach().transpose(1, 2).to(dtype)
+    k_BHTD = k_BTGD.detach().transpose(1, 2).to(dtype).repeat_interleave(H // key_heads, dim=1)
+    kept_BHQ = _kept(q_BHQD, k_BHTD, cum_BHT, first_key_BHQ, scale, max(tile // 2, 1))
+    empty_BHQ = first_key_BHQ > torch.arange(T - Q, T, device=q_BQHD.device)
+    q_norm_BHQ = torch.linalg.vector_norm(q_BHQD, dim=-1).masked_fill(empty_BHQ, 0.0).double()
+
+    # Of each tile and those after it: the row that needs most. Of each tile and those before it: what they leave.
+    need_BHM = _by_tile(kept_BHQ, tile, torch.inf).amin(-1).flip(-1).cummin(-1).values.flip(-1)
+    q_norm_BHM = _by_tile(q_norm_BHQ, tile, 0.0).amax(-1).flip(-1).cummax(-1).values.flip(-1)
+    left_BHN = _by_tile(-cum_BHT, tile, -torch.inf).logsumexp(-1).logcumsumexp(-1)
+    k_norm_BHN = _by_tile(torch.linalg.vector_norm(k_BHTD, dim=-1).double(), tile, 0.0).amax(-1).cummax(-1).values
+    bound_BHMN = abs(scale) * q_norm_BHM[..., None] * k_norm_BHN[..., None, :]
+    dropped_BHMN = left_BHN[..., None, :] + bound_BHMN < (need_BHM + (log_tolerance - MARGIN))[..., None]
+    own_M = (torch.arange(0, Q, tile, device=q_BQHD.device) + (T - Q)) // tile
+    return torch.minimum(dropped_BHMN.sum(-1), own_M).to(torch.int32)
+
+
+def _by_tile(x_BHT: Tensor, tile: int, beyond: float) -> Tensor:
+    missing = -x_BHT.shape[-1] % tile
+    return torch.nn.functional.pad(x_BHT, (0, missing), value=beyond).unflatten(-1, (-1, tile))
+
+
+def _kept(q_BHQD: Tensor, k_BHTD: Tensor, cum_BHT: Tensor, first_key_BHQ: Tensor, scale: float, half: int) -> Tensor:
+    """log of the sum of exp(s_ij - c_j) over the newest keys, float64 (B, H, Q); +inf for a row that sees nothing."""
+    Q, T = q_BHQD.shape[2], k_BHTD.shape[2]
+    missing = -Q % half
+    q_BHRID = torch.nn.functional.pad(q_BHQD, (0, 0, 0, missing)).unflatten(2, (-1, half))
+    position_RI = torch.arange(Q + missing, device=q_BHQD.device).view(-1, half) + (T - Q)
+    key_RJ = position_RI[:, :1] + torch.arange(-half, half, device=q_BHQD.device)
+    inside_RJ = key_RJ.clamp(0, T - 1)
+    logits_BHRIJ = (q_BHRID @ k_BHTD[:, :, inside_RJ].transpose(-1, -2) * scale).double() - cum_BHT[:, :, inside_RJ][
+        ..., None, :
+    ]
+    first_BHRI = torch.nn.functional.pad(first_key_BHQ, (0, missing), value=T).unflatten(2, (-1, half))
+    newest_RIJ = (key_RJ[:, None] <= position_RI[..., None]) & (key_RJ[:, None] >= 0)
+    seen_BHRIJ = newest_RIJ & (key_RJ[:, None] >= first_BHRI[..., None])
+    kept_BHRI = logits_BHRIJ.masked_fill(~seen_BHRIJ, -torch.inf).logsumexp(-1)
+    return kept_BHRI.masked_fill(~seen_BHRIJ.any(-1), torch.inf).flatten(2)[..., :Q]
