@@ -52,7 +52,8 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     try:
         for is_pruned, tolerance in enumerate((None, spec.log_tolerance)):
             for place, layer in layers.items():
-                layer.spec = replace(own[place], prune_log_tolerance=tolerance)
+                tightly = own[place].prune_tightly and tolerance is not None
+                layer.spec = replace(own[place], prune_log_tolerance=tolerance, prune_tightly=tightly)
             compile_layers(model, compute)
             found["step", is_pruned] = time_training(model, ids_BT, timing, compute)
     finally:

@@ -17,8 +17,9 @@ from kernels.forgetting_attention.visibility import TILE
 
 _TILE = tl.constexpr(TILE)
 _HALF = tl.constexpr(TILE // 2)
-MOST_TILES = 1024  # that a program takes at once
-_STATS = tl.constexpr(4)  # per tile: what its rows need, their largest |q|^2, what gates leave of its keys, their largest |k|^2
+MOST_HALVES = 1024  # that a program takes at once
+# Of each half tile: what its rows need, their largest |q|^2, what the gates leave of its keys, their largest |k|^2.
+_STATS = tl.constexpr(4)
 
 
 @triton.jit
@@ -47,91 +48,82 @@ def _least(a, b):
     return tl.minimum(a, b)
 
 
-@triton.jit
-def _need_of_half(
-    q_ptr, k_ptr, local_ptr, base_ptr, first_key_ptr, m, q_t, k_t, scale2, Q, T, D: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
-    """Of half a tile's rows: what the neediest has of its newest keys, and the largest |q|^2; +inf and 0 if none sees any."""
-    d = tl.arange(0, D)[None, :]
-    rows_M = m + tl.arange(0, _HALF)
-    inside_M = rows_M < Q
-    position_M = rows_M + (T - Q)
-    key_N = m + (T - Q) - _HALF + tl.arange(0, _TILE)
-    inside_N = (key_N >= 0) & (key_N < T)
-    q_MD = tl.load(q_ptr + rows_M.to(tl.int64)[:, None] * q_t + d, mask=inside_M[:, None], other=0.0)
-    k_ND = tl.load(k_ptr + key_N.to(tl.int64)[:, None] * k_t + d, mask=inside_N[:, None], other=0.0)
-    s_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION) * scale2
-    cum_M = tl.load(base_ptr + position_M // _TILE, mask=inside_M, other=0.0)
-    cum_M += tl.load(local_ptr + position_M, mask=inside_M, other=0.0)
-    cum_N = tl.load(base_ptr + key_N // _TILE, mask=inside_N, other=0.0)
-    cum_N += tl.load(local_ptr + key_N, mask=inside_N, other=0.0)
-    first_M = tl.load(first_key_ptr + rows_M, mask=inside_M, other=T)
-    seen_MN = (key_N[None, :] <= position_M[:, None]) & (key_N[None, :] >= first_M[:, None]) & (key_N >= 0)[None, :]
-    x_MN = tl.where(seen_MN, s_MN + (cum_M[:, None] - cum_N[None, :]).to(tl.float32), -float("inf"))
-    top_M = tl.max(x_MN, 1)
-    finite_M = tl.where(top_M == -float("inf"), 0.0, top_M)
-    kept_M = finite_M + tl.log2(tl.sum(tl.exp2(x_MN - finite_M[:, None]), 1))
-    some_M = (first_M <= position_M) & inside_M
-    square_M = tl.sum(q_MD.to(tl.float32) * q_MD.to(tl.float32), 1)
-    need = tl.min(tl.where(some_M, kept_M.to(tl.float64) - cum_M, float("inf")), 0)
-    return need, tl.max(tl.where(some_M, square_M, 0.0), 0)
-
-
 @triton.jit(do_not_specialize=["Q", "T", "H", "key_heads", "num_tiles"])
-def _tile_kernel(
+def _halves_kernel(
     q_ptr, k_ptr, local_ptr, base_ptr, first_key_ptr, stat_ptr,
     q_b, q_t, q_h, k_b, k_t, k_h, scale2, Q, T, H, key_heads, num_tiles,
     D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What a tile's queries need and what the gates leave of its keys, by themselves."""
-    tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    """What half a tile's queries need, and what the gates leave of half a tile's keys, by themselves."""
+    half, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     batch, head = row // H, row % H
     q_ptr += batch * q_b + head * q_h
     k_ptr += batch * k_b + head // (H // key_heads) * k_h
     local_ptr += row * num_tiles * _TILE
     base_ptr += row * (num_tiles + 1)
-    stat_ptr += row * _STATS * num_tiles + tile
-    key_N = tile * _TILE + tl.arange(0, _TILE)
-    inside_N = key_N < T
-    at_ND = key_N.to(tl.int64)[:, None] * k_t + tl.arange(0, D)[None, :]
-    k_ND = tl.load(k_ptr + at_ND, mask=inside_N[:, None], other=0.0).to(tl.float32)
-    cum_N = tl.load(base_ptr + tile) + tl.load(local_ptr + key_N)
-    tl.store(stat_ptr + 2 * num_tiles, _log2_sum(tl.where(inside_N, -cum_N, -float("inf")), 0))
-    tl.store(stat_ptr + 3 * num_tiles, tl.max(tl.sum(k_ND * k_ND, 1), 0).to(tl.float64))
-    need, square = tl.full((), float("inf"), tl.float64), tl.zeros((), tl.float32)
-    for m in range(tile * _TILE, tl.minimum(tile * _TILE + _TILE, Q), _HALF):
-        half_need, half_square = _need_of_half(
-            q_ptr, k_ptr, local_ptr, base_ptr, first_key_ptr + row * Q, m, q_t, k_t, scale2, Q, T, D, PRECISION
-        )  # fmt: skip
-        need, square = tl.minimum(need, half_need), tl.maximum(square, half_square)
-    tl.store(stat_ptr, need)
-    tl.store(stat_ptr + num_tiles, square.to(tl.float64))
+    stat_ptr += row * _STATS * (2 * num_tiles) + half
+    d = tl.arange(0, D)[None, :]
+
+    # The queries, with the keys at their own places and as many before.
+    rows_M = half * _HALF + tl.arange(0, _HALF)
+    inside_M = rows_M < Q
+    position_M = rows_M + (T - Q)
+    key_N = half * _HALF + (T - Q) - _HALF + tl.arange(0, _TILE)
+    inside_N = (key_N >= 0) & (key_N < T)
+    q_MD = tl.load(q_ptr + rows_M.to(tl.int64)[:, None] * q_t + d, mask=inside_M[:, None], other=0.0)
+    k_ND = tl.load(k_ptr + key_N.to(tl.int64)[:, None] * k_t + d, mask=inside_N[:, None], other=0.0)
+    first_M = tl.load(first_key_ptr + row * Q + rows_M, mask=inside_M, other=T)
+    cum_N = tl.load(base_ptr + key_N // _TILE, mask=inside_N, other=0.0)
+    cum_N += tl.load(local_ptr + key_N, mask=inside_N, other=0.0)
+    # Relative to the first query float32 will do; what it rounds away where gates decay by thousands counts as needed.
+    at = tl.minimum(half * _HALF + (T - Q), T - 1)
+    ref = tl.load(base_ptr + at // _TILE) + tl.load(local_ptr + at)
+    away_N = tl.where(inside_N, (ref - cum_N).to(tl.float32), 0.0)
+    s_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
+    seen_MN = (key_N[None, :] <= position_M[:, None]) & (key_N[None, :] >= first_M[:, None]) & inside_N[None, :]
+    x_MN = tl.where(seen_MN, s_MN * scale2 + away_N[None, :], -float("inf"))
+    top_M = tl.max(x_MN, 1)
+    finite_M = tl.where(top_M == -float("inf"), 0.0, top_M)
+    kept_M = finite_M + tl.log2(tl.sum(tl.exp2(x_MN - finite_M[:, None]), 1))
+    some_M = (first_M <= position_M) & inside_M
+    rounded = tl.max(tl.abs(away_N), 0) * 2.0**-21
+    need = tl.min(tl.where(some_M, kept_M, float("inf")), 0) - rounded
+    tl.store(stat_ptr, need.to(tl.float64) - ref)
+    q_MD = q_MD.to(tl.float32)
+    square = tl.max(tl.where(some_M, tl.sum(q_MD * q_MD, 1), 0.0), 0)
+    tl.store(stat_ptr + 2 * num_tiles, square.to(tl.float64))
+
+    key_M = half * _HALF + tl.arange(0, _HALF)
+    k_MD = tl.load(k_ptr + key_M.to(tl.int64)[:, None] * k_t + d, mask=(key_M < T)[:, None], other=0.0).to(tl.float32)
+    cum_M = tl.load(base_ptr + key_M // _TILE) + tl.load(local_ptr + key_M)
+    tl.store(stat_ptr + 4 * num_tiles, _log2_sum(tl.where(key_M < T, -cum_M, -float("inf")), 0))
+    tl.store(stat_ptr + 6 * num_tiles, tl.max(tl.sum(k_MD * k_MD, 1), 0).to(tl.float64))
 
 
-@triton.jit(do_not_specialize=["num_tiles"])
-def _prefix_kernel(stat_ptr, num_tiles, BLOCK: tl.constexpr):
-    """Per head: of queries, this tile and all after it; of keys, this and all before it."""
-    stat_ptr += tl.program_id(0).to(tl.int64) * _STATS * num_tiles
+@triton.jit(do_not_specialize=["halves"])
+def _prefix_kernel(stat_ptr, halves, BLOCK: tl.constexpr):
+    """Per head: of queries, this half tile and all after it; of keys, this and all before it."""
+    stat_ptr += tl.program_id(0).to(tl.int64) * _STATS * halves
     left, square = tl.full((), -float("inf"), tl.float64), tl.zeros((), tl.float64)
-    for first in range(0, num_tiles, BLOCK):
+    for first in range(0, halves, BLOCK):
         n = first + tl.arange(0, BLOCK)
-        at = stat_ptr + 2 * num_tiles + n
-        left_N = tl.associative_scan(tl.load(at, mask=n < num_tiles, other=-float("inf")), 0, _log2_add)
-        square_N = tl.associative_scan(tl.load(at + num_tiles, mask=n < num_tiles, other=0.0), 0, _largest)
-        tl.store(at, _log2_add(left_N, tl.zeros_like(left_N) + left), mask=n < num_tiles)
-        tl.store(at + num_tiles, tl.maximum(square_N, square), mask=n < num_tiles)
+        at = stat_ptr + 2 * halves + n
+        left_N = tl.associative_scan(tl.load(at, mask=n < halves, other=-float("inf")), 0, _log2_add)
+        square_N = tl.associative_scan(tl.load(at + halves, mask=n < halves, other=0.0), 0, _largest)
+        tl.store(at, _log2_add(left_N, tl.zeros_like(left_N) + left), mask=n < halves)
+        tl.store(at + halves, tl.maximum(square_N, square), mask=n < halves)
         left = _log2_add(left, tl.max(left_N, 0))  # sums rise: the last is the largest
         square = tl.maximum(square, tl.max(square_N, 0))
     need, square = tl.full((), float("inf"), tl.float64), tl.zeros((), tl.float64)
-    for step in range(tl.cdiv(num_tiles, BLOCK)):
-        m = (tl.cdiv(num_tiles, BLOCK) - 1 - step) * BLOCK + tl.arange(0, BLOCK)
+    for step in range(tl.cdiv(halves, BLOCK)):
+        m = (tl.cdiv(halves, BLOCK) - 1 - step) * BLOCK + tl.arange(0, BLOCK)
         at = stat_ptr + m
-        need_M = tl.load(at, mask=m < num_tiles, other=float("inf"))
+        need_M = tl.load(at, mask=m < halves, other=float("inf"))
         need_M = tl.minimum(tl.associative_scan(need_M, 0, _least, reverse=True), need)
-        square_M = tl.load(at + num_tiles, mask=m < num_tiles, other=0.0)
+        square_M = tl.load(at + halves, mask=m < halves, other=0.0)
         square_M = tl.maximum(tl.associative_scan(square_M, 0, _largest, reverse=True), square)
-        tl.store(at, need_M, mask=m < num_tiles)
-        tl.store(at + num_tiles, square_M, mask=m < num_tiles)
+        tl.store(at, need_M, mask=m < halves)
+        tl.store(at + halves, square_M, mask=m < halves)
         need, square = tl.min(need_M, 0), tl.max(square_M, 0)
 
 
@@ -141,16 +133,17 @@ def _start_kernel(
 ):  # fmt: skip
     """Of query tiles, the first key tile; one that was later stays."""
     row = tl.program_id(1).to(tl.int64)
-    stat_ptr += row * _STATS * num_tiles
+    stat_ptr += row * _STATS * (2 * num_tiles)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    need_M = tl.load(stat_ptr + m, mask=m < query_tiles, other=0.0) + tolerance2
-    norm_M = tl.sqrt(tl.load(stat_ptr + num_tiles + m, mask=m < query_tiles, other=0.0).to(tl.float32)) * scale2
+    need_M = tl.load(stat_ptr + 2 * m, mask=m < query_tiles, other=0.0) + tolerance2
+    square_M = tl.load(stat_ptr + 2 * num_tiles + 2 * m, mask=m < query_tiles, other=0.0)
+    norm_M = tl.sqrt(square_M.to(tl.float32)) * scale2
     own_M = (m * _TILE + (T - Q)) // _TILE
     count_M = tl.zeros((BLOCK_M,), tl.int32)
     for first in range(0, num_tiles, BLOCK_N):
         n = first + tl.arange(0, BLOCK_N)
-        left_N = tl.load(stat_ptr + 2 * num_tiles + n, mask=n < num_tiles, other=0.0)
-        norm_N = tl.sqrt(tl.load(stat_ptr + 3 * num_tiles + n, mask=n < num_tiles, other=0.0).to(tl.float32))
+        left_N = tl.load(stat_ptr + 4 * num_tiles + 2 * n + 1, mask=n < num_tiles, other=0.0)
+        norm_N = tl.sqrt(tl.load(stat_ptr + 6 * num_tiles + 2 * n + 1, mask=n < num_tiles, other=0.0).to(tl.float32))
         lost_MN = left_N[None, :] + (norm_M[:, None] * norm_N[None, :]).to(tl.float64)
         dropped_MN = (lost_MN < need_M[:, None]) & (n[None, :] < own_M[:, None])
         count_M += tl.sum(dropped_MN.to(tl.int32), 1)
@@ -165,13 +158,13 @@ def tighten(q: Tensor, k: Tensor, prepared: Prepared, scale: float, log_toleranc
     B, Q, H, D = q.shape
     T, key_heads = k.shape[1:3]
     N, M = prepared.base.shape[-1] - 1, prepared.start.shape[-1]
-    stats = torch.empty(B, H, _STATS.value, N, device=q.device, dtype=torch.float64)
+    stats = torch.empty(B, H, _STATS.value, 2 * N, device=q.device, dtype=torch.float64)
     launch(
-        _tile_kernel, (N, B * H), (), (q, k, prepared.local, prepared.base, prepared.first_key, stats),
+        _halves_kernel, (2 * N, B * H), (), (q, k, prepared.local, prepared.base, prepared.first_key, stats),
         (*q.stride()[:3], *k.stride()[:3], scale * LOG2E, Q, T, H, key_heads, N),
         D=D, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4,
     )  # fmt: skip
-    launch(_prefix_kernel, (B * H,), (), (stats,), (N,), BLOCK=min(power_of_two(N), MOST_TILES), num_warps=4)
+    launch(_prefix_kernel, (B * H,), (), (stats,), (2 * N,), BLOCK=min(power_of_two(2 * N), MOST_HALVES), num_warps=4)
     launch(
         _start_kernel, (ceil_div(M, 32), B * H), (), (stats, prepared.start),
         (abs(scale) * LOG2E, (log_tolerance - MARGIN) * LOG2E, Q, T, N, M), BLOCK_M=32, BLOCK_N=64, num_warps=4,

@@ -106,7 +106,7 @@ def compare_tight_starts() -> None:
         given = {"seq_start": None, "cu_seqlens": None, "window_size": None, **options}
         for block in (1024, 2):
             prepared = triton_prepare.prepare(log_fgate, Q, None, **given, exact=False)
-            with patch.object(triton_tight, "MOST_TILES", block):
+            with patch.object(triton_tight, "MOST_HALVES", block):
                 triton_tight.tighten(q, k, prepared, 0.25, -10.0)
             count = tight_tiles(q, k, cumulative_log_gate(log_fgate), prepared.first_key, 0.25, -10.0)
             own = triton_prepare.prepare(log_fgate, Q, None, **given, exact=False).start

@@ -108,7 +108,7 @@ def test_window_padding_and_documents(window: int | None, D: int) -> None:
 @pytest.mark.parametrize(("Q", "T", "most"), [(1500, 1500, 1024), (4096, 5000, 8), (16_384, 16_384, 1024)])
 def test_tight_starts(Q: int, T: int, most: int, D: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of `tight_tiles`, but for tiles that lie at the tolerance."""
-    monkeypatch.setattr(triton_tight, "MOST_TILES", most)
+    monkeypatch.setattr(triton_tight, "MOST_HALVES", most)
     q, k, _, log_fgate, _ = make_case("mixture", 2, Q, T, 4, 2, D, dtype, "cuda")
     log_fgate = 0.02 * log_fgate.clamp(min=-20.0)
     seq_start = torch.tensor([3, 777], device="cuda")
