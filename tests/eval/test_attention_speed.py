@@ -9,8 +9,9 @@ from eval.attention_speed import QUANTITIES, SCHEMA, Spec, measure, summary
 from models.build import build_model
 
 
-def test_every_quantity_is_timed_with_and_without_pruning(tiny_fox, in_memory, bind, context):
-    model = build_model(tiny_fox(prune_log_tolerance=-10.0)).eval()
+@pytest.mark.parametrize("tightly", [False, True])
+def test_every_quantity_is_timed_with_and_without_pruning(tiny_fox, in_memory, bind, context, tightly):
+    model = build_model(tiny_fox(prune_log_tolerance=-10.0, prune_tightly=tightly)).eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     rows = measure.evaluate(in_memory(model), bind(Spec(seq_len=64, warmup=0, repeats=3)), context)
     SCHEMA.validate(rows)
@@ -18,31 +19,34 @@ def test_every_quantity_is_timed_with_and_without_pruning(tiny_fox, in_memory, b
     assert (rows["milliseconds_low"] <= rows["milliseconds"]).all() and (rows["milliseconds"] > 0).all()
     assert len(summary(rows)) == len(QUANTITIES)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert all(layer.attn.spec.prune_log_tolerance == -10.0 for layer in model.base_model.layers)
+    specs = [layer.attn.spec for layer in model.base_model.layers]
+    assert all((spec.prune_log_tolerance, spec.prune_tightly) == (-10.0, tightly) for spec in specs)
 
 
-def test_pruned_times_are_those_of_pruned_attention(tiny_fox, in_memory, bind, context, monkeypatch):
-    """Half of the attention calls have a threshold, and of the timed steps the second half."""
+@pytest.mark.parametrize("tightly", [False, True])
+def test_pruned_times_are_those_of_pruned_attention(tiny_fox, in_memory, bind, context, monkeypatch, tightly):
+    """Half of the attention calls prune, by the model's own rule, and of the timed steps the second half."""
     seen, steps = [], []
     real = measure.forgetting_attention
-    monkeypatch.setattr(
-        measure,
-        "forgetting_attention",
-        lambda *tensors, adaptive_threshold: (
-            seen.append(adaptive_threshold is not None) or real(*tensors, adaptive_threshold=adaptive_threshold)
-        ),
-    )
+
+    def attention(*tensors, adaptive_threshold, **options):
+        seen.append("tight" if isinstance(adaptive_threshold, str) else adaptive_threshold is not None)
+        return real(*tensors, adaptive_threshold=adaptive_threshold, **options)
+
+    monkeypatch.setattr(measure, "forgetting_attention", attention)
     timed = measure.time_training
 
     def training(model, ids, spec, compute):
-        steps.append(model.base_model.layers[0].attn.spec.prune_log_tolerance)
+        own = model.base_model.layers[0].attn.spec
+        steps.append((own.prune_log_tolerance, own.prune_tightly))
         return timed(model, ids, spec, compute)
 
     monkeypatch.setattr(measure, "time_training", training)
-    model = build_model(tiny_fox()).eval()
+    own = {"prune_log_tolerance": -10.0, "prune_tightly": True} if tightly else {}
+    model = build_model(tiny_fox(**own)).eval()
     measure.evaluate(in_memory(model), bind(Spec(seq_len=64, warmup=0, repeats=1)), context)
-    assert seen == [False] * 4 + [True] * 4  # two layers, forward alone and with backward
-    assert steps == [None, -10.0]
+    assert seen == [False] * 4 + ["tight" if tightly else True] * 4  # two layers, forward alone and with backward
+    assert steps == [(None, False), (-10.0, tightly)]
 
 
 def test_a_timing_of_another_machine_is_refused(tiny_fox, in_memory, bind, context):

@@ -52,6 +52,22 @@ def test_counts_are_those_of_the_definition(model, in_memory, bind, context, til
     assert context.extras["tile"] == tile
 
 
+def test_the_tight_rule_skips_more_and_keeps_the_promise(tiny_fox, in_memory, bind, context):
+    """Of the same weights; single tokens are decoded by the paper's rule."""
+    share, keys = {}, {}
+    for tightly in (False, True):
+        torch.manual_seed(0)
+        gates = dict(forget_gate="fixed", decay_time_min=2.0, decay_time_max=24.0)
+        model = build_model(tiny_fox(**gates, prune_log_tolerance=-10.0, prune_tightly=tightly)).eval()
+        rows = measure.evaluate(in_memory(model), bind(Spec(**SMALL, tile=16)), context)
+        of = rows.groupby("quantity")["value"]
+        share[tightly], keys[tightly] = of.mean()["tiles_pruned"], of.mean()["keys_read"]
+        assert of.mean()["loss_pruned"] == pytest.approx(of.mean()["loss"], abs=3e-5)
+        assert of.max()["dropped"] < math.exp(-10)
+    assert share[True] > share[False] + 0.05
+    assert keys[True] == keys[False]
+
+
 def test_nothing_is_lost_in_a_pass_or_in_decoding(model, in_memory, bind, context):
     rows = measure.evaluate(in_memory(model), bind(Spec(**SMALL, tile=16)), context)
     losses = rows[rows["layer"] < 0].pivot(index="document", columns="quantity", values="value")

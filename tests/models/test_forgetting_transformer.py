@@ -13,7 +13,7 @@ from models.backbone import Padding
 from models.build import build_model
 from models.cache import DecodingCache
 from models.count import num_params
-from models.forgetting_transformer.module import decay_time_bias, rotate, rotation_table, token_positions
+from models.forgetting_transformer.module import decay_time_bias, rotate, rotation_table, token_positions, watched
 from models.spec import ForgettingTransformerSpec
 
 PRO = {"use_k_shift": True, "use_v_shift": True, "qk_norm": True, "use_output_gate": True, "use_output_norm": True}
@@ -154,6 +154,7 @@ def test_logits_equal_the_written_out_reference(variant):
         ({**STICK, "window_size": 8}, "window_size 8"),
         ({"stick_remainder": True}, "attention is 'softmax'"),
         ({**STICK, "prune_log_tolerance": -10.0}, "needs a forget gate"),
+        ({"prune_tightly": True}, "needs prune_log_tolerance"),
         ({"forget_gate": "fixed"}, "give both decay times"),
     ],
 )
@@ -287,6 +288,31 @@ def test_a_window_hands_on_no_more_than_it_sees():
         (whole,) = cache.append(0, 4, k=torch.arange(float(cache.seq_len), cache.seq_len + length)[None, :, None])
         cache.seq_len += length
         assert whole[0, :, 0].tolist() == list(range(cache.seq_len - handed, cache.seq_len))
+
+
+def test_tight_pruning_gets_the_tolerance_and_counts_what_it_skips():
+    """With strong gates: the logits differ by less than it, and more tiles are skipped than by ACP's rule."""
+    model, spec = make("fox_pro")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.attn.fgate_proj.bias.fill_(-2.0)
+    tight = build_model(dataclasses.replace(spec, prune_log_tolerance=-10.0, prune_tightly=True)).eval()
+    tight.load_state_dict(model.state_dict())
+    tokens = torch.randint(31, (1, 400), generator=torch.Generator().manual_seed(2))
+    counts = {}
+
+    def count(layer, q, k, v, log_fgate):
+        counts[layer.spec.prune_tightly] = layer.pruned_tiles(q, k, log_fgate, -10.0, 16)
+        assert layer.pruning(q, k, None) == {"adaptive_threshold": None}
+        assert (layer.pruning(q, k, -10.0)["adaptive_threshold"] == "tight") is layer.spec.prune_tightly
+
+    for each in (model, tight):
+        with torch.no_grad(), watched({0: each.model.layers[0].attn}, count):
+            logits = each(tokens).logits
+        if each is model:
+            whole = logits
+    assert torch.allclose(logits, whole, atol=1e-3) and not torch.equal(logits, whole)
+    assert bool((counts[True] >= counts[False]).all()) and counts[True].sum() > counts[False].sum() > 0
 
 
 @pytest.mark.parametrize("tolerance", [10.0, 14.0])
