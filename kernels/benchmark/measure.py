@@ -31,12 +31,12 @@ DTYPE = torch.bfloat16
 FACTORS = {"forward": 1.0, "forward+backward": 3.5}
 
 
-def make_inputs(shape: tuple[int, int, int, int], gates: str) -> list[Tensor]:
+def make_inputs(shape: tuple[int, int, int, int], gates: str, device: str = "cuda") -> list[Tensor]:
     """q, k, v (B, T, H, D) and log_fgate (B, T, H), with gradient, and dO."""
     B, T, H, D = shape
-    generator = torch.Generator("cuda").manual_seed(0)
-    q, k, v, do = (torch.randn(B, T, H, D, device="cuda", generator=generator) for _ in range(4))
-    logit = torch.linspace(0, 9, H, device="cuda") + torch.randn(B, T, H, device="cuda", generator=generator)
+    generator = torch.Generator(device).manual_seed(0)
+    q, k, v, do = (torch.randn(B, T, H, D, device=device, generator=generator) for _ in range(4))
+    logit = torch.linspace(0, 9, H, device=device) + torch.randn(B, T, H, device=device, generator=generator)
     log_fgate = logsigmoid(logit if gates == "local to global" else torch.full_like(logit, 30.0))
     inputs = [x.to(DTYPE).requires_grad_() for x in (rms_norm(q, (D,)), rms_norm(k, (D,)), v)]
     return [*inputs, log_fgate.requires_grad_(), do.to(DTYPE)]

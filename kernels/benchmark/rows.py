@@ -107,7 +107,7 @@ def draw(rows: pd.DataFrame, path: Path, gates: str, title: str) -> None:
             for i, (provider, ratio) in enumerate(bars):
                 x = group + (i - (len(bars) - 1) / 2) * BAR_WIDTH
                 axis.bar(x, ratio, 0.92 * BAR_WIDTH, color=COLORS[provider])
-                axis.text(x, ratio, f"{ratio:.2f}", ha="center", va="bottom", fontsize=8, bbox=LABEL_BOX)
+                axis.text(x, ratio, f"{ratio:.2f}", ha="center", va="bottom", fontsize=7, bbox=LABEL_BOX)
         axis.set_xticks(range(len(shapes)), [f"B{b}  T {t:,}  H{h}  D{d}" for b, t, h, d in shapes])
         axis.set_ylabel("speed, cuDNN softmax = 1")
         axis.set_title(operation.replace("+", " + "), loc="left", fontsize=11)

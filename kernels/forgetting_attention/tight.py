@@ -39,8 +39,7 @@ def tight_tiles(
     q_BHQD = q_BQHD.detach().transpose(1, 2).to(dtype)
     k_BHTD = k_BTGD.detach().transpose(1, 2).to(dtype).repeat_interleave(H // key_heads, dim=1)
     kept_BHQ = _kept(q_BHQD, k_BHTD, cum_BHT, first_key_BHQ, scale, max(tile // 2, 1))
-    empty_BHQ = first_key_BHQ > torch.arange(T - Q, T, device=q_BQHD.device)
-    q_norm_BHQ = torch.linalg.vector_norm(q_BHQD, dim=-1).masked_fill(empty_BHQ, 0.0).double()
+    q_norm_BHQ = torch.linalg.vector_norm(q_BHQD, dim=-1).double()
 
     # Of each tile and those after it: the row that needs most. Of each tile and those before it: what they leave.
     need_BHM = _by_tile(kept_BHQ, tile, torch.inf).amin(-1).flip(-1).cummin(-1).values.flip(-1)

@@ -90,13 +90,12 @@ def _halves_kernel(
     need = tl.min(tl.where(some_M, kept_M, float("inf")), 0) - rounded
     tl.store(stat_ptr, need.to(tl.float64) - ref)
     q_MD = q_MD.to(tl.float32)
-    square = tl.max(tl.where(some_M, tl.sum(q_MD * q_MD, 1), 0.0), 0)
-    tl.store(stat_ptr + 2 * num_tiles, square.to(tl.float64))
+    tl.store(stat_ptr + 2 * num_tiles, tl.max(tl.sum(q_MD * q_MD, 1), 0).to(tl.float64))
 
     key_M = half * _HALF + tl.arange(0, _HALF)
     k_MD = tl.load(k_ptr + key_M.to(tl.int64)[:, None] * k_t + d, mask=(key_M < T)[:, None], other=0.0).to(tl.float32)
     cum_M = tl.load(base_ptr + key_M // _TILE) + tl.load(local_ptr + key_M)
-    tl.store(stat_ptr + 4 * num_tiles, _log2_sum(tl.where(key_M < T, -cum_M, -float("inf")), 0))
+    tl.store(stat_ptr + 4 * num_tiles, _log2_sum(-cum_M, 0))
     tl.store(stat_ptr + 6 * num_tiles, tl.max(tl.sum(k_MD * k_MD, 1), 0).to(tl.float64))
 
 

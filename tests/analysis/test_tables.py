@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import synthetic
 
+from analysis.acp import acp_tight
 from analysis.fox import (
     gate_worth,
     table1_lm_eval,
@@ -387,6 +388,29 @@ def test_a_note_says_that_all_weights_are_averages(tmp_path, shares, said):
         store.add("fig2_per_token_loss", model, [("per_token_loss", synthetic.loss_rows(np.full(128, 3.0)))], model=model,
                   train=dict(averaged_share=share))  # fmt: skip
     assert ("; weights averaged over the last 0.1 of the steps)" in scale_note(store.study("fig2_per_token_loss"))) == said
+
+
+def test_tight_pruning_is_set_beside_acps_own(tmp_path):
+    """Context by context; a run whose times were not taken has its other numbers."""
+    store = synthetic.Store(tmp_path, train_len=128)
+    for context in (1024, 512):
+        for name, share, ratio in (("pruned", 0.5, 0.4), ("tightly pruned", 0.6, 0.3)):
+            rows = [("pruning", synthetic.pruning_rows([share, share], context=context, dropped=np.exp(-12.0), change=2e-6))]
+            rows.append(("per_token_loss", synthetic.loss_rows(np.full(128, 3.0 + share))))
+            if context == 512 or name == "pruned":
+                rows.append(
+                    ("attention_speed", synthetic.speed_rows({"attention_forward": 0.5, "attention": ratio, "step": 0.8}))
+                )
+            spec = {"context_len": context, "tile": 32, "log_tolerance": -10.0}
+            label = f"{name}, context {context}"
+            store.add("acp_tight", label, rows, model="fox_pro", name=label, evaluation=spec, train={"seq_len": 128})
+    table = acp_tight.summary(store.study("acp_tight"))
+    assert list(table.rows) == ["pruned, context 512", "tightly pruned, context 512", "pruned, context 1024",
+                                "tightly pruned, context 1024"]  # fmt: skip
+    assert table.rows["tightly pruned, context 512"] == pytest.approx([60.0, 3.6, 2.0, np.exp(-2.0), 30.0, 80.0])
+    assert table.rows["pruned, context 512"][4] == pytest.approx(40.0)
+    assert table.rows["tightly pruned, context 1024"][4:] == [None, None]
+    assert "Times on Synthetic GPU." in table.note
 
 
 def test_table_4_reads_sizes_off_the_spec_and_the_model(tmp_path):

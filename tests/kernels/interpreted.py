@@ -95,23 +95,30 @@ def compare_bounds() -> None:
 
 def compare_tight_starts() -> None:
     """Of the kernels and of `tight_tiles`, with tiles in one block and in several, and limits on the left."""
-    for Q, T, key_heads, gate, options in (
-        (1100, 1100, 1, -0.05, {}),
-        (390, 1000, 2, -0.1, {"window_size": 500}),
-        (900, 900, 2, -0.3, {"seq_start": torch.tensor([0, 333])}),
-        (700, 700, 1, -3.0, {"seq_start": torch.tensor([700, 5])}),
+    for Q, T, key_heads, gate, tolerance, options in (
+        (1100, 1100, 1, -0.05, -10.0, {}),
+        (390, 1000, 2, -0.1, -10.0, {"window_size": 500}),
+        (900, 900, 2, -0.3, -10.0, {"seq_start": torch.tensor([0, 333])}),
+        (700, 700, 1, -3.0, -10.0, {"seq_start": torch.tensor([700, 5])}),
+        (2000, 2000, 1, -0.002, -0.7, {}),  # what every tile leaves counts
     ):
-        q, k, _, log_fgate, _ = make_case("mixture", 2, Q, T, 2, key_heads, 16, torch.float32)
-        log_fgate = gate + 0.1 * log_fgate.clamp(min=-30.0)
+        q, k, _, log_fgate, _ = make_case("mixture", 2, Q, T, 2 * key_heads, key_heads, 16, torch.float32)
+        k = k * torch.linspace(1, 3, key_heads)[:, None] * (1.0 if tolerance < -1 else 1e-3)
+        log_fgate = gate + 0.1 * log_fgate.clamp(min=-30.0) * (tolerance < -1)
         given = {"seq_start": None, "cu_seqlens": None, "window_size": None, **options}
         for block in (1024, 2):
             prepared = triton_prepare.prepare(log_fgate, Q, None, **given, exact=False)
             with patch.object(triton_tight, "MOST_HALVES", block):
-                triton_tight.tighten(q, k, prepared, 0.25, -10.0)
-            count = tight_tiles(q, k, cumulative_log_gate(log_fgate), prepared.first_key, 0.25, -10.0)
+                triton_tight.tighten(q, k, prepared, 0.25, tolerance)
+            count = tight_tiles(q, k, cumulative_log_gate(log_fgate), prepared.first_key, 0.25, tolerance)
             own = triton_prepare.prepare(log_fgate, Q, None, **given, exact=False).start
             torch.testing.assert_close(prepared.start, torch.maximum(own, count))
             assert bool((count > 0).any())
+    q, k, _, log_fgate, _ = make_case("zero", 2, 256, 256, 1, 1, 16, torch.float32)  # keys that are hidden do not count
+    given = {"seq_start": torch.tensor([126, 0]), "cu_seqlens": None, "window_size": None}
+    prepared = triton_prepare.prepare(log_fgate - 0.2, 256, None, **given, exact=False)
+    triton_tight.tighten(1e-3 * q, k, prepared, 0.25, -0.1)
+    assert prepared.start.tolist() == [[[0, 0]], [[0, 1]]]
 
 
 def compare_pruned_decoding() -> None:

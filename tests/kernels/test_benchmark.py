@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from kernels.benchmark import keep, measure, short
+from kernels.benchmark import keep, measure, short, tiles
 from kernels.benchmark.records import records
 from kernels.benchmark.rows import BASELINE, ROPE_BASELINE, compared, draw, short_table, table
 from kernels.forgetting_attention import forgetting_attention
@@ -136,6 +136,11 @@ def test_the_committed_rows_are_shown_without_a_gpu(module):
     shown = subprocess.run([sys.executable, "-m", module, "--show"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "NVIDIA H200" in shown.stdout
     assert [path.read_bytes() for path in drawn] == before
+
+
+def test_the_tight_rule_leaves_fewer_tiles():
+    by_head, by_tile = tiles.left((2, 2048, 4, 64))
+    assert 0.1 < by_tile < by_head - 0.02 < 0.9
 
 
 def test_what_is_installed_is_measured(monkeypatch):

@@ -39,10 +39,10 @@ def dropped_by_rule(
                 for i in range(m * tile, min(m * tile + tile, Q)):
                     position, half = i + T - Q, max(tile // 2, 1)
                     newest = [j for j in range(i // half * half + T - Q - half, position + 1) if j >= 0 and seen[b, h, i, j]]
+                    largest = max(largest, float(query[b, h, i].norm()))
                     if newest:
                         terms = logits[b, h, i, newest] - cum[b, h, newest]
                         need = min(need, float(terms.logsumexp(0)))
-                        largest = max(largest, float(query[b, h, i].norm()))
                 for n in range((m * tile + T - Q) // tile):
                     before = slice(0, n * tile + tile)
                     bound = scale * largest * float(key[b, h, before].norm(dim=-1).max())
@@ -125,10 +125,21 @@ def test_a_lax_tolerance_shows() -> None:
     assert float((lax - whole).abs().max()) > 1e-2
 
 
+def test_hidden_keys_do_not_stand_for_those_that_stay() -> None:
+    """Only with a tolerance so lax that half of the first tile may go: of the padded sequence two of its keys are seen."""
+    case = make_case("zero", 2, 256, 256, 1, 1, 16, torch.float32)
+    case = case._replace(q=1e-3 * case.q, log_fgate=torch.full_like(case.log_fgate, -0.2))
+    assert tiles(case, 128, -0.1, seq_start=torch.tensor([126, 0])).tolist() == [[[0, 0]], [[0, 1]]]
+
+
 def test_a_single_query_takes_auto() -> None:
-    case = make_case("one", 2, 1, 700, 2, 1, 16, torch.float32)
-    auto, tight = (forgetting_attention(*case[:4], adaptive_threshold=name) for name in ("auto", "tight"))
-    assert torch.equal(auto, tight)
+    """With a tolerance at which two queries would lose what shows, and one to "auto" nothing."""
+    case = make_case("zero", 2, 2, 700, 2, 1, 16, torch.float32)
+    case = case._replace(q=1e-3 * case.q, log_fgate=torch.full_like(case.log_fgate, -0.01))
+    for queries in (1, 2):
+        given = (case.q[:, :queries], *case[1:4])
+        auto, tight = (forgetting_attention(*given, adaptive_threshold=x, log_tolerance=-0.7) for x in ("auto", "tight"))
+        assert torch.equal(auto, tight) is (queries == 1)
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 1.0, math.nan])

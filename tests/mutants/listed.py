@@ -20,6 +20,7 @@ class Mutant(NamedTuple):
 
 
 ATTENTION = "kernels/test_forgetting_attention.py"
+TIGHT = "kernels/test_tight.py"
 STICK = "kernels/stick_breaking/test_stick_breaking.py"
 NORMS = "kernels/test_fused_norms.py"
 INTERPRETED = "kernels/test_without_gpu.py -k under_the_interpreter"
@@ -74,6 +75,29 @@ MUTANTS = [
         ("kernels/forgetting_attention/threshold.py", "- math.log(num_keys) + log_tolerance", "+ log_tolerance", ATTENTION),
         ("kernels/forgetting_attention/threshold.py", "LOG_TOLERANCE = -10.0", "LOG_TOLERANCE = -1.0", ATTENTION),
         ("kernels/forgetting_attention/threshold.py", "math.sqrt(head_dim) * q_weight", "q_weight", ATTENTION),
+        # Tight pruning
+        ("kernels/forgetting_attention/tight.py", "amin(-1).flip(-1).cummin(-1).values.flip(-1)", "amin(-1)", TIGHT),
+        ("kernels/forgetting_attention/tight.py", "amax(-1).flip(-1).cummax(-1).values.flip(-1)", "amax(-1)", TIGHT),
+        ("kernels/forgetting_attention/tight.py", "logsumexp(-1).logcumsumexp(-1)", "logsumexp(-1)", TIGHT),
+        ("kernels/forgetting_attention/tight.py", "tile, 0.0).amax(-1).cummax(-1).values\n    bound", "tile, 0.0).amax(-1)\n    bound", TIGHT),
+        ("kernels/forgetting_attention/tight.py", "(log_tolerance - MARGIN)", "(log_tolerance + 1.0)", TIGHT),
+        ("kernels/forgetting_attention/tight.py", "(key_RJ[:, None] >= first_BHRI[..., None])", "(key_RJ[:, None] >= 0)", TIGHT),
+        ("kernels/forgetting_attention/tight.py", "masked_fill(~seen_BHRIJ.any(-1), torch.inf)", "clone()", TIGHT),
+        ("kernels/forgetting_attention/tight.py", "torch.arange(-half, half", "torch.arange(0, 2 * half", TIGHT),
+        ("kernels/forgetting_attention/interface.py", "tolerance = log_tolerance if tight else None", "tolerance = -1e-3 if tight else None", TIGHT),
+        ("kernels/forgetting_attention/interface.py", """adaptive_threshold == "tight" and q.shape[1] == 1""", """adaptive_threshold == "tight" and q.shape[1] == 2""", TIGHT),
+        ("kernels/forgetting_attention/triton_tight.py", "(key_N[None, :] >= first_M[:, None]) & inside_N", "inside_N", INTERPRETED),
+        ("kernels/forgetting_attention/triton_tight.py", "s_MN * scale2 + away_N", "s_MN * scale2 - away_N", INTERPRETED),
+        ("kernels/forgetting_attention/triton_tight.py", "some_M = (first_M <= position_M) & inside_M", "some_M = first_M <= position_M", INTERPRETED),
+        ("kernels/forgetting_attention/triton_tight.py", "need.to(tl.float64) - ref", "need.to(tl.float64)", INTERPRETED),
+        ("kernels/forgetting_attention/triton_tight.py", "head // (H // key_heads) * k_h", "head * k_h", INTERPRETED),
+        ("kernels/forgetting_attention/triton_tight.py", "left = _log2_add(left, tl.max(left_N, 0))", "left = tl.max(left_N, 0)", INTERPRETED),
+        ("kernels/forgetting_attention/triton_tight.py", "_least, reverse=True), need)", "_least), need)", INTERPRETED),
+        ("kernels/forgetting_attention/triton_tight.py", "_largest, reverse=True), square)", "_largest), square)", INTERPRETED),
+        ("kernels/forgetting_attention/triton_tight.py", "stat_ptr + 4 * num_tiles + 2 * n + 1", "stat_ptr + 4 * num_tiles + 2 * n", INTERPRETED),
+        ("kernels/forgetting_attention/triton_tight.py", "own_M = (m * _TILE + (T - Q)) // _TILE", "own_M = m", INTERPRETED),
+        ("kernels/forgetting_attention/triton_tight.py", "tl.maximum(start_M, count_M)", "count_M", INTERPRETED),
+        ("models/forgetting_transformer/module.py", "if self.spec.prune_tightly and q.shape[1] > 1:", "if q.shape[1] > 1 and False:", FOX),
         ("kernels/forgetting_attention/reference.py", "D**-0.5 if scale is None", "D**-1.0 if scale is None", ATTENTION),
         ("kernels/forgetting_attention/reference.py", "visible_BHQT = (key_T <= query_Q1)", "visible_BHQT = (key_T < query_Q1)", ATTENTION),
         ("kernels/forgetting_attention/reference.py", "torch.arange(T - Q, T, device", "torch.arange(0, Q, device", ATTENTION),
@@ -137,7 +161,7 @@ MUTANTS = [
         ("models/forgetting_transformer/module.py", "o = o * torch.sigmoid(gate)", "o = o * gate", FOX),
         ("models/forgetting_transformer/module.py", "(seq_start - (cache.seq_len + x.shape[1] - k.shape[1]))", "(seq_start - cache.seq_len)", f"{FOX} {MODELS}"),
         ("models/forgetting_transformer/module.py", "return pruning_threshold(bound, k.shape[1], log_tolerance)", "return pruning_threshold(bound / 2, k.shape[1], log_tolerance)", FOX),
-        ("models/forgetting_transformer/module.py", "window_size=self.spec.window_size,\n        )", "window_size=None,\n        )", FOX),
+        ("models/forgetting_transformer/module.py", "            window_size=self.spec.window_size,\n            **", "            window_size=None,\n            **", FOX),
         ("models/forgetting_transformer/module.py", "is_causal=queries == keys", "is_causal=False", MODELS),
         ("models/forgetting_transformer/module.py", "linear_normal_(module, self.spec.initializer_range)", "linear_normal_(module, 2 * self.spec.initializer_range)", INITIAL),
         ("models/forgetting_transformer/spec.py", "rope_base: PositiveFloat = 500000.0", "rope_base: PositiveFloat = 10000.0", f"{FOX} {LOAD}"),
