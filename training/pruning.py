@@ -21,7 +21,7 @@ class PruningMeter:
     """
 
     def __init__(self, token_loss: nn.Module, spec: RunSpec, compiled: bool):
-        self.log_tolerance = getattr(spec.model, "prune_log_tolerance", None)
+        self.log_tolerance: float | None = getattr(spec.model, "prune_log_tolerance", None)
         self.layers = {} if self.log_tolerance is None else gated_layers(token_loss)
         self.token_loss, self.compiled = token_loss, compiled
         self.every = max(1, spec.train.num_steps // TIMES)
@@ -34,6 +34,7 @@ class PruningMeter:
         shares: list[Tensor] = []
 
         def visit(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
+            assert self.log_tolerance is not None
             count_BHM = layer.pruned_tiles(q, k, log_fgate, self.log_tolerance, self.tile)
             shares.append(share_of_tiles(count_BHM, q.shape[1], k.shape[1], self.tile).mean())
 
