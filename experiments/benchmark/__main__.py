@@ -31,12 +31,12 @@ def main() -> int:
 def time_steps(arguments: Arguments) -> int:
     for name in arguments.models:
         check_name(name)
+    if arguments.tight and not arguments.prune:
+        raise ValueError("--tight says how to prune; give --prune too")
     with join_world(arguments.device, timeout_minutes=10) as world:
         for name in arguments.models:
             prune = arguments.prune and name.startswith("fox")
-            row = measure(
-                name, replace(arguments, prune=prune, tight=arguments.tight and (prune or not arguments.prune)), world
-            )
+            row = measure(name, replace(arguments, prune=prune, tight=prune and arguments.tight), world)
             if world.is_main:  # kept at once: the next model may not fit
                 path = add("training_steps", [row], device_label(world.device), code=arguments.code, folder=arguments.rows)
                 print(f"{read_rows(path)[0].iloc[0].dropna().to_string()}\n", flush=True)

@@ -93,7 +93,7 @@ def measure(name: str, arguments: Arguments, world: World) -> dict[str, object]:
     flops_per_gpu = tokens_per_s * 3 * spec.flops_per_token(seq_len) / world.size
     peak = peak_flops(world.device)
     row: dict[str, object] = {
-        "model": f"{name}, tightly pruned" if arguments.prune and arguments.tight else name,
+        "model": f"{name}, tightly pruned" if arguments.tight else name,
         "scale": arguments.scale,
         "gpus": world.size,
         "seq_len": seq_len,
@@ -122,8 +122,6 @@ def measure(name: str, arguments: Arguments, world: World) -> dict[str, object]:
 def _spec(name: str, arguments: Arguments) -> ModelSpec:
     scale = get_scale(arguments.scale)
     spec = model_spec(name, scale, 50257 if scale.name != "tiny" else 512)
-    if arguments.tight and not arguments.prune:
-        raise ValueError("--tight says how to prune; give --prune too")
     if not arguments.prune:
         return spec
     if not isinstance(spec, ForgettingTransformerSpec) or spec.forget_gate == "none":
