@@ -158,8 +158,8 @@ def read(kind: str, folder: Path = FOLDER) -> pd.DataFrame:
 
     ValueError: there are none, or a file is damaged."""
     frames = []
-    for path in sorted((folder / kind).glob("*.parquet")):
-        rows, meta = read_rows(path)
+    files = [read_rows(path) for path in sorted((folder / kind).glob("*.parquet"))]
+    for rows, meta in sorted(files, key=lambda file: file[1]["created"]):  # names tell seconds only
         made = meta["provenance"]
         commit = str(made["git_sha"] or "")[:10] + ("+" if made["git_dirty"] else "")
         source = {

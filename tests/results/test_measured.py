@@ -27,6 +27,14 @@ def test_measurings_are_added_and_read_together(tmp_path, monkeypatch):
     assert shlex.split(meta["command"])[1:] == sys.orig_argv[1:] and meta["provenance"]["versions"]["torch"]
 
 
+def test_the_oldest_comes_first_also_within_a_second(tmp_path):
+    """Whatever the names: they tell seconds, and then what is in the file."""
+    values = [1e-3 * n for n in (3, 1, 4, 2, 5, 9, 6, 8)]
+    for value in values:
+        add(KIND, [{**ROWS[0], "o": value}], "some GPU", folder=tmp_path)
+    assert read(KIND, tmp_path).o.tolist() == values
+
+
 @pytest.mark.parametrize(
     ("given", "kept"),
     [
