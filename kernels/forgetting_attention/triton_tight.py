@@ -20,15 +20,7 @@ _HALF = tl.constexpr(TILE // 2)
 MOST_HALVES = 1024  # that a program takes at once
 # Of each half tile: what its rows need, their largest |q|^2, what the gates leave of its keys, their largest |k|^2.
 _STATS = tl.constexpr(4)
-
-
-@triton.jit
-def _log2_sum(x, axis: tl.constexpr):
-    """log2 of the sum of exp2(x), x float64, -inf of nothing."""
-    top = tl.max(x, axis)
-    finite = tl.where(top == -float("inf"), 0.0, top)
-    below = tl.exp2((x - tl.expand_dims(finite, axis)).to(tl.float32))
-    return finite + tl.log2(tl.sum(below, axis)).to(tl.float64)
+_NEVER = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
@@ -48,55 +40,66 @@ def _least(a, b):
     return tl.minimum(a, b)
 
 
-@triton.jit(do_not_specialize=["Q", "T", "H", "key_heads", "num_tiles"])
+@triton.jit
+def _rows(x_ptr, row_M, stride, stop, D: tl.constexpr):
+    """(M, D), zeros beyond `stop` and before 0."""
+    at = x_ptr + row_M.to(tl.int64)[:, None] * stride + tl.arange(0, D)[None, :]
+    return tl.load(at, mask=((row_M >= 0) & (row_M < stop))[:, None], other=0.0)
+
+
+@triton.jit
+def _largest_square(x_MD):
+    x_MD = x_MD.to(tl.float32)
+    return tl.max(tl.sum(x_MD * x_MD, 1), 0).to(tl.float64)
+
+
+@triton.jit(do_not_specialize=["Q", "T", "num_tiles"])
 def _halves_kernel(
     q_ptr, k_ptr, local_ptr, base_ptr, first_key_ptr, stat_ptr,
-    q_b, q_t, q_h, k_b, k_t, k_h, scale2, Q, T, H, key_heads, num_tiles,
-    D: tl.constexpr, PRECISION: tl.constexpr,
+    q_b, q_t, q_h, k_b, k_t, k_h, scale2, Q, T, num_tiles,
+    HEADS_PER_KEY: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What half a tile's queries need, and what the gates leave of half a tile's keys, by themselves."""
-    half, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    batch, head = row // H, row % H
+    half, head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    row = batch * tl.num_programs(1) + head
     q_ptr += batch * q_b + head * q_h
-    k_ptr += batch * k_b + head // (H // key_heads) * k_h
+    k_ptr += batch * k_b + head // HEADS_PER_KEY * k_h
     local_ptr += row * num_tiles * _TILE
     base_ptr += row * (num_tiles + 1)
     stat_ptr += row * _STATS * (2 * num_tiles) + half
-    d = tl.arange(0, D)[None, :]
 
     # The queries, with the keys at their own places and as many before.
-    rows_M = half * _HALF + tl.arange(0, _HALF)
-    inside_M = rows_M < Q
-    position_M = rows_M + (T - Q)
-    key_N = half * _HALF + (T - Q) - _HALF + tl.arange(0, _TILE)
+    each_M, each_N = tl.arange(0, _HALF), tl.arange(0, _TILE)
+    rows_M = half * _HALF + each_M
+    position = half * _HALF + (T - Q)
+    key_N = position - _HALF + each_N
+    q_MD, k_ND = _rows(q_ptr, rows_M, q_t, Q, D), _rows(k_ptr, key_N, k_t, T, D)
+    first_M = tl.load(first_key_ptr + row * Q + rows_M, mask=rows_M < Q, other=_NEVER)
     inside_N = (key_N >= 0) & (key_N < T)
-    q_MD = tl.load(q_ptr + rows_M.to(tl.int64)[:, None] * q_t + d, mask=inside_M[:, None], other=0.0)
-    k_ND = tl.load(k_ptr + key_N.to(tl.int64)[:, None] * k_t + d, mask=inside_N[:, None], other=0.0)
-    first_M = tl.load(first_key_ptr + row * Q + rows_M, mask=inside_M, other=T)
     cum_N = tl.load(base_ptr + key_N // _TILE, mask=inside_N, other=0.0)
     cum_N += tl.load(local_ptr + key_N, mask=inside_N, other=0.0)
     # Relative to the first query float32 will do; what it rounds away where gates decay by thousands counts as needed.
-    at = tl.minimum(half * _HALF + (T - Q), T - 1)
+    at = tl.minimum(position, T - 1)
     ref = tl.load(base_ptr + at // _TILE) + tl.load(local_ptr + at)
     away_N = tl.where(inside_N, (ref - cum_N).to(tl.float32), 0.0)
-    s_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
-    seen_MN = (key_N[None, :] <= position_M[:, None]) & (key_N[None, :] >= first_M[:, None]) & inside_N[None, :]
-    x_MN = tl.where(seen_MN, s_MN * scale2 + away_N[None, :], -float("inf"))
+    s_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION) * scale2 + away_N[None, :]
+    x_MN = tl.where(each_N[None, :] <= each_M[:, None] + _HALF, s_MN, -float("inf"))
+    if tl.max(first_M, 0) > position - _HALF:  # not all keys before are seen, or some are no queries
+        x_MN = tl.where(key_N[None, :] >= first_M[:, None], x_MN, -float("inf"))
     top_M = tl.max(x_MN, 1)
     finite_M = tl.where(top_M == -float("inf"), 0.0, top_M)
     kept_M = finite_M + tl.log2(tl.sum(tl.exp2(x_MN - finite_M[:, None]), 1))
-    some_M = (first_M <= position_M) & inside_M
     rounded = tl.max(tl.abs(away_N), 0) * 2.0**-21
-    need = tl.min(tl.where(some_M, kept_M, float("inf")), 0) - rounded
+    need = tl.min(tl.where(first_M <= position + each_M, kept_M, float("inf")), 0) - rounded
     tl.store(stat_ptr, need.to(tl.float64) - ref)
-    q_MD = q_MD.to(tl.float32)
-    tl.store(stat_ptr + 2 * num_tiles, tl.max(tl.sum(q_MD * q_MD, 1), 0).to(tl.float64))
+    tl.store(stat_ptr + 2 * num_tiles, _largest_square(q_MD))
 
-    key_M = half * _HALF + tl.arange(0, _HALF)
-    k_MD = tl.load(k_ptr + key_M.to(tl.int64)[:, None] * k_t + d, mask=(key_M < T)[:, None], other=0.0).to(tl.float32)
-    cum_M = tl.load(base_ptr + key_M // _TILE) + tl.load(local_ptr + key_M)
-    tl.store(stat_ptr + 4 * num_tiles, _log2_sum(-cum_M, 0))
-    tl.store(stat_ptr + 6 * num_tiles, tl.max(tl.sum(k_MD * k_MD, 1), 0).to(tl.float64))
+    # The keys. c never rises: the last has the most.
+    key_M = half * _HALF + each_M
+    last = tl.load(local_ptr + half * _HALF + (_HALF - 1))
+    more = tl.log2(tl.sum(tl.exp2((last - tl.load(local_ptr + key_M)).to(tl.float32)), 0))
+    tl.store(stat_ptr + 4 * num_tiles, more - (tl.load(base_ptr + half // 2) + last))
+    tl.store(stat_ptr + 6 * num_tiles, _largest_square(_rows(k_ptr, key_M, k_t, T, D)))
 
 
 @triton.jit(do_not_specialize=["halves"])
@@ -159,9 +162,9 @@ def tighten(q: Tensor, k: Tensor, prepared: Prepared, scale: float, log_toleranc
     N, M = prepared.base.shape[-1] - 1, prepared.start.shape[-1]
     stats = torch.empty(B, H, _STATS.value, 2 * N, device=q.device, dtype=torch.float64)
     launch(
-        _halves_kernel, (2 * N, B * H), (), (q, k, prepared.local, prepared.base, prepared.first_key, stats),
-        (*q.stride()[:3], *k.stride()[:3], scale * LOG2E, Q, T, H, key_heads, N),
-        D=D, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4,
+        _halves_kernel, (2 * N, H, B), (), (q, k, prepared.local, prepared.base, prepared.first_key, stats),
+        (*q.stride()[:3], *k.stride()[:3], scale * LOG2E, Q, T, N),
+        HEADS_PER_KEY=H // key_heads, D=D, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4,
     )  # fmt: skip
     launch(_prefix_kernel, (B * H,), (), (stats,), (2 * N,), BLOCK=min(power_of_two(2 * N), MOST_HALVES), num_warps=4)
     launch(
