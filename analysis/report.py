@@ -25,6 +25,7 @@ from analysis.style import DPI, PAPER_SCALE, WIDTH
 from analysis.tables import to_html
 from analysis.verdict import Claim, Look, Status, Verdict, judge, not_measured, number, with_interval
 from results.atomic import write_atomic
+from results.provenance import commit_name
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 SIGNS = {
@@ -218,17 +219,13 @@ def _made_from(study: Study) -> dict[str, Any]:
         "evaluations": sum(len(line.files) for line in study.lines),
         "corpora": study.corpora,
         "devices": _distinct(meta["provenance"].get("device") for meta in metas),
-        "commits": _distinct(_commit(meta["provenance"]) for meta in metas),
+        "commits": _distinct(commit_name(meta["provenance"]) for meta in metas),
         "dates": _distinct(meta["created"][:10] for meta in metas),
     }
 
 
 def _distinct(texts: Iterable[str | None]) -> list[str]:
     return sorted({text for text in texts if text})
-
-
-def _commit(provenance: dict[str, Any]) -> str:
-    return str(provenance.get("git_sha") or "unknown")[:10] + ("+" if provenance.get("git_dirty") else "")
 
 
 def _runs(studies: Iterable[Study]) -> list[dict[str, Any]]:
@@ -248,7 +245,7 @@ def _runs(studies: Iterable[Study]) -> list[dict[str, Any]]:
                 "tokens": record["spec"]["train"].get("train_tokens"),
                 "rate": record["spec"]["train"].get("peak_lr"),
                 "loss": record.get("final_loss"),
-                "commits": _distinct(_commit(start) for start in starts),
+                "commits": _distinct(commit_name(start) for start in starts),
                 "devices": _distinct(start.get("device") for start in starts),
                 "starts": len(starts),
                 "versions": _versions(starts[-1]) if starts else "",

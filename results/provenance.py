@@ -30,6 +30,11 @@ def git_state(root: Path | None = None) -> dict[str, Any]:
     return {"git_sha": sha, "git_dirty": bool(changed)}
 
 
+def commit_name(provenance: dict[str, Any]) -> str:
+    """The commit in short, with a + where files differed from it."""
+    return str(provenance.get("git_sha") or "unknown")[:10] + ("+" if provenance.get("git_dirty") else "")
+
+
 def provenance(device_name: str, world_size: int = 1) -> dict[str, Any]:
     """One line of provenance.jsonl."""
     versions: dict[str, str | None] = {}

@@ -10,6 +10,7 @@ from analysis.curves import loss_curves
 from analysis.study import Study
 from analysis.style import scale_note
 from analysis.tables import Cell, Column, over_seeds, write_table
+from results.provenance import commit_name
 
 SPEED = "attention_speed"
 
@@ -20,19 +21,22 @@ def summary(study: Study):
         Column("tiles_pruned", "tiles skipped (%)", 1),
         Column("loss", "held-out loss (nats)", 4),
         Column("loss_change", "loss, pruned minus not (nats, millionths)", 2, style="signed"),
+        Column("loss_change_error", "its standard error over documents", 2),
         Column("dropped", "largest probability dropped (of e^-10)", 3),
         Column("attention", "attention's time (% of that without pruning)", 0),
         Column("step", "training step's time (the same)", 0),
     ]
     losses = {curve.label: curve.losses_SN[:, : curve.train_len].mean(1) for curve in loss_curves(study)}
-    times, machines = _relative_times(study)
+    times, machines, commits = _relative_times(study)
     found = sorted(skipped(study), key=lambda each: (each.context, each.label))
     values: dict[str, list[Cell]] = {}
     for each in found:
-        change = 1e6 * float((each.losses["loss_pruned"] - each.losses["loss"]).mean())
+        change_D = 1e6 * (each.losses["loss_pruned"] - each.losses["loss"])
+        error = float(change_D.std()) / len(change_D) ** 0.5
         dropped = float(each.dropped_H.max() / np.exp(each.log_tolerance))
         values[each.label] = [
-            100 * each.share_SD.mean(axis=1), losses.get(each.label), change, dropped, *times.get(each.label, (None, None)),
+            100 * each.share_SD.mean(axis=1), losses.get(each.label), float(change_D.mean()), error, dropped,
+            *times.get(each.label, (None, None)),
         ]  # fmt: skip
     note = (
         f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Each at its training context, {tile_note(tuple(found))}."
@@ -40,19 +44,23 @@ def summary(study: Study):
     note += "".join(
         f" Times on {machine}{'' if on_gpu(machine) else ', which skips only what all heads do'}." for machine in machines
     )
+    if len(commits) > 1:
+        note += f" They are of different code ({', '.join(commits)}), attention without pruning too: compare within a line."
     return over_seeds("FoX (Pro) trained with ACP's pruning and with tight pruning", columns, values, note)
 
 
-def _relative_times(study: Study) -> tuple[dict[str, tuple[float, float]], list[str]]:
-    """By label (of one seed): attention forward + backward, and the step, in percent; and on which machines."""
+def _relative_times(study: Study) -> tuple[dict[str, tuple[float, float]], list[str], list[str]]:
+    """By label (of one seed): attention forward + backward, and the step, in percent; and on which machines, by which code."""
     found: dict[str, tuple[float, float]] = {}
     machines: set[str] = set()
-    for line, rows, _ in study.evaluations(SPEED):
+    commits: dict[str, None] = {}
+    for line, rows, meta in study.evaluations(SPEED):
         context_of(line.label)
         ms = rows.set_index(["quantity", "pruned"])["milliseconds"]
         found.setdefault(line.label, tuple(100 * float(ms[what, 1] / ms[what, 0]) for what in ("attention", "step")))  # type: ignore[arg-type]
         machines.add(str(rows["machine"].iloc[0]))
-    return found, sorted(machines)
+        commits[commit_name(meta["provenance"])] = None
+    return found, sorted(machines), list(commits)
 
 
 def draw(study: Study) -> list[Path]:

@@ -67,6 +67,7 @@ class Store:
         params: int = 1_000_000,
         name: str | None = None,
         data: dict[str, Any] | None = None,
+        git_sha: str = PROVENANCE["git_sha"],
     ) -> None:
         """One run with its evaluations, each a kind and its own rows. `name`: what tells the run from others of its label."""
         scale, model = scale or self.scale, model or label
@@ -75,7 +76,8 @@ class Store:
         for number_, (kind, own) in enumerate(rows):
             meta = {
                 "kind": kind, "scale": scale, "model": model, "run_id": run_id, "eval_id": f"{kind}-{number_:08x}",
-                "spec": {"kind": kind} | (evaluation or {}), "created": CREATED, "provenance": PROVENANCE,
+                "spec": {"kind": kind} | (evaluation or {}), "created": CREATED,
+                "provenance": PROVENANCE | {"git_sha": git_sha},
                 "extras": extras or {},
             }  # fmt: skip
             path = write_rows(rows_file(self.folder, scale, run_id, meta["eval_id"]), own, meta, UNCHECKED)

@@ -395,7 +395,9 @@ def test_tight_pruning_is_set_beside_acps_own(tmp_path):
     store = synthetic.Store(tmp_path, train_len=128)
     for context in (1024, 512):
         for name, share, ratio in (("pruned", 0.5, 0.4), ("tightly pruned", 0.6, 0.3)):
-            rows = [("pruning", synthetic.pruning_rows([share, share], context=context, dropped=np.exp(-12.0), change=2e-6))]
+            skipped = synthetic.pruning_rows([share, share], context=context, dropped=np.exp(-12.0), change=2e-6)
+            skipped.loc[skipped["quantity"] == "loss_pruned", "value"] += np.tile([-1e-6, 1e-6], 4)
+            rows = [("pruning", skipped)]
             rows.append(("per_token_loss", synthetic.loss_rows(np.full(128, 3.0 + share))))
             if context == 512 or name == "pruned":
                 rows.append(
@@ -407,10 +409,17 @@ def test_tight_pruning_is_set_beside_acps_own(tmp_path):
     table = acp_tight.summary(store.study("acp_tight"))
     assert list(table.rows) == ["pruned, context 512", "tightly pruned, context 512", "pruned, context 1024",
                                 "tightly pruned, context 1024"]  # fmt: skip
-    assert table.rows["tightly pruned, context 512"] == pytest.approx([60.0, 3.6, 2.0, np.exp(-2.0), 30.0, 80.0])
-    assert table.rows["pruned, context 512"][4] == pytest.approx(40.0)
-    assert table.rows["tightly pruned, context 1024"][4:] == [None, None]
-    assert "Times on Synthetic GPU." in table.note
+    assert table.rows["tightly pruned, context 512"] == pytest.approx([60.0, 3.6, 2.0, 7**-0.5, np.exp(-2.0), 30.0, 80.0])
+    assert table.rows["pruned, context 512"][5] == pytest.approx(40.0)
+    assert table.rows["tightly pruned, context 1024"][5:] == [None, None]
+    assert table.note.endswith("Times on Synthetic GPU. One seed.")
+    rows = [
+        ("pruning", synthetic.pruning_rows([0.5], context=2048)),
+        ("attention_speed", synthetic.speed_rows({"attention": 0.5, "step": 0.8})),
+    ]
+    spec = {"context_len": 2048, "tile": 32, "log_tolerance": -10.0}
+    store.add("acp_tight", "pruned, context 2048", rows, model="fox_pro", evaluation=spec, git_sha="d00d" * 10)
+    assert "They are of different code (" in acp_tight.summary(store.study("acp_tight")).note
 
 
 def test_table_4_reads_sizes_off_the_spec_and_the_model(tmp_path):
