@@ -7,28 +7,21 @@ when the file is first read. LongCrawl64 itself, which has no digests, is read i
 import functools
 import hashlib
 import json
-import os
-import threading
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from data.spec import DataSpec
+from data.split import Split, open_array
 from data.tokenizer import GPT2_VOCAB_SIZE, Tokenizer, TokenizerChoice
 from models.spec import STRICT
 from results.sealed import read_sealed, write_sealed
 
-CACHED_BYTES = 256 << 20
-"""Decoded chunks kept per split: one row of 2048 x 2048 chunks of 65,536-token documents, LongCrawl64's largest block."""
-_ZERO_RUN = 1024  # that many zeros from a document's segment are no text in any of our tokenisers
 _FINGERPRINT_DOCUMENTS = 64
 
 
@@ -100,116 +93,6 @@ def _checker(folder: Path, files: dict[str, int]) -> Callable[[Path], None]:
     return check
 
 
-class Split:
-    """Reads documents of one zarr array of shape (documents, tokens), uint16, and checks what it reads.
-
-    Chunks are decoded a whole block at a time (one row of chunks, as many columns as the segment needs) and kept up to
-    `CACHED_BYTES`, so that reading documents in order decodes every chunk once. Thread-safe. `check` is called with each file
-    before it is used.
-    """
-
-    def __init__(
-        self, path: Path, *, vocab_size: int, document_len: int | None = None, check: Callable[[Path], None] | None = None
-    ) -> None:
-        self.path = path
-        self.vocab_size = vocab_size
-        self._check_file = check or (lambda path: None)
-        self._check_file(path / ".zarray")
-        self._array = _open_array(path)
-        self.num_documents, stored_len = map(int, self._array.shape)
-        if document_len is not None and document_len > stored_len:
-            raise ValueError(f"{path} has documents of {stored_len} tokens, fewer than the {document_len} asked for")
-        self.document_len = document_len or stored_len
-        compressor = getattr(self._array.metadata, "compressor", None)
-        self._blosc = getattr(compressor, "codec_id", None) == "blosc"
-        self._blocks: OrderedDict[tuple[int, int, int], np.ndarray] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return self.num_documents
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.num_documents, self.document_len
-
-    def read(self, rows: slice | np.ndarray, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Tokens [start, stop) of the documents `rows`, uint16 of shape (rows, stop - start).
-
-        ValueError names the document where an id lies outside the vocabulary, where all tokens are zero, or where a chunk is
-        missing or damaged.
-        """
-        indices = np.arange(self.num_documents)[rows] if isinstance(rows, slice) else np.asarray(rows, dtype=np.int64)
-        stop = self.document_len if stop is None else stop
-        if not 0 <= start < stop <= self.document_len:
-            raise IndexError(f"tokens {start} to {stop} of documents of {self.document_len}")
-        if indices.size and not 0 <= indices.min() <= indices.max() < self.num_documents:
-            raise IndexError(f"documents {indices.min()} to {indices.max()} of {self.num_documents}")
-        tokens = np.empty((len(indices), stop - start), np.uint16)
-        chunk_rows = self._array.chunks[0]
-        with self._lock:
-            for block in np.unique(indices // chunk_rows):
-                inside = indices // chunk_rows == block
-                tokens[inside] = self._read_block(int(block), indices[inside], start, stop)
-        self._check(tokens, indices)
-        return tokens
-
-    def _read_block(self, block: int, indices: np.ndarray, start: int, stop: int) -> np.ndarray:
-        chunk_rows, chunk_cols = self._array.chunks
-        first_row = block * chunk_rows
-        last_row = min(first_row + chunk_rows, self.num_documents)
-        first_col = start // chunk_cols * chunk_cols
-        last_col = min(-(-stop // chunk_cols) * chunk_cols, int(self._array.shape[1]))
-        if (last_row - first_row) * (last_col - first_col) * 2 > CACHED_BYTES:
-            low, high = int(indices.min()), int(indices.max()) + 1
-            return self._decode(slice(low, high), slice(start, stop))[indices - low]
-        key = (block, first_col, last_col)
-        if key not in self._blocks:
-            size = (last_row - first_row) * (last_col - first_col) * 2
-            while self._blocks and sum(b.nbytes for b in self._blocks.values()) + size > CACHED_BYTES:
-                self._blocks.popitem(last=False)
-            self._blocks[key] = self._decode(slice(first_row, last_row), slice(first_col, last_col))
-        self._blocks.move_to_end(key)
-        return self._blocks[key][indices - first_row, start - first_col : stop - first_col]
-
-    def _decode(self, rows: slice, cols: slice) -> np.ndarray:
-        """Straight from the files, which are looked at first: zarr reads a missing chunk as zeros, and Blosc reads on beyond
-        the end of one that was cut short."""
-        chunk_rows, chunk_cols = self._array.chunks
-        for i in range(rows.start // chunk_rows, -(-rows.stop // chunk_rows)):
-            for j in range(cols.start // chunk_cols, -(-cols.stop // chunk_cols)):
-                chunk = self.path / self._array.metadata.encode_chunk_key((i, j))
-                self._check_file(chunk)
-                fault = _fault(chunk, self._blosc)
-                if fault:
-                    raise ValueError(
-                        f"{fault} (documents from {i * chunk_rows}): this copy of the corpus is incomplete, "
-                        "fetch or prepare it again"
-                    )
-        try:
-            return np.asarray(self._array[rows, cols])
-        except Exception as error:  # every codec has exceptions of its own: zlib.error, LZMAError, EOFError, RuntimeError, ...
-            raise ValueError(
-                f"{self.path}, documents {rows.start} to {rows.stop - 1}: a chunk is damaged ({error}); "
-                "fetch or prepare it again"
-            ) from None
-
-    def _check(self, tokens: np.ndarray, indices: np.ndarray) -> None:
-        if tokens.size and tokens.max() >= self.vocab_size:
-            bad = int(np.argmax(tokens.max(axis=1) >= self.vocab_size))
-            raise ValueError(
-                f"{self.path}, document {indices[bad]} holds token {tokens[bad].max()}, outside the vocabulary of "
-                f"{self.vocab_size}: the array was made with another tokenizer, or is damaged"
-            )
-        for bad in map(int, np.flatnonzero(~tokens.any(axis=1))):
-            document = int(indices[bad])
-            whole = slice(0, int(self._array.shape[1]))
-            if tokens.shape[1] >= _ZERO_RUN or not self._decode(slice(document, document + 1), whole).any():
-                raise ValueError(
-                    f"{self.path}, document {document} is all zeros (a known fault of a LongCrawl64 mirror): "
-                    "fetch these chunks again, from another copy"
-                )
-
-
 class Corpus:
     """`train` and `heldout` splits with their `spec`; `counts` is None for LongCrawl64."""
 
@@ -274,38 +157,5 @@ def longcrawl64_spec(folder: Path, document_len: int | None = None) -> DataSpec:
 
 def longcrawl64_counts(folder: Path) -> Counts:
     """Rows of a LongCrawl64 folder, from the shapes of its arrays: a row is a document there."""
-    train, heldout = (int(_open_array(folder / name).shape[0]) for name in ("train.zarr", "heldout.zarr"))
+    train, heldout = (int(open_array(folder / name).shape[0]) for name in ("train.zarr", "heldout.zarr"))
     return Counts(train + heldout, train, heldout, train_rows=train, heldout_rows=heldout)
-
-
-def _fault(chunk: Path, blosc: bool) -> str | None:
-    """What is wrong with a chunk file, as far as its size tells."""
-    try:
-        with chunk.open("rb") as file:
-            header = file.read(16)
-            size = os.fstat(file.fileno()).st_size
-    except FileNotFoundError:
-        return f"{chunk} is missing"
-    own_size = int.from_bytes(header[12:16], "little") if blosc else 1  # Blosc writes it into bytes 12 to 15
-    if size < max(own_size, 16 if blosc else 1):
-        return f"{chunk} is cut short"
-    return None
-
-
-def _open_array(path: Path) -> Any:
-    """The zarr array at `path`, checked: two dimensions, uint16, not empty."""
-    import zarr
-
-    if not path.is_dir():
-        raise ValueError(f"{path} does not exist: a corpus folder holds train.zarr and heldout.zarr")
-    try:
-        array = zarr.open_array(path, mode="r")
-    except Exception as error:  # zarr has a family of its own for each way of not being an array
-        raise ValueError(f"{path} is not a readable zarr array ({type(error).__name__}: {error})") from None
-    if array.dtype != np.dtype("<u2"):
-        raise ValueError(f"{path} has dtype {array.dtype}: tokens must be stored as uint16")
-    if array.ndim != 2:
-        raise ValueError(f"{path} has shape {array.shape}: it must be (documents, tokens)")
-    if 0 in array.shape:
-        raise ValueError(f"{path} is empty (shape {array.shape}): it must hold at least one document")
-    return array

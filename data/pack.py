@@ -8,18 +8,15 @@ several documents and begin within one; BOS says where each begins. A BPE is tra
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from data.corpus import Counts, write_about
+from data.plan import CorpusPlan, Progress
 from data.prefetch import Prefetcher
 from data.tokenizer import BOS, Tokenizer, train_bpe
 
-if TYPE_CHECKING:
-    from data.prepare import CorpusPlan, Progress
-
-PACK_FORMAT = 1
 BPE_CHARS = 256 << 20
 ROWS_PER_WRITE = 256
 _BATCH_CHARS = 8 << 20
@@ -28,7 +25,7 @@ _CHUNK = (256, 2048)
 Item = TypeVar("Item")
 
 
-def build_packed(plan: "CorpusPlan", texts: Callable[[], Iterator[tuple[bool, str]]], folder: Path, report: "Progress") -> None:
+def build_packed(plan: CorpusPlan, texts: Callable[[], Iterator[tuple[bool, str]]], folder: Path, report: Progress) -> None:
     """Write the corpus of `plan` into `folder`. `texts`: every text with whether it is of the held-out text, anew each
     time. ValueError: no row in a split."""
 
@@ -37,12 +34,7 @@ def build_packed(plan: "CorpusPlan", texts: Callable[[], Iterator[tuple[bool, st
             if text.strip():
                 yield heldout if plan.heldout is not None else _is_held_out(text, plan.heldout_fraction), text
 
-    if plan.tokenizer.trained:
-        report(f"training {plan.tokenizer.kind} on the first train documents")
-        tokenizer = train_bpe(_first_chars((text for heldout, text in split() if not heldout), BPE_CHARS), plan.spec.vocab_size)
-    else:
-        tokenizer = plan.tokenizer.load()
-    assert (tokenizer.vocab_size, tokenizer.bos_id) == (plan.spec.vocab_size, plan.spec.bos_id)
+    tokenizer = tokenizer_of(plan, _first_chars((text for heldout, text in split() if not heldout), BPE_CHARS), report)
     train, heldout = (_Rows(folder / f"{name}.zarr", plan.spec.document_len, tokenizer) for name in ("train", "heldout"))
     with Prefetcher(lambda batch: batch, batches_of(split(), lambda item: len(item[1])), depth=1) as batches:
         for number, (batch, _) in enumerate(batches):
@@ -61,8 +53,6 @@ def build_packed(plan: "CorpusPlan", texts: Callable[[], Iterator[tuple[bool, st
             )
     counts = Counts(
         documents=train.documents + heldout.documents,
-        duplicates=0,
-        too_short=0,
         train_documents=train.documents,
         heldout_documents=heldout.documents,
         train_rows=train.count,
@@ -72,6 +62,17 @@ def build_packed(plan: "CorpusPlan", texts: Callable[[], Iterator[tuple[bool, st
     tokenizer.save(folder / "tokenizer")
     write_about(folder, plan.spec, counts)
     report(counts.summary)
+
+
+def tokenizer_of(plan: CorpusPlan, train_texts: Iterator[str], report: Progress) -> Tokenizer:
+    """Load the planned tokeniser, or train it; `train_texts` is read only then."""
+    if plan.tokenizer.trained:
+        report(f"training {plan.tokenizer.kind} on train documents")
+        tokenizer = train_bpe(train_texts, plan.spec.vocab_size)
+    else:
+        tokenizer = plan.tokenizer.load()
+    assert (tokenizer.vocab_size, tokenizer.bos_id) == (plan.spec.vocab_size, plan.spec.bos_id)
+    return tokenizer
 
 
 def _is_held_out(text: str, fraction: float) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-    from data.corpus import Split
+    from data.split import Split
 
 
 @dataclass(frozen=True)

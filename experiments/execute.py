@@ -5,7 +5,8 @@ import time
 
 from rich.console import Console
 
-from data.prepare import CorpusPlan, prepare
+from data.plan import CorpusPlan
+from data.prepare import prepare
 from eval.kinds import eval_id, kind_of
 from eval.shell.hub import go_offline_if_unreachable
 from experiments import drawing, graph

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.prepare import CorpusPlan
+from data.plan import CorpusPlan
 from eval.kinds import EvalSpec, eval_id, kind_of
 from experiments.drawing import drawn
 from experiments.plan import Plan, Run, execution_args, source_args, spec_file, with_execution

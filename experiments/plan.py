@@ -9,7 +9,7 @@ from pathlib import Path
 
 from analysis.study import read_lines
 from data.corpus import Counts
-from data.prepare import CorpusPlan, resolve
+from data.plan import CorpusPlan, resolve
 from data.source import parse_source
 from data.spec import DataSpec
 from data.tokenizer import parse_tokenizer

@@ -10,13 +10,41 @@ from pydantic.dataclasses import dataclass
 from data.spec import DataSpec
 from models.spec import STRICT, PositiveInt
 
-_ALWAYS_READ = ("corpus", "tokenizer", "batch_tokens", "judge_key_env", "judge_cache")
-"""Options that go with others, or that a plan hands to every evaluation."""
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class UserData:
+    """Texts, data sets and judge of the user's own. A spec names them by content, so paths never change an evaluation's id."""
+
+    haystack: Path | None = None
+    """Folder of texts for the needle test and RULER; default: the held-out text of the corpus."""
+    haystack_unsorted: bool = False
+    """Take the texts of --haystack in directory order, as the released evaluation did."""
+    prompts: Path | None = None
+    """TOML file with the wording of the needle test (a copy of eval/needle/prompts.toml, edited)."""
+    longbench: Path | None = None
+    """Folder with LongBench data (TASK.jsonl), for machines without internet; default: the hub."""
+    include_path: Path | None = None
+    """Folder with lm-eval task files (YAML) and their data; default: the hub."""
+    judge_url: str | None = None
+    """Base URL of an OpenAI-compatible endpoint that scores needle answers; default: by match."""
+
+    def given(self) -> list[str]:
+        """Return the names of the options that bring something in, which some evaluation should read."""
+        return [field.name for field in fields(UserData) if getattr(self, field.name) not in (None, False)]
+
+    def arguments(self) -> list[str]:
+        """Return the command-line options that give these sources: those that are not at their default."""
+        found = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                found += [f"--{field.name.replace('_', '-')}", *([] if value is True else [str(value)])]
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Sources:
-    """Options that say where things are. A spec names texts and data by digest, so paths never change an evaluation's id."""
+class Sources(UserData):
+    """All that one process of evaluations is told: the user's data, the corpus, and how to go about it."""
 
     corpus: Path | None = None
     """Folder of a prepared corpus (held-out text)."""
@@ -24,26 +52,10 @@ class Sources:
     """Tokeniser of a model that comes without one (folder or hub name); gpt2-json:FOLDER also reads the text of LongCrawl64."""
     batch_tokens: PositiveInt | None = None
     """Tokens (padding and new ones included) that one batch of prompts may hold."""
-    haystack: Path | None = None
-    """Folder of texts to hide needles in; default: the held-out text of the corpus."""
-    haystack_unsorted: bool = False
-    """Take the texts of --haystack in directory order, as the released evaluation did."""
-    prompts: Path | None = None
-    """TOML file with the wording of the needle test (a copy of eval/needle/prompts.toml, edited)."""
-    longbench: Path | None = None
-    """Folder with LongBench data (TASK.jsonl), for machines without internet."""
-    include_path: Path | None = None
-    """Folder with lm-eval task files (YAML) and their data."""
-    judge_url: str | None = None
-    """Base URL of an OpenAI-compatible endpoint that scores answers."""
     judge_key_env: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key of that endpoint."""
+    """Environment variable that holds the key of the judge's endpoint."""
     judge_cache: Path | None = None
     """Folder of judged answers; default: judge_cache/ beside the results."""
-
-    def given(self) -> list[str]:
-        """Names of the options that bring something in, which somebody should read."""
-        return [f.name for f in fields(self) if f.name not in _ALWAYS_READ and getattr(self, f.name) not in (None, False)]
 
 
 def digest(path: Path) -> str:

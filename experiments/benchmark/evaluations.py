@@ -12,7 +12,8 @@ from typing import Literal
 
 from tyro.conf import Positional
 
-from data.prepare import CorpusPlan, prepare
+from data.plan import CorpusPlan
+from data.prepare import prepare
 from eval.kinds import eval_id, kind_of
 from eval.shell.machine import machine_name, use
 from eval.shell.sources import Sources

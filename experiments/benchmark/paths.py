@@ -16,7 +16,8 @@ from typing import Literal
 import pandas as pd
 from tyro.conf import Positional
 
-from data.prepare import CorpusPlan, prepare
+from data.plan import CorpusPlan
+from data.prepare import prepare
 from eval.shell.machine import machine_name, use
 from experiments.plan import Request, corpus_at
 from experiments.recipes import Recipe

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 import data.corpus
-from data.corpus import Corpus, Split
-from data.prepare import prepare, resolve
+import data.split
+from data.corpus import Corpus
+from data.plan import resolve
+from data.prepare import prepare
+from data.split import Split
 
 VOCAB = 50257
 
@@ -32,7 +35,7 @@ def test_read_gives_what_was_stored(
     split: Split, tokens: np.ndarray, cached_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With room for everything, for one block, and for none."""
-    monkeypatch.setattr(data.corpus, "CACHED_BYTES", cached_bytes)
+    monkeypatch.setattr(data.split, "CACHED_BYTES", cached_bytes)
     generator = np.random.default_rng(1)
     assert split.shape == tokens.shape
     assert (split.read(slice(None)) == tokens).all()
@@ -223,7 +226,7 @@ def test_files_are_checked_once(text_folder: Path, tmp_path: Path, monkeypatch: 
     checked = []
     crc32 = data.corpus.zlib.crc32
     monkeypatch.setattr(data.corpus.zlib, "crc32", lambda content: checked.append(len(content)) or crc32(content))
-    monkeypatch.setattr(data.corpus, "CACHED_BYTES", 10)  # so that every reading decodes
+    monkeypatch.setattr(data.split, "CACHED_BYTES", 10)  # so that every reading decodes
     for row in range(5):
         corpus.train.read(slice(row, row + 1))
     assert len(checked) == 1

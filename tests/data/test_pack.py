@@ -9,7 +9,8 @@ import pytest
 
 import data.pack
 from data.corpus import Corpus
-from data.prepare import CorpusPlan, prepare, resolve
+from data.plan import CorpusPlan, resolve
+from data.prepare import prepare
 
 LENGTH = 64
 

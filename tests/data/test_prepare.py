@@ -16,10 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import data.corpus
+import data.pack
 import data.packages
 import data.prepare
 from data.corpus import Corpus
-from data.prepare import CorpusPlan, interleave, prepare, resolve
+from data.plan import CorpusPlan, resolve
+from data.prepare import interleave, prepare
 from data.source import HubSource
 from results.sealed import write_sealed
 
@@ -173,8 +175,8 @@ def test_duplicates_count_once(text_folder: Path) -> None:
 
 def test_bpe_never_sees_held_out_text(text_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    train_bpe = data.prepare.train_bpe
-    monkeypatch.setattr(data.prepare, "train_bpe", lambda texts, size: train_bpe((seen.append(t) or t for t in texts), size))
+    train_bpe = data.pack.train_bpe
+    monkeypatch.setattr(data.pack, "train_bpe", lambda texts, size: train_bpe((seen.append(t) or t for t in texts), size))
     corpus = prepare(plan_for(text_folder, "bpe-300"))
     rows = rows_of(text_folder, corpus)
     names = {rows[row.tobytes()][0] for row in corpus.heldout.read(slice(None))}
@@ -211,7 +213,8 @@ KILLER = """
 import os, signal, sys
 sys.path[:0] = {path!r}
 from pathlib import Path
-from data.prepare import prepare, resolve
+from data.plan import resolve
+from data.prepare import prepare
 plan = resolve("text:{folder}", tokenizer="bpe-300", cache_dir=Path({cache!r}), document_len={length}, heldout_fraction=0.2)
 reports = []
 def report(message):
@@ -260,7 +263,8 @@ FULL_DISK = """
 import resource, sys
 sys.path[:0] = {path!r}
 from pathlib import Path
-from data.prepare import prepare, resolve
+from data.plan import resolve
+from data.prepare import prepare
 plan = resolve("text:{folder}", tokenizer="bytes", cache_dir=Path({cache!r}), document_len={length})
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 try:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from data.corpus import Corpus
-from data.prepare import prepare, resolve
+from data.plan import resolve
+from data.prepare import prepare
 from eval.kinds import EvalSpec, kind_of
 from eval.shell.context import Context
 from eval.shell.machine import machine_name

@@ -15,7 +15,8 @@ import pytest
 import eval.per_token_loss.measure
 import eval.throughput.measure
 from data.corpus import Corpus
-from data.prepare import prepare, resolve
+from data.plan import resolve
+from data.prepare import prepare
 from eval import needle, per_token_loss, throughput
 from eval.__main__ import main as eval_main
 from eval.job import main as job_main

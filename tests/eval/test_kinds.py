@@ -24,9 +24,11 @@ from eval import (
     throughput,
     training_curve,
 )
+from eval.job import Job
 from eval.kinds import EVAL_SPEC, KINDS, eval_id, kind_of, unread
 from eval.shell.kind import Kind, Needs, unbound
 from eval.shell.sources import Sources
+from training.command_line import parse
 
 SMALLEST = (
     per_token_loss.Spec(context_len=128, num_documents=2),
@@ -133,3 +135,10 @@ def test_options_that_nothing_reads_are_found(bind, tmp_path, texts_folder):
     others = bind(needle.Spec(judge="m"), haystack=texts_folder)
     assert unread([*local, others], given) == ["--longbench", "--include-path"]
     assert unread([], Sources(corpus=file, batch_tokens=3)) == []
+
+
+def test_sources_as_arguments_give_the_same_sources(tmp_path):
+    sources = Sources(haystack=tmp_path, haystack_unsorted=True, tokenizer="bytes", batch_tokens=7, judge_key_env="KEY")
+    job = parse(Job, ["run", "--spec", "a.json", *sources.arguments()], "test", "")
+    assert job.sources == sources
+    assert Sources().arguments() == []

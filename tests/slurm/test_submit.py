@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from data.prepare import CorpusPlan
+from data.plan import CorpusPlan
 from data.source import LongCrawl64Source
 from data.tokenizer import TokenizerChoice
 from eval.kinds import KINDS

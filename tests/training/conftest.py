@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from data.prepare import prepare, resolve
+from data.plan import resolve
+from data.prepare import prepare
 from models.spec import ForgettingTransformerSpec
 from tests.training.runs import Outcome
 from training.run_folder import RunFolder

@@ -117,7 +117,8 @@ def test_the_papers_settings_are_the_defaults():
 
 
 def test_another_corpus_is_refused(make_run, tmp_path):
-    from data.prepare import prepare, resolve
+    from data.plan import resolve
+    from data.prepare import prepare
     from training.loop import open_corpus
 
     texts = tmp_path / "texts"

@@ -1,0 +1,126 @@
+"""A corpus before it is made: its spec and fingerprint, its folder, and whether it is there. Nothing is tokenised."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.corpus import Counts, longcrawl64_counts, longcrawl64_spec, read_about
+from data.file_digests import FileDigests
+from data.packages import PackagesSource
+from data.source import HubSource, LongCrawl64Source, Source, parse_source
+from data.spec import DataSpec
+from data.text_files import TextSource
+from data.tokenizer import TokenizerChoice, parse_tokenizer
+
+FORMAT = 2  # of the rules in data/prepare.py
+PACK_FORMAT = 1  # of those in data/pack.py
+HUB_MAX_DOCUMENTS = 100_000
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class CorpusPlan:
+    """A corpus as it is or will be. `folder`: its place on disk. `heldout`: the text of the held-out documents, where it is
+    one of its own. `packed`: as data/pack.py does it, up to `max_tokens` of training."""
+
+    source: Source
+    tokenizer: TokenizerChoice
+    spec: DataSpec
+    folder: Path
+    heldout_fraction: float
+    heldout: TextSource | None
+    max_documents: int | None
+    packed: bool = False
+    max_tokens: int | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether `prepare` only has to open it."""
+        return isinstance(self.source, LongCrawl64Source) or (self.folder / "corpus.json").exists()
+
+    @property
+    def notice(self) -> str | None:
+        """Warning for whoever trains on it: the installed default text is not the one that committed results are from."""
+        return self.source.notice if isinstance(self.source, PackagesSource) else None
+
+    def counts(self) -> Counts | None:
+        """Rows of both splits and where they came from, read without decoding a token; None while it is not prepared."""
+        if isinstance(self.source, LongCrawl64Source):
+            return longcrawl64_counts(self.folder)
+        try:
+            return read_about(self.folder).counts if self.ready else None
+        except ValueError:  # damaged: `prepare` makes it again
+            return None
+
+
+def resolve(
+    source: Source | str,
+    *,
+    cache_dir: Path,
+    tokenizer: str | None = None,
+    document_len: int | None = None,
+    heldout_fraction: float = 0.05,
+    heldout: str | None = None,
+    max_documents: int | None = None,
+    packed: bool = False,
+    max_tokens: int | None = None,
+) -> CorpusPlan:
+    """Plan a corpus without tokenising anything.
+
+    `tokenizer` defaults to bpe-1024 for packages and text, gpt2-json for hub names and LongCrawl64. `document_len` is
+    required except for LongCrawl64, where it may shorten the stored documents. `heldout` (text alone) names files as
+    text:PATH[,PATH...] does, all of whose documents are held out; without it a fraction of the documents is. `max_documents`
+    takes the first documents of the source (hub names: 100,000 unless given). `packed`: rows hold short documents one after
+    another (data/pack.py), as many as give `max_tokens` to train on. ValueError for whatever can be known to be wrong now.
+    """
+    source = parse_source(source) if isinstance(source, str) else source
+    if heldout is not None and not isinstance(source, TextSource):
+        raise ValueError(f"held-out text {heldout!r}: only data text:PATH takes one, not {source.kind!r}")
+    if document_len is not None and document_len < 2:
+        raise ValueError(f"document_len {document_len}: a document needs at least 2 tokens")
+    if isinstance(source, LongCrawl64Source):
+        if packed:
+            raise ValueError("data 'longcrawl64' is tokenised already, and has no short documents to pack: name a text")
+        choice = parse_tokenizer(tokenizer or "gpt2-json")
+        if choice.kind != "gpt2-json":
+            raise ValueError(f"tokenizer {tokenizer!r}: LongCrawl64 is tokenised already, with gpt2-json")
+        spec = longcrawl64_spec(source.folder, document_len)
+        return CorpusPlan(source, choice, spec, source.folder, heldout_fraction, None, None)
+    if document_len is None:
+        raise ValueError(f"data {source.kind!r} needs document_len, the tokens per stored document")
+    if not 0 < heldout_fraction < 1:
+        raise ValueError(f"heldout_fraction {heldout_fraction} must lie between 0 and 1")
+    if max_documents is not None and max_documents < 2:
+        raise ValueError(f"max_documents {max_documents}: at least 2 are needed, one of them held out")
+    if isinstance(source, HubSource) and max_documents is None and not packed:
+        max_documents = HUB_MAX_DOCUMENTS
+    choice = parse_tokenizer(tokenizer or ("gpt2-json" if isinstance(source, HubSource) else "bpe-1024"))
+    digests = FileDigests(cache_dir / "file-digests.json")
+    heldout_text = None if heldout is None else TextSource(heldout)
+    split = heldout_fraction if heldout_text is None else heldout_text.digest(digests)
+    identity = [FORMAT, source.digest(digests), choice.digest(), document_len, split, max_documents]
+    identity += ["packed", PACK_FORMAT, max_tokens] if packed else []
+    fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+    spec = DataSpec(
+        source=source.kind,
+        tokenizer=choice.kind,
+        vocab_size=choice.vocab_size,
+        bos_id=choice.vocab_size - 1,
+        document_len=document_len,
+        fingerprint=fingerprint,
+    )
+    name = source.kind.replace(":", "-").replace("/", "-") + ("-packed" if packed else "")
+    return CorpusPlan(
+        source,
+        choice,
+        spec,
+        cache_dir / f"{name}-{choice.kind}-{document_len}-{fingerprint}",
+        heldout_fraction,
+        heldout_text,
+        max_documents,
+        packed,
+        max_tokens,
+    )
