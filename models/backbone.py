@@ -12,7 +12,7 @@ Suffixes: B batch, T tokens, d hidden size.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import torch
@@ -22,9 +22,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from kernels.swiglu import swiglu
 from models.cache import DecodingCache
-
-if TYPE_CHECKING:
-    from models.spec import DeltaNetSpec, HGRN2Spec, ModelSpec
+from models.delta_net.spec import DeltaNetSpec
+from models.hgrn2.spec import HGRN2Spec
+from models.spec_parts import ModelKind
 
 INITIALIZER_RANGE = 0.02
 MIXER_GAIN = 2**-2.5
@@ -109,10 +109,10 @@ def zero_padded(x_BTd: Tensor, padding: Padding | None) -> Tensor:
 
 
 class Backbone(nn.Module):
-    """Embedding, blocks and final norm. Each kind of model is a subclass: it makes the blocks, says how they begin
-    (`init_module`), and may hand them more: the same to all (`shared_inputs`), or to each its own (`extra_inputs`)."""
+    """Embedding, blocks and final norm. Each kind of model is a subclass called `Model`: it makes the blocks, says how they
+    begin (`init_module`), and may hand them more: the same to all (`shared_inputs`), or to each its own (`extra_inputs`)."""
 
-    def __init__(self, spec: "ModelSpec", blocks: list[nn.Module]) -> None:
+    def __init__(self, spec: ModelKind, blocks: list[nn.Module]) -> None:
         super().__init__()
         self.embeddings = nn.Embedding(spec.vocab_size, spec.hidden_size)
         self.layers = nn.ModuleList(blocks)
@@ -201,7 +201,7 @@ def init_linear_recurrent_(module: nn.Module, num_layers: int) -> None:
         linear_normal_(module, INITIALIZER_RANGE)
 
 
-def linear_recurrent_blocks(spec: "HGRN2Spec | DeltaNetSpec", mixer: Callable[[int], nn.Module]) -> list[nn.Module]:
+def linear_recurrent_blocks(spec: HGRN2Spec | DeltaNetSpec, mixer: Callable[[int], nn.Module]) -> list[nn.Module]:
     """A block round the mixer of each layer; linear maps of the mixers, and those that end an MLP, are told their place."""
     blocks: list[nn.Module] = []
     for layer_idx in range(spec.num_layers):

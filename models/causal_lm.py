@@ -6,6 +6,7 @@ Suffixes: B batch, T tokens, d hidden size, V vocabulary.
 
 import json
 from dataclasses import asdict
+from importlib import import_module
 from typing import Any
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
@@ -68,7 +69,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: CausalLMConfig) -> None:
         super().__init__(config)
         spec = config.to_spec()
-        self.model: Backbone = spec.backbone()
+        self.model: Backbone = import_module(f"models.{spec.kind}.module").Model(spec)
         self.lm_head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
         self.post_init()
 

@@ -1,8 +1,8 @@
 """The kinds of models: the one list, without torch.
 
-A kind is a frozen, validated dataclass: what the model is, its parameters, FLOPs and state size, and its torch modules by
-`backbone()`, which alone imports torch; spec and modules are files of their own where they are long. A spec is part of a run's
-identity and round-trips through JSON (`spec.json` of a run folder).
+A kind is a folder of its name: `spec.py` holds a frozen, validated dataclass (what the model is, its parameters, FLOPs and
+state size), `module.py` its torch modules, of which the class `Model` is the whole backbone. Specs import no modules; the head
+finds them by the kind's name (models/causal_lm.py). A spec is part of a run's identity and round-trips through JSON.
 """
 
 from typing import Annotated, Any, get_args

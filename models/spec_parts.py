@@ -1,4 +1,4 @@
-"""What the specs of all models share, without torch: strict fields, and the numbers of the parts they have in common."""
+"""Parts that the specs of all models share, without torch: strict fields, and the numbers of the parts they have in common."""
 
 from typing import Annotated
 
@@ -7,6 +7,26 @@ from pydantic import ConfigDict, Field
 STRICT = ConfigDict(extra="forbid", strict=True)
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+
+
+class ModelKind:
+    """Base of every spec: the fields that all have, and what only some kinds answer otherwise."""
+
+    kind: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    norm_eps: float
+
+    @property
+    def prunes(self) -> bool:
+        """Tell whether a pass computes less than `flops_per_token`, by an amount that the data decide."""
+        return False
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Name what is measured while the model trains (`Backbone.measuring`): columns of metrics.jsonl."""
+        return ()
 
 
 def swiglu_width(hidden_size: int, mlp_ratio: float) -> int:

@@ -9,21 +9,18 @@ import pytest
 from tests.checkout import copy_code
 from tests.texts import write_texts
 
-MODEL = '''
+MODEL_SPEC = '''
 """Running mean: every token is told the decayed mean of those before it."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
-from models.spec_parts import STRICT, PositiveInt, head_params, mlp_params
-
-if TYPE_CHECKING:
-    from models.backbone import Backbone
+from models.spec_parts import STRICT, ModelKind, PositiveInt, head_params, mlp_params
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class RunningMeanSpec:
+class RunningMeanSpec(ModelKind):
     kind: Literal["running_mean"] = "running_mean"
     vocab_size: PositiveInt
     hidden_size: PositiveInt
@@ -42,40 +39,42 @@ class RunningMeanSpec:
 
     def state_size(self, seq_len: int) -> int:
         return self.num_layers * self.hidden_size
+'''
+MODEL = '''
+"""Running mean: the modules."""
 
-    def backbone(self) -> "Backbone":
-        import torch
-        from torch import nn
+import torch
+from torch import nn
 
-        from models.backbone import Backbone, Block, linear_normal_
+from models.backbone import Backbone, Block, linear_normal_
 
-        class Mixer(nn.Module):
-            def __init__(self, spec, layer_idx):
-                super().__init__()
-                self.decay, self.layer_idx = spec.decay, layer_idx
-                self.out = nn.Linear(spec.hidden_size, spec.hidden_size, bias=False)
 
-            def forward(self, x, cache, padding):
-                past = cache is not None and self.layer_idx in cache.layers
-                mean = cache[self.layer_idx]["mean"] if past else torch.zeros_like(x[:, 0])
-                means = []
-                for token in x.unbind(1):
-                    mean = self.decay * mean + (1 - self.decay) * token
-                    means.append(mean)
-                if cache is not None:
-                    cache.update(self.layer_idx, mean=mean)
-                return self.out(torch.stack(means, 1))
+class Mixer(nn.Module):
+    def __init__(self, spec, layer_idx):
+        super().__init__()
+        self.decay, self.layer_idx = spec.decay, layer_idx
+        self.out = nn.Linear(spec.hidden_size, spec.hidden_size, bias=False)
 
-        class RunningMeanBackbone(Backbone):
-            def __init__(self, spec):
-                width = spec.mlp_width or 128
-                mixers = [Mixer(spec, index) for index in range(spec.num_layers)]
-                super().__init__(spec, [Block(mixer, spec.hidden_size, width, spec.norm_eps) for mixer in mixers])
+    def forward(self, x, cache, padding):
+        past = cache is not None and self.layer_idx in cache.layers
+        mean = cache[self.layer_idx]["mean"] if past else torch.zeros_like(x[:, 0])
+        means = []
+        for token in x.unbind(1):
+            mean = self.decay * mean + (1 - self.decay) * token
+            means.append(mean)
+        if cache is not None:
+            cache.update(self.layer_idx, mean=mean)
+        return self.out(torch.stack(means, 1))
 
-            def init_module(self, module):
-                linear_normal_(module, 0.02)
 
-        return RunningMeanBackbone(self)
+class Model(Backbone):
+    def __init__(self, spec):
+        width = spec.mlp_width or 128
+        mixers = [Mixer(spec, index) for index in range(spec.num_layers)]
+        super().__init__(spec, [Block(mixer, spec.hidden_size, width, spec.norm_eps) for mixer in mixers])
+
+    def init_module(self, module):
+        linear_normal_(module, 0.02)
 '''
 EVALUATION = '''
 """Loss of the last training step."""
@@ -169,11 +168,17 @@ def replace_in(path: Path, old: str, new: str) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """With a model (one file, two lines), an evaluation (one file, one line), a figure (two files) and a scale (one entry)."""
+    """A model (one folder, two lines), an evaluation (one file, one line), a figure (two files) and a scale (one entry)."""
     root = copy_code(tmp_path / "checkout")
-    (root / "models" / "running_mean.py").write_text(MODEL.lstrip())
-    replace_in(root / "models" / "spec.py", "from models.spec_parts import STRICT as STRICT",
-               "from models.running_mean import RunningMeanSpec\nfrom models.spec_parts import STRICT as STRICT")  # fmt: skip
+    folder = root / "models" / "running_mean"
+    folder.mkdir()
+    (folder / "spec.py").write_text(MODEL_SPEC.lstrip())
+    (folder / "module.py").write_text(MODEL.lstrip())
+    replace_in(
+        root / "models" / "spec.py",
+        "from models.spec_parts import STRICT as STRICT",
+        "from models.running_mean.spec import RunningMeanSpec\nfrom models.spec_parts import STRICT as STRICT",
+    )
     replace_in(
         root / "models" / "spec.py",
         "ForgettingTransformerSpec | Mamba2Spec",

@@ -1,20 +1,16 @@
 """DeltaNet (arXiv 2406.06484): flash-linear-attention's layer in our skeleton, the paper's set-up (Appendix B)."""
 
-from typing import TYPE_CHECKING
-
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 from torch import Tensor, nn
 
 from kernels.fla_cpu.install import install
 from models.backbone import Backbone, Padding, init_linear_recurrent_, linear_recurrent_blocks
 from models.cache import DecodingCache
+from models.delta_net.spec import DeltaNetSpec
 
 install()
 
 from fla.layers.delta_net import DeltaNet  # noqa: E402  (fla after the CPU versions are in place)
-
-if TYPE_CHECKING:
-    from models.delta_net.spec import DeltaNetSpec
 
 
 class DeltaNetMixer(DeltaNet):
@@ -25,8 +21,8 @@ class DeltaNetMixer(DeltaNet):
         return super().forward(x, past_key_values=cache, use_cache=cache is not None)[0]
 
 
-class DeltaNetBackbone(Backbone):
-    def __init__(self, spec: "DeltaNetSpec") -> None:
+class Model(Backbone):
+    def __init__(self, spec: DeltaNetSpec) -> None:
         def mixer(layer_idx: int) -> nn.Module:
             return DeltaNetMixer(
                 hidden_size=spec.hidden_size,

@@ -1,18 +1,15 @@
 """DeltaNet: the spec."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from models.spec_parts import STRICT, PositiveFloat, PositiveInt, head_params, mlp_params, swiglu_width
-
-if TYPE_CHECKING:
-    from models.delta_net.module import DeltaNetBackbone
+from models.spec_parts import STRICT, ModelKind, PositiveFloat, PositiveInt, head_params, mlp_params, swiglu_width
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class DeltaNetSpec:
+class DeltaNetSpec(ModelKind):
     """DeltaNet with short convolutions, hidden_size / head_dim heads, no output gate."""
 
     kind: Literal["delta_net"] = "delta_net"
@@ -53,8 +50,3 @@ class DeltaNetSpec:
     def state_size(self, seq_len: int) -> int:
         """Numbers kept per sequence for decoding, over all layers, the convolutions' inputs included."""
         return self.num_layers * self.hidden_size * (self.head_dim + 3 * self.conv_size)
-
-    def backbone(self) -> "DeltaNetBackbone":
-        from models.delta_net.module import DeltaNetBackbone
-
-        return DeltaNetBackbone(self)

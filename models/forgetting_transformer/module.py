@@ -10,7 +10,7 @@ Suffixes: B batch, T tokens, H heads, D head dimension, d hidden size.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,9 +29,7 @@ from kernels.fused_norms import gated_output_norm, shift_and_norm
 from kernels.stick_breaking import stick_breaking_attention
 from models.backbone import Backbone, Block, Padding, RMSNorm, linear_normal_
 from models.cache import DecodingCache
-
-if TYPE_CHECKING:
-    from models.forgetting_transformer.spec import ForgettingTransformerSpec
+from models.forgetting_transformer.spec import ForgettingTransformerSpec
 
 QK_NORM_EPS = 1e-5
 
@@ -99,7 +97,7 @@ class ForgettingAttention(nn.Module):
 
     fgate_bias: Tensor
 
-    def __init__(self, spec: "ForgettingTransformerSpec", layer_idx: int) -> None:
+    def __init__(self, spec: ForgettingTransformerSpec, layer_idx: int) -> None:
         super().__init__()
         self.spec, self.layer_idx = spec, layer_idx
         d, heads = spec.hidden_size, spec.num_heads
@@ -285,10 +283,10 @@ def watched(layers: Mapping[int, ForgettingAttention], visit: Callable[..., None
             handle.remove()
 
 
-class ForgettingBackbone(Backbone):
+class Model(Backbone):
     """Backbone that computes the rotary angles once for all layers."""
 
-    def __init__(self, spec: "ForgettingTransformerSpec") -> None:
+    def __init__(self, spec: ForgettingTransformerSpec) -> None:
         blocks: list[nn.Module] = [
             Block(ForgettingAttention(spec, i), spec.hidden_size, spec.intermediate_size, spec.norm_eps)
             for i in range(spec.num_layers)

@@ -1,20 +1,17 @@
 """FoX, Transformer and stick-breaking Transformer, Pro and LLaMA: the spec."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from models.spec_parts import STRICT, PositiveFloat, PositiveInt, head_params, mlp_params, swiglu_width
-
-if TYPE_CHECKING:
-    from models.forgetting_transformer.module import ForgettingBackbone
+from models.spec_parts import STRICT, ModelKind, PositiveFloat, PositiveInt, head_params, mlp_params, swiglu_width
 
 ForgetGate = Literal["full", "bias_only", "fixed", "none"]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class ForgettingTransformerSpec:
+class ForgettingTransformerSpec(ModelKind):
     """FoX and Transformer, Pro and LLaMA: one attention block with every switch of the paper (Fig. 1, Table 3).
 
     `attention`: "stick_breaking" (arXiv 2410.17980) has no gate and needs no position encoding; with `stick_remainder` a
@@ -130,8 +127,3 @@ class ForgettingTransformerSpec:
         length = seq_len if self.window_size is None else min(seq_len, self.window_size)
         per_token = 2 * self.hidden_size + (self.num_heads if self.forget_gate != "none" else 0)
         return self.num_layers * (length * per_token + self.hidden_size * (self.use_k_shift + self.use_v_shift))
-
-    def backbone(self) -> "ForgettingBackbone":
-        from models.forgetting_transformer.module import ForgettingBackbone
-
-        return ForgettingBackbone(self)

@@ -4,8 +4,6 @@ As in the released code, the layer-wise lower bounds exist but do not reach the 
 for it.
 """
 
-from typing import TYPE_CHECKING
-
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 import torch
 from torch import Tensor, nn
@@ -13,13 +11,11 @@ from torch import Tensor, nn
 from kernels.fla_cpu.install import install
 from models.backbone import Backbone, Padding, init_linear_recurrent_, linear_recurrent_blocks
 from models.cache import DecodingCache
+from models.hgrn2.spec import HGRN2Spec
 
 install()
 
 from fla.layers.hgrn2 import HGRN2Attention  # noqa: E402  (fla after the CPU versions are in place)
-
-if TYPE_CHECKING:
-    from models.hgrn2.spec import HGRN2Spec
 
 
 class HGRN2Mixer(HGRN2Attention):
@@ -32,10 +28,10 @@ class HGRN2Mixer(HGRN2Attention):
         return super().forward(x, past_key_values=cache, use_cache=cache is not None, lower_bound=lower_bound)[0]
 
 
-class HGRN2Backbone(Backbone):
+class Model(Backbone):
     """Backbone with the lower bounds of the forget gates, (layers, d)."""
 
-    def __init__(self, spec: "HGRN2Spec") -> None:
+    def __init__(self, spec: HGRN2Spec) -> None:
         def mixer(layer_idx: int) -> nn.Module:
             return HGRN2Mixer(
                 hidden_size=spec.hidden_size, norm_eps=spec.norm_eps, layer_idx=layer_idx, expand_ratio=spec.expand_ratio

@@ -1,18 +1,15 @@
 """HGRN2: the spec."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from models.spec_parts import STRICT, PositiveFloat, PositiveInt, head_params, mlp_params, swiglu_width
-
-if TYPE_CHECKING:
-    from models.hgrn2.module import HGRN2Backbone
+from models.spec_parts import STRICT, ModelKind, PositiveFloat, PositiveInt, head_params, mlp_params, swiglu_width
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class HGRN2Spec:
+class HGRN2Spec(ModelKind):
     """HGRN2 with state expansion `expand_ratio`, hence hidden_size / expand_ratio heads. The layer-wise lower bounds
     are allocated but not handed to the mixer unless `use_lower_bound` is set, as in the released code."""
 
@@ -51,8 +48,3 @@ class HGRN2Spec:
     def state_size(self, seq_len: int) -> int:
         """Numbers kept per sequence for decoding, over all layers."""
         return self.num_layers * self.hidden_size * self.expand_ratio
-
-    def backbone(self) -> "HGRN2Backbone":
-        from models.hgrn2.module import HGRN2Backbone
-
-        return HGRN2Backbone(self)

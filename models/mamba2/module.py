@@ -7,7 +7,6 @@ The paper's setup: twice the layers, no MLPs (Appendix B).
 
 import logging
 import math
-from typing import TYPE_CHECKING
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 import torch
@@ -20,15 +19,13 @@ from kernels.fused_norms import norm_of_gated
 from kernels.ssd import ssd
 from models.backbone import INITIALIZER_RANGE, Backbone, Padding, ResidualBlock, RMSNorm, zero_padded
 from models.cache import DecodingCache
+from models.mamba2.spec import Mamba2Spec
 
 install()
 # fla warns for every layer that mamba-ssm and causal-conv1d are missing; the forward pass here uses neither.
 logging.getLogger("fla.layers.mamba2").setLevel(logging.ERROR)
 
 from fla.layers.mamba2 import Mamba2  # noqa: E402  (fla after the CPU versions are in place)
-
-if TYPE_CHECKING:
-    from models.mamba2.spec import Mamba2Spec
 
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
 
@@ -58,7 +55,7 @@ class Mamba2Mixer(Mamba2):
 class Mamba2Block(ResidualBlock):
     """x += mixer(norm(x)): no MLP."""
 
-    def __init__(self, spec: "Mamba2Spec", layer_idx: int) -> None:
+    def __init__(self, spec: Mamba2Spec, layer_idx: int) -> None:
         super().__init__()
         self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
         self.mixer = Mamba2Mixer(
@@ -79,8 +76,8 @@ class Mamba2Block(ResidualBlock):
         return self.mixer(zero_padded(self.norm(x), padding), cache, padding)
 
 
-class Mamba2Backbone(Backbone):
-    def __init__(self, spec: "Mamba2Spec") -> None:
+class Model(Backbone):
+    def __init__(self, spec: Mamba2Spec) -> None:
         super().__init__(spec, [Mamba2Block(spec, i) for i in range(spec.num_layers)])
 
     def init_module(self, module: nn.Module) -> None:

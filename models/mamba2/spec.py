@@ -1,18 +1,15 @@
 """Mamba-2: the spec."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from models.spec_parts import STRICT, PositiveFloat, PositiveInt, head_params
-
-if TYPE_CHECKING:
-    from models.mamba2.module import Mamba2Backbone
+from models.spec_parts import STRICT, ModelKind, PositiveFloat, PositiveInt, head_params
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Mamba2Spec:
+class Mamba2Spec(ModelKind):
     """Mamba-2 without MLPs. `num_layers` counts mixer layers: twice the blocks of the other models (the paper's 24
     are 48)."""
 
@@ -56,8 +53,3 @@ class Mamba2Spec:
         """Numbers kept per sequence for decoding, over all layers, the convolution's inputs included."""
         inner = self.expand * self.hidden_size
         return self.num_layers * (inner * self.ssm_state_size + (inner + 2 * self.ssm_state_size) * self.conv_size)
-
-    def backbone(self) -> "Mamba2Backbone":
-        from models.mamba2.module import Mamba2Backbone
-
-        return Mamba2Backbone(self)

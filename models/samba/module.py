@@ -4,7 +4,6 @@ Suffixes: B batch, T tokens, d hidden size.
 """
 
 import math
-from typing import TYPE_CHECKING
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 import torch
@@ -16,9 +15,7 @@ from kernels.selective_scan import selective_scan
 from models.backbone import INITIALIZER_RANGE, Backbone, Block, Padding, RMSNorm, zero_padded
 from models.cache import DecodingCache
 from models.forgetting_transformer.module import ForgettingAttention, rotation_table, token_positions
-
-if TYPE_CHECKING:
-    from models.samba.spec import SambaSpec
+from models.samba.spec import SambaSpec
 
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
 
@@ -26,7 +23,7 @@ DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
 class MambaMixer(nn.Module):
     """A Mamba layer; parameters are called as in the authors' code and fla's."""
 
-    def __init__(self, spec: "SambaSpec", layer_idx: int) -> None:
+    def __init__(self, spec: SambaSpec, layer_idx: int) -> None:
         super().__init__()
         self.spec, self.layer_idx = spec, layer_idx
         d, inner = spec.hidden_size, spec.inner_size
@@ -57,7 +54,7 @@ class MambaMixer(nn.Module):
         return self.out_proj(y * F.silu(z))
 
 
-def _block(spec: "SambaSpec", layer_idx: int) -> Block:
+def _block(spec: SambaSpec, layer_idx: int) -> Block:
     attention = spec.attention
     mixer: MambaMixer | ForgettingAttention
     if layer_idx % 2 == 0:
@@ -72,8 +69,8 @@ def _block(spec: "SambaSpec", layer_idx: int) -> Block:
     return block
 
 
-class SambaBackbone(Backbone):
-    def __init__(self, spec: "SambaSpec") -> None:
+class Model(Backbone):
+    def __init__(self, spec: SambaSpec) -> None:
         super().__init__(spec, [_block(spec, i) for i in range(spec.num_layers)])
         self.spec = spec
 

@@ -1,19 +1,16 @@
 """Samba: the spec."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from models.forgetting_transformer.spec import ForgettingTransformerSpec
-from models.spec_parts import STRICT, PositiveFloat, PositiveInt, mlp_params, swiglu_width
-
-if TYPE_CHECKING:
-    from models.samba.module import SambaBackbone
+from models.spec_parts import STRICT, ModelKind, PositiveFloat, PositiveInt, mlp_params, swiglu_width
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class SambaSpec:
+class SambaSpec(ModelKind):
     """Samba (arXiv 2406.07522): Mamba layers and sliding-window attention in turn, each followed by a SwiGLU MLP; the first
     layer is Mamba's. `mlp_width` is that after attention, `mamba_mlp_width` that after Mamba."""
 
@@ -88,8 +85,3 @@ class SambaSpec:
         return self.attention.state_size(seq_len) + self.num_layers // 2 * self.inner_size * (
             self.ssm_state_size + self.conv_size
         )
-
-    def backbone(self) -> "SambaBackbone":
-        from models.samba.module import SambaBackbone
-
-        return SambaBackbone(self)

@@ -4,7 +4,6 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -102,26 +101,6 @@ def test_every_import_that_needs_the_guard_comes_after_it():
     found = {name: list(unguarded(ast.parse(file.read_text()).body)) for name, file in files.items()}
     assert {name: lines for name, lines in found.items() if lines} == {}
     assert f"import {GUARD}" in (ROOT / "tests" / "conftest.py").read_text(), "the tests import after it"
-
-
-@pytest.mark.parametrize("room", ["kernels", "models", "data"])
-def test_no_modules_of_a_room_import_each_other(room):
-    """Imports inside functions count: they only hide a circle."""
-    files = {".".join(file.relative_to(ROOT).with_suffix("").parts): file for file in (ROOT / room).rglob("*.py")}
-    graph: dict[str, set[str]] = {}
-    for module, file in files.items():
-        nodes = list(ast.walk(ast.parse(file.read_text())))
-        typing = [node for node in nodes if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-        for_types = {inner for node in typing for inner in ast.walk(node)}
-        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-        for node in nodes:
-            if isinstance(node, ast.ImportFrom) and node not in for_types:
-                package = ".".join(module.split(".")[: -node.level]) + "." if node.level else ""
-                base = package + (node.module or "")
-                names |= {base, f"{base}.__init__", *(f"{base}.{alias.name}" for alias in node.names)}
-        graph[module] = names & files.keys() - {module}
-    assert any(graph.values())
-    list(TopologicalSorter(graph).static_order())  # raises CycleError
 
 
 def test_specs_and_counts_need_no_torch():
