@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from kernels.forgetting_attention.threshold import share_of_tiles
+from kernels.forgetting_attention.pruning.threshold import share_of_tiles
 from kernels.forgetting_attention.visibility import TILE
 from models.forgetting_transformer.module import ForgettingAttention, gated_layers, watched
 from training.spec import RunSpec

@@ -179,7 +179,7 @@ def now() -> str:
 
 def measure_boundary(shape: tuple[int, int, int, int]) -> Iterator[Row]:
     """What comes before the forward kernel: cumulative gates, with and without the pruning boundary."""
-    from kernels.forgetting_attention.triton_prepare import prepare
+    from kernels.forgetting_attention.portable.prepare import prepare
 
     B, T, H, D = shape
     date = now()

@@ -6,8 +6,8 @@ At the benchmark's shapes, with gates from very local to global, of one sequence
 import math
 
 from kernels.benchmark.measure import SHAPES, make_inputs
-from kernels.forgetting_attention.threshold import pruned_tile_share, pruning_threshold, share_of_tiles
-from kernels.forgetting_attention.tight import tight_tiles
+from kernels.forgetting_attention.pruning.threshold import pruned_tile_share, pruning_threshold, share_of_tiles
+from kernels.forgetting_attention.pruning.tight import tight_tiles
 from kernels.forgetting_attention.visibility import cumulative_log_gate, first_visible_key
 
 

@@ -4,9 +4,9 @@ backend."""
 import torch
 from torch import Tensor
 
-from kernels.forgetting_attention.chunked_operator import chunked_attention
-from kernels.forgetting_attention.threshold import LOG_TOLERANCE, resolve_threshold
-from kernels.forgetting_attention.validation import check_limits, check_tensors, check_tolerance, pick_backend
+from ..attention_shared.validation import check_limits, check_tensors, check_tolerance, pick_backend
+from .autograd import chunked_attention
+from .pruning.threshold import LOG_TOLERANCE, resolve_threshold
 
 
 def forgetting_attention(
@@ -79,12 +79,12 @@ def forgetting_attention(
     if backend == "reference":
         return chunked_attention(q, k, v, log_fgate, threshold, tolerance, seq_start, cu_seqlens, window_size, scale)[0]
     # These import triton, which machines without a GPU need not have.
-    from kernels.forgetting_attention.triton_decode import decode, triton_decode
+    from .portable.decode import decode, triton_decode
 
     traced = torch.compiler.is_compiling() or type(q) is not Tensor
     if q.shape[1] == 1 and cu_seqlens is None and not _needs_gradient(q, k, v, log_fgate):
         return (triton_decode if traced else decode)(q, k, v, log_fgate, threshold, seq_start, window_size, scale)
-    from kernels.forgetting_attention.triton_operator import DirectAttention, triton_attention
+    from .gpu import DirectAttention, triton_attention
 
     inputs = (q, k, v, log_fgate, threshold, tolerance, seq_start, cu_seqlens, window_size, scale, deterministic)
     return triton_attention(*inputs)[0] if traced else DirectAttention.apply(*inputs)

@@ -6,7 +6,7 @@ Legend: B batch, Q queries, T keys, H query heads, G = H / Hkv query heads per k
 import torch
 from torch import Tensor
 
-from kernels.forgetting_attention.visibility import cumulative_log_gate, first_visible_key
+from .visibility import cumulative_log_gate, first_visible_key
 
 
 def reference_attention(

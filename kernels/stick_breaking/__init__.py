@@ -1,6 +1,6 @@
 """Stick-breaking attention: each key takes its share of what the nearer keys left over (arXiv 2410.17980)."""
 
-from kernels.stick_breaking.interface import stick_breaking_attention
-from kernels.stick_breaking.reference import reference_attention
+from .interface import stick_breaking_attention
+from .reference import reference_attention
 
 __all__ = ["reference_attention", "stick_breaking_attention"]

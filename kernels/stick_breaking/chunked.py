@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from kernels.stick_breaking.visibility import EXIT_BITS
+from .visibility import EXIT_BITS
 
 QUERY_BLOCK = 64
 FIRST_STRETCH = 128

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from kernels.forgetting_attention.validation import check_limits, pick_backend
-from kernels.stick_breaking.chunked_operator import chunked_attention
-from kernels.stick_breaking.validation import check_tensors
+from ..attention_shared.validation import check_limits, pick_backend
+from .autograd import chunked_attention
+from .validation import check_tensors
 
 
 def stick_breaking_attention(
@@ -55,6 +55,6 @@ def stick_breaking_attention(
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     if backend == "reference":
         return chunked_attention(q, k, v, seq_start, cu_seqlens, scale, attend_current)[:2]
-    from kernels.stick_breaking.triton_operator import triton_attention  # imports triton: not on machines without
+    from .gpu import triton_attention  # imports triton: not on machines without
 
     return triton_attention(q, k, v, seq_start, cu_seqlens, scale, attend_current)[:2]

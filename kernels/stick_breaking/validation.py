@@ -5,7 +5,7 @@ import os
 import torch
 from torch import Tensor
 
-from kernels.forgetting_attention.validation import DTYPES, HEAD_DIMS
+from ..attention_shared.validation import DTYPES, HEAD_DIMS
 
 CHECK_VALUES_VARIABLE = "STICK_BREAKING_CHECK_VALUES"
 

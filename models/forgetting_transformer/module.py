@@ -22,8 +22,8 @@ from kernels.forgetting_attention import (
     pruning_threshold,
     qk_norm_logit_bound,
 )
-from kernels.forgetting_attention.threshold import resolve_threshold
-from kernels.forgetting_attention.tight import tight_tiles
+from kernels.forgetting_attention.pruning.threshold import resolve_threshold
+from kernels.forgetting_attention.pruning.tight import tight_tiles
 from kernels.forgetting_attention.visibility import cumulative_log_gate, first_visible_key, pruned_tiles
 from kernels.fused_norms import gated_output_norm, shift_and_norm
 from kernels.stick_breaking import stick_breaking_attention

@@ -22,12 +22,16 @@ from kernels import (
     ssd_triton,
     swiglu_triton,
 )
-from kernels.forgetting_attention import hopper_backward, hopper_forward, triton_backward, triton_forward
-from kernels.forgetting_attention.tiles import Tiles, table
-from kernels.forgetting_attention.triton_decode import decode
-from kernels.forgetting_attention.triton_norms import largest_product
-from kernels.forgetting_attention.triton_prepare import Prepared, prepare
-from kernels.forgetting_attention.triton_tight import tighten
+from kernels.attention_shared.tiles import Tiles, table
+from kernels.forgetting_attention.gpu import TILES
+from kernels.forgetting_attention.hopper import backward as hopper_backward
+from kernels.forgetting_attention.hopper import forward as hopper_forward
+from kernels.forgetting_attention.portable import backward as triton_backward
+from kernels.forgetting_attention.portable import forward as triton_forward
+from kernels.forgetting_attention.portable.decode import decode
+from kernels.forgetting_attention.portable.prepare import Prepared, prepare
+from kernels.forgetting_attention.portable.tight import tighten
+from kernels.forgetting_attention.pruning.norms import largest_product
 from tests.kernels.sass import idle_barriers, strays
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -81,7 +85,7 @@ def main() -> None:
     def launcher(self: JITFunction, grid: object) -> Callable[..., None]:
         def compile_only(*arguments: object, **options: object) -> None:
             compiled = self.warmup(*arguments, grid=grid, **options)
-            name = f"{self.fn.__module__.rsplit('.', 1)[-1]}.{self.fn.__name__}"
+            name = f"{self.fn.__module__.split('.', 1)[1]}.{self.fn.__name__}"
             seen[name] = examined(compiled)
             assert not (isinstance(self, GluonJITFunction) and one_by_one(compiled)), (
                 f"the products of {name} wait for each other"
@@ -113,10 +117,10 @@ def main() -> None:
                 hopper_forward.hopper_forward(q, k, v, prepared, 0.125)
             triton_forward.forward(q, k, v, prepared, 0.125, Tiles(64, 64, 4, 3), redo=(o, lse, counts))
             hopper_backward.hopper_backward(do, q, k, v, o, lse, prepared, 0.125)
-            spilled = {name: n for name, n in seen.items() if name.startswith("hopper") and n > 128}
+            spilled = {name: n for name, n in seen.items() if ".hopper." in name and n > 128}
             assert not spilled, f"bytes of stack per thread at D = {D}: {spilled}"
         else:
-            tiles = table()["float32"]
+            tiles = table(TILES)["float32"]
             triton_forward.forward(q, k, v, prepared, 0.125, tiles[f"forward_{D}"])
             dkdv, dq = tiles[f"dkdv_{D}"], tiles[f"dq_{D}"]
             triton_backward.backward(do, q, k, v, o, lse, prepared, 0.125, dkdv, dq)

@@ -13,9 +13,12 @@ from kernels import (
     ssd_scan_triton,
     ssd_triton,
 )
-from kernels.forgetting_attention import forgetting_attention, norm_logit_bound, triton_decode, triton_prepare, triton_tight
-from kernels.forgetting_attention.tight import tight_tiles
-from kernels.forgetting_attention.triton_norms import triton_logit_bound
+from kernels.forgetting_attention import forgetting_attention, norm_logit_bound
+from kernels.forgetting_attention.portable import decode as triton_decode
+from kernels.forgetting_attention.portable import prepare as triton_prepare
+from kernels.forgetting_attention.portable import tight as triton_tight
+from kernels.forgetting_attention.pruning.norms import triton_logit_bound
+from kernels.forgetting_attention.pruning.tight import tight_tiles
 from kernels.forgetting_attention.visibility import cumulative_log_gate
 from tests.kernels import test_causal_conv, test_selective_scan, test_swiglu
 from tests.kernels.oracle import assert_right, log_gates, make_case

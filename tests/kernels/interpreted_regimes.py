@@ -15,12 +15,12 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from kernels.forgetting_attention import (
     forgetting_attention,
-    hopper_backward,
-    hopper_forward,
+    gpu,
     reference_attention,
-    triton_operator,
 )
-from kernels.forgetting_attention.triton_prepare import prepare
+from kernels.forgetting_attention.hopper import backward as hopper_backward
+from kernels.forgetting_attention.hopper import forward as hopper_forward
+from kernels.forgetting_attention.portable.prepare import prepare
 from tests.kernels.gluon_interpreter import interpreted_gluon
 from tests.kernels.regimes import (
     GRID,
@@ -67,7 +67,7 @@ def attention(*inputs: Tensor, **options: Any) -> Tensor:
 
 @pytest.fixture(params=["hopper", "triton"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(triton_operator, "_has_hopper_kernels", lambda q: request.param == "hopper" and q.shape[-1] >= 64)
+    monkeypatch.setattr(gpu, "_has_hopper_kernels", lambda q: request.param == "hopper" and q.shape[-1] >= 64)
     return request.param
 
 
@@ -113,7 +113,7 @@ def test_deterministic_gradients_come_without_atomics(
     case, _ = Regime(3.0, "one").make(70, 64, torch.bfloat16, "cpu", seed=4)
     launched = []
     real = hopper_backward.hopper_backward
-    monkeypatch.setattr(triton_operator, "hopper_backward", lambda *x: launched.append(1) or real(*x))
+    monkeypatch.setattr(gpu, "hopper_backward", lambda *x: launched.append(1) or real(*x))
     assert_within(lambda *x: attention(*x, deterministic=deterministic), case)
     assert bool(launched) == (not deterministic)
 

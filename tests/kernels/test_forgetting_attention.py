@@ -15,7 +15,7 @@ from kernels.forgetting_attention import (
     reference_attention,
 )
 from kernels.forgetting_attention.chunked import chunked_backward, chunked_forward
-from kernels.forgetting_attention.threshold import norm_logit_bound, pruning_threshold
+from kernels.forgetting_attention.pruning.threshold import norm_logit_bound, pruning_threshold
 from kernels.forgetting_attention.visibility import cumulative_log_gate, first_visible_key, pruned_tiles
 from tests.kernels.oracle import GATES, assert_right, attend, make_case, output_and_gradients
 

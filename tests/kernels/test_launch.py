@@ -6,19 +6,17 @@ import pytest
 import torch
 from triton.backends.nvidia import driver as nvidia
 
-from kernels.forgetting_attention import (
-    hopper_backward,
-    hopper_copy,
-    hopper_forward,
-    triton_backward,
-    triton_decode,
-    triton_forward,
-    triton_norms,
-    triton_prepare,
-)
-from kernels.forgetting_attention import launch as module
-from kernels.forgetting_attention.launch import launch
-from kernels.forgetting_attention.tiles import Tiles, rows_descriptor
+from kernels.attention_shared import launch as module
+from kernels.attention_shared.launch import launch
+from kernels.attention_shared.tiles import Tiles, rows_descriptor
+from kernels.forgetting_attention.hopper import backward as hopper_backward
+from kernels.forgetting_attention.hopper import copies as hopper_copies
+from kernels.forgetting_attention.hopper import forward as hopper_forward
+from kernels.forgetting_attention.portable import backward as triton_backward
+from kernels.forgetting_attention.portable import decode as triton_decode
+from kernels.forgetting_attention.portable import forward as triton_forward
+from kernels.forgetting_attention.portable import prepare as triton_prepare
+from kernels.forgetting_attention.pruning import norms as triton_norms
 
 TILE = {"swizzle": 3, "elem_size": 2, "elem_type": 6, "block_size": [1, 4, 1, 16], "fp4_padded": False}
 
@@ -113,7 +111,7 @@ def test_another_kind_of_argument_asks_triton():
         ((rows_descriptor(tile, 4),), (x,), (5, 0.5)),
         ((rows_descriptor(tile, 8),), (x,), (5, 0.5)),
         ((rows_descriptor(small, 4),), (x,), (5, 0.5)),
-        ((hopper_copy.tile_descriptor(tile, 4),), (x,), (5, 0.5)),
+        ((hopper_copies.tile_descriptor(tile, 4),), (x,), (5, 0.5)),
     ]
     kernels = Kernel(), Kernel(1, [TILE]), Kernel()
     for kernel, kinds in zip(kernels, (plain, tiled, plain), strict=True):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.benchmark.errors import make_regime, relative_errors
-from kernels.forgetting_attention import forgetting_attention, triton_operator
+from kernels.forgetting_attention import forgetting_attention, gpu
 from tests.kernels.oracle import NAMES
 from tests.kernels.regimes import (
     GRID,
@@ -53,7 +53,7 @@ def test_every_regime(D: int, regime: Regime) -> None:
 def test_hopper_kernels_are_as_exact_as_those_of_other_gpus(D: int, gates: str, monkeypatch: pytest.MonkeyPatch) -> None:
     regime = make_regime(3.0, gates, D)
     found = relative_errors(forgetting_attention, regime)
-    monkeypatch.setattr(triton_operator, "_has_hopper_kernels", lambda q: False)
+    monkeypatch.setattr(gpu, "_has_hopper_kernels", lambda q: False)
     exact = relative_errors(forgetting_attention, regime)
     ratios = {name: x / y for name, x, y in zip(NAMES, found, exact, strict=True)}
     assert max(ratios.values()) < 1.5, ratios

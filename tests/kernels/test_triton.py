@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.forgetting_attention import forgetting_attention, triton_tight
-from kernels.forgetting_attention.tight import tight_tiles
-from kernels.forgetting_attention.triton_norms import triton_logit_bound
-from kernels.forgetting_attention.triton_prepare import prepare
+from kernels.forgetting_attention import forgetting_attention
+from kernels.forgetting_attention.portable import tight as triton_tight
+from kernels.forgetting_attention.portable.prepare import prepare
+from kernels.forgetting_attention.pruning.norms import triton_logit_bound
+from kernels.forgetting_attention.pruning.tight import tight_tiles
 from kernels.forgetting_attention.visibility import cumulative_log_gate
 from results.measured import add
 from tests.kernels.oracle import GATES, Case, assert_right, attend, errors, make_case, output_and_gradients

@@ -7,9 +7,10 @@ import torch
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from kernels.stick_breaking.tiles import table
-from kernels.stick_breaking.triton_backward import backward
-from kernels.stick_breaking.triton_forward import forward
+from kernels.attention_shared.tiles import table
+from kernels.stick_breaking.portable.backward import backward
+from kernels.stick_breaking.portable.forward import forward
+from kernels.stick_breaking.portable.tiles import TILES, Plan
 from tests.kernels.compiled import _Hopper, examined
 
 SHARED_MEMORY = 227 * 1024
@@ -35,7 +36,7 @@ def main() -> None:
     q, k, v, do = (torch.zeros(1, 256, 2, 128, dtype=torch.bfloat16) for _ in range(4))
     remainder, spent = torch.zeros(1, 256, 2), torch.zeros(1, 2, 256, dtype=torch.float64)
     oldest = torch.zeros(1, 2, 8, dtype=torch.int32)
-    plan = table()["sm_90"][128]
+    plan = Plan(*(table(TILES)["sm_90"][f"{kernel}_128"] for kernel in Plan._fields))
     forward(q, k, v, None, 0.125, False, plan.forward)
     backward(do, remainder, q, k, v, remainder, spent, oldest, None, 0.125, False, plan)
     assert max(seen.values()) <= STACK, f"bytes of stack per thread: {seen}"

@@ -2,9 +2,11 @@
 
 import torch
 
-from kernels.stick_breaking import reference_attention, stick_breaking_attention, triton_backward, triton_operator
+from kernels.attention_shared.tiles import table
+from kernels.stick_breaking import gpu, reference_attention, stick_breaking_attention
 from kernels.stick_breaking.benchmark import Rotate
-from kernels.stick_breaking.tiles import table
+from kernels.stick_breaking.portable import backward as triton_backward
+from kernels.stick_breaking.portable.tiles import TILES, Plan
 from kernels.stick_breaking.visibility import first_visible_key
 from tests.kernels.stick_breaking.oracle import assert_right, make_case, make_nearly_used_up
 
@@ -56,11 +58,11 @@ def main() -> None:
 
     # Queries that stop early before and after some that do not, all in one step of the tiles that Hopper has for large
     # heads; heads in groups that share a small workspace.
-    triton_operator.plan_for = lambda *_: table()["sm_90"][128]  # type: ignore[assignment]
+    gpu.plan_for = lambda *_: Plan(*(table(TILES)["sm_90"][f"{kernel}_128"] for kernel in Plan._fields))  # type: ignore[assignment]
     case = make_case("random", 1, 330, 330, 2, 2, 16, torch.float16)
     case.k[..., 0], case.q[..., 0] = 1.0, 8.0
     case.q[:, 192:256, :, 0] = -40.0
-    oldest = triton_operator.triton_attention(*case[:3], None, None, 0.25, False)[3][0, 0]
+    oldest = gpu.triton_attention(*case[:3], None, None, 0.25, False)[3][0, 0]
     assert oldest[4] > 0 and oldest[6] == 0 and oldest[8] > 64, oldest
     triton_backward.WORKSPACE_BYTES = 1
     assert_right(attention, case)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.stick_breaking import reference_attention, stick_breaking_attention
-from kernels.stick_breaking.chunked_operator import chunked_attention
+from kernels.stick_breaking.autograd import chunked_attention
 from tests.kernels.stick_breaking.oracle import (
     REGIMES,
     Case,

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.stick_breaking import reference_attention, stick_breaking_attention, triton_backward
-from kernels.stick_breaking.triton_operator import triton_attention
+from kernels.stick_breaking import reference_attention, stick_breaking_attention
+from kernels.stick_breaking.gpu import triton_attention
+from kernels.stick_breaking.portable import backward as triton_backward
 from kernels.stick_breaking.visibility import first_visible_key
 from tests.kernels.stick_breaking.oracle import (
     REGIMES,

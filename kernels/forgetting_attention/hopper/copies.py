@@ -6,8 +6,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kernels.forgetting_attention.launch import Descriptor
-from kernels.forgetting_attention.tiles import rows_descriptor as rows_of_a_head
+from ...attention_shared.launch import Descriptor
+from ...attention_shared.tiles import rows_descriptor as rows_of_a_head
 
 HEADS_AT_ONCE = gl.constexpr(4)
 _ELEMENT = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}

@@ -15,9 +15,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
-from kernels.forgetting_attention.launch import ceil_div, launch, power_of_two
-from kernels.forgetting_attention.triton_prepare import LOG2E
-from kernels.forgetting_attention.visibility import CUT_LOG_GATE
+from ...attention_shared.launch import ceil_div, launch, power_of_two
+from ..visibility import CUT_LOG_GATE
+from .prepare import LOG2E
 
 BLOCK_N = 64
 TARGET_PROGRAMS = 2048

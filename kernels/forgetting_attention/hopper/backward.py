@@ -18,12 +18,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from kernels.forgetting_attention.hopper_copy import place, rows_descriptor, tile_descriptor
-from kernels.forgetting_attention.hopper_steps import DS_STAGES, fifth_product, five_products, four_products
-from kernels.forgetting_attention.launch import ceil_div, launch
-from kernels.forgetting_attention.triton_backward import gate_gradient_of_head, tile_spans
-from kernels.forgetting_attention.triton_prepare import LOG2E, Prepared
-from kernels.forgetting_attention.visibility import TILE
+from ...attention_shared.launch import ceil_div, launch
+from ..portable.backward import gate_gradient_of_head, tile_spans
+from ..portable.prepare import LOG2E, Prepared
+from ..visibility import TILE
+from .copies import place, rows_descriptor, tile_descriptor
+from .steps import DS_STAGES, fifth_product, five_products, four_products
 
 BLOCK_N = 128
 BLOCK_M = 64  # 128 spills registers

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from kernels.stick_breaking.tiles import GRAIN, plan_for
-from kernels.stick_breaking.triton_backward import backward
-from kernels.stick_breaking.triton_forward import forward
-from kernels.stick_breaking.validation import check_values
-from kernels.stick_breaking.visibility import first_visible_key
+from .portable.backward import backward
+from .portable.forward import forward
+from .portable.tiles import GRAIN, plan_for
+from .validation import check_values
+from .visibility import first_visible_key
 
 
 @torch.library.custom_op("stick_breaking::triton_forward", mutates_args=())

@@ -17,10 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.forgetting_attention.launch import ceil_div, launch
-from kernels.forgetting_attention.tiles import Tiles, rows_descriptor
-from kernels.stick_breaking.tiles import GRAIN, launch_options
-from kernels.stick_breaking.visibility import EXIT_BITS
+from ...attention_shared.launch import ceil_div, launch
+from ...attention_shared.tiles import Tiles, rows_descriptor
+from ..visibility import EXIT_BITS
+from .tiles import GRAIN, launch_options
 
 LOG2E = 1.4426950408889634
 _USED_UP = tl.constexpr(EXIT_BITS[torch.float32])

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.forgetting_attention.visibility import TILE, cumulative_log_gate, pruned_tiles
+from ..visibility import TILE, cumulative_log_gate, pruned_tiles
 
 LOG_TOLERANCE = -10.0
 
@@ -34,7 +34,7 @@ def qk_norm_logit_bound(q_weight: Tensor, k_weight: Tensor, head_dim: int) -> Te
 def norm_logit_bound(q: Tensor, k: Tensor, scale: float) -> Tensor:
     """U = scale * max_i |q_i| * max_j |k_j|, (B, H) float32, without gradient; q (B, Q, H, D), k (B, T, Hkv, D)."""
     if q.is_cuda and q.dtype != torch.float64:
-        from kernels.forgetting_attention.triton_norms import triton_logit_bound  # one pass over memory
+        from .norms import triton_logit_bound  # one pass over memory
 
         return triton_logit_bound(q.detach(), k.detach(), scale)
     q_BH, k_BG = (torch.linalg.vector_norm(x.detach(), dim=-1, dtype=torch.float32).amax(1) for x in (q, k))
@@ -52,7 +52,7 @@ def resolve_threshold(
         if threshold != "auto":
             raise ValueError(f"adaptive_threshold is {threshold!r}; it must be None, a float, a tensor, 'auto' or 'tight'.")
         if q.is_cuda and type(q) is Tensor and not torch.compiler.is_compiling():
-            from kernels.forgetting_attention.triton_norms import largest_product
+            from .norms import largest_product
 
             return largest_product(q, k, -2.0 * abs(scale), float(pruning_threshold(0.0, k.shape[1], log_tolerance)))
         threshold = pruning_threshold(norm_logit_bound(q, k, scale), k.shape[1], log_tolerance)

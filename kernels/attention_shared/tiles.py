@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.forgetting_attention.launch import Descriptor
+from .launch import Descriptor
 
 
 @dataclass(frozen=True)
@@ -26,21 +26,20 @@ class Tiles:
 
 
 @functools.cache
-def table() -> dict[str, dict[str, Tiles]]:
+def table(file: str) -> dict[str, dict[str, Tiles]]:
     """Settings by GPU ("sm_90", "default") or "float32", then by kernel and head dimension ("forward_64")."""
-    entries = json.loads((Path(__file__).parent / "tiles.json").read_text())
+    entries = json.loads(Path(file).read_text())
     return {gpu: {kernel: Tiles(**tiles) for kernel, tiles in kernels.items()} for gpu, kernels in entries.items()}
 
 
 @functools.cache
-def tiles_for(kernel: str, head_dim: int, dtype: torch.dtype, device: torch.device) -> Tiles:
-    """Settings of "forward", "dkdv" or "dq" on this GPU; compute capability 9.0 has measured ones, others a modest
-    default."""
+def tiles_for(file: str, kernel: str, head_dim: int, dtype: torch.dtype, device: torch.device) -> Tiles:
+    """Settings of a kernel on this GPU; compute capability 9.0 has measured ones, others a modest default."""
     gpu = "float32"
     if dtype != torch.float32:
         major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-        gpu = f"sm_{major}{minor}" if f"sm_{major}{minor}" in table() else "default"
-    return table()[gpu][f"{kernel}_{head_dim}"]
+        gpu = f"sm_{major}{minor}" if f"sm_{major}{minor}" in table(file) else "default"
+    return table(file)[gpu][f"{kernel}_{head_dim}"]
 
 
 def rows_descriptor(x_BTHD: Tensor, rows: int, make: Callable[..., Any] = TensorDescriptor) -> Descriptor:

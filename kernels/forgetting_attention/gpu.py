@@ -2,21 +2,23 @@
 torch.compile; for direct calls a function of autograd around the same code, as calling an operator takes 100 us."""
 
 import functools
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.forgetting_attention.hopper_backward import hopper_backward
-from kernels.forgetting_attention.hopper_forward import BLOCK_M, hopper_forward
-from kernels.forgetting_attention.tiles import Tiles, tiles_for
-from kernels.forgetting_attention.triton_backward import backward
-from kernels.forgetting_attention.triton_forward import forward
-from kernels.forgetting_attention.triton_prepare import Prepared, prepare
-from kernels.forgetting_attention.triton_tight import tighten
-from kernels.forgetting_attention.validation import check_values
-from kernels.forgetting_attention.visibility import TILE
+from ..attention_shared.tiles import Tiles, tiles_for
+from ..attention_shared.validation import check_values
+from .hopper.backward import hopper_backward
+from .hopper.forward import BLOCK_M, hopper_forward
+from .portable.backward import backward
+from .portable.forward import forward
+from .portable.prepare import Prepared, prepare
+from .portable.tight import tighten
+from .visibility import TILE
 
+TILES = str(Path(__file__).parent / "portable" / "tiles.json")
 _REDO = Tiles(BLOCK_M, 64, 4, 3)
 
 
@@ -47,7 +49,7 @@ def _run_forward(
         o, lse, marks = hopper_forward(q, k, v, prepared, scale)
         forward(q, k, v, prepared, scale, _REDO, redo=(o, lse, marks))
     else:
-        o, lse = forward(q, k, v, prepared, scale, tiles_for("forward", q.shape[-1], q.dtype, q.device))
+        o, lse = forward(q, k, v, prepared, scale, tiles_for(TILES, "forward", q.shape[-1], q.dtype, q.device))
     return o, lse, *prepared[:4]
 
 
@@ -83,7 +85,7 @@ def _run_backward(
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     if _has_hopper_kernels(q) and q.shape[2] == k.shape[2] and not deterministic:
         return hopper_backward(do, q, k, v, o, lse, prepared, scale)
-    dkdv, dq = (tiles_for(kernel, q.shape[-1], q.dtype, q.device) for kernel in ("dkdv", "dq"))
+    dkdv, dq = (tiles_for(TILES, kernel, q.shape[-1], q.dtype, q.device) for kernel in ("dkdv", "dq"))
     return backward(do, q, k, v, o, lse, prepared, scale, dkdv, dq)
 
 

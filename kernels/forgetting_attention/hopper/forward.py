@@ -26,10 +26,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from kernels.forgetting_attention.hopper_copy import get, place, put, rows_descriptor, tile_descriptor
-from kernels.forgetting_attention.launch import launch, multiprocessors
-from kernels.forgetting_attention.triton_prepare import LOG2E, Prepared
-from kernels.forgetting_attention.visibility import TILE
+from ...attention_shared.launch import launch, multiprocessors
+from ..portable.prepare import LOG2E, Prepared
+from ..visibility import TILE
+from .copies import get, place, put, rows_descriptor, tile_descriptor
 
 BLOCK_M = 64
 BLOCK_N = 128

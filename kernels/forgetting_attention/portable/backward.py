@@ -17,11 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.forgetting_attention.launch import ceil_div, launch
-from kernels.forgetting_attention.tiles import Tiles, rows_descriptor
-from kernels.forgetting_attention.triton_forward import tile_logits
-from kernels.forgetting_attention.triton_prepare import LOG2E, Prepared
-from kernels.forgetting_attention.visibility import TILE
+from ...attention_shared.launch import ceil_div, launch
+from ...attention_shared.tiles import Tiles, rows_descriptor
+from ..visibility import TILE
+from .forward import tile_logits
+from .prepare import LOG2E, Prepared
 
 _TILE = tl.constexpr(TILE)
 

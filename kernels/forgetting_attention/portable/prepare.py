@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.forgetting_attention.launch import ceil_div, launch, power_of_two
-from kernels.forgetting_attention.visibility import CUT_LOG_GATE, TILE
+from ...attention_shared.launch import ceil_div, launch, power_of_two
+from ..visibility import CUT_LOG_GATE, TILE
 
 LOG2E = 1.4426950408889634
 WHOLE_TILES = 32  # as many as one program takes at once: for short inputs three launches are the longest part

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from kernels.forgetting_attention.chunked import chunked_backward, chunked_forward
-from kernels.forgetting_attention.tight import tight_tiles
-from kernels.forgetting_attention.validation import check_values
-from kernels.forgetting_attention.visibility import (
+from ..attention_shared.validation import check_values
+from .chunked import chunked_backward, chunked_forward
+from .pruning.tight import tight_tiles
+from .visibility import (
     apply_pruning,
     cumulative_log_gate,
     first_visible_key,

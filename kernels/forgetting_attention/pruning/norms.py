@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.forgetting_attention.launch import ceil_div, launch, power_of_two
+from ...attention_shared.launch import ceil_div, launch, power_of_two
 
 ROUNDS = 8
 

@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.forgetting_attention.launch import ceil_div, launch, power_of_two
-from kernels.forgetting_attention.tight import MARGIN
-from kernels.forgetting_attention.triton_prepare import LOG2E, Prepared
-from kernels.forgetting_attention.visibility import TILE
+from ...attention_shared.launch import ceil_div, launch, power_of_two
+from ..pruning.tight import MARGIN
+from ..visibility import TILE
+from .prepare import LOG2E, Prepared
 
 _TILE = tl.constexpr(TILE)
 _HALF = tl.constexpr(TILE // 2)

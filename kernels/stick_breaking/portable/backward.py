@@ -26,10 +26,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.forgetting_attention.launch import ceil_div, launch
-from kernels.forgetting_attention.tiles import rows_descriptor
-from kernels.stick_breaking.tiles import GRAIN, Plan, launch_options
-from kernels.stick_breaking.triton_forward import LOG2E, less_nearer, shares, visible
+from ...attention_shared.launch import ceil_div, launch
+from ...attention_shared.tiles import rows_descriptor
+from .forward import LOG2E, less_nearer, shares, visible
+from .tiles import GRAIN, Plan, launch_options
 
 WORKSPACE_BYTES = 2**29
 _GRAIN = tl.constexpr(GRAIN)

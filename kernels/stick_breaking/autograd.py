@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from kernels.stick_breaking.chunked import QUERY_BLOCK, chunked_backward, chunked_forward
-from kernels.stick_breaking.validation import check_values
-from kernels.stick_breaking.visibility import first_visible_key
+from .chunked import QUERY_BLOCK, chunked_backward, chunked_forward
+from .validation import check_values
+from .visibility import first_visible_key
 
 
 @torch.library.custom_op("stick_breaking::chunked_forward", mutates_args=())

@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.forgetting_attention.visibility import TILE
+from ..visibility import TILE
 
 DS_STAGES = gl.constexpr(2)  # of a warpgroup that takes dS from shared memory
 _TILE = gl.constexpr(TILE)

@@ -17,7 +17,7 @@ Suffixes: B batch, H heads, Q queries, T keys, D head dimension, R blocks of hal
 import torch
 from torch import Tensor
 
-from kernels.forgetting_attention.visibility import TILE
+from ..visibility import TILE
 
 MARGIN = 1e-3
 """In nats: that much less is dropped than the tolerance allows, for what rounding does to logits of hundreds of nats."""
