@@ -10,18 +10,19 @@ import numpy as np
 import pandas as pd
 
 from analysis.statistics import Estimate, Term, contrast
-from analysis.study import Line, Study
+from analysis.study import Axes, Line, Series, Study
 
 KIND = "per_token_loss"
 
 
 @dataclass(frozen=True, eq=False)
 class LossCurve:
-    """Held-out losses (nats) of the runs behind one label. `losses_SN`: L(i), i = 1..N at index i - 1, for every seed;
+    """Held-out losses (nats) of one series. `losses_SN`: L(i), i = 1..N at index i - 1, for every seed;
     `bands_DK`: mean over seeds of every document's mean loss over K bands of positions, which end at `ends_K` (D = 0 where not
     stored)."""
 
     label: str
+    axes: Axes
     model: str
     scale: str
     train_len: int
@@ -93,13 +94,13 @@ def _roughness(losses: np.ndarray, length: int) -> tuple[float, float]:
 
 @lru_cache(maxsize=8)
 def loss_curves(study: Study) -> tuple[LossCurve, ...]:
-    """The curves of an artefact, one per label, model and scale, in the order of its lines.
+    """Return the curves of an artefact, one per series, in the order of its lines.
 
     ValueError: positions missing, or seeds that were evaluated differently.
     """
-    groups: dict[tuple[str, str, str], list[tuple[Line, pd.DataFrame]]] = {}
+    groups: dict[Series, list[tuple[Line, pd.DataFrame]]] = {}
     for line, rows, _ in study.evaluations(KIND):
-        groups.setdefault((line.label, line.model, line.scale), []).append((line, rows))
+        groups.setdefault(line.series, []).append((line, rows))
     return tuple(_curve(study, group) for group in groups.values())
 
 
@@ -112,6 +113,7 @@ def _curve(study: Study, group: list[tuple[Line, pd.DataFrame]]) -> LossCurve:
         raise ValueError(f"{study.stem}: the seeds of {first.label} were evaluated on different lengths or documents")
     return LossCurve(
         label=first.label,
+        axes=first.axes,
         model=first.model,
         scale=first.scale,
         train_len=study.train_len_of(first.run_id),
@@ -140,7 +142,7 @@ def _split(rows: pd.DataFrame, label: str) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def by_model(study: Study) -> dict[str, LossCurve]:
-    """The curves of an artefact that has one label per model, by model. ValueError for curves of several lengths."""
+    """Return the curves of an artefact that has one series per model, by model. ValueError for curves of several lengths."""
     curves = {curve.model: curve for curve in loss_curves(study)}
     if len({curve.length for curve in curves.values()}) > 1:
         lengths = {model: curve.length for model, curve in curves.items()}

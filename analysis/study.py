@@ -1,8 +1,9 @@
 """An artefact and the rows it is drawn from: results/SCALE/STEM.json, and the stored evaluations that it names. Torch-free.
 
-A line is one run under the label that the figure gives it; equal labels (and models) with other seeds are repetitions.
+A line is one run of a figure. Its axes say in what it differs from the model as it is, and figures group by them; its label is
+how the figure prints that. Lines of equal axes, model and scale are one series: repetitions with other seeds.
 
-    {"stem", "scale", "corpus": {SCALE: {...}}, "lines": [{"label", "model", "seed", "scale", "run_id",
+    {"stem", "scale", "lines": [{"label", "axes", "model", "seed", "scale", "run_id",
      "files": {"tiny/rows/per_token_loss/RUN-EVAL.parquet": sha256 of the rows}}]}
 """
 
@@ -21,6 +22,12 @@ from analysis.names import rank
 from results.sealed import read_sealed, write_sealed
 from results.store import META, Meta, read_rows, read_run, run_file
 
+Axes = dict[str, str | int | float | bool]
+Series = tuple[tuple[tuple[str, str | int | float | bool], ...], str, str]
+"""Axes in the order of their names, model and scale: what repetitions share."""
+Place = tuple[Series, int]
+"""Series and seed: a line's place in an artefact."""
+
 REMEDY = "restore it from version control, or delete it: `run` of this artefact writes it again from the stored rows"
 
 _OF_LINE = ("label", "model", "seed", "scale", "run_id")
@@ -28,10 +35,11 @@ _OF_LINE = ("label", "model", "seed", "scale", "run_id")
 
 @dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class Line:
-    """One run in an artefact. `model`: the recipe's name, which gives colour and order. `files`: path below the results
-    folder -> SHA-256 of its rows."""
+    """One run in an artefact. `axes`: empty for the model as it is. `model`: the recipe's name, which gives colour and order.
+    `files`: path below the results folder -> SHA-256 of its rows."""
 
     label: str
+    axes: Axes
     model: str
     seed: int
     scale: str
@@ -39,9 +47,18 @@ class Line:
     files: dict[str, str] = field(default_factory=dict)
 
     @property
-    def place(self) -> tuple[str, str, str, int]:
-        """What a newer line takes the place of."""
-        return self.label, self.model, self.scale, self.seed
+    def series(self) -> Series:
+        """The same for all seeds of a line."""
+        return series_of(self.axes, self.model, self.scale)
+
+    @property
+    def place(self) -> Place:
+        """The place in the artefact, where a newer line replaces an older one."""
+        return self.series, self.seed
+
+
+def series_of(axes: Axes, model: str, scale: str) -> Series:
+    return tuple(sorted(axes.items())), model, scale
 
 
 _LINES = TypeAdapter(list[Line])
@@ -52,7 +69,7 @@ def study_file(results_dir: Path, scale: str, stem: str) -> Path:
 
 
 def read_lines(results_dir: Path, scale: str, stem: str) -> list[Line]:
-    """The lines an artefact was drawn from; none if it never was. ValueError for a damaged file."""
+    """Return the lines an artefact was drawn from; none if it never was. ValueError for a damaged file."""
     path = study_file(results_dir, scale, stem)
     if not path.is_file():
         return []
@@ -63,7 +80,7 @@ def read_lines(results_dir: Path, scale: str, stem: str) -> list[Line]:
 
 
 def write_lines(results_dir: Path, scale: str, stem: str, lines: list[Line]) -> Path:
-    """Say which rows an artefact is drawn from; untouched if it said so already."""
+    """Write which rows an artefact is drawn from; the file stays untouched if it says so already."""
     path = study_file(results_dir, scale, stem)
     values = {"stem": stem, "scale": scale, "lines": [asdict(line) for line in lines]}
     try:
@@ -71,7 +88,7 @@ def write_lines(results_dir: Path, scale: str, stem: str, lines: list[Line]) -> 
     except ValueError:
         unchanged = False
     if not unchanged:
-        write_sealed(path, values)
+        write_sealed(path, values, compact=True)
     return path
 
 
@@ -103,8 +120,8 @@ class Study:
         return found
 
     def evaluations(self, kind: str, **wanted: Any) -> list[tuple[Line, pd.DataFrame, Meta]]:
-        """What is drawn of a kind, in the order of the lines: line, own rows, meta. `wanted`: only evaluations whose spec has
-        these values.
+        """Return the drawn evaluations of a kind, in the order of the lines: line, own rows, meta. `wanted`: only those whose
+        spec has these values.
 
         Storage only grows, so a line may have been evaluated in several ways (on more documents, say). Of each line, and mode
         where the spec has modes, the way that most lines share is taken; of equals the newest.
@@ -117,16 +134,18 @@ class Study:
         shared = Counter(meta["eval_id"] for _, _, meta in found)
         best: dict[tuple[Any, ...], tuple[Line, pd.DataFrame, Meta]] = {}
         for line, rows, meta in sorted(found, key=lambda each: (shared[each[2]["eval_id"]], each[2]["created"])):
-            best[*line.place, meta["spec"].get("mode")] = line, rows, meta
+            best[line.place, meta["spec"].get("mode")] = line, rows, meta
         order = {line.place: index for index, line in enumerate(self.lines)}
         return sorted(best.values(), key=lambda each: (order[each[0].place], str(each[2]["spec"].get("mode"))))
 
     def rows(self, kind: str, **wanted: Any) -> pd.DataFrame:
-        """All rows of a kind of evaluation behind columns label, model, seed, scale, run_id, eval_id. Empty (without the kind's
-        own columns) where there are none."""
+        """Return all rows of a kind of evaluation behind columns label, model, seed, scale, run_id, eval_id and one per axis.
+        Empty (without the kind's own columns) where there are none. ValueError for an axis that is called like a column."""
         frames = []
         for line, rows, meta in self.evaluations(kind, **wanted):
-            source = {name: getattr(line, name) for name in _OF_LINE} | {"eval_id": meta["eval_id"]}
+            source = {name: getattr(line, name) for name in _OF_LINE} | {"eval_id": meta["eval_id"], **line.axes}
+            if twice := source.keys() & set(rows.columns):
+                raise ValueError(f"{self.stem}: the axis {', '.join(twice)} is a column of {kind}, too: give it another name")
             frames.append(pd.concat([pd.DataFrame(source, index=rows.index), rows], axis=1))
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*_OF_LINE, "eval_id"])
 
@@ -174,7 +193,7 @@ class Study:
 
     @property
     def corpora(self) -> str:
-        """What the runs were trained on: "packages, bpe-512 (1a2b3c4d)", joined where there are several."""
+        """The corpora that the runs were trained on: "packages, bpe-512 (1a2b3c4d)", joined where there are several."""
         names = set()
         for line in self.lines:
             data = self.spec(line.run_id)["data"]
@@ -183,21 +202,18 @@ class Study:
 
     @property
     def averaged_share(self) -> float | None:
-        """Of the last steps, over which the weights of every run are averaged; None where they are not, or not of all."""
+        """Share of the last steps over which the weights of every run are averaged; None where they are not, or not of all."""
         shares = {self.spec(line.run_id).get("train", {}).get("averaged_share", 0.0) for line in self.lines}
         return shares.pop() or None if len(shares) == 1 else None
 
     @cached_property
-    def seed_counts(self) -> dict[tuple[str, str, str], int]:
-        """How many seeds each label has, by (label, model, scale)."""
-        seeds: dict[tuple[str, str, str], set[int]] = {}
-        for line in self.lines:
-            seeds.setdefault((line.label, line.model, line.scale), set()).add(line.seed)
-        return {key: len(found) for key, found in seeds.items()}
+    def seed_counts(self) -> dict[Series, int]:
+        """Number of seeds of each series."""
+        return dict(Counter(line.series for line in self.lines))
 
     @property
     def num_seeds(self) -> int:
-        """The largest number of seeds that one label has."""
+        """The largest number of seeds that one series has."""
         return max(self.seed_counts.values())
 
     @property
@@ -206,7 +222,7 @@ class Study:
         return max((meta["created"] for _, _, meta in self._evaluations), default="")
 
     def extra(self, kind: str, run_id: str, name: str) -> Any:
-        """What an evaluation recorded beyond its rows; None if it did not."""
+        """Return what an evaluation recorded beyond its rows; None if it did not."""
         for line, _, meta in self.evaluations(kind):
             if line.run_id == run_id and name in meta["extras"]:
                 return meta["extras"][name]

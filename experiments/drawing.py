@@ -1,12 +1,12 @@
 """From finished evaluations in run folders to stored rows, an artefact's lines, its drawing and the report. Torch-free."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis import report
-from analysis.study import Line, Study, read_lines, study_file, write_lines
+from analysis.study import Line, Place, Study, read_lines, study_file, write_lines
 from experiments.artefact import Artefact, artefacts
 from experiments.scales import get_scale
 from results.store import fault_of, keep, read_rows, record_run, rows_file
@@ -53,7 +53,7 @@ def collect(drawing: dict[str, Any]) -> Collected | None:
                 files[str(path.relative_to(results_dir))] = read_rows(path)[1]["rows_sha256"]
         if files:
             record_run(results_dir, folder.record())
-            found.append(Line(wanted["label"], wanted["model"], wanted["seed"], spec.scale, spec.run_id, files))
+            found.append(Line(wanted["label"], wanted["axes"], wanted["model"], wanted["seed"], spec.scale, spec.run_id, files))
     lines = _joined(found, read_lines(results_dir, scale, stem))
     if not lines:
         return None
@@ -78,16 +78,23 @@ def _kept(folder: RunFolder, scale: str, run_id: str, eval_id: str, results_dir:
 
 
 def _joined(new: list[Line], old: list[Line]) -> list[Line]:
-    """New lines, and the old ones whose place none of them takes; of the same run the files of both. Where every place is known
-    the old order stays, so that doing all again changes nothing."""
-    known = {line.place: line for line in old}
-    lines = {}
-    for line in new:
-        before = known.get(line.place)
-        if before is not None and before.run_id == line.run_id:
-            line = Line(line.label, line.model, line.seed, line.scale, line.run_id, {**before.files, **line.files})
+    """Return the old lines in their order, each replaced by the new line of its place (of the same run with the files of both).
+    A new place comes behind the line that is declared before it, or else before those that are declared after it."""
+    lines = {line.place: line for line in old}
+    order = list(lines)
+    for index, line in enumerate(new):
+        before = lines.get(line.place)
+        if before is None:
+            order.insert(order.index(new[index - 1].place) + 1 if index else _first(new, order), line.place)
+        elif before.run_id == line.run_id:
+            line = replace(line, files={**before.files, **line.files})
         lines[line.place] = line
-    return list({**known, **lines}.values() if known.keys() >= lines.keys() else {**lines, **known, **lines}.values())
+    return [lines[place] for place in order]
+
+
+def _first(new: list[Line], order: list[Place]) -> int:
+    """Index of the first of the new lines' places that is there already, or the end."""
+    return min((order.index(line.place) for line in new if line.place in order), default=len(order))
 
 
 def draw_from_file(path: Path) -> Collected | None:
@@ -135,9 +142,9 @@ def _section(artefact: Artefact, scale: str, results_dir: Path, is_stored: bool)
 
 
 def _missing(artefact: Artefact, scale: str, results_dir: Path) -> tuple[str, ...]:
-    """Labels that an artefact declares and that no stored line has."""
-    there = {line.label for line in read_lines(results_dir, scale, artefact.stem)}
-    return tuple(dict.fromkeys(r.label for r in artefact.runs(get_scale(scale), (0,)) if r.label not in there))
+    """Labels of the series that an artefact declares and that no stored line is of."""
+    there = {line.series for line in read_lines(results_dir, scale, artefact.stem)}
+    return tuple(dict.fromkeys(r.label for r in artefact.runs(get_scale(scale), (0,)) if r.series not in there))
 
 
 def drawn(plan: "Plan", stem: str) -> bool:
@@ -151,7 +158,7 @@ def drawn(plan: "Plan", stem: str) -> bool:
 
     for line in plan.lines[stem]:
         recipe = line.recipe
-        files = there.get((recipe.label, recipe.name, recipe.scale, recipe.seed), {})
+        files = there.get(recipe.place, {})
         for spec in line.evals:
             path = rows_file(results_dir, recipe.scale, line.run_id, eval_id(spec))
             if str(path.relative_to(results_dir)) not in files or fault_of(path) is not None:

@@ -151,6 +151,7 @@ def drawing(plan: Plan, stem: str) -> dict:
         lines.append(
             {
                 "label": line.recipe.label,
+                "axes": line.recipe.axes,
                 "model": line.recipe.name,
                 "seed": line.recipe.seed,
                 "run": str(run.folder.path),

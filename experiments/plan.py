@@ -318,14 +318,14 @@ def _check_stored(plan: Plan, stem: str, lines: tuple[Wanted, ...]) -> None:
     request, scale = plan.request, plan.scale
     ours = {run.spec.scale: run.spec.data.fingerprint for run in (plan.runs[line.run_id] for line in lines)}
     declared = plan.artefacts[stem].runs(scale, request.seeds)
-    shares = {(recipe.label, recipe.name): recipe.train.get("averaged_share", request.average) for recipe in declared}
+    shares = {recipe.series: recipe.train.get("averaged_share", request.average) for recipe in declared}
     file, remedy = request.results_dir / scale.name / f"{stem}.json", "keep the two apart with --results-dir FOLDER."
     for line in read_lines(request.results_dir, scale.name, stem):
         record = run_file(request.results_dir, line.scale, line.run_id)
         if not record.is_file():
             continue  # lost; collecting a run of this plan writes it again
         spec = read_run(record)["spec"]
-        share, ask = spec.get("train", {}).get("averaged_share", 0.0), shares.get((line.label, line.model), request.average)
+        share, ask = spec.get("train", {}).get("averaged_share", 0.0), shares.get(line.series, request.average)
         if share != ask:
             raise ValueError(f"{file} is drawn from {_weights(share)} (this is {_weights(ask)}): {remedy}")
         data = spec["data"]

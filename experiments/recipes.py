@@ -1,9 +1,10 @@
-"""From a model's name, a scale and changes to the run that an artefact wants: `recipes` is what declarations call."""
+"""Recipes: from a model's name, a scale and changes to the run that an artefact wants. Declarations call `recipes`."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from analysis.study import Axes, Place, Series, series_of
 from data.recall import RecallTask
 from data.spec import DataSpec
 from experiments.scales import Scale, get_scale
@@ -14,8 +15,10 @@ from training.spec import RunSpec, TrainSpec
 @dataclass(frozen=True)
 class Recipe:
     """One run of an artefact, before its corpus is known: the model `name` at `scale`, with fields of its ModelSpec and
-    TrainSpec changed, trained on `task` in place of a text where there is one. `label` is what the artefact calls it; seeds of
-    one label are repetitions."""
+    TrainSpec changed, trained on `task` in place of a text where there is one.
+
+    `axes` say in what the run differs from the model as it is; the artefact's `draw` groups by them. `label` is their print.
+    """
 
     label: str
     name: str
@@ -24,15 +27,26 @@ class Recipe:
     model: dict[str, Any] = field(default_factory=dict)
     train: dict[str, Any] = field(default_factory=dict)
     task: RecallTask | None = None
+    axes: Axes = field(default_factory=dict)
+
+    @property
+    def series(self) -> Series:
+        """The same for all seeds of a line."""
+        return series_of(self.axes, self.name, self.scale)
+
+    @property
+    def place(self) -> Place:
+        """The place that the run takes in an artefact."""
+        return self.series, self.seed
 
     @property
     def sizes(self) -> Scale:
-        """The scale, with the training length that this recipe has: what its evaluations go by."""
+        """The scale that its evaluations go by: with the training length that this recipe has."""
         scale = get_scale(self.scale)
         return replace(scale, seq_len=self.train.get("seq_len", scale.seq_len))
 
     def run_spec(self, text: DataSpec | None) -> RunSpec:
-        """ValueError for a change that no spec can have."""
+        """Return the spec of the run on this text. ValueError for a change that no spec can have."""
         data = text if self.task is None else DataSpec.of_recall(self.task)
         assert data is not None
         scale = get_scale(self.scale)
@@ -60,19 +74,20 @@ def recipes(
     name: str,
     seeds: Iterable[int],
     *,
+    axes: Axes | None = None,
     label: str | None = None,
     model: dict[str, Any] | None = None,
     train: dict[str, Any] | None = None,
     task: RecallTask | None = None,
 ) -> Iterator[Recipe]:
-    """One recipe per seed. Without a `label` the model's own name stands in the artefact."""
+    """Yield one recipe per seed. Without a `label` the model's own name stands in the artefact."""
     for seed in seeds:
-        yield Recipe(label or name, name, scale.name, seed, model or {}, train or {}, task)
+        yield Recipe(label or name, name, scale.name, seed, model or {}, train or {}, task, axes or {})
 
 
 def model_spec(name: str, scale: Scale, vocab_size: int, changes: dict[str, Any] | None = None) -> ModelSpec:
-    """The spec of a model at a scale, with some of its fields changed. An attention block's SwiGLU is narrower (ratio 3.5, not
-    4) exactly when it has an output gate, so that ablated blocks keep their size (the paper leaves this open)."""
+    """Return the spec of a model at a scale, with some of its fields changed. An attention block's SwiGLU is narrower (ratio
+    3.5, not 4) exactly when it has an output gate, so that ablated blocks keep their size (the paper leaves this open)."""
     check_name(name)
     if name in _BUILDERS:
         return _BUILDERS[name](scale, vocab_size, changes or {})
@@ -80,7 +95,7 @@ def model_spec(name: str, scale: Scale, vocab_size: int, changes: dict[str, Any]
 
 
 def check_name(name: str, flag: str = "") -> None:
-    """ValueError for a model that there is no recipe for, named with the option that gave it."""
+    """Raise ValueError for a model that there is no recipe for, named with the option that gave it."""
     if name not in NAMES:
         raise ValueError(f"{flag}{name}: no such model; choose from {', '.join(NAMES)}.")
 

@@ -10,9 +10,20 @@ from results.atomic import write_atomic
 SEAL = "sha256"
 
 
-def write_sealed(path: Path, values: dict[str, Any]) -> None:
-    """Write `values` and their digest atomically. NaN and infinity are refused (ValueError): they are not JSON."""
-    write_atomic(path, json.dumps({**values, SEAL: _digest(values)}, indent=1, allow_nan=False) + "\n")
+def write_sealed(path: Path, values: dict[str, Any], *, compact: bool = False) -> None:
+    """Write `values` and their digest atomically. `compact`: a line per value, and per item of a list, so that one more item is
+    one more line. NaN and infinity are refused (ValueError): they are not JSON."""
+    sealed = {**values, SEAL: _digest(values)}
+    write_atomic(path, (_compact(sealed) if compact else json.dumps(sealed, indent=1, allow_nan=False)) + "\n")
+
+
+def _compact(values: dict[str, Any]) -> str:
+    def text(value: Any) -> str:
+        if not isinstance(value, list):
+            return json.dumps(value, allow_nan=False)
+        return "[\n" + ",\n".join(f"  {json.dumps(item, allow_nan=False)}" for item in value) + "\n ]"
+
+    return "{\n" + ",\n".join(f" {json.dumps(name)}: {text(value)}" for name, value in values.items()) + "\n}"
 
 
 def read_sealed(path: Path, remedy: str, types: dict[str, type] | None = None) -> dict[str, Any]:

@@ -19,7 +19,8 @@ def runs(scale, seeds, kinds=(("pruned", PRUNED), ("unpruned", WHOLE))):
     at = with_shorter(scale)[0]
     for length in at.pruning_contexts:
         for name, model in kinds:
-            yield from recipes(at, "fox_pro", seeds, label=f"{name}, context {length}", model=model, train=dict(seq_len=length))
+            axes, label = dict(pruning=name, context=length), f"{name}, context {length}"
+            yield from recipes(at, "fox_pro", seeds, axes=axes, label=label, model=model, train=dict(seq_len=length))
 
 
 def evals(scale):

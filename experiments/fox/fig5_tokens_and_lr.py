@@ -17,8 +17,9 @@ CLAIMS = ("C24",)
 def runs(scale, seeds):
     for at in with_shorter(scale):
         for rate in scale.rates:
+            axes = dict(train_tokens=at.train_tokens, peak_lr=rate)
             label = f"{at.train_tokens / 1e6:.4g}M tokens, LR {rate:g}"
-            yield from recipes(at, "fox_pro", seeds, label=label, train=dict(peak_lr=rate))
+            yield from recipes(at, "fox_pro", seeds, axes=axes, label=label, train=dict(peak_lr=rate))
 
 
 def evals(scale):

@@ -19,9 +19,12 @@ PAIR = ("fox_pro", "transformer_pro")
 def runs(scale, seeds):
     for model in PAIR:
         for size in map(get_scale, scale.sizes):
-            yield from recipes(size, model, seeds, label=f"size {size.hidden_size} x {size.num_layers}")
+            name = f"{size.hidden_size} x {size.num_layers}"
+            yield from recipes(size, model, seeds, axes=dict(size=name), label=f"size {name}")
         for at in with_shorter(scale):
-            yield from recipes(at, model, seeds, label=f"tokens {at.train_tokens / 1e6:.4g}M")
+            axes = dict(tokens=at.train_tokens)
+            yield from recipes(at, model, seeds, axes=axes, label=f"tokens {at.train_tokens / 1e6:.4g}M")
+        at = get_scale(scale.ablation)
         for seq_len in scale.training_contexts:
-            at = get_scale(scale.ablation)
-            yield from recipes(at, model, seeds, label=f"context {seq_len}", train=dict(seq_len=seq_len))
+            axes = dict(context=seq_len)
+            yield from recipes(at, model, seeds, axes=axes, label=f"context {seq_len}", train=dict(seq_len=seq_len))

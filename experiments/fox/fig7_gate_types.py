@@ -18,7 +18,8 @@ CLAIMS = ("C26", "C26b")
 def runs(scale, seeds):
     at = get_scale(scale.ablation)
     for block in ("fox_llama", "fox_pro"):
-        yield from recipes(at, block, seeds, label="data-dependent")
+        yield from recipes(at, block, seeds, axes=dict(gate="full"), label="data-dependent")
         for (gate, name), longest in product((("bias_only", "data-independent"), ("fixed", "fixed")), scale.decay_times):
             changes = dict(forget_gate=gate, decay_time_min=2.0, decay_time_max=float(longest))
-            yield from recipes(at, block, seeds, label=f"{name}, T_max {longest}", model=changes)
+            axes = dict(gate=gate, longest=longest)
+            yield from recipes(at, block, seeds, axes=axes, label=f"{name}, T_max {longest}", model=changes)

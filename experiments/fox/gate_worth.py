@@ -18,8 +18,10 @@ def runs(scale, seeds):
     grid = get_scale(scale.ablation)
     for model in ("fox_pro", "transformer_pro", "fox_llama", "transformer_llama"):
         for rate in grid.rates_of(model):
+            axes = dict(train_tokens=grid.train_tokens, peak_lr=rate)
             label = f"{grid.train_tokens / 1e6:.3g}M tokens, LR {rate:g}"
-            yield from recipes(grid, model, seeds, label=label, train=dict(peak_lr=rate))
+            yield from recipes(grid, model, seeds, axes=axes, label=label, train=dict(peak_lr=rate))
         for at in with_shorter(scale):
             if at != grid:
-                yield from recipes(at, model, seeds, label=f"{at.train_tokens / 1e6:.3g}M tokens")
+                axes = dict(train_tokens=at.train_tokens)
+                yield from recipes(at, model, seeds, axes=axes, label=f"{at.train_tokens / 1e6:.3g}M tokens")

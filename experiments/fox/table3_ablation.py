@@ -37,4 +37,4 @@ ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 def runs(scale, seeds):
     for label, model, changes in ROWS:
-        yield from recipes(get_scale(scale.ablation), model, seeds, label=label, model=changes)
+        yield from recipes(get_scale(scale.ablation), model, seeds, axes=changes, label=label, model=changes)

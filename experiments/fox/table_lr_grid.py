@@ -18,8 +18,8 @@ def runs(scale, seeds):
     at = get_scale(scale.ablation)
     for model in MODELS:
         for rate in at.rates_of(model):
-            label = f"{model}, LR {rate:g}"
-            yield from recipes(at, model, seeds, label=label, train=dict(peak_lr=rate))
+            axes, label = dict(peak_lr=rate), f"{model}, LR {rate:g}"
+            yield from recipes(at, model, seeds, axes=axes, label=label, train=axes)
 
 
 def evals(scale):

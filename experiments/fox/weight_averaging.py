@@ -21,5 +21,5 @@ def runs(scale, seeds):
     for model in ("fox_pro", "transformer_pro"):
         yield from recipes(at, model, seeds, label="last weights")
         for share in SHARES:
-            label = f"mean over the last {share:.0%} of the steps"
-            yield from recipes(at, model, seeds, label=label, train=dict(averaged_share=share))
+            axes, label = dict(averaged_share=share), f"mean over the last {share:.0%} of the steps"
+            yield from recipes(at, model, seeds, axes=axes, label=label, train=axes)

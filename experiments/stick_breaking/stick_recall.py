@@ -24,4 +24,5 @@ def runs(scale, seeds):
         train = dict(seq_len=task.seq_len, batch_tokens=tokens, train_tokens=grid.num_steps * tokens,
                      warmup_tokens=grid.num_steps // 10 * tokens, peak_lr=grid.peak_lr)  # fmt: skip
         for name in ("stick_breaking", "transformer_llama", "fox_llama"):
-            yield from recipes(scale, name, seeds, label=f"{num_keys} keys", model=model, train=train, task=task)
+            axes, label = dict(num_keys=num_keys), f"{num_keys} keys"
+            yield from recipes(scale, name, seeds, axes=axes, label=label, model=model, train=train, task=task)

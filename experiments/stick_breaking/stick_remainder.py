@@ -13,4 +13,5 @@ CLAIMS = ("S8",)
 def runs(scale, seeds):
     at = get_scale(scale.extrapolation)
     yield from recipes(at, "stick_breaking", seeds)
-    yield from recipes(at, "stick_breaking", seeds, label="with remainder", model=dict(stick_remainder=True))
+    axes = dict(stick_remainder=True)
+    yield from recipes(at, "stick_breaking", seeds, axes=axes, label="with remainder", model=axes)

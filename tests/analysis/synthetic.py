@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.names import SEVEN
-from analysis.study import Line, Study, write_lines
+from analysis.study import Axes, Line, Study, write_lines
 from results.schema import Schema
 from results.store import read_rows, record_run, rows_file, write_rows
 
@@ -68,9 +68,12 @@ class Store:
         name: str | None = None,
         data: dict[str, Any] | None = None,
         git_sha: str = PROVENANCE["git_sha"],
+        axes: Axes | None = None,
     ) -> None:
-        """One run with its evaluations, each a kind and its own rows. `name`: what tells the run from others of its label."""
+        """Add one run with its evaluations, each a kind and its own rows. `name` tells the run from others of its label.
+        Without `axes` the label is one, where it is not the model's."""
         scale, model = scale or self.scale, model or label
+        axes = axes if axes is not None else {} if label == model else {"label": label}
         run_id = run_id_of(name or label, seed, scale)
         files = {}
         for number_, (kind, own) in enumerate(rows):
@@ -97,7 +100,7 @@ class Store:
         if final_loss is not None:
             record["final_loss"] = final_loss
         record_run(self.folder, record)
-        self.lines.setdefault(stem, []).append(Line(label, model, seed, scale, run_id, files))
+        self.lines.setdefault(stem, []).append(Line(label, axes, model, seed, scale, run_id, files))
 
     def study(self, stem: str) -> Study:
         write_lines(self.folder, self.scale, stem, self.lines[stem])

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 import synthetic
@@ -16,7 +18,17 @@ def store_of(tmp_path, **seeds):
 
 
 def test_lines_come_back_and_an_unchanged_file_is_left_alone(tmp_path):
-    lines = [Line("a", "fox_pro", 0, "tiny", "r1", {"tiny/rows/x/r1-0.parquet": "f00"})]
+    lines = [
+        Line(
+            "a",
+            {"gate": "full", "longest": 256, "on": True, "rate": 1.0},
+            "fox_pro",
+            0,
+            "tiny",
+            "r1",
+            {"tiny/rows/x/r1-0.parquet": "f00"},
+        )
+    ]
     path = write_lines(tmp_path, "tiny", "fig", lines)
     before = path.stat().st_mtime_ns
     assert read_lines(tmp_path, "tiny", "fig") == lines
@@ -47,7 +59,7 @@ def test_seeds_scales_corpora_and_training_lengths(tmp_path):
     store = store_of(tmp_path, fox_pro=3, mamba2=1)
     study = store.study("fig")
     assert study.num_seeds == 3
-    assert study.seed_counts == {("fox_pro", "fox_pro", "tiny"): 3, ("mamba2", "mamba2", "tiny"): 1}
+    assert study.seed_counts == {((), "fox_pro", "tiny"): 3, ((), "mamba2", "tiny"): 1}
     assert study.scales == ["tiny"]
     assert study.corpora == "made-up, bpe-512 (feedbeef)"
     assert study.train_len == 256
@@ -61,7 +73,7 @@ def test_seeds_scales_corpora_and_training_lengths(tmp_path):
 def test_rows_that_were_replaced_are_refused(tmp_path):
     store = store_of(tmp_path, fox_pro=1)
     line = store.lines["fig"][0]
-    store.lines["fig"] = [Line(line.label, line.model, line.seed, line.scale, line.run_id, {next(iter(line.files)): "0" * 64})]
+    store.lines["fig"] = [replace(line, files={next(iter(line.files)): "0" * 64})]
     with pytest.raises(ValueError, match=r"other rows than fig\.json was drawn from"):
         store.study("fig").rows("needle")
 
@@ -83,7 +95,7 @@ def evaluated(tmp_path, ways):
             rows = pd.DataFrame({"value": [value]})
             path = write_rows(rows_file(tmp_path, "tiny", line.run_id, meta["eval_id"]), rows, meta, synthetic.UNCHECKED)
             files[str(path.relative_to(tmp_path))] = read_rows(path)[1]["rows_sha256"]
-        store.lines["fig"].append(Line(label, label, 0, "tiny", line.run_id, files))
+        store.lines["fig"].append(Line(label, {}, label, 0, "tiny", line.run_id, files))
     return store.study("fig")
 
 

@@ -302,15 +302,9 @@ def grid(tmp_path, evaluated):
         for rate in (1e-3, 2e-3, 4e-3):
             loss = 3.0 + abs(np.log2(rate / best))
             kinds = [("per_token_loss", synthetic.loss_rows(np.full(256, loss - 1)))] if evaluated(model, rate) else []
-            store.add("table_lr_grid", model, kinds, train={"peak_lr": rate}, final_loss=loss, name=f"{model} {rate}")
-            store.lines["table_lr_grid"][-1] = store.lines["table_lr_grid"][-1].__class__(
-                f"{model}, LR {rate:g}",
-                model,
-                0,
-                "tiny",
-                store.lines["table_lr_grid"][-1].run_id,
-                store.lines["table_lr_grid"][-1].files,
-            )
+            axes = {"peak_lr": rate}
+            label = f"{model}, LR {rate:g}"
+            store.add("table_lr_grid", label, kinds, model=model, axes=axes, train=axes, final_loss=loss)
     return store.study("table_lr_grid")
 
 

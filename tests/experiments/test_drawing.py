@@ -60,6 +60,19 @@ def test_doing_a_part_again_leaves_the_order_of_the_lines(asked):
         assert places(asked) == before
 
 
+def test_a_new_line_stands_where_it_is_declared_and_moves_no_other(asked):
+    made(asked, "hgrn2", "fox_pro")
+    file = study_file(asked.results_dir, "tiny", FIG2)
+    before = file.read_text().splitlines()
+    assert places(asked) == [("fox_pro", 0), ("hgrn2", 0)]
+    made(asked, "fox_pro", "mamba2", "hgrn2")
+    assert places(asked) == [("fox_pro", 0), ("mamba2", 0), ("hgrn2", 0)]
+    assert len(set(file.read_text().splitlines()) - set(before)) == 2  # the line and the seal
+    made(asked, "delta_net")
+    made(asked, "transformer_llama", "hgrn2")
+    assert [label for label, _ in places(asked)] == ["fox_pro", "mamba2", "transformer_llama", "hgrn2", "delta_net"]
+
+
 def test_what_was_not_met_is_said_with_its_cause(asked, monkeypatch):
     plan = made(asked, *PAIR)
     found = drawing.Collected(FIG2, 2, 1, {"needle-1 of a": math.inf, "per_token_loss-2 of b": 0.25})

@@ -169,7 +169,7 @@ def test_another_corpus_is_another_run_and_needs_another_folder(asked, tmp_path)
     record = {"run_id": run.spec.run_id, "scale": "tiny", "name": "fox_pro", "starts": [],
               "spec": {"data": {"source": "text", "fingerprint": "another"}}}  # fmt: skip
     record_run(request.results_dir, record)
-    line = Line("fox_pro", "fox_pro", 0, "tiny", run.spec.run_id, {})
+    line = Line("fox_pro", {}, "fox_pro", 0, "tiny", run.spec.run_id, {})
     write_lines(request.results_dir, "tiny", "fig2_per_token_loss", [line])
     with pytest.raises(ValueError, match=r"another corpus .*--results-dir"):
         make_plan(request)
@@ -183,7 +183,7 @@ def test_averaged_weights_are_other_runs_and_mix_with_last_ones_only_where_a_tab
     for stem, label in (("fig2_per_token_loss", "fox_pro"), ("weight_averaging", "last weights")):
         record_run(request.results_dir, {"run_id": last.spec.run_id, "scale": "tiny", "name": "fox_pro", "starts": [],
                                          "spec": json.loads(last.spec.to_json())})  # fmt: skip
-        write_lines(request.results_dir, "tiny", stem, [Line(label, "fox_pro", 0, "tiny", last.spec.run_id, {})])
+        write_lines(request.results_dir, "tiny", stem, [Line(label, {}, "fox_pro", 0, "tiny", last.spec.run_id, {})])
         asked_for = replace(request, artefacts=(stem,))
         words = r"drawn from the last weights \(this is weights averaged over the last 0.1 of the steps\): .*--results-dir"
         with pytest.raises(ValueError, match=words):

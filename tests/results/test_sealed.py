@@ -20,6 +20,16 @@ def test_what_is_written_is_read(tmp_path):
     assert sorted(before) == sorted(path.read_bytes()), "the digest does not depend on the order of keys"
 
 
+def test_compact_one_more_item_is_one_more_line(tmp_path):
+    path, values = tmp_path / "x.json", {"a": {"b": [1, 2]}, "empty": [], "items": [{"n": n} for n in range(3)]}
+    write_sealed(path, values, compact=True)
+    before = path.read_text().splitlines()
+    assert read_sealed(path, "do this") == values and before[0] == "{" and before[-1] == "}"
+    write_sealed(path, values | {"items": [*values["items"], {"n": 3}]}, compact=True)
+    after = path.read_text().splitlines()
+    assert len(after) == len(before) + 1 and after[-4] == '  {"n": 3}' and after[:-5] == before[:-4]
+
+
 def test_numbers_that_are_not_json_are_refused_before_anything_is_written(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         write_sealed(tmp_path / "x.json", {"a": float("nan")})
