@@ -14,8 +14,10 @@ from pathlib import Path
 from data.plan import CorpusPlan
 from eval.kinds import EvalSpec, eval_id, kind_of
 from experiments.drawing import drawn
-from experiments.plan import Plan, Run, execution_args, source_args, spec_file, with_execution
+from experiments.plan import Plan, Run, spec_file, with_execution
+from experiments.request import Corpora
 from results.atomic import write_atomic
+from training.command_line import arguments_of
 from training.spec import micro_batch_size
 
 
@@ -88,12 +90,9 @@ def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 
 
 def prepare_task(plan: Plan, corpus: CorpusPlan) -> Task:
     request = plan.request
-    args = ["prepare", *plan.artefacts, "--corpora-only", "--scale", request.scale, "--corpora-dir", str(request.corpora_dir)]
-    for flag in ("data", "heldout", "tokenizer"):
-        value = getattr(request, flag)
-        args += [f"--{flag}", value] if value is not None else []
+    args = ("prepare", *plan.artefacts, "--corpora-only", "--scale", request.scale, *arguments_of(request, Corpora))
     key = f"prepare:{corpus.folder.name}"
-    return Task(key, "experiments", tuple(args), (), (corpus.folder / "corpus.json",), plans_dir(plan))
+    return Task(key, "experiments", args, (), (corpus.folder / "corpus.json",), plans_dir(plan))
 
 
 def _prepared(plan: Plan, run: Run) -> tuple[str, ...]:
@@ -101,19 +100,16 @@ def _prepared(plan: Plan, run: Run) -> tuple[str, ...]:
 
 
 def _corpus_args(run: Run, flag: str) -> tuple[str, ...]:
-    """Where the text lies; a synthetic task lies nowhere."""
+    """Return where the text lies; a synthetic task lies nowhere."""
     return () if run.spec.data.recall is not None else (flag, str(run.corpus.folder))
 
 
 def train_task(plan: Plan, run: Run, processes: int = 1) -> Task:
     """ValueError for micro-batches that do not divide a step."""
-    request = plan.request
     execution = with_execution(plan, run, processes)
     micro_batch_size(run.spec.train, processes, execution.micro_batch_tokens)
-    args = [str(run.folder.path), "--quiet", *execution_args(execution), *_corpus_args(run, "--corpus-dir")]
-    args += ["--device", request.device] if execution.device == "auto" else []
-    if request.tokenizer is not None:
-        args += ["--tokenizer", request.tokenizer]
+    args = [str(run.folder.path), "--quiet", *arguments_of(execution), *_corpus_args(run, "--corpus-dir")]
+    args += ["--tokenizer", plan.request.tokenizer] if plan.request.tokenizer is not None else []
     key = f"train:{run.spec.folder_name}"
     return Task(
         key, "training", tuple(args), _prepared(plan, run), (run.folder.export / "manifest.json",), run.folder.path, run
@@ -124,7 +120,8 @@ def eval_task(plan: Plan, run: Run, specs: tuple[EvalSpec, ...], timing: bool) -
     """Evaluate `run` by `specs` in one process."""
     files = [str(spec_file(run, spec)) for spec in specs]
     device = plan.request.device
-    args = (str(run.folder.path), "--spec", *files, *_corpus_args(run, "--corpus"), "--device", device, *source_args(plan))
+    where = (*_corpus_args(run, "--corpus"), "--device", device, *arguments_of(plan.request.sources))
+    args = (str(run.folder.path), "--spec", *files, *where)
     makes = tuple(run.eval_file(spec) for spec in specs)
     train = () if timing or run.folder.finished else (f"train:{run.spec.folder_name}",)
     ids = _digest(sorted(eval_id(spec) for spec in specs))

@@ -3,7 +3,7 @@
 Runs are shared: artefacts ask for runs by their spec, and equal specs are one run however many artefacts want it.
 """
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -15,45 +15,15 @@ from data.spec import DataSpec
 from data.tokenizer import parse_tokenizer
 from eval import needle
 from eval.kinds import EVAL_SPEC, EvalSpec, eval_id, kind_of, unread
-from eval.shell.sources import Sources
 from experiments.adopt import adopted_run
 from experiments.artefact import Artefact, chosen
 from experiments.recipes import Recipe, check_name
+from experiments.request import Corpora, Request
 from experiments.scales import Scale, get_scale
 from results.atomic import write_atomic
 from results.store import fault_of, read_run, rows_file, run_file
 from training.run_folder import RunFolder
 from training.spec import Execution, RunSpec, check_device
-
-SOURCE_FLAGS = ("haystack", "haystack_unsorted", "prompts", "longbench", "include_path", "judge_url")
-"""Fields of Sources that `run` passes on to evaluations."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What the user asked for. `execution` is how trainings are carried out; it changes no result. `machine`: the GPU or CPU by
-    name, of which timings are. `reuse_stored`: rows in `results_dir` count as done, too. `average`: the share of its last steps
-    over which a training's weights are averaged."""
-
-    artefacts: tuple[str, ...] = ()
-    scale: str = "tiny"
-    data: str | None = None
-    heldout: str | None = None
-    tokenizer: str | None = None
-    seeds: tuple[int, ...] = (0,)
-    only: tuple[str, ...] = ()
-    line: tuple[str, ...] = ()
-    also: tuple[str, ...] = ()
-    average: float = 0.0
-    judge_model: str | None = None
-    device: str = "cpu"
-    machine: str = "any"
-    runs_dir: Path = Path("runs")
-    results_dir: Path = Path("results")
-    corpora_dir: Path = Path("corpora")
-    reuse_stored: bool = False
-    sources: Sources = field(default_factory=Sources)
-    execution: Execution = field(default_factory=Execution)
 
 
 @dataclass(frozen=True)
@@ -123,10 +93,11 @@ class Plan:
         return list({run.corpus.spec.fingerprint: run.corpus for run in self.runs.values()}.values())
 
 
-def make_plan(request: Request, *, rehearsal: bool = False) -> Plan:
+def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False) -> Plan:
     """Plan a request; touches no GPU and writes nothing. ValueError for anything the user can mend.
 
-    A `rehearsal` is only looked at, never carried out, and does without LongCrawl64.
+    `machine`: the GPU or CPU, by name, that timings are of. A `rehearsal` is only looked at, never carried out, and does
+    without LongCrawl64.
     """
     scale, artefacts = _check_names(request)
     _check_lines(request, scale, artefacts)
@@ -139,7 +110,7 @@ def make_plan(request: Request, *, rehearsal: bool = False) -> Plan:
         for recipe in _runs(artefact, scale, request):
             corpus = _made(recipe) or _corpus(request, get_scale(recipe.scale), corpora, rehearsal)
             spec = adopted_run(request.runs_dir, recipe) or recipe.run_spec(corpus.spec)
-            evals = tuple(_bound(e, spec, request) for e in artefact.evals(recipe.sizes))
+            evals = tuple(_bound(e, spec, request, machine) for e in artefact.evals(recipe.sizes))
             lines[stem].append(Wanted(recipe, spec.run_id, evals))
             specs[spec.run_id], trained_on[spec.run_id] = spec, corpus
             wanted.setdefault(spec.run_id, {}).update({eval_id(e): e for e in evals})
@@ -179,11 +150,11 @@ def _all_runs(artefact: Artefact, scale: Scale, request: Request) -> list[Recipe
     return found + [recipe for recipe in more if recipe not in found]
 
 
-def _bound(spec: EvalSpec, run: RunSpec, request: Request) -> EvalSpec:
+def _bound(spec: EvalSpec, run: RunSpec, request: Request, machine: str) -> EvalSpec:
     """An evaluation of a run that names by content everything it will read."""
     if isinstance(spec, needle.Spec) and request.judge_model is not None:
         spec = replace(spec, judge=request.judge_model)
-    return kind_of(spec).bound(spec, run.data, request.sources, run.train.precision, request.machine)
+    return kind_of(spec).bound(spec, run.data, request.sources, run.train.precision, machine)
 
 
 def _narrowed(request: Request) -> str:
@@ -225,7 +196,7 @@ def _corpus_key(scale: Scale) -> str:
 
 
 def _corpus(
-    request: Request, scale: Scale, known: dict[str, CorpusPlan | KnownCorpus], rehearsal: bool
+    request: Corpora, scale: Scale, known: dict[str, CorpusPlan | KnownCorpus], rehearsal: bool
 ) -> CorpusPlan | KnownCorpus:
     """Which corpus the request means at a scale; nothing is tokenised yet. ValueError where it cannot be read."""
     key = _corpus_key(scale)
@@ -235,12 +206,12 @@ def _corpus(
     return known[key]
 
 
-def corpus_at(request: Request, scale: Scale) -> CorpusPlan | KnownCorpus:
+def corpus_at(request: Corpora, scale: Scale) -> CorpusPlan | KnownCorpus:
     """The corpus of one scale; LongCrawl64 need not be here. ValueError where it cannot be read."""
     return _corpus(request, scale, {}, rehearsal=True)
 
 
-def _data(request: Request, scale: Scale) -> tuple[str | None, str | None]:
+def _data(request: Corpora, scale: Scale) -> tuple[str | None, str | None]:
     """Data and tokeniser, as `--data` and `--tokenizer` name them. LongCrawl64 has no short documents: for these it is the
     scale's own data then."""
     if scale.short_documents and (request.data or "longcrawl64:").startswith("longcrawl64:"):
@@ -250,7 +221,7 @@ def _data(request: Request, scale: Scale) -> tuple[str | None, str | None]:
     return data, request.tokenizer or own
 
 
-def _resolve(request: Request, scale: Scale) -> CorpusPlan:
+def _resolve(request: Corpora, scale: Scale) -> CorpusPlan:
     data, tokenizer = _data(request, scale)
     if data is None:
         raise ValueError(
@@ -268,7 +239,7 @@ def _resolve(request: Request, scale: Scale) -> CorpusPlan:
     )
 
 
-def _absent_hub(request: Request, scale: Scale) -> KnownCorpus | None:
+def _absent_hub(request: Corpora, scale: Scale) -> KnownCorpus | None:
     """A stand-in for the hub's short documents, whose commit a plan need not know."""
     data, tokenizer = _data(request, scale)
     if not scale.short_documents or data is None or not data.startswith("hf:") or "@" in data:
@@ -280,7 +251,7 @@ def _absent_hub(request: Request, scale: Scale) -> KnownCorpus | None:
     return KnownCorpus(spec, Path(data), "not asked of the hub, so the ids of the runs are provisional")
 
 
-def _absent_longcrawl64(request: Request, scale: Scale) -> KnownCorpus | None:
+def _absent_longcrawl64(request: Corpora, scale: Scale) -> KnownCorpus | None:
     """A stand-in for LongCrawl64 where a paper's scale is planned on a machine that does not have it."""
     kind, _, folder = (request.data or "longcrawl64:FOLDER").partition(":")
     if scale.default_tokenizer != "gpt2-json" or kind != "longcrawl64" or Path(folder).expanduser().exists():
@@ -354,28 +325,9 @@ def spec_file(run: Run, spec: EvalSpec) -> Path:
     return run.folder.evals / f"{eval_id(spec)}.spec.json"
 
 
-def source_args(plan: Plan) -> list[str]:
-    """The texts, data sets and tokeniser that evaluations are told of, as options of eval.job."""
-    given = {name: getattr(plan.request.sources, name) for name in SOURCE_FLAGS} | {"tokenizer": plan.request.tokenizer}
-    flags = {f"--{name.replace('_', '-')}": value for name, value in given.items() if value is not None and value is not False}
-    return [text for flag, value in flags.items() for text in ([flag] if value is True else [flag, str(value)])]
-
-
-def execution_args(execution: Execution) -> list[str]:
-    """The options of `python -m training` that differ from its defaults."""
-    args = []
-    for item in fields(Execution):
-        value = getattr(execution, item.name)
-        if value != item.default:
-            flag = item.name.replace("_", "-")
-            args += [f"--{flag}" if value is True else f"--no-{flag}" if value is False else f"--{flag}"]
-            args += [] if isinstance(value, bool) else [str(value)]
-    return args
-
-
 def with_execution(plan: Plan, run: Run, processes: int = 1) -> Execution:
     """How `run` is carried out: as asked for, and where nothing is said as its scale has it."""
-    execution = plan.request.execution
+    execution = plan.request.on(plan.request.device).execution
     scale = get_scale(run.spec.scale)
     if execution.micro_batch_tokens is None and scale.micro_batch_tokens is not None:
         share = max(run.spec.train.batch_tokens // processes, run.spec.train.seq_len)

@@ -1,21 +1,41 @@
-"""How submitted runs are doing, and what to do about it: `python -m slurm status`."""
+"""Submit runs to SLURM, see how they are doing, and do something about it: `python -m slurm run`, `status`, `resubmit` ..."""
 
 import json
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
-from tyro.conf import Positional
+from tyro.conf import OmitArgPrefixes, Positional
 
 from experiments import restarts
+from experiments.request import Request
 from slurm import client
 from slurm.records import Submission, adopt, read_submissions, users
 from slurm.status import OPEN, NodeState, node_states, now, rows, summary, table, wide
 from training.command_line import guarded, parse
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Submit what is neither there nor under way, and return at once. The same command goes on where SLURM took not all."""
+
+    cluster: Path
+    """The cluster's TOML file; slurm/clusters has some to copy and edit."""
+    dry_run: bool = False
+    """Print the graph and its sbatch scripts, and submit nothing."""
+    request: OmitArgPrefixes[Request] = field(default_factory=Request)
+
+    def run(self, console: Console) -> int:
+        from slurm.cluster import read_cluster
+        from slurm.submit import planned, rehearse, submit, whole_paths
+
+        cluster = read_cluster(self.cluster)
+        plan = planned(whole_paths(self.request), cluster, rehearsal=self.dry_run)
+        return (rehearse if self.dry_run else submit)(plan, cluster, console)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +56,7 @@ class Submitted:
         if not found:
             raise ValueError(
                 f"nothing was submitted from {self.runs_dir / (self.scale or '')}; "
-                "`python -m experiments run ... --launcher slurm` submits, --runs-dir says where the runs are."
+                "`python -m slurm run` submits, --runs-dir says where the runs are."
             )
         return found
 
@@ -150,9 +170,8 @@ class Resubmit(Submitted):
     """The cluster's TOML file; default: the settings with which it was submitted."""
 
     def run(self, console: Console) -> int:
-        from experiments.plan import make_plan
         from slurm.cluster import CLUSTER, read_cluster
-        from slurm.submit import REQUEST, submit
+        from slurm.submit import REQUEST, planned, submit
 
         given = read_cluster(self.cluster.absolute()) if self.cluster is not None else None
         wanted = {str(item.values["request"]): item.values for item in self.submissions() if not item.values["withdrawn"]}
@@ -161,11 +180,11 @@ class Resubmit(Submitted):
             os.chdir(values["cwd"])
             request = REQUEST.validate_json(json.dumps(values["request"]))
             cluster = given or CLUSTER.validate_json(json.dumps(values["cluster"]))
-            codes.add(submit(make_plan(request), cluster, console))
+            codes.add(submit(planned(request, cluster), cluster, console))
         return max(codes, default=0)
 
 
-Command = Status | Watch | Logs | Cancel | Resubmit
+Command = Run | Status | Watch | Logs | Cancel | Resubmit
 
 
 def _shown(found: list[list[NodeState]]) -> Group:

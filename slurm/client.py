@@ -86,7 +86,7 @@ def require_slurm() -> None:
     missing = [name for name in COMMANDS if shutil.which(name) is None]
     if missing:
         raise ValueError(
-            f"{', '.join(missing)} not found: --launcher slurm needs SLURM's commands; run this on the cluster's login node, "
+            f"{', '.join(missing)} not found: SLURM's commands are needed; run this on the cluster's login node, "
             "or look at the plan with --dry-run."
         )
 

@@ -1,4 +1,4 @@
-"""`run --launcher slurm`: submit what is neither there nor under way; `--dry-run` shows it instead.
+"""`python -m slurm run`: submit what is neither there nor under way; `--dry-run` shows it instead.
 
 All that jobs need is on disk before the first sbatch: specs, drawings, the code, and the record of the submission. sbatch is
 then called once per batch (slurm/graph.py), patiently: a busy controller, a lost answer and a full queue are no reason to give
@@ -24,7 +24,8 @@ from rich.table import Table
 
 from experiments.execute import fetch
 from experiments.graph import write_drawings
-from experiments.plan import KnownCorpus, Plan, Request, write_specs
+from experiments.plan import KnownCorpus, Plan, make_plan, write_specs
+from experiments.request import Request
 from results.atomic import write_atomic
 from slurm import client, graph
 from slurm.batch import script, task_python
@@ -270,11 +271,16 @@ def _check_machine(nodes: list[Node], cluster: Cluster) -> None:
         )
 
 
+def planned(request: Request, cluster: Cluster, *, rehearsal: bool = False) -> Plan:
+    """Plan a request for the machines of a cluster: the login node may have no GPU, what counts is where the jobs run."""
+    return make_plan(request.on(cluster.device), machine=cluster.machine, rehearsal=rehearsal)
+
+
 def whole_paths(request: Request) -> Request:
     """The same with absolute paths: jobs and later commands must not depend on where they are started."""
     places = {name: getattr(request, name).absolute() for name in ("runs_dir", "results_dir", "corpora_dir")}
-    given: dict[str, Any] = {name: path.absolute() for name, path in vars(request.sources).items() if isinstance(path, Path)}
-    return replace(request, **places, sources=replace(request.sources, **given))
+    given: dict[str, Any] = {name: path.absolute() for name, path in vars(request.user_data).items() if isinstance(path, Path)}
+    return replace(request, **places, user_data=replace(request.user_data, **given))
 
 
 def _check_writable(scratch: Path) -> None:

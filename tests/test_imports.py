@@ -31,7 +31,7 @@ KNOWN_CIRCLES = {
     frozenset({"experiments.artefact", "experiments.benchmark.evaluations", "experiments.benchmark.paths", "experiments.plan"}),
 }
 """Files that import each other in a circle and are still to be parted. An entry that is no circle any more must go."""
-KNOWN_UPWARD = {("experiments.__main__", "slurm.cluster"), ("experiments.__main__", "slurm.submit")}
+KNOWN_UPWARD: set[tuple[str, str]] = set()
 """Pairs of files (importer, imported) against MAY_IMPORT that are still to be mended."""
 
 

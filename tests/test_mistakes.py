@@ -23,7 +23,8 @@ from eval import job
 from eval.needle.wording import DEFAULT_WORDING, Wording
 from experiments import __main__ as experiments
 from experiments import execute
-from experiments.plan import Request, make_plan, write_specs
+from experiments.plan import make_plan, write_specs
+from experiments.request import Request
 from models.build import build_model
 from results.sealed import read_sealed, write_sealed
 from slurm import __main__ as slurm_commands
@@ -131,6 +132,7 @@ COMMANDS = {
     "needle": (evaluate.main, ("needle", "--model", "RUN", "--corpus", "CORPUS")),
     "throughput": (evaluate.main, ("throughput", "--model", "RUN")),
     "job": (job.main, ("RUN", "--spec", "FILE")),
+    "slurm run": (slurm_commands.main, ("run", "--cluster", "FILE")),
     "slurm": (slurm_commands.main, ("status",)),
 }
 

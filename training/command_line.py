@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from types import FrameType
 from typing import Any
 
@@ -43,6 +44,17 @@ def parse(command: Any, arguments: list[str] | None, prog: str, description: str
     except ValueError as error:  # of a value that has the right type and is not allowed; tyro reports only some of these
         print(f"error: {short(error)}; see {prog} --help", file=sys.stderr)
         raise SystemExit(EXIT_ERROR) from None
+
+
+def arguments_of(options: Any, kind: type | None = None) -> list[str]:
+    """Return the words of a command line from which `parse` makes `options`, a dataclass: those of its fields that differ from
+    their default. `kind` takes only the fields of this class, from which that of `options` is derived."""
+    words: list[str] = []
+    for item in fields(kind or options):
+        value, flag = getattr(options, item.name), item.name.replace("_", "-")
+        if value != item.default:
+            words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return words
 
 
 def _unboxed(text: str) -> str:

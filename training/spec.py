@@ -127,9 +127,9 @@ class Execution:
     """How a run is carried out. Nothing here changes its result beyond rounding, so none of it is part of its identity."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute; auto takes CUDA where there is one."""
+    """auto: a GPU where there is one; of experiments never for the scales in fp32 (tiny), which are for CPUs."""
     micro_batch_tokens: PositiveInt | None = None
-    """Tokens per forward pass and process; None takes the process's whole share of a step."""
+    """Tokens per forward pass and process: more is faster and takes memory; default: a whole step, or what the scale says."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """With several processes: replicate the model, or shard parameters, gradients and optimiser state."""
     compile: bool = False
@@ -137,7 +137,7 @@ class Execution:
     deterministic: bool = False
     """Equal bits from run to run on a GPU, at some speed: only algorithms that repeat, and no tuning by timing."""
     activation_checkpointing: bool = False
-    """Recompute attention and MLP halves in the backward pass, to save memory."""
+    """Recompute attention and MLP halves in the backward pass, for GPUs below 48 GiB at 760M."""
     checkpoint_minutes: NonNegativeFloat = 10.0
     """Minutes of wall clock between checkpoints; 0 saves after every step."""
     keep_checkpoints: PositiveInt = 2
@@ -147,7 +147,7 @@ class Execution:
     max_hours: PositiveFloat | None = None
     """Save and exit with the 'requeue me' code after this many hours."""
     hang_minutes: Annotated[float, Field(gt=0, le=1e6)] = 20.0
-    """Exit with the 'requeue me' code when no step finishes for this long."""
+    """Exit with the 'requeue me' code when no step finishes for this long; launchers then start the training again."""
     on_bad_step: Literal["stop", "skip"] = "stop"
     """A step whose loss or gradient norm is not finite (or a spike) is never applied; stop then, or go on without it."""
     spike_factor: Annotated[float, Field(gt=1)] | None = None

@@ -32,15 +32,6 @@ class UserData:
         """Return the names of the options that bring something in, which some evaluation should read."""
         return [field.name for field in fields(UserData) if getattr(self, field.name) not in (None, False)]
 
-    def arguments(self) -> list[str]:
-        """Return the command-line options that give these sources: those that are not at their default."""
-        found = []
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value != field.default:
-                found += [f"--{field.name.replace('_', '-')}", *([] if value is True else [str(value)])]
-        return found
-
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Sources(UserData):

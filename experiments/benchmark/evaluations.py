@@ -18,8 +18,9 @@ from eval.kinds import eval_id, kind_of
 from eval.shell.machine import machine_name, use
 from eval.shell.sources import Sources
 from experiments.evaluations import loss, needles
-from experiments.plan import Request, corpus_at
+from experiments.plan import corpus_at
 from experiments.recipes import Recipe
+from experiments.request import Request
 from experiments.scales import get_scale
 from results.measured import FOLDER, add
 from results.store import read_rows

@@ -19,8 +19,9 @@ from tyro.conf import Positional
 from data.plan import CorpusPlan
 from data.prepare import prepare
 from eval.shell.machine import machine_name, use
-from experiments.plan import Request, corpus_at
+from experiments.plan import corpus_at
 from experiments.recipes import Recipe
+from experiments.request import Request
 from experiments.scales import get_scale
 from results.measured import FOLDER, add, read
 from training.command_line import guarded, parse

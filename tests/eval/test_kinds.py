@@ -28,7 +28,7 @@ from eval.job import Job
 from eval.kinds import EVAL_SPEC, KINDS, eval_id, kind_of, unread
 from eval.shell.kind import Kind, Needs, unbound
 from eval.shell.sources import Sources
-from training.command_line import parse
+from training.command_line import arguments_of, parse
 
 SMALLEST = (
     per_token_loss.Spec(context_len=128, num_documents=2),
@@ -139,6 +139,6 @@ def test_options_that_nothing_reads_are_found(bind, tmp_path, texts_folder):
 
 def test_sources_as_arguments_give_the_same_sources(tmp_path):
     sources = Sources(haystack=tmp_path, haystack_unsorted=True, tokenizer="bytes", batch_tokens=7, judge_key_env="KEY")
-    job = parse(Job, ["run", "--spec", "a.json", *sources.arguments()], "test", "")
+    job = parse(Job, ["run", "--spec", "a.json", *arguments_of(sources)], "test", "")
     assert job.sources == sources
-    assert Sources().arguments() == []
+    assert arguments_of(Sources()) == []

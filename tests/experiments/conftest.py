@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.plan import Request
+from experiments.request import Request
 from tests.texts import write_texts
 
 

@@ -8,8 +8,9 @@ import torch
 from experiments import graph
 from experiments.__main__ import main
 from experiments.artefact import artefacts
-from experiments.plan import Request, make_plan, write_specs
+from experiments.plan import make_plan, write_specs
 from experiments.recipes import model_spec
+from experiments.request import Request
 from experiments.scales import SCALES
 from models.build import build_model
 
@@ -46,6 +47,8 @@ def mistake(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
         (["run", FIG2, "--colour", "red"], ["--colour"]),
         (["run", FIG2, "--device", "tpu"], ["tpu"]),
         (["paint"], ["paint"]),
+        (["run", FIG2, "--launcher", "slurm"], ["python -m slurm run"]),
+        (["run", FIG2, "--corpus", "/nowhere"], ["--corpus"]),
         (["plan", FIG2, "--scale", "mini"], ["--data", "longcrawl64", "text:"]),
         (["plan", FIG2, "--data", "books"], ["books", "text:"]),
         (["plan", FIG2, "--data", "text:/nowhere/at/all"], ["/nowhere/at/all"]),
@@ -54,7 +57,7 @@ def mistake(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
         (["plan", FIG2, "--mfu", "40"], ["40", "0.4"]),
         (["run", FIG2, "--slots", "0"], ["--slots 0"]),
         (["run", FIG2, "--slots", "many"], ["--slots"]),
-        (["plan", FIG2, "--seeds", "0,x"], ["--seeds 0,x"]),
+        (["plan", FIG2, "--seeds", "0,x"], ["--seeds: 0,x"]),
         (["plan", FIG2, "--seeds", "0,0"], ["--seeds 0 0"]),
         (["plan", FIG2, "--longbench", "/tmp"], ["--longbench", "reads it"]),
         (["plan", FIG2, "--heldout", "/nowhere"], ["/nowhere"]),

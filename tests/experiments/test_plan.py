@@ -14,20 +14,20 @@ from analysis.study import Line, write_lines
 from data.spec import DataSpec
 from eval.job import Job
 from eval.kinds import eval_id, kind_of
-from eval.shell.sources import Sources
+from eval.shell.sources import UserData
 from experiments import graph
-from experiments.__main__ import Wanted
 from experiments.artefact import MAIN, artefacts, chosen
 from experiments.drawing import collect
 from experiments.overview import print_plan
-from experiments.plan import Request, make_plan, source_args, write_specs
+from experiments.plan import make_plan, write_specs
 from experiments.recipes import recipes
+from experiments.request import Request
 from experiments.scales import MODELS, SCALES
 from results.store import read_run, record_run, run_file
 from tests.experiments.finished import finish
 from tests.models.test_count import EXPECTED, paper_spec
-from training.command_line import parse
-from training.spec import TrainSpec
+from training.command_line import arguments_of, parse
+from training.spec import Execution, TrainSpec
 
 ROOT = Path(__file__).parents[2]
 
@@ -133,22 +133,23 @@ def test_stored_rows_count_as_done_where_they_may(asked, tmp_path):
 
 
 def test_a_plan_is_the_same_on_a_machine_without_a_gpu(asked):
-    here, there = (make_plan(replace(asked, device=device, only=("fox_pro", "hgrn2"))) for device in ("cpu", "cuda"))
+    here, there = (make_plan(replace(asked, only=("fox_pro", "hgrn2")).on(device)) for device in ("cpu", "cuda"))
     assert set(here.runs) == set(there.runs)
 
 
 def test_what_a_gpu_cannot_compute_is_refused(asked):
     """fla's DeltaNet kernels take no fp32; at scales in bf16 they are planned."""
     with pytest.raises(ValueError, match=r"delta_net at tiny .* fp32, .* --device cpu, or leave the model out with --only"):
-        make_plan(replace(asked, device="cuda"))
+        make_plan(asked.on("cuda"))
     assert paper_plan(asked).runs
 
 
 def test_tiny_stays_on_the_cpu_unless_a_gpu_is_asked_for(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert [Wanted(scale="tiny", device=device).pick_device() for device in ("auto", "cuda")] == ["cpu", "cuda"]
-    assert Wanted(scale="mini").pick_device() == "cuda"
+    asked = [Request(scale="tiny", execution=Execution(device=device)) for device in ("auto", "cuda")]
+    assert [request.settled().device for request in asked] == ["cpu", "cuda"]
+    assert Request(scale="mini").settled().device == "cuda"
 
 
 def test_the_tokenisers_folder_reaches_trainings_and_evaluations(asked):
@@ -265,12 +266,12 @@ def test_evaluations_hold_what_they_read(asked):
 
 
 def paper_plan(asked: Request, **changes: object):
-    return make_plan(replace(asked, scale="760m-48b", data=None, device="cuda", artefacts=(), **changes), rehearsal=True)
+    return make_plan(replace(asked, scale="760m-48b", data=None, artefacts=(), **changes).on("cuda"), rehearsal=True)
 
 
 def test_a_dry_run_at_the_papers_scale_says_what_it_takes(asked):
     """Every run with its cost and what it is for, evaluations, GPU-hours and disk in all."""
-    plan = make_plan(replace(asked, scale="760m-48b", data=None, device="cuda", seeds=(0, 1)), rehearsal=True)
+    plan = make_plan(replace(asked, scale="760m-48b", data=None, seeds=(0, 1)).on("cuda"), rehearsal=True)
     console = Console(record=True, width=160, file=io.StringIO())
     print_plan(plan, 0.4, console)
     said = console.export_text()
@@ -340,9 +341,11 @@ def test_extrapolation_reaches_sixteen_times_the_training_length():
 
 
 def test_the_users_texts_go_to_the_evaluations_in_their_order(asked, texts):
-    request = replace(asked, artefacts=("fig4_needle",), sources=Sources(haystack=texts))
-    plans = [make_plan(replace(request, sources=Sources(haystack=texts, haystack_unsorted=order))) for order in (False, True)]
-    assert [source_args(plan) for plan in plans] == [
+    request = replace(asked, artefacts=("fig4_needle",), user_data=UserData(haystack=texts))
+    plans = [
+        make_plan(replace(request, user_data=UserData(haystack=texts, haystack_unsorted=order))) for order in (False, True)
+    ]
+    assert [arguments_of(plan.request.sources) for plan in plans] == [
         ["--haystack", str(texts)],
         ["--haystack", str(texts), "--haystack-unsorted"],
     ]

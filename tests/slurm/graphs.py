@@ -52,15 +52,15 @@ class Graph:
         (self.folder / "cluster.toml").write_text("\n".join([*lines, *cluster.splitlines()]) + "\n")
 
     def command(self) -> list[str]:
-        return [*self.local_command(), "--launcher", "slurm", "--cluster", str(self.folder / "cluster.toml")]
+        return self.local_command("slurm", "--cluster", str(self.folder / "cluster.toml"))
 
-    def local_command(self) -> list[str]:
+    def local_command(self, room: str = "experiments", *more: str) -> list[str]:
         only = [word for model in self.models for word in ("--only", model)]
         data = ["--data", f"text:{self.texts}"] if self.scale == "pocket" else []
         return [
-            sys.executable, "-m", "experiments", "run", self.artefact, "--scale", self.scale, *only, *data,
+            sys.executable, "-m", room, "run", self.artefact, "--scale", self.scale, *only, *data,
             *self.options, "--runs-dir", str(self.runs), "--results-dir", str(self.results),
-            "--corpora-dir", str(self.corpora),
+            "--corpora-dir", str(self.corpora), *more,
         ]  # fmt: skip
 
     @property

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from experiments.plan import Plan, Request, make_plan
+from experiments.plan import Plan, make_plan
+from experiments.request import Request
 from training.spec import Execution
 
 
@@ -16,8 +17,8 @@ def plan_of(
     execution: Execution | None = None,
 ) -> Plan:
     request = Request(
-        artefacts=artefacts or ("fig2_per_token_loss",), scale=scale, only=only, seeds=seeds, device=device,
+        artefacts=artefacts or ("fig2_per_token_loss",), scale=scale, only=only, seeds=seeds,
         runs_dir=tmp_path / "runs", results_dir=tmp_path / "results", corpora_dir=tmp_path / "corpora",
-        execution=execution or Execution(), machine="H100",
+        execution=execution or Execution(),
     )  # fmt: skip
-    return make_plan(request, rehearsal=True)
+    return make_plan(request.on(device), machine="H100", rehearsal=True)

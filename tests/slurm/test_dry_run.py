@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.__main__ import main
 from experiments.artefact import MAIN
 from slurm import graph, resources
+from slurm.__main__ import main
 from slurm.cluster import Cluster, read_cluster
 from slurm.records import described
 from tests.slurm.graphs import environment_without_slurm
@@ -30,13 +30,13 @@ def cluster() -> Cluster:
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
-    """`python -m experiments run ...`, without SLURM: exit code, stdout and stderr."""
+    """`python -m slurm run ...`, without SLURM: exit code, stdout and stderr."""
     folders = ("--runs-dir", str(tmp_path / "runs"), "--results-dir", str(tmp_path / "results"))
 
     def call(*more: str) -> tuple[int, str, str]:
         with monkeypatch.context() as patch:
             patch.setattr(os, "environ", environment_without_slurm())
-            code = main(["run", "--scale", "760m-48b", "--launcher", "slurm", *more, *folders])
+            code = main(["run", "--scale", "760m-48b", *more, *folders])
         return code, *capsys.readouterr()
 
     return call

@@ -32,7 +32,8 @@ from eval import job
 from eval.shell import partial as partial_files
 from experiments import drawing, execute, graph, scales
 from experiments.artefact import artefacts
-from experiments.plan import Request, make_plan, write_specs
+from experiments.plan import make_plan, write_specs
+from experiments.request import Request
 from models.build import build_model
 from models.spec import ForgettingTransformerSpec
 from results.store import meta_path

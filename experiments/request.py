@@ -1,0 +1,105 @@
+"""Requests: all that `plan`, `run` and `python -m slurm run` can be asked for. Torch-free."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
+from tyro.constructors import PrimitiveConstructorSpec
+
+from eval.shell.sources import Sources, UserData
+from experiments.scales import get_scale
+from training.spec import Execution
+
+
+def _numbers(words: list[str]) -> tuple[int, ...]:
+    """ValueError for seeds that are no numbers."""
+    try:
+        return tuple(int(seed) for seed in words[0].split(","))
+    except ValueError:
+        raise ValueError(f"{words[0]}: give numbers separated by commas, such as 0,1,2.") from None
+
+
+Seeds = Annotated[
+    tuple[int, ...],
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="N[,N...]",
+        instance_from_str=_numbers,
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda seeds: [",".join(map(str, seeds))],
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Artefacts of a scale, and the store of their rows."""
+
+    artefacts: Positional[tuple[str, ...]] = ()
+    """Figures and tables, such as fig2_per_token_loss; `all`; default: the main ones."""
+    scale: str = "tiny"
+    """tiny, mini, 125m-2.7b, 360m-7.5b, 760m-16b, 760m-48b (`list` shows all)."""
+    results_dir: Path = Path("results")
+    """Stored rows, figures, report."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpora:
+    """The text to train and evaluate on, and the folder of tokenised corpora."""
+
+    data: str | None = None
+    """packages, text:PATH[,PATH...], longcrawl64:FOLDER or hf:NAME[:CONFIG][@REVISION]; default: that of the scale."""
+    heldout: str | None = None
+    """Texts to evaluate on, PATH[,PATH...]; default: a fraction of the documents of --data is held out."""
+    tokenizer: str | None = None
+    """bpe-N, bytes, gpt2[:FOLDER] or gpt2-json[:FOLDER]; default: that of the scale."""
+    corpora_dir: Path = Path("corpora")
+    """Tokenised corpora."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(Corpora, Selection):
+    """Artefacts to make, their runs, and the folders of both."""
+
+    seeds: Seeds = (0,)
+    """Seeds of every run; figures then show their spread."""
+    only: UseAppendAction[tuple[str, ...]] = ()
+    """Only this model (repeatable)."""
+    line: UseAppendAction[tuple[str, ...]] = ()
+    """Only the line of this label, as `plan` shows it; * stands for anything: '* LR 0.004' (repeatable)."""
+    also: UseAppendAction[tuple[str, ...]] = ()
+    """This model, too, where a figure or table has a line per model: stick_breaking, say (repeatable)."""
+    average: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.0
+    """Export and evaluate the mean of the weights after each of the last steps, so large a share of all (0.1, say)."""
+    runs_dir: Path = Path("runs")
+    """Run folders."""
+    reuse_stored: bool = False
+    """Rows that are stored count as done: train and evaluate only what they lack, and meet none of them again."""
+    judge_model: str | None = None
+    """Model that scores needle answers at --judge-url."""
+    user_data: OmitArgPrefixes[UserData] = field(default_factory=UserData)
+    execution: OmitArgPrefixes[Execution] = field(default_factory=Execution)
+
+    @property
+    def sources(self) -> Sources:
+        """Texts, data sets, judge and tokeniser that evaluations are told of."""
+        return Sources(**vars(self.user_data), tokenizer=self.tokenizer)
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """cpu or cuda; cpu where nobody has looked for a GPU yet (`settled`)."""
+        return "cpu" if self.execution.device == "auto" else self.execution.device
+
+    def on(self, device: Literal["cpu", "cuda"]) -> "Request":
+        """The same request for the device cpu or cuda."""
+        return replace(self, execution=replace(self.execution, device=device))
+
+    def settled(self) -> "Request":
+        """The same request for a device of this machine. ValueError where CUDA is asked for and not there."""
+        if self.execution.device == "auto" and get_scale(self.scale).precision == "fp32":
+            return self.on("cpu")
+        from training.distributed import pick_device
+
+        return self.on("cuda" if pick_device(self.execution.device).type == "cuda" else "cpu")
