@@ -10,7 +10,8 @@ Suffixes: B batch, T tokens, d hidden size.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +125,11 @@ class Backbone(nn.Module):
         Asked for every module that has parameters of its own, after its children.
         """
         raise NotImplementedError
+
+    @contextmanager
+    def measuring(self) -> Iterator[dict[str, list[Tensor]]]:
+        """Have passes over whole sequences add to what is yielded: a () tensor per layer, by each name of `spec.measured`."""
+        yield {}
 
     def shared_inputs(self, x_BTd: Tensor, cache: DecodingCache | None, padding: Padding | None) -> tuple[Tensor, ...]:
         return ()

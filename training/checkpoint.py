@@ -8,6 +8,7 @@ checkpoint.
 import os
 import shutil
 import sys
+import time
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -35,13 +36,14 @@ def require_space(folder: Path, num_bytes: int) -> None:
 
 
 class Checkpoints:
-    """The checkpoints of one run, newest last."""
+    """The checkpoints of one run, newest last; one is due `minutes` after the last was saved."""
 
-    def __init__(self, folder: Path, world: World, keep: int = 2, background: bool = False):
+    def __init__(self, folder: Path, world: World, keep: int = 2, background: bool = False, minutes: float = 10.0):
         self.folder = folder
         self.world = world
         self.keep = keep
         self._background = background
+        self._minutes, self._saved_at = minutes, time.monotonic()
         self._damaged: set[int] = set()
         self._writer = ThreadPoolExecutor(1, "checkpoint-writer")
         self._pending: Future[None] | None = None
@@ -52,6 +54,11 @@ class Checkpoints:
 
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
+
+    @property
+    def due(self) -> bool:
+        """Tell whether it is time to save. Clocks differ: the main process decides, the others always say no."""
+        return self.world.is_main and time.monotonic() - self._saved_at >= 60 * self._minutes
 
     def save(self, step: int, state: State) -> None:
         """Write `state` as checkpoint `step`; in the background (after a copy to the host) if so told.
@@ -65,11 +72,12 @@ class Checkpoints:
             for leftover in self.folder.glob("*.partial"):
                 shutil.rmtree(leftover, ignore_errors=True)
         self.world.barrier()
-        if not self._background:
+        if self._background:
+            held = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
+            self._pending = self._writer.submit(self._write, step, held, self._group)
+        else:
             self._write(step, state, None)
-            return
-        held = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
-        self._pending = self._writer.submit(self._write, step, held, self._group)
+        self._saved_at = time.monotonic()
 
     def wait(self) -> None:
         """Let a background save finish; raises what it raised."""
@@ -116,8 +124,16 @@ class Checkpoints:
                 print(f"{self.path(step)} is damaged: {fault}. Going on from the checkpoint before it.", file=sys.stderr)
         return self.world.broadcast(found)  # type: ignore[return-value]
 
-    def load(self, step: int, state: State) -> None:
-        """Fill the tensors of `state` in place from checkpoint `step`, whatever number of processes wrote it."""
+    def load_newest(self, state: State) -> int:
+        """Fill the tensors of `state` in place from the newest whole checkpoint, whatever number of processes wrote it. Return
+        its step, 0 where there is none."""
+        step = self.newest_whole() or 0
+        if step:
+            self._load(step, state)
+        self._saved_at = time.monotonic()
+        return step
+
+    def _load(self, step: int, state: State) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             dcp.load(state, storage_reader=HuggingFaceStorageReader(str(self.path(step))), no_dist=self.world.size == 1)

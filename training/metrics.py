@@ -15,7 +15,7 @@ from training.lines import line
 @dataclass(frozen=True)
 class StepReport:
     """The host's view of one step. `stop`, `save`: some process was asked to stop; the main one has a checkpoint due.
-    `pruned_share`: NaN where it was not measured."""
+    `measured`: what the model's spec names, NaN where this step did not measure it."""
 
     step: int
     loss: float
@@ -23,7 +23,7 @@ class StepReport:
     verdict: int
     stop: bool
     save: bool
-    pruned_share: float
+    measured: tuple[float, ...]
 
 
 class PendingReport:
@@ -43,8 +43,8 @@ class PendingReport:
     def wait(self) -> StepReport:
         if self._event is not None:
             self._event.synchronize()
-        loss, grad_norm, verdict, stop, save, share = self._host.tolist()
-        return StepReport(self.step, loss, grad_norm, int(verdict), stop > 0, save > 0, share)
+        loss, grad_norm, verdict, stop, save, *measured = self._host.tolist()
+        return StepReport(self.step, loss, grad_norm, int(verdict), stop > 0, save > 0, tuple(measured))
 
 
 class Speed:

@@ -22,9 +22,9 @@ from kernels.forgetting_attention import (
     pruning_threshold,
     qk_norm_logit_bound,
 )
-from kernels.forgetting_attention.pruning.threshold import resolve_threshold
+from kernels.forgetting_attention.pruning.threshold import resolve_threshold, share_of_tiles
 from kernels.forgetting_attention.pruning.tight import tight_tiles
-from kernels.forgetting_attention.visibility import cumulative_log_gate, first_visible_key, pruned_tiles
+from kernels.forgetting_attention.visibility import TILE, cumulative_log_gate, first_visible_key, pruned_tiles
 from kernels.fused_norms import gated_output_norm, shift_and_norm
 from kernels.stick_breaking import stick_breaking_attention
 from models.backbone import Backbone, Block, Padding, RMSNorm, linear_normal_
@@ -32,6 +32,7 @@ from models.cache import DecodingCache
 from models.forgetting_transformer.spec import ForgettingTransformerSpec
 
 QK_NORM_EPS = 1e-5
+TILES = 16
 
 
 def decay_time_bias(num_heads: int, shortest: float, longest: float) -> Tensor:
@@ -298,6 +299,23 @@ class Model(Backbone):
         if not self.spec.use_rope:
             return ()
         return rotation_table(token_positions(x_BTd, cache, padding), self.spec.head_dim, self.spec.rope_base)
+
+    @contextmanager
+    def measuring(self) -> Iterator[dict[str, list[Tensor]]]:
+        """Yield the share of the causal tiles that pruning skips, of a layer the mean over sequences and heads.
+
+        A sequence has at least TILES tiles: smaller ones than the kernels' 128 in short training contexts.
+        """
+        found: dict[str, list[Tensor]] = {name: [] for name in self.spec.measured}
+
+        def visit(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
+            assert self.spec.prune_log_tolerance is not None
+            tile = max(1, min(TILE, q.shape[1] // TILES))
+            count_BHM = layer.pruned_tiles(q, k, log_fgate, self.spec.prune_log_tolerance, tile)
+            found["pruned_share"].append(share_of_tiles(count_BHM, q.shape[1], k.shape[1], tile).mean())
+
+        with watched(gated_layers(self) if found else {}, visit):
+            yield found
 
     def init_module(self, module: nn.Module) -> None:
         """N(0, 0.02^2) everywhere, biases 0 (the forget gate's too: f starts near 0.5), no scaling with depth."""

@@ -114,6 +114,14 @@ class ForgettingTransformerSpec(ModelKind):
             raise ValueError(f"pruned_share {pruned_share}: forget_gate is 'none', and nothing can be pruned without a gate")
         return 2 * self.num_params + round((1 - pruned_share) * self._attention_flops(seq_len))
 
+    @property
+    def prunes(self) -> bool:
+        return self.prune_log_tolerance is not None
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        return ("pruned_share",) if self.prunes else ()
+
     def _attention_flops(self, seq_len: int) -> int:
         per_key = 4 * self.num_layers * self.hidden_size
         window = self.window_size

@@ -120,9 +120,9 @@ def test_loss_falls_and_the_run_is_exported(make_run, start):
 
 
 def a_known_peak():
-    import training.loop
+    import training.journal
 
-    training.loop.peak_flops = lambda device: 1e12
+    training.journal.peak_flops = lambda device: 1e12
 
 
 @pytest.mark.parametrize("prune_log_tolerance", [None, -10.0])
