@@ -14,8 +14,9 @@ from tyro.conf import OmitArgPrefixes, Positional
 from experiments import restarts
 from experiments.request import Request
 from slurm import client
-from slurm.records import Submission, adopt, read_submissions, users
-from slurm.status import OPEN, NodeState, node_states, now, rows, summary, table, wide
+from slurm.job import Submission
+from slurm.records import adopt, read_submissions, users
+from slurm.status import OPEN, JobState, job_states, now, rows, summary, table, wide
 from training.command_line import guarded, parse
 
 
@@ -68,17 +69,17 @@ class Asked(Submitted):
     names: Positional[tuple[str, ...]] = ()
     """Parts of the names of runs, corpora or artefacts; default: all."""
 
-    def rows(self) -> list[list[NodeState]]:
-        """The tasks of each run together, of those that were asked for. ValueError for a name that is nowhere."""
+    def rows(self) -> list[list[JobState]]:
+        """The jobs of each run together, of those that were asked for. ValueError for a name that is nowhere."""
         submissions = self.submissions()
         queue = client.queue(users(submissions))
         adopt(submissions, queue)
-        found = rows(node_states(submissions, queue))
+        found = rows(job_states(submissions, queue))
         for name in self.names:
-            if not any(name in members[0].name for members in found):
-                known = sorted({members[0].name for members in found})
+            if not any(name in members[0].job.about for members in found):
+                known = sorted({members[0].job.about for members in found})
                 raise ValueError(f"{name}: no such run was submitted; there are {', '.join(known[:20])}.")
-        return [members for members in found if not self.names or any(name in members[0].name for name in self.names)]
+        return [members for members in found if not self.names or any(name in members[0].job.about for name in self.names)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ class Status(Asked):
     state: str | None = None
     """Only runs in these states, STATE[,STATE...]: done, running, waiting, pending, requeued, held, failed, cancelled, lost."""
 
-    def chosen(self) -> list[list[NodeState]]:
+    def chosen(self) -> list[list[JobState]]:
         wanted = self.state.split(",") if self.state is not None else None
         known = ("done", "failed", "cancelled", "lost", *OPEN)
         for state in wanted or ():
@@ -136,14 +137,14 @@ class Logs(Asked):
             raise ValueError("logs of which run? Give a part of its name; `status` lists them.")
         shown: set[Path] = set()
         for state in (state for members in self.rows() for state in members):
-            log = Path(state.task["log"])
+            log = state.job.log
             logs = sorted(log.parent.glob(f"{log.stem}*{log.suffix}")) + ([state.shell_log] if state.shell_log else [])
             for path in (path for path in logs if path not in shown and path.exists()):
                 shown.add(path)
                 console.rule(str(path), align="left")
                 console.print("\n".join(path.read_text(errors="replace").splitlines()[-self.lines :]), markup=False)
             if not log.exists():
-                console.print(f"{log}: not there yet; job {state.job} is {state.state} {state.error}".rstrip(), markup=False)
+                console.print(f"{log}: not there yet; job {state.id} is {state.state} {state.error}".rstrip(), markup=False)
         return 0
 
 
@@ -153,11 +154,11 @@ class Cancel(Asked):
 
     def run(self, console: Console) -> int:
         states = [state for members in self.rows() for state in members if state.state in OPEN]
-        client.cancel({state.job for state in states})
+        client.cancel({state.id for state in states})
         by = f"cancelled by {client.me()}"
         for state in states:
             if state.state != "running":  # nobody else will note its end, and SLURM forgets it within minutes
-                restarts.append(Path(state.task["journal"]), "end", job=state.job, code=0, action="cancelled", reason=by)
+                restarts.append(state.job.journal, "end", job=state.id, code=0, action="cancelled", reason=by)
         console.print(f"cancelled {len(states)} jobs" if states else "no job is queued or running")
         return 0
 
@@ -174,12 +175,12 @@ class Resubmit(Submitted):
         from slurm.submit import REQUEST, planned, submit
 
         given = read_cluster(self.cluster.absolute()) if self.cluster is not None else None
-        wanted = {str(item.values["request"]): item.values for item in self.submissions() if not item.values["withdrawn"]}
+        wanted = {str(submission.request): submission for submission in self.submissions() if not submission.withdrawn}
         codes = set()
-        for values in wanted.values():
-            os.chdir(values["cwd"])
-            request = REQUEST.validate_json(json.dumps(values["request"]))
-            cluster = given or CLUSTER.validate_json(json.dumps(values["cluster"]))
+        for submission in wanted.values():
+            os.chdir(submission.cwd)
+            request = REQUEST.validate_json(json.dumps(submission.request))
+            cluster = given or CLUSTER.validate_json(json.dumps(submission.cluster))
             codes.add(submit(planned(request, cluster), cluster, console))
         return max(codes, default=0)
 
@@ -187,11 +188,11 @@ class Resubmit(Submitted):
 Command = Run | Status | Watch | Logs | Cancel | Resubmit
 
 
-def _shown(found: list[list[NodeState]]) -> Group:
+def _shown(found: list[list[JobState]]) -> Group:
     return Group(table(found), summary(found))
 
 
-def _exit_code(found: list[list[NodeState]]) -> int:
+def _exit_code(found: list[list[JobState]]) -> int:
     return 0 if all(state.state in ("done", *OPEN) for members in found for state in members) else 1
 
 

@@ -1,4 +1,4 @@
-"""From a batch of tasks to its sbatch script: plain bash, made to be read by the cluster's administrators."""
+"""The sbatch script of a batch of jobs: plain bash, made to be read by the cluster's administrators."""
 
 import shlex
 import sys
@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm.cluster import Cluster, KindSettings
-from slurm.graph import Batch
-from slurm.records import Submission
+from slurm.job import Submission
 
 MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
 GPUS = {"gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"}
@@ -16,20 +15,16 @@ LEAVE_S = 60
 """Seconds that a batch script keeps for itself before the time limit."""
 
 
-def job_name(batch: Batch) -> str:
-    what = batch.nodes[min(batch.nodes)].task.name if batch.single else batch.kind
-    return f"fox-{what.replace(' ', '-')}"
-
-
-def script(batch: Batch, entry: int, submission: Submission, cluster: Cluster, code: Path, throttle: int | None) -> str:
-    """The sbatch script of a batch: slurm/job.sh, filled in. Jobs run in the folder they were submitted from, with a snapshot's
-    `code`."""
+def script(submission: Submission, entry: int, cluster: Cluster, code: Path, throttle: int | None) -> str:
+    """The sbatch script of an entry of a submission's batches: slurm/job.sh, filled in. Jobs run in the folder they were
+    submitted from, with a snapshot's `code`."""
+    batch = submission.batches[entry]
     settings, python = cluster.settings(batch.kind), task_python(cluster)
-    options = _merged(_sbatch_options(batch, entry, submission, cluster, throttle), settings.sbatch)
+    options = _merged(_sbatch_options(submission, entry, cluster, throttle), settings.sbatch)
     srun = _merged({"export": "ALL", "kill-on-bad-exit": 1}, settings.srun)  # else tasks would wait for a dead one
     values = {
         "OPTIONS": [f"#SBATCH {_option(*item)}" for item in options.items()],
-        "TASKS": [f"#   {'' if batch.single else f'{index:<4}'}{node.task.name}" for index, node in batch.nodes.items()],
+        "TASKS": [f"#   {'' if batch.single else f'{at:<4}'}{submission.jobs[key].name}" for at, key in batch.keys.items()],
         "SETUP": [*_setup(cluster), *_environment(cluster)],
         "COMMAND": [" ".join(["srun", *(_option(*item) for item in srun.items()), *filter(None, [cluster.container]), python])],
         "RECORD": [shlex.quote(str(submission.path))],
@@ -53,18 +48,18 @@ def task_python(cluster: Cluster) -> str:
     return "python3" if cluster.setup or cluster.container else shlex.quote(sys.executable)
 
 
-def _sbatch_options(batch: Batch, entry: int, submission: Submission, cluster: Cluster, throttle: int | None) -> dict[str, Any]:
-    settings, nodes = cluster.settings(batch.kind), list(batch.nodes.values())
-    size = nodes[0].resources
-    base = submission.values["jobs"][entry]["logs"].replace("%", "%%")
+def _sbatch_options(submission: Submission, entry: int, cluster: Cluster, throttle: int | None) -> dict[str, Any]:
+    batch = submission.batches[entry]
+    settings, sizes = cluster.settings(batch.kind), [submission.jobs[key].resources for key in batch.keys.values()]
+    size, base = sizes[0], batch.logs.replace("%", "%%")
     options: dict[str, Any] = {
-        "job-name": submission.job_name(entry, job_name(batch)),
+        "job-name": submission.job_name(entry),
         "comment": submission.comment(entry),
         "partition": settings.partition,
         "account": settings.account,
         "qos": settings.qos,
         "constraint": settings.constraint,
-        "array": None if batch.single else _array(list(batch.nodes), throttle),
+        "array": None if batch.single else _array(list(batch.keys), throttle),
         "dependency": batch.dependency,
         "kill-on-invalid-dep": "yes" if batch.dependency else None,
         "nodes": size.nodes,
@@ -73,13 +68,13 @@ def _sbatch_options(batch: Batch, entry: int, submission: Submission, cluster: C
         "mem": _memory(settings.mem_gb_per_task, size.tasks_per_node),
         **_gpus(size.gpus_per_node, settings, cluster),
         "exclusive": True if batch.kind == "time" and cluster.device == "cpu" else None,
-        "time": _hours(max(node.resources.minutes for node in nodes)),
+        "time": _hours(max(size.minutes for size in sizes)),
         "signal": f"B:USR2@{cluster.signal_seconds}",
         "requeue": True,
         "export": "ALL",
         "open-mode": "append",
         "output": base + ("%j.log" if batch.single else "%A_%a.log"),
-        "chdir": submission.values["cwd"],
+        "chdir": submission.cwd,
     }
     return {name: value for name, value in options.items() if value is not None}
 

@@ -7,15 +7,14 @@ By the rule of experiments/restarts.py, counting also starts that never got as f
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from experiments import restarts
 from slurm import client
+from slurm.job import Job, Submission
 
 ALIVE = ("RUNNING", "TIMEOUT")
 CRASHED, LATE = 1, 124
@@ -23,41 +22,25 @@ NEVER_BEGAN = "the task never began"
 
 
 @dataclass(frozen=True)
-class Job:
-    """The job that this process belongs to, as its submission describes it. `restart`: SLURM's own count of restarts."""
+class Start:
+    """A start of a job, seen from within. `restart`: SLURM's own count of restarts."""
 
     id: str
     restart: int
-    task: dict[str, Any]
-    logs: str
+    job: Job
+    shell_log: Path
     max_restarts: int
     withdrawn: bool
 
     @classmethod
-    def own(cls, record: Path, entry: int) -> Job:
-        values = json.loads(record.read_text())
-        described = values["jobs"][entry]
-        key = described["keys"][os.environ["SLURM_ARRAY_TASK_ID"] if described["array"] else "0"]
-        return cls(
-            id=client.own_job_id(),
-            restart=int(os.environ.get("SLURM_RESTART_COUNT") or 0),
-            task=values["tasks"][key],
-            logs=described["logs"],
-            max_restarts=values["max_restarts"],
-            withdrawn=values["withdrawn"],
-        )
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.task["folder"])
-
-    @property
-    def journal(self) -> Path:
-        return Path(self.task["journal"])
-
-    @property
-    def shell_log(self) -> Path:
-        return Path(f"{self.logs}{self.id}.log")
+    def own(cls, record: Path, entry: int) -> Start:
+        """Find the start that this process belongs to, in the record of its submission."""
+        submission = Submission.read(record)
+        batch, job_id = submission.batches[entry], client.own_job_id()
+        job = submission.jobs[batch.keys[0 if batch.single else int(os.environ["SLURM_ARRAY_TASK_ID"])]]
+        restart = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+        log = Path(f"{batch.logs}{job_id}.log")
+        return cls(job_id, restart, job, log, submission.max_restarts, submission.withdrawn)
 
 
 def decide(code: int, state: str, fruitless: int, max_restarts: int, begun: bool = True) -> tuple[str, str]:
@@ -71,45 +54,51 @@ def decide(code: int, state: str, fruitless: int, max_restarts: int, begun: bool
     return action, why.replace(restarts.exit_reason(meant), said)
 
 
-def fruitless_starts(job: Job, mark: str) -> int:
-    """How many of the job's latest starts, in a row, have not got beyond `mark`, or not even as far as the task."""
-    events = [{**event, "mark": mark} if event.get("mark") == NEVER_BEGAN else event for event in restarts.read(job.journal)]
-    return restarts.fruitless_starts(events, job.id, mark)
+def fruitless_starts(start: Start, mark: str) -> int:
+    """Count the job's latest starts, in a row, that have not got beyond `mark`, or not even as far as the task."""
+    events = restarts.read(start.job.journal)
+    events = [{**event, "mark": mark} if event.get("mark") == NEVER_BEGAN else event for event in events]
+    return restarts.fruitless_starts(events, start.id, mark)
 
 
-def note_start(job: Job, mark: str) -> None:
-    node = os.environ.get("SLURMD_NODENAME", "?")
-    restarts.append(job.journal, "start", job=job.id, restart=job.restart, mark=mark, node=node)
+def note(start: Start, event: str, mark: str, **values: object) -> None:
+    """Add an event of this start to the journal of its job."""
+    restarts.append(start.job.journal, event, job=start.id, restart=start.restart, mark=mark, **values)
 
 
-def ended(job: Job, code: int, state: str) -> tuple[str, str]:
+def note_start(start: Start, mark: str) -> None:
+    note(start, "start", mark, node=os.environ.get("SLURMD_NODENAME", "?"))
+
+
+def ended(start: Start, code: int, state: str) -> tuple[str, str]:
     """Note a job's end in its journal and return what becomes of it: (action, why)."""
-    starts = [event for event in restarts.read(job.journal) if event["event"] == "start" and event["job"] == job.id]
-    begun = any(start.get("restart") == job.restart for start in starts)
+    events = restarts.read(start.job.journal)
+    begun = any(
+        (event["event"], event.get("job"), event.get("restart")) == ("start", start.id, start.restart) for event in events
+    )
     if not begun:
-        note_start(job, NEVER_BEGAN)
-    mark = restarts.progress_mark(job.folder)
-    action, reason = decide(code, state, fruitless_starts(job, mark), job.max_restarts, begun)
+        note_start(start, NEVER_BEGAN)
+    mark = restarts.progress_mark(start.job.folder)
+    action, reason = decide(code, state, fruitless_starts(start, mark), start.max_restarts, begun)
     if action == "failed" or (action == "again" and not begun):
-        words = restarts.last_words(Path(job.task["log"]) if begun else job.shell_log)
+        words = restarts.last_words(start.job.log if begun else start.shell_log)
         reason = ": ".join(part for part in (reason, "" if begun else NEVER_BEGAN, words) if part)
     # Written before the job is started again, which kills this very script.
-    restarts.append(job.journal, "end", job=job.id, restart=job.restart, mark=mark, code=code, action=action, reason=reason)
+    note(start, "end", mark, code=code, action=action, reason=reason)
     return action, reason
 
 
 def main() -> int:
-    job = Job.own(Path(sys.argv[1]), int(sys.argv[2]))
-    code = int(sys.argv[3])
-    if code == restarts.FINISHED and not all(Path(path).exists() for path in job.task["makes"]):
+    start, code = Start.own(Path(sys.argv[1]), int(sys.argv[2])), int(sys.argv[3])
+    if code == restarts.FINISHED and not all(path.exists() for path in start.job.makes):
         code = CRASHED  # srun ends with 0 when it gives up a step of which a node was lost
-    state = "RUNNING" if code == restarts.FINISHED else client.state(job.id)
-    action, reason = ended(job, code, state)
+    state = "RUNNING" if code == restarts.FINISHED else client.state(start.id)
+    action, reason = ended(start, code, state)
     print(f"exit code {code}: {action}{', ' + reason if reason else ''}", file=sys.stderr)
     if action == "again":
-        complaint = client.requeue(job.id)
+        complaint = client.requeue(start.id)
         if complaint is not None:
-            restarts.append(job.journal, "end", job=job.id, restart=job.restart, code=code, action="failed", reason=complaint)
+            note(start, "end", restarts.progress_mark(start.job.folder), code=code, action="failed", reason=complaint)
             print(f"error: not started again: {complaint}", file=sys.stderr)
     return code
 

@@ -1,4 +1,4 @@
-"""What a job does, in each of its processes: `python -m slurm.launcher RECORD ENTRY` takes SLURM's variables for those of
+"""The work of a job, in each of its processes: `python -m slurm.launcher RECORD ENTRY` takes SLURM's variables for those of
 torchrun and then is `python -m MODULE ARGS`.
 
 The module runs in this very process, so that signals reach it directly: trainings and evaluations save upon SIGUSR2 and SIGTERM
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from experiments import restarts
-from slurm.epilogue import Job, fruitless_starts, note_start
+from slurm.epilogue import Start, fruitless_starts, note_start
 
 
 def meet() -> None:
@@ -29,8 +29,9 @@ def _leave(number: int, frame: FrameType | None) -> None:
     sys.exit(restarts.REQUEUE)
 
 
-def _redirect(log: Path, rank: int, job: Job) -> None:
+def _redirect(rank: int, start: Start) -> None:
     """Send this process's output to the run folder."""
+    log = start.job.log
     log = log if rank == 0 else log.with_suffix(f".rank{rank}{log.suffix}")
     log.parent.mkdir(parents=True, exist_ok=True)
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -38,28 +39,28 @@ def _redirect(log: Path, rank: int, job: Job) -> None:
     os.dup2(target, 2)
     os.close(target)
     node = os.environ.get("SLURMD_NODENAME", "?")
-    print(f"--- job {job.id} on {node}, restart {job.restart}, {sys.executable}", file=sys.stderr, flush=True)
+    print(f"--- job {start.id} on {node}, restart {start.restart}, {sys.executable}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, _leave)
-    job = Job.own(Path(sys.argv[1]), int(sys.argv[2]))
+    start = Start.own(Path(sys.argv[1]), int(sys.argv[2]))
     meet()
     rank = int(os.environ.get("SLURM_PROCID", 0))
-    _redirect(Path(job.task["log"]), rank, job)
+    _redirect(rank, start)
     if rank == 0:
-        mark = restarts.progress_mark(job.folder)
-        fruitless = fruitless_starts(job, mark)
-        note_start(job, mark)
-        if fruitless > job.max_restarts:  # starts that were cut off: their epilogue never ran
+        mark = restarts.progress_mark(start.job.folder)
+        fruitless = fruitless_starts(start, mark)
+        note_start(start, mark)
+        if fruitless > start.max_restarts:  # starts that were cut off: their epilogue never ran
             print(f"error: {fruitless} starts without progress; given up", file=sys.stderr)
             sys.exit(restarts.GIVEN_UP)
-    if job.withdrawn:
+    if start.withdrawn:
         print("error: this job's submission was withdrawn", file=sys.stderr)
         sys.exit(restarts.GIVEN_UP)
-    sys.argv = [job.task["module"], *job.task["args"]]
-    runpy.run_module(job.task["module"], run_name="__main__", alter_sys=True)
+    sys.argv = [start.job.module, *start.job.args]
+    runpy.run_module(start.job.module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

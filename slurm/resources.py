@@ -1,33 +1,15 @@
 """What a job asks SLURM for: tasks, nodes, GPUs and time, from its task and the cluster's file."""
 
 import math
-from dataclasses import dataclass
 
 from experiments.graph import Task
 from experiments.overview import train_flops
 from experiments.plan import Run
 from slurm.cluster import Cluster
+from slurm.job import Resources
 
 START_HOURS = 0.25  # loading, compiling, saving
 MIN_HOURS = 0.5
-
-
-@dataclass(frozen=True)
-class Resources:
-    """Of one job. One task is one process; `gpus_per_node` are what SLURM is asked for."""
-
-    nodes: int
-    tasks_per_node: int
-    gpus_per_node: int
-    minutes: int
-
-    @property
-    def tasks(self) -> int:
-        return self.nodes * self.tasks_per_node
-
-    @property
-    def gpus(self) -> int:
-        return self.nodes * self.gpus_per_node
 
 
 def train_gpu_hours(run: Run, cluster: Cluster) -> float:
@@ -45,13 +27,15 @@ def of_task(task: Task, cluster: Cluster) -> Resources:
     gpus = cluster.settings(task.kind).gpus
     if gpus is None:
         gpus = 1 if cluster.gpus_per_node and task.kind in ("evaluate", "time") else 0
-    return Resources(1, 1, gpus, _minutes(cluster.hours(task.kind), task.kind, cluster))
+    minutes = _minutes(cluster.hours(task.kind), task.kind, cluster)
+    return Resources(1, 1, gpus, minutes, gpu_hours=gpus * minutes / 60)
 
 
 def for_training(run: Run, cluster: Cluster) -> Resources:
     """Processes for `run`, and its estimated time with a margin, up to the cluster's limit."""
+    estimate = train_gpu_hours(run, cluster)
     if cluster.gpus_per_node:
-        hours = train_gpu_hours(run, cluster) * cluster.margin
+        hours = estimate * cluster.margin
         gpus = cluster.train.gpus or _enough_gpus(hours, cluster)
         nodes, tasks = math.ceil(gpus / cluster.gpus_per_node), gpus
         minutes = _minutes(max(MIN_HOURS, hours / gpus + START_HOURS), "train", cluster)
@@ -62,7 +46,7 @@ def for_training(run: Run, cluster: Cluster) -> Resources:
     if batch % tasks:
         name = "train.gpus" if gpus else "train.tasks"
         raise ValueError(f"{name} {tasks}: a step of {run.spec.name} has {batch} sequences; choose a divisor of {batch}.")
-    return Resources(nodes, tasks // nodes, gpus // nodes, minutes)
+    return Resources(nodes, tasks // nodes, gpus // nodes, minutes, estimate)
 
 
 def _enough_gpus(hours: float, cluster: Cluster) -> int:

@@ -1,10 +1,9 @@
-"""What has become of everything that was submitted: one row per run, from the records, the journals and SLURM's queue."""
+"""The state of everything that was submitted, one row per run, from the records, the journals and SLURM's queue."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -13,89 +12,73 @@ from experiments import restarts
 from slurm import client
 from slurm.client import QueuedJob
 from slurm.epilogue import NEVER_BEGAN
-from slurm.records import Submission
+from slurm.job import Job, Submission
 from training.run_folder import RunFolder
 
 STYLES = {"done": "green", "running": "cyan", "held": "yellow", "failed": "red", "cancelled": "red", "lost": "red"}
 NEEDS = "needs "
 OPEN = ("running", "waiting", "pending", "requeued", "held")
 ENDS = ("done", "failed", "cancelled", "lost")
-OF_A_RUN = ("train", "evaluate", "time")
 
 
 @dataclass(frozen=True)
-class NodeState:
-    """One task, by the newest job that has it.
+class JobState:
+    """A job, and how it is doing under the newest of SLURM's `id`s for it.
 
     `state`: done, running, pending, requeued, held, waiting (for other jobs), failed, cancelled or lost. `error`: what is wrong
     now; `restarted`: what the last restart was for; `shell_log`: what the batch script printed, where the task never began.
     """
 
-    key: str
-    task: dict[str, Any]
-    job: str
+    job: Job
+    id: str
     user: str
     state: str
-    where: str
-    restarts: int
-    error: str
-    restarted: str
-    shell_log: Path | None
-
-    @property
-    def kind(self) -> str:
-        return self.task["kind"]
-
-    @property
-    def name(self) -> str:
-        """The run's folder, or the corpus or artefact."""
-        return self.key.split(":")[1]
-
-    @property
-    def title(self) -> str:
-        return f"{self.kind} {self.name}"
+    where: str = ""
+    restarts: int = 0
+    error: str = ""
+    restarted: str = ""
+    shell_log: Path | None = None
 
 
-def node_states(submissions: Iterable[Submission], queue: Mapping[str, QueuedJob]) -> list[NodeState]:
-    """Every task that was ever submitted, in order; of one submitted again only its newest job."""
+def job_states(submissions: Iterable[Submission], queue: Mapping[str, QueuedJob]) -> list[JobState]:
+    """Every job that was ever submitted, in order; of one submitted again only its newest id."""
     newest: dict[str, tuple[Submission, str]] = {}
     for submission in submissions:
-        if not submission.values["withdrawn"]:
-            for key, job in submission.job_ids().items():
+        if not submission.withdrawn:
+            for key, job_id in submission.job_ids().items():
                 newest.pop(key, None)
-                newest[key] = (submission, job)
+                newest[key] = (submission, job_id)
     newest = _without_superseded(newest)
-    unknown = [job for submission, job in newest.values() if job not in queue]
-    forgotten = client.accounted(unknown) if unknown else {}
-    found: dict[str, NodeState] = {}
-    for key, (submission, job) in newest.items():
-        ended = forgotten.get(job, "")
-        found[key] = _node_state(key, submission, job, queue.get(job), ended, found)
+    accounted = client.accounted(job_id for _, job_id in newest.values() if job_id not in queue)
+    found: dict[str, JobState] = {}
+    for key, (submission, job_id) in newest.items():
+        found[key] = _state(submission, submission.jobs[key], job_id, queue.get(job_id), accounted.get(job_id, ""), found)
     return list(found.values())
 
 
 def _without_superseded(newest: dict[str, tuple[Submission, str]]) -> dict[str, tuple[Submission, str]]:
     """A later drawing of the same artefact replaces an earlier one, and later evaluations those that were to make the same."""
     kept: dict[str, tuple[Submission, str]] = {}
-    made: set[str] = set()
+    made: set[Path] = set()
     drawn: set[str] = set()
-    for key, (submission, job) in reversed(newest.items()):
-        task = submission.values["tasks"][key]
-        left = [path for path in task["makes"] if path not in made]
-        artefact = key.split(":")[1] if task["kind"] == "draw" else None
-        again = artefact in drawn if artefact else len(left) < len(task["makes"]) and all(Path(path).exists() for path in left)
+    for key, (submission, job_id) in reversed(newest.items()):
+        job = submission.jobs[key]
+        left = [path for path in job.makes if path not in made]
+        if job.kind == "draw":
+            again = job.about in drawn
+            drawn.add(job.about)
+        else:
+            again = len(left) < len(job.makes) and all(path.exists() for path in left)
         if not again:
-            kept[key] = (submission, job)
-        made |= set(task["makes"])
-        drawn |= {artefact} if artefact else set()
+            kept[key] = (submission, job_id)
+        made |= set(job.makes)
     return dict(reversed(kept.items()))
 
 
-def _node_state(
-    key: str, submission: Submission, job: str, queued: QueuedJob | None, accounted: str, others: Mapping[str, NodeState]
-) -> NodeState:
-    task = submission.values["tasks"][key]
-    events = [event for event in restarts.read(Path(task["journal"])) if event.get("job") == job]
+def _state(
+    submission: Submission, job: Job, job_id: str, queued: QueuedJob | None, accounted: str, others: Mapping[str, JobState]
+) -> JobState:
+    events = [event for event in restarts.read(job.journal) if event.get("job") == job_id]
     starts = [event for event in events if event["event"] == "start"]
     ends = [event for event in events if event["event"] == "end"]
     restarted = [end["reason"] for end in ends if end["action"] == "again" and end["code"] != restarts.REQUEUE]
@@ -104,31 +87,23 @@ def _node_state(
         state, where, error = _queued_state(queued, len(starts))
         if state == "requeued" and ends and ends[-1]["code"] != restarts.REQUEUE:
             error = ends[-1]["reason"]
-    elif (ends and ends[-1]["action"] == "done") or (task["makes"] and all(Path(path).exists() for path in task["makes"])):
+    elif (ends and ends[-1]["action"] == "done") or (job.makes and all(path.exists() for path in job.makes)):
         state = "done"
     else:
-        blocking = [others[need] for need in task["needs"] if need in others and others[need].state in ("failed", "cancelled")]
+        blocking = [others[need] for need in job.needs if need in others and others[need].state in ("failed", "cancelled")]
         said = (queued.state if queued is not None else accounted).lower().replace("_", " ")
-        state, error = _ended_state(task, ends, said, blocking if task["kind"] != "draw" else [])
+        state, error = _ended_state(ends, said, blocking if job.kind != "draw" else [])
         if state == "lost":
-            error = f"SLURM has forgotten job {job} and no end of it was noted: cancelled before it began, or its node failed"
+            error = (
+                f"SLURM has forgotten job {job_id} and no end of it was noted: cancelled before it began, or its node failed"
+            )
     # What the batch script printed is all there is where the task never began.
     begun = bool(starts) and starts[-1]["mark"] != NEVER_BEGAN
-    shell_log = None if begun else submission.shell_log(key, job)
+    shell_log = None if begun else submission.shell_log(job.key)
     if state == "failed" and not starts and shell_log is not None:
         error += f": {restarts.last_words(shell_log)}"
-    return NodeState(
-        key=key,
-        task=task,
-        job=job,
-        user=submission.values["user"],
-        state=state,
-        where=where,
-        restarts=max(len(starts) - 1, 0),
-        error=error,
-        restarted=restarted[-1] if restarted else "",
-        shell_log=shell_log,
-    )
+    count, last = max(len(starts) - 1, 0), restarted[-1] if restarted else ""
+    return JobState(job, job_id, submission.user, state, where, count, error, last, shell_log)
 
 
 def _queued_state(queued: QueuedJob, starts: int) -> tuple[str, str, str]:
@@ -143,7 +118,7 @@ def _queued_state(queued: QueuedJob, starts: int) -> tuple[str, str, str]:
     return "running", queued.nodes, ""
 
 
-def _ended_state(task: dict[str, Any], ends: list[dict], said: str, blocking: list[NodeState]) -> tuple[str, str]:
+def _ended_state(ends: list[dict], said: str, blocking: list[JobState]) -> tuple[str, str]:
     """(state, why) of a job that is no longer queued and has not done its work."""
     last = ends[-1] if ends else None
     if last is not None and last["action"] == "failed":
@@ -152,8 +127,8 @@ def _ended_state(task: dict[str, Any], ends: list[dict], said: str, blocking: li
         first = blocking[0]
         if first.error.startswith(NEEDS):
             return "cancelled", first.error  # name the job that failed, not those between
-        cause = f": {first.error}" if first.error else ""
-        return "cancelled", f"{NEEDS}{first.title}, which {'was cancelled' if first.state == 'cancelled' else 'failed'}{cause}"
+        how = "was cancelled" if first.state == "cancelled" else "failed"
+        return "cancelled", f"{NEEDS}{first.job.name}, which {how}" + (f": {first.error}" if first.error else "")
     cancelled = said.startswith("cancelled") or (last is not None and last["action"] in ("cancelled", "ended"))
     if not said and not cancelled:
         return "lost", ""
@@ -161,16 +136,16 @@ def _ended_state(task: dict[str, Any], ends: list[dict], said: str, blocking: li
     return "cancelled" if cancelled else "failed", f"SLURM says: {said}{after}" if said else (last or {}).get("reason", "")
 
 
-def rows(states: Iterable[NodeState]) -> list[list[NodeState]]:
-    """The tasks of each run together; corpora and drawings alone."""
-    found: dict[str, list[NodeState]] = {}
+def rows(states: Iterable[JobState]) -> list[list[JobState]]:
+    """The jobs of each run together; corpora and drawings alone."""
+    found: dict[str, list[JobState]] = {}
     for state in states:
-        found.setdefault(state.task["folder"] if state.kind in OF_A_RUN else state.key, []).append(state)
+        found.setdefault(str(state.job.folder) if state.job.of_a_run else state.job.key, []).append(state)
     return list(found.values())
 
 
-def now(members: list[NodeState]) -> NodeState:
-    """Of a run's tasks the one that matters: what has gone wrong, or else what is to be done next, or else the last."""
+def now(members: list[JobState]) -> JobState:
+    """The one of a run's jobs that matters: what has gone wrong, or else what is to be done next, or else the last."""
     for states in (("failed", "lost", "cancelled"), ("held",), ("running",), OPEN):
         for member in members:
             if member.state in states:
@@ -178,7 +153,7 @@ def now(members: list[NodeState]) -> NodeState:
     return members[-1]
 
 
-def table(found: list[list[NodeState]]) -> Table:
+def table(found: list[list[JobState]]) -> Table:
     """One line a run, showing the job that matters now; then the corpora and drawings."""
     table = Table("what", "now", "state", "job", "node", "step", "tokens/s", "ETA", "restarts", "error",
                   box=None, pad_edge=False)  # fmt: skip
@@ -187,30 +162,30 @@ def table(found: list[list[NodeState]]) -> Table:
     return table
 
 
-def _add_row(table: Table, members: list[NodeState]) -> None:
+def _add_row(table: Table, members: list[JobState]) -> None:
     main = now(members)
-    step, speed, left = progress(Path(main.task["folder"])) if main.kind in OF_A_RUN else ("", "", "")
+    step, speed, left = progress(main.job.folder) if main.job.of_a_run else ("", "", "")
     count = sum(state.restarts for state in members)
     why = next((state.restarted for state in members if state.restarted and state.state != "failed"), "")
     error = main.error
     if error and main.shell_log is not None and main.state in ("failed", "requeued"):
         error += f"; log: {main.shell_log}"
     table.add_row(
-        main.name,
-        main.kind,
+        main.job.about,
+        main.job.kind,
         f"[{STYLES.get(main.state, 'default')}]{main.state}[/]",
-        main.job + (f" of {main.user}" if main.user != client.me() else ""),
+        main.id + (f" of {main.user}" if main.user != client.me() else ""),
         main.where,
         step,
         speed,
-        left if main.kind == "train" and main.state == "running" else "",
+        left if main.job.kind == "train" and main.state == "running" else "",
         str(count) + (f": {why}" if why and count else ""),
         error,
     )
 
 
-def summary(found: list[list[NodeState]]) -> str:
-    """How many rows are in which state, such as 12 done, 3 running."""
+def summary(found: list[list[JobState]]) -> str:
+    """Counts of the rows in each state, such as 12 done, 3 running."""
     counts = Counter(now(members).state for members in found)
     return ", ".join(f"{counts[state]} {state}" for state in (*ENDS, *OPEN) if counts[state])
 

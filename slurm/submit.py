@@ -12,6 +12,7 @@ and starts a job again only from within a task that lives, by a count of time-ou
 import contextlib
 import math
 import os
+import secrets
 import tempfile
 import time
 from dataclasses import replace
@@ -31,8 +32,8 @@ from slurm import client, graph
 from slurm.batch import script, task_python
 from slurm.client import ForNow, NoArrays, Refused, TooMany, Unclear
 from slurm.cluster import CLUSTER, UNNAMED, Cluster
-from slurm.graph import Batch, Node
-from slurm.records import Submission, active_tasks, adopt, find, new_submission, only_submitter, read_submissions, users
+from slurm.job import Batch, Job, Submission
+from slurm.records import active_jobs, adopt, find, only_submitter, read_submissions, users
 from slurm.snapshot import snapshot
 from slurm.status import wide
 from training.signals import EXIT_REQUEUE
@@ -55,10 +56,10 @@ def submit(plan: Plan, cluster: Cluster, console: Console) -> int:
         queue = client.queue(users(before))
         surplus = adopt(before, queue, save=True)
         client.cancel(surplus)
-        active = active_tasks(before, {job_id: job for job_id, job in queue.items() if job.array not in surplus})
-        nodes = graph.nodes(plan, cluster, {key: task for key, (_, task) in active.items()})
-        _check_machine(nodes, cluster)
-        if not nodes:
+        active = active_jobs(before, {job_id: job for job_id, job in queue.items() if job.array not in surplus})
+        jobs = graph.jobs(plan, cluster, {key: job for key, (_, job) in active.items()})
+        _check_machine(jobs, cluster)
+        if not jobs:
             busy = f"{len(active)} jobs are queued or running; `python -m slurm status` shows them" if active else "all is done"
             console.print(f"nothing to submit: {busy}")
             return 0
@@ -66,18 +67,18 @@ def submit(plan: Plan, cluster: Cluster, console: Console) -> int:
         write_specs(plan)
         write_drawings(plan)
         code = snapshot(cluster.scratch / "snapshots")
-        submission = _described(plan, cluster, nodes)
+        submission = new_submission(plan, cluster, jobs)
         submission.save()
         _say_settings(cluster, console)
         sender = _Sender(submission, cluster, code, console)
-        sender.send_all(nodes, {key: job for key, (job, _) in active.items()})
+        sender.send_all(jobs, {key: job_id for key, (job_id, _) in active.items()})
     ids = submission.job_ids()
-    wide(console).print(_overview(nodes, ids))
+    wide(console).print(_overview(jobs, ids))
     if active:
         console.print(f"{len(active)} jobs of earlier submissions are still queued or running")
     console.print(f"submitted {len(ids)} jobs; code snapshot {code.name}; `python -m slurm status` shows how they are doing")
     if sender.complaint:
-        console.print(f"[yellow]{len(nodes) - len(ids)} jobs were not taken[/]: {sender.complaint}; the same command goes on")
+        console.print(f"[yellow]{len(jobs) - len(ids)} jobs were not taken[/]: {sender.complaint}; the same command goes on")
     return EXIT_REQUEUE if sender.complaint else 0
 
 
@@ -87,16 +88,16 @@ class _Sender:
 
     def __init__(self, submission: Submission, cluster: Cluster, code: Path, console: Console):
         self.submission, self.cluster, self.code, self.console = submission, cluster, code, console
-        self.folder = cluster.scratch / "jobs" / submission.id
+        self.folder = cluster.scratch / "jobs" / submission.path.stem
         self.arrays = cluster.arrays
         self.complaint, self.troubled = "", False
 
-    def send_all(self, nodes: list[Node], active: dict[str, str]) -> None:
-        """Submit all nodes, or as many as SLURM takes for now; `active`: ids of jobs under way. On a refusal for good and on
+    def send_all(self, jobs: list[Job], active: dict[str, str]) -> None:
+        """Submit all jobs, or as many as SLURM takes for now; `active`: ids of jobs under way. On a refusal for good and on
         Ctrl-C what was submitted is cancelled again. ValueError with SLURM's words."""
-        group: list[Node] = []
+        group: list[Job] = []
         try:
-            for group in graph.groups(nodes, self.cluster):
+            for group in graph.groups(jobs, self.cluster):
                 self._send(group, active, len(group))
             if self.troubled:
                 client.cancel(adopt([self.submission], client.queue(), save=True))
@@ -110,11 +111,11 @@ class _Sender:
             self._withdraw()
             raise
 
-    def _send(self, nodes: list[Node], active: dict[str, str], whole: int) -> None:
-        """Submit nodes of a group of `whole`; in pieces where they are too many for a limit, and one by one without arrays."""
+    def _send(self, jobs: list[Job], active: dict[str, str], whole: int) -> None:
+        """Submit jobs of a group of `whole`; in pieces where they are too many for a limit, and one by one without arrays."""
         ids = {**active, **self.submission.job_ids()}
-        for batch in graph.batches(nodes, ids, self.arrays):
-            members = list(batch.nodes.values())
+        for batch in graph.batches(jobs, ids, self.arrays):
+            members = [self.submission.jobs[key] for key in batch.keys.values()]
             try:
                 self._submit(batch, whole)
             except TooMany:
@@ -128,19 +129,19 @@ class _Sender:
                 self._send(members, active, whole)
 
     def _submit(self, batch: Batch, whole: int) -> None:
-        limit, number = self.cluster.max_concurrent, len(self.submission.values["jobs"])
-        throttle = None if limit is None else max(1, limit * len(batch.nodes) // whole)
-        stem = self.folder / f"{number:03d}-{batch.kind}"
-        entry = self.submission.add(batch, f"{stem}-")
+        limit, entry = self.cluster.max_concurrent, len(self.submission.batches)
+        throttle = None if limit is None else max(1, limit * len(batch.keys) // whole)
+        stem = self.folder / f"{entry:03d}-{batch.kind}"
+        self.submission.batches.append(replace(batch, logs=f"{stem}-"))
+        self.submission.save()
         path = stem.with_suffix(".sh")
-        write_atomic(path, script(batch, entry, self.submission, self.cluster, self.code, throttle))
+        write_atomic(path, script(self.submission, entry, self.cluster, self.code, throttle))
         try:
             job = self._sbatch(path, entry, wait_for_room=batch.single)
         except (TooMany, NoArrays):
-            self.submission.drop(entry)
+            self.submission.change(entry, keys={})  # its jobs go in others
             raise
-        self.submission.values["jobs"][entry]["job_id"] = job
-        self.submission.save()
+        self.submission.change(entry, id=job)
 
     def _sbatch(self, script: Path, entry: int, wait_for_room: bool) -> str:
         """SLURM's id of the job of `script`, which is submitted once. Refused (for good), NoArrays (not as an array), TooMany
@@ -181,9 +182,9 @@ class _Sender:
 
     def _withdraw(self) -> int:
         """Cancel what was submitted, also jobs whose answer was lost; returns how many there were."""
-        self.submission.values["withdrawn"] = True
+        self.submission.withdrawn = True
         self.submission.save()  # should a job appear later, it finds this and leaves
-        ids = {entry["job_id"] for entry in self.submission.values["jobs"] if entry["job_id"] is not None}
+        ids = {batch.id for batch in self.submission.batches if batch.id is not None}
         with contextlib.suppress(ValueError):  # no answer: the next submission cancels them
             client.cancel(ids | adopt([self.submission], client.queue()))
         return len(self.submission.job_ids())
@@ -191,49 +192,47 @@ class _Sender:
 
 def rehearse(plan: Plan, cluster: Cluster, console: Console) -> int:
     """`--dry-run`: every sbatch script, the graph, the number of jobs and GPU-hours. Needs no SLURM and writes nothing."""
-    nodes = graph.nodes(plan, cluster)
-    _check_machine(nodes, cluster)
-    submission = _described(plan, cluster, nodes)
-    scripts = 0
-    for group in graph.groups(nodes, cluster):
+    jobs = graph.jobs(plan, cluster)
+    _check_machine(jobs, cluster)
+    submission = new_submission(plan, cluster, jobs)
+    for group in graph.groups(jobs, cluster):
         for batch in graph.batches(group, submission.job_ids(), cluster.arrays):
-            stem = cluster.scratch / "jobs" / submission.id / f"{scripts:03d}-{batch.kind}"
-            entry = submission.add(batch, f"{stem}-", save=False)
-            submission.values["jobs"][entry]["job_id"] = f"JOB{entry}"
-            text = script(batch, entry, submission, cluster, cluster.scratch / "snapshots" / "DIGEST", cluster.max_concurrent)
-            console.rule(f"JOB{entry}: {batch.kind}, {len(batch.nodes)} jobs", align="left")
+            entry = len(submission.batches)
+            stem = cluster.scratch / "jobs" / submission.path.stem / f"{entry:03d}-{batch.kind}"
+            submission.batches.append(replace(batch, logs=f"{stem}-", id=f"JOB{entry}"))
+            text = script(submission, entry, cluster, cluster.scratch / "snapshots" / "DIGEST", cluster.max_concurrent)
+            console.rule(f"JOB{entry}: {batch.kind}, {len(batch.keys)} jobs", align="left")
             console.print(text, markup=False, soft_wrap=True)
-            scripts += 1
     console.rule("graph", align="left")
     _say_settings(cluster, console)
-    wide(console).print(_overview(nodes, submission.job_ids()))
-    hours = sum(node.gpu_hours for node in nodes)
-    training = sum(node.gpu_hours for node in nodes if node.kind == "train")
+    wide(console).print(_overview(jobs, submission.job_ids()))
+    hours = sum(job.resources.gpu_hours for job in jobs)
+    training = sum(job.resources.gpu_hours for job in jobs if job.kind == "train")
     cost = f"{hours:,.0f} GPU-hours ({training:,.0f} of training at {cluster.mfu:.0%} of {cluster.gpu_tflops:,.0f} TFLOP/s, " \
            f"the rest the most that evaluations may take)" if cluster.gpu_tflops else "no GPUs"  # fmt: skip
-    console.print(f"{len(nodes)} jobs by {scripts} calls of sbatch; {cost}; nothing was submitted")
+    console.print(f"{len(jobs)} jobs by {len(submission.batches)} calls of sbatch; {cost}; nothing was submitted")
     for corpus in plan.corpora:
         if isinstance(corpus, KnownCorpus):
             console.print(f"[yellow]note:[/] {corpus.note}")
     return 0
 
 
-def _overview(nodes: list[Node], ids: dict[str, str]) -> Table:
+def _overview(jobs: list[Job], ids: dict[str, str]) -> Table:
     """One line a run, with the jobs that train, evaluate and time it, and how often a training that takes longer than its limit
     starts; then what belongs to no run."""
     table = Table("what", "train", "evaluate", "time", "other", "nodes x tasks", "GPUs", "hours", box=None, pad_edge=False)
-    rows: dict[str, dict[str, Node]] = {}
-    for node in nodes:
-        rows.setdefault(node.key.split(":")[1] if node.task.run is not None else node.key, {})[node.kind] = node
-    for name, members in rows.items():
-        jobs = {kind: ids.get(node.key, "not taken") for kind, node in members.items()}
-        other = next((f"{kind} {job}" for kind, job in jobs.items() if kind in ("prepare", "draw")), "")
+    rows: dict[str, dict[str, Job]] = {}
+    for job in jobs:
+        rows.setdefault(job.about if job.of_a_run else job.key, {})[job.kind] = job
+    for members in rows.values():
+        taken = {kind: ids.get(job.key, "not taken") for kind, job in members.items()}
+        other = next((f"{kind} {job_id}" for kind, job_id in taken.items() if kind in ("prepare", "draw")), "")
         first = next(iter(members.values()))
         size, hours = first.resources, first.resources.minutes / 60
-        starts = math.ceil(first.gpu_hours / (size.gpus or 1) / hours - 0.01)
+        starts = math.ceil(size.gpu_hours / (size.gpus or 1) / hours - 0.01)
         table.add_row(
-            name if first.task.run is not None else first.task.name.split(" ", 1)[1],
-            *(jobs.get(kind, "") for kind in ("train", "evaluate", "time")),
+            first.about,
+            *(taken.get(kind, "") for kind in ("train", "evaluate", "time")),
             other,
             f"{size.nodes} x {size.tasks_per_node}",
             str(size.gpus or "-"),
@@ -251,20 +250,24 @@ def _say_settings(cluster: Cluster, console: Console) -> None:
         console.print(f"[yellow]left out:[/] {', '.join(left_out)} of this shell; the cluster file says where jobs go")
 
 
-def _described(plan: Plan, cluster: Cluster, nodes: list[Node]) -> Submission:
-    return new_submission(
-        graph.submissions_dir(plan),
-        nodes,
+def new_submission(plan: Plan, cluster: Cluster, jobs: list[Job]) -> Submission:
+    """A submission of `jobs`, not yet saved. Its name is the date and a random suffix."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    return Submission(
+        graph.submissions_dir(plan) / f"{name}.json",
+        user=client.me(),
         cwd=os.getcwd(),
+        max_restarts=cluster.max_restarts,
+        jobs={job.key: job for job in jobs},
+        batches=[],
         request=REQUEST.dump_python(plan.request, mode="json"),
         cluster=CLUSTER.dump_python(cluster, mode="json"),
-        max_restarts=cluster.max_restarts,
     )
 
 
-def _check_machine(nodes: list[Node], cluster: Cluster) -> None:
+def _check_machine(jobs: list[Job], cluster: Cluster) -> None:
     """A timing is of one machine, by name."""
-    if cluster.machine == UNNAMED and any(node.kind == "time" for node in nodes):
+    if cluster.machine == UNNAMED and any(job.kind == "time" for job in jobs):
         raise ValueError(
             "there are timings, which are of one kind of machine: name it in the cluster file, such as machine = "
             '"NVIDIA H100 80GB HBM3" (slurm/clusters/README.md says how to find it), or leave their artefacts out.'

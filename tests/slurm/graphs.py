@@ -12,7 +12,7 @@ import pandas as pd
 from experiments import restarts
 from slurm import client
 from slurm.records import adopt, read_submissions
-from slurm.status import NodeState, node_states
+from slurm.status import JobState, job_states
 from tests.slurm.daemons import Slurm, until
 from training.run_folder import RunFolder
 
@@ -90,12 +90,12 @@ class Graph:
         (found,) = self.runs.glob(f"{self.scale}/{model}-*")
         return RunFolder(found)
 
-    def states(self) -> dict[str, NodeState]:
+    def states(self) -> dict[str, JobState]:
         """By "kind model" or `draw`."""
         queue, submissions = client.queue(), read_submissions(self.submissions)
         adopt(submissions, queue)
-        states = node_states(submissions, queue)
-        return {f"{state.kind} {state.name.rsplit('-', 1)[0]}": state for state in states}
+        states = job_states(submissions, queue)
+        return {f"{state.job.kind} {state.job.about.rsplit('-', 1)[0]}": state for state in states}
 
     def until(self, condition: Callable[[], object], seconds: float, what: str, every: float = 0.5) -> None:
         """As daemons.until, with all that one wants to know if it fails; asking more often would take time from the jobs."""
@@ -106,7 +106,7 @@ class Graph:
             queue = self.suite.slurm.call("squeue", "-t", "all").stdout
             raise AssertionError(f"{error}\n{queue}\n{self.slurm('status').stdout}\n{logs}") from error
 
-    def until_drawn(self, seconds: float) -> dict[str, NodeState]:
+    def until_drawn(self, seconds: float) -> dict[str, JobState]:
         """Wait for the figure; every job must have ended well, and a later submission find nothing to do."""
         ends = ("done", "failed", "cancelled")
         self.until(lambda: self.states()[self.draw].state in ends, seconds, "the figure")
@@ -135,7 +135,7 @@ class Graph:
         Returns their processes; SIGCONT lets one go on.
         """
         states = self.states()
-        jobs = {model: states[f"train {model}"].job for model in models}
+        jobs = {model: states[f"train {model}"].id for model in models}
         held: dict[str, int] = {}
 
         def all_held() -> bool:

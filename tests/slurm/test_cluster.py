@@ -24,7 +24,7 @@ def job_count(graph) -> int:
 
 def preempt(graph, model) -> None:
     """What preemption does to a job: a signal, from outside."""
-    job = graph.states()[f"train {model}"].job
+    job = graph.states()[f"train {model}"].id
     assert graph.suite.slurm.call("scancel", "--signal=USR2", job).returncode == 0
 
 
@@ -63,8 +63,8 @@ def test_a_graph_survives_signals_kills_and_a_restarted_controller(brief, local,
     assert "nothing to submit" in again.stdout  # how many jobs are left to wait for depends on how fast the machine is
     states = graph.until_drawn(200)
     assert job_count(graph) == 6
-    assert [state.kind for state in states.values()] == ["prepare", "train", "train", "evaluate", "evaluate", "draw"]
-    assert len({state.job.split("_")[0] for state in states.values()}) == 4  # trainings and evaluations are arrays
+    assert [state.job.kind for state in states.values()] == ["prepare", "train", "train", "evaluate", "evaluate", "draw"]
+    assert len({state.id.split("_")[0] for state in states.values()}) == 4  # trainings and evaluations are arrays
     assert states[f"train {FOX}"].restarts == 1 and states[f"train {FOX}"].error == ""
     assert states[f"train {TRANSFORMER}"].restarts == 1 and "SIGKILL" in states[f"train {TRANSFORMER}"].restarted
     for model in (FOX, TRANSFORMER):
@@ -184,7 +184,7 @@ def test_evaluations_that_never_begin_or_fail_and_a_killed_submitter(local, suit
     assert {state.state for state in states.values()} == {"held"} and len(states) == 2
     assert "scontrol release" in states[f"evaluate {FOX}"].error
     assert "submitted 1 jobs" in graph.submit().stdout and job_count(graph) == 3
-    assert suite.slurm.call("scontrol", "release", states[f"evaluate {FOX}"].job.split("_")[0]).returncode == 0
+    assert suite.slurm.call("scontrol", "release", states[f"evaluate {FOX}"].id.split("_")[0]).returncode == 0
 
     graph.until(lambda: all(state.state == "failed" for state in graph.states().values()), 150, "three jobs that gave up")
     state = graph.states()[f"evaluate {FOX}"]

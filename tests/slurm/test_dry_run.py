@@ -14,7 +14,6 @@ from experiments.artefact import MAIN
 from slurm import graph, resources
 from slurm.__main__ import main
 from slurm.cluster import Cluster, read_cluster
-from slurm.records import described
 from tests.slurm.graphs import environment_without_slurm
 from tests.slurm.plans import plan_of
 from training.spec import Execution
@@ -51,10 +50,10 @@ def test_the_whole_paper_is_rehearsed_without_slurm_and_without_data(command, tm
     code, said, errors = command("--cluster", str(CLUSTERS / f"{name}.toml"), "--dry-run", "--parallel", "fsdp")
     assert code == 0, errors
     plan, cluster = plan_of(tmp_path, *MAIN, execution=Execution(parallel="fsdp")), read_cluster(CLUSTERS / f"{name}.toml")
-    nodes = graph.nodes(plan, cluster)
-    hours = sum(node.gpu_hours for node in nodes if node.kind == "train")
+    jobs = graph.jobs(plan, cluster)
+    hours = sum(job.resources.gpu_hours for job in jobs if job.kind == "train")
     total = re.search(r"(\d+) jobs by (\d+) calls of sbatch; ([\d,]+) GPU-hours \(([\d,]+) of training", said)
-    assert total is not None and int(total[1]) == len(nodes) == 3 * len(plan.runs) + len(MAIN)
+    assert total is not None and int(total[1]) == len(jobs) == 3 * len(plan.runs) + len(MAIN)
     # Trainings (of two lengths), their evaluations, timings, and drawings: one array for all that wait for the same.
     assert int(total[2]) == calls and int(total[4].replace(",", "")) == round(hours)
     for line in (*lines, "--dependency=aftercorr:JOB0", "--kill-on-invalid-dep=yes", "--requeue"):
@@ -64,7 +63,7 @@ def test_the_whole_paper_is_rehearsed_without_slurm_and_without_data(command, tm
     assert len(table) == 7 and hours <= asked < 1.5 * hours  # a training longer than its limit starts several times
     assert "LongCrawl64 is not here" in said and "nothing was submitted" in said
     assert not list(tmp_path.iterdir())
-    trainings = [node.task.args for node in nodes if node.kind == "train"]
+    trainings = [job.args for job in jobs if job.kind == "train"]
     assert len(trainings) == 7 and all(args[args.index("--parallel") + 1] == "fsdp" for args in trainings)
 
 
@@ -81,34 +80,34 @@ def test_submitting_without_slurm_is_an_error_of_one_line(command, tmp_path):
 
 
 def test_runs_shared_by_artefacts_are_trained_once(tmp_path, cluster):
-    alone = graph.nodes(plan_of(tmp_path, "fig2_per_token_loss"), cluster)
-    both = graph.nodes(plan_of(tmp_path, "fig2_per_token_loss", "table1_lm_eval"), cluster)
+    alone = graph.jobs(plan_of(tmp_path, "fig2_per_token_loss"), cluster)
+    both = graph.jobs(plan_of(tmp_path, "fig2_per_token_loss", "table1_lm_eval"), cluster)
     assert len(both) == len(alone) + 1
     assert [node.kind for node in both].count("train") == len({node.key for node in both if node.kind == "train"}) == 7
 
 
 def test_what_is_under_way_is_left_out_and_waited_for(tmp_path, cluster):
     plan = plan_of(tmp_path)
-    every = graph.nodes(plan, cluster)
+    every = graph.jobs(plan, cluster)
     first = next(node for node in every if node.kind == "train")
-    left = graph.nodes(plan, cluster, {first.key: described(first)})
+    left = graph.jobs(plan, cluster, {first.key: first})
     assert {node.key for node in every} - {node.key for node in left} == {first.key}
     evaluations = [group for group in graph.groups(left, cluster) if group[0].kind == "evaluate"]
     ids = {node.key: f"9_{index}" for index, node in enumerate(node for node in left if node.kind == "train")}
     batches = graph.batches(evaluations[0], {first.key: "7_1", **ids})
-    assert {(batch.dependency, len(batch.nodes)) for batch in batches} == {("afterok:7_1", 1), ("aftercorr:9", 6)}
-    assert all(node.task.needs == (key,) for batch in batches if len(batch.nodes) == 6
-               for index, node in batch.nodes.items() for key in [list(ids)[index]])  # fmt: skip
+    assert {(batch.dependency, len(batch.keys)) for batch in batches} == {("afterok:7_1", 1), ("aftercorr:9", 6)}
+    needs = {node.key: node.needs for node in evaluations[0]}
+    assert all(needs[job] == (list(ids)[index],) for batch in batches if not batch.single for index, job in batch.keys.items())
 
 
 def test_a_drawing_under_way_is_made_again_only_if_more_is_to_come(tmp_path, cluster):
     plan = plan_of(tmp_path)
-    every = {node.key: described(node) for node in graph.nodes(plan, cluster)}
-    assert not graph.nodes(plan, cluster, every)
+    every = {node.key: node for node in graph.jobs(plan, cluster)}
+    assert not graph.jobs(plan, cluster, every)
     evaluation = next(key for key in every if key.startswith("evaluate:"))
-    (again, drawing) = graph.nodes(plan, cluster, {key: task for key, task in every.items() if key != evaluation})
+    (again, drawing) = graph.jobs(plan, cluster, {key: task for key, task in every.items() if key != evaluation})
     assert again.key == evaluation and drawing.kind == "draw"
-    assert set(drawing.task.needs) == {key for key in every if key.startswith("evaluate:")}
+    assert set(drawing.needs) == {key for key in every if key.startswith("evaluate:")}
 
 
 def test_gpus_follow_the_estimate_and_hours_are_capped(tmp_path, cluster):
@@ -129,9 +128,9 @@ def test_gpus_follow_the_estimate_and_hours_are_capped(tmp_path, cluster):
 def test_short_trainings_do_not_ask_for_the_time_of_long_ones(tmp_path, cluster):
     """Unless a throttle is to hold for all of them, for which they must be one array."""
     plan = plan_of(tmp_path, "fig2_per_token_loss", "table3_ablation")
-    throttled = [group for group in graph.groups(graph.nodes(plan, cluster), cluster) if group[0].kind == "train"]
+    throttled = [group for group in graph.groups(graph.jobs(plan, cluster), cluster) if group[0].kind == "train"]
     free = replace(cluster, max_concurrent=None)
-    several = [group for group in graph.groups(graph.nodes(plan, free), free) if group[0].kind == "train"]
+    several = [group for group in graph.groups(graph.jobs(plan, free), free) if group[0].kind == "train"]
     assert len(throttled) == 1 and len(several) > 1 and sum(map(len, several)) == len(throttled[0])
     for group in several:
         minutes = [node.resources.minutes for node in group]
@@ -141,6 +140,6 @@ def test_short_trainings_do_not_ask_for_the_time_of_long_ones(tmp_path, cluster)
 def test_micro_batches_shrink_with_the_share_of_a_process(tmp_path, cluster):
     wide = replace(cluster, train=replace(cluster.train, gpus=32))
     (train,) = (
-        node for node in graph.nodes(plan_of(tmp_path, scale="125m-2.7b", only=("fox_pro",)), wide) if node.kind == "train"
+        node for node in graph.jobs(plan_of(tmp_path, scale="125m-2.7b", only=("fox_pro",)), wide) if node.kind == "train"
     )
-    assert train.task.args[train.task.args.index("--micro-batch-tokens") + 1] == "16384"
+    assert train.args[train.args.index("--micro-batch-tokens") + 1] == "16384"

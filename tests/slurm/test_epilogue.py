@@ -9,7 +9,8 @@ import pytest
 from experiments import restarts
 from results.provenance import git_state
 from slurm import epilogue, launcher
-from slurm.epilogue import NEVER_BEGAN, Job, decide, ended, note_start
+from slurm.epilogue import NEVER_BEGAN, Start, decide, ended, note_start
+from slurm.job import Batch, Job, Resources, Submission
 from slurm.snapshot import code_files, snapshot
 
 ROOT = Path(__file__).parents[2]
@@ -39,10 +40,13 @@ def test_what_becomes_of_a_job(code, state, fruitless, action, why):
     assert decided == action and why in reason
 
 
-def job_of(folder: Path, restart: int) -> Job:
-    task = {"folder": str(folder), "journal": str(folder / "starts" / "train.jsonl"), "log": str(folder / "train.log"),
-            "makes": [str(folder / "export")]}  # fmt: skip
-    return Job("7", restart, task, str(folder / "shell-"), 3, False)
+def job_of(folder: Path, key: str = "train:a") -> Job:
+    log, journal = folder / "train.log", folder / "starts" / "train.jsonl"
+    return Job(key, "this", (), (), (folder / "export",), folder, log, journal, Resources(1, 1, 0, 1))
+
+
+def start_of(folder: Path, restart: int, *, withdrawn: bool = False) -> Start:
+    return Start("7", restart, job_of(folder), folder / "shell-7.log", 3, withdrawn)
 
 
 def test_a_job_whose_task_never_begins_is_given_up_and_says_why(tmp_path):
@@ -50,7 +54,7 @@ def test_a_job_whose_task_never_begins_is_given_up_and_says_why(tmp_path):
     (tmp_path / "shell-7.log").write_text("job 7 on n1\nbash: apptainer: command not found\n")
     for restart, code in enumerate((2, 127, 130, 127)):  # none of them is the task's own
         (tmp_path / "checkpoints" / f"step-0000000{restart}").mkdir(parents=True)
-        action, reason = ended(job_of(tmp_path, restart), code, "RUNNING")
+        action, reason = ended(start_of(tmp_path, restart), code, "RUNNING")
         assert (action == "again") == (restart < 3), reason
         assert NEVER_BEGAN in reason and reason.endswith("apptainer: command not found")
     assert reason.startswith("given up after 4 starts without progress: exit code 127")
@@ -69,62 +73,66 @@ def test_what_was_wrong_is_found_beside_what_slurm_says_of_it(tmp_path):
 def test_starts_with_and_without_their_task_count_together(tmp_path):
     actions = []
     for restart in range(8):
-        job = job_of(tmp_path, restart)
+        start = start_of(tmp_path, restart)
         if restart % 2:
-            note_start(job, restarts.progress_mark(tmp_path))
-        actions.append(ended(job, 1, "RUNNING")[0])
+            note_start(start, restarts.progress_mark(tmp_path))
+        actions.append(ended(start, 1, "RUNNING")[0])
     assert actions[:4] == ["again"] * 3 + ["failed"]
 
 
 def test_progress_sets_the_count_back(tmp_path):
     for restart in range(6):
-        job = job_of(tmp_path, restart)
-        note_start(job, restarts.progress_mark(tmp_path))
+        start = start_of(tmp_path, restart)
+        note_start(start, restarts.progress_mark(tmp_path))
         (tmp_path / "checkpoints" / f"step-0000000{restart}").mkdir(parents=True)
-        assert ended(job, 75, "RUNNING")[0] == "again"
+        assert ended(start, 75, "RUNNING")[0] == "again"
 
 
 @pytest.mark.parametrize(("withdrawn", "starts", "word"), [(True, 1, "withdrawn"), (False, 5, "given up")])
 def test_a_job_that_is_not_wanted_leaves_for_good(tmp_path, monkeypatch, capfd, withdrawn, starts, word):
-    task = {"folder": str(tmp_path), "journal": str(tmp_path / "train.jsonl"), "log": str(tmp_path / "train.log")}
-    job = Job("7", starts - 1, {**task, "module": "this", "args": []}, str(tmp_path / "shell-"), 3, withdrawn)
-    monkeypatch.setattr(Job, "own", classmethod(lambda *_: job))
+    start = start_of(tmp_path, starts - 1, withdrawn=withdrawn)
+    monkeypatch.setattr(Start, "own", classmethod(lambda *_: start))
     monkeypatch.setattr("sys.argv", ["launcher", "record", "0"])
     monkeypatch.setattr(launcher, "_redirect", lambda *_: None)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     for _ in range(starts - 1):
-        note_start(job, restarts.progress_mark(tmp_path))
+        note_start(start, restarts.progress_mark(tmp_path))
     with pytest.raises(SystemExit) as left:
         launcher.main()
     assert left.value.code == restarts.GIVEN_UP and word in capfd.readouterr().err
-    assert ended(job, restarts.GIVEN_UP, "RUNNING")[0] == "failed"
+    assert ended(start, restarts.GIVEN_UP, "RUNNING")[0] == "failed"
 
 
 def test_a_job_finds_itself_in_its_submission(tmp_path, monkeypatch):
-    record = tmp_path / "one.json"
-    tasks = {key: {"kind": key} for key in ("a", "b", "c")}
-    jobs = [
-        {"keys": {"3": "a", "5": "b"}, "array": True, "logs": "/x/0-"},
-        {"keys": {"0": "c"}, "array": False, "logs": "/x/1-"},
-    ]
-    record.write_text(json.dumps({"tasks": tasks, "jobs": jobs, "max_restarts": 2, "withdrawn": False}))
+    jobs = {key: job_of(tmp_path, key) for key in ("train:a", "train:b", "draw:c")}
+    batches = [Batch({3: "train:a", 5: "train:b"}, logs="/x/0-"), Batch({0: "draw:c"}, logs="/x/1-")]
+    submission = Submission(tmp_path / "one.json", "me", "/", 2, jobs, batches, request={}, cluster={})
+    submission.save()
     monkeypatch.setenv("SLURM_JOB_ID", "41")
-    assert Job.own(record, 1).task == {"kind": "c"} and str(Job.own(record, 1).shell_log) == "/x/1-41.log"
+    start = Start.own(submission.path, 1)
+    assert start.job == jobs["draw:c"] and str(start.shell_log) == "/x/1-41.log"
     for name, value in (("ARRAY_JOB_ID", "40"), ("ARRAY_TASK_ID", "5"), ("RESTART_COUNT", "2")):
         monkeypatch.setenv(f"SLURM_{name}", value)
-    job = Job.own(record, 0)
-    assert (job.id, job.restart, job.task, job.max_restarts) == ("40_5", 2, {"kind": "b"}, 2)
-    assert str(job.shell_log) == "/x/0-40_5.log"
+    start = Start.own(submission.path, 0)
+    assert (start.id, start.restart, start.job, start.max_restarts) == ("40_5", 2, jobs["train:b"], 2)
+    assert str(start.shell_log) == "/x/0-40_5.log"
+
+
+def test_a_record_of_another_version_is_an_error_of_one_line(tmp_path):
+    for text in ("{", "{}", "[]", json.dumps({"jobs": {"a": {}}, "batches": []})):
+        (tmp_path / "one.json").write_text(text)
+        with pytest.raises(ValueError, match=r"one.json is damaged or of another version .*; move it away[^\n]*$"):
+            Submission.read(tmp_path / "one.json")
 
 
 def test_a_requeue_that_slurm_refuses_is_noted(tmp_path, monkeypatch):
-    job = job_of(tmp_path, 0)
-    monkeypatch.setattr(Job, "own", classmethod(lambda *_: job))
+    start = start_of(tmp_path, 0)
+    monkeypatch.setattr(Start, "own", classmethod(lambda *_: start))
     monkeypatch.setattr(epilogue.client, "state", lambda *_: "RUNNING")
     monkeypatch.setattr(epilogue.client, "requeue", lambda *_: "Job/step already completing or completed")
     monkeypatch.setattr("sys.argv", ["epilogue", "record", "0", "75"])
     epilogue.main()
-    last = restarts.read(job.journal)[-1]
+    last = restarts.read(start.job.journal)[-1]
     assert (last["action"], last["reason"]) == ("failed", "Job/step already completing or completed")
 
 
@@ -132,16 +140,16 @@ def test_a_requeue_that_slurm_refuses_is_noted(tmp_path, monkeypatch):
     (True, "RUNNING", "done"), (False, "RUNNING", "again"), (False, "NODE_FAIL", "ended"), (False, "PENDING", "ended"),
 ])  # fmt: skip
 def test_a_task_that_srun_gave_up_is_not_done(tmp_path, monkeypatch, made, state, action):
-    job, requeued = job_of(tmp_path, 0), []
-    note_start(job, restarts.progress_mark(tmp_path))
+    start, requeued = start_of(tmp_path, 0), []
+    note_start(start, restarts.progress_mark(tmp_path))
     if made:
         (tmp_path / "export").mkdir()
-    monkeypatch.setattr(Job, "own", classmethod(lambda *_: job))
+    monkeypatch.setattr(Start, "own", classmethod(lambda *_: start))
     monkeypatch.setattr(epilogue.client, "state", lambda *_: state)
     monkeypatch.setattr(epilogue.client, "requeue", requeued.append)
     monkeypatch.setattr("sys.argv", ["epilogue", "record", "0", "0"])
     assert epilogue.main() == (0 if made else 1)
-    assert restarts.read(job.journal)[-1]["action"] == action and requeued == (["7"] if action == "again" else [])
+    assert restarts.read(start.job.journal)[-1]["action"] == action and requeued == (["7"] if action == "again" else [])
 
 
 def test_equal_code_is_one_snapshot_and_a_change_is_another(tmp_path):

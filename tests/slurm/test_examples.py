@@ -79,5 +79,5 @@ def test_slurm_reads_what_the_file_means(controller, tmp_path, monkeypatch, name
         asked.setdefault(kind, set()).add(what)
         assert dependency.startswith(waits[kind])
     assert asked == ASKED[name]
-    throttle = controller.call("scontrol", "show", "job", record.values["jobs"][0]["job_id"]).stdout
+    throttle = controller.call("scontrol", "show", "job", record.batches[0].id).stdout
     assert ("ArrayTaskThrottle=4" in throttle) == (cluster.max_concurrent == 4)

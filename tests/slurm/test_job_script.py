@@ -8,7 +8,7 @@ import shlex
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,7 @@ from rich.console import Console
 from slurm import graph
 from slurm.batch import script, task_python
 from slurm.cluster import CLUSTER, Cluster
-from slurm.records import new_submission
-from slurm.submit import rehearse
+from slurm.submit import new_submission, rehearse
 from tests.slurm.daemons import until
 from tests.slurm.plans import plan_of
 
@@ -71,12 +70,12 @@ def shell(tmp_path) -> Shell:
 
 def text_of(tmp_path: Path, cluster: Cluster, kind: str, stems: tuple[str, ...] = (), only: tuple[str, ...] = ()) -> str:
     """The script of the first batch of a kind of job."""
-    nodes = graph.nodes(plan_of(tmp_path, *stems, only=only, device=cluster.device), cluster)
-    submission = new_submission(tmp_path, nodes, cwd=str(tmp_path), max_restarts=3)
-    group = next(group for group in graph.groups(nodes, cluster) if group[0].kind == kind)
-    (batch, *_) = graph.batches(group, {})
-    entry = submission.add(batch, str(tmp_path / "log-"), save=False)
-    return script(batch, entry, submission, cluster, cluster.scratch / "snapshots" / "DIGEST", None)
+    plan = plan_of(tmp_path, *stems, only=only, device=cluster.device)
+    jobs = graph.jobs(plan, cluster)
+    submission = replace(new_submission(plan, cluster, jobs), cwd=str(tmp_path))
+    group = next(group for group in graph.groups(jobs, cluster) if group[0].kind == kind)
+    submission.batches.append(replace(graph.batches(group, {})[0], logs=str(tmp_path / "log-")))
+    return script(submission, 0, cluster, cluster.scratch / "snapshots" / "DIGEST", None)
 
 
 @pytest.mark.parametrize(("task", "code"), [("exit 0", 0), ("exit 75", 75), ("kill -KILL $$", 137)])

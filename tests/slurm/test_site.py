@@ -62,7 +62,7 @@ sys.exit("sbatch: error: Batch job submission failed: Socket timed out on send/r
     assert submitted.returncode == 0 and "submitted 29 jobs" in submitted.stdout, submitted.stdout + submitted.stderr
     submissions, queue = read_submissions(graph.submissions), client.queue()
     assert adopt(submissions, queue) == set()
-    names = Counter(job.comment for job in queue.values() if job.active and submissions[0].id in job.comment)
+    names = Counter(job.comment for job in queue.values() if job.active and submissions[0].path.stem in job.comment)
     graph.cancel_rest()
     assert len(names) == 29 and set(names.values()) == {1}
 

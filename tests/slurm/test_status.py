@@ -1,7 +1,7 @@
 """What status tells, from records, journals and a queue: never less, and never more, than is so."""
 
 import io
-import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,8 @@ from slurm import client
 from slurm.__main__ import main
 from slurm.client import QueuedJob
 from slurm.epilogue import NEVER_BEGAN
-from slurm.records import Submission
-from slurm.status import node_states, now, rows, summary, table, wide
+from slurm.job import Batch, Job, Resources, Submission
+from slurm.status import job_states, now, rows, summary, table, wide
 from tests.slurm.fake import FakeJob, FakeSlurm
 
 TRAIN, EVALUATE, DRAW = "train:fox-1", "evaluate:fox-1:aa", "draw:fig2:bb"
@@ -24,21 +24,20 @@ def _no_accounting(monkeypatch):
     monkeypatch.setattr(client, "accounted", lambda ids: {})
 
 
-def submission(folder: Path, name: str = "one", ids: tuple[str, ...] = ("5", "6", "7"), **values: object) -> Submission:
+def submission(folder: Path, name: str = "one", ids: tuple[str, ...] = ("5", "6", "7"), user: str = "me") -> Submission:
     """A training, its evaluation and a drawing."""
     run = folder / "runs" / "tiny" / "fox-1"
-    tasks, jobs = {}, []
+    jobs, batches = {}, []
     for key, needs, job in zip((TRAIN, EVALUATE, DRAW), ((), (TRAIN,), (EVALUATE,)), ids, strict=False):
         kind = key.split(":")[0]
         makes = {"train": ["export"], "evaluate": ["evals/a.parquet", "evals/b.parquet"]}.get(kind, [])
-        tasks[key] = {
-            "kind": kind, "needs": needs, "makes": [str(run / path) for path in makes], "folder": str(run),
-            "log": str(run / "logs" / f"{kind}.log"), "journal": str(run / "starts" / f"{kind}.jsonl"),
-        }  # fmt: skip
-        jobs.append({"kind": kind, "keys": {"0": key}, "array": False, "job_id": job, "logs": str(folder / f"{kind}-")})
-    whole = {"user": client.me(), "withdrawn": False, "tasks": tasks, "jobs": jobs, **values}
-    found = Submission(folder / "runs" / "tiny" / "plans" / "submissions" / f"{name}.json", json.loads(json.dumps(whole)))
+        log, journal = run / "logs" / f"{kind}.log", run / "starts" / f"{kind}.jsonl"
+        jobs[key] = Job(key, "", (), needs, tuple(run / path for path in makes), run, log, journal, Resources(1, 1, 0, 1))
+        batches.append(Batch({0: key}, logs=str(folder / f"{kind}-"), id=job))
+    path = folder / "runs" / "tiny" / "plans" / "submissions" / f"{name}.json"
+    found = Submission(path, user, str(folder), 3, jobs, batches, request={}, cluster={})
     found.save()
+    assert Submission.read(path) == found
     return found
 
 
@@ -47,12 +46,12 @@ def queued(job: str, state: str, reason: str = "None", user: str = "me") -> dict
 
 
 def note(item: Submission, key: str, event: str, job: str, **values: object) -> None:
-    restarts.append(Path(item.values["tasks"][key]["journal"]), event, job=job, **values)
+    restarts.append(item.jobs[key].journal, event, job=job, **values)
 
 
 def states(*submissions: Submission, **queue: dict) -> dict[str, tuple[str, str]]:
     jobs = {job_id: job for jobs in queue.values() for job_id, job in jobs.items()}
-    return {state.kind: (state.state, state.error) for state in node_states(submissions, jobs)}
+    return {state.job.kind: (state.state, state.error) for state in job_states(submissions, jobs)}
 
 
 @pytest.mark.parametrize(("state", "reason"), [
@@ -87,7 +86,7 @@ def test_only_the_present_error_is_shown(tmp_path):
     note(one, TRAIN, "end", "5", code=137, action="again", reason="killed by SIGKILL")
     assert states(one, jobs=queued("5", "PENDING", "BeginTime"))["train"] == ("requeued", "killed by SIGKILL")
     note(one, TRAIN, "start", "5", mark="step-0")
-    (state, *_) = node_states([one], queued("5", "RUNNING"))
+    (state, *_) = job_states([one], queued("5", "RUNNING"))
     assert (state.state, state.error, state.restarts, state.restarted) == ("running", "", 1, "killed by SIGKILL")
     note(one, TRAIN, "end", "5", code=0, action="done", reason="")
     assert states(one)["train"] == ("done", "")
@@ -108,7 +107,7 @@ def test_the_log_of_the_shell_is_named_where_the_task_never_began(tmp_path):
     note(one, TRAIN, "start", "5", mark=NEVER_BEGAN)
     note(one, TRAIN, "end", "5", code=127, action="failed", reason="given up: the task never began: no such container")
     shown = io.StringIO()
-    wide(Console(file=shown)).print(table(rows(node_states([one], {}))))
+    wide(Console(file=shown)).print(table(rows(job_states([one], {}))))
     (row,) = (line for line in shown.getvalue().splitlines() if "fox-1" in line)
     assert "no such container" in row and f"log: {tmp_path}/train-5.log" in row
 
@@ -124,38 +123,39 @@ def test_later_submissions_replace_what_they_make_again(tmp_path):
     one, two = submission(tmp_path), submission(tmp_path, "two", ("8", "9", "10"))
     for item in (one, two):
         note(item, TRAIN, "end", item.job_ids()[TRAIN], code=2, action="failed", reason="broken")
-    two.values["tasks"]["draw:fig2:cc"] = two.values["tasks"].pop(DRAW)
-    two.values["jobs"][2]["keys"] = {"0": "draw:fig2:cc"}
-    found = node_states([one, two], {})
-    assert [(state.key, state.job) for state in found] == [(TRAIN, "8"), (EVALUATE, "9"), ("draw:fig2:cc", "10")]
-    two.values["withdrawn"] = True
-    assert {state.job for state in node_states([one, two], {})} == {"5", "6", "7"}
+    again = replace(two.jobs.pop(DRAW), key="draw:fig2:cc")
+    two.jobs[again.key] = again
+    two.batches[2] = replace(two.batches[2], keys={0: again.key})
+    found = job_states([one, two], {})
+    assert [(state.job.key, state.id) for state in found] == [(TRAIN, "8"), (EVALUATE, "9"), ("draw:fig2:cc", "10")]
+    two.withdrawn = True
+    assert {state.id for state in job_states([one, two], {})} == {"5", "6", "7"}
 
 
 def test_part_of_an_evaluation_that_is_submitted_again_replaces_the_whole(tmp_path):
     one, two = submission(tmp_path), submission(tmp_path, "two", ("8", "9"))
-    task = two.values["tasks"].pop(EVALUATE)
-    first, second = task["makes"]
-    two.values["tasks"]["evaluate:fox-1:cc"] = {**task, "makes": [second]}
-    two.values["jobs"][1]["keys"] = {"0": "evaluate:fox-1:cc"}
-    assert {EVALUATE, "evaluate:fox-1:cc"} <= {state.key for state in node_states([one, two], {})}
-    Path(first).parent.mkdir(parents=True)
-    Path(first).write_text("")
-    assert EVALUATE not in {state.key for state in node_states([one, two], {})}
+    job = two.jobs.pop(EVALUATE)
+    first, second = job.makes
+    two.jobs["evaluate:fox-1:cc"] = replace(job, key="evaluate:fox-1:cc", makes=(second,))
+    two.batches[1] = replace(two.batches[1], keys={0: "evaluate:fox-1:cc"})
+    assert {EVALUATE, "evaluate:fox-1:cc"} <= {state.job.key for state in job_states([one, two], {})}
+    first.parent.mkdir(parents=True)
+    first.write_text("")
+    assert EVALUATE not in {state.job.key for state in job_states([one, two], {})}
 
 
 def test_a_run_shows_what_matters_and_the_sum_counts_runs(tmp_path):
     one = submission(tmp_path)
-    found = rows(node_states([one], queued("5", "RUNNING") | queued("6", "PENDING", "JobHeldUser")))
-    assert now(found[0]).kind == "evaluate" and summary(found) == "1 lost, 1 held"
+    found = rows(job_states([one], queued("5", "RUNNING") | queued("6", "PENDING", "JobHeldUser")))
+    assert now(found[0]).job.kind == "evaluate" and summary(found) == "1 lost, 1 held"
     assert (
-        summary(rows(node_states([one], queued("5", "RUNNING") | queued("6", "PENDING", "Dependency")))) == "1 lost, 1 running"
+        summary(rows(job_states([one], queued("5", "RUNNING") | queued("6", "PENDING", "Dependency")))) == "1 lost, 1 running"
     )
 
 
 def test_a_colleagues_jobs_are_seen_and_names_and_states_choose(tmp_path, monkeypatch, capsys):
     submission(tmp_path, user="ann")
-    submission(tmp_path, "two", ("8",), tasks={}, jobs=[])
+    submission(tmp_path, "two", ())
     fake = FakeSlurm(tmp_path / "bin")
     fake.change(jobs=[vars(FakeJob(job, "name", "comment", "", state, user="ann")) for job, state in
                       (("5", "RUNNING"), ("6", "PENDING"), ("7", "PENDING"))])  # fmt: skip

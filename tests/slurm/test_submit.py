@@ -17,7 +17,7 @@ from eval.kinds import KINDS
 from experiments.plan import Plan
 from slurm import client, graph
 from slurm.cluster import CLUSTER, Cluster
-from slurm.records import active_tasks, adopt, read_submissions
+from slurm.records import active_jobs, adopt, read_submissions
 from slurm.submit import submit
 from tests.slurm.fake import FakeSlurm
 from tests.slurm.plans import plan_of
@@ -56,7 +56,7 @@ def submitted(plan: Plan, cluster: Cluster) -> tuple[int, str]:
 
 
 def wanted(plan: Plan, cluster: Cluster) -> set[str]:
-    return {node.key for node in graph.nodes(plan, cluster)}
+    return {node.key for node in graph.jobs(plan, cluster)}
 
 
 def assert_each_once(plan: Plan, fake: FakeSlurm, keys: set[str]) -> None:
@@ -67,7 +67,7 @@ def assert_each_once(plan: Plan, fake: FakeSlurm, keys: set[str]) -> None:
     ids = Counter(job for submission in submissions for job in submission.job_ids().values())
     alive = [job.id for job in fake.jobs if job.state not in ("CANCELLED", "COMPLETED")]
     assert set(ids.values()) == {1} and sorted(ids) == sorted(alive)
-    assert set(active_tasks(submissions, queue)) == keys
+    assert set(active_jobs(submissions, queue)) == keys
 
 
 def test_a_third_of_failing_calls_loses_and_doubles_nothing(tmp_path, make_slurm):
@@ -130,7 +130,7 @@ def test_jobs_of_a_killed_submitter_are_adopted(tmp_path, make_slurm, kill_after
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -9
     record = read_submissions(graph.submissions_dir(plan))[0]
-    assert record.values["jobs"][-1]["job_id"] is None  # the answer was lost
+    assert record.batches[-1].id is None  # the answer was lost
     for run in plan.runs.values():  # and all that the jobs read was there before
         assert run.folder.spec_file.is_file() and list(run.folder.evals.glob("*.spec.json"))
     fake.change(kill_after=None)

@@ -1,0 +1,160 @@
+"""Jobs and submissions, as runs/SCALE/plans/submissions/ID.json has them: written before sbatch is called, read by the jobs.
+
+Standard library only: on clusters with containers the end of a job runs on the host's python3.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+COMMENT = "fox"
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Processes, GPUs and time of one job. A task of SLURM's is one process; `gpu_hours` is the estimate for all its starts."""
+
+    nodes: int
+    tasks_per_node: int
+    gpus_per_node: int
+    minutes: int
+    gpu_hours: float = 0.0
+
+    @property
+    def tasks(self) -> int:
+        return self.nodes * self.tasks_per_node
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+
+@dataclass(frozen=True)
+class Job:
+    """A task of a plan (experiments/graph.py) as SLURM carries it out: its command, its files, and what it asks for."""
+
+    key: str
+    module: str
+    args: tuple[str, ...]
+    needs: tuple[str, ...]
+    makes: tuple[Path, ...]
+    folder: Path
+    log: Path
+    journal: Path
+    resources: Resources
+
+    @classmethod
+    def read(cls, values: dict[str, Any]) -> Job:
+        """Read a job from its JSON."""
+        paths = {name: Path(values[name]) for name in ("folder", "log", "journal")}
+        lists = {"args": tuple(values["args"]), "needs": tuple(values["needs"]), "makes": tuple(map(Path, values["makes"]))}
+        return cls(**{**values, **paths, **lists, "resources": Resources(**values["resources"])})
+
+    @property
+    def kind(self) -> str:
+        """prepare, train, evaluate, time or draw."""
+        return self.key.split(":")[0]
+
+    @property
+    def about(self) -> str:
+        """The run's folder, or the corpus or artefact."""
+        return self.key.split(":")[1]
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.about}"
+
+    @property
+    def of_a_run(self) -> bool:
+        return self.kind in ("train", "evaluate", "time")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Jobs of one sbatch: their keys by the index in the array; a single one goes without an array.
+
+    `logs` begins the names of its shells' logs. `id` is SLURM's, None until sbatch has answered.
+    """
+
+    keys: dict[int, str]
+    dependency: str | None = None
+    logs: str = ""
+    id: str | None = None
+
+    @property
+    def single(self) -> bool:
+        return len(self.keys) == 1
+
+    @property
+    def kind(self) -> str:
+        return next(iter(self.keys.values())).split(":")[0]
+
+    def ids(self) -> dict[str, str]:
+        """SLURM's id of each job, by key; of a task of an array 123_4."""
+        if self.id is None:
+            return {}
+        return {key: self.id if self.single else f"{self.id}_{index}" for index, key in self.keys.items()}
+
+
+@dataclass
+class Submission:
+    """All that was submitted by one command. `withdrawn`: SLURM refused part of it and the rest was cancelled."""
+
+    path: Path
+    user: str
+    cwd: str
+    max_restarts: int
+    jobs: dict[str, Job]
+    batches: list[Batch]
+    request: dict[str, Any]
+    cluster: dict[str, Any]
+    withdrawn: bool = False
+
+    @classmethod
+    def read(cls, path: Path) -> Submission:
+        """Read a submission's file. ValueError if it is damaged or of another version of this code."""
+        try:
+            values = json.loads(path.read_text())
+            jobs = {key: Job.read(job) for key, job in values["jobs"].items()}
+            batches = [Batch(**{**batch, "keys": {int(index): key for index, key in batch["keys"].items()}})
+                       for batch in values["batches"]]  # fmt: skip
+            return cls(path, **{**values, "jobs": jobs, "batches": batches})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            said = f"{path} is damaged or of another version ({error!r}); move it away, once its jobs are gone."
+            raise ValueError(said) from None
+
+    def save(self) -> None:
+        from results.atomic import write_atomic  # which an old python of the host cannot read
+
+        values = {name: value for name, value in asdict(self).items() if name != "path"}
+        write_atomic(self.path, json.dumps(values, indent=1, default=str) + "\n")
+
+    def comment(self, entry: int) -> str:
+        """Return the mark of an entry of `batches`, which a job of it carries in its comment."""
+        return f"{COMMENT}:{self.path.stem}:{entry}"
+
+    def job_name(self, entry: int) -> str:
+        """Return the name of the jobs of an entry, which holds the same mark."""
+        batch = self.batches[entry]
+        what = self.jobs[batch.keys[min(batch.keys)]].name if batch.single else batch.kind
+        return f"fox-{what.replace(' ', '-')}{self.mark(entry)}"
+
+    def mark(self, entry: int) -> str:
+        return f".{self.path.stem}.{entry}"
+
+    def change(self, entry: int, **values: Any) -> None:
+        """Replace values of an entry, in the file, too."""
+        self.batches[entry] = replace(self.batches[entry], **values)
+        self.save()
+
+    def job_ids(self) -> dict[str, str]:
+        """SLURM's id of each job that was submitted, by key."""
+        return {key: job_id for batch in self.batches for key, job_id in batch.ids().items()}
+
+    def shell_log(self, key: str) -> Path | None:
+        """Return the log of what the batch script of a job printed."""
+        found = [Path(f"{batch.logs}{batch.ids()[key]}.log") for batch in self.batches if key in batch.ids()]
+        return found[-1] if found else None
