@@ -39,8 +39,8 @@ SIGNS = {
 
 @dataclass(frozen=True)
 class Section:
-    """One artefact of the report. `study` is None where nothing is stored; `drawing` is its module in analysis/, with draw and
-    summary; `claims` are ids; `command` makes it; `missing` says what is declared but not stored."""
+    """One artefact of the report. `study` is None where nothing is stored, or `fault` says why it cannot be read; `drawing` is
+    its module, with draw and summary; `claims` are ids; `command` makes it; `missing` says what is declared but not stored."""
 
     stem: str
     title: str
@@ -51,12 +51,14 @@ class Section:
     drawing: ModuleType
     command: str
     missing: Sequence[str] = ()
+    fault: str = ""
 
 
 def build(folder: Path, sections: Sequence[Section]) -> Path:
-    """Write folder/report.html from the stored rows and drawn figures of results/SCALE and return its path.
+    """Write folder/report.html from the stored rows and drawn figures of results/SCALE and return its path. An artefact that
+    cannot be drawn stands in it with its fault, and none of its claims is judged.
 
-    ValueError: nothing is stored, or a figure was not drawn.
+    ValueError: nothing is stored.
     """
     there = [_artefact(folder, section, section.study) for section in sections if section.study is not None]
     if not there:
@@ -68,7 +70,12 @@ def build(folder: Path, sections: Sequence[Section]) -> Path:
     studies = [section.study for section in sections if section.study is not None]
     verdicts = [(artefact, *judged) for artefact in there for judged in artefact["verdicts"]]
     nothing = not_measured("Nothing is stored for this artefact.")
-    verdicts += [({"stem": each.stem, "paper": each.paper}, CLAIMS[claim], nothing) for each in absent for claim in each.claims]
+    verdicts += [
+        ({"stem": each.stem, "paper": each.paper}, CLAIMS[claim], nothing)
+        for each in absent
+        for claim in each.claims
+        if not each.fault
+    ]
     looks = _looks([claim for _, claim, verdict in verdicts if verdict.status is Status.FAILS], sections)
     page = environment.from_string(TEMPLATE.read_text()).render(
         scale=folder.name,
@@ -97,14 +104,16 @@ def _artefact(folder: Path, section: Section, study: Study) -> dict[str, Any]:
     claims = [CLAIMS[claim] for claim in section.claims]
     try:
         table, verdicts, fault = Markup(to_html(section.drawing.summary(study))), judge(claims, study), ""  # escapes its cells
-    except ValueError as error:
-        table, verdicts, fault = Markup(), [], str(error)
+        pictures = _pictures(folder, section)
+    except Exception as error:  # whatever is wrong with one artefact, the others are reported
+        table, verdicts, pictures = Markup(), [], []
+        fault = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     return {
         "section": section,
         "stem": section.stem,
         "paper": section.paper,
         "fault": fault,
-        "pictures": [] if fault else _pictures(folder, section),
+        "pictures": pictures,
         "table": table,
         "verdicts": verdicts,
         "files": _files(folder, section.stem),

@@ -119,6 +119,11 @@ class Study:
                 found.append((line, rows, meta))
         return found
 
+    def whole(self) -> "Study":
+        """Return the study itself, all rows and records read. ValueError for one that is missing or damaged."""
+        _ = self.all_metas, self.runs
+        return self
+
     def evaluations(self, kind: str, **wanted: Any) -> list[tuple[Line, pd.DataFrame, Meta]]:
         """Return the drawn evaluations of a kind, in the order of the lines: line, own rows, meta. `wanted`: only those whose
         spec has these values.

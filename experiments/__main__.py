@@ -95,13 +95,15 @@ class Draw:
     file: Positional[Path]
 
     def run(self, console: Console) -> int:
-        from experiments.drawing import draw_from_file
+        from experiments.collect import DrawSpec, collect
+        from experiments.render import render_all
 
-        collected = draw_from_file(self.file)
+        spec = DrawSpec.read(self.file)
+        collected = collect(spec)
         if collected is None:  # starting again would not help
             raise ValueError(f"{self.file.stem}: nothing to draw, none of its evaluations is finished.")
-        console.print(f"{self.file.stem}: {collected.lines} lines drawn")
-        return 0
+        console.print(f"{self.file.stem}: {collected.lines} lines")
+        return 1 if render_all([spec.stem], spec.scale, spec.results_dir, console) else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,14 +114,11 @@ class Render:
 
     def run(self, console: Console) -> int:
         from experiments.artefact import chosen
-        from experiments.drawing import render, stored, write_report
+        from experiments.render import render_all, stored
 
         asked, scale = self.selection, get_scale(self.selection.scale).name
-        for stem in chosen(asked.artefacts) if asked.artefacts else stored(scale, asked.results_dir):
-            for path in render(stem, scale, asked.results_dir):
-                console.print(str(path))
-        console.print(str(write_report(scale, asked.results_dir)))
-        return 0
+        stems = chosen(asked.artefacts) if asked.artefacts else stored(scale, asked.results_dir)
+        return 1 if render_all(stems, scale, asked.results_dir, console) else 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Carry a plan out on this machine: corpora, runs, evaluations, drawings, report."""
+"""Carry a plan out on this machine: corpora, runs, evaluations, figures, report."""
 
 import math
 import time
@@ -9,10 +9,12 @@ from data.plan import CorpusPlan
 from data.prepare import prepare
 from eval.kinds import eval_id, kind_of
 from eval.shell.hub import go_offline_if_unreachable
-from experiments import drawing, graph
+from experiments import graph
+from experiments.collect import collect
 from experiments.local import run_tasks, slots_of
 from experiments.overview import task_flops
 from experiments.plan import Plan, check, write_specs
+from experiments.render import render_all
 
 
 def prepare_corpora(plan: Plan, console: Console) -> None:
@@ -58,28 +60,25 @@ def execute(plan: Plan, slots: int | None, console: Console) -> int:
     failed = run_tasks(todo, slots or slots_of(device), device, console) if todo else []
     if not todo:
         console.print(f"all {len(plan.runs)} runs and their evaluations exist already")
-    draw(plan, console)
+    broken = draw(plan, console)
     if failed:
         console.print(
             f"[red]{len(failed)} of {len(todo)} tasks failed or could not start[/]; the same command tries them again"
         )
-    return 1 if failed else 0
+    return 1 if failed or broken else 0
 
 
-def draw(plan: Plan, console: Console) -> None:
-    """Collect and draw every artefact that has rows, and say whether what was stored before has been met."""
-    results_dir, scale = plan.request.results_dir, plan.scale.name
-    met = 0
-    differing: dict[str, float] = {}
-    for stem in plan.artefacts:
-        collected = drawing.collect(graph.drawing(plan, stem))
-        if collected is None:
-            continue
-        met, differing = met + collected.met, {**differing, **collected.differing}
-        for path in drawing.render(stem, scale, results_dir):
-            console.print(f"[green]drawn[/] {path}")
-    if drawing.stored(scale, results_dir):
-        console.print(f"[green]report[/] {drawing.write_report(scale, results_dir)}")
+def draw(plan: Plan, console: Console) -> list[str]:
+    """Collect and draw every artefact that has rows, and say whether what was stored before has been met. Returns those that
+    could not be drawn."""
+    found = [each for stem in plan.artefacts if (each := collect(graph.draw_spec(plan, stem))) is not None]
+    scale, results_dir = plan.scale.name, plan.request.results_dir
+    broken = render_all([each.stem for each in found], scale, results_dir, console) if found else []
+    met = sum(each.met for each in found)
+    differing = {name: difference for each in found for name, difference in each.differing.items()}
+    left_out = {name for each in found for name in each.left_out}
+    if left_out:
+        console.print(f"{len(left_out)} timings of this CPU stay in their run folders: those of another CPU are stored")
     if met or differing:
         console.print(f"{met} stored evaluations were met within rounding, {len(differing)} were not")
     if differing:
@@ -87,3 +86,4 @@ def draw(plan: Plan, console: Console) -> None:
     for name, difference in sorted(differing.items(), key=lambda item: -item[1])[:5]:
         how = f"by {difference:.1e} of the largest value" if math.isfinite(difference) else "in its texts"
         console.print(f"[yellow]differs[/] {name}: {how}; what was stored first is drawn")
+    return broken

@@ -7,13 +7,13 @@ the machine for itself.
 """
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from analysis.study import Line
 from data.plan import CorpusPlan
 from eval.kinds import EvalSpec, eval_id, kind_of
-from experiments.drawing import drawn
+from experiments.collect import DrawSpec, LineSpec, is_collected
 from experiments.plan import Plan, Run, spec_file, with_execution
 from experiments.request import Corpora
 from results.atomic import write_atomic
@@ -61,7 +61,7 @@ class Task:
 
 
 def plans_dir(plan: Plan) -> Path:
-    """Where what belongs to no single run lies: drawings to make, their logs, submissions."""
+    """Where what belongs to no single run lies: files for `draw`, their logs, submissions."""
     return plan.request.runs_dir / plan.scale.name / "plans"
 
 
@@ -83,7 +83,7 @@ def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 
             if specs:
                 found.append(eval_task(plan, run, specs, timing))
     for stem in plan.artefacts:
-        if not drawn(plan, stem):
+        if not is_collected(draw_spec(plan, stem)):
             found.append(draw_task(plan, stem))
     return found
 
@@ -131,36 +131,28 @@ def eval_task(plan: Plan, run: Run, specs: tuple[EvalSpec, ...], timing: bool) -
 
 
 def draw_task(plan: Plan, stem: str) -> Task:
-    """Collect and draw one artefact; the file says of what (write_drawings makes it), and it takes those that there are."""
-    file = drawing_file(plan, stem)
+    """Collect and draw one artefact, as its file says (write_draw_specs makes it), from the rows that there are by then."""
+    file = draw_file(plan, stem)
     return Task(f"draw:{stem}:{file.stem.rsplit('-', 1)[1]}", "experiments", ("draw", str(file)), (), (), plans_dir(plan))
 
 
-def drawing_file(plan: Plan, stem: str) -> Path:
-    return plans_dir(plan) / f"{stem}-{_digest([json.dumps(drawing(plan, stem), sort_keys=True)])}.json"
+def draw_file(plan: Plan, stem: str) -> Path:
+    return plans_dir(plan) / f"{stem}-{_digest([draw_spec(plan, stem).to_json()])}.json"
 
 
-def drawing(plan: Plan, stem: str) -> dict:
-    """What `draw` is told: the lines of an artefact, with the files of their evaluations."""
+def draw_spec(plan: Plan, stem: str) -> DrawSpec:
+    """Return what `draw` is told of an artefact: its lines, with their run folders and evaluations."""
     lines = []
-    for line in plan.lines[stem]:
-        run = plan.runs[line.run_id]
-        lines.append(
-            {
-                "label": line.recipe.label,
-                "axes": line.recipe.axes,
-                "model": line.recipe.name,
-                "seed": line.recipe.seed,
-                "run": str(run.folder.path),
-                "evals": [eval_id(spec) for spec in line.evals],
-            }
-        )
-    return {"stem": stem, "scale": plan.scale.name, "results_dir": str(plan.request.results_dir), "lines": lines}
+    for wanted in plan.lines[stem]:
+        recipe, run = wanted.recipe, plan.runs[wanted.run_id]
+        line = Line(recipe.label, recipe.axes, recipe.name, recipe.seed, recipe.scale, wanted.run_id)
+        lines.append(LineSpec(line, run.folder.path, tuple(eval_id(spec) for spec in wanted.evals)))
+    return DrawSpec(stem, plan.scale.name, plan.request.results_dir, tuple(lines))
 
 
-def write_drawings(plan: Plan) -> None:
+def write_draw_specs(plan: Plan) -> None:
     for stem in plan.artefacts:
-        write_atomic(drawing_file(plan, stem), json.dumps(drawing(plan, stem), indent=1) + "\n")
+        write_atomic(draw_file(plan, stem), draw_spec(plan, stem).to_json())
 
 
 def _digest(names: list[str]) -> str:

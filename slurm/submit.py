@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.execute import fetch
-from experiments.graph import write_drawings
+from experiments.graph import write_draw_specs
 from experiments.plan import KnownCorpus, Plan, make_plan, write_specs
 from experiments.request import Request
 from results.atomic import write_atomic
@@ -65,7 +65,7 @@ def submit(plan: Plan, cluster: Cluster, console: Console) -> int:
             return 0
         fetch(plan, console)
         write_specs(plan)
-        write_drawings(plan)
+        write_draw_specs(plan)
         code = snapshot(cluster.scratch / "snapshots")
         submission = new_submission(plan, cluster, jobs)
         submission.save()

@@ -137,6 +137,6 @@ def test_drawing_needs_no_torch(room):
 
 
 def test_specs_need_no_torch():
-    rooms = "models.spec, data.spec, training.spec, eval.kinds, experiments.scales, experiments.drawing, slurm.submit"
+    rooms = "models.spec, data.spec, training.spec, eval.kinds, experiments.scales, experiments.render, slurm.submit"
     code = f"import sys, {rooms}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -36,6 +36,11 @@ def machine_name(device: str) -> str:
     return f"{processor.model()}, {os.cpu_count()} cores"
 
 
+def is_cpu(machine: str) -> bool:
+    """Return whether `machine_name` gave this name to a CPU."""
+    return machine.endswith(" cores")
+
+
 def reset_peak_memory(device: str) -> None:
     """What an earlier evaluation of the process took is not this one's."""
     if device != "cpu":

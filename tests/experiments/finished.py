@@ -47,6 +47,15 @@ def write_curve(run: Run, spec, tokens_per_s: float, loss: float) -> None:
     _write(run, spec, rows)
 
 
+def write_timing(run: Run, spec) -> None:
+    row = {
+        "mode": spec.mode, "seq_len": spec.seq_len, "tokens_per_s": 1.0, "tokens_per_s_low": 1.0, "tokens_per_s_high": 1.0,
+        "relative": 1.0, "relative_low": 1.0, "relative_high": 1.0, "mfu": np.nan, "mfu_dense": np.nan,
+        "peak_memory_gib": np.nan, "params": 10, "fwd_flops_per_token": 1.0, "machine": spec.machine,
+    }  # fmt: skip
+    _write(run, spec, pd.DataFrame([row]))
+
+
 def _write(run: Run, spec, rows: pd.DataFrame) -> None:
     meta = {
         "kind": spec.kind, "scale": run.spec.scale, "model": run.spec.name, "run_id": run.spec.run_id,

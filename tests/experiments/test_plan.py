@@ -17,7 +17,7 @@ from eval.kinds import eval_id, kind_of
 from eval.shell.sources import UserData
 from experiments import graph
 from experiments.artefact import MAIN, artefacts, chosen
-from experiments.drawing import collect
+from experiments.collect import collect
 from experiments.overview import print_plan
 from experiments.plan import make_plan, write_specs
 from experiments.recipes import recipes
@@ -113,7 +113,7 @@ def test_stored_rows_count_as_done_where_they_may(asked, tmp_path):
     write_specs(plan)
     (run,) = plan.runs.values()
     finish(run, evaluations=True)
-    assert collect(graph.drawing(plan, "fig2_per_token_loss")).lines == 1
+    assert collect(graph.draw_spec(plan, "fig2_per_token_loss")).lines == 1
     before = read_run(run_file(wanted.results_dir, run.spec.scale, run.spec.run_id))
     shutil.rmtree(run.folder.path)
     assert kinds(make_plan(wanted), "hgrn2") == ["evaluate", "train"]
@@ -123,7 +123,7 @@ def test_stored_rows_count_as_done_where_they_may(asked, tmp_path):
         print_plan(either, 0.4, Console(file=(shown := io.StringIO()), width=160))
         assert to_do in shown.getvalue()
     write_specs(stored)
-    assert collect(graph.drawing(stored, "fig2_per_token_loss")).lines == 1
+    assert collect(graph.draw_spec(stored, "fig2_per_token_loss")).lines == 1
     assert read_run(run_file(wanted.results_dir, run.spec.scale, run.spec.run_id)) == before
     more = replace(wanted, artefacts=("appendix_training_curves",), reuse_stored=True)
     assert kinds(make_plan(more), "hgrn2") == ["evaluate", "train"]

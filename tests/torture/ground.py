@@ -30,7 +30,7 @@ import analysis.report
 import training.loop
 from eval import job
 from eval.shell import partial as partial_files
-from experiments import drawing, execute, graph, scales
+from experiments import execute, graph, render, scales
 from experiments.artefact import artefacts
 from experiments.plan import make_plan, write_specs
 from experiments.request import Request
@@ -282,4 +282,4 @@ def _drop(folder: Path, *patterns: str) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-assert set(ARTEFACTS) <= set(artefacts()) and drawing
+assert set(ARTEFACTS) <= set(artefacts()) and render

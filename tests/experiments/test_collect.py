@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 
 from analysis.study import Study, read_lines, study_file
-from experiments import drawing, graph
-from experiments.execute import draw
+from experiments import execute, graph
+from experiments.collect import Collected, DrawSpec, collect, is_collected
 from experiments.overview import print_ancestry
 from experiments.plan import Plan, make_plan
 from results.store import meta_path, read_rows, rows_file
-from tests.experiments.finished import finish, write_curve, write_loss
+from tests.experiments.finished import finish, write_curve, write_loss, write_timing
 from training.lines import line
 
 FIG2 = "fig2_per_token_loss"
@@ -32,7 +32,7 @@ def made(asked, *models: str, **more) -> Plan:
     for index, run in enumerate(plan.runs.values()):
         run.folder.create(run.folder.path, run.spec)
         finish(run, evaluations=True, loss=2.0 + index / 10)
-    drawing.collect(graph.drawing(plan, FIG2))
+    collect(graph.draw_spec(plan, FIG2))
     return plan
 
 
@@ -75,10 +75,10 @@ def test_a_new_line_stands_where_it_is_declared_and_moves_no_other(asked):
 
 def test_what_was_not_met_is_said_with_its_cause(asked, monkeypatch):
     plan = made(asked, *PAIR)
-    found = drawing.Collected(FIG2, 2, 1, {"needle-1 of a": math.inf, "per_token_loss-2 of b": 0.25})
-    for collected in (found, drawing.Collected(FIG2, 2, 3, {})):
-        monkeypatch.setattr(drawing, "collect", lambda _, collected=collected: collected)
-        draw(plan, Console(width=200, file=(said := io.StringIO())))
+    found = Collected(FIG2, 2, 1, {"needle-1 of a": math.inf, "per_token_loss-2 of b": 0.25})
+    for collected in (found, Collected(FIG2, 2, 3, {})):
+        monkeypatch.setattr(execute, "collect", lambda _, collected=collected: collected)
+        execute.draw(plan, Console(width=200, file=(said := io.StringIO())))
         text = said.getvalue()
         assert f"{collected.met} stored evaluations were met within rounding, {len(collected.differing)} were not" in text
         told = "needle-1 of a: in its texts; what", "per_token_loss-2 of b: by 2.5e-01 of the largest", "another processor"
@@ -90,7 +90,7 @@ def test_rows_in_the_store_are_drawn_without_their_run_folders(asked):
     study_file(asked.results_dir, "tiny", FIG2).unlink()
     for run in plan.runs.values():
         shutil.rmtree(run.folder.evals)
-    drawing.collect(graph.drawing(plan, FIG2))
+    collect(graph.draw_spec(plan, FIG2))
     assert len(places(asked)) == 2
 
 
@@ -99,10 +99,10 @@ def test_stored_rows_stay_and_a_difference_is_told(asked):
     (run,) = plan.runs.values()
     stored = rows_file(asked.results_dir, "tiny", run.spec.run_id, run.eval_file(run.evals[0]).stem)
     before = stored.read_bytes(), meta_path(stored).read_bytes()
-    again = drawing.collect(graph.drawing(plan, FIG2))
+    again = collect(graph.draw_spec(plan, FIG2))
     assert again is not None and (again.met, again.differing) == (1, {})
     write_loss(run, run.evals[0], 2.5)
-    other = drawing.collect(graph.drawing(plan, FIG2))
+    other = collect(graph.draw_spec(plan, FIG2))
     assert other is not None and other.met == 0
     assert list(other.differing.values()) == [pytest.approx(0.5 / 3)]
     assert (stored.read_bytes(), meta_path(stored).read_bytes()) == before
@@ -115,7 +115,7 @@ def test_a_curve_of_another_speed_is_met_and_one_of_another_loss_is_not(asked):
     finish(run)
     for speed, loss, differing in ((5.0, 3.0, 0), (7.0, 3.0, 0), (7.0, 3.5, 1)):
         write_curve(run, run.evals[0], speed, loss)
-        collected = drawing.collect(graph.drawing(plan, "appendix_training_curves"))
+        collected = collect(graph.draw_spec(plan, "appendix_training_curves"))
         assert collected is not None and len(collected.differing) == differing
 
 
@@ -140,7 +140,7 @@ def test_damage_is_refused_and_named(asked):
     stored.write_bytes(bytes(body))
     with pytest.raises(ValueError, match=f"{stored.name}: truncated or changed"):
         read_rows(stored)
-    drawing.collect(graph.drawing(plan, FIG2))  # the run folder still has them
+    collect(graph.draw_spec(plan, FIG2))  # the run folder still has them
     assert len(read_rows(stored)[0]) == 1024
     meta = json.loads(meta_path(stored).read_text())
     meta["provenance"]["git_sha"] = "other"
@@ -149,14 +149,16 @@ def test_damage_is_refused_and_named(asked):
         read_rows(stored)
 
 
-def test_every_start_of_a_run_is_kept(asked):
+def test_every_start_of_a_run_with_new_rows_is_kept(asked):
     plan = made(asked, "fox_pro")
     (run,) = plan.runs.values()
     (start,) = run.folder.read_starts()
+    stored = rows_file(asked.results_dir, "tiny", run.spec.run_id, run.eval_file(run.evals[0]).stem)
     run.folder.begin_start({**start, "date": "2026-01-02T00:00:00+00:00", "git_sha": "def", "first_step": 7})
-    drawing.collect(graph.drawing(plan, FIG2))
-    run.folder.provenance_file.write_text(line(start))
-    drawing.collect(graph.drawing(plan, FIG2))
+    for provenance in (run.folder.provenance_file.read_text(), line(start)):
+        stored.unlink()  # so that rows are new
+        run.folder.provenance_file.write_text(provenance)
+        collect(graph.draw_spec(plan, FIG2))
     study = Study(asked.results_dir, "tiny", FIG2)
     assert [start["git_sha"] for start in study.runs[run.spec.run_id]["starts"]] == ["abc", "def"]
     console = Console(record=True, width=200)
@@ -166,9 +168,58 @@ def test_every_start_of_a_run_is_kept(asked):
         assert word in said
 
 
-def test_drawing_twice_gives_the_same_bytes(asked):
-    made(asked, *PAIR)
-    first = {path: path.read_bytes() for path in drawing.render(FIG2, "tiny", asked.results_dir)}
-    report = drawing.write_report("tiny", asked.results_dir).read_bytes()
-    assert first and first == {path: path.read_bytes() for path in drawing.render(FIG2, "tiny", asked.results_dir)}
-    assert report == drawing.write_report("tiny", asked.results_dir).read_bytes()
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_users_own_run_over_stored_rows_changes_no_file(asked):
+    """Rows that are met, or not, whose training was another start: what is published stays to the byte."""
+    plan = made(asked, *PAIR, seeds=(0, 1))
+    assert not execute.draw(plan, Console(file=io.StringIO()))
+    before = contents(asked.results_dir)
+    assert len(before) > 10
+    shutil.rmtree(asked.runs_dir)
+    for index, run in enumerate(plan.runs.values()):
+        run.folder.create(run.folder.path, run.spec)
+        finish(run, evaluations=True, loss=2.0 + index / 10 if index else 3.0)
+        (start,) = run.folder.read_starts()
+        run.folder.begin_start({**start, "date": "2026-02-02T00:00:00+00:00", "git_sha": "mine"})
+    assert not execute.draw(plan, Console(file=(said := io.StringIO())))
+    assert "3 stored evaluations were met within rounding, 1 were not" in said.getvalue()
+    assert contents(asked.results_dir) == before
+
+
+def timed(asked, machine: str) -> Plan:
+    """A plan whose timings were made on a machine."""
+    plan = make_plan(replace(asked, artefacts=("table6_throughput",), only=PAIR), machine=machine)
+    for run in plan.runs.values():
+        run.folder.create(run.folder.path, run.spec)
+        for spec in run.evals:
+            write_timing(run, spec)
+    return plan
+
+
+def test_another_cpus_timings_are_not_added_and_a_gpus_are(asked):
+    execute.draw(timed(asked, "One CPU, 2 cores"), Console(file=io.StringIO()))
+    before = contents(asked.results_dir)
+    other = timed(asked, "Another CPU, 64 cores")
+    assert not execute.draw(other, Console(file=(said := io.StringIO()), width=200))
+    assert "2 timings of this CPU stay in their run folders: those of another CPU are stored" in said.getvalue()
+    assert contents(asked.results_dir) == before
+    assert is_collected(graph.draw_spec(other, "table6_throughput"))
+    gpu = timed(asked, "NVIDIA H100")
+    assert not is_collected(graph.draw_spec(gpu, "table6_throughput"))
+    assert not execute.draw(gpu, Console(file=(said := io.StringIO())))
+    assert "stay in their run folders" not in said.getvalue()
+    assert [len(line.files) for line in read_lines(asked.results_dir, "tiny", "table6_throughput")] == [2, 2]
+
+
+def test_what_draw_is_told_goes_through_json_and_damage_is_named(asked, tmp_path):
+    spec = graph.draw_spec(make_plan(replace(asked, artefacts=("table_lr_grid",))), "table_lr_grid")
+    assert all(each.line.axes for each in spec.lines)
+    file = tmp_path / "spec.json"
+    file.write_text(spec.to_json())
+    assert DrawSpec.read(file) == spec
+    file.write_text(spec.to_json().replace('"evals"', '"vals"'))
+    with pytest.raises(ValueError, match=r"spec.json cannot be read .* `run` writes it again"):
+        DrawSpec.read(file)

@@ -1,0 +1,67 @@
+"""Rendering: every figure and table of a scale from its stored rows alone, and the report. Torch-free."""
+
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+
+from analysis import report
+from analysis.study import Study, study_file
+from experiments.artefact import Artefact, artefacts
+from experiments.scales import get_scale
+
+
+def render(stem: str, scale: str, results_dir: Path) -> list[Path]:
+    """Draw an artefact from its stored rows alone. ValueError where there are none."""
+    return artefacts()[stem].drawing().draw(Study(results_dir, scale, stem))
+
+
+def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Console) -> list[str]:
+    """Draw artefacts and write the report. Returns those that could not be drawn; each is named, with its error, on stderr."""
+    broken = []
+    for stem in stems:
+        try:
+            for path in render(stem, scale, results_dir):
+                console.print(f"[green]drawn[/] {path}")
+        except Exception as error:  # one figure's mistake must not cost the others
+            broken.append(stem)
+            print(f"error: {stem} at {scale} is not drawn: {type(error).__name__}: {error}", file=sys.stderr)
+            if not isinstance(error, ValueError):
+                traceback.print_exc()
+    console.print(f"[green]report[/] {write_report(scale, results_dir)}")
+    return broken
+
+
+def stored(scale: str, results_dir: Path) -> list[str]:
+    """The artefacts that have lines at a scale."""
+    return [stem for stem in artefacts() if study_file(results_dir, scale, stem).is_file()]
+
+
+def write_report(scale: str, results_dir: Path) -> Path:
+    """Write results/SCALE/report.html from everything that is stored at that scale."""
+    return report.build(results_dir / scale, [_section(artefact, scale, results_dir) for artefact in artefacts().values()])
+
+
+def _section(artefact: Artefact, scale: str, results_dir: Path) -> report.Section:
+    study, missing, fault = None, [], ""
+    if study_file(results_dir, scale, artefact.stem).is_file():
+        try:
+            study = Study(results_dir, scale, artefact.stem).whole()
+            there = {line.series for line in study.lines}
+            missing = [each.label for each in artefact.runs(get_scale(scale), (0,)) if each.series not in there]
+        except ValueError as error:
+            study, fault = None, str(error)
+    return report.Section(
+        stem=artefact.stem,
+        title=artefact.title,
+        paper=artefact.paper,
+        shows=artefact.shows,
+        claims=artefact.claims,
+        study=study,
+        drawing=artefact.drawing(),
+        command=f"python -m experiments run {artefact.stem} --scale {scale}",
+        missing=tuple(dict.fromkeys(missing)),
+        fault=fault,
+    )

@@ -1,0 +1,76 @@
+"""Figures and the report from stored rows alone; one that is broken does not cost the others."""
+
+import io
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from analysis.study import study_file
+from experiments import graph, render
+from experiments.__main__ import main
+from experiments.artefact import Artefact
+from experiments.plan import make_plan
+from results.store import rows_file
+from tests.experiments.finished import finish
+
+FIG2, F4 = "fig2_per_token_loss", "appendix_windowed"
+
+
+@pytest.fixture
+def made(asked):
+    """Two artefacts with one run each, collected and drawn."""
+    plan = make_plan(replace(asked, artefacts=(FIG2, F4), only=("fox_pro",)))
+    for run in plan.runs.values():
+        run.folder.create(run.folder.path, run.spec)
+        finish(run, evaluations=True)
+    graph.write_draw_specs(plan)
+    for stem in plan.artefacts:
+        assert main(["draw", str(graph.draw_file(plan, stem))]) == 0
+    return plan
+
+
+def test_drawing_twice_gives_the_same_bytes(made):
+    results_dir = made.request.results_dir
+    first = {path: path.read_bytes() for path in render.render(FIG2, "tiny", results_dir)}
+    report = render.write_report("tiny", results_dir).read_bytes()
+    assert first and first == {path: path.read_bytes() for path in render.render(FIG2, "tiny", results_dir)}
+    assert report == render.write_report("tiny", results_dir).read_bytes()
+
+
+def refuse(study):
+    raise KeyError("shared")
+
+
+def test_a_broken_artefact_is_named_and_costs_no_other(made, monkeypatch, capsys):
+    results_dir = made.request.results_dir
+    folder = results_dir / "tiny"
+    verdicts = (folder / "verdicts.jsonl").read_bytes()
+    other = folder / "figures" / f"{F4}.png"
+    whole = Artefact.drawing
+    broken = SimpleNamespace(draw=refuse, summary=refuse)
+    monkeypatch.setattr(Artefact, "drawing", lambda self: broken if self.stem == FIG2 else whole(self))
+    for command in (["render", "--results-dir", str(results_dir)], ["draw", str(graph.draw_file(made, FIG2))]):
+        other.unlink(missing_ok=True)
+        (folder / "report.html").unlink()
+        assert main(command) == 1
+        said = capsys.readouterr().err
+        assert f"error: {FIG2} at tiny is not drawn: KeyError: 'shared'" in said and "in refuse" in said
+        assert "Not drawn:</strong> KeyError: &#39;shared&#39;" in (folder / "report.html").read_text()
+        assert other.is_file() is (command[0] == "render")
+        assert (folder / "verdicts.jsonl").read_bytes() == verdicts
+
+
+def test_rows_that_are_damaged_break_their_own_figure_only(made, capsys):
+    results_dir = made.request.results_dir
+    run = next(iter(made.runs.values()))
+    verdicts = (results_dir / "tiny" / "verdicts.jsonl").read_bytes()
+    study_file(results_dir, "tiny", FIG2).write_text("{")
+    assert render.render_all(render.stored("tiny", results_dir), "tiny", results_dir, Console(file=io.StringIO())) == [FIG2]
+    said = capsys.readouterr().err
+    assert f"{FIG2}.json cannot be read" in said and "Traceback" not in said
+    assert "Cannot be read" in (results_dir / "tiny" / "report.html").read_text()
+    assert (results_dir / "tiny" / "verdicts.jsonl").read_bytes() == verdicts
+    rows_file(results_dir, run.spec.scale, run.spec.run_id, run.eval_file(run.evals[0]).stem).write_bytes(b"")
+    assert FIG2 in render.render_all(render.stored("tiny", results_dir), "tiny", results_dir, Console(file=io.StringIO()))
