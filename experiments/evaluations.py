@@ -84,9 +84,16 @@ def key_recall(scale: Scale) -> tuple[EvalSpec, ...]:
 
 
 def step_times(scale: Scale) -> tuple[EvalSpec, ...]:
-    """Training steps of fresh weights at the training length, beside those of Transformer (LLaMA)."""
-    beside = model_spec("transformer_llama", scale, vocab_size=1)  # the corpus's vocabulary takes its place
-    return (throughput.Spec(seq_len=scale.seq_len, batch_size=scale.timed_sequences, beside=beside),)
+    """Training steps of fresh weights as one process trains them, beside those of Transformer (LLaMA)."""
+    return (
+        throughput.Spec(
+            seq_len=scale.seq_len,
+            batch_size=scale.batch_tokens // scale.seq_len,
+            micro_batch_tokens=scale.micro_batch_tokens,
+            compile=scale.compile,
+            beside=model_spec("transformer_llama", scale, vocab_size=1),  # the corpus's vocabulary takes its place
+        ),
+    )
 
 
 def parts(scale: Scale) -> tuple[EvalSpec, ...]:

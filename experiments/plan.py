@@ -23,7 +23,7 @@ from experiments.scales import Scale, get_scale
 from results.atomic import write_atomic
 from results.store import fault_of, read_run, rows_file, run_file
 from training.run_folder import RunFolder
-from training.spec import Execution, RunSpec, check_device
+from training.spec import Execution, RunSpec, check_device, fitted
 
 
 @dataclass(frozen=True)
@@ -329,10 +329,12 @@ def with_execution(plan: Plan, run: Run, processes: int = 1) -> Execution:
     """How `run` is carried out: as asked for, and where nothing is said as its scale has it."""
     execution = plan.request.on(plan.request.device).execution
     scale = get_scale(run.spec.scale)
-    if execution.micro_batch_tokens is None and scale.micro_batch_tokens is not None:
-        share = max(run.spec.train.batch_tokens // processes, run.spec.train.seq_len)
-        execution = replace(execution, micro_batch_tokens=min(max(scale.micro_batch_tokens, run.spec.train.seq_len), share))
-    if scale.compile and plan.request.device == "cuda" and not execution.activation_checkpointing:
-        # fla's layers launch their own fused kernels and gain nothing
-        execution = replace(execution, compile=run.spec.model.kind == "forgetting_transformer")
-    return execution
+    return fitted(
+        execution,
+        run.spec.model,
+        run.spec.train,
+        plan.request.device,
+        micro_batch_tokens=scale.micro_batch_tokens,
+        compile=scale.compile,
+        processes=processes,
+    )

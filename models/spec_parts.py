@@ -24,6 +24,11 @@ class ModelKind:
         return False
 
     @property
+    def compiles(self) -> bool:
+        """Tell whether torch.compile makes its layers faster. fla's launch fused kernels of their own and gain nothing."""
+        return False
+
+    @property
     def measured(self) -> tuple[str, ...]:
         """Name what is measured while the model trains (`Backbone.measuring`): columns of metrics.jsonl."""
         return ()

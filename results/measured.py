@@ -59,6 +59,7 @@ _STEP = {
     "prune": flag(),
 }
 
+# Of kinds that nothing measures or draws any more only the files are left.
 SCHEMAS = {
     "forgetting_attention": Schema({**_KERNEL, **_TIMES}, key=tuple(_KERNEL)),
     "stick_breaking": Schema({**_KERNEL, **_TIMES}, key=tuple(_KERNEL)),
@@ -100,24 +101,6 @@ SCHEMAS = {
             **{f"{part}_ms": number(0, nullable=True) for part in PARTS},  # NaN where no kernel matched, or without a profile
         },
         key=tuple(_STEP),
-    ),
-    # One training on several numbers of GPUs, and moved between them.
-    "parallel_curves": Schema({"run": text(), "step": integer(1), "loss": number()}, key=("run", "step")),
-    # One training on several paths of attention.
-    "path_curves": Schema(
-        {"model": text(), "path": text(), "seed": integer(0), "repeat": integer(0), "step": integer(1), "loss": number()},
-        key=("model", "path", "seed", "repeat", "step"),
-    ),
-    "evaluations": Schema(
-        {
-            "evaluation": text(),
-            "model": text(),
-            "scale": text(),
-            "what": text(),
-            "seconds": number(0),
-            "peak_memory_gib": number(0, nullable=True),
-        },
-        key=("evaluation", "model", "scale", "what"),
     ),
 }
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
@@ -9,6 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from data.spec import DataSpec
 from models.spec import STRICT, ModelSpec, PositiveFloat, PositiveInt
+from models.spec_parts import ModelKind
 
 FINITE = ConfigDict(**STRICT, allow_inf_nan=False)
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -152,6 +154,26 @@ class Execution:
     """A step whose loss or gradient norm is not finite (or a spike) is never applied; stop then, or go on without it."""
     spike_factor: Annotated[float, Field(gt=1)] | None = None
     """Take a gradient norm above this multiple of its running mean for a bad step, too."""
+
+
+def fitted(
+    execution: Execution,
+    model: ModelKind | None,
+    train: TrainSpec,
+    device: str,
+    *,
+    micro_batch_tokens: int | None,
+    compile: bool,
+    processes: int = 1,
+) -> Execution:
+    """Return `execution` with what it leaves open as a scale has it: the micro-batches, no larger than a step, and compiled
+    layers on CUDA where the model's gain by it. `model`: None for one of others."""
+    if execution.micro_batch_tokens is None and micro_batch_tokens is not None:
+        share = max(train.batch_tokens // processes, train.seq_len)
+        execution = replace(execution, micro_batch_tokens=min(max(micro_batch_tokens, train.seq_len), share))
+    if compile and device.startswith("cuda") and not execution.activation_checkpointing:
+        execution = replace(execution, compile=model is not None and model.compiles)
+    return execution
 
 
 def check_device(spec: RunSpec, device: str) -> None:

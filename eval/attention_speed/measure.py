@@ -14,7 +14,7 @@ from eval.per_token_loss import check_documents
 from eval.shell.context import Compute, Context
 from eval.shell.loading import Loaded
 from eval.shell.machine import machine_name
-from eval.throughput.measure import compile_layers, seconds_of, time_training
+from eval.throughput.measure import seconds_of, training_step
 from kernels.forgetting_attention import forgetting_attention
 from models.forgetting_transformer.module import ForgettingAttention, gated_layers, watched
 from training.progress import Progress
@@ -39,7 +39,9 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
         raise ValueError("pruning needs a model with forget gates (FoX); this one has none")
     ids = corpus.heldout.read(slice(0, spec.batch_size), 0, spec.seq_len).astype(np.int64)
     ids_BT = torch.from_numpy(ids).to(context.device)
-    timing = throughput.Spec(seq_len=spec.seq_len, batch_size=spec.batch_size, warmup=spec.warmup, repeats=spec.repeats)
+    timing = throughput.Spec(
+        seq_len=spec.seq_len, batch_size=spec.batch_size, warmup=spec.warmup, repeats=spec.repeats, compile=True
+    )
     own = {place: layer.spec for place, layer in layers.items()}
     given: list[Given] = []
     with compute.inference(), watched(layers, lambda *what: given.append(what)):  # type: ignore[arg-type]
@@ -54,8 +56,11 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
             for place, layer in layers.items():
                 tightly = own[place].prune_tightly and tolerance is not None
                 layer.spec = replace(own[place], prune_log_tolerance=tolerance, prune_tightly=tightly)
-            compile_layers(model, compute)
-            found["step", is_pruned] = time_training(model, ids_BT, timing, compute)
+            with (
+                training_step(model, ids_BT.cpu(), timing, compute) as step,
+                Progress("training steps", timing.warmup + timing.repeats) as progress,
+            ):
+                found["step", is_pruned] = seconds_of(step, timing, compute, progress)
     finally:
         for place, layer in layers.items():
             layer.spec = own[place]

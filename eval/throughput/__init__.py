@@ -26,8 +26,11 @@ from results.schema import Schema, integer, number, text
 class Spec:
     """Tokens per second, peak memory and model FLOP utilisation of a training step or of generation (Table 6).
 
-    "train": forward, backward and optimiser step on `batch_size` sequences of `seq_len`. "generate": prefill of
+    "train": a training's step (training/step.py) on `batch_size` sequences of `seq_len`, in micro-batches of
+    `micro_batch_tokens` (None: whole); `compile`: the layers on CUDA, of models that gain by it. "generate": prefill of
     `batch_size` prompts of `seq_len` tokens, then `new_tokens` decoding steps. Random token ids; `repeats` after `warmup`.
+    `step`: filled in for "train". Stored rows without it are of an earlier step, with an optimiser of its own and no
+    micro-batches, which is not measured any more.
     `machine`: GPU, or CPU and its cores: another machine's timing is another evaluation. `beside`: a model (its vocabulary is
     the corpus's) whose training steps alternate with the model's.
     """
@@ -40,6 +43,9 @@ class Spec:
     warmup: NonNegativeInt = 2
     repeats: PositiveInt = 5
     activation_checkpointing: bool = False
+    micro_batch_tokens: PositiveInt | None = None
+    compile: bool = False
+    step: Annotated[Literal["stepper"] | None, tyro.conf.Suppress] = None
     beside: Annotated[ModelSpec | None, tyro.conf.Suppress] = None
     machine: Content = None
     precision: Precision | None = None
@@ -78,6 +84,8 @@ NEEDS: Needs = "spec"
 def bound(spec: Spec, corpus: DataSpec | None, sources: Sources, precision: Precision, machine: str) -> Spec:
     """As usual, and the model beside with the corpus's vocabulary."""
     spec = kind.bound(spec, corpus, sources, precision, machine)
+    if spec.mode == "train":
+        spec = replace(spec, step="stepper")
     if spec.beside is None or corpus is None:
         return spec
     return replace(spec, beside=replace(spec.beside, vocab_size=corpus.vocab_size))

@@ -1,5 +1,6 @@
-"""Throughput: timed training steps and timed generation."""
+"""Throughput: timed training steps, as trainings take them, and timed generation."""
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,6 @@ import pandas as pd
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from eval.shell.batching import check_positions
@@ -23,17 +23,18 @@ from eval.throughput import Spec
 from kernels.fla_cpu.tuning import lift_limit
 from models.build import build_model, spec_of
 from models.count import num_params
-from models.loss import token_losses
-from models.spec import ForgettingTransformerSpec, ModelSpec
-from training.distributed import layers_of
+from models.spec import ModelSpec
+from training.distributed import World
 from training.hardware import peak_flops
 from training.progress import Progress
+from training.spec import Execution, TrainSpec, fitted
+from training.step import batches_on, build_stepper
 
 QUANTILES = (0.2, 0.5, 0.8)
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """One row of SCHEMA.
+    """Return one row of SCHEMA.
 
     "train": tokens of a step / time of a step; MFU counts 3 forward passes, as the paper does. "generate": new
     tokens per second of the whole batch while decoding (the prefill's own rate is in `context.extras`).
@@ -62,7 +63,6 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
         memory = peak_memory_gib(context.device)
     low, median, high = np.quantile(rates, QUANTILES)
     dense = (3 if spec.mode == "train" else 1) * flops * median / peak if peak else math.nan
-    prunes = isinstance(own, ForgettingTransformerSpec) and own.prune_log_tolerance is not None
     row: dict[str, Any] = {
         "mode": spec.mode,
         "seq_len": spec.seq_len,
@@ -70,7 +70,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
         "tokens_per_s_low": low,
         "tokens_per_s_high": high,
         **dict(zip(("relative_low", "relative", "relative_high"), relative, strict=True)),
-        "mfu": math.nan if prunes else dense,
+        "mfu": math.nan if own is not None and own.prunes else dense,
         "mfu_dense": dense,
         "peak_memory_gib": math.nan if memory is None else memory,
         "params": params,
@@ -87,20 +87,13 @@ def _own_spec(model: PreTrainedModel) -> ModelSpec | None:
     return None
 
 
-def compile_layers(model: PreTrainedModel, compute: Compute) -> None:
-    """Attention layers on CUDA, as `run` trains them; fla's layers launch their own fused kernels and gain nothing."""
-    if compute.on_cuda and isinstance(_own_spec(model), ForgettingTransformerSpec):
-        for layer in layers_of(model):
-            layer.compile()
-
-
-def _random_ids(model: PreTrainedModel, spec: Spec, device: str) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(vocab_size(model), (spec.batch_size, spec.seq_len), generator=generator).to(device)
+def _random_ids(model: PreTrainedModel, spec: Spec) -> torch.Tensor:
+    """Return token ids (batch, seq_len) on the host."""
+    return torch.randint(vocab_size(model), (spec.batch_size, spec.seq_len), generator=torch.Generator().manual_seed(0))
 
 
 def in_turn(actions: Sequence[Callable[[], object]], spec: Spec, compute: Compute, progress: Progress) -> np.ndarray:
-    """Seconds of each repeat of each action (repeats, actions), one after the other and again from the first."""
+    """Time each repeat of each action in seconds (repeats, actions), one after the other and again from the first."""
     times = np.empty((spec.warmup + spec.repeats, len(actions)))
     for repeat, number in np.ndindex(*times.shape):
         _synchronise(compute)
@@ -114,69 +107,69 @@ def in_turn(actions: Sequence[Callable[[], object]], spec: Spec, compute: Comput
 
 
 def seconds_of(action: Callable[[], object], spec: Spec, compute: Compute, progress: Progress) -> np.ndarray:
-    """Of each repeat."""
+    """Time each repeat of one action in seconds."""
     return in_turn([action], spec, compute, progress)[:, 0]
 
 
 @contextmanager
 def training_step(model: PreTrainedModel, ids_BT: torch.Tensor, spec: Spec, compute: Compute) -> Iterator[Callable[[], None]]:
-    """A step to be called. The learning rate is 0, so that the optimiser does all its work and changes nothing."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.1, fused=compute.on_cuda)
-    was_training = model.training
-    model.train()
-    if spec.activation_checkpointing:
-        model.gradient_checkpointing_enable()  # type: ignore[operator]
-
-    def step() -> None:
-        with compute.autocast():
-            loss = token_losses(model, ids_BT, ids_BT.roll(-1, 1)).mean()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
+    """Yield a training's step on these ids, brought from the host each time. The learning rate is 0, so that the optimiser does
+    all its work and changes nothing."""
+    train = TrainSpec(
+        seq_len=spec.seq_len,
+        batch_tokens=ids_BT.numel(),
+        train_tokens=ids_BT.numel(),
+        warmup_tokens=0,
+        peak_lr=1.0,
+        precision=compute.precision,
+    )
+    execution = fitted(
+        Execution(activation_checkpointing=spec.activation_checkpointing),
+        _own_spec(model),
+        train,
+        compute.device,
+        micro_batch_tokens=spec.micro_batch_tokens,
+        compile=spec.compile,
+    )
+    batch, was_training = (ids_BT, ids_BT.roll(-1, 1)), model.training
+    stepper = build_stepper(model, train, execution, World(0, 1, torch.device(compute.device)))
     try:
-        yield step
+        with batches_on(stepper.world.device, lambda step: batch, itertools.count()) as batches:
+
+            def step() -> None:
+                _, inputs, targets = next(batches)
+                stepper.run(inputs, targets, lr=0.0)
+
+            yield step
     except torch.OutOfMemoryError as error:
         raise ValueError(
-            f"out of memory on {compute.device}: {spec.batch_size} sequences of {spec.seq_len} tokens; lower --batch-size or "
-            "switch on --activation-checkpointing"
+            f"out of memory on {compute.device}: micro-batches of {stepper.micro_batch} sequences of {spec.seq_len} tokens; "
+            "lower --micro-batch-tokens or switch on --activation-checkpointing"
         ) from error
     finally:
-        optimizer.zero_grad(set_to_none=True)
+        stepper.optimizer.zero_grad(set_to_none=True)
         if spec.activation_checkpointing:
             model.gradient_checkpointing_disable()  # type: ignore[operator]
         model.train(was_training)
 
 
-def time_training(model: PreTrainedModel, ids_BT: torch.Tensor, spec: Spec, compute: Compute) -> np.ndarray:
-    """Seconds of each step of a model alone."""
-    with (
-        training_step(model, ids_BT, spec, compute) as step,
-        Progress("throughput (train)", spec.warmup + spec.repeats) as progress,
-    ):
-        return seconds_of(step, spec, compute, progress)
-
-
 def _time_steps(model: PreTrainedModel, spec: Spec, compute: Compute) -> tuple[np.ndarray, float | None]:
-    """Seconds of each step of the model, and in turn of the one beside it (repeats, 1 or 2); peak memory (GiB) of it alone."""
+    """Time each step of the model, and in turn of the one beside it (repeats, 1 or 2); peak memory (GiB) of it alone."""
     with ExitStack() as stack:
-        compile_layers(model, compute)
-        steps = [stack.enter_context(training_step(model, _random_ids(model, spec, compute.device), spec, compute))]
-        for _ in range(2):  # the first allocates the optimiser's moments
+        steps = [stack.enter_context(training_step(model, _random_ids(model, spec), spec, compute))]
+        for _ in range(2):  # the first compiles and tunes
             steps[0]()
         memory = peak_memory_gib(compute.device)
         if spec.beside is not None:
             other = build_model(spec.beside, compute.device)
-            compile_layers(other, compute)
-            steps.append(stack.enter_context(training_step(other, _random_ids(other, spec, compute.device), spec, compute)))
+            steps.append(stack.enter_context(training_step(other, _random_ids(other, spec), spec, compute)))
         with Progress("throughput (train)", len(steps) * (spec.warmup + spec.repeats)) as progress:
             return in_turn(steps, spec, compute, progress), memory
 
 
 def _time_generation(model: PreTrainedModel, spec: Spec, compute: Compute) -> tuple[float, np.ndarray]:
-    """Median seconds to the first new token, and of each repeat to the last."""
-    prompts = _random_ids(model, spec, compute.device).tolist()
+    """Time generation: median seconds to the first new token, and of each repeat to the last."""
+    prompts = _random_ids(model, spec).tolist()
     budget = spec.batch_size * (spec.seq_len + spec.new_tokens)
 
     def run(new_tokens: int) -> object:

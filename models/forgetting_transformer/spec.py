@@ -119,6 +119,10 @@ class ForgettingTransformerSpec(ModelKind):
         return self.prune_log_tolerance is not None
 
     @property
+    def compiles(self) -> bool:
+        return True
+
+    @property
     def measured(self) -> tuple[str, ...]:
         return ("pruned_share",) if self.prunes else ()
 

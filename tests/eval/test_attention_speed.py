@@ -34,14 +34,14 @@ def test_pruned_times_are_those_of_pruned_attention(tiny_fox, in_memory, bind, c
         return real(*tensors, adaptive_threshold=adaptive_threshold, **options)
 
     monkeypatch.setattr(measure, "forgetting_attention", attention)
-    timed = measure.time_training
+    timed = measure.training_step
 
     def training(model, ids, spec, compute):
         own = model.base_model.layers[0].attn.spec
         steps.append((own.prune_log_tolerance, own.prune_tightly))
         return timed(model, ids, spec, compute)
 
-    monkeypatch.setattr(measure, "time_training", training)
+    monkeypatch.setattr(measure, "training_step", training)
     own = {"prune_log_tolerance": -10.0, "prune_tightly": True} if tightly else {}
     model = build_model(tiny_fox(**own)).eval()
     measure.evaluate(in_memory(model), bind(Spec(seq_len=64, warmup=0, repeats=1)), context)

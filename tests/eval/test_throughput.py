@@ -10,11 +10,12 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from eval import throughput
 from eval.kinds import eval_id
-from eval.shell.context import Compute, Context
+from eval.shell.context import Context
 from eval.shell.loading import Loaded, Subject
 from eval.throughput import Spec, measure
 from models.build import build_model, spec_of
 from models.count import num_params
+from training.step import Stepper, build_stepper
 
 
 def llama() -> LlamaForCausalLM:
@@ -84,21 +85,31 @@ def test_really_timed_and_on_a_foreign_model(bind, in_memory):
         Spec(mode="generate", new_tokens=1)
 
 
-def test_kernels_are_timed_as_training_runs_them_and_at_their_best(tiny_fox, bind, in_memory, monkeypatch):
-    """Attention layers compiled on CUDA, others not; fla's kernels with all their candidates."""
-
-    def compiled(model: torch.nn.Module, device: str) -> list[bool]:
-        measure.compile_layers(model, Compute(device, "bf16"))
-        return [layer._compiled_call_impl is not None for layer in model.base_model.layers]
-
-    assert compiled(build_model(tiny_fox()), "cuda") == [True, True]
-    assert compiled(build_model(tiny_fox()), "cpu") == [False, False]
-    assert compiled(llama(), "cuda") == [False]
+def test_a_step_is_what_a_training_of_the_run_takes(tiny_fox, bind, in_memory, monkeypatch):
+    """The micro-batches and the precision as a run has them, the optimiser's rule, clipping; fla's kernels with all their
+    candidates. Both models' steps are built alike."""
+    built: list[Stepper] = []
     calls: list[str] = []
+
+    def build(*arguments):
+        built.append(build_stepper(*arguments))
+        return built[-1]
+
+    monkeypatch.setattr(measure, "build_stepper", build)
     monkeypatch.setattr(measure, "lift_limit", lambda: calls.append("lifted"))
-    monkeypatch.setattr(measure, "compile_layers", lambda *arguments: calls.append("compiled"))
-    measure.evaluate(in_memory(llama()), bind(Spec(seq_len=16, warmup=0, repeats=1)), Context())
-    assert calls == ["lifted", "compiled"]
+    spec = bind(Spec(seq_len=32, batch_size=4, micro_batch_tokens=64, warmup=0, repeats=1, beside=tiny_fox(use_rope=True)))
+    measure.evaluate(in_memory(build_model(tiny_fox())), spec, Context())
+    assert calls == ["lifted"] and len(built) == 2
+    for stepper in built:
+        assert stepper.micro_batch == 2 and stepper.spec.batch_size == 4 and stepper.spec.precision == spec.precision
+        assert [group["weight_decay"] for group in stepper.optimizer.param_groups] == [0.1, 0.0]
+        assert stepper.optimizer.defaults["fused"] and stepper.spec.grad_clip == 1.0
+
+
+def test_stored_rows_of_the_earlier_step_are_another_evaluation(bind):
+    stored = Spec(seq_len=32, machine="NVIDIA H200", precision="bf16")
+    assert eval_id(stored) == "throughput-3eec709d" != eval_id(replace(stored, step="stepper"))
+    assert bind(Spec()).step == "stepper" and bind(Spec(mode="generate")).step is None
 
 
 def test_another_machine_is_another_evaluation(bind, in_memory):

@@ -13,6 +13,7 @@ from results.store import meta_path, read_rows
 ROWS = [{"provider": "ours", "head_dim": 64, "logit": 1.0, "gates": "open", "o": 1e-3, "dq": float("inf"), "dk": 0.0,
          "dv": 0.0, "dlog_fgate": 0.0}]  # fmt: skip
 KIND = "errors_by_regime"
+RETIRED = ("evaluations", "parallel_curves", "path_curves")
 
 
 def test_measurings_are_added_and_read_together(tmp_path, monkeypatch):
@@ -69,7 +70,8 @@ def test_bad_rows_and_altered_files_are_refused(tmp_path):
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*/*.parquet")), ids=lambda path: f"{path.parent.name}-{path.stem[-8:]}")
 def test_what_is_committed_is_whole_and_says_who_measured_it(path):
     rows, meta = read_rows(path)
-    pd.testing.assert_frame_equal(SCHEMAS[path.parent.name].validate(rows), rows)
+    if path.parent.name not in RETIRED:
+        pd.testing.assert_frame_equal(SCHEMAS[path.parent.name].validate(rows), rows)
     assert meta["kind"] == path.parent.name and meta["command"]
     assert not any(WHOLE_PATH.search(word) for word in shlex.split(meta["command"]))
     made = meta["provenance"]

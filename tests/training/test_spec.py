@@ -8,7 +8,8 @@ from pydantic import ValidationError
 from data.spec import DataSpec
 from experiments.recipes import NAMES, Recipe, model_spec
 from experiments.scales import SCALES
-from training.spec import RunSpec, TrainSpec
+from models.spec import ForgettingTransformerSpec, Mamba2Spec
+from training.spec import Execution, RunSpec, TrainSpec, fitted
 
 DATA = DataSpec(source="text", tokenizer="gpt2", vocab_size=50257, bos_id=50256, document_len=65536, fingerprint="0123")
 
@@ -91,3 +92,23 @@ def test_the_papers_table_of_configurations():
         assert model_spec("mamba2", scale, 50257).num_layers == 2 * scale.num_layers
     rates = {spec.name: spec.train.peak_lr for spec in specs() if spec.scale == "760m-48b"}
     assert (rates["fox_pro"], rates["transformer_llama"], rates["hgrn2"]) == (2e-3, 5e-4, 2e-3)
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "processes", "micro_batch_tokens", "compiled"),
+    [
+        ("cuda", {}, 1, 2048, True),
+        ("cuda:1", {}, 4, 1024, True),  # no more than a process's share of a step
+        ("cuda", {"micro_batch_tokens": 512}, 1, 512, True),
+        ("cuda", {"activation_checkpointing": True}, 1, 2048, False),
+        ("cpu", {}, 1, 2048, False),
+    ],
+)
+def test_what_a_run_leaves_open_is_as_its_scale_has_it(device, asked, processes, micro_batch_tokens, compiled):
+    train = TrainSpec(seq_len=512, batch_tokens=4096, train_tokens=4096, warmup_tokens=0, peak_lr=1e-3)
+    sizes = dict(vocab_size=64, hidden_size=64, num_layers=2)
+    how = dict(micro_batch_tokens=2048, compile=True, processes=processes)
+    execution = fitted(Execution(**asked), ForgettingTransformerSpec(**sizes, num_heads=2), train, device, **how)
+    assert (execution.micro_batch_tokens, execution.compile) == (micro_batch_tokens, compiled)
+    assert not fitted(Execution(), Mamba2Spec(**sizes), train, device, **how).compile
+    assert not fitted(Execution(), None, train, device, **how).compile
