@@ -12,12 +12,13 @@ from typing import Annotated, Any, Generic, TypeVar, Union
 import tyro
 
 from eval.job import Command
-from eval.kinds import KINDS, EvalSpec, eval_id, kind_of, unread
+from eval.kinds import KINDS, eval_id, unread
 from eval.shell.context import make_context
 from eval.shell.hub import go_offline_if_unreachable
 from eval.shell.loading import Loaded, Subject
 from eval.shell.machine import machine_name, use
 from eval.shell.run import run
+from eval.shell.spec import EvalSpec
 from results.store import read_rows
 from training.command_line import guarded, parse
 from training.signals import EXIT_FINISHED
@@ -27,7 +28,7 @@ Spec = TypeVar("Spec", bound=EvalSpec)
 
 @dataclass(frozen=True, kw_only=True)
 class On(Command, Generic[Spec]):
-    """An evaluation on a model."""
+    """One evaluation of one model."""
 
     model: str
     """Run folder, model folder, or hub name (owner/name)."""
@@ -37,24 +38,23 @@ class On(Command, Generic[Spec]):
 
 
 def _commands() -> Any:
-    """A subcommand for each kind, described by the first line of its module."""
+    """Make a subcommand for each kind, described by the first line of its spec."""
     generic: Any = On
     commands = []
-    for name, kind in KINDS.items():
-        description = (kind.__doc__ or "").split("\n")[0]
-        commands.append(Annotated[generic[kind.Spec], tyro.conf.subcommand(name, description=description)])
+    for name, spec in KINDS.items():
+        description = str(spec.__doc__).split("\n")[0]
+        commands.append(Annotated[generic[spec], tyro.conf.subcommand(name, description=description)])
     return Union.__getitem__(tuple(commands))
 
 
 def run_command(command: On) -> int:
     device = use(command.device, command.threads)
-    kind = kind_of(command.spec)
-    if "hub" in kind.reads(command.spec) or not Path(command.model).exists():
+    if "hub" in command.spec.reads() or not Path(command.model).exists():
         go_offline_if_unreachable()
     subject = Subject.find(command.model, command.sources.tokenizer)
     context = make_context(command.sources, device, Path(), subject.data)
     corpus = None if context.corpus is None else context.corpus.spec
-    spec = kind.bound(command.spec, corpus, command.sources, subject.precision(device), machine_name(device))
+    spec = command.spec.bound(corpus, command.sources, subject.precision(device), machine_name(device))
     surplus = unread([spec], command.sources)
     if surplus:
         raise ValueError(f"{', '.join(surplus)}: {spec.kind} does not read it as it is asked for here; leave it out")
@@ -62,11 +62,11 @@ def run_command(command: On) -> int:
     if out.suffix != ".parquet":
         raise ValueError(f"--out {out} must end in .parquet")
     context.folder = out.parent
-    if not run(kind, Loaded(subject, device), spec, context, out):
+    if not run(Loaded(subject, device), spec, context, out):
         print(f"{out} exists, nothing to do", file=sys.stderr)
     rows, meta = read_rows(out)
     print(f"{meta['eval_id']} of {meta['model']} ({meta['scale']}, {meta['run_id']}): {out}")
-    print("\n".join(kind.summary(rows)))
+    print("\n".join(spec.summary(rows)))
     return EXIT_FINISHED
 
 

@@ -12,21 +12,21 @@ from typing import Annotated
 
 import tyro
 
-from eval.kinds import EVAL_SPEC, EvalSpec, eval_id, kind_of, unread
+from eval.kinds import EVAL_SPEC, eval_id, unbound, unread
 from eval.shell.context import make_context
 from eval.shell.hub import go_offline_if_unreachable
-from eval.shell.kind import unbound
 from eval.shell.loading import Loaded, Subject
 from eval.shell.machine import use
 from eval.shell.run import exists, run
 from eval.shell.sources import Sources
+from eval.shell.spec import EvalSpec
 from training.command_line import guarded, parse, short
 from training.signals import EXIT_ERROR, EXIT_FINISHED
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """Where evaluations are computed, and what they read."""
+    """Options of both commands: where evaluations are computed, and what they read."""
 
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
@@ -46,7 +46,7 @@ class Job(Command):
 
 
 def read_spec(path: Path) -> EvalSpec:
-    """ValueError for a file that is missing, no spec, or does not say all that will be read."""
+    """Read one spec. ValueError for a file that is missing, no spec, or does not say all that will be read."""
     try:
         spec = EVAL_SPEC.validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -61,7 +61,7 @@ def run_job(job: Job) -> int:
     specs = [read_spec(path) for path in job.spec]
     for flag in unread(specs, job.sources):
         print(f"{flag}: none of these evaluations reads it", file=sys.stderr)
-    if any("hub" in kind_of(spec).reads(spec) for spec in specs):
+    if any("hub" in spec.reads() for spec in specs):
         go_offline_if_unreachable()
     device = use(job.device, job.threads)
     subject = Subject.find(str(job.run), job.sources.tokenizer)
@@ -75,11 +75,11 @@ def run_job(job: Job) -> int:
     if not todo:
         return EXIT_FINISHED
     loaded = Loaded(subject, device)
-    todo.sort(key=lambda item: kind_of(item[0]).NEEDS != "spec")  # fresh models first: one model at a time in memory
+    todo.sort(key=lambda item: item[0].NEEDS != "spec")  # fresh models first: one model at a time in memory
     failed = False
     for spec, out in todo:
         try:
-            run(kind_of(spec), loaded, spec, make_context(job.sources, device, out.parent, subject.data), out)
+            run(loaded, spec, make_context(job.sources, device, out.parent, subject.data), out)
             print(f"{out.stem}: written to {out}", file=sys.stderr)
         except ValueError as error:
             failed = True

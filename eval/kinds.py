@@ -1,13 +1,16 @@
-"""The kinds of evaluation, one line each: a module of this package that is what eval/shell/kind.py describes. Torch-free."""
+"""Kinds of evaluation, one line each, and the identity of an evaluation. Torch-free."""
 
+import hashlib
+import json
 from collections.abc import Iterable
+from dataclasses import fields
 from importlib import import_module
-from typing import Annotated, Any, Union, cast
+from typing import Annotated, Any, Union
 
 from pydantic import Field, TypeAdapter
 
-from eval.shell.kind import EvalSpec, Kind, eval_id
-from eval.shell.sources import Sources
+from eval.shell.sources import UserData
+from eval.shell.spec import EvalSpec
 
 NAMES = (
     "per_token_loss",
@@ -25,20 +28,35 @@ NAMES = (
     "attention_speed",
     "ruler",
 )
-KINDS: dict[str, Kind] = {name: cast(Kind, import_module(f"eval.{name}")) for name in NAMES}
+"""Folders of eval/ with `spec.py` and `measure.py`."""
+KINDS: dict[str, type[EvalSpec]] = {name: import_module(f"eval.{name}.spec").Spec for name in NAMES}
 
-_any_spec: Any = Union.__getitem__(tuple(kind.Spec for kind in KINDS.values()))
+_any_spec: Any = Union.__getitem__(tuple(KINDS.values()))
 EVAL_SPEC: TypeAdapter[Any] = TypeAdapter(Annotated[_any_spec, Field(discriminator="kind")])
 """Specs of every kind as JSON, there and back."""
 
-__all__ = ["EVAL_SPEC", "KINDS", "EvalSpec", "Kind", "eval_id", "kind_of", "unread"]
+_BOUND = ("corpus", "text", "wording", "dataset", "include", "precision", "machine")
+_UNBOUND = (None, "heldout", "local")
 
 
-def kind_of(spec: EvalSpec) -> Kind:
-    return KINDS[spec.kind]
+def eval_id(spec: EvalSpec) -> str:
+    """Return `kind-xxxxxxxx`: the kind and the first 8 hex digits of the SHA-256 of the fields that are not at their default.
+
+    A default is for ever: a switch that is added later leaves the names of earlier evaluations as they are.
+    """
+    assert not unbound(spec), f"an evaluation without its {', '.join(unbound(spec))} has no identity; see `bound`"
+    changed = TypeAdapter(type(spec)).dump_python(spec, mode="json", exclude_defaults=True)
+    text = json.dumps({**changed, "kind": spec.kind}, sort_keys=True)
+    return f"{spec.kind}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def unread(specs: Iterable[EvalSpec], sources: Sources) -> list[str]:
-    """Flags that were given although none of these (bound) specs reads them."""
-    read = {name for spec in specs for name in kind_of(spec).reads(spec)}
+def unbound(spec: EvalSpec) -> list[str]:
+    """Return the fields that `bound` has still to fill in."""
+    names = [field.name for field in fields(spec)]  # type: ignore[arg-type]  # every kind is a dataclass
+    return [name for name in names if name in _BOUND and getattr(spec, name) in _UNBOUND]
+
+
+def unread(specs: Iterable[EvalSpec], sources: UserData) -> list[str]:
+    """Return the flags that were given although none of these (bound) specs reads them."""
+    read = {name for spec in specs for name in spec.reads()}
     return [f"--{name.replace('_', '-')}" for name in sources.given() if name not in read]

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from eval.kinds import EvalSpec
+from eval.shell.spec import EvalSpec
 from experiments.recipes import Recipe
 from experiments.scales import Scale
 

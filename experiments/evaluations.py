@@ -4,23 +4,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from eval import (
-    attention_speed,
-    equal_logits,
-    gate_maps,
-    lm_eval,
-    longbench,
-    needle,
-    needle_recall,
-    parameters,
-    per_token_loss,
-    pruning,
-    recall,
-    ruler,
-    throughput,
-    training_curve,
-)
-from eval.kinds import EvalSpec
+from eval.attention_speed import spec as attention_speed
+from eval.equal_logits import spec as equal_logits
+from eval.gate_maps import spec as gate_maps
+from eval.lm_eval import spec as lm_eval
+from eval.longbench import spec as longbench
+from eval.needle import spec as needle
+from eval.needle_recall import spec as needle_recall
+from eval.parameters import spec as parameters
+from eval.per_token_loss import spec as per_token_loss
+from eval.pruning import spec as pruning
+from eval.recall import spec as recall
+from eval.ruler import spec as ruler
+from eval.shell.spec import EvalSpec
+from eval.throughput import spec as throughput
+from eval.training_curve import spec as training_curve
 from experiments.recipes import model_spec
 from experiments.scales import Scale
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from data.plan import CorpusPlan
 from data.prepare import prepare
-from eval.kinds import eval_id, kind_of
+from eval.kinds import eval_id
 from eval.shell.hub import go_offline_if_unreachable
 from experiments import graph
 from experiments.collect import collect
@@ -37,12 +37,12 @@ def fetch(plan: Plan, console: Console) -> None:
         if not choice.trained:
             choice.load()
     specs = {eval_id(spec): spec for run in plan.runs.values() for spec in run.missing_evals}
-    wanted = [spec for spec in specs.values() if "hub" in kind_of(spec).reads(spec)]
+    wanted = [spec for spec in specs.values() if "hub" in spec.reads()]
     if wanted:
         go_offline_if_unreachable()
     for spec in wanted:
         with console.status(f"fetching the data of {spec.kind}"):
-            kind_of(spec).fetch(spec, plan.request.sources)
+            spec.fetch(plan.request.sources)
         console.print(f"[green]done[/]  data of {spec.kind}")
 
 

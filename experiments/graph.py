@@ -12,7 +12,8 @@ from pathlib import Path
 
 from analysis.study import Line
 from data.plan import CorpusPlan
-from eval.kinds import EvalSpec, eval_id, kind_of
+from eval.kinds import eval_id
+from eval.shell.spec import EvalSpec
 from experiments.collect import DrawSpec, LineSpec, is_collected
 from experiments.plan import Plan, Run, spec_file, with_execution
 from experiments.request import Corpora
@@ -79,7 +80,7 @@ def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 
         if run.trains and not run.folder.finished:
             found.append(train_task(plan, run, processes))
         for timing in (False, True):
-            specs = tuple(spec for spec in missing if (kind_of(spec).NEEDS == "spec") == timing)
+            specs = tuple(spec for spec in missing if (spec.NEEDS == "spec") == timing)
             if specs:
                 found.append(eval_task(plan, run, specs, timing))
     for stem in plan.artefacts:

@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis.study import Study
-from eval.kinds import kind_of
 from experiments.artefact import artefacts
 from experiments.graph import Task
 from experiments.plan import KnownCorpus, Plan, Run
@@ -105,7 +104,7 @@ def train_flops(run: Run) -> float:
 
 
 def eval_flops(run: Run, specs: Iterable[Any]) -> float:
-    return sum(kind_of(spec).flops(spec, run.spec.model) for spec in specs)
+    return sum(spec.flops(run.spec.model) for spec in specs)
 
 
 def task_flops(plan: Plan, task: Task) -> float:

@@ -13,8 +13,9 @@ from data.plan import CorpusPlan, resolve
 from data.source import parse_source
 from data.spec import DataSpec
 from data.tokenizer import parse_tokenizer
-from eval import needle
-from eval.kinds import EVAL_SPEC, EvalSpec, eval_id, kind_of, unread
+from eval.kinds import EVAL_SPEC, eval_id, unread
+from eval.needle import spec as needle
+from eval.shell.spec import EvalSpec
 from experiments.adopt import adopted_run
 from experiments.artefact import Artefact, chosen
 from experiments.recipes import Recipe, check_name
@@ -65,7 +66,7 @@ class Run:
     @property
     def trains(self) -> bool:
         """Whether something that is missing needs the trained model, or its metrics."""
-        return any(kind_of(spec).NEEDS != "spec" for spec in self.missing_evals) and self.spec.weights is None
+        return any(spec.NEEDS != "spec" for spec in self.missing_evals) and self.spec.weights is None
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def _bound(spec: EvalSpec, run: RunSpec, request: Request, machine: str) -> Eval
     """An evaluation of a run that names by content everything it will read."""
     if isinstance(spec, needle.Spec) and request.judge_model is not None:
         spec = replace(spec, judge=request.judge_model)
-    return kind_of(spec).bound(spec, run.data, request.sources, run.train.precision, machine)
+    return spec.bound(run.data, request.sources, run.train.precision, machine)
 
 
 def _narrowed(request: Request) -> str:
@@ -273,7 +274,7 @@ def check(plan: Plan) -> None:
         check_device(run.spec, plan.request.device)
         for spec in run.evals:
             try:
-                kind_of(spec).check(spec, run.spec, run.corpus.counts())
+                spec.check(run.spec, run.corpus.counts())
             except ValueError as error:
                 raise ValueError(f"{spec.kind} of {run.spec.name} at {run.spec.scale}: {error}") from None
     ignored = unread((spec for run in plan.runs.values() for spec in run.evals), plan.request.sources)

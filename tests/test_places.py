@@ -76,56 +76,43 @@ class Model(Backbone):
     def init_module(self, module):
         linear_normal_(module, 0.02)
 '''
-EVALUATION = '''
+EVALUATION_SPEC = '''
 """Loss of the last training step."""
 
 from typing import Literal
 
-import pandas as pd
 from pydantic.dataclasses import dataclass
 
+from eval.shell.spec import EvalSpec
 from models.spec import STRICT
 from results.schema import Schema, number
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Spec:
-    """Of one run."""
+class Spec(EvalSpec):
+    """Loss of the last training step."""
 
     kind: Literal["last_loss"] = "last_loss"
 
+    NEEDS = "metrics"
+    SCHEMA = Schema({"loss": number(0)}, key=("loss",))
 
-SCHEMA = Schema({"loss": number(0)}, key=("loss",))
-NEEDS = "metrics"
+    def summary(self, rows):
+        return [f"  {rows.loss[0]:.4f}"]
+'''
+EVALUATION_MEASURE = '''
+"""Loss of the last training step."""
 
-
-def reads(spec):
-    return ()
-
-
-def bound(spec, corpus, sources, precision, machine):
-    return spec
-
-
-def check(spec, run, counts):
-    """Nothing."""
-
-
-def flops(spec, model):
-    return 0.0
+import pandas as pd
 
 
 def evaluate(loaded, spec, context):
     return pd.DataFrame({"loss": [loaded.subject.run_folder.read_metrics()[-1]["loss"]]})
-
-
-def summary(rows):
-    return [f"  {rows.loss[0]:.4f}"]
 '''
 FIGURE = '''
 """Figure 99: the last loss of a made-up model."""
 
-from eval import last_loss
+from eval.last_loss.spec import Spec
 from experiments.recipes import recipes
 
 TITLE, PAPER, SHOWS, CLAIMS = "Last loss", "Figure 99", "One bar.", ()
@@ -136,7 +123,7 @@ def runs(scale, seeds):
 
 
 def evals(scale):
-    return (last_loss.Spec(),)
+    return (Spec(),)
 '''
 DRAWING = '''
 """Figure 99."""
@@ -168,7 +155,7 @@ def replace_in(path: Path, old: str, new: str) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A model (one folder, two lines), an evaluation (one file, one line), a figure (two files) and a scale (one entry)."""
+    """Add a model (one folder, two lines), an evaluation (one folder, one line), a figure (two files) and a scale (an entry)."""
     root = copy_code(tmp_path / "checkout")
     folder = root / "models" / "running_mean"
     folder.mkdir()
@@ -184,7 +171,10 @@ def checkout(tmp_path: Path) -> Path:
         "ForgettingTransformerSpec | Mamba2Spec",
         "RunningMeanSpec | ForgettingTransformerSpec | Mamba2Spec",
     )
-    (root / "eval" / "last_loss.py").write_text(EVALUATION.lstrip())
+    evaluation = root / "eval" / "last_loss"
+    evaluation.mkdir()
+    for name, text in (("__init__", ""), ("spec", EVALUATION_SPEC), ("measure", EVALUATION_MEASURE)):
+        (evaluation / f"{name}.py").write_text(text.lstrip())
     replace_in(root / "eval" / "kinds.py", '    "training_curve",\n', '    "training_curve",\n    "last_loss",\n')
     (root / "experiments" / "fox" / "fig99_last_loss.py").write_text(FIGURE.lstrip())
     (root / "analysis" / "fox" / "fig99_last_loss.py").write_text(DRAWING.lstrip())

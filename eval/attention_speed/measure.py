@@ -8,38 +8,33 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from eval import throughput
-from eval.attention_speed import Spec
-from eval.per_token_loss import check_documents
+from eval.attention_speed.spec import Spec
+from eval.gate_maps.measure import layers_with_gates
 from eval.shell.context import Compute, Context
+from eval.shell.heldout import open_heldout
 from eval.shell.loading import Loaded
-from eval.shell.machine import machine_name
+from eval.shell.machine import check_machine
 from eval.throughput.measure import seconds_of, training_step
+from eval.throughput.spec import Spec as Timing
 from kernels.forgetting_attention import forgetting_attention
-from models.forgetting_transformer.module import ForgettingAttention, gated_layers, watched
+from models.forgetting_transformer.module import ForgettingAttention, watched
 from training.progress import Progress
 
 Given = tuple[ForgettingAttention, Tensor, Tensor, Tensor, Tensor]
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Rows of SCHEMA. The weights stay as they were.
+    """Return times with and without pruning. The weights stay as they were.
 
     ValueError: another machine than the spec's, a model without forget gates, or memory too small.
     """
-    machine = machine_name(context.device)
-    if machine != spec.machine:
-        raise ValueError(f"the evaluation is a timing on {spec.machine}; this is {machine}: plan it for this machine")
-    corpus = context.heldout(spec.corpus)
-    check_documents(spec.batch_size, spec.seq_len, *corpus.heldout.shape)
-    loaded.check_token_ids(corpus)
+    machine = check_machine(spec.machine, context.device)
+    corpus = open_heldout(spec, loaded, context)
     model, compute = loaded.model, context.compute(spec.precision)
-    layers = gated_layers(model)
-    if not layers:
-        raise ValueError("pruning needs a model with forget gates (FoX); this one has none")
+    layers = layers_with_gates(model)
     ids = corpus.heldout.read(slice(0, spec.batch_size), 0, spec.seq_len).astype(np.int64)
     ids_BT = torch.from_numpy(ids).to(context.device)
-    timing = throughput.Spec(
+    timing = Timing(
         seq_len=spec.seq_len, batch_size=spec.batch_size, warmup=spec.warmup, repeats=spec.repeats, compile=True
     )
     own = {place: layer.spec for place, layer in layers.items()}
@@ -81,9 +76,9 @@ def _row(quantity: str, is_pruned: int, seconds: np.ndarray, spec: Spec, machine
 
 
 def _attention(
-    given: list[Given], log_tolerance: float | None, timing: throughput.Spec, compute: Compute, *, backward: bool
+    given: list[Given], log_tolerance: float | None, timing: Timing, compute: Compute, *, backward: bool
 ) -> np.ndarray:
-    """Seconds of each repeat of all layers' attention, the threshold's computation included."""
+    """Time each repeat of all layers' attention in seconds, the threshold's computation included."""
     inputs = [
         (layer, [x.clone().requires_grad_(backward) for x in (q, k, v, log_fgate)]) for layer, q, k, v, log_fgate in given
     ]

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from eval.equal_logits import Spec
+from eval.equal_logits.spec import Spec
 from eval.shell.context import Context
 from eval.shell.loading import Loaded
 from models.forgetting_transformer.module import ForgettingAttention
@@ -12,11 +12,11 @@ from models.forgetting_transformer.module import ForgettingAttention
 
 @torch.no_grad()
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Rows of SCHEMA. ValueError for a model without attention layers of ours."""
+    """Return the weights by head and distance. ValueError for a model without attention layers of ours."""
     model = loaded.fresh()
     attention = next((module for module in model.modules() if isinstance(module, ForgettingAttention)), None)
     if attention is None:
-        raise ValueError(f"weights of equal logits need an attention model; {loaded.subject.model} is none")
+        raise ValueError(f"{loaded.subject.model} is no attention model, whose weights could be read: choose another model")
     length, heads = attention.spec.head_dim, attention.spec.num_heads
     x_BTd = torch.zeros(1, length, attention.spec.hidden_size, device=context.device)
     q, k, _, log_fgate = attention.project(x_BTd, None, *model.model.shared_inputs(x_BTd, None, None))

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from data.sampler import bos_roll
-from eval.gate_maps import SCHEMA, Spec, check_document, check_heads
+from eval.gate_maps.spec import Spec
 from eval.shell.context import Compute, Context
+from eval.shell.heldout import open_heldout
 from eval.shell.loading import Loaded
 from kernels.forgetting_attention import pruned_tile_share
 from models.forgetting_transformer.module import ForgettingAttention, gated_layers, watched
@@ -24,15 +25,19 @@ Head = tuple[int, int]
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Rows of SCHEMA. `context.extras` gets seq_len, cell, distance, document.
+    """Return statistics and matrices. `context.extras` gets seq_len, cell, distance, document.
 
-    Raises ValueError for a model without forget gates, token ids that mean something else to it, and for layers, heads or
-    documents that do not exist.
+    ValueError for a model without forget gates, token ids that mean something else to it, and for layers, heads or documents
+    that do not exist.
     """
-    inputs_BT = _inputs(loaded, spec, context)
+    corpus = open_heldout(spec, loaded, context)
+    document = slice(spec.document, spec.document + 1)
+    inputs_BT = bos_roll(corpus.heldout.read(document, 0, spec.seq_len), corpus.spec.bos_id)[0].to(context.device)
     model, compute = loaded.model, context.compute(spec.precision)
-    layers = _attention_layers(model)
-    chosen = _chosen(spec, layers)
+    layers = layers_with_gates(model)
+    num_heads = next(iter(layers.values())).spec.num_heads
+    spec.check_heads(len(layers), num_heads)
+    chosen = [(layer, head) for layer in spec.layers or layers for head in spec.heads or range(num_heads)]
     rows: list[tuple] = []
     statistics: dict[Head, dict[str, float]] = {}
     with Progress("gate maps", 2) as progress:
@@ -71,17 +76,19 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
         "distance": spec.distance,
         "document": spec.document,
     }
-    return pd.DataFrame(rows, columns=list(SCHEMA.columns))
+    return pd.DataFrame(rows, columns=list(spec.SCHEMA.columns))
 
 
 def median_decay(decay_T: Tensor, distance: int) -> float:
-    """Median over queries i of D_{i, i - distance}; `decay_T` is the cumulative log gate."""
+    """Return the median over queries i of D_{i, i - distance}; `decay_T` is the cumulative log gate."""
     return float((decay_T[distance:] - decay_T[:-distance]).median())
 
 
 def half_life(decay_T: Tensor) -> float:
-    """Distance in tokens, interpolated, at which the median of D over queries reaches -log 2. Beyond half the text
-    (too few queries) the decay is taken to go on at its mean rate."""
+    """Return the distance in tokens, interpolated, at which the median of D over queries reaches -log 2.
+
+    Beyond half the text (too few queries) the decay is taken to go on at its mean rate.
+    """
     target = -math.log(2)
     low, high = 0, len(decay_T) // 2
     at_high = median_decay(decay_T, high)
@@ -99,8 +106,10 @@ def half_life(decay_T: Tensor) -> float:
 
 
 def maps(q_TD: Tensor, k_TD: Tensor, log_fgate_T: Tensor, grid: int) -> tuple[np.ndarray, np.ndarray]:
-    """F (mean) and A (maximum) over cells of ceil(T / grid) tokens squared, (G, G), NaN above the diagonal; a block of
-    queries at a time, so that memory stays (cell, T)."""
+    """Return F (mean) and A (maximum) over cells of ceil(T / grid) tokens squared, (G, G), NaN above the diagonal.
+
+    One block of queries at a time, so that memory stays (cell, T).
+    """
     T, D = q_TD.shape
     cell = -(-T // grid)
     size = -(-T // cell)
@@ -125,29 +134,16 @@ def maps(q_TD: Tensor, k_TD: Tensor, log_fgate_T: Tensor, grid: int) -> tuple[np
     return forget_GG, attend_GG
 
 
-def _attention_layers(model: nn.Module) -> dict[int, ForgettingAttention]:
+def layers_with_gates(model: nn.Module) -> dict[int, ForgettingAttention]:
+    """Return the attention layers by their number. ValueError for a model without forget gates."""
     gated = gated_layers(model)
     if not gated:
-        raise ValueError("gate maps need a model with forget gates (FoX); this one has none")
+        raise ValueError(f"{type(model).__name__} has no forget gates: choose a FoX, such as fox_pro")
     return gated
 
 
-def _inputs(loaded: Loaded, spec: Spec, context: Context) -> Tensor:
-    corpus = context.heldout(spec.corpus)
-    check_document(spec, *corpus.heldout.shape)
-    loaded.check_token_ids(corpus)
-    document = slice(spec.document, spec.document + 1)
-    return bos_roll(corpus.heldout.read(document, 0, spec.seq_len), corpus.spec.bos_id)[0].to(context.device)
-
-
-def _chosen(spec: Spec, layers: dict[int, ForgettingAttention]) -> list[Head]:
-    num_heads = next(iter(layers.values())).spec.num_heads
-    check_heads(spec, len(layers), num_heads)
-    return [(layer, head) for layer in spec.layers or layers for head in spec.heads or range(num_heads)]
-
-
 def _extremes(medians: dict[Head, float], count: int) -> list[Head]:
-    """The `count` heads at the two ends of the order by median F, more of the local ones if odd."""
+    """Return the `count` heads at the two ends of the order by median F, more of the local ones if odd."""
     order = sorted(medians, key=lambda head: (medians[head], head))
     return order if len(order) <= count else order[: -(-count // 2)] + order[len(order) - count // 2 :]
 
@@ -159,6 +155,6 @@ def _forward(
     compute: Compute,
     visit: Callable[..., None],
 ) -> None:
-    """One pass; the logits of the last position only, since none are needed."""
+    """Make one pass, with the logits of the last position only, since none are needed."""
     with compute.inference(), watched(layers, visit):
         model(input_ids=inputs_BT, use_cache=False, logits_to_keep=1)

@@ -1,28 +1,32 @@
-"""A model of any kind as the LM evaluation harness wants it, with its BOS policy in the open."""
+"""Models as the LM evaluation harness wants them, with its BOS policy in the open."""
 
 import hashlib
+import os
+from typing import Any
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
 import torch
-from lm_eval import utils
+from lm_eval import evaluator, utils
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from transformers import PreTrainedModel
 
-from eval.lm_eval import Spec
+from eval.lm_eval.spec import Spec
 from eval.shell.batching import check_positions
 from eval.shell.context import Context
 from eval.shell.generation import generate
+from eval.shell.loading import Loaded
 from eval.shell.scoring import Scored, score
 from eval.shell.text import TextCodec
 from models.loss import token_losses
 from training.progress import Progress
 
+BOOTSTRAP_ITERATIONS = 1000
 Request = tuple[tuple[str, str], list[int], list[int]]
 
 
 class HarnessModel(TemplateLM):
-    """A causal language model as the harness wants it: right-padded batches, logits of the scored positions only.
+    """Causal language model as the harness wants it: right-padded batches, logits of the scored positions only.
 
     BOS policy: with `add_bos` every context begins with exactly one BOS; texts without context (rolling perplexity) are
     conditioned on one BOS in any case, which is never itself scored, and their later windows get none.
@@ -51,7 +55,7 @@ class HarnessModel(TemplateLM):
         return [self.codec.bos_id] * bos + self.codec.encode(string)
 
     def _loglikelihood_tokens(self, requests: list[Request], **unused: object) -> list[Scored]:
-        """(sum of log-probabilities in nats, whether greedy decoding gives it) of each continuation after its context."""
+        """Return (sum of log-probabilities in nats, whether greedy decoding gives it) of each continuation."""
         records = self.context.partial.records
         todo = {}
         for texts, context, continuation in requests:
@@ -74,7 +78,7 @@ class HarnessModel(TemplateLM):
         return [(record["logprob"], record["greedy"]) for record in found]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Log-probability in nats of whole texts, in disjoint windows of max_length."""
+        """Return the log-probability in nats of whole texts, in disjoint windows of max_length."""
         records = self.context.partial.records
         todo = {_key("rolling", request.args): request.args[0] for request in requests}
         self.progress.expect(sum(key not in records for key in todo))
@@ -95,7 +99,7 @@ class HarnessModel(TemplateLM):
         return -float(losses_T[-len(continuation) :].double().sum())
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Greedy generation up to the first stop string."""
+        """Generate greedily, up to the first stop string."""
         records = self.context.partial.records
         keys = [_key("generate", (request.args[0], repr(sorted(request.args[1].items())))) for request in requests]
         self.progress.expect(sum(key not in records for key in keys))
@@ -120,6 +124,17 @@ class HarnessModel(TemplateLM):
             self.context.partial.add(key, {"text": text})
             self.progress.advance()
         return [records[key]["text"] for key in keys]
+
+
+def results_of(tasks: Any, loaded: Loaded, spec: Spec, context: Context, progress: Progress) -> Any:
+    """Run loaded tasks of the harness on a model, and return its results."""
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # the harness bootstraps standard errors in forked processes otherwise
+    lm = HarnessModel(loaded.model, loaded.tokenizer, spec, context, progress)
+    results = evaluator.evaluate(
+        lm=lm, task_dict=tasks, limit=spec.limit, bootstrap_iters=BOOTSTRAP_ITERATIONS, log_samples=False
+    )
+    assert results is not None
+    return results
 
 
 def _key(kind: str, texts: tuple[str, ...]) -> str:

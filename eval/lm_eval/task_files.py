@@ -1,51 +1,106 @@
-"""Task files of the harness: where its own lie, and those that put our stand-in data under its tasks."""
+"""Task files of the harness: its own, those of a folder, and those that put our data under its tasks."""
 
+import contextlib
 import functools
 import importlib.metadata
 import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
 import lm_eval.tasks
 from lm_eval.tasks import TaskManager
 
-from eval.lm_eval import TABLE
+from data.source import first_line
+from eval.lm_eval.tasks import TABLE, TASKS
 from eval.shell.stand_ins import VERSION, StandIns
 
 HARNESS_VERSION = importlib.metadata.version("lm_eval")
 
 
 def harness_file(name: str) -> Path:
-    """The harness's own file of one of the paper's tasks."""
+    """Return the harness's own file of one of the paper's tasks."""
     return Path(lm_eval.tasks.__file__).parent / TABLE[name]["file"]
 
 
 @functools.cache
 def harness_tasks() -> TaskManager:
-    """The index of the harness's own tasks; reading its thousands of files takes seconds."""
+    """Index the harness's own tasks; reading its thousands of files takes seconds."""
     return TaskManager()
 
 
+def load_tasks(names: Sequence[str], folder: Path | None) -> Any:
+    """Load tasks with their data, which leaves these in the local cache. `folder`: of their files; None: the harness's own.
+
+    ValueError for data that are neither local nor to be had from the hub.
+    """
+    wanted = list(names)
+    if folder is not None:
+        manager = TaskManager(include_path=folder, include_defaults=False)
+    elif set(wanted) <= set(TASKS):
+        manager = TaskManager(include_defaults=False)
+        wanted = [str(harness_file(name)) for name in wanted]
+    else:
+        manager = harness_tasks()
+    try:
+        loaded = manager.load(wanted)
+    except ValueError:
+        raise
+    except Exception as error:  # datasets and the hub client raise many types when data cannot be had
+        raise ValueError(
+            f"the data of {', '.join(names)} are neither local nor to be had: {first_line(error)}\n"
+            "On a machine without internet name local task files with --include-path, or fill the cache first."
+        ) from error
+    for task in loaded["tasks"].values():
+        task.set_config(key="num_fewshot", value=0)
+        task.set_fewshot_seed(seed=0)
+    return loaded
+
+
+def write_task(folder: Path, name: str, rows: list[dict[str, Any]], split: str, lines: Sequence[str]) -> None:
+    """Write NAME.jsonl with the rows, and NAME.yaml: a task on them as `split`, with further lines."""
+    data = folder / f"{name}.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    common = [
+        f"task: {name}",
+        "dataset_path: json",
+        f"dataset_kwargs:\n  cache_dir: {json.dumps(str(folder / 'cache'))}",
+        f"  data_files:\n    {split}: {json.dumps(str(data))}",
+    ]
+    (folder / f"{name}.yaml").write_text("\n".join([*common, *lines]) + "\n")
+
+
 def write_stand_ins(stand_ins: StandIns, names: tuple[str, ...], folder: Path) -> Path:
-    """TASK.yaml and TASK.jsonl in `folder`: the harness's own tasks, templates and metrics, on stand-in data."""
+    """Write the harness's own tasks, templates and metrics on stand-in data."""
     for name in names:
-        data, split = folder / f"{name}.jsonl", TABLE[name]["split"]
-        data.write_text("".join(json.dumps(row) + "\n" for row in stand_ins.lm_eval(name)), encoding="utf-8")
+        split = TABLE[name]["split"]
         lines = [
             f"include: {json.dumps(str(harness_file(name)))}",
-            f"task: {name}",
-            "dataset_path: json",
             "dataset_name: null",
-            "dataset_kwargs:",
-            f"  cache_dir: {json.dumps(str(folder / 'cache'))}",
-            "  data_files:",
-            f"    {split}: {json.dumps(str(data))}",
             "training_split: null",
             f"validation_split: {'validation' if split == 'validation' else 'null'}",
             f"test_split: {'test' if split == 'test' else 'null'}",
             "should_decontaminate: false",
-            "metadata:",
-            f"  version: local-{VERSION}",
+            f"metadata:\n  version: local-{VERSION}",
         ]
-        (folder / f"{name}.yaml").write_text("\n".join(lines) + "\n")
+        write_task(folder, name, stand_ins.lm_eval(name), split, lines)
     return folder
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the harness, which reports to stdout and its logger, and the bars of datasets; we have our own progress."""
+    import datasets
+
+    logger = logging.getLogger("lm_eval")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
+    try:
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            yield
+    finally:
+        logger.setLevel(level)

@@ -20,7 +20,7 @@ from typing import Any
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import pandas as pd
 
-from eval.longbench import SCHEMA, TABLE, Spec, hub_name, task_file
+from eval.longbench.spec import TABLE, Spec, hub_archive, hub_name, task_file
 from eval.shell.context import Context
 from eval.shell.generation import answer
 from eval.shell.loading import Loaded
@@ -29,7 +29,6 @@ from eval.shell.stand_ins import StandIns, fingerprint_in
 from eval.shell.text import TextCodec
 from training.progress import Progress
 
-HUB_NAME = "THUDM/LongBench"
 FEW_SHOT = ("trec", "triviaqa", "samsum")
 TEMPLATE_FIXES = {
     # The public templates separate examples and question by an empty line.
@@ -41,7 +40,6 @@ TEMPLATE_FIXES = {
 }
 """Template of the harness (lm-eval 0.4.13) -> of the public benchmark, for data in the public format."""
 
-
 FIELDS = ("input", "context", "answers", "all_classes")
 
 Example = dict[str, Any]
@@ -49,7 +47,7 @@ Example = dict[str, Any]
 
 @dataclass(frozen=True)
 class Task:
-    """One task: its name here, prompt template (jinja), metric, and limit on new tokens."""
+    """Task: its name here, prompt template (jinja), metric, and limit on new tokens."""
 
     name: str
     template: str
@@ -58,7 +56,7 @@ class Task:
 
 
 def tasks(names: Sequence[str]) -> list[Task]:
-    """Limits and metrics from tasks.csv, templates from the harness."""
+    """Take limits and metrics from tasks.csv, templates from the harness."""
     return [Task(name, _template(hub_name(name)), TABLE[name]["metric"], int(TABLE[name]["max_new_tokens"])) for name in names]
 
 
@@ -77,19 +75,19 @@ def _template(name: str) -> str:
 
 @functools.cache
 def _metrics() -> ModuleType:
-    """The harness's metric functions."""
+    """Import the harness's metric functions."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fuzzywuzzy recommends another matcher, with which scores would differ
         return importlib.import_module("lm_eval.tasks.longbench.metrics")
 
 
 def first_line(prediction: str) -> str:
-    """Leading line breaks dropped, then everything up to the next one."""
+    """Return what stands before the first line break, but for leading ones."""
     return prediction.lstrip("\n").split("\n")[0]
 
 
 def score(task: Task, prediction: str, example: Example) -> float:
-    """0-100: the best over the references. `prediction` is scored as it is (cut it before).
+    """Return the best score over the references, 0 to 100. `prediction` is scored as it is (cut it before).
 
     The harness's functions, but for three departures of its own: it strips predictions, which the benchmark does not; its code
     metric passes over lines of blanks, which the benchmark takes as the prediction; its ROUGE gives 0 for long sentences, where
@@ -108,7 +106,7 @@ def score(task: Task, prediction: str, example: Example) -> float:
 
 
 def _code_similarity(prediction: str, truth: str, **unused: object) -> float:
-    """Fuzzy edit ratio of the first line without a backtick, # or //; no such line counts as empty."""
+    """Return the fuzzy edit ratio of the first line without a backtick, # or //; no such line counts as empty."""
     lines = prediction.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(mark in line for mark in ("`", "#", "//"))), "")
     return _metrics().fuzz.ratio(line, truth) / 100
@@ -125,7 +123,10 @@ def _deep_recursion() -> Iterator[None]:
 
 
 def load_examples(names: Sequence[str], spec: Spec, context: Context) -> dict[str, list[Example]]:
-    """Examples of each task, from where the spec says. ValueError if they are not there, or lack LongBench's fields."""
+    """Load the examples of each task from where the spec says.
+
+    ValueError if they are not there, or lack LongBench's fields.
+    """
     corpus = fingerprint_in(spec.dataset)
     if corpus is not None:
         stand_ins = StandIns(context.heldout(corpus))
@@ -142,7 +143,7 @@ def load_examples(names: Sequence[str], spec: Spec, context: Context) -> dict[st
 
 
 def _parsed(body: bytes, where: str) -> list[Example]:
-    """Lines of JSON with LongBench's fields."""
+    """Parse lines of JSON with LongBench's fields."""
     try:
         examples = [json.loads(line) for line in body.decode("utf-8").split("\n") if line.strip()]
         missing = sorted({name for example in examples for name in FIELDS if name not in example})
@@ -153,22 +154,12 @@ def _parsed(body: bytes, where: str) -> list[Example]:
     return examples
 
 
-@functools.cache
-def hub_archive() -> Path:
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(HUB_NAME, "data.zip", repo_type="dataset"))
-    except Exception as error:  # the hub client raises many types
-        raise ValueError(
-            f"LongBench ({HUB_NAME}) is neither in the local cache nor to be had from the hub ({type(error).__name__}).\n"
-            "On a machine without internet name a folder with its TASK.jsonl files with --longbench."
-        ) from error
-
-
 def prompt_ids(task: Task, example: Example, codec: TextCodec, max_tokens: int) -> list[int]:
-    """Token ids of the prompt, BOS first. A longer one keeps the text of its first and its last max_tokens / 2 tokens (BOS
-    counts among the first), decoded separately and encoded again, so that the length may differ a little."""
+    """Return the token ids of the prompt, BOS first.
+
+    A longer one keeps the text of its first and its last max_tokens / 2 tokens (BOS counts among the first), decoded separately
+    and encoded again, so that the length may differ a little.
+    """
     from lm_eval.utils import apply_template
 
     text = apply_template(task.template, {**example, "question": example["input"]})
@@ -180,7 +171,7 @@ def prompt_ids(task: Task, example: Example, codec: TextCodec, max_tokens: int) 
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Rows of SCHEMA, one per example; the paper's value of a task is the mean score.
+    """Return a row per example; the paper's value of a task is the mean score.
 
     Greedy generation without a stop string; the prediction is stored whole and scored after the cut to its first line (all
     tasks, or the few-shot ones with `original_cut`).
@@ -203,4 +194,4 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
                 cut = first_line(prediction) if not spec.original_cut or task.name in FEW_SHOT else prediction
                 rows.append((task.name, task.metric, number, score(task, cut, example), prediction))
     context.extras["num_examples"] = {name: len(found) for name, found in examples.items()}
-    return pd.DataFrame(rows, columns=list(SCHEMA.columns))
+    return pd.DataFrame(rows, columns=list(spec.SCHEMA.columns))

@@ -1,12 +1,12 @@
-"""The prompts of a grid of lengths and depths."""
+"""Prompts of a grid of lengths and depths."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from eval.needle import LEAST_HAYSTACK, Grid
 from eval.needle.haystack import SPARE, document, full_stops, haystack_ids, haystack_texts
+from eval.needle.spec import LEAST_HAYSTACK, Grid
 from eval.needle.wording import Wording
 from eval.shell.context import Context
 from eval.shell.text import TextCodec
@@ -14,7 +14,7 @@ from eval.shell.text import TextCodec
 
 @dataclass(frozen=True)
 class Cell:
-    """One prompt (ids with BOS) and the text that should follow."""
+    """Prompt (ids with BOS) of one place of the grid, and the text that should follow."""
 
     mode: str
     length: int
@@ -29,17 +29,17 @@ class Cell:
 
     @property
     def place(self) -> dict[str, Any]:
-        """The columns that say which row of the grid's rows this is."""
+        """Columns that say which of the grid's rows this is."""
         return {"mode": self.mode, "length": self.length, "depth": self.depth, "sample": self.sample}
 
 
 class CellBuilder:
-    """Hides needles in one haystack. Sample 0 is the paper's cell; further samples start further on in the haystack."""
+    """Maker of prompts from one haystack. Sample 0 is the paper's cell; further samples start further on in the haystack."""
 
     def __init__(self, codec: TextCodec, spec: Grid, context: Context):
         self.codec, self.spec = codec, spec
         self._pitch = max(spec.lengths) + SPARE
-        self.ids = haystack_ids(codec, haystack_texts(spec, context), self._pitch * spec.samples_per_cell)
+        self.ids = haystack_ids(codec, haystack_texts(spec.text, context), self._pitch * spec.samples_per_cell)
         self._stops = full_stops(codec)
 
     def places(self) -> Iterator[tuple[int, float, int]]:
@@ -47,15 +47,17 @@ class CellBuilder:
         return product(self.spec.lengths, self.spec.depths, range(self.spec.samples_per_cell))
 
     def cells(self, wordings: Sequence[Wording]) -> Iterator[Cell]:
-        """All of the grid; sample s hides the needle s modulo their number. ValueError for a length that a needle or a query
-        does not fit into."""
+        """Make all of the grid; sample s hides the needle s modulo their number.
+
+        ValueError for a length that a needle or a query does not fit into.
+        """
         for length, depth, sample in self.places():
             wording = wordings[sample % len(wordings)]
             prompt = self._prompt(wording, wording.hidden(self.spec.mode), length, depth, sample)
             yield Cell(self.spec.mode, length, depth, sample, prompt, wording.expected)
 
     def without_needle(self, wording: Wording, length: int, sample: int) -> list[int]:
-        """The prompt of a cell whose needle is left out: as much of the same text, and the query."""
+        """Return the prompt of a cell whose needle is left out: as much of the same text, and the query."""
         return self._prompt(wording, "", length, 100.0, sample)
 
     def _prompt(self, wording: Wording, hidden: str, length: int, depth: float, sample: int) -> list[int]:

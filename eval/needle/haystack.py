@@ -1,11 +1,10 @@
-"""The text in which needles are hidden, and the hiding itself (construction of the LongAlign test, section 6 of the setup)."""
+"""Haystacks and the hiding of needles in them (construction of the LongAlign test, section 6 of the setup)."""
 
 import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from data.text_files import TextSource, read_documents
-from eval.needle import Grid
 from eval.shell.context import Context
 from eval.shell.sources import checked
 from eval.shell.text import TextCodec, heldout_texts
@@ -17,18 +16,18 @@ TOLERANCE = 8
 """Tokens by which a document may be shorter where a tokeniser does not give back the text it was given."""
 
 
-def haystack_texts(spec: Grid, context: Context) -> Iterator[str]:
-    """What the spec names. ValueError if it is not what is given."""
-    assert spec.text is not None
-    if spec.text.startswith("heldout:"):
-        return heldout_texts(context.heldout(spec.text.removeprefix("heldout:")))
-    wanted = spec.text.removesuffix("-unsorted")
+def haystack_texts(name: str | None, context: Context) -> Iterator[str]:
+    """Texts of the haystack that a bound spec names. ValueError if it is not what is given."""
+    assert name is not None, "an unbound spec"
+    if name.startswith("heldout:"):
+        return heldout_texts(context.heldout(name.removeprefix("heldout:")))
+    wanted = name.removesuffix("-unsorted")
     folder = checked("text", wanted, context.sources.haystack, "--haystack")
-    return iter([folder_text(folder, in_order=wanted == spec.text)])
+    return iter([folder_text(folder, in_order=wanted == name)])
 
 
 def folder_text(path: Path, *, in_order: bool = True) -> str:
-    """The texts of a folder (or one file) joined; sorted by name, or in the order the directory lists them."""
+    """Join the texts of a folder (or one file), sorted by name or in the order the directory lists them."""
     files = TextSource(str(path)).files
     if not in_order:
         files = [file for file in map(Path, os.scandir(path)) if file in files]
@@ -36,21 +35,22 @@ def folder_text(path: Path, *, in_order: bool = True) -> str:
 
 
 def haystack_ids(codec: TextCodec, texts: Iterator[str], num_tokens: int) -> list[int]:
-    """At least `num_tokens` tokens of the texts, repeated from the beginning if they are shorter."""
+    """Return at least `num_tokens` tokens of the texts, repeated from the beginning if they are shorter."""
     ids: list[int] = []
     for text in texts:
         ids.extend(codec.encode(text))
         if len(ids) >= num_tokens:
             return ids
     if not ids:
-        raise ValueError("the haystack has no text")
+        raise ValueError("the haystack has no text: name another one with --haystack, or a corpus")
     return ids * -(-num_tokens // len(ids))
 
 
 def full_stops(codec: TextCodec) -> frozenset[int]:
-    """The token ids that are exactly a full stop, alone and behind a word (some tokenisers tell the two apart).
+    """Return the token ids that are exactly a full stop, alone and behind a word (some tokenisers tell the two apart).
 
-    ValueError if there are none: a needle could not be put behind a sentence."""
+    ValueError if there are none: a needle could not be put behind a sentence.
+    """
     found = {ids[-1] for ids in map(codec.encode, (".", "end.")) if ids}
     stops = frozenset(i for i in found if codec.decode([i]).strip() == ".")
     if not stops:
@@ -59,8 +59,10 @@ def full_stops(codec: TextCodec) -> frozenset[int]:
 
 
 def insertion_point(hay: Sequence[int], depth: float, stops: Collection[int]) -> int:
-    """Where a needle at `depth` percent goes in: behind the closest full stop before it (at the very beginning if there is
-    none; depth 100 is the very end)."""
+    """Return the place of a needle at `depth` percent: behind the closest full stop before it.
+
+    That is the very beginning if there is none; depth 100 is the very end.
+    """
     if depth >= 100:
         return len(hay)
     point = int(len(hay) * depth / 100)
@@ -70,7 +72,7 @@ def insertion_point(hay: Sequence[int], depth: float, stops: Collection[int]) ->
 
 
 def document(codec: TextCodec, hay: Sequence[int], needle: str, num_tokens: int, depth: float, stops: Collection[int]) -> str:
-    """Haystack text with the needle inside that encodes to exactly `num_tokens` tokens.
+    """Return haystack text with the needle inside that encodes to exactly `num_tokens` tokens.
 
     The ids are cut to the count, and the text of what stands before the needle, the needle and the text of what stands behind
     are joined, because the model reads the re-encoded text. Encoding may join or split tokens at the seams; the end of the

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from eval.needle import Spec
 from eval.needle.cells import Cell, CellBuilder
 from eval.needle.match import exact_match, fuzzy_match, match_score
 from eval.needle.passkey import passkey
+from eval.needle.spec import Spec
 from eval.needle.wording import DEFAULT_WORDING, Wording
 from eval.shell.context import Context
 from eval.shell.generation import answer
@@ -25,7 +25,7 @@ PASSKEY_NEW_TOKENS = 12
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Rows of SCHEMA, one per prompt.
+    """Return a row per prompt.
 
     Documents of easy and standard cells have exactly length - reserve tokens as the model reads them, BOS and query
     not counted; pass-key prompts have exactly `length` tokens, everything counted. Generation is greedy.
@@ -47,7 +47,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
 
 def build_cells(codec: TextCodec, spec: Spec, context: Context, wording: Wording) -> list[Cell]:
-    """All prompts of the grid."""
+    """Make all prompts of the grid."""
     builder = CellBuilder(codec, spec, context)
     if spec.mode != "passkey":
         return list(builder.cells([wording]))
@@ -60,7 +60,7 @@ def build_cells(codec: TextCodec, spec: Spec, context: Context, wording: Wording
 
 
 def _wording(spec: Spec, context: Context) -> Wording:
-    """What the spec names by digest. ValueError if it is not what is given."""
+    """Read the wording that the spec names by digest. ValueError if it is not what is given."""
     path = context.sources.prompts or DEFAULT_WORDING
     if spec.mode != "passkey":
         checked("wording", str(spec.wording), path, "--prompts")

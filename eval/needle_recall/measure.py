@@ -4,7 +4,7 @@ import pandas as pd
 
 from eval.needle.cells import CellBuilder
 from eval.needle.wording import FACTS, read_facts
-from eval.needle_recall import Spec
+from eval.needle_recall.spec import Spec
 from eval.shell.batching import in_batches
 from eval.shell.context import Context
 from eval.shell.loading import Loaded
@@ -14,7 +14,7 @@ from training.progress import Progress
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Rows of SCHEMA. Every text has exactly length - reserve tokens as the model reads it, with the needle or without.
+    """Return a row per needle. Every text has exactly length - reserve tokens as the model reads it, needle or not.
 
     ValueError: the sentences are not those of the spec, or a length is too short for them.
     """

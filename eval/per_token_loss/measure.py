@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from data.sampler import bos_roll
-from eval.per_token_loss import Spec, check_documents
+from eval.per_token_loss.spec import Spec
 from eval.shell.batching import check_positions
 from eval.shell.context import Compute, Context
+from eval.shell.heldout import open_heldout
 from eval.shell.loading import Loaded, vocab_size
 from models.loss import token_losses
 from training.progress import Progress
@@ -20,16 +21,13 @@ SECONDS_BETWEEN_SAVES = 20.0
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Rows of SCHEMA: negative log-likelihood in nats of each token, given BOS and the tokens before it, over the first
-    documents of the held-out split; one forward pass per document.
+    """Return the negative log-likelihood in nats of each token, given BOS and the tokens before it; one pass per document.
 
     `context.extras` gets unigram_entropy (nats per token of the evaluated targets), train_seq_len, context_len and
     seconds_per_document (median, without the first, which may compile).
-    Raises ValueError for too few or too short documents, token ids that mean something else to the model, and a NaN loss.
+    ValueError for too few or too short documents, token ids that mean something else to the model, and a NaN loss.
     """
-    corpus = context.heldout(spec.corpus)
-    check_documents(spec.num_documents, spec.context_len, *corpus.heldout.shape)
-    loaded.check_token_ids(corpus)
+    corpus = open_heldout(spec, loaded, context)
     check_positions(loaded.model, spec.context_len, "lower --context-len")
     sums = _Sums(spec, context, vocab_size(loaded.model))
     compute = context.compute(spec.precision)
@@ -61,9 +59,10 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
 
 class _Sums:
-    """What is known after `done` documents, kept in the partial file.
+    """Sums over the first `done` documents, kept in the partial file.
 
-    Suffixes: T positions, V vocabulary, N documents, K bands."""
+    Suffixes: T positions, V vocabulary, N documents, K bands.
+    """
 
     def __init__(self, spec: Spec, context: Context, vocab: int):
         self.spec, self.partial = spec, context.partial
@@ -117,7 +116,7 @@ class _Sums:
 
 
 def document_losses(model: nn.Module, target_T: np.ndarray, bos_id: int, compute: Compute, document: int) -> np.ndarray:
-    """fp64 losses (T,) of one document."""
+    """Return the fp64 losses (T,) of one document."""
     inputs_BT, targets_BT = (tensor.to(compute.device) for tensor in bos_roll(target_T[None], bos_id))
     try:
         with compute.inference():

@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from data.sampler import bos_roll
-from eval.per_token_loss import check_documents
+from eval.gate_maps.measure import layers_with_gates
 from eval.per_token_loss.measure import document_losses
-from eval.pruning import Spec
+from eval.pruning.spec import Spec
 from eval.shell.context import Compute, Context
+from eval.shell.heldout import open_heldout
 from eval.shell.loading import Loaded
 from kernels.forgetting_attention import forgetting_attention
 from kernels.forgetting_attention.chunked import chunked_forward
@@ -28,7 +29,7 @@ from kernels.forgetting_attention.visibility import (
     cumulative_log_gate,
     first_visible_key,
 )
-from models.forgetting_transformer.module import ForgettingAttention, gated_layers
+from models.forgetting_transformer.module import ForgettingAttention
 from training.progress import Progress
 
 Layers = Mapping[int, ForgettingAttention]
@@ -38,7 +39,7 @@ Attend = Callable[[ForgettingAttention, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @contextmanager
 def attending(layers: Layers, attend: Attend) -> Iterator[None]:
-    """The layers attend by `attend`, whatever their spec says."""
+    """Make the layers attend by `attend`, whatever their spec says."""
     for layer in layers.values():
         # No text is padded here, and no FoX of the papers has a window.
         layer.attend = lambda q, k, v, f, start, layer=layer: attend(layer, q, k, v, f)  # type: ignore
@@ -92,17 +93,13 @@ class Pruned:
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Rows of SCHEMA. `context.extras` gets context_len, tile, decoded_tokens and log_tolerance.
+    """Return counts and losses. `context.extras` gets context_len, tile, decoded_tokens and log_tolerance.
 
-    Raises ValueError for a model without forget gates, and what per-token losses raise.
+    ValueError for a model without forget gates, and what per-token losses raise.
     """
-    corpus = context.heldout(spec.corpus)
-    check_documents(spec.num_documents, spec.context_len, *corpus.heldout.shape)
-    loaded.check_token_ids(corpus)
+    corpus = open_heldout(spec, loaded, context)
     model, compute = loaded.model, context.compute(spec.precision)
-    layers = gated_layers(model)
-    if not layers:
-        raise ValueError("pruning needs a model with forget gates (FoX); this one has none")
+    layers = layers_with_gates(model)
     pruned, rows = Pruned(spec), []
     with Progress("pruning", spec.num_documents) as progress:
         for document in range(spec.num_documents):
@@ -131,7 +128,7 @@ def _inputs(target_T: np.ndarray, bos_id: int, device: str) -> Tensor:
 
 
 def _decoded(model: nn.Module, target_T: np.ndarray, bos_id: int, count: int, compute: Compute) -> float:
-    """Mean loss of the last `count` tokens, each given to the model alone."""
+    """Return the mean loss of the last `count` tokens, each given to the model alone."""
     inputs_BT = _inputs(target_T, bos_id, compute.device)
     losses = []
     with compute.inference():
@@ -145,7 +142,7 @@ def _decoded(model: nn.Module, target_T: np.ndarray, bos_id: int, count: int, co
 def _dropped(
     model: nn.Module, layers: Layers, target_T: np.ndarray, bos_id: int, spec: Spec, compute: Compute
 ) -> list[dict[str, Any]]:
-    """The largest probability that a query loses, per head: 1 - exp(lse of what is left - lse of all), in fp64."""
+    """Return the largest probability that a query loses, per head: 1 - exp(lse of what is left - lse of all), in fp64."""
     rows: list[dict[str, Any]] = []
 
     def attend(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import pandas as pd
 import torch
 
 from data.recall import heldout
-from eval.recall import Spec
+from eval.recall.spec import Spec
 from eval.shell.context import Context
 from eval.shell.loading import Loaded
 from training.progress import Progress
@@ -14,7 +14,7 @@ BATCH_TOKENS = 2**15
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Rows of SCHEMA. ValueError for a run of another task, or of none."""
+    """Return the answers of each sequence, counted. ValueError for a run of another task, or of none."""
     run = loaded.subject.run
     if run is None or run.data.recall is None or run.data.fingerprint != spec.corpus:
         raise ValueError(f"the evaluation is of recall task {spec.corpus}, which {loaded.subject.model} was not trained on")
@@ -43,7 +43,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
 
 def judged(tokens_NT: np.ndarray, answers_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which answers are the pair's value, and which are not, but a value that its key had before: both (N, P)."""
+    """Tell the answers that are the pair's value, and those that are a value which its key had before: both (N, P)."""
     keys_NP, values_NP = tokens_NT[:, ::2], tokens_NT[:, 1::2]
     correct_NP = answers_NP == values_NP
     earlier_PP = np.tri(keys_NP.shape[1], k=-1, dtype=bool)

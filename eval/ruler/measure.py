@@ -1,7 +1,5 @@
 """RULER's single needles: examples, the task files that bring them into the harness, and its scores as rows."""
 
-import contextlib
-import json
 import math
 import re
 import tempfile
@@ -14,20 +12,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from eval.lm_eval import Spec as HarnessSpec
-from eval.lm_eval.measure import quiet  # first: it settles how the harness works
+from eval.lm_eval.harness import results_of
+from eval.lm_eval.spec import Spec as HarnessSpec
+from eval.lm_eval.task_files import load_tasks, quiet, write_task
 from eval.needle.haystack import haystack_ids, haystack_texts
-from eval.ruler import CHOICES, TASKS, Spec
+from eval.ruler.spec import CHOICES, TASKS, Spec
 from eval.shell.context import Context
 from eval.shell.loading import Loaded
 from eval.shell.text import TextCodec
 from training.progress import Progress
-
-import kernels.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
-from lm_eval import evaluator
-from lm_eval.tasks import TaskManager
-
-from eval.lm_eval.harness import HarnessModel
 
 # The frame of the harness's tasks of this name (RULER's, in the singular).
 FRAME = (
@@ -50,7 +43,10 @@ def score(doc, results):
 
 
 class Examples:
-    """A function of tokeniser, text, task, length and number alone. ValueError for lengths that the frame does not fit into."""
+    """Maker of examples, a function of tokeniser, text, task, length and number alone.
+
+    ValueError for lengths that the frame does not fit into.
+    """
 
     def __init__(self, spec: Spec, codec: TextCodec, texts: Iterator[str]):
         self.spec, self.codec = spec, codec
@@ -84,7 +80,7 @@ class Examples:
         return "\n".join(lines)
 
     def _hidden(self, needle: str, size: int, depth: float) -> str:
-        """Behind a sentence (or line) of the text."""
+        """Return the text with the needle behind one of its sentences (or lines)."""
         text = " ".join(self.codec.decode(self.hay[:size]).split())
         ends = [0, *(found.end() for found in re.finditer(r"[.!?] ", text)), len(text)]
         at = ends[round(depth * (len(ends) - 1))]
@@ -98,19 +94,18 @@ def _value(kind: str, draw: np.random.Generator) -> str:
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Rows of SCHEMA. ValueError: a length that is too short, or another haystack than the spec's."""
-    examples = Examples(spec, loaded.tokenizer, haystack_texts(spec, context))  # type: ignore[arg-type]
+    """Return a row for each task and length. ValueError: a length that is too short, or another haystack than the spec's."""
+    examples = Examples(spec, loaded.tokenizer, haystack_texts(spec.text, context))
     names = {f"{task}_{length}": (task, length) for task, length in product(spec.tasks, spec.lengths)}
     harness = HarnessSpec(tasks=tuple(names), max_length=max(spec.lengths), precision=spec.precision)
-    with Progress("ruler (requests)", 0) as progress, contextlib.ExitStack() as stack:
-        stack.enter_context(quiet())
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ruler-tasks-")))
+    scratch = tempfile.TemporaryDirectory(prefix="ruler-tasks-")
+    with Progress("ruler (requests)", 0) as progress, scratch, quiet():
+        folder = Path(scratch.name)
+        (folder / "scoring.py").write_text(SCORING)
         for name, (task, length) in names.items():
-            _write(folder, name, spec, [examples.make(task, length, number) for number in range(spec.samples)])
-        tasks: Any = TaskManager(include_path=folder, include_defaults=False).load(list(names))
-        lm = HarnessModel(loaded.model, loaded.tokenizer, harness, context, progress)
-        results = evaluator.evaluate(lm=lm, task_dict=tasks, bootstrap_iters=1000, log_samples=False)
-    assert results is not None
+            made = [examples.make(task, length, number) for number in range(spec.samples)]
+            write_task(folder, name, made, "test", _form(spec))
+        results = results_of(load_tasks(tuple(names), folder), loaded, harness, context, progress)
     metric = "score" if spec.answers == "generate" else "acc"
     rows = []
     for name, (task, length) in names.items():
@@ -128,9 +123,8 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _write(folder: Path, name: str, spec: Spec, rows: list[dict[str, Any]]) -> None:
-    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    (folder / "scoring.py").write_text(SCORING)
+def _form(spec: Spec) -> list[str]:
+    """Lines of a task file: how a model is asked, and how its answers are scored."""
     if spec.answers == "generate":
         form = [
             "output_type: generate_until",
@@ -146,15 +140,4 @@ def _write(folder: Path, name: str, spec: Spec, rows: list[dict[str, Any]]) -> N
             "doc_to_target: answer",
             "metric_list:\n  - metric: acc",
         ]
-    lines = [
-        f"task: {name}",
-        "dataset_path: json",
-        f"dataset_kwargs:\n  cache_dir: {json.dumps(str(folder / 'cache'))}",
-        f"  data_files:\n    test: {json.dumps(str(folder / f'{name}.jsonl'))}",
-        "test_split: test",
-        'doc_to_text: "{{input}}"',
-        'target_delimiter: ""',
-        *form,
-        "metadata:\n  version: 1",
-    ]
-    (folder / f"{name}.yaml").write_text("\n".join(lines) + "\n")
+    return ["test_split: test", 'doc_to_text: "{{input}}"', 'target_delimiter: ""', *form, "metadata:\n  version: 1"]

@@ -9,8 +9,8 @@ from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, St
 
 from eval.shell.batching import check_positions, in_batches
 from eval.shell.context import Compute, Context
-from eval.shell.kind import Precision
 from eval.shell.loading import Loaded
+from eval.shell.spec import Precision
 from training.progress import Progress
 
 Stop = Callable[[list[int]], bool]

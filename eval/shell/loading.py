@@ -12,7 +12,7 @@ from data.corpus import Corpus
 from data.source import first_line
 from data.spec import DataSpec
 from data.tokenizer import Tokenizer, TokenizerChoice, parse_tokenizer
-from eval.shell.kind import Precision
+from eval.shell.spec import Precision
 from eval.shell.text import TextCodec
 from training.run_folder import RunFolder
 from training.spec import RunSpec

@@ -1,4 +1,4 @@
-"""The machine that computes: part of the identity of a timing, so that another machine's is another evaluation."""
+"""Machine that computes: part of the identity of a timing, so that another machine's is another evaluation."""
 
 import gc
 import os
@@ -8,9 +8,10 @@ from training import processor
 
 
 def use(name: str, threads: int) -> str:
-    """The name of a device that is there, with so many CPU threads for a torch that is not imported yet.
+    """Return the name of a device that is there, and set the CPU threads for a torch that is not imported yet.
 
-    ValueError: none of cpu, cuda and cuda:N, no such GPU here, or no thread."""
+    ValueError: none of cpu, cuda and cuda:N, no such GPU here, or no thread.
+    """
     if threads < 1:
         raise ValueError(f"--threads {threads}: at least 1 is needed")
     os.environ.update(processor.equal_bits(threads, os.environ))
@@ -28,7 +29,7 @@ def use(name: str, threads: int) -> str:
 
 
 def machine_name(device: str) -> str:
-    """ "NVIDIA H200", or model and number of cores of the CPU."""
+    """Return the name of the GPU ("NVIDIA H200"), or model and number of cores of the CPU."""
     if device != "cpu":
         import torch
 
@@ -41,8 +42,16 @@ def is_cpu(machine: str) -> bool:
     return machine.endswith(" cores")
 
 
+def check_machine(wanted: str | None, device: str) -> str:
+    """Return the machine's name. ValueError where a timing is asked for of another one."""
+    machine = machine_name(device)
+    if machine != wanted:
+        raise ValueError(f"the evaluation is a timing on {wanted}; this is {machine}: plan it for this machine")
+    return machine
+
+
 def reset_peak_memory(device: str) -> None:
-    """What an earlier evaluation of the process took is not this one's."""
+    """Forget what an earlier evaluation of the process took."""
     if device != "cpu":
         import torch
 
@@ -52,7 +61,7 @@ def reset_peak_memory(device: str) -> None:
 
 
 def peak_memory_gib(device: str) -> float | None:
-    """None on the CPU."""
+    """Return the most memory that was allocated; None on the CPU."""
     if device == "cpu":
         return None
     import torch

@@ -1,4 +1,4 @@
-"""Runs one evaluation of one model: its rows, named and stored; what exists is skipped, what was begun is continued."""
+"""One evaluation of one model: its rows, named and stored; what exists is skipped, what was begun is continued."""
 
 import datetime
 import sys
@@ -6,21 +6,21 @@ import time
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
+from eval.kinds import eval_id
 from eval.shell.context import Context
-from eval.shell.kind import EvalSpec, Kind, eval_id
 from eval.shell.loading import Loaded, Subject
 from eval.shell.machine import machine_name, peak_memory_gib, reset_peak_memory
 from eval.shell.partial import Partial
+from eval.shell.spec import EvalSpec
 from results.provenance import provenance
 from results.store import fault_of, read_rows, write_rows
 
 
 def exists(out: Path, subject: Subject, spec: EvalSpec) -> bool:
-    """Whether `out` is this very evaluation of this model. A damaged file is made again, and it is said.
+    """Tell whether `out` is this very evaluation of this model. A damaged file is made again, and it is said.
 
     ValueError: it is that of another model or spec.
     """
@@ -38,7 +38,7 @@ def exists(out: Path, subject: Subject, spec: EvalSpec) -> bool:
     return True
 
 
-def run(kind: Kind, loaded: Loaded, spec: EvalSpec, context: Context, out: Path) -> bool:
+def run(loaded: Loaded, spec: EvalSpec, context: Context, out: Path) -> bool:
     """Evaluate and write `out` (.parquet and .meta.json). False if it exists already.
 
     Samples finished before an interruption lie beside `out` as .partial.jsonl / .partial.npz and are not computed again.
@@ -51,8 +51,7 @@ def run(kind: Kind, loaded: Loaded, spec: EvalSpec, context: Context, out: Path)
     context.train_seq_len = None if subject.run is None else subject.run.train.seq_len
     reset_peak_memory(context.device)
     started = time.perf_counter()
-    module: Any = kind if hasattr(kind, "evaluate") else import_module(f"{kind.__name__}.measure")
-    rows = module.evaluate(loaded, spec, context)
+    rows = import_module(f"eval.{spec.kind}.measure").evaluate(loaded, spec, context)
     context.extras |= {"seconds": round(time.perf_counter() - started, 2), "peak_memory_gib": peak_memory_gib(context.device)}
     meta = {
         "kind": spec.kind,
@@ -65,6 +64,6 @@ def run(kind: Kind, loaded: Loaded, spec: EvalSpec, context: Context, out: Path)
         "provenance": provenance(machine_name(context.device)),
         "extras": context.extras,
     }
-    write_rows(out, rows, meta, kind.SCHEMA)
+    write_rows(out, rows, meta, spec.SCHEMA)
     context.partial.discard()
     return True

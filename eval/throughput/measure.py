@@ -18,8 +18,8 @@ from eval.shell.batching import check_positions
 from eval.shell.context import Compute, Context
 from eval.shell.generation import generate
 from eval.shell.loading import Loaded, vocab_size
-from eval.shell.machine import machine_name, peak_memory_gib
-from eval.throughput import Spec
+from eval.shell.machine import check_machine, peak_memory_gib
+from eval.throughput.spec import Spec
 from kernels.fla_cpu.tuning import lift_limit
 from models.build import build_model, spec_of
 from models.count import num_params
@@ -34,15 +34,13 @@ QUANTILES = (0.2, 0.5, 0.8)
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return one row of SCHEMA.
+    """Return one row of speed and memory.
 
     "train": tokens of a step / time of a step; MFU counts 3 forward passes, as the paper does. "generate": new
     tokens per second of the whole batch while decoding (the prefill's own rate is in `context.extras`).
     ValueError on another machine than the spec's. The weights stay as they were.
     """
-    machine = machine_name(context.device)
-    if machine != spec.machine:
-        raise ValueError(f"the evaluation is a timing on {spec.machine}; this is {machine}: plan it for this machine")
+    machine = check_machine(spec.machine, context.device)
     model = loaded.fresh()
     check_positions(model, spec.seq_len + spec.new_tokens * (spec.mode == "generate"), "lower --seq-len")
     lift_limit()  # fla's kernels at their best, as ours are

@@ -10,10 +10,10 @@ import torch
 from data.corpus import Corpus
 from data.plan import resolve
 from data.prepare import prepare
-from eval.kinds import EvalSpec, kind_of
 from eval.shell.context import Context
 from eval.shell.machine import machine_name
 from eval.shell.sources import Sources
+from eval.shell.spec import EvalSpec
 from eval.shell.text import TextCodec
 from models.build import build_model
 from models.spec import ForgettingTransformerSpec
@@ -85,7 +85,7 @@ def bind(corpus: Corpus) -> Callable[..., EvalSpec]:
     """The spec bound to what it will read; to the small corpus unless `sources` say otherwise."""
 
     def bound(spec: EvalSpec, **sources: object) -> EvalSpec:
-        return kind_of(spec).bound(spec, corpus.spec, Sources(**sources), "fp32", machine_name("cpu"))
+        return spec.bound(corpus.spec, Sources(**sources), "fp32", machine_name("cpu"))
 
     return bound
 

@@ -5,8 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eval.attention_speed import QUANTITIES, SCHEMA, Spec, measure, summary
+from eval.attention_speed import measure
+from eval.attention_speed.spec import Spec
 from models.build import build_model
+
+QUANTITIES = ("attention_forward", "attention", "step")
 
 
 @pytest.mark.parametrize("tightly", [False, True])
@@ -14,10 +17,10 @@ def test_every_quantity_is_timed_with_and_without_pruning(tiny_fox, in_memory, b
     model = build_model(tiny_fox(prune_log_tolerance=-10.0, prune_tightly=tightly)).eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     rows = measure.evaluate(in_memory(model), bind(Spec(seq_len=64, warmup=0, repeats=3)), context)
-    SCHEMA.validate(rows)
+    Spec.SCHEMA.validate(rows)
     assert set(zip(rows["quantity"], rows["pruned"], strict=True)) == {(name, each) for name in QUANTITIES for each in (0, 1)}
     assert (rows["milliseconds_low"] <= rows["milliseconds"]).all() and (rows["milliseconds"] > 0).all()
-    assert len(summary(rows)) == len(QUANTITIES)
+    assert len(Spec(seq_len=64).summary(rows)) == len(QUANTITIES)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     specs = [layer.attn.spec for layer in model.base_model.layers]
     assert all((spec.prune_log_tolerance, spec.prune_tightly) == (-10.0, tightly) for spec in specs)

@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from eval.gate_maps import Spec, measure
+from eval.gate_maps import measure
 from eval.gate_maps.measure import half_life, maps, median_decay
+from eval.gate_maps.spec import Spec
 from eval.shell.context import Context
 from models.build import build_model
 from models.forgetting_transformer.module import decay_time_bias
@@ -118,8 +119,8 @@ def test_what_cannot_be_mapped_is_refused(tiny_fox, in_memory, bind, context):
         (foreign, {}, "forget gates"),
         (model, {"layers": (2,)}, "layer 2 does not exist: the model has layers 0 to 1"),
         (model, {"heads": (5,)}, "head 5 does not exist"),
-        (model, {"document": 10**6}, "document 1000000 does not exist"),
-        (model, {"seq_len": 10**6}, "exceeds the 2048 tokens"),
+        (model, {"document": 10**6}, "1000001 documents exceed the 6 held-out documents"),
+        (model, {"seq_len": 10**6}, "1000000 tokens exceed the 2048 tokens"),
     ):
         with pytest.raises(ValueError, match=message):
             measure.evaluate(in_memory(asked), bind(Spec(**{**small, **changes})), context)

@@ -17,13 +17,15 @@ import eval.throughput.measure
 from data.corpus import Corpus
 from data.plan import resolve
 from data.prepare import prepare
-from eval import needle, per_token_loss, throughput
 from eval.__main__ import main as eval_main
 from eval.job import main as job_main
-from eval.kinds import EVAL_SPEC, eval_id, kind_of
+from eval.kinds import EVAL_SPEC, eval_id
+from eval.needle import spec as needle
+from eval.per_token_loss import spec as per_token_loss
 from eval.shell import machine
 from eval.shell.hub import go_offline_if_unreachable
 from eval.shell.loading import Subject
+from eval.throughput import spec as throughput
 from results.store import read_rows
 from training import processor
 
@@ -52,7 +54,7 @@ def test_job_writes_validated_rows_and_skips_what_exists(make_run, corpus: Corpu
     assert job_main(arguments) == 0
     for spec in map(bind, (LOSS, NEEDLE)):
         rows, meta = read_rows(run / "evals" / f"{eval_id(spec)}.parquet")
-        assert list(rows.columns) == list(kind_of(spec).SCHEMA.columns)
+        assert list(rows.columns) == list(spec.SCHEMA.columns)
         assert (meta["run_id"], meta["model"], meta["scale"]) == (run.name.split("-")[-1], "fox_pro", "tiny")
         assert meta["spec"] == EVAL_SPEC.dump_python(spec, mode="json")
         assert meta["provenance"]["versions"]["torch"]
@@ -87,7 +89,7 @@ def test_when_one_fails_the_others_are_done(make_run, corpus, write, bind, capsy
     monkeypatch.setattr("eval.needle.measure.evaluate", broken)
     assert job_main(arguments) == 2
     error = capsys.readouterr().err
-    assert f"error: {eval_id(bind(too_many))}: num_documents 1000000 exceeds" in error
+    assert f"error: {eval_id(bind(too_many))}: 1000000 documents exceed the" in error
     assert f"error: {eval_id(bind(NEEDLE))}: an error that this program should not have made" in error
     assert "RuntimeError: a fault of ours" in error
     done = [file.name for file in (run / "evals").glob("*.parquet")]

@@ -8,26 +8,24 @@ from typing import get_args
 import pytest
 
 import eval as room
-from eval import (
-    attention_speed,
-    equal_logits,
-    gate_maps,
-    lm_eval,
-    longbench,
-    needle,
-    needle_recall,
-    parameters,
-    per_token_loss,
-    pruning,
-    recall,
-    ruler,
-    throughput,
-    training_curve,
-)
+from eval.attention_speed import spec as attention_speed
+from eval.equal_logits import spec as equal_logits
+from eval.gate_maps import spec as gate_maps
 from eval.job import Job
-from eval.kinds import EVAL_SPEC, KINDS, eval_id, kind_of, unread
-from eval.shell.kind import Kind, Needs, unbound
+from eval.kinds import EVAL_SPEC, KINDS, eval_id, unbound, unread
+from eval.lm_eval import spec as lm_eval
+from eval.longbench import spec as longbench
+from eval.needle import spec as needle
+from eval.needle_recall import spec as needle_recall
+from eval.parameters import spec as parameters
+from eval.per_token_loss import spec as per_token_loss
+from eval.pruning import spec as pruning
+from eval.recall import spec as recall
+from eval.ruler import spec as ruler
 from eval.shell.sources import Sources
+from eval.shell.spec import EvalSpec, Needs
+from eval.throughput import spec as throughput
+from eval.training_curve import spec as training_curve
 from training.command_line import arguments_of, parse
 
 SMALLEST = (
@@ -48,19 +46,26 @@ SMALLEST = (
 )
 
 
-def test_every_kind_is_found_by_name_and_offers_the_interface():
+def test_every_kind_is_a_folder_with_a_spec_and_a_measure():
     """`ls eval` shows an evaluation a name, besides the shell and the commands."""
     folder = Path(room.__path__[0])
     names = {path.stem for path in folder.iterdir() if path.suffix in ("", ".py") and not path.name.startswith("__")}
     assert names - {"shell", "kinds", "job"} == set(KINDS)
-    for name, kind in KINDS.items():
-        for member in (*Kind.__annotations__, *(m for m in vars(Kind) if not m.startswith("_"))):
-            assert hasattr(kind, member) or member == "fetch", (name, member)
-        assert (folder / name / "measure.py").is_file() or callable(kind.evaluate)
-        assert kind.NEEDS in get_args(Needs)
-        assert kind.Spec.kind == name
-        assert set(kind.SCHEMA.key) <= set(kind.SCHEMA.columns)
-    assert [kind_of(spec).Spec for spec in SMALLEST] == [kind.Spec for kind in KINDS.values()]
+    for name, spec in KINDS.items():
+        assert (folder / name / "__init__.py").read_text() == ""
+        assert (folder / name / "measure.py").is_file()
+        assert issubclass(spec, EvalSpec) and spec.kind == name
+        assert spec.NEEDS in get_args(Needs)
+        assert set(spec.SCHEMA.key) <= set(spec.SCHEMA.columns)
+        assert spec.summary is not EvalSpec.summary
+    assert [type(spec) for spec in SMALLEST] == list(KINDS.values())
+
+
+def test_nothing_but_fields_is_part_of_an_identity():
+    """What a spec owns besides (SCHEMA, NEEDS, methods) may change without renaming what was computed."""
+    for spec in SMALLEST:
+        assert set(EVAL_SPEC.dump_python(spec)) == {field.name for field in fields(spec)}
+        assert not {"SCHEMA", "NEEDS"} & {field.name for field in fields(spec)}
 
 
 @pytest.mark.parametrize("spec", SMALLEST, ids=lambda spec: spec.kind)
@@ -108,19 +113,19 @@ def test_costs_follow_the_work(tiny_fox):
     """In FLOPs: twice the documents, twice the cost; a training step three forward passes; metrics nothing."""
     model = tiny_fox()
     loss, two = per_token_loss.Spec(context_len=128, num_documents=2), per_token_loss.Spec(context_len=128, num_documents=4)
-    assert per_token_loss.flops(two, model) == 2 * per_token_loss.flops(loss, model) == 4 * 128 * model_flops(model, 128)
+    assert two.flops(model) == 2 * loss.flops(model) == 4 * 128 * model_flops(model, 128)
     timing = throughput.Spec(seq_len=128, batch_size=3, warmup=1, repeats=4)
-    assert throughput.flops(timing, model) == 3 * 3 * 5 * 128 * model_flops(model, 128)
+    assert timing.flops(model) == 3 * 3 * 5 * 128 * model_flops(model, 128)
     grid = needle.Spec(lengths=(400, 500), depths=(0.0, 50.0), max_new_tokens=20)
-    assert needle.flops(grid, model) == 2 * (420 * model_flops(model, 400) + 520 * model_flops(model, 500))
+    assert grid.flops(model) == 2 * (420 * model_flops(model, 400) + 520 * model_flops(model, 500))
     recall = needle_recall.Spec(lengths=(400,), depths=(0.0, 50.0), samples_per_cell=5)
-    assert needle_recall.flops(recall, model) == 5 * 3 * 400 * model_flops(model, 400)
-    assert training_curve.flops(training_curve.Spec(), model) == 0
-    assert gate_maps.flops(gate_maps.Spec(), model) == 2 * 16384 * model_flops(model, 16384)
+    assert recall.flops(model) == 5 * 3 * 400 * model_flops(model, 400)
+    assert training_curve.Spec().flops(model) == 0
+    assert gate_maps.Spec().flops(model) == 2 * 16384 * model_flops(model, 16384)
     few, all_of_it = longbench.Spec(tasks=("trec",), max_examples=7, max_prompt_tokens=300), longbench.Spec(tasks=("trec",))
-    assert longbench.flops(few, model) == 7 * (300 + 64) * model_flops(model, 300)
-    assert longbench.flops(all_of_it, model) == 200 * (15500 + 64) * model_flops(model, 15500)
-    assert lm_eval.flops(lm_eval.Spec(tasks=("copa",), limit=10), model) == 10 * 40 * model_flops(model, 512)
+    assert few.flops(model) == 7 * (300 + 64) * model_flops(model, 300)
+    assert all_of_it.flops(model) == 200 * (15500 + 64) * model_flops(model, 15500)
+    assert lm_eval.Spec(tasks=("copa",), limit=10).flops(model) == 10 * 40 * model_flops(model, 512)
 
 
 def model_flops(model, seq_len: int) -> int:

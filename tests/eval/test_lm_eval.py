@@ -13,10 +13,10 @@ from lm_eval.tasks import TaskManager
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from eval import lm_eval
-from eval.lm_eval import TASKS, Spec, measure, task_files
+from eval.lm_eval import measure, task_files
 from eval.lm_eval.harness import HarnessModel
-from eval.longbench import TASKS as LONGBENCH_TASKS
+from eval.lm_eval.spec import TASKS, Spec
+from eval.longbench.spec import TASKS as LONGBENCH_TASKS
 from eval.shell.context import Context
 from eval.shell.partial import Partial
 from eval.shell.sources import Sources
@@ -82,7 +82,7 @@ def test_scores_of_a_uniform_model_by_hand(corpus, bind, in_memory, tasks):
     codec = TextCodec(corpus.tokenizer)
     spec = bind(Spec(tasks=("pick", "read"), max_length=256, batch_size=2), include_path=tasks)
     rows = measure.evaluate(in_memory(Uniform(), codec), spec, Context(sources=Sources(include_path=tasks)))
-    assert lm_eval.summary(rows)[0].startswith("  pick acc: 66.67 +- 33.33 of 100")
+    assert spec.summary(rows)[0].startswith("  pick acc: 66.67 +- 33.33 of 100")
     value = rows.set_index(["task", "metric"])["value"]
     assert value["pick", "acc"] == pytest.approx(200 / 3)
     tokens = len(codec.encode("the river was quiet in the morning"))

@@ -168,7 +168,7 @@ def test_flas_models_go_through_every_evaluation(gla, corpus, tmp_path, monkeypa
         assert eval_main([name, "--model", str(gla), *corpus_option, *options]) == 0, capsys.readouterr().err
     source = ["--model", str(gla), "--corpus", str(corpus.folder)]
     assert eval_main(["gate_maps", *source, "--seq-len", "64", "--distance", "8"]) == 2
-    assert "gate maps need a model with forget gates" in capsys.readouterr().err
+    assert "GLAForCausalLM has no forget gates: choose a FoX" in capsys.readouterr().err
     assert len(list(tmp_path.glob("gla-*.parquet"))) == 7
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from eval import longbench
-from eval.longbench import TASKS, Spec, measure
+from eval.longbench import measure
+from eval.longbench import spec as longbench
 from eval.longbench.measure import first_line, load_examples, prompt_ids, score, tasks
+from eval.longbench.spec import TASKS, Spec
 from eval.shell import generation
 from eval.shell.context import Context
 from eval.shell.partial import Partial
@@ -178,7 +179,7 @@ def test_fixture_in_the_real_format_gives_the_scores_worked_out_by_hand(
     assert rows["metric"].tolist() == ["qa_f1", "qa_f1", "code_edit_similarity", "classification"]
     assert rows["score"].tolist() == pytest.approx(expected)
     assert rows["prediction"][0] == "\nThe Paris city\nParis, France"
-    assert longbench.summary(rows)[0] == f"  hotpotqa: {sum(expected[:2]) / 2:.2f} of 100"
+    assert spec.summary(rows)[0] == f"  hotpotqa: {sum(expected[:2]) / 2:.2f} of 100"
 
 
 def test_resumed_midway_gives_identical_rows(fixture_folder, corpus, bind, in_memory, tmp_path, monkeypatch):

@@ -21,15 +21,15 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from data.json_escape import json_escape
 from data.tokenizer import Tokenizer, train_bpe
-from eval import needle
-from eval.needle import Spec, measure
+from eval.kinds import eval_id
+from eval.needle import measure
 from eval.needle.haystack import document, folder_text, full_stops, haystack_ids, insertion_point
 from eval.needle.match import exact_match, fuzzy_match, match_score
 from eval.needle.measure import build_cells
 from eval.needle.passkey import passkey
+from eval.needle.spec import Spec
 from eval.needle.wording import DEFAULT_WORDING, Wording
 from eval.shell.context import Context
-from eval.shell.kind import eval_id
 from eval.shell.partial import Partial
 from eval.shell.sources import Sources
 from eval.shell.text import TextCodec, heldout_texts
@@ -195,7 +195,7 @@ def test_a_model_that_copies_scores_10_and_a_random_one_1(mode, corpus, bind, in
     config = LlamaConfig(vocab_size=512, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
     rows = measure.evaluate(in_memory(LlamaForCausalLM(config).eval(), codec), spec, Context(corpus=corpus))
     assert (rows["score"] == 1).all()
-    assert needle.summary(rows)[0].endswith("mean score 1.00 of 1 to 10, the floor")
+    assert Spec().summary(rows)[0].endswith("mean score 1.00 of 1 to 10, the floor")
 
 
 def test_resumed_midway_gives_identical_rows(corpus, bind, in_memory, tmp_path, monkeypatch):
@@ -386,14 +386,14 @@ def test_what_cannot_be_a_cell_is_refused(codecs, corpus, bind):
 
 def test_what_can_be_known_before_training(make_spec):
     run = make_spec()
-    needle.check(Spec(mode="easy", lengths=(600,), reserve=140), run, None)
+    Spec(mode="easy", lengths=(600,), reserve=140).check(run, None)
     for changes, message in (
         ({"reserve": 60}, "more than the 60 reserved: prompts would be longer than their cell"),
         ({"lengths": (250,), "reserve": 200}, "length 250 may leave as few as 0 tokens of haystack; the shortest"),
     ):
         with pytest.raises(ValueError, match=message):
-            needle.check(Spec(**{"mode": "easy", "lengths": (600,), "reserve": 140, **changes}), run, None)
-    needle.check(Spec(mode="passkey", lengths=(100,)), run, None)  # counts its lines exactly
+            Spec(**{"mode": "easy", "lengths": (600,), "reserve": 140, **changes}).check(run, None)
+    Spec(mode="passkey", lengths=(100,)).check(run, None)  # counts its lines exactly
 
 
 def test_estimates_are_from_above(codecs):
@@ -405,7 +405,7 @@ def test_estimates_are_from_above(codecs):
 
 def fits(reserve: int, tokenizer: str) -> bool:
     try:
-        needle.check_cells(Spec(lengths=(10_000,), reserve=reserve), [WORDING], tokenizer)
+        Spec(lengths=(10_000,), reserve=reserve).check_cells([WORDING], tokenizer)
     except ValueError:
         return False
     return True

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from eval import needle_recall
 from eval.needle.wording import read_facts
-from eval.needle_recall import Spec, measure
+from eval.needle_recall import measure
+from eval.needle_recall.spec import Spec
 from eval.shell.context import Context
 from eval.shell.partial import Partial
 from eval.shell.text import TextCodec
@@ -88,7 +88,7 @@ def test_equals_plain_log_probabilities(corpus, bind, in_memory):
         assert row["num_tokens"] == len(codec.encode(f" {fact.expected}"))
         for text in asked:
             assert len(codec.encode(text.split(fact.query)[0])) == row["length"] - 80
-    assert "nats of 0 (none) to" in needle_recall.summary(rows)[0]
+    assert "nats of 0 (none) to" in GRID.summary(rows)[0]
 
 
 def logprob(model, codec: TextCodec, text: str, query: str, answer: str) -> float:
@@ -112,9 +112,9 @@ def test_resumed_midway_gives_identical_rows(corpus, bind, in_memory, tmp_path):
 
 def test_what_does_not_fit_is_refused(make_spec, corpus, bind, in_memory):
     run = make_spec()
-    needle_recall.check(replace(GRID, lengths=(300,)), run, None)
+    replace(GRID, lengths=(300,)).check(run, None)
     with pytest.raises(ValueError, match="raise the reserve"):
-        needle_recall.check(replace(GRID, reserve=20), run, None)
+        replace(GRID, reserve=20).check(run, None)
     with pytest.raises(ValueError, match="leaves nothing after the 80 reserved tokens"):
         replace(GRID, lengths=(80,))
     other = replace(bind(GRID), wording="0123")

@@ -1,7 +1,7 @@
 """Parameters as rows: they are the model's own, and count as the paper counts."""
 
-from eval import parameters
-from eval.parameters import counted
+from eval.parameters import measure
+from eval.parameters.spec import Spec, counted
 from models.build import build_model
 from models.spec import Mamba2Spec
 
@@ -13,10 +13,10 @@ def test_every_parameter_is_a_row_and_the_count_is_the_papers(tiny_fox, in_memor
         Mamba2Spec(vocab_size=512, hidden_size=64, num_layers=2),
     ):
         model = build_model(spec)
-        rows = parameters.evaluate(in_memory(model), parameters.Spec(), context)
+        rows = measure.evaluate(in_memory(model), Spec(), context)
         assert counted(rows) == spec.num_params
         assert rows["count"].sum() == sum(parameter.numel() for parameter in model.parameters())
-        parameters.SCHEMA.validate(rows)
-    rows = parameters.evaluate(in_memory(build_model(tiny_fox())), parameters.Spec(), context).set_index("name")
+        Spec.SCHEMA.validate(rows)
+    rows = measure.evaluate(in_memory(build_model(tiny_fox())), Spec(), context).set_index("name")
     assert rows.loc["layers.0.attn.k_proj.shift_proj.weight"].to_dict() == {"module": "Linear", "shape": "2 x 64", "count": 128}
     assert rows.loc["layers.1.attn.q_norm.weight", "module"] == "HeadNorm"

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from data.corpus import Corpus
-from eval import per_token_loss
-from eval.per_token_loss import Spec, measure
+from eval.per_token_loss import measure
+from eval.per_token_loss.spec import Spec
 from eval.shell.context import Context
 from eval.shell.partial import Partial
 from models.build import build_model
@@ -41,7 +41,7 @@ def plain(model: torch.nn.Module, corpus: Corpus, spec: Spec) -> np.ndarray:
 def test_equals_plain_computation(name, tiny_fox, in_memory, bind, corpus, context):
     torch.manual_seed(0)
     model = llama() if name == "llama" else build_model(tiny_fox()).eval()
-    rows = per_token_loss.SCHEMA.validate(measure.evaluate(in_memory(model), bind(SPEC), context))
+    rows = SPEC.SCHEMA.validate(measure.evaluate(in_memory(model), bind(SPEC), context))
     expected = plain(model, corpus, SPEC)
     curve = rows[rows["document"] == -1]
     assert curve["position"].tolist() == list(range(1, 301))
@@ -61,7 +61,7 @@ def test_equals_plain_computation(name, tiny_fox, in_memory, bind, corpus, conte
     share = counts[counts > 0] / counts.sum()
     assert context.extras["unigram_entropy"] == pytest.approx(-(share * np.log(share)).sum())
     perplexity = np.exp(expected.mean(0)[:128].mean())
-    assert per_token_loss.summary(rows)[0] == f"  perplexity of the first 128 tokens: {perplexity:.3f} (1 is perfect)"
+    assert SPEC.summary(rows)[0] == f"  perplexity of the first 128 tokens: {perplexity:.3f} (1 is perfect)"
 
 
 def test_fewer_positions_than_bands(in_memory, bind, context):
@@ -123,16 +123,16 @@ def test_bf16_is_autocast(in_memory, bind, tiny_fox, context):
 def test_what_does_not_fit_is_refused(in_memory, bind, make_spec, corpus, context):
     documents, length = corpus.heldout.shape
     for changes, message in (
-        ({"num_documents": documents + 1}, f"exceeds the {documents} held-out documents"),
-        ({"context_len": length + 1}, f"exceeds the {length} tokens"),
+        ({"num_documents": documents + 1}, f"{documents + 1} documents exceed the {documents} held-out documents"),
+        ({"context_len": length + 1}, f"{length + 1} tokens exceed the {length} tokens"),
     ):
         spec = bind(Spec(**{"context_len": 64, "num_documents": 1, **changes}))
         with pytest.raises(ValueError, match=message):
             measure.evaluate(in_memory(llama()), spec, context)
         with pytest.raises(ValueError, match=message):
-            per_token_loss.check(spec, make_spec(), corpus.counts)
-    per_token_loss.check(bind(SPEC), make_spec(), corpus.counts)
-    per_token_loss.check(Spec(context_len=64, num_documents=10**6), make_spec(), None)  # LongCrawl64 does not say
+            spec.check(make_spec(), corpus.counts)
+    bind(SPEC).check(make_spec(), corpus.counts)
+    Spec(context_len=64, num_documents=10**6).check(make_spec(), None)  # LongCrawl64 does not say
     short = GPT2LMHeadModel(GPT2Config(vocab_size=512, n_embd=32, n_layer=1, n_head=2, n_positions=64)).eval()
     with pytest.raises(ValueError, match="300 tokens are more than the 64 positions that the model has learned; lower"):
         measure.evaluate(in_memory(short), bind(SPEC), context)

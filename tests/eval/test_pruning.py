@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from eval.pruning import Spec, measure
+from eval.attention_speed.spec import Spec as AttentionSpeed
+from eval.pruning import measure
+from eval.pruning.spec import Spec
 from eval.shell.context import Context
 from kernels.forgetting_attention import pruning_threshold
 from models.build import build_model
@@ -95,11 +97,9 @@ def test_what_cannot_be_pruned_is_refused(tiny_fox, in_memory, bind, context, ma
     ungated = tiny_fox(forget_gate="none")
     with pytest.raises(ValueError, match="forget gates"):
         measure.evaluate(in_memory(build_model(ungated)), bind(Spec(**SMALL)), context)
-    from eval import attention_speed, pruning
-
-    for kind, spec in ((pruning, Spec(**SMALL)), (attention_speed, attention_speed.Spec(seq_len=64))):
-        with pytest.raises(ValueError, match=r"forget gates .*fox_pro has none"):
-            kind.check(spec, make_spec(ungated), None)
+    for spec in (Spec(**SMALL), AttentionSpeed(seq_len=64)):
+        with pytest.raises(ValueError, match="fox_pro has no forget gates: choose a FoX"):
+            spec.check(make_spec(ungated), None)
     with pytest.raises(ValueError, match="decoded_tokens 64 must be below"):
         Spec(context_len=64, decoded_tokens=64)
     with pytest.raises(ValueError, match="--corpus"):

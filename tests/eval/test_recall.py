@@ -8,9 +8,10 @@ import torch
 
 from data.recall import RecallTask
 from data.spec import DataSpec
-from eval import equal_logits, recall
 from eval.equal_logits import measure as weights
+from eval.equal_logits import spec as equal_logits
 from eval.recall import measure
+from eval.recall import spec as recall
 from eval.shell.context import Context
 from eval.shell.sources import Sources
 from models.build import build_model
@@ -55,23 +56,23 @@ def make_spec(tiny_fox):
 
 
 def test_answers_are_counted(make_spec):
-    spec = recall.bound(recall.Spec(num_sequences=50), DATA, Sources(), "fp32", "cpu")
+    spec = recall.Spec(num_sequences=50).bound(DATA, Sources(), "fp32", "cpu")
     assert (spec.seq_len, spec.corpus) == (TASK.seq_len, DATA.fingerprint)
     rows = measure.evaluate(loaded(make_spec, Reader(last=True)), spec, Context())
-    recall.SCHEMA.validate(rows)
+    recall.Spec.SCHEMA.validate(rows)
     assert (rows["num_correct"] == 8).all() and (rows["num_stale"] == 0).all() and (rows["num_queries"] == 8).all()
     rows = measure.evaluate(loaded(make_spec, Reader(last=False)), spec, Context())
     assert 0.2 < rows["num_correct"].sum() / 400 < 0.7, "of keys that were assigned once, and by chance"
     assert (rows["num_stale"] == 8 - rows["num_correct"]).all()
-    assert "of 400 queries answered" in recall.summary(rows)[0]
+    assert "of 400 queries answered" in spec.summary(rows)[0]
 
 
 def test_only_runs_of_the_task_are_asked(make_spec, corpus, tiny_fox, bind):
     run = make_spec(DATA)
     text = SimpleNamespace(name="fox_pro", data=corpus.spec)
-    recall.check(recall.Spec(), run, None)
+    recall.Spec().check(run, None)
     with pytest.raises(ValueError, match="fox_pro was trained on text"):
-        recall.check(recall.Spec(), text, None)
+        recall.Spec().check(text, None)
     with pytest.raises(ValueError, match="which fox_pro was not trained on"):
         measure.evaluate(loaded(make_spec, Reader(last=True)), bind(recall.Spec()), Context())
 
@@ -86,7 +87,7 @@ def test_weights_of_equal_logits(tiny_fox, kind):
     model = build_model(tiny_fox(**changes)).eval()
     subject = SimpleNamespace(run=None, model=kind)
     rows = weights.evaluate(SimpleNamespace(subject=subject, fresh=lambda: model), equal_logits.Spec(), Context())
-    equal_logits.SCHEMA.validate(rows)
+    equal_logits.Spec.SCHEMA.validate(rows)
     by_head = rows.pivot(index="head", columns="distance", values="weight").to_numpy()
     distance = np.arange(32)
     if kind == "stick_breaking":
@@ -101,5 +102,5 @@ def test_weights_of_equal_logits(tiny_fox, kind):
 
 def test_equal_logits_need_attention():
     run = SimpleNamespace(name="mamba2", model=SimpleNamespace(kind="mamba2"))
-    with pytest.raises(ValueError, match="mamba2 is none"):
-        equal_logits.check(equal_logits.Spec(), run, None)
+    with pytest.raises(ValueError, match="mamba2 is no attention model"):
+        equal_logits.Spec().check(run, None)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from eval.ruler import TASKS, Spec, measure
+from eval.ruler import measure
+from eval.ruler.spec import TASKS, Spec
 from eval.shell.context import Context
 from eval.shell.text import TextCodec, heldout_texts
 from models.build import build_model

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from eval import throughput
 from eval.kinds import eval_id
 from eval.shell.context import Context
 from eval.shell.loading import Loaded, Subject
-from eval.throughput import Spec, measure
+from eval.throughput import measure
+from eval.throughput.spec import Spec
 from models.build import build_model, spec_of
 from models.count import num_params
 from training.step import Stepper, build_stepper
@@ -37,7 +37,7 @@ def test_rows_follow_the_clock_and_weights_stay(mode, pruned, tiny_fox, bind, in
     context = Context()
     if mode == "generate":
         monkeypatch.setattr(measure, "_time_generation", lambda *a: (1.0, 1.0 + np.array([1.0, 2.0, 3.0, 4.0, 5.0])))
-    (row,) = throughput.SCHEMA.validate(measure.evaluate(in_memory(model), spec, context)).to_dict("records")
+    (row,) = Spec.SCHEMA.validate(measure.evaluate(in_memory(model), spec, context)).to_dict("records")
     flops = spec_of(model).flops_per_token(64)
     tokens = 128 if mode == "train" else 2 * 4
     rates = np.quantile(tokens / np.array([1.0, 2.0, 3.0, 4.0, 5.0]), (0.2, 0.5, 0.8))
@@ -62,7 +62,7 @@ def test_steps_alternate_with_those_of_the_model_beside(tiny_fox, bind, in_memor
     spec = bind(Spec(seq_len=32, warmup=1, beside=tiny_fox(vocab_size=1, use_rope=True)))
     assert spec.beside == tiny_fox(use_rope=True), "the corpus's vocabulary"
     assert eval_id(spec) != eval_id(replace(spec, beside=None))
-    (row,) = throughput.SCHEMA.validate(measure.evaluate(in_memory(model), spec, Context())).to_dict("records")
+    (row,) = Spec.SCHEMA.validate(measure.evaluate(in_memory(model), spec, Context())).to_dict("records")
     assert [row[f"relative{name}"] for name in ("_low", "", "_high")] == [2.0, 2.0, 2.0]
     assert row["tokens_per_s"] == 32 / 1.5
     monkeypatch.undo()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from eval import training_curve
 from eval.__main__ import main as eval_main
+from eval.training_curve import spec as training_curve
 from results.store import read_rows
 from training.metrics import MetricsWriter
 
@@ -42,7 +42,7 @@ def test_a_plan_needs_no_torch_for_it(make_run):
     run = make_run()
     write_metrics(run, range(1, 11))
     code = "import sys; from eval.__main__ import main; code = main(); sys.exit(code or 3 * ('torch' in sys.modules))"
-    root = Path(training_curve.__file__).parents[1]
+    root = Path(training_curve.__file__).parents[2]
     command = [sys.executable, "-c", code, "training_curve", "--model", str(run)]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -68,6 +68,6 @@ def test_unfinished_and_adopted_runs(make_run, make_spec, capsys):
     adopted = make_run(weights="0123")
     assert eval_main(["training_curve", "--model", str(adopted)]) == 2
     assert "the run was trained elsewhere" in capsys.readouterr().err
-    training_curve.check(SPEC, make_spec(), None)
+    SPEC.check(make_spec(), None)
     with pytest.raises(ValueError, match="was trained elsewhere"):
-        training_curve.check(SPEC, make_spec(weights="0123"), None)
+        SPEC.check(make_spec(weights="0123"), None)

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from eval.kinds import EVAL_SPEC, eval_id, kind_of
+from eval.kinds import EVAL_SPEC, eval_id
 from experiments.plan import Run
 from results.store import write_rows
 from training import manifest
@@ -62,4 +62,4 @@ def _write(run: Run, spec, rows: pd.DataFrame) -> None:
         "eval_id": eval_id(spec), "spec": EVAL_SPEC.dump_python(spec, mode="json"), "created": "2026-01-01T00:00:00+00:00",
         "provenance": START, "extras": {},
     }  # fmt: skip
-    write_rows(run.eval_file(spec), rows, meta, kind_of(spec).SCHEMA)
+    write_rows(run.eval_file(spec), rows, meta, spec.SCHEMA)

@@ -13,7 +13,7 @@ from rich.console import Console
 from analysis.study import Line, write_lines
 from data.spec import DataSpec
 from eval.job import Job
-from eval.kinds import eval_id, kind_of
+from eval.kinds import eval_id
 from eval.shell.sources import UserData
 from experiments import graph
 from experiments.artefact import MAIN, artefacts, chosen
@@ -261,7 +261,7 @@ def test_evaluations_hold_what_they_read(asked):
     plan = make_plan(asked)
     for run in plan.runs.values():
         for spec in run.evals:
-            if kind_of(spec).NEEDS == "weights":
+            if spec.NEEDS == "weights":
                 assert run.spec.data.fingerprint in str(spec), spec
 
 

@@ -1,0 +1,71 @@
+"""Attention speed (ACP): times with and without adaptive computation pruning.
+
+What pruning saves is in the gates that a model has learned and in the text, so fresh weights or random tokens would not do.
+`attention_forward` and `attention` (forward + backward) are sums over the layers of what each is given in a pass over the text;
+`step` is forward, backward and optimiser. Comparable on one machine, as ratios.
+"""
+
+from dataclasses import replace
+from typing import Literal, Self
+
+import pandas as pd
+from pydantic.dataclasses import dataclass
+
+from data.corpus import Counts
+from data.spec import DataSpec
+from eval.shell.heldout import HeldoutSpec, check_gates
+from eval.shell.sources import UserData
+from eval.shell.spec import Content, NonNegativeInt, Precision
+from models.spec import STRICT, ModelSpec, PositiveInt
+from results.schema import Schema, integer, number, text
+from training.spec import RunSpec
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Spec(HeldoutSpec):
+    """Time of attention and of training steps with and without adaptive computation pruning, of a trained FoX (ACP)."""
+
+    kind: Literal["attention_speed"] = "attention_speed"
+    seq_len: PositiveInt
+    """Tokens of each document."""
+    batch_size: PositiveInt = 1
+    """First documents of the held-out split."""
+    warmup: NonNegativeInt = 2
+    """Repeats that do not count."""
+    repeats: PositiveInt = 5
+    log_tolerance: float = -10.0
+    """log(eps) of the pruning."""
+    machine: Content = None
+    """GPU, or CPU and its cores."""
+
+    SCHEMA = Schema(
+        {
+            "quantity": text(("attention_forward", "attention", "step")),
+            "pruned": integer(0, 1),
+            "milliseconds": number(0),  # median
+            "milliseconds_low": number(0),  # 20% and 80% quantiles over the repeats
+            "milliseconds_high": number(0),
+            "tokens": integer(1),
+            "machine": text(),
+        },
+        key=("quantity", "pruned"),
+    )
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        return self.batch_size, self.seq_len
+
+    def bound(self, corpus: DataSpec | None, sources: UserData, precision: Precision, machine: str) -> Self:
+        return replace(super().bound(corpus, sources, precision, machine), machine=machine)
+
+    def check(self, run: RunSpec, counts: Counts | None) -> None:
+        super().check(run, counts)
+        check_gates(run)
+
+    def flops(self, model: ModelSpec) -> float:
+        passes = 2 * (self.warmup + self.repeats) * 3
+        return passes * self.batch_size * self.seq_len * model.flops_per_token(self.seq_len)
+
+    def summary(self, rows: pd.DataFrame) -> list[str]:
+        times = rows.pivot(index="quantity", columns="pruned", values="milliseconds")
+        return [f"  {quantity}: {each[0]:.2f} ms, pruned {each[1]:.2f} ms" for quantity, each in times.iterrows()]

@@ -1,0 +1,49 @@
+"""Equal logits: the bias towards recent keys that is built in.
+
+The first layer of a fresh model is asked with zeros for input, so that every logit is 0; the values are the rows of an identity
+matrix, so that the output of the last query is its weights. With equal logits z stick-breaking gives the key at distance d
+sigmoid(z) (1 - sigmoid(z))^(d - 1); softmax alone gives every key the same.
+"""
+
+from dataclasses import replace
+from typing import Literal, Self
+
+import pandas as pd
+from pydantic.dataclasses import dataclass
+
+from data.corpus import Counts
+from data.spec import DataSpec
+from eval.shell.sources import UserData
+from eval.shell.spec import EvalSpec, Precision
+from models.spec import STRICT, ForgettingTransformerSpec, ModelSpec
+from results.schema import Schema, integer, number
+from training.spec import RunSpec
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Spec(EvalSpec):
+    """Weights of attention when all logits are equal, of the last of as many tokens as a head has channels."""
+
+    kind: Literal["equal_logits"] = "equal_logits"
+    precision: Precision | None = None
+    """Always fp32, which `bound` fills in."""
+
+    NEEDS = "spec"
+    SCHEMA = Schema(
+        {"head": integer(0), "distance": integer(0), "weight": number(0, 1)},  # distance 0: the query's own position
+        key=("head", "distance"),
+    )
+
+    def bound(self, corpus: DataSpec | None, sources: UserData, precision: Precision, machine: str) -> Self:
+        return replace(self, precision="fp32")
+
+    def check(self, run: RunSpec, counts: Counts | None) -> None:
+        if not isinstance(run.model, ForgettingTransformerSpec):
+            raise ValueError(f"{run.name} is no attention model, whose weights could be read: choose another model")
+
+    def flops(self, model: ModelSpec) -> float:
+        return 128 * model.flops_per_token(128)
+
+    def summary(self, rows: pd.DataFrame) -> list[str]:
+        near = rows[rows["distance"].between(0, 4)].groupby("distance")["weight"].mean()
+        return [f"  weight at distance {distance}, mean over heads: {weight:.4f} of 1" for distance, weight in near.items()]

@@ -1,0 +1,86 @@
+"""Gate maps of FoX (Fig. 3).
+
+Rows, layers and heads 0-based. Statistics (row = col = -1) of every head: half_life_tokens (distance at which the median of F
+over queries has fallen to a half), median_F (of F_{i, i - distance} over queries i), pruned_share (of the causal tiles of the
+attention kernel that pruning at log_tolerance would skip). Matrices of a few heads, lower triangle of cells of `extras["cell"]`
+tokens squared: "F" the mean and "A" the largest value of the pairs in a cell.
+"""
+
+from typing import Literal
+
+import pandas as pd
+from pydantic import model_validator
+from pydantic.dataclasses import dataclass
+
+from data.corpus import Counts
+from eval.shell.heldout import HeldoutSpec, check_gates
+from eval.shell.spec import NonNegativeInt
+from models.spec import STRICT, ForgettingTransformerSpec, ModelSpec, PositiveInt
+from results.schema import Schema, integer, number, text
+from training.spec import RunSpec
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Spec(HeldoutSpec):
+    """Forget gates of FoX on a real text: statistics of every head, and matrices F and A of a few (Fig. 3)."""
+
+    kind: Literal["gate_maps"] = "gate_maps"
+    seq_len: PositiveInt = 16384
+    """Tokens of the document."""
+    document: NonNegativeInt = 0
+    """Number of the held-out document, counted from 0."""
+    layers: tuple[NonNegativeInt, ...] = ()
+    """Layers whose heads may be drawn, counted from 0; none: all."""
+    heads: tuple[NonNegativeInt, ...] = ()
+    """Heads that may be drawn, counted from 0; none: all."""
+    num_maps: PositiveInt = 4
+    """Heads whose matrices are stored: the most local and the most global ones, half each, by median F."""
+    grid: PositiveInt = 256
+    """Side of the stored matrices."""
+    distance: PositiveInt = 1024
+    """Tokens back at which F is taken for its median (1024 in the suggested criterion)."""
+    log_tolerance: float = -10.0
+    """log(eps) of adaptive computation pruning."""
+
+    SCHEMA = Schema(
+        {
+            "layer": integer(0),
+            "head": integer(0),
+            "quantity": text(("half_life_tokens", "median_F", "pruned_share", "F", "A")),
+            "row": integer(-1),
+            "col": integer(-1),
+            "value": number(),
+        },
+        key=("layer", "head", "quantity", "row", "col"),
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "Spec":
+        if self.distance >= self.seq_len:
+            raise ValueError(f"distance {self.distance} must be below seq_len {self.seq_len}")
+        return self
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        return self.document + 1, self.seq_len
+
+    def check(self, run: RunSpec, counts: Counts | None) -> None:
+        super().check(run, counts)
+        check_gates(run)
+        assert isinstance(run.model, ForgettingTransformerSpec)
+        self.check_heads(run.model.num_layers, run.model.num_heads)
+
+    def check_heads(self, num_layers: int, num_heads: int) -> None:
+        """Raise ValueError for a layer or head that the model does not have."""
+        for what, asked, there in (("layer", self.layers, num_layers), ("head", self.heads, num_heads)):
+            missing = [index for index in sorted(asked) if index >= there]
+            if missing:
+                raise ValueError(f"{what} {missing[0]} does not exist: the model has {what}s 0 to {there - 1} (0-based)")
+
+    def flops(self, model: ModelSpec) -> float:
+        return 2 * self.seq_len * model.flops_per_token(self.seq_len)
+
+    def summary(self, rows: pd.DataFrame) -> list[str]:
+        table = rows[rows["row"] < 0].groupby("quantity", sort=False)["value"].median()
+        scales = {"median_F": " of 0 to 1", "pruned_share": " of 0 to 1", "half_life_tokens": " tokens"}
+        return [f"  {quantity}: median over heads {value:.4g}{scales[str(quantity)]}" for quantity, value in table.items()]

@@ -1,0 +1,139 @@
+"""LM evaluation harness (the package `lm_eval`), with its BOS policy in the open (Tables 1, 7, 8)."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, Self
+
+import pandas as pd
+from pydantic import model_validator
+from pydantic.dataclasses import dataclass
+
+from data.corpus import Counts
+from data.spec import DataSpec
+from eval.lm_eval.tasks import TABLE, TASKS
+from eval.shell.sources import UserData, checked, digest
+from eval.shell.spec import EvalSpec, Precision, PrecisionOption
+from eval.shell.stand_ins import EXAMPLES, check_stand_ins, fingerprint_in, stand_ins_of
+from models.spec import STRICT, ModelSpec, PositiveInt
+from results.schema import Schema, integer, number, text
+from training.spec import RunSpec
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Spec(EvalSpec):
+    """Zero-shot tasks of the LM evaluation harness, with its BOS policy in the open (Tables 1, 7, 8)."""
+
+    kind: Literal["lm_eval"] = "lm_eval"
+    tasks: tuple[str, ...] = TASKS
+    include: str = "harness"
+    """harness: its own tasks, data from the hub (or the folder given with --include-path, by its digest); local: stand-ins made
+    from the held-out text (of which version and corpus is filled in)."""
+    max_length: PositiveInt = 16384
+    """Tokens of a prompt with its answer; longer ones lose their beginning."""
+    batch_size: PositiveInt = 16
+    """Requests at a time."""
+    add_bos: bool = True
+    """Put BOS before every context (once)."""
+    limit: PositiveInt | None = None
+    """Examples per task; default: all."""
+    precision: PrecisionOption = None
+
+    SCHEMA = Schema(
+        {
+            "task": text(),
+            "metric": text(),
+            "value": number(),  # percent for accuracies, plain for perplexities
+            "stderr": number(0, nullable=True),  # in the same unit, NaN where unknown
+            "num_examples": integer(1),
+            "task_version": text(),
+            "harness_version": text(),
+            "batch_size": integer(1),
+            "add_bos": integer(0, 1),
+        },
+        key=("task", "metric"),
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "Spec":
+        if not self.tasks:
+            raise ValueError("name at least one lm-eval task")
+        if self.max_length < 2:
+            raise ValueError(f"max_length {self.max_length} must be at least 2")
+        unknown = sorted(set(self.tasks) - set(TASKS)) if self.include.startswith("local") else []
+        if unknown:
+            raise ValueError(f"there is no stand-in for task {', '.join(unknown)}; choose from {', '.join(TASKS)}")
+        return self
+
+    def reads(self) -> tuple[str, ...]:
+        if self.include == "harness":
+            return ("hub",)
+        return ("corpus",) if self.include.startswith("local") else ("include_path", "hub")
+
+    def bound(self, corpus: DataSpec | None, sources: UserData, precision: Precision, machine: str) -> Self:
+        include = self.include
+        if include == "local":
+            include = stand_ins_of(corpus)
+        else:
+            check_names(self.tasks, sources.include_path)
+            if include == "harness" and sources.include_path is not None:
+                include = digest(sources.include_path)
+        return replace(self, include=include, precision=self.precision or precision)
+
+    def folder(self, sources: UserData) -> Path | None:
+        """Return the folder of task files that the spec names; None: the harness's own."""
+        return None if self.include == "harness" else checked("include", self.include, sources.include_path, "--include-path")
+
+    def fetch(self, sources: UserData) -> None:
+        from eval.lm_eval.task_files import load_tasks, quiet
+
+        with quiet():
+            load_tasks(self.tasks, self.folder(sources))
+
+    def check(self, run: RunSpec, counts: Counts | None) -> None:
+        check_stand_ins(self.include, counts)
+
+    def flops(self, model: ModelSpec) -> float:
+        tokens = 0
+        for task in self.tasks:
+            known = TABLE.get(task, {"examples": 1000, "tokens": 200})
+            there = EXAMPLES if fingerprint_in(self.include) is not None else int(known["examples"])
+            tokens += min(there, self.limit or there) * int(known["tokens"])
+        return tokens * model.flops_per_token(min(self.max_length, 512))
+
+    def summary(self, rows: pd.DataFrame) -> list[str]:
+        lines = []
+        for row in rows.itertuples():
+            scale = "(1 is perfect)" if "perplexity" in str(row.metric) else "of 100"
+            lines.append(f"  {row.task} {row.metric}: {row.value:.2f} +- {row.stderr:.2f} {scale}")
+        return lines
+
+
+def check_names(names: tuple[str, ...], folder: Path | None) -> None:
+    """Raise ValueError for a task that the folder (or, if there is none, the harness) does not have.
+
+    The harness is asked only about unusual names: reading its thousands of files takes seconds.
+    """
+    if folder is not None:
+        missing = sorted(set(names) - _tasks_in(folder))
+        if missing:
+            raise ValueError(f"--include-path {folder} has no task file for {', '.join(missing)}")
+    elif not set(names) <= set(TASKS):
+        from eval.lm_eval import task_files
+
+        unknown = sorted(set(names) - set(task_files.harness_tasks().task_index))
+        if unknown:
+            raise ValueError(
+                f"task {', '.join(unknown)} is not known to lm-eval {task_files.HARNESS_VERSION}; a local task file goes in "
+                "with --include-path"
+            )
+
+
+def _tasks_in(folder: Path) -> set[str]:
+    """Return the names of the tasks and groups that YAML files of a folder define. ValueError where there are none."""
+    found: set[str] = set()
+    for path in folder.rglob("*.yaml"):
+        found |= set(re.findall(r"^(?:task|group|tag): *[\"']?([\w.-]+)", path.read_text(encoding="utf-8"), re.MULTILINE))
+    if not found:
+        raise ValueError(f"--include-path {folder} holds no lm-eval task file (*.yaml with `task:`)")
+    return found

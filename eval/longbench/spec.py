@@ -1,0 +1,128 @@
+"""LongBench: the 14 English tasks with the released evaluation's rules (Table 2)."""
+
+import csv
+import functools
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, Self
+
+import pandas as pd
+from pydantic import model_validator
+from pydantic.dataclasses import dataclass
+
+from data.corpus import Counts
+from data.spec import DataSpec
+from eval.shell.sources import UserData, digest
+from eval.shell.spec import EvalSpec, Precision, PrecisionOption
+from eval.shell.stand_ins import LONGBENCH_EXAMPLES, check_stand_ins, fingerprint_in, stand_ins_of
+from models.spec import STRICT, ModelSpec, PositiveInt
+from results.schema import Schema, integer, number, text
+from training.spec import RunSpec
+
+with open(Path(__file__).with_name("tasks.csv"), newline="") as _file:
+    TABLE = {line["task"]: line for line in csv.DictReader(_file)}
+"""By task: group, metric, max_new_tokens, and the number of examples in the public benchmark."""
+TASKS = tuple(TABLE)
+HUB_NAME = "THUDM/LongBench"
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Spec(EvalSpec):
+    """LongBench: the 14 English tasks with the released evaluation's rules (Table 2)."""
+
+    kind: Literal["longbench"] = "longbench"
+    tasks: tuple[str, ...] = TASKS
+    dataset: str = "hub"
+    """hub: THUDM/LongBench (or the folder given with --longbench, by its digest); local: stand-ins made from the held-out text
+    (of which version and corpus is filled in)."""
+    max_prompt_tokens: PositiveInt = 15500
+    """Tokens of a prompt; the middle of a longer one is left out."""
+    original_cut: bool = False
+    """Cut predictions to their first line only where the benchmark does (few-shot tasks), not everywhere."""
+    max_examples: PositiveInt | None = None
+    """Only the first so many of each task."""
+    max_new_tokens: PositiveInt | None = None
+    """Cap on the tasks' own limits."""
+    precision: PrecisionOption = None
+
+    SCHEMA = Schema(
+        {
+            "task": text(),
+            "metric": text(),
+            "example": integer(0),
+            "score": number(0, 100),  # best over the references, of the prediction's first line unless the spec says otherwise
+            "prediction": text(empty=True),
+        },
+        key=("task", "example"),
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "Spec":
+        unknown = sorted(set(self.tasks) - set(TASKS))
+        if unknown or not self.tasks:
+            raise ValueError(f"unknown LongBench task {', '.join(unknown)}; choose from {', '.join(TASKS)}")
+        if self.max_prompt_tokens < 2:
+            raise ValueError(f"max_prompt_tokens {self.max_prompt_tokens} must be at least 2 (a head and a tail)")
+        return self
+
+    def reads(self) -> tuple[str, ...]:
+        if self.dataset == "hub":
+            return ("hub",)
+        return ("corpus",) if self.dataset.startswith("local") else ("longbench",)
+
+    def bound(self, corpus: DataSpec | None, sources: UserData, precision: Precision, machine: str) -> Self:
+        dataset = self.dataset
+        if dataset == "local":
+            dataset = stand_ins_of(corpus)
+        elif dataset == "hub" and sources.longbench is not None:
+            dataset = digest(sources.longbench)
+            for task in self.tasks:
+                task_file(sources.longbench, task)
+        return replace(self, dataset=dataset, precision=self.precision or precision)
+
+    def fetch(self, sources: UserData) -> None:
+        hub_archive()
+
+    def check(self, run: RunSpec, counts: Counts | None) -> None:
+        check_stand_ins(self.dataset, counts)
+
+    def flops(self, model: ModelSpec) -> float:
+        total = 0.0
+        for task in self.tasks:
+            there = LONGBENCH_EXAMPLES if fingerprint_in(self.dataset) is not None else int(TABLE[task]["num_examples"])
+            new = min(int(TABLE[task]["max_new_tokens"]), self.max_new_tokens or 2**30)
+            tokens = min(there, self.max_examples or there) * (self.max_prompt_tokens + new)
+            total += tokens * model.flops_per_token(self.max_prompt_tokens)
+        return total
+
+    def summary(self, rows: pd.DataFrame) -> list[str]:
+        table = rows.groupby("task", sort=False)["score"].mean().round(2)
+        lines = [f"  {task}: {score:.2f} of 100" for task, score in table.items()]
+        return [*lines, f"  mean of tasks: {table.mean():.2f} of 100"]
+
+
+def hub_name(task: str) -> str:
+    """Return LongBench's own name of a task of the paper's table."""
+    return "repobench-p" if task == "repobench_p" else task
+
+
+def task_file(folder: Path, task: str) -> Path:
+    """Return the path of a task's data. ValueError where the folder lacks it."""
+    path = folder / f"{hub_name(task)}.jsonl"
+    if not path.is_file():
+        raise ValueError(f"{folder} has no {path.name}; it must hold one TASK.jsonl per LongBench task asked for")
+    return path
+
+
+@functools.cache
+def hub_archive() -> Path:
+    """Fetch the benchmark from the hub, or find it in the local cache. ValueError where it is in neither."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(HUB_NAME, "data.zip", repo_type="dataset"))
+    except Exception as error:  # the hub client raises many types
+        raise ValueError(
+            f"LongBench ({HUB_NAME}) is neither in the local cache nor to be had from the hub ({type(error).__name__}).\n"
+            "On a machine without internet name a folder with its TASK.jsonl files with --longbench."
+        ) from error

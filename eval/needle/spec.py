@@ -1,0 +1,161 @@
+"""Needle in a haystack (Fig. 4), and the grid of lengths and depths that evaluations with needles share."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Literal, Self
+
+import pandas as pd
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from data.corpus import Counts
+from data.spec import DataSpec
+from eval.needle.wording import DEFAULT_WORDING, Wording
+from eval.shell.sources import UserData, digest, fingerprint
+from eval.shell.spec import Content, EvalSpec, NonNegativeInt, Precision, PrecisionOption
+from models.spec import STRICT, ModelSpec, PositiveInt
+from results.schema import Schema, integer, number, text
+from training.spec import RunSpec
+
+Depth = Annotated[float, Field(ge=0, le=100, strict=False)]
+LEAST_HAYSTACK = 64
+"""Tokens of text around the needle that make a cell a test of retrieval at all."""
+
+
+def haystack_sources(name: str | None) -> tuple[str, ...]:
+    """Return the fields of Sources from which a bound spec reads its haystack `name`."""
+    return ("corpus",) if str(name).startswith("heldout") else ("haystack", "haystack_unsorted")
+
+
+def haystack_name(asked: str | None, corpus: DataSpec | None, sources: UserData) -> str:
+    """Return the name of a bound spec's haystack: held-out text of a corpus, or the digest of a folder."""
+    if asked != "heldout":
+        assert asked is not None
+        return asked
+    if sources.haystack is None:
+        return f"heldout:{fingerprint(corpus)}"
+    return digest(sources.haystack) + ("-unsorted" if sources.haystack_unsorted else "")
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Grid(EvalSpec):
+    """Fields that evaluations with needles share."""
+
+    mode: Literal["easy", "standard", "passkey"] = "standard"
+    """standard hides one sentence; easy hides question, answer marker and sentence; passkey hides key-value lines in a form of
+    its own, which small models can learn."""
+    lengths: tuple[PositiveInt, ...] = tuple(range(1000, 32001, 3100))
+    """Tokens of the prompts."""
+    depths: tuple[Depth, ...] = tuple(float(depth) for depth in range(0, 101, 10))
+    """Percent of the text before the needle."""
+    samples_per_cell: PositiveInt = 1
+    reserve: NonNegativeInt = 200
+    """Tokens of each length kept free for BOS and the query (passkey counts its query exactly and ignores it)."""
+    text: Content = "heldout"
+    """Held-out text (of a corpus, whose fingerprint `bound` adds), or the digest of the folder given with --haystack."""
+    wording: Content = None
+    """Digest of the file of the sentences."""
+    precision: PrecisionOption = None
+
+    @model_validator(mode="after")
+    def _check_grid(self) -> "Grid":
+        if not self.lengths or not self.depths:
+            raise ValueError("a needle grid needs at least one length and one depth")
+        if self.mode != "passkey" and min(self.lengths) <= self.reserve:
+            raise ValueError(
+                f"length {min(self.lengths)} leaves nothing after the {self.reserve} reserved tokens; "
+                "choose longer lengths or a smaller reserve"
+            )
+        return self
+
+    def reads(self) -> tuple[str, ...]:
+        return haystack_sources(self.text)
+
+    def check_cells(self, wordings: Sequence[Wording], tokenizer: str) -> None:
+        """Raise ValueError if a query may not fit into the reserve, or the shortest cell has no haystack worth the name.
+
+        Tokens are estimated from above, so that no tokeniser is needed: these texts have at least 3 bytes a token, 1.5 with a
+        vocabulary of a few thousand tokens (1.52 measured with 512).
+        """
+        small = tokenizer.startswith("bpe-") and int(tokenizer.removeprefix("bpe-")) < 8192
+        per_token = 1.0 if tokenizer == "bytes" else 1.5 if small else 3.0
+        query, needle = (int(max(len(words.encode()) for words in found) / per_token) + 1 for found in (
+            [wording.query for wording in wordings], [wording.hidden(self.mode) for wording in wordings]
+        ))  # fmt: skip
+        if query + 1 > self.reserve:
+            raise ValueError(
+                f"the query and BOS have up to {query + 1} tokens ({tokenizer}), more than the {self.reserve} reserved: "
+                "prompts would be longer than their cell; raise the reserve"
+            )
+        haystack = min(self.lengths) - self.reserve - needle
+        if haystack < LEAST_HAYSTACK:
+            raise ValueError(
+                f"length {min(self.lengths)} may leave as few as {max(haystack, 0)} tokens of haystack; the shortest for mode "
+                f"{self.mode!r} with {tokenizer} and a reserve of {self.reserve} is {self.reserve + needle + LEAST_HAYSTACK}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Spec(Grid):
+    """Needle in a haystack: a sentence in a long text, asked for at the end, over a grid of lengths and depths (Fig. 4)."""
+
+    kind: Literal["needle"] = "needle"
+    max_new_tokens: PositiveInt = 1024
+    """Tokens of an answer, which is generated greedily."""
+    num_keys: PositiveInt = 1
+    """Lines that passkey hides."""
+    judge: str | None = None
+    """Model name of an LLM judge; None scores by exact and fuzzy match."""
+
+    SCHEMA = Schema(
+        {
+            "mode": text(("easy", "standard", "passkey")),
+            "length": integer(1),
+            "depth": number(0, 100),
+            "sample": integer(0),
+            "score": number(1, 10),
+            "exact": number(0, 1),
+            "fuzzy": number(0, 1),
+            "scored_by": text(),  # "match", or the judge's name
+            "prediction": text(empty=True),
+        },
+        key=("mode", "length", "depth", "sample"),
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "Spec":
+        if self.num_keys > 1 and self.mode != "passkey":
+            raise ValueError(f"num_keys {self.num_keys} applies to mode 'passkey' only, not to {self.mode!r}")
+        if self.judge is not None and self.mode == "passkey":
+            raise ValueError("mode 'passkey' is scored by match; leave the judge out")
+        return self
+
+    def reads(self) -> tuple[str, ...]:
+        prompts = () if self.mode == "passkey" else ("prompts",)
+        return (*super().reads(), *prompts, *(() if self.judge is None else ("judge_url",)))
+
+    def bound(self, corpus: DataSpec | None, sources: UserData, precision: Precision, machine: str) -> Self:
+        wording = sources.prompts or DEFAULT_WORDING
+        Wording.read(wording)
+        return replace(
+            self,
+            text=haystack_name(self.text, corpus, sources),
+            wording="passkey" if self.mode == "passkey" else digest(wording),
+            precision=self.precision or precision,
+        )
+
+    def check(self, run: RunSpec, counts: Counts | None) -> None:
+        if self.mode != "passkey" and self.wording in (None, digest(DEFAULT_WORDING)):
+            self.check_cells([Wording.read(DEFAULT_WORDING)], run.data.tokenizer)
+
+    def flops(self, model: ModelSpec) -> float:
+        cells = len(self.depths) * self.samples_per_cell
+        new = min(self.max_new_tokens, 12) if self.mode == "passkey" else self.max_new_tokens
+        return sum(cells * (length + new) * model.flops_per_token(length) for length in self.lengths)
+
+    def summary(self, rows: pd.DataFrame) -> list[str]:
+        lines = []
+        for length, score in rows.groupby("length")["score"].mean().items():
+            place = ", the floor" if score == 1 else ", the ceiling" if score == 10 else ""
+            lines.append(f"  length {length}: mean score {score:.2f} of 1 to 10{place}")
+        return lines

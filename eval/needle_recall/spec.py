@@ -1,0 +1,64 @@
+"""Needle recall in nats: a score that has no floor.
+
+Each sample hides another of the sentences in eval/needle/facts.toml at another place of the haystack. `recall_nats` is
+log p(answer | text with the needle, question) - log p(answer | the same text without it, question), summed over the answer's
+tokens: 0 is no recall, -log p without the needle is perfect recall.
+"""
+
+from dataclasses import replace
+from typing import Literal, Self
+
+import pandas as pd
+from pydantic.dataclasses import dataclass
+
+from data.corpus import Counts
+from data.spec import DataSpec
+from eval.needle.spec import Grid, haystack_name
+from eval.needle.wording import FACTS, read_facts
+from eval.shell.sources import UserData, digest
+from eval.shell.spec import Precision
+from models.spec import STRICT, ModelSpec, PositiveInt
+from results.schema import Schema, integer, number, text
+from training.spec import RunSpec
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Spec(Grid):
+    """Needle recall in nats: how much likelier a hidden sentence makes the answer that it holds; no score that has a floor."""
+
+    kind: Literal["needle_recall"] = "needle_recall"
+    mode: Literal["easy", "standard"] = "standard"
+    samples_per_cell: PositiveInt = 20
+    """Needles per cell; beyond the 20 sentences they come again, at other places."""
+
+    SCHEMA = Schema(
+        {
+            "mode": text(("easy", "standard")),
+            "length": integer(1),
+            "depth": number(0, 100),
+            "sample": integer(0),
+            "logp_with": number(high=0),  # nats, of the whole answer
+            "logp_without": number(high=0),  # the same for all depths
+            "num_tokens": integer(1),  # of the answer
+            "recall_nats": number(),
+        },
+        key=("mode", "length", "depth", "sample"),
+    )
+
+    def bound(self, corpus: DataSpec | None, sources: UserData, precision: Precision, machine: str) -> Self:
+        text = haystack_name(self.text, corpus, sources)
+        return replace(self, text=text, wording=digest(FACTS), precision=self.precision or precision)
+
+    def check(self, run: RunSpec, counts: Counts | None) -> None:
+        self.check_cells(read_facts(), run.data.tokenizer)
+
+    def flops(self, model: ModelSpec) -> float:
+        prompts = self.samples_per_cell * (len(self.depths) + 1)
+        return sum(prompts * length * model.flops_per_token(length) for length in self.lengths)
+
+    def summary(self, rows: pd.DataFrame) -> list[str]:
+        table = rows.groupby("length")[["recall_nats", "logp_without"]].mean()
+        return [
+            f"  length {length}: mean recall {row['recall_nats']:.2f} nats of 0 (none) to {-row['logp_without']:.2f} (perfect)"
+            for length, row in table.iterrows()
+        ]

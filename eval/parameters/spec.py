@@ -1,0 +1,36 @@
+"""Parameters of a fresh model, one by one (Fig. 1, Table 4)."""
+
+from typing import Literal
+
+import pandas as pd
+from pydantic.dataclasses import dataclass
+
+from eval.shell.spec import EvalSpec
+from models.spec import STRICT
+from results.schema import Schema, integer, text
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Spec(EvalSpec):
+    """Every parameter of a model as the suite builds it, in the order of its modules (Fig. 1, Table 4)."""
+
+    kind: Literal["parameters"] = "parameters"
+
+    NEEDS = "spec"
+    SCHEMA = Schema(
+        {
+            "name": text(),  # "layers.0.attn.q_proj.weight"
+            "module": text(),  # class of the module that it belongs to
+            "shape": text(),  # "128 x 344"; a matrix maps the second size to the first
+            "count": integer(1),
+        },
+        key=("name",),
+    )
+
+    def summary(self, rows: pd.DataFrame) -> list[str]:
+        return [f"  {rows['count'].sum():,} parameters, {counted(rows):,} without the input embedding"]
+
+
+def counted(rows: pd.DataFrame) -> int:
+    """Return the parameters without the input embedding, but with the output head: the paper's count."""
+    return int(rows.loc[~rows["name"].str.startswith("embeddings"), "count"].sum())

@@ -1,0 +1,57 @@
+"""Recall: accuracy on the synthetic task that a run was trained on (data/recall.py).
+
+Rows: one a sequence, with how many of its queries were answered, and how many with a value that the key had been given earlier
+(`num_stale`). Guessing gives 1 / num_symbols.
+"""
+
+from dataclasses import replace
+from typing import Literal, Self
+
+import pandas as pd
+from pydantic.dataclasses import dataclass
+
+from data.corpus import Counts
+from data.spec import DataSpec
+from eval.shell.sources import UserData, fingerprint
+from eval.shell.spec import Content, EvalSpec, Precision, PrecisionOption
+from models.spec import STRICT, ModelSpec, PositiveInt
+from results.schema import Schema, integer
+from training.spec import RunSpec
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Spec(EvalSpec):
+    """Accuracy on the synthetic recall task that a run was trained on, over sequences that no training sees."""
+
+    kind: Literal["recall"] = "recall"
+    num_sequences: PositiveInt = 512
+    """Sequences; the largest logit counts at every query of them."""
+    seq_len: PositiveInt | None = None
+    """Length of the task, filled in."""
+    corpus: Content = None
+    """Fingerprint of the task."""
+    precision: PrecisionOption = None
+
+    SCHEMA = Schema(
+        {"sequence": integer(0), "num_queries": integer(1), "num_correct": integer(0), "num_stale": integer(0)},
+        key=("sequence",),
+    )
+
+    def bound(self, corpus: DataSpec | None, sources: UserData, precision: Precision, machine: str) -> Self:
+        length = None if corpus is None else corpus.document_len
+        return replace(self, corpus=fingerprint(corpus), seq_len=length, precision=self.precision or precision)
+
+    def check(self, run: RunSpec, counts: Counts | None) -> None:
+        if run.data.recall is None:
+            raise ValueError(f"recall is measured of runs that were trained on the recall task; {run.name} was trained on text")
+
+    def flops(self, model: ModelSpec) -> float:
+        assert self.seq_len is not None, "an unbound spec"
+        return self.num_sequences * self.seq_len * model.flops_per_token(self.seq_len)
+
+    def summary(self, rows: pd.DataFrame) -> list[str]:
+        queries = rows["num_queries"].sum()
+        return [
+            f"  {rows['num_correct'].sum() / queries:.4f} of {queries:,} queries answered (1 is perfect), "
+            f"{rows['num_stale'].sum() / queries:.4f} with an earlier value of the key"
+        ]

@@ -1,0 +1,81 @@
+"""RULER's single needles through the LM evaluation harness.
+
+A magic number (1 and 2) or UUID (3) of a key is hidden in a repeated sentence (1) or in text (2 and 3), and asked for. Frame
+and scoring are the harness's; its own makers of examples need packages and essays from the network, so examples are made here,
+of the same form: keys are of our own word lists, and the text is the held-out one unless --haystack names essays.
+"""
+
+from dataclasses import replace
+from typing import Literal, Self
+
+import pandas as pd
+from pydantic import model_validator
+from pydantic.dataclasses import dataclass
+
+from data.spec import DataSpec
+from eval.needle.spec import haystack_name, haystack_sources
+from eval.shell.sources import UserData
+from eval.shell.spec import EvalSpec, Precision, PrecisionOption
+from models.spec import STRICT, ModelSpec, PositiveInt
+from results.schema import Schema, integer, number
+from results.schema import text as text_column
+
+VERSION = 1
+"""Version of the maker of examples: raise it with whatever changes one."""
+Task = Literal["niah_single_1", "niah_single_2", "niah_single_3"]
+TASKS: tuple[Task, ...] = ("niah_single_1", "niah_single_2", "niah_single_3")
+CHOICES = 4
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Spec(EvalSpec):
+    """Single-needle tasks S-NIAH 1 to 3 of RULER (arXiv 2404.06654) through the LM evaluation harness, at several lengths."""
+
+    kind: Literal["ruler"] = "ruler"
+    tasks: tuple[Task, ...] = TASKS
+    lengths: tuple[PositiveInt, ...]
+    """Tokens, answer included."""
+    samples: PositiveInt = 500
+    """Examples of each task at each length."""
+    answers: Literal["generate", "choose"] = "generate"
+    """generate: look for the value in what is written, as RULER does; choose: take the likeliest of four values, in which
+    models too small to spell one differ (guessing gives a quarter)."""
+    max_new_tokens: PositiveInt = 128
+    text: str = "heldout"
+    """Held-out text (of a corpus, whose fingerprint is filled in), or the digest of the folder given with --haystack."""
+    version: PositiveInt = VERSION
+    """Version of the examples."""
+    precision: PrecisionOption = None
+
+    SCHEMA = Schema(
+        {
+            "task": text_column(TASKS),
+            "length": integer(1),
+            "value": number(0, 100),  # percent
+            "stderr": number(0, nullable=True),
+            "num_examples": integer(1),
+        },
+        key=("task", "length"),
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "Spec":
+        if not self.tasks or not self.lengths:
+            raise ValueError("name at least one task and one length")
+        if self.version != VERSION:
+            raise ValueError(f"version {self.version}: this suite makes examples of version {VERSION}; plan it again")
+        return self
+
+    def reads(self) -> tuple[str, ...]:
+        return haystack_sources(self.text)
+
+    def bound(self, corpus: DataSpec | None, sources: UserData, precision: Precision, machine: str) -> Self:
+        return replace(self, text=haystack_name(self.text, corpus, sources), precision=self.precision or precision)
+
+    def flops(self, model: ModelSpec) -> float:
+        each = CHOICES if self.answers == "choose" else 1
+        requests = each * len(self.tasks) * self.samples
+        return float(sum(requests * length * model.flops_per_token(length) for length in self.lengths))
+
+    def summary(self, rows: pd.DataFrame) -> list[str]:
+        return [f"  {row.task} at {row.length} tokens: {row.value:.1f} +- {row.stderr:.1f} of 100" for row in rows.itertuples()]

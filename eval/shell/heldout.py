@@ -1,0 +1,63 @@
+"""Evaluations that read tokens of held-out documents, from the first document on. Torch-free."""
+
+from dataclasses import replace
+from typing import Self
+
+from pydantic.dataclasses import dataclass
+
+from data.corpus import Corpus, Counts
+from data.spec import DataSpec
+from eval.shell.context import Context
+from eval.shell.loading import Loaded
+from eval.shell.sources import UserData, fingerprint
+from eval.shell.spec import Content, EvalSpec, Precision, PrecisionOption
+from models.spec import STRICT, ForgettingTransformerSpec
+from training.spec import RunSpec
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class HeldoutSpec(EvalSpec):
+    """Spec that names a corpus, and says with `extent` how much of its held-out split must be there."""
+
+    corpus: Content = None
+    """Fingerprint of the corpus."""
+    precision: PrecisionOption = None
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Number of documents, and tokens of each."""
+        raise NotImplementedError
+
+    def reads(self) -> tuple[str, ...]:
+        return ("corpus",)
+
+    def bound(self, corpus: DataSpec | None, sources: UserData, precision: Precision, machine: str) -> Self:
+        return replace(self, corpus=fingerprint(corpus), precision=self.precision or precision)
+
+    def check(self, run: RunSpec, counts: Counts | None) -> None:
+        self.check_extent(None if counts is None else counts.heldout_rows, run.data.document_len)
+
+    def check_extent(self, there: int | None, document_len: int) -> None:
+        """Raise ValueError where the held-out split has fewer documents (`there`; None: not known) or shorter ones."""
+        documents, length = self.extent
+        if there is not None and documents > there:
+            raise ValueError(f"{documents} documents exceed the {there} held-out documents of the corpus: ask for fewer")
+        if length > document_len:
+            raise ValueError(f"{length} tokens exceed the {document_len} tokens of the corpus's documents: ask for fewer")
+
+
+def open_heldout(spec: HeldoutSpec, loaded: Loaded, context: Context) -> Corpus:
+    """Open the corpus that a spec names.
+
+    ValueError: it is another one, has too few or too short documents, or token ids that mean something else to the model.
+    """
+    corpus = context.heldout(spec.corpus)
+    spec.check_extent(*corpus.heldout.shape)
+    loaded.check_token_ids(corpus)
+    return corpus
+
+
+def check_gates(run: RunSpec) -> None:
+    """Raise ValueError for a model without forget gates."""
+    if not isinstance(run.model, ForgettingTransformerSpec) or run.model.forget_gate == "none":
+        raise ValueError(f"{run.name} has no forget gates: choose a FoX, such as fox_pro")

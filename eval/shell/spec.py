@@ -1,0 +1,64 @@
+"""Base of the specs of evaluations: what each of them answers about itself. Torch-free.
+
+A spec holds everything that changes the rows, by content and never by path. What the command line or the plan cannot know yet
+(the corpus, the precision of the run) is filled in by `bound`; only then has the evaluation an identity (eval/kinds.py).
+"""
+
+from collections.abc import Collection
+from typing import Annotated, ClassVar, Literal, Self
+
+import pandas as pd
+import tyro
+from pydantic import Field
+
+from data.corpus import Counts
+from data.spec import DataSpec
+from eval.shell.sources import UserData
+from models.spec import ModelSpec
+from results.schema import Schema
+from training.spec import RunSpec
+
+Needs = Literal["weights", "spec", "metrics"]
+"""Part of a run that is needed: the trained model, a fresh model of its spec (timings), or metrics.jsonl alone."""
+
+Precision = Literal["fp32", "bf16"]
+PrecisionOption = Annotated[
+    Precision | None, tyro.conf.arg(help="fp32 weights, or bf16 autocast; default: as the run was trained.")
+]
+Content = Annotated[str | None, tyro.conf.Suppress]
+"""Digest (or name) of what will be read: filled in by `bound`, never typed."""
+NonNegativeInt = Annotated[int, Field(ge=0)]
+
+
+class EvalSpec:
+    """Usual answers, for the frozen pydantic dataclass `Spec` of each eval/NAME/spec.py, whose `kind` is NAME.
+
+    The evaluation itself is `evaluate(loaded, spec, context) -> DataFrame` in eval/NAME/measure.py: the rows, as SCHEMA says.
+    That file may need torch and is imported when an evaluation is computed.
+    """
+
+    kind: str
+    SCHEMA: ClassVar[Schema]
+    NEEDS: ClassVar[Needs] = "weights"
+
+    def reads(self) -> Collection[str]:
+        """Return what a bound spec opens: fields of Sources, and "hub"."""
+        return ()
+
+    def bound(self, corpus: DataSpec | None, sources: UserData, precision: Precision, machine: str) -> Self:
+        """Return the spec with everything that will be read, by content. ValueError where it is missing or cannot be used."""
+        return self
+
+    def fetch(self, sources: UserData) -> None:
+        """Put into the local cache what a bound spec reads from the hub. ValueError if it cannot be had."""
+
+    def check(self, run: RunSpec, counts: Counts | None) -> None:
+        """Raise ValueError for what can be known before `run` is trained on a corpus of these counts (None: not known)."""
+
+    def flops(self, model: ModelSpec) -> float:
+        """Return about how many FLOPs the whole evaluation takes."""
+        return 0.0
+
+    def summary(self, rows: pd.DataFrame) -> list[str]:
+        """Return the headline numbers, each with its scale, as lines for the terminal."""
+        raise NotImplementedError

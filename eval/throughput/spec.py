@@ -1,0 +1,103 @@
+"""Throughput: speed and memory of training steps and of generation (Table 6).
+
+Comparable between models on one machine, as ratios, and these only of steps that alternated in one process (`relative`): what
+else a machine does would else be taken for a difference. `_low` and `_high` are the 20% and 80% quantiles over the repeats.
+"""
+
+from dataclasses import replace
+from typing import Annotated, Literal, Self
+
+import pandas as pd
+import tyro
+from pydantic import model_validator
+from pydantic.dataclasses import dataclass
+
+from data.spec import DataSpec
+from eval.shell.sources import UserData
+from eval.shell.spec import Content, EvalSpec, NonNegativeInt, Precision, PrecisionOption
+from models.spec import STRICT, ModelSpec, PositiveInt
+from results.schema import Schema, integer, number, text
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Spec(EvalSpec):
+    """Speed and memory of training steps and of generation (Table 6), of fresh weights: no training is needed."""
+
+    kind: Literal["throughput"] = "throughput"
+    mode: Literal["train", "generate"] = "train"
+    """train: a training's step (training/step.py); generate: prefill, then decoding token by token. Token ids are random."""
+    seq_len: PositiveInt = 16384
+    """Tokens of a sequence, or of a prompt."""
+    batch_size: PositiveInt = 1
+    """Sequences at a time."""
+    new_tokens: PositiveInt = 64
+    """Decoding steps."""
+    warmup: NonNegativeInt = 2
+    """Repeats that do not count."""
+    repeats: PositiveInt = 5
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass."""
+    micro_batch_tokens: PositiveInt | None = None
+    """Tokens of a micro-batch; default: the whole batch."""
+    compile: bool = False
+    """Compile the layers on CUDA, of models that gain by it."""
+    step: Annotated[Literal["stepper"] | None, tyro.conf.Suppress] = None
+    """Filled in for `train`. Stored rows without it are of an earlier step, with an optimiser of its own and no micro-batches,
+    which is not measured any more."""
+    beside: Annotated[ModelSpec | None, tyro.conf.Suppress] = None
+    """Model (its vocabulary is the corpus's) whose training steps alternate with the model's."""
+    machine: Content = None
+    """GPU, or CPU and its cores: another machine's timing is another evaluation."""
+    precision: PrecisionOption = None
+
+    NEEDS = "spec"
+    SCHEMA = Schema(
+        {
+            "mode": text(("train", "generate")),
+            "seq_len": integer(1),
+            "tokens_per_s": number(0),  # median
+            "tokens_per_s_low": number(0),
+            "tokens_per_s_high": number(0),
+            "relative": number(
+                0, nullable=True
+            ),  # over the speed of the model beside it, median of the pairs; NaN: timed alone
+            "relative_low": number(0, nullable=True),
+            "relative_high": number(0, nullable=True),
+            "mfu": number(0, nullable=True),  # of the FLOPs that are executed; NaN where these or the peak are unknown
+            "mfu_dense": number(0, nullable=True),  # skipped tiles of a pruned model counted as done
+            "peak_memory_gib": number(0, nullable=True),  # NaN on the CPU
+            "params": integer(1),  # input embedding excluded
+            "fwd_flops_per_token": number(0),  # dense
+            "machine": text(),
+        },
+        key=("mode", "seq_len"),
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "Spec":
+        if self.mode == "generate" and self.new_tokens < 2:
+            raise ValueError(f"new_tokens {self.new_tokens}: timing the decoding needs at least 2")
+        if self.mode == "generate" and self.beside is not None:
+            raise ValueError("beside: only training steps are timed beside those of another model; use mode 'train'")
+        return self
+
+    def bound(self, corpus: DataSpec | None, sources: UserData, precision: Precision, machine: str) -> Self:
+        beside = self.beside
+        if beside is not None and corpus is not None:
+            beside = replace(beside, vocab_size=corpus.vocab_size)
+        step: Literal["stepper"] | None = "stepper" if self.mode == "train" else self.step
+        return replace(self, step=step, beside=beside, machine=machine, precision=self.precision or precision)
+
+    def flops(self, model: ModelSpec) -> float:
+        steps, tokens = self.warmup + self.repeats, self.batch_size * self.seq_len
+        if self.mode == "train":
+            models = [model] if self.beside is None else [model, self.beside]
+            return sum(3 * steps * tokens * each.flops_per_token(self.seq_len) for each in models)
+        return steps * (2 * tokens + self.batch_size * self.new_tokens) * model.flops_per_token(self.seq_len)
+
+    def summary(self, rows: pd.DataFrame) -> list[str]:
+        return [
+            f"  {row.mode} at {row.seq_len}: {row.tokens_per_s:,.0f} tokens/s ({row.tokens_per_s_low:,.0f} to "
+            f"{row.tokens_per_s_high:,.0f}), MFU {row.mfu:.3f} of 1, {row.peak_memory_gib:.2f} GiB"
+            for row in rows.itertuples()
+        ]

@@ -1,0 +1,46 @@
+"""Training curve, from metrics.jsonl; needs no model and no torch."""
+
+from typing import Literal
+
+import pandas as pd
+from pydantic.dataclasses import dataclass
+
+from data.corpus import Counts
+from eval.shell.spec import EvalSpec
+from models.spec import STRICT
+from results.schema import Schema, integer, number
+from training.spec import RunSpec
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Spec(EvalSpec):
+    """Loss, gradient norm, learning rate and speed of every training step, from metrics.jsonl; needs no model and no torch."""
+
+    kind: Literal["training_curve"] = "training_curve"
+
+    NEEDS = "metrics"
+    SCHEMA = Schema(
+        {
+            "step": integer(1),
+            "tokens": integer(1),  # seen after the step
+            "loss": number(nullable=True),  # nats per token; NaN: a bad step, which was not applied
+            "grad_norm": number(0, nullable=True),  # before clipping
+            "lr": number(0),
+            "tokens_per_s": number(0),  # mean of the last 100 steps
+            "mfu": number(0, nullable=True),  # NaN: a device of unknown peak, or a model that skips work
+            "mfu_dense": number(0, nullable=True),  # skipped work counted as done
+            "pruned_share": number(0, 1, nullable=True),  # of the causal tiles; NaN: not measured at this step
+        },
+        key=("step",),
+    )
+
+    def check(self, run: RunSpec, counts: Counts | None) -> None:
+        if run.weights is not None:
+            raise ValueError(
+                f"run {run.run_id} ({run.name}) was trained elsewhere: it has no metrics to draw its training from"
+            )
+
+    def summary(self, rows: pd.DataFrame) -> list[str]:
+        last = rows.iloc[-1]
+        loss = f"last loss {last['loss']:.4f} nats per token (0 is perfect)"
+        return [f"  {len(rows)} steps, {last['tokens']:,.0f} tokens; {loss}"]
