@@ -24,11 +24,7 @@ MAY_IMPORT = {
 }
 """Each room and the others that it may import. Nobody imports slurm."""
 
-KNOWN_CIRCLES = {
-    frozenset({"eval.__main__", "eval.job", "eval.kinds"}),
-    frozenset({"eval.longbench", "eval.longbench.measure"}),
-    frozenset({"eval.lm_eval", "eval.lm_eval.harness", "eval.lm_eval.measure", "eval.lm_eval.task_files"}),
-}
+KNOWN_CIRCLES: set[frozenset[str]] = set()
 """Files that import each other in a circle and are still to be parted. An entry that is no circle any more must go."""
 KNOWN_UPWARD: set[tuple[str, str]] = set()
 """Pairs of files (importer, imported) against MAY_IMPORT that are still to be mended."""

@@ -155,7 +155,7 @@ def replace_in(path: Path, old: str, new: str) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Add a model (one folder, two lines), an evaluation (one folder, one line), a figure (two files) and a scale (an entry)."""
+    """Add a model (a folder, two lines), an evaluation (a folder, one line), a figure (two files) and a scale (one entry)."""
     root = copy_code(tmp_path / "checkout")
     folder = root / "models" / "running_mean"
     folder.mkdir()
