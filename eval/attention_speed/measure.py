@@ -34,9 +34,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     layers = layers_with_gates(model)
     ids = corpus.heldout.read(slice(0, spec.batch_size), 0, spec.seq_len).astype(np.int64)
     ids_BT = torch.from_numpy(ids).to(context.device)
-    timing = Timing(
-        seq_len=spec.seq_len, batch_size=spec.batch_size, warmup=spec.warmup, repeats=spec.repeats, compile=True
-    )
+    timing = Timing(seq_len=spec.seq_len, batch_size=spec.batch_size, warmup=spec.warmup, repeats=spec.repeats, compile=True)
     own = {place: layer.spec for place, layer in layers.items()}
     given: list[Given] = []
     with compute.inference(), watched(layers, lambda *what: given.append(what)):  # type: ignore[arg-type]
