@@ -1,4 +1,4 @@
-"""What all figures share: fonts, sizes, ticks, the note that states scale and corpus, and saving without timestamps.
+"""Style that all figures share: fonts, sizes, ticks, the note that states scale and corpus, and saving without timestamps.
 
 Figures have the width of a printed page (7 inches), so that their letters are read at the size they are set in.
 """
@@ -18,6 +18,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
 
 from analysis.study import Study
 from results.atomic import write_atomic
@@ -68,14 +69,17 @@ def figure_style() -> Iterator[None]:
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write STEM.png and STEM.pdf atomically, without dates, so that equal rows give equal bytes; closes the figure."""
+    """Write STEM.png and STEM.pdf atomically, without dates, so that equal rows give equal bytes; closes the figure. A PNG that
+    shows the same stays: how it is compressed is the machine's."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # where everything lies is found once, for both
     pdf = BytesIO()
     figure.savefig(pdf, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
     paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf")]
-    for path, body in zip(paths, (_png(figure), pdf.getvalue()), strict=True):
-        write_atomic(path, body)
+    png, there = _png(figure), paths[0].read_bytes() if paths[0].is_file() else b""
+    if there != png and _picture(there) != _picture(png):
+        write_atomic(paths[0], png)
+    write_atomic(paths[1], pdf.getvalue())
     plt.close(figure)
     return paths
 
@@ -86,6 +90,15 @@ def _png(figure: Figure) -> bytes:
     note = " ".join(figure.get_suptitle().replace("$", "").split())
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None, "Description": note})
     return buffer.getvalue()
+
+
+def _picture(png: bytes) -> tuple[bytes, tuple[int, int], str] | None:
+    """Return all that a PNG shows, pixels, size and note; None if it is none."""
+    try:
+        with Image.open(BytesIO(png)) as image:
+            return image.tobytes(), image.size, str(image.info.get("Description"))
+    except (OSError, SyntaxError):
+        return None
 
 
 def save_csv(table: pd.DataFrame, stem: Path) -> Path:
