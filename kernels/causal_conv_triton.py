@@ -129,7 +129,7 @@ def _conv_backward_kernel(
     tl.store(sums_ptr + 4 * D + c_C, dbias, mask=inside_C)
 
 
-@torch.library.custom_op("forgetting_attention::causal_conv_silu", mutates_args=())
+@torch.library.custom_op("kernels::causal_conv_silu", mutates_args=())
 def triton_causal_conv_silu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """See `causal_conv.causal_conv_silu`; four taps."""
     x, weight = x if x.stride(-1) == 1 else x.contiguous(), weight.contiguous()
@@ -142,7 +142,7 @@ def triton_causal_conv_silu(x: Tensor, weight: Tensor, bias: Tensor | None) -> T
     return y
 
 
-@torch.library.custom_op("forgetting_attention::causal_conv_silu_backward", mutates_args=())
+@torch.library.custom_op("kernels::causal_conv_silu_backward", mutates_args=())
 def _backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     x, weight = x if x.stride(-1) == 1 else x.contiguous(), weight.contiguous()
     B, T, D = x.shape

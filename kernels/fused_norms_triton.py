@@ -207,7 +207,7 @@ def _head_step(weight: Tensor | None, head_dim: int) -> int:
     return 0 if weight is None or weight.numel() == head_dim else head_dim
 
 
-@torch.library.custom_op("forgetting_attention::shift_and_norm", mutates_args=())
+@torch.library.custom_op("kernels::shift_and_norm", mutates_args=())
 def triton_shift_and_norm(
     x: Tensor, alpha_logit: Tensor | None, weight: Tensor | None, before: Tensor | None, eps: float
 ) -> Tensor:
@@ -225,7 +225,7 @@ def triton_shift_and_norm(
     return y
 
 
-@torch.library.custom_op("forgetting_attention::shift_and_norm_backward", mutates_args=())
+@torch.library.custom_op("kernels::shift_and_norm_backward", mutates_args=())
 def _shift_and_norm_backward(
     dy: Tensor, x: Tensor, alpha_logit: Tensor | None, weight: Tensor | None, before: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -246,7 +246,7 @@ def _shift_and_norm_backward(
     return dx, dalpha, x.new_empty(0) if weight is None else _weight_gradient(parts, B, weight)
 
 
-@torch.library.custom_op("forgetting_attention::gated_norm", mutates_args=())
+@torch.library.custom_op("kernels::gated_norm", mutates_args=())
 def triton_gated_norm(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     """See `fused_norms.gated_output_norm`; weight is flat."""
     B, T, H, D = o.shape
@@ -260,7 +260,7 @@ def triton_gated_norm(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float
     return y
 
 
-@torch.library.custom_op("forgetting_attention::gated_norm_backward", mutates_args=())
+@torch.library.custom_op("kernels::gated_norm_backward", mutates_args=())
 def _gated_norm_backward(
     dy: Tensor, o: Tensor, gate: Tensor | None, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -276,7 +276,7 @@ def _gated_norm_backward(
     return do, dgate, _weight_gradient(parts, B, weight)
 
 
-@torch.library.custom_op("forgetting_attention::norm_of_gated", mutates_args=())
+@torch.library.custom_op("kernels::norm_of_gated", mutates_args=())
 def triton_norm_of_gated(y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `fused_norms.norm_of_gated`."""
     y, z = y.contiguous(), z if z.stride(-1) == 1 else z.contiguous()
@@ -290,7 +290,7 @@ def triton_norm_of_gated(y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Te
     return out
 
 
-@torch.library.custom_op("forgetting_attention::norm_of_gated_backward", mutates_args=())
+@torch.library.custom_op("kernels::norm_of_gated_backward", mutates_args=())
 def _norm_of_gated_backward(dout: Tensor, y: Tensor, z: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     y, z = y.contiguous(), z if z.stride(-1) == 1 else z.contiguous()
     B, T, d = y.shape

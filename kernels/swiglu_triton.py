@@ -35,7 +35,7 @@ def _swiglu_kernel(
         tl.store(y_ptr + narrow_RC, (gate_RC * sigmoid_RC * up_RC).to(y_ptr.dtype.element_ty), mask=inside_RC)
 
 
-@torch.library.custom_op("forgetting_attention::swiglu", mutates_args=())
+@torch.library.custom_op("kernels::swiglu", mutates_args=())
 def triton_swiglu(gate_up: Tensor) -> Tensor:
     """See `swiglu.swiglu`."""
     x = gate_up.contiguous()
@@ -46,7 +46,7 @@ def triton_swiglu(gate_up: Tensor) -> Tensor:
     return y
 
 
-@torch.library.custom_op("forgetting_attention::swiglu_backward", mutates_args=())
+@torch.library.custom_op("kernels::swiglu_backward", mutates_args=())
 def _swiglu_backward(dy: Tensor, gate_up: Tensor) -> Tensor:
     x, dy = gate_up.contiguous(), dy.contiguous()
     dx = torch.empty_like(x)

@@ -44,6 +44,7 @@ _TIMES = {
     "effective_tflops": number(0),  # skipped work counts as done; 0 where work is not counted
     "max_error": number(0, nullable=True),  # of the output, against float64
 }
+KERNEL_TIMES = Schema({**_KERNEL, **_TIMES}, key=tuple(_KERNEL))
 _ERRORS = {name: number(0) for name in GRADIENTS}
 _STEP = {
     "model": text(),
@@ -61,8 +62,8 @@ _STEP = {
 
 # Of kinds that nothing measures or draws any more only the files are left.
 SCHEMAS = {
-    "forgetting_attention": Schema({**_KERNEL, **_TIMES}, key=tuple(_KERNEL)),
-    "stick_breaking": Schema({**_KERNEL, **_TIMES}, key=tuple(_KERNEL)),
+    "forgetting_attention": KERNEL_TIMES,
+    "stick_breaking": KERNEL_TIMES,
     # Wall time of one call of many, and of those the time until the GPU has them all.
     "short_calls": Schema(
         {
@@ -80,13 +81,6 @@ SCHEMAS = {
         {"provider": text(), "head_dim": integer(1), "logit": number(0), "gates": text(), **_ERRORS},
         key=("provider", "head_dim", "logit", "gates"),
     ),
-    # What was tried in kernels, kept or not: what was expected and what came of it.
-    "attempts": Schema(
-        {"version": text(), "kernel": text(), "head_dim": integer(1), "ms": number(0), "expected": text(), "outcome": text()},
-        key=("version", "kernel", "head_dim"),
-    ),
-    # As a share of what tests/kernels/oracle.py allows.
-    "errors_in_tests": Schema({"case": text(), **_ERRORS}, key=("case",)),
     "training_steps": Schema(
         {
             **_STEP,

@@ -97,7 +97,7 @@ def s5(study: Study) -> Verdict:
             name = f"log of ours / FlashAttention-2 + RoPE, T {row['seq_len']}, D {row['head_dim']}, {row['logits']} reach"
             comparisons.append(Comparison(name, ratio, math.log(S5_FACTOR), below=True, strict=False, unit=""))
     if not comparisons:
-        return not_measured("No kernel times of both are stored; `python -m kernels.stick_breaking.benchmark` measures them.")
+        return not_measured("No kernel times of both are stored; `python -m kernels.benchmark times` measures them.")
     factors = [math.exp(each.estimate.effect) for each in comparisons]
     sentence = (
         f"Forward and backward take {min(factors):.2f} to {max(factors):.2f} times as long as FlashAttention-2 with RoPE."

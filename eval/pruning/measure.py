@@ -21,14 +21,10 @@ from eval.pruning.spec import Spec
 from eval.shell.context import Compute, Context
 from eval.shell.heldout import open_heldout
 from eval.shell.loading import Loaded
-from kernels.forgetting_attention import forgetting_attention
+from kernels.forgetting_attention import TILE, forgetting_attention
 from kernels.forgetting_attention.chunked import chunked_forward
-from kernels.forgetting_attention.visibility import (
-    TILE,
-    apply_pruning,
-    cumulative_log_gate,
-    first_visible_key,
-)
+from kernels.forgetting_attention.pruning.threshold import apply_pruning
+from kernels.forgetting_attention.visibility import cumulative_log_gate, first_visible_key
 from models.forgetting_transformer.module import ForgettingAttention
 from training.progress import Progress
 

@@ -6,7 +6,7 @@ from experiments.recipes import recipes
 TITLE = "Cost of stick-breaking attention"
 PAPER = "Stick-breaking: kernel timing"
 SHOWS = (
-    "Left: forward and backward of the operators, as `python -m kernels.stick_breaking.benchmark` measured them, relative to "
+    "Left: forward and backward of the operators, as `python -m kernels.benchmark times` measured them, relative to "
     "softmax with rotary embedding. Right: a training step at this scale. The paper's kernel is reported 1.2 to 1.3 times as "
     "slow as FlashAttention with RoPE."
 )

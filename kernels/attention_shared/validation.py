@@ -1,4 +1,4 @@
-"""What the operator accepts. Every ValueError names the argument, its value and what is allowed."""
+"""Checks of what every attention operator takes. Each ValueError names the argument, its value and what is allowed."""
 
 import os
 
@@ -7,12 +7,11 @@ from torch import Tensor
 
 HEAD_DIMS = (16, 32, 64, 128)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-BACKENDS = ("auto", "triton", "reference")
-CHECK_VALUES_VARIABLE = "FORGETTING_ATTENTION_CHECK_VALUES"
+BACKENDS = ("auto", "triton", "chunked", "reference")
 
 
-def check_tensors(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
-    """Shapes, dtypes and devices. Each is asked for once: that is what takes time in short calls."""
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Check shapes, dtypes and devices. Each is asked for once: that is what takes time in short calls."""
     q_shape, k_shape, v_shape, dtype, device = q.shape, k.shape, v.shape, q.dtype, q.device
     for name, shape, layout in (
         ("q", q_shape, "(B, Q, H, D)"),
@@ -37,24 +36,18 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
         raise ValueError(f"q has {B} x {H} sequences and heads; a GPU takes 65535 at once. Split the batch.")
     if H % key_heads:
         raise ValueError(f"q has {H} heads and k {key_heads}; q's must be a multiple of k's.")
-    if log_fgate.shape != (B, T, H):
-        raise ValueError(f"log_fgate has shape {tuple(log_fgate.shape)}; it must be (B, T, H) = {(B, T, H)}.")
     if dtype not in DTYPES and (dtype != torch.float64 or device.type != "cpu"):
         dtypes = (*DTYPES, torch.float64) if device.type == "cpu" else DTYPES
         raise ValueError(f"q has dtype {dtype}; allowed on {device.type} are {', '.join(map(str, dtypes))}.")
-    gate_dtype = log_fgate.dtype
-    if gate_dtype != torch.float32 and (gate_dtype != torch.float64 or dtype != torch.float64):
-        raise ValueError(f"log_fgate has dtype {gate_dtype}; it must be torch.float32 (compute it with logsigmoid there).")
     for name, tensor in (("k", k), ("v", v)):
         if tensor.dtype != dtype:
             raise ValueError(f"{name} has dtype {tensor.dtype}; it must be q's, {dtype}.")
-    for name, tensor in (("k", k), ("v", v), ("log_fgate", log_fgate)):
         if tensor.device != device:
             raise ValueError(f"{name} is on {tensor.device}; it must be on q's device, {device}.")
 
 
 def check_limits(q: Tensor, k: Tensor, seq_start: Tensor | None, cu_seqlens: Tensor | None, window_size: int | None) -> None:
-    """The options that hide keys, as far as shapes and dtypes tell."""
+    """Check the options that hide keys, as far as shapes and dtypes tell."""
     B, Q = q.shape[:2]
     T = k.shape[1]
     integers = (torch.int32, torch.int64)
@@ -73,34 +66,24 @@ def check_limits(q: Tensor, k: Tensor, seq_start: Tensor | None, cu_seqlens: Ten
         raise ValueError(f"window_size is {window_size!r}; it must be None or an integer >= 1.")
 
 
-def check_tolerance(log_tolerance: float) -> None:
-    """Of pruning: the log of a probability."""
-    if not log_tolerance < 0:
-        raise ValueError(f"log_tolerance is {log_tolerance}; it is the log of a share of the probability, below 0.")
-
-
-def check_values(log_fgate: Tensor, seq_start: Tensor | None, cu_seqlens: Tensor | None) -> None:
-    """The checks that read memory: always on CPU, on a GPU only on request, as each costs a synchronisation."""
-    if log_fgate.device.type != "cpu" and os.environ.get(CHECK_VALUES_VARIABLE) != "1":
-        return
-    T = log_fgate.shape[1]
-    if not bool((log_fgate <= 0).all()):
-        worst = log_fgate.nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()
-        raise ValueError(f"log_fgate reaches {worst} (inf stands for NaN too); log gates must be <= 0.")
-    if seq_start is not None and not bool(((seq_start >= 0) & (seq_start <= T)).all()):
-        raise ValueError(f"seq_start is {seq_start.tolist()}; every start must be in 0..{T}.")
+def check_limit_values(num_keys: int, seq_start: Tensor | None, cu_seqlens: Tensor | None) -> None:
+    """Check the values of the options that hide keys. Costs a synchronisation on a GPU."""
+    if seq_start is not None and not bool(((seq_start >= 0) & (seq_start <= num_keys)).all()):
+        raise ValueError(f"seq_start is {seq_start.tolist()}; every start must be in 0..{num_keys}.")
     if cu_seqlens is not None:
         steps = cu_seqlens.diff()
-        if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != T or not bool((steps > 0).all()):
-            raise ValueError(f"cu_seqlens is {cu_seqlens.tolist()}; it must rise strictly from 0 to {T}.")
+        if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != num_keys or not bool((steps > 0).all()):
+            raise ValueError(f"cu_seqlens is {cu_seqlens.tolist()}; it must rise strictly from 0 to {num_keys}.")
 
 
 def pick_backend(backend: str, q: Tensor) -> str:
-    """Either "triton" or "reference"; triton needs CUDA tensors (or Triton's interpreter)."""
+    """Name the backend that runs: "auto" is triton for CUDA tensors, chunked for others.
+
+    ValueError: an unknown name, or triton without CUDA tensors and without Triton's interpreter."""
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}; allowed are {BACKENDS}.")
     if backend == "auto":
-        return "triton" if q.is_cuda else "reference"
+        return "triton" if q.is_cuda else "chunked"
     if backend == "triton" and not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
-        raise ValueError(f"backend 'triton' needs CUDA tensors, q is on {q.device}; use 'auto' or 'reference'.")
+        raise ValueError(f"backend 'triton' needs CUDA tensors, q is on {q.device}; use 'auto' or 'chunked'.")
     return backend

@@ -1,69 +1,93 @@
-"""Measure the attention kernels on this GPU, or show what was measured: `python -m kernels.benchmark [--show]`."""
+"""Measure the attention kernels on this GPU, or show what was measured: `python -m kernels.benchmark [MODE ...] [--show]`.
+
+Modes: `times` of all operators and their peers; `errors` of forgetting attention by regime, against float64; `short`, wall time
+of short calls and of decoding; `tiles`, which share of the causal tiles each pruning rule leaves (needs no GPU).
+"""
 
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 import tyro
-from tyro.conf import UseAppendAction
+from tyro.conf import Positional, UseAppendAction
 
-from kernels.benchmark.records import FILE, records
-from kernels.benchmark.rows import LIMIT_S, PICTURES, draw, short_table, table
+from kernels.benchmark.rows import LIMIT_S, PICTURES, draw, error_table, short_table, table
 from results.measured import FOLDER, read
 
-KIND, SHORT, ERRORS = "forgetting_attention", "short_calls", "errors_by_regime"
 Shape = tuple[int, int, int, int]
-Part = Literal["short", "shapes", "errors"]
-
-
-OPEN = ("ours", "ours, pruned", "ours, tightly pruned")  # with open gates: what looking for something to prune costs
+Mode = Literal["short", "times", "errors", "tiles"]
+Kind = Literal["forgetting_attention", "stick_breaking"]
+DRAWN = {
+    "forgetting_attention": ("attention.png", "local to global", "forget gates from very local to global over the heads"),
+    "stick_breaking": ("stick_breaking.png", "long", "logits N(-9, 1): nothing can be skipped"),
+}
 
 
 @dataclass(frozen=True)
 class Options:
-    """Measure forgetting attention against softmax attention."""
+    """Measure attention against softmax attention."""
 
+    modes: Positional[tuple[Mode, ...]] = ("short", "times", "errors")
+    """Times of the kernels, errors by regime, wall time of short calls, share of tiles that pruning leaves."""
     show: bool = False
     """Print and draw the stored rows; needs no GPU."""
     rows: Path = FOLDER
     """Folder that the rows are added to or read from."""
+    operators: tuple[Kind, ...] = ("forgetting_attention", "stick_breaking")
+    """Operators to time."""
     only: tuple[str, ...] = ()
     """Providers to measure besides cuDNN's softmax; all by default."""
     shape: UseAppendAction[tuple[Shape, ...]] = ()
-    """B T H D (repeatable); the usual four by default."""
-    parts: tuple[Part, ...] = ("short", "shapes", "errors")
-    """Wall time of short calls, times of the kernels shape by shape, errors by regime."""
+    """B T H D (repeatable) to time; the usual four of each operator by default."""
     limit_s: int = LIMIT_S
     """Seconds after which a provider is left where it compiles, tunes and runs: the times that it lacks are stored as NaN."""
     code: str = ""
-    """Which code is measured, where no checkout tells (a commit, a word)."""
+    """Code that is measured, where no checkout tells (a commit, a word)."""
 
 
 def measured(options: Options) -> None:
-    """Each group's rows are kept as soon as they are there."""
-    from kernels.benchmark import measure
+    """Measure group by group; each group's rows are kept as soon as they are there."""
     from kernels.benchmark.errors import measure_errors
     from kernels.benchmark.keep import Row, keep
+    from kernels.benchmark.operators import OPERATORS, tiles_left
     from kernels.benchmark.short import measure_short
+    from kernels.benchmark.times import measure
 
     only, limit_s = options.only, options.limit_s
     groups: list[tuple[str, str, Iterator[Row]]] = []
-    if "short" in options.parts:
-        groups.append((SHORT, "short calls", measure_short(only, limit_s)))
-    for shape in (options.shape or measure.SHAPES) if "shapes" in options.parts else ():
-        others = chain(measure.measure_boundary(shape), measure.measure_decode(shape), measure.measure_norms(shape))
-        groups += [
-            (KIND, f"{shape}, gates local to global", measure.measure(shape, "local to global", only, limit_s)),
-            (KIND, f"{shape}, gates open", measure.measure(shape, "open", OPEN, limit_s)),
-            (KIND, f"{shape}, the rest", others),
-        ]
-    if "errors" in options.parts:
-        groups.append((ERRORS, "errors by regime", measure_errors(only)))
+    if "short" in options.modes:
+        groups.append(("short_calls", "short calls", measure_short(only, limit_s)))
+    for operator in [OPERATORS[kind] for kind in options.operators] if "times" in options.modes else ():
+        for shape in options.shape or operator.shapes:
+            groups.append((operator.kind, f"{operator.kind} {shape}", measure(operator, shape, only, limit_s)))
+    if "errors" in options.modes:
+        groups.append(("errors_by_regime", "errors by regime", measure_errors(only)))
     for number, (kind, label, rows) in enumerate(groups, 1):
         keep(kind, rows, f"{number} of {len(groups)}: {label}", options.code, options.rows)
+    if "tiles" in options.modes:
+        print("| B, T, H, D | left by ACP's rule (%) | left by the tight rule (%) |\n|---|---|---|")
+        for shape in options.shape or OPERATORS["forgetting_attention"].shapes:
+            by_head, by_tile = tiles_left(shape)
+            print(f"| {', '.join(map(str, shape))} | {100 * by_head:.1f} | {100 * by_tile:.1f} |", flush=True)
+
+
+def show(options: Options) -> None:
+    """Print a table for each mode whose rows are there, and draw the times.
+
+    ValueError: none are there."""
+    kinds = {"times": options.operators, "short": ("short_calls",), "errors": ("errors_by_regime",)}
+    asked = [kind for mode in options.modes for kind in kinds.get(mode, ())]
+    there = {kind: read(kind, options.rows) for kind in asked if any((options.rows / kind).glob("*.parquet"))}
+    if asked and not there:
+        raise ValueError(f"{options.rows} holds no measurements; measure first")
+    for kind, rows in there.items():
+        shown = {"short_calls": short_table, "errors_by_regime": error_table}.get(kind, table)(rows)
+        print(f"{kind}\n\n{shown}\n")
+        if kind in DRAWN:
+            name, gates, title = DRAWN[kind]
+            draw(rows, (PICTURES if options.rows == FOLDER else options.rows) / name, gates, title)
 
 
 def main() -> int:
@@ -71,25 +95,10 @@ def main() -> int:
     try:
         if not options.show:
             measured(options)
-        there = {
-            kind: read(kind, options.rows) for kind in (KIND, SHORT, ERRORS) if any((options.rows / kind).glob("*.parquet"))
-        }
-        if not there:
-            raise ValueError(f"{options.rows} holds no measurements; measure first")
+        show(options)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if ERRORS in there:
-        print(there[ERRORS].to_string(index=False))
-    if SHORT in there:
-        print(short_table(there[SHORT]), end="\n\n")
-    if KIND in there:
-        rows = there[KIND]
-        print(table(rows))
-        if options.rows == FOLDER:
-            FILE.write_text(records(rows, read("attempts")))
-        folder = PICTURES if options.rows == FOLDER else options.rows
-        draw(rows, folder / "attention.png", "local to global", "forget gates from very local to global over the heads")
     return 0
 
 

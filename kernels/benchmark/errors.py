@@ -1,4 +1,4 @@
-"""How exact each provider is, regime by regime: error of outputs and gradients against float64, relative to the norm of each.
+"""Errors of outputs and gradients against float64, relative to the norm of each, by provider and regime.
 
 A regime is the size of q (q and k are normal, so with D = 64 logits have that standard deviation) and where the gates are:
 the mean of their logits, from very local (almost nothing is kept) over near 0.5, where training starts, to open. Errors are
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from kernels.benchmark.keep import Row
-from kernels.benchmark.measure import DTYPE, providers
+from kernels.benchmark.operators import DTYPE, providers
 from kernels.fla_cpu.tuning import limit_tuning
 from kernels.forgetting_attention import reference_attention
 from results.measured import GRADIENTS
@@ -36,7 +36,7 @@ class Regime:
 
 
 def make_regime(logit: float, gates: str, head_dim: int, seed: int = 0, device: str = "cuda") -> Regime:
-    """The exact values come from the readable reference."""
+    """Draw a regime; its exact values come from the readable reference."""
     generator = torch.Generator(device).manual_seed(seed)
     q, k, v, do = (torch.randn(*SHAPE, head_dim, device=device, generator=generator).to(DTYPE) for _ in range(4))
     z = torch.randn(SHAPE, device=device, generator=generator)
@@ -47,7 +47,7 @@ def make_regime(logit: float, gates: str, head_dim: int, seed: int = 0, device: 
 
 
 def relative_errors(attention: Callable[..., Tensor], regime: Regime) -> list[float]:
-    """Of o, dq, dk, dv and dlog_fgate; inf where something is not finite."""
+    """Compute the errors of o, dq, dk, dv and dlog_fgate; inf where something is not finite."""
     o = attention(*regime.inputs)
     found = [o, *torch.autograd.grad(o, regime.inputs, regime.do)]
     errors = [((x.double() - y).norm() / y.norm()).item() for x, y in zip(found, regime.exact, strict=True)]
@@ -55,7 +55,7 @@ def relative_errors(attention: Callable[..., Tensor], regime: Regime) -> list[fl
 
 
 def measure_errors(only: tuple[str, ...], head_dims: tuple[int, ...] = (64, 128), device: str = "cuda") -> Iterator[Row]:
-    """One row per provider (`only` those named, or all) and regime."""
+    """Make one row per provider (`only` those named, or all) and regime."""
     gated = {name: f for name, f in providers().items() if not name.startswith("softmax") and not name.endswith("pruned")}
     found = {name: f for name, f in gated.items() if not only or name in only}
     limit_tuning()  # errors hardly depend on tile sizes: a short search will do

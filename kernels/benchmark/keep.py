@@ -1,5 +1,5 @@
-"""How measuring goes on for minutes without losing what is there: rows are kept group by group, and nobody waits for one
-provider without end."""
+"""Measuring for minutes without losing what is there: rows are kept group by group, and no provider is waited for without
+end."""
 
 import signal
 import time
@@ -17,12 +17,12 @@ _began = time.monotonic()
 
 
 class TooLong(Exception):
-    """No OSError like TimeoutError, which compilers and caches catch."""
+    """Raised at the limit; no OSError like TimeoutError, which compilers and caches catch."""
 
 
 @contextmanager
 def limited(seconds: int) -> Iterator[None]:
-    """TooLong after so many seconds, as soon as Python runs again. Gradients are computed by the calling thread, as no other
+    """Raise TooLong after so many seconds, as soon as Python runs again. Gradients are computed by the calling thread: no other
     hears of it."""
 
     def stop(*_: object) -> None:

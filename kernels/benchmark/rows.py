@@ -1,14 +1,16 @@
-"""What the kernel benchmarks measured: as a table, and drawn. No torch, no GPU."""
+"""Tables and pictures of what the kernel benchmarks measured. No torch, no GPU."""
 
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from results.measured import GRADIENTS
+
 PICTURES = Path(__file__).parents[2] / "results" / "kernels"
 BASELINE = "softmax cuDNN"
 ROPE_BASELINE = "softmax cuDNN + RoPE"
-"""Of stick-breaking attention, which needs no positions."""
+"""Baseline of stick-breaking attention, which needs no positions."""
 # In the order of the bars: softmax attention in greys, the others in colours.
 COLORS = {
     "softmax flash-2": "#C4C4C4",
@@ -29,11 +31,11 @@ BAR_WIDTH = 0.11
 LIMIT_S = 240
 LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 SHAPE = ["batch", "seq_len", "num_heads", "head_dim"]
-TOO_LONG = "not within the limit of compiling, tuning and timing | "
+TOO_LONG = "too slow to compile"
 
 
 def compared(rows: pd.DataFrame) -> pd.DataFrame:
-    """The newest row of every (GPU, provider, operation, gates, dtype, shape), and as `ratio` how many times faster than
+    """Find the newest row of every (GPU, provider, operation, gates, dtype, shape), and as `ratio` how many times faster than
     cuDNN's softmax attention it was in the same measuring (same date); NaN without that."""
     same = ["gpu", "date", "operation", "dtype", *SHAPE]
     base = rows[rows.provider.isin((BASELINE, ROPE_BASELINE))].drop_duplicates(same)[[*same, "ms_q50"]]
@@ -44,18 +46,32 @@ def compared(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def table(rows: pd.DataFrame) -> str:
-    """Markdown: one line per row, grouped by shape and operation."""
-    lines = [
-        "| GPU | B, T, H, D | operation | gates | provider | ms (q20-q80) | TFLOP/s | x cuDNN softmax | error |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in compared(rows).sort_values(["gpu", *SHAPE, "operation", "gates", "ms_q50"]).itertuples():
-        median = _known(row.ms_q50, ".3f")
-        times = f"{median} ({row.ms_q20:.3f}-{row.ms_q80:.3f}) | {row.effective_tflops:.0f}" if median else TOO_LONG
-        lines.append(
-            f"| {row.gpu} | {row.batch}, {row.seq_len}, {row.num_heads}, {row.head_dim} | {row.operation} | {row.gates} "
-            f"| {row.provider} | {times} | {_known(row.ratio, '.2f')} | {_known(row.max_error, '.1e')} |"
-        )
+    """Markdown: speed over cuDNN's softmax in the same measuring, a column per provider, a line per shape, pass and regime."""
+    passes = rows[rows.operation.isin(("forward", "forward+backward"))]
+    newest = compared(passes).assign(cell=lambda rows: [_cell(*pair) for pair in zip(rows.ms_q50, rows.ratio, strict=True)])
+    names = [name for name in COLORS if name in set(newest.provider)]
+    lines = ["Times as fast as cuDNN's softmax attention in the same measuring, newest rows; for cuDNN milliseconds.", ""]
+    lines += [f"| GPU | B, T, H, D | pass | regime | {' | '.join(names)} |", "|---" * (4 + len(names)) + "|"]
+    for (gpu, *shape, operation, gates), group in newest.groupby(["gpu", *SHAPE, "operation", "gates"]):
+        cells = dict(zip(group.provider, group.cell, strict=True))
+        about = f"| {gpu} | {', '.join(map(str, shape))} | {operation} | {gates} |"
+        lines.append(f"{about} {' | '.join(cells.get(name, '') for name in names)} |")
+    return "\n".join(lines)
+
+
+def _cell(ms: float, ratio: float) -> str:
+    if pd.isna(ms):
+        return TOO_LONG
+    return f"{ms:.3f} ms" if pd.isna(ratio) or ratio == 1.0 else f"{ratio:.2f}"
+
+
+def error_table(rows: pd.DataFrame) -> str:
+    """Markdown: largest error relative to the norm over logits and head sizes, a line per GPU, gates and provider."""
+    newest = rows.drop_duplicates(["gpu", "provider", "head_dim", "logit", "gates"], keep="last")
+    worst = newest.groupby(["gpu", "gates", "provider"], sort=False)[list(GRADIENTS)].max().sort_index()
+    lines = [f"| GPU | gates | provider | {' | '.join(GRADIENTS)} |", "|---" * (3 + len(GRADIENTS)) + "|"]
+    for gpu, gates, provider, *errors in worst.reset_index().itertuples(index=False):
+        lines.append(f"| {gpu} | {gates} | {provider} | {' | '.join(f'{error:.1e}' for error in errors)} |")
     return "\n".join(lines)
 
 
@@ -82,7 +98,7 @@ def _known(value: Any, style: str) -> str:
 
 
 def draw(rows: pd.DataFrame, path: Path, gates: str, title: str) -> None:
-    """Bars of speed relative to cuDNN's softmax attention where the gates are `gates`, one panel per operation; shapes
+    """Draw bars of speed relative to cuDNN's softmax attention where the gates are `gates`, one panel per operation; shapes
     ordered by sequence length. Nothing without cuDNN's rows."""
     import matplotlib
 

@@ -16,9 +16,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.benchmark.keep import Row, limited
-from kernels.benchmark.measure import DTYPE, make_inputs, now, providers
+from kernels.benchmark.operators import DTYPE, Shape, make_inputs, providers
 from kernels.benchmark.rows import BASELINE
 from kernels.benchmark.rows import SHAPE as SHAPE_COLUMNS
+from kernels.benchmark.times import now
 from kernels.forgetting_attention import forgetting_attention
 
 SHAPE = (1, 1024, 12, 64)
@@ -30,9 +31,9 @@ ONE_THREAD = "forward+backward, one thread"
 
 
 def measure_short(names: tuple[str, ...], limit_s: int) -> Iterator[Row]:
-    """Forward, forward + backward (with autograd's thread and without) and decoding of every provider (of `names`, and
-    cuDNN's): first all as written, then all in graphs, so that a capture that fails spoils nothing else. Errors: see `measure`,
-    where the same functions are held to float64."""
+    """Time forward, forward + backward (with autograd's thread and without) and decoding of every provider (of `names`, and
+    cuDNN's): first all as written, then all in graphs, so that a capture that fails spoils nothing else. Errors: see
+    `times`, where the same functions are held to float64."""
     found = {name: f for name, f in providers().items() if not name.endswith("pruned")}
     found["ours, auto"] = partial(forgetting_attention, adaptive_threshold="auto")
     date = now()
@@ -69,8 +70,8 @@ def measure_short(names: tuple[str, ...], limit_s: int) -> Iterator[Row]:
             }
 
 
-def _calls(name: str, attention: Callable[..., Tensor]) -> Iterator[tuple[str, tuple[int, int, int, int], Callable[[], Any]]]:
-    """Operation, shape (of the keys) and call; softmax without its transposes and the choice of its backend."""
+def _calls(name: str, attention: Callable[..., Tensor]) -> Iterator[tuple[str, Shape, Callable[[], Any]]]:
+    """Yield operation, shape (of the keys) and call; softmax without its transposes and the choice of its backend."""
     *inputs, do = make_inputs(SHAPE, GATES)
     k, v, log_fgate = (x.detach() for x in make_inputs(KEYS, GATES)[1:4])
     q = inputs[0].detach()[:, :1].contiguous()
@@ -93,7 +94,7 @@ def _calls(name: str, attention: Callable[..., Tensor]) -> Iterator[tuple[str, t
 
 
 def wall_us(call: Callable[[], Any]) -> dict[str, float]:
-    """Microseconds a call of `CALLS` without waiting between them: best, median and worst of `BATCHES`, and the median until
+    """Measure the microseconds of a call, `CALLS` without waiting: best, median and worst of `BATCHES`, and the median until
     the host is through with them."""
     for _ in range(20):
         call()

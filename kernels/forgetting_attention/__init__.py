@@ -1,19 +1,25 @@
 """Forgetting attention: softmax attention with a data-dependent forget gate (arXiv 2503.02130)."""
 
 from .interface import forgetting_attention
+from .pruning.rule import skipped_tiles
 from .pruning.threshold import (
     norm_logit_bound,
     pruned_tile_share,
     pruning_threshold,
     qk_norm_logit_bound,
+    share_of_tiles,
 )
 from .reference import reference_attention
+from .visibility import TILE
 
 __all__ = [
+    "TILE",
     "forgetting_attention",
     "norm_logit_bound",
     "pruned_tile_share",
     "pruning_threshold",
     "qk_norm_logit_bound",
     "reference_attention",
+    "share_of_tiles",
+    "skipped_tiles",
 ]

@@ -1,4 +1,4 @@
-"""Forgetting attention over blocks of queries in plain PyTorch: memory linear in the length, any device. What CPUs run.
+"""Forgetting attention over blocks of queries in plain PyTorch: memory linear in the length, any device. CPUs run this.
 
 Forward keeps the log-sum-exp of each row; backward recomputes the probabilities block by block, as the GPU kernels do.
 Weights are relative to the row's maximum over all its keys, known before the first exp: none passes 1.
@@ -11,25 +11,17 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ..attention_shared.blocks import fold, unfold
+from .options import Backend, Options
+from .pruning.rule import first_kept_key
+from .validation import check_values
+from .visibility import cumulative_log_gate
+
 QUERY_BLOCK = 64
 
 
-def _fold(x_BTHD: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
-    """(B, T, heads, D) -> contiguous (B * H, T, D), key heads repeated for grouped queries."""
-    x_BHTD = x_BTHD.transpose(1, 2).to(dtype)
-    if x_BHTD.shape[1] != num_heads:
-        x_BHTD = x_BHTD.repeat_interleave(num_heads // x_BHTD.shape[1], dim=1)
-    return x_BHTD.reshape(-1, *x_BHTD.shape[2:]).contiguous()
-
-
-def _unfold(x_NTD: Tensor, batch: int, key_heads: int, dtype: torch.dtype) -> Tensor:
-    """(B * H, T, D) -> (B, T, key heads, D), summed over the queries' group."""
-    N, T, D = x_NTD.shape
-    return x_NTD.view(batch, key_heads, N // (batch * key_heads), T, D).sum(2).transpose(1, 2).to(dtype)
-
-
 def _blocks(num_queries: int, num_keys: int, first_key_NQ: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Query slices and the slices of keys that any of their rows sees."""
+    """Yield query slices and the slices of keys that any of their rows sees."""
     for start in range(0, num_queries, QUERY_BLOCK):
         rows = slice(start, min(start + QUERY_BLOCK, num_queries))
         stop = rows.stop + num_keys - num_queries
@@ -40,7 +32,7 @@ def _blocks(num_queries: int, num_keys: int, first_key_NQ: Tensor) -> Iterator[t
 def _block_logits(
     q_NQD: Tensor, k_NTD: Tensor, cum_NT: Tensor, first_key_NQ: Tensor, scale: float, rows: slice, keys: slice
 ) -> Tensor:
-    """scale * q k^T + D of one block (N, R, J), -inf where hidden."""
+    """Compute scale * q k^T + D of one block (N, R, J), -inf where hidden."""
     offset = k_NTD.shape[1] - q_NQD.shape[1]
     cum_NR = cum_NT[:, rows.start + offset : rows.stop + offset]
     base_N1 = cum_NR[:, :1]
@@ -65,11 +57,11 @@ def _block_logits(
 def chunked_forward(
     q_BQHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor, cum_BHT: Tensor, first_key_BHQ: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Output (B, Q, H, D) in q's dtype and the natural log-sum-exp (B, H, Q); +inf marks a query that sees nothing."""
+    """Return the output (B, Q, H, D) in q's dtype and the natural log-sum-exp (B, H, Q); +inf where a query sees nothing."""
     B, Q, H, D = q_BQHD.shape
     T = k_BTGD.shape[1]
     dtype = torch.promote_types(q_BQHD.dtype, torch.float32)
-    q_NQD, k_NTD, v_NTD = (_fold(x, H, dtype) for x in (q_BQHD, k_BTGD, v_BTGD))
+    q_NQD, k_NTD, v_NTD = (fold(x, H, dtype) for x in (q_BQHD, k_BTGD, v_BTGD))
     cum_NT, first_key_NQ = cum_BHT.reshape(B * H, T), first_key_BHQ.reshape(B * H, Q)
     o_NQD = torch.empty_like(q_NQD)
     lse_NQ = q_NQD.new_empty(B * H, Q)
@@ -96,11 +88,11 @@ def chunked_backward(
     first_key_BHQ: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v (their dtypes) and of the cumulative log gate, float64 (B, H, T)."""
+    """Return the gradients of q, k, v (their dtypes) and of the cumulative log gate, float64 (B, H, T)."""
     B, Q, H, D = q_BQHD.shape
     T, key_heads = k_BTGD.shape[1:3]
     dtype = lse_BHQ.dtype
-    q_NQD, k_NTD, v_NTD, do_NQD, o_NQD = (_fold(x, H, dtype) for x in (q_BQHD, k_BTGD, v_BTGD, do_BQHD, o_BQHD))
+    q_NQD, k_NTD, v_NTD, do_NQD, o_NQD = (fold(x, H, dtype) for x in (q_BQHD, k_BTGD, v_BTGD, do_BQHD, o_BQHD))
     cum_NT, first_key_NQ, lse_NQ = cum_BHT.reshape(B * H, T), first_key_BHQ.reshape(B * H, Q), lse_BHQ.reshape(B * H, Q)
     delta_NQ1 = (do_NQD * o_NQD).sum(-1, keepdim=True)
     dq_NQD, dk_NTD, dv_NTD = torch.empty_like(q_NQD), torch.zeros_like(k_NTD), torch.zeros_like(v_NTD)
@@ -117,7 +109,39 @@ def chunked_backward(
         dcum_NT[:, rows.start + T - Q : rows.stop + T - Q] += dlogits_NRJ.sum(2)
     return (
         dq_NQD.view(B, H, Q, D).transpose(1, 2).to(q_BQHD.dtype),
-        _unfold(dk_NTD, B, key_heads, k_BTGD.dtype),
-        _unfold(dv_NTD, B, key_heads, v_BTGD.dtype),
+        unfold(dk_NTD, B, key_heads, k_BTGD.dtype),
+        unfold(dv_NTD, B, key_heads, v_BTGD.dtype),
         dcum_NT.view(B, H, T),
     )
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, options: Options) -> tuple[Tensor, list[Tensor]]:
+    # Here rather than in the public function, so that torch.compile need not look into it.
+    check_values(log_fgate, options.seq_start, options.cu_seqlens)
+    cum_BHT = cumulative_log_gate(log_fgate)
+    first_key_BHQ = first_kept_key(q, k, log_fgate, cum_BHT, options)
+    o_BQHD, lse_BHQ = chunked_forward(q, k, v, cum_BHT, first_key_BHQ, options.scale)
+    return o_BQHD.contiguous(), [lse_BHQ, cum_BHT, first_key_BHQ]
+
+
+def _backward(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, kept: list[Tensor], scale: float, deterministic: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    lse, cum, first_key = kept
+    dq, dk, dv, dcum_BHT = chunked_backward(do, q, k, v, o, lse, cum, first_key, scale)
+    # d loss / d log f_t = sum over s >= t of d loss / d c_s (identity I5); 0 for the first token.
+    dgate_BHT = dcum_BHT.flip(-1).cumsum(-1).flip(-1)
+    dgate_BHT[..., 0] = 0.0
+    return dq.contiguous(), dk.contiguous(), dv.contiguous(), dgate_BHT.transpose(1, 2).contiguous()
+
+
+def _kept_like(q: Tensor, k: Tensor) -> list[Tensor]:
+    B, Q, H, _ = q.shape
+    return [
+        q.new_empty(B, H, Q, dtype=torch.promote_types(q.dtype, torch.float32)),
+        q.new_empty(B, H, k.shape[1], dtype=torch.float64),
+        q.new_empty(B, H, Q, dtype=torch.int32),
+    ]
+
+
+BACKEND = Backend(_forward, _backward, _kept_like)

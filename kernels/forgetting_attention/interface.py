@@ -4,9 +4,14 @@ backend."""
 import torch
 from torch import Tensor
 
-from ..attention_shared.validation import check_limits, check_tensors, check_tolerance, pick_backend
-from .autograd import chunked_attention
+from ..attention_shared.validation import check_limits, check_tensors, pick_backend
+from .autograd import DirectAttention, attend
+from .options import Options
+from .pruning.rule import first_kept_key
 from .pruning.threshold import LOG_TOLERANCE, resolve_threshold
+from .reference import reference_attention
+from .validation import check_gates, check_tolerance, check_values
+from .visibility import cumulative_log_gate
 
 
 def forgetting_attention(
@@ -50,8 +55,8 @@ def forgetting_attention(
             on compute capability 9.0, in 16 bits with D of 64 or 128 and Hkv == H, dQ and the gates' gradients are sums of
             atomics in no fixed order. True takes the kernels of other GPUs there, as `torch.use_deterministic_algorithms`
             does: 1.6 (D = 64) or 1.3 (128) times the time of forward + backward at 16,384 tokens on an H200.
-        backend: "triton", "reference" (PyTorch in blocks of queries, memory linear in T), or "auto": triton for CUDA
-            tensors.
+        backend: "triton", "chunked" (PyTorch in blocks of queries, memory linear in T), "reference" (`reference_attention`,
+            memory quadratic in T), or "auto": triton for CUDA tensors, chunked for others.
 
     Returns:
         (B, Q, H, D) in q's dtype (the autocast dtype under autocast).
@@ -64,7 +69,8 @@ def forgetting_attention(
     if torch.is_autocast_enabled(device_type):
         q, k, v = (x.to(torch.get_autocast_dtype(device_type)) if x.is_floating_point() else x for x in (q, k, v))
         log_fgate = log_fgate.float()
-    check_tensors(q, k, v, log_fgate)
+    check_tensors(q, k, v)
+    check_gates(q, k, log_fgate)
     if seq_start is not None or cu_seqlens is not None or window_size is not None:
         check_limits(q, k, seq_start, cu_seqlens, window_size)
     backend = pick_backend(backend, q)
@@ -76,18 +82,19 @@ def forgetting_attention(
     tight = isinstance(adaptive_threshold, str) and adaptive_threshold == "tight"
     threshold = None if tight else resolve_threshold(adaptive_threshold, q, k, scale, log_tolerance)
     tolerance = log_tolerance if tight else None
+    options = Options(threshold, tolerance, seq_start, cu_seqlens, window_size, scale, deterministic, backend)
     if backend == "reference":
-        return chunked_attention(q, k, v, log_fgate, threshold, tolerance, seq_start, cu_seqlens, window_size, scale)[0]
-    # These import triton, which machines without a GPU need not have.
-    from .portable.decode import decode, triton_decode
-
+        check_values(log_fgate, seq_start, cu_seqlens)
+        first_key = first_kept_key(q, k, log_fgate, cumulative_log_gate(log_fgate.detach()), options)
+        return reference_attention(q, k, v, log_fgate, scale=scale, first_key_BHQ=first_key)
     traced = torch.compiler.is_compiling() or type(q) is not Tensor
-    if q.shape[1] == 1 and cu_seqlens is None and not _needs_gradient(q, k, v, log_fgate):
-        return (triton_decode if traced else decode)(q, k, v, log_fgate, threshold, seq_start, window_size, scale)
-    from .gpu import DirectAttention, triton_attention
+    if backend == "triton" and q.shape[1] == 1 and cu_seqlens is None and not _needs_gradient(q, k, v, log_fgate):
+        from .portable.decode import decode, triton_decode  # imports triton, which machines without a GPU need not have
 
-    inputs = (q, k, v, log_fgate, threshold, tolerance, seq_start, cu_seqlens, window_size, scale, deterministic)
-    return triton_attention(*inputs)[0] if traced else DirectAttention.apply(*inputs)
+        return (triton_decode if traced else decode)(q, k, v, log_fgate, threshold, seq_start, window_size, scale)
+    if traced:
+        return attend(q, k, v, log_fgate, *options)[0]
+    return DirectAttention.apply(q, k, v, log_fgate, *options)
 
 
 def _needs_gradient(*tensors: Tensor) -> bool:

@@ -1,11 +1,11 @@
-"""What each query may see, and how far every key has decayed: the two inputs that all backends share.
+"""Visible keys of each query and decay of each key: the two inputs that all paths share.
 
 Every limit on the left side of a query (left padding, packed documents, a sliding window, a gate of exactly zero,
 adaptive computation pruning) drops a *prefix* of its keys and moves right only. So all of them are one integer per
 query, `first_key`, and causality is the limit on the right. The decay is the cumulative log gate `cum`, kept in
 float64: a float32 sum over 65,536 tokens is wrong by several 1e-3 in the exponent.
 
-Shapes: B batch, T keys, Q queries (aligned to the end of the keys), H query heads, M = ceil(Q / TILE) query tiles.
+Shapes: B batch, T keys, Q queries (aligned to the end of the keys), H query heads.
 """
 
 import torch
@@ -20,7 +20,7 @@ of 1200 between two logits could tell them apart, and as a summand it would swal
 
 
 def cumulative_log_gate(log_fgate_BTH: Tensor) -> Tensor:
-    """c_t = sum of log f_s, s <= t (section 3.2 of the paper's Eq. for D), as float64 (B, H, T). Cuts count as 0:
+    """Sum up c_t = sum of log f_s, s <= t (section 3.2 of the paper's Eq. for D), as float64 (B, H, T). Cuts count as 0:
     `first_key` has them."""
     gate_BHT = log_fgate_BTH.transpose(1, 2).double()
     return gate_BHT.masked_fill(gate_BHT < CUT_LOG_GATE, 0.0).cumsum(-1)
@@ -50,25 +50,3 @@ def first_visible_key(
     if seq_start_B is not None:
         first_BHT = torch.maximum(first_BHT, seq_start_B.to(torch.int32).view(B, 1, 1))
     return first_BHT[..., T - num_queries :].to(torch.int32).contiguous()
-
-
-def pruned_tiles(cum_BHT: Tensor, num_queries: int, threshold_BH: Tensor, tile: int = TILE) -> Tensor:
-    """Adaptive computation pruning: how many leading key tiles each query tile may skip, int32 (B, H, M).
-
-    A tile is dropped iff its largest D, at (first query, last key), is below the threshold (strictly; section 11 of the
-    ACP protocol). `cum` never rises, so the dropped tiles are a prefix that one binary search over the tiles' last keys
-    finds.
-    """
-    T = cum_BHT.shape[-1]
-    first_query_M = torch.arange(0, num_queries, tile, device=cum_BHT.device) + (T - num_queries)
-    tile_end_BHN = cum_BHT[..., tile - 1 :: tile].contiguous()
-    limit_BHM = cum_BHT[..., first_query_M] - threshold_BH.double().unsqueeze(-1)
-    count_BHM = torch.searchsorted(-tile_end_BHN, -limit_BHM.contiguous())
-    # The tile that holds the first query itself is never dropped, whatever the threshold.
-    return torch.minimum(count_BHM, first_query_M // tile).to(torch.int32)
-
-
-def apply_pruning(first_key_BHQ: Tensor, pruned_BHM: Tensor, tile: int = TILE) -> Tensor:
-    """Fold the pruned tiles into `first_key`: both drop a prefix."""
-    pruned_BHQ = pruned_BHM.repeat_interleave(tile, dim=-1)[..., : first_key_BHQ.shape[-1]] * tile
-    return torch.maximum(first_key_BHQ, pruned_BHQ)

@@ -1,5 +1,5 @@
-"""Stick-breaking attention over blocks of queries in plain PyTorch: memory linear in the length, any device. What CPUs
-run.
+"""Stick-breaking attention over blocks of queries in plain PyTorch: memory linear in the length, any device. CPUs
+run this.
 
 Keys are kept from last to first, so that the sum over the nearer keys is a running sum. Forward walks back in stretches of
 growing length until every row's stick is used up; backward takes what was visited in one piece. The gradients:
@@ -21,39 +21,27 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from ..attention_shared.blocks import fold, unfold
+from .options import Backend, Options
 from .visibility import EXIT_BITS
 
 QUERY_BLOCK = 64
 FIRST_STRETCH = 128
 
 
-def _fold(x_BTHD: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
-    """(B, T, heads, D) -> contiguous (B * H, T, D), key heads repeated for grouped queries."""
-    x_BHTD = x_BTHD.transpose(1, 2).to(dtype)
-    if x_BHTD.shape[1] != num_heads:
-        x_BHTD = x_BHTD.repeat_interleave(num_heads // x_BHTD.shape[1], dim=1)
-    return x_BHTD.reshape(-1, *x_BHTD.shape[2:]).contiguous()
-
-
-def _unfold(x_NTD: Tensor, batch: int, key_heads: int, dtype: torch.dtype) -> Tensor:
-    """(B * H, T, D) -> (B, T, key heads, D), summed over the queries' group."""
-    N, T, D = x_NTD.shape
-    return x_NTD.view(batch, key_heads, N // (batch * key_heads), T, D).sum(2).transpose(1, 2).to(dtype)
-
-
 def _blocks(num_queries: int) -> Iterator[tuple[int, slice]]:
-    """Numbers and slices of the blocks of queries."""
+    """Yield numbers and slices of the blocks of queries."""
     for block, start in enumerate(range(0, num_queries, QUERY_BLOCK)):
         yield block, slice(start, min(start + QUERY_BLOCK, num_queries))
 
 
 def _reversed(keys: slice, num_keys: int) -> slice:
-    """Where keys start..stop lie when the last key comes first."""
+    """Find where keys start..stop lie when the last key comes first."""
     return slice(num_keys - keys.stop, num_keys - keys.start)
 
 
 def _logits(q_NRD: Tensor, k_NJD: Tensor, keys: slice, limit_R: Tensor, first_key_NR: Tensor | None, scale: float) -> Tensor:
-    """scale * q k^T (N, R, J), nearest key first; -inf where hidden: nothing is taken there."""
+    """Compute scale * q k^T (N, R, J), nearest key first; -inf where hidden: nothing is taken there."""
     z_NRJ = torch.bmm(q_NRD, k_NJD.transpose(1, 2)).mul_(scale)
     partly = max(keys.stop - int(limit_R[0]), 0)  # keys that the block's first query does not see
     key_J = torch.arange(keys.stop - 1, keys.start - 1, -1, device=z_NRJ.device)
@@ -64,7 +52,7 @@ def _logits(q_NRD: Tensor, k_NJD: Tensor, keys: slice, limit_R: Tensor, first_ke
 
 
 def _stick(z_NRJ: Tensor, spent_NR1: Tensor) -> Tensor:
-    """-log of what is left before each key, nearest first, and behind the last one: (N, R, J + 1)."""
+    """Compute -log of what is left before each key, nearest first, and behind the last one: (N, R, J + 1)."""
     spent = torch.cat([spent_NR1, softplus(z_NRJ, threshold=50.0)], -1)
     return torch.cumsum(spent, -1, out=spent)
 
@@ -77,11 +65,11 @@ def chunked_forward(
     scale: float,
     attend_current: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output (B, Q, H, D) in q's dtype, remainder (B, Q, H), and the oldest key that each block of queries visited."""
+    """Return the output (B, Q, H, D) in q's dtype, remainder (B, Q, H), the oldest key that each block of queries visited."""
     B, Q, H, D = q_BQHD.shape
     T = k_BTGD.shape[1]
     dtype = torch.promote_types(q_BQHD.dtype, torch.float32)
-    q_NQD, k_NTD, v_NTD = (_fold(x, H, dtype) for x in (q_BQHD, k_BTGD, v_BTGD))
+    q_NQD, k_NTD, v_NTD = (fold(x, H, dtype) for x in (q_BQHD, k_BTGD, v_BTGD))
     k_NTD, v_NTD = k_NTD.flip(1), v_NTD.flip(1)
     first_key_NQ = None if first_key_BQ is None else first_key_BQ.repeat_interleave(H, 0)
     used_up = EXIT_BITS[dtype] * math.log(2.0)
@@ -126,11 +114,11 @@ def chunked_backward(
     scale: float,
     attend_current: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v in their dtypes."""
+    """Return the gradients of q, k, v in their dtypes."""
     B, Q, H, D = q_BQHD.shape
     T, key_heads = k_BTGD.shape[1:3]
     dtype = torch.promote_types(q_BQHD.dtype, torch.float32)
-    q_NQD, k_NTD, v_NTD, do_NQD = (_fold(x, H, dtype) for x in (q_BQHD, k_BTGD, v_BTGD, do_BQHD))
+    q_NQD, k_NTD, v_NTD, do_NQD = (fold(x, H, dtype) for x in (q_BQHD, k_BTGD, v_BTGD, do_BQHD))
     k_NTD, v_NTD = k_NTD.flip(1), v_NTD.flip(1)
     dr_NQ1 = dr_BQH.transpose(1, 2).reshape(B * H, Q, 1).to(dtype)
     first_key_NQ = None if first_key_BQ is None else first_key_BQ.repeat_interleave(H, 0)
@@ -159,6 +147,35 @@ def chunked_backward(
     dk_NTD, dv_NTD = dk_NTD.flip(1), dv_NTD.flip(1)
     return (
         dq_NQD.view(B, H, Q, D).transpose(1, 2).to(q_BQHD.dtype),
-        _unfold(dk_NTD, B, key_heads, k_BTGD.dtype),
-        _unfold(dv_NTD, B, key_heads, v_BTGD.dtype),
+        unfold(dk_NTD, B, key_heads, k_BTGD.dtype),
+        unfold(dv_NTD, B, key_heads, v_BTGD.dtype),
     )
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, first_key: Tensor | None, options: Options
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    o, remainder, oldest = chunked_forward(q, k, v, first_key, options.scale, options.attend_current)
+    return o.contiguous(), remainder.contiguous(), [oldest]
+
+
+def _backward(
+    do: Tensor,
+    dremainder: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    remainder: Tensor,
+    kept: list[Tensor],
+    first_key: Tensor | None,
+    options: Options,
+) -> tuple[Tensor, Tensor, Tensor]:
+    (oldest,) = kept
+    return chunked_backward(do, dremainder, q, k, v, oldest, first_key, options.scale, options.attend_current)
+
+
+def _kept_like(q: Tensor) -> list[Tensor]:
+    return [torch.empty(-(-q.shape[1] // QUERY_BLOCK), dtype=torch.int64)]  # on the CPU: Python reads it
+
+
+BACKEND = Backend(_forward, _backward, _kept_like)

@@ -3,9 +3,11 @@
 import torch
 from torch import Tensor
 
-from ..attention_shared.validation import check_limits, pick_backend
-from .autograd import chunked_attention
-from .validation import check_tensors
+from ..attention_shared.validation import check_limits, check_tensors, pick_backend
+from .autograd import attend
+from .options import Options
+from .reference import reference_attention
+from .visibility import first_visible_key
 
 
 def stick_breaking_attention(
@@ -35,7 +37,8 @@ def stick_breaking_attention(
         seq_start: (B,) integers, first real position of each left-padded sequence.
         cu_seqlens: (documents + 1,) integers from 0 to T, boundaries of documents packed in a batch of one; needs Q ==
             T.
-        backend: "triton", "reference" (PyTorch in blocks of queries), or "auto": triton for CUDA tensors.
+        backend: "triton", "chunked" (PyTorch in blocks of queries), "reference" (`reference_attention`, memory quadratic in
+            T), or "auto": triton for CUDA tensors, chunked for others.
 
     Returns:
         o: (B, Q, H, D) in q's dtype (the autocast dtype under autocast). A query that sees nothing gives 0.
@@ -54,7 +57,6 @@ def stick_breaking_attention(
     backend = pick_backend(backend, q)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     if backend == "reference":
-        return chunked_attention(q, k, v, seq_start, cu_seqlens, scale, attend_current)[:2]
-    from .gpu import triton_attention  # imports triton: not on machines without
-
-    return triton_attention(q, k, v, seq_start, cu_seqlens, scale, attend_current)[:2]
+        first_key = first_visible_key(q.shape[0], q.shape[1], k.shape[1], seq_start, cu_seqlens)
+        return reference_attention(q, k, v, scale=scale, attend_current=attend_current, first_key_BQ=first_key)
+    return attend(q, k, v, *Options(seq_start, cu_seqlens, scale, attend_current, backend))[:2]

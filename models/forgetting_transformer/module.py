@@ -17,14 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.forgetting_attention import (
+    TILE,
     forgetting_attention,
     norm_logit_bound,
     pruning_threshold,
     qk_norm_logit_bound,
+    share_of_tiles,
+    skipped_tiles,
 )
-from kernels.forgetting_attention.pruning.threshold import resolve_threshold, share_of_tiles
-from kernels.forgetting_attention.pruning.tight import tight_tiles
-from kernels.forgetting_attention.visibility import TILE, cumulative_log_gate, first_visible_key, pruned_tiles
 from kernels.fused_norms import gated_output_norm, shift_and_norm
 from kernels.stick_breaking import stick_breaking_attention
 from models.backbone import Backbone, Block, Padding, RMSNorm, linear_normal_
@@ -216,15 +216,11 @@ class ForgettingAttention(nn.Module):
         return {"adaptive_threshold": self.threshold(q, k, log_tolerance)}
 
     def pruned_tiles(self, q: Tensor, k: Tensor, log_fgate: Tensor, log_tolerance: float, tile: int) -> Tensor:
-        """How many leading key tiles each query tile skips, int32 (B, H, M), by the rule of the spec; a single query by that
-        of the paper."""
-        cum_BHT, scale = cumulative_log_gate(log_fgate.detach()), self.spec.head_dim**-0.5
-        if self.spec.prune_tightly and q.shape[1] > 1:
-            first_BHQ = first_visible_key(log_fgate, q.shape[1])
-            return tight_tiles(q, k, cum_BHT, first_BHQ, scale, log_tolerance, tile)
-        threshold_BH = resolve_threshold(self.threshold(q, k, log_tolerance), q, k, scale)
-        assert threshold_BH is not None
-        return pruned_tiles(cum_BHT, q.shape[1], threshold_BH, tile)
+        """Count the leading key tiles that each query tile skips, int32 (B, H, M), by the rule of the spec; for a single query
+        by that of the paper."""
+        alone = {"adaptive_threshold": self.threshold(q, k, log_tolerance)}
+        options = alone if q.shape[1] == 1 else self.pruning(q, k, log_tolerance)
+        return skipped_tiles(q, k, log_fgate, tile=tile, **options)
 
     def threshold(self, q: Tensor, k: Tensor, log_tolerance: float | None) -> Tensor | float | None:
         """Pruning threshold on D (arXiv 2504.06949): from the QK-norm scales where there are any, else from the norms. None:

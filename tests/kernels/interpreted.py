@@ -21,7 +21,7 @@ from kernels.forgetting_attention.pruning.norms import triton_logit_bound
 from kernels.forgetting_attention.pruning.tight import tight_tiles
 from kernels.forgetting_attention.visibility import cumulative_log_gate
 from tests.kernels import test_causal_conv, test_selective_scan, test_swiglu
-from tests.kernels.oracle import assert_right, log_gates, make_case
+from tests.kernels.forgetting_attention.oracle import assert_right, log_gates, make_case
 from tests.kernels.test_fused_norms import compare_with_kernels
 from tests.kernels.test_linear_cross_entropy import assert_right_extremes, compare_with_plain, losses_of_extremes
 from tests.kernels.test_ssd import errors_by_norm

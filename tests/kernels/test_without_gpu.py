@@ -28,7 +28,14 @@ def test_kernels_under_the_interpreter() -> None:
 
 
 def test_kernels_in_every_regime_under_the_interpreters() -> None:
-    _run("pytest", "tests/kernels/interpreted_regimes.py", "-q", "-p", "no:cacheprovider", TRITON_INTERPRET="1")
+    _run(
+        "pytest",
+        "tests/kernels/forgetting_attention/interpreted_regimes.py",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        TRITON_INTERPRET="1",
+    )
 
 
 def test_kernels_compile_for_hopper(tmp_path: Path) -> None:

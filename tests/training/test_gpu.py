@@ -63,7 +63,7 @@ def test_fast_step_follows_a_plain_fp32_one(monkeypatch):
     fast = curve(model_125m(), "bf16", tokens, compile=True)
     eager = curve(model_125m(), "bf16", tokens)
 
-    monkeypatch.setattr(fox, "forgetting_attention", functools.partial(forgetting_attention, backend="reference"))
+    monkeypatch.setattr(fox, "forgetting_attention", functools.partial(forgetting_attention, backend="chunked"))
 
     def whole_logits(self, inputs, targets):
         logits = self.model(input_ids=inputs).logits.float()

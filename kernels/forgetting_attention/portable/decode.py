@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.runtime import driver
 
 from ...attention_shared.launch import ceil_div, launch, power_of_two
+from ..options import NAMESPACE
 from ..visibility import CUT_LOG_GATE
 from .prepare import LOG2E
 
@@ -162,7 +163,7 @@ def decode(
     return o
 
 
-@torch.library.custom_op("forgetting_attention::triton_decode", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::decode", mutates_args=())
 def triton_decode(
     q: Tensor,
     k: Tensor,

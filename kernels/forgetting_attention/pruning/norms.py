@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...attention_shared.launch import ceil_div, launch, power_of_two
+from ..options import NAMESPACE
 
 ROUNDS = 8
 
@@ -91,7 +92,7 @@ def largest_product(q: Tensor, k: Tensor, factor: float, offset: float) -> Tenso
     return bound
 
 
-@torch.library.custom_op("forgetting_attention::triton_logit_bound", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::logit_bound", mutates_args=())
 def triton_logit_bound(q: Tensor, k: Tensor, scale: float) -> Tensor:
     """scale * max |q| * max |k| per head (B, H)."""
     return largest_product(q, k, abs(scale), 0.0)

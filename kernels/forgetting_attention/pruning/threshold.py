@@ -9,18 +9,18 @@ import math
 import torch
 from torch import Tensor
 
-from ..visibility import TILE, cumulative_log_gate, pruned_tiles
+from ..visibility import TILE, cumulative_log_gate
 
 LOG_TOLERANCE = -10.0
 
 
 def pruning_threshold(logit_bound: Tensor | float, num_keys: int, log_tolerance: float = LOG_TOLERANCE) -> Tensor | float:
-    """delta for logits within +-`logit_bound` (a float or a tensor broadcastable to (B, H)) over `num_keys` keys."""
+    """Return delta for logits within +-`logit_bound` (a float or a tensor broadcastable to (B, H)) over `num_keys` keys."""
     return -2.0 * logit_bound - math.log(num_keys) + log_tolerance
 
 
 def qk_norm_logit_bound(q_weight: Tensor, k_weight: Tensor, head_dim: int) -> Tensor:
-    """U = sqrt(D) * max|g_q| * max|g_k| for q, k that went through RMSNorm with scales g (and the default `scale`).
+    """Return U = sqrt(D) * max|g_q| * max|g_k| for q, k that went through RMSNorm with scales g (and the default `scale`).
 
     The weights are (D,), shared by the heads, or (H, D); the result is () or (H,), without gradient. With grouped
     queries repeat k's weights to H heads first. A rotation (RoPE) after the norm changes no bound.
@@ -32,7 +32,7 @@ def qk_norm_logit_bound(q_weight: Tensor, k_weight: Tensor, head_dim: int) -> Te
 
 
 def norm_logit_bound(q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """U = scale * max_i |q_i| * max_j |k_j|, (B, H) float32, without gradient; q (B, Q, H, D), k (B, T, Hkv, D)."""
+    """Return U = scale * max_i |q_i| * max_j |k_j|, (B, H) float32, without gradient; q (B, Q, H, D), k (B, T, Hkv, D)."""
     if q.is_cuda and q.dtype != torch.float64:
         from .norms import triton_logit_bound  # one pass over memory
 
@@ -44,7 +44,7 @@ def norm_logit_bound(q: Tensor, k: Tensor, scale: float) -> Tensor:
 def resolve_threshold(
     threshold: float | str | Tensor | None, q: Tensor, k: Tensor, scale: float, log_tolerance: float = LOG_TOLERANCE
 ) -> Tensor | None:
-    """The option `adaptive_threshold`, but "tight", as a float32 (B, H) tensor on q's device, or None."""
+    """Turn the option `adaptive_threshold`, but "tight", into a float32 (B, H) tensor on q's device, or None."""
     B, _, H, _ = q.shape
     if threshold is None:
         return None
@@ -86,3 +86,25 @@ def share_of_tiles(pruned_BHM: Tensor, num_queries: int, num_keys: int, tile: in
     last_query_M = torch.arange(tile - 1, num_queries + tile - 1, tile, device=pruned_BHM.device).clamp(max=num_queries - 1)
     causal_tiles = ((last_query_M + (num_keys - num_queries)) // tile + 1).sum()
     return pruned_BHM.sum(-1).float() / causal_tiles
+
+
+def pruned_tiles(cum_BHT: Tensor, num_queries: int, threshold_BH: Tensor, tile: int = TILE) -> Tensor:
+    """Count the leading key tiles that each query tile may skip by ACP, int32 (B, H, M), M = ceil(Q / tile).
+
+    A tile is dropped iff its largest D, at (first query, last key), is below the threshold (strictly; section 11 of the
+    ACP protocol). `cum` never rises, so the dropped tiles are a prefix that one binary search over the tiles' last keys
+    finds.
+    """
+    T = cum_BHT.shape[-1]
+    first_query_M = torch.arange(0, num_queries, tile, device=cum_BHT.device) + (T - num_queries)
+    tile_end_BHN = cum_BHT[..., tile - 1 :: tile].contiguous()
+    limit_BHM = cum_BHT[..., first_query_M] - threshold_BH.double().unsqueeze(-1)
+    count_BHM = torch.searchsorted(-tile_end_BHN, -limit_BHM.contiguous())
+    # The tile that holds the first query itself is never dropped, whatever the threshold.
+    return torch.minimum(count_BHM, first_query_M // tile).to(torch.int32)
+
+
+def apply_pruning(first_key_BHQ: Tensor, pruned_BHM: Tensor, tile: int = TILE) -> Tensor:
+    """Fold the pruned tiles into `first_key`: both drop a prefix."""
+    pruned_BHQ = pruned_BHM.repeat_interleave(tile, dim=-1)[..., : first_key_BHQ.shape[-1]] * tile
+    return torch.maximum(first_key_BHQ, pruned_BHQ)

@@ -32,7 +32,7 @@ def tight_tiles(
     log_tolerance: float,
     tile: int = TILE,
 ) -> Tensor:
-    """How many leading key tiles each query tile may skip, int32 (B, H, M); the other arguments as in `chunked_forward`."""
+    """Count the leading key tiles that each query tile may skip, int32 (B, H, M); arguments as in `chunked_forward`."""
     _, Q, H, _ = q_BQHD.shape
     T, key_heads = k_BTGD.shape[1:3]
     dtype = torch.promote_types(q_BQHD.dtype, torch.float32)
@@ -58,7 +58,7 @@ def _by_tile(x_BHT: Tensor, tile: int, beyond: float) -> Tensor:
 
 
 def _kept(q_BHQD: Tensor, k_BHTD: Tensor, cum_BHT: Tensor, first_key_BHQ: Tensor, scale: float, half: int) -> Tensor:
-    """log of the sum of exp(s_ij - c_j) over the newest keys, float64 (B, H, Q); +inf for a row that sees nothing."""
+    """Return log of the sum of exp(s_ij - c_j) over the newest keys, float64 (B, H, Q); +inf for a row that sees nothing."""
     Q, T = q_BHQD.shape[2], k_BHTD.shape[2]
     missing = -Q % half
     q_BHRID = torch.nn.functional.pad(q_BHQD, (0, 0, 0, missing)).unflatten(2, (-1, half))

@@ -3,8 +3,9 @@
 import torch
 
 from kernels.attention_shared.tiles import table
+from kernels.benchmark.operators import Rotate
 from kernels.stick_breaking import gpu, reference_attention, stick_breaking_attention
-from kernels.stick_breaking.benchmark import Rotate
+from kernels.stick_breaking.autograd import attend
 from kernels.stick_breaking.portable import backward as triton_backward
 from kernels.stick_breaking.portable.tiles import TILES, Plan
 from kernels.stick_breaking.visibility import first_visible_key
@@ -62,7 +63,7 @@ def main() -> None:
     case = make_case("random", 1, 330, 330, 2, 2, 16, torch.float16)
     case.k[..., 0], case.q[..., 0] = 1.0, 8.0
     case.q[:, 192:256, :, 0] = -40.0
-    oldest = gpu.triton_attention(*case[:3], None, None, 0.25, False)[3][0, 0]
+    oldest = attend(*case[:3], None, None, 0.25, False, "triton")[2][1][0, 0]
     assert oldest[4] > 0 and oldest[6] == 0 and oldest[8] > 64, oldest
     triton_backward.WORKSPACE_BYTES = 1
     assert_right(attention, case)

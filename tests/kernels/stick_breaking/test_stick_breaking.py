@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.stick_breaking import reference_attention, stick_breaking_attention
-from kernels.stick_breaking.autograd import chunked_attention
+from kernels.stick_breaking.autograd import attend
 from tests.kernels.stick_breaking.oracle import (
     REGIMES,
     Case,
@@ -160,12 +160,12 @@ def test_padding_agrees_with_the_oracle(T: int, data: st.DataObject, regime: str
 
 def test_used_up_sticks_are_skipped_and_others_are_not() -> None:
     q, k, v, *_ = make_case("even", 1, 1024, 1024, 1, 1, 16, torch.float32)
-    oldest = chunked_attention(q, k, v, None, None, 0.25, False)[2]
+    oldest = attend(q, k, v, None, None, 0.25, False, "chunked")[2][0]
     assert oldest[-1] >= 1024 - 64 - 128 - 64  # one bit a key: 40 keys beyond the block's first query are enough
     q, k, v, *_ = make_case("long", 1, 1024, 1024, 1, 1, 16, torch.float32)
-    assert bool((chunked_attention(q, k, v, None, None, 0.25, False)[2] == 0).all())
+    assert bool((attend(q, k, v, None, None, 0.25, False, "chunked")[2][0] == 0).all())
     boundaries = torch.tensor([0, 500, 1024])
-    assert chunked_attention(q, k, v, None, boundaries, 0.25, False)[2][-1] == 500
+    assert attend(q, k, v, None, boundaries, 0.25, False, "chunked")[2][0][-1] == 500
 
 
 def test_a_stick_is_not_used_up_too_soon() -> None:
@@ -197,7 +197,7 @@ def test_works_under_compile_checkpoint_and_autocast() -> None:
 def test_operator_passes_opcheck() -> None:
     q, k, v, *_ = make_case("random", 1, 20, 30, 2, 1, 16, torch.float32)
     inputs = [x.requires_grad_() for x in (q, k, v)]
-    torch.library.opcheck(torch.ops.stick_breaking.chunked_forward.default, (*inputs, None, None, 0.25, False))
+    torch.library.opcheck(torch.ops.kernels_stick_breaking.forward.default, (*inputs, None, None, 0.25, False, "chunked"))
 
 
 def test_one_of_the_outputs_may_go_unused() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.stick_breaking import reference_attention, stick_breaking_attention
-from kernels.stick_breaking.gpu import triton_attention
+from kernels.stick_breaking.autograd import attend
 from kernels.stick_breaking.portable import backward as triton_backward
 from kernels.stick_breaking.visibility import first_visible_key
 from tests.kernels.stick_breaking.oracle import (
@@ -107,10 +107,10 @@ def test_many_heads_at_once() -> None:
 
 def test_used_up_sticks_are_skipped() -> None:
     case = make_case("random", 1, 4096, 4096, 2, 2, 64, torch.bfloat16, "cuda")
-    oldest = triton_attention(*case[:3], None, None, 0.125, False)[3]
+    oldest = attend(*case[:3], None, None, 0.125, False, "triton")[2][1]
     assert bool((oldest[..., -1] > 3500).all())
     case = make_case("long", 1, 4096, 4096, 2, 2, 64, torch.bfloat16, "cuda")
-    assert bool((triton_attention(*case[:3], None, None, 0.125, False)[3] == 0).all())
+    assert bool((attend(*case[:3], None, None, 0.125, False, "triton")[2][1] == 0).all())
 
 
 def test_a_stick_is_not_used_up_too_soon() -> None:
@@ -167,7 +167,7 @@ def test_compile_checkpoint_autocast() -> None:
     with torch.autocast("cuda", torch.bfloat16):
         assert stick_breaking_attention(*case.to(torch.float32)[:3])[0].dtype == torch.bfloat16
     inputs = [x.detach().requires_grad_() for x in case[:3]]
-    torch.library.opcheck(torch.ops.stick_breaking.triton_forward.default, (*inputs, None, None, 0.125, False))
+    torch.library.opcheck(torch.ops.kernels_stick_breaking.forward.default, (*inputs, None, None, 0.125, False, "triton"))
 
 
 @pytest.mark.parametrize("D", [64, 128])

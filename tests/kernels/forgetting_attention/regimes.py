@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.kernels.oracle import GATES, NAMES, Case, cumulative, log_gates, output_and_gradients, visible_pairs
+from tests.kernels.forgetting_attention.oracle import (
+    GATES,
+    NAMES,
+    Case,
+    cumulative,
+    log_gates,
+    output_and_gradients,
+    visible_pairs,
+)
 
 LIMITS = ("none", "window", "padding", "documents")
 OVERFLOW = Path(__file__).parent / "data" / "overflow.safetensors"

@@ -21,8 +21,8 @@ from kernels.forgetting_attention import (
 from kernels.forgetting_attention.hopper import backward as hopper_backward
 from kernels.forgetting_attention.hopper import forward as hopper_forward
 from kernels.forgetting_attention.portable.prepare import prepare
-from tests.kernels.gluon_interpreter import interpreted_gluon
-from tests.kernels.regimes import (
+from tests.kernels.forgetting_attention.gluon_interpreter import interpreted_gluon
+from tests.kernels.forgetting_attention.regimes import (
     GRID,
     Case,
     Regime,

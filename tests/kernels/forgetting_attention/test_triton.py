@@ -2,11 +2,9 @@
 what is allowed."""
 
 import math
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +17,7 @@ from kernels.forgetting_attention.portable.prepare import prepare
 from kernels.forgetting_attention.pruning.norms import triton_logit_bound
 from kernels.forgetting_attention.pruning.tight import tight_tiles
 from kernels.forgetting_attention.visibility import cumulative_log_gate
-from results.measured import add
-from tests.kernels.oracle import GATES, Case, assert_right, attend, errors, make_case, output_and_gradients
+from tests.kernels.forgetting_attention.oracle import GATES, Case, assert_right, attend, errors, make_case, output_and_gradients
 
 pytestmark = pytest.mark.gpu
 
@@ -32,20 +29,6 @@ SHORTER_QUERIES = [(1, 300), (63, 200), (128, 1000), (1000, 1100), (1999, 2048)]
 def _poisoned_memory() -> None:
     """What the kernels allocate next holds NaN."""
     torch.full((64_000_000,), float("nan"), device="cuda")
-
-
-@pytest.fixture(scope="module")
-def recorded() -> Iterator[list[dict[str, Any]]]:
-    """A row per case, kept where `RECORD` says; every process of xdist adds a file of its own."""
-    rows: list[dict[str, Any]] = []
-    yield rows
-    if rows and "RECORD" in os.environ:
-        add("errors_in_tests", rows, torch.cuda.get_device_name(), folder=Path(os.environ["RECORD"]))
-
-
-@pytest.fixture
-def record(request: pytest.FixtureRequest, recorded: list[dict[str, Any]]) -> Callable[[dict[str, float]], None]:
-    return lambda errors: recorded.append({"case": request.node.name, **{k: float(f"{v:.3g}") for k, v in errors.items()}})
 
 
 def scattered(case: Case) -> Case:
@@ -69,16 +52,16 @@ def scattered_gradients(attention: Callable[..., Tensor], case: Case) -> list[Te
 @pytest.mark.parametrize("gates", GATES)
 @pytest.mark.parametrize(("Q", "T"), LENGTHS + SHORTER_QUERIES)
 @pytest.mark.parametrize("D", [64, 128])
-def test_lengths_and_gates(D: int, Q: int, T: int, gates: str, record: Callable) -> None:
-    record(assert_right(forgetting_attention, make_case(gates, 2, Q, T, 2, 2, D, torch.bfloat16, "cuda")))
+def test_lengths_and_gates(D: int, Q: int, T: int, gates: str) -> None:
+    assert_right(forgetting_attention, make_case(gates, 2, Q, T, 2, 2, D, torch.bfloat16, "cuda"))
 
 
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
 @pytest.mark.parametrize("gates", ["mixture", "zero", "twenty"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("D", [16, 32, 64, 128])
-def test_sizes_dtypes_and_groups(D: int, dtype: torch.dtype, gates: str, key_heads: int, record: Callable) -> None:
-    record(assert_right(forgetting_attention, make_case(gates, 2, 300, 333, 4, key_heads, D, dtype, "cuda")))
+def test_sizes_dtypes_and_groups(D: int, dtype: torch.dtype, gates: str, key_heads: int) -> None:
+    assert_right(forgetting_attention, make_case(gates, 2, 300, 333, 4, key_heads, D, dtype, "cuda"))
 
 
 @pytest.mark.parametrize("D", [16, 64, 128])
@@ -247,10 +230,10 @@ def test_compile_checkpoint_autocast() -> None:
     with torch.autocast("cuda", torch.bfloat16):
         assert forgetting_attention(*case.to(torch.float32)[:4]).dtype == torch.bfloat16
     inputs = [x.detach().requires_grad_() for x in case[:4]]
-    operator = torch.ops.forgetting_attention.triton_forward.default
+    operator = torch.ops.kernels_forgetting_attention.forward.default
     torch.library.opcheck(
         operator,
-        (*inputs, None, -10.0, None, None, None, 0.125, False),
+        (*inputs, None, -10.0, None, None, None, 0.125, False, "triton"),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
 

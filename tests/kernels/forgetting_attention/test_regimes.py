@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from kernels.benchmark.errors import make_regime, relative_errors
 from kernels.forgetting_attention import forgetting_attention, gpu
-from tests.kernels.oracle import NAMES
-from tests.kernels.regimes import (
+from tests.kernels.forgetting_attention.oracle import NAMES
+from tests.kernels.forgetting_attention.regimes import (
     GRID,
     Regime,
     assert_decoding_within,

@@ -12,13 +12,12 @@ import pandas as pd
 import pytest
 import torch
 
-from kernels.benchmark import keep, measure, short, tiles
-from kernels.benchmark.records import records
-from kernels.benchmark.rows import BASELINE, ROPE_BASELINE, compared, draw, short_table, table
+from kernels.benchmark import keep, operators, short, times
+from kernels.benchmark.rows import BASELINE, ROPE_BASELINE, compared, draw, error_table, short_table, table
 from kernels.forgetting_attention import forgetting_attention
 from results.measured import read
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ROW = {
     "gpu": "some GPU", "date": "2026-01-01T00:00:00+00:00", "provider": BASELINE, "operation": "forward",
     "gates": "local to global", "dtype": "bfloat16", "batch": 2, "seq_len": 16_384, "num_heads": 24, "head_dim": 64,
@@ -33,19 +32,11 @@ def test_ratio_is_within_one_measuring():
     newest = compared(rows)
     assert list(newest.provider) == [BASELINE, "ours", "ours"] and list(newest.date.unique()) == [later["date"]]
     assert list(newest.ratio[:2]) == [1.0, 2.0] and pd.isna(newest.ratio.iloc[2])
-    assert "| ours | 0.500 (1.000-3.000) | 450 | 2.00 | 1.0e-03 |" in table(rows)
-    assert "| 2, 7, 24, 64 | forward | local to global | ours | 0.500 (1.000-3.000) | 450 |  |  |" in table(rows)
-
-
-def test_the_record_has_the_repeats_of_each_commit_and_the_attempts():
-    rows = []
-    for commit, ms in (("aaa", 4.0), ("bbb", 2.0), ("bbb", 1.0), ("bbb", 1.6)):
-        row = {**ROW, "created": f"2026-01-0{len(rows) // 2 + 1}", "commit": commit}
-        rows += [row, {**row, "provider": "ours", "ms_q50": ms}, {**row, "provider": "ours, pruned", "gates": "open"}]
-    attempt = {"created": "2026-01-01", "gpu": "some GPU", "version": "wild", "kernel": "forward", "head_dim": 64, "ms": 9.0}
-    text = records(pd.DataFrame(rows), pd.DataFrame([{**attempt, "expected": "half", "outcome": "twice"}]))
-    assert "| aaa | 0.500 | 1 |" in text and "| bbb | 1.250 (1.000 to 2.000) | 3 |" in text and "pruned" not in text
-    assert "| 2026-01-01 | some GPU | wild | forward | 64 | 9.0 | half | twice |" in text
+    assert "| pass | regime | softmax cuDNN | ours |" in table(rows)
+    assert "| 2, 16384, 24, 64 | forward | local to global | 1.000 ms | 2.00 |" in table(rows)
+    assert "| 2, 7, 24, 64 | forward | local to global |  | 0.500 ms |" in table(rows)  # nothing to compare with
+    others = rows.assign(operation="decode")
+    assert table(pd.concat([rows, others])) == table(rows)
 
 
 def test_stick_breaking_is_compared_with_softmax_that_knows_positions(tmp_path):
@@ -60,7 +51,7 @@ def test_stick_breaking_is_compared_with_softmax_that_knows_positions(tmp_path):
 
 def test_a_provider_that_took_too_long_has_a_line_and_hides_no_earlier_time():
     late = {**ROW, "provider": "fla", "ms_q20": math.nan, "ms_q50": math.nan, "ms_q80": math.nan, "effective_tflops": 0.0}
-    assert "| fla | not within the limit of compiling, tuning and timing |  |  | 1.0e-03 |" in table(pd.DataFrame([ROW, late]))
+    assert "| 2.000 ms | too slow to compile |" in table(pd.DataFrame([ROW, late]))
     again = pd.DataFrame([ROW, {**late, "ms_q50": 4.0}, {**late, "date": "later"}])
     assert list(compared(again).query("provider == 'fla'").ratio) == [0.5]
 
@@ -74,7 +65,7 @@ def _no_gpu(monkeypatch):
 @pytest.mark.usefixtures("_no_gpu")
 def test_rows_are_kept_where_measuring_is_cut_short(tmp_path):
     def cut():
-        yield measure.make_row("ours", "forward", "open", (1, 2, 3, 4), (1.0, 2.0, 3.0), 9.0, 0.0, "today")
+        yield {name: value for name, value in ROW.items() if name != "gpu"}
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -92,8 +83,8 @@ def test_a_provider_is_left_at_its_limit_with_what_it_reached(monkeypatch):
     x = torch.ones((), requires_grad=True) * 1
     x.register_hook(forever)
     bench = lambda run, **_: run() or [1.0, 2.0, 3.0]  # noqa: E731
-    monkeypatch.setattr(measure, "triton", SimpleNamespace(testing=SimpleNamespace(do_bench=bench)))
-    rows = partial(measure.timed, "fla", "open", (1, 2, 3, 4), date="today", limit_s=1)
+    monkeypatch.setattr(times, "triton", SimpleNamespace(testing=SimpleNamespace(do_bench=bench)))
+    rows = partial(times.timed, "fla", "open", (1, 2, 3, 4), date="today", limit_s=1)
     found = rows({"forward": lambda: None, "forward+backward": x.backward}, lambda: 1e-3)
     assert [row["operation"] for row in found] == ["forward", "forward+backward"]
     assert found[0]["ms_q50"] == 2.0 and math.isnan(found[1]["ms_q50"]) and found[1]["max_error"] == 1e-3
@@ -130,8 +121,8 @@ def test_short_calls_alone_and_in_graphs_are_lines_of_one_table(monkeypatch, tmp
 
 @pytest.mark.parametrize("module", ["kernels.benchmark", "experiments.benchmark"])
 def test_the_committed_rows_are_shown_without_a_gpu(module):
-    """And the committed picture and record are what is drawn from them."""
-    drawn = [ROOT / "results" / "kernels" / name for name in ("attention.png", "records.md")]
+    """And the committed pictures are what is drawn from them."""
+    drawn = [ROOT / "results" / "kernels" / name for name in ("attention.png", "stick_breaking.png")]
     before = [path.read_bytes() for path in drawn]
     shown = subprocess.run([sys.executable, "-m", module, "--show"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "NVIDIA H200" in shown.stdout
@@ -139,7 +130,7 @@ def test_the_committed_rows_are_shown_without_a_gpu(module):
 
 
 def test_the_tight_rule_leaves_fewer_tiles():
-    by_head, by_tile = tiles.left((2, 2048, 4, 64))
+    by_head, by_tile = operators.tiles_left((2, 2048, 4, 64))
     assert 0.1 < by_tile < by_head - 0.02 < 0.9
 
 
@@ -152,8 +143,8 @@ def test_what_is_installed_is_measured(monkeypatch):
     for there in (True, False):
         for name, module in installed.items():
             monkeypatch.setitem(sys.modules, name, module if there else None)
-        monkeypatch.setattr(measure, "find_spec", lambda name, there=there: there and name == "tilelang")
-        found = measure.providers.__wrapped__()
+        monkeypatch.setattr(operators, "find_spec", lambda name, there=there: there and name == "tilelang")
+        found = operators.providers.__wrapped__()
         assert (
             {"softmax flash-4", "fla", "fla, TileLang"} <= set(found) if there else not {"softmax flash-4", "fla"} & set(found)
         )
@@ -161,3 +152,33 @@ def test_what_is_installed_is_measured(monkeypatch):
             monkeypatch.setenv("FLA_TILELANG", "as it was")
             outputs = {name: found[name](*"qkvg") for name in ("fla, TileLang", "fla", "softmax flash-4")}
             assert outputs == {"fla, TileLang": "1", "fla": "0", "softmax flash-4": ("flash-4", True)}
+
+
+def test_every_operator_is_timed_in_its_regimes(monkeypatch):
+    """The baseline once, in the measuring that it is compared in; providers that were not asked for not at all."""
+    said: dict[str, list] = {kind: [] for kind in operators.OPERATORS}
+    for kind, operator in operators.OPERATORS.items():
+        softmax = BASELINE if kind == "forgetting_attention" else ROPE_BASELINE
+        named = dict.fromkeys(("ours", softmax, "fla"), print)
+        small = operator._replace(inputs=lambda *_: [torch.zeros(1)] * 4, providers=lambda shape, named=named: named)
+        monkeypatch.setattr(times, "timed", lambda name, gates, *_, kind=kind: said[kind].append((name, gates)) or [])
+        list(times.measure(small, operator.shapes[0], ("ours",), 60))
+    assert said["forgetting_attention"] == [("ours", "local to global"), (BASELINE, "local to global"), ("ours", "open")]
+    assert said["stick_breaking"] == [("ours", "long"), (ROPE_BASELINE, "any"), ("ours", "short")]
+
+
+@pytest.mark.parametrize("kind", operators.OPERATORS)
+def test_a_provider_that_is_wrong_is_not_timed(kind):
+    operator = operators.OPERATORS[kind]
+    cpu = operator._replace(inputs=partial(operator.inputs, device="cpu"))
+    exact = operator.exact("ours")
+    assert times.check(cpu, "ours", lambda *x: exact(*(y.float() for y in x)), 16, operator.regimes[0]) < 1e-2
+    with pytest.raises(RuntimeError, match="o is off by"):
+        times.check(cpu, "ours", lambda *x: 1.1 * exact(*x), 16, operator.regimes[0])
+
+
+def test_the_error_table_has_the_largest_of_the_newest():
+    regime = {"gpu": "some GPU", "provider": "ours", "head_dim": 64, "logit": 1.0, "gates": "open"}
+    errors = dict.fromkeys(("o", "dq", "dk", "dv", "dlog_fgate"), 1e-3)
+    rows = [{**regime, **errors, "o": 9.0}, {**regime, **errors}, {**regime, **errors, "logit": 3.0, "dq": 2e-3}]
+    assert "| some GPU | open | ours | 1.0e-03 | 2.0e-03 | 1.0e-03 | 1.0e-03 | 1.0e-03 |" in error_table(pd.DataFrame(rows))

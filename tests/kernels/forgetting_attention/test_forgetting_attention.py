@@ -1,6 +1,7 @@
 """The CPU path of the operator against the float64 oracle, and the identities that forgetting attention must obey."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,14 +11,15 @@ from torch.nn.functional import logsigmoid, scaled_dot_product_attention
 
 from kernels.forgetting_attention import (
     forgetting_attention,
+    interface,
     pruned_tile_share,
     qk_norm_logit_bound,
     reference_attention,
 )
 from kernels.forgetting_attention.chunked import chunked_backward, chunked_forward
-from kernels.forgetting_attention.pruning.threshold import norm_logit_bound, pruning_threshold
-from kernels.forgetting_attention.visibility import cumulative_log_gate, first_visible_key, pruned_tiles
-from tests.kernels.oracle import GATES, assert_right, attend, make_case, output_and_gradients
+from kernels.forgetting_attention.pruning.threshold import norm_logit_bound, pruned_tiles, pruning_threshold
+from kernels.forgetting_attention.visibility import cumulative_log_gate, first_visible_key
+from tests.kernels.forgetting_attention.oracle import GATES, assert_right, attend, make_case, output_and_gradients
 
 
 @pytest.mark.parametrize("gates", GATES)
@@ -272,9 +274,9 @@ def test_works_under_compile_checkpoint_and_autocast() -> None:
 def test_operator_passes_opcheck() -> None:
     q, k, v, log_fgate, _ = make_case("one", 1, 20, 30, 2, 1, 16, torch.float32)
     inputs = [x.requires_grad_() for x in (q, k, v, log_fgate)]
-    operator = torch.ops.forgetting_attention.chunked_forward.default
+    operator = torch.ops.kernels_forgetting_attention.forward.default
     for tolerance in (None, -10.0):
-        torch.library.opcheck(operator, (*inputs, None, tolerance, None, None, None, 0.25))
+        torch.library.opcheck(operator, (*inputs, None, tolerance, None, None, None, 0.25, False, "chunked"))
 
 
 def test_everything_is_made_where_the_inputs_are() -> None:
@@ -300,6 +302,19 @@ def test_reference_equals_chunked_for_log_sigmoid_gates() -> None:
     q, k, v, log_fgate, _ = make_case("one", 1, 90, 90, 2, 2, 16, torch.float32)
     log_fgate = logsigmoid(log_fgate)
     torch.testing.assert_close(forgetting_attention(q, k, v, log_fgate), reference_attention(q, k, v, log_fgate))
+
+
+def test_backend_reference_is_the_readable_reference_with_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make_case("one", 2, 300, 300, 2, 1, 16, torch.float32)
+    starts = {"seq_start": torch.tensor([0, 40])}
+    pruned = {"adaptive_threshold": -3.0}, {"adaptive_threshold": "tight"}
+    for options in ({}, starts, {"window_size": 130}, *pruned):
+        named = output_and_gradients(partial(forgetting_attention, backend="reference", **options), case)
+        chunked = output_and_gradients(partial(forgetting_attention, backend="chunked", **options), case)
+        torch.testing.assert_close(named, chunked)
+        assert torch.equal(forgetting_attention(*case[:4], **options), chunked[0])  # what a CPU runs
+    monkeypatch.setattr(interface, "reference_attention", lambda *inputs, **options: inputs[0])
+    assert forgetting_attention(*case[:4], backend="reference") is case.q
 
 
 # Bad input: the message names the argument, its value and what is allowed.

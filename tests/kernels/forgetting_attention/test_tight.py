@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.forgetting_attention import forgetting_attention, norm_logit_bound, pruning_threshold
+from kernels.forgetting_attention.pruning.threshold import pruned_tiles
 from kernels.forgetting_attention.pruning.tight import MARGIN, tight_tiles
-from kernels.forgetting_attention.visibility import first_visible_key, pruned_tiles
-from tests.kernels.oracle import cumulative, make_case, output_and_gradients, visible_pairs
+from kernels.forgetting_attention.visibility import first_visible_key
+from tests.kernels.forgetting_attention.oracle import cumulative, make_case, output_and_gradients, visible_pairs
 
 LIMITS: dict[str, dict[str, Any]] = {
     "none": {},

@@ -1,0 +1,232 @@
+"""Operators that are measured: their shapes, inputs and providers, and what is exact.
+
+Forgetting attention: q and k are RMS-normalised per head. Gate logits are linspace(0, 9) over the heads plus N(0, 1) per token
+("local to global": heads range from very local to global), or 30 ("open": nothing decays, nothing can be pruned).
+
+Stick-breaking attention: logits are N(0, 1) ("short": a row's stick is used up after some fifty keys and the rest is skipped),
+or N(-9, 1) ("long": every key of 16,384 counts and nothing can be skipped). Softmax attention is given a rotary embedding.
+"""
+
+import functools
+import math
+import os
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import logsigmoid, rms_norm, scaled_dot_product_attention
+
+from kernels import forgetting_attention as forgetting
+from kernels import stick_breaking as stick
+from kernels.benchmark.rows import BASELINE, ROPE_BASELINE
+
+Attention = Callable[..., Tensor]
+Shape = tuple[int, int, int, int]
+"""B, T, H, D."""
+DTYPE = torch.bfloat16
+OPEN = ("ours", "ours, pruned", "ours, tightly pruned")  # with open gates: what looking for something to prune costs
+SHIFT = {"long": -9.0, "short": 0.0}
+
+
+class Operator(NamedTuple):
+    """What is timed of an operator."""
+
+    kind: str
+    """Of its rows in results/measurements."""
+    shapes: tuple[Shape, ...]
+    regimes: tuple[str, ...]
+    inputs: Callable[..., list[Tensor]]
+    """(shape, regime, device) -> inputs with gradient, and dO."""
+    providers: Callable[[Shape], dict[str, Attention]]
+    """By name; first what is there in any case, last what tunes itself for minutes."""
+    exact: Callable[[str], Attention | None]
+    """Name of a provider -> the readable reference of what it computes, where there is one."""
+    label: Callable[[str, str], str]
+    """(provider, regime) -> the regime that its row names; empty: not measured there."""
+
+
+def make_inputs(shape: Shape, gates: str, device: str = "cuda") -> list[Tensor]:
+    """Draw q, k, v (B, T, H, D) and log_fgate (B, T, H), with gradient, and dO."""
+    B, T, H, D = shape
+    generator = torch.Generator(device).manual_seed(0)
+    q, k, v, do = (torch.randn(B, T, H, D, device=device, generator=generator) for _ in range(4))
+    logit = torch.linspace(0, 9, H, device=device) + torch.randn(B, T, H, device=device, generator=generator)
+    log_fgate = logsigmoid(logit if gates == "local to global" else torch.full_like(logit, 30.0))
+    inputs = [x.to(DTYPE).requires_grad_() for x in (rms_norm(q, (D,)), rms_norm(k, (D,)), v)]
+    return [*inputs, log_fgate.requires_grad_(), do.to(DTYPE)]
+
+
+def make_stick_inputs(shape: Shape, logits: str, device: str = "cuda") -> list[Tensor]:
+    """Draw q, k, v (B, T, H, D) with gradient, and dO."""
+    generator = torch.Generator(device).manual_seed(0)
+    q, k, v, do = (torch.randn(shape, device=device, generator=generator) for _ in range(4))
+    q, k = rms_norm(q, shape[-1:]), rms_norm(k, shape[-1:])
+    if SHIFT[logits]:
+        q[..., 0], k[..., 0] = 1.0, SHIFT[logits] * shape[-1] ** 0.5
+    return [*(x.to(DTYPE).requires_grad_() for x in (q, k, v)), do.to(DTYPE)]
+
+
+def _softmax(backend: SDPBackend, rotated: Callable[[Tensor], Tensor] = lambda x: x) -> Attention:
+    def attention(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
+        with sdpa_kernel(backend):
+            q, k, v = (x.transpose(1, 2) for x in (rotated(q), rotated(k), v))
+            return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+    return attention
+
+
+def _pruned(attention: Attention) -> Attention:
+    def pruned(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> Tensor:
+        B, T, H, D = q.shape
+        threshold = float(forgetting.pruning_threshold(math.sqrt(D), T))  # q, k are normalised with scale one
+        return attention(q, k, v, log_fgate, adaptive_threshold=torch.full((B, H), threshold, device=q.device))
+
+    return pruned
+
+
+def _first(attention: Callable[..., Tensor | tuple[Tensor, ...]]) -> Attention:
+    def first(*inputs: Tensor) -> Tensor:
+        result = attention(*inputs)
+        return result if isinstance(result, Tensor) else result[0]
+
+    return first
+
+
+@functools.cache
+def providers() -> dict[str, Attention]:
+    """Find what can be measured here of forgetting attention. `fla` is its Triton path, whatever else is there."""
+    attention = forgetting.forgetting_attention
+    found: dict[str, Attention] = {
+        "ours": attention,
+        BASELINE: _softmax(SDPBackend.CUDNN_ATTENTION),
+        "ours, pruned": _pruned(attention),
+        "ours, tightly pruned": partial(attention, adaptive_threshold="tight"),
+        "ours, deterministic": partial(attention, deterministic=True),
+        "softmax flash-2": _softmax(SDPBackend.FLASH_ATTENTION),
+    }
+    try:
+        from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found]
+
+        found["softmax flash-4"] = _first(lambda q, k, v, _: flash_attn_func(q, k, v, causal=True))
+    except ImportError as error:
+        print(f"not measured: FlashAttention-4 ({error})")
+    try:
+        from forgetting_transformer import forgetting_attention as authors  # type: ignore[import-not-found]
+
+        found["authors"] = authors
+        found["authors, pruned"] = _pruned(authors)
+    except ImportError as error:
+        print(f"not measured: the authors' package ({error})")
+    try:
+        import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
+        from fla.ops.forgetting_attn.parallel import parallel_forgetting_attn
+
+        def of_fla(tilelang: str, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+            os.environ["FLA_TILELANG"] = tilelang  # fla reads it in each call, here and in the backward pass that follows
+            return parallel_forgetting_attn(*inputs)
+
+        found["fla"] = _first(partial(of_fla, "0"))
+        if find_spec("tilelang"):
+            found["fla, TileLang"] = _first(partial(of_fla, "1"))
+        else:
+            print("not measured: fla's TileLang path (no module named tilelang)")
+    except ImportError as error:
+        print(f"not measured: fla ({error})")
+    return found
+
+
+def _stick_providers(shape: Shape) -> dict[str, Attention]:
+    """Find what can be measured here of stick-breaking attention."""
+    _, T, _, D = shape
+    frequencies = 5e5 ** (-torch.arange(D // 2, device="cuda") / (D // 2))
+    angles = torch.arange(T, device="cuda")[:, None] * frequencies
+    table = torch.cat([angles.cos(), angles.sin()], -1)
+    found = {
+        "ours": _first(stick.stick_breaking_attention),
+        ROPE_BASELINE: _softmax(SDPBackend.CUDNN_ATTENTION, lambda x: Rotate.apply(x, table)),
+        "softmax flash-2 + RoPE": _softmax(SDPBackend.FLASH_ATTENTION, lambda x: Rotate.apply(x, table)),
+    }
+    try:
+        import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
+        from fla.ops.stickbreaking_attn import parallel_stickbreaking_attn
+
+        found["fla"] = _first(parallel_stickbreaking_attn)
+    except ImportError as error:
+        print(f"not measured: fla ({error})")
+    return found
+
+
+@triton.jit
+def _rotate_kernel(x_ptr, table_ptr, y_ptr, rows, T, H, sign, HALF: tl.constexpr, ROWS: tl.constexpr):
+    row_R = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    channel = tl.arange(0, HALF)[None, :]
+    inside = row_R < rows
+    angle = row_R // H % T * (2 * HALF) + channel
+    cos, sin = tl.load(table_ptr + angle, mask=inside), tl.load(table_ptr + angle + HALF, mask=inside) * sign
+    at = row_R * (2 * HALF) + channel
+    first, second = tl.load(x_ptr + at, mask=inside).to(tl.float32), tl.load(x_ptr + at + HALF, mask=inside).to(tl.float32)
+    tl.store(y_ptr + at, first * cos - second * sin, mask=inside)
+    tl.store(y_ptr + at + HALF, second * cos + first * sin, mask=inside)
+
+
+class Rotate(torch.autograd.Function):
+    """Rotary embedding of contiguous (B, T, H, D) in one pass over memory; the table (T, D) holds cosines, then sines."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, table: Tensor, sign: float = 1.0) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.table = table
+        B, T, H, D = x.shape
+        y = torch.empty_like(x)
+        _rotate_kernel[(triton.cdiv(B * T * H, 64),)](x, table, y, B * T * H, T, H, sign, HALF=D // 2, ROWS=64)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def]
+        return Rotate.apply(dy.contiguous(), ctx.table, -1.0), None, None
+
+
+def _exact(provider: str) -> Attention:
+    if not provider.startswith("softmax"):
+        return forgetting.reference_attention
+    return lambda q, k, v, log_fgate: forgetting.reference_attention(q, k, v, 0.0 * log_fgate)
+
+
+FORGETTING = Operator(
+    kind="forgetting_attention",
+    shapes=((2, 16_384, 24, 64), (2, 16_384, 12, 128), (8, 4096, 24, 64), (1, 65_536, 12, 64)),
+    regimes=("local to global", "open"),
+    inputs=make_inputs,
+    providers=lambda shape: providers(),
+    exact=_exact,
+    label=lambda provider, gates: gates if gates != "open" or provider in OPEN else "",
+)
+STICK_BREAKING = Operator(
+    kind="stick_breaking",
+    shapes=((4, 4096, 12, 128), (4, 8192, 12, 128), (4, 16_384, 12, 128), (2, 16_384, 24, 64)),
+    regimes=("long", "short"),
+    inputs=make_stick_inputs,
+    providers=_stick_providers,
+    exact=lambda provider: None if provider.startswith("softmax") else _first(stick.reference_attention),
+    # How long softmax takes does not depend on its logits.
+    label=lambda provider, logits: logits if not provider.startswith("softmax") else "any" if logits == "long" else "",
+)
+OPERATORS = {operator.kind: operator for operator in (FORGETTING, STICK_BREAKING)}
+
+
+def tiles_left(shape: Shape) -> tuple[float, float]:
+    """Compute which share of the causal tiles ACP's rule and the tight one leave, gates local to global; needs no GPU.
+
+    0 to 1, a mean over the heads of one sequence.
+    """
+    _, T, H, D = shape
+    q, k, _, log_fgate, _ = (x.detach() for x in make_inputs((1, T, H, D), "local to global", "cpu"))
+    rules = float(forgetting.pruning_threshold(math.sqrt(D), T)), "tight"
+    skipped = [forgetting.skipped_tiles(q, k, log_fgate, adaptive_threshold=rule) for rule in rules]
+    acp, tight = (1 - float(forgetting.share_of_tiles(count, T, T).mean()) for count in skipped)
+    return acp, tight

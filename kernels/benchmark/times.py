@@ -1,0 +1,109 @@
+"""Times of an operator's providers on this GPU: each is held to float64 first, then timed.
+
+Effective TFLOP/s are those of the dense causal computation, 4 B H T^2 D / 2 forward and 3.5 times that forward + backward:
+skipped work counts as done.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from functools import partial
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.benchmark.keep import Row, TooLong, limited
+from kernels.benchmark.operators import DTYPE, Attention, Operator, Shape
+from kernels.benchmark.rows import BASELINE, ROPE_BASELINE
+
+FACTORS = {"forward": 1.0, "forward+backward": 3.5}
+
+
+def now() -> str:
+    """Date of the rows that are compared with each other."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def measure(operator: Operator, shape: Shape, only: tuple[str, ...], limit_s: int) -> Iterator[Row]:
+    """Time forward and forward + backward of every provider (of `only` and cuDNN's, or of all) at one shape, in one run."""
+    date = now()
+    for regime in operator.regimes:
+        *inputs, do = operator.inputs(shape, regime)
+        detached = [x.detach() for x in inputs]
+        for name, attention in operator.providers(shape).items():
+            gates = operator.label(name, regime)
+            if not gates or (only and name not in (*only, BASELINE, ROPE_BASELINE)):
+                continue
+            wanted = inputs[:3] if name.startswith("softmax") else inputs
+            runs: dict[str, Callable[[], object]] = {
+                "forward": partial(attention, *detached),
+                "forward+backward": partial(_both, attention, inputs, wanted, do),
+            }
+            error = partial(check, operator, name, attention, shape[3], regime)
+            yield from timed(name, gates, shape, runs, error, date, limit_s)
+
+
+def _both(attention: Attention, inputs: list[Tensor], wanted: list[Tensor], do: Tensor) -> object:
+    return torch.autograd.grad(attention(*inputs), wanted, do)
+
+
+def check(operator: Operator, name: str, attention: Attention, head_dim: int, regime: str) -> float:
+    """Compute the largest error of o against float64 at 1,024 tokens, NaN where nothing is exact.
+
+    Raises if an output or gradient is more than a few bf16 ulp off."""
+    exact = operator.exact(name)
+    if exact is None:
+        return math.nan
+    *inputs, do = operator.inputs((1, 1024, 4, head_dim), regime)
+    doubles = [x.detach().double().requires_grad_() for x in inputs]
+    expected = [exact(*doubles)]
+    expected += torch.autograd.grad(expected[0], doubles[:3], do.double())
+    found = [attention(*inputs)]
+    found += torch.autograd.grad(found[0], inputs[:3], do)
+    for what, x, y in zip(("o", "dq", "dk", "dv"), found, expected, strict=True):
+        error = ((x.double() - y).norm() / y.norm()).item()
+        if not error < 2e-2:
+            raise RuntimeError(f"{what} is off by {error:.1e} of its norm")
+    return (found[0].double() - expected[0]).abs().max().item()
+
+
+def timed(
+    provider: str,
+    gates: str,
+    shape: Shape,
+    runs: dict[str, Callable[[], object]],
+    check: Callable[[], float],
+    date: str,
+    limit_s: int,
+) -> list[Row]:
+    """Make a row of each operation, none where `check` raises; without times where the limit was reached before."""
+    B, T, H, D = shape
+    times, tflops, error = dict.fromkeys(runs, (math.nan,) * 3), dict.fromkeys(runs, 0.0), math.nan
+    try:
+        with limited(limit_s):
+            error = check()
+            for operation, run in runs.items():
+                times[operation] = tuple(triton.testing.do_bench(run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8]))
+                ms = times[operation][1]
+                tflops[operation] = FACTORS[operation] * 4 * B * H * T * T * D / 2 / ms * 1e-9
+                print(f"{shape} {gates} {provider}: {operation} {ms:.3f} ms, {tflops[operation]:.0f} TFLOP/s", flush=True)
+    except TooLong as problem:
+        print(f"{shape} {gates} {provider}: {problem}", flush=True)
+    except Exception as problem:  # compilers of others raise whatever they like
+        print(f"{shape} {gates} {provider}: not measured ({type(problem).__name__}: {problem})", flush=True)
+        return []
+    names = ("batch", "seq_len", "num_heads", "head_dim", "ms_q20", "ms_q50", "ms_q80")
+    return [
+        {
+            "date": date,
+            "provider": provider,
+            "operation": operation,
+            "gates": gates,
+            "dtype": str(DTYPE).removeprefix("torch."),
+            **dict(zip(names, (*shape, *(round(t, 5) for t in times[operation])), strict=True)),
+            "effective_tflops": round(tflops[operation], 2),
+            "max_error": float(f"{error:.3g}"),
+        }
+        for operation in runs
+    ]

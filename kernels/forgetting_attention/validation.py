@@ -1,0 +1,39 @@
+"""Checks of the forget gates and of pruning; those that all operators share are in `attention_shared.validation`."""
+
+import os
+
+import torch
+from torch import Tensor
+
+from ..attention_shared.validation import check_limit_values
+
+CHECK_VALUES_VARIABLE = "FORGETTING_ATTENTION_CHECK_VALUES"
+
+
+def check_gates(q: Tensor, k: Tensor, log_fgate: Tensor) -> None:
+    """Check the gates' shape, dtype and device against checked q and k."""
+    B, _, H, _ = q.shape
+    T = k.shape[1]
+    if log_fgate.shape != (B, T, H):
+        raise ValueError(f"log_fgate has shape {tuple(log_fgate.shape)}; it must be (B, T, H) = {(B, T, H)}.")
+    dtype = log_fgate.dtype
+    if dtype != torch.float32 and (dtype != torch.float64 or q.dtype != torch.float64):
+        raise ValueError(f"log_fgate has dtype {dtype}; it must be torch.float32 (compute it with logsigmoid there).")
+    if log_fgate.device != q.device:
+        raise ValueError(f"log_fgate is on {log_fgate.device}; it must be on q's device, {q.device}.")
+
+
+def check_tolerance(log_tolerance: float) -> None:
+    """Check the log of the probability that pruning may take."""
+    if not log_tolerance < 0:
+        raise ValueError(f"log_tolerance is {log_tolerance}; it is the log of a share of the probability, below 0.")
+
+
+def check_values(log_fgate: Tensor, seq_start: Tensor | None, cu_seqlens: Tensor | None) -> None:
+    """Check what lies in memory: always on CPU, on a GPU only on request, as each look costs a synchronisation."""
+    if log_fgate.device.type != "cpu" and os.environ.get(CHECK_VALUES_VARIABLE) != "1":
+        return
+    if not bool((log_fgate <= 0).all()):
+        worst = log_fgate.nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()
+        raise ValueError(f"log_fgate reaches {worst} (inf stands for NaN too); log gates must be <= 0.")
+    check_limit_values(log_fgate.shape[1], seq_start, cu_seqlens)
