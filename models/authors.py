@@ -4,6 +4,7 @@ The format has our parameter names (but for Mamba-2) and nearly the fields of ou
 here.
 """
 
+from dataclasses import fields
 from typing import Any
 
 from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec
@@ -40,7 +41,7 @@ _MLP = {**_COMMON, "mlp_ratio": "hidden_ratio", "mlp_width": "intermediate_size"
 _ATTENTION = {name: name for name in ("num_heads", "use_rope", "rope_base", "window_size", "initializer_range")}
 _SWITCHES = ("use_k_shift", "use_v_shift", "qk_norm", "use_output_gate", "use_output_norm")
 _GATE = {name: name for name in (*_SWITCHES, "qk_norm_share_param_across_head", "decay_time_min", "decay_time_max")}
-# What both formats state: our field, their key.
+# Fields that both formats state: our name, their key.
 _KEYS: dict[str, dict[str, str]] = {
     _FOX: {**_MLP, **_ATTENTION, **_GATE, "forget_gate": "fgate_type", "prune_log_tolerance": "log_pruning_tolerance"},
     _TRANSFORMER: {**_MLP, **_ATTENTION},
@@ -54,6 +55,8 @@ _KEYS: dict[str, dict[str, str]] = {
     _HGRN2: {**_MLP, "expand_ratio": "expand_ratio"},
     _DELTA_NET: {**_MLP, "conv_size": "conv_size"},
 }
+# Values that the authors' code knows, of keys that choose among kinds.
+_KNOWN = {"fgate_type": ("full", "bias_only", "fixed", "none")}
 # Keys without which a config is not understood, besides the sizes of the whole model.
 _NEEDED: dict[str, tuple[str, ...]] = {
     _FOX: ("num_heads", "fgate_type", "use_rope", *_SWITCHES),
@@ -63,13 +66,16 @@ _NEEDED: dict[str, tuple[str, ...]] = {
 
 
 def spec_from_authors(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a config.json in the authors' format. Raises ValueError naming the key that does not fit."""
+    """Return the spec of a config.json in the authors' format. Raises ValueError naming the key that does not fit."""
     model_type = config.get("model_type")
     if model_type not in _FIXED:
         raise ValueError(f"model_type {model_type!r} is none of {', '.join(sorted(_FIXED))}")
     for key, value in {**_FIXED[model_type], "tie_word_embeddings": False}.items():
         if config.get(key, value) != value:
             raise ValueError(f"{key} is {config[key]!r} in config.json; only {value!r} is supported for {model_type}")
+    for key, values in _KNOWN.items():
+        if config.get(key, values[0]) not in values:
+            raise ValueError(f"{key} is {config[key]!r}; the authors' format has {', '.join(values)}")
     needed = ("vocab_size", "hidden_size", "num_hidden_layers", *_NEEDED.get(model_type, ()))
     for key in needed:
         if key not in config:
@@ -95,7 +101,7 @@ def spec_from_authors(config: dict[str, Any]) -> ModelSpec:
 
 
 def config_for_authors(spec: ModelSpec) -> dict[str, Any]:
-    """config.json of a spec in the authors' format. Raises ValueError for what that format cannot express."""
+    """Return config.json of a spec in the authors' format. Raises ValueError for what that format cannot express."""
     more: dict[str, Any] = {}
     if isinstance(spec, Mamba2Spec):
         model_type, more = _MAMBA2, {"num_heads": spec.num_heads}
@@ -109,17 +115,24 @@ def config_for_authors(spec: ModelSpec) -> dict[str, Any]:
         if spec.attention != "softmax":
             raise ValueError(f"attention is {spec.attention!r}; the authors' format has softmax attention only")
         model_type = _FOX
-        if spec.forget_gate == "none" and not any(getattr(spec, name) for name in _SWITCHES):
+        plain = not any(getattr(spec, name) for name in _SWITCHES) and spec.qk_norm_share_param_across_head
+        if spec.forget_gate == "none" and plain:
             model_type, more = _TRANSFORMER, {"num_kv_heads": None}
     else:
         raise ValueError(f"the authors' format has no model of kind {spec.kind!r}")
     stated = {key: getattr(spec, ours) for ours, key in _KEYS[model_type].items()}
     architecture = {"model_type": model_type, "architectures": [_ARCHITECTURES[model_type]], "tie_word_embeddings": False}
-    return {**architecture, **stated, **more, **_FIXED[model_type]}
+    config = {**architecture, **stated, **more, **_FIXED[model_type]}
+    back = spec_from_authors(config)
+    lost = [field.name for field in fields(spec) if getattr(back, field.name) != getattr(spec, field.name)]
+    if lost:
+        names = ", ".join(f"{name} {getattr(spec, name)!r} (it would come back as {getattr(back, name)!r})" for name in lost)
+        raise ValueError(f"the authors' format cannot hold {names}; convert a model without it")
+    return config
 
 
 def name_for_authors(spec: ModelSpec, name: str) -> str:
-    """What the authors call one of our tensors."""
+    """Return the authors' name of one of our tensors."""
     if isinstance(spec, Mamba2Spec):
         return name.replace("model.norm.", "backbone.norm_f.").replace("model.", "backbone.")
     return name

@@ -3,9 +3,13 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -13,7 +17,8 @@ from models.authors import config_for_authors, spec_from_authors
 from models.build import build_model, load_model, spec_of
 from models.convert import main, save_authors
 from models.count import num_params
-from models.spec import ForgettingTransformerSpec
+from models.forgetting_transformer.spec import ForgetGate
+from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec
 
 MODEL_TYPES = {
     "fox_pro": "forgetting_transformer-project_fox",
@@ -70,6 +75,63 @@ def test_constant_gates_make_the_round_trip(specs, gate, tokens, tmp_path):
     assert spec_of(loaded) == spec
     if gate == "fixed":
         assert torch.equal(loaded.model.layers[0].attn.fgate_bias, model.model.layers[0].attn.fgate_bias)
+
+
+COMMON = {
+    "vocab_size": st.integers(1, 99),
+    "hidden_size": st.sampled_from((64, 128)),
+    "num_layers": st.integers(1, 3),
+    "norm_eps": st.sampled_from((1e-5, 1e-6)),
+}
+FIELDS = {
+    **COMMON,
+    "mlp_ratio": st.sampled_from((3.5, 4.0)),
+    "mlp_width": st.none() | st.integers(1, 300),
+    "num_heads": st.sampled_from((2, 4)),
+    "head_dim": st.sampled_from((32, 64)),
+    "expand_ratio": st.sampled_from((32, 64)),
+    "expand": st.integers(1, 3),
+    "conv_size": st.integers(2, 4),
+    "ssm_state_size": st.integers(1, 64),
+    "attention": st.sampled_from(("softmax", "stick_breaking")),
+    "forget_gate": st.sampled_from(get_args(ForgetGate)),
+    "decay_time_min": st.none() | st.floats(1, 9),
+    "decay_time_max": st.none() | st.floats(9, 99),
+    "rope_base": st.floats(1e3, 1e6),
+    "window_size": st.none() | st.integers(1, 99),
+    "prune_log_tolerance": st.none() | st.floats(-20, -1),
+    "initializer_range": st.floats(0.01, 0.1),
+}
+"""Values of the fields that are no switch."""
+REFUSED = {"attention", "prune_tightly", "use_lower_bound"}
+"""Fields whose other values the format cannot hold."""
+
+
+@pytest.mark.parametrize("kind", [ForgettingTransformerSpec, Mamba2Spec, HGRN2Spec, DeltaNetSpec])
+@settings(deadline=None, max_examples=300)
+@given(data=st.data())
+def test_every_field_comes_back_or_is_refused(kind, data):
+    names = [field.name for field in dataclasses.fields(kind) if field.name != "kind"]
+    drawn = {name: data.draw(FIELDS[name] if name in FIELDS else st.booleans(), label=name) for name in names}
+    if not drawn.get("forget_gate", "full").endswith(("only", "fixed")):
+        drawn |= dict.fromkeys({"decay_time_min", "decay_time_max"} & set(names))
+    try:
+        spec = kind(**drawn)
+    except ValidationError:
+        reject()
+    other = {name for name in REFUSED & set(names) if drawn[name] not in (False, "softmax")}
+    if not other:
+        assert spec_from_authors(json.loads(json.dumps(config_for_authors(spec)))) == spec
+        return
+    with pytest.raises(ValueError, match="|".join(other)):
+        config_for_authors(spec)
+
+
+def test_a_gate_that_the_authors_do_not_have_is_refused(specs):
+    spec = dataclasses.replace(specs["fox_pro"])
+    object.__setattr__(spec, "forget_gate", "shared")
+    with pytest.raises(ValueError, match="fgate_type is 'shared'; the authors' format has full, bias_only, fixed, none"):
+        config_for_authors(spec)
 
 
 def published(**changes: object) -> dict[str, object]:
