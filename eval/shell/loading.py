@@ -177,17 +177,16 @@ def vocab_size(model: "PreTrainedModel") -> int:
 
 
 def _know_foreign(folder: Path) -> None:
-    """Models of flash-linear-attention (GLA, ...) are known to transformers once its models are imported."""
+    """Import the models of flash-linear-attention (GLA, ...), which transformers knows from then on, where this is one."""
     kind = _read_json(folder / "config.json").get("model_type")
     import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
     from transformers import CONFIG_MAPPING
 
     if kind is not None and kind not in CONFIG_MAPPING and not str(kind).endswith(("_suite", "-project_fox")):
-        import warnings
+        from kernels.fla_cpu.install import install
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns where there is no GPU
-            import fla.models  # noqa: F401
+        install()  # what has a CPU version runs there, and what has none says so
+        import fla.models  # noqa: F401
 
 
 def load_tokenizer(name: str) -> TextCodec:

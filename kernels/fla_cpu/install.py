@@ -6,6 +6,8 @@ names and initialisation stay fla's, so a checkpoint moves freely between the tw
 
 import functools
 import importlib
+import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +18,7 @@ import torch.nn.functional as F
 from kernels.fla_cpu import modules, recurrences
 from kernels.fla_cpu.tuning import limit_tuning
 
-# Where a layer looks its function up, and what a CPU tensor gets instead.
+# Module in which a layer looks its function up, its name there, and what a CPU tensor gets instead.
 _PLACES: tuple[tuple[str, str, Callable], ...] = (
     ("fla.layers.hgrn2", "chunk_gla", recurrences.chunk_gla),
     ("fla.layers.hgrn2", "fused_recurrent_gla", recurrences.fused_recurrent_gla),
@@ -31,9 +33,13 @@ _PLACES: tuple[tuple[str, str, Callable], ...] = (
 )
 
 
+class NoCPUVersion(ValueError, RuntimeError):
+    """A layer of fla called a Triton kernel on a machine without a GPU."""
+
+
 def install() -> None:
     """Put the dispatching functions in place; a second call changes nothing. Raises ImportError where fla is
-    missing."""
+    missing. What has no CPU version raises NoCPUVersion when it is called where Triton finds no GPU."""
     with warnings.catch_warnings():
         # fla warns on import that Triton has no GPU here: that is what this package is for.
         warnings.simplefilter("ignore")
@@ -42,8 +48,40 @@ def install() -> None:
             function = getattr(module, name)
             if not hasattr(function, "cpu_function"):
                 setattr(module, name, _by_device(function, cpu_function))
+    driver: Any = sys.modules["triton.runtime.driver"]  # `triton.runtime.driver` is an object of that module
+    if not hasattr(driver._create_driver, "__wrapped__"):
+        driver._create_driver = _explained(driver._create_driver)
     if torch.cuda.is_available():
         limit_tuning()
+
+
+def _explained(create_driver: Callable[[], Any]) -> Callable[[], Any]:
+    @functools.wraps(create_driver)
+    def create() -> Any:
+        try:
+            return create_driver()
+        except RuntimeError as error:
+            layer, operator = _caller()
+            if operator is None:
+                raise
+            raise NoCPUVersion(
+                f"{layer or 'a model'} calls {operator}, which flash-linear-attention has for GPUs only: compute on one, or "
+                "write a CPU version in kernels/fla_cpu and name it in kernels/fla_cpu/install.py"
+            ) from error
+
+    return create
+
+
+def _caller() -> tuple[str | None, str | None]:
+    """Find the layer and the operator of fla that are being called, by their places in its source; None where there is none."""
+    layer = operator = None
+    for frame, _ in traceback.walk_stack(None):  # from here outwards
+        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if name != "<module>" and module.startswith(("fla.ops.", "fla.modules.")):
+            operator = f"{module}.{name}"
+        elif module.startswith("fla.layers."):
+            layer = layer or f"fla's layer {type(frame.f_locals.get('self')).__name__}"
+    return layer, operator
 
 
 def _by_device(fla_function: Callable, cpu_function: Callable) -> Callable:

@@ -1,6 +1,7 @@
 """CPU norms and convolutions against definitions written out, and the dispatch by device."""
 
 import importlib
+import sys
 
 import pytest
 import torch
@@ -89,3 +90,22 @@ def test_autocast_does_not_reach_the_recurrences():
         o, _ = layer.chunk_delta_rule(q, k, v, beta, use_qk_l2norm_in_kernel=True)
     exact, _ = recurrences.chunk_delta_rule(q, k, v, beta, use_qk_l2norm_in_kernel=True)
     assert torch.equal(o, exact)
+
+
+def test_a_layer_without_a_cpu_version_says_which_and_where_to_add_it(monkeypatch):
+    """As Triton finds no GPU, whether there is one or not."""
+    from fla.layers.gla import GatedLinearAttention
+
+    def none_found():
+        raise RuntimeError("0 active drivers ([]). There should only be one.")
+
+    install.install()
+    driver = sys.modules["triton.runtime.driver"]
+    assert hasattr(driver._create_driver, "__wrapped__")
+    monkeypatch.setattr(driver, "_create_driver", install._explained(none_found))
+    for name in ("_default", "_active"):
+        monkeypatch.setattr(driver.driver, name, None)
+    with pytest.raises(ValueError, match=r"GatedLinearAttention calls fla\.ops\.gla\.chunk\.chunk_gla.*fla_cpu/install\.py"):
+        GatedLinearAttention(hidden_size=64, num_heads=2)(torch.randn(1, 70, 64))
+    with pytest.raises(RuntimeError, match="0 active drivers"):
+        driver.driver.active  # noqa: B018  (not called by a layer)
