@@ -43,6 +43,8 @@ SEVEN = ("fox_pro", "transformer_pro", "fox_llama", "transformer_llama", "mamba2
 RECURRENT = ("mamba2", "hgrn2", "delta_net")
 PAIRS = (("fox_pro", "transformer_pro"), ("fox_llama", "transformer_llama"))
 """FoX and the Transformer of the same architecture."""
+FAMILIES = (("fox_pro", "fox_llama"), ("transformer_pro", "transformer_llama"))
+"""Pro and LLaMA of the same attention."""
 
 # From dark to light, for the members of one family: seen apart in grey, too.
 FOX_SHADES = ("#7F2704", "#D55E00", "#FDAE6B", "#FDD0A2")

@@ -7,22 +7,20 @@ function of what is stored: equal results give equal bytes.
 import base64
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 from PIL import Image
 
-from analysis.claims import CLAIMS
 from analysis.history import changes
 from analysis.names import rank, title
 from analysis.study import Study
 from analysis.style import DPI, PAPER_SCALE, WIDTH
-from analysis.tables import to_html
+from analysis.tables import Table, to_html
 from analysis.verdict import Claim, Look, Status, Verdict, judge, not_measured, number, with_interval
 from results.atomic import write_atomic
 from results.provenance import commit_name
@@ -39,16 +37,17 @@ SIGNS = {
 
 @dataclass(frozen=True)
 class Section:
-    """One artefact of the report. `study` is None where nothing is stored, or `fault` says why it cannot be read; `drawing` is
-    its module, with draw and summary; `claims` are ids; `command` makes it; `missing` says what is declared but not stored."""
+    """One artefact of the report. `study` is None where nothing is stored, or `fault` says why it cannot be read; `looks` into
+    failing claims, of this artefact or another, by the claim's id; `command` makes it; `missing`: declared, but not stored."""
 
     stem: str
     title: str
     paper: str
     shows: str
-    claims: Sequence[str]
+    claims: Sequence[Claim]
+    looks: Mapping[str, Look]
+    summary: Callable[[Study], Table]
     study: Study | None
-    drawing: ModuleType
     command: str
     missing: Sequence[str] = ()
     fault: str = ""
@@ -71,10 +70,7 @@ def build(folder: Path, sections: Sequence[Section]) -> Path:
     verdicts = [(artefact, *judged) for artefact in there for judged in artefact["verdicts"]]
     nothing = not_measured("Nothing is stored for this artefact.")
     verdicts += [
-        ({"stem": each.stem, "paper": each.paper}, CLAIMS[claim], nothing)
-        for each in absent
-        for claim in each.claims
-        if not each.fault
+        ({"stem": each.stem, "paper": each.paper}, claim, nothing) for each in absent for claim in each.claims if not each.fault
     ]
     looks = _looks([claim for _, claim, verdict in verdicts if verdict.status is Status.FAILS], sections)
     page = environment.from_string(TEMPLATE.read_text()).render(
@@ -101,9 +97,9 @@ def build(folder: Path, sections: Sequence[Section]) -> Path:
 
 
 def _artefact(folder: Path, section: Section, study: Study) -> dict[str, Any]:
-    claims = [CLAIMS[claim] for claim in section.claims]
     try:
-        table, verdicts, fault = Markup(to_html(section.drawing.summary(study))), judge(claims, study), ""  # escapes its cells
+        table, fault = Markup(to_html(section.summary(study))), ""  # escapes its cells
+        verdicts = judge(section.claims, study)
         pictures = _pictures(folder, section)
     except Exception as error:  # whatever is wrong with one artefact, the others are reported
         table, verdicts, pictures = Markup(), [], []
@@ -123,21 +119,23 @@ def _artefact(folder: Path, section: Section, study: Study) -> dict[str, Any]:
 
 def _looks(failing: Iterable[Claim], sections: Iterable[Section]) -> list[tuple[Section, str, list[str]]]:
     """What the looks into failing claims say: the section that they are from, the sentence, and the claims it is of."""
-    by_stem = {section.stem: section for section in sections if section.study is not None}
-    claims: dict[Look, list[str]] = {}
-    for claim in sorted(failing, key=_place):
-        if claim.look is not None and claim.look.artefact in by_stem:
-            claims.setdefault(claim.look, []).append(claim.id)
+    ids = [claim.id for claim in sorted(failing, key=_place)]
     found = []
-    for look, ids in claims.items():
-        section = by_stem[look.artefact]
-        assert section.study is not None
-        try:
-            sentence = look.sentence(section.study)
-        except ValueError as error:
-            sentence = f"Cannot be told: {error}."
-        found.append((section, sentence, ids))
-    return found
+    for section in sections:
+        if section.study is None:
+            continue
+        for look in dict.fromkeys(section.looks.values()):
+            asked = [claim for claim in ids if section.looks.get(claim) is look]
+            if asked:
+                found.append((section, _sentence(look, section.study), asked))
+    return sorted(found, key=lambda each: ids.index(each[2][0]))
+
+
+def _sentence(look: Look, study: Study) -> str:
+    try:
+        return look(study)
+    except ValueError as error:
+        return f"Cannot be told: {error}."
 
 
 def _pictures(folder: Path, section: Section) -> list[dict[str, str]]:

@@ -119,25 +119,17 @@ class Verdict:
         return None if self.decisive is None else self.decisive.estimate.detectable
 
 
-@dataclass(frozen=True)
-class Look:
-    """A look into why a claim fails. `artefact`: stem of the figure or table whose rows tell more; `sentence`: what they say,
-    made from these numbers alone, whichever way they point."""
-
-    artefact: str
-    sentence: Callable[[Study], str]
+Look = Callable[[Study], str]
+"""A look into why a claim fails: what an artefact's rows say, made from these numbers alone, whichever way they point."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """`sentence`: what the paper says; `artefact`: stem of the figure or table whose rows `predicate` asks for; `look`: shown
-    where it fails."""
+    """A claim of a paper, in the file of the artefact whose rows `predicate` asks for. `sentence`: what the paper says."""
 
     id: str
     sentence: str
-    artefact: str
     predicate: Callable[[Study], Verdict]
-    look: Look | None = None
 
 
 def not_applicable(why: str) -> Verdict:

@@ -2,25 +2,30 @@
 
 import importlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
+from analysis.study import Study
+from analysis.tables import Table, write_table
+from analysis.verdict import Claim, Look
 from eval.shell.spec import EvalSpec
 from experiments.recipes import Recipe
 from experiments.scales import Scale
 
 PAPERS = ("fox", "acp", "stick_breaking")
+FOLDERS = (*PAPERS, "beyond")
+"""Of the papers, and of what none of them has."""
 
 
 @dataclass(frozen=True)
 class Artefact:
-    """One figure or table as its file declares it: experiments/PAPER/STEM.py with TITLE, PAPER, SHOWS, CLAIMS, runs, evals.
+    """A figure or table as its file, experiments/PAPER/STEM.py, declares it: TITLE, PAPER, SHOWS, runs, evals, summary and,
+    where there are such, draw, CLAIMS and LOOKS.
 
-    `runs(scale, seeds)`: the recipes it needs; `evals(scale)`: how each run is evaluated. It is drawn by `drawing()`, the
-    module of the same stem in analysis/.
+    `runs(scale, seeds)`: the recipes it needs; `evals(scale)`: how each run is evaluated; `summary(study)`: its numbers as a
+    table, which is what is drawn where there is no `draw(study)`.
     """
 
     stem: str
@@ -28,13 +33,16 @@ class Artefact:
     title: str
     paper: str
     shows: str
-    claims: tuple[str, ...]
     runs: Callable[[Scale, tuple[int, ...]], Iterable[Recipe]]
     evals: Callable[[Scale], tuple[EvalSpec, ...]]
-    main: bool
+    summary: Callable[[Study], Table]
+    draw: Callable[[Study], list[Path]]
+    claims: tuple[Claim, ...]
+    looks: Mapping[str, Look]
 
-    def drawing(self) -> ModuleType:
-        return importlib.import_module(f"analysis.{self.folder}.{self.stem}")
+    @property
+    def main(self) -> bool:
+        return self.stem in MAIN
 
 
 MAIN = ("fig2_per_token_loss", "fig3_forget_gates", "fig4_needle", "table1_lm_eval", "table2_longbench", "table6_throughput")
@@ -43,14 +51,30 @@ MAIN = ("fig2_per_token_loss", "fig3_forget_gates", "fig4_needle", "table1_lm_ev
 
 @cache
 def artefacts() -> dict[str, Artefact]:
-    """All artefacts by stem: paper by paper, figures first, in the paper's order."""
-    found = {}
-    for folder in PAPERS:
-        for stem in sorted(_stems(folder), key=_order):
-            module = importlib.import_module(f"experiments.{folder}.{stem}")
-            found[stem] = Artefact(
-                stem, folder, module.TITLE, module.PAPER, module.SHOWS, module.CLAIMS, module.runs, module.evals, stem in MAIN
-            )
+    """All artefacts by stem: folder by folder, figures first, in the paper's order."""
+    return {stem: _read(folder, stem) for folder in FOLDERS for stem in sorted(_stems(folder), key=_order)}
+
+
+def _read(folder: str, stem: str) -> Artefact:
+    module = importlib.import_module(f"experiments.{folder}.{stem}")
+
+    def as_table(study: Study) -> list[Path]:
+        return write_table(module.summary(study), study.folder / "tables" / study.stem)
+
+    return Artefact(
+        stem, folder, module.TITLE, module.PAPER, module.SHOWS, module.runs, module.evals, module.summary,
+        getattr(module, "draw", as_table), getattr(module, "CLAIMS", ()), getattr(module, "LOOKS", {}),
+    )  # fmt: skip
+
+
+def claims() -> dict[str, Claim]:
+    """All claims of the papers that are judged, by id. ValueError for an id that two have."""
+    found: dict[str, Claim] = {}
+    for artefact in artefacts().values():
+        for claim in artefact.claims:
+            if claim.id in found:
+                raise ValueError(f"claim {claim.id} of {artefact.stem} is declared twice; give it an id of its own.")
+            found[claim.id] = claim
     return found
 
 

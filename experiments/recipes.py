@@ -1,6 +1,6 @@
 """Recipes: from a model's name, a scale and changes to the run that an artefact wants. Declarations call `recipes`."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -74,7 +74,7 @@ def recipes(
     name: str,
     seeds: Iterable[int],
     *,
-    axes: Axes | None = None,
+    axes: Mapping[str, str | int | float | bool] | None = None,
     label: str | None = None,
     model: dict[str, Any] | None = None,
     train: dict[str, Any] | None = None,
@@ -82,7 +82,7 @@ def recipes(
 ) -> Iterator[Recipe]:
     """Yield one recipe per seed. Without a `label` the model's own name stands in the artefact."""
     for seed in seeds:
-        yield Recipe(label or name, name, scale.name, seed, model or {}, train or {}, task, axes or {})
+        yield Recipe(label or name, name, scale.name, seed, model or {}, train or {}, task, dict(axes or {}))
 
 
 def model_spec(name: str, scale: Scale, vocab_size: int, changes: dict[str, Any] | None = None) -> ModelSpec:

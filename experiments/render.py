@@ -15,7 +15,7 @@ from experiments.scales import get_scale
 
 def render(stem: str, scale: str, results_dir: Path) -> list[Path]:
     """Draw an artefact from its stored rows alone. ValueError where there are none."""
-    return artefacts()[stem].drawing().draw(Study(results_dir, scale, stem))
+    return artefacts()[stem].draw(Study(results_dir, scale, stem))
 
 
 def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Console) -> list[str]:
@@ -59,8 +59,9 @@ def _section(artefact: Artefact, scale: str, results_dir: Path) -> report.Sectio
         paper=artefact.paper,
         shows=artefact.shows,
         claims=artefact.claims,
+        looks=artefact.looks,
+        summary=artefact.summary,
         study=study,
-        drawing=artefact.drawing(),
         command=f"python -m experiments run {artefact.stem} --scale {scale}",
         missing=tuple(dict.fromkeys(missing)),
         fault=fault,

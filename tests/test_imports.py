@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.artefact import FOLDERS, PAPERS
+
 ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
     "results": set(),
@@ -123,7 +125,7 @@ def test_imports_run_downwards(graph):
     assert not KNOWN_UPWARD - found, f"not there any more, so take them out of KNOWN_UPWARD: {sorted(KNOWN_UPWARD - found)}"
 
 
-@pytest.mark.parametrize("room", ["results", "analysis"])
+@pytest.mark.parametrize("room", ["results", "analysis", *(f"experiments/{folder}" for folder in FOLDERS)])
 def test_drawing_needs_no_torch(room):
     for path in (ROOT / room).rglob("*.py"):
         heavy = {name.split(".")[0] for name, _ in named(ast.parse(path.read_text()), room)}
@@ -135,3 +137,12 @@ def test_specs_need_no_torch():
     rooms = "models.spec, data.spec, training.spec, eval.kinds, experiments.scales, experiments.render, slurm.submit"
     code = f"import sys, {rooms}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_figures_of_a_paper_know_no_others(paper):
+    """A paper's figures may draw another of the same paper again; what is beyond the papers may look into them."""
+    for path in (ROOT / "experiments" / paper).glob("*.py"):
+        names = {f"{base}.{name}" for base, name in named(ast.parse(path.read_text()), paper)}
+        others = {name for folder in FOLDERS if folder != paper for name in names if name.startswith(f"experiments.{folder}.")}
+        assert not others, f"{path.relative_to(ROOT)} imports {others}"

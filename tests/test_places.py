@@ -112,10 +112,12 @@ def evaluate(loaded, spec, context):
 FIGURE = '''
 """Figure 99: the last loss of a made-up model."""
 
+from analysis.style import figure_style, plt, publish
+from analysis.tables import Column, over_seeds
 from eval.last_loss.spec import Spec
 from experiments.recipes import recipes
 
-TITLE, PAPER, SHOWS, CLAIMS = "Last loss", "Figure 99", "One bar.", ()
+TITLE, PAPER, SHOWS = "Last loss", "Figure 99", "One bar."
 
 
 def runs(scale, seeds):
@@ -124,12 +126,6 @@ def runs(scale, seeds):
 
 def evals(scale):
     return (Spec(),)
-'''
-DRAWING = '''
-"""Figure 99."""
-
-from analysis.style import figure_style, plt, publish
-from analysis.tables import Column, over_seeds
 
 
 @figure_style()
@@ -155,7 +151,7 @@ def replace_in(path: Path, old: str, new: str) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Add a model (a folder, two lines), an evaluation (a folder, one line), a figure (two files) and a scale (one entry)."""
+    """Add a model (a folder, two lines), an evaluation (a folder, one line), a figure (one file) and a scale (one entry)."""
     root = copy_code(tmp_path / "checkout")
     folder = root / "models" / "running_mean"
     folder.mkdir()
@@ -177,7 +173,6 @@ def checkout(tmp_path: Path) -> Path:
         (evaluation / f"{name}.py").write_text(text.lstrip())
     replace_in(root / "eval" / "kinds.py", '    "training_curve",\n', '    "training_curve",\n    "last_loss",\n')
     (root / "experiments" / "fox" / "fig99_last_loss.py").write_text(FIGURE.lstrip())
-    (root / "analysis" / "fox" / "fig99_last_loss.py").write_text(DRAWING.lstrip())
     with open(root / "experiments" / "scales.py", "a") as file:
         file.write(SCALE)
     return root

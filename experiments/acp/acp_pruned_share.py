@@ -1,8 +1,24 @@
 """What pruning skips: by layer and head, over training, and by training context (ACP)."""
 
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis.names import FOX_SHADES, LineStyle
+from analysis.panels import ColourScale, Drawn, band_note, colour_bar, draw_lines, legend_of
+from analysis.pruning import Skipped, context_of, skipped, tile_note
+from analysis.statistics import Estimate
+from analysis.study import Study
+from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
+from analysis.tables import Cell, Column, Table, over_seeds
+from analysis.training_curves import KIND as CURVE
+from analysis.verdict import Claim, Comparison, Verdict, decide
+from experiments import evaluations
 from experiments.acp.acp_quality import PRUNED
 from experiments.acp.acp_quality import runs as pairs
-from experiments.evaluations import curve, skipped
 
 TITLE = "What adaptive computation pruning skips"
 PAPER = "ACP, pruning patterns"
@@ -11,7 +27,6 @@ SHOWS = (
     "all, more in longer contexts; many heads are local and skip nearly everything. The paper's own figures could not be "
     "obtained; their layout is ours."
 )
-CLAIMS = ("A1", "A2", "A7", "A8")
 
 
 def runs(scale, seeds):
@@ -19,4 +34,162 @@ def runs(scale, seeds):
 
 
 def evals(scale):
-    return skipped(scale) + curve(scale)
+    return evaluations.skipped(scale) + evaluations.curve(scale)
+
+
+COLOURS = ColourScale("viridis", 0.0, 1.0, "skipped")
+
+
+@figure_style()
+def draw(study: Study) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}."""
+    found = skipped(study)
+    styles = {
+        each.label: LineStyle(f"context {tokens(each.context)}", FOX_SHADES[place % len(FOX_SHADES)])
+        for place, each in enumerate(reversed(found))
+    }
+    figure, (heads, spread, training) = plt.subplots(1, 3, figsize=(WIDTH, 2.7))
+    _heads(heads, found[-1])
+    colour_bar(figure, [heads], COLOURS)
+    for each in found:
+        ranked = np.sort(each.mean_H)[::-1]
+        place = (np.arange(len(ranked)) + 0.5) / len(ranked)
+        spread.plot(place, ranked, color=styles[each.label].colour, marker=".", markersize=3)
+    spread.set(xlabel="heads, most pruned first (share of all)", ylabel="share of tiles skipped", ylim=(0, 1), xlim=(0, 1))
+    lines = [_over_training(study, label, style) for label, style in styles.items()]
+    draw_lines(training, [line for line in lines if line is not None])
+    training.set(xlabel="share of the training", ylabel="share of tiles skipped", ylim=(0, 1), xlim=(0, 1))
+    legend_of(figure, list(styles.values()))
+    frames = [
+        pd.DataFrame(each.heads, columns=["layer", "head"]).assign(
+            label=each.label, tiles_pruned=each.mean_H, keys_read=each.keys_read_H, dropped=each.dropped_H
+        )
+        for each in found
+    ]
+    return publish(
+        study,
+        figure,
+        pd.concat(frames, ignore_index=True),
+        f"left: every head at context {tokens(found[-1].context)}; middle: heads by training context; right: over training",
+        tile_note(found),
+        band_note(study.seed_counts.values()),
+    )
+
+
+def _heads(axes, each: Skipped) -> None:
+    grid = pd.Series(each.mean_H, index=pd.MultiIndex.from_tuples(each.heads)).unstack()
+    axes.grid(False)
+    axes.pcolormesh(grid.to_numpy(), cmap=COLOURS.colours, vmin=0, vmax=1, edgecolors="white", linewidth=0.3)
+    axes.set(xlabel="head", ylabel="layer", ylim=(len(grid), 0))
+    for place, ticks in ((axes.set_xticks, grid.columns), (axes.set_yticks, grid.index)):
+        step = max(1, len(ticks) // 6)
+        place(np.arange(len(ticks))[::step] + 0.5, [str(int(tick) + 1) for tick in ticks[::step]])
+
+
+def _over_training(study: Study, label: str, style: LineStyle) -> Drawn | None:
+    """The share that the trainings measured on their way; None of runs that did not."""
+    runs = []
+    for line, rows, _ in study.evaluations(CURVE):
+        measured = rows.dropna(subset=["pruned_share"]) if "pruned_share" in rows else rows.iloc[:0]
+        if line.label == label and len(measured):
+            runs.append((measured["tokens"].to_numpy() / rows["tokens"].max(), measured["pruned_share"].to_numpy()))
+    return Drawn(style, runs[0][0], np.stack([share for _, share in runs])) if runs else None
+
+
+def summary(study: Study) -> Table:
+    """One line per training context."""
+    columns = [
+        Column("tiles_pruned", "tiles skipped (%)", 1),
+        Column("above_90", "heads that skip more than 90% (%)", 1),
+        Column("below_10", "heads that skip less than 10% (%)", 1),
+        Column("keys_read", "keys read per decoded token (% of all)", 1),
+        Column("loss_change", "loss, pruned minus not (nats, millionths)", 2, style="signed"),
+        Column("decoded_change", "decoding, the same", 2, style="signed"),
+        Column("dropped", "largest probability dropped (of e^-10)", 3),
+    ]
+    values: dict[str, list[Cell]] = {}
+    found = skipped(study)
+    for each in found:
+        change = 1e6 * (each.losses["loss_pruned"] - each.losses["loss"]).mean()
+        decoded = 1e6 * (each.losses["decoded_loss_pruned"] - each.losses["decoded_loss"]).mean()
+        values[f"context {context_of(each.label)}"] = [
+            100 * each.share_SD.mean(axis=1), 100 * float((each.mean_H > 0.9).mean()), 100 * float((each.mean_H < 0.1).mean()),
+            100 * float(each.keys_read_H.mean()) / each.context, float(change), float(decoded),
+            float(each.dropped_H.max() / np.exp(each.log_tolerance)),
+        ]  # fmt: skip
+    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Each at its training context, {tile_note(found)}."
+    return over_seeds("What pruning skips, and what it changes", columns, values, note)
+
+
+def _seeds(found: Sequence[Skipped]) -> int:
+    return min(len(each.share_SD) for each in found)
+
+
+def _shares(study: Study, what: str) -> Verdict:
+    """Between 60% and 85% at every training context."""
+    found = skipped(study)
+    comparisons = []
+    for each in found:
+        name = f"{what} at context {tokens(each.context)}"
+        comparisons += [
+            Comparison(name, each.share, 0.6, strict=False, unit="of 1"),
+            Comparison(name, each.share, 0.85, below=True, strict=False, unit="of 1"),
+        ]
+    parts = [f"{each.share.effect:.1%} at {tokens(each.context)}" for each in found]
+    return decide(f"Skipped: {', '.join(parts)} (tiles of {found[-1].tile}).", comparisons, _seeds(found))
+
+
+def a1(study: Study) -> Verdict:
+    return _shares(study, "FLOPs skipped")
+
+
+def a2(study: Study) -> Verdict:
+    """A tile that is skipped is neither multiplied nor loaded, so the share is that of A1."""
+    return _shares(study, "tiles of K and V not loaded")
+
+
+def a7(study: Study) -> Verdict:
+    """No query of any head loses e^-10 of its probability: measured, in double precision."""
+    found = skipped(study)
+    comparisons = [
+        Comparison(
+            f"largest probability dropped at context {tokens(each.context)}",
+            Estimate(float(each.dropped_H.max() / np.exp(each.log_tolerance)), 0.0), 1.0, below=True, unit="of e^-10",
+        )
+        for each in found
+    ]  # fmt: skip
+    largest = max(float(each.dropped_H.max()) for each in found)
+    return decide(
+        f"At most {largest:.1e} of a query's probability is dropped (the bound is {math.exp(-10):.1e}).", comparisons, 0
+    )
+
+
+ABOVE, LEAST = 0.9, 0.25
+
+
+def a8(study: Study) -> Verdict:
+    """At the longest training context a quarter of the heads or more skip above 90%, while a tenth or more skip below half."""
+    each = skipped(study)[-1]
+    local, wide = each.mean_H > ABOVE, each.mean_H < 0.5
+    comparisons = [
+        Comparison("heads that skip more than 90%", _share_of(local), LEAST, strict=False, unit="of 1"),
+        Comparison("heads that skip less than half", _share_of(wide), 0.1, strict=False, unit="of 1"),
+    ]
+    sentence = (
+        f"Of {len(local)} heads at context {tokens(each.context)} {local.sum()} skip more than 90% and {wide.sum()} less than "
+        f"half; standard deviation over heads {each.mean_H.std():.2f}."
+    )
+    return decide(sentence, comparisons, len(each.share_SD))
+
+
+def _share_of(is_so: np.ndarray) -> Estimate:
+    """A share of the heads there are: counted, not estimated."""
+    return Estimate(float(is_so.mean()), 0.0)
+
+
+CLAIMS = (
+    Claim("A1", "Pruning removes about 70% of attention's FLOPs (60 to 85%)", a1),
+    Claim("A2", "Pruning removes about 70% of attention's memory accesses (60 to 85%)", a2),
+    Claim("A7", "A query loses less than e^-10 of its probability", a7),
+    Claim("A8", "Many heads are local: the shares of heads are widely spread, many above 90%", a8),
+)

@@ -1,6 +1,16 @@
 """Figure 1 of the ACP paper: the tiles of the attention logits that are computed, without and with pruning."""
 
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.colors import ListedColormap
+
+from analysis.pruning import Skipped, skipped, tile_note
+from analysis.study import Study
+from analysis.style import WIDTH, figure_style, plt, publish, tokens
 from experiments.acp.acp_pruned_share import runs as pruned
+from experiments.acp.acp_pruned_share import summary  # noqa: F401
 from experiments.evaluations import skipped as evals  # noqa: F401
 
 TITLE = "Tiles that pruning skips"
@@ -9,8 +19,54 @@ SHOWS = (
     "The tiles of the logits that the kernel computes, without pruning and with it. For every block of queries the skipped "
     "ones are a prefix, whose end never moves back. The paper draws a sketch; these are heads of a trained model on real text."
 )
-CLAIMS = ()
 
 
 def runs(scale, seeds):
     return list(pruned(scale, seeds[:1]))[-1:]
+
+
+HEADS = 3
+COMPUTED, SKIPPED, OUTSIDE = 2, 1, 0
+COLOURS = ListedColormap(["#FFFFFF", "#E3E3E3", "#D55E00"])
+
+
+def chosen(each: Skipped) -> list[tuple[int, int]]:
+    """Of all heads that which skips least, the median one, and that which skips most."""
+    order = sorted(each.heads, key=lambda head: each.mean_H[each.heads.index(head)])
+    return [order[place * (len(order) - 1) // (HEADS - 1)] for place in range(HEADS)]
+
+
+def grid(first_M: np.ndarray) -> np.ndarray:
+    """(M, M): what becomes of every tile, from the first one that each query tile computes."""
+    query, key = np.indices((len(first_M), len(first_M)))
+    return np.where(key > query, OUTSIDE, np.where(key < first_M[:, None], SKIPPED, COMPUTED))
+
+
+@figure_style()
+def draw(study: Study) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}."""
+    each = skipped(study)[-1]
+    size = len(next(iter(each.first.values())))
+    panels = {"without pruning": np.zeros(size)}
+    for layer, head in chosen(each):
+        share = each.mean_H[each.heads.index((layer, head))]
+        panels[f"layer {layer + 1}, head {head + 1}: {share:.0%} skipped"] = each.first[layer, head]
+    figure, row = plt.subplots(1, len(panels), figsize=(WIDTH, 2.2), sharey=True)
+    for axes, (name, first_M) in zip(row, panels.items(), strict=True):
+        axes.pcolormesh(grid(first_M), cmap=COLOURS, vmin=0, vmax=2, edgecolors="white", linewidth=min(0.4, 12 / size))
+        axes.set(aspect="equal", ylim=(size, 0), xlabel="key tile")
+        axes.set_title(name, fontsize=7)
+        axes.grid(False)
+    row[0].set_ylabel("query tile")
+    rows = [
+        pd.DataFrame({"panel": name, "query_tile": np.arange(size), "first_key_tile": first_M})
+        for name, first_M in panels.items()
+    ]
+    return publish(
+        study,
+        figure,
+        pd.concat(rows, ignore_index=True),
+        f"context {tokens(each.context)}, {tile_note((each,))}",
+        "orange: computed, grey: skipped",
+        "heads that skip least, in the middle, and most; shares are means over documents, tiles those of one",
+    )

@@ -1,9 +1,62 @@
 """Training loss with and without pruning, from the runs of the ACP paper's Table 1."""
 
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis.names import DASHED, FOX_SHADES, LineStyle
+from analysis.panels import Drawn, band_note, draw_lines, legend_of
+from analysis.pruning import context_of
+from analysis.study import Study
+from analysis.style import WIDTH, figure_style, plt, publish, tokens
+from analysis.training_curves import SMOOTHED_SHARE, Training, smooth_backwards, summary, trainings  # noqa: F401
 from experiments.acp.acp_quality import runs  # noqa: F401
 from experiments.evaluations import curve as evals  # noqa: F401
 
 TITLE = "Training loss with and without pruning"
 PAPER = "ACP, loss curves"
 SHOWS = "Training loss of FoX (Pro) with and without pruning, and the difference. The curves coincide within noise."
-CLAIMS = ()
+SHOWN_FROM = 0.1
+
+
+@figure_style()
+def draw(study: Study) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}."""
+    found = {training.label: training for training in trainings(study)}
+    contexts = sorted({context_of(label) for label in found}, reverse=True)
+    lines, differences, frames = [], [], []
+    for label, training in found.items():
+        context = context_of(label)
+        colour = FOX_SHADES[contexts.index(context) % len(FOX_SHADES)]
+        style = LineStyle(
+            f"{label.partition(',')[0]}, {tokens(context)}", colour, None if label.startswith("pruned") else DASHED
+        )
+        lines.append(_line(training, smoothed(training), style))
+        other = found.get(f"un{label}")
+        if other is not None:
+            change_SN = smoothed(training) - smoothed(other).mean(axis=0)
+            differences.append(_line(training, change_SN, LineStyle(tokens(context), colour)))
+        frames.append(pd.DataFrame({"label": label, "share_of_training": lines[-1].x, "loss_smoothed": lines[-1].mean}))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 2.9))
+    draw_lines(left, lines)
+    draw_lines(right, differences)
+    right.axhline(0.0, color="#555555", linewidth=0.8)
+    left.set(xlabel="share of the training", ylabel="training loss (nats)", xlim=(SHOWN_FROM, 1))
+    right.set(xlabel="share of the training", ylabel="pruned minus unpruned (nats)", xlim=(SHOWN_FROM, 1))
+    legend_of(figure, [line.style for line in lines], columns=3)
+    notes = (f"mean over the last {SMOOTHED_SHARE:.0%} of the steps", band_note(study.seed_counts.values()))
+    return publish(study, figure, pd.concat(frames, ignore_index=True), *notes)
+
+
+def smoothed(training: Training) -> np.ndarray:
+    """(S, N)."""
+    window = max(1, round(SMOOTHED_SHARE * len(training.tokens)))
+    return np.stack([smooth_backwards(loss_N, window) for loss_N in training.loss_SN])
+
+
+def _line(training: Training, values_SN: np.ndarray, style: LineStyle) -> Drawn:
+    x = training.tokens / training.tokens[-1]
+    shown = np.unique(np.linspace(0, len(x) - 1, 1000).astype(int))
+    shown = shown[x[shown] >= SHOWN_FROM]
+    return Drawn(style, x[shown], values_SN[:, shown])

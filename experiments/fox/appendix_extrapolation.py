@@ -1,8 +1,36 @@
 """Appendix F.6: the runs of Figure 6 beyond their training contexts."""
 
-from experiments.fox.fig6_scale import evals, runs  # noqa: F401
+from pathlib import Path
+
+import numpy as np
+
+from analysis.curves import log_perplexity
+from analysis.names import title
+from analysis.study import Study
+from analysis.style import scale_note
+from analysis.tables import Cell, Column, Table, over_seeds
+from experiments.evaluations import loss as evals  # noqa: F401
+from experiments.fox.fig6_scale import draw_panels, panels_of, runs  # noqa: F401
 
 TITLE = "Extrapolation over model sizes, tokens and contexts"
 PAPER = "Appendix F.6"
 SHOWS = "The runs of Figure 6, evaluated beyond their training contexts. The paper's own captions could not be obtained."
-CLAIMS = ()
+
+
+def draw(study: Study) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}."""
+    return draw_panels(study, beyond=True)
+
+
+def summary(study: Study) -> Table:
+    """Perplexity at once, twice and four times the training context length."""
+    columns = [Column(f"ppl_{times}", f"P({times} x training length)", 3) for times in (1, 2, 4)]
+    values: dict[str, list[Cell]] = {}
+    for groups in panels_of(study).values():
+        for curve in (curve for curves in groups.values() for curve in curves):
+            logs_SN = log_perplexity(curve.losses_SN)
+            lengths = [times * curve.train_len for times in (1, 2, 4)]
+            values[f"{curve.label}: {title(curve.model)}"] = [
+                np.exp(logs_SN[:, length - 1]) if length <= curve.length else None for length in lengths
+            ]
+    return over_seeds("Perplexity beyond the training context", columns, values, f"{scale_note(study).capitalize()}.")

@@ -1,6 +1,14 @@
 """Appendix F.10: more forget-gate and attention matrices, of another document and of both blocks."""
 
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.names import title
+from analysis.study import Study
+from analysis.style import WIDTH, figure_style, plt, publish
 from experiments.evaluations import more_gates as evals  # noqa: F401
+from experiments.fox.fig3_forget_gates import KIND, SHOWN_ABOVE, first_seeds, head_statistics, matrix, stored_heads, summary  # noqa: F401
 from experiments.recipes import recipes
 
 TITLE = "More forget gates and attention"
@@ -9,9 +17,35 @@ SHOWS = (
     "F and A (only where above 0.5) of the four most local and four most global heads of FoX (Pro) and FoX (LLaMA), on another "
     "document than Figure 3. The paper's own captions could not be obtained."
 )
-CLAIMS = ()
 
 
 def runs(scale, seeds):
     for model in ("fox_pro", "fox_llama"):
         yield from recipes(scale, model, seeds[:1])
+
+
+PER_LINE = 4
+
+
+@figure_style()
+def draw(study: Study) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}; the CSV: every head's statistics."""
+    groups = first_seeds(study)
+    lines = {label: -(-len(stored_heads(own)) // PER_LINE) for label, own in groups.items()}
+    figure = plt.figure(figsize=(WIDTH, 3.4 * sum(lines.values())))
+    blocks = figure.subfigures(len(groups), 1, squeeze=False, height_ratios=list(lines.values()))[:, 0]
+    for block, (label, own) in zip(blocks, groups.items(), strict=True):
+        block.suptitle(title(label), fontsize=9)
+        cell = study.extra(KIND, own["run_id"].iloc[0], "cell") or 1
+        panels = block.subplots(2 * lines[label], PER_LINE, squeeze=False)
+        for axes in panels.flat:
+            axes.set_axis_off()
+        for index, head in enumerate(stored_heads(own)):
+            for row, quantity in enumerate("FA"):
+                axes = panels[2 * (index // PER_LINE) + row, index % PER_LINE]
+                axes.set_axis_on()
+                matrix(axes, own, head, quantity, cell)
+    table = [head_statistics(own).reset_index().assign(label=label) for label, own in groups.items()]
+    document = next((meta["extras"].get("document") for meta in study.metas(KIND)), None)
+    notes = (f"$A$ shown where above {SHOWN_ABOVE}; colours from 0 to 1", f"held-out document {document}", "one seed")
+    return publish(study, figure, pd.concat(table, ignore_index=True), *notes)

@@ -1,6 +1,7 @@
 """Appendix F.8: what seeds change, with three or more of FoX (Pro) and Transformer (Pro) at the smallest size."""
 
 from experiments.evaluations import loss as evals  # noqa: F401
+from experiments.fox.fig2_per_token_loss import draw, summary  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import get_scale
 
@@ -10,7 +11,6 @@ SHOWS = (
     "Per-token loss of the Pro pair with three seeds at the smallest size. What changes with the seed is small beside the lead "
     "of FoX. The paper's own captions could not be obtained."
 )
-CLAIMS = ()
 
 
 def runs(scale, seeds):

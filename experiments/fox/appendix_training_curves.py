@@ -1,9 +1,54 @@
 """Appendix F.9: training loss against tokens, all seven models."""
 
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis.names import style_of
+from analysis.panels import Drawn, band_note, draw_lines, legend_of
+from analysis.study import Study
+from analysis.style import WIDTH, figure_style, plt, publish
+from analysis.training_curves import SMOOTHED_SHARE, smooth_backwards, summary, trainings  # noqa: F401
 from experiments.evaluations import curve as evals  # noqa: F401
 from experiments.fox.fig2_per_token_loss import runs  # noqa: F401
 
 TITLE = "Training curves"
 PAPER = "Appendix F.9"
 SHOWS = "Training loss against tokens. The paper's own captions could not be obtained."
-CLAIMS = ()
+SHOWN_FROM = 0.05
+MAX_POINTS = 1_000
+
+
+@figure_style()
+def draw(study: Study) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}."""
+    lines, frames = [], []
+    for training in trainings(study):
+        window = max(1, round(SMOOTHED_SHARE * len(training.tokens)))
+        smoothed_SN = np.stack([smooth_backwards(loss_N, window) for loss_N in training.loss_SN])
+        shown = np.unique(np.linspace(0, len(training.tokens) - 1, MAX_POINTS).astype(int))
+        shown = shown[training.tokens[shown] >= SHOWN_FROM * training.tokens[-1]]
+        lines.append(Drawn(style_of(training.model, training.label), training.tokens[shown], smoothed_SN[:, shown]))
+        frames.append(pd.DataFrame({"label": training.label, "tokens": lines[-1].x, "loss_smoothed": lines[-1].mean}))
+    figure, axes = plt.subplots(figsize=(WIDTH, 3.4))
+    draw_lines(axes, lines)
+    longest = max(line.x[-1] for line in lines)
+    unit, name = _unit(longest)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value / unit:g}")
+    axes.set(xlabel=f"training tokens ({name})", ylabel="training loss (nats)", xlim=(0, longest))
+    legend_of(figure, [line.style for line in lines])
+    return publish(
+        study,
+        figure,
+        pd.concat(frames, ignore_index=True),
+        f"mean over the last {SMOOTHED_SHARE:.0%} of the steps; the first {SHOWN_FROM:.0%} are not shown",
+        band_note(study.seed_counts.values()),
+    )
+
+
+def _unit(count: float) -> tuple[float, str]:
+    for unit, name in ((1e9, "billions"), (1e6, "millions"), (1e3, "thousands")):
+        if count >= unit:
+            return unit, name
+    return 1.0, "tokens"

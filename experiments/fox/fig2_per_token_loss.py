@@ -1,5 +1,29 @@
 """Figure 2: per-token loss and perplexity against position, all seven models, at four times the training length."""
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.curves import (
+    KIND,
+    LossCurve,
+    around,
+    by_model,
+    compare,
+    fewest_seeds,
+    log_perplexity,
+    perplexity,
+    smoothing_window,
+)
+from analysis.names import FAMILIES, RECURRENT, SEVEN, missing_of, pairs_in, rank, style_of, title
+from analysis.panels import Drawn, band_note, core_limits, draw_lines, is_cut, legend_of, position_axis, smoothed
+from analysis.study import Study
+from analysis.style import PAPER_SCALE, WIDTH, figure_style, plt, publish, scale_note, tokens
+from analysis.tables import Column, Table, over_seeds
+from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, number
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import MODELS
@@ -12,9 +36,307 @@ SHOWS = (
     "improving up to its end; the recurrent models stop improving; Pro beats LLaMA. Beyond the training context the "
     "Transformers with RoPE break down soon, FoX degrades gently."
 )
-CLAIMS = ("C1", "C2", "C3", "C4", "C5", "C6")
 
 
 def runs(scale, seeds):
     for model in MODELS:
         yield from recipes(scale, model, seeds)
+
+
+PAPER_LOSS_RANGE = (1.47, 1.67)
+PAPER_PERPLEXITY_RANGE = (4.4, 5.5)
+GAP_POINTS = 160
+
+
+@figure_style()
+def draw(study: Study) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv} and, where FoX and a Transformer of one architecture are there, figures/STEM-lead.*;
+    the CSV files hold what is drawn."""
+    curves = _in_order(study)
+    window = smoothing_window(study.train_len)
+    losses = [smoothed(curve, style_of(curve.model, title(curve.label)), window) for curve in curves]
+    perplexities = [
+        Drawn(line.style, line.x, perplexity(curve.losses_SN)[:, line.x - 1])
+        for line, curve in zip(losses, curves, strict=True)
+    ]
+    return _draw_curves(study, curves, losses, perplexities, window) + _draw_lead(study, by_model(study))
+
+
+def _in_order(study: Study) -> list[LossCurve]:
+    curves = sorted(by_model(study).values(), key=lambda curve: (rank(curve.model), curve.model))
+    if not curves:
+        raise ValueError(f"{study.stem}: no per-token losses are stored; run its experiment first")
+    return curves
+
+
+def _draw_curves(
+    study: Study, curves: list[LossCurve], losses: list[Drawn], perplexities: list[Drawn], window: int
+) -> list[Path]:
+    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 3.35))
+    cut = False
+    for axes, lines, of_paper, ylabel, xlabel in (
+        (left, losses, PAPER_LOSS_RANGE, "Per-token loss $L(i)$ (nats)", "Token index $i$"),
+        (right, perplexities, PAPER_PERPLEXITY_RANGE, "Perplexity $P(l)$", "Validation context length $l$"),
+    ):
+        limits = _limits(lines, study, of_paper)
+        draw_lines(axes, lines)
+        position_axis(axes, study.train_len, int(lines[0].x[-1]), xlabel=xlabel, ylabel=ylabel, ylim=limits)
+        cut = cut or is_cut(lines, limits)
+    legend_of(figure, [line.style for line in losses])
+    return publish(
+        study,
+        figure,
+        _table(curves, losses, perplexities),
+        f"{curves[0].num_documents:,} held-out documents",
+        band_note(len(curve.seeds) for curve in curves),
+        f"$L(i)$ smoothed over {window} tokens, $P(l)$ not",
+        f"dashed: training length {tokens(study.train_len)}",
+        "curves that leave the frame go on above" if cut else "",
+    )
+
+
+def _limits(lines: Sequence[Drawn], study: Study, of_paper: tuple[float, float]) -> tuple[float, float]:
+    """The paper's y-range at its scale if the curves are in it; else one set by the training context."""
+    inside = [line.mean[(line.x >= study.train_len / 8) & (line.x <= study.train_len)] for line in lines]
+    if study.scale == PAPER_SCALE and of_paper[0] < np.nanmedian(np.concatenate(inside)) < of_paper[1]:
+        return of_paper
+    return core_limits(lines, study.train_len)
+
+
+def _table(curves: list[LossCurve], losses: list[Drawn], perplexities: list[Drawn]) -> pd.DataFrame:
+    columns: dict[str, np.ndarray] = {"position": losses[0].x}
+    for what, lines in (("loss_smoothed", losses), ("perplexity", perplexities)):
+        for curve, line in zip(curves, lines, strict=True):
+            columns[f"{curve.model}_{what}"] = line.mean
+            if line.band is not None:
+                columns[f"{curve.model}_{what}_low"], columns[f"{curve.model}_{what}_high"] = line.band
+    return pd.DataFrame(columns)
+
+
+def _draw_lead(study: Study, curves: dict[str, LossCurve]) -> list[Path]:
+    """Loss of the Transformer minus loss of FoX with a 95% interval, along the positions."""
+    pairs, _ = pairs_in(curves)
+    if not pairs:
+        return []
+    window = max(1, study.train_len // 16) | 1
+    figure, panels = plt.subplots(1, len(pairs), figsize=(WIDTH if len(pairs) > 1 else WIDTH / 2 + 0.3, 2.4), squeeze=False)
+    frames, leaves = [], False
+    for axes, (fox, other) in zip(panels[0], pairs, strict=True):
+        table = lead(curves[fox], curves[other], window)
+        colour = style_of(fox).colour
+        axes.axhline(0, color="#222222", linewidth=0.8)
+        axes.plot(table["position"], table["lead"], color=colour)
+        if table["low"].notna().any():
+            axes.fill_between(table["position"], table["low"], table["high"], color=colour, alpha=0.22, linewidth=0)
+        names: dict[str, Any] = {"title": f"{title(other)} minus {title(fox)}", "xlabel": "Token index $i$"}
+        limits = _lead_limits(table, study.train_len)
+        leaves |= table["lead"].max() > limits[1]
+        position_axis(axes, study.train_len, curves[fox].length, ylim=limits, **names)
+        frames.append(table.assign(fox=fox, transformer=other))
+    panels[0, 0].set_ylabel("Lead of FoX (nats)")
+    seeds = min(len(curves[model].seeds) for pair in pairs for model in pair)
+    noise = "documents and seeds" if seeds > 1 else "documents; one seed"
+    known = any(table["low"].notna().any() for table in frames)
+    return publish(
+        study,
+        figure,
+        pd.concat(frames, ignore_index=True),
+        f"mean over windows of {window} tokens",
+        f"shaded: 95% interval ({noise})" if known else "no documents are stored, so no interval is known",
+        "what leaves the frame goes on above" if leaves else "",
+        f"dashed: training length {tokens(study.train_len)}",
+        part="lead",
+    )
+
+
+def lead(fox: LossCurve, other: LossCurve, window: int) -> pd.DataFrame:
+    """L of `other` minus L of `fox` around some positions: columns position, lead, low, high (95%; NaN where not known)."""
+    length = fox.length
+    rows = []
+    for position in np.unique(np.linspace(window // 2 + 1, length - window // 2, GAP_POINTS).astype(int)):
+        first, last = around(int(position), window, length)
+        estimate = compare((1.0, other, first, last), (-1.0, fox, first, last))
+        low, high = estimate.interval or (np.nan, np.nan)
+        rows.append((position, estimate.effect, low, high))
+    return pd.DataFrame(rows, columns=["position", "lead", "low", "high"])
+
+
+def _lead_limits(table: pd.DataFrame, train_len: int) -> tuple[float, float]:
+    """Room for the lead inside the training context and for its start beyond, and for all of it unless it explodes."""
+    near = table[(table["position"] >= train_len / 8) & (table["position"] <= 1.1 * train_len)]
+    values = near[["lead", "low", "high"]].to_numpy()
+    values = values[np.isfinite(values)]
+    low, high = min(0.0, values.min(initial=0.0)), max(1e-3, values.max(initial=0.0))
+    highest = float(np.nanmax(table[["lead", "high"]].to_numpy()))
+    high = high if highest > 2.5 * high else max(high, highest)
+    span = high - low
+    return low - 0.15 * span, high + 0.35 * span if highest > high else high + 0.1 * span
+
+
+def summary(study: Study) -> Table:
+    """The numbers of the figure in short: mean loss inside the training context, and P(l) at four lengths."""
+    train_len = study.train_len
+    curves = _in_order(study)
+    lengths = [length for length in (train_len // 4, train_len, 2 * train_len, 4 * train_len) if 0 < length <= curves[0].length]
+    entropy = unigram_entropy(study)
+    columns = [Column("mean_loss", f"mean loss, first {tokens(train_len)} tokens (nats)", 3, "lower")]
+    columns += [Column("below_unigram", "below unigram entropy by", 3)] if entropy is not None else []
+    columns += [Column(f"ppl_{length}", f"P({tokens(length)})", 3, "lower") for length in lengths]
+    values = {}
+    for curve in curves:
+        means_S = log_perplexity(curve.losses_SN)
+        inside_S = means_S[:, train_len - 1] if curve.length >= train_len else means_S[:, -1]
+        per_seed = [inside_S] if entropy is None else [inside_S, entropy - inside_S]
+        values[curve.label] = [*per_seed, *(np.exp(means_S[:, length - 1]) for length in lengths)]
+    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."
+    if entropy is not None:
+        note += f" Unigram entropy of the held-out text: {entropy:.3f} nats per token, the loss of a model that knows only"
+        note += " how frequent each token is."
+    return over_seeds("Held-out loss and perplexity", columns, values, note)
+
+
+def unigram_entropy(study: Study) -> float | None:
+    """Entropy (nats per token) of the held-out text's token frequencies, as the evaluation recorded it."""
+    found = [study.extra(KIND, line.run_id, "unigram_entropy") for line in study.lines]
+    return next((float(value) for value in found if value is not None), None)
+
+
+Curves = dict[str, LossCurve]
+C3_TOLERANCE = 0.003
+
+
+def grid_inside(train_len: int) -> list[int]:
+    """The paper's {512, 1k, 2k, 4k, 8k, 16k}, scaled to the training context length."""
+    return [max(1, train_len // part) for part in (32, 16, 8, 4, 2, 1)]
+
+
+def grid_beyond(train_len: int, longest: int) -> list[int]:
+    """The paper's {20k, 24k, 32k, 48k, 64k}, scaled, as far as the evaluation reaches."""
+    return [length for length in (train_len * quarter // 4 for quarter in (5, 6, 8, 12, 16)) if length <= longest]
+
+
+def log_ratio(one: LossCurve, other: LossCurve, length: int) -> Comparison:
+    """log P of `one` below that of `other` at a length."""
+    name = f"log P({tokens(length)}), {title(one.label)} minus {title(other.label)}"
+    return Comparison(name, compare((1.0, one, 1, length), (-1.0, other, 1, length)), below=True)
+
+
+def _curves(study: Study) -> Curves:
+    return {model: curve for model, curve in by_model(study).items() if curve.length >= curve.train_len}
+
+
+def _lower_everywhere(curves: Curves, grid: Sequence[int]) -> Verdict:
+    """P of FoX below P of the Transformer of the same architecture at every length of the grid."""
+    names, absent = pairs_in(curves)
+    pairs = [(curves[fox], curves[other]) for fox, other in names]
+    comparisons, parts = [], []
+    for fox, other in pairs:
+        own = [log_ratio(fox, other, length) for length in grid]
+        comparisons += own
+        won = sum(each.estimate.effect < 0 for each in own)
+        worst = min(own, key=lambda each: each.lead)
+        parts.append(
+            f"{title(fox.label)} below {title(other.label)} at {won} of {len(grid)} lengths, least clearly at "
+            f"{tokens(grid[own.index(worst)])} ({number(worst.estimate.effect)} nats)"
+        )
+    return decide("; ".join(parts) + ".", comparisons, fewest_seeds(curve for pair in pairs for curve in pair), absent)
+
+
+def c1(study: Study) -> Verdict:
+    return _lower_everywhere(_curves(study), grid_inside(study.train_len))
+
+
+def c2(study: Study) -> Verdict:
+    curves = _curves(study)
+    longest = min((curve.length for curve in curves.values()), default=0)
+    grid = grid_beyond(study.train_len, longest)
+    if curves and not grid:
+        return not_applicable(f"The evaluation ends at {longest} tokens, not beyond the training context of {study.train_len}.")
+    return _lower_everywhere(curves, grid)
+
+
+def c3(study: Study) -> Verdict:
+    """FoX uses its context to the end: smoothed L at steps of an eighth of the context rises nowhere by more than 0.003, ends
+    lower than it began, and is lower in the last quarter of the context than in the second."""
+    curves, train_len = _curves(study), study.train_len
+    foxes = [curves[model] for model in ("fox_pro", "fox_llama") if model in curves]
+    window = smoothing_window(train_len)
+    points = [train_len * eighth // 8 for eighth in range(1, 9)]
+    comparisons, parts = [], []
+    for fox in foxes:
+        places = [around(point, window, train_len) for point in points]
+        for index in range(7):
+            name = f"{title(fox.label)}: L({tokens(points[index + 1])}) minus L({tokens(points[index])})"
+            rise = compare((1.0, fox, *places[index + 1]), (-1.0, fox, *places[index]))
+            comparisons.append(Comparison(name, rise, C3_TOLERANCE, below=True, strict=False))
+        ends = compare((1.0, fox, *places[-1]), (-1.0, fox, *places[0]))
+        quarters = compare((1.0, fox, train_len * 3 // 4 + 1, train_len), (-1.0, fox, train_len // 4 + 1, train_len // 2))
+        comparisons.append(Comparison(f"{title(fox.label)}: L at the end minus L({tokens(points[0])})", ends, below=True))
+        comparisons.append(Comparison(f"{title(fox.label)}: last quarter minus second quarter", quarters, below=True))
+        parts.append(
+            f"{title(fox.label)}: from {tokens(points[0])} to {tokens(train_len)} tokens L changes by {number(ends.effect)}, "
+            f"from the second to the last quarter by {number(quarters.effect)} nats"
+        )
+    return decide("; ".join(parts) + ".", comparisons, fewest_seeds(foxes), missing_of(("fox_pro", "fox_llama"), curves))
+
+
+def c4(study: Study) -> Verdict:
+    """Recurrent models gain less than half of what FoX (Pro) gains from the last three eighths of the context, and FoX (Pro)
+    gains, which the claim takes for granted. A loss at a length is the mean over an eighth of the context up to there."""
+    curves, train_len = _curves(study), study.train_len
+    absent = missing_of(("fox_pro", *RECURRENT), curves)
+    if "fox_pro" not in curves:
+        return decide("", [], 0, absent)
+    start, eighth = train_len * 5 // 8, train_len // 8  # 10k of 16k, over 2k
+    fox = curves["fox_pro"]
+    early, late = (start - eighth + 1, start), (train_len - eighth + 1, train_len)
+    fox_gain = compare((1.0, fox, *early), (-1.0, fox, *late))
+    comparisons, parts = [Comparison("gain of FoX (Pro)", fox_gain)], []
+    for curve in (curves[model] for model in RECURRENT if model in curves):
+        excess = compare((1.0, curve, *early), (-1.0, curve, *late), (-0.5, fox, *early), (0.5, fox, *late))
+        comparisons.append(Comparison(f"gain of {title(curve.label)} minus half of FoX (Pro)'s", excess, below=True))
+        parts.append(f"{title(curve.label)} {number(compare((1.0, curve, *early), (-1.0, curve, *late)).effect)}")
+    sentence = f"From {tokens(start)} to {tokens(train_len)} tokens FoX (Pro) gains {number(fox_gain.effect)} nats"
+    seeds = fewest_seeds(curves[model] for model in ("fox_pro", *RECURRENT) if model in curves)
+    return decide(f"{'; '.join([sentence, ', '.join(parts)] if parts else [sentence])}.", comparisons, seeds, absent)
+
+
+def _p(curve: LossCurve) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.exp(log_perplexity(curve.mean_N)[curve.train_len - 1]))
+
+
+def c5(study: Study) -> Verdict:
+    """FoX (Pro) has the lowest perplexity of the seven models at the training context length."""
+    curves = _curves(study)
+    absent = missing_of(SEVEN, curves)
+    others = [curves[model] for model in SEVEN if model in curves and model != "fox_pro"]
+    if "fox_pro" not in curves or not others:
+        return decide("", [], 0, absent)
+    fox = curves["fox_pro"]
+    best = min(others, key=_p)
+    sentence = f"P({tokens(study.train_len)}) of FoX (Pro) is {_p(fox):.3f}, of the best of the others, {title(best.label)}, "
+    sentence += f"{_p(best):.3f}."
+    comparisons = [log_ratio(fox, other, study.train_len) for other in others]
+    return decide(sentence, comparisons, fewest_seeds([fox, *others]), absent)
+
+
+def c6(study: Study) -> Verdict:
+    """Pro beats LLaMA for FoX and for the Transformer, at the training context length."""
+    curves = _curves(study)
+    names, absent = pairs_in(curves, FAMILIES)
+    pairs = [(curves[pro], curves[llama]) for pro, llama in names]
+    parts = [f"{title(pro.label)} {_p(pro):.3f}, {title(llama.label)} {_p(llama):.3f}" for pro, llama in pairs]
+    comparisons = [log_ratio(pro, llama, study.train_len) for pro, llama in pairs]
+    seeds = fewest_seeds(curve for pair in pairs for curve in pair)
+    return decide(f"P({tokens(study.train_len)}): {'; '.join(parts)}.", comparisons, seeds, absent)
+
+
+CLAIMS = (
+    Claim("C1", "Inside the training context FoX has a lower perplexity than the Transformer of the same architecture", c1),
+    Claim("C2", "FoX extrapolates better than the Transformer of the same architecture", c2),
+    Claim("C3", "FoX uses its context up to the end of the training context: its per-token loss keeps falling", c3),
+    Claim("C4", "The recurrent models stop gaining from more context", c4),
+    Claim("C5", "FoX (Pro) is the best of the seven models within the training context", c5),
+    Claim("C6", "Pro beats LLaMA, for FoX and for the Transformer", c6),
+)

@@ -1,5 +1,17 @@
 """Figure 3: forget-gate matrix F and attention matrix A of the most local and most global heads of FoX (Pro)."""
 
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.names import style_of, title
+from analysis.study import Study
+from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
+from analysis.tables import Cell, Column, Table, over_seeds
 from experiments.evaluations import gates as evals  # noqa: F401
 from experiments.recipes import recipes
 
@@ -9,8 +21,165 @@ SHOWS = (
     "Forget-gate matrix F and attention matrix A (only where above 0.5) of two heads of FoX (Pro). Some heads forget fast, a "
     "narrow band along the diagonal; others keep F near 1 over long spans and can look far back."
 )
-CLAIMS = ()
 
 
 def runs(scale, seeds):
     yield from recipes(scale, "fox_pro", seeds[:1])
+
+
+KIND = "gate_maps"
+SHOWN_ABOVE = 0.5
+LONGEST_LIFE = 10  # half-lives are drawn up to this multiple of the text's length
+LOCAL_BELOW, GLOBAL_ABOVE = 1e-3, 0.5
+SHORTEST_PRUNED = 1024  # eight of the kernel's tiles of 128: in shorter texts next to nothing can be skipped
+Head = tuple[int, int]
+
+
+def head_statistics(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per (layer, head), one column per statistic."""
+    return rows[rows["row"] < 0].pivot(index=["layer", "head"], columns="quantity", values="value")
+
+
+def stored_heads(rows: pd.DataFrame) -> list[Head]:
+    """The heads whose matrices are stored, the most local first, by median F at the fixed distance. ValueError if none is."""
+    stored = rows.loc[rows["quantity"] == "F", ["layer", "head"]].drop_duplicates()
+    drawn = set(zip(stored["layer"], stored["head"], strict=True))
+    if not drawn:
+        raise ValueError("no F matrices in the rows; dump gate maps of at least one head")
+    medians = head_statistics(rows)["median_F"]
+    return sorted(drawn, key=lambda head: (float(medians.loc[head]), head))
+
+
+def two_heads(rows: pd.DataFrame) -> list[Head]:
+    """Of the heads whose matrices are stored: the most local and the most global."""
+    order = stored_heads(rows)
+    return [order[0], order[-1]] if len(order) > 1 else order
+
+
+@figure_style()
+def draw(study: Study) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}: a line of matrices per label (of its first seed); the CSV: every head's statistics."""
+    groups = first_seeds(study)
+    statistics = [
+        head_statistics(rows).reset_index().assign(label=label, seed=rows["seed"].iloc[0]) for label, rows in groups.items()
+    ]
+    table = pd.concat(statistics, ignore_index=True)
+    table = table[["label", "seed", *(name for name in table.columns if name not in ("label", "seed"))]]
+    seed = min(own["seed"].iloc[0] for own in groups.values())
+    return publish(
+        study,
+        _draw(study, groups),
+        table,
+        f"$A$ shown where above {SHOWN_ABOVE}; colours from 0 to 1",
+        "of all heads the most local and the most global, by median $F$",
+        f"seed {seed} of {study.num_seeds}" if study.num_seeds > 1 else "one seed",
+    )
+
+
+def labels_of(study: Study) -> dict[str, pd.DataFrame]:
+    """All rows by label, in the paper's order of models. ValueError if there are none."""
+    return {str(label): own for label, own in study.stored(KIND, "gate maps").groupby("label", sort=False)}
+
+
+def first_seeds(study: Study) -> dict[str, pd.DataFrame]:
+    return {label: own[own["seed"] == own["seed"].min()] for label, own in labels_of(study).items()}
+
+
+def _draw(study: Study, groups: dict[str, pd.DataFrame]) -> Figure:
+    figure = plt.figure(figsize=(WIDTH, 1.75 * len(groups) + 2.1))
+    blocks = figure.subfigures(len(groups) + 1, 1, squeeze=False, height_ratios=[1.75] * len(groups) + [1.7])[:, 0]
+    cap = 0.0
+    for block, (label, own) in zip(blocks, groups.items(), strict=False):
+        run_id = own["run_id"].iloc[0]
+        block.suptitle(title(label), fontsize=9)
+        heads = two_heads(own)
+        panels = np.atleast_1d(block.subplots(1, 2 * len(heads), sharey=True))
+        for index, head in enumerate(heads):
+            cell = study.extra(KIND, run_id, "cell") or 1
+            matrix(panels[2 * index], own, head, "F", cell)
+            matrix(panels[2 * index + 1], own, head, "A", cell)
+        panels[0].set_ylabel("query $i$")
+        cap = max(cap, LONGEST_LIFE * (study.extra(KIND, run_id, "seq_len") or math.inf))
+    half_lives(blocks[-1].subplots(), groups, cap)
+    return figure
+
+
+def matrix(axes: Axes, rows: pd.DataFrame, head: Head, quantity: str, cell: float) -> None:
+    chosen = rows[(rows["layer"] == head[0]) & (rows["head"] == head[1]) & (rows["quantity"] == quantity)]
+    size = int(chosen["row"].max()) + 1 if len(chosen) else 1
+    matrix = np.full((size, size), np.nan)
+    matrix[chosen["row"].to_numpy(), chosen["col"].to_numpy()] = chosen["value"].to_numpy()
+    if quantity == "A":
+        matrix[~(matrix > SHOWN_ABOVE)] = np.nan
+    colours = plt.get_cmap("viridis" if quantity == "F" else "Reds").with_extremes(bad="white")
+    length = size * cell
+    picture = axes.imshow(
+        matrix, cmap=colours, vmin=0, vmax=1, extent=(0, length, length, 0), interpolation="nearest", aspect="equal"
+    )
+    axes.set_title(f"${quantity}$, layer {head[0] + 1}, head {head[1] + 1}", fontsize=7.5, pad=3)
+    axes.set_xlabel("key $j$")
+    axes.grid(False)
+    ticks = np.linspace(0, length, 5)
+    axes.set_xticks(ticks, [tokens(tick) for tick in ticks], fontsize=6.5)
+    axes.set_yticks(ticks, [tokens(tick) for tick in ticks], fontsize=6.5)
+    for side in axes.spines.values():
+        side.set_visible(True)
+        side.set_color("#999999")
+    if quantity == "A" and not np.isfinite(matrix).any():
+        axes.text(0.97, 0.95, f"nothing above {SHOWN_ABOVE}", transform=axes.transAxes, ha="right", va="top", fontsize=6.5)
+    bar = axes.figure.colorbar(picture, ax=axes, fraction=0.046, pad=0.03, ticks=[0, 0.5, 1])
+    bar.ax.tick_params(labelsize=6)
+    bar.outline.set_visible(False)
+
+
+def half_lives(axes: Axes, groups: dict[str, pd.DataFrame], cap: float) -> None:
+    """Every head's half-life by layer: how many are local and how many global. A head that never forgets is at `cap`."""
+    offsets = np.linspace(-0.14, 0.14, len(groups)) if len(groups) > 1 else [0.0]
+    layers: set[int] = set()
+    for (label, own), offset in zip(groups.items(), offsets, strict=True):
+        lives = head_statistics(own)["half_life_tokens"].reset_index()
+        style = style_of(own["model"].iloc[0], label)
+        axes.plot(
+            lives["layer"] + 1 + offset, np.minimum(lives["half_life_tokens"], cap), style.marker, color=style.colour,
+            alpha=0.75, markersize=4, markeredgewidth=0, label=style.label, clip_on=False,
+        )  # fmt: skip
+        layers |= set(lives["layer"] + 1)
+    axes.set_yscale("log", base=10)
+    axes.set_xlabel("layer")
+    axes.set_ylabel("half-life (tokens)")
+    axes.set_xticks(sorted(layers))
+    axes.set_xlim(min(layers) - 0.6, max(layers) + 0.6)
+    axes.set_title("Half-life of every head: tokens after which its gate has halved a key's weight")
+    if len(groups) > 1:
+        axes.legend(ncols=len(groups), loc="best")
+
+
+def summary(study: Study) -> Table:
+    """How local the heads are."""
+    columns: list[Column] = []
+    values: dict[str, list[Cell]] = {}
+    for label, own in labels_of(study).items():
+        seeds = [head_statistics(rows) for _, rows in own.groupby("run_id", sort=False)]
+        run_id = own["run_id"].iloc[0]
+        distance, seq_len = study.extra(KIND, run_id, "distance"), study.extra(KIND, run_id, "seq_len") or 0
+        apart = f"{tokens(distance)} tokens" if distance else "a fixed distance"
+        columns = columns or [
+            Column("heads", "heads", 0),
+            Column("median_half_life", "median half-life (tokens)", 1),
+            Column("local_heads", f"local heads (%): median F < {LOCAL_BELOW:g} at {apart}", 1),
+            Column("global_heads", f"global heads (%): median F > {GLOBAL_ABOVE:g} at {apart}", 1),
+            Column("pruned_share", "share of attention that can be pruned (%)", 1),
+        ]
+        prunable = seq_len >= SHORTEST_PRUNED and all("pruned_share" in heads for heads in seeds)
+        values[label] = [
+            float(len(seeds[0])),
+            np.array([float(heads["half_life_tokens"].median()) for heads in seeds]),
+            np.array([100 * float((heads["median_F"] < LOCAL_BELOW).mean()) for heads in seeds]),
+            np.array([100 * float((heads["median_F"] > GLOBAL_ABOVE).mean()) for heads in seeds]),
+            np.array([100 * float(heads["pruned_share"].mean()) for heads in seeds]) if prunable else None,
+        ]
+    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."
+    if all(cells[-1] is None for cells in values.values()):
+        columns, values = columns[:-1], {label: cells[:-1] for label, cells in values.items()}
+        note += f" Texts below {tokens(SHORTEST_PRUNED)} tokens have too few tiles of attention to say what pruning would skip."
+    return over_seeds("Forget gates over all heads", columns, values, note)

@@ -1,5 +1,17 @@
 """Figure 4: needle in a haystack, easy and standard mode, all seven models, up to twice the training length."""
 
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from analysis.names import PAIRS, RECURRENT, missing_of, pairs_in, title
+from analysis.needles import Needles, difference, longest_inside, mean_of, needles, num_seeds, places
+from analysis.panels import colour_bar, needle_panel
+from analysis.study import Study
+from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
+from analysis.tables import Column, Table
+from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, number
 from experiments.evaluations import needles as evals  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import MODELS
@@ -11,9 +23,149 @@ SHOWS = (
     "FoX is near perfect within the training context in both modes, the Transformers in easy mode; the recurrent models do "
     "poorly. FoX and Transformer (Pro) extrapolate partly beyond the training context, Transformer (LLaMA) does not."
 )
-CLAIMS = ("C22b", "C22c", "C23")
 
 
 def runs(scale, seeds):
     for model in MODELS:
         yield from recipes(scale, model, seeds)
+
+
+PANELS_PER_ROW = 4
+
+
+@figure_style()
+def draw(study: Study) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}; the CSV holds the cells' means over samples and seeds."""
+    found = needles(study)
+    measured = [name for name in ("score", "exact", "fuzzy", "recall_nats") if name in found.rows]
+    cells = found.rows.groupby(["label", "mode", "length", "depth"], as_index=False, sort=False)[measured].mean()
+    counts = sorted(set(found.rows.groupby(["label", "mode"])["seed"].nunique()))
+    number = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    seeds = f"mean of {number} seeds" if counts[-1] > 1 else "one seed per model"
+    dashed = f"dashed: training length {tokens(study.train_len)}"
+    return publish(study, _draw(study, found), cells, found.note, seeds, dashed)
+
+
+def _draw(study: Study, found: Needles) -> Figure:
+    labels, modes, train_len = found.labels, found.modes, study.train_len
+    per_row = min(max(1, PANELS_PER_ROW // len(modes)), len(labels))
+    lines = -(-len(labels) // per_row)
+    columns = per_row * len(modes)
+    depths = found.rows["depth"].nunique()
+    height = float(np.clip(0.55 + 0.085 * depths, 0.95, 1.5))
+    figure, panels = plt.subplots(
+        lines, columns, figsize=(WIDTH * max(columns, 3) / PANELS_PER_ROW, height * lines + 0.75), squeeze=False
+    )
+    free = list(panels.flat)
+    for index, (label, mode) in enumerate((label, mode) for label in labels for mode in modes):
+        axes = free[index]
+        axes.set_title(f"{title(label)}, {mode}", fontsize=6.6, pad=2.5)
+        needle_panel(axes, found.of(label=label, mode=mode), found.colours, train_len)
+        if index % columns:
+            axes.set_yticklabels([])
+    for axes in free[len(labels) * len(modes) :]:
+        axes.set_axis_off()
+    figure.supxlabel("context length (tokens)", fontsize=8.5)
+    figure.supylabel("depth of the needle", fontsize=8.5)
+    if found.unit == "nats":
+        colour_bar(figure, free, found.colours)
+    return figure
+
+
+def summary(study: Study) -> Table:
+    """Mean score or recall per mode, inside the training context and beyond it, with 95% intervals."""
+    found = needles(study)
+    columns, wanted = [], []
+    for mode in found.modes:
+        for place, (words, low, high) in places(study.train_len).items():
+            if any(len(found.of(label=label, mode=mode, low=low, high=high)) for label in found.labels):
+                columns.append(Column(f"{mode}_{place}", f"{mode}, {words}", 2, "higher"))
+                wanted.append((mode, low, high))
+    rows: dict[str, list[float | None]] = {}
+    ranges: dict[str, list[tuple[float, float] | None]] = {}
+    for label in found.labels:
+        own = [found.of(label=label, mode=mode, low=low, high=high) for mode, low, high in wanted]
+        estimates = [mean_of(part) if len(part) else None for part in own]
+        rows[label] = [None if estimate is None else estimate.effect for estimate in estimates]
+        ranges[label] = [None if estimate is None else estimate.interval for estimate in estimates]
+    samples = int(found.rows.groupby(["label", "run_id", "mode", "length", "depth"]).size().max())
+    seeds = num_seeds(own for _, own in found.rows.groupby("label"))
+    note = f"{scale_note(study).capitalize()}. {samples} needle{'s' if samples > 1 else ''} per cell and seed. "
+    note += "In square brackets: 95% interval over needles"
+    note += f" and {seeds} seeds." if seeds > 1 else "; one seed."
+    if found.unit == "nats":
+        caption = "Mean needle recall in nats: log-probability of the answer with the needle minus without"
+        note += " No model's score leaves the floor at this scale."
+    else:
+        caption = "Mean needle score, 1 (nothing found) to 10"
+    return Table(caption, columns, rows, note, ranges=ranges)
+
+
+AT_FLOOR = "No model finds the needle anywhere (all scores are near the lowest), so there is no order."
+PAPER_BEYOND = (19_600 / 16_384, 32_000 / 16_384)
+
+
+def c22b(study: Study) -> Verdict:
+    """Easy needle inside the training context: FoX and Transformer at least 9.5, each recurrent model lower by 2."""
+    found = needles(study)
+    if found.at_floor:
+        return not_applicable(AT_FLOOR)
+    longest = longest_inside(study.train_len)
+    wanted = [model for pair in PAIRS for model in pair]
+    cells = {model: found.of(model=model, mode="easy", high=longest) for model in (*wanted, *RECURRENT)}
+    cells = {model: rows for model, rows in cells.items() if len(rows)}
+    absent = missing_of((*wanted, *RECURRENT), cells)
+    softmax = [model for model in wanted if model in cells]
+    comparisons = [
+        Comparison(f"mean of {title(model)}", mean_of(cells[model]), 9.5, strict=False, unit="points") for model in softmax
+    ]
+    comparisons += [
+        Comparison(f"{title(one)} minus {title(other)}", difference(cells[one], cells[other]), 2.0, strict=False, unit="points")
+        for one in softmax
+        for other in RECURRENT
+        if other in cells
+    ]
+    means = ", ".join(f"{title(model)} {mean_of(rows).effect:.2f}" for model, rows in cells.items())
+    sentence = f"Easy mode, lengths up to {longest:,.0f}: {means} {found.unit}."
+    return decide(sentence, comparisons, num_seeds(cells.values()) if cells else 0, absent)
+
+
+def c22c(study: Study) -> Verdict:
+    """Standard needle inside the training context: FoX at least as good as the Transformer of the same architecture."""
+    return _compared(study, "standard", 0, longest_inside(study.train_len), PAIRS, strict=False)
+
+
+def c23(study: Study) -> Verdict:
+    """Easy needle beyond the training context: FoX and Transformer (Pro) above Transformer (LLaMA)."""
+    low, high = (share * study.train_len for share in PAPER_BEYOND)
+    others = ("fox_pro", "fox_llama", "transformer_pro")
+    return _compared(study, "easy", low - 1, high + 1, [(model, "transformer_llama") for model in others])
+
+
+def _compared(study: Study, mode: str, low: float, high: float, pairs, *, strict: bool = True) -> Verdict:
+    """The first of each pair above the second, by score or, where all scores are at the floor, by recall."""
+    found = needles(study)
+    if found.at_floor and found.unit == "points":
+        return not_applicable(AT_FLOOR)
+    cells = {model: found.of(model=model, mode=mode, low=low, high=high) for pair in pairs for model in pair}
+    there, others = pairs_in([model for model, rows in cells.items() if len(rows)], pairs)
+    absent = [f"{words}, {mode} mode" for words in others]
+    comparisons = [
+        Comparison(f"{title(one)} minus {title(other)}", difference(cells[one], cells[other]), strict=strict, unit=found.unit)
+        for one, other in there
+    ]
+    if not there:
+        return decide("", [], 0, absent)
+    parts = [f"{each.name} {number(each.estimate.effect, found.unit)}" for each in comparisons]
+    measured = "score" if found.unit == "points" else "recall (no score leaves the floor)"
+    sentence = f"{mode.capitalize()} mode, lengths {low:,.0f} to {high:,.0f}, mean {measured}: {'; '.join(parts)} {found.unit}."
+    return decide(sentence, comparisons, num_seeds(cells[model] for pair in there for model in pair), absent)
+
+
+CLAIMS = (
+    Claim(
+        "C22b", "Easy needle inside the training context: FoX and Transformer near perfect, recurrent models well below", c22b
+    ),
+    Claim("C22c", "Standard needle inside the training context: FoX at least as good as the Transformer", c22c),
+    Claim("C23", "Easy needle beyond the training context: FoX and Transformer (Pro) above Transformer (LLaMA)", c23),
+)

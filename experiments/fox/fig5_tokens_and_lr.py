@@ -1,6 +1,31 @@
 """Figure 5: FoX (Pro) trained on more and fewer tokens and at several learning rates: loss and easy needles."""
 
-from experiments.evaluations import loss, needles
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.curves import LossCurve, compare, fewest_seeds, log_perplexity, loss_curves, smoothing_window
+from analysis.names import SHADES, LineStyle
+from analysis.needles import RECALL, SCORE, Needles, difference, mean_of, needles, places
+from analysis.panels import (
+    band_note,
+    colour_bar,
+    core_limits,
+    draw_lines,
+    is_cut,
+    legend_of,
+    needle_panel,
+    position_axis,
+    smoothed,
+)
+from analysis.statistics import Estimate
+from analysis.study import Study
+from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
+from analysis.tables import Cell, Column, Table, over_seeds
+from analysis.verdict import Claim, Comparison, Verdict, decide_any, in_words, number, with_interval
+from experiments import evaluations
 from experiments.recipes import recipes
 from experiments.scales import with_shorter
 
@@ -11,7 +36,6 @@ SHOWS = (
     "Length extrapolation is fragile: more tokens can make it worse, depending on the learning rate, while the loss inside the "
     "training context improves. The paper does not say which settings it shows; these are ours."
 )
-CLAIMS = ("C24",)
 
 
 def runs(scale, seeds):
@@ -23,4 +47,161 @@ def runs(scale, seeds):
 
 
 def evals(scale):
-    return loss(scale) + needles(scale, modes=("easy",))
+    return evaluations.loss(scale) + evaluations.needles(scale, modes=("easy",))
+
+
+MODE = "easy"
+HEATMAPS_PER_ROW = 3
+
+
+def settings(study: Study) -> list[LossCurve]:
+    """The curves, by training tokens and then by learning rate."""
+    curves = loss_curves(study)
+    if not curves:
+        raise ValueError(f"{study.stem}: no per-token losses are stored; run its experiment first")
+    return sorted(curves, key=lambda curve: (tokens_of(study, curve), study.spec(curve.run_ids[0])["train"]["peak_lr"]))
+
+
+def tokens_of(study: Study, curve: LossCurve) -> int:
+    """Training tokens of the runs behind a curve."""
+    return int(study.spec(curve.run_ids[0])["train"]["train_tokens"])
+
+
+def has_needles(study: Study) -> bool:
+    return bool(study.evaluations(SCORE) or study.evaluations(RECALL))
+
+
+@figure_style()
+def draw(study: Study, mode: str = MODE) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}; the heatmaps, of needles of one mode, only where they are stored."""
+    curves = settings(study)
+    found = needles(study) if has_needles(study) else None
+    window = smoothing_window(study.train_len)
+    lines = [smoothed(curve, LineStyle(curve.label, SHADES[place % len(SHADES)]), window) for place, curve in enumerate(curves)]
+    rows = -(-len(curves) // HEATMAPS_PER_ROW) if found else 0
+    figure = plt.figure(figsize=(WIDTH, 2.9 + 1.25 * rows))
+    parts = figure.subfigures(1 + bool(rows), 1, height_ratios=[2.9, 1.25 * rows] if rows else None, squeeze=False)[:, 0]
+    axes = parts[0].subplots()
+    limits = core_limits(lines, study.train_len)
+    draw_lines(axes, lines)
+    names: dict[str, Any] = {"xlabel": "Token index $i$", "ylabel": "Per-token loss $L(i)$ (nats)"}
+    position_axis(axes, study.train_len, curves[0].length, ylim=limits, **names)
+    legend_of(parts[0], [line.style for line in lines], columns=3)
+    if found:
+        grid = parts[1].subplots(rows, HEATMAPS_PER_ROW, squeeze=False)
+        for place, panel in enumerate(grid.flat):
+            if place < len(curves):
+                panel.set_title(curves[place].label, fontsize=6.6, pad=2.5)
+                needle_panel(panel, found.of(label=curves[place].label, mode=mode), found.colours, study.train_len)
+            else:
+                panel.set_axis_off()
+        colour_bar(parts[1], list(grid.flat), found.colours)
+        parts[1].supylabel("depth", fontsize=7.5)
+        parts[1].supxlabel("context length (tokens)", fontsize=7.5)
+    return publish(
+        study,
+        figure,
+        pd.concat([line.frame(label=curve.label) for curve, line in zip(curves, lines, strict=True)], ignore_index=True),
+        f"$L(i)$ smoothed over {window} tokens",
+        band_note(study.seed_counts.values()),
+        f"dashed: training length {tokens(study.train_len)}",
+        "curves that leave the frame go on above" if is_cut(lines, limits) else "",
+        f"{mode} needles: {found.note}" if found else "",
+    )
+
+
+def summary(study: Study, mode: str = MODE) -> Table:
+    """Loss inside and beyond the training context, and mean of the needles of one mode in both places."""
+    train_len = study.train_len
+    found = needles(study) if has_needles(study) else None
+    columns = [
+        Column("inside", f"mean loss, first {tokens(train_len)} (nats)", 4, "lower"),
+        Column("beyond", "mean loss beyond (nats)", 4, "lower"),
+    ]
+    if found:
+        columns += [
+            Column(f"needle_{place}", f"{mode} needle, {words} ({found.unit})", 2, "higher")
+            for place, (words, _, _) in places(train_len).items()
+        ]
+    values: dict[str, list[Cell]] = {}
+    for curve in settings(study):
+        beyond = curve.losses_SN[:, train_len:].mean(axis=1) if curve.length > train_len else None
+        line: list[Cell] = [log_perplexity(curve.losses_SN)[:, train_len - 1], beyond]
+        for _, low, high in places(train_len).values() if found else ():
+            own = found.of(label=curve.label, mode=mode, low=low, high=high) if found else pd.DataFrame()
+            line.append(mean_of(own).effect if len(own) else None)
+        values[curve.label] = line
+    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."
+    return over_seeds("FoX (Pro) by training tokens and learning rate", columns, values, note)
+
+
+def inside_and_beyond(more: LossCurve, fewer: LossCurve):
+    """Loss of the run with more tokens minus that of the one with fewer, inside and beyond the training context."""
+    train_len, last = more.train_len, min(more.length, fewer.length)
+    inside = compare((1.0, more, 1, train_len), (-1.0, fewer, 1, train_len))
+    return inside, compare((1.0, more, train_len + 1, last), (-1.0, fewer, train_len + 1, last)) if last > train_len else None
+
+
+def c24(study: Study) -> Verdict:
+    """There is a pair of FoX (Pro) runs of which the one with more tokens is better inside the training context and worse, by
+    loss or by easy needles, beyond it."""
+    curves = [curve for curve in settings(study) if curve.model == "fox_pro" and curve.length > curve.train_len]
+    found = needles(study) if has_needles(study) else None
+    alternatives, parts = [], []
+    for more, fewer in [(a, b) for a in curves for b in curves if tokens_of(study, a) > tokens_of(study, b)]:
+        inside, beyond = inside_and_beyond(more, fewer)
+        name = f"{more.label} minus {fewer.label}"
+        better = Comparison(f"{name}, loss inside", inside, below=True)
+        if beyond is not None:
+            alternatives.append([better, Comparison(f"{name}, loss beyond", beyond)])
+            parts.append(f"{name}: {number(inside.effect)} inside, {number(beyond.effect)} nats beyond")
+        recall = needles_beyond(study, found, more, fewer)
+        if found is not None and recall is not None:
+            lost = Comparison(f"{name}, easy needles beyond", recall, below=True, unit=found.unit)
+            alternatives.append([better, lost])
+    absent = (
+        [] if alternatives else ["FoX (Pro) with several numbers of training tokens, evaluated beyond the training context"]
+    )
+    return decide_any("; ".join(parts) + ".", alternatives, fewest_seeds(curves), absent)
+
+
+def needles_beyond(study: Study, found: Needles | None, more: LossCurve, fewer: LossCurve) -> Estimate | None:
+    """What one run's score or recall of easy needles beyond the training context has over the other's."""
+    if found is None:
+        return None
+    rows = [found.of(label=curve.label, mode=MODE, low=study.train_len + 1) for curve in (more, fewer)]
+    return difference(*rows) if all(len(own) for own in rows) else None
+
+
+def with_more_tokens(study: Study) -> str:
+    """What more tokens do at the same rate, inside and beyond the training context."""
+    found = needles(study) if has_needles(study) else None
+    runs = [(curve, study.spec(curve.run_ids[0])["train"]) for curve in settings(study) if curve.model == "fox_pro"]
+    parts = []
+    for fewer, more in pairwise(sorted(runs, key=lambda run: (run[1]["peak_lr"], run[1]["train_tokens"]))):
+        inside, beyond = inside_and_beyond(more[0], fewer[0])
+        if more[1]["peak_lr"] == fewer[1]["peak_lr"] and beyond is not None:
+            times = more[1]["train_tokens"] / fewer[1]["train_tokens"]
+            trend = in_words(beyond, "still falls with tokens", "rises with tokens", "does not clearly change with tokens")
+            parts.append(
+                f"At LR {more[1]['peak_lr']:g}, {times:.3g} times the tokens ({more[1]['train_tokens'] / 1e6:.4g}M) change the "
+                f"loss by {with_interval(inside, 'nats')} inside the training context and by {with_interval(beyond, 'nats')} "
+                f"beyond it, which {trend}."
+            )
+            recall = needles_beyond(study, found, more[0], fewer[0])
+            if found is not None and recall is not None:
+                parts.append(f"Easy needles beyond it change by {with_interval(recall, found.unit)}.")
+    return (
+        " ".join(parts)
+        or "Cannot be told: no two numbers of tokens are stored at one rate, evaluated beyond the training context."
+    )
+
+
+CLAIMS = (
+    Claim(
+        "C24",
+        "More training tokens can hurt extrapolation while they help inside the training context",
+        c24,
+    ),
+)
+LOOKS = {"C24": with_more_tokens}

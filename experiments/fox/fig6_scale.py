@@ -1,5 +1,20 @@
 """Figure 6: FoX against the Transformer over model sizes, training tokens and training context lengths."""
 
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from analysis.curves import LossCurve, compare, fewest_seeds, loss_curves, smoothing_window
+from analysis.names import DASHED, FOX_SHADES, PAIRS, TRANSFORMER_SHADES, LineStyle, pairs_in, title
+from analysis.panels import Drawn, band_note, core_limits, draw_lines, smoothed
+from analysis.study import Study
+from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens, training_length_line
+from analysis.tables import Cell, Column, Table, over_seeds
+from analysis.verdict import Claim, Comparison, Verdict, decide, number
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import get_scale, with_shorter
@@ -11,8 +26,6 @@ SHOWS = (
     "lengths (at the same tokens per step). FoX's advantage grows with the training context and shrinks somewhat with "
     "size. The paper leaves open which architecture and which contexts it shows; here it is the Pro pair."
 )
-CLAIMS = ("C25", "C25b")
-
 PAIR = ("fox_pro", "transformer_pro")
 
 
@@ -28,3 +41,165 @@ def runs(scale, seeds):
         for seq_len in scale.training_contexts:
             axes = dict(context=seq_len)
             yield from recipes(at, model, seeds, axes=axes, label=f"context {seq_len}", train=dict(seq_len=seq_len))
+
+
+PANELS = {"size": "Model size", "tokens": "Training tokens", "context": "Training context length"}
+
+
+def panels_of(study: Study) -> dict[str, dict[str, list[LossCurve]]]:
+    """Panel -> what is varied ("125M") -> curves, each in the order of the artefact's lines. ValueError for other labels."""
+    panels: dict[str, dict[str, list[LossCurve]]] = {}
+    for curve in loss_curves(study):
+        panel, _, value = curve.label.partition(" ")
+        if panel not in PANELS or not value:
+            raise ValueError(
+                f"{study.stem}: label {curve.label!r} names no panel; expected one like 'size 125M' or 'context 4k'"
+            )
+        panels.setdefault(panel, {}).setdefault(value, []).append(curve)
+    if not panels:
+        raise ValueError(f"{study.stem}: no per-token losses are stored; run its experiment first")
+    return {panel: panels[panel] for panel in PANELS if panel in panels}
+
+
+def pairs_of(curves: Iterable[LossCurve]) -> list[tuple[LossCurve, LossCurve]]:
+    """FoX and the Transformer of the same architecture."""
+    by_model = {curve.model: curve for curve in curves}
+    return [(by_model[fox], by_model[other]) for fox, other in pairs_in(by_model)[0]]
+
+
+def lead(fox: LossCurve, other: LossCurve):
+    """delta: loss of the Transformer minus loss of FoX over the last quarter of the training context."""
+    quarter = (fox.train_len * 3 // 4 + 1, fox.train_len)
+    return compare((1.0, other, *quarter), (-1.0, fox, *quarter))
+
+
+def draw(study: Study) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}; positions inside the training context only."""
+    return draw_panels(study, beyond=False)
+
+
+@figure_style()
+def draw_panels(study: Study, *, beyond: bool) -> list[Path]:
+    """A panel per thing varied; `beyond`: also positions beyond each training context, which a dashed line marks."""
+    panels = panels_of(study)
+    frames, windows = [], set()
+    figure, grid = plt.subplots(1, len(panels), figsize=(max(3.4, WIDTH * len(panels) / 3), 3.3), squeeze=False)
+    for axes, (panel, groups) in zip(grid[0], panels.items(), strict=True):
+        shown: list[tuple[LossCurve, Drawn]] = []
+        for place, (value, curves) in enumerate(groups.items()):
+            for curve in curves:
+                windows.add(smoothing_window(curve.train_len))
+                shown.append((curve, _line(curve, value, place, len(groups), beyond)))
+        _panel(axes, panel, shown, beyond)
+        frames += [line.frame(label=curve.label, model=curve.model) for curve, line in shown]
+    grid[0, 0].set_ylabel("Per-token loss $L(i)$ (nats)")
+    figure.supxlabel("Token index $i$", fontsize=8.5)
+    return publish(
+        study,
+        figure,
+        pd.concat(frames, ignore_index=True),
+        f"smoothed over {', '.join(map(str, sorted(windows)))} tokens",
+        band_note(study.seed_counts.values()),
+        "dashed: training length" if beyond else "positions inside the training context",
+        "FoX solid, Transformer dashed",
+    )
+
+
+def _line(curve: LossCurve, value: str, place: int, count: int, beyond: bool) -> Drawn:
+    is_fox = curve.model.startswith("fox")
+    shades = (FOX_SHADES if is_fox else TRANSFORMER_SHADES)[: max(count, 2)]
+    name, dashes = ("FoX", None) if is_fox else ("Transformer", DASHED)
+    style = LineStyle(f"{name}, {value}", shades[-1 - place % len(shades)], dashes)
+    length = curve.length if beyond else min(curve.train_len, curve.length)
+    return smoothed(curve, style, smoothing_window(curve.train_len), length)
+
+
+def _panel(axes: Axes, panel: str, shown: list[tuple[LossCurve, Drawn]], beyond: bool) -> None:
+    lines = [line for _, line in shown]
+    draw_lines(axes, lines)
+    limits = [core_limits([line], curve.train_len) for curve, line in shown]
+    axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+    lengths = sorted({curve.train_len for curve, _ in shown})
+    longest = int(max(line.x[-1] for line in lines))
+    if len(lengths) > 1:
+        axes.set_xscale("log", base=2)
+        ticks = sorted({*lengths, lengths[0] // 4, longest})
+        axes.set_xticks(ticks, [tokens(tick) for tick in ticks], fontsize=5.6)
+        axes.minorticks_off()
+    else:
+        ticks = [longest * quarter // 4 for quarter in range(5)]
+        axes.set_xticks(ticks, [tokens(tick) for tick in ticks])
+        axes.set_xlim(0, longest)
+    for length in lengths if beyond else []:
+        training_length_line(axes, length)
+    axes.set_title(PANELS[panel])
+    axes.legend(
+        loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=1 if len(lines) < 3 else 2, fontsize=5.6, handlelength=2.0,
+        columnspacing=0.8, labelspacing=0.3, borderaxespad=0.0,
+    )  # fmt: skip
+
+
+def summary(study: Study) -> Table:
+    """Loss over the last quarter of the training context, and FoX's lead there with a 95% interval."""
+    rows: dict[str, list[Cell]] = {}
+    ranges: dict[str, list[tuple[float, float] | None]] = {}
+    for groups in panels_of(study).values():
+        for curves in groups.values():
+            for fox, other in pairs_of(curves):
+                quarter = slice(fox.train_len * 3 // 4, fox.train_len)
+                label = f"{fox.label}: {title(fox.model)} and {title(other.model)}"
+                delta = lead(fox, other)
+                rows[label] = [
+                    fox.losses_SN[:, quarter].mean(axis=1), other.losses_SN[:, quarter].mean(axis=1), delta.effect,
+                    100 * float(np.expm1(delta.effect)),
+                ]  # fmt: skip
+                ranges[label] = [None, None, delta.interval, None]
+    columns = [
+        Column("fox_loss", "FoX: loss, last quarter (nats)", 4),
+        Column("transformer_loss", "Transformer (nats)", 4),
+        Column("lead", "lead of FoX (nats)", 4, style="signed"),
+        Column("lead_percent", "in perplexity (%)", 1, style="signed"),
+    ]
+    note = f"{scale_note(study).capitalize()}. Last quarter of the training context; in square brackets: 95% interval."
+    table = over_seeds("FoX against the Transformer by size, tokens and context", columns, rows, note)
+    return Table(table.caption, columns, table.rows, table.note, spreads=table.spreads, ranges=ranges)
+
+
+def c25(study: Study) -> Verdict:
+    """FoX's lead over the last quarter of the context grows from each training context length to the next."""
+    groups = panels_of(study).get("context", {})
+    pairs = sorted((pair for curves in groups.values() for pair in pairs_of(curves)), key=lambda pair: pair[0].train_len)
+    comparisons = []
+    for model, _ in PAIRS:
+        own = [pair for pair in pairs if pair[0].model == model]
+        for (fox, other), (longer_fox, longer_other) in pairwise(own):
+            growth = compare(
+                (1.0, longer_other, *_last_quarter(longer_other)), (-1.0, longer_fox, *_last_quarter(longer_fox)),
+                (-1.0, other, *_last_quarter(other)), (1.0, fox, *_last_quarter(fox)),
+            )  # fmt: skip
+            comparisons.append(Comparison(f"growth of {title(model)}'s lead, {fox.label} to {longer_fox.label}", growth))
+    return _leads(pairs, comparisons, "training contexts")
+
+
+def _last_quarter(curve: LossCurve) -> tuple[int, int]:
+    return curve.train_len * 3 // 4 + 1, curve.train_len
+
+
+def _leads(pairs: list[tuple[LossCurve, LossCurve]], comparisons: list[Comparison], what: str) -> Verdict:
+    parts = [f"{fox.label} {number(lead(fox, other).effect)}" for fox, other in pairs]
+    absent = [] if comparisons else [f"FoX and the Transformer at two {what} or more"]
+    sentence = f"Lead of FoX over the last quarter of the context: {', '.join(parts)} nats."
+    return decide(sentence, comparisons, fewest_seeds(curve for pair in pairs for curve in pair), absent)
+
+
+def c25b(study: Study) -> Verdict:
+    groups = panels_of(study).get("size", {})
+    pairs = [pair for curves in groups.values() for pair in pairs_of(curves)]
+    comparisons = [Comparison(f"lead of {title(fox.model)}, {fox.label}", lead(fox, other)) for fox, other in pairs]
+    return _leads(pairs, comparisons if len(groups) > 1 else [], "model sizes")
+
+
+CLAIMS = (
+    Claim("C25", "FoX's advantage over the Transformer grows with the training context length", c25),
+    Claim("C25b", "FoX's advantage persists at every model size", c25b),
+)

@@ -1,7 +1,19 @@
 """Figure 7: data-dependent, data-independent and fixed forget gates, in both blocks."""
 
+import re
+from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 
+import pandas as pd
+
+from analysis.curves import LossCurve, compare, fewest_seeds, log_perplexity, loss_curves, smoothing_window
+from analysis.names import DASHED, SHADES, LineStyle, style_of
+from analysis.panels import band_note, core_limits, draw_lines, is_cut, legend_of, position_axis, smoothed
+from analysis.study import Study
+from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
+from analysis.tables import Cell, Column, Table, over_seeds
+from analysis.verdict import Claim, Comparison, Verdict, decide, in_words, number, with_interval
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import get_scale
@@ -12,7 +24,6 @@ SHOWS = (
     "Per-token loss with a forget gate that depends on the token, one that is learned per head, and one that is fixed per head "
     "(ALiBi). The data-dependent gate is best, the learned constant next, the fixed one worst, in both blocks."
 )
-CLAIMS = ("C26", "C26b")
 
 
 def runs(scale, seeds):
@@ -23,3 +34,180 @@ def runs(scale, seeds):
             changes = dict(forget_gate=gate, decay_time_min=2.0, decay_time_max=float(longest))
             axes = dict(gate=gate, longest=longest)
             yield from recipes(at, block, seeds, axes=axes, label=f"{name}, T_max {longest}", model=changes)
+
+
+DATA_DEPENDENT = "data-dependent"
+CONSTANT = ("data-independent", "fixed")
+BLOCKS = {"fox_llama": "LLaMA", "fox_pro": "Pro"}
+
+
+@dataclass(frozen=True)
+class Gate:
+    """`kind`: one of CONSTANT, or DATA_DEPENDENT; `longest`: T_max in tokens of a constant one."""
+
+    kind: str
+    longest: int | None
+
+
+def gate_of(label: str) -> Gate:
+    """What a line's label says: "data-dependent", "data-independent, T_max 256", "fixed, T_max 2048". ValueError otherwise."""
+    found = re.fullmatch(rf"({'|'.join(CONSTANT)}), T_max (\d+)", label)
+    if label != DATA_DEPENDENT and not found:
+        raise ValueError(f"label {label!r} is no gate type; expected {DATA_DEPENDENT!r} or '{CONSTANT[0]}, T_max 256'")
+    return Gate(found[1], int(found[2])) if found else Gate(DATA_DEPENDENT, None)
+
+
+def gates(study: Study, model: str) -> dict[Gate, LossCurve]:
+    """The curves of one block, the data-dependent gate first, then by kind and T_max."""
+    found = {gate_of(curve.label): curve for curve in loss_curves(study) if curve.model == model}
+    order = (DATA_DEPENDENT, *CONSTANT)
+    return {gate: found[gate] for gate in sorted(found, key=lambda gate: (order.index(gate.kind), gate.longest or 0))}
+
+
+@figure_style()
+def draw(study: Study) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}: a panel per block and constant gate, each against the data-dependent one."""
+    window = smoothing_window(study.train_len, of_paper=1001)
+    blocks = {model: found for model in BLOCKS if (found := gates(study, model))}
+    if not blocks:
+        raise ValueError(f"{study.stem}: no per-token losses are stored; run its experiment first")
+    longest = sorted({gate.longest for found in blocks.values() for gate in found if gate.longest})
+    figure, panels = plt.subplots(1, 2 * len(blocks), figsize=(WIDTH * len(blocks) / 2, 2.75), squeeze=False)
+    cut, frames = False, []
+    entries: dict[str, LineStyle] = {}
+    for place, (model, found) in enumerate(blocks.items()):
+        pair = panels[0, 2 * place : 2 * place + 2]
+        lines = {gate: smoothed(curve, _style(model, gate, longest), window) for gate, curve in found.items()}
+        limits = core_limits(list(lines.values()), study.train_len)
+        cut = cut or is_cut(list(lines.values()), limits)
+        for axes, kind in zip(pair, CONSTANT, strict=True):
+            shown = [line for gate, line in lines.items() if gate.kind in (DATA_DEPENDENT, kind)]
+            draw_lines(axes, shown)
+            position_axis(
+                axes,
+                study.train_len,
+                int(shown[0].x[-1]),
+                pieces=4,
+                ylim=limits,
+                title=f"{BLOCKS[model]}, {kind}",
+                xlabel="Token index $i$",
+            )
+        pair[1].tick_params(labelleft=False)
+        entries |= {line.style.label: line.style for line in lines.values()}
+        frames += [lines[gate].frame(model=model, label=curve.label) for gate, curve in found.items()]
+    legend_of(figure, list(entries.values()), columns=3)
+    panels[0, 0].set_ylabel("Per-token loss $L(i)$ (nats)")
+    return publish(
+        study,
+        figure,
+        pd.concat(frames, ignore_index=True),
+        f"smoothed over {window} tokens",
+        band_note(study.seed_counts.values()),
+        f"dashed: training length {tokens(study.train_len)}",
+        "the two panels of a block share their axis",
+        "curves that leave the frame go on above" if cut else "",
+    )
+
+
+def _style(model: str, gate: Gate, longest: list[int]) -> LineStyle:
+    if gate.longest is None:
+        return replace(style_of(model, f"{DATA_DEPENDENT} ({BLOCKS[model]})"), dashes=None)
+    shade = SHADES[longest.index(gate.longest) % len(SHADES)]
+    return LineStyle(f"constant, $T_{{max}}$ {tokens(gate.longest)}", shade, DASHED)
+
+
+def summary(study: Study) -> Table:
+    """Mean loss inside the training context by gate, for both blocks, and by how much it is above the data-dependent gate's."""
+    columns: list[Column] = []
+    values: dict[str, list[Cell]] = {}
+    blocks = [(model, found) for model in BLOCKS if (found := gates(study, model))]
+    labels = [gate for _, found in blocks for gate in found]
+    for model, found in blocks:
+        columns += [
+            Column(f"{model}_loss", f"{BLOCKS[model]}: mean loss, first {tokens(study.train_len)} (nats)", 4, "lower"),
+            Column(f"{model}_above", f"{BLOCKS[model]}: above data-dependent (nats)", 4, style="signed"),
+        ]
+        means = {gate: log_perplexity(curve.losses_SN)[:, curve.train_len - 1] for gate, curve in found.items()}
+        base = next((mean.mean() for gate, mean in means.items() if gate.longest is None), None)
+        for gate in dict.fromkeys(labels):
+            label = gate.kind if gate.longest is None else f"{gate.kind}, T_max {gate.longest}"
+            loss = means.get(gate)
+            values.setdefault(label, [])
+            values[label] += [loss, None if loss is None or base is None else loss - base]
+    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."
+    return over_seeds("Forget-gate types", columns, values, note)
+
+
+def _mean_losses(one: LossCurve, other: LossCurve, name: str, *, strict: bool = True) -> Comparison:
+    """Mean loss inside the training context of `one` below that of `other`."""
+    inside = 1, one.train_len
+    return Comparison(name, compare((1.0, one, *inside), (-1.0, other, *inside)), below=True, strict=strict)
+
+
+def _on_gates(study: Study, comparisons: list[Comparison], absent: list[str], used: list[LossCurve]) -> Verdict:
+    won = sum(each.estimate.effect < 0 for each in comparisons)
+    least = min(comparisons, key=lambda each: each.lead, default=None)
+    sentence = f"{won} of {len(comparisons)} comparisons of mean loss up to {tokens(study.train_len)} go the claimed way"
+    if least is not None:
+        sentence += f", least clearly {least.name} ({number(least.estimate.effect)} nats)"
+    return decide(f"{sentence}.", comparisons, fewest_seeds(used), absent)
+
+
+def c26(study: Study) -> Verdict:
+    """Within the training context the data-dependent gate's mean loss is below every constant gate's, in both blocks."""
+    comparisons, absent, used = [], [], []
+    for model, block in BLOCKS.items():
+        found = gates(study, model)
+        best = found.get(Gate(DATA_DEPENDENT, None))
+        absent += [f"{block}, {DATA_DEPENDENT}"] if best is None else []
+        absent += [f"{block}, {kind}" for kind in CONSTANT if not any(gate.kind == kind for gate in found)]
+        for gate, curve in found.items() if best is not None else ():
+            if gate.longest is not None:
+                assert best is not None
+                name = f"{block}, {DATA_DEPENDENT} minus {curve.label}"
+                comparisons.append(_mean_losses(best, curve, name))
+                used += [best, curve]
+    return _on_gates(study, comparisons, absent, used)
+
+
+def _learned_and_fixed(study: Study) -> dict[str, list[tuple[LossCurve, LossCurve]]]:
+    """The constant gates of the same decay times, by block."""
+    found = {block: gates(study, model) for model, block in BLOCKS.items()}
+    longest = {block: sorted({gate.longest for gate in own if gate.longest is not None}) for block, own in found.items()}
+    return {
+        block: [(own[Gate(CONSTANT[0], n)], own[Gate(CONSTANT[1], n)]) for n in longest[block]
+                if all(Gate(kind, n) in own for kind in CONSTANT)]
+        for block, own in found.items()
+    }  # fmt: skip
+
+
+def c26b(study: Study) -> Verdict:
+    """A gate that is learned per head is at least as good as one fixed at the same decay times, in both blocks."""
+    comparisons, absent, used = [], [], []
+    for block, both in _learned_and_fixed(study).items():
+        absent += [f"{block}: both constant gates of one T_max"] if not both else []
+        for learned, fixed in both:
+            comparisons.append(_mean_losses(learned, fixed, f"{block}, {learned.label} minus {fixed.label}", strict=False))
+            used += [learned, fixed]
+    return _on_gates(study, comparisons, absent, used)
+
+
+def or_a_seed(study: Study) -> str:
+    """Which comparisons of C26b are missed, and whether by more than seeds differ."""
+    both = [(block, *pair) for block, pairs in _learned_and_fixed(study).items() for pair in pairs]
+    parts = []
+    for block, learned, fixed in both:
+        above = _mean_losses(learned, fixed, "").estimate
+        if above.effect > 0:
+            seeds = fewest_seeds((learned, fixed))
+            told = in_words(above, "", "more than seeds differ", "no more than seeds differ")
+            noise = f"{seeds} seeds: {told}" if seeds > 1 else "one seed: this cannot be told from a seed"
+            parts.append(f"{block}, {learned.label}, {with_interval(above, 'nats')} above fixed ({noise})")
+    return f"Missed by {len(parts)} of {len(both)} comparisons{': ' if parts else ''}{'; '.join(parts)}."
+
+
+CLAIMS = (
+    Claim("C26", "The data-dependent gate is better than data-independent and fixed ones, in both blocks", c26),
+    Claim("C26b", "Learning a constant gate is at least as good as fixing it", c26b),
+)
+LOOKS = {"C26b": or_a_seed}

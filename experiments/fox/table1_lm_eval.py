@@ -1,5 +1,14 @@
 """Table 1: perplexities and short-context downstream tasks, zero-shot, all seven models."""
 
+import math
+
+from analysis.harness import COLUMNS, PERPLEXITIES, STAND_INS, ahead, column_title, content, lines_of, made_locally
+from analysis.names import FAMILIES, PAIRS, pairs_in, title
+from analysis.paper import paper_scores
+from analysis.statistics import Estimate
+from analysis.study import Study
+from analysis.tables import Table, over_seeds
+from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, number
 from experiments.evaluations import short_tasks as evals  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import MODELS
@@ -10,9 +19,79 @@ SHOWS = (
     "Zero-shot results of the LM evaluation harness. FoX (Pro) has the best average and both lowest perplexities; FoX is "
     "ahead of the Transformer of the same architecture, and Pro ahead of LLaMA, in nearly all columns."
 )
-CLAIMS = ("C17", "C18", "C19")
 
 
 def runs(scale, seeds):
     for model in MODELS:
         yield from recipes(scale, model, seeds)
+
+
+def summary(study: Study) -> Table:
+    """The table, with the paper's values where the scale is the same and the tasks are the real ones."""
+    columns, values, note = content(study)
+    models = {line.label: line.model for line in study.lines}
+    printed = {} if made_locally(study) else paper_scores(study.stem, "".join(study.scales))
+    paper = {
+        label: [printed[models[label]].get(column.key) for column in columns] for label in values if models[label] in printed
+    }
+    return over_seeds("Zero-shot evaluation with the LM evaluation harness", columns, values, note, paper)
+
+
+WINS_NEEDED = 9
+
+
+def c17(study: Study) -> Verdict:
+    """FoX (Pro) has the best average and the best two perplexities of all models."""
+    if made_locally(study):
+        return not_applicable(STAND_INS)
+    lines = lines_of(study)
+    if "fox_pro" not in lines or len(lines) < 2:
+        return decide("", [], 0, ["FoX (Pro) and another model with all columns of the table"])
+    comparisons, parts = [], []
+    for column in ("avg_acc", *PERPLEXITIES):
+        leads = {model: ahead(lines["fox_pro"], line, column) for model, line in lines.items() if model != "fox_pro"}
+        name = f"{column_title(column)}, lead of FoX (Pro) over"
+        own = [Comparison(f"{name} {title(model)}", lead, unit="") for model, lead in leads.items()]
+        comparisons += own
+        closest = min(own, key=lambda each: each.estimate.effect)
+        value = lines["fox_pro"].values[column].mean()
+        parts.append(f"{column_title(column)} {value:.2f} (ahead of the next best by {number(closest.estimate.effect, '')})")
+    sentence = f"FoX (Pro) among {len(lines)} models: {'; '.join(parts)}."
+    return decide(sentence, comparisons, min(line.seeds for line in lines.values()))
+
+
+def _wins(study: Study, pairs: tuple[tuple[str, str], ...]) -> Verdict:
+    """The first of each pair is ahead (ties are not) on at least 9 of the 12 columns. A column whose order is uncertain counts
+    by the chance that it is ahead."""
+    if made_locally(study):
+        return not_applicable(STAND_INS)
+    lines = lines_of(study)
+    there, absent = pairs_in(lines, pairs)
+    comparisons, parts = [], []
+    for one, other in there:
+        leads = {column: ahead(lines[one], lines[other], column) for column in COLUMNS}
+        chances = [1.0 - lead.p_not_above(0.0) for lead in leads.values()]
+        known = all(lead.error is not None for lead in leads.values())
+        error = math.sqrt(sum(chance * (1 - chance) for chance in chances)) if known else None
+        name = f"columns on which {title(one)} is ahead of {title(other)}"
+        comparisons.append(Comparison(name, Estimate(sum(chances), error), WINS_NEEDED - 0.5, unit="columns"))
+        won = sum(lead.effect > 0 for lead in leads.values())
+        lost = ", ".join(column_title(column) for column, lead in leads.items() if lead.effect <= 0) or "none"
+        parts.append(f"{title(one)} ahead of {title(other)} on {won} of {len(COLUMNS)} (not on: {lost})")
+    seeds = min((lines[model].seeds for pair in there for model in pair), default=0)
+    return decide("; ".join(parts) + ".", comparisons, seeds, absent)
+
+
+def c18(study: Study) -> Verdict:
+    return _wins(study, PAIRS)
+
+
+def c19(study: Study) -> Verdict:
+    return _wins(study, FAMILIES)
+
+
+CLAIMS = (
+    Claim("C17", "FoX (Pro) is best on average and on both perplexities", c17),
+    Claim("C18", "FoX is at least as good as the Transformer of the same architecture (9 of 12 columns)", c18),
+    Claim("C19", "Pro is at least as good as LLaMA within a family (9 of 12 columns)", c19),
+)

@@ -1,5 +1,18 @@
 """Table 2: the 14 English tasks of LongBench, all seven models."""
 
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.harness import STAND_INS
+from analysis.names import PAIRS, RECURRENT, missing_of, pairs_in, title
+from analysis.paper import paper_scores
+from analysis.statistics import Estimate, Term, contrast, stratified
+from analysis.study import Study
+from analysis.style import scale_note
+from analysis.tables import Cell, Column, Table, count_range, over_seeds
+from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable
 from experiments.evaluations import long_tasks as evals  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import MODELS
@@ -10,9 +23,149 @@ SHOWS = (
     "Fourteen long-context tasks. FoX and the Transformer of the same architecture are on par, Pro is ahead of LLaMA, and the "
     "recurrent models are well behind except on the two code tasks."
 )
-CLAIMS = ("C21", "C22")
 
 
 def runs(scale, seeds):
     for model in MODELS:
         yield from recipes(scale, model, seeds)
+
+
+KIND = "longbench"
+WHAT = "results of LongBench"
+TASKS = {
+    "narrativeqa": "NarrativeQA",
+    "qasper": "Qasper",
+    "multifieldqa_en": "MFQA",
+    "hotpotqa": "HotpotQA",
+    "2wikimqa": "2WikiMQA",
+    "musique": "Musique",
+    "gov_report": "GovReport",
+    "qmsum": "QMSum",
+    "multi_news": "MultiNews",
+    "trec": "TREC",
+    "triviaqa": "TriviaQA",
+    "samsum": "SamSum",
+    "lcc": "LCC",
+    "repobench_p": "RepoBench-P",
+}
+CODE = ("lcc", "repobench_p")
+WITHOUT_CODE = tuple(task for task in TASKS if task not in CODE)
+MEANS = {"mean12": WITHOUT_CODE, "mean14": tuple(TASKS)}
+
+
+def made_locally(study: Study) -> bool:
+    """Whether tasks were stand-ins made from the held-out text, not the public data sets."""
+    return any(str(meta["spec"].get("dataset", "")).startswith("local") for meta in study.metas(KIND))
+
+
+def with_means(line: dict[str, Any]) -> dict[str, Any]:
+    """Adds, to a value (or one per seed) per task, mean12 (without the code tasks) and mean14 where all their tasks are."""
+    means = {name: sum(line[task] for task in tasks) / len(tasks) for name, tasks in MEANS.items() if set(tasks) <= set(line)}
+    return line | means
+
+
+def scores(rows: pd.DataFrame) -> dict[str, dict[str, np.ndarray]]:
+    """Mean score over examples, one per seed, by label and task, with mean12 and mean14 where complete."""
+    table = {}
+    for label, own in rows.groupby("label", sort=False):
+        means = own.pivot_table(index="task", columns="run_id", values="score", sort=False).dropna()
+        table[str(label)] = with_means({str(task): means.loc[task].to_numpy(float) for task in means.index})
+    return table
+
+
+def summary(study: Study) -> Table:
+    """The table, with the paper's values where the scale is the same and the tasks are the real ones."""
+    rows, local = study.stored(KIND, WHAT), made_locally(study)
+    ours = scores(rows)
+    models = rows.drop_duplicates("label").set_index("label")["model"]
+    printed = {} if local else paper_scores(study.stem, "".join(study.scales))
+    paper = {model: with_means(line) for model, line in printed.items()}
+    present = {column for line in ours.values() for column in line}
+    titles = {**TASKS, "mean12": "Avg without code", "mean14": "Avg"}
+    columns = [Column(key, title, 2, "higher") for key, title in titles.items() if key in present]
+    counts = rows.groupby(["task", "run_id"]).size()
+    note = scale_note(study).capitalize() + f". {count_range(counts, 'examples')} per task."
+    if local:
+        note += " The tasks are stand-ins in the same format, made from the held-out text; they are not the public benchmark."
+    if any(meta["spec"].get("original_cut") for meta in study.metas(KIND)):
+        note += " Predictions are cut by the original benchmark's rule, not at the first line for all tasks as in the paper."
+    values: dict[str, list[Cell]] = {label: [line.get(column.key) for column in columns] for label, line in ours.items()}
+    return over_seeds(
+        "LongBench, scores from 0 to 100",
+        columns,
+        values,
+        note,
+        {label: [paper[models[label]].get(column.key) for column in columns] for label in ours if models[label] in paper},
+    )
+
+
+MARGIN = 2.0
+
+
+def mean_terms(study: Study, tasks: tuple[str, ...]) -> dict[str, Term]:
+    """The mean over tasks of each model that has them all, example by example."""
+    rows = study.stored(KIND, WHAT)
+    rows = rows[rows["task"].isin(tasks)].sort_values(["task", "example"], kind="stable")
+    terms = {}
+    for model, own in rows.groupby("model", sort=False):
+        if own["task"].nunique() == len(tasks):
+            per_seed = [seed for _, seed in own.groupby("run_id", sort=False)]
+            which = per_seed[0]["task"].to_numpy()
+            values_SD = np.stack([seed["score"].to_numpy() for seed in per_seed])
+            seeds = np.array([stratified(values_D, which)[0] for values_D in values_SD])
+            terms[str(model)] = Term(str(model), 1.0, seeds, stratified(values_SD.mean(axis=0), which)[1])
+    return terms
+
+
+def minus(one: Term, other: Term) -> Estimate:
+    return contrast([one, Term(other.source, -1.0, other.seeds, other.influence)])
+
+
+def c21(study: Study) -> Verdict:
+    """FoX is on par with the Transformer on LongBench: the means over 14 tasks differ by at most 2 points."""
+    if made_locally(study):
+        return not_applicable(STAND_INS)
+    terms = mean_terms(study, MEANS["mean14"])
+    there, others = pairs_in(terms)
+    absent = [f"{words} on all 14 tasks" for words in others]
+    comparisons, parts = [], []
+    for fox, other in there:
+        difference, name = minus(terms[fox], terms[other]), f"{title(fox)} minus {title(other)}"
+        comparisons += [
+            Comparison(name, difference, MARGIN, below=True, strict=False, unit="points"),
+            Comparison(name, difference, -MARGIN, strict=False, unit="points"),
+        ]
+        parts.append(f"{title(fox)} {terms[fox].seeds.mean():.2f}, {title(other)} {terms[other].seeds.mean():.2f}")
+    sentence = f"Mean over 14 tasks: {'; '.join(parts)}; on par is within {MARGIN:g} points (two one-sided tests)."
+    seeds = min((len(terms[model].seeds) for pair in there for model in pair), default=0)
+    return decide(sentence, comparisons, seeds, absent)
+
+
+def c22(study: Study) -> Verdict:
+    """Softmax models beat recurrent ones on the 12 LongBench tasks that are not code, by more than 3 points."""
+    if made_locally(study):
+        return not_applicable(STAND_INS)
+    terms = mean_terms(study, MEANS["mean12"])
+    wanted = [model for pair in PAIRS for model in pair]
+    softmax, recurrent = ([model for model in some if model in terms] for some in (wanted, RECURRENT))
+    absent = missing_of((*wanted, *RECURRENT), terms)
+    if not softmax or not recurrent:
+        return decide("", [], 0, absent)
+    comparisons = [
+        Comparison(f"{title(one)} minus {title(other)}", minus(terms[one], terms[other]), 3.0, unit="points")
+        for one in softmax
+        for other in recurrent
+    ]
+    lowest = min(softmax, key=lambda model: float(terms[model].seeds.mean()))
+    highest = max(recurrent, key=lambda model: float(terms[model].seeds.mean()))
+    sentence = (
+        f"Mean over 12 tasks: the lowest softmax model is {title(lowest)} with {terms[lowest].seeds.mean():.2f}, the highest "
+        f"recurrent one {title(highest)} with {terms[highest].seeds.mean():.2f}; the claim asks for a lead of more than 3."
+    )
+    return decide(sentence, comparisons, min(len(terms[model].seeds) for model in (*softmax, *recurrent)), absent)
+
+
+CLAIMS = (
+    Claim("C21", "FoX is on par with the Transformer on LongBench (means within 2 points)", c21),
+    Claim("C22", "Softmax models beat recurrent ones on LongBench without its code tasks (by more than 3 points)", c22),
+)

@@ -1,5 +1,9 @@
 """Table 4: sizes and optimisation of all seven models, read off the models and specs of the runs."""
 
+from analysis.names import rank
+from analysis.study import Study
+from analysis.style import scale_note, tokens
+from analysis.tables import Column, Table
 from experiments.evaluations import parts as evals  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import MODELS
@@ -10,9 +14,51 @@ SHOWS = (
     "Layers, widths, heads, peak learning rate and training tokens of every model. In the paper 760M has 24 blocks of width "
     "1536, 360M 24 of 1024, 125M 12 of 768; heads of 64 for FoX and, at 760M, of 128 for the Transformer."
 )
-CLAIMS = ()
 
 
 def runs(scale, seeds):
     for model in MODELS:
         yield from recipes(scale, model, seeds[:1])
+
+
+KIND = "parameters"
+COLUMNS = [
+    Column("params_millions", "Params (M)", 3),
+    Column("num_layers", "layers", 0),
+    Column("hidden_size", "width", 0),
+    Column("head_dim", "head size", 0),
+    Column("mlp_width", "SwiGLU width", 0),
+    Column("peak_lr", "peak LR", 4),
+    Column("train_tokens_millions", "train tokens (M)", 2),
+    Column("batch_tokens", "tokens per step", 0),
+    Column("warmup_tokens_millions", "warm-up tokens (M)", 2),
+]
+
+
+def summary(study: Study) -> Table:
+    """One line per model. Layers of Mamba-2 are half as large, and twice as many: it has no MLP."""
+    found = sorted(study.evaluations(KIND), key=lambda each: rank(each[0].model))
+    if not found:
+        raise ValueError(f"{study.stem}: no models are stored; run its experiment first")
+    rows: dict[str, list[float | None]] = {}
+    for line, parameters, _ in found:
+        model, train = study.spec(line.run_id)["model"], study.spec(line.run_id)["train"]
+        counted = parameters.loc[~parameters["name"].str.startswith("embeddings"), "count"].sum()
+        down = parameters[parameters["name"] == "layers.0.mlp.down_proj.weight"]["shape"]
+        heads = model.get("num_heads")
+        rows[line.label] = [
+            float(counted) / 1e6,
+            model["num_layers"],
+            model["hidden_size"],
+            model["hidden_size"] // heads if heads else model.get("head_dim", model.get("expand_ratio")),
+            int(down.iloc[0].split()[-1]) if len(down) else None,
+            train["peak_lr"],
+            train["train_tokens"] / 1e6,
+            train["batch_tokens"],
+            train["warmup_tokens"] / 1e6,
+        ]
+    note = (
+        f"{scale_note(study).capitalize()}. Parameters without the input embedding; training length {tokens(study.train_len)}; "
+        "AdamW (0.9, 0.95), weight decay 0.1, gradients clipped at 1, cosine to 0."
+    )
+    return Table("Models and their training", COLUMNS, rows, note)

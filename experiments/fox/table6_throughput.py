@@ -1,8 +1,21 @@
 """Table 6: parameters, FLOPs and training throughput of all seven models, measured on the device that evaluates."""
 
+import math
+
+import pandas as pd
+
+from analysis.names import PAIRS, missing_of, pairs_in, title
+from analysis.paper import paper_scores
+from analysis.statistics import TWENTY_TO_EIGHTY, Estimate
+from analysis.study import Study
+from analysis.style import scale_note, tokens
+from analysis.tables import Column, Table
+from analysis.throughput import measured
+from analysis.verdict import Claim, Comparison, Verdict, decide
 from experiments.evaluations import step_times as evals  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import MODELS
+from results.measured import FOLDER, read
 
 TITLE = "Parameters, FLOPs and training throughput"
 PAPER = "Table 6"
@@ -11,9 +24,205 @@ SHOWS = (
     "recurrent models are fastest; among the softmax models only Transformer (LLaMA) used a tuned kernel, so throughputs "
     "are comparable only as ratios between models with the same kernel."
 )
-CLAIMS = ("C27", "C28", "C29", "C30")
 
 
 def runs(scale, seeds):
     for model in MODELS:
         yield from recipes(scale, model, seeds[:1])
+
+
+BASE = "transformer_llama"
+Line = dict[str, float | None]  # by column
+
+
+def summary(study: Study) -> Table:
+    """One line per label. Only speeds relative to Transformer (LLaMA) are ranked, whose steps alternated with the model's."""
+    rows = measured(study)
+    large = bool(rows["params"].max() >= 1e8)
+    columns = [
+        Column("params_millions", "Params (M)", 0 if large else 3),
+        Column("fwd_gflops_per_token", "Forward GFLOPs/token", 2 if large else 5),
+        Column("tokens_per_s", "Throughput (tokens/s)", 0),
+        Column("relative", "relative to Transformer (LLaMA)", 2, "higher"),
+        Column("mfu_percent", "MFU (%)", 1),
+        Column("mfu_dense_percent", "MFU, pruned work counted (%)", 1),
+        Column("peak_memory_gib", "Peak memory (GiB)", 1, "lower"),
+    ]
+    lines = {row["label"]: _line(row, columns) for row in rows.to_dict("records")}
+    ranges: dict[str, dict[str, tuple[float, float]]] = {
+        row["label"]: {
+            key: (row[f"{key}_low"], row[f"{key}_high"])
+            for key in ("tokens_per_s", "relative")
+            if not math.isnan(row.get(key, math.nan))
+        }
+        for row in rows.to_dict("records")
+    }
+    printed = _printed(study.scale)
+    paper = {label: printed[model] for label, model in zip(rows["label"], rows["model"], strict=True) if model in printed}
+    note = (
+        f"{scale_note(study).capitalize()}. Measured on {rows['machine'].iloc[0]}, context {tokens(rows['seq_len'].iloc[0])},"
+    )
+    note += " with fresh weights; in square brackets the range of the repetitions. Relative speeds are those of steps that"
+    note += " alternated with Transformer (LLaMA)'s in one process; those whose ranges overlap are not ranked."
+    note += " Speeds depend on the GPU and its kernels: only ratios between models can be set beside the paper's (four L40S)."
+    note += " Counts are truncated as in the paper (which rounds the FLOPs of HGRN2)."
+    kept = [column for column in columns if _is_shown(column.key, list(lines.values()))]
+    return Table(
+        "Parameters, FLOPs and training throughput",
+        kept,
+        {label: [line[column.key] for column in kept] for label, line in lines.items()},
+        note,
+        {label: [line.get(column.key) for column in kept] for label, line in paper.items()},
+        ranges={label: [own.get(column.key) for column in kept] for label, own in ranges.items()},
+    )
+
+
+def _is_shown(key: str, lines: list[Line]) -> bool:
+    """Leaves out what was not measured (a CPU has no peak), and the second MFU where nothing is pruned."""
+    known = [value for line in lines if (value := line[key]) is not None and not math.isnan(value)]
+    if key == "mfu_dense_percent" and all(line[key] == line["mfu_percent"] for line in lines):
+        return False
+    return bool(known)
+
+
+def _line(row: dict, columns: list[Column]) -> Line:
+    """One model's values. Counts are truncated to the printed digits, as in the paper, not rounded."""
+    counts = {"params_millions": row["params"] / 1e6, "fwd_gflops_per_token": row["fwd_flops_per_token"] / 1e9}
+    digits = {column.key: 10**column.decimals for column in columns}
+    return {
+        **{key: math.floor(count * digits[key]) / digits[key] for key, count in counts.items()},
+        "tokens_per_s": row["tokens_per_s"],
+        "relative": row.get("relative"),
+        "mfu_percent": 100 * row["mfu"],
+        "mfu_dense_percent": 100 * row["mfu_dense"],
+        "peak_memory_gib": row["peak_memory_gib"],
+    }
+
+
+def _printed(scale: str) -> dict[str, Line]:
+    """The paper's values by model."""
+    printed = paper_scores("table6_throughput", scale)
+    return {
+        model: {
+            "params_millions": line["params_millions"],
+            "fwd_gflops_per_token": line["fwd_flops_per_token"] / 1e9,
+            "tokens_per_s": line["throughput_tokens_per_s"],
+            "relative": line["throughput_tokens_per_s"] / printed[BASE]["throughput_tokens_per_s"],
+        }
+        for model, line in printed.items()
+    }
+
+
+def _timed(study: Study) -> dict[str, pd.Series]:
+    return {str(row["model"]): row for _, row in measured(study).iterrows()}
+
+
+def _paired(study: Study) -> dict[str, pd.Series]:
+    """Those timed beside Transformer (LLaMA)."""
+    return {model: row for model, row in _timed(study).items() if not math.isnan(row.get("relative", math.nan))}
+
+
+def _counted(study: Study, column: str, name: str, bound: float, words: str) -> Verdict:
+    """FoX's count above the Transformer's of the same architecture, in percent, below a bound: exact numbers without noise."""
+    rows = _timed(study)
+    shares = {
+        (fox, other): 100 * (float(rows[fox][column]) / float(rows[other][column]) - 1) for fox, other in pairs_in(rows)[0]
+    }
+    comparisons = [
+        Comparison(f"{name}, {title(fox)} over {title(other)}", Estimate(share, 0.0), bound, below=True, unit="%")
+        for (fox, other), share in shares.items()
+    ]
+    parts = [f"{title(fox)} has {share:.2f}% more {words} than {title(other)}" for (fox, other), share in shares.items()]
+    sentence = f"{'; '.join(parts)} (counted, not estimated; the claim is about 760M parameters)."
+    return decide(sentence, comparisons, 0, missing_of((model for pair in PAIRS for model in pair), rows))
+
+
+def c27(study: Study) -> Verdict:
+    return _counted(study, "params", "parameters", 0.3, "parameters")
+
+
+def c28(study: Study) -> Verdict:
+    """FLOPs per token are the Transformer's, to the three digits that the paper prints (0.5%)."""
+    return _counted(study, "fwd_flops_per_token", "FLOPs", 0.5, "FLOPs per token")
+
+
+def speed_ratio(one: pd.Series, other: pd.Series) -> Estimate:
+    """log of the ratio of two speeds, each relative to the model beside it; its error is that of single repetitions, so that
+    overlapping ranges are not ranked."""
+    spreads = [math.log(row["relative_high"] / row["relative_low"]) / TWENTY_TO_EIGHTY for row in (one, other)]
+    return Estimate(math.log(one["relative"] / other["relative"]), math.hypot(*spreads))
+
+
+ORDER = (
+    ("delta_net", "hgrn2"),
+    ("hgrn2", "mamba2"),
+    ("mamba2", "transformer_llama"),
+    ("transformer_llama", "fox_llama"),
+    ("transformer_llama", "transformer_pro"),
+    ("fox_llama", "fox_pro"),
+    ("transformer_pro", "fox_pro"),
+)
+
+
+def c29(study: Study) -> Verdict:
+    """Throughput falls from DeltaNet over HGRN2, Mamba-2 and Transformer (LLaMA) to FoX (Pro)."""
+    rows = _paired(study)
+    comparisons = [
+        Comparison(f"log of {title(one)} / {title(other)}", speed_ratio(rows[one], rows[other]), unit="")
+        for one, other in ORDER
+        if one in rows and other in rows
+    ]
+    fastest = sorted(rows, key=lambda model: -float(rows[model]["relative"]))
+    sentence = "From fast to slow: " + ", ".join(f"{title(model)} {rows[model]['relative']:.2f}" for model in fastest)
+    absent = missing_of((model for pair in ORDER for model in pair), rows)
+    return decide(f"{sentence} of Transformer (LLaMA)'s speed beside it.", comparisons, 0, absent)
+
+
+def at_longer_contexts(study: Study) -> str:
+    """The claim's pairs among benchmark steps of the models where the context is longest."""
+    folder = study.results_dir / FOLDER.name
+    rows = read("training_steps", folder) if any((folder / "training_steps").glob("*.parquet")) else pd.DataFrame()
+    if len(rows):
+        rows = rows[(rows["gpus"] == 1) & (rows["sequences_per_gpu"] * rows["micro_batches"] == 1) & ~rows["prune"]]
+        rows = rows[rows["model"].isin([model for pair in ORDER for model in pair]) & ~rows["activation_checkpointing"]]
+        rows = rows[rows["seq_len"] > study.train_len]
+    settings = [own for _, own in rows.groupby(["scale", "seq_len", "gpu"])] if len(rows) else []
+    if not settings:
+        return "No steps with a longer context are stored; `python -m experiments.benchmark` measures them."
+    rows = max(settings, key=lambda own: (own["model"].nunique(), own["seq_len"].iloc[0]))
+    newest = rows.drop_duplicates("model", keep="last").sort_values("tokens_per_s", ascending=False)
+    speed = dict(zip(newest["model"], newest["tokens_per_s"], strict=True))
+    here = {model: row["relative"] for model, row in _paired(study).items()}
+    pairs = [(one, other) for one, other in ORDER if {one, other} <= set(speed) & set(here)]
+    there, as_here = (sum(values[one] > values[other] for one, other in pairs) for values in (speed, here))
+    first = rows.iloc[0]
+    return (
+        f"Steps of one sequence of {tokens(first['seq_len'])} tokens at {first['scale']} on {first['gpu']}: "
+        + ", ".join(f"{title(model)} {value:,.0f}" for model, value in speed.items())
+        + f" tokens/s. Of the claim's {len(pairs)} pairs that were timed at both, {there} are in its order there, {as_here} at "
+        + f"{tokens(study.train_len)} tokens here"
+        + (": the order comes with the context, as attention's part of a step does." if there > as_here else ".")
+    )
+
+
+def c30(study: Study) -> Verdict:
+    rows = _paired(study)
+    absent = missing_of(("fox_pro", "transformer_pro"), rows)
+    if absent:
+        return decide("", [], 0, absent)
+    ratio = speed_ratio(rows["fox_pro"], rows["transformer_pro"])
+    comparison = Comparison("log of FoX (Pro) / Transformer (Pro)", ratio, math.log(0.85), strict=False, unit="")
+    return decide(f"FoX (Pro) trains at {math.exp(ratio.effect):.2f} of Transformer (Pro)'s speed.", [comparison], 0)
+
+
+CLAIMS = (
+    Claim("C27", "The forget gate costs next to no parameters (below 0.3%)", c27),
+    Claim("C28", "FoX needs as many FLOPs as the Transformer", c28),
+    Claim(
+        "C29",
+        "Throughput: DeltaNet, HGRN2, Mamba-2, Transformer (LLaMA), FoX (LLaMA) and Transformer (Pro), FoX (Pro)",
+        c29,
+    ),
+    Claim("C30", "The gate's overhead in the same kernel is small: 0.85 of the Transformer's throughput or more", c30),
+)
+LOOKS = {"C29": at_longer_contexts}

@@ -1,6 +1,10 @@
 """Table 7: models trained on short documents at a context of 2,048, on the harness's tasks."""
 
+from analysis.harness import BOTH, PERPLEXITIES, SIX, ahead_on
+from analysis.study import Study
+from analysis.verdict import Claim, Verdict
 from experiments.evaluations import six_tasks as evals  # noqa: F401
+from experiments.fox.table1_lm_eval import summary  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import MODELS, get_scale
 
@@ -12,9 +16,19 @@ SHOWS = (
     "schedule open: here a byte-level BPE of 32,000 and otherwise the 360M setting; documents are packed behind BOS, and "
     "attention and states go on over it."
 )
-CLAIMS = ("C20c",)
 
 
 def runs(scale, seeds):
     for model in MODELS[:5]:
         yield from recipes(get_scale(scale.packed), model, seeds)
+
+
+def c20c(study: Study) -> Verdict:
+    """After short documents FoX (Pro) has the best average and Wikitext perplexity of the models trained here, and FoX (LLaMA)
+    a better average than Transformer (LLaMA)."""
+    others = ("transformer_pro", "fox_llama", "transformer_llama", "mamba2")
+    leads = [("fox_pro", other, column) for other in others for column in BOTH]
+    return ahead_on(study, [*leads, ("fox_llama", "transformer_llama", "avg_acc")], (*PERPLEXITIES, *SIX))
+
+
+CLAIMS = (Claim("C20c", "The same after short documents (SlimPajama): FoX (Pro) is best", c20c),)

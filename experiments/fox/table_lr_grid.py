@@ -1,6 +1,14 @@
 """The learning rates tried for every model, as the paper did before its main experiments (Table 5)."""
 
-from experiments.evaluations import curve, loss
+import numpy as np
+
+from analysis.curves import LossCurve, compare, fewest_seeds, log_perplexity, loss_curves
+from analysis.names import FAMILIES, PAIRS, ordered, title
+from analysis.study import Study
+from analysis.style import scale_note, tokens
+from analysis.tables import Cell, Column, Table, over_seeds
+from analysis.verdict import Claim, Comparison, Verdict, decide, in_words
+from experiments import evaluations
 from experiments.recipes import recipes
 from experiments.scales import MODELS, get_scale
 
@@ -11,7 +19,6 @@ SHOWS = (
     "for FoX (LLaMA), Transformer (Pro) and DeltaNet, 5e-4 for Transformer (LLaMA) at its main setting, and 2e-3 for all at "
     "360M and 125M."
 )
-CLAIMS = ("C31",)
 
 
 def runs(scale, seeds):
@@ -24,4 +31,159 @@ def runs(scale, seeds):
 
 def evals(scale):
     """Losses, and the trainings' curves: high rates may be worse because they are unstable."""
-    return loss(scale) + curve(scale)
+    return evaluations.loss(scale) + evaluations.curve(scale)
+
+
+Grid = dict[str, dict[float, list[float]]]  # model -> learning rate -> a value per seed
+
+
+def grid(study: Study) -> tuple[Grid, str]:
+    """The values, and what they are: perplexity where every run has been evaluated, else the final training loss."""
+    perplexities: Grid = {}
+    for curve in loss_curves(study):
+        values = np.exp(log_perplexity(curve.losses_SN)[:, min(curve.train_len, curve.length) - 1])
+        for run_id, value in zip(curve.run_ids, values, strict=True):
+            _put(perplexities, curve.model, _rate(study, run_id), float(value))
+    evaluated = {run_id for curve in loss_curves(study) for run_id in curve.run_ids}
+    if evaluated == {line.run_id for line in study.lines}:
+        return perplexities, f"held-out perplexity P({tokens(study.train_len)})"
+    losses: Grid = {}
+    for line in study.lines:
+        final = study.runs[line.run_id].get("final_loss")
+        if final is not None:
+            _put(losses, line.model, _rate(study, line.run_id), float(final))
+    if not losses:
+        raise ValueError(f"{study.stem}: no run has ended; run its experiment first")
+    return losses, "final training loss (nats)"
+
+
+def by_rate(study: Study) -> dict[str, dict[float, LossCurve]]:
+    """Held-out losses by model and learning rate."""
+    found: dict[str, dict[float, LossCurve]] = {}
+    for curve in loss_curves(study):
+        found.setdefault(curve.model, {})[_rate(study, curve.run_ids[0])] = curve
+    return found
+
+
+def mean_loss(curve: LossCurve) -> float:
+    """Inside the training context, over all seeds."""
+    return float(curve.mean_N[: curve.train_len].mean())
+
+
+def best_of(rates: dict[float, LossCurve]) -> float:
+    return min(rates, key=lambda rate: mean_loss(rates[rate]))
+
+
+def _put(values: Grid, model: str, rate: float, value: float) -> None:
+    values.setdefault(model, {}).setdefault(rate, []).append(value)
+
+
+def _rate(study: Study, run_id: str) -> float:
+    return float(study.spec(run_id)["train"]["peak_lr"])
+
+
+def summary(study: Study) -> Table:
+    """A line per learning rate, a column per model; best bold. The note names models whose best rate is at the grid's edge."""
+    values, what = grid(study)
+    models = ordered(values)
+    rates = sorted({rate for by_rate in values.values() for rate in by_rate})
+    cells: dict[str, list[Cell]] = {}
+    for rate in rates:
+        found = [values[model].get(rate) for model in models]
+        cells[f"LR {rate:g}"] = [None if each is None else np.array(each) for each in found]
+    best = {model: min(by_rate, key=lambda rate: float(np.mean(by_rate[rate]))) for model, by_rate in values.items()}
+    edges = [title(m) for m in models if len(values[m]) > 2 and best[m] in (min(values[m]), max(values[m]))]
+    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Best of each model bold."
+    note += f" Best at the edge of what was tried: {', '.join(edges)}." if edges else ""
+    columns = [Column(model, title(model), 3, "lower") for model in models]
+    return over_seeds(f"Learning rates: {what}", columns, cells, note)
+
+
+def c31(study: Study) -> Verdict:
+    """Each model's loss is lower at some rate of at least twice the best one of the model it is compared with than at that rate
+    and all lower ones: FoX compared with the Transformer of its architecture, Pro with LLaMA of its family."""
+    curves = by_rate(study)
+    comparisons, parts, absent = [], [], []
+    for one, other in (*PAIRS, *FAMILIES):
+        if not {one, other} <= set(curves):
+            absent.append(f"{title(one)} with {title(other)}")
+            continue
+        best = best_of(curves[other])
+        high, low = ([curve for rate, curve in curves[one].items() if (rate >= 2 * best) is above] for above in (True, False))
+        parts.append(f"{title(one)} {best_of(curves[one]):g}, {title(other)} {best:g}")
+        if not high or not low:
+            absent.append(f"{title(one)} at rates of {2 * best:g} and more, and below")
+            continue
+        chosen, lower = (min(some, key=lambda curve: mean_loss(curve)) for some in (high, low))
+        difference = compare((1.0, chosen, 1, chosen.train_len), (-1.0, lower, 1, lower.train_len))
+        comparisons.append(Comparison(f"{chosen.label} minus {lower.label}", difference, below=True))
+    sentence = f"Best rates: {'; '.join(parts)}. Head sizes, of which the claim speaks too, are not varied here."
+    return decide(sentence, comparisons, fewest_seeds(curve for rates in curves.values() for curve in rates.values()), absent)
+
+
+SPIKE, UNSTABLE = 4, 0.01
+"""A step whose gradient norm is so many times the median is a spike. Trainings that went well had spikes in 0 to 0.7% of their
+steps (at mini, three seeds of seven models); more than 1% are called unstable."""
+
+
+def rates_tried(study: Study) -> str:
+    """Where each model's best rate lies among those tried, and whether the highest was unstable."""
+    curves, spikes = by_rate(study), _spikes(study)
+    parts, edges, unstable, unknown = [], [], [], []
+    for model in (model for pair in PAIRS for model in pair if len(curves.get(model, ())) > 1):
+        best, low, high = best_of(curves[model]), min(curves[model]), max(curves[model])
+        near = [
+            f"{rate:g}"
+            for rate, curve in sorted(curves[model].items())
+            if rate != best and _as_good(curve, curves[model][best])
+        ]
+        tie = f" (cannot be told from {' and '.join(near)})" if near else ""
+        parts.append(f"{title(model)} at {best:g} of {low:g} to {high:g}{tie}")
+        edges += [f"{title(model)} ({'lowest' if best == low else 'highest'})"] if best in (low, high) else []
+        if best == high:
+            continue
+        if not {(model, best), (model, high)} <= set(spikes):
+            unknown.append(f"{title(model)} at {high:g}")
+            continue
+        shares = [f"{spikes[model, rate]:.1%} at {rate:g}" for rate in (high, best)]
+        word = "unstable" if spikes[model, high] > max(UNSTABLE, spikes[model, best]) else "not unstable"
+        unstable.append(f"{title(model)} {', '.join(shares)} ({word})")
+    if not parts:
+        return "Cannot be told: no model was evaluated at several rates."
+    text = f"Best rates: {'; '.join(parts)}."
+    text += f" At the edge of what was tried, so that a better one may lie beyond: {', '.join(edges)}." if edges else ""
+    text += (
+        f" Steps after warm-up with a gradient norm above {SPIKE} times the median: {'; '.join(unstable)}." if unstable else ""
+    )
+    text += (
+        f" Training curves are not stored for {', '.join(unknown)}: whether these rates were unstable cannot be told."
+        if unknown
+        else ""
+    )
+    return text
+
+
+def _as_good(one: LossCurve, best: LossCurve) -> bool:
+    return in_words(compare((1.0, one, 1, one.train_len), (-1.0, best, 1, best.train_len)), "", "worse", "") != "worse"
+
+
+def _spikes(study: Study) -> dict[tuple[str, float], float]:
+    """Share of the steps after warm-up that are spikes or were not applied, by model and rate: the worst seed."""
+    found: dict[tuple[str, float], float] = {}
+    for line, rows, _ in study.evaluations("training_curve"):
+        train = study.spec(line.run_id)["train"]
+        norm = rows.loc[rows["tokens"] > train["warmup_tokens"], "grad_norm"]
+        share = float((norm.isna() | (norm > SPIKE * norm.median())).mean())
+        key = line.model, float(train["peak_lr"])
+        found[key] = max(share, found.get(key, 0.0))
+    return found
+
+
+CLAIMS = (
+    Claim(
+        "C31",
+        "FoX prefers higher learning rates than the Transformer, Pro than LLaMA (twice or more)",
+        c31,
+    ),
+)
+LOOKS = {"C31": rates_tried}

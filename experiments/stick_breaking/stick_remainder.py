@@ -1,5 +1,12 @@
 """Whether stick-breaking gains from giving what is left of the stick to the token's own value."""
 
+import numpy as np
+
+from analysis.curves import LossCurve, compare, fewest_seeds, log_perplexity, loss_curves
+from analysis.study import Study
+from analysis.style import scale_note, tokens
+from analysis.tables import Column, Table, over_seeds
+from analysis.verdict import Claim, Comparison, Verdict, decide, number
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import get_scale
@@ -7,7 +14,6 @@ from experiments.scales import get_scale
 TITLE = "Remainder term of stick-breaking attention"
 PAPER = "Stick-breaking: remainder"
 SHOWS = "Stick-breaking without and with the remainder r times the token's own value; the released models go without it."
-CLAIMS = ("S8",)
 
 
 def runs(scale, seeds):
@@ -15,3 +21,39 @@ def runs(scale, seeds):
     yield from recipes(at, "stick_breaking", seeds)
     axes = dict(stick_remainder=True)
     yield from recipes(at, "stick_breaking", seeds, axes=axes, label="with remainder", model=axes)
+
+
+WITH = "with remainder"
+
+
+def pair(study: Study) -> tuple[LossCurve | None, LossCurve | None]:
+    """The curves without and with the term."""
+    curves = {curve.label: curve for curve in loss_curves(study)}
+    return curves.get("stick_breaking"), curves.get(WITH)
+
+
+def summary(study: Study) -> Table:
+    """Perplexity at the training length and at the end of the evaluation."""
+    curves = [curve for curve in pair(study) if curve is not None]
+    if not curves:
+        raise ValueError(f"{study.stem}: no per-token losses are stored; run its experiment first")
+    lengths = sorted({study.train_len, curves[0].length})
+    columns = [Column(f"ppl_{length}", f"P({tokens(length)})", 3, "lower") for length in lengths]
+    values = {curve.label: [np.exp(log_perplexity(curve.losses_SN)[:, length - 1]) for length in lengths] for curve in curves}
+    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Training length {tokens(study.train_len)}."
+    return over_seeds("Remainder term of stick-breaking attention", columns, values, note)
+
+
+def s8(study: Study) -> Verdict:
+    """Perplexity with the remainder term is not below that without it, at the training length."""
+    without, with_it = pair(study)
+    if without is None or with_it is None:
+        return decide("", [], 0, ["stick-breaking with and without the remainder term"])
+    length = without.train_len
+    above = compare((1.0, with_it, 1, length), (-1.0, without, 1, length))
+    comparison = Comparison(f"log P({tokens(length)}), with the remainder minus without", above, strict=False)
+    sentence = f"The remainder term changes the log perplexity at {tokens(length)} tokens by {number(above.effect)} nats."
+    return decide(sentence, [comparison], fewest_seeds([without, with_it]))
+
+
+CLAIMS = (Claim("S8", "The remainder term does not help", s8),)

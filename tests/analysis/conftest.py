@@ -1,12 +1,3 @@
-import sys
-from pathlib import Path
+from tests.synthetic import no_waiting_for_the_disk
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # for `import synthetic`
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch):
-    """Made-up results need not survive a power cut, and there are thousands of files."""
-    monkeypatch.setattr("results.atomic.os.fsync", lambda handle: None)
+__all__ = ["no_waiting_for_the_disk"]

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
-import synthetic
 from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.curves import around, by_model, compare, loss_curves, perplexity, smooth, smoothing_window
+from tests import synthetic
 
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=40), st.sampled_from([1, 3, 5, 101]))

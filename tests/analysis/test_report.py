@@ -6,27 +6,25 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-import synthetic
 
 from analysis import report
-from analysis.claims import CLAIMS
-from analysis.fox import fig2_per_token_loss, fig3_forget_gates, fig4_needle, fig7_gate_types, gate_worth, table6_throughput
 from analysis.report import Section
 from analysis.style import PAPER_SCALE
-from analysis.verdict import Look
+from experiments.artefact import artefacts, claims
+from tests import synthetic
 
-MODULES = {"fig2_per_token_loss": fig2_per_token_loss, "fig3_forget_gates": fig3_forget_gates, "fig4_needle": fig4_needle,
-           "fig7_gate_types": fig7_gate_types, "gate_worth": gate_worth, "table6_throughput": table6_throughput}  # fmt: skip
 FIG2 = "fig2_per_token_loss"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 def section(stem, study, *, missing=()):
-    claims = tuple(claim.id for claim in CLAIMS.values() if claim.artefact == stem)
+    own = artefacts()[stem]
     paper = stem.partition("_")[0].replace("fig", "Figure ").replace("table", "Table ")
     command = f"python -m experiments run {stem} --scale tiny"
-    return Section(stem, f"title of {stem}", paper, f"What {stem} shows.", claims, study, MODULES[stem], command, missing)
+    return Section(
+        stem, f"title of {stem}", paper, f"What {stem} shows.", own.claims, own.looks, own.summary, study, command, missing
+    )
 
 
 def losses(folder, scale="tiny", **how):
@@ -35,7 +33,7 @@ def losses(folder, scale="tiny", **how):
 
 
 def drawn(study):
-    MODULES[study.stem].draw(study)
+    artefacts()[study.stem].draw(study)
     return study
 
 
@@ -82,7 +80,7 @@ def test_verdicts_come_first_each_with_its_sentence_effect_and_link(tmp_path):
     assert table.index("C1<") < table.index("C2<") < table.index("C22b<") < table.index("C23<") < table.index("C30<")
     for claim in ("C1", "C2", "C3", "C4", "C5", "C6"):
         assert f"<strong>{claim}</strong>" in table
-        assert CLAIMS[claim].sentence.replace("'", "&#39;") in table
+        assert claims()[claim].sentence.replace("'", "&#39;") in table
     row = table[table.index("<strong>C5</strong>") :].partition("</tr>")[0]
     assert "holds" in row
     assert re.search(r"−0\.\d{4} nats \[−0\.\d{4}, −0\.\d{4}\]; asked for &lt; 0; detectable 0\.\d{4}", row)
@@ -119,27 +117,31 @@ def test_only_claims_that_fail_say_why_and_the_table_leads_there(tmp_path):
     assert "holds" in text and 'id="why"' not in text and "Why:" not in text
 
 
+def looked_into(monkeypatch, stem, looks):
+    """Looks of an artefact in place of its own."""
+    monkeypatch.setitem(artefacts(), stem, replace(artefacts()[stem], looks=looks))
+
+
 def test_a_failing_claim_that_nobody_looked_into_says_so(tmp_path, monkeypatch):
     def row_of(name, **how):
         text = page_of(tmp_path / name, gates(tmp_path / name, 0.02, **how))
         return text, text[text.index("<strong>C26b</strong>") :].partition("</tr>")[0]
 
-    for name, look in (("a", None), ("b", Look("gate_worth", lambda _: "never asked"))):
-        monkeypatch.setitem(CLAIMS, "C26b", replace(CLAIMS["C26b"], look=look))
+    looked_into(monkeypatch, "gate_worth", {"C26b": lambda _: "never asked"})
+    for name, looks in (("a", {}), ("b", {"C26": lambda _: "never asked"})):
+        looked_into(monkeypatch, "fig7_gate_types", looks)
         text, row = row_of(name)
         assert "Why: not looked into at this scale" in row and 'id="why"' not in text
 
     def fault(_):
         raise ValueError("nothing there")
 
-    monkeypatch.setitem(CLAIMS, "C26b", replace(CLAIMS["C26b"], look=Look("fig7_gate_types", fault)))
+    looked_into(monkeypatch, "fig7_gate_types", {"C26b": fault})
     assert "Cannot be told: nothing there." in row_of("c")[0]
 
 
 def test_claims_of_one_look_share_its_sentence(tmp_path, monkeypatch):
-    look = Look("fig7_gate_types", lambda study: f"Seen in {study.stem}.")
-    for claim in ("C26", "C26b"):
-        monkeypatch.setitem(CLAIMS, claim, replace(CLAIMS[claim], look=look))
+    looked_into(monkeypatch, "fig7_gate_types", dict.fromkeys(("C26", "C26b"), lambda study: f"Seen in {study.stem}."))
     text = page_of(tmp_path, gates(tmp_path, 0.02, dependent=3.0))
     assert text.count("Seen in fig7_gate_types.") == 1
     assert re.search(r'id="why-C26">C26</strong>, <strong id="why-C26b">C26b</strong>', text)

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-import synthetic
 
 from analysis.study import Line, Study, read_lines, study_file, write_lines
+from tests import synthetic
 
 ROWS = pd.DataFrame({"value": [1.0, 2.0]})
 

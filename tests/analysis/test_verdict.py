@@ -87,13 +87,13 @@ def test_one_seed_and_printed_numbers_are_said():
 
 
 def claims_of(*effects, error=0.1):
-    return [Claim(f"C{i}", "", "fig", lambda _, e=e: decide("Said.", [met(e, error)], 3)) for i, e in enumerate(effects)]
+    return [Claim(f"C{i}", "", lambda _, e=e: decide("Said.", [met(e, error)], 3)) for i, e in enumerate(effects)]
 
 
 def test_claims_of_one_figure_are_judged_together():
     statuses = [verdict.status for _, verdict in judge(claims_of(0.21), None)]
     assert statuses == [Status.HOLDS]
-    judged = judge([*claims_of(0.21, 0.5, 0.0), Claim("X", "", "fig", lambda _: not_applicable("why"))], None)
+    judged = judge([*claims_of(0.21, 0.5, 0.0), Claim("X", "", lambda _: not_applicable("why"))], None)
     assert [verdict.status for _, verdict in judged] == [
         Status.WITHIN_NOISE, Status.HOLDS, Status.WITHIN_NOISE, Status.NOT_APPLICABLE,
     ]  # fmt: skip
@@ -102,7 +102,7 @@ def test_claims_of_one_figure_are_judged_together():
 
 
 def test_a_failure_that_holm_takes_away_from_an_incomplete_claim_leaves_it_unmeasured():
-    incomplete = Claim("C", "", "fig", lambda _: decide("Said.", [met(-0.21)], 3, ["Mamba-2"]))
+    incomplete = Claim("C", "", lambda _: decide("Said.", [met(-0.21)], 3, ["Mamba-2"]))
     assert judge([incomplete], None)[0][1].status is Status.FAILS
     assert judge([incomplete, *claims_of(0.0, 0.0)], None)[0][1].status is Status.NOT_MEASURED
 

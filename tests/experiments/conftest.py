@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 
 from experiments.request import Request
+from tests.synthetic import no_waiting_for_the_disk
 from tests.texts import write_texts
+
+__all__ = ["asked", "no_waiting_for_the_disk", "texts"]
 
 
 @pytest.fixture(scope="session")

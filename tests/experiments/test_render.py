@@ -2,7 +2,6 @@
 
 import io
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -10,7 +9,7 @@ from rich.console import Console
 from analysis.study import study_file
 from experiments import graph, render
 from experiments.__main__ import main
-from experiments.artefact import Artefact
+from experiments.artefact import artefacts
 from experiments.plan import make_plan
 from results.store import rows_file
 from tests.experiments.finished import finish
@@ -48,9 +47,7 @@ def test_a_broken_artefact_is_named_and_costs_no_other(made, monkeypatch, capsys
     folder = results_dir / "tiny"
     verdicts = (folder / "verdicts.jsonl").read_bytes()
     other = folder / "figures" / f"{F4}.png"
-    whole = Artefact.drawing
-    broken = SimpleNamespace(draw=refuse, summary=refuse)
-    monkeypatch.setattr(Artefact, "drawing", lambda self: broken if self.stem == FIG2 else whole(self))
+    monkeypatch.setitem(artefacts(), FIG2, replace(artefacts()[FIG2], draw=refuse, summary=refuse))
     for command in (["render", "--results-dir", str(results_dir)], ["draw", str(graph.draw_file(made, FIG2))]):
         other.unlink(missing_ok=True)
         (folder / "report.html").unlink()

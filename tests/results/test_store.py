@@ -202,7 +202,7 @@ def test_an_edited_record_is_refused_and_not_overwritten(tmp_path):
 
 
 def test_results_and_analysis_do_not_import_torch():
-    names = "analysis.report, analysis.fox.fig2_per_token_loss, analysis.fox.fig4_needle"
+    names = "analysis.report, experiments.fox.fig2_per_token_loss, experiments.fox.fig4_needle"
     code = f"import sys, results.store, {names}; print({{'torch', 'transformers', 'lm_eval'}} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True

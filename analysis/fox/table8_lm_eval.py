@@ -1,5 +1,0 @@
-"""Table 8: Table 1 for other models and fewer tokens."""
-
-from analysis.fox.table1_lm_eval import draw, summary
-
-__all__ = ["draw", "summary"]

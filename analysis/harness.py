@@ -1,0 +1,200 @@
+"""Scores of the LM evaluation harness: as a table in the paper's columns, and as differences between models.
+
+Noise: standard errors over a task's examples, and the spread over seeds where there are several. The harness gives none for
+word perplexity; then half of 0.3 is taken, what repeated trainings in print differ by.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analysis.names import missing_of, title
+from analysis.statistics import Estimate, combined
+from analysis.study import Study
+from analysis.style import scale_note
+from analysis.tables import Cell, Column, count_range
+from analysis.verdict import Comparison, Verdict, decide, not_applicable, number
+
+KIND = "lm_eval"
+WHAT = "results of the LM evaluation harness"
+DOWN, UP = "\N{DOWNWARDS ARROW}", "\N{UPWARDS ARROW}"
+
+
+# column -> (task, metric, title), in the paper's order
+PERPLEXITIES = {
+    "wikitext_ppl": ("wikitext", "word_perplexity", "Wiki."),
+    "lambada_ppl": ("lambada_openai", "perplexity", "LMB."),
+}
+ACCURACIES = {
+    "lambada_acc": ("lambada_openai", "acc", "LMB."),
+    "piqa_acc": ("piqa", "acc", "PIQA"),
+    "hellaswag_acc_norm": ("hellaswag", "acc_norm", "Hella."),
+    "winogrande_acc": ("winogrande", "acc", "Wino."),
+    "arc_easy_acc": ("arc_easy", "acc", "ARC-e"),
+    "arc_challenge_acc_norm": ("arc_challenge", "acc_norm", "ARC-c"),
+    "copa_acc": ("copa", "acc", "COPA"),
+    "openbookqa_acc_norm": ("openbookqa", "acc_norm", "OBQA"),
+    "sciq_acc": ("sciq", "acc", "SciQ"),
+    "boolq_acc": ("boolq", "acc", "BoolQ"),
+}
+SIX = ("lambada_acc", "piqa_acc", "hellaswag_acc_norm", "winogrande_acc", "arc_easy_acc", "arc_challenge_acc_norm")
+"""The accuracies of Table 7, whose average is over these."""
+KNOWN_TASKS = {task for task, _, _ in (PERPLEXITIES | ACCURACIES).values()}
+Scores = dict[str, dict[str, np.ndarray]]  # label -> column -> one value per seed
+
+
+def made_locally(study: Study) -> bool:
+    """Whether tasks were stand-ins made from the held-out text, not the public data sets."""
+    return any(str(meta["spec"].get("include", "")).startswith("local") for meta in study.metas(KIND))
+
+
+def scores(rows: pd.DataFrame) -> Scores:
+    """Values by label and column, one per seed, with avg_acc over the ten accuracies (the six of Table 7) where these are
+    there.
+
+    Tasks that the paper does not have get a column TASK_METRIC: acc_norm where there is one, else acc, and perplexities.
+    """
+    table: Scores = {}
+    for label, own in rows.groupby("label", sort=False):
+        values = own.pivot_table(index=["task", "metric"], columns="run_id", values="value", sort=False).dropna()
+        found = {key: values.loc[key].to_numpy(float) for key in values.index}
+        known = PERPLEXITIES | ACCURACIES
+        line = {column: found[task, metric] for column, (task, metric, _) in known.items() if (task, metric) in found}
+        line |= {f"{task}_{metric}": found[task, metric] for task, metric in _others(set(found))}
+        accuracies = [column for column in ACCURACIES if column in line]
+        if set(accuracies) in (set(ACCURACIES), set(SIX)):
+            line["avg_acc"] = np.mean([line[column] for column in accuracies], axis=0)
+        table[str(label)] = line
+    return table
+
+
+def _others(found: set[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Metrics shown of the tasks that are not in the paper's table."""
+    shown = []
+    for task, metric in sorted(found):
+        covered = metric == "acc" and (task, "acc_norm") in found
+        if task not in KNOWN_TASKS and (metric in ("acc", "acc_norm") or metric.endswith("perplexity")) and not covered:
+            shown.append((task, metric))
+    return shown
+
+
+def content(study: Study) -> tuple[list[Column], dict[str, list[Cell]], str]:
+    """Columns, a value per seed for each label and column, and the note of a table of the harness's tasks."""
+    rows = study.stored(KIND, WHAT)
+    ours = scores(rows)
+    present = {column for line in ours.values() for column in line}
+    columns = [column for column in _all_columns(rows) if column.key in present]
+    note = scale_note(study).capitalize() + "."
+    if made_locally(study):
+        note += " The tasks are stand-ins in the same format, made from the held-out text; they are not the public benchmarks."
+    if "avg_acc" not in present:
+        note += " No average: it needs all accuracies of the paper."
+    note += f" {count_range(rows['num_examples'], 'examples')} per task."
+    return columns, {label: [line.get(column.key) for column in columns] for label, line in ours.items()}, note
+
+
+def _all_columns(rows: pd.DataFrame) -> list[Column]:
+    columns = [Column(key, f"{name} ppl{DOWN}", 2, "lower") for key, (_, _, name) in PERPLEXITIES.items()]
+    for key, (_, metric, name) in ACCURACIES.items():
+        columns.append(Column(key, f"{name} {'acc-n' if metric == 'acc_norm' else 'acc'}{UP}", 2, "higher"))
+    found = {(str(task), str(metric)) for task, metric in rows[["task", "metric"]].drop_duplicates().to_numpy()}
+    for task, metric in _others(found):
+        lower = metric.endswith("perplexity")
+        columns.append(Column(f"{task}_{metric}", f"{task} {metric}{DOWN if lower else UP}", 2, "lower" if lower else "higher"))
+    return [*columns, Column("avg_acc", f"Avg{UP}", 2, "higher")]
+
+
+COLUMNS = (*PERPLEXITIES, *ACCURACIES)
+WORD_PERPLEXITY_ERROR = 0.15
+STAND_INS = "The tasks are stand-ins made from the held-out text, not the public benchmark that the claim is about."
+
+
+@dataclass(frozen=True)
+class Line:
+    """A model's values (S,) and standard errors over examples (None: printed numbers) by column."""
+
+    values: dict[str, np.ndarray]
+    errors: dict[str, float | None]
+
+    @property
+    def seeds(self) -> int:
+        return min(len(values) for values in self.values.values())
+
+
+def lines_of(study: Study, columns: Collection[str] = COLUMNS) -> dict[str, Line]:
+    """By model, those that have all columns of the paper's table."""
+    models = {line.label: line.model for line in study.lines}
+    return {models[label]: line for label, line in lines_by_label(study, columns).items()}
+
+
+def lines_by_label(study: Study, columns: Collection[str] = COLUMNS) -> dict[str, Line]:
+    """Those that have all `columns`."""
+    rows = study.stored(KIND, WHAT)
+    lines = {}
+    for label, values in scores(rows).items():
+        if not {*columns, "avg_acc"} <= set(values):
+            continue
+        lines[label] = Line(values, _errors(rows[rows["label"] == label]))
+    return lines
+
+
+def _errors(rows: pd.DataFrame) -> dict[str, float | None]:
+    stated = rows.groupby(["task", "metric"])["stderr"].mean()
+    found = {
+        column: float(stated.get((task, metric), np.nan)) for column, (task, metric, _) in (PERPLEXITIES | ACCURACIES).items()
+    }
+    if not any(math.isfinite(error) for error in found.values()):
+        return dict.fromkeys([*COLUMNS, "avg_acc"])
+    accuracies = [column for column in ACCURACIES if math.isfinite(found[column])]
+    errors = {column: error if math.isfinite(error) else 0.0 for column, error in found.items()}
+    errors["wikitext_ppl"] = errors["wikitext_ppl"] or WORD_PERPLEXITY_ERROR
+    errors["avg_acc"] = math.hypot(*(errors[column] for column in accuracies)) / len(accuracies)
+    return dict(errors)
+
+
+def ahead(one: Line, other: Line, column: str) -> Estimate:
+    """By how much `one` is better."""
+    sign = -1.0 if column in PERPLEXITIES else 1.0
+    effect = sign * float(one.values[column].mean() - other.values[column].mean())
+    parts = []
+    for line in (one, other):
+        values, error = line.values[column], line.errors[column]
+        if error is not None:
+            parts.append((error**2, math.inf))
+        if len(values) > 1:
+            parts.append((float(values.var(ddof=1)) / len(values), len(values) - 1.0))
+    return combined(effect, parts)
+
+
+def column_title(column: str) -> str:
+    if column == "avg_acc":
+        return "average"
+    if column in PERPLEXITIES:
+        return f"{PERPLEXITIES[column][2]} perplexity"
+    return f"{ACCURACIES[column][2]} accuracy"
+
+
+Lead = tuple[str, str, str]  # model, the other, column
+
+
+def ahead_on(study: Study, leads: Sequence[Lead], columns: Collection[str] = COLUMNS) -> Verdict:
+    """The first model of every lead is ahead of the second on its column."""
+    if made_locally(study):
+        return not_applicable(STAND_INS)
+    lines = lines_of(study, columns)
+    there = [lead for lead in leads if {lead[0], lead[1]} <= set(lines)]
+    absent = missing_of(dict.fromkeys(model for one, other, _ in leads for model in (one, other)), lines)
+    comparisons = [
+        Comparison(f"{column_title(column)}, lead of {title(one)} over {title(other)}", ahead(lines[one], lines[other], column),
+                   unit="")
+        for one, other, column in there
+    ]  # fmt: skip
+    parts = [f"{each.name} {number(each.estimate.effect, '')}" for each in comparisons]
+    seeds = min((lines[model].seeds for one, other, _ in there for model in (one, other)), default=0)
+    return decide("; ".join(parts) + ".", comparisons, seeds, absent)
+
+
+BOTH = ("avg_acc", "wikitext_ppl")

@@ -1,0 +1,161 @@
+"""What the forget gate is worth in place of RoPE, by learning rate and training tokens: a look into C8 to C12 and C16."""
+
+import math
+
+from analysis.curves import LossCurve, compare, fewest_seeds, loss_curves
+from analysis.names import PAIRS, title
+from analysis.paper import read
+from analysis.statistics import Estimate
+from analysis.study import Study
+from analysis.style import scale_note, tokens
+from analysis.tables import Column, Table
+from analysis.verdict import in_words, number, with_interval
+from experiments.evaluations import loss as evals  # noqa: F401
+from experiments.recipes import recipes
+from experiments.scales import get_scale, with_shorter
+
+TITLE = "What the forget gate is worth, by learning rate and training tokens"
+PAPER = "beyond the paper"
+SHOWS = (
+    "In the paper's ablations (360M, 7.5B tokens) the forget gate in place of RoPE is worth 0.03 nats in both blocks. Where it "
+    "is worth much more at a smaller scale (C8, C11, C12 and C16 fail then), either the learning rates do not suit the "
+    "Transformer, or models that saw few tokens gain more from it. Not in the paper."
+)
+
+
+def runs(scale, seeds):
+    grid = get_scale(scale.ablation)
+    for model in ("fox_pro", "transformer_pro", "fox_llama", "transformer_llama"):
+        for rate in grid.rates_of(model):
+            axes = dict(train_tokens=grid.train_tokens, peak_lr=rate)
+            label = f"{grid.train_tokens / 1e6:.3g}M tokens, LR {rate:g}"
+            yield from recipes(grid, model, seeds, axes=axes, label=label, train=dict(peak_lr=rate))
+        for at in with_shorter(scale):
+            if at != grid:
+                axes = dict(train_tokens=at.train_tokens)
+                yield from recipes(at, model, seeds, axes=axes, label=f"{at.train_tokens / 1e6:.3g}M tokens")
+
+
+BLOCKS = {PAIRS[0]: ("pro", "Pro"), PAIRS[1]: ("llama", "LLaMA")}
+PRINTED = {PAIRS[0]: ("FoX (Pro)", "FoX (Pro) - forget gate + RoPE"), PAIRS[1]: ("FoX (LLaMA)", "Transformer (LLaMA)")}
+"""Labels of each pair in the paper's Table 3."""
+PAPERS_BUDGET = "360M, 7.5B tokens"
+
+
+def worths(study: Study) -> dict[str, list[tuple[Estimate, int] | None]]:
+    """Condition -> for each pair the gate's worth in nats and the fewest seeds of the two; None where a model is missing.
+    ValueError: no pair of runs is stored."""
+    runs: dict[str, dict[str, LossCurve]] = {}
+    for curve in loss_curves(study):
+        if curve.length >= curve.train_len:
+            runs.setdefault(curve.label, {})[curve.model] = curve
+    every = {label: [_worth(curves, pair) for pair in BLOCKS] for label, curves in _with_best(runs).items()}
+    found = {label: pairs for label, pairs in every.items() if any(pairs)}  # one model alone was tried at some rates
+    if not found:
+        raise ValueError(f"{study.stem}: no two runs with and without a forget gate are stored; run its experiment first")
+    return found
+
+
+def _with_best(runs: dict[str, dict[str, LossCurve]]) -> dict[str, dict[str, LossCurve]]:
+    """`runs`, and behind those of several rates ("84M tokens, LR 0.001") every model at the rate that was best for it."""
+    sizes: dict[str, list[str]] = {}
+    for label in runs:
+        sizes.setdefault(label.partition(", LR ")[0], []).append(label)
+    found: dict[str, dict[str, LossCurve]] = {}
+    for size, labels in sizes.items():
+        found |= {label: runs[label] for label in labels}
+        if len(labels) > 1:
+            models = {model for label in labels for model in runs[label]}
+            found[f"{size}, each at its best LR"] = {
+                model: min((runs[label][model] for label in labels if model in runs[label]), key=_loss) for model in models
+            }
+    return found
+
+
+def _loss(curve: LossCurve) -> float:
+    return float(curve.mean_N[: curve.train_len].mean())
+
+
+def _worth(curves: dict[str, LossCurve], pair: tuple[str, str]) -> tuple[Estimate, int] | None:
+    if not set(pair) <= set(curves):
+        return None
+    fox, other = (curves[model] for model in pair)
+    whole = (1, fox.train_len)
+    return compare((1.0, other, *whole), (-1.0, fox, *whole)), fewest_seeds((fox, other))
+
+
+def papers() -> dict[tuple[str, str], float]:
+    """What the gate is worth in the paper, in nats, for each pair."""
+    paper = read("table3_ablation_360m.csv")
+    return {pair: math.log(paper[other]["ppl"] / paper[fox]["ppl"]) for pair, (fox, other) in PRINTED.items()}
+
+
+def rates_or_tokens(study: Study) -> str:
+    """Whether learning rates or training tokens bring the gate's worth nearer to the paper's."""
+    what = "What the gate is worth in place of RoPE, as C16 asks (what C8, C11 and C12 ask for is not varied itself)."
+    return f"{what} {' '.join(_moved_by(study, pair) for pair in BLOCKS)}"
+
+
+def _moved_by(study: Study, pair: tuple[str, str]) -> str:
+    """How far the worth of a pair moves with each model at its best rate, and with the most tokens at the same rates."""
+    fewer, more, best = {}, {}, {}
+    edges, sizes = [], ["", ""]
+    for model in pair:
+        curves = [curve for curve in loss_curves(study) if curve.model == model and curve.length >= curve.train_len]
+        specs = {curve: study.spec(curve.run_ids[0]) for curve in curves}
+        count = {curve: specs[curve]["train"]["train_tokens"] for curve in curves}
+        if not curves:
+            continue
+        most = max(curves, key=lambda curve: count[curve])
+        tried = {
+            specs[curve]["train"]["peak_lr"]: curve
+            for curve in curves
+            if count[curve] == min(count.values()) and specs[curve]["model"] == specs[most]["model"] and curve is not most
+        }
+        if len(tried) > 1 and specs[most]["train"]["peak_lr"] in tried:
+            rate = min(tried, key=lambda rate: _loss(tried[rate]))
+            fewer[model], more[model], best[model] = tried[specs[most]["train"]["peak_lr"]], most, tried[rate]
+            edges += [title(model)] if rate in (min(tried), max(tried)) else []
+            sizes = [f"{count[curve] / 1e6:.3g}M" for curve in (fewer[model], most)]
+    block = f"{BLOCKS[pair][1]} block"
+    if len(best) < 2:
+        return f"{block}: cannot be told, as runs at several rates and with more tokens are not stored for both models."
+    fox, other = pair
+    whole = 1, fewer[fox].train_len
+
+    def worth(*sets: tuple[float, dict[str, LossCurve]]) -> Estimate:
+        return compare(*((sign * k, runs[model], *whole) for k, runs in sets for sign, model in ((-1.0, fox), (1.0, other))))
+
+    before, paper = worth((1.0, fewer)), papers()[pair]
+    moves = {"learning rates": worth((1.0, best), (-1.0, fewer)), "training tokens": worth((1.0, more), (-1.0, fewer))}
+    larger, smaller = sorted(moves, key=lambda name: -abs(moves[name].effect))
+    nearer = in_words(moves[larger], "less", "more", "") == ("less" if before.effect > paper else "more")
+    by_rate, by_tokens = (with_interval(move, "nats") for move in moves.values())
+    edge = f" (at the edge of what was tried for {' and '.join(edges)})" if edges else ""
+    return (
+        f"{block}: {number(before.effect)} nats at {sizes[0]} tokens ({number(paper)} in the paper, {PAPERS_BUDGET}). "
+        f"Each model at its best rate{edge} changes this by {by_rate}, {sizes[1]} tokens by {by_tokens}: "
+        + (f"{larger} rather than {smaller} bring" if nearer else "neither brings")
+        + " it nearer to the paper."
+    )
+
+
+def summary(study: Study) -> Table:
+    """A line per condition, the paper's last; 95% intervals in square brackets."""
+    found = worths(study)
+    columns = [Column(key, f"{name} block (nats)", 3, style="signed") for key, name in BLOCKS.values()]
+    columns.append(Column("seeds", "fewest seeds", 0))
+    rows: dict[str, list[float | None]] = {}
+    ranges: dict[str, list[tuple[float, float] | None]] = {}
+    for label, pairs in found.items():
+        rows[label] = [*(each[0].effect if each else None for each in pairs), min(each[1] for each in pairs if each)]
+        ranges[label] = [*(each[0].interval if each else None for each in pairs), None]
+    rows[f"the paper, {PAPERS_BUDGET}"] = [*papers().values(), None]
+    ranges[f"the paper, {PAPERS_BUDGET}"] = [None] * len(columns)
+    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."
+    note += " In square brackets: 95% intervals, of one seed over documents."
+    caption = f"log P({tokens(study.train_len)}) of the Transformer minus FoX's"
+    return Table(caption, columns, rows, note, ranges=ranges)
+
+
+LOOKS = dict.fromkeys(("C8", "C11", "C12", "C16"), rates_or_tokens)

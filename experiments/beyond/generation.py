@@ -1,0 +1,94 @@
+"""Speed and memory of generation after long prompts, which the papers do not have: FoX against softmax and recurrent models."""
+
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.ticker import FuncFormatter, LogLocator
+
+from analysis.names import rank, style_of
+from analysis.study import Study
+from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
+from analysis.tables import Column, Table
+from experiments.evaluations import generation_times as evals  # noqa: F401
+from experiments.recipes import recipes
+
+TITLE = "Speed and memory of generation"
+PAPER = "beyond the paper"
+SHOWS = (
+    "Tokens per second of reading a prompt and of decoding after it, and peak memory, by the prompt's length, with fresh "
+    "weights. Not in the paper: it says only that FoX needs no more than softmax attention."
+)
+
+
+def runs(scale, seeds):
+    for model in ("fox_pro", "transformer_pro", "transformer_llama", "mamba2", "delta_net"):
+        yield from recipes(scale, model, seeds[:1])
+
+
+KIND = "throughput"
+TITLES = {"prefill": "reading the prompt (tokens/s)", "decode": "decoding (tokens/s)", "memory": "peak memory (GiB)"}
+
+
+def timed(study: Study) -> pd.DataFrame:
+    """model, seq_len, prefill, decode, memory of the machine that most was timed on. ValueError if nothing is stored."""
+    specs = [meta["spec"] for meta in study.all_metas if meta["kind"] == KIND]
+    rows = []
+    for length in sorted({spec["seq_len"] for spec in specs if spec["mode"] == "generate"}):
+        for line, own, meta in study.evaluations(KIND, mode="generate", seq_len=length):
+            row = own.iloc[0]
+            speeds = {"prefill": meta["extras"]["prefill_tokens_per_s"], "decode": row["tokens_per_s"]}
+            memory = {"memory": row["peak_memory_gib"], "machine": row["machine"]}
+            rows.append({"model": line.model, "seq_len": length, **speeds, **memory})
+    if not rows:
+        raise ValueError(f"{study.stem}: no times of generation are stored; run its experiment first")
+    table = pd.DataFrame(rows)
+    table = table[table["machine"] == table["machine"].mode().iloc[0]]
+    return table.sort_values(["model", "seq_len"], key=lambda column: column.map(rank) if column.name == "model" else column)
+
+
+@figure_style()
+def draw(study: Study) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}; memory only where it is known (not on a CPU)."""
+    table = timed(study)
+    shown = [name for name in TITLES if table[name].notna().any()]
+    figure, panels = plt.subplots(1, len(shown), figsize=(WIDTH, 2.6))
+    for axes, name in zip(panels, shown, strict=True):
+        for model, own in table.groupby("model", sort=False):
+            style = style_of(str(model))
+            (line,) = axes.plot(
+                own["seq_len"], own[name], marker=style.marker, markersize=4, color=style.colour, label=style.label
+            )
+            if style.dashes:
+                line.set_dashes(style.dashes)
+        lengths = sorted(table["seq_len"].unique())
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(lengths, [tokens(length) for length in lengths])
+        axes.minorticks_off()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
+        axes.set(xlabel="prompt (tokens)", title=TITLES[name])
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    note = f"on {table['machine'].iloc[0]}, fresh weights, one sequence; both axes logarithmic"
+    return publish(study, figure, table[["model", "seq_len", *shown]], note)
+
+
+def summary(study: Study) -> Table:
+    table = timed(study)
+    shown = [name for name in TITLES if table[name].notna().any()]
+    columns = [
+        Column(f"{name}_{length}", f"{tokens(length)}: {TITLES[name]}", 1 if name == "memory" else 0,
+               "lower" if name == "memory" else "higher")
+        for length in sorted(table["seq_len"].unique()) for name in shown
+    ]  # fmt: skip
+    cells = table.set_index(["model", "seq_len"])
+    rows = {
+        str(model): [
+            float(cells.loc[(model, length), name]) if (model, length) in cells.index else None
+            for length in sorted(table["seq_len"].unique()) for name in shown
+        ]
+        for model in table["model"].unique()
+    }  # fmt: skip
+    note = f"{scale_note(study).capitalize()}. On {table['machine'].iloc[0]}, one sequence, fresh weights."
+    return Table("Speed and memory of generation", columns, rows, note)

@@ -1,0 +1,85 @@
+"""Multi-query associative recall, each key assigned and asked for once: attention with and without a gate, and states."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.names import ordered, style_of
+from analysis.panels import band_note
+from analysis.recall import answered
+from analysis.study import Study
+from analysis.style import WIDTH, figure_style, plt, publish, scale_note
+from analysis.tables import Cell, Column, Table, over_seeds
+from data.recall import RecallTask
+from experiments.evaluations import key_recall as evals  # noqa: F401
+from experiments.recipes import recipes
+
+TITLE = "Multi-query associative recall"
+PAPER = "beyond the paper"
+SHOWS = (
+    "Small models trained to answer with the value that a key was given, every key once (arXiv 2312.04927). What is kept of "
+    "the keys is the whole text with attention, and a state of fixed size in the recurrent models. Not in the paper."
+)
+
+
+def runs(scale, seeds):
+    grid = scale.recall
+    sizes = dict(hidden_size=grid.hidden_size, num_layers=grid.num_layers)
+    head, wide = grid.hidden_size // grid.num_heads, dict(mlp_width=2 * grid.hidden_size)
+    attention = dict(**sizes, **wide, num_heads=grid.num_heads, initializer_range=grid.initializer_range)
+    models = {
+        "fox_pro": attention,
+        "transformer_pro": attention,
+        "mamba2": dict(hidden_size=grid.hidden_size, num_layers=2 * grid.num_layers, head_dim=head, ssm_state_size=head),
+        "hgrn2": dict(**sizes, **wide, expand_ratio=head),
+        "delta_net": dict(**sizes, **wide, head_dim=head),
+    }
+    for num_keys in grid.once:
+        task = RecallTask(num_keys=num_keys, num_assignments=1, num_queries=1, num_symbols=max(num_keys, grid.num_symbols))
+        tokens = grid.batch_size * task.seq_len
+        train = dict(seq_len=task.seq_len, batch_tokens=tokens, train_tokens=grid.num_steps * tokens,
+                     warmup_tokens=grid.num_steps // 10 * tokens, peak_lr=grid.peak_lr)  # fmt: skip
+        for name, model in models.items():
+            axes, label = dict(num_keys=num_keys), f"{num_keys} keys"
+            yield from recipes(scale, name, seeds, axes=axes, label=label, model=model, train=train, task=task)
+
+
+def shares(study: Study) -> pd.DataFrame:
+    """Percent of the queries that were answered, by (model, seed) and number of keys."""
+    rows = answered(study)
+    return 100 * rows.groupby(["model", "seed", "num_keys"])["correct"].mean().unstack()
+
+
+@figure_style()
+def draw(study: Study) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}: bars, with every seed as a dot."""
+    table = shares(study)
+    models = ordered(table.index.get_level_values("model"))
+    figure, axes = plt.subplots(figsize=(0.75 * WIDTH, 2.7))
+    width = 0.8 / len(models)
+    for place, model in enumerate(models):
+        own, style = table.loc[model], style_of(model)
+        x = [index + (place - (len(models) - 1) / 2) * width for index in range(len(table.columns))]
+        axes.bar(x, own.mean(), width * 0.92, color=style.colour, label=style.label)
+        if len(own) > 1:
+            axes.plot(x, own.to_numpy().T, ".", color="#222222", markersize=3)
+    axes.set_xticks(range(len(table.columns)), [f"{keys} keys" for keys in table.columns])
+    axes.set(ylim=(0, 103), ylabel="queries answered (%)")
+    symbols = study.spec(study.lines[0].run_id)["data"]["recall"]["num_symbols"]
+    axes.axhline(100 / symbols, color="#555555", linestyle=(0, (4, 3)), linewidth=0.8)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=7)
+    notes = (
+        f"every key is assigned and asked for once; dashed: guessing one of {symbols} values",
+        band_note(study.seed_counts.values()),
+    )
+    return publish(study, figure, table.groupby("model").mean().reset_index().melt("model", value_name="percent"), *notes)
+
+
+def summary(study: Study) -> Table:
+    table = shares(study)
+    columns = [Column(f"keys_{keys}", f"{keys} keys (%)", 1, "higher") for keys in table.columns]
+    values: dict[str, list[Cell]] = {
+        model: [table.loc[model][keys].to_numpy() for keys in table.columns]
+        for model in ordered(table.index.get_level_values(0))
+    }
+    return over_seeds("Multi-query associative recall", columns, values, f"{scale_note(study).capitalize()}.")

@@ -1,0 +1,83 @@
+"""RULER's single-needle tasks, which the papers do not have: S-NIAH 1 to 3 inside and beyond the training length."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis.names import style_of
+from analysis.panels import Drawn, band_note, draw_lines, legend_of
+from analysis.study import Study
+from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens, training_length_line
+from analysis.tables import Cell, Column, Table, over_seeds
+from experiments.evaluations import ruler_tasks as evals  # noqa: F401
+from experiments.recipes import recipes
+from experiments.scales import MODELS
+
+TITLE = "RULER, single needles"
+PAPER = "beyond the paper"
+SHOWS = (
+    "S-NIAH 1 to 3 of RULER, through the LM evaluation harness: a magic number among repeated sentences, a number in text, a "
+    "UUID in text. Not in the paper; the examples are of the harness's form, made here."
+)
+
+
+def runs(scale, seeds):
+    for model in MODELS:
+        yield from recipes(scale, model, seeds)
+
+
+KIND = "ruler"
+TITLES = {"niah_single_1": "S-NIAH-1", "niah_single_2": "S-NIAH-2", "niah_single_3": "S-NIAH-3"}
+
+
+def scores(study: Study) -> pd.DataFrame:
+    """Percent by (model, seed) and (task, length), in the paper's order of models. ValueError if nothing is stored."""
+    return study.stored(KIND, "RULER scores").pivot_table(
+        index=["model", "seed"], columns=["task", "length"], values="value", sort=False
+    )
+
+
+def _note(study: Study) -> str:
+    spec = study.metas(KIND)[0]["spec"]
+    if spec["answers"] == "choose":
+        return f"the likeliest of four values, guessing gives 25%; {spec['samples']} examples per task and length"
+    return f"values found in what is generated; {spec['samples']} examples per task and length"
+
+
+@figure_style()
+def draw(study: Study) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}."""
+    table = scores(study)
+    models = list(dict.fromkeys(table.index.get_level_values("model")))
+    tasks = [task for task in TITLES if task in table.columns.get_level_values("task")]
+    figure, panels = plt.subplots(1, len(tasks), figsize=(WIDTH, 2.6), sharey=True, squeeze=False)
+    for axes, task in zip(panels[0], tasks, strict=True):
+        lengths = table[task].columns.sort_values()
+        for line in [
+            Drawn(style_of(model), lengths.to_numpy(), table.loc[model][task][lengths].to_numpy()) for model in models
+        ]:
+            draw_lines(axes, [line])
+            axes.plot(line.x, line.mean, line.style.marker, color=line.style.colour, markersize=4)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [tokens(length) for length in lengths])
+        axes.minorticks_off()
+        axes.set(ylim=(-3, 103), xlabel="length (tokens)", title=TITLES[task])
+        training_length_line(axes, study.train_len)
+    panels[0, 0].set_ylabel("answers that are right (%)")
+    legend_of(figure, [style_of(model) for model in models], markers=True)
+    frame = table.groupby("model", sort=False).mean().T.reset_index().melt(["task", "length"], value_name="percent")
+    dashed = f"dashed: training length {tokens(study.train_len)}"
+    return publish(study, figure, frame, _note(study), band_note(study.seed_counts.values()), dashed)
+
+
+def summary(study: Study) -> Table:
+    table = scores(study)
+    pairs: list[tuple[str, int]] = table.columns.to_list()  # type: ignore[assignment]
+    keys = sorted(pairs)
+    columns = [Column(f"{task}_{length}", f"{TITLES[task]}, {tokens(length)} (%)", 1, "higher") for task, length in keys]
+    values: dict[str, list[Cell]] = {
+        str(model): [np.array(own[key]) for key in keys] for model, own in table.groupby("model", sort=False)
+    }
+    note = f"{scale_note(study).capitalize()}. {_note(study).capitalize()}."
+    return over_seeds("RULER, single needles, through the LM evaluation harness", columns, values, note)

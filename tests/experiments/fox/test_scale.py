@@ -1,0 +1,145 @@
+"""C24, C25, C25b and C31 on made-up rows."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.verdict import Status
+from experiments.fox.fig5_tokens_and_lr import c24, with_more_tokens
+from experiments.fox.fig6_scale import c25, c25b
+from experiments.fox.table_lr_grid import c31, rates_tried
+from tests import synthetic
+
+
+def add(store, stem, label, model, loss, rng, *, train=None, kinds=(), noise=1e-3):
+    mean, bands = synthetic.documents_of(np.asarray(loss, float), rng, np.zeros((32, 16)), noise=noise)
+    rows = synthetic.loss_rows(mean, bands)
+    store.add(stem, label, [("per_token_loss", rows), *kinds], model=model, train=train, name=f"{model}/{label}")
+
+
+def tokens_study(tmp_path, runs, recall=None):
+    """Figure 5: (tokens, loss inside, loss beyond) of FoX (Pro)."""
+    store, rng = synthetic.Store(tmp_path, train_len=64), np.random.default_rng(0)
+    for place, (count, inside, beyond) in enumerate(runs):
+        loss = np.repeat([inside, beyond], [64, 192])
+        how = dict(train_len=64, lengths=(32, 96, 128), modes=("easy",))
+        kinds = [] if recall is None else [("needle_recall", synthetic.recall_rows(rng, recall[place], **how))]
+        train = {"train_tokens": count, "peak_lr": 1e-3}
+        add(store, "fig5_tokens_and_lr", f"{count} tokens", "fox_pro", loss, rng, train=train, kinds=kinds)
+    return store.study("fig5_tokens_and_lr")
+
+
+def test_c24_holds_if_more_tokens_help_inside_and_hurt_beyond(tmp_path):
+    verdict = c24(tokens_study(tmp_path / "a", [(1000, 3.0, 3.0), (2000, 2.9, 3.1), (4000, 2.8, 2.9)]))
+    assert verdict.status is Status.HOLDS
+    assert verdict.decisive.name.startswith("2000 tokens minus 1000 tokens")
+    assert c24(tokens_study(tmp_path / "b", [(1000, 3.0, 3.0), (2000, 2.9, 2.9)])).status is Status.FAILS
+    assert c24(tokens_study(tmp_path / "c", [(1000, 3.0, 3.0), (2000, 3.1, 3.1)])).status is Status.FAILS
+    assert c24(tokens_study(tmp_path / "d", [(1000, 3.0, 3.0)])).status is Status.NOT_MEASURED
+
+
+def test_c24_takes_needles_that_are_lost_beyond_for_worse(tmp_path):
+    runs = [(1000, 3.0, 3.0), (2000, 2.9, 2.9)]
+    assert c24(tokens_study(tmp_path / "a", runs, recall=(9.0, 3.0))).status is Status.HOLDS
+    assert c24(tokens_study(tmp_path / "b", runs, recall=(3.0, 9.0))).status is Status.FAILS
+
+
+def test_the_look_into_c24_says_what_more_tokens_do_beyond(tmp_path):
+    def said(name, *runs):
+        return with_more_tokens(tokens_study(tmp_path / name, runs))
+
+    text = said("a", (1_000_000, 3.0, 3.5), (2_000_000, 2.9, 3.2))
+    assert (
+        text.startswith("At LR 0.001, 2 times the tokens (2M) change the loss by −0.1")
+        and "beyond it, which still falls" in text
+    )
+    assert "which rises with tokens" in said("b", (1_000_000, 3.0, 3.2), (2_000_000, 2.9, 3.5))
+    assert "which does not clearly change" in said("c", (1_000_000, 3.0, 3.2), (2_000_000, 2.9, 3.2))
+    assert said("d", (1_000_000, 3.0, 3.2)).startswith("Cannot be told")
+    easy = with_more_tokens(tokens_study(tmp_path / "e", [(1_000_000, 3.0, 3.2), (2_000_000, 2.9, 3.1)], recall=(3.0, 9.0)))
+    assert " Easy needles beyond it change by +1.7" in easy and "Easy" not in text
+
+
+def scale_study(tmp_path, leads, panel, noise=1e-3):
+    """Figure 6: FoX's lead by value of a panel."""
+    store, rng = synthetic.Store(tmp_path), np.random.default_rng(0)
+    for place, (value, gap) in enumerate(leads.items()):
+        train_len = 64 * 2**place if panel == "context" else 64
+        for model in ("fox_pro", "transformer_pro"):
+            loss = np.full(4 * train_len, 3.0 + (gap if model == "transformer_pro" else 0.0))
+            loss[: train_len // 2] -= 5 * place * (model == "transformer_pro")  # only the last quarter counts
+            add(store, "fig6_scale", f"{panel} {value}", model, loss, rng, train={"seq_len": train_len}, noise=noise)
+    return store.study("fig6_scale")
+
+
+def test_c25_asks_for_a_lead_that_grows_with_every_context(tmp_path):
+    assert c25(scale_study(tmp_path / "a", {"1k": 0.02, "4k": 0.04, "16k": 0.06}, "context")).status is Status.HOLDS
+    assert c25(scale_study(tmp_path / "b", {"1k": 0.02, "4k": 0.06, "16k": 0.04}, "context")).status is Status.FAILS
+    assert c25(scale_study(tmp_path / "c", {"1k": 0.02, "4k": 0.02}, "context")).status is Status.WITHIN_NOISE
+    assert c25(scale_study(tmp_path / "d", {"1k": 0.02}, "context")).status is Status.NOT_MEASURED
+
+
+def test_c25b_asks_for_a_lead_at_every_size(tmp_path):
+    study = scale_study(tmp_path / "a", {"25M": 0.03, "50M": 0.02}, "size")
+    assert c25b(study).status is Status.HOLDS
+    assert c25(study).status is Status.NOT_MEASURED
+    assert c25b(scale_study(tmp_path / "b", {"25M": 0.03, "50M": -0.02}, "size")).status is Status.FAILS
+    assert c25b(scale_study(tmp_path / "c", {"25M": 0.03}, "size")).status is Status.NOT_MEASURED
+
+
+def steps(spiky):
+    """A training's curve of 200 steps: large gradients in warm-up, and in every tenth step after it where it is `spiky`."""
+    norm = np.full(200, 0.2)
+    norm[:20] = 5.0
+    norm[30::10] = 2.0 if spiky else 0.25
+    return pd.DataFrame({"step": np.arange(1, 201), "tokens": 10 * np.arange(1, 201), "loss": 3.0, "grad_norm": norm})
+
+
+def tried(tmp_path, best, noise=0.01, models=("fox_pro", "transformer_pro", "fox_llama", "transformer_llama"), spiky=None):
+    """Losses at five rates with the lowest at the best one of each model, 0.05 nats a step away; curves of the trainings if
+    `spiky` says which (model, rate) have spikes."""
+    store, rng = synthetic.Store(tmp_path), np.random.default_rng(0)
+    rates = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)
+    for model in models:
+        for rate in rates:
+            loss = synthetic.curve(model, 256, 256) + 0.05 * abs(np.log2(rate / best[model]))
+            mean, bands = synthetic.documents_of(loss, rng, np.zeros((64, 16)), noise=noise)
+            kinds = [("per_token_loss", synthetic.loss_rows(mean, bands))]
+            kinds += [] if spiky is None else [("training_curve", steps((model, rate) in spiky))]
+            train = {"peak_lr": rate, "warmup_tokens": 200}
+            store.add("table_lr_grid", f"{model}, LR {rate:g}", kinds, model=model, train=train)
+    return store.study("table_lr_grid")
+
+
+TABLE_5 = {"fox_pro": 2e-3, "transformer_pro": 1e-3, "fox_llama": 1e-3, "transformer_llama": 5e-4}
+
+
+def test_c31_holds_where_the_rates_of_table_5_are_best(tmp_path):
+    verdict = c31(tried(tmp_path, TABLE_5))
+    assert verdict.status is Status.HOLDS and len(verdict.comparisons) == 4
+    assert "FoX (Pro) 0.002, Transformer (Pro) 0.001" in verdict.sentence
+
+
+@pytest.mark.parametrize("change", [{"fox_pro": 1e-3}, {"transformer_pro": 2e-3}, {"fox_llama": 5e-4}])
+def test_c31_fails_where_one_rate_is_not_twice_another(tmp_path, change):
+    assert c31(tried(tmp_path, TABLE_5 | change)).status is Status.FAILS
+
+
+def test_c31_needs_rates_on_both_sides_and_sees_noise(tmp_path):
+    assert c31(tried(tmp_path / "a", TABLE_5, noise=1.0)).status is Status.WITHIN_NOISE
+    verdict = c31(tried(tmp_path / "b", TABLE_5 | {"transformer_pro": 4e-3}, models=("fox_pro", "transformer_pro")))
+    assert verdict.status is Status.NOT_MEASURED and "rates of 0.008 and more" in verdict.sentence
+
+
+def test_the_look_into_c31_says_where_best_rates_lie_and_whether_high_ones_were_unstable(tmp_path):
+    text = rates_tried(tried(tmp_path / "a", TABLE_5, spiky={("fox_llama", 4e-3)}))
+    assert "FoX (Pro) at 0.002 of 0.00025 to 0.004; Transformer (Pro) at 0.001" in text and "At the edge" not in text
+    assert "FoX (LLaMA) 9.4% at 0.004, 0.0% at 0.001 (unstable)" in text
+    assert "FoX (Pro) 0.0% at 0.004, 0.0% at 0.002 (not unstable)" in text
+    text = rates_tried(tried(tmp_path / "b", TABLE_5 | {"fox_pro": 4e-3, "fox_llama": 2.5e-4}))
+    assert (
+        "(cannot be told from" not in text and "a better one may lie beyond: FoX (Pro) (highest), FoX (LLaMA) (lowest)." in text
+    )
+    unknown = "Transformer (Pro) at 0.004, FoX (LLaMA) at 0.004, Transformer (LLaMA) at 0.004"
+    assert f"not stored for {unknown}: whether these rates were unstable cannot be told" in text
+    assert "(cannot be told from 0" in rates_tried(tried(tmp_path / "c", TABLE_5, noise=2.0))

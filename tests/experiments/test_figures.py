@@ -1,0 +1,486 @@
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from analysis import panels
+from analysis.curves import by_model, perplexity, smooth
+from analysis.needles import needles
+from analysis.style import figure_style, plt, scale_note, tokens
+from experiments.acp import acp_pruned_share, acp_speed, acp_tiles, acp_training_curves
+from experiments.beyond import generation, mqar, ruler
+from experiments.fox import (
+    appendix_ablation_losses,
+    appendix_extrapolation,
+    appendix_forget_gates,
+    appendix_long_needle,
+    appendix_seeds,
+    appendix_tokens_and_lr,
+    appendix_training_curves,
+    fig1_architecture,
+    fig2_per_token_loss,
+    fig3_forget_gates,
+    fig4_needle,
+    fig5_tokens_and_lr,
+    fig6_scale,
+    fig7_gate_types,
+    table3_ablation,
+)
+from tests import synthetic
+
+FEW = ("fox_pro", "transformer_pro", "hgrn2")
+FOXES = ("fox_pro", "fox_llama")
+STEM2, STEM4 = "fig2_per_token_loss", "fig4_needle"
+
+
+def losses(tmp_path, stem=STEM2, **how):
+    return synthetic.main_losses(synthetic.Store(tmp_path, train_len=128), stem, **{"models": FEW, "documents": 8} | how)
+
+
+def gates(tmp_path, *, models=("fox_pro",), seeds=1, seq_len=512, change=None, stem="fig3_forget_gates", **how):
+    store, rng = synthetic.Store(tmp_path), np.random.default_rng(2)
+    for model in models:
+        for seed in range(seeds):
+            rows = synthetic.gate_rows(rng, **{"layers": 2, "heads": 3, "size": 16, "seq_len": seq_len} | how)
+            rows = rows if change is None else change(rows)
+            extras = {"seq_len": seq_len, "cell": seq_len // 16, "distance": seq_len // 16, "document": 0}
+            store.add(stem, model, [("gate_maps", rows)], seed=seed, extras=extras)
+    return store.study(stem)
+
+
+def needle_study(
+    tmp_path, *, models=("fox_pro", "mamba2"), floor=False, recall=True, train_len=128, seeds=1, stem=STEM4, **how
+):
+    store, rng = synthetic.Store(tmp_path, train_len=train_len), np.random.default_rng(1)
+    grid = {"lengths": (64, 100, 200), "depths": (0.0, 50.0)} | how
+    for model in models:
+        for seed in range(seeds):
+            rows = synthetic.needle_rows(model, rng, train_len=train_len, **grid)
+            kinds = [("needle", rows.assign(score=1.0) if floor else rows)]
+            kinds += [("needle_recall", synthetic.recall_rows(rng, 2.0, train_len=train_len, **grid))] if recall else []
+            store.add(stem, model, kinds, seed=seed)
+    return store.study(stem)
+
+
+def settings(tmp_path, stem="fig5_tokens_and_lr", mode="easy"):
+    store, rng = synthetic.Store(tmp_path, train_len=128), np.random.default_rng(3)
+    for count, rate in ((1e6, 1e-3), (1e6, 2e-3), (4e6, 1e-3)):
+        loss = synthetic.curve("fox_pro", 128, 512, floor=3.0) - count / 1e8
+        mean, bands = synthetic.documents_of(loss, rng, np.zeros((8, 16)))
+        recall = synthetic.recall_rows(
+            rng, 2.0, train_len=128, lengths=(64, 200), depths=(0.0, 100.0), samples=2, modes=(mode,)
+        )
+        kinds = [("per_token_loss", synthetic.loss_rows(mean, bands)), ("needle_recall", recall)]
+        train = {"train_tokens": int(count), "peak_lr": rate}
+        store.add(stem, f"{count / 1e6:g}M tokens, LR {rate:g}", kinds, model="fox_pro", train=train)
+    return store.study(stem)
+
+
+def scales(tmp_path, stem="fig6_scale"):
+    store, rng = synthetic.Store(tmp_path), np.random.default_rng(4)
+    for label, train_len in (("size 25M", 128), ("size 50M", 128), ("context 128", 128), ("context 256", 256)):
+        for model in ("fox_pro", "transformer_pro"):
+            mean, bands = synthetic.documents_of(synthetic.curve(model, train_len, 4 * train_len), rng, np.zeros((8, 16)))
+            rows = synthetic.loss_rows(mean, bands)
+            store.add(stem, label, [("per_token_loss", rows)], model=model, train={"seq_len": train_len}, name=model + label)
+    return store.study(stem)
+
+
+def gate_types(tmp_path):
+    store, rng = synthetic.Store(tmp_path, train_len=128), np.random.default_rng(5)
+    for model in ("fox_pro", "fox_llama"):
+        for label in ("data-dependent", *(f"{kind}, T_max {n}" for kind in ("data-independent", "fixed") for n in (8, 64))):
+            mean, bands = synthetic.documents_of(synthetic.curve("fox_pro", 128, 512), rng, np.zeros((8, 16)))
+            store.add(
+                "fig7_gate_types",
+                label,
+                [("per_token_loss", synthetic.loss_rows(mean, bands))],
+                model=model,
+                name=model + label,
+            )
+    return store.study("fig7_gate_types")
+
+
+def trainings(tmp_path, seeds=2):
+    store, rng = synthetic.Store(tmp_path), np.random.default_rng(6)
+    for model in FEW:
+        for seed in range(seeds):
+            step = np.arange(1, 201)
+            loss = 3 + np.exp(-step / 20) + 0.05 * rng.normal(size=200)
+            loss[17] = np.nan  # a bad step
+            rows = {
+                "step": step,
+                "tokens": 1024 * step,
+                "loss": loss,
+                "grad_norm": 1.0,
+                "lr": 1e-3,
+                "tokens_per_s": 500.0 + seed,
+            }
+            store.add("appendix_training_curves", model, [("training_curve", pd.DataFrame(rows | {"mfu": np.nan}))], seed=seed)
+    return store.study("appendix_training_curves")
+
+
+LLAMA = {f"layers.0.attn.{name}_proj.weight": "8 x 8" for name in "qkvo"} | {"layers.0.attn.fgate_proj.weight": "2 x 8"}
+PRO = {"layers.0.attn.q_proj.weight": "8 x 8", "layers.0.attn.k_proj.linear.weight": "8 x 8",
+       "layers.0.attn.k_proj.shift_proj.weight": "2 x 8", "layers.0.attn.v_proj.linear.weight": "8 x 8",
+       "layers.0.attn.v_proj.shift_proj.weight": "2 x 8",
+       "layers.0.attn.o_proj.weight": "8 x 8", "layers.0.attn.fgate_proj.weight": "2 x 8",
+       "layers.0.attn.q_norm.weight": "4", "layers.0.attn.k_norm.weight": "4", "layers.0.attn.output_norm.weight": "8",
+       "layers.0.attn.ogate_proj.weight": "8 x 8"}  # fmt: skip
+
+
+def blocks(tmp_path, extra=("fox_llama", LLAMA)):
+    store = synthetic.Store(tmp_path)
+    for model, names in (("fox_pro", PRO), extra):
+        store.add(
+            "fig1_architecture", model, [("parameters", synthetic.parameter_rows(names | {"embeddings.weight": "9 x 8"}))]
+        )
+    return store.study("fig1_architecture")
+
+
+def pruned(tmp_path, stem="acp_pruned_share", kinds=("pruning", "training_curve")):
+    store = synthetic.Store(tmp_path)
+    steps = np.arange(1, 65)
+    for context in (256, 512):
+        share = np.where(steps % 8 == 0, 0.4 + steps / 200, np.nan)
+        training = {"step": steps, "tokens": 1024 * steps, "loss": 3 + np.exp(-steps / 20), "grad_norm": 1.0, "lr": 1e-3,
+                    "tokens_per_s": 500.0, "mfu": np.nan, "pruned_share": share}  # fmt: skip
+        rows = {
+            "pruning": synthetic.pruning_rows([0.9, 0.5, 0.1], context=context),
+            "training_curve": pd.DataFrame(training),
+            "attention_speed": synthetic.speed_rows({"attention_forward": 0.5, "attention": 0.4, "step": 0.8}),
+        }
+        spec = {"context_len": context, "tile": 32, "log_tolerance": -10.0}
+        for name in ("pruned", "unpruned") if stem == "acp_training_curves" else ("pruned",):
+            own = [(kind, rows[kind]) for kind in kinds]
+            store.add(stem, f"{name}, context {context}", own, model="fox_pro", evaluation=spec, train={"seq_len": context})
+    return store.study(stem)
+
+
+def ablated(tmp_path):
+    store, stem = synthetic.Store(tmp_path, train_len=128), "appendix_ablation_losses"
+    curves = {label: synthetic.curve("fox_pro", 128, 512) + place / 50 for place, label in enumerate(table3_ablation.PRINTED)}
+    synthetic.add_losses(store, stem, curves, documents=8, models=dict.fromkeys(curves, "fox_pro"))
+    return store.study(stem)
+
+
+def needles_of_ruler(tmp_path):
+    store, rng = synthetic.Store(tmp_path, train_len=640), np.random.default_rng(7)
+    for model in ("fox_pro", "mamba2"):
+        rows = [{"task": f"niah_single_{n}", "length": length, "value": float(rng.uniform(0, 100)), "stderr": 3.0,
+                 "num_examples": 16} for n in (1, 2, 3) for length in (448, 1024)]  # fmt: skip
+        store.add("ruler", model, [("ruler", pd.DataFrame(rows))], evaluation={"answers": "choose", "samples": 16})
+    return store.study("ruler")
+
+
+def recalled(tmp_path, seeds=2):
+    store, rng = synthetic.Store(tmp_path), np.random.default_rng(8)
+    for model, seed in ((model, seed) for model in ("fox_pro", "mamba2") for seed in range(seeds)):
+        for keys in (16, 32):
+            correct = rng.integers(0, keys + 1, 20)
+            rows = {"sequence": np.arange(20), "num_queries": keys, "num_correct": correct, "num_stale": 0}
+            own = [("recall", pd.DataFrame(rows))]
+            task = {"recall": {"num_symbols": 16}}
+            store.add("mqar", f"{keys} keys", own, model=model, seed=seed, name=f"{model} {keys}", data=task)
+    return store.study("mqar")
+
+
+def generated(tmp_path):
+    store = synthetic.Store(tmp_path)
+    for model, speed in (("fox_pro", 50.0), ("mamba2", 80.0)):
+        kinds = [("throughput", synthetic.throughput_row(mode="generate", seq_len=n, speed=speed)) for n in (256, 1024)]
+        for length, own in zip((256, 1024), kinds, strict=True):
+            store.add("generation", model, [own], evaluation={"mode": "generate", "seq_len": length}, name=f"{model} {length}",
+                      extras={"prefill_tokens_per_s": 100.0 * speed})  # fmt: skip
+    return store.study("generation")
+
+
+EVERY = [
+    (ruler, needles_of_ruler, 3),
+    (mqar, recalled, 3),
+    (generation, generated, 3),
+    (appendix_ablation_losses, ablated, 3),
+    (appendix_forget_gates, lambda path: gates(path, models=FOXES, heads=2, stem="appendix_forget_gates"), 3),
+    (appendix_long_needle, lambda path: needle_study(path, stem="appendix_long_needle", modes=("easy",)), 3),
+    (appendix_seeds, lambda path: losses(path, stem="appendix_seeds", models=FEW[:2], seeds=3, seed_noise=0.02), 6),
+    (appendix_tokens_and_lr, lambda path: settings(path, "appendix_tokens_and_lr", "standard"), 3),
+    (acp_pruned_share, pruned, 3),
+    (acp_tiles, lambda path: pruned(path, "acp_tiles", ("pruning",)), 3),
+    (acp_speed, lambda path: pruned(path, "acp_speed", ("attention_speed",)), 3),
+    (acp_training_curves, lambda path: pruned(path, "acp_training_curves", ("training_curve",)), 3),
+    (fig1_architecture, blocks, 3),
+    (fig2_per_token_loss, losses, 6),
+    (fig3_forget_gates, gates, 3),
+    (fig4_needle, needle_study, 3),
+    (fig5_tokens_and_lr, settings, 3),
+    (fig6_scale, scales, 3),
+    (fig7_gate_types, gate_types, 3),
+    (appendix_training_curves, trainings, 3),
+    (appendix_extrapolation, scales, 3),
+]
+
+
+@pytest.mark.parametrize(("module", "made", "files"), EVERY, ids=[module.__name__.rpartition(".")[2] for module, _, _ in EVERY])
+def test_equal_rows_give_equal_bytes_in_the_artefacts_folder(module, made, files, tmp_path):
+    studies = made(tmp_path / "a"), made(tmp_path / "b")
+    one, two = (module.draw(study) for study in studies)
+    assert len(one) == files
+    assert {path.parent for path in one} == {tmp_path / "a" / "tiny" / "figures"}
+    assert all(path.stem.startswith(studies[0].stem) for path in one)
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
+    picture = Image.open(next(path for path in one if path.suffix == ".png"))
+    assert picture.width > 1000
+    assert picture.info["Description"].startswith("scale: tiny (not the paper's main setting, 760m-48b) · corpus: made-up")
+    assert module.summary(studies[0]).rows
+
+
+def test_figure_1_draws_what_the_model_has(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(fig1_architecture, "_box", lambda axes, x, y, text, *rest: drawn.append((x, y, text)))
+    softmax = {name: shape for name, shape in LLAMA.items() if "fgate" not in name}
+    fig1_architecture.draw(blocks(tmp_path, ("transformer_llama", softmax)))
+    texts = [text for _, _, text in drawn[4:]]  # the block's own four come first
+    pro, plain = texts[: texts.index("Linear", texts.index("Linear, $\\sigma$")) + 1], texts[-5:]
+    assert sorted(pro) == sorted(["Linear, $\\log\\sigma$", "Linear", "RMSNorm", "ShiftLinear", "RMSNorm", "ShiftLinear",
+                                  "Forgetting attention", "RMSNorm", "Linear, $\\sigma$", "Linear"])  # fmt: skip
+    assert sorted(plain) == sorted(["Linear"] * 4 + ["Softmax attention"])
+    # from the bottom to the top: attention, its norm, the output projection
+    heights = {text: y for _, y, text in drawn[4 : 4 + len(pro)]}
+    assert heights["Forgetting attention"] < heights["RMSNorm"] < heights["Linear"]
+    table = fig1_architecture.summary(blocks(tmp_path / "again"))
+    assert table.rows["fox_pro"][1:3] == [16.0, 32.0]  # gate; shift
+
+
+def test_figure_2_draws_smoothed_losses_and_perplexities(tmp_path):
+    study = losses(tmp_path, seeds=3, seed_noise=0.02)
+    table = pd.read_csv(fig2_per_token_loss.draw(study)[2])
+    assert table["position"].iloc[[0, -1]].tolist() == [8, 512]
+    curve, at = by_model(study)["transformer_pro"], table["position"] - 1
+    seeds = np.stack([smooth(own, 17) for own in curve.losses_SN])[:, at]
+    np.testing.assert_allclose(table["transformer_pro_loss_smoothed"], seeds.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(table["transformer_pro_loss_smoothed_low"], seeds.min(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(table["transformer_pro_loss_smoothed_high"], seeds.max(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(table["transformer_pro_perplexity"], perplexity(curve.losses_SN)[:, at].mean(axis=0), rtol=1e-5)
+
+
+def test_one_seed_has_no_band(tmp_path):
+    assert not [name for name in pd.read_csv(fig2_per_token_loss.draw(losses(tmp_path))[2]) if name.endswith("_low")]
+
+
+@pytest.mark.parametrize(("count", "low", "high"), [(2, 0.0, 1.0), (4, 0.0, 3.0), (5, 2 - 2.5**0.5, 2 + 2.5**0.5)])
+def test_bands_are_the_extremes_of_few_seeds_and_the_deviation_of_many(count, low, high):
+    band = panels.Drawn(None, np.zeros(1), np.arange(float(count))[:, None]).band
+    assert (band[0][0], band[1][0]) == pytest.approx((low, high))
+    said = panels.band_note([count])
+    assert f"{count} seeds" in said
+    assert ("smallest to the largest" in said) == (count <= 4)
+    assert panels.band_note([1, 1]) == "one seed per model"
+
+
+def test_the_lead_of_fox_is_drawn_with_an_interval_at_every_position(tmp_path):
+    study = losses(tmp_path, seeds=3, seed_noise=0.01)
+    table = pd.read_csv(fig2_per_token_loss.draw(study)[5])
+    assert table["position"].min() < 10
+    assert table["position"].max() > 500
+    assert (table["low"] < table["lead"]).all()
+    assert (table["lead"] < table["high"]).all()
+    inside = table[table["position"].between(20, 120)]
+    assert inside["lead"].mean() == pytest.approx(0.028, abs=0.02)
+    assert len(fig2_per_token_loss.draw(losses(tmp_path / "fox", models=("fox_pro", "hgrn2")))) == 3
+
+
+def test_figure_2_at_the_papers_size_is_fast_and_small(tmp_path):
+    store = synthetic.Store(tmp_path, "760m-48b", 16_384)
+    study = synthetic.main_losses(store, floor=1.49, documents=512, noise=0.004)
+    start = time.process_time()
+    _, pdf, csv, *_ = fig2_per_token_loss.draw(study)
+    assert time.process_time() - start < 10  # about 3 s on an idle core
+    assert pdf.stat().st_size < 500_000
+    assert csv.stat().st_size < 600_000
+    assert {128, 16_384, 65_536} <= set(pd.read_csv(csv)["position"])
+
+
+@pytest.mark.parametrize(
+    ("scale", "floor", "of_paper"), [("760m-48b", 1.49, True), ("760m-16b", 1.49, False), ("760m-48b", 3.5, False)]
+)
+def test_y_limits_are_the_papers_only_where_they_fit(tmp_path, scale, floor, of_paper):
+    study = synthetic.main_losses(synthetic.Store(tmp_path, scale, 128), models=FEW, floor=floor, documents=4)
+    lines = [panels.Drawn(None, np.arange(1, 513), curve.losses_SN) for curve in by_model(study).values()]
+    limits = fig2_per_token_loss._limits(lines, study, fig2_per_token_loss.PAPER_LOSS_RANGE)
+    assert (limits == fig2_per_token_loss.PAPER_LOSS_RANGE) == of_paper
+
+
+def test_an_exploding_curve_does_not_flatten_the_rest():
+    x = np.arange(1, 2049)
+    fox = panels.Drawn(None, x, np.linspace(3.2, 3.0, 2048)[None])
+    calm = np.linspace(3.3, 3.1, 2048)
+    wild = np.where(x > 520, 1e6, calm)
+    wild[2000:] = np.nan
+    limits = panels.core_limits([fox, panels.Drawn(None, x, wild[None])], 512)
+    assert limits == pytest.approx(panels.core_limits([fox, panels.Drawn(None, x, calm[None])], 512), abs=1e-3)
+    assert limits[0] < 3.0, "what falls on beyond the training context stays visible"
+    assert panels.is_cut([panels.Drawn(None, x, wild[None])], limits)
+    assert not panels.is_cut([fox], limits)
+
+
+def test_figure_2_draws_models_the_suite_does_not_know(tmp_path):
+    store = synthetic.Store(tmp_path, train_len=128)
+    store.add(STEM2, "some-org/some-model", [("per_token_loss", synthetic.loss_rows(np.linspace(3, 2, 512)))])
+    assert len(fig2_per_token_loss.draw(store.study(STEM2))) == 3
+
+
+def test_every_figure_states_its_scale_and_that_of_its_runs(tmp_path):
+    study = losses(tmp_path)
+    assert scale_note(study) == "scale: tiny (not the paper's main setting, 760m-48b)"
+    paper = synthetic.Store(tmp_path / "paper", "760m-48b")
+    paper.add("fig", "fox_pro", [])
+    assert scale_note(paper.study("fig")) == "scale: 760m-48b (the paper's main setting)"
+    paper.add("table", "fox_pro", [], scale="360m-7.5b")
+    assert scale_note(paper.study("table")) == "scale: 760m-48b (the paper's main setting; runs at 360m-7.5b)"
+    assert [tokens(count) for count in (512, 1024, 16_384, 65_536)] == ["512", "1k", "16k", "64k"]
+
+
+def test_summary_of_figure_2_has_losses_perplexities_and_the_unigram_entropy(tmp_path):
+    study = losses(tmp_path, seeds=2, seed_noise=0.05)
+    table = fig2_per_token_loss.summary(study)
+    assert [column.key for column in table.columns] == ["mean_loss", "below_unigram", "ppl_32", "ppl_128", "ppl_256", "ppl_512"]
+    means = by_model(study)["hgrn2"].losses_SN[:, :128].mean(axis=1)
+    assert table.rows["hgrn2"][:2] == pytest.approx([means.mean(), 7.0 - means.mean()])
+    assert table.rows["hgrn2"][3] == pytest.approx(np.exp(means).mean())
+    assert table.spreads["hgrn2"][0] == pytest.approx(means.std(ddof=1))
+    assert "7.000 nats" in table.note
+    assert table.note.endswith("over 2 seeds.")
+
+
+def test_nothing_stored_is_an_error_that_names_the_artefact(tmp_path):
+    for module, _, _ in EVERY:
+        stem = module.__name__.rpartition(".")[2]
+        store = synthetic.Store(tmp_path / stem)
+        store.add(stem, "fox_pro", [])
+        with pytest.raises(ValueError, match=f"^{stem}: no .* stored"):
+            module.draw(store.study(stem))
+
+
+def test_figure_3_picks_the_most_local_and_the_most_global_head(tmp_path):
+    rows = gates(tmp_path).rows("gate_maps")
+    statistics = fig3_forget_gates.head_statistics(rows)["median_F"]
+    assert fig3_forget_gates.two_heads(rows) == [statistics.idxmin(), statistics.idxmax()]
+    with pytest.raises(ValueError, match="no F matrices"):
+        fig3_forget_gates.two_heads(rows[rows["row"] < 0])
+
+
+def test_figure_3_draws_a_head_that_never_forgets(tmp_path):
+    def never(rows):
+        last = (rows["quantity"] == "half_life_tokens") & (rows["head"] == 2)
+        return rows.assign(value=rows["value"].where(~last, np.inf))
+
+    study = gates(tmp_path, layers=1, change=never)
+    with figure_style():
+        figure = fig3_forget_gates._draw(study, fig3_forget_gates.first_seeds(study))
+        drawn = next(axes for axes in figure.axes if axes.get_ylabel() == "half-life (tokens)").lines[0].get_ydata()
+        plt.close(figure)
+    assert max(drawn) == 10 * 512
+
+
+def test_figure_3_shows_the_first_seed_and_sums_up_all(tmp_path):
+    study = gates(tmp_path, seeds=2, models=("fox_pro", "fox_llama"), seq_len=1024)
+    assert set(pd.read_csv(fig3_forget_gates.draw(study)[2])["seed"]) == {0}
+    table = fig3_forget_gates.summary(study)
+    assert table.rows["fox_pro"][0] == 6
+    assert table.spreads["fox_pro"][1] > 0
+    assert table.columns[-1].key == "pruned_share"
+    short = fig3_forget_gates.summary(gates(tmp_path / "short"))
+    assert "pruned_share" not in [column.key for column in short.columns], "zero by construction: too few tiles"
+    assert "too few tiles" in short.note
+
+
+def test_figure_4_draws_scores_and_averages_samples_and_seeds(tmp_path):
+    study = needle_study(tmp_path, samples=2, seeds=2)
+    png, _, csv = fig4_needle.draw(study)
+    rows = study.rows("needle")
+    cells = pd.read_csv(csv)
+    fox = rows[(rows["model"] == "fox_pro") & (rows["mode"] == "easy") & (rows["length"] == 200) & (rows["depth"] == 0)]
+    drawn = cells[(cells["label"] == "fox_pro") & (cells["mode"] == "easy") & (cells["length"] == 200) & (cells["depth"] == 0)]
+    assert len(fox) == 4
+    assert drawn["score"].item() == pytest.approx(fox["score"].mean())
+    assert "scores 1 (red) to 10 (green) by match of the answer · mean of 2 seeds" in Image.open(png).info["Description"]
+    table = fig4_needle.summary(study)
+    assert [column.key for column in table.columns] == ["easy_inside", "easy_beyond", "standard_inside", "standard_beyond"]
+    assert table.rows["fox_pro"][0] == 10
+    assert "2 needles per cell and seed" in table.note
+    low, high = table.ranges["fox_pro"][1]
+    assert low < table.rows["fox_pro"][1] < high
+
+
+def test_where_scores_are_at_the_floor_recall_is_drawn_and_said(tmp_path):
+    study = needle_study(tmp_path, floor=True, lengths=(64, 200), samples=3)
+    png, _, csv = fig4_needle.draw(study)
+    note = Image.open(png).info["Description"]
+    assert "no model scores above the floor, so recall is drawn" in note
+    limit = needles(study).colours.high
+    assert f"from −{limit:.2g} (purple) over 0 (white) to {limit:.2g} nats (orange)" in note
+    assert needles(study).colours.low == -limit
+    cells = pd.read_csv(csv)
+    assert "recall_nats" in cells
+    assert cells["recall_nats"].abs().max() == pytest.approx(limit, rel=1e-4)
+    table = fig4_needle.summary(study)
+    assert "recall in nats" in table.caption
+    assert "No model's score leaves the floor" in table.note
+    low, high = table.ranges["fox_pro"][0]
+    assert high - low < 2
+
+
+def test_at_the_floor_without_recall_the_figure_says_so(tmp_path):
+    png = fig4_needle.draw(needle_study(tmp_path, floor=True, recall=False))[0]
+    assert "no model finds it: all scores are at the floor" in Image.open(png).info["Description"]
+
+
+def test_figure_4_marks_the_training_length_where_the_paper_does(tmp_path):
+    lengths = tuple(range(1000, 32001, 3100))
+    depths = tuple(float(depth) for depth in range(0, 101, 10))
+    how = dict(models=("fox_pro",), modes=("easy",), recall=False, train_len=16_384)
+    study = needle_study(tmp_path, lengths=lengths, depths=depths, **how)
+    with figure_style():
+        figure = fig4_needle._draw(study, needles(study))
+        axes = figure.axes[0]
+        drawn = [line.get_xdata()[0] for line in axes.lines]
+        assert axes.get_ylim() == (11, 0)
+        plt.close(figure)
+    assert drawn == [pytest.approx(5.5, abs=0.05)]  # the middle of the sixth column, 16,500
+
+
+def test_figure_6_shows_positions_inside_the_training_context_and_the_appendix_those_beyond(tmp_path):
+    inside = pd.read_csv(fig6_scale.draw(scales(tmp_path))[2])
+    longest = inside.groupby("label")["position"].max()
+    assert longest["context 128"] == 128
+    assert longest["context 256"] == 256
+    beyond = pd.read_csv(appendix_extrapolation.draw(scales(tmp_path, "appendix_extrapolation"))[2])
+    assert beyond.groupby("label")["position"].max()["context 256"] == 1024
+
+
+def test_figure_6_needs_labels_that_name_a_panel(tmp_path):
+    store = synthetic.Store(tmp_path)
+    store.add("fig6_scale", "fox_pro", [("per_token_loss", synthetic.loss_rows(np.ones(64)))])
+    with pytest.raises(ValueError, match="label 'fox_pro' names no panel"):
+        fig6_scale.draw(store.study("fig6_scale"))
+
+
+def test_figure_7_has_two_panels_per_block_and_the_papers_window_in_proportion(tmp_path):
+    paths = fig7_gate_types.draw(gate_types(tmp_path))
+    assert "smoothed over 7 tokens" in Image.open(paths[0]).info["Description"]
+    table = pd.read_csv(paths[2])
+    assert set(table["model"]) == {"fox_pro", "fox_llama"}
+    assert table.groupby("model")["label"].nunique().tolist() == [5, 5]
+
+
+def test_training_curves_leave_out_steps_that_were_not_applied(tmp_path):
+    study = trainings(tmp_path)
+    table = pd.read_csv(appendix_training_curves.draw(study)[2])
+    assert table["loss_smoothed"].notna().all()
+    assert table["tokens"].min() >= 0.05 * 200 * 1024
+    summary = appendix_training_curves.summary(study)
+    assert [column.key for column in summary.columns] == ["final_loss", "tokens_per_s"], "no MFU on a CPU"
+    assert summary.rows["fox_pro"][1] == 501, "of seeds with 500 and 501"
+    np.testing.assert_allclose(appendix_training_curves.smooth_backwards(np.array([1.0, np.nan, 4.0, 6.0]), 2), [1, 1, 4, 5])
