@@ -27,7 +27,7 @@ _FINGERPRINT_DOCUMENTS = 64
 
 @dataclass(frozen=True, config=STRICT)
 class Counts:
-    """What became of the source's documents. `dropped_tokens`: the rests that fill no row, short documents included."""
+    """Counts of what became of the source's documents. `dropped_tokens`: rests that fill no row, short documents included."""
 
     documents: int
     train_documents: int
@@ -48,7 +48,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class About:
-    """What corpus.json says; `files` is the CRC-32 of every other file of the folder by its path in it."""
+    """Content of corpus.json; `files` is the CRC-32 of every other file of the folder by its path in it."""
 
     spec: DataSpec
     counts: Counts
@@ -66,7 +66,7 @@ def write_about(folder: Path, spec: DataSpec, counts: Counts) -> None:
 
 
 def read_about(folder: Path) -> About:
-    """ValueError where corpus.json is missing, of another form or altered."""
+    """Read corpus.json. ValueError where it is missing, of another form or altered."""
     content = read_sealed(folder / "corpus.json", _remedy(folder))
     try:
         return _ABOUT.validate_json(json.dumps(content))
@@ -79,7 +79,7 @@ def _remedy(folder: Path) -> str:
 
 
 def _checker(folder: Path, files: dict[str, int]) -> Callable[[Path], None]:
-    """A function that reads a file of a prepared corpus against its CRC-32, once; ValueError: missing or altered."""
+    """Make a check of a prepared corpus's files against their CRC-32, once each; ValueError: missing or altered."""
 
     @functools.cache
     def check(path: Path) -> None:
@@ -94,7 +94,7 @@ def _checker(folder: Path, files: dict[str, int]) -> Callable[[Path], None]:
 
 
 class Corpus:
-    """`train` and `heldout` splits with their `spec`; `counts` is None for LongCrawl64."""
+    """Corpus with its `train` and `heldout` splits and its `spec`; `counts` is None for LongCrawl64."""
 
     def __init__(
         self, folder: Path, spec: DataSpec, about: About | None = None, tokenizer: TokenizerChoice | None = None
@@ -111,7 +111,7 @@ class Corpus:
 
     @staticmethod
     def open(folder: Path, *, document_len: int | None = None, tokenizer: TokenizerChoice | None = None) -> "Corpus":
-        """A prepared corpus, or a LongCrawl64 folder, of whose documents only the first `document_len` tokens are then used.
+        """Open a prepared corpus or a LongCrawl64 folder, using only the first `document_len` tokens of its documents.
 
         `tokenizer` says where LongCrawl64's vocabulary lies, for those who need text; ours lies in the folder.
         """
@@ -122,7 +122,7 @@ class Corpus:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The corpus's tokeniser. ValueError where GPT-2's vocabulary is needed and not found."""
+        """Tokeniser of the corpus. ValueError where GPT-2's vocabulary is needed and not found."""
         if self._tokenizer is not None:
             return self._tokenizer.load()
         assert self._about is not None and self._check is not None
@@ -133,7 +133,7 @@ class Corpus:
 
 
 def longcrawl64_spec(folder: Path, document_len: int | None = None) -> DataSpec:
-    """The spec of a LongCrawl64 folder. Its fingerprint is taken from the shapes and the first documents, not from 800 GB."""
+    """Return the spec of a LongCrawl64 folder, with a fingerprint of the shapes and the first documents, not of 800 GB."""
     digest = hashlib.sha256(b"longcrawl64")
     lengths = []
     for name in ("train.zarr", "heldout.zarr"):
@@ -156,6 +156,6 @@ def longcrawl64_spec(folder: Path, document_len: int | None = None) -> DataSpec:
 
 
 def longcrawl64_counts(folder: Path) -> Counts:
-    """Rows of a LongCrawl64 folder, from the shapes of its arrays: a row is a document there."""
+    """Count the rows of a LongCrawl64 folder, from the shapes of its arrays: a row is a document there."""
     train, heldout = (int(open_array(folder / name).shape[0]) for name in ("train.zarr", "heldout.zarr"))
     return Counts(train + heldout, train, heldout, train_rows=train, heldout_rows=heldout)

@@ -9,7 +9,7 @@ _REMEMBER_FROM_BYTES = 1 << 20  # hashing less costs less than looking it up
 
 
 class FileDigests:
-    """`memory`: a JSON file that is written when possible and may be deleted at any time."""
+    """Digests with a `memory`: a JSON file that is written when possible and may be deleted at any time."""
 
     def __init__(self, memory: Path) -> None:
         self._memory = memory
@@ -19,7 +19,7 @@ class FileDigests:
             self._known = {}
 
     def sha256(self, path: Path) -> str:
-        """Hex digest of the file's bytes. ValueError where it cannot be read."""
+        """Return the hex digest of the file's bytes. ValueError where it cannot be read."""
         try:
             stat = path.stat()
             key, stamp = str(path.resolve()), [stat.st_size, stat.st_mtime_ns]

@@ -26,8 +26,10 @@ Item = TypeVar("Item")
 
 
 def build_packed(plan: CorpusPlan, texts: Callable[[], Iterator[tuple[bool, str]]], folder: Path, report: Progress) -> None:
-    """Write the corpus of `plan` into `folder`. `texts`: every text with whether it is of the held-out text, anew each
-    time. ValueError: no row in a split."""
+    """Write the corpus of `plan` into `folder`. ValueError: no row in a split.
+
+    `texts` gives every text with whether it is of the held-out text, anew each time.
+    """
 
     def split() -> Iterator[tuple[bool, str]]:
         for heldout, text in texts():
@@ -115,7 +117,7 @@ class _Rows:
 
 
 def batches_of(texts: Iterable[Item], num_chars: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Batches of some MB of text: what tokenisers take at a time."""
+    """Yield batches of some MB of text, as much as tokenisers take at a time."""
     batch: list[Item] = []
     size = 0
     for text in texts:
@@ -129,7 +131,7 @@ def batches_of(texts: Iterable[Item], num_chars: Callable[[Item], int]) -> Itera
 
 
 def create_array(path: Path, rows: int, document_len: int, encoder: str) -> Any:
-    """A zarr array of tokens in LongCrawl64's layout."""
+    """Create a zarr array of tokens in LongCrawl64's layout."""
     import numcodecs
     import zarr
 

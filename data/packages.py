@@ -1,4 +1,4 @@
-"""The default text: source code of a pinned pure-Python package, the same on every machine and every supported Python.
+"""Default text: source code of a pinned pure-Python package, the same on every machine and every supported Python.
 
 SymPy is what torch itself depends on, and requirements.txt pins it. Taken are sub-packages that repeat themselves least;
 tests, benchmarks and generated tables are left out.
@@ -43,7 +43,7 @@ class PackagesSource:
 
     @property
     def notice(self) -> str | None:
-        """What to say where the text is not the one that it should be."""
+        """Warning where the text is not the one that it should be."""
         if self._content == CONTENT:
             return None
         return (

@@ -1,4 +1,4 @@
-"""A corpus before it is made: its spec and fingerprint, its folder, and whether it is there. Nothing is tokenised."""
+"""Corpus before it is made: its spec and fingerprint, its folder, and whether it is there. Nothing is tokenised."""
 
 import hashlib
 import json
@@ -23,8 +23,11 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CorpusPlan:
-    """A corpus as it is or will be. `folder`: its place on disk. `heldout`: the text of the held-out documents, where it is
-    one of its own. `packed`: as data/pack.py does it, up to `max_tokens` of training."""
+    """Corpus as it is or will be.
+
+    `folder`: its place on disk. `heldout`: the text of the held-out documents, where it is one of its own. `packed`: as
+    data/pack.py does it, up to `max_tokens` of training.
+    """
 
     source: Source
     tokenizer: TokenizerChoice
@@ -38,7 +41,7 @@ class CorpusPlan:
 
     @property
     def ready(self) -> bool:
-        """Whether `prepare` only has to open it."""
+        """True where `prepare` only has to open it."""
         return isinstance(self.source, LongCrawl64Source) or (self.folder / "corpus.json").exists()
 
     @property
@@ -47,7 +50,7 @@ class CorpusPlan:
         return self.source.notice if isinstance(self.source, PackagesSource) else None
 
     def counts(self) -> Counts | None:
-        """Rows of both splits and where they came from, read without decoding a token; None while it is not prepared."""
+        """Count the rows of both splits, without decoding a token; None while the corpus is not prepared."""
         if isinstance(self.source, LongCrawl64Source):
             return longcrawl64_counts(self.folder)
         try:

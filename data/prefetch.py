@@ -10,7 +10,7 @@ Key = TypeVar("Key")
 
 
 class Prefetcher(Generic[Key, Item]):
-    """Iterates over (key, make(key)) with up to `depth` results waiting; use it in a `with` so that the thread ends with it.
+    """Iterator over (key, make(key)) with up to `depth` results waiting; use it in a `with` so that the thread ends with it.
 
     An exception in `make` comes out of the iteration at its place in the order.
     """
@@ -32,7 +32,7 @@ class Prefetcher(Generic[Key, Item]):
             yield entry
 
     def close(self) -> None:
-        """Ends the thread, after the batch it is making."""
+        """End the thread, after the batch it is making."""
         self._pool.shutdown(cancel_futures=True)
 
     def __enter__(self) -> "Prefetcher[Key, Item]":

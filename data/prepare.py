@@ -1,4 +1,4 @@
-"""A planned corpus, made from its text once; opened where it is there already.
+"""Making of a planned corpus from its text, once; it is opened where it is there already.
 
 Rules, all part of the fingerprint through FORMAT:
 * Documents with equal text count once.
@@ -38,7 +38,7 @@ _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def prepare(plan: CorpusPlan, *, progress: Progress | None = None) -> Corpus:
-    """The corpus of `plan`, tokenised now unless it is there already.
+    """Open the corpus of `plan`, tokenised now unless it is there already.
 
     Made in a temporary folder and renamed when whole, so an interruption leaves nothing that looks finished; a second process
     that wants the same corpus waits for the first. ValueError for unreadable text, documents that are all too short, and a full
@@ -79,7 +79,7 @@ def prepare(plan: CorpusPlan, *, progress: Progress | None = None) -> Corpus:
 
 @contextlib.contextmanager
 def _all_cores() -> Iterator[None]:
-    """Lets `tokenizers` work in parallel, also where a command has told it not to for the sake of short prompts."""
+    """Let `tokenizers` work in parallel, also where a command has told it not to for the sake of short prompts."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "true"
@@ -93,7 +93,7 @@ def _all_cores() -> Iterator[None]:
 
 
 def _whole(plan: CorpusPlan) -> bool:
-    """Whether another process has made it while this one waited."""
+    """Tell whether another process has made it while this one waited."""
     try:
         return Corpus.open(plan.folder).spec == plan.spec
     except ValueError:
@@ -102,7 +102,7 @@ def _whole(plan: CorpusPlan) -> bool:
 
 @contextlib.contextmanager
 def _lock(path: Path, report: Progress) -> Iterator[None]:
-    """Held by one process at a time; the system lets go of it when the process ends, however it ends."""
+    """Hold a lock for this process alone; the system lets go of it when the process ends, however it ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         try:
@@ -119,8 +119,7 @@ Texts = Callable[[], Iterator[tuple[bool, str]]]
 
 @dataclass(frozen=True)
 class _Document:
-    """What the first pass learns of a document: its place among the texts, digest and size, whether it is of the held-out
-    text."""
+    """Document as the first pass learns of it: its place among the texts, digest, size, and whether it is held-out text."""
 
     index: int
     digest: bytes
@@ -166,7 +165,7 @@ def _build(plan: CorpusPlan, source: TextualSource, folder: Path, report: Progre
 
 
 def _in_order(plan: CorpusPlan, source: TextualSource) -> Texts:
-    """The held-out text and then the source, read anew each time."""
+    """Return a reader of the held-out text and then the source, anew each time."""
     heldout = plan.heldout.documents if plan.heldout is not None else lambda: iter(())
     return lambda: chain(
         ((True, text) for text in heldout()),
@@ -175,7 +174,7 @@ def _in_order(plan: CorpusPlan, source: TextualSource) -> Texts:
 
 
 def _texts(plan: CorpusPlan, source: TextualSource, folder: Path, report: Progress) -> Texts:
-    """What comes over the network is kept on disk first."""
+    """Return a reader of all texts; those that come over the network are kept on disk first."""
     if not isinstance(source, HubSource):
         return _in_order(plan, source)
     spool = folder / "documents.jsonl"
@@ -193,7 +192,7 @@ def _texts(plan: CorpusPlan, source: TextualSource, folder: Path, report: Progre
 
 
 def _scan(texts: Texts, report: Progress) -> tuple[list[_Document], int]:
-    """Distinct documents in their order, and how many there are with duplicates."""
+    """Return distinct documents in their order, and the number of all with duplicates."""
     found: dict[bytes, _Document] = {}
     total = 0
     for index, (heldout, text) in enumerate(texts()):
@@ -207,8 +206,10 @@ def _scan(texts: Texts, report: Progress) -> tuple[list[_Document], int]:
 
 
 def _choose_heldout(documents: list[_Document], plan: CorpusPlan) -> set[int]:
-    """Indices of the held-out documents: those of the held-out text, or by digest, as many as fit into the fraction, or else
-    the smallest candidate."""
+    """Choose held-out documents by index: those of the held-out text, or else by digest.
+
+    By digest as many as fit into the fraction are chosen, or the smallest candidate.
+    """
     if plan.heldout is not None:
         chosen = {d.index for d in documents if d.heldout}
         if not 0 < len(chosen) < len(documents):
@@ -268,7 +269,7 @@ def _check_lengths(plan: CorpusPlan, num_tokens: np.ndarray, rows: np.ndarray, i
 
 
 def interleave(firsts: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Order of the spooled rows in the array. `firsts`, `rows`: first spooled row and number of rows of each document."""
+    """Order the spooled rows for the array. `firsts`, `rows`: first spooled row and number of rows of each document."""
     document = np.repeat(np.arange(len(rows)), rows)
     row = np.arange(len(document)) - np.repeat(np.cumsum(rows) - rows, rows)
     place = (row + (document + 0.5) / len(rows)) / rows[document]

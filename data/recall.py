@@ -26,9 +26,11 @@ IGNORED = -100
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RecallTask:
-    """`num_keys` keys of `num_symbols`, each of which comes `num_assignments` times with a value, drawn from `num_symbols`
-    others, and `num_queries` times with the last of them. Which key comes when is random, and whether it is assigned or asked
-    for, but for its first time."""
+    """Task of `num_keys` keys of `num_symbols`.
+
+    Each key comes `num_assignments` times with a value, drawn from `num_symbols` others, and `num_queries` times with the last
+    of them. The order of the keys is random, and whether one is assigned or asked for, but for its first time.
+    """
 
     num_keys: PositiveInt
     num_assignments: PositiveInt
@@ -43,7 +45,7 @@ class RecallTask:
 
     @property
     def times(self) -> int:
-        """How often each key comes."""
+        """Times that each key comes."""
         return self.num_assignments + self.num_queries
 
     @property
@@ -51,7 +53,7 @@ class RecallTask:
         return 2 * self.num_keys * self.times
 
     def sequences(self, count: int, seed: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens (N, seq_len), N = `count`, key and value in turn, and which pairs are queries (N, seq_len / 2)."""
+        """Draw tokens (N, seq_len), N = `count`, key and value in turn, and a mask of the queries (N, seq_len / 2)."""
         random = np.random.default_rng(seed)
 
         def shuffled(row: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -74,7 +76,7 @@ class RecallTask:
         return tokens_NP2.reshape(count, self.seq_len), queries_NP
 
     def batch(self, tokens_NT: np.ndarray, queries_NP: np.ndarray) -> tuple["torch.Tensor", "torch.Tensor"]:
-        """(inputs, targets) as `load_batch` gives them; targets are IGNORED but for the values of the queries."""
+        """Return (inputs, targets) as `load_batch` gives them; targets are IGNORED but for the values of the queries."""
         import torch
 
         inputs, targets = bos_roll(tokens_NT, 2 * self.num_symbols)  # behind the keys and the values
@@ -85,27 +87,27 @@ class RecallTask:
 
 @plain_dataclass(frozen=True)
 class RecallSampler:
-    """Which sequences step s trains on: a pure function of (seed, step, rank, world size), as `Sampler` is of text."""
+    """Sequences that step s trains on: a pure function of (seed, step, rank, world size), as `Sampler` is of text."""
 
     task: RecallTask
     batch_size: int
     seed: int
 
     def epochs(self, num_steps: int) -> float:
-        """No sequence comes again."""
+        """Return 0: no sequence comes again."""
         return 0.0
 
     def rows(self, step: int, rank: int = 0, world_size: int = 1) -> tuple[np.ndarray, int]:
-        """Numbers of this rank's sequences, counted from the first step on, and 0."""
+        """Return the numbers of this rank's sequences, counted from the first step on, and 0."""
         share = share_of(self.batch_size, rank, world_size)
         return step * self.batch_size + np.arange(self.batch_size)[share], 0
 
     def batch(self, step: int, rank: int = 0, world_size: int = 1) -> tuple["torch.Tensor", "torch.Tensor"]:
-        """(inputs, targets) of one step, int64 of shape (batch_size / world_size, seq_len)."""
+        """Return (inputs, targets) of one step, int64 of shape (batch_size / world_size, seq_len)."""
         share = share_of(self.batch_size, rank, world_size)
         return self.task.batch(*(x[share] for x in self.task.sequences(self.batch_size, (1, self.seed, step))))
 
 
 def heldout(task: RecallTask, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sequences that no training sees; see `RecallTask.sequences`."""
+    """Draw sequences that no training sees; see `RecallTask.sequences`."""
     return task.sequences(count, (0,))

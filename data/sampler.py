@@ -1,4 +1,4 @@
-"""Which tokens step s trains on: a pure function of (step, rank, world size), in the authors' order."""
+"""Tokens that step s trains on: a pure function of (step, rank, world size), in the authors' order."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sampler:
-    """The order of LongCrawl64 training (section 1.2 of the released setup): no shuffling, no state.
+    """Order of LongCrawl64 training (section 1.2 of the released setup): no shuffling, no state.
 
     The corpus is a grid: a row per document, a column per consecutive segment of `seq_len` tokens. Documents are dropped from
     the end to a multiple of `batch_size` (global, in sequences). With n = documents // batch_size, step s takes column s // n
@@ -51,11 +51,11 @@ class Sampler:
         return self.batches_per_column * (self.document_len // self.seq_len)
 
     def epochs(self, num_steps: int) -> float:
-        """How often `num_steps` steps go through the data; above 1, sequences are seen again."""
+        """Passes through the data that `num_steps` steps make; above 1, sequences are seen again."""
         return num_steps / self.num_batches
 
     def rows(self, step: int, rank: int = 0, world_size: int = 1) -> tuple[np.ndarray, int]:
-        """Document indices of this rank (contiguous rows of the global batch) and the first token of their segment."""
+        """Return document indices of this rank (contiguous rows of the global batch) and the first token of their segment."""
         assert step >= 0
         column, batch = divmod(step % self.num_batches, self.batches_per_column)
         share = share_of(self.batch_size, rank, world_size)
@@ -63,7 +63,7 @@ class Sampler:
 
 
 def share_of(batch_size: int, rank: int, world_size: int) -> slice:
-    """Which sequences of a step are a process's. ValueError where they do not divide."""
+    """Return the sequences of a step that are a process's. ValueError where they do not divide."""
     if batch_size % world_size:
         raise ValueError(
             f"a batch of {batch_size} sequences does not divide among {world_size} processes: "
@@ -77,7 +77,7 @@ def share_of(batch_size: int, rank: int, world_size: int) -> slice:
 def load_batch(
     split: "Split", sampler: Sampler, step: int, rank: int = 0, world_size: int = 1, *, bos_id: int
 ) -> tuple["torch.Tensor", "torch.Tensor"]:
-    """(inputs, targets) of one step, int64 of shape (batch_size / world_size, seq_len).
+    """Return (inputs, targets) of one step, int64 of shape (batch_size / world_size, seq_len).
 
     Targets are the stored tokens; inputs are the targets rolled right by one with `bos_id` in front. All positions carry loss,
     and the model must not shift again.
@@ -87,7 +87,7 @@ def load_batch(
 
 
 def bos_roll(tokens_BT: np.ndarray, bos_id: int) -> tuple["torch.Tensor", "torch.Tensor"]:
-    """Stored tokens to (inputs, targets): int64 tensors of the same shape, inputs shifted right by one with BOS in front."""
+    """Turn stored tokens into (inputs, targets): int64 tensors of the same shape, inputs shifted right by one behind BOS."""
     import torch
 
     targets_BT = torch.from_numpy(tokens_BT.astype(np.int64))

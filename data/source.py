@@ -1,4 +1,4 @@
-"""Where text or tokens come from: what `--data` names.
+"""Sources of text or tokens, as `--data` names them.
 
 A source of text has `kind` (`DataSpec.source`), `digest(file_digests)` (of the raw content, cheap) and `documents()`.
 LongCrawl64 is tokens already and is used in place.
@@ -27,8 +27,10 @@ class HubSource:
         self.kind = f"hf:{name}"
 
     def digest(self, file_digests: FileDigests) -> str:
-        """Digest of the name, the configuration and the commit, which together fix the content; needs the hub unless the
-        revision is a full commit."""
+        """Return the digest of the name, the configuration and the commit, which together fix the content.
+
+        The hub is needed unless the revision is a full commit.
+        """
         return hashlib.sha256(json.dumps([self.name, self.config, self._commit()]).encode()).hexdigest()
 
     def documents(self) -> Iterator[str]:
@@ -100,5 +102,5 @@ def parse_source(text: str) -> Source:
 
 
 def first_line(error: Exception) -> str:
-    """What an error of another library says, in short."""
+    """Shorten what an error of another library says."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

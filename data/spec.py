@@ -1,4 +1,4 @@
-"""What a corpus is, without torch: the part of a data set that decides what a model sees."""
+"""Spec of a corpus: the part of a data set that decides what a model sees. Torch-free."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ class DataSpec:
 
     @classmethod
     def of_recall(cls, task: RecallTask) -> "DataSpec":
-        """The task as what a run is trained on."""
+        """Describe a task as what a run is trained on."""
         identity = ["recall", FORMAT, task.num_keys, task.num_assignments, task.num_queries, task.num_symbols]
         return cls(
             source="recall",

@@ -15,7 +15,7 @@ _ZERO_RUN = 1024  # that many zeros from a document's segment are no text in any
 
 
 class Split:
-    """Reads documents of one zarr array of shape (documents, tokens), uint16, and checks what it reads.
+    """Reader of the documents of one zarr array of shape (documents, tokens), uint16, which checks what it reads.
 
     Chunks are decoded a whole block at a time (one row of chunks, as many columns as the segment needs) and kept up to
     `CACHED_BYTES`, so that reading documents in order decodes every chunk once. Thread-safe. `check` is called with each file
@@ -47,7 +47,7 @@ class Split:
         return self.num_documents, self.document_len
 
     def read(self, rows: slice | np.ndarray, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Tokens [start, stop) of the documents `rows`, uint16 of shape (rows, stop - start).
+        """Return tokens [start, stop) of the documents `rows`, uint16 of shape (rows, stop - start).
 
         ValueError names the document where an id lies outside the vocabulary, where all tokens are zero, or where a chunk is
         missing or damaged.
@@ -86,8 +86,10 @@ class Split:
         return self._blocks[key][indices - first_row, start - first_col : stop - first_col]
 
     def _decode(self, rows: slice, cols: slice) -> np.ndarray:
-        """Straight from the files, which are looked at first: zarr reads a missing chunk as zeros, and Blosc reads on beyond
-        the end of one that was cut short."""
+        """Decode chunks from their files, which are looked at first.
+
+        zarr would read a missing chunk as zeros, and Blosc reads on beyond the end of one that was cut short.
+        """
         chunk_rows, chunk_cols = self._array.chunks
         for i in range(rows.start // chunk_rows, -(-rows.stop // chunk_rows)):
             for j in range(cols.start // chunk_cols, -(-cols.stop // chunk_cols)):
@@ -125,7 +127,7 @@ class Split:
 
 
 def _fault(chunk: Path, blosc: bool) -> str | None:
-    """What is wrong with a chunk file, as far as its size tells."""
+    """Say what is wrong with a chunk file, as far as its size tells; None: nothing."""
     try:
         with chunk.open("rb") as file:
             header = file.read(16)
@@ -139,7 +141,7 @@ def _fault(chunk: Path, blosc: bool) -> str | None:
 
 
 def open_array(path: Path) -> Any:
-    """The zarr array at `path`, checked: two dimensions, uint16, not empty."""
+    """Open the zarr array at `path`, checked: two dimensions, uint16, not empty."""
     import zarr
 
     if not path.is_dir():

@@ -22,7 +22,7 @@ _ALLOWED = "a folder, a glob or a file of .txt, .jsonl or .parquet, each also .x
 
 
 class TextSource:
-    """The documents of local text files, in the order of the paths given, folders and globs sorted by name."""
+    """Documents of local text files, in the order of the paths given, folders and globs sorted by name."""
 
     kind = "text"
 
@@ -30,12 +30,12 @@ class TextSource:
         self.files = _find_files(patterns)
 
     def digest(self, file_digests: FileDigests) -> str:
-        """Digest of the files' bytes, formats and order; where they lie and what they are called does not matter."""
+        """Return the digest of the files' bytes, formats and order; where they lie and what they are called does not matter."""
         parts = [["".join(_suffixes(path)), file_digests.sha256(path)] for path in self.files]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def documents(self) -> Iterator[str]:
-        """In order; compressed files are decompressed some way ahead, several at once."""
+        """Yield documents in order; compressed files are decompressed some way ahead, several at once."""
         ahead: deque[IO[bytes] | None] = deque()
         try:
             for number, path in enumerate(self.files):
@@ -49,7 +49,7 @@ class TextSource:
 
 
 class _Ahead(io.RawIOBase):
-    """The content of a compressed file, decompressed on a thread of its own (it needs no lock of Python's meanwhile)."""
+    """Content of a compressed file, decompressed on a thread of its own (it needs no lock of Python's meanwhile)."""
 
     def __init__(self, path: Path) -> None:
         self._prefetcher = Prefetcher(lambda block: block, _blocks(path), depth=_BLOCKS_AHEAD)
@@ -78,8 +78,10 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 def read_documents(path: Path, file: IO[bytes] | None = None) -> Iterator[str]:
-    """The documents of one file (of its decompressed content `file`, where that is open already). ValueError names the file,
-    and the line of a .jsonl, where it cannot be read."""
+    """Yield the documents of one file (of its decompressed content `file`, where that is open already).
+
+    ValueError names the file, and the line of a .jsonl, where it cannot be read.
+    """
     form, _ = _suffixes(path)
     reader = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}[form]
     try:
@@ -118,7 +120,7 @@ def _expand(name: str) -> list[Path]:
 
 
 def _suffixes(path: Path) -> Any:
-    """(format, compression), or None when the suffix is unknown."""
+    """Return (format, compression), or None when the suffix is unknown."""
     for compression in COMPRESSIONS:
         for form in FORMATS:
             if path.name.lower().endswith(form + compression):

@@ -32,7 +32,7 @@ _SAFE_CUT = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 
 @dataclass(frozen=True)
 class TokenizerChoice:
-    """A tokeniser as named on the command line. `folder`: where vocab.json and merges.txt of GPT-2 lie, None for the hub."""
+    """Tokeniser as named on the command line. `folder`: where vocab.json and merges.txt of GPT-2 lie, None for the hub."""
 
     kind: str
     folder: Path | None = None
@@ -48,7 +48,7 @@ class TokenizerChoice:
         return self.kind.startswith("bpe-")
 
     def digest(self) -> str:
-        """Digest of everything that decides the ids of a text, apart from the corpus that a BPE is trained on."""
+        """Return the digest of everything that decides the ids of a text, apart from the corpus that a BPE is trained on."""
         if self.kind in ("gpt2", "gpt2-json"):
             vocab, merges = _read_gpt2(self.folder)
             content = json.dumps([self.kind, sorted(vocab.items()), merges])
@@ -57,7 +57,7 @@ class TokenizerChoice:
         return hashlib.sha256(content.encode()).hexdigest()
 
     def load(self) -> "Tokenizer":
-        """The tokeniser itself; one that is trained on a corpus comes from `train_bpe`."""
+        """Load the tokeniser itself; one that is trained on a corpus comes from `train_bpe`."""
         assert not self.trained
         if self.kind == "bytes":
             return _bytes_tokenizer()
@@ -80,7 +80,7 @@ def parse_tokenizer(text: str) -> TokenizerChoice:
 
 
 class Tokenizer:
-    """Text to ids and back. `kind` as in `DataSpec.tokenizer`; `encode` adds no BOS."""
+    """Tokeniser from text to ids and back. `kind` as in `DataSpec.tokenizer`; `encode` adds no BOS."""
 
     def __init__(self, kind: str, backend: Backend, vocab_size: int, bos_id: int) -> None:
         if vocab_size > MAX_VOCAB_SIZE:
@@ -94,7 +94,7 @@ class Tokenizer:
         return self.encode_batch([text])[0].tolist()
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """One uint16 array of ids per text; long texts are cut where it cannot matter and encoded on all cores."""
+        """Return one uint16 array of ids per text; long texts are cut where it cannot matter and encoded on all cores."""
         if self.kind == "bytes":
             return [np.frombuffer(_valid(text).encode(), np.uint8).astype(np.uint16) for text in texts]
         pieces: list[str] = []
@@ -106,7 +106,7 @@ class Tokenizer:
         return [np.concatenate([np.empty(0, np.uint16), *encoded[start:stop]]) for start, stop in pairwise(bounds)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of `ids`, leaving BOS out; never fails on ids that no text gives."""
+        """Return the text of `ids`, leaving BOS out; never fails on ids that no text gives."""
         text = self._backend.decode([int(i) for i in ids if int(i) != self.bos_id], skip_special_tokens=False)
         return json_unescape(text) if self.kind == "gpt2-json" else text
 
@@ -118,7 +118,7 @@ class Tokenizer:
 
     @staticmethod
     def load(folder: Path) -> "Tokenizer":
-        """What `save` wrote. ValueError where there is none."""
+        """Load what `save` wrote. ValueError where there is none."""
         try:
             about = json.loads((folder / "kind.json").read_text(encoding="utf-8"))
             backend = Backend.from_str((folder / "tokenizer.json").read_text(encoding="utf-8"))
@@ -127,7 +127,7 @@ class Tokenizer:
         return Tokenizer(about["kind"], backend, about["vocab_size"], about["bos_id"])
 
     def to_hf(self) -> "CorpusTokenizer":
-        """The same as a Hugging Face tokeniser (BOS in front when `add_special_tokens`), to save beside a model."""
+        """Make a Hugging Face tokeniser of it (BOS in front when `add_special_tokens`), to save beside a model."""
         import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
         from data.hf_tokenizer import CorpusTokenizer, JSONTokenizer
 
@@ -150,7 +150,7 @@ class Tokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE of `vocab_size` ids, the last of them BOS; a function of the texts and their order alone."""
+    """Train a byte-level BPE of `vocab_size` ids, the last of them BOS; a function of the texts and their order alone."""
     backend = _backend({}, [])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - 1, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
@@ -163,7 +163,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def _bytes_tokenizer() -> Tokenizer:
-    """Ids 0 to 255 are the bytes of the UTF-8 text, 256 is BOS. Their names are GPT-2's: printable bytes are their own."""
+    """Make ids 0 to 255 the bytes of the UTF-8 text, and 256 BOS. Names are GPT-2's: printable bytes are their own."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     vocab = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -179,7 +179,7 @@ def _backend(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Backend:
 
 
 def _read_gpt2(folder: Path | None) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """GPT-2's vocabulary and merges, from `folder` or, where that is None, from the hub (the local cache first)."""
+    """Read GPT-2's vocabulary and merges, from `folder` or, where that is None, from the hub (the local cache first)."""
     vocab_path, merges_path = _find_gpt2(folder)
     try:
         vocab = json.loads(vocab_path.read_text(encoding="utf-8"))
@@ -220,7 +220,7 @@ def _find_gpt2(folder: Path | None) -> tuple[Path, Path]:
 
 
 def _valid(text: str) -> str:
-    """`text` with lone surrogates, which UTF-8 cannot carry, replaced (JSON files may hold them)."""
+    """Replace lone surrogates, which UTF-8 cannot carry (JSON files may hold them)."""
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -11,14 +11,12 @@ from typing import Literal, Self
 import pandas as pd
 from pydantic.dataclasses import dataclass
 
-from data.corpus import Counts
 from data.spec import DataSpec
-from eval.shell.heldout import HeldoutSpec, check_gates
+from eval.shell.heldout import HeldoutSpec
 from eval.shell.sources import UserData
 from eval.shell.spec import Content, NonNegativeInt, Precision
 from models.spec import STRICT, ModelSpec, PositiveInt
 from results.schema import Schema, integer, number, text
-from training.spec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -38,6 +36,7 @@ class Spec(HeldoutSpec):
     machine: Content = None
     """GPU, or CPU and its cores."""
 
+    GATED = True
     SCHEMA = Schema(
         {
             "quantity": text(("attention_forward", "attention", "step")),
@@ -57,10 +56,6 @@ class Spec(HeldoutSpec):
 
     def bound(self, corpus: DataSpec | None, sources: UserData, precision: Precision, machine: str) -> Self:
         return replace(super().bound(corpus, sources, precision, machine), machine=machine)
-
-    def check(self, run: RunSpec, counts: Counts | None) -> None:
-        super().check(run, counts)
-        check_gates(run)
 
     def flops(self, model: ModelSpec) -> float:
         passes = 2 * (self.warmup + self.repeats) * 3

@@ -13,7 +13,7 @@ from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from data.corpus import Counts
-from eval.shell.heldout import HeldoutSpec, check_gates
+from eval.shell.heldout import HeldoutSpec
 from eval.shell.spec import NonNegativeInt
 from models.spec import STRICT, ForgettingTransformerSpec, ModelSpec, PositiveInt
 from results.schema import Schema, integer, number, text
@@ -42,6 +42,7 @@ class Spec(HeldoutSpec):
     log_tolerance: float = -10.0
     """log(eps) of adaptive computation pruning."""
 
+    GATED = True
     SCHEMA = Schema(
         {
             "layer": integer(0),
@@ -66,7 +67,6 @@ class Spec(HeldoutSpec):
 
     def check(self, run: RunSpec, counts: Counts | None) -> None:
         super().check(run, counts)
-        check_gates(run)
         assert isinstance(run.model, ForgettingTransformerSpec)
         self.check_heads(run.model.num_layers, run.model.num_heads)
 

@@ -1,4 +1,4 @@
-"""The paper's tasks of the LM evaluation harness. Torch-free."""
+"""Tasks of the paper from the LM evaluation harness. Torch-free."""
 
 import csv
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""An LLM judge behind any OpenAI-compatible endpoint: patient with failures, and never asked the same thing twice."""
+"""LLM judge behind any OpenAI-compatible endpoint: patient with failures, and never asked the same thing twice."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ _SCORE = re.compile(r"\[\[\s*(\d+)\s*\]\]")
 
 @dataclass(frozen=True)
 class JudgeSettings:
-    """Where the judge is and how it is asked. The key is used, never stored.
+    """Address of the judge, and how it is asked. The key is used, never stored.
 
     `retries`: new tries after rate limits (429), server errors and time-outs, waiting longer each time (the client
     library's back-off, which honours Retry-After). `reasks`: new tries after a reply without a score.
@@ -37,7 +37,7 @@ class JudgeSettings:
 
     @classmethod
     def of(cls, model: str, context: Context) -> "JudgeSettings":
-        """As the command line says. ValueError where the address or the key is missing."""
+        """Take the settings of the command line. ValueError where the address or the key is missing."""
         sources = context.sources
         if sources.judge_url is None:
             raise ValueError(f"judge {model!r} needs the address of its endpoint: --judge-url")
@@ -55,7 +55,7 @@ class Verdict(NamedTuple):
 
 
 class Judge:
-    """Scores texts with `model`; every reply is kept on disk under the digest of what was asked."""
+    """Judge that scores texts with `model`; every reply is kept on disk under the digest of what was asked."""
 
     def __init__(self, model: str, settings: JudgeSettings):
         self.model = model
@@ -65,7 +65,7 @@ class Judge:
         )
 
     def score_all(self, prompts: list[str]) -> list[Verdict]:
-        """One verdict per prompt, several at a time. Equal prompts are asked once. Raises ValueError as `score` does;
+        """Return one verdict per prompt, several at a time. Equal prompts are asked once. Raises ValueError as `score` does;
         verdicts that came in before are in the cache."""
         unique = list(dict.fromkeys(prompts))
         with ThreadPoolExecutor(self.settings.parallel) as pool:
@@ -73,7 +73,7 @@ class Judge:
         return [verdicts[prompt] for prompt in prompts]
 
     def score(self, prompt: str) -> Verdict:
-        """Raises ValueError if the endpoint refuses, stays unavailable, or gives no score 1-10 after `reasks` new tries."""
+        """Score one text. ValueError if the endpoint refuses, stays away, or gives no score 1-10 after `reasks` new tries."""
         name = hashlib.sha256(json.dumps([self.model, prompt]).encode()).hexdigest()
         path = self.settings.cache / f"{name}.json"
         with suppress(OSError, ValueError, KeyError, TypeError):  # not asked yet, or a damaged file
@@ -109,6 +109,6 @@ class Judge:
 
 
 def parse_score(reply: str) -> int | None:
-    """The last double-bracketed whole number, if it is from 1 to 10."""
+    """Return the last double-bracketed whole number, if it is from 1 to 10."""
     found = _SCORE.findall(reply)
     return int(found[-1]) if found and 1 <= int(found[-1]) <= 10 else None

@@ -10,13 +10,13 @@ def words(text: str) -> list[str]:
 
 
 def exact_match(prediction: str, expected: str) -> bool:
-    """The prediction begins with the expected words; case, punctuation and what follows do not count."""
+    """Tell whether the prediction begins with the expected words; case, punctuation and what follows do not count."""
     wanted = words(expected)
     return bool(wanted) and words(prediction)[: len(wanted)] == wanted
 
 
 def fuzzy_match(prediction: str, expected: str) -> float:
-    """Share of the expected words found in order (longest common subsequence) among twice as many words of the prediction."""
+    """Return the share of expected words found in order (longest common subsequence) among twice as many of the prediction."""
     wanted = words(expected)
     given = words(prediction)[: 2 * len(wanted)]
     previous = [0] * (len(given) + 1)
@@ -29,5 +29,5 @@ def fuzzy_match(prediction: str, expected: str) -> float:
 
 
 def match_score(exact: bool, fuzzy: float) -> float:
-    """1 to 10: 10 for an exact match, 1 up to a third of the words, a straight line between."""
+    """Return 1 to 10: 10 for an exact match, 1 up to a third of the words, a straight line between."""
     return 10.0 if exact else 1.0 + 9.0 * max(0.0, (fuzzy - UNRELATED_BELOW) / (1.0 - UNRELATED_BELOW))

@@ -25,8 +25,10 @@ def query_line(name: str) -> str:
 
 
 def draw_keys(num_keys: int, rng: np.random.Generator) -> list[tuple[str, str]]:
-    """Different names, each with a value of four different digits: with repeated ones, copying what follows the last digit
-    would not be enough. ValueError if there are not enough names."""
+    """Draw different names, each with a value of four different digits. ValueError if there are not enough names.
+
+    With repeated digits, copying what follows the last one would not be enough.
+    """
     if num_keys > len(NAMES):
         raise ValueError(f"num_keys {num_keys} exceeds the {len(NAMES)} names of keys")
     names = [NAMES[i] for i in rng.permutation(len(NAMES))[:num_keys]]
@@ -36,7 +38,7 @@ def draw_keys(num_keys: int, rng: np.random.Generator) -> list[tuple[str, str]]:
 def passkey(
     codec: TextCodec, filler: Sequence[int], *, length: int, depth: float, num_keys: int, rng: np.random.Generator
 ) -> tuple[list[int], str]:
-    """A document of exactly `length` token ids, BOS and query included, and the value that is due behind it.
+    """Make a document of exactly `length` token ids, BOS and query included, and the value that is due behind it.
 
     The line that is asked for stands at `depth` percent of the filler, the `num_keys` - 1 others at random places.
     ValueError if the lines do not fit or there are not enough names.
@@ -60,7 +62,7 @@ def passkey(
 
 
 def take(filler: Sequence[int], count: int, rng: np.random.Generator) -> list[int]:
-    """`count` ids from a random place of the filler, wrapping round."""
+    """Take `count` ids from a random place of the filler, wrapping round."""
     start = int(rng.integers(0, len(filler)))
     ids = list(filler[start : start + count])
     while len(ids) < count:

@@ -1,4 +1,4 @@
-"""The words of the needle test: what is hidden, what is asked, and how the answer begins. Torch-free."""
+"""Words of the needle test: what is hidden, what is asked, and how the answer begins. Torch-free."""
 
 import tomllib
 from dataclasses import dataclass, fields
@@ -11,7 +11,7 @@ FACTS = Path(__file__).with_name("facts.toml")
 
 @dataclass(frozen=True)
 class Wording:
-    """The texts of the test; see prompts.toml."""
+    """Texts of the test; see prompts.toml."""
 
     needle: str
     question: str
@@ -35,8 +35,10 @@ class Wording:
 
     @classmethod
     def read(cls, path: Path) -> "Wording":
-        """Raises ValueError for a file that is not TOML, lacks a text, has one too many, or whose answer_start is not
-        the beginning of the needle."""
+        """Read a file of texts.
+
+        ValueError for one that is not TOML, lacks a text, has one too many, or whose answer_start does not begin the needle.
+        """
         texts = _toml(path)
         names = {field.name for field in fields(cls)}
         if set(texts) != names or not all(isinstance(text, str) for text in texts.values()):
@@ -50,17 +52,17 @@ class Wording:
 
     @property
     def expected(self) -> str:
-        """What a perfect model goes on with."""
+        """Text with which a perfect model goes on."""
         return self.needle[len(self.answer_start) :].strip()
 
     @property
     def query(self) -> str:
-        """What stands behind the document."""
+        """Text behind the document."""
         parts = (self.instruction, self.question, self.answer_marker, self.answer_start)
         return "\n\n" + " ".join(part for part in parts if part)
 
     def hidden(self, mode: str) -> str:
-        """What is inserted into the haystack, on a line of its own; in easy mode the very string that the query repeats."""
+        """Return the text to hide, on a line of its own; in easy mode the very string that the query repeats."""
         return f"\n{self.needle}\n" if mode == "standard" else f"\n{self.question} {self.answer_marker} {self.needle}\n"
 
     def judge_prompt(self, prediction: str) -> str:
@@ -68,7 +70,7 @@ class Wording:
 
 
 def read_facts() -> list[Wording]:
-    """The needles of `needle_recall`, in order."""
+    """Read the needles of `needle_recall`, in order."""
     texts = _toml(FACTS)
     common = {"instruction": "", "answer_marker": texts["answer_marker"], "judge": ""}
     return [Wording(**common, **fact) for fact in texts["fact"]]

@@ -12,11 +12,9 @@ import pandas as pd
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from data.corpus import Counts
-from eval.shell.heldout import HeldoutSpec, check_gates
+from eval.shell.heldout import HeldoutSpec
 from models.spec import STRICT, ModelSpec, PositiveInt
 from results.schema import Schema, integer, number, text
-from training.spec import RunSpec
 
 QUANTITIES = (
     *("tiles_pruned", "dropped", "keys_read", "first_tile"),  # of a head
@@ -40,6 +38,7 @@ class Spec(HeldoutSpec):
     log_tolerance: float = -10.0
     """log(eps) of the pruning."""
 
+    GATED = True
     SCHEMA = Schema(
         {
             "quantity": text(QUANTITIES),
@@ -61,10 +60,6 @@ class Spec(HeldoutSpec):
     @property
     def extent(self) -> tuple[int, int]:
         return self.num_documents, self.context_len
-
-    def check(self, run: RunSpec, counts: Counts | None) -> None:
-        super().check(run, counts)
-        check_gates(run)
 
     def flops(self, model: ModelSpec) -> float:
         return 4 * self.num_documents * self.context_len * model.flops_per_token(self.context_len)

@@ -23,7 +23,7 @@ def in_batches(
     batch_tokens: int | None = None,
     on_done: Callable[[int, Result], None] | None = None,
 ) -> list[Result]:
-    """What `run(indices)` gives for each of the prompts, in their order. `lengths`: their tokens, new ones included.
+    """Return what `run(indices)` gives for each of the prompts, in their order. `lengths`: their tokens, new ones included.
 
     `batch_tokens` bounds batch size x longest prompt; None chooses by device. `on_done(index, result)` is called as soon as a
     prompt is finished. The longest come first, so that a prompt too long for the machine is known at once: ValueError.
@@ -56,7 +56,7 @@ def in_batches(
 
 
 def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Indices in batches, longest first, each of at most `batch_tokens` tokens (a longer one alone is a batch)."""
+    """Yield indices in batches, longest first, each of at most `batch_tokens` tokens (a longer one alone is a batch)."""
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     batch: list[int] = []
     for i in order:
@@ -69,7 +69,7 @@ def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
 
 
 def check_positions(model: nn.Module, num_tokens: int, remedy: str) -> None:
-    """ValueError if the model has learned positions, and fewer than these; beyond them lies other memory, or an abort."""
+    """Raise ValueError if the model has learned fewer positions; beyond them lies other memory, or an abort."""
     config = getattr(model, "config", None)
     limit = getattr(config, "max_position_embeddings", None)
     learned = any(

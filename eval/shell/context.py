@@ -1,4 +1,4 @@
-"""What an evaluation needs besides model and spec: where texts and data lie, the device, and what is already done."""
+"""Context of an evaluation besides model and spec: where texts and data lie, the device, and what is already done."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -16,7 +16,7 @@ from eval.shell.spec import Precision
 
 @dataclass(frozen=True)
 class Compute:
-    """Where and in which precision a model runs; weights are fp32, "bf16" is autocast (as in the paper's evaluations)."""
+    """Device and precision with which a model runs; weights are fp32, "bf16" is autocast (as in the paper's evaluations)."""
 
     device: str = "cpu"
     precision: Precision = "fp32"
@@ -32,7 +32,7 @@ class Compute:
 
     @contextmanager
     def inference(self) -> Iterator[None]:
-        """`autocast`, and no gradients."""
+        """Run with `autocast`, and without gradients."""
         import torch
 
         with torch.inference_mode(), self.autocast():
@@ -41,7 +41,7 @@ class Compute:
 
 @dataclass
 class Context:
-    """Where things are. Nothing here changes the rows of a given spec: what is read is held to what the spec names.
+    """Places of things. Nothing here changes the rows of a given spec: what is read is held to what the spec names.
 
     `folder`: where the results go. `train_seq_len`: of the run, if known. `extras`: filled by the evaluation with facts for the
     meta file. `partial`: samples already finished.
@@ -60,7 +60,7 @@ class Context:
         return Compute(self.device, precision)
 
     def heldout(self, wanted: str | None) -> Corpus:
-        """The corpus of the fingerprint that a spec names. ValueError where none is given or it is another."""
+        """Return the corpus of the fingerprint that a spec names. ValueError where none is given or it is another."""
         found = fingerprint(None if self.corpus is None else self.corpus.spec)
         assert self.corpus is not None
         if found != wanted:
@@ -72,7 +72,7 @@ class Context:
 
 
 def make_context(sources: Sources, device: str, folder: Path, trained_on: DataSpec | None = None) -> Context:
-    """Open the corpus. `trained_on`: of LongCrawl64's documents only as many tokens are used as there."""
+    """Make a context and open its corpus. `trained_on`: of LongCrawl64's documents only as many tokens are used as there."""
     context = Context(device=device, sources=sources, folder=folder)
     if sources.corpus is not None:
         named = sources.tokenizer

@@ -27,7 +27,7 @@ def generate(
     batch_tokens: int | None = None,
     on_done: Callable[[int, list[int]], None] | None = None,
 ) -> list[list[int]]:
-    """Greedy continuations (token ids, prompts left out) of `prompts` (token ids, BOS included), in their order.
+    """Return greedy continuations (token ids, prompts left out) of `prompts` (token ids, BOS included), in their order.
 
     A sequence ends at `max_new_tokens`, before the first of `stop_ids` (not returned), or after the token that makes
     `stop(new ids)` true. `batch_tokens` and `on_done`: see `in_batches`. ValueError for an empty prompt, and for one that is
@@ -54,8 +54,10 @@ def answer(
     max_new_tokens: int,
     progress: Progress,
 ) -> None:
-    """Add the greedy answer to each prompt, {"prediction": text} by its key, to the records of the partial file as they come.
-    Those that are there are not made again."""
+    """Add the greedy answer to each prompt, {"prediction": text} by its key, to the records of the partial file.
+
+    Answers that are there are not made again.
+    """
     codec = loaded.tokenizer
     todo = [key for key in prompts if key not in context.partial.records]
 
@@ -75,7 +77,7 @@ def answer(
 
 
 class _Stop(StoppingCriteria):
-    """Which rows are done, by the caller's rule on their new ids."""
+    """Stopping rule of each row: the caller's, on its new ids."""
 
     def __init__(self, prompt_len: int, stop: Stop):
         self.prompt_len, self.stop = prompt_len, stop
@@ -87,7 +89,7 @@ class _Stop(StoppingCriteria):
 
 @contextmanager
 def _own_generation_config(model: PreTrainedModel) -> Iterator[None]:
-    """`generate` fills gaps of its config from the checkpoint's (end tokens, sampling): hide that one for the while."""
+    """Hide the checkpoint's own config (end tokens, sampling), from which `generate` would fill gaps."""
     saved = model.generation_config
     model.generation_config = GenerationConfig()
     try:
@@ -124,7 +126,7 @@ def _generate_batch(
 
 
 def _until_stop(ids: list[int], stop_ids: frozenset[int], stop: Stop | None) -> list[int]:
-    """Rows that finish early are padded by `generate`; cut each where its own rule ended it."""
+    """Cut a row where its own rule ended it: `generate` pads those that finish early."""
     for n, token in enumerate(ids):
         if token in stop_ids:
             return ids[:n]

@@ -1,7 +1,7 @@
 """Evaluations that read tokens of held-out documents, from the first document on. Torch-free."""
 
 from dataclasses import replace
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic.dataclasses import dataclass
 
@@ -23,6 +23,9 @@ class HeldoutSpec(EvalSpec):
     """Fingerprint of the corpus."""
     precision: PrecisionOption = None
 
+    GATED: ClassVar[bool] = False
+    """True where the model must have forget gates."""
+
     @property
     def extent(self) -> tuple[int, int]:
         """Number of documents, and tokens of each."""
@@ -36,6 +39,8 @@ class HeldoutSpec(EvalSpec):
 
     def check(self, run: RunSpec, counts: Counts | None) -> None:
         self.check_extent(None if counts is None else counts.heldout_rows, run.data.document_len)
+        if self.GATED and not (isinstance(run.model, ForgettingTransformerSpec) and run.model.forget_gate != "none"):
+            raise ValueError(f"{run.name} has no forget gates: choose a FoX, such as fox_pro")
 
     def check_extent(self, there: int | None, document_len: int) -> None:
         """Raise ValueError where the held-out split has fewer documents (`there`; None: not known) or shorter ones."""
@@ -55,9 +60,3 @@ def open_heldout(spec: HeldoutSpec, loaded: Loaded, context: Context) -> Corpus:
     spec.check_extent(*corpus.heldout.shape)
     loaded.check_token_ids(corpus)
     return corpus
-
-
-def check_gates(run: RunSpec) -> None:
-    """Raise ValueError for a model without forget gates."""
-    if not isinstance(run.model, ForgettingTransformerSpec) or run.model.forget_gate == "none":
-        raise ValueError(f"{run.name} has no forget gates: choose a FoX, such as fox_pro")

@@ -1,4 +1,4 @@
-"""Looking whether the hub is there before libraries do, so that nothing hangs on a hub that is out of reach."""
+"""Look at the hub before libraries do, so that nothing hangs on one that is out of reach."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""A model to evaluate, from a run of ours, a checkpoint folder (ours or the authors'), or any Hugging Face causal LM."""
+"""Models to evaluate, from a run of ours, a checkpoint folder (ours or the authors'), or any Hugging Face causal LM."""
 
 import gc
 import hashlib
@@ -29,8 +29,10 @@ _SAMPLE_TOKENS = 4096
 
 @dataclass(frozen=True)
 class Subject:
-    """What is evaluated and under which names its rows go. `folder`: where weights and tokeniser are read from; `run`: the
-    spec of a run of ours, whose folder is `path`."""
+    """Subject of an evaluation, and the names under which its rows go.
+
+    `folder`: where weights and tokeniser are read from; `run`: the spec of a run of ours, whose folder is `path`.
+    """
 
     path: Path
     folder: Path
@@ -42,7 +44,7 @@ class Subject:
 
     @classmethod
     def find(cls, path_or_name: str, tokenizer_name: str | None = None) -> "Subject":
-        """Raises ValueError for a path that does not exist and a hub name that cannot be fetched."""
+        """Find a model. ValueError for a path that does not exist and a hub name that cannot be fetched."""
         path = Path(path_or_name)
         if (path / "spec.json").is_file():
             run = RunFolder.open(path)
@@ -59,19 +61,19 @@ class Subject:
         return cls(path, path, OUTSIDE_SCALE, name, _content_id(path, tokenizer_name), tokenizer_name)
 
     def precision(self, device: str) -> Precision:
-        """The run's; of other models bf16 on GPUs and fp32 on the CPU, as in the released evaluations."""
+        """Return the run's precision; of other models bf16 on GPUs and fp32 on the CPU, as in the released evaluations."""
         if self.run is not None:
             return self.run.train.precision
         return "fp32" if device == "cpu" else "bf16"
 
     @property
     def data(self) -> DataSpec | None:
-        """What a run of ours was trained on."""
+        """Corpus that a run of ours was trained on."""
         return None if self.run is None else self.run.data
 
     @property
     def run_folder(self) -> RunFolder:
-        """ValueError for a model that was not trained here."""
+        """Folder of a run of ours. ValueError for a model that was not trained here."""
         if self.run is None:
             raise ValueError(f"{self.path} is no run folder (it has no spec.json): only runs of this suite have metrics")
         return RunFolder.open(self.path)
@@ -87,7 +89,7 @@ def _from_hub(name: str) -> Path:
 
 
 def _content_id(folder: Path, tokenizer_name: str | None) -> str:
-    """First 10 hex digits of the SHA-256 over config, weights and tokeniser, wherever they lie and whenever they were made."""
+    """Return the first 10 hex digits of the SHA-256 over config, weights and tokeniser, wherever they lie."""
     whole = hashlib.sha256()
     places = [folder] if tokenizer_name is None or not Path(tokenizer_name).is_dir() else [folder, Path(tokenizer_name)]
     for place in places:
@@ -108,14 +110,14 @@ class Loaded:
 
     @cached_property
     def model(self) -> "PreTrainedModel":
-        """fp32 weights, evaluation mode. Raises ValueError if there is no loadable model, or the run is not finished."""
+        """Model with fp32 weights, in evaluation mode. ValueError if none can be loaded, or the run is not finished."""
         from models.build import load_model
 
         _know_foreign(self._folder)
         return load_model(self._folder).to(self.device)  # type: ignore[arg-type]  # a decorator of transformers hides `self`
 
     def fresh(self) -> "PreTrainedModel":
-        """A model of the run's spec with fresh weights (seed 0), of other models the weights there are. Lets go of `model`."""
+        """Build a model of the run's spec with fresh weights (seed 0), and let go of `model`; others keep their weights."""
         if self.subject.run is None:
             return self.model
         import torch
@@ -129,12 +131,12 @@ class Loaded:
 
     @cached_property
     def tokenizer(self) -> TextCodec:
-        """Raises ValueError if the model comes without a tokeniser."""
+        """Tokeniser of the model. ValueError if it comes without one."""
         return load_tokenizer(self.subject.tokenizer_name or str(self._folder))
 
     @cached_property
     def _folder(self) -> Path:
-        """Where weights and tokeniser are. ValueError: the run is not finished, or its export is damaged."""
+        """Folder of weights and tokeniser. ValueError: the run is not finished, or its export is damaged."""
         if self.subject.run is not None:
             if not self.subject.folder.is_dir():
                 raise ValueError(f"{self.subject.path}: the run is not finished (it has no export/); train it to the end first")
@@ -144,7 +146,7 @@ class Loaded:
         return self.subject.folder
 
     def check_token_ids(self, corpus: Corpus) -> None:
-        """ValueError if token ids of the corpus mean something else to the model, or nothing says what they mean to it."""
+        """Raise ValueError unless token ids of the corpus are known to mean the same to the model."""
         own = corpus.spec
         if own.vocab_size > vocab_size(self.model):
             raise ValueError(
@@ -171,7 +173,7 @@ class Loaded:
 
 
 def vocab_size(model: "PreTrainedModel") -> int:
-    """Rows of the input embedding."""
+    """Return the number of rows of the input embedding."""
     weight = model.get_input_embeddings().weight
     return int(weight.shape[0])  # type: ignore[index,union-attr,arg-type]
 
@@ -190,8 +192,10 @@ def _know_foreign(folder: Path) -> None:
 
 
 def load_tokenizer(name: str) -> TextCodec:
-    """From a folder with a tokeniser (ours, the authors' or any of Hugging Face), a hub name, or a name as in data preparation
-    ("gpt2-json:FOLDER", "gpt2", "bytes"). Raises ValueError naming the remedy if there is none."""
+    """Load a tokeniser from a folder (ours, the authors' or any of Hugging Face), a hub name, or a name of our own.
+
+    Our names are "gpt2-json:FOLDER", "gpt2", "bytes". ValueError if there is none.
+    """
     folder = Path(name)
     if not folder.is_dir() and (":" in name or "/" not in name):
         choice = parse_tokenizer(name)
@@ -219,7 +223,7 @@ def load_tokenizer(name: str) -> TextCodec:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Nothing for a file that is not there. ValueError for one that is no JSON object."""
+    """Read a JSON object, an empty one for a file that is not there. ValueError for anything else."""
     try:
         values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What an unfinished evaluation has already got, so that starting it again goes on at the next sample.
+"""Samples that an unfinished evaluation already has, so that starting it again goes on at the next one.
 
 Samples are lines of an append-only `<eval_id>.partial.jsonl` (training/lines.py); the first names model and spec, and a file of
 another model or spec is not used. Damaged lines are computed again. Large running sums go to `<eval_id>.partial.npz`, replaced
@@ -50,7 +50,7 @@ class Partial:
             write_atomic(self.path.with_suffix(".npz"), buffer.getvalue())
 
     def load_state(self) -> dict[str, np.ndarray] | None:
-        """The running sums of this model and spec; None where there are none, or none that can be read."""
+        """Return the running sums of this model and spec; None where there are none, or none that can be read."""
         if self.path is None:
             return None
         try:

@@ -14,8 +14,10 @@ Scored = tuple[float, bool]
 
 
 def score(model: nn.Module, rows: Sequence[tuple[list[int], int]], compute: Compute) -> list[Scored]:
-    """(sum of log-probabilities in nats, whether greedy decoding gives them) of the last `count` of the ids of each row
-    (ids, count), given those before. One batch: padding stands to the right, where a causal model does not look.
+    """Score the last `count` of the ids of each row (ids, count), given those before, in one batch.
+
+    Returns (sum of log-probabilities in nats, whether greedy decoding gives them). Padding stands to the right, where a causal
+    model does not look.
 
     ValueError for rows longer than the model's positions.
     """

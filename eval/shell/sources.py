@@ -1,4 +1,4 @@
-"""Where texts, data sets and the judge of an evaluation lie: command-line options, checked against the spec. Torch-free."""
+"""Places of texts, data sets and the judge: command-line options, checked against the spec. Torch-free."""
 
 import functools
 import hashlib
@@ -50,9 +50,10 @@ class Sources(UserData):
 
 
 def digest(path: Path) -> str:
-    """First 12 hex digits of the SHA-256 over names and contents of a file, or of all files below a folder.
+    """Return the first 12 hex digits of the SHA-256 over names and contents of a file, or of all files below a folder.
 
-    Raises ValueError for a path that does not exist or holds no file."""
+    ValueError for a path that does not exist or holds no file.
+    """
     files = (
         [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
     )
@@ -63,7 +64,7 @@ def digest(path: Path) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _digest(path: Path, files: tuple[tuple[Path, int, int], ...]) -> str:
-    """A plan asks for the same folder once for every run."""
+    """Digest files, remembered: a plan asks for the same folder once for every run."""
     if files[0][0] == path:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     whole = hashlib.sha256()
@@ -74,14 +75,14 @@ def _digest(path: Path, files: tuple[tuple[Path, int, int], ...]) -> str:
 
 
 def fingerprint(corpus: DataSpec | None) -> str:
-    """Of the corpus whose held-out text is read. ValueError where there is none."""
+    """Return the fingerprint of the corpus whose held-out text is read. ValueError where there is none."""
     if corpus is None:
         raise ValueError("this evaluation reads held-out text: name the folder of a prepared corpus with --corpus")
     return corpus.fingerprint
 
 
 def checked(what: str, wanted: str, path: Path | None, flag: str) -> Path:
-    """The path, if it has the content that a spec asks for."""
+    """Return the path. ValueError unless it has the content that a spec asks for."""
     if path is None:
         raise ValueError(f"the spec's {what} is the content {wanted}: name its path with {flag}")
     found = digest(path)

@@ -28,12 +28,12 @@ Row = dict[str, Any]
 
 
 def stand_ins_of(corpus: DataSpec | None) -> str:
-    """What a spec calls them: "local-v1:FINGERPRINT". ValueError without a corpus."""
+    """Return their name in a spec: "local-v1:FINGERPRINT". ValueError without a corpus."""
     return f"local-v{VERSION}:{fingerprint(corpus)}"
 
 
 def fingerprint_in(name: str) -> str | None:
-    """The corpus that a spec's stand-ins are made from; None if `name` means other data. ValueError: another maker's."""
+    """Return the corpus that a spec's stand-ins are made from; None if `name` means other data. ValueError: another maker's."""
     version, _, corpus = name.partition(":")
     if not version.startswith("local-"):
         return None
@@ -43,7 +43,7 @@ def fingerprint_in(name: str) -> str | None:
 
 
 def check_stand_ins(name: str, counts: Counts | None) -> None:
-    """ValueError if a spec names stand-ins that a corpus of these counts cannot give."""
+    """Raise ValueError if a spec names stand-ins that a corpus of these counts cannot give."""
     if counts is not None and fingerprint_in(name) is not None and counts.heldout_rows < 2:
         raise ValueError("stand-in tasks need at least two held-out documents; prepare a corpus with more text")
 
@@ -56,19 +56,19 @@ class StandIns:
         self._seed = int(corpus.spec.fingerprint[:8], 16)
 
     def lm_eval(self, task: str) -> list[Row]:
-        """In the fields of the task's own data set."""
+        """Make examples in the fields of the task's own data set."""
         draw = _Draw(self._units, self._seed, task)
         make = _LM_EVAL[task]
         return [make(draw) for _ in range(EXAMPLES // 4 if task == "wikitext" else EXAMPLES)]
 
     def longbench(self, task: str) -> list[Row]:
-        """In LongBench's own fields."""
+        """Make examples in LongBench's own fields."""
         draw = _Draw(self._units, self._seed, task)
         return [_longbench(draw, task) for _ in range(LONGBENCH_EXAMPLES)]
 
 
 def _units(corpus: Corpus) -> list[list[str]]:
-    """Per held-out document, its sentences or short lines of at least three words, in order."""
+    """Split each held-out document into sentences or short lines of at least three words, in order."""
     documents = []
     for _, text in zip(range(DOCUMENTS), heldout_texts(corpus), strict=False):
         parts = [part for line in text.split("\n") for part in re.split(r"(?<=[.!?]) +", line.strip())]
@@ -83,14 +83,14 @@ def _units(corpus: Corpus) -> list[list[str]]:
 
 
 class _Draw:
-    """One task's source of examples: positions in documents, with what stands before and after."""
+    """Source of one task's examples: positions in documents, with what stands before and after."""
 
     def __init__(self, units: list[list[str]], seed: int, task: str):
         self.rng = np.random.default_rng([VERSION, seed, *task.encode()])
         self.units = units
 
     def place(self, chars: int = CONTEXT_CHARS) -> tuple[int, str, str]:
-        """(document, about `chars` characters of context, the unit that follows)."""
+        """Draw (document, about `chars` characters of context, the unit that follows)."""
         document = int(self.rng.integers(0, len(self.units)))
         units = self.units[document]
         at = int(self.rng.integers(len(units) // 4, len(units)))
@@ -101,7 +101,7 @@ class _Draw:
         return document, "\n".join(units[start:at]), units[at]
 
     def others(self, count: int, document: int, not_these: str, same: bool) -> list[str]:
-        """Units from elsewhere in the document (`same`) or from other documents, none equal to `not_these`."""
+        """Draw units from elsewhere in the document (`same`) or from other documents, none equal to `not_these`."""
         found: list[str] = []
         for _ in range(_TRIES):
             if len(found) == count:
@@ -113,7 +113,7 @@ class _Draw:
         raise ValueError("the held-out text repeats itself too much; stand-in tasks cannot be made from it")
 
     def choices(self, count: int, same: bool) -> tuple[str, list[str], int]:
-        """(context, shuffled continuations, index of the true one)."""
+        """Draw (context, shuffled continuations, index of the true one)."""
         document, context, truth = self.place()
         options = [truth, *self.others(count - 1, document, truth, same)]
         order = self.rng.permutation(count)
@@ -125,7 +125,7 @@ def _wikitext(draw: _Draw) -> Row:
 
 
 def _lambada(draw: _Draw) -> Row:
-    """Ends with a word that has occurred before, so that the context tells it."""
+    """Make a text that ends with a word that has occurred before, so that the context tells it."""
     for _ in range(1000):
         _, context, unit = draw.place(chars=2 * CONTEXT_CHARS)
         words = unit.split()
@@ -208,7 +208,7 @@ _LM_EVAL: dict[str, Callable[[_Draw], Row]] = {
 
 
 def _longbench(draw: _Draw, task: str) -> Row:
-    """One example in LongBench's own fields. Code and summarisation go on with the text, the others ask for a unit of it."""
+    """Make one example in LongBench's own fields: code and summarisation go on with the text, others ask for a unit of it."""
     _, context, follows = draw.place(chars=LONG_CONTEXT_CHARS)
     lines = context.split("\n")
     question, answers, classes = "", [follows], None

@@ -1,4 +1,4 @@
-"""Text and tokens: one small view of a tokeniser for every evaluation, and the held-out documents of a corpus as text."""
+"""Text and tokens: a small view of a tokeniser for every evaluation, and the held-out documents of a corpus as text."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ from data.corpus import Corpus
 
 
 class TextCodec:
-    """Encodes and decodes text; BOS is never added or hidden, callers put `bos_id` where they want it.
+    """Codec between text and token ids; BOS is never added or hidden, callers put `bos_id` where they want it.
 
     Wraps the suite's own Tokenizer (data/tokenizer.py) or any Hugging Face tokenizer. The JSON-escape quirk of the
     LongCrawl64 tokeniser lives in the wrapped object: text in, text out. Raises ValueError if there is neither BOS nor EOS.
@@ -29,29 +29,29 @@ class TextCodec:
 
     @property
     def kind(self) -> str | None:
-        """Of the suite's own tokenisers, as in `DataSpec.tokenizer`."""
+        """Kind of one of the suite's own tokenisers, as in `DataSpec.tokenizer`; None for others."""
         return None if self._is_hf else self._tokenizer.kind
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text` alone."""
+        """Return the token ids of `text` alone."""
         if self._is_hf:
             return self._tokenizer.encode(text, add_special_tokens=False)
         return list(self._tokenizer.encode(text))
 
     def decode(self, ids: list[int]) -> str:
-        """Text of `ids`; BOS and EOS leave no trace."""
+        """Return the text of `ids`; BOS and EOS leave no trace."""
         plain = [i for i in ids if i not in (self.bos_id, self.eos_id)]
         if self._is_hf:
             return self._tokenizer.decode(plain, clean_up_tokenization_spaces=False)
         return self._tokenizer.decode(plain)
 
     def answer(self, asked: str, answer: str) -> list[int]:
-        """Ids of `answer` (no space in front) as they follow a text that ends with `asked`."""
+        """Return the ids of `answer` (no space in front) as they follow a text that ends with `asked`."""
         before, whole = self.encode(asked), self.encode(f"{asked} {answer}")
         return whole[len(before) :] if whole[: len(before)] == before else self.encode(f" {answer}")
 
 
 def heldout_texts(corpus: Corpus) -> Iterator[str]:
-    """Held-out documents as text, in order."""
+    """Yield held-out documents as text, in order."""
     for row in range(len(corpus.heldout)):
         yield corpus.tokenizer.decode(corpus.heldout.read(slice(row, row + 1))[0].tolist())

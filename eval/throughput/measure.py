@@ -79,7 +79,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
 
 def _own_spec(model: PreTrainedModel) -> ModelSpec | None:
-    """None for a model of others."""
+    """Return the spec of a model of ours; None for another one."""
     with suppress(ValueError):
         return spec_of(model)
     return None
