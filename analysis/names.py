@@ -40,6 +40,7 @@ MODELS: dict[str, LineStyle] = {
 }
 
 SEVEN = ("fox_pro", "transformer_pro", "fox_llama", "transformer_llama", "mamba2", "hgrn2", "delta_net")
+"""The models of the paper's main experiments."""
 RECURRENT = ("mamba2", "hgrn2", "delta_net")
 PAIRS = (("fox_pro", "transformer_pro"), ("fox_llama", "transformer_llama"))
 """FoX and the Transformer of the same architecture."""

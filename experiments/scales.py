@@ -8,9 +8,9 @@ Every scale keeps the paper's proportions: evaluation at four times the training
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-MODELS = ("fox_pro", "transformer_pro", "fox_llama", "transformer_llama", "mamba2", "hgrn2", "delta_net")
-"""The seven models of the paper's main experiments."""
-WITH_WINDOWS = (*MODELS[:4], "samba", "transformer_swa", "mamba2")
+from analysis.names import SEVEN
+
+WITH_WINDOWS = (*SEVEN[:4], "samba", "transformer_swa", "mamba2")
 """The models of its tables with sliding windows (Tables 8 and 9)."""
 
 Gi = 2**30

@@ -5,14 +5,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.names import style_of
+from analysis.names import SEVEN, style_of
 from analysis.panels import Drawn, band_note, draw_lines, legend_of
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens, training_length_line
 from analysis.tables import Cell, Column, Table, over_seeds
 from experiments.evaluations import ruler_tasks as evals  # noqa: F401
 from experiments.recipes import recipes
-from experiments.scales import MODELS
 
 TITLE = "RULER, single needles"
 PAPER = "beyond the paper"
@@ -23,7 +22,7 @@ SHOWS = (
 
 
 def runs(scale, seeds):
-    for model in MODELS:
+    for model in SEVEN:
         yield from recipes(scale, model, seeds)
 
 

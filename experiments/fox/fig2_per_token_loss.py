@@ -26,7 +26,6 @@ from analysis.tables import Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, number
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
-from experiments.scales import MODELS
 
 TITLE = "Long-context language modelling"
 PAPER = "Figure 2"
@@ -39,7 +38,7 @@ SHOWS = (
 
 
 def runs(scale, seeds):
-    for model in MODELS:
+    for model in SEVEN:
         yield from recipes(scale, model, seeds)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.names import PAIRS, RECURRENT, missing_of, pairs_in, title
+from analysis.names import PAIRS, RECURRENT, SEVEN, missing_of, pairs_in, title
 from analysis.needles import Needles, difference, longest_inside, mean_of, needles, num_seeds, places
 from analysis.panels import colour_bar, needle_panel
 from analysis.study import Study
@@ -14,7 +14,6 @@ from analysis.tables import Column, Table
 from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, number
 from experiments.evaluations import needles as evals  # noqa: F401
 from experiments.recipes import recipes
-from experiments.scales import MODELS
 
 TITLE = "Needle in a haystack"
 PAPER = "Figure 4"
@@ -26,7 +25,7 @@ SHOWS = (
 
 
 def runs(scale, seeds):
-    for model in MODELS:
+    for model in SEVEN:
         yield from recipes(scale, model, seeds)
 
 

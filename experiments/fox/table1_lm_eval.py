@@ -3,7 +3,7 @@
 import math
 
 from analysis.harness import COLUMNS, PERPLEXITIES, STAND_INS, ahead, column_title, content, lines_of, made_locally
-from analysis.names import FAMILIES, PAIRS, pairs_in, title
+from analysis.names import FAMILIES, PAIRS, SEVEN, pairs_in, title
 from analysis.paper import paper_scores
 from analysis.statistics import Estimate
 from analysis.study import Study
@@ -11,7 +11,6 @@ from analysis.tables import Table, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, number
 from experiments.evaluations import short_tasks as evals  # noqa: F401
 from experiments.recipes import recipes
-from experiments.scales import MODELS
 
 TITLE = "Short-context downstream tasks"
 PAPER = "Table 1"
@@ -22,7 +21,7 @@ SHOWS = (
 
 
 def runs(scale, seeds):
-    for model in MODELS:
+    for model in SEVEN:
         yield from recipes(scale, model, seeds)
 
 

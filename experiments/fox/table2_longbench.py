@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.harness import STAND_INS
-from analysis.names import PAIRS, RECURRENT, missing_of, pairs_in, title
+from analysis.names import PAIRS, RECURRENT, SEVEN, missing_of, pairs_in, title
 from analysis.paper import paper_scores
 from analysis.statistics import Estimate, Term, contrast, stratified
 from analysis.study import Study
@@ -15,7 +15,6 @@ from analysis.tables import Cell, Column, Table, count_range, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable
 from experiments.evaluations import long_tasks as evals  # noqa: F401
 from experiments.recipes import recipes
-from experiments.scales import MODELS
 
 TITLE = "LongBench"
 PAPER = "Table 2"
@@ -26,7 +25,7 @@ SHOWS = (
 
 
 def runs(scale, seeds):
-    for model in MODELS:
+    for model in SEVEN:
         yield from recipes(scale, model, seeds)
 
 

@@ -1,12 +1,11 @@
 """Table 4: sizes and optimisation of all seven models, read off the models and specs of the runs."""
 
-from analysis.names import rank
+from analysis.names import SEVEN, rank
 from analysis.study import Study
 from analysis.style import scale_note, tokens
 from analysis.tables import Column, Table
 from experiments.evaluations import parts as evals  # noqa: F401
 from experiments.recipes import recipes
-from experiments.scales import MODELS
 
 TITLE = "Models and hyperparameters"
 PAPER = "Table 4"
@@ -17,7 +16,7 @@ SHOWS = (
 
 
 def runs(scale, seeds):
-    for model in MODELS:
+    for model in SEVEN:
         yield from recipes(scale, model, seeds[:1])
 
 

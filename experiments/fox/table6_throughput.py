@@ -4,7 +4,7 @@ import math
 
 import pandas as pd
 
-from analysis.names import PAIRS, missing_of, pairs_in, title
+from analysis.names import PAIRS, SEVEN, missing_of, pairs_in, title
 from analysis.paper import paper_scores
 from analysis.statistics import TWENTY_TO_EIGHTY, Estimate
 from analysis.study import Study
@@ -14,7 +14,6 @@ from analysis.throughput import measured
 from analysis.verdict import Claim, Comparison, Verdict, decide
 from experiments.evaluations import step_times as evals  # noqa: F401
 from experiments.recipes import recipes
-from experiments.scales import MODELS
 from results.measured import FOLDER, read
 
 TITLE = "Parameters, FLOPs and training throughput"
@@ -27,7 +26,7 @@ SHOWS = (
 
 
 def runs(scale, seeds):
-    for model in MODELS:
+    for model in SEVEN:
         yield from recipes(scale, model, seeds[:1])
 
 

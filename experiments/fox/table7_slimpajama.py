@@ -1,12 +1,13 @@
 """Table 7: models trained on short documents at a context of 2,048, on the harness's tasks."""
 
 from analysis.harness import BOTH, PERPLEXITIES, SIX, ahead_on
+from analysis.names import SEVEN
 from analysis.study import Study
 from analysis.verdict import Claim, Verdict
 from experiments.evaluations import six_tasks as evals  # noqa: F401
 from experiments.fox.table1_lm_eval import summary  # noqa: F401
 from experiments.recipes import recipes
-from experiments.scales import MODELS, get_scale
+from experiments.scales import get_scale
 
 TITLE = "Short-context training on SlimPajama"
 PAPER = "Table 7"
@@ -19,7 +20,7 @@ SHOWS = (
 
 
 def runs(scale, seeds):
-    for model in MODELS[:5]:
+    for model in SEVEN[:5]:
         yield from recipes(get_scale(scale.packed), model, seeds)
 
 

@@ -3,14 +3,14 @@
 import numpy as np
 
 from analysis.curves import LossCurve, compare, fewest_seeds, log_perplexity, loss_curves
-from analysis.names import FAMILIES, PAIRS, ordered, title
+from analysis.names import FAMILIES, PAIRS, SEVEN, ordered, title
 from analysis.study import Study
 from analysis.style import scale_note, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide, in_words
 from experiments import evaluations
 from experiments.recipes import recipes
-from experiments.scales import MODELS, get_scale
+from experiments.scales import get_scale
 
 TITLE = "Learning rates"
 PAPER = "Table 5"
@@ -23,7 +23,7 @@ SHOWS = (
 
 def runs(scale, seeds):
     at = get_scale(scale.ablation)
-    for model in MODELS:
+    for model in SEVEN:
         for rate in at.rates_of(model):
             axes, label = dict(peak_lr=rate), f"{model}, LR {rate:g}"
             yield from recipes(at, model, seeds, axes=axes, label=label, train=axes)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from analysis.names import SEVEN
 from analysis.study import Line, write_lines
 from data.spec import DataSpec
 from eval.job import Job
@@ -22,7 +23,7 @@ from experiments.overview import print_plan
 from experiments.plan import make_plan, write_specs
 from experiments.recipes import recipes
 from experiments.request import Request
-from experiments.scales import MODELS, SCALES
+from experiments.scales import SCALES
 from results.store import read_run, record_run, run_file
 from tests.experiments.finished import finish
 from tests.models.test_count import EXPECTED, paper_spec
@@ -68,7 +69,7 @@ def test_a_model_is_trained_once_for_all_artefacts(asked):
     assert len(trained) == len(set(trained)) == sum(run.trains for run in plan.runs.values())
     main = make_plan(replace(asked, artefacts=()))
     assert list(main.artefacts) == list(MAIN)
-    assert sorted(run.spec.name for run in main.runs.values()) == sorted(MODELS)
+    assert sorted(run.spec.name for run in main.runs.values()) == sorted(SEVEN)
     assert set(main.runs) <= set(plan.runs)
     (fox,) = (run for run in main.runs.values() if run.spec.name == "fox_pro")
     assert len(fox.evals) == len({eval_id(spec) for spec in fox.evals}) == 9
@@ -205,7 +206,7 @@ def test_what_can_be_known_is_refused_before_the_first_task(asked):
 def test_lines_are_asked_for_by_their_labels(asked):
     plan = make_plan(replace(asked, artefacts=("table_lr_grid", "fig7_gate_types"), line=("*, LR 0.008", "fixed, T_max 4")))
     labels = {stem: [line.recipe.label for line in lines] for stem, lines in plan.lines.items()}
-    assert labels == {"table_lr_grid": [f"{model}, LR 0.008" for model in MODELS], "fig7_gate_types": ["fixed, T_max 4"] * 2}
+    assert labels == {"table_lr_grid": [f"{model}, LR 0.008" for model in SEVEN], "fig7_gate_types": ["fixed, T_max 4"] * 2}
     assert len(plan.runs) == 9
 
 
@@ -286,7 +287,7 @@ def args_of(plan, name: str, processes: int = 1) -> tuple[str, ...]:
 
 def test_attention_models_are_compiled_on_gpus_unless_memory_is_short(asked):
     plan = paper_plan(asked)
-    assert {name for name in MODELS if "--compile" in args_of(plan, name)} == set(MODELS[:4])
+    assert {name for name in SEVEN if "--compile" in args_of(plan, name)} == set(SEVEN[:4])
     short = replace(asked.execution, activation_checkpointing=True)
     args = args_of(paper_plan(asked, execution=short), "fox_pro")
     assert "--activation-checkpointing" in args and "--compile" not in args
@@ -309,9 +310,9 @@ def test_models_besides_are_lines_where_lines_are_models(asked):
     also = ("stick_breaking", "alibi")
     plan = make_plan(replace(asked, artefacts=("fig2_per_token_loss", "table_lr_grid"), seeds=(0, 1), also=also))
     lines = [line.recipe for line in plan.lines["fig2_per_token_loss"]]
-    assert len(lines) == 2 * (len(MODELS) + 2)
+    assert len(lines) == 2 * (len(SEVEN) + 2)
     assert {recipe.seed for recipe in lines if recipe.label == recipe.name == "stick_breaking"} == {0, 1}
-    assert {line.recipe.name for line in plan.lines["table_lr_grid"]} == set(MODELS), "its lines are learning rates"
+    assert {line.recipe.name for line in plan.lines["table_lr_grid"]} == set(SEVEN), "its lines are learning rates"
     already = make_plan(replace(asked, artefacts=("stick_extrapolation",), also=also))
     assert len(already.lines["stick_extrapolation"]) == 4
     with pytest.raises(ValueError, match="--also nothing: no such model"):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from analysis.names import SEVEN
 from analysis.study import Study
-from experiments.scales import MODELS
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(7200)]
 
@@ -19,7 +19,7 @@ def test_seven_models_are_trained_evaluated_and_drawn_by_the_last_job(suite):
     states = graph.until_drawn(7000)
     assert all(state.restarts == 0 for state in states.values())
     rows = Study(graph.results, "tiny", "fig2_per_token_loss").rows("per_token_loss")
-    assert set(rows["model"]) == set(MODELS) and rows["loss"].notna().all()
+    assert set(rows["model"]) == set(SEVEN) and rows["loss"].notna().all()
     committed = Study(Path(__file__).parents[2] / "results", "tiny", "fig2_per_token_loss").rows(
         "per_token_loss"
     )  # of the local launcher

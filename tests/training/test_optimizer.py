@@ -3,9 +3,10 @@ import dataclasses
 import pytest
 import torch
 
+from analysis.names import SEVEN
 from data.spec import DataSpec
 from experiments.recipes import Recipe, model_spec
-from experiments.scales import MODELS, TINY
+from experiments.scales import TINY
 from models.build import build_model
 from models.spec import ForgettingTransformerSpec
 from training.optimizer import build_optimizer, decays
@@ -13,7 +14,7 @@ from training.optimizer import build_optimizer, decays
 KEPT_WHOLE = ("norm", "bias", "A_log", ".D", "dt_bias", "lower_bounds", "fgate_bias")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SEVEN)
 def test_what_decays(name):
     """Matrices, convolutions, embedding and head decay; biases, norms and the flagged parameters do not."""
     model = build_model(model_spec(name, TINY, 1024), device="meta")
