@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 from data.spec import DataSpec
 from data.split import Split, open_array
 from data.tokenizer import GPT2_VOCAB_SIZE, Tokenizer, TokenizerChoice
-from models.spec import STRICT
+from models.spec_parts import STRICT
 from results.sealed import read_sealed, write_sealed
 
 _FINGERPRINT_DOCUMENTS = 64

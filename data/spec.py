@@ -7,7 +7,7 @@ from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from data.recall import FORMAT, RecallTask
-from models.spec import STRICT, PositiveInt
+from models.spec_parts import STRICT, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -14,9 +14,6 @@ from models.forgetting_transformer.spec import ForgettingTransformerSpec
 from models.hgrn2.spec import HGRN2Spec
 from models.mamba2.spec import Mamba2Spec
 from models.samba.spec import SambaSpec
-from models.spec_parts import STRICT as STRICT
-from models.spec_parts import PositiveFloat as PositiveFloat
-from models.spec_parts import PositiveInt as PositiveInt
 
 ModelSpec = Annotated[
     ForgettingTransformerSpec | Mamba2Spec | HGRN2Spec | DeltaNetSpec | SambaSpec, Field(discriminator="kind")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkout import copy_code
+from slurm.snapshot import code_files
+from tests.checkout import ROOT, copy_code
 from tests.texts import write_texts
 
 MODEL_SPEC = '''
@@ -84,7 +85,7 @@ from typing import Literal
 from pydantic.dataclasses import dataclass
 
 from eval.shell.spec import EvalSpec
-from models.spec import STRICT
+from models.spec_parts import STRICT
 from results.schema import Schema, number
 
 
@@ -159,8 +160,8 @@ def checkout(tmp_path: Path) -> Path:
     (folder / "module.py").write_text(MODEL.lstrip())
     replace_in(
         root / "models" / "spec.py",
-        "from models.spec_parts import STRICT as STRICT",
-        "from models.running_mean.spec import RunningMeanSpec\nfrom models.spec_parts import STRICT as STRICT",
+        "from models.samba.spec import SambaSpec",
+        "from models.running_mean.spec import RunningMeanSpec\nfrom models.samba.spec import SambaSpec",
     )
     replace_in(
         root / "models" / "spec.py",
@@ -178,7 +179,19 @@ def checkout(tmp_path: Path) -> Path:
     return root
 
 
+def touched(root: Path) -> set[str]:
+    """Return the files of a copy that are new or changed."""
+    there = {path: (ROOT / path).read_bytes() for path in code_files(ROOT)}
+    return {path for path in code_files(root) if (root / path).read_bytes() != there.get(path)}
+
+
 def test_a_model_an_evaluation_a_figure_and_a_scale_are_added_where_contributing_says(checkout, tmp_path):
+    assert touched(checkout) == {
+        *("models/running_mean/spec.py", "models/running_mean/module.py", "models/spec.py"),
+        *("eval/last_loss/__init__.py", "eval/last_loss/spec.py", "eval/last_loss/measure.py", "eval/kinds.py"),
+        "experiments/fox/fig99_last_loss.py",
+        "experiments/scales.py",
+    }
     texts = write_texts(tmp_path / "texts", documents=12)
     asked = ["run", "fig99_last_loss", "--scale", "made-up", "--data", f"text:{texts}"]
     done = subprocess.run(

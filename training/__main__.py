@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 from pydantic.dataclasses import dataclass
 
-from models.spec import PositiveInt
+from models.spec_parts import PositiveInt
 from training.command_line import guarded, parse
 from training.processor import equal_bits
 from training.spec import Execution

@@ -9,8 +9,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 from pydantic.dataclasses import dataclass
 
 from data.spec import DataSpec
-from models.spec import STRICT, ModelSpec, PositiveFloat, PositiveInt
-from models.spec_parts import ModelKind
+from models.spec import ModelSpec
+from models.spec_parts import STRICT, ModelKind, PositiveFloat, PositiveInt
 
 FINITE = ConfigDict(**STRICT, allow_inf_nan=False)
 NonNegativeInt = Annotated[int, Field(ge=0)]

@@ -15,7 +15,8 @@ from data.spec import DataSpec
 from eval.shell.heldout import HeldoutSpec
 from eval.shell.sources import UserData
 from eval.shell.spec import Content, NonNegativeInt, Precision
-from models.spec import STRICT, ModelSpec, PositiveInt
+from models.spec import ModelSpec
+from models.spec_parts import STRICT, PositiveInt
 from results.schema import Schema, integer, number, text
 
 

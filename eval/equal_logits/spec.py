@@ -15,7 +15,8 @@ from data.corpus import Counts
 from data.spec import DataSpec
 from eval.shell.sources import UserData
 from eval.shell.spec import EvalSpec, Precision
-from models.spec import STRICT, ForgettingTransformerSpec, ModelSpec
+from models.spec import ForgettingTransformerSpec, ModelSpec
+from models.spec_parts import STRICT
 from results.schema import Schema, integer, number
 from training.spec import RunSpec
 

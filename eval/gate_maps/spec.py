@@ -15,7 +15,8 @@ from pydantic.dataclasses import dataclass
 from data.corpus import Counts
 from eval.shell.heldout import HeldoutSpec
 from eval.shell.spec import NonNegativeInt
-from models.spec import STRICT, ForgettingTransformerSpec, ModelSpec, PositiveInt
+from models.spec import ForgettingTransformerSpec, ModelSpec
+from models.spec_parts import STRICT, PositiveInt
 from results.schema import Schema, integer, number, text
 from training.spec import RunSpec
 

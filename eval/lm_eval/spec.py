@@ -15,7 +15,8 @@ from eval.lm_eval.tasks import TABLE, TASKS
 from eval.shell.sources import UserData, checked, digest
 from eval.shell.spec import EvalSpec, Precision, PrecisionOption
 from eval.shell.stand_ins import EXAMPLES, check_stand_ins, fingerprint_in, stand_ins_of
-from models.spec import STRICT, ModelSpec, PositiveInt
+from models.spec import ModelSpec
+from models.spec_parts import STRICT, PositiveInt
 from results.schema import Schema, integer, number, text
 from training.spec import RunSpec
 

@@ -13,7 +13,8 @@ from data.spec import DataSpec
 from eval.needle.wording import DEFAULT_WORDING, Wording
 from eval.shell.sources import UserData, digest, fingerprint
 from eval.shell.spec import Content, EvalSpec, NonNegativeInt, Precision, PrecisionOption
-from models.spec import STRICT, ModelSpec, PositiveInt
+from models.spec import ModelSpec
+from models.spec_parts import STRICT, PositiveInt
 from results.schema import Schema, integer, number, text
 from training.spec import RunSpec
 

@@ -17,7 +17,8 @@ from eval.needle.spec import Grid, haystack_name
 from eval.needle.wording import FACTS, read_facts
 from eval.shell.sources import UserData, digest
 from eval.shell.spec import Precision
-from models.spec import STRICT, ModelSpec, PositiveInt
+from models.spec import ModelSpec
+from models.spec_parts import STRICT, PositiveInt
 from results.schema import Schema, integer, number, text
 from training.spec import RunSpec
 

@@ -6,7 +6,7 @@ import pandas as pd
 from pydantic.dataclasses import dataclass
 
 from eval.shell.spec import EvalSpec
-from models.spec import STRICT
+from models.spec_parts import STRICT
 from results.schema import Schema, integer, text
 
 

@@ -13,7 +13,8 @@ from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from eval.shell.heldout import HeldoutSpec
-from models.spec import STRICT, ModelSpec, PositiveInt
+from models.spec import ModelSpec
+from models.spec_parts import STRICT, PositiveInt
 from results.schema import Schema, integer, number, text
 
 QUANTITIES = (

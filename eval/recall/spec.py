@@ -14,7 +14,8 @@ from data.corpus import Counts
 from data.spec import DataSpec
 from eval.shell.sources import UserData, fingerprint
 from eval.shell.spec import Content, EvalSpec, Precision, PrecisionOption
-from models.spec import STRICT, ModelSpec, PositiveInt
+from models.spec import ModelSpec
+from models.spec_parts import STRICT, PositiveInt
 from results.schema import Schema, integer
 from training.spec import RunSpec
 

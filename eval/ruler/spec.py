@@ -16,7 +16,8 @@ from data.spec import DataSpec
 from eval.needle.spec import haystack_name, haystack_sources
 from eval.shell.sources import UserData
 from eval.shell.spec import EvalSpec, Precision, PrecisionOption
-from models.spec import STRICT, ModelSpec, PositiveInt
+from models.spec import ModelSpec
+from models.spec_parts import STRICT, PositiveInt
 from results.schema import Schema, integer, number
 from results.schema import text as text_column
 

@@ -11,7 +11,8 @@ from eval.shell.context import Context
 from eval.shell.loading import Loaded
 from eval.shell.sources import UserData, fingerprint
 from eval.shell.spec import Content, EvalSpec, Precision, PrecisionOption
-from models.spec import STRICT, ForgettingTransformerSpec
+from models.spec import ForgettingTransformerSpec
+from models.spec_parts import STRICT
 from training.spec import RunSpec
 
 

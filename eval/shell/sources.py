@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic.dataclasses import dataclass
 
 from data.spec import DataSpec
-from models.spec import STRICT, PositiveInt
+from models.spec_parts import STRICT, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

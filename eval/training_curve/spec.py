@@ -7,7 +7,7 @@ from pydantic.dataclasses import dataclass
 
 from data.corpus import Counts
 from eval.shell.spec import EvalSpec
-from models.spec import STRICT
+from models.spec_parts import STRICT
 from results.schema import Schema, integer, number
 from training.spec import RunSpec
 
