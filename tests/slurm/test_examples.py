@@ -70,7 +70,7 @@ def test_slurm_reads_what_the_file_means(controller, tmp_path, monkeypatch, name
     assert submit.submit(plan_of(tmp_path, *MAIN), cluster, Console(quiet=True)) == 0
     (record,) = read_submissions(tmp_path / "runs" / "760m-48b" / "plans" / "submissions")
     shown = controller.call("squeue", "--noheader", "--array", "--format=%j|%P %a %D nodes %C cpus %m %b %l|%E").stdout
-    jobs = [line.split("|") for line in shown.splitlines() if f".{record.id}." in line]
+    jobs = [line.split("|") for line in shown.splitlines() if f".{record.path.stem}." in line]
     kinds = [re.split("[-.]", job)[1] for job, _, _ in jobs]
     assert Counter(kinds) == {"train": 7, "evaluate": 7, "time": 7, "draw": 6}
     waits = {"train": "(null)", "evaluate": "aftercorr:", "time": "(null)", "draw": "afterany:"}
