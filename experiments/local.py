@@ -3,11 +3,10 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -15,8 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from experiments import restarts
-from experiments.forks import PR_SET_PDEATHSIG, ROOT, Fork, Forks, prctl
+from experiments import forks, restarts
 from experiments.graph import Task
 from training.command_line import Terminated
 from training.processor import equal_bits
@@ -34,7 +32,7 @@ IMPORTS = {
 @dataclass
 class _Running:
     task: Task
-    process: subprocess.Popen | Fork
+    process: BaseProcess
     slot: int
     started: float = field(default_factory=time.monotonic)
 
@@ -66,14 +64,9 @@ def run_tasks(tasks: list[Task], slots: int, device: str, console: Console) -> l
 
 
 def _imports(task: Task) -> tuple[str, ...]:
-    """And what its model is made of, which lies beside its spec: of some, fla, which takes seconds."""
+    """Modules that a task needs, and its model's, which lies beside its spec: some need fla, which takes seconds."""
     model = [] if task.run is None else [re.sub(r"\.spec$", ".module", type(task.run.spec.model).__module__)]
     return (*IMPORTS.get(task.module, ()), *model)
-
-
-def _die_with_parent() -> None:
-    """In the child, before its program: should this launcher be killed, the task gets SIGTERM and saves."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class _Pool:
@@ -84,14 +77,13 @@ class _Pool:
         self.device, self.console = device, console
         self.gpus = gpus() if device == "cuda" else []
         self.environment = dict(os.environ, PYTHONUNBUFFERED="1")
-        self.forks: Forks | None = None
         if device == "cuda":
             self.environment.pop("OMP_NUM_THREADS", None)
         else:
             # No GPU is seen: one that an import had asked something of could not be used after a fork.
             self.environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **equal_bits(1, os.environ)}
-            modules = dict.fromkeys(name for task in tasks for name in _imports(task))
-            self.forks = Forks(list(modules), self.environment)
+            with forks.environment(self.environment):
+                forks.preload([*dict.fromkeys(name for task in tasks for name in _imports(task))])
         self.running: list[_Running] = []
         self.failed: list[Task] = []
         self.finished: list[Task] = []
@@ -115,8 +107,6 @@ class _Pool:
         finally:
             if live is not None:
                 live.stop()
-            if self.forks is not None:
-                self.forks.close()
         return self.failed
 
     def _start_ready(self) -> None:
@@ -142,13 +132,10 @@ class _Pool:
         self.free.remove(slot)
         task.log.parent.mkdir(parents=True, exist_ok=True)
         restarts.append(task.journal, "start", job=self.job, mark=restarts.progress_mark(task.folder), node=os.uname().nodename)
-        with open(task.log, "a") as file:
-            # A session of its own: Ctrl-C reaches the task through us, once, so that it can save.
-            process = self.forks.start(task.module, task.args, task.log) if self.forks else subprocess.Popen(
-                [sys.executable, "-m", task.module, *task.args], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-                env=dict(self.environment, CUDA_VISIBLE_DEVICES=self._gpu(slot)), start_new_session=True,
-                preexec_fn=_die_with_parent,
-            )  # fmt: skip
+        own = {"CUDA_VISIBLE_DEVICES": self._gpu(slot)} if self.device == "cuda" else {}
+        with forks.environment(self.environment | own):
+            # In a session of its own: Ctrl-C reaches the task through us, once, so that it can save.
+            process = forks.start(task.module, task.args, task.log, forked=self.device != "cuda")
         self.running.append(_Running(task, process, slot))
 
     def _gpu(self, slot: int) -> str:
@@ -163,7 +150,7 @@ class _Pool:
 
     def _reap(self) -> None:
         for running in list(self.running):
-            code = running.process.poll()
+            code = running.process.exitcode
             if code is None:
                 continue
             self.running.remove(running)
@@ -194,12 +181,16 @@ class _Pool:
     def _interrupt(self, number: signal.Signals) -> None:
         self.console.print("interrupted: letting the running tasks save ...")
         for running in self.running:
-            running.process.send_signal(number)
+            self._signal(running, number)
         end = time.monotonic() + SAVE_S
-        while any(running.process.poll() is None for running in self.running) and time.monotonic() < end:
+        while any(running.process.is_alive() for running in self.running) and time.monotonic() < end:
             time.sleep(POLL_S)
         for running in self.running:
-            running.process.send_signal(signal.SIGKILL)  # to those that are left
+            self._signal(running, signal.SIGKILL)  # those that are left
+
+    def _signal(self, running: _Running, number: signal.Signals) -> None:
+        if running.process.is_alive() and running.process.pid is not None:
+            os.kill(running.process.pid, number)
 
     def _show(self, live: Live | None) -> None:
         lines = [_line(running) for running in self.running]

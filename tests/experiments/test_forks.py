@@ -1,15 +1,15 @@
-"""A fork is what a fresh process of the same command would be."""
+"""A process of a task is what a fresh process of the same command would be."""
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
+from multiprocessing.process import BaseProcess
 
 import pytest
 
-from experiments.forks import ROOT, Fork, Forks
+from experiments import forks
+from experiments.forks import ROOT
 
 CODE = """
 import json, os, signal, sys, threading
@@ -17,15 +17,12 @@ import json, os, signal, sys, threading
 def state():
     numbers = (number for number in signal.valid_signals() if isinstance(number, signal.Signals))
     streams = (sys.stdin, sys.stdout, sys.stderr)
-    places = ((place, f"/proc/self/fd/{place}") for place in os.listdir("/proc/self/fd"))
     return {
-        "name": __name__, "main": sys.modules["__main__"].__file__, "argv": sys.argv, "path": sys.path,
+        "name": __name__, "main": sys.modules["__main__"].__file__, "argv": sys.argv,
         "environment": dict(os.environ), "folder": os.getcwd(), "flags": str(sys.flags),
-        "signals": [str(signal.getsignal(number)) for number in numbers], "threads": threading.active_count(),
-        "streams": [(s.name, s.encoding, s.errors, s.line_buffering, s.write_through, s.isatty()) for s in streams],
-        "files": {place: os.readlink(path) for place, path in places if os.path.exists(path)},
+        "signals": [str(signal.getsignal(number)) for number in numbers],
+        "streams": [(s.encoding.lower(), s.isatty()) for s in streams],
         "leads": [os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid()],
-        "launched by": os.getppid(),
     }
 
 if __name__ == "__main__":
@@ -39,25 +36,25 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def environment(tmp_path, monkeypatch):
-    """One in which the module of these tests can be found."""
+def variables(tmp_path, monkeypatch):
+    """An environment in which the module of these tests can be found."""
     (tmp_path / "suite_test_fork.py").write_text(CODE)
-    return dict(os.environ, PYTHONPATH=str(tmp_path), PYTHONUNBUFFERED="1")
+    monkeypatch.syspath_prepend(tmp_path)
+    return dict(os.environ, PYTHONPATH=str(tmp_path), PYTHONUNBUFFERED="1", COLOUR="red")
 
 
-@pytest.fixture
-def forks(environment):
-    forks = Forks(("json",), environment)
-    yield forks
-    forks.close()
+@pytest.fixture(params=[True, False], ids=["forked", "spawned"])
+def start(request, variables, tmp_path):
+    def start(*args: str) -> BaseProcess:
+        with forks.environment(variables):
+            return forks.start("suite_test_fork", args, tmp_path / "log", forked=request.param)
+
+    return start
 
 
-def ended(fork: Fork) -> int:
-    end = time.monotonic() + 30
-    while (code := fork.poll()) is None:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    return code
+def ended(process: BaseProcess) -> int | None:
+    process.join(60)
+    return process.exitcode
 
 
 @pytest.mark.parametrize(
@@ -67,67 +64,37 @@ def ended(fork: Fork) -> int:
      ("import atexit; atexit.register(print, 'late')", 0, "late\n"),
      ("import atexit; atexit.register(print, 'late'); sys.exit(5)", 5, "late\n"),
      ("threading.Timer(0.2, print, ['late']).start(); sys.exit(5)", 5, "late\n"),
-     ("os.kill(os.getpid(), 9)", -9, ""), ("os.kill(os.getpid(), signal.SIGTERM)", -15, ""),
-     ("os.kill(os.getpid(), signal.SIGINT)", -2, "KeyboardInterrupt\n"), ("os._exit(3)", 3, "")],
+     ("os.kill(os.getpid(), 9)", -9, ""), ("os.kill(os.getpid(), signal.SIGTERM)", -15, ""), ("os._exit(3)", 3, "")],
 )  # fmt: skip
-def test_a_fork_ends_as_a_process_does_and_says_the_same(forks, environment, tmp_path, action, code, said):
+def test_a_process_ends_as_a_command_does_and_says_the_same(start, variables, tmp_path, action, code, said):
     log, fresh = tmp_path / "log", tmp_path / "fresh"
     log.write_text("of an earlier start\n")
-    assert ended(forks.start("suite_test_fork", [action], log)) == code
+    assert ended(start(action)) == code
     with open(fresh, "a") as file:
         command = [sys.executable, "-m", "suite_test_fork", action]
-        assert subprocess.run(command, cwd=ROOT, env=environment, stdout=file, stderr=file).returncode == code
-    start = "of an earlier start\nto stdout\nfrom a child\n"
+        assert subprocess.run(command, cwd=ROOT, env=variables, stdout=file, stderr=file).returncode == code
+    begin = "of an earlier start\nto stdout\nfrom a child\n"
     for text in (log.read_text(), "of an earlier start\n" + fresh.read_text()):
-        assert text.startswith(start) and text.endswith(said)
-        assert ("Traceback" in text) == ("Error" in said or "Interrupt" in said)
+        assert text.startswith(begin) and text.endswith(said)
+        assert ("Traceback" in text) == ("Error" in said)
 
 
-def test_a_fork_finds_what_a_fresh_process_finds(forks, environment, tmp_path):
+def test_a_process_finds_what_a_command_finds(start, variables, tmp_path):
     args = ["state", "two words", "--größe", ""]
-    assert ended(forks.start("suite_test_fork", args, tmp_path / "log")) == 0
+    assert ended(start(*args)) == 0
     found = json.loads((tmp_path / "log").read_text())
     (tmp_path / "log").unlink()
     with open(tmp_path / "log", "a") as file:
         subprocess.run(
-            [sys.executable, "-m", "suite_test_fork", *args], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=file,
+            [sys.executable, "-m", "suite_test_fork", *args], cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=file,
             stderr=file, start_new_session=True, check=True,
         )  # fmt: skip
-    assert found == json.loads((tmp_path / "log").read_text())
-    assert found["argv"][1:] == args and found["launched by"] == os.getpid()
+    fresh = json.loads((tmp_path / "log").read_text())
+    assert found == fresh and found["argv"][1:] == args and found["environment"]["COLOUR"] == "red"
 
 
-def test_a_signal_reaches_the_fork_and_none_what_has_ended(forks, tmp_path):
-    fork = forks.start("suite_test_fork", ["import time; time.sleep(60)"], tmp_path / "log")
-    assert fork.poll() is None
-    fork.send_signal(signal.SIGKILL)
-    assert ended(fork) == -9
-    fork.send_signal(signal.SIGTERM)  # its number may be another's now
-
-
-def test_forks_outlive_the_process_that_they_come_from_and_no_other_can_start(forks, tmp_path):
-    fork = forks.start("suite_test_fork", ["import time; time.sleep(1); sys.exit(75)"], tmp_path / "log")
-    forks._server.kill()
-    with pytest.raises(ChildProcessError, match="tasks are forked from has failed"):
-        forks.start("suite_test_fork", ["pass"], tmp_path / "log")
-    assert ended(fork) == 75
-
-
-def test_a_module_that_cannot_be_imported_is_named(environment, tmp_path):
-    forks = Forks(("json", "suite_test_missing"), environment)
-    with pytest.raises(ChildProcessError, match="No module named 'suite_test_missing'"):
-        forks.start("suite_test_fork", ["pass"], tmp_path / "log")
-    forks.close()
-
-
-def test_a_fork_that_fails_is_an_error(environment, tmp_path):
-    """The second one of the two that make a task: its parent is then gone, and there is no task."""
-    (tmp_path / "suite_test_full.py").write_text(
-        "import errno, os\nfork, calls = os.fork, []\n"
-        "def refused():\n    calls.append(1)\n    if len(calls) == 2:\n        raise BlockingIOError(errno.EAGAIN, 'no more')\n"
-        "    return fork()\nos.fork = refused\n"
-    )
-    forks = Forks(("suite_test_full",), environment)
-    with pytest.raises(ChildProcessError, match="no more"):
-        forks.start("suite_test_fork", ["pass"], tmp_path / "log")
-    forks.close()
+def test_the_environment_is_as_before_afterwards(variables):
+    before = dict(os.environ)
+    with forks.environment(variables):
+        assert os.environ["COLOUR"] == "red"
+    assert dict(os.environ) == before

@@ -86,9 +86,10 @@ def rows(folder: Path) -> dict[str, object]:
 def tasks_of(pid: int) -> list[int]:
     """The processes that a launcher started."""
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:
         return []
+    return children + [task for child in children for task in tasks_of(child)]
 
 
 @pytest.mark.timeout(3000)
