@@ -18,7 +18,7 @@ from eval.shell.hub import go_offline_if_unreachable
 from eval.shell.loading import Loaded, Subject
 from eval.shell.machine import machine_name, use
 from eval.shell.run import run
-from eval.shell.spec import EvalSpec
+from eval.shell.spec import EvalSpec, Setting
 from results.store import read_rows
 from training.command_line import guarded, parse
 from training.signals import EXIT_FINISHED
@@ -54,7 +54,7 @@ def run_command(command: On) -> int:
     subject = Subject.find(command.model, command.sources.tokenizer)
     context = make_context(command.sources, device, Path(), subject.data)
     corpus = None if context.corpus is None else context.corpus.spec
-    spec = command.spec.bound(corpus, command.sources, subject.precision(device), machine_name(device))
+    spec = command.spec.bound(Setting(corpus, command.sources, subject.precision(device), machine_name(device)))
     surplus = unread([spec], command.sources)
     if surplus:
         raise ValueError(f"{', '.join(surplus)}: {spec.kind} does not read it as it is asked for here; leave it out")

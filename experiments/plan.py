@@ -15,7 +15,7 @@ from data.spec import DataSpec
 from data.tokenizer import parse_tokenizer
 from eval.kinds import EVAL_SPEC, eval_id, unread
 from eval.needle import spec as needle
-from eval.shell.spec import EvalSpec
+from eval.shell.spec import EvalSpec, Setting
 from experiments.adopt import adopted_run
 from experiments.artefact import Artefact, chosen
 from experiments.recipes import Recipe, check_name
@@ -155,7 +155,7 @@ def _bound(spec: EvalSpec, run: RunSpec, request: Request, machine: str) -> Eval
     """An evaluation of a run that names by content everything it will read."""
     if isinstance(spec, needle.Spec) and request.judge_model is not None:
         spec = replace(spec, judge=request.judge_model)
-    return spec.bound(run.data, request.sources, run.train.precision, machine)
+    return spec.bound(Setting(run.data, request.sources, run.train.precision, machine))
 
 
 def _narrowed(request: Request) -> str:

@@ -11,10 +11,8 @@ from typing import Literal, Self
 import pandas as pd
 from pydantic.dataclasses import dataclass
 
-from data.spec import DataSpec
 from eval.shell.heldout import HeldoutSpec
-from eval.shell.sources import UserData
-from eval.shell.spec import Content, NonNegativeInt, Precision
+from eval.shell.spec import Content, NonNegativeInt, Setting
 from models.spec import ModelSpec
 from models.spec_parts import STRICT, PositiveInt
 from results.schema import Schema, integer, number, text
@@ -55,8 +53,8 @@ class Spec(HeldoutSpec):
     def extent(self) -> tuple[int, int]:
         return self.batch_size, self.seq_len
 
-    def bound(self, corpus: DataSpec | None, sources: UserData, precision: Precision, machine: str) -> Self:
-        return replace(super().bound(corpus, sources, precision, machine), machine=machine)
+    def bound(self, setting: Setting) -> Self:
+        return replace(super().bound(setting), machine=setting.machine)
 
     def flops(self, model: ModelSpec) -> float:
         passes = 2 * (self.warmup + self.repeats) * 3

@@ -12,9 +12,7 @@ import pandas as pd
 from pydantic.dataclasses import dataclass
 
 from data.corpus import Counts
-from data.spec import DataSpec
-from eval.shell.sources import UserData
-from eval.shell.spec import EvalSpec, Precision
+from eval.shell.spec import EvalSpec, Precision, Setting
 from models.spec import ForgettingTransformerSpec, ModelSpec
 from models.spec_parts import STRICT
 from results.schema import Schema, integer, number
@@ -35,7 +33,7 @@ class Spec(EvalSpec):
         key=("head", "distance"),
     )
 
-    def bound(self, corpus: DataSpec | None, sources: UserData, precision: Precision, machine: str) -> Self:
+    def bound(self, setting: Setting) -> Self:
         return replace(self, precision="fp32")
 
     def check(self, run: RunSpec, counts: Counts | None) -> None:

@@ -10,10 +10,9 @@ from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from data.corpus import Counts
-from data.spec import DataSpec
 from eval.lm_eval.tasks import TABLE, TASKS
 from eval.shell.sources import UserData, checked, digest
-from eval.shell.spec import EvalSpec, Precision, PrecisionOption
+from eval.shell.spec import EvalSpec, PrecisionOption, Setting
 from eval.shell.stand_ins import EXAMPLES, check_stand_ins, fingerprint_in, stand_ins_of
 from models.spec import ModelSpec
 from models.spec_parts import STRICT, PositiveInt
@@ -71,15 +70,15 @@ class Spec(EvalSpec):
             return ("hub",)
         return ("corpus",) if self.include.startswith("local") else ("include_path", "hub")
 
-    def bound(self, corpus: DataSpec | None, sources: UserData, precision: Precision, machine: str) -> Self:
+    def bound(self, setting: Setting) -> Self:
         include = self.include
         if include == "local":
-            include = stand_ins_of(corpus)
+            include = stand_ins_of(setting.corpus)
         else:
-            check_names(self.tasks, sources.include_path)
-            if include == "harness" and sources.include_path is not None:
-                include = digest(sources.include_path)
-        return replace(self, include=include, precision=self.precision or precision)
+            check_names(self.tasks, setting.sources.include_path)
+            if include == "harness" and setting.sources.include_path is not None:
+                include = digest(setting.sources.include_path)
+        return replace(self, include=include, precision=self.precision or setting.precision)
 
     def folder(self, sources: UserData) -> Path | None:
         """Return the folder of task files that the spec names; None: the harness's own."""

@@ -11,9 +11,8 @@ from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from data.corpus import Counts
-from data.spec import DataSpec
 from eval.shell.sources import UserData, digest
-from eval.shell.spec import EvalSpec, Precision, PrecisionOption
+from eval.shell.spec import EvalSpec, PrecisionOption, Setting
 from eval.shell.stand_ins import LONGBENCH_EXAMPLES, check_stand_ins, fingerprint_in, stand_ins_of
 from models.spec import ModelSpec
 from models.spec_parts import STRICT, PositiveInt
@@ -71,15 +70,15 @@ class Spec(EvalSpec):
             return ("hub",)
         return ("corpus",) if self.dataset.startswith("local") else ("longbench",)
 
-    def bound(self, corpus: DataSpec | None, sources: UserData, precision: Precision, machine: str) -> Self:
+    def bound(self, setting: Setting) -> Self:
         dataset = self.dataset
         if dataset == "local":
-            dataset = stand_ins_of(corpus)
-        elif dataset == "hub" and sources.longbench is not None:
-            dataset = digest(sources.longbench)
+            dataset = stand_ins_of(setting.corpus)
+        elif dataset == "hub" and setting.sources.longbench is not None:
+            dataset = digest(setting.sources.longbench)
             for task in self.tasks:
-                task_file(sources.longbench, task)
-        return replace(self, dataset=dataset, precision=self.precision or precision)
+                task_file(setting.sources.longbench, task)
+        return replace(self, dataset=dataset, precision=self.precision or setting.precision)
 
     def fetch(self, sources: UserData) -> None:
         hub_archive()

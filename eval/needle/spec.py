@@ -9,10 +9,9 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from data.corpus import Counts
-from data.spec import DataSpec
 from eval.needle.wording import DEFAULT_WORDING, Wording
-from eval.shell.sources import UserData, digest, fingerprint
-from eval.shell.spec import Content, EvalSpec, NonNegativeInt, Precision, PrecisionOption
+from eval.shell.sources import digest, fingerprint
+from eval.shell.spec import Content, EvalSpec, NonNegativeInt, PrecisionOption, Setting
 from models.spec import ModelSpec
 from models.spec_parts import STRICT, PositiveInt
 from results.schema import Schema, integer, number, text
@@ -28,14 +27,14 @@ def haystack_sources(name: str | None) -> tuple[str, ...]:
     return ("corpus",) if str(name).startswith("heldout") else ("haystack", "haystack_unsorted")
 
 
-def haystack_name(asked: str | None, corpus: DataSpec | None, sources: UserData) -> str:
+def haystack_name(asked: str | None, setting: Setting) -> str:
     """Return the name of a bound spec's haystack: held-out text of a corpus, or the digest of a folder."""
     if asked != "heldout":
         assert asked is not None
         return asked
-    if sources.haystack is None:
-        return f"heldout:{fingerprint(corpus)}"
-    return digest(sources.haystack) + ("-unsorted" if sources.haystack_unsorted else "")
+    if setting.sources.haystack is None:
+        return f"heldout:{fingerprint(setting.corpus)}"
+    return digest(setting.sources.haystack) + ("-unsorted" if setting.sources.haystack_unsorted else "")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -135,14 +134,14 @@ class Spec(Grid):
         prompts = () if self.mode == "passkey" else ("prompts",)
         return (*super().reads(), *prompts, *(() if self.judge is None else ("judge_url",)))
 
-    def bound(self, corpus: DataSpec | None, sources: UserData, precision: Precision, machine: str) -> Self:
-        wording = sources.prompts or DEFAULT_WORDING
+    def bound(self, setting: Setting) -> Self:
+        wording = setting.sources.prompts or DEFAULT_WORDING
         Wording.read(wording)
         return replace(
             self,
-            text=haystack_name(self.text, corpus, sources),
+            text=haystack_name(self.text, setting),
             wording="passkey" if self.mode == "passkey" else digest(wording),
-            precision=self.precision or precision,
+            precision=self.precision or setting.precision,
         )
 
     def check(self, run: RunSpec, counts: Counts | None) -> None:

@@ -12,11 +12,10 @@ import pandas as pd
 from pydantic.dataclasses import dataclass
 
 from data.corpus import Counts
-from data.spec import DataSpec
 from eval.needle.spec import Grid, haystack_name
 from eval.needle.wording import FACTS, read_facts
-from eval.shell.sources import UserData, digest
-from eval.shell.spec import Precision
+from eval.shell.sources import digest
+from eval.shell.spec import Setting
 from models.spec import ModelSpec
 from models.spec_parts import STRICT, PositiveInt
 from results.schema import Schema, integer, number, text
@@ -46,9 +45,9 @@ class Spec(Grid):
         key=("mode", "length", "depth", "sample"),
     )
 
-    def bound(self, corpus: DataSpec | None, sources: UserData, precision: Precision, machine: str) -> Self:
-        text = haystack_name(self.text, corpus, sources)
-        return replace(self, text=text, wording=digest(FACTS), precision=self.precision or precision)
+    def bound(self, setting: Setting) -> Self:
+        text = haystack_name(self.text, setting)
+        return replace(self, text=text, wording=digest(FACTS), precision=self.precision or setting.precision)
 
     def check(self, run: RunSpec, counts: Counts | None) -> None:
         self.check_cells(read_facts(), run.data.tokenizer)

@@ -11,9 +11,8 @@ import pandas as pd
 from pydantic.dataclasses import dataclass
 
 from data.corpus import Counts
-from data.spec import DataSpec
-from eval.shell.sources import UserData, fingerprint
-from eval.shell.spec import Content, EvalSpec, Precision, PrecisionOption
+from eval.shell.sources import fingerprint
+from eval.shell.spec import Content, EvalSpec, PrecisionOption, Setting
 from models.spec import ModelSpec
 from models.spec_parts import STRICT, PositiveInt
 from results.schema import Schema, integer
@@ -38,9 +37,9 @@ class Spec(EvalSpec):
         key=("sequence",),
     )
 
-    def bound(self, corpus: DataSpec | None, sources: UserData, precision: Precision, machine: str) -> Self:
-        length = None if corpus is None else corpus.document_len
-        return replace(self, corpus=fingerprint(corpus), seq_len=length, precision=self.precision or precision)
+    def bound(self, setting: Setting) -> Self:
+        length = None if setting.corpus is None else setting.corpus.document_len
+        return replace(self, corpus=fingerprint(setting.corpus), seq_len=length, precision=self.precision or setting.precision)
 
     def check(self, run: RunSpec, counts: Counts | None) -> None:
         if run.data.recall is None:

@@ -12,10 +12,8 @@ import pandas as pd
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from data.spec import DataSpec
 from eval.needle.spec import haystack_name, haystack_sources
-from eval.shell.sources import UserData
-from eval.shell.spec import EvalSpec, Precision, PrecisionOption
+from eval.shell.spec import EvalSpec, PrecisionOption, Setting
 from models.spec import ModelSpec
 from models.spec_parts import STRICT, PositiveInt
 from results.schema import Schema, integer, number
@@ -70,8 +68,8 @@ class Spec(EvalSpec):
     def reads(self) -> tuple[str, ...]:
         return haystack_sources(self.text)
 
-    def bound(self, corpus: DataSpec | None, sources: UserData, precision: Precision, machine: str) -> Self:
-        return replace(self, text=haystack_name(self.text, corpus, sources), precision=self.precision or precision)
+    def bound(self, setting: Setting) -> Self:
+        return replace(self, text=haystack_name(self.text, setting), precision=self.precision or setting.precision)
 
     def flops(self, model: ModelSpec) -> float:
         each = CHOICES if self.answers == "choose" else 1

@@ -6,11 +6,10 @@ from typing import ClassVar, Self
 from pydantic.dataclasses import dataclass
 
 from data.corpus import Corpus, Counts
-from data.spec import DataSpec
 from eval.shell.context import Context
 from eval.shell.loading import Loaded
-from eval.shell.sources import UserData, fingerprint
-from eval.shell.spec import Content, EvalSpec, Precision, PrecisionOption
+from eval.shell.sources import fingerprint
+from eval.shell.spec import Content, EvalSpec, PrecisionOption, Setting
 from models.spec import ForgettingTransformerSpec
 from models.spec_parts import STRICT
 from training.spec import RunSpec
@@ -35,8 +34,8 @@ class HeldoutSpec(EvalSpec):
     def reads(self) -> tuple[str, ...]:
         return ("corpus",)
 
-    def bound(self, corpus: DataSpec | None, sources: UserData, precision: Precision, machine: str) -> Self:
-        return replace(self, corpus=fingerprint(corpus), precision=self.precision or precision)
+    def bound(self, setting: Setting) -> Self:
+        return replace(self, corpus=fingerprint(setting.corpus), precision=self.precision or setting.precision)
 
     def check(self, run: RunSpec, counts: Counts | None) -> None:
         self.check_extent(None if counts is None else counts.heldout_rows, run.data.document_len)

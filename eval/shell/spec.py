@@ -5,6 +5,7 @@ A spec holds everything that changes the rows, by content and never by path. Wha
 """
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self
 
 import pandas as pd
@@ -30,6 +31,18 @@ Content = Annotated[str | None, tyro.conf.Suppress]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 
 
+@dataclass(frozen=True)
+class Setting:
+    """Surroundings of an evaluation, by which `bound` names what will be read and where it is computed."""
+
+    corpus: DataSpec | None
+    sources: UserData
+    precision: Precision
+    """Precision that the run was trained in."""
+    machine: str
+    """Name of the GPU or CPU."""
+
+
 class EvalSpec:
     """Usual answers, for the frozen pydantic dataclass `Spec` of each eval/NAME/spec.py, whose `kind` is NAME.
 
@@ -45,7 +58,7 @@ class EvalSpec:
         """Return what a bound spec opens: fields of Sources, and "hub"."""
         return ()
 
-    def bound(self, corpus: DataSpec | None, sources: UserData, precision: Precision, machine: str) -> Self:
+    def bound(self, setting: Setting) -> Self:
         """Return the spec with everything that will be read, by content. ValueError where it is missing or cannot be used."""
         return self
 

@@ -12,9 +12,7 @@ import tyro
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from data.spec import DataSpec
-from eval.shell.sources import UserData
-from eval.shell.spec import Content, EvalSpec, NonNegativeInt, Precision, PrecisionOption
+from eval.shell.spec import Content, EvalSpec, NonNegativeInt, PrecisionOption, Setting
 from models.spec import ModelSpec
 from models.spec_parts import STRICT, PositiveInt
 from results.schema import Schema, integer, number, text
@@ -82,12 +80,12 @@ class Spec(EvalSpec):
             raise ValueError("beside: only training steps are timed beside those of another model; use mode 'train'")
         return self
 
-    def bound(self, corpus: DataSpec | None, sources: UserData, precision: Precision, machine: str) -> Self:
+    def bound(self, setting: Setting) -> Self:
         beside = self.beside
-        if beside is not None and corpus is not None:
-            beside = replace(beside, vocab_size=corpus.vocab_size)
+        if beside is not None and setting.corpus is not None:
+            beside = replace(beside, vocab_size=setting.corpus.vocab_size)
         step: Literal["stepper"] | None = "stepper" if self.mode == "train" else self.step
-        return replace(self, step=step, beside=beside, machine=machine, precision=self.precision or precision)
+        return replace(self, step=step, beside=beside, machine=setting.machine, precision=self.precision or setting.precision)
 
     def flops(self, model: ModelSpec) -> float:
         steps, tokens = self.warmup + self.repeats, self.batch_size * self.seq_len

@@ -13,7 +13,7 @@ from data.prepare import prepare
 from eval.shell.context import Context
 from eval.shell.machine import machine_name
 from eval.shell.sources import Sources
-from eval.shell.spec import EvalSpec
+from eval.shell.spec import EvalSpec, Setting
 from eval.shell.text import TextCodec
 from models.build import build_model
 from models.spec import ForgettingTransformerSpec
@@ -85,7 +85,7 @@ def bind(corpus: Corpus) -> Callable[..., EvalSpec]:
     """The spec bound to what it will read; to the small corpus unless `sources` say otherwise."""
 
     def bound(spec: EvalSpec, **sources: object) -> EvalSpec:
-        return spec.bound(corpus.spec, Sources(**sources), "fp32", machine_name("cpu"))
+        return spec.bound(Setting(corpus.spec, Sources(**sources), "fp32", machine_name("cpu")))
 
     return bound
 

@@ -14,6 +14,7 @@ from eval.recall import measure
 from eval.recall import spec as recall
 from eval.shell.context import Context
 from eval.shell.sources import Sources
+from eval.shell.spec import Setting
 from models.build import build_model
 from training.spec import RunSpec
 
@@ -56,7 +57,7 @@ def make_spec(tiny_fox):
 
 
 def test_answers_are_counted(make_spec):
-    spec = recall.Spec(num_sequences=50).bound(DATA, Sources(), "fp32", "cpu")
+    spec = recall.Spec(num_sequences=50).bound(Setting(DATA, Sources(), "fp32", "cpu"))
     assert (spec.seq_len, spec.corpus) == (TASK.seq_len, DATA.fingerprint)
     rows = measure.evaluate(loaded(make_spec, Reader(last=True)), spec, Context())
     recall.Spec.SCHEMA.validate(rows)
