@@ -205,12 +205,6 @@ class Study:
             names.add(f"{data['source']}, {data['tokenizer']} ({data['fingerprint'][:8]})")
         return "; ".join(sorted(names))
 
-    @property
-    def averaged_share(self) -> float | None:
-        """Share of the last steps over which the weights of every run are averaged; None where they are not, or not of all."""
-        shares = {self.spec(line.run_id).get("train", {}).get("averaged_share", 0.0) for line in self.lines}
-        return shares.pop() or None if len(shares) == 1 else None
-
     @cached_property
     def seed_counts(self) -> dict[Series, int]:
         """Number of seeds of each series."""

@@ -111,14 +111,10 @@ def save_csv(table: pd.DataFrame, stem: Path) -> Path:
 
 
 def scale_note(study: Study) -> str:
-    """What keeps a small-budget result from being taken for the paper's; names the scales of the runs if they are others, and
-    weights that are averages."""
+    """What keeps a small-budget result from being taken for the paper's; names the scales of the runs if they are others."""
     paper = "the paper's main setting" if study.scale == PAPER_SCALE else f"not the paper's main setting, {PAPER_SCALE}"
     runs = "" if study.scales == [study.scale] else f"; runs at {', '.join(study.scales)}"
-    averaged = (
-        "" if study.averaged_share is None else f"; weights averaged over the last {study.averaged_share:.3g} of the steps"
-    )
-    return f"scale: {study.scale} ({paper}{runs}{averaged})"
+    return f"scale: {study.scale} ({paper}{runs})"
 
 
 def set_note(figure: Figure, study: Study, *parts: str) -> None:

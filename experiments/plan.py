@@ -133,13 +133,13 @@ def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False
 
 
 def _runs(artefact: Artefact, scale: Scale, request: Request) -> list[Recipe]:
-    """Those lines of an artefact that are asked for, their weights averaged if that is."""
-    common = {"averaged_share": request.average} if request.average else {}
+    """Those lines of an artefact that are asked for."""
     return [
-        replace(recipe, train={**common, **recipe.train}) for recipe in _all_runs(artefact, scale, request)
+        recipe
+        for recipe in _all_runs(artefact, scale, request)
         if (not request.only or recipe.name in request.only)
         and (not request.line or any(fnmatchcase(recipe.label, label) for label in request.line))
-    ]  # fmt: skip
+    ]
 
 
 def _all_runs(artefact: Artefact, scale: Scale, request: Request) -> list[Recipe]:
@@ -178,8 +178,6 @@ def _check_names(request: Request) -> tuple[Scale, dict[str, Artefact]]:
             check_name(model, flag)
     if len(set(request.seeds)) < len(request.seeds) or not request.seeds or min(request.seeds) < 0:
         raise ValueError(f"--seeds {' '.join(map(str, request.seeds))}: give different numbers from 0 on.")
-    if not 0 <= request.average <= 1:
-        raise ValueError(f"--average {request.average:g}: give a share of a training's steps, from 0 to 1, such as 0.1.")
     return get_scale(request.scale), chosen(request.artefacts)
 
 
@@ -285,33 +283,21 @@ def check(plan: Plan) -> None:
 
 
 def _check_stored(plan: Plan, stem: str, lines: tuple[Wanted, ...]) -> None:
-    """A figure must not mix runs on several texts, nor last weights with averaged ones where it does not say so itself: what
-    is stored otherwise needs another folder."""
+    """Refuse a figure that would mix runs on several texts. ValueError."""
     request, scale = plan.request, plan.scale
     ours = {run.spec.scale: run.spec.data.fingerprint for run in (plan.runs[line.run_id] for line in lines)}
-    declared = plan.artefacts[stem].runs(scale, request.seeds)
-    shares = {recipe.series: recipe.train.get("averaged_share", request.average) for recipe in declared}
-    file, remedy = request.results_dir / scale.name / f"{stem}.json", "keep the two apart with --results-dir FOLDER."
     for line in read_lines(request.results_dir, scale.name, stem):
         record = run_file(request.results_dir, line.scale, line.run_id)
         if not record.is_file():
             continue  # lost; collecting a run of this plan writes it again
-        spec = read_run(record)["spec"]
-        share, ask = spec.get("train", {}).get("averaged_share", 0.0), shares.get(line.series, request.average)
-        if share != ask:
-            raise ValueError(f"{file} is drawn from {_weights(share)} (this is {_weights(ask)}): {remedy}")
-        data = spec["data"]
+        data = read_run(record)["spec"]["data"]
         if data.get("recall"):
             continue  # tasks of several sizes may meet
         if line.scale in ours and data["fingerprint"] != ours[line.scale] != "absent":
             raise ValueError(
-                f"{file} is drawn from runs on another corpus ({data['source']}, {data['fingerprint']}; this is "
-                f"{ours[line.scale]}): {remedy}"
+                f"{request.results_dir / scale.name / stem}.json is drawn from runs on another corpus ({data['source']}, "
+                f"{data['fingerprint']}; this is {ours[line.scale]}): keep the two apart with --results-dir FOLDER."
             )
-
-
-def _weights(share: float) -> str:
-    return f"weights averaged over the last {share:.3g} of the steps" if share else "the last weights"
 
 
 def write_specs(plan: Plan) -> None:

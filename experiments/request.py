@@ -4,7 +4,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 from tyro.constructors import PrimitiveConstructorSpec
 
@@ -71,8 +70,6 @@ class Request(Corpora, Selection):
     """Only the line of this label, as `plan` shows it; * stands for anything: '* LR 0.004' (repeatable)."""
     also: UseAppendAction[tuple[str, ...]] = ()
     """This model, too, where a figure or table has a line per model: stick_breaking, say (repeatable)."""
-    average: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.0
-    """Export and evaluate the mean of the weights after each of the last steps, so large a share of all (0.1, say)."""
     runs_dir: Path = Path("runs")
     """Run folders."""
     reuse_stored: bool = False

@@ -12,7 +12,6 @@ from data.recall import RecallSampler
 from data.sampler import Sampler, load_batch
 from data.tokenizer import parse_tokenizer
 from models.build import build_model
-from training.average import WeightMean
 from training.checkpoint import Checkpoints
 from training.distributed import World, join_world, pick_device
 from training.export import already_exported, export_model
@@ -99,9 +98,8 @@ def _train(
         repeat_bits()
     stepper = build_stepper(model, train, execution, world)
     meter = Meter(model, stepper, execution.compile)
-    mean = WeightMean(model, train)
     weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    state = {**weights, **named_state(model, stepper.optimizer), **stepper.guard.state(), **mean.state()}
+    state = {**weights, **named_state(model, stepper.optimizer), **stepper.guard.state()}
     checkpoints = Checkpoints(
         folder.checkpoints, world, execution.keep_checkpoints, execution.async_checkpoint, execution.checkpoint_minutes
     )
@@ -116,7 +114,6 @@ def _train(
             for steps_before, inputs, targets in batches:
                 step = steps_before + 1
                 outcome = stepper.run(inputs, targets, learning_rate(steps_before * train.batch_tokens, train))
-                mean.add(step)
                 wishes = torch.tensor([stop.requested, checkpoints.due], dtype=torch.float32, device=world.device)
                 measured = meter.values(step, inputs, targets)
                 journal.add(step, torch.cat([torch.stack(outcome), world.sum(wishes), measured]))
@@ -130,7 +127,6 @@ def _train(
                     break
             checkpoints.wait()
         if exit_code == EXIT_FINISHED:
-            mean.put_into_model()
             export_model(model, corpus, spec, folder, world)
         else:
             journal.say(f"{spec.name}: stopped by {stop.reason or 'another process'}, saved at step {step}")

@@ -23,8 +23,7 @@ class TrainSpec:
 
     The learning rate rises linearly over `warmup_tokens` and falls along a cosine to 0 at `train_tokens`.
     `precision`: "bf16" is autocast with fp32 master weights. `grad_reduce`: dtype in which gradients are summed over
-    processes (the released setup reduced in bf16). `averaged_share`: what is exported and evaluated is the mean of the
-    weights after each of the last steps, so large a share of all; 0: those after the last step.
+    processes (the released setup reduced in bf16).
     """
 
     seq_len: PositiveInt
@@ -39,7 +38,6 @@ class TrainSpec:
     grad_clip: PositiveFloat = 1.0
     precision: Literal["fp32", "bf16"] = "bf16"
     grad_reduce: Literal["fp32", "bf16"] = "fp32"
-    averaged_share: Annotated[float, Field(ge=0, le=1, exclude_if=lambda share: not share)] = 0.0
 
     @model_validator(mode="after")
     def _check(self) -> "TrainSpec":
@@ -49,10 +47,6 @@ class TrainSpec:
             raise ValueError(f"train_tokens {self.train_tokens} is not a multiple of batch_tokens {self.batch_tokens}")
         if self.warmup_tokens >= self.train_tokens:
             raise ValueError(f"warmup_tokens {self.warmup_tokens} must be below train_tokens {self.train_tokens}")
-        if self.averaged_share and self.averaged_steps < 2:
-            raise ValueError(
-                f"averaged_share {self.averaged_share} of {self.num_steps} steps is less than two: nothing to average"
-            )
         return self
 
     @property
@@ -63,11 +57,6 @@ class TrainSpec:
     @property
     def num_steps(self) -> int:
         return self.train_tokens // self.batch_tokens
-
-    @property
-    def averaged_steps(self) -> int:
-        """How many of the last steps the exported weights are the mean of; 0: they are the last ones."""
-        return round(self.averaged_share * self.num_steps)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

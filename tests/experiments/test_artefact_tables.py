@@ -6,7 +6,6 @@ import pytest
 
 from analysis.harness import ACCURACIES, PERPLEXITIES
 from analysis.paper import paper_scores
-from analysis.style import scale_note
 from analysis.tables import Column, Table, over_seeds, to_csv, to_html, to_latex, to_markdown
 from experiments.artefact import artefacts
 from experiments.beyond import acp_tight, gate_worth
@@ -17,7 +16,6 @@ from experiments.fox import (
     table4_settings,
     table6_throughput,
     table_lr_grid,
-    weight_averaging,
 )
 from tests import synthetic
 
@@ -351,45 +349,6 @@ def test_the_gates_worth_is_the_difference_of_each_pair_and_each_models_best_rat
     alone.add("gate_worth", "4M tokens", [("per_token_loss", synthetic.loss_rows(np.full(128, 3.0)))], model="fox_pro")
     with pytest.raises(ValueError, match="no two runs with and without a forget gate are stored"):
         gate_worth.summary(alone.study("gate_worth"))
-
-
-def test_averaged_weights_are_compared_with_the_last_ones_of_the_same_model(tmp_path):
-    """The mean is better by 0.2 nats for one model, and the other has no run with its last weights."""
-    store, rng = synthetic.Store(tmp_path / "a", train_len=64), np.random.default_rng(0)
-    lines = [("last weights", "fox_pro", 0.0, 3.0), ("mean over the last 5% of the steps", "transformer_pro", 0.05, 3.5),
-             ("mean over the last 5% of the steps", "fox_pro", 0.05, 2.8)]  # fmt: skip
-    for label, model, share, loss in lines:
-        losses = np.full(128, loss)
-        losses[64:] += 1.0  # beyond the training context
-        mean, bands = synthetic.documents_of(losses, rng, np.zeros((16, 16)), noise=0.01)
-        store.add("weight_averaging", label, [("per_token_loss", synthetic.loss_rows(mean, bands))], model=model,
-                  name=f"{model} {label}", train=dict(averaged_share=share))  # fmt: skip
-    table = weight_averaging.summary(store.study("weight_averaging"))
-    assert list(table.rows) == ["FoX (Pro), last weights", "FoX (Pro), mean over the last 5% of the steps",
-                                "Transformer (Pro), mean over the last 5% of the steps"]  # fmt: skip
-    assert [row[0] for row in table.rows.values()] == pytest.approx([3.0, 2.8, 3.5], abs=0.01)
-    assert [row[1] for row in table.rows.values()] == [None, pytest.approx(-0.2, abs=0.01), None]
-    (low, high) = table.ranges["FoX (Pro), mean over the last 5% of the steps"][1]
-    assert -0.23 < low < table.rows["FoX (Pro), mean over the last 5% of the steps"][1] < high < -0.17
-    assert "averaged over" not in table.note
-    assert [path.suffix for path in artefacts()["weight_averaging"].draw(store.study("weight_averaging"))] == [
-        ".md",
-        ".tex",
-        ".csv",
-    ]
-    alone = synthetic.Store(tmp_path / "b")
-    alone.add("weight_averaging", "last weights", [], model="fox_pro")
-    with pytest.raises(ValueError, match="no runs are stored"):
-        weight_averaging.summary(alone.study("weight_averaging"))
-
-
-@pytest.mark.parametrize(("shares", "said"), [((0.1, 0.1), True), ((0.1, 0.0), False), ((0.0, 0.0), False)])
-def test_a_note_says_that_all_weights_are_averages(tmp_path, shares, said):
-    store = synthetic.Store(tmp_path)
-    for model, share in zip(("fox_pro", "transformer_pro"), shares, strict=True):
-        store.add("fig2_per_token_loss", model, [("per_token_loss", synthetic.loss_rows(np.full(128, 3.0)))], model=model,
-                  train=dict(averaged_share=share))  # fmt: skip
-    assert ("; weights averaged over the last 0.1 of the steps)" in scale_note(store.study("fig2_per_token_loss"))) == said
 
 
 def test_tight_pruning_is_set_beside_acps_own(tmp_path):

@@ -1,7 +1,6 @@
 """What a request means: runs and their identities, what is shared, what exists, and what is refused before the first task."""
 
 import io
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -169,25 +168,6 @@ def test_another_corpus_is_another_run_and_needs_another_folder(asked, tmp_path)
     with pytest.raises(ValueError, match=r"another corpus .*--results-dir"):
         make_plan(request)
     make_plan(replace(request, results_dir=tmp_path / "other"))
-
-
-def test_averaged_weights_are_other_runs_and_mix_with_last_ones_only_where_a_table_compares_them(asked):
-    request = replace(asked, artefacts=("fig2_per_token_loss",), only=("fox_pro",))
-    ((last,), (mean,)) = (make_plan(each).runs.values() for each in (request, replace(request, average=0.1)))
-    assert mean.spec.run_id != last.spec.run_id and mean.spec.train == replace(last.spec.train, averaged_share=0.1)
-    for stem, label in (("fig2_per_token_loss", "fox_pro"), ("weight_averaging", "last weights")):
-        record_run(request.results_dir, {"run_id": last.spec.run_id, "scale": "tiny", "name": "fox_pro", "starts": [],
-                                         "spec": json.loads(last.spec.to_json())})  # fmt: skip
-        write_lines(request.results_dir, "tiny", stem, [Line(label, {}, "fox_pro", 0, "tiny", last.spec.run_id, {})])
-        asked_for = replace(request, artefacts=(stem,))
-        words = r"drawn from the last weights \(this is weights averaged over the last 0.1 of the steps\): .*--results-dir"
-        with pytest.raises(ValueError, match=words):
-            make_plan(replace(asked_for, average=0.1))
-        make_plan(asked_for)
-    plan = make_plan(replace(asked, artefacts=("weight_averaging",)))
-    assert {run.spec.train.averaged_share for run in plan.runs.values()} == {0.0, 0.05, 0.2} and len(plan.runs) == 6
-    with pytest.raises(ValueError, match=r"--average 1.5: give a share of a training's steps, from 0 to 1"):
-        make_plan(replace(request, average=1.5))
 
 
 def test_what_can_be_known_is_refused_before_the_first_task(asked):

@@ -254,46 +254,6 @@ def test_resume_on_another_number_of_processes(make_run, start, first, then, bac
     torch.testing.assert_close(torch.tensor(losses(alone)), torch.tensor(losses(moved)), rtol=5e-5, atol=5e-5)
 
 
-def test_the_mean_of_the_last_weights_is_exported_if_asked_for(make_run, start):
-    """Of 12 steps the last 4, by the checkpoints of the same training, which are as those without it."""
-    plain, mean = make_run("plain", steps=12), make_run("mean", steps=12, averaged_share=0.3)
-    assert plain.read_spec().run_id != mean.read_spec().run_id
-    assert mean.read_spec().train.averaged_steps == 4
-    outcome = start(mean, before=partial(keep_the_folder_of, "checkpoints"), checkpoint_minutes=0, keep_checkpoints=12)
-    assert start(plain).exit_code() == outcome.exit_code() == EXIT_FINISHED
-    assert losses(plain) == losses(mean)
-    saved = [checkpointed(mean, step) for step in (9, 10, 11, 12)]
-    last, averaged = weights(plain), weights(mean)
-    assert last.keys() == averaged.keys()
-    for name in last:
-        steps = [each[f"model.{name}"].double() for each in saved]
-        assert torch.equal(steps[-1], last[name].double())
-        torch.testing.assert_close(averaged[name].double(), torch.stack(steps).mean(0), rtol=1e-6, atol=1e-8)
-        assert not torch.equal(averaged[name], last[name])
-
-
-def test_a_mean_of_weights_survives_a_kill_and_another_number_of_processes(make_run, start):
-    """Bitwise on one process; on two, sharded, up to rounding."""
-    alone, killed, pair = (make_run(name, steps=16, averaged_share=0.5) for name in ("alone", "killed", "pair"))
-    assert start(alone).exit_code() == EXIT_FINISHED
-    outcome = start(killed, before=slow, checkpoint_minutes=0)
-    wait_for_step(killed, 12)
-    outcome.processes[0].kill()
-    outcome.processes[0].join()
-    assert not killed.finished
-    assert start(killed).exit_code() == EXIT_FINISHED
-    assert_same_run(alone, killed)
-    outcome = start(pair, world_size=2, parallel="fsdp", before=slow, checkpoint_minutes=0)
-    wait_for_step(pair, 12)
-    for process in outcome.processes:
-        os.kill(process.pid, signal.SIGTERM)
-    assert outcome.exit_code() == EXIT_REQUEUE
-    assert start(pair, world_size=1).exit_code() == EXIT_FINISHED
-    one, other = weights(alone), weights(pair)
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], rtol=1e-3, atol=1e-4)
-
-
 def test_bf16_reduction_is_another_run_with_nearly_the_same_curve(make_run, start):
     exact, rounded = make_run("exact", steps=12), make_run("rounded", steps=12, grad_reduce="bf16")
     assert exact.read_spec().run_id != rounded.read_spec().run_id

@@ -58,8 +58,7 @@ def test_fields_added_later_rename_no_run_that_was_trained():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"averaged_share": 0.001}, "averaged_share 0.001 of 10 steps is less than two"),
-        ({"averaged_share": 1.5}, "less than or equal to 1"),
+        ({"beta1": 1.0}, "less than 1"),
         ({"batch_tokens": 100}, "batch_tokens 100 is not a multiple of seq_len 64"),
         ({"train_tokens": 1000}, "train_tokens 1000 is not a multiple of batch_tokens 256"),
         ({"warmup_tokens": 2560}, "warmup_tokens 2560 must be below train_tokens 2560"),
