@@ -1,4 +1,4 @@
-"""What the models share below the head: norms, MLP, pre-norm residual blocks, and the backbone that each kind completes
+"""Parts that the models share below the head: norms, MLP, pre-norm residual blocks, and the backbone that each kind completes
 (Appendix B).
 
 A mixer (attention or recurrence) is a module with `forward(x, cache, padding)`; a block calls it on the normalised
@@ -41,13 +41,13 @@ class Padding:
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which a matmul of x runs: autocast's where it is on, else x's own."""
+    """Return the dtype in which a matmul of x runs: autocast's where it is on, else x's own."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension, in fp32, returned in the dtype of the matmul that follows."""
+    """RMSNorm: x / rms(x) * weight over the last dimension, in fp32, returned in the dtype of the matmul that follows."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class RMSNorm(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """down(SiLU(gate) * up) with gate and up as one matrix: the first rows are the gate."""
+    """MLP down(SiLU(gate) * up) with gate and up as one matrix: the first rows are the gate."""
 
     def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
@@ -84,7 +84,8 @@ class ResidualBlock(nn.Module):
 
 
 class Block(ResidualBlock):
-    """x += mixer(norm(x)); x += mlp(norm(x)). The two halves are checkpointed separately, as in the paper's runs."""
+    """Residual block: x += mixer(norm(x)); x += mlp(norm(x)). The two halves are checkpointed separately, as in the paper's
+    runs."""
 
     def __init__(self, mixer: nn.Module, hidden_size: int, intermediate_size: int, norm_eps: float) -> None:
         super().__init__()
@@ -105,7 +106,7 @@ class Block(ResidualBlock):
 
 
 def zero_padded(x_BTd: Tensor, padding: Padding | None) -> Tensor:
-    """x with zeros at padded positions, whatever stood there (an attention row without keys may hold anything)."""
+    """Return x with zeros at padded positions, whatever stood there (an attention row without keys may hold anything)."""
     return x_BTd if padding is None else x_BTd.masked_fill(~padding.real[..., None], 0.0)
 
 
@@ -145,7 +146,7 @@ class Backbone(nn.Module):
         inputs_embeds: Tensor | None = None,
         use_cache: bool = False,
     ) -> BaseModelOutputWithPast:
-        """Hidden states (B, T, d) after the final norm.
+        """Return hidden states (B, T, d) after the final norm.
 
         `attention_mask` (B, cached + T) marks left padding with 0. A given cache is continued by T >= 1 tokens;
         `use_cache` starts one.
@@ -176,7 +177,7 @@ def _padding(attention_mask: Tensor | None, seq_len: int, cached: int) -> Paddin
 
 
 def linear_normal_(module: nn.Module, std: float) -> None:
-    """N(0, std^2) weights and zero biases for linear maps and embeddings; ones for norm weights."""
+    """Draw N(0, std^2) weights and zero biases for linear maps and embeddings; ones for norm weights."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=std)
         bias = getattr(module, "bias", None)
@@ -208,7 +209,7 @@ def init_linear_recurrent_(module: nn.Module, num_layers: int) -> None:
 
 
 def linear_recurrent_blocks(spec: HGRN2Spec | DeltaNetSpec, mixer: Callable[[int], nn.Module]) -> list[nn.Module]:
-    """A block round the mixer of each layer; linear maps of the mixers, and those that end an MLP, are told their place."""
+    """Put a block round the mixer of each layer; linear maps of the mixers, and those that end an MLP, are told their place."""
     blocks: list[nn.Module] = []
     for layer_idx in range(spec.num_layers):
         block = Block(mixer(layer_idx), spec.hidden_size, spec.intermediate_size, spec.norm_eps)

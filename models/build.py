@@ -1,4 +1,4 @@
-"""From a spec to a model and back: `build_model`, `load_model`, `spec_of`."""
+"""Models from specs, and back: `build_model`, `load_model`, `spec_of`."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from models.spec import ModelSpec
 
 
 def build_model(spec: ModelSpec, device: torch.device | str = "cpu") -> CausalLM:
-    """A fresh model in fp32, initialised as in the paper's runs from torch's current seed. On device "meta" nothing
+    """Return a fresh model in fp32, initialised as in the paper's runs from torch's current seed. On device "meta" nothing
     is allocated."""
     with torch.device("meta" if str(device) == "meta" else "cpu"):
         model = CausalLM(CausalLMConfig.from_spec(spec))
@@ -27,14 +27,14 @@ def build_model(spec: ModelSpec, device: torch.device | str = "cpu") -> CausalLM
 
 
 def spec_of(model: PreTrainedModel) -> ModelSpec:
-    """The spec of a model built or loaded here, the authors' checkpoints included. Raises ValueError for any other."""
+    """Return the spec of a model built or loaded here, the authors' checkpoints included. Raises ValueError for any other."""
     if not isinstance(model, CausalLM):
         raise ValueError(f"a model of type {model.config.model_type!r} has no spec; only models of this suite have one")
     return model.config.to_spec()
 
 
 def load_model(source: str | Path, dtype: torch.dtype | None = torch.float32) -> PreTrainedModel:
-    """A model in evaluation mode, on the CPU, from a folder of ours, a folder in the authors' format, or anything that
+    """Return a model in evaluation mode, on the CPU, from a folder of ours, a folder in the authors' format, or anything that
     `AutoModelForCausalLM` loads (folder or hub name); in the dtype it is stored in if none is given.
 
     Raises:

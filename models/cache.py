@@ -1,4 +1,4 @@
-"""What a model remembers between two calls of cached decoding: per layer, a few named tensors."""
+"""State that a model keeps between two calls of cached decoding: per layer, a few named tensors."""
 
 from collections.abc import Callable
 from typing import Any

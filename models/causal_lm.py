@@ -36,7 +36,7 @@ class CausalLMConfig(PreTrainedConfig):
         return cls(spec=asdict(spec))
 
     def to_spec(self) -> ModelSpec:
-        """Raises ValueError (pydantic's) for values that no spec allows."""
+        """Return the spec. Raises ValueError (pydantic's) for values that no spec allows."""
         return _SPEC.validate_json(json.dumps(self.spec))
 
     @property
@@ -100,7 +100,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         return_dict: bool = True,
     ) -> CausalLMOutputWithPast | tuple:
-        """Logits (B, T, V), or of the last `logits_to_keep` positions only. `labels` follow Hugging Face's
+        """Return logits (B, T, V), or of the last `logits_to_keep` positions only. `labels` follow Hugging Face's
         convention: the model shifts them by one and returns the mean loss (`models.loss` gives unshifted, per-token
         losses)."""
         outputs = self.model(
@@ -133,7 +133,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | None = None,
         **unused: Any,
     ) -> dict[str, Any]:
-        """Only the tokens that the cache has not seen, and the mask of all. `generate` passes more than this model
+        """Return only the tokens that the cache has not seen, and the mask of all. `generate` passes more than this model
         takes."""
         cached = 0 if past_key_values is None else past_key_values.get_seq_length()
         prompt = inputs_embeds is not None and cached == 0

@@ -34,7 +34,7 @@ def save_authors(model: "PreTrainedModel", folder: Path) -> None:
 
 
 def convert(source: Path, target: Path) -> str:
-    """Translate SOURCE (either format) into TARGET (the other one); returns one line about what was written.
+    """Translate SOURCE (either format) into TARGET (the other one). Return one line about what was written.
 
     TARGET appears complete or not at all. Raises ValueError for anything a user can put right.
     """

@@ -7,6 +7,6 @@ if TYPE_CHECKING:
 
 
 def num_params(model: "PreTrainedModel") -> int:
-    """Parameters without the input embedding, but with the output head: the paper's "non-embedding" count."""
+    """Count the parameters without the input embedding, but with the output head: the paper's "non-embedding" count."""
     embedding = sum(p.numel() for p in model.get_input_embeddings().parameters())
     return sum(p.numel() for p in model.parameters()) - embedding

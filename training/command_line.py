@@ -1,4 +1,4 @@
-"""How a command behaves in a shell: mistakes are one line and exit code 2, an interruption keeps what is done. Torch-free."""
+"""Behaviour of commands in a shell: mistakes are one line and exit code 2, an interruption keeps what is done. Torch-free."""
 
 import contextlib
 import errno
@@ -25,7 +25,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def parse(command: Any, arguments: list[str] | None, prog: str, description: str | None) -> Any:
-    """The command line as an object of type `command`. A mistake ends the program with one line and exit code 2."""
+    """Return the command line as an object of type `command`. A mistake ends the program with one line and exit code 2."""
     boxed = io.StringIO()
     try:
         with contextlib.redirect_stderr(boxed):
@@ -58,7 +58,8 @@ def arguments_of(options: Any, kind: type | None = None) -> list[str]:
 
 
 def _unboxed(text: str) -> str:
-    """The words of a message of tyro's, between its title and its hints; it draws boxes or rules, as the terminal allows."""
+    """Return the words of a message of tyro's, between its title and its hints; it draws boxes or rules, as the terminal
+    allows."""
     blocks: list[list[str]] = [[]]
     for line in (line.strip(" │") for line in text.splitlines()):
         if "────" in line or "----" in line:
@@ -94,7 +95,7 @@ def guarded(action: Callable[[], int]) -> int:
 
 
 def short(error: ValueError) -> str:
-    """One or two lines; of a pydantic error the offending key and its message."""
+    """Return the error in one or two lines; of a pydantic error the offending key and its message."""
     from pydantic import ValidationError
 
     if isinstance(error, ValidationError):

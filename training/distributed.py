@@ -1,4 +1,4 @@
-"""Processes and devices: who am I, and how a model is spread over the processes (DDP or FSDP2)."""
+"""Processes and devices: the place of this process, and a model spread over the processes (DDP or FSDP2)."""
 
 import datetime
 import gc
@@ -36,7 +36,7 @@ class World:
             dist.barrier()
 
     def broadcast(self, value: object) -> object:
-        """The main process's picklable `value`, in every process."""
+        """Return the main process's picklable `value`, in every process."""
         if self.size == 1:
             return value
         box = [value]
@@ -51,7 +51,7 @@ class World:
 
 
 def pick_device(name: Literal["auto", "cpu", "cuda"], local_rank: int = 0) -> torch.device:
-    """Raises ValueError where CUDA is asked for and not there."""
+    """Return the device of a name. Raises ValueError where CUDA is asked for and not there."""
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise ValueError(
@@ -89,7 +89,7 @@ def device_label(device: torch.device) -> str:
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The residual blocks of a causal language model: the units of sharding and of compilation."""
+    """Return the residual blocks of a causal language model: the units of sharding and of compilation."""
     return list(model.base_model.get_submodule("layers").children())  # type: ignore[union-attr]
 
 
@@ -125,7 +125,7 @@ def spread(
 
 
 def _reduce_in_bf16(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Mean of a bucket over processes, summed in bf16. (torch's own hook of this kind refuses the CPU.)"""
+    """Average a bucket over processes, summed in bf16. (torch's own hook of this kind refuses the CPU.)"""
     gradients = bucket.buffer()
     halved = gradients.to(torch.bfloat16).div_(dist.get_world_size())
     work = dist.all_reduce(halved, async_op=True)

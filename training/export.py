@@ -1,4 +1,4 @@
-"""The trained model and its tokeniser as a folder for `from_pretrained`; whole, it marks a run as finished."""
+"""Export of the trained model and its tokeniser as a folder for `from_pretrained`; whole, it marks a run as finished."""
 
 import os
 import re
@@ -53,7 +53,7 @@ def check_export(folder: Path) -> None:
 
 
 def already_exported(folder: RunFolder, spec: RunSpec, world: World) -> bool:
-    """Whether the run is finished (all processes agree). A damaged export is moved aside, so that it is made again.
+    """Tell whether the run is finished (all processes agree). A damaged export is moved aside, so that it is made again.
 
     ValueError: the weights were trained elsewhere, so that training cannot make them again.
     """

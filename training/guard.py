@@ -11,7 +11,7 @@ WARM_STEPS = 100
 
 
 class Guard:
-    """Judges each step by its loss and gradient norm; keeps a running mean of the norms of applied steps.
+    """Judge of each step by its loss and gradient norm, with a running mean of the norms of applied steps.
 
     `spike_factor`: a gradient norm above this multiple of the mean is a spike; None takes none for one.
     """
@@ -25,7 +25,7 @@ class Guard:
         return {"guard.mean_norm": self.mean_norm, "guard.steps_seen": self.steps_seen}
 
     def judge(self, loss: torch.Tensor, grad_norm: torch.Tensor) -> torch.Tensor:
-        """APPLIED, NOT_FINITE or SPIKE as a float tensor; updates the running mean. No host synchronisation."""
+        """Return APPLIED, NOT_FINITE or SPIKE as a float tensor; updates the running mean. No host synchronisation."""
         finite = torch.isfinite(loss) & torch.isfinite(grad_norm)
         spike = torch.zeros_like(finite)
         if self._factor is not None:

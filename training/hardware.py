@@ -20,7 +20,7 @@ DENSE_BF16_PEAK = {
 
 
 def peak_flops(device: "torch.device") -> float | None:
-    """FLOP/s: the datasheet's dense bf16 rate of a known GPU; None for others and for the CPU."""
+    """Return FLOP/s: the datasheet's dense bf16 rate of a known GPU; None for others and for the CPU."""
     if device.type != "cuda":
         return None
     import torch
@@ -30,7 +30,7 @@ def peak_flops(device: "torch.device") -> float | None:
 
 
 def peak_memory_bytes(device: "torch.device") -> int:
-    """The most memory this process had at once: allocated by torch on a GPU, resident on the CPU."""
+    """Return the most memory this process had at once: allocated by torch on a GPU, resident on the CPU."""
     if device.type == "cuda":
         import torch
 

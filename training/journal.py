@@ -1,4 +1,4 @@
-"""What a training writes down: its start and end, a row per step, steps that were not applied."""
+"""Records of a training: its start and end, a row per step, steps that were not applied."""
 
 import math
 import sys

@@ -10,12 +10,12 @@ Row = dict[str, Any]
 
 
 def line(row: Row) -> str:
-    """`row` as one line whose last key is its check."""
+    """Return `row` as one line whose last key is its check."""
     return json.dumps({**row, CHECK: _crc(row)}) + "\n"
 
 
 def read_line(text: bytes) -> Row | None:
-    """The row of one line; None where it is damaged."""
+    """Return the row of one line; None where it is damaged."""
     try:
         row = json.loads(text)
         check = row.pop(CHECK)
@@ -25,8 +25,8 @@ def read_line(text: bytes) -> Row | None:
 
 
 def read_lines(path: Path) -> tuple[list[Row], int]:
-    """The whole rows in their order, and how many lines are damaged. A last line without its end counts as neither: it is
-    being written, or the process was killed while it wrote."""
+    """Return the whole rows in their order, and how many lines are damaged. A last line without its end counts as neither: it
+    is being written, or the process was killed while it wrote."""
     if not path.exists():
         return [], 0
     rows = [read_line(text) for text in path.read_bytes().split(b"\n")[:-1]]

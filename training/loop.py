@@ -33,7 +33,7 @@ def train(
     """Train the run in `run_dir` to its end, going on from its newest whole checkpoint.
 
     `tokenizer` says where GPT-2's vocabulary lies ("gpt2-json:FOLDER") for a LongCrawl64 `corpus_dir`.
-    Returns an exit code of training.signals: finished, interrupted, or saved and to be started again. Raises ValueError
+    Return an exit code of training.signals: finished, interrupted, or saved and to be started again. Raises ValueError
     for what the user can mend (nothing has been computed then) and OSError for a full disk (checkpoints stay whole).
     """
     folder = RunFolder.open(run_dir)
@@ -52,7 +52,8 @@ def train(
 
 
 def open_corpus(corpus_dir: Path | None, tokenizer: str | None, spec: RunSpec) -> Corpus:
-    """The corpus the spec names, its tokeniser loaded now rather than after training; ValueError if it is another, or none."""
+    """Open the corpus the spec names, its tokeniser loaded now rather than after training; ValueError if it is another, or
+    none."""
     if corpus_dir is None:
         raise ValueError(f"{spec.name} is trained on text: name the folder of its prepared corpus with --corpus-dir.")
     choice = None if tokenizer is None else parse_tokenizer(tokenizer)
@@ -67,7 +68,7 @@ def open_corpus(corpus_dir: Path | None, tokenizer: str | None, spec: RunSpec) -
 
 
 def batches_of(spec: RunSpec, corpus: Corpus | None, world: World) -> tuple[Sampler | RecallSampler, Callable[[int], Batch]]:
-    """Where a run's batches come from, and this process's batch of a step: pure functions, nothing to save."""
+    """Return the source of a run's batches, and this process's batch of a step: pure functions, nothing to save."""
     size = spec.train.batch_size
     if corpus is None:
         assert spec.data.recall is not None
@@ -90,7 +91,7 @@ def _train(
     stop: StopRequest,
     quiet: bool,
 ) -> int:
-    """The training itself. Everything that a step needs is a pure function of the spec or part of `state`."""
+    """Train: the loop itself. Everything that a step needs is a pure function of the spec or part of `state`."""
     train = spec.train
     sampler, load = batches_of(spec, corpus, world)
     model = build_model(spec.model)

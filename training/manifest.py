@@ -1,4 +1,5 @@
-"""What a kept folder must hold: names, sizes and SHA-256 of its files, in a sealed file that is written last. Torch-free."""
+"""Lists of what a kept folder must hold: names, sizes and SHA-256 of its files, in a sealed file that is written last.
+Torch-free."""
 
 import hashlib
 import os
@@ -21,7 +22,7 @@ def seal(folder: Path, **facts: Any) -> None:
 
 
 def fault(folder: Path, *, digests: bool) -> str | None:
-    """What is wrong with a sealed folder, or None. Without `digests` only sizes are compared, which is fast."""
+    """Return what is wrong with a sealed folder, or None. Without `digests` only sizes are compared, which is fast."""
     try:
         files = read_sealed(folder / MANIFEST, "")["files"]
         return next(filter(None, (_fault(folder / name, entry, digests) for name, entry in files.items())), None)

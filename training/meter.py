@@ -1,4 +1,4 @@
-"""What a model wants measured while it trains: from time to time, beside the steps."""
+"""Measurements that a model asks for while it trains: from time to time, beside the steps."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -9,7 +9,7 @@ from models.causal_lm import CausalLM
 from training.step import Stepper
 
 TIMES = 64
-"""How often in a training."""
+"""Number of measurements in a training."""
 
 
 class Meter:

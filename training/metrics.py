@@ -1,4 +1,4 @@
-"""What a step reports: copied off the device without waiting, written as one line of metrics.jsonl, flushed."""
+"""Report of a step: copied off the device without waiting, written as one line of metrics.jsonl, flushed."""
 
 import os
 import time
@@ -60,7 +60,7 @@ class Speed:
         self._last = time.perf_counter()
 
     def tick(self) -> float:
-        """Count one step; returns tokens per second."""
+        """Count one step and return tokens per second."""
         now = time.perf_counter()
         self._durations.append(now - self._last)
         self._last = now
@@ -68,7 +68,7 @@ class Speed:
 
 
 class MetricsWriter:
-    """Appends lines to metrics.jsonl and mirrors them to TensorBoard."""
+    """Writer of metrics.jsonl, a line per step, mirrored to TensorBoard."""
 
     def __init__(self, path: Path, tensorboard: Path | None, first_step: int):
         self._file = open(path, "a")  # noqa: SIM115 - closed in close()

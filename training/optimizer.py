@@ -7,7 +7,8 @@ from training.spec import TrainSpec
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:
-    """Linear, convolution, embedding and head weights decay; biases, norms and flagged parameters do not.
+    """Tell whether a parameter decays: linear, convolution, embedding and head weights do; biases, norms and flagged
+    parameters do not.
 
     `parameter._no_weight_decay` is set by the models (Mamba-2's A_log, D, dt_bias; HGRN2's lower bounds; constant gates).
     """
@@ -15,7 +16,7 @@ def decays(name: str, parameter: nn.Parameter) -> bool:
 
 
 def build_optimizer(model: nn.Module, spec: TrainSpec) -> torch.optim.AdamW:
-    """Fused AdamW in two groups (decayed, not decayed); the learning rate is set before each step."""
+    """Return fused AdamW in two groups (decayed, not decayed); the learning rate is set before each step."""
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     groups = [
         {"params": [p for n, p in trainable if decays(n, p)], "weight_decay": spec.weight_decay},
@@ -43,7 +44,7 @@ def allocate_state(optimizer: torch.optim.AdamW) -> None:
 
 
 def named_state(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, torch.Tensor]:
-    """The optimiser's tensors by parameter name: `exp_avg.NAME`, `exp_avg_sq.NAME`, `steps.NAME`."""
+    """Return the optimiser's tensors by parameter name: `exp_avg.NAME`, `exp_avg_sq.NAME`, `steps.NAME`."""
     state = {}
     for name, parameter in model.named_parameters():
         entry = optimizer.state.get(parameter)

@@ -9,9 +9,9 @@ TOLD = Path("/proc/cpuinfo")
 
 
 def equal_bits(threads: int, given: Mapping[str, str]) -> dict[str, str]:
-    """The variables to add to those `given`: so many threads, and of the vector instructions none beyond AVX2, in PyTorch's own
-    operators and in MKL's products. With wider ones sums are split otherwise, hence round otherwise, and training carries that
-    on. A processor without AVX2 is left as it is."""
+    """Return the variables to add to those `given`: so many threads, and of the vector instructions none beyond AVX2, in
+    PyTorch's own operators and in MKL's products. With wider ones sums are split otherwise, hence round otherwise, and
+    training carries that on. A processor without AVX2 is left as it is."""
     wanted = {"OMP_NUM_THREADS": str(threads)}
     if {"avx2", "fma"} <= set(_found("flags").split()):
         wanted |= {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2"}
@@ -19,7 +19,7 @@ def equal_bits(threads: int, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def model() -> str:
-    """ "AMD EPYC", or the architecture where the system does not tell."""
+    """Return the name, say AMD EPYC, or the architecture where the system does not tell."""
     return _found("model name") or f"{platform.machine()} CPU"
 
 

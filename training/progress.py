@@ -9,7 +9,7 @@ LINE_EVERY_S = 30.0
 
 
 class Progress:
-    """Counts `total` steps of `label` on stderr; `done` of them were finished before. `quiet`: says nothing."""
+    """Count of `total` steps of `label` on stderr; `done` of them were finished before. `quiet`: says nothing."""
 
     def __init__(self, label: str, total: int, done: int = 0, quiet: bool = False):
         self.label, self.total, self.done, self.quiet = label, total, done, quiet
@@ -33,13 +33,13 @@ class Progress:
         return self
 
     def expect(self, steps: int) -> None:
-        """More to do than was known at the start."""
+        """Add steps that were not known at the start."""
         self.total += steps
         if self._bar is not None:
             self._bar.update(self._task, total=self.total)
 
     def advance(self, steps: int = 1, numbers: str = "") -> None:
-        """`numbers`: what to say beside the count."""
+        """Count steps. `numbers`: what to say beside the count."""
         self.done += steps
         self._numbers = numbers
         if self._bar is not None:
@@ -65,7 +65,7 @@ class Progress:
 
 
 def numbers(row: dict[str, Any]) -> str:
-    """What a row of metrics.jsonl says to a person: loss, speed, and on a GPU its utilisation."""
+    """Return what a row of metrics.jsonl says to a person: loss, speed, and on a GPU its utilisation."""
     mfu = "" if row["mfu_dense"] is None else f"  MFU {100 * row['mfu_dense']:.0f}%"
     if row["mfu"] != row["mfu_dense"]:
         mfu += " (dense-equivalent)"

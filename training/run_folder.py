@@ -1,4 +1,4 @@
-"""The run folder is the truth about a run: its spec, its metrics, its checkpoints, its exported model.
+"""Run folders, the truth about a run: its spec, its metrics, its checkpoints, its exported model.
 
 runs/SCALE/NAME-ID/
     spec.json            what the run is (training/spec.py: RunSpec), sealed
@@ -70,7 +70,8 @@ class RunFolder:
         return folder
 
     def read_spec(self) -> RunSpec:
-        """ValueError for a spec that was edited after the run began, too: the folder would hold what its spec does not say."""
+        """Return the spec. ValueError for one that was edited after the run began, too: the folder would hold what its spec
+        does not say."""
         remedy = "put the original back, or delete the folder: its experiment makes it again; other settings are another run"
         values = read_sealed(self.spec_file, remedy)
         try:
@@ -82,7 +83,8 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the exported model is there, with every file that it should have in its size (`check_export` reads them)."""
+        """Tell whether the exported model is there, with every file that it should have in its size (`check_export` reads
+        them)."""
         return manifest.fault(self.export, digests=False) is None
 
     @contextmanager
@@ -104,7 +106,7 @@ class RunFolder:
             yield
 
     def read_metrics(self) -> list[Row]:
-        """A row per step: of a finished run all of them (none of adopted weights), else what is whole so far.
+        """Return a row per step: of a finished run all of them (none of adopted weights), else what is whole so far.
 
         ValueError: the run is finished and a line is damaged or a step missing, so that its curve is not known.
         """
@@ -119,7 +121,7 @@ class RunFolder:
         return rows
 
     def last_row(self) -> Row | None:
-        """The newest whole line of metrics.jsonl, for showing progress; reads the end of the file alone."""
+        """Return the newest whole line of metrics.jsonl, for showing progress; reads the end of the file alone."""
         with contextlib.suppress(OSError), open(self.metrics_file, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
             return next(filter(None, map(read_line, reversed(file.read().split(b"\n")))), None)
@@ -134,7 +136,7 @@ class RunFolder:
         return _complete(kept.get(self.metrics_file, []), step)
 
     def read_starts(self) -> list[Row]:
-        """Every start: what results/provenance.py tells, `first_step`, `params`, `epochs`, and `end` with `exit_code`,
+        """Return every start: what results/provenance.py tells, `first_step`, `params`, `epochs`, and `end` with `exit_code`,
         `tokens`, `wall_s`, `peak_memory_bytes`. The end is None while it runs; of one that was killed, the exit code is.
 
         ValueError: a line is damaged, or there is none though the run is finished.
@@ -148,7 +150,8 @@ class RunFolder:
         return starts
 
     def record(self) -> Row:
-        """What results keep of a run: its spec, every start, how its training ended if it did (its weights may be gone)."""
+        """Return what results keep of a run: its spec, every start, how its training ended if it did (its weights may be
+        gone)."""
         spec, last = self.read_spec(), self.last_row()
         ended = self.finished or (last is not None and last["tokens"] >= spec.train.train_tokens)
         rows = self.read_metrics() if ended else []

@@ -6,7 +6,7 @@ from training.spec import TrainSpec
 
 
 def learning_rate(tokens_seen: int, spec: TrainSpec) -> float:
-    """Rate for the step that starts after `tokens_seen` tokens: linear from 0 over the warm-up, then cosine to 0.
+    """Return the rate for the step that starts after `tokens_seen` tokens: linear from 0 over the warm-up, then cosine to 0.
 
     The count is taken before the step, so the first step runs at exactly 0 and the last one slightly above 0.
     """

@@ -11,7 +11,7 @@ EXIT_REQUEUE = 75  # EX_TEMPFAIL: saved, start me again
 
 
 class StopRequest:
-    """Set by SIGINT, SIGTERM, SIGUSR2 or the wall clock. A second SIGINT stops at once, without saving."""
+    """Wish to stop, set by SIGINT, SIGTERM, SIGUSR2 or the wall clock. A second SIGINT stops at once, without saving."""
 
     def __init__(self, max_hours: float | None = None):
         self.exit_code: int | None = None

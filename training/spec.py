@@ -1,4 +1,4 @@
-"""What a run is, without torch: model, data, optimisation and seed, and the identity that follows from them."""
+"""Spec of a run, without torch: model, data, optimisation and seed, and the identity that follows from them."""
 
 import hashlib
 import json
@@ -84,7 +84,7 @@ class RunSpec:
 
     @property
     def run_id(self) -> str:
-        """First 10 hex digits of the SHA-256 of everything that changes the result.
+        """Return the first 10 hex digits of the SHA-256 of everything that changes the result.
 
         Fields at their default are left out: a switch that is added later leaves the names of earlier runs as they are. So
         a default is for ever, and what a scale decides is stated in full.
@@ -109,13 +109,13 @@ class RunSpec:
 
     @staticmethod
     def from_json(text: str) -> "RunSpec":
-        """Raises pydantic.ValidationError (a ValueError) that names the offending key and value."""
+        """Read a spec. Raises pydantic.ValidationError (a ValueError) that names the offending key and value."""
         return RUN_SPEC.validate_json(text)
 
 
 @dataclass(frozen=True, kw_only=True, config=FINITE)
 class Execution:
-    """How a run is carried out. Nothing here changes its result beyond rounding, so none of it is part of its identity."""
+    """Ways to carry a run out. Nothing here changes its result beyond rounding, so none of it is part of its identity."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU where there is one; of experiments never for the scales in fp32 (tiny), which are for CPUs."""
@@ -166,7 +166,7 @@ def fitted(
 
 
 def check_device(spec: RunSpec, device: str) -> None:
-    """ValueError where the run cannot be computed on `device` (cpu, cuda)."""
+    """Raise ValueError where the run cannot be computed on `device` (cpu, cuda)."""
     if device.startswith("cuda") and spec.train.precision == "fp32" and spec.model.kind == "delta_net":
         raise ValueError(
             f"{spec.name} at {spec.scale} is trained in fp32, which fla's DeltaNet kernels refuse on a GPU: use --device cpu, "
@@ -175,7 +175,7 @@ def check_device(spec: RunSpec, device: str) -> None:
 
 
 def micro_batch_size(spec: TrainSpec, world_size: int, micro_batch_tokens: int | None) -> int:
-    """Sequences per forward pass. Raises ValueError where the batch does not divide evenly."""
+    """Return the sequences per forward pass. Raises ValueError where the batch does not divide evenly."""
     if spec.batch_size % world_size:
         raise ValueError(
             f"a step has {spec.batch_size} sequences, which do not divide among {world_size} processes; "
@@ -196,5 +196,5 @@ RUN_SPEC: TypeAdapter[RunSpec] = TypeAdapter(RunSpec)
 
 
 def _changed(spec: object) -> dict:
-    """The fields of a spec that are not at their default."""
+    """Return the fields of a spec that are not at their default."""
     return TypeAdapter(type(spec)).dump_python(spec, mode="json", exclude_defaults=True)

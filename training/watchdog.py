@@ -1,4 +1,5 @@
-"""Ends a process whose steps have stopped coming (a hung collective, a dead peer), so that it can be started again."""
+"""Watchdog that ends a process whose steps have stopped coming (a hung collective, a dead peer), so that it can be started
+again."""
 
 import faulthandler
 import os
@@ -10,7 +11,8 @@ from training.signals import EXIT_REQUEUE
 
 
 class Watchdog:
-    """Call `alive()` once a step; after `minutes` without a call it prints the stacks and exits with EXIT_REQUEUE."""
+    """Limit to the time between two steps. Call `alive()` once a step; after `minutes` without a call it prints the stacks and
+    exits with EXIT_REQUEUE."""
 
     def __init__(self, minutes: float):
         self._limit = 60 * minutes

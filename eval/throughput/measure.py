@@ -130,8 +130,8 @@ def training_step(model: PreTrainedModel, ids_BT: torch.Tensor, spec: Spec, comp
         compile=spec.compile,
     )
     batch, was_training = (ids_BT, ids_BT.roll(-1, 1)), model.training
-    stepper = build_stepper(model, train, execution, World(0, 1, torch.device(compute.device)))
     try:
+        stepper = build_stepper(model, train, execution, World(0, 1, torch.device(compute.device)))
         with batches_on(stepper.world.device, lambda step: batch, itertools.count()) as batches:
 
             def step() -> None:
@@ -141,11 +141,11 @@ def training_step(model: PreTrainedModel, ids_BT: torch.Tensor, spec: Spec, comp
             yield step
     except torch.OutOfMemoryError as error:
         raise ValueError(
-            f"out of memory on {compute.device}: micro-batches of {stepper.micro_batch} sequences of {spec.seq_len} tokens; "
+            f"out of memory on {compute.device} with micro-batches of {execution.micro_batch_tokens or ids_BT.numel()} tokens; "
             "lower --micro-batch-tokens or switch on --activation-checkpointing"
         ) from error
     finally:
-        stepper.optimizer.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         if spec.activation_checkpointing:
             model.gradient_checkpointing_disable()  # type: ignore[operator]
         model.train(was_training)

@@ -1,4 +1,4 @@
-"""Lets fla's own layers run on the CPU: their entry points choose by the device of the first tensor.
+"""Have fla's own layers run on the CPU: their entry points choose by the device of the first tensor.
 
 CUDA tensors go to the untouched fla function, CPU tensors to the PyTorch version in this package. Modules, parameter
 names and initialisation stay fla's, so a checkpoint moves freely between the two.
@@ -25,7 +25,7 @@ _PLACES: tuple[tuple[str, str, Callable], ...] = (
     ("fla.layers.hgrn2", "rms_norm_linear", modules.rms_norm_linear),
     ("fla.layers.hgrn2", "swish", F.silu),
     ("fla.layers.delta_net", "chunk_delta_rule", recurrences.chunk_delta_rule),
-    ("fla.layers.delta_net", "fused_recurrent_delta_rule", recurrences.fused_recurrent_delta_rule),
+    ("fla.layers.delta_net", "fused_recurrent_delta_rule", recurrences.chunk_delta_rule),
     ("fla.modules.norm.layernorm", "rms_norm", modules.rms_norm),
     ("fla.modules.norm.layernorm_gated", "rmsnorm_fn", modules.rmsnorm_fn),
     ("fla.modules.causal_conv1d.ops", "causal_conv1d", modules.causal_conv1d),

@@ -17,7 +17,7 @@ CHUNK = 64
 
 
 def _to_chunks(x: Tensor, size: int) -> Tensor:
-    """(B, T, H, ...) -> (B, H, N, C, ...) in fp32, padded with zeros: a zero key and a zero log gate leave the state
+    """Reshape (B, T, H, ...) to (B, H, N, C, ...) in fp32, padded with zeros: a zero key and a zero log gate leave the state
     alone."""
     x, missing = x.float(), -x.shape[1] % size
     if missing:
@@ -30,12 +30,12 @@ def _from_chunks(o_BHNCV: Tensor, like: Tensor) -> Tensor:
 
 
 def _chunk_size(seq_len: int) -> int:
-    """CHUNK, or for short inputs the next power of two (the halving of `_decayed_scores` needs one)."""
+    """Return CHUNK, or for short inputs the next power of two (the halving of `_decayed_scores` needs one)."""
     return min(CHUNK, 1 << (seq_len - 1).bit_length())
 
 
 def _log_decay(g: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Sums c of log gates along a chunk, as fp32 parts (high, low) whose sum is the fp64 value.
+    """Sum log gates to c along a chunk, as fp32 parts (high, low) whose sum is the fp64 value.
 
     Thousands of nats pile up in a chunk of strong gates; what fp32 rounds away there would show in the decay between two
     neighbours. Differences of high parts are exact where they matter, and exp(low) = 1 + low is a factor on a token.
@@ -63,7 +63,7 @@ def _scan(
 
 
 def _decayed_scores(q: Tensor, k: Tensor, c: Tensor) -> Tensor:
-    """A[i, j] = sum_d q[i, d] k[j, d] exp(c[i, d] - c[j, d]) for i >= j, else 0; c is non-increasing along the tokens.
+    """Return A[i, j] = sum_d q[i, d] k[j, d] exp(c[i, d] - c[j, d]) for i >= j, else 0; c is non-increasing along the tokens.
 
     By halves: tokens of the second half meet those of the first through the gate at the midpoint, which splits the
     exponent into two sums of log gates, both <= 0, so that a plain matmul is exact where exp(c_i) * exp(-c_j) would
@@ -94,8 +94,8 @@ def chunk_gla(
     state_v_first: bool = False,
     cu_seqlens: None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """S_t = diag(exp g_t) S_{t-1} + k_t v_t^T, o_t = scale * S_t^T q_t, with log gates g (B, T, H, K); scale K^-0.5
-    by default."""
+    """Gated linear attention: S_t = diag(exp g_t) S_{t-1} + k_t v_t^T, o_t = scale * S_t^T q_t, with log gates g (B, T, H, K);
+    scale K^-0.5 by default."""
     _refuse_packing(cu_seqlens)
     size = _chunk_size(q.shape[1])
     like = v
@@ -126,7 +126,7 @@ def fused_recurrent_gla(
 
 
 def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """x / sqrt(sum x^2 + eps) over the last dimension, in fp32: fla's definition, with eps inside the root."""
+    """Return x / sqrt(sum x^2 + eps) over the last dimension, in fp32: fla's definition, with eps inside the root."""
     x = x.float()
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
 
@@ -142,7 +142,7 @@ def chunk_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, o_t = scale * S_t^T q_t, with beta (B, T, H).
+    """Delta rule: S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, o_t = scale * S_t^T q_t, with beta (B, T, H).
 
     Inside a chunk the writes u solve a unit lower triangular system (the WY form): (I + tril(beta k k^T, -1)) u =
     beta (v - k S).
@@ -169,21 +169,6 @@ def chunk_delta_rule(
         state = state + k_BHCK.mT @ u
     o = q @ torch.stack(before, 2) + (q @ k.mT).tril() @ torch.stack(writes, 2)
     return _from_chunks(o, like), state if output_final_state else None
-
-
-def fused_recurrent_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """`chunk_delta_rule` under the name that fla's layer uses for short inputs."""
-    return chunk_delta_rule(q, k, v, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens)
 
 
 def _refuse_packing(cu_seqlens: object) -> None:

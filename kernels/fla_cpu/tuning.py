@@ -1,4 +1,4 @@
-"""Bounds how long fla's kernels tune themselves at their first call: minutes over up to 60 candidates each otherwise."""
+"""Bound how long fla's kernels tune themselves at their first call: minutes over up to 60 candidates each otherwise."""
 
 import itertools
 import sys

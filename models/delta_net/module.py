@@ -35,6 +35,6 @@ class Model(Backbone):
         super().__init__(spec, linear_recurrent_blocks(spec, mixer))
 
     def init_module(self, module: nn.Module) -> None:
-        """Mixer projections Xavier-uniform with gain 2^-2.5, convolutions as PyTorch starts them; the rest N(0, 0.02^2), MLP
-        outputs scaled by depth."""
+        """Start with mixer projections Xavier-uniform with gain 2^-2.5, convolutions as PyTorch starts them; the rest N(0,
+        0.02^2), MLP outputs scaled by depth."""
         init_linear_recurrent_(module, len(self.layers))

@@ -38,15 +38,15 @@ class DeltaNetSpec(ModelKind):
 
     @property
     def num_params(self) -> int:
-        """The paper's count: without the input embedding, with the output head."""
+        """Count the parameters as the paper does: without the input embedding, with the output head."""
         d = self.hidden_size
         mixer = 4 * d * d + d * self.num_heads + 3 * d * self.conv_size + self.head_dim
         return head_params(self.vocab_size, d) + self.num_layers * (mlp_params(d, self.intermediate_size) + mixer)
 
     def flops_per_token(self, seq_len: int) -> int:
-        """FLOPs of a forward pass per token (Table 6), the same at any `seq_len`."""
+        """Return the FLOPs of a forward pass per token (Table 6), the same at any `seq_len`."""
         return 2 * self.num_params + 6 * self.num_layers * self.hidden_size * self.head_dim
 
     def state_size(self, seq_len: int) -> int:
-        """Numbers kept per sequence for decoding, over all layers, the convolutions' inputs included."""
+        """Count the numbers kept per sequence for decoding, over all layers, the convolutions' inputs included."""
         return self.num_layers * self.hidden_size * (self.head_dim + 3 * self.conv_size)

@@ -36,7 +36,7 @@ TILES = 16
 
 
 def decay_time_bias(num_heads: int, shortest: float, longest: float) -> Tensor:
-    """b_h (H,) with sigmoid(b_h) = exp(-1/T_h), decay times T_h (tokens) log-spaced from `shortest` to `longest`
+    """Return b_h (H,) with sigmoid(b_h) = exp(-1/T_h), decay times T_h (tokens) log-spaced from `shortest` to `longest`
     (Fig. 7).
 
     (2, 256) over 8 heads gives ALiBi's slopes 2^-1 .. 2^-8.
@@ -46,13 +46,13 @@ def decay_time_bias(num_heads: int, shortest: float, longest: float) -> Tensor:
 
 
 def token_positions(x_BTd: Tensor, cache: DecodingCache | None, padding: Padding | None) -> Tensor:
-    """(B or 1, T): the first real token is 0."""
+    """Return positions (B or 1, T); the first real token is 0."""
     positions = torch.arange(x_BTd.shape[1], device=x_BTd.device)[None] + (0 if cache is None else cache.seq_len)
     return positions if padding is None else (positions - padding.start[:, None]).clamp(min=0)
 
 
 def rotation_table(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
-    """cos and sin (B or 1, T, 1, D/2) of the rotary angles of positions (B or 1, T), in fp32."""
+    """Return cos and sin (B or 1, T, 1, D/2) of the rotary angles of positions (B or 1, T), in fp32."""
     half = head_dim // 2
     frequencies = base ** (-torch.arange(half, device=positions.device, dtype=torch.float32) / half)
     angles = positions.float()[..., None, None] * frequencies
@@ -60,7 +60,7 @@ def rotation_table(positions: Tensor, head_dim: int, base: float) -> tuple[Tenso
 
 
 def rotate(x_BTHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding over the whole head dimension, channels i and i + D/2 paired."""
+    """Apply the rotary embedding over the whole head dimension, channels i and i + D/2 paired."""
     half = x_BTHD.shape[-1] // 2
     first, second = x_BTHD.float().split(half, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x_BTHD.dtype)
@@ -85,8 +85,8 @@ class ShiftLinear(nn.Module):
     def forward(
         self, x: Tensor, alpha_logit_BTH: Tensor, before_B1HD: Tensor | None, norm: HeadNorm | None
     ) -> tuple[Tensor, Tensor]:
-        """Shifted by `shift_proj(x)` and, with `norm`, normalised (B, T, H, D), and the last token's projection before
-        both (B, 1, H, D)."""
+        """Return the projection shifted by `shift_proj(x)` and, with `norm`, normalised (B, T, H, D), and the last token's
+        projection before both (B, 1, H, D)."""
         projected = self.linear(x).unflatten(-1, (self.shift_proj.out_features, -1))
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
         shifted = shift_and_norm(projected, alpha_logit_BTH, weight, eps=eps, before_B1HD=before_B1HD)
@@ -122,7 +122,7 @@ class ForgettingAttention(nn.Module):
             self.output_norm = HeadNorm(d, spec.norm_eps)
 
     def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None, *rotation: Tensor) -> Tensor:
-        """(B, T, d) from the normalised block input; with a cache, x holds the tokens after those cached. `rotation`:
+        """Return (B, T, d) from the normalised block input; with a cache, x holds the tokens after those cached. `rotation`:
         cos and sin of these tokens' positions, where the variant rotates."""
         q, k, v, log_fgate = self.project(x, cache, *rotation)
         seq_start = None if padding is None else padding.start
@@ -143,7 +143,7 @@ class ForgettingAttention(nn.Module):
     def project(
         self, x: Tensor, cache: DecodingCache | None = None, *rotation: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """What attention sees of the tokens in x: q, k, v (B, T, H, D), shifted, normalised and rotated, and the log
+        """Return what attention sees of the tokens in x: q, k, v (B, T, H, D), shifted, normalised and rotated, and the log
         forget gate (B, T, H) in fp32, None without a gate."""
         scalars = self._scalars(x)
         q = self.q_proj(x).unflatten(-1, (self.spec.num_heads, -1))
@@ -156,7 +156,7 @@ class ForgettingAttention(nn.Module):
         return q, k, v, self._log_fgate(x, scalars)
 
     def _scalars(self, x: Tensor) -> dict[str, Tensor]:
-        """What the tokens in x say to each head in one number (B, T, H): the logits of the forget gate and of the shifts
+        """Return what the tokens in x say to each head in one number (B, T, H): the logits of the forget gate and of the shifts
         of k and v. One product with their weights side by side: each alone is too narrow for a GPU."""
         weights = {"fgate": self.fgate_proj.weight} if self.spec.forget_gate == "full" else {}
         for name, projection in (("k", self.k_proj), ("v", self.v_proj)):
@@ -182,7 +182,7 @@ class ForgettingAttention(nn.Module):
         return shifted
 
     def _log_fgate(self, x: Tensor, scalars: dict[str, Tensor]) -> Tensor | None:
-        """(B, T, H) fp32, or None without a gate."""
+        """Return the log forget gate (B, T, H) in fp32, or None without a gate."""
         if self.spec.forget_gate == "none":
             return None
         if self.spec.forget_gate == "full":
@@ -190,7 +190,7 @@ class ForgettingAttention(nn.Module):
         return F.logsigmoid(self.fgate_bias.float()).expand(*x.shape[:2], -1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, seq_start: Tensor | None) -> Tensor:
-        """What each of the last T queries (B, T, H, D) takes of the values; arguments as `project` gives them."""
+        """Return what each of the last T queries (B, T, H, D) takes of the values; arguments as `project` gives them."""
         if self.spec.attention == "stick_breaking":
             o, remainder = stick_breaking_attention(q, k, v, seq_start=seq_start)
             return o + (remainder[..., None] * v[:, -q.shape[1] :]).to(o.dtype) if self.spec.stick_remainder else o
@@ -210,7 +210,7 @@ class ForgettingAttention(nn.Module):
         )
 
     def pruning(self, q: Tensor, k: Tensor, log_tolerance: float | None) -> dict[str, Any]:
-        """The options of `forgetting_attention` that prune, by the rule of the spec; none for None."""
+        """Return the options of `forgetting_attention` that prune, by the rule of the spec; none for None."""
         if log_tolerance is not None and self.spec.prune_tightly:
             return {"adaptive_threshold": "tight", "log_tolerance": log_tolerance}
         return {"adaptive_threshold": self.threshold(q, k, log_tolerance)}
@@ -223,8 +223,8 @@ class ForgettingAttention(nn.Module):
         return skipped_tiles(q, k, log_fgate, tile=tile, **options)
 
     def threshold(self, q: Tensor, k: Tensor, log_tolerance: float | None) -> Tensor | float | None:
-        """Pruning threshold on D (arXiv 2504.06949): from the QK-norm scales where there are any, else from the norms. None:
-        nothing is pruned."""
+        """Return the pruning threshold on D (arXiv 2504.06949): from the QK-norm scales where there are any, else from the
+        norms. None: nothing is pruned."""
         if log_tolerance is None:
             return None
         head_dim = self.spec.head_dim
@@ -236,7 +236,7 @@ class ForgettingAttention(nn.Module):
         return pruning_threshold(bound, k.shape[1], log_tolerance)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "ForgettingAttention":
-        """Keeps the fixed gate's bias in fp32 through `.to(bfloat16)`: rounding it would change the decay times."""
+        """Keep the fixed gate's bias in fp32 through `.to(bfloat16)`: rounding it would change the decay times."""
         exact = self._buffers.get("fgate_bias")
         super()._apply(fn, recurse)
         if exact is not None:
@@ -259,14 +259,14 @@ def _softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def gated_layers(model: nn.Module) -> dict[int, ForgettingAttention]:
-    """The attention layers with forget gates, by their place; none in other models."""
+    """Return the attention layers with forget gates, by their place; none in other models."""
     found = [module for module in model.modules() if isinstance(module, ForgettingAttention)]
     return {module.layer_idx: module for module in found if module.spec.forget_gate != "none"}
 
 
 @contextmanager
 def watched(layers: Mapping[int, ForgettingAttention], visit: Callable[..., None]) -> Iterator[None]:
-    """Calls visit(layer, q, k, v, log gate (B, T, H)) whenever one of these layers runs on a whole sequence."""
+    """Call visit(layer, q, k, v, log gate (B, T, H)) whenever one of these layers runs on a whole sequence."""
 
     def hook(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         assert isinstance(module, ForgettingAttention)
@@ -314,7 +314,7 @@ class Model(Backbone):
             yield found
 
     def init_module(self, module: nn.Module) -> None:
-        """N(0, 0.02^2) everywhere, biases 0 (the forget gate's too: f starts near 0.5), no scaling with depth."""
+        """Start with N(0, 0.02^2) everywhere, biases 0 (the forget gate's too: f starts near 0.5), no scaling with depth."""
         linear_normal_(module, self.spec.initializer_range)
         if isinstance(module, ForgettingAttention) and module.spec.forget_gate in ("bias_only", "fixed"):
             spec = module.spec

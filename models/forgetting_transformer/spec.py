@@ -85,7 +85,8 @@ class ForgettingTransformerSpec(ModelKind):
 
     @property
     def num_params(self) -> int:
-        """The paper's count: without the input embedding, with the output head. A fixed gate is no parameter."""
+        """Count the parameters as the paper does: without the input embedding, with the output head. A fixed gate is no
+        parameter."""
         d, heads = self.hidden_size, self.num_heads
         gate = {"full": heads * (d + 1), "bias_only": heads, "fixed": 0, "none": 0}[self.forget_gate]
         shifts = (self.use_k_shift + self.use_v_shift) * heads * d
@@ -95,7 +96,7 @@ class ForgettingTransformerSpec(ModelKind):
         return head_params(self.vocab_size, d) + self.num_layers * (mlp_params(d, self.intermediate_size) + mixer)
 
     def flops_per_token(self, seq_len: int) -> int:
-        """FLOPs of a forward pass per token at `seq_len`, nothing pruned (Table 6); training is three times this.
+        """Return the FLOPs of a forward pass per token at `seq_len`, nothing pruned (Table 6); training is three times this.
 
         2N for the matrices, and 4 * layers * d for each key that a query sees: L/2 on the causal average, fewer where
         a window is shorter than the sequence.
@@ -103,7 +104,7 @@ class ForgettingTransformerSpec(ModelKind):
         return 2 * self.num_params + self._attention_flops(seq_len)
 
     def executed_flops_per_token(self, seq_len: int, pruned_share: float) -> int:
-        """FLOPs that a forward pass carries out per token when `pruned_share` of the attention's tiles is skipped.
+        """Return the FLOPs that a forward pass carries out per token when `pruned_share` of the attention's tiles is skipped.
 
         The share, 0 to 1, is of the tiles that the causal mask and the window leave; the matrices are always computed.
         Raises ValueError for another share, and for any but 0 without a forget gate.
@@ -135,7 +136,7 @@ class ForgettingTransformerSpec(ModelKind):
         return int(per_key * (window * window / 2 + (seq_len - window) * window) / seq_len)
 
     def state_size(self, seq_len: int) -> int:
-        """Numbers kept per sequence for decoding after `seq_len` tokens, over all layers."""
+        """Count the numbers kept per sequence for decoding after `seq_len` tokens, over all layers."""
         length = seq_len if self.window_size is None else min(seq_len, self.window_size)
         per_token = 2 * self.hidden_size + (self.num_heads if self.forget_gate != "none" else 0)
         return self.num_layers * (length * per_token + self.hidden_size * (self.use_k_shift + self.use_v_shift))

@@ -50,8 +50,8 @@ class Model(Backbone):
         return (shares[1 : layer_idx + 1].sum(0),)
 
     def init_module(self, module: nn.Module) -> None:
-        """Mixer projections Xavier-uniform with gain 2^-2.5; the rest N(0, 0.02^2), MLP outputs scaled by depth; no lower
-        bounds."""
+        """Start with mixer projections Xavier-uniform with gain 2^-2.5; the rest N(0, 0.02^2), MLP outputs scaled by depth; no
+        lower bounds."""
         init_linear_recurrent_(module, len(self.layers))
         if module is self:
             nn.init.zeros_(self.lower_bounds)

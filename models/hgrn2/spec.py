@@ -35,16 +35,17 @@ class HGRN2Spec(ModelKind):
 
     @property
     def num_params(self) -> int:
-        """The paper's count: without the input embedding, with the output head, and with the lower bounds."""
+        """Count the parameters as the paper does: without the input embedding, with the output head, and with the lower
+        bounds."""
         d = self.hidden_size
         mixer, lower_bounds = 4 * d * d + d, d
         layer = mlp_params(d, self.intermediate_size) + mixer + lower_bounds
         return head_params(self.vocab_size, d) + self.num_layers * layer
 
     def flops_per_token(self, seq_len: int) -> int:
-        """FLOPs of a forward pass per token (Table 6), the same at any `seq_len`."""
+        """Return the FLOPs of a forward pass per token (Table 6), the same at any `seq_len`."""
         return 2 * self.num_params + 5 * self.num_layers * self.hidden_size * self.expand_ratio
 
     def state_size(self, seq_len: int) -> int:
-        """Numbers kept per sequence for decoding, over all layers."""
+        """Count the numbers kept per sequence for decoding, over all layers."""
         return self.num_layers * self.hidden_size * self.expand_ratio

@@ -81,7 +81,7 @@ class Model(Backbone):
         super().__init__(spec, [Mamba2Block(spec, i) for i in range(spec.num_layers)])
 
     def init_module(self, module: nn.Module) -> None:
-        """PyTorch's defaults for linear maps and convolutions, output projections divided by sqrt(layers); A = 1..H,
+        """Start with PyTorch's defaults for linear maps and convolutions, output projections divided by sqrt(layers); A = 1..H,
         D = 1, dt log-uniform in [1e-3, 1e-1]; embedding N(0, 0.02^2)."""
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=INITIALIZER_RANGE)

@@ -37,7 +37,7 @@ class Mamba2Spec(ModelKind):
 
     @property
     def num_params(self) -> int:
-        """The paper's count: without the input embedding, with the output head."""
+        """Count the parameters as the paper does: without the input embedding, with the output head."""
         d, inner = self.hidden_size, self.expand * self.hidden_size
         convolved = inner + 2 * self.ssm_state_size
         in_proj = d * (inner + convolved + self.num_heads)
@@ -45,11 +45,11 @@ class Mamba2Spec(ModelKind):
         return head_params(self.vocab_size, d) + self.num_layers * (d + mixer)
 
     def flops_per_token(self, seq_len: int) -> int:
-        """FLOPs of a forward pass per token (Table 6), the same at any `seq_len`. The recurrence counts layers in pairs, as
-        the paper's 24 blocks."""
+        """Return the FLOPs of a forward pass per token (Table 6), the same at any `seq_len`. The recurrence counts layers in
+        pairs, as the paper's 24 blocks."""
         return 2 * self.num_params + 20 * (self.num_layers // 2) * self.hidden_size * self.ssm_state_size
 
     def state_size(self, seq_len: int) -> int:
-        """Numbers kept per sequence for decoding, over all layers, the convolution's inputs included."""
+        """Count the numbers kept per sequence for decoding, over all layers, the convolution's inputs included."""
         inner = self.expand * self.hidden_size
         return self.num_layers * (inner * self.ssm_state_size + (inner + 2 * self.ssm_state_size) * self.conv_size)

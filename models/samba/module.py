@@ -78,8 +78,8 @@ class Model(Backbone):
         return rotation_table(token_positions(x_BTd, cache, padding), self.spec.attention.head_dim, self.spec.rope_base)
 
     def init_module(self, module: nn.Module) -> None:
-        """PyTorch's defaults; outputs of attention, Mamba and MLPs Kaiming-uniform(a = sqrt 5) / sqrt(2 * layers); A = 1..N,
-        D = 1, dt log-uniform in [1e-3, 1e-1]; embedding N(0, 0.02^2)."""
+        """Start with PyTorch's defaults; outputs of attention, Mamba and MLPs Kaiming-uniform(a = sqrt 5) / sqrt(2 * layers);
+        A = 1..N, D = 1, dt log-uniform in [1e-3, 1e-1]; embedding N(0, 0.02^2)."""
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=INITIALIZER_RANGE)
         elif isinstance(module, RMSNorm):

@@ -68,20 +68,20 @@ class SambaSpec(ModelKind):
 
     @property
     def num_params(self) -> int:
-        """The paper's count: without the input embedding, with the output head."""
+        """Count the parameters as the paper does: without the input embedding, with the output head."""
         d, inner, n = self.hidden_size, self.inner_size, self.ssm_state_size
         scan = inner * (self.dt_rank + 2 * n) + (self.dt_rank + 1) * inner + inner * n + inner
         mamba = 3 * d * inner + inner * (self.conv_size + 1) + scan + mlp_params(d, self.mamba_intermediate_size)
         return self.attention.num_params + self.num_layers // 2 * mamba
 
     def flops_per_token(self, seq_len: int) -> int:
-        """FLOPs of a forward pass per token, ours (the paper prints none): 2N, attention inside its window, and nine a
-        token, channel and state for the scan (arXiv 2312.00752)."""
+        """Return the FLOPs of a forward pass per token, ours (the paper prints none): 2N, attention inside its window, and
+        nine a token, channel and state for the scan (arXiv 2312.00752)."""
         attention = self.attention.flops_per_token(seq_len) - 2 * self.attention.num_params
         return 2 * self.num_params + attention + self.num_layers // 2 * 9 * self.inner_size * self.ssm_state_size
 
     def state_size(self, seq_len: int) -> int:
-        """Numbers kept per sequence for decoding, over all layers, the convolution's inputs included."""
+        """Count the numbers kept per sequence for decoding, over all layers, the convolution's inputs included."""
         return self.attention.state_size(seq_len) + self.num_layers // 2 * self.inner_size * (
             self.ssm_state_size + self.conv_size
         )

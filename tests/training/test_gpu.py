@@ -17,10 +17,8 @@ from models.build import build_model
 from models.loss import TokenLoss
 from models.spec import ForgettingTransformerSpec
 from training.distributed import World
-from training.guard import Guard
-from training.optimizer import build_optimizer
-from training.spec import TrainSpec
-from training.step import Stepper
+from training.spec import Execution, TrainSpec
+from training.step import build_stepper
 
 pytestmark = pytest.mark.gpu
 STEPS, BATCH, SEQ_LEN = 50, 4, 1024
@@ -48,11 +46,7 @@ def curve(model: torch.nn.Module, precision: str, tokens: torch.Tensor, compile:
         precision=precision,
     )  # fmt: skip
     world = World(0, 1, torch.device("cuda", 0))
-    if compile:
-        for layer in model.base_model.layers:
-            layer.compile()
-    module = TokenLoss(model)
-    stepper = Stepper(module, build_optimizer(module, spec), Guard(None, world), spec, world, BATCH)
+    stepper = build_stepper(model, spec, Execution(compile=compile), world)
     losses = [stepper.run(batch[:, :-1], batch[:, 1:], 1e-3)[0] for batch in tokens]
     return torch.stack(losses).cpu()
 
