@@ -143,7 +143,8 @@ def longcrawl64_spec(folder: Path, document_len: int | None = None) -> DataSpec:
         lengths.append(split.document_len)
     if lengths[0] != lengths[1]:
         raise ValueError(
-            f"{folder}: train.zarr has documents of {lengths[0]} tokens and heldout.zarr of {lengths[1]}; they must agree"
+            f"{folder}: train.zarr has documents of {lengths[0]} tokens and heldout.zarr of {lengths[1]}: "
+            "give the shorter as document_len"
         )
     return DataSpec(
         source="longcrawl64",

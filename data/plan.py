@@ -81,7 +81,7 @@ def resolve(
     """
     source = parse_source(source) if isinstance(source, str) else source
     if heldout is not None and not isinstance(source, TextSource):
-        raise ValueError(f"held-out text {heldout!r}: only data text:PATH takes one, not {source.kind!r}")
+        raise ValueError(f"held-out text {heldout!r}: only data text:PATH takes one, not {source.kind!r}; leave it out")
     if document_len is not None and document_len < 2:
         raise ValueError(f"document_len {document_len}: a document needs at least 2 tokens")
     if isinstance(source, LongCrawl64Source):

@@ -73,7 +73,9 @@ def prepare(plan: CorpusPlan, *, progress: Progress | None = None) -> Corpus:
                 f"no space left in {plan.folder.parent} for the tokenised corpus ({error.strerror}): free some, or choose "
                 "another cache folder"
             ) from None
-        raise ValueError(f"cannot write the tokenised corpus to {plan.folder} ({error.strerror or error})") from None
+        raise ValueError(
+            f"cannot write the tokenised corpus to {plan.folder} ({error.strerror or error}): choose another cache folder"
+        ) from None
     return Corpus.open(plan.folder)
 
 
@@ -219,7 +221,7 @@ def _choose_heldout(documents: list[_Document], plan: CorpusPlan) -> set[int]:
     if len(documents) < 2:
         raise ValueError(
             f"data {plan.spec.source!r} has {len(documents)} distinct documents with text: at least 2 are needed, one of them "
-            "to be held out"
+            "to be held out; give more text"
         )
     candidates = [d for d in documents if d.num_bytes >= _BYTES_PER_TOKEN * plan.spec.document_len]
     if len(candidates) < 2:  # nothing is surely long enough: leave the longest to train on

@@ -32,7 +32,9 @@ class Split:
         self._array = open_array(path)
         self.num_documents, stored_len = map(int, self._array.shape)
         if document_len is not None and document_len > stored_len:
-            raise ValueError(f"{path} has documents of {stored_len} tokens, fewer than the {document_len} asked for")
+            raise ValueError(
+                f"{path} has documents of {stored_len} tokens, fewer than the {document_len} asked for: ask for fewer"
+            )
         self.document_len = document_len or stored_len
         compressor = getattr(self._array.metadata, "compressor", None)
         self._blosc = getattr(compressor, "codec_id", None) == "blosc"

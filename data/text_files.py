@@ -154,7 +154,7 @@ def _read_jsonl(path: Path, file: IO[bytes]) -> Iterator[str]:
         except UnicodeDecodeError:
             raise
         except ValueError as error:
-            raise ValueError(f"{path}, line {number} is not JSON ({error})") from None
+            raise ValueError(f"{path}, line {number} is not JSON ({error}): mend the line, or take it out") from None
         if not isinstance(row, dict) or not isinstance(row.get("text"), str):
             raise ValueError(f"{path}, line {number} has no `text` field holding a string: every line needs one")
         yield row["text"]

@@ -123,7 +123,7 @@ class Tokenizer:
             about = json.loads((folder / "kind.json").read_text(encoding="utf-8"))
             backend = Backend.from_str((folder / "tokenizer.json").read_text(encoding="utf-8"))
         except OSError as error:
-            raise ValueError(f"no saved tokenizer in {folder} ({error.strerror})") from None
+            raise ValueError(f"no saved tokenizer in {folder} ({error.strerror}): name another folder") from None
         return Tokenizer(about["kind"], backend, about["vocab_size"], about["bos_id"])
 
     def to_hf(self) -> "CorpusTokenizer":
@@ -186,7 +186,9 @@ def _read_gpt2(folder: Path | None) -> tuple[dict[str, int], list[tuple[str, str
         lines = merges_path.read_text(encoding="utf-8").split("\n")
         merges = [(a, b) for a, b in (line.split(" ") for line in lines if line and not line.startswith("#version"))]
     except (OSError, ValueError) as error:
-        raise ValueError(f"tokenizer folder {vocab_path.parent}: vocab.json or merges.txt cannot be read ({error})") from None
+        raise ValueError(
+            f"tokenizer folder {vocab_path.parent}: vocab.json or merges.txt cannot be read ({error}): fetch them again"
+        ) from None
     if len(vocab) != GPT2_VOCAB_SIZE or vocab.get(BOS) != GPT2_VOCAB_SIZE - 1 or len(merges) != 50000:
         raise ValueError(
             f"tokenizer folder {vocab_path.parent} holds {len(vocab)} tokens and {len(merges)} merges; GPT-2 has "

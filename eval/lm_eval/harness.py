@@ -63,7 +63,7 @@ class HarnessModel(TemplateLM):
             if key not in records and key not in todo:
                 if not continuation or len(continuation) > self.max_length:
                     raise ValueError(
-                        f"a continuation of {len(continuation)} tokens cannot be scored within max_length {self.max_length}"
+                        f"a continuation of {len(continuation)} tokens does not fit into max_length {self.max_length}: raise it"
                     )
                 todo[key] = (context + continuation, len(continuation))
         self.progress.expect(len(todo))
@@ -108,7 +108,7 @@ class HarnessModel(TemplateLM):
                 continue
             prompt, options = request.args
             if options.get("do_sample"):
-                raise ValueError(f"task {request.task_name} samples; only greedy generation is offered")
+                raise ValueError(f"task {request.task_name} samples; only greedy generation is offered: leave it out")
             until = options.get("until") or []
             stops = tuple(filter(None, [until] if isinstance(until, str) else until))
             limit = options.get("max_gen_toks", 256)

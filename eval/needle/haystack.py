@@ -102,5 +102,7 @@ def document(codec: TextCodec, hay: Sequence[int], needle: str, num_tokens: int,
             end += gap
             point = min(point, end) if depth >= 100 else point
     if not closest:
-        raise ValueError(f"no document of {num_tokens} tokens could be cut from the haystack at depth {depth}")
+        raise ValueError(
+            f"no document of {num_tokens} tokens could be cut from the haystack at depth {depth}: name another haystack"
+        )
     return closest

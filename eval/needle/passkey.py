@@ -30,7 +30,7 @@ def draw_keys(num_keys: int, rng: np.random.Generator) -> list[tuple[str, str]]:
     With repeated digits, copying what follows the last one would not be enough.
     """
     if num_keys > len(NAMES):
-        raise ValueError(f"num_keys {num_keys} exceeds the {len(NAMES)} names of keys")
+        raise ValueError(f"num_keys {num_keys} exceeds the {len(NAMES)} names of keys: ask for fewer")
     names = [NAMES[i] for i in rng.permutation(len(NAMES))[:num_keys]]
     return [(name, "".join(map(str, rng.permutation(10)[:DIGITS]))) for name in names]
 

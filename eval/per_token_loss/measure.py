@@ -127,5 +127,9 @@ def document_losses(model: nn.Module, target_T: np.ndarray, bos_id: int, compute
         ) from error
     bad = ~np.isfinite(loss_T)
     if bad.any():
-        raise ValueError(f"held-out document {document}: the loss of token {int(bad.argmax()) + 1} is {loss_T[bad.argmax()]}")
+        loss = loss_T[bad.argmax()]
+        raise ValueError(
+            f"held-out document {document}: the loss of token {int(bad.argmax()) + 1} is {loss}: look at the training, or "
+            "evaluate in fp32"
+        )
     return loss_T

@@ -110,12 +110,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
                 rows.append(_row(f"decoded_loss{ending}", decoded, document=document))
             pruned.end_document()
             progress.advance()
-    context.extras |= {
-        "context_len": spec.context_len,
-        "tile": spec.tile,
-        "decoded_tokens": spec.decoded_tokens,
-        "log_tolerance": spec.log_tolerance,
-    }
+    context.extras |= {name: getattr(spec, name) for name in ("context_len", "tile", "decoded_tokens", "log_tolerance")}
     return pd.DataFrame([*rows, *pruned.rows])
 
 

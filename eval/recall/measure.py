@@ -17,7 +17,9 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     """Return the answers of each sequence, counted. ValueError for a run of another task, or of none."""
     run = loaded.subject.run
     if run is None or run.data.recall is None or run.data.fingerprint != spec.corpus:
-        raise ValueError(f"the evaluation is of recall task {spec.corpus}, which {loaded.subject.model} was not trained on")
+        raise ValueError(
+            f"the evaluation is of recall task {spec.corpus}, which {loaded.subject.model} was not trained on: name another"
+        )
     task = run.data.recall
     tokens_NT, queries_NP = heldout(task, spec.num_sequences)
     compute = context.compute(spec.precision)
@@ -28,7 +30,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
             with compute.inference():
                 logits_NPV = loaded.model(input_ids=inputs_NT.to(compute.device), use_cache=False).logits[:, 1::2]
             if not torch.isfinite(logits_NPV).all():
-                raise ValueError(f"a logit of {loaded.subject.model} is not finite")
+                raise ValueError(f"a logit of {loaded.subject.model} is not finite: look at its training, or evaluate in fp32")
             found.append(logits_NPV.argmax(-1).cpu().numpy())
             progress.advance(len(rows))
     correct_NP, stale_NP = judged(tokens_NT, np.concatenate(found))

@@ -227,7 +227,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except ValueError as error:
-        raise ValueError(f"{path} cannot be read as JSON ({error})") from None
+        raise ValueError(f"{path} cannot be read as JSON ({error}): copy the model again") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{path} is no JSON object")
+        raise ValueError(f"{path} is no JSON object: copy the model again")
     return values

@@ -87,5 +87,5 @@ def checked(what: str, wanted: str, path: Path | None, flag: str) -> Path:
         raise ValueError(f"the spec's {what} is the content {wanted}: name its path with {flag}")
     found = digest(path)
     if found != wanted:
-        raise ValueError(f"{path} has the content {found}, the spec asks for {what} {wanted}")
+        raise ValueError(f"{path} has the content {found}, the spec asks for {what} {wanted}: name that with {flag}")
     return path

@@ -110,7 +110,7 @@ class _Draw:
             unit = str(self.rng.choice(self.units[other]))
             if (same or other != document) and unit != not_these and unit not in found:
                 found.append(unit)
-        raise ValueError("the held-out text repeats itself too much; stand-in tasks cannot be made from it")
+        raise ValueError("the held-out text repeats itself too much: prepare a corpus with more text for stand-in tasks")
 
     def choices(self, count: int, same: bool) -> tuple[str, list[str], int]:
         """Draw (context, shuffled continuations, index of the true one)."""
@@ -133,7 +133,7 @@ def _lambada(draw: _Draw) -> Row:
         for at in range(len(words) - 1, 0, -1):
             if len(words[at]) >= 4 and words[at] in seen:
                 return {"text": " ".join([*context.split(), *words[: at + 1]])}
-    raise ValueError("the held-out text repeats no words; stand-in tasks cannot be made from it")
+    raise ValueError("the held-out text repeats no words: prepare a corpus with more text for stand-in tasks")
 
 
 def _piqa(draw: _Draw) -> Row:
