@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.forks import say_to
 from training.processor import equal_bits
 
 ROOT = Path(__file__).parents[2]
@@ -40,10 +41,7 @@ def run_pytest(folder: Path, arguments: list[str], limit_s: float) -> tuple[int 
 def _within(folder: Path, arguments: list[str], said: Path) -> None:
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has ignored by what it starts in the background
-    handle = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+    say_to(said)
     os.chdir(folder)
     os.environ.update(ENVIRONMENT)
     sys.dont_write_bytecode = True

@@ -1,73 +1,70 @@
-"""The list of mutants does not rot: each is one line that is there once, still Python when changed, with tests that exist."""
+"""The list of mutants does not rot: each is in one place, still Python when changed, with tests that exist."""
 
 import ast
-import shutil
 from collections import Counter
-from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
-from tests.mutants import __main__ as mutants
-from tests.mutants.__main__ import ENOUGH, HUNG, KILLED, SURVIVED, Result, code, copy_checkout, digest, known, run_mutant
+from tests.mutants.__main__ import KILLED, SURVIVED, copy_checkout, run_mutant
 from tests.mutants.listed import MUTANTS, Mutant
-from training.lines import line
+from tests.mutants.place import ROOMS, ROOT, Code, files_of_tests, parsed, replacement
 
-ROOT = Path(__file__).parents[2]
+MOVED = """
+class A:
+    size: int = 8
+
+    def b(self):
+        return f(  # ü
+            x=1,
+            y=(2 *
+  self.size))
+"""
+SEAL = Mutant("read_sealed", "seal != _digest(values)", "False", "test_sealed")
 
 
-@pytest.mark.parametrize("file", sorted({mutant.file for mutant in MUTANTS}))
-def test_every_mutant_applies_to_exactly_one_line(file):
-    body = (ROOT / file).read_text()
+@pytest.fixture(scope="module")
+def code() -> Code:
+    return Code()
+
+
+def test_every_mutant_is_in_one_place_and_changes_it(code):
     for mutant in MUTANTS:
-        if mutant.file == file:
-            assert body.count(mutant.old) == 1, mutant
-            assert ast.dump(ast.parse(body.replace(mutant.old, mutant.new))) != ast.dump(ast.parse(body)), mutant
-            files, _, _ = mutant.tests.partition(" -k ")
-            assert all((ROOT / "tests" / each).is_file() for each in files.split()), mutant
+        places = code.places(mutant)
+        assert len(places) == 1, f"{mutant} is in {len(places)} places: {places}"
+        text = code.texts[places[0].file]
+        assert ast.dump(ast.parse(places[0].changed(text, replacement(mutant)))) != ast.dump(ast.parse(text)), mutant
+        assert files_of_tests(mutant)
 
 
-def test_there_are_enough_and_no_two_are_alike():
-    assert len(MUTANTS) >= 200
-    assert all(count == 1 for count in Counter((m.file, m.old, m.new) for m in MUTANTS).values())
-    rooms = {"kernels", "models", "data", "training", "eval", "results", "analysis", "experiments"}
-    assert {mutant.room for mutant in MUTANTS} == rooms
+def test_they_are_few_and_different_and_in_every_room(code):
+    assert 100 <= len(MUTANTS) <= 120
+    assert all(count == 1 for count in Counter(each[:3] for each in MUTANTS).values())
+    assert {code.places(mutant)[0].file.split("/")[0] for mutant in MUTANTS} == set(ROOMS)
 
 
-def test_the_table_is_of_these_mutants_and_nine_in_ten_are_killed():
-    said = (ROOT / "tests/mutants/table.md").read_text()
-    became = [
-        result
-        for mutant in MUTANTS
-        for result in (KILLED, SURVIVED, HUNG)
-        if f"| {mutant.file} | {code(mutant.old)} | {code(mutant.new)} | {result} |" in said
-    ]
-    assert len(became) == len(MUTANTS), "judge what is new: python -m tests.mutants --out tests/mutants/table.md"
-    assert became.count(SURVIVED) <= (1 - ENOUGH) * len(MUTANTS)
+def test_a_mutant_is_found_wherever_its_function_goes_and_however_it_is_laid_out(tmp_path):
+    (tmp_path / "data").mkdir()
+    file = tmp_path / "data" / "moved.py"
+    file.write_text(MOVED)
+    faults = (("A.b", "2 * self.size", "3"), ("A.b", "x=1", "x=2"), ("A.size", "8", "9"))
+    for fault, line in zip(faults, ("y=((3)))", "x=2,", "= (9)"), strict=True):
+        mutant = Mutant(*fault, "test_sealed")
+        (place,) = Code(tmp_path).places(mutant)
+        assert line in place.changed(file.read_text(), replacement(mutant))
+    assert not Code(tmp_path).places(Mutant("A.c", "2 * self.size", "3", ""))
+    assert isinstance(parsed("x = 1"), ast.Assign) and isinstance(parsed("x=1"), ast.keyword)
 
 
-def test_a_kill_is_kept_until_the_file_or_its_tests_change(tmp_path, monkeypatch):
-    journal, index = tmp_path / "table.jsonl", next(i for i, mutant in enumerate(MUTANTS) if mutant.room == "results")
-    row = {"digest": digest(MUTANTS[index]), "mutant": list(MUTANTS[index]), "result": asdict(Result(KILLED, 1.0, "a test"))}
-    journal.write_text(line(row) + line({**row, "digest": "of another file"})[:-9] + "\n")
-    assert known(journal, [index, index + 1]) == {index: Result(KILLED, 1.0, "a test")}
-    assert known(None, [index]) == {}
-    (tmp_path / "other.jsonl").write_text(line({**row, "result": asdict(Result(SURVIVED, 1.0))}))
-    assert known(tmp_path / "other.jsonl", [index]) == {}
-    shutil.copytree(ROOT / "results", tmp_path / "results", ignore=shutil.ignore_patterns("tiny*", "mini*"))
-    shutil.copytree(ROOT / "tests", tmp_path / "tests")
-    monkeypatch.setattr(mutants, "ROOT", tmp_path)
-    assert known(journal, [index])
-    with (tmp_path / "tests" / MUTANTS[index].tests.split()[0]).open("a") as file:
-        file.write("\n")
-    assert known(journal, [index]) == {}
+def test_tests_that_are_nowhere_or_in_several_places_are_refused():
+    for name in ("test_nothing", "test_without_gpu"):
+        with pytest.raises(ValueError, match=f"{name}: tests/ has . files"):
+            files_of_tests(SEAL._replace(tests=name))
 
 
-def test_a_mutant_is_killed_or_survives_and_is_taken_out_again(tmp_path):
-    copy = copy_checkout(tmp_path / "copy")
-    file = "results/sealed.py"
-    killed = Mutant(file, "if seal != _digest(values):", "if False:", "results/test_sealed.py")
-    survives = killed._replace(old='"""The values of a sealed file.', new='"""Values of a sealed file.')
-    assert run_mutant(copy, killed, 100).became == KILLED
-    assert run_mutant(copy, survives, 100).became == SURVIVED
-    assert (copy / file).read_text() == (ROOT / file).read_text()
+def test_a_mutant_is_killed_or_survives_and_is_taken_out_again(tmp_path, code):
+    copy, (place,) = copy_checkout(tmp_path / "copy"), code.places(SEAL)
+    assert SEAL in MUTANTS
+    survives = SEAL._replace(new="not seal == _digest(values)")
+    assert run_mutant(copy, SEAL, place, 100).became == KILLED
+    assert run_mutant(copy, survives, place, 100).became == SURVIVED
+    assert (copy / "results/sealed.py").read_text() == (ROOT / "results/sealed.py").read_text()
