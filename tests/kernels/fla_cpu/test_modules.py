@@ -94,12 +94,13 @@ def test_autocast_does_not_reach_the_recurrences():
 
 def test_a_layer_without_a_cpu_version_says_which_and_where_to_add_it(monkeypatch):
     """As Triton finds no GPU, whether there is one or not."""
-    from fla.layers.gla import GatedLinearAttention
 
     def none_found():
         raise RuntimeError("0 active drivers ([]). There should only be one.")
 
     install.install()
+    from fla.layers.gla import GatedLinearAttention
+
     driver = sys.modules["triton.runtime.driver"]
     assert hasattr(driver._create_driver, "__wrapped__")
     monkeypatch.setattr(driver, "_create_driver", install._explained(none_found))
