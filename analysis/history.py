@@ -1,4 +1,4 @@
-"""How verdicts changed: results/SCALE/verdicts.jsonl, a line whenever some are others than before. Only added to.
+"""History of verdicts: results/SCALE/verdicts.jsonl, a line whenever some are others than before. Only added to.
 
 {"date": of the newest evaluation, "commit": that made it, "verdicts": {"C1": "holds", ...}}     those that changed
 """
@@ -22,8 +22,8 @@ class Change:
 
 
 def changes(folder: Path, statuses: Mapping[str, str], studies: Sequence[Study]) -> list[Change]:
-    """Note what changed since the last time, and tell all changes after the first verdicts, the newest first. ValueError for a
-    damaged file."""
+    """Note what changed since the last time, and return all changes after the first verdicts, the newest first. ValueError for
+    a damaged file."""
     path = folder / "verdicts.jsonl"
     text = path.read_text() if path.is_file() else ""
     try:

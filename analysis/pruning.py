@@ -1,9 +1,8 @@
-"""Rows on pruning as figures and claims use them.
+"""Rows on pruning as figures and claims use them. A line has a rule of pruning and a training context.
 
 Suffixes: D documents, H heads of all layers, M query tiles.
 """
 
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,17 +10,18 @@ import numpy as np
 import pandas as pd
 
 from analysis.statistics import Estimate, Term, contrast
-from analysis.study import Study
+from analysis.study import Axes, Line, Series, Study
 
 KIND = "pruning"
 
 
 @dataclass(frozen=True, eq=False)
 class Skipped:
-    """One label's evaluations, a mean over seeds but for `share_SD`. `share_DH`: share of the causal tiles that is skipped;
+    """Evaluations of one series, a mean over seeds but for `share_SD`. `share_DH`: share of the causal tiles that is skipped;
     `first`: (layer, head) -> first key tile that each query tile of document 0 computes (M,)."""
 
     label: str
+    axes: Axes
     context: int
     tile: int
     share_SD: np.ndarray
@@ -47,39 +47,32 @@ class Skipped:
         return contrast([self.term(1.0)])
 
 
-def context_of(label: str) -> int:
-    """Training context of a label such as "pruned, context 4096". ValueError for others."""
-    found = re.fullmatch(r"(?:un|tightly )?pruned, context (\d+)", label)
-    if found is None:
-        raise ValueError(f"label {label!r} names no training context; expected one like 'pruned, context 4096'")
-    return int(found[1])
-
-
 @lru_cache(maxsize=8)
 def skipped(study: Study) -> tuple[Skipped, ...]:
     """By training context, each evaluated at its own. ValueError if nothing is stored."""
-    groups: dict[str, list[tuple[pd.DataFrame, dict]]] = {}
+    groups: dict[Series, list[tuple[Line, pd.DataFrame, dict]]] = {}
     for line, rows, meta in study.evaluations(KIND):
-        groups.setdefault(line.label, []).append((rows, meta["spec"]))
+        groups.setdefault(line.series, []).append((line, rows, meta["spec"]))
     if not groups:
         raise ValueError(f"{study.stem}: no evaluations of pruning are stored; run its experiment first")
-    return tuple(sorted((_skipped(label, seeds) for label, seeds in groups.items()), key=lambda each: each.context))
+    return tuple(sorted(map(_skipped, groups.values()), key=lambda each: each.context))
 
 
-def _skipped(label: str, seeds: list[tuple[pd.DataFrame, dict]]) -> Skipped:
-    shares = [_by_head(rows, "tiles_pruned") for rows, _ in seeds]
-    rows, spec = seeds[0]
+def _skipped(seeds: list[tuple[Line, pd.DataFrame, dict]]) -> Skipped:
+    shares = [_by_head(rows, "tiles_pruned") for _, rows, _ in seeds]
+    line, rows, spec = seeds[0]
     tiles = rows[rows["quantity"] == "first_tile"].sort_values("position")
     losses = rows[rows["head"] < 0].pivot(index="document", columns="quantity", values="value")
     return Skipped(
-        label=label,
+        label=line.label,
+        axes=line.axes,
         context=int(spec["context_len"]),
         tile=int(spec["tile"]),
         share_SD=np.stack([share.to_numpy().mean(axis=1) for share in shares]),
         share_DH=np.mean([share.to_numpy() for share in shares], axis=0),
         heads=[(int(each[0]), int(each[1])) for each in shares[0].columns.to_list()],
-        keys_read_H=np.mean([_by_head(own, "keys_read").to_numpy().mean(axis=0) for own, _ in seeds], axis=0),
-        dropped_H=np.max([_by_head(own, "dropped").to_numpy().max(axis=0) for own, _ in seeds], axis=0),
+        keys_read_H=np.mean([_by_head(own, "keys_read").to_numpy().mean(axis=0) for _, own, _ in seeds], axis=0),
+        dropped_H=np.max([_by_head(own, "dropped").to_numpy().max(axis=0) for _, own, _ in seeds], axis=0),
         losses=losses,
         first={head: own["value"].to_numpy() for head, own in tiles.groupby(["layer", "head"])},  # type: ignore[misc]
         log_tolerance=float(spec["log_tolerance"]),

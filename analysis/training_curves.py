@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.names import rank
-from analysis.study import Study
+from analysis.study import Axes, Line, Series, Study
 from analysis.style import scale_note
 from analysis.tables import Cell, Column, Table, over_seeds
 
@@ -17,9 +17,10 @@ LAST_SHARE = 0.02
 
 @dataclass(frozen=True)
 class Training:
-    """Logged steps of one label: `tokens` (N,), `loss_SN`, and every seed's median tokens per second and MFU."""
+    """Logged steps of one series: `tokens` (N,), `loss_SN`, and every seed's median tokens per second and MFU."""
 
     label: str
+    axes: Axes
     model: str
     tokens: np.ndarray
     loss_SN: np.ndarray
@@ -29,19 +30,20 @@ class Training:
 
 def trainings(study: Study) -> list[Training]:
     """In the paper's order of models. ValueError: none stored, or seeds that logged other steps."""
-    groups: dict[tuple[str, str, str], list[pd.DataFrame]] = {}
+    groups: dict[Series, list[tuple[Line, pd.DataFrame]]] = {}
     for line, rows, _ in study.evaluations(KIND):
-        groups.setdefault((line.label, line.model, line.scale), []).append(rows.sort_values("step"))
+        groups.setdefault(line.series, []).append((line, rows.sort_values("step")))
     if not groups:
         raise ValueError(f"{study.stem}: no training curves are stored; run its experiment first")
     found = []
-    for (label, model, _), runs in groups.items():
+    for group in groups.values():
+        line, runs = group[0][0], [rows for _, rows in group]
         tokens = runs[0]["tokens"].to_numpy(float)
         if any(len(rows) != len(tokens) or (rows["tokens"].to_numpy() != tokens).any() for rows in runs):
-            raise ValueError(f"{study.stem}: the seeds of {label} logged different steps")
+            raise ValueError(f"{study.stem}: the seeds of {line.label} logged different steps")
         loss_SN = np.stack([rows["loss"].to_numpy(float) for rows in runs])
         speeds, mfus = (np.array([rows[name].median() for rows in runs], float) for name in ("tokens_per_s", "mfu"))
-        found.append(Training(label, model, tokens, loss_SN, speeds, mfus))
+        found.append(Training(line.label, line.axes, line.model, tokens, loss_SN, speeds, mfus))
     return sorted(found, key=lambda training: rank(training.model))
 
 

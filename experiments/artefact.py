@@ -1,13 +1,16 @@
-"""The figures and tables there are: one file each in a folder of its paper, found by looking."""
+"""Artefacts, the figures and tables there are: one file each in a folder of its paper, found by looking."""
 
+import difflib
 import importlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import UnionType
 
-from analysis.study import Study
+from analysis.study import Series, Study
 from analysis.tables import Table, write_table
 from analysis.verdict import Claim, Look
 from eval.shell.spec import EvalSpec
@@ -22,10 +25,11 @@ FOLDERS = (*PAPERS, "beyond")
 @dataclass(frozen=True)
 class Artefact:
     """A figure or table as its file, experiments/PAPER/STEM.py, declares it: TITLE, PAPER, SHOWS, runs, evals, summary and,
-    where there are such, draw, CLAIMS and LOOKS.
+    where there are such, draw, AXES, CLAIMS and LOOKS.
 
     `runs(scale, seeds)`: the recipes it needs; `evals(scale)`: how each run is evaluated; `summary(study)`: its numbers as a
-    table, which is what is drawn where there is no `draw(study)`.
+    table, which is what is drawn where there is no `draw(study)`. `axes`: the axes that it can draw, each with the values that
+    it knows or their type; None is the value of a line that does not have the axis.
     """
 
     stem: str
@@ -39,10 +43,33 @@ class Artefact:
     draw: Callable[[Study], list[Path]]
     claims: tuple[Claim, ...]
     looks: Mapping[str, Look]
+    axes: Mapping[str, Collection[object] | type | UnionType]
 
     @property
     def main(self) -> bool:
         return self.stem in MAIN
+
+    def check(self, recipes: Iterable[Recipe]) -> None:
+        """Raise ValueError for a line that this artefact cannot draw, or cannot tell from another."""
+        file = f"experiments/{self.folder}/{self.stem}.py"
+        labels: dict[Series, str] = {}
+        for recipe in recipes:
+            line = f"{self.stem} cannot draw its line {recipe.label!r} of {recipe.name}"
+            for axis in self.axes | recipe.axes:
+                value, known = recipe.axes.get(axis), self.axes.get(axis, ())
+                if not (value in known if isinstance(known, Collection) else isinstance(value, known)):
+                    values = ", ".join(map(str, known)) if isinstance(known, Collection) else getattr(known, "__name__", known)
+                    raise ValueError(
+                        f"{line}: it has {axis} = {value!r}, and the figure knows {values or 'no such axis'}. Teach AXES and "
+                        f"draw in {file} what it is, or leave the line out of runs there."
+                    )
+            if labels.setdefault(recipe.series, recipe.label) != recipe.label:
+                raise ValueError(f"{line}: {labels[recipe.series]!r} has the same axes. Give it others in runs in {file}.")
+        for (label, model, _), count in Counter((label, *series[1:]) for series, label in labels.items()).items():
+            if count > 1:
+                raise ValueError(
+                    f"{self.stem} has several lines {label!r} of {model}. Name each its own way in runs in {file}."
+                )
 
 
 MAIN = ("fig2_per_token_loss", "fig3_forget_gates", "fig4_needle", "table1_lm_eval", "table2_longbench", "table6_throughput")
@@ -64,6 +91,7 @@ def _read(folder: str, stem: str) -> Artefact:
     return Artefact(
         stem, folder, module.TITLE, module.PAPER, module.SHOWS, module.runs, module.evals, module.summary,
         getattr(module, "draw", as_table), getattr(module, "CLAIMS", ()), getattr(module, "LOOKS", {}),
+        getattr(module, "AXES", {}),
     )  # fmt: skip
 
 
@@ -79,15 +107,24 @@ def claims() -> dict[str, Claim]:
 
 
 def chosen(names: Iterable[str]) -> dict[str, Artefact]:
-    """The artefacts of these names; "all" is every one, no name the main ones. ValueError for a name that does not exist."""
+    """Return the artefacts of these names, or of names that begin so; "all" is every one, no name the main ones. ValueError for
+    a name that none has, or that several begin with."""
     known = artefacts()
-    names = tuple(names)
-    for name in names:
-        if name not in known and name != "all":
-            raise ValueError(f"{name}: no such figure or table; choose from {', '.join(known)}, or all.")
-    if not names:
-        return {stem: artefact for stem, artefact in known.items() if artefact.main}
-    return {stem: artefact for stem, artefact in known.items() if stem in names or "all" in names}
+    stems = {stem for name in names for stem in (known if name == "all" else [_meant(name, known)])}
+    return {stem: artefact for stem, artefact in known.items() if stem in stems or (not stems and artefact.main)}
+
+
+def _meant(name: str, known: Collection[str]) -> str:
+    """Return the name itself or the only one that begins with it. ValueError with what was probably meant."""
+    begin = [stem for stem in known if stem.startswith(name)]
+    if name in known or len(begin) == 1:
+        return name if name in known else begin[0]
+    if begin:
+        raise ValueError(f"{name}: several figures and tables begin so: {', '.join(begin)}.")
+    parts = [part for stem in known for part in (stem, *stem.split("_", 1))]
+    near = [stem for part in difflib.get_close_matches(name, parts) for stem in known if part in stem]
+    meant = f"did you mean {' or '.join(list(dict.fromkeys(near))[:3])}? " if near else ""
+    raise ValueError(f"{name}: no such figure or table; {meant}`list` shows all.")
 
 
 def _stems(folder: str) -> list[str]:

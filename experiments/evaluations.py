@@ -1,4 +1,4 @@
-"""What artefacts ask of their runs: each evaluation with the sizes of a scale."""
+"""Evaluations that artefacts ask of their runs, each with the sizes of a scale."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -100,8 +100,7 @@ def parts(scale: Scale) -> tuple[EvalSpec, ...]:
 
 
 def skipped(scale: Scale) -> tuple[EvalSpec, ...]:
-    """What pruning skips at the training length, in the kernels' tiles where a sequence has sixteen of them, else in smaller
-    ones."""
+    """Tiles that pruning skips at the training length: the kernels' own where a sequence has sixteen of them, else smaller."""
     tile = max(1, min(128, scale.seq_len // 16))
     return (pruning.Spec(context_len=scale.seq_len, tile=tile, decoded_tokens=min(32, scale.seq_len // 4)),)
 

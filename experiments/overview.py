@@ -1,4 +1,4 @@
-"""What one sees before and after anything runs: artefacts and scales, the cost of a plan, the ancestry of a figure."""
+"""Tables of `list`, `plan` and `why`: artefacts and scales, the cost of a plan, the ancestry of a figure."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,7 +19,7 @@ GPU = "H100"
 
 
 def print_overview(console: Console, results_dir: Path) -> None:
-    """`list`: every artefact with the scales at which rows of it are stored, and every scale."""
+    """Print, for `list`, every artefact with the scales at which rows of it are stored, and every scale."""
     table = Table("artefact", "paper", "shows", "stored at", box=None, pad_edge=False)
     for stem, artefact in artefacts().items():
         there = [scale for scale in SCALES if (results_dir / scale / f"{stem}.json").is_file()]
@@ -33,7 +33,7 @@ def print_overview(console: Console, results_dir: Path) -> None:
 
 
 def print_plan(plan: Plan, mfu: float, console: Console) -> None:
-    """`plan`: per run its size, its cost at `mfu` of a GPU's peak, what exists, and what it is for."""
+    """Print, for `plan`, per run its size, its cost at `mfu` of a GPU's peak, what exists, and what it is for."""
     if not 0 < mfu <= 1:
         raise ValueError(f"--mfu {mfu}: give a share between 0 and 1, such as 0.4.")
     for corpus in plan.corpora:
@@ -73,7 +73,7 @@ def print_plan(plan: Plan, mfu: float, console: Console) -> None:
 
 
 def print_ancestry(stem: str, scale: str, results_dir: Path, console: Console) -> None:
-    """`why STEM`: every line of an artefact with its run, all starts of it, and the evaluations that were drawn."""
+    """Print, for `why STEM`, every line of an artefact with its run, all starts of it, and the evaluations that were drawn."""
     study = Study(results_dir, scale, stem)
     console.print(f"{stem} at {scale}: {len(study.lines)} lines")
     for line in study.lines:
@@ -91,7 +91,7 @@ def print_ancestry(stem: str, scale: str, results_dir: Path, console: Console) -
 
 
 def _made(provenance: dict[str, Any]) -> str:
-    """Who made something, in one line."""
+    """Return who made something, in one line."""
     commit = str(provenance.get("git_sha") or "no commit")[:10] + ("+" if provenance.get("git_dirty") else "")
     versions = ", ".join(f"{name} {version}" for name, version in (provenance.get("versions") or {}).items() if version)
     return f"{provenance.get('date', '')} {commit} on {provenance.get('device')}, python {provenance.get('python')}, {versions}"

@@ -1,4 +1,4 @@
-"""From a request on the command line to what has to be there for it: corpora, runs, evaluations, each artefact's lines.
+"""Plans: from a request on the command line to the corpora, runs, evaluations and lines that it needs.
 
 Runs are shared: artefacts ask for runs by their spec, and equal specs are one run however many artefacts want it.
 """
@@ -59,13 +59,13 @@ class Run:
         return tuple(spec for spec in self.evals if not any(fault_of(path) is None for path in self._places(spec)))
 
     def _places(self, spec: EvalSpec) -> list[Path]:
-        """Where the rows of an evaluation may be."""
+        """Places where the rows of an evaluation may be."""
         rows = [rows_file(self.stored, self.spec.scale, self.spec.run_id, eval_id(spec))] if self.stored is not None else []
         return [self.eval_file(spec), *rows]
 
     @property
     def trains(self) -> bool:
-        """Whether something that is missing needs the trained model, or its metrics."""
+        """True if something that is missing needs the trained model, or its metrics."""
         return any(spec.NEEDS != "spec" for spec in self.missing_evals) and self.spec.weights is None
 
 
@@ -80,7 +80,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a request needs. `lines` by the artefact's stem, `runs` by id."""
+    """All that a request needs. `lines` by the artefact's stem, `runs` by id."""
 
     request: Request
     scale: Scale
@@ -133,7 +133,7 @@ def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False
 
 
 def _runs(artefact: Artefact, scale: Scale, request: Request) -> list[Recipe]:
-    """Those lines of an artefact that are asked for."""
+    """Return the lines of an artefact that are asked for."""
     return [
         recipe
         for recipe in _all_runs(artefact, scale, request)
@@ -143,7 +143,7 @@ def _runs(artefact: Artefact, scale: Scale, request: Request) -> list[Recipe]:
 
 
 def _all_runs(artefact: Artefact, scale: Scale, request: Request) -> list[Recipe]:
-    """What an artefact declares and, where its lines are models as they are, the models that are wanted besides."""
+    """Return what an artefact declares and, where its lines are models as they are, the models that are wanted besides."""
     found = list(artefact.runs(scale, request.seeds))
     plain = [recipe for recipe in found if recipe == Recipe(recipe.name, recipe.name, recipe.scale, recipe.seed)]
     places = dict.fromkeys((recipe.scale, recipe.seed) for recipe in plain if len(plain) == len(found))
@@ -164,8 +164,12 @@ def _narrowed(request: Request) -> str:
 
 
 def _check_lines(request: Request, scale: Scale, artefacts: dict[str, Artefact]) -> None:
-    """ValueError for a label that no line has, with those that there are."""
-    labels = dict.fromkeys(recipe.label for artefact in artefacts.values() for recipe in _all_runs(artefact, scale, request))
+    """Raise ValueError for a line that its artefact cannot draw, and for a label that is asked for and that no line has."""
+    labels: dict[str, None] = {}
+    for artefact in artefacts.values():
+        recipes = _all_runs(artefact, scale, request)
+        artefact.check(recipes)
+        labels |= dict.fromkeys(recipe.label for recipe in recipes)
     for asked in request.line:
         if not any(fnmatchcase(label, asked) for label in labels):
             stems = ", ".join(artefacts)
@@ -267,7 +271,7 @@ def _absent_longcrawl64(request: Corpora, scale: Scale) -> KnownCorpus | None:
 
 
 def check(plan: Plan) -> None:
-    """Everything that can be known to go wrong before the first job, and again once the corpora are there. ValueError."""
+    """Raise ValueError for all that can be known to go wrong before the first job, and again once the corpora are there."""
     for run in plan.runs.values():
         check_device(run.spec, plan.request.device)
         for spec in run.evals:
@@ -283,7 +287,7 @@ def check(plan: Plan) -> None:
 
 
 def _check_stored(plan: Plan, stem: str, lines: tuple[Wanted, ...]) -> None:
-    """Refuse a figure that would mix runs on several texts. ValueError."""
+    """Raise ValueError for a figure that would mix runs on several texts."""
     request, scale = plan.request, plan.scale
     ours = {run.spec.scale: run.spec.data.fingerprint for run in (plan.runs[line.run_id] for line in lines)}
     for line in read_lines(request.results_dir, scale.name, stem):
@@ -313,7 +317,7 @@ def spec_file(run: Run, spec: EvalSpec) -> Path:
 
 
 def with_execution(plan: Plan, run: Run, processes: int = 1) -> Execution:
-    """How `run` is carried out: as asked for, and where nothing is said as its scale has it."""
+    """Return how `run` is carried out: as asked for, and where nothing is said as its scale has it."""
     execution = plan.request.on(plan.request.device).execution
     scale = get_scale(run.spec.scale)
     return fitted(

@@ -41,7 +41,7 @@ def meta_path(path: Path) -> Path:
 
 
 def rows_file(results_dir: Path, scale: str, run_id: str, eval_id: str) -> Path:
-    """Where the rows of an evaluation of a run are kept. `eval_id` is KIND-DIGEST."""
+    """Place of the rows of an evaluation of a run. `eval_id` is KIND-DIGEST."""
     kind, _, digest = eval_id.rpartition("-")
     return results_dir / scale / "rows" / kind / f"{run_id}-{digest}.parquet"
 
@@ -87,7 +87,7 @@ def _read_pair(path: Path, types: dict[str, type]) -> tuple[bytes, Meta]:
 
 
 def fault_of(path: Path) -> str | None:
-    """What is wrong with a stored evaluation, or None if it is whole."""
+    """Return what is wrong with a stored evaluation, or None if it is whole."""
     try:
         _read_pair(path, META)
     except ValueError as error:
@@ -114,7 +114,7 @@ def keep(source: Path, results_dir: Path, but: Sequence[str] = ()) -> tuple[Path
 
 
 def difference(one: pd.DataFrame, other: pd.DataFrame) -> float:
-    """0 for equal rows; see `keep`. Rows are compared in order."""
+    """Return 0 for equal rows; see `keep`. Rows are compared in order."""
     if list(one.columns) != list(other.columns) or len(one) != len(other):
         return float("inf")
     largest = 0.0

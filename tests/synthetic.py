@@ -167,9 +167,10 @@ def add_losses(
     seed_noise: float = 0.0,
     models: dict[str, str] | None = None,
     specs: dict[str, dict] | None = None,
+    axes: dict[str, Axes] | None = None,
     rng_seed: int = 0,
 ) -> None:
-    """Losses of several labels on the same documents: `curves` by label, `models` the label's model if it is not the label."""
+    """Losses of several labels on the same documents: `curves` by label, as are `models` (if not the label) and `axes`."""
     rng = np.random.default_rng(rng_seed)
     shared_DK = 0.3 * rng.normal(size=(documents, 16)) * (documents > 1)
     for label, loss_N in curves.items():
@@ -183,6 +184,7 @@ def add_losses(
                 model=(models or {}).get(label, label),
                 seed=seed,
                 spec=(specs or {}).get(label),
+                axes=(axes or {}).get(label),
                 extras={"unigram_entropy": 7.0},
             )
 

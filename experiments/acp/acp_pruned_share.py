@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.names import FOX_SHADES, LineStyle
 from analysis.panels import ColourScale, Drawn, band_note, colour_bar, draw_lines, legend_of
-from analysis.pruning import Skipped, context_of, skipped, tile_note
+from analysis.pruning import Skipped, skipped, tile_note
 from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
@@ -27,6 +27,9 @@ SHOWS = (
     "all, more in longer contexts; many heads are local and skip nearly everything. The paper's own figures could not be "
     "obtained; their layout is ours."
 )
+
+
+AXES = {"pruning": ("pruned",), "context": int}
 
 
 def runs(scale, seeds):
@@ -112,7 +115,7 @@ def summary(study: Study) -> Table:
     for each in found:
         change = 1e6 * (each.losses["loss_pruned"] - each.losses["loss"]).mean()
         decoded = 1e6 * (each.losses["decoded_loss_pruned"] - each.losses["decoded_loss"]).mean()
-        values[f"context {context_of(each.label)}"] = [
+        values[f"context {each.context}"] = [
             100 * each.share_SD.mean(axis=1), 100 * float((each.mean_H > 0.9).mean()), 100 * float((each.mean_H < 0.1).mean()),
             100 * float(each.keys_read_H.mean()) / each.context, float(change), float(decoded),
             float(each.dropped_H.max() / np.exp(each.log_tolerance)),

@@ -8,7 +8,6 @@ import numpy as np
 from analysis.curves import LossCurve, compare, fewest_seeds, log_perplexity, loss_curves
 from analysis.harness import ahead, content, lines_by_label, made_locally
 from analysis.paper import paper_scores
-from analysis.pruning import context_of
 from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import tokens
@@ -27,6 +26,9 @@ SHOWS = (
 PRUNED, WHOLE = dict(prune_log_tolerance=-10.0), dict(prune_log_tolerance=None)
 
 
+AXES = {"pruning": ("pruned", "unpruned"), "context": int}
+
+
 def runs(scale, seeds, kinds=(("pruned", PRUNED), ("unpruned", WHOLE))):
     at = with_shorter(scale)[0]
     for length in at.pruning_contexts:
@@ -41,9 +43,11 @@ def evals(scale):
 
 def pairs(study: Study) -> list[tuple[LossCurve, LossCurve]]:
     """Losses with and without pruning, by training context."""
-    curves = {curve.label: curve for curve in loss_curves(study)}
-    both = [(curve, curves[f"un{label}"]) for label, curve in curves.items() if f"un{label}" in curves]
-    return sorted(both, key=lambda pair: pair[0].train_len)
+    pruned, whole = (
+        {curve.axes["context"]: curve for curve in loss_curves(study) if curve.axes["pruning"] == rule}
+        for rule in ("pruned", "unpruned")
+    )
+    return [(pruned[context], whole[context]) for context in sorted(pruned.keys() & whole.keys())]
 
 
 def summary(study: Study) -> Table:
@@ -53,7 +57,8 @@ def summary(study: Study) -> Table:
     columns, values, note = content(study)
     # Lines of several contexts are not ranked: each is to be set beside its own pair.
     columns = [Column("ppl", "P at the training length", 3), *(replace(column, better="") for column in columns)]
-    labels = sorted(values, key=lambda label: (context_of(label), label.startswith("un")))
+    axes = {line.label: line.axes for line in study.lines}
+    labels = sorted(values, key=lambda label: (axes[label]["context"], axes[label]["pruning"]))
     rows = {label: [perplexity.get(label), *values[label]] for label in labels}
     printed = {} if made_locally(study) else paper_scores(study.stem, "".join(study.scales))
     paper = {label: [printed[label].get(column.key) for column in columns] for label in labels if label in printed}
@@ -81,9 +86,9 @@ def a6(study: Study) -> Verdict:
         absent.append("the public benchmarks (the tasks here are stand-ins made from the held-out text)")
     else:
         lines = lines_by_label(study)
-        for pruned, _ in found:
-            if {pruned.label, f"un{pruned.label}"} <= set(lines):
-                one, other = lines[pruned.label], lines[f"un{pruned.label}"]
+        for pruned, whole in found:
+            if {pruned.label, whole.label} <= set(lines):
+                one, other = lines[pruned.label], lines[whole.label]
                 for column, margin, unit in (("wikitext_ppl", WORD_MARGIN, ""), ("avg_acc", AVERAGE_MARGIN, "points")):
                     comparisons += _within(f"{column}, {pruned.label} ahead of not", ahead(one, other, column), margin, unit)
             else:

@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 
 from analysis.names import FOX_SHADES
-from analysis.pruning import context_of, on_gpu, skipped
+from analysis.pruning import on_gpu, skipped
 from analysis.statistics import TWENTY_TO_EIGHTY, Estimate, contrast
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
 from analysis.tables import Column, Table
 from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable
 from experiments import evaluations
-from experiments.acp.acp_pruned_share import _seeds, runs  # noqa: F401
+from experiments.acp.acp_pruned_share import AXES, _seeds, runs  # noqa: F401
 
 TITLE = "Speed with and without pruning"
 PAPER = "ACP, speed"
@@ -66,7 +66,8 @@ def timed(study: Study) -> tuple[str, list[Timed]]:
                 (row["quantity"], int(row["pruned"])): (row["milliseconds"], row["milliseconds_low"], row["milliseconds_high"])
                 for row in rows.to_dict("records")
             }
-            contexts.setdefault(context_of(line.label), Timed(context_of(line.label), int(rows["tokens"].iloc[0]), times))
+            context = line.axes["context"]
+            contexts.setdefault(context, Timed(context, int(rows["tokens"].iloc[0]), times))
     return machine, [contexts[context] for context in sorted(contexts)]
 
 

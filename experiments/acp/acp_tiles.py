@@ -9,8 +9,11 @@ from matplotlib.colors import ListedColormap
 from analysis.pruning import Skipped, skipped, tile_note
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, tokens
+from experiments.acp.acp_pruned_share import (
+    AXES,  # noqa: F401
+    summary,  # noqa: F401
+)
 from experiments.acp.acp_pruned_share import runs as pruned
-from experiments.acp.acp_pruned_share import summary  # noqa: F401
 from experiments.evaluations import skipped as evals  # noqa: F401
 
 TITLE = "Tiles that pruning skips"

@@ -7,11 +7,10 @@ import pandas as pd
 
 from analysis.names import DASHED, FOX_SHADES, LineStyle
 from analysis.panels import Drawn, band_note, draw_lines, legend_of
-from analysis.pruning import context_of
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, tokens
 from analysis.training_curves import SMOOTHED_SHARE, Training, smooth_backwards, summary, trainings  # noqa: F401
-from experiments.acp.acp_quality import runs  # noqa: F401
+from experiments.acp.acp_quality import AXES, runs  # noqa: F401
 from experiments.evaluations import curve as evals  # noqa: F401
 
 TITLE = "Training loss with and without pruning"
@@ -23,21 +22,20 @@ SHOWN_FROM = 0.1
 @figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
-    found = {training.label: training for training in trainings(study)}
-    contexts = sorted({context_of(label) for label in found}, reverse=True)
+    found = {(training.axes["pruning"], training.axes["context"]): training for training in trainings(study)}
+    contexts = sorted({context for _, context in found}, reverse=True)
     lines, differences, frames = [], [], []
-    for label, training in found.items():
-        context = context_of(label)
+    for (rule, context), training in found.items():
         colour = FOX_SHADES[contexts.index(context) % len(FOX_SHADES)]
-        style = LineStyle(
-            f"{label.partition(',')[0]}, {tokens(context)}", colour, None if label.startswith("pruned") else DASHED
-        )
+        style = LineStyle(f"{rule}, {tokens(context)}", colour, None if rule == "pruned" else DASHED)
         lines.append(_line(training, smoothed(training), style))
-        other = found.get(f"un{label}")
+        other = found.get(("unpruned", context)) if rule == "pruned" else None
         if other is not None:
             change_SN = smoothed(training) - smoothed(other).mean(axis=0)
             differences.append(_line(training, change_SN, LineStyle(tokens(context), colour)))
-        frames.append(pd.DataFrame({"label": label, "share_of_training": lines[-1].x, "loss_smoothed": lines[-1].mean}))
+        frames.append(
+            pd.DataFrame({"label": training.label, "share_of_training": lines[-1].x, "loss_smoothed": lines[-1].mean})
+        )
     figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 2.9))
     draw_lines(left, lines)
     draw_lines(right, differences)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from analysis.curves import loss_curves
-from analysis.pruning import context_of, on_gpu, skipped, tile_note
+from analysis.pruning import on_gpu, skipped, tile_note
 from analysis.study import Study
 from analysis.style import scale_note
 from analysis.tables import Cell, Column, over_seeds
@@ -19,6 +19,9 @@ SHOWS = (
     "logits can be; the tight one adds up, tile by tile, what the newest keys weigh and what the gates leave of the others. "
     "FoX (Pro) trained with each, at three training contexts. Not in the papers."
 )
+
+
+AXES = {"pruning": ("pruned", "tightly pruned"), "context": int}
 
 
 def runs(scale, seeds):
@@ -72,7 +75,6 @@ def _relative_times(study: Study) -> tuple[dict[str, tuple[float, float]], list[
     machines: set[str] = set()
     commits: dict[str, None] = {}
     for line, rows, meta in study.evaluations(SPEED):
-        context_of(line.label)
         ms = rows.set_index(["quantity", "pruned"])["milliseconds"]
         found.setdefault(line.label, tuple(100 * float(ms[what, 1] / ms[what, 0]) for what in ("attention", "step")))  # type: ignore[arg-type]
         machines.add(str(rows["machine"].iloc[0]))

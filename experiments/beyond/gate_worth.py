@@ -23,6 +23,9 @@ SHOWS = (
 )
 
 
+AXES = {"train_tokens": int, "peak_lr": float | None}
+
+
 def runs(scale, seeds):
     grid = get_scale(scale.ablation)
     for model in ("fox_pro", "transformer_pro", "fox_llama", "transformer_llama"):
@@ -57,16 +60,16 @@ def worths(study: Study) -> dict[str, list[tuple[Estimate, int] | None]]:
 
 
 def _with_best(runs: dict[str, dict[str, LossCurve]]) -> dict[str, dict[str, LossCurve]]:
-    """`runs`, and behind those of several rates ("84M tokens, LR 0.001") every model at the rate that was best for it."""
-    sizes: dict[str, list[str]] = {}
-    for label in runs:
-        sizes.setdefault(label.partition(", LR ")[0], []).append(label)
+    """Return `runs`, and behind those of several rates at one number of tokens every model at its best rate."""
+    sizes: dict[int, list[str]] = {}
+    for label, curves in runs.items():
+        sizes.setdefault(next(iter(curves.values())).axes["train_tokens"], []).append(label)
     found: dict[str, dict[str, LossCurve]] = {}
     for size, labels in sizes.items():
         found |= {label: runs[label] for label in labels}
         if len(labels) > 1:
             models = {model for label in labels for model in runs[label]}
-            found[f"{size}, each at its best LR"] = {
+            found[f"{size / 1e6:.3g}M tokens, each at its best LR"] = {
                 model: min((runs[label][model] for label in labels if model in runs[label]), key=_loss) for model in models
             }
     return found

@@ -22,6 +22,9 @@ SHOWS = (
 )
 
 
+AXES = {"num_keys": int}
+
+
 def runs(scale, seeds):
     grid = scale.recall
     sizes = dict(hidden_size=grid.hidden_size, num_layers=grid.num_layers)

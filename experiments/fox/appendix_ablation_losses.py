@@ -10,7 +10,7 @@ from analysis.panels import band_note, core_limits, draw_lines, is_cut, position
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, tokens
 from experiments.evaluations import loss as evals  # noqa: F401
-from experiments.fox.table3_ablation import ablations, runs, summary  # noqa: F401
+from experiments.fox.table3_ablation import AXES, ablations, runs, summary  # noqa: F401
 
 TITLE = "Per-token loss of the ablations"
 PAPER = "Appendix F.1"
@@ -28,15 +28,18 @@ def draw(study: Study) -> list[Path]:
     if not curves:
         raise ValueError(f"{study.stem}: no per-token losses are stored; run its experiment first")
     window = smoothing_window(study.train_len)
-    added = [label for label in curves if "(Pro) -" not in label and "(Pro) +" not in label]
-    panels = {"added one by one": added, "changed in the Pro block": [label for label in curves if "(Pro)" in label]}
+    panels = {
+        "added one by one": [label for label, curve in curves.items() if curve.model != "fox_pro" or not curve.axes],
+        "changed in the Pro block": [label for label, curve in curves.items() if curve.model == "fox_pro"],
+    }
     figure, row = plt.subplots(1, 2, figsize=(WIDTH, 4.3))
     frames, cut = [], False
     for axes, (name, labels) in zip(row, panels.items(), strict=True):
         styles = [LineStyle(label, SHADES[i % len(SHADES)], DASHES[i // len(SHADES) % 2]) for i, label in enumerate(labels)]
         lines = [smoothed(curves[style.label], style, window) for style in styles]
         # Without any sign of position the block fails far above the others: its curve may leave the frame.
-        limits = core_limits([line for line in lines if "w/o RoPE" not in line.style.label], study.train_len)
+        placed = [line for line in lines if curves[line.style.label].axes != {"use_rope": False}]
+        limits = core_limits(placed, study.train_len)
         draw_lines(axes, lines)
         position_axis(axes, study.train_len, int(lines[0].x[-1]), pieces=4, ylim=limits, xlabel="Token index $i$", title=name)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), fontsize=6, handlelength=2.4)

@@ -10,7 +10,7 @@ from analysis.study import Study
 from analysis.style import scale_note
 from analysis.tables import Cell, Column, Table, over_seeds
 from experiments.evaluations import loss as evals  # noqa: F401
-from experiments.fox.fig6_scale import draw_panels, panels_of, runs  # noqa: F401
+from experiments.fox.fig6_scale import AXES, draw_panels, panels_of, runs  # noqa: F401
 
 TITLE = "Extrapolation over model sizes, tokens and contexts"
 PAPER = "Appendix F.6"

@@ -7,7 +7,7 @@ from analysis.study import Study
 from analysis.tables import Table
 from experiments.evaluations import loss, needles
 from experiments.fox import fig5_tokens_and_lr as figure5
-from experiments.fox.fig5_tokens_and_lr import runs  # noqa: F401
+from experiments.fox.fig5_tokens_and_lr import AXES, runs  # noqa: F401
 
 TITLE = "Training tokens and learning rate, standard needle"
 PAPER = "Appendix F.7"

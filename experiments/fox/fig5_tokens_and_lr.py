@@ -38,6 +38,9 @@ SHOWS = (
 )
 
 
+AXES = {"train_tokens": int, "peak_lr": float}
+
+
 def runs(scale, seeds):
     for at in with_shorter(scale):
         for rate in scale.rates:
@@ -59,12 +62,7 @@ def settings(study: Study) -> list[LossCurve]:
     curves = loss_curves(study)
     if not curves:
         raise ValueError(f"{study.stem}: no per-token losses are stored; run its experiment first")
-    return sorted(curves, key=lambda curve: (tokens_of(study, curve), study.spec(curve.run_ids[0])["train"]["peak_lr"]))
-
-
-def tokens_of(study: Study, curve: LossCurve) -> int:
-    """Training tokens of the runs behind a curve."""
-    return int(study.spec(curve.run_ids[0])["train"]["train_tokens"])
+    return sorted(curves, key=lambda curve: (curve.axes["train_tokens"], curve.axes["peak_lr"]))
 
 
 def has_needles(study: Study) -> bool:
@@ -148,7 +146,7 @@ def c24(study: Study) -> Verdict:
     curves = [curve for curve in settings(study) if curve.model == "fox_pro" and curve.length > curve.train_len]
     found = needles(study) if has_needles(study) else None
     alternatives, parts = [], []
-    for more, fewer in [(a, b) for a in curves for b in curves if tokens_of(study, a) > tokens_of(study, b)]:
+    for more, fewer in [(a, b) for a in curves for b in curves if a.axes["train_tokens"] > b.axes["train_tokens"]]:
         inside, beyond = inside_and_beyond(more, fewer)
         name = f"{more.label} minus {fewer.label}"
         better = Comparison(f"{name}, loss inside", inside, below=True)
@@ -176,19 +174,19 @@ def needles_beyond(study: Study, found: Needles | None, more: LossCurve, fewer: 
 def with_more_tokens(study: Study) -> str:
     """What more tokens do at the same rate, inside and beyond the training context."""
     found = needles(study) if has_needles(study) else None
-    runs = [(curve, study.spec(curve.run_ids[0])["train"]) for curve in settings(study) if curve.model == "fox_pro"]
+    curves = [curve for curve in settings(study) if curve.model == "fox_pro"]
     parts = []
-    for fewer, more in pairwise(sorted(runs, key=lambda run: (run[1]["peak_lr"], run[1]["train_tokens"]))):
-        inside, beyond = inside_and_beyond(more[0], fewer[0])
-        if more[1]["peak_lr"] == fewer[1]["peak_lr"] and beyond is not None:
-            times = more[1]["train_tokens"] / fewer[1]["train_tokens"]
+    for fewer, more in pairwise(sorted(curves, key=lambda curve: (curve.axes["peak_lr"], curve.axes["train_tokens"]))):
+        inside, beyond = inside_and_beyond(more, fewer)
+        rate, count = more.axes["peak_lr"], more.axes["train_tokens"]
+        if rate == fewer.axes["peak_lr"] and beyond is not None:
             trend = in_words(beyond, "still falls with tokens", "rises with tokens", "does not clearly change with tokens")
             parts.append(
-                f"At LR {more[1]['peak_lr']:g}, {times:.3g} times the tokens ({more[1]['train_tokens'] / 1e6:.4g}M) change the "
+                f"At LR {rate:g}, {count / fewer.axes['train_tokens']:.3g} times the tokens ({count / 1e6:.4g}M) change the "
                 f"loss by {with_interval(inside, 'nats')} inside the training context and by {with_interval(beyond, 'nats')} "
                 f"beyond it, which {trend}."
             )
-            recall = needles_beyond(study, found, more[0], fewer[0])
+            recall = needles_beyond(study, found, more, fewer)
             if found is not None and recall is not None:
                 parts.append(f"Easy needles beyond it change by {with_interval(recall, found.unit)}.")
     return (

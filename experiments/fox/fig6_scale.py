@@ -29,33 +29,34 @@ SHOWS = (
 PAIR = ("fox_pro", "transformer_pro")
 
 
-def runs(scale, seeds):
-    for model in PAIR:
-        for size in map(get_scale, scale.sizes):
-            name = f"{size.hidden_size} x {size.num_layers}"
-            yield from recipes(size, model, seeds, axes=dict(size=name), label=f"size {name}")
-        for at in with_shorter(scale):
-            axes = dict(tokens=at.train_tokens)
-            yield from recipes(at, model, seeds, axes=axes, label=f"tokens {at.train_tokens / 1e6:.4g}M")
-        at = get_scale(scale.ablation)
-        for seq_len in scale.training_contexts:
-            axes = dict(context=seq_len)
-            yield from recipes(at, model, seeds, axes=axes, label=f"context {seq_len}", train=dict(seq_len=seq_len))
-
-
 PANELS = {"size": "Model size", "tokens": "Training tokens", "context": "Training context length"}
+"""What is varied, by the title of its panel."""
+AXES = {"varied": PANELS, "value": str | int}
+
+
+def runs(scale, seeds):
+    ablation = get_scale(scale.ablation)
+    varied = [
+        *((size, "size", f"{size.hidden_size} x {size.num_layers}", {}) for size in map(get_scale, scale.sizes)),
+        *((at, "tokens", at.train_tokens, {}) for at in with_shorter(scale)),
+        *((ablation, "context", seq_len, dict(seq_len=seq_len)) for seq_len in scale.training_contexts),
+    ]
+    for model in PAIR:
+        for at, panel, value, train in varied:
+            axes, label = dict(varied=panel, value=value), f"{panel} {printed(panel, value)}"
+            yield from recipes(at, model, seeds, axes=axes, label=label, train=train)
+
+
+def printed(varied: str | float, value: str | float) -> str:
+    return f"{float(value) / 1e6:.4g}M" if varied == "tokens" else str(value)
 
 
 def panels_of(study: Study) -> dict[str, dict[str, list[LossCurve]]]:
-    """Panel -> what is varied ("125M") -> curves, each in the order of the artefact's lines. ValueError for other labels."""
-    panels: dict[str, dict[str, list[LossCurve]]] = {}
+    """Return panel -> what is varied, as printed ("125M") -> curves, each in the order of the artefact's lines."""
+    panels: dict[str | float, dict[str, list[LossCurve]]] = {}
     for curve in loss_curves(study):
-        panel, _, value = curve.label.partition(" ")
-        if panel not in PANELS or not value:
-            raise ValueError(
-                f"{study.stem}: label {curve.label!r} names no panel; expected one like 'size 125M' or 'context 4k'"
-            )
-        panels.setdefault(panel, {}).setdefault(value, []).append(curve)
+        panel, value = curve.axes["varied"], curve.axes["value"]
+        panels.setdefault(panel, {}).setdefault(printed(panel, value), []).append(curve)
     if not panels:
         raise ValueError(f"{study.stem}: no per-token losses are stored; run its experiment first")
     return {panel: panels[panel] for panel in PANELS if panel in panels}

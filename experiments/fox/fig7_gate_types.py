@@ -1,9 +1,9 @@
 """Figure 7: data-dependent, data-independent and fixed forget gates, in both blocks."""
 
-import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -26,42 +26,40 @@ SHOWS = (
 )
 
 
-def runs(scale, seeds):
-    at = get_scale(scale.ablation)
-    for block in ("fox_llama", "fox_pro"):
-        yield from recipes(at, block, seeds, axes=dict(gate="full"), label="data-dependent")
-        for (gate, name), longest in product((("bias_only", "data-independent"), ("fixed", "fixed")), scale.decay_times):
-            changes = dict(forget_gate=gate, decay_time_min=2.0, decay_time_max=float(longest))
-            axes = dict(gate=gate, longest=longest)
-            yield from recipes(at, block, seeds, axes=axes, label=f"{name}, T_max {longest}", model=changes)
-
-
-DATA_DEPENDENT = "data-dependent"
-CONSTANT = ("data-independent", "fixed")
+GATES = {"full": "data-dependent", "bias_only": "data-independent", "fixed": "fixed"}
+"""Kinds of forget gate, as the models' specs and as the figure call them. Constant ones have a T_max, and a panel each."""
+AXES = {"gate": GATES, "longest": int | None}
+CONSTANT = tuple(GATES)[1:]
 BLOCKS = {"fox_llama": "LLaMA", "fox_pro": "Pro"}
 
 
-@dataclass(frozen=True)
-class Gate:
-    """`kind`: one of CONSTANT, or DATA_DEPENDENT; `longest`: T_max in tokens of a constant one."""
+class Gate(NamedTuple):
+    """`kind`: one of GATES; `longest`: T_max in tokens of a constant one."""
 
     kind: str
-    longest: int | None
+    longest: int | None = None
+
+    def __str__(self) -> str:
+        return GATES[self.kind] + ("" if self.longest is None else f", T_max {self.longest}")
 
 
-def gate_of(label: str) -> Gate:
-    """What a line's label says: "data-dependent", "data-independent, T_max 256", "fixed, T_max 2048". ValueError otherwise."""
-    found = re.fullmatch(rf"({'|'.join(CONSTANT)}), T_max (\d+)", label)
-    if label != DATA_DEPENDENT and not found:
-        raise ValueError(f"label {label!r} is no gate type; expected {DATA_DEPENDENT!r} or '{CONSTANT[0]}, T_max 256'")
-    return Gate(found[1], int(found[2])) if found else Gate(DATA_DEPENDENT, None)
+DATA_DEPENDENT = Gate("full")
+
+
+def runs(scale, seeds):
+    at = get_scale(scale.ablation)
+    for block in BLOCKS:
+        yield from recipes(at, block, seeds, axes=dict(gate="full"), label=str(DATA_DEPENDENT))
+        for gate, longest in product(CONSTANT, scale.decay_times):
+            axes, label = dict(gate=gate, longest=longest), str(Gate(gate, longest))
+            changes = dict(forget_gate=gate, decay_time_min=2.0, decay_time_max=float(longest))
+            yield from recipes(at, block, seeds, axes=axes, label=label, model=changes)
 
 
 def gates(study: Study, model: str) -> dict[Gate, LossCurve]:
-    """The curves of one block, the data-dependent gate first, then by kind and T_max."""
-    found = {gate_of(curve.label): curve for curve in loss_curves(study) if curve.model == model}
-    order = (DATA_DEPENDENT, *CONSTANT)
-    return {gate: found[gate] for gate in sorted(found, key=lambda gate: (order.index(gate.kind), gate.longest or 0))}
+    """Return the curves of one block, the data-dependent gate first, then by kind and T_max."""
+    found = {Gate(c.axes["gate"], c.axes.get("longest")): c for c in loss_curves(study) if c.model == model}
+    return {gate: found[gate] for gate in sorted(found, key=lambda gate: (list(GATES).index(gate.kind), gate.longest or 0))}
 
 
 @figure_style()
@@ -72,16 +70,17 @@ def draw(study: Study) -> list[Path]:
     if not blocks:
         raise ValueError(f"{study.stem}: no per-token losses are stored; run its experiment first")
     longest = sorted({gate.longest for found in blocks.values() for gate in found if gate.longest})
-    figure, panels = plt.subplots(1, 2 * len(blocks), figsize=(WIDTH * len(blocks) / 2, 2.75), squeeze=False)
+    count = len(CONSTANT)
+    figure, panels = plt.subplots(1, count * len(blocks), figsize=(WIDTH * count * len(blocks) / 4, 2.75), squeeze=False)
     cut, frames = False, []
     entries: dict[str, LineStyle] = {}
     for place, (model, found) in enumerate(blocks.items()):
-        pair = panels[0, 2 * place : 2 * place + 2]
+        own = panels[0, count * place : count * (place + 1)]
         lines = {gate: smoothed(curve, _style(model, gate, longest), window) for gate, curve in found.items()}
         limits = core_limits(list(lines.values()), study.train_len)
         cut = cut or is_cut(list(lines.values()), limits)
-        for axes, kind in zip(pair, CONSTANT, strict=True):
-            shown = [line for gate, line in lines.items() if gate.kind in (DATA_DEPENDENT, kind)]
+        for axes, kind in zip(own, CONSTANT, strict=True):
+            shown = [line for gate, line in lines.items() if gate.kind in (DATA_DEPENDENT.kind, kind)]
             draw_lines(axes, shown)
             position_axis(
                 axes,
@@ -89,10 +88,11 @@ def draw(study: Study) -> list[Path]:
                 int(shown[0].x[-1]),
                 pieces=4,
                 ylim=limits,
-                title=f"{BLOCKS[model]}, {kind}",
+                title=f"{BLOCKS[model]}, {GATES[kind]}",
                 xlabel="Token index $i$",
             )
-        pair[1].tick_params(labelleft=False)
+        for axes in own[1:]:
+            axes.tick_params(labelleft=False)
         entries |= {line.style.label: line.style for line in lines.values()}
         frames += [lines[gate].frame(model=model, label=curve.label) for gate, curve in found.items()]
     legend_of(figure, list(entries.values()), columns=3)
@@ -130,10 +130,9 @@ def summary(study: Study) -> Table:
         means = {gate: log_perplexity(curve.losses_SN)[:, curve.train_len - 1] for gate, curve in found.items()}
         base = next((mean.mean() for gate, mean in means.items() if gate.longest is None), None)
         for gate in dict.fromkeys(labels):
-            label = gate.kind if gate.longest is None else f"{gate.kind}, T_max {gate.longest}"
             loss = means.get(gate)
-            values.setdefault(label, [])
-            values[label] += [loss, None if loss is None or base is None else loss - base]
+            values.setdefault(str(gate), [])
+            values[str(gate)] += [loss, None if loss is None or base is None else loss - base]
     note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."
     return over_seeds("Forget-gate types", columns, values, note)
 
@@ -158,9 +157,9 @@ def c26(study: Study) -> Verdict:
     comparisons, absent, used = [], [], []
     for model, block in BLOCKS.items():
         found = gates(study, model)
-        best = found.get(Gate(DATA_DEPENDENT, None))
+        best = found.get(DATA_DEPENDENT)
         absent += [f"{block}, {DATA_DEPENDENT}"] if best is None else []
-        absent += [f"{block}, {kind}" for kind in CONSTANT if not any(gate.kind == kind for gate in found)]
+        absent += [f"{block}, {GATES[kind]}" for kind in CONSTANT if not any(gate.kind == kind for gate in found)]
         for gate, curve in found.items() if best is not None else ():
             if gate.longest is not None:
                 assert best is not None
@@ -175,8 +174,8 @@ def _learned_and_fixed(study: Study) -> dict[str, list[tuple[LossCurve, LossCurv
     found = {block: gates(study, model) for model, block in BLOCKS.items()}
     longest = {block: sorted({gate.longest for gate in own if gate.longest is not None}) for block, own in found.items()}
     return {
-        block: [(own[Gate(CONSTANT[0], n)], own[Gate(CONSTANT[1], n)]) for n in longest[block]
-                if all(Gate(kind, n) in own for kind in CONSTANT)]
+        block: [(own["bias_only", n], own["fixed", n]) for n in longest[block]
+                if {("bias_only", n), ("fixed", n)} <= own.keys()]
         for block, own in found.items()
     }  # fmt: skip
 

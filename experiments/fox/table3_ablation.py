@@ -44,6 +44,11 @@ ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 )
 
 
+AXES = dict.fromkeys(("use_rope", *QK, *GATE, *NORM, "use_k_shift", "use_v_shift"), bool | None) | {
+    "forget_gate": ("none", None)
+}
+
+
 def runs(scale, seeds):
     for label, model, changes in ROWS:
         yield from recipes(get_scale(scale.ablation), model, seeds, axes=changes, label=label, model=changes)

@@ -21,6 +21,9 @@ SHOWS = (
 )
 
 
+AXES = {"peak_lr": float}
+
+
 def runs(scale, seeds):
     at = get_scale(scale.ablation)
     for model in SEVEN:
@@ -42,8 +45,8 @@ def grid(study: Study) -> tuple[Grid, str]:
     perplexities: Grid = {}
     for curve in loss_curves(study):
         values = np.exp(log_perplexity(curve.losses_SN)[:, min(curve.train_len, curve.length) - 1])
-        for run_id, value in zip(curve.run_ids, values, strict=True):
-            _put(perplexities, curve.model, _rate(study, run_id), float(value))
+        for value in values:
+            _put(perplexities, curve.model, curve.axes["peak_lr"], float(value))
     evaluated = {run_id for curve in loss_curves(study) for run_id in curve.run_ids}
     if evaluated == {line.run_id for line in study.lines}:
         return perplexities, f"held-out perplexity P({tokens(study.train_len)})"
@@ -51,7 +54,7 @@ def grid(study: Study) -> tuple[Grid, str]:
     for line in study.lines:
         final = study.runs[line.run_id].get("final_loss")
         if final is not None:
-            _put(losses, line.model, _rate(study, line.run_id), float(final))
+            _put(losses, line.model, line.axes["peak_lr"], float(final))
     if not losses:
         raise ValueError(f"{study.stem}: no run has ended; run its experiment first")
     return losses, "final training loss (nats)"
@@ -61,7 +64,7 @@ def by_rate(study: Study) -> dict[str, dict[float, LossCurve]]:
     """Held-out losses by model and learning rate."""
     found: dict[str, dict[float, LossCurve]] = {}
     for curve in loss_curves(study):
-        found.setdefault(curve.model, {})[_rate(study, curve.run_ids[0])] = curve
+        found.setdefault(curve.model, {})[curve.axes["peak_lr"]] = curve
     return found
 
 
@@ -76,10 +79,6 @@ def best_of(rates: dict[float, LossCurve]) -> float:
 
 def _put(values: Grid, model: str, rate: float, value: float) -> None:
     values.setdefault(model, {}).setdefault(rate, []).append(value)
-
-
-def _rate(study: Study, run_id: str) -> float:
-    return float(study.spec(run_id)["train"]["peak_lr"])
 
 
 def summary(study: Study) -> Table:

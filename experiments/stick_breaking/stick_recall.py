@@ -25,6 +25,9 @@ SHOWS = (
 )
 
 
+AXES = {"num_keys": int}
+
+
 def runs(scale, seeds):
     grid = scale.recall
     for num_keys in grid.num_keys:

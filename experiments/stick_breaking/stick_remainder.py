@@ -16,20 +16,21 @@ PAPER = "Stick-breaking: remainder"
 SHOWS = "Stick-breaking without and with the remainder r times the token's own value; the released models go without it."
 
 
+AXES = {"stick_remainder": bool | None}
+WITH = "with remainder"
+
+
 def runs(scale, seeds):
     at = get_scale(scale.extrapolation)
     yield from recipes(at, "stick_breaking", seeds)
     axes = dict(stick_remainder=True)
-    yield from recipes(at, "stick_breaking", seeds, axes=axes, label="with remainder", model=axes)
-
-
-WITH = "with remainder"
+    yield from recipes(at, "stick_breaking", seeds, axes=axes, label=WITH, model=axes)
 
 
 def pair(study: Study) -> tuple[LossCurve | None, LossCurve | None]:
-    """The curves without and with the term."""
-    curves = {curve.label: curve for curve in loss_curves(study)}
-    return curves.get("stick_breaking"), curves.get(WITH)
+    """Return the curves without and with the term."""
+    curves = {"stick_remainder" in curve.axes: curve for curve in loss_curves(study)}
+    return curves.get(False), curves.get(True)
 
 
 def summary(study: Study) -> Table:

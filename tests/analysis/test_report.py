@@ -11,6 +11,7 @@ from analysis import report
 from analysis.report import Section
 from analysis.style import PAPER_SCALE
 from experiments.artefact import artefacts, claims
+from experiments.fox.fig7_gate_types import Gate
 from tests import synthetic
 
 FIG2 = "fig2_per_token_loss"
@@ -97,11 +98,12 @@ def test_verdicts_come_first_each_with_its_sentence_effect_and_link(tmp_path):
 def gates(tmp_path, learned, dependent=2.0):
     """Figure 7 with a learned gate that is so much worse than the fixed one, in both blocks."""
     store = synthetic.Store(tmp_path, "tiny", 128)
-    losses = {"data-dependent": dependent, "data-independent, T_max 64": 2.1 + learned, "fixed, T_max 64": 2.1}
+    losses = {Gate("full"): dependent, Gate("bias_only", 64): 2.1 + learned, Gate("fixed", 64): 2.1}
     for model in ("fox_llama", "fox_pro"):
-        for label, loss in losses.items():
-            rows = synthetic.loss_rows(np.full(512, loss))
-            store.add("fig7_gate_types", label, [("per_token_loss", rows)], model=model, name=f"{model}/{label}")
+        for gate, loss in losses.items():
+            kinds = [("per_token_loss", synthetic.loss_rows(np.full(512, loss)))]
+            axes = {"gate": gate.kind} | ({"longest": gate.longest} if gate.longest else {})
+            store.add("fig7_gate_types", str(gate), kinds, model=model, name=f"{model}/{gate}", axes=axes)
     return store.study("fig7_gate_types")
 
 

@@ -326,18 +326,14 @@ def test_the_gates_worth_is_the_difference_of_each_pair_and_each_models_best_rat
     """Losses rise by 1 nat a doubling of the rate from the best; one pair is whole, of the other the Transformer is missing."""
     store, rng = synthetic.Store(tmp_path / "a", train_len=64), np.random.default_rng(0)
     for model, best in (("fox_pro", 2e-3), ("transformer_pro", 1e-3), ("fox_llama", 2e-3)):
-        tried = [("1M tokens, LR 0.001", 1e-3), ("1M tokens, LR 0.002", 2e-3), ("4M tokens", best)]
+        tried = [("1M tokens, LR 0.001", 1e-3), ("1M tokens, LR 0.002", 2e-3), ("4M tokens", None)]
         alone = [("1M tokens, LR 0.0005", 5e-4)] if model == "fox_pro" else []  # no line of its own: nothing to compare
-        for label, excess in tried + alone:
-            loss = 3.0 + abs(np.log2(excess / best)) + 0.25 * (model == "transformer_pro")
+        for label, rate in tried + alone:
+            axes = {"train_tokens": 4_000_000} if rate is None else {"train_tokens": 1_000_000, "peak_lr": rate}
+            loss = 3.0 + abs(np.log2((rate or best) / best)) + 0.25 * (model == "transformer_pro")
             mean, bands = synthetic.documents_of(np.full(128, loss), rng, np.zeros((16, 16)), noise=0.01)
-            store.add(
-                "gate_worth",
-                label,
-                [("per_token_loss", synthetic.loss_rows(mean, bands))],
-                model=model,
-                name=f"{model} {label}",
-            )
+            kinds = [("per_token_loss", synthetic.loss_rows(mean, bands))]
+            store.add("gate_worth", label, kinds, model=model, name=f"{model} {label}", axes=axes)
     table = gate_worth.summary(store.study("gate_worth"))
     assert list(table.rows)[:3] == ["1M tokens, LR 0.001", "1M tokens, LR 0.002", "1M tokens, each at its best LR"]
     assert [row[0] for row in table.rows.values()] == pytest.approx([-0.75, 1.25, 0.25, 0.25, 0.0297], abs=0.02)
@@ -346,7 +342,8 @@ def test_the_gates_worth_is_the_difference_of_each_pair_and_each_models_best_rat
     assert 0.2 < low < 0.26 and 0.24 < high < 0.3
     assert [path.suffix for path in artefacts()["gate_worth"].draw(store.study("gate_worth"))] == [".md", ".tex", ".csv"]
     alone = synthetic.Store(tmp_path / "b", train_len=64)
-    alone.add("gate_worth", "4M tokens", [("per_token_loss", synthetic.loss_rows(np.full(128, 3.0)))], model="fox_pro")
+    kinds = [("per_token_loss", synthetic.loss_rows(np.full(128, 3.0)))]
+    alone.add("gate_worth", "4M tokens", kinds, model="fox_pro", axes={"train_tokens": 4_000_000})
     with pytest.raises(ValueError, match="no two runs with and without a forget gate are stored"):
         gate_worth.summary(alone.study("gate_worth"))
 
@@ -366,7 +363,8 @@ def test_tight_pruning_is_set_beside_acps_own(tmp_path):
                 )
             spec = {"context_len": context, "tile": 32, "log_tolerance": -10.0}
             label = f"{name}, context {context}"
-            store.add("acp_tight", label, rows, model="fox_pro", name=label, evaluation=spec, train={"seq_len": 128})
+            axes = {"pruning": name, "context": context}
+            store.add("acp_tight", label, rows, model="fox_pro", evaluation=spec, train={"seq_len": 128}, axes=axes)
     table = acp_tight.summary(store.study("acp_tight"))
     assert list(table.rows) == ["pruned, context 512", "tightly pruned, context 512", "pruned, context 1024",
                                 "tightly pruned, context 1024"]  # fmt: skip
@@ -379,7 +377,8 @@ def test_tight_pruning_is_set_beside_acps_own(tmp_path):
         ("attention_speed", synthetic.speed_rows({"attention": 0.5, "step": 0.8})),
     ]
     spec = {"context_len": 2048, "tile": 32, "log_tolerance": -10.0}
-    store.add("acp_tight", "pruned, context 2048", rows, model="fox_pro", evaluation=spec, git_sha="d00d" * 10)
+    axes = {"pruning": "pruned", "context": 2048}
+    store.add("acp_tight", "pruned, context 2048", rows, model="fox_pro", evaluation=spec, git_sha="d00d" * 10, axes=axes)
     assert "They are of different code (" in acp_tight.summary(store.study("acp_tight")).note
 
 

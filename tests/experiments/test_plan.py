@@ -22,7 +22,7 @@ from experiments.overview import print_plan
 from experiments.plan import make_plan, write_specs
 from experiments.recipes import recipes
 from experiments.request import Request
-from experiments.scales import SCALES
+from experiments.scales import SCALES, get_scale
 from results.store import read_run, record_run, run_file
 from tests.experiments.finished import finish
 from tests.models.test_count import EXPECTED, paper_spec
@@ -336,3 +336,47 @@ def test_a_rate_beyond_the_grid_is_tried_by_the_models_that_were_best_at_its_edg
     assert all(
         {spec.kind for spec in line.evals} == {"per_token_loss", "training_curve"} for line in plan.lines["table_lr_grid"]
     )
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ([(dict(gate="shared"), "shared")],
+         r"fig7_gate_types cannot draw its line 'shared' of fox_pro: it has gate = 'shared', and the figure knows full, "
+         r"bias_only, fixed\. Teach AXES and draw in experiments/fox/fig7_gate_types\.py what it is"),
+        ([({}, "plain")], r"line 'plain' of fox_pro: it has gate = None"),
+        ([(dict(gate="fixed", longest="4"), "text")], r"it has longest = '4', and the figure knows int \| None"),
+        ([(dict(gate="full", colour="red"), "red")], r"it has colour = 'red', and the figure knows no such axis"),
+        ([(dict(gate="full"), "the same")], r"line 'the same' of fox_pro: 'data-dependent' has the same axes"),
+        ([(dict(gate="fixed", longest=7), "fixed, T_max 4")], r"has several lines 'fixed, T_max 4' of fox_pro"),
+    ],
+)  # fmt: skip
+def test_a_line_that_its_figure_cannot_draw_is_refused_before_anything_trains(asked, monkeypatch, more, said):
+    """A gate variant that only `runs` knows, for one: its training and evaluation would be lost on the figure."""
+    artefact = artefacts()["fig7_gate_types"]
+
+    def runs(scale, seeds):
+        yield from artefact.runs(scale, seeds)
+        for axes, label in more:
+            yield from recipes(get_scale(scale.ablation), "fox_pro", seeds, axes=axes, label=label, model=dict(num_heads=1))
+
+    monkeypatch.setitem(artefacts(), artefact.stem, replace(artefact, runs=runs))
+    with pytest.raises(ValueError, match=said):
+        make_plan(replace(asked, artefacts=(artefact.stem,)))
+
+
+def test_every_artefact_can_draw_what_it_declares_at_every_scale():
+    for scale in SCALES.values():
+        for artefact in artefacts().values():
+            artefact.check(artefact.runs(scale, (0, 1)))
+
+
+def test_a_unique_beginning_of_a_name_is_enough_and_a_wrong_name_says_what_was_meant():
+    assert list(chosen(["fig2", "table_lr"])) == ["fig2_per_token_loss", "table_lr_grid"]
+    assert set(chosen(["all"])) == set(artefacts()) and set(chosen([])) == set(MAIN)
+    for name, said in (
+        ("table", "several figures and tables begin so: .*table1_lm_eval"), ("figure2", r"did you mean fig2_per_token_loss\?"),
+        ("throughput", r"did you mean table6_throughput\?"), ("zzz", "no such figure or table; `list` shows all"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"{name}: .*{said}"):
+            chosen([name])

@@ -30,7 +30,10 @@ def shares(tmp_path, by_context=None, speeds=None, machine="Synthetic GPU", **ho
         times = (speeds or {}).get(context, {"attention_forward": 0.4, "attention": 0.45 - 0.05 * place, "step": 0.8})
         kinds.append(("attention_speed", synthetic.speed_rows(times, machine=machine)))
         spec = {"context_len": context, "tile": 128, "log_tolerance": -10.0}
-        store.add("acp", f"pruned, context {context}", kinds, model="fox_pro", train={"seq_len": context}, evaluation=spec)
+        axes = {"pruning": "pruned", "context": context}
+        store.add(
+            "acp", f"pruned, context {context}", kinds, model="fox_pro", train={"seq_len": context}, evaluation=spec, axes=axes
+        )
     return store.study("acp")
 
 
@@ -76,7 +79,11 @@ def quality(tmp_path, scores=None, loss_change=0.0, noise=0.01, scale="760m-16b"
         loss = synthetic.curve("fox_pro", length, length) + (0.0 if label.startswith("un") else loss_change)
         mean, bands = synthetic.documents_of(loss, rng, np.zeros((64, 16)), noise=noise)
         kinds = [("per_token_loss", synthetic.loss_rows(mean, bands)), ("lm_eval", synthetic.lm_eval_rows(line, columns))]
-        store.add("acp_quality", label, kinds, model="fox_pro", train={"seq_len": length}, evaluation={"include": include})
+        rule, context = label.split(", context ")
+        axes = {"pruning": rule, "context": int(context)}
+        store.add(
+            "acp_quality", label, kinds, model="fox_pro", train={"seq_len": length}, evaluation={"include": include}, axes=axes
+        )
     return store.study("acp_quality")
 
 
@@ -120,7 +127,8 @@ def timed(tmp_path, kept, attention, whole=(10.0, 100.0, 1000.0), step=None):
             rows.loc[(rows["quantity"] == "step") & (rows["pruned"] == pruned), ["milliseconds"]] = value
         kinds = [("pruning", synthetic.pruning_rows([1 - kept[place]] * 4)), ("attention_speed", rows)]
         spec = {"context_len": context, "tile": 128, "log_tolerance": -10.0}
-        store.add("acp_speed", f"pruned, context {context}", kinds, model="fox_pro", evaluation=spec)
+        axes = {"pruning": "pruned", "context": context}
+        store.add("acp_speed", f"pruned, context {context}", kinds, model="fox_pro", evaluation=spec, axes=axes)
     return store.study("acp_speed")
 
 

@@ -8,7 +8,7 @@ import pytest
 from analysis.verdict import Status, judge
 from experiments.beyond.gate_worth import rates_or_tokens
 from experiments.fox import fig7_gate_types, table3_ablation
-from experiments.fox.fig7_gate_types import DATA_DEPENDENT, Gate, gate_of, or_a_seed
+from experiments.fox.fig7_gate_types import DATA_DEPENDENT, Gate, or_a_seed
 from experiments.fox.table3_ablation import PRINTED
 from tests import synthetic
 
@@ -90,18 +90,23 @@ def test_small_differences_are_noise_where_documents_vary(judged):
     assert verdicts["C7"].detectable > 0.003
 
 
+def axes_of(gate):
+    return {"gate": gate.kind} | ({} if gate.longest is None else {"longest": gate.longest})
+
+
 def gate_study(tmp_path, losses, documents=1, noise=0.0, seeds=None):
-    """`losses` by (model, label), of the first seed; `seeds`: those of further ones."""
+    """`losses` by (model, gate), of the first seed; `seeds`: those of further ones."""
     store = synthetic.Store(tmp_path, "360m-7.5b", 64)
     rng = np.random.default_rng(0)
-    for (model, label), loss in losses.items():
+    for (model, gate), loss in losses.items():
+        how = dict(model=model, name=f"{model}/{gate}", axes=axes_of(gate))
         mean, bands = synthetic.documents_of(np.full(256, loss), rng, np.zeros((documents, 16)), noise=noise)
         rows = synthetic.loss_rows(mean, bands)
-        store.add("fig7_gate_types", label, [("per_token_loss", rows)], model=model, name=f"{model}/{label}")
-        for seed, other in enumerate((seeds or {}).get((model, label), ()), 1):
+        store.add("fig7_gate_types", str(gate), [("per_token_loss", rows)], **how)
+        for seed, other in enumerate((seeds or {}).get((model, gate), ()), 1):
             mean, bands = synthetic.documents_of(np.full(256, other), rng, np.zeros((documents, 16)), noise=noise)
             kinds = [("per_token_loss", synthetic.loss_rows(mean, bands))]
-            store.add("fig7_gate_types", label, kinds, model=model, name=f"{model}/{label}", seed=seed)
+            store.add("fig7_gate_types", str(gate), kinds, seed=seed, **how)
     return store.study("fig7_gate_types")
 
 
@@ -110,8 +115,8 @@ def losses_of(changes=None):
     for model, base in (("fox_llama", 2.2), ("fox_pro", 2.0)):
         table[model, DATA_DEPENDENT] = base
         for place, longest in enumerate((256, 2048, 16384)):
-            table[model, f"data-independent, T_max {longest}"] = base + 0.05 + 0.01 * place
-            table[model, f"fixed, T_max {longest}"] = base + 0.06 + 0.01 * place
+            table[model, Gate("bias_only", longest)] = base + 0.05 + 0.01 * place
+            table[model, Gate("fixed", longest)] = base + 0.06 + 0.01 * place
     return table | (changes or {})
 
 
@@ -128,15 +133,15 @@ def test_c26_and_c26b_hold_on_the_papers_order(tmp_path):
 
 
 def test_c26_fails_if_one_constant_gate_is_better_and_c26b_if_a_fixed_one_beats_the_learned(tmp_path):
-    dependent, learned = on_gates(gate_study(tmp_path / "a", losses_of({("fox_pro", "fixed, T_max 2048"): 1.9})))
+    dependent, learned = on_gates(gate_study(tmp_path / "a", losses_of({("fox_pro", Gate("fixed", 2048)): 1.9})))
     assert dependent.status is learned.status is Status.FAILS
-    equal = {("fox_llama", "fixed, T_max 256"): 2.2 + 0.05}
+    equal = {("fox_llama", Gate("fixed", 256)): 2.2 + 0.05}
     dependent, learned = on_gates(gate_study(tmp_path / "b", losses_of(equal)))
     assert dependent.status is learned.status is Status.HOLDS, "at least as good"
 
 
 def test_the_look_into_c26b_sets_what_is_missed_beside_the_seeds(tmp_path):
-    learned, fixed = ("fox_pro", "data-independent, T_max 256"), ("fox_pro", "fixed, T_max 256")
+    learned, fixed = ("fox_pro", Gate("bias_only", 256)), ("fox_pro", Gate("fixed", 256))
 
     def said(name, gap, **how):
         losses = losses_of({learned: 2.06 + gap})
@@ -161,8 +166,9 @@ def worth_study(tmp_path, worth, loss=None, models=("fox_pro", "transformer_pro"
             mean, bands = synthetic.documents_of(np.full(128, value), rng, np.zeros((16, 16)), noise=0.001)
             label = f"{count}M tokens" + f", LR {rate:g}" * (count == 1)
             train = {"train_tokens": count * 10**6, "peak_lr": rate}
-            rows = synthetic.loss_rows(mean, bands)
-            store.add("gate_worth", label, [("per_token_loss", rows)], model=model, name=f"{model} {label}", train=train)
+            axes = train if count == 1 else {"train_tokens": count * 10**6}
+            kinds = [("per_token_loss", synthetic.loss_rows(mean, bands))]
+            store.add("gate_worth", label, kinds, model=model, name=f"{model} {label}", train=train, axes=axes)
     return store.study("gate_worth")
 
 
@@ -195,12 +201,9 @@ def test_both_blocks_are_needed(tmp_path):
     dependent, learned = on_gates(gate_study(tmp_path / "a", table))
     assert dependent.status is learned.status is Status.NOT_MEASURED
     assert "Pro, data-dependent" in dependent.sentence
-    table = {key: loss for key, loss in losses_of().items() if not key[1].startswith("fixed")}
+    table = {key: loss for key, loss in losses_of().items() if key[1].kind != "fixed"}
     assert [verdict.status for verdict in on_gates(gate_study(tmp_path / "b", table))] == [Status.NOT_MEASURED] * 2
 
 
-def test_labels_of_gates():
-    assert gate_of("data-independent, T_max 256") == Gate("data-independent", 256)
-    assert gate_of("data-dependent") == Gate("data-dependent", None)
-    with pytest.raises(ValueError, match="'fixed' is no gate type"):
-        gate_of("fixed")
+def test_gates_as_they_are_printed():
+    assert [str(Gate("bias_only", 256)), str(DATA_DEPENDENT)] == ["data-independent, T_max 256", "data-dependent"]

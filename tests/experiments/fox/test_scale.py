@@ -11,10 +11,10 @@ from experiments.fox.table_lr_grid import c31, rates_tried
 from tests import synthetic
 
 
-def add(store, stem, label, model, loss, rng, *, train=None, kinds=(), noise=1e-3):
+def add(store, stem, label, model, loss, rng, *, axes, train=None, kinds=(), noise=1e-3):
     mean, bands = synthetic.documents_of(np.asarray(loss, float), rng, np.zeros((32, 16)), noise=noise)
     rows = synthetic.loss_rows(mean, bands)
-    store.add(stem, label, [("per_token_loss", rows), *kinds], model=model, train=train, name=f"{model}/{label}")
+    store.add(stem, label, [("per_token_loss", rows), *kinds], model=model, train=train, name=f"{model}/{label}", axes=axes)
 
 
 def tokens_study(tmp_path, runs, recall=None):
@@ -25,7 +25,7 @@ def tokens_study(tmp_path, runs, recall=None):
         how = dict(train_len=64, lengths=(32, 96, 128), modes=("easy",))
         kinds = [] if recall is None else [("needle_recall", synthetic.recall_rows(rng, recall[place], **how))]
         train = {"train_tokens": count, "peak_lr": 1e-3}
-        add(store, "fig5_tokens_and_lr", f"{count} tokens", "fox_pro", loss, rng, train=train, kinds=kinds)
+        add(store, "fig5_tokens_and_lr", f"{count} tokens", "fox_pro", loss, rng, axes=train, train=train, kinds=kinds)
     return store.study("fig5_tokens_and_lr")
 
 
@@ -68,7 +68,8 @@ def scale_study(tmp_path, leads, panel, noise=1e-3):
         for model in ("fox_pro", "transformer_pro"):
             loss = np.full(4 * train_len, 3.0 + (gap if model == "transformer_pro" else 0.0))
             loss[: train_len // 2] -= 5 * place * (model == "transformer_pro")  # only the last quarter counts
-            add(store, "fig6_scale", f"{panel} {value}", model, loss, rng, train={"seq_len": train_len}, noise=noise)
+            how = dict(axes={"varied": panel, "value": value}, train={"seq_len": train_len}, noise=noise)
+            add(store, "fig6_scale", f"{panel} {value}", model, loss, rng, **how)
     return store.study("fig6_scale")
 
 
@@ -106,8 +107,10 @@ def tried(tmp_path, best, noise=0.01, models=("fox_pro", "transformer_pro", "fox
             mean, bands = synthetic.documents_of(loss, rng, np.zeros((64, 16)), noise=noise)
             kinds = [("per_token_loss", synthetic.loss_rows(mean, bands))]
             kinds += [] if spiky is None else [("training_curve", steps((model, rate) in spiky))]
-            train = {"peak_lr": rate, "warmup_tokens": 200}
-            store.add("table_lr_grid", f"{model}, LR {rate:g}", kinds, model=model, train=train)
+            axes = {"peak_lr": rate}
+            store.add(
+                "table_lr_grid", f"{model}, LR {rate:g}", kinds, model=model, train=axes | {"warmup_tokens": 200}, axes=axes
+            )
     return store.study("table_lr_grid")
 
 

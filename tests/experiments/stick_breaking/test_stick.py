@@ -75,8 +75,8 @@ def recalled(tmp_path, accuracies, seeds=2):
             correct = rng.binomial(num_keys, share, size=200)
             rows = pd.DataFrame({"sequence": np.arange(200), "num_queries": num_keys, "num_correct": correct,
                                  "num_stale": (num_keys - correct) // 2})  # fmt: skip
-            name = f"{num_keys} {model}"
-            store.add("stick_recall", f"{num_keys} keys", [("recall", rows)], model=model, seed=seed, name=name)
+            axes, name = {"num_keys": num_keys}, f"{num_keys} {model}"
+            store.add("stick_recall", f"{num_keys} keys", [("recall", rows)], model=model, seed=seed, name=name, axes=axes)
     study = store.study("stick_recall")
     for record in study.runs.values():
         record["spec"]["data"]["recall"] = {"num_keys": 4, "num_assignments": 2, "num_queries": 2, "num_symbols": 16}
@@ -101,9 +101,10 @@ def test_s7_needs_every_size(tmp_path):
 def remainders(tmp_path, above):
     store, rng = synthetic.Store(tmp_path, train_len=64), np.random.default_rng(2)
     shared = 0.3 * rng.normal(size=(48, 16))
-    for label, loss in (("stick_breaking", 3.0), (stick_remainder.WITH, 3.0 + above)):
+    for label, axes, loss in (("stick_breaking", {}, 3.0), (stick_remainder.WITH, {"stick_remainder": True}, 3.0 + above)):
         mean, bands = synthetic.documents_of(np.full(1024, loss), rng, shared, noise=2e-3)
-        store.add("stick_remainder", label, [("per_token_loss", synthetic.loss_rows(mean, bands))], model="stick_breaking")
+        kinds = [("per_token_loss", synthetic.loss_rows(mean, bands))]
+        store.add("stick_remainder", label, kinds, model="stick_breaking", axes=axes)
     return store.study("stick_remainder")
 
 
