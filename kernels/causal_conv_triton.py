@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.custom_op import differentiable
+
 TOKENS, CHANNELS, WARPS = 64, 128, 1  # tokens a multiple of 4
 
 
@@ -129,8 +131,7 @@ def _conv_backward_kernel(
     tl.store(sums_ptr + 4 * D + c_C, dbias, mask=inside_C)
 
 
-@torch.library.custom_op("kernels::causal_conv_silu", mutates_args=())
-def triton_causal_conv_silu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """See `causal_conv.causal_conv_silu`; four taps."""
     x, weight = x if x.stride(-1) == 1 else x.contiguous(), weight.contiguous()
     B, T, D = x.shape
@@ -142,8 +143,7 @@ def triton_causal_conv_silu(x: Tensor, weight: Tensor, bias: Tensor | None) -> T
     return y
 
 
-@torch.library.custom_op("kernels::causal_conv_silu_backward", mutates_args=())
-def _backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
     x, weight = x if x.stride(-1) == 1 else x.contiguous(), weight.contiguous()
     B, T, D = x.shape
     dx = torch.empty(x.shape, device=x.device, dtype=x.dtype)
@@ -153,28 +153,10 @@ def _backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> tup
         TOKENS=TOKENS, CHANNELS=CHANNELS, BIAS=bias is not None, num_warps=WARPS,
     )  # fmt: skip
     total = sums.sum(0)
-    return dx, total[:4].t().to(weight.dtype).contiguous(), total[4].to(weight.dtype if bias is None else bias.dtype)
+    dweight = total[:4].t().to(weight.dtype).contiguous()
+    return [dx, dweight] if bias is None else [dx, dweight, total[4].to(bias.dtype)]
 
 
-@triton_causal_conv_silu.register_fake
-def _(x, weight, bias):  # type: ignore[no-untyped-def]
-    return x.new_empty(x.shape)
-
-
-@_backward.register_fake
-def _(dy, x, weight, bias):  # type: ignore[no-untyped-def]
-    dbias = weight.new_empty(weight.shape[0]) if bias is None else bias.new_empty(bias.shape)
-    return x.new_empty(x.shape), weight.new_empty(weight.shape), dbias
-
-
-def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*inputs)
-
-
-def _differentiate(ctx, dy):  # type: ignore[no-untyped-def]
-    x, weight, bias = ctx.saved_tensors
-    dx, dweight, dbias = _backward(dy, x, weight, bias)
-    return dx, dweight, None if bias is None else dbias
-
-
-triton_causal_conv_silu.register_autograd(_differentiate, setup_context=_save)
+triton_causal_conv_silu = differentiable(
+    "causal_conv_silu", _forward, _backward, lambda x, weight, bias: x.new_empty(x.shape), 3
+)

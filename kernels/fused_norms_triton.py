@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.custom_op import differentiable
+
 BLOCK, WARPS = 16, 2
 WIDE_FORWARD = 4, 8  # of norms over all channels: tokens of a program, and its warps
 WIDE_BACKWARD = 16, 256  # likewise, but channels of a warp: with 3,072 channels 16 warps are fastest, with 1,024 4
@@ -207,10 +209,7 @@ def _head_step(weight: Tensor | None, head_dim: int) -> int:
     return 0 if weight is None or weight.numel() == head_dim else head_dim
 
 
-@torch.library.custom_op("kernels::shift_and_norm", mutates_args=())
-def triton_shift_and_norm(
-    x: Tensor, alpha_logit: Tensor | None, weight: Tensor | None, before: Tensor | None, eps: float
-) -> Tensor:
+def _shift_and_norm(x: Tensor, alpha_logit: Tensor | None, weight: Tensor | None, before: Tensor | None, eps: float) -> Tensor:
     """See `fused_norms.shift_and_norm`; weight is flat."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     before = None if before is None else before.contiguous()
@@ -225,10 +224,9 @@ def triton_shift_and_norm(
     return y
 
 
-@torch.library.custom_op("kernels::shift_and_norm_backward", mutates_args=())
 def _shift_and_norm_backward(
     dy: Tensor, x: Tensor, alpha_logit: Tensor | None, weight: Tensor | None, before: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> list[Tensor]:
     x = x if x.stride(-1) == 1 else x.contiguous()
     before = None if before is None else before.contiguous()
     B, T, H, D = x.shape
@@ -242,12 +240,11 @@ def _shift_and_norm_backward(
         *x.stride()[:3], *alpha_strides, _head_step(weight, D), T, H, eps,
         BLOCK=BLOCK, D=D, num_warps=WARPS, SHIFT=alpha_logit is not None, NORM=weight is not None, BEFORE=before is not None,
     )  # fmt: skip
-    dalpha = dalpha if alpha_logit is None else dalpha.to(alpha_logit.dtype)
-    return dx, dalpha, x.new_empty(0) if weight is None else _weight_gradient(parts, B, weight)
+    dalphas = [] if alpha_logit is None else [dalpha.to(alpha_logit.dtype)]
+    return [dx, *dalphas, *([] if weight is None else [_weight_gradient(parts, B, weight)])]
 
 
-@torch.library.custom_op("kernels::gated_norm", mutates_args=())
-def triton_gated_norm(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+def _gated_norm(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     """See `fused_norms.gated_output_norm`; weight is flat."""
     B, T, H, D = o.shape
     o = o.contiguous()
@@ -260,10 +257,7 @@ def triton_gated_norm(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float
     return y
 
 
-@torch.library.custom_op("kernels::gated_norm_backward", mutates_args=())
-def _gated_norm_backward(
-    dy: Tensor, o: Tensor, gate: Tensor | None, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _gated_norm_backward(dy: Tensor, o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> list[Tensor]:
     B, T, H, D = o.shape
     o, has_gate = o.contiguous(), gate is not None
     gate = o if gate is None else gate.contiguous()
@@ -273,11 +267,10 @@ def _gated_norm_backward(
         o, gate, weight, do, dy.contiguous(), do, dgate, parts, _head_step(weight, D), T, H, eps,
         BLOCK=BLOCK, D=D, num_warps=WARPS, GATE=has_gate, BACKWARD=True,
     )  # fmt: skip
-    return do, dgate, _weight_gradient(parts, B, weight)
+    return [do, *([dgate] if has_gate else []), _weight_gradient(parts, B, weight)]
 
 
-@torch.library.custom_op("kernels::norm_of_gated", mutates_args=())
-def triton_norm_of_gated(y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _norm_of_gated(y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `fused_norms.norm_of_gated`."""
     y, z = y.contiguous(), z if z.stride(-1) == 1 else z.contiguous()
     B, T, d = y.shape
@@ -290,8 +283,7 @@ def triton_norm_of_gated(y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Te
     return out
 
 
-@torch.library.custom_op("kernels::norm_of_gated_backward", mutates_args=())
-def _norm_of_gated_backward(dout: Tensor, y: Tensor, z: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def _norm_of_gated_backward(dout: Tensor, y: Tensor, z: Tensor, weight: Tensor, eps: float) -> list[Tensor]:
     y, z = y.contiguous(), z if z.stride(-1) == 1 else z.contiguous()
     B, T, d = y.shape
     rows, channels = WIDE_BACKWARD
@@ -302,69 +294,13 @@ def _norm_of_gated_backward(dout: Tensor, y: Tensor, z: Tensor, weight: Tensor, 
         y, z, weight.contiguous(), dout.contiguous(), dy, dz, parts, *z.stride()[:2], T, B * T, d, eps,
         ROWS=rows, BLOCK_D=block, num_warps=min(max(block // channels, 1), 16),
     )  # fmt: skip
-    return dy, dz, parts.sum(0).to(weight.dtype)
+    return [dy, dz, parts.sum(0).to(weight.dtype)]
 
 
-@triton_shift_and_norm.register_fake
-def _(x, alpha_logit, weight, before, eps):  # type: ignore[no-untyped-def]
+def _like_first(x: Tensor, *others: object) -> Tensor:
     return x.new_empty(x.shape)
 
 
-@_shift_and_norm_backward.register_fake
-def _(dy, x, alpha_logit, weight, before, eps):  # type: ignore[no-untyped-def]
-    dalpha_dtype = torch.float32 if alpha_logit is None else alpha_logit.dtype
-    dweight = x.new_empty(0) if weight is None else weight.new_empty(weight.shape)
-    return x.new_empty(x.shape), x.new_empty(x.shape[:3], dtype=dalpha_dtype), dweight
-
-
-@triton_gated_norm.register_fake
-def _(o, gate, weight, eps):  # type: ignore[no-untyped-def]
-    return o.new_empty(o.shape)
-
-
-@_gated_norm_backward.register_fake
-def _(dy, o, gate, weight, eps):  # type: ignore[no-untyped-def]
-    dgate = o if gate is None else gate
-    return o.new_empty(o.shape), dgate.new_empty(dgate.shape), weight.new_empty(weight.shape)
-
-
-@triton_norm_of_gated.register_fake
-def _(y, z, weight, eps):  # type: ignore[no-untyped-def]
-    return y.new_empty(y.shape)
-
-
-@_norm_of_gated_backward.register_fake
-def _(dout, y, z, weight, eps):  # type: ignore[no-untyped-def]
-    return y.new_empty(y.shape), z.new_empty(z.shape), weight.new_empty(weight.shape)
-
-
-def _save_shift(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    *tensors, ctx.eps = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _differentiate_shift(ctx, dy):  # type: ignore[no-untyped-def]
-    x, alpha_logit, weight, before = ctx.saved_tensors
-    dx, dalpha, dweight = _shift_and_norm_backward(dy, x, alpha_logit, weight, before, ctx.eps)
-    return dx, None if alpha_logit is None else dalpha, None if weight is None else dweight, None, None
-
-
-def _save_gated(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    *tensors, ctx.eps = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _differentiate_gated(ctx, dy):  # type: ignore[no-untyped-def]
-    o, gate, weight = ctx.saved_tensors
-    do, dgate, dweight = _gated_norm_backward(dy, o, gate, weight, ctx.eps)
-    return do, None if gate is None else dgate, dweight, None
-
-
-def _differentiate_norm_of_gated(ctx, dout):  # type: ignore[no-untyped-def]
-    y, z, weight = ctx.saved_tensors
-    return *_norm_of_gated_backward(dout, y, z, weight, ctx.eps), None
-
-
-triton_norm_of_gated.register_autograd(_differentiate_norm_of_gated, setup_context=_save_gated)
-triton_shift_and_norm.register_autograd(_differentiate_shift, setup_context=_save_shift)
-triton_gated_norm.register_autograd(_differentiate_gated, setup_context=_save_gated)
+triton_shift_and_norm = differentiable("shift_and_norm", _shift_and_norm, _shift_and_norm_backward, _like_first, 3)
+triton_gated_norm = differentiable("gated_norm", _gated_norm, _gated_norm_backward, _like_first, 3)
+triton_norm_of_gated = differentiable("norm_of_gated", _norm_of_gated, _norm_of_gated_backward, _like_first, 3)

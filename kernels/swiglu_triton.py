@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.custom_op import differentiable
+
 ROWS, COLUMNS = 8, 256
 
 
@@ -35,8 +37,7 @@ def _swiglu_kernel(
         tl.store(y_ptr + narrow_RC, (gate_RC * sigmoid_RC * up_RC).to(y_ptr.dtype.element_ty), mask=inside_RC)
 
 
-@torch.library.custom_op("kernels::swiglu", mutates_args=())
-def triton_swiglu(gate_up: Tensor) -> Tensor:
+def _swiglu(gate_up: Tensor) -> Tensor:
     """See `swiglu.swiglu`."""
     x = gate_up.contiguous()
     F = x.shape[-1] // 2
@@ -46,28 +47,15 @@ def triton_swiglu(gate_up: Tensor) -> Tensor:
     return y
 
 
-@torch.library.custom_op("kernels::swiglu_backward", mutates_args=())
-def _swiglu_backward(dy: Tensor, gate_up: Tensor) -> Tensor:
+def _swiglu_backward(dy: Tensor, gate_up: Tensor) -> list[Tensor]:
     x, dy = gate_up.contiguous(), dy.contiguous()
     dx = torch.empty_like(x)
     F = dy.shape[-1]
     N = dy.numel() // F
     _swiglu_kernel[(triton.cdiv(N, ROWS), triton.cdiv(F, COLUMNS))](x, dy, dy, dx, N, F, ROWS, COLUMNS, BACKWARD=True)
-    return dx
+    return [dx]
 
 
-@triton_swiglu.register_fake
-def _(gate_up):  # type: ignore[no-untyped-def]
-    return gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
-
-
-@_swiglu_backward.register_fake
-def _(dy, gate_up):  # type: ignore[no-untyped-def]
-    return gate_up.new_empty(gate_up.shape)
-
-
-def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*inputs)
-
-
-triton_swiglu.register_autograd(lambda ctx, dy: _swiglu_backward(dy, *ctx.saved_tensors), setup_context=_save)
+triton_swiglu = differentiable(
+    "swiglu", _swiglu, _swiglu_backward, lambda gate_up: gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2), 1
+)

@@ -3,7 +3,7 @@
 `kernel[grid](...)` specialises and hashes its arguments, compares the globals that the kernel uses, and describes to the copy
 engine each tensor that it is to load tiles of. What was compiled depends on less: dtypes, starts at multiples of 16 bytes,
 integers that are 1 or multiples of 16. A description depends on address, shape and strides. That, and how a compiled kernel
-is run, is not part of Triton's interface: versions that were not looked at are left to it.
+is run, is not part of Triton's interface: a version that this was not tried with launches by itself, every time.
 
 Every object touched here counts: autograd's thread, on another core, takes some four times as long for the same lines.
 """
@@ -21,9 +21,11 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
+TRIED = ("3.6.0", "3.7.1")
+_VERSION = triton.__version__.partition("+")[0]
 # On AMD's GPUs what is compiled depends on the sizes of tensors too.
-RELAUNCH = triton.__version__.startswith(("3.6.", "3.7.")) and torch.version.hip is None
-_GATHERED = not triton.__version__.startswith("3.6.")  # Triton's C function takes the kernel's arguments as one
+RELAUNCH = _VERSION in TRIED and torch.version.hip is None
+_GATHERED = _VERSION != "3.6.0"  # Triton's C function takes the kernel's arguments as one
 
 Descriptor = tuple[Callable[..., Any], Tensor, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """(make, tensor, shape, strides, block) of tiles to load; make(tensor, shape, strides, block), lists, is Triton's."""
@@ -49,8 +51,9 @@ def launch(
     scalars: tuple[int | float, ...],
     **options: Any,
 ) -> None:
-    """kernel[grid](*descriptors, *tensors, *scalars, **options); `options` are the kernel's constexprs, its last parameters,
-    and what Triton wants to know."""
+    """Run kernel[grid](*descriptors, *tensors, *scalars, **options).
+
+    `options` are the kernel's constexprs, its last parameters, and what Triton wants to know."""
     device = torch._C._cuda_getDevice() if torch.cuda.is_initialized() else None  # None: under an interpreter
     # Tensors as addresses: Triton would ask each for its own, and the driver whether it knows it.
     addresses = [0 if x is None else x.data_ptr() for x in tensors]
@@ -85,12 +88,12 @@ def launch(
 
 @functools.lru_cache(4096, typed=True)
 def _kinds(*scalars: int | float) -> tuple[Any, ...]:
-    """What Triton compiles for."""
+    """Classify numbers as Triton does: each class is compiled for."""
     return tuple((-1 if n == 1 else 2 * (n >= 2**31) + (n % 16 == 0)) if isinstance(n, int) else n.__class__ for n in scalars)
 
 
 def _remember(key: tuple[Any, ...], compiled: Any, constants: tuple[Any, ...]) -> None:
-    """What Triton's launcher (`CudaLauncher`) passes on, unless it first has to allocate memory for the kernel."""
+    """Keep what Triton's launcher (`CudaLauncher`) passes on, unless it first has to allocate memory for the kernel."""
     own = compiled.run
     if own.global_scratch_size or own.profile_scratch_size:
         return
@@ -117,22 +120,22 @@ def _remember(key: tuple[Any, ...], compiled: Any, constants: tuple[Any, ...]) -
 
 
 class _Address(int):
-    """In place of a tensor, which a cache must not keep alive."""
+    """Stand-in for a tensor, which a cache must not keep alive."""
 
     data_ptr = int.__int__
 
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """How many programs that fill a multiprocessor run at once; under an interpreter, a few."""
+    """Count the multiprocessors: programs that fill one run at once. Under an interpreter, a few."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def ceil_div(a: int, b: int) -> int:
-    """triton.cdiv, without what it does to serve kernels too."""
+    """Divide, rounding up: triton.cdiv, without what it does to serve kernels too."""
     return -(-a // b)
 
 
 def power_of_two(n: int) -> int:
-    """The next, n itself included."""
+    """Find the next power of two, n itself included."""
     return 1 << (n - 1).bit_length()

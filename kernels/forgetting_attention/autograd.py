@@ -4,6 +4,8 @@ torch.compile needs custom operators; for direct calls a function of autograd ru
 takes 100 us.
 """
 
+import functools
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -11,43 +13,24 @@ from torch.autograd.function import once_differentiable
 from . import chunked
 from .options import NAMESPACE, Backend, Options
 
+_OPTIONS = (
+    "Tensor? threshold, float? tolerance, Tensor? seq_start, Tensor? cu_seqlens, SymInt? window_size, float scale, "
+    "bool deterministic, str backend"
+)
 
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_fgate: Tensor,
-    threshold: Tensor | None,
-    tolerance: float | None,
-    seq_start: Tensor | None,
-    cu_seqlens: Tensor | None,
-    window_size: int | None,
-    scale: float,
-    deterministic: bool,
-    backend: str,
-) -> tuple[Tensor, list[Tensor]]:
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, *options) -> tuple[Tensor, list[Tensor]]:  # type: ignore
     """Return the output and what the backward pass needs besides."""
-    options = Options(threshold, tolerance, seq_start, cu_seqlens, window_size, scale, deterministic, backend)
-    return _named(backend).forward(q, k, v, log_fgate, options)
+    return _named(options[-1]).forward(q, k, v, log_fgate, Options(*options))
 
 
-def _backward(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    kept: list[Tensor],
-    scale: float,
-    deterministic: bool,
-    backend: str,
-    gate_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _backward(do, q, k, v, o, kept, scale, deterministic, backend, gate_dtype):  # type: ignore[no-untyped-def]
     """Return the gradients of q, k, v and the gates, contiguous."""
     dq, dk, dv, dgate = _named(backend).backward(do, q, k, v, o, kept, scale, deterministic)
     return dq, dk, dv, dgate.to(gate_dtype)
 
 
+@functools.cache
 def _named(backend: str) -> Backend:
     """Find a backend by its name."""
     if backend == "chunked":
@@ -57,8 +40,19 @@ def _named(backend: str) -> Backend:
     return gpu.BACKEND
 
 
-attend = torch.library.custom_op(f"{NAMESPACE}::forward", _forward, mutates_args=())
-_differentiated = torch.library.custom_op(f"{NAMESPACE}::backward", _backward, mutates_args=())
+attend = torch.library.custom_op(
+    f"{NAMESPACE}::forward",
+    _forward,
+    mutates_args=(),
+    schema=f"(Tensor q, Tensor k, Tensor v, Tensor log_fgate, {_OPTIONS}) -> (Tensor, Tensor[])",
+)
+_differentiated = torch.library.custom_op(
+    f"{NAMESPACE}::backward",
+    _backward,
+    mutates_args=(),
+    schema="(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor[] kept, float scale, bool deterministic, str backend, "
+    "ScalarType gate_dtype) -> (Tensor, Tensor, Tensor, Tensor)",
+)
 
 
 @attend.register_fake

@@ -11,6 +11,8 @@ Shapes: B batch, T keys, Q queries (aligned to the end of the keys), H query hea
 import torch
 from torch import Tensor
 
+from ..attention_shared.limits import first_key_within
+
 TILE = 128
 """Pruning granularity: queries and keys of one tile. Kernels step by a divisor of it."""
 
@@ -33,7 +35,7 @@ def first_visible_key(
     cu_seqlens: Tensor | None = None,
     window_size: int | None = None,
 ) -> Tensor:
-    """Index of the first key that each query sees, int32 (B, H, Q), non-decreasing along Q.
+    """Find the index of the first key that each query sees, int32 (B, H, Q), non-decreasing along Q.
 
     A value above the query's own position means that it sees nothing (a padded query): its output is 0.
     """
@@ -41,12 +43,7 @@ def first_visible_key(
     position_T = torch.arange(T, device=log_fgate_BTH.device, dtype=torch.int32)
     is_cut_BHT = log_fgate_BTH.transpose(1, 2) < CUT_LOG_GATE
     first_BHT = torch.where(is_cut_BHT, position_T, 0).cummax(-1).values
-    if cu_seqlens is not None:
-        boundaries = cu_seqlens.to(torch.int32).contiguous()
-        document_T = torch.searchsorted(boundaries, position_T, right=True) - 1
-        first_BHT = torch.maximum(first_BHT, boundaries[document_T.clamp(0, boundaries.numel() - 1)])
+    first_BHT = torch.maximum(first_BHT, first_key_within(B, position_T, seq_start_B, cu_seqlens)[:, None])
     if window_size is not None:
         first_BHT = torch.maximum(first_BHT, position_T - (window_size - 1))
-    if seq_start_B is not None:
-        first_BHT = torch.maximum(first_BHT, seq_start_B.to(torch.int32).view(B, 1, 1))
     return first_BHT[..., T - num_queries :].to(torch.int32).contiguous()

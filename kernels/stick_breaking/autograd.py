@@ -1,79 +1,98 @@
-"""The custom operators around the backends: forward, what it keeps, backward."""
+"""The operator as autograd and torch.compile see it, whatever the backend: forward, what it keeps, backward."""
 
 import os
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..attention_shared.validation import check_limit_values
-from . import chunked
-from .options import NAMESPACE, Backend, Options
+from .chunked import QUERY_BLOCK, chunked_backward, chunked_forward
 from .visibility import first_visible_key
 
+NAMESPACE = __name__.rpartition(".")[0].replace(".", "_")
+"""Where the custom operators are registered: copies of this package under other names do not meet."""
 CHECK_VALUES_VARIABLE = "STICK_BREAKING_CHECK_VALUES"
 
 
-def _named(backend: str) -> Backend:
-    """Find a backend by its name."""
-    if backend == "chunked":
-        return chunked.BACKEND
-    from . import gpu  # imports triton, which machines without a GPU need not have
+class Options(NamedTuple):
+    """See `stick_breaking_attention`. A tuple, because a custom operator takes its arguments one by one."""
 
-    return gpu.BACKEND
+    seq_start: Tensor | None
+    cu_seqlens: Tensor | None
+    scale: float
+    attend_current: bool
+    backend: str
+    """Either "triton" or "chunked"."""
 
 
-@torch.library.custom_op(f"{NAMESPACE}::forward", mutates_args=())
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    seq_start: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-    attend_current: bool,
-    backend: str,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Stick-breaking attention on checked arguments: output, remainder, and what the backward pass needs besides."""
+_OPTIONS = "Tensor? seq_start, Tensor? cu_seqlens, float scale, bool attend_current, str backend"
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, *given):  # type: ignore[no-untyped-def]
+    """Return output, remainder, and what the backward pass needs besides."""
+    options = Options(*given)
+    limit = options.seq_start if options.seq_start is not None else options.cu_seqlens
     # Here rather than in the public function, so that torch.compile need not look into it.
-    options = Options(seq_start, cu_seqlens, scale, attend_current, backend)
-    limit = seq_start if seq_start is not None else cu_seqlens
     if limit is not None and (not limit.is_cuda or os.environ.get(CHECK_VALUES_VARIABLE) == "1"):
-        check_limit_values(k.shape[1], seq_start, cu_seqlens)
-    return _named(backend).forward(q, k, v, _first_key(q, k, options), options)
+        check_limit_values(k.shape[1], options.seq_start, options.cu_seqlens)
+    first_key = first_visible_key(q.shape[0], q.shape[1], k.shape[1], options.seq_start, options.cu_seqlens)
+    if options.backend == "chunked":
+        o, remainder, oldest = chunked_forward(q, k, v, first_key, options.scale, options.attend_current)
+        return o.contiguous(), remainder.contiguous(), [oldest]
+    # These import triton, which machines without a GPU need not have.
+    from .portable.forward import forward
+    from .portable.tiles import plan_for
+
+    tiles = plan_for(q.shape[-1], q.dtype, q.device).forward
+    o, remainder, *kept = forward(q, k, v, first_key, options.scale, options.attend_current, tiles)
+    return o, remainder, kept
 
 
-@torch.library.custom_op(f"{NAMESPACE}::backward", mutates_args=())
-def _backward(
-    do: Tensor,
-    dremainder: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    remainder: Tensor,
-    kept: list[Tensor],
-    seq_start: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-    attend_current: bool,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    options = Options(seq_start, cu_seqlens, scale, attend_current, backend)
-    grads = _named(backend).backward(do, dremainder, q, k, v, remainder, kept, _first_key(q, k, options), options)
-    dq, dk, dv = (x.contiguous() for x in grads)
-    return dq, dk, dv
+def _backward(do, dremainder, q, k, v, remainder, kept, *given):  # type: ignore[no-untyped-def]
+    """Return the gradients of q, k and v, contiguous."""
+    options = Options(*given)
+    first_key = first_visible_key(q.shape[0], q.shape[1], k.shape[1], options.seq_start, options.cu_seqlens)
+    rest = first_key, options.scale, options.attend_current
+    if options.backend == "chunked":
+        (oldest,) = kept
+        return tuple(x.contiguous() for x in chunked_backward(do, dremainder, q, k, v, oldest, *rest))
+    from .portable.backward import backward
+    from .portable.tiles import plan_for
+
+    plan = plan_for(q.shape[-1], q.dtype, q.device)
+    spent, oldest = kept
+    return backward(do, dremainder.contiguous(), q, k, v, remainder, spent, oldest, *rest, plan)
 
 
-def _first_key(q: Tensor, k: Tensor, options: Options) -> Tensor | None:
-    return first_visible_key(q.shape[0], q.shape[1], k.shape[1], options.seq_start, options.cu_seqlens)
+attend = torch.library.custom_op(
+    f"{NAMESPACE}::forward",
+    _forward,
+    mutates_args=(),
+    schema=f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor, Tensor[])",
+)
+_differentiated = torch.library.custom_op(
+    f"{NAMESPACE}::backward",
+    _backward,
+    mutates_args=(),
+    schema="(Tensor do, Tensor dremainder, Tensor q, Tensor k, Tensor v, Tensor remainder, Tensor[] kept, "
+    f"{_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+)
 
 
 @attend.register_fake
-def _(q, k, v, *options):  # type: ignore[no-untyped-def]
-    remainder = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
-    return q.new_empty(q.shape), remainder, _named(options[-1]).kept_like(q)
+def _(q, k, v, *given):  # type: ignore[no-untyped-def]
+    B, Q, H, _ = q.shape
+    remainder = q.new_empty(B, Q, H, dtype=torch.promote_types(q.dtype, torch.float32))
+    if Options(*given).backend == "chunked":
+        return q.new_empty(q.shape), remainder, [torch.empty(-(-Q // QUERY_BLOCK), dtype=torch.int64)]  # on the CPU
+    from .portable.tiles import GRAIN
+
+    oldest = q.new_empty(B, H, (Q + GRAIN - 1) // GRAIN, dtype=torch.int32)
+    return q.new_empty(q.shape), remainder, [q.new_empty(B, H, Q, dtype=torch.float64), oldest]
 
 
-@_backward.register_fake
+@_differentiated.register_fake
 def _(do, dremainder, q, k, v, *_):  # type: ignore[no-untyped-def]
     return tuple(x.new_empty(x.shape) for x in (q, k, v))
 
@@ -86,7 +105,7 @@ def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 def _differentiate(ctx, do, dremainder, _):  # type: ignore[no-untyped-def]
     q, k, v, remainder, seq_start, cu_seqlens, *kept = ctx.saved_tensors
-    grads = _backward(do, dremainder, q, k, v, remainder, kept, seq_start, cu_seqlens, *ctx.options)
+    grads = _differentiated(do, dremainder, q, k, v, remainder, kept, seq_start, cu_seqlens, *ctx.options)
     return (*grads, *(None,) * len(Options._fields))
 
 

@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from ..attention_shared.blocks import fold, unfold
-from .options import Backend, Options
 from .visibility import EXIT_BITS
 
 QUERY_BLOCK = 64
@@ -150,32 +149,3 @@ def chunked_backward(
         unfold(dk_NTD, B, key_heads, k_BTGD.dtype),
         unfold(dv_NTD, B, key_heads, v_BTGD.dtype),
     )
-
-
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, first_key: Tensor | None, options: Options
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    o, remainder, oldest = chunked_forward(q, k, v, first_key, options.scale, options.attend_current)
-    return o.contiguous(), remainder.contiguous(), [oldest]
-
-
-def _backward(
-    do: Tensor,
-    dremainder: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    remainder: Tensor,
-    kept: list[Tensor],
-    first_key: Tensor | None,
-    options: Options,
-) -> tuple[Tensor, Tensor, Tensor]:
-    (oldest,) = kept
-    return chunked_backward(do, dremainder, q, k, v, oldest, first_key, options.scale, options.attend_current)
-
-
-def _kept_like(q: Tensor) -> list[Tensor]:
-    return [torch.empty(-(-q.shape[1] // QUERY_BLOCK), dtype=torch.int64)]  # on the CPU: Python reads it
-
-
-BACKEND = Backend(_forward, _backward, _kept_like)

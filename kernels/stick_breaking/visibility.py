@@ -1,4 +1,4 @@
-"""What each query may see on its left, and where a row's stick is used up: what all backends share.
+"""Visible keys of each query, and where a row's stick is used up: what all backends share.
 
 Left padding and packed documents hide a prefix of a query's keys: one integer per query, `first_key`. Causality is the
 limit on the right: keys before the query's position, with `attend_current` the query's own too.
@@ -13,6 +13,8 @@ What was not visited counts as not there, in the output, in the remainder (so th
 import torch
 from torch import Tensor
 
+from ..attention_shared.limits import first_key_within
+
 EXIT_BITS = {torch.float32: 40.0, torch.float64: 69.0}
 """Base-2 logarithm of the stick at which a row is used up, by the dtype of the sums: its digits and 16 more."""
 
@@ -20,16 +22,10 @@ EXIT_BITS = {torch.float32: 40.0, torch.float64: 69.0}
 def first_visible_key(
     batch: int, num_queries: int, num_keys: int, seq_start_B: Tensor | None, cu_seqlens: Tensor | None
 ) -> Tensor | None:
-    """Index of the first key that each query sees, int32 (B, Q), non-decreasing along Q; None if all see the first."""
+    """Find the index of the first key that each query sees, int32 (B, Q), non-decreasing along Q; None if all see the first."""
     limit = seq_start_B if seq_start_B is not None else cu_seqlens
     if limit is None:
         return None
     position_T = torch.arange(num_keys, device=limit.device, dtype=torch.int32)
-    first_BT = torch.zeros_like(position_T).expand(batch, -1)
-    if cu_seqlens is not None:
-        boundaries = cu_seqlens.to(torch.int32).contiguous()
-        document_T = torch.searchsorted(boundaries, position_T, right=True) - 1
-        first_BT = torch.maximum(first_BT, boundaries[document_T.clamp(0, boundaries.numel() - 1)])
-    if seq_start_B is not None:
-        first_BT = torch.maximum(first_BT, seq_start_B.to(torch.int32)[:, None])
+    first_BT = first_key_within(batch, position_T, seq_start_B, cu_seqlens)
     return first_BT[:, num_keys - num_queries :].contiguous()

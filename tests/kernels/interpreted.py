@@ -6,13 +6,16 @@ import torch
 
 from kernels import (
     causal_conv_triton,
+    fused_norms_triton,
     linear_cross_entropy_triton,
     selective_scan,
     ssd,
     ssd_chunks,
     ssd_scan_triton,
     ssd_triton,
+    swiglu_triton,
 )
+from kernels.forgetting_attention import autograd as forgetting_operator
 from kernels.forgetting_attention import forgetting_attention, norm_logit_bound
 from kernels.forgetting_attention.portable import decode as triton_decode
 from kernels.forgetting_attention.portable import prepare as triton_prepare
@@ -20,6 +23,7 @@ from kernels.forgetting_attention.portable import tight as triton_tight
 from kernels.forgetting_attention.pruning.norms import triton_logit_bound
 from kernels.forgetting_attention.pruning.tight import tight_tiles
 from kernels.forgetting_attention.visibility import cumulative_log_gate
+from kernels.stick_breaking import autograd as stick_operator
 from tests.kernels import test_causal_conv, test_selective_scan, test_swiglu
 from tests.kernels.forgetting_attention.oracle import assert_right, log_gates, make_case
 from tests.kernels.test_fused_norms import compare_with_kernels
@@ -87,6 +91,29 @@ def compare_preparations() -> None:
                 triton_prepare.WHOLE_TILES = kept
             for name, one, three in zip(triton_prepare.Prepared._fields, *found, strict=True):
                 torch.testing.assert_close(one, three, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def check_operators() -> None:
+    """Hold operators to what torch.compile takes from them: schema, shapes, the gradient's registration."""
+
+    def leaf(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape).requires_grad_()
+
+    def check(operator, *inputs: object) -> None:  # type: ignore[no-untyped-def]
+        torch.library.opcheck(operator, inputs, test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
+
+    x, weight = leaf(1, 9, 2, 16), leaf(16)
+    check(swiglu_triton.triton_swiglu, leaf(3, 32))
+    check(fused_norms_triton.triton_shift_and_norm, x, leaf(1, 9, 2), weight, torch.randn(1, 1, 2, 16), 1e-5)
+    check(fused_norms_triton.triton_shift_and_norm, x, None, weight, None, 1e-5)
+    check(fused_norms_triton.triton_gated_norm, x, leaf(1, 9, 2, 16), leaf(32), 1e-5)
+    check(fused_norms_triton.triton_gated_norm, x, None, leaf(32), 1e-5)
+    check(fused_norms_triton.triton_norm_of_gated, leaf(1, 9, 16), leaf(1, 9, 16), weight, 1e-5)
+    check(causal_conv_triton.triton_causal_conv_silu, leaf(1, 9, 16), leaf(16, 4), None)
+    check(causal_conv_triton.triton_causal_conv_silu, leaf(1, 9, 16), leaf(16, 4), weight)
+    gate = log_gates("one", (1, 9, 2), torch.Generator().manual_seed(0)).requires_grad_()
+    check(forgetting_operator.attend, x, x, x, gate, None, -10.0, None, None, None, 0.25, False, "triton")
+    check(stick_operator.attend, x, x, x, None, None, 0.25, False, "triton")
 
 
 def compare_bounds() -> None:
@@ -173,6 +200,7 @@ def main() -> None:
     compare_selective_scans()
     compare_preparations()
     compare_bounds()
+    check_operators()
 
 
 if __name__ == "__main__":

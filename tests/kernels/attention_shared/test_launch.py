@@ -1,9 +1,11 @@
 """Launching again passes what Triton would pass, and asks Triton wherever another kernel may be wanted."""
 
+import importlib.util
 import types
 
 import pytest
 import torch
+import triton
 from triton.backends.nvidia import driver as nvidia
 
 from kernels.attention_shared import launch as module
@@ -141,6 +143,24 @@ def test_what_triton_has_to_prepare_is_left_to_it(monkeypatch):
         assert compiled(Kernel()) == 3
     monkeypatch.setattr(module, "RELAUNCH", False)
     assert compiled(Kernel()) == 3
+
+
+@pytest.mark.parametrize(
+    ("version", "asked"), [("3.6.0", 1), ("3.7.1", 1), ("3.7.1+cu130", 1), ("3.6.1", 3), ("3.8.0", 3), ("4.0.0", 3)]
+)
+def test_a_version_that_was_not_tried_launches_by_itself(monkeypatch, version, asked):
+    """Read again under that version: what was compiled is then never run past Triton, nor even looked at."""
+    monkeypatch.setattr(triton, "__version__", version)
+    spec = importlib.util.spec_from_file_location("launch_again", module.__file__)
+    again = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(again)
+    kernel, x = Kernel(), torch.zeros(64)
+    if asked == 3:
+        kernel.launcher = None  # another version's may have nothing that is known here
+    for _ in range(3):
+        again.launch(kernel, (1,), (), (x, x), (5, 0.5), BLOCK=8, PAD=False)
+    assert len(kernel.asked) == asked and len(kernel.passed) == 3 - asked
+    assert kernel.asked[0] == ((1,), (x, x, 5, 0.5), {"BLOCK": 8, "PAD": False})
 
 
 def test_descriptors_are_of_their_own_tensor():

@@ -4,9 +4,10 @@ import torch
 
 from kernels.attention_shared.tiles import table
 from kernels.benchmark.operators import Rotate
-from kernels.stick_breaking import gpu, reference_attention, stick_breaking_attention
+from kernels.stick_breaking import reference_attention, stick_breaking_attention
 from kernels.stick_breaking.autograd import attend
 from kernels.stick_breaking.portable import backward as triton_backward
+from kernels.stick_breaking.portable import tiles
 from kernels.stick_breaking.portable.tiles import TILES, Plan
 from kernels.stick_breaking.visibility import first_visible_key
 from tests.kernels.stick_breaking.oracle import assert_right, make_case, make_nearly_used_up
@@ -59,7 +60,7 @@ def main() -> None:
 
     # Queries that stop early before and after some that do not, all in one step of the tiles that Hopper has for large
     # heads; heads in groups that share a small workspace.
-    gpu.plan_for = lambda *_: Plan(*(table(TILES)["sm_90"][f"{kernel}_128"] for kernel in Plan._fields))  # type: ignore[assignment]
+    tiles.plan_for = lambda *_: Plan(*(table(TILES)["sm_90"][f"{kernel}_128"] for kernel in Plan._fields))  # type: ignore[assignment]
     case = make_case("random", 1, 330, 330, 2, 2, 16, torch.float16)
     case.k[..., 0], case.q[..., 0] = 1.0, 8.0
     case.q[:, 192:256, :, 0] = -40.0

@@ -1,0 +1,37 @@
+"""Custom operators, through which torch.compile does not look, with a gradient that is one too."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def differentiable(
+    name: str, forward: Callable[..., Tensor], backward: Callable[..., list[Tensor]], like: Callable[..., Tensor], count: int
+) -> Any:
+    """Register forward(*inputs) -> Tensor, and as its gradient backward(dy, *inputs), as operators.
+
+    Args:
+        name: of the operator, in the namespace `kernels`; the gradient's ends in `_backward`.
+        backward: gives the gradients of the first `count` inputs, without those that are None.
+        like: (*inputs) -> an empty tensor like the output.
+    """
+    operator = torch.library.custom_op(f"kernels::{name}", forward, mutates_args=())
+    gradient = torch.library.custom_op(f"kernels::{name}_backward", backward, mutates_args=())
+    operator.register_fake(like)
+    gradient.register_fake(lambda dy, *inputs: [x.new_empty(x.shape) for x in inputs[:count] if x is not None])
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        tensors = [x for x in inputs if isinstance(x, Tensor)]
+        ctx.save_for_backward(*tensors)
+        ctx.others = [None if isinstance(x, Tensor) else (x,) for x in inputs]
+
+    def differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = iter(ctx.saved_tensors)
+        inputs = [next(tensors) if other is None else other[0] for other in ctx.others]
+        found = iter(gradient(dy, *inputs))
+        return tuple(next(found) if i < count and x is not None else None for i, x in enumerate(inputs))
+
+    operator.register_autograd(differentiate, setup_context=save)
+    return operator
