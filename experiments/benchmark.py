@@ -1,18 +1,16 @@
 """`python -m experiments.benchmark`: tokens per second, MFU, memory and the time by part of training steps.
 
-The steps are those of trainings (training/step.py: build_stepper; DDP or FSDP2 under torchrun), on random tokens. The rows are
+The steps are those of trainings (training/step.py; DDP or FSDP2 under torchrun), on random tokens. The rows are
 added to results/measurements/training_steps.
 """
 
-import itertools
 import math
 import re
 import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -26,7 +24,7 @@ from experiments.recipes import check_name, model_spec
 from experiments.scales import get_scale
 from kernels.fla_cpu.tuning import lift_limit
 from models.build import build_model
-from models.spec import ForgettingTransformerSpec, ModelSpec
+from models.spec import ForgettingTransformerSpec
 from results.measured import FOLDER, PARTS, add, read
 from results.store import read_rows
 from training.command_line import guarded, parse
@@ -34,7 +32,7 @@ from training.distributed import World, device_label, join_world
 from training.hardware import peak_flops
 from training.signals import EXIT_FINISHED
 from training.spec import Execution, TrainSpec, fitted
-from training.step import batches_on, build_stepper
+from training.step import repeated_step
 
 SHOWN = ("created", "commit", "gpu", "gpus", "parallel", "model", "scale", "seq_len", "sequences_per_gpu", "micro_batches",
          "gates", "prune", "compile", "tokens_per_s", "mfu", "tflops_per_gpu", "peak_memory_gib", "step_ms",
@@ -141,7 +139,7 @@ def measure(name: str, arguments: Arguments, world: World) -> dict[str, object]:
         batch_tokens=batch_tokens,
         train_tokens=batch_tokens,
         warmup_tokens=0,
-        peak_lr=1e-5,
+        peak_lr=1.0,
         precision="bf16" if on_gpu else "fp32",
     )
     given = Execution(parallel=arguments.parallel, activation_checkpointing=arguments.activation_checkpointing)
@@ -149,7 +147,13 @@ def measure(name: str, arguments: Arguments, world: World) -> dict[str, object]:
     execution = fitted(
         given, spec, train, world.device.type, micro_batch_tokens=micro, compile=arguments.compile, processes=world.size
     )
-    with training_step(spec, train, execution, arguments, world) as step:
+    torch.manual_seed(0)
+    model = build_model(spec)
+    if not arguments.limit_tuning:
+        lift_limit()
+    set_gates(model, arguments.gates)
+    ids_BT = torch.randint(spec.vocab_size, (train.batch_size // world.size, seq_len))
+    with repeated_step(model, ids_BT, train, execution, world) as step:
         build_s = time.perf_counter() - started
         first_step_s, *times = _time_steps(step, arguments, world)
         parts = time_by_part(step, world, arguments.kernels) if arguments.profile and on_gpu else {}
@@ -178,28 +182,6 @@ def measure(name: str, arguments: Arguments, world: World) -> dict[str, object]:
         "first_step_s": round(first_step_s, 1),
         **{f"{part}_ms": round(parts[part], 2) if part in parts else math.nan for part in PARTS},
     }
-
-
-@contextmanager
-def training_step(
-    spec: ModelSpec, train: TrainSpec, execution: Execution, arguments: Arguments, world: World
-) -> Iterator[Callable[[], None]]:
-    """Yield a training's step, on the same random tokens each time."""
-    torch.manual_seed(0)
-    model = build_model(spec)
-    if not arguments.limit_tuning:
-        lift_limit()
-    set_gates(model, arguments.gates)
-    stepper = build_stepper(model, train, execution, world)
-    tokens = torch.randint(spec.vocab_size, (train.batch_size // world.size, train.seq_len + 1))
-    batch = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    with batches_on(world.device, lambda step: batch, itertools.count()) as batches:
-
-        def step() -> None:
-            _, inputs, targets = next(batches)
-            stepper.run(inputs, targets, train.peak_lr)
-
-        yield step
 
 
 def set_gates(model: nn.Module, gates: Literal["fresh", "open", "spread"]) -> None:

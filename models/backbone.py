@@ -29,6 +29,7 @@ from models.spec_parts import ModelKind
 
 INITIALIZER_RANGE = 0.02
 MIXER_GAIN = 2**-2.5
+DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
 
 
 @dataclass(frozen=True)
@@ -185,6 +186,28 @@ def linear_normal_(module: nn.Module, std: float) -> None:
             nn.init.zeros_(bias)
     elif isinstance(module, RMSNorm):
         nn.init.ones_(module.weight)
+
+
+def start_with(parameter: Tensor, value: Tensor) -> None:
+    """Copy a computed start into a parameter, unless Hugging Face has loaded it from a checkpoint."""
+    if not getattr(parameter, "_is_hf_initialized", False):
+        parameter.copy_(value)
+
+
+def step_size_bias(size: int) -> Tensor:
+    """Return biases (size,) whose softplus, the step sizes of a state-space model, are log-uniform in [1e-3, 1e-1]."""
+    dt = torch.exp(torch.empty(size).uniform_(math.log(DT_MIN), math.log(DT_MAX))).clamp(min=DT_FLOOR)
+    return dt + torch.log(-torch.expm1(-dt))  # the inverse of softplus
+
+
+def init_as_pytorch_(module: nn.Module) -> None:
+    """Embeddings N(0, 0.02^2), our norms ones, everything else by PyTorch's or fla's defaults."""
+    if isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight, std=INITIALIZER_RANGE)
+    elif isinstance(module, RMSNorm):
+        nn.init.ones_(module.weight)
+    elif callable(reset := getattr(module, "reset_parameters", None)):
+        reset()
 
 
 def init_linear_recurrent_(module: nn.Module, num_layers: int) -> None:

@@ -1,5 +1,6 @@
 """One optimisation step: accumulate gradients over micro-batches, clip, judge, apply. And what trainings build round it."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -106,3 +107,19 @@ def batches_on(
 
     with Prefetcher(read, steps, depth=3) as batches:
         yield moved()
+
+
+@contextmanager
+def repeated_step(
+    model: nn.Module, ids_BT: Tensor, spec: TrainSpec, execution: Execution, world: World
+) -> Iterator[Callable[[], None]]:
+    """Yield a training's step on the same ids (on the host) each time it is called, for timings. The learning rate is 0, so
+    that the optimiser does all its work and changes nothing."""
+    stepper, batch = build_stepper(model, spec, execution, world), (ids_BT, ids_BT.roll(-1, 1))
+    with batches_on(world.device, lambda step: batch, itertools.count()) as batches:
+
+        def step() -> None:
+            _, inputs, targets = next(batches)
+            stepper.run(inputs, targets, lr=0.0)
+
+        yield step

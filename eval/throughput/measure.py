@@ -1,6 +1,5 @@
 """Throughput: timed training steps, as trainings take them, and timed generation."""
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +27,7 @@ from training.distributed import World
 from training.hardware import peak_flops
 from training.progress import Progress
 from training.spec import Execution, TrainSpec, fitted
-from training.step import batches_on, build_stepper
+from training.step import repeated_step
 
 QUANTILES = (0.2, 0.5, 0.8)
 
@@ -111,8 +110,7 @@ def seconds_of(action: Callable[[], object], spec: Spec, compute: Compute, progr
 
 @contextmanager
 def training_step(model: PreTrainedModel, ids_BT: torch.Tensor, spec: Spec, compute: Compute) -> Iterator[Callable[[], None]]:
-    """Yield a training's step on these ids, brought from the host each time. The learning rate is 0, so that the optimiser does
-    all its work and changes nothing."""
+    """Yield the step of a training on one device as the spec has it, on these ids. The model is then as it was."""
     train = TrainSpec(
         seq_len=spec.seq_len,
         batch_tokens=ids_BT.numel(),
@@ -129,15 +127,9 @@ def training_step(model: PreTrainedModel, ids_BT: torch.Tensor, spec: Spec, comp
         micro_batch_tokens=spec.micro_batch_tokens,
         compile=spec.compile,
     )
-    batch, was_training = (ids_BT, ids_BT.roll(-1, 1)), model.training
+    was_training = model.training
     try:
-        stepper = build_stepper(model, train, execution, World(0, 1, torch.device(compute.device)))
-        with batches_on(stepper.world.device, lambda step: batch, itertools.count()) as batches:
-
-            def step() -> None:
-                _, inputs, targets = next(batches)
-                stepper.run(inputs, targets, lr=0.0)
-
+        with repeated_step(model, ids_BT, train, execution, World(0, 1, torch.device(compute.device))) as step:
             yield step
     except torch.OutOfMemoryError as error:
         raise ValueError(

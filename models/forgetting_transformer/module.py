@@ -27,7 +27,7 @@ from kernels.forgetting_attention import (
 )
 from kernels.fused_norms import gated_output_norm, shift_and_norm
 from kernels.stick_breaking import stick_breaking_attention
-from models.backbone import Backbone, Block, Padding, RMSNorm, linear_normal_
+from models.backbone import Backbone, Block, Padding, RMSNorm, linear_normal_, start_with
 from models.cache import DecodingCache
 from models.forgetting_transformer.spec import ForgettingTransformerSpec
 
@@ -320,5 +320,4 @@ class Model(Backbone):
             spec = module.spec
             assert spec.decay_time_min is not None
             assert spec.decay_time_max is not None
-            if not getattr(module.fgate_bias, "_is_hf_initialized", False):
-                module.fgate_bias.copy_(decay_time_bias(spec.num_heads, spec.decay_time_min, spec.decay_time_max))
+            start_with(module.fgate_bias, decay_time_bias(spec.num_heads, spec.decay_time_min, spec.decay_time_max))

@@ -17,7 +17,7 @@ from kernels.causal_conv import causal_conv_silu
 from kernels.fla_cpu.install import install
 from kernels.fused_norms import norm_of_gated
 from kernels.ssd import ssd
-from models.backbone import INITIALIZER_RANGE, Backbone, Padding, ResidualBlock, RMSNorm, zero_padded
+from models.backbone import Backbone, Padding, ResidualBlock, RMSNorm, init_as_pytorch_, start_with, step_size_bias, zero_padded
 from models.cache import DecodingCache
 from models.mamba2.spec import Mamba2Spec
 
@@ -26,8 +26,6 @@ install()
 logging.getLogger("fla.layers.mamba2").setLevel(logging.ERROR)
 
 from fla.layers.mamba2 import Mamba2  # noqa: E402  (fla after the CPU versions are in place)
-
-DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
 
 
 class Mamba2Mixer(Mamba2):
@@ -83,22 +81,14 @@ class Model(Backbone):
     def init_module(self, module: nn.Module) -> None:
         """Start with PyTorch's defaults for linear maps and convolutions, output projections divided by sqrt(layers); A = 1..H,
         D = 1, dt log-uniform in [1e-3, 1e-1]; embedding N(0, 0.02^2)."""
-        if isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=INITIALIZER_RANGE)
-        elif isinstance(module, RMSNorm):
-            nn.init.ones_(module.weight)
-        elif isinstance(module, Mamba2Mixer):
+        if isinstance(module, Mamba2Mixer):
             self._init_mixer(module)
-        elif callable(reset := getattr(module, "reset_parameters", None)):
-            reset()
+        else:
+            init_as_pytorch_(module)
 
     def _init_mixer(self, mixer: Mamba2Mixer) -> None:
         bound = 1.0 / math.sqrt(mixer.intermediate_size * len(self.layers))  # Kaiming-uniform(a = sqrt 5) / sqrt(layers)
         nn.init.uniform_(mixer.out_proj.weight, -bound, bound)
         nn.init.ones_(mixer.D)
-        heads = mixer.num_heads
-        dt = torch.exp(torch.empty(heads).uniform_(math.log(DT_MIN), math.log(DT_MAX))).clamp(min=DT_FLOOR)
-        inverse_softplus = dt + torch.log(-torch.expm1(-dt))
-        for parameter, value in ((mixer.dt_bias, inverse_softplus), (mixer.A_log, torch.arange(1.0, heads + 1).log())):
-            if not getattr(parameter, "_is_hf_initialized", False):
-                parameter.copy_(value)
+        start_with(mixer.dt_bias, step_size_bias(mixer.num_heads))
+        start_with(mixer.A_log, torch.arange(1.0, mixer.num_heads + 1).log())

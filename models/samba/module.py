@@ -12,12 +12,10 @@ from torch import Tensor, nn
 
 from kernels.causal_conv import causal_conv_silu
 from kernels.selective_scan import selective_scan
-from models.backbone import INITIALIZER_RANGE, Backbone, Block, Padding, RMSNorm, zero_padded
+from models.backbone import Backbone, Block, Padding, init_as_pytorch_, start_with, step_size_bias, zero_padded
 from models.cache import DecodingCache
 from models.forgetting_transformer.module import ForgettingAttention, rotation_table, token_positions
 from models.samba.spec import SambaSpec
-
-DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
 
 
 class MambaMixer(nn.Module):
@@ -80,25 +78,17 @@ class Model(Backbone):
     def init_module(self, module: nn.Module) -> None:
         """Start with PyTorch's defaults; outputs of attention, Mamba and MLPs Kaiming-uniform(a = sqrt 5) / sqrt(2 * layers);
         A = 1..N, D = 1, dt log-uniform in [1e-3, 1e-1]; embedding N(0, 0.02^2)."""
-        if isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=INITIALIZER_RANGE)
-        elif isinstance(module, RMSNorm):
-            nn.init.ones_(module.weight)
-        elif isinstance(module, MambaMixer):
+        if isinstance(module, MambaMixer):
             self._init_mamba(module)
         elif getattr(module, "ends_branch", False):
             bound = 1.0 / math.sqrt(module.in_features * 2 * len(self.layers))  # type: ignore[operator]
             nn.init.uniform_(module.weight, -bound, bound)  # type: ignore[arg-type]
-        elif callable(reset := getattr(module, "reset_parameters", None)):
-            reset()
+        else:
+            init_as_pytorch_(module)
 
     def _init_mamba(self, mixer: MambaMixer) -> None:
         nn.init.uniform_(mixer.dt_proj.weight, -(mixer.spec.dt_rank**-0.5), mixer.spec.dt_rank**-0.5)
         nn.init.ones_(mixer.D)
         inner, n = mixer.A_log.shape
-        dt = torch.exp(torch.empty(inner).uniform_(math.log(DT_MIN), math.log(DT_MAX))).clamp(min=DT_FLOOR)
-        inverse_softplus = dt + torch.log(-torch.expm1(-dt))
-        states = torch.arange(1.0, n + 1).log().expand(inner, n)
-        for parameter, value in ((mixer.dt_proj.bias, inverse_softplus), (mixer.A_log, states)):
-            if not getattr(parameter, "_is_hf_initialized", False):
-                parameter.copy_(value)
+        start_with(mixer.dt_proj.bias, step_size_bias(inner))
+        start_with(mixer.A_log, torch.arange(1.0, n + 1).log().expand(inner, n))

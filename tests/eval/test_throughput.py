@@ -15,6 +15,7 @@ from eval.throughput import measure
 from eval.throughput.spec import Spec
 from models.build import build_model, spec_of
 from models.count import num_params
+from training import step as training_step
 from training.step import Stepper, build_stepper
 
 
@@ -95,7 +96,7 @@ def test_a_step_is_what_a_training_of_the_run_takes(tiny_fox, bind, in_memory, m
         built.append(build_stepper(*arguments))
         return built[-1]
 
-    monkeypatch.setattr(measure, "build_stepper", build)
+    monkeypatch.setattr(training_step, "build_stepper", build)
     monkeypatch.setattr(measure, "lift_limit", lambda: calls.append("lifted"))
     spec = bind(Spec(seq_len=32, batch_size=4, micro_batch_tokens=64, warmup=0, repeats=1, beside=tiny_fox(use_rope=True)))
     measure.evaluate(in_memory(build_model(tiny_fox())), spec, Context())

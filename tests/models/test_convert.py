@@ -196,7 +196,7 @@ def test_applied_lower_bounds_cannot_be_expressed(specs):
 
 
 def test_stick_breaking_cannot_be_expressed(specs):
-    with pytest.raises(ValueError, match="attention is 'stick_breaking'"):
+    with pytest.raises(ValueError, match="attention 'stick_breaking'"):
         config_for_authors(specs["stick_breaking"])
 
 
