@@ -1,12 +1,17 @@
-"""The scales: the paper's four settings (Tables 4 and 5; released configurations) and small ones with the same shape. Numbers
+"""Scales: the paper's four settings (Tables 4 and 5; released configurations) and small ones with the same shape. Numbers
 only; how they become runs is in recipes.py.
 
 Every scale keeps the paper's proportions: evaluation at four times the training length, Pro with SwiGLU ratio 3.5 against
 4, FoX with more and smaller heads than the Transformer where the paper has them, Mamba-2 with twice the layers.
+
+To add a scale, add one entry to SCALES: the main figures and tables can then be run at it. A figure with sizes of its own has
+them under SIZES in its file, and ablations run at the scale that ABLATIONS names. Nothing of this is taken over from the scale
+that an entry was made from by `replace`: where one is missing, planning stops and names the table and the file to add it to.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 from analysis.names import SEVEN
 
@@ -19,7 +24,7 @@ Gi = 2**30
 @dataclass(frozen=True)
 class NeedleGrid:
     """The cells of the needle test at a scale: the paper's by default. Recall in nats asks shorter questions, which fit into
-    shorter texts (`recall_lengths`). `longest`: of the longer texts of Appendix F.5."""
+    shorter texts (`recall_lengths`)."""
 
     lengths: tuple[int, ...] = tuple(range(1000, 32001, 3100))
     depths: tuple[float, ...] = tuple(float(depth) for depth in range(0, 101, 10))
@@ -28,27 +33,6 @@ class NeedleGrid:
     recall_samples: int = 8
     recall_lengths: tuple[int, ...] | None = None
     recall_reserve: int = 200
-    longest: int = 65536
-
-
-@dataclass(frozen=True)
-class RecallGrid:
-    """The sizes of the synthetic recall task and the small models that are trained on it, whatever the scale's own are. A
-    step has `batch_size` sequences. At such widths N(0, 0.02^2) is so small a beginning that thousands of steps go by before
-    anything is learnt. `once`: the numbers of keys where each is assigned and asked for once."""
-
-    num_keys: tuple[int, ...] = (8, 16, 32, 64)
-    num_assignments: int = 4
-    num_queries: int = 4
-    num_symbols: int = 128
-    hidden_size: int = 128
-    num_heads: int = 2
-    num_layers: int = 2
-    initializer_range: float = 0.1
-    batch_size: int = 64
-    num_steps: int = 3000
-    once: tuple[int, ...] = (32, 64, 128)
-    peak_lr: float = 1e-3
 
 
 @dataclass(frozen=True)
@@ -56,15 +40,8 @@ class Scale:
     """Sizes and budget shared by all models of one setting; lengths in tokens. `peak_lrs`: of the models whose
     peak learning rate is another than `peak_lr`.
 
-    `ablation`: the scale of Table 3 and Figure 7 in this setting. `shorter`: the same models on fewer tokens (Figures 5 and
-    6). `sizes`: the scales whose models Figure 6 compares. `rates`: the learning rates that are tried (Figure 5 and the
-    grid); `edge_rates`: further ones in the grid, of models that were best at its edge. `decay_times`: the T_max of Figure
-    7's constant gates. `stand_ins`: take tasks made from the held-out text for the public benchmarks. `timed_sequences`:
-    sequences of a timed training step. `extrapolation`: the scale whose evaluations reach furthest beyond the training
-    length, for the stick-breaking paper. `recall`: its synthetic task. `training_contexts`: training lengths that Figure 6
-    compares. `pruning_contexts`: those of the pruned runs; shorter ones than four of the kernels' tiles of 128 prune nothing.
-    `window_size`: of sliding-window attention. `packed`: the scale of Table 7, which is `short_documents`, packed.
-    `ruler_lengths`, `generation_lengths`: of RULER's tasks, and of the prompts from which generation is timed.
+    `stand_ins`: take tasks made from the held-out text for the public benchmarks. `window_size`: of sliding-window attention.
+    `short_documents`: the text is short documents, packed (Table 7).
     """
 
     name: str
@@ -91,27 +68,9 @@ class Scale:
     needle: NeedleGrid = NeedleGrid()
     stand_ins: bool = False
     prompt_tokens: int = 15500
-    ablation: str = "360m-7.5b"
-    shorter: str | None = None
-    sizes: tuple[str, ...] = ("125m-2.7b", "360m-7.5b", "760m-48b")
-    rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3)
-    edge_rates: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    decay_times: tuple[int, ...] = (256, 2048, 16384)
-    timed_sequences: int = 1
     peak_lrs: dict[str, float] = field(default_factory=dict)
-    extrapolation: str = "360m-extrapolation"
-    recall: RecallGrid = RecallGrid()
-    packed: str = "340m-slimpajama"
     short_documents: bool = False
-    training_contexts: tuple[int, ...] = (4096, 8192, 16384)
-    pruning_contexts: tuple[int, ...] = (4096, 8192, 16384)
     window_size: int = 2048
-    ruler_lengths: tuple[int, ...] = (4096, 8192, 16384, 32768, 65536)
-    generation_lengths: tuple[int, ...] = (16384, 32768, 65536)
-
-    def rates_of(self, model: str) -> tuple[float, ...]:
-        """The learning rates that the model is tried at, from low to high."""
-        return tuple(sorted((*self.rates, *self.edge_rates.get(model, ()))))
 
 
 def _paper(name: str, about: str, hidden_size: int, num_layers: int, transformer_head_dim: int, train_tokens: int,
@@ -178,28 +137,14 @@ TINY = Scale(
         24,
         recall_lengths=(240, 256, 384, 512, 768),
         recall_reserve=80,
-        longest=1024,
     ),
     stand_ins=True,
     prompt_tokens=242,
-    ablation="tiny-short",
-    shorter="tiny-short",
-    sizes=("tiny-narrow", "tiny-short"),
-    rates=(2e-3, 4e-3, 8e-3),
-    decay_times=(4, 32, 256),
-    timed_sequences=4,
-    extrapolation="tiny-extrapolation",
-    recall=RecallGrid((4, 8), 2, 4, 16, hidden_size=64, batch_size=32, num_steps=400, peak_lr=4e-3, once=(16,)),
-    packed="tiny-packed",
-    training_contexts=(64, 128, 256),
-    pruning_contexts=(512, 1024),
     window_size=32,
-    ruler_lengths=(448, 1024),
-    generation_lengths=(256, 1024),
 )
 TINY_SHORT = replace(
     TINY, name="tiny-short", about="tiny with a quarter of the tokens, for ablations", train_tokens=1024 * 256,
-    warmup_tokens=1024 * 32, heldout_documents=96, shorter=None, rates=(4e-3, 8e-3),
+    warmup_tokens=1024 * 32, heldout_documents=96,
 )  # fmt: skip
 TINY_EXTRAPOLATION = replace(TINY_SHORT, name="tiny-extrapolation", about="tiny-short, evaluated at 16 times its length",
                              seq_len=64)  # fmt: skip
@@ -225,32 +170,19 @@ MINI = Scale(
     heldout_documents=128,
     micro_batch_tokens=2**16,
     compile=True,
-    needle=NeedleGrid((512, 1024, 2048, 3072, 4096, 6144, 8192), (0.0, 20.0, 40.0, 60.0, 80.0, 100.0), 200, 32, longest=16384),
+    needle=NeedleGrid((512, 1024, 2048, 3072, 4096, 6144, 8192), (0.0, 20.0, 40.0, 60.0, 80.0, 100.0), 200, 32),
     stand_ins=True,
     prompt_tokens=3840,
-    ablation="mini-short",
-    shorter="mini-short",
-    sizes=("mini-narrow", "mini"),
-    rates=(1e-3, 2e-3, 4e-3),
-    edge_rates={"fox_llama": (5e-4,), "mamba2": (8e-3,), "delta_net": (8e-3,)},
     peak_lrs={"mamba2": 4e-3, "delta_net": 4e-3},
-    decay_times=(64, 512, 4096),
-    timed_sequences=8,
-    extrapolation="mini-extrapolation",
-    packed="mini-packed",
-    training_contexts=(1024, 4096, 16384),
     window_size=512,
-    ruler_lengths=(1024, 2048, 4096, 8192, 16384),
-    generation_lengths=(4096, 16384),
 )
 MINI_SHORT = replace(
     MINI, name="mini-short", about="mini with half the tokens, for ablations", train_tokens=2**17 * 640,
-    warmup_tokens=2**17 * 40, shorter=None,
+    warmup_tokens=2**17 * 40,
 )  # fmt: skip
 MINI_EXTRAPOLATION = replace(
     MINI, name="mini-extrapolation", about="mini with a sixth of the tokens, evaluated at 16 times its length", seq_len=2048,
     document_len=32768, batch_tokens=2**16, train_tokens=2**16 * 400, warmup_tokens=2**16 * 40, heldout_documents=64,
-    shorter=None,
 )  # fmt: skip
 MINI_NARROW = replace(MINI, name="mini-narrow", about="mini with half the width, for Figure 6", hidden_size=256,
                       linear_head_dim=64)  # fmt: skip
@@ -258,7 +190,7 @@ MINI_NARROW = replace(MINI, name="mini-narrow", about="mini with half the width,
 # The closest to the paper's setting that one GPU reaches in a quarter of an hour.
 BOOKS_125M = replace(
     _paper("125m-0.2b", "the paper's 125M blocks, batch, contexts; few tokens", 768, 12, 64, 2**19 * 400, 2e-3, 2**16),
-    warmup_tokens=2**19 * 40, default_tokenizer="bpe-16384", heldout_documents=64, stand_ins=True, timed_sequences=4,
+    warmup_tokens=2**19 * 40, default_tokenizer="bpe-16384", heldout_documents=64, stand_ins=True,
     needle=NeedleGrid(depths=(0.0, 20.0, 40.0, 60.0, 80.0, 100.0), max_new_tokens=32, recall_samples=4),
 )  # fmt: skip
 
@@ -310,7 +242,6 @@ SCALES = {
         replace(
             _paper("760m-48b", "the paper's main setting", 1536, 24, 128, 45 * Gi, 1e-3, 16384),
             peak_lrs=TABLE_5_LR,
-            shorter="760m-16b",
         ),
     )
 }
@@ -322,6 +253,35 @@ def get_scale(name: str) -> Scale:
     return SCALES[name]
 
 
+TINIES = ("tiny", "tiny-short", "tiny-narrow", "tiny-packed", "tiny-extrapolation")
+MINIS = ("mini", "mini-short", "mini-narrow", "mini-packed", "mini-extrapolation")
+PAPERS = ("125m-0.2b", "125m-2.7b", "360m-7.5b", "360m-extrapolation", "340m-slimpajama", "760m-16b", "760m-48b")
+"""Scales of the paper's context length or of its other settings."""
+ABLATIONS = {TINIES: "tiny-short", MINIS: "mini-short", PAPERS: "360m-7.5b"}
+SHORTER = {"tiny": "tiny-short", "mini": "mini-short", "mini-narrow": "mini-short", "mini-packed": "mini-short",
+           "760m-48b": "760m-16b"}  # fmt: skip
+"""Scales of the same models on fewer tokens; others have none."""
+
+Sizes = TypeVar("Sizes")
+
+
+def sizes_at(scale: Scale, sizes: Mapping[tuple[str, ...], Sizes], module: str, table: str = "SIZES") -> Sizes:
+    """Return a figure's own sizes at a scale: those of the first names in `sizes` that it is among. `module`: the figure's
+    `__name__`. ValueError for a scale that the figure has none for."""
+    for names, own in sizes.items():
+        if scale.name in names:
+            return own
+    raise ValueError(
+        f"{module.rpartition('.')[2]} has no {table.lower()} for scale {scale.name}; "
+        f"add them to {table} in {module.replace('.', '/')}.py"
+    )
+
+
+def for_ablations(scale: Scale) -> Scale:
+    """Return the scale of Table 3 and of other comparisons of parts in this setting. ValueError where none is named."""
+    return get_scale(sizes_at(scale, ABLATIONS, __name__, "ABLATIONS"))
+
+
 def with_shorter(scale: Scale) -> tuple[Scale, ...]:
-    """The scale, behind the one that has the same models and fewer tokens where there is one."""
-    return (scale,) if scale.shorter is None else (get_scale(scale.shorter), scale)
+    """Return the scale, behind the one that has the same models and fewer tokens where there is one."""
+    return (get_scale(SHORTER[scale.name]), scale) if scale.name in SHORTER else (scale,)

@@ -14,7 +14,7 @@ SCALES["pocket"] = _replace(
     train_tokens=128 * 200, warmup_tokens=128 * 20, heldout_documents=8, default_data=None, default_tokenizer="bytes",
 )
 SCALES["brief"] = _replace(
-    TINY_SHORT, name="brief", train_tokens=1024 * 64, warmup_tokens=1024 * 16, heldout_documents=24, shorter=None,
+    TINY_SHORT, name="brief", train_tokens=1024 * 64, warmup_tokens=1024 * 16, heldout_documents=24,
 )
 """
 """A scale of a few seconds, and one that differs from a real one in its length alone."""

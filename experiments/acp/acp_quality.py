@@ -15,7 +15,7 @@ from analysis.tables import Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide, number
 from experiments.evaluations import loss, short_tasks
 from experiments.recipes import recipes
-from experiments.scales import with_shorter
+from experiments.scales import MINIS, PAPERS, TINIES, sizes_at, with_shorter
 
 TITLE = "Quality with and without adaptive computation pruning"
 PAPER = "ACP, Table 1"
@@ -24,6 +24,8 @@ SHOWS = (
     "harness. Pruning costs no quality: the differences are those of repeated trainings."
 )
 PRUNED, WHOLE = dict(prune_log_tolerance=-10.0), dict(prune_log_tolerance=None)
+SIZES = {TINIES: (512, 1024), (*MINIS, *PAPERS): (4096, 8192, 16384)}
+"""Training contexts; shorter ones than four of the kernels' tiles of 128 prune nothing."""
 
 
 AXES = {"pruning": ("pruned", "unpruned"), "context": int}
@@ -31,7 +33,7 @@ AXES = {"pruning": ("pruned", "unpruned"), "context": int}
 
 def runs(scale, seeds, kinds=(("pruned", PRUNED), ("unpruned", WHOLE))):
     at = with_shorter(scale)[0]
-    for length in at.pruning_contexts:
+    for length in sizes_at(at, SIZES, __name__):
         for name, model in kinds:
             axes, label = dict(pruning=name, context=length), f"{name}, context {length}"
             yield from recipes(at, "fox_pro", seeds, axes=axes, label=label, model=model, train=dict(seq_len=length))

@@ -15,8 +15,11 @@ from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
 from analysis.tables import Column, Table
 from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable
+from eval.attention_speed.spec import Spec
 from experiments import evaluations
+from experiments.acp import acp_quality
 from experiments.acp.acp_pruned_share import AXES, _seeds, runs  # noqa: F401
+from experiments.scales import MINIS, PAPERS, TINIES, Scale, sizes_at
 
 TITLE = "Speed with and without pruning"
 PAPER = "ACP, speed"
@@ -26,8 +29,18 @@ SHOWS = (
 )
 
 
+SIZES = {TINIES: 4, MINIS: 8, ("125m-0.2b",): 4, PAPERS: 1}
+"""Sequences of the longest context in a timed step."""
+
+
+def times(scale: Scale) -> tuple[Spec, ...]:
+    """Attention and training steps with and without pruning at the training length, of as many tokens as at the longest."""
+    tokens = sizes_at(scale, SIZES, __name__) * max(sizes_at(scale, acp_quality.SIZES, acp_quality.__name__))
+    return (Spec(seq_len=scale.seq_len, batch_size=max(1, tokens // scale.seq_len)),)
+
+
 def evals(scale):
-    return evaluations.pruned_times(scale) + evaluations.skipped(scale)
+    return times(scale) + evaluations.skipped(scale)
 
 
 KIND = "attention_speed"

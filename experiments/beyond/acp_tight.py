@@ -10,6 +10,7 @@ from analysis.tables import Cell, Column, over_seeds
 from experiments import evaluations
 from experiments.acp.acp_quality import PRUNED
 from experiments.acp.acp_quality import runs as pairs
+from experiments.acp.acp_speed import times
 from results.provenance import commit_name
 
 TITLE = "Tight pruning beside adaptive computation pruning"
@@ -29,7 +30,7 @@ def runs(scale, seeds):
 
 
 def evals(scale):
-    return evaluations.loss(scale) + evaluations.skipped(scale) + evaluations.pruned_times(scale)
+    return evaluations.loss(scale) + evaluations.skipped(scale) + times(scale)
 
 
 SPEED = "attention_speed"

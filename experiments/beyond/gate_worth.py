@@ -11,8 +11,9 @@ from analysis.style import scale_note, tokens
 from analysis.tables import Column, Table
 from analysis.verdict import in_words, number, with_interval
 from experiments.evaluations import loss as evals  # noqa: F401
+from experiments.fox.table_lr_grid import rates_of
 from experiments.recipes import recipes
-from experiments.scales import get_scale, with_shorter
+from experiments.scales import for_ablations, with_shorter
 
 TITLE = "What the forget gate is worth, by learning rate and training tokens"
 PAPER = "beyond the paper"
@@ -27,9 +28,9 @@ AXES = {"train_tokens": int, "peak_lr": float | None}
 
 
 def runs(scale, seeds):
-    grid = get_scale(scale.ablation)
+    grid = for_ablations(scale)
     for model in ("fox_pro", "transformer_pro", "fox_llama", "transformer_llama"):
-        for rate in grid.rates_of(model):
+        for rate in rates_of(scale, model):
             axes = dict(train_tokens=grid.train_tokens, peak_lr=rate)
             label = f"{grid.train_tokens / 1e6:.3g}M tokens, LR {rate:g}"
             yield from recipes(grid, model, seeds, axes=axes, label=label, train=dict(peak_lr=rate))

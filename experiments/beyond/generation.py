@@ -9,8 +9,9 @@ from analysis.names import rank, style_of
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
 from analysis.tables import Column, Table
-from experiments.evaluations import generation_times as evals  # noqa: F401
+from eval.throughput.spec import Spec
 from experiments.recipes import recipes
+from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 
 TITLE = "Speed and memory of generation"
 PAPER = "beyond the paper"
@@ -18,6 +19,15 @@ SHOWS = (
     "Tokens per second of reading a prompt and of decoding after it, and peak memory, by the prompt's length, with fresh "
     "weights. Not in the paper: it says only that FoX needs no more than softmax attention."
 )
+
+SIZES = {TINIES: (256, 1024), MINIS: (4096, 16384), PAPERS: (16384, 32768, 65536)}
+"""Lengths of the prompts."""
+
+
+def evals(scale):
+    """Prefill and decoding of fresh weights."""
+    lengths = sizes_at(scale, SIZES, __name__)
+    return tuple(Spec(mode="generate", seq_len=length, new_tokens=32, warmup=1, repeats=3) for length in lengths)
 
 
 def runs(scale, seeds):

@@ -10,8 +10,9 @@ from analysis.panels import Drawn, band_note, draw_lines, legend_of
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens, training_length_line
 from analysis.tables import Cell, Column, Table, over_seeds
-from experiments.evaluations import ruler_tasks as evals  # noqa: F401
+from eval.ruler.spec import Spec
 from experiments.recipes import recipes
+from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 
 TITLE = "RULER, single needles"
 PAPER = "beyond the paper"
@@ -19,6 +20,19 @@ SHOWS = (
     "S-NIAH 1 to 3 of RULER, through the LM evaluation harness: a magic number among repeated sentences, a number in text, a "
     "UUID in text. Not in the paper; the examples are of the harness's form, made here."
 )
+
+SIZES = {
+    TINIES: (448, 1024),
+    MINIS: (1024, 2048, 4096, 8192, 16384),
+    PAPERS: (4096, 8192, 16384, 32768, 65536),
+}
+"""Lengths of the texts."""
+
+
+def evals(scale):
+    """The three tasks; for models too small to spell an answer, the choice of one of four."""
+    lengths = sizes_at(scale, SIZES, __name__)
+    return (Spec(lengths=lengths, samples=16, answers="choose") if scale.stand_ins else Spec(lengths=lengths),)
 
 
 def runs(scale, seeds):

@@ -1,5 +1,6 @@
 """Appendix F.10: more forget-gate and attention matrices, of another document and of both blocks."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -7,7 +8,7 @@ import pandas as pd
 from analysis.names import title
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish
-from experiments.evaluations import more_gates as evals  # noqa: F401
+from experiments.evaluations import gates
 from experiments.fox.fig3_forget_gates import KIND, SHOWN_ABOVE, first_seeds, head_statistics, matrix, stored_heads, summary  # noqa: F401
 from experiments.recipes import recipes
 
@@ -22,6 +23,12 @@ SHOWS = (
 def runs(scale, seeds):
     for model in ("fox_pro", "fox_llama"):
         yield from recipes(scale, model, seeds[:1])
+
+
+def evals(scale):
+    """Matrices of eight heads, on the second held-out document."""
+    (spec,) = gates(scale)
+    return (replace(spec, document=1, num_maps=8, grid=128),)
 
 
 PER_LINE = 4

@@ -1,8 +1,11 @@
 """Appendix F.5: the easy needle in texts of up to four times the training length."""
 
-from experiments.evaluations import long_needles as evals  # noqa: F401
+from dataclasses import replace
+
+from experiments.evaluations import needles
 from experiments.fox.fig4_needle import draw, summary  # noqa: F401
 from experiments.recipes import recipes
+from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 
 TITLE = "Needle in longer texts"
 PAPER = "Appendix F.5"
@@ -11,7 +14,18 @@ SHOWS = (
     "code draws such a grid; its cells are not known, so these are eleven lengths at the paper's depths."
 )
 
+SIZES = {TINIES: 1024, MINIS: 16384, PAPERS: 65536}
+"""The longest text in tokens."""
+
 
 def runs(scale, seeds):
     for model in ("fox_pro", "transformer_pro"):
         yield from recipes(scale, model, seeds)
+
+
+def evals(scale):
+    """The easy needle at eleven lengths."""
+    grid = scale.needle
+    step = (sizes_at(scale, SIZES, __name__) - grid.lengths[0]) // 10
+    lengths = tuple(grid.lengths[0] + step * place for place in range(11))
+    return needles(replace(scale, needle=replace(grid, lengths=lengths, recall_lengths=None)), modes=("easy",))

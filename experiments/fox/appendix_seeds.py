@@ -3,7 +3,7 @@
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.fox.fig2_per_token_loss import draw, summary  # noqa: F401
 from experiments.recipes import recipes
-from experiments.scales import get_scale
+from experiments.scales import MINIS, PAPERS, TINIES, get_scale, sizes_at
 
 TITLE = "Random seeds"
 PAPER = "Appendix F.8"
@@ -12,7 +12,10 @@ SHOWS = (
     "of FoX. The paper's own captions could not be obtained."
 )
 
+SIZES = {TINIES: "tiny-narrow", MINIS: "mini-narrow", PAPERS: "125m-2.7b"}
+"""The smallest models of each setting."""
+
 
 def runs(scale, seeds):
     for model in ("fox_pro", "transformer_pro"):
-        yield from recipes(get_scale(scale.sizes[0]), model, sorted({0, 1, 2, *seeds}))
+        yield from recipes(get_scale(sizes_at(scale, SIZES, __name__)), model, sorted({0, 1, 2, *seeds}))

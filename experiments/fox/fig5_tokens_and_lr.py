@@ -27,7 +27,7 @@ from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide_any, in_words, number, with_interval
 from experiments import evaluations
 from experiments.recipes import recipes
-from experiments.scales import with_shorter
+from experiments.scales import MINIS, PAPERS, TINIES, sizes_at, with_shorter
 
 TITLE = "Extrapolation against training tokens and learning rate"
 PAPER = "Figure 5"
@@ -37,13 +37,16 @@ SHOWS = (
     "training context improves. The paper does not say which settings it shows; these are ours."
 )
 
+SIZES = {("tiny",): (2e-3, 4e-3, 8e-3), TINIES: (4e-3, 8e-3), MINIS: (1e-3, 2e-3, 4e-3), PAPERS: (5e-4, 1e-3, 2e-3)}
+"""Peak learning rates."""
+
 
 AXES = {"train_tokens": int, "peak_lr": float}
 
 
 def runs(scale, seeds):
     for at in with_shorter(scale):
-        for rate in scale.rates:
+        for rate in sizes_at(scale, SIZES, __name__):
             axes = dict(train_tokens=at.train_tokens, peak_lr=rate)
             label = f"{at.train_tokens / 1e6:.4g}M tokens, LR {rate:g}"
             yield from recipes(at, "fox_pro", seeds, axes=axes, label=label, train=dict(peak_lr=rate))

@@ -17,7 +17,7 @@ from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide, number
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
-from experiments.scales import get_scale, with_shorter
+from experiments.scales import MINIS, PAPERS, TINIES, for_ablations, get_scale, sizes_at, with_shorter
 
 TITLE = "Model size, training tokens and training context"
 PAPER = "Figure 6"
@@ -28,6 +28,13 @@ SHOWS = (
 )
 PAIR = ("fox_pro", "transformer_pro")
 
+SIZES = {
+    TINIES: (("tiny-narrow", "tiny-short"), (64, 128, 256)),
+    MINIS: (("mini-narrow", "mini"), (1024, 4096, 16384)),
+    PAPERS: (("125m-2.7b", "360m-7.5b", "760m-48b"), (4096, 8192, 16384)),
+}
+"""Scales whose models are compared, and training contexts."""
+
 
 PANELS = {"size": "Model size", "tokens": "Training tokens", "context": "Training context length"}
 """What is varied, by the title of its panel."""
@@ -35,11 +42,11 @@ AXES = {"varied": PANELS, "value": str | int}
 
 
 def runs(scale, seeds):
-    ablation = get_scale(scale.ablation)
+    (sizes, contexts), ablation = sizes_at(scale, SIZES, __name__), for_ablations(scale)
     varied = [
-        *((size, "size", f"{size.hidden_size} x {size.num_layers}", {}) for size in map(get_scale, scale.sizes)),
+        *((size, "size", f"{size.hidden_size} x {size.num_layers}", {}) for size in map(get_scale, sizes)),
         *((at, "tokens", at.train_tokens, {}) for at in with_shorter(scale)),
-        *((ablation, "context", seq_len, dict(seq_len=seq_len)) for seq_len in scale.training_contexts),
+        *((ablation, "context", seq_len, dict(seq_len=seq_len)) for seq_len in contexts),
     ]
     for model in PAIR:
         for at, panel, value, train in varied:

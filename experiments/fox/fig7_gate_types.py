@@ -16,7 +16,7 @@ from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide, in_words, number, with_interval
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
-from experiments.scales import get_scale
+from experiments.scales import MINIS, PAPERS, TINIES, for_ablations, sizes_at
 
 TITLE = "Kinds of forget gate"
 PAPER = "Figure 7"
@@ -24,6 +24,9 @@ SHOWS = (
     "Per-token loss with a forget gate that depends on the token, one that is learned per head, and one that is fixed per head "
     "(ALiBi). The data-dependent gate is best, the learned constant next, the fixed one worst, in both blocks."
 )
+
+SIZES = {TINIES: (4, 32, 256), MINIS: (64, 512, 4096), PAPERS: (256, 2048, 16384)}
+"""T_max of the constant gates."""
 
 
 GATES = {"full": "data-dependent", "bias_only": "data-independent", "fixed": "fixed"}
@@ -47,10 +50,10 @@ DATA_DEPENDENT = Gate("full")
 
 
 def runs(scale, seeds):
-    at = get_scale(scale.ablation)
+    at, decay_times = for_ablations(scale), sizes_at(scale, SIZES, __name__)
     for block in BLOCKS:
         yield from recipes(at, block, seeds, axes=dict(gate="full"), label=str(DATA_DEPENDENT))
-        for gate, longest in product(CONSTANT, scale.decay_times):
+        for gate, longest in product(CONSTANT, decay_times):
             axes, label = dict(gate=gate, longest=longest), str(Gate(gate, longest))
             changes = dict(forget_gate=gate, decay_time_min=2.0, decay_time_max=float(longest))
             yield from recipes(at, block, seeds, axes=axes, label=label, model=changes)

@@ -15,7 +15,7 @@ from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
-from experiments.scales import get_scale
+from experiments.scales import for_ablations
 
 TITLE = "Ablation of the forget gate and of the Pro block"
 PAPER = "Table 3"
@@ -51,7 +51,7 @@ AXES = dict.fromkeys(("use_rope", *QK, *GATE, *NORM, "use_k_shift", "use_v_shift
 
 def runs(scale, seeds):
     for label, model, changes in ROWS:
-        yield from recipes(get_scale(scale.ablation), model, seeds, axes=changes, label=label, model=changes)
+        yield from recipes(for_ablations(scale), model, seeds, axes=changes, label=label, model=changes)
 
 
 PRINTED = read("table3_ablation_360m.csv")

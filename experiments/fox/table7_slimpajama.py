@@ -1,13 +1,16 @@
 """Table 7: models trained on short documents at a context of 2,048, on the harness's tasks."""
 
+from dataclasses import replace
+
 from analysis.harness import BOTH, PERPLEXITIES, SIX, ahead_on
 from analysis.names import SEVEN
 from analysis.study import Study
 from analysis.verdict import Claim, Verdict
-from experiments.evaluations import six_tasks as evals  # noqa: F401
+from eval.lm_eval.spec import TASKS
+from experiments.evaluations import short_tasks
 from experiments.fox.table1_lm_eval import summary  # noqa: F401
 from experiments.recipes import recipes
-from experiments.scales import get_scale
+from experiments.scales import MINIS, PAPERS, TINIES, get_scale, sizes_at
 
 TITLE = "Short-context training on SlimPajama"
 PAPER = "Table 7"
@@ -18,10 +21,18 @@ SHOWS = (
     "attention and states go on over it."
 )
 
+SIZES = {TINIES: "tiny-packed", MINIS: "mini-packed", PAPERS: "340m-slimpajama"}
+
 
 def runs(scale, seeds):
     for model in SEVEN[:5]:
-        yield from recipes(get_scale(scale.packed), model, seeds)
+        yield from recipes(get_scale(sizes_at(scale, SIZES, __name__)), model, seeds)
+
+
+def evals(scale):
+    """The six tasks of the paper's table, with the perplexities."""
+    (spec,) = short_tasks(scale)
+    return (replace(spec, tasks=TASKS[:7]),)
 
 
 def c20c(study: Study) -> Verdict:

@@ -10,7 +10,7 @@ from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide, in_words
 from experiments import evaluations
 from experiments.recipes import recipes
-from experiments.scales import get_scale
+from experiments.scales import MINIS, PAPERS, TINIES, Scale, for_ablations, sizes_at
 
 TITLE = "Learning rates"
 PAPER = "Table 5"
@@ -20,14 +20,27 @@ SHOWS = (
     "360M and 125M."
 )
 
+SIZES: dict[tuple[str, ...], tuple[tuple[float, ...], dict[str, tuple[float, ...]]]] = {
+    TINIES: ((4e-3, 8e-3), {}),
+    MINIS: ((1e-3, 2e-3, 4e-3), {"fox_llama": (5e-4,), "mamba2": (8e-3,), "delta_net": (8e-3,)}),
+    PAPERS: ((5e-4, 1e-3, 2e-3), {}),
+}
+"""Rates that every model is tried at, and further ones of models that were best at the edge of these."""
+
+
+def rates_of(scale: Scale, model: str) -> list[float]:
+    """Return the rates that a model is tried at, from low to high."""
+    rates, further = sizes_at(scale, SIZES, __name__)
+    return sorted((*rates, *further.get(model, ())))
+
 
 AXES = {"peak_lr": float}
 
 
 def runs(scale, seeds):
-    at = get_scale(scale.ablation)
+    at = for_ablations(scale)
     for model in SEVEN:
-        for rate in at.rates_of(model):
+        for rate in rates_of(scale, model):
             axes, label = dict(peak_lr=rate), f"{model}, LR {rate:g}"
             yield from recipes(at, model, seeds, axes=axes, label=label, train=axes)
 

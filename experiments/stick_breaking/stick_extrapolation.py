@@ -14,9 +14,10 @@ from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens, training_length_line
 from analysis.tables import Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, not_measured, number
-from experiments.evaluations import extrapolation as evals  # noqa: F401
+from eval.equal_logits.spec import Spec
+from experiments.evaluations import loss
 from experiments.recipes import recipes
-from experiments.scales import get_scale
+from experiments.scales import MINIS, PAPERS, TINIES, Scale, get_scale, sizes_at
 
 TITLE = "Length extrapolation of stick-breaking attention"
 PAPER = "Stick-breaking: length extrapolation"
@@ -26,9 +27,22 @@ SHOWS = (
     "softmax with RoPE does not."
 )
 
+SIZES = {TINIES: "tiny-extrapolation", MINIS: "mini-extrapolation", PAPERS: "360m-extrapolation"}
+"""Scales whose evaluations reach to sixteen times the training length."""
+
+
+def far(scale: Scale) -> Scale:
+    """Return the scale that the models are trained at."""
+    return get_scale(sizes_at(scale, SIZES, __name__))
+
+
+def evals(scale):
+    """Per-token loss far beyond the training length, and the built-in bias towards recent keys."""
+    return (*loss(scale), Spec())
+
 
 def runs(scale, seeds):
-    at = get_scale(scale.extrapolation)
+    at = far(scale)
     for model in ("stick_breaking", "transformer_llama", "fox_llama", "alibi"):
         yield from recipes(at, model, seeds)
 

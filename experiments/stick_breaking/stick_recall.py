@@ -1,6 +1,8 @@
 """Repeated associative recall: a synthetic task on which the last of several values of a key is asked for."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +18,7 @@ from analysis.verdict import Claim, Comparison, Verdict, decide
 from data.recall import RecallTask
 from experiments.evaluations import key_recall as evals  # noqa: F401
 from experiments.recipes import recipes
+from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 
 TITLE = "Repeated associative recall"
 PAPER = "Stick-breaking: synthetic task"
@@ -25,22 +28,52 @@ SHOWS = (
 )
 
 
+@dataclass(frozen=True)
+class Grid:
+    """Sizes of the task and of the small models that are trained on it, whatever the scale's own are. A step has `batch_size`
+    sequences. At such widths N(0, 0.02^2) is so small a beginning that thousands of steps go by before anything is learnt."""
+
+    num_keys: tuple[int, ...] = (8, 16, 32, 64)
+    num_assignments: int = 4
+    num_queries: int = 4
+    num_symbols: int = 128
+    hidden_size: int = 128
+    num_heads: int = 2
+    num_layers: int = 2
+    initializer_range: float = 0.1
+    batch_size: int = 64
+    num_steps: int = 3000
+    peak_lr: float = 1e-3
+
+    def model(self) -> dict[str, Any]:
+        """Return a model's sizes; attention has heads and a beginning besides."""
+        return dict(hidden_size=self.hidden_size, num_layers=self.num_layers, mlp_width=2 * self.hidden_size)
+
+    def attention(self) -> dict[str, Any]:
+        return dict(**self.model(), num_heads=self.num_heads, initializer_range=self.initializer_range)
+
+    def train(self, task: RecallTask) -> dict[str, Any]:
+        """Return how models are trained on a task."""
+        tokens = self.batch_size * task.seq_len
+        steps = dict(train_tokens=self.num_steps * tokens, warmup_tokens=self.num_steps // 10 * tokens)
+        return dict(seq_len=task.seq_len, batch_tokens=tokens, **steps, peak_lr=self.peak_lr)
+
+
+SIZES = {
+    TINIES: Grid((4, 8), 2, 4, 16, hidden_size=64, batch_size=32, num_steps=400, peak_lr=4e-3),
+    (*MINIS, *PAPERS): Grid(),
+}
 AXES = {"num_keys": int}
 
 
 def runs(scale, seeds):
-    grid = scale.recall
+    grid = sizes_at(scale, SIZES, __name__)
     for num_keys in grid.num_keys:
         task = RecallTask(num_keys=num_keys, num_assignments=grid.num_assignments, num_queries=grid.num_queries,
                           num_symbols=grid.num_symbols)  # fmt: skip
-        tokens = grid.batch_size * task.seq_len
-        model = dict(hidden_size=grid.hidden_size, num_layers=grid.num_layers, num_heads=grid.num_heads,
-                     mlp_width=2 * grid.hidden_size, initializer_range=grid.initializer_range)  # fmt: skip
-        train = dict(seq_len=task.seq_len, batch_tokens=tokens, train_tokens=grid.num_steps * tokens,
-                     warmup_tokens=grid.num_steps // 10 * tokens, peak_lr=grid.peak_lr)  # fmt: skip
+        how: dict[str, Any] = dict(model=grid.attention(), train=grid.train(task), task=task)
         for name in ("stick_breaking", "transformer_llama", "fox_llama"):
-            axes, label = dict(num_keys=num_keys), f"{num_keys} keys"
-            yield from recipes(scale, name, seeds, axes=axes, label=label, model=model, train=train, task=task)
+            yield from recipes(scale, name, seeds, axes=dict(num_keys=num_keys), label=f"{num_keys} keys", **how)
 
 
 @figure_style()

@@ -9,7 +9,7 @@ from analysis.tables import Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide, number
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
-from experiments.scales import get_scale
+from experiments.stick_breaking.stick_extrapolation import far
 
 TITLE = "Remainder term of stick-breaking attention"
 PAPER = "Stick-breaking: remainder"
@@ -21,7 +21,7 @@ WITH = "with remainder"
 
 
 def runs(scale, seeds):
-    at = get_scale(scale.extrapolation)
+    at = far(scale)
     yield from recipes(at, "stick_breaking", seeds)
     axes = dict(stick_remainder=True)
     yield from recipes(at, "stick_breaking", seeds, axes=axes, label=WITH, model=axes)

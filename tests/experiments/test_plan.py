@@ -22,7 +22,9 @@ from experiments.overview import print_plan
 from experiments.plan import make_plan, write_specs
 from experiments.recipes import recipes
 from experiments.request import Request
-from experiments.scales import SCALES, get_scale
+from experiments.scales import SCALES, for_ablations, sizes_at
+from experiments.stick_breaking import stick_recall
+from experiments.stick_breaking.stick_extrapolation import far
 from results.store import read_run, record_run, run_file
 from tests.experiments.finished import finish
 from tests.models.test_count import EXPECTED, paper_spec
@@ -305,13 +307,15 @@ def test_a_synthetic_task_needs_no_text(asked):
     found = graph.tasks(plan)
     assert {task.kind for task in found} == {"train", "evaluate", "draw"}
     assert not any("--corpus" in task.args or "--corpus-dir" in task.args for task in found)
-    assert len({run.spec.data.fingerprint for run in plan.runs.values()}) == len(SCALES["mini"].recall.num_keys)
+    assert len({run.spec.data.fingerprint for run in plan.runs.values()}) == len(
+        sizes_at(SCALES["mini"], stick_recall.SIZES, stick_recall.__name__).num_keys
+    )
 
 
 def test_extrapolation_reaches_sixteen_times_the_training_length():
     for scale in SCALES.values():
-        at = SCALES[scale.extrapolation]
-        assert at.document_len == 16 * at.seq_len and at.extrapolation == at.name
+        at = far(scale)
+        assert at.document_len == 16 * at.seq_len and far(at) is at
 
 
 def test_the_users_texts_go_to_the_evaluations_in_their_order(asked, texts):
@@ -358,7 +362,7 @@ def test_a_line_that_its_figure_cannot_draw_is_refused_before_anything_trains(as
     def runs(scale, seeds):
         yield from artefact.runs(scale, seeds)
         for axes, label in more:
-            yield from recipes(get_scale(scale.ablation), "fox_pro", seeds, axes=axes, label=label, model=dict(num_heads=1))
+            yield from recipes(for_ablations(scale), "fox_pro", seeds, axes=axes, label=label, model=dict(num_heads=1))
 
     monkeypatch.setitem(artefacts(), artefact.stem, replace(artefact, runs=runs))
     with pytest.raises(ValueError, match=said):
