@@ -1,5 +1,6 @@
 """Collecting: from finished evaluations in run folders to stored rows, and to the lines of a figure. Torch-free."""
 
+import json
 from dataclasses import field, replace
 from pathlib import Path
 
@@ -7,6 +8,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from analysis.study import Line, Place, read_lines, write_lines
+from eval.kinds import EVAL_SPEC
+from eval.kinds import eval_id as id_of
 from eval.shell.machine import is_cpu
 from results.sealed import read_sealed
 from results.store import META, REMEDY, Meta, fault_of, keep, meta_path, read_rows, record_run, rows_file, run_file
@@ -121,18 +124,17 @@ def _stored_at(wanted: LineSpec, eval_id: str, results_dir: Path) -> Path:
     source = _source(wanted, eval_id)
     if not eval_id.startswith(TIMED) or own.is_file() or fault_of(source) is not None:
         return own
-    mine = _spec_of(source)
-    others = [path for path in sorted(own.parent.glob(f"{wanted.line.run_id}-*.parquet")) if fault_of(path) is None]
-    same = [path for path in others if _same_but_cpu(_spec_of(path), mine)]
-    return same[0] if same else own
+    mine = EVAL_SPEC.validate_json(json.dumps(_meta(source)["spec"]))
+    for path in sorted(own.parent.glob(f"{wanted.line.run_id}-*.parquet")) if is_cpu(mine.machine or "") else ():
+        if fault_of(path) is None:
+            machine = _meta(path)["spec"]["machine"] or ""
+            if is_cpu(machine) and id_of(replace(mine, machine=machine)) == _meta(path)["eval_id"]:
+                return path
+    return own
 
 
-def _spec_of(path: Path) -> Meta:
-    return read_sealed(meta_path(path), REMEDY, META)["spec"]
-
-
-def _same_but_cpu(one: Meta, other: Meta) -> bool:
-    return all(is_cpu(each["machine"] or "") for each in (one, other)) and {**one, "machine": ""} == {**other, "machine": ""}
+def _meta(path: Path) -> Meta:
+    return read_sealed(meta_path(path), REMEDY, META)
 
 
 def _keep(wanted: LineSpec, eval_id: str, place: Path, results_dir: Path, collected: Collected) -> None:
