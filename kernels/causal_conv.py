@@ -22,7 +22,7 @@ WIDTH = 4
 def causal_conv_silu(
     x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, state_BDW: Tensor | None = None, *, keep_state: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """y_t = SiLU(bias + sum over w of weight_w x_{t - W + 1 + w}) for each channel.
+    """Compute y_t = SiLU(bias + sum over w of weight_w x_{t - W + 1 + w}) for each channel.
 
     Args:
         x_BTD: (B, T, D), before whose first token there are zeros, or what the state holds.

@@ -18,7 +18,7 @@ TOKENS, CHANNELS, WARPS = 64, 128, 1  # tokens a multiple of 4
 
 @triton.jit
 def _row(ptr, t, T, stride, c_C, inside_C):
-    """Token t in float32; zeros outside of the sequence."""
+    """Load token t in float32; zeros outside of the sequence."""
     return tl.load(ptr + t.to(tl.int64) * stride + c_C, mask=inside_C & (t >= 0) & (t < T), other=0.0).to(tl.float32)
 
 
@@ -34,13 +34,13 @@ def _four_rows(ptr, t, T, stride, c_C, inside_C):
 
 @triton.jit
 def _store_row(ptr, t, start, stop, D, c_C, inside_C, row_C):
-    """Token t, if it lies in [start, stop)."""
+    """Store token t, if it lies in [start, stop)."""
     tl.store(ptr + t.to(tl.int64) * D + c_C, row_C.to(ptr.dtype.element_ty), mask=inside_C & (t >= start) & (t < stop))
 
 
 @triton.jit
 def _taps(weight_ptr, bias_ptr, c_C, inside_C, BIAS: tl.constexpr):
-    """The four taps, that of the oldest token first, and the bias, in float32."""
+    """Load the four taps, that of the oldest token first, and the bias, in float32."""
     w3_C = tl.load(weight_ptr + c_C * 4, mask=inside_C, other=0.0).to(tl.float32)
     w2_C = tl.load(weight_ptr + c_C * 4 + 1, mask=inside_C, other=0.0).to(tl.float32)
     w1_C = tl.load(weight_ptr + c_C * 4 + 2, mask=inside_C, other=0.0).to(tl.float32)
@@ -90,8 +90,8 @@ def _conv_backward_kernel(
     x_ptr, weight_ptr, bias_ptr, dy_ptr, dx_ptr, sums_ptr, stride_b, stride_t, T, D,
     TOKENS: tl.constexpr, CHANNELS: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """dx, and this program's sums (5, D) for the four taps, the oldest first, and the bias. da to dd are the gradients of what
-    goes into SiLU."""
+    """Write dx, and this program's sums (5, D) for the four taps, the oldest first, and the bias. da to dd are the gradients
+    of what goes into SiLU."""
     batch = tl.program_id(2).to(tl.int64)
     c_C = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     inside_C = c_C < D

@@ -52,7 +52,7 @@ def shift_and_norm(
 
 
 def gated_output_norm(o_BTHD: Tensor, gate_BTHD: Tensor | None, weight: Tensor, *, eps: float = 1e-6) -> Tensor:
-    """Per-head RMSNorm of attention's output, then the output gate: RMSNorm(o) * weight * sigmoid(gate).
+    """Apply a per-head RMSNorm to attention's output, then the output gate: RMSNorm(o) * weight * sigmoid(gate).
 
     Args:
         o_BTHD: (B, T, H, D).
@@ -77,7 +77,8 @@ def gated_output_norm(o_BTHD: Tensor, gate_BTHD: Tensor | None, weight: Tensor, 
 
 
 def norm_of_gated(y_BTd: Tensor, z_BTd: Tensor, weight_d: Tensor, *, eps: float = 1e-5) -> Tensor:
-    """Mamba-2's output norm over all channels, behind its gate: RMSNorm(y * SiLU(z)) * weight (arXiv 2405.21060, section 7.1).
+    """Apply Mamba-2's output norm over all channels, behind its gate: RMSNorm(y * SiLU(z)) * weight (arXiv 2405.21060,
+    section 7.1).
 
     Args:
         y_BTd: (B, T, d).

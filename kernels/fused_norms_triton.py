@@ -23,7 +23,7 @@ WIDE_BACKWARD = 16, 256  # likewise, but channels of a warp: with 3,072 channels
 def _mixed(
     x_ptr, alpha_ptr, before_ptr, t_R, inside_R, d, T, stride_t, alpha_stride_t, SHIFT: tl.constexpr, BEFORE: tl.constexpr
 ):  # fmt: skip
-    """Tokens after the shift, the tokens themselves, those before them, and alpha, in float32."""
+    """Load tokens after the shift, the tokens themselves, those before them, and alpha, in float32."""
     x_RD = tl.load(x_ptr + t_R.to(tl.int64)[:, None] * stride_t + d[None, :], mask=inside_R[:, None], other=0.0)
     x_RD = x_RD.to(tl.float32)
     if not SHIFT:
@@ -41,7 +41,7 @@ def _mixed(
 
 @triton.jit
 def _norm_backward(dy_RD, m_RD, w_D, eps, D: tl.constexpr):
-    """Gradient of the norm's input, and its input scaled to unit size."""
+    """Compute the gradient of the norm's input, and its input scaled to unit size."""
     scale_R = tl.rsqrt(tl.sum(m_RD * m_RD, 1) / D + eps)
     unit_RD = m_RD * scale_R[:, None]
     g_RD = dy_RD * w_D[None, :]
@@ -199,7 +199,7 @@ def _norm_of_gated_backward_kernel(
 
 
 def _weight_gradient(parts: Tensor, batch: int, weight: Tensor) -> Tensor:
-    """Programs' sums (B * H, programs, D) -> the weight's shape, (D,) or (H * D,)."""
+    """Add up programs' sums (B * H, programs, D) -> the weight's shape, (D,) or (H * D,)."""
     per_head = parts.view(batch, -1, *parts.shape[1:]).sum((0, 2))
     total = per_head.sum(0) if weight.numel() == per_head.shape[1] else per_head.flatten()
     return total.to(weight.dtype)

@@ -20,7 +20,8 @@ _KEPT = 2**32
 
 
 def linear_cross_entropy(hidden_Nd: Tensor, weight_Vd: Tensor, targets_N: Tensor) -> Tensor:
-    """Cross-entropy (N,) in nats, fp32, of the logits hidden @ weight.T against targets, differentiable in both factors."""
+    """Compute the cross-entropy (N,) in nats, fp32, of the logits hidden @ weight.T against targets, differentiable in both
+    factors."""
     device = hidden_Nd.device.type
     if torch.is_autocast_enabled(device):
         hidden_Nd = hidden_Nd.to(torch.get_autocast_dtype(device))
@@ -37,7 +38,7 @@ def linear_cross_entropy(hidden_Nd: Tensor, weight_Vd: Tensor, targets_N: Tensor
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """In plain PyTorch, with the weight in hidden's dtype."""
+    """The function in plain PyTorch, with the weight in hidden's dtype."""
 
     @staticmethod
     def forward(ctx: Any, hidden_Nd: Tensor, weight_Vd: Tensor, targets_N: Tensor, chunk: int, keep: int) -> Tensor:
@@ -74,14 +75,14 @@ class LinearCrossEntropy(torch.autograd.Function):
 
 
 def _losses(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Loss and log of the sum of exponentials of each row, in at least fp32."""
+    """Compute loss and log of the sum of exponentials of each row, in at least fp32."""
     exact = _at_least_fp32(logits)
     logsum = torch.logsumexp(exact, 1)
     return logsum - exact.gather(1, target[:, None])[:, 0], logsum
 
 
 def _logit_gradients(logits: Tensor, logsum: Tensor, target: Tensor, grad: Tensor) -> Tensor:
-    """(softmax - one-hot) * grad in the logits' dtype."""
+    """Compute (softmax - one-hot) * grad in the logits' dtype."""
     column = torch.arange(logits.shape[1], device=logits.device)
     probs = torch.exp(_at_least_fp32(logits) - logsum[:, None])
     return ((probs - (column == target[:, None]).to(probs.dtype)) * grad[:, None]).to(logits.dtype)

@@ -22,8 +22,8 @@ ALIGNMENT = 128
 def _cross_entropy_kernel(
     logits_ptr, target_ptr, loss_ptr, stride, columns, vocab_size, GRADIENT: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """`columns`, those with the padding, bound the loads: a multiple of 16 lets them be wide, as the vocabulary's size
-    would not."""
+    """Take a row; `columns`, those with the padding, bound the loads: a multiple of 16 lets them be wide, as the vocabulary's
+    size would not."""
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * stride
     target = tl.load(target_ptr + row)
@@ -54,7 +54,7 @@ def _cross_entropy_kernel(
 
 
 def cross_entropy_(logits_NV: Tensor, targets_N: Tensor, vocab_size: int, *, gradient: bool) -> Tensor:
-    """Losses (N,) fp32 of logits whose columns from `vocab_size` on are padding.
+    """Compute losses (N,), fp32, of logits whose columns from `vocab_size` on are padding.
 
     With `gradient`, the logits are overwritten with the losses' derivatives in them, softmax - one-hot, zero in the padding.
     A target outside the vocabulary has the loss NaN.
@@ -68,8 +68,8 @@ def cross_entropy_(logits_NV: Tensor, targets_N: Tensor, vocab_size: int, *, gra
 
 
 class FusedLinearCrossEntropy(torch.autograd.Function):
-    """As `linear_cross_entropy.LinearCrossEntropy`. What is kept for the backward pass are the logits' derivatives, without
-    the upstream gradient: that scales the rows of what they are multiplied with."""
+    """The same as `linear_cross_entropy.LinearCrossEntropy`. What is kept for the backward pass are the logits' derivatives,
+    without the upstream gradient: that scales the rows of what they are multiplied with."""
 
     @staticmethod
     def forward(ctx: Any, hidden_Nd: Tensor, weight_Vd: Tensor, targets_N: Tensor, chunk: int, keep: int) -> Tensor:
@@ -106,12 +106,12 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
 
 
 def _aligned(weight_Vd: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weight in `dtype` with rows of zeros up to the alignment."""
+    """Pad the weight in `dtype` with rows of zeros up to the alignment."""
     return F.pad(weight_Vd.to(dtype), (0, 0, 0, -len(weight_Vd) % ALIGNMENT))
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b without rounding the product to a 16-bit dtype."""
+    """Add total += a @ b without rounding the product to a 16-bit dtype."""
     if a.dtype == torch.float32:
         total.addmm_(a, b)
     else:

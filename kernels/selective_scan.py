@@ -22,8 +22,8 @@ SEGMENT_NUMBERS = 2**25
 def selective_scan(
     x_BTC: Tensor, dt_BTC: Tensor, A_CN: Tensor, into_BTN: Tensor, out_BTN: Tensor, skip_C: Tensor, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """y of x's shape and dtype, and the last h (B, C * N) in at least fp32, from which `state` goes on. dt >= 0 and A <= 0;
-    all arithmetic is in at least fp32, on a GPU in fp32. Differentiable in all."""
+    """Return y of x's shape and dtype, and the last h (B, C * N) in at least fp32, from which `state` goes on. dt >= 0 and A
+    <= 0; all arithmetic is in at least fp32, on a GPU in fp32. Differentiable in all."""
     with torch.autocast(x_BTC.device.type, enabled=False):
         if not x_BTC.is_cuda:
             return _segments(x_BTC, dt_BTC, A_CN, into_BTN, out_BTN, skip_C, state)
@@ -58,7 +58,7 @@ class _Kernels(torch.autograd.Function):
 def _segments(
     x: Tensor, dt: Tensor, A: Tensor, into: Tensor, out: Tensor, skip: Tensor, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The states of all tokens would not fit: it goes segment by segment, and gradients compute each segment's states again."""
+    """Go segment by segment, as the states of all tokens would not fit; gradients compute each segment's states again."""
     B, T, _ = x.shape
     dtype = torch.promote_types(x.dtype, torch.float32)
     wide, dt, into, out = (tensor.to(dtype) for tensor in (x, dt, into, out))

@@ -27,7 +27,7 @@ LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def _load_steps(ptr, at, inside, stride_b, stride_t: tl.constexpr, batch, first, T, STEPS: tl.constexpr):
-    """Rows of the tokens from `first` on, zero behind the last."""
+    """Load rows of the tokens from `first` on, zero behind the last."""
     ptr += batch * stride_b + first * stride_t
     rows = ()
     for i in tl.static_range(STEPS):
@@ -132,7 +132,7 @@ def _selective_scan_backward_kernel(
 def forward(
     x: Tensor, dt: Tensor, A: Tensor, into: Tensor, out: Tensor, skip: Tensor, initial: Tensor | None, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """y (B, T, C), the last state (B, C * N), and, to keep for `backward`, the states before each STEPS tokens."""
+    """Return y (B, T, C), the last state (B, C * N), and, to keep for `backward`, the states before each STEPS tokens."""
     x, dt, into, out = (_rows(tensor) for tensor in (x, dt, into, out))
     (B, T, C), N = x.shape, A.shape[1]
     y = torch.empty(B, T, C, device=x.device, dtype=x.dtype)
@@ -149,7 +149,7 @@ def forward(
 def backward(
     dy: Tensor, dlast: Tensor, x: Tensor, dt: Tensor, A: Tensor, into: Tensor, out: Tensor, skip: Tensor, starts: Tensor
 ) -> tuple[Tensor, ...]:
-    """Gradients of x, dt, A, into, out, skip and the initial state (B, C * N)."""
+    """Return the gradients of x, dt, A, into, out, skip and the initial state (B, C * N)."""
     x, dt, into, out = (_rows(tensor) for tensor in (x, dt, into, out))
     (B, T, C), N = x.shape, A.shape[1]
     programs = triton.cdiv(C, SETTINGS["backward"]["BLOCK"])
@@ -176,5 +176,5 @@ def _rows(tensor: Tensor) -> Tensor:
 
 
 def _strides(*tensors: Tensor) -> list[int]:
-    """From one sequence to the next, then from one token to the next."""
+    """Return the strides between sequences and between tokens."""
     return [tensor.stride(dimension) for dimension in (0, 1) for tensor in tensors]

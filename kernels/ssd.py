@@ -32,8 +32,9 @@ tests/kernels/sass.py finds that."""
 def ssd(
     q: Tensor, k: Tensor, x: Tensor, step: Tensor, log_decay: Tensor, skip: Tensor, initial_state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """q, k (B, T, N), x (B, T, H, P), step and log_decay <= 0 (B, T, H) in at least fp32, skip (H,), state (B, H, N, P): output
-    of x's shape and dtype, and the state after the last token in at least fp32. Differentiable in all."""
+    """Run the recurrence on q, k (B, T, N), x (B, T, H, P), step and log_decay <= 0 (B, T, H) in at least fp32, skip (H,),
+    state (B, H, N, P): output of x's shape and dtype, and the state after the last token in at least fp32. Differentiable in
+    all."""
     with torch.autocast(x.device.type, enabled=False):
         if x.shape[1] == 1 and not torch.is_grad_enabled():
             return _one_token(q, k, x, step, log_decay, skip, initial_state)
@@ -47,7 +48,7 @@ def ssd(
 def _one_token(
     q: Tensor, k: Tensor, x: Tensor, step: Tensor, g: Tensor, skip: Tensor, initial: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence as it stands."""
+    """Compute one token by the recurrence as it stands."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     state = k[:, 0, None, :, None].to(dtype) * (x * step[..., None]).to(dtype)[:, 0, :, None]
     if initial is not None:
@@ -81,7 +82,7 @@ class _Kernels(torch.autograd.Function):
 
 
 class _Chunks(torch.autograd.Function):
-    """Of v = step * x, without the skip."""
+    """The recurrence of v = step * x, without the skip."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -132,24 +133,24 @@ def _unchunked(y: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _triangle(y_BnCH: Tensor, diagonal: int = 0) -> Tensor:
-    """Sums over a token and those before it, as a product: `cumsum` has no order that repeats on a GPU."""
+    """Make a matrix that sums over a token and those before it, as a product: `cumsum` has no order that repeats on a GPU."""
     return torch.ones(y_BnCH.shape[2], y_BnCH.shape[2], dtype=torch.float64, device=y_BnCH.device).tril(diagonal)
 
 
 def _decay(c_BnCH: Tensor, like: Tensor) -> Tensor:
-    """exp(c_i - c_j) for i >= j, else 0: (B, n, H, C, C)."""
+    """Compute exp(c_i - c_j) for i >= j, else 0: (B, n, H, C, C)."""
     c = c_BnCH.mT.contiguous()  # its strides become the result's
     later = torch.ones(c.shape[-1], c.shape[-1], dtype=torch.bool, device=c.device).triu(1)
     return (c[..., :, None] - c[..., None, :]).to(like.dtype).masked_fill(later, -torch.inf).exp()
 
 
 def _weights(scores_BnCC: Tensor, c: Tensor) -> Tensor:
-    """What each token of a chunk takes from those before it, (B, n, H, C, C)."""
+    """Compute what each token of a chunk takes from those before it, (B, n, H, C, C)."""
     return scores_BnCC[:, :, None] * _decay(c, scores_BnCC)
 
 
 def _to_end(c: Tensor, like: Tensor) -> Tensor:
-    """The decay from each token to the end of its chunk, (B, n, C, H, 1)."""
+    """Compute the decay from each token to the end of its chunk, (B, n, C, H, 1)."""
     return (c[:, :, -1:] - c).to(like.dtype).exp()[..., None]
 
 

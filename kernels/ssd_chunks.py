@@ -1,4 +1,4 @@
-"""What both ways of computing Mamba-2's recurrence share: cutting into chunks, and the states before each."""
+"""Parts of both ways of computing Mamba-2's recurrence: cutting into chunks, and the states before each."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def to_chunks(y: Tensor, size: int) -> Tensor:
-    """(B, T, ...) -> (B, n, C, ...), padded with zeros: a zero key and a zero log gate leave the state alone."""
+    """Cut (B, T, ...) -> (B, n, C, ...), padded with zeros: a zero key and a zero log gate leave the state alone."""
     missing = -y.shape[1] % size
     if missing:
         y = F.pad(y, (0, 0) * (y.ndim - 2) + (0, missing))
@@ -14,8 +14,8 @@ def to_chunks(y: Tensor, size: int) -> Tensor:
 
 
 def scan(update: Tensor, decay: Tensor, start_BNHP: Tensor | None, dtype: torch.dtype, reverse: bool) -> tuple[Tensor, Tensor]:
-    """States (B, n, N, H, P) before each chunk of S <- decay * S + update in `dtype`, and the state after the last in update's;
-    decay (B, n, H). Reverse: from the last chunk to the first."""
+    """Return the states (B, n, N, H, P) before each chunk of S <- decay * S + update in `dtype`, and the state after the last
+    in update's; decay (B, n, H). Reverse: from the last chunk to the first."""
     final = torch.zeros_like(update[:, 0]) if start_BNHP is None else start_BNHP.clone(memory_format=torch.contiguous_format)
     states = torch.empty_like(update, dtype=dtype)
     if update.is_cuda:

@@ -21,7 +21,7 @@ def _scan_kernel(update, decay, states, final, num_chunks, size, H, P, REVERSE: 
 
 
 def scan_kernel(update: Tensor, decay: Tensor, states: Tensor, final: Tensor, reverse: bool) -> None:
-    """`kernels.ssd_chunks.scan_loop` in one launch."""
+    """Do `kernels.ssd_chunks.scan_loop` in one launch."""
     size, block = final[0].numel(), 512
     grid = (triton.cdiv(size, block), len(update))
     _scan_kernel[grid](update, decay, states, final, update.shape[1], size, *update.shape[-2:], reverse, block, num_warps=2)

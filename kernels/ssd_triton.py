@@ -29,7 +29,7 @@ PROGRAMS = 256  # as many as fill a GPU twice: heads are spread over programs un
 
 @triton.jit(do_not_specialize=["T", "H"])
 def _sums_kernel(g_ptr, high_ptr, low_ptr, stride_b, stride_t, stride_h, T, H, C: tl.constexpr):
-    """Sums of log gates from the start of each chunk."""
+    """Compute sums of log gates from the start of each chunk."""
     row = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * C + tl.arange(0, C)
     g = tl.load(g_ptr + row // H * stride_b + row % H * stride_h + t.to(tl.int64) * stride_t, mask=t < T, other=0.0)
@@ -44,8 +44,8 @@ def _states_kernel(
     a_ptr, y_ptr, step_ptr, high_ptr, low_ptr, out_ptr, a_stride_b, a_stride_t, y_stride_b, y_stride_t, y_stride_h, T, H,
     N: tl.constexpr, P: tl.constexpr, C: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """What one chunk adds to a head's state: keys by values decayed to the chunk's end. Backward: queries by the outputs'
-    gradients decayed from its start."""
+    """Compute what one chunk adds to a head's state: keys by values decayed to the chunk's end. Backward: queries by the
+    outputs' gradients decayed from its start."""
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     batch, head = row // H, row % H
     t = chunk * C + tl.arange(0, C)
@@ -74,7 +74,7 @@ def _outputs_kernel(
     a_stride_b, a_stride_t, b_stride_b, b_stride_t, x_stride_b, x_stride_t, x_stride_h, do_stride_b, do_stride_t, do_stride_h,
     T, H, N: tl.constexpr, P: tl.constexpr, C: tl.constexpr, M: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """o of M queries (a) of one head: from the keys (b) of their chunk, from the state before it, and skip * x.
+    """Compute o of M queries (a) of one head: from the keys (b) of their chunk, from the state before it, and skip * x.
 
     Backward, the mirror image: dx and dstep of M keys (a), from the queries (b) of their chunk and the state behind it."""
     chunk, row = tl.program_id(0) // (C // M), tl.program_id(1).to(tl.int64)
@@ -126,8 +126,8 @@ def _pairs_kernel(
     q_stride_b, q_stride_t, k_stride_b, k_stride_t, x_stride_b, x_stride_t, x_stride_h, do_stride_b, do_stride_t, do_stride_h,
     T, H, heads, N: tl.constexpr, P: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """M keys and M queries of a chunk, the same or later half: the gradient of their scores, summed over some heads, and per
-    head the gates' share by query and by key."""
+    """Take M keys and M queries of a chunk, the same or later half: the gradient of their scores, summed over some heads, and
+    per head the gates' share by query and by key."""
     pair, chunk = tl.program_id(0) % 3, tl.program_id(0) // 3
     num_chunks, rows = tl.num_programs(0) // 3, tl.num_programs(1) * heads
     groups = H // heads
@@ -172,8 +172,8 @@ def _shared_kernel(
     a_stride_b, a_stride_t, y_stride_b, y_stride_t, y_stride_h, T, H, heads,
     N: tl.constexpr, P: tl.constexpr, C: tl.constexpr, M: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """What reaches M queries through the state before their chunk, summed over some heads, and per head the gates' share of
-    each. KEYS: the same of keys and the state behind, and the gates' share of what passes through the chunk."""
+    """Compute what reaches M queries through the state before their chunk, summed over some heads, and per head the gates'
+    share of each. KEYS: the same of keys and the state behind, and the gates' share of what passes through the chunk."""
     chunk = tl.program_id(0) // (C // M)
     num_chunks = tl.num_programs(0) // (C // M)
     groups = H // heads
@@ -234,7 +234,8 @@ def _gates_kernel(
 def forward(
     q: Tensor, k: Tensor, x: Tensor, step: Tensor, g: Tensor, skip: Tensor, initial: Tensor | None
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Output (B, T, H, P), final state (B, N, H, P), and what `backward` takes: states before the chunks and sums of gates.
+    """Return the output (B, T, H, P), final state (B, N, H, P), and what `backward` takes: states before the chunks and sums
+    of gates.
 
     q, k, x of any strides but contiguous rows; step contiguous, float32."""
     B, T, H, P = x.shape
@@ -261,7 +262,7 @@ def _outputs(
 
 
 def _exact_product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b (B, n, ., .) in float32."""
+    """Multiply a @ b (B, n, ., .) in float32."""
     if not a.is_cuda:
         return a.float() @ b.float()
     return torch.bmm(a.flatten(0, 1), b.flatten(0, 1), out_dtype=torch.float32).unflatten(0, a.shape[:2])
@@ -286,7 +287,7 @@ def backward(
     do: Tensor, dfinal: Tensor, q: Tensor, k: Tensor, x: Tensor, step: Tensor, skip: Tensor,
     states: Tensor, high: Tensor, low: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gradients of q, k, x, step, g, skip and the initial state (B, N, H, P)."""
+    """Return the gradients of q, k, x, step, g, skip and the initial state (B, N, H, P)."""
     B, T, H, P = x.shape
     N, chunks = q.shape[-1], high.shape[2]
     dstates, dinitial = scan(_states(q, do, step, high, low, True), _chunk_decay(high, low), dfinal, x.dtype, reverse=True)

@@ -10,7 +10,7 @@ from torch.nn.functional import silu
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """SiLU of the first half of the last dimension times its second half: (..., 2 F) -> (..., F) in the same dtype.
+    """Compute SiLU of the first half of the last dimension times its second half: (..., 2 F) -> (..., F) in the same dtype.
 
     ValueError where the last dimension is odd or there is none.
     """

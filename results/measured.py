@@ -110,8 +110,8 @@ def add(kind: str, rows: list[dict[str, Any]], device: str, *, code: str = "", f
 
 
 def _command() -> str:
-    """What measured, without the places that were that machine's alone: where rows and corpora were put is left out, and of a
-    file given by its whole path the last folder and the name are kept."""
+    """Write down the command that measured, without the places that were that machine's alone: where rows and corpora were
+    put is left out, and of a file given by its whole path the last folder and the name are kept."""
     words = iter(sys.orig_argv[1:])
     kept = ["python"]
     for word in words:
@@ -131,7 +131,7 @@ def write(kind: str, rows: pd.DataFrame, meta: Meta, folder: Path = FOLDER) -> P
 
 
 def read(kind: str, folder: Path = FOLDER) -> pd.DataFrame:
-    """All rows of a kind, oldest first, behind `created`, `commit`, `gpu`, `torch` and `triton` of who measured them.
+    """Read all rows of a kind, oldest first, behind `created`, `commit`, `gpu`, `torch` and `triton` of who measured them.
 
     ValueError: there are none, or a file is damaged."""
     frames = []

@@ -32,7 +32,7 @@ Descriptor = tuple[Callable[..., Any], Tensor, tuple[int, ...], tuple[int, ...],
 
 
 class _Known(NamedTuple):
-    """A compiled kernel as Triton's C function takes it."""
+    """Compiled kernel as Triton's C function takes it."""
 
     run: Callable[..., None]
     head: tuple[Any, ...]

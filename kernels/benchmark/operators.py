@@ -35,7 +35,7 @@ SHIFT = {"long": -9.0, "short": 0.0}
 
 
 class Operator(NamedTuple):
-    """What is timed of an operator."""
+    """An operator as it is timed."""
 
     kind: str
     """Of its rows in results/measurements."""

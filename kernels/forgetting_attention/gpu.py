@@ -38,7 +38,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, options: Option
 
 
 def _has_hopper_kernels(q: Tensor) -> bool:
-    """Gluon kernels exist for 16-bit inputs with heads of 64 or 128 on compute capability 9.0."""
+    """Tell whether Gluon kernels exist: for 16-bit inputs with heads of 64 or 128 on compute capability 9.0."""
     return (
         q.is_cuda
         and q.shape[-1] in (64, 128)

@@ -1,5 +1,4 @@
-"""The public function: checks its arguments, turns every option into (threshold, first visible key), picks a
-backend."""
+"""The public function: checks its arguments, resolves pruning, picks a backend."""
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ def forgetting_attention(
     deterministic: bool = False,
     backend: str = "auto",
 ) -> Tensor:
-    """Causal softmax attention whose logits decay with the forget gates: softmax(scale * Q K^T + D) V (the paper's
+    """Compute causal softmax attention whose logits decay with the forget gates: softmax(scale * Q K^T + D) V (the paper's
     section 3.2).
 
     D_ij = sum of log f_s over s = j+1..i: a key is decayed by the gates after it, up to and including the query's.

@@ -18,7 +18,7 @@ def reference_attention(
     scale: float | None = None,
     first_key_BHQ: Tensor | None = None,
 ) -> Tensor:
-    """O = softmax(scale * Q K^T + D) V with D_ij = sum of log f_s, s = j+1..i (the paper's section 3.2), causal.
+    """Compute O = softmax(scale * Q K^T + D) V with D_ij = sum of log f_s, s = j+1..i (the paper's section 3.2), causal.
 
     Matrix products run in the inputs' dtype, the softmax in float32 (float64 for float64 inputs), as eager attention
     does. `first_key` limits each query to the left (see `visibility`); by default only gates of zero do. Returns (B, Q,

@@ -20,7 +20,7 @@ def stick_breaking_attention(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Stick-breaking attention (arXiv 2410.17980): o_i = sum over j < i of A_ij v_j, with A_ij = beta_ij * prod over
+    """Compute stick-breaking attention (arXiv 2410.17980): o_i = sum over j < i of A_ij v_j, with A_ij = beta_ij * prod over
     j < k < i of (1 - beta_ik) and beta_ij = sigmoid(scale * q_i . k_j).
 
     Walking back from the query, each key takes its share of the stick that the nearer keys left. No position encoding is

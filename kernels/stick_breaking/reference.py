@@ -17,7 +17,7 @@ def reference_attention(
     attend_current: bool = False,
     first_key_BQ: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """o_i = sum over j of A_ij v_j, with log A_ij = log beta_ij + sum over j < k < i of log(1 - beta_ik), beta =
+    """Compute o_i = sum over j of A_ij v_j, with log A_ij = log beta_ij + sum over j < k < i of log(1 - beta_ik), beta =
     sigmoid(scale * Q K^T), and the remainder r_i = prod over j of (1 - beta_ij) (the paper's section 2).
 
     Keys j < i, or j <= i with `attend_current`, and not before `first_key` (see `visibility`). Matrix products run in

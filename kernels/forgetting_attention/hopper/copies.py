@@ -14,7 +14,7 @@ _ELEMENT = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 def tile_descriptor(x_BTHD: Tensor, rows: int) -> Descriptor:
-    """Loads `rows` consecutive tokens of one head; tokens past the end read as 0."""
+    """Describe tiles of `rows` consecutive tokens of one head; tokens past the end read as 0."""
     return rows_of_a_head(x_BTHD, rows, _tile)
 
 
@@ -23,7 +23,8 @@ def _tile(x: Tensor, shape: list[int], strides: list[int], block: list[int]) -> 
 
 
 def rows_descriptor(x: Tensor, rows: int, length: int, columns: int) -> Descriptor:
-    """Loads `columns` consecutive numbers of one row of a matrix: that which a contiguous float32 tensor begins with."""
+    """Describe tiles of `columns` consecutive numbers of one row of a matrix: that which a contiguous float32 tensor begins
+    with."""
     return _row, x, (rows, length), (length, 1), (1, columns)
 
 
@@ -33,7 +34,7 @@ def _row(x: Tensor, shape: list[int], strides: list[int], block: list[int]) -> T
 
 @gluon.jit
 def place(program, tiles, batch_heads):
-    """(tile, batch * H + head) of a program: four heads side by side, so that the long tiles of all four come first.
+    """Find (tile, batch * H + head) of a program: four heads side by side, so that the long tiles of all four come first.
 
     With one head after the other, the tiles of the last would start together and the longest run on alone.
     """
@@ -45,11 +46,11 @@ def place(program, tiles, batch_heads):
 
 @gluon.jit
 def put(cell, x):
-    """An integer into shared memory, by a warp."""
+    """Store an integer into shared memory, by a warp."""
     cell.store(gl.full([1], x, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
 
 
 @gluon.jit
 def get(cell, warps: gl.constexpr):
-    """An integer that `put` wrote."""
+    """Load an integer that `put` wrote."""
     return gl.max(cell.load(gl.BlockedLayout([1], [32], [warps], [0])), 0)

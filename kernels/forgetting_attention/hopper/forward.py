@@ -41,13 +41,14 @@ _TILE = gl.constexpr(TILE)
 
 @gluon.jit
 def _trusted(before, lse, spoiled, keys_before):
-    """Whether a row never left the range; see the top of this file. `spoiled` is 0, or NaN if o is not finite."""
+    """Tell whether a row never left the range; see the top of this file. `spoiled` is 0, or NaN if o is not finite."""
     return (before < 2.0**120) & (spoiled == 0.0) & ((lse > -60.0) | (keys_before == 0))
 
 
 @gluon.jit
 def _tile(number, start_ptr, first_key_ptr, Q, T, query_tiles, tiles):
-    """(batch * H + head, first query, first key, first key that all rows see) of a tile; of the last if there are fewer."""
+    """Find (batch * H + head, first query, first key, first key that all rows see) of a tile, of the last if there are
+    fewer."""
     place_in_order, row = place(gl.minimum(number, tiles - 1), query_tiles, tiles // query_tiles)
     tile = query_tiles - 1 - place_in_order  # late query tiles have the most keys: first
     m = tile * _TILE
@@ -58,7 +59,7 @@ def _tile(number, start_ptr, first_key_ptr, Q, T, query_tiles, tiles):
 
 @gluon.jit
 def _queries(q_smem, q_at):
-    """A warpgroup's queries, (M, D). Where they lie is read again wherever they are multiplied: of an address that several
+    """Find a warpgroup's queries, (M, D). Where they lie is read again wherever they are multiplied: of an address that several
     products share ptxas 12.8 keeps parts that it computes before the first of them, also where that one is skipped (`strays`
     in tests/kernels/sass.py finds such)."""
     shape: gl.constexpr = q_smem.shape
@@ -72,8 +73,8 @@ def _produce(
     taken_ptr, start_ptr, first_key_ptr, Q, T, H, query_tiles, tiles, HEADS_PER_KEY: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Of one tile after the other where it lies and both query blocks, then K with the keys' decay, and V, of every step as
-    soon as a stage is free."""
+    """Copy, of one tile after the other, where it lies and both query blocks, then K with the keys' decay, and V, of every step
+    as soon as a stage is free."""
     number = gl.program_id(0)
     row, m, start, common = _tile(number, start_ptr, first_key_ptr, Q, T, query_tiles, tiles)
     count = 0
@@ -121,20 +122,20 @@ def _produce(
 
 @gluon.jit
 def _shift(base_ptr, n, ref):
-    """ref - c of what the decays of n's tile are relative to."""
+    """Compute ref - c of what the decays of n's tile are relative to."""
     return (ref - gl.load(base_ptr + n // _TILE)).to(gl.float32)
 
 
 @gluon.jit
 def _sums(p_MN):
-    """What each thread has of the rows' sums, (M, 8): to add the lanes up in every step takes as long as a fifth of the
+    """Add up what each thread has of the rows' sums, (M, 8): to add the lanes up in every step takes as long as a fifth of the
     weights."""
     return gl.sum(p_MN.reshape((p_MN.shape[0], p_MN.shape[1] // 8, 8)), 1)
 
 
 @gluon.jit
 def _weights(s_MN, decay_1N, n, first_M, scale2, BLOCK_N: gl.constexpr, EDGE: gl.constexpr):
-    """exp2 of the logits, relative to the reference."""
+    """Compute exp2 of the logits, relative to the reference."""
     p_MN = gl.exp2(s_MN * scale2 + decay_1N)
     if EDGE:
         keys_N = n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, s_MN.type.layout))
@@ -148,8 +149,8 @@ def _walk(
     base_ptr, ref, first_M, scale2, start, stop, GROUP: gl.constexpr,
     BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, EDGE: gl.constexpr,
 ):  # fmt: skip
-    """Keys start..stop, all before the diagonal. The weights of one step are computed while the product with V of the step
-    before runs. EDGE: some pairs are hidden.
+    """Walk over keys start..stop, all before the diagonal. The weights of one step are computed while the product with V of
+    the step before runs. EDGE: some pairs are hidden.
 
     TURNS: the warpgroups begin their products one after the other, so that one computes weights while the other's products
     run; left alone, both wait for products at once and then for exponentials. At 128 the products are twice as long, and
@@ -215,7 +216,7 @@ def _diagonal(
     ref, row_M, position_M, first_M, scale2, start, stop, plain,
     BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, SHORT: gl.constexpr,
 ):  # fmt: skip
-    """Keys start..stop with a running maximum, in logits of the row's own (c_i - c_j); one or two steps. If
+    """Walk over keys start..stop with a running maximum, in logits of the row's own (c_i - c_j); one or two steps. If
     `plain`, one, in which the diagonal starts at the first key, nothing else is hidden, and SHORT keys are enough.
 
     Returns the weighted values, their sum and its maximum.
@@ -248,7 +249,7 @@ def _diagonal_step(
     ref, row_M, position_M, first_M, scale2, n,
     KEYS: gl.constexpr, EDGE: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """The first KEYS of a step's keys."""
+    """Take the first KEYS of a step's keys."""
     BLOCK_M: gl.constexpr = acc_MD.shape[0]
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_MD.type.layout, 2)
@@ -295,7 +296,7 @@ def _consume(
     GROUP: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
     SHORT: gl.constexpr,
 ):  # fmt: skip
-    """One warpgroup's 64 queries of each tile."""
+    """Compute one warpgroup's 64 queries of each tile."""
     step = 0
     turn = 0
     count = 0
@@ -324,7 +325,7 @@ def _rows(
     GROUP: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
     SHORT: gl.constexpr,
 ):  # fmt: skip
-    """64 queries of a tile."""
+    """Compute 64 queries of a tile."""
     row = batch_head.to(gl.int64)
     batch, head = batch_head // H, batch_head % H
     local_ptr += row * num_tiles * _TILE
@@ -383,8 +384,8 @@ def _forward_kernel(
     scale2, Q, T, H, num_tiles, query_tiles, tiles, HEADS_PER_KEY: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, SHORT: gl.constexpr,
 ):  # fmt: skip
-    """As many programs as fill the GPU, each of which takes tile after tile from a common count: copies of the next tile run
-    under the end of one."""
+    """Run as many programs as fill the GPU, each of which takes tile after tile from a common count: copies of the next tile
+    run under the end of one."""
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [2 * Q_STAGES] + q_desc.block_type.shape, q_desc.layout)
     k_smem = gl.allocate_shared_memory(q_desc.dtype, [STAGES] + k_desc.block_type.shape, k_desc.layout)
     v_smem = gl.allocate_shared_memory(q_desc.dtype, [STAGES] + v_desc.block_type.shape, v_desc.layout)
@@ -442,7 +443,7 @@ def _forward_kernel(
 
 
 def hopper_forward(q: Tensor, k: Tensor, v: Tensor, prepared: Prepared, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, lse (B, H, Q) and int32 (B, H, 2 M): blocks of 64 queries that must be done again. bfloat16, D of 64 or
+    """Return output, lse (B, H, Q) and int32 (B, H, 2 M): blocks of 64 queries that must be done again. bfloat16, D of 64 or
     128."""
     B, Q, H, D = q.shape
     T, key_heads = k.shape[1:3]

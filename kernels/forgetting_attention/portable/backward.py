@@ -28,7 +28,7 @@ _TILE = tl.constexpr(TILE)
 
 @triton.jit
 def row_delta(o_ptr, do_ptr, row, rows_M, stride_b, stride_q, stride_h, stride_d, Q, H, D: tl.constexpr):
-    """delta_i = dO_i . O_i for rows of one head; O is contiguous (B, Q, H, D), dO has strides."""
+    """Compute delta_i = dO_i . O_i for rows of one head; O is contiguous (B, Q, H, D), dO has strides."""
     batch, head = row // H, row % H
     d = tl.arange(0, D)
     inside = (rows_M < Q)[:, None]
@@ -50,7 +50,7 @@ def _delta_kernel(
 
 @triton.jit
 def tile_spans(start_ptr, first_key_ptr, even_ptr, stop_ptr, row, n, Q, num_tiles, query_tiles, STEPS: tl.constexpr):
-    """Of key tiles n, find the query tile from which some row may not see all of it, and the one from which none needs it."""
+    """Find for key tiles n the query tile from which some row may not see all of it, and the one from which none needs it."""
     low, high = tl.zeros_like(n), tl.zeros_like(n) + query_tiles
     even_low, even_high = low, high
     for _ in range(STEPS):
@@ -79,7 +79,7 @@ def _walk_queries(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
     EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Queries start..stop of one tile of keys, everything transposed: keys down, queries across."""
+    """Walk over queries start..stop of one tile of keys, everything transposed: keys down, queries across."""
     for m in tl.range(start, stop, BLOCK_M):
         m = tl.multiple_of(m, BLOCK_M)
         rows_M = m + tl.arange(0, BLOCK_M)
@@ -164,7 +164,7 @@ def _walk_keys(
     start, stop, scale2, T, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
     EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Keys start..stop of one tile of queries."""
+    """Walk over keys start..stop of one tile of queries."""
     for n in tl.range(start, stop, BLOCK_N):
         n = tl.multiple_of(n, BLOCK_N)
         keys_N = n + tl.arange(0, BLOCK_N)
@@ -234,7 +234,7 @@ def dq_kernel(
 
 @triton.jit
 def gate_gradient_of_head(rowsum_ptr, column_ptr, dgate_ptr, row, Q, T, H, num_sums, BLOCK: tl.constexpr):
-    """d log f_t = sum over s >= t of (row sum - column sum of dS at s), identity I5; 0 for the first token."""
+    """Compute d log f_t = sum over s >= t of (row sum - column sum of dS at s), identity I5; 0 for the first token."""
     batch, head = row // H, row % H
     carry = tl.zeros((), tl.float64)
     for step in range(tl.cdiv(T, BLOCK)):
@@ -258,7 +258,7 @@ def backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, prepared: Prepared, scale: float,
     dkdv: Tiles, tiles: Tiles,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """dq, dk, dv in the inputs' dtype and d log_fgate (B, T, H) float32, all contiguous."""
+    """Return dq, dk, dv in the inputs' dtype and d log_fgate (B, T, H) float32, all contiguous."""
     B, Q, H, D = q.shape
     T, key_heads = k.shape[1:3]
     N, M = prepared.base.shape[-1] - 1, prepared.start.shape[-1]

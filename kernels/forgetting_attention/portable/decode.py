@@ -1,4 +1,5 @@
-"""One query per sequence, as in generation: the keys are read once, split among programs of which the last to end joins all.
+"""Decode kernel: one query per sequence, as in generation: the keys are read once, split among programs of which the last to
+end joins all.
 
 Each program walks its stretch of keys from the last to the first, so the decay of a key is a running sum of the gates after it,
 and it stops once that sum is below the pruning threshold. No cumulative gate over the whole cache is needed. Weights are
@@ -34,7 +35,7 @@ def _stretch_kernel(
     gate_stride_b, gate_stride_t, gate_stride_h, scale2, T, H, splits, stretch, window,
     GROUP: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, PAD: tl.constexpr, PRUNE: tl.constexpr,
 ):  # fmt: skip
-    """Weighted values, maximum, sum and total gate of one stretch, in base 2; by the last program of a row its output."""
+    """Write weighted values, maximum, sum and total gate of one stretch, in base 2; by the last program of a row its output."""
     split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     batch, head = row // H, row % H
     first = tl.maximum(split * stretch, T - window)
@@ -117,7 +118,7 @@ def _join(part_ptr, splits, D: tl.constexpr):
 
 @functools.cache
 def _kept(device: torch.device, stream: int, size: int) -> tuple[Tensor, Tensor]:
-    """For all launches on a stream: what stretches leave to the last of their row (any numbers), and how many of each row
+    """Keep for all launches on a stream what stretches leave to the last of their row (any numbers), and how many of each row
     have ended (zeros between two launches). A CUDA graph must own both, as it may replay on another stream."""
     return torch.empty(size, device=device, dtype=torch.float32), torch.zeros(MAX_ROWS, device=device, dtype=torch.int32)
 
@@ -133,7 +134,7 @@ def decode(
     scale: float,
     own_memory: bool = False,
 ) -> Tensor:
-    """Forgetting attention of the last position alone, q (B, 1, H, D); no gradient."""
+    """Compute forgetting attention of the last position alone, q (B, 1, H, D); no gradient."""
     q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
     if not q_strides[3] == k_strides[3] == v_strides[3] == 1:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()

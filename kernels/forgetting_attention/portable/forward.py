@@ -30,7 +30,7 @@ def tile_logits(
     s_MN, local_ptr, base_ptr, keys_N, first_of_step, ref, cum_M, scale2, T,
     EDGE: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Base-2 logits from raw products: scale * q k + decay, the decay relative to `ref` (EXACT: true, from `cum_M`)."""
+    """Compute base-2 logits from raw products: scale * q k + decay, the decay relative to `ref` (EXACT: true, from `cum_M`)."""
     base = tl.load(base_ptr + first_of_step // _TILE)
     if EDGE:
         local_N = tl.load(local_ptr + keys_N, mask=keys_N < T, other=0.0)
@@ -49,7 +49,7 @@ def _walk(
     start, stop, scale2, T, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
     EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Keys start..stop with the running maximum and sum of each row. EDGE: some pairs are hidden."""
+    """Walk over keys start..stop with the running maximum and sum of each row. EDGE: some pairs are hidden."""
     for n in tl.range(start, stop, BLOCK_N):
         n = tl.multiple_of(n, BLOCK_N)
         keys_N = n + tl.arange(0, BLOCK_N)
@@ -81,7 +81,7 @@ def forward_kernel(
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
     EXACT: tl.constexpr, PRECISION: tl.constexpr, REDO: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries a program; or those of REDO blocks that are marked, which are few, if any."""
+    """Compute one block of queries a program; or those of REDO blocks that are marked, which are few, if any."""
     if REDO:
         marks_ptr = redo_ptr + tl.program_id(1).to(tl.int64) * query_tiles * _TILE // BLOCK_M
         first = tl.program_id(0) * REDO
@@ -166,7 +166,7 @@ def forward(
     tiles: Tiles,
     redo: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Output (B, Q, H, D) and `lse` (B, H, Q) float32, base 2, relative to each query tile's ref.
+    """Return the output (B, Q, H, D) and `lse` (B, H, Q) float32, base 2, relative to each query tile's ref.
 
     `redo` = (o, lse, marks) fills in only the blocks of `tiles.block_m` queries that are marked, (B, H, blocks) int32.
     """

@@ -1,4 +1,4 @@
-"""Before the attention kernels: cumulative gates with a base per tile, and what each tile of queries may skip.
+"""Preparation for the attention kernels: cumulative gates with a base per tile, and what each tile of queries may skip.
 
 `c` in base-2 units is kept as a float64 base per tile of 128 keys (`base`) plus a float32 offset inside the tile
 (`local`), so that no precision is lost over long sequences and the attention kernels add one float32 per key. Hidden
@@ -26,7 +26,7 @@ _TILE = tl.constexpr(TILE)
 
 
 class Prepared(NamedTuple):
-    """What the attention kernels need besides q, k, v."""
+    """Input of the attention kernels besides q, k, v."""
 
     local: Tensor
     """(B, H, N * TILE) float32, float64 if exact: c_t minus the base of t's tile, times log2(e)."""
@@ -134,7 +134,7 @@ def _whole_kernel(
     gate_ptr, threshold_ptr, seq_start_ptr, local_ptr, base_ptr, first_key_ptr, start_ptr, taken_ptr,
     stride_b, stride_t, stride_h, T, H, num_tiles, window, TILES: tl.constexpr, PAD: tl.constexpr, PRUNE: tl.constexpr,
 ):  # fmt: skip
-    """What the three kernels above do, for a head whose keys are its queries and no more than TILES tiles."""
+    """Do the work of the three kernels above, for a head whose keys are its queries and no more than TILES tiles."""
     row = tl.program_id(0).to(tl.int64)
     tl.store(taken_ptr, 0, mask=row == 0)
     local_ptr += row * num_tiles * _TILE

@@ -1,4 +1,4 @@
-"""Tight pruning on a GPU: see `tight`. Three small kernels between those of `triton_prepare` and attention.
+"""Tight pruning on a GPU: see `pruning.tight`. Three small kernels between those of `prepare` and attention.
 
 All in powers of two, as `local` and `base` are, sums over keys in float64: `c` grows beyond what float32 resolves.
 
@@ -42,7 +42,7 @@ def _least(a, b):
 
 @triton.jit
 def _rows(x_ptr, row_M, stride, stop, D: tl.constexpr):
-    """(M, D), zeros beyond `stop` and before 0."""
+    """Load (M, D), zeros beyond `stop` and before 0."""
     at = x_ptr + row_M.to(tl.int64)[:, None] * stride + tl.arange(0, D)[None, :]
     return tl.load(at, mask=((row_M >= 0) & (row_M < stop))[:, None], other=0.0)
 
@@ -59,7 +59,7 @@ def _halves_kernel(
     q_b, q_t, q_h, k_b, k_t, k_h, scale2, Q, T, num_tiles,
     HEADS_PER_KEY: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What half a tile's queries need, and what the gates leave of half a tile's keys, by themselves."""
+    """Compute what half a tile's queries need, and what the gates leave of half a tile's keys, by themselves."""
     half, head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     row = batch * tl.num_programs(1) + head
     q_ptr += batch * q_b + head * q_h
@@ -133,7 +133,7 @@ def _prefix_kernel(stat_ptr, halves, BLOCK: tl.constexpr):
 def _start_kernel(
     stat_ptr, start_ptr, scale2, tolerance2, Q, T, num_tiles, query_tiles, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """Of query tiles, the first key tile; one that was later stays."""
+    """Find the first key tile of query tiles; one that was later stays."""
     row = tl.program_id(1).to(tl.int64)
     stat_ptr += row * _STATS * (2 * num_tiles)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)

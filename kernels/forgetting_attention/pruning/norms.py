@@ -13,7 +13,7 @@ ROUNDS = 8
 
 @triton.jit
 def _largest_square(x_ptr, stride_t, length, part, BLOCK: tl.constexpr, ROUNDS: tl.constexpr, D: tl.constexpr):
-    """max |x|^2 of the rows of a part."""
+    """Compute max |x|^2 of the rows of a part."""
     d = tl.arange(0, D)
     largest = 0.0
     for step in range(ROUNDS):
@@ -29,7 +29,7 @@ def _short_bound_kernel(
     q_ptr, k_ptr, out_ptr, factor, offset, q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
     Q, T, H, key_heads, BLOCK: tl.constexpr, ROUNDS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """What the two kernels below do, for a head whose rows are one part."""
+    """Do the work of the two kernels below, for a head whose rows are one part."""
     row = tl.program_id(0).to(tl.int64)
     batch, head = row // H, row % H
     q_ptr += batch * q_stride_b + head * q_stride_h
@@ -44,7 +44,7 @@ def _largest_squares_kernel(
     q_ptr, k_ptr, out_ptr, q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
     Q, T, q_rows, H, key_heads, BLOCK: tl.constexpr, ROUNDS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """max |x|^2 of a part of the rows: first of q's heads, then of k's."""
+    """Compute max |x|^2 of a part of the rows: first of q's heads, then of k's."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if row < q_rows:
         x_ptr, stride_t, length = q_ptr + row // H * q_stride_b + row % H * q_stride_h, q_stride_t, Q
@@ -66,7 +66,7 @@ def _bound_kernel(squares_ptr, out_ptr, factor, offset, parts, q_rows, H, key_he
 
 
 def largest_product(q: Tensor, k: Tensor, factor: float, offset: float) -> Tensor:
-    """factor * max |q| * max |k| + offset per head, (B, H) float32."""
+    """Compute factor * max |q| * max |k| + offset per head, (B, H) float32."""
     q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
     B, Q, H, D = q.shape
     T, key_heads = k.shape[1:3]
@@ -94,7 +94,7 @@ def largest_product(q: Tensor, k: Tensor, factor: float, offset: float) -> Tenso
 
 @torch.library.custom_op(f"{NAMESPACE}::logit_bound", mutates_args=())
 def triton_logit_bound(q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """scale * max |q| * max |k| per head (B, H)."""
+    """Compute scale * max |q| * max |k| per head (B, H)."""
     return largest_product(q, k, abs(scale), 0.0)
 
 

@@ -33,7 +33,7 @@ def skipped_tiles(
 
 
 def first_kept_key(q: Tensor, k: Tensor, log_fgate: Tensor, cum_BHT: Tensor, options: Options) -> Tensor:
-    """First key that each query sees and that pruning leaves, int32 (B, H, Q); see `first_visible_key`."""
+    """Find the first key that each query sees and that pruning leaves, int32 (B, H, Q); see `first_visible_key`."""
     Q = q.shape[1]
     first_key_BHQ = first_visible_key(log_fgate, Q, options.seq_start, options.cu_seqlens, options.window_size)
     if options.threshold is not None:

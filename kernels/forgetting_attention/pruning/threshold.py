@@ -70,7 +70,7 @@ def resolve_threshold(
 def pruned_tile_share(
     log_fgate: Tensor, adaptive_threshold: float | Tensor, *, num_queries: int | None = None, tile: int = TILE
 ) -> Tensor:
-    """Share of the causal (query tile, key tile) pairs that pruning skips, float32 (B, H); log_fgate (B, T, H).
+    """Compute the share of the causal (query tile, key tile) pairs that pruning skips, float32 (B, H); log_fgate (B, T, H).
 
     The kernels' own tiling by default; a smaller `tile` gives the statistic at another granularity.
     """
@@ -82,7 +82,7 @@ def pruned_tile_share(
 
 
 def share_of_tiles(pruned_BHM: Tensor, num_queries: int, num_keys: int, tile: int = TILE) -> Tensor:
-    """Share of the causal (query tile, key tile) pairs, float32 (B, H), that are the leading ones of each query tile."""
+    """Compute which share of the causal (query tile, key tile) pairs these leading tiles are, float32 (B, H)."""
     last_query_M = torch.arange(tile - 1, num_queries + tile - 1, tile, device=pruned_BHM.device).clamp(max=num_queries - 1)
     causal_tiles = ((last_query_M + (num_keys - num_queries)) // tile + 1).sum()
     return pruned_BHM.sum(-1).float() / causal_tiles

@@ -38,13 +38,13 @@ _SCAN = tl.constexpr(1024)
 
 @triton.jit
 def _plus_older(N: tl.constexpr, dtype: tl.constexpr):
-    """(N, N): x_MN times it is the sum over the older (earlier) keys."""
+    """Make (N, N): x_MN times it is the sum over the older (earlier) keys."""
     return tl.where(tl.arange(0, N)[:, None] < tl.arange(0, N)[None, :], 1.0, 0.0).to(dtype)
 
 
 @triton.jit
 def _shares(q_MD, k_ND, n, limit_M, first_M, scale2, EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr):
-    """log2 beta and -log2(1 - beta) of one tile, as in the forward pass."""
+    """Compute log2 beta and -log2(1 - beta) of one tile, as in the forward pass."""
     log_beta_MN, spent_MN = shares(tl.dot(q_MD, k_ND.T, input_precision=PRECISION) * scale2, EXACT)
     if EDGE:
         spent_MN = tl.where(visible(n, limit_M, first_M, k_ND.shape[0]), spent_MN, 0.0)
@@ -56,7 +56,7 @@ def _gradients(
     log_beta_MN, spent_MN, nearer_M, older_M, do_MD, v_ND, n, limit_M, first_M, nearer_NN, older_NN,
     EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A, G and dz of one tile."""
+    """Compute A, G and dz of one tile."""
     log_a_MN = log_beta_MN - nearer_M[:, None]
     log_a_MN = tl.dot(spent_MN.to(nearer_NN.dtype), nearer_NN, log_a_MN, input_precision=PRECISION)
     a_MN = tl.exp2(log_a_MN)
@@ -80,7 +80,7 @@ def _walk_keys(
     nearer_NN, older_NN, start, stop, scale2, Q,
     BLOCK_N: tl.constexpr, D: tl.constexpr, EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Keys start..stop of one tile of queries, oldest first."""
+    """Walk over keys start..stop of one tile of queries, oldest first."""
     for n in tl.range(start, stop, BLOCK_N):
         n = tl.multiple_of(n, BLOCK_N)
         k_ND = k_desc.load([batch, n, key_head, 0]).reshape(BLOCK_N, D)
@@ -148,8 +148,9 @@ def _walk_queries(
     first, last, start, stop, scale2, Q, T, BLOCK_M: tl.constexpr, D: tl.constexpr, CURRENT: tl.constexpr,
     LIMITS: tl.constexpr, EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Steps start..stop of one tile of keys; of their queries first..last: the others have no stick left, and no weight.
-    EDGE: some pairs are hidden, among them those of queries that see none of the tile and left nothing in the workspace."""
+    """Walk over steps start..stop of one tile of keys; of their queries first..last: the others have no stick left, and no
+    weight. EDGE: some pairs are hidden, among them those of queries that see none of the tile and left nothing in the
+    workspace."""
     for m in tl.range(start, stop, BLOCK_M):
         m = tl.multiple_of(m, BLOCK_M)
         rows_M = m + tl.arange(0, BLOCK_M)
@@ -224,7 +225,7 @@ def backward(
     do: Tensor, dremainder: Tensor, q: Tensor, k: Tensor, v: Tensor, remainder: Tensor, spent: Tensor, oldest: Tensor,
     first_key: Tensor | None, scale: float, attend_current: bool, plan: Plan,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """dq, dk, dv in the inputs' dtype, contiguous; remainder and dremainder are contiguous (B, Q, H) float32."""
+    """Return dq, dk, dv in the inputs' dtype, contiguous; remainder and dremainder are contiguous (B, Q, H) float32."""
     q, do = q.contiguous(), do.contiguous()
     B, Q, H, D = q.shape
     T, key_heads = k.shape[1:3]

@@ -31,7 +31,8 @@ _GRAIN = tl.constexpr(GRAIN)
 
 @triton.jit
 def log2_1p(e, EXACT: tl.constexpr):
-    """log2(1 + e) for e in [0, 1], relative error 6e-5 (EXACT: 2e-7): of small e as well, of which long rows sum many."""
+    """Compute log2(1 + e) for e in [0, 1], relative error 6e-5 (EXACT: 2e-7): of small e as well, of which long rows sum
+    many."""
     if EXACT:
         p = 0.00754917692
         p = p * e - 0.0425670474
@@ -53,7 +54,7 @@ def log2_1p(e, EXACT: tl.constexpr):
 
 @triton.jit
 def shares(x, EXACT: tl.constexpr):
-    """log2 beta and -log2(1 - beta), at most about CAP, of base-2 logits."""
+    """Compute log2 beta and -log2(1 - beta), at most about CAP, of base-2 logits."""
     if EXACT:
         soft = log2_1p(tl.exp2(-tl.abs(x)), EXACT)
         return tl.minimum(x, 0.0) - soft, tl.minimum(tl.maximum(x, 0.0), _CAP) + soft
@@ -64,14 +65,14 @@ def shares(x, EXACT: tl.constexpr):
 
 @triton.jit
 def visible(n, limit_M, first_M, BLOCK_N: tl.constexpr):
-    """Which of the keys from n on each query sees."""
+    """Tell which of the keys from n on each query sees."""
     keys_N = n + tl.arange(0, BLOCK_N)
     return (keys_N[None, :] < limit_M[:, None]) & (keys_N[None, :] >= first_M[:, None])
 
 
 @triton.jit
 def less_nearer(N: tl.constexpr, dtype: tl.constexpr):
-    """(N, N): x_MN times it is minus the sum over the nearer (later) keys."""
+    """Make (N, N): x_MN times it is minus the sum over the nearer (later) keys."""
     return tl.where(tl.arange(0, N)[:, None] > tl.arange(0, N)[None, :], -1.0, 0.0).to(dtype)
 
 
@@ -80,7 +81,7 @@ def _walk(
     acc_MD, spent_M, q_MD, k_desc, v_desc, batch, key_head, limit_M, first_M, nearer_NN, newest, count, scale2,
     BLOCK_N: tl.constexpr, D: tl.constexpr, EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`count` tiles of keys from the one that starts at `newest` backwards. EDGE: some pairs are hidden."""
+    """Walk over `count` tiles of keys from the one that starts at `newest` backwards. EDGE: some pairs are hidden."""
     for step in tl.range(0, count):
         n = tl.multiple_of(newest - step * BLOCK_N, BLOCK_N)
         k_ND = k_desc.load([batch, n, key_head, 0]).reshape(BLOCK_N, D)
@@ -156,8 +157,8 @@ def forward_kernel(
 def forward(
     q: Tensor, k: Tensor, v: Tensor, first_key: Tensor | None, scale: float, attend_current: bool, tiles: Tiles
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output (B, Q, H, D), remainder (B, Q, H) float32, and for the backward pass -log2 of the remainder, float64 (B, H,
-    Q), and the first key that each grain of queries visited, int32 (B, H, ceil(Q / GRAIN))."""
+    """Return the output (B, Q, H, D), remainder (B, Q, H) float32, and for the backward pass -log2 of the remainder, float64
+    (B, H, Q), and the first key that each grain of queries visited, int32 (B, H, ceil(Q / GRAIN))."""
     B, Q, H, D = q.shape
     T, key_heads = k.shape[1:3]
     grains = ceil_div(Q, GRAIN)

@@ -24,7 +24,7 @@ class Plan(NamedTuple):
 
 @functools.cache
 def plan_for(head_dim: int, dtype: torch.dtype, device: torch.device) -> Plan:
-    """Settings for this GPU: measured ones for compute capability 9.0, a modest default for others."""
+    """Choose settings for this GPU: measured ones for compute capability 9.0, a modest default for others."""
     plan = Plan(*(tiles_for(TILES, kernel, head_dim, dtype, device) for kernel in Plan._fields))
     assert plan.forward.block_n == plan.dq.block_n == plan.dkdv.block_n
     assert plan.forward.block_m % plan.dq.block_m == 0 and plan.forward.block_m % GRAIN == 0
@@ -32,5 +32,5 @@ def plan_for(head_dim: int, dtype: torch.dtype, device: torch.device) -> Plan:
 
 
 def launch_options(tiles: Tiles) -> dict[str, int | None]:
-    """How Triton schedules the kernel."""
+    """Return how Triton schedules the kernel."""
     return dict(num_warps=tiles.num_warps, num_stages=tiles.num_stages, maxnreg=tiles.maxnreg)
