@@ -37,7 +37,7 @@ if {gated}:  # a second copy in one process
 
 
 @pytest.mark.parametrize("operator", ["forgetting_attention", "stick_breaking"])
-@pytest.mark.parametrize("parent", ["elsewhere", "some.place"])
+@pytest.mark.parametrize("parent", ["some.place"])
 def test_a_copy_under_another_name_equals_its_reference(tmp_path, operator, parent):
     for folder in (operator, "attention_shared"):
         copy = tmp_path.joinpath(*parent.split("."), folder)
