@@ -12,18 +12,25 @@ from collections import Counter
 from dataclasses import asdict, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from analysis.names import rank
 from results.sealed import read_sealed, write_sealed
 from results.store import META, Meta, read_rows, read_run, run_file
 
-Axes = dict[str, str | int | float | bool]
-Series = tuple[tuple[tuple[str, str | int | float | bool], ...], str, str]
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"{value!r} is no text, number, True or False")
+    return value
+
+
+Axes = dict[str, Annotated[Any, AfterValidator(_plain)]]
+Series = tuple[tuple[tuple[str, Any], ...], str, str]
 """Axes in the order of their names, model and scale: what repetitions share."""
 Place = tuple[Series, int]
 """Series and seed: a line's place in an artefact."""

@@ -55,7 +55,7 @@ class Artefact:
         labels: dict[Series, str] = {}
         for recipe in recipes:
             line = f"{self.stem} cannot draw its line {recipe.label!r} of {recipe.name}"
-            for axis in self.axes | recipe.axes:
+            for axis in {**self.axes, **recipe.axes}:
                 value, known = recipe.axes.get(axis), self.axes.get(axis, ())
                 if not (value in known if isinstance(known, Collection) else isinstance(value, known)):
                     values = ", ".join(map(str, known)) if isinstance(known, Collection) else getattr(known, "__name__", known)

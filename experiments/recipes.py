@@ -74,7 +74,7 @@ def recipes(
     name: str,
     seeds: Iterable[int],
     *,
-    axes: Mapping[str, str | int | float | bool] | None = None,
+    axes: Mapping[str, Any] | None = None,
     label: str | None = None,
     model: dict[str, Any] | None = None,
     train: dict[str, Any] | None = None,

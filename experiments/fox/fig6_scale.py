@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -43,7 +44,7 @@ AXES = {"varied": PANELS, "value": str | int}
 
 def runs(scale, seeds):
     (sizes, contexts), ablation = sizes_at(scale, SIZES, __name__), for_ablations(scale)
-    varied = [
+    varied: list[tuple[Any, str, str | int, dict[str, int]]] = [
         *((size, "size", f"{size.hidden_size} x {size.num_layers}", {}) for size in map(get_scale, sizes)),
         *((at, "tokens", at.train_tokens, {}) for at in with_shorter(scale)),
         *((ablation, "context", seq_len, dict(seq_len=seq_len)) for seq_len in contexts),

@@ -177,8 +177,8 @@ def _learned_and_fixed(study: Study) -> dict[str, list[tuple[LossCurve, LossCurv
     found = {block: gates(study, model) for model, block in BLOCKS.items()}
     longest = {block: sorted({gate.longest for gate in own if gate.longest is not None}) for block, own in found.items()}
     return {
-        block: [(own["bias_only", n], own["fixed", n]) for n in longest[block]
-                if {("bias_only", n), ("fixed", n)} <= own.keys()]
+        block: [(own[Gate("bias_only", n)], own[Gate("fixed", n)]) for n in longest[block]
+                if {Gate("bias_only", n), Gate("fixed", n)} <= own.keys()]
         for block, own in found.items()
     }  # fmt: skip
 
