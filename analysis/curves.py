@@ -80,6 +80,11 @@ def compare(*stretches: Stretch) -> Estimate:
     return contrast([curve.term(coefficient, first, last) for coefficient, curve, first, last in stretches], extra)
 
 
+def difference(one: LossCurve, other: LossCurve, last: int | None = None) -> Estimate:
+    """Return the mean loss of `one` up to a position (None: up to the end of its training context) minus that of `other`."""
+    return compare((1.0, one, 1, last or one.train_len), (-1.0, other, 1, last or other.train_len))
+
+
 def _roughness(losses: np.ndarray, length: int) -> tuple[float, float]:
     """Variance of the mean over `length` positions, from the median square of second differences of such means (a trend drops
     out, a single jump does not count), and its degrees of freedom."""
@@ -103,6 +108,14 @@ def loss_curves(study: Study) -> tuple[LossCurve, ...]:
     for line, rows, _ in study.evaluations(KIND):
         groups.setdefault(line.series, []).append((line, rows))
     return tuple(_curve(study, group) for group in groups.values())
+
+
+def stored_curves(study: Study) -> tuple[LossCurve, ...]:
+    """Return `loss_curves`. ValueError where there are none."""
+    curves = loss_curves(study)
+    if not curves:
+        raise ValueError(f"{study.stem}: no per-token losses are stored; run its experiment first")
+    return curves
 
 
 def _curve(study: Study, group: list[tuple[Line, pd.DataFrame]]) -> LossCurve:

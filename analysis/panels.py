@@ -1,7 +1,7 @@
 """What several figures draw: curves with a band over seeds, and heatmaps of needle scores."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +86,14 @@ def position_axis(axes: Axes, train_len: int, longest: int, *, pieces: int = 8, 
     training_length_line(axes, train_len)
     token_ticks(axes, longest, pieces)
     axes.set(xlim=(0, longest), **labels)
+
+
+def doublings_axis(axes: Axes, ticks: Iterable[int], words: Callable[[int], str] = tokens) -> None:
+    """Make x logarithmic, with these ticks and no others."""
+    ticks = list(ticks)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [words(tick) for tick in ticks])
+    axes.minorticks_off()
 
 
 def core_limits(lines: Sequence[Drawn], train_len: int) -> tuple[float, float]:

@@ -13,7 +13,4 @@ def answered(study: Study) -> pd.DataFrame:
     rows = study.rows(KIND)
     if rows.empty:
         raise ValueError(f"{study.stem}: no recall is stored; run its experiment first")
-    return rows.assign(
-        correct=rows["num_correct"] / rows["num_queries"],
-        stale=rows["num_stale"] / rows["num_queries"],
-    )
+    return rows.assign(correct=rows["num_correct"] / rows["num_queries"], stale=rows["num_stale"] / rows["num_queries"])

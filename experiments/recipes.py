@@ -1,7 +1,8 @@
 """Recipes: from a model's name, a scale and changes to the run that an artefact wants. Declarations call `recipes`."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from analysis.study import Axes, Place, Series, series_of
@@ -71,8 +72,8 @@ class Recipe:
 
 def recipes(
     scale: Scale,
-    name: str,
-    seeds: Iterable[int],
+    names: str | Iterable[str],
+    seeds: Sequence[int],
     *,
     axes: Mapping[str, Any] | None = None,
     label: str | None = None,
@@ -81,7 +82,7 @@ def recipes(
     task: RecallTask | None = None,
 ) -> Iterator[Recipe]:
     """Yield one recipe per seed. Without a `label` the model's own name stands in the artefact."""
-    for seed in seeds:
+    for name, seed in product([names] if isinstance(names, str) else names, seeds):
         yield Recipe(label or name, name, scale.name, seed, model or {}, train or {}, task, dict(axes or {}))
 
 

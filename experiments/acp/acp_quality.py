@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from analysis.curves import LossCurve, compare, fewest_seeds, log_perplexity, loss_curves
+from analysis.curves import LossCurve, difference, fewest_seeds, log_perplexity, loss_curves
 from analysis.harness import ahead, content, lines_by_label, made_locally
 from analysis.paper import paper_scores
 from analysis.statistics import Estimate
@@ -78,8 +78,7 @@ def a6(study: Study) -> Verdict:
     parts, absent = [], []
     found = pairs(study)
     for pruned, whole in found:
-        inside = 1, pruned.train_len
-        change = compare((1.0, pruned, *inside), (-1.0, whole, *inside))
+        change = difference(pruned, whole)
         comparisons += _within(f"log P, {pruned.label} minus not", change, LOSS_MARGIN, "nats")
         parts.append(f"{number(change.effect)} nats at context {tokens(pruned.train_len)}")
     if not found:
@@ -100,10 +99,7 @@ def a6(study: Study) -> Verdict:
 
 
 def _within(name: str, difference: Estimate, margin: float, unit: str) -> list[Comparison]:
-    return [
-        Comparison(name, difference, margin, below=True, unit=unit),
-        Comparison(name, difference, -margin, unit=unit),
-    ]
+    return [Comparison(name, difference, margin, below=True, unit=unit), Comparison(name, difference, -margin, unit=unit)]
 
 
 CLAIMS = (Claim("A6", "No loss of quality: losses coincide, Wikitext within 0.5, the average within 1 point", a6),)

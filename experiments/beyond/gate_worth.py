@@ -2,7 +2,7 @@
 
 import math
 
-from analysis.curves import LossCurve, compare, fewest_seeds, loss_curves
+from analysis.curves import LossCurve, compare, difference, fewest_seeds, loss_curves
 from analysis.names import PAIRS, title
 from analysis.paper import read
 from analysis.statistics import Estimate
@@ -84,8 +84,7 @@ def _worth(curves: dict[str, LossCurve], pair: tuple[str, str]) -> tuple[Estimat
     if not set(pair) <= set(curves):
         return None
     fox, other = (curves[model] for model in pair)
-    whole = (1, fox.train_len)
-    return compare((1.0, other, *whole), (-1.0, fox, *whole)), fewest_seeds((fox, other))
+    return difference(other, fox), fewest_seeds((fox, other))
 
 
 def papers() -> dict[tuple[str, str], float]:

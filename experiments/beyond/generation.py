@@ -6,6 +6,7 @@ import pandas as pd
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from analysis.names import rank, style_of
+from analysis.panels import doublings_axis
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
 from analysis.tables import Column, Table
@@ -31,8 +32,7 @@ def evals(scale):
 
 
 def runs(scale, seeds):
-    for model in ("fox_pro", "transformer_pro", "transformer_llama", "mamba2", "delta_net"):
-        yield from recipes(scale, model, seeds[:1])
+    return recipes(scale, ("fox_pro", "transformer_pro", "transformer_llama", "mamba2", "delta_net"), seeds[:1])
 
 
 KIND = "throughput"
@@ -71,10 +71,8 @@ def draw(study: Study) -> list[Path]:
             if style.dashes:
                 line.set_dashes(style.dashes)
         lengths = sorted(table["seq_len"].unique())
-        axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.set_xticks(lengths, [tokens(length) for length in lengths])
-        axes.minorticks_off()
+        doublings_axis(axes, lengths)
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
         axes.set(xlabel="prompt (tokens)", title=TITLES[name])

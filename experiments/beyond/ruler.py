@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.names import SEVEN, style_of
-from analysis.panels import Drawn, band_note, draw_lines, legend_of
+from analysis.panels import Drawn, band_note, doublings_axis, draw_lines, legend_of
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens, training_length_line
 from analysis.tables import Cell, Column, Table, over_seeds
@@ -21,11 +21,7 @@ SHOWS = (
     "UUID in text. Not in the paper; the examples are of the harness's form, made here."
 )
 
-SIZES = {
-    TINIES: (448, 1024),
-    MINIS: (1024, 2048, 4096, 8192, 16384),
-    PAPERS: (4096, 8192, 16384, 32768, 65536),
-}
+SIZES = {TINIES: (448, 1024), MINIS: (1024, 2048, 4096, 8192, 16384), PAPERS: (4096, 8192, 16384, 32768, 65536)}
 """Lengths of the texts."""
 
 
@@ -36,8 +32,7 @@ def evals(scale):
 
 
 def runs(scale, seeds):
-    for model in SEVEN:
-        yield from recipes(scale, model, seeds)
+    return recipes(scale, SEVEN, seeds)
 
 
 KIND = "ruler"
@@ -72,9 +67,7 @@ def draw(study: Study) -> list[Path]:
         ]:
             draw_lines(axes, [line])
             axes.plot(line.x, line.mean, line.style.marker, color=line.style.colour, markersize=4)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(lengths, [tokens(length) for length in lengths])
-        axes.minorticks_off()
+        doublings_axis(axes, lengths)
         axes.set(ylim=(-3, 103), xlabel="length (tokens)", title=TITLES[task])
         training_length_line(axes, study.train_len)
     panels[0, 0].set_ylabel("answers that are right (%)")

@@ -19,8 +19,7 @@ SIZES = {TINIES: 1024, MINIS: 16384, PAPERS: 65536}
 
 
 def runs(scale, seeds):
-    for model in ("fox_pro", "transformer_pro"):
-        yield from recipes(scale, model, seeds)
+    return recipes(scale, ("fox_pro", "transformer_pro"), seeds)
 
 
 def evals(scale):

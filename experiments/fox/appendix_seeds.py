@@ -17,5 +17,4 @@ SIZES = {TINIES: "tiny-narrow", MINIS: "mini-narrow", PAPERS: "125m-2.7b"}
 
 
 def runs(scale, seeds):
-    for model in ("fox_pro", "transformer_pro"):
-        yield from recipes(get_scale(sizes_at(scale, SIZES, __name__)), model, sorted({0, 1, 2, *seeds}))
+    return recipes(get_scale(sizes_at(scale, SIZES, __name__)), ("fox_pro", "transformer_pro"), sorted({0, 1, 2, *seeds}))

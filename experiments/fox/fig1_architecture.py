@@ -24,8 +24,7 @@ SHOWS = (
 
 
 def runs(scale, seeds):
-    for model in ("fox_pro", "fox_llama"):
-        yield from recipes(scale, model, seeds[:1])
+    return recipes(scale, ("fox_pro", "fox_llama"), seeds[:1])
 
 
 KIND = "parameters"

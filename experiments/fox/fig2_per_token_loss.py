@@ -13,6 +13,7 @@ from analysis.curves import (
     around,
     by_model,
     compare,
+    difference,
     fewest_seeds,
     log_perplexity,
     perplexity,
@@ -38,8 +39,7 @@ SHOWS = (
 
 
 def runs(scale, seeds):
-    for model in SEVEN:
-        yield from recipes(scale, model, seeds)
+    return recipes(scale, SEVEN, seeds)
 
 
 PAPER_LOSS_RANGE = (1.47, 1.67)
@@ -217,7 +217,7 @@ def grid_beyond(train_len: int, longest: int) -> list[int]:
 def log_ratio(one: LossCurve, other: LossCurve, length: int) -> Comparison:
     """log P of `one` below that of `other` at a length."""
     name = f"log P({tokens(length)}), {title(one.label)} minus {title(other.label)}"
-    return Comparison(name, compare((1.0, one, 1, length), (-1.0, other, 1, length)), below=True)
+    return Comparison(name, difference(one, other, length), below=True)
 
 
 def _curves(study: Study) -> Curves:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.curves import LossCurve, compare, fewest_seeds, log_perplexity, loss_curves, smoothing_window
+from analysis.curves import LossCurve, compare, fewest_seeds, log_perplexity, smoothing_window, stored_curves
 from analysis.names import SHADES, LineStyle
 from analysis.needles import RECALL, SCORE, Needles, difference, mean_of, needles, places
 from analysis.panels import (
@@ -62,10 +62,7 @@ HEATMAPS_PER_ROW = 3
 
 def settings(study: Study) -> list[LossCurve]:
     """The curves, by training tokens and then by learning rate."""
-    curves = loss_curves(study)
-    if not curves:
-        raise ValueError(f"{study.stem}: no per-token losses are stored; run its experiment first")
-    return sorted(curves, key=lambda curve: (curve.axes["train_tokens"], curve.axes["peak_lr"]))
+    return sorted(stored_curves(study), key=lambda curve: (curve.axes["train_tokens"], curve.axes["peak_lr"]))
 
 
 def has_needles(study: Study) -> bool:
@@ -198,11 +195,5 @@ def with_more_tokens(study: Study) -> str:
     )
 
 
-CLAIMS = (
-    Claim(
-        "C24",
-        "More training tokens can hurt extrapolation while they help inside the training context",
-        c24,
-    ),
-)
+CLAIMS = (Claim("C24", "More training tokens can hurt extrapolation while they help inside the training context", c24),)
 LOOKS = {"C24": with_more_tokens}

@@ -3,13 +3,12 @@
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.curves import LossCurve, compare, fewest_seeds, loss_curves, smoothing_window
+from analysis.curves import LossCurve, compare, fewest_seeds, smoothing_window, stored_curves
 from analysis.names import DASHED, FOX_SHADES, PAIRS, TRANSFORMER_SHADES, LineStyle, pairs_in, title
 from analysis.panels import Drawn, band_note, core_limits, draw_lines, smoothed
 from analysis.study import Study
@@ -18,7 +17,7 @@ from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide, number
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
-from experiments.scales import MINIS, PAPERS, TINIES, for_ablations, get_scale, sizes_at, with_shorter
+from experiments.scales import MINIS, PAPERS, TINIES, Scale, for_ablations, get_scale, sizes_at, with_shorter
 
 TITLE = "Model size, training tokens and training context"
 PAPER = "Figure 6"
@@ -44,7 +43,7 @@ AXES = {"varied": PANELS, "value": str | int}
 
 def runs(scale, seeds):
     (sizes, contexts), ablation = sizes_at(scale, SIZES, __name__), for_ablations(scale)
-    varied: list[tuple[Any, str, str | int, dict[str, int]]] = [
+    varied: list[tuple[Scale, str, str | int, dict[str, int]]] = [
         *((size, "size", f"{size.hidden_size} x {size.num_layers}", {}) for size in map(get_scale, sizes)),
         *((at, "tokens", at.train_tokens, {}) for at in with_shorter(scale)),
         *((ablation, "context", seq_len, dict(seq_len=seq_len)) for seq_len in contexts),
@@ -62,11 +61,9 @@ def printed(varied: str | float, value: str | float) -> str:
 def panels_of(study: Study) -> dict[str, dict[str, list[LossCurve]]]:
     """Return panel -> what is varied, as printed ("125M") -> curves, each in the order of the artefact's lines."""
     panels: dict[str | float, dict[str, list[LossCurve]]] = {}
-    for curve in loss_curves(study):
+    for curve in stored_curves(study):
         panel, value = curve.axes["varied"], curve.axes["value"]
         panels.setdefault(panel, {}).setdefault(printed(panel, value), []).append(curve)
-    if not panels:
-        raise ValueError(f"{study.stem}: no per-token losses are stored; run its experiment first")
     return {panel: panels[panel] for panel in PANELS if panel in panels}
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.curves import LossCurve, compare, fewest_seeds, log_perplexity, loss_curves, smoothing_window
+from analysis.curves import LossCurve, difference, fewest_seeds, log_perplexity, smoothing_window, stored_curves
 from analysis.names import DASHED, SHADES, LineStyle, style_of
 from analysis.panels import band_note, core_limits, draw_lines, is_cut, legend_of, position_axis, smoothed
 from analysis.study import Study
@@ -61,7 +61,7 @@ def runs(scale, seeds):
 
 def gates(study: Study, model: str) -> dict[Gate, LossCurve]:
     """Return the curves of one block, the data-dependent gate first, then by kind and T_max."""
-    found = {Gate(c.axes["gate"], c.axes.get("longest")): c for c in loss_curves(study) if c.model == model}
+    found = {Gate(c.axes["gate"], c.axes.get("longest")): c for c in stored_curves(study) if c.model == model}
     return {gate: found[gate] for gate in sorted(found, key=lambda gate: (list(GATES).index(gate.kind), gate.longest or 0))}
 
 
@@ -70,8 +70,6 @@ def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}: a panel per block and constant gate, each against the data-dependent one."""
     window = smoothing_window(study.train_len, of_paper=1001)
     blocks = {model: found for model in BLOCKS if (found := gates(study, model))}
-    if not blocks:
-        raise ValueError(f"{study.stem}: no per-token losses are stored; run its experiment first")
     longest = sorted({gate.longest for found in blocks.values() for gate in found if gate.longest})
     count = len(CONSTANT)
     figure, panels = plt.subplots(1, count * len(blocks), figsize=(WIDTH * count * len(blocks) / 4, 2.75), squeeze=False)
@@ -142,8 +140,7 @@ def summary(study: Study) -> Table:
 
 def _mean_losses(one: LossCurve, other: LossCurve, name: str, *, strict: bool = True) -> Comparison:
     """Mean loss inside the training context of `one` below that of `other`."""
-    inside = 1, one.train_len
-    return Comparison(name, compare((1.0, one, *inside), (-1.0, other, *inside)), below=True, strict=strict)
+    return Comparison(name, difference(one, other), below=True, strict=strict)
 
 
 def _on_gates(study: Study, comparisons: list[Comparison], absent: list[str], used: list[LossCurve]) -> Verdict:

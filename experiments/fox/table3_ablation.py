@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.curves import LossCurve, compare, fewest_seeds, log_perplexity, loss_curves
+from analysis.curves import LossCurve, difference, fewest_seeds, log_perplexity, loss_curves
 from analysis.paper import paper_scores, read
 from analysis.study import Study
 from analysis.style import scale_note, tokens
@@ -156,9 +156,8 @@ def asked(*inequalities: Asked) -> Callable[[Study], Verdict]:
         comparisons = []
         for one, sign, other, margin in inequalities:
             if one in curves and other in curves:
-                difference = compare((1.0, curves[one], 1, length), (-1.0, curves[other], 1, length))
-                name = f"log P, {one} minus {other}"
-                comparisons.append(Comparison(name, difference, margin, below="<" in sign, strict="=" not in sign))
+                apart, name = difference(curves[one], curves[other]), f"log P, {one} minus {other}"
+                comparisons.append(Comparison(name, apart, margin, below="<" in sign, strict="=" not in sign))
         parts = [f"{label} {math.exp(curve.mean_N[:length].mean()):.3f}" for label, curve in curves.items()]
         missing = [label for label in labels if label not in curves]
         return decide(f"P({tokens(length)}): {', '.join(parts)}.", comparisons, fewest_seeds(curves.values()), missing)

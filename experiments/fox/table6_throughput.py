@@ -26,8 +26,7 @@ SHOWS = (
 
 
 def runs(scale, seeds):
-    for model in SEVEN:
-        yield from recipes(scale, model, seeds[:1])
+    return recipes(scale, SEVEN, seeds[:1])
 
 
 BASE = "transformer_llama"
@@ -218,9 +217,7 @@ CLAIMS = (
     Claim("C27", "The forget gate costs next to no parameters (below 0.3%)", c27),
     Claim("C28", "FoX needs as many FLOPs as the Transformer", c28),
     Claim(
-        "C29",
-        "Throughput: DeltaNet, HGRN2, Mamba-2, Transformer (LLaMA), FoX (LLaMA) and Transformer (Pro), FoX (Pro)",
-        c29,
+        "C29", "Throughput: DeltaNet, HGRN2, Mamba-2, Transformer (LLaMA), FoX (LLaMA) and Transformer (Pro), FoX (Pro)", c29
     ),
     Claim("C30", "The gate's overhead in the same kernel is small: 0.85 of the Transformer's throughput or more", c30),
 )

@@ -25,8 +25,7 @@ SIZES = {TINIES: "tiny-packed", MINIS: "mini-packed", PAPERS: "340m-slimpajama"}
 
 
 def runs(scale, seeds):
-    for model in SEVEN[:5]:
-        yield from recipes(get_scale(sizes_at(scale, SIZES, __name__)), model, seeds)
+    return recipes(get_scale(sizes_at(scale, SIZES, __name__)), SEVEN[:5], seeds)
 
 
 def evals(scale):

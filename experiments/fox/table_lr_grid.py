@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from analysis.curves import LossCurve, compare, fewest_seeds, log_perplexity, loss_curves
+from analysis.curves import LossCurve, difference, fewest_seeds, log_perplexity, loss_curves
 from analysis.names import FAMILIES, PAIRS, SEVEN, ordered, title
 from analysis.study import Study
 from analysis.style import scale_note, tokens
@@ -127,8 +127,7 @@ def c31(study: Study) -> Verdict:
             absent.append(f"{title(one)} at rates of {2 * best:g} and more, and below")
             continue
         chosen, lower = (min(some, key=lambda curve: mean_loss(curve)) for some in (high, low))
-        difference = compare((1.0, chosen, 1, chosen.train_len), (-1.0, lower, 1, lower.train_len))
-        comparisons.append(Comparison(f"{chosen.label} minus {lower.label}", difference, below=True))
+        comparisons.append(Comparison(f"{chosen.label} minus {lower.label}", difference(chosen, lower), below=True))
     sentence = f"Best rates: {'; '.join(parts)}. Head sizes, of which the claim speaks too, are not varied here."
     return decide(sentence, comparisons, fewest_seeds(curve for rates in curves.values() for curve in rates.values()), absent)
 
@@ -176,7 +175,7 @@ def rates_tried(study: Study) -> str:
 
 
 def _as_good(one: LossCurve, best: LossCurve) -> bool:
-    return in_words(compare((1.0, one, 1, one.train_len), (-1.0, best, 1, best.train_len)), "", "worse", "") != "worse"
+    return in_words(difference(one, best), "", "worse", "") != "worse"
 
 
 def _spikes(study: Study) -> dict[tuple[str, float], float]:
@@ -191,11 +190,5 @@ def _spikes(study: Study) -> dict[tuple[str, float], float]:
     return found
 
 
-CLAIMS = (
-    Claim(
-        "C31",
-        "FoX prefers higher learning rates than the Transformer, Pro than LLaMA (twice or more)",
-        c31,
-    ),
-)
+CLAIMS = (Claim("C31", "FoX prefers higher learning rates than the Transformer, Pro than LLaMA (twice or more)", c31),)
 LOOKS = {"C31": rates_tried}

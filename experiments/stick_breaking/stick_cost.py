@@ -28,8 +28,7 @@ SHOWS = (
 
 
 def runs(scale, seeds):
-    for model in ("stick_breaking", "transformer_llama", "fox_llama"):
-        yield from recipes(scale, model, seeds[:1])
+    return recipes(scale, ("stick_breaking", "transformer_llama", "fox_llama"), seeds[:1])
 
 
 KIND = "stick_breaking"

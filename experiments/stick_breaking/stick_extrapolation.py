@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.curves import LossCurve, by_model, compare, fewest_seeds, log_perplexity, perplexity
+from analysis.curves import LossCurve, by_model, compare, difference, fewest_seeds, log_perplexity, perplexity
 from analysis.names import ordered, style_of, title
-from analysis.panels import Drawn, band_note, core_limits, draw_lines, is_cut, legend_of
+from analysis.panels import Drawn, band_note, core_limits, doublings_axis, draw_lines, is_cut, legend_of
 from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens, training_length_line
@@ -43,8 +43,7 @@ def evals(scale):
 
 def runs(scale, seeds):
     at = far(scale)
-    for model in ("stick_breaking", "transformer_llama", "fox_llama", "alibi"):
-        yield from recipes(at, model, seeds)
+    return recipes(at, ("stick_breaking", "transformer_llama", "fox_llama", "alibi"), seeds)
 
 
 BINS_PER_DOUBLING = 6
@@ -105,11 +104,9 @@ def binned(curve: LossCurve) -> Drawn:
 def _panel(axes: Axes, lines: list[Drawn], train_len: int) -> None:
     draw_lines(axes, lines)
     training_length_line(axes, train_len)
-    axes.set_xscale("log", base=2)
     longest = int(lines[0].x[-1])
     ticks = [train_len * 2**power for power in range(-2, 5, 2) if train_len * 2**power <= 1.2 * longest]
-    axes.set_xticks(ticks, [tokens(tick) for tick in ticks])
-    axes.minorticks_off()
+    doublings_axis(axes, ticks)
 
 
 def mean_weights(study: Study) -> pd.DataFrame:
@@ -212,7 +209,7 @@ def s4(study: Study) -> Verdict:
         return decide("", [], 0, absent)
     stick, softmax = curves[STICK], curves[SOFTMAX]
     length = stick.train_len
-    above = compare((1.0, stick, 1, length), (-1.0, softmax, 1, length))
+    above = difference(stick, softmax)
     name = f"log P({tokens(length)}), {title(STICK)} minus {title(SOFTMAX)}"
     sentence = (
         f"Stick-breaking without positions minus softmax with RoPE at {tokens(length)} tokens: {number(above.effect)} nats."

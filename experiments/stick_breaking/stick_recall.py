@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.names import ordered, style_of
-from analysis.panels import Drawn, band_note, draw_lines, legend_of
+from analysis.panels import Drawn, band_note, doublings_axis, draw_lines, legend_of
 from analysis.recall import answered
 from analysis.statistics import Term, contrast
 from analysis.study import Study
@@ -59,10 +59,7 @@ class Grid:
         return dict(seq_len=task.seq_len, batch_tokens=tokens, **steps, peak_lr=self.peak_lr)
 
 
-SIZES = {
-    TINIES: Grid((4, 8), 2, 4, 16, hidden_size=64, batch_size=32, num_steps=400, peak_lr=4e-3),
-    (*MINIS, *PAPERS): Grid(),
-}
+SIZES = {TINIES: Grid((4, 8), 2, 4, 16, hidden_size=64, batch_size=32, num_steps=400, peak_lr=4e-3), (*MINIS, *PAPERS): Grid()}
 AXES = {"num_keys": int}
 
 
@@ -91,9 +88,7 @@ def draw(study: Study) -> list[Path]:
         draw_lines(axes, lines)
         for line in lines:
             axes.plot(line.x, line.mean, line.style.marker, color=line.style.colour, markersize=4)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes, [str(size) for size in sizes])
-        axes.minorticks_off()
+        doublings_axis(axes, sizes, str)
         axes.set(ylim=(-0.03, 1.03), xlabel="Keys in a sequence", title=words)
         frames += [
             pd.DataFrame({"model": model, "quantity": what, "num_keys": line.x, "share": line.mean})

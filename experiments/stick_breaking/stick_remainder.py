@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from analysis.curves import LossCurve, compare, fewest_seeds, log_perplexity, loss_curves
+from analysis.curves import LossCurve, difference, fewest_seeds, log_perplexity, loss_curves
 from analysis.study import Study
 from analysis.style import scale_note, tokens
 from analysis.tables import Column, Table, over_seeds
@@ -51,7 +51,7 @@ def s8(study: Study) -> Verdict:
     if without is None or with_it is None:
         return decide("", [], 0, ["stick-breaking with and without the remainder term"])
     length = without.train_len
-    above = compare((1.0, with_it, 1, length), (-1.0, without, 1, length))
+    above = difference(with_it, without)
     comparison = Comparison(f"log P({tokens(length)}), with the remainder minus without", above, strict=False)
     sentence = f"The remainder term changes the log perplexity at {tokens(length)} tokens by {number(above.effect)} nats."
     return decide(sentence, [comparison], fewest_seeds([without, with_it]))
