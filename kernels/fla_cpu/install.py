@@ -61,27 +61,30 @@ def _explained(create_driver: Callable[[], Any]) -> Callable[[], Any]:
         try:
             return create_driver()
         except RuntimeError as error:
-            layer, operator = _caller()
-            if operator is None:
+            called = _called()
+            if called is None:
                 raise
+            caller, module, name = called
+            here = [home for home in (recurrences, modules) if hasattr(home, name)]
+            version = f"{here[0].__name__.split('.')[-1]}.{name}" if here else "your version in PyTorch"
             raise NoCPUVersion(
-                f"{layer or 'a model'} calls {operator}, which flash-linear-attention has for GPUs only: compute on one, or "
-                "write a CPU version in kernels/fla_cpu and name it in kernels/fla_cpu/install.py"
+                f"{caller} calls {module}.{name}, which flash-linear-attention has for GPUs only: compute on one, or add "
+                f'("{caller}", "{name}", {version}) to _PLACES in kernels/fla_cpu/install.py'
             ) from error
 
     return create
 
 
-def _caller() -> tuple[str | None, str | None]:
-    """Find the layer and the operator of fla that are being called, by their places in its source; None where there is none."""
-    layer = operator = None
+def _called() -> tuple[str, str, str] | None:
+    """Find the function of fla that is running, the outermost one: where it is looked up, where it stands, its name."""
+    found = None
     for frame, _ in traceback.walk_stack(None):  # from here outwards
         module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
-        if name != "<module>" and module.startswith(("fla.ops.", "fla.modules.")):
-            operator = f"{module}.{name}"
-        elif module.startswith("fla.layers."):
-            layer = layer or f"fla's layer {type(frame.f_locals.get('self')).__name__}"
-    return layer, operator
+        if module.startswith(("fla.ops.", "fla.modules.")) and callable(frame.f_globals.get(name)):
+            found = module, module, name
+        elif module.startswith("fla.layers.") and found:
+            return module if hasattr(sys.modules[module], found[2]) else found[0], *found[1:]
+    return found
 
 
 def _by_device(fla_function: Callable, cpu_function: Callable) -> Callable:

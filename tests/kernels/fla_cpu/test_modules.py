@@ -106,7 +106,12 @@ def test_a_layer_without_a_cpu_version_says_which_and_where_to_add_it(monkeypatc
     monkeypatch.setattr(driver, "_create_driver", install._explained(none_found))
     for name in ("_default", "_active"):
         monkeypatch.setattr(driver.driver, name, None)
-    with pytest.raises(ValueError, match=r"GatedLinearAttention calls fla\.ops\.gla\.chunk\.chunk_gla.*fla_cpu/install\.py"):
-        GatedLinearAttention(hidden_size=64, num_heads=2)(torch.randn(1, 70, 64))
+    layer = GatedLinearAttention(hidden_size=64, num_heads=2)
+    place = r'add \("fla.layers.gla", "chunk_gla", recurrences.chunk_gla\) to _PLACES in kernels/fla_cpu/install\.py'
+    with pytest.raises(ValueError, match=rf"fla.layers.gla calls fla\.ops\.gla\.chunk\.chunk_gla, .*{place}"):
+        layer(torch.randn(1, 70, 64))
+    norm = "fla.modules.norm.fused_norm_gate"
+    with pytest.raises(ValueError, match=rf'add \("{norm}", "rms_norm_gated", your version in PyTorch\)'):
+        layer.g_norm_swish_gate(torch.randn(1, 70, 2, 32), torch.randn(1, 70, 2, 32))
     with pytest.raises(RuntimeError, match="0 active drivers"):
         driver.driver.active  # noqa: B018  (not called by a layer)
