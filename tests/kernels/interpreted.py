@@ -26,6 +26,7 @@ from kernels.forgetting_attention.visibility import cumulative_log_gate
 from kernels.stick_breaking import autograd as stick_operator
 from tests.kernels import test_causal_conv, test_selective_scan, test_swiglu
 from tests.kernels.forgetting_attention.oracle import assert_right, log_gates, make_case
+from tests.kernels.forgetting_attention.test_forgetting_attention import assert_heeds_or_refuses_every_option
 from tests.kernels.test_fused_norms import compare_with_kernels
 from tests.kernels.test_linear_cross_entropy import assert_right_extremes, compare_with_plain, losses_of_extremes
 from tests.kernels.test_ssd import errors_by_norm
@@ -185,6 +186,7 @@ def main() -> None:
         case = make_case(gates, 2, 1, 300, 2, 1, 32, torch.float32)
         for options in ({}, {"seq_start": torch.tensor([7, 300])}, {"window_size": 77}):
             torch.testing.assert_close(attention(*case[:4], **options), forgetting_attention(*case[:4], **options))
+    assert_heeds_or_refuses_every_option("triton")
     compare_pruned_decoding()
     compare_tight_starts()
     for size in (1e-3, 1e4):

@@ -2,6 +2,8 @@
 
 import math
 from functools import partial
+from inspect import Parameter, signature
+from typing import Any
 
 import pytest
 import torch
@@ -304,7 +306,48 @@ def test_reference_equals_chunked_for_log_sigmoid_gates() -> None:
     torch.testing.assert_close(forgetting_attention(q, k, v, log_fgate), reference_attention(q, k, v, log_fgate))
 
 
-def test_backend_reference_is_the_readable_reference_with_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
+LENGTH = 258
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"scale": 0.3},
+    {"adaptive_threshold": -1.0},
+    {"adaptive_threshold": "tight", "log_tolerance": -0.01},
+    {"seq_start": torch.tensor([40])},
+    {"cu_seqlens": torch.tensor([0, 100, LENGTH])},
+    {"window_size": 130},
+    {"deterministic": True},
+)
+"""Values of every option that show in the output, but for the last."""
+
+
+def assert_heeds_or_refuses_every_option(*backends: str) -> None:
+    """Compare each backend with the reference: a path that lacks an option must raise ValueError, not leave it out."""
+    for queries in (LENGTH, 1):
+        case = make_case("one", 1, queries, LENGTH, 1, 1, 16, torch.float32)
+        inputs = (*case[:3], torch.full((1, LENGTH, 1), -0.08))  # so open that what is left out would show
+        plain = forgetting_attention(*inputs, backend="reference")
+        for options in OPTIONS:
+            if queries == 1 and options.keys() & {"cu_seqlens", "adaptive_threshold"}:
+                continue  # refused for every backend, and pruned in other steps in decoding
+            expected = forgetting_attention(*inputs, backend="reference", **options)
+            if queries > 1 and "deterministic" not in options:
+                assert not torch.equal(plain, expected), options
+            for backend in backends:
+                try:
+                    found = forgetting_attention(*inputs, backend=backend, **options)
+                except ValueError as error:
+                    refusal = str(error)
+                    assert repr(backend) in refusal and any(f"{name} " in refusal for name in options)
+                else:
+                    torch.testing.assert_close(found, expected)
+
+
+def test_every_option_is_heeded_or_refused() -> None:
+    named = {name for name, each in signature(forgetting_attention).parameters.items() if each.kind is Parameter.KEYWORD_ONLY}
+    assert named - {"backend"} == {name for options in OPTIONS for name in options}, "give each option a value in OPTIONS"
+    assert_heeds_or_refuses_every_option("chunked")
+
+
+def test_backend_reference_is_the_readable_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case("one", 2, 300, 300, 2, 1, 16, torch.float32)
     starts = {"seq_start": torch.tensor([0, 40])}
     pruned = {"adaptive_threshold": -3.0}, {"adaptive_threshold": "tight"}
