@@ -30,9 +30,10 @@ SIZES = {TINIES: (4, 32, 256), MINIS: (64, 512, 4096), PAPERS: (256, 2048, 16384
 
 
 GATES = {"full": "data-dependent", "bias_only": "data-independent", "fixed": "fixed"}
-"""Kinds of forget gate, as the models' specs and as the figure call them. Constant ones have a T_max, and a panel each."""
+"""Kinds of forget gate, as the models' specs and as the figure call them. All but the first have a panel each."""
 AXES = {"gate": GATES, "longest": int | None}
-CONSTANT = tuple(GATES)[1:]
+CONSTANT = ("bias_only", "fixed")
+"""Kinds that have a T_max."""
 BLOCKS = {"fox_llama": "LLaMA", "fox_pro": "Pro"}
 
 
@@ -51,9 +52,11 @@ DATA_DEPENDENT = Gate("full")
 
 def runs(scale, seeds):
     at, decay_times = for_ablations(scale), sizes_at(scale, SIZES, __name__)
-    for block in BLOCKS:
-        yield from recipes(at, block, seeds, axes=dict(gate="full"), label=str(DATA_DEPENDENT))
-        for gate, longest in product(CONSTANT, decay_times):
+    for block, gate in product(BLOCKS, GATES):
+        if gate not in CONSTANT:
+            changes = {} if gate == "full" else dict(forget_gate=gate)
+            yield from recipes(at, block, seeds, axes=dict(gate=gate), label=GATES[gate], model=changes)
+        for longest in decay_times if gate in CONSTANT else ():
             axes, label = dict(gate=gate, longest=longest), str(Gate(gate, longest))
             changes = dict(forget_gate=gate, decay_time_min=2.0, decay_time_max=float(longest))
             yield from recipes(at, block, seeds, axes=axes, label=label, model=changes)
@@ -67,26 +70,27 @@ def gates(study: Study, model: str) -> dict[Gate, LossCurve]:
 
 @figure_style()
 def draw(study: Study) -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv}: a panel per block and constant gate, each against the data-dependent one."""
+    """Write figures/STEM.{png,pdf,csv}: a panel per block and other gate, each against the data-dependent one."""
     window = smoothing_window(study.train_len, of_paper=1001)
     blocks = {model: found for model in BLOCKS if (found := gates(study, model))}
     longest = sorted({gate.longest for found in blocks.values() for gate in found if gate.longest})
-    count = len(CONSTANT)
+    others = tuple(GATES)[1:]
+    count = len(others)
     figure, panels = plt.subplots(1, count * len(blocks), figsize=(WIDTH * count * len(blocks) / 4, 2.75), squeeze=False)
     cut, frames = False, []
     entries: dict[str, LineStyle] = {}
     for place, (model, found) in enumerate(blocks.items()):
         own = panels[0, count * place : count * (place + 1)]
         lines = {gate: smoothed(curve, _style(model, gate, longest), window) for gate, curve in found.items()}
-        limits = core_limits(list(lines.values()), study.train_len)
+        limits, end = core_limits(list(lines.values()), study.train_len), int(next(iter(lines.values())).x[-1])
         cut = cut or is_cut(list(lines.values()), limits)
-        for axes, kind in zip(own, CONSTANT, strict=True):
+        for axes, kind in zip(own, others, strict=True):
             shown = [line for gate, line in lines.items() if gate.kind in (DATA_DEPENDENT.kind, kind)]
             draw_lines(axes, shown)
             position_axis(
                 axes,
                 study.train_len,
-                int(shown[0].x[-1]),
+                end,
                 pieces=4,
                 ylim=limits,
                 title=f"{BLOCKS[model]}, {GATES[kind]}",
@@ -105,14 +109,16 @@ def draw(study: Study) -> list[Path]:
         f"smoothed over {window} tokens",
         band_note(study.seed_counts.values()),
         f"dashed: training length {tokens(study.train_len)}",
-        "the two panels of a block share their axis",
+        f"the {'two ' * (count == 2)}panels of a block share their axis",
         "curves that leave the frame go on above" if cut else "",
     )
 
 
 def _style(model: str, gate: Gate, longest: list[int]) -> LineStyle:
-    if gate.longest is None:
+    if gate == DATA_DEPENDENT:
         return replace(style_of(model, f"{DATA_DEPENDENT} ({BLOCKS[model]})"), dashes=None)
+    if gate.longest is None:
+        return LineStyle(str(gate), SHADES[-list(GATES).index(gate.kind) % len(SHADES)], DASHED)
     shade = SHADES[longest.index(gate.longest) % len(SHADES)]
     return LineStyle(f"constant, $T_{{max}}$ {tokens(gate.longest)}", shade, DASHED)
 
@@ -129,7 +135,7 @@ def summary(study: Study) -> Table:
             Column(f"{model}_above", f"{BLOCKS[model]}: above data-dependent (nats)", 4, style="signed"),
         ]
         means = {gate: log_perplexity(curve.losses_SN)[:, curve.train_len - 1] for gate, curve in found.items()}
-        base = next((mean.mean() for gate, mean in means.items() if gate.longest is None), None)
+        base = means[DATA_DEPENDENT].mean() if DATA_DEPENDENT in means else None
         for gate in dict.fromkeys(labels):
             loss = means.get(gate)
             values.setdefault(str(gate), [])

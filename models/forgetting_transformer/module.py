@@ -158,14 +158,14 @@ class ForgettingAttention(nn.Module):
     def _scalars(self, x: Tensor) -> dict[str, Tensor]:
         """Return what the tokens in x say to each head in one number (B, T, H): the logits of the forget gate and of the shifts
         of k and v. One product with their weights side by side: each alone is too narrow for a GPU."""
-        weights = {"fgate": self.fgate_proj.weight} if self.spec.forget_gate == "full" else {}
+        weights = {"fgate": self.fgate_proj.weight} if hasattr(self, "fgate_proj") else {}
         for name, projection in (("k", self.k_proj), ("v", self.v_proj)):
             if isinstance(projection, ShiftLinear):
                 weights[name] = projection.shift_proj.weight
         if not weights:
             return {}
         logits = F.linear(x, torch.cat(list(weights.values())))
-        return dict(zip(weights, logits.split(self.spec.num_heads, -1), strict=True))
+        return dict(zip(weights, logits.split([len(weight) for weight in weights.values()], -1), strict=True))
 
     def _project(
         self, name: str, x: Tensor, scalars: dict[str, Tensor], cache: DecodingCache | None, norm: HeadNorm | None
@@ -185,9 +185,9 @@ class ForgettingAttention(nn.Module):
         """Return the log forget gate (B, T, H) in fp32, or None without a gate."""
         if self.spec.forget_gate == "none":
             return None
-        if self.spec.forget_gate == "full":
-            return F.logsigmoid(scalars["fgate"].float() + self.fgate_proj.bias.float())
-        return F.logsigmoid(self.fgate_bias.float()).expand(*x.shape[:2], -1)
+        token = "fgate" in scalars
+        logits = scalars["fgate"].float() + self.fgate_proj.bias.float() if token else self.fgate_bias.float()
+        return F.logsigmoid(logits).expand(*x.shape[:2], self.spec.num_heads)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, seq_start: Tensor | None) -> Tensor:
         """Return what each of the last T queries (B, T, H, D) takes of the values; arguments as `project` gives them."""

@@ -1,11 +1,12 @@
 """The models at a size for tests: the paper's seven, one with a window, two with stick-breaking attention, and whatever
-kind is not among them yet."""
+kind of model or forget gate is not among them yet."""
 
 from typing import Any, get_args
 
 import pytest
 import torch
 
+from models.forgetting_transformer.spec import ForgetGate
 from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec, SambaSpec
 
 VOCAB = 97
@@ -34,6 +35,14 @@ SPECS: dict[str, ModelSpec] = {
     "stick_breaking_pro": ForgettingTransformerSpec(**COMMON, **PRO, **STICK, num_heads=2, stick_remainder=True),
 }
 # A new kind is tested as soon as it is listed; give it a line above if its defaults do not suit 64 channels.
+DECAY: dict[str, Any] = {"decay_time_min": 2.0, "decay_time_max": 256.0}
+SPECS |= {
+    gate: ForgettingTransformerSpec(
+        **COMMON, num_heads=2, forget_gate=gate, **(DECAY if gate in ("bias_only", "fixed") else {})
+    )
+    for gate in get_args(ForgetGate)
+    if gate not in ("full", "none")
+}
 KINDS = get_args(get_args(ModelSpec)[0])
 SPECS |= {kind.kind: kind(**COMMON) for kind in KINDS if not any(isinstance(spec, kind) for spec in SPECS.values())}
 
