@@ -1,204 +1,243 @@
-"""A new model, figure, evaluation or scale takes as few places as CONTRIBUTING.md says: tried in a copy of the code."""
+"""What CONTRIBUTING.md says is added where, tried in a copy of the code: the files counted, and everything run."""
 
+import re
+import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from slurm.snapshot import code_files
 from tests.checkout import ROOT, copy_code
 from tests.texts import write_texts
 
-MODEL_SPEC = '''
-"""Running mean: every token is told the decayed mean of those before it."""
-
-from typing import Literal
-
-from pydantic.dataclasses import dataclass
-
-from models.spec_parts import STRICT, ModelKind, PositiveInt, head_params, mlp_params
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+NEW = ROOT / "tests" / "places"
+ATTENTION = "kernels/forgetting_attention"
+OPTIONS = "tests/kernels/forgetting_attention/test_forgetting_attention.py"
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class RunningMeanSpec(ModelKind):
-    kind: Literal["running_mean"] = "running_mean"
-    vocab_size: PositiveInt
-    hidden_size: PositiveInt
-    num_layers: PositiveInt
-    mlp_width: PositiveInt | None = None
-    decay: float = 0.9
-    norm_eps: float = 1e-6
+@dataclass(frozen=True)
+class Example:
+    """`title`: as in the page's table. `names`: what stands for the table's capitals. `new`: a folder of tests/places, laid out
+    as in the tree. `edits`: file, a text that it has once, what stands there afterwards ("..." is the text)."""
 
-    @property
-    def num_params(self) -> int:
-        layer = mlp_params(self.hidden_size, self.mlp_width or 128) + self.hidden_size**2
-        return head_params(self.vocab_size, self.hidden_size) + self.num_layers * layer
+    title: str
+    edits: tuple[tuple[str, str, str], ...] = ()
+    new: str | None = None
+    names: tuple[tuple[str, str], ...] = ()
 
-    def flops_per_token(self, seq_len: int) -> int:
-        return 2 * self.num_params
+    def add(self, root: Path) -> None:
+        if self.new is not None:
+            shutil.copytree(NEW / self.new, root, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        for file, old, edited in self.edits:
+            text = (root / file).read_text()
+            assert text.count(old) == 1, (file, old)
+            (root / file).write_text(text.replace(old, edited.replace("...", old)))
 
-    def state_size(self, seq_len: int) -> int:
-        return self.num_layers * self.hidden_size
+
+NORM = '''
+
+def rms_norm_gated(
+    x: Tensor,
+    g: Tensor,
+    weight: Tensor,
+    bias: None,
+    activation: str = "swish",
+    residual: None = None,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Norm of gated linear attention: RMSNorm(x) * SiLU(g)."""
+    if activation != "swish":
+        raise NotImplementedError(f"activation {activation!r} of rms_norm_gated; 'swish' is there")
+    return (rms_norm(x.float(), weight, bias, residual, eps, prenorm) * F.silu(g.float())).to(x.dtype)
 '''
-MODEL = '''
-"""Running mean: the modules."""
-
-import torch
-from torch import nn
-
-from models.backbone import Backbone, Block, linear_normal_
-
-
-class Mixer(nn.Module):
-    def __init__(self, spec, layer_idx):
-        super().__init__()
-        self.decay, self.layer_idx = spec.decay, layer_idx
-        self.out = nn.Linear(spec.hidden_size, spec.hidden_size, bias=False)
-
-    def forward(self, x, cache, padding):
-        past = cache is not None and self.layer_idx in cache.layers
-        mean = cache[self.layer_idx]["mean"] if past else torch.zeros_like(x[:, 0])
-        means = []
-        for token in x.unbind(1):
-            mean = self.decay * mean + (1 - self.decay) * token
-            means.append(mean)
-        if cache is not None:
-            cache.update(self.layer_idx, mean=mean)
-        return self.out(torch.stack(means, 1))
-
-
-class Model(Backbone):
-    def __init__(self, spec):
-        width = spec.mlp_width or 128
-        mixers = [Mixer(spec, index) for index in range(spec.num_layers)]
-        super().__init__(spec, [Block(mixer, spec.hidden_size, width, spec.norm_eps) for mixer in mixers])
-
-    def init_module(self, module):
-        linear_normal_(module, 0.02)
-'''
-EVALUATION_SPEC = '''
-"""Loss of the last training step."""
-
-from typing import Literal
-
-from pydantic.dataclasses import dataclass
-
-from eval.shell.spec import EvalSpec
-from models.spec_parts import STRICT
-from results.schema import Schema, number
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Spec(EvalSpec):
-    """Loss of the last training step."""
-
-    kind: Literal["last_loss"] = "last_loss"
-
-    NEEDS = "metrics"
-    SCHEMA = Schema({"loss": number(0)}, key=("loss",))
-
-    def summary(self, rows):
-        return [f"  {rows.loss[0]:.4f}"]
-'''
-EVALUATION_MEASURE = '''
-"""Loss of the last training step."""
-
-import pandas as pd
-
-
-def evaluate(loaded, spec, context):
-    return pd.DataFrame({"loss": [loaded.subject.run_folder.read_metrics()[-1]["loss"]]})
-'''
-FIGURE = '''
-"""Figure 99: the last loss of a made-up model."""
-
-from analysis.style import figure_style, plt, publish
-from analysis.tables import Column, over_seeds
-from eval.last_loss.spec import Spec
-from experiments.recipes import recipes
-
-TITLE, PAPER, SHOWS = "Last loss", "Figure 99", "One bar."
-
-
-def runs(scale, seeds):
-    yield from recipes(scale, "running_mean", seeds)
-
-
-def evals(scale):
-    return (Spec(),)
-
-
-@figure_style()
-def draw(study):
-    rows = study.rows("last_loss")
-    figure, axes = plt.subplots()
-    axes.bar(rows["label"], rows["loss"])
-    return publish(study, figure, rows)
-
-
-def summary(study):
-    rows = study.rows("last_loss")
-    return over_seeds("Last loss", [Column("loss", "nats", 3)], {rows["label"][0]: [rows["loss"].to_numpy()]}, "")
-'''
-SCALE = 'SCALES["made-up"] = _replace(SCALES["pocket"], name="made-up", train_tokens=128 * 30)\n'
+LAYER = Example(
+    "a layer of flash-linear-attention",
+    new="layer",
+    names=(("NAME", "gated_linear_attention"),),
+    edits=(
+        ("kernels/fla_cpu/modules.py", "\n\ndef rmsnorm_fn(", f"{NORM}..."),
+        (
+            "kernels/fla_cpu/install.py",
+            '    ("fla.layers.delta_net", "chunk_delta_rule"',
+            """\
+    ("fla.layers.gla", "chunk_gla", recurrences.chunk_gla),
+    ("fla.layers.gla", "fused_recurrent_gla", recurrences.fused_recurrent_gla),
+    ("fla.modules.norm.fused_norm_gate", "rms_norm_gated", modules.rms_norm_gated),
+...""",
+        ),
+        (
+            "models/spec.py",
+            "from models.hgrn2.spec import HGRN2Spec\n",
+            "from models.gated_linear_attention.spec import GatedLinearAttentionSpec\n...",
+        ),
+        ("models/spec.py", "DeltaNetSpec | SambaSpec", "... | GatedLinearAttentionSpec"),
+    ),
+)
+EVALUATION = Example(
+    "an evaluation",
+    new="evaluation",
+    names=(("NAME", "last_loss"),),
+    edits=(("eval/kinds.py", '    "training_curve",\n', '...    "last_loss",\n'),),
+)
+FIGURE = Example("a figure or table", new="figure", names=(("PAPER", "beyond"), ("STEM", "last_losses")))
+SCALE = Example(
+    "a scale",
+    edits=(
+        (
+            "experiments/scales.py",
+            "        MINI,\n",
+            """\
+        replace(
+            TINY, name="made-up", about="a few seconds", hidden_size=64, seq_len=64, document_len=256, batch_tokens=128,
+            train_tokens=128 * 30, warmup_tokens=128 * 5, heldout_documents=8, default_tokenizer="bytes",
+        ),  # fmt: skip
+...""",
+        ),
+        ("experiments/scales.py", "ABLATIONS = {", '...("made-up",): "made-up", '),
+    ),
+)
+GATE = Example(
+    "a forget gate",
+    edits=(
+        ("models/forgetting_transformer/spec.py", 'Literal["full", ', '..."shared", '),
+        ("models/forgetting_transformer/spec.py", 'gate = {"full": heads * (d + 1), ', '..."shared": d + 1, '),
+        (
+            "models/forgetting_transformer/module.py",
+            '        elif spec.forget_gate == "bias_only":\n            self.fgate_bias',
+            """\
+        elif spec.forget_gate == "shared":
+            self.fgate_proj = nn.Linear(d, 1, bias=True)
+...""",
+        ),
+        (
+            "experiments/fox/fig7_gate_types.py",
+            'GATES = {"full": "data-dependent", ',
+            '..."shared": "the same for all heads", ',
+        ),
+        ("experiments/fox/fig7_gate_types.py", "SIZES = {", '...("made-up",): (4, 32), '),
+    ),
+)
+OPTION = Example(
+    "a kernel option",
+    edits=(
+        (
+            f"{ATTENTION}/interface.py",
+            "    scale: float | None = None,\n",
+            "...    logit_cap: float | None = None,\n",
+        ),
+        (
+            f"{ATTENTION}/interface.py",
+            "    backend = pick_backend(backend, q)\n",
+            """\
+...    if logit_cap is not None and backend != "reference":
+        raise ValueError(f"logit_cap is {logit_cap}; backend {backend!r} has none. Use 'reference'.")
+""",
+        ),
+        (f"{ATTENTION}/interface.py", "v, log_fgate, scale=scale, ", "...logit_cap=logit_cap, "),
+        (f"{ATTENTION}/reference.py", "    scale: float | None = None,\n", "...    logit_cap: float | None = None,\n"),
+        (
+            f"{ATTENTION}/reference.py",
+            "    logits_BHQT = (q_BHQD @ k_BHTD.transpose(-1, -2)).to(softmax_dtype) * scale + decay_BHQT\n",
+            """\
+    logits_BHQT = (q_BHQD @ k_BHTD.transpose(-1, -2)).to(softmax_dtype) * scale
+    if logit_cap is not None:
+        logits_BHQT = logit_cap * torch.tanh(logits_BHQT / logit_cap)
+    logits_BHQT = logits_BHQT + decay_BHQT
+""",
+        ),
+        (OPTIONS, '    {"scale": 0.3},\n', '...    {"logit_cap": 1.0},\n'),
+    ),
+)
+EXAMPLES = (LAYER, EVALUATION, FIGURE, SCALE, GATE, OPTION)
 
 
-def replace_in(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert text.count(old) == 1, (path, old)
-    path.write_text(text.replace(old, new))
+@dataclass(frozen=True)
+class Checkout:
+    """A copy of the code with every example in it, and the files that each of them touched."""
+
+    root: Path
+    touched: dict[str, set[str]]
+
+    def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=False, timeout=280)
+
+    def run(self, *arguments: str) -> str:
+        done = self.python(*arguments)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return done.stdout
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """Add a model (a folder, two lines), an evaluation (a folder, one line), a figure (one file) and a scale (one entry)."""
-    root = copy_code(tmp_path / "checkout")
-    folder = root / "models" / "running_mean"
-    folder.mkdir()
-    (folder / "spec.py").write_text(MODEL_SPEC.lstrip())
-    (folder / "module.py").write_text(MODEL.lstrip())
-    replace_in(
-        root / "models" / "spec.py",
-        "from models.samba.spec import SambaSpec",
-        "from models.running_mean.spec import RunningMeanSpec\nfrom models.samba.spec import SambaSpec",
-    )
-    replace_in(
-        root / "models" / "spec.py",
-        "ForgettingTransformerSpec | Mamba2Spec",
-        "RunningMeanSpec | ForgettingTransformerSpec | Mamba2Spec",
-    )
-    evaluation = root / "eval" / "last_loss"
-    evaluation.mkdir()
-    for name, text in (("__init__", ""), ("spec", EVALUATION_SPEC), ("measure", EVALUATION_MEASURE)):
-        (evaluation / f"{name}.py").write_text(text.lstrip())
-    replace_in(root / "eval" / "kinds.py", '    "training_curve",\n', '    "training_curve",\n    "last_loss",\n')
-    (root / "experiments" / "fox" / "fig99_last_loss.py").write_text(FIGURE.lstrip())
-    with open(root / "experiments" / "scales.py", "a") as file:
-        file.write(SCALE)
-    return root
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def touched(root: Path) -> set[str]:
-    """Return the files of a copy that are new or changed."""
-    there = {path: (ROOT / path).read_bytes() for path in code_files(ROOT)}
-    return {path for path in code_files(root) if (root / path).read_bytes() != there.get(path)}
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    root = copy_code(tmp_path_factory.mktemp("places") / "checkout")
+    for name in ("models", "kernels"):
+        shutil.copytree(ROOT / "tests" / name, root / "tests" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copyfile(ROOT / "pyproject.toml", root / "pyproject.toml")
+    touched, before = {}, contents(root)
+    for example in EXAMPLES:
+        example.add(root)
+        after = contents(root)
+        touched[example.title] = {path for path, text in after.items() if before.get(path) != text}
+        before = after
+    return Checkout(root, touched)
 
 
-def test_a_model_an_evaluation_a_figure_and_a_scale_are_added_where_contributing_says(checkout, tmp_path):
-    assert touched(checkout) == {
-        *("models/running_mean/spec.py", "models/running_mean/module.py", "models/spec.py"),
-        *("eval/last_loss/__init__.py", "eval/last_loss/spec.py", "eval/last_loss/measure.py", "eval/kinds.py"),
-        "experiments/fox/fig99_last_loss.py",
-        "experiments/scales.py",
-    }
+def rows_of_table() -> dict[str, set[str]]:
+    """Return what the page's table of files says: title -> files."""
+    rows = re.findall(r"^\| (an? [^|]+?) \| ([^|]+?) \|$", PAGE, re.MULTILINE)
+    return {title: set(re.findall(r"`([^`]+)`", files)) for title, files in rows}
+
+
+def test_the_page_names_the_files_that_each_addition_touches(checkout):
+    said = rows_of_table()
+    assert said.keys() == {example.title for example in EXAMPLES}
+    for example in EXAMPLES:
+        files = " ".join(said[example.title])
+        for capitals, name in example.names:
+            files = files.replace(capitals, name)
+        assert set(files.split()) == checkout.touched[example.title], example.title
+
+
+def test_the_code_on_the_page_is_the_code_that_is_tried(checkout):
+    blocks = re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE, re.DOTALL)
+    assert {file for file, _ in blocks} >= {file for example in EXAMPLES for file, _, _ in example.edits} - {OPTIONS}
+    for file, block in blocks:
+        there = {line.strip() for line in (checkout.root / file).read_text().splitlines()}
+        absent = [line for line in block.splitlines() if line.strip() not in there | {"", "..."}]
+        assert not absent, (file, absent)
+
+
+def test_what_was_added_is_trained_evaluated_and_drawn(checkout, tmp_path):
     texts = write_texts(tmp_path / "texts", documents=12)
-    asked = ["run", "fig99_last_loss", "--scale", "made-up", "--data", f"text:{texts}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments", *asked], cwd=checkout, capture_output=True, text=True, check=False, timeout=250
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    results = checkout / "results" / "made-up"
-    assert (results / "figures" / "fig99_last_loss.png").stat().st_size > 1000
-    assert "Figure 99" in (results / "report.html").read_text()
-    assert "running_mean" in (results / "figures" / "fig99_last_loss.csv").read_text()
+    stems = ("last_losses", "fig7_gate_types")
+    lines = [word for label in ("fox_llama", "gated*", "data-dependent", "the same*") for word in ("--line", label)]
+    data = ("--scale", "made-up", "--data", f"text:{texts}")
+    checkout.run("-m", "experiments", "run", *stems, *data, "--also", "gated_linear_attention", *lines)
+    results = checkout.root / "results" / "made-up"
+    assert all((results / "figures" / f"{stem}.png").stat().st_size > 1000 for stem in stems)
+    assert "gated_linear_attention" in (results / "figures" / "last_losses.csv").read_text()
+    assert "the same for all heads" in (results / "figures" / "fig7_gate_types.csv").read_text()
+    assert all(title in (results / "report.html").read_text() for title in ("Last losses", "Kinds of forget gate"))
+
+
+def test_the_tests_take_what_was_added(checkout):
+    """The models' over a kind and a gate, the operator's over an option of which no path may know nothing."""
+    models = "gated_linear_attention or shared"
+    told = checkout.run("-m", "pytest", "-q", "-n", "0", "tests/models/test_models.py", OPTIONS, "-k", f"{models} or heeded")
+    assert "41 passed" in told or told.count(".") >= 41, told
+
+
+def test_an_addition_that_forgot_a_place_is_refused_in_words(checkout):
+    code = "import sys; from experiments.__main__ import main; main(['plan', sys.argv[1], '--scale', sys.argv[2]])"
+    told = checkout.python("-c", code, "table_lr_grid", "made-up").stderr
+    assert "table_lr_grid has no sizes for scale made-up; add them to SIZES in experiments/fox/table_lr_grid.py" in told

@@ -1,0 +1,23 @@
+"""Loss of the last training step: the spec. Torch-free."""
+
+from typing import Literal
+
+import pandas as pd
+from pydantic.dataclasses import dataclass
+
+from eval.shell.spec import EvalSpec
+from models.spec_parts import STRICT
+from results.schema import Schema, number
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Spec(EvalSpec):
+    """Loss of the last training step, from metrics.jsonl."""
+
+    kind: Literal["last_loss"] = "last_loss"
+
+    NEEDS = "metrics"
+    SCHEMA = Schema({"loss": number(0)}, key=("loss",))
+
+    def summary(self, rows: pd.DataFrame) -> list[str]:
+        return [f"  {rows.loss[0]:.4f} nats per token (0 is perfect)"]
