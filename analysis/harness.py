@@ -47,7 +47,7 @@ Scores = dict[str, dict[str, np.ndarray]]  # label -> column -> one value per se
 
 
 def made_locally(study: Study) -> bool:
-    """Whether tasks were stand-ins made from the held-out text, not the public data sets."""
+    """Say whether tasks were stand-ins made from the held-out text, not the public data sets."""
     return any(str(meta["spec"].get("include", "")).startswith("local") for meta in study.metas(KIND))
 
 
@@ -125,13 +125,13 @@ class Line:
 
 
 def lines_of(study: Study, columns: Collection[str] = COLUMNS) -> dict[str, Line]:
-    """By model, those that have all columns of the paper's table."""
+    """Return the lines by model that have all columns of the paper's table."""
     models = {line.label: line.model for line in study.lines}
     return {models[label]: line for label, line in lines_by_label(study, columns).items()}
 
 
 def lines_by_label(study: Study, columns: Collection[str] = COLUMNS) -> dict[str, Line]:
-    """Those that have all `columns`."""
+    """Return the lines by label that have all `columns`."""
     rows = study.stored(KIND, WHAT)
     lines = {}
     for label, values in scores(rows).items():
@@ -156,7 +156,7 @@ def _errors(rows: pd.DataFrame) -> dict[str, float | None]:
 
 
 def ahead(one: Line, other: Line, column: str) -> Estimate:
-    """By how much `one` is better."""
+    """Estimate by how much `one` is better."""
     sign = -1.0 if column in PERPLEXITIES else 1.0
     effect = sign * float(one.values[column].mean() - other.values[column].mean())
     parts = []

@@ -1,4 +1,4 @@
-"""How each model is called and drawn, in every figure and table.
+"""Names and styles of the models, in every figure and table.
 
 Pairs share a hue (FoX warm, Transformer blue) and differ in lightness and line: Pro is dark and solid, LLaMA light and
 dashed. Colours are those of Okabe and Ito, distinguishable with the common colour-vision deficiencies and in grey.

@@ -37,7 +37,7 @@ class Needles:
 
     @property
     def labels(self) -> list[str]:
-        """In the paper's order of models, then as in the artefact."""
+        """Labels in the paper's order of models, then as in the artefact."""
         models = self.rows.drop_duplicates("label").set_index("label")["model"]
         return sorted(models.index, key=lambda label: rank(models[label]))
 
@@ -57,7 +57,7 @@ class Needles:
 
     @property
     def note(self) -> str:
-        """What the colours mean, for the note above a figure."""
+        """Meaning of the colours, for the note above a figure."""
         if self.unit == "points":
             judges = sorted(set(self.rows["scored_by"]))
             scored = "match of the answer" if judges == ["match"] else " and ".join(judges)

@@ -1,4 +1,4 @@
-"""What several figures draw: curves with a band over seeds, and heatmaps of needle scores."""
+"""Parts of figures: curves with a band over seeds, and heatmaps of needle scores."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -45,12 +45,12 @@ class Drawn:
         return self.mean - deviation, self.mean + deviation
 
     def frame(self, **labels: str) -> pd.DataFrame:
-        """What is drawn of a smoothed loss, behind columns that say of what."""
+        """Tabulate a smoothed loss as it is drawn, behind columns of labels."""
         return pd.DataFrame({**labels, "position": self.x, "loss_smoothed": self.mean})
 
 
 def band_note(seeds: Iterable[int]) -> str:
-    """What the line and its band are, for the note above a figure; empty where every label has one seed."""
+    """Say what the line and its band are, for the note above a figure; empty where every label has one seed."""
     counts = sorted(set(seeds))
     if counts == [1]:
         return "one seed per model"
@@ -115,7 +115,7 @@ def core_limits(lines: Sequence[Drawn], train_len: int) -> tuple[float, float]:
 
 
 def is_cut(lines: Sequence[Drawn], limits: tuple[float, float]) -> bool:
-    """Whether a curve leaves the range above."""
+    """Say whether a curve leaves the range above."""
     return any(bool((~(line.mean <= limits[1])).any()) for line in lines)
 
 
@@ -178,12 +178,12 @@ def colour_bar(figure: Figure, panels: Sequence[Axes], scale: ColourScale) -> No
 
 
 def _every(count: int, most: int) -> np.ndarray:
-    """At most `most` evenly spaced indices from the first on."""
+    """Return at most `most` evenly spaced indices from the first on."""
     return np.arange(0, count, -(-count // most))
 
 
 def _length_labels(lengths: np.ndarray) -> list[str]:
-    """As in the paper, thousands ("7.2k"), or whole numbers on short grids; in 1,024 tokens where the grid is made of these."""
+    """Print lengths as in the paper, in thousands ("7.2k"); whole on short grids, in 1,024 tokens where all are multiples."""
     if lengths[-1] >= 1_024 and not (lengths % 256).any():
         return [tokens(length) for length in lengths]
     return [f"{length / 1000:.3g}k" if lengths[-1] >= 8_000 else f"{length:g}" for length in lengths]

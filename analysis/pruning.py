@@ -49,7 +49,7 @@ class Skipped:
 
 @lru_cache(maxsize=8)
 def skipped(study: Study) -> tuple[Skipped, ...]:
-    """By training context, each evaluated at its own. ValueError if nothing is stored."""
+    """Return evaluations by training context, each at its own. ValueError if nothing is stored."""
     groups: dict[Series, list[tuple[Line, pd.DataFrame, dict]]] = {}
     for line, rows, meta in study.evaluations(KIND):
         groups.setdefault(line.series, []).append((line, rows, meta["spec"]))
@@ -86,7 +86,7 @@ def _by_head(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
 
 
 def tile_note(found: tuple[Skipped, ...]) -> str:
-    """In which tiles it was counted, for notes: the kernels' own, or smaller ones in short contexts."""
+    """Say for notes in which tiles it was counted: the kernels' own, or smaller ones in short contexts."""
     sizes = sorted({each.tile for each in found})
     own = " (the kernels' own)" if sizes == [128] else ", where the kernels' own of 128 would be too few"
     return f"counted in tiles of {', '.join(map(str, sizes))} tokens{own}"

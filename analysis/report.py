@@ -118,7 +118,7 @@ def _artefact(folder: Path, section: Section, study: Study) -> dict[str, Any]:
 
 
 def _looks(failing: Iterable[Claim], sections: Iterable[Section]) -> list[tuple[Section, str, list[str]]]:
-    """What the looks into failing claims say: the section that they are from, the sentence, and the claims it is of."""
+    """Return what looks into failing claims say: the section that they are from, the sentence, and the claims it is of."""
     ids = [claim.id for claim in sorted(failing, key=_place)]
     found = []
     for section in sections:
@@ -164,7 +164,7 @@ def _files(folder: Path, stem: str) -> list[str]:
 
 
 def _effect(verdict: Verdict) -> Markup:
-    """What decides: its name, the effect with its interval, what was asked for, and the smallest effect that could be seen."""
+    """Print what decides: name, effect with its interval, what was asked for, and the smallest effect that could be seen."""
     decisive = verdict.decisive
     if decisive is None:
         return Markup()
@@ -214,7 +214,7 @@ def _params(run: dict[str, Any]) -> int | None:
 
 
 def _made_from(study: Study) -> dict[str, Any]:
-    """What an artefact was drawn from, in short and line by line."""
+    """Return what an artefact was drawn from, in short and line by line."""
     lines = []
     for line in study.lines:
         ids = [f"{path.parent.name}-{path.stem.rpartition('-')[2]}" for path in map(Path, line.files)]

@@ -110,7 +110,7 @@ class Study:
 
     @property
     def folder(self) -> Path:
-        """Where figures/ and tables/ are."""
+        """The folder of figures/ and tables/."""
         return self.results_dir / self.scale
 
     @cached_property

@@ -85,7 +85,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
 
 
 def _png(figure: Figure) -> bytes:
-    """With the figure's note in it as text, for the report."""
+    """Return the PNG with the figure's note in it as text, for the report."""
     buffer = BytesIO()
     note = " ".join(figure.get_suptitle().replace("$", "").split())
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None, "Description": note})
@@ -111,7 +111,7 @@ def save_csv(table: pd.DataFrame, stem: Path) -> Path:
 
 
 def scale_note(study: Study) -> str:
-    """What keeps a small-budget result from being taken for the paper's; names the scales of the runs if they are others."""
+    """Say what keeps a small-budget result from being taken for the paper's, and the runs' scales if they are others."""
     paper = "the paper's main setting" if study.scale == PAPER_SCALE else f"not the paper's main setting, {PAPER_SCALE}"
     runs = "" if study.scales == [study.scale] else f"; runs at {', '.join(study.scales)}"
     return f"scale: {study.scale} ({paper}{runs})"

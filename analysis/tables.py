@@ -57,7 +57,7 @@ class Table:
     ranges: Ranges = field(default_factory=dict)
 
     def marks(self) -> dict[str, list[Mark]]:
-        """Which printed values are best and second best of their column, ties included; none where all are equal."""
+        """Mark the printed values that are best and second best of their column, ties included; none where all are equal."""
         marks: dict[str, list[Mark]] = {label: [""] * len(self.columns) for label in self.rows}
         for index, column in enumerate(self.columns):
             printed = {label: _printed(column, values[index]) for label, values in self.rows.items()}
@@ -73,7 +73,7 @@ class Table:
         return marks
 
     def _apart(self, label: str, index: int, printed: Mapping[str, float | None]) -> bool:
-        """Whether the range of a value overlaps that of no other value."""
+        """Say whether the range of a value overlaps that of no other value."""
         own = self.ranges.get(label, [None] * len(self.columns))[index]
         if own is None:
             return True

@@ -29,7 +29,7 @@ class Training:
 
 
 def trainings(study: Study) -> list[Training]:
-    """In the paper's order of models. ValueError: none stored, or seeds that logged other steps."""
+    """Return the trainings in the paper's order of models. ValueError: none stored, or seeds that logged other steps."""
     groups: dict[Series, list[tuple[Line, pd.DataFrame]]] = {}
     for line, rows, _ in study.evaluations(KIND):
         groups.setdefault(line.series, []).append((line, rows.sort_values("step")))

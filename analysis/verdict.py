@@ -54,7 +54,7 @@ class Comparison:
 
     @property
     def lead(self) -> tuple[float, float]:
-        """By how much it is met, in standard errors and then in its unit; for putting comparisons in order."""
+        """Margin by which it is met, in standard errors and then in its unit; for putting comparisons in order."""
         estimate, bound = self._towards
         margin = estimate.effect - bound
         if math.isnan(margin):
@@ -74,7 +74,7 @@ class Comparison:
 
 
 def number(value: float, unit: str = "nats") -> str:
-    """With a sign, four decimals for nats and two otherwise, and a true minus sign."""
+    """Print a value with a sign, four decimals for nats and two otherwise, and a true minus sign."""
     text = f"{value:+.{4 if unit == 'nats' else 2}f}" if abs(value) < 1e4 else f"{value:+.3g}"
     return text.replace("-", "\N{MINUS SIGN}")
 

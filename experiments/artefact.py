@@ -19,7 +19,7 @@ from experiments.scales import Scale
 
 PAPERS = ("fox", "acp", "stick_breaking")
 FOLDERS = (*PAPERS, "beyond")
-"""Of the papers, and of what none of them has."""
+"""Folders of figures: the papers', and one of what none of them has."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Artefact:
 
 
 MAIN = ("fig2_per_token_loss", "fig3_forget_gates", "fig4_needle", "table1_lm_eval", "table2_longbench", "table6_throughput")
-"""What `run` makes when no artefact is named: the paper's main experiments, whose runs are shared."""
+"""Artefacts that `run` makes when none is named: the paper's main experiments, whose runs are shared."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What pruning skips: by layer and head, over training, and by training context (ACP)."""
+"""Shares of attention that pruning skips: by layer and head, over training, and by training context (ACP)."""
 
 import math
 from collections.abc import Sequence
@@ -129,7 +129,7 @@ def _seeds(found: Sequence[Skipped]) -> int:
 
 
 def _shares(study: Study, what: str) -> Verdict:
-    """Between 60% and 85% at every training context."""
+    """Judge that shares lie between 60% and 85% at every training context."""
     found = skipped(study)
     comparisons = []
     for each in found:
@@ -171,7 +171,7 @@ ABOVE, LEAST = 0.9, 0.25
 
 
 def a8(study: Study) -> Verdict:
-    """At the longest training context a quarter of the heads or more skip above 90%, while a tenth or more skip below half."""
+    """A quarter of the heads or more skip above 90% at the longest training context, a tenth or more below half."""
     each = skipped(study)[-1]
     local, wide = each.mean_H > ABOVE, each.mean_H < 0.5
     comparisons = [

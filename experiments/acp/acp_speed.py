@@ -132,7 +132,7 @@ def summary(study: Study) -> Table:
 
 
 LEAST_TIME, MOST_TIME = 0.3, 0.5
-"""Of attention without pruning, as the claim has it."""
+"""Shares of the time of attention without pruning, as the claim has them."""
 MOST_GAIN = 1.4
 ON_A_CPU = "Timed on a CPU, whose attention skips only what all heads prune; the claim is about the GPU kernels."
 
@@ -212,7 +212,7 @@ def share_of_the_step(study: Study) -> str:
 
 
 def a5(study: Study) -> Verdict:
-    """From each training context to the next longer one more is skipped, and attention is faster."""
+    """More is skipped from each training context to the next longer one, and attention is faster."""
     found = skipped(study)
     comparisons = [
         Comparison(

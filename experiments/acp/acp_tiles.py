@@ -34,7 +34,7 @@ COLOURS = ListedColormap(["#FFFFFF", "#E3E3E3", "#D55E00"])
 
 
 def chosen(each: Skipped) -> list[tuple[int, int]]:
-    """Of all heads that which skips least, the median one, and that which skips most."""
+    """Return the head that skips least, the median one, and the one that skips most."""
     order = sorted(each.heads, key=lambda head: each.mean_H[each.heads.index(head)])
     return [order[place * (len(order) - 1) // (HEADS - 1)] for place in range(HEADS)]
 

@@ -71,7 +71,7 @@ def summary(study: Study):
 
 
 def _relative_times(study: Study) -> tuple[dict[str, tuple[float, float]], list[str], list[str]]:
-    """By label (of one seed): attention forward + backward, and the step, in percent; and on which machines, by which code."""
+    """Relative times by label (of one seed): attention forward + backward, and the step, in percent; machines; commits."""
     found: dict[str, tuple[float, float]] = {}
     machines: set[str] = set()
     commits: dict[str, None] = {}

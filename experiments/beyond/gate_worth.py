@@ -1,4 +1,4 @@
-"""What the forget gate is worth in place of RoPE, by learning rate and training tokens: a look into C8 to C12 and C16."""
+"""Worth of the forget gate in place of RoPE, by learning rate and training tokens: a look into C8 to C12 and C16."""
 
 import math
 
@@ -88,19 +88,19 @@ def _worth(curves: dict[str, LossCurve], pair: tuple[str, str]) -> tuple[Estimat
 
 
 def papers() -> dict[tuple[str, str], float]:
-    """What the gate is worth in the paper, in nats, for each pair."""
+    """Return the gate's worth in the paper, in nats, for each pair."""
     paper = read("table3_ablation_360m.csv")
     return {pair: math.log(paper[other]["ppl"] / paper[fox]["ppl"]) for pair, (fox, other) in PRINTED.items()}
 
 
 def rates_or_tokens(study: Study) -> str:
-    """Whether learning rates or training tokens bring the gate's worth nearer to the paper's."""
+    """Say whether learning rates or training tokens bring the gate's worth nearer to the paper's."""
     what = "What the gate is worth in place of RoPE, as C16 asks (what C8, C11 and C12 ask for is not varied itself)."
     return f"{what} {' '.join(_moved_by(study, pair) for pair in BLOCKS)}"
 
 
 def _moved_by(study: Study, pair: tuple[str, str]) -> str:
-    """How far the worth of a pair moves with each model at its best rate, and with the most tokens at the same rates."""
+    """Say how far the worth of a pair moves with each model at its best rate, and with the most tokens at the same rates."""
     fewer, more, best = {}, {}, {}
     edges, sizes = [], ["", ""]
     for model in pair:

@@ -48,7 +48,7 @@ class Parts:
 
 
 def parts_of(study: Study) -> dict[str, Parts]:
-    """By label, in the paper's order of models. ValueError if nothing is stored."""
+    """Return the parts by label, in the paper's order of models. ValueError if nothing is stored."""
     found = {}
     for line, rows, _ in sorted(study.evaluations(KIND), key=lambda each: rank(each[0].model)):
         own = rows[rows["name"].str.startswith(LAYER)]
@@ -186,7 +186,7 @@ def _block(axes: Axes, parts: Parts) -> None:
 
 
 def summary(study: Study) -> Table:
-    """What each part of a block has in parameters."""
+    """Count the parameters of each part of a block."""
     found = parts_of(study)
     projections = ("q_proj", "k_proj.linear", "k_proj.weight", "v_proj.linear", "v_proj.weight", "o_proj")
     groups = {

@@ -51,7 +51,7 @@ def stored_heads(rows: pd.DataFrame) -> list[Head]:
 
 
 def two_heads(rows: pd.DataFrame) -> list[Head]:
-    """Of the heads whose matrices are stored: the most local and the most global."""
+    """Return the most local and the most global of the heads whose matrices are stored."""
     order = stored_heads(rows)
     return [order[0], order[-1]] if len(order) > 1 else order
 
@@ -155,7 +155,7 @@ def half_lives(axes: Axes, groups: dict[str, pd.DataFrame], cap: float) -> None:
 
 
 def summary(study: Study) -> Table:
-    """How local the heads are."""
+    """Tabulate how local the heads are."""
     columns: list[Column] = []
     values: dict[str, list[Cell]] = {}
     for label, own in labels_of(study).items():

@@ -164,7 +164,7 @@ def c24(study: Study) -> Verdict:
 
 
 def needles_beyond(study: Study, found: Needles | None, more: LossCurve, fewer: LossCurve) -> Estimate | None:
-    """What one run's score or recall of easy needles beyond the training context has over the other's."""
+    """Difference of two runs' scores or recalls of easy needles beyond the training context."""
     if found is None:
         return None
     rows = [found.of(label=curve.label, mode=MODE, low=study.train_len + 1) for curve in (more, fewer)]
@@ -172,7 +172,7 @@ def needles_beyond(study: Study, found: Needles | None, more: LossCurve, fewer: 
 
 
 def with_more_tokens(study: Study) -> str:
-    """What more tokens do at the same rate, inside and beyond the training context."""
+    """Say what more tokens do at the same rate, inside and beyond the training context."""
     found = needles(study) if has_needles(study) else None
     curves = [curve for curve in settings(study) if curve.model == "fox_pro"]
     parts = []

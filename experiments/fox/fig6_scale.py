@@ -37,7 +37,7 @@ SIZES = {
 
 
 PANELS = {"size": "Model size", "tokens": "Training tokens", "context": "Training context length"}
-"""What is varied, by the title of its panel."""
+"""Titles of the panels by what is varied."""
 AXES = {"varied": PANELS, "value": str | int}
 
 

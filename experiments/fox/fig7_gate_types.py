@@ -159,7 +159,7 @@ def _on_gates(study: Study, comparisons: list[Comparison], absent: list[str], us
 
 
 def c26(study: Study) -> Verdict:
-    """Within the training context the data-dependent gate's mean loss is below every constant gate's, in both blocks."""
+    """The data-dependent gate's mean loss within the training context is below every constant gate's, in both blocks."""
     comparisons, absent, used = [], [], []
     for model, block in BLOCKS.items():
         found = gates(study, model)
@@ -198,7 +198,7 @@ def c26b(study: Study) -> Verdict:
 
 
 def or_a_seed(study: Study) -> str:
-    """Which comparisons of C26b are missed, and whether by more than seeds differ."""
+    """Say which comparisons of C26b are missed, and whether by more than seeds differ."""
     both = [(block, *pair) for block, pairs in _learned_and_fixed(study).items() for pair in pairs]
     parts = []
     for block, learned, fixed in both:

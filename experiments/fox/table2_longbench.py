@@ -52,7 +52,7 @@ MEANS = {"mean12": WITHOUT_CODE, "mean14": tuple(TASKS)}
 
 
 def made_locally(study: Study) -> bool:
-    """Whether tasks were stand-ins made from the held-out text, not the public data sets."""
+    """Say whether tasks were stand-ins made from the held-out text, not the public data sets."""
     return any(str(meta["spec"].get("dataset", "")).startswith("local") for meta in study.metas(KIND))
 
 

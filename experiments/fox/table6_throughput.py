@@ -76,7 +76,7 @@ def summary(study: Study) -> Table:
 
 
 def _is_shown(key: str, lines: list[Line]) -> bool:
-    """Leaves out what was not measured (a CPU has no peak), and the second MFU where nothing is pruned."""
+    """Leave out what was not measured (a CPU has no peak), and the second MFU where nothing is pruned."""
     known = [value for line in lines if (value := line[key]) is not None and not math.isnan(value)]
     if key == "mfu_dense_percent" and all(line[key] == line["mfu_percent"] for line in lines):
         return False
@@ -116,7 +116,7 @@ def _timed(study: Study) -> dict[str, pd.Series]:
 
 
 def _paired(study: Study) -> dict[str, pd.Series]:
-    """Those timed beside Transformer (LLaMA)."""
+    """Return the models timed beside Transformer (LLaMA)."""
     return {model: row for model, row in _timed(study).items() if not math.isnan(row.get("relative", math.nan))}
 
 

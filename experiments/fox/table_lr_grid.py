@@ -138,7 +138,7 @@ steps (at mini, three seeds of seven models); more than 1% are called unstable."
 
 
 def rates_tried(study: Study) -> str:
-    """Where each model's best rate lies among those tried, and whether the highest was unstable."""
+    """Say where each model's best rate lies among those tried, and whether the highest was unstable."""
     curves, spikes = by_rate(study), _spikes(study)
     parts, edges, unstable, unknown = [], [], [], []
     for model in (model for pair in PAIRS for model in pair if len(curves.get(model, ())) > 1):

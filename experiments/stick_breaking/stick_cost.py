@@ -1,4 +1,4 @@
-"""What stick-breaking costs: its kernels against softmax with RoPE, and a training step of the models."""
+"""Cost of stick-breaking: its kernels against softmax with RoPE, and a training step of the models."""
 
 import math
 from pathlib import Path

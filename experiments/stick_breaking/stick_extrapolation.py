@@ -51,7 +51,7 @@ SHOWN_DISTANCES = 12
 
 
 def curves(study: Study) -> dict[str, LossCurve]:
-    """By model, in the order of all figures. ValueError where nothing is stored."""
+    """Return the curves by model, in the order of all figures. ValueError where nothing is stored."""
     found = by_model(study)
     if not found:
         raise ValueError(f"{study.stem}: no per-token losses are stored; run its experiment first")
@@ -193,7 +193,7 @@ def s2(study: Study) -> Verdict:
 
 
 def s3(study: Study) -> Verdict:
-    """That of softmax with RoPE is above."""
+    """Perplexity of softmax with RoPE at eight times the training length is above that at the training length."""
     found = _rise(study, SOFTMAX)
     if isinstance(found, Verdict):
         return found
@@ -218,7 +218,7 @@ def s4(study: Study) -> Verdict:
 
 
 def s6(study: Study) -> Verdict:
-    """With equal logits, 0 here, each key has half the weight of its nearer neighbour: measured, not estimated."""
+    """Each key has, with equal logits (0 here), half the weight of its nearer neighbour: measured, not estimated."""
     weights = mean_weights(study)
     own = weights[(weights["model"] == STICK) & weights["distance"].between(1, S6_DISTANCES)].sort_values("distance")
     if own.empty:

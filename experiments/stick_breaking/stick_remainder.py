@@ -1,4 +1,4 @@
-"""Whether stick-breaking gains from giving what is left of the stick to the token's own value."""
+"""The remainder term of stick-breaking, which gives what is left of the stick to the token's own value: no gain."""
 
 import numpy as np
 
