@@ -23,9 +23,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from kernels.swiglu import swiglu
 from models.cache import DecodingCache
-from models.delta_net.spec import DeltaNetSpec
-from models.hgrn2.spec import HGRN2Spec
-from models.spec_parts import ModelKind
+from models.spec_parts import ModelKind, WithMLP
 
 INITIALIZER_RANGE = 0.02
 MIXER_GAIN = 2**-2.5
@@ -231,7 +229,7 @@ def init_linear_recurrent_(module: nn.Module, num_layers: int) -> None:
         linear_normal_(module, INITIALIZER_RANGE)
 
 
-def linear_recurrent_blocks(spec: HGRN2Spec | DeltaNetSpec, mixer: Callable[[int], nn.Module]) -> list[nn.Module]:
+def linear_recurrent_blocks(spec: WithMLP, mixer: Callable[[int], nn.Module]) -> list[nn.Module]:
     """Put a block round the mixer of each layer; linear maps of the mixers, and those that end an MLP, are told their place."""
     blocks: list[nn.Module] = []
     for layer_idx in range(spec.num_layers):

@@ -40,6 +40,17 @@ def swiglu_width(hidden_size: int, mlp_ratio: float) -> int:
     return 256 * -(-int(hidden_size * mlp_ratio * 2 / 3) // 256)
 
 
+class WithMLP(ModelKind):
+    """Base of the specs whose blocks end in a SwiGLU MLP: as wide as `mlp_width`, or else as `mlp_ratio` makes it."""
+
+    mlp_ratio: float
+    mlp_width: int | None
+
+    @property
+    def intermediate_size(self) -> int:
+        return self.mlp_width or swiglu_width(self.hidden_size, self.mlp_ratio)
+
+
 def head_params(vocab_size: int, hidden_size: int) -> int:
     """The output head and the final norm. The paper's count has the head in it, but not the input embedding."""
     return vocab_size * hidden_size + hidden_size

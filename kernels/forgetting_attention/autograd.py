@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..attention_shared.schema import arguments
 from . import chunked
 from .options import NAMESPACE, Backend, Options
 
-_OPTIONS = (
-    "Tensor? threshold, float? tolerance, Tensor? seq_start, Tensor? cu_seqlens, SymInt? window_size, float scale, "
-    "bool deterministic, str backend"
-)
+_OPTIONS = arguments(Options)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, *options) -> tuple[Tensor, list[Tensor]]:  # type: ignore

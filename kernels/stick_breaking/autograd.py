@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..attention_shared.schema import arguments
 from ..attention_shared.validation import check_limit_values
 from .chunked import QUERY_BLOCK, chunked_backward, chunked_forward
 from .visibility import first_visible_key
@@ -26,7 +27,7 @@ class Options(NamedTuple):
     """Either "triton" or "chunked"."""
 
 
-_OPTIONS = "Tensor? seq_start, Tensor? cu_seqlens, float scale, bool attend_current, str backend"
+_OPTIONS = arguments(Options)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *given):  # type: ignore[no-untyped-def]

@@ -5,11 +5,11 @@ from typing import Literal
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from models.spec_parts import STRICT, ModelKind, PositiveFloat, PositiveInt, head_params, mlp_params, swiglu_width
+from models.spec_parts import STRICT, PositiveFloat, PositiveInt, WithMLP, head_params, mlp_params
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class DeltaNetSpec(ModelKind):
+class DeltaNetSpec(WithMLP):
     """DeltaNet with short convolutions, hidden_size / head_dim heads, no output gate."""
 
     kind: Literal["delta_net"] = "delta_net"
@@ -31,10 +31,6 @@ class DeltaNetSpec(ModelKind):
     @property
     def num_heads(self) -> int:
         return self.hidden_size // self.head_dim
-
-    @property
-    def intermediate_size(self) -> int:
-        return self.mlp_width or swiglu_width(self.hidden_size, self.mlp_ratio)
 
     @property
     def num_params(self) -> int:

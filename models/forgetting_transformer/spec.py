@@ -5,13 +5,13 @@ from typing import Literal
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from models.spec_parts import STRICT, ModelKind, PositiveFloat, PositiveInt, head_params, mlp_params, swiglu_width
+from models.spec_parts import STRICT, PositiveFloat, PositiveInt, WithMLP, head_params, mlp_params
 
 ForgetGate = Literal["full", "bias_only", "fixed", "none"]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class ForgettingTransformerSpec(ModelKind):
+class ForgettingTransformerSpec(WithMLP):
     """FoX and Transformer, Pro and LLaMA: one attention block with every switch of the paper (Fig. 1, Table 3).
 
     `attention`: "stick_breaking" (arXiv 2410.17980) has no gate and needs no position encoding; with `stick_remainder` a
@@ -78,10 +78,6 @@ class ForgettingTransformerSpec(ModelKind):
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
-
-    @property
-    def intermediate_size(self) -> int:
-        return self.mlp_width or swiglu_width(self.hidden_size, self.mlp_ratio)
 
     @property
     def num_params(self) -> int:

@@ -5,11 +5,11 @@ from typing import Literal
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from models.spec_parts import STRICT, ModelKind, PositiveFloat, PositiveInt, head_params, mlp_params, swiglu_width
+from models.spec_parts import STRICT, PositiveFloat, PositiveInt, WithMLP, head_params, mlp_params
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class HGRN2Spec(ModelKind):
+class HGRN2Spec(WithMLP):
     """HGRN2 with state expansion `expand_ratio`, hence hidden_size / expand_ratio heads. The layer-wise lower bounds
     are allocated but not handed to the mixer unless `use_lower_bound` is set, as in the released code."""
 
@@ -28,10 +28,6 @@ class HGRN2Spec(ModelKind):
         if self.hidden_size % self.expand_ratio:
             raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of expand_ratio {self.expand_ratio}")
         return self
-
-    @property
-    def intermediate_size(self) -> int:
-        return self.mlp_width or swiglu_width(self.hidden_size, self.mlp_ratio)
 
     @property
     def num_params(self) -> int:

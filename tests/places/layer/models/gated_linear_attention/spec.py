@@ -5,14 +5,14 @@ from typing import Literal
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from models.spec_parts import STRICT, ModelKind, PositiveFloat, PositiveInt, head_params, mlp_params, swiglu_width
+from models.spec_parts import STRICT, PositiveFloat, PositiveInt, WithMLP, head_params, mlp_params
 
 KEYS_PER_VALUE = 0.5
 GATE_RANK = 16
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class GatedLinearAttentionSpec(ModelKind):
+class GatedLinearAttentionSpec(WithMLP):
     """Gated linear attention with keys half as wide as values, and gates of low rank."""
 
     kind: Literal["gated_linear_attention"] = "gated_linear_attention"
@@ -29,10 +29,6 @@ class GatedLinearAttentionSpec(ModelKind):
         if self.hidden_size % (2 * self.num_heads):
             raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of twice num_heads, {2 * self.num_heads}")
         return self
-
-    @property
-    def intermediate_size(self) -> int:
-        return self.mlp_width or swiglu_width(self.hidden_size, self.mlp_ratio)
 
     @property
     def key_size(self) -> int:
