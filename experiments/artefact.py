@@ -58,9 +58,10 @@ class Artefact:
             for axis in {**self.axes, **recipe.axes}:
                 value, known = recipe.axes.get(axis), self.axes.get(axis, ())
                 if not (value in known if isinstance(known, Collection) else isinstance(value, known)):
+                    has = f"no {axis}" if value is None else f"{axis} = {value!r}"
                     values = ", ".join(map(str, known)) if isinstance(known, Collection) else getattr(known, "__name__", known)
                     raise ValueError(
-                        f"{line}: it has {axis} = {value!r}, and the figure knows {values or 'no such axis'}. Teach AXES and "
+                        f"{line}: it has {has}, and the figure knows {values or 'no such axis'}. Teach AXES and "
                         f"draw in {file} what it is, or leave the line out of runs there."
                     )
             if labels.setdefault(recipe.series, recipe.label) != recipe.label:

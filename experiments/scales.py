@@ -271,10 +271,8 @@ def sizes_at(scale: Scale, sizes: Mapping[tuple[str, ...], Sizes], module: str, 
     for names, own in sizes.items():
         if scale.name in names:
             return own
-    raise ValueError(
-        f"{module.rpartition('.')[2]} has no {table.lower()} for scale {scale.name}; "
-        f"add them to {table} in {module.replace('.', '/')}.py"
-    )
+    file = module.replace(".", "/") + ".py"
+    raise ValueError(f'{file}: {table} has nothing for scale {scale.name}; add ("{scale.name}",) and its own there.')
 
 
 def for_ablations(scale: Scale) -> Scale:

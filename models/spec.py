@@ -18,6 +18,7 @@ from models.mamba2.spec import Mamba2Spec
 from models.samba.spec import SambaSpec
 
 ModelSpec = Annotated[
-    ForgettingTransformerSpec | Mamba2Spec | HGRN2Spec | DeltaNetSpec | SambaSpec, Field(discriminator="kind")
+    ForgettingTransformerSpec | Mamba2Spec | HGRN2Spec | DeltaNetSpec | SambaSpec,
+    Field(discriminator="kind"),
 ]
 KINDS: dict[str, Any] = {kind.kind: kind for kind in get_args(get_args(ModelSpec)[0])}

@@ -54,8 +54,8 @@ def runs(scale, seeds):
     at, decay_times = for_ablations(scale), sizes_at(scale, SIZES, __name__)
     for block, gate in product(BLOCKS, GATES):
         if gate not in CONSTANT:
-            changes = {} if gate == "full" else dict(forget_gate=gate)
-            yield from recipes(at, block, seeds, axes=dict(gate=gate), label=GATES[gate], model=changes)
+            kind = {} if gate == "full" else dict(forget_gate=gate)
+            yield from recipes(at, block, seeds, axes=dict(gate=gate), label=GATES[gate], model=kind)
         for longest in decay_times if gate in CONSTANT else ():
             axes, label = dict(gate=gate, longest=longest), str(Gate(gate, longest))
             changes = dict(forget_gate=gate, decay_time_min=2.0, decay_time_max=float(longest))

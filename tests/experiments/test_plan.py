@@ -348,7 +348,7 @@ def test_a_rate_beyond_the_grid_is_tried_by_the_models_that_were_best_at_its_edg
         ([(dict(gate="shared"), "shared")],
          r"fig7_gate_types cannot draw its line 'shared' of fox_pro: it has gate = 'shared', and the figure knows full, "
          r"bias_only, fixed\. Teach AXES and draw in experiments/fox/fig7_gate_types\.py what it is"),
-        ([({}, "plain")], r"line 'plain' of fox_pro: it has gate = None"),
+        ([({}, "plain")], r"line 'plain' of fox_pro: it has no gate, and the figure knows full"),
         ([(dict(gate="fixed", longest="4"), "text")], r"it has longest = '4', and the figure knows int \| None"),
         ([(dict(gate="full", colour="red"), "red")], r"it has colour = 'red', and the figure knows no such axis"),
         ([(dict(gate="full"), "the same")], r"line 'the same' of fox_pro: 'data-dependent' has the same axes"),

@@ -35,5 +35,5 @@ def draw(study: Study) -> list[Path]:
 def summary(study: Study) -> Table:
     """Return the table of the report."""
     rows = study.stored("last_loss", "last losses")
-    losses = {title(label): [own["loss"].to_numpy()] for label, own in rows.groupby("label")}
+    losses = {title(str(label)): [own["loss"].to_numpy()] for label, own in rows.groupby("label")}
     return over_seeds(TITLE, [Column("loss", "nats", 3, "lower")], losses, "")
