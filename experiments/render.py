@@ -11,6 +11,7 @@ from analysis import report
 from analysis.study import Study, study_file
 from experiments.artefact import Artefact, artefacts
 from experiments.scales import get_scale
+from experiments.status import write_status
 
 
 def render(stem: str, scale: str, results_dir: Path) -> list[Path]:
@@ -19,7 +20,8 @@ def render(stem: str, scale: str, results_dir: Path) -> list[Path]:
 
 
 def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Console) -> list[str]:
-    """Draw artefacts and write the report. Returns those that could not be drawn; each is named, with its error, on stderr."""
+    """Draw artefacts, and write the report and the page of what is stored. Returns those that could not be drawn; each is
+    named, with its error, on stderr."""
     broken = []
     for stem in stems:
         try:
@@ -31,6 +33,7 @@ def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Con
             if not isinstance(error, ValueError):
                 traceback.print_exc()
     console.print(f"[green]report[/] {write_report(scale, results_dir)}")
+    write_status(results_dir)
     return broken
 
 
