@@ -103,11 +103,11 @@ def providers() -> dict[str, Attention]:
     """Find what can be measured here of forgetting attention. `fla` is its Triton path, whatever else is there."""
     attention = forgetting.forgetting_attention
     found: dict[str, Attention] = {
-        "ours": attention,
+        "ours": partial(attention, deterministic=False),
         BASELINE: _softmax(SDPBackend.CUDNN_ATTENTION),
         "ours, pruned": _pruned(attention),
         "ours, tightly pruned": partial(attention, adaptive_threshold="tight"),
-        "ours, deterministic": partial(attention, deterministic=True),
+        "ours, deterministic": attention,
         "softmax flash-2": _softmax(SDPBackend.FLASH_ATTENTION),
     }
     try:

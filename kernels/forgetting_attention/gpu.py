@@ -55,10 +55,9 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     lse, *rest = kept
     prepared = Prepared(*rest)
-    # Adding dQ up with atomics has no fixed order; grouped queries would need a sum over heads.
-    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    if _has_hopper_kernels(q) and q.shape[2] == k.shape[2] and not deterministic:
-        return hopper_backward(do, q, k, v, o, lse, prepared, scale)
+    if _has_hopper_kernels(q) and q.shape[2] == k.shape[2]:  # grouped queries would need a sum over heads
+        ordered = deterministic or torch.are_deterministic_algorithms_enabled()
+        return hopper_backward(do, q, k, v, o, lse, prepared, scale, ordered)
     dkdv, dq = (tiles_for(TILES, kernel, q.shape[-1], q.dtype, q.device) for kernel in ("dkdv", "dq"))
     return backward(do, q, k, v, o, lse, prepared, scale, dkdv, dq)
 

@@ -116,7 +116,8 @@ def main() -> None:
             if dtype == torch.bfloat16:
                 hopper_forward.hopper_forward(q, k, v, prepared, 0.125)
             triton_forward.forward(q, k, v, prepared, 0.125, Tiles(64, 64, 4, 3), redo=(o, lse, counts))
-            hopper_backward.hopper_backward(do, q, k, v, o, lse, prepared, 0.125)
+            for ordered in (True, False):
+                hopper_backward.hopper_backward(do, q, k, v, o, lse, prepared, 0.125, ordered)
             spilled = {name: n for name, n in seen.items() if ".hopper." in name and n > 128}
             assert not spilled, f"bytes of stack per thread at D = {D}: {spilled}"
         else:

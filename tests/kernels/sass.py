@@ -79,12 +79,14 @@ def idle_barriers(ttgir: str) -> list[str]:
     for name in re.findall(r"(%[\w.]+) = ttg\.local_alloc : \(\) -> !ttg\.memdesc<(?:\d+x)+i64,", ttgir):
         names, begun, used = {name}, False, False
         for line in ttgir.splitlines():
-            target, equals, rest = line.strip().partition(" = ")
-            if not names & set(re.findall(r"%[\w.]+", rest if equals else target)):
+            target, _, rest = line.strip().partition(" = ")
+            if not target.startswith("%"):  # what an operation without a result is given, with attributes = values behind it
+                target, rest = "", line.strip()
+            if not names & set(re.findall(r"%[\w.]+", rest)):
                 continue
             if rest.startswith("ttg.memdesc_index"):
                 names.add(target)
-            elif target.startswith("ttng.init_barrier"):
+            elif rest.startswith("ttng.init_barrier"):
                 begun = True
             else:
                 used = True

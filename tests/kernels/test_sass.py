@@ -45,6 +45,10 @@ def test_idle_barriers_are_found():
             f"ttng.init_barrier %{n}, 1",
         )
     ]
-    use = ["ttng.wait_barrier %0, %c0", "ttg.warp_specialize(%q, %full)", f"%never = ttg.local_alloc : () -> {barrier}"]
+    use = [
+        "ttng.wait_barrier %0, %c0",
+        "ttg.warp_specialize(%q, %full) attributes {registers = 24}",
+        f"%never = ttg.local_alloc : () -> {barrier}",
+    ]
     assert idle_barriers("\n".join(begin + use)) == ["%idle"]
     assert idle_barriers("\n".join(begin)) == ["%own", "%full", "%idle"]

@@ -31,6 +31,7 @@ def test_kernels_in_every_regime_under_the_interpreters() -> None:
     _run(
         "pytest",
         "tests/kernels/forgetting_attention/interpreted_regimes.py",
+        "tests/kernels/forgetting_attention/interpreted_order.py",
         "-q",
         "-p",
         "no:cacheprovider",

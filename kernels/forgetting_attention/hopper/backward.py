@@ -1,14 +1,15 @@
 """Backward pass for Hopper GPUs in Gluon: five matrix products per tile, copies by a warp of their own.
 
 One program owns a tile of keys. A producer warp streams tiles of Q and dO; two warpgroups hold dK and dV in registers, and
-where there is room for it, a third takes dQ: see `hopper_steps`.
+where there is room for it, a third takes dQ: see `steps`. Two more warps see to it that dQ is added up in one order:
+see `turns`.
 
 Legend: M queries of a step, N keys of the tile, D head dimension.
 
 Nothing can leave float32's range, for the reasons given in `triton_backward`.
 """
 
-# ruff: noqa: RUF005, SIM113 -- Gluon compiles this: it knows neither unpacking in lists nor enumerate
+# ruff: noqa: RUF005 -- Gluon compiles this: it knows no unpacking in lists
 
 import torch
 import triton
@@ -22,8 +23,9 @@ from ...attention_shared.launch import ceil_div, launch
 from ..portable.backward import gate_gradient_of_head, tile_spans
 from ..portable.prepare import LOG2E, Prepared
 from ..visibility import TILE
-from .copies import place, rows_descriptor, tile_descriptor
+from .copies import HEADS_AT_ONCE, place, rows_descriptor, tile_descriptor
 from .steps import DS_STAGES, fifth_product, five_products, four_products
+from .turns import PROGRAMS_SIDE_BY_SIDE, pass_turns, wait_for_turns
 
 BLOCK_N = 128
 BLOCK_M = 64  # 128 spills registers
@@ -35,7 +37,7 @@ LEAST_DECAY = 8.0  # in powers of two over BLOCK_M tokens: from here on the gate
 _TILE = gl.constexpr(TILE)
 _TILE_TL = tl.constexpr(TILE)
 _TILES_AT_ONCE = tl.constexpr(32)
-_STATS = gl.constexpr(4)  # numbers of a query that come with it: lse, delta, the bits of its first key, and one for nothing
+_STATS = gl.constexpr(4)  # numbers of a query that come with it: lse, delta, the bits of its first key, and what `_shift` takes
 _STATS_TL = tl.constexpr(4)
 
 
@@ -43,6 +45,13 @@ _STATS_TL = tl.constexpr(4)
 def _stop(stop_ptr, Q, BLOCK_M: gl.constexpr):
     """The end of the queries that see a key tile, in whole steps."""
     return gl.minimum(gl.load(stop_ptr) * _TILE, (Q + BLOCK_M - 1) // BLOCK_M * BLOCK_M)
+
+
+@gluon.jit
+def _walk(stop_ptr, first, Q, BLOCK_M: gl.constexpr):
+    """Find the last step of queries that see a key tile, which is taken first, and how many there are."""
+    stop = _stop(stop_ptr, Q, BLOCK_M)
+    return stop - BLOCK_M, gl.maximum(stop - first, 0) // BLOCK_M
 
 
 @gluon.jit
@@ -54,9 +63,8 @@ def _produce(
     mbarrier.expect(kv_full, k_desc.block_type.nbytes + v_desc.block_type.nbytes)
     tma.async_copy_global_to_shared(k_desc, [batch, n, head, 0], kv_full, k_smem)
     tma.async_copy_global_to_shared(v_desc, [batch, n, head, 0], kv_full, v_smem)
-    stop = _stop(stop_ptr, Q, BLOCK_M)  # behind these copies: a program's first load takes as long as they do
-    step = 0
-    for m in range(first, stop, BLOCK_M):
+    m, steps = _walk(stop_ptr, first, Q, BLOCK_M)  # behind the copies: a program's first load takes as long
+    for step in range(steps):
         stage = step % STAGES
         mbarrier.wait(empty.index(stage), (step // STAGES + 1) & 1)
         barrier = full.index(stage)
@@ -64,27 +72,53 @@ def _produce(
         tma.async_copy_global_to_shared(q_desc, [batch, m, head, 0], barrier, q_smem.index(stage))
         tma.async_copy_global_to_shared(do_desc, [batch, m, head, 0], barrier, do_smem.index(stage))
         tma.async_copy_global_to_shared(stat_desc, [stat_row + m // BLOCK_M, 0], barrier, stat_smem.index(stage))
-        step += 1
+        m -= BLOCK_M
 
 
 @gluon.jit
 def _take_queries(
-    k_smem, ds_smem, kv_full, ds_full, ds_empty, dq_ptr, rowsum_ptr, column_ptr, stop_ptr, n, first, Q, T,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr,
+    k_smem, ds_smem, kv_full, ds_full, ds_empty, turn, dq_ptr, rowsum_ptr, column_ptr, stop_ptr, n, first, Q, T,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, ORDERED: gl.constexpr,
 ):  # fmt: skip
     """What the tile's keys give the queries of all steps, and the column sums."""
-    stop = _stop(stop_ptr, Q, BLOCK_M)
+    begin, steps = _walk(stop_ptr, first, Q, BLOCK_M)
     mbarrier.wait(kv_full, 0)
     k_ND = k_smem.reshape((BLOCK_N, D))
-    fifth_product(k_ND, ds_smem, ds_full, ds_empty, dq_ptr, rowsum_ptr, column_ptr, n, first, stop, T)
+    fifth_product(
+        k_ND, ds_smem, ds_full, ds_empty, turn, dq_ptr, rowsum_ptr, column_ptr, n, begin, steps, T, ORDERED
+    )  # fmt: skip
+
+
+@gluon.jit
+def _wait_for_turns(
+    turn, passed, stop_ptr, count_ptr, tile, first, Q, BLOCK_M: gl.constexpr, TURNS: gl.constexpr, ORDERED: gl.constexpr
+):  # fmt: skip
+    """Wait for the key tile before at each step that both add to."""
+    if ORDERED:
+        begin, steps = _walk(stop_ptr, first, Q, BLOCK_M)
+        stop_before = 0
+        if tile > 0:
+            stop_before = _stop(stop_ptr - 1, Q, BLOCK_M)
+        wait_for_turns(turn, passed, count_ptr, tile, begin, steps, stop_before, BLOCK_M, TURNS)
+
+
+@gluon.jit
+def _pass_turns(
+    added, passed, stop_ptr, count_ptr, tile, first, Q, BLOCK_M: gl.constexpr, TURNS: gl.constexpr, ORDERED: gl.constexpr
+):  # fmt: skip
+    """Let the key tile behind have each step that this one has added to."""
+    if ORDERED:
+        begin, steps = _walk(stop_ptr, first, Q, BLOCK_M)
+        pass_turns(added, passed, count_ptr, tile, begin, steps, BLOCK_M, TURNS)
 
 
 @gluon.jit
 def _take_keys(
-    q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty, ds_full, ds_empty,
+    q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty, ds_full, ds_empty, turn,
     dq_ptr, rowsum_ptr, column_ptr, dk_ptr, dv_ptr, local_ptr, base_ptr, even_ptr, stop_ptr,
     batch, head, n, first, whole, scale2, scale, Q, T, H,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, DQ_APART: gl.constexpr,
+    ORDERED: gl.constexpr,
 ):  # fmt: skip
     """What all queries give the tile's keys: dK and dV; and the rest too if nobody else takes it."""
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, BLOCK_M, 16])
@@ -92,8 +126,10 @@ def _take_keys(
     keys_N = n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, s_layout))
     local_N = gl.load(local_ptr + keys_N, mask=keys_N < T, other=0.0)
     base = gl.load(base_ptr + n // _TILE)
+    high = base.to(gl.float32)
+    low = (base - high.to(gl.float64)).to(gl.float32)
     partial = gl.load(even_ptr) * _TILE
-    stop = _stop(stop_ptr, Q, BLOCK_M)
+    begin, steps = _walk(stop_ptr, first, Q, BLOCK_M)
     no_kv = gl.zeros((BLOCK_N, D), gl.float32, layout=kv_layout)
     k_ND = k_smem.reshape((BLOCK_N, D))
     v_ND = v_smem.reshape((BLOCK_N, D))
@@ -101,12 +137,12 @@ def _take_keys(
     if DQ_APART:
         dk_ND, dv_ND = four_products(
             no_kv, no_kv, q_smem, k_ND, v_ND, do_smem, ds_smem, stat_smem, full, empty, ds_full, ds_empty,
-            local_ptr, base_ptr, local_N, base, keys_N, first, whole, partial, stop, scale2, Q, T, STAGES,
+            high, low, local_N, keys_N, begin, steps, whole, partial, scale2, Q, T, STAGES,
         )  # fmt: skip
     else:
         dk_ND, dv_ND = five_products(
-            no_kv, no_kv, q_smem, k_ND, v_ND, do_smem, ds_smem, stat_smem, full, empty, dq_ptr, rowsum_ptr, column_ptr,
-            local_ptr, base_ptr, local_N, base, keys_N, first, whole, partial, stop, scale2, Q, T, STAGES,
+            no_kv, no_kv, q_smem, k_ND, v_ND, do_smem, ds_smem, stat_smem, full, empty, turn, dq_ptr, rowsum_ptr, column_ptr,
+            high, low, local_N, keys_N, begin, steps, whole, partial, scale2, Q, T, STAGES, ORDERED,
         )  # fmt: skip
 
     store_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [8, 1], [1, 0])
@@ -118,22 +154,23 @@ def _take_keys(
     gl.store(dv_ptr + out, gl.convert_layout(dv_ND.to(q_smem.dtype), store_layout), mask=inside)
 
 
-@gluon.jit(do_not_specialize=["Q", "T", "H", "num_tiles", "query_steps"])
+@gluon.jit(do_not_specialize=["Q", "T", "H", "num_tiles", "query_steps", "at_once"])
 def _backward_kernel(
     q_desc, k_desc, v_desc, do_desc, stat_desc, scratch_ptr, dk_ptr, dv_ptr,
-    local_ptr, base_ptr, even_ptr, scale2, scale, Q, T, H, num_tiles, query_steps,
+    local_ptr, base_ptr, spans_ptr, scale2, scale, Q, T, H, num_tiles, query_steps, at_once,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
-    DQ_APART: gl.constexpr, DQ_REGISTERS: gl.constexpr,
+    DQ_APART: gl.constexpr, DQ_REGISTERS: gl.constexpr, ORDERED: gl.constexpr,
 ):  # fmt: skip
-    tile, batch_head = place(gl.program_id(0), num_tiles, gl.num_programs(0) // num_tiles)
+    tile, batch_head = place(gl.program_id(0), num_tiles, gl.num_programs(0) // num_tiles, at_once)
     n = tile * BLOCK_N  # early keys have the most queries: first
     row = batch_head.to(gl.int64)
     steps = gl.num_programs(0).to(gl.int64) // num_tiles * query_steps  # of all heads: see `hopper_backward`
     dq_ptr = scratch_ptr + steps * (_STATS * BLOCK_M)
     rowsum_ptr = dq_ptr + steps * (BLOCK_M * D)
     column_ptr = rowsum_ptr + steps * BLOCK_M
-    even_ptr += row * num_tiles + n // _TILE
+    even_ptr = spans_ptr + row * num_tiles + n // _TILE
     stop_ptr = even_ptr + gl.num_programs(0)
+    count_ptr = spans_ptr + 2 * gl.num_programs(0) + row * query_steps
     batch, head = batch_head // H, batch_head % H
     offset = T - Q
     first = gl.maximum(n - offset, 0) // BLOCK_M * BLOCK_M
@@ -162,6 +199,16 @@ def _backward_kernel(
         for stage in gl.static_range(DS_STAGES):
             mbarrier.init(ds_full.index(stage), count=1)
             mbarrier.init(ds_empty.index(stage), count=1)
+    # What is freed behind the sums says that they are done.
+    added = ds_empty if DQ_APART else empty
+    TURNS: gl.constexpr = DS_STAGES if DQ_APART else STAGES
+    turn, passed = full, empty
+    if ORDERED:
+        turn = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
+        passed = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
+        for stage in gl.static_range(TURNS):
+            mbarrier.init(turn.index(stage), count=1)
+            mbarrier.init(passed.index(stage), count=1)
     dq_ptr += row * query_steps * (BLOCK_M * D)
     rowsum_ptr += row * query_steps * BLOCK_M
     column_ptr += row * T
@@ -174,16 +221,17 @@ def _backward_kernel(
                 (
                     _take_keys,
                     (
-                        q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty, ds_full, ds_empty,
+                        q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty, ds_full, ds_empty, turn,
                         dq_ptr, rowsum_ptr, column_ptr, dk_ptr, dv_ptr, local_ptr, base_ptr, even_ptr, stop_ptr,
-                        batch, head, n, first, whole, scale2, scale, Q, T, H, BLOCK_M, BLOCK_N, D, STAGES, DQ_APART,
+                        batch, head, n, first, whole, scale2, scale, Q, T, H,
+                        BLOCK_M, BLOCK_N, D, STAGES, DQ_APART, ORDERED,
                     ),
                 ),
                 (
                     _take_queries,
                     (
-                        k_smem, ds_smem, kv_full, ds_full, ds_empty, dq_ptr, rowsum_ptr, column_ptr, stop_ptr, n, first, Q, T,
-                        BLOCK_M, BLOCK_N, D,
+                        k_smem, ds_smem, kv_full, ds_full, ds_empty, turn, dq_ptr, rowsum_ptr, column_ptr, stop_ptr,
+                        n, first, Q, T, BLOCK_M, BLOCK_N, D, ORDERED,
                     ),
                 ),
                 (
@@ -193,9 +241,11 @@ def _backward_kernel(
                         kv_full, full, empty, stop_ptr, batch, head, stat_row, n, first, Q, BLOCK_M, STAGES,
                     ),
                 ),
+                (_wait_for_turns, (turn, passed, stop_ptr, count_ptr, tile, first, Q, BLOCK_M, TURNS, ORDERED)),
+                (_pass_turns, (added, passed, stop_ptr, count_ptr, tile, first, Q, BLOCK_M, TURNS, ORDERED)),
             ],
-            [4, 1],
-            [DQ_REGISTERS, REGISTERS],
+            [4, 1, 1, 1],
+            [DQ_REGISTERS, REGISTERS, REGISTERS, REGISTERS],
         )  # fmt: skip
     else:
         gl.warp_specialize(
@@ -203,9 +253,10 @@ def _backward_kernel(
                 (
                     _take_keys,
                     (
-                        q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty, ds_full, ds_empty,
+                        q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty, ds_full, ds_empty, turn,
                         dq_ptr, rowsum_ptr, column_ptr, dk_ptr, dv_ptr, local_ptr, base_ptr, even_ptr, stop_ptr,
-                        batch, head, n, first, whole, scale2, scale, Q, T, H, BLOCK_M, BLOCK_N, D, STAGES, DQ_APART,
+                        batch, head, n, first, whole, scale2, scale, Q, T, H,
+                        BLOCK_M, BLOCK_N, D, STAGES, DQ_APART, ORDERED,
                     ),
                 ),
                 (
@@ -215,15 +266,17 @@ def _backward_kernel(
                         kv_full, full, empty, stop_ptr, batch, head, stat_row, n, first, Q, BLOCK_M, STAGES,
                     ),
                 ),
+                (_wait_for_turns, (turn, passed, stop_ptr, count_ptr, tile, first, Q, BLOCK_M, TURNS, ORDERED)),
+                (_pass_turns, (added, passed, stop_ptr, count_ptr, tile, first, Q, BLOCK_M, TURNS, ORDERED)),
             ],
-            [1],
-            [REGISTERS],
+            [1, 1, 1],
+            [REGISTERS, REGISTERS, REGISTERS],
         )  # fmt: skip
 
 
 @triton.jit
 def _lost_near_diagonal(
-    q_ptr, k_ptr, v_ptr, local_ptr, base_ptr, do_MD, lse_M, delta_M, first_key_M, rows_M, q_t, k_t, v_t, scale2, Q, T,
+    q_ptr, k_ptr, v_ptr, local_ptr, base_ptr, do_MD, lse_M, delta_M, first_key_M, rows_M, ref, q_t, k_t, v_t, scale2, Q, T,
     D: tl.constexpr,
 ):  # fmt: skip
     """What rounding will take from the sums of dS, among the tokens of these rows: from a row's sum less from its column's, as
@@ -234,8 +287,6 @@ def _lost_near_diagonal(
     q_MD = tl.load(q_ptr + rows_M.to(tl.int64)[:, None] * q_t + d, mask=inside_M[:, None], other=0.0)
     k_MD = tl.load(k_ptr + token_M.to(tl.int64)[:, None] * k_t + d, mask=inside_M[:, None], other=0.0)
     v_MD = tl.load(v_ptr + token_M.to(tl.int64)[:, None] * v_t + d, mask=inside_M[:, None], other=0.0)
-    first = tl.min(rows_M, 0) // _TILE_TL * _TILE_TL + (T - Q)
-    ref = tl.load(base_ptr + first // _TILE_TL) + tl.load(local_ptr + first)  # what lse is relative to
     base_M = tl.load(base_ptr + token_M // _TILE_TL, mask=inside_M, other=0.0)
     shift_M = (ref - base_M).to(tl.float32) - tl.load(local_ptr + token_M, mask=inside_M, other=0.0)
     p_MM = tl.exp2(tl.dot(q_MD, tl.trans(k_MD)) * scale2 + (shift_M[None, :] - lse_M[:, None]))
@@ -273,14 +324,20 @@ def _before_kernel(
     buffer_ptr = stat_ptr + steps * (_STATS_TL * BLOCK_M)
     rowsum_ptr = buffer_ptr + steps * (BLOCK_M * D)
     stop_ptr = even_ptr + num_tiles * rows
+    tl.store(even_ptr + 2 * num_tiles * rows + at, 0)
     first_key_M = tl.load(first_key_ptr + row * Q + rows_M, mask=rows_M < Q, other=T)
     stat_ptr += at * (_STATS_TL * BLOCK_M) + m
     tl.store(stat_ptr, lse_M)
     tl.store(stat_ptr + BLOCK_M, delta_M)
     tl.store(stat_ptr + 2 * BLOCK_M, first_key_M.to(tl.float32, bitcast=True))
-    tl.store(buffer_ptr + at * (BLOCK_M * D) + tl.arange(0, BLOCK_M * D), tl.zeros((BLOCK_M * D,), tl.float32))
     local_ptr += row * (num_tiles * _TILE_TL)
     base_ptr += row * (num_tiles + 1)
+    first = step * BLOCK_M // _TILE_TL * _TILE_TL + (T - Q)
+    ref = tl.load(base_ptr + first // _TILE_TL) + tl.load(local_ptr + first)  # what lse is relative to
+    high = ref.to(tl.float32)
+    low = (ref - high.to(tl.float64)).to(tl.float32)
+    tl.store(stat_ptr + 3 * BLOCK_M, tl.where(m == 0, high, low))
+    tl.store(buffer_ptr + at * (BLOCK_M * D) + tl.arange(0, BLOCK_M * D), tl.zeros((BLOCK_M * D,), tl.float32))
     token = step * BLOCK_M + (T - Q)
     last = tl.minimum(token + BLOCK_M, T) - 1
     decay = tl.load(base_ptr + token // _TILE_TL) + tl.load(local_ptr + token)
@@ -289,7 +346,7 @@ def _before_kernel(
     if (decay < LEAST_DECAY) == 0:  # also where -inf gates make it NaN
         sums_M = _lost_near_diagonal(
             q_ptr + batch * q_b + head * q_h, k_ptr + batch * k_b + head * k_h, v_ptr + batch * v_b + head * v_h,
-            local_ptr, base_ptr, do_MD, lse_M, delta_M, first_key_M, rows_M, q_t, k_t, v_t, scale2, Q, T, D,
+            local_ptr, base_ptr, do_MD, lse_M, delta_M, first_key_M, rows_M, ref, q_t, k_t, v_t, scale2, Q, T, D,
         )  # fmt: skip
     tl.store(rowsum_ptr + at * BLOCK_M + m, sums_M)
     for part in range(step, tl.cdiv(num_tiles, _TILES_AT_ONCE), query_steps):
@@ -323,8 +380,9 @@ def _after_kernel(
 
 
 def hopper_backward(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, prepared: Prepared, scale: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, prepared: Prepared, scale: float,
+    deterministic: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dq, dk, dv in the inputs' dtype and d log_fgate (B, T, H) float32, all contiguous. k, v have q's heads."""
     B, Q, H, D = q.shape
     T = k.shape[1]
@@ -334,7 +392,7 @@ def hopper_backward(
     # In one tensor, and so are the two ends of the spans, as in short calls allocating takes longer than the kernels.
     stats = _STATS.value * BLOCK_M
     scratch = torch.empty(B * H * (steps * (stats + BLOCK_M * (D + 1)) + T), device=device, dtype=torch.float32)
-    spans = torch.empty(2, B, H, N, device=device, dtype=torch.int32)
+    spans = torch.empty(B * H * (2 * N + steps), device=device, dtype=torch.int32)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     dgate = torch.empty(B, T, H, device=device, dtype=torch.float32)
     launch(
@@ -350,9 +408,9 @@ def hopper_backward(
             tile_descriptor(do, BLOCK_M), rows_descriptor(scratch, B * H * steps, stats, stats),
         ),
         (scratch, dk, dv, prepared.local, prepared.base, spans),
-        (scale * LOG2E, scale, Q, T, H, N, steps),
+        (scale * LOG2E, scale, Q, T, H, N, steps, max(PROGRAMS_SIDE_BY_SIDE // N, HEADS_AT_ONCE.value)),
         BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, STAGES=STAGES[D], REGISTERS=PRODUCER_REGISTERS,
-        DQ_APART=DQ_APART[D], DQ_REGISTERS=DQ_REGISTERS, num_warps=8,
+        DQ_APART=DQ_APART[D], DQ_REGISTERS=DQ_REGISTERS, ORDERED=deterministic, num_warps=8,
     )  # fmt: skip
     launch(
         _after_kernel, (B * H * (steps + 1),), (), (scratch, dq, dgate), (scale, B * H, Q, T, H, steps),

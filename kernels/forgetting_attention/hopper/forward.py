@@ -29,7 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from ...attention_shared.launch import launch, multiprocessors
 from ..portable.prepare import LOG2E, Prepared
 from ..visibility import TILE
-from .copies import get, place, put, rows_descriptor, tile_descriptor
+from .copies import HEADS_AT_ONCE, get, place, put, rows_descriptor, tile_descriptor
 
 BLOCK_M = 64
 BLOCK_N = 128
@@ -49,7 +49,7 @@ def _trusted(before, lse, spoiled, keys_before):
 def _tile(number, start_ptr, first_key_ptr, Q, T, query_tiles, tiles):
     """Find (batch * H + head, first query, first key, first key that all rows see) of a tile, of the last if there are
     fewer."""
-    place_in_order, row = place(gl.minimum(number, tiles - 1), query_tiles, tiles // query_tiles)
+    place_in_order, row = place(gl.minimum(number, tiles - 1), query_tiles, tiles // query_tiles, HEADS_AT_ONCE)
     tile = query_tiles - 1 - place_in_order  # late query tiles have the most keys: first
     m = tile * _TILE
     start = gl.load(start_ptr + (row.to(gl.int64) * query_tiles + tile)) * _TILE

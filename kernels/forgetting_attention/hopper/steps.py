@@ -12,10 +12,9 @@ dQ is added up in a float32 buffer laid out in the order of the registers: one 1
 side by side.
 
 Legend: M queries of a step, N keys, D head dimension, L sums of a thread. `stat_1M` is what comes with a step's queries, one
-behind the other: lse, delta, the bits of their first keys, and M numbers for nothing.
+behind the other: lse, delta, the bits of their first keys, and M numbers of which the first two add up to what
+lse is relative to.
 """
-
-# ruff: noqa: SIM113 -- Gluon compiles this: it knows no enumerate
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -56,10 +55,13 @@ cvt.rn.f16x2.f32 $0, $4, $3; mov.b32 {l, h}, $0; cvt.f32.f16 $1, l; cvt.f32.f16 
 
 
 @gluon.jit
-def first_cum(local_ptr, base_ptr, m, Q, T):
-    """c of the first query of m's tile: what `lse` is relative to."""
-    query = gl.minimum(m, Q - 1) // _TILE * _TILE + (T - Q)
-    return gl.load(base_ptr + query // _TILE) + gl.load(local_ptr + query)
+def _shift(stat_1M, high, low):
+    """c of the first query of a step's tile, what `lse` is relative to, less that before the tile of keys, `high` + `low`."""
+    BLOCK_M: gl.constexpr = stat_1M.shape[1] // 4
+    layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [1, 8], [1, 0])
+    ref_high = gl.max(gl.max(stat_1M.slice(3 * BLOCK_M, 1, dim=1).load(layout), 1), 0)
+    ref_low = gl.max(gl.max(stat_1M.slice(3 * BLOCK_M + 1, 1, dim=1).load(layout), 1), 0)
+    return (ref_high - high) + (ref_low - low)
 
 
 @gluon.jit
@@ -95,9 +97,8 @@ def _add_dq(dq_ptr, dq_MD, places, m, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def _add_row_sums(rowsum_ptr, ds_NM, m):
-    sum_M = gl.sum(ds_NM, 0)
-    gl.atomic_add(rowsum_ptr + (m + gl.arange(0, ds_NM.shape[1], layout=sum_M.type.layout)), sum_M, sem="relaxed")
+def _add_row_sums(rowsum_ptr, sum_M, m):
+    gl.atomic_add(rowsum_ptr + (m + gl.arange(0, sum_M.shape[0], layout=sum_M.type.layout)), sum_M, sem="relaxed")
 
 
 @gluon.jit
@@ -109,7 +110,7 @@ def _lanes(ds_NM):
 @gluon.jit
 def four_products(
     dk_ND, dv_ND, q_smem, k_ND, v_ND, do_smem, ds_smem, stat_smem, full, empty, ds_full, ds_empty,
-    local_ptr, base_ptr, local_N, base, keys_N, first, whole, partial, stop, scale2, Q, T, STAGES: gl.constexpr,
+    high, low, local_N, keys_N, begin, steps, whole, partial, scale2, Q, T, STAGES: gl.constexpr,
 ):  # fmt: skip
     """dK and dV of all steps, with dS handed on. S of a step is begun in the step before, behind dK, and is there when the step
     begins: a product that is still under way from one step to the next makes ptxas wait after each.
@@ -122,19 +123,17 @@ def four_products(
     a_layout: gl.constexpr = gl.DotOperandLayout(0, dk_ND.type.layout, 2)
     no_s = gl.zeros((BLOCK_N, BLOCK_M), gl.float32, layout=s_layout)
     k_a = k_ND.load(gl.DotOperandLayout(0, s_layout, 2))
-    step = 0
-    ref = first_cum(local_ptr, base_ptr, first, Q, T)
-    mbarrier.wait(full.index(0), 0, pred=first < stop)
+    m = begin
+    mbarrier.wait(full.index(0), 0, pred=steps > 0)
     first_q_MD = q_smem.index(0).reshape((BLOCK_M, D))
     s_NM = warpgroup_mma_wait(0, deps=[warpgroup_mma(k_a, first_q_MD.permute((1, 0)), no_s, use_acc=False, is_async=True)])
-    for m in range(first, stop, BLOCK_M):
+    for step in range(steps):
         stage = step % STAGES
         q_MD = q_smem.index(stage).reshape((BLOCK_M, D))
         do_MD = do_smem.index(stage).reshape((BLOCK_M, D))
         stat_1M = stat_smem.index(stage)
-        shift_N = (ref - base).to(gl.float32) - local_N
+        shift_N = _shift(stat_1M, high, low) - local_N
         dp_NM = warpgroup_mma(v_ND, do_MD.permute((1, 0)), no_s, use_acc=False, is_async=True)
-        ref = first_cum(local_ptr, base_ptr, m + BLOCK_M, Q, T)  # of the next step: the load takes a while
         lse_1M = stat_1M.slice(0, BLOCK_M, dim=1).load(s_layout)
         p_NM = _weights(s_NM, stat_1M, lse_1M, shift_N, keys_N, m, whole, partial, scale2, T - Q)
         p_a = gl.convert_layout(p_NM.to(q_smem.dtype), a_layout)
@@ -144,7 +143,7 @@ def four_products(
         ds_NM = (p_NM * (dp_NM - delta_1M)).to(q_smem.dtype)
         dk_ND = warpgroup_mma(gl.convert_layout(ds_NM, a_layout), q_MD, dk_ND, is_async=True)
         following = (step + 1) % STAGES  # behind the last step it is of whatever lies there, for nothing
-        mbarrier.wait(full.index(following), (step + 1) // STAGES & 1, pred=m + BLOCK_M < stop)
+        mbarrier.wait(full.index(following), (step + 1) // STAGES & 1, pred=step + 1 < steps)
         next_q_MD = q_smem.index(following).reshape((BLOCK_M, D))
         s_NM = warpgroup_mma(k_a, next_q_MD.permute((1, 0)), no_s, use_acc=False, is_async=True)
         buffer = step % DS_STAGES
@@ -154,13 +153,13 @@ def four_products(
         mbarrier.arrive(ds_full.index(buffer), count=1)
         dk_ND, dv_ND, s_NM = warpgroup_mma_wait(0, deps=[dk_ND, dv_ND, s_NM])
         mbarrier.arrive(empty.index(stage), count=1)
-        step += 1
+        m -= BLOCK_M
     return dk_ND, dv_ND
 
 
 @gluon.jit
 def fifth_product(
-    k_ND, ds_smem, ds_full, ds_empty, dq_ptr, rowsum_ptr, column_ptr, n, first, stop, T,
+    k_ND, ds_smem, ds_full, ds_empty, turn, dq_ptr, rowsum_ptr, column_ptr, n, begin, steps, T, ORDERED: gl.constexpr,
 ):  # fmt: skip
     """dQ, row and column sums of dS of all steps, by a warpgroup."""
     BLOCK_N: gl.constexpr = k_ND.shape[0]
@@ -173,26 +172,30 @@ def fifth_product(
     no_dq = gl.zeros((BLOCK_M, D), gl.float32, layout=dq_layout)
     column_NL = _lanes(gl.zeros((BLOCK_N, BLOCK_M), gl.float32, layout=by_query))
     places = _places(dq_layout, BLOCK_M, D, 4)
-    step = 0
-    for m in range(first, stop, BLOCK_M):
+    m = begin
+    for step in range(steps):
         buffer = step % DS_STAGES
         mbarrier.wait(ds_full.index(buffer), step // DS_STAGES & 1)
         dq_MD = warpgroup_mma(ds_smem.index(buffer).permute((1, 0)), k_ND, no_dq, use_acc=False, is_async=True)
         ds_NM = ds_smem.index(buffer).load(by_query).to(gl.float32)
         column_NL += _lanes(ds_NM)
-        _add_row_sums(rowsum_ptr, ds_NM, m)
+        row_M = gl.sum(ds_NM, 0)
+        if ORDERED:
+            mbarrier.wait(turn.index(buffer), step // DS_STAGES & 1)
         dq_MD = warpgroup_mma_wait(0, deps=[dq_MD])
-        mbarrier.arrive(ds_empty.index(buffer), count=1)
+        _add_row_sums(rowsum_ptr, row_M, m)
         _add_dq(dq_ptr, dq_MD, places, m, 4)
-        step += 1
+        mbarrier.arrive(ds_empty.index(buffer), count=1)  # behind the sums, as `pass_turns` takes them for done then
+        m -= BLOCK_M
     keys_N = n + gl.arange(0, BLOCK_N, layout=by_key)
     gl.store(column_ptr + keys_N, gl.convert_layout(gl.sum(column_NL, 1), by_key), mask=keys_N < T)
 
 
 @gluon.jit
 def five_products(
-    dk_ND, dv_ND, q_smem, k_ND, v_ND, do_smem, ds_smem, stat_smem, full, empty, dq_ptr, rowsum_ptr, column_ptr,
-    local_ptr, base_ptr, local_N, base, keys_N, first, whole, partial, stop, scale2, Q, T, STAGES: gl.constexpr,
+    dk_ND, dv_ND, q_smem, k_ND, v_ND, do_smem, ds_smem, stat_smem, full, empty, turn, dq_ptr, rowsum_ptr, column_ptr,
+    high, low, local_N, keys_N, begin, steps, whole, partial, scale2, Q, T, STAGES: gl.constexpr,
+    ORDERED: gl.constexpr,
 ):  # fmt: skip
     """dK, dV, dQ, row and column sums of dS of all steps. No product reaches into the next step, and little is loaded ahead:
     registers would spill."""
@@ -211,19 +214,17 @@ def five_products(
     no_dq = gl.zeros((BLOCK_M, D), gl.float32, layout=dq_layout)
     column_N = gl.sum(no_s, 1)
     places = _places(dq_layout, BLOCK_M, D, 8)
-    step = 0
-    ref = first_cum(local_ptr, base_ptr, first, Q, T)
-    for m in range(first, stop, BLOCK_M):
+    m = begin
+    for step in range(steps):
         stage = step % STAGES
         q_MD = q_smem.index(stage).reshape((BLOCK_M, D))
         do_MD = do_smem.index(stage).reshape((BLOCK_M, D))
         stat_1M = stat_smem.index(stage)
-        shift_N = (ref - base).to(gl.float32) - local_N
         mbarrier.wait(full.index(stage), step // STAGES & 1)
+        shift_N = _shift(stat_1M, high, low) - local_N
         lse_1M = stat_1M.slice(0, BLOCK_M, dim=1).load(s_layout)  # behind the products it would come after them
         s_NM = warpgroup_mma(k_ND, q_MD.permute((1, 0)), no_s, use_acc=False, is_async=True)
         dp_NM = warpgroup_mma(v_ND, do_MD.permute((1, 0)), no_s, use_acc=False, is_async=True)
-        ref = first_cum(local_ptr, base_ptr, m + BLOCK_M, Q, T)  # of the next step: the load takes a while
         s_NM = warpgroup_mma_wait(1, deps=[s_NM])
         p_NM = _weights(s_NM, stat_1M, lse_1M, shift_N, keys_N, m, whole, partial, scale2, T - Q)
         p_a = gl.convert_layout(p_NM.to(dtype), a_layout)
@@ -240,10 +241,12 @@ def five_products(
         dk_ND = warpgroup_mma(ds_a, q_MD, dk_ND, is_async=True)
         column_N += gl.sum(ds_NM, 1)
         dq_MD, dv_ND = warpgroup_mma_wait(1, deps=[dq_MD, dv_ND])
+        if ORDERED:
+            mbarrier.wait(turn.index(stage), step // STAGES & 1)
         _add_dq(dq_ptr, dq_MD, places, m, 8)
-        _add_row_sums(rowsum_ptr, ds_smem.index(0).load(by_query).to(gl.float32), m)
+        _add_row_sums(rowsum_ptr, gl.sum(ds_smem.index(0).load(by_query).to(gl.float32), 0), m)
         dk_ND = warpgroup_mma_wait(0, deps=[dk_ND])
         mbarrier.arrive(empty.index(stage), count=1)
-        step += 1
+        m -= BLOCK_M
     gl.store(column_ptr + keys_N, column_N, mask=keys_N < T)
     return dk_ND, dv_ND

@@ -186,7 +186,7 @@ def test_the_largest_batch_fits_in_every_grid(monkeypatch, T):
     triton_prepare.prepare(log_fgate, 70, threshold, None, None, None, exact=False)
     prepared = triton_prepare.prepare(log_fgate, T, threshold, None, None, None, exact=False)
     o, lse, _ = hopper_forward.hopper_forward(q, k, v, prepared, 0.125)
-    hopper_backward.hopper_backward(do, q, k, v, o, lse, prepared, 0.125)
+    hopper_backward.hopper_backward(do, q, k, v, o, lse, prepared, 0.125, True)
     tiles = Tiles(16, 16, 4, 2)  # the smallest: the largest grids
     triton_forward.forward(q, k, v, prepared, 0.125, tiles)
     triton_backward.backward(do, q, k, v, o, lse, prepared, 0.125, tiles, tiles)

@@ -8,6 +8,7 @@ asynchrony below a barrier need a GPU.
 import threading
 import types
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,8 +20,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction
 
 PATIENCE = 10.0  # seconds that a barrier may stay closed
-_lock = threading.Lock()
-_program = types.SimpleNamespace()
+_lock, _moved = threading.Lock(), threading.Condition()
+program = threading.local()  # its id, and how many there are
 
 
 class Block(torch.Tensor):
@@ -64,6 +65,9 @@ class Pointer:
 
     def __add__(self, offset: Any) -> "Pointer":
         return Pointer(self.data, self.at + offset, self.unit)
+
+    def __sub__(self, offset: Any) -> "Pointer":
+        return self + -offset
 
     def to(self, _dtype: torch.dtype, bitcast: bool) -> "Pointer":
         assert bitcast
@@ -123,10 +127,10 @@ class _Language:
         return lambda *args: getattr(torch, name)(*(torch.as_tensor(x) for x in args))
 
     def program_id(self, _axis: int) -> Block:
-        return _block(torch.tensor(_program.id))
+        return _block(torch.tensor(program.id))
 
     def num_programs(self, _axis: int) -> Block:
-        return _block(torch.tensor(_program.count))
+        return _block(torch.tensor(program.count))
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, layout: object) -> Block:
         return _block(torch.zeros(shape, dtype=dtype))
@@ -172,18 +176,32 @@ class _Language:
             pointer.data.index_add_(0, at.flatten(), torch.as_tensor(x, dtype=before.dtype).as_subclass(Tensor).flatten())
         return before
 
+    def atomic_max(self, pointer: Pointer, x: Any, sem: str) -> None:
+        at, _ = pointer.where(None)
+        with _moved:
+            pointer.data[at] = torch.maximum(pointer.data[at], torch.as_tensor(x, dtype=pointer.data.dtype))
+            _moved.notify_all()
+
     def inline_asm_elementwise(self, asm: str, _: str, args: list, dtype: object, is_pure: bool, pack: int) -> Any:
         if "cvt.rn" in asm:  # a pair rounded, and what it has become
             low = args[0].to(torch.bfloat16 if "bf16x2" in asm else torch.float16)
             return low, low.float()
+        if "ld.acquire" in asm:  # a program that waits for others until a count is there
+            at, _ = args[0].where(None)
+            with _moved:
+                there = _moved.wait_for(lambda: args[0].data[at] >= args[1], PATIENCE)
+                assert there, "a program waits for one that never comes"
+            return None
         assert "red.relaxed.gpu.global.add.v4.f32" in asm
         return self.atomic_add(args[0], args[1], "relaxed")
 
     def warp_specialize(self, partitions: list[tuple[Callable, tuple]], _warps: list[int], _registers: list[int]) -> None:
         failures: list[BaseException] = []
+        own = dict(program.__dict__)
 
         def run(function: Callable, arguments: tuple) -> None:
             try:
+                program.__dict__.update(own)
                 torch.set_flush_denormal(True)  # as exp2 and division do on a GPU; each thread has its own switches
                 with torch.no_grad():
                     function(*arguments)
@@ -255,14 +273,14 @@ _STAND_INS: dict[str, Any] = {
 }
 
 
-def _as_python(kernel: GluonJITFunction) -> Callable:
+def as_python(kernel: GluonJITFunction) -> Callable:
     """The kernel's function with everything of Gluon that it names replaced."""
     function = kernel.fn
     names: dict[str, Any] = {}
     for name in function.__code__.co_names:
         value = _STAND_INS.get(name, function.__globals__.get(name))
         if isinstance(value, GluonJITFunction):
-            value = _as_python(value)
+            value = as_python(value)
         names[name] = value.value if isinstance(value, gluon_language.constexpr) else value
     names = {name: value for name, value in names.items() if value is not None}  # attributes and builtins
     return types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
@@ -275,8 +293,8 @@ def _argument(x: object) -> object:
 
 
 @contextmanager
-def interpreted_gluon() -> Iterator[None]:
-    """Within it, launching a Gluon kernel on CPU tensors runs it here. Not for kernels launched from several threads."""
+def interpreted_gluon(at_once: int = 1) -> Iterator[None]:
+    """Run Gluon kernels launched on CPU tensors within it here: `at_once` programs side by side, started in their order."""
     real = JITFunction.__getitem__
 
     def launcher(self: JITFunction, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -284,11 +302,17 @@ def interpreted_gluon() -> Iterator[None]:
             return real(self, grid)
 
         def launch(*arguments: object, num_warps: int, **constants: object) -> None:
-            function = _as_python(self)
+            function = as_python(self)
             given = [_argument(x) for x in arguments]
-            _program.count = grid[0]
-            for _program.id in range(grid[0]):
-                function(*given, **constants)
+
+            def run(number: int) -> None:
+                program.id, program.count = number, grid[0]
+                torch.set_flush_denormal(True)
+                with torch.no_grad():
+                    function(*given, **constants)
+
+            with ThreadPoolExecutor(at_once) as slots:
+                list(slots.map(run, range(grid[0])))
 
         return launch
 

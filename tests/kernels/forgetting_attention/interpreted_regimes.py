@@ -107,15 +107,16 @@ def test_gates_that_keep_nothing_give_values_back_as_they_were(kernels: str) -> 
 
 @pytest.mark.parametrize("kernels", ["hopper"], indirect=True)
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_deterministic_gradients_come_without_atomics(
-    deterministic: bool, kernels: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_sums_are_ordered_unless_asked_not_to(
+    deterministic: bool, everywhere: bool, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, _ = Regime(3.0, "one").make(70, 64, torch.bfloat16, "cpu", seed=4)
-    launched = []
-    real = hopper_backward.hopper_backward
-    monkeypatch.setattr(gpu, "hopper_backward", lambda *x: launched.append(1) or real(*x))
+    ordered, real = [], hopper_backward.hopper_backward
+    monkeypatch.setattr(gpu, "hopper_backward", lambda *x: ordered.append(x[-1]) or real(*x))
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: everywhere)
     assert_within(lambda *x: attention(*x, deterministic=deterministic), case)
-    assert bool(launched) == (not deterministic)
+    assert ordered == [deterministic or everywhere]
 
 
 @pytest.mark.parametrize("kernels", ["hopper"], indirect=True)

@@ -187,16 +187,25 @@ def test_launches_follow_what_they_are_given() -> None:
 
 
 @pytest.mark.parametrize("D", [64, 128])
-def test_deterministic_when_asked(D: int) -> None:
+@pytest.mark.parametrize("options", [{}, {"adaptive_threshold": "auto"}, {"adaptive_threshold": "tight"}], ids=str)
+@pytest.mark.parametrize(("B", "T", "H"), [(2, 1500, 4), (4, 4096, 11), (1, 20_000, 3)])
+def test_gradients_repeat_beside_other_work(B: int, T: int, H: int, options: dict[str, Any], D: int) -> None:
+    case = make_case("mixture", B, T, T, H, H, D, torch.bfloat16, "cuda")
+    side, busy = torch.cuda.Stream(), torch.randn(4096, 4096, device="cuda")
+    expected = output_and_gradients(forgetting_attention, case, **options)
+    for i in range(20):
+        with torch.cuda.stream(side):
+            for _ in range(i % 4):
+                busy @ busy
+        found = output_and_gradients(forgetting_attention, case, **options)
+        assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True)), i
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("D", [64, 128])
+def test_gradients_in_any_order(D: int) -> None:
     case = make_case("mixture", 2, 1500, 1500, 4, 4, D, torch.bfloat16, "cuda")
-    assert_right(partial(forgetting_attention, deterministic=True), case)
-    runs = [output_and_gradients(forgetting_attention, case, deterministic=True) for _ in range(4)]
-    torch.use_deterministic_algorithms(True)
-    try:
-        runs.append(output_and_gradients(forgetting_attention, case))
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert all(torch.equal(x, y) for run in runs[1:] for x, y in zip(run, runs[0], strict=True))
+    assert_right(partial(forgetting_attention, deterministic=False), case)
 
 
 def test_65536_tokens_keep_their_digits() -> None:
@@ -264,7 +273,7 @@ def apart(found: list[Tensor], expected: list[Tensor]) -> list[float]:
 
 
 def hold_to_items_alone(B: int, T: int, H: int, D: int, device: str = "cuda", **options: Any) -> list[Tensor]:
-    """What five sequences of a batch get in it is what each gets alone: nothing is read or written in another's place.
+    """What five sequences of a batch get in it is what each gets alone, bit by bit unless asked not to.
 
     Returns [o, dq, dk, dv, dlog_fgate] of the whole batch."""
     torch.manual_seed(0)
@@ -276,15 +285,16 @@ def hold_to_items_alone(B: int, T: int, H: int, D: int, device: str = "cuda", **
     for b in sorted({(B - 1) * i // 4 for i in range(5)}):
         alone = output_and_gradients(forgetting_attention, Case(*(x[b : b + 1].detach() for x in case)), **options)
         differences = apart([x[b : b + 1] for x in found], alone)
-        assert max(differences) < 5e-3, (B, T, H, D, options, b, differences)  # sums of dQ come in any order
+        most = 0.0 if options.get("deterministic", True) else 5e-3  # sums of dQ come in any order
+        assert max(differences) <= most, (B, T, H, D, options, b, differences)
     return found
 
 
 def test_large_batches() -> None:
     """In one test, one after the other: some take 45 GB."""
     for D in (32, 64, 128):
-        many = hold_to_items_alone(32, 1024, 32, D)  # 1,024 heads' sums contend
-        quiet = hold_to_items_alone(32, 1024, 32, D, deterministic=True)
+        many = hold_to_items_alone(32, 1024, 32, D, deterministic=False)  # 1,024 heads' sums contend
+        quiet = hold_to_items_alone(32, 1024, 32, D)
         assert max(apart(many, quiet)) < 2e-2  # both round to bfloat16, each in its order
         del many, quiet
         hold_to_items_alone(21_845, 130, 3, D)  # the most sequences and heads; twice as many tiles and more
