@@ -73,6 +73,8 @@ class Artefact:
                 )
 
 
+DECLARED = ("TITLE", "PAPER", "SHOWS", "runs", "evals", "summary")
+"""What every artefact's file has."""
 MAIN = ("fig2_per_token_loss", "fig3_forget_gates", "fig4_needle", "table1_lm_eval", "table2_longbench", "table6_throughput")
 """Artefacts that `run` makes when none is named: the paper's main experiments, whose runs are shared."""
 
@@ -85,6 +87,9 @@ def artefacts() -> dict[str, Artefact]:
 
 def _read(folder: str, stem: str) -> Artefact:
     module = importlib.import_module(f"experiments.{folder}.{stem}")
+    absent = [name for name in DECLARED if not hasattr(module, name)]
+    if absent:
+        raise ValueError(f"experiments/{folder}/{stem}.py has no {', '.join(absent)}: a figure or table declares them all.")
 
     def as_table(study: Study) -> list[Path]:
         return write_table(module.summary(study), study.folder / "tables" / study.stem)

@@ -13,11 +13,12 @@ from analysis.names import SEVEN
 from analysis.study import Line, write_lines
 from data.spec import DataSpec
 from eval.job import Job
-from eval.kinds import eval_id
+from eval.kinds import KINDS, eval_id
 from eval.shell.sources import UserData
 from experiments import graph
 from experiments.artefact import MAIN, artefacts, chosen
 from experiments.collect import collect
+from experiments.fox import fig7_gate_types
 from experiments.overview import print_plan
 from experiments.plan import make_plan, write_specs
 from experiments.recipes import recipes
@@ -373,6 +374,20 @@ def test_every_artefact_can_draw_what_it_declares_at_every_scale():
     for scale in SCALES.values():
         for artefact in artefacts().values():
             artefact.check(artefact.runs(scale, (0, 1)))
+
+
+def test_an_evaluation_that_is_not_listed_is_refused_before_anything_trains(asked, monkeypatch):
+    monkeypatch.delitem(KINDS, "per_token_loss")
+    with pytest.raises(ValueError, match=r"no evaluation is listed as 'per_token_loss'; add .* to NAMES in eval/kinds\.py"):
+        make_plan(replace(asked, artefacts=("fig2_per_token_loss",)))
+
+
+def test_a_figure_without_one_of_its_parts_is_named(monkeypatch):
+    monkeypatch.delattr(fig7_gate_types, "summary")
+    artefacts.cache_clear()
+    with pytest.raises(ValueError, match=r"^experiments/fox/fig7_gate_types\.py has no summary"):
+        artefacts()
+    artefacts.cache_clear()
 
 
 def test_a_unique_beginning_of_a_name_is_enough_and_a_wrong_name_says_what_was_meant():
