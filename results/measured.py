@@ -1,4 +1,4 @@
-"""Measurements that need no training: times and errors of kernels, training steps, the time of evaluations. Torch-free.
+"""Measurements of kernels, which need no training: times and errors. Torch-free.
 
     results/measurements/KIND/DATE-DIGEST.parquet + .meta.json      what one command measured: immutable
 
@@ -23,7 +23,6 @@ META_KEYS = ("kind", "created", "command", "provenance")
 PLACES = ("--rows", "--corpora-dir")  # options that name a folder of that machine, and nothing that was measured
 WHOLE_PATH = re.compile(r"(?<![^:=,])/[^:=,]*")  # also behind a scheme (text:/data/books/train*) and behind --option=
 GRADIENTS = ("o", "dq", "dk", "dv", "dlog_fgate")
-PARTS = ("norms", "loss", "attention", "recurrence", "matmuls", "optimiser", "communication", "other", "idle")
 
 _KERNEL = {
     "date": text(),  # of the rows that are compared with each other
@@ -46,19 +45,6 @@ _TIMES = {
 }
 KERNEL_TIMES = Schema({**_KERNEL, **_TIMES}, key=tuple(_KERNEL))
 _ERRORS = {name: number(0) for name in GRADIENTS}
-_STEP = {
-    "model": text(),
-    "scale": text(),
-    "gpus": integer(1),
-    "seq_len": integer(1),
-    "sequences_per_gpu": integer(1),
-    "micro_batches": integer(1),
-    "parallel": text(("", "ddp", "fsdp")),
-    "compile": flag(),
-    "activation_checkpointing": flag(),
-    "gates": text(),
-    "prune": flag(),
-}
 
 # Of kinds that nothing measures or draws any more only the files are left.
 SCHEMAS = {
@@ -80,21 +66,6 @@ SCHEMAS = {
     "errors_by_regime": Schema(
         {"provider": text(), "head_dim": integer(1), "logit": number(0), "gates": text(), **_ERRORS},
         key=("provider", "head_dim", "logit", "gates"),
-    ),
-    "training_steps": Schema(
-        {
-            **_STEP,
-            "tokens_per_s": number(0),
-            "step_ms": number(0),  # median
-            "step_ms_slowest": number(0),
-            "mfu": number(0, nullable=True),  # pruned work counts as done; NaN where the peak is unknown
-            "tflops_per_gpu": number(0),
-            "peak_memory_gib": number(0, nullable=True),  # NaN on the CPU
-            "build_s": number(0),
-            "first_step_s": number(0),
-            **{f"{part}_ms": number(0, nullable=True) for part in PARTS},  # NaN where no kernel matched, or without a profile
-        },
-        key=tuple(_STEP),
     ),
 }
 

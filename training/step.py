@@ -72,7 +72,7 @@ class Stepper:
 def build_stepper(model: nn.Module, spec: TrainSpec, execution: Execution, world: World) -> Stepper:
     """Return the step of a training of `model`: moved to its device, compiled, spread and optimised as the run has it.
 
-    Trainings, the throughput of Table 6 and the benchmark of steps all take it from here. Raises ValueError where the
+    Trainings and the throughput of Table 6 take it from here. Raises ValueError where the
     micro-batches do not divide the step.
     """
     micro_batch = micro_batch_size(spec, world.size, execution.micro_batch_tokens)

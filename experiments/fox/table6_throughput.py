@@ -177,7 +177,7 @@ def c29(study: Study) -> Verdict:
 
 
 def at_longer_contexts(study: Study) -> str:
-    """The claim's pairs among benchmark steps of the models where the context is longest."""
+    """The claim's pairs among stored steps of the models where the context is longest."""
     folder = study.results_dir / FOLDER.name
     rows = read("training_steps", folder) if any((folder / "training_steps").glob("*.parquet")) else pd.DataFrame()
     if len(rows):
@@ -186,7 +186,7 @@ def at_longer_contexts(study: Study) -> str:
         rows = rows[rows["seq_len"] > study.train_len]
     settings = [own for _, own in rows.groupby(["scale", "seq_len", "gpu"])] if len(rows) else []
     if not settings:
-        return "No steps with a longer context are stored; `python -m experiments.benchmark` measures them."
+        return "No steps with a longer context are stored."
     rows = max(settings, key=lambda own: (own["model"].nunique(), own["seq_len"].iloc[0]))
     newest = rows.drop_duplicates("model", keep="last").sort_values("tokens_per_s", ascending=False)
     speed = dict(zip(newest["model"], newest["tokens_per_s"], strict=True))

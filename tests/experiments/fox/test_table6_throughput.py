@@ -6,7 +6,7 @@ from analysis.paper import paper_scores
 from analysis.verdict import Status
 from experiments.fox import table6_throughput
 from experiments.fox.table6_throughput import at_longer_contexts, c27, c28, c29, c30
-from results import measured
+from results import measured, schema
 from tests import synthetic
 
 FLOPS = {
@@ -58,16 +58,21 @@ def test_all_timed_models_are_needed(tmp_path):
     assert c30(study).status is Status.HOLDS
 
 
-def test_the_look_at_longer_contexts_counts_pairs_timed_at_both(tmp_path):
+def test_the_look_at_longer_contexts_counts_pairs_timed_at_both(tmp_path, monkeypatch):
     study = timed(
         tmp_path, {"delta_net": {"speed": 20_000.0}}, models=("delta_net", "mamba2", "transformer_llama", "fox_llama")
     )
     assert "No steps with a longer context are stored" in at_longer_contexts(study)
-    setting = dict(scale="760m-48b", gpus=1, seq_len=65_536, sequences_per_gpu=1, micro_batches=1, parallel="", compile=True,
-                   activation_checkpointing=False, gates="fresh", prune=False)  # fmt: skip
-    rest = dict.fromkeys(set(measured.SCHEMAS["training_steps"].columns) - set(setting) - {"model"}, 1.0)
+    setting = dict(scale="760m-48b", gpus=1, seq_len=65_536, sequences_per_gpu=1, micro_batches=1,
+                   activation_checkpointing=False, prune=False)  # fmt: skip
+    columns = dict.fromkeys(("model", "scale"), schema.text()) | dict.fromkeys(
+        ("activation_checkpointing", "prune"), schema.flag()
+    )
+    columns |= dict.fromkeys(("gpus", "seq_len", "sequences_per_gpu", "micro_batches"), schema.integer(1))
+    steps = schema.Schema({**columns, "tokens_per_s": schema.number(0)}, key=("model", "seq_len", "prune"))
+    monkeypatch.setitem(measured.SCHEMAS, "training_steps", steps)
     speeds = {"hgrn2": 5.0, "mamba2": 4.0, "transformer_llama": 3.0, "fox_llama": 2.0}
-    rows = [{**rest, **setting, "model": model, "tokens_per_s": 1000 * speed} for model, speed in speeds.items()]
+    rows = [{**setting, "model": model, "tokens_per_s": 1000 * speed} for model, speed in speeds.items()]
     rows += [{**row, "seq_len": 4096, "tokens_per_s": 99_000.0} for row in [*rows, rows[0] | {"model": "delta_net"}]]
     rows.append({**rows[0], "model": "fox_pro", "prune": True})
     measured.add("training_steps", rows, "GPU", folder=tmp_path / measured.FOLDER.name)
