@@ -28,8 +28,9 @@ Request = tuple[tuple[str, str], list[int], list[int]]
 class HarnessModel(TemplateLM):
     """Causal language model as the harness wants it: right-padded batches, logits of the scored positions only.
 
-    BOS policy: with `add_bos` every context begins with exactly one BOS; texts without context (rolling perplexity) are
-    conditioned on one BOS in any case, which is never itself scored, and their later windows get none.
+    BOS policy: with `add_bos` every context begins with exactly one BOS. Texts without context (rolling perplexity) are
+    conditioned on one BOS in any case, and their later windows get none. With `scores_bos` such a text begins with a second
+    BOS, which is scored: so the authors' `add_bos_token=True` has it.
     Answers are kept in the context's partial file under the digest of the request.
     """
 
@@ -84,7 +85,7 @@ class HarnessModel(TemplateLM):
         self.progress.expect(sum(key not in records for key in todo))
         for key, text in todo.items():
             if key not in records:
-                tokens = self.tok_encode(text, add_special_tokens=False)
+                tokens = self.tok_encode(text, add_special_tokens=self.spec.scores_bos)
                 windows = utils.get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, context_len=1)
                 total = sum(self._window(*utils.make_disjoint_window(window)) for window in windows)
                 self.context.partial.add(key, {"logprob": total})

@@ -33,7 +33,8 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
         check_names(spec.tasks, folder)
         found = load_tasks(spec.tasks, folder)
         results = results_of(found, loaded, spec, context, progress)
-    context.extras["bos_policy"] = "one BOS before every context" if spec.add_bos else "BOS only where there is no context"
+    policy = "one BOS before every context" if spec.add_bos else "BOS only where there is no context"
+    context.extras["bos_policy"] = f"{policy}; whole texts begin with a second one, scored" if spec.scores_bos else policy
     context.extras["bootstrap_iterations"] = BOOTSTRAP_ITERATIONS
     return pd.DataFrame([row for task in found["tasks"] for row in _rows(task, results, spec)])
 

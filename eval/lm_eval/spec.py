@@ -3,9 +3,10 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import pandas as pd
+import tyro
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
@@ -35,6 +36,9 @@ class Spec(EvalSpec):
     """Requests at a time."""
     add_bos: bool = True
     """Put BOS before every context (once)."""
+    scores_bos: Annotated[bool, tyro.conf.Suppress] = False
+    """Begin whole texts (rolling perplexity) with a BOS that is scored, as `add_bos_token` does in the harness's own class:
+    filled in from `add_bos`. Rows of earlier versions are without that term."""
     limit: PositiveInt | None = None
     """Examples per task; default: all."""
     precision: PrecisionOption = None
@@ -78,7 +82,7 @@ class Spec(EvalSpec):
             check_names(self.tasks, setting.sources.include_path)
             if include == "harness" and setting.sources.include_path is not None:
                 include = digest(setting.sources.include_path)
-        return replace(self, include=include, precision=self.precision or setting.precision)
+        return replace(self, include=include, scores_bos=self.add_bos, precision=self.precision or setting.precision)
 
     def folder(self, sources: UserData) -> Path | None:
         """Return the folder of task files that the spec names; None: the harness's own."""

@@ -85,7 +85,7 @@ def test_scores_of_a_uniform_model_by_hand(corpus, bind, in_memory, tasks):
     assert spec.summary(rows)[0].startswith("  pick acc: 66.67 +- 33.33 of 100")
     value = rows.set_index(["task", "metric"])["value"]
     assert value["pick", "acc"] == pytest.approx(200 / 3)
-    tokens = len(codec.encode("the river was quiet in the morning"))
+    tokens = 1 + len(codec.encode("the river was quiet in the morning"))  # BOS is scored
     assert value["read", "word_perplexity"] == pytest.approx(VOCAB ** (tokens / 7), rel=1e-6)
     per_char = {
         c: len(codec.encode(" " + c)) / len(c)
@@ -105,7 +105,7 @@ def test_scores_of_a_uniform_model_by_hand(corpus, bind, in_memory, tasks):
 
 
 @pytest.mark.parametrize("add_bos", [True, False])
-def test_bos_stands_once_in_front_and_is_never_scored(add_bos, corpus, bind, in_memory, tasks):
+def test_bos_stands_once_in_front_of_a_context(add_bos, corpus, bind, in_memory, tasks):
     codec, model = TextCodec(corpus.tokenizer), Uniform()
     common = {"batch_size": 1, "add_bos": add_bos}
     context = Context(sources=Sources(include_path=tasks))
@@ -120,12 +120,14 @@ def test_bos_stands_once_in_front_and_is_never_scored(add_bos, corpus, bind, in_
         assert codec.bos_id not in ids[1:]
 
 
-def test_rolling_windows_score_every_token_once_after_one_bos(corpus):
+@pytest.mark.parametrize("scores_bos", [True, False])
+def test_rolling_windows_score_every_token_once_after_one_bos(scores_bos, corpus):
     codec, model = TextCodec(corpus.tokenizer), llama()
     text = "the river was quiet in the morning and the captain wrote a letter"
-    ids = codec.encode(text)
+    ids = [codec.bos_id] * scores_bos + codec.encode(text)
     for length in (4, 7, 1000):
-        lm = HarnessModel(model, codec, Spec(max_length=length, precision="fp32"), Context(), Progress("", 0))
+        spec = Spec(max_length=length, scores_bos=scores_bos, precision="fp32")
+        lm = HarnessModel(model, codec, spec, Context(), Progress("", 0))
         (got,) = lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0)])
         expected, start = 0.0, 0
         while start < len(ids):
@@ -140,12 +142,13 @@ def test_rolling_windows_score_every_token_once_after_one_bos(corpus):
         assert got == pytest.approx(expected, rel=1e-5)
 
 
-def test_agrees_with_the_harness_own_model_class(corpus):
+@pytest.mark.parametrize("add_bos", [True, False])
+def test_agrees_with_the_harness_own_model_class(add_bos, corpus, bind):
     from lm_eval.models.huggingface import HFLM
 
     codec, model = TextCodec(corpus.tokenizer), llama()
-    theirs = HFLM(pretrained=model, tokenizer=corpus.tokenizer.to_hf(), add_bos_token=True, max_length=64, batch_size=3)
-    spec = Spec(max_length=64, batch_size=3, precision="fp32")
+    theirs = HFLM(pretrained=model, tokenizer=corpus.tokenizer.to_hf(), add_bos_token=add_bos, max_length=64, batch_size=3)
+    spec = bind(Spec(include="local", max_length=64, batch_size=3, add_bos=add_bos, precision="fp32"))
     ours = HarnessModel(model, codec, spec, Context(), Progress("", 0))
     pairs = [
         ("the river was", " quiet"), ("the river was", " small and quiet"), ("", "a letter"), ("window ", "winter silver"),
@@ -155,6 +158,10 @@ def test_agrees_with_the_harness_own_model_class(corpus):
     for got, expected in zip(ours.loglikelihood(requests), theirs.loglikelihood(requests, disable_tqdm=True), strict=True):
         assert got[0] == pytest.approx(expected[0], rel=1e-5)
         assert got[1] == expected[1]
+    texts = ["the river was quiet", "market village " * 60]  # one window, and several
+    wholes = [Instance("loglikelihood_rolling", {}, (text,), i) for i, text in enumerate(texts)]
+    expected = theirs.loglikelihood_rolling(wholes, disable_tqdm=True)
+    assert ours.loglikelihood_rolling(wholes) == pytest.approx(expected, rel=1e-5)
     stop = Instance("generate_until", {}, ("the river was", {"until": ["e"], "max_gen_toks": 20, "do_sample": False}), 0)
     assert ours.generate_until([stop]) == theirs.generate_until([stop], disable_tqdm=True)
 
