@@ -16,7 +16,7 @@ from eval.lm_eval.harness import results_of
 from eval.lm_eval.spec import Spec as HarnessSpec
 from eval.lm_eval.task_files import load_tasks, quiet, write_task
 from eval.needle.haystack import haystack_ids, haystack_texts
-from eval.ruler.spec import CHOICES, TASKS, Spec
+from eval.ruler.spec import CHOICES, TASKS, VERSION, Spec
 from eval.shell.context import Context
 from eval.shell.loading import Loaded
 from eval.shell.text import TextCodec
@@ -51,7 +51,8 @@ class Examples:
     def __init__(self, spec: Spec, codec: TextCodec, texts: Iterator[str]):
         self.spec, self.codec = spec, codec
         longest = max(spec.lengths)
-        self.hay = haystack_ids(codec, texts, longest) if set(spec.tasks) & set(TASKS[1:]) else []
+        words = (" ".join(text.split()) + " " for text in texts)  # collapsed before it is cut to a length, not after
+        self.hay = haystack_ids(codec, words, longest) if set(spec.tasks) & set(TASKS[1:]) else []
 
     def make(self, task: str, length: int, number: int) -> dict[str, Any]:
         draw = np.random.default_rng([TASKS.index(task), length, number])
@@ -63,16 +64,18 @@ class Examples:
         answer = max(len(self.codec.encode(f" {value}")) for value in values) + 1
         room = length - 1 - (self.spec.max_new_tokens if self.spec.answers == "generate" else answer)
         size = room - len(self.codec.encode(FRAME.format(kind=kind, key=key, text=needle)))
-        while size > 0:
+        found: dict[int, tuple[int, str]] = {}
+        while size > 0 and size not in found:
             text = self._repeated(needle, size, depth) if task == TASKS[0] else self._hidden(needle, size, depth)
             prompt = FRAME.format(kind=kind, key=key, text=text)
-            over = len(self.codec.encode(prompt)) - room
-            if over <= 0:
-                order = draw.permutation(CHOICES)
-                choices = [f" {values[i]}" for i in order]
-                return {"input": prompt, "outputs": values[:1], "choices": choices, "answer": int(order.argmin())}
-            size -= over
-        raise ValueError(f"{task} does not fit into {length} tokens of this tokeniser: ask for longer --lengths")
+            found[size] = len(self.codec.encode(prompt)), prompt
+            size += room - found[size][0]
+        fitting = [each for each in found.values() if each[0] <= room]
+        if not fitting:
+            raise ValueError(f"{task} does not fit into {length} tokens of this tokeniser: ask for longer --lengths")
+        order = draw.permutation(CHOICES)
+        choices = [f" {values[i]}" for i in order]
+        return {"input": max(fitting)[1], "outputs": values[:1], "choices": choices, "answer": int(order.argmin())}
 
     def _repeated(self, needle: str, size: int, depth: float) -> str:
         lines = [REPEATED] * (size // len(self.codec.encode(f"{REPEATED}\n")))
@@ -81,7 +84,7 @@ class Examples:
 
     def _hidden(self, needle: str, size: int, depth: float) -> str:
         """Return the text with the needle behind one of its sentences (or lines)."""
-        text = " ".join(self.codec.decode(self.hay[:size]).split())
+        text = self.codec.decode(self.hay[:size]).strip()
         ends = [0, *(found.end() for found in re.finditer(r"[.!?] ", text)), len(text)]
         at = ends[round(depth * (len(ends) - 1))]
         return " ".join(filter(None, (text[:at].strip(), needle, text[at:].strip())))
@@ -94,7 +97,12 @@ def _value(kind: str, draw: np.random.Generator) -> str:
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return a row for each task and length. ValueError: a length that is too short, or another haystack than the spec's."""
+    """Return a row for each task and length.
+
+    ValueError: a length that is too short, or another haystack or version of the examples than the spec's.
+    """
+    if spec.version != VERSION:
+        raise ValueError(f"version {spec.version}: this suite makes examples of version {VERSION}; plan it again")
     examples = Examples(spec, loaded.tokenizer, haystack_texts(spec.text, context))
     names = {f"{task}_{length}": (task, length) for task, length in product(spec.tasks, spec.lengths)}
     harness = HarnessSpec(tasks=tuple(names), max_length=max(spec.lengths), precision=spec.precision)

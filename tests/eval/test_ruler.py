@@ -1,5 +1,6 @@
 """RULER's single needles: examples of the right length and form, and scores of models that know the answer or nothing."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from eval.ruler import measure
-from eval.ruler.spec import TASKS, Spec
+from eval.ruler.spec import TASKS, VERSION, Spec
 from eval.shell.context import Context
 from eval.shell.text import TextCodec, heldout_texts
 from models.build import build_model
@@ -25,6 +26,16 @@ def examples(corpus, codec, **changes):
     return measure.Examples(spec, codec, heldout_texts(corpus))
 
 
+@pytest.mark.parametrize("task", TASKS[1:])
+def test_text_of_much_white_space_fills_the_named_length(corpus, codec, task):
+    code = "def river(x):\n\n        return house.garden(x)  # a line.\n\n\n" * 200
+    maker = measure.Examples(Spec(lengths=LENGTHS, max_new_tokens=40), codec, iter([code]))
+    for length in LENGTHS:
+        for number in range(4):
+            spent = len(codec.encode(maker.make(task, length, number)["input"])) + 1 + 40
+            assert length - 3 <= spent <= length
+
+
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("answers", ["generate", "choose"])
 def test_examples_hide_one_value_in_as_many_tokens_as_asked_for(corpus, codec, task, answers):
@@ -38,8 +49,9 @@ def test_examples_hide_one_value_in_as_many_tokens_as_asked_for(corpus, codec, t
         assert example["choices"][example["answer"]] == f" {value}" and len(set(example["choices"])) == 4
         pattern = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}" if task == TASKS[2] else r"\d{7}"
         assert all(re.fullmatch(f" {pattern}", choice) for choice in example["choices"])
-        spent = len(codec.encode(example["input"])) + 1 + (40 if answers == "generate" else 0)
-        slack = 100 if task == TASKS[0] else 60  # whole sentences; a uuid's choices
+        answer = 40 if answers == "generate" else max(len(codec.encode(choice)) for choice in example["choices"]) + 1
+        spent = len(codec.encode(example["input"])) + 1 + answer
+        slack = 50 if task == TASKS[0] else 3  # whole lines; what encoding leaps over
         assert 640 - slack <= spent <= 640
         depths.append(example["input"].index(value) / len(example["input"]))
         assert ("The grass is green" in example["input"]) == (task == TASKS[0])
@@ -92,5 +104,6 @@ def test_what_does_not_fit_is_refused(corpus, codec, in_memory, bind, context, t
     assert not given.text.startswith("heldout")
     with pytest.raises(ValueError, match="--haystack"):
         measure.evaluate(in_memory(None, codec), given, Context(corpus=corpus))
-    with pytest.raises(ValueError, match="plan it again"):
-        Spec(lengths=(640,), version=99)
+    old = dataclasses.replace(bind(Spec(lengths=(640,), samples=1)), version=1)
+    with pytest.raises(ValueError, match=f"version 1: this suite makes examples of version {VERSION}; plan it again"):
+        measure.evaluate(in_memory(None, codec), old, context)
