@@ -2,8 +2,12 @@
 
     a 7  b 2  a 7* b 9  a 5  b 9* a 5* ...
 
-A pair assigns a value to a key or, starred, asks for the one that the key was given last: its value alone carries loss. Train
-batches are a function of (task, seed, step): nothing is stored, and no sequence is seen twice.
+A pair assigns a value to a key or, starred, asks for the one that the key was given last: its value alone carries loss. Plain
+MQAR (Zoology, arXiv 2312.04927) has its own layout, `pairs_first`: all pairs, then each key once more among blanks (-).
+
+    a 7  b 2  d 9  - -  d 9*  - -  - -  a 7*  b 2*  - - ...
+
+Train batches are a function of (task, seed, step): nothing is stored, and no sequence is seen twice.
 """
 
 from dataclasses import dataclass as plain_dataclass
@@ -22,6 +26,10 @@ if TYPE_CHECKING:
 FORMAT = 1
 IGNORED = -100
 """A target that carries no loss."""
+SLOTS_PER_KEY = 4
+"""Pairs of tokens for each key of `pairs_first`: a longest sequence of Zoology's has 512 tokens for 64 keys."""
+POWER = 0.01
+"""Exponent of the power law of the places of its queries: the probability of place s goes with s^(POWER - 1)."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -29,18 +37,25 @@ class RecallTask:
     """Task of `num_keys` keys of `num_symbols`.
 
     Each key comes `num_assignments` times with a value, drawn from `num_symbols` others, and `num_queries` times with the last
-    of them. The order of the keys is random, and whether one is assigned or asked for, but for its first time.
+    of them. The order of the keys is random, and whether one is assigned or asked for, but for its first time. `pairs_first`:
+    Zoology's layout in its place, for one assignment and one query of each key. Values are distinct; the queries' places are
+    drawn without replacement from the 3 * `num_keys` behind the pairs, near ones far likelier; an answer is never shown.
     """
 
     num_keys: PositiveInt
     num_assignments: PositiveInt
     num_queries: PositiveInt
     num_symbols: PositiveInt
+    pairs_first: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> "RecallTask":
         if self.num_keys > self.num_symbols:
             raise ValueError(f"num_keys {self.num_keys} exceeds num_symbols {self.num_symbols}, of which they are drawn")
+        if self.pairs_first and self.times != 2:
+            raise ValueError(
+                f"pairs_first assigns and asks for each key once, not {self.num_assignments} and {self.num_queries} times"
+            )
         return self
 
     @property
@@ -50,11 +65,36 @@ class RecallTask:
 
     @property
     def seq_len(self) -> int:
-        return 2 * self.num_keys * self.times
+        return 2 * self.num_keys * (SLOTS_PER_KEY if self.pairs_first else self.times)
+
+    @property
+    def blank(self) -> int:
+        """Id behind the keys and the values: BOS, and what stands where there is neither."""
+        return 2 * self.num_symbols
 
     def sequences(self, count: int, seed: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         """Draw tokens (N, seq_len), N = `count`, key and value in turn, and a mask of the queries (N, seq_len / 2)."""
         random = np.random.default_rng(seed)
+        return self._pairs_first(count, random) if self.pairs_first else self._mixed(count, random)
+
+    def _pairs_first(self, count: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        names_NK, values_NK = (
+            random.permuted(np.broadcast_to(np.arange(self.num_symbols), (count, self.num_symbols)), axis=1)[:, : self.num_keys]
+            for _ in range(2)
+        )
+        pairs_NK2 = np.stack([names_NK, values_NK + self.num_symbols], axis=-1)
+        # The largest log-probabilities with Gumbel noise are a draw without replacement, in the order of drawing.
+        places = (SLOTS_PER_KEY - 1) * self.num_keys
+        chance = (POWER - 1) * np.log(np.arange(1, places + 1)) + random.gumbel(size=(count, places))
+        slots_NK = self.num_keys + np.argsort(-chance, axis=1)[:, : self.num_keys]
+        tokens_NP2 = np.full((count, self.seq_len // 2, 2), self.blank)
+        tokens_NP2[:, : self.num_keys] = pairs_NK2
+        np.put_along_axis(tokens_NP2, slots_NK[..., None], pairs_NK2, axis=1)
+        queries_NP = np.zeros((count, self.seq_len // 2), bool)
+        np.put_along_axis(queries_NP, slots_NK, True, axis=1)
+        return tokens_NP2.reshape(count, self.seq_len), queries_NP
+
+    def _mixed(self, count: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
         def shuffled(row: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
             return random.permuted(np.broadcast_to(row, (*shape, len(row))), axis=-1)
@@ -79,9 +119,11 @@ class RecallTask:
         """Return (inputs, targets) as `load_batch` gives them; targets are IGNORED but for the values of the queries."""
         import torch
 
-        inputs, targets = bos_roll(tokens_NT, 2 * self.num_symbols)  # behind the keys and the values
+        inputs, targets = bos_roll(tokens_NT, self.blank)
         answers = torch.zeros(targets.shape, dtype=torch.bool)
         answers[:, 1::2] = torch.from_numpy(queries_NP)
+        if self.pairs_first:
+            inputs[:, 1:].masked_fill_(answers[:, :-1], self.blank)
         return inputs, targets.masked_fill(~answers, IGNORED)
 
 

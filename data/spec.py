@@ -32,11 +32,12 @@ class DataSpec:
     def of_recall(cls, task: RecallTask) -> "DataSpec":
         """Describe a task as what a run is trained on."""
         identity = ["recall", FORMAT, task.num_keys, task.num_assignments, task.num_queries, task.num_symbols]
+        identity += ["pairs_first"] if task.pairs_first else []
         return cls(
             source="recall",
             tokenizer="symbols",
-            vocab_size=2 * task.num_symbols + 1,
-            bos_id=2 * task.num_symbols,
+            vocab_size=task.blank + 1,
+            bos_id=task.blank,
             document_len=task.seq_len,
             fingerprint=hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16],
             recall=task,

@@ -11,6 +11,7 @@ from data.recall import IGNORED, RecallSampler, RecallTask, heldout
 from data.spec import DataSpec
 
 TASK = RecallTask(num_keys=5, num_assignments=3, num_queries=2, num_symbols=16)
+ZOOLOGY = RecallTask(num_keys=5, num_assignments=1, num_queries=1, num_symbols=16, pairs_first=True)
 
 
 def test_the_last_value_of_a_key_is_asked_for():
@@ -43,6 +44,35 @@ def test_only_the_answers_carry_loss():
     assert (inputs[carries] < 16).all(), "the query's key comes right before its answer"
 
 
+def test_pairs_come_first_then_each_key_once_among_blanks():
+    tokens_NT, queries_NP = ZOOLOGY.sequences(2000, (1, 2, 3))
+    assert tokens_NT.shape == (2000, ZOOLOGY.seq_len) == (2000, 2 * 5 * 4)
+    pairs_NP2 = tokens_NT.reshape(2000, 20, 2)
+    assert not queries_NP[:, :5].any() and (queries_NP.sum(1) == 5).all()
+    for pairs, queries in zip(pairs_NP2, queries_NP, strict=True):
+        given = dict(pairs[:5].tolist())
+        assert len(given) == len(set(given.values())) == 5, "keys and values are each drawn without replacement"
+        assert all(key < 16 <= value < 32 for key, value in given.items())
+        assert dict(pairs[queries].tolist()) == given
+        assert (pairs[5:][~queries[5:]] == ZOOLOGY.blank).all()
+    # Places go by a power law: the first-drawn query, that of the first key, stands at s with probability ~ 1 / s^0.99.
+    first_N = (pairs_NP2[:, 5:, 0] == pairs_NP2[:, :1, 0]).argmax(1)
+    expected = np.arange(1, 16) ** -0.99
+    np.testing.assert_allclose(np.bincount(first_N, minlength=15) / 2000, expected / expected.sum(), atol=0.04)
+
+
+def test_zoologys_answers_are_not_shown():
+    tokens_NT, queries_NP = ZOOLOGY.sequences(4, (1, 0, 0))
+    inputs, targets = ZOOLOGY.batch(tokens_NT, queries_NP)
+    carries = targets != IGNORED
+    assert torch.equal(targets[carries], torch.from_numpy(tokens_NT[:, 1::2][queries_NP]))
+    assert (inputs[carries] < 16).all(), "the answer is asked for at its key"
+    assert torch.equal(inputs[:, 1:11], torch.from_numpy(tokens_NT)[:, :10])
+    assert ((inputs[:, 11:] < 16) | (inputs[:, 11:] == ZOOLOGY.blank)).all()
+    with pytest.raises(ValidationError, match="pairs_first assigns and asks for each key once, not 3 and 2 times"):
+        dataclasses.replace(TASK, pairs_first=True)
+
+
 def test_a_batch_is_a_function_of_seed_and_step_and_divides_among_processes():
     sampler = RecallSampler(TASK, 8, seed=3)
     whole = sampler.batch(7)
@@ -64,6 +94,8 @@ def test_a_task_is_part_of_what_a_run_is_trained_on():
     changes = {"num_keys": 4, "num_assignments": 2, "num_queries": 3, "num_symbols": 17}
     others = [dataclasses.replace(TASK, **{name: value}) for name, value in changes.items()]
     assert len({DataSpec.of_recall(task).fingerprint for task in (TASK, *others)}) == 5
+    mixed = dataclasses.replace(ZOOLOGY, pairs_first=False)
+    assert DataSpec.of_recall(ZOOLOGY).fingerprint != DataSpec.of_recall(mixed).fingerprint == "4968ae6df1aae712"
     with pytest.raises(ValidationError, match="num_keys 20 exceeds num_symbols 16"):
         RecallTask(num_keys=20, num_assignments=1, num_queries=1, num_symbols=16)
 

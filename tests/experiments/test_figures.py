@@ -173,17 +173,24 @@ def needles_of_ruler(tmp_path):
     return store.study("ruler")
 
 
-def recalled(tmp_path, seeds=2):
+def recalled(tmp_path, seeds=2, pairs_first=()):
+    """`pairs_first`: models whose rows are of Zoology's layout."""
     store, rng = synthetic.Store(tmp_path), np.random.default_rng(8)
     for model, seed in ((model, seed) for model in ("fox_pro", "mamba2") for seed in range(seeds)):
         for keys in (16, 32):
             correct = rng.integers(0, keys + 1, 20)
             rows = {"sequence": np.arange(20), "num_queries": keys, "num_correct": correct, "num_stale": 0}
             own = [("recall", pd.DataFrame(rows))]
-            task = {"recall": {"num_symbols": 16}}
+            task = {"recall": {"num_symbols": 16} | ({"pairs_first": True} if model in pairs_first else {})}
             axes, name = {"num_keys": keys}, f"{model} {keys}"
             store.add("mqar", f"{keys} keys", own, model=model, seed=seed, name=name, data=task, axes=axes)
     return store.study("mqar")
+
+
+def test_rows_of_two_layouts_of_recall_do_not_meet(tmp_path):
+    whole, some = recalled(tmp_path / "old"), recalled(tmp_path / "new", pairs_first=("mamba2",))
+    assert set(mqar.shares(whole).index.get_level_values("model")) == {"fox_pro", "mamba2"}
+    assert set(mqar.shares(some).index.get_level_values("model")) == {"mamba2"}
 
 
 def generated(tmp_path):
