@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from results.provenance import provenance
-from results.schema import Schema, flag, integer, number, text
+from results.schema import Schema, integer, number, text
 from results.store import Meta, read_rows, write_rows
 
 FOLDER = Path(__file__).parent / "measurements"
@@ -50,18 +50,6 @@ _ERRORS = {name: number(0) for name in GRADIENTS}
 SCHEMAS = {
     "forgetting_attention": KERNEL_TIMES,
     "stick_breaking": KERNEL_TIMES,
-    # Wall time of one call of many, and of those the time until the GPU has them all.
-    "short_calls": Schema(
-        {
-            **_KERNEL,
-            "graph": flag(),  # replayed in a CUDA graph
-            "us_best": number(0),
-            "us_median": number(0),
-            "us_worst": number(0),
-            "us_host": number(0),
-        },
-        key=(*_KERNEL, "graph"),
-    ),
     # Relative to the norm of each, by regime.
     "errors_by_regime": Schema(
         {"provider": text(), "head_dim": integer(1), "logit": number(0), "gates": text(), **_ERRORS},

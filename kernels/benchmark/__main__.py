@@ -1,7 +1,7 @@
 """Measure the attention kernels on this GPU, or show what was measured: `python -m kernels.benchmark [MODE ...] [--show]`.
 
-Modes: `times` of all operators and their peers; `errors` of forgetting attention by regime, against float64; `short`, wall time
-of short calls and of decoding; `tiles`, which share of the causal tiles each pruning rule leaves (needs no GPU).
+Modes: `times` of all operators and their peers; `errors` of forgetting attention by regime, against float64; `tiles`, which
+share of the causal tiles each pruning rule leaves (needs no GPU).
 """
 
 import sys
@@ -13,11 +13,11 @@ from typing import Literal
 import tyro
 from tyro.conf import Positional, UseAppendAction
 
-from kernels.benchmark.rows import LIMIT_S, PICTURES, draw, error_table, short_table, table
+from kernels.benchmark.rows import LIMIT_S, PICTURES, draw, error_table, markdown, table
 from results.measured import FOLDER, read
 
 Shape = tuple[int, int, int, int]
-Mode = Literal["short", "times", "errors", "tiles"]
+Mode = Literal["times", "errors", "tiles"]
 Kind = Literal["forgetting_attention", "stick_breaking"]
 DRAWN = {
     "forgetting_attention": ("attention.png", "local to global", "forget gates from very local to global over the heads"),
@@ -29,8 +29,8 @@ DRAWN = {
 class Options:
     """Measure attention against softmax attention."""
 
-    modes: Positional[tuple[Mode, ...]] = ("short", "times", "errors")
-    """Times of the kernels, errors by regime, wall time of short calls, share of tiles that pruning leaves."""
+    modes: Positional[tuple[Mode, ...]] = ("times", "errors")
+    """Times of the kernels, errors by regime, share of tiles that pruning leaves."""
     show: bool = False
     """Print and draw the stored rows; needs no GPU."""
     rows: Path = FOLDER
@@ -40,7 +40,7 @@ class Options:
     only: tuple[str, ...] = ()
     """Providers to measure besides cuDNN's softmax; all by default."""
     shape: UseAppendAction[tuple[Shape, ...]] = ()
-    """B T H D (repeatable) to time; the usual four of each operator by default."""
+    """B T H D (repeatable) to time; the usual ones of each operator by default."""
     limit_s: int = LIMIT_S
     """Seconds after which a provider is left where it compiles, tunes and runs: the times that it lacks are stored as NaN."""
     code: str = ""
@@ -50,41 +50,34 @@ class Options:
 def measured(options: Options) -> None:
     """Measure group by group; each group's rows are kept as soon as they are there."""
     from kernels.benchmark.errors import measure_errors
-    from kernels.benchmark.keep import Row, keep
     from kernels.benchmark.operators import OPERATORS, tiles_left
-    from kernels.benchmark.short import measure_short
-    from kernels.benchmark.times import measure
+    from kernels.benchmark.times import Row, keep, measure
 
-    only, limit_s = options.only, options.limit_s
     groups: list[tuple[str, str, Iterator[Row]]] = []
-    if "short" in options.modes:
-        groups.append(("short_calls", "short calls", measure_short(only, limit_s)))
     for operator in [OPERATORS[kind] for kind in options.operators] if "times" in options.modes else ():
         for shape in options.shape or operator.shapes:
-            groups.append((operator.kind, f"{operator.kind} {shape}", measure(operator, shape, only, limit_s)))
+            groups.append((operator.kind, f"{operator.kind} {shape}", measure(operator, shape, options.only, options.limit_s)))
     if "errors" in options.modes:
-        groups.append(("errors_by_regime", "errors by regime", measure_errors(only)))
+        groups.append(("errors_by_regime", "errors by regime", measure_errors(options.only)))
     for number, (kind, label, rows) in enumerate(groups, 1):
         keep(kind, rows, f"{number} of {len(groups)}: {label}", options.code, options.rows)
     if "tiles" in options.modes:
-        print("| B, T, H, D | left by ACP's rule (%) | left by the tight rule (%) |\n|---|---|---|")
-        for shape in options.shape or OPERATORS["forgetting_attention"].shapes:
-            by_head, by_tile = tiles_left(shape)
-            print(f"| {', '.join(map(str, shape))} | {100 * by_head:.1f} | {100 * by_tile:.1f} |", flush=True)
+        shapes = options.shape or OPERATORS["forgetting_attention"].shapes
+        lines = [(", ".join(map(str, shape)), *(f"{100 * share:.1f}" for share in tiles_left(shape))) for shape in shapes]
+        print(markdown(("B, T, H, D", "left by ACP's rule (%)", "left by the tight rule (%)"), lines))
 
 
 def show(options: Options) -> None:
     """Print a table for each mode whose rows are there, and draw the times.
 
     ValueError: none are there."""
-    kinds = {"times": options.operators, "short": ("short_calls",), "errors": ("errors_by_regime",)}
+    kinds = {"times": options.operators, "errors": ("errors_by_regime",)}
     asked = [kind for mode in options.modes for kind in kinds.get(mode, ())]
     there = {kind: read(kind, options.rows) for kind in asked if any((options.rows / kind).glob("*.parquet"))}
     if asked and not there:
         raise ValueError(f"{options.rows} holds no measurements; measure first")
     for kind, rows in there.items():
-        shown = {"short_calls": short_table, "errors_by_regime": error_table}.get(kind, table)(rows)
-        print(f"{kind}\n\n{shown}\n")
+        print(f"{kind}\n\n{error_table(rows) if kind == 'errors_by_regime' else table(rows)}\n")
         if kind in DRAWN:
             name, gates, title = DRAWN[kind]
             draw(rows, (PICTURES if options.rows == FOLDER else options.rows) / name, gates, title)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from kernels.benchmark.keep import Row
 from kernels.benchmark.operators import DTYPE, providers
+from kernels.benchmark.times import Row
 from kernels.fla_cpu.tuning import limit_tuning
 from kernels.forgetting_attention import reference_attention
 from results.measured import GRADIENTS

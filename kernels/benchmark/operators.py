@@ -199,7 +199,7 @@ def _exact(provider: str) -> Attention:
 
 FORGETTING = Operator(
     kind="forgetting_attention",
-    shapes=((2, 16_384, 24, 64), (2, 16_384, 12, 128), (8, 4096, 24, 64), (1, 65_536, 12, 64)),
+    shapes=((2, 16_384, 24, 64), (2, 16_384, 12, 128), (8, 4096, 24, 64), (1, 65_536, 12, 64), (1, 1024, 12, 64)),
     regimes=("local to global", "open"),
     inputs=make_inputs,
     providers=lambda shape: providers(),

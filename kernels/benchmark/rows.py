@@ -1,7 +1,7 @@
 """Tables and pictures of what the kernel benchmarks measured. No torch, no GPU."""
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -50,13 +50,18 @@ def table(rows: pd.DataFrame) -> str:
     passes = rows[rows.operation.isin(("forward", "forward+backward"))]
     newest = compared(passes).assign(cell=lambda rows: [_cell(*pair) for pair in zip(rows.ms_q50, rows.ratio, strict=True)])
     names = [name for name in COLORS if name in set(newest.provider)]
-    lines = ["Times as fast as cuDNN's softmax attention in the same measuring, newest rows; for cuDNN milliseconds.", ""]
-    lines += [f"| GPU | B, T, H, D | pass | regime | {' | '.join(names)} |", "|---" * (4 + len(names)) + "|"]
+    lines = []
     for (gpu, *shape, operation, gates), group in newest.groupby(["gpu", *SHAPE, "operation", "gates"]):
         cells = dict(zip(group.provider, group.cell, strict=True))
-        about = f"| {gpu} | {', '.join(map(str, shape))} | {operation} | {gates} |"
-        lines.append(f"{about} {' | '.join(cells.get(name, '') for name in names)} |")
-    return "\n".join(lines)
+        lines.append((gpu, ", ".join(map(str, shape)), operation, gates, *(cells.get(name, "") for name in names)))
+    note = "Times as fast as cuDNN's softmax attention in the same measuring, newest rows; for cuDNN milliseconds."
+    return f"{note}\n\n{markdown(('GPU', 'B, T, H, D', 'pass', 'regime', *names), lines)}"
+
+
+def markdown(columns: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    """Write a table as Markdown."""
+    columns = list(columns)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *lines))
 
 
 def _cell(ms: float, ratio: float) -> str:
@@ -69,32 +74,8 @@ def error_table(rows: pd.DataFrame) -> str:
     """Markdown: largest error relative to the norm over logits and head sizes, a line per GPU, gates and provider."""
     newest = rows.drop_duplicates(["gpu", "provider", "head_dim", "logit", "gates"], keep="last")
     worst = newest.groupby(["gpu", "gates", "provider"], sort=False)[list(GRADIENTS)].max().sort_index()
-    lines = [f"| GPU | gates | provider | {' | '.join(GRADIENTS)} |", "|---" * (3 + len(GRADIENTS)) + "|"]
-    for gpu, gates, provider, *errors in worst.reset_index().itertuples(index=False):
-        lines.append(f"| {gpu} | {gates} | {provider} | {' | '.join(f'{error:.1e}' for error in errors)} |")
-    return "\n".join(lines)
-
-
-def short_table(rows: pd.DataFrame) -> str:
-    """Markdown: one line per GPU, shape, operation and provider, of the newest measuring."""
-    lines = [
-        "| GPU | B, T, H, D | operation | provider | us a call (best-worst) | of the host | in a CUDA graph |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    key = ["gpu", *SHAPE, "operation", "provider", "gates", "dtype"]
-    newest = rows.drop_duplicates([*key, "graph"], keep="last")
-    both = newest[~newest.graph].merge(newest.loc[newest.graph, [*key, "us_median"]], "left", on=key, suffixes=("", "_graph"))
-    for row in both.sort_values(["gpu", *SHAPE, "operation", "us_median"]).itertuples():
-        lines.append(
-            f"| {row.gpu} | {row.batch}, {row.seq_len}, {row.num_heads}, {row.head_dim} | {row.operation} | {row.provider} "
-            f"| {row.us_median:.1f} ({row.us_best:.1f}-{row.us_worst:.1f}) | {row.us_host:.1f} "
-            f"| {_known(row.us_median_graph, '.1f')} |"
-        )
-    return "\n".join(lines)
-
-
-def _known(value: Any, style: str) -> str:
-    return "" if pd.isna(value) else format(value, style)
+    lines = [(*about, *(f"{error:.1e}" for error in errors)) for about, *errors in worst.itertuples()]
+    return markdown(("GPU", "gates", "provider", *GRADIENTS), lines)
 
 
 def draw(rows: pd.DataFrame, path: Path, gates: str, title: str) -> None:

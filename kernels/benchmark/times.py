@@ -1,33 +1,72 @@
-"""Times of an operator's providers on this GPU: each is held to float64 first, then timed.
+"""Times of an operator's providers on this GPU: each is held to float64 first, then timed. No provider is waited for without
+end, and rows are kept group by group, so that an interruption loses none.
 
 Effective TFLOP/s are those of the dense causal computation, 4 B H T^2 D / 2 forward and 3.5 times that forward + backward:
 skipped work counts as done.
 """
 
 import math
-from collections.abc import Callable, Iterator
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from kernels.benchmark.keep import Row, TooLong, limited
 from kernels.benchmark.operators import DTYPE, Attention, Operator, Shape
-from kernels.benchmark.rows import BASELINE, ROPE_BASELINE
+from kernels.benchmark.rows import BASELINE, ROPE_BASELINE, SHAPE
+from results.measured import add
 
+Row = dict[str, Any]
 FACTORS = {"forward": 1.0, "forward+backward": 3.5}
+_began = time.monotonic()
 
 
-def now() -> str:
-    """Date of the rows that are compared with each other."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+class TooLong(Exception):
+    """Raised at the limit; no OSError like TimeoutError, which compilers and caches catch."""
+
+
+@contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """Raise TooLong after so many seconds, as soon as Python runs again. Gradients are computed by the calling thread: no other
+    hears of it."""
+
+    def stop(*_: object) -> None:
+        raise TooLong(f"more than {seconds} s to compile, tune and time")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        with torch.autograd.set_multithreading_enabled(False):
+            yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def keep(kind: str, rows: Iterable[Row], label: str, code: str, folder: Path) -> None:
+    """Add rows as one measuring: as many as there are where it is cut short by an error, Ctrl-C or SIGTERM."""
+    terminated = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    found = []
+    try:
+        for row in rows:
+            found.append(row)
+    finally:
+        signal.signal(signal.SIGTERM, terminated)
+        if found:
+            add(kind, found, torch.cuda.get_device_name(), code=code, folder=folder)
+        print(f"[{time.monotonic() - _began:.0f} s] {label}: {len(found)} rows kept", flush=True)
 
 
 def measure(operator: Operator, shape: Shape, only: tuple[str, ...], limit_s: int) -> Iterator[Row]:
     """Time forward and forward + backward of every provider (of `only` and cuDNN's, or of all) at one shape, in one run."""
-    date = now()
+    date = datetime.now(UTC).isoformat(timespec="seconds")  # of rows that are compared with each other
     for regime in operator.regimes:
         *inputs, do = operator.inputs(shape, regime)
         detached = [x.detach() for x in inputs]
@@ -93,7 +132,7 @@ def timed(
     except Exception as problem:  # compilers of others raise whatever they like
         print(f"{shape} {gates} {provider}: not measured ({type(problem).__name__}: {problem})", flush=True)
         return []
-    names = ("batch", "seq_len", "num_heads", "head_dim", "ms_q20", "ms_q50", "ms_q80")
+    names = (*SHAPE, "ms_q20", "ms_q50", "ms_q80")
     return [
         {
             "date": date,

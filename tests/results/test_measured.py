@@ -13,7 +13,7 @@ from results.store import meta_path, read_rows
 ROWS = [{"provider": "ours", "head_dim": 64, "logit": 1.0, "gates": "open", "o": 1e-3, "dq": float("inf"), "dk": 0.0,
          "dv": 0.0, "dlog_fgate": 0.0}]  # fmt: skip
 KIND = "errors_by_regime"
-RETIRED = ("evaluations", "parallel_curves", "path_curves", "training_steps")
+RETIRED = ("evaluations", "short_calls", "parallel_curves", "path_curves", "training_steps")
 
 
 def test_measurings_are_added_and_read_together(tmp_path, monkeypatch):

@@ -12,9 +12,8 @@ import pandas as pd
 import pytest
 import torch
 
-from kernels.benchmark import keep, operators, short, times
-from kernels.benchmark.rows import BASELINE, ROPE_BASELINE, compared, draw, error_table, short_table, table
-from kernels.forgetting_attention import forgetting_attention
+from kernels.benchmark import operators, times
+from kernels.benchmark.rows import BASELINE, ROPE_BASELINE, compared, draw, error_table, table
 from results.measured import read
 
 ROOT = Path(__file__).parents[3]
@@ -69,7 +68,7 @@ def test_rows_are_kept_where_measuring_is_cut_short(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        keep.keep("forgetting_attention", cut(), "label", "some code", tmp_path)
+        times.keep("forgetting_attention", cut(), "label", "some code", tmp_path)
     assert list(read("forgetting_attention", tmp_path).ms_q50) == [2.0]
 
 
@@ -93,30 +92,6 @@ def test_a_provider_is_left_at_its_limit_with_what_it_reached(monkeypatch):
         raise RuntimeError("o is off")
 
     assert not rows({"forward": lambda: None}, wrong)
-
-
-@pytest.mark.usefixtures("_no_gpu")
-def test_short_calls_alone_and_in_graphs_are_lines_of_one_table(monkeypatch, tmp_path):
-    def inputs(shape, gates):
-        x = torch.ones(1, 4, *shape[2:], requires_grad=True)
-        return [x, x, x, -torch.ones(1, 4, shape[2]).requires_grad_(), x.detach()]
-
-    monkeypatch.setattr(short, "make_inputs", inputs)
-    monkeypatch.setattr(short, "providers", lambda: {"ours": forgetting_attention, BASELINE: None, "ours, pruned": None})
-    monkeypatch.setattr(short, "_captured", lambda call: call)
-    monkeypatch.setattr(short, "CALLS", 2)
-    keep.keep("short_calls", short.measure_short((), 60), "short", "some code", tmp_path)
-    rows = read("short_calls", tmp_path)
-    assert set(rows.provider) == {"ours", "ours, auto"}  # no cuDNN here
-    operations = ["forward", "forward+backward", "decode"]
-    assert sorted(rows[rows.graph].operation) == sorted(operations * 2)
-    assert sorted(rows[~rows.graph].operation) == sorted([*operations, short.ONE_THREAD] * 2)
-    assert list(rows[rows.operation == "decode"].seq_len.unique()) == [8192]
-    for row in rows[~rows.graph].itertuples():
-        same = rows[(rows.provider == row.provider) & (rows.operation == row.operation) & rows.graph].us_median
-        in_graph = "" if row.operation == short.ONE_THREAD else f"{same.item():.1f}"
-        times = f"{row.us_median:.1f} ({row.us_best:.1f}-{row.us_worst:.1f}) | {row.us_host:.1f} | {in_graph} |"
-        assert f"| {row.operation} | {row.provider} | {times}" in short_table(rows)
 
 
 def test_the_committed_rows_are_shown_without_a_gpu():
