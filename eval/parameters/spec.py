@@ -9,6 +9,9 @@ from eval.shell.spec import EvalSpec
 from models.spec_parts import STRICT
 from results.schema import Schema, integer, text
 
+INPUT_EMBEDDING = "embeddings.weight"
+"""Name of the input embedding in the rows of every model."""
+
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Spec(EvalSpec):
@@ -33,4 +36,4 @@ class Spec(EvalSpec):
 
 def counted(rows: pd.DataFrame) -> int:
     """Return the parameters without the input embedding, but with the output head: the paper's count."""
-    return int(rows.loc[~rows["name"].str.startswith("embeddings"), "count"].sum())
+    return int(rows.loc[rows["name"] != INPUT_EMBEDDING, "count"].sum())
