@@ -4,6 +4,7 @@ from analysis.names import SEVEN, rank
 from analysis.study import Study
 from analysis.style import scale_note, tokens
 from analysis.tables import Column, Table
+from eval.parameters.spec import counted
 from experiments.evaluations import parts as evals  # noqa: F401
 from experiments.recipes import recipes
 
@@ -41,11 +42,10 @@ def summary(study: Study) -> Table:
     rows: dict[str, list[float | None]] = {}
     for line, parameters, _ in found:
         model, train = study.spec(line.run_id)["model"], study.spec(line.run_id)["train"]
-        counted = parameters.loc[~parameters["name"].str.startswith("embeddings"), "count"].sum()
         down = parameters[parameters["name"] == "layers.0.mlp.down_proj.weight"]["shape"]
         heads = model.get("num_heads")
         rows[line.label] = [
-            float(counted) / 1e6,
+            counted(parameters) / 1e6,
             model["num_layers"],
             model["hidden_size"],
             model["hidden_size"] // heads if heads else model.get("head_dim", model.get("expand_ratio")),
