@@ -35,7 +35,7 @@ def forgetting_attention(
 
     Args:
         q: (B, Q, H, D), the last Q <= T positions of the keys' sequence; D in {16, 32, 64, 128}. bf16, fp16 or fp32
-            (float64 too on CPU). Any strides; only the last dimension should be contiguous to avoid a copy.
+            (float64 too on CPU, pruned or not). Any strides; only the last dimension should be contiguous to avoid a copy.
         k, v: (B, T, Hkv, D), H a multiple of Hkv.
         log_fgate: (B, T, H) float32, log of the forget gates, <= 0. -inf (or anything below -2000) cuts the sequence
             exactly.

@@ -230,7 +230,7 @@ class ForgettingAttention(nn.Module):
         head_dim = self.spec.head_dim
         if self.spec.qk_norm:
             q_scale, k_scale = self.q_norm.weight.view(-1, head_dim), self.k_norm.weight.view(-1, head_dim)
-            bound = qk_norm_logit_bound(q_scale, k_scale, head_dim)
+            bound = qk_norm_logit_bound(q_scale, k_scale, head_dim, q.dtype, roundings=2 if self.spec.use_rope else 1)
         else:
             bound = norm_logit_bound(q, k, head_dim**-0.5)
         return pruning_threshold(bound, k.shape[1], log_tolerance)

@@ -338,3 +338,7 @@ def test_pruning_changes_the_logits_by_less_than_its_tolerance(variant, toleranc
     else:
         bound = q.norm(dim=-1).amax(1) * k.norm(dim=-1).amax(1) / 4.0
     assert torch.allclose(threshold, -2 * bound - math.log(400) - tolerance)
+    if spec.qk_norm:
+        rounded = original(q.bfloat16(), k.bfloat16(), -tolerance)
+        grown = (1 + 2**-8) ** (4 if spec.use_rope else 2)
+        assert torch.allclose(rounded, -2 * grown * bound - math.log(400) - tolerance)

@@ -20,7 +20,7 @@ from kernels.forgetting_attention import (
 )
 from kernels.forgetting_attention.chunked import chunked_backward, chunked_forward
 from kernels.forgetting_attention.pruning.threshold import norm_logit_bound, pruned_tiles, pruning_threshold
-from kernels.forgetting_attention.visibility import cumulative_log_gate, first_visible_key
+from kernels.forgetting_attention.visibility import TILE, cumulative_log_gate, first_visible_key
 from tests.kernels.forgetting_attention.oracle import GATES, assert_right, attend, make_case, output_and_gradients
 
 
@@ -255,6 +255,43 @@ def test_logit_bounds_hold() -> None:
     normed_k = torch.nn.functional.rms_norm(k, (32,)) * k_weight
     logits = torch.einsum("bqhd,bthd->bhqt", normed_q, normed_k.repeat_interleave(2, 2)) * 32**-0.5
     assert bool((logits.abs().amax((-1, -2)) <= qk_norm_logit_bound(q_weight, k_weight, 32)).all())
+
+
+@pytest.mark.parametrize("rule", ["qk_norm", "auto"])
+@pytest.mark.parametrize("roundings", [1, 2])
+def test_pruning_keeps_its_promise_of_rounded_queries_and_keys(rule: str, roundings: int) -> None:
+    """The worst case: all old keys have logit U and D just below the threshold, the query's own has logit -U."""
+    T, D, log_tolerance = 2048, 64, -10.0
+    weight = torch.full((D,), 2.0079)  # bf16 rounds it up by nearly half a unit
+    k = weight.bfloat16().expand(1, T, 1, D).clone()
+    k[:, -TILE:] *= -1
+    q = weight.bfloat16().expand(1, T, 1, D)
+    if roundings == 2:  # as a rotation by a small angle would: one unit more in half of the numbers, within their norm
+        weight = weight / (1 + 2**-8)
+    bound = qk_norm_logit_bound(weight, weight, D, torch.bfloat16, roundings) if rule == "qk_norm" else None
+    bound = norm_logit_bound(q, k, D**-0.5) if bound is None else bound
+    threshold = torch.as_tensor(pruning_threshold(bound, T, log_tolerance)).reshape(1, 1)
+    log_fgate = torch.zeros(1, T, 1)
+    log_fgate[:, -TILE] = torch.nextafter(threshold, torch.tensor(-torch.inf))
+    cum_BHT = cumulative_log_gate(log_fgate)
+    tiles = pruned_tiles(cum_BHT, T, threshold)
+    assert tiles[0, 0, -1] == T // TILE - 1, "all but the query's own tile are skipped"
+    row = T - TILE
+    logits = (q[0, row, 0].double() @ k[0, : row + 1, 0].double().T) * D**-0.5 + cum_BHT[0, 0, row] - cum_BHT[0, 0, : row + 1]
+    lost = logits[:row].logsumexp(0) - logits.logsumexp(0)
+    assert log_tolerance - 0.3 < lost < log_tolerance
+
+
+def test_float64_is_pruned_like_float32() -> None:
+    case = make_case("one", 1, 300, 300, 2, 1, 16, torch.float64)
+    log_fgate = case.log_fgate.float() - 1.0
+    wide, narrow = (
+        forgetting_attention(*(x.to(dtype) for x in (case.q, case.k, case.v)), log_fgate, adaptive_threshold="auto")
+        for dtype in (torch.float64, torch.float32)
+    )
+    assert wide.dtype == torch.float64
+    torch.testing.assert_close(wide.float(), narrow)
+    assert not torch.equal(wide, forgetting_attention(case.q, case.k, case.v, log_fgate)), "something was skipped"
 
 
 # How it behaves among PyTorch's own features.
