@@ -217,8 +217,9 @@ def _made_from(study: Study) -> dict[str, Any]:
     """Return what an artefact was drawn from, in short and line by line."""
     lines = []
     for line in study.lines:
-        ids = [f"{path.parent.name}-{path.stem.rpartition('-')[2]}" for path in map(Path, line.files)]
-        lines.append({"label": title(line.label), "seed": line.seed, "scale": line.scale, "run": line.run_id, "evals": ids})
+        ids = [f"{path.parent.name}-{path.stem.split('-')[1]}" for path in map(Path, line.files)]
+        about = {"seed": line.seed, "scale": line.scale, "run": line.run_id, "weights": line.trained_weights, "evals": ids}
+        lines.append({"label": title(line.label), **about})
     metas = study.all_metas
     return {
         "lines": lines,

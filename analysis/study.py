@@ -4,11 +4,13 @@ A line is one run of a figure. Its axes say in what it differs from the model as
 how the figure prints that. Lines of equal axes, model and scale are one series: repetitions with other seeds.
 
     {"stem", "scale", "lines": [{"label", "axes", "model", "seed", "scale", "run_id",
-     "files": {"tiny/rows/per_token_loss/RUN-EVAL.parquet": sha256 of the rows}}]}
+     "files": {"tiny/rows/per_token_loss/RUN-EVAL.parquet": sha256 of the rows}, "weights": digest of the training's weights}]}
+
+A line is drawn from one training of its run. `weights` is left out where rows are from before weights had digests.
 """
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import asdict, field
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +22,7 @@ from pydantic.dataclasses import dataclass
 
 from analysis.names import rank
 from results.sealed import read_sealed, write_sealed
-from results.store import META, Meta, read_rows, read_run, run_file
+from results.store import Meta, is_fresh, read_evaluation, read_run, run_file, training_in_name, trainings_of
 
 
 def _plain(value: Any) -> Any:
@@ -52,6 +54,22 @@ class Line:
     scale: str
     run_id: str
     files: dict[str, str] = field(default_factory=dict)
+    weights: str | None = None
+
+    @property
+    def is_trained(self) -> bool:
+        """True where rows of the line were measured on trained weights."""
+        return not all(map(is_fresh, self.files))
+
+    @property
+    def training(self) -> str:
+        """First digits of the weights that the line is drawn from; empty for the run's first training."""
+        return max((training_in_name(Path(name)) for name in self.files), default="")
+
+    @property
+    def trained_weights(self) -> str:
+        """The weights that the line is drawn from, for people."""
+        return (f"weights {self.weights}" if self.weights else "weights not recorded") if self.is_trained else "fresh weights"
 
     @property
     def series(self) -> Series:
@@ -81,7 +99,12 @@ def read_lines(results_dir: Path, scale: str, stem: str) -> list[Line]:
     if not path.is_file():
         return []
     try:
-        return _LINES.validate_json(json.dumps(read_sealed(path, REMEDY).get("lines")))
+        values = read_sealed(path, REMEDY)
+        if (values.get("stem"), values.get("scale")) != (stem, scale):
+            raise ValueError(
+                f"{path} was put here from elsewhere: it is {values.get('stem')} at {values.get('scale')}; {REMEDY}"
+            )
+        return _LINES.validate_json(json.dumps(values.get("lines")))
     except ValidationError:
         raise ValueError(f"{path} is of another version: {REMEDY}") from None
 
@@ -89,7 +112,7 @@ def read_lines(results_dir: Path, scale: str, stem: str) -> list[Line]:
 def write_lines(results_dir: Path, scale: str, stem: str, lines: list[Line]) -> Path:
     """Write which rows an artefact is drawn from; the file stays untouched if it says so already."""
     path = study_file(results_dir, scale, stem)
-    values = {"stem": stem, "scale": scale, "lines": [asdict(line) for line in lines]}
+    values = {"stem": stem, "scale": scale, "lines": [_as_json(line) for line in lines]}
     try:
         unchanged = path.is_file() and read_sealed(path, REMEDY) == values
     except ValueError:
@@ -97,6 +120,11 @@ def write_lines(results_dir: Path, scale: str, stem: str, lines: list[Line]) -> 
     if not unchanged:
         write_sealed(path, values, compact=True)
     return path
+
+
+def _as_json(line: Line) -> dict[str, Any]:
+    """Return a line as it is written: without weights where they are not recorded."""
+    return {name: value for name, value in asdict(line).items() if name != "weights" or value is not None}
 
 
 class Study:
@@ -118,13 +146,30 @@ class Study:
         found = []
         for line in self.lines:
             for name, digest in line.files.items():
-                rows, meta = read_rows(self.results_dir / name, META)
+                rows, meta = read_evaluation(self.results_dir / name, line.run_id)
                 if meta["rows_sha256"] != digest:
                     raise ValueError(
                         f"{self.results_dir / name} holds other rows than {self.stem}.json was drawn from: {REMEDY}"
                     )
                 found.append((line, rows, meta))
+        self._check_trainings(found)
         return found
+
+    def _check_trainings(self, found: list[tuple[Line, pd.DataFrame, Meta]]) -> None:
+        """Raise ValueError where a run's rows are of several trainings."""
+        places: dict[str, set[str]] = defaultdict(set)
+        digests: dict[str, set[str]] = defaultdict(set)
+        for line, _, meta in found:
+            if not is_fresh(meta["eval_id"]):
+                digests[line.run_id] |= {weights for weights in (line.weights, meta.get("weights")) if weights}
+                places[line.run_id] |= {training_in_name(Path(name)) for name in line.files if not is_fresh(name)}
+        for run_id in places:
+            if len(digests[run_id]) > 1 or len(places[run_id]) > 1:
+                raise ValueError(
+                    f"{self.stem} at {self.scale} mixes trainings of run {run_id} (weights "
+                    f"{', '.join(sorted(digests[run_id])) or 'not recorded'}). `python -m experiments run {self.stem} --scale "
+                    f"{self.scale} --draw-these-trainings` draws each line from the training in its run folder"
+                )
 
     def whole(self) -> "Study":
         """Return the study itself, all rows and records read. ValueError for one that is missing or damaged."""
@@ -181,6 +226,12 @@ class Study:
     def runs(self) -> dict[str, dict[str, Any]]:
         """Records of the runs (results/SCALE/runs/ID.json) by id."""
         return {line.run_id: read_run(run_file(self.results_dir, line.scale, line.run_id)) for line in self.lines}
+
+    def final_loss(self, line: Line) -> float | None:
+        """Final loss of the training that a line is drawn from; None where it is not known."""
+        record = self.runs[line.run_id]
+        trained = (each for each in trainings_of(record) if line.weights and each["weights"] == line.weights)
+        return next(trained, record).get("final_loss")
 
     def spec(self, run_id: str) -> dict[str, Any]:
         """The RunSpec of a run, as JSON."""

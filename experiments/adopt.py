@@ -24,7 +24,10 @@ def adopted_run(runs_dir: Path, recipe: Recipe) -> RunSpec | None:
         return None
     found = []
     for path in sorted((runs_dir / recipe.scale).glob(f"{recipe.name}-*/adopted.json")):
-        found.append(RunFolder.open(path.parent).read_spec())
+        spec = RunFolder.open(path.parent).read_spec()
+        if spec.weights is None:
+            raise ValueError(f"{path} was put here from elsewhere: run {spec.run_id} was not adopted; delete the file.")
+        found.append(spec)
     if len(found) > 1:
         names = ", ".join(spec.folder_name for spec in found)
         raise ValueError(f"several checkpoints are adopted as {recipe.name} at {recipe.scale} ({names}): remove all but one.")

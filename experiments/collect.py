@@ -11,8 +11,19 @@ from analysis.study import Line, Place, read_lines, write_lines
 from eval.kinds import EVAL_SPEC
 from eval.kinds import eval_id as id_of
 from eval.shell.machine import is_cpu
-from results.sealed import read_sealed
-from results.store import META, REMEDY, Meta, fault_of, keep, meta_path, read_rows, record_run, rows_file, run_file
+from experiments.trainings import Relation, relation
+from results.store import (
+    fault_of,
+    is_fresh,
+    keep,
+    read_evaluation,
+    read_meta,
+    read_run,
+    record_run,
+    rows_file,
+    run_file,
+    training_in_name,
+)
 from training.run_folder import RunFolder
 
 ROUNDING = 1e-4
@@ -39,6 +50,7 @@ class DrawSpec:
     scale: str
     results_dir: Path
     lines: tuple[LineSpec, ...]
+    draw_these: bool = False
 
     def to_json(self) -> str:
         return _SPEC.dump_json(self, indent=1).decode() + "\n"
@@ -58,42 +70,29 @@ _SPEC = TypeAdapter(DrawSpec)
 @dataclass
 class Collected:
     """What collecting an artefact found. `met` and `differing`: evaluations that were stored already, and equal up to rounding
-    or not, with the relative difference. `left_out`: timings of this CPU, where those of another one are stored."""
+    or not, with the relative difference. `left_out`: timings of this CPU, where those of another one are stored. `beside`:
+    lines drawn from another training of their run than the one that is here."""
 
     stem: str
     lines: int = 0
     met: int = 0
     differing: dict[str, float] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
+    beside: list[str] = field(default_factory=list)
 
 
 def collect(spec: DrawSpec) -> Collected | None:
     """Keep the rows of an artefact's finished evaluations and say in STEM.json what it is drawn from; None if there is nothing.
 
     Rows that are in the store but in no run folder here are drawn, too, and lines drawn before stay: other seeds, other models.
-    What is stored already stays as it is: a run's record is written only with new rows of it.
+    What is stored already stays as it is: a run's record is written only with new rows of it. A line is drawn from one
+    training: the one that it has been drawn from, unless `draw_these` asks for the one that is here.
     """
-    found: list[Line] = []
+    old = read_lines(spec.results_dir, spec.scale, spec.stem)
+    drawn = {line.place: line for line in old}
     collected = Collected(spec.stem)
-    for wanted in spec.lines:
-        folder, line = RunFolder(wanted.run), wanted.line
-        if not folder.spec_file.is_file():
-            continue
-        files, is_new = {}, not run_file(spec.results_dir, line.scale, line.run_id).is_file()
-        for eval_id in wanted.evals:
-            place = _stored_at(wanted, eval_id, spec.results_dir)
-            stored = fault_of(place) is None
-            if fault_of(_source(wanted, eval_id)) is None:
-                _keep(wanted, eval_id, place, spec.results_dir, collected)
-                is_new |= not stored
-            elif not stored:
-                continue
-            files[str(place.relative_to(spec.results_dir))] = read_rows(place)[1]["rows_sha256"]
-        if files:
-            if is_new:
-                record_run(spec.results_dir, folder.record())
-            found.append(replace(line, files=files))
-    lines = _joined(found, read_lines(spec.results_dir, spec.scale, spec.stem))
+    found = [_line(each, drawn.get(each.line.place), spec, collected) for each in spec.lines]
+    lines = _joined([line for line in found if line is not None], old)
     if not lines:
         return None
     write_lines(spec.results_dir, spec.scale, spec.stem, lines)
@@ -101,48 +100,122 @@ def collect(spec: DrawSpec) -> Collected | None:
     return collected
 
 
+def _line(wanted: LineSpec, old: Line | None, spec: DrawSpec, collected: Collected) -> Line | None:
+    """Keep the rows of one line that are here, and return the line as it is to be drawn; None where it has no rows."""
+    folder, line = RunFolder(wanted.run), wanted.line
+    if not folder.spec_file.is_file():
+        return None
+    here = _keep_line(wanted, spec, collected)
+    old = old if old is not None and old.run_id == line.run_id else None
+    first, mine = _files(wanted, "", spec.results_dir), _files(wanted, here or "", spec.results_dir)
+    if spec.draw_these and here is not None:
+        training, files = here, mine
+    elif old is not None and old.is_trained:
+        training = old.training
+        files = first if training == "" else _files(wanted, training, spec.results_dir)
+    else:
+        training, files = max((("", first), (here or "", mine)), key=lambda each: len(each[1]))
+    if old is not None:
+        kept = {name: rows for name, rows in old.files.items() if training == old.training or is_fresh(name)}
+        files = {**kept, **files}
+    if here is not None and here != training and not _files(wanted, here, spec.results_dir).keys() <= files.keys():
+        collected.beside.append(f"{line.label}, seed {line.seed} ({here or 'the first'}; drawn: {training or 'the first'})")
+    return replace(line, files=files, weights=_weights(files, spec.results_dir)) if files else None
+
+
+def _keep_line(wanted: LineSpec, spec: DrawSpec, collected: Collected) -> str | None:
+    """Keep the rows of a line that are in its run folder. Return which training they are of: empty for the run's first, the
+    first digits of the weights for another; None where there are none."""
+    folder, line = RunFolder(wanted.run), wanted.line
+    record_file = run_file(spec.results_dir, line.scale, line.run_id)
+    sources = [eval_id for eval_id in wanted.evals if folder.evaluation_fault(eval_id) is None]
+    if not sources:
+        return None
+    how = relation(read_run(record_file) if record_file.is_file() else None, folder)
+    own = (folder.weights or "")[:8] if how is not Relation.SAME else ""
+    if how is not Relation.SAME and not own:  # nothing to keep them by: they are compared alone
+        sources = [each for each in sources if fault_of(_stored_at(wanted, each, spec.results_dir)) is None]
+    names = dict.fromkeys(sources, own)
+    for eval_id in sources:
+        met = how is Relation.ROUNDED and not spec.draw_these
+        if is_fresh(eval_id) or (met and fault_of(_stored_at(wanted, eval_id, spec.results_dir)) is None):
+            names[eval_id] = ""
+    places = {each: _stored_at(wanted, each, spec.results_dir, names[each]) for each in sources}
+    is_new = any(fault_of(path) is not None for path in places.values())
+    if is_new or not record_file.is_file():
+        record_run(spec.results_dir, folder.record())
+    for eval_id, place in places.items():
+        _keep(wanted, eval_id, place, names[eval_id], spec.results_dir, collected)
+    trained = [name for eval_id, name in names.items() if not is_fresh(eval_id)]
+    return max(trained, default=None)
+
+
+def _files(wanted: LineSpec, training: str, results_dir: Path) -> dict[str, str]:
+    """Stored rows of a line, of one training and of fresh models, with their digests."""
+    found = {}
+    for eval_id in wanted.evals:
+        place = _stored_at(wanted, eval_id, results_dir, "" if is_fresh(eval_id) else training)
+        if fault_of(place) is None:
+            meta = read_evaluation(place, wanted.line.run_id)[1]
+            found[str(place.relative_to(results_dir))] = meta["rows_sha256"]
+    return found
+
+
+def _weights(files: dict[str, str], results_dir: Path) -> str | None:
+    """The digest of the weights that all of these rows were measured on; None where one of them does not know it."""
+    found = {read_meta(results_dir / name).get("weights") for name in files if not is_fresh(name)}
+    return found.pop() if len(found) == 1 else None
+
+
 def is_collected(spec: DrawSpec) -> bool:
-    """Return whether an artefact's lines hold every evaluation that is wanted of it."""
+    """Return whether an artefact's lines hold every evaluation that is wanted of it, or stay with another training."""
     try:
-        there = {line.place: line.files for line in read_lines(spec.results_dir, spec.scale, spec.stem)}
+        there = {line.place: line for line in read_lines(spec.results_dir, spec.scale, spec.stem)}
     except ValueError:
         return False
-    places = [(each.line.place, _stored_at(each, eval_id, spec.results_dir)) for each in spec.lines for eval_id in each.evals]
-    return all(
-        str(path.relative_to(spec.results_dir)) in there.get(place, {}) and fault_of(path) is None for place, path in places
+    return not spec.draw_these and all(
+        each.line.place in there and _is_collected(each, there[each.line.place], spec.results_dir) for each in spec.lines
     )
+
+
+def _is_collected(wanted: LineSpec, line: Line, results_dir: Path) -> bool:
+    trainings = {"", RunFolder(wanted.run).weights or "", line.training}
+    for eval_id in wanted.evals:
+        places = {_stored_at(wanted, eval_id, results_dir, each) for each in trainings}
+        whole = [path for path in places if fault_of(path) is None]
+        drawn = any(str(path.relative_to(results_dir)) in line.files for path in whole)
+        if not drawn and not (whole and all(training_in_name(path) for path in whole) and line.run_id == wanted.line.run_id):
+            return False
+    return True
 
 
 def _source(wanted: LineSpec, eval_id: str) -> Path:
     return RunFolder(wanted.run).evals / f"{eval_id}.parquet"
 
 
-def _stored_at(wanted: LineSpec, eval_id: str, results_dir: Path) -> Path:
-    """Return the place of an evaluation's rows in the store. A timing of this CPU has that of the same timing of another CPU
-    where there is one: a user's own CPU adds nothing to what is published."""
-    own = rows_file(results_dir, wanted.line.scale, wanted.line.run_id, eval_id)
+def _stored_at(wanted: LineSpec, eval_id: str, results_dir: Path, training: str = "") -> Path:
+    """Return the place of an evaluation's rows in the store; of another training than the first, beside the first's. A timing
+    of this CPU has that of the same timing of another CPU where there is one: a user's CPU adds nothing to what is published.
+    """
+    own = rows_file(results_dir, wanted.line.scale, wanted.line.run_id, eval_id, training)
     source = _source(wanted, eval_id)
-    if not eval_id.startswith(TIMED) or own.is_file() or fault_of(source) is not None:
+    if training or not eval_id.startswith(TIMED) or own.is_file() or fault_of(source) is not None:
         return own
-    mine = EVAL_SPEC.validate_json(json.dumps(_meta(source)["spec"]))
+    mine = EVAL_SPEC.validate_json(json.dumps(read_meta(source)["spec"]))
     for path in sorted(own.parent.glob(f"{wanted.line.run_id}-*.parquet")) if is_cpu(mine.machine or "") else ():
         if fault_of(path) is None:
-            machine = _meta(path)["spec"]["machine"] or ""
-            if is_cpu(machine) and id_of(replace(mine, machine=machine)) == _meta(path)["eval_id"]:
+            machine = read_meta(path)["spec"]["machine"] or ""
+            if is_cpu(machine) and id_of(replace(mine, machine=machine)) == read_meta(path)["eval_id"]:
                 return path
     return own
 
 
-def _meta(path: Path) -> Meta:
-    return read_sealed(meta_path(path), REMEDY, META)
-
-
-def _keep(wanted: LineSpec, eval_id: str, place: Path, results_dir: Path, collected: Collected) -> None:
+def _keep(wanted: LineSpec, eval_id: str, place: Path, training: str, results_dir: Path, collected: Collected) -> None:
     """Put an evaluation's rows into the store, or say how those that are there differ."""
-    if place != rows_file(results_dir, wanted.line.scale, wanted.line.run_id, eval_id):
+    if place != rows_file(results_dir, wanted.line.scale, wanted.line.run_id, eval_id, training):
         collected.left_out.append(f"{eval_id} of {wanted.run.name}")
         return
-    _, difference = keep(_source(wanted, eval_id), results_dir, but=SPEEDS)
+    _, difference = keep(_source(wanted, eval_id), results_dir, but=SPEEDS, weights=training)
     if difference is not None and not eval_id.startswith(TIMED):
         if difference <= ROUNDING:
             collected.met += 1
@@ -151,16 +224,13 @@ def _keep(wanted: LineSpec, eval_id: str, place: Path, results_dir: Path, collec
 
 
 def _joined(new: list[Line], old: list[Line]) -> list[Line]:
-    """Return the old lines in their order, each replaced by the new line of its place (of the same run with the files of both).
-    A new place comes behind the line that is declared before it, or else before those that are declared after it."""
+    """Return the old lines in their order, each replaced by the new line of its place. A new place comes behind the line that
+    is declared before it, or else before those that are declared after it."""
     lines = {line.place: line for line in old}
     order = list(lines)
     for index, line in enumerate(new):
-        before = lines.get(line.place)
-        if before is None:
+        if line.place not in lines:
             order.insert(order.index(new[index - 1].place) + 1 if index else _first(new, order), line.place)
-        elif before.run_id == line.run_id:
-            line = replace(line, files={**before.files, **line.files})
         lines[line.place] = line
     return [lines[place] for place in order]
 

@@ -77,6 +77,12 @@ def draw(plan: Plan, console: Console) -> list[str]:
     met = sum(each.met for each in found)
     differing = {name: difference for each in found for name, difference in each.differing.items()}
     left_out = {name for each in found for name in each.left_out}
+    beside = list(dict.fromkeys(line for each in found for line in each.beside))
+    if beside:
+        console.print(
+            f"{len(beside)} lines stay drawn from other trainings of their runs than these run folders hold; rows of both are "
+            f"kept, and `--draw-these-trainings` draws from these: {'; '.join(beside[:5])}{' ...' if beside[5:] else ''}"
+        )
     if left_out:
         console.print(f"{len(left_out)} timings of this CPU stay in their run folders: those of another CPU are stored")
     if met or differing:

@@ -148,7 +148,7 @@ def draw_spec(plan: Plan, stem: str) -> DrawSpec:
         recipe, run = wanted.recipe, plan.runs[wanted.run_id]
         line = Line(recipe.label, recipe.axes, recipe.name, recipe.seed, recipe.scale, wanted.run_id)
         lines.append(LineSpec(line, run.folder.path, tuple(eval_id(spec) for spec in wanted.evals)))
-    return DrawSpec(stem, plan.scale.name, plan.request.results_dir, tuple(lines))
+    return DrawSpec(stem, plan.scale.name, plan.request.results_dir, tuple(lines), plan.request.draw_these_trainings)
 
 
 def write_draw_specs(plan: Plan) -> None:

@@ -12,7 +12,7 @@ from experiments.artefact import artefacts
 from experiments.graph import Task
 from experiments.plan import KnownCorpus, Plan, Run
 from experiments.scales import SCALES
-from results.store import read_rows
+from results.store import read_evaluation, trainings_of
 from training.hardware import DENSE_BF16_PEAK
 
 GPU = "H100"
@@ -83,10 +83,15 @@ def print_ancestry(stem: str, scale: str, results_dir: Path, console: Console) -
         console.print(f"  corpus {data['source']}, {data['tokenizer']}, {data['fingerprint']}")
         if run["spec"].get("weights"):
             console.print(f"  weights {run['spec']['weights']}, trained elsewhere and adopted")
+        console.print(f"  drawn from {line.trained_weights}")
+        for training in trainings_of(run):
+            loss = "unknown" if training["final_loss"] is None else f"{training['final_loss']:.5f}"
+            named = training["weights"] or "not recorded"
+            console.print(f"  training with weights {named}: {len(training['starts'])} starts, final loss {loss}")
         for start in run["starts"]:
             console.print(f"  start {_made(start)}, from step {start.get('first_step', 0)}", soft_wrap=True)
         for name in line.files:
-            meta = read_rows(results_dir / name)[1]
+            meta = read_evaluation(results_dir / name, line.run_id)[1]
             console.print(f"  rows  {name}: {meta['created']}, {_made(meta['provenance'])}", soft_wrap=True)
 
 

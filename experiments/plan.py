@@ -56,12 +56,12 @@ class Run:
 
     @property
     def missing_evals(self) -> tuple[EvalSpec, ...]:
-        return tuple(spec for spec in self.evals if not any(fault_of(path) is None for path in self._places(spec)))
+        return tuple(spec for spec in self.evals if self.folder.evaluation_fault(eval_id(spec)) and not self._is_stored(spec))
 
-    def _places(self, spec: EvalSpec) -> list[Path]:
-        """Places where the rows of an evaluation may be."""
-        rows = [rows_file(self.stored, self.spec.scale, self.spec.run_id, eval_id(spec))] if self.stored is not None else []
-        return [self.eval_file(spec), *rows]
+    def _is_stored(self, spec: EvalSpec) -> bool:
+        """True where rows that are stored count as done, and those of the run's first training are there."""
+        owner = {"scale": self.spec.scale, "run_id": self.spec.run_id, "eval_id": eval_id(spec)}
+        return self.stored is not None and fault_of(rows_file(self.stored, **owner), **owner) is None
 
     @property
     def trains(self) -> bool:

@@ -1,15 +1,19 @@
 """Reading and writing of results: rows as parquet (zstd), who made them as JSON beside. Torch-free.
 
     results/SCALE/rows/KIND/RUN-EVAL.parquet + .meta.json     one evaluation of one run: immutable, shared by all artefacts
-    results/SCALE/runs/RUN.json                               what a run was: spec, every start, final loss
+    results/SCALE/rows/KIND/RUN-EVAL-WEIGHTS.parquet + ...    the same of a second training of that run, and of each later one
+    results/SCALE/runs/RUN.json                               what a run was: spec, every start, every training
     results/SCALE/STEM.json                                   which rows an artefact is drawn from (analysis/study.py)
     results/measurements/KIND/DATE-DIGEST.parquet + .meta.json     what needs no training (measured.py)
 
 Storage only grows. Rows are kept under the identity of what made them, so equal names mean equal numbers up to rounding; the
-first are kept, and `keep` says by how much later ones differ. The JSON of a pair is renamed into place first and holds the
-digest of the parquet, whose rename is the commit: a pair that was cut off between the two, or edited, is refused when read.
+first are kept, and `keep` says by how much later ones differ. A GPU does not repeat bits: a run may have several trainings,
+each known by the digest of its weights, and rows of one are never taken for another's. The JSON of a pair is renamed into place
+first and holds the digest of the parquet, whose rename is the commit: a pair that was cut off between the two, edited, or
+copied to another run's name is refused when read.
 
-Meta: kind, scale, model, run_id, eval_id, spec (of the evaluation), created (ISO, UTC), provenance, extras, rows_sha256.
+Meta: kind, scale, model, run_id, eval_id, spec (of the evaluation), weights (digest of those it was measured on; null for fresh
+models, absent from before digests were taken), created (ISO, UTC), provenance, extras, rows_sha256.
 """
 
 import hashlib
@@ -32,6 +36,8 @@ META_KEYS = ("kind", "scale", "model", "run_id", "eval_id", "spec", "created", "
 ROWS: dict[str, type] = {"kind": str, "created": str, "provenance": dict}
 META: dict[str, type] = {**dict.fromkeys(META_KEYS, str), **ROWS, "spec": dict, "extras": dict}
 RECORD: dict[str, type] = {"run_id": str, "scale": str, "name": str, "spec": dict, "starts": list}
+FRESH = ("throughput", "parameters", "equal_logits")
+"""Kinds of evaluation that measure fresh models: no training is in their rows."""
 REMEDY = "delete it (both files of the pair) and run its experiment again"
 
 
@@ -40,10 +46,21 @@ def meta_path(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(".parquet") + ".meta.json")
 
 
-def rows_file(results_dir: Path, scale: str, run_id: str, eval_id: str) -> Path:
-    """Place of the rows of an evaluation of a run. `eval_id` is KIND-DIGEST."""
+def rows_file(results_dir: Path, scale: str, run_id: str, eval_id: str, weights: str = "") -> Path:
+    """Place of the rows of an evaluation of a run. `eval_id` is KIND-DIGEST; `weights`: of another training than the first."""
     kind, _, digest = eval_id.rpartition("-")
-    return results_dir / scale / "rows" / kind / f"{run_id}-{digest}.parquet"
+    name = f"{run_id}-{digest}-{weights[:8]}" if weights else f"{run_id}-{digest}"
+    return results_dir / scale / "rows" / kind / f"{name}.parquet"
+
+
+def is_fresh(name: str) -> bool:
+    """Tell whether an evaluation, by its id or the path of its rows, is of fresh models and so of no training."""
+    return (name.split("/")[-2] if "/" in name else name.rpartition("-")[0]) in FRESH
+
+
+def training_in_name(path: Path) -> str:
+    """First digits of the weights that the name of stored rows holds; empty for a run's first training, and fresh models."""
+    return "".join(path.stem.split("-")[2:])
 
 
 def write_rows(path: Path, rows: pd.DataFrame, meta: Meta, schema: Schema, keys: tuple[str, ...] = META_KEYS) -> Path:
@@ -65,16 +82,26 @@ def _write_pair(path: Path, body: bytes, meta: Meta) -> None:
     write_atomic(path, body)
 
 
-def read_rows(path: Path, types: dict[str, type] = ROWS) -> tuple[pd.DataFrame, Meta]:
-    """Rows and meta of what is stored. ValueError: missing, truncated or edited. `types`: META of an evaluation."""
-    body, meta = _read_pair(path, types)
+def read_rows(path: Path, types: dict[str, type] = ROWS, **owner: str) -> tuple[pd.DataFrame, Meta]:
+    """Rows and meta of what is stored. ValueError: missing, truncated or edited, or the meta has not what it should have of its
+    `owner` (run_id, scale, eval_id). `types`: META of an evaluation."""
+    body, meta = _read_pair(path, types, owner)
     try:
         return pq.read_table(io.BytesIO(body)).to_pandas(), meta
     except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(f"{path}: not a readable parquet file ({error})") from None
 
 
-def _read_pair(path: Path, types: dict[str, type]) -> tuple[bytes, Meta]:
+def read_evaluation(path: Path, run_id: str) -> tuple[pd.DataFrame, Meta]:
+    """Rows and meta of a stored evaluation of a run. ValueError, too, where it is not what its place says."""
+    rows, meta = read_rows(path, META, run_id=run_id)
+    own = [rows_file(path.parents[3], meta["scale"], run_id, meta["eval_id"], each or "") for each in ("", meta.get("weights"))]
+    if path not in own:
+        raise ValueError(f"{path} was put here from elsewhere: its rows belong to {own[0]}; {REMEDY}")
+    return rows, meta
+
+
+def _read_pair(path: Path, types: dict[str, type], owner: dict[str, str] | None = None) -> tuple[bytes, Meta]:
     if not path.is_file():
         raise ValueError(
             f"{path}: there is no such result; bring it back (git restore) if it was deleted, or run its experiment"
@@ -83,20 +110,29 @@ def _read_pair(path: Path, types: dict[str, type]) -> tuple[bytes, Meta]:
     body = path.read_bytes()
     if hashlib.sha256(body).hexdigest() != meta.get("rows_sha256"):
         raise ValueError(f"{path}: truncated or changed since {meta_path(path).name} was written; {REMEDY}")
+    for name, value in (owner or {}).items():
+        if meta.get(name) != value:
+            raise ValueError(f"{path} was put here from elsewhere: its {name} is {meta.get(name)}, not {value}; {REMEDY}")
     return body, meta
 
 
-def fault_of(path: Path) -> str | None:
-    """Return what is wrong with a stored evaluation, or None if it is whole."""
+def read_meta(path: Path) -> Meta:
+    """Meta of an evaluation. ValueError: missing or edited."""
+    return read_sealed(meta_path(path), REMEDY, META)
+
+
+def fault_of(path: Path, **owner: str) -> str | None:
+    """Return what is wrong with a stored evaluation, or None if it is whole and its `owner`'s; see `read_rows`."""
     try:
-        _read_pair(path, META)
+        _read_pair(path, META, owner)
     except ValueError as error:
         return str(error)
     return None
 
 
-def keep(source: Path, results_dir: Path, but: Sequence[str] = ()) -> tuple[Path, float | None]:
-    """Put an evaluation file of a run folder into the store; returns its place there.
+def keep(source: Path, results_dir: Path, but: Sequence[str] = (), weights: str = "") -> tuple[Path, float | None]:
+    """Put an evaluation file of a run folder into the store; returns its place there, which is beside those of the run's first
+    training where `weights` name another.
 
     What is stored already stays as it is; then the second value is by how much the new rows differ from it: the largest
     difference of a number, relative to the largest number of its column (infinite where texts or shapes differ), of all columns
@@ -104,8 +140,9 @@ def keep(source: Path, results_dir: Path, but: Sequence[str] = ()) -> tuple[Path
     ValueError: `source` is not whole.
     """
     body, meta = _read_pair(source, META)
-    path = rows_file(results_dir, meta["scale"], meta["run_id"], meta["eval_id"])
-    if fault_of(path) is None:
+    owner = {name: meta[name] for name in ("scale", "run_id", "eval_id")}
+    path = rows_file(results_dir, **owner, weights=weights)
+    if fault_of(path, **owner) is None:
         one, other = (read_rows(each)[0].drop(columns=list(but), errors="ignore") for each in (path, source))
         return path, difference(one, other)
     meta.pop("rows_sha256")
@@ -136,10 +173,11 @@ def run_file(results_dir: Path, scale: str, run_id: str) -> Path:
 
 
 def record_run(results_dir: Path, record: dict[str, Any]) -> Path:
-    """Keep what is known of a run: run_id, scale, name, spec, starts (every start's provenance), and what else is given.
+    """Keep what is known of a run: run_id, scale, name, spec, starts (every start's provenance), trainings (weights, dates of
+    starts, final loss), and what else is given.
 
-    Starts that are stored already are kept, new ones are added; of other values the newest are kept, and None takes the place
-    of none (a folder that was only timed knows no final loss).
+    Starts and trainings that are stored already are kept, new ones are added; of other values the newest are kept, and None
+    takes the place of none (a folder that was only timed knows no final loss). `final_loss` is the first training's.
     """
     path = run_file(results_dir, record["scale"], record["run_id"])
     known = read_run(path) if path.is_file() else {"starts": []}
@@ -148,11 +186,49 @@ def record_run(results_dir: Path, record: dict[str, Any]) -> Path:
     }  # of a start that has ended since, the end
     newer = {name: value for name, value in record.items() if value is not None or name not in known}
     merged = {**known, **newer, "starts": [starts[date] for date in sorted(starts)]}
+    if "trainings" in record:
+        merged["trainings"] = trainings = _joined(trainings_of(known), record["trainings"])
+        merged["final_loss"] = next((each["final_loss"] for each in trainings if each["final_loss"] is not None), None)
     if merged != known:
         write_sealed(path, merged)
     return path
 
 
+def _joined(known: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return all trainings in the order in which they came."""
+    found = [*known]
+    for training in new:
+        same = next((each for each in found if is_training(each, training)), None)
+        if same is None:
+            found.append(training)
+        else:
+            weights = same["weights"] or training["weights"]
+            starts = sorted({*same["starts"], *training["starts"]})
+            loss = training["final_loss"] if same["final_loss"] is None else same["final_loss"]
+            found[found.index(same)] = {"weights": weights, "starts": starts, "final_loss": loss}
+    return found
+
+
+def is_training(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Tell whether two entries of a record are one training: by the weights, or by the final loss where one has none."""
+    if one["weights"] is not None and other["weights"] is not None:
+        return one["weights"] == other["weights"]
+    return one["final_loss"] == other["final_loss"]
+
+
+def trainings_of(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the trainings of a run. A record of before they were listed has one, whose weights nobody took down, where the run
+    was trained at all."""
+    loss, adopted = record.get("final_loss"), record.get("spec", {}).get("weights")
+    dates = [start["date"] for start in record["starts"]]
+    before = [{"weights": adopted, "starts": dates, "final_loss": loss}] if loss is not None or adopted else []
+    return record.get("trainings", before)
+
+
 def read_run(path: Path) -> dict[str, Any]:
+    """Return the record of a run. ValueError: missing, edited, or another run's."""
     remedy = "restore it from version control, or delete it and run an experiment that draws this run"
-    return read_sealed(path, remedy, RECORD)
+    values = read_sealed(path, remedy, RECORD)
+    if (values["run_id"], values["scale"]) != (path.stem, path.parent.parent.name):
+        raise ValueError(f"{path} was put here from elsewhere: it is run {values['run_id']} of {values['scale']}; {remedy}")
+    return values

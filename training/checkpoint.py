@@ -1,8 +1,8 @@
 """Checkpoints that cannot be lost: written beside, digested, renamed; read only if every digest agrees.
 
 Tensors go through torch.distributed.checkpoint into safetensors files (no pickle), so that a run resumes on any number
-of processes. A manifest (training/manifest.py) holds the step and the SHA-256 of every file; a folder without it is not a
-checkpoint.
+of processes. A manifest (training/manifest.py) holds the run, the step and the SHA-256 of every file; a folder without it,
+or of another run or step, is not a checkpoint.
 """
 
 import os
@@ -38,8 +38,9 @@ def require_space(folder: Path, num_bytes: int) -> None:
 class Checkpoints:
     """The checkpoints of one run, newest last; one is due `minutes` after the last was saved."""
 
-    def __init__(self, folder: Path, world: World, keep: int = 2, background: bool = False, minutes: float = 10.0):
+    def __init__(self, folder: Path, run_id: str, world: World, keep: int = 2, background: bool = False, minutes: float = 10.0):
         self.folder = folder
+        self.run_id = run_id
         self.world = world
         self.keep = keep
         self._background = background
@@ -100,23 +101,26 @@ class Checkpoints:
             dist.barrier(group=group)
 
     def _publish(self, step: int, partial: Path) -> None:
-        manifest.seal(partial, step=step)
+        manifest.seal(partial, run_id=self.run_id, step=step)
         target = self.path(step)
         if target.exists():  # a damaged one that the run went on from before
             shutil.rmtree(target)
         os.rename(partial, target)
         self._damaged.discard(step)
         steps = self.steps()
-        whole = [s for s in steps if s not in self._damaged and manifest.fault(self.path(s), digests=False) is None]
+        whole = [s for s in steps if s not in self._damaged and self._fault(s, digests=False) is None]
         for old in set(steps) - set(whole[-self.keep :]):
             shutil.rmtree(self.path(old), ignore_errors=True)
+
+    def _fault(self, step: int, *, digests: bool) -> str | None:
+        return manifest.fault(self.path(step), digests=digests, run_id=self.run_id, step=step)
 
     def newest_whole(self) -> int | None:
         """Step of the newest undamaged checkpoint (all processes agree); says on stderr what it passes over."""
         found = None
         if self.world.is_main:
             for step in reversed(self.steps()):
-                fault = manifest.fault(self.path(step), digests=True)
+                fault = self._fault(step, digests=True)
                 if fault is None:
                     found = step
                     break

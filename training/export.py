@@ -45,11 +45,14 @@ def export_model(model: nn.Module, corpus: Corpus | None, spec: RunSpec, folder:
     world.barrier()
 
 
-def check_export(folder: Path) -> None:
-    """Read an exported model against the digests it was written with. ValueError: something is missing or was altered."""
-    fault = manifest.fault(folder, digests=True)
+def check_export(folder: RunFolder) -> None:
+    """Read a run's exported model against the digests it was written with. ValueError: something is missing or was altered, or
+    it is another run's."""
+    fault = folder.export_fault(digests=True)
     if fault is not None:
-        raise ValueError(f"{folder} is damaged: {fault}. Delete it and run its experiment again, which trains what is missing.")
+        raise ValueError(
+            f"{folder.export} is damaged: {fault}. Delete it and run its experiment again, which trains what is missing."
+        )
 
 
 def already_exported(folder: RunFolder, spec: RunSpec, world: World) -> bool:
@@ -59,7 +62,7 @@ def already_exported(folder: RunFolder, spec: RunSpec, world: World) -> bool:
     """
     if not world.is_main:
         return bool(world.broadcast(None))
-    fault = manifest.fault(folder.export, digests=True)
+    fault = folder.export_fault(digests=True)
     if fault is not None and spec.weights is not None:
         raise ValueError(f"{folder.export} is damaged: {fault}. These weights were trained elsewhere: adopt them again.")
     if fault is not None and folder.export.exists():

@@ -66,7 +66,9 @@ class Journal:
             self.say(f"{self.spec.name}: going on from step {first_step}")
         if epochs > 1:
             self.say(f"{self.spec.name}: the corpus is smaller than the training: its tokens are seen {epochs:.2f} times")
-        self._writer = MetricsWriter(self.folder.metrics_file, self.folder.path / "tensorboard", first_step)
+        self._writer = MetricsWriter(
+            self.folder.metrics_file, self.folder.path / "tensorboard", first_step, owner=self.spec.run_id
+        )
         self._progress = Progress(self.spec.name, train.num_steps, first_step, self.quiet)
         self.resume()
         try:
@@ -142,7 +144,7 @@ class Journal:
                 "first_token": int(start),
             }
             with open(self.folder.anomalies_file, "a") as file:
-                file.write(line(row))
+                file.write(line(row, self.spec.run_id))
         if self.execution.on_bad_step == "stop":
             raise AnomalyError(
                 f"step {report.step} is {kind} (loss {report.loss}, gradient norm {report.grad_norm}) and was not applied; its "

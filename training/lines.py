@@ -1,4 +1,8 @@
-"""Files of JSON lines that grow while a run is trained; each line carries a CRC-32 of its own. Torch-free."""
+"""Files of JSON lines that grow while a run is trained. Torch-free.
+
+Each line carries a CRC-32 of its own, which begins at its owner's name: a line of another run counts as damaged. Lines without
+an owner are taken as anybody's.
+"""
 
 import json
 import zlib
@@ -9,30 +13,30 @@ CHECK = "crc32"
 Row = dict[str, Any]
 
 
-def line(row: Row) -> str:
+def line(row: Row, owner: str = "") -> str:
     """Return `row` as one line whose last key is its check."""
-    return json.dumps({**row, CHECK: _crc(row)}) + "\n"
+    return json.dumps({**row, CHECK: _crc(row, owner)}) + "\n"
 
 
-def read_line(text: bytes) -> Row | None:
-    """Return the row of one line; None where it is damaged."""
+def read_line(text: bytes, owner: str = "") -> Row | None:
+    """Return the row of one line; None where it is damaged, or another owner's."""
     try:
         row = json.loads(text)
         check = row.pop(CHECK)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return row if check == _crc(row) else None
+    return row if check in (_crc(row, owner), _crc(row, "")) else None
 
 
-def read_lines(path: Path) -> tuple[list[Row], int]:
+def read_lines(path: Path, owner: str = "") -> tuple[list[Row], int]:
     """Return the whole rows in their order, and how many lines are damaged. A last line without its end counts as neither: it
     is being written, or the process was killed while it wrote."""
     if not path.exists():
         return [], 0
-    rows = [read_line(text) for text in path.read_bytes().split(b"\n")[:-1]]
+    rows = [read_line(text, owner) for text in path.read_bytes().split(b"\n")[:-1]]
     whole = [row for row in rows if row is not None]
     return whole, len(rows) - len(whole)
 
 
-def _crc(row: Row) -> int:
-    return zlib.crc32(json.dumps(row).encode())
+def _crc(row: Row, owner: str) -> int:
+    return zlib.crc32(json.dumps(row).encode(), zlib.crc32(owner.encode()))

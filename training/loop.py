@@ -102,7 +102,12 @@ def _train(
     weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     state = {**weights, **named_state(model, stepper.optimizer), **stepper.guard.state()}
     checkpoints = Checkpoints(
-        folder.checkpoints, world, execution.keep_checkpoints, execution.async_checkpoint, execution.checkpoint_minutes
+        folder.checkpoints,
+        spec.run_id,
+        world,
+        execution.keep_checkpoints,
+        execution.async_checkpoint,
+        execution.checkpoint_minutes,
     )
     first_step = checkpoints.load_newest(state)
     journal = Journal(folder, spec, execution, world, stop, quiet)
@@ -129,6 +134,7 @@ def _train(
             checkpoints.wait()
         if exit_code == EXIT_FINISHED:
             export_model(model, corpus, spec, folder, world)
+            end["weights"] = folder.weights
         else:
             journal.say(f"{spec.name}: stopped by {stop.reason or 'another process'}, saved at step {step}")
         end["exit_code"] = exit_code

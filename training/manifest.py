@@ -17,17 +17,43 @@ def seal(folder: Path, **facts: Any) -> None:
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST):
         with open(path, "rb") as file:
             os.fsync(file.fileno())
-        files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
+        files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest(path)}
     write_sealed(folder / MANIFEST, {**facts, "files": files})
 
 
-def fault(folder: Path, *, digests: bool) -> str | None:
-    """Return what is wrong with a sealed folder, or None. Without `digests` only sizes are compared, which is fast."""
+def fault(folder: Path, *, digests: bool, **facts: Any) -> str | None:
+    """Return what is wrong with a sealed folder, or None. Without `digests` only sizes are compared, which is fast.
+
+    `facts`: what the manifest must say where it says anything about it: the run, the step.
+    """
     try:
-        files = read_sealed(folder / MANIFEST, "")["files"]
+        sealed = read_sealed(folder / MANIFEST, "")
+        files = sealed["files"]
+        for name, value in facts.items():
+            if sealed.get(name, value) != value:
+                return f"it was put here from elsewhere: its {name} is {sealed[name]}, not {value}"
         return next(filter(None, (_fault(folder / name, entry, digests) for name, entry in files.items())), None)
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is missing, cut off, altered or of another version"
+
+
+def weights(folder: Path) -> str | None:
+    """Return the digest of the weights of a sealed folder, by what its manifest says; None where it has none."""
+    try:
+        files = read_sealed(folder / MANIFEST, "")["files"]
+        return weights_digest({name: entry["sha256"] for name, entry in files.items()})
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def weights_digest(files: dict[str, str]) -> str | None:
+    """Return the first 16 hex digits of the SHA-256 over names and contents of weight files (name: its SHA-256); others among
+    the files do not count. None where there are no weights."""
+    whole = hashlib.sha256()
+    names = sorted(name for name in files if name.endswith(".safetensors"))
+    for name in names:
+        whole.update(name.encode() + bytes.fromhex(files[name]))
+    return whole.hexdigest()[:16] if names else None
 
 
 def _fault(path: Path, entry: dict[str, Any], digests: bool) -> str | None:
@@ -35,13 +61,14 @@ def _fault(path: Path, entry: dict[str, Any], digests: bool) -> str | None:
         size = path.stat().st_size
         if size != entry["bytes"]:
             return f"{path.name} has {size} bytes, not {entry['bytes']}"
-        if digests and _digest(path) != entry["sha256"]:
+        if digests and digest(path) != entry["sha256"]:
             return f"{path.name} was altered (its SHA-256 differs)"
     except OSError as error:
         return f"{path.name} cannot be read ({error.strerror})"
     return None
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -70,8 +70,9 @@ class Speed:
 class MetricsWriter:
     """Writer of metrics.jsonl, a line per step, mirrored to TensorBoard."""
 
-    def __init__(self, path: Path, tensorboard: Path | None, first_step: int):
+    def __init__(self, path: Path, tensorboard: Path | None, first_step: int, *, owner: str = ""):
         self._file = open(path, "a")  # noqa: SIM115 - closed in close()
+        self._owner = owner
         self._board = None
         if tensorboard is not None:
             from torch.utils.tensorboard import SummaryWriter
@@ -79,7 +80,7 @@ class MetricsWriter:
             self._board = SummaryWriter(str(tensorboard), purge_step=first_step + 1)
 
     def write(self, row: dict[str, Any]) -> None:
-        self._file.write(line(row))
+        self._file.write(line(row, self._owner))
         self._file.flush()
         if self._board is not None:
             for key in ("loss", "grad_norm", "lr", "tokens_per_s"):

@@ -8,7 +8,8 @@ runs/SCALE/NAME-ID/
     checkpoints/         step-XXXXXXXX/ (training/checkpoint.py)
     export/              the trained model for from_pretrained, with a manifest; whole, it says the run is finished
     evals/               rows of finished evaluations
-Lines of the .jsonl files carry a check each (training/lines.py).
+Lines of the .jsonl files carry a check each (training/lines.py). Manifests and lines name the run: what was copied from another
+run's folder is damage, not a result.
 """
 
 import contextlib
@@ -18,12 +19,14 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from results.atomic import write_atomic
 from results.sealed import read_sealed, write_sealed
+from results.store import fault_of, read_meta
 from training import manifest
 from training.lines import Row, line, read_line, read_lines
 from training.spec import RunSpec
@@ -81,11 +84,31 @@ class RunFolder:
             where = ".".join(str(part) for part in first["loc"])
             raise ValueError(f"{self.spec_file} is not a valid run spec: {where}: {first['msg']}; {remedy}") from error
 
+    @cached_property
+    def run_id(self) -> str:
+        """The run that the folder holds, by its spec."""
+        return self.read_spec().run_id
+
     @property
     def finished(self) -> bool:
-        """Tell whether the exported model is there, with every file that it should have in its size (`check_export` reads
+        """Tell whether the run's exported model is there, with every file that it should have in its size (`check_export` reads
         them)."""
-        return manifest.fault(self.export, digests=False) is None
+        return self.export_fault(digests=False) is None
+
+    def export_fault(self, *, digests: bool) -> str | None:
+        """Return what is wrong with the exported model, or None; that of another run is wrong, too."""
+        if not (self.export / manifest.MANIFEST).is_file() or not self.spec_file.is_file():
+            return f"there is no {self.export / manifest.MANIFEST} or no {self.spec_file.name}"
+        return manifest.fault(self.export, digests=digests, run_id=self.run_id)
+
+    @property
+    def weights(self) -> str | None:
+        """Digest of the run's weights: those that are there, or else those that its last training ended with. None where none
+        was trained to its end."""
+        if self.finished:
+            return manifest.weights(self.export)
+        starts = read_lines(self.provenance_file, self.run_id)[0] if self.provenance_file.is_file() else []
+        return (starts[-1]["end"] or {}).get("weights") if starts else None
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -110,7 +133,7 @@ class RunFolder:
 
         ValueError: the run is finished and a line is damaged or a step missing, so that its curve is not known.
         """
-        rows, _ = read_lines(self.metrics_file)
+        rows, _ = read_lines(self.metrics_file, self.run_id)
         spec = self.read_spec()
         num_steps = spec.train.num_steps
         if self.finished and spec.weights is None and not _complete(rows, num_steps):
@@ -124,15 +147,16 @@ class RunFolder:
         """Return the newest whole line of metrics.jsonl, for showing progress; reads the end of the file alone."""
         with contextlib.suppress(OSError), open(self.metrics_file, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-            return next(filter(None, map(read_line, reversed(file.read().split(b"\n")))), None)
+            texts = reversed(file.read().split(b"\n"))
+            return next(filter(None, (read_line(text, self.run_id) for text in texts)), None)
         return None
 
     def truncate(self, step: int) -> bool:
         """Forget what was logged after `step`, because the run goes on from there. False where earlier steps are missing."""
-        rows = {path: read_lines(path)[0] for path in (self.metrics_file, self.anomalies_file) if path.exists()}
+        rows = {path: read_lines(path, self.run_id)[0] for path in (self.metrics_file, self.anomalies_file) if path.exists()}
         kept = {path: [row for row in rows[path] if row["step"] <= step] for path in rows}
         for path in kept:
-            write_atomic(path, "".join(map(line, kept[path])))
+            self._write(path, kept[path])
         return _complete(kept.get(self.metrics_file, []), step)
 
     def read_starts(self) -> list[Row]:
@@ -141,7 +165,7 @@ class RunFolder:
 
         ValueError: a line is damaged, or there is none though the run is finished.
         """
-        starts, damaged = read_lines(self.provenance_file)
+        starts, damaged = read_lines(self.provenance_file, self.run_id)
         if damaged or (not starts and self.finished and self.read_spec().weights is None):
             raise ValueError(
                 f"{self.provenance_file} has {damaged} damaged lines and {len(starts)} whole ones: delete the damaged ones "
@@ -149,37 +173,58 @@ class RunFolder:
             )
         return starts
 
+    def evaluation_fault(self, eval_id: str) -> str | None:
+        """Return what is wrong with an evaluation in evals/, or None; that of another run, or of other weights than the folder
+        holds, is wrong, too."""
+        path = self.evals / f"{eval_id}.parquet"
+        if not path.is_file() or not self.spec_file.is_file():
+            return f"there is no {path} or no {self.spec_file.name}"
+        fault = fault_of(path, run_id=self.run_id, scale=self.read_spec().scale, eval_id=eval_id)
+        if fault is not None:
+            return fault
+        measured, own = read_meta(path).get("weights"), self.weights
+        if measured is not None and own is not None and measured != own:
+            return f"{path} was measured on weights {measured}; those of the run are {own}"
+        return None
+
     def record(self) -> Row:
-        """Return what results keep of a run: its spec, every start, how its training ended if it did (its weights may be
-        gone)."""
-        spec, last = self.read_spec(), self.last_row()
+        """Return what results keep of a run: its spec, every start, and its training if that has ended (its weights may be
+        gone): the digest of the weights, the dates of its starts, its final loss."""
+        spec, last, starts = self.read_spec(), self.last_row(), self.read_starts()
         ended = self.finished or (last is not None and last["tokens"] >= spec.train.train_tokens)
         rows = self.read_metrics() if ended else []
+        final_loss = rows[-1]["loss"] if rows else None
+        first = max((index for index, start in enumerate(starts) if not start["first_step"]), default=0)
+        dates = [start["date"] for start in starts[first:]]
         return {
             "run_id": spec.run_id,
             "scale": spec.scale,
             "name": spec.name,
             "spec": json.loads(spec.to_json()),
-            "starts": self.read_starts(),
-            "final_loss": rows[-1]["loss"] if rows else None,
+            "starts": starts,
+            "trainings": [{"weights": self.weights, "starts": dates, "final_loss": final_loss}] if ended else [],
+            "final_loss": final_loss,
         }
 
     def begin_start(self, start: Row) -> int:
         """Add a start (before `truncate`). One that was killed before it is ended by the last step it wrote down. Returns how
         many damaged lines were dropped."""
-        starts, damaged = read_lines(self.provenance_file)
+        starts, damaged = read_lines(self.provenance_file, self.run_id)
         row = self.last_row()
         if starts and starts[-1]["end"] is None and row is not None and row["step"] > starts[-1]["first_step"]:
             tokens = row["tokens"] // row["step"] * (row["step"] - starts[-1]["first_step"])
             end = {"exit_code": None, "tokens": tokens, "wall_s": row["wall_s"], "peak_memory_bytes": None}
             starts[-1] = {**starts[-1], "end": end}
-        write_atomic(self.provenance_file, "".join(map(line, [*starts, start])))
+        self._write(self.provenance_file, [*starts, start])
         return damaged
 
     def end_start(self, start: Row, end: Row) -> None:
         """Write down how `start`, the one that `begin_start` added last, has ended."""
-        starts = [other for other in read_lines(self.provenance_file)[0] if other != start]
-        write_atomic(self.provenance_file, "".join(map(line, [*starts, {**start, "end": end}])))
+        starts = [other for other in read_lines(self.provenance_file, self.run_id)[0] if other != start]
+        self._write(self.provenance_file, [*starts, {**start, "end": end}])
+
+    def _write(self, path: Path, rows: list[Row]) -> None:
+        write_atomic(path, "".join(line(row, self.run_id) for row in rows))
 
 
 def _complete(rows: list[Row], num_steps: int) -> bool:

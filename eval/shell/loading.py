@@ -14,6 +14,7 @@ from data.spec import DataSpec
 from data.tokenizer import Tokenizer, TokenizerChoice, parse_tokenizer
 from eval.shell.spec import Precision
 from eval.shell.text import TextCodec
+from training import manifest
 from training.run_folder import RunFolder
 from training.spec import RunSpec
 
@@ -59,6 +60,13 @@ class Subject:
         _read_json(path / "config.json")  # a damaged one is found before anything is computed
         name = Path(path_or_name).resolve().name
         return cls(path, path, OUTSIDE_SCALE, name, _content_id(path, tokenizer_name), tokenizer_name)
+
+    @cached_property
+    def weights(self) -> str | None:
+        """Digest of the weights; None where there are none yet."""
+        if self.run is not None:
+            return self.run_folder.weights
+        return manifest.weights_digest({path.name: manifest.digest(path) for path in self.folder.glob("*.safetensors")})
 
     def precision(self, device: str) -> Precision:
         """Return the run's precision; of other models bf16 on GPUs and fp32 on the CPU, as in the released evaluations."""
@@ -142,7 +150,7 @@ class Loaded:
                 raise ValueError(f"{self.subject.path}: the run is not finished (it has no export/); train it to the end first")
             from training.export import check_export
 
-            check_export(self.subject.folder)
+            check_export(RunFolder(self.subject.path))
         return self.subject.folder
 
     def check_token_ids(self, corpus: Corpus) -> None:

@@ -20,7 +20,8 @@ from results.store import fault_of, read_rows, write_rows
 
 
 def exists(out: Path, subject: Subject, spec: EvalSpec) -> bool:
-    """Tell whether `out` is this very evaluation of this model. A damaged file is made again, and it is said.
+    """Tell whether `out` is this very evaluation of this model. A damaged file is made again, and one that was measured on
+    other weights of the same run; both are said.
 
     ValueError: it is that of another model or spec.
     """
@@ -33,9 +34,18 @@ def exists(out: Path, subject: Subject, spec: EvalSpec) -> bool:
     if (meta["run_id"], meta["eval_id"]) != (subject.run_id, eval_id(spec)):
         raise ValueError(
             f"{out} holds {meta['eval_id']} of {meta['model']} ({meta['run_id']}), not {eval_id(spec)} of {subject.model} "
-            f"({subject.run_id}): name another file with --out"
+            f"({subject.run_id}): delete it, or name another file with --out"
         )
+    measured, own = meta.get("weights"), weights_of(subject, spec)
+    if measured is not None and own is not None and measured != own:
+        print(f"{out} was measured on weights {measured}, the model has {own}: it is made again", file=sys.stderr)
+        return False
     return True
+
+
+def weights_of(subject: Subject, spec: EvalSpec) -> str | None:
+    """Return the digest of the weights that an evaluation is of; None for one of fresh models."""
+    return None if spec.NEEDS == "spec" else subject.weights
 
 
 def run(loaded: Loaded, spec: EvalSpec, context: Context, out: Path) -> bool:
@@ -46,8 +56,10 @@ def run(loaded: Loaded, spec: EvalSpec, context: Context, out: Path) -> bool:
     subject, name = loaded.subject, eval_id(spec)
     if exists(out, subject, spec):
         return False
+    weights = weights_of(subject, spec)
     partial = out.with_name(out.name.removesuffix(".parquet") + ".partial.jsonl")
-    context = replace(context, partial=Partial(partial, identity=f"{subject.run_id}/{name}"), extras={})
+    identity = "/".join(filter(None, (subject.run_id, name, weights)))
+    context = replace(context, partial=Partial(partial, identity=identity), extras={})
     context.train_seq_len = None if subject.run is None else subject.run.train.seq_len
     reset_peak_memory(context.device)
     started = time.perf_counter()
@@ -60,6 +72,7 @@ def run(loaded: Loaded, spec: EvalSpec, context: Context, out: Path) -> bool:
         "run_id": subject.run_id,
         "eval_id": name,
         "spec": TypeAdapter(type(spec)).dump_python(spec, mode="json"),
+        "weights": weights,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "provenance": provenance(machine_name(context.device)),
         "extras": context.extras,

@@ -65,7 +65,7 @@ def grid(study: Study) -> tuple[Grid, str]:
         return perplexities, f"held-out perplexity P({tokens(study.train_len)})"
     losses: Grid = {}
     for line in study.lines:
-        final = study.runs[line.run_id].get("final_loss")
+        final = study.final_loss(line)
         if final is not None:
             _put(losses, line.model, line.axes["peak_lr"], float(final))
     if not losses:

@@ -10,19 +10,28 @@ from training import manifest
 from training.lines import line
 
 START = {"date": "2026-01-01T00:00:00+00:00", "git_sha": "abc", "git_dirty": False, "python": "3.11", "versions": {},
-         "device": "CPU", "world_size": 1, "first_step": 0, "params": 10, "end": None}  # fmt: skip
+         "device": "CPU (1 thread, AVX2)", "world_size": 1, "first_step": 0, "params": 10, "end": None}  # fmt: skip
 
 
-def finish(run: Run, evaluations: bool = False, loss: float = 2.0) -> None:
-    """An export, a start, a line of metrics; with `evaluations` every per-token loss that was asked for."""
+def finish(
+    run: Run, evaluations: bool = False, loss: float = 2.0, weights: bytes = b"", final_loss: float = 3.0, device: str = ""
+) -> None:
+    """An export (of these weights), a start, a line of metrics; with `evaluations` every per-token loss that was asked for."""
     folder = run.folder
     if not folder.finished:
         folder.export.mkdir(parents=True)
         (folder.export / "config.json").write_text("{}")
-        manifest.seal(folder.export)
-        folder.provenance_file.write_text(line(START))
+        if weights:
+            (folder.export / "model.safetensors").write_bytes(weights)
+        manifest.seal(folder.export, run_id=run.spec.run_id)
+        date = f"2026-01-01T00:00:{len(weights):02}+00:00" if weights else START["date"]
+        start = {**START, "date": date, "device": device or START["device"]}
+        folder.provenance_file.write_text(line(start, run.spec.run_id))
         folder.metrics_file.write_text(
-            "".join(line({"step": n + 1, "tokens": n + 1, "loss": 3.0, "wall_s": 1.0}) for n in range(run.spec.train.num_steps))
+            "".join(
+                line({"step": n + 1, "tokens": n + 1, "loss": final_loss, "wall_s": 1.0}, run.spec.run_id)
+                for n in range(run.spec.train.num_steps)
+            )
         )
     if evaluations:
         for spec in run.evals:
@@ -60,6 +69,7 @@ def _write(run: Run, spec, rows: pd.DataFrame) -> None:
     meta = {
         "kind": spec.kind, "scale": run.spec.scale, "model": run.spec.name, "run_id": run.spec.run_id,
         "eval_id": eval_id(spec), "spec": EVAL_SPEC.dump_python(spec, mode="json"), "created": "2026-01-01T00:00:00+00:00",
+        "weights": run.folder.weights,
         "provenance": START, "extras": {},
     }  # fmt: skip
     write_rows(run.eval_file(spec), rows, meta, spec.SCHEMA)

@@ -124,8 +124,9 @@ def facts(ground: Ground) -> dict[str, Any]:
     for name in ("model.safetensors", "config.json", "tokenizer.json", "run_spec.json"):
         found[f"export {name}"] = _digest((run / "export" / name).read_bytes())
     found["spec"] = _unsealed(run / "spec.json")
-    found["metrics"] = [_without(row, TIMINGS) for row in read_lines(run / "metrics.jsonl")[0]]
-    found["starts"] = _distinct(read_lines(run / "provenance.jsonl")[0])
+    run_id = run.name.rpartition("-")[2]
+    found["metrics"] = [_without(row, TIMINGS) for row in read_lines(run / "metrics.jsonl", run_id)[0]]
+    found["starts"] = _distinct(read_lines(run / "provenance.jsonl", run_id)[0])
     for path in sorted([*(run / "evals").glob("*.parquet"), *ground.results.glob("rows/*/*.parquet")]):
         name = f"{path.parent.name}/{path.name}"
         found[f"rows {name}"] = _digest(pd.read_parquet(path).drop(columns=TIMINGS, errors="ignore").to_csv().encode())
@@ -134,7 +135,8 @@ def facts(ground: Ground) -> dict[str, Any]:
         found[f"meta {name}"] = {**meta, "provenance": _distinct([meta["provenance"]])}
     for path in sorted((ground.results / "runs").glob("*.json")):
         record = _unsealed(path)
-        found[f"record {path.name}"] = {**record, "starts": _distinct(record["starts"])}
+        trainings = [_without(training, ["starts"]) for training in record["trainings"]]
+        found[f"record {path.name}"] = {**record, "starts": _distinct(record["starts"]), "trainings": trainings}
     for stem in ARTEFACTS:
         lines = _unsealed(ground.results / f"{stem}.json")["lines"]
         found[f"lines {stem}"] = [{**line, "files": sorted(line["files"])} for line in lines]

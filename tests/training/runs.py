@@ -95,6 +95,6 @@ def assert_same_run(one: RunFolder, other: RunFolder) -> None:
 
 
 def anomalies(run: RunFolder) -> list[dict]:
-    rows, damaged = read_lines(run.anomalies_file)
+    rows, damaged = read_lines(run.anomalies_file, run.run_id)
     assert not damaged
     return rows

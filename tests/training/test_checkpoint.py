@@ -2,11 +2,13 @@
 
 import itertools
 import os
+import shutil
 
 import pytest
 import torch
 
 from tests.training.test_loop import slow, wait_for_step
+from training import manifest
 from training.checkpoint import Checkpoints
 from training.distributed import World
 
@@ -16,12 +18,12 @@ def save(tmp_path):
     """save(step) as a new process would: it looks for the newest whole checkpoint first."""
 
     def begin(step: int) -> int | None:
-        checkpoints = Checkpoints(tmp_path / "checkpoints", World(0, 1, torch.device("cpu")), keep=2)
+        checkpoints = Checkpoints(tmp_path / "checkpoints", "a run", World(0, 1, torch.device("cpu")), keep=2)
         found = checkpoints.newest_whole()
         checkpoints.save(step, {"weight": torch.full((100,), float(step))})
         return found
 
-    begin.checkpoints = Checkpoints(tmp_path / "checkpoints", World(0, 1, torch.device("cpu")), keep=2)
+    begin.checkpoints = Checkpoints(tmp_path / "checkpoints", "a run", World(0, 1, torch.device("cpu")), keep=2)
     return begin
 
 
@@ -91,3 +93,18 @@ def test_intervals_are_wall_clock(make_run, start):
     assert len(steps) >= 2
     walls = [run.read_metrics()[step - 1]["wall_s"] for step in steps]
     assert all(later - earlier > 0.29 for earlier, later in itertools.pairwise(walls))
+
+
+def test_a_checkpoint_of_another_run_or_step_is_passed_over(save, tmp_path, capsys):
+    save(1)
+    other = Checkpoints(tmp_path / "other", "another run", World(0, 1, torch.device("cpu")))
+    other.save(5, {"weight": torch.zeros(100)})
+    shutil.copytree(other.path(5), save.checkpoints.path(5))
+    shutil.copytree(save.checkpoints.path(1), save.checkpoints.path(7))
+    assert save.checkpoints.newest_whole() == 1
+    said = capsys.readouterr().err
+    assert "its run_id is another run, not a run" in said and "its step is 1, not 7" in said
+    manifest.seal(other.path(5), step=5)  # as before runs were named
+    shutil.rmtree(save.checkpoints.path(5))
+    shutil.copytree(other.path(5), save.checkpoints.path(5))
+    assert save.checkpoints.newest_whole() == 5

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -96,7 +97,7 @@ def test_a_gap_before_the_checkpoint_is_said_and_what_follows_kept(make_run, sta
     alter(run.metrics_file, 3)
     outcome = start(run)
     assert outcome.exit_code() == EXIT_FINISHED and "damaged or missing; the curve has a gap" in outcome.output
-    steps = [row["step"] for row in read_lines(run.metrics_file)[0]]
+    steps = [row["step"] for row in read_lines(run.metrics_file, run.run_id)[0]]
     assert steps == [1, 2, 3, *range(5, 31)]
     with pytest.raises(ValueError, match="29 lines are whole"):
         run.read_metrics()
@@ -177,11 +178,11 @@ def test_a_damaged_export_is_moved_aside_and_made_again(make_run, start, how):
 
     undisturbed, run = make_run("undisturbed", steps=6), make_run("damaged", steps=6)
     assert start(undisturbed).exit_code() == start(run).exit_code() == EXIT_FINISHED
-    check_export(run.export)
+    check_export(run)
     damage_export(run, how)
     assert run.finished == (how == "flipped")  # sizes alone do not show it
     with pytest.raises(ValueError, match=r"export is damaged: .*Delete it and run its experiment again"):
-        check_export(run.export)
+        check_export(run)
     outcome = start(run)
     assert outcome.exit_code() == EXIT_FINISHED and "It is now export.damaged" in outcome.output
     assert run.finished and not (run.path / "export.damaged").exists()
@@ -191,12 +192,15 @@ def test_a_damaged_export_is_moved_aside_and_made_again(make_run, start, how):
 def test_adopted_weights_are_not_trained_again(make_run, start):
     import dataclasses
 
+    from training import manifest
     from training.run_folder import RunFolder
 
     run = make_run(steps=4)
     adopted = RunFolder.create(run.path.with_name("adopted"), dataclasses.replace(run.read_spec(), weights="0123"))
     assert start(run).exit_code() == EXIT_FINISHED
     run.export.rename(adopted.export)
+    assert not adopted.finished, "the export is another run's"
+    manifest.seal(adopted.export, run_id=adopted.run_id)
     assert start(adopted).exit_code() == EXIT_FINISHED
     assert adopted.finished and adopted.read_metrics() == adopted.read_starts() == []
     flip(adopted.export / "model.safetensors")
@@ -209,3 +213,23 @@ def test_spec_file_holds_the_spec(make_run):
     run = make_run()
     written = json.loads(run.spec_file.read_text())
     assert written.pop("sha256") and written == json.loads(run.read_spec().to_json())
+
+
+def test_a_half_trained_run_takes_nothing_of_another(make_run, start):
+    """Checkpoints, metrics and starts of another seed, copied: the run is trained as if they were not there."""
+    undisturbed, run, other = (make_run(name, steps=30, seed=seed) for name, seed in (("own", 0), ("copied", 0), ("other", 1)))
+    stopped = start(other, before=slow, checkpoint_minutes=0)
+    wait_for_step(other, 10)
+    os.kill(stopped.processes[0].pid, signal.SIGTERM)
+    assert stopped.exit_code() == EXIT_REQUEUE
+    shutil.copytree(other.checkpoints, run.checkpoints)
+    for name in ("metrics_file", "provenance_file"):
+        shutil.copyfile(getattr(other, name), getattr(run, name))
+    assert run.last_row() is None
+    outcome = start(run)
+    assert (
+        outcome.exit_code() == start(undisturbed).exit_code() == EXIT_FINISHED and "put here from elsewhere" in outcome.output
+    )
+    assert_same_run(undisturbed, run)
+    assert len(run.read_starts()) == 1 and run.read_starts()[0]["end"]["weights"] == run.weights == undisturbed.weights
+    assert [each["weights"] for each in run.record()["trainings"]] == [run.weights]

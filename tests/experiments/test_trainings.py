@@ -1,0 +1,140 @@
+"""A run that was trained twice: rows of both are kept, and no artefact mixes them."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from analysis.study import Study, read_lines, study_file
+from experiments import execute, graph
+from experiments.collect import collect, is_collected
+from experiments.overview import print_ancestry
+from experiments.plan import Plan, make_plan
+from results.sealed import read_sealed, write_sealed
+from results.store import META, read_rows, read_run, run_file
+from tests.experiments.finished import finish
+from training import manifest
+
+FIG2 = "fig2_per_token_loss"
+GPU = "NVIDIA H100 80GB HBM3"
+
+
+def trained(asked, weights: bytes, loss: float, *, where: str = "runs", device: str = GPU, **more) -> Plan:
+    """A plan whose only run was trained to these weights and evaluated."""
+    request = replace(asked, artefacts=(FIG2,), only=("fox_pro",), runs_dir=asked.runs_dir.with_name(where), **more)
+    plan = make_plan(request)
+    (run,) = plan.runs.values()
+    run.folder.create(run.folder.path, run.spec)
+    finish(run, evaluations=True, loss=loss, weights=weights, final_loss=loss, device=device)
+    return plan
+
+
+def said(plan: Plan) -> str:
+    text = io.StringIO()
+    assert not execute.draw(plan, Console(file=text, width=500))
+    return text.getvalue()
+
+
+def line_of(asked):
+    (line,) = read_lines(asked.results_dir, "tiny", FIG2)
+    return line
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def digest_of(plan: Plan) -> str:
+    (run,) = plan.runs.values()
+    assert run.folder.weights is not None
+    return run.folder.weights
+
+
+def test_rows_of_another_training_are_kept_beside_and_drawn_when_asked_for(asked):
+    first = trained(asked, b"first", 2.0)
+    assert "stay drawn" not in said(first)
+    x, (run,) = digest_of(first), first.runs.values()
+    assert line_of(asked).weights == x and [len(Path(name).stem) for name in line_of(asked).files] == [10 + 1 + 8]
+    before = {path: body for path, body in contents(asked.results_dir).items() if "rows" in path.parts}
+
+    second = trained(asked, b"second", 2.1, where="again")
+    text, y = said(second), digest_of(second)
+    assert x != y and "1 lines stay drawn from other trainings" in text and "--draw-these-trainings" in text and y[:8] in text
+    assert is_collected(graph.draw_spec(second, FIG2))
+    assert line_of(asked).weights == x and len(line_of(asked).files) == 1
+    rows = {path: body for path, body in contents(asked.results_dir).items() if "rows" in path.parts}
+    assert before.items() <= rows.items() and len(rows) == 2 * len(before)
+    (beside,) = [path for path in rows if path.name.endswith(f"-{y[:8]}.parquet")]
+    assert read_rows(beside, META)[1]["weights"] == y
+    record = read_run(run_file(asked.results_dir, "tiny", run.spec.run_id))
+    assert [(each["weights"], each["final_loss"], len(each["starts"])) for each in record["trainings"]] == [
+        (x, 2.0, 1), (y, 2.1, 1),
+    ]  # fmt: skip
+    assert record["final_loss"] == 2.0 and len(record["starts"]) == 2
+
+    for plan, drawn in ((second, y), (first, y)):  # asked for once, an artefact keeps drawing from it
+        request = replace(plan.request, draw_these_trainings=plan is second)
+        said(make_plan(request))
+        (line,) = read_lines(asked.results_dir, "tiny", FIG2)
+        assert line.weights == drawn and all(drawn[:8] in name for name in line.files)
+        console = Console(record=True, width=300)
+        print_ancestry(FIG2, "tiny", asked.results_dir, console)
+        why = console.export_text()
+        assert why.count("drawn from weights") == 1 and f"drawn from weights {drawn}" in why
+        assert f"training with weights {x}: 1 starts, final loss 2.00000" in why
+        assert Study(asked.results_dir, "tiny", FIG2).final_loss(line) == 2.1
+    said(make_plan(replace(first.request, draw_these_trainings=True)))
+    assert line_of(asked).weights == x, "and back to the first"
+
+
+@pytest.mark.parametrize(("off", "added"), [(0.0, 0), (0.005, 0), (0.02, 2)])
+def test_a_cpu_that_rounds_otherwise_adds_nothing(asked, off, added):
+    cpu = "Some CPU (1 thread, AVX2)"
+    said(trained(asked, b"first", 2.0, device=cpu))
+    before = contents(asked.results_dir)
+    said(trained(asked, b"second", 2.0 + off, where="again", device=cpu))
+    after = contents(asked.results_dir)
+    assert len(after) == len(before) + added
+    if not added:
+        assert after == before
+
+
+def test_rows_of_before_weights_had_digests_are_marked(asked):
+    plan = trained(asked, b"", 2.0)
+    said(plan)
+    line = line_of(asked)
+    assert line.weights is None and line.trained_weights == "weights not recorded"
+    assert "weights" not in json.loads(study_file(asked.results_dir, "tiny", FIG2).read_text())["lines"][0]
+    console = Console(record=True, width=300)
+    print_ancestry(FIG2, "tiny", asked.results_dir, console)
+    assert "drawn from weights not recorded" in console.export_text()
+    assert "weights not recorded" in (asked.results_dir / "tiny" / "report.html").read_text()
+    said(trained(asked, b"other", 2.1, where="again"))
+    assert line_of(asked) == line, "another training takes no place of theirs"
+
+
+def test_a_line_of_two_trainings_is_refused_with_the_command_that_mends_it(asked):
+    said(trained(asked, b"first", 2.0))
+    x = line_of(asked)
+    said(trained(asked, b"second", 2.1, where="again"))
+    said(trained(asked, b"second", 2.1, where="again", draw_these_trainings=True))
+    y = line_of(asked)
+    file = study_file(asked.results_dir, "tiny", FIG2)
+    values = read_sealed(file, "")
+    for mixed in ({**x.files, **y.files}, x.files):
+        write_sealed(file, {**values, "lines": [{**values["lines"][0], "files": mixed}]})
+        with pytest.raises(ValueError, match=rf"{FIG2} at tiny mixes trainings of run .*run {FIG2} .*--draw-these-trainings"):
+            Study(asked.results_dir, "tiny", FIG2).whole()
+
+
+def test_an_evaluation_of_weights_that_were_replaced_is_made_again(asked):
+    plan = trained(asked, b"first", 2.0)
+    (run,) = plan.runs.values()
+    assert run.missing_evals == ()
+    (run.folder.export / "model.safetensors").write_bytes(b"again")
+    manifest.seal(run.folder.export, run_id=run.spec.run_id)
+    assert run.missing_evals == run.evals
+    assert collect(graph.draw_spec(plan, FIG2)) is None
