@@ -9,17 +9,21 @@ KIND = "throughput"
 
 
 def measured(study: Study) -> pd.DataFrame:
-    """Training rows, one line per label, in the paper's order of models: those of the machine, length and kind of step that
-    most labels were timed by, of equals the newest. ValueError if there are none."""
-    found = study.evaluations(KIND, mode="train")
+    """Training rows, one line per label, in the paper's order of models: those of the machine and length that most labels were
+    timed by, of equals the newest. Where the step of trainings was timed, only its rows: an earlier step of the evaluation's
+    own was slower, and not for all models alike. ValueError if there are none."""
+    wanted = {"mode": "train", "step": "stepper"}
+    if not study.evaluations(KIND, **wanted):
+        wanted = {"mode": "train"}
+    found = study.evaluations(KIND, **wanted)
     if not found:
         raise ValueError(f"{study.stem}: no training throughput is stored; run its experiment first")
-    settings: dict[tuple[str, int, str | None], list[tuple[str, str, str]]] = {}
+    settings: dict[tuple[str, int], list[tuple[str, str, str]]] = {}
     for line, rows, meta in found:
-        setting = rows["machine"].iloc[0], int(rows["seq_len"].iloc[0]), meta["spec"].get("step")
+        setting = rows["machine"].iloc[0], int(rows["seq_len"].iloc[0])
         settings.setdefault(setting, []).append((meta["created"], line.label, meta["eval_id"]))
     alike = max(settings.values(), key=lambda each: (len({label for _, label, _ in each}), max(each)))
-    rows = study.rows(KIND, mode="train")
+    rows = study.rows(KIND, **wanted)
     rows = rows[rows["eval_id"].isin([eval_id for *_, eval_id in alike])]
     rows = rows.drop_duplicates("label")  # a fresh model's speed does not depend on the seed
     return rows.sort_values("model", key=lambda models: models.map(rank), kind="stable", ignore_index=True)
