@@ -14,9 +14,8 @@ import tyro
 from eval.job import Command
 from eval.kinds import KINDS, eval_id, unread
 from eval.shell.context import make_context
-from eval.shell.hub import go_offline_if_unreachable
 from eval.shell.loading import Loaded, Subject
-from eval.shell.machine import machine_name, use
+from eval.shell.machine import go_offline_if_unreachable, machine_name, use
 from eval.shell.run import run
 from eval.shell.spec import EvalSpec, Setting
 from results.store import read_rows

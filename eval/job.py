@@ -14,9 +14,8 @@ import tyro
 
 from eval.kinds import EVAL_SPEC, eval_id, unbound, unread
 from eval.shell.context import make_context
-from eval.shell.hub import go_offline_if_unreachable
 from eval.shell.loading import Loaded, Subject
-from eval.shell.machine import use
+from eval.shell.machine import go_offline_if_unreachable, use
 from eval.shell.run import exists, run
 from eval.shell.sources import Sources
 from eval.shell.spec import EvalSpec

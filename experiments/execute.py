@@ -8,7 +8,7 @@ from rich.console import Console
 from data.plan import CorpusPlan
 from data.prepare import prepare
 from eval.kinds import eval_id
-from eval.shell.hub import go_offline_if_unreachable
+from eval.shell.machine import go_offline_if_unreachable
 from experiments import graph
 from experiments.collect import collect
 from experiments.local import run_tasks, slots_of

@@ -12,11 +12,10 @@ from lm_eval.api.model import TemplateLM
 from transformers import PreTrainedModel
 
 from eval.lm_eval.spec import Spec
-from eval.shell.batching import check_positions
+from eval.shell.batching import Scored, check_positions, score
 from eval.shell.context import Context
 from eval.shell.generation import generate
 from eval.shell.loading import Loaded
-from eval.shell.scoring import Scored, score
 from eval.shell.text import TextCodec
 from models.loss import token_losses
 from training.progress import Progress

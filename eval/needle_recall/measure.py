@@ -5,10 +5,9 @@ import pandas as pd
 from eval.needle.cells import CellBuilder
 from eval.needle.wording import FACTS, read_facts
 from eval.needle_recall.spec import Spec
-from eval.shell.batching import in_batches
+from eval.shell.batching import Scored, in_batches, score
 from eval.shell.context import Context
 from eval.shell.loading import Loaded
-from eval.shell.scoring import Scored, score
 from eval.shell.sources import digest
 from training.progress import Progress
 

@@ -1,9 +1,12 @@
-"""Prompts of different lengths in batches of bounded memory, the longest first, halved where one does not fit."""
+"""Prompts of different lengths in batches of bounded memory, the longest first, halved where one does not fit; and the
+log-probabilities of given continuations in such a batch: right-padded, logits of the last positions only."""
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from eval.shell.context import Compute
@@ -13,6 +16,7 @@ BATCH_TOKENS_CPU = 8_192
 MAX_BATCH = 256
 
 Result = TypeVar("Result")
+Scored = tuple[float, bool]
 
 
 def in_batches(
@@ -78,3 +82,33 @@ def check_positions(model: nn.Module, num_tokens: int, remedy: str) -> None:
     )
     if learned and limit is not None and num_tokens > limit:
         raise ValueError(f"{num_tokens} tokens are more than the {limit} positions that the model has learned; {remedy}")
+
+
+def score(model: nn.Module, rows: Sequence[tuple[list[int], int]], compute: Compute) -> list[Scored]:
+    """Score the last `count` of the ids of each row (ids, count), given those before, in one batch.
+
+    Returns (sum of log-probabilities in nats, whether greedy decoding gives them). Padding stands to the right, where a causal
+    model does not look.
+
+    ValueError for rows longer than the model's positions.
+    """
+    width = max(len(ids) for ids, _ in rows) - 1
+    check_positions(model, width, "choose shorter prompts")
+    inputs_BT = torch.tensor([ids[:-1] + [0] * (width + 1 - len(ids)) for ids, _ in rows], device=compute.device)
+    first = min(len(ids) - 1 - count for ids, count in rows)
+    results = []
+    with compute.inference():
+        logits_BKV = _last_logits(model, inputs_BT, width - first)
+        for logits_KV, (ids, count) in zip(logits_BKV, rows, strict=True):
+            start = len(ids) - 1 - count - first
+            logits = logits_KV[start : start + count].float()
+            target = torch.tensor(ids[-count:], device=compute.device)
+            logprob = -F.cross_entropy(logits, target, reduction="none").double().sum()
+            results.append((float(logprob), bool((logits.argmax(-1) == target).all())))
+    return results
+
+
+def _last_logits(model: nn.Module, inputs_BT: torch.Tensor, count: int) -> torch.Tensor:
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        return model(input_ids=inputs_BT, use_cache=False, logits_to_keep=count).logits
+    return model(input_ids=inputs_BT, use_cache=False).logits[:, -count:]

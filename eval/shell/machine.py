@@ -1,10 +1,17 @@
-"""Machine that computes: part of the identity of a timing, so that another machine's is another evaluation."""
+"""Machine that computes: part of the identity of a timing, so that another machine's is another evaluation; and whether it
+reaches the hub."""
 
 import gc
 import os
 import re
+import socket
+import sys
+import urllib.request
+from urllib.parse import urlsplit
 
 from training import processor
+
+HUB_SECONDS = 5.0
 
 
 def use(name: str, threads: int) -> str:
@@ -67,3 +74,22 @@ def peak_memory_gib(device: str) -> float | None:
     import torch
 
     return round(torch.cuda.max_memory_allocated(device) / 2**30, 2)
+
+
+def go_offline_if_unreachable() -> None:
+    """Look whether the hub can be reached, before libraries retry for a minute; if not, only the local cache is used."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE or urllib.request.getproxies():
+        return
+    address = urlsplit(constants.ENDPOINT)
+    try:
+        port = address.port or (443 if address.scheme == "https" else 80)
+        socket.create_connection((str(address.hostname), port), timeout=HUB_SECONDS).close()
+    except OSError as error:
+        print(
+            f"the hub at {constants.ENDPOINT} is out of reach ({error}); only what is in the local cache is used",
+            file=sys.stderr,
+        )
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        constants.HF_HUB_OFFLINE = True

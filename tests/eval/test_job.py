@@ -23,8 +23,8 @@ from eval.kinds import EVAL_SPEC, eval_id
 from eval.needle import spec as needle
 from eval.per_token_loss import spec as per_token_loss
 from eval.shell import machine
-from eval.shell.hub import go_offline_if_unreachable
 from eval.shell.loading import Subject
+from eval.shell.machine import go_offline_if_unreachable
 from eval.throughput import spec as throughput
 from results.store import read_rows
 from training import processor
