@@ -13,6 +13,7 @@ from analysis.tables import Cell, Column, Table, over_seeds
 KIND = "training_curve"
 SMOOTHED_SHARE = 0.02
 LAST_SHARE = 0.02
+MAX_POINTS = 1000
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,17 @@ class Training:
     loss_SN: np.ndarray
     tokens_per_s: np.ndarray
     mfu: np.ndarray
+
+    @property
+    def smoothed_SN(self) -> np.ndarray:
+        """Mean loss of the last SMOOTHED_SHARE of the steps at every step."""
+        window = max(1, round(SMOOTHED_SHARE * len(self.tokens)))
+        return np.stack([smooth_backwards(loss_N, window) for loss_N in self.loss_SN])
+
+    def shown(self, share: float) -> np.ndarray:
+        """Return the steps to draw: at most MAX_POINTS evenly spaced ones, without those in the first `share` of the tokens."""
+        steps = np.unique(np.linspace(0, len(self.tokens) - 1, MAX_POINTS).astype(int))
+        return steps[self.tokens[steps] >= share * self.tokens[-1]]
 
 
 def trainings(study: Study) -> list[Training]:

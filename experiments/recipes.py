@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
+from analysis.names import SEVEN
 from analysis.study import Axes, Place, Series, series_of
 from data.recall import RecallTask
 from data.spec import DataSpec
@@ -84,6 +85,16 @@ def recipes(
     """Yield one recipe per seed. Without a `label` the model's own name stands in the artefact."""
     for name, seed in product([names] if isinstance(names, str) else names, seeds):
         yield Recipe(label or name, name, scale.name, seed, model or {}, train or {}, task, dict(axes or {}))
+
+
+def main_models(scale: Scale, seeds: Sequence[int]) -> Iterator[Recipe]:
+    """Yield the models of the paper's main experiments, as they are: the lines of most figures and tables."""
+    return recipes(scale, SEVEN, seeds)
+
+
+def main_models_once(scale: Scale, seeds: Sequence[int]) -> Iterator[Recipe]:
+    """Yield them with the first seed alone, on which nothing depends that is counted or timed."""
+    return recipes(scale, SEVEN, seeds[:1])
 
 
 def model_spec(name: str, scale: Scale, vocab_size: int, changes: dict[str, Any] | None = None) -> ModelSpec:

@@ -9,7 +9,7 @@ from analysis.names import DASHED, FOX_SHADES, LineStyle
 from analysis.panels import Drawn, band_note, draw_lines, legend_of
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, tokens
-from analysis.training_curves import SMOOTHED_SHARE, Training, smooth_backwards, summary, trainings  # noqa: F401
+from analysis.training_curves import SMOOTHED_SHARE, Training, summary, trainings  # noqa: F401
 from experiments.acp.acp_quality import AXES, runs  # noqa: F401
 from experiments.evaluations import curve as evals  # noqa: F401
 
@@ -28,10 +28,10 @@ def draw(study: Study) -> list[Path]:
     for (rule, context), training in found.items():
         colour = FOX_SHADES[contexts.index(context) % len(FOX_SHADES)]
         style = LineStyle(f"{rule}, {tokens(context)}", colour, None if rule == "pruned" else DASHED)
-        lines.append(_line(training, smoothed(training), style))
+        lines.append(_line(training, training.smoothed_SN, style))
         other = found.get(("unpruned", context)) if rule == "pruned" else None
         if other is not None:
-            change_SN = smoothed(training) - smoothed(other).mean(axis=0)
+            change_SN = training.smoothed_SN - other.smoothed_SN.mean(axis=0)
             differences.append(_line(training, change_SN, LineStyle(tokens(context), colour)))
         frames.append(
             pd.DataFrame({"label": training.label, "share_of_training": lines[-1].x, "loss_smoothed": lines[-1].mean})
@@ -47,14 +47,6 @@ def draw(study: Study) -> list[Path]:
     return publish(study, figure, pd.concat(frames, ignore_index=True), *notes)
 
 
-def smoothed(training: Training) -> np.ndarray:
-    """(S, N)."""
-    window = max(1, round(SMOOTHED_SHARE * len(training.tokens)))
-    return np.stack([smooth_backwards(loss_N, window) for loss_N in training.loss_SN])
-
-
 def _line(training: Training, values_SN: np.ndarray, style: LineStyle) -> Drawn:
-    x = training.tokens / training.tokens[-1]
-    shown = np.unique(np.linspace(0, len(x) - 1, 1000).astype(int))
-    shown = shown[x[shown] >= SHOWN_FROM]
-    return Drawn(style, x[shown], values_SN[:, shown])
+    shown = training.shown(SHOWN_FROM)
+    return Drawn(style, training.tokens[shown] / training.tokens[-1], values_SN[:, shown])

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.names import SEVEN, style_of
+from analysis.names import style_of
 from analysis.panels import Drawn, band_note, doublings_axis, draw_lines, legend_of
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens, training_length_line
 from analysis.tables import Cell, Column, Table, over_seeds
 from eval.ruler.spec import Spec
-from experiments.recipes import recipes
+from experiments.recipes import main_models as runs  # noqa: F401
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 
 TITLE = "RULER, single needles"
@@ -29,10 +29,6 @@ def evals(scale):
     """The three tasks; for models too small to spell an answer, the choice of one of four."""
     lengths = sizes_at(scale, SIZES, __name__)
     return (Spec(lengths=lengths, samples=16, answers="choose") if scale.stand_ins else Spec(lengths=lengths),)
-
-
-def runs(scale, seeds):
-    return recipes(scale, SEVEN, seeds)
 
 
 KIND = "ruler"

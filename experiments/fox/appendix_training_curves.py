@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from analysis.names import style_of
 from analysis.panels import Drawn, band_note, draw_lines, legend_of
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish
-from analysis.training_curves import SMOOTHED_SHARE, smooth_backwards, summary, trainings  # noqa: F401
+from analysis.training_curves import SMOOTHED_SHARE, summary, trainings  # noqa: F401
 from experiments.evaluations import curve as evals  # noqa: F401
 from experiments.fox.fig2_per_token_loss import runs  # noqa: F401
 
@@ -17,7 +16,6 @@ TITLE = "Training curves"
 PAPER = "Appendix F.9"
 SHOWS = "Training loss against tokens. The paper's own captions could not be obtained."
 SHOWN_FROM = 0.05
-MAX_POINTS = 1_000
 
 
 @figure_style()
@@ -25,11 +23,8 @@ def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     lines, frames = [], []
     for training in trainings(study):
-        window = max(1, round(SMOOTHED_SHARE * len(training.tokens)))
-        smoothed_SN = np.stack([smooth_backwards(loss_N, window) for loss_N in training.loss_SN])
-        shown = np.unique(np.linspace(0, len(training.tokens) - 1, MAX_POINTS).astype(int))
-        shown = shown[training.tokens[shown] >= SHOWN_FROM * training.tokens[-1]]
-        lines.append(Drawn(style_of(training.model, training.label), training.tokens[shown], smoothed_SN[:, shown]))
+        shown, style = training.shown(SHOWN_FROM), style_of(training.model, training.label)
+        lines.append(Drawn(style, training.tokens[shown], training.smoothed_SN[:, shown]))
         frames.append(pd.DataFrame({"label": training.label, "tokens": lines[-1].x, "loss_smoothed": lines[-1].mean}))
     figure, axes = plt.subplots(figsize=(WIDTH, 3.4))
     draw_lines(axes, lines)

@@ -26,7 +26,7 @@ from analysis.style import PAPER_SCALE, WIDTH, figure_style, plt, publish, scale
 from analysis.tables import Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, number
 from experiments.evaluations import loss as evals  # noqa: F401
-from experiments.recipes import recipes
+from experiments.recipes import main_models as runs  # noqa: F401
 
 TITLE = "Long-context language modelling"
 PAPER = "Figure 2"
@@ -36,11 +36,6 @@ SHOWS = (
     "improving up to its end; the recurrent models stop improving; Pro beats LLaMA. Beyond the training context the "
     "Transformers with RoPE break down soon, FoX degrades gently."
 )
-
-
-def runs(scale, seeds):
-    return recipes(scale, SEVEN, seeds)
-
 
 PAPER_LOSS_RANGE = (1.47, 1.67)
 PAPER_PERPLEXITY_RANGE = (4.4, 5.5)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.names import PAIRS, RECURRENT, SEVEN, missing_of, pairs_in, title
+from analysis.names import PAIRS, RECURRENT, missing_of, pairs_in, title
 from analysis.needles import Needles, difference, longest_inside, mean_of, needles, num_seeds, places
 from analysis.panels import colour_bar, needle_panel
 from analysis.study import Study
@@ -13,7 +13,7 @@ from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
 from analysis.tables import Column, Table
 from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, number
 from experiments.evaluations import needles as evals  # noqa: F401
-from experiments.recipes import recipes
+from experiments.recipes import main_models as runs  # noqa: F401
 
 TITLE = "Needle in a haystack"
 PAPER = "Figure 4"
@@ -22,11 +22,6 @@ SHOWS = (
     "FoX is near perfect within the training context in both modes, the Transformers in easy mode; the recurrent models do "
     "poorly. FoX and Transformer (Pro) extrapolate partly beyond the training context, Transformer (LLaMA) does not."
 )
-
-
-def runs(scale, seeds):
-    return recipes(scale, SEVEN, seeds)
-
 
 PANELS_PER_ROW = 4
 

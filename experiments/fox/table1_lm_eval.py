@@ -3,14 +3,14 @@
 import math
 
 from analysis.harness import COLUMNS, PERPLEXITIES, STAND_INS, ahead, column_title, content, lines_of, made_locally
-from analysis.names import FAMILIES, PAIRS, SEVEN, pairs_in, title
+from analysis.names import FAMILIES, PAIRS, pairs_in, title
 from analysis.paper import paper_scores
 from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.tables import Table, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, number
 from experiments.evaluations import short_tasks as evals  # noqa: F401
-from experiments.recipes import recipes
+from experiments.recipes import main_models as runs  # noqa: F401
 
 TITLE = "Short-context downstream tasks"
 PAPER = "Table 1"
@@ -18,10 +18,6 @@ SHOWS = (
     "Zero-shot results of the LM evaluation harness. FoX (Pro) has the best average and both lowest perplexities; FoX is "
     "ahead of the Transformer of the same architecture, and Pro ahead of LLaMA, in nearly all columns."
 )
-
-
-def runs(scale, seeds):
-    return recipes(scale, SEVEN, seeds)
 
 
 def summary(study: Study) -> Table:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.harness import STAND_INS
-from analysis.names import PAIRS, RECURRENT, SEVEN, missing_of, pairs_in, title
+from analysis.names import PAIRS, RECURRENT, missing_of, pairs_in, title
 from analysis.paper import paper_scores
 from analysis.statistics import Estimate, Term, contrast, stratified
 from analysis.study import Study
@@ -14,7 +14,7 @@ from analysis.style import scale_note
 from analysis.tables import Cell, Column, Table, count_range, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable
 from experiments.evaluations import long_tasks as evals  # noqa: F401
-from experiments.recipes import recipes
+from experiments.recipes import main_models as runs  # noqa: F401
 
 TITLE = "LongBench"
 PAPER = "Table 2"
@@ -22,11 +22,6 @@ SHOWS = (
     "Fourteen long-context tasks. FoX and the Transformer of the same architecture are on par, Pro is ahead of LLaMA, and the "
     "recurrent models are well behind except on the two code tasks."
 )
-
-
-def runs(scale, seeds):
-    return recipes(scale, SEVEN, seeds)
-
 
 KIND = "longbench"
 WHAT = "results of LongBench"

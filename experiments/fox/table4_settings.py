@@ -1,12 +1,12 @@
 """Table 4: sizes and optimisation of all seven models, read off the models and specs of the runs."""
 
-from analysis.names import SEVEN, rank
+from analysis.names import rank
 from analysis.study import Study
 from analysis.style import scale_note, tokens
 from analysis.tables import Column, Table
 from eval.parameters.spec import counted
 from experiments.evaluations import parts as evals  # noqa: F401
-from experiments.recipes import recipes
+from experiments.recipes import main_models_once as runs  # noqa: F401
 
 TITLE = "Models and hyperparameters"
 PAPER = "Table 4"
@@ -14,11 +14,6 @@ SHOWS = (
     "Layers, widths, heads, peak learning rate and training tokens of every model. In the paper 760M has 24 blocks of width "
     "1536, 360M 24 of 1024, 125M 12 of 768; heads of 64 for FoX and, at 760M, of 128 for the Transformer."
 )
-
-
-def runs(scale, seeds):
-    return recipes(scale, SEVEN, seeds[:1])
-
 
 KIND = "parameters"
 COLUMNS = [

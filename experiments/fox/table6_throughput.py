@@ -4,7 +4,7 @@ import math
 
 import pandas as pd
 
-from analysis.names import PAIRS, SEVEN, missing_of, pairs_in, title
+from analysis.names import PAIRS, missing_of, pairs_in, title
 from analysis.paper import paper_scores
 from analysis.statistics import TWENTY_TO_EIGHTY, Estimate
 from analysis.study import Study
@@ -13,7 +13,7 @@ from analysis.tables import Column, Table
 from analysis.throughput import measured
 from analysis.verdict import Claim, Comparison, Verdict, decide
 from experiments.evaluations import step_times as evals  # noqa: F401
-from experiments.recipes import recipes
+from experiments.recipes import main_models_once as runs  # noqa: F401
 from results.measured import FOLDER, read
 
 TITLE = "Parameters, FLOPs and training throughput"
@@ -23,11 +23,6 @@ SHOWS = (
     "recurrent models are fastest; among the softmax models only Transformer (LLaMA) used a tuned kernel, so throughputs "
     "are comparable only as ratios between models with the same kernel."
 )
-
-
-def runs(scale, seeds):
-    return recipes(scale, SEVEN, seeds[:1])
-
 
 BASE = "transformer_llama"
 Line = dict[str, float | None]  # by column

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from analysis import panels
+from analysis import panels, training_curves
 from analysis.curves import by_model, perplexity, smooth
 from analysis.needles import needles
 from analysis.style import figure_style, plt, scale_note, tokens
@@ -482,4 +482,4 @@ def test_training_curves_leave_out_steps_that_were_not_applied(tmp_path):
     summary = appendix_training_curves.summary(study)
     assert [column.key for column in summary.columns] == ["final_loss", "tokens_per_s"], "no MFU on a CPU"
     assert summary.rows["fox_pro"][1] == 501, "of seeds with 500 and 501"
-    np.testing.assert_allclose(appendix_training_curves.smooth_backwards(np.array([1.0, np.nan, 4.0, 6.0]), 2), [1, 1, 4, 5])
+    np.testing.assert_allclose(training_curves.smooth_backwards(np.array([1.0, np.nan, 4.0, 6.0]), 2), [1, 1, 4, 5])
