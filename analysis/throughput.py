@@ -8,12 +8,13 @@ from analysis.study import Study
 KIND = "throughput"
 
 
-def measured(study: Study) -> pd.DataFrame:
+def measured(study: Study, subject: str) -> pd.DataFrame:
     """Training rows, one line per label, in the paper's order of models: those of the machine and length that most labels were
-    timed by, of equals the newest. Where the step of trainings was timed, only its rows: an earlier step of the evaluation's
-    own was slower, and not for all models alike. ValueError if there are none."""
+    timed by, of equals the newest. Where `subject`, the model of the figure, was timed by the step of trainings, only
+    rows of that step: an earlier one of the evaluation's own was slower, and not for all alike. ValueError if there are
+    none."""
     wanted = {"mode": "train", "step": "stepper"}
-    if not study.evaluations(KIND, **wanted):
+    if all(line.model != subject for line, _, _ in study.evaluations(KIND, **wanted)):
         wanted = {"mode": "train"}
     found = study.evaluations(KIND, **wanted)
     if not found:

@@ -30,7 +30,7 @@ Line = dict[str, float | None]  # by column
 
 def summary(study: Study) -> Table:
     """One line per label. Only speeds relative to Transformer (LLaMA) are ranked, whose steps alternated with the model's."""
-    rows = measured(study)
+    rows = measured(study, "fox_pro")
     large = bool(rows["params"].max() >= 1e8)
     columns = [
         Column("params_millions", "Params (M)", 0 if large else 3),
@@ -107,7 +107,7 @@ def _printed(scale: str) -> dict[str, Line]:
 
 
 def _timed(study: Study) -> dict[str, pd.Series]:
-    return {str(row["model"]): row for _, row in measured(study).iterrows()}
+    return {str(row["model"]): row for _, row in measured(study, "fox_pro").iterrows()}
 
 
 def _paired(study: Study) -> dict[str, pd.Series]:

@@ -56,7 +56,7 @@ def kernel_times(study: Study) -> pd.DataFrame:
 @figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
-    steps, kernels = measured(study), kernel_times(study)
+    steps, kernels = measured(study, "stick_breaking"), kernel_times(study)
     if kernels.empty:
         figure, right = plt.subplots(figsize=(WIDTH / 2, 2.7))
     else:
@@ -109,7 +109,7 @@ def summary(study: Study) -> Table:
     shown = [each for each in shown if each[0] != BASELINE]
     columns = [Column("tokens_per_s", "training (tokens/s)", 0)]
     columns += [Column(f"{p}_{z}", p if z == "any" else f"{p}, {z} reach", 2) for p, z in shown]
-    steps = measured(study)
+    steps = measured(study, "stick_breaking")
     values: dict[str, list[float | None]] = {
         row["model"]: [row["tokens_per_s"], *(None for _ in shown)] for row in steps.to_dict("records")
     }
@@ -165,7 +165,7 @@ def by_reach(study: Study) -> str:
                 f"where sticks are {what}, {min(ratios.values()):.2f} to {max(ratios.values()):.2f} times FlashAttention-2's "
                 f"time, most at {tokens(length)} tokens and head size {dim}"
             )
-    steps = measured(study).set_index("model")["tokens_per_s"]
+    steps = measured(study, "stick_breaking").set_index("model")["tokens_per_s"]
     text = f"Forward and backward take, {'; '.join(parts)}." if parts else "No kernel times are stored."
     if {STICK, SOFTMAX} <= set(steps.index):
         text += (
