@@ -11,6 +11,7 @@ from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamb
 
 AUTHORS_SUFFIX = "-project_fox"
 _FOX, _TRANSFORMER = "forgetting_transformer" + AUTHORS_SUFFIX, "transformer" + AUTHORS_SUFFIX
+_SAMBA = "samba" + AUTHORS_SUFFIX
 _MAMBA2, _HGRN2, _DELTA_NET = "mamba2" + AUTHORS_SUFFIX, "hgrn2" + AUTHORS_SUFFIX, "delta_net" + AUTHORS_SUFFIX
 _ARCHITECTURES = {
     _FOX: "ForgettingTransformerForCausalLM",
@@ -68,6 +69,11 @@ _NEEDED: dict[str, tuple[str, ...]] = {
 def spec_from_authors(config: dict[str, Any]) -> ModelSpec:
     """Return the spec of a config.json in the authors' format. Raises ValueError naming the key that does not fit."""
     model_type = config.get("model_type")
+    if model_type == _SAMBA:
+        raise ValueError(
+            f"{model_type} cannot be read: the authors have published no such weights, and neither the keys of its config.json "
+            "nor the names of its tensors are known here; save it as a folder of this suite (models/samba/spec.py)"
+        )
     if model_type not in _FIXED:
         raise ValueError(f"model_type {model_type!r} is none of {', '.join(sorted(_FIXED))}")
     for key, value in {**_FIXED[model_type], "tie_word_embeddings": False}.items():
