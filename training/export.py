@@ -17,6 +17,21 @@ from training.distributed import World
 from training.run_folder import RunFolder
 from training.spec import RunSpec
 
+README = """# An export of the Forgetting Transformer suite
+
+Transformers knows the model once `models.causal_lm` of the suite is imported (put the suite's root on `PYTHONPATH`):
+
+```python
+import models.causal_lm
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("export")
+tokenizer = AutoTokenizer.from_pretrained("export", trust_remote_code=True)
+```
+
+The tokeniser's code lies in this folder. An export of a synthetic task has no tokeniser.
+"""
+
 
 def export_model(model: nn.Module, corpus: Corpus | None, spec: RunSpec, folder: RunFolder, world: World) -> None:
     """Write export/ whole or not at all, then drop the checkpoints: three times its size, and the run no longer needs them.
@@ -38,6 +53,7 @@ def export_model(model: nn.Module, corpus: Corpus | None, spec: RunSpec, folder:
         if corpus is not None:
             corpus.tokenizer.to_hf().save_pretrained(partial)
         write_atomic(partial / "run_spec.json", spec.to_json())
+        write_atomic(partial / "README.md", README)
         manifest.seal(partial, run_id=spec.run_id)
         os.rename(partial, folder.export)
         for rest in (folder.checkpoints, _aside(folder)):
