@@ -5,7 +5,6 @@ seed 0, instead of training it.
 """
 
 import datetime
-import hashlib
 import json
 import os
 import shutil
@@ -14,6 +13,8 @@ from pathlib import Path
 
 from data.spec import DataSpec
 from experiments.recipes import Recipe
+from models.weight_files import weight_files
+from training import manifest
 from training.run_folder import RunFolder
 from training.spec import RunSpec
 
@@ -40,7 +41,6 @@ def adopt(folder: Path, recipe: Recipe, data: DataSpec, runs_dir: Path) -> RunFo
     ValueError: no checkpoint there, weights that do not fit, a model that is not the recipe's.
     """
     from models.build import load_model, spec_of
-    from training import manifest
 
     model = load_model(folder)
     plain = recipe.run_spec(data)
@@ -52,6 +52,7 @@ def adopt(folder: Path, recipe: Recipe, data: DataSpec, runs_dir: Path) -> RunFo
             f"{folder} holds a {found.kind} of width {found.hidden_size} and {found.num_layers} layers; {recipe.name} at "
             f"{recipe.scale} is a {plain.model.kind} of width {plain.model.hidden_size} and {plain.model.num_layers} layers."
         )
+    _check_switches(folder, recipe, found, plain.model)
     spec = replace(plain, model=found, weights=_digest(folder))
     run = RunFolder.create(runs_dir / recipe.scale / spec.folder_name, spec)
     if not run.finished:
@@ -65,11 +66,21 @@ def adopt(folder: Path, recipe: Recipe, data: DataSpec, runs_dir: Path) -> RunFo
     return run
 
 
+SWITCHES = ("attention", "forget_gate", "use_output_gate", "use_output_norm", "use_k_shift", "use_v_shift", "qk_norm")
+"""Fields that tell one recipe of a kind from another."""
+
+
+def _check_switches(folder: Path, recipe: Recipe, found: object, plain: object) -> None:
+    """Raise ValueError for a model of the recipe's kind that is another recipe: a FoX (Pro) for a Transformer (Pro), say."""
+    other = [name for name in SWITCHES if getattr(found, name, None) != getattr(plain, name, None)]
+    if other:
+        said = ", ".join(f"{name} {getattr(found, name)!r}, not {getattr(plain, name)!r}" for name in other)
+        raise ValueError(f"{folder} is no {recipe.name}: {said}. Name the model that it is with --as.")
+
+
 def _digest(folder: Path) -> str:
-    """SHA-256 over the names and contents of the weight files."""
-    whole = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        whole.update(path.name.encode())
-        with open(path, "rb") as file:
-            whole.update(hashlib.file_digest(file, "sha256").digest())
-    return whole.hexdigest()[:16]
+    """Digest of the weight files that loading opens. ValueError: there are none."""
+    found = manifest.weights_digest({path.name: manifest.digest(path) for path in weight_files(folder) if path.is_file()})
+    if found is None:
+        raise ValueError(f"{folder} holds no model.safetensors: convert its weights first (no pickle is ever loaded).")
+    return found

@@ -16,6 +16,7 @@ from transformers.utils import logging
 from models.authors import AUTHORS_SUFFIX, name_for_authors, spec_from_authors
 from models.causal_lm import CausalLM, CausalLMConfig
 from models.spec import ModelSpec
+from models.weight_files import weight_files
 
 
 def build_model(spec: ModelSpec, device: torch.device | str = "cpu") -> CausalLM:
@@ -44,6 +45,7 @@ def load_model(source: str | Path, dtype: torch.dtype | None = torch.float32) ->
     try:
         folder = Path(source)
         if folder.is_dir():
+            weight_files(folder)
             config = _read_json(folder / "config.json")
             if str(config.get("model_type")).endswith(AUTHORS_SUFFIX):
                 return _load_authors(folder, spec_from_authors(config), dtype)
@@ -59,7 +61,7 @@ def _load_hugging_face(source: str, dtype: torch.dtype | None) -> PreTrainedMode
     logging.disable_progress_bar()  # loading takes a second or two; its bar would only litter a log
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True
+            source, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True, use_safetensors=True
         )
     finally:
         logging.set_verbosity(verbosity)
@@ -104,13 +106,11 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
-    index = folder / "model.safetensors.index.json"
-    names = set(_read_json(index)["weight_map"].values()) if index.is_file() else {"model.safetensors"}
     tensors: dict[str, Tensor] = {}
-    for name in sorted(names):
-        if not (folder / name).is_file():
-            raise ValueError(f"it holds no {name}")
-        tensors |= load_file(folder / name)
+    for path in weight_files(folder):
+        if not path.is_file():
+            raise ValueError(f"it holds no {path.name}")
+        tensors |= load_file(path)
     return tensors
 
 

@@ -14,6 +14,7 @@ from data.spec import DataSpec
 from data.tokenizer import Tokenizer, TokenizerChoice, parse_tokenizer
 from eval.shell.spec import Precision
 from eval.shell.text import TextCodec
+from models.weight_files import INDEX, weight_files
 from training import manifest
 from training.run_folder import RunFolder
 from training.spec import RunSpec
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 OUTSIDE_SCALE = "custom"  # scale of the rows of a model that is no run of ours
-_MODEL_FILES = ("config.json", "*.safetensors", "*.bin", "tokenizer*", "kind.json", "vocab.*", "merges.txt", "*.model",
+_MODEL_FILES = ("config.json", "tokenizer*", "kind.json", "vocab.*", "merges.txt", "*.model",
                 "special_tokens_map.json", "added_tokens.json")  # fmt: skip
-_HUB_FILES = tuple(pattern for pattern in _MODEL_FILES if pattern != "*.bin")
+_HUB_FILES = (*_MODEL_FILES, "*.safetensors", INDEX)
 _SAMPLE_TOKENS = 4096
 
 
@@ -66,7 +67,9 @@ class Subject:
         """Digest of the weights; None where there are none yet."""
         if self.run is not None:
             return self.run_folder.weights
-        return manifest.weights_digest({path.name: manifest.digest(path) for path in self.folder.glob("*.safetensors")})
+        return manifest.weights_digest(
+            {path.name: manifest.digest(path) for path in weight_files(self.folder) if path.is_file()}
+        )
 
     def precision(self, device: str) -> Precision:
         """Return the run's precision; of other models bf16 on GPUs and fp32 on the CPU, as in the released evaluations."""
@@ -101,7 +104,8 @@ def _content_id(folder: Path, tokenizer_name: str | None) -> str:
     whole = hashlib.sha256()
     places = [folder] if tokenizer_name is None or not Path(tokenizer_name).is_dir() else [folder, Path(tokenizer_name)]
     for place in places:
-        for path in sorted({path for pattern in _MODEL_FILES for path in place.glob(pattern) if path.is_file()}):
+        found = {path for pattern in _MODEL_FILES for path in place.glob(pattern)} | set(weight_files(place))
+        for path in sorted(path for path in found if path.is_file()):
             with path.open("rb") as file:
                 whole.update(f"{path.name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     if len(places) == 1 and tokenizer_name is not None:

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PhiConfig, PhiForCausalLM
 
-from models.build import build_model, load_model, spec_of
+from models.build import build_model, load_model
 from models.convert import save_authors
+from models.weight_files import INDEX, weight_files
 
 SMALL = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
 FOREIGN = {"bos_token_id": 0, "eos_token_id": 0}
@@ -132,21 +133,19 @@ def test_truncated_weights_are_refused(folder, kept):
     assert "damaged or incomplete" in refusal(folder)
 
 
-def test_truncated_pickles_are_refused(written, tmp_path):
+def test_pickles_are_not_loaded(written, tmp_path):
     folder = Path(shutil.copytree(written / "llama", tmp_path / "folder"))
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    assert spec_of_class(load_model(folder)) == "llama"
-    content = (folder / "pytorch_model.bin").read_bytes()
-    for kept in (0, 5, 300, -10):
-        (folder / "pytorch_model.bin").write_bytes(content[:kept])
-        refusal(folder)
+    assert "model.safetensors" in refusal(folder)
 
 
-def spec_of_class(model: Any) -> str:
-    with pytest.raises(ValueError, match="has no spec"):
-        spec_of(model)
-    return model.config.model_type
+@pytest.mark.parametrize("name", ["sub/w.safetensors", "/tmp/w.safetensors", "w.bin", "../w.safetensors", 1])
+def test_an_index_names_safetensors_beside_it_alone(folder, name):
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model.safetensors"}}))
+    assert weight_files(folder) == [folder / "model.safetensors"]
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
+    assert "must be .safetensors files beside it" in refusal(folder)
 
 
 @pytest.mark.parametrize("name", ["ours", "authors", "llama"])
