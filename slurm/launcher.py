@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from experiments import restarts
+from experiments.forks import say_to
 from slurm.epilogue import Start, fruitless_starts, note_start
 
 
@@ -34,10 +35,7 @@ def _redirect(rank: int, start: Start) -> None:
     log = start.job.log
     log = log if rank == 0 else log.with_suffix(f".rank{rank}{log.suffix}")
     log.parent.mkdir(parents=True, exist_ok=True)
-    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    os.dup2(target, 1)
-    os.dup2(target, 2)
-    os.close(target)
+    say_to(log)
     node = os.environ.get("SLURMD_NODENAME", "?")
     print(f"--- job {start.id} on {node}, restart {start.restart}, {sys.executable}", file=sys.stderr, flush=True)
 

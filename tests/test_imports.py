@@ -26,11 +26,6 @@ MAY_IMPORT = {
 }
 """Each room and the others that it may import. Nobody imports slurm."""
 
-KNOWN_CIRCLES: set[frozenset[str]] = set()
-"""Files that import each other in a circle and are still to be parted. An entry that is no circle any more must go."""
-KNOWN_UPWARD: set[tuple[str, str]] = set()
-"""Pairs of files (importer, imported) against MAY_IMPORT that are still to be mended."""
-
 
 def named(tree: ast.AST, module: str) -> Iterator[tuple[str, str]]:
     """Names that a file imports, wherever the import stands: (module, one of its names or "").
@@ -111,9 +106,7 @@ def test_the_drawing_sees_every_way_to_import():
 
 def test_no_files_import_each_other_in_a_circle(graph):
     found = circles(graph)
-    new, gone = found - KNOWN_CIRCLES, KNOWN_CIRCLES - found
-    assert not new, f"files import each other: {[sorted(circle) for circle in new]}"
-    assert not gone, f"no circles any more, so take them out of KNOWN_CIRCLES: {[sorted(circle) for circle in gone]}"
+    assert not found, f"files import each other: {[sorted(circle) for circle in found]}"
 
 
 def test_imports_run_downwards(graph):
@@ -121,8 +114,7 @@ def test_imports_run_downwards(graph):
     for module, others in graph.items():
         room = module.split(".")[0]
         found |= {(module, other) for other in others if other.split(".")[0] not in MAY_IMPORT[room] | {room}}
-    assert not found - KNOWN_UPWARD, f"upward imports: {sorted(found - KNOWN_UPWARD)}"
-    assert not KNOWN_UPWARD - found, f"not there any more, so take them out of KNOWN_UPWARD: {sorted(KNOWN_UPWARD - found)}"
+    assert not found, f"upward imports: {sorted(found)}"
 
 
 @pytest.mark.parametrize("room", ["results", "analysis", *(f"experiments/{folder}" for folder in FOLDERS)])
