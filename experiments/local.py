@@ -21,6 +21,7 @@ from training.processor import equal_bits
 from training.progress import LINE_EVERY_S, numbers
 
 POLL_S = 0.1
+PROCESS_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SAVE_S = 120.0
 # What the processes of a task import that takes long, whatever its model.
 IMPORTS = {
@@ -76,7 +77,9 @@ class _Pool:
         self.free = list(range(slots))
         self.device, self.console = device, console
         self.gpus = gpus() if device == "cuda" else []
-        self.environment = dict(os.environ, PYTHONUNBUFFERED="1")
+        # Of a torchrun that the shell is from: a training here is one process, and would wait for the others.
+        self.environment = {name: value for name, value in os.environ.items() if name not in PROCESS_GROUP}
+        self.environment["PYTHONUNBUFFERED"] = "1"
         if device == "cuda":
             self.environment.pop("OMP_NUM_THREADS", None)
         else:

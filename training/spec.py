@@ -5,19 +5,18 @@ import json
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import Field, TypeAdapter, model_validator
 from pydantic.dataclasses import dataclass
 
 from data.spec import DataSpec
 from models.spec import ModelSpec
 from models.spec_parts import STRICT, ModelKind, PositiveFloat, PositiveInt
 
-FINITE = ConfigDict(**STRICT, allow_inf_nan=False)
 NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 
 
-@dataclass(frozen=True, kw_only=True, config=FINITE)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class TrainSpec:
     """Optimisation of one run; every length and interval is in tokens (paper, section 4 and Appendix B).
 
@@ -113,7 +112,7 @@ class RunSpec:
         return RUN_SPEC.validate_json(text)
 
 
-@dataclass(frozen=True, kw_only=True, config=FINITE)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Execution:
     """Ways to carry a run out. Nothing here changes its result beyond rounding, so none of it is part of its identity."""
 

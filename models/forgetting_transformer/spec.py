@@ -71,6 +71,10 @@ class ForgettingTransformerSpec(WithMLP):
             raise ValueError(f"stick_remainder needs attention 'stick_breaking'; attention is {self.attention!r}")
         if self.prune_log_tolerance is not None and self.forget_gate == "none":
             raise ValueError("prune_log_tolerance needs a forget gate; forget_gate is 'none'")
+        if self.prune_log_tolerance is not None and self.prune_log_tolerance >= 0:
+            raise ValueError(f"prune_log_tolerance {self.prune_log_tolerance}: give the log of a share, below 0, e.g. -10")
+        if (self.decay_time_min or 0) > (self.decay_time_max or 0):
+            raise ValueError(f"decay_time_min {self.decay_time_min} is above decay_time_max {self.decay_time_max}")
         if self.prune_tightly and self.prune_log_tolerance is None:
             raise ValueError("prune_tightly needs prune_log_tolerance, the log of what a query may lose, e.g. -10")
         return self

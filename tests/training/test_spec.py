@@ -111,3 +111,19 @@ def test_what_a_run_leaves_open_is_as_its_scale_has_it(device, asked, processes,
     assert (execution.micro_batch_tokens, execution.compile) == (micro_batch_tokens, compiled)
     assert not fitted(Execution(), Mamba2Spec(**sizes), train, device, **how).compile
     assert not fitted(Execution(), None, train, device, **how).compile
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"prune_log_tolerance": 5.0}, "below 0"),
+        ({"prune_log_tolerance": float("nan")}, "finite number"),
+        ({"norm_eps": float("inf")}, "finite number"),
+        ({"rope_base": float("inf")}, "finite number"),
+        ({"initializer_range": float("inf")}, "finite number"),
+        ({"forget_gate": "fixed", "decay_time_min": 9.0, "decay_time_max": 3.0}, "is above decay_time_max"),
+    ],
+)
+def test_a_model_is_of_finite_numbers_in_order(changes, words):
+    with pytest.raises(ValueError, match=words):
+        ForgettingTransformerSpec(vocab_size=16, hidden_size=32, num_layers=1, num_heads=2, **changes)
