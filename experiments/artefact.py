@@ -129,8 +129,10 @@ def _meant(name: str, known: Collection[str]) -> str:
         raise ValueError(f"{name}: several figures and tables begin so: {', '.join(begin)}.")
     parts = [part for stem in known for part in (stem, *stem.split("_", 1))]
     near = [stem for part in difflib.get_close_matches(name, parts) for stem in known if part in stem]
-    meant = f"did you mean {' or '.join(list(dict.fromkeys(near))[:3])}? " if near else ""
-    raise ValueError(f"{name}: no such figure or table; {meant}`list` shows all.")
+    meant = (
+        f"did you mean {' or '.join(list(dict.fromkeys(near))[:3])}?" if near else f"choose from {', '.join(known)}, or all."
+    )
+    raise ValueError(f"{name}: no such figure or table; {meant}")
 
 
 def _stems(folder: str) -> list[str]:

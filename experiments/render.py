@@ -27,6 +27,8 @@ def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Con
         try:
             for path in render(stem, scale, results_dir):
                 console.print(f"[green]drawn[/] {path}")
+        except OSError:
+            raise  # a full disk, say: no other could be written either
         except Exception as error:  # one figure's mistake must not cost the others
             broken.append(stem)
             print(f"error: {stem} at {scale} is not drawn: {type(error).__name__}: {error}", file=sys.stderr)

@@ -187,7 +187,7 @@ FAULTS = {
         ("_changed", "True", "False"),
     ],
     "test_run_folder": [
-        ("read_line", "row if check == _crc(row) else None", "row"),
+        ("read_line", 'row if check in (_crc(row, owner), _crc(row, "")) else None', "row"),
         ("_fault", 'digests and _digest(path) != entry["sha256"]', "False"),
     ],
     "test_checkpoint": [
