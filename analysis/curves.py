@@ -10,8 +10,12 @@ from functools import cached_property, lru_cache
 import numpy as np
 import pandas as pd
 
-from analysis.statistics import Estimate, Term, contrast
+from analysis.seeds import NOTHING, Repeated, Repeats, family_of, repeats_for
+from analysis.sources import sources_of
+from analysis.statistics import Estimate, Noise, Term, contrast
 from analysis.study import Axes, Line, Series, Study
+from analysis.style import tokens
+from results.store import Meta
 
 KIND = "per_token_loss"
 
@@ -20,7 +24,8 @@ KIND = "per_token_loss"
 class LossCurve:
     """Held-out losses (nats) of one series. `losses_SN`: L(i), i = 1..N at index i - 1, for every seed;
     `bands_DK`: mean over seeds of every document's mean loss over K bands of positions, which end at `ends_K` (D = 0 where not
-    stored)."""
+    stored). `sources_D`: the book that each document is from; None where that is not known. `repeats`: what seeds' noise is
+    estimated from, for models of `family`."""
 
     label: str
     axes: Axes
@@ -33,6 +38,9 @@ class LossCurve:
     bands_DK: np.ndarray
     ends_K: np.ndarray
     num_documents: int
+    sources_D: np.ndarray | None = None
+    repeats: Repeats = NOTHING
+    family: str = ""
 
     @cached_property
     def mean_N(self) -> np.ndarray:
@@ -44,58 +52,68 @@ class LossCurve:
         """Length of the evaluation in tokens."""
         return self.losses_SN.shape[1]
 
+    def whole(self, first: int, last: int) -> tuple[int, int]:
+        """Return positions first..last (1-based, both included), or, where a stored band has more, the whole bands that they
+        lie in: only of these is known how documents vary."""
+        if len(self.bands_DK) < 2 or last - first + 1 >= self.ends_K[0]:
+            return first, last
+        starts = np.append(0, self.ends_K[:-1])
+        return int(starts[starts < first].max()) + 1, int(self.ends_K[self.ends_K >= last].min())
+
     def term(self, coefficient: float, first: int, last: int) -> Term:
-        """coefficient x mean of L over positions first..last (1-based, both included), with the documents' influence on the
-        bands that it lies in."""
+        """coefficient x mean of L over positions first..last, with the documents' influence on the bands that it lies in."""
         seeds = self.losses_SN[:, first - 1 : last].mean(axis=1)
         if len(self.bands_DK) < 2:
             return Term(self, coefficient, seeds, np.empty(0))
         inside_K = np.clip(np.minimum(self.ends_K, last) - np.maximum(np.append(0, self.ends_K[:-1]), first - 1), 0, None)
         used = inside_K > 0
         weights = inside_K[used] / (last - first + 1)
-        return Term(self, coefficient, seeds, (self.bands_DK[:, used] - self.bands_DK[:, used].mean(axis=0)) @ weights)
+        influence = (self.bands_DK[:, used] - self.bands_DK[:, used].mean(axis=0)) @ weights
+        return Term(self, coefficient, seeds, influence, self.sources_D)
+
+    def seed_noise(self, stretches: list[tuple[float, int, int]]) -> Noise | None:
+        """Return the noise between seeds of a sum of coefficient x mean of L over first..last, read from what was repeated at
+        the same places relative to the training context."""
+
+        def functional(other: Repeated) -> np.ndarray | None:
+            losses_SN, share = _losses_SN(other), other.train_len / self.train_len
+            places = [(k, round((first - 1) * share), max(1, round(last * share))) for k, first, last in stretches]
+            if any(low >= high or high > losses_SN.shape[1] for _, low, high in places):
+                return None
+            return np.sum([k * losses_SN[:, low:high].mean(axis=1) for k, low, high in places], axis=0)
+
+        return self.repeats.noise(self.scale, self.family, functional)
+
+
+@lru_cache(maxsize=256)
+def _losses_SN(repeated: Repeated) -> np.ndarray:
+    wholes = [rows[rows["document"] < 0].sort_values("position")["loss"].to_numpy() for rows in repeated.rows]
+    return np.stack([whole[: min(map(len, wholes))] for whole in wholes])
 
 
 Stretch = tuple[float, LossCurve, int, int]
 
 
 def compare(*stretches: Stretch) -> Estimate:
-    """Sum of coefficient x mean loss over positions first..last: (coefficient, curve, first, last) each.
+    """Sum of coefficient x mean loss over positions first..last: (coefficient, curve, first, last) each; over
+    `whole` bands where a stretch is shorter than one."""
+    wholes = [(coefficient, curve, *curve.whole(first, last)) for coefficient, curve, first, last in stretches]
+    of_curve: dict[LossCurve, list[tuple[float, int, int]]] = {}
+    for coefficient, curve, first, last in wholes:
+        of_curve.setdefault(curve, []).append((coefficient, first, last))
+    noises: dict[object, Noise | None] = {curve: curve.seed_noise(own) for curve, own in of_curve.items()}
+    return contrast([curve.term(coefficient, first, last) for coefficient, curve, first, last in wholes], noises)
 
-    The documents' losses are stored by bands. A stretch shorter than a band is noisier than the band's mean; what comes on
-    top is read from how much means of as many tokens differ from their neighbours nearby.
-    """
-    extra = []
-    for first, last in dict.fromkeys(stretch[2:] for stretch in stretches):
-        own = [(coefficient, curve) for coefficient, curve, *place in stretches if place == [first, last]]
-        stored = [curve for _, curve in own if len(curve.bands_DK) > 1]
-        width = min((int(curve.ends_K[0]) for curve in stored), default=0)
-        if (length := last - first + 1) < width:
-            edge = own[0][1].train_len  # nothing goes on smoothly there
-            low, high = (0, edge) if last <= edge else (edge, own[0][1].length)
-            reach = max(3 * length, width)
-            near = slice(max(low, first - 1 - reach), min(high, last + reach))
-            losses = np.sum([coefficient * curve.mean_N[near] for coefficient, curve in own], axis=0)
-            extra.append(_roughness(losses, length))
-    return contrast([curve.term(coefficient, first, last) for coefficient, curve, first, last in stretches], extra)
+
+def stretch(curve: LossCurve, first: int, last: int) -> str:
+    """Name positions as they are compared: "tokens 1 to 1k"."""
+    first, last = curve.whole(first, last)
+    return f"tokens {first:,} to {tokens(last)}"
 
 
 def difference(one: LossCurve, other: LossCurve, last: int | None = None) -> Estimate:
     """Return the mean loss of `one` up to a position (None: up to the end of its training context) minus that of `other`."""
     return compare((1.0, one, 1, last or one.train_len), (-1.0, other, 1, last or other.train_len))
-
-
-def _roughness(losses: np.ndarray, length: int) -> tuple[float, float]:
-    """Variance of the mean over `length` positions, from the median square of second differences of such means (a trend drops
-    out, a single jump does not count), and its degrees of freedom."""
-    count = len(losses) // length
-    means = losses[: count * length].reshape(count, length).mean(axis=1)
-    bends = np.diff(means, 2)
-    bends = bends[np.isfinite(bends)]
-    if not len(bends):
-        return 0.0, np.inf
-    # A second difference has six times the variance of a mean; 0.4549 is the median of its square in standard deviations.
-    return float(np.median(bends**2)) / 0.4549 / 6, max(1.0, len(bends) / 3)
 
 
 @lru_cache(maxsize=8)
@@ -104,9 +122,9 @@ def loss_curves(study: Study) -> tuple[LossCurve, ...]:
 
     ValueError: positions missing, or seeds that were evaluated differently.
     """
-    groups: dict[Series, list[tuple[Line, pd.DataFrame]]] = {}
-    for line, rows, _ in study.evaluations(KIND):
-        groups.setdefault(line.series, []).append((line, rows))
+    groups: dict[Series, list[tuple[Line, pd.DataFrame, Meta]]] = {}
+    for line, rows, meta in study.evaluations(KIND):
+        groups.setdefault(line.series, []).append((line, rows, meta))
     return tuple(_curve(study, group) for group in groups.values())
 
 
@@ -118,10 +136,10 @@ def stored_curves(study: Study) -> tuple[LossCurve, ...]:
     return curves
 
 
-def _curve(study: Study, group: list[tuple[Line, pd.DataFrame]]) -> LossCurve:
-    lines = [line for line, _ in group]
+def _curve(study: Study, group: list[tuple[Line, pd.DataFrame, Meta]]) -> LossCurve:
+    lines = [line for line, _, _ in group]
     first = lines[0]
-    parts = [_split(rows, first.label) for _, rows in group]
+    parts = [_split(rows, first.label) for _, rows, _ in group]
     shapes = {(len(losses), bands.shape, documents) for losses, bands, _, documents in parts}
     if len(shapes) != 1:
         raise ValueError(f"{study.stem}: the seeds of {first.label} were evaluated on different lengths or documents")
@@ -137,6 +155,9 @@ def _curve(study: Study, group: list[tuple[Line, pd.DataFrame]]) -> LossCurve:
         bands_DK=np.mean([bands for _, bands, _, _ in parts], axis=0),
         ends_K=parts[0][2],
         num_documents=parts[0][3],
+        sources_D=sources_of(study.results_dir, group[0][2], parts[0][1].shape[0]),
+        repeats=repeats_for(study.results_dir, first.scale, KIND),
+        family=family_of(study.spec(first.run_id)["model"]),
     )
 
 

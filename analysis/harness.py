@@ -1,18 +1,18 @@
 """Scores of the LM evaluation harness: as a table in the paper's columns, and as differences between models.
 
-Noise: standard errors over a task's examples, and the spread over seeds where there are several. The harness gives none for
-word perplexity; then half of 0.3 is taken, what repeated trainings in print differ by.
+Noise: standard errors over a task's examples, and the spread over seeds; of one seed a claim cannot be decided. The harness
+gives no error for word perplexity; then half of 0.3 is taken, what repeated trainings in print differ by.
 """
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
 from analysis.names import missing_of, title
-from analysis.statistics import Estimate, combined
+from analysis.statistics import Estimate, Part, Term, combined, contrast
 from analysis.study import Study
 from analysis.style import scale_note
 from analysis.tables import Cell, Column, count_range
@@ -159,14 +159,11 @@ def ahead(one: Line, other: Line, column: str) -> Estimate:
     """Estimate by how much `one` is better."""
     sign = -1.0 if column in PERPLEXITIES else 1.0
     effect = sign * float(one.values[column].mean() - other.values[column].mean())
-    parts = []
-    for line in (one, other):
-        values, error = line.values[column], line.errors[column]
-        if error is not None:
-            parts.append((error**2, math.inf))
-        if len(values) > 1:
-            parts.append((float(values.var(ddof=1)) / len(values), len(values) - 1.0))
-    return combined(effect, parts)
+    errors = [line.errors[column] for line in (one, other)]
+    parts = [Part("times the examples", error**2, math.inf, 1) for error in errors if error is not None]
+    nothing = np.empty(0)
+    of_seeds = contrast([Term(sign, sign, line.values[column], nothing) for sign, line in ((1.0, one), (-1.0, other))])
+    return replace(combined(effect, [*parts, *of_seeds.parts]), seeds_known=of_seeds.seeds_known or not parts)
 
 
 def column_title(column: str) -> str:

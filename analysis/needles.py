@@ -5,7 +5,7 @@ of no use, and above 0 long before a model can say the answer.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -13,7 +13,8 @@ import pandas as pd
 
 from analysis.names import rank
 from analysis.panels import ColourScale
-from analysis.statistics import Estimate, Term, contrast, stratified
+from analysis.seeds import NOTHING, Repeated, Repeats, family_of, repeats_for
+from analysis.statistics import Estimate, Noise, Term, contrast, stratified
 from analysis.study import Study
 from analysis.style import tokens
 
@@ -25,11 +26,15 @@ CELL = ["length", "depth"]
 
 @dataclass(frozen=True, eq=False)
 class Needles:
-    """`rows`: label, model, seed, run_id, mode, length, depth, sample, value. `unit`: "points" (1 to 10) or "nats"."""
+    """`rows`: label, model, seed, run_id, mode, length, depth, sample, value. `unit`: "points" (1 to 10) or "nats".
+    `families`: architecture by run_id; `repeats`: what seeds' noise is estimated from."""
 
     rows: pd.DataFrame
     unit: str
     at_floor: bool
+    column: str = "score"
+    families: dict[str, str] = field(default_factory=dict)
+    repeats: Repeats = NOTHING
 
     @property
     def modes(self) -> list[str]:
@@ -45,6 +50,31 @@ class Needles:
         """Needles of a label or model and mode at lengths low..high."""
         rows = self.rows[(self.rows["mode"] == mode) & (self.rows["length"] >= low) & (self.rows["length"] <= high)]
         return rows[rows["label"] == label] if label is not None else rows[rows["model"] == model]
+
+    def mean_of(self, rows: pd.DataFrame) -> Estimate:
+        return self._contrast((1.0, rows))
+
+    def difference(self, one: pd.DataFrame, other: pd.DataFrame) -> Estimate:
+        """Mean of `one` minus mean of `other`, needle by needle."""
+        return self._contrast((1.0, one), (-1.0, other))
+
+    def _contrast(self, *means: tuple[float, pd.DataFrame]) -> Estimate:
+        terms = [term(coefficient, rows) for coefficient, rows in means]
+        noises = {own.source: self._seed_noise(rows) for own, (_, rows) in zip(terms, means, strict=True)}
+        return contrast(terms, noises)
+
+    def _seed_noise(self, rows: pd.DataFrame) -> Noise | None:
+        """Return the noise between seeds of the mean over the same cells."""
+        (mode,) = rows["mode"].unique()
+        asked = pd.MultiIndex.from_frame(rows[CELL].drop_duplicates())
+
+        def functional(other: Repeated) -> np.ndarray | None:
+            own = [seed[(seed["mode"] == mode) & pd.MultiIndex.from_frame(seed[CELL]).isin(asked)] for seed in other.rows]
+            if any(len(seed[CELL].drop_duplicates()) < len(asked) for seed in own):
+                return None
+            return np.array([seed.groupby(CELL)[self.column].mean().mean() for seed in own])
+
+        return self.repeats.noise(str(rows["scale"].iloc[0]), self.families.get(rows["run_id"].iloc[0], ""), functional)
 
     @property
     def colours(self) -> ColourScale:
@@ -82,8 +112,16 @@ def needles(study: Study) -> Needles:
     means = scores.groupby(["label", "mode"])["value"].mean() if len(scores) else pd.Series(dtype=float)
     at_floor = not (means >= FLOOR).any()
     if at_floor and len(recall):
-        return Needles(recall, "nats", at_floor)
-    return Needles(scores, "points", at_floor)
+        return Needles(recall, "nats", at_floor, "recall_nats", _families(study), _repeats(study, RECALL))
+    return Needles(scores, "points", at_floor, "score", _families(study), _repeats(study, SCORE))
+
+
+def _families(study: Study) -> dict[str, str]:
+    return {line.run_id: family_of(study.spec(line.run_id)["model"]) for line in study.lines}
+
+
+def _repeats(study: Study, kind: str) -> Repeats:
+    return repeats_for(study.results_dir, study.scale, kind)
 
 
 def _rows(study: Study, kind: str, column: str) -> pd.DataFrame:
@@ -107,17 +145,8 @@ def term(coefficient: float, rows: pd.DataFrame) -> Term:
     seeds = np.array([stratified(values_D, cells)[0] for values_D in values_SD])
     mean_D = values_SD.mean(axis=0)
     influence = stratified(mean_D, cells)[1]
-    source = (rows["label"].iloc[0], rows["model"].iloc[0])
-    return Term(source, coefficient, seeds, influence if len(influence) else mean_D - mean_D.mean())
-
-
-def mean_of(rows: pd.DataFrame) -> Estimate:
-    return contrast([term(1.0, rows)])
-
-
-def difference(one: pd.DataFrame, other: pd.DataFrame) -> Estimate:
-    """Mean of `one` minus mean of `other`, needle by needle."""
-    return contrast([term(1.0, one), term(-1.0, other)])
+    source = rows["label"].iloc[0], rows["model"].iloc[0]
+    return Term(source, coefficient, seeds, influence if len(influence) else mean_D - mean_D.mean(), items="needles")
 
 
 def num_seeds(frames: Iterable[pd.DataFrame]) -> int:

@@ -9,8 +9,10 @@ from functools import lru_cache
 import numpy as np
 import pandas as pd
 
+from analysis.sources import sources_of
 from analysis.statistics import Estimate, Term, contrast
 from analysis.study import Axes, Line, Series, Study
+from results.store import Meta
 
 KIND = "pruning"
 
@@ -32,6 +34,7 @@ class Skipped:
     losses: pd.DataFrame
     first: dict[tuple[int, int], np.ndarray]
     log_tolerance: float
+    sources_D: np.ndarray | None
 
     @property
     def mean_H(self) -> np.ndarray:
@@ -40,7 +43,7 @@ class Skipped:
     def term(self, coefficient: float) -> Term:
         """The mean share over heads; what varies is the documents, and the seeds where there are several."""
         mean_D = self.share_DH.mean(axis=1)
-        return Term(self, coefficient, self.share_SD.mean(axis=1), mean_D - mean_D.mean())
+        return Term(self, coefficient, self.share_SD.mean(axis=1), mean_D - mean_D.mean(), self.sources_D)
 
     @property
     def share(self) -> Estimate:
@@ -50,17 +53,18 @@ class Skipped:
 @lru_cache(maxsize=8)
 def skipped(study: Study) -> tuple[Skipped, ...]:
     """Return evaluations by training context, each at its own. ValueError if nothing is stored."""
-    groups: dict[Series, list[tuple[Line, pd.DataFrame, dict]]] = {}
+    groups: dict[Series, list[tuple[Line, pd.DataFrame, Meta]]] = {}
     for line, rows, meta in study.evaluations(KIND):
-        groups.setdefault(line.series, []).append((line, rows, meta["spec"]))
+        groups.setdefault(line.series, []).append((line, rows, meta))
     if not groups:
         raise ValueError(f"{study.stem}: no evaluations of pruning are stored; run its experiment first")
-    return tuple(sorted(map(_skipped, groups.values()), key=lambda each: each.context))
+    return tuple(sorted((_skipped(study, group) for group in groups.values()), key=lambda each: each.context))
 
 
-def _skipped(seeds: list[tuple[Line, pd.DataFrame, dict]]) -> Skipped:
+def _skipped(study: Study, seeds: list[tuple[Line, pd.DataFrame, Meta]]) -> Skipped:
     shares = [_by_head(rows, "tiles_pruned") for _, rows, _ in seeds]
-    line, rows, spec = seeds[0]
+    line, rows, meta = seeds[0]
+    spec = meta["spec"]
     tiles = rows[rows["quantity"] == "first_tile"].sort_values("position")
     losses = rows[rows["head"] < 0].pivot(index="document", columns="quantity", values="value")
     return Skipped(
@@ -76,6 +80,7 @@ def _skipped(seeds: list[tuple[Line, pd.DataFrame, dict]]) -> Skipped:
         losses=losses,
         first={head: own["value"].to_numpy() for head, own in tiles.groupby(["layer", "head"])},  # type: ignore[misc]
         log_tolerance=float(spec["log_tolerance"]),
+        sources_D=sources_of(study.results_dir, meta, len(shares[0])),
     )
 
 

@@ -25,11 +25,15 @@ from analysis.verdict import Claim, Look, Status, Verdict, judge, not_measured, 
 from results.atomic import write_atomic
 from results.provenance import commit_name
 
+MISSED = (Status.FAILS, Status.EXCEEDS)
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 SIGNS = {
     Status.HOLDS: ("holds", "\N{CHECK MARK}"),
+    Status.EXCEEDS: ("holds", "\N{GREATER-THAN SIGN}"),
     Status.FAILS: ("fails", "\N{BALLOT X}"),
     Status.WITHIN_NOISE: ("noise", "\N{ALMOST EQUAL TO}"),
+    Status.UNDECIDED: ("noise", "?"),
+    Status.BY_CONSTRUCTION: ("none", "\N{IDENTICAL TO}"),
     Status.NOT_MEASURED: ("none", "\N{EN DASH}"),
     Status.NOT_APPLICABLE: ("none", "\N{EN DASH}"),
 }
@@ -72,7 +76,7 @@ def build(folder: Path, sections: Sequence[Section]) -> Path:
     verdicts += [
         ({"stem": each.stem, "paper": each.paper}, claim, nothing) for each in absent for claim in each.claims if not each.fault
     ]
-    looks = _looks([claim for _, claim, verdict in verdicts if verdict.status is Status.FAILS], sections)
+    looks = _looks([claim for _, claim, verdict in verdicts if verdict.status in MISSED], sections)
     page = environment.from_string(TEMPLATE.read_text()).render(
         scale=folder.name,
         paper_scale=PAPER_SCALE,
@@ -82,6 +86,7 @@ def build(folder: Path, sections: Sequence[Section]) -> Path:
         artefacts=there,
         verdicts=sorted(verdicts, key=lambda each: (_unknown(each[2]), _place(each[1]))),
         unknown=sum(_unknown(verdict) for _, _, verdict in verdicts),
+        missed=MISSED,
         counts=_counts(verdict for _, _, verdict in verdicts),
         changes=changes(folder, {claim.id: str(verdict.status) for _, claim, verdict in verdicts}, studies),
         looks=looks,
@@ -117,9 +122,9 @@ def _artefact(folder: Path, section: Section, study: Study) -> dict[str, Any]:
     }
 
 
-def _looks(failing: Iterable[Claim], sections: Iterable[Section]) -> list[tuple[Section, str, list[str]]]:
-    """Return what looks into failing claims say: the section that they are from, the sentence, and the claims it is of."""
-    ids = [claim.id for claim in sorted(failing, key=_place)]
+def _looks(missed: Iterable[Claim], sections: Iterable[Section]) -> list[tuple[Section, str, list[str]]]:
+    """Return what looks into missed claims say: the section that they are from, the sentence, and the claims it is of."""
+    ids = [claim.id for claim in sorted(missed, key=_place)]
     found = []
     for section in sections:
         if section.study is None:

@@ -1,9 +1,17 @@
-"""Claims and the verdicts on them.
+"""Claims and the verdicts on them. The noise of what they compare is in analysis/statistics.py.
 
-A claim is inequalities between effects that must all be met (or, for "there is a pair ...", all those of one alternative). It
-holds if each is met beyond the noise (an intersection-union test: no correction inside a claim), fails if one is missed beyond
-it (Bonferroni over the inequalities), and is within noise otherwise. "On par" is two inequalities, so that to hold is to pass
-two one-sided tests. Either mistake is made in at most 2.5% of repetitions, for all claims of one artefact together (Holm).
+A claim is inequalities between effects that must all be met (or, for "there is a pair ...", all those of one alternative):
+
+* holds: each is met beyond the noise (an intersection-union test: no correction inside a claim);
+* fails: one is missed beyond the noise (Bonferroni over the inequalities);
+* exceeds: missed only by more of what the claim says than the paper says;
+* cannot be decided by this design: neither, and the smallest effect that could have been seen is larger than the one that the
+  claim is about; or seeds' noise is not known; or what is compared with has not learned, or differs in something else, too;
+* within noise: neither, in a design that would have seen the effect that the claim is about;
+* by construction: met, but no run could have missed it.
+
+"On par" is two inequalities, so that to hold is to pass two one-sided tests. Either mistake is made in at most 2.5% of
+repetitions, for all claims of one artefact together (Holm).
 """
 
 import math
@@ -17,18 +25,24 @@ from analysis.study import Study
 
 class Status(StrEnum):
     HOLDS = "holds"
+    EXCEEDS = "exceeds"
     FAILS = "fails"
     WITHIN_NOISE = "within noise"
+    UNDECIDED = "cannot be decided by this design"
+    BY_CONSTRUCTION = "by construction"
     NOT_MEASURED = "not measured"
     NOT_APPLICABLE = "not applicable"
 
 
-JUDGED = (Status.HOLDS, Status.FAILS, Status.WITHIN_NOISE)
+JUDGED = (Status.HOLDS, Status.EXCEEDS, Status.FAILS, Status.WITHIN_NOISE)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One inequality: `estimate` above `bound` (or below, if `below`), in `unit`; not `strict`: equal is enough."""
+    """One inequality: `estimate` above `bound` (or below, if `below`), in `unit`; not `strict`: equal is enough.
+
+    `size`: how far from the bound the effect lies that the claim is about (the paper's, or none within a tolerance); None where
+    no number is known. `ceiling`: to miss it is to show more of what the claim says than the paper does."""
 
     name: str
     estimate: Estimate
@@ -36,6 +50,13 @@ class Comparison:
     below: bool = False
     strict: bool = True
     unit: str = "nats"
+    size: float | None = None
+    ceiling: bool = False
+
+    @property
+    def blind(self) -> bool:
+        """True where this design sees only effects that are larger than the one that the claim is about."""
+        return self.size is not None and self.estimate.detectable is not None and self.estimate.detectable > self.size
 
     @property
     def _towards(self) -> tuple[Estimate, float]:
@@ -152,23 +173,70 @@ def decide_any(sentence: str, alternatives: Sequence[Sequence[Comparison]], seed
     holds = [max(each.p_holds for each in some) for some in alternatives]
     fails = [min(1.0, len(some) * min(each.p_fails for each in some)) for some in alternatives]
     p_holds, p_fails = min(1.0, len(alternatives) * min(holds)), max(fails)
-    likely = Status.HOLDS if p_holds <= p_fails else Status.FAILS
+    likely = Status.HOLDS if p_holds <= p_fails else Status.EXCEEDS if _exceeds(alternatives) else Status.FAILS
     p = min(1.0, 2 * min(p_holds, p_fails))
     best = min(alternatives, key=lambda some: max(each.p_holds for each in some))
     decisive = min(best, key=lambda each: each.lead)
     every = tuple(each for some in alternatives for each in some)
     if missing:
         sentence = f"Not measured: {', '.join(missing)}. {sentence}"
-    if any(each.estimate.error is None for each in every):
+    if any(each.estimate.error is None and each.estimate.seeds_known for each in every):
         sentence += " No spread is stored: the numbers are taken as they stand."
-    elif seeds == 1:
-        sentence += " One seed: this cannot separate a seed from a model."
-    return Verdict(_status(likely, p, not missing), sentence, every, decisive, seeds, p, not missing)
+    if seeds == 1:
+        where = list(dict.fromkeys(place for each in every for place in each.estimate.where))
+        sentence += f" Some models have one seed; seeds' noise: {'; '.join(where)}." if where else ""
+    verdict = Verdict(_status(likely, p, not missing), sentence, every, decisive, seeds, p, not missing)
+    if not all(each.estimate.seeds_known for each in every) and verdict.status is not Status.NOT_MEASURED:
+        return undecided(verdict, UNREPEATED)
+    return verdict
+
+
+UNREPEATED = (
+    "A model compared has one seed, and nothing that was repeated with other seeds was evaluated like it, so that a seed "
+    "cannot be told from a model. It would take two seeds of every model, or more."
+)
+
+
+def _exceeds(alternatives: Sequence[Sequence[Comparison]]) -> bool:
+    """True where nothing is missed, or near to it, but inequalities that are ceilings."""
+    return any(
+        all(each.ceiling or each.p_holds < (1 - LEVEL) / 2 for each in some) and any(each.ceiling for each in some)
+        for some in alternatives
+    )
+
+
+def undecided(verdict: Verdict, why: str) -> Verdict:
+    """The verdict taken back: what was compared does not decide the claim."""
+    return replace(verdict, status=Status.UNDECIDED, sentence=f"{verdict.sentence} {why}", p=1.0)
+
+
+def by_construction(verdict: Verdict, why: str) -> Verdict:
+    """The verdict on a claim that no run could have missed; it may still fail, by a mistake of the code."""
+    met = verdict.status is Status.HOLDS
+    return replace(verdict, status=Status.BY_CONSTRUCTION, sentence=f"{verdict.sentence} {why}") if met else verdict
 
 
 def _status(likely: Status, p: float, whole: bool) -> Status:
     status = likely if p < 1 - LEVEL else Status.WITHIN_NOISE
     return status if whole or status is Status.FAILS else Status.NOT_MEASURED
+
+
+def _with_its_power(verdict: Verdict) -> Verdict:
+    """A claim within noise is undecided where the design could not have seen what it is about; with what it would take."""
+    open_ones = [each for each in verdict.comparisons if each.blind and each.p_holds >= (1 - LEVEL) / 2]
+    if verdict.status is not Status.WITHIN_NOISE or not open_ones:
+        return verdict
+    worst = max(open_ones, key=lambda each: (each.estimate.detectable or 0.0) / (each.size or 1e-12))
+    seen, size = worst.estimate.detectable or 0.0, worst.size or 0.0
+    unit = f" {worst.unit}".rstrip()
+    why = f"{worst.name}: this design sees {seen:.2g}{unit} and more, and the claim is about {size:.2g}."
+    if needed := worst.estimate.needed(size):
+        why += f" It would take about {' and '.join(f'{_many(count)} {what}' for what, count in needed.items())}."
+    return undecided(verdict, why)
+
+
+def _many(count: int) -> str:
+    return str(count) if count <= 1000 else "more than 1,000"
 
 
 def judge(claims: Sequence[Claim], study: Study) -> list[tuple[Claim, Verdict]]:
@@ -180,5 +248,5 @@ def judge(claims: Sequence[Claim], study: Study) -> list[tuple[Claim, Verdict]]:
         status, sentence = _status(verdict.status, p, verdict.whole), verdict.sentence
         if status is not verdict.status:
             sentence += f" Judged alone: {verdict.status}."
-        verdicts[index] = replace(verdict, status=status, sentence=sentence, judged=len(family))
+        verdicts[index] = _with_its_power(replace(verdict, status=status, sentence=sentence, judged=len(family)))
     return list(zip(claims, verdicts, strict=True))

@@ -70,6 +70,7 @@ def summary(study: Study) -> Table:
 LOSS_MARGIN = math.log1p(0.5 / 28.0)
 """0.5 of Wikitext's perplexity, at the paper's 28."""
 WORD_MARGIN, AVERAGE_MARGIN = 0.5, 1.0
+"""Ours, as is LOSS_MARGIN: a little more than the paper's models differ by with and without pruning (0.32 and 0.41)."""
 
 
 def a6(study: Study) -> Verdict:
@@ -99,7 +100,10 @@ def a6(study: Study) -> Verdict:
 
 
 def _within(name: str, difference: Estimate, margin: float, unit: str) -> list[Comparison]:
-    return [Comparison(name, difference, margin, below=True, unit=unit), Comparison(name, difference, -margin, unit=unit)]
+    return [
+        Comparison(name, difference, margin, below=True, unit=unit, size=margin),
+        Comparison(name, difference, -margin, unit=unit, size=margin),
+    ]
 
 
 CLAIMS = (Claim("A6", "No loss of quality: losses coincide, Wikitext within 0.5, the average within 1 point", a6),)

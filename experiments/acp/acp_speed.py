@@ -148,8 +148,8 @@ def _ratios(study: Study, quantity: str, low: float, high: float, inverse: bool 
         ratio = ratio.negative() if inverse else ratio
         name = f"log of the ratio at context {tokens(each.context)}"
         comparisons += [
-            Comparison(name, ratio, math.log(low), strict=False, unit=""),
-            Comparison(name, ratio, math.log(high), below=True, strict=False, unit=""),
+            Comparison(name, ratio, math.log(low), strict=False, unit="", ceiling=not inverse),
+            Comparison(name, ratio, math.log(high), below=True, strict=False, unit="", ceiling=inverse),
         ]
         parts.append(f"{math.exp(ratio.effect):.2f} at {tokens(each.context)}")
     return decide(f"With pruning relative to without: {', '.join(parts)} (on {machine}).", comparisons, 0)

@@ -156,7 +156,7 @@ def summary(study: Study) -> Table:
     rows[f"the paper, {PAPERS_BUDGET}"] = [*papers().values(), None]
     ranges[f"the paper, {PAPERS_BUDGET}"] = [None] * len(columns)
     note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."
-    note += " In square brackets: 95% intervals, of one seed over documents."
+    note += " In square brackets: 95% intervals over documents by source and seeds (pooled over repeated trainings)."
     caption = f"log P({tokens(study.train_len)}) of the Transformer minus FoX's"
     return Table(caption, columns, rows, note, ranges=ranges)
 

@@ -1,6 +1,8 @@
 """Figure 2: per-token loss and perplexity against position, all seven models, at four times the training length."""
 
+import math
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,15 @@ from analysis.curves import (
     log_perplexity,
     perplexity,
     smoothing_window,
+    stretch,
 )
 from analysis.names import FAMILIES, RECURRENT, SEVEN, missing_of, pairs_in, rank, style_of, title
 from analysis.panels import Drawn, band_note, core_limits, draw_lines, is_cut, legend_of, position_axis, smoothed
+from analysis.paper import read
 from analysis.study import Study
 from analysis.style import PAPER_SCALE, WIDTH, figure_style, plt, publish, scale_note, tokens
 from analysis.tables import Column, Table, over_seeds
-from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, number
+from analysis.verdict import Claim, Comparison, Status, Verdict, decide, in_words, not_applicable, number, undecided
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import main_models as runs  # noqa: F401
 
@@ -128,30 +132,32 @@ def _draw_lead(study: Study, curves: dict[str, LossCurve]) -> list[Path]:
         position_axis(axes, study.train_len, curves[fox].length, ylim=limits, **names)
         frames.append(table.assign(fox=fox, transformer=other))
     panels[0, 0].set_ylabel("Lead of FoX (nats)")
-    seeds = min(len(curves[model].seeds) for pair in pairs for model in pair)
-    noise = "documents and seeds" if seeds > 1 else "documents; one seed"
     known = any(table["low"].notna().any() for table in frames)
     return publish(
         study,
         figure,
         pd.concat(frames, ignore_index=True),
         f"mean over windows of {window} tokens",
-        f"shaded: 95% interval ({noise})" if known else "no documents are stored, so no interval is known",
+        SHADED if known else "no documents are stored, so no interval is known",
         "what leaves the frame goes on above" if leaves else "",
         f"dashed: training length {tokens(study.train_len)}",
         part="lead",
     )
 
 
+SHADED = "shaded: 95% interval of the mean over each stored band of positions (documents by source, and seeds)"
+
+
 def lead(fox: LossCurve, other: LossCurve, window: int) -> pd.DataFrame:
-    """L of `other` minus L of `fox` around some positions: columns position, lead, low, high (95%; NaN where not known)."""
+    """L of `other` minus L of `fox` around some positions: columns position, lead, low, high (95%, of the mean over the stored
+    bands that the window lies in; NaN where not known)."""
     length = fox.length
     rows = []
     for position in np.unique(np.linspace(window // 2 + 1, length - window // 2, GAP_POINTS).astype(int)):
         first, last = around(int(position), window, length)
         estimate = compare((1.0, other, first, last), (-1.0, fox, first, last))
         low, high = estimate.interval or (np.nan, np.nan)
-        rows.append((position, estimate.effect, low, high))
+        rows.append((position, (other.mean_N - fox.mean_N)[first - 1 : last].mean(), low, high))
     return pd.DataFrame(rows, columns=["position", "lead", "low", "high"])
 
 
@@ -197,6 +203,7 @@ def unigram_entropy(study: Study) -> float | None:
 
 Curves = dict[str, LossCurve]
 C3_TOLERANCE = 0.003
+"""Ours: a tenth of what the forget gate is worth in the paper's Table 3 (0.03 nats)."""
 
 
 def grid_inside(train_len: int) -> list[int]:
@@ -209,35 +216,52 @@ def grid_beyond(train_len: int, longest: int) -> list[int]:
     return [length for length in (train_len * quarter // 4 for quarter in (5, 6, 8, 12, 16)) if length <= longest]
 
 
-def log_ratio(one: LossCurve, other: LossCurve, length: int) -> Comparison:
-    """log P of `one` below that of `other` at a length."""
+def log_ratio(one: LossCurve, other: LossCurve, length: int, size: float | None = None) -> Comparison:
+    """log P of `one` below that of `other` at a length, or at the end of the first stored band where that is longer."""
+    length = one.whole(1, length)[1]
     name = f"log P({tokens(length)}), {title(one.label)} minus {title(other.label)}"
-    return Comparison(name, difference(one, other, length), below=True)
+    return Comparison(name, difference(one, other, length), below=True, size=size)
+
+
+def papers_lead(model: str, other: str) -> float | None:
+    """Return by how much log P of one model is below that of another in the paper's ablations (Table 3)."""
+    paper = read("table3_ablation_360m.csv")
+    lines = [paper[IN_TABLE_3[each]] for each in (model, other) if each in IN_TABLE_3]
+    return math.log(lines[1]["ppl"] / lines[0]["ppl"]) if len(lines) == 2 else None
+
+
+IN_TABLE_3 = {
+    "fox_pro": "FoX (Pro)", "transformer_pro": "FoX (Pro) - forget gate + RoPE",
+    "fox_llama": "FoX (LLaMA)", "transformer_llama": "Transformer (LLaMA)",
+}  # fmt: skip
 
 
 def _curves(study: Study) -> Curves:
     return {model: curve for model, curve in by_model(study).items() if curve.length >= curve.train_len}
 
 
-def _lower_everywhere(curves: Curves, grid: Sequence[int]) -> Verdict:
-    """P of FoX below P of the Transformer of the same architecture at every length of the grid."""
+def _lower_everywhere(curves: Curves, grid: Sequence[int], inside: bool) -> Verdict:
+    """P of FoX below P of the Transformer of the same architecture at every length of the grid; lengths within the first stored
+    band are one."""
     names, absent = pairs_in(curves)
     pairs = [(curves[fox], curves[other]) for fox, other in names]
     comparisons, parts = [], []
     for fox, other in pairs:
-        own = [log_ratio(fox, other, length) for length in grid]
+        lengths = list(dict.fromkeys(fox.whole(1, length)[1] for length in grid))
+        size = papers_lead(fox.model, other.model) if inside else None
+        own = [log_ratio(fox, other, length, size) for length in lengths]
         comparisons += own
         won = sum(each.estimate.effect < 0 for each in own)
         worst = min(own, key=lambda each: each.lead)
         parts.append(
-            f"{title(fox.label)} below {title(other.label)} at {won} of {len(grid)} lengths, least clearly at "
-            f"{tokens(grid[own.index(worst)])} ({number(worst.estimate.effect)} nats)"
+            f"{title(fox.label)} below {title(other.label)} at {won} of {len(own)} lengths, least clearly at "
+            f"{tokens(lengths[own.index(worst)])} ({number(worst.estimate.effect)} nats)"
         )
     return decide("; ".join(parts) + ".", comparisons, fewest_seeds(curve for pair in pairs for curve in pair), absent)
 
 
 def c1(study: Study) -> Verdict:
-    return _lower_everywhere(_curves(study), grid_inside(study.train_len))
+    return _lower_everywhere(_curves(study), grid_inside(study.train_len), inside=True)
 
 
 def c2(study: Study) -> Verdict:
@@ -246,29 +270,34 @@ def c2(study: Study) -> Verdict:
     grid = grid_beyond(study.train_len, longest)
     if curves and not grid:
         return not_applicable(f"The evaluation ends at {longest} tokens, not beyond the training context of {study.train_len}.")
-    return _lower_everywhere(curves, grid)
+    return _lower_everywhere(curves, grid, inside=False)
+
+
+def _eighths(curve: LossCurve) -> list[tuple[int, int]]:
+    """Return first and last position of each eighth of the training context, or of the stored bands where these are longer."""
+    eighth = curve.train_len // 8
+    return list(dict.fromkeys(curve.whole(eighth * place + 1, eighth * (place + 1)) for place in range(8)))
 
 
 def c3(study: Study) -> Verdict:
-    """FoX uses its context to the end: smoothed L at steps of an eighth of the context rises nowhere by more than 0.003, ends
-    lower than it began, and is lower in the last quarter of the context than in the second."""
+    """FoX uses its context to the end: from one eighth of the context to the next L rises nowhere by more than 0.003, it is
+    lower in the last than in the first, and lower in the last quarter of the context than in the second."""
     curves, train_len = _curves(study), study.train_len
     foxes = [curves[model] for model in ("fox_pro", "fox_llama") if model in curves]
-    window = smoothing_window(train_len)
-    points = [train_len * eighth // 8 for eighth in range(1, 9)]
     comparisons, parts = [], []
     for fox in foxes:
-        places = [around(point, window, train_len) for point in points]
-        for index in range(7):
-            name = f"{title(fox.label)}: L({tokens(points[index + 1])}) minus L({tokens(points[index])})"
-            rise = compare((1.0, fox, *places[index + 1]), (-1.0, fox, *places[index]))
-            comparisons.append(Comparison(name, rise, C3_TOLERANCE, below=True, strict=False))
+        places, name = _eighths(fox), title(fox.label)
+        for before, after in pairwise(places):
+            rise = compare((1.0, fox, *after), (-1.0, fox, *before))
+            words = f"{name}: L over {stretch(fox, *after)} minus over {stretch(fox, *before)}"
+            comparisons.append(Comparison(words, rise, C3_TOLERANCE, below=True, strict=False, size=C3_TOLERANCE))
         ends = compare((1.0, fox, *places[-1]), (-1.0, fox, *places[0]))
         quarters = compare((1.0, fox, train_len * 3 // 4 + 1, train_len), (-1.0, fox, train_len // 4 + 1, train_len // 2))
-        comparisons.append(Comparison(f"{title(fox.label)}: L at the end minus L({tokens(points[0])})", ends, below=True))
-        comparisons.append(Comparison(f"{title(fox.label)}: last quarter minus second quarter", quarters, below=True))
+        words = f"{name}: L over {stretch(fox, *places[-1])} minus over {stretch(fox, *places[0])}"
+        comparisons.append(Comparison(words, ends, below=True))
+        comparisons.append(Comparison(f"{name}: last quarter minus second quarter", quarters, below=True))
         parts.append(
-            f"{title(fox.label)}: from {tokens(points[0])} to {tokens(train_len)} tokens L changes by {number(ends.effect)}, "
+            f"{name}: from {stretch(fox, *places[0])} to {stretch(fox, *places[-1])} L changes by {number(ends.effect)}, "
             f"from the second to the last quarter by {number(quarters.effect)} nats"
         )
     return decide("; ".join(parts) + ".", comparisons, fewest_seeds(foxes), missing_of(("fox_pro", "fox_llama"), curves))
@@ -283,16 +312,23 @@ def c4(study: Study) -> Verdict:
         return decide("", [], 0, absent)
     start, eighth = train_len * 5 // 8, train_len // 8  # 10k of 16k, over 2k
     fox = curves["fox_pro"]
-    early, late = (start - eighth + 1, start), (train_len - eighth + 1, train_len)
+    early, late = fox.whole(start - eighth + 1, start), fox.whole(train_len - eighth + 1, train_len)
     fox_gain = compare((1.0, fox, *early), (-1.0, fox, *late))
     comparisons, parts = [Comparison("gain of FoX (Pro)", fox_gain)], []
     for curve in (curves[model] for model in RECURRENT if model in curves):
         excess = compare((1.0, curve, *early), (-1.0, curve, *late), (-0.5, fox, *early), (0.5, fox, *late))
-        comparisons.append(Comparison(f"gain of {title(curve.label)} minus half of FoX (Pro)'s", excess, below=True))
+        words = f"gain of {title(curve.label)} minus half of FoX (Pro)'s"
+        comparisons.append(Comparison(words, excess, below=True, size=abs(fox_gain.effect) / 2))
         parts.append(f"{title(curve.label)} {number(compare((1.0, curve, *early), (-1.0, curve, *late)).effect)}")
-    sentence = f"From {tokens(start)} to {tokens(train_len)} tokens FoX (Pro) gains {number(fox_gain.effect)} nats"
+    sentence = f"From {stretch(fox, *early)} to {stretch(fox, *late)} FoX (Pro) gains {number(fox_gain.effect)} nats"
     seeds = fewest_seeds(curves[model] for model in ("fox_pro", *RECURRENT) if model in curves)
-    return decide(f"{'; '.join([sentence, ', '.join(parts)] if parts else [sentence])}.", comparisons, seeds, absent)
+    verdict = decide(f"{'; '.join([sentence, ', '.join(parts)] if parts else [sentence])}.", comparisons, seeds, absent)
+    if verdict.status in (Status.NOT_MEASURED, Status.FAILS) or in_words(fox_gain, "less", "more", "") != "":
+        return verdict
+    why = (
+        "FoX (Pro)'s own gain cannot be told from none, so that there is no half of it to compare with: the smallest that this"
+    )
+    return undecided(verdict, f"{why} design sees is {fox_gain.detectable or 0:.2g} nats.")
 
 
 def _p(curve: LossCurve) -> float:
@@ -311,7 +347,8 @@ def c5(study: Study) -> Verdict:
     best = min(others, key=_p)
     sentence = f"P({tokens(study.train_len)}) of FoX (Pro) is {_p(fox):.3f}, of the best of the others, {title(best.label)}, "
     sentence += f"{_p(best):.3f}."
-    comparisons = [log_ratio(fox, other, study.train_len) for other in others]
+    size = papers_lead("fox_pro", "transformer_pro")  # the best of the others in the paper, too
+    comparisons = [log_ratio(fox, other, study.train_len, size) for other in others]
     return decide(sentence, comparisons, fewest_seeds([fox, *others]), absent)
 
 
@@ -321,7 +358,7 @@ def c6(study: Study) -> Verdict:
     names, absent = pairs_in(curves, FAMILIES)
     pairs = [(curves[pro], curves[llama]) for pro, llama in names]
     parts = [f"{title(pro.label)} {_p(pro):.3f}, {title(llama.label)} {_p(llama):.3f}" for pro, llama in pairs]
-    comparisons = [log_ratio(pro, llama, study.train_len) for pro, llama in pairs]
+    comparisons = [log_ratio(pro, llama, study.train_len, papers_lead(pro.model, llama.model)) for pro, llama in pairs]
     seeds = fewest_seeds(curve for pair in pairs for curve in pair)
     return decide(f"P({tokens(study.train_len)}): {'; '.join(parts)}.", comparisons, seeds, absent)
 

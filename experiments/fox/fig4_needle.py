@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.names import PAIRS, RECURRENT, missing_of, pairs_in, title
-from analysis.needles import Needles, difference, longest_inside, mean_of, needles, num_seeds, places
+from analysis.needles import Needles, longest_inside, needles, num_seeds, places
 from analysis.panels import colour_bar, needle_panel
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
@@ -78,7 +78,7 @@ def summary(study: Study) -> Table:
     ranges: dict[str, list[tuple[float, float] | None]] = {}
     for label in found.labels:
         own = [found.of(label=label, mode=mode, low=low, high=high) for mode, low, high in wanted]
-        estimates = [mean_of(part) if len(part) else None for part in own]
+        estimates = [found.mean_of(part) if len(part) else None for part in own]
         rows[label] = [None if estimate is None else estimate.effect for estimate in estimates]
         ranges[label] = [None if estimate is None else estimate.interval for estimate in estimates]
     samples = int(found.rows.groupby(["label", "run_id", "mode", "length", "depth"]).size().max())
@@ -110,15 +110,18 @@ def c22b(study: Study) -> Verdict:
     absent = missing_of((*wanted, *RECURRENT), cells)
     softmax = [model for model in wanted if model in cells]
     comparisons = [
-        Comparison(f"mean of {title(model)}", mean_of(cells[model]), 9.5, strict=False, unit="points") for model in softmax
+        Comparison(f"mean of {title(model)}", found.mean_of(cells[model]), 9.5, strict=False, unit="points")
+        for model in softmax
     ]
     comparisons += [
-        Comparison(f"{title(one)} minus {title(other)}", difference(cells[one], cells[other]), 2.0, strict=False, unit="points")
+        Comparison(
+            f"{title(one)} minus {title(other)}", found.difference(cells[one], cells[other]), 2.0, strict=False, unit="points"
+        )
         for one in softmax
         for other in RECURRENT
         if other in cells
     ]
-    means = ", ".join(f"{title(model)} {mean_of(rows).effect:.2f}" for model, rows in cells.items())
+    means = ", ".join(f"{title(model)} {found.mean_of(rows).effect:.2f}" for model, rows in cells.items())
     sentence = f"Easy mode, lengths up to {longest:,.0f}: {means} {found.unit}."
     return decide(sentence, comparisons, num_seeds(cells.values()) if cells else 0, absent)
 
@@ -144,7 +147,9 @@ def _compared(study: Study, mode: str, low: float, high: float, pairs, *, strict
     there, others = pairs_in([model for model, rows in cells.items() if len(rows)], pairs)
     absent = [f"{words}, {mode} mode" for words in others]
     comparisons = [
-        Comparison(f"{title(one)} minus {title(other)}", difference(cells[one], cells[other]), strict=strict, unit=found.unit)
+        Comparison(
+            f"{title(one)} minus {title(other)}", found.difference(cells[one], cells[other]), strict=strict, unit=found.unit
+        )
         for one, other in there
     ]
     if not there:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.curves import LossCurve, compare, fewest_seeds, log_perplexity, smoothing_window, stored_curves
 from analysis.names import SHADES, LineStyle
-from analysis.needles import RECALL, SCORE, Needles, difference, mean_of, needles, places
+from analysis.needles import RECALL, SCORE, Needles, needles, places
 from analysis.panels import (
     band_note,
     colour_bar,
@@ -127,7 +127,7 @@ def summary(study: Study, mode: str = MODE) -> Table:
         line: list[Cell] = [log_perplexity(curve.losses_SN)[:, train_len - 1], beyond]
         for _, low, high in places(train_len).values() if found else ():
             own = found.of(label=curve.label, mode=mode, low=low, high=high) if found else pd.DataFrame()
-            line.append(mean_of(own).effect if len(own) else None)
+            line.append(found.mean_of(own).effect if found and len(own) else None)
         values[curve.label] = line
     note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."
     return over_seeds("FoX (Pro) by training tokens and learning rate", columns, values, note)
@@ -168,7 +168,7 @@ def needles_beyond(study: Study, found: Needles | None, more: LossCurve, fewer: 
     if found is None:
         return None
     rows = [found.of(label=curve.label, mode=MODE, low=study.train_len + 1) for curve in (more, fewer)]
-    return difference(*rows) if all(len(own) for own in rows) else None
+    return found.difference(*rows) if all(len(own) for own in rows) else None
 
 
 def with_more_tokens(study: Study) -> str:

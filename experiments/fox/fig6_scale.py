@@ -14,7 +14,7 @@ from analysis.panels import Drawn, band_note, core_limits, draw_lines, smoothed
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens, training_length_line
 from analysis.tables import Cell, Column, Table, over_seeds
-from analysis.verdict import Claim, Comparison, Verdict, decide, number
+from analysis.verdict import Claim, Comparison, Status, Verdict, decide, number, undecided
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import MINIS, PAPERS, TINIES, Scale, for_ablations, get_scale, sizes_at, with_shorter
@@ -74,7 +74,8 @@ def pairs_of(curves: Iterable[LossCurve]) -> list[tuple[LossCurve, LossCurve]]:
 
 
 def lead(fox: LossCurve, other: LossCurve):
-    """delta: loss of the Transformer minus loss of FoX over the last quarter of the training context."""
+    """delta: loss of the Transformer minus loss of FoX over the last quarter of the training context, or over the stored band
+    that it lies in."""
     quarter = (fox.train_len * 3 // 4 + 1, fox.train_len)
     return compare((1.0, other, *quarter), (-1.0, fox, *quarter))
 
@@ -166,7 +167,8 @@ def summary(study: Study) -> Table:
         Column("lead", "lead of FoX (nats)", 4, style="signed"),
         Column("lead_percent", "in perplexity (%)", 1, style="signed"),
     ]
-    note = f"{scale_note(study).capitalize()}. Last quarter of the training context; in square brackets: 95% interval."
+    note = f"{scale_note(study).capitalize()}. Last quarter of the training context; of a lead, the stored band of positions"
+    note += " that it lies in where that is longer. In square brackets: 95% interval."
     table = over_seeds("FoX against the Transformer by size, tokens and context", columns, rows, note)
     return Table(table.caption, columns, table.rows, table.note, spreads=table.spreads, ranges=ranges)
 
@@ -184,7 +186,20 @@ def c25(study: Study) -> Verdict:
                 (-1.0, other, *_last_quarter(other)), (1.0, fox, *_last_quarter(fox)),
             )  # fmt: skip
             comparisons.append(Comparison(f"growth of {title(model)}'s lead, {fox.label} to {longer_fox.label}", growth))
-    return _leads(pairs, comparisons, "training contexts")
+    verdict = _leads(pairs, comparisons, "training contexts")
+    steps = sorted({_sequences(study, fox) for fox, _ in pairs}, reverse=True)
+    if verdict.status in (Status.NOT_MEASURED, Status.FAILS) or len(steps) < 2:
+        return verdict
+    first = min(fox.whole(1, fox.train_len // 4)[1] for fox, _ in pairs) if pairs else 0
+    early = [f"{fox.label} {number(compare((1.0, other, 1, first), (-1.0, fox, 1, first)).effect)}" for fox, other in pairs]
+    why = f"Steps have {', '.join(map(str, steps))} sequences as the context grows, so that context cannot be told from fewer"
+    why += f" sequences a step: over the first {tokens(first)} tokens, which all contexts have, the lead is"
+    return undecided(verdict, f"{why} {', '.join(early)} nats. It would take equal sequences a step.")
+
+
+def _sequences(study: Study, curve: LossCurve) -> int:
+    train = study.spec(curve.run_ids[0])["train"]
+    return int(train["batch_tokens"] // train["seq_len"])
 
 
 def _last_quarter(curve: LossCurve) -> tuple[int, int]:

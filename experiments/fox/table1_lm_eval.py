@@ -68,7 +68,8 @@ def _wins(study: Study, pairs: tuple[tuple[str, str], ...]) -> Verdict:
         known = all(lead.error is not None for lead in leads.values())
         error = math.sqrt(sum(chance * (1 - chance) for chance in chances)) if known else None
         name = f"columns on which {title(one)} is ahead of {title(other)}"
-        comparisons.append(Comparison(name, Estimate(sum(chances), error), WINS_NEEDED - 0.5, unit="columns"))
+        ahead_on = Estimate(sum(chances), error, seeds_known=all(lead.seeds_known for lead in leads.values()))
+        comparisons.append(Comparison(name, ahead_on, WINS_NEEDED - 0.5, unit="columns"))
         won = sum(lead.effect > 0 for lead in leads.values())
         lost = ", ".join(column_title(column) for column, lead in leads.items() if lead.effect <= 0) or "none"
         parts.append(f"{title(one)} ahead of {title(other)} on {won} of {len(COLUMNS)} (not on: {lost})")

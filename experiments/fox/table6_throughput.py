@@ -11,7 +11,7 @@ from analysis.study import Study
 from analysis.style import scale_note, tokens
 from analysis.tables import Column, Table
 from analysis.throughput import measured
-from analysis.verdict import Claim, Comparison, Verdict, decide
+from analysis.verdict import Claim, Comparison, Verdict, by_construction, decide
 from experiments.evaluations import step_times as evals  # noqa: F401
 from experiments.recipes import main_models_once as runs  # noqa: F401
 from results.measured import FOLDER, read
@@ -127,7 +127,8 @@ def _counted(study: Study, column: str, name: str, bound: float, words: str) -> 
     ]
     parts = [f"{title(fox)} has {share:.2f}% more {words} than {title(other)}" for (fox, other), share in shares.items()]
     sentence = f"{'; '.join(parts)} (counted, not estimated; the claim is about 760M parameters)."
-    return decide(sentence, comparisons, 0, missing_of((model for pair in PAIRS for model in pair), rows))
+    verdict = decide(sentence, comparisons, 0, missing_of((model for pair in PAIRS for model in pair), rows))
+    return by_construction(verdict, "The models' sizes are fixed by their configurations: no run could have missed this.")
 
 
 def c27(study: Study) -> Verdict:

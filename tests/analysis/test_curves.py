@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.curves import around, by_model, compare, loss_curves, perplexity, smooth, smoothing_window
+from analysis.curves import around, by_model, compare, loss_curves, perplexity, smooth, smoothing_window, stretch
 from tests import synthetic
 
 
@@ -65,29 +65,15 @@ def test_the_noise_of_whole_bands_is_that_of_the_documents_means(tmp_path):
     assert term.seeds == pytest.approx(curve.losses_SN[:, 8:32].mean())
 
 
-@pytest.mark.parametrize("persistent", [0.0, 1.0])
-def test_the_noise_of_a_part_of_a_band_is_that_of_its_documents_and_of_its_tokens(tmp_path, persistent):
-    """`persistent`: what is hard in a document all along. Told from bands of 32 tokens and the mean curve alone."""
+def test_less_than_a_band_is_compared_over_the_bands_that_it_lies_in(tmp_path):
     rng = np.random.default_rng(2)
-    D, N, errors, true = 200, 512, [], 0.0
-    for draw in range(12):
-        tokens = rng.normal(size=(D, N)) + persistent * rng.normal(size=(D, 1)) + 3 + np.linspace(1, 0, N)
-        bands = tokens.reshape(D, 16, 32).mean(axis=2)[None]
-        (curve,) = loss_curves(curves_of(tmp_path / str(draw), tokens.mean(axis=0)[None], bands))
-        errors += [compare((1.0, curve, first, first + 3)).error for first in (5, 100, 509)]
-        true = (persistent**2 / D + 1 / D / 4) ** 0.5
-    assert np.mean(errors) == pytest.approx(true, rel=0.12)
-
-
-def test_the_tokens_noise_of_two_models_at_the_same_positions_is_that_of_their_difference(tmp_path):
-    rng = np.random.default_rng(3)
-    shared = rng.random(256)
-    store = synthetic.Store(tmp_path)
-    for model in ("fox_pro", "mamba2"):
-        store.add("fig", model, [("per_token_loss", synthetic.loss_rows(shared + 1e-3 * rng.random(256), np.ones((4, 16))))])
-    one, two = loss_curves(store.study("fig"))
-    assert compare((1.0, one, 5, 8), (-1.0, two, 5, 8)).error < 1e-3
-    assert compare((1.0, one, 5, 8), (-1.0, two, 9, 12)).error > 0.05
+    bands = rng.random((1, 7, 16))
+    (curve,) = loss_curves(curves_of(tmp_path, rng.random((1, 128)), bands))
+    assert [curve.whole(*place) for place in ((1, 3), (7, 10), (9, 16), (3, 20))] == [(1, 8), (1, 16), (9, 16), (3, 20)]
+    assert compare((1.0, curve, 2, 3)) == compare((1.0, curve, 1, 8))
+    assert stretch(curve, 2, 3) == "tokens 1 to 8"
+    (alone,) = loss_curves(curves_of(tmp_path / "without documents", rng.random((1, 128))))
+    assert alone.whole(2, 3) == (2, 3)
 
 
 def test_gaps_and_seeds_that_differ_are_errors(tmp_path):

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from analysis.statistics import Estimate, Term, combined, contrast, holm, stratified
+from analysis.simulate import SEEDS, SPREADS, TRUTHS, draw, wrong
+from analysis.statistics import Estimate, Noise, Part, Term, combined, contrast, holm, stratified
 
 
 def term(source, coefficient, values_SD):
@@ -91,7 +92,7 @@ def test_terms_of_one_model_share_its_seeds():
 
 def test_printed_numbers_have_no_interval_and_no_doubt():
     estimate = contrast([Term("a", 1.0, np.array([2.0]), np.empty(0)), Term("b", -1.0, np.array([1.5]), np.empty(0))])
-    assert estimate == Estimate(0.5)
+    assert estimate == Estimate(0.5, seeds_known=False)
     assert estimate.interval is None
     assert estimate.detectable is None
     assert (estimate.p_not_above(0.0), estimate.p_not_above(0.6)) == (0.0, 1.0)
@@ -104,11 +105,50 @@ def test_what_is_not_finite_is_above_or_below_everything_and_nan_is_neither():
     assert Estimate(np.nan).p_not_above(0.0) == 1.0
 
 
+def estimate_of(*parts, effect=0.0):
+    return combined(effect, [Part("seeds", variance, df, 3) for variance, df in parts])
+
+
 def test_degrees_of_freedom_are_those_of_the_larger_noise():
-    assert combined(0.0, [(1.0, 2.0), (1e-9, 500.0)]).df == pytest.approx(2.0, rel=1e-6)
-    assert combined(0.0, [(1.0, 2.0), (1.0, 2.0)]).df == pytest.approx(4.0)
-    assert combined(0.0, [(1.0, np.inf)]).df == np.inf
-    assert combined(1.0, [(0.25, np.inf)]).interval == pytest.approx((1 - 1.96 * 0.5, 1 + 1.96 * 0.5), abs=1e-3)
+    assert estimate_of((1.0, 2.0), (1e-9, 500.0)).df == pytest.approx(2.0, rel=1e-6)
+    assert estimate_of((1.0, 2.0), (1.0, 2.0)).df == pytest.approx(4.0)
+    assert estimate_of((1.0, np.inf)).df == np.inf
+    assert estimate_of((0.25, np.inf), effect=1.0).interval == pytest.approx((1 - 1.96 * 0.5, 1 + 1.96 * 0.5), abs=1e-3)
+
+
+def test_a_pool_counts_once_however_many_models_share_it():
+    """Its variance comes once for each model, by its own seeds, and its degrees of freedom do not add up."""
+    terms = [Term("a", 1.0, np.array([1.0]), np.empty(0)), Term("b", -1.0, np.array([1.0, 2.0, 3.0]), np.empty(0))]
+    pool = Noise(0.09, 4.0, "all")
+    estimate = contrast(terms, {"a": pool, "b": pool})
+    assert estimate.error == pytest.approx((0.09 + 0.03) ** 0.5) and estimate.df == pytest.approx(4.0)
+    assert contrast(terms, {"a": pool, "b": Noise(0.09, 4.0, "others")}).df > 4.0
+    assert not contrast(terms).seeds_known and estimate.seeds_known and estimate.where == ("all",)
+
+
+def test_documents_of_one_source_are_one_draw():
+    rng = np.random.default_rng(5)
+    clusters, seeds = np.repeat(np.arange(16), 8), np.array([0.0, 0.0])
+    books = rng.normal(size=16)[clusters]
+    books -= books.mean()
+    apart = contrast([Term("a", 1.0, seeds, books)])
+    together = contrast([Term("a", 1.0, seeds, books, clusters)])
+    assert together.error == pytest.approx(books[::8].std(ddof=1) / 4) and together.df == pytest.approx(15.0)
+    assert together.error > 2.7 * apart.error
+
+
+@pytest.mark.parametrize("truth", TRUTHS)
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_a_wrong_verdict_is_had_in_5_percent_at_most(truth, seeds):
+    """Whatever the seeds' spread, with clustered documents: 5%, and three standard errors of 1,000 draws."""
+    lead, bound = TRUTHS[truth]
+    for spread in SPREADS:
+        rng = np.random.default_rng([seeds, round(1e3 * spread)])
+        both = [[wrong(each, lead, bound) for each in draw(rng, lead, seeds, spread)] for _ in range(1_000)]
+        before, now = np.mean(both, axis=0)
+        assert now < 0.05 + 3 * (0.05 * 0.95 / 1_000) ** 0.5
+        if seeds == 1 and truth != "the paper's effect":
+            assert before > 0.35, "without seeds' noise and sources most verdicts are luck"
 
 
 def test_strata_count_alike_and_their_noise_is_what_varies_inside():

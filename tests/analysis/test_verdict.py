@@ -1,13 +1,15 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from analysis.statistics import Estimate
+from analysis.statistics import Estimate, Part
 from analysis.verdict import (
     Claim,
     Comparison,
     Status,
+    by_construction,
     decide,
     decide_any,
     in_words,
@@ -79,11 +81,42 @@ def test_what_is_missing_may_fail_but_not_hold():
 
 
 def test_one_seed_and_printed_numbers_are_said():
-    assert decide("Said.", [met(0.5)], 1).sentence == "Said. One seed: this cannot separate a seed from a model."
+    pooled = Comparison("x", Estimate(0.5, 0.1, where=("all models at mini",)))
+    assert decide("Said.", [pooled], 1).sentence == "Said. Some models have one seed; seeds' noise: all models at mini."
     assert decide("Said.", [met(0.5)], 3).sentence == "Said."
     printed = decide("Said.", [Comparison("x", Estimate(0.5))], 1)
     assert printed.sentence == "Said. No spread is stored: the numbers are taken as they stand."
     assert printed.status is Status.HOLDS
+
+
+def test_one_seed_of_which_nothing_like_was_repeated_decides_nothing():
+    for effect in (0.5, -0.5, 0.0):
+        verdict = decide("Said.", [Comparison("x", Estimate(effect, 0.1, seeds_known=False))], 1)
+        assert verdict.status is Status.UNDECIDED and "two seeds of every model" in verdict.sentence
+
+
+def test_a_design_that_is_blind_to_the_claims_effect_decides_nothing_and_says_what_would():
+    parts = (Part("seeds", 0.009, 4.0, 1), Part("sources of the text", 0.001, 15.0, 16))
+    estimate = Estimate(0.05, 0.1, 5.0, parts)
+    blind, sharp = (judge([Claim("C", "", lambda _, size=size: decide("", [Comparison("x", estimate, size=size)], 1))], None)
+                    for size in (0.1, 0.9))  # fmt: skip
+    assert blind[0][1].status is Status.UNDECIDED
+    assert "sees 0.35 nats and more, and the claim is about 0.1. It would take about 15 seeds and 26" in blind[0][1].sentence
+    assert sharp[0][1].status is Status.WITHIN_NOISE
+    clear = Comparison("x", replace(estimate, effect=0.9), size=0.1)
+    assert judge([Claim("C", "", lambda _: decide("", [clear], 1))], None)[0][1].status is Status.HOLDS
+
+
+def test_more_than_is_claimed_exceeds_unless_something_else_is_missed():
+    over, under = met(5.0, bound=2.0, below=True, ceiling=True), met(-5.0)
+    assert decide("", [met(5.0), over], 3).status is Status.EXCEEDS
+    assert decide("", [under, over], 3).status is Status.FAILS
+    assert decide("", [met(5.0), met(5.0, bound=2.0, below=True)], 3).status is Status.FAILS
+
+
+def test_what_no_run_could_have_missed_is_no_finding_but_can_be_a_mistake():
+    assert by_construction(decide("", [met(0.5)], 3), "Counted.").status is Status.BY_CONSTRUCTION
+    assert by_construction(decide("", [met(-0.5)], 3), "Counted.").status is Status.FAILS
 
 
 def claims_of(*effects, error=0.1):

@@ -48,7 +48,6 @@ def test_all_hold_on_the_papers_numbers(judged):
 @pytest.mark.parametrize(("claim", "changes"), [
     ("C7", {"FoX (Pro) + RoPE": 6.59}),
     ("C8", {"FoX (LLaMA) + RoPE": 7.14}),
-    ("C8", {"FoX (LLaMA) + RoPE": 7.26}),
     ("C9", {"FoX (LLaMA)": 7.50}),
     ("C10", {"FoX (LLaMA) + RoPE": 7.50}),
     ("C11", {"Transformer (LLaMA) w/o RoPE": 14.9}),
@@ -60,10 +59,16 @@ def test_all_hold_on_the_papers_numbers(judged):
     ("C15", {"FoX (Pro) - output norm": 6.80}),
     ("C15", {"FoX (Pro) - QK-norm": 6.87}),
     ("C16", {"FoX (Pro) - forget gate + RoPE": 6.73}),
-    ("C16", {"FoX (Pro) - forget gate + RoPE": 6.91}),
 ])  # fmt: skip
 def test_each_fails_where_its_line_is_spoilt(judged, claim, changes):
     assert statuses(judged(changes))[claim] is Status.FAILS
+
+
+@pytest.mark.parametrize(("claim", "changes"), [
+    ("C8", {"FoX (LLaMA) + RoPE": 7.26}), ("C16", {"FoX (Pro) - forget gate + RoPE": 6.91}),
+])  # fmt: skip
+def test_more_than_the_paper_says_exceeds(judged, claim, changes):
+    assert statuses(judged(changes))[claim] is Status.EXCEEDS
 
 
 @pytest.mark.parametrize(("claim", "changes"), [
@@ -86,8 +91,9 @@ def test_no_claim_holds_without_a_line_that_it_needs(judged, label):
 def test_small_differences_are_noise_where_documents_vary(judged):
     verdicts = judged(documents=64, noise=0.4, seeds=2)
     assert verdicts["C11"].status is Status.HOLDS
-    assert verdicts["C7"].status is Status.WITHIN_NOISE
+    assert verdicts["C7"].status is Status.UNDECIDED, "the paper's effect is 0.0015, and its margin 0.003"
     assert verdicts["C7"].detectable > 0.003
+    assert "It would take about" in verdicts["C7"].sentence
 
 
 def axes_of(gate):

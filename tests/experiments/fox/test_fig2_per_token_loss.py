@@ -59,17 +59,17 @@ def test_all_hold_on_the_papers_shapes(made, curves):
     judged = judge(fig2_per_token_loss.CLAIMS, made(curves))
     assert [claim.id for claim, _ in judged] == ["C1", "C2", "C3", "C4", "C5", "C6"]
     assert {verdict.status for _, verdict in judged} == {Status.HOLDS}
-    assert all(verdict.judged == 6 and verdict.interval and "One seed" in verdict.sentence for _, verdict in judged)
+    assert all(verdict.judged == 6 and verdict.interval for _, verdict in judged)
     assert all(claims()[claim.id] is claim for claim, _ in judged)
 
 
 def test_c1_fails_if_fox_loses_at_short_lengths_only(made, curves):
-    curves["fox_llama"][: TRAIN_LEN // 32] += 0.2
+    curves["fox_llama"][: TRAIN_LEN // 4] += 0.1
     verdict = c1(made(curves))
     assert verdict.status is Status.FAILS
-    assert "FoX (LLaMA) below Transformer (LLaMA) at 3 of 6 lengths" in verdict.sentence
-    assert verdict.decisive.name == "log P(64), FoX (LLaMA) minus Transformer (LLaMA)"
-    assert verdict.effect == pytest.approx(0.2 - 0.033, abs=0.01)
+    assert "FoX (LLaMA) below Transformer (LLaMA) at 1 of 3 lengths" in verdict.sentence
+    assert verdict.decisive.name == "log P(512), FoX (LLaMA) minus Transformer (LLaMA)", "bands have 512 tokens"
+    assert verdict.effect == pytest.approx(0.1 - 0.033, abs=0.01)
 
 
 @pytest.mark.parametrize("check", [c1, c2, c6])
@@ -117,21 +117,21 @@ def falling(rise=0.0, at=TRAIN_LEN // 2 + TRAIN_LEN // 16):
 
 @pytest.mark.parametrize(("rise", "status"), [(0.004, Status.HOLDS), (0.03, Status.FAILS)])
 def test_c3_allows_a_rise_of_0003_between_points(made, rise, status):
-    """The curve falls by 0.0025 from point to point."""
+    """The curve falls by 0.005 from band to band, and an eighth of it lies before the rise."""
     both = {"fox_pro": falling(rise), "fox_llama": falling()}
     assert c3(made(both, noise=1e-6)).status is status
 
 
 def test_c3_fails_where_the_loss_ends_higher_than_it_began(made):
     """No step rises by 0.003, but all of them rise."""
-    rising = {model: 2.0 + 0.016 * np.arange(LENGTH) / TRAIN_LEN for model in ("fox_pro", "fox_llama")}
+    rising = {model: 2.0 + 0.010 * np.arange(LENGTH) / TRAIN_LEN for model in ("fox_pro", "fox_llama")}
     verdict = c3(made(rising, noise=1e-4))
     assert verdict.status is Status.FAILS
-    assert "from 256 to 2k tokens L changes by +0.0138" in verdict.sentence
+    assert "from tokens 1 to 512 to tokens 1,537 to 2k L changes by +0.0075" in verdict.sentence
     steps = [each for each in verdict.comparisons if each.bound == 0.003]
-    assert len(steps) == 14
+    assert len(steps) == 6
     assert [each.name.partition(": ")[2] for each in verdict.comparisons if each.bound == 0] == 2 * [
-        "L at the end minus L(256)", "last quarter minus second quarter",
+        "L over tokens 1,537 to 2k minus over tokens 1 to 512", "last quarter minus second quarter",
     ]  # fmt: skip
     assert all(each.p_holds < 0.5 for each in steps)
 
@@ -227,15 +227,12 @@ def simulate(monkeypatch, rng, effect, *, seeds=3, seed_noise=0.02):
 
 
 def test_seeds_are_the_outer_level(monkeypatch):
-    """Without a lead three seeds give a wrong verdict in 5% at most, with one of five times the spread the right one; one
-    seed cannot tell the luck of a seed from a model."""
+    """Without a lead three seeds give a wrong verdict in 5% at most, with one of five times the spread the right one."""
     rng = np.random.default_rng(0)
     none = [simulate(monkeypatch, rng, 0.0) for _ in range(200)]
     assert sum(status is not Status.WITHIN_NOISE for status in none) <= 14
     clear = [simulate(monkeypatch, rng, 0.1) for _ in range(60)]
     assert clear.count(Status.HOLDS) >= 48
-    alone = [simulate(monkeypatch, rng, 0.0, seeds=1) for _ in range(60)]
-    assert sum(status is not Status.WITHIN_NOISE for status in alone) > 30
 
 
 def test_on_stored_rows_of_three_seeds(tmp_path):

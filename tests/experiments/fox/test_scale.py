@@ -60,15 +60,19 @@ def test_the_look_into_c24_says_what_more_tokens_do_beyond(tmp_path):
     assert " Easy needles beyond it change by +1.7" in easy and "Easy" not in text
 
 
-def scale_study(tmp_path, leads, panel, noise=1e-3):
-    """Figure 6: FoX's lead by value of a panel."""
+def scale_study(tmp_path, leads, panel, noise=1e-3, sequences=8):
+    """Figure 6: FoX's lead by value of a panel. `sequences`: of a step; None: as many as 1,024 tokens have."""
     store, rng = synthetic.Store(tmp_path), np.random.default_rng(0)
     for place, (value, gap) in enumerate(leads.items()):
         train_len = 64 * 2**place if panel == "context" else 64
         for model in ("fox_pro", "transformer_pro"):
             loss = np.full(4 * train_len, 3.0 + (gap if model == "transformer_pro" else 0.0))
             loss[: train_len // 2] -= 5 * place * (model == "transformer_pro")  # only the last quarter counts
-            how = dict(axes={"varied": panel, "value": value}, train={"seq_len": train_len}, noise=noise)
+            how = dict(
+                axes={"varied": panel, "value": value},
+                train={"seq_len": train_len, "batch_tokens": sequences * train_len if sequences else 1024},
+                noise=noise,
+            )
             add(store, "fig6_scale", f"{panel} {value}", model, loss, rng, **how)
     return store.study("fig6_scale")
 
@@ -78,6 +82,15 @@ def test_c25_asks_for_a_lead_that_grows_with_every_context(tmp_path):
     assert c25(scale_study(tmp_path / "b", {"1k": 0.02, "4k": 0.06, "16k": 0.04}, "context")).status is Status.FAILS
     assert c25(scale_study(tmp_path / "c", {"1k": 0.02, "4k": 0.02}, "context")).status is Status.WITHIN_NOISE
     assert c25(scale_study(tmp_path / "d", {"1k": 0.02}, "context")).status is Status.NOT_MEASURED
+
+
+def test_c25_cannot_tell_context_from_sequences_a_step(tmp_path):
+    leads = {"1k": 0.02, "4k": 0.04, "16k": 0.06}
+    verdict = c25(scale_study(tmp_path / "a", leads, "context", sequences=None))
+    assert verdict.status is Status.UNDECIDED
+    assert "Steps have 16, 8, 4 sequences" in verdict.sentence
+    shrinking = {"1k": 0.06, "4k": 0.04}
+    assert c25(scale_study(tmp_path / "b", shrinking, "context", sequences=None)).status is Status.FAILS
 
 
 def test_c25b_asks_for_a_lead_at_every_size(tmp_path):
