@@ -2,8 +2,9 @@
 
 A contrast takes something from each of its models: a mean over some positions, the difference of two such means. What this
 varies by from seed to seed is estimated on all series that were trained with two or more seeds, each by the *same* functional,
-so that a difference inside one run has its own, smaller noise. A series with seeds of its own is one of them like the others.
-Their variances are pooled over the narrowest group that has 4 degrees of freedom or more:
+so that a difference inside one run has its own, smaller noise. A series with seeds of its own is one of them like the others;
+from three seeds on its own are all that it takes (analysis/statistics.py). The variances are pooled over the narrowest group
+that has 4 degrees of freedom or more:
 
     the same scale and architecture; all scales of the size and the same architecture; the same scale; all scales of the size.
 

@@ -1,8 +1,8 @@
 """Wrong verdicts where the truth is known: `python -m analysis.simulate` prints how often they are had, before and after.
 
 Two models are compared on 128 documents of 16 sources, as at mini, and the claim is that one is ahead. Documents of a source go
-together (`INTRA`). Seeds' noise is pooled over two series of three seeds beside the models' own, the least that it is taken
-from. "Before": documents count as independent, and seeds' noise enters only where the models themselves have several.
+together (`INTRA`). Seeds' noise of one seed is pooled over two series of three seeds, the least that it is taken from.
+"Before": documents count as independent, and seeds' noise enters only where the models themselves have several.
 """
 
 from collections.abc import Iterator

@@ -5,8 +5,9 @@ Everything that is judged is a contrast: a sum of coefficients times means of mo
     var = sum over models of (variance between seeds of what is taken from the model) / (its seeds)
         + variance of the sum over items, paired across models, clustered by the source of the items.
 
-* Seeds: the variance is pooled over all repeated trainings of the size (analysis/seeds.py), also for models of one seed. The
-  pool's degrees of freedom count once, however many models share it. Where nothing was repeated the claim cannot be decided.
+* Seeds: a model of three seeds or more has its own variance. Of fewer it is pooled over all repeated trainings of the size
+  (analysis/seeds.py), whose degrees of freedom count once, however many models share it. Where nothing was repeated the claim
+  cannot be decided.
 * Items: documents of one book are no independent draws. Their influences are summed by book; G books leave G - 1 degrees of
   freedom. Items whose source is not known (needles, examples, sequences) are their own clusters.
 * Positions: losses are stored by bands, so what is shorter than a band is compared over the whole band (analysis/curves.py).
@@ -25,6 +26,9 @@ from scipy.special import ndtri, stdtr, stdtrit
 
 LEVEL = 0.95
 POWER = 0.8
+OWN = 3
+"""Seeds from which a model's own spread is its noise. Models differ in it (at mini from 0.003 to 0.029 nats, and beyond the
+training context by more), and another's would be too wide for one and too narrow for the other."""
 TWENTY_TO_EIGHTY = 2 * 0.8416
 """Distance of the 20% and 80% quantiles of a normal distribution, in standard deviations."""
 
@@ -126,7 +130,10 @@ def contrast(terms: Sequence[Term], noises: Mapping[object, Noise | None] | None
         length = len(term.influence)
         by_items[length] = by_items.get(length, 0.0) + term.coefficient * term.influence
         like.setdefault(length, term)
-    used = {source: (noises or {}).get(source) or own_noise(values) for source, values in by_source.items()}
+    used = {
+        source: own_noise(values) if len(values) >= OWN else (noises or {}).get(source) or own_noise(values)
+        for source, values in by_source.items()
+    }
     parts = _seeds(by_source, used)
     for length, influence in by_items.items():
         if length > 1:

@@ -23,6 +23,8 @@ from models.spec_parts import STRICT
 from results.sealed import read_sealed, write_sealed
 
 _FINGERPRINT_DOCUMENTS = 64
+HELDOUT_SOURCES = "heldout-sources.json"
+"""Number of the text that each held-out row was cut from: rows of one book are no independent draws."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -119,6 +121,14 @@ class Corpus:
             about = read_about(folder)
             return Corpus(folder, about.spec, about)
         return Corpus(folder, longcrawl64_spec(folder, document_len), tokenizer=tokenizer or TokenizerChoice("gpt2-json"))
+
+    @cached_property
+    def heldout_sources(self) -> list[int] | None:
+        """Number of the text that each held-out row is from; None where that was not kept: LongCrawl64, packed rows."""
+        if self._about is None or self._check is None or HELDOUT_SOURCES not in self._about.files:
+            return None
+        self._check(self.folder / HELDOUT_SOURCES)
+        return list(json.loads((self.folder / HELDOUT_SOURCES).read_text()))
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.corpus import Corpus, Counts, write_about
+from data.corpus import HELDOUT_SOURCES, Corpus, Counts, write_about
 from data.pack import batches_of, build_packed, create_array, tokenizer_of
 from data.plan import CorpusPlan, Progress
 from data.prefetch import Prefetcher
@@ -147,8 +147,12 @@ def _build(plan: CorpusPlan, source: TextualSource, folder: Path, report: Progre
     firsts = np.cumsum(rows) - rows
     for name, members in (("train", ~in_heldout), ("heldout", in_heldout)):
         report(f"writing {name}.zarr")
-        _write_zarr(folder / f"{name}.zarr", tokens, interleave(firsts[members], rows[members]), tokenizer.kind)
+        order = interleave(firsts[members], rows[members])
+        _write_zarr(folder / f"{name}.zarr", tokens, order, tokenizer.kind)
     del tokens
+    documents_of_rows = np.searchsorted(np.cumsum(rows), order, side="right")  # of the held-out rows, which come last
+    sources = np.searchsorted(np.flatnonzero(in_heldout), documents_of_rows)
+    (folder / HELDOUT_SOURCES).write_text(json.dumps(sources.tolist()))
     counts = Counts(
         documents=total,
         duplicates=total - len(documents),

@@ -23,8 +23,9 @@ SECONDS_BETWEEN_SAVES = 20.0
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     """Return the negative log-likelihood in nats of each token, given BOS and the tokens before it; one pass per document.
 
-    `context.extras` gets unigram_entropy (nats per token of the evaluated targets), train_seq_len, context_len and
-    seconds_per_document (median, without the first, which may compile).
+    `context.extras` gets sources (the text that each document is from, where the corpus knows), unigram_entropy (nats per token
+    of the evaluated targets), train_seq_len, context_len and seconds_per_document (median, without the first, which may
+    compile).
     ValueError for too few or too short documents, token ids that mean something else to the model, and a NaN loss.
     """
     corpus = open_heldout(spec, loaded, context)
@@ -53,6 +54,8 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
         "train_seq_len": context.train_seq_len,
         "context_len": spec.context_len,
     }
+    if corpus.heldout_sources is not None:
+        context.extras["sources"] = corpus.heldout_sources[: spec.num_documents]
     if len(seconds) > 1:
         context.extras["seconds_per_document"] = round(float(np.median(seconds[1:])), 4)
     return sums.rows()

@@ -118,12 +118,18 @@ def test_degrees_of_freedom_are_those_of_the_larger_noise():
 
 def test_a_pool_counts_once_however_many_models_share_it():
     """Its variance comes once for each model, by its own seeds, and its degrees of freedom do not add up."""
-    terms = [Term("a", 1.0, np.array([1.0]), np.empty(0)), Term("b", -1.0, np.array([1.0, 2.0, 3.0]), np.empty(0))]
+    terms = [Term("a", 1.0, np.array([1.0]), np.empty(0)), Term("b", -1.0, np.array([1.0, 2.0]), np.empty(0))]
     pool = Noise(0.09, 4.0, "all")
     estimate = contrast(terms, {"a": pool, "b": pool})
-    assert estimate.error == pytest.approx((0.09 + 0.03) ** 0.5) and estimate.df == pytest.approx(4.0)
+    assert estimate.error == pytest.approx((0.09 + 0.045) ** 0.5) and estimate.df == pytest.approx(4.0)
     assert contrast(terms, {"a": pool, "b": Noise(0.09, 4.0, "others")}).df > 4.0
     assert not contrast(terms).seeds_known and estimate.seeds_known and estimate.where == ("all",)
+
+
+def test_three_seeds_speak_for_themselves():
+    terms = [Term("a", 1.0, np.array([1.0, 1.1, 1.2]), np.empty(0))]
+    estimate = contrast(terms, {"a": Noise(9.0, 8.0, "all")})
+    assert (estimate.error, estimate.df) == (pytest.approx((0.01 / 3) ** 0.5), pytest.approx(2.0))
 
 
 def test_documents_of_one_source_are_one_draw():

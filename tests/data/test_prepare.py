@@ -55,6 +55,8 @@ def test_every_whole_row_is_stored_once(text_folder: Path, gpt2_folder: Path, ki
     assert {name for name, _ in train}.isdisjoint(name for name, _ in heldout)
     assert len({name for name, _ in train + heldout}) == 12
     assert 0 < len(heldout) < 0.3 * len(wanted)
+    files = sorted({name for name, _ in heldout})
+    assert corpus.heldout_sources == [files.index(name) for name, _ in heldout]
     counts = corpus.counts
     assert counts is not None
     assert (counts.documents, counts.duplicates, counts.too_short) == (12, 0, 0)
