@@ -188,7 +188,7 @@ FAULTS = {
     ],
     "test_run_folder": [
         ("read_line", 'row if check in (_crc(row, owner), _crc(row, "")) else None', "row"),
-        ("_fault", 'digests and _digest(path) != entry["sha256"]', "False"),
+        ("_fault", 'digests and digest(path) != entry["sha256"]', "False"),
     ],
     "test_checkpoint": [
         ("Checkpoints._publish", "whole", "steps"),
@@ -203,7 +203,7 @@ FAULTS = {
     ],
     "test_job": [
         ("exists", '(meta["run_id"], meta["eval_id"]) != (subject.run_id, eval_id(spec))', "False"),
-        ("Loaded._folder", "check_export(self.subject.folder)", "None"),
+        ("Loaded._folder", "check_export(RunFolder(self.subject.path))", "None"),
     ],
     "test_loading test_job": [
         ("Loaded.check_token_ids", "own.fingerprint == data.fingerprint", "True"),
@@ -243,7 +243,7 @@ FAULTS = {
     # Statistics, verdicts and claims
     "test_statistics": [
         ("Estimate.interval", "self.df", "1e9"),
-        ("contrast", "ddof=1", "ddof=0"),
+        ("own_noise", "ddof=1", "ddof=0"),
         ("contrast", "by_source.get(term.source, 0.0)", "0.0"),
         ("holm", "(len(order) - place) * p_values[index]", "p_values[index]"),
     ],
@@ -282,7 +282,7 @@ FAULTS = {
         ("SCALES", "45 * Gi", "48 * Gi"),
         ("Recipe.run_spec", "self.seed", "0"),
         ("_check_stored", 'line.scale in ours and data["fingerprint"] != ours[line.scale] != "absent"', "False"),
-        ("Run._places", "[self.eval_file(spec), *rows]", "[self.eval_file(spec)]"),
+        ("Run.missing_evals", "not self._is_stored(spec)", "True"),
     ],
     "test_plan test_count": [
         ("_attention", "not (fox or stick)", "True"),
