@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import pandas as pd
 import tyro
 from tyro.conf import Positional, UseAppendAction
 
 from kernels.benchmark.rows import LIMIT_S, PICTURES, draw, error_table, markdown, table
+from results.atomic import write_atomic
 from results.measured import FOLDER, read
 
 Shape = tuple[int, int, int, int]
@@ -76,11 +78,25 @@ def show(options: Options) -> None:
     there = {kind: read(kind, options.rows) for kind in asked if any((options.rows / kind).glob("*.parquet"))}
     if asked and not there:
         raise ValueError(f"{options.rows} holds no measurements; measure first")
+    folder = PICTURES if options.rows == FOLDER else options.rows
     for kind, rows in there.items():
-        print(f"{kind}\n\n{error_table(rows) if kind == 'errors_by_regime' else table(rows)}\n")
         if kind in DRAWN:
             name, gates, title = DRAWN[kind]
-            draw(rows, (PICTURES if options.rows == FOLDER else options.rows) / name, gates, title)
+            draw(rows, folder / name, gates, title)
+    text = tables(there)
+    print(text)
+    if len(there) == len(DRAWN) + 1:
+        write_atomic(folder / "README.md", text)
+
+
+def tables(measured: dict[str, pd.DataFrame]) -> str:
+    """Return the page of tables of rows by kind."""
+    text = (
+        "# Times and errors of the kernels\n\nWritten by `python -m kernels.benchmark --show` from the rows in measurements/.\n"
+    )
+    for kind, rows in measured.items():
+        text += f"\n## {kind}\n\n{error_table(rows) if kind == 'errors_by_regime' else table(rows)}\n"
+    return text
 
 
 def main() -> int:

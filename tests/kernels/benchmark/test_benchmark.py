@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from kernels.benchmark import operators, times
-from kernels.benchmark.rows import BASELINE, ROPE_BASELINE, compared, draw, error_table, table
+from kernels.benchmark.__main__ import tables
+from kernels.benchmark.rows import BASELINE, PICTURES, ROPE_BASELINE, compared, draw, error_table, table
 from results.measured import read
 
 ROOT = Path(__file__).parents[3]
@@ -158,3 +159,8 @@ def test_the_error_table_has_the_largest_of_the_newest():
     errors = dict.fromkeys(("o", "dq", "dk", "dv", "dlog_fgate"), 1e-3)
     rows = [{**regime, **errors, "o": 9.0}, {**regime, **errors}, {**regime, **errors, "logit": 3.0, "dq": 2e-3}]
     assert "| some GPU | open | ours | 1.0e-03 | 2.0e-03 | 1.0e-03 | 1.0e-03 | 1.0e-03 |" in error_table(pd.DataFrame(rows))
+
+
+def test_the_committed_tables_are_those_of_the_committed_rows():
+    kinds = ("forgetting_attention", "stick_breaking", "errors_by_regime")
+    assert (PICTURES / "README.md").read_text() == tables({kind: read(kind) for kind in kinds})
