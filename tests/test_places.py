@@ -165,7 +165,7 @@ class Checkout:
 
     def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *arguments]
-        return subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=False, timeout=280)
+        return subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=False, timeout=1_200)
 
     def run(self, *arguments: str) -> str:
         done = self.python(*arguments)
