@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
-STORED = ("*/*.json", "*/*.jsonl", "*/runs/*.json", "*/rows/*/*", "measurements/*/*")
+STORED = ("*.json", "*/*.json", "*/*.jsonl", "*/runs/*.json", "*/rows/*/*", "measurements/*/*")
 CODE = "import sys; from experiments.__main__ import main; code = main(sys.argv[1:]); sys.exit(code or 'torch' in sys.modules)"
 
 
