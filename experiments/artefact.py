@@ -74,7 +74,7 @@ class Artefact:
 
 
 DECLARED = ("TITLE", "PAPER", "SHOWS", "runs", "evals", "summary")
-"""What every artefact's file has."""
+"""Parts that every artefact's file has."""
 MAIN = ("fig2_per_token_loss", "fig3_forget_gates", "fig4_needle", "table1_lm_eval", "table2_longbench", "table6_throughput")
 """Artefacts that `run` makes when none is named: the paper's main experiments, whose runs are shared."""
 

@@ -44,7 +44,7 @@ class LineSpec:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class DrawSpec:
-    """What the `draw` job of an artefact is told, in a file of JSON."""
+    """Instructions of an artefact's `draw` job, in a file of JSON."""
 
     stem: str
     scale: str
@@ -69,7 +69,7 @@ _SPEC = TypeAdapter(DrawSpec)
 
 @dataclass
 class Collected:
-    """What collecting an artefact found. `met` and `differing`: evaluations that were stored already, and equal up to rounding
+    """Findings of collecting an artefact. `met` and `differing`: evaluations that were stored already, and equal up to rounding
     or not, with the relative difference. `left_out`: timings of this CPU, where those of another one are stored. `beside`:
     lines drawn from another training of their run than the one that is here."""
 

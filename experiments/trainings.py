@@ -1,4 +1,4 @@
-"""Whether what a run folder holds is the training whose rows are stored. Torch-free.
+"""Trainings told apart: is a run folder's the one whose rows are stored? Torch-free.
 
 A GPU does not repeat bits: a run that is trained again has other weights. Its rows are another training's and kept beside the
 first's. A CPU repeats them on a processor of its kind; on others it rounds otherwise, and training carries that on.
@@ -15,7 +15,7 @@ BOUND = 0.01
 
 
 class Relation(StrEnum):
-    """What a folder's training is to the first that is stored of its run."""
+    """Relation of a folder's training to the first that is stored of its run."""
 
     SAME = "same"
     ROUNDED = "rounded"

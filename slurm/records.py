@@ -1,4 +1,4 @@
-"""What was submitted, read together with SLURM's own queue.
+"""Submissions, read together with SLURM's own queue.
 
 Every job carries its submission and batch in its comment and in its name, so that a job whose id was never written down is
 known for what it is.

@@ -38,7 +38,7 @@ class Operator(NamedTuple):
     """An operator as it is timed."""
 
     kind: str
-    """Of its rows in results/measurements."""
+    """Name of its rows in results/measurements."""
     shapes: tuple[Shape, ...]
     regimes: tuple[str, ...]
     inputs: Callable[..., list[Tensor]]
