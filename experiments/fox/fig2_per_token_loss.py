@@ -145,19 +145,20 @@ def _draw_lead(study: Study, curves: dict[str, LossCurve]) -> list[Path]:
     )
 
 
-SHADED = "shaded: 95% interval of the mean over each stored band of positions (documents by source, and seeds)"
+SHADED = "shaded: 95% interval, as wide as that of the mean over the stored band of positions (documents by source, and seeds)"
 
 
 def lead(fox: LossCurve, other: LossCurve, window: int) -> pd.DataFrame:
-    """L of `other` minus L of `fox` around some positions: columns position, lead, low, high (95%, of the mean over the stored
-    bands that the window lies in; NaN where not known)."""
+    """L of `other` minus L of `fox` around some positions: columns position, lead, low, high (95%; as wide as the interval of
+    the mean over the stored bands that the window lies in; NaN where not known)."""
     length = fox.length
     rows = []
     for position in np.unique(np.linspace(window // 2 + 1, length - window // 2, GAP_POINTS).astype(int)):
         first, last = around(int(position), window, length)
         estimate = compare((1.0, other, first, last), (-1.0, fox, first, last))
-        low, high = estimate.interval or (np.nan, np.nan)
-        rows.append((position, (other.mean_N - fox.mean_N)[first - 1 : last].mean(), low, high))
+        mean = (other.mean_N - fox.mean_N)[first - 1 : last].mean()
+        low, high = (mean - estimate.effect + np.array(estimate.interval or (np.nan, np.nan))).tolist()
+        rows.append((position, mean, low, high))
     return pd.DataFrame(rows, columns=["position", "lead", "low", "high"])
 
 

@@ -99,7 +99,13 @@ def test_layout_is_that_of_longcrawl64(text_folder: Path) -> None:
     array = zarr.open_array(corpus.folder / "heldout.zarr", mode="r")
     assert array.chunks[0] <= array.shape[0]
     assert array.chunks[1] <= array.shape[1]
-    assert sorted(path.name for path in corpus.folder.iterdir()) == ["corpus.json", "heldout.zarr", "tokenizer", "train.zarr"]
+    assert sorted(path.name for path in corpus.folder.iterdir()) == [
+        "corpus.json",
+        "heldout-sources.json",
+        "heldout.zarr",
+        "tokenizer",
+        "train.zarr",
+    ]
 
 
 def test_a_second_call_tokenises_nothing(text_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
