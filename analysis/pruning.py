@@ -95,8 +95,3 @@ def tile_note(found: tuple[Skipped, ...]) -> str:
     sizes = sorted({each.tile for each in found})
     own = " (the kernels' own)" if sizes == [128] else ", where the kernels' own of 128 would be too few"
     return f"counted in tiles of {', '.join(map(str, sizes))} tokens{own}"
-
-
-def on_gpu(machine: str) -> bool:
-    """Only the GPU kernels skip what a single head prunes; the CPU path skips what all heads do."""
-    return not machine.endswith("cores")

@@ -10,8 +10,8 @@ from pydantic.dataclasses import dataclass
 from analysis.study import Line, Place, read_lines, write_lines
 from eval.kinds import EVAL_SPEC
 from eval.kinds import eval_id as id_of
-from eval.shell.machine import is_cpu
 from experiments.trainings import Relation, relation
+from results.provenance import is_cpu
 from results.store import (
     fault_of,
     is_fresh,

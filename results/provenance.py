@@ -51,3 +51,8 @@ def provenance(device_name: str, world_size: int = 1) -> dict[str, Any]:
         "device": device_name,
         "world_size": world_size,
     }
+
+
+def is_cpu(machine: str) -> bool:
+    """Return whether rows that name this machine are of a CPU (`machine_name` in eval/shell says how machines are named)."""
+    return machine.endswith(" cores")

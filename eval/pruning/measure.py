@@ -21,10 +21,7 @@ from eval.pruning.spec import Spec
 from eval.shell.context import Compute, Context
 from eval.shell.heldout import open_heldout
 from eval.shell.loading import Loaded
-from kernels.forgetting_attention import TILE, forgetting_attention
-from kernels.forgetting_attention.chunked import chunked_forward
-from kernels.forgetting_attention.pruning.threshold import apply_pruning
-from kernels.forgetting_attention.visibility import cumulative_log_gate, first_visible_key
+from kernels.forgetting_attention import TILE, attention_without_tiles, forgetting_attention
 from models.forgetting_transformer.module import ForgettingAttention
 from training.progress import Progress
 
@@ -64,8 +61,7 @@ class Pruned:
         self._count(layer.layer_idx, count_BHM[0].cpu().numpy(), k.shape[1])
         if self.spec.tile == TILE:  # the kernels' own
             return forgetting_attention(q, k, v, log_fgate, **layer.pruning(q, k, self.spec.log_tolerance))
-        first_BHQ = apply_pruning(first_visible_key(log_fgate, q.shape[1]), count_BHM, self.spec.tile)
-        return chunked_forward(q, k, v, cumulative_log_gate(log_fgate), first_BHQ, q.shape[-1] ** -0.5)[0]
+        return attention_without_tiles(q, k, v, log_fgate, count_BHM, self.spec.tile)[0]
 
     def _count(self, layer: int, count_HM: np.ndarray, num_keys: int) -> None:
         if count_HM.shape[1] == 1:  # one decoded token
@@ -138,10 +134,9 @@ def _dropped(
 
     def attend(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> Tensor:
         count_BHM = layer.pruned_tiles(q, k, log_fgate, spec.log_tolerance, spec.tile)
-        first_BHQ = first_visible_key(log_fgate, q.shape[1])
-        wide = (q.double(), k.double(), v.double(), cumulative_log_gate(log_fgate))
-        o, all_BHQ = chunked_forward(*wide, first_BHQ, q.shape[-1] ** -0.5)
-        left_BHQ = chunked_forward(*wide, apply_pruning(first_BHQ, count_BHM, spec.tile), q.shape[-1] ** -0.5)[1]
+        wide = (q.double(), k.double(), v.double(), log_fgate)
+        o, all_BHQ = attention_without_tiles(*wide)
+        left_BHQ = attention_without_tiles(*wide, count_BHM, spec.tile)[1]
         lost_H = (-torch.expm1(left_BHQ - all_BHQ)).clamp(min=0)[0].amax(-1)
         rows.extend(
             _row("dropped", float(lost), document=0, layer=layer.layer_idx, head=head) for head, lost in enumerate(lost_H)

@@ -44,11 +44,6 @@ def machine_name(device: str) -> str:
     return f"{processor.model()}, {os.cpu_count()} cores"
 
 
-def is_cpu(machine: str) -> bool:
-    """Return whether `machine_name` gave this name to a CPU."""
-    return machine.endswith(" cores")
-
-
 def check_machine(wanted: str | None, device: str) -> str:
     """Return the machine's name. ValueError where a timing is asked for of another one."""
     machine = machine_name(device)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.names import FOX_SHADES
-from analysis.pruning import on_gpu, skipped
+from analysis.pruning import skipped
 from analysis.statistics import TWENTY_TO_EIGHTY, Estimate, contrast
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
@@ -20,6 +20,7 @@ from experiments import evaluations
 from experiments.acp import acp_quality
 from experiments.acp.acp_pruned_share import AXES, _seeds, runs  # noqa: F401
 from experiments.scales import MINIS, PAPERS, TINIES, Scale, sizes_at
+from results.provenance import is_cpu
 
 TITLE = "Speed with and without pruning"
 PAPER = "ACP, speed"
@@ -110,7 +111,7 @@ def draw(study: Study) -> list[Path]:
 
 
 def _caution(machine: str) -> str:
-    return "" if on_gpu(machine) else "a CPU, whose attention skips only what all heads prune: the paper's times are of a GPU"
+    return "a CPU, whose attention skips only what all heads prune: the paper's times are of a GPU" if is_cpu(machine) else ""
 
 
 def summary(study: Study) -> Table:
@@ -140,7 +141,7 @@ ON_A_CPU = "Timed on a CPU, whose attention skips only what all heads prune; the
 def _ratios(study: Study, quantity: str, low: float, high: float, inverse: bool = False) -> Verdict:
     """The ratio of times, or with `inverse` of speeds, between two bounds at every context."""
     machine, contexts = timed(study)
-    if not on_gpu(machine):
+    if is_cpu(machine):
         return not_applicable(ON_A_CPU)
     comparisons, parts = [], []
     for each in contexts:
@@ -222,9 +223,9 @@ def a5(study: Study) -> Verdict:
         for each, longer in pairwise(found)
     ]  # fmt: skip
     machine, contexts = timed(study)
-    comparisons += [_faster(each, longer) for each, longer in pairwise(contexts)] if on_gpu(machine) else []
+    comparisons += [] if is_cpu(machine) else [_faster(each, longer) for each, longer in pairwise(contexts)]
     parts = [f"{each.share.effect:.1%} at {tokens(each.context)}" for each in found]
-    absent = [] if on_gpu(machine) else ["times on a GPU"]
+    absent = ["times on a GPU"] if is_cpu(machine) else []
     absent += [] if len(found) > 1 else ["two training contexts or more"]
     return decide(f"Skipped: {', '.join(parts)}.", comparisons, _seeds(found), absent)
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from analysis.curves import loss_curves
-from analysis.pruning import on_gpu, skipped, tile_note
+from analysis.pruning import skipped, tile_note
 from analysis.study import Study
 from analysis.style import scale_note
 from analysis.tables import Cell, Column, over_seeds
@@ -11,7 +11,7 @@ from experiments import evaluations
 from experiments.acp.acp_quality import PRUNED
 from experiments.acp.acp_quality import runs as pairs
 from experiments.acp.acp_speed import times
-from results.provenance import commit_name
+from results.provenance import commit_name, is_cpu
 
 TITLE = "Tight pruning beside adaptive computation pruning"
 PAPER = "beyond the papers"
@@ -63,7 +63,7 @@ def summary(study: Study):
         f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Each at its training context, {tile_note(tuple(found))}."
     )
     note += "".join(
-        f" Times on {machine}{'' if on_gpu(machine) else ', which skips only what all heads do'}." for machine in machines
+        f" Times on {machine}{', which skips only what all heads do' if is_cpu(machine) else ''}." for machine in machines
     )
     if len(commits) > 1:
         note += f" They are of different code ({', '.join(commits)}), attention without pruning too: compare within a line."

@@ -1,5 +1,6 @@
 """Forgetting attention: softmax attention with a data-dependent forget gate (arXiv 2503.02130)."""
 
+from .chunked import attention_without_tiles
 from .interface import forgetting_attention
 from .pruning.rule import skipped_tiles
 from .pruning.threshold import (
@@ -14,6 +15,7 @@ from .visibility import TILE
 
 __all__ = [
     "TILE",
+    "attention_without_tiles",
     "forgetting_attention",
     "norm_logit_bound",
     "pruned_tile_share",

@@ -14,8 +14,9 @@ from torch import Tensor
 from ..attention_shared.blocks import fold, unfold
 from .options import Backend, Options
 from .pruning.rule import first_kept_key
+from .pruning.threshold import apply_pruning
 from .validation import check_values
-from .visibility import cumulative_log_gate
+from .visibility import TILE, cumulative_log_gate, first_visible_key
 
 QUERY_BLOCK = 64
 
@@ -75,6 +76,17 @@ def chunked_forward(
         torch.div(torch.bmm(weights_NRJ, v_NTD[:, keys]), total_NR1, out=o_NQD[:, rows])
         lse_NQ[:, rows] = (top_NR1 + total_NR1.log()).masked_fill_(empty_NR1, float("inf")).squeeze(-1)
     return o_NQD.view(B, H, Q, D).transpose(1, 2).to(q_BQHD.dtype), lse_NQ.view(B, H, Q)
+
+
+def attention_without_tiles(
+    q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, skipped_BHM: Tensor | None = None, tile: int = TILE
+) -> tuple[Tensor, Tensor]:
+    """Compute attention but for the leading key tiles that `skipped_tiles` has counted, of any size and on any device, without
+    gradient; and the log of the sum of each query's weights (B, H, Q): what is missing in it was dropped."""
+    first_key_BHQ = first_visible_key(log_fgate, q.shape[1])
+    if skipped_BHM is not None:
+        first_key_BHQ = apply_pruning(first_key_BHQ, skipped_BHM, tile)
+    return chunked_forward(q, k, v, cumulative_log_gate(log_fgate), first_key_BHQ, q.shape[-1] ** -0.5)
 
 
 def chunked_backward(

@@ -1,30 +1,28 @@
 """Backward pass for Hopper GPUs in Gluon: five matrix products per tile, copies by a warp of their own.
 
 One program owns a tile of keys. A producer warp streams tiles of Q and dO; two warpgroups hold dK and dV in registers, and
-where there is room for it, a third takes dQ: see `steps`. Two more warps see to it that dQ is added up in one order:
+where there is room for it, a third takes dQ: see `backward_steps`. Two more warps see to it that dQ is added up in one order:
 see `turns`.
 
 Legend: M queries of a step, N keys of the tile, D head dimension.
 
-Nothing can leave float32's range, for the reasons given in `triton_backward`.
+Nothing can leave float32's range, for the reasons given in `portable.backward`.
 """
 
 # ruff: noqa: RUF005 -- Gluon compiles this: it knows no unpacking in lists
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from ...attention_shared.launch import ceil_div, launch
-from ..portable.backward import gate_gradient_of_head, tile_spans
 from ..portable.prepare import LOG2E, Prepared
 from ..visibility import TILE
+from .around import STATS, after_kernel, before_kernel
+from .backward_steps import DS_STAGES, fifth_product, five_products, four_products
 from .copies import HEADS_AT_ONCE, place, rows_descriptor, tile_descriptor
-from .steps import DS_STAGES, fifth_product, five_products, four_products
 from .turns import PROGRAMS_SIDE_BY_SIDE, pass_turns, wait_for_turns
 
 BLOCK_N = 128
@@ -35,10 +33,7 @@ DQ_REGISTERS = 88
 PRODUCER_REGISTERS = 24
 LEAST_DECAY = 8.0  # in powers of two over BLOCK_M tokens: from here on the gates' gradient is corrected near the diagonal
 _TILE = gl.constexpr(TILE)
-_TILE_TL = tl.constexpr(TILE)
-_TILES_AT_ONCE = tl.constexpr(32)
-_STATS = gl.constexpr(4)  # numbers of a query that come with it: lse, delta, the bits of its first key, and what `_shift` takes
-_STATS_TL = tl.constexpr(4)
+_STATS = gl.constexpr(STATS)
 
 
 @gluon.jit
@@ -274,111 +269,6 @@ def _backward_kernel(
         )  # fmt: skip
 
 
-@triton.jit
-def _lost_near_diagonal(
-    q_ptr, k_ptr, v_ptr, local_ptr, base_ptr, do_MD, lse_M, delta_M, first_key_M, rows_M, ref, q_t, k_t, v_t, scale2, Q, T,
-    D: tl.constexpr,
-):  # fmt: skip
-    """What rounding will take from the sums of dS, among the tokens of these rows: from a row's sum less from its column's, as
-    only their difference counts. Where gates are local, next to all of the weight is here."""
-    d = tl.arange(0, D)[None, :]
-    inside_M = rows_M < Q
-    token_M = rows_M + (T - Q)
-    q_MD = tl.load(q_ptr + rows_M.to(tl.int64)[:, None] * q_t + d, mask=inside_M[:, None], other=0.0)
-    k_MD = tl.load(k_ptr + token_M.to(tl.int64)[:, None] * k_t + d, mask=inside_M[:, None], other=0.0)
-    v_MD = tl.load(v_ptr + token_M.to(tl.int64)[:, None] * v_t + d, mask=inside_M[:, None], other=0.0)
-    base_M = tl.load(base_ptr + token_M // _TILE_TL, mask=inside_M, other=0.0)
-    shift_M = (ref - base_M).to(tl.float32) - tl.load(local_ptr + token_M, mask=inside_M, other=0.0)
-    p_MM = tl.exp2(tl.dot(q_MD, tl.trans(k_MD)) * scale2 + (shift_M[None, :] - lse_M[:, None]))
-    seen_MM = (token_M[None, :] <= token_M[:, None]) & (token_M[None, :] >= first_key_M[:, None])
-    ds_MM = tl.where(seen_MM, p_MM * (tl.dot(do_MD, tl.trans(v_MD)) - delta_M[:, None]), 0.0)
-    lost_MM = ds_MM - ds_MM.to(q_ptr.dtype.element_ty).to(tl.float32)
-    return tl.sum(lost_MM, 1) - tl.sum(lost_MM, 0)
-
-
-@triton.jit(do_not_specialize=["rows", "Q", "T", "H", "query_steps", "num_tiles", "query_tiles"])
-def _before_kernel(
-    o_ptr, do_ptr, lse_ptr, stat_ptr, start_ptr, first_key_ptr, even_ptr, q_ptr, k_ptr, v_ptr, local_ptr, base_ptr,
-    do_b, do_q, do_h, do_d, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h,
-    scale2, rows, Q, T, H, query_steps, num_tiles, query_tiles,
-    BLOCK_M: tl.constexpr, D: tl.constexpr, STEPS: tl.constexpr, LEAST_DECAY: tl.constexpr,
-):  # fmt: skip
-    """Per step of queries: lse, delta and the first key of its rows (+inf, 0 and T past the end), zeros where dQ will be added,
-    and where row sums will, what rounding takes from them. The spans of all key tiles among the programs of a head.
-
-    Where the gates let more than 2^-LEAST_DECAY through to the last of the step's tokens, the rest of a row weighs as much as
-    these, and what rounding takes here could not be seen."""
-    row, step = (tl.program_id(0) % rows).to(tl.int64), tl.program_id(0) // rows
-    batch, head = row // H, row % H
-    m = tl.arange(0, BLOCK_M)
-    d = tl.arange(0, D)[None, :]
-    rows_M = step * BLOCK_M + m
-    inside_M1 = (rows_M < Q)[:, None]
-    o_MD = tl.load(o_ptr + ((batch * Q + rows_M) * H + head)[:, None] * D + d, mask=inside_M1, other=0.0)
-    at_MD = batch * do_b + rows_M.to(tl.int64)[:, None] * do_q + head * do_h + d * do_d
-    do_MD = tl.load(do_ptr + at_MD, mask=inside_M1, other=0.0)
-    delta_M = tl.sum(o_MD.to(tl.float32) * do_MD.to(tl.float32), 1)
-    lse_M = tl.load(lse_ptr + row * Q + rows_M, mask=rows_M < Q, other=float("inf"))
-    at = row * query_steps + step
-    steps = query_steps.to(tl.int64) * rows
-    buffer_ptr = stat_ptr + steps * (_STATS_TL * BLOCK_M)
-    rowsum_ptr = buffer_ptr + steps * (BLOCK_M * D)
-    stop_ptr = even_ptr + num_tiles * rows
-    tl.store(even_ptr + 2 * num_tiles * rows + at, 0)
-    first_key_M = tl.load(first_key_ptr + row * Q + rows_M, mask=rows_M < Q, other=T)
-    stat_ptr += at * (_STATS_TL * BLOCK_M) + m
-    tl.store(stat_ptr, lse_M)
-    tl.store(stat_ptr + BLOCK_M, delta_M)
-    tl.store(stat_ptr + 2 * BLOCK_M, first_key_M.to(tl.float32, bitcast=True))
-    local_ptr += row * (num_tiles * _TILE_TL)
-    base_ptr += row * (num_tiles + 1)
-    first = step * BLOCK_M // _TILE_TL * _TILE_TL + (T - Q)
-    ref = tl.load(base_ptr + first // _TILE_TL) + tl.load(local_ptr + first)  # what lse is relative to
-    high = ref.to(tl.float32)
-    low = (ref - high.to(tl.float64)).to(tl.float32)
-    tl.store(stat_ptr + 3 * BLOCK_M, tl.where(m == 0, high, low))
-    tl.store(buffer_ptr + at * (BLOCK_M * D) + tl.arange(0, BLOCK_M * D), tl.zeros((BLOCK_M * D,), tl.float32))
-    token = step * BLOCK_M + (T - Q)
-    last = tl.minimum(token + BLOCK_M, T) - 1
-    decay = tl.load(base_ptr + token // _TILE_TL) + tl.load(local_ptr + token)
-    decay -= tl.load(base_ptr + last // _TILE_TL) + tl.load(local_ptr + last)
-    sums_M = tl.zeros((BLOCK_M,), tl.float32)
-    if (decay < LEAST_DECAY) == 0:  # also where -inf gates make it NaN
-        sums_M = _lost_near_diagonal(
-            q_ptr + batch * q_b + head * q_h, k_ptr + batch * k_b + head * k_h, v_ptr + batch * v_b + head * v_h,
-            local_ptr, base_ptr, do_MD, lse_M, delta_M, first_key_M, rows_M, ref, q_t, k_t, v_t, scale2, Q, T, D,
-        )  # fmt: skip
-    tl.store(rowsum_ptr + at * BLOCK_M + m, sums_M)
-    for part in range(step, tl.cdiv(num_tiles, _TILES_AT_ONCE), query_steps):
-        n = part * _TILES_AT_ONCE + tl.arange(0, _TILES_AT_ONCE)
-        tile_spans(start_ptr, first_key_ptr, even_ptr, stop_ptr, row, n, Q, num_tiles, query_tiles, STEPS)
-
-
-@triton.jit(do_not_specialize=["rows", "Q", "T", "H", "query_steps"])
-def _after_kernel(
-    scratch_ptr, dq_ptr, dgate_ptr, scale, rows, Q, T, H, query_steps,
-    BLOCK_M: tl.constexpr, D: tl.constexpr, WARPS_N: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The gates' gradient by the first program of a head, and those before all others, as they take longest; by the others dQ,
-    from the order of the registers to (B, Q, H, D), scaled and rounded."""
-    row, step = (tl.program_id(0) % rows).to(tl.int64), tl.program_id(0) // rows - 1
-    steps = query_steps.to(tl.int64) * rows
-    buffer_ptr = scratch_ptr + steps * (_STATS_TL * BLOCK_M)
-    if step < 0:
-        rowsum_ptr = buffer_ptr + steps * (BLOCK_M * D)
-        column_ptr = rowsum_ptr + steps * BLOCK_M
-        gate_gradient_of_head(rowsum_ptr, column_ptr, dgate_ptr, row, Q, T, H, query_steps * BLOCK_M, BLOCK)
-    else:
-        batch, head = row // H, row % H
-        buffer_ptr += (row * query_steps + step) * (BLOCK_M * D)
-        flat = tl.load(buffer_ptr + tl.arange(0, BLOCK_M * D))
-        parts = tl.reshape(flat, (D // WARPS_N // 8, WARPS_N, BLOCK_M // 16, 8, 4, 2, 2))
-        dq_MD = tl.reshape(tl.permute(parts, (2, 5, 3, 1, 0, 4, 6)), (BLOCK_M, D)) * scale
-        rows_M = step * BLOCK_M + tl.arange(0, BLOCK_M)
-        out = ((batch * Q + rows_M) * H + head)[:, None] * D + tl.arange(0, D)[None, :]
-        tl.store(dq_ptr + out, dq_MD.to(dq_ptr.dtype.element_ty), mask=(rows_M < Q)[:, None])
-
-
 def hopper_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, prepared: Prepared, scale: float,
     deterministic: bool,
@@ -388,15 +278,15 @@ def hopper_backward(
     T = k.shape[1]
     N, M, steps = prepared.base.shape[-1] - 1, prepared.start.shape[-1], ceil_div(Q, BLOCK_M)
     device = q.device
-    # (B, H, steps, .): _STATS M of what comes with queries, M D of dQ's sums, M of dS's row sums; (B, H, T): dS's column sums.
+    # (B, H, steps, .): STATS M of what comes with queries, M D of dQ's sums, M of dS's row sums; (B, H, T): dS's column sums.
     # In one tensor, and so are the two ends of the spans, as in short calls allocating takes longer than the kernels.
-    stats = _STATS.value * BLOCK_M
+    stats = STATS * BLOCK_M
     scratch = torch.empty(B * H * (steps * (stats + BLOCK_M * (D + 1)) + T), device=device, dtype=torch.float32)
     spans = torch.empty(B * H * (2 * N + steps), device=device, dtype=torch.int32)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     dgate = torch.empty(B, T, H, device=device, dtype=torch.float32)
     launch(
-        _before_kernel, (B * H * steps,),
+        before_kernel, (B * H * steps,),
         (), (o, do, lse, scratch, prepared.start, prepared.first_key, spans, q, k, v, prepared.local, prepared.base),
         (*do.stride(), *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], scale * LOG2E, B * H, Q, T, H, steps, N, M),
         BLOCK_M=BLOCK_M, D=D, STEPS=M.bit_length(), LEAST_DECAY=LEAST_DECAY,
@@ -413,7 +303,7 @@ def hopper_backward(
         DQ_APART=DQ_APART[D], DQ_REGISTERS=DQ_REGISTERS, ORDERED=deterministic, num_warps=8,
     )  # fmt: skip
     launch(
-        _after_kernel, (B * H * (steps + 1),), (), (scratch, dq, dgate), (scale, B * H, Q, T, H, steps),
+        after_kernel, (B * H * (steps + 1),), (), (scratch, dq, dgate), (scale, B * H, Q, T, H, steps),
         BLOCK_M=BLOCK_M, D=D, WARPS_N=1 if DQ_APART[D] else 2, BLOCK=1024, num_warps=8,
     )  # fmt: skip
     return dq, dk, dv, dgate

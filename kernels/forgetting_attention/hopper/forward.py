@@ -24,18 +24,18 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from ...attention_shared.launch import launch, multiprocessors
 from ..portable.prepare import LOG2E, Prepared
 from ..visibility import TILE
 from .copies import HEADS_AT_ONCE, get, place, put, rows_descriptor, tile_descriptor
+from .forward_steps import TURNS_AT, lane_sums, walk_before_diagonal, walk_diagonal
 
 BLOCK_M = 64
 BLOCK_N = 128
 STAGES = {64: 3, 128: 2}
 Q_STAGES = gl.constexpr(2)
-_TURNS_AT = gl.constexpr(64)  # the head size at which warpgroups take turns: see `_walk`
 _TILE = gl.constexpr(TILE)
 
 
@@ -55,15 +55,6 @@ def _tile(number, start_ptr, first_key_ptr, Q, T, query_tiles, tiles):
     start = gl.load(start_ptr + (row.to(gl.int64) * query_tiles + tile)) * _TILE
     common = gl.load(first_key_ptr + (row.to(gl.int64) * Q + gl.minimum(m + _TILE, Q) - 1))
     return row, m, start, common
-
-
-@gluon.jit
-def _queries(q_smem, q_at):
-    """Find a warpgroup's queries, (M, D). Where they lie is read again wherever they are multiplied: of an address that several
-    products share ptxas 12.8 keeps parts that it computes before the first of them, also where that one is skipped (`strays`
-    in tests/kernels/sass.py finds such)."""
-    shape: gl.constexpr = q_smem.shape
-    return q_smem.index(get(q_at, 4)).reshape((shape[2], shape[4]))
 
 
 @gluon.jit
@@ -118,175 +109,6 @@ def _produce(
     mbarrier.wait(q_empty.index(slot), (count // Q_STAGES + 1) & 1)
     put(tile_smem.index(slot * 6), -1)
     mbarrier.arrive(q_full.index(slot), count=2)
-
-
-@gluon.jit
-def _shift(base_ptr, n, ref):
-    """Compute ref - c of what the decays of n's tile are relative to."""
-    return (ref - gl.load(base_ptr + n // _TILE)).to(gl.float32)
-
-
-@gluon.jit
-def _sums(p_MN):
-    """Add up what each thread has of the rows' sums, (M, 8): to add the lanes up in every step takes as long as a fifth of the
-    weights."""
-    return gl.sum(p_MN.reshape((p_MN.shape[0], p_MN.shape[1] // 8, 8)), 1)
-
-
-@gluon.jit
-def _weights(s_MN, decay_1N, n, first_M, scale2, BLOCK_N: gl.constexpr, EDGE: gl.constexpr):
-    """Compute exp2 of the logits, relative to the reference."""
-    p_MN = gl.exp2(s_MN * scale2 + decay_1N)
-    if EDGE:
-        keys_N = n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, s_MN.type.layout))
-        p_MN = gl.where(keys_N[None, :] >= first_M[:, None], p_MN, 0.0)
-    return p_MN
-
-
-@gluon.jit
-def _walk(
-    acc_MD, total_M8, step, turn, q_smem, q_at, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, turns,
-    base_ptr, ref, first_M, scale2, start, stop, GROUP: gl.constexpr,
-    BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, EDGE: gl.constexpr,
-):  # fmt: skip
-    """Walk over keys start..stop, all before the diagonal. The weights of one step are computed while the product with V of
-    the step before runs. EDGE: some pairs are hidden.
-
-    TURNS: the warpgroups begin their products one after the other, so that one computes weights while the other's products
-    run; left alone, both wait for products at once and then for exponentials. At 128 the products are twice as long, and
-    waiting for one's turn costs 3%."""
-    BLOCK_M: gl.constexpr = acc_MD.shape[0]
-    TURNS: gl.constexpr = D == _TURNS_AT
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_MD.type.layout, 2)
-    dtype: gl.constexpr = q_smem.dtype
-    no_s = gl.zeros((BLOCK_M, BLOCK_N), gl.float32, layout=s_layout)
-    if start < stop:
-        q_MD = _queries(q_smem, q_at)
-        stage = step % STAGES
-        mbarrier.wait(k_full.index(stage), step // STAGES & 1)
-        k_ND = k_smem.index(stage).reshape((BLOCK_N, D))
-        local_1N = local_smem.index(stage).load(s_layout)
-        shift = _shift(base_ptr, start, ref)
-        s_MN = warpgroup_mma(q_MD, k_ND.permute((1, 0)), no_s, use_acc=False, is_async=True)
-        s_MN = warpgroup_mma_wait(0, deps=[s_MN])
-        mbarrier.arrive(k_empty.index(stage), count=1)
-        p_MN = _weights(s_MN, shift - local_1N, start, first_M, scale2, BLOCK_N, EDGE)
-        total_M8 += _sums(p_MN)
-        p_a = gl.convert_layout(p_MN.to(dtype), a_layout)
-        base = gl.load(base_ptr + (start + BLOCK_N) // _TILE)
-        mbarrier.wait(k_full.index((step + 1) % STAGES), (step + 1) // STAGES & 1, pred=start + BLOCK_N < stop)
-        for n in range(start + BLOCK_N, stop, BLOCK_N):
-            stage = (step + 1) % STAGES
-            k_ND = k_smem.index(stage).reshape((BLOCK_N, D))
-            local_1N = local_smem.index(stage).load(s_layout)
-            shift = (ref - base).to(gl.float32)
-            base = gl.load(base_ptr + (n + BLOCK_N) // _TILE)
-            v_stage = step % STAGES
-            mbarrier.wait(v_full.index(v_stage), step // STAGES & 1)
-            if TURNS:
-                mbarrier.wait(turns.index(GROUP), (turn + 1 - GROUP) & 1)
-            s_MN = warpgroup_mma(q_MD, k_ND.permute((1, 0)), no_s, use_acc=False, is_async=True)
-            acc_MD = warpgroup_mma(p_a, v_smem.index(v_stage).reshape((BLOCK_N, D)), acc_MD, is_async=True)
-            if TURNS:
-                mbarrier.arrive(turns.index(1 - GROUP), count=1)
-            turn += 1
-            s_MN = warpgroup_mma_wait(1, deps=[s_MN])
-            mbarrier.arrive(k_empty.index(stage), count=1)
-            p_MN = _weights(s_MN, shift - local_1N, n, first_M, scale2, BLOCK_N, EDGE)
-            total_M8 += _sums(p_MN)
-            # Here, not at the top: past a loop, as a wait is, ptxas moves nothing, and the weights stay before the product.
-            mbarrier.wait(k_full.index((step + 2) % STAGES), (step + 2) // STAGES & 1, pred=n + BLOCK_N < stop)
-            acc_MD, p_a = warpgroup_mma_wait(0, deps=[acc_MD, p_a])
-            mbarrier.arrive(v_empty.index(v_stage), count=1)
-            p_a = gl.convert_layout(p_MN.to(dtype), a_layout)
-            step += 1
-        v_stage = step % STAGES
-        mbarrier.wait(v_full.index(v_stage), step // STAGES & 1)
-        acc_MD = warpgroup_mma(p_a, v_smem.index(v_stage).reshape((BLOCK_N, D)), acc_MD, is_async=True)
-        acc_MD = warpgroup_mma_wait(0, deps=[acc_MD])
-        mbarrier.arrive(v_empty.index(v_stage), count=1)
-        step += 1
-    return acc_MD, total_M8, step, turn
-
-
-@gluon.jit
-def _diagonal(
-    acc_MD, total_M, step, q_smem, q_at, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, base_ptr,
-    ref, row_M, position_M, first_M, scale2, start, stop, plain,
-    BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, SHORT: gl.constexpr,
-):  # fmt: skip
-    """Walk over keys start..stop with a running maximum, in logits of the row's own (c_i - c_j); one or two steps. If
-    `plain`, one, in which the diagonal starts at the first key, nothing else is hidden, and SHORT keys are enough.
-
-    Returns the weighted values, their sum and its maximum.
-    """
-    acc_row: gl.constexpr = gl.SliceLayout(1, acc_MD.type.layout)
-    some_M = total_M > 0.0
-    top_M = gl.where(some_M, gl.log2(total_M) + row_M, float("-inf"))
-    mean_M = gl.where(some_M, 1.0 / total_M, 0.0)
-    acc_MD = acc_MD * gl.convert_layout(mean_M, acc_row)[:, None]
-    total_M = gl.where(some_M, 1.0, 0.0)
-    if SHORT > 0 and plain:
-        acc_MD, total_M, top_M = _diagonal_step(
-            acc_MD, total_M, top_M, step, q_smem, q_at, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty,
-            base_ptr, ref, row_M, position_M, first_M, scale2, start, SHORT, False, BLOCK_N, D, STAGES,
-        )  # fmt: skip
-        step += 1
-    else:
-        for n in range(start, stop, BLOCK_N):
-            acc_MD, total_M, top_M = _diagonal_step(
-                acc_MD, total_M, top_M, step, q_smem, q_at, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty,
-                base_ptr, ref, row_M, position_M, first_M, scale2, n, BLOCK_N, True, BLOCK_N, D, STAGES,
-            )  # fmt: skip
-            step += 1
-    return acc_MD, total_M, top_M, step
-
-
-@gluon.jit
-def _diagonal_step(
-    acc_MD, total_M, top_M, step, q_smem, q_at, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, base_ptr,
-    ref, row_M, position_M, first_M, scale2, n,
-    KEYS: gl.constexpr, EDGE: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """Take the first KEYS of a step's keys."""
-    BLOCK_M: gl.constexpr = acc_MD.shape[0]
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
-    a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_MD.type.layout, 2)
-    acc_row: gl.constexpr = gl.SliceLayout(1, acc_MD.type.layout)
-    row: gl.constexpr = gl.SliceLayout(1, s_layout)
-    outer: gl.constexpr = total_M.type.layout  # the same, by another name
-    no_s = gl.zeros((BLOCK_M, KEYS), gl.float32, layout=s_layout)
-    row_M, total_M, top_M = gl.convert_layout(row_M, row), gl.convert_layout(total_M, row), gl.convert_layout(top_M, row)
-    position_M, first_M = gl.convert_layout(position_M, row), gl.convert_layout(first_M, row)
-    q_MD = _queries(q_smem, q_at)
-    stage = step % STAGES
-    mbarrier.wait(k_full.index(stage), step // STAGES & 1)
-    k_ND = k_smem.index(stage).reshape((BLOCK_N, D)).slice(0, KEYS, dim=0)
-    local_1N = local_smem.index(stage).slice(0, KEYS, dim=1).load(s_layout)  # before the product: behind it they come after it
-    shift = _shift(base_ptr, n, ref)
-    s_MN = warpgroup_mma(q_MD, k_ND.permute((1, 0)), no_s, use_acc=False, is_async=True)
-    s_MN = warpgroup_mma_wait(0, deps=[s_MN])
-    mbarrier.arrive(k_empty.index(stage), count=1)
-    keys_N = n + gl.arange(0, KEYS, layout=gl.SliceLayout(0, s_layout))
-    # The decays first: beside the diagonal both are large and all but cancel.
-    x_MN = s_MN * scale2 + ((shift - local_1N) + row_M[:, None])
-    x_MN = gl.where(keys_N[None, :] <= position_M[:, None], x_MN, float("-inf"))
-    if EDGE:
-        x_MN = gl.where(keys_N[None, :] >= first_M[:, None], x_MN, float("-inf"))
-    new_top_M = gl.maximum(top_M, gl.max(x_MN, 1))
-    finite_M = gl.where(new_top_M == float("-inf"), 0.0, new_top_M)  # a padded query: nothing seen
-    p_MN = gl.exp2(x_MN - finite_M[:, None])
-    shrink_M = gl.exp2(top_M - finite_M)
-    total_M = total_M * shrink_M + gl.sum(p_MN, 1)
-    acc_MD = acc_MD * gl.convert_layout(shrink_M, acc_row)[:, None]
-    p_a = gl.convert_layout(p_MN.to(q_smem.dtype), a_layout)
-    mbarrier.wait(v_full.index(stage), step // STAGES & 1)
-    v_ND = v_smem.index(stage).reshape((BLOCK_N, D)).slice(0, KEYS, dim=0)
-    acc_MD = warpgroup_mma(p_a, v_ND, acc_MD, is_async=True)
-    acc_MD, p_a = warpgroup_mma_wait(0, deps=[acc_MD, p_a])
-    mbarrier.arrive(v_empty.index(stage), count=1)
-    return acc_MD, gl.convert_layout(total_M, outer), gl.convert_layout(new_top_M, outer)
 
 
 @gluon.jit
@@ -347,15 +169,15 @@ def _rows(
     row_M = (gl.load(base_ptr + position_M // _TILE, mask=inside_M, other=0.0) - ref).to(gl.float32)
     row_M += gl.load(local_ptr + position_M, mask=inside_M, other=0.0)
     acc_MD = gl.zeros((BLOCK_M, D), gl.float32, layout=acc_layout)
-    before_M8 = _sums(gl.zeros((BLOCK_M, BLOCK_N), gl.float32, layout=s_layout))
+    before_M8 = lane_sums(gl.zeros((BLOCK_M, BLOCK_N), gl.float32, layout=s_layout))
     for part in gl.static_range(2):
-        acc_MD, before_M8, step, turn = _walk(
+        acc_MD, before_M8, step, turn = walk_before_diagonal(
             acc_MD, before_M8, step, turn, q_smem, q_at, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, turns,
             base_ptr, ref, first_M, scale2, start if part == 0 else uneven, uneven if part == 0 else diagonal, GROUP,
             BLOCK_N, D, STAGES, part == 0,
         )  # fmt: skip
     before_M = gl.convert_layout(gl.sum(before_M8, 1), row_layout)
-    acc_MD, total_M, top_M, step = _diagonal(
+    acc_MD, total_M, top_M, step = walk_diagonal(
         acc_MD, before_M, step, q_smem, q_at, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, base_ptr,
         ref, row_M, position_M, first_M, scale2, diagonal, stop, (diagonal == query) & (common <= query),
         BLOCK_N, D, STAGES, BLOCK_M * (GROUP + 1) if SHORT else 0,
@@ -398,7 +220,7 @@ def _forward_kernel(
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     turns = k_full  # for nothing: a barrier that nobody waits for must not be begun, see `hopper_backward`
-    if D == _TURNS_AT:
+    if D == TURNS_AT:
         turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
         for i in gl.static_range(2):
             mbarrier.init(turns.index(i), count=1)

@@ -12,7 +12,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder
 
-from kernels.forgetting_attention.hopper import backward, forward, steps
+from kernels.forgetting_attention.hopper import backward, backward_steps, forward
 from kernels.forgetting_attention.portable.prepare import Prepared, prepare
 from kernels.forgetting_attention.visibility import TILE
 from tests.kernels.forgetting_attention.gluon_interpreter import as_python, interpreted_gluon, program
@@ -42,7 +42,7 @@ def run(inputs: list[Tensor], prepared: Prepared, at_once: int, monkeypatch: pyt
     """Gradients, and who added to what in which order, with `at_once` programs side by side that stop now and then."""
     pause = random.Random(at_once)
     order: dict[tuple[int, int], list[int]] = {}
-    lock, real = threading.Lock(), as_python(steps._add_dq)
+    lock, real = threading.Lock(), as_python(backward_steps._add_dq)
 
     def recorded(dq_ptr: Any, dq_MD: Tensor, places: Tensor, m: Any, WARPS: int) -> None:
         time.sleep(pause.choice((0.0, 0.01)) if at_once > 1 else 0.0)
@@ -52,7 +52,7 @@ def run(inputs: list[Tensor], prepared: Prepared, at_once: int, monkeypatch: pyt
             real(dq_ptr, dq_MD, places, m, WARPS)
 
     with monkeypatch.context() as patch, interpreted_gluon(at_once):
-        patch.setattr(steps, "_add_dq", recorded)
+        patch.setattr(backward_steps, "_add_dq", recorded)
         return backward.hopper_backward(*inputs, prepared, 0.125, True), order
 
 

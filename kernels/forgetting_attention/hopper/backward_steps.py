@@ -5,7 +5,7 @@ and dS feed the next products straight from registers. Only dS also goes through
 warpgroup of its own takes it from there: dQ, and the sums of dS. At 128 there are no registers for that, and the warps of the
 keys do it themselves.
 
-Row sums of dS are 0 only up to the rounding of O, and must be kept per row (see `triton_backward`). They are taken of dS as
+Row sums of dS are 0 only up to the rounding of O, and must be kept per row (see `portable.backward`). They are taken of dS as
 it lies in shared memory; the column sums are of the same rounded numbers, so that what does not span a gate cancels exactly.
 
 dQ is added up in a float32 buffer laid out in the order of the registers: one 16-byte reduction per four numbers, neighbours
