@@ -46,7 +46,7 @@ class List:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Asked):
-    """What a request would compute and cost, and what exists already. Uses no GPU and writes nothing."""
+    """Show what a request would compute and cost, and what exists already. Uses no GPU and writes nothing."""
 
     mfu: float = 0.4
     """Utilisation assumed for GPU-hours."""

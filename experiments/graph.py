@@ -62,12 +62,12 @@ class Task:
 
 
 def plans_dir(plan: Plan) -> Path:
-    """Where what belongs to no single run lies: files for `draw`, their logs, submissions."""
+    """Return the folder of what belongs to no single run: files for `draw`, their logs, submissions."""
     return plan.request.runs_dir / plan.scale.name / "plans"
 
 
 def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 1) -> list[Task]:
-    """What is missing, in an order in which every task comes after what it needs.
+    """Return what is missing, in an order in which every task comes after what it needs.
 
     `promised`: files that tasks under way will make. `processes` that will train each run.
     """

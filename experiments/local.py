@@ -39,14 +39,14 @@ class _Running:
 
 
 def slots_of(device: str) -> int:
-    """How many tasks fit on this machine at once: one a GPU, or one a CPU core."""
+    """Return how many tasks fit on this machine at once: one a GPU, or one a CPU core."""
     if device == "cuda":
         return len(gpus())
     return len(os.sched_getaffinity(0))
 
 
 def gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES says, or else the numbers of all GPUs."""
+    """Return what CUDA_VISIBLE_DEVICES says, or else the numbers of all GPUs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name for name in visible.split(",") if name]

@@ -201,7 +201,7 @@ def _corpus_key(scale: Scale) -> str:
 def _corpus(
     request: Corpora, scale: Scale, known: dict[str, CorpusPlan | KnownCorpus], rehearsal: bool
 ) -> CorpusPlan | KnownCorpus:
-    """Which corpus the request means at a scale; nothing is tokenised yet. ValueError where it cannot be read."""
+    """Find the corpus that the request means at a scale; nothing is tokenised yet. ValueError where it cannot be read."""
     key = _corpus_key(scale)
     if key not in known:
         absent = (_absent_longcrawl64(request, scale) or _absent_hub(request, scale)) if rehearsal else None

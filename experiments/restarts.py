@@ -1,4 +1,4 @@
-"""When a task that has ended is started again, by the same rule everywhere. Standard library only: on clusters with containers
+"""The rule by which a task that has ended is started again, everywhere. Standard library only: on clusters with containers
 this runs on the host's python3.
 
 75 (saved, start me again) and crashes are started again for as long as starts bring progress, and at most `max_restarts` times
@@ -47,7 +47,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def progress_mark(folder: Path) -> str:
-    """How far a run has got: its newest checkpoint, and the bytes of its evaluations."""
+    """Measure how far a run has got: its newest checkpoint, and the bytes of its evaluations."""
     checkpoints = sorted(path.name for path in (folder / "checkpoints").glob("step-*[0-9]"))
     size = 0
     for path in (folder / "evals").rglob("*"):
@@ -59,7 +59,7 @@ def progress_mark(folder: Path) -> str:
 
 
 def fruitless_starts(events: list[dict[str, Any]], job: str, mark: str) -> int:
-    """How many of the job's latest starts, in a row, have not got beyond `mark`."""
+    """Count how many of the job's latest starts, in a row, have not got beyond `mark`."""
     starts = [event for event in events if event["event"] == "start" and event["job"] == job]
     count = 0
     for event in reversed(starts):
@@ -82,7 +82,7 @@ def decide(code: int, fruitless: int, max_restarts: int = MAX_RESTARTS) -> tuple
 
 
 def exit_reason(code: int) -> str:
-    """What an exit code says: of a shell (128 + signal) or of subprocess (-signal)."""
+    """Say what an exit code means: of a shell (128 + signal) or of subprocess (-signal)."""
     number = -code if code < 0 else code - 128
     if number <= 0:
         return f"exit code {code}"

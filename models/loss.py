@@ -51,7 +51,7 @@ _linear_heads: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def _has_linear_head(model: Any) -> bool:
-    """Whether logits = hidden @ W.T exactly: true of the models here; others are asked once, on four tokens."""
+    """Tell whether logits = hidden @ W.T exactly: true of the models here; others are asked once, on four tokens."""
     if getattr(model, "has_linear_head", False):
         return True
     if model not in _linear_heads:

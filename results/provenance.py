@@ -1,4 +1,4 @@
-"""Who made a result: code, versions and hardware, as one JSON object."""
+"""Makers of a result: code, versions and hardware, as one JSON object."""
 
 import datetime
 import importlib.metadata

@@ -41,7 +41,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Submitted:
-    """What was submitted, and where."""
+    """Runs folder, cluster and results of what was submitted."""
 
     runs_dir: Path = Path("runs")
     """Run folders."""
@@ -64,7 +64,7 @@ class Submitted:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked(Submitted):
-    """Which runs."""
+    """Names of runs and where they lie."""
 
     names: Positional[tuple[str, ...]] = ()
     """Parts of the names of runs, corpora or artefacts; default: all."""

@@ -1,4 +1,4 @@
-"""What one has to know of a cluster: a TOML file, read into frozen dataclasses and checked before anything is submitted.
+"""Description of a cluster: a TOML file, read into frozen dataclasses and checked before anything is submitted.
 
 slurm/clusters/README.md describes every field; beside it lie examples to copy.
 """
@@ -48,7 +48,7 @@ Options = Annotated[dict[str, str | bool | int | float], AfterValidator(_long_na
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Settings:
-    """What can be said for all jobs, and again for one kind of them."""
+    """Settings that can be said for all jobs, and again for one kind of them."""
 
     partition: Name | None = None
     account: Name | None = None
@@ -79,7 +79,7 @@ class TrainSettings(KindSettings):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Cluster(Settings):
-    """Where jobs go and what they may ask for. Field by field: slurm/clusters/README.md."""
+    """A place where jobs go and what they may ask for. Field by field: slurm/clusters/README.md."""
 
     gpus_per_node: NonNegativeInt = 0
     gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"
@@ -143,8 +143,8 @@ class Cluster(Settings):
         return own if own is not None else min(HOURS.get(kind, self.time_limit_hours), self.time_limit_hours)
 
     def settings(self, kind: str) -> KindSettings:
-        """What holds for jobs of this kind: its own table over what is said for all. Timings are evaluations where they have no
-        table of their own."""
+        """Return what holds for jobs of this kind: its own table over what is said for all. Timings are evaluations where they
+        have no table of their own."""
         base = self.settings("evaluate") if kind == "time" else self
         own = self._of(kind)
         given = {item.name: getattr(own, item.name) for item in fields(own)}

@@ -21,7 +21,7 @@ def submissions_dir(plan: Plan) -> Path:
 
 
 def jobs(plan: Plan, cluster: Cluster, active: Mapping[str, Job] | None = None) -> list[Job]:
-    """What is neither there nor under way, kind by kind, so that every job comes after what it needs.
+    """Return what is neither there nor under way, kind by kind, so that every job comes after what it needs.
 
     `active`: the jobs that are queued or running, by key. ValueError for a training that cannot be shared among its processes.
     """

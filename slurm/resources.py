@@ -1,4 +1,4 @@
-"""What a job asks SLURM for: tasks, nodes, GPUs and time, from its task and the cluster's file."""
+"""Requests of a job to SLURM: tasks, nodes, GPUs and time, from its task and the cluster's file."""
 
 import math
 

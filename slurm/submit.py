@@ -242,7 +242,7 @@ def _overview(jobs: list[Job], ids: dict[str, str]) -> Table:
 
 
 def _say_settings(cluster: Cluster, console: Console) -> None:
-    """What is not to be seen in the cluster file: the python of the jobs, and what of this shell does not count."""
+    """Print what is not to be seen in the cluster file: the python of the jobs, and what of this shell does not count."""
     where = "in the container" if cluster.container else "as setup leaves it" if cluster.setup else "of this shell"
     console.print(f"jobs run {task_python(cluster)} ({where})")
     left_out = client.foreign_settings()

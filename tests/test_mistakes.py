@@ -93,7 +93,7 @@ def nothing_is_computed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
 
 
 def carried_out(action: Callable[[], int], *folders: Path) -> str:
-    """What is said, after the checks that hold for every command and file."""
+    """Return what is said, after the checks that hold for every command and file."""
     before = [sorted(folder.rglob("*")) for folder in folders]
     said, printed = io.StringIO(), io.StringIO()
     try:

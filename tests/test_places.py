@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md says is added where, tried in a copy of the code: the files counted, and everything run."""
+"""Tests of what CONTRIBUTING.md says is added where, tried in a copy of the code: the files counted, and everything run."""
 
 import re
 import shutil

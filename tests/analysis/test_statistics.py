@@ -6,7 +6,7 @@ from analysis.statistics import Estimate, Noise, Part, Term, combined, contrast,
 
 
 def term(source, coefficient, values_SD):
-    """Of one model: values of S seeds on D items."""
+    """Return one model's values of S seeds on D items."""
     mean_D = values_SD.mean(axis=0)
     return Term(source, coefficient, values_SD.mean(axis=1), mean_D - mean_D.mean())
 

@@ -143,7 +143,7 @@ def test_whatever_a_codec_says_of_a_damaged_chunk_is_one_clear_line(
 
 
 def test_a_damaged_chunk_beside_a_few_zeros(tmp_path: Path, tokens: np.ndarray, write_zarr: Callable) -> None:
-    """Whether a document is all zeros is seen in the whole of it."""
+    """Tell whether a document is all zeros is seen in the whole of it."""
     tokens[3, :200] = 0
     write_zarr(tmp_path / "train.zarr", tokens)
     split = Split(tmp_path / "train.zarr", vocab_size=VOCAB)

@@ -1,4 +1,4 @@
-"""What `--data` may name, every suffix, and an error for everything else."""
+"""Tests of what `--data` may name, every suffix, and an error for everything else."""
 
 import gzip
 import json

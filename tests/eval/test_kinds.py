@@ -1,4 +1,4 @@
-"""What all kinds of evaluation have in common: the interface, identities, specs as JSON, costs."""
+"""Tests of what all kinds of evaluation have in common: the interface, identities, specs as JSON, costs."""
 
 import hashlib
 from dataclasses import fields, replace
@@ -62,7 +62,7 @@ def test_every_kind_is_a_folder_with_a_spec_and_a_measure():
 
 
 def test_nothing_but_fields_is_part_of_an_identity():
-    """What a spec owns besides (SCHEMA, NEEDS, methods) may change without renaming what was computed."""
+    """Return what a spec owns besides (SCHEMA, NEEDS, methods) may change without renaming what was computed."""
     for spec in SMALLEST:
         assert set(EVAL_SPEC.dump_python(spec)) == {field.name for field in fields(spec)}
         assert not {"SCHEMA", "NEEDS"} & {field.name for field in fields(spec)}

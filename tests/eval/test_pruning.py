@@ -55,7 +55,7 @@ def test_counts_are_those_of_the_definition(model, in_memory, bind, context, til
 
 
 def test_the_tight_rule_skips_more_and_keeps_the_promise(tiny_fox, in_memory, bind, context):
-    """Of the same weights; single tokens are decoded by the paper's rule."""
+    """Try both rules on the same weights; single tokens are decoded by the paper's rule."""
     share, keys = {}, {}
     for tightly in (False, True):
         torch.manual_seed(0)

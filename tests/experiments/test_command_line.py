@@ -25,7 +25,7 @@ def folders(tmp_path: Path) -> list[str]:
 
 
 def mistake(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
-    """What a failing command says, after the checks that hold for all of them."""
+    """Return what a failing command says, after the checks that hold for all of them."""
     try:
         code = main(arguments)
     except SystemExit as stop:

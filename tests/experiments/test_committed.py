@@ -1,4 +1,4 @@
-"""What is committed under results/ is what its rows give: everything is drawn again, without torch, and compared."""
+"""Tests of what is committed under results/ is what its rows give: everything is drawn again, without torch, and compared."""
 
 import shutil
 import subprocess

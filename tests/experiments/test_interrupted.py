@@ -95,7 +95,7 @@ def tasks_of(pid: int) -> list[int]:
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.long)])
 def test_kills_at_random_moments_leave_the_same_rows(bench, undisturbed, tmp_path, kills):
-    """Of the launcher, or of the launcher and all its tasks: what was left alone saves and leaves by itself."""
+    """Kill the launcher, or the launcher and all its tasks: what was left alone saves and leaves by itself."""
     whole, seconds = undisturbed
     rng = random.Random(kills)
     for kill in range(kills):

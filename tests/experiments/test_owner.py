@@ -1,4 +1,4 @@
-"""What is kept of one run, copied to its place in another: refused, or made again, never used."""
+"""Tests of what is kept of one run, copied to its place in another: refused, or made again, never used."""
 
 import shutil
 from dataclasses import replace
@@ -43,7 +43,7 @@ def plan(asked) -> Plan:
 
 
 def files_of(plan: Plan, results: Path) -> list[tuple[Path, ...]]:
-    """What is kept of the second run: each file alone, and those that belong together."""
+    """Return what is kept of the second run: each file alone, and those that belong together."""
     _, other = runs_of(plan)
     kept = [path for path in other.folder.path.rglob("*") if path.is_file()]
     stored = [path for path in results.rglob(f"{other.spec.run_id}*") if path.is_file()]

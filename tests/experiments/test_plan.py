@@ -1,4 +1,4 @@
-"""What a request means: runs and their identities, what is shared, what exists, and what is refused before the first task."""
+"""Tests of a request's meaning: runs, identities, what is shared, what exists, and what is refused before the first task."""
 
 import io
 import re
@@ -103,7 +103,7 @@ def test_what_exists_is_not_planned_again(asked):
 
 
 def test_stored_rows_count_as_done_where_they_may(asked, tmp_path):
-    """Of a run whose folder is gone: nothing is trained for what is stored, everything for what is not."""
+    """Plan a run whose folder is gone: nothing is trained for what is stored, everything for what is not."""
     wanted = replace(asked, artefacts=("fig2_per_token_loss",), only=("hgrn2",), results_dir=tmp_path / "results")
     plan = make_plan(wanted)
     write_specs(plan)

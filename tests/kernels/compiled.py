@@ -58,7 +58,7 @@ def report(compiled, tool: str, option: str) -> str:  # type: ignore[no-untyped-
 
 
 def one_by_one(compiled) -> bool:  # type: ignore[no-untyped-def]
-    """Whether ptxas waits after each product, as it does where it can't follow which registers are still being written."""
+    """Tell whether ptxas waits after each product, as it does where it can't follow which registers are still being written."""
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(compiled.asm["ptx"])
         file.flush()

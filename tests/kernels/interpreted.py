@@ -38,7 +38,7 @@ def attention(*inputs: torch.Tensor, **options: object) -> torch.Tensor:
 
 
 def compare_scans() -> None:
-    """Of Mamba-2's states over the chunks, both ways; the last block is not full."""
+    """Compare Mamba-2's states over the chunks, both ways; the last block is not full."""
     update, decay, start = torch.randn(2, 5, 16, 3, 24), torch.rand(2, 5, 3), torch.randn(2, 16, 3, 24)
     for reverse in (False, True):
         results = []
@@ -50,7 +50,7 @@ def compare_scans() -> None:
 
 
 def compare_recurrences() -> None:
-    """Of Mamba-2, through its kernels: more than one chunk, the last not full, heads in one program and in two."""
+    """Compare Mamba-2 through its kernels: several chunks, the last not full, heads in one program and in two."""
     for seq_len, decay, sizes, programs in (
         (1, "mild", (16, 16), 1),
         (150, "mixed", (32, 16), 1),
@@ -118,14 +118,14 @@ def check_operators() -> None:
 
 
 def compare_bounds() -> None:
-    """Of logits, from the largest norms; grouped queries, one stretch of rows and more."""
+    """Compare bounds of logits from the largest norms; grouped queries, one stretch of rows and more."""
     for Q, T in ((300, 1500), (7, 512), (1, 1)):
         q, k = torch.randn(2, 4, Q, 128).transpose(1, 2), torch.randn(2, T, 2, 128)
         torch.testing.assert_close(triton_logit_bound(q, k, 0.3), norm_logit_bound(q, k, 0.3))
 
 
 def compare_tight_starts() -> None:
-    """Of the kernels and of `tight_tiles`, with tiles in one block and in several, and limits on the left."""
+    """Compare the kernels and `tight_tiles`, with tiles in one block and in several, and limits on the left."""
     for Q, T, key_heads, gate, tolerance, options in (
         (1100, 1100, 1, -0.05, -10.0, {}),
         (390, 1000, 2, -0.1, -10.0, {"window_size": 500}),

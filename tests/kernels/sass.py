@@ -1,4 +1,4 @@
-"""What machine code says of itself, as `nvdisasm -c` prints it, and Triton's code before it of barriers."""
+"""Tests of what machine code says of itself, as `nvdisasm -c` prints it, and Triton's code before it of barriers."""
 
 import re
 
@@ -7,8 +7,8 @@ KEPT = "R2UR"  # brings back what was put by in another register: loops do that 
 
 
 def strays(assembly: str) -> list[str]:
-    """What reads uniform registers to which nothing was written on some way through the kernel, and products that find the
-    address of an operand in registers that different instructions have written on different ways.
+    """Return what reads uniform registers to which nothing was written on some way through the kernel, and products that
+    find the address of an operand in registers that different instructions have written on different ways.
 
     ptxas 12.8, which Triton 3.6 and 3.7 bring along, computes such an address before one product and uses it in others, also
     where the first one is skipped or the address is another: Mamba-2's outputs with (N, P) = (64, 32) read states from

@@ -49,7 +49,7 @@ def with_gradients(function, arguments):
 
 
 def errors_by_norm(arguments: list[Tensor], run=selective_scan) -> dict[str, float]:
-    """Of `run` against the scan in fp64 of the same rounded inputs; x, dt, into and out are views with steps, as in a layer."""
+    """Errors of `run` against the scan in fp64 of equally rounded inputs; x, dt, into and out are views with steps."""
 
     def stepped(*leaves: Tensor) -> tuple[Tensor, Tensor]:
         views = [torch.cat([y, y.detach() * torch.nan], -1)[..., : y.shape[-1]] if y.ndim == 3 else y for y in leaves]

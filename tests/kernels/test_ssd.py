@@ -113,7 +113,7 @@ def test_starts_from_zeros_and_needs_no_gradient_of_the_state():
 def errors_by_norm(
     seq_len: int, decay: str, dtype: torch.dtype, device: str, sizes: tuple[int, int], run=ssd
 ) -> dict[str, float]:
-    """Of `run` against the scan in fp64 of the same rounded inputs; q, k and x are views with steps, as in a layer."""
+    """Errors of `run` against the scan in fp64 of the same rounded inputs; q, k and x are views with steps, as in a layer."""
     arguments = [x.to(device, dtype if i < 3 else torch.float32) for i, x in enumerate(inputs(seq_len, decay, *sizes))]
 
     def stepped(*leaves: Tensor) -> tuple[Tensor, Tensor]:

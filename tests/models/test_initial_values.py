@@ -1,4 +1,4 @@
-"""What every parameter of every model starts as, against the released setup (protocol 2.1): one table, nothing left out."""
+"""Tests of all parameters' initial values against the released setup (protocol 2.1): one table, nothing left out."""
 
 import dataclasses
 import math

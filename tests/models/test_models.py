@@ -1,4 +1,4 @@
-"""What every model owes: shapes, causality, count, decoding, padding, saving, learning. One test each, over all."""
+"""Tests of what every model owes: shapes, causality, count, decoding, padding, saving, learning. One test each, over all."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What needs no training is stored like everything else: added to, named by its contents, refused when altered."""
+"""Tests of what needs no training is stored like everything else: added to, named by its contents, refused when altered."""
 
 import json
 import shlex

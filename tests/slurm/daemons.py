@@ -25,7 +25,7 @@ PLUGIN = "slurm-wlm-mysql-plugin"  # of slurmdbd; has no program of its own
 
 @dataclass(frozen=True)
 class Site:
-    """What differs between clusters: processors of each node that runs here, and lines of slurm.conf."""
+    """Return what differs between clusters: processors of each node that runs here, and lines of slurm.conf."""
 
     nodes: dict[str, int]
     lines: str

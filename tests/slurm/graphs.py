@@ -22,7 +22,7 @@ TIMINGS = {"wall_s", "tokens_per_s", "mfu", "mfu_dense"}
 
 
 class Suite:
-    """What all graphs share: SLURM, the checkout, the texts and the corpora."""
+    """Return what all graphs share: SLURM, the checkout, the texts and the corpora."""
 
     def __init__(self, slurm: Slurm, checkout: Path, texts: Path, folder: Path):
         self.slurm, self.checkout, self.texts, self.folder = slurm, checkout, texts, folder
@@ -196,7 +196,7 @@ def assert_same_rows(one: Graph, other: Graph) -> None:
 
 
 def pending_signal(pid: int, number: signal.Signals) -> bool:
-    """Whether a stopped process has been sent a signal."""
+    """Tell whether a stopped process has been sent a signal."""
     try:
         text = Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:

@@ -23,7 +23,7 @@ def job_count(graph) -> int:
 
 
 def preempt(graph, model) -> None:
-    """What preemption does to a job: a signal, from outside."""
+    """Return what preemption does to a job: a signal, from outside."""
     job = graph.states()[f"train {model}"].id
     assert graph.suite.slurm.call("scancel", "--signal=USR2", job).returncode == 0
 
@@ -163,7 +163,7 @@ def test_what_slurm_refuses_is_passed_on_and_nothing_stays_queued(local, suite, 
 
 
 def test_evaluations_that_never_begin_or_fail_and_a_killed_submitter(local, suite, tmp_path):
-    """Of runs that are trained: a submitter is killed, its jobs are held, and their container is missing; then the metrics of
+    """Try runs that are trained: a submitter is killed, its jobs are held, and their container is missing; then the metrics of
     one run are damaged. After each repair the rest can be had."""
     graph = suite.graph("half", artefact=CURVES)
     for model in (FOX, TRANSFORMER):

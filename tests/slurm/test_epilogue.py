@@ -1,4 +1,4 @@
-"""Whether a job starts again, what its journal keeps, and snapshots of the code."""
+"""Tests of whether a job starts again, what its journal keeps, and snapshots of the code."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What takes minutes, and a cluster as sites really are: `pytest -m long tests/slurm`."""
+"""Tests of what takes minutes, and a cluster as sites really are: `pytest -m long tests/slurm`."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What status tells, from records, journals and a queue: never less, and never more, than is so."""
+"""Tests of what status tells, from records, journals and a queue: never less, and never more, than is so."""
 
 import io
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What sbatch says on its bad days: every job is submitted once, whatever is lost, refused or killed on the way."""
+"""Tests of what sbatch says on its bad days: every job is submitted once, whatever is lost, refused or killed on the way."""
 
 import io
 import json

@@ -105,7 +105,7 @@ class Bench:
         return Ground(target)
 
     def wrong(self, ground: Ground) -> list[str]:
-        """What a finished experiment holds that the undisturbed one does not."""
+        """Return what a finished experiment holds that the undisturbed one does not."""
         try:
             return differing(self.truth, facts(ground))
         except Exception as error:  # whatever a reader without checks says of a damaged file
@@ -219,7 +219,7 @@ def _small_files(bench: Bench, rng: random.Random, state: str) -> Outcome:
 
 
 def can_mount() -> bool:
-    """Whether this process may make a small disk."""
+    """Tell whether this process may make a small disk."""
     return (
         subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0 and os.geteuid() == 0
     )

@@ -96,7 +96,7 @@ class Ground:
 
 
 def carry_out(ground: Ground) -> int:
-    """What `run` does, task after task in this process. Returns an exit code as a shell sees it."""
+    """Return what `run` does, task after task in this process. Returns an exit code as a shell sees it."""
 
     def everything() -> int:
         plan = make_plan(ground.request)
@@ -159,7 +159,7 @@ def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def _distinct(starts: list[dict[str, Any]]) -> list[str]:
-    """What all starts of a run in one environment have in common, once."""
+    """Return what all starts of a run in one environment have in common, once."""
     return sorted({json.dumps({name: start[name] for name in PLAIN if name in start}) for start in starts})
 
 

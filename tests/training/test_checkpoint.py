@@ -1,4 +1,4 @@
-"""Which checkpoints are kept: only whole ones count, and the newest whole one is never lost."""
+"""Tests of which checkpoints are kept: only whole ones count, and the newest whole one is never lost."""
 
 import itertools
 import os

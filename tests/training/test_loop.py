@@ -79,7 +79,7 @@ def no_space_after(checkpoints):
 
 
 def keep_the_folder_of(name):
-    """What export drops of a run stays: only its checkpoints, here."""
+    """Return what export drops of a run stays: only its checkpoints, here."""
     import training.export
 
     whole = training.export.shutil.rmtree

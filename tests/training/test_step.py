@@ -1,4 +1,4 @@
-"""What one step does, by hand: AdamW hides the size of a gradient, so plain gradient descent is looked at, too."""
+"""Tests of what one step does, by hand: AdamW hides the size of a gradient, so plain gradient descent is looked at, too."""
 
 import json
 import math

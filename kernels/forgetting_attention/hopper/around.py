@@ -22,8 +22,8 @@ def _lost_near_diagonal(
     q_ptr, k_ptr, v_ptr, local_ptr, base_ptr, do_MD, lse_M, delta_M, first_key_M, rows_M, ref, q_t, k_t, v_t, scale2, Q, T,
     D: tl.constexpr,
 ):  # fmt: skip
-    """What rounding will take from the sums of dS, among the tokens of these rows: from a row's sum less from its column's, as
-    only their difference counts. Where gates are local, next to all of the weight is here."""
+    """Compute what rounding will take from the sums of dS, among the tokens of these rows: from a row's sum less from its
+    column's, as only their difference counts. Where gates are local, next to all of the weight is here."""
     d = tl.arange(0, D)[None, :]
     inside_M = rows_M < Q
     token_M = rows_M + (T - Q)

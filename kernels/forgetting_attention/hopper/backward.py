@@ -75,7 +75,7 @@ def _take_queries(
     k_smem, ds_smem, kv_full, ds_full, ds_empty, turn, dq_ptr, rowsum_ptr, column_ptr, stop_ptr, n, first, Q, T,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, ORDERED: gl.constexpr,
 ):  # fmt: skip
-    """What the tile's keys give the queries of all steps, and the column sums."""
+    """Compute what the tile's keys give the queries of all steps, and the column sums."""
     begin, steps = _walk(stop_ptr, first, Q, BLOCK_M)
     mbarrier.wait(kv_full, 0)
     k_ND = k_smem.reshape((BLOCK_N, D))
@@ -115,7 +115,7 @@ def _take_keys(
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, DQ_APART: gl.constexpr,
     ORDERED: gl.constexpr,
 ):  # fmt: skip
-    """What all queries give the tile's keys: dK and dV; and the rest too if nobody else takes it."""
+    """Compute what all queries give the tile's keys: dK and dV; and the rest too if nobody else takes it."""
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, BLOCK_M, 16])
     kv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, D, 16])
     keys_N = n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, s_layout))

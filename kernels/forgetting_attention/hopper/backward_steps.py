@@ -1,4 +1,4 @@
-"""What the warps of the Hopper backward pass do with a tile of keys, step by step of its queries.
+"""Steps of the warps in the Hopper backward pass: one tile of keys, its queries tile by tile.
 
 The warps that hold the keys' gradients have S, dP, dV and dK, everything transposed (keys down, queries across), so that P
 and dS feed the next products straight from registers. Only dS also goes through shared memory, for dQ. At a head size of 64 a
@@ -80,7 +80,7 @@ def _weights(s_NM, stat_1M, lse_1M, shift_N, keys_N, m, whole, partial, scale2, 
 
 @gluon.jit
 def _places(layout: gl.constexpr, BLOCK_M: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr):
-    """Where a register of dQ goes, in bytes: registers of one thread four by four, threads side by side."""
+    """Return where a register of dQ goes, in bytes: registers of one thread four by four, threads side by side."""
     WIDTH: gl.constexpr = D * (BLOCK_M // 16) // WARPS
     r = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, layout))[:, None]
     c = gl.arange(0, D, layout=gl.SliceLayout(0, layout))[None, :]
@@ -103,7 +103,7 @@ def _add_row_sums(rowsum_ptr, sum_M, m):
 
 @gluon.jit
 def _lanes(ds_NM):
-    """What each of 4 warps' threads has of the column sums: to add the lanes up in each step would take longer."""
+    """Return what each of 4 warps' threads has of the column sums: to add the lanes up in each step would take longer."""
     return gl.sum(gl.sum(ds_NM.reshape((ds_NM.shape[0], ds_NM.shape[1] // 32, 16, 2)), 3), 1)
 
 

@@ -22,7 +22,7 @@ SPREAD = [0.95] * 4 + [0.7] * 4 + [0.2] * 2
 
 
 def shares(tmp_path, by_context=None, speeds=None, machine="Synthetic GPU", **how):
-    """What is skipped at every context (the same at all, but for `by_context`), and times."""
+    """Return what is skipped at every context (the same at all, but for `by_context`), and times."""
     store = synthetic.Store(tmp_path, "760m-16b", 16_384)
     for place, context in enumerate(CONTEXTS):
         own = (by_context or {}).get(context, [share - 0.03 * (2 - place) for share in SPREAD])

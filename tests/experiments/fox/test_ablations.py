@@ -164,7 +164,7 @@ def test_the_look_into_c26b_sets_what_is_missed_beside_the_seeds(tmp_path):
 
 
 def worth_study(tmp_path, worth, loss=None, models=("fox_pro", "transformer_pro")):
-    """What the gate is worth by (tokens, rate); `loss` of FoX by the same."""
+    """Return what the gate is worth by (tokens, rate); `loss` of FoX by the same."""
     store, rng = synthetic.Store(tmp_path, train_len=64), np.random.default_rng(0)
     for model in models:
         for (count, rate), gap in worth.items():

@@ -53,7 +53,7 @@ class Kernel:
         return compile_and_run
 
     def by_triton(self, grid, *args):
-        """What Triton passes."""
+        """Return what Triton passes."""
         self.launcher(*grid, 99, 7, (4, 1, 0), None, None, None, *args)
         return self.passed.pop()
 

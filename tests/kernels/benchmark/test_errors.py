@@ -1,4 +1,4 @@
-"""What the benchmark calls an error: the share of the norm, a root mean square over several draws; inf if one is not finite."""
+"""Tests of the benchmark's errors: the share of the norm, a root mean square over several draws; inf if one is not finite."""
 
 import math
 

@@ -26,7 +26,7 @@ def lifted():
 @pytest.mark.parametrize(("K", "V"), HEADS)
 @pytest.mark.parametrize("hopper", [False, True])
 def test_a_few_candidates_are_left_of_those_that_each_kernel_allows(monkeypatch, lifted, hopper, K, V, candidates):
-    """Of the blocks of fla's backward pass of gated linear attention, heads of 64 allow on Hopper only such as are neither
+    """Among the blocks of fla's backward pass of gated linear attention, heads of 64 allow on Hopper only such as are neither
     the widest nor with four warps: HGRN2 with such heads could not be trained."""
     monkeypatch.setattr(gla, "IS_NVIDIA_HOPPER", hopper)
     monkeypatch.setattr(gla, "TRITON_ABOVE_3_6_0", True)

@@ -81,7 +81,7 @@ def visible_pairs(
     cu_seqlens: Tensor | None = None,
     window_size: int | None = None,
 ) -> Tensor:
-    """Which query sees which key, bool (B, H, Q, T), every rule written down pair by pair."""
+    """Tell which query sees which key, bool (B, H, Q, T), every rule written down pair by pair."""
     B, T, H = log_fgate.shape
     j = torch.arange(T, device=log_fgate.device)
     i = j[T - num_queries :, None]

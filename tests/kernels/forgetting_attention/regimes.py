@@ -83,7 +83,7 @@ GRID = [
 
 
 def out_of_range(device: str) -> list[Case]:
-    """What exp2 without a maximum cannot do, in a row's second tile of keys: two tiles of equal logits and values.
+    """Return what exp2 without a maximum cannot do, in a row's second tile of keys: two tiles of equal logits and values.
 
     Before the diagonal, weights and their products with v sum up to 2^127.5 and 2^129.5; to 2^118 and 2^130; to 2^127.5
     and 2^117.5; then a gate takes 70 nats back, and the row's whole sum is an innocent 2^17 or 2^26. Or every weight is

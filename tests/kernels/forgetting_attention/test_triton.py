@@ -27,7 +27,7 @@ SHORTER_QUERIES = [(1, 300), (63, 200), (128, 1000), (1000, 1100), (1999, 2048)]
 
 @pytest.fixture(autouse=True)
 def _poisoned_memory() -> None:
-    """What the kernels allocate next holds NaN."""
+    """Return what the kernels allocate next holds NaN."""
     torch.full((64_000_000,), float("nan"), device="cuda")
 
 
@@ -273,7 +273,7 @@ def apart(found: list[Tensor], expected: list[Tensor]) -> list[float]:
 
 
 def hold_to_items_alone(B: int, T: int, H: int, D: int, device: str = "cuda", **options: Any) -> list[Tensor]:
-    """What five sequences of a batch get in it is what each gets alone, bit by bit unless asked not to.
+    """Return what five sequences of a batch get in it is what each gets alone, bit by bit unless asked not to.
 
     Returns [o, dq, dk, dv, dlog_fgate] of the whole batch."""
     torch.manual_seed(0)

@@ -169,7 +169,7 @@ def test_used_up_sticks_are_skipped_and_others_are_not() -> None:
 
 
 def test_a_stick_is_not_used_up_too_soon() -> None:
-    """What lies behind 128 keys weighs 2^-25 in all, but its values are large."""
+    """Return what lies behind 128 keys weighs 2^-25 in all, but its values are large."""
     case = make_nearly_used_up(torch.float32, 20)
     exact = reference_attention(*case.to(torch.float64)[:3])[0]
     torch.testing.assert_close(stick_breaking_attention(*case[:3])[0].double(), exact, rtol=2e-5, atol=0)

@@ -28,7 +28,7 @@ LENGTHS = [(1, 1), (2, 2), (63, 63), (64, 64), (65, 65), (1000, 1000), (4096, 40
 
 @pytest.fixture(autouse=True)
 def _poisoned_memory() -> Iterator[None]:
-    """What the kernels allocate next holds NaN."""
+    """Return what the kernels allocate next holds NaN."""
     torch.full((64_000_000,), float("nan"), device="cuda")
     yield
     torch.cuda.empty_cache()
