@@ -83,7 +83,7 @@ FAULTS = {
     "kernels/test_without_gpu -k interpreters": [
         ("_rows", "(diagonal == query) & (common <= query)", "diagonal == query"),
         ("_rows", "gl.sum(before_M8, 1)", "gl.max(before_M8, 1)"),
-        ("_before_kernel", "(decay < LEAST_DECAY) == 0", "(decay < LEAST_DECAY) == 1"),
+        ("before_kernel", "(decay < LEAST_DECAY) == 0", "(decay < LEAST_DECAY) == 1"),
     ],
     "test_launch": [
         ("launch", "tuple([address % 16 for address in addresses])", "()"),
