@@ -29,9 +29,21 @@ def check_tolerance(log_tolerance: float) -> None:
         raise ValueError(f"log_tolerance is {log_tolerance}; it is the log of a share of the probability, below 0.")
 
 
+def check_threshold(threshold: Tensor) -> None:
+    """Check a threshold's values where they may be looked at."""
+    if _may_look(threshold) and not bool((threshold <= 0).all()):
+        worst = threshold.nan_to_num(nan=float("inf")).max().item()
+        raise ValueError(f"adaptive_threshold reaches {worst} (inf stands for NaN too); a threshold on D must be <= 0.")
+
+
+def _may_look(values: Tensor) -> bool:
+    """True on a CPU; on a GPU only on request, as each look costs a synchronisation."""
+    return values.device.type == "cpu" or os.environ.get(CHECK_VALUES_VARIABLE) == "1"
+
+
 def check_values(log_fgate: Tensor, seq_start: Tensor | None, cu_seqlens: Tensor | None) -> None:
-    """Check what lies in memory: always on CPU, on a GPU only on request, as each look costs a synchronisation."""
-    if log_fgate.device.type != "cpu" and os.environ.get(CHECK_VALUES_VARIABLE) != "1":
+    """Check what lies in memory, where it may be looked at."""
+    if not _may_look(log_fgate):
         return
     if not bool((log_fgate <= 0).all()):
         worst = log_fgate.nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()

@@ -9,6 +9,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..validation import check_threshold
 from ..visibility import TILE, cumulative_log_gate
 
 LOG_TOLERANCE = -10.0
@@ -72,6 +73,8 @@ def resolve_threshold(
         raise ValueError(f"adaptive_threshold has shape {tuple(threshold.shape)}; it must broadcast to (B, H) = {(B, H)}.")
     if threshold.device != q.device and threshold.dim() > 0:
         raise ValueError(f"adaptive_threshold is on {threshold.device}; it must be on q's device, {q.device}.")
+    if type(q) is Tensor and not torch.compiler.is_compiling():
+        check_threshold(threshold)
     return threshold.detach().to(q.device, torch.float32).expand(B, H).contiguous()
 
 

@@ -203,7 +203,8 @@ def test_the_threshold_is_the_papers() -> None:
 
 def test_no_threshold_drops_the_tile_of_the_query_itself() -> None:
     case = make_case("one", 1, 200, 300, 2, 2, 16, torch.float32)
-    assert_right(forgetting_attention, case, adaptive_threshold=torch.tensor(1e6))
+    counts = pruned_tiles(cumulative_log_gate(case.log_fgate), 200, torch.full((1, 2), 1e6))
+    assert counts.tolist() == [[[0, 1]] * 2], "queries 100 and 228 lie in the keys' first and second tile"
 
 
 def test_pruning_with_too_high_a_threshold_changes_the_output() -> None:
@@ -425,6 +426,8 @@ def _bad_inputs() -> list[tuple[str, dict[str, object]]]:
         (r"backend 'triton' needs CUDA", {"backend": "triton"}),
         (r"adaptive_threshold is 'always'", {"adaptive_threshold": "always"}),
         (r"adaptive_threshold is 1.0", {"adaptive_threshold": 1.0}),
+        (r"adaptive_threshold reaches 5.0", {"adaptive_threshold": torch.tensor([-1.0, 5.0])}),
+        (r"adaptive_threshold reaches inf", {"adaptive_threshold": torch.full((2, 2), float("nan"))}),
         (r"adaptive_threshold has shape \(3,\)", {"adaptive_threshold": torch.zeros(3)}),
     ]
 
