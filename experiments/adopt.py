@@ -1,10 +1,11 @@
 """Published checkpoints as runs: `python -m experiments adopt FOLDER --as fox_pro --scale 760m-48b --data ...`.
 
-The run's identity holds the digest of the weights. Plans take an adopted run for the unchanged recipe of its name, scale and
-seed 0, instead of training it.
+The run's identity holds the digest of the weights and the tokeniser. Plans take an adopted run for the unchanged recipe of its
+name, scale and seed 0, instead of training it.
 """
 
 import datetime
+import hashlib
 import json
 import os
 import shutil
@@ -13,14 +14,14 @@ from pathlib import Path
 
 from data.spec import DataSpec
 from experiments.recipes import Recipe
-from models.weight_files import weight_files
+from models.weight_files import TOKENIZER_FILES, weight_files
 from training import manifest
 from training.run_folder import RunFolder
 from training.spec import RunSpec
 
 
-def adopted_run(runs_dir: Path, recipe: Recipe) -> RunSpec | None:
-    """The adopted run that stands for `recipe`, if there is one. ValueError if there are several."""
+def adopted_run(runs_dir: Path, recipe: Recipe, data: DataSpec) -> RunSpec | None:
+    """The adopted run that stands for `recipe`, if there is one. ValueError if there are several, or it is for other data."""
     if recipe.model or recipe.train or recipe.seed or recipe.task:
         return None
     found = []
@@ -32,6 +33,11 @@ def adopted_run(runs_dir: Path, recipe: Recipe) -> RunSpec | None:
     if len(found) > 1:
         names = ", ".join(spec.folder_name for spec in found)
         raise ValueError(f"several checkpoints are adopted as {recipe.name} at {recipe.scale} ({names}): remove all but one.")
+    if found and found[0].data.fingerprint not in (data.fingerprint, "absent") and data.fingerprint != "absent":
+        raise ValueError(
+            f"{found[0].folder_name} was adopted for another corpus ({found[0].data.source}, {found[0].data.fingerprint}; this "
+            f"is {data.fingerprint}): adopt it for this one into another --runs-dir."
+        )
     return found[0] if found else None
 
 
@@ -42,6 +48,8 @@ def adopt(folder: Path, recipe: Recipe, data: DataSpec, runs_dir: Path) -> RunFo
     """
     from models.build import load_model, spec_of
 
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: there is no such folder; name one with config.json and safetensors.")
     model = load_model(folder)
     plain = recipe.run_spec(data)
     found = spec_of(model)
@@ -79,8 +87,10 @@ def _check_switches(folder: Path, recipe: Recipe, found: object, plain: object) 
 
 
 def _digest(folder: Path) -> str:
-    """Digest of the weight files that loading opens. ValueError: there are none."""
+    """Digest of the weight files that loading opens, and of a tokeniser's where there is one. ValueError: no weights."""
     found = manifest.weights_digest({path.name: manifest.digest(path) for path in weight_files(folder) if path.is_file()})
     if found is None:
         raise ValueError(f"{folder} holds no model.safetensors: convert its weights first (no pickle is ever loaded).")
-    return found
+    tokenizer = sorted({path for pattern in TOKENIZER_FILES for path in folder.glob(pattern) if path.is_file()})
+    parts = [found, *(f"{path.name} {manifest.digest(path)}" for path in tokenizer)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16] if tokenizer else found

@@ -24,7 +24,7 @@ from experiments.scales import Scale, get_scale
 from results.atomic import write_atomic
 from results.store import fault_of, read_run, rows_file, run_file
 from training.run_folder import RunFolder
-from training.spec import Execution, RunSpec, check_device, fitted
+from training.spec import MAX_SEED, Execution, RunSpec, check_device, fitted
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False
     for stem, artefact in artefacts.items():
         for recipe in _runs(artefact, scale, request):
             corpus = _made(recipe) or _corpus(request, get_scale(recipe.scale), corpora, rehearsal)
-            spec = adopted_run(request.runs_dir, recipe) or recipe.run_spec(corpus.spec)
+            spec = adopted_run(request.runs_dir, recipe, corpus.spec) or recipe.run_spec(corpus.spec)
             evals = tuple(_bound(e, spec, request, machine) for e in artefact.evals(recipe.sizes))
             lines[stem].append(Wanted(recipe, spec.run_id, evals))
             specs[spec.run_id], trained_on[spec.run_id] = spec, corpus
@@ -180,8 +180,8 @@ def _check_names(request: Request) -> tuple[Scale, dict[str, Artefact]]:
     for flag, models in (("--only ", request.only), ("--also ", request.also)):
         for model in models:
             check_name(model, flag)
-    if len(set(request.seeds)) < len(request.seeds) or not request.seeds or min(request.seeds) < 0:
-        raise ValueError(f"--seeds {' '.join(map(str, request.seeds))}: give different numbers from 0 on.")
+    if len(set(request.seeds)) < len(request.seeds) or not all(0 <= seed < MAX_SEED for seed in request.seeds or (-1,)):
+        raise ValueError(f"--seeds {' '.join(map(str, request.seeds))}: give different numbers from 0 on, below 2^63.")
     return get_scale(request.scale), chosen(request.artefacts)
 
 

@@ -1,9 +1,19 @@
-"""Weight files of a model folder: those that loading opens, and no others. Torch-free."""
+"""Files of a model folder that decide what it computes: weights, those that loading opens and no others, and tokeniser.
+Torch-free."""
 
 import json
 from pathlib import Path
 
 INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "kind.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -12,7 +22,7 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX
     try:
         names = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{index} cannot be read ({type(error).__name__}: {error}): copy the model again") from None
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):

@@ -12,6 +12,8 @@ from data.spec import DataSpec
 from models.spec import ModelSpec
 from models.spec_parts import STRICT, ModelKind, PositiveFloat, PositiveInt
 
+MAX_SEED = 2**63
+"""Seeds lie below: what torch's and numpy's generators take."""
 NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 
@@ -70,7 +72,7 @@ class RunSpec:
     model: ModelSpec
     data: DataSpec
     train: TrainSpec
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, lt=MAX_SEED)] = 0
     weights: str | None = None
 
     @model_validator(mode="after")

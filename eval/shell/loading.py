@@ -3,6 +3,7 @@
 import gc
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,7 @@ from data.spec import DataSpec
 from data.tokenizer import Tokenizer, TokenizerChoice, parse_tokenizer
 from eval.shell.spec import Precision
 from eval.shell.text import TextCodec
-from models.weight_files import INDEX, weight_files
+from models.weight_files import INDEX, TOKENIZER_FILES, weight_files
 from training import manifest
 from training.run_folder import RunFolder
 from training.spec import RunSpec
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 OUTSIDE_SCALE = "custom"  # scale of the rows of a model that is no run of ours
-_MODEL_FILES = ("config.json", "tokenizer*", "kind.json", "vocab.*", "merges.txt", "*.model",
-                "special_tokens_map.json", "added_tokens.json")  # fmt: skip
+_MODEL_FILES = ("config.json", *TOKENIZER_FILES)
 _HUB_FILES = (*_MODEL_FILES, "*.safetensors", INDEX)
 _SAMPLE_TOKENS = 4096
 
@@ -219,6 +219,8 @@ def load_tokenizer(name: str) -> TextCodec:
     saved = str(_read_json(folder / "tokenizer_config.json").get("tokenizer_class") or "")
     if saved.startswith("JSONGPT2Tokenizer"):
         return TextCodec(TokenizerChoice("gpt2-json", folder).load())
+    if not folder.is_dir() and (name.startswith(".") or not re.fullmatch(r"[\w.-]+/[\w.-]+", name)):
+        raise ValueError(f"tokenizer {name!r} is neither a folder nor a hub name like 'owner/name'")
     import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
     import transformers
 
@@ -238,7 +240,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object, an empty one for a file that is not there. ValueError for anything else."""
     try:
         values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as JSON ({error}): copy the model again") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} is no JSON object: copy the model again")

@@ -20,6 +20,7 @@ from data.file_digests import FileDigests
 from data.packages import CONTENT, PACKAGE, VERSION, PackagesSource
 from data.source import HubSource, parse_source
 from data.text_files import TextSource, read_documents
+from results.sealed import read_sealed, write_sealed
 
 TEXTS = ["first\nline", 'second "é" 🦊', "third"]
 
@@ -85,6 +86,7 @@ def test_damaged_parquet(tmp_path: Path) -> None:
         ('["text"]', r"line 2 has no `text` field"),
         ('{"text": "a"', r"line 2 is not JSON"),
         ("plain", r"line 2 is not JSON"),
+        ('{"text": ' + "[" * 100_000, r"line 2 is not JSON"),
     ],
 )
 def test_wrong_jsonl_lines(tmp_path: Path, line: str, message: str) -> None:
@@ -97,6 +99,16 @@ def test_parquet_without_text_column(tmp_path: Path) -> None:
     pq.write_table(pa.table({"content": ["a"]}), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"a\.parquet has no `text` column, only content"):
         list(read_documents(tmp_path / "a.parquet"))
+
+
+@pytest.mark.parametrize("texts", [[b"\xff", b"a"], [1, 2], [["a"], ["b"]], [{"a": "b"}], [1.5], [True]])
+def test_parquet_whose_text_is_none(tmp_path: Path, texts: list) -> None:
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet has a `text` column of .*, not of strings"):
+        list(read_documents(tmp_path / "a.parquet"))
+    for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
+        pq.write_table(pa.table({"text": pa.array(["a", None], kind)}), tmp_path / "a.parquet")
+        assert list(read_documents(tmp_path / "a.parquet")) == ["a"]
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
@@ -181,12 +193,19 @@ def test_digests_are_remembered_until_the_file_changes(tmp_path: Path) -> None:
     memory = tmp_path / "cache" / "digests.json"
     first = FileDigests(memory).sha256(big)
     assert str(big) in memory.read_text()
-    memory.write_text(memory.read_text().replace(first, "remembered"))
+    whole = read_sealed(memory, "")
+    memory.write_text(memory.read_text().replace(first, "0" * 64))
+    assert FileDigests(memory).sha256(big) == first, "the memory was changed by somebody: it counts for nothing"
+    write_sealed(memory, {name: [*stamp[:-1], "remembered"] for name, stamp in whole.items()})
     assert FileDigests(memory).sha256(big) == "remembered"
+    before = big.stat()
     big.write_bytes(b"y" * (2 << 20))
+    os.utime(big, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert big.stat().st_size == before.st_size and big.stat().st_mtime_ns == before.st_mtime_ns
     assert FileDigests(memory).sha256(big) not in ("remembered", first)
-    memory.write_text("damaged")
-    assert FileDigests(memory).sha256(big)
+    for damaged in ("damaged", "[]", "{}", "[" * 100_000):
+        memory.write_text(damaged)
+        assert FileDigests(memory).sha256(big)
     with pytest.raises(ValueError, match=r"cannot read .*gone\.txt"):
         FileDigests(memory).sha256(tmp_path / "gone.txt")
 

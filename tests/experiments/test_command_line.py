@@ -1,5 +1,7 @@
 """A newcomer's mistakes: one or two lines that name the value and the remedy, exit code 2, nothing half-written."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,10 @@ from experiments.recipes import model_spec
 from experiments.request import Request
 from experiments.scales import SCALES
 from models.build import build_model
+from tests.texts import write_texts
 
 FIG2 = "fig2_per_token_loss"
+DRAW_FILES = ("[]", "{}", "null", "[{}]", "[" * 100_000)
 
 
 @pytest.fixture
@@ -59,11 +63,15 @@ def mistake(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
         (["run", FIG2, "--slots", "many"], ["--slots"]),
         (["plan", FIG2, "--seeds", "0,x"], ["--seeds: 0,x"]),
         (["plan", FIG2, "--seeds", "0,0"], ["--seeds 0 0"]),
+        (["plan", FIG2, "--seeds", str(2**70)], [str(2**70), "below 2^63"]),
+        (["run", "fig4_needle", "--judge-model", "gpt"], ["'gpt'", "--judge-url"]),
+        (["adopt", "/nowhere", "--as", "fox_pro"], ["/nowhere: there is no such folder"]),
         (["plan", FIG2, "--longbench", "/tmp"], ["--longbench", "reads it"]),
         (["plan", FIG2, "--heldout", "/nowhere"], ["/nowhere"]),
         (["run", FIG2, "--checkpoint-minutes", "-1"], ["checkpoint"]),
         (["why", FIG2, "--results-dir", "/nowhere"], ["run its experiment first"]),
         (["draw", "/nowhere.json"], ["/nowhere.json"]),
+        *((["draw", content], ["draw.json cannot be read", "`run` writes it again"]) for content in DRAW_FILES),
         (["run", FIG2, "--device", "cuda"], ["cuda", "--device cpu"]),
     ],
 )
@@ -71,6 +79,9 @@ def test_mistakes(arguments, words, folders, tmp_path, capsys):
     if "cuda" in arguments and torch.cuda.is_available():
         arguments = ["run", FIG2, "--slots", "-1"]
         words = ["--slots -1"]
+    if arguments[-1] in DRAW_FILES:
+        (tmp_path / "draw.json").write_text(arguments[-1])
+        arguments = ["draw", str(tmp_path / "draw.json")]
     planned = arguments[0] in ("plan", "run")
     said = mistake(capsys, arguments + (folders if planned else []))
     for word in words:
@@ -147,6 +158,15 @@ def test_a_published_checkpoint_is_a_run(folders, texts, tmp_path, capsys):
     assert main(["adopt", str(tmp_path / "other"), "--as", "fox_llama", *where]) == 0
     runs = [folder for folder in run.folder.path.parent.iterdir() if folder.is_dir()]
     assert len(runs) == 2, "other weights are another run"
+    (tmp_path / "other" / "tokenizer.json").write_text("{}")
+    assert main(["adopt", str(tmp_path / "other"), "--as", "fox_llama", *where]) == 0
+    assert len([folder for folder in run.folder.path.parent.iterdir() if folder.is_dir()]) == 3, "and another tokeniser"
+    for folder in run.folder.path.parent.iterdir():
+        if folder.name != run.folder.path.name:
+            shutil.rmtree(folder)
+    another = write_texts(tmp_path / "another", documents=12, sentences_each=200)
+    with pytest.raises(ValueError, match=r"fox_llama-\w+ was adopted for another corpus"):
+        make_plan(replace(asked, data=f"text:{another}"))
     capsys.readouterr()
     said = mistake(capsys, ["adopt", str(tmp_path / "published"), "--as", "hgrn2", *where])
     assert "forgetting_transformer" in said and "hgrn2" in said
