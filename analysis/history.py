@@ -29,7 +29,7 @@ def changes(folder: Path, statuses: Mapping[str, str], studies: Sequence[Study])
     try:
         entries = [json.loads(line) for line in text.splitlines()]
         known = {claim: status for entry in entries for claim, status in entry["verdicts"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{path} is damaged: restore it from version control, or delete it and lose the history") from None
     different = {claim: status for claim, status in statuses.items() if known.get(claim) != status}
     if different:

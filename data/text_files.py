@@ -153,7 +153,7 @@ def _read_jsonl(path: Path, file: IO[bytes]) -> Iterator[str]:
             row = json.loads(line)
         except UnicodeDecodeError:
             raise
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}, line {number} is not JSON ({error}): mend the line, or take it out") from None
         if not isinstance(row, dict) or not isinstance(row.get("text"), str):
             raise ValueError(f"{path}, line {number} has no `text` field holding a string: every line needs one")
@@ -170,7 +170,13 @@ def _read_parquet(path: Path, file: IO[bytes]) -> Iterator[str]:
             raise ValueError(
                 f"{path} has no `text` column, only {', '.join(table.schema_arrow.names)}: rename the column of the text"
             )
+        kind = table.schema_arrow.field("text").type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not any(check(kind) for check in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)):
+            raise ValueError(f"{path} has a `text` column of {kind}, not of strings: convert it")
         for batch in table.iter_batches(batch_size=256, columns=["text"]):
             yield from (text for text in batch.column(0).to_pylist() if text is not None)
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"cannot read {path} ({error}): is the file whole, and its suffix right?") from None
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(
+            f"cannot read {path} ({' '.join(str(error).split())}): is the file whole, and its suffix right?"
+        ) from None

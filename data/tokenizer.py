@@ -185,7 +185,7 @@ def _read_gpt2(folder: Path | None) -> tuple[dict[str, int], list[tuple[str, str
         vocab = json.loads(vocab_path.read_text(encoding="utf-8"))
         lines = merges_path.read_text(encoding="utf-8").split("\n")
         merges = [(a, b) for a, b in (line.split(" ") for line in lines if line and not line.startswith("#version"))]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(
             f"tokenizer folder {vocab_path.parent}: vocab.json or merges.txt cannot be read ({error}): fetch them again"
         ) from None

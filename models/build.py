@@ -98,7 +98,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         raise ValueError(f"it holds no {file.name}")
     try:
         content = json.loads(file.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file.name} is no JSON ({error})") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file.name} holds no JSON object")

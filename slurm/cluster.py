@@ -18,7 +18,7 @@ KINDS = ("prepare", "train", "evaluate", "time", "draw")
 HOURS = {"prepare": 12.0, "evaluate": 6.0, "time": 2.0, "draw": 1.0}
 """The longest jobs of a kind ask for where nothing is said; trainings ask for what they are estimated to take."""
 UNNAMED = "unnamed"
-STRICT = ConfigDict(extra="forbid", strict=True)
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 OURS = {
     "array", "dependency", "error", "open-mode", "ntasks-per-node", "output", "parsable", "signal", "test-only", "wait", "wrap",
 }  # fmt: skip
@@ -29,6 +29,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]
+Variable = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 def _long_names(options: dict[str, Any]) -> dict[str, Any]:
@@ -39,6 +40,8 @@ def _long_names(options: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name!r} is no long option; write it without dashes in front, such as mail-type")
         if name in OURS:
             raise ValueError(f"{name} is what holds the graph together and cannot be set")
+        if "\n" in str(found[name]):
+            raise ValueError(f"{name} {found[name]!r} has a line break, which an #SBATCH line cannot hold")
     return found
 
 
@@ -95,7 +98,7 @@ class Cluster(Settings):
     setup: tuple[Name, ...] = ()
     container: Name | None = None
     python: Name | None = None
-    environment: dict[str, str] = Field(default_factory=dict)
+    environment: dict[Variable, str] = Field(default_factory=dict)
     scratch: Path = Path("slurm_jobs")
     prepare: KindSettings = Field(default_factory=KindSettings)
     train: TrainSettings = Field(default_factory=TrainSettings)
@@ -169,7 +172,7 @@ def read_cluster(path: Path) -> Cluster:
         raise ValueError(f"--cluster {path}: no such file; slurm/clusters has some to copy and edit.") from None
     except OSError as error:
         raise ValueError(f"--cluster {path}: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"--cluster {path} is not TOML: {error}.") from None
     if isinstance(values.get("scratch"), str):
         values["scratch"] = os.path.expandvars(os.path.expanduser(values["scratch"]))
@@ -185,7 +188,7 @@ def read_cluster(path: Path) -> Cluster:
 def _mistake(error: ValidationError) -> str:
     """The first thing that is wrong: where, what, and what was given."""
     first = error.errors()[0]
-    places = [str(part) for part in first["loc"] if part not in ("Cluster", "str", "bool", "int", "float")]
+    places = [str(part) for part in first["loc"] if part not in ("Cluster", "str", "bool", "int", "float", "[key]")]
     where, message = ".".join(places), first["msg"].removeprefix("Value error, ")
     if first["type"] == "unexpected_keyword_argument":
         table = Cluster.__dataclass_fields__ if len(places) == 1 else \

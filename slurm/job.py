@@ -122,7 +122,7 @@ class Submission:
             batches = [Batch(**{**batch, "keys": {int(index): key for index, key in batch["keys"].items()}})
                        for batch in values["batches"]]  # fmt: skip
             return cls(path, **{**values, "jobs": jobs, "batches": batches})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             said = f"{path} is damaged or of another version ({error!r}); move it away, once its jobs are gone."
             raise ValueError(said) from None
 

@@ -2,8 +2,10 @@
 2 and at most two lines, without a traceback, and leaves nothing behind. Nothing is computed here."""
 
 import contextlib
+import gzip
 import io
 import json
+import lzma
 import re
 import shutil
 import tempfile
@@ -12,12 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data.prepare import prepare
+from data.text_files import read_documents
 from eval import __main__ as evaluate
 from eval import job
 from eval.needle.wording import DEFAULT_WORDING, Wording
@@ -25,7 +30,7 @@ from experiments import __main__ as experiments
 from experiments import execute
 from experiments.plan import make_plan, write_specs
 from experiments.request import Request
-from models.build import build_model
+from models.build import build_model, load_model
 from results.sealed import read_sealed, write_sealed
 from slurm import __main__ as slurm_commands
 from slurm.cluster import read_cluster
@@ -282,7 +287,52 @@ def test_the_store(pattern, depth, stored, place):
     altered(file, check, depth=depth)
 
 
-VALUES = ("", "1", "-1", "0", "nan", "inf", "1e999", '""', '"x"', "true", "[]", "[1]", "{}", "{a = 1}", '["x", 1]',
+def damaged(whole: bytes) -> st.SearchStrategy[bytes]:
+    """Contents that are the whole but for its end, some bytes in the middle, or the order of its halves."""
+    place = st.integers(0, len(whole) - 1)
+    cut = place.map(lambda end: whole[:end])
+    over = st.builds(lambda at, new: whole[:at] + new + whole[at + len(new) :], place, st.binary(min_size=1, max_size=9))
+    return st.one_of(cut, over, place.map(lambda at: whole[at:] + whole[:at]))
+
+
+def test_texts(tmp_path):
+    table = io.BytesIO()
+    pq.write_table(pa.table({"text": ["one", None, "two" * 50]}), table)
+    lines = b'{"text": "one"}\n{"text": "tw\xc3\xb6", "id": 2}\n'
+    whole = {"txt": "ein Öl".encode(), "jsonl": lines, "parquet": table.getvalue(), "jsonl.gz": gzip.compress(lines),
+             "jsonl.xz": lzma.compress(lines)}  # fmt: skip
+    kinds = st.sampled_from(sorted(whole)).flatmap(lambda kind: st.tuples(st.just(kind), damaged(whole[kind])))
+
+    @settings(FEW, max_examples=200)
+    @given(kinds)
+    def check(case):
+        file = tmp_path / f"a.{case[0]}"
+        file.write_bytes(case[1])
+        try:
+            assert all(isinstance(text, str) for text in read_documents(file))
+        except ValueError as error:
+            assert str(file) in str(error) and "\n" not in str(error).strip()  # noqa: PT017 (not always)
+
+    check()
+
+
+def test_weights(place, tmp_path):
+    folder = Path(shutil.copytree(place.run / "export", tmp_path / "model"))
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+
+    @FEW
+    @given(damaged(whole[: header + 8]))
+    def check(start):
+        file.write_bytes(start + whole[header + 8 :])
+        with contextlib.suppress(ValueError):
+            load_model(folder)
+
+    check()
+
+
+VALUES = ("[" * 5000, "", "1", "-1", "0", "nan", "inf", "1e999", '""', '"x"', "true", "[]", "[1]", "{}", "{a = 1}", '["x", 1]',
           "1979-05-27", '"""', "'", "x", "# ", '"{question.x}"', '"{"', '"{question:>99999999999}"', '"{0}"')  # fmt: skip
 
 

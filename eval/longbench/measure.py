@@ -147,7 +147,7 @@ def _parsed(body: bytes, where: str) -> list[Example]:
     try:
         examples = [json.loads(line) for line in body.decode("utf-8").split("\n") if line.strip()]
         missing = sorted({name for example in examples for name in FIELDS if name not in example})
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{where} cannot be read as LongBench data ({str(error)[:160]}): fetch it again") from None
     if missing or not examples:
         raise ValueError(f"{where} lacks the LongBench fields {', '.join(missing)}" if missing else f"{where} has no examples")

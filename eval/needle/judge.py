@@ -76,7 +76,7 @@ class Judge:
         """Score one text. ValueError if the endpoint refuses, stays away, or gives no score 1-10 after `reasks` new tries."""
         name = hashlib.sha256(json.dumps([self.model, prompt]).encode()).hexdigest()
         path = self.settings.cache / f"{name}.json"
-        with suppress(OSError, ValueError, KeyError, TypeError):  # not asked yet, or a damaged file
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # not asked yet, or a damaged file
             entry = json.loads(path.read_text(encoding="utf-8"))
             return Verdict(int(entry["score"]), str(entry["reply"]))
         reply = ""

@@ -137,6 +137,8 @@ class Spec(Grid):
     def bound(self, setting: Setting) -> Self:
         wording = setting.sources.prompts or DEFAULT_WORDING
         Wording.read(wording)
+        if self.judge is not None and setting.sources.judge_url is None:
+            raise ValueError(f"judge {self.judge!r} needs the address of its endpoint: --judge-url")
         return replace(
             self,
             text=haystack_name(self.text, setting),

@@ -79,5 +79,5 @@ def read_facts() -> list[Wording]:
 def _toml(path: Path) -> dict:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or not TOML
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or not TOML
         raise ValueError(f"{path} cannot be read as TOML: {error}") from error

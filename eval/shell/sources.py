@@ -24,7 +24,7 @@ class UserData:
     longbench: Path | None = None
     """Folder with LongBench data (TASK.jsonl), for machines without internet; default: the hub."""
     include_path: Path | None = None
-    """Folder with lm-eval task files (YAML) and their data; default: the hub."""
+    """Folder with lm-eval task files (YAML) and their data; default: the hub. Python that they name with !function is run."""
     judge_url: str | None = None
     """Base URL of an OpenAI-compatible endpoint that scores needle answers; default: by match."""
 

@@ -50,7 +50,11 @@ class Options:
 
 
 def measured(options: Options) -> None:
-    """Measure group by group; each group's rows are kept as soon as they are there."""
+    """Measure group by group; each group's rows are kept as soon as they are there. ValueError: no GPU for what needs one."""
+    import torch
+
+    if set(options.modes) - {"tiles"} and not torch.cuda.is_available():
+        raise ValueError("times and errors are measured on a GPU, and torch sees none; --show prints what is stored")
     from kernels.benchmark.errors import measure_errors
     from kernels.benchmark.operators import OPERATORS, tiles_left
     from kernels.benchmark.times import Row, keep, measure

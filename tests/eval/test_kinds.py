@@ -137,7 +137,9 @@ def test_options_that_nothing_reads_are_found(bind, tmp_path, texts_folder):
     local = [bind(spec) for spec in SMALLEST]
     given = Sources(longbench=file, include_path=file, haystack=file, judge_url="u", prompts=file, corpus=file)
     assert unread(local, given) == ["--haystack", "--longbench", "--include-path", "--judge-url"]
-    others = bind(needle.Spec(judge="m"), haystack=texts_folder)
+    with pytest.raises(ValueError, match=r"judge 'm' needs .*--judge-url"):
+        bind(needle.Spec(judge="m"), haystack=texts_folder)
+    others = bind(needle.Spec(judge="m"), haystack=texts_folder, judge_url="u")
     assert unread([*local, others], given) == ["--longbench", "--include-path"]
     assert unread([], Sources(corpus=file, batch_tokens=3)) == []
 

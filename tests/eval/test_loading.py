@@ -199,3 +199,9 @@ def test_summaries_say_the_scale(make_run, corpus, capsys):
     assert "of 0 to 1" in out
     (file,) = (run / "evals").glob("gate_maps-*.parquet")
     assert read_rows(file)[1]["spec"]["precision"] == "fp32"
+
+
+@pytest.mark.parametrize("name", ["/gone/folder", "./gone", "~/gone", "a/b/c", "gone/"])
+def test_a_tokeniser_that_is_nowhere(name):
+    with pytest.raises(ValueError, match=f"tokenizer '{name}' is neither a folder nor a hub name"):
+        load_tokenizer(name)

@@ -249,7 +249,10 @@ def test_judge_replaces_scores_and_sees_question_reference_and_answer(corpus, bi
 
     monkeypatch.setattr(judge, "Judge", Scripted)
     monkeypatch.setenv("OPENAI_API_KEY", "k")
-    spec = bind(Spec(mode="easy", lengths=(360,), depths=(0.0, 100.0), max_new_tokens=48, judge="judge-1"))
+    spec = bind(
+        Spec(mode="easy", lengths=(360,), depths=(0.0, 100.0), max_new_tokens=48, judge="judge-1"),
+        judge_url="http://127.0.0.1:9",
+    )
     context = Context(corpus=corpus, sources=Sources(judge_url="http://127.0.0.1:9"), folder=tmp_path)
     context.partial.add("360/100.0/0", {"prediction": " \n"})
     loaded = in_memory(CopyModel(CopyConfig(vocab_size=512)), TextCodec(corpus.tokenizer))

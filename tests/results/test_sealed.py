@@ -1,9 +1,12 @@
+import errno
 import json
+import os
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from results.atomic import write_atomic
 from results.sealed import read_sealed, write_sealed
 
 VALUES = {"b": [1, 2.5, None], "a": {"text": "ä"}, "n": 0.1}
@@ -72,3 +75,24 @@ def test_what_is_no_sealed_file_is_refused_in_one_line(tmp_path, text):
     assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match=r"nothing\.json is missing: do this"):
         read_sealed(tmp_path / "nothing.json", "do this")
+
+
+def test_files_are_as_open_to_others_as_the_umask_says(tmp_path):
+    before = os.umask(0)
+    try:
+        for umask, mode in ((0o077, 0o600), (0o022, 0o644), (0o002, 0o664)):
+            os.umask(umask)
+            write_atomic(tmp_path / "file", "text")
+            assert (tmp_path / "file").stat().st_mode & 0o777 == mode
+    finally:
+        os.umask(before)
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("results.atomic.os.fsync", full)
+    with pytest.raises(OSError, match="No space left") as error:
+        write_atomic(tmp_path / "file", "text")
+    assert error.value.filename == str(tmp_path / "file") and not list(tmp_path.iterdir())

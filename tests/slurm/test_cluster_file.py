@@ -84,6 +84,12 @@ def test_scratch_may_name_variables(tmp_path, monkeypatch):
         ({"scratch": '"$NOWHERE/fox"'}, "scratch: $NOWHERE/fox names a variable that is not set in this shell"),
         ({"setup": '"module load cuda"'}, "setup: Input should be a valid array"),
         ({"partition": "gpu"}, "is not TOML"),
+        ({"partition": "[" * 10_000}, "is not TOML"),
+        ({"time_limit_hours": "inf"}, "time_limit_hours: Input should be a finite number"),
+        ({"mem_gb_per_task": "nan"}, "mem_gb_per_task: Input should be a finite number"),
+        ({"margin": "inf"}, "margin: Input should be a finite number"),
+        ({"environment": '{ "A=1; B" = "x" }'}, "environment.A=1; B: String should match pattern"),
+        ({"sbatch": '{ comment = "a\\nrm -r x" }'}, "sbatch: comment 'a\\nrm -r x' has a line break"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_in_one_line(tmp_path, changes, told):

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
+from kernels.benchmark import __main__ as command
 from kernels.benchmark import operators, times
 from kernels.benchmark.__main__ import tables
 from kernels.benchmark.rows import BASELINE, PICTURES, ROPE_BASELINE, compared, draw, error_table, table
@@ -164,3 +165,13 @@ def test_the_error_table_has_the_largest_of_the_newest():
 def test_the_committed_tables_are_those_of_the_committed_rows():
     kinds = ("forgetting_attention", "stick_breaking", "errors_by_regime")
     assert (PICTURES / "README.md").read_text() == tables({kind: read(kind) for kind in kinds})
+
+
+def test_a_machine_without_a_gpu_is_told_so(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for words in ([], ["times"], ["tiles", "errors"]):
+        monkeypatch.setattr(sys, "argv", ["benchmark", *words, "--rows", str(tmp_path)])
+        assert command.main() == 2
+        assert capsys.readouterr().err == (
+            "error: times and errors are measured on a GPU, and torch sees none; --show prints what is stored\n"
+        )
