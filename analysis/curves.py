@@ -116,7 +116,7 @@ def difference(one: LossCurve, other: LossCurve, last: int | None = None) -> Est
     return compare((1.0, one, 1, last or one.train_len), (-1.0, other, 1, last or other.train_len))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)  # more than a scale has artefacts: `render` draws all, then reports on all
 def loss_curves(study: Study) -> tuple[LossCurve, ...]:
     """Return the curves of an artefact, one per series, in the order of its lines.
 
@@ -125,7 +125,8 @@ def loss_curves(study: Study) -> tuple[LossCurve, ...]:
     groups: dict[Series, list[tuple[Line, pd.DataFrame, Meta]]] = {}
     for line, rows, meta in study.evaluations(KIND):
         groups.setdefault(line.series, []).append((line, rows, meta))
-    return tuple(_curve(study, group) for group in groups.values())
+    repeats = {scale: repeats_for(study.results_dir, scale, KIND) for scale in study.scales}
+    return tuple(_curve(study, group, repeats[group[0][0].scale]) for group in groups.values())
 
 
 def stored_curves(study: Study) -> tuple[LossCurve, ...]:
@@ -136,7 +137,7 @@ def stored_curves(study: Study) -> tuple[LossCurve, ...]:
     return curves
 
 
-def _curve(study: Study, group: list[tuple[Line, pd.DataFrame, Meta]]) -> LossCurve:
+def _curve(study: Study, group: list[tuple[Line, pd.DataFrame, Meta]], repeats: Repeats) -> LossCurve:
     lines = [line for line, _, _ in group]
     first = lines[0]
     parts = [_split(rows, first.label) for _, rows, _ in group]
@@ -156,7 +157,7 @@ def _curve(study: Study, group: list[tuple[Line, pd.DataFrame, Meta]]) -> LossCu
         ends_K=parts[0][2],
         num_documents=parts[0][3],
         sources_D=sources_of(study.results_dir, group[0][2], parts[0][1].shape[0]),
-        repeats=repeats_for(study.results_dir, first.scale, KIND),
+        repeats=repeats,
         family=family_of(study.spec(first.run_id)["model"]),
     )
 

@@ -65,14 +65,13 @@ class Needles:
 
     def _seed_noise(self, rows: pd.DataFrame) -> Noise | None:
         """Return the noise between seeds of the mean over the same cells."""
-        (mode,) = rows["mode"].unique()
-        asked = pd.MultiIndex.from_frame(rows[CELL].drop_duplicates())
+        asked = pd.MultiIndex.from_frame(rows[["mode", *CELL]].drop_duplicates()).sort_values()
 
         def functional(other: Repeated) -> np.ndarray | None:
-            own = [seed[(seed["mode"] == mode) & pd.MultiIndex.from_frame(seed[CELL]).isin(asked)] for seed in other.rows]
-            if any(len(seed[CELL].drop_duplicates()) < len(asked) for seed in own):
+            own = _cell_means(other, self.column)
+            if not all(asked.isin(seed.index).all() for seed in own):
                 return None
-            return np.array([seed.groupby(CELL)[self.column].mean().mean() for seed in own])
+            return np.array([seed.loc[asked].mean() for seed in own])
 
         return self.repeats.noise(str(rows["scale"].iloc[0]), self.families.get(rows["run_id"].iloc[0], ""), functional)
 
@@ -100,7 +99,13 @@ class Needles:
         )
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=256)
+def _cell_means(repeated: Repeated, column: str) -> tuple[pd.Series, ...]:
+    """Means over a cell's needles by mode, length and depth, one series a seed."""
+    return tuple(rows.groupby(["mode", *CELL])[column].mean() for rows in repeated.rows)
+
+
+@lru_cache(maxsize=64)  # more than a scale has artefacts: `render` draws all, then reports on all
 def needles(study: Study) -> Needles:
     """The scores; where every model's mean is near the lowest inside the training context, the recall if it is stored.
 

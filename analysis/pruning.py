@@ -50,7 +50,7 @@ class Skipped:
         return contrast([self.term(1.0)])
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)  # more than a scale has artefacts: `render` draws all, then reports on all
 def skipped(study: Study) -> tuple[Skipped, ...]:
     """Return evaluations by training context, each at its own. ValueError if nothing is stored."""
     groups: dict[Series, list[tuple[Line, pd.DataFrame, Meta]]] = {}

@@ -70,18 +70,22 @@ def figure_style() -> Iterator[None]:
 
 def save(figure: Figure, stem: Path) -> list[Path]:
     """Write STEM.png and STEM.pdf atomically, without dates, so that equal rows give equal bytes; closes the figure. A PNG that
-    shows the same stays: how it is compressed is the machine's."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # where everything lies is found once, for both
-    pdf = BytesIO()
-    figure.savefig(pdf, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
-    paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf")]
-    png, there = _png(figure), paths[0].read_bytes() if paths[0].is_file() else b""
-    if there != png and _picture(there) != _picture(png):
-        write_atomic(paths[0], png)
-    write_atomic(paths[1], pdf.getvalue())
+    shows the same stays (how it is compressed is the machine's), and so does a PDF that was written after it."""
+    layout = figure.get_layout_engine()
+    if layout is not None:
+        layout.execute(figure)
+        figure.set_layout_engine("none")  # where everything lies is found once, for both
+    path, pdf = (stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf"))
+    png, there = _png(figure), path.read_bytes() if path.is_file() else b""
+    stays = there == png or _picture(there) == _picture(png)
+    if not stays:
+        write_atomic(path, png)
+    if not (stays and pdf.is_file() and pdf.stat().st_mtime_ns >= path.stat().st_mtime_ns):
+        body = BytesIO()
+        figure.savefig(body, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
+        write_atomic(pdf, body.getvalue())
     plt.close(figure)
-    return paths
+    return [path, pdf]
 
 
 def _png(figure: Figure) -> bytes:

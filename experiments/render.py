@@ -2,8 +2,9 @@
 
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from rich.console import Console
 
@@ -22,10 +23,11 @@ def render(stem: str, scale: str, results_dir: Path) -> list[Path]:
 def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Console) -> list[str]:
     """Draw artefacts, and write the report and the page of what is stored. Returns those that could not be drawn; each is
     named, with its error, on stderr."""
-    broken = []
+    broken, studies = [], {}
     for stem in stems:
         try:
-            for path in render(stem, scale, results_dir):
+            studies[stem] = Study(results_dir, scale, stem)
+            for path in artefacts()[stem].draw(studies[stem]):
                 console.print(f"[green]drawn[/] {path}")
         except OSError:
             raise  # a full disk, say: no other could be written either
@@ -34,7 +36,7 @@ def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Con
             print(f"error: {stem} at {scale} is not drawn: {type(error).__name__}: {error}", file=sys.stderr)
             if not isinstance(error, ValueError):
                 traceback.print_exc()
-    console.print(f"[green]report[/] {write_report(scale, results_dir)}")
+    console.print(f"[green]report[/] {write_report(scale, results_dir, studies)}")
     write_status(results_dir)
     return broken
 
@@ -44,16 +46,17 @@ def stored(scale: str, results_dir: Path) -> list[str]:
     return [stem for stem in artefacts() if study_file(results_dir, scale, stem).is_file()]
 
 
-def write_report(scale: str, results_dir: Path) -> Path:
-    """Write results/SCALE/report.html from everything that is stored at that scale."""
-    return report.build(results_dir / scale, [_section(artefact, scale, results_dir) for artefact in artefacts().values()])
+def write_report(scale: str, results_dir: Path, read: Mapping[str, Study] = MappingProxyType({})) -> Path:
+    """Write results/SCALE/report.html from everything that is stored at that scale. `read`: studies that were just drawn."""
+    sections = [_section(artefact, scale, results_dir, read.get(artefact.stem)) for artefact in artefacts().values()]
+    return report.build(results_dir / scale, sections)
 
 
-def _section(artefact: Artefact, scale: str, results_dir: Path) -> report.Section:
+def _section(artefact: Artefact, scale: str, results_dir: Path, read: Study | None) -> report.Section:
     study, missing, fault = None, [], ""
     if study_file(results_dir, scale, artefact.stem).is_file():
         try:
-            study = Study(results_dir, scale, artefact.stem).whole()
+            study = (read or Study(results_dir, scale, artefact.stem)).whole()
             there = {line.series for line in study.lines}
             missing = [each.label for each in artefact.runs(get_scale(scale), (0,)) if each.series not in there]
         except ValueError as error:

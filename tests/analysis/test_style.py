@@ -1,5 +1,7 @@
 """Saving figures: equal rows give equal bytes, and a picture that shows the same stays."""
 
+import os
+
 from PIL import Image, PngImagePlugin
 
 from analysis.style import plt, save
@@ -28,3 +30,20 @@ def test_a_png_that_shows_the_same_stays_however_it_is_compressed(tmp_path):
     assert drawn(tmp_path, note="scale: mini") != first
     path.write_bytes(first[:1000])
     assert drawn(tmp_path) == first
+
+
+def test_a_pdf_that_was_written_after_its_unchanged_png_stays(tmp_path):
+    drawn(tmp_path)
+    png, pdf = tmp_path / "fig.png", tmp_path / "fig.pdf"
+    first = pdf.read_bytes()
+    pdf.write_bytes(b"of this picture")
+    drawn(tmp_path)
+    assert pdf.read_bytes() == b"of this picture"
+    os.utime(png, ns=(0, pdf.stat().st_mtime_ns + 1))  # as a checkout leaves it
+    drawn(tmp_path)
+    assert pdf.read_bytes() == first
+    pdf.unlink()
+    drawn(tmp_path, top=0.9)
+    other = pdf.read_bytes()
+    drawn(tmp_path)
+    assert other != first == pdf.read_bytes()
