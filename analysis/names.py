@@ -36,6 +36,9 @@ MODELS: dict[str, LineStyle] = {
     "transformer_swa": LineStyle("Transformer-SWA (LLaMA)", "#6A51A3", DASHED, "X"),
     "stick_breaking": LineStyle("Stick-breaking", "#004D40", DASHED, "*"),
     "alibi": LineStyle("ALiBi", "#8C2D04", DASH_DOT, "P"),
+    "alibi_pro": LineStyle("ALiBi (Pro)", "#8C2D04", marker="P"),
+    "gated_delta_net": LineStyle("Gated DeltaNet", "#1B7837", DOTTED, "h"),
+    "kimi_delta_attention": LineStyle("Kimi Delta Attention", "#762A83", DOTTED, "p"),
     "stick_breaking_pro": LineStyle("Stick-breaking (Pro)", "#004D40", marker="*"),
 }
 

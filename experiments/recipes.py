@@ -10,7 +10,17 @@ from analysis.study import Axes, Place, Series, series_of
 from data.recall import RecallTask
 from data.spec import DataSpec
 from experiments.scales import Scale, get_scale
-from models.spec import KINDS, DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec, SambaSpec
+from models.spec import (
+    KINDS,
+    DeltaNetSpec,
+    ForgettingTransformerSpec,
+    GatedDeltaNetSpec,
+    HGRN2Spec,
+    KimiDeltaAttentionSpec,
+    Mamba2Spec,
+    ModelSpec,
+    SambaSpec,
+)
 from training.spec import RunSpec, TrainSpec
 
 
@@ -136,11 +146,11 @@ def _attention(
     return ForgettingTransformerSpec(**{**values, **changes})
 
 
-def _alibi(scale: Scale, vocab_size: int, changes: dict[str, Any]) -> ModelSpec:
-    """FoX (LLaMA) with the fixed gate that is ALiBi: slopes 2^(-8 h / H) of heads h = 1 .. H."""
+def _alibi(scale: Scale, vocab_size: int, changes: dict[str, Any], *, pro: bool) -> ModelSpec:
+    """FoX with the fixed gate that is ALiBi: slopes 2^(-8 h / H) of heads h = 1 .. H."""
     heads = scale.hidden_size // scale.fox_head_dim
     slopes = dict(forget_gate="fixed", decay_time_min=2.0 ** (8 / heads), decay_time_max=256.0)
-    return _attention(scale, vocab_size, {**slopes, **changes}, pro=False, fox=True)
+    return _attention(scale, vocab_size, {**slopes, **changes}, pro=pro, fox=True)
 
 
 def _mamba2(scale: Scale, vocab_size: int, changes: dict[str, Any]) -> ModelSpec:
@@ -169,6 +179,15 @@ def _delta_net(scale: Scale, vocab_size: int, changes: dict[str, Any]) -> ModelS
     return DeltaNetSpec(**{**_linear(scale, vocab_size), "head_dim": scale.linear_head_dim, **changes})
 
 
+def _gated_delta_net(scale: Scale, vocab_size: int, changes: dict[str, Any]) -> ModelSpec:
+    head_dim = min(scale.linear_head_dim, scale.hidden_size // 2)
+    return GatedDeltaNetSpec(**{**_linear(scale, vocab_size), "head_dim": head_dim, **changes})
+
+
+def _kimi_delta_attention(scale: Scale, vocab_size: int, changes: dict[str, Any]) -> ModelSpec:
+    return KimiDeltaAttentionSpec(**{**_linear(scale, vocab_size), "head_dim": scale.linear_head_dim, **changes})
+
+
 def _linear(scale: Scale, vocab_size: int) -> dict[str, Any]:
     return dict(
         vocab_size=vocab_size,
@@ -185,7 +204,8 @@ _BUILDERS: dict[str, Callable[[Scale, int, dict[str, Any]], ModelSpec]] = {
     "transformer_llama": lambda *what: _attention(*what, pro=False),
     "stick_breaking": lambda *what: _attention(*what, pro=False, stick=True),
     "stick_breaking_pro": lambda *what: _attention(*what, pro=True, stick=True),
-    "alibi": _alibi,
+    "alibi": lambda *what: _alibi(*what, pro=False),
+    "alibi_pro": lambda *what: _alibi(*what, pro=True),
     "transformer_swa": lambda scale, vocab_size, changes: _attention(
         scale, vocab_size, {"window_size": scale.window_size, **changes}, pro=False
     ),
@@ -193,6 +213,8 @@ _BUILDERS: dict[str, Callable[[Scale, int, dict[str, Any]], ModelSpec]] = {
     "mamba2": _mamba2,
     "hgrn2": _hgrn2,
     "delta_net": _delta_net,
+    "gated_delta_net": _gated_delta_net,
+    "kimi_delta_attention": _kimi_delta_attention,
 }
 NAMES = (*_BUILDERS, *(name for name in KINDS if name not in _BUILDERS and name != "forgetting_transformer"))
 """A kind that has no builder is a recipe by its own name."""

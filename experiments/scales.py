@@ -109,6 +109,9 @@ TABLE_5_LR = {
     "stick_breaking": 5e-4,
     "stick_breaking_pro": 1e-3,
     "alibi": 1e-3,
+    "alibi_pro": 2e-3,
+    "gated_delta_net": 1e-3,
+    "kimi_delta_attention": 1e-3,
 }
 
 TINY = Scale(

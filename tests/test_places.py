@@ -37,37 +37,18 @@ class Example:
             (root / file).write_text(text.replace(old, edited.replace("...", old)))
 
 
-NORM = '''
-
-def rms_norm_gated(
-    x: Tensor,
-    g: Tensor,
-    weight: Tensor,
-    bias: None,
-    activation: str = "swish",
-    residual: None = None,
-    prenorm: bool = False,
-    residual_in_fp32: bool = False,
-    eps: float = 1e-6,
-) -> Tensor:
-    """Norm of gated linear attention: RMSNorm(x) * SiLU(g)."""
-    if activation != "swish":
-        raise NotImplementedError(f"activation {activation!r} of rms_norm_gated; 'swish' is there")
-    return (rms_norm(x.float(), weight, bias, residual, eps, prenorm) * F.silu(g.float())).to(x.dtype)
-'''
+KINDS = re.findall(r"^    (\w+Spec( \| \w+Spec)+),$", (ROOT / "models/spec.py").read_text(), re.MULTILINE)[0][0]
 LAYER = Example(
     "a layer of flash-linear-attention",
     new="layer",
     names=(("NAME", "gated_linear_attention"),),
     edits=(
-        ("kernels/fla_cpu/modules.py", "\n\ndef rmsnorm_fn(", f"{NORM}..."),
         (
             "kernels/fla_cpu/install.py",
             '    ("fla.layers.delta_net", "chunk_delta_rule"',
             """\
     ("fla.layers.gla", "chunk_gla", recurrences.chunk_gla),
     ("fla.layers.gla", "fused_recurrent_gla", recurrences.fused_recurrent_gla),
-    ("fla.modules.norm.fused_norm_gate", "rms_norm_gated", modules.rms_norm_gated),
 ...""",
         ),
         (
@@ -75,7 +56,7 @@ LAYER = Example(
             "from models.hgrn2.spec import HGRN2Spec\n",
             "from models.gated_linear_attention.spec import GatedLinearAttentionSpec\n...",
         ),
-        ("models/spec.py", "DeltaNetSpec | SambaSpec", "... | GatedLinearAttentionSpec"),
+        ("models/spec.py", f"    {KINDS},", "    " + "\n    | ".join([*KINDS.split(" | "), "GatedLinearAttentionSpec"]) + ","),
     ),
 )
 EVALUATION = Example(

@@ -34,6 +34,22 @@ def rms_norm_linear(
     return F.linear(rms_norm(x, norm_weight, norm_bias, eps=eps).to(linear_weight.dtype), linear_weight, linear_bias)
 
 
+def rms_norm_gated(
+    x: Tensor,
+    g: Tensor,
+    weight: Tensor | None,
+    bias: None = None,
+    activation: str = "swish",
+    residual: None = None,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Norm of the gated delta rules: RMSNorm(x) * SiLU(g), or * sigmoid(g)."""
+    gate = {"swish": F.silu, "silu": F.silu, "sigmoid": torch.sigmoid}[activation](g.float())
+    return (rms_norm(x.float(), weight, bias, residual, eps, prenorm, residual_in_fp32) * gate).to(x.dtype)
+
+
 def rmsnorm_fn(
     x: Tensor,
     weight: Tensor,

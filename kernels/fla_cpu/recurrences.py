@@ -142,33 +142,102 @@ def chunk_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Delta rule: S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, o_t = scale * S_t^T q_t, with beta (B, T, H).
-
-    Inside a chunk the writes u solve a unit lower triangular system (the WY form): (I + tril(beta k k^T, -1)) u =
-    beta (v - k S).
-    """
+    """Delta rule: S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, o_t = scale * S_t^T q_t, with beta (B, T, H)."""
     _refuse_packing(cu_seqlens)
-    size = _chunk_size(q.shape[1])
-    like = v
     if use_qk_l2norm_in_kernel:
         q, k = l2norm(q), l2norm(k)
+    return _delta_rule(q, k, v, None, beta, scale, initial_state, output_final_state)
+
+
+def gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: None = None,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Delta rule with a forget gate: S_t = (I - beta_t k_t k_t^T) diag(exp g_t) S_{t-1} + beta_t k_t v_t^T, o_t = scale *
+    S_t^T q_t. Log gates are (B, T, H) in Gated DeltaNet (arXiv 2412.06464) and (B, T, H, K) in Kimi Delta Attention
+    (2510.26692); with `use_gate_in_kernel` g are the inputs of the gate, -exp(A_log) * softplus(g + dt_bias)."""
+    _refuse_packing(cu_seqlens)
+    if safe_gate or lower_bound is not None or k.shape[2] != v.shape[2]:
+        raise NotImplementedError("the gated delta rule on the CPU has no bounded gates and as many heads of values as of keys")
+    if use_qk_l2norm_in_kernel:
+        q, k = l2norm(q), l2norm(k)
+    if use_beta_sigmoid_in_kernel:
+        beta = beta.float().sigmoid() * (2 if allow_neg_eigval else 1)
+    if use_gate_in_kernel:
+        assert A_log is not None
+        g = g.float() if dt_bias is None else g.float() + dt_bias.float().view(g.shape[2:])
+        g = -A_log.float().exp().view(-1, *(1,) * (g.ndim - 3)) * F.softplus(g)
+    g = g if g.ndim == 4 else g[..., None]
+    return _delta_rule(q, k, v, g, beta, scale, initial_state, output_final_state, state_v_first)
+
+
+def _delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor,
+    scale: float | None,
+    initial_state: Tensor | None,
+    want_final: bool,
+    v_first: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Delta rule without gates, or with log gates (B, T, H, 1 or K).
+
+    Inside a chunk the writes u solve a unit lower triangular system (the WY form): (I + tril(beta decay k k^T, -1)) u =
+    beta (v - decay k S).
+    """
+    size = _chunk_size(q.shape[1])
+    like = v
     q, k, v, beta = (_to_chunks(x, size) for x in (q, k, v, beta))
     q = q * (k.shape[-1] ** -0.5 if scale is None else scale)
-    k_beta = k * beta[..., None]
-    system = (k_beta @ k.mT).tril(-1)  # unitriangular: the solver takes the diagonal as 1
+    reader, keeper, decays = k, k, [None] * k.shape[2]  # keys as they read the state before the chunk, and as they end in it
+    if g is None:
+        read, write = (q @ k.mT).tril(), (k * beta[..., None]) @ k.mT
+    else:
+        c, low = _log_decay(_to_chunks(g, size), -2)
+        last = c[..., -1:, :]
+        q, early, late = q * (1 + low), k * (1 - low), k * (1 + low)
+        read, write = _decayed_scores(q, early, c), _decayed_scores(late * beta[..., None], early, c)
+        q, reader = q * c.exp(), late * c.exp()
+        keeper = early * (last - c).exp() * (1 + low[..., -1:, :])
+        decays = list(last.mT.exp().unbind(2))
     solved = torch.linalg.solve_triangular(
-        system, torch.cat([v * beta[..., None], k_beta], -1), upper=False, unitriangular=True
+        write.tril(-1),  # unitriangular: the solver takes the diagonal as 1
+        torch.cat([v, reader], -1) * beta[..., None],
+        upper=False,
+        unitriangular=True,
     )
-    write, erase = solved.split([v.shape[-1], k.shape[-1]], -1)
-    state = k.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1]) if initial_state is None else initial_state.float()
+    write_BHNCV, erase_BHNCK = solved.split([v.shape[-1], k.shape[-1]], -1)
+    state = k.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1])
+    if initial_state is not None:
+        state = initial_state.float().mT if v_first else initial_state.float()
     before, writes = [], []
-    for write_BHCV, erase_BHCK, k_BHCK in zip(write.unbind(2), erase.unbind(2), k.unbind(2), strict=True):
+    for write_BHCV, erase_BHCK, k_BHCK, decay in zip(
+        write_BHNCV.unbind(2), erase_BHNCK.unbind(2), keeper.unbind(2), decays, strict=True
+    ):
         u = write_BHCV - erase_BHCK @ state
         before.append(state)
         writes.append(u)
-        state = state + k_BHCK.mT @ u
-    o = q @ torch.stack(before, 2) + (q @ k.mT).tril() @ torch.stack(writes, 2)
-    return _from_chunks(o, like), state if output_final_state else None
+        state = (state if decay is None else state * decay) + k_BHCK.mT @ u
+    o = q @ torch.stack(before, 2) + read @ torch.stack(writes, 2)
+    return _from_chunks(o, like), (state.mT.contiguous() if v_first else state) if want_final else None
 
 
 def _refuse_packing(cu_seqlens: object) -> None:

@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from models.forgetting_transformer.spec import ForgetGate
-from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec, SambaSpec
+from models.spec import (
+    DeltaNetSpec,
+    ForgettingTransformerSpec,
+    GatedDeltaNetSpec,
+    HGRN2Spec,
+    KimiDeltaAttentionSpec,
+    Mamba2Spec,
+    ModelSpec,
+    SambaSpec,
+)
 
 VOCAB = 97
 COMMON: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 64, "num_layers": 2}
@@ -29,6 +38,8 @@ SPECS: dict[str, ModelSpec] = {
     "mamba2": Mamba2Spec(**COMMON, head_dim=32, ssm_state_size=16),
     "hgrn2": HGRN2Spec(**COMMON, expand_ratio=32, mlp_width=128),
     "delta_net": DeltaNetSpec(**COMMON, head_dim=32, mlp_width=128),
+    "gated_delta_net": GatedDeltaNetSpec(**COMMON, head_dim=16, mlp_width=128),
+    "kimi_delta_attention": KimiDeltaAttentionSpec(**COMMON, head_dim=32, mlp_width=128),
     "samba": SambaSpec(**COMMON, num_heads=2, window_size=40, mlp_width=128, mamba_mlp_width=96),
     "transformer_swa": ForgettingTransformerSpec(**COMMON, **SOFTMAX, num_heads=2, mlp_width=128, window_size=40),
     "stick_breaking": ForgettingTransformerSpec(**COMMON, **STICK, num_heads=2, mlp_width=128),

@@ -100,6 +100,7 @@ def test_a_layer_without_a_cpu_version_says_which_and_where_to_add_it(monkeypatc
 
     install.install()
     from fla.layers.gla import GatedLinearAttention
+    from fla.modules import LayerNorm
 
     driver = sys.modules["triton.runtime.driver"]
     assert hasattr(driver._create_driver, "__wrapped__")
@@ -110,8 +111,8 @@ def test_a_layer_without_a_cpu_version_says_which_and_where_to_add_it(monkeypatc
     place = r'add \("fla.layers.gla", "chunk_gla", recurrences.chunk_gla\) to _PLACES in kernels/fla_cpu/install\.py'
     with pytest.raises(ValueError, match=rf"fla.layers.gla calls fla\.ops\.gla\.chunk\.chunk_gla, .*{place}"):
         layer(torch.randn(1, 70, 64))
-    norm = "fla.modules.norm.fused_norm_gate"
-    with pytest.raises(ValueError, match=rf'add \("{norm}", "rms_norm_gated", your version in PyTorch\)'):
-        layer.g_norm_swish_gate(torch.randn(1, 70, 2, 32), torch.randn(1, 70, 2, 32))
+    norm = "fla.modules.norm.layernorm"
+    with pytest.raises(ValueError, match=rf'add \("{norm}", "layer_norm", your version in PyTorch\)'):
+        LayerNorm(32)(torch.randn(1, 70, 32))
     with pytest.raises(RuntimeError, match="0 active drivers"):
         driver.driver.active  # noqa: B018  (not called by a layer)

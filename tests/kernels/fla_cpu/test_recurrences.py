@@ -36,6 +36,18 @@ def delta_recurrence(q, k, v, beta, state, scale):
     return torch.stack(outputs, 1), state
 
 
+def gated_delta_recurrence(q, k, v, g, beta, state, scale):
+    """S_t = (I - beta_t k_t k_t^T) diag(exp g_t) S_{t-1} + beta_t k_t v_t^T, token by token in fp64."""
+    q, k, v, g, beta, state = (x.double() for x in (q, k, v, g, beta, state))
+    outputs = []
+    for t in range(q.shape[1]):
+        state = state * g[:, t].exp()[..., None]
+        error = v[:, t] - torch.einsum("bhk,bhkv->bhv", k[:, t], state)
+        state = state + beta[:, t, :, None, None] * k[:, t, :, :, None] * error[:, :, None, :]
+        outputs.append(scale * torch.einsum("bhk,bhkv->bhv", q[:, t], state))
+    return torch.stack(outputs, 1), state
+
+
 def inputs(seq_len):
     torch.manual_seed(seq_len)
     q, k, v = torch.randn(B, seq_len, H, K), torch.randn(B, seq_len, H, K), torch.randn(B, seq_len, H, V)
@@ -83,6 +95,46 @@ def test_delta_rule_matches_fp64(seq_len):
         lambda *a: recurrences.chunk_delta_rule(*a[:4], initial_state=a[4], output_final_state=True), arguments
     )
     assert_close(actual, with_gradients(lambda *a: delta_recurrence(*a, K**-0.5), arguments), 2e-5)
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("channels", [(), (K,)], ids=["per_head", "per_channel"])
+@pytest.mark.parametrize("seq_len", [1, 65, 200])
+def test_gated_delta_rule_matches_fp64(seq_len, channels, gate):
+    q, k, v, state = inputs(seq_len)
+    q, k = recurrences.l2norm(q), recurrences.l2norm(k)
+    arguments = (q, k, v, GATES[gate]((B, seq_len, H, *channels)), torch.rand(B, seq_len, H), state)
+    actual = with_gradients(
+        lambda *a: recurrences.gated_delta_rule(*a[:5], initial_state=a[5], output_final_state=True), arguments
+    )
+
+    def wanted(q, k, v, g, beta, state):
+        return gated_delta_recurrence(q, k, v, g if channels else g[..., None], beta, state, K**-0.5)
+
+    names = ("o", "state", "dq", "dk", "dv", "dgate", "dbeta", "dstate")
+    for name, a, e in zip(names, actual, with_gradients(wanted, arguments), strict=True):
+        error = (a.double() - e).abs().max() / e.abs().max().clamp(min=1e-3)
+        assert error < 2e-5, f"{name}: relative error {error:.2e}"
+
+
+@pytest.mark.parametrize("channels", [(), (K,)], ids=["per_head", "per_channel"])
+def test_gates_of_the_delta_rule_as_the_layers_hand_them_over(channels):
+    q, k, v, _ = inputs(70)
+    raw, beta = torch.randn(B, 70, H, *channels), torch.randn(B, 70, H)
+    A_log, dt_bias = torch.randn(H), torch.randn(raw[0, 0].numel())
+    gate = -A_log.exp().view(H, *(1 for _ in channels)) * torch.nn.functional.softplus(raw + dt_bias.view(H, *channels))
+    for negative in (False, True):
+        fused, last = recurrences.gated_delta_rule(
+            q, k, v, raw, beta, output_final_state=True, use_qk_l2norm_in_kernel=True, use_beta_sigmoid_in_kernel=True,
+            allow_neg_eigval=negative, state_v_first=True, use_gate_in_kernel=True, A_log=A_log, dt_bias=dt_bias,
+        )  # fmt: skip
+        plain, state = recurrences.gated_delta_rule(
+            recurrences.l2norm(q), recurrences.l2norm(k), v, gate, (1 + negative) * beta.sigmoid(), output_final_state=True
+        )
+        assert torch.allclose(fused, plain, atol=1e-5)
+        assert torch.allclose(last.mT, state, atol=1e-5)
+    with pytest.raises(NotImplementedError, match="no bounded gates"):
+        recurrences.gated_delta_rule(q, k, v, gate, beta, lower_bound=-5.0)
 
 
 def test_delta_rule_normalises_queries_and_keys():
