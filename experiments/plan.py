@@ -195,7 +195,9 @@ def _made(recipe: Recipe) -> KnownCorpus | None:
 
 
 def _corpus_key(scale: Scale) -> str:
-    return f"{scale.default_tokenizer} {scale.document_len} {scale.heldout_fraction} {scale.short_documents}"
+    """Whatever of a scale decides its corpus (`_resolve`)."""
+    packed = scale.train_tokens if scale.short_documents else None
+    return f"{scale.default_data} {scale.default_tokenizer} {scale.document_len} {scale.heldout_fraction} {packed}"
 
 
 def _corpus(

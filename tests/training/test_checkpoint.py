@@ -3,14 +3,21 @@
 import itertools
 import os
 import shutil
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from tests.training.test_loop import slow, wait_for_step
+from models.build import build_model
+from tests.training.runs import losses
+from tests.training.test_loop import checkpointed, keep_the_folder_of, scale_loss, slow, wait_for_step
 from training import manifest
 from training.checkpoint import Checkpoints
 from training.distributed import World
+from training.run_folder import RunFolder
+from training.signals import EXIT_FINISHED
 
 
 @pytest.fixture
@@ -108,3 +115,52 @@ def test_a_checkpoint_of_another_run_or_step_is_passed_over(save, tmp_path, caps
     shutil.rmtree(save.checkpoints.path(5))
     shutil.copytree(other.path(5), save.checkpoints.path(5))
     assert save.checkpoints.newest_whole() == 5
+
+
+keep = partial(keep_the_folder_of, "checkpoints")
+STATES = ("model.", "exp_avg.", "exp_avg_sq.", "steps.", "guard.mean_norm", "guard.steps_seen")
+
+
+def stopped_at_four(make_run, start, name):
+    """A run that was broken off after its checkpoint of step 4 of 8."""
+    run = make_run(name, steps=8)
+    assert start(run, before=partial(scale_loss, 5, float("inf")), checkpoint_minutes=0, spike_factor=9.0).exit_code() == 1
+    return run
+
+
+def test_a_checkpoint_holds_all_that_comes_after_it(make_run, start):
+    """Weights, both moments and the count of steps of every parameter, and the mean that tells spikes. Batches are functions of
+    the step, and nothing is random."""
+    run = stopped_at_four(make_run, start, "run")
+    held = checkpointed(run, 4)
+    trained = dict(build_model(run.read_spec().model).named_parameters())
+    wanted = {f"model.{name}": value for name, value in build_model(run.read_spec().model).state_dict().items()}
+    for kind in ("exp_avg", "exp_avg_sq", "steps"):
+        wanted |= {f"{kind}.{name}": value if kind != "steps" else torch.zeros(()) for name, value in trained.items()}
+    wanted |= dict.fromkeys(("guard.mean_norm", "guard.steps_seen"), torch.zeros(()))
+    assert {name: value.shape for name, value in held.items()} == {name: value.shape for name, value in wanted.items()}
+    assert held["guard.steps_seen"] == 4 and all(held[name] == 4 for name in held if name.startswith("steps."))
+    assert held["guard.mean_norm"] == pytest.approx(sum(row["grad_norm"] for row in run.read_metrics()[:4]) / 4, rel=1e-5)
+
+
+def test_each_state_of_a_checkpoint_is_used(make_run, start, tmp_path):
+    """With one of them at 0 the run ends elsewhere; with one of them away it does not go on."""
+    stopped = stopped_at_four(make_run, start, "stopped")
+
+    def ended(name, change):
+        """Exit code and end of a copy whose checkpoint has only the tensors that `change` returns."""
+        run = RunFolder.open(Path(shutil.copytree(stopped.path, tmp_path / name)))
+        for file in (run.checkpoints / "step-00000004").glob("*.safetensors"):
+            save_file(change(load_file(file)), file)
+        manifest.seal(run.checkpoints / "step-00000004", run_id=run.read_spec().run_id, step=4)
+        code = start(run, checkpoint_minutes=0, spike_factor=9.0, before=keep).exit_code()
+        if code != EXIT_FINISHED:
+            return code
+        return losses(run), [tensor.sum().item() for tensor in checkpointed(run, 8).values()]
+
+    whole = ended("whole", lambda held: held)
+    assert whole == ended("again", lambda held: held)
+    for state in STATES:
+        zeroed = lambda held, state=state: {n: torch.zeros_like(t) if n.startswith(state) else t for n, t in held.items()}  # noqa: E731
+        assert ended(f"{state} 0", zeroed) not in (whole, 1), state
+        assert ended(f"no {state}", lambda held, state=state: {n: t for n, t in held.items() if not n.startswith(state)}) == 1

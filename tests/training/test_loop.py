@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from data.recall import IGNORED, RecallTask
+from data.sampler import Sampler
 from data.spec import DataSpec
 from models.build import build_model
 from models.loss import TokenLoss
@@ -294,7 +295,7 @@ def test_not_finite_stops_before_it_spoils_anything(make_run, start):
     assert "was not applied" in outcome.output and not run.finished
 
 
-def test_not_finite_can_be_skipped(make_run, start):
+def test_not_finite_can_be_skipped(make_run, start, corpus):
     """The same run goes on from its checkpoint, and without the step that stopped it."""
     run = make_run(steps=12)
     outcome = start(run, before=partial(scale_loss, 5, float("inf")), checkpoint_minutes=0)
@@ -303,6 +304,10 @@ def test_not_finite_can_be_skipped(make_run, start):
     assert outcome.exit_code() == EXIT_FINISHED and "going on from step 4" in outcome.output
     [found] = anomalies(run)
     assert found["step"] == 5 and all(torch.isfinite(tensor).all() for tensor in weights(run).values())
+    train_spec, data = run.read_spec().train, run.read_spec().data
+    sampler = Sampler(len(corpus.train), data.document_len, train_spec.seq_len, train_spec.batch_size)
+    documents, start_at = sampler.rows(4)
+    assert (found["documents"], found["first_token"]) == (documents.tolist(), start_at), "those of its own step"
 
 
 def test_spike_is_recorded_and_skipped(make_run, start):

@@ -1,0 +1,42 @@
+"""Every default once: of requests, of how trainings are carried out, of specs, of cluster files, and every scale.
+
+A default of a spec is for ever: it is part of the identity of all runs and evaluations that leave it out.
+"""
+
+import dataclasses
+from pathlib import Path
+
+from eval.kinds import KINDS
+from eval.needle.judge import JudgeSettings
+from eval.shell.context import Compute, Context
+from eval.shell.sources import Sources
+from experiments.collect import DrawSpec
+from experiments.request import Request
+from experiments.scales import SCALES
+from models.spec import KINDS as MODELS
+from slurm.cluster import Cluster, TrainSettings
+from training.spec import Execution, RunSpec, TrainSpec
+
+WRITTEN = Path(__file__).with_suffix(".txt")
+CLASSES = (Request, Execution, Sources, Context, Compute, JudgeSettings, RunSpec, TrainSpec, *MODELS.values(), *KINDS.values(),
+           TrainSettings, Cluster, DrawSpec)  # fmt: skip
+
+
+def stated() -> str:
+    lines = []
+    for cls in CLASSES:
+        lines.append(f"{cls.__module__}.{cls.__name__}")
+        for item in dataclasses.fields(cls):
+            if item.default is not dataclasses.MISSING:
+                lines.append(f"  {item.name} = {item.default!r}")
+            elif item.default_factory is dataclasses.MISSING:
+                lines.append(f"  {item.name}")
+    for scale in SCALES.values():
+        lines += [f"scale {scale.name}", *(f"  {name} = {value!r}" for name, value in vars(scale).items() if name != "about")]
+    return "\n".join(lines) + "\n"
+
+
+def test_every_default_is_the_one_that_is_written_down(tmp_path):
+    found = stated()
+    (tmp_path / WRITTEN.name).write_text(found)
+    assert found == WRITTEN.read_text(), f"where that is meant: cp {tmp_path / WRITTEN.name} {WRITTEN}"
