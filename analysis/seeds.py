@@ -84,20 +84,21 @@ def size_of(scale: str) -> str:
     return scale.partition("-")[0]
 
 
-def repeats_for(results_dir: Path, scale: str, kind: str) -> Repeats:
-    """Return what was repeated with other seeds at the scales of a size, by one kind of evaluation."""
+def repeats_for(results_dir: Path, scale: str, kind: str, without: frozenset[str] = frozenset()) -> Repeats:
+    """Return what was repeated with other seeds at the scales of a size, by one kind of evaluation; `without` rows of some
+    weights, those that are to be judged."""
     folders = sorted(each for each in results_dir.iterdir() if each.is_dir() and size_of(each.name) == size_of(scale))
     files = [path for folder in folders for path in sorted((folder / "rows" / kind).glob("*.meta.json"))]
-    return _repeats(tuple(files))
+    return _repeats(tuple(files), without)
 
 
 @lru_cache(maxsize=16)
-def _repeats(metas: tuple[Path, ...]) -> Repeats:
+def _repeats(metas: tuple[Path, ...], without: frozenset[str]) -> Repeats:
     groups: dict[tuple[str, ...], dict[int, tuple[Path, dict[str, Any]]]] = {}
     for path in metas:
         meta = read_sealed(path, REMEDY, META)
         record = path.parents[2] / "runs" / f"{meta['run_id']}.json"
-        if not record.is_file():
+        if not record.is_file() or meta.get("weights") in without:
             continue
         spec = read_run(record)["spec"]
         same = json.dumps({name: value for name, value in spec.items() if name != "seed"}, sort_keys=True)

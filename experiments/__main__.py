@@ -95,7 +95,9 @@ class Draw:
     file: Positional[Path]
 
     def run(self, console: Console) -> int:
+        from experiments.closing import close
         from experiments.collect import DrawSpec, collect
+        from experiments.compare import on_gpus
         from experiments.render import render_all
 
         spec = DrawSpec.read(self.file)
@@ -103,7 +105,9 @@ class Draw:
         if collected is None:  # starting again would not help
             raise ValueError(f"{self.file.stem}: nothing to draw, none of its evaluations is finished.")
         console.print(f"{self.file.stem}: {collected.lines} lines")
-        return 1 if render_all([spec.stem], spec.scale, spec.results_dir, console) else 0
+        broken = render_all([spec.stem], spec.scale, spec.results_dir, console)
+        close([collected], on_gpus((line.run for line in spec.lines), spec.results_dir), console)
+        return 1 if broken else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +143,30 @@ class Why:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Compare runs with those that are stored: does each number lie where one more seed would? Or two of them, step by step."""
+
+    folders: Positional[tuple[Path, ...]] = ()
+    """Run folders: none for all of a scale; one, also step by step against the stored curve; or two, against each other."""
+    scale: str = "tiny"
+    """The scale whose runs are compared where no folder is named."""
+    runs_dir: Path = Path("runs")
+    """Run folders."""
+    results_dir: Path = Path("results")
+    """Stored rows."""
+
+    def run(self, console: Console) -> int:
+        from experiments.compare import compare
+
+        folders = self.folders or sorted(
+            path.parent for path in (self.runs_dir / get_scale(self.scale).name).glob("*/spec.json")
+        )
+        if not folders:
+            raise ValueError(f"{self.runs_dir / self.scale} holds no runs: `run` makes some, or name run folders.")
+        return compare(folders, self.results_dir, console, named=bool(self.folders))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Adopt:
     """Take a published checkpoint for a run: it is then evaluated and drawn like one."""
 
@@ -170,12 +198,14 @@ Command = (
     | Annotated[Draw, subcommand("draw")]
     | Annotated[Render, subcommand("render")]
     | Annotated[Why, subcommand("why")]
+    | Annotated[Compare, subcommand("compare")]
     | Annotated[Adopt, subcommand("adopt")]
 )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 some task failed, 2 an error to mend, 75 stopped and to be started again, 130 interrupted."""
+    """Exit codes: 0 done, 1 some task failed, 2 an error to mend, 3 done, but what is stored was not met, 75 stopped and to be
+    started again, 130 interrupted."""
     if "--launcher" in (sys.argv[1:] if arguments is None else arguments):
         print("error: --launcher is no option any more: `python -m slurm run` submits, with the same options", file=sys.stderr)
         return EXIT_ERROR

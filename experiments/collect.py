@@ -7,17 +7,20 @@ from pathlib import Path
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from analysis.prediction import LOSSES, numbers
 from analysis.study import Line, Place, read_lines, write_lines
 from eval.kinds import EVAL_SPEC
 from eval.kinds import eval_id as id_of
-from experiments.trainings import Relation, relation
+from experiments.trainings import BOUND, Relation, apart, apart_by, relation
 from results.provenance import is_cpu
 from results.store import (
+    META,
     fault_of,
     is_fresh,
     keep,
     read_evaluation,
     read_meta,
+    read_rows,
     read_run,
     record_run,
     rows_file,
@@ -70,13 +73,15 @@ _SPEC = TypeAdapter(DrawSpec)
 @dataclass
 class Collected:
     """Findings of collecting an artefact. `met` and `differing`: evaluations that were stored already, and equal up to rounding
-    or not, with the relative difference. `left_out`: timings of this CPU, where those of another one are stored. `beside`:
-    lines drawn from another training of their run than the one that is here."""
+    or not, with the relative difference. `beyond`: what differs by more than rounding makes, with both numbers and commits.
+    `left_out`: timings of this CPU, where those of another one are stored. `beside`: lines drawn from another training of their
+    run than the one that is here."""
 
     stem: str
     lines: int = 0
     met: int = 0
     differing: dict[str, float] = field(default_factory=dict)
+    beyond: dict[str, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     beside: list[str] = field(default_factory=list)
 
@@ -131,7 +136,10 @@ def _keep_line(wanted: LineSpec, spec: DrawSpec, collected: Collected) -> str | 
     sources = [eval_id for eval_id in wanted.evals if folder.evaluation_fault(eval_id) is None]
     if not sources:
         return None
-    how = relation(read_run(record_file) if record_file.is_file() else None, folder)
+    known = read_run(record_file) if record_file.is_file() else None
+    how = relation(known, folder)
+    if how is Relation.BEYOND and known is not None and not spec.draw_these:
+        collected.beyond[f"training of {folder.path.name}"] = apart(known, folder)
     own = (folder.weights or "")[:8] if how is not Relation.SAME else ""
     if how is not Relation.SAME and not own:  # nothing to keep them by: they are compared alone
         sources = [each for each in sources if fault_of(_stored_at(wanted, each, spec.results_dir)) is None]
@@ -215,12 +223,27 @@ def _keep(wanted: LineSpec, eval_id: str, place: Path, training: str, results_di
     if place != rows_file(results_dir, wanted.line.scale, wanted.line.run_id, eval_id, training):
         collected.left_out.append(f"{eval_id} of {wanted.run.name}")
         return
-    _, difference = keep(_source(wanted, eval_id), results_dir, but=SPEEDS, weights=training)
-    if difference is not None and not eval_id.startswith(TIMED):
-        if difference <= ROUNDING:
-            collected.met += 1
-        else:
-            collected.differing[f"{eval_id} of {wanted.run.name}"] = difference
+    source, name = _source(wanted, eval_id), f"{eval_id} of {wanted.run.name}"
+    stored, difference = keep(source, results_dir, but=SPEEDS, weights=training)
+    if difference is None or eval_id.startswith(TIMED):
+        return
+    if difference <= ROUNDING:
+        collected.met += 1
+    elif far := _beyond(source, stored, RunFolder(wanted.run).read_spec().train.seq_len):
+        collected.beyond[name] = far
+    else:
+        collected.differing[name] = difference
+
+
+def _beyond(source: Path, stored: Path, train_len: int) -> str:
+    """Say by how much mean losses differ where that is more than rounding ever made; empty where it is not, or of scores."""
+    (here, mine), (there, meta) = read_rows(source, META), read_rows(stored, META)
+    if meta["kind"] not in LOSSES:
+        return ""
+    for one, other in zip(*(numbers(meta["kind"], rows, train_len).values() for rows in (here, there)), strict=True):
+        if not abs(one - other) <= BOUND:  # what is no number is no rounding, either
+            return apart_by((other, meta["provenance"]), (one, mine["provenance"]))
+    return ""
 
 
 def _joined(new: list[Line], old: list[Line]) -> list[Line]:

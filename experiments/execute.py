@@ -1,6 +1,5 @@
 """Carry a plan out on this machine: corpora, runs, evaluations, figures, report."""
 
-import math
 import time
 
 from rich.console import Console
@@ -10,11 +9,14 @@ from data.prepare import prepare
 from eval.kinds import eval_id
 from eval.shell.machine import go_offline_if_unreachable
 from experiments import graph
+from experiments.closing import close
 from experiments.collect import collect
+from experiments.compare import on_gpus
 from experiments.local import run_tasks, slots_of
 from experiments.overview import task_flops
 from experiments.plan import Plan, check, write_specs
 from experiments.render import render_all
+from training.signals import EXIT_FINISHED, EXIT_NOT_MET
 
 
 def prepare_corpora(plan: Plan, console: Console) -> None:
@@ -47,7 +49,8 @@ def fetch(plan: Plan, console: Console) -> None:
 
 
 def execute(plan: Plan, slots: int | None, console: Console) -> int:
-    """Do what is missing and draw what is whole. Returns 0, or 1 if a task failed (everything else is still done)."""
+    """Do what is missing and draw what is whole. Returns 0, 1 if a task failed (everything else is still done), or 3 where what
+    was stored is not met."""
     if slots is not None and slots < 1:
         raise ValueError(f"--slots {slots}: give at least 1.")
     device = plan.request.device
@@ -60,36 +63,20 @@ def execute(plan: Plan, slots: int | None, console: Console) -> int:
     failed = run_tasks(todo, slots or slots_of(device), device, console) if todo else []
     if not todo:
         console.print(f"all {len(plan.runs)} runs and their evaluations exist already")
-    broken = draw(plan, console)
+    code = draw(plan, console)
     if failed:
         console.print(
             f"[red]{len(failed)} of {len(todo)} tasks failed or could not start[/]; the same command tries them again"
         )
-    return 1 if failed or broken else 0
+    return 1 if failed else code
 
 
-def draw(plan: Plan, console: Console) -> list[str]:
-    """Collect and draw every artefact that has rows, and say whether what was stored before has been met. Returns those that
-    could not be drawn."""
+def draw(plan: Plan, console: Console) -> int:
+    """Collect and draw every artefact that has rows, and say whether what was stored before has been met. Returns the exit
+    code: 1 if one could not be drawn, 3 if it was not met."""
     found = [each for stem in plan.artefacts if (each := collect(graph.draw_spec(plan, stem))) is not None]
     scale, results_dir = plan.scale.name, plan.request.results_dir
     broken = render_all([each.stem for each in found], scale, results_dir, console) if found else []
-    met = sum(each.met for each in found)
-    differing = {name: difference for each in found for name, difference in each.differing.items()}
-    left_out = {name for each in found for name in each.left_out}
-    beside = list(dict.fromkeys(line for each in found for line in each.beside))
-    if beside:
-        console.print(
-            f"{len(beside)} lines stay drawn from other trainings of their runs than these run folders hold; rows of both are "
-            f"kept, and `--draw-these-trainings` draws from these: {'; '.join(beside[:5])}{' ...' if beside[5:] else ''}"
-        )
-    if left_out:
-        console.print(f"{len(left_out)} timings of this CPU stay in their run folders: those of another CPU are stored")
-    if met or differing:
-        console.print(f"{met} stored evaluations were met within rounding, {len(differing)} were not")
-    if differing:
-        console.print("another processor, GPU or library rounds otherwise, and training carries that on; the most different:")
-    for name, difference in sorted(differing.items(), key=lambda item: -item[1])[:5]:
-        how = f"by {difference:.1e} of the largest value" if math.isfinite(difference) else "in its texts"
-        console.print(f"[yellow]differs[/] {name}: {how}; what was stored first is drawn")
-    return broken
+    banded = on_gpus((run.folder.path for run in plan.runs.values()), results_dir)
+    met = close(found, banded, console)
+    return 1 if broken else EXIT_FINISHED if met else EXIT_NOT_MET

@@ -132,6 +132,7 @@ COMMANDS = {
     "adopt": (experiments.main, ("adopt", "RUN/export", "--as", "fox_llama", "--data", "text:TEXTS")),
     "render": (experiments.main, ("render", FIG2)),
     "why": (experiments.main, ("why", FIG2)),
+    "compare": (experiments.main, ("compare", "RUN")),
     "training": (training_command.main, ("RUN", "--corpus-dir", "CORPUS", "--device", "cpu")),
     "per_token_loss": (evaluate.main, ("per_token_loss", "--model", "RUN", "--corpus", "CORPUS")),
     "needle": (evaluate.main, ("needle", "--model", "RUN", "--corpus", "CORPUS")),

@@ -81,7 +81,7 @@ def test_what_was_not_met_is_said_with_its_cause(asked, monkeypatch):
         execute.draw(plan, Console(width=200, file=(said := io.StringIO())))
         text = said.getvalue()
         assert f"{collected.met} stored evaluations were met within rounding, {len(collected.differing)} were not" in text
-        told = "needle-1 of a: in its texts; what", "per_token_loss-2 of b: by 2.5e-01 of the largest", "another processor"
+        told = "needle-1 of a: in its texts; what", "per_token_loss-2 of b: by 2.5e-01 of the largest", "at most 0.009 nats"
         assert [words in text for words in told] == [bool(collected.differing)] * 3
 
 
@@ -101,10 +101,10 @@ def test_stored_rows_stay_and_a_difference_is_told(asked):
     before = stored.read_bytes(), meta_path(stored).read_bytes()
     again = collect(graph.draw_spec(plan, FIG2))
     assert again is not None and (again.met, again.differing) == (1, {})
-    write_loss(run, run.evals[0], 2.5)
+    write_loss(run, run.evals[0], 2.006)
     other = collect(graph.draw_spec(plan, FIG2))
-    assert other is not None and other.met == 0
-    assert list(other.differing.values()) == [pytest.approx(0.5 / 3)]
+    assert other is not None and (other.met, other.beyond) == (0, {})
+    assert list(other.differing.values()) == [pytest.approx(0.006 / 3)]
     assert (stored.read_bytes(), meta_path(stored).read_bytes()) == before
 
 
@@ -113,10 +113,10 @@ def test_a_curve_of_another_speed_is_met_and_one_of_another_loss_is_not(asked):
     (run,) = plan.runs.values()
     run.folder.create(run.folder.path, run.spec)
     finish(run)
-    for speed, loss, differing in ((5.0, 3.0, 0), (7.0, 3.0, 0), (7.0, 3.5, 1)):
+    for speed, loss, differing, beyond in ((5.0, 3.0, 0, 0), (7.0, 3.0, 0, 0), (7.0, 3.009, 1, 0), (7.0, 3.011, 0, 1)):
         write_curve(run, run.evals[0], speed, loss)
         collected = collect(graph.draw_spec(plan, "appendix_training_curves"))
-        assert collected is not None and len(collected.differing) == differing
+        assert collected is not None and (len(collected.differing), len(collected.beyond)) == (differing, beyond)
 
 
 def test_a_newer_run_takes_the_place_of_an_older_one(asked):
@@ -181,7 +181,7 @@ def test_a_users_own_run_over_stored_rows_changes_no_file(asked):
     shutil.rmtree(asked.runs_dir)
     for index, run in enumerate(plan.runs.values()):
         run.folder.create(run.folder.path, run.spec)
-        finish(run, evaluations=True, loss=2.0 + index / 10 if index else 3.0)
+        finish(run, evaluations=True, loss=2.0 + index / 10 if index else 2.005)
         (start,) = run.folder.read_starts()
         run.folder.begin_start({**start, "date": "2026-02-02T00:00:00+00:00", "git_sha": "mine"})
     assert not execute.draw(plan, Console(file=(said := io.StringIO())))

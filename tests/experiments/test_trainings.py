@@ -32,9 +32,9 @@ def trained(asked, weights: bytes, loss: float, *, where: str = "runs", device: 
     return plan
 
 
-def said(plan: Plan) -> str:
+def said(plan: Plan, code: int = 0) -> str:
     text = io.StringIO()
-    assert not execute.draw(plan, Console(file=text, width=500))
+    assert execute.draw(plan, Console(file=text, width=500)) == code
     return text.getvalue()
 
 
@@ -95,7 +95,7 @@ def test_a_cpu_that_rounds_otherwise_adds_nothing(asked, off, added):
     cpu = "Some CPU (1 thread, AVX2)"
     said(trained(asked, b"first", 2.0, device=cpu))
     before = contents(asked.results_dir)
-    said(trained(asked, b"second", 2.0 + off, where="again", device=cpu))
+    said(trained(asked, b"second", 2.0 + off, where="again", device=cpu), 3 if added else 0)
     after = contents(asked.results_dir)
     assert len(after) == len(before) + added
     if not added:

@@ -290,6 +290,7 @@ FAULTS = {
     ],
     "test_collect": [
         ("_keep", "difference <= ROUNDING", "True"),
+        ("_beyond", "abs(one - other) <= BOUND", "True"),
     ],
     "experiments/test_command_line": [
         ("adopt", "_digest(folder)", '"adopted"'),

@@ -1,0 +1,91 @@
+"""Prediction of one more seed: the band in which a number of another training lies, by what seeds are known to make of it.
+
+Of k stored trainings with mean m and a variance v between seeds with `df` degrees of freedom, one more training lies in
+
+    m +- t(df) sqrt(v (1 + 1 / k))
+
+in 95% of cases. v is that of the rule of verdicts: a series' own from three seeds on, else pooled (analysis/seeds.py). The
+documents, needles and so on are the same ones, so that they add no noise.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pandas as pd
+from scipy.special import stdtr, stdtrit
+
+from analysis.seeds import Repeated, Repeats
+from analysis.statistics import LEVEL, OWN, Noise, own_noise
+
+LOSSES = ("per_token_loss", "training_curve")
+"""Kinds whose numbers are nats per token."""
+
+
+def numbers(kind: str, rows: pd.DataFrame, train_len: int) -> dict[str, float]:
+    """Return the numbers by which rows of an evaluation are compared; none of kinds that measure no trained quality."""
+    if kind == "per_token_loss":
+        mean = rows[rows["document"] < 0]
+        inside = mean["position"] <= train_len
+        parts = {"loss in the training context": mean[inside], "loss beyond it": mean[~inside]}
+        return {name: float(np.average(part["loss"], weights=part["width"])) for name, part in parts.items() if len(part)}
+    if kind == "training_curve":
+        return {"training loss, last tenth": float(rows["loss"][rows["step"] > 0.9 * rows["step"].max()].mean())}
+    if kind == "recall":
+        return {"found (%)": 100 * float(rows["num_correct"].sum() / rows["num_queries"].sum())}
+    if kind == "lm_eval":
+        accuracies = rows[~rows["metric"].str.contains("perplexity")].groupby("metric")["value"]
+        return {f"{metric}, mean of tasks (%)": float(values.mean()) for metric, values in accuracies}
+    column = {"needle": "score", "needle_recall": "recall_nats", "longbench": "score", "ruler": "value"}.get(kind)
+    if column is None:
+        return {}
+    named = f"{column}, {rows['mode'].iloc[0]}" if "mode" in rows else column
+    return {named: float(rows[column].mean())}
+
+
+@lru_cache(maxsize=256)
+def _numbers_of(kind: str, repeated: Repeated) -> tuple[Mapping[str, float], ...]:
+    return tuple(numbers(kind, rows, repeated.train_len) for rows in repeated.rows)
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """`stored`: a number of each stored training of a series; `noise` between seeds, None where nothing is known of it."""
+
+    stored: tuple[float, ...]
+    noise: Noise | None
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.stored))
+
+    @property
+    def _error(self) -> float:
+        assert self.noise is not None
+        return float(np.sqrt(self.noise.variance * (1 + 1 / len(self.stored))))
+
+    @property
+    def band(self) -> tuple[float, float] | None:
+        """Ends of the 95% prediction interval of one more training; None where seeds' noise is not known."""
+        if self.noise is None:
+            return None
+        half = float(stdtrit(self.noise.df, (1 + LEVEL) / 2)) * self._error
+        return self.mean - half, self.mean + half
+
+    def p(self, value: float) -> float:
+        """Return how often one more training lies as far from the mean as `value`. 0 of what is no number, 1 without a band."""
+        if not np.isfinite(value):
+            return 0.0
+        return 1.0 if self.noise is None else 2 * float(stdtr(self.noise.df, -abs(value - self.mean) / self._error))
+
+
+def predict(name: str, kind: str, stored: tuple[float, ...], repeats: Repeats, scale: str, family: str) -> Predicted:
+    """Predict the number `name` of one more training. A spread of 0 (scores at their floor, say) tells nothing of the noise."""
+
+    def functional(other: Repeated) -> np.ndarray:
+        return np.array([each.get(name, np.nan) for each in _numbers_of(kind, other)])
+
+    own = own_noise(np.array(stored)) if len(stored) >= OWN else None
+    noise = own if own is not None and own.variance > 0 else repeats.noise(scale, family, functional)
+    return Predicted(stored, noise if noise is not None and noise.variance > 0 else None)

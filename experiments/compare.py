@@ -1,0 +1,236 @@
+"""Comparison of one's own runs with those that are stored, and of two run folders with each other. Torch-free.
+
+Rows of a run folder are compared with those stored of trainings that differ from it in nothing but the seed: does each number
+lie where one more seed would (analysis/prediction.py)? Stored rows of the weights in the folder are left out.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from analysis.prediction import Predicted, numbers, predict
+from analysis.seeds import family_of, repeats_for
+from analysis.statistics import LEVEL
+from experiments.trainings import trained_on_cpu
+from results.provenance import commit_name
+from results.store import META, fault_of, is_fresh, read_rows, read_run, run_file
+from training.run_folder import RunFolder
+from training.signals import EXIT_FINISHED, EXIT_NOT_MET
+from training.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One number of an evaluation in a run folder; `predicted` is None where nothing is stored of the run with any seed."""
+
+    run: str
+    evaluation: str
+    name: str
+    value: float
+    predicted: Predicted | None
+
+    @property
+    def outside(self) -> bool:
+        return self.predicted is not None and self.predicted.p(self.value) < 1 - LEVEL
+
+
+def compared(folder: RunFolder, results_dir: Path) -> Iterator[Compared]:
+    """Compare every finished evaluation of trained weights in a run folder."""
+    spec = folder.read_spec()
+    for path in sorted(folder.evals.glob("*.parquet")):
+        if is_fresh(path.stem) or folder.evaluation_fault(path.stem) is not None:
+            continue
+        rows, meta = read_rows(path, META)
+        kind, own = meta["kind"], meta.get("weights")
+        stored = [numbers(kind, each, spec.train.seq_len) for each in _stored(results_dir, spec, path.stem, own)]
+        without = frozenset({own} if own else ())
+        for name, value in numbers(kind, rows, spec.train.seq_len).items():
+            values, predicted = tuple(each[name] for each in stored if name in each), None
+            if values:
+                repeats = repeats_for(results_dir, spec.scale, kind, without)
+                predicted = predict(name, kind, values, repeats, spec.scale, family_of(json.loads(spec.to_json())["model"]))
+            yield Compared(folder.path.name, path.stem, name, value, predicted)
+
+
+def on_gpus(runs: Iterable[Path], results_dir: Path) -> list[Compared]:
+    """Compare the folders of runs that were trained on GPUs, each once."""
+    found: list[Compared] = []
+    for folder in map(RunFolder, dict.fromkeys(runs)):
+        if folder.spec_file.is_file() and folder.finished and not trained_on_cpu(folder.read_starts()):
+            found += compared(folder, results_dir)
+    return found
+
+
+def _stored(results_dir: Path, spec: RunSpec, eval_id: str, own: str | None) -> Iterator[pd.DataFrame]:
+    """Yield the stored rows of an evaluation, of all seeds and trainings of a series but those of one's `own` weights."""
+    kind, _, digest = eval_id.rpartition("-")
+    rows = results_dir / spec.scale / "rows" / kind
+    for run_id in _series(results_dir / spec.scale / "runs", _without_seed(json.loads(spec.to_json()))):
+        for path in sorted([*rows.glob(f"{run_id}-{digest}.parquet"), *rows.glob(f"{run_id}-{digest}-*.parquet")]):
+            if fault_of(path) is None:
+                found, meta = read_rows(path, META)
+                if own is None or meta.get("weights") != own:
+                    yield found
+
+
+@lru_cache(maxsize=256)
+def _series(records: Path, same: str) -> tuple[str, ...]:
+    """Ids of the stored runs of a spec, whatever their seed."""
+    found = {path.stem: read_run(path)["spec"] for path in sorted(records.glob("*.json"))}
+    return tuple(run_id for run_id, spec in found.items() if _without_seed(spec) == same)
+
+
+def _without_seed(spec: dict[str, Any]) -> str:
+    return json.dumps({name: value for name, value in spec.items() if name != "seed"}, sort_keys=True)
+
+
+def print_bands(found: Sequence[Compared], console: Console, *, whole: bool = True) -> bool:
+    """Print where numbers lie, or only those that lie outside. Returns False where they do not fit into their bands, all taken
+    together (Bonferroni)."""
+    table = Table("run", "evaluation, number", "here", "stored", "band of one more seed (95%)", "", box=None, pad_edge=False)
+    for each in found:
+        if whole or each.outside:
+            table.add_row(each.run, f"{each.evaluation}, {each.name}", f"{each.value:.4f}", *_cells(each))
+    if table.row_count:
+        console.print(table)
+    chances = [
+        each.predicted.p(each.value) for each in found if each.predicted is not None and each.predicted.noise is not None
+    ]
+    outside, nothing = sum(each.outside for each in found), sum(each.predicted is None for each in found)
+    told = [f"{len(chances) - outside} of {len(chances)} numbers lie in the band that the stored seeds predict for one more"]
+    if unknown := len(found) - len(chances) - nothing:
+        told.append(f"of {unknown} the band is not known: nothing like them was repeated with other seeds")
+    if nothing:
+        told.append(f"of {nothing} nothing is stored to compare with")
+    fits = min(chances, default=1.0) * len(chances) >= 1 - LEVEL or not chances
+    if outside:
+        by_chance = f"by chance {(1 - LEVEL) * len(chances):.1f} would lie outside"
+        told.append(
+            f"{by_chance}, and none lies further out than that explains"
+            if fits
+            else f"[red]not met[/]: {by_chance}, and none as far as one does"
+        )
+    console.print("; ".join(told))
+    return fits
+
+
+def _cells(each: Compared) -> tuple[str, str, str]:
+    predicted = each.predicted
+    if predicted is None:
+        return "-", "-", "nothing stored"
+    count = len(predicted.stored)
+    stored = f"{predicted.mean:.4f} ({count} training{'s' * (count > 1)})"
+    if predicted.noise is None or predicted.band is None:  # which are one
+        return stored, "unknown", "no seeds repeated"
+    low, high = predicted.band
+    df = f"{predicted.noise.df:.0f} df{', ' * bool(predicted.noise.where)}{predicted.noise.where}"
+    return stored, f"{low:.4f} to {high:.4f} ({df})", "outside" if each.outside else "inside"
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """A training as it is compared step by step: its spec, a row per step, all its starts."""
+
+    name: str
+    spec: dict[str, Any]
+    steps: pd.DataFrame
+    starts: Sequence[dict[str, Any]]
+    weights: str | None
+
+
+def training_of(folder: RunFolder) -> Training:
+    """Read a run folder, finished or not. ValueError where it holds no step yet."""
+    rows = folder.read_metrics() if folder.metrics_file.is_file() else []
+    if not rows:
+        raise ValueError(f"{folder.path} has no steps to compare: train it first.")
+    spec = json.loads(folder.read_spec().to_json())
+    return Training(str(folder.path), spec, pd.DataFrame(rows), folder.read_starts(), folder.weights)
+
+
+def stored_training(folder: RunFolder, results_dir: Path) -> Training | None:
+    """Return the stored curve of a folder's run; None where there is none, or only that of the folder itself."""
+    spec = folder.read_spec()
+    record = run_file(results_dir, spec.scale, spec.run_id)
+    for path in sorted((results_dir / spec.scale / "rows" / "training_curve").glob(f"{spec.run_id}-*.parquet")):
+        if record.is_file() and fault_of(path) is None:
+            rows, meta = read_rows(path, META)
+            if meta.get("weights") is None or meta.get("weights") != folder.weights:
+                known = read_run(record)
+                return Training(f"the stored run {spec.run_id}", known["spec"], rows, known["starts"], meta.get("weights"))
+    return None
+
+
+def print_parting(one: Training, other: Training, console: Console) -> None:
+    """Print where two trainings part, and all that their specs and provenance say otherwise."""
+    console.print(f"a: {one.name}\nb: {other.name}")
+    table = Table("", "a", "b", box=None, pad_edge=False)
+    for name, a, b in _differences(one, other):
+        table.add_row(name, a, b)
+    if table.row_count:
+        console.print(table)
+    else:
+        console.print("spec, commit, machine and versions are the same")
+    both = one.steps.merge(other.steps, on="step", suffixes=("_a", "_b"))
+    if both.empty:
+        console.print("they have no step in common")
+        return
+    pairs = both[["loss_a", "loss_b"]].to_numpy(float)
+    same = (pairs[:, 0] == pairs[:, 1]) | np.isnan(pairs).all(axis=1)
+    if same.all():
+        console.print(f"the losses of all {len(both)} common steps are equal to the bit")
+        return
+    apart = np.nan_to_num(np.abs(pairs[:, 0] - pairs[:, 1]), nan=np.inf) * ~same
+    for what, index in (("they part", same.argmin()), ("furthest apart", apart.argmax()), ("at the end", len(both) - 1)):
+        step, (a, b) = both["step"].iloc[index], pairs[index]
+        console.print(f"{what} at step {step:.0f}: loss {a:.6g} and {b:.6g}, by {abs(a - b):.2g}")
+
+
+def _differences(one: Training, other: Training) -> Iterator[tuple[str, str, str]]:
+    pairs = [("", one.spec, other.spec)]
+    mine, theirs = ({"starts": len(each.starts), **_maker(each.starts)} for each in (one, other))
+    for prefix, a, b in (*pairs, ("", mine, theirs)):
+        flat = [dict(_flat(each, prefix)) for each in (a, b)]
+        for name in dict.fromkeys([*flat[0], *flat[1]]):
+            if flat[0].get(name) != flat[1].get(name):
+                yield name, str(flat[0].get(name, "-")), str(flat[1].get(name, "-"))
+
+
+def _maker(starts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the provenance of the first start says of code and machine; the device's name holds the threads."""
+    if not starts:
+        return {}
+    first = starts[0]
+    kept = ("python", "versions", "device", "world_size", "deterministic")
+    return {"commit": commit_name(first), **{name: first[name] for name in kept if name in first}}
+
+
+def _flat(values: dict[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def compare(folders: Sequence[Path], results_dir: Path, console: Console, *, named: bool) -> int:
+    """Compare run folders with what is stored; two that are `named` with each other. Returns the exit code."""
+    opened = [RunFolder.open(path) for path in folders]
+    if named and len(opened) == 2:
+        print_parting(training_of(opened[0]), training_of(opened[1]), console)
+        return EXIT_FINISHED
+    found = [each for folder in opened for each in compared(folder, results_dir)]
+    fits = print_bands(found, console) if found else True
+    if not found:
+        console.print("no evaluation of these runs is finished: `run` evaluates them")
+    stored = stored_training(opened[0], results_dir) if named and len(opened) == 1 else None
+    if stored is not None:
+        print_parting(training_of(opened[0]), stored, console)
+    return EXIT_FINISHED if fits else EXIT_NOT_MET
