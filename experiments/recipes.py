@@ -185,7 +185,10 @@ def _gated_delta_net(scale: Scale, vocab_size: int, changes: dict[str, Any]) -> 
 
 
 def _kimi_delta_attention(scale: Scale, vocab_size: int, changes: dict[str, Any]) -> ModelSpec:
-    return KimiDeltaAttentionSpec(**{**_linear(scale, vocab_size), "head_dim": scale.linear_head_dim, **changes})
+    """An MLP narrower by what the two gates of rank head_dim take, in eights: as many parameters as the other models."""
+    spec = KimiDeltaAttentionSpec(**{**_linear(scale, vocab_size), "head_dim": scale.linear_head_dim, **changes})
+    narrower = round((spec.intermediate_size - 4 * spec.head_dim / 3) / 8) * 8
+    return replace(spec, mlp_width=changes.get("mlp_width", narrower))
 
 
 def _linear(scale: Scale, vocab_size: int) -> dict[str, Any]:
