@@ -206,7 +206,7 @@ def made_up(folder: Path, stem: str) -> Made:
 
 
 def said(folder: Path, stem: str) -> Iterator[str]:
-    """What an artefact's claims compare on its made-up rows, which of them need a line, and the numbers of its table."""
+    """Return what an artefact's claims compare on its made-up rows, which of them need a line, and the numbers of its table."""
     made, artefact = made_up(folder, stem), artefacts()[stem]
     yield f"{stem}"
     study = _study(made)
