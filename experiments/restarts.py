@@ -69,6 +69,12 @@ def fruitless_starts(events: list[dict[str, Any]], job: str, mark: str) -> int:
     return count
 
 
+def has_ended(path: Path, job: str) -> bool:
+    """Tell whether the last that a journal says of a job is that it has ended for good."""
+    events = [event for event in read(path) if event.get("job") == job]
+    return bool(events) and events[-1]["event"] == "end" and events[-1]["action"] != "again"
+
+
 def decide(code: int, fruitless: int, max_restarts: int = MAX_RESTARTS) -> tuple[str, str]:
     """(action, why) after a task has ended with `code`, its `fruitless` latest starts without progress."""
     if code == FINISHED:
@@ -98,7 +104,8 @@ def last_words(log: Path) -> str:
         text = log.read_text(errors="replace")[-4000:]
     except OSError:
         return "no log was written"
-    # srun tells only that a task has ended, slurmstepd (***) that a job has; what was wrong stands beside it.
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("srun:") and "***" not in line]
+    # srun tells only that a task has ended, slurmstepd (***) that a job has, and --- that one began.
+    told = ("srun:", "--- job ")
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(told) and "***" not in line]
     errors = [line for line in lines if line.startswith("error:") or "Error:" in line]
-    return ((errors or lines or [""])[-1])[:300]
+    return ((errors or lines or ["its log says nothing"])[-1])[:300]

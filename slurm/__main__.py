@@ -69,17 +69,23 @@ class Asked(Submitted):
     names: Positional[tuple[str, ...]] = ()
     """Parts of the names of runs, corpora or artefacts; default: all."""
 
-    def rows(self) -> list[list[JobState]]:
-        """The jobs of each run together, of those that were asked for. ValueError for a name that is nowhere."""
+    def look(self) -> tuple[list[list[JobState]], set[str], set[str]]:
+        """The jobs of each run together, of those that were asked for; SLURM's ids of all that they have in the queue; and ids
+        that nobody waits for. ValueError for a name that is nowhere."""
         submissions = self.submissions()
-        queue = client.queue(users(submissions))
-        adopt(submissions, queue)
-        found = rows(job_states(submissions, queue))
+        others = users(submissions)
+        queue = client.queue(others)
+        surplus = adopt(submissions, queue)
+        found = rows(job_states(submissions, queue, client.unseen(others, queue)))
         for name in self.names:
             if not any(name in members[0].job.about for members in found):
                 known = sorted({members[0].job.about for members in found})
                 raise ValueError(f"{name}: no such run was submitted; there are {', '.join(known[:20])}.")
-        return [members for members in found if not self.names or any(name in members[0].job.about for name in self.names)]
+        chosen = [members for members in found if not self.names or any(name in members[0].job.about for name in self.names)]
+        about = {state.job.about for members in chosen for state in members}
+        active = {job_id for submission in submissions for key, job_id in submission.job_ids().items()
+                  if job_id in queue and queue[job_id].active and submission.jobs[key].about in about}  # fmt: skip
+        return chosen, active, surplus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,20 +93,25 @@ class Status(Asked):
     """One line a run: state, node, step, tokens/s, time left, restarts, what is wrong."""
 
     state: str | None = None
-    """Only runs in these states, STATE[,STATE...]: done, running, waiting, pending, requeued, held, failed, cancelled, lost."""
+    """Only runs in these states, STATE[,STATE...]: done, running, waiting, pending, requeued, held, hidden, failed,
+    cancelled, lost."""
 
-    def chosen(self) -> list[list[JobState]]:
+    def chosen(self) -> tuple[list[list[JobState]], set[str]]:
         wanted = self.state.split(",") if self.state is not None else None
         known = ("done", "failed", "cancelled", "lost", *OPEN)
         for state in wanted or ():
             if state not in known:
                 raise ValueError(f"--state {state}: choose from {', '.join(known)}.")
-        return [members for members in self.rows() if wanted is None or now(members).state in wanted]
+        found, _, surplus = self.look()
+        return [members for members in found if wanted is None or now(members).state in wanted], surplus
 
     def run(self, console: Console) -> int:
-        found = self.chosen()
+        found, surplus = self.chosen()
         console.print(table(found))
         console.print(summary(found) or "none", style="dim")
+        if surplus:
+            late = "of which sbatch had told too late; `cancel` or the next `run` ends it"
+            console.print(f"[yellow]note:[/] SLURM also has {', '.join(sorted(surplus))}, {late}")
         return _exit_code(found)
 
 
@@ -112,12 +123,12 @@ class Watch(Status):
     """Seconds."""
 
     def run(self, console: Console) -> int:
-        found = self.chosen()
+        found, _ = self.chosen()
         with Live(_shown(found), console=console, auto_refresh=False) as live:
             while any(state.state in OPEN for members in found for state in members):
                 time.sleep(self.every)
                 try:
-                    found = self.chosen()
+                    found, _ = self.chosen()
                 except ValueError as error:  # the controller may be down for a while
                     live.update(str(error), refresh=True)
                     continue
@@ -136,7 +147,7 @@ class Logs(Asked):
         if not self.names:
             raise ValueError("logs of which run? Give a part of its name; `status` lists them.")
         shown: set[Path] = set()
-        for state in (state for members in self.rows() for state in members):
+        for state in (state for members in self.look()[0] for state in members):
             log = state.job.log
             logs = sorted(log.parent.glob(f"{log.stem}*{log.suffix}")) + ([state.shell_log] if state.shell_log else [])
             for path in (path for path in logs if path not in shown and path.exists()):
@@ -153,13 +164,18 @@ class Cancel(Asked):
     """Cancel all jobs, or those of some runs."""
 
     def run(self, console: Console) -> int:
-        states = [state for members in self.rows() for state in members if state.state in OPEN]
-        client.cancel({state.id for state in states})
-        by = f"cancelled by {client.me()}"
+        found, active, surplus = self.look()
+        client.cancel(active | surplus)
+        states = [state for members in found for state in members]
         for state in states:
-            if state.state != "running":  # nobody else will note its end, and SLURM forgets it within minutes
+            if state.id in active and state.state != "running":
+                # Nobody else will note its end, and SLURM forgets it within minutes.
+                by = f"cancelled by {client.me()}"
                 restarts.append(state.job.journal, "end", job=state.id, code=0, action="cancelled", reason=by)
-        console.print(f"cancelled {len(states)} jobs" if states else "no job is queued or running")
+        console.print(f"cancelled {len(active | surplus)} jobs" if active or surplus else "no job is queued or running")
+        hidden = {state.user for state in states if state.state == "hidden"}
+        if hidden:
+            console.print(f"SLURM hides the jobs of {', '.join(sorted(hidden))}, who can cancel them")
         return 0
 
 

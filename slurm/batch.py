@@ -1,15 +1,18 @@
 """The sbatch script of a batch of jobs: plain bash, made to be read by the cluster's administrators."""
 
+import os
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
+from slurm.client import spans
 from slurm.cluster import Cluster, KindSettings
 from slurm.job import Submission
 
 MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
 GPUS = {"gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"}
+PLACES = ("results_dir", "corpora_dir")
 TEMPLATE = Path(__file__).parent / "job.sh"
 LEAVE_S = 60
 """Seconds that a batch script keeps for itself before the time limit."""
@@ -30,6 +33,7 @@ def script(submission: Submission, entry: int, cluster: Cluster, code: Path, thr
         "RECORD": [shlex.quote(str(submission.path))],
         "ENTRY": [str(entry)],
         "CODE": [shlex.quote(str(code))],
+        "PLACES": [shlex.join(path for name in PLACES if os.path.exists(path := submission.request[name]))],
         "HOST_PYTHON": ["python3" if cluster.container else python],
         "SHOWN_PYTHON": ["of the container" if cluster.container else f"$(command -v {python})"],
         "SIGNAL_S": [str(cluster.signal_seconds)],
@@ -99,13 +103,7 @@ def _gpus(count: int, settings: KindSettings, cluster: Cluster) -> dict[str, str
 
 def _array(indices: list[int], throttle: int | None) -> str:
     """0-6, or 3,7-9: with the throttle's %4."""
-    spans: list[list[int]] = []
-    for index in sorted(indices):
-        if spans and spans[-1][1] == index - 1:
-            spans[-1][1] = index
-        else:
-            spans.append([index, index])
-    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    text = spans(indices)
     return f"{text}%{throttle}" if throttle is not None and throttle < len(indices) else text
 
 

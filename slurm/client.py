@@ -32,6 +32,8 @@ _UNREACHABLE = (
 )  # fmt: skip
 _FOR_GOOD = ("nvalid", "not available", "nrecognized", "denied", "not permitted", "no such file")
 _LIMITS = ("SubmitJob", "MaxSubmit", "job submit limit", "MaxJobCount")
+_LASTING = re.compile(r"\b(?:QOS|Assoc)(?!\w*Submit)\w+")
+"""Limits on what one job may be (with DenyOnLimit): of time, processors, nodes."""
 _NO_ARRAYS = ("Invalid job array specification", "Job array index too large")
 
 
@@ -99,12 +101,17 @@ def foreign_settings() -> list[str]:
 def sbatch(script: str) -> str:
     """Submit a script and return SLURM's id. ForNow, TooMany, Unclear, NoArrays or Refused with SLURM's own words."""
     result = _run("sbatch", "--parsable", script)
-    found = re.match(r"(\d+)", result.stdout.strip())
+    found = re.findall(r"^(\d+)(?:;\S+)?$", result.stdout, re.M)  # a site's greeting may stand before it
     if result.returncode == 0 and found:
-        return found.group(1)
+        return found[-1]
     said = [line.strip() for line in result.stderr.splitlines() if line.strip()]
     errors = [line for line in said if line.startswith("sbatch: error:")] or said[-1:]
-    text = "; ".join(line.replace("sbatch: error: ", "").rstrip(".") for line in errors) or f"exit code {result.returncode}"
+    text = (
+        "; ".join(line.replace("sbatch: error: ", "").rstrip(".") for line in errors)
+        or f"exit code {result.returncode}, {last_line(result.stdout)!r}"
+    )
+    if _LASTING.search(text):
+        raise Refused(text)
     for words, error in ((_NO_ARRAYS, NoArrays), (_LIMITS, TooMany), (_UNREACHABLE, ForNow), (_FOR_GOOD, Refused)):
         if any(word in text for word in words):
             raise error(text)
@@ -122,6 +129,23 @@ def queue(users: Iterable[str] = ()) -> dict[str, QueuedJob]:
         raise ValueError(f"SLURM does not answer: {last_line(result.stderr)}; try again when `squeue` works.")
     jobs = (QueuedJob(*line.split("|", 6)) for line in result.stdout.splitlines() if line.count("|") >= 6)
     return {job.id: job for job in jobs}
+
+
+def unseen(users: Iterable[str], queue: dict[str, QueuedJob]) -> set[str]:
+    """Return those of `users` whose jobs SLURM does not show to this one (PrivateData=jobs)."""
+    rest = set(users) - {job.user for job in queue.values()} if os.geteuid() else set()
+    said = _run("scontrol", "show", "config").stdout if rest else ""
+    return rest if re.search(r"^PrivateData\s*=.*\bjobs\b", said, re.M) else set()
+
+
+def without_grace(partitions: set[str | None]) -> list[str]:
+    """Names of those `partitions` (None: the default one) whose preempted jobs are cancelled, with KillWait to save in."""
+    lines = _run("scontrol", "show", "partition", "--oneliner").stdout.splitlines()
+    found = [dict(word.partition("=")[::2] for word in line.split()) for line in lines]
+    names = {part["PartitionName"] for part in found if part.get("Default") == "YES" and None in partitions}
+    names |= {name for some in partitions for name in (some or "").split(",")}
+    killed = [part for part in found if part.get("PreemptMode") == "CANCEL" and part.get("GraceTime") == "0"]
+    return [part["PartitionName"] for part in killed if part["PartitionName"] in names]
 
 
 def accounted(job_ids: Iterable[str]) -> dict[str, str]:
@@ -150,9 +174,13 @@ def own_job_id() -> str:
 
 
 def state(job_id: str) -> str:
-    """State of one job; waits for a controller that is down. UNKNOWN where it has none to tell."""
-    result = _patiently(WAIT_S, "squeue", "--noheader", "--array", "--states=all", "--jobs", job_id, "--format=%T")
-    return result.stdout.split()[0] if result.returncode == 0 and result.stdout.split() else "UNKNOWN"
+    """State of one job; waits for a controller that is down. PREEMPTED also while it is being cancelled for that; UNKNOWN where
+    there is none to tell."""
+    result = _patiently(WAIT_S, "scontrol", "show", "job", "--oneliner", job_id)
+    said = dict(word.partition("=")[::2] for word in result.stdout.split())
+    if said.get("StartTime", "") <= said.get("PreemptTime", "") < "None":  # dates, of this start
+        return "PREEMPTED"
+    return said.get("JobState", "UNKNOWN")
 
 
 def requeue(job_id: str) -> str | None:
@@ -163,11 +191,31 @@ def requeue(job_id: str) -> str | None:
 
 def cancel(job_ids: Iterable[str]) -> None:
     """Cancel jobs; those that have ended meanwhile are left alone. ValueError with SLURM's message if that fails."""
-    wanted = sorted(job_ids)
+    wanted = together(job_ids)
     if wanted:
         result = _patiently(30, "scancel", *wanted)
         if result.returncode and "Invalid job id" not in result.stderr:
             raise ValueError(f"scancel {' '.join(wanted)} failed: {last_line(result.stderr)}")
+
+
+def together(job_ids: Iterable[str]) -> list[str]:
+    """Return the ids with the tasks of each array as one, such as 123_[0-6,9]: one request instead of one a task."""
+    wanted, tasks = set(job_ids), dict[str, list[int]]()
+    for array, _, index in (job.partition("_") for job in wanted if "_" in job):
+        tasks.setdefault(array, []).append(int(index))
+    whole = {job for job in wanted if "_" not in job}
+    return sorted(whole | {f"{array}_[{spans(indices)}]" for array, indices in tasks.items() if array not in whole})
+
+
+def spans(indices: Iterable[int]) -> str:
+    """0-6, or 3,7-9."""
+    found: list[list[int]] = []
+    for index in sorted(indices):
+        if found and found[-1][1] == index - 1:
+            found[-1][1] = index
+        else:
+            found.append([index, index])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
 
 
 def last_line(text: str) -> str:

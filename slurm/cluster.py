@@ -42,6 +42,8 @@ def _long_names(options: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} is what holds the graph together and cannot be set")
         if "\n" in str(found[name]):
             raise ValueError(f"{name} {found[name]!r} has a line break, which an #SBATCH line cannot hold")
+        if name == "clusters":
+            raise ValueError("clusters is for every command of SLURM's: export SLURM_CLUSTERS=NAME in your shell instead")
     return found
 
 

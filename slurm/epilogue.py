@@ -16,14 +16,16 @@ from experiments import restarts
 from slurm import client
 from slurm.job import Job, Submission
 
-ALIVE = ("RUNNING", "TIMEOUT")
+ALIVE = ("RUNNING", "TIMEOUT", "PREEMPTED")
+"""A preempted job may start again, also one that its partition cancels, for as long as SLURM lets it live (KillWait)."""
 CRASHED, LATE = 1, 124
 NEVER_BEGAN = "the task never began"
 
 
 @dataclass(frozen=True)
 class Start:
-    """A start of a job, seen from within. `restart`: SLURM's own count of restarts."""
+    """A start of a job, seen from within. `restart`: SLURM's own count of restarts. `withdrawn`: nobody waits for it, because
+    its submission was withdrawn, or sbatch had been called again before it answered."""
 
     id: str
     restart: int
@@ -40,7 +42,8 @@ class Start:
         job = submission.jobs[batch.keys[0 if batch.single else int(os.environ["SLURM_ARRAY_TASK_ID"])]]
         restart = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
         log = Path(f"{batch.logs}{job_id}.log")
-        return cls(job_id, restart, job, log, submission.max_restarts, submission.withdrawn)
+        surplus = batch.id not in (None, job_id.split("_")[0])
+        return cls(job_id, restart, job, log, submission.max_restarts, submission.withdrawn or surplus)
 
 
 def decide(code: int, state: str, fruitless: int, max_restarts: int, begun: bool = True) -> tuple[str, str]:

@@ -34,8 +34,11 @@ unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK MASTER_AD
 export PYTHONPATH="$fox_code${PYTHONPATH:+:$PYTHONPATH}"
 export PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1  # that code, not what lies in the working folder
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}  # srun does not take them over
-echo "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, restart ${SLURM_RESTART_COUNT:-0}, python @SHOWN_PYTHON@"
+echo "--- job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, restart ${SLURM_RESTART_COUNT:-0}, python @SHOWN_PYTHON@"
 
+for place in "$fox_code" "$fox_record" @PLACES@; do
+  [ -e "$place" ] || stop "${SLURMD_NODENAME:-this node} does not see $place, which all nodes must"
+done
 [ -z "$told" ] || end 75  # during setup
 @COMMAND@ -m slurm.launcher "$fox_record" "$fox_entry" &
 step=$!

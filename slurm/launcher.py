@@ -55,7 +55,7 @@ def main() -> None:
             print(f"error: {fruitless} starts without progress; given up", file=sys.stderr)
             sys.exit(restarts.GIVEN_UP)
     if start.withdrawn:
-        print("error: this job's submission was withdrawn", file=sys.stderr)
+        print("error: this job's submission was withdrawn, or has another job for it", file=sys.stderr)
         sys.exit(restarts.GIVEN_UP)
     sys.argv = [start.job.module, *start.job.args]
     runpy.run_module(start.job.module, run_name="__main__", alter_sys=True)

@@ -1,7 +1,7 @@
 """The state of everything that was submitted, one row per run, from the records, the journals and SLURM's queue."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,18 +15,28 @@ from slurm.epilogue import NEVER_BEGAN
 from slurm.job import Job, Submission
 from training.run_folder import RunFolder
 
-STYLES = {"done": "green", "running": "cyan", "held": "yellow", "failed": "red", "cancelled": "red", "lost": "red"}
+STYLES = {
+    "done": "green",
+    "running": "cyan",
+    "held": "yellow",
+    "hidden": "yellow",
+    "failed": "red",
+    "cancelled": "red",
+    "lost": "red",
+}
 NEEDS = "needs "
-OPEN = ("running", "waiting", "pending", "requeued", "held")
-ENDS = ("done", "failed", "cancelled", "lost")
+OPEN = ("running", "waiting", "pending", "requeued", "held", "hidden")
+BROKEN = ("failed", "cancelled", "lost")
+ENDS = ("done", *BROKEN)
 
 
 @dataclass(frozen=True)
 class JobState:
     """A job, and how it is doing under the newest of SLURM's `id`s for it.
 
-    `state`: done, running, pending, requeued, held, waiting (for other jobs), failed, cancelled or lost. `error`: what is wrong
-    now; `restarted`: what the last restart was for; `shell_log`: what the batch script printed, where the task never began.
+    `state`: done, running, pending, requeued, held, waiting (for other jobs), hidden (a colleague's, of which SLURM tells
+    nothing), failed, cancelled or lost. `error`: what is wrong now; `restarted`: what the last restart was for; `shell_log`:
+    what the batch script printed, where the task never began.
     """
 
     job: Job
@@ -40,8 +50,11 @@ class JobState:
     shell_log: Path | None = None
 
 
-def job_states(submissions: Iterable[Submission], queue: Mapping[str, QueuedJob]) -> list[JobState]:
-    """Every job that was ever submitted, in order; of one submitted again only its newest id."""
+def job_states(
+    submissions: Iterable[Submission], queue: Mapping[str, QueuedJob], unseen: Collection[str] = ()
+) -> list[JobState]:
+    """Every job that was ever submitted, in order; of one submitted again only its newest id. `unseen`: users whose jobs SLURM
+    hides."""
     newest: dict[str, tuple[Submission, str]] = {}
     for submission in submissions:
         if not submission.withdrawn:
@@ -52,7 +65,11 @@ def job_states(submissions: Iterable[Submission], queue: Mapping[str, QueuedJob]
     accounted = client.accounted(job_id for _, job_id in newest.values() if job_id not in queue)
     found: dict[str, JobState] = {}
     for key, (submission, job_id) in newest.items():
-        found[key] = _state(submission, submission.jobs[key], job_id, queue.get(job_id), accounted.get(job_id, ""), found)
+        job, said = submission.jobs[key], accounted.get(job_id, "")
+        if submission.user in unseen and not _made(job) and not restarts.has_ended(job.journal, job_id):
+            found[key] = JobState(job, job_id, submission.user, "hidden", error="SLURM does not show others' jobs")
+        else:
+            found[key] = _state(submission, job, job_id, queue.get(job_id), said, found)
     return list(found.values())
 
 
@@ -87,12 +104,15 @@ def _state(
         state, where, error = _queued_state(queued, len(starts))
         if state == "requeued" and ends and ends[-1]["code"] != restarts.REQUEUE:
             error = ends[-1]["reason"]
-    elif (ends and ends[-1]["action"] == "done") or (job.makes and all(path.exists() for path in job.makes)):
+    elif (ends and ends[-1]["action"] == "done") or _made(job):
         state = "done"
+        broken = [others[need].job.about for need in job.needs if need in others and others[need].state in BROKEN]
+        error = f"without {', '.join(broken)}, whose evaluation is not there" if broken else ""
     else:
         blocking = [others[need] for need in job.needs if need in others and others[need].state in ("failed", "cancelled")]
         said = (queued.state if queued is not None else accounted).lower().replace("_", " ")
         state, error = _ended_state(ends, said, blocking if job.kind != "draw" else [])
+        error += "; `python -m slurm resubmit` goes on" if said == "preempted" else ""
         if state == "lost":
             error = (
                 f"SLURM has forgotten job {job_id} and no end of it was noted: cancelled before it began, or its node failed"
@@ -101,9 +121,14 @@ def _state(
     begun = bool(starts) and starts[-1]["mark"] != NEVER_BEGAN
     shell_log = None if begun else submission.shell_log(job.key)
     if state == "failed" and not starts and shell_log is not None:
-        error += f": {restarts.last_words(shell_log)}"
+        unseen = f"its node cannot write {shell_log}"
+        error += f": {restarts.last_words(shell_log) if shell_log.exists() else unseen}"
     count, last = max(len(starts) - 1, 0), restarted[-1] if restarted else ""
     return JobState(job, job_id, submission.user, state, where, count, error, last, shell_log)
+
+
+def _made(job: Job) -> bool:
+    return bool(job.makes) and all(path.exists() for path in job.makes)
 
 
 def _queued_state(queued: QueuedJob, starts: int) -> tuple[str, str, str]:

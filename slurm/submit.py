@@ -23,6 +23,7 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 
+from experiments import restarts
 from experiments.execute import fetch
 from experiments.graph import write_draw_specs
 from experiments.plan import KnownCorpus, Plan, make_plan, write_specs
@@ -49,7 +50,7 @@ def submit(plan: Plan, cluster: Cluster, console: Console) -> int:
     ValueError if it cannot be done; nothing stays queued then.
     """
     client.require_slurm()
-    _check_writable(cluster.scratch)
+    _check_writable(cluster.scratch, "scratch", "name a folder that all nodes see in the cluster file")
     folder = graph.submissions_dir(plan)
     with only_submitter(folder, console):
         before = read_submissions(folder)
@@ -59,10 +60,14 @@ def submit(plan: Plan, cluster: Cluster, console: Console) -> int:
         active = active_jobs(before, {job_id: job for job_id, job in queue.items() if job.array not in surplus})
         jobs = graph.jobs(plan, cluster, {key: job for key, (_, job) in active.items()})
         _check_machine(jobs, cluster)
+        _check_unseen(jobs, before, client.unseen(users(before), queue))
         if not jobs:
             busy = f"{len(active)} jobs are queued or running; `python -m slurm status` shows them" if active else "all is done"
             console.print(f"nothing to submit: {busy}")
             return 0
+        places = {"prepare": "corpora_dir", "draw": "results_dir"}
+        for name in sorted({places[job.kind] for job in jobs if job.kind in places}):
+            _check_writable(getattr(plan.request, name), f"--{name.replace('_', '-')}", "choose another")
         fetch(plan, console)
         write_specs(plan)
         write_draw_specs(plan)
@@ -70,6 +75,10 @@ def submit(plan: Plan, cluster: Cluster, console: Console) -> int:
         submission = new_submission(plan, cluster, jobs)
         submission.save()
         _say_settings(cluster, console)
+        killed = client.without_grace({cluster.settings(job.kind).partition for job in jobs})
+        if killed:
+            console.print(f"[yellow]note:[/] preemption in {', '.join(killed)} leaves a job KillWait (30 s) to save and start "
+                          "again; where that is too short, `python -m slurm resubmit` goes on")  # fmt: skip
         sender = _Sender(submission, cluster, code, console)
         sender.send_all(jobs, {key: job_id for key, (job_id, _) in active.items()})
     ids = submission.job_ids()
@@ -245,6 +254,10 @@ def _say_settings(cluster: Cluster, console: Console) -> None:
     """Print what is not to be seen in the cluster file: the python of the jobs, and what of this shell does not count."""
     where = "in the container" if cluster.container else "as setup leaves it" if cluster.setup else "of this shell"
     console.print(f"jobs run {task_python(cluster)} ({where})")
+    caches = {"HF_HOME": "~/.cache/huggingface", **({"TRITON_CACHE_DIR": "~/.triton"} if cluster.gpus_per_node else {})}
+    at_home = [f"{folder} ({name})" for name, folder in caches.items() if name not in {**os.environ, **cluster.environment}]
+    if at_home:
+        console.print(f"caches are in {', '.join(at_home)}; set these in `environment` where nodes see no HOME or it is small")
     left_out = client.foreign_settings()
     if left_out:
         console.print(f"[yellow]left out:[/] {', '.join(left_out)} of this shell; the cluster file says where jobs go")
@@ -286,12 +299,24 @@ def whole_paths(request: Request) -> Request:
     return replace(request, **places, user_data=replace(request.user_data, **given))
 
 
-def _check_writable(scratch: Path) -> None:
+def _check_writable(folder: Path, name: str, remedy: str) -> None:
     try:
-        scratch.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=scratch):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise ValueError(
-            f"scratch {scratch} of the cluster file cannot be written: {error.strerror}; name a folder that all nodes see."
-        ) from None
+        raise ValueError(f"{name} {folder} cannot be written: {error.strerror}; {remedy}.") from None
+
+
+def _check_unseen(jobs: list[Job], before: list[Submission], unseen: set[str]) -> None:
+    """Nothing is submitted twice: what a colleague whose jobs SLURM hides has submitted from these folders may be under way."""
+    made = {path for job in jobs for path in job.makes}
+    for submission in (submission for submission in before if submission.user in unseen and not submission.withdrawn):
+        for key, job_id in submission.job_ids().items():
+            job = submission.jobs[key]
+            if made & set(job.makes) and not restarts.has_ended(job.journal, job_id):
+                raise ValueError(
+                    f"{submission.user} has submitted '{job.name}' from this runs folder, and SLURM hides others' jobs "
+                    f"(PrivateData=jobs): it may be under way. Let {submission.user} run this, choose another --runs-dir, or, "
+                    f"once those jobs are gone, move {submission.path} away."
+                )

@@ -28,14 +28,20 @@ class FakeJob:
 @dataclass
 class State:
     """`fails`: share of sbatch calls that go wrong, of which every second one has made its job. `limit`: tasks that may be
-    submitted at a time. `refuse`: an option that is refused for good. `kill_after`: the sbatch call upon which the submitter is
-    killed. `environments`: what each sbatch found of SLURM's own variables."""
+    submitted at a time. `lasting`: a limit that each job breaks by itself. `says`: what sbatch prints before its answer.
+    `config`: what scontrol shows. `cancels`: arguments of each scancel. `refuse`: an option that is refused for good.
+    `kill_after`: the sbatch call upon which the submitter is killed. `environments`: what each sbatch found of SLURM's own
+    variables."""
 
     fails: float = 0.0
     limit: int | None = None
     arrays: bool = True
     kill_after: int | None = None
     refuse: str = ""
+    says: str = ""
+    lasting: str = ""
+    config: str = ""
+    cancels: list[list[str]] = field(default_factory=list)
     calls: int = 0
     jobs: list[dict] = field(default_factory=list)
     environments: list[dict] = field(default_factory=list)
@@ -83,7 +89,9 @@ class FakeSlurm:
 
 def main(command: str, file: Path, arguments: list[str]) -> int:
     state = State(**json.loads(file.read_text()))
-    code = {"sbatch": sbatch, "squeue": squeue, "scancel": scancel}.get(command, lambda *_: 0)(state, arguments)
+    code = {"sbatch": sbatch, "squeue": squeue, "scancel": scancel, "scontrol": scontrol}.get(command, lambda *_: 0)(
+        state, arguments
+    )
     temporary = file.with_suffix(f".{os.getpid()}")
     temporary.write_text(json.dumps(asdict(state)))
     temporary.replace(file)
@@ -107,6 +115,9 @@ def sbatch(state: State, arguments: list[str]) -> int:
     if state.limit is not None and active + len(tasks) > state.limit:
         return said("AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job violates accounting/QOS policy "
                     "(job submit limit, user's size and/or time limits)")  # fmt: skip
+    if state.lasting:
+        return said(f"{state.lasting}\nsbatch: error: Batch job submission failed: Job violates accounting/QOS policy "
+                    "(job submit limit, user's size and/or time limits)")  # fmt: skip
     chance = random.Random(1000 * state.calls)
     fails, lost = chance.random() < state.fails, chance.random() < 0.5
     if not fails or lost:
@@ -121,6 +132,7 @@ def sbatch(state: State, arguments: list[str]) -> int:
             "Batch job submission failed: Unable to contact slurm controller (connect failure)",
             "Batch job submission failed: something that nobody has seen before",
         ]))  # fmt: skip
+    print(state.says, end="")
     print(number)
     return 0
 
@@ -144,15 +156,28 @@ def indices(array: str) -> Iterator[int]:
 
 
 def squeue(state: State, arguments: list[str]) -> int:
-    asked = {"me"} if "--me" in arguments else {"me", *arguments[arguments.index("--user") + 1].split(",")}
+    asked = (
+        {"me"}
+        if "PrivateData" in state.config or "--me" in arguments
+        else {"me", *arguments[arguments.index("--user") + 1].split(",")}
+    )
     for job in (job for job in state.jobs if job["user"] in asked):
         print("|".join([job["id"], job["state"], job["reason"], "", job["user"], job["name"], job["comment"]]))
     return 0
 
 
+def scontrol(state: State, arguments: list[str]) -> int:
+    if arguments[0] == "show":
+        print(state.config)
+    return 0
+
+
 def scancel(state: State, arguments: list[str]) -> int:
+    state.cancels.append(arguments)
+    wanted = {f"{array}_{index}" for array, _, tasks in (word.partition("_") for word in arguments) if tasks
+              for index in indices(tasks.strip("[]"))} | set(arguments)  # fmt: skip
     for job in state.jobs:
-        if {job["id"], job["id"].split("_")[0]} & set(arguments) and job["state"] in ("PENDING", "RUNNING"):
+        if {job["id"], job["id"].split("_")[0]} & wanted and job["state"] in ("PENDING", "RUNNING"):
             job["state"] = "CANCELLED"
     return 0
 

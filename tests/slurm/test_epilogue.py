@@ -8,10 +8,11 @@ import pytest
 
 from experiments import restarts
 from results.provenance import git_state
-from slurm import epilogue, launcher
+from slurm import client, epilogue, launcher
 from slurm.epilogue import NEVER_BEGAN, Start, decide, ended, note_start
 from slurm.job import Batch, Job, Resources, Submission
 from slurm.snapshot import code_files, snapshot
+from tests.slurm.fake import FakeSlurm
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,6 +26,7 @@ ROOT = Path(__file__).parents[2]
         (75, "TIMEOUT", 0, "again", "saved"),
         (124, "RUNNING", 0, "again", "did not leave in time"),
         (124, "TIMEOUT", 4, "failed", "did not leave in time"),
+        (75, "PREEMPTED", 0, "again", "saved"),
         (75, "CANCELLED", 0, "ended", "cancelled"),
         (137, "RUNNING", 3, "again", "killed by SIGKILL"),
         (137, "RUNNING", 4, "failed", "killed by SIGKILL"),
@@ -111,6 +113,10 @@ def test_a_job_finds_itself_in_its_submission(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "41")
     start = Start.own(submission.path, 1)
     assert start.job == jobs["draw:c"] and str(start.shell_log) == "/x/1-41.log"
+    submission.change(1, id="39")  # sbatch was called again, and then this one's answer came
+    assert Start.own(submission.path, 1).withdrawn
+    submission.change(1, id="41")
+    assert not Start.own(submission.path, 1).withdrawn
     for name, value in (("ARRAY_JOB_ID", "40"), ("ARRAY_TASK_ID", "5"), ("RESTART_COUNT", "2")):
         monkeypatch.setenv(f"SLURM_{name}", value)
     start = Start.own(submission.path, 0)
@@ -187,3 +193,13 @@ def test_tasks_of_a_large_job_meet_as_those_of_torchrun(monkeypatch):
     monkeypatch.setattr("os.environ", {"SLURM_NTASKS": "1"})
     launcher.meet()
     assert os.environ == {"SLURM_NTASKS": "1"}
+
+
+@pytest.mark.parametrize(("preempted", "state"), [
+    ("2026-11-24T10:00:00", "PREEMPTED"), ("None", "COMPLETING"), ("2026-11-24T08:00:00", "COMPLETING"),  # at an earlier start
+])  # fmt: skip
+def test_a_job_that_is_being_cancelled_is_known_to_be_preempted(tmp_path, monkeypatch, preempted, state):
+    said = f"JobId=7 JobState=COMPLETING StartTime=2026-11-24T09:00:00 PreemptEligibleTime=2026 PreemptTime={preempted}"
+    FakeSlurm(tmp_path / "bin", config=said)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    assert client.state("7") == state

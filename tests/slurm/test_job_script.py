@@ -44,6 +44,9 @@ class Shell:
     def start(self, cluster: Cluster, task: str = "exit 0", **variables: str) -> subprocess.Popen[str]:
         text = text_of(self.folder, cluster, "train", only=("fox_pro",))
         (self.folder / "scratch/snapshots/DIGEST").mkdir(parents=True, exist_ok=True)
+        return self.start_text(text, task, **variables)
+
+    def start_text(self, text: str, task: str = "exit 0", **variables: str) -> subprocess.Popen[str]:
         environment = {"PATH": f"{self.folder}:{os.environ['PATH']}", "TASK": task, "NOTES": str(self.notes),
                        "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", **variables}  # fmt: skip
         return subprocess.Popen(
@@ -75,6 +78,7 @@ def text_of(tmp_path: Path, cluster: Cluster, kind: str, stems: tuple[str, ...] 
     submission = replace(new_submission(plan, cluster, jobs), cwd=str(tmp_path))
     group = next(group for group in graph.groups(jobs, cluster) if group[0].kind == kind)
     submission.batches.append(replace(graph.batches(group, {})[0], logs=str(tmp_path / "log-")))
+    submission.save()
     return script(submission, 0, cluster, cluster.scratch / "snapshots" / "DIGEST", None)
 
 
@@ -97,6 +101,18 @@ def test_a_failing_setup_is_said_and_its_task_never_begins(shell):
     job = shell.start(shell.cluster(setup=["true", "source nowhere/activate"]))
     said = job.communicate(timeout=30)[1]
     assert "error: setup failed: source nowhere/activate" in said
+    assert shell.ended() == ["1"] and "launcher" not in shell.notes.read_text()
+
+
+def test_a_folder_that_the_node_does_not_see_is_said(shell):
+    cluster = shell.cluster()
+    results = shell.folder / "results"
+    results.mkdir()
+    text = text_of(shell.folder, cluster, "train", only=("fox_pro",))
+    results.rmdir()
+    (shell.folder / "scratch/snapshots/DIGEST").mkdir(parents=True)
+    job = shell.start_text(text, SLURMD_NODENAME="n7")
+    assert f"error: n7 does not see {results}, which all nodes must" in job.communicate(timeout=30)[1]
     assert shell.ended() == ["1"] and "launcher" not in shell.notes.read_text()
 
 

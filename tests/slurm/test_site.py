@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 
@@ -23,8 +24,11 @@ JobRequeue=0
 MaxArraySize=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
+KillWait=20
 AccountingStorageEnforce=associations,limits,qos
 PartitionName=spare Nodes=n[1-3] Default=YES MaxTime=00:04:00 PriorityTier=1 PreemptMode=REQUEUE GraceTime=20 State=UP
+PartitionName=loose Nodes=n[1-3] MaxTime=01:00:00 PriorityTier=1 PreemptMode=CANCEL GraceTime=0 State=UP
+PartitionName=polite Nodes=n[1-3] MaxTime=01:00:00 PriorityTier=1 PreemptMode=CANCEL GraceTime=40 State=UP
 PartitionName=urgent Nodes=n[1-3] MaxTime=01:00:00 PriorityTier=10 PreemptMode=OFF State=UP
 """,
     accounting=True,
@@ -51,6 +55,7 @@ def test_a_third_of_failing_calls_on_a_real_slurm(local, suite, tmp_path):
     sbatch.write_text(f"""#!{sys.executable}
 import random, subprocess, sys
 chance = random.SystemRandom()
+print("24 Nov: maintenance", flush=True)
 fails, lost = chance.random() < 0.3, chance.random() < 0.5
 if lost or not fails:
     code = subprocess.run(["{real}", *sys.argv[1:]], stdout=subprocess.DEVNULL if fails else None).returncode
@@ -72,6 +77,7 @@ def site(checkout, texts, local, tmp_path_factory) -> Iterator[Suite]:
     with running(SITE) as daemons:
         for what in (
             "add account lab description=lab", "add qos few set MaxSubmitJobsPerUser=2", "add user root account=lab",
+            "add qos brief set MaxWall=00:02:00 Flags=DenyOnLimit", "modify user root set qos+=brief",
             "modify user root set qos+=few", "modify user root set defaultaccount=lab",
         ):  # fmt: skip
             done = daemons.call("sacctmgr", "-i", *what.split())
@@ -110,3 +116,30 @@ def test_a_graph_on_a_site_with_limits_preemption_and_no_arrays(local, site):
         assert_same_run(graph.run(model), local.run(model))
     assert_same_rows(graph, local)
     assert len(starts(graph.run(FOX))) >= 2
+
+
+def test_a_limit_on_one_job_is_refused_at_once(local, site):
+    """Also while jobs of ours are queued: MaxWall with DenyOnLimit does not pass."""
+    first = site.graph("first", (FOX,), 'partition = "spare"\naccount = "lab"\nsbatch = { hold = true }')
+    assert first.submit().returncode == 0
+    settings = 'partition = "urgent"\naccount = "lab"\nqos = "brief"\ntime_limit_hours = 0.5\nsubmit_minutes = 5'
+    began = time.monotonic()
+    refused = site.graph("walled", (FOX,), settings).submit()
+    first.cancel_rest()
+    assert refused.returncode == 2 and "QOSMaxWallDurationPerJobLimit" in refused.stderr, refused.stderr
+    assert time.monotonic() - began < 120
+
+
+@pytest.mark.parametrize("partition", ["loose", "polite"])
+def test_preemption_that_cancels(local, site, partition):
+    """With a grace time and without, the training saves and starts again; what waits for it goes on waiting."""
+    lines = f'partition = "{partition}"\naccount = "lab"\ntime_limit_hours = 0.2'
+    graph = site.graph(partition, (FOX,), lines)
+    submitted = graph.submit()
+    assert submitted.returncode == 0 and ("preemption in loose leaves a job" in submitted.stdout) == (partition == "loose")
+    graph.hold(20, FOX)  # SLURM lets it go on, when it sends SIGTERM
+    urgent = site.slurm.call("sbatch", "--partition=urgent", "--account=lab", "--exclusive", "--nodes=3", "--wrap=sleep 5")
+    assert urgent.returncode == 0, urgent.stderr
+    graph.until_drawn(300)
+    assert graph.states()[f"train {FOX}"].restarts == 1
+    assert_same_run(graph.run(FOX), local.run(FOX))

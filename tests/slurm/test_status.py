@@ -98,7 +98,9 @@ def test_what_needs_a_failed_task_names_it_and_drawings_do_not(tmp_path):
     note(one, TRAIN, "end", "5", code=2, action="failed", reason="error: no such corpus")
     note(one, DRAW, "end", "7", code=0, action="done", reason="")
     found = states(one)
-    assert found["train"] == ("failed", "error: no such corpus") and found["draw"] == ("done", "")
+    assert found["train"] == ("failed", "error: no such corpus") and found["draw"] == (
+        "done", "without fox-1, whose evaluation is not there",
+    )  # fmt: skip
     assert found["evaluate"] == ("cancelled", "needs train fox-1, which failed: error: no such corpus")
 
 
@@ -113,10 +115,25 @@ def test_the_log_of_the_shell_is_named_where_the_task_never_began(tmp_path):
 
 
 def test_what_the_shell_said_is_told_where_not_even_the_epilogue_ran(tmp_path):
-    (tmp_path / "train-5.log").write_text("slurmstepd: error: couldn't chdir\npython3: command not found\n")
-    assert states(submission(tmp_path), jobs=queued("5", "FAILED"))["train"] == (
-        "failed", "SLURM says: failed: python3: command not found",
-    )  # fmt: skip
+    one = submission(tmp_path)
+    log = tmp_path / "train-5.log"
+    for text, told in (
+        ("slurmstepd: error: couldn't chdir\npython3: command not found\n", "python3: command not found"),
+        ("--- job 5 on n1, restart 0, python /usr/bin/python3\n", "its log says nothing"),
+        (None, f"its node cannot write {log}"),
+    ):
+        log.unlink(missing_ok=True)
+        if text is not None:
+            log.write_text(text)
+        assert states(one, jobs=queued("5", "FAILED"))["train"] == ("failed", f"SLURM says: failed: {told}")
+
+
+def test_a_preempted_job_that_could_not_save_is_said_to_go_on_by_resubmitting(tmp_path):
+    found = states(submission(tmp_path), jobs=queued("5", "PREEMPTED"))["train"]
+    assert found == (
+        "failed",
+        f"SLURM says: preempted; `python -m slurm resubmit` goes on: its node cannot write {tmp_path}/train-5.log",
+    )
 
 
 def test_later_submissions_replace_what_they_make_again(tmp_path):
@@ -177,3 +194,38 @@ def test_a_colleagues_jobs_are_seen_and_names_and_states_choose(tmp_path, monkey
     fake.change(jobs=[])
     main(["status", "fig2", *where])
     assert "cancelled by" in capsys.readouterr().out
+
+
+def test_jobs_that_slurm_hides_are_not_lost_and_ones_own_are_cancelled_all_the_same(tmp_path, monkeypatch, capsys):
+    """Both have submitted the same, so that the newest of each job is Ann's."""
+    submission(tmp_path)
+    ann = submission(tmp_path, "two", ("8", "9", "10"), user="ann")
+    fake = FakeSlurm(tmp_path / "bin", config="PrivateData             = accounts,jobs", jobs=[
+        vars(FakeJob(job, "name", "comment", "", "RUNNING", user=user))
+        for user, ids in (("me", "567"), ("ann", "89")) for job in ids])  # fmt: skip
+    monkeypatch.setenv("PATH", f"{fake.folder}:/usr/bin:/bin")
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr(client, "me", lambda: "me")
+    where = ["--runs-dir", str(tmp_path / "runs")]
+    assert main(["status", *where]) == 0
+    shown = capsys.readouterr().out
+    assert "2 hidden" in shown and "lost" not in shown
+    assert main(["cancel", *where]) == 0
+    shown = capsys.readouterr().out
+    assert "cancelled 3 jobs" in shown and "SLURM hides the jobs of ann" in shown
+    assert {job.id: job.state for job in fake.jobs} == dict.fromkeys("567", "CANCELLED") | dict.fromkeys("89", "RUNNING")
+    note(ann, TRAIN, "end", "8", code=2, action="failed", reason="broken")
+    main(["status", *where])
+    assert "1 failed, 1 hidden" in capsys.readouterr().out
+
+
+def test_a_job_whose_answer_came_too_late_is_shown_and_cancelled(tmp_path, monkeypatch, capsys):
+    one = submission(tmp_path)
+    late = FakeJob("55_3", one.job_name(0), one.comment(0), "")
+    fake = FakeSlurm(tmp_path / "bin", jobs=[vars(FakeJob("5", one.job_name(0), one.comment(0), "")), vars(late)])
+    monkeypatch.setenv("PATH", f"{fake.folder}:/usr/bin:/bin")
+    where = ["--runs-dir", str(tmp_path / "runs")]
+    main(["status", *where])
+    assert "SLURM also has 55, of which sbatch had told too late" in capsys.readouterr().out
+    assert main(["cancel", "fox", *where]) == 0
+    assert {job.state for job in fake.jobs} == {"CANCELLED"}

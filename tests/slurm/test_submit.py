@@ -14,13 +14,16 @@ from data.plan import CorpusPlan
 from data.source import LongCrawl64Source
 from data.tokenizer import TokenizerChoice
 from eval.kinds import KINDS
+from experiments import restarts
 from experiments.plan import Plan
+from experiments.request import Request
 from slurm import client, graph
 from slurm.cluster import CLUSTER, Cluster
 from slurm.records import active_jobs, adopt, read_submissions
-from slurm.submit import submit
+from slurm.submit import planned, submit
 from tests.slurm.fake import FakeSlurm
 from tests.slurm.plans import plan_of
+from tests.texts import write_texts
 
 
 @pytest.fixture(autouse=True)
@@ -155,10 +158,93 @@ def test_a_job_is_known_by_its_name_where_its_comment_is_not_ours(tmp_path, make
     assert "submitted 2 jobs" in submitted(plan, cluster)[1]
 
 
+def test_a_greeting_before_sbatchs_answer_is_not_the_id(tmp_path, make_slurm):
+    make_slurm(says="24 Nov: maintenance\n7\tnodes are down\n")
+    plan = plan_of(tmp_path, only=("fox_pro",))
+    assert submitted(plan, cluster_of(tmp_path))[0] == 0
+    (record,) = read_submissions(graph.submissions_dir(plan))
+    assert [batch.id for batch in record.batches] == ["101", "102", "103"]
+    assert [batch.dependency for batch in record.batches] == [None, "afterok:101", "afterany:102"]
+
+
+@pytest.mark.parametrize("limit", ["QOSMaxWallDurationPerJobLimit", "QOSMaxCpuPerJobLimit", "AssocGrpNodeLimit"])
+def test_a_limit_that_a_job_breaks_by_itself_is_a_refusal(tmp_path, make_slurm, limit):
+    """Also while others of ours are queued: it is not one that passes."""
+    fake = make_slurm()
+    cluster = cluster_of(tmp_path)
+    submitted(plan_of(tmp_path / "before"), cluster)
+    fake.change(lasting=limit, calls=0)
+    with pytest.raises(ValueError, match=f"refused the job 'train': {limit}; Batch job submission failed"):
+        submitted(plan_of(tmp_path), cluster)
+    assert fake.read().calls == 1
+
+
+@pytest.mark.parametrize(("mode", "grace", "told"), [("CANCEL", 0, True), ("CANCEL", 30, False), ("REQUEUE", 0, False)])
+def test_a_partition_that_cancels_what_it_preempts_is_named(tmp_path, make_slurm, mode, grace, told):
+    lines = [f"PartitionName={name} Default={default} GraceTime={grace} PreemptMode={mode}"
+             for name, default in (("gpu", "YES"), ("spare", "NO"))]  # fmt: skip
+    make_slurm(config="\n".join(lines))
+    for settings, name in (({}, "gpu"), ({"partition": "spare"}, "spare")):
+        said = submitted(plan_of(tmp_path / name), cluster_of(tmp_path, **settings))[1]
+        assert (f"preemption in {name} leaves a job KillWait (30 s) to save" in said) == told
+
+
+def test_what_a_colleague_whose_jobs_slurm_hides_has_submitted_is_not_submitted_twice(tmp_path, make_slurm, monkeypatch):
+    fake = make_slurm(config="PrivateData = jobs")
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr(client, "me", lambda: "ann")
+    plan, cluster = plan_of(tmp_path, only=("fox_pro",)), cluster_of(tmp_path)
+    submitted(plan, cluster)
+    fake.change(jobs=[{**vars(job), "user": "ann"} for job in fake.jobs])
+    monkeypatch.setattr(client, "me", lambda: "me")
+    with pytest.raises(ValueError, match=r"ann has submitted 'train fox_pro-\w+' .*hides others' jobs .*another --runs-dir"):
+        submitted(plan, cluster)
+    assert len(fake.jobs) == 3
+    assert "submitted 3 jobs" in submitted(plan_of(tmp_path, only=("mamba2",)), cluster)[1]  # nothing of hers
+    (record, _) = read_submissions(graph.submissions_dir(plan))
+    for key, job in record.job_ids().items():
+        restarts.append(record.jobs[key].journal, "end", job=job, code=2, action="failed", reason="")
+    assert "submitted 3 jobs" in submitted(plan, cluster)[1]
+
+
+def test_an_array_is_cancelled_by_one_request(tmp_path, make_slurm):
+    fake = make_slurm()
+    plan = plan_of(tmp_path, seeds=tuple(range(4)))
+    submitted(plan, cluster_of(tmp_path))
+    fake.end("COMPLETED", "101_3")
+    client.cancel(job.id for job in fake.jobs if job.state == "PENDING")
+    assert fake.read().cancels == [["101_[0-2,4-27]", "102_[0-27]", "103"]]
+    assert {job.state for job in fake.jobs} == {"COMPLETED", "CANCELLED"}
+
+
+@pytest.mark.parametrize("name", ["corpora", "results"])
+def test_folders_of_the_jobs_that_cannot_be_written_are_an_error(tmp_path, make_slurm, name):
+    fake = make_slurm()
+    places = {place: tmp_path / place for place in ("runs_dir", "results_dir", "corpora_dir")}
+    texts = write_texts(tmp_path / "texts", documents=12)
+    asked = Request(scale="tiny", only=("transformer_llama",), data=f"text:{texts}", **places)
+    plan = planned(asked, cluster_of(tmp_path, gpus_per_node=0))
+    (tmp_path / f"{name}_dir").write_text("")
+    with pytest.raises(ValueError, match=rf"--{name}-dir .*/{name}_dir cannot be written: File exists; choose another\."):
+        submitted(plan, cluster_of(tmp_path, gpus_per_node=0))
+    assert not fake.read().calls
+
+
+def test_caches_in_home_are_said(tmp_path, make_slurm, monkeypatch):
+    make_slurm()
+    for name in ("HF_HOME", "TRITON_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    assert (
+        "~/.cache/huggingface (HF_HOME), ~/.triton (TRITON_CACHE_DIR)" in submitted(plan_of(tmp_path), cluster_of(tmp_path))[1]
+    )
+    elsewhere = cluster_of(tmp_path, environment={"HF_HOME": "/scratch/hf", "TRITON_CACHE_DIR": "/scratch/triton"})
+    assert "caches" not in submitted(plan_of(tmp_path / "two"), elsewhere)[1]
+
+
 def test_scratch_that_cannot_be_written_is_an_error(tmp_path, make_slurm):
     fake = make_slurm()
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"scratch .*/file/scratch .* cannot be written: Not a directory; [^\n]*$"):
+    with pytest.raises(ValueError, match=r"scratch .*/file/scratch cannot be written: Not a directory; [^\n]*$"):
         submitted(plan_of(tmp_path), cluster_of(tmp_path, scratch=str(tmp_path / "file" / "scratch")))
     assert not fake.read().calls
 
