@@ -21,6 +21,7 @@ from results.measured import FOLDER, read
 Shape = tuple[int, int, int, int]
 Mode = Literal["times", "errors", "tiles"]
 Kind = Literal["forgetting_attention", "stick_breaking"]
+PACKAGES = Path(__file__).parents[1]
 DRAWN = {
     "forgetting_attention": ("attention.png", "local to global", "forget gates from very local to global over the heads"),
     "stick_breaking": ("stick_breaking.png", "long", "logits N(-9, 1): nothing can be skipped"),
@@ -91,6 +92,8 @@ def show(options: Options) -> None:
     print(text)
     if len(there) == len(DRAWN) + 1:
         write_atomic(folder / "README.md", text)
+        for kind in DRAWN if folder == PICTURES else ():
+            write_atomic(PACKAGES / kind / "README.md", page(kind, there[kind]))
 
 
 def tables(measured: dict[str, pd.DataFrame]) -> str:
@@ -101,6 +104,13 @@ def tables(measured: dict[str, pd.DataFrame]) -> str:
     for kind, rows in measured.items():
         text += f"\n## {kind}\n\n{error_table(rows) if kind == 'errors_by_regime' else table(rows)}\n"
     return text
+
+
+def page(kind: str, rows: pd.DataFrame) -> str:
+    """Return an operator's own page with the table of training's times, in the regimes that are drawn, from these rows."""
+    shown = rows[(rows.operation == "forward+backward") & rows.gates.isin((DRAWN[kind][1], "short", "any"))]
+    before, _, rest = (PACKAGES / kind / "README.md").read_text().partition("<!-- table -->")
+    return f"{before}<!-- table -->\n\n{table(shown)}\n\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
 
 
 def main() -> int:

@@ -94,9 +94,10 @@ def test_an_import_without_the_guard_is_found(code, lines):
 
 
 def test_every_import_that_needs_the_guard_comes_after_it():
-    """data/hf_tokenizer.py is saved beside models and runs where the suite is not; so its import is guarded instead."""
+    """data/hf_tokenizer.py is saved beside models and runs where the suite is not; so its import is guarded instead. So does
+    the backend for fla, which nothing in the suite imports."""
     files = {str(file.relative_to(ROOT)): file for room in ROOMS for file in (ROOT / room).rglob("*.py")}
-    del files["data/hf_tokenizer.py"], files["kernels/hf_guard.py"]
+    del files["data/hf_tokenizer.py"], files["kernels/hf_guard.py"], files["kernels/forgetting_attention/fla.py"]
     assert len(files) > 100
     found = {name: list(unguarded(ast.parse(file.read_text()).body)) for name, file in files.items()}
     assert {name: lines for name, lines in found.items() if lines} == {}

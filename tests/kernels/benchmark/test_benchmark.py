@@ -14,7 +14,7 @@ import torch
 
 from kernels.benchmark import __main__ as command
 from kernels.benchmark import operators, times
-from kernels.benchmark.__main__ import tables
+from kernels.benchmark.__main__ import DRAWN, PACKAGES, page, tables
 from kernels.benchmark.rows import BASELINE, PICTURES, ROPE_BASELINE, compared, draw, error_table, table
 from results.measured import read
 
@@ -165,6 +165,8 @@ def test_the_error_table_has_the_largest_of_the_newest():
 def test_the_committed_tables_are_those_of_the_committed_rows():
     kinds = ("forgetting_attention", "stick_breaking", "errors_by_regime")
     assert (PICTURES / "README.md").read_text() == tables({kind: read(kind) for kind in kinds})
+    for kind in DRAWN:
+        assert (PACKAGES / kind / "README.md").read_text() == page(kind, read(kind))
 
 
 def test_a_machine_without_a_gpu_is_told_so(monkeypatch, capsys, tmp_path):
