@@ -1,12 +1,13 @@
 # `make reproduce`: the main figures and tables at the smallest scale, on this machine, from nothing; `make reproduce-all`: all.
-# `make test`: the tests. Each makes .venv in this folder first where it is not there or out of date.
+# `make look`: what is stored of scale `mini`, drawn again, with few packages and no torch (.venv-look). `make test`: the tests.
+# Each makes its environment in this folder first, .venv for all but `look`, where it is not there or out of date.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SCALE ?= tiny
 JOBS ?= 2
 
-.PHONY: reproduce reproduce-all test lint
+.PHONY: reproduce reproduce-all look test lint
 .DEFAULT_GOAL := reproduce
 
 reproduce: $(VENV)/installed
@@ -14,6 +15,10 @@ reproduce: $(VENV)/installed
 
 reproduce-all: $(VENV)/installed
 	$(BIN)/python -m experiments run all --scale $(SCALE)
+
+look: SCALE = mini
+look: $(VENV)-look/installed
+	$(VENV)-look/bin/python -m experiments render --scale $(SCALE)
 
 test: $(VENV)/installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -23,7 +28,10 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 $(VENV)/installed: requirements.txt
+$(VENV)-look/installed: requirements-look.txt
+$(VENV)-look/installed: COMPILE = --no-compile
+$(VENV)/installed $(VENV)-look/installed:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "error: Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; say make PYTHON=python3.12")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r requirements.txt
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet $(COMPILE) -r $<
 	@touch $@
