@@ -14,7 +14,6 @@ from analysis.seeds import NOTHING, Repeated, Repeats, family_of, repeats_for
 from analysis.sources import sources_of
 from analysis.statistics import Estimate, Noise, Term, contrast
 from analysis.study import Axes, Line, Series, Study
-from analysis.style import tokens
 from results.store import Meta
 
 KIND = "per_token_loss"
@@ -103,12 +102,6 @@ def compare(*stretches: Stretch) -> Estimate:
         of_curve.setdefault(curve, []).append((coefficient, first, last))
     noises: dict[object, Noise | None] = {curve: curve.seed_noise(own) for curve, own in of_curve.items()}
     return contrast([curve.term(coefficient, first, last) for coefficient, curve, first, last in wholes], noises)
-
-
-def stretch(curve: LossCurve, first: int, last: int) -> str:
-    """Name positions as they are compared: "tokens 1 to 1k"."""
-    first, last = curve.whole(first, last)
-    return f"tokens {first:,} to {tokens(last)}"
 
 
 def difference(one: LossCurve, other: LossCurve, last: int | None = None) -> Estimate:

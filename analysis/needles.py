@@ -1,7 +1,8 @@
-"""Needle rows as figures and claims use them: the paper's score and, where no model scores, recall in nats.
+"""Needle rows as figures and claims use them: the paper's score and, where no model scores, the choice of one word of ten, or
+recall in nats.
 
-Recall of a needle is the log-probability of its answer with the needle in the text minus that without it: 0 where the text is
-of no use, and above 0 long before a model can say the answer.
+The choice is right in 10% of the cases by guessing. Recall of a needle is the log-probability of its answer with the needle in
+the text minus that without it: 0 where the text is of no use, and above 0 long before a model can say the answer.
 """
 
 from collections.abc import Iterable
@@ -18,23 +19,41 @@ from analysis.statistics import Estimate, Noise, Term, contrast, stratified
 from analysis.study import Study
 from analysis.style import tokens
 
-SCORE, RECALL = "needle", "needle_recall"
+SCORE, CHOICE, RECALL = "needle", "needle_choice", "needle_recall"
+COLUMNS = {SCORE: "score", CHOICE: "right", RECALL: "recall_nats"}
+UNITS = {SCORE: "points", CHOICE: "percent", RECALL: "nats"}
 MODES = ("easy", "standard", "passkey")
 LOWEST_SCORE, FLOOR = 1.0, 2.0
+PERCENT_PER_POINT = 10.0
+"""From 1 to 10 points, or from guessing to all right."""
 CELL = ["length", "depth"]
 
 
 @dataclass(frozen=True, eq=False)
 class Needles:
-    """`rows`: label, model, seed, run_id, mode, length, depth, sample, value. `unit`: "points" (1 to 10) or "nats".
+    """`rows`: label, model, seed, run_id, mode, length, depth, sample, value. `kind`: the evaluation that they are of.
     `families`: architecture by run_id; `repeats`: what seeds' noise is estimated from."""
 
     rows: pd.DataFrame
-    unit: str
-    at_floor: bool
-    column: str = "score"
+    kind: str = SCORE
     families: dict[str, str] = field(default_factory=dict)
     repeats: Repeats = NOTHING
+
+    @property
+    def unit(self) -> str:
+        """Unit of the values: "points" (1 to 10), "percent" (of choices that are right), or "nats"."""
+        return UNITS[self.kind]
+
+    @property
+    def per_point(self) -> float:
+        """As much as a point of the score, in the unit of the values."""
+        return PERCENT_PER_POINT if self.kind == CHOICE else 1.0
+
+    @property
+    def at_floor(self) -> bool:
+        """True where every model's mean is near the lowest value, that of guessing. Recall has no floor."""
+        means = self.rows.groupby(["label", "mode"])["value"].mean()
+        return self.kind != RECALL and not (means >= FLOOR * self.per_point).any()
 
     @property
     def modes(self) -> list[str]:
@@ -68,7 +87,7 @@ class Needles:
         asked = pd.MultiIndex.from_frame(rows[["mode", *CELL]].drop_duplicates()).sort_values()
 
         def functional(other: Repeated) -> np.ndarray | None:
-            own = _cell_means(other, self.column)
+            own = _cell_means(other, COLUMNS[self.kind])
             if not all(asked.isin(seed.index).all() for seed in own):
                 return None
             return np.array([seed.loc[asked].mean() for seed in own])
@@ -77,9 +96,10 @@ class Needles:
 
     @property
     def colours(self) -> ColourScale:
-        """Red to green from 1 to 10; recall symmetrical about 0, to the largest mean of a cell."""
-        if self.unit == "points":
-            return ColourScale("RdYlGn", LOWEST_SCORE, 10.0, "score")
+        """Red to green from 1 to 10 or from 10% to 100%; recall symmetrical about 0, to the largest mean of a cell."""
+        if self.kind != RECALL:
+            words = "score" if self.kind == SCORE else "right (%)"
+            return ColourScale("RdYlGn", LOWEST_SCORE * self.per_point, 10.0 * self.per_point, words)
         cells = self.rows.groupby(["label", "mode", *CELL])["value"].mean()
         limit = max(float(cells.abs().max()), 1e-3)
         return ColourScale("PuOr_r", -limit, limit, "recall (nats)")
@@ -87,7 +107,9 @@ class Needles:
     @property
     def note(self) -> str:
         """Meaning of the colours, for the note above a figure."""
-        if self.unit == "points":
+        if self.kind == CHOICE:
+            return "share of needles whose word is the likeliest of ten, from 10% by guessing (red) to 100% (green)"
+        if self.kind == SCORE:
             judges = sorted(set(self.rows["scored_by"]))
             scored = "match of the answer" if judges == ["match"] else " and ".join(judges)
             floor = "; no model finds it: all scores are at the floor" if self.at_floor else ""
@@ -106,34 +128,27 @@ def _cell_means(repeated: Repeated, column: str) -> tuple[pd.Series, ...]:
 
 
 @lru_cache(maxsize=64)  # more than a scale has artefacts: `render` draws all, then reports on all
+def measures(study: Study) -> dict[str, Needles]:
+    """Return what is stored of an artefact's needles, by kind of evaluation. ValueError if nothing is."""
+    families = {line.run_id: family_of(study.spec(line.run_id)["model"]) for line in study.lines}
+    found = {}
+    for kind, column in COLUMNS.items():
+        rows = study.rows(kind)
+        if len(rows):
+            rows = rows.assign(value=rows[column]).sort_values(["label", "seed", "mode", *CELL, "sample"], ignore_index=True)
+            found[kind] = Needles(rows, kind, families, repeats_for(study.results_dir, study.scale, kind))
+    if not found:
+        raise ValueError(f"{study.stem}: no needles are stored; run its experiment first")
+    return found
+
+
 def needles(study: Study) -> Needles:
-    """The scores; where every model's mean is near the lowest inside the training context, the recall if it is stored.
+    """Return what is judged: the first of score, choice and recall in which some model leaves the floor, or else what is there.
 
     ValueError if nothing is stored.
     """
-    scores, recall = (_rows(study, kind, column) for kind, column in ((SCORE, "score"), (RECALL, "recall_nats")))
-    if scores.empty and recall.empty:
-        raise ValueError(f"{study.stem}: no needles are stored; run its experiment first")
-    means = scores.groupby(["label", "mode"])["value"].mean() if len(scores) else pd.Series(dtype=float)
-    at_floor = not (means >= FLOOR).any()
-    if at_floor and len(recall):
-        return Needles(recall, "nats", at_floor, "recall_nats", _families(study), _repeats(study, RECALL))
-    return Needles(scores, "points", at_floor, "score", _families(study), _repeats(study, SCORE))
-
-
-def _families(study: Study) -> dict[str, str]:
-    return {line.run_id: family_of(study.spec(line.run_id)["model"]) for line in study.lines}
-
-
-def _repeats(study: Study, kind: str) -> Repeats:
-    return repeats_for(study.results_dir, study.scale, kind)
-
-
-def _rows(study: Study, kind: str, column: str) -> pd.DataFrame:
-    rows = study.rows(kind)
-    if rows.empty:
-        return rows
-    return rows.assign(value=rows[column]).sort_values(["label", "seed", "mode", *CELL, "sample"], ignore_index=True)
+    found = measures(study)
+    return next((each for each in found.values() if not each.at_floor), next(iter(found.values())))
 
 
 def longest_inside(train_len: int) -> float:

@@ -27,6 +27,9 @@ NAMES = (
     "pruning",
     "attention_speed",
     "ruler",
+    "context_use",
+    "needle_choice",
+    "last_words",
 )
 """Folders of eval/ with `spec.py` and `measure.py`."""
 KINDS: dict[str, type[EvalSpec]] = {name: import_module(f"eval.{name}.spec").Spec for name in NAMES}

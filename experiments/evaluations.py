@@ -8,6 +8,7 @@ from eval.gate_maps import spec as gate_maps
 from eval.lm_eval import spec as lm_eval
 from eval.longbench import spec as longbench
 from eval.needle import spec as needle
+from eval.needle_choice import spec as needle_choice
 from eval.needle_recall import spec as needle_recall
 from eval.parameters import spec as parameters
 from eval.per_token_loss import spec as per_token_loss
@@ -41,6 +42,18 @@ def needles(scale: Scale, modes: Sequence[Literal["easy", "standard"]] = ("easy"
         samples_per_cell=grid.recall_samples,
     )
     return (*(replace(spec, mode=mode) for spec in (scored, recall) for mode in modes),)
+
+
+def needles_and_choices(scale: Scale) -> tuple[EvalSpec, ...]:
+    """The needle tests, and behind them the needle as a choice of one word out of ten."""
+    grid = scale.needle
+    choice = needle_choice.Spec(
+        lengths=grid.recall_lengths or grid.lengths,
+        depths=grid.depths,
+        reserve=grid.recall_reserve,
+        samples_per_cell=grid.choice_samples,
+    )
+    return (*needles(scale), replace(choice, mode="easy"), choice)
 
 
 def short_tasks(scale: Scale) -> tuple[lm_eval.Spec, ...]:

@@ -23,14 +23,15 @@ Gi = 2**30
 
 @dataclass(frozen=True)
 class NeedleGrid:
-    """The cells of the needle test at a scale: the paper's by default. Recall in nats asks shorter questions, which fit into
-    shorter texts (`recall_lengths`)."""
+    """The cells of the needle test at a scale: the paper's by default. Recall in nats and the choice of a word ask shorter
+    questions, which fit into shorter texts (`recall_lengths`)."""
 
     lengths: tuple[int, ...] = tuple(range(1000, 32001, 3100))
     depths: tuple[float, ...] = tuple(float(depth) for depth in range(0, 101, 10))
     reserve: int = 200
     max_new_tokens: int = 1024
     recall_samples: int = 8
+    choice_samples: int = 8
     recall_lengths: tuple[int, ...] | None = None
     recall_reserve: int = 200
 
@@ -140,6 +141,7 @@ TINY = Scale(
         24,
         recall_lengths=(240, 256, 384, 512, 768),
         recall_reserve=80,
+        choice_samples=2,
     ),
     stand_ins=True,
     prompt_tokens=242,
@@ -173,7 +175,9 @@ MINI = Scale(
     heldout_documents=128,
     micro_batch_tokens=2**16,
     compile=True,
-    needle=NeedleGrid((512, 1024, 2048, 3072, 4096, 6144, 8192), (0.0, 20.0, 40.0, 60.0, 80.0, 100.0), 200, 32),
+    needle=NeedleGrid(
+        (512, 1024, 2048, 3072, 4096, 6144, 8192), (0.0, 20.0, 40.0, 60.0, 80.0, 100.0), 200, 32, choice_samples=64
+    ),
     stand_ins=True,
     prompt_tokens=3840,
     peak_lrs={"mamba2": 4e-3, "delta_net": 4e-3},
@@ -194,7 +198,8 @@ MINI_NARROW = replace(MINI, name="mini-narrow", about="mini with half the width,
 BOOKS_125M = replace(
     _paper("125m-0.2b", "the paper's 125M blocks, batch, contexts; few tokens", 768, 12, 64, 2**19 * 400, 2e-3, 2**16),
     warmup_tokens=2**19 * 40, default_tokenizer="bpe-16384", heldout_documents=64, stand_ins=True,
-    needle=NeedleGrid(depths=(0.0, 20.0, 40.0, 60.0, 80.0, 100.0), max_new_tokens=32, recall_samples=4),
+    needle=NeedleGrid(depths=(0.0, 20.0, 40.0, 60.0, 80.0, 100.0), max_new_tokens=32, recall_samples=4,
+                      choice_samples=16),
 )  # fmt: skip
 
 # Table 7: SlimPajama's documents, most of which are short, packed to rows of the training length. The paper leaves tokeniser,

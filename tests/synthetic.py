@@ -1,6 +1,6 @@
 """Made-up results for tests: rows, runs and artefacts written into a results folder as the suite writes them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -255,6 +255,38 @@ def recall_rows(
             }
         )  # fmt: skip
     return pd.DataFrame(lines)
+
+
+def choice_rows(rng: np.random.Generator, share: float, *, samples: int = 8, **how: Any) -> pd.DataFrame:
+    """Choices of which this share is right on the whole, more of them with less between needle and question."""
+    rows = recall_rows(rng, 2.0, samples=samples, **how)[["mode", "length", "depth", "sample", "num_tokens"]]
+    right = rng.random(len(rows)) < share * (0.8 + 0.4 * rows["depth"] / 100)
+    return rows.assign(right=100.0 * right, logp=-3.0, logp_others=-3.5)
+
+
+CONTEXTS = (8, 16, 32, 64, 128, 160, 224, 480, 992)
+
+
+def context_rows(
+    loss_of: Callable[[int], float], rng: np.random.Generator, *, documents: int = 16, noise: float = 1e-3, places: int = 4
+) -> pd.DataFrame:
+    """Losses of 32 tokens given contexts, with a training context of 256: `loss_of(context)`, what all models and contexts find
+    hard in a document, and noise."""
+    shared = np.random.default_rng(0)
+    hard = {(document, place): 0.3 * shared.normal() for document in range(documents) for place in range(places)}
+    lines = [
+        {"document": document, "place": 1024 - 128 * place, "context": context,
+         "loss": loss_of(context) + own + noise * rng.normal()}
+        for (document, place), own in hard.items() for context in CONTEXTS if context + 32 <= 1024 - 128 * place
+    ]  # fmt: skip
+    return pd.DataFrame(lines)
+
+
+def word_rows(rng: np.random.Generator, share: float, near: float, *, items: int = 60) -> pd.DataFrame:
+    """Last words of which these shares are right, given the passage and its last words."""
+    columns = {f"right{end}": 100.0 * (rng.random(items) < part) for part, end in ((share, ""), (near, "_near"))}
+    logp = {"logp": np.log(share) + 0.1 * rng.normal(size=items) - 1, "logp_near": np.log(near) - 2.0}
+    return pd.DataFrame({"item": np.arange(items), "document": np.arange(items) // 6} | logp | columns | {"num_tokens": 2})
 
 
 def gate_rows(rng: np.random.Generator, *, layers: int = 4, heads: int = 4, seq_len: int = 512, size: int = 64) -> pd.DataFrame:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from eval.needle.haystack import SPARE, document, full_stops, haystack_ids, haystack_texts
+from eval.needle.haystack import SPARE, document, full_stops, haystack_ids, haystack_texts, insertion_point
 from eval.needle.spec import LEAST_HAYSTACK, Grid
 from eval.needle.wording import Wording
 from eval.shell.context import Context
@@ -56,21 +56,40 @@ class CellBuilder:
             prompt = self._prompt(wording, wording.hidden(self.spec.mode), length, depth, sample)
             yield Cell(self.spec.mode, length, depth, sample, prompt, wording.expected)
 
+    def cells_of_ids(self, wordings: Sequence[Wording]) -> Iterator[Cell]:
+        """Make all of the grid as `cells` does, of the ids of haystack, needle and query: no text is encoded again, which takes
+        most of the time of many needles, and at the seams the ids may be others than those of the whole text."""
+        hidden = [self.codec.encode(wording.hidden(self.spec.mode)) for wording in wordings]
+        queries = [self.codec.encode(wording.query) for wording in wordings]
+        for length, depth, sample in self.places():
+            number = sample % len(wordings)
+            start, haystack = sample * self._pitch, self._haystack(length, len(hidden[number]))
+            hay = self.ids[start : start + haystack]
+            point = insertion_point(hay, depth, self._stops)
+            ids = [self.codec.bos_id, *hay[:point], *hidden[number], *hay[point:], *queries[number]]
+            yield Cell(self.spec.mode, length, depth, sample, self._checked(ids, length), wordings[number].expected)
+
     def without_needle(self, wording: Wording, length: int, sample: int) -> list[int]:
         """Return the prompt of a cell whose needle is left out: as much of the same text, and the query."""
         return self._prompt(wording, "", length, 100.0, sample)
 
     def _prompt(self, wording: Wording, hidden: str, length: int, depth: float, sample: int) -> list[int]:
-        start = sample * self._pitch
-        room = length - self.spec.reserve
-        haystack = room - len(self.codec.encode(hidden))
+        start, room = sample * self._pitch, length - self.spec.reserve
+        self._haystack(length, len(self.codec.encode(hidden)))
+        text = document(self.codec, self.ids[start : start + length + SPARE], hidden, room, depth, self._stops)
+        return self._checked([self.codec.bos_id, *self.codec.encode(text + wording.query)], length)
+
+    def _haystack(self, length: int, needle: int) -> int:
+        """Return the tokens of haystack round a needle of so many. ValueError where they are too few."""
+        haystack = length - self.spec.reserve - needle
         if haystack < LEAST_HAYSTACK:
             raise ValueError(
                 f"length {length} with a reserve of {self.spec.reserve} leaves {max(haystack, 0)} tokens of haystack around "
                 f"the needle; with this tokeniser the length must be at least {length + LEAST_HAYSTACK - haystack}"
             )
-        text = document(self.codec, self.ids[start : start + length + SPARE], hidden, room, depth, self._stops)
-        prompt = [self.codec.bos_id, *self.codec.encode(text + wording.query)]
+        return haystack
+
+    def _checked(self, prompt: list[int], length: int) -> list[int]:
         if len(prompt) > length:
             raise ValueError(
                 f"the prompt of length {length} has {len(prompt)} tokens: BOS and the query need a reserve of "

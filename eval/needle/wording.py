@@ -7,6 +7,7 @@ from string import Formatter
 
 DEFAULT_WORDING = Path(__file__).with_name("prompts.toml")
 FACTS = Path(__file__).with_name("facts.toml")
+CHOICES = Path(__file__).with_name("choices.toml")
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,28 @@ def read_facts() -> list[Wording]:
     texts = _toml(FACTS)
     common = {"instruction": "", "answer_marker": texts["answer_marker"], "judge": ""}
     return [Wording(**common, **fact) for fact in texts["fact"]]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Needles of `needle_choice`: a word that is the secret of a holder."""
+
+    holders: list[str]
+    words: list[str]
+    question: str
+    answer_marker: str
+    answer_start: str
+
+    @classmethod
+    def read(cls) -> "Choices":
+        """Read choices.toml."""
+        return cls(**_toml(CHOICES))
+
+    def wording(self, holder: str, word: str) -> Wording:
+        """Return the needle that gives a word to a holder."""
+        start = self.answer_start.format(holder=holder)
+        question = self.question.format(holder=holder)
+        return Wording(f"{start} {word}.", question, self.answer_marker, start, instruction="", judge="")
 
 
 def _toml(path: Path) -> dict:

@@ -5,11 +5,10 @@ import pandas as pd
 from eval.needle.cells import CellBuilder
 from eval.needle.wording import FACTS, read_facts
 from eval.needle_recall.spec import Spec
-from eval.shell.batching import Scored, in_batches, score
+from eval.shell.batching import recorded, score
 from eval.shell.context import Context
 from eval.shell.loading import Loaded
 from eval.shell.sources import digest
-from training.progress import Progress
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
@@ -30,10 +29,15 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
         bare = _bare(cell.length, cell.sample)
         if bare not in scored:
             scored[bare] = ([*builder.without_needle(wording, cell.length, cell.sample), *answer], len(answer))
-    _score(loaded, scored, spec, context)
+    compute = context.compute(spec.precision)
+
+    def run(keys: list[str]) -> list[dict[str, float]]:
+        return [{"logprob": logprob} for logprob, _ in score(loaded.model, [scored[key] for key in keys], compute)]
+
+    records = recorded("needle recall", {key: len(ids) for key, (ids, _) in scored.items()}, context, compute, run)
     rows = []
     for cell in cells:
-        with_it, without = (context.partial.records[key]["logprob"] for key in (cell.key, _bare(cell.length, cell.sample)))
+        with_it, without = (records[key]["logprob"] for key in (cell.key, _bare(cell.length, cell.sample)))
         scores = {"logp_with": with_it, "logp_without": without, "recall_nats": with_it - without}
         rows.append({**cell.place, **scores, "num_tokens": scored[cell.key][1]})
     return pd.DataFrame(rows)
@@ -41,20 +45,3 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
 def _bare(length: int, sample: int) -> str:
     return f"{length}/without/{sample}"
-
-
-def _score(loaded: Loaded, scored: dict[str, tuple[list[int], int]], spec: Spec, context: Context) -> None:
-    """Put the log-probability of every answer among the partial file's records."""
-    todo = [key for key in scored if key not in context.partial.records]
-    compute = context.compute(spec.precision)
-    with Progress("needle recall", len(scored), len(scored) - len(todo)) as progress:
-
-        def run(batch: list[int]) -> list[Scored]:
-            return score(loaded.model, [scored[todo[i]] for i in batch], compute)
-
-        def keep(index: int, result: Scored) -> None:
-            context.partial.add(todo[index], {"logprob": result[0]})
-            progress.advance()
-
-        lengths = [len(scored[key][0]) for key in todo]
-        in_batches(lengths, compute, run, batch_tokens=context.sources.batch_tokens, on_done=keep)

@@ -2,14 +2,15 @@
 log-probabilities of given continuations in such a batch: right-padded, logits of the last positions only."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from eval.shell.context import Compute
+from eval.shell.context import Compute, Context
+from training.progress import Progress
 
 BATCH_TOKENS_GPU = 131_072
 BATCH_TOKENS_CPU = 8_192
@@ -59,6 +60,33 @@ def in_batches(
     return [results[i] for i in range(len(lengths))]
 
 
+def recorded(
+    what: str,
+    lengths: Mapping[str, int],
+    context: Context,
+    compute: Compute,
+    run: Callable[[list[str]], list[dict[str, Any]]],
+) -> dict[str, dict[str, Any]]:
+    """Return the records of the partial file with one for each prompt, which `run(keys)` makes of a batch and which is kept as
+    soon as it is there. `lengths`: tokens of the prompts by key; `what` they are for, in words."""
+    found = context.partial.records
+    todo = [key for key in lengths if key not in found]
+    with Progress(what, len(lengths), len(lengths) - len(todo)) as progress:
+
+        def keep(index: int, record: dict[str, Any]) -> None:
+            context.partial.add(todo[index], record)
+            progress.advance()
+
+        in_batches(
+            [lengths[key] for key in todo],
+            compute,
+            lambda batch: run([todo[i] for i in batch]),
+            batch_tokens=context.sources.batch_tokens,
+            on_done=keep,
+        )
+    return found
+
+
 def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
     """Yield indices in batches, longest first, each of at most `batch_tokens` tokens (a longer one alone is a batch)."""
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
@@ -87,8 +115,26 @@ def check_positions(model: nn.Module, num_tokens: int, remedy: str) -> None:
 def score(model: nn.Module, rows: Sequence[tuple[list[int], int]], compute: Compute) -> list[Scored]:
     """Score the last `count` of the ids of each row (ids, count), given those before, in one batch.
 
-    Returns (sum of log-probabilities in nats, whether greedy decoding gives them). Padding stands to the right, where a causal
-    model does not look.
+    Returns (sum of log-probabilities in nats, whether greedy decoding gives them). ValueError as `at_ends`.
+    """
+
+    def scored(row: int, logits_KV: torch.Tensor) -> Scored:
+        ids, count = rows[row]
+        target_K = torch.tensor(ids[-count:], device=compute.device)
+        logprob = -F.cross_entropy(logits_KV, target_K, reduction="none").double().sum()
+        return float(logprob), bool((logits_KV.argmax(-1) == target_K).all())
+
+    return at_ends(model, rows, compute, scored)
+
+
+def at_ends(
+    model: nn.Module,
+    rows: Sequence[tuple[list[int], int]],
+    compute: Compute,
+    read: Callable[[int, torch.Tensor], Result],
+) -> list[Result]:
+    """Return what `read` makes of each row (ids, K) of one batch, given its number and the fp32 logits (K, V) for the last K of
+    its ids. Padding stands to the right, where a causal model does not look.
 
     ValueError for rows longer than the model's positions.
     """
@@ -99,12 +145,9 @@ def score(model: nn.Module, rows: Sequence[tuple[list[int], int]], compute: Comp
     results = []
     with compute.inference():
         logits_BKV = _last_logits(model, inputs_BT, width - first)
-        for logits_KV, (ids, count) in zip(logits_BKV, rows, strict=True):
+        for row, (ids, count) in enumerate(rows):
             start = len(ids) - 1 - count - first
-            logits = logits_KV[start : start + count].float()
-            target = torch.tensor(ids[-count:], device=compute.device)
-            logprob = -F.cross_entropy(logits, target, reduction="none").double().sum()
-            results.append((float(logprob), bool((logits.argmax(-1) == target).all())))
+            results.append(read(row, logits_BKV[row, start : start + count].float()))
     return results
 
 

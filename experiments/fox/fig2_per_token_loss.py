@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,14 @@ from analysis.curves import (
     log_perplexity,
     perplexity,
     smoothing_window,
-    stretch,
 )
-from analysis.names import FAMILIES, RECURRENT, SEVEN, missing_of, pairs_in, rank, style_of, title
+from analysis.names import FAMILIES, SEVEN, missing_of, pairs_in, rank, style_of, title
 from analysis.panels import Drawn, band_note, core_limits, draw_lines, is_cut, legend_of, position_axis, smoothed
 from analysis.paper import read
 from analysis.study import Study
 from analysis.style import PAPER_SCALE, WIDTH, figure_style, plt, publish, scale_note, tokens
 from analysis.tables import Column, Table, over_seeds
-from analysis.verdict import Claim, Comparison, Status, Verdict, decide, in_words, not_applicable, number, undecided
+from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, number
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import main_models as runs  # noqa: F401
 
@@ -203,8 +201,6 @@ def unigram_entropy(study: Study) -> float | None:
 
 
 Curves = dict[str, LossCurve]
-C3_TOLERANCE = 0.003
-"""Ours: a tenth of what the forget gate is worth in the paper's Table 3 (0.03 nats)."""
 
 
 def grid_inside(train_len: int) -> list[int]:
@@ -274,64 +270,6 @@ def c2(study: Study) -> Verdict:
     return _lower_everywhere(curves, grid, inside=False)
 
 
-def _eighths(curve: LossCurve) -> list[tuple[int, int]]:
-    """Return first and last position of each eighth of the training context, or of the stored bands where these are longer."""
-    eighth = curve.train_len // 8
-    return list(dict.fromkeys(curve.whole(eighth * place + 1, eighth * (place + 1)) for place in range(8)))
-
-
-def c3(study: Study) -> Verdict:
-    """FoX uses its context to the end: from one eighth of the context to the next L rises nowhere by more than 0.003, it is
-    lower in the last than in the first, and lower in the last quarter of the context than in the second."""
-    curves, train_len = _curves(study), study.train_len
-    foxes = [curves[model] for model in ("fox_pro", "fox_llama") if model in curves]
-    comparisons, parts = [], []
-    for fox in foxes:
-        places, name = _eighths(fox), title(fox.label)
-        for before, after in pairwise(places):
-            rise = compare((1.0, fox, *after), (-1.0, fox, *before))
-            words = f"{name}: L over {stretch(fox, *after)} minus over {stretch(fox, *before)}"
-            comparisons.append(Comparison(words, rise, C3_TOLERANCE, below=True, strict=False, size=C3_TOLERANCE))
-        ends = compare((1.0, fox, *places[-1]), (-1.0, fox, *places[0]))
-        quarters = compare((1.0, fox, train_len * 3 // 4 + 1, train_len), (-1.0, fox, train_len // 4 + 1, train_len // 2))
-        words = f"{name}: L over {stretch(fox, *places[-1])} minus over {stretch(fox, *places[0])}"
-        comparisons.append(Comparison(words, ends, below=True))
-        comparisons.append(Comparison(f"{name}: last quarter minus second quarter", quarters, below=True))
-        parts.append(
-            f"{name}: from {stretch(fox, *places[0])} to {stretch(fox, *places[-1])} L changes by {number(ends.effect)}, "
-            f"from the second to the last quarter by {number(quarters.effect)} nats"
-        )
-    return decide("; ".join(parts) + ".", comparisons, fewest_seeds(foxes), missing_of(("fox_pro", "fox_llama"), curves))
-
-
-def c4(study: Study) -> Verdict:
-    """Recurrent models gain less than half of what FoX (Pro) gains from the last three eighths of the context, and FoX (Pro)
-    gains, which the claim takes for granted. A loss at a length is the mean over an eighth of the context up to there."""
-    curves, train_len = _curves(study), study.train_len
-    absent = missing_of(("fox_pro", *RECURRENT), curves)
-    if "fox_pro" not in curves:
-        return decide("", [], 0, absent)
-    start, eighth = train_len * 5 // 8, train_len // 8  # 10k of 16k, over 2k
-    fox = curves["fox_pro"]
-    early, late = fox.whole(start - eighth + 1, start), fox.whole(train_len - eighth + 1, train_len)
-    fox_gain = compare((1.0, fox, *early), (-1.0, fox, *late))
-    comparisons, parts = [Comparison("gain of FoX (Pro)", fox_gain)], []
-    for curve in (curves[model] for model in RECURRENT if model in curves):
-        excess = compare((1.0, curve, *early), (-1.0, curve, *late), (-0.5, fox, *early), (0.5, fox, *late))
-        words = f"gain of {title(curve.label)} minus half of FoX (Pro)'s"
-        comparisons.append(Comparison(words, excess, below=True, size=abs(fox_gain.effect) / 2))
-        parts.append(f"{title(curve.label)} {number(compare((1.0, curve, *early), (-1.0, curve, *late)).effect)}")
-    sentence = f"From {stretch(fox, *early)} to {stretch(fox, *late)} FoX (Pro) gains {number(fox_gain.effect)} nats"
-    seeds = fewest_seeds(curves[model] for model in ("fox_pro", *RECURRENT) if model in curves)
-    verdict = decide(f"{'; '.join([sentence, ', '.join(parts)] if parts else [sentence])}.", comparisons, seeds, absent)
-    if verdict.status in (Status.NOT_MEASURED, Status.FAILS) or in_words(fox_gain, "less", "more", "") != "":
-        return verdict
-    why = (
-        "FoX (Pro)'s own gain cannot be told from none, so that there is no half of it to compare with: the smallest that this"
-    )
-    return undecided(verdict, f"{why} design sees is {fox_gain.detectable or 0:.2g} nats.")
-
-
 def _p(curve: LossCurve) -> float:
     with np.errstate(over="ignore"):
         return float(np.exp(log_perplexity(curve.mean_N)[curve.train_len - 1]))
@@ -367,8 +305,6 @@ def c6(study: Study) -> Verdict:
 CLAIMS = (
     Claim("C1", "Inside the training context FoX has a lower perplexity than the Transformer of the same architecture", c1),
     Claim("C2", "FoX extrapolates better than the Transformer of the same architecture", c2),
-    Claim("C3", "FoX uses its context up to the end of the training context: its per-token loss keeps falling", c3),
-    Claim("C4", "The recurrent models stop gaining from more context", c4),
     Claim("C5", "FoX (Pro) is the best of the seven models within the training context", c5),
     Claim("C6", "Pro beats LLaMA, for FoX and for the Transformer", c6),
 )

@@ -1,4 +1,5 @@
-"""Figure 4: needle in a haystack, easy and standard mode, all seven models, up to twice the training length."""
+"""Figure 4: needle in a haystack, easy and standard mode, all seven models, up to twice the training length; and on the same
+axes the needle as a choice, which small models can make."""
 
 from pathlib import Path
 
@@ -6,13 +7,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.names import PAIRS, RECURRENT, missing_of, pairs_in, title
-from analysis.needles import Needles, longest_inside, needles, num_seeds, places
+from analysis.needles import CHOICE, COLUMNS, RECALL, SCORE, Needles, longest_inside, measures, needles, num_seeds, places
 from analysis.panels import colour_bar, needle_panel
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
 from analysis.tables import Column, Table
 from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, number
-from experiments.evaluations import needles as evals  # noqa: F401
+from experiments.evaluations import needles_and_choices as evals  # noqa: F401
 from experiments.recipes import main_models as runs  # noqa: F401
 
 TITLE = "Needle in a haystack"
@@ -28,15 +29,22 @@ PANELS_PER_ROW = 4
 
 @figure_style()
 def draw(study: Study) -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv}; the CSV holds the cells' means over samples and seeds."""
-    found = needles(study)
-    measured = [name for name in ("score", "exact", "fuzzy", "recall_nats") if name in found.rows]
+    """Write figures/STEM.{png,pdf,csv} and, where choices are stored, figures/STEM-choice.*; the CSV files hold the means of
+    cells over samples and seeds."""
+    found = measures(study)
+    if CHOICE not in found:
+        return _publish(study, needles(study))
+    return [*(_publish(study, found[SCORE]) if SCORE in found else []), *_publish(study, found[CHOICE], "choice")]
+
+
+def _publish(study: Study, found: Needles, part: str = "") -> list[Path]:
+    measured = [name for name in (*COLUMNS.values(), "exact", "fuzzy") if name in found.rows]
     cells = found.rows.groupby(["label", "mode", "length", "depth"], as_index=False, sort=False)[measured].mean()
     counts = sorted(set(found.rows.groupby(["label", "mode"])["seed"].nunique()))
     number = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     seeds = f"mean of {number} seeds" if counts[-1] > 1 else "one seed per model"
     dashed = f"dashed: training length {tokens(study.train_len)}"
-    return publish(study, _draw(study, found), cells, found.note, seeds, dashed)
+    return publish(study, _draw(study, found), cells, found.note, seeds, dashed, part=part)
 
 
 def _draw(study: Study, found: Needles) -> Figure:
@@ -60,13 +68,13 @@ def _draw(study: Study, found: Needles) -> Figure:
         axes.set_axis_off()
     figure.supxlabel("context length (tokens)", fontsize=8.5)
     figure.supylabel("depth of the needle", fontsize=8.5)
-    if found.unit == "nats":
+    if found.kind != SCORE:
         colour_bar(figure, free, found.colours)
     return figure
 
 
 def summary(study: Study) -> Table:
-    """Mean score or recall per mode, inside the training context and beyond it, with 95% intervals."""
+    """Mean score, choice or recall per mode, inside the training context and beyond it, with 95% intervals."""
     found = needles(study)
     columns, wanted = [], []
     for mode in found.modes:
@@ -86,22 +94,29 @@ def summary(study: Study) -> Table:
     note = f"{scale_note(study).capitalize()}. {samples} needle{'s' if samples > 1 else ''} per cell and seed. "
     note += "In square brackets: 95% interval over needles"
     note += f" and {seeds} seeds." if seeds > 1 else "; one seed."
-    if found.unit == "nats":
-        caption = "Mean needle recall in nats: log-probability of the answer with the needle minus without"
+    caption = {
+        SCORE: "Mean needle score, 1 (nothing found) to 10",
+        CHOICE: "Needles whose word is the likeliest of ten (%), 10 by guessing",
+        RECALL: "Mean needle recall in nats: log-probability of the answer with the needle minus without",
+    }[found.kind]
+    if found.kind != SCORE:
         note += " No model's score leaves the floor at this scale."
-    else:
-        caption = "Mean needle score, 1 (nothing found) to 10"
     return Table(caption, columns, rows, note, ranges=ranges)
 
 
 AT_FLOOR = "No model finds the needle anywhere (all scores are near the lowest), so there is no order."
+JUDGED_ON = {
+    SCORE: "score",
+    CHOICE: "choice of one word of ten (no score leaves the floor)",
+    RECALL: "recall (no score leaves the floor)",
+}
 PAPER_BEYOND = (19_600 / 16_384, 32_000 / 16_384)
 
 
 def c22b(study: Study) -> Verdict:
     """Easy needle inside the training context: FoX and Transformer at least 9.5, each recurrent model lower by 2."""
     found = needles(study)
-    if found.at_floor:
+    if found.at_floor or found.kind == RECALL:
         return not_applicable(AT_FLOOR)
     longest = longest_inside(study.train_len)
     wanted = [model for pair in PAIRS for model in pair]
@@ -110,19 +125,23 @@ def c22b(study: Study) -> Verdict:
     absent = missing_of((*wanted, *RECURRENT), cells)
     softmax = [model for model in wanted if model in cells]
     comparisons = [
-        Comparison(f"mean of {title(model)}", found.mean_of(cells[model]), 9.5, strict=False, unit="points")
+        Comparison(f"mean of {title(model)}", found.mean_of(cells[model]), 9.5 * found.per_point, strict=False, unit=found.unit)
         for model in softmax
     ]
     comparisons += [
         Comparison(
-            f"{title(one)} minus {title(other)}", found.difference(cells[one], cells[other]), 2.0, strict=False, unit="points"
+            f"{title(one)} minus {title(other)}",
+            found.difference(cells[one], cells[other]),
+            2.0 * found.per_point,
+            strict=False,
+            unit=found.unit,
         )
         for one in softmax
         for other in RECURRENT
         if other in cells
     ]
     means = ", ".join(f"{title(model)} {found.mean_of(rows).effect:.2f}" for model, rows in cells.items())
-    sentence = f"Easy mode, lengths up to {longest:,.0f}: {means} {found.unit}."
+    sentence = f"Easy mode, lengths up to {longest:,.0f}, mean {JUDGED_ON[found.kind]}: {means} {found.unit}."
     return decide(sentence, comparisons, num_seeds(cells.values()) if cells else 0, absent)
 
 
@@ -139,9 +158,9 @@ def c23(study: Study) -> Verdict:
 
 
 def _compared(study: Study, mode: str, low: float, high: float, pairs, *, strict: bool = True) -> Verdict:
-    """The first of each pair above the second, by score or, where all scores are at the floor, by recall."""
+    """The first of each pair above the second, by score or, where all scores are at the floor, by choice or recall."""
     found = needles(study)
-    if found.at_floor and found.unit == "points":
+    if found.at_floor:
         return not_applicable(AT_FLOOR)
     cells = {model: found.of(model=model, mode=mode, low=low, high=high) for pair in pairs for model in pair}
     there, others = pairs_in([model for model, rows in cells.items() if len(rows)], pairs)
@@ -155,8 +174,8 @@ def _compared(study: Study, mode: str, low: float, high: float, pairs, *, strict
     if not there:
         return decide("", [], 0, absent)
     parts = [f"{each.name} {number(each.estimate.effect, found.unit)}" for each in comparisons]
-    measured = "score" if found.unit == "points" else "recall (no score leaves the floor)"
-    sentence = f"{mode.capitalize()} mode, lengths {low:,.0f} to {high:,.0f}, mean {measured}: {'; '.join(parts)} {found.unit}."
+    place = f"{mode.capitalize()} mode, lengths {low:,.0f} to {high:,.0f}"
+    sentence = f"{place}, mean {JUDGED_ON[found.kind]}: {'; '.join(parts)} {found.unit}."
     return decide(sentence, comparisons, num_seeds(cells[model] for pair in there for model in pair), absent)
 
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.curves import around, by_model, compare, loss_curves, perplexity, smooth, smoothing_window, stretch
+from analysis.curves import around, by_model, compare, loss_curves, perplexity, smooth, smoothing_window
 from tests import synthetic
 
 
@@ -71,7 +71,6 @@ def test_less_than_a_band_is_compared_over_the_bands_that_it_lies_in(tmp_path):
     (curve,) = loss_curves(curves_of(tmp_path, rng.random((1, 128)), bands))
     assert [curve.whole(*place) for place in ((1, 3), (7, 10), (9, 16), (3, 20))] == [(1, 8), (1, 16), (9, 16), (3, 20)]
     assert compare((1.0, curve, 2, 3)) == compare((1.0, curve, 1, 8))
-    assert stretch(curve, 2, 3) == "tokens 1 to 8"
     (alone,) = loss_curves(curves_of(tmp_path / "without documents", rng.random((1, 128))))
     assert alone.whole(2, 3) == (2, 3)
 

@@ -9,13 +9,16 @@ import pytest
 
 import eval as room
 from eval.attention_speed import spec as attention_speed
+from eval.context_use import spec as context_use
 from eval.equal_logits import spec as equal_logits
 from eval.gate_maps import spec as gate_maps
 from eval.job import Job
 from eval.kinds import EVAL_SPEC, KINDS, eval_id, unbound, unread
+from eval.last_words import spec as last_words
 from eval.lm_eval import spec as lm_eval
 from eval.longbench import spec as longbench
 from eval.needle import spec as needle
+from eval.needle_choice import spec as needle_choice
 from eval.needle_recall import spec as needle_recall
 from eval.parameters import spec as parameters
 from eval.per_token_loss import spec as per_token_loss
@@ -43,6 +46,9 @@ SMALLEST = (
     pruning.Spec(context_len=128),
     attention_speed.Spec(seq_len=128),
     ruler.Spec(lengths=(512,)),
+    context_use.Spec(contexts=(32,), places=(128,), targets=16, num_documents=2),
+    needle_choice.Spec(),
+    last_words.Spec(num_documents=2),
 )
 
 
@@ -120,6 +126,10 @@ def test_costs_follow_the_work(tiny_fox):
     assert grid.flops(model) == 2 * (420 * model_flops(model, 400) + 520 * model_flops(model, 500))
     recall = needle_recall.Spec(lengths=(400,), depths=(0.0, 50.0), samples_per_cell=5)
     assert recall.flops(model) == 5 * 3 * 400 * model_flops(model, 400)
+    choice = needle_choice.Spec(lengths=(400,), depths=(0.0, 50.0), samples_per_cell=5)
+    assert choice.flops(model) == 5 * 2 * 400 * model_flops(model, 400)
+    words = last_words.Spec(num_documents=2, num_items=7, words=100, near=10)
+    assert words.flops(model) == 7 * (200 * model_flops(model, 200) + 20 * model_flops(model, 20))
     assert training_curve.Spec().flops(model) == 0
     assert gate_maps.Spec().flops(model) == 2 * 16384 * model_flops(model, 16384)
     few, all_of_it = longbench.Spec(tasks=("trec",), max_examples=7, max_prompt_tokens=300), longbench.Spec(tasks=("trec",))

@@ -10,7 +10,7 @@ from analysis.curves import by_model, perplexity, smooth
 from analysis.needles import needles
 from analysis.style import figure_style, plt, scale_note, tokens
 from experiments.acp import acp_pruned_share, acp_speed, acp_tiles, acp_training_curves
-from experiments.beyond import generation, mqar, ruler
+from experiments.beyond import context_use, generation, last_words, mqar, ruler
 from experiments.fox import (
     appendix_ablation_losses,
     appendix_extrapolation,
@@ -193,6 +193,25 @@ def test_rows_of_two_layouts_of_recall_do_not_meet(tmp_path):
     assert set(mqar.shares(some).index.get_level_values("model")) == {"mamba2"}
 
 
+def more_context(tmp_path, seeds=2):
+    store, rng = synthetic.Store(tmp_path), np.random.default_rng(9)
+    for place, model in enumerate(("fox_pro", "transformer_pro", "hgrn2")):
+        for seed in range(seeds):
+            rows = synthetic.context_rows(lambda c, place=place: 3.0 + 0.1 * place - 0.02 * np.log2(c), rng)
+            store.add("context_use", model, [("context_use", rows)], seed=seed, evaluation={"targets": 32})
+    return store.study("context_use")
+
+
+def told_words(tmp_path, seeds=2):
+    store, rng = synthetic.Store(tmp_path), np.random.default_rng(10)
+    rule = {"anywhere": False, "words": 200, "near": 20, "common": 500}
+    for place, model in enumerate(("fox_pro", "transformer_pro", "hgrn2")):
+        for seed in range(seeds):
+            rows = synthetic.word_rows(rng, 0.5 - 0.1 * place, 0.05)
+            store.add("last_words", model, [("last_words", rows)], seed=seed, evaluation=rule)
+    return store.study("last_words")
+
+
 def generated(tmp_path):
     store = synthetic.Store(tmp_path)
     for model, speed in (("fox_pro", 50.0), ("mamba2", 80.0)):
@@ -207,6 +226,8 @@ EVERY = [
     (ruler, needles_of_ruler, 3),
     (mqar, recalled, 3),
     (generation, generated, 3),
+    (context_use, more_context, 3),
+    (last_words, told_words, 3),
     (appendix_ablation_losses, ablated, 3),
     (appendix_forget_gates, lambda path: gates(path, models=FOXES, heads=2, stem="appendix_forget_gates"), 3),
     (appendix_long_needle, lambda path: needle_study(path, stem="appendix_long_needle", modes=("easy",)), 3),
@@ -441,6 +462,27 @@ def test_where_scores_are_at_the_floor_recall_is_drawn_and_said(tmp_path):
 def test_at_the_floor_without_recall_the_figure_says_so(tmp_path):
     png = fig4_needle.draw(needle_study(tmp_path, floor=True, recall=False))[0]
     assert "no model finds it: all scores are at the floor" in Image.open(png).info["Description"]
+
+
+def test_choices_are_drawn_beside_the_scores_and_judged_where_these_are_at_the_floor(tmp_path):
+    store, rng = synthetic.Store(tmp_path, train_len=128), np.random.default_rng(1)
+    for model, share in (("fox_pro", 0.8), ("mamba2", 0.15)):
+        scores = synthetic.needle_rows(model, rng, train_len=128, lengths=(64, 200), depths=(0.0, 50.0)).assign(score=1.0)
+        choices = synthetic.choice_rows(rng, share, lengths=(64, 200), depths=(0.0, 50.0))
+        store.add(STEM4, model, [("needle", scores), ("needle_choice", choices)])
+    study = store.study(STEM4)
+    paths = fig4_needle.draw(study)
+    assert [path.name for path in paths if path.suffix == ".png"] == ["fig4_needle.png", "fig4_needle-choice.png"]
+    assert "all scores are at the floor" in Image.open(paths[0]).info["Description"]
+    assert "whose word is the likeliest of ten, from 10% by guessing" in Image.open(paths[3]).info["Description"]
+    cells, rows = pd.read_csv(paths[5]), study.rows("needle_choice")
+    assert cells["right"].sum() == pytest.approx(
+        rows.groupby(["model", "mode", "length", "depth"])["right"].mean().sum(), rel=1e-4
+    )
+    table = fig4_needle.summary(study)
+    assert "likeliest of ten (%)" in table.caption
+    inside = rows[(rows["model"] == "fox_pro") & (rows["mode"] == "easy") & (rows["length"] == 64)]
+    assert table.rows["fox_pro"][0] == pytest.approx(inside["right"].mean())
 
 
 def test_figure_4_marks_the_training_length_where_the_paper_does(tmp_path):

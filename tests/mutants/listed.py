@@ -210,11 +210,11 @@ FAULTS = {
     ],
     "test_needle": [
         ("Context.heldout", "found != wanted", "False"),
-        ("CellBuilder._prompt", "len(prompt) > length", "False"),
+        ("CellBuilder._checked", "len(prompt) > length", "False"),
         ("insertion_point", "point > 0 and hay[point - 1] not in stops", "False"),
     ],
     "test_lm_eval test_needle_recall": [
-        ("score", "len(ids) - 1 - count - first", "len(ids) - count - first"),
+        ("at_ends", "len(ids) - 1 - count - first", "len(ids) - count - first"),
     ],
     "test_needle_recall": [
         ("evaluate", "with_it - without", "with_it"),
@@ -263,8 +263,15 @@ FAULTS = {
     ],
     "test_fig2_per_token_loss": [
         ("grid_inside", "(32, 16, 8, 4, 2, 1)", "(16, 8, 4, 2, 1)"),
-        ("C3_TOLERANCE", "0.003", "0.005"),
-        ("c4", "train_len * 5", "train_len * 4"),
+    ],
+    "experiments/test_context_use": [
+        ("c4", "LATE * fox.train_len", "0.5 * fox.train_len"),
+    ],
+    "eval/test_context_use": [
+        ("evaluate", "place - spec.targets - length", "place - length"),
+    ],
+    "test_needle_choice": [
+        ("Pass.read", "range(len(word))", "[-1]"),
     ],
     "test_tasks": [
         ("c22b", "9.5", "8.5"),

@@ -265,7 +265,7 @@ def test_each_lead_is_needed(short, check, table, model, column, change):
     assert check(short(scores, include="local:1f")).status is Status.NOT_APPLICABLE
 
 
-def needle_study(tmp_path, change=None, *, models=synthetic.SEVEN, seeds=1, recall=None, **how):
+def needle_study(tmp_path, change=None, *, models=synthetic.SEVEN, seeds=1, recall=None, choices=None, **how):
     store = synthetic.Store(tmp_path, "760m-48b", 16_384)
     rng = np.random.default_rng(1)
     for place, model in enumerate(models):
@@ -277,6 +277,9 @@ def needle_study(tmp_path, change=None, *, models=synthetic.SEVEN, seeds=1, reca
                 kinds.append(
                     ("needle_recall", synthetic.recall_rows(rng, recall - 0.3 * place, train_len=16_384, lengths=lengths))
                 )
+            if choices is not None:
+                grid = dict(lengths=(1000, 7200, 25800), depths=(0.0, 50.0), samples=64)
+                kinds.append(("needle_choice", synthetic.choice_rows(rng, choices(model), train_len=16_384, **grid)))
             store.add("fig4_needle", model, kinds, seed=seed)
     return store.study("fig4_needle")
 
@@ -355,6 +358,30 @@ def test_at_the_floor_needles_are_judged_by_recall_or_not_at_all(tmp_path):
     verdict = c22c(study)
     assert verdict.status is Status.HOLDS
     assert "recall (no score leaves the floor)" in verdict.sentence
+
+
+def test_at_the_floor_choices_come_before_recall_and_stand_for_ten_times_the_points(tmp_path):
+    def floor(_, rows):
+        return rows.assign(score=1.0)
+
+    def near_perfect(model):  # twice: the deeper half of the needles is found more often
+        return 0.3 if model in synthetic.SEVEN[4:] else 1.24
+
+    study = needle_study(tmp_path / "a", floor, recall=3.0, choices=near_perfect)
+    assert needles(study).unit == "percent"
+    verdict = c22b(study)
+    assert verdict.status is Status.HOLDS
+    assert {each.bound for each in verdict.comparisons} == {95.0, 20.0}
+    assert "choice of one word of ten (no score leaves the floor)" in verdict.sentence
+    assert c22b(needle_study(tmp_path / "b", floor, choices=lambda model: 0.9)).status is Status.FAILS
+    worse = needle_study(tmp_path / "c", floor, choices=lambda model: 0.3 if model == "fox_pro" else 0.9)
+    assert c22c(worse).status is Status.FAILS
+    guessing = needle_study(tmp_path / "d", floor, recall=3.0, choices=lambda model: 0.1)
+    assert needles(guessing).unit == "nats"
+    guessing = needle_study(tmp_path / "e", floor, choices=lambda model: 0.1)
+    assert {check(guessing).status for check in (c22b, c22c, c23)} == {Status.NOT_APPLICABLE}
+    scored = needle_study(tmp_path / "f", choices=lambda model: 0.1)
+    assert needles(scored).unit == "points", "where a model scores, the paper's score is judged"
 
 
 def test_needle_claims_need_their_modes_and_models(tmp_path):

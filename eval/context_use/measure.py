@@ -1,0 +1,59 @@
+"""Use of context: the forward passes, the longest windows first."""
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from data.sampler import bos_roll
+from eval.context_use.spec import Spec
+from eval.shell.batching import check_positions, recorded
+from eval.shell.context import Context
+from eval.shell.heldout import open_heldout
+from eval.shell.loading import Loaded
+from models.loss import token_losses
+
+
+def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
+    """Return the mean loss of the targets for each document, place and context.
+
+    `context.extras` gets sources (the text that each document is from, where the corpus knows). ValueError for too few or too
+    short documents, token ids that mean something else to the model, and a loss that is not finite.
+    """
+    corpus = open_heldout(spec, loaded, context)
+    check_positions(loaded.model, max(spec.contexts) + spec.targets, "ask for shorter --contexts")
+    tokens_DT = corpus.heldout.read(slice(0, spec.num_documents), 0, max(spec.places))
+    compute = context.compute(spec.precision)
+    windows = {
+        f"{document}/{place}/{length}": (document, place, length)
+        for document in range(spec.num_documents)
+        for length in spec.contexts
+        for place in spec.places_of(length)
+    }
+
+    def run(keys: list[str]) -> list[dict[str, float]]:
+        """Windows of one batch, padded to the right, where a causal model does not look."""
+        read_T = [tokens_DT[d, place - spec.targets - length : place] for d, place, length in map(windows.__getitem__, keys)]
+        padded_BT = np.stack([np.pad(own_T, (0, max(map(len, read_T)) - len(own_T))) for own_T in read_T])
+        inputs_BT, targets_BT = (tensor.to(compute.device) for tensor in bos_roll(padded_BT, corpus.spec.bos_id))
+        with compute.inference():
+            losses_BT = token_losses(loaded.model, inputs_BT, targets_BT).double().cpu().numpy()
+        ends = [losses_T[len(own_T) - spec.targets : len(own_T)] for losses_T, own_T in zip(losses_BT, read_T, strict=True)]
+        return [{"loss": _finite(loss_T.mean(), key)} for loss_T, key in zip(ends, keys, strict=True)]
+
+    lengths = {key: length + spec.targets for key, (*_, length) in windows.items()}
+    found = recorded("context use", lengths, context, compute, run)
+    if corpus.heldout_sources is not None:
+        context.extras["sources"] = corpus.heldout_sources[: spec.num_documents]
+    rows = pd.DataFrame(windows.values(), columns=["document", "place", "context"])
+    return rows.assign(loss=[found[key]["loss"] for key in windows])
+
+
+def _finite(loss: float, key: str) -> float:
+    if not math.isfinite(loss):
+        document, place, length = key.split("/")
+        raise ValueError(
+            f"held-out document {document}: the mean loss of the targets before {place}, given {length} tokens, is {loss}: "
+            "look at the training, or evaluate in fp32"
+        )
+    return float(loss)

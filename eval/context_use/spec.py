@@ -1,0 +1,70 @@
+"""Use of context: the loss of the same tokens with more and more text before them.
+
+Targets are the last `targets` tokens before each of `places` in a held-out document. For every context c one forward pass reads
+BOS, the c tokens before the targets, and the targets. How hard the text is cancels between two contexts, or two models.
+"""
+
+from typing import Literal
+
+import pandas as pd
+from pydantic import model_validator
+from pydantic.dataclasses import dataclass
+
+from eval.shell.heldout import HeldoutSpec
+from models.spec import ModelSpec
+from models.spec_parts import STRICT, PositiveInt
+from results.schema import Schema, integer, number
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Spec(HeldoutSpec):
+    """Loss of the same tokens of held-out documents, given more and more of the text before them."""
+
+    kind: Literal["context_use"] = "context_use"
+    contexts: tuple[PositiveInt, ...]
+    """Tokens before the targets; a place has those that fit in front of it."""
+    places: tuple[PositiveInt, ...]
+    """Tokens of the document up to the end of the targets."""
+    targets: PositiveInt = 512
+    """Tokens whose loss is taken."""
+    num_documents: PositiveInt
+    """First documents of the held-out split."""
+
+    SCHEMA = Schema(
+        {
+            "document": integer(0),
+            "place": integer(1),
+            "context": integer(1),
+            "loss": number(0),  # nats per token, mean over the targets
+        },
+        key=("document", "place", "context"),
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "Spec":
+        if not self.contexts or not self.places:
+            raise ValueError("name at least one context and one place")
+        shortest, longest = min(self.contexts) + self.targets, max(self.contexts) + self.targets
+        if min(self.places) < shortest or max(self.places) < longest:
+            raise ValueError(
+                f"places {self.places}: {self.targets} targets behind contexts of {min(self.contexts)} to {max(self.contexts)} "
+                f"tokens need all places at {shortest} or beyond, and one at {longest} or beyond"
+            )
+        return self
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        return self.num_documents, max(self.places)
+
+    def places_of(self, context: int) -> tuple[int, ...]:
+        """Return the places that a context fits in front of."""
+        return tuple(place for place in self.places if context + self.targets <= place)
+
+    def flops(self, model: ModelSpec) -> float:
+        windows = [context + self.targets for context in self.contexts for _ in self.places_of(context)]
+        return self.num_documents * float(sum(length * model.flops_per_token(length) for length in windows))
+
+    def summary(self, rows: pd.DataFrame) -> list[str]:
+        whole = rows[rows["place"] == rows["place"].max()]
+        means = whole.groupby("context")["loss"].mean()
+        return [f"  given {context} tokens: loss {loss:.4f} nats per token (0 is perfect)" for context, loss in means.items()]

@@ -1,0 +1,97 @@
+"""Last words: the passages, and the log-probabilities of their last words."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import pandas as pd
+
+from eval.last_words.spec import Spec
+from eval.shell.batching import recorded, score
+from eval.shell.context import Context
+from eval.shell.loading import Loaded
+from eval.shell.text import TextCodec, heldout_texts
+
+LETTERS = 4
+WORD = re.compile("[A-Za-z]+")
+
+
+@dataclass(frozen=True)
+class Item:
+    """Word that is asked for; the passage before it, and the passage's last words. Both end before the space."""
+
+    document: int
+    word: str
+    passage: str
+    near: str
+
+
+def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
+    """Return a row per passage.
+
+    `context.extras` gets sources (the text that each document is from, where the corpus knows). ValueError for held-out text
+    without such words, and for too few documents.
+    """
+    corpus = context.heldout(spec.corpus)
+    spec.check_extent(*corpus.heldout.shape)
+    asked = items(list(islice(heldout_texts(corpus), spec.num_documents)), spec)
+    rows = {
+        f"{number}/{part}": _row(loaded.tokenizer, text, item.word)
+        for number, item in enumerate(asked)
+        for part, text in (("passage", item.passage), ("near", item.near))
+    }
+    compute = context.compute(spec.precision)
+
+    def run(keys: list[str]) -> list[dict[str, float]]:
+        scored = score(loaded.model, [rows[key] for key in keys], compute)
+        return [{"logp": logp, "right": 100.0 * greedy} for logp, greedy in scored]
+
+    found = recorded("last words", {key: len(ids) for key, (ids, _) in rows.items()}, context, compute, run)
+    if corpus.heldout_sources is not None:
+        context.extras["sources"] = corpus.heldout_sources[: spec.num_documents]
+    return pd.DataFrame(
+        {"item": number, "document": item.document}
+        | {
+            f"{name}{end}": found[f"{number}/{part}"][name]
+            for part, end in (("passage", ""), ("near", "_near"))
+            for name in ("logp", "right")
+        }
+        | {"num_tokens": rows[f"{number}/passage"][1]}
+        for number, item in enumerate(asked)
+    )
+
+
+def items(texts: Sequence[str], spec: Spec) -> list[Item]:
+    """Return evenly spaced ones of all words that the rule allows (eval/last_words/spec.py), in order. ValueError: none is."""
+    counts = Counter(word.lower() for text in texts for word in WORD.findall(text))
+    common = {word for word, _ in counts.most_common(spec.common)}
+    found = [item for document, text in enumerate(texts) for item in _candidates(document, text, common, spec)]
+    if not found:
+        raise ValueError(
+            f"no word in {len(texts)} held-out documents has stood {spec.near} to {spec.words} words before: ask for longer "
+            "passages, words that are more common, or words --anywhere"
+        )
+    chosen = np.arange(min(spec.num_items, len(found))) * len(found) // min(spec.num_items, len(found))
+    return [found[place] for place in chosen]
+
+
+def _candidates(document: int, text: str, common: set[str], spec: Spec) -> Iterator[Item]:
+    places = list(WORD.finditer(text))
+    words = [place.group() for place in places]
+    for at in range(spec.words, len(words)):
+        word, (start, end) = words[at], places[at].span()
+        if len(word) < LETTERS or word.lower() in common or text[start - 1] != " ":
+            continue
+        ends = spec.anywhere or text[end : end + 1] in (".", "!", "?")
+        if ends and word in words[at - spec.words : at - spec.near] and word not in words[at - spec.near : at]:
+            first, last = places[at - spec.words].start(), places[at - spec.near].start()
+            yield Item(document, word, text[first : start - 1], text[last : start - 1])
+
+
+def _row(codec: TextCodec, text: str, word: str) -> tuple[list[int], int]:
+    """Return the ids of BOS, text and word, and how many the word has."""
+    answer = codec.answer(text, word)
+    return [codec.bos_id, *codec.encode(text), *answer], len(answer)

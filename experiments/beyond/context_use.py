@@ -1,0 +1,241 @@
+"""What a model makes of more context: the loss of the same tokens with more and more text before them, and C3 and C4 by it."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from analysis.contexts import ContextLosses, compare, context_losses
+from analysis.names import RECURRENT, missing_of, pairs_in, style_of, title
+from analysis.panels import doublings_axis, legend_of
+from analysis.statistics import Estimate
+from analysis.study import Study
+from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens, training_length_line
+from analysis.tables import Column, Table
+from analysis.verdict import Claim, Comparison, Status, Verdict, decide, in_words, number, undecided
+from eval.context_use.spec import Spec
+from experiments.recipes import main_models as runs  # noqa: F401
+from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
+
+TITLE = "The same tokens, more context"
+PAPER = "beyond the paper"
+SHOWS = (
+    "The loss of fixed tokens of held-out documents, given the last c tokens before them. How hard the text is cancels, as it "
+    "does not along the positions of Figure 2, so that C3 and C4 are judged by this. Left: what context is worth at all. "
+    "Middle: what more of it is worth from an eighth of the training context on. Right: by how much FoX is ahead of the "
+    "Transformer of the same architecture. A model that uses its context falls up to the dashed line. Not in the paper."
+)
+
+
+class Sizes(NamedTuple):
+    """Smallest context, tokens whose loss is taken at each place, and documents."""
+
+    smallest: int
+    targets: int
+    documents: int
+
+
+SIZES = {TINIES: Sizes(8, 32, 64), MINIS: Sizes(64, 512, 128), PAPERS: Sizes(64, 512, 1024)}
+EARLY, LATE = 1 / 8, 5 / 8
+"""Where C3 begins, and where C4 does, as shares of the training context: the paper's 2k and 10k of 16k."""
+
+
+def evals(scale):
+    """Doublings of context up to half the training length, then what ends with the targets at once, twice and four times it; at
+    four places of a document, of which the last has the longest."""
+    smallest, targets, documents = sizes_at(scale, SIZES, __name__)
+    train_len, longest = scale.seq_len, scale.document_len
+    doubled = [smallest * 2**k for k in range(20) if smallest * 2**k <= train_len // 2]
+    whole = [times * train_len - targets for times in (1, 2, 4) if times * train_len <= longest]
+    contexts = {*doubled, int(LATE * train_len), *(each for each in whole if each >= smallest)}
+    places = tuple(longest - part * longest // 8 for part in range(4))
+    return (
+        Spec(
+            contexts=tuple(sorted(each for each in contexts if each + targets <= longest)),
+            places=places,
+            targets=targets,
+            num_documents=min(documents, scale.heldout_documents),
+        ),
+    )
+
+
+def change(losses: ContextLosses, before: int, after: int) -> Estimate:
+    """Loss given `after` tokens minus loss given `before`, of the same targets."""
+    return compare((1.0, losses, after), (-1.0, losses, before))
+
+
+def lead(fox: ContextLosses, other: ContextLosses, context: int) -> Estimate:
+    return compare((1.0, other, context), (-1.0, fox, context))
+
+
+def points(study: Study) -> pd.DataFrame:
+    """Return what is drawn: panel, model (of a lead: FoX), context, and value with its 95% interval, in nats."""
+    found = context_losses(study)
+    contexts = [int(context) for context in next(iter(found.values())).contexts_C]
+    start = _early(next(iter(found.values())))
+    estimates = [("all", model, c, change(losses, contexts[0], c)) for model, losses in found.items() for c in contexts]
+    estimates += [
+        ("late", model, c, change(losses, start, c)) for model, losses in found.items() for c in contexts if c >= start
+    ]
+    estimates += [("lead", fox, c, lead(found[fox], found[other], c)) for fox, other in pairs_in(found)[0] for c in contexts]
+    return pd.DataFrame(
+        [(*place, each.effect, *(each.interval or (np.nan, np.nan))) for *place, each in estimates],
+        columns=["panel", "model", "context", "value", "low", "high"],
+    )
+
+
+def _early(losses: ContextLosses) -> int:
+    """Return the first context that is an eighth of the training context or more."""
+    return next(int(context) for context in losses.contexts_C if context >= EARLY * losses.train_len)
+
+
+@figure_style()
+def draw(study: Study) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}."""
+    found, drawn = context_losses(study), points(study)
+    first = next(iter(found.values()))
+    figure, panels = plt.subplots(1, 3, figsize=(WIDTH, 3.1))
+    for axes, panel in zip(panels, ("all", "late", "lead"), strict=True):
+        own = drawn[drawn["panel"] == panel]
+        _lines(axes, own)
+        doublings_axis(axes, _apart(sorted(set(own["context"]))))
+        axes.set_ylim(*_limits(own[own["context"].isin(first.inside)], own))
+        axes.set_xlabel("tokens of context $c$")
+        training_length_line(axes, first.train_len)
+    start = _early(first)
+    panels[0].set(ylabel=f"loss minus loss given {tokens(int(first.contexts_C[0]))} (nats)", title="what context is worth")
+    panels[1].set(ylabel=f"loss minus loss given {tokens(start)} (nats)", title=f"and from {tokens(start)} on")
+    panels[2].set(ylabel="lead of FoX (nats)", title="Transformer minus FoX")
+    legend_of(figure, [style_of(model) for model in found], markers=True)
+    documents, places = first.losses_SDPC.shape[1:3]
+    alone = [int(context) for context in first.contexts_C if not np.isfinite(first.at(context)).all()]
+    return publish(
+        study,
+        figure,
+        drawn,
+        f"the same tokens for every context and model: {first.targets} at {places} places of each of {documents} documents",
+        f"given {tokens(alone[0])} and more at the last place alone" if alone else "",
+        f"mean of {seeds_of(found)}; bars: 95% intervals (documents by source, and seeds)",
+        f"dashed: training length {tokens(first.train_len)}; what leaves the frame goes on above",
+    )
+
+
+def seeds_of(found: dict[str, ContextLosses]) -> str:
+    counts = sorted({losses.num_seeds for losses in found.values()})
+    number = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    return f"{number} seed{'s' if counts[-1] > 1 else ''}"
+
+
+def _apart(contexts: list[int], factor: float = 3.5) -> list[int]:
+    """Return contexts, from the longest down, that lie far enough apart for their names."""
+    kept = contexts[-1:]
+    for context in reversed(contexts):
+        kept = [context, *kept] if context * factor <= kept[0] else kept
+    return kept
+
+
+def _lines(axes: Axes, rows: pd.DataFrame) -> None:
+    """Draw a line per model with its intervals, side by side where they would cover each other."""
+    axes.axhline(0, color="#222222", linewidth=0.8)
+    for place, (model, own) in enumerate(rows.groupby("model", sort=False)):
+        style = style_of(str(model))
+        bars = np.abs(own[["low", "high"]].to_numpy() - own[["value"]].to_numpy()).T
+        x = own["context"] * 2 ** ((place - rows["model"].nunique() / 2) / 40)
+        drawn = axes.errorbar(x, own["value"], bars, color=style.colour, marker=style.marker, markersize=3, elinewidth=0.9)
+        if style.dashes:
+            drawn.lines[0].set_dashes(style.dashes)
+
+
+def _limits(inside: pd.DataFrame, rows: pd.DataFrame) -> tuple[float, float]:
+    """Room for all that lies within the training context, and for what is lower beyond it."""
+    ends = ["value", "low", "high"]
+    low = min(0.0, float(np.nanmin(inside[ends])), float(rows["value"].min()))
+    high = max(0.0, float(np.nanmax(inside[ends])))
+    span = max(high - low, 1e-6)
+    return low - 0.06 * span, high + 0.15 * span
+
+
+def summary(study: Study) -> Table:
+    """What is gained from more context in parts of the training context and beyond it, with 95% intervals."""
+    found = context_losses(study)
+    first = next(iter(found.values()))
+    contexts, inside = [int(context) for context in first.contexts_C], first.inside
+    steps = [(contexts[0], _early(first)), (_early(first), _half(first)), (_half(first), inside[-1])]
+    steps += [(inside[-1], contexts[-1])] if contexts[-1] > inside[-1] else []
+    columns = [Column("shortest", f"loss given {tokens(contexts[0])} (nats)", 3, "lower")]
+    columns += [Column(f"to_{b}", f"from {tokens(a)} to {tokens(b)}", 4, "lower", "signed") for a, b in steps]
+    changes = {model: [change(losses, *step) for step in steps] for model, losses in found.items()}
+    rows = {model: [float(found[model].at(contexts[0]).mean()), *(each.effect for each in changes[model])] for model in found}
+    ranges = {model: [None, *(each.interval for each in changes[model])] for model in found}
+    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Mean of {seeds_of(found)}. In square brackets: 95% "
+    note += "intervals over documents by source, and seeds."
+    return Table("Loss of the same tokens given more context", columns, rows, note, ranges=ranges)
+
+
+def _half(losses: ContextLosses) -> int:
+    """Return the longest context that is half of the training context or less."""
+    return max(context for context in losses.inside if context <= losses.train_len / 2)
+
+
+TOLERANCE = 0.003
+"""Ours: a tenth of what the forget gate is worth in the paper's Table 3 (0.03 nats)."""
+
+
+def c3(study: Study) -> Verdict:
+    """FoX uses its context to the end: from an eighth of the training context on, more context raises the loss nowhere by more
+    than 0.003; the longest is better than that eighth, and better than half of the training context."""
+    found = context_losses(study)
+    foxes = [found[model] for model in ("fox_pro", "fox_llama") if model in found]
+    comparisons, parts = [], []
+    for fox in foxes:
+        contexts, name = [context for context in fox.inside if context >= _early(fox)], title(fox.model)
+        for before, after in pairwise(contexts):
+            words = f"{name}: loss given {tokens(after)} minus given {tokens(before)}"
+            rise = change(fox, before, after)
+            comparisons.append(Comparison(words, rise, TOLERANCE, below=True, strict=False, size=TOLERANCE))
+        ends, half = change(fox, contexts[0], contexts[-1]), change(fox, _half(fox), contexts[-1])
+        for before, estimate in ((contexts[0], ends), (_half(fox), half)):
+            words = f"{name}: loss given {tokens(contexts[-1])} minus given {tokens(before)}"
+            comparisons.append(Comparison(words, estimate, below=True))
+        parts.append(
+            f"{name}: from {tokens(contexts[0])} to {tokens(contexts[-1])} tokens of context the loss of the same tokens "
+            f"changes by {number(ends.effect)}, from {tokens(_half(fox))} on by {number(half.effect)} nats"
+        )
+    seeds = min((fox.num_seeds for fox in foxes), default=0)
+    return decide("; ".join(parts) + ".", comparisons, seeds, missing_of(("fox_pro", "fox_llama"), found))
+
+
+def c4(study: Study) -> Verdict:
+    """Recurrent models gain less than half of what FoX (Pro) gains from the last three eighths of the training context, and FoX
+    (Pro) gains, which the claim takes for granted."""
+    found = context_losses(study)
+    absent = missing_of(("fox_pro", *RECURRENT), found)
+    if "fox_pro" not in found:
+        return decide("", [], 0, absent)
+    fox, others = found["fox_pro"], [found[model] for model in RECURRENT if model in found]
+    start, end = max(context for context in fox.inside if context <= LATE * fox.train_len), fox.inside[-1]
+    gain = change(fox, end, start)
+    comparisons, parts = [Comparison("gain of FoX (Pro)", gain)], []
+    for other in others:
+        excess = compare((1.0, other, start), (-1.0, other, end), (-0.5, fox, start), (0.5, fox, end))
+        words = f"gain of {title(other.model)} minus half of FoX (Pro)'s"
+        comparisons.append(Comparison(words, excess, below=True, size=abs(gain.effect) / 2))
+        parts.append(f"{title(other.model)} {number(change(other, end, start).effect)}")
+    sentence = f"With {tokens(end)} tokens of context in place of {tokens(start)} FoX (Pro) gains {number(gain.effect)} nats"
+    seeds = min(losses.num_seeds for losses in (fox, *others))
+    verdict = decide(f"{'; '.join([sentence, ', '.join(parts)] if parts else [sentence])}.", comparisons, seeds, absent)
+    if verdict.status in (Status.NOT_MEASURED, Status.FAILS) or in_words(gain, "less", "more", "") != "":
+        return verdict
+    why = (
+        "FoX (Pro)'s own gain cannot be told from none, so that there is no half of it to compare with: the smallest that this"
+    )
+    return undecided(verdict, f"{why} design sees is {gain.detectable or 0:.2g} nats.")
+
+
+CLAIMS = (
+    Claim("C3", "FoX uses its context up to the end of the training context: its loss keeps falling with more of it", c3),
+    Claim("C4", "The recurrent models stop gaining from more context", c4),
+)

@@ -1,0 +1,183 @@
+"""Last words of held-out passages, as LAMBADA asks for them: accuracy and perplexity, with the passage and without it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis.names import ordered, pairs_in, style_of, title
+from analysis.seeds import NOTHING, Repeated, Repeats, family_of, repeats_for
+from analysis.sources import sources_of
+from analysis.statistics import Estimate, Noise, Term, contrast
+from analysis.study import Study
+from analysis.style import WIDTH, figure_style, plt, publish, scale_note
+from analysis.tables import Column, Table
+from eval.last_words.spec import Spec
+from experiments.recipes import main_models as runs  # noqa: F401
+from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
+
+TITLE = "Last words of held-out passages"
+PAPER = "beyond the paper"
+SHOWS = (
+    "A word has to be told that a passage of unseen text holds, but not in its last lines. Filled: given the whole passage, "
+    "hollow: given its last words alone, so that what lies between them is what the passage is worth to a model. In the manner "
+    "of LAMBADA, from the held-out text by a rule that knows no model. Not in the paper."
+)
+
+SIZES: dict[tuple[str, ...], dict[str, Any]] = {
+    TINIES: dict(num_items=400, words=100, near=10, common=300, anywhere=True),  # the text is code
+    (*MINIS, *PAPERS): dict(num_items=5000),
+}
+"""Passages, and the rule by which they are chosen."""
+KIND = "last_words"
+WITH, WITHOUT = "", "_near"
+"""Ends of the columns: given the passage, and given its last words."""
+
+
+def evals(scale):
+    return (Spec(num_documents=scale.heldout_documents, **sizes_at(scale, SIZES, __name__)),)
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """Rows of one model: `values_SI` by column, for every seed and item; `clusters_I`: the source of each item."""
+
+    scale: str
+    values_SI: dict[str, np.ndarray]
+    clusters_I: np.ndarray | None
+    repeats: Repeats = NOTHING
+    family: str = ""
+
+
+def compare(column: str, *parts: tuple[float, Words]) -> Estimate:
+    """Sum of coefficient x mean of a column, item by item."""
+    terms: list[Term] = []
+    noises: dict[object, Noise | None] = {}
+    for coefficient, words in parts:
+        values_SI = words.values_SI[column]
+        mean_I = values_SI.mean(axis=0)
+        terms.append(
+            Term(words, coefficient, values_SI.mean(axis=1), mean_I - mean_I.mean(), words.clusters_I, items="passages")
+        )
+        noises[words] = _noise(words, column)
+    return contrast(terms, noises)
+
+
+def _noise(words: Words, column: str) -> Noise | None:
+    def functional(other: Repeated) -> np.ndarray:
+        return np.array([rows[column].mean() for rows in other.rows])
+
+    return words.repeats.noise(words.scale, words.family, functional)
+
+
+def last_words(study: Study) -> dict[str, Words]:
+    """Return the rows by model, in the paper's order. ValueError: nothing is stored, or models were asked for other words."""
+    groups: dict[str, list[Any]] = {}
+    for each in study.evaluations(KIND):
+        groups.setdefault(each[0].model, []).append(each)
+    if not groups:
+        raise ValueError(f"{study.stem}: no last words are stored; run its experiment first")
+    if len({tuple(rows["document"]) for group in groups.values() for _, rows, _ in group}) > 1:
+        raise ValueError(f"{study.stem}: models or seeds were asked for other words; evaluate all alike")
+    found = {}
+    for model in ordered(groups):
+        line, rows, meta = groups[model][0]
+        sources_D = sources_of(study.results_dir, meta, int(rows["document"].max()) + 1)
+        found[model] = Words(
+            line.scale,
+            {name: np.stack([own[name] for _, own, _ in groups[model]]) for name in _columns("right") + _columns("logp")},
+            None if sources_D is None else sources_D[rows["document"]],
+            repeats_for(study.results_dir, line.scale, KIND),
+            family_of(study.spec(line.run_id)["model"]),
+        )
+    return found
+
+
+def _columns(name: str) -> list[str]:
+    return [f"{name}{end}" for end in (WITH, WITHOUT)]
+
+
+class Point(NamedTuple):
+    """A value that is drawn, with its 95% interval. `model`: of a lead FoX."""
+
+    panel: str
+    model: str
+    given: str
+    value: float
+    low: float
+    high: float
+
+
+GIVEN = {"passage": WITH, "last words": WITHOUT}
+
+
+def points(study: Study) -> list[Point]:
+    """Return what is drawn, model by model."""
+    found = last_words(study)
+    made = []
+    for model, words in found.items():
+        for given, end in GIVEN.items():
+            made.append(Point("accuracy", model, given, *_with_ends(compare(f"right{end}", (1.0, words)))))
+            nats = _with_ends(compare(f"logp{end}", (-1.0, words)))
+            made.append(Point("perplexity", model, given, *np.exp(nats).tolist()))
+    for fox, other in pairs_in(found)[0]:
+        difference = compare("right", (1.0, found[fox]), (-1.0, found[other]))
+        made.append(Point("lead", fox, "passage", *_with_ends(difference)))
+    return made
+
+
+def _with_ends(estimate: Estimate) -> tuple[float, float, float]:
+    return estimate.effect, *(estimate.interval or (np.nan, np.nan))
+
+
+@figure_style()
+def draw(study: Study) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv}."""
+    drawn = points(study)
+    models = list(dict.fromkeys(point.model for point in drawn))
+    figure, panels = plt.subplots(1, 3, figsize=(WIDTH, 0.9 + 0.24 * len(models)), width_ratios=(3, 3, 2), sharey=True)
+    of_panel = dict(zip(("accuracy", "perplexity", "lead"), panels, strict=True))
+    for point in drawn:
+        colour, whole = style_of(point.model).colour, point.given == "passage"
+        of_panel[point.panel].errorbar(
+            point.value, models.index(point.model) + (-0.13 if whole else 0.13), color=colour, marker="o", markersize=4.5,
+            xerr=[[point.value - point.low], [point.high - point.value]], markerfacecolor=colour if whole else "white",
+            elinewidth=1.0,
+        )  # fmt: skip
+    panels[0].set_yticks(range(len(models)), [title(model) for model in models])
+    panels[0].set(ylim=(len(models) - 0.5, -0.5), xlabel="right (%)")
+    panels[1].set(xscale="log", xlabel="perplexity")
+    panels[2].set(xlabel="lead of FoX (%)")
+    panels[2].axvline(0, color="#222222", linewidth=0.8)
+    return publish(study, figure, pd.DataFrame(drawn), *_notes(study))
+
+
+def _notes(study: Study) -> tuple[str, ...]:
+    spec = study.metas(KIND)[0]["spec"]
+    where = "anywhere" if spec["anywhere"] else "at the end of a sentence"
+    number = len(study.rows(KIND)["item"].unique())
+    return (
+        f"{number:,} words {where} that stood {spec['near']} to {spec['words']} words before, of four letters or more, without "
+        f"the {spec['common']} most frequent",
+        f"filled: given the {spec['words']} words before, hollow: the last {spec['near']} of them; lead: over the Transformer",
+        f"most seeds of a model: {study.num_seeds}; bars: 95% intervals (passages by source, and seeds)",
+    )
+
+
+def summary(study: Study) -> Table:
+    """Accuracy and perplexity with 95% intervals."""
+    columns = []
+    for given in GIVEN:
+        key = given.replace(" ", "_")
+        columns.append(Column(f"accuracy_{key}", f"right (%), given the {given}", 1, "higher"))
+        columns.append(Column(f"perplexity_{key}", f"perplexity, given the {given}", 1, "lower"))
+    rows: dict[str, list[float | None]] = {}
+    ranges: dict[str, list[tuple[float, float] | None]] = {}
+    for point in points(study):
+        if point.panel != "lead":
+            rows.setdefault(point.model, []).append(point.value)
+            ranges.setdefault(point.model, []).append(None if np.isnan(point.low) else (point.low, point.high))
+    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. {'. '.join(_notes(study))}."
+    return Table("Last words of held-out passages", columns, rows, note, ranges=ranges)
