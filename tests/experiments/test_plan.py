@@ -55,10 +55,12 @@ def test_the_papers_evaluations_at_the_papers_scale():
     known = artefacts()
     (loss,) = known["fig2_per_token_loss"].evals(scale)
     assert (loss.context_len, loss.num_documents) == (65536, 32768)
-    easy, standard, *recall = known["fig4_needle"].evals(scale)
+    easy, standard, *others = known["fig4_needle"].evals(scale)
     assert easy.lengths == standard.lengths == tuple(range(1000, 32001, 3100))
     assert (easy.mode, standard.mode, easy.max_new_tokens) == ("easy", "standard", 1024)
-    assert [spec.mode for spec in recall] == ["easy", "standard"]
+    assert [(spec.kind, spec.mode) for spec in others] == [
+        (kind, mode) for kind in ("needle_recall", "needle_choice") for mode in ("easy", "standard")
+    ]
     (longbench,) = known["table2_longbench"].evals(scale)
     assert longbench.max_prompt_tokens == 15500 and longbench.dataset == "hub"
     (harness,) = known["table1_lm_eval"].evals(scale)
@@ -74,7 +76,7 @@ def test_a_model_is_trained_once_for_all_artefacts(asked):
     assert sorted(run.spec.name for run in main.runs.values()) == sorted(SEVEN)
     assert set(main.runs) <= set(plan.runs)
     (fox,) = (run for run in main.runs.values() if run.spec.name == "fox_pro")
-    assert len(fox.evals) == len({eval_id(spec) for spec in fox.evals}) == 9
+    assert len(fox.evals) == len({eval_id(spec) for spec in fox.evals}) == 11
 
 
 def test_seeds_are_runs_of_their_own_under_one_label(asked):

@@ -59,7 +59,9 @@ SCALE = replace(
     train_tokens=256 * 12,
     warmup_tokens=512,
     heldout_documents=2,
-    needle=scales.NeedleGrid((304,), (0.0, 100.0), 136, 8, recall_samples=2, recall_lengths=(240,), recall_reserve=80),
+    needle=scales.NeedleGrid(
+        (304,), (0.0, 100.0), 136, 8, recall_samples=2, choice_samples=2, recall_lengths=(240,), recall_reserve=80
+    ),
 )
 scales.SCALES[SCALE.name] = SCALE
 ARTEFACTS = ("fig2_per_token_loss", "fig4_needle", "appendix_training_curves")
