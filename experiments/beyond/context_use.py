@@ -1,4 +1,4 @@
-"""What a model makes of more context: the loss of the same tokens with more and more text before them, and C3 and C4 by it."""
+"""Use that models make of more context: the loss of the same tokens with more and more text before them, and C3 and C4 by it."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -159,7 +159,7 @@ def _limits(inside: pd.DataFrame, rows: pd.DataFrame) -> tuple[float, float]:
 
 
 def summary(study: Study) -> Table:
-    """What is gained from more context in parts of the training context and beyond it, with 95% intervals."""
+    """Gains from more context in parts of the training context and beyond it, with 95% intervals."""
     found = context_losses(study)
     first = next(iter(found.values()))
     contexts, inside = [int(context) for context in first.contexts_C], first.inside

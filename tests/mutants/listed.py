@@ -270,9 +270,6 @@ FAULTS = {
     "eval/test_context_use": [
         ("evaluate", "place - spec.targets - length", "place - length"),
     ],
-    "test_needle_choice": [
-        ("Pass.read", "range(len(word))", "[-1]"),
-    ],
     "test_tasks": [
         ("c22b", "9.5", "8.5"),
     ],
