@@ -1,4 +1,4 @@
-"""Use that models make of more context: the loss of the same tokens with more and more text before them, and C3 and C4 by it."""
+"""Use that models make of context: the loss of the same tokens with more and more text before them, and C3 and C4 by it."""
 
 from itertools import pairwise
 from pathlib import Path
