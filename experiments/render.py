@@ -12,7 +12,7 @@ from analysis import report
 from analysis.study import Study, study_file
 from experiments.artefact import Artefact, artefacts
 from experiments.scales import get_scale
-from experiments.status import write_status
+from experiments.status import write_claims, write_status
 
 
 def render(stem: str, scale: str, results_dir: Path) -> list[Path]:
@@ -38,11 +38,12 @@ def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Con
                 traceback.print_exc()
     console.print(f"[green]report[/] {write_report(scale, results_dir, studies)}")
     write_status(results_dir)
+    write_claims(scale, results_dir, studies)
     return broken
 
 
 def stored(scale: str, results_dir: Path) -> list[str]:
-    """The artefacts that have lines at a scale."""
+    """Return the artefacts that have lines at a scale."""
     return [stem for stem in artefacts() if study_file(results_dir, scale, stem).is_file()]
 
 

@@ -38,14 +38,14 @@ def test_what_is_committed_is_what_its_rows_give(scale, tmp_path):
     command = [sys.executable, "-c", CODE, "render", "--scale", scale, "--results-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    made = ("figures/*.png", "figures/*.csv", "tables/*", "verdicts.jsonl")
+    made = ("figures/*.png", "figures/*.csv", "tables/*", "verdicts.jsonl", "claims.md")
     assert paths(tmp_path / scale, made) == paths(RESULTS / scale, made)
     for path in sorted(paths(RESULTS / scale, made)):
         assert_equal(tmp_path / scale / path, RESULTS / scale / path)
 
 
 def test_a_changed_word_number_or_line_is_noticed(tmp_path):
-    for name in ("verdicts.jsonl", "figures/fig2_per_token_loss.csv", "figures/fig2_per_token_loss.png"):
+    for name in ("verdicts.jsonl", "claims.md", "figures/fig2_per_token_loss.csv", "figures/fig2_per_token_loss.png"):
         whole = RESULTS / "mini" / name
         other = tmp_path / whole.name
         if whole.suffix == ".png":

@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+from analysis.verdict import judge
 from experiments.artefact import artefacts
-from experiments.status import status_page, write_status
+from experiments.fox import fig2_per_token_loss
+from experiments.status import status_page, write_claims, write_status
+from results.store import record_run
 from tests.synthetic import Store, main_losses
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -19,3 +22,20 @@ def test_a_cell_counts_lines_and_seeds(tmp_path):
     (line,) = (line for line in text.splitlines() if "`fig2_per_token_loss`" in line)
     assert line.endswith("| 2 of 7 lines, 2 seeds |")
     assert all(f"`{stem}`" in text for stem in artefacts())
+
+
+def test_the_page_of_claims_has_command_minutes_number_and_where_it_was_seen(tmp_path):
+    store = Store(tmp_path)
+    for run in main_losses(store, seeds=2).runs.values():
+        (start,) = run["starts"]
+        record_run(tmp_path, {**run, "starts": [{**start, "end": {"wall_s": 90.0}}]})
+    text = write_claims("tiny", tmp_path, {}).read_text()
+    study = store.study("fig2_per_token_loss")
+    (c1,) = [verdict for claim, verdict in judge(fig2_per_token_loss.CLAIMS, study) if claim.id == "C1"]
+    assert "`python -m experiments run fig2_per_token_loss --scale tiny --seeds 0,1`" in text
+    (row,) = (line for line in text.splitlines() if line.startswith("| C1 |"))
+    assert row.endswith(f"| {c1.decisive} | {c1.status} |") and "nats [" in row
+    newest = max(study.all_metas, key=lambda meta: meta["created"])
+    assert f"Last seen {newest['created'][:10]} on {newest['provenance']['device']}" in text
+    assert "14 trainings, 21 minutes on Synthetic device" in text
+    assert "C17 (`table1_lm_eval`)" in text.splitlines()[-1]
