@@ -18,6 +18,14 @@ class ModelKind:
     num_layers: int
     norm_eps: float
 
+    def flops_per_token(self, seq_len: int) -> int:
+        """Return the FLOPs of a forward pass per token at `seq_len`, nothing skipped."""
+        raise NotImplementedError
+
+    def executed_flops_per_token(self, seq_len: int, pruned_share: float) -> int:
+        """Return those that are carried out when `pruned_share` of the attention is skipped."""
+        return self.flops_per_token(seq_len)
+
     @property
     def prunes(self) -> bool:
         """Tell whether a pass computes less than `flops_per_token`, by an amount that the data decide."""

@@ -36,10 +36,10 @@ class Journal:
         self.folder, self.spec, self.execution, self.world, self.quiet = folder, spec, execution, world, quiet
         self.stop = self.save = False
         self._stop_request = stop
-        self._flops_per_token = 3 * spec.model.flops_per_token(spec.train.seq_len)
         peak = peak_flops(world.device)
         self._peak = None if peak is None else peak * world.size
         self._speed = Speed(spec.train.batch_tokens)
+        self._pruned_share = None if spec.model.prunes else 0.0
         self._pending: PendingReport | None = None
         self._last_step = 0
         self._writer: MetricsWriter | None = None
@@ -109,7 +109,9 @@ class Journal:
     def _record(self, report: StepReport) -> None:
         self.stop, self.save = self.stop or report.stop, report.save
         tokens_per_s = self._speed.tick()
-        mfu = None if self._peak is None else tokens_per_s * self._flops_per_token / self._peak
+        measured = zip(self.spec.model.measured, report.measured, strict=True)
+        found = {name: value for name, value in measured if not math.isnan(value)}
+        self._pruned_share = found.get("pruned_share", self._pruned_share)
         row = {
             "step": report.step,
             "tokens": report.step * self.spec.train.batch_tokens,
@@ -118,18 +120,22 @@ class Journal:
             "lr": learning_rate((report.step - 1) * self.spec.train.batch_tokens, self.spec.train),
             "wall_s": round(self._stop_request.wall_s, 3),
             "tokens_per_s": tokens_per_s,
-            # What pruning skips is not known here: its utilisation is that of a dense computation of the same speed.
-            "mfu": None if self.spec.model.prunes else mfu,
-            "mfu_dense": mfu,
+            # Of what is executed, by the share that was skipped when it was last measured; and of a dense computation as fast.
+            "mfu": None if self._pruned_share is None else self._mfu(tokens_per_s, self._pruned_share),
+            "mfu_dense": self._mfu(tokens_per_s, 0.0),
+            **found,
         }
-        measured = zip(self.spec.model.measured, report.measured, strict=True)
-        row |= {name: value for name, value in measured if not math.isnan(value)}
         if self._writer is not None and self._progress is not None:
             self._writer.write(row)
             self._progress.advance(numbers=numbers(row))
         self._last_step = report.step
         if report.verdict:
             self._anomaly(report)
+
+    def _mfu(self, tokens_per_s: float, pruned_share: float) -> float | None:
+        """Return the share of the peak that a step's three passes take; None where the peak is not known."""
+        flops = 3 * self.spec.model.executed_flops_per_token(self.spec.train.seq_len, pruned_share)
+        return None if self._peak is None else tokens_per_s * flops / self._peak
 
     def _anomaly(self, report: StepReport) -> None:
         documents, start = self._sampler.rows(report.step - 1, 0, 1)

@@ -66,7 +66,8 @@ class Progress:
 
 def numbers(row: dict[str, Any]) -> str:
     """Return what a row of metrics.jsonl says to a person: loss, speed, and on a GPU its utilisation."""
-    mfu = "" if row["mfu_dense"] is None else f"  MFU {100 * row['mfu_dense']:.0f}%"
-    if row["mfu"] != row["mfu_dense"]:
-        mfu += " (dense-equivalent)"
+    dense, executed = row["mfu_dense"], row["mfu"]
+    mfu = "" if dense is None else f"  MFU {100 * dense:.0f}%"
+    if executed != dense:
+        mfu += " (dense-equivalent)" if executed is None else f" (dense-equivalent; executed {100 * executed:.0f}%)"
     return f"loss {row['loss']:.3f}  {row['tokens_per_s']:,.0f} tokens/s{mfu}"

@@ -47,7 +47,9 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     flops = 2 * params if own is None else own.flops_per_token(spec.seq_len)  # of foreign models the matrices only
     compute, peak = context.compute(spec.precision), peak_flops(torch.device(context.device))
     context.extras |= {"autotune": "full", "batch_size": spec.batch_size, "peak_flops": peak}
-    relative = np.full(3, math.nan)
+    relative, executed = np.full(3, math.nan), 1.0
+    if own is not None and own.prunes:
+        executed = _executed_share(model, own, spec, compute)
     if spec.mode == "train":
         seconds_RM, memory = _time_steps(model, spec, compute)
         rates = spec.batch_size * spec.seq_len / seconds_RM[:, 0]
@@ -67,7 +69,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
         "tokens_per_s_low": low,
         "tokens_per_s_high": high,
         **dict(zip(("relative_low", "relative", "relative_high"), relative, strict=True)),
-        "mfu": math.nan if own is not None and own.prunes else dense,
+        "mfu": dense * executed,
         "mfu_dense": dense,
         "peak_memory_gib": math.nan if memory is None else memory,
         "params": params,
@@ -82,6 +84,17 @@ def _own_spec(model: PreTrainedModel) -> ModelSpec | None:
     with suppress(ValueError):
         return spec_of(model)
     return None
+
+
+def _executed_share(model: PreTrainedModel, own: ModelSpec, spec: Spec, compute: Compute) -> float:
+    """Return which share of a step's FLOPs is executed, by what a forward pass of its first sequence skips; NaN of generation,
+    whose passes skip other shares."""
+    if spec.mode == "generate":
+        return math.nan
+    with compute.inference(), model.model.measuring() as found:
+        model(_random_ids(model, spec)[:1].to(compute.device), use_cache=False, logits_to_keep=1)
+    share = float(torch.stack(found["pruned_share"]).mean())
+    return own.executed_flops_per_token(spec.seq_len, share) / own.flops_per_token(spec.seq_len)
 
 
 def _random_ids(model: PreTrainedModel, spec: Spec) -> torch.Tensor:

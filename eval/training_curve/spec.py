@@ -27,7 +27,7 @@ class Spec(EvalSpec):
             "grad_norm": number(0, nullable=True),  # before clipping
             "lr": number(0),
             "tokens_per_s": number(0),  # mean of the last 100 steps
-            "mfu": number(0, nullable=True),  # NaN: a device of unknown peak, or a model that skips work
+            "mfu": number(0, nullable=True),  # of the FLOPs that are executed; NaN where these or the peak are unknown
             "mfu_dense": number(0, nullable=True),  # skipped work counted as done
             "pruned_share": number(0, 1, nullable=True),  # of the causal tiles; NaN: not measured at this step
         },

@@ -44,7 +44,11 @@ def test_rows_follow_the_clock_and_weights_stay(mode, pruned, tiny_fox, bind, in
     rates = np.quantile(tokens / np.array([1.0, 2.0, 3.0, 4.0, 5.0]), (0.2, 0.5, 0.8))
     assert [row[f"tokens_per_s{name}"] for name in ("_low", "", "_high")] == pytest.approx(rates.tolist())
     assert row["mfu_dense"] == pytest.approx((3 if mode == "train" else 1) * flops * row["tokens_per_s"] / 1e9)
-    assert np.isnan(row["mfu"]) if pruned else row["mfu"] == row["mfu_dense"]
+    if pruned and mode == "train":  # fresh gates of 1/2 forget within some fifty tokens, and matrices are never skipped
+        least = spec_of(model).executed_flops_per_token(64, 1.0) / flops
+        assert least < row["mfu"] / row["mfu_dense"] < 1 - 0.1 * (1 - least)
+    else:
+        assert np.isnan(row["mfu"]) if pruned else row["mfu"] == row["mfu_dense"]
     assert (row["params"], row["fwd_flops_per_token"], row["machine"]) == (num_params(model), flops, spec.machine)
     assert (context.extras["batch_size"], context.extras["autotune"]) == (2, "full")
     if mode == "generate":

@@ -126,8 +126,15 @@ def a_known_peak():
     training.journal.peak_flops = lambda device: 1e12
 
 
+def executed(spec, row):
+    """Utilisation of what the tiles that are left take, and the matrices."""
+    attention = 4 * spec.model.num_layers * spec.model.hidden_size * spec.train.seq_len / 2
+    flops = spec.model.flops_per_token(spec.train.seq_len) - row["pruned_share"] * attention
+    return row["tokens_per_s"] * 3 * flops / 1e12
+
+
 @pytest.mark.parametrize("prune_log_tolerance", [None, -10.0])
-def test_utilisation_is_called_dense_where_pruning_skips_an_unknown_share(make_run, start, prune_log_tolerance):
+def test_utilisation_is_of_what_is_executed_and_of_a_dense_computation(make_run, start, prune_log_tolerance):
     run = make_run(steps=3, prune=prune_log_tolerance)
     assert start(run, before=a_known_peak).exit_code() == EXIT_FINISHED
     spec = run.read_spec()
@@ -135,12 +142,13 @@ def test_utilisation_is_called_dense_where_pruning_skips_an_unknown_share(make_r
         three_passes = 3 * spec.model.flops_per_token(spec.train.seq_len)
         assert row["mfu_dense"] == pytest.approx(row["tokens_per_s"] * three_passes / 1e12)
         assert ("pruned_share" in row) == (prune_log_tolerance is not None)
-        assert row["mfu"] == (row["mfu_dense"] if prune_log_tolerance is None else None)
+        assert row["mfu"] == (row["mfu_dense"] if prune_log_tolerance is None else pytest.approx(executed(spec, row)))
 
 
 def test_progress_names_the_utilisation():
     row = {"step": 1, "tokens": 4, "loss": 2.0, "tokens_per_s": 8.0, "mfu": 0.25, "mfu_dense": 0.25}
     assert numbers(row) == "loss 2.000  8 tokens/s  MFU 25%"
+    assert numbers({**row, "mfu": 0.2}) == "loss 2.000  8 tokens/s  MFU 25% (dense-equivalent; executed 20%)"
     assert numbers({**row, "mfu": None}) == "loss 2.000  8 tokens/s  MFU 25% (dense-equivalent)"
     assert numbers({**row, "mfu": None, "mfu_dense": None}) == "loss 2.000  8 tokens/s"
 
