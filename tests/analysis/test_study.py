@@ -3,6 +3,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from analysis.sources import sources_of
 from analysis.study import Line, Study, read_lines, study_file, write_lines
 from tests import synthetic
 
@@ -119,3 +120,11 @@ def test_every_mode_is_drawn(tmp_path):
     study = evaluated(tmp_path, {"fox_pro": [(1.0, "a", "2025-01-01", "easy"), (2.0, "b", "2025-01-01", "standard")]})
     assert study.rows("needle")["value"].tolist() == [1.0, 2.0]
     assert study.rows("needle", mode="standard")["value"].tolist() == [2.0]
+
+
+def test_sources_are_those_of_the_evaluation_or_of_the_corpus(tmp_path):
+    (tmp_path / "sources.json").write_text('{"c": [7, 7, 8]}')
+    own, stored, none = ({"extras": {"sources": [1, 1, 2]}, "spec": {"corpus": "c"}}, {"extras": {}, "spec": {"corpus": "c"}},
+                         {"extras": {}, "spec": {"corpus": "d"}})  # fmt: skip
+    assert sources_of(tmp_path, own, 2).tolist() == [1, 1] and sources_of(tmp_path, stored, 3).tolist() == [7, 7, 8]
+    assert sources_of(tmp_path, none, 1) is sources_of(tmp_path, own, 4) is sources_of(tmp_path, own, 0) is None

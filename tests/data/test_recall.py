@@ -79,6 +79,9 @@ def test_a_batch_is_a_function_of_seed_and_step_and_divides_among_processes():
     assert all(torch.equal(a, b) for a, b in zip(whole, RecallSampler(TASK, 8, seed=3).batch(7), strict=True))
     parts = [sampler.batch(7, rank, 4) for rank in range(4)]
     assert all(torch.equal(a, torch.cat(b)) for a, b in zip(whole, zip(*parts, strict=True), strict=True))
+    for seed in (0, 1):
+        trained = RecallSampler(TASK, 8, seed=seed)
+        assert not any(torch.equal(trained.batch(step)[0], TASK.batch(*heldout(TASK, 8))[0]) for step in range(3))
     others = [RecallSampler(TASK, 8, seed=4).batch(7), sampler.batch(8), TASK.batch(*heldout(TASK, 8))]
     assert not any(torch.equal(whole[0], other[0]) for other in others)
     assert [sampler.rows(7, rank, 4)[0].tolist() for rank in (0, 3)] == [[56, 57], [62, 63]]

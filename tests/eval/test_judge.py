@@ -165,3 +165,12 @@ def test_damaged_cache_entries_are_asked_for_again(server, tmp_path):
 )
 def test_parse_score(text, score):
     assert parse_score(text) == score
+
+
+def test_an_answer_is_kept_for_one_judge_and_one_question(server, tmp_path):
+    server.script = [reply("[[5]]"), reply("[[6]]"), reply("[[7]]")]
+    settings = JudgeSettings(url=server.url, key="k", cache=tmp_path / "cache")
+    asked = (("one", "x"), ("two", "x"), ("one", "y"))
+    assert [Judge(model, settings).score(prompt).score for model, prompt in asked] == [5, 6, 7]
+    assert [Judge(model, settings).score(prompt).score for model, prompt in asked] == [5, 6, 7]
+    assert len(server.requests) == 3

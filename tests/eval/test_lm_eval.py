@@ -164,6 +164,9 @@ def test_agrees_with_the_harness_own_model_class(add_bos, corpus, bind):
     assert ours.loglikelihood_rolling(wholes) == pytest.approx(expected, rel=1e-5)
     stop = Instance("generate_until", {}, ("the river was", {"until": ["e"], "max_gen_toks": 20, "do_sample": False}), 0)
     assert ours.generate_until([stop]) == theirs.generate_until([stop], disable_tqdm=True)
+    asked = {"until": [], "max_gen_toks": 20, "do_sample": False}
+    long = Instance("generate_until", {}, ("market village " * 30 + "the river was", asked), 0)
+    assert ours.generate_until([long]) == theirs.generate_until([long], disable_tqdm=True), "its end is what is kept"
 
 
 def test_answers_are_kept_and_not_asked_again(corpus, bind, in_memory, tasks, tmp_path):

@@ -69,12 +69,12 @@ def fig2(made: Made) -> None:
 
 
 def fig4(made: Made) -> None:
-    models(made, SEVEN, "needle", lambda: made.needles((100, 200, 300, 400, 500)))
+    models(made, SEVEN, "needle", lambda: made.needles((205, 215, 300, 310, 500, 510)))
 
 
 def fig5(made: Made) -> None:
     for tokens, rate in ((1000, 1e-3), (2000, 1e-3), (2000, 2e-3), (4000, 1e-3)):
-        kinds = ("per_token_loss", made.losses()), ("needle", made.needles((100, 300, 500)))
+        kinds = ("per_token_loss", made.losses()), ("needle", made.needles((100, 250, 260)))
         axes = {"train_tokens": tokens, "peak_lr": rate}
         made.add(f"{tokens} tokens, LR {rate:g}", *kinds, model="fox_pro", axes=axes, train=axes)
 
@@ -212,7 +212,8 @@ def said(folder: Path, stem: str) -> Iterator[str]:
     study = _study(made)
     for claim in artefact.claims:
         verdict = claim.predicate(study)
-        yield f"  {claim.id} {verdict.status}, {verdict.seeds} seed"
+        decisive = "" if verdict.decisive is None else f", by {verdict.decisive.name}"
+        yield f"  {claim.id} {verdict.status}, p {verdict.p:.3g}, {verdict.seeds} seed{decisive}"
         for each in verdict.comparisons:
             size = "" if each.size is None else f", size {each.size:.5g}"
             error = "" if each.estimate.error is None else f" ± {each.estimate.error:.3g}"

@@ -138,3 +138,10 @@ def test_the_state_is_what_the_cache_holds(model, spec, tokens):
 
     held = sum(numbers(value) for layer in cache.layers.values() for value in layer.values())
     assert held == spec.state_size(150)
+
+
+def test_sambas_attention_has_its_window():
+    spec = SambaSpec(vocab_size=64, hidden_size=64, num_layers=2, num_heads=2, window_size=8, rope_base=1e4, norm_eps=1e-3)
+    own = spec.attention
+    assert (own.window_size, own.use_rope, own.rope_base, own.forget_gate, own.norm_eps) == (8, True, 1e4, "none", 1e-3)
+    assert (own.hidden_size, own.num_heads) == (64, 2)

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from results.provenance import commit_name, git_state
 from results.schema import Schema, integer, number, text
 from results.sealed import read_sealed, write_sealed
 from results.store import (
@@ -208,3 +209,37 @@ def test_results_and_analysis_do_not_import_torch():
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True
     )
     assert done.stdout.strip() == "set()"
+
+
+def test_starts_of_one_day_are_all_kept(tmp_path):
+    starts = [{"date": f"2025-01-02T03:04:0{second}.000+00:00", "end": None} for second in range(3)]
+    record = {"run_id": "a", "scale": "tiny", "name": "fox", "spec": {}, "starts": starts[:2]}
+    record_run(tmp_path, record)
+    ended = {**starts[1], "end": {"exit_code": 0}}
+    path = record_run(tmp_path, {**record, "starts": [ended, starts[2]]})
+    assert read_run(path)["starts"] == [starts[0], ended, starts[2]]
+
+
+def test_the_state_of_a_checkout(tmp_path):
+    """Its commit, and whether a file that git knows differs from it; results and files that git does not know do not count."""
+
+    def git(*words):
+        subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tmp_path, check=True, capture_output=True
+        )
+
+    assert git_state(tmp_path) == {"git_sha": None, "git_dirty": None}
+    git("init", "-q")
+    (tmp_path / "results").mkdir()
+    for name in ("code.py", "results/rows"):
+        (tmp_path / name).write_text("first")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    clean = git_state(tmp_path)
+    assert len(clean["git_sha"]) == 40 and clean["git_dirty"] is False
+    for name in ("results/rows", "new.py"):
+        (tmp_path / name).write_text("changed")
+    assert git_state(tmp_path) == clean
+    (tmp_path / "code.py").write_text("changed")
+    assert git_state(tmp_path) == {**clean, "git_dirty": True}
+    assert commit_name({**clean, "git_dirty": True}) == clean["git_sha"][:10] + "+" and commit_name({}) == "unknown"

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from slurm import graph
-from slurm.batch import script, task_python
+from slurm.batch import _array, _hours, _memory, script, task_python
 from slurm.cluster import CLUSTER, Cluster
 from slurm.submit import new_submission, rehearse
 from tests.slurm.daemons import until
@@ -214,3 +214,16 @@ def test_the_python_of_a_job_is_setups_or_the_containers_choice_and_is_said(shel
     told = io.StringIO()
     rehearse(plan_of(shell.folder), shell.cluster(python=None, setup=["module load python"]), Console(file=told))
     assert "jobs run python3 (as setup leaves it)" in told.getvalue() and "python $(command -v python3)" in told.getvalue()
+
+
+def test_how_sizes_are_written():
+    assert [_hours(minutes) for minutes in (5, 60, 95, 1500)] == ["0:05:00", "1:00:00", "1:35:00", "25:00:00"]
+    assert [_memory(*size) for size in ((None, 4), (2.0, 1), (2.0, 4), (0.5, 3), (1.5, 2))] == [None, "2G", "8G", "1536M", "3G"]
+    cases = (([0, 1, 2, 3], None), ([0, 1, 2, 3], 4), ([0, 1, 2, 3], 3), ([7, 3, 9, 8], None), ([5], 1))
+    assert [_array(*case) for case in cases] == ["0-3", "0-3", "0-3%3", "3,7-9", "5"]
+
+
+@pytest.mark.parametrize(("signal_s", "patience"), [(300, 240), (90, 60), (30, 20), (3, 2)])
+def test_a_task_that_does_not_save_leaves_time_to_requeue(tmp_path, signal_s, patience):
+    text = text_of(tmp_path, Shell(tmp_path).cluster(signal_seconds=signal_s), "train", only=("fox_pro",))
+    assert f"(sleep {patience}; kill -KILL" in text and f"--signal=B:USR2@{signal_s}" in text
