@@ -68,6 +68,14 @@ def fig2(made: Made) -> None:
     models(made, SEVEN, "per_token_loss", made.losses, extras={"unigram_entropy": 7.0})
 
 
+def contexts(made: Made) -> None:
+    def rows() -> pd.DataFrame:
+        loss = {context: 3 + 0.2 * made.rng.random() for context in synthetic.CONTEXTS}
+        return synthetic.context_rows(lambda context: loss[context], made.rng, noise=0.01)
+
+    models(made, SEVEN, "context_use", rows, evaluation={"targets": 32})
+
+
 def fig4(made: Made) -> None:
     models(made, SEVEN, "needle", lambda: made.needles((205, 215, 300, 310, 500, 510)))
 
@@ -191,7 +199,8 @@ def stick_cost(made: Made) -> None:
 
 
 ROWS: dict[str, Callable[[Made], None]] = {
-    "fig2_per_token_loss": fig2, "fig4_needle": fig4, "fig5_tokens_and_lr": fig5, "fig6_scale": fig6, "fig7_gate_types": fig7,
+    "fig2_per_token_loss": fig2, "context_use": contexts, "fig4_needle": fig4, "fig5_tokens_and_lr": fig5,
+    "fig6_scale": fig6, "fig7_gate_types": fig7,
     "table_lr_grid": rates, "table1_lm_eval": table1, "table2_longbench": table2, "table3_ablation": table3,
     "table6_throughput": table6, "table7_slimpajama": table7, "table8_lm_eval": table8, "table9_longbench": table9,
     "acp_quality": quality, "acp_pruned_share": pruned, "acp_speed": pruned, "stick_extrapolation": stick_far,
