@@ -24,6 +24,7 @@ from torch.nn.functional import logsigmoid, rms_norm, scaled_dot_product_attenti
 
 from kernels import forgetting_attention as forgetting
 from kernels import stick_breaking as stick
+from kernels.benchmark.flex import flex_forgetting_attention
 from kernels.benchmark.rows import BASELINE, ROPE_BASELINE
 
 Attention = Callable[..., Tensor]
@@ -109,6 +110,7 @@ def providers() -> dict[str, Attention]:
         "ours, tightly pruned": partial(attention, adaptive_threshold="tight"),
         "ours, deterministic": attention,
         "softmax flash-2": _softmax(SDPBackend.FLASH_ATTENTION),
+        "FlexAttention": torch.compile(flex_forgetting_attention),
     }
     try:
         from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found]

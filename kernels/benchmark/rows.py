@@ -22,6 +22,7 @@ COLORS = {
     "authors, pruned": "#7FD1B9",
     "fla": "#0072B2",
     "fla, TileLang": "#56B4E9",
+    "FlexAttention": "#CC79A7",
     "ours, deterministic": "#F6C69B",
     "ours": "#E69F00",
     "ours, pruned": "#D55E00",

@@ -15,8 +15,11 @@ import torch
 from kernels.benchmark import __main__ as command
 from kernels.benchmark import operators, times
 from kernels.benchmark.__main__ import DRAWN, PACKAGES, page, tables
+from kernels.benchmark.flex import flex_forgetting_attention
 from kernels.benchmark.rows import BASELINE, PICTURES, ROPE_BASELINE, compared, draw, error_table, table
+from kernels.forgetting_attention import forgetting_attention
 from results.measured import read
+from tests.kernels.forgetting_attention.oracle import attend, make_case, output_and_gradients
 
 ROOT = Path(__file__).parents[3]
 ROW = {
@@ -130,6 +133,19 @@ def test_what_is_installed_is_measured(monkeypatch):
             monkeypatch.setenv("FLA_TILELANG", "as it was")
             outputs = {name: found[name](*"qkvg") for name in ("fla, TileLang", "fla", "softmax flash-4")}
             assert outputs == {"fla, TileLang": "1", "fla": "0", "softmax flash-4": ("flash-4", True)}
+
+
+@pytest.mark.parametrize("gates", ["mixture", "near_zero"])
+def test_flex_attention_equals_the_oracle_in_values_and_gradients(gates, monkeypatch):
+    """PyTorch refuses gradients on a CPU, though the eager computation has them."""
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None)
+    case = make_case(gates, 1, 150, 150, 2, 2, 16, torch.float64)
+    found = output_and_gradients(flex_forgetting_attention, case)
+    torch.testing.assert_close(found, output_and_gradients(attend, case), rtol=1e-10, atol=1e-11)
+    ours = output_and_gradients(
+        partial(forgetting_attention, backend="reference"), case._replace(log_fgate=case.log_fgate.float())
+    )
+    torch.testing.assert_close(found, ours, rtol=1e-6, atol=1e-6, check_dtype=False)
 
 
 def test_every_operator_is_timed_in_its_regimes(monkeypatch):

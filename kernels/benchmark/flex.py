@@ -1,0 +1,25 @@
+"""Forgetting attention in FlexAttention: the gates are a bias of the scores, the mask is causal, and nothing is pruned.
+
+The bias is of float32 sums of gates.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+
+def flex_forgetting_attention(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> Tensor:
+    """Compute attention of q, k, v (B, T, H, D) with log gates (B, T, H). For speed compile it."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    # A copy: the gradients of what a bias captures are added up in its own layout.
+    cum_BHT = log_fgate.transpose(1, 2).double().cumsum(-1).to(dtype).clone(memory_format=torch.contiguous_format)
+
+    def decayed(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + (cum_BHT[b, h, i] - cum_BHT[b, h, j])
+
+    T = q.shape[1]
+    causal = create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device=str(q.device))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    o = flex_attention(q, k, v, score_mod=decayed, block_mask=causal)
+    assert isinstance(o, Tensor)
+    return o.transpose(1, 2)
