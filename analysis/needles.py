@@ -11,6 +11,8 @@ from functools import lru_cache
 
 import numpy as np
 import pandas as pd
+from matplotlib import colormaps
+from matplotlib.colors import ListedColormap
 
 from analysis.names import rank
 from analysis.panels import ColourScale
@@ -96,13 +98,16 @@ class Needles:
 
     @property
     def colours(self) -> ColourScale:
-        """Red to green from 1 to 10 or from 10% to 100%; recall symmetrical about 0, to the largest mean of a cell."""
+        """Red to green from 1 to 10 or 10% to 100%; recall from white at 0 to the largest mean of a cell, rounded up so that
+        figures share their limits, and below 0 only where cells are."""
         if self.kind != RECALL:
             words = "score" if self.kind == SCORE else "right (%)"
             return ColourScale("RdYlGn", LOWEST_SCORE * self.per_point, 10.0 * self.per_point, words)
         cells = self.rows.groupby(["label", "mode", *CELL])["value"].mean()
-        limit = max(float(cells.abs().max()), 1e-3)
-        return ColourScale("PuOr_r", -limit, limit, "recall (nats)")
+        low, high = float(cells.min()), _rounded_up(max(float(cells.abs().max()), 1e-3))
+        low = -_rounded_up(-low) if low < -0.05 * high else 0.0
+        part = ListedColormap(colormaps["PuOr_r"](np.linspace(0.5 + 0.5 * low / high, 1.0, 256)))
+        return ColourScale(part, low, high, "recall (nats)")
 
     @property
     def note(self) -> str:
@@ -114,11 +119,13 @@ class Needles:
             scored = "match of the answer" if judges == ["match"] else " and ".join(judges)
             floor = "; no model finds it: all scores are at the floor" if self.at_floor else ""
             return f"scores 1 (red) to 10 (green) by {scored}{floor}"
-        limit = self.colours.high
-        return (
-            "no model scores above the floor, so recall is drawn: log-probability of the answer with the needle in the text "
-            f"minus without, from \N{MINUS SIGN}{limit:.2g} (purple) over 0 (white) to {limit:.2g} nats (orange)"
-        )
+        return "no score leaves the floor, so recall is drawn: log-probability of the answer with minus without the needle"
+
+
+def _rounded_up(value: float) -> float:
+    """Round up to 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** np.floor(np.log10(value))
+    return float(power * next(step for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9)))
 
 
 @lru_cache(maxsize=256)

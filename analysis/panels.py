@@ -1,15 +1,15 @@
 """Parts of figures: curves with a band over seeds, and heatmaps of needle scores."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
+from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -18,11 +18,12 @@ from analysis.names import LineStyle
 from analysis.style import token_ticks, tokens, training_length_line
 
 MAX_POINTS = 2_048
+BINS_PER_DOUBLING = 4
 FEW_SEEDS = 4
 NO_CELL = "#DDDDDD"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Drawn:
     """One line of a panel: `x` and, for every seed, `values_SX`."""
 
@@ -53,11 +54,11 @@ def band_note(seeds: Iterable[int]) -> str:
     """Say what the line and its band are, for the note above a figure; empty where every label has one seed."""
     counts = sorted(set(seeds))
     if counts == [1]:
-        return "one seed per model"
-    kinds = ["the smallest to the largest"] if any(1 < count <= FEW_SEEDS for count in counts) else []
-    kinds += ["the standard deviation"] if counts[-1] > FEW_SEEDS else []
+        return "one seed"
+    kinds = ["min to max"] if any(1 < count <= FEW_SEEDS for count in counts) else []
+    kinds += ["standard deviation"] if counts[-1] > FEW_SEEDS else []
     number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"lines: mean of {number} seeds, bands: {' or '.join(kinds)}"
+    return f"mean of {number} seeds, bands: {' or '.join(kinds)}"
 
 
 def smoothed(curve: LossCurve, style: LineStyle, window: int, length: int | None = None) -> Drawn:
@@ -68,6 +69,31 @@ def smoothed(curve: LossCurve, style: LineStyle, window: int, length: int | None
     positions = np.arange(min(first_plotted(curve.train_len), length), length + 1, stride)
     positions = positions if positions[-1] == length else np.append(positions, length)
     return Drawn(style, positions, np.stack([smooth(losses, window)[positions - 1] for losses in curve.losses_SN]))
+
+
+def binned(curve: LossCurve, style: LineStyle, first: float, last: int) -> Drawn:
+    """L(i) from `first` to `last` as means over stretches of equal length on a logarithmic axis, four in a doubling."""
+    edges = np.geomspace(first, last, round(BINS_PER_DOUBLING * np.log2(last / first)) + 1)
+    edges = np.unique(edges.round().astype(np.int64))
+    sums = np.add.reduceat(curve.losses_SN[:, : edges[-1]], edges[:-1].tolist(), axis=1)
+    return Drawn(style, np.sqrt(edges[:-1] * edges[1:]), sums / np.diff(edges))
+
+
+def without_text(lines: Sequence[Drawn], train_len: int) -> tuple[list[Drawn], np.ndarray, list[str]]:
+    """Take out how hard the text itself is: the mean of the models at each position. Returns the lines without it, that mean,
+    and the labels of models that are not in it because they leave the frame of the losses, as one that breaks down beyond the
+    training context does."""
+    highest = core_limits(lines, train_len)[1]
+    calm = [line for line in lines if (line.mean[line.x >= train_len / 8] <= highest).all()] or lines
+    text_X = np.mean([line.mean for line in calm], axis=0)
+    shown = [replace(line, values_SX=line.values_SX - text_X) for line in lines]
+    return shown, text_X, [line.style.label for line in lines if line not in calm]
+
+
+def without_note(wild: Collection[str]) -> str:
+    """Say which models `without_text` left out of the mean, for the note above a figure."""
+    named = "".join(wild) if len(wild) == 1 else f"{len(wild)} that leave the frame"
+    return f"mean without {named}" if wild else ""
 
 
 def draw_lines(axes: Axes, lines: Sequence[Drawn]) -> None:
@@ -97,19 +123,19 @@ def doublings_axis(axes: Axes, ticks: Iterable[int], words: Callable[[int], str]
 
 
 def core_limits(lines: Sequence[Drawn], train_len: int) -> tuple[float, float]:
-    """y-range set by the last 7/8 of the training context and by what is lower beyond it.
+    """y-range set by the last 7/8 of the training context and by what is lower elsewhere.
 
     What happens before (the first tokens are hard) and beyond (a curve may explode) may leave the range, as in the paper.
     """
-    core, later = [], []
+    core, every = [], []
     for line in lines:
         for values in (line.mean, *(line.band or ())):
             core.append(values[(line.x >= train_len / 8) & (line.x <= train_len)])
-            later.append(values[line.x >= train_len / 8])
-    inside, beyond = (values[np.isfinite(values)] for values in (np.concatenate(core), np.concatenate(later)))
+            every.append(values)
+    inside, all_of_it = (values[np.isfinite(values)] for values in (np.concatenate(core), np.concatenate(every)))
     if not inside.size:
         return 0.0, 1.0
-    low, high = min(inside.min(), beyond.min()), inside.max()
+    low, high = all_of_it.min(), inside.max()
     span = max(high - low, 1e-3 * abs(high), 1e-9)
     return float(low - 0.06 * span), float(high + 0.30 * span)
 
@@ -135,7 +161,7 @@ def legend_of(figure: Figure, styles: Sequence[LineStyle], columns: int = 4, mar
 class ColourScale:
     """Colours of a heatmap's cells, and what they mean."""
 
-    colours: str
+    colours: str | Colormap
     low: float
     high: float
     title: str
@@ -171,7 +197,10 @@ def needle_panel(axes: Axes, cells: pd.DataFrame, scale: ColourScale, train_len:
 
 def colour_bar(figure: Figure, panels: Sequence[Axes], scale: ColourScale) -> None:
     mapping = ScalarMappable(Normalize(scale.low, scale.high), scale.colours)
-    bar = figure.colorbar(mapping, ax=list(panels), shrink=0.5, aspect=30, fraction=0.04, pad=0.015)
+    few = len(panels) <= 4
+    bar = figure.colorbar(
+        mapping, ax=list(panels), shrink=1.0 if few else 0.5, aspect=20 if few else 30, fraction=0.04, pad=0.015
+    )
     bar.set_label(scale.title, fontsize=7.5)
     bar.ax.tick_params(labelsize=6.5)
     bar.outline.set_visible(False)  # type: ignore[operator]

@@ -229,9 +229,18 @@ class Study:
 
     def final_loss(self, line: Line) -> float | None:
         """Final loss of the training that a line is drawn from; None where it is not known."""
-        record = self.runs[line.run_id]
-        trained = (each for each in trainings_of(record) if line.weights and each["weights"] == line.weights)
-        return next(trained, record).get("final_loss")
+        return (self._training(line) or self.runs[line.run_id]).get("final_loss")
+
+    def _training(self, line: Line) -> dict[str, Any] | None:
+        """Return the training that a line is drawn from; None where its rows name no weights."""
+        found = trainings_of(self.runs[line.run_id]) if line.weights else []
+        return next((each for each in found if each["weights"] == line.weights), None)
+
+    def is_from_changed_code(self, line: Line) -> bool:
+        """Say whether files differed from their commit when the training that a line is drawn from was started."""
+        starts, training = self.runs[line.run_id]["starts"], self._training(line)
+        own = [start for start in starts if training is None or start["date"] in training["starts"]]
+        return line.is_trained and any(start.get("git_dirty") for start in own)
 
     def spec(self, run_id: str) -> dict[str, Any]:
         """The RunSpec of a run, as JSON."""
@@ -257,11 +266,11 @@ class Study:
     @property
     def corpora(self) -> str:
         """The corpora that the runs were trained on: "packages, bpe-512 (1a2b3c4d)", joined where there are several."""
-        names = set()
+        names: dict[str, set[str]] = defaultdict(set)
         for line in self.lines:
             data = self.spec(line.run_id)["data"]
-            names.add(f"{data['source']}, {data['tokenizer']} ({data['fingerprint'][:8]})")
-        return "; ".join(sorted(names))
+            names[f"{data['source']}, {data['tokenizer']}"].add(data["fingerprint"][:8])
+        return "; ".join(f"{name} ({', '.join(sorted(names[name]))})" for name in sorted(names))
 
     @cached_property
     def seed_counts(self) -> dict[Series, int]:

@@ -27,7 +27,7 @@ PAPER_SCALE = "760m-48b"
 PAPER_TRAIN_LEN = 16_384
 WIDTH, DPI = 7.0, 220
 LINE_WIDTH = 1.6
-NOTE_CHARACTERS = 128
+NOTE_CHARACTERS = 147
 
 _RC: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -121,11 +121,22 @@ def scale_note(study: Study) -> str:
     return f"scale: {study.scale} ({paper}{runs})"
 
 
+def changed_note(study: Study) -> str:
+    """Say how many of the drawn runs were trained by code that no commit holds; empty where none was."""
+    trained = {line.run_id for line in study.lines if line.is_trained}
+    changed = {line.run_id for line in study.lines if study.is_from_changed_code(line)}
+    return f"{len(changed)} of {len(trained)} runs from a changed tree" if changed else ""
+
+
 def set_note(figure: Figure, study: Study, *parts: str) -> None:
     """The lines above a figure: scale, corpus, and what else a reader must know, in `parts`."""
-    text = " · ".join([scale_note(study), f"corpus: {study.corpora}", *(part for part in parts if part)])
+    others = ", ".join(scale for scale in study.scales if scale != study.scale)
+    runs = f"; {'with' if study.scale in study.scales else 'runs at'} {others}" if others else ""
+    whose = "the paper's" if study.scale == PAPER_SCALE else "not the paper's"
+    notes = [f"scale: {study.scale} ({whose}{runs})", f"corpus: {study.corpora}", *parts, changed_note(study)]
+    text = " · ".join(note for note in notes if note)
     width = round(NOTE_CHARACTERS * figure.get_figwidth() / WIDTH)
-    figure.suptitle(textwrap.fill(text, width, break_long_words=False), fontsize=6.8, color="#444444")
+    figure.suptitle(textwrap.fill(text, width, break_long_words=False), fontsize=6.6, color="#444444")
 
 
 def publish(study: Study, figure: Figure, table: pd.DataFrame, *notes: str, part: str = "") -> list[Path]:

@@ -1,7 +1,6 @@
 """Shares of attention that pruning skips: by layer and head, over training, and by training context (ACP)."""
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,8 @@ import pandas as pd
 
 from analysis.names import FOX_SHADES, LineStyle
 from analysis.panels import ColourScale, Drawn, band_note, colour_bar, draw_lines, legend_of
-from analysis.pruning import Skipped, skipped, tile_note
+from analysis.paper import read
+from analysis.pruning import Skipped, fewest_seeds, skipped, tile_note
 from analysis.statistics import Estimate, Part, combined
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
@@ -40,6 +40,7 @@ def evals(scale):
     return evaluations.skipped(scale) + evaluations.curve(scale)
 
 
+PAPERS_LINE = "the paper, 125M to 760M, 4k to 16k (about)"
 COLOURS = ColourScale("viridis", 0.0, 1.0, "skipped")
 
 
@@ -61,6 +62,8 @@ def draw(study: Study) -> list[Path]:
     spread.set(xlabel="heads, most pruned first (share of all)", ylabel="share of tiles skipped", ylim=(0, 1), xlim=(0, 1))
     lines = [_over_training(study, label, style) for label, style in styles.items()]
     draw_lines(training, [line for line in lines if line is not None])
+    paper = read("acp_headlines.csv")["tiles_skipped"]["low"]
+    training.axhline(paper, color="#555555", linestyle=(0, (4, 3)), linewidth=1.0)
     training.set(xlabel="share of the training", ylabel="share of tiles skipped", ylim=(0, 1), xlim=(0, 1))
     legend_of(figure, list(styles.values()))
     frames = [
@@ -73,7 +76,7 @@ def draw(study: Study) -> list[Path]:
         study,
         figure,
         pd.concat(frames, ignore_index=True),
-        f"left: every head at context {tokens(found[-1].context)}; middle: heads by training context; right: over training",
+        f"left: context {tokens(found[-1].context)}; dashed: about {paper} in the paper",
         tile_note(found),
         band_note(study.seed_counts.values()),
     )
@@ -120,12 +123,9 @@ def summary(study: Study) -> Table:
             100 * float(each.keys_read_H.mean()) / each.context, float(change), float(decoded),
             float(each.dropped_H.max() / np.exp(each.log_tolerance)),
         ]  # fmt: skip
+    values[PAPERS_LINE] = [100 * read("acp_headlines.csv")["tiles_skipped"]["low"], *[None] * (len(columns) - 1)]
     note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Each at its training context, {tile_note(found)}."
     return over_seeds("What pruning skips, and what it changes", columns, values, note)
-
-
-def _seeds(found: Sequence[Skipped]) -> int:
-    return min(len(each.share_SD) for each in found)
 
 
 def _shares(study: Study, what: str) -> Verdict:
@@ -139,7 +139,7 @@ def _shares(study: Study, what: str) -> Verdict:
             Comparison(name, each.share, 0.85, below=True, strict=False, unit="of 1", size=0.15, ceiling=True),
         ]
     parts = [f"{each.share.effect:.1%} at {tokens(each.context)}" for each in found]
-    return decide(f"Skipped: {', '.join(parts)} (tiles of {found[-1].tile}).", comparisons, _seeds(found))
+    return decide(f"Skipped: {', '.join(parts)} (tiles of {found[-1].tile}).", comparisons, fewest_seeds(found))
 
 
 def a1(study: Study) -> Verdict:

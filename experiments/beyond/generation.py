@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pandas as pd
-from matplotlib.ticker import FuncFormatter, LogLocator
 
 from analysis.names import rank, style_of
 from analysis.panels import doublings_axis
@@ -63,22 +62,21 @@ def draw(study: Study) -> list[Path]:
     shown = [name for name in TITLES if table[name].notna().any()]
     figure, panels = plt.subplots(1, len(shown), figsize=(WIDTH, 2.6))
     for axes, name in zip(panels, shown, strict=True):
-        for model, own in table.groupby("model", sort=False):
+        unit = 1000 if table[name].max() > 10_000 else 1
+        for place, (model, own) in enumerate(table.groupby("model", sort=False)):
             style = style_of(str(model))
             (line,) = axes.plot(
-                own["seq_len"], own[name], marker=style.marker, markersize=4, color=style.colour, label=style.label
-            )
+                own["seq_len"], own[name] / unit, marker=style.marker, markersize=4, color=style.colour, label=style.label,
+                zorder=3 - place / 100,
+            )  # fmt: skip
             if style.dashes:
                 line.set_dashes(style.dashes)
-        lengths = sorted(table["seq_len"].unique())
-        axes.set_yscale("log")
-        doublings_axis(axes, lengths)
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
-        axes.set(xlabel="prompt (tokens)", title=TITLES[name])
+        doublings_axis(axes, sorted(table["seq_len"].unique()))
+        axes.set(xlabel="prompt (tokens)", title=TITLES[name].replace("(", "(thousand " if unit > 1 else "("))
+        axes.set_ylim(0, 1.08 * table[name].max() / unit)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
-    note = f"on {table['machine'].iloc[0]}, fresh weights, one sequence; both axes logarithmic"
+    note = f"on {table['machine'].iloc[0]}, fresh weights, one sequence"
     return publish(study, figure, table[["model", "seq_len", *shown]], note)
 
 

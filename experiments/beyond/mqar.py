@@ -69,7 +69,7 @@ def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}: bars, with every seed as a dot."""
     table = shares(study)
     models = ordered(table.index.get_level_values("model"))
-    figure, axes = plt.subplots(figsize=(0.75 * WIDTH, 2.7))
+    figure, axes = plt.subplots(figsize=(WIDTH, 2.7))
     width = 0.8 / len(models)
     for place, model in enumerate(models):
         own, style = table.loc[model], style_of(model)

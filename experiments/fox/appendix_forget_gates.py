@@ -9,13 +9,13 @@ from analysis.names import title
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish
 from experiments.evaluations import gates
-from experiments.fox.fig3_forget_gates import KIND, SHOWN_ABOVE, first_seeds, head_statistics, matrix, stored_heads, summary  # noqa: F401
+from experiments.fox.fig3_forget_gates import COLOURS_NOTE, KIND, first_seeds, head_statistics, matrix, stored_heads, summary  # noqa: F401
 from experiments.recipes import recipes
 
 TITLE = "More forget gates and attention"
 PAPER = "Appendix F.10"
 SHOWS = (
-    "F and A (only where above 0.5) of the four most local and four most global heads of FoX (Pro) and FoX (LLaMA), on another "
+    "F and A of the four most local and four most global heads of FoX (Pro) and FoX (LLaMA), on another "
     "document than Figure 3. The paper's own captions could not be obtained."
 )
 
@@ -53,5 +53,5 @@ def draw(study: Study) -> list[Path]:
                 matrix(axes, own, head, quantity, cell)
     table = [head_statistics(own).reset_index().assign(label=label) for label, own in groups.items()]
     document = next((meta["extras"].get("document") for meta in study.metas(KIND)), None)
-    notes = (f"$A$ shown where above {SHOWN_ABOVE}; colours from 0 to 1", f"held-out document {document}", "one seed")
+    notes = (COLOURS_NOTE, f"held-out document {document}", "one seed")
     return publish(study, figure, pd.concat(table, ignore_index=True), *notes)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from analysis.names import style_of, title
@@ -18,8 +19,9 @@ from experiments.recipes import recipes
 TITLE = "Forget gates and attention"
 PAPER = "Figure 3"
 SHOWS = (
-    "Forget-gate matrix F and attention matrix A (only where above 0.5) of two heads of FoX (Pro). Some heads forget fast, a "
-    "narrow band along the diagonal; others keep F near 1 over long spans and can look far back."
+    "Forget-gate matrix F and attention matrix A of two heads of FoX (Pro), in logarithmic colours (the paper shows A where it "
+    "is above 0.5). Some heads forget fast, a narrow band along the diagonal, of which the end of the text is shown; others "
+    "keep F near 1 over long spans and can look far back."
 )
 
 
@@ -28,11 +30,14 @@ def runs(scale, seeds):
 
 
 KIND = "gate_maps"
-SHOWN_ABOVE = 0.5
+LOWEST_COLOUR = 0.01
+ZOOM = 8
+"""Heads that forget within a cell are drawn over the last eighth of the text: all of it would show one line of cells."""
 LONGEST_LIFE = 10  # half-lives are drawn up to this multiple of the text's length
 LOCAL_BELOW, GLOBAL_ABOVE = 1e-3, 0.5
 SHORTEST_PRUNED = 1024  # eight of the kernel's tiles of 128: in shorter texts next to nothing can be skipped
 Head = tuple[int, int]
+COLOURS_NOTE = f"colours logarithmic from {LOWEST_COLOUR} to 1, $A$ white below"
 
 
 def head_statistics(rows: pd.DataFrame) -> pd.DataFrame:
@@ -70,7 +75,7 @@ def draw(study: Study) -> list[Path]:
         study,
         _draw(study, groups),
         table,
-        f"$A$ shown where above {SHOWN_ABOVE}; colours from 0 to 1",
+        COLOURS_NOTE,
         "of all heads the most local and the most global, by median $F$",
         f"seed {seed} of {study.num_seeds}" if study.num_seeds > 1 else "one seed",
     )
@@ -93,7 +98,7 @@ def _draw(study: Study, groups: dict[str, pd.DataFrame]) -> Figure:
         run_id = own["run_id"].iloc[0]
         block.suptitle(title(label), fontsize=9)
         heads = two_heads(own)
-        panels = np.atleast_1d(block.subplots(1, 2 * len(heads), sharey=True))
+        panels = np.atleast_1d(block.subplots(1, 2 * len(heads)))
         for index, head in enumerate(heads):
             cell = study.extra(KIND, run_id, "cell") or 1
             matrix(panels[2 * index], own, head, "F", cell)
@@ -109,25 +114,29 @@ def matrix(axes: Axes, rows: pd.DataFrame, head: Head, quantity: str, cell: floa
     size = int(chosen["row"].max()) + 1 if len(chosen) else 1
     matrix = np.full((size, size), np.nan)
     matrix[chosen["row"].to_numpy(), chosen["col"].to_numpy()] = chosen["value"].to_numpy()
-    if quantity == "A":
-        matrix[~(matrix > SHOWN_ABOVE)] = np.nan
+    first = 0
+    if head_statistics(rows)["half_life_tokens"].to_dict()[head] < cell:
+        first = size - max(1, size // ZOOM)
+        matrix = matrix[first:, first:]
     colours = plt.get_cmap("viridis" if quantity == "F" else "Reds").with_extremes(bad="white")
-    length = size * cell
+    colours = colours.with_extremes(bad="white", under="white" if quantity == "A" else colours(0.0))
+    start, length = first * cell, size * cell
     picture = axes.imshow(
-        matrix, cmap=colours, vmin=0, vmax=1, extent=(0, length, length, 0), interpolation="nearest", aspect="equal"
-    )
+        matrix, cmap=colours, norm=LogNorm(LOWEST_COLOUR, 1), extent=(start, length, length, start), interpolation="nearest",
+        aspect="equal",
+    )  # fmt: skip
     axes.set_title(f"${quantity}$, layer {head[0] + 1}, head {head[1] + 1}", fontsize=7.5, pad=3)
     axes.set_xlabel("key $j$")
     axes.grid(False)
-    ticks = np.linspace(0, length, 5)
-    axes.set_xticks(ticks, [tokens(tick) for tick in ticks], fontsize=6.5)
-    axes.set_yticks(ticks, [tokens(tick) for tick in ticks], fontsize=6.5)
+    ticks = np.linspace(start, length, 5 if not first else 3)
+    labels = [tokens(tick) if not first else f"{tick:g}" for tick in ticks]
+    axes.set_xticks(ticks, labels, fontsize=6.5)
+    axes.set_yticks(ticks, labels, fontsize=6.5)
     for side in axes.spines.values():
         side.set_visible(True)
         side.set_color("#999999")
-    if quantity == "A" and not np.isfinite(matrix).any():
-        axes.text(0.97, 0.95, f"nothing above {SHOWN_ABOVE}", transform=axes.transAxes, ha="right", va="top", fontsize=6.5)
-    bar = axes.figure.colorbar(picture, ax=axes, fraction=0.046, pad=0.03, ticks=[0, 0.5, 1])
+    bar = axes.figure.colorbar(picture, ax=axes, fraction=0.046, pad=0.03, ticks=[LOWEST_COLOUR, 0.1, 1], format="%g")
+    bar.ax.minorticks_off()
     bar.ax.tick_params(labelsize=6)
     bar.outline.set_visible(False)
 

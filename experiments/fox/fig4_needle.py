@@ -54,9 +54,7 @@ def _draw(study: Study, found: Needles) -> Figure:
     columns = per_row * len(modes)
     depths = found.rows["depth"].nunique()
     height = float(np.clip(0.55 + 0.085 * depths, 0.95, 1.5))
-    figure, panels = plt.subplots(
-        lines, columns, figsize=(WIDTH * max(columns, 3) / PANELS_PER_ROW, height * lines + 0.75), squeeze=False
-    )
+    figure, panels = plt.subplots(lines, columns, figsize=(WIDTH, height * lines + 0.75), squeeze=False)
     free = list(panels.flat)
     for index, (label, mode) in enumerate((label, mode) for label in labels for mode in modes):
         axes = free[index]
@@ -67,7 +65,7 @@ def _draw(study: Study, found: Needles) -> Figure:
     for axes in free[len(labels) * len(modes) :]:
         axes.set_axis_off()
     figure.supxlabel("context length (tokens)", fontsize=8.5)
-    figure.supylabel("depth of the needle", fontsize=8.5)
+    figure.supylabel("depth of the needle" if lines > 1 else "depth", fontsize=8.5)
     if found.kind != SCORE:
         colour_bar(figure, free, found.colours)
     return figure

@@ -1,5 +1,6 @@
 """Figure 5: FoX (Pro) trained on more and fewer tokens and at several learning rates: loss and easy needles."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.curves import LossCurve, compare, fewest_seeds, log_perplexity, smoothing_window, stored_curves
-from analysis.names import SHADES, LineStyle
+from analysis.names import DASHED, FOX_SHADES, LineStyle
 from analysis.needles import RECALL, SCORE, Needles, needles, places
 from analysis.panels import (
     band_note,
@@ -19,6 +20,8 @@ from analysis.panels import (
     needle_panel,
     position_axis,
     smoothed,
+    without_note,
+    without_text,
 )
 from analysis.statistics import Estimate
 from analysis.study import Study
@@ -32,9 +35,9 @@ from experiments.scales import MINIS, PAPERS, TINIES, sizes_at, with_shorter
 TITLE = "Extrapolation against training tokens and learning rate"
 PAPER = "Figure 5"
 SHOWS = (
-    "Easy-mode needle heatmaps and per-token loss of FoX (Pro) for other numbers of training tokens and other learning rates. "
-    "Length extrapolation is fragile: more tokens can make it worse, depending on the learning rate, while the loss inside the "
-    "training context improves. The paper does not say which settings it shows; these are ours."
+    "Easy-mode needle heatmaps and per-token loss (less the runs' mean) of FoX (Pro) for other numbers of training tokens and "
+    "other learning rates. Length extrapolation is fragile: more tokens can make it worse, depending on the learning rate, "
+    "while the loss inside the training context improves. The paper does not say which settings it shows; these are ours."
 )
 
 SIZES = {("tiny",): (2e-3, 4e-3, 8e-3), TINIES: (4e-3, 8e-3), MINIS: (1e-3, 2e-3, 4e-3), PAPERS: (5e-4, 1e-3, 2e-3)}
@@ -75,14 +78,15 @@ def draw(study: Study, mode: str = MODE) -> list[Path]:
     curves = settings(study)
     found = needles(study) if has_needles(study) else None
     window = smoothing_window(study.train_len)
-    lines = [smoothed(curve, LineStyle(curve.label, SHADES[place % len(SHADES)]), window) for place, curve in enumerate(curves)]
+    lines = [smoothed(curve, style, window) for curve, style in zip(curves, _styles(curves), strict=True)]
     rows = -(-len(curves) // HEATMAPS_PER_ROW) if found else 0
     figure = plt.figure(figsize=(WIDTH, 2.9 + 1.25 * rows))
     parts = figure.subfigures(1 + bool(rows), 1, height_ratios=[2.9, 1.25 * rows] if rows else None, squeeze=False)[:, 0]
     axes = parts[0].subplots()
-    limits = core_limits(lines, study.train_len)
-    draw_lines(axes, lines)
-    names: dict[str, Any] = {"xlabel": "Token index $i$", "ylabel": "Per-token loss $L(i)$ (nats)"}
+    shown, _, wild = without_text(lines, study.train_len)
+    limits = core_limits(shown, study.train_len)
+    draw_lines(axes, shown)
+    names: dict[str, Any] = {"xlabel": "Token index $i$", "ylabel": "$L(i)$ minus runs' mean (nats)"}
     position_axis(axes, study.train_len, curves[0].length, ylim=limits, **names)
     legend_of(parts[0], [line.style for line in lines], columns=3)
     if found:
@@ -93,19 +97,33 @@ def draw(study: Study, mode: str = MODE) -> list[Path]:
                 needle_panel(panel, found.of(label=curves[place].label, mode=mode), found.colours, study.train_len)
             else:
                 panel.set_axis_off()
-        colour_bar(parts[1], list(grid.flat), found.colours)
+        colour_bar(parts[1], list(grid.flat), replace(found.colours, title=f"{mode}, {found.colours.title}"))
         parts[1].supylabel("depth", fontsize=7.5)
         parts[1].supxlabel("context length (tokens)", fontsize=7.5)
     return publish(
         study,
         figure,
         pd.concat([line.frame(label=curve.label) for curve, line in zip(curves, lines, strict=True)], ignore_index=True),
-        f"$L(i)$ smoothed over {window} tokens",
+        f"smoothed over {window} tokens",
         band_note(study.seed_counts.values()),
         f"dashed: training length {tokens(study.train_len)}",
-        "curves that leave the frame go on above" if is_cut(lines, limits) else "",
-        f"{mode} needles: {found.note}" if found else "",
+        without_note(wild),
+        "cut curves go on" if is_cut(shown, limits) else "",
+        found.note if found else "",
     )
+
+
+def _styles(curves: list[LossCurve]) -> list[LineStyle]:
+    """FoX's colour, darker for higher rates, and dashed but for the most tokens."""
+    most, rates = curves[-1].axes["train_tokens"], sorted({curve.axes["peak_lr"] for curve in curves})
+    return [
+        LineStyle(
+            curve.label,
+            FOX_SHADES[(2 - rates.index(curve.axes["peak_lr"])) % len(FOX_SHADES)],
+            None if curve.axes["train_tokens"] == most else DASHED,
+        )
+        for curve in curves
+    ]
 
 
 def summary(study: Study, mode: str = MODE) -> Table:

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.curves import LossCurve, compare, fewest_seeds, smoothing_window, stored_curves
+from analysis.curves import LossCurve, compare, fewest_seeds, first_plotted, smoothing_window, stored_curves
 from analysis.names import DASHED, FOX_SHADES, PAIRS, TRANSFORMER_SHADES, LineStyle, pairs_in, title
-from analysis.panels import Drawn, band_note, core_limits, draw_lines, smoothed
-from analysis.study import Study
+from analysis.panels import Drawn, band_note, binned, core_limits, draw_lines, smoothed
+from analysis.study import Study, read_lines
 from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens, training_length_line
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Status, Verdict, decide, number, undecided
@@ -24,8 +24,10 @@ PAPER = "Figure 6"
 SHOWS = (
     "Per-token loss inside the training context, for other model sizes, numbers of training tokens and training context "
     "lengths (at the same tokens per step). FoX's advantage grows with the training context and shrinks somewhat with "
-    "size. The paper leaves open which architecture and which contexts it shows; here it is the Pro pair."
+    "size. The paper leaves open which architecture and which contexts it shows; here it is the Pro pair. Losses by "
+    "training context are means over quarters of a doubling."
 )
+STEM = "fig6_scale"
 PAIR = ("fox_pro", "transformer_pro")
 
 SIZES = {
@@ -95,29 +97,49 @@ def draw_panels(study: Study, *, beyond: bool) -> list[Path]:
         shown: list[tuple[LossCurve, Drawn]] = []
         for place, (value, curves) in enumerate(groups.items()):
             for curve in curves:
-                windows.add(smoothing_window(curve.train_len))
-                shown.append((curve, _line(curve, value, place, len(groups), beyond)))
+                windows |= set() if panel == "context" else {smoothing_window(curve.train_len)}
+                shown.append((curve, _line(curve, panel, value, place, beyond)))
         _panel(axes, panel, shown, beyond)
         frames += [line.frame(label=curve.label, model=curve.model) for curve, line in shown]
     grid[0, 0].set_ylabel("Per-token loss $L(i)$ (nats)")
-    figure.supxlabel("Token index $i$", fontsize=8.5)
     return publish(
         study,
         figure,
         pd.concat(frames, ignore_index=True),
-        f"smoothed over {', '.join(map(str, sorted(windows)))} tokens",
+        f"smoothed over {', '.join(map(str, sorted(windows)))} tokens" if windows else "",
         band_note(study.seed_counts.values()),
-        "dashed: training length" if beyond else "positions inside the training context",
-        "FoX solid, Transformer dashed",
+        "dashed vertical: training length" if beyond else "",
+        _absent_note(study) if beyond else _steps_note(study, panels),
     )
 
 
-def _line(curve: LossCurve, value: str, place: int, count: int, beyond: bool) -> Drawn:
+def _steps_note(study: Study, panels: dict[str, dict[str, list[LossCurve]]]) -> str:
+    """Say that contexts were trained with different numbers of sequences a step."""
+    curves = sorted((curve for own in panels.get("context", {}).values() for curve in own), key=lambda curve: curve.train_len)
+    steps = list(dict.fromkeys(_sequences(study, curve) for curve in curves))
+    if len(steps) < 2:
+        return ""
+    return f"contexts: inseparable from their {', '.join(map(str, steps))} sequences a step"
+
+
+def _absent_note(study: Study) -> str:
+    """Name the lines of Figure 6 that are not evaluated beyond their training context."""
+    there = {line.series for line in study.lines}
+    absent = [line for line in read_lines(study.results_dir, study.scale, STEM) if line.series not in there]
+    labels = {line.model: [own.label for own in absent if own.model == line.model] for line in absent}
+    names = [f"{title(model)}, {' and '.join(dict.fromkeys(own))}" for model, own in labels.items()]
+    return f"in Figure 6 and not here: {'; '.join(names)}" if names else ""
+
+
+def _line(curve: LossCurve, panel: str, value: str, place: int, beyond: bool) -> Drawn:
+    """The second of a panel's values has the model's own colour, those below are lighter and those above darker."""
     is_fox = curve.model.startswith("fox")
-    shades = (FOX_SHADES if is_fox else TRANSFORMER_SHADES)[: max(count, 2)]
+    shades = FOX_SHADES if is_fox else TRANSFORMER_SHADES
     name, dashes = ("FoX", None) if is_fox else ("Transformer", DASHED)
-    style = LineStyle(f"{name}, {value}", shades[-1 - place % len(shades)], dashes)
+    style = LineStyle(f"{name}, {value}", shades[(2 - place) % len(shades)], dashes)
     length = curve.length if beyond else min(curve.train_len, curve.length)
+    if panel == "context":
+        return binned(curve, style, min(first_plotted(curve.train_len), length / 2), length)
     return smoothed(curve, style, smoothing_window(curve.train_len), length)
 
 
@@ -127,7 +149,7 @@ def _panel(axes: Axes, panel: str, shown: list[tuple[LossCurve, Drawn]], beyond:
     limits = [core_limits([line], curve.train_len) for curve, line in shown]
     axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
     lengths = sorted({curve.train_len for curve, _ in shown})
-    longest = int(max(line.x[-1] for line in lines))
+    longest = max(curve.length if beyond else min(curve.train_len, curve.length) for curve, _ in shown)
     if len(lengths) > 1:
         axes.set_xscale("log", base=2)
         ticks = sorted({*lengths, lengths[0] // 4, longest})
@@ -139,9 +161,9 @@ def _panel(axes: Axes, panel: str, shown: list[tuple[LossCurve, Drawn]], beyond:
         axes.set_xlim(0, longest)
     for length in lengths if beyond else []:
         training_length_line(axes, length)
-    axes.set_title(PANELS[panel])
+    axes.set(title=PANELS[panel], xlabel="Token index $i$")
     axes.legend(
-        loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=1 if len(lines) < 3 else 2, fontsize=5.6, handlelength=2.0,
+        loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=1 if len(lines) < 3 else 2, fontsize=5.6, handlelength=2.0,
         columnspacing=0.8, labelspacing=0.3, borderaxespad=0.0,
     )  # fmt: skip
 

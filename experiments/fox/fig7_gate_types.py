@@ -21,8 +21,9 @@ from experiments.scales import MINIS, PAPERS, TINIES, for_ablations, sizes_at
 TITLE = "Kinds of forget gate"
 PAPER = "Figure 7"
 SHOWS = (
-    "Per-token loss with a forget gate that depends on the token, one that is learned per head, and one that is fixed per head "
-    "(ALiBi). The data-dependent gate is best, the learned constant next, the fixed one worst, in both blocks."
+    "Per-token loss, less the data-dependent gate's, of a forget gate that depends on the token, one that is learned per head, "
+    "and one that is fixed per head (ALiBi). The data-dependent gate is best, the learned constant next, the fixed one worst, "
+    "in both blocks."
 )
 
 SIZES = {TINIES: (4, 32, 256), MINIS: (64, 512, 4096), PAPERS: (256, 2048, 16384)}
@@ -81,7 +82,9 @@ def draw(study: Study) -> list[Path]:
     entries: dict[str, LineStyle] = {}
     for place, (model, found) in enumerate(blocks.items()):
         own = panels[0, count * place : count * (place + 1)]
-        lines = {gate: smoothed(curve, _style(model, gate, longest), window) for gate, curve in found.items()}
+        losses = {gate: smoothed(curve, _style(model, gate, longest), window) for gate, curve in found.items()}
+        base = losses.get(DATA_DEPENDENT, next(iter(losses.values())))
+        lines = {gate: replace(line, values_SX=line.values_SX - base.mean) for gate, line in losses.items()}
         limits, end = core_limits(list(lines.values()), study.train_len), int(next(iter(lines.values())).x[-1])
         cut = cut or is_cut(list(lines.values()), limits)
         for axes, kind in zip(own, others, strict=True):
@@ -99,18 +102,18 @@ def draw(study: Study) -> list[Path]:
         for axes in own[1:]:
             axes.tick_params(labelleft=False)
         entries |= {line.style.label: line.style for line in lines.values()}
-        frames += [lines[gate].frame(model=model, label=curve.label) for gate, curve in found.items()]
+        frames += [losses[gate].frame(model=model, label=curve.label) for gate, curve in found.items()]
     legend_of(figure, list(entries.values()), columns=3)
-    panels[0, 0].set_ylabel("Per-token loss $L(i)$ (nats)")
+    panels[0, 0].set_ylabel("Difference of $L(i)$ (nats)")
     return publish(
         study,
         figure,
         pd.concat(frames, ignore_index=True),
-        f"smoothed over {window} tokens",
+        f"$L(i)$ minus the data-dependent gate's, smoothed over {window} tokens",
         band_note(study.seed_counts.values()),
         f"dashed: training length {tokens(study.train_len)}",
         f"the {'two ' * (count == 2)}panels of a block share their axis",
-        "curves that leave the frame go on above" if cut else "",
+        "cut curves go on" if cut else "",
     )
 
 

@@ -8,7 +8,7 @@ from analysis.names import PAIRS, missing_of, pairs_in, title
 from analysis.paper import paper_scores
 from analysis.statistics import TWENTY_TO_EIGHTY, Estimate
 from analysis.study import Study
-from analysis.style import scale_note, tokens
+from analysis.style import PAPER_SCALE, scale_note, tokens
 from analysis.tables import Column, Table
 from analysis.throughput import measured
 from analysis.verdict import Claim, Comparison, Verdict, by_construction, decide
@@ -57,7 +57,8 @@ def summary(study: Study) -> Table:
     )
     note += " with fresh weights; in square brackets the range of the repetitions. Relative speeds are those of steps that"
     note += " alternated with Transformer (LLaMA)'s in one process; those whose ranges overlap are not ranked."
-    note += " Speeds depend on the GPU and its kernels: only ratios between models can be set beside the paper's (four L40S)."
+    note += " Speeds depend on the GPU and its kernels: only ratios between models can be set beside the paper's (760M,"
+    note += " context 16k, four L40S)."
     note += " Counts are truncated as in the paper (which rounds the FLOPs of HGRN2)."
     kept = [column for column in columns if _is_shown(column.key, list(lines.values()))]
     return Table(
@@ -93,8 +94,10 @@ def _line(row: dict, columns: list[Column]) -> Line:
 
 
 def _printed(scale: str) -> dict[str, Line]:
-    """The paper's values by model."""
+    """The paper's values by model; at other scales than its own only the relative speeds, at 760M."""
     printed = paper_scores("table6_throughput", scale)
+    if not printed:
+        return {model: {"relative": line["relative"]} for model, line in _printed(PAPER_SCALE).items()}
     return {
         model: {
             "params_millions": line["params_millions"],

@@ -4,6 +4,7 @@ import numpy as np
 
 from analysis.curves import LossCurve, difference, fewest_seeds, log_perplexity, loss_curves
 from analysis.names import FAMILIES, PAIRS, SEVEN, ordered, title
+from analysis.paper import read
 from analysis.study import Study
 from analysis.style import scale_note, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
@@ -106,6 +107,8 @@ def summary(study: Study) -> Table:
     best = {model: min(by_rate, key=lambda rate: float(np.mean(by_rate[rate]))) for model, by_rate in values.items()}
     edges = [title(m) for m in models if len(values[m]) > 2 and best[m] in (min(values[m]), max(values[m]))]
     note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Best of each model bold."
+    chosen = [f"{title(model)} {line['peak_lr']:g}" for model, line in read("table5_peak_lr.csv").items() if model in models]
+    note += f" The paper's choice at 760M and 48B tokens: {', '.join(chosen)}." if chosen else ""
     note += f" Best at the edge of what was tried: {', '.join(edges)}." if edges else ""
     columns = [Column(model, title(model), 3, "lower") for model in models]
     return over_seeds(f"Learning rates: {what}", columns, cells, note)

@@ -8,7 +8,17 @@ from matplotlib.axes import Axes
 
 from analysis.curves import LossCurve, by_model, compare, difference, fewest_seeds, log_perplexity, perplexity
 from analysis.names import ordered, style_of, title
-from analysis.panels import Drawn, band_note, core_limits, doublings_axis, draw_lines, is_cut, legend_of
+from analysis.panels import (
+    Drawn,
+    band_note,
+    binned,
+    core_limits,
+    doublings_axis,
+    draw_lines,
+    is_cut,
+    legend_of,
+)
+from analysis.paper import read
 from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens, training_length_line
@@ -24,7 +34,7 @@ PAPER = "Stick-breaking: length extrapolation"
 SHOWS = (
     "Stick-breaking attention without position encoding, softmax with RoPE, FoX and ALiBi (the forget gate, fixed), all in the "
     "LLaMA block. The paper trains 350M parameters at 2,048 tokens: stick-breaking's perplexity falls up to 16,384, that of "
-    "softmax with RoPE does not."
+    "softmax with RoPE does not. Losses are means over quarters of a doubling; right: fresh models, mean over heads."
 )
 
 SIZES = {TINIES: "tiny-extrapolation", MINIS: "mini-extrapolation", PAPERS: "360m-extrapolation"}
@@ -46,7 +56,6 @@ def runs(scale, seeds):
     return recipes(at, ("stick_breaking", "transformer_llama", "fox_llama", "alibi"), seeds)
 
 
-BINS_PER_DOUBLING = 6
 SHOWN_DISTANCES = 12
 
 
@@ -62,13 +71,13 @@ def curves(study: Study) -> dict[str, LossCurve]:
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     found = curves(study)
-    losses = [binned(curve) for curve in found.values()]
+    losses = [binned(curve, style_of(model), study.train_len / 8, curve.length) for model, curve in found.items()]
     points = np.unique(np.geomspace(study.train_len / 8, losses[0].x[-1], 120).astype(int))
     perplexities = [
         Drawn(style_of(model), points, perplexity(curve.losses_SN)[:, points - 1]) for model, curve in found.items()
     ]
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(WIDTH, 2.9), width_ratios=(1, 1, 0.8))
-    cut = False
+    cut, paper = False, int(read("stick_breaking.csv")["extrapolation"]["low"])
     for axes, lines, ylabel, xlabel in (
         (left, losses, "Per-token loss $L(i)$ (nats)", "Token index $i$"),
         (middle, perplexities, "Perplexity $P(l)$", "Context length $l$"),
@@ -76,6 +85,7 @@ def draw(study: Study) -> list[Path]:
         limits = core_limits(lines, study.train_len)
         _panel(axes, lines, study.train_len)
         axes.set(ylim=limits, ylabel=ylabel, xlabel=xlabel)
+        axes.axvline(paper * study.train_len, color="#555555", linestyle=(0, (1, 2)), linewidth=1.0, zorder=1.5)
         cut = cut or is_cut(lines, limits)
     weights = _draw_weights(right, study)
     legend_of(figure, [line.style for line in losses])
@@ -83,22 +93,11 @@ def draw(study: Study) -> list[Path]:
         study,
         figure,
         _table([*losses, *perplexities], weights),
-        f"{next(iter(found.values())).num_documents:,} held-out documents",
+        f"{next(iter(found.values())).num_documents:,} documents",
         band_note(len(curve.seeds) for curve in found.values()),
-        f"$L(i)$: means over a {BINS_PER_DOUBLING}th of a doubling",
-        f"dashed: training length {tokens(study.train_len)}",
-        "right: fresh models, mean over heads",
-        "curves that leave the frame go on above" if cut else "",
+        f"dashed: training length {tokens(study.train_len)}, dotted: the paper's falls to {paper} times that",
+        "cut curves go on" if cut else "",
     )
-
-
-def binned(curve: LossCurve) -> Drawn:
-    """L(i) as means over stretches of equal length on a logarithmic axis, from an eighth of the training length on."""
-    doublings = np.log2(8 * curve.length / curve.train_len)
-    edges = np.geomspace(curve.train_len / 8, curve.length, round(BINS_PER_DOUBLING * doublings) + 1)
-    edges = np.unique(edges.round().astype(np.int64))
-    sums = np.add.reduceat(curve.losses_SN[:, : edges[-1]], edges[:-1].tolist(), axis=1)
-    return Drawn(style_of(curve.model), np.sqrt(edges[:-1] * edges[1:]), sums / np.diff(edges))
 
 
 def _panel(axes: Axes, lines: list[Drawn], train_len: int) -> None:

@@ -80,7 +80,7 @@ def draw(study: Study) -> list[Path]:
     sizes = sorted(rows["num_keys"].unique())
     models = ordered(rows["model"])
     frames = []
-    figure, panels = plt.subplots(1, 2, figsize=(0.8 * WIDTH, 2.7), sharex=True)
+    figure, panels = plt.subplots(1, 2, figsize=(WIDTH, 2.7), sharex=True)
     for axes, what, words in zip(
         panels, ("correct", "stale"), ("answered correctly", "answered with an earlier value"), strict=True
     ):
