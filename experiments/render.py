@@ -11,6 +11,7 @@ from rich.console import Console
 from analysis import report
 from analysis.study import Study, study_file
 from experiments.artefact import Artefact, artefacts
+from experiments.pages import write_pages
 from experiments.scales import get_scale
 from experiments.status import write_claims, write_status
 
@@ -21,8 +22,8 @@ def render(stem: str, scale: str, results_dir: Path) -> list[Path]:
 
 
 def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Console) -> list[str]:
-    """Draw artefacts, and write the report and the page of what is stored. Returns those that could not be drawn; each is
-    named, with its error, on stderr."""
+    """Draw artefacts, and write the report, the page of what is stored and the pages of prose. Returns those that could not be
+    drawn; each is named, with its error, on stderr."""
     broken, studies = [], {}
     for stem in stems:
         try:
@@ -39,6 +40,9 @@ def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Con
     console.print(f"[green]report[/] {write_report(scale, results_dir, studies)}")
     write_status(results_dir)
     write_claims(scale, results_dir, studies)
+    left = write_pages(results_dir, studies.values())
+    for page, why in left.items():  # no failure: other rows need not bear out what is said of ours
+        print(f"note: {page} stays as it was: {why}", file=sys.stderr)
     return broken
 
 

@@ -20,7 +20,7 @@ This page is written by `python -m experiments render`, from the rows in this fo
 lines have rows at a scale, and with how many seeds. An empty cell is a figure that is implemented and tested, and has no rows
 at that scale yet.
 
-    SCALE/README.md            the findings, where there is one
+    SCALE/README.md            the findings, where there is one, written from README.md.j2 and the rows
     SCALE/claims.md            every claim that was judged: its command and minutes, the number to expect, where it was seen
     SCALE/figures, tables      what is drawn; `render` adds PDFs and report.html, which are not kept in git
     SCALE/STEM.json            which rows of which runs a figure is drawn from

@@ -1,0 +1,124 @@
+"""Pages of prose whose numbers come from rows: README.md of the checkout and of kernels/, and pages in results/. Torch-free.
+
+NAME.md is written from NAME.md.j2 beside it, by Jinja, which the report needs anyway: prose stays prose there, and asks `Facts`
+for every number. Words that rest on a number stand before `| when(...)`: where the rows do not bear them out any more, the page
+is left as it is and the words are named. tests/experiments/test_pages.py refuses numbers that are typed.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import jinja2
+import numpy as np
+
+from analysis.curves import LossCurve, by_model, compare, difference, fewest_seeds, perplexity
+from analysis.names import title
+from analysis.pruning import skipped
+from analysis.statistics import LEVEL, Estimate
+from analysis.study import Study
+from analysis.style import tokens
+from experiments.acp.acp_speed import timed
+from experiments.beyond.gate_worth import PAPERS_BUDGET, papers, worths
+from experiments.facts import Facts
+from experiments.scales import SCALES
+from results.atomic import write_atomic
+
+ROOT = Path(__file__).parents[1]
+WORDS = "no one two three four five six seven eight nine ten eleven twelve".split()
+
+
+def templates_of(results_dir: Path) -> list[Path]:
+    """Return the templates in a results folder, and in the checkout where the folder is its own."""
+    own = [ROOT, ROOT / "kernels"] if results_dir.resolve() == ROOT / "results" else []
+    return sorted(path for folder in (*own, *results_dir.glob("*")) for path in folder.glob("*.md.j2"))
+
+
+def write_pages(results_dir: Path, studies: Iterable[Study] = ()) -> dict[Path, str]:
+    """Write every page; `studies` were read already. Returns those that were left as they are, each with the reason."""
+    facts, left = Facts(results_dir, studies), {}
+    for template in templates_of(results_dir):
+        path = template.with_suffix("")
+        try:
+            text = fill(template, facts)
+        except (ValueError, LookupError, TypeError, jinja2.TemplateError) as error:  # other rows than the prose is about
+            left[path] = f"{type(error).__name__}: {error}"
+            continue
+        if not path.is_file() or path.read_text() != text:
+            write_atomic(path, text)
+    return left
+
+
+def fill(template: Path, facts: Facts) -> str:
+    """Return a page. ValueError for words that the rows do not bear out."""
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+    environment.filters |= {function.__name__: function for function in FILTERS}
+    environment.globals |= {function.__name__: function for function in SHARED}
+    constants = {"scales": SCALES, "level": f"{LEVEL:.0%}", "papers_budget": PAPERS_BUDGET}
+    return environment.from_string(template.read_text()).render(facts=facts, **constants)
+
+
+def nats(estimate: Estimate, signed: bool = False) -> str:
+    """Print an effect with its interval."""
+    return _in_brackets(estimate, lambda value: f"{value:{'+' if signed else ''}.3f}", " nats")
+
+
+def times(estimate: Estimate) -> str:
+    """Print the ratio whose log is estimated, with its interval."""
+    return _in_brackets(estimate, lambda value: f"{math.exp(value):.2f}")
+
+
+def percent(estimate: Estimate) -> str:
+    """Print a share with its interval."""
+    return _in_brackets(estimate, lambda value: f"{100 * value:.1f}", "%")
+
+
+def _in_brackets(estimate: Estimate, form: Callable[[float], str], unit: str = "") -> str:
+    ends = f" [{', '.join(map(form, estimate.interval))}]" if estimate.error and estimate.interval else ""
+    return f"{form(estimate.effect)}{unit}{ends}".replace("-", "\N{MINUS SIGN}")
+
+
+def millions(count: float) -> str:
+    return f"{count / 1e6:.3g}M"
+
+
+def words(count: int) -> str:
+    """Print a count as one does in prose."""
+    return WORDS[count] if count < len(WORDS) else f"{count:,}"
+
+
+def when(text: str, condition: bool) -> str:
+    """Return words that hold. ValueError where they do not."""
+    if not condition:
+        raise ValueError(f"the rows do not bear out {text!r}: write that sentence of the template anew")
+    return text
+
+
+def lead(one: LossCurve, other: LossCurve, first: int, last: int) -> Estimate:
+    """Return the loss of `other` minus that of `one` over some positions."""
+    return compare((1.0, other, first, last), (-1.0, one, first, last))
+
+
+def change(one: LossCurve, other: LossCurve | None = None) -> Estimate:
+    """Return how the loss changes from the last quarter of the training context to all beyond it, beside that of `other`."""
+    last, end = one.train_len * 3 // 4 + 1, one.train_len
+    signs = [(1.0, one)] + ([(-1.0, other)] if other else [])
+    beyond = [(sign, curve, end + 1, curve.length) for sign, curve in signs]
+    return compare(*beyond, *((-sign, curve, last, end) for sign, curve in signs))
+
+
+def shrinks(pairs: Iterable[tuple[LossCurve, LossCurve]], early: int, late: int) -> tuple[int, int]:
+    """Count the pairs of runs in which the first leads by less from `late` to the context's end than up to `early`, and all."""
+    gaps_SN = np.concatenate([(other.losses_SN - one.losses_SN)[:, : one.train_len] for one, other in pairs])
+    return int((gaps_SN[:, late - 1 :].mean(axis=1) < gaps_SN[:, :early].mean(axis=1)).sum()), len(gaps_SN)
+
+
+def order(curves: Mapping[str, LossCurve]) -> list[str]:
+    """Models by their mean loss inside the training context, the best first."""
+    return sorted(curves, key=lambda model: curves[model].mean_N[: curves[model].train_len].mean())
+
+
+FILTERS = (nats, times, percent, millions, words, when, title, tokens)
+SHARED = (
+    by_model, change, compare, difference, fewest_seeds, lead, order, papers, perplexity, shrinks, skipped, timed, worths, zip,
+)  # fmt: skip

@@ -1,0 +1,144 @@
+"""Pages of prose: each is what its template and the rows of this checkout say, and no number of it is typed."""
+
+import io
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from analysis.statistics import Estimate
+from analysis.study import read_lines, write_lines
+from experiments import pages
+from experiments.facts import Facts
+from experiments.render import render_all
+from results.store import read_evaluation, write_rows
+from tests.synthetic import UNCHECKED, Store, main_losses
+
+ROOT = pages.ROOT
+RESULTS = ROOT / "results"
+TEMPLATES = pages.templates_of(RESULTS)
+OTHERWISE = ("results/README.md", "results/kernels/README.md")
+"""Pages that code writes whole, as it does claims.md; each has a test of its own."""
+TAKEN_OUT = (
+    r"{%.*?%}|{{.*?}}|{#.*?#}",  # what Jinja fills in
+    r"```.*?```|`[^`]*`|\]\([^)]*\)",  # code, and what links lead to
+    r"(?:ICLR|COLM) \d{4}",  # years of papers
+    r"(?m)^\d+\. ",  # lists
+    r"\b(?:Figure|Table) \d+|\b[ACS]\d+[a-z]?\b",  # the papers' figures and claims
+    r"Mamba-2|FlashAttention-4|SLURM|e\^-10",  # names; the bound of pruning is one
+)
+NUMBER = re.compile(
+    r"(?<![A-Za-z0-9])\d|\b(?:three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|hundred)\b", re.IGNORECASE
+)
+
+
+@pytest.fixture(autouse=True)
+def seeds_that_do_not_differ():
+    """These rows are real: a model of one seed does not count as known, as it does in the tests on made-up rows."""
+
+
+@pytest.fixture(scope="module")
+def facts():
+    return Facts(RESULTS)
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=name)
+def test_a_page_says_what_the_committed_rows_say(template, facts):
+    page = template.with_suffix("")
+    assert page.read_text() == pages.fill(template, facts), f"render writes {name(page)}; its prose is in {name(template)}"
+
+
+def test_every_page_of_results_has_a_template():
+    written = {template.with_suffix("") for template in TEMPLATES}
+    found = {ROOT / "README.md", ROOT / "kernels" / "README.md", *RESULTS.glob("*.md"), *RESULTS.glob("*/*.md")}
+    found -= set(RESULTS.glob("*/claims.md"))
+    assert found == written | {ROOT / page for page in OTHERWISE}
+
+
+def typed(text: str) -> list[str]:
+    """Lines with numbers that somebody typed."""
+    for pattern in TAKEN_OUT:
+        text = re.sub(pattern, "", text, flags=re.DOTALL)
+    return [line for line in text.splitlines() if NUMBER.search(line)]
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=name)
+def test_no_number_of_a_template_is_typed(template):
+    assert typed(template.read_text()) == []
+
+
+@pytest.mark.parametrize("text", ["FoX leads by 0.10 nats", "the last of seven models", "in 3 pairs", "124 runs"])
+def test_a_typed_number_is_found(text):
+    assert typed(f"Of `mini` (C12, Table 3) one says:\n{text}") == [text]
+
+
+def copied(to: Path) -> Path:
+    for scale in ("mini", "mini-short", "mini-narrow", "mini-extrapolation", "125m-0.2b", "measurements"):
+        shutil.copytree(RESULTS / scale, to / scale, ignore=shutil.ignore_patterns("figures", "report.html"))
+    shutil.copy(RESULTS / "sources.json", to)
+    return to
+
+
+def change_losses(results_dir: Path, model: str, by: float) -> None:
+    """Add to every loss of a model of Figure 2 (seed 0), and seal the rows and what is drawn from them anew."""
+    line = next(
+        each for each in read_lines(results_dir, "mini", "fig2_per_token_loss") if (each.model, each.seed) == (model, 0)
+    )
+    (file,) = (file for file in line.files if "/per_token_loss/" in file)
+    rows, meta = read_evaluation(results_dir / file, line.run_id)
+    (results_dir / file).unlink()
+    write_rows(results_dir / file, rows.assign(loss=rows["loss"] + by), meta, UNCHECKED)
+    digest = read_evaluation(results_dir / file, line.run_id)[1]["rows_sha256"]
+    for path in (results_dir / "mini").glob("*.json"):
+        lines = read_lines(results_dir, "mini", path.stem)
+        for each in lines:
+            each.files.update({file: digest} if file in each.files else {})
+        write_lines(results_dir, "mini", path.stem, lines)
+
+
+def test_a_row_that_changes_changes_the_page_or_stops_words_that_it_contradicts(tmp_path):
+    results_dir = copied(tmp_path)
+    page = results_dir / "mini" / "README.md"
+    before = page.read_text()
+    change_losses(results_dir, "fox_pro", 0.003)
+    assert pages.write_pages(results_dir) == {}
+    after = page.read_text()
+    old, new = (next(line for line in text.splitlines() if line.startswith("| FoX (Pro) |")) for text in (before, after))
+    assert "**3.569 " in old and "**3.570 " in new and after.count("\n") == before.count("\n")
+
+    change_losses(results_dir, "transformer_pro", -0.5)
+    (why,) = pages.write_pages(results_dir).values()
+    assert "the rows do not bear out '" in why and page.read_text() == after
+
+
+def test_render_writes_the_pages_of_its_folder_and_goes_on_past_one_that_is_not_true(tmp_path, capsys):
+    main_losses(Store(tmp_path), models=("fox_pro", "transformer_pro"))
+    template = tmp_path / "tiny" / "README.md.j2"
+    words = '{{ "Best" | when(order(by_model(facts.study("fig2_per_token_loss", "tiny")))[0] == "fox_pro") }}.\n'
+    template.write_text(words)
+    assert render_all([], "tiny", tmp_path, Console(file=io.StringIO())) == []
+    assert (tmp_path / "tiny" / "README.md").read_text() == "Best.\n" and "note:" not in capsys.readouterr().err
+    template.write_text(words.replace("fox_pro", "mamba2"))
+    assert render_all([], "tiny", tmp_path, Console(file=io.StringIO())) == []
+    assert (tmp_path / "tiny" / "README.md").read_text() == "Best.\n"
+    said = capsys.readouterr().err
+    assert f"note: {tmp_path / 'tiny' / 'README.md'} stays as it was: ValueError: the rows do not bear out 'Best'" in said
+
+
+def test_another_results_folder_leaves_the_checkouts_pages_alone(tmp_path):
+    assert pages.templates_of(tmp_path) == []
+    assert {ROOT / "README.md.j2", ROOT / "kernels" / "README.md.j2"} < set(TEMPLATES)
+
+
+def test_numbers_are_printed_with_their_interval_where_it_is_known():
+    estimate = Estimate(-0.1, 0.01)
+    assert pages.nats(estimate) == "\N{MINUS SIGN}0.100 nats [\N{MINUS SIGN}0.120, \N{MINUS SIGN}0.080]"
+    assert pages.nats(Estimate(0.25), signed=True) == "+0.250 nats"
+    assert pages.times(Estimate(0.0)) == "1.00" and pages.percent(Estimate(0.5)) == "50.0%"
+    assert pages.words(3) == "three" and pages.words(1234) == "1,234"
