@@ -180,8 +180,8 @@ class Cancel(Asked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resubmit(Submitted):
-    """Submit again what failed, was cancelled or was not taken, as it was asked for."""
+class Resubmit(Asked):
+    """Submit again what failed, was cancelled or was not taken, as it was asked for: all of it, or of some runs."""
 
     cluster: Path | None = None
     """The cluster's TOML file; default: the settings with which it was submitted."""
@@ -190,6 +190,8 @@ class Resubmit(Submitted):
         from slurm.cluster import CLUSTER, read_cluster
         from slurm.submit import REQUEST, planned, submit
 
+        if self.names:
+            self.look()  # each must be the name of something
         given = read_cluster(self.cluster.absolute()) if self.cluster is not None else None
         wanted = {str(submission.request): submission for submission in self.submissions() if not submission.withdrawn}
         codes = set()
@@ -197,7 +199,7 @@ class Resubmit(Submitted):
             os.chdir(submission.cwd)
             request = REQUEST.validate_json(json.dumps(submission.request))
             cluster = given or CLUSTER.validate_json(json.dumps(submission.cluster))
-            codes.add(submit(planned(request, cluster), cluster, console))
+            codes.add(submit(planned(request, cluster), cluster, console, self.names))
         return max(codes, default=0)
 
 

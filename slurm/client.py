@@ -21,6 +21,7 @@ ENDED = {
 }  # fmt: skip
 HELD_STATES = {"REQUEUE_HOLD", "SPECIAL_EXIT"}
 HELD_REASONS = {"JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue"}
+SOUND = {"idle", "mixed", "allocated", "completing"}
 KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
 """What says which SLURM is meant, and who is asking."""
 WAIT_S = 600
@@ -141,7 +142,7 @@ def unseen(users: Iterable[str], queue: dict[str, QueuedJob]) -> set[str]:
 def without_grace(partitions: set[str | None]) -> list[str]:
     """Names of those `partitions` (None: the default one) whose preempted jobs are cancelled, with KillWait to save in."""
     lines = _run("scontrol", "show", "partition", "--oneliner").stdout.splitlines()
-    found = [dict(word.partition("=")[::2] for word in line.split()) for line in lines]
+    found = [_told(line) for line in lines]
     names = {part["PartitionName"] for part in found if part.get("Default") == "YES" and None in partitions}
     names |= {name for some in partitions for name in (some or "").split(",")}
     killed = [part for part in found if part.get("PreemptMode") == "CANCEL" and part.get("GraceTime") == "0"]
@@ -176,8 +177,7 @@ def own_job_id() -> str:
 def state(job_id: str) -> str:
     """State of one job; waits for a controller that is down. PREEMPTED also while it is being cancelled for that; UNKNOWN where
     there is none to tell."""
-    result = _patiently(WAIT_S, "scontrol", "show", "job", "--oneliner", job_id)
-    said = dict(word.partition("=")[::2] for word in result.stdout.split())
+    said = _told(_patiently(WAIT_S, "scontrol", "show", "job", "--oneliner", job_id).stdout)
     if said.get("StartTime", "") <= said.get("PreemptTime", "") < "None":  # dates, of this start
         return "PREEMPTED"
     return said.get("JobState", "UNKNOWN")
@@ -187,6 +187,28 @@ def requeue(job_id: str) -> str | None:
     """Have a job start again from its beginning; waits for a controller that is down. Returns SLURM's complaint, if any."""
     result = _patiently(WAIT_S, "scontrol", "requeue", job_id)
     return last_line(result.stderr) or f"exit code {result.returncode}" if result.returncode else None
+
+
+def without(job_id: str, node: str, needed: int) -> str | None:
+    """The nodes that a job is to avoid when it starts again: `node`, and what it avoids already. None where fewer than the
+    `needed` would be left of those of the same make in its partition."""
+    before = _told(_patiently(WAIT_S, "scontrol", "show", "job", "--oneliner", job_id).stdout).get("ExcNodeList", "(null)")
+    excluded = {node, *(() if before == "(null)" else _run("scontrol", "show", "hostnames", before).stdout.split())}
+    partition = os.environ.get("SLURM_JOB_PARTITION", "")
+    listed = _run("sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N %T %c %m %G").stdout
+    nodes = {name: (state, make) for name, state, make in (line.split(None, 2) for line in listed.splitlines())}
+    alike = {name for name, (state, make) in nodes.items() if state in SOUND and node in nodes and make == nodes[node][1]}
+    return ",".join(sorted(excluded)) if len(alike - excluded) >= needed else None
+
+
+def avoid(job_id: str, nodes: str) -> bool:
+    """Keep a job from nodes when it starts again; SLURM takes that only when it has been requeued."""
+    return not _run("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={nodes}").returncode
+
+
+def _told(text: str) -> dict[str, str]:
+    """NAME=VALUE of one line of scontrol's."""
+    return dict(word.partition("=")[::2] for word in text.split())
 
 
 def cancel(job_ids: Iterable[str]) -> None:

@@ -76,10 +76,15 @@ class KindSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TrainSettings(KindSettings):
-    """Without GPUs: `tasks` processes train one run, spread over `nodes`."""
+    """Without GPUs: `tasks` processes train one run, spread over `nodes`. The others are options of `run`, which win over
+    these."""
 
     tasks: PositiveInt = 1
     nodes: PositiveInt = 1
+    async_checkpoint: bool | None = None
+    keep_checkpoints: PositiveInt | None = None
+    max_hours: PositiveFloat | None = None
+    spike_factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

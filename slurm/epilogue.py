@@ -8,6 +8,7 @@ By the rule of experiments/restarts.py, counting also starts that never got as f
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,18 @@ def ended(start: Start, code: int, state: str) -> tuple[str, str]:
     return action, reason
 
 
+def broken_node(start: Start) -> str | None:
+    """Return where a crash began: the first node that srun names, or else a job's only one."""
+    try:
+        text = start.shell_log.read_text(errors="replace").rpartition("--- job ")[2]
+    except OSError:
+        text = ""
+    named = re.search(r"^srun: error: ([\w.-]+): tasks? ", text, re.M)
+    if named:
+        return named[1]
+    return os.environ.get("SLURMD_NODENAME") if start.job.resources.nodes == 1 else None
+
+
 def main() -> int:
     start, code = Start.own(Path(sys.argv[1]), int(sys.argv[2])), int(sys.argv[3])
     if code == restarts.FINISHED and not all(path.exists() for path in start.job.makes):
@@ -99,7 +112,12 @@ def main() -> int:
     action, reason = ended(start, code, state)
     print(f"exit code {code}: {action}{', ' + reason if reason else ''}", file=sys.stderr)
     if action == "again":
-        complaint = client.requeue(start.id)
+        node = broken_node(start) if code not in (restarts.REQUEUE, LATE) and state != "PREEMPTED" else None
+        nodes = client.without(start.id, node, start.job.resources.nodes) if node is not None else None
+        complaint = client.requeue(start.id)  # from here on SLURM ends this script within seconds (KillWait)
+        if complaint is None and nodes is not None and client.avoid(start.id, nodes):
+            restarts.append(start.job.journal, "excluded", job=start.id, node=node)
+            print(f"it crashed on {node}, where it is not started again", file=sys.stderr)
         if complaint is not None:
             note(start, "end", restarts.progress_mark(start.job.folder), code=code, action="failed", reason=complaint)
             print(f"error: not started again: {complaint}", file=sys.stderr)

@@ -9,7 +9,8 @@ fox_record=@RECORD@
 fox_entry=@ENTRY@
 step= timer= told=
 
-# However the task ends: after a signal or a crash the job is started again, within bounds (slurm/epilogue.py).
+# However the task ends: after a signal or a crash the job is started again, within bounds (slurm/epilogue.py); after a crash on
+# another node, where there is one.
 end() {
   trap '' TERM USR2
   (cd "$fox_code" && PYTHONSAFEPATH= @HOST_PYTHON@ -m slurm.epilogue "$fox_record" "$fox_entry" "$1")

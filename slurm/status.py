@@ -99,6 +99,7 @@ def _state(
     starts = [event for event in events if event["event"] == "start"]
     ends = [event for event in events if event["event"] == "end"]
     restarted = [end["reason"] for end in ends if end["action"] == "again" and end["code"] != restarts.REQUEUE]
+    excluded = dict.fromkeys(event["node"] for event in events if event["event"] == "excluded")
     error = where = ""
     if queued is not None and queued.active:
         state, where, error = _queued_state(queued, len(starts))
@@ -124,6 +125,7 @@ def _state(
         unseen = f"its node cannot write {shell_log}"
         error += f": {restarts.last_words(shell_log) if shell_log.exists() else unseen}"
     count, last = max(len(starts) - 1, 0), restarted[-1] if restarted else ""
+    last += f"; not on {', '.join(excluded)} again" if excluded else ""
     return JobState(job, job_id, submission.user, state, where, count, error, last, shell_log)
 
 

@@ -6,7 +6,8 @@ up or to submit twice.
 
 submitit joins the processes of a job (slurm/launcher.py) but does not submit it: its executor pickles tasks, numbers each array
 from 0 (so no aftercorr between parts of arrays), calls sbatch once and knows a job by that answer alone, asks sacct for states,
-and starts a job again only from within a task that lives, by a count of time-outs that progress does not set back.
+and starts a job again only from within a task that lives, by a count of time-outs that progress does not set back. For whom
+that is enough, slurm/callables.py has the tasks for its executors.
 """
 
 import contextlib
@@ -15,7 +16,8 @@ import os
 import secrets
 import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Collection
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +40,16 @@ from slurm.records import active_jobs, adopt, find, only_submitter, read_submiss
 from slurm.snapshot import snapshot
 from slurm.status import wide
 from training.signals import EXIT_REQUEUE
+from training.spec import Execution
 
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 PAUSES_S = (1, 2, 4, 8, 15, 30)
 UNCLEAR_TRIES = 6
 
 
-def submit(plan: Plan, cluster: Cluster, console: Console) -> int:
-    """Submit the missing part of `plan` and return at once: 0, or 75 if SLURM takes no more jobs for now.
+def submit(plan: Plan, cluster: Cluster, console: Console, names: Collection[str] = ()) -> int:
+    """Submit the missing part of `plan` and return at once: 0, or 75 if SLURM takes no more jobs for now. `names`: parts of the
+    names of runs, corpora or artefacts; of all others only what these need, and the drawings of what they make.
 
     ValueError if it cannot be done; nothing stays queued then.
     """
@@ -58,7 +62,7 @@ def submit(plan: Plan, cluster: Cluster, console: Console) -> int:
         surplus = adopt(before, queue, save=True)
         client.cancel(surplus)
         active = active_jobs(before, {job_id: job for job_id, job in queue.items() if job.array not in surplus})
-        jobs = graph.jobs(plan, cluster, {key: job for key, (_, job) in active.items()})
+        jobs = _chosen(graph.jobs(plan, cluster, {key: job for key, (_, job) in active.items()}), names)
         _check_machine(jobs, cluster)
         _check_unseen(jobs, before, client.unseen(users(before), queue))
         if not jobs:
@@ -89,6 +93,13 @@ def submit(plan: Plan, cluster: Cluster, console: Console) -> int:
     if sender.complaint:
         console.print(f"[yellow]{len(jobs) - len(ids)} jobs were not taken[/]: {sender.complaint}; the same command goes on")
     return EXIT_REQUEUE if sender.complaint else 0
+
+
+def _chosen(jobs: list[Job], names: Collection[str]) -> list[Job]:
+    keys = {job.key for job in jobs if not names or any(name in job.about for name in names)}
+    for job in reversed(jobs):  # each stands after what it needs
+        keys |= set(job.needs) if job.key in keys and job.kind != "draw" else set()
+    return [job for job in jobs if job.key in keys or (job.kind == "draw" and keys & set(job.needs))]
 
 
 class _Sender:
@@ -288,7 +299,12 @@ def _check_machine(jobs: list[Job], cluster: Cluster) -> None:
 
 
 def planned(request: Request, cluster: Cluster, *, rehearsal: bool = False) -> Plan:
-    """Plan a request for the machines of a cluster: the login node may have no GPU, what counts is where the jobs run."""
+    """Plan a request for the machines of a cluster, as the login node may have no GPU. Where the request does not say how
+    trainings are carried out, the cluster file does."""
+    execution = request.execution
+    said = {item.name: value for item in fields(Execution) if (value := getattr(cluster.train, item.name, None)) is not None
+            and getattr(execution, item.name) == item.default}  # fmt: skip
+    request = replace(request, execution=replace(execution, **said))
     return make_plan(request.on(cluster.device), machine=cluster.machine, rehearsal=rehearsal)
 
 

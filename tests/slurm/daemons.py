@@ -66,7 +66,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0,batch_sched_delay=0
-KillWait=2
+KillWait=5
 # Finished jobs stay visible; ids differ from those of another SLURM on this machine.
 MinJobAge=3600
 FirstJobId={first_job}

@@ -132,8 +132,10 @@ def test_a_failing_job_stops_its_dependants_and_can_be_resubmitted(local, suite,
     assert shown.returncode == 1 and "train.zarr" in shown.stdout
     assert "train.zarr" in graph.slurm("logs", FOX).stdout
 
-    resubmitted = graph.slurm("resubmit")
-    assert resubmitted.returncode == 0 and "submitted 5 jobs" in resubmitted.stdout, resubmitted.stderr
+    assert "nothing: no such run was submitted" in graph.slurm("resubmit", "nothing").stderr
+    for names in ((FOX,), ()):  # a training, its evaluation and the figure; then the other's, and the figure after both
+        resubmitted = graph.slurm("resubmit", *names)
+        assert resubmitted.returncode == 0 and "submitted 3 jobs" in resubmitted.stdout, resubmitted.stderr
     assert "cancelled" in graph.slurm("cancel").stdout
     graph.until(lambda: all(s.state in ("failed", "cancelled") for s in graph.states().values()), 90, "five cancelled jobs")
     assert "no job is queued" in graph.slurm("cancel").stdout

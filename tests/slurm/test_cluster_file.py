@@ -75,6 +75,8 @@ def test_scratch_may_name_variables(tmp_path, monkeypatch):
         ({"train": "{tasks = 2}"}, "say train.gpus"),
         ({"gpus_per_node": "0", "train": "{gpus = 2}"}, "train.gpus 2 on a cluster with gpus_per_node 0"),
         ({"gpus_per_node": "0", "train": "{tasks = 3, nodes = 2}"}, "train.tasks 3 is not a multiple of train.nodes 2"),
+        ({"train": "{spike_factor = 1}"}, "train.spike_factor: Input should be greater than 1 (given: 1)"),
+        ({"evaluate": "{max_hours = 1}"}, "evaluate.max_hours: no such key"),
         ({"mfu": "1.5"}, "mfu: Input should be less than or equal to 1 (given: 1.5)"),
         ({"gpu_option": '"gpus"'}, "gpu_option: Input should be 'gpus-per-node' or 'gres'"),
         ({"environment": '{ A = 1 }'}, "environment.A: Input should be a valid string (given: 1)"),

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -203,3 +205,59 @@ def test_a_job_that_is_being_cancelled_is_known_to_be_preempted(tmp_path, monkey
     FakeSlurm(tmp_path / "bin", config=said)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     assert client.state("7") == state
+
+
+SRUN = "srun: error: n1: task 0: Exited with exit code 1\n"
+
+
+@pytest.mark.parametrize(("log", "nodes", "node"), [
+    (f"--- job 7\n{SRUN}--- job 7 on n[2-4]\nsrun: error: n3: tasks 4-7: Killed\nsrun: error: n2: task 0\n", 4, "n3"),
+    ("--- job 7 on n[1-4]\nsrun: error: n[1-4]: tasks 0-31: Exited\n", 4, None),
+    (f"{SRUN}--- job 7 on n8\nsetup failed\n", 1, "n8"),
+    (None, 1, "n8"),
+])  # fmt: skip
+def test_the_node_of_a_crash_is_the_first_that_srun_names(tmp_path, monkeypatch, log, nodes, node):
+    start = start_of(tmp_path, 1)
+    monkeypatch.setenv("SLURMD_NODENAME", "n8")
+    if log is not None:
+        start.shell_log.write_text(log)
+    job = replace(start.job, resources=Resources(nodes, 1, 0, 1))
+    assert epilogue.broken_node(replace(start, job=job)) == node
+
+
+@pytest.mark.parametrize(("excluded", "node", "needed", "wanted"), [
+    ("(null)", "n1", 1, "n1"),
+    ("n2", "n1", 1, "n1,n2"),
+    ("n2", "n1", 2, None),  # n3 alone would be left; n4 is down, n5 of another make
+    ("(null)", "n5", 1, None),
+    ("(null)", "n9", 1, None),
+])  # fmt: skip
+def test_a_node_is_excluded_where_enough_of_its_make_are_left(tmp_path, monkeypatch, excluded, node, needed, wanted):
+    said = {
+        "show job": f"JobId=7 JobState=PENDING ExcNodeList={excluded} Features=(null)",
+        "show hostnames": excluded,
+        "sinfo": "n1 idle 8 99 gpu:8\nn2 mixed 8 99 gpu:8\nn3 allocated 8 99 gpu:8\nn4 drained 8 99 gpu:8\nn5 idle 8 99 (null)",
+    }
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        words = " ".join(command)
+        return subprocess.CompletedProcess(command, 0, next((text for name, text in said.items() if name in words), ""), "")
+
+    monkeypatch.setattr(client, "_run", run)
+    assert client.without("7", node, needed) == wanted
+
+
+@pytest.mark.parametrize(("code", "state", "left"), [(137, "RUNNING", True), (75, "RUNNING", False), (143, "PREEMPTED", False)])
+def test_only_a_crash_makes_a_job_leave_its_node(tmp_path, monkeypatch, code, state, left):
+    start, asked = start_of(tmp_path, 0), []
+    note_start(start, restarts.progress_mark(tmp_path))
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    monkeypatch.setattr(Start, "own", classmethod(lambda *_: start))
+    monkeypatch.setattr(client, "state", lambda *_: state)
+    monkeypatch.setattr(client, "requeue", lambda *_: None)
+    monkeypatch.setattr(client, "without", lambda *given: ",".join(map(str, given)))
+    monkeypatch.setattr(client, "avoid", lambda *given: asked.append(given) or True)
+    monkeypatch.setattr("sys.argv", ["epilogue", "record", "0", str(code)])
+    epilogue.main()
+    assert asked == ([("7", "7,n1,1")] if left else [])
+    assert (restarts.read(start.job.journal)[-1]["event"] == "excluded") == left

@@ -24,6 +24,7 @@ from slurm.submit import planned, submit
 from tests.slurm.fake import FakeSlurm
 from tests.slurm.plans import plan_of
 from tests.texts import write_texts
+from training.spec import Execution
 
 
 @pytest.fixture(autouse=True)
@@ -285,6 +286,35 @@ def test_one_failing_evaluation_is_waited_for_by_its_own_drawing_only(tmp_path, 
     for name, kind in (("fox-draw-fig2_per_token_loss", "evaluate"), ("fox-draw-table6_throughput", "time")):
         how, *ids = drawings[name].dependency.split(":")
         assert how == "afterany" and ids and {kinds[job] for job in ids} == {kind}
+
+
+def test_trainings_are_carried_out_as_the_cluster_file_says_where_the_command_does_not(tmp_path):
+    given = {"async_checkpoint": True, "keep_checkpoints": 5, "max_hours": 3.5, "spike_factor": 4.0}
+    cluster = cluster_of(tmp_path, train=given)
+    asked = Request(scale="760m-48b", only=("fox_pro",), runs_dir=tmp_path, execution=Execution(keep_checkpoints=7))
+    (train,) = (job for job in graph.jobs(planned(asked, cluster, rehearsal=True), cluster) if job.kind == "train")
+    words = " ".join(train.args)
+    for said in ("--async-checkpoint", "--keep-checkpoints 7", "--max-hours 3.5", "--spike-factor 4.0"):
+        assert f"{said} " in f"{words} "
+    assert (
+        planned(asked, cluster, rehearsal=True).runs.keys() == planned(asked, cluster_of(tmp_path), rehearsal=True).runs.keys()
+    )
+
+
+def test_some_runs_are_submitted_with_what_they_need_and_their_figures(tmp_path, make_slurm):
+    make_slurm()
+    plan, cluster = plan_of(tmp_path, "fig2_per_token_loss", "table6_throughput"), cluster_of(tmp_path)
+    for names, wanted in ((("mamba2-", "hgrn2-"), 8), (("table6",), 1), ((), None)):
+        keys = {job.key for job in graph.jobs(plan, cluster)} if wanted is None else set()
+        assert submit(plan, cluster, Console(quiet=True), names) == 0
+        record = read_submissions(graph.submissions_dir(plan))[-1]
+        about = {job.about.split("-")[0] for job in record.jobs.values()}
+        if wanted is not None:
+            assert len(record.jobs) == wanted and about <= {"mamba2", "hgrn2", "fig2_per_token_loss", "table6_throughput"}, (
+                about
+            )
+        else:
+            assert len(keys) == 23 and len(record.jobs) == 17  # both figures again, after all their evaluations
 
 
 def test_timings_are_of_a_machine_that_has_a_name(tmp_path, make_slurm):

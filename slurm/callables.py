@@ -1,0 +1,121 @@
+"""The tasks of a plan as callables for submitit, so that a notebook can train, evaluate and draw by any of its executors:
+
+executor = submitit.AutoExecutor(folder="logs/%j")  # SLURM where there is one; cluster="local", cluster="debug"
+executor.update_parameters(timeout_min=240, gpus_per_node=1, slurm_partition="gpu")
+for stage in stages(Request(artefacts=("fig2_per_token_loss",), scale="mini")):
+    jobs = [executor.submit(task) for task in stage]
+    print([job.result() for job in jobs])
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import submitit
+from rich.console import Console
+from submitit.helpers import DelayedSubmission, TorchDistributedEnvironment
+
+from experiments import restarts
+from experiments.execute import fetch
+from experiments.graph import Task, tasks, write_draw_specs
+from experiments.local import PROCESS_GROUP
+from experiments.plan import make_plan, write_specs
+from experiments.request import Request
+from slurm.cluster import UNNAMED
+from slurm.submit import whole_paths
+from training.processor import equal_bits
+
+ROOT = Path(__file__).parent.parent
+STAGES = ("prepare", "train", "evaluate", "time", "draw")
+POLL_S = 0.2
+
+
+@dataclass
+class Submittable:
+    """`python -m MODULE ARGS` as a function without arguments, which returns the task's name. RuntimeError if it fails.
+
+    The task is a process of its own, so that signals find submitit's handler: it calls `checkpoint`, which lets the task save
+    and leave, and has SLURM start the same again. A crash is tried again by the rule of experiments/restarts.py.
+    """
+
+    name: str
+    module: str
+    args: tuple[str, ...]
+    folder: Path
+    log: Path
+    journal: Path
+    cwd: Path
+    device: str
+
+    def __call__(self) -> str:
+        started = f"submitit-{os.getpid()}-{time.time_ns()}"
+        while True:
+            before = restarts.progress_mark(self.folder)
+            restarts.append(self.journal, "start", job=started, mark=before, node=os.uname().nodename)
+            code = self._run()
+            mark = restarts.progress_mark(self.folder)
+            fruitless = restarts.fruitless_starts(restarts.read(self.journal), started, mark)
+            action, reason = restarts.decide(code, fruitless)
+            restarts.append(self.journal, "end", job=started, mark=mark, code=code, action=action, reason=reason)
+            if action == "done":
+                return self.name
+            if action == "failed":
+                said = ": ".join(filter(None, (reason, restarts.last_words(self.log))))
+                raise RuntimeError(f"{self.name}: {said}; log: {self.log}")
+
+    def checkpoint(self) -> DelayedSubmission:
+        """Let the task save and leave. Called by submitit in a job's first process, before a time limit and at preemption."""
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it has ended by itself
+            os.kill(self._pid, signal.SIGUSR2)
+            os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
+        return DelayedSubmission(replace(self))
+
+    def _run(self) -> int:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.log, "a") as log:
+            process = subprocess.Popen([sys.executable, "-m", self.module, *self.args], cwd=self.cwd, env=self._environment(),
+                                       stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # fmt: skip
+        self._pid = process.pid
+        try:
+            # Nothing is reaped here, so that `checkpoint`, which may interrupt this anywhere, finds the process.
+            while os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+                time.sleep(POLL_S)
+        except BaseException:
+            process.terminate()
+            raise
+        return process.wait()
+
+    def _environment(self) -> dict[str, str]:
+        if "SUBMITIT_EXECUTOR" in os.environ and submitit.JobEnvironment().num_tasks > 1:
+            TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
+            own = dict(os.environ)
+        else:
+            own = {name: value for name, value in os.environ.items() if name not in PROCESS_GROUP}
+        own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), own.get("PYTHONPATH"))))
+        return own | ({"OMP_NUM_THREADS": "1", **equal_bits(1, own)} if self.device == "cpu" else {})
+
+
+def stages(request: Request, *, processes: int = 1, machine: str = UNNAMED) -> list[list[Submittable]]:
+    """Return what a request lacks: corpora, trainings, evaluations, timings, figures. Tasks of a stage may run at once, when
+    those of the stages before have ended. What they read beside corpora is written and fetched now.
+
+    `processes`: of each training, the executor's tasks. `machine`: name of that of timings (slurm/clusters/README.md). Where
+    another machine computes, say Execution(device="cuda"). ValueError for what a plan refuses.
+    """
+    whole = whole_paths(request.settled() if request.execution.device == "auto" else request)
+    plan = make_plan(whole, machine=machine)
+    fetch(plan, Console(quiet=True))
+    write_specs(plan)
+    write_draw_specs(plan)
+    found = tasks(plan, processes=processes)
+    stages = ([_submittable(task, whole.device) for task in found if task.kind == kind] for kind in STAGES)
+    return [stage for stage in stages if stage]
+
+
+def _submittable(task: Task, device: str) -> Submittable:
+    return Submittable(task.name, task.module, task.args, task.folder, task.log, task.journal, Path.cwd(), device)
