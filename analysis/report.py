@@ -1,7 +1,8 @@
-"""results/SCALE/report.html: the verdicts on the paper's claims, then every artefact of one scale and what it was made from.
+"""results/SCALE/report.html: its contents with all verdicts in short, every artefact of one scale and what it was made from,
+then the verdicts on the paper's claims in full.
 
-One file, no requests: pictures are embedded and styles are inline, so it can be mailed, opened offline and printed. It is a
-function of what is stored: equal results give equal bytes.
+One file, no requests, no script: pictures are embedded and styles are inline, so it can be mailed, opened offline and printed.
+It is a function of what is stored: equal results give equal bytes. Pictures are packed anew without loss, which halves them.
 """
 
 import base64
@@ -9,6 +10,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +21,19 @@ from PIL import Image
 
 from analysis.history import changes
 from analysis.names import rank, title
+from analysis.readings import read_off
 from analysis.study import Study
 from analysis.style import DPI, PAPER_SCALE, WIDTH
 from analysis.tables import Table, to_html
-from analysis.verdict import Claim, Look, Status, Verdict, judge, not_measured, number, with_interval
+from analysis.verdict import PERPLEXITY, RATIO, Claim, Comparison, Look, Status, Verdict, amount, judge, not_measured, number
 from results.atomic import write_atomic
 from results.provenance import commit_name
 
 MISSED = (Status.FAILS, Status.EXCEEDS)
 TEMPLATE = Path(__file__).with_name("report.html.j2")
+BESIDE = 4
+"""Columns of a table that findings stand beside; they stand above wider ones."""
+ENDINGS = ("csv", "png", "pdf")
 SIGNS = {
     Status.HOLDS: ("holds", "\N{CHECK MARK}"),
     Status.EXCEEDS: ("holds", "\N{GREATER-THAN SIGN}"),
@@ -68,8 +75,12 @@ def build(folder: Path, sections: Sequence[Section]) -> Path:
         raise ValueError(f"{folder}: no results to report on; run an experiment at this scale first")
     absent = [section for section in sections if section.study is None]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["sign"] = lambda status: Markup('<span class="status {}">{} {}</span>').format(*SIGNS[status], status)
-    environment.filters["effect"] = _effect
+    environment.filters["sign"] = lambda status, words=True: Markup('<span class="status {}">{} {}</span>').format(
+        *SIGNS[status], status if words else ""
+    )
+    environment.filters["name"] = lambda artefact: artefact["paper"][:1].upper() + artefact["paper"][1:]
+    environment.filters["slug"] = lambda status: status.replace(" ", "-")
+    environment.filters["statistic"] = _statistic
     studies = [section.study for section in sections if section.study is not None]
     verdicts = [(artefact, *judged) for artefact in there for judged in artefact["verdicts"]]
     nothing = not_measured("Nothing is stored for this artefact.")
@@ -82,10 +93,11 @@ def build(folder: Path, sections: Sequence[Section]) -> Path:
         paper_scale=PAPER_SCALE,
         trained=any(run.get("final_loss") is not None for study in studies for run in study.runs.values()),
         seeds=_seeds(studies),
+        nameless=_nameless(studies),
         sizes=_sizes(studies),
         artefacts=there,
+        halves=_halves(there),
         verdicts=sorted(verdicts, key=lambda each: (_unknown(each[2]), _place(each[1]))),
-        unknown=sum(_unknown(verdict) for _, _, verdict in verdicts),
         missed=MISSED,
         counts=_counts(verdict for _, _, verdict in verdicts),
         changes=changes(folder, {claim.id: str(verdict.status) for _, claim, verdict in verdicts}, studies),
@@ -103,11 +115,13 @@ def build(folder: Path, sections: Sequence[Section]) -> Path:
 
 def _artefact(folder: Path, section: Section, study: Study) -> dict[str, Any]:
     try:
-        table, fault = Markup(to_html(section.summary(study))), ""  # escapes its cells
+        summary = section.summary(study)
+        table, caption, fault = Markup(to_html(summary)), summary.caption, ""  # escapes its cells
+        wide = len(summary.columns) > BESIDE
         verdicts = judge(section.claims, study)
         pictures = _pictures(folder, section)
     except Exception as error:  # whatever is wrong with one artefact, the others are reported
-        table, verdicts, pictures = Markup(), [], []
+        table, caption, verdicts, pictures, wide = Markup(), "", [], [], False
         fault = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     return {
         "section": section,
@@ -116,10 +130,22 @@ def _artefact(folder: Path, section: Section, study: Study) -> dict[str, Any]:
         "fault": fault,
         "pictures": pictures,
         "table": table,
+        "caption": caption,
+        "wide": wide,
         "verdicts": verdicts,
         "files": _files(folder, section.stem),
         "made_from": _made_from(study),
+        "changed_trees": _changed_trees(study),
     }
+
+
+def _halves(artefacts: Sequence[dict[str, Any]]) -> set[str]:
+    """Return the artefacts that stand side by side: two neighbours, each of pictures without claims."""
+    found: set[str] = set()
+    for one, other in pairwise(artefacts):
+        if one["stem"] not in found and all(each["pictures"] and not each["section"].claims for each in (one, other)):
+            found |= {one["stem"], other["stem"]}
+    return found
 
 
 def _looks(missed: Iterable[Claim], sections: Iterable[Section]) -> list[tuple[Section, str, list[str]]]:
@@ -143,7 +169,7 @@ def _sentence(look: Look, study: Study) -> str:
         return f"Cannot be told: {error}."
 
 
-def _pictures(folder: Path, section: Section) -> list[dict[str, str]]:
+def _pictures(folder: Path, section: Section) -> list[dict[str, Any]]:
     """The artefact's own picture first, then those called STEM-SOMETHING; none for tables."""
     paths = sorted((folder / "figures").glob(f"{section.stem}-*.png"))
     own = folder / "figures" / f"{section.stem}.png"
@@ -154,29 +180,41 @@ def _pictures(folder: Path, section: Section) -> list[dict[str, str]]:
     return [_picture(path) for path in paths]
 
 
-def _picture(path: Path) -> dict[str, str]:
-    """A picture with the note that it holds (analysis/style.py), and its share of the page's width in percent: letters of one
-    size in all of them."""
+def _picture(path: Path) -> dict[str, Any]:
+    """A picture with the note that it holds (analysis/style.py), its share of the page's width in percent (letters of one size
+    in all of them), and the values of its curves."""
+    packed = BytesIO()
     with Image.open(path) as image:
-        note, share = str(image.info.get("Description", "")), min(100, round(100 * image.width / (WIDTH * DPI)))
-    return {"name": path.stem, "data": base64.b64encode(path.read_bytes()).decode(), "note": note, "share": str(share)}
+        image.convert("RGB").save(packed, "WEBP", lossless=True)
+        note, size = str(image.info.get("Description", "")), image.size
+    csv = path.with_suffix(".csv")
+    read = read_off(csv) if csv.is_file() else None
+    return {
+        "name": path.stem,
+        "data": base64.b64encode(packed.getvalue()).decode(),
+        "note": note,
+        "size": size,
+        "share": min(100, round(100 * size[0] / (WIDTH * DPI))),
+        "files": [f"{path.parent.name}/{path.stem}.{ending}" for ending in ENDINGS if path.with_suffix(f".{ending}").is_file()],
+        "read": Markup(to_html(read)) if read else "",
+    }
 
 
 def _files(folder: Path, stem: str) -> list[str]:
-    """Files that were drawn, relative to the report."""
-    paths = [path for place in ("figures", "tables") for path in sorted((folder / place).glob(f"{stem}*"))]
-    return [str(path.relative_to(folder)) for path in paths if path.stem in (stem,) or path.stem.startswith(f"{stem}-")]
+    """Files of a table, relative to the report."""
+    return [str(path.relative_to(folder)) for path in sorted((folder / "tables").glob(f"{stem}.*"))]
 
 
-def _effect(verdict: Verdict) -> Markup:
-    """Print what decides: name, effect with its interval, what was asked for, and the smallest effect that could be seen."""
-    decisive = verdict.decisive
-    if decisive is None:
-        return Markup()
-    text = f"{with_interval(decisive.estimate, decisive.unit)}; asked for {decisive.asked}"
-    if verdict.detectable:
-        text += f"; detectable {number(verdict.detectable, decisive.unit).removeprefix('+')}"
-    return Markup("{} <small>{}</small>").format(text, decisive.name)
+def _statistic(decisive: Comparison) -> str:
+    """Print what stands behind the number that the paper gives: what was asked for, the effect as it is tested, and the
+    smallest effect that could be seen."""
+    estimate, logs = decisive.estimate, decisive.unit in (RATIO, PERPLEXITY)
+    text = f"{decisive.name}; asked for {decisive.asked}"
+    if logs or decisive.shown:
+        text += f"; {'log ' if logs else ''}{number(estimate.effect)}{'' if logs else ' ' + decisive.unit}"
+    if estimate.detectable:
+        text += f"; detectable {amount(estimate.detectable, decisive.unit)}"
+    return text
 
 
 def _place(claim: Claim) -> tuple[str, int, str]:
@@ -235,6 +273,30 @@ def _made_from(study: Study) -> dict[str, Any]:
         "commits": _distinct(commit_name(meta["provenance"]) for meta in metas),
         "dates": _distinct(meta["created"][:10] for meta in metas),
     }
+
+
+def _changed_trees(study: Study) -> str:
+    """Say of how many trainings and evaluations of an artefact the working tree had changes; empty of none."""
+    trained = {line.run_id: study.runs[line.run_id].get("starts", []) for line in study.lines if line.is_trained}
+    changed = [[start for start in starts if start.get("git_dirty")] for starts in trained.values()]
+    metas = [meta["provenance"] for meta in study.all_metas]
+    parts = []
+    for what, there, found in (
+        ("runs were trained", len(trained), [starts for starts in changed if starts]),
+        ("evaluations were made", len(metas), [[each] for each in metas if each.get("git_dirty")]),
+    ):
+        if found:
+            parts.append(
+                f"{len(found)} of {there} {what} ({', '.join(_distinct(commit_name(each) for some in found for each in some))})"
+            )
+    return f"From a changed working tree {' and '.join(parts)}." if parts else ""
+
+
+def _nameless(studies: Iterable[Study]) -> str:
+    """Say of how many trained runs the weights are not recorded; empty of none."""
+    trained = {(line.run_id, line.training): line for study in studies for line in study.lines if line.is_trained}
+    count = sum(line.weights is None for line in trained.values())
+    return f"{count} of {len(trained)}" if count else ""
 
 
 def _distinct(texts: Iterable[str | None]) -> list[str]:

@@ -35,6 +35,9 @@ class Status(StrEnum):
 
 
 JUDGED = (Status.HOLDS, Status.EXCEEDS, Status.FAILS, Status.WITHIN_NOISE)
+RATIO, PERPLEXITY, SHARE = "ratio", "of perplexity", "share"
+"""Units of effects that papers give in another form: logs of ratios (printed 0.20), logs of ratios of perplexities (-3.2%), and
+shares (85.0%)."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class Comparison:
     """One inequality: `estimate` above `bound` (or below, if `below`), in `unit`; not `strict`: equal is enough.
 
     `size`: how far from the bound the effect lies that the claim is about (the paper's, or none within a tolerance); None where
-    no number is known. `ceiling`: to miss it is to show more of what the claim says than the paper does."""
+    no number is known. `ceiling`: to miss it is to show more of what the claim says than the paper does. `paper`: what the
+    paper gives. `shown`: what takes the effect's place where the paper's number is another than the one that is tested."""
 
     name: str
     estimate: Estimate
@@ -52,6 +56,8 @@ class Comparison:
     unit: str = "nats"
     size: float | None = None
     ceiling: bool = False
+    paper: str = ""
+    shown: str = ""
 
     @property
     def blind(self) -> bool:
@@ -88,16 +94,39 @@ class Comparison:
     def asked(self) -> str:
         """The inequality: "< 0", "≥ 9.5"."""
         signs = "\N{LESS-THAN OR EQUAL TO}<" if self.below else "\N{GREATER-THAN OR EQUAL TO}>"
-        return f"{signs[self.strict]} {self.bound:.3g}".replace("-", "\N{MINUS SIGN}")
+        exact = self.unit == RATIO or (self.bound and self.unit in (PERPLEXITY, SHARE))
+        bound = number(self.bound, self.unit) if exact else f"{self.bound:.3g}".replace("-", "\N{MINUS SIGN}")
+        return f"{signs[self.strict]} {bound}"
+
+    @property
+    def beside_the_paper(self) -> str:
+        """The effect with its interval, then the paper's: "0.20 [0.19, 0.21], paper 0.3 to 0.5"."""
+        ours = self.shown or with_interval(self.estimate, self.unit)
+        return f"{ours}, paper {self.paper}" if self.paper else ours
 
     def __str__(self) -> str:
-        return f"{self.name}: {with_interval(self.estimate, self.unit)}, asked for {self.asked}"
+        shown = f"; {with_interval(self.estimate, self.unit)}" if self.shown else ""
+        return f"{self.name}: {self.beside_the_paper}{shown}; asked for {self.asked}"
 
 
 def number(value: float, unit: str = "nats") -> str:
-    """Print a value with a sign, four decimals for nats and two otherwise, and a true minus sign."""
-    text = f"{value:+.{4 if unit == 'nats' else 2}f}" if abs(value) < 1e4 else f"{value:+.3g}"
+    """Print a value with a true minus sign: with a sign and four decimals for nats and two otherwise, but as papers give them
+    ratios, perplexities (in percent) and shares."""
+    if unit == RATIO:
+        text = f"{math.exp(value):.2f}"
+    elif unit == SHARE:
+        text = f"{100 * value:.1f}%"
+    elif unit == PERPLEXITY:
+        text = f"{100 * math.expm1(min(value, 100.0)):+,.{1 if value < 2 else 0}f}%"
+    else:
+        text = f"{value:+.{4 if unit == 'nats' else 2}f}" if abs(value) < 1e4 else f"{value:+.3g}"
     return text.replace("-", "\N{MINUS SIGN}")
+
+
+def amount(value: float, unit: str) -> str:
+    """Print a value with its unit, without a plus sign."""
+    plain = "" if unit in (RATIO, PERPLEXITY, SHARE) else unit if unit == "%" else f" {unit}".rstrip()
+    return number(value, unit).removeprefix("+") + plain
 
 
 def in_words(estimate: Estimate, below: str, above: str, neither: str = "cannot be told from none") -> str:
@@ -107,7 +136,7 @@ def in_words(estimate: Estimate, below: str, above: str, neither: str = "cannot 
 
 
 def with_interval(estimate: Estimate, unit: str) -> str:
-    text = f"{number(estimate.effect, unit)} {unit}".strip()
+    text = ("+" if number(estimate.effect, unit).startswith("+") else "") + amount(estimate.effect, unit)
     interval = estimate.interval if estimate.error else None
     return text if interval is None else f"{text} [{number(interval[0], unit)}, {number(interval[1], unit)}]"
 
@@ -116,7 +145,8 @@ def with_interval(estimate: Estimate, unit: str) -> str:
 class Verdict:
     """`decisive`: the comparison that decides, whose effect, interval and smallest detectable effect are shown. `p`: two-sided
     p-value of the claim, before Holm over the `judged` claims of its artefact. `seeds`: the fewest of any model compared.
-    `whole`: rows for every part of the claim are there; without them it may fail, but not hold."""
+    `whole`: rows for every part of the claim are there; without them it may fail, but not hold. `noise`: where the noise of a
+    model of one seed is from."""
 
     status: Status
     sentence: str
@@ -126,6 +156,7 @@ class Verdict:
     p: float = 1.0
     whole: bool = True
     judged: int = 1
+    noise: str = ""
 
     @property
     def effect(self) -> float | None:
@@ -182,10 +213,11 @@ def decide_any(sentence: str, alternatives: Sequence[Sequence[Comparison]], seed
         sentence = f"Not measured: {', '.join(missing)}. {sentence}"
     if any(each.estimate.error is None and each.estimate.seeds_known for each in every):
         sentence += " No spread is stored: the numbers are taken as they stand."
+    noise = ""
     if seeds == 1:
         where = list(dict.fromkeys(place for each in every for place in each.estimate.where))
-        sentence += f" Some models have one seed; seeds' noise: {'; '.join(where)}." if where else ""
-    verdict = Verdict(_status(likely, p, not missing), sentence, every, decisive, seeds, p, not missing)
+        noise = f"Some models have one seed; seeds' noise: {'; '.join(where)}." if where else ""
+    verdict = Verdict(_status(likely, p, not missing), sentence, every, decisive, seeds, p, not missing, noise=noise)
     if not all(each.estimate.seeds_known for each in every) and verdict.status is not Status.NOT_MEASURED:
         return undecided(verdict, UNREPEATED)
     return verdict
@@ -228,8 +260,8 @@ def _with_its_power(verdict: Verdict) -> Verdict:
         return verdict
     worst = max(open_ones, key=lambda each: (each.estimate.detectable or 0.0) / (each.size or 1e-12))
     seen, size = worst.estimate.detectable or 0.0, worst.size or 0.0
-    unit = f" {worst.unit}".rstrip()
-    why = f"{worst.name}: this design sees {seen:.2g}{unit} and more, and the claim is about {size:.2g}."
+    why = f"{worst.name}: this design sees {amount(seen, worst.unit)} and more, and the claim is about "
+    why += f"{amount(size, worst.unit)}."
     if needed := worst.estimate.needed(size):
         why += f" It would take about {' and '.join(f'{_many(count)} {what}' for what, count in needed.items())}."
     return undecided(verdict, why)

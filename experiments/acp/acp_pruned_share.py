@@ -15,7 +15,7 @@ from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.training_curves import KIND as CURVE
-from analysis.verdict import Claim, Comparison, Verdict, by_construction, decide
+from analysis.verdict import SHARE, Claim, Comparison, Verdict, by_construction, decide
 from experiments import evaluations
 from experiments.acp.acp_quality import PRUNED
 from experiments.acp.acp_quality import runs as pairs
@@ -128,6 +128,9 @@ def summary(study: Study) -> Table:
     return over_seeds("What pruning skips, and what it changes", columns, values, note)
 
 
+ABOUT = "about 70%"
+
+
 def _shares(study: Study, what: str) -> Verdict:
     """Judge that shares lie between 60% and 85% at every training context."""
     found = skipped(study)
@@ -135,8 +138,8 @@ def _shares(study: Study, what: str) -> Verdict:
     for each in found:
         name = f"{what} at context {tokens(each.context)}"
         comparisons += [
-            Comparison(name, each.share, 0.6, strict=False, unit="of 1", size=0.1),
-            Comparison(name, each.share, 0.85, below=True, strict=False, unit="of 1", size=0.15, ceiling=True),
+            Comparison(name, each.share, 0.6, strict=False, unit=SHARE, size=0.1, paper=ABOUT),
+            Comparison(name, each.share, 0.85, below=True, strict=False, unit=SHARE, size=0.15, ceiling=True, paper=ABOUT),
         ]
     parts = [f"{each.share.effect:.1%} at {tokens(each.context)}" for each in found]
     return decide(f"Skipped: {', '.join(parts)} (tiles of {found[-1].tile}).", comparisons, fewest_seeds(found))
@@ -173,8 +176,8 @@ def a8(study: Study) -> Verdict:
     each = skipped(study)[-1]
     local, wide = each.mean_H > ABOVE, each.mean_H < 0.5
     comparisons = [
-        Comparison("heads that skip more than 90%", _share_of(local), LEAST, strict=False, unit="of 1"),
-        Comparison("heads that skip less than half", _share_of(wide), 0.1, strict=False, unit="of 1"),
+        Comparison("heads that skip more than 90%", _share_of(local), LEAST, strict=False, unit=SHARE),
+        Comparison("heads that skip less than half", _share_of(wide), 0.1, strict=False, unit=SHARE),
     ]
     sentence = (
         f"Of {len(local)} heads at context {tokens(each.context)} {local.sum()} skip more than 90% and {wide.sum()} less than "

@@ -12,7 +12,7 @@ from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import tokens
 from analysis.tables import Column, Table, over_seeds
-from analysis.verdict import Claim, Comparison, Verdict, decide, number
+from analysis.verdict import PERPLEXITY, Claim, Comparison, Verdict, decide, number
 from experiments.evaluations import loss, short_tasks
 from experiments.recipes import recipes
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at, with_shorter
@@ -80,8 +80,8 @@ def a6(study: Study) -> Verdict:
     found = pairs(study)
     for pruned, whole in found:
         change = difference(pruned, whole)
-        comparisons += _within(f"log P, {pruned.label} minus not", change, LOSS_MARGIN, "nats")
-        parts.append(f"{number(change.effect)} nats at context {tokens(pruned.train_len)}")
+        comparisons += _within(f"P, {pruned.label} against not", change, LOSS_MARGIN, PERPLEXITY)
+        parts.append(f"{number(change.effect, PERPLEXITY)} at context {tokens(pruned.train_len)}")
     if not found:
         absent.append("held-out losses with and without pruning")
     if made_locally(study):
@@ -96,7 +96,7 @@ def a6(study: Study) -> Verdict:
             else:
                 absent.append(f"all tasks at context {tokens(pruned.train_len)}")
     seeds = fewest_seeds(curve for pair in found for curve in pair)
-    return decide(f"Held-out loss with pruning minus without: {', '.join(parts)}.", comparisons, seeds, absent)
+    return decide(f"Held-out perplexity with pruning against without: {', '.join(parts)}.", comparisons, seeds, absent)
 
 
 def _within(name: str, difference: Estimate, margin: float, unit: str) -> list[Comparison]:

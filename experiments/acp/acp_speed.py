@@ -14,7 +14,7 @@ from analysis.statistics import TWENTY_TO_EIGHTY, Estimate, contrast
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
 from analysis.tables import Column, Table
-from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable
+from analysis.verdict import RATIO, SHARE, Claim, Comparison, Verdict, decide, not_applicable
 from eval.attention_speed.spec import Spec
 from experiments import evaluations
 from experiments.acp import acp_quality
@@ -151,7 +151,7 @@ def summary(study: Study) -> Table:
 ON_A_CPU = "Timed on a CPU, whose attention skips only what all heads prune; the claim is about the GPU kernels."
 
 
-def _ratios(study: Study, quantity: str, low: float, high: float, inverse: bool = False) -> Verdict:
+def _ratios(study: Study, quantity: str, low: float, high: float, what: str, inverse: bool = False) -> Verdict:
     """The ratio of times, or with `inverse` of speeds, between two bounds at every context."""
     machine, contexts = timed(study)
     if is_cpu(machine):
@@ -160,10 +160,10 @@ def _ratios(study: Study, quantity: str, low: float, high: float, inverse: bool 
     for each in contexts:
         ratio = each.log_ratio(quantity)
         ratio = ratio.negative() if inverse else ratio
-        name = f"log of the ratio at context {tokens(each.context)}"
+        name, paper = f"{what} with pruning over without, context {tokens(each.context)}", f"{low} to {high}"
         comparisons += [
-            Comparison(name, ratio, math.log(low), strict=False, unit="", ceiling=not inverse),
-            Comparison(name, ratio, math.log(high), below=True, strict=False, unit="", ceiling=inverse),
+            Comparison(name, ratio, math.log(low), strict=False, unit=RATIO, ceiling=not inverse, paper=paper),
+            Comparison(name, ratio, math.log(high), below=True, strict=False, unit=RATIO, ceiling=inverse, paper=paper),
         ]
         parts.append(f"{math.exp(ratio.effect):.2f} at {tokens(each.context)}")
     return decide(f"With pruning relative to without: {', '.join(parts)} (on {machine}).", comparisons, 0)
@@ -171,12 +171,12 @@ def _ratios(study: Study, quantity: str, low: float, high: float, inverse: bool 
 
 def a3(study: Study) -> Verdict:
     """Forward and backward of attention take 0.3 to 0.5 of the time."""
-    return _ratios(study, "attention", LEAST_TIME, MOST_TIME)
+    return _ratios(study, "attention", LEAST_TIME, MOST_TIME, "attention's time")
 
 
 def a4(study: Study) -> Verdict:
     """Training throughput is 1.1 to 1.4 times as high."""
-    return _ratios(study, "step", LEAST_GAIN, MOST_GAIN, inverse=True)
+    return _ratios(study, "step", LEAST_GAIN, MOST_GAIN, "training throughput", inverse=True)
 
 
 def time_and_tiles(study: Study) -> str:
@@ -231,7 +231,7 @@ def a5(study: Study) -> Verdict:
     comparisons = [
         Comparison(
             f"share skipped at {tokens(longer.context)} minus at {tokens(each.context)}",
-            contrast([longer.term(1.0), each.term(-1.0)]), unit="of 1",
+            contrast([longer.term(1.0), each.term(-1.0)]), unit=SHARE,
         )
         for each, longer in pairwise(found)
     ]  # fmt: skip
@@ -244,11 +244,11 @@ def a5(study: Study) -> Verdict:
 
 
 def _faster(each: Timed, longer: Timed) -> Comparison:
-    """log of time with pruning over without falls from one context to the next."""
+    """Attention's time with pruning over without falls from one context to the next."""
     one, other = longer.log_ratio("attention"), each.log_ratio("attention")
     change = Estimate(one.effect - other.effect, math.hypot(one.error or 0.0, other.error or 0.0))
-    name = f"log of relative attention time at {tokens(longer.context)} minus at {tokens(each.context)}"
-    return Comparison(name, change, below=True, unit="")
+    name = f"attention's relative time at {tokens(longer.context)} over that at {tokens(each.context)}"
+    return Comparison(name, change, below=True, unit=RATIO)
 
 
 CLAIMS = (

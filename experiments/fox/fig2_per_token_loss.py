@@ -37,7 +37,7 @@ from analysis.paper import read
 from analysis.study import Study
 from analysis.style import PAPER_SCALE, WIDTH, figure_style, plt, publish, scale_note, tokens
 from analysis.tables import Column, Table, over_seeds
-from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, number
+from analysis.verdict import PERPLEXITY, Claim, Comparison, Verdict, decide, not_applicable, number
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import main_models as runs  # noqa: F401
 
@@ -232,10 +232,12 @@ def grid_beyond(train_len: int, longest: int) -> list[int]:
 
 
 def log_ratio(one: LossCurve, other: LossCurve, length: int, size: float | None = None) -> Comparison:
-    """log P of `one` below that of `other` at a length, or at the end of the first stored band where that is longer."""
+    """P of `one` below that of `other` at a length, or at the end of the first stored band where that is longer."""
     length = one.whole(1, length)[1]
-    name = f"log P({tokens(length)}), {title(one.label)} minus {title(other.label)}"
-    return Comparison(name, difference(one, other, length), below=True, size=size)
+    name = f"P({tokens(length)}), {title(one.label)} against {title(other.label)}"
+    papers = papers_lead(one.model, other.model) if size else None
+    paper = f"{number(-papers, PERPLEXITY)} (Table 3, 360M)" if papers else ""
+    return Comparison(name, difference(one, other, length), below=True, unit=PERPLEXITY, size=size, paper=paper)
 
 
 def papers_lead(model: str, other: str) -> float | None:
@@ -270,7 +272,7 @@ def _lower_everywhere(curves: Curves, grid: Sequence[int], inside: bool) -> Verd
         worst = min(own, key=lambda each: each.lead)
         parts.append(
             f"{title(fox.label)} below {title(other.label)} at {won} of {len(own)} lengths, least clearly at "
-            f"{tokens(lengths[own.index(worst)])} ({number(worst.estimate.effect)} nats)"
+            f"{tokens(lengths[own.index(worst)])} ({number(worst.estimate.effect, PERPLEXITY)})"
         )
     return decide("; ".join(parts) + ".", comparisons, fewest_seeds(curve for pair in pairs for curve in pair), absent)
 

@@ -12,7 +12,7 @@ from analysis.paper import paper_scores, read
 from analysis.study import Study
 from analysis.style import scale_note, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
-from analysis.verdict import Claim, Comparison, Verdict, decide
+from analysis.verdict import PERPLEXITY, Claim, Comparison, Verdict, decide, number
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import for_ablations
@@ -158,12 +158,14 @@ def asked(*inequalities: Asked) -> Callable[[Study], Verdict]:
         comparisons = []
         for one, sign, other, margin in inequalities:
             if one in curves and other in curves:
-                apart, name = difference(curves[one], curves[other]), f"log P, {one} minus {other}"
-                size = abs(math.log(PRINTED[one]["ppl"] / PRINTED[other]["ppl"]) - margin) or None
-                ceiling = (one, sign, other) in CEILINGS
+                apart, papers = difference(curves[one], curves[other]), math.log(PRINTED[one]["ppl"] / PRINTED[other]["ppl"])
                 comparisons.append(
-                    Comparison(name, apart, margin, below="<" in sign, strict="=" not in sign, size=size, ceiling=ceiling)
-                )
+                    Comparison(
+                        f"P, {one} against {other}", apart, margin, below="<" in sign, strict="=" not in sign, unit=PERPLEXITY,
+                        size=abs(papers - margin) or None, ceiling=(one, sign, other) in CEILINGS,
+                        paper=number(papers, PERPLEXITY),
+                    )
+                )  # fmt: skip
         parts = [f"{label} {math.exp(curve.mean_N[:length].mean()):.3f}" for label, curve in curves.items()]
         missing = [label for label in labels if label not in curves]
         return decide(f"P({tokens(length)}): {', '.join(parts)}.", comparisons, fewest_seeds(curves.values()), missing)

@@ -6,12 +6,13 @@ import pandas as pd
 
 from analysis.names import PAIRS, missing_of, pairs_in, title
 from analysis.paper import paper_scores
+from analysis.paper import read as read_paper
 from analysis.statistics import TWENTY_TO_EIGHTY, Estimate
 from analysis.study import Study
 from analysis.style import PAPER_SCALE, scale_note, tokens
 from analysis.tables import Column, Table
 from analysis.throughput import measured
-from analysis.verdict import Claim, Comparison, Verdict, by_construction, decide
+from analysis.verdict import RATIO, Claim, Comparison, Verdict, by_construction, decide
 from experiments.evaluations import step_times as evals  # noqa: F401
 from experiments.recipes import main_models_once as runs  # noqa: F401
 from results.measured import FOLDER, read
@@ -118,16 +119,27 @@ def _paired(study: Study) -> dict[str, pd.Series]:
     return {model: row for model, row in _timed(study).items() if not math.isnan(row.get("relative", math.nan))}
 
 
-def _counted(study: Study, column: str, name: str, bound: float, words: str) -> Verdict:
+PRINTED = read_paper("table6_throughput_760m.csv")
+
+
+def _papers(one: str, other: str, column: str = "throughput_tokens_per_s") -> float:
+    """Ratio of two models in the paper, of their training speeds if nothing else is asked for."""
+    return PRINTED[one][column] / PRINTED[other][column]
+
+
+def _counted(study: Study, column: str, printed: str, bound: float, words: str) -> Verdict:
     """FoX's count above the Transformer's of the same architecture, in percent, below a bound: exact numbers without noise."""
     rows = _timed(study)
     shares = {
         (fox, other): 100 * (float(rows[fox][column]) / float(rows[other][column]) - 1) for fox, other in pairs_in(rows)[0]
     }
     comparisons = [
-        Comparison(f"{name}, {title(fox)} over {title(other)}", Estimate(share, 0.0), bound, below=True, unit="%")
+        Comparison(
+            f"{words}, {title(fox)} above {title(other)}", Estimate(share, 0.0), bound, below=True, unit="%",
+            paper=f"{100 * (_papers(fox, other, printed) - 1):+.2f}%",
+        )
         for (fox, other), share in shares.items()
-    ]
+    ]  # fmt: skip
     parts = [f"{title(fox)} has {share:.2f}% more {words} than {title(other)}" for (fox, other), share in shares.items()]
     sentence = f"{'; '.join(parts)} (counted, not estimated; the claim is about 760M parameters)."
     verdict = decide(sentence, comparisons, 0, missing_of((model for pair in PAIRS for model in pair), rows))
@@ -135,12 +147,12 @@ def _counted(study: Study, column: str, name: str, bound: float, words: str) -> 
 
 
 def c27(study: Study) -> Verdict:
-    return _counted(study, "params", "parameters", 0.3, "parameters")
+    return _counted(study, "params", "params_millions", 0.3, "parameters")
 
 
 def c28(study: Study) -> Verdict:
     """FLOPs per token are the Transformer's, to the three digits that the paper prints (0.5%)."""
-    return _counted(study, "fwd_flops_per_token", "FLOPs", 0.5, "FLOPs per token")
+    return _counted(study, "fwd_flops_per_token", "fwd_flops_per_token", 0.5, "FLOPs per token")
 
 
 def speed_ratio(one: pd.Series, other: pd.Series) -> Estimate:
@@ -165,10 +177,11 @@ def c29(study: Study) -> Verdict:
     """Throughput falls from DeltaNet over HGRN2, Mamba-2 and Transformer (LLaMA) to FoX (Pro)."""
     rows = _paired(study)
     comparisons = [
-        Comparison(f"log of {title(one)} / {title(other)}", speed_ratio(rows[one], rows[other]), unit="")
+        Comparison(f"training speed, {title(one)} over {title(other)}", speed_ratio(rows[one], rows[other]), unit=RATIO,
+                   paper=f"{_papers(one, other):.2f}")
         for one, other in ORDER
         if one in rows and other in rows
-    ]
+    ]  # fmt: skip
     fastest = sorted(rows, key=lambda model: -float(rows[model]["relative"]))
     sentence = "From fast to slow: " + ", ".join(f"{title(model)} {rows[model]['relative']:.2f}" for model in fastest)
     absent = missing_of((model for pair in ORDER for model in pair), rows)
@@ -208,7 +221,8 @@ def c30(study: Study) -> Verdict:
     if absent:
         return decide("", [], 0, absent)
     ratio = speed_ratio(rows["fox_pro"], rows["transformer_pro"])
-    comparison = Comparison("log of FoX (Pro) / Transformer (Pro)", ratio, math.log(0.85), strict=False, unit="")
+    comparison = Comparison("training speed, FoX (Pro) over Transformer (Pro)", ratio, math.log(0.85), strict=False, unit=RATIO,
+                            paper=f"{_papers('fox_pro', 'transformer_pro'):.2f}")  # fmt: skip
     return decide(f"FoX (Pro) trains at {math.exp(ratio.effect):.2f} of Transformer (Pro)'s speed.", [comparison], 0)
 
 

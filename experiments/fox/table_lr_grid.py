@@ -130,7 +130,10 @@ def c31(study: Study) -> Verdict:
             absent.append(f"{title(one)} at rates of {2 * best:g} and more, and below")
             continue
         chosen, lower = (min(some, key=lambda curve: mean_loss(curve)) for some in (high, low))
-        comparisons.append(Comparison(f"{chosen.label} minus {lower.label}", difference(chosen, lower), below=True))
+        shown = f"best rate {best_of(curves[one]):g}, {title(other)}'s {best:g}"
+        name = f"loss, {title(one)}, LR {chosen.axes['peak_lr']:g} minus {lower.axes['peak_lr']:g}"
+        apart = difference(chosen, lower)
+        comparisons.append(Comparison(name, apart, below=True, paper="twice as high or more", shown=shown))
     sentence = f"Best rates: {'; '.join(parts)}. Head sizes, of which the claim speaks too, are not varied here."
     return decide(sentence, comparisons, fewest_seeds(curve for rates in curves.values() for curve in rates.values()), absent)
 

@@ -1,5 +1,6 @@
 """Stick-breaking's length extrapolation: trained at one context length, evaluated to sixteen times as much."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,17 @@ from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens, training_length_line
 from analysis.tables import Column, Table, over_seeds
-from analysis.verdict import Claim, Comparison, Verdict, by_construction, decide, not_applicable, not_measured, number
+from analysis.verdict import (
+    PERPLEXITY,
+    Claim,
+    Comparison,
+    Verdict,
+    by_construction,
+    decide,
+    not_applicable,
+    not_measured,
+    number,
+)
 from eval.equal_logits.spec import Spec
 from experiments.evaluations import loss
 from experiments.recipes import recipes
@@ -179,9 +190,9 @@ def _rise(study: Study, model: str) -> tuple[Comparison, str, LossCurve] | Verdi
     if curve.length < far:
         return not_applicable(f"The evaluation ends at {curve.length} tokens, before eight times the training length.")
     rise = compare((1.0, curve, 1, far), (-1.0, curve, 1, near))
-    name = f"log P({tokens(far)}) minus log P({tokens(near)}), {title(model)}"
-    sentence = f"From {tokens(near)} to {tokens(far)} tokens the log perplexity of {title(model)} changes by "
-    return Comparison(name, rise), f"{sentence}{number(rise.effect)} nats.", curve
+    name = f"P({tokens(far)}) against P({tokens(near)}), {title(model)}"
+    sentence = f"From {tokens(near)} to {tokens(far)} tokens the perplexity of {title(model)} changes by "
+    return Comparison(name, rise, unit=PERPLEXITY), f"{sentence}{number(rise.effect, PERPLEXITY)}.", curve
 
 
 def s2(study: Study) -> Verdict:
@@ -190,7 +201,7 @@ def s2(study: Study) -> Verdict:
     if isinstance(found, Verdict):
         return found
     comparison, sentence, curve = found
-    return decide(sentence, [Comparison(comparison.name, comparison.estimate, below=True)], len(curve.seeds))
+    return decide(sentence, [replace(comparison, below=True)], len(curve.seeds))
 
 
 def s3(study: Study) -> Verdict:
@@ -211,11 +222,10 @@ def s4(study: Study) -> Verdict:
     stick, softmax = curves[STICK], curves[SOFTMAX]
     length = stick.train_len
     above = difference(stick, softmax)
-    name = f"log P({tokens(length)}), {title(STICK)} minus {title(SOFTMAX)}"
-    sentence = (
-        f"Stick-breaking without positions minus softmax with RoPE at {tokens(length)} tokens: {number(above.effect)} nats."
-    )
-    comparison = Comparison(name, above, S4_TOLERANCE, below=True, size=S4_TOLERANCE)
+    name = f"P({tokens(length)}), {title(STICK)} against {title(SOFTMAX)}"
+    apart = number(above.effect, PERPLEXITY)
+    sentence = f"Perplexity of stick-breaking without positions against softmax with RoPE at {tokens(length)} tokens: {apart}."
+    comparison = Comparison(name, above, S4_TOLERANCE, below=True, unit=PERPLEXITY, size=S4_TOLERANCE)
     return decide(sentence, [comparison], fewest_seeds([stick, softmax]))
 
 

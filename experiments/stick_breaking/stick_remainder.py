@@ -6,7 +6,7 @@ from analysis.curves import LossCurve, difference, fewest_seeds, log_perplexity,
 from analysis.study import Study
 from analysis.style import scale_note, tokens
 from analysis.tables import Column, Table, over_seeds
-from analysis.verdict import Claim, Comparison, Verdict, decide, number
+from analysis.verdict import PERPLEXITY, Claim, Comparison, Verdict, decide, number
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
 from experiments.stick_breaking.stick_extrapolation import far
@@ -52,8 +52,8 @@ def s8(study: Study) -> Verdict:
         return decide("", [], 0, ["stick-breaking with and without the remainder term"])
     length = without.train_len
     above = difference(with_it, without)
-    comparison = Comparison(f"log P({tokens(length)}), with the remainder minus without", above, strict=False)
-    sentence = f"The remainder term changes the log perplexity at {tokens(length)} tokens by {number(above.effect)} nats."
+    comparison = Comparison(f"P({tokens(length)}), with the remainder against without", above, strict=False, unit=PERPLEXITY)
+    sentence = f"The remainder term changes the perplexity at {tokens(length)} tokens by {number(above.effect, PERPLEXITY)}."
     return decide(sentence, [comparison], fewest_seeds([without, with_it]))
 
 

@@ -1,17 +1,27 @@
+import base64
+import io
+import json
 import re
 import shutil
 import subprocess
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 
 import numpy as np
+import pandas as pd
 import pytest
+from PIL import Image
 
 from analysis import report
+from analysis.readings import read_off
 from analysis.report import Section
 from analysis.style import PAPER_SCALE
 from experiments.artefact import artefacts, claims
 from experiments.fox.fig7_gate_types import Gate
+from experiments.render import write_report
+from results.measured import FOLDER
+from results.store import record_run
 from tests import synthetic
 from tests.synthetic import seeds_that_do_not_differ  # noqa: F401
 
@@ -67,16 +77,69 @@ def test_report_is_self_contained_well_formed_and_its_links_lead_somewhere(tmp_p
     page = Page(text)
     assert not page.open
     assert len(page.ids) == len(set(page.ids))
-    for link in page.links:
-        if link.startswith("#"):
-            assert link[1:] in page.ids
-        elif not link.startswith("data:image/png;base64,"):
-            assert (tmp_path / "tiny" / link).is_file()
+    assert not dead_links(page, tmp_path / "tiny")
     assert sum(link.startswith("data:") for link in page.links) == 2, "the figure and FoX's lead"
     assert not re.search(r"https?://|@import|<script|url\(", text)
 
 
-def test_verdicts_come_first_each_with_its_sentence_effect_and_link(tmp_path):
+def test_pictures_are_embedded_as_they_are(tmp_path):
+    text = page_of(tmp_path, losses(tmp_path))
+    packed = base64.b64decode(re.search(r"data:image/webp;base64,([^\"]+)", text).group(1))
+    with Image.open(io.BytesIO(packed)) as ours, Image.open(tmp_path / "tiny" / "figures" / f"{FIG2}.png") as png:
+        assert ours.size == png.size and ours.convert("RGB").tobytes() == png.convert("RGB").tobytes()
+    assert len(packed) < (tmp_path / "tiny" / "figures" / f"{FIG2}.png").stat().st_size
+
+
+def test_the_contents_lead_to_everything_and_pictures_come_before_lists(tmp_path):
+    text = page_of(tmp_path, losses(tmp_path, documents=32), absent=("fig4_needle",))
+    contents = text[text.index('id="contents"') : text.index("</nav>")]
+    for place in (FIG2, "verdicts", "reading", "absent", "runs", "only-holds", "only-not-measured"):
+        assert f'href="#{place}"' in contents
+    assert '<span title="holds">C5 <span class="status holds">' in contents
+    places = [text.index(part) for part in ("<nav", "<figure", 'id="claim-C1"', 'id="runs"')]
+    assert places == sorted(places)
+    assert "<details><summary>7 runs, one by one</summary>" in text, "run lists are folded away"
+
+
+def test_each_picture_leads_to_its_numbers_its_large_form_and_its_ancestry(tmp_path):
+    text = page_of(tmp_path, losses(tmp_path))
+    captions = re.findall(r"<figcaption.*?</figcaption>", text, re.DOTALL)
+    assert len(captions) == 2
+    for caption, name in zip(captions, (FIG2, f"{FIG2}-lead"), strict=True):
+        assert all(f'href="figures/{name}.{ending}"' in caption for ending in ("csv", "png", "pdf"))
+        assert f'href="#from-{FIG2}"' in caption and "Scrolls sideways" in caption and f'id="zoom-{name}"' in text
+    assert f"python -m experiments why {FIG2} --scale tiny" in text
+    assert text.count("Values read off the curves") == 2
+
+
+def test_values_are_read_off_the_curves(tmp_path):
+    study = drawn(losses(tmp_path))
+    csv = tmp_path / "tiny" / "figures" / f"{FIG2}.csv"
+    table, frame = read_off(csv), pd.read_csv(csv)
+    assert [column.title for column in table.columns] == ["8", "16", "32", "64", "128", "256", "512"]
+    values = table.rows["fox pro perplexity"]
+    assert values == pytest.approx(np.interp([8, 16, 32, 64, 128, 256, 512], frame["position"], frame["fox_pro_perplexity"]))
+    (tmp_path / "bars.csv").write_text("model,percent\nfox_pro,3\n")
+    assert read_off(tmp_path / "bars.csv") is None
+    (tmp_path / "parts.csv").write_text("label,tokens,loss\nfox_pro,0,4\nfox_pro,8e6,2\nb,4e6,1\nb,5e6,1\n")
+    parts = read_off(tmp_path / "parts.csv")
+    assert parts.columns[0].title == "1M" and parts.rows["FoX (Pro)"][:2] == pytest.approx([3.75, 3.5])
+    assert np.isnan(parts.rows["b"][0]) and parts.rows["b"][3] == 1.0, "nothing is read beyond a curve's ends"
+    assert study.stem == FIG2
+
+
+def test_a_changed_tree_is_said_at_the_picture_and_nameless_weights_once(tmp_path):
+    study = losses(tmp_path, seeds=2)  # all of changed trees
+    text = page_of(tmp_path, study)
+    part = text[text.index(f'id="{FIG2}"') : text.index("<summary>Table")]
+    assert "From a changed working tree 14 of 14 runs were trained (0123456789+) and 14 of 14 evaluations were made" in part
+    assert text.count("Weights not recorded: of 14 of 14 trainings") == 1
+    clean = study.runs[study.lines[0].run_id]
+    record_run(tmp_path, clean | {"starts": [clean["starts"][0] | {"git_dirty": False}]})
+    assert "From a changed working tree 13 of 14 runs" in page_of(tmp_path, study.__class__(tmp_path, "tiny", FIG2))
+
+
+def test_each_claim_has_its_sentence_number_and_link(tmp_path):
     text = page_of(tmp_path, losses(tmp_path, documents=32), absent=("fig4_needle", "table6_throughput"))
     table = text[text.index('id="verdicts"') : text.index('id="reading"')]
     assert table.index("C1<") < table.index("C2<") < table.index("C22b<") < table.index("C23<") < table.index("C30<")
@@ -85,15 +148,15 @@ def test_verdicts_come_first_each_with_its_sentence_effect_and_link(tmp_path):
         assert claims()[claim].sentence.replace("'", "&#39;") in table
     row = table[table.index("<strong>C5</strong>") :].partition("</tr>")[0]
     assert "holds" in row
-    assert re.search(r"−0\.\d{4} nats \[−0\.\d{4}, −0\.\d{4}\]; asked for &lt; 0; detectable 0\.\d{4}", row)
+    assert re.search(
+        r"<strong>−\d+\.\d% \[−\d+\.\d%, −\d+\.\d%\](, paper [^<]*)?</strong><small>P\(128\), FoX \(Pro\) against", row
+    )
+    assert re.search(r"asked for &lt; 0; log −0\.\d{4}; detectable \d+\.\d%</small>", row)
     assert "1 seed<" in row
     assert '<a href="#fig2_per_token_loss">Figure 2</a>' in row
-    assert "11 claims: holds" in table
-    assert "not measured 7" in table
-    shown, _, folded = table.partition("<summary>7 claims without rows at this scale</summary>")
-    assert "<strong>C6</strong>" in shown and "not measured" not in shown.partition("<tbody>")[2]
-    assert folded.count("not measured") == 7
-    assert text.index('id="verdicts"') < text.index('id="reading"') < text.index('id="fig2_per_token_loss"')
+    assert "11 claims: <a" in text and "7 <span" in table
+    rows = re.findall(r'class="is-([a-z-]+)"', table)
+    assert rows.count("not-measured") == 7 and rows[-7:] == ["not-measured"] * 7, "claims without rows come last"
 
 
 def gates(tmp_path, learned, dependent=2.0):
@@ -110,7 +173,7 @@ def gates(tmp_path, learned, dependent=2.0):
 
 def test_only_claims_that_fail_say_why_and_the_table_leads_there(tmp_path):
     text = page_of(tmp_path / "a", gates(tmp_path / "a", 0.02))
-    row = text[text.index("<strong>C26b</strong>") :].partition("</tr>")[0]
+    row = text[text.index('id="claim-C26b"') :].partition("</tr>")[0]
     assert '<a href="#why-C26b">' in row and "fails" in row and "not looked into" not in text
     why = text[text.index('id="why"') : text.index('id="reading"')]
     assert 'id="why-C26b"' in why and '<a href="#fig7_gate_types">' in why and "2 of 6" not in why
@@ -128,7 +191,7 @@ def looked_into(monkeypatch, stem, looks):
 def test_a_failing_claim_that_nobody_looked_into_says_so(tmp_path, monkeypatch):
     def row_of(name, **how):
         text = page_of(tmp_path / name, gates(tmp_path / name, 0.02, **how))
-        return text, text[text.index("<strong>C26b</strong>") :].partition("</tr>")[0]
+        return text, text[text.index('id="claim-C26b"') :].partition("</tr>")[0]
 
     looked_into(monkeypatch, "gate_worth", {"C26b": lambda _: "never asked"})
     for name, looks in (("a", {}), ("b", {"C26": lambda _: "never asked"})):
@@ -188,7 +251,7 @@ def test_what_is_not_the_papers_is_not_said_to_be(tmp_path):
     ours = replace(section(FIG2, study), paper="beyond the paper")
     for one, heading, lead in ((section(FIG2, study), "Figure 2", "The paper:"), (ours, "Beyond the paper", "What it shows:")):
         text = report.build(tmp_path / "tiny", [one]).read_text()
-        assert f"<h2>{heading}: {one.title}</h2>\n<p><strong>{lead}</strong> {one.shows}</p>" in text
+        assert f"<h2>{heading}: {one.title}</h2>" in text and f"<p><strong>{lead}</strong> {one.shows}</p>" in text
 
 
 def test_what_is_missing_stands_with_the_command_that_makes_it(tmp_path):
@@ -232,7 +295,7 @@ def test_report_holds_figures_and_tables(tmp_path):
     for stem in store.lines:
         assert f"title of {stem}" in text
     assert "tables/table6_throughput.tex" in text
-    assert text.count("data:image/png") == 2
+    assert text.count("data:image/webp") == 2
     assert "scores 1 (red) to 10 (green)" in text, "the note of a picture is also text"
 
 
@@ -262,21 +325,100 @@ def test_nothing_stored_is_an_error_and_what_is_not_drawn_is_said(tmp_path):
     assert re.search(r"Not drawn:</strong> .*not drawn yet; render fig2_per_token_loss", page)
 
 
-@pytest.mark.skipif(BROWSER is None, reason=f"none of {', '.join(BROWSERS)} is on PATH, and only a browser lays out the page")
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_does_not_scroll_sideways(tmp_path, width):
-    page_of(tmp_path, losses(tmp_path, seeds=2))
-    frame = tmp_path / "frame.html"
+def dead_links(page, folder):
+    """Links of a page that lead nowhere: to no id in it and to no file beside it."""
+    targets = {f"#{each}" for each in page.ids}
+    return [
+        link for link in page.links if link not in targets and not link.startswith("data:") and not (folder / link).is_file()
+    ]
+
+
+def in_browser(path, width, script, anchor=""):
+    """What `script` (d: document, p: its root) finds in a page laid out in a frame of a width, and the browser's messages."""
+    frame = path.with_name("frame.html")
     frame.write_text(
-        f"<iframe id=f width={width} height=800 src='tiny/report.html'></iframe><script>f.onload = () => {{"
-        "const page = f.contentDocument.documentElement;"
-        "const broken = [...f.contentDocument.images].filter(i => !i.naturalWidth);"
-        "document.title = `${page.scrollWidth <= page.clientWidth} ${page.clientWidth > 300} ${broken.length}` }</script>"
+        f"<iframe id=f style='border:0' width={width} height=800 src='{path.name}{anchor}'></iframe><pre id=o></pre><script>"
+        "f.onload = () => { const d = f.contentDocument, p = d.documentElement, w = f.contentWindow;"
+        f" o.textContent = JSON.stringify((() => {{ {script} }})()) }}</script>"
     )
     command = [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--dump-dom",
-               f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=8000", "--window-size=1500,1000"]  # fmt: skip
-    found = subprocess.run([*command, frame.as_uri()], capture_output=True, text=True, timeout=120, check=True).stdout
-    assert "<title>true true 0</title>" in found
+               "--hide-scrollbars", "--enable-logging=stderr", "--virtual-time-budget=8000", "--window-size=1500,1000",
+               f"--user-data-dir={path.parent / 'profile'}"]  # fmt: skip
+    done = subprocess.run([*command, frame.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    messages = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return json.loads(unescape(re.search(r'<pre id="o">(.*?)</pre>', done.stdout, re.DOTALL).group(1))), messages
+
+
+LAYOUT = """
+const height = p.scrollHeight, shown = e => e.getClientRects().length > 0;
+const silent = [...d.querySelectorAll(".picture")].filter(box => box.scrollWidth > box.clientWidth
+  && !(shown(box.parentElement.querySelector(".phone")) && box.parentElement.textContent.includes("Scrolls sideways")));
+d.querySelectorAll("details").forEach(e => e.open = true);
+const wide = [...d.body.querySelectorAll("*")].filter(e => !e.closest(".picture, .scroll > table")
+  && e.getBoundingClientRect().right > p.clientWidth + 1);
+return {width: p.clientWidth, height, broken: [...d.images].filter(e => !e.naturalWidth).length, pictures: d.images.length,
+        silent: silent.map(e => e.innerHTML.slice(0, 80)), wide: wide.map(e => e.outerHTML.slice(0, 80)),
+        sideways: p.scrollWidth > p.clientWidth};
+"""
+laid_out = pytest.mark.skipif(
+    BROWSER is None, reason=f"none of {', '.join(BROWSERS)} is on PATH, and only one lays out the page"
+)
+
+
+@pytest.fixture(scope="module", params=["tiny", "mini"])
+def stored(request, tmp_path_factory):
+    """The report of stored rows, in a copy of the results."""
+    folder = tmp_path_factory.mktemp(request.param) / "results"
+    shutil.copytree(FOLDER.parent, folder)
+    return write_report(request.param, folder)
+
+
+@pytest.mark.long
+@laid_out
+@pytest.mark.timeout(900)
+def test_a_stored_report_fits_a_screen_and_a_telephone(stored):
+    assert not dead_links(Page(stored.read_text()), stored.parent)
+    for width in (1280, 390):
+        found, messages = in_browser(stored, width, LAYOUT)
+        assert found["width"] == width and found["pictures"] > 15
+        assert (found["broken"], found["silent"], found["wide"], found["sideways"]) == (0, [], [], False)
+        assert width < 1280 or found["height"] < 25_000
+        assert not messages
+
+
+@pytest.mark.long
+@laid_out
+def test_what_the_browser_is_asked_would_be_seen(tmp_path):
+    text = page_of(tmp_path, losses(tmp_path, seeds=2))
+    path = tmp_path / "tiny" / "report.html"
+    bad = "<p style='width: 3000px'>wide</p><img src='none.png'><script>console.error('wrong')</script></main>"
+    path.write_text(text.replace("Scrolls sideways", "").replace("</main>", bad))
+    found, messages = in_browser(path, 390, LAYOUT)
+    assert (
+        found["broken"] == 1
+        and found["sideways"]
+        and found["wide"]
+        and found["silent"]
+        and any("wrong" in line for line in messages)
+    )
+    assert dead_links(Page(path.read_text()), path.parent) == ["none.png"]
+
+
+@pytest.mark.long
+@laid_out
+def test_claims_are_filtered_by_their_verdict_and_a_picture_has_a_large_form(tmp_path):
+    path = tmp_path / "tiny" / "report.html"
+    text = page_of(tmp_path, losses(tmp_path, documents=32), absent=("fig4_needle",))
+    count = text.count('<tr id="claim-')
+    rows = 'return [...d.querySelectorAll(".claims tbody tr")].filter(e => e.getClientRects().length).map(e => e.className)'
+    assert len(in_browser(path, 1280, rows)[0]) == count
+    for status in ("holds", "not-measured"):
+        shown = in_browser(path, 1280, rows, f"#only-{status}")[0]
+        assert 0 < len(shown) < count and set(shown) == {f"is-{status}"}
+    large = (
+        'const box = d.querySelector(".zoom"); box.checked = true; const r = box.nextElementSibling.getBoundingClientRect();'
+    )
+    assert in_browser(path, 390, f"{large} return [r.top, r.left, r.width, d.images[0].width]")[0] == [0, 0, 390, 1540]
 
 
 def test_changed_verdicts_are_noted_once_and_shown(tmp_path):

@@ -6,9 +6,13 @@ import pytest
 
 from analysis.statistics import Estimate, Part
 from analysis.verdict import (
+    PERPLEXITY,
+    RATIO,
+    SHARE,
     Claim,
     Comparison,
     Status,
+    amount,
     by_construction,
     decide,
     decide_any,
@@ -82,7 +86,7 @@ def test_what_is_missing_may_fail_but_not_hold():
 
 def test_one_seed_and_printed_numbers_are_said():
     pooled = Comparison("x", Estimate(0.5, 0.1, where=("all models at mini",)))
-    assert decide("Said.", [pooled], 1).sentence == "Said. Some models have one seed; seeds' noise: all models at mini."
+    assert decide("Said.", [pooled], 1).noise == "Some models have one seed; seeds' noise: all models at mini."
     assert decide("Said.", [met(0.5)], 3).sentence == "Said."
     printed = decide("Said.", [Comparison("x", Estimate(0.5))], 1)
     assert printed.sentence == "Said. No spread is stored: the numbers are taken as they stand."
@@ -101,7 +105,10 @@ def test_a_design_that_is_blind_to_the_claims_effect_decides_nothing_and_says_wh
     blind, sharp = (judge([Claim("C", "", lambda _, size=size: decide("", [Comparison("x", estimate, size=size)], 1))], None)
                     for size in (0.1, 0.9))  # fmt: skip
     assert blind[0][1].status is Status.UNDECIDED
-    assert "sees 0.35 nats and more, and the claim is about 0.1. It would take about 15 seeds and 26" in blind[0][1].sentence
+    assert (
+        "sees 0.3490 nats and more, and the claim is about 0.1000 nats. It would take about 15 seeds and 26"
+        in blind[0][1].sentence
+    )
     assert sharp[0][1].status is Status.WITHIN_NOISE
     clear = Comparison("x", replace(estimate, effect=0.9), size=0.1)
     assert judge([Claim("C", "", lambda _: decide("", [clear], 1))], None)[0][1].status is Status.HOLDS
@@ -172,3 +179,15 @@ def test_words_follow_the_interval():
     words = [in_words(Estimate(effect, 0.1), "falls", "rises", "neither") for effect in (-0.5, 0.5, 0.1, -0.1)]
     assert words == ["falls", "rises", "neither", "neither"]
     assert in_words(Estimate(0.0, 0.0), "falls", "rises", "neither") == "neither"
+
+
+def test_effects_lead_with_the_number_that_the_paper_gives():
+    third = met(math.log(0.2), 0.02, bound=math.log(0.3), unit=RATIO, strict=False, paper="0.3 to 0.5")
+    assert third.beside_the_paper == "0.20 [0.19, 0.21], paper 0.3 to 0.5" and third.asked == "≥ 0.30"
+    lower = met(math.log(0.9), 0.01, below=True, unit=PERPLEXITY)
+    assert str(lower) == "a minus b: −10.0% [−11.7%, −8.2%]; asked for < 0"
+    assert met(0.02, 0.001, bound=math.log(1.05), below=True, unit=PERPLEXITY).asked == "< +5.0%"
+    assert with_interval(Estimate(0.85, 0.01), SHARE) == "85.0% [83.0%, 87.0%]" and number(1e5, PERPLEXITY).startswith("+")
+    rates = met(0.1, 0.01, paper="twice", shown="best rate 0.001")
+    assert str(rates).startswith("a minus b: best rate 0.001, paper twice; +0.1000 nats [")
+    assert (amount(0.5, "%"), amount(0.5, "points"), amount(0.5, "")) == ("0.50%", "0.50 points", "0.50")

@@ -227,7 +227,9 @@ def said(folder: Path, stem: str) -> Iterator[str]:
             size = "" if each.size is None else f", size {each.size:.5g}"
             error = "" if each.estimate.error is None else f" ± {each.estimate.error:.3g}"
             ceiling = ", ceiling" if each.ceiling else ""
-            yield f"    {each.name}: {each.estimate.effect:.5g}{error} {each.unit}, {each.asked}{size}{ceiling}"
+            asked = f"{each.asked[0]} {each.bound:.3g}".replace("-", "\N{MINUS SIGN}")
+            paper = f", paper {each.paper}" if each.paper else ""
+            yield f"    {each.name}: {each.estimate.effect:.5g}{error} {each.unit}, {asked}{size}{ceiling}{paper}"
     yield from _needed(made, artefact)
     yield from _numbers(artefact.summary(study))
 

@@ -67,7 +67,7 @@ def test_c1_fails_if_fox_loses_at_short_lengths_only(made, curves):
     verdict = c1(made(curves))
     assert verdict.status is Status.FAILS
     assert "FoX (LLaMA) below Transformer (LLaMA) at 1 of 3 lengths" in verdict.sentence
-    assert verdict.decisive.name == "log P(512), FoX (LLaMA) minus Transformer (LLaMA)", "bands have 512 tokens"
+    assert verdict.decisive.name == "P(512), FoX (LLaMA) against Transformer (LLaMA)", "bands have 512 tokens"
     assert verdict.effect == pytest.approx(0.1 - 0.033, abs=0.01)
 
 
