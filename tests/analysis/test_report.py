@@ -334,7 +334,7 @@ def dead_links(page, folder):
 
 
 def in_browser(path, width, script, anchor=""):
-    """What `script` (d: document, p: its root) finds in a page laid out in a frame of a width, and the browser's messages."""
+    """Return what `script` (d: document, p: its root) finds in a page in a frame of a width, and the browser's messages."""
     frame = path.with_name("frame.html")
     frame.write_text(
         f"<iframe id=f style='border:0' width={width} height=800 src='{path.name}{anchor}'></iframe><pre id=o></pre><script>"
