@@ -140,7 +140,7 @@ def summary(study: Study) -> Table:
         estimates = [None, behind, above, None, None]
         rows[name(curve)] = [
             float(curve.mean_N[: curve.train_len].mean()),
-            *(each and each.effect for each in estimates[1:3]),
+            *(each.effect if each else None for each in estimates[1:3]),
             kept(study, curve) / 1e6,
             fewest_seeds([curve]),
         ]

@@ -46,7 +46,7 @@ def rms_norm_gated(
     eps: float = 1e-6,
 ) -> Tensor:
     """Norm of the gated delta rules: RMSNorm(x) * SiLU(g), or * sigmoid(g)."""
-    gate = {"swish": F.silu, "silu": F.silu, "sigmoid": torch.sigmoid}[activation](g.float())
+    gate = torch.sigmoid(g.float()) * (1 if activation == "sigmoid" else g.float())
     return (rms_norm(x.float(), weight, bias, residual, eps, prenorm, residual_in_fp32) * gate).to(x.dtype)
 
 

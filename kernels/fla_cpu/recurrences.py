@@ -207,7 +207,8 @@ def _delta_rule(
     like = v
     q, k, v, beta = (_to_chunks(x, size) for x in (q, k, v, beta))
     q = q * (k.shape[-1] ** -0.5 if scale is None else scale)
-    reader, keeper, decays = k, k, [None] * k.shape[2]  # keys as they read the state before the chunk, and as they end in it
+    reader, keeper = k, k  # keys as they read the state before the chunk, and as they end in it
+    decays: list[Tensor | None] = [None] * k.shape[2]
     if g is None:
         read, write = (q @ k.mT).tril(), (k * beta[..., None]) @ k.mT
     else:
