@@ -57,12 +57,13 @@ class CellBuilder:
             yield Cell(self.spec.mode, length, depth, sample, prompt, wording.expected)
 
     def cells_of_ids(self, wordings: Sequence[Wording]) -> Iterator[Cell]:
-        """Make all of the grid as `cells` does, of the ids of haystack, needle and query: no text is encoded again, which takes
-        most of the time of many needles, and at the seams the ids may be others than those of the whole text."""
+        """Make all of the grid of the ids of haystack, needle and query: no text is encoded again, which takes most of the time
+        of many needles, and at the seams the ids may be others than those of the whole text. Place n of the grid hides needle n
+        modulo their number."""
         hidden = [self.codec.encode(wording.hidden(self.spec.mode)) for wording in wordings]
         queries = [self.codec.encode(wording.query) for wording in wordings]
-        for length, depth, sample in self.places():
-            number = sample % len(wordings)
+        for place, (length, depth, sample) in enumerate(self.places()):
+            number = place % len(wordings)
             start, haystack = sample * self._pitch, self._haystack(length, len(hidden[number]))
             hay = self.ids[start : start + haystack]
             point = insertion_point(hay, depth, self._stops)

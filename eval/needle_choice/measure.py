@@ -46,9 +46,10 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     if digest(CHOICES) != spec.wording:
         raise ValueError(f"the evaluation asks for sentences {spec.wording}; this version has {digest(CHOICES)}: plan it again")
     codec = loaded.tokenizer
-    needles = [needle(codec, sample) for sample in range(spec.samples_per_cell)]
-    cells = list(CellBuilder(codec, spec, context).cells_of_ids([wording for wording, _ in needles]))
-    passes = {key: each for cell in cells for key, each in passes_of(cell, needles[cell.sample][1]).items()}
+    builder = CellBuilder(codec, spec, context)
+    hidden = needles(codec, len(list(builder.places())))
+    cells = list(zip(builder.cells_of_ids([wording for wording, _ in hidden]), (words for _, words in hidden), strict=True))
+    passes = {key: each for cell, words in cells for key, each in passes_of(cell, words).items()}
     compute = context.compute(spec.precision)
 
     def run(keys: list[str]) -> list[dict[str, list[float]]]:
@@ -61,8 +62,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     lengths = {key: len(each.row[0]) for key, each in passes.items()}
     records = recorded(f"needle choice ({spec.mode})", lengths, context, compute, run)
     rows = []
-    for cell in cells:
-        words = needles[cell.sample][1]
+    for cell, words in cells:
         found: dict[int, float] = {}
         for key in passes_of(cell, words):
             found |= zip(passes[key].words, records[key]["logp"], strict=True)
@@ -72,22 +72,32 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def needle(codec: TextCodec, sample: int) -> tuple[Wording, list[list[int]]]:
-    """Return the sentence that a sample hides, and the ids of the ten words that are offered, the true one first.
+def needles(codec: TextCodec, count: int) -> list[tuple[Wording, list[list[int]]]]:
+    """Return for each place of a grid the sentence that it hides, and the ids of the ten words that are offered, the true one
+    first. Every place draws its own, so that a model's liking for a word is not shared between them.
 
     The ten are drawn from the words of as few tokens as ten of them have. ValueError where no ten have as many.
     """
     made = Choices.read()
-    holder = made.holders[sample % len(made.holders)]
+    offers = {holder: _alike(codec, made, holder) for holder in made.holders[:count]}
+    drawn = []
+    for place in range(count):
+        holder = made.holders[place % len(made.holders)]
+        alike = offers[holder]
+        ten = np.random.default_rng([SEED, place]).choice(list(alike), OFFERED, replace=False)
+        drawn.append((made.wording(holder, made.words[ten[0]]), [alike[number] for number in ten]))
+    return drawn
+
+
+def _alike(codec: TextCodec, made: Choices, holder: str) -> dict[int, list[int]]:
+    """Return the ids, behind a holder's query, of the words of as few tokens as ten of them have, by number."""
     query = made.wording(holder, made.words[0]).query
     ids = [codec.answer(query, word) for word in made.words]
     counts = [len(each) for each in ids]
     enough = [count for count in sorted(set(counts)) if counts.count(count) >= OFFERED]
     if not enough:
         raise ValueError(f"this tokeniser has no {OFFERED} words of {CHOICES.name} with as many tokens as each other")
-    alike = [place for place, count in enumerate(counts) if count == enough[0]]
-    drawn = np.random.default_rng([SEED, sample]).choice(alike, OFFERED, replace=False)
-    return made.wording(holder, made.words[drawn[0]]), [ids[place] for place in drawn]
+    return {number: each for number, each in enumerate(ids) if len(each) == enough[0]}
 
 
 def passes_of(cell: Cell, words: list[list[int]]) -> dict[str, Pass]:

@@ -27,14 +27,14 @@ def codec(corpus) -> TextCodec:
 def test_ten_words_of_one_length_are_offered_and_any_may_be_true(codec):
     made = Choices.read()
     assert len(set(made.words)) == len(made.words) >= 3 * OFFERED
-    drawn = [measure.needle(codec, sample) for sample in range(200)]
+    drawn = measure.needles(codec, 200)
     for wording, words in drawn:
         assert len(words) == OFFERED == len({tuple(word) for word in words})
         assert len({len(word) for word in words}) == 1
         assert codec.decode(words[0]).strip() + "." == wording.expected
         assert wording.expected not in wording.query
     assert len({wording.question for wording, _ in drawn}) == len(made.holders)
-    assert measure.needle(codec, 5) == drawn[5]
+    assert measure.needles(codec, 6)[5] == drawn[5]
     # all alike: a model that takes one word for the likeliest, whatever the text says, is right in 10% of the cases
     favourite = drawn[0][1][0]
     offered = [words for _, words in drawn if favourite in words]
@@ -65,11 +65,11 @@ def test_a_model_that_finds_all_words_alike_is_right_in_no_case(codec, corpus, b
 def test_equals_plain_log_probabilities_by_hand(codec, corpus, bind, in_memory):
     model, spec = llama(), bind(GRID)
     rows = measure.evaluate(in_memory(model, codec), spec, Context(corpus=corpus))
-    needles = [measure.needle(codec, sample) for sample in range(3)]
+    needles = measure.needles(codec, 2 * 3 * 3)
     cells = list(measure.CellBuilder(codec, spec, Context(corpus=corpus)).cells_of_ids([wording for wording, _ in needles]))
-    for cell, row in zip(cells, rows.to_dict("records"), strict=True):
+    assert len({wording.expected for wording, _ in needles}) > 3, "every place draws its own word"
+    for cell, (_, words), row in zip(cells, needles, rows.to_dict("records"), strict=True):
         assert (cell.length, cell.depth, cell.sample) == (row["length"], row["depth"], row["sample"])
-        words = needles[cell.sample][1]
         plain = []
         for word in words:
             with torch.no_grad():
@@ -81,7 +81,7 @@ def test_equals_plain_log_probabilities_by_hand(codec, corpus, bind, in_memory):
 
 
 def test_words_that_differ_in_their_last_token_take_one_pass(codec, corpus, bind):
-    cell = next(measure.CellBuilder(codec, bind(GRID), Context(corpus=corpus)).cells_of_ids([measure.needle(codec, 0)[0]]))
+    cell = next(measure.CellBuilder(codec, bind(GRID), Context(corpus=corpus)).cells_of_ids([measure.needles(codec, 1)[0][0]]))
     passes = measure.passes_of(cell, [[1, 2], [3, 4], [1, 5], [3, 6]])
     assert [each.words for each in passes.values()] == [{0: [1, 2], 2: [1, 5]}, {1: [3, 4], 3: [3, 6]}]
     assert len(measure.passes_of(cell, [[1], [2], [3]])) == 1
@@ -93,7 +93,7 @@ def test_words_that_differ_in_their_last_token_take_one_pass(codec, corpus, bind
 
 def test_prompts_of_ids_have_the_length_and_the_needle_in_its_place(codec, corpus, bind):
     spec = bind(GRID)
-    wordings = [measure.needle(codec, sample)[0] for sample in range(3)]
+    wordings = [wording for wording, _ in measure.needles(codec, 3)]
     builder = measure.CellBuilder(codec, spec, Context(corpus=corpus))
     of_ids, of_text = list(builder.cells_of_ids(wordings)), list(builder.cells(wordings))
     for one, other in zip(of_ids, of_text, strict=True):
@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_refused(make_spec, codec, corpus, bind, in_memory)
         replace(GRID, reserve=20).check(make_spec(), None)
     with pytest.raises(ValueError, match=r"leaves . tokens of haystack around the needle"):
         list(measure.CellBuilder(codec, bind(replace(GRID, lengths=(100,))), Context(corpus=corpus)).cells_of_ids(
-            [measure.needle(codec, 0)[0]]
+            [measure.needles(codec, 1)[0][0]]
         ))  # fmt: skip
     with pytest.raises(ValueError, match="plan it again"):
         measure.evaluate(in_memory(llama(), codec), replace(bind(GRID), wording="0123"), Context(corpus=corpus))
@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_refused(make_spec, codec, corpus, bind, in_memory)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure.Choices, "read", classmethod(lambda cls: few))
         with pytest.raises(ValueError, match="no 10 words"):
-            measure.needle(codec, 0)
+            measure.needles(codec, 1)
 
 
 def test_the_number_of_needles_and_the_sentences_are_part_of_the_identity(bind):
