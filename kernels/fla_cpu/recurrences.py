@@ -207,21 +207,21 @@ def _delta_rule(
     like = v
     q, k, v, beta = (_to_chunks(x, size) for x in (q, k, v, beta))
     q = q * (k.shape[-1] ** -0.5 if scale is None else scale)
-    reader, keeper = k, k  # keys as they read the state before the chunk, and as they end in it
+    keeper = k  # the keys as they end in the state after the chunk
     decays: list[Tensor | None] = [None] * k.shape[2]
+    written = k * beta[..., None]
     if g is None:
-        read, write = (q @ k.mT).tril(), (k * beta[..., None]) @ k.mT
+        write, erase = written @ k.mT, written
     else:
         c, low = _log_decay(_to_chunks(g, size), -2)
         last = c[..., -1:, :]
-        q, early, late = q * (1 + low), k * (1 - low), k * (1 + low)
-        read, write = _decayed_scores(q, early, c), _decayed_scores(late * beta[..., None], early, c)
-        q, reader = q * c.exp(), late * c.exp()
+        early, written = k * (1 - low), written * (1 + low)
+        write, erase = _decayed_scores(written, early, c), written * c.exp()
         keeper = early * (last - c).exp() * (1 + low[..., -1:, :])
         decays = list(last.mT.exp().unbind(2))
     solved = torch.linalg.solve_triangular(
         write.tril(-1),  # unitriangular: the solver takes the diagonal as 1
-        torch.cat([v, reader], -1) * beta[..., None],
+        torch.cat([v * beta[..., None], erase], -1),
         upper=False,
         unitriangular=True,
     )
@@ -237,7 +237,11 @@ def _delta_rule(
         before.append(state)
         writes.append(u)
         state = (state if decay is None else state * decay) + k_BHCK.mT @ u
-    o = q @ torch.stack(before, 2) + read @ torch.stack(writes, 2)
+    if g is None:
+        o = q @ torch.stack(before, 2) + (q @ k.mT).tril() @ torch.stack(writes, 2)
+    else:
+        q = q * (1 + low)
+        o = (q * c.exp()) @ torch.stack(before, 2) + _decayed_scores(q, early, c) @ torch.stack(writes, 2)
     return _from_chunks(o, like), (state.mT.contiguous() if v_first else state) if want_final else None
 
 
