@@ -113,7 +113,9 @@ class Needles:
     def note(self) -> str:
         """Meaning of the colours, for the note above a figure."""
         if self.kind == CHOICE:
-            return "share of needles whose word is the likeliest of ten, from 10% by guessing (red) to 100% (green)"
+            count = self.rows.groupby(["run_id", "mode", *CELL]).size().max()
+            colours = "from 10% by guessing (red) to 100% (green)"
+            return f"share of {count} needles a cell whose word is the likeliest of ten, {colours}"
         if self.kind == SCORE:
             judges = sorted(set(self.rows["scored_by"]))
             scored = "match of the answer" if judges == ["match"] else " and ".join(judges)

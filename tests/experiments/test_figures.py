@@ -522,7 +522,10 @@ def test_choices_are_drawn_beside_the_scores_and_judged_where_these_are_at_the_f
     paths = fig4_needle.draw(study)
     assert [path.name for path in paths if path.suffix == ".png"] == ["fig4_needle.png", "fig4_needle-choice.png"]
     assert "all scores are at the floor" in Image.open(paths[0]).info["Description"]
-    assert "whose word is the likeliest of ten, from 10% by guessing" in Image.open(paths[3]).info["Description"]
+    assert (
+        f"{choices['sample'].nunique()} needles a cell whose word is the likeliest of ten, from 10% by guessing"
+        in Image.open(paths[3]).info["Description"]
+    )
     cells, rows = pd.read_csv(paths[5]), study.rows("needle_choice")
     assert cells["right"].sum() == pytest.approx(
         rows.groupby(["model", "mode", "length", "depth"])["right"].mean().sum(), rel=1e-4
