@@ -275,8 +275,11 @@ def _say_settings(cluster: Cluster, console: Console) -> None:
 
 
 def new_submission(plan: Plan, cluster: Cluster, jobs: list[Job]) -> Submission:
-    """A submission of `jobs`, not yet saved. Its name is the date and a random suffix."""
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    """A submission of `jobs`, not yet saved. Its name is the date, to the microsecond so that names are in the order of time,
+    and a random digit."""
+    seconds, nanoseconds = divmod(time.time_ns(), 10**9)
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(seconds))
+    name = f"{stamp}-{nanoseconds // 1000:05x}{secrets.token_hex(1)[0]}"
     return Submission(
         graph.submissions_dir(plan) / f"{name}.json",
         user=client.me(),

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from experiments.request import Request
 from slurm import client, graph
 from slurm.cluster import CLUSTER, Cluster
 from slurm.records import active_jobs, adopt, read_submissions
-from slurm.submit import planned, submit
+from slurm.submit import new_submission, planned, submit
 from tests.slurm.fake import FakeSlurm
 from tests.slurm.plans import plan_of
 from tests.texts import write_texts
@@ -315,6 +316,13 @@ def test_some_runs_are_submitted_with_what_they_need_and_their_figures(tmp_path,
             )
         else:
             assert len(keys) == 23 and len(record.jobs) == 17  # both figures again, after all their evaluations
+
+
+def test_submissions_of_one_second_are_in_the_order_of_time(tmp_path):
+    plan, cluster = plan_of(tmp_path), cluster_of(tmp_path)
+    names = [new_submission(plan, cluster, []).path.name for _ in range(50)]
+    assert names == sorted(names) and len(set(names)) == 50
+    assert all(re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{6}\.json", name) for name in names)
 
 
 def test_timings_are_of_a_machine_that_has_a_name(tmp_path, make_slurm):
