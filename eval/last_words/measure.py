@@ -8,9 +8,10 @@ from itertools import islice
 
 import numpy as np
 import pandas as pd
+import torch
 
 from eval.last_words.spec import Spec
-from eval.shell.batching import recorded, score
+from eval.shell.batching import Row, recorded_ends, score
 from eval.shell.context import Context
 from eval.shell.loading import Loaded
 from eval.shell.text import TextCodec, heldout_texts
@@ -43,22 +44,18 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
         for number, item in enumerate(asked)
         for part, text in (("passage", item.passage), ("near", item.near))
     }
-    compute = context.compute(spec.precision)
 
-    def run(keys: list[str]) -> list[dict[str, float]]:
-        scored = score(loaded.model, [rows[key] for key in keys], compute)
-        return [{"logp": logp, "right": 100.0 * greedy} for logp, greedy in scored]
+    def read(key: str, logits_KV: torch.Tensor) -> dict[str, float]:
+        logp, greedy = score(rows[key], logits_KV)
+        return {"logp": logp, "right": 100.0 * greedy}
 
-    found = recorded("last words", {key: len(ids) for key, (ids, _) in rows.items()}, context, compute, run)
+    found = recorded_ends("last words", rows, loaded, context, spec.precision, read)
     if corpus.heldout_sources is not None:
         context.extras["sources"] = corpus.heldout_sources[: spec.num_documents]
     return pd.DataFrame(
         {"item": number, "document": item.document}
-        | {
-            f"{name}{end}": found[f"{number}/{part}"][name]
-            for part, end in (("passage", ""), ("near", "_near"))
-            for name in ("logp", "right")
-        }
+        | found[f"{number}/passage"]
+        | {f"{name}_near": value for name, value in found[f"{number}/near"].items()}
         | {"num_tokens": rows[f"{number}/passage"][1]}
         for number, item in enumerate(asked)
     )
@@ -91,7 +88,7 @@ def _candidates(document: int, text: str, common: set[str], spec: Spec) -> Itera
             yield Item(document, word, text[first : start - 1], text[last : start - 1])
 
 
-def _row(codec: TextCodec, text: str, word: str) -> tuple[list[int], int]:
+def _row(codec: TextCodec, text: str, word: str) -> Row:
     """Return the ids of BOS, text and word, and how many the word has."""
     answer = codec.answer(text, word)
     return [codec.bos_id, *codec.encode(text), *answer], len(answer)

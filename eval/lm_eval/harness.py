@@ -12,7 +12,7 @@ from lm_eval.api.model import TemplateLM
 from transformers import PreTrainedModel
 
 from eval.lm_eval.spec import Spec
-from eval.shell.batching import Scored, check_positions, score
+from eval.shell.batching import Scored, at_ends, check_positions, score
 from eval.shell.context import Context
 from eval.shell.generation import generate
 from eval.shell.loading import Loaded
@@ -71,8 +71,9 @@ class HarnessModel(TemplateLM):
         for start in range(0, len(order), self.spec.batch_size):
             batch = order[start : start + self.spec.batch_size]
             rows = [(todo[key][0][-(self.max_length + 1) :], todo[key][1]) for key in batch]
-            for key, scored in zip(batch, score(self.model, rows, self._compute), strict=True):
-                self.context.partial.add(key, {"logprob": scored[0], "greedy": scored[1]})
+            for key, row, logits_KV in zip(batch, rows, at_ends(self.model, rows, self._compute), strict=True):
+                logprob, greedy = score(row, logits_KV)
+                self.context.partial.add(key, {"logprob": logprob, "greedy": greedy})
             self.progress.advance(len(batch))
         found = [records[_key("loglikelihood", texts)] for texts, _, _ in requests]
         return [(record["logprob"], record["greedy"]) for record in found]

@@ -1,8 +1,9 @@
 """Needle in a haystack (Fig. 4), and the grid of lengths and depths that evaluations with needles share."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pandas as pd
 from pydantic import Field, model_validator
@@ -37,6 +38,12 @@ def haystack_name(asked: str | None, setting: Setting) -> str:
     return digest(setting.sources.haystack) + ("-unsorted" if setting.sources.haystack_unsorted else "")
 
 
+def at_places(columns: dict[str, Any], modes: tuple[str, ...] = ("easy", "standard")) -> Schema:
+    """Return the schema of rows one a needle: its place in the grid, and what was measured there."""
+    place = {"mode": text(modes), "length": integer(1), "depth": number(0, 100), "sample": integer(0)}
+    return Schema({**place, **columns}, key=tuple(place))
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Grid(EvalSpec):
     """Fields that evaluations with needles share."""
@@ -57,6 +64,9 @@ class Grid(EvalSpec):
     """Digest of the file of the sentences."""
     precision: PrecisionOption = None
 
+    SENTENCES: ClassVar[Path] = DEFAULT_WORDING
+    """File of what is hidden."""
+
     @model_validator(mode="after")
     def _check_grid(self) -> "Grid":
         if not self.lengths or not self.depths:
@@ -71,6 +81,20 @@ class Grid(EvalSpec):
     def reads(self) -> tuple[str, ...]:
         return haystack_sources(self.text)
 
+    def bound(self, setting: Setting) -> Self:
+        text, precision = haystack_name(self.text, setting), self.precision or setting.precision
+        return replace(self, text=text, wording=digest(self.SENTENCES), precision=precision)
+
+    def check_sentences(self) -> None:
+        """Raise ValueError where this version hides other sentences than the spec says."""
+        if (found := digest(self.SENTENCES)) != self.wording:
+            raise ValueError(f"the evaluation asks for sentences {self.wording}; this version has {found}: plan it again")
+
+    def flops(self, model: ModelSpec) -> float:
+        """Return those of one pass for each needle."""
+        prompts = self.samples_per_cell * len(self.depths)
+        return float(sum(prompts * length * model.flops_per_token(length) for length in self.lengths))
+
     def check_cells(self, wordings: Sequence[Wording], tokenizer: str) -> None:
         """Raise ValueError if a query may not fit into the reserve, or the shortest cell has no haystack worth the name.
 
@@ -79,9 +103,11 @@ class Grid(EvalSpec):
         """
         small = tokenizer.startswith("bpe-") and int(tokenizer.removeprefix("bpe-")) < 8192
         per_token = 1.0 if tokenizer == "bytes" else 1.5 if small else 3.0
-        query, needle = (int(max(len(words.encode()) for words in found) / per_token) + 1 for found in (
-            [wording.query for wording in wordings], [wording.hidden(self.mode) for wording in wordings]
-        ))  # fmt: skip
+
+        def most(texts: Iterable[str]) -> int:
+            return int(max(len(text.encode()) for text in texts) / per_token) + 1
+
+        query, needle = most(each.query for each in wordings), most(each.hidden(self.mode) for each in wordings)
         if query + 1 > self.reserve:
             raise ValueError(
                 f"the query and BOS have up to {query + 1} tokens ({tokenizer}), more than the {self.reserve} reserved: "
@@ -107,19 +133,15 @@ class Spec(Grid):
     judge: str | None = None
     """Model name of an LLM judge; None scores by exact and fuzzy match."""
 
-    SCHEMA = Schema(
+    SCHEMA = at_places(
         {
-            "mode": text(("easy", "standard", "passkey")),
-            "length": integer(1),
-            "depth": number(0, 100),
-            "sample": integer(0),
             "score": number(1, 10),
             "exact": number(0, 1),
             "fuzzy": number(0, 1),
             "scored_by": text(),  # "match", or the judge's name
             "prediction": text(empty=True),
         },
-        key=("mode", "length", "depth", "sample"),
+        modes=("easy", "standard", "passkey"),
     )
 
     @model_validator(mode="after")
@@ -139,12 +161,7 @@ class Spec(Grid):
         Wording.read(wording)
         if self.judge is not None and setting.sources.judge_url is None:
             raise ValueError(f"judge {self.judge!r} needs the address of its endpoint: --judge-url")
-        return replace(
-            self,
-            text=haystack_name(self.text, setting),
-            wording="passkey" if self.mode == "passkey" else digest(wording),
-            precision=self.precision or setting.precision,
-        )
+        return replace(super().bound(setting), wording="passkey" if self.mode == "passkey" else digest(wording))
 
     def check(self, run: RunSpec, counts: Counts | None) -> None:
         if self.mode != "passkey" and self.wording in (None, digest(DEFAULT_WORDING)):

@@ -9,10 +9,9 @@ import torch
 from eval.needle.cells import Cell, CellBuilder
 from eval.needle.wording import CHOICES, Choices, Wording
 from eval.needle_choice.spec import OFFERED, Spec
-from eval.shell.batching import at_ends, recorded
+from eval.shell.batching import Row, recorded_ends
 from eval.shell.context import Context
 from eval.shell.loading import Loaded
-from eval.shell.sources import digest
 from eval.shell.text import TextCodec
 
 SEED = 20251124
@@ -26,7 +25,7 @@ class Pass:
     words: dict[int, list[int]]
 
     @property
-    def row(self) -> tuple[list[int], int]:
+    def row(self) -> Row:
         """Ids that are read, the last of any of the words included, and the tokens of a word."""
         word = next(iter(self.words.values()))
         return [*self.prompt, *word], len(word)
@@ -43,32 +42,26 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     ValueError: the sentences are not those of the spec, a length is too short for them, or the tokeniser has no ten words of as
     many tokens.
     """
-    if digest(CHOICES) != spec.wording:
-        raise ValueError(f"the evaluation asks for sentences {spec.wording}; this version has {digest(CHOICES)}: plan it again")
-    codec = loaded.tokenizer
-    builder = CellBuilder(codec, spec, context)
-    hidden = needles(codec, len(list(builder.places())))
-    cells = list(zip(builder.cells_of_ids([wording for wording, _ in hidden]), (words for _, words in hidden), strict=True))
-    passes = {key: each for cell, words in cells for key, each in passes_of(cell, words).items()}
-    compute = context.compute(spec.precision)
-
-    def run(keys: list[str]) -> list[dict[str, list[float]]]:
-        own = [passes[key] for key in keys]
-        return [
-            {"logp": logp}
-            for logp in at_ends(loaded.model, [each.row for each in own], compute, lambda row, logits: own[row].read(logits))
-        ]
-
-    lengths = {key: len(each.row[0]) for key, each in passes.items()}
-    records = recorded(f"needle choice ({spec.mode})", lengths, context, compute, run)
+    spec.check_sentences()
+    builder = CellBuilder(loaded.tokenizer, spec, context)
+    hidden = needles(loaded.tokenizer, len(list(builder.places())))
+    cells = builder.cells_of_ids([wording for wording, _ in hidden])
+    taken = [(cell, len(words[0]), passes_of(cell, words)) for cell, (_, words) in zip(cells, hidden, strict=True)]
+    passes = {key: each for *_, own in taken for key, each in own.items()}
+    records = recorded_ends(
+        f"needle choice ({spec.mode})",
+        {key: each.row for key, each in passes.items()},
+        loaded,
+        context,
+        spec.precision,
+        lambda key, logits: {"logp": passes[key].read(logits)},
+    )
     rows = []
-    for cell, words in cells:
-        found: dict[int, float] = {}
-        for key in passes_of(cell, words):
-            found |= zip(passes[key].words, records[key]["logp"], strict=True)
-        others = max(logp for place, logp in found.items() if place)
-        scores = {"right": 100.0 * (found[0] > others), "logp": found[0], "logp_others": others}
-        rows.append({**cell.place, **scores, "num_tokens": len(words[0])})
+    for cell, num_tokens, own in taken:
+        logp = {place: logp for key, each in own.items() for place, logp in zip(each.words, records[key]["logp"], strict=True)}
+        true, others = logp.pop(0), max(logp.values())
+        scores = {"right": 100.0 * (true > others), "logp": true, "logp_others": others}
+        rows.append({**cell.place, **scores, "num_tokens": num_tokens})
     return pd.DataFrame(rows)
 
 
@@ -79,11 +72,10 @@ def needles(codec: TextCodec, count: int) -> list[tuple[Wording, list[list[int]]
     The ten are drawn from the words of as few tokens as ten of them have. ValueError where no ten have as many.
     """
     made = Choices.read()
-    offers = {holder: _alike(codec, made, holder) for holder in made.holders[:count]}
+    offers = [_alike(codec, made, holder) for holder in made.holders[:count]]
     drawn = []
     for place in range(count):
-        holder = made.holders[place % len(made.holders)]
-        alike = offers[holder]
+        holder, alike = made.holders[place % len(made.holders)], offers[place % len(offers)]
         ten = np.random.default_rng([SEED, place]).choice(list(alike), OFFERED, replace=False)
         drawn.append((made.wording(holder, made.words[ten[0]]), [alike[number] for number in ten]))
     return drawn
@@ -94,7 +86,7 @@ def _alike(codec: TextCodec, made: Choices, holder: str) -> dict[int, list[int]]
     query = made.wording(holder, made.words[0]).query
     ids = [codec.answer(query, word) for word in made.words]
     counts = [len(each) for each in ids]
-    enough = [count for count in sorted(set(counts)) if counts.count(count) >= OFFERED]
+    enough = [count for count in sorted(counts) if counts.count(count) >= OFFERED]
     if not enough:
         raise ValueError(f"this tokeniser has no {OFFERED} words of {CHOICES.name} with as many tokens as each other")
     return {number: each for number, each in enumerate(ids) if len(each) == enough[0]}

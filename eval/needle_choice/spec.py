@@ -4,20 +4,16 @@ Each sample hides another sentence at another place of the haystack (eval/needle
 tokens as each other, and which is the true one is drawn: guessing is right in 10% of the cases.
 """
 
-from dataclasses import replace
-from typing import Literal, Self
+from typing import Literal
 
 import pandas as pd
 from pydantic.dataclasses import dataclass
 
 from data.corpus import Counts
-from eval.needle.spec import Grid, haystack_name
+from eval.needle.spec import Grid, at_places
 from eval.needle.wording import CHOICES, Choices
-from eval.shell.sources import digest
-from eval.shell.spec import Setting
-from models.spec import ModelSpec
 from models.spec_parts import STRICT, PositiveInt
-from results.schema import Schema, integer, number, text
+from results.schema import integer, number
 from training.spec import RunSpec
 
 OFFERED = 10
@@ -30,35 +26,22 @@ class Spec(Grid):
     kind: Literal["needle_choice"] = "needle_choice"
     mode: Literal["easy", "standard"] = "standard"
     samples_per_cell: PositiveInt = 64
-    """Needles per cell."""
+    """Needles per cell. Words of one token, as common words are, take one pass for all ten."""
 
-    SCHEMA = Schema(
+    SENTENCES = CHOICES
+    SCHEMA = at_places(
         {
-            "mode": text(("easy", "standard")),
-            "length": integer(1),
-            "depth": number(0, 100),
-            "sample": integer(0),
             "right": number(0, 100),  # percent: 100 where the true word is the likeliest
             "logp": number(high=0),  # nats, of the true word
             "logp_others": number(high=0),  # of the likeliest of the nine
             "num_tokens": integer(1),  # of a word
-        },
-        key=("mode", "length", "depth", "sample"),
+        }
     )
-
-    def bound(self, setting: Setting) -> Self:
-        text = haystack_name(self.text, setting)
-        return replace(self, text=text, wording=digest(CHOICES), precision=self.precision or setting.precision)
 
     def check(self, run: RunSpec, counts: Counts | None) -> None:
         made = Choices.read()
         longest = max(made.words, key=len)
         self.check_cells([made.wording(holder, longest) for holder in made.holders], run.data.tokenizer)
-
-    def flops(self, model: ModelSpec) -> float:
-        """Words of one token, as common words are, take one pass for all ten."""
-        prompts = self.samples_per_cell * len(self.depths)
-        return float(sum(prompts * length * model.flops_per_token(length) for length in self.lengths))
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         means = rows.groupby("length")["right"].mean()

@@ -3,12 +3,11 @@
 import pandas as pd
 
 from eval.needle.cells import CellBuilder
-from eval.needle.wording import FACTS, read_facts
+from eval.needle.wording import read_facts
 from eval.needle_recall.spec import Spec
-from eval.shell.batching import recorded, score
+from eval.shell.batching import Row, recorded_ends, score
 from eval.shell.context import Context
 from eval.shell.loading import Loaded
-from eval.shell.sources import digest
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
@@ -16,32 +15,23 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
     ValueError: the sentences are not those of the spec, or a length is too short for them.
     """
-    if digest(FACTS) != spec.wording:
-        raise ValueError(f"the evaluation asks for sentences {spec.wording}; this version has {digest(FACTS)}: plan it again")
+    spec.check_sentences()
     facts, codec = read_facts(), loaded.tokenizer
     builder = CellBuilder(codec, spec, context)
-    cells = list(builder.cells(facts))
-    scored: dict[str, tuple[list[int], int]] = {}  # by key: ids of prompt and answer, tokens of the answer
-    for cell in cells:
+    cells = [(cell, f"{cell.length}/without/{cell.sample}") for cell in builder.cells(facts)]
+    asked: dict[str, Row] = {}  # prompt and answer, tokens of the answer
+    for cell, bare in cells:
         wording = facts[cell.sample % len(facts)]
         answer = codec.answer(wording.query, cell.expected)
-        scored[cell.key] = ([*cell.prompt, *answer], len(answer))
-        bare = _bare(cell.length, cell.sample)
-        if bare not in scored:
-            scored[bare] = ([*builder.without_needle(wording, cell.length, cell.sample), *answer], len(answer))
-    compute = context.compute(spec.precision)
-
-    def run(keys: list[str]) -> list[dict[str, float]]:
-        return [{"logprob": logprob} for logprob, _ in score(loaded.model, [scored[key] for key in keys], compute)]
-
-    records = recorded("needle recall", {key: len(ids) for key, (ids, _) in scored.items()}, context, compute, run)
+        asked[cell.key] = [*cell.prompt, *answer], len(answer)
+        if bare not in asked:
+            asked[bare] = [*builder.without_needle(wording, cell.length, cell.sample), *answer], len(answer)
+    found = recorded_ends(
+        "needle recall", asked, loaded, context, spec.precision, lambda key, logits: {"logprob": score(asked[key], logits)[0]}
+    )
     rows = []
-    for cell in cells:
-        with_it, without = (records[key]["logprob"] for key in (cell.key, _bare(cell.length, cell.sample)))
+    for cell, bare in cells:
+        with_it, without = found[cell.key]["logprob"], found[bare]["logprob"]
         scores = {"logp_with": with_it, "logp_without": without, "recall_nats": with_it - without}
-        rows.append({**cell.place, **scores, "num_tokens": scored[cell.key][1]})
+        rows.append({**cell.place, **scores, "num_tokens": asked[cell.key][1]})
     return pd.DataFrame(rows)
-
-
-def _bare(length: int, sample: int) -> str:
-    return f"{length}/without/{sample}"

@@ -5,20 +5,17 @@ log p(answer | text with the needle, question) - log p(answer | the same text wi
 tokens: 0 is no recall, -log p without the needle is perfect recall.
 """
 
-from dataclasses import replace
-from typing import Literal, Self
+from typing import Literal
 
 import pandas as pd
 from pydantic.dataclasses import dataclass
 
 from data.corpus import Counts
-from eval.needle.spec import Grid, haystack_name
+from eval.needle.spec import Grid, at_places
 from eval.needle.wording import FACTS, read_facts
-from eval.shell.sources import digest
-from eval.shell.spec import Setting
 from models.spec import ModelSpec
 from models.spec_parts import STRICT, PositiveInt
-from results.schema import Schema, integer, number, text
+from results.schema import integer, number
 from training.spec import RunSpec
 
 
@@ -31,23 +28,15 @@ class Spec(Grid):
     samples_per_cell: PositiveInt = 20
     """Needles per cell; beyond the 20 sentences they come again, at other places."""
 
-    SCHEMA = Schema(
+    SENTENCES = FACTS
+    SCHEMA = at_places(
         {
-            "mode": text(("easy", "standard")),
-            "length": integer(1),
-            "depth": number(0, 100),
-            "sample": integer(0),
             "logp_with": number(high=0),  # nats, of the whole answer
             "logp_without": number(high=0),  # the same for all depths
             "num_tokens": integer(1),  # of the answer
             "recall_nats": number(),
-        },
-        key=("mode", "length", "depth", "sample"),
+        }
     )
-
-    def bound(self, setting: Setting) -> Self:
-        text = haystack_name(self.text, setting)
-        return replace(self, text=text, wording=digest(FACTS), precision=self.precision or setting.precision)
 
     def check(self, run: RunSpec, counts: Counts | None) -> None:
         self.check_cells(read_facts(), run.data.tokenizer)

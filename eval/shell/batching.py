@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from eval.shell.context import Compute, Context
+from eval.shell.loading import Loaded
+from eval.shell.spec import Precision
 from training.progress import Progress
 
 BATCH_TOKENS_GPU = 131_072
@@ -17,6 +19,8 @@ BATCH_TOKENS_CPU = 8_192
 MAX_BATCH = 256
 
 Result = TypeVar("Result")
+Row = tuple[list[int], int]
+"""Token ids, and how many of the last are looked at."""
 Scored = tuple[float, bool]
 
 
@@ -112,29 +116,34 @@ def check_positions(model: nn.Module, num_tokens: int, remedy: str) -> None:
         raise ValueError(f"{num_tokens} tokens are more than the {limit} positions that the model has learned; {remedy}")
 
 
-def score(model: nn.Module, rows: Sequence[tuple[list[int], int]], compute: Compute) -> list[Scored]:
-    """Score the last `count` of the ids of each row (ids, count), given those before, in one batch.
+def recorded_ends(
+    what: str,
+    rows: Mapping[str, Row],
+    loaded: Loaded,
+    context: Context,
+    precision: Precision | None,
+    read: Callable[[str, torch.Tensor], dict[str, Any]],
+) -> dict[str, dict[str, Any]]:
+    """Return `recorded` of what `read` makes of the keys of rows and the logits of their ends, see `at_ends`."""
+    compute = context.compute(precision)
 
-    Returns (sum of log-probabilities in nats, whether greedy decoding gives them). ValueError as `at_ends`.
-    """
+    def run(keys: list[str]) -> list[dict[str, Any]]:
+        return [read(*each) for each in zip(keys, at_ends(loaded.model, [rows[key] for key in keys], compute), strict=True)]
 
-    def scored(row: int, logits_KV: torch.Tensor) -> Scored:
-        ids, count = rows[row]
-        target_K = torch.tensor(ids[-count:], device=compute.device)
-        logprob = -F.cross_entropy(logits_KV, target_K, reduction="none").double().sum()
-        return float(logprob), bool((logits_KV.argmax(-1) == target_K).all())
-
-    return at_ends(model, rows, compute, scored)
+    return recorded(what, {key: len(ids) for key, (ids, _) in rows.items()}, context, compute, run)
 
 
-def at_ends(
-    model: nn.Module,
-    rows: Sequence[tuple[list[int], int]],
-    compute: Compute,
-    read: Callable[[int, torch.Tensor], Result],
-) -> list[Result]:
-    """Return what `read` makes of each row (ids, K) of one batch, given its number and the fp32 logits (K, V) for the last K of
-    its ids. Padding stands to the right, where a causal model does not look.
+def score(row: Row, logits_KV: torch.Tensor) -> Scored:
+    """Return of the end of a row, given its logits: (log-probability in nats, whether greedy decoding gives it)."""
+    ids, count = row
+    target_K = torch.tensor(ids[-count:], device=logits_KV.device)
+    logprob = -F.cross_entropy(logits_KV, target_K, reduction="none").double().sum()
+    return float(logprob), bool((logits_KV.argmax(-1) == target_K).all())
+
+
+def at_ends(model: nn.Module, rows: Sequence[Row], compute: Compute) -> Iterator[torch.Tensor]:
+    """Yield the fp32 logits (K, V) for the last K of the ids of each row (ids, K) of one batch. Padding stands to the right,
+    where a causal model does not look.
 
     ValueError for rows longer than the model's positions.
     """
@@ -142,13 +151,11 @@ def at_ends(
     check_positions(model, width, "choose shorter prompts")
     inputs_BT = torch.tensor([ids[:-1] + [0] * (width + 1 - len(ids)) for ids, _ in rows], device=compute.device)
     first = min(len(ids) - 1 - count for ids, count in rows)
-    results = []
     with compute.inference():
         logits_BKV = _last_logits(model, inputs_BT, width - first)
-        for row, (ids, count) in enumerate(rows):
-            start = len(ids) - 1 - count - first
-            results.append(read(row, logits_BKV[row, start : start + count].float()))
-    return results
+    for logits_KV, (ids, count) in zip(logits_BKV, rows, strict=True):
+        start = len(ids) - 1 - count - first
+        yield logits_KV[start : start + count].float()
 
 
 def _last_logits(model: nn.Module, inputs_BT: torch.Tensor, count: int) -> torch.Tensor:

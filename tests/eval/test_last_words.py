@@ -8,6 +8,7 @@ import torch
 from eval.kinds import eval_id
 from eval.last_words import measure
 from eval.last_words.spec import Spec
+from eval.shell.batching import at_ends
 from eval.shell.context import Context
 from eval.shell.partial import Partial
 from eval.shell.text import TextCodec, heldout_texts
@@ -86,9 +87,9 @@ def test_a_model_that_copies_gains_from_the_passage(codec, corpus, bind, in_memo
     spec = replace(ASKED, words=49, common=7)
     (item,) = [item for item in measure.items([text], spec) if item.word == "lighthouse"]
     assert item.passage.startswith(phrase) and "lighthouse" not in item.near
-    (with_it, _), (without, _) = measure.score(
-        Copying(), [measure._row(codec, part, item.word) for part in (item.passage, item.near)], context.compute("fp32")
-    )
+    parts = [measure._row(codec, part, item.word) for part in (item.passage, item.near)]
+    ends = zip(parts, at_ends(Copying(), parts, context.compute("fp32")), strict=True)
+    (with_it, _), (without, _) = (measure.score(*each) for each in ends)
     assert with_it > without + 2
 
 
