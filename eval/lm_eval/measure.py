@@ -1,21 +1,145 @@
-"""LM evaluation harness: its tasks, run on a model and turned into rows."""
+"""LM evaluation harness: models as it wants them, with its BOS policy in the open, and its scores turned into rows."""
 
+import hashlib
 import math
+import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
 import pandas as pd
+import torch
+from lm_eval import evaluator, utils
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from transformers import PreTrainedModel
 
-from eval.lm_eval.harness import BOOTSTRAP_ITERATIONS, results_of
 from eval.lm_eval.spec import Spec, check_names
 from eval.lm_eval.task_files import HARNESS_VERSION, load_tasks, quiet, write_stand_ins
 from eval.lm_eval.tasks import TABLE
+from eval.shell.batching import Scored, at_ends, check_positions, score
 from eval.shell.context import Context
+from eval.shell.generation import generate
 from eval.shell.loading import Loaded
 from eval.shell.stand_ins import StandIns, fingerprint_in
+from eval.shell.text import TextCodec
+from models.loss import token_losses
 from training.progress import Progress
+
+BOOTSTRAP_ITERATIONS = 1000
+Request = tuple[tuple[str, str], list[int], list[int]]
+
+
+class HarnessModel(TemplateLM):
+    """Causal language model as the harness wants it: right-padded batches, logits of the scored positions only.
+
+    BOS policy: with `add_bos` every context begins with exactly one BOS. Texts without context (rolling perplexity) are
+    conditioned on one BOS in any case, and their later windows get none. With `scores_bos` such a text begins with a second
+    BOS, which is scored: so the authors' `add_bos_token=True` has it.
+    Answers are kept in the context's partial file under the digest of the request.
+    """
+
+    def __init__(self, model: PreTrainedModel, codec: TextCodec, spec: Spec, context: Context, progress: Progress):
+        super().__init__()
+        self.model, self.codec, self.spec, self.context, self.progress = model, codec, spec, context, progress
+        self._compute = context.compute(spec.precision)
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.codec.eos_id if self.codec.eos_id is not None else self.codec.bos_id
+
+    @property
+    def prefix_token_id(self) -> int:
+        return self.codec.bos_id
+
+    @property
+    def max_length(self) -> int:
+        return self.spec.max_length
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **unused: object) -> list[int]:
+        bos = self.spec.add_bos if add_special_tokens is None else add_special_tokens
+        return [self.codec.bos_id] * bos + self.codec.encode(string)
+
+    def _loglikelihood_tokens(self, requests: list[Request], **unused: object) -> list[Scored]:
+        """Return (log-probability in nats, whether greedy decoding gives it) of each continuation."""
+        records, todo = self.context.partial.records, {}
+        keys = [_key("loglikelihood", texts) for texts, _, _ in requests]
+        for key, (_, context, continuation) in zip(keys, requests, strict=True):
+            if key not in records and key not in todo:
+                if not continuation or len(continuation) > self.max_length:
+                    raise ValueError(
+                        f"a continuation of {len(continuation)} tokens does not fit into max_length {self.max_length}: raise it"
+                    )
+                todo[key] = (context + continuation, len(continuation))
+        self.progress.expect(len(todo))
+        order = sorted(todo, key=lambda key: -len(todo[key][0]))
+        for start in range(0, len(order), self.spec.batch_size):
+            batch = order[start : start + self.spec.batch_size]
+            rows = [(todo[key][0][-(self.max_length + 1) :], todo[key][1]) for key in batch]
+            for key, row, logits_KV in zip(batch, rows, at_ends(self.model, rows, self._compute), strict=True):
+                logprob, greedy = score(row, logits_KV)
+                self.context.partial.add(key, {"logprob": logprob, "greedy": greedy})
+            self.progress.advance(len(batch))
+        return [(records[key]["logprob"], records[key]["greedy"]) for key in keys]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Return the log-probability in nats of whole texts, in disjoint windows of max_length."""
+        asked = {_key("rolling", request.args): request for request in requests}
+        self._answer(asked, lambda request: {"logprob": self._rolling(*request.args)})
+        return [self.context.partial.records[_key("rolling", request.args)]["logprob"] for request in requests]
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Generate greedily, up to the first stop string."""
+        keys = [_key("generate", (request.args[0], repr(sorted(request.args[1].items())))) for request in requests]
+        self._answer(dict(zip(keys, requests, strict=True)), lambda request: {"text": self._generated(request)})
+        return [self.context.partial.records[key]["text"] for key in keys]
+
+    def _answer(self, asked: Mapping[str, Instance], answer: Callable[[Instance], dict[str, Any]]) -> None:
+        """Add the record of each request that has none yet."""
+        todo = [key for key in asked if key not in self.context.partial.records]
+        self.progress.expect(len(todo))
+        for key in todo:
+            self.context.partial.add(key, answer(asked[key]))
+            self.progress.advance()
+
+    def _rolling(self, text: str) -> float:
+        tokens = self.tok_encode(text, add_special_tokens=self.spec.scores_bos)
+        windows = utils.get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, context_len=1)
+        return sum(self._window(*utils.make_disjoint_window(window)) for window in windows)
+
+    def _window(self, context: list[int], continuation: list[int]) -> float:
+        ids = torch.tensor([*context, *continuation], device=self._compute.device)[None]
+        check_positions(self.model, ids.shape[1] - 1, "lower --max-length")
+        with self._compute.inference():
+            losses_T = token_losses(self.model, ids[:, :-1], ids[:, 1:])[0]
+        return -float(losses_T[-len(continuation) :].double().sum())
+
+    def _generated(self, request: Instance) -> str:
+        prompt, options = request.args
+        if options.get("do_sample"):
+            raise ValueError(f"task {request.task_name} samples; only greedy generation is offered: leave it out")
+        until = options.get("until") or []
+        stops = tuple(filter(None, [until] if isinstance(until, str) else until))
+        limit = options.get("max_gen_toks", 256)
+
+        def done(ids: list[int]) -> bool:
+            return any(stop in self.codec.decode(ids) for stop in stops)
+
+        ids = self.tok_encode(prompt)[-(self.max_length - limit) :]
+        (new,) = generate(self.model, [ids], self._compute, max_new_tokens=limit, stop_ids=(self.eot_token_id,), stop=done)
+        text = self.codec.decode(new)
+        for stop in stops:
+            text = text.split(stop)[0]
+        return text
+
+
+def results_of(tasks: Any, loaded: Loaded, spec: Spec, context: Context, progress: Progress) -> Any:
+    """Run loaded tasks of the harness on a model, and return its results."""
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # the harness bootstraps standard errors in forked processes otherwise
+    lm = HarnessModel(loaded.model, loaded.tokenizer, spec, context, progress)
+    return evaluator.evaluate(lm=lm, task_dict=tasks, limit=spec.limit, bootstrap_iters=BOOTSTRAP_ITERATIONS, log_samples=False)
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
@@ -43,17 +167,25 @@ def _rows(task: str, results: Any, spec: Spec) -> Iterator[dict[str, Any]]:
     scores = results["results"][task]
     every = [name.split(",")[0] for name in scores if "," in name and "_stderr," not in name]
     for metric in TABLE[task]["metrics"].split() if task in TABLE else every:
-        (name,) = (key for key in scores if key.split(",")[0] == metric)
-        value, error = scores[name], scores.get(name.replace(metric, f"{metric}_stderr", 1))
-        factor = 100.0 if metric.startswith(("acc", "exact_match", "f1")) else 1.0
         yield {
             "task": task,
             "metric": metric,
-            "value": factor * float(value),
-            "stderr": factor * float(error) if isinstance(error, int | float) else math.nan,
+            **value_of(scores, metric, 100.0 if metric.startswith(("acc", "exact_match", "f1")) else 1.0),
             "num_examples": int(results["n-samples"][task]["effective"]),
             "task_version": str(results["versions"][task]),
             "harness_version": HARNESS_VERSION,
             "batch_size": spec.batch_size,
             "add_bos": int(spec.add_bos),
         }
+
+
+def value_of(scores: Mapping[str, Any], metric: str, factor: float) -> dict[str, float]:
+    """Return the value of one of a task's metrics and its standard error (NaN where there is none), times a factor."""
+    (name,) = (key for key in scores if key.split(",")[0] == metric)
+    error = scores.get(name.replace(metric, f"{metric}_stderr", 1))
+    stderr = factor * float(error) if isinstance(error, int | float) else math.nan
+    return {"value": factor * float(scores[name]), "stderr": stderr}
+
+
+def _key(kind: str, texts: tuple[str, ...]) -> str:
+    return hashlib.sha256("\0".join([kind, *texts]).encode("utf-8", "surrogatepass")).hexdigest()[:24]

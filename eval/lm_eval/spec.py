@@ -64,9 +64,9 @@ class Spec(EvalSpec):
             raise ValueError("name at least one lm-eval task")
         if self.max_length < 2:
             raise ValueError(f"max_length {self.max_length} must be at least 2")
-        unknown = sorted(set(self.tasks) - set(TASKS)) if self.include.startswith("local") else []
-        if unknown:
-            raise ValueError(f"there is no stand-in for task {', '.join(unknown)}; choose from {', '.join(TASKS)}")
+        unknown = ", ".join(sorted(set(self.tasks) - set(TASKS)))
+        if unknown and self.include.startswith("local"):
+            raise ValueError(f"there is no stand-in for task {unknown}; choose from {', '.join(TASKS)}")
         return self
 
     def reads(self) -> tuple[str, ...]:
@@ -106,38 +106,27 @@ class Spec(EvalSpec):
         return tokens * model.flops_per_token(min(self.max_length, 512))
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
-        lines = []
-        for row in rows.itertuples():
-            scale = "(1 is perfect)" if "perplexity" in str(row.metric) else "of 100"
-            lines.append(f"  {row.task} {row.metric}: {row.value:.2f} +- {row.stderr:.2f} {scale}")
-        return lines
+        return [
+            f"  {row.task} {row.metric}: {row.value:.2f} +- {row.stderr:.2f} "
+            + ("(1 is perfect)" if "perplexity" in str(row.metric) else "of 100")
+            for row in rows.itertuples()
+        ]
 
 
 def check_names(names: tuple[str, ...], folder: Path | None) -> None:
-    """Raise ValueError for a task that the folder (or, if there is none, the harness) does not have.
-
-    The harness is asked only about unusual names: reading its thousands of files takes seconds.
-    """
+    """Raise ValueError for a task that the folder (or, if there is none, the harness) does not have."""
     if folder is not None:
-        missing = sorted(set(names) - _tasks_in(folder))
-        if missing:
+        texts = [path.read_text(encoding="utf-8") for path in folder.rglob("*.yaml")]
+        there = {name for text in texts for name in re.findall(r"^(?:task|group|tag): *[\"']?([\w.-]+)", text, re.MULTILINE)}
+        if not there:
+            raise ValueError(f"--include-path {folder} holds no lm-eval task file (*.yaml with `task:`)")
+        if missing := sorted(set(names) - there):
             raise ValueError(f"--include-path {folder} has no task file for {', '.join(missing)}")
-    elif not set(names) <= set(TASKS):
+    elif unusual := set(names) - set(TASKS):  # only then: reading the harness's thousands of files takes seconds
         from eval.lm_eval import task_files
 
-        unknown = sorted(set(names) - set(task_files.harness_tasks().task_index))
-        if unknown:
+        if unknown := ", ".join(sorted(unusual - set(task_files.harness_tasks().task_index))):
             raise ValueError(
-                f"task {', '.join(unknown)} is not known to lm-eval {task_files.HARNESS_VERSION}; a local task file goes in "
-                "with --include-path"
+                f"task {unknown} is not known to lm-eval {task_files.HARNESS_VERSION}; a local task file goes in with "
+                "--include-path"
             )
-
-
-def _tasks_in(folder: Path) -> set[str]:
-    """Return the names of the tasks and groups that YAML files of a folder define. ValueError where there are none."""
-    found: set[str] = set()
-    for path in folder.rglob("*.yaml"):
-        found |= set(re.findall(r"^(?:task|group|tag): *[\"']?([\w.-]+)", path.read_text(encoding="utf-8"), re.MULTILINE))
-    if not found:
-        raise ValueError(f"--include-path {folder} holds no lm-eval task file (*.yaml with `task:`)")
-    return found

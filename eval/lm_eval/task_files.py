@@ -37,16 +37,10 @@ def load_tasks(names: Sequence[str], folder: Path | None) -> Any:
 
     ValueError for data that are neither local nor to be had from the hub.
     """
-    wanted = list(names)
-    if folder is not None:
-        manager = TaskManager(include_path=folder, include_defaults=False)
-    elif set(wanted) <= set(TASKS):
-        manager = TaskManager(include_defaults=False)
-        wanted = [str(harness_file(name)) for name in wanted]
-    else:
-        manager = harness_tasks()
+    own = folder is None and set(names) <= set(TASKS)
+    manager = harness_tasks() if folder is None and not own else TaskManager(include_path=folder, include_defaults=False)
     try:
-        loaded = manager.load(wanted)
+        loaded = manager.load([str(harness_file(name)) if own else name for name in names])
     except ValueError:
         raise
     except Exception as error:  # datasets and the hub client raise many types when data cannot be had
@@ -64,12 +58,8 @@ def write_task(folder: Path, name: str, rows: list[dict[str, Any]], split: str, 
     """Write NAME.jsonl with the rows, and NAME.yaml: a task on them as `split`, with further lines."""
     data = folder / f"{name}.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    common = [
-        f"task: {name}",
-        "dataset_path: json",
-        f"dataset_kwargs:\n  cache_dir: {json.dumps(str(folder / 'cache'))}",
-        f"  data_files:\n    {split}: {json.dumps(str(data))}",
-    ]
+    files = {"cache_dir": str(folder / "cache"), "data_files": {split: str(data)}}
+    common = [f"task: {name}", "dataset_path: json", f"dataset_kwargs: {json.dumps(files)}"]
     (folder / f"{name}.yaml").write_text("\n".join([*common, *lines]) + "\n")
 
 
@@ -81,8 +71,7 @@ def write_stand_ins(stand_ins: StandIns, names: tuple[str, ...], folder: Path) -
             f"include: {json.dumps(str(harness_file(name)))}",
             "dataset_name: null",
             "training_split: null",
-            f"validation_split: {'validation' if split == 'validation' else 'null'}",
-            f"test_split: {'test' if split == 'test' else 'null'}",
+            *(f"{each}_split: {each if each == split else 'null'}" for each in ("validation", "test")),
             "should_decontaminate: false",
             f"metadata:\n  version: local-{VERSION}",
         ]

@@ -10,8 +10,7 @@ import json
 import sys
 import warnings
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -30,15 +29,11 @@ from eval.shell.text import TextCodec
 from training.progress import Progress
 
 FEW_SHOT = ("trec", "triviaqa", "samsum")
-TEMPLATE_FIXES = {
-    # The public templates separate examples and question by an empty line.
-    "triviaqa": ("{{context}}\n{{question}}", "{{context}}\n\n{{question}}"),
-    "samsum": ("{{context}}\n{{question}}", "{{context}}\n\n{{question}}"),
-    # The public templates end with a line break, after which the code begins.
-    "lcc": ("Next line of code:", "Next line of code:\n"),
-    "repobench-p": ("Next line of code:", "Next line of code:\n"),
-}
-"""Template of the harness (lm-eval 0.4.13) -> of the public benchmark, for data in the public format."""
+# The public templates separate examples and question by an empty line, and end with a line break where code begins.
+_QUESTION = ("{{context}}\n{{question}}", "{{context}}\n\n{{question}}")
+_CODE = ("Next line of code:", "Next line of code:\n")
+TEMPLATE_FIXES = {"triviaqa": _QUESTION, "samsum": _QUESTION, "lcc": _CODE, "repobench-p": _CODE}
+"""End of the template of the harness (lm-eval 0.4.13) -> of the public benchmark, for data in the public format."""
 
 FIELDS = ("input", "context", "answers", "all_classes")
 
@@ -66,11 +61,9 @@ def _template(name: str) -> str:
 
     path = Path(lm_eval.tasks.__file__).parent / "longbench" / f"{name}.yaml"
     template = load_yaml(path, resolve_func=False)["doc_to_text"]
-    if name in TEMPLATE_FIXES:
-        wrong, right = TEMPLATE_FIXES[name]
-        assert template.endswith(wrong), f"lm-eval's template of {name} has changed: look again at TEMPLATE_FIXES"
-        template = template.removesuffix(wrong) + right
-    return template
+    wrong, right = TEMPLATE_FIXES.get(name, ("", ""))
+    assert template.endswith(wrong), f"lm-eval's template of {name} has changed: look again at TEMPLATE_FIXES"
+    return template.removesuffix(wrong) + right
 
 
 @functools.cache
@@ -83,7 +76,7 @@ def _metrics() -> ModuleType:
 
 def first_line(prediction: str) -> str:
     """Return what stands before the first line break, but for leading ones."""
-    return prediction.lstrip("\n").split("\n")[0]
+    return prediction.lstrip("\n").partition("\n")[0]
 
 
 def score(task: Task, prediction: str, example: Example) -> float:
@@ -100,8 +93,12 @@ def score(task: Task, prediction: str, example: Example) -> float:
         "classification": metrics.classification_score,
         "code_edit_similarity": _code_similarity,
     }[task.metric]
-    with _deep_recursion():
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, 20_000))
+    try:
         scores = [function(prediction, truth, all_classes=example["all_classes"]) for truth in example["answers"]]
+    finally:
+        sys.setrecursionlimit(limit)
     return 100.0 * max(0.0, *map(float, scores))
 
 
@@ -112,21 +109,8 @@ def _code_similarity(prediction: str, truth: str, **unused: object) -> float:
     return _metrics().fuzz.ratio(line, truth) / 100
 
 
-@contextmanager
-def _deep_recursion() -> Iterator[None]:
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(limit, 20_000))
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(limit)
-
-
 def load_examples(names: Sequence[str], spec: Spec, context: Context) -> dict[str, list[Example]]:
-    """Load the examples of each task from where the spec says.
-
-    ValueError if they are not there, or lack LongBench's fields.
-    """
+    """Load the examples of each task from where the spec says. ValueError if they are not there, or lack LongBench's fields."""
     corpus = fingerprint_in(spec.dataset)
     if corpus is not None:
         stand_ins = StandIns(context.heldout(corpus))
@@ -155,11 +139,8 @@ def _parsed(body: bytes, where: str) -> list[Example]:
 
 
 def prompt_ids(task: Task, example: Example, codec: TextCodec, max_tokens: int) -> list[int]:
-    """Return the token ids of the prompt, BOS first.
-
-    A longer one keeps the text of its first and its last max_tokens / 2 tokens (BOS counts among the first), decoded separately
-    and encoded again, so that the length may differ a little.
-    """
+    """Return the ids of the prompt, BOS first. A longer one keeps the text of its first and last max_tokens / 2 tokens (with
+    BOS), decoded separately and encoded again, so that the length may differ a little."""
     from lm_eval.utils import apply_template
 
     text = apply_template(task.template, {**example, "question": example["input"]})
@@ -182,11 +163,8 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     with Progress("LongBench", sum(map(len, examples.values())), len(done)) as progress:
         for task in tasks(spec.tasks):
             keyed = {f"{task.name}/{number}": example for number, example in enumerate(examples[task.name])}
-            prompts = {
-                key: prompt_ids(task, example, loaded.tokenizer, spec.max_prompt_tokens)
-                for key, example in keyed.items()
-                if key not in done
-            }
+            todo = [key for key in keyed if key not in done]
+            prompts = {key: prompt_ids(task, keyed[key], loaded.tokenizer, spec.max_prompt_tokens) for key in todo}
             limit = min(task.max_new_tokens, spec.max_new_tokens or task.max_new_tokens)
             answer(loaded, prompts, context, spec.precision, limit, progress)
             for number, (key, example) in enumerate(keyed.items()):

@@ -71,13 +71,13 @@ class Spec(EvalSpec):
         return ("corpus",) if self.dataset.startswith("local") else ("longbench",)
 
     def bound(self, setting: Setting) -> Self:
-        dataset = self.dataset
+        dataset, folder = self.dataset, setting.sources.longbench
         if dataset == "local":
             dataset = stand_ins_of(setting.corpus)
-        elif dataset == "hub" and setting.sources.longbench is not None:
-            dataset = digest(setting.sources.longbench)
+        elif dataset == "hub" and folder is not None:
+            dataset = digest(folder)
             for task in self.tasks:
-                task_file(setting.sources.longbench, task)
+                task_file(folder, task)
         return replace(self, dataset=dataset, precision=self.precision or setting.precision)
 
     def fetch(self, sources: UserData) -> None:

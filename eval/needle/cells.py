@@ -34,7 +34,10 @@ class Cell:
 
 
 class CellBuilder:
-    """Maker of prompts from one haystack. Sample 0 is the paper's cell; further samples start further on in the haystack."""
+    """Maker of prompts from one haystack. Sample 0 is the paper's cell; further samples start further on in the haystack.
+
+    ValueError, from all of its methods, for a length that a needle or a query does not fit into.
+    """
 
     def __init__(self, codec: TextCodec, spec: Grid, context: Context):
         self.codec, self.spec = codec, spec
@@ -47,10 +50,7 @@ class CellBuilder:
         return product(self.spec.lengths, self.spec.depths, range(self.spec.samples_per_cell))
 
     def cells(self, wordings: Sequence[Wording]) -> Iterator[Cell]:
-        """Make all of the grid; sample s hides the needle s modulo their number.
-
-        ValueError for a length that a needle or a query does not fit into.
-        """
+        """Make all of the grid; sample s hides the needle s modulo their number."""
         for length, depth, sample in self.places():
             wording = wordings[sample % len(wordings)]
             prompt = self._prompt(wording, wording.hidden(self.spec.mode), length, depth, sample)
@@ -60,24 +60,24 @@ class CellBuilder:
         """Make all of the grid of the ids of haystack, needle and query: no text is encoded again, which takes most of the time
         of many needles, and at the seams the ids may be others than those of the whole text. Place n of the grid hides needle n
         modulo their number."""
-        hidden = [self.codec.encode(wording.hidden(self.spec.mode)) for wording in wordings]
-        queries = [self.codec.encode(wording.query) for wording in wordings]
+        encode, mode = self.codec.encode, self.spec.mode
+        encoded = [(encode(each.hidden(mode)), encode(each.query), each.expected) for each in wordings]
         for place, (length, depth, sample) in enumerate(self.places()):
-            number = place % len(wordings)
-            start, haystack = sample * self._pitch, self._haystack(length, len(hidden[number]))
-            hay = self.ids[start : start + haystack]
+            hidden, query, expected = encoded[place % len(encoded)]
+            start = sample * self._pitch
+            hay = self.ids[start : start + self._haystack(length, len(hidden))]
             point = insertion_point(hay, depth, self._stops)
-            ids = [self.codec.bos_id, *hay[:point], *hidden[number], *hay[point:], *queries[number]]
-            yield Cell(self.spec.mode, length, depth, sample, self._checked(ids, length), wordings[number].expected)
+            prompt = [self.codec.bos_id, *hay[:point], *hidden, *hay[point:], *query]
+            yield Cell(mode, length, depth, sample, self._checked(prompt, length), expected)
 
     def without_needle(self, wording: Wording, length: int, sample: int) -> list[int]:
         """Return the prompt of a cell whose needle is left out: as much of the same text, and the query."""
         return self._prompt(wording, "", length, 100.0, sample)
 
     def _prompt(self, wording: Wording, hidden: str, length: int, depth: float, sample: int) -> list[int]:
-        start, room = sample * self._pitch, length - self.spec.reserve
         self._haystack(length, len(self.codec.encode(hidden)))
-        text = document(self.codec, self.ids[start : start + length + SPARE], hidden, room, depth, self._stops)
+        hay = self.ids[sample * self._pitch :][: length + SPARE]
+        text = document(self.codec, hay, hidden, length - self.spec.reserve, depth, self._stops)
         return self._checked([self.codec.bos_id, *self.codec.encode(text + wording.query)], length)
 
     def _haystack(self, length: int, needle: int) -> int:

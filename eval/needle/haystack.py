@@ -59,10 +59,8 @@ def full_stops(codec: TextCodec) -> frozenset[int]:
 
 
 def insertion_point(hay: Sequence[int], depth: float, stops: Collection[int]) -> int:
-    """Return the place of a needle at `depth` percent: behind the closest full stop before it.
-
-    That is the very beginning if there is none; depth 100 is the very end.
-    """
+    """Return the place of a needle at `depth` percent: behind the closest full stop before it, or at the very beginning if
+    there is none; depth 100 is the very end."""
     if depth >= 100:
         return len(hay)
     point = int(len(hay) * depth / 100)
@@ -74,17 +72,16 @@ def insertion_point(hay: Sequence[int], depth: float, stops: Collection[int]) ->
 def document(codec: TextCodec, hay: Sequence[int], needle: str, num_tokens: int, depth: float, stops: Collection[int]) -> str:
     """Return haystack text with the needle inside that encodes to exactly `num_tokens` tokens.
 
-    The ids are cut to the count, and the text of what stands before the needle, the needle and the text of what stands behind
-    are joined, because the model reads the re-encoded text. Encoding may join or split tokens at the seams; the end of the
-    haystack is moved by as much (the needle stays where it is), so that the count holds for what the model reads. `hay` needs
-    some tokens to spare. A tokeniser that does not give back the text it was given (one that lowers case, say) may miss the
-    count; then the text is at most TOLERANCE tokens shorter.
+    What stands before the needle, the needle and what stands behind are joined as text, because the model reads the re-encoded
+    text. Encoding may join or split tokens at the seams; the end of the haystack is moved by as much, the needle stays. `hay`
+    needs some tokens to spare. With a tokeniser that does not give back the text it was given (one that lowers case, say) the
+    text may be up to TOLERANCE tokens shorter.
 
-    Raises ValueError if the needle alone is longer, or if no cut gives the count (a text that hardly encodes).
+    ValueError if the needle alone is longer, or if no cut gives the count (a text that hardly encodes).
     """
     room = num_tokens - len(codec.encode(needle))
     if room <= 0:
-        raise ValueError(f"a needle of {len(codec.encode(needle))} tokens does not fit into a document of {num_tokens}")
+        raise ValueError(f"a needle of {num_tokens - room} tokens does not fit into a document of {num_tokens}")
     assert len(hay) >= num_tokens + MAX_SKIPS
     closest, smallest = "", TOLERANCE + 1
     for skip in range(MAX_SKIPS):  # a count that encoding leaps over is met with the haystack's first token left out
@@ -102,7 +99,5 @@ def document(codec: TextCodec, hay: Sequence[int], needle: str, num_tokens: int,
             end += gap
             point = min(point, end) if depth >= 100 else point
     if not closest:
-        raise ValueError(
-            f"no document of {num_tokens} tokens could be cut from the haystack at depth {depth}: name another haystack"
-        )
+        raise ValueError(f"no document of {num_tokens} tokens could be cut at depth {depth}: name another haystack")
     return closest

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import openai
 
@@ -16,7 +15,7 @@ from data.source import first_line
 from eval.shell.context import Context
 from results.atomic import write_atomic
 
-_SCORE = re.compile(r"\[\[\s*(\d+)\s*\]\]")
+_NO_COMPLETION = "(not a chat completion)"
 
 
 @dataclass(frozen=True)
@@ -47,45 +46,35 @@ class JudgeSettings:
         return cls(url=sources.judge_url, key=key, cache=sources.judge_cache or context.folder / "judge_cache")
 
 
-class Verdict(NamedTuple):
-    """Score 1-10 and the judge's own words."""
-
-    score: int
-    reply: str
-
-
 class Judge:
     """Judge that scores texts with `model`; every reply is kept on disk under the digest of what was asked."""
 
     def __init__(self, model: str, settings: JudgeSettings):
-        self.model = model
-        self.settings = settings
+        self.model, self.settings = model, settings
         self._client = openai.OpenAI(
             base_url=settings.url, api_key=settings.key, timeout=settings.timeout, max_retries=settings.retries
         )
 
-    def score_all(self, prompts: list[str]) -> list[Verdict]:
-        """Return one verdict per prompt, several at a time. Equal prompts are asked once. Raises ValueError as `score` does;
-        verdicts that came in before are in the cache."""
+    def score_all(self, prompts: list[str]) -> list[int]:
+        """Return the score of each prompt, several at a time. Equal prompts are asked once. Raises ValueError as `score` does;
+        scores that came in before are in the cache."""
         unique = list(dict.fromkeys(prompts))
         with ThreadPoolExecutor(self.settings.parallel) as pool:
-            verdicts = dict(zip(unique, pool.map(self.score, unique), strict=True))  # what waits is dropped after an error
-        return [verdicts[prompt] for prompt in prompts]
+            scores = dict(zip(unique, pool.map(self.score, unique), strict=True))  # what waits is dropped after an error
+        return [scores[prompt] for prompt in prompts]
 
-    def score(self, prompt: str) -> Verdict:
+    def score(self, prompt: str) -> int:
         """Score one text. ValueError if the endpoint refuses, stays away, or gives no score 1-10 after `reasks` new tries."""
         name = hashlib.sha256(json.dumps([self.model, prompt]).encode()).hexdigest()
         path = self.settings.cache / f"{name}.json"
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # not asked yet, or a damaged file
-            entry = json.loads(path.read_text(encoding="utf-8"))
-            return Verdict(int(entry["score"]), str(entry["reply"]))
-        reply = ""
+            return int(json.loads(path.read_text(encoding="utf-8"))["score"])
         for _ in range(1 + self.settings.reasks):
             reply = self._ask(prompt)
             score = parse_score(reply)
             if score is not None:
                 write_atomic(path, json.dumps({"model": self.model, "prompt": prompt, "score": score, "reply": reply}))
-                return Verdict(score, reply)
+                return score
         raise ValueError(
             f"judge {self.model!r} gave no score from [[1]] to [[10]] in {1 + self.settings.reasks} replies; the last began: "
             f"{reply[:80]!r}"
@@ -96,19 +85,17 @@ class Judge:
             answer = self._client.chat.completions.create(
                 model=self.model, temperature=0, messages=[{"role": "user", "content": prompt}]
             )
-        except (openai.APIResponseValidationError, json.JSONDecodeError) as error:
-            return f"(not a chat completion: {error})"
+        except (openai.APIResponseValidationError, json.JSONDecodeError):
+            return _NO_COMPLETION
         except openai.OpenAIError as error:
             raise ValueError(
                 f"judge {self.model!r} at {self.settings.url}: {first_line(error)}. Answers judged so far are kept; "
                 "start again later."
             ) from error
-        if not getattr(answer, "choices", None):
-            return "(not a chat completion)"
-        return answer.choices[0].message.content or ""
+        return (answer.choices[0].message.content or "") if getattr(answer, "choices", None) else _NO_COMPLETION
 
 
 def parse_score(reply: str) -> int | None:
     """Return the last double-bracketed whole number, if it is from 1 to 10."""
-    found = _SCORE.findall(reply)
+    found = re.findall(r"\[\[\s*(\d+)\s*\]\]", reply)
     return int(found[-1]) if found and 1 <= int(found[-1]) <= 10 else None

@@ -1,12 +1,13 @@
-"""Needle in a haystack: greedy answers and their scores."""
+"""Needle in a haystack: greedy answers and their scores. Match scores need no judge: the prompt already holds the beginning of
+the answer, so the continuation goes on as the sentence does, or it does not."""
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from eval.needle.cells import Cell, CellBuilder
-from eval.needle.match import exact_match, fuzzy_match, match_score
 from eval.needle.passkey import passkey
 from eval.needle.spec import Spec
 from eval.needle.wording import DEFAULT_WORDING, Wording
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 PASSKEY_SEED = 20250302
 PASSKEY_NEW_TOKENS = 12
+UNRELATED_BELOW = 1 / 3  # shares of common words that unrelated English reaches by chance
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
@@ -31,15 +33,22 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     not counted; pass-key prompts have exactly `length` tokens, everything counted. Generation is greedy.
     `context.extras` gets prompt_tokens: {length: longest prompt, BOS and query included}.
     """
-    wording = _wording(spec, context)
-    judge = _judge(spec, context)  # refused before anything is generated
+    path, limit, judge = context.sources.prompts or DEFAULT_WORDING, spec.max_new_tokens, None
+    if spec.mode == "passkey":
+        limit = min(limit, PASSKEY_NEW_TOKENS)
+    else:
+        checked("wording", str(spec.wording), path, "--prompts")
+    wording = Wording.read(path)
+    if spec.judge is not None:  # refused before anything is generated
+        from eval.needle import judge as asking
+
+        judge = asking.Judge(spec.judge, asking.JudgeSettings.of(spec.judge, context))
     cells = build_cells(loaded.tokenizer, spec, context, wording)
-    limit = spec.max_new_tokens if spec.mode != "passkey" else min(spec.max_new_tokens, PASSKEY_NEW_TOKENS)
     answers = context.partial.records
     with Progress(f"needle ({spec.mode})", len(cells), len(answers)) as progress:
         answer(loaded, {cell.key: cell.prompt for cell in cells}, context, spec.precision, limit, progress)
-    longest = {length: max(len(c.prompt) for c in cells if c.length == length) for length in spec.lengths}
-    context.extras["prompt_tokens"] = {str(length): tokens for length, tokens in longest.items()}
+    longest = {str(length): max(len(c.prompt) for c in cells if c.length == length) for length in spec.lengths}
+    context.extras["prompt_tokens"] = longest
     rows = [_row(cell, answers[cell.key]["prediction"]) for cell in cells]
     if judge is not None:
         _judged(rows, judge, wording)
@@ -59,14 +68,6 @@ def build_cells(codec: TextCodec, spec: Spec, context: Context, wording: Wording
     return cells
 
 
-def _wording(spec: Spec, context: Context) -> Wording:
-    """Read the wording that the spec names by digest. ValueError if it is not what is given."""
-    path = context.sources.prompts or DEFAULT_WORDING
-    if spec.mode != "passkey":
-        checked("wording", str(spec.wording), path, "--prompts")
-    return Wording.read(path)
-
-
 def _row(cell: Cell, prediction: str) -> dict[str, Any]:
     if cell.mode == "passkey":
         given = prediction.strip()[: len(cell.expected)]  # what follows does not count, as in the other modes
@@ -78,19 +79,39 @@ def _row(cell: Cell, prediction: str) -> dict[str, Any]:
     return {**cell.place, **scores, "scored_by": "match", "prediction": prediction}
 
 
-def _judge(spec: Spec, context: Context) -> "Judge | None":
-    if spec.judge is None:
-        return None
-    from eval.needle import judge
-
-    return judge.Judge(spec.judge, judge.JudgeSettings.of(spec.judge, context))
-
-
 def _judged(rows: list[dict[str, Any]], judge: "Judge", wording: Wording) -> None:
     """Replace the match scores by the judge's; an empty answer gets the lowest score without being sent."""
     asked = [row for row in rows if row["prediction"].strip()]
-    verdicts = judge.score_all([wording.judge_prompt(row["prediction"]) for row in asked])
+    scores = judge.score_all([wording.judge_prompt(row["prediction"]) for row in asked])
     for row in rows:
         row["scored_by"], row["score"] = judge.model, 1.0
-    for row, verdict in zip(asked, verdicts, strict=True):
-        row["score"] = float(verdict.score)
+    for row, score in zip(asked, scores, strict=True):
+        row["score"] = float(score)
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower())
+
+
+def exact_match(prediction: str, expected: str) -> bool:
+    """Tell whether the prediction begins with the expected words; case, punctuation and what follows do not count."""
+    wanted = words(expected)
+    return bool(wanted) and words(prediction)[: len(wanted)] == wanted
+
+
+def fuzzy_match(prediction: str, expected: str) -> float:
+    """Return the share of expected words found in order (longest common subsequence) among twice as many of the prediction."""
+    wanted = words(expected)
+    given = words(prediction)[: 2 * len(wanted)]
+    previous = [0] * (len(given) + 1)
+    for word in wanted:
+        row = [0]
+        for j, other in enumerate(given):
+            row.append(previous[j] + 1 if word == other else max(previous[j + 1], row[j]))
+        previous = row
+    return previous[-1] / len(wanted) if wanted else 0.0
+
+
+def match_score(exact: bool, fuzzy: float) -> float:
+    """Return 1 to 10: 10 for an exact match, 1 up to a third of the words, a straight line between."""
+    return 10.0 if exact else 1.0 + 9.0 * max(0.0, (fuzzy - UNRELATED_BELOW) / (1.0 - UNRELATED_BELOW))

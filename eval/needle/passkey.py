@@ -4,20 +4,21 @@ Built on token ids, so that lengths and depths are exact.
 """
 
 from collections.abc import Sequence
+from itertools import cycle, islice
 
 import numpy as np
 
 from eval.shell.text import TextCodec
 
 NAMES = (
-    "amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heath", "ivory", "jetty", "koala", "larch", "maple",
-    "north", "ocean", "pearl", "quilt", "river", "stone", "tulip", "umber", "viola", "wheat", "xenon", "yucca", "zebra",
-)  # fmt: skip
+    "amber birch cedar delta ember fjord grove heath ivory jetty koala larch maple "
+    "north ocean pearl quilt river stone tulip umber viola wheat xenon yucca zebra"
+).split()
 DIGITS = 4
 
 
 def key_line(name: str, value: str) -> str:
-    return f"\nThe pass key of {name} is {value}.\n"
+    return f"{query_line(name)} {value}.\n"
 
 
 def query_line(name: str) -> str:
@@ -52,19 +53,14 @@ def passkey(
         raise ValueError(f"length {length} is too short for {num_keys} key lines and a query: at least {length - room} tokens")
     filler = take(filler, room, rng)
     places = [round(room * depth / 100), *rng.integers(0, room + 1, num_keys - 1).tolist()]
-    body: list[int] = []
-    start = 0
+    body, start = [codec.bos_id], 0
     for place, index in sorted(zip(places, range(num_keys), strict=True)):
         body += [*filler[start:place], *lines[index]]
         start = place
-    body += filler[start:]
-    return [codec.bos_id, *body, *query], expected
+    return [*body, *filler[start:], *query], expected
 
 
 def take(filler: Sequence[int], count: int, rng: np.random.Generator) -> list[int]:
     """Take `count` ids from a random place of the filler, wrapping round."""
     start = int(rng.integers(0, len(filler)))
-    ids = list(filler[start : start + count])
-    while len(ids) < count:
-        ids += filler[: count - len(ids)]
-    return ids
+    return list(islice(cycle(filler), start, start + count))

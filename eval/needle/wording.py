@@ -4,10 +4,9 @@ import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from string import Formatter
+from typing import Any
 
-DEFAULT_WORDING = Path(__file__).with_name("prompts.toml")
-FACTS = Path(__file__).with_name("facts.toml")
-CHOICES = Path(__file__).with_name("choices.toml")
+DEFAULT_WORDING, FACTS, CHOICES = (Path(__file__).with_name(f"{name}.toml") for name in ("prompts", "facts", "choices"))
 
 
 @dataclass(frozen=True)
@@ -18,21 +17,19 @@ class Wording:
     question: str
     answer_marker: str
     answer_start: str
-    instruction: str
-    judge: str
+    instruction: str = ""
+    judge: str = ""
 
     def __post_init__(self) -> None:
         if not self.needle.startswith(self.answer_start) or self.needle == self.answer_start:
             raise ValueError("answer_start must be the beginning of needle, and leave something to say")
         try:
-            fields = [part[1:] for part in Formatter().parse(self.judge) if part[1] is not None]
+            found = [part[1:] for part in Formatter().parse(self.judge) if part[1] is not None]
         except ValueError as error:
-            raise ValueError(f"judge has a brace too few or too many ({error})") from None
-        for name, form, conversion in fields:
+            found = [(str(error), None, None)]
+        for name, form, conversion in found:
             if name not in ("question", "reference", "answer") or form or conversion:
-                raise ValueError(
-                    f"judge may hold {{question}}, {{reference}} and {{answer}} in braces, nothing else (not {name!r})"
-                )
+                raise ValueError(f"judge may hold {{question}}, {{reference}} and {{answer}} in braces, not {name!r}")
 
     @classmethod
     def read(cls, path: Path) -> "Wording":
@@ -59,8 +56,7 @@ class Wording:
     @property
     def query(self) -> str:
         """Text behind the document."""
-        parts = (self.instruction, self.question, self.answer_marker, self.answer_start)
-        return "\n\n" + " ".join(part for part in parts if part)
+        return "\n\n" + " ".join(filter(None, (self.instruction, self.question, self.answer_marker, self.answer_start)))
 
     def hidden(self, mode: str) -> str:
         """Return the text to hide, on a line of its own; in easy mode the very string that the query repeats."""
@@ -73,8 +69,7 @@ class Wording:
 def read_facts() -> list[Wording]:
     """Read the needles of `needle_recall`, in order."""
     texts = _toml(FACTS)
-    common = {"instruction": "", "answer_marker": texts["answer_marker"], "judge": ""}
-    return [Wording(**common, **fact) for fact in texts["fact"]]
+    return [Wording(answer_marker=texts["answer_marker"], **fact) for fact in texts["fact"]]
 
 
 @dataclass(frozen=True)
@@ -95,11 +90,10 @@ class Choices:
     def wording(self, holder: str, word: str) -> Wording:
         """Return the needle that gives a word to a holder."""
         start = self.answer_start.format(holder=holder)
-        question = self.question.format(holder=holder)
-        return Wording(f"{start} {word}.", question, self.answer_marker, start, instruction="", judge="")
+        return Wording(f"{start} {word}.", self.question.format(holder=holder), self.answer_marker, start)
 
 
-def _toml(path: Path) -> dict:
+def _toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or not TOML

@@ -1,18 +1,17 @@
 """RULER's single needles: examples, the task files that bring them into the harness, and its scores as rows."""
 
-import math
 import re
 import tempfile
-import uuid
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pandas as pd
 
-from eval.lm_eval.harness import results_of
+from eval.lm_eval.measure import results_of, value_of
 from eval.lm_eval.spec import Spec as HarnessSpec
 from eval.lm_eval.task_files import load_tasks, quiet, write_task
 from eval.needle.haystack import haystack_ids, haystack_texts
@@ -43,39 +42,39 @@ def score(doc, results):
 
 
 class Examples:
-    """Maker of examples, a function of tokeniser, text, task, length and number alone.
-
-    ValueError for lengths that the frame does not fit into.
-    """
+    """Maker of examples, a function of tokeniser, text, task, length and number alone."""
 
     def __init__(self, spec: Spec, codec: TextCodec, texts: Iterator[str]):
         self.spec, self.codec = spec, codec
-        longest = max(spec.lengths)
         words = (" ".join(text.split()) + " " for text in texts)  # collapsed before it is cut to a length, not after
-        self.hay = haystack_ids(codec, words, longest) if set(spec.tasks) & set(TASKS[1:]) else []
+        self.hay = haystack_ids(codec, words, max(spec.lengths)) if set(spec.tasks) & set(TASKS[1:]) else []
 
     def make(self, task: str, length: int, number: int) -> dict[str, Any]:
+        """Make one example. ValueError for a length that the frame does not fit into."""
         draw = np.random.default_rng([TASKS.index(task), length, number])
         kind = "uuid" if task == TASKS[2] else "number"
         key = f"{draw.choice(ADJECTIVES)}-{draw.choice(NOUNS)}"
-        values = [_value(kind, draw) for _ in range(CHOICES)]
+        values = [
+            str(UUID(bytes=draw.bytes(16), version=4) if kind == "uuid" else draw.integers(10**6, 10**7))
+            for _ in range(CHOICES)
+        ]
         needle = NEEDLE.format(kind=kind, key=key, value=values[0])
         depth = float(draw.choice(DEPTHS))
         answer = max(len(self.codec.encode(f" {value}")) for value in values) + 1
         room = length - 1 - (self.spec.max_new_tokens if self.spec.answers == "generate" else answer)
         size = room - len(self.codec.encode(FRAME.format(kind=kind, key=key, text=needle)))
+        place = self._repeated if task == TASKS[0] else self._hidden
         found: dict[int, tuple[int, str]] = {}
         while size > 0 and size not in found:
-            text = self._repeated(needle, size, depth) if task == TASKS[0] else self._hidden(needle, size, depth)
-            prompt = FRAME.format(kind=kind, key=key, text=text)
+            prompt = FRAME.format(kind=kind, key=key, text=place(needle, size, depth))
             found[size] = len(self.codec.encode(prompt)), prompt
             size += room - found[size][0]
         fitting = [each for each in found.values() if each[0] <= room]
         if not fitting:
             raise ValueError(f"{task} does not fit into {length} tokens of this tokeniser: ask for longer --lengths")
         order = draw.permutation(CHOICES)
-        choices = [f" {values[i]}" for i in order]
-        return {"input": max(fitting)[1], "outputs": values[:1], "choices": choices, "answer": int(order.argmin())}
+        choices = {"choices": [f" {values[i]}" for i in order], "answer": int(order.argmin())}
+        return {"input": max(fitting)[1], "outputs": values[:1], **choices}
 
     def _repeated(self, needle: str, size: int, depth: float) -> str:
         lines = [REPEATED] * (size // len(self.codec.encode(f"{REPEATED}\n")))
@@ -88,12 +87,6 @@ class Examples:
         ends = [0, *(found.end() for found in re.finditer(r"[.!?] ", text)), len(text)]
         at = ends[round(depth * (len(ends) - 1))]
         return " ".join(filter(None, (text[:at].strip(), needle, text[at:].strip())))
-
-
-def _value(kind: str, draw: np.random.Generator) -> str:
-    if kind == "uuid":
-        return str(uuid.UUID(bytes=draw.bytes(16), version=4))
-    return str(draw.integers(10**6, 10**7))
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
@@ -115,20 +108,10 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
             write_task(folder, name, made, "test", _form(spec))
         results = results_of(load_tasks(tuple(names), folder), loaded, harness, context, progress)
     metric = "score" if spec.answers == "generate" else "acc"
-    rows = []
-    for name, (task, length) in names.items():
-        found = results["results"][name]
-        error = found.get(f"{metric}_stderr,none")
-        rows.append(
-            {
-                "task": task,
-                "length": length,
-                "value": 100.0 * float(found[f"{metric},none"]),
-                "stderr": 100.0 * float(error) if isinstance(error, int | float) else math.nan,
-                "num_examples": spec.samples,
-            }
-        )
-    return pd.DataFrame(rows)
+    values = {place: value_of(results["results"][name], metric, 100.0) for name, place in names.items()}
+    return pd.DataFrame(
+        {"task": task, "length": length, **value, "num_examples": spec.samples} for (task, length), value in values.items()
+    )
 
 
 def _form(spec: Spec) -> list[str]:

@@ -87,17 +87,17 @@ def judge(server: Server, tmp_path: Path, **changes: object) -> Judge:
 
 def test_request_score_and_cache(server, tmp_path):
     server.script = [reply("Close enough. [[7]]")]
-    verdict = judge(server, tmp_path).score("How good?")
-    assert (verdict.score, verdict.reply) == (7, "Close enough. [[7]]")
+    assert judge(server, tmp_path).score("How good?") == 7
     (request,) = server.requests
     assert request["path"] == "/v1/chat/completions"
     assert request["model"] == "judge-1"
     assert request["temperature"] == 0
     assert request["messages"] == [{"role": "user", "content": "How good?"}]
     assert server.keys == ["Bearer secret"]
-    assert judge(server, tmp_path).score("How good?") == verdict  # a new process: from disk
+    assert judge(server, tmp_path).score("How good?") == 7  # a new process: from disk
     assert len(server.requests) == 1
-    assert "secret" not in "".join(file.read_text() for file in (tmp_path / "cache").iterdir())
+    (kept,) = (file.read_text() for file in (tmp_path / "cache").iterdir())
+    assert "Close enough. [[7]]" in kept and "secret" not in kept
     judge(server, tmp_path).score("How bad?")
     assert len(server.requests) == 2
 
@@ -105,7 +105,7 @@ def test_request_score_and_cache(server, tmp_path):
 @pytest.mark.parametrize("trouble", [fail(429), fail(500), fail(503), hang], ids=["429", "500", "503", "time-out"])
 def test_passing_trouble_is_waited_out(trouble, server, tmp_path):
     server.script = [trouble, trouble, reply("[[4]]")]
-    assert judge(server, tmp_path).score("x").score == 4
+    assert judge(server, tmp_path).score("x") == 4
     assert len(server.requests) == 3
 
 
@@ -115,8 +115,7 @@ def test_lasting_trouble_is_an_error_and_keeps_what_was_paid_for(server, tmp_pat
         judge(server, tmp_path, retries=2).score_all(["a", "b", "c"])
     server.script = [reply("[[2]]")]
     server.requests.clear()
-    verdicts = judge(server, tmp_path).score_all(["a", "b", "c", "b"])
-    assert [verdict.score for verdict in verdicts] == [9, 2, 2, 2]
+    assert judge(server, tmp_path).score_all(["a", "b", "c", "b"]) == [9, 2, 2, 2]
     assert len(server.requests) == 2  # a was judged before, b is asked once
 
 
@@ -129,7 +128,7 @@ def test_refusal_is_not_retried(server, tmp_path):
 
 def test_replies_without_a_score_are_asked_again_then_an_error(server, tmp_path):
     server.script = [reply("I think it is good."), reply("[[11]]"), reply("Rating: [[ 8 ]]")]
-    assert judge(server, tmp_path).score("x").score == 8
+    assert judge(server, tmp_path).score("x") == 8
     server.script = [reply("no number")]
     server.requests.clear()
     with pytest.raises(ValueError, match=r"no score from \[\[1\]\] to \[\[10\]\] in 3 replies.*no number"):
@@ -139,7 +138,7 @@ def test_replies_without_a_score_are_asked_again_then_an_error(server, tmp_path)
     with pytest.raises(ValueError, match=r"judge-1.*not a chat completion"):
         judge(server, tmp_path, reasks=1).score("z")
     server.script = [garbage, reply("[[6]]")]
-    assert judge(server, tmp_path).score("z").score == 6
+    assert judge(server, tmp_path).score("z") == 6
 
 
 def test_nobody_there(tmp_path):
@@ -155,7 +154,7 @@ def test_damaged_cache_entries_are_asked_for_again(server, tmp_path):
     judge(server, tmp_path).score("x")
     (entry,) = (tmp_path / "cache").iterdir()
     entry.write_text(entry.read_text()[:20])
-    assert judge(server, tmp_path).score("x").score == 5
+    assert judge(server, tmp_path).score("x") == 5
     assert len(server.requests) == 2
 
 
@@ -171,6 +170,6 @@ def test_an_answer_is_kept_for_one_judge_and_one_question(server, tmp_path):
     server.script = [reply("[[5]]"), reply("[[6]]"), reply("[[7]]")]
     settings = JudgeSettings(url=server.url, key="k", cache=tmp_path / "cache")
     asked = (("one", "x"), ("two", "x"), ("one", "y"))
-    assert [Judge(model, settings).score(prompt).score for model, prompt in asked] == [5, 6, 7]
-    assert [Judge(model, settings).score(prompt).score for model, prompt in asked] == [5, 6, 7]
+    assert [Judge(model, settings).score(prompt) for model, prompt in asked] == [5, 6, 7]
+    assert [Judge(model, settings).score(prompt) for model, prompt in asked] == [5, 6, 7]
     assert len(server.requests) == 3

@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from eval.lm_eval import measure, task_files
-from eval.lm_eval.harness import HarnessModel
+from eval.lm_eval.measure import HarnessModel
 from eval.lm_eval.spec import TASKS, Spec
 from eval.longbench.spec import TASKS as LONGBENCH_TASKS
 from eval.shell.context import Context

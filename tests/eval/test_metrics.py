@@ -19,8 +19,7 @@ from eval.lm_eval.spec import Spec as HarnessSpec
 from eval.longbench.measure import score as longbench_score
 from eval.longbench.measure import tasks
 from eval.needle.cells import Cell
-from eval.needle.match import exact_match, fuzzy_match, match_score
-from eval.needle.measure import _judged, _row
+from eval.needle.measure import _judged, _row, exact_match, fuzzy_match, match_score
 from eval.needle.wording import DEFAULT_WORDING, Wording
 from eval.per_token_loss import measure as per_token_loss
 from eval.per_token_loss.spec import Spec as LossSpec
@@ -68,9 +67,7 @@ def test_scores_of_pass_keys_go_by_place(prediction, exact, fuzzy, score):
 
 def test_a_judges_scores_take_the_place_of_the_match():
     rows = [{"prediction": text, "score": 5.5, "scored_by": "match"} for text in ("a", " \n", "b")]
-    judge = SimpleNamespace(
-        model="j", score_all=lambda prompts: [SimpleNamespace(score=3 + 4 * n) for n in range(len(prompts))]
-    )
+    judge = SimpleNamespace(model="j", score_all=lambda prompts: [3 + 4 * n for n in range(len(prompts))])
     _judged(rows, judge, Wording.read(DEFAULT_WORDING))
     assert [(row["score"], row["scored_by"]) for row in rows] == [(3.0, "j"), (1.0, "j"), (7.0, "j")]
 

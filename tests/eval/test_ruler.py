@@ -60,7 +60,7 @@ def test_examples_hide_one_value_in_as_many_tokens_as_asked_for(corpus, codec, t
 
 def test_a_model_that_copies_scores_all_and_one_that_guesses_a_quarter(corpus, codec, in_memory, bind, context, monkeypatch):
     """The harness asks for log-likelihoods and texts: here they are given by looking the value up."""
-    from eval.lm_eval.harness import HarnessModel
+    from eval.lm_eval.measure import HarnessModel
 
     def value_in(text):
         return re.search(r"is: ([0-9a-f-]+)\.", text).group(1)
