@@ -20,7 +20,6 @@ from data.tokenizer import BOS, Tokenizer, train_bpe
 BPE_CHARS = 256 << 20
 ROWS_PER_WRITE = 256
 _BATCH_CHARS = 8 << 20
-_CHUNK = (256, 2048)
 
 Item = TypeVar("Item")
 
@@ -36,10 +35,16 @@ def build_packed(plan: CorpusPlan, texts: Callable[[], Iterator[tuple[bool, str]
             if text.strip():
                 yield heldout if plan.heldout is not None else _is_held_out(text, plan.heldout_fraction), text
 
-    tokenizer = tokenizer_of(plan, _first_chars((text for heldout, text in split() if not heldout), BPE_CHARS), report)
+    def first_chars(limit: int = BPE_CHARS) -> Iterator[str]:
+        texts = (text for heldout, text in split() if not heldout)
+        while limit > 0 and (text := next(texts, None)) is not None:
+            yield text
+            limit -= len(text)
+
+    tokenizer = tokenizer_of(plan, first_chars(), report)
     train, heldout = (_Rows(folder / f"{name}.zarr", plan.spec.document_len, tokenizer) for name in ("train", "heldout"))
-    with Prefetcher(lambda batch: batch, batches_of(split(), lambda item: len(item[1])), depth=1) as batches:
-        for number, (batch, _) in enumerate(batches):
+    with Prefetcher(batches_of(split(), lambda item: len(item[1])), depth=1) as batches:
+        for number, batch in enumerate(batches):
             for (is_held_out, _), ids in zip(batch, tokenizer.encode_batch([text for _, text in batch]), strict=True):
                 (heldout if is_held_out else train).add(ids)
             if number % 8 == 0:
@@ -61,6 +66,11 @@ def build_packed(plan: CorpusPlan, texts: Callable[[], Iterator[tuple[bool, str]
         heldout_rows=heldout.count,
         dropped_tokens=train.left + heldout.left,
     )
+    finish(plan, tokenizer, counts, folder, report)
+
+
+def finish(plan: CorpusPlan, tokenizer: Tokenizer, counts: Counts, folder: Path, report: Progress) -> None:
+    """Write what every corpus has beside its arrays."""
     tokenizer.save(folder / "tokenizer")
     write_about(folder, plan.spec, counts)
     report(counts.summary)
@@ -82,19 +92,13 @@ def _is_held_out(text: str, fraction: float) -> bool:
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
 
 
-def _first_chars(texts: Iterator[str], limit: int) -> Iterator[str]:
-    while limit > 0 and (text := next(texts, None)) is not None:
-        yield text
-        limit -= len(text)
-
-
 class _Rows:
     """One split, written as rows fill up; at most `ROWS_PER_WRITE` rows are held."""
 
     def __init__(self, path: Path, document_len: int, tokenizer: Tokenizer) -> None:
-        self._array = create_array(path, 0, document_len, tokenizer.kind)
+        self._array, self._length = create_array(path, 0, document_len, tokenizer.kind), document_len
         self._bos = np.array([tokenizer.bos_id], np.uint16)
-        self._parts: list[np.ndarray] = []
+        self._parts = [self._bos[:0]]
         self.documents = self.tokens = self.count = self.left = 0
 
     def add(self, ids: np.ndarray) -> None:
@@ -102,18 +106,16 @@ class _Rows:
         self.tokens += 1 + len(ids)
         self.left += 1 + len(ids)
         self._parts += [self._bos, ids]
-        if self.left >= ROWS_PER_WRITE * self._array.shape[1]:
+        if self.left >= ROWS_PER_WRITE * self._length:
             self.flush()
 
     def flush(self) -> None:
         """Write the whole rows that there are."""
-        length = int(self._array.shape[1])
-        held = np.concatenate([np.empty(0, np.uint16), *self._parts])
-        whole = len(held) // length
-        if whole:
-            self._array.append(held[: whole * length].reshape(whole, length))
-        self._parts, self.left = [held[whole * length :]], len(held) - whole * length
-        self.count += whole
+        whole, rest = np.split(np.concatenate(self._parts), [self.left // self._length * self._length])
+        if len(whole):
+            self._array.append(whole.reshape(-1, self._length))
+        self._parts, self.left = [rest], len(rest)
+        self.count += len(whole) // self._length
 
 
 def batches_of(texts: Iterable[Item], num_chars: Callable[[Item], int]) -> Iterator[list[Item]]:
@@ -126,8 +128,7 @@ def batches_of(texts: Iterable[Item], num_chars: Callable[[Item], int]) -> Itera
         if size >= _BATCH_CHARS:
             yield batch
             batch, size = [], 0
-    if batch:
-        yield batch
+    yield from [batch] if batch else []
 
 
 def create_array(path: Path, rows: int, document_len: int, encoder: str) -> Any:
@@ -135,12 +136,10 @@ def create_array(path: Path, rows: int, document_len: int, encoder: str) -> Any:
     import numcodecs
     import zarr
 
-    shape = (rows, document_len)
-    chunks = tuple(map(min, _CHUNK, (rows or _CHUNK[0], document_len)))
     return zarr.create_array(
         store=path,
-        shape=shape,
-        chunks=chunks,
+        shape=(rows, document_len),
+        chunks=(min(256, rows or 256), min(2048, document_len)),
         dtype="uint16",
         compressors=numcodecs.Blosc(cname="lz4", clevel=5, shuffle=numcodecs.Blosc.SHUFFLE),
         fill_value=0,

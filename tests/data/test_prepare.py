@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import data.corpus
 import data.pack
-import data.packages
 import data.prepare
+import data.source
 from data.corpus import Corpus
 from data.plan import CorpusPlan, resolve
 from data.prepare import interleave, prepare
@@ -493,7 +493,7 @@ def test_packages_at_tiny(tmp_path: Path) -> None:
 
 
 def test_other_packages_are_said_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data.packages, "FOLDERS", ("series", "sets"))
+    monkeypatch.setattr(data.source, "FOLDERS", ("series", "sets"))
     plan = resolve("packages", tokenizer="bytes", cache_dir=tmp_path, document_len=512)
     assert plan.notice is not None
     for _ in range(2):

@@ -14,12 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import data.packages
+import data.source
 import data.text_files
-from data.file_digests import FileDigests
-from data.packages import CONTENT, PACKAGE, VERSION, PackagesSource
-from data.source import HubSource, parse_source
-from data.text_files import TextSource, read_documents
+from data.source import CONTENT, PACKAGE, VERSION, HubSource, PackagesSource, parse_source
+from data.text_files import FileDigests, TextSource, read_documents
 from results.sealed import read_sealed, write_sealed
 
 TEXTS = ["first\nline", 'second "é" 🦊', "third"]
@@ -248,7 +246,7 @@ def test_packages_are_the_text_that_is_named_in_the_code() -> None:
 
 
 def test_another_text_in_packages_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(data.packages, "FOLDERS", ("core", "sets"))
+    monkeypatch.setattr(data.source, "FOLDERS", ("core", "sets"))
     files = {"core/b.py": "b" * 70_000, "core/a.py": "a", "core/c.py": "c", "sets/x.py": "x"}
     for name, content in (files | {"core/tests/t.py": "t", "core/facts_generated.py": "g"}).items():
         path = tmp_path / name
@@ -260,7 +258,7 @@ def test_another_text_in_packages_is_said(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert source.notice is not None
     assert re.search(rf"found sympy 9\.9 \(text .{{8}}\), expected {VERSION} \(text {CONTENT[:8]}\)", source.notice)
     assert f"pip install sympy=={VERSION}" in source.notice
-    monkeypatch.setattr(data.packages, "PACKAGE", "no_such_package")
+    monkeypatch.setattr(data.source, "PACKAGE", "no_such_package")
     with pytest.raises(ValueError, match=r"no_such_package is not installed.*text:PATH"):
         parse_source("packages")
 
