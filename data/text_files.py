@@ -128,7 +128,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
         file: Any = pa.input_stream(str(path), compression="zstd")
     else:
-        file = {".xz": lzma.open, ".gz": gzip.open, "": open}[compression](path, "rb")
+        file = {".xz": lzma.open, ".gz": gzip.open, "": open}[compression](path, "rb")  # type: ignore[operator]
     with file:
         while block := file.read(_BLOCK_BYTES):
             yield block
