@@ -11,7 +11,7 @@ that an entry was made from by `replace`: where one is missing, planning stops a
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from analysis.names import SEVEN
 
@@ -75,78 +75,34 @@ class Scale:
 
 
 def _paper(name: str, about: str, hidden_size: int, num_layers: int, transformer_head_dim: int, train_tokens: int,
-           peak_lr: float, micro_batch_tokens: int) -> Scale:  # fmt: skip
+           peak_lr: float, micro_batch_tokens: int, **more: Any) -> Scale:  # fmt: skip
+    values: dict[str, Any] = dict(
+        fox_head_dim=64, seq_len=16384, document_len=65536, batch_tokens=2**19, warmup_tokens=256 * 2**20, default_data=None,
+        default_tokenizer="gpt2-json", heldout_documents=32768, compile=True,
+    )  # fmt: skip
     return Scale(
-        name=name,
-        about=about,
-        hidden_size=hidden_size,
-        num_layers=num_layers,
-        fox_head_dim=64,
-        transformer_head_dim=transformer_head_dim,
-        seq_len=16384,
-        document_len=65536,
-        batch_tokens=2**19,
-        train_tokens=train_tokens,
-        warmup_tokens=256 * 2**20,
-        peak_lr=peak_lr,
-        default_data=None,
-        default_tokenizer="gpt2-json",
-        heldout_documents=32768,
-        micro_batch_tokens=micro_batch_tokens,
-        compile=True,
-    )
+        name=name, about=about, hidden_size=hidden_size, num_layers=num_layers, transformer_head_dim=transformer_head_dim,
+        train_tokens=train_tokens, peak_lr=peak_lr, micro_batch_tokens=micro_batch_tokens, **{**values, **more},
+    )  # fmt: skip
 
 
 TABLE_5_LR = {
-    "fox_pro": 2e-3,
-    "transformer_pro": 1e-3,
-    "fox_llama": 1e-3,
-    "transformer_llama": 5e-4,
-    "mamba2": 2e-3,
-    "hgrn2": 2e-3,
+    "fox_pro": 2e-3, "transformer_pro": 1e-3, "fox_llama": 1e-3, "transformer_llama": 5e-4, "mamba2": 2e-3, "hgrn2": 2e-3,
     "delta_net": 1e-3,
-    "samba": 1e-3,  # from here on not in the table: the rates of the like blocks
-    "transformer_swa": 5e-4,
-    "stick_breaking": 5e-4,
-    "stick_breaking_pro": 1e-3,
-    "alibi": 1e-3,
-    "alibi_pro": 2e-3,
-    "gated_delta_net": 1e-3,
-    "kimi_delta_attention": 1e-3,
-}
+    # not in the table: the rates of the like blocks
+    "samba": 1e-3, "transformer_swa": 5e-4, "stick_breaking": 5e-4, "stick_breaking_pro": 1e-3, "alibi": 1e-3,
+    "alibi_pro": 2e-3, "gated_delta_net": 1e-3, "kimi_delta_attention": 1e-3,
+}  # fmt: skip
 
 TINY = Scale(
-    name="tiny",
-    about="minutes on two CPU cores; sources of pinned packages as text",
-    hidden_size=128,
-    num_layers=2,
-    fox_head_dim=32,
-    transformer_head_dim=64,
-    seq_len=256,
-    document_len=1024,
-    batch_tokens=1024,
-    train_tokens=1024 * 1000,
-    warmup_tokens=1024 * 100,
-    peak_lr=4e-3,
-    default_data="packages",
-    default_tokenizer="bpe-512",
-    heldout_documents=192,
-    precision="fp32",
-    heldout_fraction=0.12,
-    mlp_widths={"pro": 300, "llama": 344, "mamba": 258},
-    needle=NeedleGrid(
-        (304, 416, 528, 640, 752),
-        (0.0, 25.0, 50.0, 75.0, 100.0),
-        136,
-        24,
-        recall_lengths=(240, 256, 384, 512, 768),
-        recall_reserve=80,
-        choice_samples=2,
-    ),
-    stand_ins=True,
-    prompt_tokens=242,
-    window_size=32,
-)
+    name="tiny", about="minutes on two CPU cores; sources of pinned packages as text",
+    default_data="packages", default_tokenizer="bpe-512", heldout_documents=192, heldout_fraction=0.12,
+    hidden_size=128, num_layers=2, fox_head_dim=32, transformer_head_dim=64, window_size=32,
+    mlp_widths={"pro": 300, "llama": 344, "mamba": 258}, seq_len=256, document_len=1024, batch_tokens=1024,
+    train_tokens=1024 * 1000, warmup_tokens=1024 * 100, peak_lr=4e-3, precision="fp32", stand_ins=True, prompt_tokens=242,
+    needle=NeedleGrid((304, 416, 528, 640, 752), (0.0, 25.0, 50.0, 75.0, 100.0), 136, 24, choice_samples=2,
+                      recall_lengths=(240, 256, 384, 512, 768), recall_reserve=80),
+)  # fmt: skip
 TINY_SHORT = replace(
     TINY, name="tiny-short", about="tiny with a quarter of the tokens, for ablations", train_tokens=1024 * 256,
     warmup_tokens=1024 * 32, heldout_documents=96,
@@ -158,31 +114,14 @@ TINY_NARROW = replace(TINY_SHORT, name="tiny-narrow", about="tiny-short with hal
                       mlp_widths={"pro": 150, "llama": 172, "mamba": 129})  # fmt: skip
 
 MINI = Scale(
-    name="mini",
-    about="minutes on one GPU; bring a few hundred MB of long texts",
-    hidden_size=512,
-    num_layers=12,
-    fox_head_dim=64,
-    transformer_head_dim=64,
-    seq_len=4096,
-    document_len=16384,
-    batch_tokens=2**17,
-    train_tokens=2**17 * 1280,
-    warmup_tokens=2**17 * 80,
-    peak_lr=2e-3,
-    default_data=None,
-    default_tokenizer="bpe-16384",
-    heldout_documents=128,
-    micro_batch_tokens=2**16,
-    compile=True,
-    needle=NeedleGrid(
-        (512, 1024, 2048, 3072, 4096, 6144, 8192), (0.0, 20.0, 40.0, 60.0, 80.0, 100.0), 200, 32, choice_samples=64
-    ),
-    stand_ins=True,
-    prompt_tokens=3840,
-    peak_lrs={"mamba2": 4e-3, "delta_net": 4e-3},
-    window_size=512,
-)
+    name="mini", about="minutes on one GPU; bring a few hundred MB of long texts",
+    default_data=None, default_tokenizer="bpe-16384", heldout_documents=128,
+    hidden_size=512, num_layers=12, fox_head_dim=64, transformer_head_dim=64, window_size=512,
+    seq_len=4096, document_len=16384, batch_tokens=2**17, train_tokens=2**17 * 1280, warmup_tokens=2**17 * 80, peak_lr=2e-3,
+    peak_lrs={"mamba2": 4e-3, "delta_net": 4e-3}, micro_batch_tokens=2**16, compile=True, stand_ins=True, prompt_tokens=3840,
+    needle=NeedleGrid((512, 1024, 2048, 3072, 4096, 6144, 8192), (0.0, 20.0, 40.0, 60.0, 80.0, 100.0), 200, 32,
+                      choice_samples=64),
+)  # fmt: skip
 MINI_SHORT = replace(
     MINI, name="mini-short", about="mini with half the tokens, for ablations", train_tokens=2**17 * 640,
     warmup_tokens=2**17 * 40,
@@ -195,11 +134,10 @@ MINI_NARROW = replace(MINI, name="mini-narrow", about="mini with half the width,
                       linear_head_dim=64)  # fmt: skip
 
 # The closest to the paper's setting that one GPU reaches in a quarter of an hour.
-BOOKS_125M = replace(
-    _paper("125m-0.2b", "the paper's 125M blocks, batch, contexts; few tokens", 768, 12, 64, 2**19 * 400, 2e-3, 2**16),
+BOOKS_125M = _paper(
+    "125m-0.2b", "the paper's 125M blocks, batch, contexts; few tokens", 768, 12, 64, 2**19 * 400, 2e-3, 2**16,
     warmup_tokens=2**19 * 40, default_tokenizer="bpe-16384", heldout_documents=64, stand_ins=True,
-    needle=NeedleGrid(depths=(0.0, 20.0, 40.0, 60.0, 80.0, 100.0), max_new_tokens=32, recall_samples=4,
-                      choice_samples=16),
+    needle=NeedleGrid(depths=(0.0, 20.0, 40.0, 60.0, 80.0, 100.0), max_new_tokens=32, recall_samples=4, choice_samples=16),
 )  # fmt: skip
 
 # Table 7: SlimPajama's documents, most of which are short, packed to rows of the training length. The paper leaves tokeniser,
@@ -209,8 +147,8 @@ TINY_PACKED = replace(TINY_NARROW, name="tiny-packed", about="tiny-narrow on pac
                       short_documents=True)  # fmt: skip
 MINI_PACKED = replace(MINI_NARROW, name="mini-packed", about="mini-narrow on packed short documents, for Table 7", seq_len=2048,
                       document_len=2048, heldout_documents=512, short_documents=True)  # fmt: skip
-SLIMPAJAMA = replace(
-    _paper("340m-slimpajama", "the paper's short-context setting (Table 7)", 1024, 24, 64, 15 * Gi, 2e-3, 2**15),
+SLIMPAJAMA = _paper(
+    "340m-slimpajama", "the paper's short-context setting (Table 7)", 1024, 24, 64, 15 * Gi, 2e-3, 2**15,
     seq_len=2048, document_len=2048, heldout_documents=8192, heldout_fraction=0.002, default_tokenizer="bpe-32000",
     default_data="hf:cerebras/SlimPajama-627B", short_documents=True,
 )  # fmt: skip
@@ -218,41 +156,18 @@ SLIMPAJAMA = replace(
 SCALES = {
     scale.name: scale
     for scale in (
-        TINY,
-        TINY_SHORT,
-        TINY_NARROW,
-        TINY_PACKED,
-        TINY_EXTRAPOLATION,
-        MINI,
-        MINI_SHORT,
-        MINI_NARROW,
-        MINI_PACKED,
-        MINI_EXTRAPOLATION,
+        TINY, TINY_SHORT, TINY_NARROW, TINY_PACKED, TINY_EXTRAPOLATION,
+        MINI, MINI_SHORT, MINI_NARROW, MINI_PACKED, MINI_EXTRAPOLATION,
         BOOKS_125M,
         _paper("125m-2.7b", "the paper's 125M setting", 768, 12, 64, 5 * Gi // 2, 2e-3, 32768),
         _paper("360m-7.5b", "the paper's 360M setting (Table 3)", 1024, 24, 64, 7 * Gi, 2e-3, 16384),
-        replace(
-            _paper(
-                "360m-extrapolation",
-                "about the stick-breaking paper's: 350M, 15B tokens",
-                1024,
-                24,
-                64,
-                14 * Gi,
-                2e-3,
-                16384,
-            ),
-            seq_len=2048,
-            document_len=32768,
-        ),
+        _paper("360m-extrapolation", "about the stick-breaking paper's: 350M, 15B tokens", 1024, 24, 64, 14 * Gi, 2e-3, 16384,
+               seq_len=2048, document_len=32768),
         SLIMPAJAMA,
         _paper("760m-16b", "the paper's 760M setting, short", 1536, 24, 128, 15 * Gi, 1e-3, 16384),
-        replace(
-            _paper("760m-48b", "the paper's main setting", 1536, 24, 128, 45 * Gi, 1e-3, 16384),
-            peak_lrs=TABLE_5_LR,
-        ),
+        _paper("760m-48b", "the paper's main setting", 1536, 24, 128, 45 * Gi, 1e-3, 16384, peak_lrs=TABLE_5_LR),
     )
-}
+}  # fmt: skip
 
 
 def get_scale(name: str) -> Scale:

@@ -71,7 +71,7 @@ SCALE = Example(
     edits=(
         (
             "experiments/scales.py",
-            "        MINI,\n",
+            "        MINI, MINI_SHORT, ",
             """\
         replace(
             TINY, name="made-up", about="a few seconds", hidden_size=64, seq_len=64, document_len=256, batch_tokens=128,

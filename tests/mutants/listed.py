@@ -290,7 +290,7 @@ FAULTS = {
     ],
     "test_plan test_count": [
         ("_attention", "not (fox or stick)", "True"),
-        ("_mamba2", "2 * scale.num_layers", "scale.num_layers"),
+        ("_OWN", "2 * scale.num_layers", "scale.num_layers"),
     ],
     "test_collect": [
         ("_keep", "difference <= ROUNDING", "True"),
