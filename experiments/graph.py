@@ -10,16 +10,16 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.study import Line
 from data.plan import CorpusPlan
 from eval.kinds import eval_id
 from eval.shell.spec import EvalSpec
-from experiments.collect import DrawSpec, LineSpec, is_collected
-from experiments.plan import Plan, Run, spec_file, with_execution
+from experiments.collect import DrawSpec, is_collected
+from experiments.plan import Plan, Run
 from experiments.request import Corpora
+from experiments.scales import get_scale
 from results.atomic import write_atomic
 from training.command_line import arguments_of
-from training.spec import micro_batch_size
+from training.spec import fitted, micro_batch_size
 
 
 @dataclass(frozen=True)
@@ -71,32 +71,25 @@ def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 
 
     `promised`: files that tasks under way will make. `processes` that will train each run.
     """
-    found: list[Task] = []
-    for corpus in plan.corpora:
-        if isinstance(corpus, CorpusPlan) and not corpus.ready:
-            found.append(prepare_task(plan, corpus))
+    found = [_prepare_task(plan, each) for each in plan.corpora if isinstance(each, CorpusPlan) and not each.ready]
     for run in plan.runs.values():
         missing = [spec for spec in run.missing_evals if run.eval_file(spec) not in promised]
         if run.trains and not run.folder.finished:
             found.append(train_task(plan, run, processes))
         for timing in (False, True):
-            specs = tuple(spec for spec in missing if (spec.NEEDS == "spec") == timing)
-            if specs:
-                found.append(eval_task(plan, run, specs, timing))
-    for stem in plan.artefacts:
-        if not is_collected(draw_spec(plan, stem)):
-            found.append(draw_task(plan, stem))
-    return found
+            specs = [spec for spec in missing if (spec.NEEDS == "spec") == timing]
+            found += [_eval_task(plan, run, specs, timing)] if specs else []
+    return found + [_draw_task(plan, stem) for stem in plan.artefacts if not is_collected(draw_spec(plan, stem))]
 
 
-def prepare_task(plan: Plan, corpus: CorpusPlan) -> Task:
+def _prepare_task(plan: Plan, corpus: CorpusPlan) -> Task:
     request = plan.request
     args = ("prepare", *plan.artefacts, "--corpora-only", "--scale", request.scale, *arguments_of(request, Corpora))
     key = f"prepare:{corpus.folder.name}"
     return Task(key, "experiments", args, (), (corpus.folder / "corpus.json",), plans_dir(plan))
 
 
-def _prepared(plan: Plan, run: Run) -> tuple[str, ...]:
+def _prepared(run: Run) -> tuple[str, ...]:
     return () if run.corpus.ready else (f"prepare:{run.corpus.folder.name}",)
 
 
@@ -106,49 +99,45 @@ def _corpus_args(run: Run, flag: str) -> tuple[str, ...]:
 
 
 def train_task(plan: Plan, run: Run, processes: int = 1) -> Task:
-    """ValueError for micro-batches that do not divide a step."""
-    execution = with_execution(plan, run, processes)
+    """Train `run` as asked for, and where nothing is said as its scale has it. ValueError for micro-batches that do not divide
+    a step."""
+    request, scale = plan.request, get_scale(run.spec.scale)
+    execution = fitted(
+        request.on(request.device).execution, run.spec.model, run.spec.train, request.device,
+        micro_batch_tokens=scale.micro_batch_tokens, compile=scale.compile, processes=processes,
+    )  # fmt: skip
     micro_batch_size(run.spec.train, processes, execution.micro_batch_tokens)
-    args = [str(run.folder.path), "--quiet", *arguments_of(execution), *_corpus_args(run, "--corpus-dir")]
-    args += ["--tokenizer", plan.request.tokenizer] if plan.request.tokenizer is not None else []
-    key = f"train:{run.spec.folder_name}"
-    return Task(
-        key, "training", tuple(args), _prepared(plan, run), (run.folder.export / "manifest.json",), run.folder.path, run
-    )
+    tokenizer = () if request.tokenizer is None else ("--tokenizer", request.tokenizer)
+    args = (str(run.folder.path), "--quiet", *arguments_of(execution), *_corpus_args(run, "--corpus-dir"), *tokenizer)
+    makes = (run.folder.export / "manifest.json",)
+    return Task(f"train:{run.spec.folder_name}", "training", args, _prepared(run), makes, run.folder.path, run)
 
 
-def eval_task(plan: Plan, run: Run, specs: tuple[EvalSpec, ...], timing: bool) -> Task:
+def _eval_task(plan: Plan, run: Run, specs: list[EvalSpec], timing: bool) -> Task:
     """Evaluate `run` by `specs` in one process."""
-    files = [str(spec_file(run, spec)) for spec in specs]
-    device = plan.request.device
-    where = (*_corpus_args(run, "--corpus"), "--device", device, *arguments_of(plan.request.sources))
-    args = (str(run.folder.path), "--spec", *files, *where)
-    makes = tuple(run.eval_file(spec) for spec in specs)
-    train = () if timing or run.folder.finished else (f"train:{run.spec.folder_name}",)
-    ids = _digest(sorted(eval_id(spec) for spec in specs))
-    key = f"{'time' if timing else 'evaluate'}:{run.spec.folder_name}:{ids}"
-    needs = _prepared(plan, run) + train
+    name, device = run.spec.folder_name, plan.request.device
+    args = (str(run.folder.path), "--spec", *(str(run.spec_file(spec)) for spec in specs), *_corpus_args(run, "--corpus"),
+            "--device", device, *arguments_of(plan.request.sources))  # fmt: skip
+    needs = _prepared(run) + (() if timing or run.folder.finished else (f"train:{name}",))
+    key = f"{'time' if timing else 'evaluate'}:{name}:{_digest(*sorted(map(eval_id, specs)))}"
+    makes = tuple(map(run.eval_file, specs))
     return Task(key, "eval.job", args, needs, makes, run.folder.path, run, alone=timing and device == "cpu")
 
 
-def draw_task(plan: Plan, stem: str) -> Task:
+def _draw_task(plan: Plan, stem: str) -> Task:
     """Collect and draw one artefact, as its file says (write_draw_specs makes it), from the rows that there are by then."""
     file = draw_file(plan, stem)
     return Task(f"draw:{stem}:{file.stem.rsplit('-', 1)[1]}", "experiments", ("draw", str(file)), (), (), plans_dir(plan))
 
 
 def draw_file(plan: Plan, stem: str) -> Path:
-    return plans_dir(plan) / f"{stem}-{_digest([draw_spec(plan, stem).to_json()])}.json"
+    return plans_dir(plan) / f"{stem}-{_digest(draw_spec(plan, stem).to_json())}.json"
 
 
 def draw_spec(plan: Plan, stem: str) -> DrawSpec:
-    """Return what `draw` is told of an artefact: its lines, with their run folders and evaluations."""
-    lines = []
-    for wanted in plan.lines[stem]:
-        recipe, run = wanted.recipe, plan.runs[wanted.run_id]
-        line = Line(recipe.label, recipe.axes, recipe.name, recipe.seed, recipe.scale, wanted.run_id)
-        lines.append(LineSpec(line, run.folder.path, tuple(eval_id(spec) for spec in wanted.evals)))
-    return DrawSpec(stem, plan.scale.name, plan.request.results_dir, tuple(lines), plan.request.draw_these_trainings)
+    """Return what `draw` is told of an artefact."""
+    request = plan.request
+    return DrawSpec(stem, plan.scale.name, request.results_dir, plan.lines[stem], request.draw_these_trainings)
 
 
 def write_draw_specs(plan: Plan) -> None:
@@ -156,5 +145,5 @@ def write_draw_specs(plan: Plan) -> None:
         write_atomic(draw_file(plan, stem), draw_spec(plan, stem).to_json())
 
 
-def _digest(names: list[str]) -> str:
-    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:8]

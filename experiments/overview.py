@@ -130,10 +130,11 @@ def _state(run: Run) -> str:
 
 def _wanted_by(plan: Plan, run: Run) -> str:
     """The first line that draws a run, under the label it has there, and how many more do."""
-    lines = [(stem, line.recipe) for stem, lines in plan.lines.items() for line in lines if line.run_id == run.spec.run_id]
-    stem, recipe = lines[0]
-    label = (f": {recipe.label}" if recipe.label != recipe.name else "") + (f", seed {recipe.seed}" if recipe.seed else "")
-    return f"{stem}{label}" + (f", and {len(lines) - 1} more" if len(lines) > 1 else "")
+    (stem, line), *others = [
+        (stem, each.line) for stem in plan.lines for each in plan.lines[stem] if each.line.run_id == run.spec.run_id
+    ]
+    label = (f": {line.label}" if line.label != line.model else "") + (f", seed {line.seed}" if line.seed else "")
+    return f"{stem}{label}" + (f", and {len(others)} more" if others else "")
 
 
 def count(number: float) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from analysis.study import read_lines
+from analysis.study import Line, read_lines
 from data.corpus import Counts
 from data.plan import CorpusPlan, resolve
 from data.source import parse_source
@@ -18,13 +18,14 @@ from eval.needle import spec as needle
 from eval.shell.spec import EvalSpec, Setting
 from experiments.adopt import adopted_run
 from experiments.artefact import Artefact, chosen
+from experiments.collect import LineSpec
 from experiments.recipes import Recipe, check_name
 from experiments.request import Corpora, Request
 from experiments.scales import Scale, get_scale
 from results.atomic import write_atomic
 from results.store import fault_of, read_run, rows_file, run_file
 from training.run_folder import RunFolder
-from training.spec import MAX_SEED, Execution, RunSpec, check_device, fitted
+from training.spec import MAX_SEED, RunSpec, check_device
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,9 @@ class KnownCorpus:
         return None
 
 
+Corpus = CorpusPlan | KnownCorpus
+
+
 @dataclass(frozen=True)
 class Run:
     """One run of the plan, its folder, its corpus, and the evaluations that some artefact wants of it. `stored`: where rows
@@ -47,12 +51,15 @@ class Run:
 
     spec: RunSpec
     folder: RunFolder
-    corpus: CorpusPlan | KnownCorpus
+    corpus: Corpus
     evals: tuple[EvalSpec, ...]
     stored: Path | None = None
 
     def eval_file(self, spec: EvalSpec) -> Path:
         return self.folder.evals / f"{eval_id(spec)}.parquet"
+
+    def spec_file(self, spec: EvalSpec) -> Path:
+        return self.folder.evals / f"{eval_id(spec)}.spec.json"
 
     @property
     def missing_evals(self) -> tuple[EvalSpec, ...]:
@@ -70,26 +77,17 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A line of an artefact: a run under a label, and the evaluations that the artefact asks of it."""
-
-    recipe: Recipe
-    run_id: str
-    evals: tuple[EvalSpec, ...]
-
-
-@dataclass(frozen=True)
 class Plan:
     """All that a request needs. `lines` by the artefact's stem, `runs` by id."""
 
     request: Request
     scale: Scale
     artefacts: dict[str, Artefact]
-    lines: dict[str, tuple[Wanted, ...]]
+    lines: dict[str, tuple[LineSpec, ...]]
     runs: dict[str, Run]
 
     @property
-    def corpora(self) -> list[CorpusPlan | KnownCorpus]:
+    def corpora(self) -> list[Corpus]:
         """Each corpus once."""
         return list({run.corpus.spec.fingerprint: run.corpus for run in self.runs.values()}.values())
 
@@ -101,48 +99,38 @@ def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False
     without LongCrawl64.
     """
     scale, artefacts = _check_names(request)
-    _check_lines(request, scale, artefacts)
-    corpora: dict[str, CorpusPlan | KnownCorpus] = {}
-    lines: dict[str, list[Wanted]] = {stem: [] for stem in artefacts}
-    specs: dict[str, RunSpec] = {}
-    wanted: dict[str, dict[str, EvalSpec]] = {}
-    trained_on: dict[str, CorpusPlan | KnownCorpus] = {}
+    recipes = {stem: _recipes(artefact, scale, request) for stem, artefact in artefacts.items()}
+    _check_lines(request, artefacts, recipes)
+    corpora: dict[str, Corpus] = {}
+    found: dict[str, list[tuple[Line, tuple[str, ...]]]] = {stem: [] for stem in artefacts}
+    runs: dict[str, Run] = {}
+    corpus: Corpus
     for stem, artefact in artefacts.items():
-        for recipe in _runs(artefact, scale, request):
-            corpus = _made(recipe) or _corpus(request, get_scale(recipe.scale), corpora, rehearsal)
+        for recipe in (each for each in recipes[stem] if _is_asked_for(each, request)):
+            if recipe.task is not None:
+                corpus = KnownCorpus(
+                    DataSpec.of_recall(recipe.task), Path(), f"{recipe.task.num_keys} keys, made as it is read"
+                )
+            else:
+                corpus = _corpus(request, get_scale(recipe.scale), corpora, rehearsal)
             spec = adopted_run(request.runs_dir, recipe, corpus.spec) or recipe.run_spec(corpus.spec)
-            evals = tuple(_bound(e, spec, request, machine) for e in artefact.evals(recipe.sizes))
-            lines[stem].append(Wanted(recipe, spec.run_id, evals))
-            specs[spec.run_id], trained_on[spec.run_id] = spec, corpus
-            wanted.setdefault(spec.run_id, {}).update({eval_id(e): e for e in evals})
-    if not specs:
-        raise ValueError(f"{_narrowed(request)}: no line of {', '.join(artefacts)} is such.")
-    runs = {
-        run_id: Run(
-            spec,
-            RunFolder(request.runs_dir / spec.scale / spec.folder_name),
-            trained_on[run_id],
-            tuple(wanted[run_id].values()),
-            request.results_dir if request.reuse_stored else None,
-        )
-        for run_id, spec in specs.items()
-    }
-    plan = Plan(request, scale, artefacts, {stem: tuple(found) for stem, found in lines.items()}, runs)
+            wanted = [_bound(each, spec, request, machine) for each in artefact.evals(recipe.sizes)]
+            line = Line(recipe.label, recipe.axes, recipe.name, recipe.seed, recipe.scale, spec.run_id)
+            found[stem].append((line, tuple(map(eval_id, wanted))))
+            before = runs[spec.run_id].evals if spec.run_id in runs else ()
+            evals = tuple(dict.fromkeys((*before, *wanted)))
+            folder = RunFolder(request.runs_dir / spec.scale / spec.folder_name)
+            runs[spec.run_id] = Run(spec, folder, corpus, evals, request.results_dir if request.reuse_stored else None)
+    if not runs:
+        asked = [*(f"--only {model}" for model in request.only), *(f"--line {label!r}" for label in request.line)]
+        raise ValueError(f"{' '.join(asked)}: no line of {', '.join(artefacts)} is such.")
+    lines = {stem: tuple(LineSpec(line, runs[line.run_id].folder.path, ids) for line, ids in found[stem]) for stem in found}
+    plan = Plan(request, scale, artefacts, lines, runs)
     check(plan)
     return plan
 
 
-def _runs(artefact: Artefact, scale: Scale, request: Request) -> list[Recipe]:
-    """Return the lines of an artefact that are asked for."""
-    return [
-        recipe
-        for recipe in _all_runs(artefact, scale, request)
-        if (not request.only or recipe.name in request.only)
-        and (not request.line or any(fnmatchcase(recipe.label, label) for label in request.line))
-    ]
-
-
-def _all_runs(artefact: Artefact, scale: Scale, request: Request) -> list[Recipe]:
+def _recipes(artefact: Artefact, scale: Scale, request: Request) -> list[Recipe]:
     """Return what an artefact declares and, where its lines are models as they are, the models that are wanted besides."""
     found = list(artefact.runs(scale, request.seeds))
     plain = [recipe for recipe in found if recipe == Recipe(recipe.name, recipe.name, recipe.scale, recipe.seed)]
@@ -151,29 +139,16 @@ def _all_runs(artefact: Artefact, scale: Scale, request: Request) -> list[Recipe
     return found + [recipe for recipe in more if recipe not in found]
 
 
+def _is_asked_for(recipe: Recipe, request: Request) -> bool:
+    named = not request.line or any(fnmatchcase(recipe.label, label) for label in request.line)
+    return named and (not request.only or recipe.name in request.only)
+
+
 def _bound(spec: EvalSpec, run: RunSpec, request: Request, machine: str) -> EvalSpec:
     """An evaluation of a run that names by content everything it will read."""
     if isinstance(spec, needle.Spec) and request.judge_model is not None:
         spec = replace(spec, judge=request.judge_model)
     return spec.bound(Setting(run.data, request.sources, run.train.precision, machine))
-
-
-def _narrowed(request: Request) -> str:
-    """`--only` and `--line` as they were given."""
-    return " ".join([*(f"--only {model}" for model in request.only), *(f"--line {label!r}" for label in request.line)])
-
-
-def _check_lines(request: Request, scale: Scale, artefacts: dict[str, Artefact]) -> None:
-    """Raise ValueError for a line that its artefact cannot draw, and for a label that is asked for and that no line has."""
-    labels: dict[str, None] = {}
-    for artefact in artefacts.values():
-        recipes = _all_runs(artefact, scale, request)
-        artefact.check(recipes)
-        labels |= dict.fromkeys(recipe.label for recipe in recipes)
-    for asked in request.line:
-        if not any(fnmatchcase(label, asked) for label in labels):
-            stems = ", ".join(artefacts)
-            raise ValueError(f"--line {asked!r}: no line of {stems} is called so; there are: {'; '.join(labels)}.")
 
 
 def _check_names(request: Request) -> tuple[Scale, dict[str, Artefact]]:
@@ -185,13 +160,16 @@ def _check_names(request: Request) -> tuple[Scale, dict[str, Artefact]]:
     return get_scale(request.scale), chosen(request.artefacts)
 
 
-def _made(recipe: Recipe) -> KnownCorpus | None:
-    """The corpus of a synthetic task, which is nowhere on disk."""
-    return (
-        None
-        if recipe.task is None
-        else KnownCorpus(DataSpec.of_recall(recipe.task), Path(), f"{recipe.task.num_keys} keys, made as it is read")
-    )
+def _check_lines(request: Request, artefacts: dict[str, Artefact], recipes: dict[str, list[Recipe]]) -> None:
+    """Raise ValueError for a line that its artefact cannot draw, and for a label that is asked for and that no line has."""
+    for stem, artefact in artefacts.items():
+        artefact.check(recipes[stem])
+    labels = dict.fromkeys(recipe.label for found in recipes.values() for recipe in found)
+    for asked in request.line:
+        if not any(fnmatchcase(label, asked) for label in labels):
+            raise ValueError(
+                f"--line {asked!r}: no line of {', '.join(artefacts)} is called so; there are: {'; '.join(labels)}."
+            )
 
 
 def _corpus_key(scale: Scale) -> str:
@@ -200,18 +178,15 @@ def _corpus_key(scale: Scale) -> str:
     return f"{scale.default_data} {scale.default_tokenizer} {scale.document_len} {scale.heldout_fraction} {packed}"
 
 
-def _corpus(
-    request: Corpora, scale: Scale, known: dict[str, CorpusPlan | KnownCorpus], rehearsal: bool
-) -> CorpusPlan | KnownCorpus:
+def _corpus(request: Corpora, scale: Scale, known: dict[str, Corpus], rehearsal: bool) -> Corpus:
     """Find the corpus that the request means at a scale; nothing is tokenised yet. ValueError where it cannot be read."""
     key = _corpus_key(scale)
     if key not in known:
-        absent = (_absent_longcrawl64(request, scale) or _absent_hub(request, scale)) if rehearsal else None
-        known[key] = absent or _resolve(request, scale)
+        known[key] = (_absent(request, scale) if rehearsal else None) or _resolve(request, scale)
     return known[key]
 
 
-def corpus_at(request: Corpora, scale: Scale) -> CorpusPlan | KnownCorpus:
+def corpus_at(request: Corpora, scale: Scale) -> Corpus:
     """The corpus of one scale; LongCrawl64 need not be here. ValueError where it cannot be read."""
     return _corpus(request, scale, {}, rehearsal=True)
 
@@ -244,32 +219,21 @@ def _resolve(request: Corpora, scale: Scale) -> CorpusPlan:
     )
 
 
-def _absent_hub(request: Corpora, scale: Scale) -> KnownCorpus | None:
-    """A stand-in for the hub's short documents, whose commit a plan need not know."""
-    data, tokenizer = _data(request, scale)
-    if not scale.short_documents or data is None or not data.startswith("hf:") or "@" in data:
-        return None
-    choice = parse_tokenizer(tokenizer or scale.default_tokenizer)
-    size = choice.vocab_size
-    spec = DataSpec(source=data, tokenizer=choice.kind, vocab_size=size, bos_id=size - 1, document_len=scale.document_len,
-                    fingerprint="absent")  # fmt: skip
-    return KnownCorpus(spec, Path(data), "not asked of the hub, so the ids of the runs are provisional")
-
-
-def _absent_longcrawl64(request: Corpora, scale: Scale) -> KnownCorpus | None:
-    """A stand-in for LongCrawl64 where a paper's scale is planned on a machine that does not have it."""
+def _absent(request: Corpora, scale: Scale) -> KnownCorpus | None:
+    """A stand-in for what a plan can do without: LongCrawl64, where a paper's scale is planned on a machine that does not have
+    it, and the hub's short documents, whose commit nobody has asked for."""
     kind, _, folder = (request.data or "longcrawl64:FOLDER").partition(":")
-    if scale.default_tokenizer != "gpt2-json" or kind != "longcrawl64" or Path(folder).expanduser().exists():
+    data, tokenizer = _data(request, scale)
+    if scale.default_tokenizer == "gpt2-json" and kind == "longcrawl64" and not Path(folder).expanduser().exists():
+        source, choice, note = kind, parse_tokenizer("gpt2-json"), "LongCrawl64 is not here"
+    elif scale.short_documents and data is not None and data.startswith("hf:") and "@" not in data:
+        source, choice, note = data, parse_tokenizer(tokenizer or scale.default_tokenizer), "not asked of the hub"
+        folder = data
+    else:
         return None
-    spec = DataSpec(
-        source=kind,
-        tokenizer="gpt2-json",
-        vocab_size=50257,
-        bos_id=50256,
-        document_len=scale.document_len,
-        fingerprint="absent",
-    )
-    return KnownCorpus(spec, Path(folder), "LongCrawl64 is not here, so the ids of the runs are provisional")
+    spec = DataSpec(source=source, tokenizer=choice.kind, vocab_size=choice.vocab_size, bos_id=choice.vocab_size - 1,
+                    document_len=scale.document_len, fingerprint="absent")  # fmt: skip
+    return KnownCorpus(spec, Path(folder), f"{note}, so the ids of the runs are provisional")
 
 
 def check(plan: Plan) -> None:
@@ -284,24 +248,23 @@ def check(plan: Plan) -> None:
     ignored = unread((spec for run in plan.runs.values() for spec in run.evals), plan.request.sources)
     if ignored:
         raise ValueError(f"{', '.join(ignored)}: nothing that {', '.join(plan.artefacts)} need at {plan.scale.name} reads it.")
-    for stem, lines in plan.lines.items():
-        _check_stored(plan, stem, lines)
+    for stem in plan.lines:
+        _check_stored(plan, stem)
 
 
-def _check_stored(plan: Plan, stem: str, lines: tuple[Wanted, ...]) -> None:
+def _check_stored(plan: Plan, stem: str) -> None:
     """Raise ValueError for a figure that would mix runs on several texts."""
-    request, scale = plan.request, plan.scale
-    ours = {run.spec.scale: run.spec.data.fingerprint for run in (plan.runs[line.run_id] for line in lines)}
-    for line in read_lines(request.results_dir, scale.name, stem):
-        record = run_file(request.results_dir, line.scale, line.run_id)
-        if not record.is_file():
-            continue  # lost; collecting a run of this plan writes it again
-        data = read_run(record)["spec"]["data"]
-        if data.get("recall"):
-            continue  # tasks of several sizes may meet
+    results_dir, scale = plan.request.results_dir, plan.scale
+    runs = [plan.runs[each.line.run_id].spec for each in plan.lines[stem]]
+    ours = {run.scale: run.data.fingerprint for run in runs}
+    for line in read_lines(results_dir, scale.name, stem):
+        record = run_file(results_dir, line.scale, line.run_id)
+        data = read_run(record)["spec"]["data"] if record.is_file() else {}  # lost; collecting a run writes it again
+        if not data or data.get("recall"):  # tasks of several sizes may meet
+            continue
         if line.scale in ours and data["fingerprint"] != ours[line.scale] != "absent":
             raise ValueError(
-                f"{request.results_dir / scale.name / stem}.json is drawn from runs on another corpus ({data['source']}, "
+                f"{results_dir / scale.name / stem}.json is drawn from runs on another corpus ({data['source']}, "
                 f"{data['fingerprint']}; this is {ours[line.scale]}): keep the two apart with --results-dir FOLDER."
             )
 
@@ -311,23 +274,4 @@ def write_specs(plan: Plan) -> None:
     for run in plan.runs.values():
         RunFolder.create(run.folder.path, run.spec)
         for spec in run.missing_evals:
-            write_atomic(spec_file(run, spec), EVAL_SPEC.dump_json(spec, indent=1).decode() + "\n")
-
-
-def spec_file(run: Run, spec: EvalSpec) -> Path:
-    return run.folder.evals / f"{eval_id(spec)}.spec.json"
-
-
-def with_execution(plan: Plan, run: Run, processes: int = 1) -> Execution:
-    """Return how `run` is carried out: as asked for, and where nothing is said as its scale has it."""
-    execution = plan.request.on(plan.request.device).execution
-    scale = get_scale(run.spec.scale)
-    return fitted(
-        execution,
-        run.spec.model,
-        run.spec.train,
-        plan.request.device,
-        micro_batch_tokens=scale.micro_batch_tokens,
-        compile=scale.compile,
-        processes=processes,
-    )
+            write_atomic(run.spec_file(spec), EVAL_SPEC.dump_json(spec, indent=1).decode() + "\n")

@@ -32,7 +32,7 @@ def jobs(plan: Plan, cluster: Cluster, active: Mapping[str, Job] | None = None) 
     makers |= {path: task.key for task in new for path in task.makes}
     for task in (task for task in missing if task.kind == "draw"):
         lines = plan.lines[task.key.split(":")[1]]
-        files = (plan.runs[line.run_id].eval_file(spec) for line in lines for spec in line.evals)
+        files = (line.run / "evals" / f"{each}.parquet" for line in lines for each in line.evals)
         needs = {makers[file] for file in files if file in makers}
         if task.key not in active or not needs <= active.keys():  # one under way does not wait for what is submitted only now
             new.append(replace(task, needs=tuple(sorted(needs))))
