@@ -1,34 +1,27 @@
 """Collecting: from finished evaluations in run folders to stored rows, and to the lines of a figure. Torch-free."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import field, replace
+from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from analysis.prediction import LOSSES, numbers
-from analysis.study import Line, Place, read_lines, write_lines
+from analysis.study import Line, read_lines, write_lines
 from eval.kinds import EVAL_SPEC
 from eval.kinds import eval_id as id_of
-from experiments.trainings import BOUND, Relation, apart, apart_by, relation
-from results.provenance import is_cpu
-from results.store import (
-    META,
-    fault_of,
-    is_fresh,
-    keep,
-    read_evaluation,
-    read_meta,
-    read_rows,
-    read_run,
-    record_run,
-    rows_file,
-    run_file,
-    training_in_name,
-)
+from results import store
+from results.provenance import commit_name, is_cpu
 from training.run_folder import RunFolder
 
+LARGEST = 0.009
+"""The largest difference of mean losses ever seen between trainings of a run on two CPUs (nats)."""
+BOUND = 0.01
+"""Nats by which the losses of a training on another CPU may differ: a little more than `LARGEST`."""
 ROUNDING = 1e-4
 TIMED = ("throughput", "attention_speed")
 """Kinds whose rows differ from time to time."""
@@ -94,9 +87,9 @@ def collect(spec: DrawSpec) -> Collected | None:
     training: the one that it has been drawn from, unless `draw_these` asks for the one that is here.
     """
     old = read_lines(spec.results_dir, spec.scale, spec.stem)
-    drawn = {line.place: line for line in old}
+    drawn = {(line.place, line.run_id): line for line in old}
     collected = Collected(spec.stem)
-    found = [_line(each, drawn.get(each.line.place), spec, collected) for each in spec.lines]
+    found = [_line(each, drawn.get((each.line.place, each.line.run_id)), spec, collected) for each in spec.lines]
     lines = _joined([line for line in found if line is not None], old)
     if not lines:
         return None
@@ -106,72 +99,66 @@ def collect(spec: DrawSpec) -> Collected | None:
 
 
 def _line(wanted: LineSpec, old: Line | None, spec: DrawSpec, collected: Collected) -> Line | None:
-    """Keep the rows of one line that are here, and return the line as it is to be drawn; None where it has no rows."""
-    folder, line = RunFolder(wanted.run), wanted.line
-    if not folder.spec_file.is_file():
+    """Keep the rows of one line that are here, and return the line as it is to be drawn; None where it has no rows. `old`: the
+    line as it is drawn so far."""
+    line, results_dir = wanted.line, spec.results_dir
+    if not RunFolder(wanted.run).spec_file.is_file():
         return None
     here = _keep_line(wanted, spec, collected)
-    old = old if old is not None and old.run_id == line.run_id else None
-    first, mine = _files(wanted, "", spec.results_dir), _files(wanted, here or "", spec.results_dir)
     if spec.draw_these and here is not None:
-        training, files = here, mine
+        training = here
     elif old is not None and old.is_trained:
         training = old.training
-        files = first if training == "" else _files(wanted, training, spec.results_dir)
     else:
-        training, files = max((("", first), (here or "", mine)), key=lambda each: len(each[1]))
+        training = max(("", here or ""), key=lambda each: len(_files(wanted, each, results_dir)))
+    files = _files(wanted, training, results_dir)
     if old is not None:
-        kept = {name: rows for name, rows in old.files.items() if training == old.training or is_fresh(name)}
-        files = {**kept, **files}
-    if here is not None and here != training and not _files(wanted, here, spec.results_dir).keys() <= files.keys():
+        files = {**{name: old.files[name] for name in old.files if training == old.training or store.is_fresh(name)}, **files}
+    if here is not None and here != training and not _files(wanted, here, results_dir).keys() <= files.keys():
         collected.beside.append(f"{line.label}, seed {line.seed} ({here or 'the first'}; drawn: {training or 'the first'})")
-    return replace(line, files=files, weights=_weights(files, spec.results_dir)) if files else None
+    return replace(line, files=files, weights=_weights(files, results_dir)) if files else None
 
 
 def _keep_line(wanted: LineSpec, spec: DrawSpec, collected: Collected) -> str | None:
     """Keep the rows of a line that are in its run folder. Return which training they are of: empty for the run's first, the
     first digits of the weights for another; None where there are none."""
-    folder, line = RunFolder(wanted.run), wanted.line
-    record_file = run_file(spec.results_dir, line.scale, line.run_id)
+    folder, line, results_dir = RunFolder(wanted.run), wanted.line, spec.results_dir
     sources = [eval_id for eval_id in wanted.evals if folder.evaluation_fault(eval_id) is None]
     if not sources:
         return None
-    known = read_run(record_file) if record_file.is_file() else None
+    record_file = store.run_file(results_dir, line.scale, line.run_id)
+    known = store.read_run(record_file) if record_file.is_file() else None
     how = relation(known, folder)
     if how is Relation.BEYOND and known is not None and not spec.draw_these:
         collected.beyond[f"training of {folder.path.name}"] = apart(known, folder)
     own = (folder.weights or "")[:8] if how is not Relation.SAME else ""
+    of_first = {each for each in sources if store.fault_of(_stored_at(wanted, each, results_dir)) is None}
     if how is not Relation.SAME and not own:  # nothing to keep them by: they are compared alone
-        sources = [each for each in sources if fault_of(_stored_at(wanted, each, spec.results_dir)) is None]
-    names = dict.fromkeys(sources, own)
-    for eval_id in sources:
-        met = how is Relation.ROUNDED and not spec.draw_these
-        if is_fresh(eval_id) or (met and fault_of(_stored_at(wanted, eval_id, spec.results_dir)) is None):
-            names[eval_id] = ""
-    places = {each: _stored_at(wanted, each, spec.results_dir, names[each]) for each in sources}
-    is_new = any(fault_of(path) is not None for path in places.values())
-    if is_new or not record_file.is_file():
-        record_run(spec.results_dir, folder.record())
+        sources = [each for each in sources if each in of_first]
+    met = of_first if how is Relation.ROUNDED and not spec.draw_these else ()
+    names = {each: "" if store.is_fresh(each) or each in met else own for each in sources}
+    places = {each: _stored_at(wanted, each, results_dir, names[each]) for each in sources}
+    if known is None or any(store.fault_of(path) is not None for path in places.values()):
+        store.record_run(results_dir, folder.record())
     for eval_id, place in places.items():
-        _keep(wanted, eval_id, place, names[eval_id], spec.results_dir, collected)
-    trained = [name for eval_id, name in names.items() if not is_fresh(eval_id)]
-    return max(trained, default=None)
+        _keep(wanted, eval_id, place, names[eval_id], results_dir, collected)
+    return max((name for eval_id, name in names.items() if not store.is_fresh(eval_id)), default=None)
 
 
 def _files(wanted: LineSpec, training: str, results_dir: Path) -> dict[str, str]:
     """Stored rows of a line, of one training and of fresh models, with their digests."""
     found = {}
     for eval_id in wanted.evals:
-        place = _stored_at(wanted, eval_id, results_dir, "" if is_fresh(eval_id) else training)
-        if fault_of(place) is None:
-            meta = read_evaluation(place, wanted.line.run_id)[1]
+        place = _stored_at(wanted, eval_id, results_dir, "" if store.is_fresh(eval_id) else training)
+        if store.fault_of(place) is None:
+            meta = store.read_evaluation(place, wanted.line.run_id)[1]
             found[str(place.relative_to(results_dir))] = meta["rows_sha256"]
     return found
 
 
 def _weights(files: dict[str, str], results_dir: Path) -> str | None:
     """The digest of the weights that all of these rows were measured on; None where one of them does not know it."""
-    found = {read_meta(results_dir / name).get("weights") for name in files if not is_fresh(name)}
+    found = {store.read_meta(results_dir / name).get("weights") for name in files if not store.is_fresh(name)}
     return found.pop() if len(found) == 1 else None
 
 
@@ -190,9 +177,11 @@ def _is_collected(wanted: LineSpec, line: Line, results_dir: Path) -> bool:
     trainings = {"", RunFolder(wanted.run).weights or "", line.training}
     for eval_id in wanted.evals:
         places = {_stored_at(wanted, eval_id, results_dir, each) for each in trainings}
-        whole = [path for path in places if fault_of(path) is None]
+        whole = [path for path in places if store.fault_of(path) is None]
         drawn = any(str(path.relative_to(results_dir)) in line.files for path in whole)
-        if not drawn and not (whole and all(training_in_name(path) for path in whole) and line.run_id == wanted.line.run_id):
+        if not drawn and not (
+            whole and all(store.training_in_name(path) for path in whole) and line.run_id == wanted.line.run_id
+        ):
             return False
     return True
 
@@ -205,26 +194,26 @@ def _stored_at(wanted: LineSpec, eval_id: str, results_dir: Path, training: str 
     """Return the place of an evaluation's rows in the store; of another training than the first, beside the first's. A timing
     of this CPU has that of the same timing of another CPU where there is one: a user's CPU adds nothing to what is published.
     """
-    own = rows_file(results_dir, wanted.line.scale, wanted.line.run_id, eval_id, training)
+    own = store.rows_file(results_dir, wanted.line.scale, wanted.line.run_id, eval_id, training)
     source = _source(wanted, eval_id)
-    if training or not eval_id.startswith(TIMED) or own.is_file() or fault_of(source) is not None:
+    if training or not eval_id.startswith(TIMED) or own.is_file() or store.fault_of(source) is not None:
         return own
-    mine = EVAL_SPEC.validate_json(json.dumps(read_meta(source)["spec"]))
+    mine = EVAL_SPEC.validate_json(json.dumps(store.read_meta(source)["spec"]))
     for path in sorted(own.parent.glob(f"{wanted.line.run_id}-*.parquet")) if is_cpu(mine.machine or "") else ():
-        if fault_of(path) is None:
-            machine = read_meta(path)["spec"]["machine"] or ""
-            if is_cpu(machine) and id_of(replace(mine, machine=machine)) == read_meta(path)["eval_id"]:
+        if store.fault_of(path) is None:
+            machine = store.read_meta(path)["spec"]["machine"] or ""
+            if is_cpu(machine) and id_of(replace(mine, machine=machine)) == store.read_meta(path)["eval_id"]:
                 return path
     return own
 
 
 def _keep(wanted: LineSpec, eval_id: str, place: Path, training: str, results_dir: Path, collected: Collected) -> None:
     """Put an evaluation's rows into the store, or say how those that are there differ."""
-    if place != rows_file(results_dir, wanted.line.scale, wanted.line.run_id, eval_id, training):
+    if place != store.rows_file(results_dir, wanted.line.scale, wanted.line.run_id, eval_id, training):
         collected.left_out.append(f"{eval_id} of {wanted.run.name}")
         return
     source, name = _source(wanted, eval_id), f"{eval_id} of {wanted.run.name}"
-    stored, difference = keep(source, results_dir, but=SPEEDS, weights=training)
+    stored, difference = store.keep(source, results_dir, but=SPEEDS, weights=training)
     if difference is None or eval_id.startswith(TIMED):
         return
     if difference <= ROUNDING:
@@ -237,7 +226,7 @@ def _keep(wanted: LineSpec, eval_id: str, place: Path, training: str, results_di
 
 def _beyond(source: Path, stored: Path, train_len: int) -> str:
     """Say by how much mean losses differ where that is more than rounding ever made; empty where it is not, or of scores."""
-    (here, mine), (there, meta) = read_rows(source, META), read_rows(stored, META)
+    (here, mine), (there, meta) = store.read_rows(source, store.META), store.read_rows(stored, store.META)
     if meta["kind"] not in LOSSES:
         return ""
     for one, other in zip(*(numbers(meta["kind"], rows, train_len).values() for rows in (here, there)), strict=True):
@@ -253,11 +242,58 @@ def _joined(new: list[Line], old: list[Line]) -> list[Line]:
     order = list(lines)
     for index, line in enumerate(new):
         if line.place not in lines:
-            order.insert(order.index(new[index - 1].place) + 1 if index else _first(new, order), line.place)
+            after = min((order.index(each.place) for each in new if each.place in order), default=len(order))
+            order.insert(order.index(new[index - 1].place) + 1 if index else after, line.place)
         lines[line.place] = line
     return [lines[place] for place in order]
 
 
-def _first(new: list[Line], order: list[Place]) -> int:
-    """Index of the first of the new lines' places that is there already, or the end."""
-    return min((order.index(line.place) for line in new if line.place in order), default=len(order))
+class Relation(StrEnum):
+    """Relation of a folder's training to the first that is stored of its run."""
+
+    SAME = "same"
+    ROUNDED = "rounded"
+    """The same up to another processor's rounding."""
+    BEYOND = "beyond"
+    """Another one, though both are of CPUs: other code, most likely."""
+    OTHER = "other"
+
+
+def relation(known: dict[str, Any] | None, folder: RunFolder) -> Relation:
+    """Compare a folder's training with the first in the record `known` of its run. Where nothing tells them apart, they are the
+    same. ValueError: what the folder knows of its training is damaged."""
+    stored = store.trainings_of(known) if known is not None else []
+    if known is None or not stored or folder.read_spec().weights or folder.weights == stored[0]["weights"] is not None:
+        return Relation.SAME
+    first, record = stored[0], folder.record()
+    mine = next(iter(record["trainings"]), None)
+    if mine is None or store.is_training(first, mine):
+        return Relation.SAME
+    losses = first["final_loss"], mine["final_loss"]
+    if None in losses or not all(map(trained_on_cpu, (store.starts_of(known, first), store.starts_of(record, mine)))):
+        return Relation.OTHER
+    return Relation.ROUNDED if abs(losses[0] - losses[1]) <= BOUND else Relation.BEYOND
+
+
+def apart(known: dict[str, Any], folder: RunFolder) -> str:
+    """Say how far a folder's training ended from the first that is stored, and of which commits they are."""
+    record = folder.record()
+    first, mine = store.trainings_of(known)[0], record["trainings"][0]
+    return apart_by(
+        (first["final_loss"], store.starts_of(known, first)[-1]), (mine["final_loss"], store.starts_of(record, mine)[-1])
+    )
+
+
+def apart_by(stored: tuple[float, dict[str, Any]], here: tuple[float, dict[str, Any]]) -> str:
+    """Say how far two losses are apart, each with the provenance of who found it."""
+    (before, theirs), (loss, mine) = stored, here
+    return (
+        f"{loss:.4f} nats by commit {commit_name(mine)} on {mine.get('device')}, {before:.4f} stored, by {commit_name(theirs)} "
+        f"on {theirs.get('device')}"
+    )
+
+
+def trained_on_cpu(starts: Sequence[dict[str, Any]]) -> bool:
+    """Tell whether all starts of a training were on CPUs, whose labels end with their threads."""
+    devices = [str(start.get("device")) for start in starts]
+    return bool(devices) and all(device.endswith(")") and " thread" in device for device in devices)

@@ -19,7 +19,7 @@ from rich.table import Table
 from analysis.prediction import Predicted, numbers, predict
 from analysis.seeds import family_of, repeats_for
 from analysis.statistics import LEVEL
-from experiments.trainings import trained_on_cpu
+from experiments.collect import trained_on_cpu
 from results.provenance import commit_name
 from results.store import META, fault_of, is_fresh, read_rows, read_run, run_file
 from training.run_folder import RunFolder

@@ -1,6 +1,8 @@
-"""Carry a plan out on this machine: corpora, runs, evaluations, figures, report."""
+"""Carry a plan out on this machine: corpora, runs, evaluations, figures, report, and whether what was stored has been met."""
 
+import math
 import time
+from collections.abc import Sequence
 
 from rich.console import Console
 
@@ -9,26 +11,26 @@ from data.prepare import prepare
 from eval.kinds import eval_id
 from eval.shell.machine import go_offline_if_unreachable
 from experiments import graph
-from experiments.closing import close
-from experiments.collect import collect
-from experiments.compare import on_gpus
-from experiments.local import run_tasks, slots_of
+from experiments.collect import LARGEST, Collected, DrawSpec, collect
+from experiments.compare import on_gpus, print_bands
+from experiments.local import run_tasks
 from experiments.overview import task_flops
 from experiments.plan import Plan, check, write_specs
 from experiments.render import render_all
-from training.signals import EXIT_FINISHED, EXIT_NOT_MET
+from training.signals import EXIT_ERROR, EXIT_FINISHED, EXIT_NOT_MET
+
+SHOWN = 5
 
 
 def prepare_corpora(plan: Plan, console: Console) -> None:
     """Tokenise the plan's corpora unless they are there; then check once more what the evaluations ask of them."""
     for corpus in plan.corpora:
-        if corpus.ready or not isinstance(corpus, CorpusPlan):
-            continue
-        console.print(f"preparing the corpus ({corpus.spec.source}, {corpus.spec.tokenizer}) ...")
-        started = time.monotonic()
-        with console.status("tokenising") as status:
-            prepare(corpus, progress=status.update)
-        console.print(f"[green]done[/]  corpus in {corpus.folder}  ({time.monotonic() - started:.0f} s)")
+        if isinstance(corpus, CorpusPlan) and not corpus.ready:
+            console.print(f"preparing the corpus ({corpus.spec.source}, {corpus.spec.tokenizer}) ...")
+            started = time.monotonic()
+            with console.status("tokenising") as status:
+                prepare(corpus, progress=status.update)
+            console.print(f"[green]done[/]  corpus in {corpus.folder}  ({time.monotonic() - started:.0f} s)")
     check(plan)
 
 
@@ -53,17 +55,16 @@ def execute(plan: Plan, slots: int | None, console: Console) -> int:
     was stored is not met."""
     if slots is not None and slots < 1:
         raise ValueError(f"--slots {slots}: give at least 1.")
-    device = plan.request.device
     prepare_corpora(plan, console)
     write_specs(plan)
     # A trained model is evaluated before the next one is trained: what is finished then stays, whatever comes. Of the rest
     # the most work first: begun last, it would keep one slot busy while the others stand idle.
     todo = [task for task in graph.tasks(plan) if task.kind != "draw"]
-    todo.sort(key=lambda task: (task.kind == "train", -task_flops(plan, task)))
-    failed = run_tasks(todo, slots or slots_of(device), device, console) if todo else []
+    todo.sort(key=lambda task: (task.kind == "train", -task_flops(task)))
+    failed = run_tasks(todo, slots, plan.request.device, console) if todo else []
     if not todo:
         console.print(f"all {len(plan.runs)} runs and their evaluations exist already")
-    code = draw(plan, console)
+    code = draw(graph.draw_specs(plan), console)
     if failed:
         console.print(
             f"[red]{len(failed)} of {len(todo)} tasks failed or could not start[/]; the same command tries them again"
@@ -71,12 +72,52 @@ def execute(plan: Plan, slots: int | None, console: Console) -> int:
     return 1 if failed else code
 
 
-def draw(plan: Plan, console: Console) -> int:
-    """Collect and draw every artefact that has rows, and say whether what was stored before has been met. Returns the exit
-    code: 1 if one could not be drawn, 3 if it was not met."""
-    found = [each for stem in plan.artefacts if (each := collect(graph.draw_spec(plan, stem))) is not None]
-    scale, results_dir = plan.scale.name, plan.request.results_dir
-    broken = render_all([each.stem for each in found], scale, results_dir, console) if found else []
-    banded = on_gpus((run.folder.path for run in plan.runs.values()), results_dir)
-    met = close(found, banded, console)
+def draw(specs: Sequence[DrawSpec], console: Console) -> int:
+    """Collect and draw the artefacts of a scale that have rows, and say whether what was stored before has been met: on a CPU
+    within rounding, on a GPU within seeds' noise. Returns the exit code: 1 if one could not be drawn, 2 if none has rows, 3 if
+    it was not met."""
+    found = [each for spec in specs if (each := collect(spec)) is not None]
+    if not found:
+        return EXIT_ERROR
+    scale, results_dir = specs[0].scale, specs[0].results_dir
+    broken = render_all([each.stem for each in found], scale, results_dir, console)
+    banded = on_gpus((line.run for spec in specs for line in spec.lines), results_dir)
+    fits = print_bands(banded, console, whole=False) if banded else True
+    met = _say_what_was_met(found, console) and fits
     return 1 if broken else EXIT_FINISHED if met else EXIT_NOT_MET
+
+
+def _say_what_was_met(found: Sequence[Collected], console: Console) -> bool:
+    """Return whether all that was stored was met, up to rounding."""
+    met = sum(each.met for each in found)
+    differing = {name: difference for each in found for name, difference in each.differing.items()}
+    beyond = {name: text for each in found for name, text in each.beyond.items()}
+    left_out = {name for each in found for name in each.left_out}
+    beside = list(dict.fromkeys(line for each in found for line in each.beside))
+    if beside:
+        some = "; ".join(beside[:SHOWN]) + " ..." * (len(beside) > SHOWN)
+        console.print(
+            f"{len(beside)} lines stay drawn from other trainings of their runs than these run folders hold; rows of both are "
+            f"kept, and `--draw-these-trainings` draws from these: {some}"
+        )
+    if left_out:
+        console.print(f"{len(left_out)} timings of this CPU stay in their run folders: those of another CPU are stored")
+    if met or differing or beyond:
+        more = f", {len(beyond)} by more than rounding makes" if beyond else ""
+        console.print(f"{met} stored evaluations were met within rounding, {len(differing) + len(beyond)} were not{more}")
+    if differing:
+        console.print(
+            "another processor or library rounds otherwise, and training carries that on: by at most "
+            f"{LARGEST} nats of loss so far (no bound is known of scores and texts); the most different:"
+        )
+    for name, difference in sorted(differing.items(), key=lambda item: -item[1])[:SHOWN]:
+        how = f"by {difference:.1e} of the largest value" if math.isfinite(difference) else "in its texts"
+        console.print(f"[yellow]differs[/] {name}: {how}; what was stored first is drawn")
+    for name, text in list(beyond.items())[:SHOWN]:
+        console.print(f"[red]not met[/] {name}: {text}")
+    if beyond:
+        console.print(
+            f"that is no rounding, which made {LARGEST} nats at most: look at what changed in the code between the commits (+: "
+            "changes that are in none), and with `python -m experiments compare FOLDER` at where the training parts"
+        )
+    return not beyond

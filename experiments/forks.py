@@ -53,24 +53,11 @@ def _set(variables: dict[str, str]) -> None:
     os.environ.update(variables)
 
 
-def leave_with_launcher() -> None:
-    """Send this process SIGTERM once the launcher is dead, so that it saves and leaves."""
-
-    def watch() -> None:
-        launcher = multiprocessing.parent_process()
-        if launcher is not None:
-            launcher.join()
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def say_to(log: Path) -> None:
     """Append to `log` what this process, and those that it starts, say from now on."""
-    handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    os.close(handle)
+    with open(log, "ab") as file:
+        for place in (1, 2):
+            os.dup2(file.fileno(), place)
     sys.stdout, sys.stderr = (os.fdopen(place, "w", 1, errors="backslashreplace", closefd=False) for place in (1, 2))
 
 
@@ -80,9 +67,15 @@ def _become(module: str, args: list[str], log: Path, variables: dict[str, str]) 
     _set(variables)
     os.chdir(ROOT)
     say_to(log)
-    leave_with_launcher()
+    threading.Thread(target=_leave_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     sys.argv[:] = [module, *args]  # its first item is set to the file by what follows
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:
         atexit._run_exitfuncs()  # which multiprocessing leaves out
+
+
+def _leave_with(launcher: BaseProcess) -> None:
+    """Send this process SIGTERM once the launcher is dead, so that it saves and leaves."""
+    launcher.join()
+    os.kill(os.getpid(), signal.SIGTERM)

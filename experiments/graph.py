@@ -140,9 +140,13 @@ def draw_spec(plan: Plan, stem: str) -> DrawSpec:
     return DrawSpec(stem, plan.scale.name, request.results_dir, plan.lines[stem], request.draw_these_trainings)
 
 
+def draw_specs(plan: Plan) -> list[DrawSpec]:
+    return [draw_spec(plan, stem) for stem in plan.artefacts]
+
+
 def write_draw_specs(plan: Plan) -> None:
-    for stem in plan.artefacts:
-        write_atomic(draw_file(plan, stem), draw_spec(plan, stem).to_json())
+    for spec in draw_specs(plan):
+        write_atomic(draw_file(plan, spec.stem), spec.to_json())
 
 
 def _digest(*texts: str) -> str:

@@ -112,7 +112,7 @@ def eval_flops(run: Run, specs: Iterable[Any]) -> float:
     return sum(spec.flops(run.spec.model) for spec in specs)
 
 
-def task_flops(plan: Plan, task: Task) -> float:
+def task_flops(task: Task) -> float:
     """FLOPs of a task and of what waits for it: the order in which tasks are begun."""
     if task.run is None:
         return float("inf")

@@ -33,15 +33,21 @@ Seeds = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selection:
-    """Artefacts of a scale, and the store of their rows."""
+class Stored:
+    """Rows of a scale."""
 
-    artefacts: Positional[tuple[str, ...]] = ()
-    """Figures and tables, such as fig2_per_token_loss; `all`; default: the main ones."""
     scale: str = "tiny"
     """tiny, mini, 125m-2.7b, 360m-7.5b, 760m-16b, 760m-48b (`list` shows all)."""
     results_dir: Path = Path("results")
     """Stored rows, figures, report."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection(Stored):
+    """Artefacts of a scale, and the store of their rows."""
+
+    artefacts: Positional[tuple[str, ...]] = ()
+    """Figures and tables, such as fig2_per_token_loss; `all`; default: the main ones."""
 
 
 @dataclass(frozen=True, kw_only=True)

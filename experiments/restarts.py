@@ -16,7 +16,10 @@ A start without an end was cut off from outside: the machine failed, or SLURM re
 
 import datetime
 import json
+import os
 import signal
+from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -35,39 +38,39 @@ def append(path: Path, event: str, **values: Any) -> None:
 def read(path: Path) -> list[dict[str, Any]]:
     """All whole lines of a journal."""
     events = []
-    try:
-        lines = path.read_text().splitlines()
-    except FileNotFoundError:
-        return []
-    for line in lines:
-        try:
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with suppress(ValueError):  # cut off in the middle of a write
             events.append(json.loads(line))
-        except ValueError:
-            continue  # cut off in the middle of a write
     return events
+
+
+def note_start(journal: Path, job: str, folder: Path) -> None:
+    """Write down that a task is started on this machine. `folder`: where its progress shows."""
+    append(journal, "start", job=job, mark=progress_mark(folder), node=os.uname().nodename)
+
+
+def note_end(journal: Path, job: str, folder: Path, code: int) -> tuple[str, str]:
+    """Write down that a task has ended with `code`, and return what becomes of it: (action, why)."""
+    mark = progress_mark(folder)
+    action, reason = decide(code, fruitless_starts(read(journal), job, mark))
+    append(journal, "end", job=job, mark=mark, code=code, action=action, reason=reason)
+    return action, reason
 
 
 def progress_mark(folder: Path) -> str:
     """Measure how far a run has got: its newest checkpoint, and the bytes of its evaluations."""
-    checkpoints = sorted(path.name for path in (folder / "checkpoints").glob("step-*[0-9]"))
+    checkpoint = max((path.name for path in (folder / "checkpoints").glob("step-*[0-9]")), default="step-0")
     size = 0
     for path in (folder / "evals").rglob("*"):
-        try:
+        with suppress(OSError):  # renamed just now
             size += path.stat().st_size if path.is_file() else 0
-        except OSError:
-            continue  # renamed just now
-    return f"{checkpoints[-1] if checkpoints else 'step-0'}, {size} bytes of evaluations"
+    return f"{checkpoint}, {size} bytes of evaluations"
 
 
 def fruitless_starts(events: list[dict[str, Any]], job: str, mark: str) -> int:
     """Count how many of the job's latest starts, in a row, have not got beyond `mark`."""
     starts = [event for event in events if event["event"] == "start" and event["job"] == job]
-    count = 0
-    for event in reversed(starts):
-        if event["mark"] != mark:
-            break
-        count += 1
-    return count
+    return len(list(takewhile(lambda event: event["mark"] == mark, reversed(starts))))
 
 
 def has_ended(path: Path, job: str) -> bool:
@@ -81,7 +84,7 @@ def decide(code: int, fruitless: int, max_restarts: int = MAX_RESTARTS) -> tuple
     if code == FINISHED:
         return "done", ""
     if code in (ERROR, GIVEN_UP, INTERRUPTED):
-        return "failed", {ERROR: "", GIVEN_UP: "", INTERRUPTED: "interrupted"}[code]
+        return "failed", "interrupted" if code == INTERRUPTED else ""
     why = "saved, to go on" if code == REQUEUE else exit_reason(code)
     if fruitless > max_restarts:
         return "failed", f"given up after {fruitless} starts without progress: {why}"
@@ -90,11 +93,8 @@ def decide(code: int, fruitless: int, max_restarts: int = MAX_RESTARTS) -> tuple
 
 def exit_reason(code: int) -> str:
     """Say what an exit code means: of a shell (128 + signal) or of subprocess (-signal)."""
-    number = -code if code < 0 else code - 128
-    if number <= 0:
-        return f"exit code {code}"
     try:
-        return f"killed by {signal.Signals(number).name}"
+        return f"killed by {signal.Signals(-code if code < 0 else code - 128).name}"
     except ValueError:
         return f"exit code {code}"
 

@@ -225,6 +225,11 @@ def trainings_of(record: dict[str, Any]) -> list[dict[str, Any]]:
     return record.get("trainings", before)
 
 
+def starts_of(record: dict[str, Any], training: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the starts of one of a run's trainings."""
+    return [start for start in record["starts"] if start["date"] in training["starts"]]
+
+
 def read_run(path: Path) -> dict[str, Any]:
     """Return the record of a run. ValueError: missing, edited, or another run's."""
     remedy = "restore it from version control, or delete it and run an experiment that draws this run"

@@ -55,13 +55,8 @@ class Submittable:
     def __call__(self) -> str:
         started = f"submitit-{os.getpid()}-{time.time_ns()}"
         while True:
-            before = restarts.progress_mark(self.folder)
-            restarts.append(self.journal, "start", job=started, mark=before, node=os.uname().nodename)
-            code = self._run()
-            mark = restarts.progress_mark(self.folder)
-            fruitless = restarts.fruitless_starts(restarts.read(self.journal), started, mark)
-            action, reason = restarts.decide(code, fruitless)
-            restarts.append(self.journal, "end", job=started, mark=mark, code=code, action=action, reason=reason)
+            restarts.note_start(self.journal, started, self.folder)
+            action, reason = restarts.note_end(self.journal, started, self.folder, self._run())
             if action == "done":
                 return self.name
             if action == "failed":

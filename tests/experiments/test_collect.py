@@ -78,7 +78,7 @@ def test_what_was_not_met_is_said_with_its_cause(asked, monkeypatch):
     found = Collected(FIG2, 2, 1, {"needle-1 of a": math.inf, "per_token_loss-2 of b": 0.25})
     for collected in (found, Collected(FIG2, 2, 3, {})):
         monkeypatch.setattr(execute, "collect", lambda _, collected=collected: collected)
-        execute.draw(plan, Console(width=200, file=(said := io.StringIO())))
+        execute.draw(graph.draw_specs(plan), Console(width=200, file=(said := io.StringIO())))
         text = said.getvalue()
         assert f"{collected.met} stored evaluations were met within rounding, {len(collected.differing)} were not" in text
         told = "needle-1 of a: in its texts; what", "per_token_loss-2 of b: by 2.5e-01 of the largest", "at most 0.009 nats"
@@ -175,7 +175,7 @@ def contents(folder):
 def test_a_users_own_run_over_stored_rows_changes_no_file(asked):
     """Rows that are met, or not, whose training was another start: what is published stays to the byte."""
     plan = made(asked, *PAIR, seeds=(0, 1))
-    assert not execute.draw(plan, Console(file=io.StringIO()))
+    assert not execute.draw(graph.draw_specs(plan), Console(file=io.StringIO()))
     before = contents(asked.results_dir)
     assert len(before) > 10
     shutil.rmtree(asked.runs_dir)
@@ -184,7 +184,7 @@ def test_a_users_own_run_over_stored_rows_changes_no_file(asked):
         finish(run, evaluations=True, loss=2.0 + index / 10 if index else 2.005)
         (start,) = run.folder.read_starts()
         run.folder.begin_start({**start, "date": "2026-02-02T00:00:00+00:00", "git_sha": "mine"})
-    assert not execute.draw(plan, Console(file=(said := io.StringIO())))
+    assert not execute.draw(graph.draw_specs(plan), Console(file=(said := io.StringIO())))
     assert "3 stored evaluations were met within rounding, 1 were not" in said.getvalue()
     assert contents(asked.results_dir) == before
 
@@ -200,16 +200,16 @@ def timed(asked, machine: str) -> Plan:
 
 
 def test_another_cpus_timings_are_not_added_and_a_gpus_are(asked):
-    execute.draw(timed(asked, "One CPU, 2 cores"), Console(file=io.StringIO()))
+    execute.draw(graph.draw_specs(timed(asked, "One CPU, 2 cores")), Console(file=io.StringIO()))
     before = contents(asked.results_dir)
     other = timed(asked, "Another CPU, 64 cores")
-    assert not execute.draw(other, Console(file=(said := io.StringIO()), width=200))
+    assert not execute.draw(graph.draw_specs(other), Console(file=(said := io.StringIO()), width=200))
     assert "2 timings of this CPU stay in their run folders: those of another CPU are stored" in said.getvalue()
     assert contents(asked.results_dir) == before
     assert is_collected(graph.draw_spec(other, "table6_throughput"))
     gpu = timed(asked, "NVIDIA H100")
     assert not is_collected(graph.draw_spec(gpu, "table6_throughput"))
-    assert not execute.draw(gpu, Console(file=(said := io.StringIO())))
+    assert not execute.draw(graph.draw_specs(gpu), Console(file=(said := io.StringIO())))
     assert "stay in their run folders" not in said.getvalue()
     assert [len(line.files) for line in read_lines(asked.results_dir, "tiny", "table6_throughput")] == [2, 2]
 

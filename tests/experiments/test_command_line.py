@@ -51,7 +51,6 @@ def mistake(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
         (["run", FIG2, "--colour", "red"], ["--colour"]),
         (["run", FIG2, "--device", "tpu"], ["tpu"]),
         (["paint"], ["paint"]),
-        (["run", FIG2, "--launcher", "slurm"], ["python -m slurm run"]),
         (["run", FIG2, "--corpus", "/nowhere"], ["--corpus"]),
         (["plan", FIG2, "--scale", "mini"], ["--data", "longcrawl64", "text:"]),
         (["plan", FIG2, "--data", "books"], ["books", "text:"]),

@@ -34,7 +34,7 @@ def trained(asked, weights: bytes, loss: float, *, where: str = "runs", device: 
 
 def said(plan: Plan, code: int = 0) -> str:
     text = io.StringIO()
-    assert execute.draw(plan, Console(file=text, width=500)) == code
+    assert execute.draw(graph.draw_specs(plan), Console(file=text, width=500)) == code
     return text.getvalue()
 
 

@@ -111,7 +111,7 @@ def carry_out(ground: Ground) -> int:
                 code = mains[task.module](list(task.args))
                 if code != 0:
                     return code
-        execute.draw(plan, console)
+        execute.draw(graph.draw_specs(plan), console)
         return 0
 
     return guarded(everything)
