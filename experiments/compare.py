@@ -45,6 +45,7 @@ class Compared:
 def compared(folder: RunFolder, results_dir: Path) -> Iterator[Compared]:
     """Compare every finished evaluation of trained weights in a run folder."""
     spec = folder.read_spec()
+    family = family_of(json.loads(spec.to_json())["model"])
     for path in sorted(folder.evals.glob("*.parquet")):
         if is_fresh(path.stem) or folder.evaluation_fault(path.stem) is not None:
             continue
@@ -53,10 +54,11 @@ def compared(folder: RunFolder, results_dir: Path) -> Iterator[Compared]:
         stored = [numbers(kind, each, spec.train.seq_len) for each in _stored(results_dir, spec, path.stem, own)]
         without = frozenset({own} if own else ())
         for name, value in numbers(kind, rows, spec.train.seq_len).items():
-            values, predicted = tuple(each[name] for each in stored if name in each), None
+            values = tuple(each[name] for each in stored if name in each)
+            predicted = None
             if values:
                 repeats = repeats_for(results_dir, spec.scale, kind, without)
-                predicted = predict(name, kind, values, repeats, spec.scale, family_of(json.loads(spec.to_json())["model"]))
+                predicted = predict(name, kind, values, repeats, spec.scale, family)
             yield Compared(folder.path.name, path.stem, name, value, predicted)
 
 
@@ -101,9 +103,7 @@ def print_bands(found: Sequence[Compared], console: Console, *, whole: bool = Tr
             table.add_row(each.run, f"{each.evaluation}, {each.name}", f"{each.value:.4f}", *_cells(each))
     if table.row_count:
         console.print(table)
-    chances = [
-        each.predicted.p(each.value) for each in found if each.predicted is not None and each.predicted.noise is not None
-    ]
+    chances = [each.predicted.p(each.value) for each in found if each.predicted and each.predicted.noise is not None]
     outside, nothing = sum(each.outside for each in found), sum(each.predicted is None for each in found)
     told = [f"{len(chances) - outside} of {len(chances)} numbers lie in the band that the stored seeds predict for one more"]
     if unknown := len(found) - len(chances) - nothing:
@@ -111,13 +111,11 @@ def print_bands(found: Sequence[Compared], console: Console, *, whole: bool = Tr
     if nothing:
         told.append(f"of {nothing} nothing is stored to compare with")
     fits = min(chances, default=1.0) * len(chances) >= 1 - LEVEL or not chances
-    if outside:
-        by_chance = f"by chance {(1 - LEVEL) * len(chances):.1f} would lie outside"
-        told.append(
-            f"{by_chance}, and none lies further out than that explains"
-            if fits
-            else f"[red]not met[/]: {by_chance}, and none as far as one does"
-        )
+    by_chance = f"by chance {(1 - LEVEL) * len(chances):.1f} would lie outside"
+    if outside and fits:
+        told.append(f"{by_chance}, and none lies further out than that explains")
+    elif outside:
+        told.append(f"[red]not met[/]: {by_chance}, and none as far as one does")
     console.print("; ".join(told))
     return fits
 
@@ -143,7 +141,14 @@ class Training:
     spec: dict[str, Any]
     steps: pd.DataFrame
     starts: Sequence[dict[str, Any]]
-    weights: str | None
+
+    def told(self) -> dict[Any, Any]:
+        """All that the spec says, and the provenance of the first start of code and machine (the device's name holds the
+        threads), by names such as train.peak_lr."""
+        first = self.starts[0] if self.starts else {}
+        kept = ("python", "versions", "device", "world_size", "deterministic")
+        values = {**self.spec, "starts": len(self.starts), **{name: first[name] for name in kept if name in first}}
+        return pd.json_normalize({**values, "commit": commit_name(first)}).to_dict("records")[0]
 
 
 def training_of(folder: RunFolder) -> Training:
@@ -151,8 +156,7 @@ def training_of(folder: RunFolder) -> Training:
     rows = folder.read_metrics() if folder.metrics_file.is_file() else []
     if not rows:
         raise ValueError(f"{folder.path} has no steps to compare: train it first.")
-    spec = json.loads(folder.read_spec().to_json())
-    return Training(str(folder.path), spec, pd.DataFrame(rows), folder.read_starts(), folder.weights)
+    return Training(str(folder.path), json.loads(folder.read_spec().to_json()), pd.DataFrame(rows), folder.read_starts())
 
 
 def stored_training(folder: RunFolder, results_dir: Path) -> Training | None:
@@ -164,20 +168,19 @@ def stored_training(folder: RunFolder, results_dir: Path) -> Training | None:
             rows, meta = read_rows(path, META)
             if meta.get("weights") is None or meta.get("weights") != folder.weights:
                 known = read_run(record)
-                return Training(f"the stored run {spec.run_id}", known["spec"], rows, known["starts"], meta.get("weights"))
+                return Training(f"the stored run {spec.run_id}", known["spec"], rows, known["starts"])
     return None
 
 
 def print_parting(one: Training, other: Training, console: Console) -> None:
     """Print where two trainings part, and all that their specs and provenance say otherwise."""
     console.print(f"a: {one.name}\nb: {other.name}")
+    a, b = one.told(), other.told()
     table = Table("", "a", "b", box=None, pad_edge=False)
-    for name, a, b in _differences(one, other):
-        table.add_row(name, a, b)
-    if table.row_count:
-        console.print(table)
-    else:
-        console.print("spec, commit, machine and versions are the same")
+    for name in {**a, **b}:
+        if a.get(name) != b.get(name):
+            table.add_row(name, str(a.get(name, "-")), str(b.get(name, "-")))
+    console.print(table if table.row_count else "spec, commit, machine and versions are the same")
     both = one.steps.merge(other.steps, on="step", suffixes=("_a", "_b"))
     if both.empty:
         console.print("they have no step in common")
@@ -189,35 +192,8 @@ def print_parting(one: Training, other: Training, console: Console) -> None:
         return
     apart = np.nan_to_num(np.abs(pairs[:, 0] - pairs[:, 1]), nan=np.inf) * ~same
     for what, index in (("they part", same.argmin()), ("furthest apart", apart.argmax()), ("at the end", len(both) - 1)):
-        step, (a, b) = both["step"].iloc[index], pairs[index]
-        console.print(f"{what} at step {step:.0f}: loss {a:.6g} and {b:.6g}, by {abs(a - b):.2g}")
-
-
-def _differences(one: Training, other: Training) -> Iterator[tuple[str, str, str]]:
-    pairs = [("", one.spec, other.spec)]
-    mine, theirs = ({"starts": len(each.starts), **_maker(each.starts)} for each in (one, other))
-    for prefix, a, b in (*pairs, ("", mine, theirs)):
-        flat = [dict(_flat(each, prefix)) for each in (a, b)]
-        for name in dict.fromkeys([*flat[0], *flat[1]]):
-            if flat[0].get(name) != flat[1].get(name):
-                yield name, str(flat[0].get(name, "-")), str(flat[1].get(name, "-"))
-
-
-def _maker(starts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what the provenance of the first start says of code and machine; the device's name holds the threads."""
-    if not starts:
-        return {}
-    first = starts[0]
-    kept = ("python", "versions", "device", "world_size", "deterministic")
-    return {"commit": commit_name(first), **{name: first[name] for name in kept if name in first}}
-
-
-def _flat(values: dict[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+        step, (a_loss, b_loss) = both["step"].iloc[index], pairs[index]
+        console.print(f"{what} at step {step:.0f}: loss {a_loss:.6g} and {b_loss:.6g}, by {abs(a_loss - b_loss):.2g}")
 
 
 def compare(folders: Sequence[Path], results_dir: Path, console: Console, *, named: bool) -> int:
