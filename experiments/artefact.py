@@ -5,7 +5,7 @@ import importlib
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -17,9 +17,12 @@ from eval.shell.spec import EvalSpec
 from experiments.recipes import Recipe
 from experiments.scales import Scale
 
-PAPERS = ("fox", "acp", "stick_breaking")
-FOLDERS = (*PAPERS, "beyond")
-"""Folders of figures: the papers', and one of what none of them has."""
+FOLDERS = {
+    "fox": "Forgetting Transformer", "acp": "Adaptive computation pruning", "stick_breaking": "Stick-breaking attention",
+    "beyond": "Beyond the papers",
+}  # fmt: skip
+"""Folders of figures, with their titles: the papers', and one of what none of them has."""
+PAPERS = tuple(FOLDERS)[:-1]
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,9 @@ class Artefact:
     evals: Callable[[Scale], tuple[EvalSpec, ...]]
     summary: Callable[[Study], Table]
     draw: Callable[[Study], list[Path]]
-    claims: tuple[Claim, ...]
-    looks: Mapping[str, Look]
-    axes: Mapping[str, Collection[object] | type | UnionType]
-
-    @property
-    def main(self) -> bool:
-        return self.stem in MAIN
+    claims: tuple[Claim, ...] = ()
+    looks: Mapping[str, Look] = field(default_factory=dict)
+    axes: Mapping[str, Collection[object] | type | UnionType] = field(default_factory=dict)
 
     def check(self, recipes: Iterable[Recipe]) -> None:
         """Raise ValueError for a line that this artefact cannot draw, or cannot tell from another."""
@@ -75,6 +74,7 @@ class Artefact:
 
 DECLARED = ("TITLE", "PAPER", "SHOWS", "runs", "evals", "summary")
 """Parts that every artefact's file has."""
+OPTIONAL = ("draw", "CLAIMS", "LOOKS", "AXES")
 MAIN = ("fig2_per_token_loss", "fig3_forget_gates", "fig4_needle", "table1_lm_eval", "table2_longbench", "table6_throughput")
 """Artefacts that `run` makes when none is named: the paper's main experiments, whose runs are shared."""
 
@@ -82,7 +82,9 @@ MAIN = ("fig2_per_token_loss", "fig3_forget_gates", "fig4_needle", "table1_lm_ev
 @cache
 def artefacts() -> dict[str, Artefact]:
     """All artefacts by stem: folder by folder, figures first, in the paper's order."""
-    return {stem: _read(folder, stem) for folder in FOLDERS for stem in sorted(_stems(folder), key=_order)}
+    files = ((folder, path.stem) for folder in FOLDERS for path in (Path(__file__).parent / folder).glob("[!_]*.py"))
+    ordered = sorted(files, key=lambda file: (list(FOLDERS).index(file[0]), _order(file[1])))
+    return {stem: _read(folder, stem) for folder, stem in ordered}
 
 
 def _read(folder: str, stem: str) -> Artefact:
@@ -94,11 +96,8 @@ def _read(folder: str, stem: str) -> Artefact:
     def as_table(study: Study) -> list[Path]:
         return write_table(module.summary(study), study.folder / "tables" / study.stem)
 
-    return Artefact(
-        stem, folder, module.TITLE, module.PAPER, module.SHOWS, module.runs, module.evals, module.summary,
-        getattr(module, "draw", as_table), getattr(module, "CLAIMS", ()), getattr(module, "LOOKS", {}),
-        getattr(module, "AXES", {}),
-    )  # fmt: skip
+    parts = {name.lower(): getattr(module, name) for name in (*DECLARED, *OPTIONAL) if hasattr(module, name)}
+    return Artefact(stem, folder, **{"draw": as_table, **parts})
 
 
 def claims() -> dict[str, Claim]:
@@ -117,7 +116,7 @@ def chosen(names: Iterable[str]) -> dict[str, Artefact]:
     a name that none has, or that several begin with."""
     known = artefacts()
     stems = {stem for name in names for stem in (known if name == "all" else [_meant(name, known)])}
-    return {stem: artefact for stem, artefact in known.items() if stem in stems or (not stems and artefact.main)}
+    return {stem: artefact for stem, artefact in known.items() if stem in stems or (not stems and stem in MAIN)}
 
 
 def _meant(name: str, known: Collection[str]) -> str:
@@ -129,14 +128,9 @@ def _meant(name: str, known: Collection[str]) -> str:
         raise ValueError(f"{name}: several figures and tables begin so: {', '.join(begin)}.")
     parts = [part for stem in known for part in (stem, *stem.split("_", 1))]
     near = [stem for part in difflib.get_close_matches(name, parts) for stem in known if part in stem]
-    meant = (
-        f"did you mean {' or '.join(list(dict.fromkeys(near))[:3])}?" if near else f"choose from {', '.join(known)}, or all."
-    )
+    choose = f"choose from {', '.join(known)}, or all."
+    meant = f"did you mean {' or '.join(list(dict.fromkeys(near))[:3])}?" if near else choose
     raise ValueError(f"{name}: no such figure or table; {meant}")
-
-
-def _stems(folder: str) -> list[str]:
-    return [path.stem for path in (Path(__file__).parent / folder).glob("*.py") if path.stem != "__init__"]
 
 
 def _order(stem: str) -> tuple[int, int, str]:

@@ -12,6 +12,7 @@ from experiments.artefact import artefacts
 from experiments.graph import Task
 from experiments.plan import KnownCorpus, Plan, Run
 from experiments.scales import SCALES
+from results.provenance import commit_name
 from results.store import read_evaluation, trainings_of
 from training.hardware import DENSE_BF16_PEAK
 
@@ -37,8 +38,8 @@ def print_plan(plan: Plan, mfu: float, console: Console) -> None:
     if not 0 < mfu <= 1:
         raise ValueError(f"--mfu {mfu}: give a share between 0 and 1, such as 0.4.")
     for corpus in plan.corpora:
-        state = f"ready in {corpus.folder}" if corpus.ready else "to be prepared"
-        state = corpus.note if isinstance(corpus, KnownCorpus) else state
+        ready = f"ready in {corpus.folder}" if corpus.ready else "to be prepared"
+        state = corpus.note if isinstance(corpus, KnownCorpus) else ready
         console.print(f"corpus {corpus.spec.source}, {corpus.spec.tokenizer} ({corpus.spec.vocab_size} tokens): {state}")
     table = Table(box=None, pad_edge=False)
     headings = ("run", "parameters", "tokens", "FLOPs", f"{GPU}-hours", "disk", "exists, evaluations", "for")
@@ -48,21 +49,18 @@ def print_plan(plan: Plan, mfu: float, console: Console) -> None:
     hours_in_all = hours_to_do = disk_in_all = 0.0
     to_train = to_evaluate = 0
     for run in plan.runs.values():
-        params = run.spec.model.num_params
+        params, missing, trains = run.spec.model.num_params, run.missing_evals, run.trains and not run.folder.finished
         flops = train_flops(run) + eval_flops(run, run.evals)
-        hours = flops / per_hour
-        missing, trains = run.missing_evals, run.trains and not run.folder.finished
+        disk = 4 * params * (3 * 3 + 1) / 2**30  # fp32 weights and two moments, two kept and one being written, and the export
+        hours_in_all, disk_in_all = hours_in_all + flops / per_hour, disk_in_all + disk
         to_train, to_evaluate = to_train + trains, to_evaluate + len(missing)
         hours_to_do += (trains * train_flops(run) + eval_flops(run, missing)) / per_hour
-        disk = 4 * params * (3 * 3 + 1)  # fp32 weights and two moments, two kept and one being written, and the export
-        hours_in_all, disk_in_all = hours_in_all + hours, disk_in_all + disk
         table.add_row(
             f"{run.spec.scale}/{run.spec.folder_name}", f"{params:,}", count(run.spec.train.train_tokens), f"{flops:.1e}",
-            f"{hours:,.2f}", size(disk), _state(run), _wanted_by(plan, run),
+            f"{flops / per_hour:,.2f}", f"{disk:,.2f} GiB", _state(run), _wanted_by(plan, run),
         )  # fmt: skip
-    evaluations = sum(len(run.evals) for run in plan.runs.values())
-    title = f"{len(plan.runs)} runs, {evaluations} evaluations"
-    table.add_row(title, "", "", "", f"{hours_in_all:,.2f}", size(disk_in_all), "", "", style="bold")
+    title = f"{len(plan.runs)} runs, {sum(len(run.evals) for run in plan.runs.values())} evaluations"
+    table.add_row(title, "", "", "", f"{hours_in_all:,.2f}", f"{disk_in_all:,.2f} GiB", "", "", style="bold")
     table.add_row(f"to do: {to_train} trainings, {to_evaluate} evaluations", "", "", "", f"{hours_to_do:,.2f}", style="bold")
     console.print(table)
     console.print(
@@ -97,9 +95,9 @@ def print_ancestry(stem: str, scale: str, results_dir: Path, console: Console) -
 
 def _made(provenance: dict[str, Any]) -> str:
     """Return who made something, in one line."""
-    commit = str(provenance.get("git_sha") or "no commit")[:10] + ("+" if provenance.get("git_dirty") else "")
     versions = ", ".join(f"{name} {version}" for name, version in (provenance.get("versions") or {}).items() if version)
-    return f"{provenance.get('date', '')} {commit} on {provenance.get('device')}, python {provenance.get('python')}, {versions}"
+    machine = f"{provenance.get('device')}, python {provenance.get('python')}, {versions}"
+    return f"{provenance.get('date', '')} {commit_name(provenance)} on {machine}"
 
 
 def train_flops(run: Run) -> float:
@@ -122,9 +120,8 @@ def task_flops(task: Task) -> float:
 def _state(run: Run) -> str:
     done = len(run.evals) - len(run.missing_evals)
     row = run.folder.last_row()
-    trained = "adopted" if run.spec.weights is not None else "trained" if run.folder.finished else "nothing"
-    if trained == "nothing" and row is not None:
-        trained = f"step {row['step']}"
+    begun = "nothing" if row is None else f"step {row['step']}"
+    trained = "adopted" if run.spec.weights is not None else "trained" if run.folder.finished else begun
     return f"{trained}, {done}/{len(run.evals)}"
 
 
@@ -142,10 +139,3 @@ def count(number: float) -> str:
         if number >= value:
             return f"{number / value:.3g}{unit}"
     return f"{number:.0f}"
-
-
-def size(num_bytes: float) -> str:
-    for unit, value in (("GiB", 2**30), ("MiB", 2**20)):
-        if num_bytes >= value:
-            return f"{num_bytes / value:,.1f} {unit}"
-    return f"{num_bytes / 2**10:.0f} KiB"

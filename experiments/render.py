@@ -1,24 +1,54 @@
-"""Rendering: every figure and table of a scale from its stored rows alone, and the report. Torch-free."""
+"""Rendering: every figure and table of a scale from its stored rows alone, and the pages that tell of them. Torch-free.
+
+results/README.md says how much is stored of every figure and table at each scale; results/SCALE/claims.md is for who wants to
+see a claim again: the command, its minutes, the number to expect, where it was last seen. The report and prose come from
+analysis/report.py and pages.py.
+"""
 
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 
 from rich.console import Console
 
 from analysis import report
-from analysis.study import Study, study_file
-from experiments.artefact import Artefact, artefacts
-from experiments.pages import write_pages
-from experiments.scales import get_scale
-from experiments.status import write_claims, write_status
+from analysis.study import Study, read_lines, study_file
+from analysis.verdict import Claim, Status, Verdict, judge
+from experiments.artefact import FOLDERS, Artefact, artefacts
+from experiments.pages import write_changed, write_pages
+from experiments.scales import SCALES, Scale, get_scale
+from results.atomic import write_atomic
+from results.provenance import commit_name
+from results.store import starts_of, trainings_of
 
+HEAD = """\
+# What is stored
 
-def render(stem: str, scale: str, results_dir: Path) -> list[Path]:
-    """Draw an artefact from its stored rows alone. ValueError where there are none."""
-    return artefacts()[stem].draw(Study(results_dir, scale, stem))
+This page is written by `python -m experiments render`, from the rows in this folder. A cell says how many of a figure's
+lines have rows at a scale, and with how many seeds. An empty cell is a figure that is implemented and tested, and has no rows
+at that scale yet.
+
+    SCALE/README.md            the findings, where there is one, written from README.md.j2 and the rows
+    SCALE/claims.md            every claim that was judged: its command and minutes, the number to expect, where it was seen
+    SCALE/figures, tables      what is drawn; `render` adds PDFs and report.html, which are not kept in git
+    SCALE/STEM.json            which rows of which runs a figure is drawn from
+    SCALE/rows/KIND/           one evaluation of one run a file, with who made it beside it
+    SCALE/runs/                what each run was: its config, all its starts, its final loss
+    measurements/, kernels/    times and errors of kernels and training steps
+
+Variants of a scale (`tiny-short`, `mini-narrow` and so on) hold runs that figures of the scale itself draw.
+"""
+CLAIMS_HEAD = """\
+# Claims at scale `{scale}`
+
+This page is written by `python -m experiments render --scale {scale}`, from the stored rows. Each figure or table has the
+command that makes it again, with what its trainings took (one after another; evaluations come on top, and runs are shared
+between figures), and where its newest evaluation was made. Each claim has the number that decides it, with its 95% interval.
+`python -m experiments compare --scale {scale}` then says of your numbers whether they lie where one more seed would.
+"""
+UNSEEN = (Status.NOT_MEASURED, Status.NOT_APPLICABLE)
 
 
 def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Console) -> list[str]:
@@ -38,7 +68,7 @@ def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Con
             if not isinstance(error, ValueError):
                 traceback.print_exc()
     console.print(f"[green]report[/] {write_report(scale, results_dir, studies)}")
-    write_status(results_dir)
+    write_changed(results_dir / "README.md", status_page(results_dir))
     write_claims(scale, results_dir, studies)
     left = write_pages(results_dir, studies.values())
     for page, why in left.items():  # no failure: other rows need not bear out what is said of ours
@@ -51,9 +81,9 @@ def stored(scale: str, results_dir: Path) -> list[str]:
     return [stem for stem in artefacts() if study_file(results_dir, scale, stem).is_file()]
 
 
-def write_report(scale: str, results_dir: Path, read: Mapping[str, Study] = MappingProxyType({})) -> Path:
+def write_report(scale: str, results_dir: Path, read: Mapping[str, Study] | None = None) -> Path:
     """Write results/SCALE/report.html from everything that is stored at that scale. `read`: studies that were just drawn."""
-    sections = [_section(artefact, scale, results_dir, read.get(artefact.stem)) for artefact in artefacts().values()]
+    sections = [_section(artefact, scale, results_dir, (read or {}).get(artefact.stem)) for artefact in artefacts().values()]
     return report.build(results_dir / scale, sections)
 
 
@@ -67,15 +97,98 @@ def _section(artefact: Artefact, scale: str, results_dir: Path, read: Study | No
         except ValueError as error:
             study, fault = None, str(error)
     return report.Section(
-        stem=artefact.stem,
-        title=artefact.title,
-        paper=artefact.paper,
-        shows=artefact.shows,
-        claims=artefact.claims,
-        looks=artefact.looks,
-        summary=artefact.summary,
-        study=study,
+        stem=artefact.stem, title=artefact.title, paper=artefact.paper, shows=artefact.shows, claims=artefact.claims,
+        looks=artefact.looks, summary=artefact.summary, study=study, missing=tuple(dict.fromkeys(missing)), fault=fault,
         command=f"python -m experiments run {artefact.stem} --scale {scale}",
-        missing=tuple(dict.fromkeys(missing)),
-        fault=fault,
+    )  # fmt: skip
+
+
+def status_page(results_dir: Path) -> str:
+    """Return the text of results/README.md."""
+    known = artefacts()
+    scales = [scale for scale in SCALES.values() if stored(scale.name, results_dir)]
+    parts = [HEAD]
+    for folder, title in FOLDERS.items():
+        heading = ["name", "paper", "shows", *(f"`{scale.name}`" for scale in scales)]
+        parts += [f"\n## {title}\n\n", _row(heading), _row(["---"] * len(heading))]
+        for artefact in (each for each in known.values() if each.folder == folder):
+            name = f"[`{artefact.stem}`](../experiments/{folder}/{artefact.stem}.py)"
+            cells = [_cell(artefact, scale, results_dir) for scale in scales]
+            parts.append(_row([name, artefact.paper, artefact.title, *cells]))
+    return "".join(parts)
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _cell(artefact: Artefact, scale: Scale, results_dir: Path) -> str:
+    """Lines with rows, of those declared, and the range of their seeds."""
+    seeds: dict[object, set[int]] = {}
+    try:
+        lines_there = read_lines(results_dir, scale.name, artefact.stem)
+    except ValueError:  # rendering names it, and goes on
+        return "damaged"
+    for line in lines_there:
+        seeds.setdefault(line.series, set()).add(line.seed)
+    if not seeds:
+        return ""
+    declared = {recipe.series for recipe in artefact.runs(scale, (0,))} | seeds.keys()
+    lines = f"{len(seeds)}" if len(seeds) == len(declared) else f"{len(seeds)} of {len(declared)}"
+    fewest, most = min(map(len, seeds.values())), max(map(len, seeds.values()))
+    numbers = f"{fewest} to {most}" if fewest < most else f"{most}"
+    return f"{lines} line{'s' * (len(declared) > 1)}, {numbers} seed{'s' * (most > 1)}"
+
+
+def write_claims(scale: str, results_dir: Path, read: Mapping[str, Study]) -> Path:
+    """Write results/SCALE/claims.md, of the claims that were judged at a scale. `read`: studies that were just drawn."""
+    path, parts, unseen = results_dir / scale / "claims.md", [CLAIMS_HEAD.format(scale=scale)], []
+    for stem, artefact in artefacts().items():
+        judged: list[tuple[Claim, Verdict]] = []
+        with suppress(Exception):  # the report says what is wrong with it
+            study = read.get(stem) or Study(results_dir, scale, stem).whole()
+            judged = judge(artefact.claims, study)
+        seen = [each for each in judged if each[1].status not in UNSEEN]
+        if seen:
+            parts += [f"\n## {artefact.paper}: {artefact.title}\n\n{_how(stem, scale, study)}\n\n"]
+            parts += [_row(["claim", "the paper says", "number to expect", "verdict"]), _row(["---"] * 4)]
+            parts += [_row(_claim(*each)) for each in seen]
+        there = {claim.id for claim, _ in seen}
+        unseen += [f"{claim.id} (`{stem}`)" for claim in artefact.claims if claim.id not in there]
+    if unseen:
+        parts.append(f"\nNothing to expect yet, for want of rows at this scale: {', '.join(unseen)}.\n")
+    write_atomic(path, "".join(parts))
+    return path
+
+
+def _how(stem: str, scale: str, study: Study) -> str:
+    """Return the command of an artefact, what its trainings took, and where it was last seen."""
+    seeds = ",".join(map(str, sorted({line.seed for line in study.lines})))
+    sources = {study.spec(line.run_id)["data"]["source"] for line in study.lines}
+    data = "" if get_scale(scale).default_data or sources == {"recall"} else " --data text:FILES"
+    command = f"python -m experiments run {stem} --scale {scale}{data}{f' --seeds {seeds}' * (seeds != '0')}"
+    newest = max(study.all_metas, key=lambda meta: (meta["created"], meta["eval_id"]))
+    made = newest["provenance"]
+    seen = f"Last seen {newest['created'][:10]} on {made['device']}, commit {commit_name(made)}; corpus {study.corpora}."
+    return f"`{command}`\n\n{_took(study)} {seen}"
+
+
+def _took(study: Study) -> str:
+    """Return how many minutes the trainings took that the lines are drawn from."""
+    ends, devices = {}, set()
+    for line in study.lines:
+        known = trainings_of(study.runs[line.run_id]) if line.is_trained else []
+        for training in [each for each in known if line.weights and each["weights"] == line.weights] or known[:1]:
+            starts = starts_of(study.runs[line.run_id], training)
+            ends[line.run_id] = sum((start.get("end") or {}).get("wall_s") or 0.0 for start in starts)
+            devices |= {str(start["device"]) for start in starts}
+    if not ends:
+        return "No training."
+    return (
+        f"{len(ends)} trainings, {sum(ends.values()) / 60:.0f} minutes on {' and '.join(sorted(devices)) or 'nothing known'}."
     )
+
+
+def _claim(claim: Claim, verdict: Verdict) -> list[str]:
+    expected = "" if verdict.decisive is None else str(verdict.decisive)
+    return [claim.id, *(text.replace("|", "\\|") for text in (claim.sentence, expected)), str(verdict.status)]

@@ -11,7 +11,6 @@ from rich.console import Console
 from analysis.statistics import Estimate
 from analysis.study import read_lines, write_lines
 from experiments import pages
-from experiments.facts import Facts
 from experiments.render import render_all
 from results.store import read_evaluation, write_rows
 from tests.synthetic import UNCHECKED, Store, main_losses
@@ -41,7 +40,7 @@ def seeds_that_do_not_differ():
 
 @pytest.fixture(scope="module")
 def facts():
-    return Facts(RESULTS)
+    return pages.Facts(RESULTS)
 
 
 def name(path: Path) -> str:

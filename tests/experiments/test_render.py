@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from analysis.study import study_file
+from analysis.study import Study, study_file
 from experiments import graph, render
 from experiments.__main__ import main
 from experiments.artefact import artefacts
@@ -32,9 +32,9 @@ def made(asked):
 
 def test_drawing_twice_gives_the_same_bytes(made):
     results_dir = made.request.results_dir
-    first = {path: path.read_bytes() for path in render.render(FIG2, "tiny", results_dir)}
+    first = {path: path.read_bytes() for path in artefacts()[FIG2].draw(Study(results_dir, "tiny", FIG2))}
     report = render.write_report("tiny", results_dir).read_bytes()
-    assert first and first == {path: path.read_bytes() for path in render.render(FIG2, "tiny", results_dir)}
+    assert first and first == {path: path.read_bytes() for path in artefacts()[FIG2].draw(Study(results_dir, "tiny", FIG2))}
     assert report == render.write_report("tiny", results_dir).read_bytes()
 
 

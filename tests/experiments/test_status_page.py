@@ -5,7 +5,7 @@ from pathlib import Path
 from analysis.verdict import judge
 from experiments.artefact import artefacts
 from experiments.fox import fig2_per_token_loss
-from experiments.status import status_page, write_claims, write_status
+from experiments.render import status_page, write_claims
 from results.store import record_run
 from tests.synthetic import Store, main_losses
 
@@ -18,7 +18,7 @@ def test_the_committed_page_is_that_of_the_committed_rows():
 
 def test_a_cell_counts_lines_and_seeds(tmp_path):
     main_losses(Store(tmp_path), models=("fox_pro", "transformer_pro"), seeds=2)
-    text = write_status(tmp_path).read_text()
+    text = status_page(tmp_path)
     (line,) = (line for line in text.splitlines() if "`fig2_per_token_loss`" in line)
     assert line.endswith("| 2 of 7 lines, 2 seeds |")
     assert all(f"`{stem}`" in text for stem in artefacts())
