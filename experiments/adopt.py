@@ -19,6 +19,12 @@ from training import manifest
 from training.run_folder import RunFolder
 from training.spec import RunSpec
 
+SWITCHES = (
+    *("kind", "hidden_size", "num_layers", "attention", "forget_gate"),
+    *("use_output_gate", "use_output_norm", "use_k_shift", "use_v_shift", "qk_norm"),
+)
+"""Fields that tell one recipe from another."""
+
 
 def adopted_run(runs_dir: Path, recipe: Recipe, data: DataSpec) -> RunSpec | None:
     """The adopted run that stands for `recipe`, if there is one. ValueError if there are several, or it is for other data."""
@@ -50,17 +56,12 @@ def adopt(folder: Path, recipe: Recipe, data: DataSpec, runs_dir: Path) -> RunFo
 
     if not folder.is_dir():
         raise ValueError(f"{folder}: there is no such folder; name one with config.json and safetensors.")
-    model = load_model(folder)
-    plain = recipe.run_spec(data)
-    found = spec_of(model)
-    if type(found) is not type(plain.model) or (found.hidden_size, found.num_layers) != (
-        plain.model.hidden_size, plain.model.num_layers,
-    ):  # fmt: skip
-        raise ValueError(
-            f"{folder} holds a {found.kind} of width {found.hidden_size} and {found.num_layers} layers; {recipe.name} at "
-            f"{recipe.scale} is a {plain.model.kind} of width {plain.model.hidden_size} and {plain.model.num_layers} layers."
-        )
-    _check_switches(folder, recipe, found, plain.model)
+    plain, found = recipe.run_spec(data), spec_of(load_model(folder))
+    mine, theirs = vars(found), vars(plain.model)
+    other = [name for name in SWITCHES if name in mine and name in theirs and mine[name] != theirs[name]]
+    if other:
+        said = ", ".join(f"{name} {mine[name]!r}, not {theirs[name]!r}" for name in other)
+        raise ValueError(f"{folder} is no {recipe.name} at {recipe.scale}: {said}. Name what it is with --as and --scale.")
     spec = replace(plain, model=found, weights=_digest(folder))
     run = RunFolder.create(runs_dir / recipe.scale / spec.folder_name, spec)
     if not run.finished:
@@ -72,18 +73,6 @@ def adopt(folder: Path, recipe: Recipe, data: DataSpec, runs_dir: Path) -> RunFo
     about = {"folder": folder.name, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
     (run.path / "adopted.json").write_text(json.dumps(about) + "\n")
     return run
-
-
-SWITCHES = ("attention", "forget_gate", "use_output_gate", "use_output_norm", "use_k_shift", "use_v_shift", "qk_norm")
-"""Fields that tell one recipe of a kind from another."""
-
-
-def _check_switches(folder: Path, recipe: Recipe, found: object, plain: object) -> None:
-    """Raise ValueError for a model of the recipe's kind that is another recipe: a FoX (Pro) for a Transformer (Pro), say."""
-    other = [name for name in SWITCHES if getattr(found, name, None) != getattr(plain, name, None)]
-    if other:
-        said = ", ".join(f"{name} {getattr(found, name)!r}, not {getattr(plain, name)!r}" for name in other)
-        raise ValueError(f"{folder} is no {recipe.name}: {said}. Name the model that it is with --as.")
 
 
 def _digest(folder: Path) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from eval.gate_maps import spec as gate_maps
 from eval.lm_eval import spec as lm_eval
@@ -18,7 +18,7 @@ from eval.shell.spec import EvalSpec
 from eval.throughput import spec as throughput
 from eval.training_curve import spec as training_curve
 from experiments.recipes import model_spec
-from experiments.scales import Scale
+from experiments.scales import NeedleGrid, Scale
 
 
 def loss(scale: Scale) -> tuple[EvalSpec, ...]:
@@ -35,25 +35,19 @@ def needles(scale: Scale, modes: Sequence[Literal["easy", "standard"]] = ("easy"
     """The needle test, and the recall in nats that small models show, too."""
     grid = scale.needle
     scored = needle.Spec(lengths=grid.lengths, depths=grid.depths, reserve=grid.reserve, max_new_tokens=grid.max_new_tokens)
-    recall = needle_recall.Spec(
-        lengths=grid.recall_lengths or grid.lengths,
-        depths=grid.depths,
-        reserve=grid.recall_reserve,
-        samples_per_cell=grid.recall_samples,
-    )
+    recall = needle_recall.Spec(**_shorter(grid), samples_per_cell=grid.recall_samples)
     return (*(replace(spec, mode=mode) for spec in (scored, recall) for mode in modes),)
 
 
 def needles_and_choices(scale: Scale) -> tuple[EvalSpec, ...]:
     """The needle tests, and behind them the needle as a choice of one word out of ten."""
-    grid = scale.needle
-    choice = needle_choice.Spec(
-        lengths=grid.recall_lengths or grid.lengths,
-        depths=grid.depths,
-        reserve=grid.recall_reserve,
-        samples_per_cell=grid.choice_samples,
-    )
+    choice = needle_choice.Spec(**_shorter(scale.needle), samples_per_cell=scale.needle.choice_samples)
     return (*needles(scale), replace(choice, mode="easy"), choice)
+
+
+def _shorter(grid: NeedleGrid) -> dict[str, Any]:
+    """The cells of tests whose questions are short."""
+    return dict(lengths=grid.recall_lengths or grid.lengths, depths=grid.depths, reserve=grid.recall_reserve)
 
 
 def short_tasks(scale: Scale) -> tuple[lm_eval.Spec, ...]:
@@ -82,15 +76,10 @@ def key_recall(scale: Scale) -> tuple[EvalSpec, ...]:
 
 def step_times(scale: Scale) -> tuple[EvalSpec, ...]:
     """Training steps of fresh weights as one process trains them, beside those of Transformer (LLaMA)."""
-    return (
-        throughput.Spec(
-            seq_len=scale.seq_len,
-            batch_size=scale.batch_tokens // scale.seq_len,
-            micro_batch_tokens=scale.micro_batch_tokens,
-            compile=scale.compile,
-            beside=model_spec("transformer_llama", scale, vocab_size=1),  # the corpus's vocabulary takes its place
-        ),
-    )
+    llama = model_spec("transformer_llama", scale, vocab_size=1)  # the corpus's vocabulary takes its place
+    batch_size, micro_batch_tokens = scale.batch_tokens // scale.seq_len, scale.micro_batch_tokens
+    return (throughput.Spec(seq_len=scale.seq_len, batch_size=batch_size, micro_batch_tokens=micro_batch_tokens,
+                            compile=scale.compile, beside=llama),)  # fmt: skip
 
 
 def parts(scale: Scale) -> tuple[EvalSpec, ...]:

@@ -171,4 +171,4 @@ def test_a_published_checkpoint_is_a_run(folders, texts, tmp_path, capsys):
     assert "forgetting_transformer" in said and "hgrn2" in said
     for other in ("transformer_llama", "fox_pro", "alibi"):
         said = mistake(capsys, ["adopt", str(tmp_path / "published"), "--as", other, *where])
-        assert f"is no {other}: " in said and "--as" in said
+        assert f"is no {other} at tiny: " in said and "--as" in said
