@@ -128,9 +128,9 @@ def _keep_line(wanted: LineSpec, spec: DrawSpec, collected: Collected) -> str | 
         return None
     record_file = store.run_file(results_dir, line.scale, line.run_id)
     known = store.read_run(record_file) if record_file.is_file() else None
-    how = relation(known, folder)
-    if how is Relation.BEYOND and known is not None and not spec.draw_these:
-        collected.beyond[f"training of {folder.path.name}"] = apart(known, folder)
+    how, far = relation(known, folder)
+    if far and not spec.draw_these:
+        collected.beyond[f"training of {folder.path.name}"] = far
     own = (folder.weights or "")[:8] if how is not Relation.SAME else ""
     of_first = {each for each in sources if store.fault_of(_stored_at(wanted, each, results_dir)) is None}
     if how is not Relation.SAME and not own:  # nothing to keep them by: they are compared alone
@@ -168,26 +168,20 @@ def is_collected(spec: DrawSpec) -> bool:
         there = {line.place: line for line in read_lines(spec.results_dir, spec.scale, spec.stem)}
     except ValueError:
         return False
-    return not spec.draw_these and all(
-        each.line.place in there and _is_collected(each, there[each.line.place], spec.results_dir) for each in spec.lines
-    )
+    wanted = [(each, there.get(each.line.place)) for each in spec.lines]
+    return not spec.draw_these and all(line and _is_collected(each, line, spec.results_dir) for each, line in wanted)
 
 
 def _is_collected(wanted: LineSpec, line: Line, results_dir: Path) -> bool:
-    trainings = {"", RunFolder(wanted.run).weights or "", line.training}
     for eval_id in wanted.evals:
+        trainings = {"", RunFolder(wanted.run).weights or "", line.training}
         places = {_stored_at(wanted, eval_id, results_dir, each) for each in trainings}
         whole = [path for path in places if store.fault_of(path) is None]
         drawn = any(str(path.relative_to(results_dir)) in line.files for path in whole)
-        if not drawn and not (
-            whole and all(store.training_in_name(path) for path in whole) and line.run_id == wanted.line.run_id
-        ):
+        of_others = bool(whole) and all(map(store.training_in_name, whole)) and line.run_id == wanted.line.run_id
+        if not drawn and not of_others:
             return False
     return True
-
-
-def _source(wanted: LineSpec, eval_id: str) -> Path:
-    return RunFolder(wanted.run).evals / f"{eval_id}.parquet"
 
 
 def _stored_at(wanted: LineSpec, eval_id: str, results_dir: Path, training: str = "") -> Path:
@@ -195,7 +189,7 @@ def _stored_at(wanted: LineSpec, eval_id: str, results_dir: Path, training: str 
     of this CPU has that of the same timing of another CPU where there is one: a user's CPU adds nothing to what is published.
     """
     own = store.rows_file(results_dir, wanted.line.scale, wanted.line.run_id, eval_id, training)
-    source = _source(wanted, eval_id)
+    source = RunFolder(wanted.run).evals / f"{eval_id}.parquet"
     if training or not eval_id.startswith(TIMED) or own.is_file() or store.fault_of(source) is not None:
         return own
     mine = EVAL_SPEC.validate_json(json.dumps(store.read_meta(source)["spec"]))
@@ -209,16 +203,17 @@ def _stored_at(wanted: LineSpec, eval_id: str, results_dir: Path, training: str 
 
 def _keep(wanted: LineSpec, eval_id: str, place: Path, training: str, results_dir: Path, collected: Collected) -> None:
     """Put an evaluation's rows into the store, or say how those that are there differ."""
+    folder, name = RunFolder(wanted.run), f"{eval_id} of {wanted.run.name}"
     if place != store.rows_file(results_dir, wanted.line.scale, wanted.line.run_id, eval_id, training):
-        collected.left_out.append(f"{eval_id} of {wanted.run.name}")
+        collected.left_out.append(name)
         return
-    source, name = _source(wanted, eval_id), f"{eval_id} of {wanted.run.name}"
+    source = folder.evals / f"{eval_id}.parquet"
     stored, difference = store.keep(source, results_dir, but=SPEEDS, weights=training)
     if difference is None or eval_id.startswith(TIMED):
         return
     if difference <= ROUNDING:
         collected.met += 1
-    elif far := _beyond(source, stored, RunFolder(wanted.run).read_spec().train.seq_len):
+    elif far := _beyond(source, stored, folder.read_spec().train.seq_len):
         collected.beyond[name] = far
     else:
         collected.differing[name] = difference
@@ -231,7 +226,7 @@ def _beyond(source: Path, stored: Path, train_len: int) -> str:
         return ""
     for one, other in zip(*(numbers(meta["kind"], rows, train_len).values() for rows in (here, there)), strict=True):
         if not abs(one - other) <= BOUND:  # what is no number is no rounding, either
-            return apart_by((other, meta["provenance"]), (one, mine["provenance"]))
+            return _apart((other, meta["provenance"]), (one, mine["provenance"]))
     return ""
 
 
@@ -254,43 +249,33 @@ class Relation(StrEnum):
     SAME = "same"
     ROUNDED = "rounded"
     """The same up to another processor's rounding."""
-    BEYOND = "beyond"
-    """Another one, though both are of CPUs: other code, most likely."""
     OTHER = "other"
 
 
-def relation(known: dict[str, Any] | None, folder: RunFolder) -> Relation:
+def relation(known: dict[str, Any] | None, folder: RunFolder) -> tuple[Relation, str]:
     """Compare a folder's training with the first in the record `known` of its run. Where nothing tells them apart, they are the
-    same. ValueError: what the folder knows of its training is damaged."""
+    same. Where both are of CPUs and yet others (by other code, most likely), say how far apart they ended. ValueError: what the
+    folder knows of its training is damaged."""
     stored = store.trainings_of(known) if known is not None else []
     if known is None or not stored or folder.read_spec().weights or folder.weights == stored[0]["weights"] is not None:
-        return Relation.SAME
+        return Relation.SAME, ""
     first, record = stored[0], folder.record()
     mine = next(iter(record["trainings"]), None)
     if mine is None or store.is_training(first, mine):
-        return Relation.SAME
-    losses = first["final_loss"], mine["final_loss"]
-    if None in losses or not all(map(trained_on_cpu, (store.starts_of(known, first), store.starts_of(record, mine)))):
-        return Relation.OTHER
-    return Relation.ROUNDED if abs(losses[0] - losses[1]) <= BOUND else Relation.BEYOND
+        return Relation.SAME, ""
+    theirs, ours = store.starts_of(known, first), store.starts_of(record, mine)
+    before, loss = first["final_loss"], mine["final_loss"]
+    if None in (before, loss) or not (trained_on_cpu(theirs) and trained_on_cpu(ours)):
+        return Relation.OTHER, ""
+    if abs(before - loss) <= BOUND:
+        return Relation.ROUNDED, ""
+    return Relation.OTHER, _apart((before, theirs[-1]), (loss, ours[-1]))
 
 
-def apart(known: dict[str, Any], folder: RunFolder) -> str:
-    """Say how far a folder's training ended from the first that is stored, and of which commits they are."""
-    record = folder.record()
-    first, mine = store.trainings_of(known)[0], record["trainings"][0]
-    return apart_by(
-        (first["final_loss"], store.starts_of(known, first)[-1]), (mine["final_loss"], store.starts_of(record, mine)[-1])
-    )
-
-
-def apart_by(stored: tuple[float, dict[str, Any]], here: tuple[float, dict[str, Any]]) -> str:
+def _apart(stored: tuple[float, dict[str, Any]], here: tuple[float, dict[str, Any]]) -> str:
     """Say how far two losses are apart, each with the provenance of who found it."""
-    (before, theirs), (loss, mine) = stored, here
-    return (
-        f"{loss:.4f} nats by commit {commit_name(mine)} on {mine.get('device')}, {before:.4f} stored, by {commit_name(theirs)} "
-        f"on {theirs.get('device')}"
-    )
+    mine, theirs = (f"{commit_name(maker)} on {maker.get('device')}" for _, maker in (here, stored))
+    return f"{here[0]:.4f} nats by commit {mine}, {stored[0]:.4f} stored, by {theirs}"
 
 
 def trained_on_cpu(starts: Sequence[dict[str, Any]]) -> bool:

@@ -74,7 +74,7 @@ def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 
     found = [_prepare_task(plan, each) for each in plan.corpora if isinstance(each, CorpusPlan) and not each.ready]
     for run in plan.runs.values():
         missing = [spec for spec in run.missing_evals if run.eval_file(spec) not in promised]
-        if run.trains and not run.folder.finished:
+        if run.trains:
             found.append(train_task(plan, run, processes))
         for timing in (False, True):
             specs = [spec for spec in missing if (spec.NEEDS == "spec") == timing]

@@ -49,7 +49,7 @@ def print_plan(plan: Plan, mfu: float, console: Console) -> None:
     hours_in_all = hours_to_do = disk_in_all = 0.0
     to_train = to_evaluate = 0
     for run in plan.runs.values():
-        params, missing, trains = run.spec.model.num_params, run.missing_evals, run.trains and not run.folder.finished
+        params, missing, trains = run.spec.model.num_params, run.missing_evals, run.trains
         flops = train_flops(run) + eval_flops(run, run.evals)
         disk = 4 * params * (3 * 3 + 1) / 2**30  # fp32 weights and two moments, two kept and one being written, and the export
         hours_in_all, disk_in_all = hours_in_all + flops / per_hour, disk_in_all + disk

@@ -72,8 +72,9 @@ class Run:
 
     @property
     def trains(self) -> bool:
-        """True if something that is missing needs the trained model, or its metrics."""
-        return any(spec.NEEDS != "spec" for spec in self.missing_evals) and self.spec.weights is None
+        """True if the run is not finished, and something that is missing needs the trained model, or its metrics."""
+        needed = self.spec.weights is None and any(spec.NEEDS != "spec" for spec in self.missing_evals)
+        return needed and not self.folder.finished
 
 
 @dataclass(frozen=True)
