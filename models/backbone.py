@@ -23,10 +23,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from kernels.swiglu import swiglu
 from models.cache import DecodingCache
-from models.spec_parts import ModelKind, WithMLP
+from models.spec_parts import ModelKind
 
 INITIALIZER_RANGE = 0.02
-MIXER_GAIN = 2**-2.5
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
 
 
@@ -115,15 +114,14 @@ class Backbone(nn.Module):
 
     def __init__(self, spec: ModelKind, blocks: list[nn.Module]) -> None:
         super().__init__()
+        self.spec: Any = spec
         self.embeddings = nn.Embedding(spec.vocab_size, spec.hidden_size)
         self.layers = nn.ModuleList(blocks)
         self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
 
     def init_module(self, module: nn.Module) -> None:
-        """Give the parameters of one module of the model, which may be the head, the values they start with.
-
-        Asked for every module that has parameters of its own, after its children.
-        """
+        """Give the parameters of one module of the model, which may be the head, the values they start with. Asked for every
+        module that has parameters of its own, after its children."""
         raise NotImplementedError
 
     @contextmanager
@@ -145,11 +143,8 @@ class Backbone(nn.Module):
         inputs_embeds: Tensor | None = None,
         use_cache: bool = False,
     ) -> BaseModelOutputWithPast:
-        """Return hidden states (B, T, d) after the final norm.
-
-        `attention_mask` (B, cached + T) marks left padding with 0. A given cache is continued by T >= 1 tokens;
-        `use_cache` starts one.
-        """
+        """Return hidden states (B, T, d) after the final norm. `attention_mask` (B, cached + T) marks left padding with 0. A
+        given cache is continued by T >= 1 tokens; `use_cache` starts one."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
@@ -167,10 +162,8 @@ def _padding(attention_mask: Tensor | None, seq_len: int, cached: int) -> Paddin
     if attention_mask is None:
         return None
     if attention_mask.ndim != 2 or attention_mask.shape[1] != cached + seq_len:
-        raise ValueError(
-            f"attention_mask of shape {tuple(attention_mask.shape)} with {cached} cached and {seq_len} new tokens: "
-            f"it must be (batch, {cached + seq_len})"
-        )
+        given = f"attention_mask of shape {tuple(attention_mask.shape)} with {cached} cached and {seq_len} new tokens"
+        raise ValueError(f"{given}: it must be (batch, {cached + seq_len})")
     seen_BT = attention_mask.ne(0).cumsum(1).gt(0)
     return Padding(real=seen_BT[:, cached:], start=(~seen_BT).sum(1, dtype=torch.int32))
 
@@ -179,9 +172,8 @@ def linear_normal_(module: nn.Module, std: float) -> None:
     """Draw N(0, std^2) weights and zero biases for linear maps and embeddings; ones for norm weights."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=std)
-        bias = getattr(module, "bias", None)
-        if bias is not None:
-            nn.init.zeros_(bias)
+        if getattr(module, "bias", None) is not None:
+            nn.init.zeros_(module.bias)  # type: ignore[arg-type]
     elif isinstance(module, RMSNorm):
         nn.init.ones_(module.weight)
 
@@ -206,37 +198,3 @@ def init_as_pytorch_(module: nn.Module) -> None:
         nn.init.ones_(module.weight)
     elif callable(reset := getattr(module, "reset_parameters", None)):
         reset()
-
-
-def init_linear_recurrent_(module: nn.Module, num_layers: int) -> None:
-    """Initialisation common to HGRN2 and DeltaNet, as in the released code: mixer projections Xavier-uniform with gain
-    2^-2.5, MLP outputs scaled by depth, embedding and other linear maps N(0, 0.02^2), norms and convolutions as they come.
-
-    The released code means to draw the convolutions from N(0, 0.02^2), but by then their layer counts as initialised.
-
-    Hugging Face visits only modules with parameters of their own, so each linear map must know its place
-    (`linear_recurrent_blocks`).
-    """
-    place = getattr(module, "place", None)
-    reset = getattr(module, "reset_parameters", None)
-    if isinstance(module, nn.Linear) and place == "mixer":
-        nn.init.xavier_uniform_(module.weight, gain=MIXER_GAIN)
-    elif isinstance(module, nn.Linear) and place == "mlp_output":
-        nn.init.normal_(module.weight, std=INITIALIZER_RANGE / math.sqrt(2 * num_layers))
-    elif callable(reset) and not isinstance(module, (nn.Linear, nn.Embedding)):
-        reset()  # fla's norms: ones; its convolutions: PyTorch's default, U(-0.5, 0.5) at width 4
-    else:
-        linear_normal_(module, INITIALIZER_RANGE)
-
-
-def linear_recurrent_blocks(spec: WithMLP, mixer: Callable[[int], nn.Module]) -> list[nn.Module]:
-    """Put a block round the mixer of each layer; linear maps of the mixers, and those that end an MLP, are told their place."""
-    blocks: list[nn.Module] = []
-    for layer_idx in range(spec.num_layers):
-        block = Block(mixer(layer_idx), spec.hidden_size, spec.intermediate_size, spec.norm_eps)
-        for module in block.attn.modules():
-            if isinstance(module, nn.Linear):
-                module.place = "mixer"  # type: ignore[assignment]
-        block.mlp.down_proj.place = "mlp_output"  # type: ignore[assignment]
-        blocks.append(block)
-    return blocks

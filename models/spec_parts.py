@@ -1,30 +1,53 @@
 """Parts that the specs of all models share, without torch: strict fields, and the numbers of the parts they have in common."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 
 
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class ModelKind:
-    """Base of every spec: the fields that all have, and what only some kinds answer otherwise."""
+    """Base of every spec: the fields that all have, their sums, and what only some kinds answer otherwise."""
 
     kind: str
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    norm_eps: float
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt
+    num_layers: PositiveInt
+    norm_eps: PositiveFloat = 1e-6
+
+    @property
+    def layer_params(self) -> int:
+        """Parameters of one layer."""
+        raise NotImplementedError
+
+    @property
+    def num_params(self) -> int:
+        """Count the parameters as the paper does: without the input embedding, with the output head."""
+        head_and_norm = self.vocab_size * self.hidden_size + self.hidden_size
+        return head_and_norm + self.num_layers * self.layer_params
+
+    def mixing_flops(self, seq_len: int) -> int:
+        """Return the FLOPs of attention or recurrence in a forward pass per token, over all layers."""
+        raise NotImplementedError
 
     def flops_per_token(self, seq_len: int) -> int:
-        """Return the FLOPs of a forward pass per token at `seq_len`, nothing skipped."""
-        raise NotImplementedError
+        """Return the FLOPs of a forward pass per token at `seq_len`, nothing skipped (Table 6): two for each parameter, and
+        what mixes tokens. Training is three times this."""
+        return 2 * self.num_params + self.mixing_flops(seq_len)
 
     def executed_flops_per_token(self, seq_len: int, pruned_share: float) -> int:
         """Return those that are carried out when `pruned_share` of the attention is skipped."""
         return self.flops_per_token(seq_len)
+
+    def state_size(self, seq_len: int) -> int:
+        """Count the numbers kept per sequence for decoding after `seq_len` tokens, over all layers, the inputs of convolutions
+        included."""
+        raise NotImplementedError
 
     @property
     def prunes(self) -> bool:
@@ -43,27 +66,62 @@ class ModelKind:
 
 
 def swiglu_width(hidden_size: int, mlp_ratio: float) -> int:
-    """Width m of a SwiGLU MLP: int(d * ratio * 2/3) rounded up to a multiple of 256 (section 3.1 of the released
-    setup)."""
+    """Width m of a SwiGLU MLP: int(d * ratio * 2/3) rounded up to a multiple of 256 (section 3.1 of the released setup)."""
     return 256 * -(-int(hidden_size * mlp_ratio * 2 / 3) // 256)
-
-
-class WithMLP(ModelKind):
-    """Base of the specs whose blocks end in a SwiGLU MLP: as wide as `mlp_width`, or else as `mlp_ratio` makes it."""
-
-    mlp_ratio: float
-    mlp_width: int | None
-
-    @property
-    def intermediate_size(self) -> int:
-        return self.mlp_width or swiglu_width(self.hidden_size, self.mlp_ratio)
-
-
-def head_params(vocab_size: int, hidden_size: int) -> int:
-    """The output head and the final norm. The paper's count has the head in it, but not the input embedding."""
-    return vocab_size * hidden_size + hidden_size
 
 
 def mlp_params(hidden_size: int, width: int) -> int:
     """A SwiGLU MLP and both norms of its block."""
     return 3 * hidden_size * width + 2 * hidden_size
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class WithMLP(ModelKind):
+    """Base of the specs whose blocks end in a SwiGLU MLP: as wide as `mlp_width`, or else as `mlp_ratio` makes it."""
+
+    mlp_ratio: PositiveFloat = 4.0
+    mlp_width: PositiveInt | None = None
+
+    @property
+    def intermediate_size(self) -> int:
+        return self.mlp_width or swiglu_width(self.hidden_size, self.mlp_ratio)
+
+    @property
+    def mixer_params(self) -> int:
+        """Parameters of one layer's attention or recurrence."""
+        raise NotImplementedError
+
+    @property
+    def layer_params(self) -> int:
+        return mlp_params(self.hidden_size, self.intermediate_size) + self.mixer_params
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class WithDeltaRule(WithMLP):
+    """Base of the specs of layers with the delta rule and short convolutions. A head has keys of `head_dim` channels and values
+    of EXPAND_V times as many; values have hidden_size channels in all."""
+
+    head_dim: PositiveInt = 128
+    conv_size: PositiveInt = 4
+
+    EXPAND_V: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % (self.EXPAND_V * self.head_dim):
+            times = "" if self.EXPAND_V == 1 else "twice the "
+            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of {times}head_dim {self.head_dim}")
+
+    @property
+    def num_heads(self) -> int:
+        return self.hidden_size // (self.EXPAND_V * self.head_dim)
+
+    @property
+    def conv_params(self) -> int:
+        """Parameters of the convolutions of queries, keys and values, and as many inputs that decoding keeps."""
+        return (self.hidden_size + 2 * self.hidden_size // self.EXPAND_V) * self.conv_size
+
+    def mixing_flops(self, seq_len: int) -> int:
+        return 6 * self.num_layers * self.hidden_size * self.head_dim  # 6 for each number of the state
+
+    def state_size(self, seq_len: int) -> int:
+        return self.num_layers * (self.hidden_size * self.head_dim + self.conv_params)

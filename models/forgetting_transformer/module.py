@@ -289,7 +289,6 @@ class Model(Backbone):
             for i in range(spec.num_layers)
         ]
         super().__init__(spec, blocks)
-        self.spec = spec
 
     def shared_inputs(self, x_BTd: Tensor, cache: DecodingCache | None, padding: Padding | None) -> tuple[Tensor, ...]:
         if not self.spec.use_rope:

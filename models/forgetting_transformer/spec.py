@@ -2,10 +2,9 @@
 
 from typing import Literal
 
-from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from models.spec_parts import STRICT, PositiveFloat, PositiveInt, WithMLP, head_params, mlp_params
+from models.spec_parts import STRICT, PositiveFloat, PositiveInt, WithMLP
 
 ForgetGate = Literal["full", "bias_only", "fixed", "none"]
 
@@ -25,12 +24,7 @@ class ForgettingTransformerSpec(WithMLP):
     """
 
     kind: Literal["forgetting_transformer"] = "forgetting_transformer"
-    vocab_size: PositiveInt
-    hidden_size: PositiveInt
-    num_layers: PositiveInt
     num_heads: PositiveInt
-    mlp_ratio: PositiveFloat = 4.0
-    mlp_width: PositiveInt | None = None
     attention: Literal["softmax", "stick_breaking"] = "softmax"
     stick_remainder: bool = False
     forget_gate: ForgetGate = "full"
@@ -47,73 +41,63 @@ class ForgettingTransformerSpec(WithMLP):
     window_size: PositiveInt | None = None
     prune_log_tolerance: float | None = None
     prune_tightly: bool = False
-    norm_eps: PositiveFloat = 1e-6
     initializer_range: PositiveFloat = 0.02
 
-    @model_validator(mode="after")
-    def _check(self) -> "ForgettingTransformerSpec":
+    def __post_init__(self) -> None:
+        gate, least, most, tolerance = self.forget_gate, self.decay_time_min, self.decay_time_max, self.prune_log_tolerance
         if self.hidden_size % self.num_heads:
             raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
         if self.head_dim not in (16, 32, 64, 128):
             raise ValueError(f"head_dim {self.head_dim} (hidden_size / num_heads) must be 16, 32, 64 or 128")
-        constant_gate = self.forget_gate in ("bias_only", "fixed")
-        if constant_gate != (self.decay_time_min is not None and self.decay_time_max is not None):
+        if (gate in ("bias_only", "fixed")) != (least is not None and most is not None):
             raise ValueError(
-                f"forget_gate {self.forget_gate!r} with decay_time_min {self.decay_time_min} and decay_time_max "
-                f"{self.decay_time_max}: give both decay times with 'bias_only' and 'fixed', and neither otherwise"
+                f"forget_gate {gate!r} with decay_time_min {least} and decay_time_max {most}: give both decay times with "
+                "'bias_only' and 'fixed', and neither otherwise"
             )
-        if self.attention == "stick_breaking" and (self.forget_gate != "none" or self.window_size is not None):
+        if self.attention == "stick_breaking" and (gate != "none" or self.window_size is not None):
             raise ValueError(
-                f"attention 'stick_breaking' with forget_gate {self.forget_gate!r} and window_size {self.window_size}: it has "
-                "neither; give forget_gate 'none' and no window"
+                f"attention 'stick_breaking' with forget_gate {gate!r} and window_size {self.window_size}: it has neither; "
+                "give forget_gate 'none' and no window"
             )
         if self.stick_remainder and self.attention != "stick_breaking":
             raise ValueError(f"stick_remainder needs attention 'stick_breaking'; attention is {self.attention!r}")
-        if self.prune_log_tolerance is not None and self.forget_gate == "none":
+        if tolerance is not None and gate == "none":
             raise ValueError("prune_log_tolerance needs a forget gate; forget_gate is 'none'")
-        if self.prune_log_tolerance is not None and self.prune_log_tolerance >= 0:
-            raise ValueError(f"prune_log_tolerance {self.prune_log_tolerance}: give the log of a share, below 0, e.g. -10")
-        if (self.decay_time_min or 0) > (self.decay_time_max or 0):
-            raise ValueError(f"decay_time_min {self.decay_time_min} is above decay_time_max {self.decay_time_max}")
-        if self.prune_tightly and self.prune_log_tolerance is None:
+        if tolerance is not None and tolerance >= 0:
+            raise ValueError(f"prune_log_tolerance {tolerance}: give the log of a share, below 0, e.g. -10")
+        if (least or 0) > (most or 0):
+            raise ValueError(f"decay_time_min {least} is above decay_time_max {most}")
+        if self.prune_tightly and tolerance is None:
             raise ValueError("prune_tightly needs prune_log_tolerance, the log of what a query may lose, e.g. -10")
-        return self
 
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
 
     @property
-    def num_params(self) -> int:
-        """Count the parameters as the paper does: without the input embedding, with the output head. A fixed gate is no
-        parameter."""
+    def mixer_params(self) -> int:
         d, heads = self.hidden_size, self.num_heads
         gate = {"full": heads * (d + 1), "bias_only": heads, "fixed": 0, "none": 0}[self.forget_gate]
         shifts = (self.use_k_shift + self.use_v_shift) * heads * d
         qk_norm = 2 * (self.head_dim if self.qk_norm_share_param_across_head else d) if self.qk_norm else 0
-        output = (d * d if self.use_output_gate else 0) + (d if self.use_output_norm else 0)
-        mixer = 4 * d * d + gate + shifts + qk_norm + output
-        return head_params(self.vocab_size, d) + self.num_layers * (mlp_params(d, self.intermediate_size) + mixer)
+        return 4 * d * d + gate + shifts + qk_norm + self.use_output_gate * d * d + self.use_output_norm * d
 
-    def flops_per_token(self, seq_len: int) -> int:
-        """Return the FLOPs of a forward pass per token at `seq_len`, nothing pruned (Table 6); training is three times this.
-
-        2N for the matrices, and 4 * layers * d for each key that a query sees: L/2 on the causal average, fewer where
-        a window is shorter than the sequence.
-        """
-        return 2 * self.num_params + self._attention_flops(seq_len)
+    def mixing_flops(self, seq_len: int) -> int:
+        """Return 4 * layers * d FLOPs for each key that a query sees: L/2 on the causal average, fewer where a window is
+        shorter than the sequence, whose first queries see half of it on average and the rest all."""
+        per_key, window = 4 * self.num_layers * self.hidden_size, self.window_size
+        if window is None or window >= seq_len:
+            return per_key * seq_len // 2
+        return int(per_key * (window * window / 2 + (seq_len - window) * window) / seq_len)
 
     def executed_flops_per_token(self, seq_len: int, pruned_share: float) -> int:
-        """Return the FLOPs that a forward pass carries out per token when `pruned_share` of the attention's tiles is skipped.
-
-        The share, 0 to 1, is of the tiles that the causal mask and the window leave; the matrices are always computed.
-        Raises ValueError for another share, and for any but 0 without a forget gate.
-        """
+        """Return those that are carried out when `pruned_share` (0 to 1) of the tiles that the causal mask and the window leave
+        is skipped. ValueError for another share, and for any but 0 without a forget gate."""
         if not 0 <= pruned_share <= 1:
             raise ValueError(f"pruned_share {pruned_share} is no share; give a number from 0 to 1")
         if pruned_share and self.forget_gate == "none":
             raise ValueError(f"pruned_share {pruned_share}: forget_gate is 'none', and nothing can be pruned without a gate")
-        return 2 * self.num_params + round((1 - pruned_share) * self._attention_flops(seq_len))
+        return 2 * self.num_params + round((1 - pruned_share) * self.mixing_flops(seq_len))
 
     @property
     def prunes(self) -> bool:
@@ -127,16 +111,7 @@ class ForgettingTransformerSpec(WithMLP):
     def measured(self) -> tuple[str, ...]:
         return ("pruned_share",) if self.prunes else ()
 
-    def _attention_flops(self, seq_len: int) -> int:
-        per_key = 4 * self.num_layers * self.hidden_size
-        window = self.window_size
-        if window is None or window >= seq_len:
-            return per_key * seq_len // 2
-        # the first `window` queries see window/2 keys on average, the rest `window`
-        return int(per_key * (window * window / 2 + (seq_len - window) * window) / seq_len)
-
     def state_size(self, seq_len: int) -> int:
-        """Count the numbers kept per sequence for decoding after `seq_len` tokens, over all layers."""
         length = seq_len if self.window_size is None else min(seq_len, self.window_size)
         per_token = 2 * self.hidden_size + (self.num_heads if self.forget_gate != "none" else 0)
         return self.num_layers * (length * per_token + self.hidden_size * (self.use_k_shift + self.use_v_shift))

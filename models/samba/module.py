@@ -70,7 +70,6 @@ def _block(spec: SambaSpec, layer_idx: int) -> Block:
 class Model(Backbone):
     def __init__(self, spec: SambaSpec) -> None:
         super().__init__(spec, [_block(spec, i) for i in range(spec.num_layers)])
-        self.spec = spec
 
     def shared_inputs(self, x_BTd: Tensor, cache: DecodingCache | None, padding: Padding | None) -> tuple[Tensor, ...]:
         return rotation_table(token_positions(x_BTd, cache, padding), self.spec.attention.head_dim, self.spec.rope_base)

@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from models.forgetting_transformer.spec import ForgettingTransformerSpec
@@ -15,9 +14,6 @@ class SambaSpec(ModelKind):
     layer is Mamba's. `mlp_width` is that after attention, `mamba_mlp_width` that after Mamba."""
 
     kind: Literal["samba"] = "samba"
-    vocab_size: PositiveInt
-    hidden_size: PositiveInt
-    num_layers: PositiveInt
     num_heads: PositiveInt
     window_size: PositiveInt = 2048
     rope_base: PositiveFloat = 500000.0
@@ -30,29 +26,17 @@ class SambaSpec(ModelKind):
     conv_size: PositiveInt = 4
     norm_eps: PositiveFloat = 1e-5
 
-    @model_validator(mode="after")
-    def _check(self) -> "SambaSpec":
+    def __post_init__(self) -> None:
         if self.num_layers % 2:
             raise ValueError(f"num_layers {self.num_layers} is odd: Samba's layers come in pairs")
         assert self.attention  # its own checks
-        return self
 
     @property
     def attention(self) -> ForgettingTransformerSpec:
         """The attention layers, as the Transformer with the same window has them; `num_layers` is theirs."""
-        return ForgettingTransformerSpec(
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            num_layers=self.num_layers // 2,
-            num_heads=self.num_heads,
-            mlp_ratio=self.mlp_ratio,
-            mlp_width=self.mlp_width,
-            forget_gate="none",
-            use_rope=True,
-            rope_base=self.rope_base,
-            window_size=self.window_size,
-            norm_eps=self.norm_eps,
-        )
+        shared = ("vocab_size", "hidden_size", "num_heads", "mlp_ratio", "mlp_width", "rope_base", "window_size", "norm_eps")
+        same = {name: getattr(self, name) for name in shared}
+        return ForgettingTransformerSpec(**same, num_layers=self.num_layers // 2, forget_gate="none", use_rope=True)
 
     @property
     def inner_size(self) -> int:
@@ -68,20 +52,17 @@ class SambaSpec(ModelKind):
 
     @property
     def num_params(self) -> int:
-        """Count the parameters as the paper does: without the input embedding, with the output head."""
         d, inner, n = self.hidden_size, self.inner_size, self.ssm_state_size
         scan = inner * (self.dt_rank + 2 * n) + (self.dt_rank + 1) * inner + inner * n + inner
         mamba = 3 * d * inner + inner * (self.conv_size + 1) + scan + mlp_params(d, self.mamba_intermediate_size)
         return self.attention.num_params + self.num_layers // 2 * mamba
 
-    def flops_per_token(self, seq_len: int) -> int:
-        """Return the FLOPs of a forward pass per token, ours (the paper prints none): 2N, attention inside its window, and
-        nine a token, channel and state for the scan (arXiv 2312.00752)."""
-        attention = self.attention.flops_per_token(seq_len) - 2 * self.attention.num_params
-        return 2 * self.num_params + attention + self.num_layers // 2 * 9 * self.inner_size * self.ssm_state_size
+    def mixing_flops(self, seq_len: int) -> int:
+        """Return the FLOPs of attention inside its window, and nine a token, channel and state for the scan (arXiv 2312.00752);
+        ours, as the paper prints none."""
+        scan = self.num_layers // 2 * 9 * self.inner_size * self.ssm_state_size
+        return self.attention.mixing_flops(seq_len) + scan
 
     def state_size(self, seq_len: int) -> int:
-        """Count the numbers kept per sequence for decoding, over all layers, the convolution's inputs included."""
-        return self.attention.state_size(seq_len) + self.num_layers // 2 * self.inner_size * (
-            self.ssm_state_size + self.conv_size
-        )
+        mamba = self.num_layers // 2 * self.inner_size * (self.ssm_state_size + self.conv_size)
+        return self.attention.state_size(seq_len) + mamba

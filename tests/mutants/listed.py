@@ -126,8 +126,8 @@ FAULTS = {
         ("_padding", "(~seen_BT).sum", "seen_BT.sum"),
     ],
     "test_count": [
-        ("ForgettingTransformerSpec.num_params", "heads * (d + 1)", "heads * d"),
-        ("ForgettingTransformerSpec._attention_flops", "per_key * seq_len // 2", "per_key * seq_len"),
+        ("ForgettingTransformerSpec.mixer_params", "heads * (d + 1)", "heads * d"),
+        ("ForgettingTransformerSpec.mixing_flops", "per_key * seq_len // 2", "per_key * seq_len"),
     ],
     "test_initial_values": [
         ("MIXER_GAIN", "2**-2.5", "1.0"),

@@ -1,0 +1,68 @@
+"""Layers of flash-linear-attention in our skeleton: what their models share. Importing it puts fla's CPU versions in place, so
+it comes before fla's layer."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
+from torch import Tensor, nn
+
+from kernels.fla_cpu.install import install
+from models.backbone import INITIALIZER_RANGE, Backbone, Block, Padding, linear_normal_
+from models.cache import DecodingCache
+from models.spec_parts import WithMLP
+
+install()
+
+MIXER_GAIN = 2**-2.5
+
+
+class FlaMixer:
+    """The first base of a mixer, before fla's layer, which it puts behind the skeleton's mixer signature.
+
+    Padded inputs are zero: keys, values and convolutions without a bias stay zero, and gates leave a state of zeros as it is.
+    So no mask is needed.
+    """
+
+    def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None, **more: Any) -> Tensor:
+        return super().forward(x, past_key_values=cache, use_cache=cache is not None, **more)[0]  # type: ignore[misc]
+
+
+class RecurrentModel(Backbone):
+    """Backbone of blocks round mixers of one class, each made with `options` and the sizes of the spec.
+
+    Linear maps of the mixers, and those that end an MLP, are told their place: Hugging Face has `init_module` see only modules
+    with parameters of their own, each alone.
+    """
+
+    def __init__(self, spec: WithMLP, mixer: Callable[..., nn.Module], **options: Any) -> None:
+        blocks: list[nn.Module] = []
+        for layer_idx in range(spec.num_layers):
+            layer = mixer(hidden_size=spec.hidden_size, norm_eps=spec.norm_eps, layer_idx=layer_idx, **options)
+            block = Block(layer, spec.hidden_size, spec.intermediate_size, spec.norm_eps)
+            for module in block.attn.modules():
+                if isinstance(module, nn.Linear):
+                    module.place = "mixer"  # type: ignore[assignment]
+            block.mlp.down_proj.place = "mlp_output"  # type: ignore[assignment]
+            blocks.append(block)
+        super().__init__(spec, blocks)
+
+    def init_module(self, module: nn.Module) -> None:
+        """Start as the released HGRN2 and DeltaNet: mixer projections Xavier-uniform with gain 2^-2.5, MLP outputs scaled by
+        depth, embedding and other linear maps N(0, 0.02^2), biases 0, norms and convolutions as they come.
+
+        The released code means to draw the convolutions from N(0, 0.02^2), but by then their layer counts as initialised.
+        """
+        place = getattr(module, "place", None)
+        reset = getattr(module, "reset_parameters", None)
+        if place == "mlp_output":
+            linear_normal_(module, INITIALIZER_RANGE / math.sqrt(2 * len(self.layers)))
+        elif callable(reset) and not isinstance(module, (nn.Linear, nn.Embedding)):
+            reset()  # fla's norms: ones; its convolutions: PyTorch's default, U(-0.5, 0.5) at width 4
+        elif place == "mixer" and isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight, gain=MIXER_GAIN)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        else:
+            linear_normal_(module, INITIALIZER_RANGE)
