@@ -1,130 +1,116 @@
 """The authors' checkpoint format, without torch: their config.json and the names of their tensors.
 
 The format has our parameter names (but for Mamba-2) and nearly the fields of our specs; what differs is checked and translated
-here.
+here. A model_type is our kind's name and a suffix; Transformers have one of their own.
 """
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec
 
 AUTHORS_SUFFIX = "-project_fox"
 _FOX, _TRANSFORMER = "forgetting_transformer" + AUTHORS_SUFFIX, "transformer" + AUTHORS_SUFFIX
-_SAMBA = "samba" + AUTHORS_SUFFIX
-_MAMBA2, _HGRN2, _DELTA_NET = "mamba2" + AUTHORS_SUFFIX, "hgrn2" + AUTHORS_SUFFIX, "delta_net" + AUTHORS_SUFFIX
-_ARCHITECTURES = {
-    _FOX: "ForgettingTransformerForCausalLM",
-    _TRANSFORMER: "TransformerForCausalLM",
-    _MAMBA2: "Mamba2ForCausalLM",
-    _HGRN2: "HGRN2ForCausalLM",
-    _DELTA_NET: "DeltaNetForCausalLM",
-}
+_GATES = ("full", "bias_only", "fixed", "none")
 
-# Settings that our models have built in: the authors' key, and the only value that it may have.
-_FIXED: dict[str, dict[str, Any]] = {
-    _FOX: {"ogate_act": "sigmoid"},
-    _TRANSFORMER: {},
-    _MAMBA2: {"n_groups": 1, "use_bias": False, "use_conv_bias": True, "norm_before_gate": False, "hidden_act": "silu"},
-    _HGRN2: {"use_short_conv": False},
-    _DELTA_NET: {
-        "expand_k": 1,
-        "expand_v": 1,
-        "use_gate": False,
-        "use_short_conv": True,
-        "use_beta": True,
-        "qk_norm": "l2",
-        "qk_activation": "silu",
-    },
-}
-_COMMON = {"vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_layers": "num_hidden_layers", "norm_eps": "norm_eps"}
-_MLP = {**_COMMON, "mlp_ratio": "hidden_ratio", "mlp_width": "intermediate_size"}
-_ATTENTION = {name: name for name in ("num_heads", "use_rope", "rope_base", "window_size", "initializer_range")}
+
+class _Format(NamedTuple):
+    """A model_type. `keys`: fields that both formats state, our name and their key; `fixed`: settings that our models have
+    built in, and their only value; `needed`: keys without which a config is not understood, besides the sizes."""
+
+    architecture: str
+    spec: type
+    keys: dict[str, str]
+    fixed: dict[str, Any]
+    needed: tuple[str, ...] = ()
+
+
+_SIZES = {"vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_layers": "num_hidden_layers", "norm_eps": "norm_eps"}
+_MLP = {**_SIZES, "mlp_ratio": "hidden_ratio", "mlp_width": "intermediate_size"}
+_ATTENTION = _MLP | {name: name for name in ("num_heads", "use_rope", "rope_base", "window_size", "initializer_range")}
 _SWITCHES = ("use_k_shift", "use_v_shift", "qk_norm", "use_output_gate", "use_output_norm")
 _GATE = {name: name for name in (*_SWITCHES, "qk_norm_share_param_across_head", "decay_time_min", "decay_time_max")}
-# Fields that both formats state: our name, their key.
-_KEYS: dict[str, dict[str, str]] = {
-    _FOX: {**_MLP, **_ATTENTION, **_GATE, "forget_gate": "fgate_type", "prune_log_tolerance": "log_pruning_tolerance"},
-    _TRANSFORMER: {**_MLP, **_ATTENTION},
-    _MAMBA2: {
-        **_COMMON,
-        "head_dim": "head_dim",
-        "ssm_state_size": "state_size",
-        "expand": "expand",
-        "conv_size": "conv_kernel",
-    },
-    _HGRN2: {**_MLP, "expand_ratio": "expand_ratio"},
-    _DELTA_NET: {**_MLP, "conv_size": "conv_size"},
-}
-# Values that the authors' code knows, of keys that choose among kinds.
-_KNOWN = {"fgate_type": ("full", "bias_only", "fixed", "none")}
-# Keys without which a config is not understood, besides the sizes of the whole model.
-_NEEDED: dict[str, tuple[str, ...]] = {
-    _FOX: ("num_heads", "fgate_type", "use_rope", *_SWITCHES),
-    _TRANSFORMER: ("num_heads",),
-    _DELTA_NET: ("num_heads",),
+_SCAN = {"head_dim": "head_dim", "ssm_state_size": "state_size", "expand": "expand", "conv_size": "conv_kernel"}
+_FORMATS = {
+    _FOX: _Format(
+        "ForgettingTransformerForCausalLM",
+        ForgettingTransformerSpec,
+        {**_ATTENTION, **_GATE, "forget_gate": "fgate_type", "prune_log_tolerance": "log_pruning_tolerance"},
+        {"ogate_act": "sigmoid"},
+        needed=("num_heads", "fgate_type", "use_rope", *_SWITCHES),
+    ),
+    _TRANSFORMER: _Format("TransformerForCausalLM", ForgettingTransformerSpec, _ATTENTION, {}, needed=("num_heads",)),
+    "mamba2" + AUTHORS_SUFFIX: _Format(
+        "Mamba2ForCausalLM",
+        Mamba2Spec,
+        _SIZES | _SCAN,
+        {"n_groups": 1, "use_bias": False, "use_conv_bias": True, "norm_before_gate": False, "hidden_act": "silu"},
+    ),
+    "hgrn2" + AUTHORS_SUFFIX: _Format(
+        "HGRN2ForCausalLM", HGRN2Spec, {**_MLP, "expand_ratio": "expand_ratio"}, {"use_short_conv": False}
+    ),
+    "delta_net" + AUTHORS_SUFFIX: _Format(
+        "DeltaNetForCausalLM",
+        DeltaNetSpec,
+        {**_MLP, "conv_size": "conv_size"},
+        dict(expand_k=1, expand_v=1, use_gate=False, use_short_conv=True, use_beta=True, qk_norm="l2", qk_activation="silu"),
+        needed=("num_heads",),
+    ),
 }
 
 
 def spec_from_authors(config: dict[str, Any]) -> ModelSpec:
     """Return the spec of a config.json in the authors' format. Raises ValueError naming the key that does not fit."""
     model_type = config.get("model_type")
-    if model_type == _SAMBA:
+    if model_type == "samba" + AUTHORS_SUFFIX:
         raise ValueError(
             f"{model_type} cannot be read: the authors have published no such weights, and neither the keys of its config.json "
             "nor the names of its tensors are known here; save it as a folder of this suite (models/samba/spec.py)"
         )
-    if model_type not in _FIXED:
-        raise ValueError(f"model_type {model_type!r} is none of {', '.join(sorted(_FIXED))}")
-    for key, value in {**_FIXED[model_type], "tie_word_embeddings": False}.items():
+    if model_type not in _FORMATS:
+        raise ValueError(f"model_type {model_type!r} is none of {', '.join(sorted(_FORMATS))}")
+    form = _FORMATS[model_type]
+    for key, value in {**form.fixed, "tie_word_embeddings": False}.items():
         if config.get(key, value) != value:
             raise ValueError(f"{key} is {config[key]!r} in config.json; only {value!r} is supported for {model_type}")
-    for key, values in _KNOWN.items():
-        if config.get(key, values[0]) not in values:
-            raise ValueError(f"{key} is {config[key]!r}; the authors' format has {', '.join(values)}")
-    needed = ("vocab_size", "hidden_size", "num_hidden_layers", *_NEEDED.get(model_type, ()))
+    if config.get("fgate_type", "none") not in _GATES:
+        raise ValueError(f"fgate_type is {config['fgate_type']!r}; the authors' format has {', '.join(_GATES)}")
+    needed = ("vocab_size", "hidden_size", "num_hidden_layers", *form.needed)
     for key in needed:
         if key not in config:
             raise ValueError(f"the key {key!r} is missing")
-    found = {ours: config[key] for ours, key in _KEYS[model_type].items() if key in needed or config.get(key) is not None}
-    if model_type == _MAMBA2:
-        return Mamba2Spec(**found)
-    if model_type == _HGRN2:
-        # `use_lower_bound` there only allocates the bounds: the released code never hands them to the mixer.
-        return HGRN2Spec(**found)
-    if model_type == _DELTA_NET:
-        return DeltaNetSpec(**found, head_dim=found["hidden_size"] // config["num_heads"])
-    if model_type == _TRANSFORMER:
+    found = {ours: config[key] for ours, key in form.keys.items() if key in needed or config.get(key) is not None}
+    if form.spec is DeltaNetSpec:
+        found["head_dim"] = found["hidden_size"] // config["num_heads"]
+    elif model_type == _TRANSFORMER:
         if config.get("num_kv_heads") not in (None, config["num_heads"]):
             raise ValueError(f"num_kv_heads is {config['num_kv_heads']}; only num_heads or null is supported")
-        return ForgettingTransformerSpec(**{"use_rope": True, **found}, forget_gate="none")
-    gate = found["forget_gate"]
-    of_no_use = set() if gate in ("bias_only", "fixed") else {"decay_time_min", "decay_time_max"}
-    of_no_use |= {"prune_log_tolerance"} if gate == "none" else set()
-    # The paper's checkpoints say true; the authors' present default, for a config without the key, is false.
-    found = {"qk_norm_share_param_across_head": False, **found}
-    return ForgettingTransformerSpec(**{ours: value for ours, value in found.items() if ours not in of_no_use})
+        found = {"use_rope": True, **found, "forget_gate": "none"}
+    elif model_type == _FOX:
+        # The paper's checkpoints say true; the authors' present default, for a config without the key, is false.
+        found = {"qk_norm_share_param_across_head": False, **found}
+        of_no_use = () if found["forget_gate"] in ("bias_only", "fixed") else ("decay_time_min", "decay_time_max")
+        for name in (*of_no_use, *(["prune_log_tolerance"] if found["forget_gate"] == "none" else [])):
+            found.pop(name, None)
+    return form.spec(**found)
 
 
 def config_for_authors(spec: ModelSpec) -> dict[str, Any]:
     """Return config.json of a spec in the authors' format. Raises ValueError for what that format cannot express."""
-    more: dict[str, Any] = {}
-    if isinstance(spec, Mamba2Spec):
-        model_type, more = _MAMBA2, {"num_heads": spec.num_heads}
+    model_type, more = spec.kind + AUTHORS_SUFFIX, dict[str, Any]()
+    if isinstance(spec, Mamba2Spec | DeltaNetSpec):
+        more = {"num_heads": spec.num_heads}
     elif isinstance(spec, HGRN2Spec):
-        model_type, more = _HGRN2, {"use_lower_bound": True}  # there it only allocates them
-    elif isinstance(spec, DeltaNetSpec):
-        model_type, more = _DELTA_NET, {"num_heads": spec.num_heads}
+        more = {"use_lower_bound": True}  # there it only allocates them: the released code never hands them to the mixer
     elif isinstance(spec, ForgettingTransformerSpec):
-        model_type = _FOX
-        plain = not any(getattr(spec, name) for name in _SWITCHES) and spec.qk_norm_share_param_across_head
-        if spec.forget_gate == "none" and plain:
+        if spec.forget_gate == "none" and spec.qk_norm_share_param_across_head and not any(getattr(spec, s) for s in _SWITCHES):
             model_type, more = _TRANSFORMER, {"num_kv_heads": None}
     else:
         raise ValueError(f"the authors' format has no model of kind {spec.kind!r}")
-    stated = {key: getattr(spec, ours) for ours, key in _KEYS[model_type].items()}
-    architecture = {"model_type": model_type, "architectures": [_ARCHITECTURES[model_type]], "tie_word_embeddings": False}
-    config = {**architecture, **stated, **more, **_FIXED[model_type]}
+    form = _FORMATS[model_type]
+    stated = {key: getattr(spec, ours) for ours, key in form.keys.items()}
+    architecture = {"model_type": model_type, "architectures": [form.architecture], "tie_word_embeddings": False}
+    config = {**architecture, **stated, **more, **form.fixed}
     back = spec_from_authors(config)
     lost = [field.name for field in fields(spec) if getattr(back, field.name) != getattr(spec, field.name)]
     if lost:

@@ -27,6 +27,11 @@ def build_model(spec: ModelSpec, device: torch.device | str = "cpu") -> CausalLM
     return model if str(device) == "meta" else model.to(device)  # type: ignore[arg-type]
 
 
+def num_params(model: PreTrainedModel) -> int:
+    """Count the parameters without the input embedding, but with the output head: the paper's "non-embedding" count."""
+    return sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in model.get_input_embeddings().parameters())
+
+
 def spec_of(model: PreTrainedModel) -> ModelSpec:
     """Return the spec of a model built or loaded here, the authors' checkpoints included. Raises ValueError for any other."""
     if not isinstance(model, CausalLM):
@@ -38,9 +43,8 @@ def load_model(source: str | Path, dtype: torch.dtype | None = torch.float32) ->
     """Return a model in evaluation mode, on the CPU, from a folder of ours, a folder in the authors' format, or anything that
     `AutoModelForCausalLM` loads (folder or hub name); in the dtype it is stored in if none is given.
 
-    Raises:
-        ValueError: nothing that can be loaded, or weights that do not fit: tensors that are missing, unexpected or of
-            another shape than the model's. (Weights tied to others and buffers that are computed need not be there.)
+    Raises ValueError for nothing that can be loaded, and for tensors that are missing, unexpected or of another shape than the
+    model's. (Weights tied to others and buffers that are computed need not be there.)
     """
     try:
         folder = Path(source)
@@ -59,13 +63,12 @@ def _load_hugging_face(source: str, dtype: torch.dtype | None) -> PreTrainedMode
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # its table of misfits: they are refused below
     logging.disable_progress_bar()  # loading takes a second or two; its bar would only litter a log
+    load: Any = AutoModelForCausalLM.from_pretrained
+    options = dict(output_loading_info=True, ignore_mismatched_sizes=True, use_safetensors=True)
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True, use_safetensors=True
-        )
+        model, found = load(source, dtype=dtype or "auto", **options)
     finally:
         logging.set_verbosity(verbosity)
-    model, found = loaded
     _refuse_misfits(found["missing_keys"], found["unexpected_keys"], found["mismatched_keys"])
     return model.eval()
 
@@ -73,7 +76,11 @@ def _load_hugging_face(source: str, dtype: torch.dtype | None) -> PreTrainedMode
 def _load_authors(folder: Path, spec: ModelSpec, dtype: torch.dtype | None) -> CausalLM:
     model = build_model(spec, "meta")
     wanted = {name_for_authors(spec, name): tensor.shape for name, tensor in model.state_dict().items()}
-    found = _read_weights(folder)
+    found: dict[str, Tensor] = {}
+    for path in weight_files(folder):
+        if not path.is_file():
+            raise ValueError(f"it holds no {path.name}")
+        found |= load_file(path)
     misshapen = {(n, found[n].shape, wanted[n]) for n in wanted.keys() & found.keys() if found[n].shape != wanted[n]}
     _refuse_misfits(wanted.keys() - found.keys(), found.keys() - wanted.keys(), misshapen)
     exact = {name: buffer.dtype for name, buffer in model.named_buffers()}  # a fixed gate stays fp32
@@ -103,15 +110,6 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{file.name} holds no JSON object")
     return content
-
-
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for path in weight_files(folder):
-        if not path.is_file():
-            raise ValueError(f"it holds no {path.name}")
-        tensors |= load_file(path)
-    return tensors
 
 
 def _in_one_line(error: Exception) -> str:

@@ -6,19 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# A cached sequence grows in blocks of this many tokens, so that one more token is written in place instead of copying
-# all.
 BLOCK = 256
+"""Tokens by which a cached sequence grows, so that one more token is written in place instead of copying all."""
 
 State = dict[str, Any]
 
 
 class DecodingCache:
-    """State of every layer after `seq_len` tokens (left padding included).
+    """State of every layer after `seq_len` tokens (left padding included), without gradients.
 
-    A recurrent layer replaces its state with `update`; an attention layer extends its sequences with `append`. Layers
-    of flash-linear-attention use it through the same `cache[layer]` and `update(layer_idx=..., ...)` that they expect
-    of fla's own. A cache holds no gradients.
+    A recurrent layer replaces its state with `update`, as layers of flash-linear-attention expect it of fla's own cache; an
+    attention layer extends its sequences with `append`.
     """
 
     is_compileable = False  # generate asks: the sequences grow
@@ -38,37 +36,24 @@ class DecodingCache:
         return self.seq_len
 
     def update(self, layer_idx: int, offset: int = 0, **state: Any) -> State:
-        """Replace the named entries of a layer. `offset`, the number of new tokens, is the model's business
-        (`seq_len`)."""
+        """Replace the named entries of a layer. `offset`, the number of new tokens, is the model's business."""
         layer = self.layers.setdefault(layer_idx, {})
         layer.update({name: _map(torch.Tensor.detach, value) for name, value in state.items()})
         return layer
 
     def append(self, layer_idx: int, window: int | None = None, **new: Tensor) -> tuple[Tensor, ...]:
-        """Extend sequences (B, T, ...) by new tokens along T and return them whole, in the order given.
-
-        With a `window`, that many tokens are kept between two calls, and what is returned are the new ones and what they
-        can see of the earlier ones: at most window - 1.
-        """
+        """Extend sequences (B, T, ...) by new tokens along T and return them whole, in the order given. With a `window`, that
+        many tokens are kept between two calls, and returned are the new ones and the earlier ones that they can see."""
         layer = self.layers.setdefault(layer_idx, {})
         if window is not None:
             return tuple(_slide(layer, name, value, window) for name, value in new.items())
         return tuple(_append(layer, name, value, self.seq_len) for name, value in new.items())
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.batch_select_indices(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
         """Keep, in this order, these rows of the batch."""
-        self._map(lambda tensor: tensor.index_select(0, indices.to(tensor.device)))
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self._map(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> None:
         for layer in self.layers.values():
             for name, value in layer.items():
-                layer[name] = _map(function, value)
+                layer[name] = _map(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)), value)
 
 
 def _append(layer: State, name: str, new: Tensor, seq_len: int) -> Tensor:

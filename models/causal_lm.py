@@ -39,17 +39,9 @@ class CausalLMConfig(PreTrainedConfig):
         """Return the spec. Raises ValueError (pydantic's) for values that no spec allows."""
         return _SPEC.validate_json(json.dumps(self.spec))
 
-    @property
-    def vocab_size(self) -> int | None:
-        return self.spec.get("vocab_size")
-
-    @property
-    def hidden_size(self) -> int | None:
-        return self.spec.get("hidden_size")
-
-    @property
-    def num_hidden_layers(self) -> int | None:
-        return self.spec.get("num_layers")
+    vocab_size = property(lambda self: self.spec.get("vocab_size"))
+    hidden_size = property(lambda self: self.spec.get("hidden_size"))
+    num_hidden_layers = property(lambda self: self.spec.get("num_layers"))
 
 
 _SPEC: TypeAdapter[ModelSpec] = TypeAdapter(ModelSpec)
@@ -100,16 +92,9 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         return_dict: bool = True,
     ) -> CausalLMOutputWithPast | tuple:
-        """Return logits (B, T, V), or of the last `logits_to_keep` positions only. `labels` follow Hugging Face's
-        convention: the model shifts them by one and returns the mean loss (`models.loss` gives unshifted, per-token
-        losses)."""
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-        )
+        """Return logits (B, T, V), or of the last `logits_to_keep` positions only. `labels` follow Hugging Face's convention:
+        the model shifts them by one and returns the mean loss (`models.loss` gives unshifted, per-token losses)."""
+        outputs = self.model(input_ids, attention_mask, past_key_values, inputs_embeds, use_cache)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, keep])
         loss = None
@@ -120,8 +105,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        # The forward pass starts its own DecodingCache.
-        return False
+        return False  # the forward pass starts its own DecodingCache
 
     def prepare_inputs_for_generation(  # type: ignore[override]
         self,
@@ -133,21 +117,16 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | None = None,
         **unused: Any,
     ) -> dict[str, Any]:
-        """Return only the tokens that the cache has not seen, and the mask of all. `generate` passes more than this model
-        takes."""
+        """Return only the tokens that the cache has not seen, and the mask of all. `generate` passes more than is taken."""
         cached = 0 if past_key_values is None else past_key_values.get_seq_length()
         prompt = inputs_embeds is not None and cached == 0
-        if input_ids.shape[1] > cached:
-            input_ids = input_ids[:, cached:]
-        elif cached:
-            input_ids = input_ids[:, -1:]  # the prompt came as embeddings
-        if attention_mask is not None and bool(attention_mask.all()):
-            attention_mask = None  # no padding: the faster paths of attention apply
+        new = input_ids[:, cached:] if input_ids.shape[1] > cached else input_ids[:, -1:]  # the prompt came as embeddings
         return {
-            "input_ids": None if prompt else input_ids,
+            "input_ids": None if prompt else new,
             "inputs_embeds": inputs_embeds if prompt else None,
             "past_key_values": past_key_values,
-            "attention_mask": attention_mask,
+            # no padding: the faster paths of attention apply
+            "attention_mask": None if attention_mask is None or bool(attention_mask.all()) else attention_mask,
             "use_cache": use_cache,
             "logits_to_keep": logits_to_keep or 0,
         }

@@ -9,38 +9,32 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from safetensors.torch import save_file
 
 from models.authors import AUTHORS_SUFFIX, config_for_authors, name_for_authors
 from models.build import load_model, spec_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-_COMPANIONS = ("tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json")
+from models.causal_lm import CausalLM
+from models.weight_files import TOKENIZER_FILES
 
 
-def save_authors(model: "PreTrainedModel", folder: Path) -> None:
+def save_authors(model: CausalLM, folder: Path) -> None:
     """Write a model of this suite in the authors' format: config.json and model.safetensors."""
     spec = spec_of(model)
     config = config_for_authors(spec)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    weights = {name_for_authors(spec, name): tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-    tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    weights = {name_for_authors(spec, name): tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def convert(source: Path, target: Path) -> str:
-    """Translate SOURCE (either format) into TARGET (the other one). Return one line about what was written.
-
-    TARGET appears complete or not at all. Raises ValueError for anything a user can put right.
-    """
+    """Translate SOURCE (either format) into TARGET (the other one), which appears complete or not at all. Return one line about
+    what was written. Raises ValueError for anything a user can put right."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} exists and is not an empty folder; give another target")
-    model = load_model(source, dtype=None)
+    model: Any = load_model(source, dtype=None)  # anything that Hugging Face loads, which `spec_of` refuses
     model_type = json.loads((source / "config.json").read_text())["model_type"]
     theirs = model_type.endswith(AUTHORS_SUFFIX)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +44,7 @@ def convert(source: Path, target: Path) -> str:
             model.save_pretrained(made)
         else:
             save_authors(model, made)
-        for pattern in _COMPANIONS:
+        for pattern in TOKENIZER_FILES:
             for file in source.glob(pattern):
                 shutil.copy2(file, made / file.name)
         if target.exists():

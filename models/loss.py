@@ -14,10 +14,8 @@ from kernels.linear_cross_entropy import linear_cross_entropy
 
 
 class TokenLoss(nn.Module):
-    """A causal language model as a module that returns losses: what DDP, FSDP2 and torch.compile wrap.
-
-    Under FSDP2 the head's weight must belong to the outermost unit (shard the blocks, then this module).
-    """
+    """A causal language model as a module that returns losses: what DDP, FSDP2 and torch.compile wrap. Under FSDP2 the head's
+    weight must belong to the outermost unit (shard the blocks, then this module)."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -31,9 +29,8 @@ class TokenLoss(nn.Module):
 def token_losses(model: Any, input_ids: Tensor, targets: Tensor) -> Tensor:
     """Loss in nats of each target given the inputs up to and including its own position: (B, T) fp32.
 
-    Nothing is shifted: targets (B, T) are aligned with input_ids (B, T). Works for the models here and for any
-    Hugging Face causal language model; one whose logits are more than a bias-free linear map of its hidden states
-    goes through its whole logits.
+    Nothing is shifted: targets (B, T) are aligned with input_ids (B, T). Of any Hugging Face causal language model; one whose
+    logits are more than a bias-free linear map of its hidden states goes through its whole logits.
     """
     if input_ids.shape != targets.shape:
         raise ValueError(f"targets {tuple(targets.shape)} must have the shape of input_ids {tuple(input_ids.shape)}")

@@ -5,15 +5,7 @@ import json
 from pathlib import Path
 
 INDEX = "model.safetensors.index.json"
-TOKENIZER_FILES = (
-    "tokenizer*",
-    "kind.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
+TOKENIZER_FILES = tuple("tokenizer* kind.json vocab.* merges.txt *.model special_tokens_map.json added_tokens.json".split())
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -20,8 +20,7 @@ from eval.shell.loading import Loaded, vocab_size
 from eval.shell.machine import check_machine, peak_memory_gib
 from eval.throughput.spec import Spec
 from kernels.fla_cpu.tuning import lift_limit
-from models.build import build_model, spec_of
-from models.count import num_params
+from models.build import build_model, num_params, spec_of
 from models.spec import ModelSpec
 from training.distributed import World
 from training.hardware import peak_flops

@@ -37,10 +37,7 @@ TILES = 16
 
 def decay_time_bias(num_heads: int, shortest: float, longest: float) -> Tensor:
     """Return b_h (H,) with sigmoid(b_h) = exp(-1/T_h), decay times T_h (tokens) log-spaced from `shortest` to `longest`
-    (Fig. 7).
-
-    (2, 256) over 8 heads gives ALiBi's slopes 2^-1 .. 2^-8.
-    """
+    (Fig. 7): (2, 256) over 8 heads gives ALiBi's slopes 2^-1 .. 2^-8."""
     times = torch.logspace(math.log2(shortest), math.log2(longest), num_heads, base=2.0, dtype=torch.float64)
     return (-torch.log(torch.expm1(1.0 / times))).float()
 
@@ -123,7 +120,7 @@ class ForgettingAttention(nn.Module):
 
     def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None, *rotation: Tensor) -> Tensor:
         """Return (B, T, d) from the normalised block input; with a cache, x holds the tokens after those cached. `rotation`:
-        cos and sin of these tokens' positions, where the variant rotates."""
+        cos and sin of their positions, where the variant rotates."""
         q, k, v, log_fgate = self.project(x, cache, *rotation)
         seq_start = None if padding is None else padding.start
         if cache is not None:
@@ -145,12 +142,11 @@ class ForgettingAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Return what attention sees of the tokens in x: q, k, v (B, T, H, D), shifted, normalised and rotated, and the log
         forget gate (B, T, H) in fp32, None without a gate."""
-        scalars = self._scalars(x)
+        scalars, normed = self._scalars(x), self.spec.qk_norm
         q = self.q_proj(x).unflatten(-1, (self.spec.num_heads, -1))
-        k = self._project("k", x, scalars, cache, self.k_norm if self.spec.qk_norm else None)
+        k = self._project("k", x, scalars, cache, self.k_norm if normed else None)
         v = self._project("v", x, scalars, cache, None)
-        if self.spec.qk_norm:
-            q = self.q_norm(q)
+        q = self.q_norm(q) if normed else q
         if self.spec.use_rope:
             q, k = rotate(q, *rotation), rotate(k, *rotation)
         return q, k, v, self._log_fgate(x, scalars)
@@ -182,7 +178,6 @@ class ForgettingAttention(nn.Module):
         return shifted
 
     def _log_fgate(self, x: Tensor, scalars: dict[str, Tensor]) -> Tensor | None:
-        """Return the log forget gate (B, T, H) in fp32, or None without a gate."""
         if self.spec.forget_gate == "none":
             return None
         token = "fgate" in scalars
@@ -199,15 +194,8 @@ class ForgettingAttention(nn.Module):
                 return _softmax_attention(q, k, v)
             # Padding and windows without a (T, T) mask: the kernel with gates of 1.
             log_fgate = k.new_zeros(k.shape[:3], dtype=torch.float32)
-        return forgetting_attention(
-            q,
-            k,
-            v,
-            log_fgate,
-            seq_start=seq_start,
-            window_size=self.spec.window_size,
-            **self.pruning(q, k, self.spec.prune_log_tolerance),
-        )
+        pruning = self.pruning(q, k, self.spec.prune_log_tolerance)
+        return forgetting_attention(q, k, v, log_fgate, seq_start=seq_start, window_size=self.spec.window_size, **pruning)
 
     def pruning(self, q: Tensor, k: Tensor, log_tolerance: float | None) -> dict[str, Any]:
         """Return the options of `forgetting_attention` that prune, by the rule of the spec; none for None."""
@@ -218,9 +206,9 @@ class ForgettingAttention(nn.Module):
     def pruned_tiles(self, q: Tensor, k: Tensor, log_fgate: Tensor, log_tolerance: float, tile: int) -> Tensor:
         """Count the leading key tiles that each query tile skips, int32 (B, H, M), by the rule of the spec; for a single query
         by that of the paper."""
-        alone = {"adaptive_threshold": self.threshold(q, k, log_tolerance)}
-        options = alone if q.shape[1] == 1 else self.pruning(q, k, log_tolerance)
-        return skipped_tiles(q, k, log_fgate, tile=tile, **options)
+        if q.shape[1] == 1:
+            return skipped_tiles(q, k, log_fgate, tile=tile, adaptive_threshold=self.threshold(q, k, log_tolerance))
+        return skipped_tiles(q, k, log_fgate, tile=tile, **self.pruning(q, k, log_tolerance))
 
     def threshold(self, q: Tensor, k: Tensor, log_tolerance: float | None) -> Tensor | float | None:
         """Return the pruning threshold on D (arXiv 2504.06949): from the QK-norm scales where there are any, else from the
@@ -240,22 +228,18 @@ class ForgettingAttention(nn.Module):
         exact = self._buffers.get("fgate_bias")
         super()._apply(fn, recurse)
         if exact is not None:
-            moved = self._buffers["fgate_bias"]
-            assert moved is not None
-            same = exact.is_meta or moved.is_meta
-            self._buffers["fgate_bias"] = moved.float() if same else exact.to(moved.device)
+            moved = self.fgate_bias
+            self.fgate_bias = moved.float() if exact.is_meta or moved.is_meta else exact.to(moved.device)
         return self
 
 
 def _softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal softmax attention of the last T queries; q (B, T, H, D), k and v (B, S, H, D), S >= T."""
     queries, keys = q.shape[1], k.shape[1]
+    partly = 1 < queries < keys
+    mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries) if partly else None
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    mask = None
-    if 1 < queries < keys:
-        mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
-    o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=queries == keys)
-    return o.transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=queries == keys).transpose(1, 2)
 
 
 def gated_layers(model: nn.Module) -> dict[int, ForgettingAttention]:
@@ -284,11 +268,8 @@ class Model(Backbone):
     """Backbone that computes the rotary angles once for all layers."""
 
     def __init__(self, spec: ForgettingTransformerSpec) -> None:
-        blocks: list[nn.Module] = [
-            Block(ForgettingAttention(spec, i), spec.hidden_size, spec.intermediate_size, spec.norm_eps)
-            for i in range(spec.num_layers)
-        ]
-        super().__init__(spec, blocks)
+        sizes = (spec.hidden_size, spec.intermediate_size, spec.norm_eps)
+        super().__init__(spec, [Block(ForgettingAttention(spec, i), *sizes) for i in range(spec.num_layers)])
 
     def shared_inputs(self, x_BTd: Tensor, cache: DecodingCache | None, padding: Padding | None) -> tuple[Tensor, ...]:
         if not self.spec.use_rope:
@@ -297,10 +278,8 @@ class Model(Backbone):
 
     @contextmanager
     def measuring(self) -> Iterator[dict[str, list[Tensor]]]:
-        """Yield the share of the causal tiles that pruning skips, of a layer the mean over sequences and heads.
-
-        A sequence has at least TILES tiles: smaller ones than the kernels' 128 in short training contexts.
-        """
+        """Yield the share of the causal tiles that pruning skips, of a layer the mean over sequences and heads. A sequence has
+        at least TILES tiles: smaller ones than the kernels' 128 in short training contexts."""
         found: dict[str, list[Tensor]] = {name: [] for name in self.spec.measured}
 
         def visit(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
@@ -317,6 +296,5 @@ class Model(Backbone):
         linear_normal_(module, self.spec.initializer_range)
         if isinstance(module, ForgettingAttention) and module.spec.forget_gate in ("bias_only", "fixed"):
             spec = module.spec
-            assert spec.decay_time_min is not None
-            assert spec.decay_time_max is not None
+            assert spec.decay_time_min is not None and spec.decay_time_max is not None
             start_with(module.fgate_bias, decay_time_bias(spec.num_heads, spec.decay_time_min, spec.decay_time_max))

@@ -38,8 +38,7 @@ class Mamba2Mixer(Mamba2):
         xBC, conv_state = causal_conv_silu(
             xBC, self.conv1d.weight.squeeze(1), self.conv1d.bias, past.get("conv_state"), keep_state=cache is not None
         )
-        # The convolution's bias makes padded positions non-zero again.
-        xBC = zero_padded(xBC, padding)
+        xBC = zero_padded(xBC, padding)  # the convolution's bias made padded positions non-zero
         values, B, C = xBC.split([self.intermediate_size, self.ssm_state_size, self.ssm_state_size], -1)
         values = values.unflatten(-1, (self.num_heads, self.head_dim))
         step = F.softplus(dt.float() + self.dt_bias.float())
@@ -56,16 +55,9 @@ class Mamba2Block(ResidualBlock):
     def __init__(self, spec: Mamba2Spec, layer_idx: int) -> None:
         super().__init__()
         self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
-        self.mixer = Mamba2Mixer(
-            head_dim=spec.head_dim,
-            hidden_size=spec.hidden_size,
-            state_size=spec.ssm_state_size,
-            expand=spec.expand,
-            conv_kernel=spec.conv_size,
-            norm_eps=spec.norm_eps,
-            layer_idx=layer_idx,
-            backend="triton",
-        )
+        same = {name: getattr(spec, name) for name in ("head_dim", "hidden_size", "expand", "norm_eps")}
+        sizes = dict(same, state_size=spec.ssm_state_size, conv_kernel=spec.conv_size)
+        self.mixer = Mamba2Mixer(**sizes, layer_idx=layer_idx, backend="triton")
 
     def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None) -> Tensor:
         return x + self.branch(self._mix, x, cache, padding)
@@ -81,14 +73,11 @@ class Model(Backbone):
     def init_module(self, module: nn.Module) -> None:
         """Start with PyTorch's defaults for linear maps and convolutions, output projections divided by sqrt(layers); A = 1..H,
         D = 1, dt log-uniform in [1e-3, 1e-1]; embedding N(0, 0.02^2)."""
-        if isinstance(module, Mamba2Mixer):
-            self._init_mixer(module)
-        else:
+        if not isinstance(module, Mamba2Mixer):
             init_as_pytorch_(module)
-
-    def _init_mixer(self, mixer: Mamba2Mixer) -> None:
-        bound = 1.0 / math.sqrt(mixer.intermediate_size * len(self.layers))  # Kaiming-uniform(a = sqrt 5) / sqrt(layers)
-        nn.init.uniform_(mixer.out_proj.weight, -bound, bound)
-        nn.init.ones_(mixer.D)
-        start_with(mixer.dt_bias, step_size_bias(mixer.num_heads))
-        start_with(mixer.A_log, torch.arange(1.0, mixer.num_heads + 1).log())
+            return
+        bound = 1.0 / math.sqrt(module.intermediate_size * len(self.layers))  # Kaiming-uniform(a = sqrt 5) / sqrt(layers)
+        nn.init.uniform_(module.out_proj.weight, -bound, bound)
+        nn.init.ones_(module.D)
+        start_with(module.dt_bias, step_size_bias(module.num_heads))
+        start_with(module.A_log, torch.arange(1.0, module.num_heads + 1).log())

@@ -4,6 +4,7 @@ Suffixes: B batch, T tokens, d hidden size.
 """
 
 import math
+from typing import Any
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 import torch
@@ -53,13 +54,12 @@ class MambaMixer(nn.Module):
 
 
 def _block(spec: SambaSpec, layer_idx: int) -> Block:
-    attention = spec.attention
-    mixer: MambaMixer | ForgettingAttention
+    mixer: Any
     if layer_idx % 2 == 0:
         mixer, width = MambaMixer(spec, layer_idx), spec.mamba_intermediate_size
         output = mixer.out_proj
     else:
-        mixer, width = ForgettingAttention(attention, layer_idx), attention.intermediate_size
+        mixer, width = ForgettingAttention(spec.attention, layer_idx), spec.attention.intermediate_size
         output = mixer.o_proj
     block = Block(mixer, spec.hidden_size, width, spec.norm_eps)
     for linear in (output, block.mlp.down_proj):
@@ -78,16 +78,13 @@ class Model(Backbone):
         """Start with PyTorch's defaults; outputs of attention, Mamba and MLPs Kaiming-uniform(a = sqrt 5) / sqrt(2 * layers);
         A = 1..N, D = 1, dt log-uniform in [1e-3, 1e-1]; embedding N(0, 0.02^2)."""
         if isinstance(module, MambaMixer):
-            self._init_mamba(module)
+            (inner, n), bound = module.A_log.shape, module.spec.dt_rank**-0.5
+            nn.init.uniform_(module.dt_proj.weight, -bound, bound)
+            nn.init.ones_(module.D)
+            start_with(module.dt_proj.bias, step_size_bias(inner))
+            start_with(module.A_log, torch.arange(1.0, n + 1).log().expand(inner, n))
         elif getattr(module, "ends_branch", False):
             bound = 1.0 / math.sqrt(module.in_features * 2 * len(self.layers))  # type: ignore[operator]
             nn.init.uniform_(module.weight, -bound, bound)  # type: ignore[arg-type]
         else:
             init_as_pytorch_(module)
-
-    def _init_mamba(self, mixer: MambaMixer) -> None:
-        nn.init.uniform_(mixer.dt_proj.weight, -(mixer.spec.dt_rank**-0.5), mixer.spec.dt_rank**-0.5)
-        nn.init.ones_(mixer.D)
-        inner, n = mixer.A_log.shape
-        start_with(mixer.dt_proj.bias, step_size_bias(inner))
-        start_with(mixer.A_log, torch.arange(1.0, n + 1).log().expand(inner, n))

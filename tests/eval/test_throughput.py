@@ -13,8 +13,7 @@ from eval.shell.context import Context
 from eval.shell.loading import Loaded, Subject
 from eval.throughput import measure
 from eval.throughput.spec import Spec
-from models.build import build_model, spec_of
-from models.count import num_params
+from models.build import build_model, num_params, spec_of
 from training import step as training_step
 from training.step import Stepper, build_stepper
 

@@ -14,9 +14,8 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from models.authors import config_for_authors, spec_from_authors
-from models.build import build_model, load_model, spec_of
+from models.build import build_model, load_model, num_params, spec_of
 from models.convert import main, save_authors
-from models.count import num_params
 from models.forgetting_transformer.spec import ForgetGate
 from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec
 

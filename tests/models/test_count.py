@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from models.build import build_model
-from models.count import num_params
+from models.build import build_model, num_params
 from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec, SambaSpec
 from models.spec_parts import swiglu_width
 

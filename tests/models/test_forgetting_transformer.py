@@ -10,9 +10,8 @@ import torch.nn.functional as F
 
 from kernels.fused_norms import shift_and_norm
 from models.backbone import Padding
-from models.build import build_model
+from models.build import build_model, num_params
 from models.cache import DecodingCache
-from models.count import num_params
 from models.forgetting_transformer.module import decay_time_bias, rotate, rotation_table, token_positions, watched
 from models.spec import ForgettingTransformerSpec
 

@@ -9,8 +9,7 @@ from pydantic import TypeAdapter
 from transformers import AutoModelForCausalLM
 
 from models.backbone import ResidualBlock
-from models.build import build_model, load_model, spec_of
-from models.count import num_params
+from models.build import build_model, load_model, num_params, spec_of
 from models.loss import token_losses
 from models.spec import ModelSpec
 
