@@ -39,11 +39,9 @@ class On(Command, Generic[Spec]):
 def _commands() -> Any:
     """Make a subcommand for each kind, described by the first line of its spec."""
     generic: Any = On
-    commands = []
-    for name, spec in KINDS.items():
-        description = str(spec.__doc__).split("\n")[0]
-        commands.append(Annotated[generic[spec], tyro.conf.subcommand(name, description=description)])
-    return Union.__getitem__(tuple(commands))
+    first_lines = {name: str(spec.__doc__).split("\n")[0] for name, spec in KINDS.items()}
+    named = {name: tyro.conf.subcommand(name, description=line) for name, line in first_lines.items()}
+    return Union.__getitem__(tuple(Annotated[generic[KINDS[name]], command] for name, command in named.items()))
 
 
 def run_command(command: On) -> int:
@@ -54,10 +52,10 @@ def run_command(command: On) -> int:
     context = make_context(command.sources, device, Path(), subject.data)
     corpus = None if context.corpus is None else context.corpus.spec
     spec = command.spec.bound(Setting(corpus, command.sources, subject.precision(device), machine_name(device)))
-    surplus = unread([spec], command.sources)
-    if surplus:
-        raise ValueError(f"{', '.join(surplus)}: {spec.kind} does not read it as it is asked for here; leave it out")
-    out = command.out or default_out(subject, spec)
+    if surplus := ", ".join(unread([spec], command.sources)):
+        raise ValueError(f"{surplus}: {spec.kind} does not read it as it is asked for here; leave it out")
+    own = Path(f"{subject.model}-{subject.run_id}-{eval_id(spec)}.parquet")
+    out = command.out or (own if subject.run is None else subject.path / "evals" / f"{eval_id(spec)}.parquet")
     if out.suffix != ".parquet":
         raise ValueError(f"--out {out} must end in .parquet")
     context.folder = out.parent
@@ -67,12 +65,6 @@ def run_command(command: On) -> int:
     print(f"{meta['eval_id']} of {meta['model']} ({meta['scale']}, {meta['run_id']}): {out}")
     print("\n".join(spec.summary(rows)))
     return EXIT_FINISHED
-
-
-def default_out(subject: Subject, spec: EvalSpec) -> Path:
-    if subject.run is not None:
-        return subject.path / "evals" / f"{eval_id(spec)}.parquet"
-    return Path(f"{subject.model}-{subject.run_id}-{eval_id(spec)}.parquet")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -50,8 +50,7 @@ def read_spec(path: Path) -> EvalSpec:
         spec = EVAL_SPEC.validate_json(path.read_bytes())
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such spec file") from None
-    missing = ", ".join(unbound(spec))
-    if missing:
+    if missing := ", ".join(unbound(spec)):
         raise ValueError(f"{path}: the spec must say which {missing} it reads, as the specs of a plan do")
     return spec
 
@@ -71,25 +70,19 @@ def run_job(job: Job) -> int:
             print(f"{out.stem}: exists, skipped", file=sys.stderr)
         else:
             todo.append((spec, out))
-    if not todo:
-        return EXIT_FINISHED
-    loaded = Loaded(subject, device)
-    todo.sort(key=lambda item: item[0].NEEDS != "spec")  # fresh models first: one model at a time in memory
-    failed = False
-    for spec, out in todo:
+    loaded, code = Loaded(subject, device), EXIT_FINISHED
+    for spec, out in sorted(todo, key=lambda item: item[0].NEEDS != "spec"):  # fresh models first: one at a time in memory
         try:
             run(loaded, spec, make_context(job.sources, device, out.parent, subject.data), out)
             print(f"{out.stem}: written to {out}", file=sys.stderr)
-        except ValueError as error:
-            failed = True
-            print(f"error: {out.stem}: {short(error)}", file=sys.stderr)
         except OSError:
             raise  # a full disk, say: nothing else could be written either
-        except Exception:
-            failed = True
-            print(f"error: {out.stem}: an error that this program should not have made", file=sys.stderr)
-            traceback.print_exc()
-    return EXIT_ERROR if failed else EXIT_FINISHED
+        except Exception as error:
+            code, ours = EXIT_ERROR, "an error that this program should not have made"
+            print(f"error: {out.stem}: {short(error) if isinstance(error, ValueError) else ours}", file=sys.stderr)
+            if not isinstance(error, ValueError):
+                traceback.print_exc()
+    return code
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -43,11 +43,9 @@ _UNBOUND = (None, "heldout", "local")
 
 
 def eval_id(spec: EvalSpec) -> str:
-    """Return `kind-xxxxxxxx`: the kind and the first 8 hex digits of the SHA-256 of the fields that are not at their default.
-
-    A default is for ever: a switch that is added later leaves the names of earlier evaluations as they are. ValueError for a
-    kind that is not listed, whose spec no job could read.
-    """
+    """Return `kind-xxxxxxxx`: the kind and the first 8 hex digits of the SHA-256 of the fields that are not at their default. A
+    default is for ever: a switch that is added later leaves the names of earlier evaluations as they are. ValueError for a kind
+    that is not listed, whose spec no job could read."""
     if KINDS.get(spec.kind) is not type(spec):
         raise ValueError(f"no evaluation is listed as {spec.kind!r}; add its folder's name to NAMES in eval/kinds.py")
     assert not unbound(spec), f"an evaluation without its {', '.join(unbound(spec))} has no identity; see `bound`"

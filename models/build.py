@@ -1,6 +1,5 @@
 """Models from specs, and back: `build_model`, `load_model`, `spec_of`."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from transformers.utils import logging
 from models.authors import AUTHORS_SUFFIX, name_for_authors, spec_from_authors
 from models.causal_lm import CausalLM, CausalLMConfig
 from models.spec import ModelSpec
-from models.weight_files import weight_files
+from models.weight_files import read_json, weight_files
 
 
 def build_model(spec: ModelSpec, device: torch.device | str = "cpu") -> CausalLM:
@@ -41,16 +40,16 @@ def spec_of(model: PreTrainedModel) -> ModelSpec:
 
 def load_model(source: str | Path, dtype: torch.dtype | None = torch.float32) -> PreTrainedModel:
     """Return a model in evaluation mode, on the CPU, from a folder of ours, a folder in the authors' format, or anything that
-    `AutoModelForCausalLM` loads (folder or hub name); in the dtype it is stored in if none is given.
-
-    Raises ValueError for nothing that can be loaded, and for tensors that are missing, unexpected or of another shape than the
-    model's. (Weights tied to others and buffers that are computed need not be there.)
-    """
+    `AutoModelForCausalLM` loads (folder or hub name); in the dtype it is stored in if none is given. Raises ValueError for
+    nothing that can be loaded, and for tensors that are missing, unexpected or of another shape than the model's. (Weights tied
+    to others and buffers that are computed need not be there.)"""
     try:
         folder = Path(source)
         if folder.is_dir():
             weight_files(folder)
-            config = _read_json(folder / "config.json")
+            if not (folder / "config.json").is_file():
+                raise ValueError("it holds no config.json")
+            config = read_json(folder / "config.json")
             if str(config.get("model_type")).endswith(AUTHORS_SUFFIX):
                 return _load_authors(folder, spec_from_authors(config), dtype)
         return _load_hugging_face(str(source), dtype)
@@ -98,18 +97,6 @@ def _refuse_misfits(missing: set[str], unexpected: set[str], misshapen: set[tupl
     wrong = "; ".join(f"{kind}: {some(names)}" for kind, names in kinds.items() if names)
     if wrong:
         raise ValueError(f"the weights do not fit config.json: tensors {wrong}")
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        raise ValueError(f"it holds no {file.name}")
-    try:
-        content = json.loads(file.read_text())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file.name} is no JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file.name} holds no JSON object")
-    return content
 
 
 def _in_one_line(error: Exception) -> str:

@@ -27,11 +27,9 @@ class TokenLoss(nn.Module):
 
 
 def token_losses(model: Any, input_ids: Tensor, targets: Tensor) -> Tensor:
-    """Loss in nats of each target given the inputs up to and including its own position: (B, T) fp32.
-
-    Nothing is shifted: targets (B, T) are aligned with input_ids (B, T). Of any Hugging Face causal language model; one whose
-    logits are more than a bias-free linear map of its hidden states goes through its whole logits.
-    """
+    """Loss in nats of each target given the inputs up to and including its own position: (B, T) fp32. Nothing is shifted:
+    targets (B, T) are aligned with input_ids (B, T). Of any Hugging Face causal language model; one whose logits are more than
+    a bias-free linear map of its hidden states goes through its whole logits."""
     if input_ids.shape != targets.shape:
         raise ValueError(f"targets {tuple(targets.shape)} must have the shape of input_ids {tuple(input_ids.shape)}")
     if not _has_linear_head(model):

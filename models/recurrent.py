@@ -19,22 +19,18 @@ MIXER_GAIN = 2**-2.5
 
 
 class FlaMixer:
-    """The first base of a mixer, before fla's layer, which it puts behind the skeleton's mixer signature.
-
-    Padded inputs are zero: keys, values and convolutions without a bias stay zero, and gates leave a state of zeros as it is.
-    So no mask is needed.
-    """
+    """The first base of a mixer, before fla's layer, which it puts behind the skeleton's mixer signature. Padded inputs are
+    zero: keys, values and convolutions without a bias stay zero, and gates leave a state of zeros as it is. So no mask is
+    needed."""
 
     def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None, **more: Any) -> Tensor:
         return super().forward(x, past_key_values=cache, use_cache=cache is not None, **more)[0]  # type: ignore[misc]
 
 
 class RecurrentModel(Backbone):
-    """Backbone of blocks round mixers of one class, each made with `options` and the sizes of the spec.
-
-    Linear maps of the mixers, and those that end an MLP, are told their place: Hugging Face has `init_module` see only modules
-    with parameters of their own, each alone.
-    """
+    """Backbone of blocks round mixers of one class, each made with `options` and the sizes of the spec. Linear maps of the
+    mixers, and those that end an MLP, are told their place: Hugging Face has `init_module` see only modules with parameters of
+    their own, each alone."""
 
     def __init__(self, spec: WithMLP, mixer: Callable[..., nn.Module], **options: Any) -> None:
         blocks: list[nn.Module] = []
@@ -50,10 +46,8 @@ class RecurrentModel(Backbone):
 
     def init_module(self, module: nn.Module) -> None:
         """Start as the released HGRN2 and DeltaNet: mixer projections Xavier-uniform with gain 2^-2.5, MLP outputs scaled by
-        depth, embedding and other linear maps N(0, 0.02^2), biases 0, norms and convolutions as they come.
-
-        The released code means to draw the convolutions from N(0, 0.02^2), but by then their layer counts as initialised.
-        """
+        depth, embedding and other linear maps N(0, 0.02^2), biases 0, norms and convolutions as they come. The released code
+        means to draw the convolutions from N(0, 0.02^2), but by then their layer counts as initialised."""
         place = getattr(module, "place", None)
         reset = getattr(module, "reset_parameters", None)
         if place == "mlp_output":

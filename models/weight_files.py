@@ -3,9 +3,21 @@ Torch-free."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = tuple("tokenizer* kind.json vocab.* merges.txt *.model special_tokens_map.json added_tokens.json".split())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object, an empty one for a file that is not there. ValueError for anything else."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no JSON ({error}): copy the model again") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} is no JSON object: copy the model again")
+    return values
 
 
 def weight_files(folder: Path) -> list[Path]:

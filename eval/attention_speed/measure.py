@@ -24,10 +24,8 @@ Given = tuple[ForgettingAttention, Tensor, Tensor, Tensor, Tensor]
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return times with and without pruning. The weights stay as they were.
-
-    ValueError: another machine than the spec's, a model without forget gates, or memory too small.
-    """
+    """Return times with and without pruning. The weights stay as they were. ValueError: another machine than the spec's, a
+    model without forget gates, or memory too small."""
     machine = check_machine(spec.machine, context.device)
     corpus = open_heldout(spec, loaded, context)
     model, compute = loaded.model, context.compute(spec.precision)

@@ -40,9 +40,8 @@ class Spec(HeldoutSpec):
         {
             "quantity": text(("attention_forward", "attention", "step")),
             "pruned": integer(0, 1),
-            "milliseconds": number(0),  # median
-            "milliseconds_low": number(0),  # 20% and 80% quantiles over the repeats
-            "milliseconds_high": number(0),
+            # median, and 20% and 80% quantiles over the repeats
+            **dict.fromkeys(("milliseconds", "milliseconds_low", "milliseconds_high"), number(0)),
             "tokens": integer(1),
             "machine": text(),
         },

@@ -15,11 +15,9 @@ from models.loss import token_losses
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return the mean loss of the targets for each document, place and context.
-
-    `context.extras` gets sources (the text that each document is from, where the corpus knows). ValueError for too few or too
-    short documents, token ids that mean something else to the model, and a loss that is not finite.
-    """
+    """Return the mean loss of the targets for each document, place and context. `context.extras` gets sources (the text that
+    each document is from, where the corpus knows). ValueError for too few or too short documents, token ids that mean something
+    else to the model, and a loss that is not finite."""
     corpus = open_heldout(spec, loaded, context)
     check_positions(loaded.model, max(spec.contexts) + spec.targets, "ask for shorter --contexts")
     tokens_DT = corpus.heldout.read(slice(0, spec.num_documents), 0, max(spec.places))

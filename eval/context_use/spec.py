@@ -7,7 +7,6 @@ BOS, the c tokens before the targets, and the targets. How hard the text is canc
 from typing import Literal
 
 import pandas as pd
-from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from eval.shell.heldout import HeldoutSpec
@@ -31,17 +30,11 @@ class Spec(HeldoutSpec):
     """First documents of the held-out split."""
 
     SCHEMA = Schema(
-        {
-            "document": integer(0),
-            "place": integer(1),
-            "context": integer(1),
-            "loss": number(0),  # nats per token, mean over the targets
-        },
+        {"document": integer(0), "place": integer(1), "context": integer(1), "loss": number(0)},  # nats per token
         key=("document", "place", "context"),
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> "Spec":
+    def __post_init__(self) -> None:
         if not self.contexts or not self.places:
             raise ValueError("name at least one context and one place")
         shortest, longest = min(self.contexts) + self.targets, max(self.contexts) + self.targets
@@ -50,7 +43,6 @@ class Spec(HeldoutSpec):
                 f"places {self.places}: {self.targets} targets behind contexts of {min(self.contexts)} to {max(self.contexts)} "
                 f"tokens need all places at {shortest} or beyond, and one at {longest} or beyond"
             )
-        return self
 
     @property
     def extent(self) -> tuple[int, int]:

@@ -25,11 +25,8 @@ Head = tuple[int, int]
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return statistics and matrices. `context.extras` gets seq_len, cell, distance, document.
-
-    ValueError for a model without forget gates, token ids that mean something else to it, and for layers, heads or documents
-    that do not exist.
-    """
+    """Return statistics and matrices. `context.extras` gets seq_len, cell, distance, document. ValueError for a model without
+    forget gates, token ids that mean something else to it, and for layers, heads or documents that do not exist."""
     corpus = open_heldout(spec, loaded, context)
     document = slice(spec.document, spec.document + 1)
     inputs_BT = bos_roll(corpus.heldout.read(document, 0, spec.seq_len), corpus.spec.bos_id)[0].to(context.device)
@@ -85,10 +82,8 @@ def median_decay(decay_T: Tensor, distance: int) -> float:
 
 
 def half_life(decay_T: Tensor) -> float:
-    """Return the distance in tokens, interpolated, at which the median of D over queries reaches -log 2.
-
-    Beyond half the text (too few queries) the decay is taken to go on at its mean rate.
-    """
+    """Return the distance in tokens, interpolated, at which the median of D over queries reaches -log 2. Beyond half the text
+    (too few queries) the decay is taken to go on at its mean rate."""
     target = -math.log(2)
     low, high = 0, len(decay_T) // 2
     at_high = median_decay(decay_T, high)
@@ -106,10 +101,8 @@ def half_life(decay_T: Tensor) -> float:
 
 
 def maps(q_TD: Tensor, k_TD: Tensor, log_fgate_T: Tensor, grid: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return F (mean) and A (maximum) over cells of ceil(T / grid) tokens squared, (G, G), NaN above the diagonal.
-
-    One block of queries at a time, so that memory stays (cell, T).
-    """
+    """Return F (mean) and A (maximum) over cells of ceil(T / grid) tokens squared, (G, G), NaN above the diagonal. One block of
+    queries at a time, so that memory stays (cell, T)."""
     T, D = q_TD.shape
     cell = -(-T // grid)
     size = -(-T // cell)

@@ -9,7 +9,6 @@ tokens squared: "F" the mean and "A" the largest value of the pairs in a cell.
 from typing import Literal
 
 import pandas as pd
-from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from data.corpus import Counts
@@ -56,11 +55,9 @@ class Spec(HeldoutSpec):
         key=("layer", "head", "quantity", "row", "col"),
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> "Spec":
+    def __post_init__(self) -> None:
         if self.distance >= self.seq_len:
             raise ValueError(f"distance {self.distance} must be below seq_len {self.seq_len}")
-        return self
 
     @property
     def extent(self) -> tuple[int, int]:

@@ -21,12 +21,8 @@ class Spec(EvalSpec):
 
     NEEDS = "spec"
     SCHEMA = Schema(
-        {
-            "name": text(),  # "layers.0.attn.q_proj.weight"
-            "module": text(),  # class of the module that it belongs to
-            "shape": text(),  # "128 x 344"; a matrix maps the second size to the first
-            "count": integer(1),
-        },
+        # "layers.0.attn.q_proj.weight", the class of its module, "128 x 344" (a matrix maps the second size to the first)
+        {"name": text(), "module": text(), "shape": text(), "count": integer(1)},
         key=("name",),
     )
 

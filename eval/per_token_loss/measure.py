@@ -22,12 +22,9 @@ SECONDS_BETWEEN_SAVES = 20.0
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     """Return the negative log-likelihood in nats of each token, given BOS and the tokens before it; one pass per document.
-
     `context.extras` gets sources (the text that each document is from, where the corpus knows), unigram_entropy (nats per token
     of the evaluated targets), train_seq_len, context_len and seconds_per_document (median, without the first, which may
-    compile).
-    ValueError for too few or too short documents, token ids that mean something else to the model, and a NaN loss.
-    """
+    compile). ValueError for too few or too short documents, token ids that mean something else to the model, and a NaN loss."""
     corpus = open_heldout(spec, loaded, context)
     check_positions(loaded.model, spec.context_len, "lower --context-len")
     sums = _Sums(spec, context, vocab_size(loaded.model))
@@ -62,10 +59,8 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
 
 class _Sums:
-    """Sums over the first `done` documents, kept in the partial file.
-
-    Suffixes: T positions, V vocabulary, N documents, K bands.
-    """
+    """Sums over the first `done` documents, kept in the partial file. Suffixes: T positions, V vocabulary, N documents, K
+    bands."""
 
     def __init__(self, spec: Spec, context: Context, vocab: int):
         self.spec, self.partial = spec, context.partial

@@ -29,7 +29,7 @@ class Spec(HeldoutSpec):
 
     SCHEMA = Schema(
         {
-            "document": integer(-1),  # -1: mean over documents
+            "document": integer(-1),
             "position": integer(1),
             "width": integer(1),
             "loss": number(0),  # nats per token

@@ -85,10 +85,8 @@ class Pruned:
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return counts and losses. `context.extras` gets context_len, tile, decoded_tokens and log_tolerance.
-
-    ValueError for a model without forget gates, and what per-token losses raise.
-    """
+    """Return counts and losses. `context.extras` gets context_len, tile, decoded_tokens and log_tolerance. ValueError for a
+    model without forget gates, and what per-token losses raise."""
     corpus = open_heldout(spec, loaded, context)
     model, compute = loaded.model, context.compute(spec.precision)
     layers = layers_with_gates(model)

@@ -9,7 +9,6 @@ query loses) and first_tile (the first key tile that query tile `position` compu
 from typing import Literal
 
 import pandas as pd
-from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from eval.shell.heldout import HeldoutSpec
@@ -43,20 +42,15 @@ class Spec(HeldoutSpec):
     SCHEMA = Schema(
         {
             "quantity": text(QUANTITIES),
-            "document": integer(-1),
-            "layer": integer(-1),
-            "head": integer(-1),
-            "position": integer(-1),
+            **dict.fromkeys(("document", "layer", "head", "position"), integer(-1)),
             "value": number(0),
         },
         key=("quantity", "document", "layer", "head", "position"),
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> "Spec":
+    def __post_init__(self) -> None:
         if self.decoded_tokens >= self.context_len:
             raise ValueError(f"decoded_tokens {self.decoded_tokens} must be below context_len {self.context_len}")
-        return self
 
     @property
     def extent(self) -> tuple[int, int]:

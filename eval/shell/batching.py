@@ -22,6 +22,7 @@ Result = TypeVar("Result")
 Row = tuple[list[int], int]
 """Token ids, and how many of the last are looked at."""
 Scored = tuple[float, bool]
+Record = dict[str, Any]
 
 
 def in_batches(
@@ -32,11 +33,9 @@ def in_batches(
     batch_tokens: int | None = None,
     on_done: Callable[[int, Result], None] | None = None,
 ) -> list[Result]:
-    """Return what `run(indices)` gives for each of the prompts, in their order. `lengths`: their tokens, new ones included.
-
-    `batch_tokens` bounds batch size x longest prompt; None chooses by device. `on_done(index, result)` is called as soon as a
-    prompt is finished. The longest come first, so that a prompt too long for the machine is known at once: ValueError.
-    """
+    """Return what `run(indices)` gives for each of the prompts, in their order, and tell `on_done(index, result)` as soon as
+    one is finished. `lengths`: their tokens, new ones included; `batch_tokens` bounds batch size x longest (None: by device).
+    The longest come first, so that a prompt too long for the machine is known at once: ValueError."""
     budget = batch_tokens or (BATCH_TOKENS_GPU if compute.on_cuda else BATCH_TOKENS_CPU)
     results: dict[int, Result] = {}
     todo = list(batches(lengths, budget))
@@ -65,29 +64,20 @@ def in_batches(
 
 
 def recorded(
-    what: str,
-    lengths: Mapping[str, int],
-    context: Context,
-    compute: Compute,
-    run: Callable[[list[str]], list[dict[str, Any]]],
-) -> dict[str, dict[str, Any]]:
+    what: str, lengths: Mapping[str, int], context: Context, compute: Compute, run: Callable[[list[str]], list[Record]]
+) -> dict[str, Record]:
     """Return the records of the partial file with one for each prompt, which `run(keys)` makes of a batch and which is kept as
     soon as it is there. `lengths`: tokens of the prompts by key; `what` they are for, in words."""
     found = context.partial.records
     todo = [key for key in lengths if key not in found]
     with Progress(what, len(lengths), len(lengths) - len(todo)) as progress:
 
-        def keep(index: int, record: dict[str, Any]) -> None:
+        def keep(index: int, record: Record) -> None:
             context.partial.add(todo[index], record)
             progress.advance()
 
-        in_batches(
-            [lengths[key] for key in todo],
-            compute,
-            lambda batch: run([todo[i] for i in batch]),
-            batch_tokens=context.sources.batch_tokens,
-            on_done=keep,
-        )
+        own, budget = [lengths[key] for key in todo], context.sources.batch_tokens
+        in_batches(own, compute, lambda batch: run([todo[i] for i in batch]), batch_tokens=budget, on_done=keep)
     return found
 
 
@@ -106,12 +96,9 @@ def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
 
 def check_positions(model: nn.Module, num_tokens: int, remedy: str) -> None:
     """Raise ValueError if the model has learned fewer positions; beyond them lies other memory, or an abort."""
-    config = getattr(model, "config", None)
-    limit = getattr(config, "max_position_embeddings", None)
-    learned = any(
-        isinstance(module, nn.Embedding) and ("pos" in name.rpartition(".")[2] or name.endswith("wpe"))
-        for name, module in model.named_modules()
-    )
+    limit = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    embeddings = [name for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
+    learned = any("pos" in name.rpartition(".")[2] or name.endswith("wpe") for name in embeddings)
     if learned and limit is not None and num_tokens > limit:
         raise ValueError(f"{num_tokens} tokens are more than the {limit} positions that the model has learned; {remedy}")
 
@@ -143,22 +130,14 @@ def score(row: Row, logits_KV: torch.Tensor) -> Scored:
 
 def at_ends(model: nn.Module, rows: Sequence[Row], compute: Compute) -> Iterator[torch.Tensor]:
     """Yield the fp32 logits (K, V) for the last K of the ids of each row (ids, K) of one batch. Padding stands to the right,
-    where a causal model does not look.
-
-    ValueError for rows longer than the model's positions.
-    """
+    where a causal model does not look. ValueError for rows longer than the model's positions."""
     width = max(len(ids) for ids, _ in rows) - 1
     check_positions(model, width, "choose shorter prompts")
     inputs_BT = torch.tensor([ids[:-1] + [0] * (width + 1 - len(ids)) for ids, _ in rows], device=compute.device)
     first = min(len(ids) - 1 - count for ids, count in rows)
+    last = {"logits_to_keep": width - first} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     with compute.inference():
-        logits_BKV = _last_logits(model, inputs_BT, width - first)
+        logits_BKV = model(input_ids=inputs_BT, use_cache=False, **last).logits[:, first - width :]
     for logits_KV, (ids, count) in zip(logits_BKV, rows, strict=True):
         start = len(ids) - 1 - count - first
         yield logits_KV[start : start + count].float()
-
-
-def _last_logits(model: nn.Module, inputs_BT: torch.Tensor, count: int) -> torch.Tensor:
-    if "logits_to_keep" in inspect.signature(model.forward).parameters:
-        return model(input_ids=inputs_BT, use_cache=False, logits_to_keep=count).logits
-    return model(input_ids=inputs_BT, use_cache=False).logits[:, -count:]

@@ -1,7 +1,7 @@
 """Context of an evaluation besides model and spec: where texts and data lie, the device, and what is already done."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,27 +25,21 @@ class Compute:
     def on_cuda(self) -> bool:
         return self.device.startswith("cuda")
 
-    def autocast(self) -> AbstractContextManager[None]:
-        import torch
-
-        return torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
-
     @contextmanager
     def inference(self) -> Iterator[None]:
-        """Run with `autocast`, and without gradients."""
+        """Run with the precision, and without gradients."""
         import torch
 
-        with torch.inference_mode(), self.autocast():
+        device = torch.device(self.device).type
+        with torch.inference_mode(), torch.autocast(device, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
             yield
 
 
 @dataclass
 class Context:
-    """Places of things. Nothing here changes the rows of a given spec: what is read is held to what the spec names.
-
-    `folder`: where the results go. `train_seq_len`: of the run, if known. `extras`: filled by the evaluation with facts for the
-    meta file. `partial`: samples already finished.
-    """
+    """Places of things. Nothing here changes the rows of a given spec: what is read is held to what the spec names. `folder`:
+    where results go; `train_seq_len`: of the run, if known; `partial`: samples already finished; `extras`: filled by the
+    evaluation with facts for the meta file."""
 
     device: str = "cpu"
     sources: Sources = field(default_factory=Sources)
@@ -64,10 +58,8 @@ class Context:
         found = fingerprint(None if self.corpus is None else self.corpus.spec)
         assert self.corpus is not None
         if found != wanted:
-            raise ValueError(
-                f"the evaluation is of corpus {wanted}, but {self.corpus.folder} holds {found}: "
-                "name the right one with --corpus"
-            )
+            where = f"{self.corpus.folder} holds {found}: name the right one with --corpus"
+            raise ValueError(f"the evaluation is of corpus {wanted}, but {where}")
         return self.corpus
 
 

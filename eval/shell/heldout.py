@@ -52,10 +52,8 @@ class HeldoutSpec(EvalSpec):
 
 
 def open_heldout(spec: HeldoutSpec, loaded: Loaded, context: Context) -> Corpus:
-    """Open the corpus that a spec names.
-
-    ValueError: it is another one, has too few or too short documents, or token ids that mean something else to the model.
-    """
+    """Open the corpus that a spec names. ValueError: it is another one, has too few or too short documents, or token ids that
+    mean something else to the model."""
     corpus = context.heldout(spec.corpus)
     spec.check_extent(*corpus.heldout.shape)
     loaded.check_token_ids(corpus)

@@ -2,12 +2,11 @@
 
 import gc
 import hashlib
-import json
 import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from data.corpus import Corpus
 from data.source import first_line
@@ -15,7 +14,7 @@ from data.spec import DataSpec
 from data.tokenizer import Tokenizer, TokenizerChoice, parse_tokenizer
 from eval.shell.spec import Precision
 from eval.shell.text import TextCodec
-from models.weight_files import INDEX, TOKENIZER_FILES, weight_files
+from models.weight_files import INDEX, TOKENIZER_FILES, read_json, weight_files
 from training import manifest
 from training.run_folder import RunFolder
 from training.spec import RunSpec
@@ -31,10 +30,8 @@ _SAMPLE_TOKENS = 4096
 
 @dataclass(frozen=True)
 class Subject:
-    """Subject of an evaluation, and the names under which its rows go.
-
-    `folder`: where weights and tokeniser are read from; `run`: the spec of a run of ours, whose folder is `path`.
-    """
+    """Subject of an evaluation, and the names under which its rows go. `folder`: where weights and tokeniser are read from;
+    `run`: the spec of a run of ours, whose folder is `path`."""
 
     path: Path
     folder: Path
@@ -58,7 +55,7 @@ class Subject:
             path = _from_hub(path_or_name)
         if not (path / "config.json").is_file():
             raise ValueError(f"{path} is neither a run folder (spec.json) nor a model folder (config.json)")
-        _read_json(path / "config.json")  # a damaged one is found before anything is computed
+        read_json(path / "config.json")  # a damaged one is found before anything is computed
         name = Path(path_or_name).resolve().name
         return cls(path, path, OUTSIDE_SCALE, name, _content_id(path, tokenizer_name), tokenizer_name)
 
@@ -67,9 +64,8 @@ class Subject:
         """Digest of the weights; None where there are none yet."""
         if self.run is not None:
             return self.run_folder.weights
-        return manifest.weights_digest(
-            {path.name: manifest.digest(path) for path in weight_files(self.folder) if path.is_file()}
-        )
+        there = [path for path in weight_files(self.folder) if path.is_file()]
+        return manifest.weights_digest({path.name: manifest.digest(path) for path in there})
 
     def precision(self, device: str) -> Precision:
         """Return the run's precision; of other models bf16 on GPUs and fp32 on the CPU, as in the released evaluations."""
@@ -102,13 +98,12 @@ def _from_hub(name: str) -> Path:
 def _content_id(folder: Path, tokenizer_name: str | None) -> str:
     """Return the first 10 hex digits of the SHA-256 over config, weights and tokeniser, wherever they lie."""
     whole = hashlib.sha256()
-    places = [folder] if tokenizer_name is None or not Path(tokenizer_name).is_dir() else [folder, Path(tokenizer_name)]
-    for place in places:
+    tokenizer = Path(tokenizer_name or folder)
+    for place in (folder, tokenizer) if tokenizer_name is not None and tokenizer.is_dir() else (folder,):
         found = {path for pattern in _MODEL_FILES for path in place.glob(pattern)} | set(weight_files(place))
         for path in sorted(path for path in found if path.is_file()):
-            with path.open("rb") as file:
-                whole.update(f"{path.name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    if len(places) == 1 and tokenizer_name is not None:
+            whole.update(f"{path.name}\0{manifest.digest(path)}\n".encode())
+    if tokenizer_name is not None and not tokenizer.is_dir():
         whole.update(tokenizer_name.encode())
     return whole.hexdigest()[:10]
 
@@ -117,8 +112,7 @@ class Loaded:
     """Model and tokeniser of a subject, each read when first asked for (a timing needs neither weights nor tokeniser)."""
 
     def __init__(self, subject: Subject, device: str):
-        self.subject = subject
-        self.device = device
+        self.subject, self.device = subject, device
 
     @cached_property
     def model(self) -> "PreTrainedModel":
@@ -159,40 +153,36 @@ class Loaded:
 
     def check_token_ids(self, corpus: Corpus) -> None:
         """Raise ValueError unless token ids of the corpus are known to mean the same to the model."""
-        own = corpus.spec
-        if own.vocab_size > vocab_size(self.model):
-            raise ValueError(
-                f"the corpus has token ids up to {own.vocab_size - 1} ({own.tokenizer}), the model's vocabulary is "
-                f"{vocab_size(self.model)}: prepare the corpus with the model's own tokeniser"
-            )
+        own, there = corpus.spec, vocab_size(self.model)
+        named = not own.tokenizer.startswith("bpe-")  # one that is trained on a corpus goes by the same name for another
+        if own.vocab_size > there:
+            highest = f"the corpus has token ids up to {own.vocab_size - 1} ({own.tokenizer})"
+            remedy = "prepare the corpus with the model's own tokeniser"
+            raise ValueError(f"{highest}, the model's vocabulary is {there}: {remedy}")
         if self.subject.run is not None:
             data = self.subject.run.data
-            trained_on_it = data.tokenizer.startswith("bpe-")
-            if own.fingerprint == data.fingerprint or (not trained_on_it and own.tokenizer == data.tokenizer):
+            if own.fingerprint == data.fingerprint or (named and own.tokenizer == data.tokenizer):
                 return
             raise ValueError(
                 f"the corpus ({own.tokenizer}, {own.fingerprint}) has other tokens than run {self.subject.run_id} was trained "
                 f"on ({data.tokenizer}, {data.fingerprint}): name the run's own corpus with --corpus"
             )
-        if self.tokenizer.kind == own.tokenizer and not own.tokenizer.startswith("bpe-"):
+        if named and self.tokenizer.kind == own.tokenizer:
             return
         text = corpus.tokenizer.decode(corpus.heldout.read(slice(0, 1))[0, :_SAMPLE_TOKENS].tolist())
         if (self.tokenizer.bos_id, self.tokenizer.encode(text)) != (own.bos_id, corpus.tokenizer.encode(text)):
-            raise ValueError(
-                f"the tokeniser of {self.subject.model} gives held-out text other ids than the corpus has ({own.tokenizer}): "
-                "prepare a corpus with the model's own tokeniser"
-            )
+            other = f"the tokeniser of {self.subject.model} gives held-out text other ids than the corpus has ({own.tokenizer})"
+            raise ValueError(f"{other}: prepare a corpus with the model's own tokeniser")
 
 
 def vocab_size(model: "PreTrainedModel") -> int:
     """Return the number of rows of the input embedding."""
-    weight = model.get_input_embeddings().weight
-    return int(weight.shape[0])  # type: ignore[index,union-attr,arg-type]
+    return model.get_input_embeddings().weight.shape[0]  # type: ignore[index,union-attr,return-value]
 
 
 def _know_foreign(folder: Path) -> None:
     """Import the models of flash-linear-attention (GLA, ...), which transformers knows from then on, where this is one."""
-    kind = _read_json(folder / "config.json").get("model_type")
+    kind = read_json(folder / "config.json").get("model_type")
     import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
     from transformers import CONFIG_MAPPING
 
@@ -204,10 +194,8 @@ def _know_foreign(folder: Path) -> None:
 
 
 def load_tokenizer(name: str) -> TextCodec:
-    """Load a tokeniser from a folder (ours, the authors' or any of Hugging Face), a hub name, or a name of our own.
-
-    Our names are "gpt2-json:FOLDER", "gpt2", "bytes". ValueError if there is none.
-    """
+    """Load a tokeniser from a folder (ours, the authors' or any of Hugging Face), a hub name, or a name of our own. Our names
+    are "gpt2-json:FOLDER", "gpt2", "bytes". ValueError if there is none."""
     folder = Path(name)
     if not folder.is_dir() and (":" in name or "/" not in name):
         choice = parse_tokenizer(name)
@@ -216,7 +204,7 @@ def load_tokenizer(name: str) -> TextCodec:
         return TextCodec(choice.load())
     if (folder / "kind.json").is_file():
         return TextCodec(Tokenizer.load(folder))
-    saved = str(_read_json(folder / "tokenizer_config.json").get("tokenizer_class") or "")
+    saved = str(read_json(folder / "tokenizer_config.json").get("tokenizer_class") or "")
     if saved.startswith("JSONGPT2Tokenizer"):
         return TextCodec(TokenizerChoice("gpt2-json", folder).load())
     if not folder.is_dir() and (name.startswith(".") or not re.fullmatch(r"[\w.-]+/[\w.-]+", name)):
@@ -234,14 +222,3 @@ def load_tokenizer(name: str) -> TextCodec:
         return TextCodec(ours.get(saved, transformers.AutoTokenizer).from_pretrained(name))
     except Exception as error:  # transformers raises many types for the same thing
         raise ValueError(f"{name} has no usable tokeniser ({first_line(error)}); name one with --tokenizer") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object, an empty one for a file that is not there. ValueError for anything else."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read as JSON ({error}): copy the model again") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} is no JSON object: copy the model again")
-    return values

@@ -15,10 +15,8 @@ HUB_SECONDS = 5.0
 
 
 def use(name: str, threads: int) -> str:
-    """Return the name of a device that is there, and set the CPU threads for a torch that is not imported yet.
-
-    ValueError: none of cpu, cuda and cuda:N, no such GPU here, or no thread.
-    """
+    """Return the name of a device that is there, and set the CPU threads for a torch that is not imported yet. ValueError: none
+    of cpu, cuda and cuda:N, no such GPU here, or no thread."""
     if threads < 1:
         raise ValueError(f"--threads {threads}: at least 1 is needed")
     os.environ.update(processor.equal_bits(threads, os.environ))
@@ -82,9 +80,7 @@ def go_offline_if_unreachable() -> None:
         port = address.port or (443 if address.scheme == "https" else 80)
         socket.create_connection((str(address.hostname), port), timeout=HUB_SECONDS).close()
     except OSError as error:
-        print(
-            f"the hub at {constants.ENDPOINT} is out of reach ({error}); only what is in the local cache is used",
-            file=sys.stderr,
-        )
+        unreached = f"the hub at {constants.ENDPOINT} is out of reach ({error})"
+        print(f"{unreached}; only what is in the local cache is used", file=sys.stderr)
         os.environ["HF_HUB_OFFLINE"] = "1"
         constants.HF_HUB_OFFLINE = True

@@ -16,16 +16,10 @@ from training.lines import line, read_lines
 
 
 class Partial:
-    """Finished samples by key, kept in `path` (None keeps them in memory only).
-
-    >>> partial = Partial(None, identity="x"); partial.add("3", {"score": 1.0}); partial.records["3"]
-    {'score': 1.0}
-    """
+    """Finished samples by key, kept in `path` (None keeps them in memory only)."""
 
     def __init__(self, path: Path | None, identity: str):
-        self.path = path
-        self.identity = identity
-        self._head = {"identity": identity}
+        self.path, self.identity, self._head = path, identity, {"identity": identity}
         self.records: dict[str, dict[str, Any]] = {}
         if path is not None and path.exists():
             found, _ = read_lines(path)
@@ -62,6 +56,5 @@ class Partial:
 
     def discard(self) -> None:
         """Remove the files, because the evaluation is finished."""
-        if self.path is not None:
-            for path in (self.path, self.path.with_suffix(".npz")):
-                path.unlink(missing_ok=True)
+        for path in () if self.path is None else (self.path, self.path.with_suffix(".npz")):
+            path.unlink(missing_ok=True)

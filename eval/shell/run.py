@@ -21,10 +21,7 @@ from results.store import fault_of, read_rows, write_rows
 
 def exists(out: Path, subject: Subject, spec: EvalSpec) -> bool:
     """Tell whether `out` is this very evaluation of this model. A damaged file is made again, and one that was measured on
-    other weights of the same run; both are said.
-
-    ValueError: it is that of another model or spec.
-    """
+    other weights of the same run; both are said. ValueError: it is that of another model or spec."""
     if not out.exists():
         return False
     if fault_of(out) is not None:
@@ -32,10 +29,9 @@ def exists(out: Path, subject: Subject, spec: EvalSpec) -> bool:
         return False
     meta = read_rows(out)[1]
     if (meta["run_id"], meta["eval_id"]) != (subject.run_id, eval_id(spec)):
-        raise ValueError(
-            f"{out} holds {meta['eval_id']} of {meta['model']} ({meta['run_id']}), not {eval_id(spec)} of {subject.model} "
-            f"({subject.run_id}): delete it, or name another file with --out"
-        )
+        found = f"{meta['eval_id']} of {meta['model']} ({meta['run_id']})"
+        wanted = f"{eval_id(spec)} of {subject.model} ({subject.run_id})"
+        raise ValueError(f"{out} holds {found}, not {wanted}: delete it, or name another file with --out")
     measured, own = meta.get("weights"), weights_of(subject, spec)
     if measured is not None and own is not None and measured != own:
         print(f"{out} was measured on weights {measured}, the model has {own}: it is made again", file=sys.stderr)
@@ -49,10 +45,8 @@ def weights_of(subject: Subject, spec: EvalSpec) -> str | None:
 
 
 def run(loaded: Loaded, spec: EvalSpec, context: Context, out: Path) -> bool:
-    """Evaluate and write `out` (.parquet and .meta.json). False if it exists already.
-
-    Samples finished before an interruption lie beside `out` as .partial.jsonl / .partial.npz and are not computed again.
-    """
+    """Evaluate and write `out` (.parquet and .meta.json). False if it exists already. Samples finished before an interruption
+    lie beside it as .partial.jsonl / .partial.npz and are not computed again."""
     subject, name = loaded.subject, eval_id(spec)
     if exists(out, subject, spec):
         return False
@@ -66,11 +60,7 @@ def run(loaded: Loaded, spec: EvalSpec, context: Context, out: Path) -> bool:
     rows = import_module(f"eval.{spec.kind}.measure").evaluate(loaded, spec, context)
     context.extras |= {"seconds": round(time.perf_counter() - started, 2), "peak_memory_gib": peak_memory_gib(context.device)}
     meta = {
-        "kind": spec.kind,
-        "scale": subject.scale,
-        "model": subject.model,
-        "run_id": subject.run_id,
-        "eval_id": name,
+        **dict(kind=spec.kind, scale=subject.scale, model=subject.model, run_id=subject.run_id, eval_id=name),
         "spec": TypeAdapter(type(spec)).dump_python(spec, mode="json"),
         "weights": weights,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

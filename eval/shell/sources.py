@@ -50,13 +50,10 @@ class Sources(UserData):
 
 
 def digest(path: Path) -> str:
-    """Return the first 12 hex digits of the SHA-256 over names and contents of a file, or of all files below a folder.
-
-    ValueError for a path that does not exist or holds no file.
-    """
-    files = (
-        [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
-    )
+    """Return the first 12 hex digits of the SHA-256 over a file's contents, or over names and contents of all files below a
+    folder. ValueError for a path that does not exist or holds no file."""
+    below = [path] if path.is_file() else path.rglob("*")
+    files = [file for file in below if file.is_file() and (file == path or "__pycache__" not in file.parts)]
     if not files:
         raise ValueError(f"{path}: there is no such file or folder, or it is empty")
     return _digest(path, tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(files)))
@@ -69,8 +66,7 @@ def _digest(path: Path, files: tuple[tuple[Path, int, int], ...]) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     whole = hashlib.sha256()
     for file, size, _ in files:
-        whole.update(f"{file.relative_to(path)}\0{size}\0".encode())
-        whole.update(file.read_bytes())
+        whole.update(f"{file.relative_to(path)}\0{size}\0".encode() + file.read_bytes())
     return whole.hexdigest()[:12]
 
 

@@ -44,11 +44,9 @@ class Setting:
 
 
 class EvalSpec:
-    """Usual answers, for the frozen pydantic dataclass `Spec` of each eval/NAME/spec.py, whose `kind` is NAME.
-
-    The evaluation itself is `evaluate(loaded, spec, context) -> DataFrame` in eval/NAME/measure.py: the rows, as SCHEMA says.
-    That file may need torch and is imported when an evaluation is computed.
-    """
+    """Usual answers, for the frozen pydantic dataclass `Spec` of each eval/NAME/spec.py, whose `kind` is NAME. The evaluation
+    itself is `evaluate(loaded, spec, context) -> DataFrame` in eval/NAME/measure.py: the rows, as SCHEMA says. That file may
+    need torch and is imported when an evaluation is computed."""
 
     kind: str
     SCHEMA: ClassVar[Schema]

@@ -5,7 +5,7 @@ on. A function of the corpus alone. Scores on them are comparable between models
 """
 
 import re
-from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,9 @@ LONGBENCH_EXAMPLES = 2
 CONTEXT_CHARS = 160
 LONG_CONTEXT_CHARS = 1200
 _TRIES = 10_000
+_CHOICES = {"piqa": (2, False), "hellaswag": (4, True), "arc_easy": (4, False), "arc_challenge": (4, True), "copa": (2, True),
+            "openbookqa": (4, False)}  # fmt: skip
+"""Tasks that choose among so many continuations, and whether the wrong ones are of the same document."""
 
 Row = dict[str, Any]
 
@@ -56,13 +59,10 @@ class StandIns:
         self._seed = int(corpus.spec.fingerprint[:8], 16)
 
     def lm_eval(self, task: str) -> list[Row]:
-        """Make examples in the fields of the task's own data set."""
         draw = _Draw(self._units, self._seed, task)
-        make = _LM_EVAL[task]
-        return [make(draw) for _ in range(EXAMPLES // 4 if task == "wikitext" else EXAMPLES)]
+        return [_lm_eval(draw, task) for _ in range(EXAMPLES // 4 if task == "wikitext" else EXAMPLES)]
 
     def longbench(self, task: str) -> list[Row]:
-        """Make examples in LongBench's own fields."""
         draw = _Draw(self._units, self._seed, task)
         return [_longbench(draw, task) for _ in range(LONGBENCH_EXAMPLES)]
 
@@ -70,15 +70,14 @@ class StandIns:
 def _units(corpus: Corpus) -> list[list[str]]:
     """Split each held-out document into sentences or short lines of at least three words, in order."""
     documents = []
-    for _, text in zip(range(DOCUMENTS), heldout_texts(corpus), strict=False):
+    for text in islice(heldout_texts(corpus), DOCUMENTS):
         parts = [part for line in text.split("\n") for part in re.split(r"(?<=[.!?]) +", line.strip())]
         units = [part for part in parts if len(part.split()) >= 3 and 12 <= len(part) <= 160]
         if len(units) >= 20:
             documents.append(units)
     if len(documents) < 2:
-        raise ValueError(
-            "stand-in tasks need at least two held-out documents of 20 sentences or lines; prepare a corpus with more text"
-        )
+        few = "stand-in tasks need at least two held-out documents of 20 sentences or lines"
+        raise ValueError(f"{few}; prepare a corpus with more text")
     return documents
 
 
@@ -120,10 +119,6 @@ class _Draw:
         return context, [options[i] for i in order], int(np.flatnonzero(order == 0)[0])
 
 
-def _wikitext(draw: _Draw) -> Row:
-    return {"page": draw.place(chars=1500)[1]}
-
-
 def _lambada(draw: _Draw) -> Row:
     """Make a text that ends with a word that has occurred before, so that the context tells it."""
     for _ in range(1000):
@@ -134,17 +129,6 @@ def _lambada(draw: _Draw) -> Row:
             if len(words[at]) >= 4 and words[at] in seen:
                 return {"text": " ".join([*context.split(), *words[: at + 1]])}
     raise ValueError("the held-out text repeats no words: prepare a corpus with more text for stand-in tasks")
-
-
-def _piqa(draw: _Draw) -> Row:
-    context, options, answer = draw.choices(2, same=False)
-    return {"goal": context, "sol1": options[0], "sol2": options[1], "label": answer}
-
-
-def _hellaswag(draw: _Draw) -> Row:
-    context, endings, answer = draw.choices(4, same=True)
-    head, _, tail = context.rpartition("\n")
-    return {"activity_label": "Text", "ctx_a": head, "ctx_b": tail, "endings": endings, "label": str(answer)}
 
 
 def _winogrande(draw: _Draw) -> Row:
@@ -158,53 +142,40 @@ def _winogrande(draw: _Draw) -> Row:
     return {"sentence": sentence, "option1": options[0], "option2": options[1], "answer": str(answer)}
 
 
-def _labelled(options: list[str]) -> Row:
-    return {"text": options, "label": list("ABCD"[: len(options)])}
-
-
-def _arc(draw: _Draw, same: bool) -> Row:
-    context, options, answer = draw.choices(4, same)
-    return {"question": context, "choices": _labelled(options), "answerKey": "ABCD"[answer]}
-
-
-def _copa(draw: _Draw) -> Row:
-    context, options, answer = draw.choices(2, same=True)
-    question = str(draw.rng.choice(["cause", "effect"]))
-    return {"premise": context, "choice1": options[0], "choice2": options[1], "question": question, "label": answer}
-
-
-def _openbookqa(draw: _Draw) -> Row:
-    context, options, answer = draw.choices(4, same=False)
-    return {"question_stem": context.split("\n")[-1], "choices": _labelled(options), "answerKey": "ABCD"[answer]}
-
-
-def _sciq(draw: _Draw) -> Row:
+def _lm_eval(draw: _Draw, task: str) -> Row:
+    """Make one example in the fields of the task's own data set."""
+    if task in _CHOICES:
+        count, same = _CHOICES[task]
+        context, options, answer = draw.choices(count, same)
+        labelled = {"choices": {"text": options, "label": list("ABCD")}, "answerKey": "ABCD"[answer]}
+    match task:
+        case "wikitext":
+            return {"page": draw.place(chars=1500)[1]}
+        case "lambada_openai":
+            return _lambada(draw)
+        case "winogrande":
+            return _winogrande(draw)
+        case "piqa":
+            return {"goal": context, "sol1": options[0], "sol2": options[1], "label": answer}
+        case "hellaswag":
+            head, _, tail = context.rpartition("\n")
+            return {"activity_label": "Text", "ctx_a": head, "ctx_b": tail, "endings": options, "label": str(answer)}
+        case "arc_easy" | "arc_challenge":
+            return {"question": context, **labelled}
+        case "openbookqa":
+            return {"question_stem": context.split("\n")[-1], **labelled}
+        case "copa":
+            question = str(draw.rng.choice(["cause", "effect"]))
+            return {"premise": context, "choice1": options[0], "choice2": options[1], "question": question, "label": answer}
     document, context, truth = draw.place()
-    wrong = draw.others(3, document, truth, same=False)
-    names = {f"distractor{i + 1}": text for i, text in enumerate(wrong)}
-    return {"support": f"{context}\n{truth}", "question": context.split("\n")[-1], **names, "correct_answer": truth}
-
-
-def _boolq(draw: _Draw) -> Row:
-    document, context, truth = draw.place()
+    support = f"{context}\n{truth}"
+    if task == "sciq":
+        wrong = {f"distractor{i + 1}": text for i, text in enumerate(draw.others(3, document, truth, same=False))}
+        return {"support": support, "question": context.split("\n")[-1], **wrong, "correct_answer": truth}
+    assert task == "boolq", task
     label = int(draw.rng.integers(0, 2))
     asked = truth if label else draw.others(1, document, truth, same=False)[0]
-    return {"passage": f"{context}\n{truth}", "question": f"does the text hold the words {asked}", "label": label}
-
-
-_LM_EVAL: dict[str, Callable[[_Draw], Row]] = {
-    "wikitext": _wikitext,
-    "lambada_openai": _lambada,
-    "piqa": _piqa,
-    "hellaswag": _hellaswag,
-    "winogrande": _winogrande,
-    "arc_easy": lambda draw: _arc(draw, same=False),
-    "arc_challenge": lambda draw: _arc(draw, same=True),
-    "copa": _copa,
-    "openbookqa": _openbookqa,
-    "sciq": _sciq,
-    "boolq": _boolq,
-}
+    return {"passage": support, "question": f"does the text hold the words {asked}", "label": label}
 
 
 def _longbench(draw: _Draw, task: str) -> Row:

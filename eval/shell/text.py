@@ -7,11 +7,8 @@ from data.corpus import Corpus
 
 
 class TextCodec:
-    """Codec between text and token ids; BOS is never added or hidden, callers put `bos_id` where they want it.
-
-    Wraps the suite's own Tokenizer (data/tokenizer.py) or any Hugging Face tokenizer. The JSON-escape quirk of the
-    LongCrawl64 tokeniser lives in the wrapped object: text in, text out. Raises ValueError if there is neither BOS nor EOS.
-    """
+    """Codec between text and token ids; BOS is never added or hidden, callers put `bos_id` where they want it. Wraps the
+    suite's own Tokenizer (data/tokenizer.py) or any of Hugging Face. Raises ValueError if there is neither BOS nor EOS."""
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
@@ -24,8 +21,7 @@ class TextCodec:
             self.eos_id: int | None = eos
             tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True  # texts are cut later
         else:
-            self.bos_id = tokenizer.bos_id
-            self.eos_id = tokenizer.bos_id
+            self.bos_id = self.eos_id = tokenizer.bos_id
 
     @property
     def kind(self) -> str | None:
@@ -34,16 +30,13 @@ class TextCodec:
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text` alone."""
-        if self._is_hf:
-            return self._tokenizer.encode(text, add_special_tokens=False)
-        return list(self._tokenizer.encode(text))
+        options = {"add_special_tokens": False} if self._is_hf else {}
+        return list(self._tokenizer.encode(text, **options))
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of `ids`; BOS and EOS leave no trace."""
         plain = [i for i in ids if i not in (self.bos_id, self.eos_id)]
-        if self._is_hf:
-            return self._tokenizer.decode(plain, clean_up_tokenization_spaces=False)
-        return self._tokenizer.decode(plain)
+        return self._tokenizer.decode(plain, **({"clean_up_tokenization_spaces": False} if self._is_hf else {}))
 
     def answer(self, asked: str, answer: str) -> list[int]:
         """Return the ids of `answer` (no space in front) as they follow a text that ends with `asked`."""

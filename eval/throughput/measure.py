@@ -32,12 +32,9 @@ QUANTILES = (0.2, 0.5, 0.8)
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return one row of speed and memory.
-
-    "train": tokens of a step / time of a step; MFU counts 3 forward passes, as the paper does. "generate": new
-    tokens per second of the whole batch while decoding (the prefill's own rate is in `context.extras`).
-    ValueError on another machine than the spec's. The weights stay as they were.
-    """
+    """Return one row of speed and memory. "train": tokens of a step / time of a step; MFU counts 3 forward passes, as the paper
+    does. "generate": new tokens per second of the whole batch while decoding (the prefill's own rate is in `context.extras`).
+    ValueError on another machine than the spec's. The weights stay as they were."""
     machine = check_machine(spec.machine, context.device)
     model = loaded.fresh()
     check_positions(model, spec.seq_len + spec.new_tokens * (spec.mode == "generate"), "lower --seq-len")

@@ -9,7 +9,6 @@ from typing import Annotated, Literal, Self
 
 import pandas as pd
 import tyro
-from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from eval.shell.spec import Content, EvalSpec, NonNegativeInt, PrecisionOption, Setting
@@ -54,14 +53,9 @@ class Spec(EvalSpec):
         {
             "mode": text(("train", "generate")),
             "seq_len": integer(1),
-            "tokens_per_s": number(0),  # median
-            "tokens_per_s_low": number(0),
-            "tokens_per_s_high": number(0),
-            "relative": number(
-                0, nullable=True
-            ),  # over the speed of the model beside it, median of the pairs; NaN: timed alone
-            "relative_low": number(0, nullable=True),
-            "relative_high": number(0, nullable=True),
+            **dict.fromkeys(("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high"), number(0)),
+            # over the speed of the model beside it, of the pairs; NaN: timed alone
+            **dict.fromkeys(("relative", "relative_low", "relative_high"), number(0, nullable=True)),
             "mfu": number(0, nullable=True),  # of the FLOPs that are executed; NaN where these or the peak are unknown
             "mfu_dense": number(0, nullable=True),  # skipped tiles of a pruned model counted as done
             "peak_memory_gib": number(0, nullable=True),  # NaN on the CPU
@@ -72,13 +66,11 @@ class Spec(EvalSpec):
         key=("mode", "seq_len"),
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> "Spec":
+    def __post_init__(self) -> None:
         if self.mode == "generate" and self.new_tokens < 2:
             raise ValueError(f"new_tokens {self.new_tokens}: timing the decoding needs at least 2")
         if self.mode == "generate" and self.beside is not None:
             raise ValueError("beside: only training steps are timed beside those of another model; use mode 'train'")
-        return self
 
     def bound(self, setting: Setting) -> Self:
         beside = self.beside

@@ -36,11 +36,10 @@ class Spec(EvalSpec):
 
     def check(self, run: RunSpec, counts: Counts | None) -> None:
         if run.weights is not None:
-            raise ValueError(
-                f"run {run.run_id} ({run.name}) was trained elsewhere: it has no metrics to draw its training from"
-            )
+            elsewhere = f"run {run.run_id} ({run.name}) was trained elsewhere"
+            raise ValueError(f"{elsewhere}: it has no metrics to draw its training from")
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         last = rows.iloc[-1]
-        loss = f"last loss {last['loss']:.4f} nats per token (0 is perfect)"
-        return [f"  {len(rows)} steps, {last['tokens']:,.0f} tokens; {loss}"]
+        run = f"{len(rows)} steps, {last['tokens']:,.0f} tokens"
+        return [f"  {run}; last loss {last['loss']:.4f} nats per token (0 is perfect)"]

@@ -223,7 +223,7 @@ FAULTS = {
         ("Partial.__init__", "found[1:] if found[:1] == [self._head] else []", "found[1:]"),
     ],
     "test_per_token_loss": [
-        ("Compute.autocast", 'self.precision == "bf16"', "False"),
+        ("Compute.inference", 'self.precision == "bf16"', "False"),
         ("document_losses", "bos_id", "0"),
     ],
     "test_throughput": [
