@@ -9,16 +9,14 @@ import torch
 from torch import Tensor
 
 from eval.attention_speed.spec import Spec
-from eval.gate_maps.measure import layers_with_gates
 from eval.shell.context import Compute, Context
 from eval.shell.heldout import open_heldout
 from eval.shell.loading import Loaded
 from eval.shell.machine import check_machine
-from eval.throughput.measure import seconds_of, training_step
+from eval.throughput.measure import QUANTILES, seconds_of, training_step
 from eval.throughput.spec import Spec as Timing
 from kernels.forgetting_attention import forgetting_attention
-from models.forgetting_transformer.module import ForgettingAttention, watched
-from training.progress import Progress
+from models.forgetting_transformer.module import ForgettingAttention, gated_layers, watched
 
 Given = tuple[ForgettingAttention, Tensor, Tensor, Tensor, Tensor]
 
@@ -29,7 +27,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     machine = check_machine(spec.machine, context.device)
     corpus = open_heldout(spec, loaded, context)
     model, compute = loaded.model, context.compute(spec.precision)
-    layers = layers_with_gates(model)
+    layers = gated_layers(model)
     ids = corpus.heldout.read(slice(0, spec.batch_size), 0, spec.seq_len).astype(np.int64)
     ids_BT = torch.from_numpy(ids).to(context.device)
     timing = Timing(seq_len=spec.seq_len, batch_size=spec.batch_size, warmup=spec.warmup, repeats=spec.repeats, compile=True)
@@ -47,37 +45,21 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
             for place, layer in layers.items():
                 tightly = own[place].prune_tightly and tolerance is not None
                 layer.spec = replace(own[place], prune_log_tolerance=tolerance, prune_tightly=tightly)
-            with (
-                training_step(model, ids_BT.cpu(), timing, compute) as step,
-                Progress("training steps", timing.warmup + timing.repeats) as progress,
-            ):
-                found["step", is_pruned] = seconds_of(step, timing, compute, progress)
+            with training_step(model, ids_BT.cpu(), timing, compute) as step:
+                found["step", is_pruned] = seconds_of("training steps", [step], timing, compute)
     finally:
         for place, layer in layers.items():
             layer.spec = own[place]
-    return pd.DataFrame([_row(*key, seconds, spec, machine) for key, seconds in found.items()])
+    rows = []
+    for (quantity, is_pruned), seconds in found.items():
+        low, median, high = 1000 * np.quantile(seconds, QUANTILES)
+        rows.append((quantity, is_pruned, median, low, high, ids_BT.numel(), machine))
+    return pd.DataFrame(rows, columns=list(spec.SCHEMA.columns))
 
 
-def _row(quantity: str, is_pruned: int, seconds: np.ndarray, spec: Spec, machine: str) -> dict:
-    low, median, high = 1000 * np.quantile(seconds, (0.2, 0.5, 0.8))
-    return {
-        "quantity": quantity,
-        "pruned": is_pruned,
-        "milliseconds": median,
-        "milliseconds_low": low,
-        "milliseconds_high": high,
-        "tokens": spec.batch_size * spec.seq_len,
-        "machine": machine,
-    }
-
-
-def _attention(
-    given: list[Given], log_tolerance: float | None, timing: Timing, compute: Compute, *, backward: bool
-) -> np.ndarray:
+def _attention(given: list[Given], log_tolerance: float | None, timing: Timing, compute: Compute, backward: bool) -> np.ndarray:
     """Time each repeat of all layers' attention in seconds, the threshold's computation included."""
-    inputs = [
-        (layer, [x.clone().requires_grad_(backward) for x in (q, k, v, log_fgate)]) for layer, q, k, v, log_fgate in given
-    ]
+    inputs = [(layer, [x.clone().requires_grad_(backward) for x in tensors]) for layer, *tensors in given]
 
     def attend() -> None:
         for layer, (q, k, v, log_fgate) in inputs:
@@ -86,5 +68,4 @@ def _attention(
             if backward:
                 torch.autograd.grad(o, (q, k, v, log_fgate), o)
 
-    with Progress("attention", timing.warmup + timing.repeats) as progress:
-        return seconds_of(attend, timing, compute, progress)
+    return seconds_of("attention", [attend], timing, compute)

@@ -50,8 +50,6 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 def _finite(loss: float, key: str) -> float:
     if not math.isfinite(loss):
         document, place, length = key.split("/")
-        raise ValueError(
-            f"held-out document {document}: the mean loss of the targets before {place}, given {length} tokens, is {loss}: "
-            "look at the training, or evaluate in fp32"
-        )
+        what = f"the mean loss of the targets before {place}, given {length} tokens, is {loss}"
+        raise ValueError(f"held-out document {document}: {what}: look at the training, or evaluate in fp32")
     return float(loss)

@@ -22,10 +22,6 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     q, k, _, log_fgate = attention.project(x_BTd, None, *model.model.shared_inputs(x_BTd, None, None))
     places_BTHD = torch.eye(length, device=context.device)[None, :, None].expand(1, -1, heads, -1).contiguous()
     weights_HT = attention.attend(q, k, places_BTHD, log_fgate, None)[0, -1].cpu().numpy()
-    return pd.DataFrame(
-        {
-            "head": np.repeat(np.arange(heads), length),
-            "distance": np.tile(np.arange(length), heads),
-            "weight": np.clip(weights_HT[:, ::-1].reshape(-1), 0.0, 1.0),
-        }
-    )
+    head, distance = np.indices((heads, length)).reshape(2, -1)
+    weight = np.clip(weights_HT[:, ::-1].reshape(-1), 0.0, 1.0)
+    return pd.DataFrame({"head": head, "distance": distance, "weight": weight})

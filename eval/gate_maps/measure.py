@@ -31,7 +31,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     document = slice(spec.document, spec.document + 1)
     inputs_BT = bos_roll(corpus.heldout.read(document, 0, spec.seq_len), corpus.spec.bos_id)[0].to(context.device)
     model, compute = loaded.model, context.compute(spec.precision)
-    layers = layers_with_gates(model)
+    layers = gated_layers(model)
     num_heads = next(iter(layers.values())).spec.num_heads
     spec.check_heads(len(layers), num_heads)
     chosen = [(layer, head) for layer in spec.layers or layers for head in spec.heads or range(num_heads)]
@@ -43,7 +43,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
             threshold = layer.threshold(q, k, spec.log_tolerance)
             assert threshold is not None
             share_H = pruned_tile_share(log_fgate_BTH, threshold)[0]
-            for head in range(log_fgate_BTH.shape[2]):
+            for head in range(num_heads):
                 decay_T = log_fgate_BTH[0, :, head].double().cumsum(0)
                 statistics[layer.layer_idx, head] = {
                     "half_life_tokens": half_life(decay_T),
@@ -67,12 +67,8 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
         progress.advance()
     for place, values in statistics.items():
         rows += [(*place, quantity, -1, -1, value) for quantity, value in values.items()]
-    context.extras |= {
-        "seq_len": spec.seq_len,
-        "cell": -(-spec.seq_len // spec.grid),
-        "distance": spec.distance,
-        "document": spec.document,
-    }
+    context.extras |= {name: getattr(spec, name) for name in ("seq_len", "distance", "document")}
+    context.extras["cell"] = -(-spec.seq_len // spec.grid)
     return pd.DataFrame(rows, columns=list(spec.SCHEMA.columns))
 
 
@@ -117,22 +113,11 @@ def maps(q_TD: Tensor, k_TD: Tensor, log_fgate_T: Tensor, grid: int) -> tuple[np
         forget = decay.exp().masked_fill(~causal, 0.0)
         logits = q_TD[queries].float() @ k_TD[:last].float().T / math.sqrt(D) + decay
         attend = logits.masked_fill(~causal, -math.inf).softmax(-1)
-        pad = (0, (block + 1) * cell - last)
-        pairs = nn.functional.pad(causal, pad).unflatten(1, (block + 1, cell)).sum((0, 2))
-        total = nn.functional.pad(forget, pad).unflatten(1, (block + 1, cell)).sum((0, 2))
-        forget_GG[block, : block + 1] = (total / pairs).cpu().numpy()
-        attend_GG[block, : block + 1] = (
-            nn.functional.pad(attend, pad).unflatten(1, (block + 1, cell)).amax((0, 2)).cpu().numpy()
-        )
+        cells, pad = block + 1, (0, (block + 1) * cell - last)
+        pairs, total, most = (nn.functional.pad(x, pad).unflatten(1, (cells, cell)) for x in (causal, forget, attend))
+        forget_GG[block, :cells] = (total.sum((0, 2)) / pairs.sum((0, 2))).cpu().numpy()
+        attend_GG[block, :cells] = most.amax((0, 2)).cpu().numpy()
     return forget_GG, attend_GG
-
-
-def layers_with_gates(model: nn.Module) -> dict[int, ForgettingAttention]:
-    """Return the attention layers by their number. ValueError for a model without forget gates."""
-    gated = gated_layers(model)
-    if not gated:
-        raise ValueError(f"{type(model).__name__} has no forget gates: choose a FoX, such as fox_pro")
-    return gated
 
 
 def _extremes(medians: dict[Head, float], count: int) -> list[Head]:
@@ -142,11 +127,7 @@ def _extremes(medians: dict[Head, float], count: int) -> list[Head]:
 
 
 def _forward(
-    model: nn.Module,
-    layers: dict[int, ForgettingAttention],
-    inputs_BT: Tensor,
-    compute: Compute,
-    visit: Callable[..., None],
+    model: nn.Module, layers: dict[int, ForgettingAttention], inputs_BT: Tensor, compute: Compute, visit: Callable[..., None]
 ) -> None:
     """Make one pass, with the logits of the last position only, since none are needed."""
     with compute.inference(), watched(layers, visit):

@@ -1,6 +1,7 @@
 """Per-token loss: the forward passes, summed in fp64."""
 
 import time
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -46,11 +47,8 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
         except BaseException:
             sums.save()
             raise
-    context.extras |= {
-        "unigram_entropy": sums.unigram_entropy,
-        "train_seq_len": context.train_seq_len,
-        "context_len": spec.context_len,
-    }
+    context.extras |= dict(train_seq_len=context.train_seq_len, context_len=spec.context_len)
+    context.extras["unigram_entropy"] = sums.unigram_entropy
     if corpus.heldout_sources is not None:
         context.extras["sources"] = corpus.heldout_sources[: spec.num_documents]
     if len(seconds) > 1:
@@ -66,23 +64,16 @@ class _Sums:
         self.spec, self.partial = spec, context.partial
         count = min(BANDS, spec.context_len)
         self.edges = np.arange(count + 1) * spec.context_len // count
-        found = self.partial.load_state() or {
-            "total": np.zeros(spec.context_len),
-            "counts": np.zeros(vocab, np.int64),
-            "bands": np.zeros((spec.num_documents, count)),
-            "done": np.array(0),
-        }
+        fresh: dict[str, Any] = dict(total=np.zeros(spec.context_len), counts=np.zeros(vocab, np.int64), done=0)
+        found = self.partial.load_state() or fresh | {"bands": np.zeros((spec.num_documents, count))}
         self.total_T, self.counts_V, self.bands_NK = found["total"], found["counts"], found["bands"]
         self.done = int(found["done"])
 
     def add(self, target_T: np.ndarray, loss_T: np.ndarray) -> None:
         self.bands_NK[self.done] = np.add.reduceat(loss_T, self.edges[:-1]) / np.diff(self.edges)
+        total_T, counts_V = self.total_T + loss_T, self.counts_V + np.bincount(target_T, minlength=len(self.counts_V))
         # One assignment: an interrupt falls before it or after it, never between sum and count.
-        self.total_T, self.counts_V, self.done = (
-            self.total_T + loss_T,
-            self.counts_V + np.bincount(target_T, minlength=len(self.counts_V)),
-            self.done + 1,
-        )
+        self.total_T, self.counts_V, self.done = total_T, counts_V, self.done + 1
 
     def save(self) -> None:
         values = {"total": self.total_T, "counts": self.counts_V, "bands": self.bands_NK, "done": np.array(self.done)}
@@ -96,20 +87,10 @@ class _Sums:
     def rows(self) -> pd.DataFrame:
         documents, bands = self.bands_NK.shape
         positions = np.arange(1, self.spec.context_len + 1)
-        whole = {
-            "document": -1,
-            "position": positions,
-            "width": 1,
-            "loss": self.total_T / documents,
-            "num_documents": documents,
-        }
-        parts = {
-            "document": np.repeat(np.arange(documents), bands),
-            "position": np.tile(self.edges[1:], documents),
-            "width": np.tile(np.diff(self.edges), documents),
-            "loss": self.bands_NK.reshape(-1),
-            "num_documents": 1,
-        }
+        whole = dict(document=-1, position=positions, width=1, loss=self.total_T / documents, num_documents=documents)
+        ends, widths = (np.tile(each, documents) for each in (self.edges[1:], np.diff(self.edges)))
+        of_document = np.repeat(np.arange(documents), bands)
+        parts = dict(document=of_document, position=ends, width=widths, loss=self.bands_NK.reshape(-1), num_documents=1)
         return pd.concat([pd.DataFrame(whole), pd.DataFrame(parts)], ignore_index=True)
 
 
@@ -120,14 +101,10 @@ def document_losses(model: nn.Module, target_T: np.ndarray, bos_id: int, compute
         with compute.inference():
             loss_T = token_losses(model, inputs_BT, targets_BT)[0].double().cpu().numpy()
     except torch.OutOfMemoryError as error:
-        raise ValueError(
-            f"out of memory on {compute.device} with one document of {len(target_T)} tokens; lower --context-len"
-        ) from error
-    bad = ~np.isfinite(loss_T)
-    if bad.any():
-        loss = loss_T[bad.argmax()]
-        raise ValueError(
-            f"held-out document {document}: the loss of token {int(bad.argmax()) + 1} is {loss}: look at the training, or "
-            "evaluate in fp32"
-        )
+        full = f"out of memory on {compute.device} with one document of {len(target_T)} tokens"
+        raise ValueError(f"{full}; lower --context-len") from error
+    bad = np.flatnonzero(~np.isfinite(loss_T))
+    if len(bad):
+        what = f"held-out document {document}: the loss of token {bad[0] + 1} is {loss_T[bad[0]]}"
+        raise ValueError(f"{what}: look at the training, or evaluate in fp32")
     return loss_T

@@ -15,14 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from data.sampler import bos_roll
-from eval.gate_maps.measure import layers_with_gates
 from eval.per_token_loss.measure import document_losses
 from eval.pruning.spec import Spec
 from eval.shell.context import Compute, Context
 from eval.shell.heldout import open_heldout
 from eval.shell.loading import Loaded
 from kernels.forgetting_attention import TILE, attention_without_tiles, forgetting_attention
-from models.forgetting_transformer.module import ForgettingAttention
+from models.forgetting_transformer.module import ForgettingAttention, gated_layers
 from training.progress import Progress
 
 Layers = Mapping[int, ForgettingAttention]
@@ -51,8 +50,7 @@ class Pruned:
     """Pruned attention, which notes what it skips in each document by layer and head."""
 
     def __init__(self, spec: Spec):
-        self.spec = spec
-        self.document = 0
+        self.spec, self.document = spec, 0
         self.rows: list[dict[str, Any]] = []
         self._keys: dict[int, list[np.ndarray]] = {}
 
@@ -71,11 +69,10 @@ class Pruned:
             self._add("tiles_pruned", layer, share_H)
             if self.document == 0:
                 for (head, position), count in np.ndenumerate(count_HM):
-                    self.rows.append(_row("first_tile", float(count), document=0, layer=layer, head=head, position=position))
+                    self.rows.append(_row("first_tile", count, 0, layer, head, position))
 
     def _add(self, quantity: str, layer: int, values_H: np.ndarray) -> None:
-        for head, value in enumerate(values_H):
-            self.rows.append(_row(quantity, float(value), document=self.document, layer=layer, head=head))
+        self.rows += [_row(quantity, value, self.document, layer, head) for head, value in enumerate(values_H)]
 
     def end_document(self) -> None:
         for layer, counts in self._keys.items():
@@ -89,7 +86,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     model without forget gates, and what per-token losses raise."""
     corpus = open_heldout(spec, loaded, context)
     model, compute = loaded.model, context.compute(spec.precision)
-    layers = layers_with_gates(model)
+    layers = gated_layers(model)
     pruned, rows = Pruned(spec), []
     with Progress("pruning", spec.num_documents) as progress:
         for document in range(spec.num_documents):
@@ -100,8 +97,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
                 with attending(layers, attend):
                     whole = document_losses(model, target_T, corpus.spec.bos_id, compute, document)
                     decoded = _decoded(model, target_T, corpus.spec.bos_id, spec.decoded_tokens, compute)
-                rows.append(_row(f"loss{ending}", float(whole.mean()), document=document))
-                rows.append(_row(f"decoded_loss{ending}", decoded, document=document))
+                rows += [_row(f"loss{ending}", whole.mean(), document), _row(f"decoded_loss{ending}", decoded, document)]
             pruned.end_document()
             progress.advance()
     context.extras |= {name: getattr(spec, name) for name in ("context_len", "tile", "decoded_tokens", "log_tolerance")}
@@ -136,9 +132,7 @@ def _dropped(
         o, all_BHQ = attention_without_tiles(*wide)
         left_BHQ = attention_without_tiles(*wide, count_BHM, spec.tile)[1]
         lost_H = (-torch.expm1(left_BHQ - all_BHQ)).clamp(min=0)[0].amax(-1)
-        rows.extend(
-            _row("dropped", float(lost), document=0, layer=layer.layer_idx, head=head) for head, lost in enumerate(lost_H)
-        )
+        rows.extend(_row("dropped", lost, 0, layer.layer_idx, head) for head, lost in enumerate(lost_H.tolist()))
         return o.to(q.dtype)
 
     with compute.inference(), attending(layers, attend):
@@ -146,7 +140,5 @@ def _dropped(
     return rows
 
 
-def _row(
-    quantity: str, value: float, *, document: int = -1, layer: int = -1, head: int = -1, position: int = -1
-) -> dict[str, Any]:
-    return {"quantity": quantity, "document": document, "layer": layer, "head": head, "position": position, "value": value}
+def _row(quantity: str, value: float, document: int, layer: int = -1, head: int = -1, position: int = -1) -> dict[str, Any]:
+    return dict(quantity=quantity, document=document, layer=layer, head=head, position=position, value=float(value))

@@ -34,14 +34,8 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
             found.append(logits_NPV.argmax(-1).cpu().numpy())
             progress.advance(len(rows))
     correct_NP, stale_NP = judged(tokens_NT, np.concatenate(found))
-    return pd.DataFrame(
-        {
-            "sequence": np.arange(spec.num_sequences),
-            "num_queries": queries_NP.sum(axis=1),
-            "num_correct": (correct_NP & queries_NP).sum(axis=1),
-            "num_stale": (stale_NP & queries_NP).sum(axis=1),
-        }
-    )
+    counts = {"num_queries": queries_NP, "num_correct": correct_NP & queries_NP, "num_stale": stale_NP & queries_NP}
+    return pd.DataFrame({"sequence": np.arange(spec.num_sequences)} | {name: x.sum(axis=1) for name, x in counts.items()})
 
 
 def judged(tokens_NT: np.ndarray, answers_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

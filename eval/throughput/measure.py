@@ -58,21 +58,12 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
         memory = peak_memory_gib(context.device)
     low, median, high = np.quantile(rates, QUANTILES)
     dense = (3 if spec.mode == "train" else 1) * flops * median / peak if peak else math.nan
-    row: dict[str, Any] = {
-        "mode": spec.mode,
-        "seq_len": spec.seq_len,
-        "tokens_per_s": median,
-        "tokens_per_s_low": low,
-        "tokens_per_s_high": high,
-        **dict(zip(("relative_low", "relative", "relative_high"), relative, strict=True)),
-        "mfu": dense * executed,
-        "mfu_dense": dense,
-        "peak_memory_gib": math.nan if memory is None else memory,
-        "params": params,
-        "fwd_flops_per_token": float(flops),
-        "machine": machine,
-    }
-    return pd.DataFrame([row])
+    row: dict[str, Any] = dict(mode=spec.mode, seq_len=spec.seq_len)
+    row |= dict(tokens_per_s=median, tokens_per_s_low=low, tokens_per_s_high=high)
+    row |= zip(("relative_low", "relative", "relative_high"), relative, strict=True)
+    row |= dict(mfu=dense * executed, mfu_dense=dense, peak_memory_gib=math.nan if memory is None else memory)
+    row |= dict(params=params, fwd_flops_per_token=float(flops), machine=machine)
+    return pd.DataFrame([row], columns=list(spec.SCHEMA.columns))
 
 
 def _own_spec(model: PreTrainedModel) -> ModelSpec | None:
@@ -98,53 +89,37 @@ def _random_ids(model: PreTrainedModel, spec: Spec) -> torch.Tensor:
     return torch.randint(vocab_size(model), (spec.batch_size, spec.seq_len), generator=torch.Generator().manual_seed(0))
 
 
-def in_turn(actions: Sequence[Callable[[], object]], spec: Spec, compute: Compute, progress: Progress) -> np.ndarray:
-    """Time each repeat of each action in seconds (repeats, actions), one after the other and again from the first."""
+def seconds_of(what: str, actions: Sequence[Callable[[], object]], spec: Spec, compute: Compute) -> np.ndarray:
+    """Time each repeat of each action in seconds (repeats, actions), one after the other and again from the first. `what` they
+    are, in words."""
     times = np.empty((spec.warmup + spec.repeats, len(actions)))
-    for repeat, number in np.ndindex(*times.shape):
-        _synchronise(compute)
-        start = time.perf_counter()
-        actions[number]()
-        _synchronise(compute)
-        if repeat >= spec.warmup:
-            times[repeat, number] = time.perf_counter() - start
-        progress.advance()
+    with Progress(what, times.size) as progress:
+        for repeat, number in np.ndindex(*times.shape):
+            _synchronise(compute)
+            start = time.perf_counter()
+            actions[number]()
+            _synchronise(compute)
+            if repeat >= spec.warmup:
+                times[repeat, number] = time.perf_counter() - start
+            progress.advance()
     return times[spec.warmup :]
-
-
-def seconds_of(action: Callable[[], object], spec: Spec, compute: Compute, progress: Progress) -> np.ndarray:
-    """Time each repeat of one action in seconds."""
-    return in_turn([action], spec, compute, progress)[:, 0]
 
 
 @contextmanager
 def training_step(model: PreTrainedModel, ids_BT: torch.Tensor, spec: Spec, compute: Compute) -> Iterator[Callable[[], None]]:
     """Yield the step of a training on one device as the spec has it, on these ids. The model is then as it was."""
-    train = TrainSpec(
-        seq_len=spec.seq_len,
-        batch_tokens=ids_BT.numel(),
-        train_tokens=ids_BT.numel(),
-        warmup_tokens=0,
-        peak_lr=1.0,
-        precision=compute.precision,
-    )
-    execution = fitted(
-        Execution(activation_checkpointing=spec.activation_checkpointing),
-        _own_spec(model),
-        train,
-        compute.device,
-        micro_batch_tokens=spec.micro_batch_tokens,
-        compile=spec.compile,
-    )
-    was_training = model.training
+    tokens, was_training = ids_BT.numel(), model.training
+    once: dict[str, Any] = dict(batch_tokens=tokens, train_tokens=tokens, warmup_tokens=0, peak_lr=1.0)
+    train = TrainSpec(seq_len=spec.seq_len, precision=compute.precision, **once)
+    execution = Execution(activation_checkpointing=spec.activation_checkpointing)
+    wished: dict[str, Any] = dict(micro_batch_tokens=spec.micro_batch_tokens, compile=spec.compile)
+    execution = fitted(execution, _own_spec(model), train, compute.device, **wished)
     try:
         with repeated_step(model, ids_BT, train, execution, World(0, 1, torch.device(compute.device))) as step:
             yield step
     except torch.OutOfMemoryError as error:
-        raise ValueError(
-            f"out of memory on {compute.device} with micro-batches of {execution.micro_batch_tokens or ids_BT.numel()} tokens; "
-            "lower --micro-batch-tokens or switch on --activation-checkpointing"
-        ) from error
+        full = f"out of memory on {compute.device} with micro-batches of {execution.micro_batch_tokens or tokens} tokens"
+        raise ValueError(f"{full}; lower --micro-batch-tokens or switch on --activation-checkpointing") from error
     finally:
         model.zero_grad(set_to_none=True)
         if spec.activation_checkpointing:
@@ -162,8 +137,7 @@ def _time_steps(model: PreTrainedModel, spec: Spec, compute: Compute) -> tuple[n
         if spec.beside is not None:
             other = build_model(spec.beside, compute.device)
             steps.append(stack.enter_context(training_step(other, _random_ids(other, spec), spec, compute)))
-        with Progress("throughput (train)", len(steps) * (spec.warmup + spec.repeats)) as progress:
-            return in_turn(steps, spec, compute, progress), memory
+        return seconds_of("throughput (train)", steps, spec, compute), memory
 
 
 def _time_generation(model: PreTrainedModel, spec: Spec, compute: Compute) -> tuple[float, np.ndarray]:
@@ -174,10 +148,9 @@ def _time_generation(model: PreTrainedModel, spec: Spec, compute: Compute) -> tu
     def run(new_tokens: int) -> object:
         return generate(model, prompts, compute, max_new_tokens=new_tokens, batch_tokens=budget)
 
-    with Progress("throughput (generate)", 2 * (spec.warmup + spec.repeats)) as progress:
-        prefill = seconds_of(lambda: run(1), spec, compute, progress)
-        whole = seconds_of(lambda: run(spec.new_tokens), spec, compute, progress)
-    return float(np.median(prefill)), whole
+    prefill = seconds_of("throughput (prefill)", [lambda: run(1)], spec, compute)
+    whole = seconds_of("throughput (generate)", [lambda: run(spec.new_tokens)], spec, compute)
+    return float(np.median(prefill)), whole[:, 0]
 
 
 def _synchronise(compute: Compute) -> None:

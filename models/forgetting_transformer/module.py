@@ -243,9 +243,12 @@ def _softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def gated_layers(model: nn.Module) -> dict[int, ForgettingAttention]:
-    """Return the attention layers with forget gates, by their place; none in other models."""
+    """Return the attention layers with forget gates, by their place. ValueError for a model without."""
     found = [module for module in model.modules() if isinstance(module, ForgettingAttention)]
-    return {module.layer_idx: module for module in found if module.spec.forget_gate != "none"}
+    gated = {module.layer_idx: module for module in found if module.spec.forget_gate != "none"}
+    if not gated:
+        raise ValueError(f"{type(model).__name__} has no forget gates: choose a FoX, such as fox_pro")
+    return gated
 
 
 @contextmanager
