@@ -137,17 +137,14 @@ class Backbone(nn.Module):
 
     def forward(
         self,
-        input_ids: Tensor | None = None,
+        input_ids: Tensor,
         attention_mask: Tensor | None = None,
         past_key_values: DecodingCache | None = None,
-        inputs_embeds: Tensor | None = None,
         use_cache: bool = False,
     ) -> BaseModelOutputWithPast:
         """Return hidden states (B, T, d) after the final norm. `attention_mask` (B, cached + T) marks left padding with 0. A
         given cache is continued by T >= 1 tokens; `use_cache` starts one."""
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give exactly one of input_ids and inputs_embeds")
-        x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        x = self.embeddings(input_ids)
         cache = past_key_values if past_key_values is not None or not use_cache else DecodingCache()
         padding = _padding(attention_mask, x.shape[1], 0 if cache is None else cache.seq_len)
         shared = self.shared_inputs(x, cache, padding)

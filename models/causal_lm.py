@@ -52,6 +52,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
 
     config_class = CausalLMConfig
     base_model_prefix = "model"
+    _input_embed_layer = "embeddings"
     supports_gradient_checkpointing = True
     # Cached decoding needs all its tokens in order: no rewinding, as assisted decoding would ask for.
     _is_stateful = True
@@ -69,24 +70,11 @@ class CausalLM(PreTrainedModel, GenerationMixin):
     def _init_weights(self, module: nn.Module) -> None:
         self.model.init_module(module)
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.model.embeddings
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.model.embeddings = value  # type: ignore[assignment]
-
-    def get_output_embeddings(self) -> nn.Linear:
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        self.lm_head = new_embeddings
-
     def forward(
         self,
-        input_ids: Tensor | None = None,
+        input_ids: Tensor,
         attention_mask: Tensor | None = None,
         past_key_values: DecodingCache | None = None,
-        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool = False,
         logits_to_keep: int | Tensor = 0,
@@ -94,7 +82,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast | tuple:
         """Return logits (B, T, V), or of the last `logits_to_keep` positions only. `labels` follow Hugging Face's convention:
         the model shifts them by one and returns the mean loss (`models.loss` gives unshifted, per-token losses)."""
-        outputs = self.model(input_ids, attention_mask, past_key_values, inputs_embeds, use_cache)
+        outputs = self.model(input_ids, attention_mask, past_key_values, use_cache)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, keep])
         loss = None
@@ -112,24 +100,16 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         input_ids: Tensor,
         past_key_values: DecodingCache | None = None,
         attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
         use_cache: bool = True,
         logits_to_keep: int | None = None,
         **unused: Any,
     ) -> dict[str, Any]:
         """Return only the tokens that the cache has not seen, and the mask of all. `generate` passes more than is taken."""
         cached = 0 if past_key_values is None else past_key_values.get_seq_length()
-        prompt = inputs_embeds is not None and cached == 0
-        new = input_ids[:, cached:] if input_ids.shape[1] > cached else input_ids[:, -1:]  # the prompt came as embeddings
-        return {
-            "input_ids": None if prompt else new,
-            "inputs_embeds": inputs_embeds if prompt else None,
-            "past_key_values": past_key_values,
-            # no padding: the faster paths of attention apply
-            "attention_mask": None if attention_mask is None or bool(attention_mask.all()) else attention_mask,
-            "use_cache": use_cache,
-            "logits_to_keep": logits_to_keep or 0,
-        }
+        if attention_mask is not None and bool(attention_mask.all()):
+            attention_mask = None  # no padding: the faster paths of attention apply
+        inputs = dict(input_ids=input_ids[:, cached:], attention_mask=attention_mask, past_key_values=past_key_values)
+        return dict(inputs, use_cache=use_cache, logits_to_keep=logits_to_keep or 0)
 
 
 AutoConfig.register(CausalLMConfig.model_type, CausalLMConfig, exist_ok=True)

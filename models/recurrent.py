@@ -48,8 +48,7 @@ class RecurrentModel(Backbone):
         """Start as the released HGRN2 and DeltaNet: mixer projections Xavier-uniform with gain 2^-2.5, MLP outputs scaled by
         depth, embedding and other linear maps N(0, 0.02^2), biases 0, norms and convolutions as they come. The released code
         means to draw the convolutions from N(0, 0.02^2), but by then their layer counts as initialised."""
-        place = getattr(module, "place", None)
-        reset = getattr(module, "reset_parameters", None)
+        place, reset = getattr(module, "place", None), getattr(module, "reset_parameters", None)
         if place == "mlp_output":
             linear_normal_(module, INITIALIZER_RANGE / math.sqrt(2 * len(self.layers)))
         elif callable(reset) and not isinstance(module, (nn.Linear, nn.Embedding)):

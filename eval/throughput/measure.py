@@ -1,5 +1,6 @@
 """Throughput: timed training steps, as trainings take them, and timed generation."""
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -92,13 +93,14 @@ def _random_ids(model: PreTrainedModel, spec: Spec) -> torch.Tensor:
 def seconds_of(what: str, actions: Sequence[Callable[[], object]], spec: Spec, compute: Compute) -> np.ndarray:
     """Time each repeat of each action in seconds (repeats, actions), one after the other and again from the first. `what` they
     are, in words."""
+    wait = functools.partial(torch.cuda.synchronize, compute.device) if compute.on_cuda else lambda: None
     times = np.empty((spec.warmup + spec.repeats, len(actions)))
     with Progress(what, times.size) as progress:
         for repeat, number in np.ndindex(*times.shape):
-            _synchronise(compute)
+            wait()
             start = time.perf_counter()
             actions[number]()
-            _synchronise(compute)
+            wait()
             if repeat >= spec.warmup:
                 times[repeat, number] = time.perf_counter() - start
             progress.advance()
@@ -151,8 +153,3 @@ def _time_generation(model: PreTrainedModel, spec: Spec, compute: Compute) -> tu
     prefill = seconds_of("throughput (prefill)", [lambda: run(1)], spec, compute)
     whole = seconds_of("throughput (generate)", [lambda: run(spec.new_tokens)], spec, compute)
     return float(np.median(prefill)), whole[:, 0]
-
-
-def _synchronise(compute: Compute) -> None:
-    if compute.on_cuda:
-        torch.cuda.synchronize(compute.device)
