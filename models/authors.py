@@ -62,11 +62,6 @@ _FORMATS = {
 def spec_from_authors(config: dict[str, Any]) -> ModelSpec:
     """Return the spec of a config.json in the authors' format. Raises ValueError naming the key that does not fit."""
     model_type = config.get("model_type")
-    if model_type == "samba" + AUTHORS_SUFFIX:
-        raise ValueError(
-            f"{model_type} cannot be read: the authors have published no such weights, and neither the keys of its config.json "
-            "nor the names of its tensors are known here; save it as a folder of this suite (models/samba/spec.py)"
-        )
     if model_type not in _FORMATS:
         raise ValueError(f"model_type {model_type!r} is none of {', '.join(sorted(_FORMATS))}")
     form = _FORMATS[model_type]

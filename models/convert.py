@@ -3,7 +3,6 @@
 A folder in their format needs no conversion to be used: `models.build.load_model` reads it directly.
 """
 
-import argparse
 import json
 import shutil
 import sys
@@ -11,7 +10,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import tyro
 from safetensors.torch import save_file
+from tyro.conf import Positional
 
 from models.authors import AUTHORS_SUFFIX, config_for_authors, name_for_authors
 from models.build import load_model, spec_of
@@ -29,9 +30,12 @@ def save_authors(model: CausalLM, folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def convert(source: Path, target: Path) -> str:
-    """Translate SOURCE (either format) into TARGET (the other one), which appears complete or not at all. Return one line about
-    what was written. Raises ValueError for anything a user can put right."""
+def convert(source: Positional[Path], target: Positional[Path]) -> str:
+    """Translate SOURCE, a checkpoint folder in the authors' format or in this suite's, into TARGET, a folder in the other one.
+
+    TARGET must not exist or be empty, and appears complete or not at all. Returns one line about what was written. Raises
+    ValueError for anything a user can put right.
+    """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} exists and is not an empty folder; give another target")
     model: Any = load_model(source, dtype=None)  # anything that Hugging Face loads, which `spec_of` refuses
@@ -55,12 +59,8 @@ def convert(source: Path, target: Path) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m models.convert", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("source", type=Path, help="checkpoint folder, in the authors' format or in ours")
-    parser.add_argument("target", type=Path, help="folder to write, in the other format; must not exist or be empty")
-    options = parser.parse_args(arguments)
     try:
-        print(convert(options.source, options.target))
+        print(tyro.cli(convert, prog="python -m models.convert", args=arguments))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

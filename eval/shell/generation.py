@@ -1,7 +1,6 @@
 """Greedy generation for many prompts of different lengths: sorted, left-padded batches, cached decoding, bounded memory."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import torch
@@ -36,9 +35,28 @@ def generate(
     lengths = [len(prompt) + max_new_tokens for prompt in prompts]
     # The last token generated is never read.
     check_positions(model, max(lengths, default=1) - 1, "choose shorter prompts or fewer new tokens")
+    filler = min(stop_ids, default=0)
+    ends = dict(max_new_tokens=max_new_tokens, eos_token_id=sorted(stop_ids) or None, pad_token_id=filler)
+    config = GenerationConfig(do_sample=False, use_cache=True, **ends)
 
     def run(batch: list[int]) -> list[list[int]]:
-        return _generate_batch(model, [prompts[i] for i in batch], max_new_tokens, compute, frozenset(stop_ids), stop)
+        given = [prompts[i] for i in batch]
+        longest = max(map(len, given))
+        ids_BT = torch.tensor([[filler] * (longest - len(ids)) + ids for ids in given], device=compute.device)
+        mask_BT = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in given], device=compute.device)
+
+        def stopped(input_ids: torch.Tensor, scores: object, **unused: object) -> torch.Tensor:
+            return torch.tensor([stop(row[longest:].tolist()) for row in input_ids], device=input_ids.device)  # type: ignore[misc]
+
+        criteria = StoppingCriteriaList([] if stop is None else [stopped])  # type: ignore[list-item]
+        saved = model.generation_config  # the checkpoint's own (end tokens, sampling), from which `generate` would fill gaps
+        model.generation_config = GenerationConfig()
+        try:
+            with compute.inference():
+                out_BT = model.generate(ids_BT, config, attention_mask=mask_BT, stopping_criteria=criteria)  # type: ignore[operator]
+        finally:
+            model.generation_config = saved
+        return [_until_stop(row, stop_ids, stop) for row in out_BT[:, longest:].tolist()]
 
     return in_batches(lengths, compute, run, batch_tokens=batch_tokens, on_done=on_done)
 
@@ -71,33 +89,7 @@ def answer(
     )
 
 
-def _generate_batch(
-    model: Any, prompts: list[list[int]], max_new_tokens: int, compute: Compute, stop_ids: frozenset[int], stop: Stop | None
-) -> list[list[int]]:
-    longest = max(len(prompt) for prompt in prompts)
-    filler = min(stop_ids, default=0)
-    ids_BT = torch.tensor([[filler] * (longest - len(p)) + p for p in prompts], device=compute.device)
-    mask_BT = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=compute.device)
-    ends = dict(max_new_tokens=max_new_tokens, eos_token_id=sorted(stop_ids) or None, pad_token_id=filler)
-    config = GenerationConfig(do_sample=False, use_cache=True, **ends)
-
-    def stopped(input_ids: torch.Tensor, scores: object, **unused: object) -> torch.Tensor:
-        return torch.tensor([stop(row[longest:].tolist()) for row in input_ids], device=input_ids.device)  # type: ignore[misc]
-
-    criteria = StoppingCriteriaList([] if stop is None else [stopped])  # type: ignore[list-item]
-    saved = model.generation_config  # the checkpoint's own (end tokens, sampling), from which `generate` would fill gaps
-    model.generation_config = GenerationConfig()
-    try:
-        with compute.inference():
-            out_BT = model.generate(
-                input_ids=ids_BT, attention_mask=mask_BT, generation_config=config, stopping_criteria=criteria
-            )
-    finally:
-        model.generation_config = saved
-    return [_until_stop(row, stop_ids, stop) for row in out_BT[:, longest:].tolist()]
-
-
-def _until_stop(ids: list[int], stop_ids: frozenset[int], stop: Stop | None) -> list[int]:
+def _until_stop(ids: list[int], stop_ids: Collection[int], stop: Stop | None) -> list[int]:
     """Cut a row where its own rule ended it: `generate` pads those that finish early."""
     for n, token in enumerate(ids):
         if token in stop_ids:

@@ -44,9 +44,8 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     flops = 2 * params if own is None else own.flops_per_token(spec.seq_len)  # of foreign models the matrices only
     compute, peak = context.compute(spec.precision), peak_flops(torch.device(context.device))
     context.extras |= {"autotune": "full", "batch_size": spec.batch_size, "peak_flops": peak}
-    relative, executed = np.full(3, math.nan), 1.0
-    if own is not None and own.prunes:
-        executed = _executed_share(model, own, spec, compute)
+    relative = np.full(3, math.nan)
+    executed = 1.0 if own is None or not own.prunes else _executed_share(model, own, spec, compute)
     if spec.mode == "train":
         seconds_RM, memory = _time_steps(model, spec, compute)
         rates = spec.batch_size * spec.seq_len / seconds_RM[:, 0]
@@ -147,9 +146,7 @@ def _time_generation(model: PreTrainedModel, spec: Spec, compute: Compute) -> tu
     prompts = _random_ids(model, spec).tolist()
     budget = spec.batch_size * (spec.seq_len + spec.new_tokens)
 
-    def run(new_tokens: int) -> object:
-        return generate(model, prompts, compute, max_new_tokens=new_tokens, batch_tokens=budget)
-
-    prefill = seconds_of("throughput (prefill)", [lambda: run(1)], spec, compute)
-    whole = seconds_of("throughput (generate)", [lambda: run(spec.new_tokens)], spec, compute)
+    run = functools.partial(generate, model, prompts, compute, batch_tokens=budget)
+    prefill = seconds_of("throughput (prefill)", [lambda: run(max_new_tokens=1)], spec, compute)
+    whole = seconds_of("throughput (generate)", [lambda: run(max_new_tokens=spec.new_tokens)], spec, compute)
     return float(np.median(prefill)), whole[:, 0]

@@ -9,7 +9,7 @@ Suffixes: B batch, T tokens, H heads, D head dimension, d hidden size.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -259,12 +259,10 @@ def watched(layers: Mapping[int, ForgettingAttention], visit: Callable[..., None
         assert isinstance(module, ForgettingAttention)
         visit(module, *module.project(arguments[0], None, *arguments[3:]))
 
-    handles = [layer.register_forward_pre_hook(hook) for layer in layers.values()]
-    try:
+    with ExitStack() as stack:
+        for layer in layers.values():
+            stack.enter_context(layer.register_forward_pre_hook(hook))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class Model(Backbone):
@@ -275,9 +273,8 @@ class Model(Backbone):
         super().__init__(spec, [Block(ForgettingAttention(spec, i), *sizes) for i in range(spec.num_layers)])
 
     def shared_inputs(self, x_BTd: Tensor, cache: DecodingCache | None, padding: Padding | None) -> tuple[Tensor, ...]:
-        if not self.spec.use_rope:
-            return ()
-        return rotation_table(token_positions(x_BTd, cache, padding), self.spec.head_dim, self.spec.rope_base)
+        positions = token_positions(x_BTd, cache, padding)
+        return rotation_table(positions, self.spec.head_dim, self.spec.rope_base) if self.spec.use_rope else ()
 
     @contextmanager
     def measuring(self) -> Iterator[dict[str, list[Tensor]]]:

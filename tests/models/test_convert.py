@@ -176,7 +176,7 @@ def test_the_published_config_is_understood():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "samba-project_fox"}, "keys of its config.json nor the names of its tensors"),
+        ({"model_type": "samba-project_fox"}, "model_type 'samba-project_fox' is none of delta_net-project_fox"),
         ({"model_type": "rwkv-project_fox"}, "rwkv-project_fox"),
         ({"ogate_act": "silu"}, "ogate_act is 'silu'"),
         ({"tie_word_embeddings": True}, "tie_word_embeddings is True"),
