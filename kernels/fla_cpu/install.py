@@ -1,8 +1,7 @@
 """Have fla's own layers run on the CPU: their entry points choose by the device of the first tensor.
 
-CUDA tensors go to the untouched fla function, CPU tensors to the PyTorch version in this package. Modules, parameter
-names and initialisation stay fla's, so a checkpoint moves freely between the two.
-"""
+CUDA tensors go to the untouched fla function, CPU tensors to the PyTorch version in this package. Modules, parameter names and
+initialisation stay fla's, so a checkpoint moves freely between the two."""
 
 import functools
 import importlib

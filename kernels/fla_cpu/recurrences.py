@@ -1,19 +1,60 @@
-"""PyTorch versions of the flash-linear-attention recurrences that the baselines use: chunked matmuls, no loop over
-tokens.
+"""PyTorch versions of the flash-linear-attention recurrences that the baselines use: chunked matmuls, no loop over tokens.
 
-Arguments, layouts and defaults are fla's: q, k (B, T, H, K), v (B, T, H, V), results (o of v's shape, final state or
-None); a state is (B, H, K, V), or (B, H, V, K) with `state_v_first`. Log gates may be as strong as they like: every
-exponent taken here is a sum of log gates, hence <= 0, so nothing overflows. Sums run in fp32 whatever the input
-dtype.
+Inputs, layouts and options are fla's: q, k (B, T, H, K), v (B, T, H, V), results (o of v's shape, final state or None). Log
+gates may be as strong as they like: every exponent taken here is a sum of log gates, hence <= 0, so nothing overflows. Sums run
+in fp32 whatever the input dtype.
 
-Suffixes: B batch, H heads, N chunks, C tokens of a chunk, K key and V value channels.
-"""
+Suffixes: B batch, H heads, N chunks, C tokens of a chunk, K key and V value channels."""
+
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 64
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What fla's recurrences take besides their inputs."""
+
+    scale: float | None = None
+    """K^-0.5 by default."""
+    initial_state: Tensor | None = None
+    output_final_state: bool = False
+    state_v_first: bool = False
+    """States are (B, H, V, K), not (B, H, K, V)."""
+    use_qk_l2norm_in_kernel: bool = False
+    use_beta_sigmoid_in_kernel: bool = False
+    allow_neg_eigval: bool = False
+    use_gate_in_kernel: bool = False
+    A_log: Tensor | None = None
+    dt_bias: Tensor | None = None
+    safe_gate: bool = False
+    lower_bound: float | None = None
+    cu_seqlens: None = None
+
+    def __post_init__(self) -> None:
+        if self.cu_seqlens is not None:
+            raise NotImplementedError("packed sequences (cu_seqlens) run on CUDA only; on the CPU pass a padded batch")
+        if self.safe_gate or self.lower_bound is not None:
+            raise NotImplementedError("the gated delta rule on the CPU has no bounded gates")
+
+    def scaled(self, q: Tensor) -> Tensor:
+        return q * (q.shape[-1] ** -0.5 if self.scale is None else self.scale)
+
+    def start(self, like: Tensor) -> Tensor:
+        """Return the state (B, H, K, V) before the first token."""
+        if self.initial_state is None:
+            return torch.zeros_like(like)
+        return self.initial_state.float().mT if self.state_v_first else self.initial_state.float()
+
+    def final(self, state: Tensor) -> Tensor | None:
+        if not self.output_final_state:
+            return None
+        return state.mT.contiguous() if self.state_v_first else state
 
 
 def _to_chunks(x: Tensor, size: int) -> Tensor:
@@ -34,41 +75,21 @@ def _chunk_size(seq_len: int) -> int:
     return min(CHUNK, 1 << (seq_len - 1).bit_length())
 
 
-def _log_decay(g: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+def _log_decay(g: Tensor) -> tuple[Tensor, Tensor]:
     """Sum log gates to c along a chunk, as fp32 parts (high, low) whose sum is the fp64 value.
 
     Thousands of nats pile up in a chunk of strong gates; what fp32 rounds away there would show in the decay between two
-    neighbours. Differences of high parts are exact where they matter, and exp(low) = 1 + low is a factor on a token.
-    """
-    exact = g.double().cumsum(dim)
+    neighbours. Differences of high parts are exact where they matter, and exp(low) = 1 + low is a factor on a token."""
+    exact = g.double().cumsum(-2)
     high = exact.float()
     return high, (exact - high).float().detach()  # the gradient goes through the high part
-
-
-def _scan(
-    update_BHNKV: Tensor, decay_BHN1: Tensor, initial_state: Tensor | None, v_first: bool, want_final: bool
-) -> tuple[Tensor, Tensor | None]:
-    """States before each chunk, (B, H, N, K, V), of S <- exp(decay) * S + update, and the state after the last
-    chunk."""
-    state = torch.zeros_like(update_BHNKV[:, :, 0])
-    if initial_state is not None:
-        state = initial_state.float().mT if v_first else initial_state.float()
-    before = []
-    # unbind rather than indexing: the gradient of each index would be a whole tensor of zeros.
-    for factor_BH1, update_BHKV in zip(decay_BHN1.exp().unbind(2), update_BHNKV.unbind(2), strict=True):
-        before.append(state)
-        state = state * factor_BH1 + update_BHKV
-    final = (state.mT.contiguous() if v_first else state) if want_final else None
-    return torch.stack(before, 2), final
 
 
 def _decayed_scores(q: Tensor, k: Tensor, c: Tensor) -> Tensor:
     """Return A[i, j] = sum_d q[i, d] k[j, d] exp(c[i, d] - c[j, d]) for i >= j, else 0; c is non-increasing along the tokens.
 
-    By halves: tokens of the second half meet those of the first through the gate at the midpoint, which splits the
-    exponent into two sums of log gates, both <= 0, so that a plain matmul is exact where exp(c_i) * exp(-c_j) would
-    overflow.
-    """
+    By halves: tokens of the second half meet those of the first through the gate at the midpoint, which splits the exponent
+    into two sums of log gates, both <= 0, so that a plain matmul is exact where exp(c_i) * exp(-c_j) would overflow."""
     size = c.shape[-2]
     if size <= 4:
         causal = torch.ones(size, size, dtype=torch.bool, device=c.device).tril()[..., None]
@@ -83,46 +104,27 @@ def _decayed_scores(q: Tensor, k: Tensor, c: Tensor) -> Tensor:
     return torch.cat([top, torch.cat([late @ early.mT, diagonal[..., 1, :, :]], -1)], -2)
 
 
-def chunk_gla(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Gated linear attention: S_t = diag(exp g_t) S_{t-1} + k_t v_t^T, o_t = scale * S_t^T q_t, with log gates g (B, T, H, K);
-    scale K^-0.5 by default."""
-    _refuse_packing(cu_seqlens)
-    size = _chunk_size(q.shape[1])
-    like = v
+def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
+    """Gated linear attention: S_t = diag(exp g_t) S_{t-1} + k_t v_t^T, o_t = scale * S_t^T q_t, log gates g (B, T, H, K)."""
+    options, like, size = _Options(**given), v, _chunk_size(q.shape[1])
     q, k, v, g = (_to_chunks(x, size) for x in (q, k, v, g))
-    q = q * (k.shape[-1] ** -0.5 if scale is None else scale)
-    c, low = _log_decay(g, -2)
+    q = options.scaled(q)
+    c, low = _log_decay(g)
     q, k = q * (1 + low), k * (1 - low)
     last = c[..., -1:, :]
     update = (k * (last - c).exp() * (1 + low[..., -1:, :])).mT @ v
-    states, final = _scan(update, last.mT, initial_state, state_v_first, output_final_state)
-    o = _decayed_scores(q, k, c) @ v + (q * c.exp()) @ states
-    return _from_chunks(o, like), final
+    state, before = options.start(update[:, :, 0]), []
+    # unbind rather than indexing: the gradient of each index would be a whole tensor of zeros.
+    for factor_BHK1, update_BHKV in zip(last.mT.exp().unbind(2), update.unbind(2), strict=True):
+        before.append(state)
+        state = state * factor_BHK1 + update_BHKV
+    o = _decayed_scores(q, k, c) @ v + (q * c.exp()) @ torch.stack(before, 2)
+    return _from_chunks(o, like), options.final(state)
 
 
-def fused_recurrent_gla(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gk: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: None = None,
-) -> tuple[Tensor, Tensor | None]:
+def fused_recurrent_gla(q: Tensor, k: Tensor, v: Tensor, gk: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
     """`chunk_gla` under the name and argument that fla's layers use for short inputs."""
-    return chunk_gla(q, k, v, gk, scale, initial_state, output_final_state, state_v_first, cu_seqlens)
+    return chunk_gla(q, k, v, gk, **given)
 
 
 def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
@@ -131,104 +133,50 @@ def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
 
 
-def chunk_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Delta rule: S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, o_t = scale * S_t^T q_t, with beta (B, T, H)."""
-    _refuse_packing(cu_seqlens)
-    if use_qk_l2norm_in_kernel:
-        q, k = l2norm(q), l2norm(k)
-    return _delta_rule(q, k, v, None, beta, scale, initial_state, output_final_state)
+def chunk_delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
+    """Delta rule without gates: S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T."""
+    return gated_delta_rule(q, k, v, None, beta, **given)
 
 
 def gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: None = None,
-    use_gate_in_kernel: bool = False,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    safe_gate: bool = False,
-    lower_bound: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, **given: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Delta rule with a forget gate: S_t = (I - beta_t k_t k_t^T) diag(exp g_t) S_{t-1} + beta_t k_t v_t^T, o_t = scale *
-    S_t^T q_t. Log gates are (B, T, H) in Gated DeltaNet (arXiv 2412.06464) and (B, T, H, K) in Kimi Delta Attention
-    (2510.26692); with `use_gate_in_kernel` g are the inputs of the gate, -exp(A_log) * softplus(g + dt_bias)."""
-    _refuse_packing(cu_seqlens)
-    if safe_gate or lower_bound is not None or k.shape[2] != v.shape[2]:
-        raise NotImplementedError("the gated delta rule on the CPU has no bounded gates and as many heads of values as of keys")
-    if use_qk_l2norm_in_kernel:
+    """Delta rule with a forget gate: S_t = (I - beta_t k_t k_t^T) diag(exp g_t) S_{t-1} + beta_t k_t v_t^T, o_t = scale * S_t^T
+    q_t, with beta (B, T, H). Log gates are (B, T, H) in Gated DeltaNet (arXiv 2412.06464) and (B, T, H, K) in Kimi Delta
+    Attention (2510.26692); with `use_gate_in_kernel` g are the inputs of the gate, -exp(A_log) * softplus(g + dt_bias).
+
+    Inside a chunk the writes u solve a unit lower triangular system (the WY form): (I + tril(beta decay k k^T, -1)) u = beta (v
+    - decay k S)."""
+    options, like, size = _Options(**given), v, _chunk_size(q.shape[1])
+    if k.shape[2] != v.shape[2]:
+        raise NotImplementedError("the gated delta rule on the CPU has as many heads of values as of keys")
+    if options.use_qk_l2norm_in_kernel:
         q, k = l2norm(q), l2norm(k)
-    if use_beta_sigmoid_in_kernel:
-        beta = beta.float().sigmoid() * (2 if allow_neg_eigval else 1)
-    if use_gate_in_kernel:
-        assert A_log is not None
-        g = g.float() if dt_bias is None else g.float() + dt_bias.float().view(g.shape[2:])
-        g = -A_log.float().exp().view(-1, *(1,) * (g.ndim - 3)) * F.softplus(g)
-    g = g if g.ndim == 4 else g[..., None]
-    return _delta_rule(q, k, v, g, beta, scale, initial_state, output_final_state, state_v_first)
-
-
-def _delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    beta: Tensor,
-    scale: float | None,
-    initial_state: Tensor | None,
-    want_final: bool,
-    v_first: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """Delta rule without gates, or with log gates (B, T, H, 1 or K).
-
-    Inside a chunk the writes u solve a unit lower triangular system (the WY form): (I + tril(beta decay k k^T, -1)) u =
-    beta (v - decay k S).
-    """
-    size = _chunk_size(q.shape[1])
-    like = v
+    if options.use_beta_sigmoid_in_kernel:
+        beta = beta.float().sigmoid() * (2 if options.allow_neg_eigval else 1)
+    if g is not None and options.use_gate_in_kernel:
+        assert options.A_log is not None
+        g = g.float() if options.dt_bias is None else g.float() + options.dt_bias.float().view(g.shape[2:])
+        g = -options.A_log.float().exp().view(-1, *(1,) * (g.ndim - 3)) * F.softplus(g)
     q, k, v, beta = (_to_chunks(x, size) for x in (q, k, v, beta))
-    q = q * (k.shape[-1] ** -0.5 if scale is None else scale)
+    q = options.scaled(q)
     keeper = k  # the keys as they end in the state after the chunk
     decays: list[Tensor | None] = [None] * k.shape[2]
     written = k * beta[..., None]
     if g is None:
         write, erase = written @ k.mT, written
     else:
-        c, low = _log_decay(_to_chunks(g, size), -2)
+        c, low = _log_decay(_to_chunks(g if g.ndim == 4 else g[..., None], size))
         last = c[..., -1:, :]
         early, written = k * (1 - low), written * (1 + low)
         write, erase = _decayed_scores(written, early, c), written * c.exp()
         keeper = early * (last - c).exp() * (1 + low[..., -1:, :])
         decays = list(last.mT.exp().unbind(2))
-    solved = torch.linalg.solve_triangular(
-        write.tril(-1),  # unitriangular: the solver takes the diagonal as 1
-        torch.cat([v * beta[..., None], erase], -1),
-        upper=False,
-        unitriangular=True,
-    )
+    # unitriangular: the solver takes the diagonal as 1
+    wanted = torch.cat([v * beta[..., None], erase], -1)
+    solved = torch.linalg.solve_triangular(write.tril(-1), wanted, upper=False, unitriangular=True)
     write_BHNCV, erase_BHNCK = solved.split([v.shape[-1], k.shape[-1]], -1)
-    state = k.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1])
-    if initial_state is not None:
-        state = initial_state.float().mT if v_first else initial_state.float()
+    state = options.start(k.new_empty(*k.shape[:2], k.shape[-1], v.shape[-1]))
     before, writes = [], []
     for write_BHCV, erase_BHCK, k_BHCK, decay in zip(
         write_BHNCV.unbind(2), erase_BHNCK.unbind(2), keeper.unbind(2), decays, strict=True
@@ -242,9 +190,4 @@ def _delta_rule(
     else:
         q = q * (1 + low)
         o = (q * c.exp()) @ torch.stack(before, 2) + _decayed_scores(q, early, c) @ torch.stack(writes, 2)
-    return _from_chunks(o, like), (state.mT.contiguous() if v_first else state) if want_final else None
-
-
-def _refuse_packing(cu_seqlens: object) -> None:
-    if cu_seqlens is not None:
-        raise NotImplementedError("packed sequences (cu_seqlens) run on CUDA only; on the CPU pass a padded batch")
+    return _from_chunks(o, like), options.final(state)

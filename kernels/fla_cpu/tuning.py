@@ -15,8 +15,7 @@ def limit_tuning(candidates: int = CANDIDATES) -> None:
     of some shapes a kernel refuses most, blocks as wide as the tensor or those that Triton miscompiles.
 
     Tried are different block sizes first, then other numbers of warps and stages; of equal blocks the one with 4 warps and 3
-    stages, which suits most kernels, comes first.
-    """
+    stages, which suits most kernels, comes first."""
     for name, module in list(sys.modules.items()):
         if name.startswith("fla."):
             for value in list(vars(module).values()):

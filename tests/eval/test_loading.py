@@ -127,8 +127,8 @@ def gla(corpus, tmp_path, monkeypatch) -> Path:
     def chunk(q, k, v, g, initial_state=None, output_final_state=False, state_v_first=False, cu_seqlens=None):
         def one(part: slice, n: int | slice):
             state = None if initial_state is None else initial_state[n]
-            rest = (None, state, output_final_state, state_v_first)
-            return recurrences.chunk_gla(*(x[:, part] for x in (q, k, v, g)), *rest)
+            rest = dict(initial_state=state, output_final_state=output_final_state, state_v_first=state_v_first)
+            return recurrences.chunk_gla(*(x[:, part] for x in (q, k, v, g)), **rest)
 
         if cu_seqlens is None:
             return one(slice(None), slice(None))
