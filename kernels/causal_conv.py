@@ -2,8 +2,7 @@
 SiLU behind it.
 
 Whole sequences on a GPU take kernels of our own, one pass over memory each way; sequences that go on from a state, and CPUs,
-what stands in fla's place.
-"""
+what stands in fla's place."""
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 import torch
@@ -32,8 +31,7 @@ def causal_conv_silu(
         keep_state: return the last W inputs, too.
 
     Returns:
-        y (B, T, D) in x's dtype, contiguous, and the state or None.
-    """
+        y (B, T, D) in x's dtype, contiguous, and the state or None."""
     D = x_BTD.shape[-1]
     if x_BTD.dim() != 3 or weight_DW.dim() != 2 or weight_DW.shape[0] != D or (bias_D is not None and bias_D.shape != (D,)):
         raise ValueError(

@@ -3,8 +3,7 @@ three in registers, so that every number is read once.
 
 In the backward pass the gradients of the next three tokens are wanted, too: a program walks four tokens past its own.
 
-Legend: C channels of a program; a, b, c, d the four tokens at hand, 1, 2, 3 those before a, counted back.
-"""
+Legend: C channels of a program; a, b, c, d the four tokens at hand, 1, 2, 3 those before a, counted back."""
 
 import torch
 import triton

@@ -15,8 +15,7 @@ def differentiable(
     Args:
         name: of the operator, in the namespace `kernels`; the gradient's ends in `_backward`.
         backward: gives the gradients of the first `count` inputs, without those that are None.
-        like: (*inputs) -> an empty tensor like the output.
-    """
+        like: (*inputs) -> an empty tensor like the output."""
     operator = torch.library.custom_op(f"kernels::{name}", forward, mutates_args=())
     gradient = torch.library.custom_op(f"kernels::{name}_backward", backward, mutates_args=())
     operator.register_fake(like)

@@ -1,9 +1,8 @@
-"""The small operations around attention, each as one pass over memory on a GPU: key/value shift with the per-head
-RMSNorm that follows it, and the output norm with its gate (section 3.3 of the paper's Pro block).
+"""The small operations around attention, each as one pass over memory on a GPU: key/value shift with the per-head RMSNorm that
+follows it, and the output norm with its gate (section 3.3 of the paper's Pro block).
 
-On a CPU, and wherever Triton has no place, they are the plain PyTorch below, which is also what the kernels are tested
-against. All arithmetic is in float32; only inputs and outputs have the tensors' dtype.
-"""
+On a CPU, and wherever Triton has no place, they are the plain PyTorch below, which is also what the kernels are tested against.
+All arithmetic is in float32; only inputs and outputs have the tensors' dtype."""
 
 import torch
 from torch import Tensor
@@ -28,8 +27,7 @@ def shift_and_norm(
         before_B1HD: the token before the first (decoding), without gradient; zero if None.
 
     Returns:
-        (B, T, H, D) in x's dtype, contiguous.
-    """
+        (B, T, H, D) in x's dtype, contiguous."""
     _check(x_BTHD, "x_BTHD", weight)
     if alpha_logit_BTH is not None and alpha_logit_BTH.shape != x_BTHD.shape[:3]:
         raise ValueError(f"alpha_logit_BTH has shape {tuple(alpha_logit_BTH.shape)}; must be {tuple(x_BTHD.shape[:3])}.")
@@ -61,8 +59,7 @@ def gated_output_norm(o_BTHD: Tensor, gate_BTHD: Tensor | None, weight: Tensor, 
         eps: of the norm.
 
     Returns:
-        (B, T, H, D) in o's dtype, contiguous.
-    """
+        (B, T, H, D) in o's dtype, contiguous."""
     _check(o_BTHD, "o_BTHD", weight)
     if gate_BTHD is not None and gate_BTHD.shape != o_BTHD.shape:
         raise ValueError(f"gate_BTHD has shape {tuple(gate_BTHD.shape)}; it must be o's, {tuple(o_BTHD.shape)}.")
@@ -77,8 +74,8 @@ def gated_output_norm(o_BTHD: Tensor, gate_BTHD: Tensor | None, weight: Tensor, 
 
 
 def norm_of_gated(y_BTd: Tensor, z_BTd: Tensor, weight_d: Tensor, *, eps: float = 1e-5) -> Tensor:
-    """Apply Mamba-2's output norm over all channels, behind its gate: RMSNorm(y * SiLU(z)) * weight (arXiv 2405.21060,
-    section 7.1).
+    """Apply Mamba-2's output norm over all channels, behind its gate: RMSNorm(y * SiLU(z)) * weight (arXiv 2405.21060, section
+    7.1).
 
     Args:
         y_BTd: (B, T, d).
@@ -87,8 +84,7 @@ def norm_of_gated(y_BTd: Tensor, z_BTd: Tensor, weight_d: Tensor, *, eps: float 
         eps: of the norm.
 
     Returns:
-        (B, T, d) in y's dtype, contiguous.
-    """
+        (B, T, d) in y's dtype, contiguous."""
     d = y_BTd.shape[-1]
     if y_BTd.dim() != 3 or z_BTd.shape != y_BTd.shape or weight_d.shape != (d,):
         raise ValueError(

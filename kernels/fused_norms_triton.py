@@ -3,8 +3,7 @@ gradient per program.
 
 In every regime up to values of 1e18 nothing leaves float32: the largest number is a sum of D squares, and sigmoids saturate.
 
-Legend: R tokens of a program, D head dimension.
-"""
+Legend: R tokens of a program, D head dimension."""
 
 import torch
 import triton
@@ -76,8 +75,7 @@ def _shift_backward_kernel(
     stride_b, stride_t, stride_h, alpha_b, alpha_t, alpha_h, w_h, T, H, eps,
     BLOCK: tl.constexpr, D: tl.constexpr, SHIFT: tl.constexpr, NORM: tl.constexpr, BEFORE: tl.constexpr,
 ):  # fmt: skip
-    """A token's gradient comes from its own row and, through the shift, from the next one: that row is computed
-    twice."""
+    """A token's gradient comes from its own row and, through the shift, from the next one: that row is computed twice."""
     head, batch = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
     row = batch * H + head
     t_R = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -1,11 +1,10 @@
 """Cross-entropy of a linear map's logits without ever holding all of them in fp32.
 
-The matrix products and the cross-entropy run in chunks of tokens. Logits are in the hidden states' dtype, softmax
-statistics in fp32, and the weight's gradient is summed in fp32. For the backward pass, 16-bit logits are kept, up to
-8 GiB; others are computed again.
+The matrix products and the cross-entropy run in chunks of tokens. Logits are in the hidden states' dtype, softmax statistics in
+fp32, and the weight's gradient is summed in fp32. For the backward pass, 16-bit logits are kept, up to 8 GiB; others are
+computed again.
 
-Suffixes: N tokens, d hidden size, V vocabulary.
-"""
+Suffixes: N tokens, d hidden size, V vocabulary."""
 
 from typing import Any
 

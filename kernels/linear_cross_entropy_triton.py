@@ -1,8 +1,7 @@
-"""The elementwise half of the cross-entropy on a GPU: one kernel reads a row of logits for its loss and, while the row is
-still in the cache, writes the gradient over it. The matrix products stay cuBLAS's.
+"""The elementwise half of the cross-entropy on a GPU: one kernel reads a row of logits for its loss and, while the row is still
+in the cache, writes the gradient over it. The matrix products stay cuBLAS's.
 
-Suffixes: N tokens, d hidden size, V vocabulary, C columns of a block.
-"""
+Suffixes: N tokens, d hidden size, V vocabulary, C columns of a block."""
 
 from typing import Any
 
@@ -56,9 +55,8 @@ def _cross_entropy_kernel(
 def cross_entropy_(logits_NV: Tensor, targets_N: Tensor, vocab_size: int, *, gradient: bool) -> Tensor:
     """Compute losses (N,), fp32, of logits whose columns from `vocab_size` on are padding.
 
-    With `gradient`, the logits are overwritten with the losses' derivatives in them, softmax - one-hot, zero in the padding.
-    A target outside the vocabulary has the loss NaN.
-    """
+    With `gradient`, the logits are overwritten with the losses' derivatives in them, softmax - one-hot, zero in the padding. A
+    target outside the vocabulary has the loss NaN."""
     loss_N = torch.empty(len(targets_N), dtype=torch.float32, device=logits_NV.device)
     _cross_entropy_kernel[(len(targets_N),)](
         logits_NV, targets_N, loss_N, logits_NV.stride(0), logits_NV.shape[1], vocab_size,

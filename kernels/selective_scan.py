@@ -5,8 +5,7 @@ every channel and token a step size dt:
 
 On a GPU `kernels.selective_scan_triton`, whose states never leave the registers; elsewhere PyTorch, in segments.
 
-Suffixes: B batch, T tokens, C channels, N states per channel. The papers' B, C and D are called `into`, `out` and `skip`.
-"""
+Suffixes: B batch, T tokens, C channels, N states per channel. The papers' B, C and D are called `into`, `out` and `skip`."""
 
 from typing import Any
 

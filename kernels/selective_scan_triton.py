@@ -8,8 +8,7 @@ then over programs by PyTorch: the order of sums repeats.
 A program is one warp, and a thread of it holds four states of each of two channels: neighbours in memory, for Triton has the
 layout follow the loads of A and of the kept states. A sum over 16 states asks three other lanes, a sum over channels seven, and
 nothing waits for another warp. `tl.associative_scan` over a dimension of tokens would be the same steps, but has no state
-before a step to give, and turns its operands round by exchanges between lanes to go backwards.
-"""
+before a step to give, and turns its operands round by exchanges between lanes to go backwards."""
 
 import torch
 import triton

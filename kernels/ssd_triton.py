@@ -6,8 +6,7 @@ keys lie down and queries across, that is because Triton 3.4 to 3.7.0 gets a pro
 
 Sums of log gates within a chunk are float32 in two parts, high + low: what their difference needs (see `kernels.ssd`).
 
-Legend: C tokens of a chunk, N state size, P value channels, M keys or queries of a program.
-"""
+Legend: C tokens of a chunk, N state size, P value channels, M keys or queries of a program."""
 
 import torch
 import triton

@@ -1,8 +1,7 @@
 """Triton kernels of `swiglu`. Left to torch.compile, the two halves of the gradient are computed one behind the other, each
 from all of the inputs.
 
-Legend: R rows, C columns of a program; F columns of either half.
-"""
+Legend: R rows, C columns of a program; F columns of either half."""
 
 import torch
 import triton

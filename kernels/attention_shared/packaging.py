@@ -1,7 +1,6 @@
 """Build of an operator's folder as a package of its own, with this one inside. Its pyproject.toml names `Build`.
 
-The copies import this folder from one level further down; else they are the files that the suite runs.
-"""
+The copies import this folder from one level further down; else they are the files that the suite runs."""
 
 import re
 from pathlib import Path

@@ -4,14 +4,7 @@ from typing import get_type_hints
 
 from torch import Tensor
 
-_KINDS = {
-    Tensor | None: "Tensor?",
-    float | None: "float?",
-    int | None: "SymInt?",
-    float: "float",
-    bool: "bool",
-    str: "str",
-}
+_KINDS = {Tensor | None: "Tensor?", float | None: "float?", int | None: "SymInt?", float: "float", bool: "bool", str: "str"}
 
 
 def arguments(options: type) -> str:

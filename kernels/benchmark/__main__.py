@@ -1,8 +1,7 @@
 """Measure the attention kernels on this GPU, or show what was measured: `python -m kernels.benchmark [MODE ...] [--show]`.
 
 Modes: `times` of all operators and their peers; `errors` of forgetting attention by regime, against float64; `tiles`, which
-share of the causal tiles each pruning rule leaves (needs no GPU).
-"""
+share of the causal tiles each pruning rule leaves (needs no GPU)."""
 
 import sys
 from collections.abc import Iterator

@@ -1,9 +1,8 @@
 """Errors of outputs and gradients against float64, relative to the norm of each, by provider and regime.
 
-A regime is the size of q (q and k are normal, so with D = 64 logits have that standard deviation) and where the gates are:
-the mean of their logits, from very local (almost nothing is kept) over near 0.5, where training starts, to open. Errors are
-root mean squares over DRAWS of the inputs: that of open gates' gradient is up to a third off in a single one.
-"""
+A regime is the size of q (q and k are normal, so with D = 64 logits have that standard deviation) and where the gates are: the
+mean of their logits, from very local (almost nothing is kept) over near 0.5, where training starts, to open. Errors are root
+mean squares over DRAWS of the inputs: that of open gates' gradient is up to a third off in a single one."""
 
 import itertools
 import math

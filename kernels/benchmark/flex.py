@@ -1,7 +1,6 @@
 """Forgetting attention in FlexAttention: the gates are a bias of the scores, the mask is causal, and nothing is pruned.
 
-The bias is of float32 sums of gates.
-"""
+The bias is of float32 sums of gates."""
 
 import torch
 from torch import Tensor

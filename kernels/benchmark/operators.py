@@ -4,8 +4,7 @@ Forgetting attention: q and k are RMS-normalised per head. Gate logits are linsp
 ("local to global": heads range from very local to global), or 30 ("open": nothing decays, nothing can be pruned).
 
 Stick-breaking attention: logits are N(0, 1) ("short": a row's stick is used up after some fifty keys and the rest is skipped),
-or N(-9, 1) ("long": every key of 16,384 counts and nothing can be skipped). Softmax attention is given a rotary embedding.
-"""
+or N(-9, 1) ("long": every key of 16,384 counts and nothing can be skipped). Softmax attention is given a rotary embedding."""
 
 import functools
 import math
@@ -224,8 +223,7 @@ OPERATORS = {operator.kind: operator for operator in (FORGETTING, STICK_BREAKING
 def tiles_left(shape: Shape) -> tuple[float, float]:
     """Compute which share of the causal tiles ACP's rule and the tight one leave, gates local to global; needs no GPU.
 
-    0 to 1, a mean over the heads of one sequence.
-    """
+    0 to 1, a mean over the heads of one sequence."""
     _, T, H, D = shape
     q, k, _, log_fgate, _ = (x.detach() for x in make_inputs((1, T, H, D), "local to global", "cpu"))
     rules = float(forgetting.pruning_threshold(math.sqrt(D), T)), "tight"

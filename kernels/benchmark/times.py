@@ -2,8 +2,7 @@
 end, and rows are kept group by group, so that an interruption loses none.
 
 Effective TFLOP/s are those of the dense causal computation, 4 B H T^2 D / 2 forward and 3.5 times that forward + backward:
-skipped work counts as done.
-"""
+skipped work counts as done."""
 
 import math
 import signal

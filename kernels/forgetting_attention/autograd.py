@@ -1,8 +1,7 @@
 """The operator as autograd and torch.compile see it, whatever the backend: forward, what it keeps, backward.
 
-torch.compile needs custom operators; for direct calls a function of autograd runs the same code, as calling an operator
-takes 100 us.
-"""
+torch.compile needs custom operators; for direct calls a function of autograd runs the same code, as calling an operator takes
+100 us."""
 
 import functools
 

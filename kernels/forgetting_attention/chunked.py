@@ -1,10 +1,9 @@
 """Forgetting attention over blocks of queries in plain PyTorch: memory linear in the length, any device. CPUs run this.
 
-Forward keeps the log-sum-exp of each row; backward recomputes the probabilities block by block, as the GPU kernels do.
-Weights are relative to the row's maximum over all its keys, known before the first exp: none passes 1.
-Legend: N = B * H (batch and heads folded), Q queries, T keys, D head dimension; R the queries of one block, J the keys
-    it sees.
-"""
+Forward keeps the log-sum-exp of each row; backward recomputes the probabilities block by block, as the GPU kernels do. Weights
+are relative to the row's maximum over all its keys, known before the first exp: none passes 1. Legend: N = B * H (batch and
+heads folded), Q queries, T keys, D head dimension; R the queries of one block, J the keys
+    it sees."""
 
 from collections.abc import Iterator
 

@@ -4,8 +4,7 @@ and model compute with this package where it applies, and as before where it doe
 fla's own backends are asked below `parallel_attn`, when the gates are a float32 sum already. This one is asked above it and
 sums them in float64: over 64k tokens the sum of a local head is so large that its float32 steps move the logits by up to 7e-3
 and the output by 1e-3. FLA_FORGETTING_ATTENTION=0 turns it off; fla says with its logger's INFO which backend it takes, and why
-not another.
-"""
+not another."""
 
 import torch
 from fla.backends import BaseBackend, dispatch, register
@@ -23,13 +22,7 @@ class Backend(BaseBackend):
 
 
 def _applies(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    scale: float,
-    window_size: int | None = None,
-    cu_seqlens: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float, window_size: int | None = None, cu_seqlens: Tensor | None = None
 ) -> tuple[bool, str | None]:
     """Tell whether the call is taken; a ValueError, which says why not, counts as no."""
     device = q.device.type
@@ -46,12 +39,6 @@ parallel.parallel_attn = dispatch(parallel.parallel_attn)
 
 @register(parallel.parallel_attn, backend=Backend, verifier=_applies)
 def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    scale: float,
-    window_size: int | None = None,
-    cu_seqlens: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float, window_size: int | None = None, cu_seqlens: Tensor | None = None
 ) -> Tensor:
     return forgetting_attention(q, k, v, g.float(), scale=scale, window_size=window_size, cu_seqlens=cu_seqlens)

@@ -34,25 +34,23 @@ def forgetting_attention(
     D_ij = sum of log f_s over s = j+1..i: a key is decayed by the gates after it, up to and including the query's.
 
     Args:
-        q: (B, Q, H, D), the last Q <= T positions of the keys' sequence; D in {16, 32, 64, 128}. bf16, fp16 or fp32
-            (float64 too on CPU, pruned or not). Any strides; only the last dimension should be contiguous to avoid a copy.
+        q: (B, Q, H, D), the last Q <= T positions of the keys' sequence; D in {16, 32, 64, 128}. bf16, fp16 or fp32 (float64
+            too on CPU, pruned or not). Any strides; only the last dimension should be contiguous to avoid a copy.
         k, v: (B, T, Hkv, D), H a multiple of Hkv.
-        log_fgate: (B, T, H) float32, log of the forget gates, <= 0. -inf (or anything below -2000) cuts the sequence
-            exactly.
+        log_fgate: (B, T, H) float32, log of the forget gates, <= 0. -inf (or anything below -2000) cuts the sequence exactly.
         scale: factor of the logits, D**-0.5 by default.
-        adaptive_threshold: adaptive computation pruning. Tiles of 128 x 128 whose every D lies below it are skipped. A
-            float, a tensor broadcastable to (B, H), "auto" (from the norms of q and k, so that a row drops less than
-            e^`log_tolerance` of its probability), "tight" (the same promise, kept tile by tile with what a row's newest keys
-            weigh, so that more is skipped; see `tight`; of a single query "auto") or None (no pruning). See
-            `pruning_threshold` and `qk_norm_logit_bound`.
+        adaptive_threshold: adaptive computation pruning. Tiles of 128 x 128 whose every D lies below it are skipped. A float, a
+            tensor broadcastable to (B, H), "auto" (from the norms of q and k, so that a row drops less than e^`log_tolerance`
+            of its probability), "tight" (the same promise, kept tile by tile with what a row's newest keys weigh, so that more
+            is skipped; see `tight`; of a single query "auto") or None (no pruning). See `pruning_threshold` and
+            `qk_norm_logit_bound`.
         log_tolerance: log of the probability that a row may lose to "auto" and "tight", below 0.
         seq_start: (B,) integers, first real position of each left-padded sequence. Padded queries give 0.
-        cu_seqlens: (documents + 1,) integers from 0 to T, boundaries of documents packed in a batch of one; needs Q ==
-            T.
+        cu_seqlens: (documents + 1,) integers from 0 to T, boundaries of documents packed in a batch of one; needs Q == T.
         window_size: a query sees only its last `window_size` keys, itself included.
-        deterministic: gradients equal bit by bit from run to run. Outputs always are, and gradients of every path but one:
-            on compute capability 9.0, in 16 bits with D of 64 or 128 and Hkv == H, False adds dQ and the gates' gradients up
-            in no fixed order, which takes up to 3% less time.
+        deterministic: gradients equal bit by bit from run to run. Outputs always are, and gradients of every path but one: on
+            compute capability 9.0, in 16 bits with D of 64 or 128 and Hkv == H, False adds dQ and the gates' gradients up in no
+            fixed order, which takes up to 3% less time.
         backend: "triton", "chunked" (PyTorch in blocks of queries, memory linear in T), "reference" (`reference_attention`,
             memory quadratic in T), or "auto": triton for CUDA tensors, chunked for others.
 
@@ -61,8 +59,7 @@ def forgetting_attention(
 
     Raises:
         ValueError: a bad shape, dtype, device, option or, where looking costs no device synchronisation, value. Set
-            FORGETTING_ATTENTION_CHECK_VALUES=1 to have values on a GPU looked at too.
-    """
+            FORGETTING_ATTENTION_CHECK_VALUES=1 to have values on a GPU looked at too."""
     device_type = q.device.type
     if torch.is_autocast_enabled(device_type):
         q, k, v = (x.to(torch.get_autocast_dtype(device_type)) if x.is_floating_point() else x for x in (q, k, v))

@@ -1,7 +1,6 @@
 """Forgetting attention, written as in the paper: quadratic memory, any dtype, any device, gradients from autograd.
 
-Legend: B batch, Q queries, T keys, H query heads, G = H / Hkv query heads per key head, D head dimension.
-"""
+Legend: B batch, Q queries, T keys, H query heads, G = H / Hkv query heads per key head, D head dimension."""
 
 import torch
 from torch import Tensor
@@ -20,10 +19,8 @@ def reference_attention(
 ) -> Tensor:
     """Compute O = softmax(scale * Q K^T + D) V with D_ij = sum of log f_s, s = j+1..i (the paper's section 3.2), causal.
 
-    Matrix products run in the inputs' dtype, the softmax in float32 (float64 for float64 inputs), as eager attention
-    does. `first_key` limits each query to the left (see `visibility`); by default only gates of zero do. Returns (B, Q,
-    H, D).
-    """
+    Matrix products run in the inputs' dtype, the softmax in float32 (float64 for float64 inputs), as eager attention does.
+    `first_key` limits each query to the left (see `visibility`); by default only gates of zero do. Returns (B, Q, H, D)."""
     Q, H, D = q_BQHD.shape[1:]
     T, key_heads = k_BTGD.shape[1:3]
     scale = D**-0.5 if scale is None else scale

@@ -1,12 +1,11 @@
 """Visible keys of each query and decay of each key: the two inputs that all paths share.
 
-Every limit on the left side of a query (left padding, packed documents, a sliding window, a gate of exactly zero,
-adaptive computation pruning) drops a *prefix* of its keys and moves right only. So all of them are one integer per
-query, `first_key`, and causality is the limit on the right. The decay is the cumulative log gate `cum`, kept in
-float64: a float32 sum over 65,536 tokens is wrong by several 1e-3 in the exponent.
+Every limit on the left side of a query (left padding, packed documents, a sliding window, a gate of exactly zero, adaptive
+computation pruning) drops a *prefix* of its keys and moves right only. So all of them are one integer per query, `first_key`,
+and causality is the limit on the right. The decay is the cumulative log gate `cum`, kept in float64: a float32 sum over 65,536
+tokens is wrong by several 1e-3 in the exponent.
 
-Shapes: B batch, T keys, Q queries (aligned to the end of the keys), H query heads.
-"""
+Shapes: B batch, T keys, Q queries (aligned to the end of the keys), H query heads."""
 
 import torch
 from torch import Tensor
@@ -37,8 +36,7 @@ def first_visible_key(
 ) -> Tensor:
     """Find the index of the first key that each query sees, int32 (B, H, Q), non-decreasing along Q.
 
-    A value above the query's own position means that it sees nothing (a padded query): its output is 0.
-    """
+    A value above the query's own position means that it sees nothing (a padded query): its output is 0."""
     B, T, _ = log_fgate_BTH.shape
     position_T = torch.arange(T, device=log_fgate_BTH.device, dtype=torch.int32)
     is_cut_BHT = log_fgate_BTH.transpose(1, 2) < CUT_LOG_GATE

@@ -20,34 +20,32 @@ def stick_breaking_attention(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Compute stick-breaking attention (arXiv 2410.17980): o_i = sum over j < i of A_ij v_j, with A_ij = beta_ij * prod over
-    j < k < i of (1 - beta_ik) and beta_ij = sigmoid(scale * q_i . k_j).
+    """Compute stick-breaking attention (arXiv 2410.17980): o_i = sum over j < i of A_ij v_j, with A_ij = beta_ij * prod over j
+    < k < i of (1 - beta_ik) and beta_ij = sigmoid(scale * q_i . k_j).
 
     Walking back from the query, each key takes its share of the stick that the nearer keys left. No position encoding is
-    needed. Rows are not normalised: what nobody took is the remainder. Computed in log space with float32 sums; where a
-    row's stick is used up to below float32's rounding, what lies further back is skipped (see `visibility`).
+    needed. Rows are not normalised: what nobody took is the remainder. Computed in log space with float32 sums; where a row's
+    stick is used up to below float32's rounding, what lies further back is skipped (see `visibility`).
 
     Args:
-        q: (B, Q, H, D), the last Q <= T positions of the keys' sequence; D in {16, 32, 64, 128}. bf16, fp16 or fp32
-            (float64 too on CPU). Any strides; only the last dimension should be contiguous to avoid a copy.
+        q: (B, Q, H, D), the last Q <= T positions of the keys' sequence; D in {16, 32, 64, 128}. bf16, fp16 or fp32 (float64
+            too on CPU). Any strides; only the last dimension should be contiguous to avoid a copy.
         k, v: (B, T, Hkv, D), H a multiple of Hkv.
         scale: factor of the logits, D**-0.5 by default.
         attend_current: a query sees the key at its own position too. Without it the first query sees nothing.
         seq_start: (B,) integers, first real position of each left-padded sequence.
-        cu_seqlens: (documents + 1,) integers from 0 to T, boundaries of documents packed in a batch of one; needs Q ==
-            T.
-        backend: "triton", "chunked" (PyTorch in blocks of queries), "reference" (`reference_attention`, memory quadratic in
-            T), or "auto": triton for CUDA tensors, chunked for others.
+        cu_seqlens: (documents + 1,) integers from 0 to T, boundaries of documents packed in a batch of one; needs Q == T.
+        backend: "triton", "chunked" (PyTorch in blocks of queries), "reference" (`reference_attention`, memory quadratic in T),
+            or "auto": triton for CUDA tensors, chunked for others.
 
     Returns:
         o: (B, Q, H, D) in q's dtype (the autocast dtype under autocast). A query that sees nothing gives 0.
-        remainder: (B, Q, H), 1 - sum over j of A_ij, float32 (float64 for float64 inputs). Add `remainder * v` for the
-            variant whose own value takes what is left.
+        remainder: (B, Q, H), 1 - sum over j of A_ij, float32 (float64 for float64 inputs). Add `remainder * v` for the variant
+            whose own value takes what is left.
 
     Raises:
         ValueError: a bad shape, dtype, device, option or, where looking costs no device synchronisation, value. Set
-            STICK_BREAKING_CHECK_VALUES=1 to have values on a GPU looked at too.
-    """
+            STICK_BREAKING_CHECK_VALUES=1 to have values on a GPU looked at too."""
     device_type = q.device.type
     if torch.is_autocast_enabled(device_type):
         q, k, v = (x.to(torch.get_autocast_dtype(device_type)) if x.is_floating_point() else x for x in (q, k, v))

@@ -1,7 +1,6 @@
 """Stick-breaking attention, written as in the paper: quadratic memory, any dtype, any device, gradients from autograd.
 
-Legend: B batch, Q queries, T keys, H query heads, G = H / Hkv query heads per key head, D head dimension.
-"""
+Legend: B batch, Q queries, T keys, H query heads, G = H / Hkv query heads per key head, D head dimension."""
 
 import torch
 from torch import Tensor
@@ -20,9 +19,8 @@ def reference_attention(
     """Compute o_i = sum over j of A_ij v_j, with log A_ij = log beta_ij + sum over j < k < i of log(1 - beta_ik), beta =
     sigmoid(scale * Q K^T), and the remainder r_i = prod over j of (1 - beta_ij) (the paper's section 2).
 
-    Keys j < i, or j <= i with `attend_current`, and not before `first_key` (see `visibility`). Matrix products run in
-    the inputs' dtype, sums along a row in float32 (float64 for float64 inputs). Returns (B, Q, H, D) and (B, Q, H).
-    """
+    Keys j < i, or j <= i with `attend_current`, and not before `first_key` (see `visibility`). Matrix products run in the
+    inputs' dtype, sums along a row in float32 (float64 for float64 inputs). Returns (B, Q, H, D) and (B, Q, H)."""
     Q, H, D = q_BQHD.shape[1:]
     T, key_heads = k_BTGD.shape[1:3]
     scale = D**-0.5 if scale is None else scale

@@ -1,8 +1,7 @@
 """Kernels before and after the main one of the Hopper backward pass, in plain Triton: what comes with each step of queries, and
 what its sums become.
 
-Legend: M queries of a step, D head dimension.
-"""
+Legend: M queries of a step, D head dimension."""
 
 import triton
 import triton.language as tl

@@ -6,8 +6,7 @@ see `turns`.
 
 Legend: M queries of a step, N keys of the tile, D head dimension.
 
-Nothing can leave float32's range, for the reasons given in `portable.backward`.
-"""
+Nothing can leave float32's range, for the reasons given in `portable.backward`."""
 
 # ruff: noqa: RUF005 -- Gluon compiles this: it knows no unpacking in lists
 

@@ -1,7 +1,7 @@
 """Steps of the warps in the Hopper backward pass: one tile of keys, its queries tile by tile.
 
-The warps that hold the keys' gradients have S, dP, dV and dK, everything transposed (keys down, queries across), so that P
-and dS feed the next products straight from registers. Only dS also goes through shared memory, for dQ. At a head size of 64 a
+The warps that hold the keys' gradients have S, dP, dV and dK, everything transposed (keys down, queries across), so that P and
+dS feed the next products straight from registers. Only dS also goes through shared memory, for dQ. At a head size of 64 a
 warpgroup of its own takes it from there: dQ, and the sums of dS. At 128 there are no registers for that, and the warps of the
 keys do it themselves.
 
@@ -12,18 +12,12 @@ dQ is added up in a float32 buffer laid out in the order of the registers: one 1
 side by side.
 
 Legend: M queries of a step, N keys, D head dimension, L sums of a thread. `stat_1M` is what comes with a step's queries, one
-behind the other: lse, delta, the bits of their first keys, and M numbers of which the first two add up to what
-lse is relative to.
-"""
+behind the other: lse, delta, the bits of their first keys, and M numbers of which the first two add up to what lse is relative
+to."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from ..visibility import TILE
 

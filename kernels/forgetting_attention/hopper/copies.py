@@ -36,8 +36,7 @@ def _row(x: Tensor, shape: list[int], strides: list[int], block: list[int]) -> T
 def place(program, tiles, batch_heads, at_once):
     """Find (tile, batch * H + head) of a program: `at_once` heads side by side, so that the long tiles of all come first.
 
-    With one head after the other, the tiles of the last would start together and the longest run on alone.
-    """
+    With one head after the other, the tiles of the last would start together and the longest run on alone."""
     group = program // (tiles * at_once) * at_once
     heads = gl.minimum(batch_heads - group, at_once)
     inside = program - group * tiles

@@ -1,22 +1,21 @@
 """Forward pass for Hopper GPUs in Gluon: two warpgroups with 64 queries each, copies by a warp of their own.
 
-Optimistic softmax: before the diagonal the weights are exp2 of the logits relative to a fixed reference, `c` of the
-tile's first query (every D is then <= 0), with no maximum and no rescaling. bfloat16 has float32's range, so P loses
-nothing; float16 has not, and always takes the other kernel. Then what was summed becomes one key of weight 1, and the
-diagonal is done with a running maximum: there the largest weight is exactly 1, as bfloat16 should have it, and rows of
-local gates have nearly all of their weight there.
+Optimistic softmax: before the diagonal the weights are exp2 of the logits relative to a fixed reference, `c` of the tile's
+first query (every D is then <= 0), with no maximum and no rescaling. bfloat16 has float32's range, so P loses nothing; float16
+has not, and always takes the other kernel. Then what was summed becomes one key of weight 1, and the diagonal is done with a
+running maximum: there the largest weight is exactly 1, as bfloat16 should have it, and rows of local gates have nearly all of
+their weight there.
 
-What makes the shortcut safe is tested per row by `_trusted`; a block with a row that fails is marked and done again by
-the kernel with a running maximum. The last sum alone proves nothing: a row's own decay can bring back into range what
-had left it before the diagonal. With `before` the sum before the diagonal and `lse` log2 of the whole sum, both relative
-to the reference, a row is right if
+What makes the shortcut safe is tested per row by `_trusted`; a block with a row that fails is marked and done again by the
+kernel with a running maximum. The last sum alone proves nothing: a row's own decay can bring back into range what had left it
+before the diagonal. With `before` the sum before the diagonal and `lse` log2 of the whole sum, both relative to the reference,
+a row is right if
 * before < 2^120: weights are >= 0, so no partial sum was larger, and 1 / before is a normal number.
 * o is finite: products with V have the size of `before` times that of V and may overflow first. An inf stays inf or
   becomes NaN, whatever is done to it later.
 * lse > -60: a weight below 2^-126 became 0. As many as there are keys sum up to less than 2^-100, next to 2^-60 nothing.
   Where no keys come before the diagonal nothing was lost, whatever lse is.
-On the diagonal no weight passes 1 and the sum is between 1 and 1 + keys; an inf or NaN among the logits ends up in o.
-"""
+On the diagonal no weight passes 1 and the sum is between 1 and 1 + keys; an inf or NaN among the logits ends up in o."""
 
 # ruff: noqa: RUF005 -- Gluon compiles this: it knows no unpacking in lists
 

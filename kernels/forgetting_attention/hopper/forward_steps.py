@@ -1,8 +1,7 @@
 """Steps of the Hopper forward pass: what a warpgroup does with one block of keys after the other, first those before the
 diagonal, relative to a fixed reference, then those on it, with a running maximum. Why that is safe: see `forward`.
 
-Legend: M queries of a warpgroup, N keys of a step, D head dimension.
-"""
+Legend: M queries of a warpgroup, N keys of a step, D head dimension."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -121,11 +120,10 @@ def walk_diagonal(
     ref, row_M, position_M, first_M, scale2, start, stop, plain,
     BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, SHORT: gl.constexpr,
 ):  # fmt: skip
-    """Walk over keys start..stop with a running maximum, in logits of the row's own (c_i - c_j); one or two steps. If
-    `plain`, one, in which the diagonal starts at the first key, nothing else is hidden, and SHORT keys are enough.
+    """Walk over keys start..stop with a running maximum, in logits of the row's own (c_i - c_j); one or two steps. If `plain`,
+    one, in which the diagonal starts at the first key, nothing else is hidden, and SHORT keys are enough.
 
-    Returns the weighted values, their sum and its maximum.
-    """
+    Returns the weighted values, their sum and its maximum."""
     acc_row: gl.constexpr = gl.SliceLayout(1, acc_MD.type.layout)
     some_M = total_M > 0.0
     top_M = gl.where(some_M, gl.log2(total_M) + row_M, float("-inf"))

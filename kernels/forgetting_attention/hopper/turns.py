@@ -8,8 +8,7 @@ behind the tile before it: all read a query while it is in the L2 cache, and nob
 that the next program of a head starts no sooner than the one before it has left its first step.
 
 A program waits only for programs with smaller indices, and GPUs start programs in the order of their indices: those that are
-waited for run, or have run.
-"""
+waited for run, or have run."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

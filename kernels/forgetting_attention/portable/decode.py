@@ -5,8 +5,7 @@ Each program walks its stretch of keys from the last to the first, so the decay 
 and it stops once that sum is below the pruning threshold. No cumulative gate over the whole cache is needed. Weights are
 relative to the running maximum of the stretch, and stretches to the largest of theirs: none passes 1, in every regime.
 
-Legend: N keys of a step, S stretches, D head dimension.
-"""
+Legend: N keys of a step, S stretches, D head dimension."""
 
 import functools
 

@@ -1,15 +1,13 @@
-"""Forward kernel: one program per tile of queries walks over its keys, as FlashAttention does, adding the decay of each
-key.
+"""Forward kernel: one program per tile of queries walks over its keys, as FlashAttention does, adding the decay of each key.
 
-Constants of a row cancel in the softmax, so instead of D_ij = c_i - c_j a tile adds ref - c_j, one number per key, with
-ref the `c` of the tile's first query. `lse` is kept in base 2 relative to that ref, which is how the backward kernels
-want it. float32 inputs take D_ij from float64 element by element instead (EXACT): accuracy is what they are for.
+Constants of a row cancel in the softmax, so instead of D_ij = c_i - c_j a tile adds ref - c_j, one number per key, with ref the
+`c` of the tile's first query. `lse` is kept in base 2 relative to that ref, which is how the backward kernels want it. float32
+inputs take D_ij from float64 element by element instead (EXACT): accuracy is what they are for.
 
-Nothing has to be tested in any regime: weights are relative to the row's running maximum, so none passes 1, the sum is
-between 1 and the number of keys, and the weighted values stay below that many times the largest.
+Nothing has to be tested in any regime: weights are relative to the row's running maximum, so none passes 1, the sum is between
+1 and the number of keys, and the weighted values stay below that many times the largest.
 
-Legend: M queries of the tile, N keys of a step, D head dimension.
-"""
+Legend: M queries of the tile, N keys of a step, D head dimension."""
 
 import torch
 import triton
@@ -168,8 +166,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return the output (B, Q, H, D) and `lse` (B, H, Q) float32, base 2, relative to each query tile's ref.
 
-    `redo` = (o, lse, marks) fills in only the blocks of `tiles.block_m` queries that are marked, (B, H, blocks) int32.
-    """
+    `redo` = (o, lse, marks) fills in only the blocks of `tiles.block_m` queries that are marked, (B, H, blocks) int32."""
     B, Q, H, D = q.shape
     T, key_heads = k.shape[1:3]
     if redo is None:

@@ -1,12 +1,10 @@
 """Preparation for the attention kernels: cumulative gates with a base per tile, and what each tile of queries may skip.
 
-`c` in base-2 units is kept as a float64 base per tile of 128 keys (`base`) plus a float32 offset inside the tile
-(`local`), so that no precision is lost over long sequences and the attention kernels add one float32 per key. Hidden
-prefixes (left padding, documents, window, gates of zero) become `first_key` per query; `start` per query tile adds the
-pruned tiles to it.
+`c` in base-2 units is kept as a float64 base per tile of 128 keys (`base`) plus a float32 offset inside the tile (`local`), so
+that no precision is lost over long sequences and the attention kernels add one float32 per key. Hidden prefixes (left padding,
+documents, window, gates of zero) become `first_key` per query; `start` per query tile adds the pruned tiles to it.
 
-Legend: B batch, T keys, Q queries, H heads, N = ceil(T / TILE) key tiles, M = ceil(Q / TILE) query tiles.
-"""
+Legend: B batch, T keys, Q queries, H heads, N = ceil(T / TILE) key tiles, M = ceil(Q / TILE) query tiles."""
 
 from typing import NamedTuple
 

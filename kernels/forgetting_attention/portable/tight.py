@@ -2,8 +2,7 @@
 
 All in powers of two, as `local` and `base` are, sums over keys in float64: `c` grows beyond what float32 resolves.
 
-Legend: M queries of a step, N keys.
-"""
+Legend: M queries of a step, N keys."""
 
 import torch
 import triton

@@ -19,9 +19,8 @@ def skipped_tiles(
 ) -> Tensor:
     """Count the leading key tiles that `forgetting_attention` with these options skips for each query tile.
 
-    int32 (B, H, M), without gradient; arguments as there, with the default `scale`. Another `tile` than the kernels' own
-    tells what pruning at that granularity would skip.
-    """
+    int32 (B, H, M), without gradient; arguments as there, with the default `scale`. Another `tile` than the kernels' own tells
+    what pruning at that granularity would skip."""
     log_fgate, scale = log_fgate.detach(), q.shape[-1] ** -0.5
     if isinstance(adaptive_threshold, str) and adaptive_threshold == "tight":
         first_key_BHQ = first_visible_key(log_fgate, q.shape[1])

@@ -1,8 +1,7 @@
 """Adaptive computation pruning (ACP): the threshold, its bounds, and how much it prunes.
 
-delta = -2 U - log(T) + log(eps) with U >= |scale * q_i . k_j| and log(eps) = -10. A pair with D below delta has
-probability below eps / T, because the query's own key has logit >= -U and D = 0; so a row loses less than eps in all.
-"""
+delta = -2 U - log(T) + log(eps) with U >= |scale * q_i . k_j| and log(eps) = -10. A pair with D below delta has probability
+below eps / T, because the query's own key has logit >= -U and D = 0; so a row loses less than eps in all."""
 
 import math
 
@@ -25,10 +24,9 @@ def qk_norm_logit_bound(
 ) -> Tensor:
     """Return U = sqrt(D) * max|g_q| * max|g_k| for q, k that went through RMSNorm with scales g (and the default `scale`).
 
-    The weights are (D,), shared by the heads, or (H, D); the result is () or (H,), without gradient. With grouped
-    queries repeat k's weights to H heads first. A rotation (RoPE) after the norm changes no bound in itself. `dtype`: that of
-    q and k, to which they were rounded `roundings` times since (once; with RoPE twice).
-    """
+    The weights are (D,), shared by the heads, or (H, D); the result is () or (H,), without gradient. With grouped queries
+    repeat k's weights to H heads first. A rotation (RoPE) after the norm changes no bound in itself. `dtype`: that of q and k,
+    to which they were rounded `roundings` times since (once; with RoPE twice)."""
     if q_weight.shape[-1] != head_dim or k_weight.shape[-1] != head_dim:
         shapes = f"{tuple(q_weight.shape)} and {tuple(k_weight.shape)}"
         raise ValueError(f"q_weight and k_weight have shapes {shapes}; their last size must be {head_dim}.")
@@ -83,8 +81,7 @@ def pruned_tile_share(
 ) -> Tensor:
     """Compute the share of the causal (query tile, key tile) pairs that pruning skips, float32 (B, H); log_fgate (B, T, H).
 
-    The kernels' own tiling by default; a smaller `tile` gives the statistic at another granularity.
-    """
+    The kernels' own tiling by default; a smaller `tile` gives the statistic at another granularity."""
     B, T, H = log_fgate.shape
     Q = T if num_queries is None else num_queries
     threshold_BH = torch.as_tensor(adaptive_threshold, dtype=torch.float32, device=log_fgate.device).expand(B, H)
@@ -102,10 +99,8 @@ def share_of_tiles(pruned_BHM: Tensor, num_queries: int, num_keys: int, tile: in
 def pruned_tiles(cum_BHT: Tensor, num_queries: int, threshold_BH: Tensor, tile: int = TILE) -> Tensor:
     """Count the leading key tiles that each query tile may skip by ACP, int32 (B, H, M), M = ceil(Q / tile).
 
-    A tile is dropped iff its largest D, at (first query, last key), is below the threshold (strictly; section 11 of the
-    ACP protocol). `cum` never rises, so the dropped tiles are a prefix that one binary search over the tiles' last keys
-    finds.
-    """
+    A tile is dropped iff its largest D, at (first query, last key), is below the threshold (strictly; section 11 of the ACP
+    protocol). `cum` never rises, so the dropped tiles are a prefix that one binary search over the tiles' last keys finds."""
     T = cum_BHT.shape[-1]
     first_query_M = torch.arange(0, num_queries, tile, device=cum_BHT.device) + (T - num_queries)
     tile_end_BHN = cum_BHT[..., tile - 1 :: tile].contiguous()

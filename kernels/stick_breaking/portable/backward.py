@@ -4,22 +4,20 @@ With z_ij the logits, beta_ij = sigmoid(z_ij) and S_ij = -log(1 - beta_ij), the 
 
     log A_ij = log beta_ij - sum over visible k > j of S_ik,        log r_i = - sum over all visible k of S_ik.
 
-Put G_ij = A_ij dA_ij = A_ij (dO_i . V_j), the gradient of log A_ij, and R_i = r_i dr_i, that of log r_i. z_ij enters log
-A_ij through log beta_ij, whose derivative is 1 - beta_ij, and through S_ij, whose derivative is beta_ij, everything older:
+Put G_ij = A_ij dA_ij = A_ij (dO_i . V_j), the gradient of log A_ij, and R_i = r_i dr_i, that of log r_i. z_ij enters log A_ij
+through log beta_ij, whose derivative is 1 - beta_ij, and through S_ij, whose derivative is beta_ij, everything older:
 
-    dz_ij = (1 - beta_ij) G_ij - beta_ij (sum over j' < j of G_ij' + R_i)
-          = G_ij - beta_ij (G_ij + sum over j' < j of G_ij' + R_i).
+    dz_ij = (1 - beta_ij) G_ij - beta_ij (sum over j' < j of G_ij' + R_i) = G_ij - beta_ij (sum over j' <= j of G_ij' + R_i).
 
 So a tile needs two numbers per row from elsewhere: what nearer keys spent, for A, and the sum of G over older keys. The dQ
 kernel walks a row's tiles from the oldest that the forward pass visited to the nearest: it starts from the row's total and
-subtracts (in float64) what each tile spent, and adds up G from the far end, where it is small. It leaves both numbers per
-(tile of keys, row) in a workspace for the dK, dV kernel, which can then take its tiles in any order. Sums within a tile are
-products with triangular matrices, as in the forward kernel; for G in the inputs' dtype, like dz itself.
+subtracts (in float64) what each tile spent, and adds up G from the far end, where it is small. It leaves both numbers per (tile
+of keys, row) in a workspace for the dK, dV kernel, which can then take its tiles in any order. Sums within a tile are products
+with triangular matrices, as in the forward kernel; for G in the inputs' dtype, like dz itself.
 
 The workspace grows with T^2 / block_n, so heads are taken in groups that need no more than `WORKSPACE_BYTES`.
 
-Legend: M queries of a tile or step, N keys of a step or tile, D head dimension.
-"""
+Legend: M queries of a tile or step, N keys of a step or tile, D head dimension."""
 
 import torch
 import triton
