@@ -18,7 +18,7 @@ CHUNK = 64
 
 @dataclass(frozen=True)
 class _Options:
-    """What fla's recurrences take besides their inputs."""
+    """Options that fla's recurrences take besides their inputs."""
 
     scale: float | None = None
     """K^-0.5 by default."""
