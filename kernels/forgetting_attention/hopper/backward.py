@@ -22,7 +22,7 @@ from ..visibility import TILE
 from .around import STATS, after_kernel, before_kernel
 from .backward_steps import DS_STAGES, fifth_product, five_products, four_products
 from .copies import HEADS_AT_ONCE, place, rows_descriptor, tile_descriptor
-from .turns import PROGRAMS_SIDE_BY_SIDE, pass_turns, wait_for_turns
+from .turns import PROGRAMS_SIDE_BY_SIDE, pass_turns, wait_for_turns, walk
 
 BLOCK_N = 128
 BLOCK_M = 64  # 128 spills registers
@@ -36,28 +36,16 @@ _STATS = gl.constexpr(STATS)
 
 
 @gluon.jit
-def _stop(stop_ptr, Q, BLOCK_M: gl.constexpr):
-    """The end of the queries that see a key tile, in whole steps."""
-    return gl.minimum(gl.load(stop_ptr) * _TILE, (Q + BLOCK_M - 1) // BLOCK_M * BLOCK_M)
-
-
-@gluon.jit
-def _walk(stop_ptr, first, Q, BLOCK_M: gl.constexpr):
-    """Find the last step of queries that see a key tile, which is taken first, and how many there are."""
-    stop = _stop(stop_ptr, Q, BLOCK_M)
-    return stop - BLOCK_M, gl.maximum(stop - first, 0) // BLOCK_M
-
-
-@gluon.jit
-def _produce(
-    q_desc, k_desc, v_desc, do_desc, stat_desc, q_smem, k_smem, v_smem, do_smem, stat_smem, kv_full, full, empty,
-    stop_ptr, batch, head, stat_row, n, first, Q, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
+def _produce(given, BLOCK_M: gl.constexpr, STAGES: gl.constexpr):
     """K and V once, then Q and dO of every step, as soon as a stage is free."""
+    (
+        q_desc, k_desc, v_desc, do_desc, stat_desc, q_smem, k_smem, v_smem, do_smem, stat_smem,
+        kv_full, full, empty, stop_ptr, batch, head, stat_row, n, first, Q,
+    ) = given  # fmt: skip
     mbarrier.expect(kv_full, k_desc.block_type.nbytes + v_desc.block_type.nbytes)
     tma.async_copy_global_to_shared(k_desc, [batch, n, head, 0], kv_full, k_smem)
     tma.async_copy_global_to_shared(v_desc, [batch, n, head, 0], kv_full, v_smem)
-    m, steps = _walk(stop_ptr, first, Q, BLOCK_M)  # behind the copies: a program's first load takes as long
+    m, steps = walk(stop_ptr, first, Q, BLOCK_M)  # behind the copies: a program's first load takes as long
     for step in range(steps):
         stage = step % STAGES
         mbarrier.wait(empty.index(stage), (step // STAGES + 1) & 1)
@@ -70,51 +58,16 @@ def _produce(
 
 
 @gluon.jit
-def _take_queries(
-    k_smem, ds_smem, kv_full, ds_full, ds_empty, turn, dq_ptr, rowsum_ptr, column_ptr, stop_ptr, n, first, Q, T,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, ORDERED: gl.constexpr,
-):  # fmt: skip
-    """Compute what the tile's keys give the queries of all steps, and the column sums."""
-    begin, steps = _walk(stop_ptr, first, Q, BLOCK_M)
-    mbarrier.wait(kv_full, 0)
-    k_ND = k_smem.reshape((BLOCK_N, D))
-    fifth_product(
-        k_ND, ds_smem, ds_full, ds_empty, turn, dq_ptr, rowsum_ptr, column_ptr, n, begin, steps, T, ORDERED
-    )  # fmt: skip
-
-
-@gluon.jit
-def _wait_for_turns(
-    turn, passed, stop_ptr, count_ptr, tile, first, Q, BLOCK_M: gl.constexpr, TURNS: gl.constexpr, ORDERED: gl.constexpr
-):  # fmt: skip
-    """Wait for the key tile before at each step that both add to."""
-    if ORDERED:
-        begin, steps = _walk(stop_ptr, first, Q, BLOCK_M)
-        stop_before = 0
-        if tile > 0:
-            stop_before = _stop(stop_ptr - 1, Q, BLOCK_M)
-        wait_for_turns(turn, passed, count_ptr, tile, begin, steps, stop_before, BLOCK_M, TURNS)
-
-
-@gluon.jit
-def _pass_turns(
-    added, passed, stop_ptr, count_ptr, tile, first, Q, BLOCK_M: gl.constexpr, TURNS: gl.constexpr, ORDERED: gl.constexpr
-):  # fmt: skip
-    """Let the key tile behind have each step that this one has added to."""
-    if ORDERED:
-        begin, steps = _walk(stop_ptr, first, Q, BLOCK_M)
-        pass_turns(added, passed, count_ptr, tile, begin, steps, BLOCK_M, TURNS)
-
-
-@gluon.jit
 def _take_keys(
-    q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty, ds_full, ds_empty, turn,
-    dq_ptr, rowsum_ptr, column_ptr, dk_ptr, dv_ptr, local_ptr, base_ptr, even_ptr, stop_ptr,
-    batch, head, n, first, whole, scale2, scale, Q, T, H,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, DQ_APART: gl.constexpr,
+    given, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, DQ_APART: gl.constexpr,
     ORDERED: gl.constexpr,
 ):  # fmt: skip
     """Compute what all queries give the tile's keys: dK and dV; and the rest too if nobody else takes it."""
+    (
+        q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty, ds_full, ds_empty, turn,
+        dq_ptr, rowsum_ptr, column_ptr, dk_ptr, dv_ptr, local_ptr, base_ptr, even_ptr, stop_ptr,
+        batch, head, n, first, whole, scale2, scale, Q, T, H,
+    ) = given  # fmt: skip
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, BLOCK_M, 16])
     kv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, D, 16])
     keys_N = n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, s_layout))
@@ -123,7 +76,7 @@ def _take_keys(
     high = base.to(gl.float32)
     low = (base - high.to(gl.float64)).to(gl.float32)
     partial = gl.load(even_ptr) * _TILE
-    begin, steps = _walk(stop_ptr, first, Q, BLOCK_M)
+    begin, steps = walk(stop_ptr, first, Q, BLOCK_M)
     no_kv = gl.zeros((BLOCK_N, D), gl.float32, layout=kv_layout)
     k_ND = k_smem.reshape((BLOCK_N, D))
     v_ND = v_smem.reshape((BLOCK_N, D))
@@ -209,63 +162,42 @@ def _backward_kernel(
     local_ptr += row * num_tiles * _TILE
     base_ptr += row * (num_tiles + 1)
     stat_row = batch_head * query_steps
+    keys = (
+        q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty, ds_full, ds_empty, turn,
+        dq_ptr, rowsum_ptr, column_ptr, dk_ptr, dv_ptr, local_ptr, base_ptr, even_ptr, stop_ptr,
+        batch, head, n, first, whole, scale2, scale, Q, T, H,
+    )  # fmt: skip
+    copies = (
+        q_desc, k_desc, v_desc, do_desc, stat_desc, q_smem, k_smem, v_smem, do_smem, stat_smem,
+        kv_full, full, empty, stop_ptr, batch, head, stat_row, n, first, Q,
+    )  # fmt: skip
+    turns = (stop_ptr, count_ptr, tile, first, Q)
     if DQ_APART:
+        queries = (
+            k_smem, ds_smem, kv_full, ds_full, ds_empty, turn, dq_ptr, rowsum_ptr, column_ptr, stop_ptr, n, first, Q, T
+        )  # fmt: skip
         gl.warp_specialize(
             [
-                (
-                    _take_keys,
-                    (
-                        q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty, ds_full, ds_empty, turn,
-                        dq_ptr, rowsum_ptr, column_ptr, dk_ptr, dv_ptr, local_ptr, base_ptr, even_ptr, stop_ptr,
-                        batch, head, n, first, whole, scale2, scale, Q, T, H,
-                        BLOCK_M, BLOCK_N, D, STAGES, DQ_APART, ORDERED,
-                    ),
-                ),
-                (
-                    _take_queries,
-                    (
-                        k_smem, ds_smem, kv_full, ds_full, ds_empty, turn, dq_ptr, rowsum_ptr, column_ptr, stop_ptr,
-                        n, first, Q, T, BLOCK_M, BLOCK_N, D, ORDERED,
-                    ),
-                ),
-                (
-                    _produce,
-                    (
-                        q_desc, k_desc, v_desc, do_desc, stat_desc, q_smem, k_smem, v_smem, do_smem, stat_smem,
-                        kv_full, full, empty, stop_ptr, batch, head, stat_row, n, first, Q, BLOCK_M, STAGES,
-                    ),
-                ),
-                (_wait_for_turns, (turn, passed, stop_ptr, count_ptr, tile, first, Q, BLOCK_M, TURNS, ORDERED)),
-                (_pass_turns, (added, passed, stop_ptr, count_ptr, tile, first, Q, BLOCK_M, TURNS, ORDERED)),
+                (_take_keys, (keys, BLOCK_M, BLOCK_N, D, STAGES, DQ_APART, ORDERED)),
+                (fifth_product, (queries, BLOCK_M, BLOCK_N, D, ORDERED)),
+                (_produce, (copies, BLOCK_M, STAGES)),
+                (wait_for_turns, (turn, passed, turns, BLOCK_M, TURNS, ORDERED)),
+                (pass_turns, (added, passed, turns, BLOCK_M, TURNS, ORDERED)),
             ],
             [4, 1, 1, 1],
             [DQ_REGISTERS, REGISTERS, REGISTERS, REGISTERS],
-        )  # fmt: skip
+        )
     else:
         gl.warp_specialize(
             [
-                (
-                    _take_keys,
-                    (
-                        q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty, ds_full, ds_empty, turn,
-                        dq_ptr, rowsum_ptr, column_ptr, dk_ptr, dv_ptr, local_ptr, base_ptr, even_ptr, stop_ptr,
-                        batch, head, n, first, whole, scale2, scale, Q, T, H,
-                        BLOCK_M, BLOCK_N, D, STAGES, DQ_APART, ORDERED,
-                    ),
-                ),
-                (
-                    _produce,
-                    (
-                        q_desc, k_desc, v_desc, do_desc, stat_desc, q_smem, k_smem, v_smem, do_smem, stat_smem,
-                        kv_full, full, empty, stop_ptr, batch, head, stat_row, n, first, Q, BLOCK_M, STAGES,
-                    ),
-                ),
-                (_wait_for_turns, (turn, passed, stop_ptr, count_ptr, tile, first, Q, BLOCK_M, TURNS, ORDERED)),
-                (_pass_turns, (added, passed, stop_ptr, count_ptr, tile, first, Q, BLOCK_M, TURNS, ORDERED)),
+                (_take_keys, (keys, BLOCK_M, BLOCK_N, D, STAGES, DQ_APART, ORDERED)),
+                (_produce, (copies, BLOCK_M, STAGES)),
+                (wait_for_turns, (turn, passed, turns, BLOCK_M, TURNS, ORDERED)),
+                (pass_turns, (added, passed, turns, BLOCK_M, TURNS, ORDERED)),
             ],
             [1, 1, 1],
             [REGISTERS, REGISTERS, REGISTERS],
-        )  # fmt: skip
+        )
 
 
 def hopper_backward(

@@ -20,6 +20,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from ..visibility import TILE
+from .turns import walk
 
 DS_STAGES = gl.constexpr(2)  # of a warpgroup that takes dS from shared memory
 _TILE = gl.constexpr(TILE)
@@ -152,13 +153,12 @@ def four_products(
 
 
 @gluon.jit
-def fifth_product(
-    k_ND, ds_smem, ds_full, ds_empty, turn, dq_ptr, rowsum_ptr, column_ptr, n, begin, steps, T, ORDERED: gl.constexpr,
-):  # fmt: skip
+def fifth_product(given, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, ORDERED: gl.constexpr):
     """dQ, row and column sums of dS of all steps, by a warpgroup."""
-    BLOCK_N: gl.constexpr = k_ND.shape[0]
-    D: gl.constexpr = k_ND.shape[1]
-    BLOCK_M: gl.constexpr = ds_smem.shape[2]
+    k_smem, ds_smem, kv_full, ds_full, ds_empty, turn, dq_ptr, rowsum_ptr, column_ptr, stop_ptr, n, first, Q, T = given
+    m, steps = walk(stop_ptr, first, Q, BLOCK_M)
+    mbarrier.wait(kv_full, 0)
+    k_ND = k_smem.reshape((BLOCK_N, D))
     dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     # A warp takes 8 queries and all keys of the step, 8 keys at once without bank conflicts; then 8 queries more.
     by_query: gl.constexpr = gl.BlockedLayout([1, 2], [8, 4], [1, 4], [1, 0])
@@ -166,7 +166,6 @@ def fifth_product(
     no_dq = gl.zeros((BLOCK_M, D), gl.float32, layout=dq_layout)
     column_NL = _lanes(gl.zeros((BLOCK_N, BLOCK_M), gl.float32, layout=by_query))
     places = _places(dq_layout, BLOCK_M, D, 4)
-    m = begin
     for step in range(steps):
         buffer = step % DS_STAGES
         mbarrier.wait(ds_full.index(buffer), step // DS_STAGES & 1)

@@ -57,14 +57,13 @@ def _tile(number, start_ptr, first_key_ptr, Q, T, query_tiles, tiles):
 
 
 @gluon.jit
-def _produce(
-    q_desc, k_desc, v_desc, local_desc, q_smem, k_smem, v_smem, local_smem, tile_smem,
-    q_full, q_empty, k_full, k_empty, v_full, v_empty,
-    taken_ptr, start_ptr, first_key_ptr, Q, T, H, query_tiles, tiles, HEADS_PER_KEY: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
+def _produce(given, HEADS_PER_KEY: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr):
     """Copy, of one tile after the other, where it lies and both query blocks, then K with the keys' decay, and V, of every step
     as soon as a stage is free."""
+    (
+        q_desc, k_desc, v_desc, local_desc, q_smem, k_smem, v_smem, local_smem, tile_smem,
+        q_full, q_empty, k_full, k_empty, v_full, v_empty, taken_ptr, start_ptr, first_key_ptr, Q, T, H, query_tiles, tiles,
+    ) = given  # fmt: skip
     number = gl.program_id(0)
     row, m, start, common = _tile(number, start_ptr, first_key_ptr, Q, T, query_tiles, tiles)
     count = 0
@@ -112,12 +111,14 @@ def _produce(
 
 @gluon.jit
 def _consume(
-    q_smem, k_smem, v_smem, local_smem, tile_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns,
-    o_ptr, lse_ptr, redo_ptr, local_ptr, base_ptr, first_key_ptr, scale2, Q, T, H, num_tiles, query_tiles,
-    GROUP: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+    given, GROUP: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
     SHORT: gl.constexpr,
 ):  # fmt: skip
     """Compute one warpgroup's 64 queries of each tile."""
+    (
+        q_smem, k_smem, v_smem, local_smem, tile_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns,
+        o_ptr, lse_ptr, redo_ptr, local_ptr, base_ptr, first_key_ptr, scale2, Q, T, H, num_tiles, query_tiles,
+    ) = given  # fmt: skip
     step = 0
     turn = 0
     count = 0
@@ -231,36 +232,23 @@ def _forward_kernel(
         mbarrier.init(v_full.index(stage), count=1)
         mbarrier.init(k_empty.index(stage), count=2)
         mbarrier.init(v_empty.index(stage), count=2)
+    rows = (
+        q_smem, k_smem, v_smem, local_smem, tile_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns,
+        o_ptr, lse_ptr, redo_ptr, local_ptr, base_ptr, first_key_ptr, scale2, Q, T, H, num_tiles, query_tiles,
+    )  # fmt: skip
+    copies = (
+        q_desc, k_desc, v_desc, local_desc, q_smem, k_smem, v_smem, local_smem, tile_smem,
+        q_full, q_empty, k_full, k_empty, v_full, v_empty, taken_ptr, start_ptr, first_key_ptr, Q, T, H, query_tiles, tiles,
+    )  # fmt: skip
     gl.warp_specialize(
         [
-            (
-                _consume,
-                (
-                    q_smem, k_smem, v_smem, local_smem, tile_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns,
-                    o_ptr, lse_ptr, redo_ptr, local_ptr, base_ptr, first_key_ptr, scale2, Q, T, H, num_tiles, query_tiles,
-                    0, BLOCK_M, BLOCK_N, D, STAGES, SHORT,
-                ),
-            ),
-            (
-                _consume,
-                (
-                    q_smem, k_smem, v_smem, local_smem, tile_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns,
-                    o_ptr, lse_ptr, redo_ptr, local_ptr, base_ptr, first_key_ptr, scale2, Q, T, H, num_tiles, query_tiles,
-                    1, BLOCK_M, BLOCK_N, D, STAGES, SHORT,
-                ),
-            ),
-            (
-                _produce,
-                (
-                    q_desc, k_desc, v_desc, local_desc, q_smem, k_smem, v_smem, local_smem, tile_smem,
-                    q_full, q_empty, k_full, k_empty, v_full, v_empty, taken_ptr, start_ptr, first_key_ptr,
-                    Q, T, H, query_tiles, tiles, HEADS_PER_KEY, BLOCK_M, BLOCK_N, STAGES,
-                ),
-            ),
+            (_consume, (rows, 0, BLOCK_M, BLOCK_N, D, STAGES, SHORT)),
+            (_consume, (rows, 1, BLOCK_M, BLOCK_N, D, STAGES, SHORT)),
+            (_produce, (copies, HEADS_PER_KEY, BLOCK_M, BLOCK_N, STAGES)),
         ],
         [4, 1],
         [240, 24],
-    )  # fmt: skip
+    )
 
 
 def hopper_forward(q: Tensor, k: Tensor, v: Tensor, prepared: Prepared, scale: float) -> tuple[Tensor, Tensor, Tensor]:
