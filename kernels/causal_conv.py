@@ -21,23 +21,14 @@ WIDTH = 4
 def causal_conv_silu(
     x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, state_BDW: Tensor | None = None, *, keep_state: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute y_t = SiLU(bias + sum over w of weight_w x_{t - W + 1 + w}) for each channel.
+    """Compute y_t = SiLU(bias + sum over w of weight_w x_{t - W + 1 + w}) for each channel, in x's dtype, contiguous, and the
+    state of the last W inputs, if it is to be kept.
 
-    Args:
-        x_BTD: (B, T, D), before whose first token there are zeros, or what the state holds.
-        weight_DW: (D, W), the last tap is that of the token itself.
-        bias_D: (D,), or None.
-        state_BDW: the last W inputs of the tokens before.
-        keep_state: return the last W inputs, too.
-
-    Returns:
-        y (B, T, D) in x's dtype, contiguous, and the state or None."""
+    Before the first token of x there are zeros, or what the state given holds; the last tap is that of the token itself."""
     D = x_BTD.shape[-1]
     if x_BTD.dim() != 3 or weight_DW.dim() != 2 or weight_DW.shape[0] != D or (bias_D is not None and bias_D.shape != (D,)):
-        raise ValueError(
-            f"x {tuple(x_BTD.shape)}, weight {tuple(weight_DW.shape)}, bias {None if bias_D is None else tuple(bias_D.shape)}: "
-            "they must be (B, T, D), (D, W) and (D,)."
-        )
+        x, weight, bias = (None if y is None else tuple(y.shape) for y in (x_BTD, weight_DW, bias_D))
+        raise ValueError(f"x {x}, weight {weight}, bias {bias}: they must be (B, T, D), (D, W) and (D,).")
     whole = state_BDW is None and not keep_state
     if whole and weight_DW.shape[1] == WIDTH and x_BTD.is_cuda and x_BTD.dtype != torch.float64:
         from kernels.causal_conv_triton import triton_causal_conv_silu

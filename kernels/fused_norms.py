@@ -17,17 +17,11 @@ def shift_and_norm(
     eps: float = 1e-5,
     before_B1HD: Tensor | None = None,
 ) -> Tensor:
-    """Mix in the previous token, then normalise each head: RMSNorm(a_t x_{t-1} + (1 - a_t) x_t) * weight.
+    """Mix in the previous token, then normalise each head: RMSNorm(a_t x_{t-1} + (1 - a_t) x_t) * weight, in x's dtype,
+    contiguous.
 
-    Args:
-        x_BTHD: keys, values or queries, (B, T, H, D).
-        alpha_logit_BTH: a = sigmoid of it weighs the previous token; None leaves out the shift.
-        weight: (D,) shared by the heads, or (H, D) or (H * D,); None leaves out the norm.
-        eps: of the norm.
-        before_B1HD: the token before the first (decoding), without gradient; zero if None.
-
-    Returns:
-        (B, T, H, D) in x's dtype, contiguous."""
+    a = sigmoid(alpha_logit); None leaves out the shift. weight is (D,), shared by the heads, (H, D) or (H * D,); None leaves
+    out the norm. `before` is the token before the first (decoding), without gradient; zero if None."""
     _check(x_BTHD, "x_BTHD", weight)
     if alpha_logit_BTH is not None and alpha_logit_BTH.shape != x_BTHD.shape[:3]:
         raise ValueError(f"alpha_logit_BTH has shape {tuple(alpha_logit_BTH.shape)}; must be {tuple(x_BTHD.shape[:3])}.")
@@ -50,16 +44,8 @@ def shift_and_norm(
 
 
 def gated_output_norm(o_BTHD: Tensor, gate_BTHD: Tensor | None, weight: Tensor, *, eps: float = 1e-6) -> Tensor:
-    """Apply a per-head RMSNorm to attention's output, then the output gate: RMSNorm(o) * weight * sigmoid(gate).
-
-    Args:
-        o_BTHD: (B, T, H, D).
-        gate_BTHD: logits of the gate, o's shape; None leaves out the gate.
-        weight: (D,) shared by the heads, or (H, D) or (H * D,).
-        eps: of the norm.
-
-    Returns:
-        (B, T, H, D) in o's dtype, contiguous."""
+    """Apply a per-head RMSNorm to attention's output, then the output gate: RMSNorm(o) * weight * sigmoid(gate), in o's dtype,
+    contiguous. None leaves out the gate; weight is (D,), shared by the heads, (H, D) or (H * D,)."""
     _check(o_BTHD, "o_BTHD", weight)
     if gate_BTHD is not None and gate_BTHD.shape != o_BTHD.shape:
         raise ValueError(f"gate_BTHD has shape {tuple(gate_BTHD.shape)}; it must be o's, {tuple(o_BTHD.shape)}.")
@@ -75,22 +61,11 @@ def gated_output_norm(o_BTHD: Tensor, gate_BTHD: Tensor | None, weight: Tensor, 
 
 def norm_of_gated(y_BTd: Tensor, z_BTd: Tensor, weight_d: Tensor, *, eps: float = 1e-5) -> Tensor:
     """Apply Mamba-2's output norm over all channels, behind its gate: RMSNorm(y * SiLU(z)) * weight (arXiv 2405.21060, section
-    7.1).
-
-    Args:
-        y_BTd: (B, T, d).
-        z_BTd: logits of the gate, y's shape.
-        weight_d: (d,).
-        eps: of the norm.
-
-    Returns:
-        (B, T, d) in y's dtype, contiguous."""
+    7.1), in y's dtype, contiguous."""
     d = y_BTd.shape[-1]
     if y_BTd.dim() != 3 or z_BTd.shape != y_BTd.shape or weight_d.shape != (d,):
-        raise ValueError(
-            f"y {tuple(y_BTd.shape)}, z {tuple(z_BTd.shape)}, weight {tuple(weight_d.shape)}: they must be (B, T, d) twice, "
-            "and (d,)."
-        )
+        y, z, weight = (tuple(x.shape) for x in (y_BTd, z_BTd, weight_d))
+        raise ValueError(f"y {y}, z {z}, weight {weight}: they must be (B, T, d) twice, and (d,).")
     if y_BTd.is_cuda and y_BTd.dtype != torch.float64:
         from kernels.fused_norms_triton import triton_norm_of_gated
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from kernels.selective_scan_triton import backward, forward
+
 SEGMENT_NUMBERS = 2**25
 """States h (B, T, C, N) that are in memory at a time on a CPU."""
 
@@ -28,8 +30,6 @@ def selective_scan(
             return _segments(x_BTC, dt_BTC, A_CN, into_BTN, out_BTN, skip_C, state)
         if torch.is_grad_enabled():
             return _Kernels.apply(x_BTC, dt_BTC, A_CN, into_BTN, out_BTN, skip_C, state)
-        from kernels.selective_scan_triton import forward
-
         y, last, _ = forward(x_BTC, dt_BTC, A_CN, into_BTN, out_BTN, skip_C, state, keep=False)
         return y, last
 
@@ -39,19 +39,14 @@ class _Kernels(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, dt: Tensor, A: Tensor, into: Tensor, out: Tensor, skip: Tensor, initial: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        from kernels.selective_scan_triton import forward
-
         y, last, starts = forward(x, dt, A, into, out, skip, initial, keep=True)
         ctx.save_for_backward(x, dt, A, into, out, skip, starts)
-        ctx.has_initial = initial is not None
         return y, last
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        from kernels.selective_scan_triton import backward
-
         *gradients, dinitial = backward(dy, dlast, *ctx.saved_tensors)
-        return *gradients, dinitial if ctx.has_initial else None
+        return *gradients, dinitial if ctx.needs_input_grad[-1] else None
 
 
 def _segments(

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from kernels.ssd_chunks import scan, to_chunks
+from kernels.ssd_triton import backward, forward
 
 CHUNK = 64
 FUSED = (128, 64)
@@ -61,23 +62,18 @@ class _Kernels(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, x: Tensor, step: Tensor, g: Tensor, skip: Tensor, initial: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        from kernels.ssd_triton import forward
-
         q, k, x = (y if y.stride(-1) == 1 else y.contiguous() for y in (q, k, x))
         step = step.contiguous()
         start = None if initial is None else initial.transpose(1, 2).float()
         o, final, kept = forward(q, k, x, step, g, skip, start)
         ctx.save_for_backward(q, k, x, step, skip, *kept)
-        ctx.has_initial = initial is not None
         return o, final.transpose(1, 2).contiguous()
 
     @staticmethod
     def backward(ctx: Any, do: Tensor, dfinal: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        from kernels.ssd_triton import backward
-
         do = do if do.stride(-1) == 1 else do.contiguous()
         *gradients, dinitial = backward(do, dfinal.transpose(1, 2).float(), *ctx.saved_tensors)
-        return *gradients, dinitial.transpose(1, 2) if ctx.has_initial else None
+        return *gradients, dinitial.transpose(1, 2) if ctx.needs_input_grad[-1] else None
 
 
 class _Chunks(torch.autograd.Function):

@@ -2,6 +2,8 @@
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
 
 
@@ -19,8 +21,6 @@ def scan(update: Tensor, decay: Tensor, start_BNHP: Tensor | None, dtype: torch.
     final = torch.zeros_like(update[:, 0]) if start_BNHP is None else start_BNHP.clone(memory_format=torch.contiguous_format)
     states = torch.empty_like(update, dtype=dtype)
     if update.is_cuda:
-        from kernels.ssd_scan_triton import scan_kernel
-
         scan_kernel(update.contiguous(), decay, states, final, reverse)
     else:
         scan_loop(update, decay, states, final, reverse)
@@ -32,3 +32,25 @@ def scan_loop(update: Tensor, decay: Tensor, states: Tensor, final: Tensor, reve
     for chunk in range(update.shape[1])[:: -1 if reverse else 1]:
         states[:, chunk] = final
         final.mul_(decay[:, chunk, None, :, None]).add_(update[:, chunk])
+
+
+@triton.jit
+def _scan_kernel(update, decay, states, final, num_chunks, size, H, P, REVERSE: tl.constexpr, BLOCK: tl.constexpr):
+    batch = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < size
+    head = at // P % H
+    state = tl.load(final + batch * size + at, mask, 0.0)
+    for step in tl.range(num_chunks, num_stages=4):
+        chunk = batch * num_chunks + (num_chunks - 1 - step if REVERSE else step)
+        tl.store(states + chunk * size + at, state.to(states.dtype.element_ty), mask)
+        factor = tl.load(decay + chunk * H + head, mask, 0.0)
+        state = state * factor + tl.load(update + chunk * size + at, mask, 0.0)
+    tl.store(final + batch * size + at, state, mask)
+
+
+def scan_kernel(update: Tensor, decay: Tensor, states: Tensor, final: Tensor, reverse: bool) -> None:
+    """Do `scan_loop` in one launch."""
+    size, block = final[0].numel(), 512
+    grid = (triton.cdiv(size, block), len(update))
+    _scan_kernel[grid](update, decay, states, final, update.shape[1], size, *update.shape[-2:], reverse, block, num_warps=2)

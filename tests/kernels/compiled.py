@@ -18,7 +18,7 @@ from kernels import (
     causal_conv_triton,
     linear_cross_entropy_triton,
     selective_scan_triton,
-    ssd_scan_triton,
+    ssd_chunks,
     ssd_triton,
     swiglu_triton,
 )
@@ -134,7 +134,7 @@ def main() -> None:
     ssd_triton.forward(q, q, x, step, step, torch.ones(4), None)
     sums = torch.zeros(2, 4, 3, 128)
     ssd_triton.backward(x, torch.zeros(2, 128, 4, 64), q, q, x, step, torch.ones(4), x.new_zeros(2, 3, 128, 4, 64), sums, sums)
-    ssd_scan_triton.scan_kernel(
+    ssd_chunks.scan_kernel(
         *(torch.zeros(2, 3, *shape) for shape in ((16, 4, 64), (4,), (16, 4, 64))), torch.zeros(2, 16, 4, 64), True
     )
     for dtype, T, N in ((torch.bfloat16, 300, 16), (torch.float32, 1, 5)):

@@ -11,7 +11,6 @@ from kernels import (
     selective_scan,
     ssd,
     ssd_chunks,
-    ssd_scan_triton,
     ssd_triton,
     swiglu_triton,
 )
@@ -42,7 +41,7 @@ def compare_scans() -> None:
     update, decay, start = torch.randn(2, 5, 16, 3, 24), torch.rand(2, 5, 3), torch.randn(2, 16, 3, 24)
     for reverse in (False, True):
         results = []
-        for scan in (ssd_chunks.scan_loop, ssd_scan_triton.scan_kernel):
+        for scan in (ssd_chunks.scan_loop, ssd_chunks.scan_kernel):
             states, final = torch.full_like(update, torch.nan), start.clone()
             scan(update, decay, states, final, reverse)
             results.append((states, final))
