@@ -24,6 +24,19 @@ class Tiles:
     num_stages: int
     maxnreg: int | None = None
 
+    def options(self, q: Tensor) -> dict[str, Any]:
+        """Return by name what a kernel that walks over tiles is compiled for; EXACT: float32."""
+        exact = q.dtype == torch.float32
+        return dict(
+            BLOCK_M=self.block_m, BLOCK_N=self.block_n, D=q.shape[-1], EXACT=exact, PRECISION="ieee" if exact else "tf32",
+            num_warps=self.num_warps, num_stages=self.num_stages, maxnreg=self.maxnreg,
+        )  # fmt: skip
+
+    def described(self, q: Tensor, k: Tensor, v: Tensor, *do: Tensor) -> tuple[Descriptor, ...]:
+        """Describe tiles of queries, keys, values, and the gradient of the output."""
+        sizes = (self.block_m, self.block_n, self.block_n, self.block_m)
+        return tuple([rows_descriptor(x, n) for x, n in zip((q, k, v, *do), sizes, strict=False)])
+
 
 @functools.cache
 def table(file: str) -> dict[str, dict[str, Tiles]]:

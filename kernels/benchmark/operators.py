@@ -193,9 +193,8 @@ class Rotate(torch.autograd.Function):
 
 
 def _exact(provider: str) -> Attention:
-    if not provider.startswith("softmax"):
-        return forgetting.reference_attention
-    return lambda q, k, v, log_fgate: forgetting.reference_attention(q, k, v, 0.0 * log_fgate)
+    softmax = provider.startswith("softmax")
+    return lambda q, k, v, gates: forgetting.reference_attention(q, k, v, 0.0 * gates if softmax else gates)
 
 
 FORGETTING = Operator(
@@ -221,12 +220,12 @@ OPERATORS = {operator.kind: operator for operator in (FORGETTING, STICK_BREAKING
 
 
 def tiles_left(shape: Shape) -> tuple[float, float]:
-    """Compute which share of the causal tiles ACP's rule and the tight one leave, gates local to global; needs no GPU.
-
-    0 to 1, a mean over the heads of one sequence."""
+    """Compute which share of the causal tiles (0 to 1, mean over the heads) ACP's rule and the tight one leave."""
     _, T, H, D = shape
     q, k, _, log_fgate, _ = (x.detach() for x in make_inputs((1, T, H, D), "local to global", "cpu"))
-    rules = float(forgetting.pruning_threshold(math.sqrt(D), T)), "tight"
-    skipped = [forgetting.skipped_tiles(q, k, log_fgate, adaptive_threshold=rule) for rule in rules]
-    acp, tight = (1 - float(forgetting.share_of_tiles(count, T, T).mean()) for count in skipped)
-    return acp, tight
+
+    def left(rule: float | str) -> float:
+        skipped = forgetting.skipped_tiles(q, k, log_fgate, adaptive_threshold=rule)
+        return 1 - float(forgetting.share_of_tiles(skipped, T, T).mean())
+
+    return left(float(forgetting.pruning_threshold(math.sqrt(D), T))), left("tight")

@@ -28,11 +28,10 @@ COLORS = {
     "ours, pruned": "#D55E00",
     "ours, tightly pruned": "#8C3A00",
 }
-BAR_WIDTH = 0.11
+BAR_WIDTH, BOX = 0.11, {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 LIMIT_S = 240
-LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+PASSES = ("forward", "forward+backward")
 SHAPE = ["batch", "seq_len", "num_heads", "head_dim"]
-TOO_LONG = "too slow to compile"
 
 
 def compared(rows: pd.DataFrame) -> pd.DataFrame:
@@ -48,8 +47,9 @@ def compared(rows: pd.DataFrame) -> pd.DataFrame:
 
 def table(rows: pd.DataFrame) -> str:
     """Markdown: speed over cuDNN's softmax in the same measuring, a column per provider, a line per shape, pass and regime."""
-    passes = rows[rows.operation.isin(("forward", "forward+backward"))]
-    newest = compared(passes).assign(cell=lambda rows: [_cell(*pair) for pair in zip(rows.ms_q50, rows.ratio, strict=True)])
+    newest = compared(rows[rows.operation.isin(PASSES)]).assign(
+        cell=lambda rows: [_cell(*pair) for pair in zip(rows.ms_q50, rows.ratio, strict=True)]
+    )
     names = [name for name in COLORS if name in set(newest.provider)]
     lines = []
     for (gpu, *shape, operation, gates), group in newest.groupby(["gpu", *SHAPE, "operation", "gates"]):
@@ -67,7 +67,7 @@ def markdown(columns: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
 
 def _cell(ms: float, ratio: float) -> str:
     if pd.isna(ms):
-        return TOO_LONG
+        return "too slow to compile"
     return f"{ms:.3f} ms" if pd.isna(ratio) or ratio == 1.0 else f"{ratio:.2f}"
 
 
@@ -87,10 +87,7 @@ def draw(rows: pd.DataFrame, path: Path, gates: str, title: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    shown = compared(rows)
-    shown = shown[
-        shown.operation.isin(("forward", "forward+backward")) & shown.gates.isin((gates, "any")) & shown.ratio.notna()
-    ]
+    shown = compared(rows[rows.operation.isin(PASSES) & rows.gates.isin((gates, "any"))]).dropna(subset="ratio")
     if shown.empty:  # cut short before cuDNN's, or a GPU without it
         return
     operations = sorted(shown.operation.unique())
@@ -101,11 +98,10 @@ def draw(rows: pd.DataFrame, path: Path, gates: str, title: str) -> None:
         for group, shape in enumerate(shapes):
             here = shown[(shown.operation == operation) & (shown[SHAPE] == shape).all(axis=1)]
             found = dict(zip(here.provider, here.ratio, strict=True))
-            bars = [(provider, found[provider]) for provider in COLORS if provider in found]
-            for i, (provider, ratio) in enumerate(bars):
-                x = group + (i - (len(bars) - 1) / 2) * BAR_WIDTH
+            for i, provider in enumerate(bars := [provider for provider in COLORS if provider in found]):
+                x, ratio = group + (i - (len(bars) - 1) / 2) * BAR_WIDTH, found[provider]
                 axis.bar(x, ratio, 0.92 * BAR_WIDTH, color=COLORS[provider])
-                axis.text(x, ratio, f"{ratio:.2f}", ha="center", va="bottom", fontsize=7, bbox=LABEL_BOX)
+                axis.text(x, ratio, f"{ratio:.2f}", ha="center", va="bottom", fontsize=7, bbox=BOX)
         axis.set_xticks(range(len(shapes)), [f"B{b}  T {t:,}  H{h}  D{d}" for b, t, h, d in shapes])
         axis.set_ylabel("speed, cuDNN softmax = 1")
         axis.set_title(operation.replace("+", " + "), loc="left", fontsize=11)

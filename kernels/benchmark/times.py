@@ -74,10 +74,7 @@ def measure(operator: Operator, shape: Shape, only: tuple[str, ...], limit_s: in
             if not gates or (only and name not in (*only, BASELINE, ROPE_BASELINE)):
                 continue
             wanted = inputs[:3] if name.startswith("softmax") else inputs
-            runs: dict[str, Callable[[], object]] = {
-                "forward": partial(attention, *detached),
-                "forward+backward": partial(_both, attention, inputs, wanted, do),
-            }
+            runs = {"forward": partial(attention, *detached), "forward+backward": partial(_both, attention, inputs, wanted, do)}
             error = partial(check, operator, name, attention, shape[3], regime)
             yield from timed(name, gates, shape, runs, error, date, limit_s)
 
@@ -95,53 +92,38 @@ def check(operator: Operator, name: str, attention: Attention, head_dim: int, re
         return math.nan
     *inputs, do = operator.inputs((1, 1024, 4, head_dim), regime)
     doubles = [x.detach().double().requires_grad_() for x in inputs]
-    expected = [exact(*doubles)]
-    expected += torch.autograd.grad(expected[0], doubles[:3], do.double())
-    found = [attention(*inputs)]
-    found += torch.autograd.grad(found[0], inputs[:3], do)
-    for what, x, y in zip(("o", "dq", "dk", "dv"), found, expected, strict=True):
+    o, expected = attention(*inputs), exact(*doubles)
+    wanted = [expected, *torch.autograd.grad(expected, doubles[:3], do.double())]
+    found = [o, *torch.autograd.grad(o, inputs[:3], do)]
+    for what, x, y in zip(("o", "dq", "dk", "dv"), found, wanted, strict=True):
         error = ((x.double() - y).norm() / y.norm()).item()
         if not error < 2e-2:
             raise RuntimeError(f"{what} is off by {error:.1e} of its norm")
-    return (found[0].double() - expected[0]).abs().max().item()
+    return (o.double() - expected).abs().max().item()
 
 
 def timed(
-    provider: str,
-    gates: str,
-    shape: Shape,
-    runs: dict[str, Callable[[], object]],
-    check: Callable[[], float],
-    date: str,
+    provider: str, gates: str, shape: Shape, runs: dict[str, Callable[[], object]], check: Callable[[], float], date: str,
     limit_s: int,
-) -> list[Row]:
+) -> list[Row]:  # fmt: skip
     """Make a row of each operation, none where `check` raises; without times where the limit was reached before."""
     B, T, H, D = shape
-    times, tflops, error = dict.fromkeys(runs, (math.nan,) * 3), dict.fromkeys(runs, 0.0), math.nan
+    dtype, label = str(DTYPE).removeprefix("torch."), f"{shape} {gates} {provider}"
+    about = {"date": date, "provider": provider, "gates": gates, "dtype": dtype, **dict(zip(SHAPE, shape, strict=True))}
+    names, error = ("ms_q20", "ms_q50", "ms_q80", "effective_tflops"), math.nan
+    times: dict[str, tuple[float, ...]] = dict.fromkeys(runs, (math.nan, math.nan, math.nan, 0.0))
     try:
         with limited(limit_s):
             error = check()
             for operation, run in runs.items():
-                times[operation] = tuple(triton.testing.do_bench(run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8]))
-                ms = times[operation][1]
-                tflops[operation] = FACTORS[operation] * 4 * B * H * T * T * D / 2 / ms * 1e-9
-                print(f"{shape} {gates} {provider}: {operation} {ms:.3f} ms, {tflops[operation]:.0f} TFLOP/s", flush=True)
+                ms = triton.testing.do_bench(run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])
+                tflops = FACTORS[operation] * 4 * B * H * T * T * D / 2 / ms[1] * 1e-9
+                times[operation] = (*(round(t, 5) for t in ms), round(tflops, 2))
+                print(f"{label}: {operation} {ms[1]:.3f} ms, {tflops:.0f} TFLOP/s", flush=True)
     except TooLong as problem:
-        print(f"{shape} {gates} {provider}: {problem}", flush=True)
+        print(f"{label}: {problem}", flush=True)
     except Exception as problem:  # compilers of others raise whatever they like
-        print(f"{shape} {gates} {provider}: not measured ({type(problem).__name__}: {problem})", flush=True)
+        print(f"{label}: not measured ({type(problem).__name__}: {problem})", flush=True)
         return []
-    names = (*SHAPE, "ms_q20", "ms_q50", "ms_q80")
-    return [
-        {
-            "date": date,
-            "provider": provider,
-            "operation": operation,
-            "gates": gates,
-            "dtype": str(DTYPE).removeprefix("torch."),
-            **dict(zip(names, (*shape, *(round(t, 5) for t in times[operation])), strict=True)),
-            "effective_tflops": round(tflops[operation], 2),
-            "max_error": float(f"{error:.3g}"),
-        }
-        for operation in runs
-    ]
+    found = {"max_error": float(f"{error:.3g}")}
+    return [{**about, "operation": name, **dict(zip(names, row, strict=True)), **found} for name, row in times.items()]

@@ -89,16 +89,9 @@ def attention_without_tiles(
 
 
 def chunked_backward(
-    do_BQHD: Tensor,
-    q_BQHD: Tensor,
-    k_BTGD: Tensor,
-    v_BTGD: Tensor,
-    o_BQHD: Tensor,
-    lse_BHQ: Tensor,
-    cum_BHT: Tensor,
-    first_key_BHQ: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    do_BQHD: Tensor, q_BQHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor, o_BQHD: Tensor, lse_BHQ: Tensor, cum_BHT: Tensor,
+    first_key_BHQ: Tensor, scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v (their dtypes) and of the cumulative log gate, float64 (B, H, T)."""
     B, Q, H, D = q_BQHD.shape
     T, key_heads = k_BTGD.shape[1:3]

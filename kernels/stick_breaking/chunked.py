@@ -12,7 +12,6 @@ Legend: N = B * H (batch and heads folded), Q queries, T keys, D head dimension;
 stretch, nearest first."""
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -25,15 +24,9 @@ QUERY_BLOCK = 64
 FIRST_STRETCH = 128
 
 
-def _blocks(num_queries: int) -> Iterator[tuple[int, slice]]:
-    """Yield numbers and slices of the blocks of queries."""
-    for block, start in enumerate(range(0, num_queries, QUERY_BLOCK)):
-        yield block, slice(start, min(start + QUERY_BLOCK, num_queries))
-
-
-def _reversed(keys: slice, num_keys: int) -> slice:
-    """Find where keys start..stop lie when the last key comes first."""
-    return slice(num_keys - keys.stop, num_keys - keys.start)
+def _blocks(num_queries: int) -> list[slice]:
+    """Cut the queries into blocks."""
+    return [slice(start, min(start + QUERY_BLOCK, num_queries)) for start in range(0, num_queries, QUERY_BLOCK)]
 
 
 def _logits(q_NRD: Tensor, k_NJD: Tensor, keys: slice, limit_R: Tensor, first_key_NR: Tensor | None, scale: float) -> Tensor:
@@ -68,7 +61,7 @@ def chunked_forward(
     o_NQD = torch.zeros_like(q_NQD)
     spent_NQ = q_NQD.new_zeros(B * H, Q)
     oldest = torch.zeros(-(-Q // QUERY_BLOCK), dtype=torch.int64)
-    for block, rows in _blocks(Q):
+    for block, rows in enumerate(_blocks(Q)):
         first_key_NR = None if first_key_NQ is None else first_key_NQ[:, rows]
         # first_key never falls along a row, so the block's first row has the smallest.
         start = 0 if first_key_NR is None else int(first_key_NR[:, 0].min())
@@ -76,7 +69,7 @@ def chunked_forward(
         spent_NR1 = spent_NQ[:, rows, None]
         while stop > start:
             keys = slice(max(stop - length, start), stop)
-            there = _reversed(keys, T)
+            there = slice(T - keys.stop, T - keys.start)  # the last key comes first
             z_NRJ = _logits(q_NQD[:, rows], k_NTD[:, there], keys, limit_Q[rows], first_key_NR, scale)
             stick_NRJ = _stick(z_NRJ, spent_NR1)
             spent_NR1 = stick_NRJ[..., -1:].clone()
@@ -95,16 +88,9 @@ def chunked_forward(
 
 
 def chunked_backward(
-    do_BQHD: Tensor,
-    dr_BQH: Tensor,
-    q_BQHD: Tensor,
-    k_BTGD: Tensor,
-    v_BTGD: Tensor,
-    oldest: Tensor,
-    first_key_BQ: Tensor | None,
-    scale: float,
-    attend_current: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    do_BQHD: Tensor, dr_BQH: Tensor, q_BQHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor, oldest: Tensor,
+    first_key_BQ: Tensor | None, scale: float, attend_current: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v in their dtypes."""
     B, Q, H, D = q_BQHD.shape
     T, key_heads = k_BTGD.shape[1:3]
@@ -115,11 +101,11 @@ def chunked_backward(
     first_key_NQ = None if first_key_BQ is None else first_key_BQ.repeat_interleave(H, 0)
     limit_Q = torch.arange(T - Q, T, device=q_NQD.device) + int(attend_current)
     dq_NQD, dk_NTD, dv_NTD = torch.zeros_like(q_NQD), torch.zeros_like(k_NTD), torch.zeros_like(v_NTD)
-    for block, rows in _blocks(Q):
+    for block, rows in enumerate(_blocks(Q)):
         keys = slice(int(oldest[block]), int(limit_Q[rows.stop - 1]))
         if keys.stop <= keys.start:
             continue
-        there = _reversed(keys, T)
+        there = slice(T - keys.stop, T - keys.start)  # the last key comes first
         q_NRD, do_NRD, k_NJD = q_NQD[:, rows], do_NQD[:, rows], k_NTD[:, there]
         first_key_NR = None if first_key_NQ is None else first_key_NQ[:, rows]
         z_NRJ = _logits(q_NRD, k_NJD, keys, limit_Q[rows], first_key_NR, scale)

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...attention_shared.launch import ceil_div, launch
-from ...attention_shared.tiles import Tiles, rows_descriptor
+from ...attention_shared.tiles import Tiles
 from ..visibility import TILE
 from .forward import tile_logits
 from .prepare import LOG2E, Prepared
@@ -260,38 +260,24 @@ def backward(
     B, Q, H, D = q.shape
     T, key_heads = k.shape[1:3]
     N, M = prepared.base.shape[-1] - 1, prepared.start.shape[-1]
-    exact = q.dtype == torch.float32
-    precision = "ieee" if exact else "tf32"
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    rowsum = torch.empty(B, H, Q, device=q.device, dtype=torch.float32)
+    rowsum, delta = (torch.empty(B, H, Q, device=q.device, dtype=torch.float32) for _ in range(2))
     column = torch.empty(B, H, T, device=q.device, dtype=torch.float32)
     even, stop = (torch.empty(B, H, N, device=q.device, dtype=torch.int32) for _ in range(2))
     launch(
         _spans_kernel, (ceil_div(N, TILE), B * H),
         (), (prepared.start, prepared.first_key, even, stop), (Q, N, M), STEPS=M.bit_length(), num_warps=1,
     )  # fmt: skip
-    delta = torch.empty(B, H, Q, device=q.device, dtype=torch.float32)
     launch(_delta_kernel, (ceil_div(Q, 64), B * H), (), (o, do, delta), (*do.stride(), Q, H), BLOCK_M=64, D=D)
     launch(
-        dkdv_kernel, (ceil_div(T, dkdv.block_n), B * key_heads),
-        (
-            rows_descriptor(q, dkdv.block_m), rows_descriptor(k, dkdv.block_n), rows_descriptor(v, dkdv.block_n),
-            rows_descriptor(do, dkdv.block_m),
-        ),
+        dkdv_kernel, (ceil_div(T, dkdv.block_n), B * key_heads), dkdv.described(q, k, v, do),
         (dk, dv, column, lse, delta, prepared.local, prepared.base, prepared.first_key, even, stop),
-        (scale * LOG2E, scale, Q, T, H, N),
-        GROUP=H // key_heads, BLOCK_M=dkdv.block_m, BLOCK_N=dkdv.block_n, D=D, EXACT=exact, PRECISION=precision,
-        num_warps=dkdv.num_warps, num_stages=dkdv.num_stages, maxnreg=dkdv.maxnreg,
+        (scale * LOG2E, scale, Q, T, H, N), GROUP=H // key_heads, **dkdv.options(q),
     )  # fmt: skip
     launch(
-        dq_kernel, (ceil_div(Q, tiles.block_m), B * H),
-        (
-            rows_descriptor(q, tiles.block_m), rows_descriptor(k, tiles.block_n), rows_descriptor(v, tiles.block_n),
-            rows_descriptor(do, tiles.block_m),
-        ),
+        dq_kernel, (ceil_div(Q, tiles.block_m), B * H), tiles.described(q, k, v, do),
         (dq, rowsum, lse, delta, *prepared[:4]), (scale * LOG2E, scale, Q, T, H, N, M),
-        GROUP=H // key_heads, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, D=D, EXACT=exact, PRECISION=precision,
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages, maxnreg=tiles.maxnreg,
+        GROUP=H // key_heads, **tiles.options(q),
     )  # fmt: skip
     dgate = torch.empty(B, T, H, device=q.device, dtype=torch.float32)
     launch(_gate_gradient_kernel, (B * H,), (), (rowsum, column, dgate), (Q, T, H, Q), BLOCK=1024)

@@ -123,16 +123,9 @@ def _kept(device: torch.device, stream: int, size: int) -> tuple[Tensor, Tensor]
 
 
 def decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_fgate: Tensor,
-    threshold: Tensor | None,
-    seq_start: Tensor | None,
-    window_size: int | None,
-    scale: float,
-    own_memory: bool = False,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, threshold: Tensor | None, seq_start: Tensor | None,
+    window_size: int | None, scale: float, own_memory: bool = False,
+) -> Tensor:  # fmt: skip
     """Compute forgetting attention of the last position alone, q (B, 1, H, D); no gradient."""
     q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
     if not q_strides[3] == k_strides[3] == v_strides[3] == 1:
@@ -165,15 +158,9 @@ def decode(
 
 @torch.library.custom_op(f"{NAMESPACE}::decode", mutates_args=())
 def triton_decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_fgate: Tensor,
-    threshold: Tensor | None,
-    seq_start: Tensor | None,
-    window_size: int | None,
-    scale: float,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, threshold: Tensor | None, seq_start: Tensor | None,
+    window_size: int | None, scale: float,
+) -> Tensor:  # fmt: skip
     """`decode` for torch.compile, which warms a CUDA graph up in the memory that it will own."""
     return decode(q, k, v, log_fgate, threshold, seq_start, window_size, scale, own_memory=True)
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...attention_shared.launch import ceil_div, launch
-from ...attention_shared.tiles import Tiles, rows_descriptor
+from ...attention_shared.tiles import Tiles
 from ..visibility import TILE
 from .prepare import LOG2E, Prepared
 
@@ -134,18 +134,13 @@ def _forward_block(
     acc_MD = tl.zeros((BLOCK_M, D), tl.float32)
     total_M = tl.zeros((BLOCK_M,), tl.float32)
     top_M = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    acc_MD, total_M, top_M = _walk(
-        acc_MD, total_M, top_M, q_MD, k_desc, v_desc, local_ptr, base_ptr, batch, key_head, position_M, first_M, ref, cum_M,
-        start, uneven, scale2, T, BLOCK_M, BLOCK_N, D, True, EXACT, PRECISION,
-    )  # fmt: skip
-    acc_MD, total_M, top_M = _walk(
-        acc_MD, total_M, top_M, q_MD, k_desc, v_desc, local_ptr, base_ptr, batch, key_head, position_M, first_M, ref, cum_M,
-        uneven, diagonal, scale2, T, BLOCK_M, BLOCK_N, D, False, EXACT, PRECISION,
-    )  # fmt: skip
-    acc_MD, total_M, top_M = _walk(
-        acc_MD, total_M, top_M, q_MD, k_desc, v_desc, local_ptr, base_ptr, batch, key_head, position_M, first_M, ref, cum_M,
-        diagonal, last_row + offset + 1, scale2, T, BLOCK_M, BLOCK_N, D, True, EXACT, PRECISION,
-    )  # fmt: skip
+    for part in tl.static_range(3):
+        first = start if part == 0 else (uneven if part == 1 else diagonal)
+        stop = uneven if part == 0 else (diagonal if part == 1 else last_row + offset + 1)
+        acc_MD, total_M, top_M = _walk(
+            acc_MD, total_M, top_M, q_MD, k_desc, v_desc, local_ptr, base_ptr, batch, key_head, position_M, first_M, ref, cum_M,
+            first, stop, scale2, T, BLOCK_M, BLOCK_N, D, part != 1, EXACT, PRECISION,
+        )  # fmt: skip
 
     empty_M = total_M == 0.0  # a padded query: output 0, and +inf makes its probabilities 0 in the backward kernels
     o_MD = acc_MD / tl.where(empty_M, 1.0, total_M)[:, None]
@@ -156,32 +151,18 @@ def _forward_block(
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    prepared: Prepared,
-    scale: float,
-    tiles: Tiles,
+    q: Tensor, k: Tensor, v: Tensor, prepared: Prepared, scale: float, tiles: Tiles,
     redo: tuple[Tensor, Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the output (B, Q, H, D) and `lse` (B, H, Q) float32, base 2, relative to each query tile's ref.
 
     `redo` = (o, lse, marks) fills in only the blocks of `tiles.block_m` queries that are marked, (B, H, blocks) int32."""
-    B, Q, H, D = q.shape
+    B, Q, H, _ = q.shape
     T, key_heads = k.shape[1:3]
-    if redo is None:
-        o = torch.empty(B, Q, H, D, device=q.device, dtype=q.dtype)
-        lse = torch.empty(B, H, Q, device=q.device, dtype=torch.float32)
-        marks = None
-    else:
-        o, lse, marks = redo
+    o, lse, marks = redo or (q.new_empty(q.shape), torch.empty(B, H, Q, device=q.device, dtype=torch.float32), None)
     launch(
-        forward_kernel, (ceil_div(ceil_div(Q, tiles.block_m), 1 if redo is None else MARKS), B * H),
-        (rows_descriptor(q, tiles.block_m), rows_descriptor(k, tiles.block_n), rows_descriptor(v, tiles.block_n)),
+        forward_kernel, (ceil_div(ceil_div(Q, tiles.block_m), MARKS if redo else 1), B * H), tiles.described(q, k, v),
         (o, lse, *prepared[:4], marks), (scale * LOG2E, Q, T, H, prepared.base.shape[-1] - 1, prepared.start.shape[-1]),
-        GROUP=H // key_heads, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, D=D,
-        EXACT=q.dtype == torch.float32, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        REDO=0 if redo is None else MARKS,
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages, maxnreg=tiles.maxnreg,
+        GROUP=H // key_heads, REDO=MARKS if redo else 0, **tiles.options(q),
     )  # fmt: skip
     return o, lse

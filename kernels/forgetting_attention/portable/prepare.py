@@ -163,23 +163,20 @@ def _whole_kernel(
 
 
 def prepare(
-    log_fgate: Tensor,
-    num_queries: int,
-    threshold: Tensor | None,
-    seq_start: Tensor | None,
-    cu_seqlens: Tensor | None,
-    window_size: int | None,
-    exact: bool,
-) -> Prepared:
+    log_fgate: Tensor, num_queries: int, threshold: Tensor | None, seq_start: Tensor | None, cu_seqlens: Tensor | None,
+    window_size: int | None, exact: bool,
+) -> Prepared:  # fmt: skip
     """Launch one kernel, or for long inputs three; log_fgate (B, T, H) of any strides, threshold (B, H) or None."""
     B, T, H = log_fgate.shape
     Q, device = num_queries, log_fgate.device
     N, M = ceil_div(T, TILE), ceil_div(Q, TILE)
     window = T if window_size is None else min(window_size, T)
-    local = torch.empty(B, H, N * TILE, device=device, dtype=torch.float64 if exact else torch.float32)
-    base = torch.empty(B, H, N + 1, device=device, dtype=torch.float64)
-    first_key = torch.empty(B, H, Q, device=device, dtype=torch.int32)
-    start = torch.empty(B, H, M, device=device, dtype=torch.int32)
+
+    def per_head(count: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(B, H, count, device=device, dtype=dtype)
+
+    local = per_head(N * TILE, torch.float64 if exact else torch.float32)
+    base, first_key, start = per_head(N + 1, torch.float64), per_head(Q), per_head(M)
     taken = torch.empty(1, device=device, dtype=torch.int32)
     if Q == T and N <= WHOLE_TILES and cu_seqlens is None:
         launch(
@@ -188,10 +185,7 @@ def prepare(
             TILES=power_of_two(N), PAD=seq_start is not None, PRUNE=threshold is not None, num_warps=8,
         )  # fmt: skip
         return Prepared(local, base, first_key, start, taken)
-    cut = torch.empty(B, H, N * TILE, device=device, dtype=torch.int32)
-    sums = torch.empty(B, H, N, device=device, dtype=torch.float64)
-    tile_cut = torch.empty(B, H, N, device=device, dtype=torch.int32)
-    cut_before = torch.empty(B, H, N + 1, device=device, dtype=torch.int32)
+    cut, sums, tile_cut, cut_before = per_head(N * TILE), per_head(N, torch.float64), per_head(N), per_head(N + 1)
     heads = min(power_of_two(H), 16)
     launch(
         _tile_sums_kernel, (N, B, ceil_div(H, heads)),

@@ -27,7 +27,7 @@ from torch import Tensor
 from ...attention_shared.launch import ceil_div, launch
 from ...attention_shared.tiles import rows_descriptor
 from .forward import LOG2E, less_nearer, shares, visible
-from .tiles import GRAIN, Plan, launch_options
+from .tiles import GRAIN, Plan
 
 WORKSPACE_BYTES = 2**29
 _GRAIN = tl.constexpr(GRAIN)
@@ -225,32 +225,27 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return dq, dk, dv in the inputs' dtype, contiguous; remainder and dremainder are contiguous (B, Q, H) float32."""
     q, do = q.contiguous(), do.contiguous()
-    B, Q, H, D = q.shape
+    B, Q, H, _ = q.shape
     T, key_heads = k.shape[1:3]
     group, block_n = H // key_heads, plan.dq.block_n
     num_tiles, grains = ceil_div(T, block_n), oldest.shape[-1]
     dq, dk, dv = (torch.empty(x.shape, device=q.device, dtype=q.dtype) for x in (q, k, v))
     key_rows = max(1, min(B * key_heads, WORKSPACE_BYTES // (8 * group * num_tiles * Q)))
     nearer, older = torch.empty(2, key_rows * group, num_tiles, Q, device=q.device, dtype=torch.float32)
-    exact = q.dtype == torch.float32
-    options = dict(
-        GROUP=group, BLOCK_N=block_n, D=D, CURRENT=int(attend_current), LIMITS=first_key is not None, EXACT=exact,
-        PRECISION="ieee" if exact else "tf32",
-    )  # fmt: skip
+    options = dict(GROUP=group, CURRENT=int(attend_current), LIMITS=first_key is not None)
     keys = rows_descriptor(k, block_n), rows_descriptor(v, block_n)
-    m = plan.dkdv.block_m
-    queries = rows_descriptor(q, m), rows_descriptor(do, m)
+    queries = rows_descriptor(q, plan.dkdv.block_m), rows_descriptor(do, plan.dkdv.block_m)
     for first in range(0, B * key_heads, key_rows):
         count = min(key_rows, B * key_heads - first)
         sizes = (scale * LOG2E, scale, Q, T, H, grains, num_tiles, first * group)
         launch(
             dq_kernel, (ceil_div(Q, plan.dq.block_m), count * group),
             keys, (q, do, first_key, remainder, dremainder, spent, oldest, dq, nearer, older), sizes,
-            BLOCK_M=plan.dq.block_m, **options, **launch_options(plan.dq),
+            **options, **plan.dq.options(q),
         )  # fmt: skip
         launch(
             dkdv_kernel, (num_tiles, count),
             (*queries, *keys), (first_key, oldest, nearer, older, dk, dv), sizes,
-            BLOCK_M=m, **options, **launch_options(plan.dkdv),
+            **options, **plan.dkdv.options(q),
         )  # fmt: skip
     return dq, dk, dv

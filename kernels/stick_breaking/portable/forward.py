@@ -17,9 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ...attention_shared.launch import ceil_div, launch
-from ...attention_shared.tiles import Tiles, rows_descriptor
+from ...attention_shared.tiles import Tiles
 from ..visibility import EXIT_BITS
-from .tiles import GRAIN, launch_options
+from .tiles import GRAIN
 
 LOG2E = 1.4426950408889634
 _USED_UP = tl.constexpr(EXIT_BITS[torch.float32])
@@ -165,13 +165,9 @@ def forward(
     remainder = torch.empty(B, Q, H, device=q.device, dtype=torch.float32)
     spent = torch.empty(B, H, Q, device=q.device, dtype=torch.float64)
     oldest = torch.empty(B, H, grains, device=q.device, dtype=torch.int32)
-    exact = q.dtype == torch.float32
     launch(
-        forward_kernel, (ceil_div(Q, tiles.block_m), B * H),
-        (rows_descriptor(q, tiles.block_m), rows_descriptor(k, tiles.block_n), rows_descriptor(v, tiles.block_n)),
+        forward_kernel, (ceil_div(Q, tiles.block_m), B * H), tiles.described(q, k, v),
         (first_key, o, remainder, spent, oldest), (scale * LOG2E, Q, T, H, grains),
-        GROUP=H // key_heads, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, D=D, CURRENT=int(attend_current),
-        LIMITS=first_key is not None, EXACT=exact, PRECISION="ieee" if exact else "tf32",
-        **launch_options(tiles),
+        GROUP=H // key_heads, CURRENT=int(attend_current), LIMITS=first_key is not None, **tiles.options(q),
     )  # fmt: skip
     return o, remainder, spent, oldest

@@ -29,8 +29,3 @@ def plan_for(head_dim: int, dtype: torch.dtype, device: torch.device) -> Plan:
     assert plan.forward.block_n == plan.dq.block_n == plan.dkdv.block_n
     assert plan.forward.block_m % plan.dq.block_m == 0 and plan.forward.block_m % GRAIN == 0
     return plan
-
-
-def launch_options(tiles: Tiles) -> dict[str, int | None]:
-    """Return how Triton schedules the kernel."""
-    return dict(num_warps=tiles.num_warps, num_stages=tiles.num_stages, maxnreg=tiles.maxnreg)
