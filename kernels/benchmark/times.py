@@ -74,7 +74,8 @@ def measure(operator: Operator, shape: Shape, only: tuple[str, ...], limit_s: in
             if not gates or (only and name not in (*only, BASELINE, ROPE_BASELINE)):
                 continue
             wanted = inputs[:3] if name.startswith("softmax") else inputs
-            runs = {"forward": partial(attention, *detached), "forward+backward": partial(_both, attention, inputs, wanted, do)}
+            runs: dict[str, Callable[[], object]] = {"forward": partial(attention, *detached)}
+            runs["forward+backward"] = partial(_both, attention, inputs, wanted, do)
             error = partial(check, operator, name, attention, shape[3], regime)
             yield from timed(name, gates, shape, runs, error, date, limit_s)
 
