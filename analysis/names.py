@@ -6,6 +6,7 @@ dashed. Colours are those of Okabe and Ito, distinguishable with the common colo
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 Dashes = tuple[float, ...] | None
 
@@ -68,6 +69,7 @@ def title(label: str) -> str:
     return MODELS[label].label if label in MODELS else label
 
 
+@cache
 def rank(model: str) -> int:
     """Place in the paper's order; models that the suite does not know come last."""
     return list(MODELS).index(model) if model in MODELS else len(MODELS)

@@ -55,7 +55,7 @@ class Section:
     title: str
     paper: str
     shows: str
-    claims: Sequence[Claim]
+    claims: tuple[Claim, ...]
     looks: Mapping[str, Look]
     summary: Callable[[Study], Table]
     study: Study | None
@@ -185,7 +185,7 @@ def _picture(path: Path) -> dict[str, Any]:
     in all of them), and the values of its curves."""
     packed = BytesIO()
     with Image.open(path) as image:
-        image.convert("RGB").save(packed, "WEBP", lossless=True)
+        image.convert("RGB").save(packed, "WEBP", lossless=True, quality=0)
         note, size = str(image.info.get("Description", "")), image.size
     csv = path.with_suffix(".csv")
     read = read_off(csv) if csv.is_file() else None

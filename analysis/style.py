@@ -71,36 +71,32 @@ def figure_style() -> Iterator[None]:
 def save(figure: Figure, stem: Path) -> list[Path]:
     """Write STEM.png and STEM.pdf atomically, without dates, so that equal rows give equal bytes; closes the figure. A PNG that
     shows the same stays (how it is compressed is the machine's), and so does a PDF that was written after it."""
-    layout = figure.get_layout_engine()
-    if layout is not None:
-        layout.execute(figure)
-        figure.set_layout_engine("none")  # where everything lies is found once, for both
+    with plt.rc_context({"figure.constrained_layout.use": False}):
+        if layout := figure.get_layout_engine():
+            layout.execute(figure)
+        figure.set_layout_engine(None)  # where everything lies is found once, for both
     path, pdf = (stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf"))
-    png, there = _png(figure), path.read_bytes() if path.is_file() else b""
-    stays = there == png or _picture(there) == _picture(png)
+    note = " ".join(figure.get_suptitle().replace("$", "").split())  # in the PNG as text, for the report
+    stays = _shown(path) == (_body(figure, format="rgba", dpi=DPI), note)
     if not stays:
-        write_atomic(path, png)
+        write_atomic(path, _body(figure, format="png", dpi=DPI, metadata={"Software": None, "Description": note}))
     if not (stays and pdf.is_file() and pdf.stat().st_mtime_ns >= path.stat().st_mtime_ns):
-        body = BytesIO()
-        figure.savefig(body, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
-        write_atomic(pdf, body.getvalue())
+        write_atomic(pdf, _body(figure, format="pdf", metadata=dict.fromkeys(("CreationDate", "Creator", "Producer"))))
     plt.close(figure)
     return [path, pdf]
 
 
-def _png(figure: Figure) -> bytes:
-    """Return the PNG with the figure's note in it as text, for the report."""
+def _body(figure: Figure, **how: Any) -> bytes:
     buffer = BytesIO()
-    note = " ".join(figure.get_suptitle().replace("$", "").split())
-    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None, "Description": note})
+    figure.savefig(buffer, **how)
     return buffer.getvalue()
 
 
-def _picture(png: bytes) -> tuple[bytes, tuple[int, int], str] | None:
-    """Return all that a PNG shows, pixels, size and note; None if it is none."""
+def _shown(path: Path) -> tuple[bytes, str] | None:
+    """Return all that a PNG shows, pixels and note; None where it is none."""
     try:
-        with Image.open(BytesIO(png)) as image:
-            return image.tobytes(), image.size, str(image.info.get("Description"))
+        with Image.open(path) as image:
+            return image.tobytes(), str(image.info.get("Description"))
     except (OSError, SyntaxError):
         return None
 

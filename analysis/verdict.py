@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 
 from analysis.statistics import LEVEL, Estimate, holm
 from analysis.study import Study
@@ -271,7 +272,8 @@ def _many(count: int) -> str:
     return str(count) if count <= 1000 else "more than 1,000"
 
 
-def judge(claims: Sequence[Claim], study: Study) -> list[tuple[Claim, Verdict]]:
+@lru_cache(maxsize=256)
+def judge(claims: tuple[Claim, ...], study: Study) -> list[tuple[Claim, Verdict]]:
     """Verdicts on the claims of one artefact, judged together: a status that Holm's correction takes away is within noise."""
     verdicts = [claim.predicate(study) for claim in claims]
     family = [index for index, verdict in enumerate(verdicts) if verdict.status in JUDGED]

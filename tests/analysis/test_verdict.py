@@ -102,7 +102,7 @@ def test_one_seed_of_which_nothing_like_was_repeated_decides_nothing():
 def test_a_design_that_is_blind_to_the_claims_effect_decides_nothing_and_says_what_would():
     parts = (Part("seeds", 0.009, 4.0, 1), Part("sources of the text", 0.001, 15.0, 16))
     estimate = Estimate(0.05, 0.1, 5.0, parts)
-    blind, sharp = (judge([Claim("C", "", lambda _, size=size: decide("", [Comparison("x", estimate, size=size)], 1))], None)
+    blind, sharp = (judge((Claim("C", "", lambda _, size=size: decide("", [Comparison("x", estimate, size=size)], 1)),), None)
                     for size in (0.1, 0.9))  # fmt: skip
     assert blind[0][1].status is Status.UNDECIDED
     assert (
@@ -111,7 +111,7 @@ def test_a_design_that_is_blind_to_the_claims_effect_decides_nothing_and_says_wh
     )
     assert sharp[0][1].status is Status.WITHIN_NOISE
     clear = Comparison("x", replace(estimate, effect=0.9), size=0.1)
-    assert judge([Claim("C", "", lambda _: decide("", [clear], 1))], None)[0][1].status is Status.HOLDS
+    assert judge((Claim("C", "", lambda _: decide("", [clear], 1)),), None)[0][1].status is Status.HOLDS
 
 
 def test_more_than_is_claimed_exceeds_unless_something_else_is_missed():
@@ -127,13 +127,13 @@ def test_what_no_run_could_have_missed_is_no_finding_but_can_be_a_mistake():
 
 
 def claims_of(*effects, error=0.1):
-    return [Claim(f"C{i}", "", lambda _, e=e: decide("Said.", [met(e, error)], 3)) for i, e in enumerate(effects)]
+    return tuple(Claim(f"C{i}", "", lambda _, e=e: decide("Said.", [met(e, error)], 3)) for i, e in enumerate(effects))
 
 
 def test_claims_of_one_figure_are_judged_together():
     statuses = [verdict.status for _, verdict in judge(claims_of(0.21), None)]
     assert statuses == [Status.HOLDS]
-    judged = judge([*claims_of(0.21, 0.5, 0.0), Claim("X", "", lambda _: not_applicable("why"))], None)
+    judged = judge((*claims_of(0.21, 0.5, 0.0), Claim("X", "", lambda _: not_applicable("why"))), None)
     assert [verdict.status for _, verdict in judged] == [
         Status.WITHIN_NOISE, Status.HOLDS, Status.WITHIN_NOISE, Status.NOT_APPLICABLE,
     ]  # fmt: skip
@@ -143,8 +143,8 @@ def test_claims_of_one_figure_are_judged_together():
 
 def test_a_failure_that_holm_takes_away_from_an_incomplete_claim_leaves_it_unmeasured():
     incomplete = Claim("C", "", lambda _: decide("Said.", [met(-0.21)], 3, ["Mamba-2"]))
-    assert judge([incomplete], None)[0][1].status is Status.FAILS
-    assert judge([incomplete, *claims_of(0.0, 0.0)], None)[0][1].status is Status.NOT_MEASURED
+    assert judge((incomplete,), None)[0][1].status is Status.FAILS
+    assert judge((incomplete, *claims_of(0.0, 0.0)), None)[0][1].status is Status.NOT_MEASURED
 
 
 def test_wrong_verdicts_are_as_rare_as_the_page_says():

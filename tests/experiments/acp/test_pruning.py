@@ -39,7 +39,7 @@ def shares(tmp_path, by_context=None, speeds=None, machine="Synthetic GPU", **ho
 
 def test_all_hold_with_the_effects_of_the_paper(tmp_path):
     study = shares(tmp_path, by_context={16384: [*SPREAD] * 10})
-    found = judge([*acp_pruned_share.CLAIMS, *acp_speed.CLAIMS], study)
+    found = judge((*acp_pruned_share.CLAIMS, *acp_speed.CLAIMS), study)
     statuses = {claim.id: verdict.status for claim, verdict in found}
     assert statuses == {f"A{n}": Status.HOLDS for n in (1, 3, 4, 5, 8)} | {"A7": Status.BY_CONSTRUCTION}
 
