@@ -40,20 +40,21 @@ def generate(
     config = GenerationConfig(do_sample=False, use_cache=True, **ends)
 
     def run(batch: list[int]) -> list[list[int]]:
-        given = [prompts[i] for i in batch]
-        longest = max(map(len, given))
-        ids_BT = torch.tensor([[filler] * (longest - len(ids)) + ids for ids in given], device=compute.device)
-        mask_BT = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in given], device=compute.device)
+        rows = [prompts[i] for i in batch]
+        longest = max(map(len, rows))
+        ids_BT = torch.tensor([[filler] * (longest - len(ids)) + ids for ids in rows], device=compute.device)
+        mask_BT = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in rows], device=compute.device)
 
         def stopped(input_ids: torch.Tensor, scores: object, **unused: object) -> torch.Tensor:
             return torch.tensor([stop(row[longest:].tolist()) for row in input_ids], device=input_ids.device)  # type: ignore[misc]
 
         criteria = StoppingCriteriaList([] if stop is None else [stopped])  # type: ignore[list-item]
+        given = dict(input_ids=ids_BT, attention_mask=mask_BT, generation_config=config, stopping_criteria=criteria)
         saved = model.generation_config  # the checkpoint's own (end tokens, sampling), from which `generate` would fill gaps
         model.generation_config = GenerationConfig()
         try:
             with compute.inference():
-                out_BT = model.generate(ids_BT, config, attention_mask=mask_BT, stopping_criteria=criteria)  # type: ignore[operator]
+                out_BT = model.generate(**given)  # type: ignore[operator]
         finally:
             model.generation_config = saved
         return [_until_stop(row, stop_ids, stop) for row in out_BT[:, longest:].tolist()]
