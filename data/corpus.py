@@ -1,14 +1,12 @@
 """A tokenised corpus on disk: train.zarr and heldout.zarr, uint16 of shape (documents, document_len), as in LongCrawl64.
 
-Ours carry their tokeniser beside the arrays and a corpus.json, which is sealed and holds a CRC-32 of every other file, checked
-when the file is first read. LongCrawl64 itself, which has no digests, is read in place.
+Ours also hold their tokeniser and a corpus.json, sealed, with a CRC-32 of every other file, checked when it is first read.
 """
 
 import functools
 import hashlib
 import json
 import zlib
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -80,43 +78,34 @@ def _remedy(folder: Path) -> str:
     return f"delete {folder}, it is made again when it is next needed"
 
 
-def _checker(folder: Path, files: dict[str, int]) -> Callable[[Path], None]:
-    """Make a check of a prepared corpus's files against their CRC-32, once each; ValueError: missing or altered."""
-
-    @functools.cache
-    def check(path: Path) -> None:
-        try:
-            crc = zlib.crc32(path.read_bytes())
-        except OSError as error:
-            raise ValueError(f"{path} cannot be read ({error.strerror}): {_remedy(folder)}") from None
-        if crc != files.get(path.relative_to(folder).as_posix()):
-            raise ValueError(f"{path} was altered since the corpus was made (its CRC-32 differs): {_remedy(folder)}")
-
-    return check
-
-
 class Corpus:
     """Corpus with its `train` and `heldout` splits and its `spec`; `counts` is None for LongCrawl64."""
 
     def __init__(
         self, folder: Path, spec: DataSpec, about: About | None = None, tokenizer: TokenizerChoice | None = None
     ) -> None:
-        self.folder = folder
-        self.spec = spec
+        self.folder, self.spec, self._tokenizer = folder, spec, tokenizer
         self.counts = None if about is None else about.counts
-        self._about = about
-        self._tokenizer = tokenizer
-        self._check = None if about is None else _checker(folder, about.files)
+        self._files = {} if about is None else about.files
+        self._check = functools.cache(self._check_file)
         size = {"vocab_size": spec.vocab_size, "document_len": spec.document_len}
-        self.train = Split(folder / "train.zarr", **size, check=self._check)
-        self.heldout = Split(folder / "heldout.zarr", **size, check=self._check)
+        self.train, self.heldout = (
+            Split(folder / f"{name}.zarr", **size, check=self._check if self._files else None) for name in ("train", "heldout")
+        )
+
+    def _check_file(self, path: Path) -> None:
+        """Raise ValueError for a file that is missing, or was altered."""
+        try:
+            crc = zlib.crc32(path.read_bytes())
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read ({error.strerror}): {_remedy(self.folder)}") from None
+        if crc != self._files.get(path.relative_to(self.folder).as_posix()):
+            raise ValueError(f"{path} was altered since the corpus was made (its CRC-32 differs): {_remedy(self.folder)}")
 
     @staticmethod
     def open(folder: Path, *, document_len: int | None = None, tokenizer: TokenizerChoice | None = None) -> "Corpus":
-        """Open a prepared corpus or a LongCrawl64 folder, using only the first `document_len` tokens of its documents.
-
-        `tokenizer` says where LongCrawl64's vocabulary lies, for those who need text; ours lies in the folder.
-        """
+        """Open a prepared corpus, or the first `document_len` tokens of the documents of a LongCrawl64 folder, whose vocabulary
+        lies where `tokenizer` says."""
         if (folder / "corpus.json").exists():
             about = read_about(folder)
             return Corpus(folder, about.spec, about)
@@ -125,7 +114,7 @@ class Corpus:
     @cached_property
     def heldout_sources(self) -> list[int] | None:
         """Number of the text that each held-out row is from; None where that was not kept: LongCrawl64, packed rows."""
-        if self._about is None or self._check is None or HELDOUT_SOURCES not in self._about.files:
+        if HELDOUT_SOURCES not in self._files:
             return None
         self._check(self.folder / HELDOUT_SOURCES)
         return list(json.loads((self.folder / HELDOUT_SOURCES).read_text()))
@@ -135,8 +124,7 @@ class Corpus:
         """Tokeniser of the corpus. ValueError where GPT-2's vocabulary is needed and not found."""
         if self._tokenizer is not None:
             return self._tokenizer.load()
-        assert self._about is not None and self._check is not None
-        for name in self._about.files:
+        for name in self._files:
             if name.startswith("tokenizer/"):
                 self._check(self.folder / name)
         return Tokenizer.load(self.folder / "tokenizer")
@@ -152,10 +140,7 @@ def longcrawl64_spec(folder: Path, document_len: int | None = None) -> DataSpec:
         digest.update(split.read(slice(0, _FINGERPRINT_DOCUMENTS), 0, min(split.document_len, 2048)).tobytes())
         lengths.append(split.document_len)
     if lengths[0] != lengths[1]:
-        raise ValueError(
-            f"{folder}: train.zarr has documents of {lengths[0]} tokens and heldout.zarr of {lengths[1]}: "
-            "give the shorter as document_len"
-        )
+        raise ValueError(f"{folder}: documents of {' and '.join(map(str, lengths))} tokens: give the shorter as document_len")
     return DataSpec(
         source="longcrawl64",
         tokenizer="gpt2-json",

@@ -25,15 +25,16 @@ Item = TypeVar("Item")
 
 
 def build_packed(plan: CorpusPlan, texts: Callable[[], Iterator[tuple[bool, str]]], folder: Path, report: Progress) -> None:
-    """Write the corpus of `plan` into `folder`. ValueError: no row in a split.
-
-    `texts` gives every text with whether it is of the held-out text, anew each time.
-    """
+    """Write the corpus of `plan` into `folder`. `texts` gives every text with whether it is held-out text, each time anew.
+    ValueError: no row in a split."""
 
     def split() -> Iterator[tuple[bool, str]]:
         for heldout, text in texts():
             if text.strip():
-                yield heldout if plan.heldout is not None else _is_held_out(text, plan.heldout_fraction), text
+                if plan.heldout is None:
+                    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+                    heldout = int.from_bytes(digest[:8], "big") < plan.heldout_fraction * 2**64
+                yield heldout, text
 
     def first_chars(limit: int = BPE_CHARS) -> Iterator[str]:
         texts = (text for heldout, text in split() if not heldout)
@@ -54,9 +55,9 @@ def build_packed(plan: CorpusPlan, texts: Callable[[], Iterator[tuple[bool, str]
     for name, rows in (("train", train), ("held-out", heldout)):
         rows.flush()
         if not rows.count:
+            what = f"data {plan.spec.source!r}: the {name} documents have {rows.tokens} tokens in all"
             raise ValueError(
-                f"data {plan.spec.source!r}: the {name} documents have {rows.tokens} tokens in all, less than one row of "
-                f"{plan.spec.document_len}: give more text, or a smaller document_len"
+                f"{what}, less than one row of {plan.spec.document_len}: give more text, or a smaller document_len"
             )
     counts = Counts(
         documents=train.documents + heldout.documents,
@@ -85,11 +86,6 @@ def tokenizer_of(plan: CorpusPlan, train_texts: Iterator[str], report: Progress)
         tokenizer = plan.tokenizer.load()
     assert (tokenizer.vocab_size, tokenizer.bos_id) == (plan.spec.vocab_size, plan.spec.bos_id)
     return tokenizer
-
-
-def _is_held_out(text: str, fraction: float) -> bool:
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:8], "big") < fraction * 2**64
 
 
 class _Rows:

@@ -38,12 +38,9 @@ _BYTES_PER_TOKEN = 8
 
 
 def prepare(plan: CorpusPlan, *, progress: Progress | None = None) -> Corpus:
-    """Open the corpus of `plan`, tokenised now unless it is there already.
-
-    Made in a temporary folder and renamed when whole, so an interruption leaves nothing that looks finished; a second process
-    that wants the same corpus waits for the first. ValueError for unreadable text, documents that are all too short, and a full
-    or unwritable disk.
-    """
+    """Open the corpus of `plan`, tokenised now unless it is there already: in a temporary folder that is renamed when whole,
+    while a second process that wants the same waits. ValueError for unreadable text, documents that are all too short, and a
+    full or unwritable disk."""
     if isinstance(plan.source, LongCrawl64Source):
         return Corpus.open(plan.folder, document_len=plan.spec.document_len, tokenizer=plan.tokenizer)
     report = progress or (lambda message: None)
@@ -203,10 +200,7 @@ def _choose_heldout(documents: list[_Document], plan: CorpusPlan) -> set[int]:
             raise ValueError(f"data {plan.spec.source!r}: the held-out text has {what}: name other files")
         return chosen
     if len(documents) < 2:
-        raise ValueError(
-            f"data {plan.spec.source!r} has {len(documents)} distinct documents with text: at least 2 are needed, one of them "
-            "to be held out; give more text"
-        )
+        raise ValueError(f"data {plan.spec.source!r} has {len(documents)} distinct documents with text: at least 2 are needed")
     candidates = [d for d in documents if d.num_bytes >= _BYTES_PER_TOKEN * plan.spec.document_len]
     if len(candidates) < 2:  # nothing is surely long enough: leave the longest to train on
         candidates = sorted(documents, key=lambda d: (d.num_bytes, d.digest))[-2:-1]

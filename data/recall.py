@@ -53,9 +53,8 @@ class RecallTask:
         if self.num_keys > self.num_symbols:
             raise ValueError(f"num_keys {self.num_keys} exceeds num_symbols {self.num_symbols}, of which they are drawn")
         if self.pairs_first and self.times != 2:
-            raise ValueError(
-                f"pairs_first assigns and asks for each key once, not {self.num_assignments} and {self.num_queries} times"
-            )
+            times = f"{self.num_assignments} and {self.num_queries} times"
+            raise ValueError(f"pairs_first assigns and asks for each key once, not {times}")
         return self
 
     @property
@@ -95,7 +94,6 @@ class RecallTask:
         return tokens_NP2.reshape(count, self.seq_len), queries_NP
 
     def _mixed(self, count: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-
         def shuffled(row: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
             return random.permuted(np.broadcast_to(row, (*shape, len(row))), axis=-1)
 

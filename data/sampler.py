@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 class Sampler:
     """Order of LongCrawl64 training (section 1.2 of the released setup): no shuffling, no state.
 
-    The corpus is a grid: a row per document, a column per consecutive segment of `seq_len` tokens. Documents are dropped from
-    the end to a multiple of `batch_size` (global, in sequences). With n = documents // batch_size, step s takes column s // n
-    and documents batch_size * (s % n) onwards: every first segment is seen before any second one. What of a document is left
-    after its last whole segment is never read. After `num_batches` steps the order starts again from the beginning
-    (`epochs` tells how often), which the paper's runs never reach.
+    The corpus is a grid: a row per document, a column per consecutive segment of `seq_len` tokens; rests of either are never
+    read. With n = documents // batch_size (global, in sequences), step s takes column s // n and documents
+    batch_size * (s % n) onwards: every first segment is seen before any second one. After `num_batches` steps the order starts
+    again, which the paper's runs never reach.
     """
 
     num_documents: int
@@ -31,10 +30,7 @@ class Sampler:
         if self.seq_len < 1 or self.batch_size < 1:
             raise ValueError(f"seq_len {self.seq_len} and batch_size {self.batch_size} must be positive")
         if self.seq_len > self.document_len:
-            raise ValueError(
-                f"seq_len {self.seq_len} is longer than the corpus's documents of {self.document_len} tokens: "
-                "train on shorter sequences, or prepare the corpus with longer documents"
-            )
+            raise ValueError(f"seq_len {self.seq_len} is longer than documents of {self.document_len} tokens: shorten it")
         if self.num_documents < self.batch_size:
             raise ValueError(
                 f"the corpus has {self.num_documents} documents of {self.document_len} tokens, fewer than one batch of "
@@ -66,8 +62,7 @@ def share_of(batch_size: int, rank: int, world_size: int) -> slice:
     """Return the sequences of a step that are a process's. ValueError where they do not divide."""
     if batch_size % world_size:
         raise ValueError(
-            f"a batch of {batch_size} sequences does not divide among {world_size} processes: "
-            f"start a number of processes that divides {batch_size}"
+            f"a batch of {batch_size} does not divide among {world_size} processes: start a number that divides it"
         )
     assert 0 <= rank < world_size
     share = batch_size // world_size
@@ -77,11 +72,8 @@ def share_of(batch_size: int, rank: int, world_size: int) -> slice:
 def load_batch(
     split: "Split", sampler: Sampler, step: int, rank: int = 0, world_size: int = 1, *, bos_id: int
 ) -> tuple["torch.Tensor", "torch.Tensor"]:
-    """Return (inputs, targets) of one step, int64 of shape (batch_size / world_size, seq_len).
-
-    Targets are the stored tokens; inputs are the targets rolled right by one with `bos_id` in front. All positions carry loss,
-    and the model must not shift again.
-    """
+    """Return (inputs, targets) of one step, int64 of shape (batch_size / world_size, seq_len), as `bos_roll` makes them of the
+    stored tokens. All positions carry loss, and the model must not shift again."""
     documents, start = sampler.rows(step, rank, world_size)
     return bos_roll(split.read(documents, start, start + sampler.seq_len), bos_id)
 

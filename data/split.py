@@ -1,6 +1,5 @@
 """One zarr array of tokens, read and checked: shape (documents, tokens), uint16, as in LongCrawl64."""
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -15,11 +14,11 @@ _ZERO_RUN = 1024  # that many zeros from a document's segment are no text in any
 
 
 class Split:
-    """Reader of the documents of one zarr array of shape (documents, tokens), uint16, which checks what it reads.
+    """Reader of the documents of one array, which checks what it reads. Thread-safe.
 
     Chunks are decoded a whole block at a time (one row of chunks, as many columns as the segment needs) and kept up to
-    `CACHED_BYTES`, so that reading documents in order decodes every chunk once. Thread-safe. `check` is called with each file
-    before it is used.
+    `CACHED_BYTES`, so that reading documents in order decodes every chunk once. `check` is called with each file before it is
+    used.
     """
 
     def __init__(
@@ -32,9 +31,7 @@ class Split:
         self._array = open_array(path)
         self.num_documents, stored_len = map(int, self._array.shape)
         if document_len is not None and document_len > stored_len:
-            raise ValueError(
-                f"{path} has documents of {stored_len} tokens, fewer than the {document_len} asked for: ask for fewer"
-            )
+            raise ValueError(f"{path} has documents of {stored_len} tokens, fewer than the {document_len} asked for")
         self.document_len = document_len or stored_len
         compressor = getattr(self._array.metadata, "compressor", None)
         self._blosc = getattr(compressor, "codec_id", None) == "blosc"
@@ -49,11 +46,8 @@ class Split:
         return self.num_documents, self.document_len
 
     def read(self, rows: slice | np.ndarray, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Return tokens [start, stop) of the documents `rows`, uint16 of shape (rows, stop - start).
-
-        ValueError names the document where an id lies outside the vocabulary, where all tokens are zero, or where a chunk is
-        missing or damaged.
-        """
+        """Return tokens [start, stop) of the documents `rows`, uint16 of shape (rows, stop - start). ValueError: an id outside
+        the vocabulary, a document of zeros, a chunk that is missing or damaged."""
         indices = np.arange(self.num_documents)[rows] if isinstance(rows, slice) else np.asarray(rows, dtype=np.int64)
         stop = self.document_len if stop is None else stop
         if not 0 <= start < stop <= self.document_len:
@@ -75,12 +69,12 @@ class Split:
         last_row = min(first_row + chunk_rows, self.num_documents)
         first_col = start // chunk_cols * chunk_cols
         last_col = min(-(-stop // chunk_cols) * chunk_cols, int(self._array.shape[1]))
-        if (last_row - first_row) * (last_col - first_col) * 2 > CACHED_BYTES:
+        size = (last_row - first_row) * (last_col - first_col) * 2
+        if size > CACHED_BYTES:
             low, high = int(indices.min()), int(indices.max()) + 1
             return self._decode(slice(low, high), slice(start, stop))[indices - low]
         key = (block, first_col, last_col)
         if key not in self._blocks:
-            size = (last_row - first_row) * (last_col - first_col) * 2
             while self._blocks and sum(b.nbytes for b in self._blocks.values()) + size > CACHED_BYTES:
                 self._blocks.popitem(last=False)
             self._blocks[key] = self._decode(slice(first_row, last_row), slice(first_col, last_col))
@@ -88,28 +82,20 @@ class Split:
         return self._blocks[key][indices - first_row, start - first_col : stop - first_col]
 
     def _decode(self, rows: slice, cols: slice) -> np.ndarray:
-        """Decode chunks from their files, which are looked at first.
-
-        zarr would read a missing chunk as zeros, and Blosc reads on beyond the end of one that was cut short.
-        """
+        """Decode chunks from their files, which are looked at first: zarr reads a missing chunk as zeros, Blosc reads on beyond
+        the end of one that was cut short."""
         chunk_rows, chunk_cols = self._array.chunks
         for i in range(rows.start // chunk_rows, -(-rows.stop // chunk_rows)):
             for j in range(cols.start // chunk_cols, -(-cols.stop // chunk_cols)):
                 chunk = self.path / self._array.metadata.encode_chunk_key((i, j))
                 self._check_file(chunk)
-                fault = _fault(chunk, self._blosc)
-                if fault:
-                    raise ValueError(
-                        f"{fault} (documents from {i * chunk_rows}): this copy of the corpus is incomplete, "
-                        "fetch or prepare it again"
-                    )
+                if fault := _fault(chunk, self._blosc):
+                    raise ValueError(f"{fault} (documents from {i * chunk_rows}): fetch or prepare the corpus again")
         try:
             return np.asarray(self._array[rows, cols])
         except Exception as error:  # every codec has exceptions of its own: zlib.error, LZMAError, EOFError, RuntimeError, ...
-            raise ValueError(
-                f"{self.path}, documents {rows.start} to {rows.stop - 1}: a chunk is damaged ({error}); "
-                "fetch or prepare it again"
-            ) from None
+            which = f"{self.path}, documents {rows.start} to {rows.stop - 1}"
+            raise ValueError(f"{which}: a chunk is damaged ({error}); fetch or prepare it again") from None
 
     def _check(self, tokens: np.ndarray, indices: np.ndarray) -> None:
         if tokens.size and tokens.max() >= self.vocab_size:
@@ -118,13 +104,11 @@ class Split:
                 f"{self.path}, document {indices[bad]} holds token {tokens[bad].max()}, outside the vocabulary of "
                 f"{self.vocab_size}: the array was made with another tokenizer, or is damaged"
             )
-        for bad in map(int, np.flatnonzero(~tokens.any(axis=1))):
-            document = int(indices[bad])
-            whole = slice(0, int(self._array.shape[1]))
+        whole = slice(0, int(self._array.shape[1]))
+        for document in map(int, indices[~tokens.any(axis=1)]):
             if tokens.shape[1] >= _ZERO_RUN or not self._decode(slice(document, document + 1), whole).any():
                 raise ValueError(
-                    f"{self.path}, document {document} is all zeros (a known fault of a LongCrawl64 mirror): "
-                    "fetch these chunks again, from another copy"
+                    f"{self.path}, document {document} is all zeros, as in a LongCrawl64 mirror: fetch another copy"
                 )
 
 
@@ -132,14 +116,11 @@ def _fault(chunk: Path, blosc: bool) -> str | None:
     """Say what is wrong with a chunk file, as far as its size tells; None: nothing."""
     try:
         with chunk.open("rb") as file:
-            header = file.read(16)
-            size = os.fstat(file.fileno()).st_size
+            header, size = file.read(16), chunk.stat().st_size
     except FileNotFoundError:
         return f"{chunk} is missing"
-    own_size = int.from_bytes(header[12:16], "little") if blosc else 1  # Blosc writes it into bytes 12 to 15
-    if size < max(own_size, 16 if blosc else 1):
-        return f"{chunk} is cut short"
-    return None
+    own_size = max(16, int.from_bytes(header[12:16], "little")) if blosc else 1  # Blosc writes it into bytes 12 to 15
+    return f"{chunk} is cut short" if size < own_size else None
 
 
 def open_array(path: Path) -> Any:
@@ -154,8 +135,7 @@ def open_array(path: Path) -> Any:
         raise ValueError(f"{path} is not a readable zarr array ({type(error).__name__}: {error})") from None
     if array.dtype != np.dtype("<u2"):
         raise ValueError(f"{path} has dtype {array.dtype}: tokens must be stored as uint16")
-    if array.ndim != 2:
-        raise ValueError(f"{path} has shape {array.shape}: it must be (documents, tokens)")
-    if 0 in array.shape:
-        raise ValueError(f"{path} is empty (shape {array.shape}): it must hold at least one document")
+    if array.ndim != 2 or 0 in array.shape:
+        empty = "is empty, of" if 0 in array.shape else "has"
+        raise ValueError(f"{path} {empty} shape {array.shape}: it must be (documents, tokens), with at least one of each")
     return array

@@ -85,19 +85,16 @@ class TextSource:
 
 
 def read_documents(path: Path, blocks: Iterable[bytes] | None = None) -> Iterator[str]:
-    """Yield the documents of one file (of the `blocks` of its decompressed content, where they are read already).
-
-    ValueError names the file, and the line of a .jsonl, where it cannot be read.
-    """
+    """Yield the documents of one file (of the `blocks` of its decompressed content, where they are read already). ValueError
+    names the file, and the line of a .jsonl, where it cannot be read."""
     reader = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}[_suffixes(path)[0]]
     try:
         yield from reader(path, _blocks(path) if blocks is None else blocks)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text (byte {error.start}): convert it, or leave it out") from None
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise ValueError(
-            f"cannot read {path} ({' '.join(str(error).split())}): is the file whole, and its suffix right?"
-        ) from None
+        said = " ".join(str(error).split())
+        raise ValueError(f"cannot read {path} ({said}): is the file whole, and its suffix right?") from None
 
 
 def _expand(name: str) -> list[Path]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from data.hf_tokenizer import CorpusTokenizer
 
 BOS = "<|endoftext|>"
+GPT2 = ("gpt2", "gpt2-json")
 GPT2_VOCAB_SIZE = 50257
 GPT2_HUB_NAME = "openai-community/gpt2"
 MAX_VOCAB_SIZE = 2**16  # ids are stored as uint16
@@ -39,7 +40,7 @@ class TokenizerChoice:
 
     @property
     def vocab_size(self) -> int:
-        if self.kind in ("gpt2", "gpt2-json"):
+        if self.kind in GPT2:
             return GPT2_VOCAB_SIZE
         return 257 if self.kind == "bytes" else int(self.kind.removeprefix("bpe-"))
 
@@ -49,34 +50,29 @@ class TokenizerChoice:
 
     def digest(self) -> str:
         """Return the digest of everything that decides the ids of a text, apart from the corpus that a BPE is trained on."""
-        if self.kind in ("gpt2", "gpt2-json"):
+        content: list[object] = [self.kind]
+        if self.kind in GPT2:
             vocab, merges = _read_gpt2(self.folder)
-            content = json.dumps([self.kind, sorted(vocab.items()), merges])
-        else:
-            content = json.dumps([self.kind])
-        return hashlib.sha256(content.encode()).hexdigest()
+            content += [sorted(vocab.items()), merges]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def load(self) -> "Tokenizer":
         """Load the tokeniser itself; one that is trained on a corpus comes from `train_bpe`."""
         assert not self.trained
-        if self.kind == "bytes":
-            return _bytes_tokenizer()
-        vocab, merges = _read_gpt2(self.folder)
-        return Tokenizer(self.kind, _backend(vocab, merges), GPT2_VOCAB_SIZE, vocab[BOS])
+        vocab, merges = (_bytes_vocab(), []) if self.kind == "bytes" else _read_gpt2(self.folder)
+        return Tokenizer(self.kind, _backend(vocab, merges), self.vocab_size, vocab[BOS])
 
 
 def parse_tokenizer(text: str) -> TokenizerChoice:
     """Read "gpt2-json[:FOLDER]", "gpt2[:FOLDER]", "bytes" or "bpe-N". ValueError names the value and what is allowed."""
     kind, _, folder = text.partition(":")
-    if kind in ("gpt2", "gpt2-json"):
+    if kind in GPT2:
         return TokenizerChoice(kind, Path(folder).expanduser() if folder else None)
-    if kind == "bytes" and not folder:
-        return TokenizerChoice(kind)
-    if re.fullmatch(r"bpe-[1-9]\d*", kind) and not folder:
-        if not 257 <= int(kind[4:]) <= MAX_VOCAB_SIZE:
-            raise ValueError(f"tokenizer {text!r}: a byte-level BPE stored as uint16 has 257 to {MAX_VOCAB_SIZE} tokens")
-        return TokenizerChoice(kind)
-    raise ValueError(f"tokenizer {text!r} is none of gpt2-json[:FOLDER], gpt2[:FOLDER], bytes, bpe-N")
+    if folder or not re.fullmatch(r"bytes|bpe-[1-9]\d*", kind):
+        raise ValueError(f"tokenizer {text!r} is none of gpt2-json[:FOLDER], gpt2[:FOLDER], bytes, bpe-N")
+    if kind != "bytes" and not 257 <= int(kind[4:]) <= MAX_VOCAB_SIZE:
+        raise ValueError(f"tokenizer {text!r}: a byte-level BPE stored as uint16 has 257 to {MAX_VOCAB_SIZE} tokens")
+    return TokenizerChoice(kind)
 
 
 class Tokenizer:
@@ -85,10 +81,7 @@ class Tokenizer:
     def __init__(self, kind: str, backend: Backend, vocab_size: int, bos_id: int) -> None:
         if vocab_size > MAX_VOCAB_SIZE:
             raise ValueError(f"vocabulary of {vocab_size} tokens: ids are stored as uint16, at most {MAX_VOCAB_SIZE} fit")
-        self.kind = kind
-        self.vocab_size = vocab_size
-        self.bos_id = bos_id
-        self._backend = backend
+        self.kind, self._backend, self.vocab_size, self.bos_id = kind, backend, vocab_size, bos_id
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0].tolist()
@@ -136,14 +129,8 @@ class Tokenizer:
             single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, self.bos_id)]
         )
         cls = JSONTokenizer if self.kind == "gpt2-json" else CorpusTokenizer
-        hf = cls(
-            tokenizer_object=backend,
-            bos_token=BOS,
-            eos_token=BOS,
-            pad_token=BOS,
-            split_special_tokens=True,
-            clean_up_tokenization_spaces=False,
-        )
+        special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), BOS)
+        hf = cls(tokenizer_object=backend, **special, split_special_tokens=True, clean_up_tokenization_spaces=False)
         assert len(hf) == backend.get_vocab_size()
         assert hf.bos_token_id == hf.eos_token_id == self.bos_id
         return hf
@@ -162,12 +149,11 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return Tokenizer(f"bpe-{vocab_size}", _backend(vocab, [tuple(m) for m in model["merges"]]), vocab_size, vocab_size - 1)
 
 
-def _bytes_tokenizer() -> Tokenizer:
+def _bytes_vocab() -> dict[str, int]:
     """Make ids 0 to 255 the bytes of the UTF-8 text, and 256 BOS. Names are GPT-2's: printable bytes are their own."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    vocab = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-    return Tokenizer("bytes", _backend({**vocab, BOS: 256}, []), 257, 256)
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)} | {BOS: 256}
 
 
 def _backend(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Backend:
@@ -180,20 +166,15 @@ def _backend(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Backend:
 
 def _read_gpt2(folder: Path | None) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Read GPT-2's vocabulary and merges, from `folder` or, where that is None, from the hub (the local cache first)."""
-    vocab_path, merges_path = _find_gpt2(folder)
+    paths = _find_gpt2(folder)
+    where = f"tokenizer folder {paths[0].parent}"
     try:
-        vocab = json.loads(vocab_path.read_text(encoding="utf-8"))
-        lines = merges_path.read_text(encoding="utf-8").split("\n")
-        merges = [(a, b) for a, b in (line.split(" ") for line in lines if line and not line.startswith("#version"))]
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f"tokenizer folder {vocab_path.parent}: vocab.json or merges.txt cannot be read ({error}): fetch them again"
-        ) from None
-    if len(vocab) != GPT2_VOCAB_SIZE or vocab.get(BOS) != GPT2_VOCAB_SIZE - 1 or len(merges) != 50000:
-        raise ValueError(
-            f"tokenizer folder {vocab_path.parent} holds {len(vocab)} tokens and {len(merges)} merges; GPT-2 has "
-            f"{GPT2_VOCAB_SIZE} and 50000, with {BOS} = {GPT2_VOCAB_SIZE - 1}"
-        )
+        vocab, merges = models.BPE.read_file(*map(str, paths))
+    except Exception as error:  # the library's errors have no type of their own
+        raise ValueError(f"{where}: vocab.json or merges.txt cannot be read ({error}): fetch them again") from None
+    if (len(vocab), vocab.get(BOS), len(merges)) != (GPT2_VOCAB_SIZE, GPT2_VOCAB_SIZE - 1, 50000):
+        wanted = f"GPT-2 has {GPT2_VOCAB_SIZE} and 50000, {BOS} last"
+        raise ValueError(f"{where} holds {len(vocab)} tokens and {len(merges)} merges: {wanted}")
     return vocab, merges
 
 
@@ -210,7 +191,7 @@ def _find_gpt2(folder: Path | None) -> tuple[Path, Path]:
         found = [hf_hub_download(GPT2_HUB_NAME, name, local_files_only=True) for name in names]
     except OSError:  # not in the local cache
         try:
-            HfApi().model_info(GPT2_HUB_NAME, timeout=10)  # without a network this fails at once; downloads retry for minutes
+            HfApi().model_info(GPT2_HUB_NAME, timeout=10)  # fails at once without a network, where downloads retry for minutes
             found = [hf_hub_download(GPT2_HUB_NAME, name) for name in names]
         except Exception as error:  # the hub client raises its own, its HTTP library's and the operating system's
             raise ValueError(

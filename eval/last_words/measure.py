@@ -31,11 +31,8 @@ class Item:
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return a row per passage.
-
-    `context.extras` gets sources (the text that each document is from, where the corpus knows). ValueError for held-out text
-    without such words, and for too few documents.
-    """
+    """Return a row per passage. `context.extras` gets sources (the text that each document is from, where the corpus knows).
+    ValueError for held-out text without such words, and for too few documents."""
     corpus = context.heldout(spec.corpus)
     spec.check_extent(*corpus.heldout.shape)
     asked = items(list(islice(heldout_texts(corpus), spec.num_documents)), spec)

@@ -70,7 +70,7 @@ class HarnessModel(TemplateLM):
             if key not in records and key not in todo:
                 if not continuation or len(continuation) > self.max_length:
                     raise ValueError(
-                        f"a continuation of {len(continuation)} tokens does not fit into max_length {self.max_length}: raise it"
+                        f"a continuation has {len(continuation)} tokens, over max_length {self.max_length}: raise it"
                     )
                 todo[key] = (context + continuation, len(continuation))
         self.progress.expect(len(todo))
@@ -143,10 +143,8 @@ def results_of(tasks: Any, loaded: Loaded, spec: Spec, context: Context, progres
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return accuracies in percent, perplexities plain, standard errors alike (NaN where the harness has none).
-
-    ValueError for unknown tasks, and for data that are neither local nor to be had from the hub.
-    """
+    """Return accuracies in percent, perplexities plain, standard errors alike (NaN where the harness has none). ValueError for
+    unknown tasks, and for data that are neither local nor to be had from the hub."""
     scratch = tempfile.TemporaryDirectory(prefix="lm-eval-tasks-")
     with Progress("lm-eval (requests)", 0) as progress, scratch, quiet():
         corpus = fingerprint_in(spec.include)

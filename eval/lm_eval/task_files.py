@@ -34,9 +34,7 @@ def harness_tasks() -> TaskManager:
 
 def load_tasks(names: Sequence[str], folder: Path | None) -> Any:
     """Load tasks with their data, which leaves these in the local cache. `folder`: of their files; None: the harness's own.
-
-    ValueError for data that are neither local nor to be had from the hub.
-    """
+    ValueError for data that are neither local nor to be had from the hub."""
     own = folder is None and set(names) <= set(TASKS)
     manager = harness_tasks() if folder is None and not own else TaskManager(include_path=folder, include_defaults=False)
     try:

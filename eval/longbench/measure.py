@@ -152,11 +152,8 @@ def prompt_ids(task: Task, example: Example, codec: TextCodec, max_tokens: int) 
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return a row per example; the paper's value of a task is the mean score.
-
-    Greedy generation without a stop string; the prediction is stored whole and scored after the cut to its first line (all
-    tasks, or the few-shot ones with `original_cut`).
-    """
+    """Return a row per example; the paper's value of a task is the mean score. Generation is greedy, without a stop string; the
+    prediction is stored whole and scored after the cut to its first line (all tasks, or the few-shot ones: `original_cut`)."""
     examples = load_examples(spec.tasks, spec, context)
     done = context.partial.records
     rows = []

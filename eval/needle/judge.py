@@ -69,16 +69,13 @@ class Judge:
         path = self.settings.cache / f"{name}.json"
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # not asked yet, or a damaged file
             return int(json.loads(path.read_text(encoding="utf-8"))["score"])
-        for _ in range(1 + self.settings.reasks):
+        tries = 1 + self.settings.reasks
+        for _ in range(tries):
             reply = self._ask(prompt)
-            score = parse_score(reply)
-            if score is not None:
+            if (score := parse_score(reply)) is not None:
                 write_atomic(path, json.dumps({"model": self.model, "prompt": prompt, "score": score, "reply": reply}))
                 return score
-        raise ValueError(
-            f"judge {self.model!r} gave no score from [[1]] to [[10]] in {1 + self.settings.reasks} replies; the last began: "
-            f"{reply[:80]!r}"
-        )
+        raise ValueError(f"judge {self.model!r} gave no score from [[1]] to [[10]] in {tries} replies, the last {reply[:80]!r}")
 
     def _ask(self, prompt: str) -> str:
         try:

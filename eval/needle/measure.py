@@ -2,13 +2,14 @@
 the answer, so the continuation goes on as the sentence does, or it does not."""
 
 import re
+from collections.abc import Sequence
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from eval.needle.cells import Cell, CellBuilder
-from eval.needle.passkey import passkey
+from eval.needle.haystack import Cell, CellBuilder
 from eval.needle.spec import Spec
 from eval.needle.wording import DEFAULT_WORDING, Wording
 from eval.shell.context import Context
@@ -23,16 +24,17 @@ if TYPE_CHECKING:
 
 PASSKEY_SEED = 20250302
 PASSKEY_NEW_TOKENS = 12
+NAMES = (
+    "amber birch cedar delta ember fjord grove heath ivory jetty koala larch maple "
+    "north ocean pearl quilt river stone tulip umber viola wheat xenon yucca zebra"
+).split()
 UNRELATED_BELOW = 1 / 3  # shares of common words that unrelated English reaches by chance
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return a row per prompt.
-
-    Documents of easy and standard cells have exactly length - reserve tokens as the model reads them, BOS and query
-    not counted; pass-key prompts have exactly `length` tokens, everything counted. Generation is greedy.
-    `context.extras` gets prompt_tokens: {length: longest prompt, BOS and query included}.
-    """
+    """Return a row per prompt. Documents of easy and standard cells have exactly length - reserve tokens as the model reads,
+    BOS and query not counted; pass-key prompts have exactly `length`, everything counted. Generation is greedy.
+    `context.extras` gets prompt_tokens: {length: longest prompt, BOS and query included}."""
     path, limit, judge = context.sources.prompts or DEFAULT_WORDING, spec.max_new_tokens, None
     if spec.mode == "passkey":
         limit = min(limit, PASSKEY_NEW_TOKENS)
@@ -66,6 +68,53 @@ def build_cells(codec: TextCodec, spec: Spec, context: Context, wording: Wording
         prompt, value = passkey(codec, builder.ids, length=length, depth=depth, num_keys=spec.num_keys, rng=rng)
         cells.append(Cell(spec.mode, length, depth, sample, prompt, value))
     return cells
+
+
+def key_line(name: str, value: str) -> str:
+    return f"{query_line(name)} {value}.\n"
+
+
+def query_line(name: str) -> str:
+    return f"\nThe pass key of {name} is"
+
+
+def draw_keys(num_keys: int, rng: np.random.Generator) -> list[tuple[str, str]]:
+    """Draw different names, each with a value of four different digits: with repeated ones, copying what follows the last would
+    not be enough. ValueError if there are not enough names."""
+    if num_keys > len(NAMES):
+        raise ValueError(f"num_keys {num_keys} exceeds the {len(NAMES)} names of keys: ask for fewer")
+    names = [NAMES[i] for i in rng.permutation(len(NAMES))[:num_keys]]
+    return [(name, "".join(map(str, rng.permutation(10)[:4]))) for name in names]
+
+
+def passkey(
+    codec: TextCodec, filler: Sequence[int], *, length: int, depth: float, num_keys: int, rng: np.random.Generator
+) -> tuple[list[int], str]:
+    """Make a document of exactly `length` token ids, BOS and query included, and the value that is due behind it.
+
+    Key-value lines are hidden in filler, which small models can learn: the one that is asked for at `depth` percent, the
+    `num_keys` - 1 others at random places. ValueError if the lines do not fit or there are not enough names.
+    """
+    keys = draw_keys(num_keys, rng)
+    lines = [codec.encode(key_line(name, value)) for name, value in keys]
+    asked, expected = keys[0]
+    query = codec.encode(query_line(asked))
+    room = length - 1 - len(query) - sum(map(len, lines))
+    if room < 0:
+        raise ValueError(f"length {length} is too short for {num_keys} key lines and a query: at least {length - room} tokens")
+    filler = take(filler, room, rng)
+    places = [round(room * depth / 100), *rng.integers(0, room + 1, num_keys - 1).tolist()]
+    body, start = [codec.bos_id], 0
+    for place, index in sorted(zip(places, range(num_keys), strict=True)):
+        body += [*filler[start:place], *lines[index]]
+        start = place
+    return [*body, *filler[start:], *query], expected
+
+
+def take(filler: Sequence[int], count: int, rng: np.random.Generator) -> list[int]:
+    """Take `count` ids from a random place of the filler, wrapping round."""
+    start = int(rng.integers(0, len(filler)))
+    return list(islice(cycle(filler), start, start + count))
 
 
 def _row(cell: Cell, prediction: str) -> dict[str, Any]:

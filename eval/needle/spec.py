@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 from data.corpus import Counts
 from eval.needle.wording import DEFAULT_WORDING, Wording
 from eval.shell.sources import digest, fingerprint
-from eval.shell.spec import Content, EvalSpec, NonNegativeInt, PrecisionOption, Setting
+from eval.shell.spec import Content, EvalSpec, NonNegativeInt, Precision, PrecisionOption, Setting
 from models.spec import ModelSpec
 from models.spec_parts import STRICT, PositiveInt
 from results.schema import Schema, integer, number, text
@@ -23,19 +23,21 @@ LEAST_HAYSTACK = 64
 """Tokens of text around the needle that make a cell a test of retrieval at all."""
 
 
-def haystack_sources(name: str | None) -> tuple[str, ...]:
-    """Return the fields of Sources from which a bound spec reads its haystack `name`."""
-    return ("corpus",) if str(name).startswith("heldout") else ("haystack", "haystack_unsorted")
+class HaystackSpec(EvalSpec):
+    """Answers of specs that read a haystack: `text` is held-out text (of a corpus), or the digest of a folder."""
 
+    text: str | None
+    precision: Precision | None
 
-def haystack_name(asked: str | None, setting: Setting) -> str:
-    """Return the name of a bound spec's haystack: held-out text of a corpus, or the digest of a folder."""
-    if asked != "heldout":
-        assert asked is not None
-        return asked
-    if setting.sources.haystack is None:
-        return f"heldout:{fingerprint(setting.corpus)}"
-    return digest(setting.sources.haystack) + ("-unsorted" if setting.sources.haystack_unsorted else "")
+    def reads(self) -> tuple[str, ...]:
+        return ("corpus",) if str(self.text).startswith("heldout") else ("haystack", "haystack_unsorted")
+
+    def bound(self, setting: Setting) -> Self:
+        text, folder = self.text, setting.sources.haystack
+        if text == "heldout":
+            order = "-unsorted" if setting.sources.haystack_unsorted else ""
+            text = f"heldout:{fingerprint(setting.corpus)}" if folder is None else digest(folder) + order
+        return replace(self, text=text, precision=self.precision or setting.precision)  # type: ignore[type-var]
 
 
 def at_places(columns: dict[str, Any], modes: tuple[str, ...] = ("easy", "standard")) -> Schema:
@@ -45,7 +47,7 @@ def at_places(columns: dict[str, Any], modes: tuple[str, ...] = ("easy", "standa
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Grid(EvalSpec):
+class Grid(HaystackSpec):
     """Fields that evaluations with needles share."""
 
     mode: Literal["easy", "standard", "passkey"] = "standard"
@@ -72,18 +74,11 @@ class Grid(EvalSpec):
         if not self.lengths or not self.depths:
             raise ValueError("a needle grid needs at least one length and one depth")
         if self.mode != "passkey" and min(self.lengths) <= self.reserve:
-            raise ValueError(
-                f"length {min(self.lengths)} leaves nothing after the {self.reserve} reserved tokens; "
-                "choose longer lengths or a smaller reserve"
-            )
+            raise ValueError(f"length {min(self.lengths)} leaves nothing after the {self.reserve} reserved tokens: lengthen it")
         return self
 
-    def reads(self) -> tuple[str, ...]:
-        return haystack_sources(self.text)
-
     def bound(self, setting: Setting) -> Self:
-        text, precision = haystack_name(self.text, setting), self.precision or setting.precision
-        return replace(self, text=text, wording=digest(self.SENTENCES), precision=precision)
+        return replace(super().bound(setting), wording=digest(self.SENTENCES))
 
     def check_sentences(self) -> None:
         """Raise ValueError where this version hides other sentences than the spec says."""

@@ -33,10 +33,7 @@ class Wording:
 
     @classmethod
     def read(cls, path: Path) -> "Wording":
-        """Read a file of texts.
-
-        ValueError for one that is not TOML, lacks a text, has one too many, or whose answer_start does not begin the needle.
-        """
+        """Read a file of texts. ValueError: it is not TOML, has a text too few or too many, or one that breaks the rules."""
         texts = _toml(path)
         names = {field.name for field in fields(cls)}
         if set(texts) != names or not all(isinstance(text, str) for text in texts.values()):

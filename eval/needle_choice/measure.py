@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from eval.needle.cells import Cell, CellBuilder
+from eval.needle.haystack import Cell, CellBuilder
 from eval.needle.wording import CHOICES, Choices, Wording
 from eval.needle_choice.spec import OFFERED, Spec
 from eval.shell.batching import Row, recorded_ends
@@ -37,11 +37,8 @@ class Pass:
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return a row per needle. Every text has exactly length - reserve tokens.
-
-    ValueError: the sentences are not those of the spec, a length is too short for them, or the tokeniser has no ten words of as
-    many tokens.
-    """
+    """Return a row per needle. Every text has exactly length - reserve tokens. ValueError: the sentences are not those of the
+    spec, a length is too short for them, or the tokeniser has no ten words of as many tokens."""
     spec.check_sentences()
     builder = CellBuilder(loaded.tokenizer, spec, context)
     hidden = needles(loaded.tokenizer, len(list(builder.places())))
@@ -67,10 +64,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
 def needles(codec: TextCodec, count: int) -> list[tuple[Wording, list[list[int]]]]:
     """Return for each place of a grid the sentence that it hides, and the ids of the ten words that are offered, the true one
-    first. Every place draws its own, so that a model's liking for a word is not shared between them.
-
-    The ten are drawn from the words of as few tokens as ten of them have. ValueError where no ten have as many.
-    """
+    first. Every place draws its own, so that a model's liking for a word is not shared between them."""
     made = Choices.read()
     offers = [_alike(codec, made, holder) for holder in made.holders[:count]]
     drawn = []

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from eval.needle.cells import CellBuilder
+from eval.needle.haystack import CellBuilder
 from eval.needle.wording import read_facts
 from eval.needle_recall.spec import Spec
 from eval.shell.batching import Row, recorded_ends, score
@@ -11,10 +11,8 @@ from eval.shell.loading import Loaded
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return a row per needle. Every text has exactly length - reserve tokens as the model reads it, needle or not.
-
-    ValueError: the sentences are not those of the spec, or a length is too short for them.
-    """
+    """Return a row per needle. Every text has exactly length - reserve tokens as the model reads it, needle or not. ValueError:
+    the sentences are not those of the spec, or a length is too short for them."""
     spec.check_sentences()
     facts, codec = read_facts(), loaded.tokenizer
     builder = CellBuilder(codec, spec, context)

@@ -90,10 +90,7 @@ class Examples:
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return a row for each task and length.
-
-    ValueError: a length that is too short, or another haystack or version of the examples than the spec's.
-    """
+    """Return a row for each task and length. ValueError: a length is too short, or haystack or version are not the spec's."""
     if spec.version != VERSION:
         raise ValueError(f"version {spec.version}: this suite makes examples of version {VERSION}; plan it again")
     examples = Examples(spec, loaded.tokenizer, haystack_texts(spec.text, context))

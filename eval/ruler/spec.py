@@ -13,8 +13,8 @@ import tyro
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from eval.needle.spec import haystack_name, haystack_sources
-from eval.shell.spec import EvalSpec, PrecisionOption, Setting
+from eval.needle.spec import HaystackSpec
+from eval.shell.spec import PrecisionOption, Setting
 from models.spec import ModelSpec
 from models.spec_parts import STRICT, PositiveInt
 from results.schema import Schema, integer, number
@@ -28,7 +28,7 @@ CHOICES = 4
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Spec(EvalSpec):
+class Spec(HaystackSpec):
     """Single-needle tasks S-NIAH 1 to 3 of RULER (arXiv 2404.06654) through the LM evaluation harness, at several lengths."""
 
     kind: Literal["ruler"] = "ruler"
@@ -64,12 +64,8 @@ class Spec(EvalSpec):
             raise ValueError("name at least one task and one length")
         return self
 
-    def reads(self) -> tuple[str, ...]:
-        return haystack_sources(self.text)
-
     def bound(self, setting: Setting) -> Self:
-        precision = self.precision or setting.precision
-        return replace(self, text=haystack_name(self.text, setting), version=VERSION, precision=precision)
+        return replace(super().bound(setting), version=VERSION)
 
     def flops(self, model: ModelSpec) -> float:
         requests = (CHOICES if self.answers == "choose" else 1) * len(self.tasks) * self.samples

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from eval.needle.passkey import draw_keys, key_line, query_line, take
+from eval.needle.measure import draw_keys, key_line, query_line, take
 from eval.shell.text import TextCodec
 
 

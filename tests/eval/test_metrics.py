@@ -18,7 +18,7 @@ from eval.lm_eval import measure as lm_eval
 from eval.lm_eval.spec import Spec as HarnessSpec
 from eval.longbench.measure import score as longbench_score
 from eval.longbench.measure import tasks
-from eval.needle.cells import Cell
+from eval.needle.haystack import Cell
 from eval.needle.measure import _judged, _row, exact_match, fuzzy_match, match_score
 from eval.needle.wording import DEFAULT_WORDING, Wording
 from eval.per_token_loss import measure as per_token_loss

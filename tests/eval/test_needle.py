@@ -24,8 +24,7 @@ from data.tokenizer import Tokenizer, train_bpe
 from eval.kinds import eval_id
 from eval.needle import measure
 from eval.needle.haystack import document, folder_text, full_stops, haystack_ids, insertion_point
-from eval.needle.measure import build_cells, exact_match, fuzzy_match, match_score
-from eval.needle.passkey import passkey
+from eval.needle.measure import build_cells, exact_match, fuzzy_match, match_score, passkey
 from eval.needle.spec import Spec
 from eval.needle.wording import DEFAULT_WORDING, Wording
 from eval.shell.context import Context

@@ -7,7 +7,7 @@ import torch
 
 from data.tokenizer import train_bpe
 from eval.needle import measure
-from eval.needle.passkey import NAMES, key_line
+from eval.needle.measure import NAMES, key_line
 from eval.needle.spec import Spec
 from eval.shell.context import Context
 from eval.shell.sources import Sources
