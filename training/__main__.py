@@ -42,13 +42,8 @@ def run(arguments: Arguments) -> int:
     torch.set_num_threads(arguments.threads)
     from training.loop import train
 
-    return train(
-        arguments.run_dir,
-        arguments.corpus_dir,
-        arguments.execution,
-        tokenizer=arguments.tokenizer,
-        quiet=arguments.quiet,
-    )
+    how = arguments.execution
+    return train(arguments.run_dir, arguments.corpus_dir, how, tokenizer=arguments.tokenizer, quiet=arguments.quiet)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -5,6 +5,7 @@ of processes. A manifest (training/manifest.py) holds the run, the step and the 
 or of another run or step, is not a checkpoint.
 """
 
+import errno
 import os
 import shutil
 import sys
@@ -24,27 +25,12 @@ from training.distributed import World
 State = dict[str, torch.Tensor]
 
 
-def require_space(folder: Path, num_bytes: int) -> None:
-    """Raises OSError before anything is written where the disk cannot hold `num_bytes` more."""
-    free = shutil.disk_usage(folder).free
-    if free < num_bytes * 1.05:
-        raise OSError(
-            28,
-            f"the disk is too full for a checkpoint: {num_bytes / 2**30:.2f} GiB needed, {free / 2**30:.2f} GiB free "
-            f"at {folder}",
-        )
-
-
 class Checkpoints:
     """The checkpoints of one run, newest last; one is due `minutes` after the last was saved."""
 
     def __init__(self, folder: Path, run_id: str, world: World, keep: int = 2, background: bool = False, minutes: float = 10.0):
-        self.folder = folder
-        self.run_id = run_id
-        self.world = world
-        self.keep = keep
-        self._background = background
-        self._minutes, self._saved_at = minutes, time.monotonic()
+        self.folder, self.run_id, self.world, self.keep = folder, run_id, world, keep
+        self._background, self._minutes, self._saved_at = background, minutes, time.monotonic()
         self._damaged: set[int] = set()
         self._writer = ThreadPoolExecutor(1, "checkpoint-writer")
         self._pending: Future[None] | None = None
@@ -62,14 +48,15 @@ class Checkpoints:
         return self.world.is_main and time.monotonic() - self._saved_at >= 60 * self._minutes
 
     def save(self, step: int, state: State) -> None:
-        """Write `state` as checkpoint `step`; in the background (after a copy to the host) if so told.
-
-        Raises OSError where the disk is full; the checkpoints already there stay whole.
-        """
+        """Write `state` as checkpoint `step`; in the background (after a copy to the host) if so told. OSError, before anything
+        is written, where the disk cannot hold it; the checkpoints already there stay whole."""
         self.wait()
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.world.is_main:
-            require_space(self.folder, sum(t.numel() * t.element_size() for t in state.values()))
+            needed, free = sum(t.numel() * t.element_size() for t in state.values()), shutil.disk_usage(self.folder).free
+            if free < needed * 1.05:
+                sizes = f"{needed / 2**30:.2f} GiB needed, {free / 2**30:.2f} GiB free at {self.folder}"
+                raise OSError(errno.ENOSPC, f"the disk is too full for a checkpoint: {sizes}")
             for leftover in self.folder.glob("*.partial"):
                 shutil.rmtree(leftover, ignore_errors=True)
         self.world.barrier()
@@ -82,8 +69,8 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Let a background save finish; raises what it raised."""
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
+        pending, self._pending = self._pending, None
+        if pending is not None:
             pending.result()
 
     def _write(self, step: int, state: State, group: dist.ProcessGroup | None) -> None:
@@ -102,10 +89,9 @@ class Checkpoints:
 
     def _publish(self, step: int, partial: Path) -> None:
         manifest.seal(partial, run_id=self.run_id, step=step)
-        target = self.path(step)
-        if target.exists():  # a damaged one that the run went on from before
-            shutil.rmtree(target)
-        os.rename(partial, target)
+        if self.path(step).exists():  # a damaged one that the run went on from before
+            shutil.rmtree(self.path(step))
+        os.rename(partial, self.path(step))
         self._damaged.discard(step)
         steps = self.steps()
         whole = [s for s in steps if s not in self._damaged and self._fault(s, digests=False) is None]
@@ -116,28 +102,22 @@ class Checkpoints:
         return manifest.fault(self.path(step), digests=digests, run_id=self.run_id, step=step)
 
     def newest_whole(self) -> int | None:
-        """Step of the newest undamaged checkpoint (all processes agree); says on stderr what it passes over."""
-        found = None
-        if self.world.is_main:
-            for step in reversed(self.steps()):
-                fault = self._fault(step, digests=True)
-                if fault is None:
-                    found = step
-                    break
-                self._damaged.add(step)
-                print(f"{self.path(step)} is damaged: {fault}. Going on from the checkpoint before it.", file=sys.stderr)
-        return self.world.broadcast(found)  # type: ignore[return-value]
+        """Step of the newest undamaged checkpoint; says on stderr what it passes over."""
+        for step in reversed(self.steps()):
+            fault = self._fault(step, digests=True)
+            if fault is None:
+                return step
+            self._damaged.add(step)
+            print(f"{self.path(step)} is damaged: {fault}. Going on from the checkpoint before it.", file=sys.stderr)
+        return None
 
     def load_newest(self, state: State) -> int:
         """Fill the tensors of `state` in place from the newest whole checkpoint, whatever number of processes wrote it. Return
-        its step, 0 where there is none."""
-        step = self.newest_whole() or 0
+        its step, 0 where there is none; all processes agree on it."""
+        step: int = self.world.broadcast(self.newest_whole() or 0 if self.world.is_main else 0)  # type: ignore[assignment]
         if step:
-            self._load(step, state)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                dcp.load(state, storage_reader=HuggingFaceStorageReader(str(self.path(step))), no_dist=self.world.size == 1)
         self._saved_at = time.monotonic()
         return step
-
-    def _load(self, step: int, state: State) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            dcp.load(state, storage_reader=HuggingFaceStorageReader(str(self.path(step))), no_dist=self.world.size == 1)

@@ -27,28 +27,23 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 def parse(command: Any, arguments: list[str] | None, prog: str, description: str | None) -> Any:
     """Return the command line as an object of type `command`. A mistake ends the program with one line and exit code 2."""
     boxed = io.StringIO()
+    config = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.HelptextFromCommentsOff)
     try:
         with contextlib.redirect_stderr(boxed):
-            return tyro.cli(
-                command,
-                args=arguments,
-                prog=prog,
-                description=description,
-                config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.HelptextFromCommentsOff),
-            )
+            return tyro.cli(command, args=arguments, prog=prog, description=description, config=config)
     except SystemExit as stop:
         if stop.code != EXIT_ERROR:
             raise
-        print(f"error: {_unboxed(boxed.getvalue())}; see {prog} --help", file=sys.stderr)
-        raise
+        said = _unboxed(boxed.getvalue())
     except ValueError as error:  # of a value that has the right type and is not allowed; tyro reports only some of these
-        print(f"error: {short(error)}; see {prog} --help", file=sys.stderr)
-        raise SystemExit(EXIT_ERROR) from None
+        said = short(error)
+    print(f"error: {said}; see {prog} --help", file=sys.stderr)
+    raise SystemExit(EXIT_ERROR)
 
 
 def arguments_of(options: Any, kind: type | None = None) -> list[str]:
     """Return the words of a command line from which `parse` makes `options`, a dataclass: those of its fields that differ from
-    their default. `kind` takes only the fields of this class, from which that of `options` is derived."""
+    their default. `kind`: only the fields of this class, from which that of `options` is derived."""
     words: list[str] = []
     for item in fields(kind or options):
         value, flag = getattr(options, item.name), item.name.replace("_", "-")
@@ -58,8 +53,7 @@ def arguments_of(options: Any, kind: type | None = None) -> list[str]:
 
 
 def _unboxed(text: str) -> str:
-    """Return the words of a message of tyro's, between its title and its hints; it draws boxes or rules, as the terminal
-    allows."""
+    """Return the words of a message of tyro's, without its title, its hints, and the boxes or rules that it draws."""
     blocks: list[list[str]] = [[]]
     for line in (line.strip(" │") for line in text.splitlines()):
         if "────" in line or "----" in line:
@@ -84,20 +78,19 @@ def guarded(action: Callable[[], int]) -> int:
     except KeyboardInterrupt as interrupt:
         print("interrupted; what is finished is kept, the same command goes on from there", file=sys.stderr)
         return EXIT_REQUEUE if isinstance(interrupt, Terminated) else EXIT_INTERRUPTED
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {short(error)}", file=sys.stderr)
         return EXIT_ERROR
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        remedy = ". Free some space and start the same command again." if full else ""
-        print(f"error: {error.strerror or error}: {error.filename or ''}".rstrip(": ") + remedy, file=sys.stderr)
-        return EXIT_ERROR
 
 
-def short(error: ValueError) -> str:
+def short(error: ValueError | OSError) -> str:
     """Return the error in one or two lines; of a pydantic error the offending key and its message."""
     from pydantic import ValidationError
 
+    if isinstance(error, OSError):
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        remedy = ". Free some space and start the same command again." if full else ""
+        return f"{error.strerror or error}: {error.filename or ''}".rstrip(": ") + remedy
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -52,14 +52,12 @@ class World:
 
 def pick_device(name: Literal["auto", "cpu", "cuda"], local_rank: int = 0) -> torch.device:
     """Return the device of a name. Raises ValueError where CUDA is asked for and not there."""
-    available = torch.cuda.is_available()
-    if name == "cuda" and not available:
-        raise ValueError(
-            "--device cuda: torch sees no CUDA device here; use --device cpu, or check the driver and CUDA_VISIBLE_DEVICES."
-        )
-    if name == "cpu" or not available:
-        return torch.device("cpu")
-    return torch.device("cuda", local_rank % torch.cuda.device_count())
+    if name != "cpu" and torch.cuda.is_available():
+        return torch.device("cuda", local_rank % torch.cuda.device_count())
+    if name == "cuda":
+        remedy = "use --device cpu, or check the driver and CUDA_VISIBLE_DEVICES"
+        raise ValueError(f"--device cuda: torch sees no CUDA device here; {remedy}.")
+    return torch.device("cpu")
 
 
 @contextmanager
@@ -94,31 +92,22 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 
 
 def spread(
-    module: nn.Module,
-    layers: list[nn.Module],
-    world: World,
-    parallel: Literal["ddp", "fsdp"],
-    grad_reduce: Literal["fp32", "bf16"],
+    module: nn.Module, layers: list[nn.Module], world: World, parallel: Literal["ddp", "fsdp"], grad_reduce: str
 ) -> nn.Module:
     """Wrap `module` for several processes; alone it is returned as it is.
 
-    FSDP2 shards each of `layers` and the rest as units of their own; parameters stay fp32 (autocast casts
-    activations), gradients are reduced in `grad_reduce`.
+    FSDP2 shards each of `layers` and the rest as units of their own; parameters stay fp32 (autocast casts activations),
+    gradients are reduced in `grad_reduce` (fp32, bf16).
     """
     if world.size == 1:
         return module
     if parallel == "fsdp":
         policy = MixedPrecisionPolicy(reduce_dtype=DTYPES[grad_reduce])
-        for layer in layers:
-            fully_shard(layer, mp_policy=policy)
-        fully_shard(module, mp_policy=policy)
+        for unit in (*layers, module):
+            fully_shard(unit, mp_policy=policy)
         return module
-    wrapped = DistributedDataParallel(
-        module,
-        device_ids=[world.device] if world.device.type == "cuda" else None,
-        gradient_as_bucket_view=True,
-        broadcast_buffers=False,
-    )
+    devices = [world.device] if world.device.type == "cuda" else None
+    wrapped = DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True, broadcast_buffers=False)
     if grad_reduce == "bf16":
         wrapped.register_comm_hook(None, _reduce_in_bf16)
     return wrapped
@@ -128,19 +117,15 @@ def _reduce_in_bf16(_: None, bucket: dist.GradBucket) -> torch.futures.Future[to
     """Average a bucket over processes, summed in bf16. (torch's own hook of this kind refuses the CPU.)"""
     gradients = bucket.buffer()
     halved = gradients.to(torch.bfloat16).div_(dist.get_world_size())
-    work = dist.all_reduce(halved, async_op=True)
-    return work.get_future().then(lambda done: gradients.copy_(done.value()[0]))
+    return dist.all_reduce(halved, async_op=True).get_future().then(lambda done: gradients.copy_(done.value()[0]))
 
 
 @contextmanager
 def gradient_sync(module: nn.Module, enabled: bool) -> Iterator[None]:
     """Communicate gradients in this backward pass only if `enabled` (the last micro-batch of a step)."""
-    if isinstance(module, DistributedDataParallel):
-        if enabled:
+    if isinstance(module, DistributedDataParallel) and not enabled:
+        with module.no_sync():
             yield
-        else:
-            with module.no_sync():
-                yield
         return
     if hasattr(module, "set_requires_gradient_sync"):
         module.set_requires_gradient_sync(enabled)  # type: ignore[operator]

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import sys
-from pathlib import Path
 
 from safetensors import SafetensorError
 from torch import nn
@@ -17,6 +16,7 @@ from training.distributed import World
 from training.run_folder import RunFolder
 from training.spec import RunSpec
 
+ASIDE = "export.damaged"
 README = """# An export of the Forgetting Transformer suite
 
 Transformers knows the model once `models.causal_lm` of the suite is imported (put the suite's root on `PYTHONPATH`):
@@ -34,8 +34,7 @@ The tokeniser's code lies in this folder. An export of a synthetic task has no t
 
 
 def export_model(model: nn.Module, corpus: Corpus | None, spec: RunSpec, folder: RunFolder, world: World) -> None:
-    """Write export/ whole or not at all, then drop the checkpoints: three times its size, and the run no longer needs them.
-    A synthetic task (no corpus) has no tokeniser."""
+    """Write export/ whole or not at all, then drop the checkpoints: three times its size, and the run no longer needs them."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(model, options=options) if world.size > 1 else model.state_dict()
     if world.is_main:
@@ -56,7 +55,7 @@ def export_model(model: nn.Module, corpus: Corpus | None, spec: RunSpec, folder:
         write_atomic(partial / "README.md", README)
         manifest.seal(partial, run_id=spec.run_id)
         os.rename(partial, folder.export)
-        for rest in (folder.checkpoints, _aside(folder)):
+        for rest in (folder.checkpoints, folder.path / ASIDE):
             shutil.rmtree(rest, ignore_errors=True)
     world.barrier()
 
@@ -66,9 +65,8 @@ def check_export(folder: RunFolder) -> None:
     it is another run's."""
     fault = folder.export_fault(digests=True)
     if fault is not None:
-        raise ValueError(
-            f"{folder.export} is damaged: {fault}. Delete it and run its experiment again, which trains what is missing."
-        )
+        remedy = "Delete it and run its experiment again, which trains what is missing."
+        raise ValueError(f"{folder.export} is damaged: {fault}. {remedy}")
 
 
 def already_exported(folder: RunFolder, spec: RunSpec, world: World) -> bool:
@@ -79,19 +77,13 @@ def already_exported(folder: RunFolder, spec: RunSpec, world: World) -> bool:
     if not world.is_main:
         return bool(world.broadcast(None))
     fault = folder.export_fault(digests=True)
+    damaged = f"{folder.export} is damaged: {fault}."
     if fault is not None and spec.weights is not None:
-        raise ValueError(f"{folder.export} is damaged: {fault}. These weights were trained elsewhere: adopt them again.")
+        raise ValueError(f"{damaged} These weights were trained elsewhere: adopt them again.")
     if fault is not None and folder.export.exists():
-        aside = _aside(folder)
+        aside = folder.path / ASIDE
         shutil.rmtree(aside, ignore_errors=True)
         os.rename(folder.export, aside)
-        print(
-            f"{folder.export} is damaged: {fault}. It is now {aside.name}; the run goes on from its newest checkpoint, or is "
-            "trained again where there is none.",
-            file=sys.stderr,
-        )
+        then = "the run goes on from its newest checkpoint, or is trained again where there is none"
+        print(f"{damaged} It is now {ASIDE}; {then}.", file=sys.stderr)
     return bool(world.broadcast(fault is None))
-
-
-def _aside(folder: RunFolder) -> Path:
-    return folder.path / "export.damaged"

@@ -8,14 +8,8 @@ if TYPE_CHECKING:
     import torch
 
 DENSE_BF16_PEAK = {
-    "H100": 989e12,
-    "H200": 989e12,
-    "H800": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "RTX 4090": 165e12,
-    "B200": 2250e12,
-}
+    "H100": 989e12, "H200": 989e12, "H800": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12, "B200": 2250e12,
+}  # fmt: skip
 """Datasheet rates in FLOP/s, by a part of the device name."""
 
 

@@ -1,9 +1,13 @@
 """Records of a training: its start and end, a row per step, steps that were not applied."""
 
 import math
+import os
 import sys
+import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import torch
 
@@ -11,19 +15,83 @@ from data.recall import RecallSampler
 from data.sampler import Sampler
 from results.provenance import provenance
 from training.distributed import World, device_label
-from training.guard import KINDS
 from training.hardware import peak_flops, peak_memory_bytes
 from training.lines import Row, line
-from training.metrics import MetricsWriter, PendingReport, Speed, StepReport
+from training.optimizer import learning_rate
 from training.progress import Progress, numbers
 from training.run_folder import RunFolder
-from training.schedule import learning_rate
 from training.signals import EXIT_ERROR, StopRequest
 from training.spec import Execution, RunSpec
+from training.step import KINDS
 
 
 class AnomalyError(ValueError):
     """A step that was not applied, in a run that was told to stop there."""
+
+
+class Report:
+    """Values of a step on their way to the host, without waiting for them."""
+
+    def __init__(self, step: int, values: torch.Tensor):
+        self.step, self._host, self._event = step, values, None
+        if values.device.type == "cuda":
+            self._host = torch.empty_like(values, device="cpu", pin_memory=True)
+            self._host.copy_(values, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def wait(self) -> list[float]:
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host.tolist()
+
+
+class Speed:
+    """Tokens per second over the last `window` steps, pauses (checkpoints) left out."""
+
+    def __init__(self, batch_tokens: int, window: int = 100):
+        self._batch_tokens = batch_tokens
+        self._durations: deque[float] = deque(maxlen=window)
+        self.resume()
+
+    def resume(self) -> None:
+        """Start the clock again after a pause."""
+        self._last = time.perf_counter()
+
+    def tick(self) -> float:
+        """Count one step and return tokens per second."""
+        now = time.perf_counter()
+        self._durations.append(now - self._last)
+        self._last = now
+        return self._batch_tokens * len(self._durations) / sum(self._durations)
+
+
+class MetricsWriter:
+    """Writer of metrics.jsonl, a line per step, flushed, mirrored to TensorBoard."""
+
+    def __init__(self, path: Path, tensorboard: Path | None, first_step: int, *, owner: str = ""):
+        self._file = open(path, "a")  # noqa: SIM115 - closed in close()
+        self._owner, self._board = owner, None
+        if tensorboard is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(tensorboard), purge_step=first_step + 1)
+
+    def write(self, row: Row) -> None:
+        self._file.write(line(row, self._owner))
+        self._file.flush()
+        if self._board is not None:
+            for key in ("loss", "grad_norm", "lr", "tokens_per_s"):
+                self._board.add_scalar(key, row[key], row["step"])
+
+    def sync(self) -> None:
+        """Have on disk what was written, before a checkpoint relies on it."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
 
 
 class Journal:
@@ -40,10 +108,8 @@ class Journal:
         self._peak = None if peak is None else peak * world.size
         self._speed = Speed(spec.train.batch_tokens)
         self._pruned_share = None if spec.model.prunes else 0.0
-        self._pending: PendingReport | None = None
-        self._last_step = 0
+        self._pending: Report | None = None
         self._writer: MetricsWriter | None = None
-        self._progress: Progress | None = None
 
     @contextmanager
     def start(self, first_step: int, sampler: Sampler | RecallSampler) -> Iterator[Row]:
@@ -53,23 +119,21 @@ class Journal:
         if not self.world.is_main:
             yield end
             return
-        train = self.spec.train
+        folder, name, train = self.folder, self.spec.name, self.spec.train
         epochs = sampler.epochs(train.num_steps)
         start = provenance(device_label(self.world.device), self.world.size)
         start |= {"first_step": first_step, "params": self.spec.model.num_params, "epochs": epochs}
         start |= {"deterministic": self.execution.deterministic, "end": None}
-        if self.folder.begin_start(start):
-            self.say(f"{self.folder.provenance_file}: a line was damaged; what it told of an earlier start is lost")
-        if not self.folder.truncate(first_step):
-            self.say(f"{self.folder.metrics_file}: steps before {first_step + 1} are damaged or missing; the curve has a gap")
+        if folder.begin_start(start):
+            self.say(f"{folder.provenance_file}: a line was damaged; what it told of an earlier start is lost")
+        if not folder.truncate(first_step):
+            self.say(f"{folder.metrics_file}: steps before {first_step + 1} are damaged or missing; the curve has a gap")
         if first_step:
-            self.say(f"{self.spec.name}: going on from step {first_step}")
+            self.say(f"{name}: going on from step {first_step}")
         if epochs > 1:
-            self.say(f"{self.spec.name}: the corpus is smaller than the training: its tokens are seen {epochs:.2f} times")
-        self._writer = MetricsWriter(
-            self.folder.metrics_file, self.folder.path / "tensorboard", first_step, owner=self.spec.run_id
-        )
-        self._progress = Progress(self.spec.name, train.num_steps, first_step, self.quiet)
+            self.say(f"{name}: the corpus is smaller than the training: its tokens are seen {epochs:.2f} times")
+        self._writer = MetricsWriter(folder.metrics_file, folder.path / "tensorboard", first_step, owner=self.spec.run_id)
+        self._progress = Progress(name, train.num_steps, first_step, self.quiet)
         self.resume()
         try:
             with self._progress:
@@ -79,20 +143,19 @@ class Journal:
             end["tokens"] = (self._last_step - first_step) * train.batch_tokens
             end |= {"wall_s": self._stop_request.wall_s, "peak_memory_bytes": peak_memory_bytes(self.world.device)}
             with suppress(OSError):  # a full disk has been reported
-                self.folder.end_start(start, end)
+                folder.end_start(start, end)
 
     def add(self, step: int, values: torch.Tensor) -> None:
-        """Send the values of a step (loss, gradient norm, verdict, wishes to stop and to save, then what the model wants
-        measured) to the host, and write down the step before. Raises AnomalyError."""
-        earlier, self._pending = self._pending, PendingReport(step, values)
-        if earlier is not None:
-            self._record(earlier.wait())
+        """Send the values of a step to the host, and write down the step before. Raises AnomalyError.
+
+        `values`: loss, gradient norm, verdict, wishes to stop (of some process) and to save (of the main one), then what the
+        model wants measured, NaN where this step did not measure it.
+        """
+        self._record(Report(step, values))
 
     def catch_up(self) -> None:
         """Write down the last step, too, and have everything on disk, before a checkpoint relies on it. Raises AnomalyError."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            self._record(pending.wait())
+        self._record(None)
         if self._writer is not None:
             self._writer.sync()
 
@@ -106,18 +169,23 @@ class Journal:
         if self.world.is_main:
             print(text, file=sys.stderr, flush=True)
 
-    def _record(self, report: StepReport) -> None:
-        self.stop, self.save = self.stop or report.stop, report.save
+    def _record(self, following: Report | None) -> None:
+        """Write down the step whose values were on their way, and have those of `following` take their place."""
+        report, self._pending = self._pending, following
+        if report is None:
+            return
+        loss, grad_norm, verdict, stop, save, *measured = report.wait()
+        self.stop, self.save = self.stop or stop > 0, save > 0
+        train, model = self.spec.train, self.spec.model
         tokens_per_s = self._speed.tick()
-        measured = zip(self.spec.model.measured, report.measured, strict=True)
-        found = {name: value for name, value in measured if not math.isnan(value)}
+        found = {name: value for name, value in zip(model.measured, measured, strict=True) if not math.isnan(value)}
         self._pruned_share = found.get("pruned_share", self._pruned_share)
         row = {
             "step": report.step,
-            "tokens": report.step * self.spec.train.batch_tokens,
-            "loss": report.loss,
-            "grad_norm": report.grad_norm,
-            "lr": learning_rate((report.step - 1) * self.spec.train.batch_tokens, self.spec.train),
+            "tokens": report.step * train.batch_tokens,
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "lr": learning_rate((report.step - 1) * train.batch_tokens, train),
             "wall_s": round(self._stop_request.wall_s, 3),
             "tokens_per_s": tokens_per_s,
             # Of what is executed, by the share that was skipped when it was last measured; and of a dense computation as fast.
@@ -125,34 +193,28 @@ class Journal:
             "mfu_dense": self._mfu(tokens_per_s, 0.0),
             **found,
         }
-        if self._writer is not None and self._progress is not None:
+        if self._writer is not None:
             self._writer.write(row)
             self._progress.advance(numbers=numbers(row))
         self._last_step = report.step
-        if report.verdict:
-            self._anomaly(report)
+        if verdict:
+            self._anomaly(report.step, KINDS[int(verdict)], loss, grad_norm)
 
     def _mfu(self, tokens_per_s: float, pruned_share: float) -> float | None:
         """Return the share of the peak that a step's three passes take; None where the peak is not known."""
         flops = 3 * self.spec.model.executed_flops_per_token(self.spec.train.seq_len, pruned_share)
         return None if self._peak is None else tokens_per_s * flops / self._peak
 
-    def _anomaly(self, report: StepReport) -> None:
-        documents, start = self._sampler.rows(report.step - 1, 0, 1)
-        kind = KINDS[report.verdict]
+    def _anomaly(self, step: int, kind: str, loss: float, grad_norm: float) -> None:
+        documents, start = self._sampler.rows(step - 1, 0, 1)
+        row = {"step": step, "kind": kind, "loss": loss, "grad_norm": grad_norm}
+        row |= {"documents": [int(document) for document in documents], "first_token": int(start)}
+        file = self.folder.anomalies_file
         if self.world.is_main:
-            row = {
-                "step": report.step,
-                "kind": kind,
-                "loss": report.loss,
-                "grad_norm": report.grad_norm,
-                "documents": [int(d) for d in documents],
-                "first_token": int(start),
-            }
-            with open(self.folder.anomalies_file, "a") as file:
-                file.write(line(row, self.spec.run_id))
+            with open(file, "a") as lines:
+                lines.write(line(row, self.spec.run_id))
         if self.execution.on_bad_step == "stop":
             raise AnomalyError(
-                f"step {report.step} is {kind} (loss {report.loss}, gradient norm {report.grad_norm}) and was not applied; its "
-                f"documents are in {self.folder.anomalies_file}. `--on-bad-step skip` goes on without such steps."
+                f"step {step} is {kind} (loss {loss}, gradient norm {grad_norm}) and was not applied; its documents are in "
+                f"{file}. `--on-bad-step skip` goes on without such steps."
             )

@@ -31,9 +31,8 @@ def read_line(text: bytes, owner: str = "") -> Row | None:
 def read_lines(path: Path, owner: str = "") -> tuple[list[Row], int]:
     """Return the whole rows in their order, and how many lines are damaged. A last line without its end counts as neither: it
     is being written, or the process was killed while it wrote."""
-    if not path.exists():
-        return [], 0
-    rows = [read_line(text, owner) for text in path.read_bytes().split(b"\n")[:-1]]
+    texts = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    rows = [read_line(text, owner) for text in texts]
     whole = [row for row in rows if row is not None]
     return whole, len(rows) - len(whole)
 

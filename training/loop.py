@@ -17,34 +17,28 @@ from training.distributed import World, join_world, pick_device
 from training.export import already_exported, export_model
 from training.hardware import repeat_bits
 from training.journal import Journal
-from training.meter import Meter
-from training.optimizer import named_state
+from training.optimizer import learning_rate, named_state
 from training.run_folder import RunFolder
-from training.schedule import learning_rate
-from training.signals import EXIT_FINISHED, EXIT_REQUEUE, StopRequest
+from training.signals import EXIT_FINISHED, EXIT_REQUEUE, StopRequest, Watchdog
 from training.spec import Execution, RunSpec, check_device
-from training.step import Batch, batches_on, build_stepper
-from training.watchdog import Watchdog
+from training.step import Batch, Meter, batches_on, build_stepper
 
 
 def train(
     run_dir: Path, corpus_dir: Path | None, execution: Execution, *, tokenizer: str | None = None, quiet: bool = False
 ) -> int:
-    """Train the run in `run_dir` to its end, going on from its newest whole checkpoint.
+    """Train the run in `run_dir` to its end, going on from its newest whole checkpoint, and return an exit code of
+    training.signals: finished, interrupted, or saved and to be started again.
 
-    `tokenizer` says where GPT-2's vocabulary lies ("gpt2-json:FOLDER") for a LongCrawl64 `corpus_dir`.
-    Return an exit code of training.signals: finished, interrupted, or saved and to be started again. Raises ValueError
-    for what the user can mend (nothing has been computed then) and OSError for a full disk (checkpoints stay whole).
+    `tokenizer` says where GPT-2's vocabulary lies ("gpt2-json:FOLDER") for a LongCrawl64 `corpus_dir`. Raises ValueError for
+    what the user can mend (nothing has been computed then) and OSError for a full disk (checkpoints stay whole).
     """
     folder = RunFolder.open(run_dir)
     spec = folder.read_spec()
     check_device(spec, pick_device(execution.device).type)
     torch.manual_seed(spec.seed)
     stop = StopRequest(execution.max_hours)
-    with (
-        join_world(execution.device, execution.hang_minutes) as world,
-        folder.lock() if world.is_main else nullcontext(),
-    ):
+    with join_world(execution.device, execution.hang_minutes) as world, folder.lock() if world.is_main else nullcontext():
         if already_exported(folder, spec, world):
             return EXIT_FINISHED
         corpus = None if spec.data.recall is not None else open_corpus(corpus_dir, tokenizer, spec)
@@ -52,8 +46,7 @@ def train(
 
 
 def open_corpus(corpus_dir: Path | None, tokenizer: str | None, spec: RunSpec) -> Corpus:
-    """Open the corpus the spec names, its tokeniser loaded now rather than after training; ValueError if it is another, or
-    none."""
+    """Open the corpus the spec names, its tokeniser loaded now rather than after training. ValueError: another, or none."""
     if corpus_dir is None:
         raise ValueError(f"{spec.name} is trained on text: name the folder of its prepared corpus with --corpus-dir.")
     choice = None if tokenizer is None else parse_tokenizer(tokenizer)
@@ -83,13 +76,7 @@ def batches_of(spec: RunSpec, corpus: Corpus | None, world: World) -> tuple[Samp
 
 
 def _train(
-    folder: RunFolder,
-    spec: RunSpec,
-    corpus: Corpus | None,
-    execution: Execution,
-    world: World,
-    stop: StopRequest,
-    quiet: bool,
+    folder: RunFolder, spec: RunSpec, corpus: Corpus | None, execution: Execution, world: World, stop: StopRequest, quiet: bool
 ) -> int:
     """Train: the loop itself. Everything that a step needs is a pure function of the spec or part of `state`."""
     train = spec.train
@@ -101,22 +88,14 @@ def _train(
     meter = Meter(model, stepper, execution.compile)
     weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     state = {**weights, **named_state(model, stepper.optimizer), **stepper.guard.state()}
-    checkpoints = Checkpoints(
-        folder.checkpoints,
-        spec.run_id,
-        world,
-        execution.keep_checkpoints,
-        execution.async_checkpoint,
-        execution.checkpoint_minutes,
-    )
+    how = (execution.keep_checkpoints, execution.async_checkpoint, execution.checkpoint_minutes)
+    checkpoints = Checkpoints(folder.checkpoints, spec.run_id, world, *how)
     first_step = checkpoints.load_newest(state)
     journal = Journal(folder, spec, execution, world, stop, quiet)
     exit_code = EXIT_FINISHED
     with journal.start(first_step, sampler) as end:
-        with (
-            batches_on(world.device, load, range(first_step, train.num_steps)) as batches,
-            Watchdog(execution.hang_minutes) as watchdog,
-        ):
+        steps = range(first_step, train.num_steps)
+        with batches_on(world.device, load, steps) as batches, Watchdog(execution.hang_minutes) as watchdog:
             for steps_before, inputs, targets in batches:
                 step = steps_before + 1
                 outcome = stepper.run(inputs, targets, learning_rate(steps_before * train.batch_tokens, train))

@@ -9,6 +9,7 @@ from typing import Any
 from results.sealed import read_sealed, write_sealed
 
 MANIFEST = "manifest.json"
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
 
 
 def seal(folder: Path, **facts: Any) -> None:
@@ -28,12 +29,11 @@ def fault(folder: Path, *, digests: bool, **facts: Any) -> str | None:
     """
     try:
         sealed = read_sealed(folder / MANIFEST, "")
-        files = sealed["files"]
         for name, value in facts.items():
             if sealed.get(name, value) != value:
                 return f"it was put here from elsewhere: its {name} is {sealed[name]}, not {value}"
-        return next(filter(None, (_fault(folder / name, entry, digests) for name, entry in files.items())), None)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return next(filter(None, (_fault(folder / name, entry, digests) for name, entry in sealed["files"].items())), None)
+    except UNREADABLE:
         return f"{MANIFEST} is missing, cut off, altered or of another version"
 
 
@@ -42,18 +42,16 @@ def weights(folder: Path) -> str | None:
     try:
         files = read_sealed(folder / MANIFEST, "")["files"]
         return weights_digest({name: entry["sha256"] for name, entry in files.items()})
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except UNREADABLE:
         return None
 
 
 def weights_digest(files: dict[str, str]) -> str | None:
     """Return the first 16 hex digits of the SHA-256 over names and contents of weight files (name: its SHA-256); others among
     the files do not count. None where there are no weights."""
-    whole = hashlib.sha256()
     names = sorted(name for name in files if name.endswith(".safetensors"))
-    for name in names:
-        whole.update(name.encode() + bytes.fromhex(files[name]))
-    return whole.hexdigest()[:16] if names else None
+    whole = b"".join(name.encode() + bytes.fromhex(files[name]) for name in names)
+    return hashlib.sha256(whole).hexdigest()[:16] if names else None
 
 
 def _fault(path: Path, entry: dict[str, Any], digests: bool) -> str | None:

@@ -1,4 +1,6 @@
-"""AdamW as the paper used it: which parameters decay, and the optimiser's state as named tensors."""
+"""Optimisation as the paper has it: the learning rate, AdamW, which parameters decay, and the state as named tensors."""
+
+import math
 
 import torch
 from torch import nn
@@ -6,50 +8,40 @@ from torch import nn
 from training.spec import TrainSpec
 
 
+def learning_rate(tokens_seen: int, spec: TrainSpec) -> float:
+    """Return the rate of the step that starts after `tokens_seen` tokens: linear from 0 over the warm-up, then cosine to 0
+    (section 4, Appendix B). So the first step runs at exactly 0 and the last one slightly above 0."""
+    if tokens_seen < spec.warmup_tokens:
+        return spec.peak_lr * tokens_seen / spec.warmup_tokens
+    progress = (tokens_seen - spec.warmup_tokens) / (spec.train_tokens - spec.warmup_tokens)
+    return spec.peak_lr * 0.5 * (1 + math.cos(math.pi * progress))
+
+
 def decays(name: str, parameter: nn.Parameter) -> bool:
     """Tell whether a parameter decays: linear, convolution, embedding and head weights do; biases, norms and flagged
-    parameters do not.
-
-    `parameter._no_weight_decay` is set by the models (Mamba-2's A_log, D, dt_bias; HGRN2's lower bounds; constant gates).
-    """
+    parameters do not (`_no_weight_decay`: Mamba-2's A_log, D, dt_bias; HGRN2's lower bounds; constant gates)."""
     return parameter.ndim >= 2 and not name.endswith("bias") and not getattr(parameter, "_no_weight_decay", False)
 
 
 def build_optimizer(model: nn.Module, spec: TrainSpec) -> torch.optim.AdamW:
     """Return fused AdamW in two groups (decayed, not decayed); the learning rate is set before each step."""
-    trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for n, p in trainable if decays(n, p)], "weight_decay": spec.weight_decay},
-        {"params": [p for n, p in trainable if not decays(n, p)], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [g for g in groups if g["params"]],
-        lr=0.0,
-        betas=(spec.beta1, spec.beta2),
-        eps=spec.adam_eps,
-        fused=True,
-    )
+    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups[decays(name, parameter)].append(parameter)
+    settings = [{"params": group, "weight_decay": spec.weight_decay * decayed} for decayed, group in groups.items() if group]
+    return torch.optim.AdamW(settings, lr=0.0, betas=(spec.beta1, spec.beta2), eps=spec.adam_eps, fused=True)
 
 
 def allocate_state(optimizer: torch.optim.AdamW) -> None:
     """Create the moments before the first step, so that a checkpoint can be loaded into them."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter not in optimizer.state:
-                optimizer.state[parameter] = {
-                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                    "exp_avg": torch.zeros_like(parameter),
-                    "exp_avg_sq": torch.zeros_like(parameter),
-                }
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = {"step": torch.zeros((), dtype=torch.float32, device=parameter.device), **moments}
 
 
 def named_state(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, torch.Tensor]:
     """Return the optimiser's tensors by parameter name: `exp_avg.NAME`, `exp_avg_sq.NAME`, `steps.NAME`."""
-    state = {}
-    for name, parameter in model.named_parameters():
-        entry = optimizer.state.get(parameter)
-        if entry is not None:
-            state[f"exp_avg.{name}"] = entry["exp_avg"]
-            state[f"exp_avg_sq.{name}"] = entry["exp_avg_sq"]
-            state[f"steps.{name}"] = entry["step"]
-    return state
+    found = [(name, optimizer.state.get(parameter, {})) for name, parameter in model.named_parameters()]
+    kinds = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "steps": "step"}
+    return {f"{kind}.{name}": entry[key] for name, entry in found for kind, key in kinds.items() if entry}

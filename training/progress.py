@@ -2,7 +2,6 @@
 
 import sys
 import time
-from types import TracebackType
 from typing import Any
 
 LINE_EVERY_S = 30.0
@@ -55,9 +54,9 @@ class Progress:
         rest = seconds / max(1, self.done - self._start_done) * (self.total - self.done)
         end = f"about {rest:.0f} s left" if self.done < self.total else f"{seconds:.1f} s"
         words = (f"{self.label}: {self.done}/{self.total}", self._numbers, end)
-        print(", ".join(word for word in words if word), file=self._stream, flush=True)
+        print(*filter(None, words), sep=", ", file=self._stream, flush=True)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
         if kind is None or self._bar is None:

@@ -12,13 +12,12 @@ Lines of the .jsonl files carry a check each (training/lines.py). Manifests and 
 run's folder is damage, not a result.
 """
 
-import contextlib
 import fcntl
 import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -38,31 +37,25 @@ class RunFolder:
     """Paths and small files of one run. Raises ValueError for a folder that is missing or belongs to another spec."""
 
     def __init__(self, path: Path):
-        self.path = path
-        self.spec_file = path / "spec.json"
-        self.metrics_file = path / "metrics.jsonl"
-        self.provenance_file = path / "provenance.jsonl"
+        self.path, self.spec_file = path, path / "spec.json"
+        self.metrics_file, self.provenance_file = path / "metrics.jsonl", path / "provenance.jsonl"
         self.anomalies_file = path / "anomalies.jsonl"
-        self.checkpoints = path / "checkpoints"
-        self.export = path / "export"
-        self.evals = path / "evals"
+        self.checkpoints, self.export, self.evals = path / "checkpoints", path / "export", path / "evals"
 
     @classmethod
     def create(cls, path: Path, spec: RunSpec) -> "RunFolder":
         """Make the folder, or open it if it already holds this very run."""
         folder = cls(path)
-        if folder.spec_file.exists():
-            found = folder.read_spec()
-            if found.run_id != spec.run_id:
-                raise ValueError(
-                    f"{path} holds run {found.run_id}, not {spec.run_id}: its spec.json was made by other settings. "
-                    "Move the folder away, or choose another --runs-dir."
-                )
-        else:
+        if not folder.spec_file.exists():
             try:
                 write_sealed(folder.spec_file, json.loads(spec.to_json()))
             except OSError as error:
                 raise ValueError(f"cannot write the run folder {path}: {error.strerror}. Choose another --runs-dir.") from error
+        elif folder.run_id != spec.run_id:
+            raise ValueError(
+                f"{path} holds run {folder.run_id}, not {spec.run_id}: its spec.json was made by other settings. "
+                "Move the folder away, or choose another --runs-dir."
+            )
         return folder
 
     @classmethod
@@ -91,8 +84,7 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Tell whether the run's exported model is there, with every file that it should have in its size (`check_export` reads
-        them)."""
+        """Tell whether the run's exported model is there, every file of it in its size (`check_export` reads them)."""
         return self.export_fault(digests=False) is None
 
     def export_fault(self, *, digests: bool) -> str | None:
@@ -117,15 +109,12 @@ class RunFolder:
         end = time.monotonic() + LOCK_WAIT_S
         with open(self.path / ".lock", "a") as file:
             while True:
-                try:
+                with suppress(BlockingIOError):
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
-                except BlockingIOError:
-                    if time.monotonic() > end:
-                        raise ValueError(
-                            f"{self.path} is being trained by another process; wait for it, or stop it first."
-                        ) from None
-                    time.sleep(0.1)
+                if time.monotonic() > end:
+                    raise ValueError(f"{self.path} is being trained by another process; wait for it, or stop it first.")
+                time.sleep(0.1)
             yield
 
     def read_metrics(self) -> list[Row]:
@@ -133,8 +122,7 @@ class RunFolder:
 
         ValueError: the run is finished and a line is damaged or a step missing, so that its curve is not known.
         """
-        rows, _ = read_lines(self.metrics_file, self.run_id)
-        spec = self.read_spec()
+        rows, spec = read_lines(self.metrics_file, self.run_id)[0], self.read_spec()
         num_steps = spec.train.num_steps
         if self.finished and spec.weights is None and not _complete(rows, num_steps):
             raise ValueError(
@@ -145,7 +133,7 @@ class RunFolder:
 
     def last_row(self) -> Row | None:
         """Return the newest whole line of metrics.jsonl, for showing progress; reads the end of the file alone."""
-        with contextlib.suppress(OSError), open(self.metrics_file, "rb") as file:
+        with suppress(OSError), open(self.metrics_file, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
             texts = reversed(file.read().split(b"\n"))
             return next(filter(None, (read_line(text, self.run_id) for text in texts)), None)
@@ -153,11 +141,9 @@ class RunFolder:
 
     def truncate(self, step: int) -> bool:
         """Forget what was logged after `step`, because the run goes on from there. False where earlier steps are missing."""
-        rows = {path: read_lines(path, self.run_id)[0] for path in (self.metrics_file, self.anomalies_file) if path.exists()}
-        kept = {path: [row for row in rows[path] if row["step"] <= step] for path in rows}
-        for path in kept:
-            self._write(path, kept[path])
-        return _complete(kept.get(self.metrics_file, []), step)
+        for path in (path for path in (self.anomalies_file, self.metrics_file) if path.exists()):
+            self._write(path, [row for row in read_lines(path, self.run_id)[0] if row["step"] <= step])
+        return _complete(read_lines(self.metrics_file, self.run_id)[0], step)
 
     def read_starts(self) -> list[Row]:
         """Return every start: what results/provenance.py tells, `first_step`, `params`, `epochs`, and `end` with `exit_code`,
@@ -179,13 +165,11 @@ class RunFolder:
         path = self.evals / f"{eval_id}.parquet"
         if not path.is_file() or not self.spec_file.is_file():
             return f"there is no {path} or no {self.spec_file.name}"
-        fault = fault_of(path, run_id=self.run_id, scale=self.read_spec().scale, eval_id=eval_id)
-        if fault is not None:
+        if (fault := fault_of(path, run_id=self.run_id, scale=self.read_spec().scale, eval_id=eval_id)) is not None:
             return fault
         measured, own = read_meta(path).get("weights"), self.weights
-        if measured is not None and own is not None and measured != own:
-            return f"{path} was measured on weights {measured}; those of the run are {own}"
-        return None
+        differ = measured is not None and own is not None and measured != own
+        return f"{path} was measured on weights {measured}; those of the run are {own}" if differ else None
 
     def record(self) -> Row:
         """Return what results keep of a run: its spec, every start, and its training if that has ended (its weights may be

@@ -1,6 +1,11 @@
-"""Turn signals into a request that the loop honours at the next step: save, then leave with a code that says why."""
+"""Ways in which a training ends before its last step: signals and the wall clock, which the loop honours at the next step, and
+a watchdog for steps that have stopped coming. Exit codes say which."""
 
+import faulthandler
+import os
 import signal
+import sys
+import threading
 import time
 from types import FrameType
 
@@ -18,7 +23,7 @@ class StopRequest:
         self.exit_code: int | None = None
         self.reason = ""
         self._began = time.monotonic()
-        self._deadline = None if max_hours is None else self._began + 3600 * max_hours
+        self._limit_s = None if max_hours is None else 3600 * max_hours
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, self._on_signal)
 
@@ -35,6 +40,35 @@ class StopRequest:
 
     @property
     def requested(self) -> bool:
-        if self.exit_code is None and self._deadline is not None and time.monotonic() > self._deadline:
+        if self.exit_code is None and self._limit_s is not None and self.wall_s > self._limit_s:
             self.exit_code, self.reason = EXIT_REQUEUE, "the wall-clock limit"
         return self.exit_code is not None
+
+
+class Watchdog:
+    """Limit to the time between two steps (a hung collective, a dead peer). Call `alive()` once a step; after `minutes` without
+    a call it prints the stacks and exits with EXIT_REQUEUE."""
+
+    def __init__(self, minutes: float):
+        self._limit_s, self._done = 60 * minutes, threading.Event()
+
+    def __enter__(self) -> "Watchdog":
+        self.alive()
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._done.set()
+
+    def alive(self) -> None:
+        self._last = time.monotonic()
+
+    def _watch(self) -> None:
+        while not self._done.wait(min(self._limit_s / 10, 10)):
+            silent = time.monotonic() - self._last
+            if silent > self._limit_s:
+                ending = "stacks follow, then this process exits to be requeued"
+                print(f"no step finished for {silent:.0f} s; {ending}", file=sys.stderr)
+                faulthandler.dump_traceback(file=sys.stderr)
+                sys.stderr.flush()
+                os._exit(EXIT_REQUEUE)

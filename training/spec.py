@@ -22,7 +22,6 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 class TrainSpec:
     """Optimisation of one run; every length and interval is in tokens (paper, section 4 and Appendix B).
 
-    The learning rate rises linearly over `warmup_tokens` and falls along a cosine to 0 at `train_tokens`.
     `precision`: "bf16" is autocast with fp32 master weights. `grad_reduce`: dtype in which gradients are summed over
     processes (the released setup reduced in bf16).
     """
@@ -42,10 +41,9 @@ class TrainSpec:
 
     @model_validator(mode="after")
     def _check(self) -> "TrainSpec":
-        if self.batch_tokens % self.seq_len:
-            raise ValueError(f"batch_tokens {self.batch_tokens} is not a multiple of seq_len {self.seq_len}")
-        if self.train_tokens % self.batch_tokens:
-            raise ValueError(f"train_tokens {self.train_tokens} is not a multiple of batch_tokens {self.batch_tokens}")
+        for whole, part in (("batch_tokens", "seq_len"), ("train_tokens", "batch_tokens")):
+            if getattr(self, whole) % getattr(self, part):
+                raise ValueError(f"{whole} {getattr(self, whole)} is not a multiple of {part} {getattr(self, part)}")
         if self.warmup_tokens >= self.train_tokens:
             raise ValueError(f"warmup_tokens {self.warmup_tokens} must be below train_tokens {self.train_tokens}")
         return self
@@ -85,10 +83,8 @@ class RunSpec:
 
     @property
     def run_id(self) -> str:
-        """Return the first 10 hex digits of the SHA-256 of everything that changes the result.
-
-        Fields at their default are left out: a switch that is added later leaves the names of earlier runs as they are. So
-        a default is for ever, and what a scale decides is stated in full.
+        """Return the first 10 hex digits of the SHA-256 of everything that changes the result, fields at their default left
+        out: a switch that is added later renames no run. So a default is for ever, and a scale states in full what it decides.
         """
         identity = {
             "format": 2,
@@ -169,23 +165,22 @@ def fitted(
 def check_device(spec: RunSpec, device: str) -> None:
     """Raise ValueError where the run cannot be computed on `device` (cpu, cuda)."""
     if device.startswith("cuda") and spec.train.precision == "fp32" and spec.model.kind == "delta_net":
+        remedy = "use --device cpu, or leave the model out with --only"
         raise ValueError(
-            f"{spec.name} at {spec.scale} is trained in fp32, which fla's DeltaNet kernels refuse on a GPU: use --device cpu, "
-            "or leave the model out with --only"
+            f"{spec.name} at {spec.scale} is trained in fp32, which fla's DeltaNet kernels refuse on a GPU: {remedy}"
         )
 
 
 def micro_batch_size(spec: TrainSpec, world_size: int, micro_batch_tokens: int | None) -> int:
     """Return the sequences per forward pass. Raises ValueError where the batch does not divide evenly."""
-    if spec.batch_size % world_size:
-        raise ValueError(
-            f"a step has {spec.batch_size} sequences, which do not divide among {world_size} processes; "
-            f"use a number of processes that divides {spec.batch_size}"
-        )
-    share = spec.batch_size // world_size
+    size = spec.batch_size
+    if size % world_size:
+        reason = f"a step has {size} sequences, which do not divide among {world_size} processes"
+        raise ValueError(f"{reason}; use a number of processes that divides {size}")
+    share = size // world_size
     if micro_batch_tokens is None:
         return share
-    if micro_batch_tokens < 1 or micro_batch_tokens % spec.seq_len or share % (micro_batch_tokens // spec.seq_len):
+    if micro_batch_tokens % spec.seq_len or share % (micro_batch_tokens // spec.seq_len):
         raise ValueError(
             f"micro_batch_tokens {micro_batch_tokens} must be a multiple of seq_len {spec.seq_len} that divides the "
             f"{share * spec.seq_len} tokens of each process"

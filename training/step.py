@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -10,13 +10,47 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from data.prefetch import Prefetcher
+from models.causal_lm import CausalLM
 from models.loss import TokenLoss
 from training.distributed import DTYPES, World, gradient_sync, layers_of, spread
-from training.guard import Guard
 from training.optimizer import allocate_state, build_optimizer
 from training.spec import Execution, TrainSpec, micro_batch_size
 
 Batch = tuple[Tensor, Tensor]
+APPLIED, NOT_FINITE, SPIKE = 0, 1, 2
+KINDS = {NOT_FINITE: "not finite", SPIKE: "spike"}
+WARM_STEPS = 100
+"""Steps over which the running mean of the gradient norm is formed before a spike can be told from the start."""
+MEASUREMENTS = 64
+"""How often a training measures what its model asks for."""
+
+
+class Guard:
+    """Judge of each step by its loss and gradient norm, with a running mean of the norms of applied steps: steps that are not
+    finite, or a spike, must not be applied. Decided on the device, so that nothing waits for the host.
+
+    `spike_factor`: a gradient norm above this multiple of the mean is a spike; None takes none for one.
+    """
+
+    def __init__(self, spike_factor: float | None, world: World):
+        self._factor = spike_factor
+        self.mean_norm, self.steps_seen = (torch.zeros((), device=world.device) for _ in range(2))
+
+    def state(self) -> dict[str, Tensor]:
+        return {"guard.mean_norm": self.mean_norm, "guard.steps_seen": self.steps_seen}
+
+    def judge(self, loss: Tensor, grad_norm: Tensor) -> Tensor:
+        """Return APPLIED, NOT_FINITE or SPIKE as a float tensor; updates the running mean."""
+        finite = torch.isfinite(loss) & torch.isfinite(grad_norm)
+        spike = torch.zeros_like(finite)
+        if self._factor is not None:
+            spike = finite & (self.steps_seen >= WARM_STEPS) & (grad_norm > self._factor * self.mean_norm)
+        applied = finite & ~spike
+        self.steps_seen += applied
+        weight = 1 / self.steps_seen.clamp(1, WARM_STEPS)
+        updated = self.mean_norm + weight * (torch.nan_to_num(grad_norm) - self.mean_norm)
+        self.mean_norm.copy_(torch.where(applied, updated, self.mean_norm))
+        return torch.where(finite, torch.where(spike, float(SPIKE), float(APPLIED)), float(NOT_FINITE))
 
 
 @dataclass
@@ -70,11 +104,8 @@ class Stepper:
 
 
 def build_stepper(model: nn.Module, spec: TrainSpec, execution: Execution, world: World) -> Stepper:
-    """Return the step of a training of `model`: moved to its device, compiled, spread and optimised as the run has it.
-
-    Trainings and the throughput of Table 6 take it from here. Raises ValueError where the
-    micro-batches do not divide the step.
-    """
+    """Return the step of a training of `model` (also of Table 6's throughput): moved to its device, compiled, spread and
+    optimised as the run has it. Raises ValueError where the micro-batches do not divide the step."""
     micro_batch = micro_batch_size(spec, world.size, execution.micro_batch_tokens)
     if execution.activation_checkpointing:
         model.gradient_checkpointing_enable()  # type: ignore[operator]
@@ -89,6 +120,29 @@ def build_stepper(model: nn.Module, spec: TrainSpec, execution: Execution, world
     optimizer = build_optimizer(token_loss, spec)
     allocate_state(optimizer)
     return Stepper(wrapped, optimizer, Guard(execution.spike_factor, world), spec, world, micro_batch)
+
+
+class Meter:
+    """Measure what the model's spec names (`measured`) on the first sequence of a step, a mean over layers.
+
+    Costs a forward pass of that sequence, and nothing for models that name nothing.
+    """
+
+    def __init__(self, model: CausalLM, stepper: Stepper, compiled: bool):
+        self.names = model.config.to_spec().measured
+        self._backbone, self._stepper, self._compiled = model.model, stepper, compiled
+        self._every = max(1, stepper.spec.num_steps // MEASUREMENTS)
+
+    def values(self, step: int, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Return one value per name, on the device; NaN between the measurements. Every process must ask, as sharded weights
+        are gathered."""
+        if not self.names or step % self._every:
+            return torch.full((len(self.names),), torch.nan, device=inputs_BT.device)
+        # A compiled layer does not look at hooks.
+        eager = torch.compiler.set_stance("force_eager") if self._compiled else nullcontext()  # type: ignore[attr-defined]
+        with torch.no_grad(), self._stepper.autocast(), self._backbone.measuring() as found, eager:
+            self._stepper.token_loss(inputs_BT[:1], targets_BT[:1])
+        return torch.stack([torch.stack(found[name]).mean() for name in self.names])
 
 
 @contextmanager

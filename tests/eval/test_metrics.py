@@ -32,7 +32,7 @@ from eval.shell.partial import Partial
 from eval.throughput import measure as throughput
 from eval.throughput.spec import Spec as TimingSpec
 from models.build import build_model
-from training.metrics import Speed
+from training.journal import Speed
 
 
 @pytest.mark.parametrize(("prediction", "expected", "exact", "fuzzy", "score"), [
@@ -229,7 +229,7 @@ def test_times_of_attention():
 
 def test_a_trainings_speed_is_of_its_last_steps(monkeypatch):
     clock = iter([0.0, 1.0, 3.0, 10.0, 14.0, 16.0])
-    monkeypatch.setattr("training.metrics.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("training.journal.time.perf_counter", lambda: next(clock))
     speed = Speed(100, window=2)
     assert speed.tick() == 100.0 and speed.tick() == 200 / 3
     speed.resume()  # at 10: what came between is no step's time

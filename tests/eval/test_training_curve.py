@@ -9,7 +9,7 @@ import pytest
 from eval.__main__ import main as eval_main
 from eval.training_curve import spec as training_curve
 from results.store import read_rows
-from training.metrics import MetricsWriter
+from training.journal import MetricsWriter
 
 SPEC = training_curve.Spec()
 

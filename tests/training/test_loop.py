@@ -21,13 +21,12 @@ from models.loss import TokenLoss
 from models.spec import ForgettingTransformerSpec
 from tests.training.runs import Outcome, anomalies, assert_same_run, grad_norms, losses, weights
 from training.distributed import World
-from training.guard import WARM_STEPS, Guard
 from training.loop import train
 from training.progress import numbers
 from training.run_folder import RunFolder
 from training.signals import EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_REQUEUE
 from training.spec import Execution, RunSpec, TrainSpec
-from training.step import Stepper
+from training.step import WARM_STEPS, Guard, Stepper
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.schedule import learning_rate
+from training.optimizer import learning_rate
 from training.spec import TrainSpec
 
 PAPER = TrainSpec(seq_len=16384, batch_tokens=2**19, train_tokens=45 * 2**30, warmup_tokens=256 * 2**20, peak_lr=2e-3)

@@ -10,10 +10,9 @@ from torch import nn
 
 from tests.training.runs import losses
 from training.distributed import World
-from training.guard import NOT_FINITE, SPIKE, WARM_STEPS, Guard
 from training.signals import EXIT_FINISHED
 from training.spec import TrainSpec
-from training.step import Stepper
+from training.step import NOT_FINITE, SPIKE, WARM_STEPS, Guard, Stepper
 
 
 class Squares(nn.Module):
