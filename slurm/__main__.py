@@ -14,9 +14,8 @@ from tyro.conf import OmitArgPrefixes, Positional
 from experiments import restarts
 from experiments.request import Request
 from slurm import client
-from slurm.job import Submission
-from slurm.records import adopt, read_submissions, users
-from slurm.status import OPEN, JobState, job_states, now, rows, summary, table, wide
+from slurm.job import Submission, adopt, read_submissions, users
+from slurm.status import ENDS, OPEN, JobState, job_states, now, rows, summary, table, wide
 from training.command_line import guarded, parse
 
 
@@ -40,34 +39,25 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Submitted:
-    """Runs folder, cluster and results of what was submitted."""
+class Asked:
+    """Names of runs and where they lie."""
 
     runs_dir: Path = Path("runs")
     """Run folders."""
     scale: str | None = None
     """Only this scale; default: all that were submitted."""
+    names: Positional[tuple[str, ...]] = ()
+    """Parts of the names of runs, corpora or artefacts; default: all."""
 
     def submissions(self) -> list[Submission]:
         """Everything submitted from the runs folder. ValueError where nothing was."""
         client.require_slurm()
-        folders = sorted(self.runs_dir.glob("*/plans/submissions"))
-        folders = [folder for folder in folders if self.scale in (None, folder.parts[-3])]
+        folders = [path for path in sorted(self.runs_dir.glob("*/plans/submissions")) if self.scale in (None, path.parts[-3])]
         found = [submission for folder in folders for submission in read_submissions(folder)]
         if not found:
-            raise ValueError(
-                f"nothing was submitted from {self.runs_dir / (self.scale or '')}; "
-                "`python -m slurm run` submits, --runs-dir says where the runs are."
-            )
+            remedy = "`python -m slurm run` submits, --runs-dir says where the runs are"
+            raise ValueError(f"nothing was submitted from {self.runs_dir / (self.scale or '')}; {remedy}.")
         return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked(Submitted):
-    """Names of runs and where they lie."""
-
-    names: Positional[tuple[str, ...]] = ()
-    """Parts of the names of runs, corpora or artefacts; default: all."""
 
     def look(self) -> tuple[list[list[JobState]], set[str], set[str]]:
         """The jobs of each run together, of those that were asked for; SLURM's ids of all that they have in the queue; and ids
@@ -77,12 +67,12 @@ class Asked(Submitted):
         queue = client.queue(others)
         surplus = adopt(submissions, queue)
         found = rows(job_states(submissions, queue, client.unseen(others, queue)))
+        known = {members[0].job.about for members in found}
         for name in self.names:
-            if not any(name in members[0].job.about for members in found):
-                known = sorted({members[0].job.about for members in found})
-                raise ValueError(f"{name}: no such run was submitted; there are {', '.join(known[:20])}.")
-        chosen = [members for members in found if not self.names or any(name in members[0].job.about for name in self.names)]
-        about = {state.job.about for members in chosen for state in members}
+            if not any(name in each for each in known):
+                raise ValueError(f"{name}: no such run was submitted; there are {', '.join(sorted(known)[:20])}.")
+        about = {each for each in known if not self.names or any(name in each for name in self.names)}
+        chosen = [members for members in found if members[0].job.about in about]
         active = {job_id for submission in submissions for key, job_id in submission.job_ids().items()
                   if job_id in queue and queue[job_id].active and submission.jobs[key].about in about}  # fmt: skip
         return chosen, active, surplus
@@ -97,13 +87,13 @@ class Status(Asked):
     cancelled, lost."""
 
     def chosen(self) -> tuple[list[list[JobState]], set[str]]:
-        wanted = self.state.split(",") if self.state is not None else None
-        known = ("done", "failed", "cancelled", "lost", *OPEN)
-        for state in wanted or ():
+        known = (*ENDS, *OPEN)
+        wanted = self.state.split(",") if self.state is not None else known
+        for state in wanted:
             if state not in known:
                 raise ValueError(f"--state {state}: choose from {', '.join(known)}.")
         found, _, surplus = self.look()
-        return [members for members in found if wanted is None or now(members).state in wanted], surplus
+        return [members for members in found if now(members).state in wanted], surplus
 
     def run(self, console: Console) -> int:
         found, surplus = self.chosen()
@@ -129,10 +119,9 @@ class Watch(Status):
                 time.sleep(self.every)
                 try:
                     found, _ = self.chosen()
+                    live.update(_shown(found), refresh=True)
                 except ValueError as error:  # the controller may be down for a while
                     live.update(str(error), refresh=True)
-                    continue
-                live.update(_shown(found), refresh=True)
         return _exit_code(found)
 
 

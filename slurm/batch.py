@@ -25,10 +25,12 @@ def script(submission: Submission, entry: int, cluster: Cluster, code: Path, thr
     settings, python = cluster.settings(batch.kind), task_python(cluster)
     options = _merged(_sbatch_options(submission, entry, cluster, throttle), settings.sbatch)
     srun = _merged({"export": "ALL", "kill-on-bad-exit": 1}, settings.srun)  # else tasks would wait for a dead one
+    environment = {**({"OMP_NUM_THREADS": "1"} if cluster.device == "cpu" else {}), **cluster.environment}
     values = {
         "OPTIONS": [f"#SBATCH {_option(*item)}" for item in options.items()],
         "TASKS": [f"#   {'' if batch.single else f'{at:<4}'}{submission.jobs[key].name}" for at, key in batch.keys.items()],
-        "SETUP": [*_setup(cluster), *_environment(cluster)],
+        "SETUP": [f"{line}\n[ $? -eq 0 ] || stop {shlex.quote('setup failed: ' + line)}" for line in cluster.setup]
+                 + [f"export {name}={shlex.quote(value)}" for name, value in environment.items()],
         "COMMAND": [" ".join(["srun", *(_option(*item) for item in srun.items()), *filter(None, [cluster.container]), python])],
         "RECORD": [shlex.quote(str(submission.path))],
         "ENTRY": [str(entry)],
@@ -38,7 +40,7 @@ def script(submission: Submission, entry: int, cluster: Cluster, code: Path, thr
         "SHOWN_PYTHON": ["of the container" if cluster.container else f"$(command -v {python})"],
         "SIGNAL_S": [str(cluster.signal_seconds)],
         "PATIENCE_S": [str(cluster.signal_seconds - min(LEAVE_S, cluster.signal_seconds // 3))],
-    }
+    }  # fmt: skip
     text = TEMPLATE.read_text()
     for name, lines in values.items():
         text = text.replace(f"@{name}@" + ("" if lines else "\n"), "\n".join(lines))
@@ -47,9 +49,7 @@ def script(submission: Submission, entry: int, cluster: Cluster, code: Path, thr
 
 def task_python(cluster: Cluster) -> str:
     """The python of the tasks: the cluster file's, or what `setup` or the container brings, or else the submitting one."""
-    if cluster.python is not None:
-        return cluster.python
-    return "python3" if cluster.setup or cluster.container else shlex.quote(sys.executable)
+    return cluster.python or ("python3" if cluster.setup or cluster.container else shlex.quote(sys.executable))
 
 
 def _sbatch_options(submission: Submission, entry: int, cluster: Cluster, throttle: int | None) -> dict[str, Any]:
@@ -59,10 +59,7 @@ def _sbatch_options(submission: Submission, entry: int, cluster: Cluster, thrott
     options: dict[str, Any] = {
         "job-name": submission.job_name(entry),
         "comment": submission.comment(entry),
-        "partition": settings.partition,
-        "account": settings.account,
-        "qos": settings.qos,
-        "constraint": settings.constraint,
+        **{name: getattr(settings, name) for name in ("partition", "account", "qos", "constraint")},
         "array": None if batch.single else _array(list(batch.keys), throttle),
         "dependency": batch.dependency,
         "kill-on-invalid-dep": "yes" if batch.dependency else None,
@@ -84,10 +81,8 @@ def _sbatch_options(submission: Submission, entry: int, cluster: Cluster, thrott
 
 
 def _memory(gb_per_task: float | None, tasks: int) -> str | None:
-    if gb_per_task is None:
-        return None
-    mb = int(1024 * gb_per_task * tasks)
-    return f"{mb}M" if mb % 1024 else f"{mb // 1024}G"
+    mb = int(1024 * (gb_per_task or 0) * tasks)
+    return None if gb_per_task is None else f"{mb}M" if mb % 1024 else f"{mb // 1024}G"
 
 
 def _hours(minutes: int) -> str:
@@ -95,41 +90,26 @@ def _hours(minutes: int) -> str:
 
 
 def _gpus(count: int, settings: KindSettings, cluster: Cluster) -> dict[str, str]:
-    if not count:
-        return {}
     typed = f"{settings.gpu_type}:{count}" if settings.gpu_type else str(count)
-    return {"gres": f"gpu:{typed}"} if cluster.gpu_option == "gres" else {"gpus-per-node": typed}
+    named = {"gres": f"gpu:{typed}"} if cluster.gpu_option == "gres" else {"gpus-per-node": typed}
+    return named if count else {}
 
 
 def _array(indices: list[int], throttle: int | None) -> str:
     """0-6, or 3,7-9: with the throttle's %4."""
-    text = spans(indices)
-    return f"{text}%{throttle}" if throttle is not None and throttle < len(indices) else text
+    return spans(indices) + (f"%{throttle}" if throttle is not None and throttle < len(indices) else "")
 
 
 def _merged(ours: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """Each option once, the cluster file's winning over ours; another way to ask for memory or GPUs replaces ours, too."""
-    dropped = {name for name, value in given.items() if value is False}
-    for alike in (MEMORY, GPUS):
-        dropped |= alike if alike & given.keys() else set()
-    if "gpu" in str(given.get("gres", "")):
-        dropped |= GPUS
-    if GPUS & given.keys():
-        dropped |= {"gres"} if "gres" not in given else set()
-    if "gres" in ours.keys() & given.keys() and "gpu" not in str(given["gres"]):
-        given = {**given, "gres": f"{ours['gres']},{given['gres']}"}
+    gres = str(given.get("gres") or "")
+    dropped = {name for alike in (MEMORY, GPUS) for name in alike if alike & given.keys()}
+    dropped |= GPUS if "gpu" in gres else {"gres"} if GPUS & given.keys() and not gres else set()
+    if "gres" in ours and gres and "gpu" not in gres:
+        given = {**given, "gres": f"{ours['gres']},{gres}"}
     merged = {name: value for name, value in ours.items() if name not in dropped} | given
     return {name: value for name, value in merged.items() if value is not False}
 
 
 def _option(name: str, value: Any) -> str:
     return f"--{name}" if value is True else f"--{name}={shlex.quote(str(value))}"
-
-
-def _environment(cluster: Cluster) -> list[str]:
-    own = {"OMP_NUM_THREADS": "1"} if cluster.device == "cpu" else {}
-    return [f"export {name}={shlex.quote(value)}" for name, value in {**own, **cluster.environment}.items()]
-
-
-def _setup(cluster: Cluster) -> list[str]:
-    return [part for line in cluster.setup for part in (line, f"[ $? -eq 0 ] || stop {shlex.quote('setup failed: ' + line)}")]

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,16 +23,15 @@ from submitit.helpers import DelayedSubmission, TorchDistributedEnvironment
 
 from experiments import restarts
 from experiments.execute import fetch
-from experiments.graph import Task, tasks, write_draw_specs
+from experiments.graph import tasks, write_draw_specs
 from experiments.local import PROCESS_GROUP
 from experiments.plan import make_plan, write_specs
 from experiments.request import Request
-from slurm.cluster import UNNAMED
+from slurm.cluster import KINDS, UNNAMED
 from slurm.submit import whole_paths
 from training.processor import equal_bits
 
 ROOT = Path(__file__).parent.parent
-STAGES = ("prepare", "train", "evaluate", "time", "draw")
 POLL_S = 0.2
 
 
@@ -72,9 +72,11 @@ class Submittable:
 
     def _run(self) -> int:
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", self.module, *self.args]
         with open(self.log, "a") as log:
-            process = subprocess.Popen([sys.executable, "-m", self.module, *self.args], cwd=self.cwd, env=self._environment(),
-                                       stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # fmt: skip
+            process = subprocess.Popen(
+                command, cwd=self.cwd, env=self._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
         self._pid = process.pid
         try:
             # Nothing is reaped here, so that `checkpoint`, which may interrupt this anywhere, finds the process.
@@ -108,9 +110,8 @@ def stages(request: Request, *, processes: int = 1, machine: str = UNNAMED) -> l
     write_specs(plan)
     write_draw_specs(plan)
     found = tasks(plan, processes=processes)
-    stages = ([_submittable(task, whole.device) for task in found if task.kind == kind] for kind in STAGES)
-    return [stage for stage in stages if stage]
-
-
-def _submittable(task: Task, device: str) -> Submittable:
-    return Submittable(task.name, task.module, task.args, task.folder, task.log, task.journal, Path.cwd(), device)
+    made: defaultdict[str, list[Submittable]] = defaultdict(list)
+    for task in found:
+        how = (task.name, task.module, task.args, task.folder, task.log, task.journal)
+        made[task.kind].append(Submittable(*how, Path.cwd(), whole.device))
+    return [made[kind] for kind in KINDS if kind in made]

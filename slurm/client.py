@@ -88,15 +88,8 @@ def require_slurm() -> None:
     """ValueError where SLURM's commands are missing."""
     missing = [name for name in COMMANDS if shutil.which(name) is None]
     if missing:
-        raise ValueError(
-            f"{', '.join(missing)} not found: SLURM's commands are needed; run this on the cluster's login node, "
-            "or look at the plan with --dry-run."
-        )
-
-
-def foreign_settings() -> list[str]:
-    """Variables of this shell that would beat the options of a batch script; jobs are submitted without them."""
-    return sorted(name for name in os.environ if name.startswith("SBATCH_"))
+        remedy = "run this on the cluster's login node, or look at the plan with --dry-run"
+        raise ValueError(f"{', '.join(missing)} not found: SLURM's commands are needed; {remedy}.")
 
 
 def sbatch(script: str) -> str:
@@ -107,10 +100,8 @@ def sbatch(script: str) -> str:
         return found[-1]
     said = [line.strip() for line in result.stderr.splitlines() if line.strip()]
     errors = [line for line in said if line.startswith("sbatch: error:")] or said[-1:]
-    text = (
-        "; ".join(line.replace("sbatch: error: ", "").rstrip(".") for line in errors)
-        or f"exit code {result.returncode}, {last_line(result.stdout)!r}"
-    )
+    text = "; ".join(line.replace("sbatch: error: ", "").rstrip(".") for line in errors)
+    text = text or f"exit code {result.returncode}, {last_line(result.stdout)!r}"
     if _LASTING.search(text):
         raise Refused(text)
     for words, error in ((_NO_ARRAYS, NoArrays), (_LIMITS, TooMany), (_UNREACHABLE, ForNow), (_FOR_GOOD, Refused)):
@@ -120,10 +111,8 @@ def sbatch(script: str) -> str:
 
 
 def queue(users: Iterable[str] = ()) -> dict[str, QueuedJob]:
-    """All jobs of this user, and of `users`, that the controller remembers, finished ones included, by id.
-
-    ValueError if it does not answer.
-    """
+    """All jobs of this user, and of `users`, that the controller remembers, finished ones included, by id. ValueError if it
+    does not answer."""
     whose = ["--me"] if not users else ["--user", ",".join(sorted({*users, me()}))]
     result = _run("squeue", *whose, "--noheader", "--array", "--states=all", "--format=%i|%T|%r|%N|%u|%j|%k")
     if result.returncode:
@@ -141,12 +130,11 @@ def unseen(users: Iterable[str], queue: dict[str, QueuedJob]) -> set[str]:
 
 def without_grace(partitions: set[str | None]) -> list[str]:
     """Names of those `partitions` (None: the default one) whose preempted jobs are cancelled, with KillWait to save in."""
-    lines = _run("scontrol", "show", "partition", "--oneliner").stdout.splitlines()
-    found = [_told(line) for line in lines]
-    names = {part["PartitionName"] for part in found if part.get("Default") == "YES" and None in partitions}
-    names |= {name for some in partitions for name in (some or "").split(",")}
+    names = {name for some in partitions for name in (some or "").split(",")}  # "": the default one
+    found = [_told(line) for line in _run("scontrol", "show", "partition", "--oneliner").stdout.splitlines()]
     killed = [part for part in found if part.get("PreemptMode") == "CANCEL" and part.get("GraceTime") == "0"]
-    return [part["PartitionName"] for part in killed if part["PartitionName"] in names]
+    ours = [part for part in killed if part["PartitionName"] in names or ("" in names and part.get("Default") == "YES")]
+    return [part["PartitionName"] for part in ours]
 
 
 def accounted(job_ids: Iterable[str]) -> dict[str, str]:
@@ -168,16 +156,10 @@ def me() -> str:
         return str(os.geteuid())
 
 
-def own_job_id() -> str:
-    """Inside a job: its id, in the form that means one task of an array rather than all of it."""
-    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"]
-
-
 def state(job_id: str) -> str:
     """State of one job; waits for a controller that is down. PREEMPTED also while it is being cancelled for that; UNKNOWN where
     there is none to tell."""
-    said = _told(_patiently(WAIT_S, "scontrol", "show", "job", "--oneliner", job_id).stdout)
+    said = _shown(job_id)
     if said.get("StartTime", "") <= said.get("PreemptTime", "") < "None":  # dates, of this start
         return "PREEMPTED"
     return said.get("JobState", "UNKNOWN")
@@ -192,7 +174,7 @@ def requeue(job_id: str) -> str | None:
 def without(job_id: str, node: str, needed: int) -> str | None:
     """The nodes that a job is to avoid when it starts again: `node`, and what it avoids already. None where fewer than the
     `needed` would be left of those of the same make in its partition."""
-    before = _told(_patiently(WAIT_S, "scontrol", "show", "job", "--oneliner", job_id).stdout).get("ExcNodeList", "(null)")
+    before = _shown(job_id).get("ExcNodeList", "(null)")
     excluded = {node, *(() if before == "(null)" else _run("scontrol", "show", "hostnames", before).stdout.split())}
     partition = os.environ.get("SLURM_JOB_PARTITION", "")
     listed = _run("sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N %T %c %m %G").stdout
@@ -204,6 +186,10 @@ def without(job_id: str, node: str, needed: int) -> str | None:
 def avoid(job_id: str, nodes: str) -> bool:
     """Keep a job from nodes when it starts again; SLURM takes that only when it has been requeued."""
     return not _run("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={nodes}").returncode
+
+
+def _shown(job_id: str) -> dict[str, str]:
+    return _told(_patiently(WAIT_S, "scontrol", "show", "job", "--oneliner", job_id).stdout)
 
 
 def _told(text: str) -> dict[str, str]:
@@ -241,8 +227,7 @@ def spans(indices: Iterable[int]) -> str:
 
 
 def last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    return text.strip().rpartition("\n")[2].strip()
 
 
 def _patiently(patience_s: float, *command: str) -> subprocess.CompletedProcess[str]:
@@ -260,7 +245,6 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name in KEPT or not name.startswith(foreign)}
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, "", f"{command[0]} timed out")
-    except OSError as error:
-        return subprocess.CompletedProcess(command, 1, "", f"{command[0]}: {error.strerror}")
+    except (subprocess.TimeoutExpired, OSError) as error:
+        said = f": {error.strerror}" if isinstance(error, OSError) else " timed out"
+        return subprocess.CompletedProcess(command, 1, "", command[0] + said)

@@ -35,13 +35,13 @@ Variable = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
 def _long_names(options: dict[str, Any]) -> dict[str, Any]:
     """Names as sbatch and srun have them: mail_type becomes mail-type."""
     found = {name.replace("_", "-"): value for name, value in options.items()}
-    for name in found:
+    for name, value in found.items():
         if not re.fullmatch("[a-z][a-z0-9-]+", name):
             raise ValueError(f"{name!r} is no long option; write it without dashes in front, such as mail-type")
         if name in OURS:
             raise ValueError(f"{name} is what holds the graph together and cannot be set")
-        if "\n" in str(found[name]):
-            raise ValueError(f"{name} {found[name]!r} has a line break, which an #SBATCH line cannot hold")
+        if "\n" in str(value):
+            raise ValueError(f"{name} {value!r} has a line break, which an #SBATCH line cannot hold")
         if name == "clusters":
             raise ValueError("clusters is for every command of SLURM's: export SLURM_CLUSTERS=NAME in your shell instead")
     return found
@@ -125,16 +125,15 @@ class Cluster(Settings):
         if train.tasks % train.nodes:
             raise ValueError(f"train.tasks {train.tasks} is not a multiple of train.nodes {train.nodes}")
         for kind in KINDS:
-            gpus = self._of(kind).gpus or 0
+            gpus = getattr(self, kind).gpus or 0
             if gpus and not per_node:
                 raise ValueError(f"{kind}.gpus {gpus} on a cluster with gpus_per_node 0")
             if gpus > per_node and (kind != "train" or gpus % per_node):
-                rule = f"not a multiple of gpus_per_node {per_node}" if kind == "train" else f"above gpus_per_node {per_node}"
-                raise ValueError(f"{kind}.gpus {gpus} is {rule}")
-            if self.hours(kind) * 3600 <= self.signal_seconds:
-                raise ValueError(
-                    f"time_limit_hours {self.hours(kind):g} of {kind} is no longer than signal_seconds {self.signal_seconds}"
-                )
+                rule = "not a multiple of" if kind == "train" else "above"
+                raise ValueError(f"{kind}.gpus {gpus} is {rule} gpus_per_node {per_node}")
+            hours, seconds = self.hours(kind), self.signal_seconds
+            if hours * 3600 <= seconds:
+                raise ValueError(f"time_limit_hours {hours:g} of {kind} is no longer than signal_seconds {seconds}")
             if {"comment", "job-name"} <= self.settings(kind).sbatch.keys():
                 raise ValueError("sbatch sets both comment and job-name: one of them must be left to tell our jobs by")
         return self
@@ -143,28 +142,21 @@ class Cluster(Settings):
     def device(self) -> Literal["cpu", "cuda"]:
         return "cuda" if self.gpus_per_node else "cpu"
 
-    def _of(self, kind: str) -> KindSettings:
-        return getattr(self, kind)
-
     def hours(self, kind: str) -> float:
         """The longest a job of this kind may ask for."""
         assert self.time_limit_hours is not None
-        own = self._of(kind).time_limit_hours
+        own = getattr(self, kind).time_limit_hours
         return own if own is not None else min(HOURS.get(kind, self.time_limit_hours), self.time_limit_hours)
 
     def settings(self, kind: str) -> KindSettings:
         """Return what holds for jobs of this kind: its own table over what is said for all. Timings are evaluations where they
         have no table of their own."""
-        base = self.settings("evaluate") if kind == "time" else self
-        own = self._of(kind)
-        given = {item.name: getattr(own, item.name) for item in fields(own)}
-        merged: dict[str, Any] = {
-            item.name: {**getattr(base, item.name), **given[item.name]} if item.name in ("sbatch", "srun")
-            else getattr(base, item.name) if given[item.name] is None else given[item.name]
-            for item in fields(Settings)
-        }  # fmt: skip
-        gpus = given["gpus"] if given["gpus"] is not None else getattr(base, "gpus", None)
-        return replace(own, **{**merged, "gpus": gpus, "time_limit_hours": self.hours(kind)})
+        base, own = self.settings("evaluate") if kind == "time" else self, getattr(self, kind)
+        merged: dict[str, Any] = {}
+        for name in (item.name for item in fields(KindSettings)):
+            given, general = getattr(own, name), getattr(base, name, None)
+            merged[name] = {**general, **given} if isinstance(general, dict) else general if given is None else given
+        return replace(own, **{**merged, "time_limit_hours": self.hours(kind)})
 
 
 CLUSTER: TypeAdapter[Cluster] = TypeAdapter(Cluster)
@@ -175,20 +167,19 @@ def read_cluster(path: Path) -> Cluster:
     wrong."""
     try:
         values = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise ValueError(f"--cluster {path}: no such file; slurm/clusters has some to copy and edit.") from None
-    except OSError as error:
-        raise ValueError(f"--cluster {path}: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"--cluster {path} is not TOML: {error}.") from None
-    if isinstance(values.get("scratch"), str):
-        values["scratch"] = os.path.expandvars(os.path.expanduser(values["scratch"]))
-        if "$" in values["scratch"]:
-            raise ValueError(f"--cluster {path}: scratch: {values['scratch']} names a variable that is not set in this shell.")
-    try:
+        if isinstance(scratch := values.get("scratch"), str):
+            values["scratch"] = scratch = os.path.expandvars(os.path.expanduser(scratch))
+            if "$" in scratch:
+                raise ValueError(f"--cluster {path}: scratch: {scratch} names a variable that is not set in this shell.")
         cluster = CLUSTER.validate_json(json.dumps(values, default=str))
+    except OSError as error:
+        missing = "no such file; slurm/clusters has some to copy and edit"
+        said = missing if isinstance(error, FileNotFoundError) else error.strerror
+        raise ValueError(f"--cluster {path}: {said}.") from None
     except ValidationError as error:
         raise ValueError(f"--cluster {path}: {_mistake(error)}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"--cluster {path} is not TOML: {error}.") from None
     return replace(cluster, scratch=cluster.scratch.absolute())
 
 
@@ -196,11 +187,9 @@ def _mistake(error: ValidationError) -> str:
     """The first thing that is wrong: where, what, and what was given."""
     first = error.errors()[0]
     places = [str(part) for part in first["loc"] if part not in ("Cluster", "str", "bool", "int", "float", "[key]")]
-    where, message = ".".join(places), first["msg"].removeprefix("Value error, ")
+    where, value = ".".join(places), first["input"]
     if first["type"] == "unexpected_keyword_argument":
-        table = Cluster.__dataclass_fields__ if len(places) == 1 else \
-            TrainSettings.__dataclass_fields__ if places[0] == "train" else KindSettings.__dataclass_fields__  # fmt: skip
-        return f"{where}: no such key; the keys are {', '.join(table)}"
-    value = first["input"]
+        table = Cluster if len(places) == 1 else TrainSettings if places[0] == "train" else KindSettings
+        return f"{where}: no such key; the keys are {', '.join(item.name for item in fields(table))}"
     given = f" (given: {value!r})" if where and isinstance(value, str | int | float | bool) else ""
-    return f"{where + ': ' if where else ''}{message}{given}"
+    return f"{where}: {first['msg'].removeprefix('Value error, ')}{given}".removeprefix(": ")

@@ -7,6 +7,7 @@ By the rule of experiments/restarts.py, counting also starts that never got as f
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -39,10 +40,14 @@ class Start:
     def own(cls, record: Path, entry: int) -> Start:
         """Find the start that this process belongs to, in the record of its submission."""
         submission = Submission.read(record)
-        batch, job_id = submission.batches[entry], client.own_job_id()
-        job = submission.jobs[batch.keys[0 if batch.single else int(os.environ["SLURM_ARRAY_TASK_ID"])]]
-        restart = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
-        log = Path(f"{batch.logs}{job_id}.log")
+        batch, array, task = (
+            submission.batches[entry],
+            os.environ.get("SLURM_ARRAY_JOB_ID"),
+            os.environ.get("SLURM_ARRAY_TASK_ID"),
+        )
+        job_id = f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"]  # of one task rather than of all
+        job = submission.jobs[batch.keys[0 if batch.single else int(task or "")]]
+        restart, log = int(os.environ.get("SLURM_RESTART_COUNT") or 0), Path(f"{batch.logs}{job_id}.log")
         surplus = batch.id not in (None, job_id.split("_")[0])
         return cls(job_id, restart, job, log, submission.max_restarts, submission.withdrawn or surplus)
 
@@ -76,17 +81,15 @@ def note_start(start: Start, mark: str) -> None:
 
 def ended(start: Start, code: int, state: str) -> tuple[str, str]:
     """Note a job's end in its journal and return what becomes of it: (action, why)."""
-    events = restarts.read(start.job.journal)
-    begun = any(
-        (event["event"], event.get("job"), event.get("restart")) == ("start", start.id, start.restart) for event in events
-    )
+    this = {"event": "start", "job": start.id, "restart": start.restart}
+    begun = any(this.items() <= event.items() for event in restarts.read(start.job.journal))
     if not begun:
         note_start(start, NEVER_BEGAN)
     mark = restarts.progress_mark(start.job.folder)
     action, reason = decide(code, state, fruitless_starts(start, mark), start.max_restarts, begun)
     if action == "failed" or (action == "again" and not begun):
         words = restarts.last_words(start.job.log if begun else start.shell_log)
-        reason = ": ".join(part for part in (reason, "" if begun else NEVER_BEGAN, words) if part)
+        reason = ": ".join(filter(None, (reason, "" if begun else NEVER_BEGAN, words)))
     # Written before the job is started again, which kills this very script.
     note(start, "end", mark, code=code, action=action, reason=reason)
     return action, reason
@@ -94,14 +97,12 @@ def ended(start: Start, code: int, state: str) -> tuple[str, str]:
 
 def broken_node(start: Start) -> str | None:
     """Return where a crash began: the first node that srun names, or else a job's only one."""
-    try:
-        text = start.shell_log.read_text(errors="replace").rpartition("--- job ")[2]
-    except OSError:
-        text = ""
-    named = re.search(r"^srun: error: ([\w.-]+): tasks? ", text, re.M)
-    if named:
-        return named[1]
-    return os.environ.get("SLURMD_NODENAME") if start.job.resources.nodes == 1 else None
+    text = ""
+    with contextlib.suppress(OSError):
+        text = start.shell_log.read_text(errors="replace")
+    named = re.search(r"^srun: error: ([\w.-]+): tasks? ", text.rpartition("--- job ")[2], re.M)
+    only = os.environ.get("SLURMD_NODENAME") if start.job.resources.nodes == 1 else None
+    return named[1] if named else only
 
 
 def main() -> int:

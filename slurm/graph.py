@@ -1,19 +1,24 @@
-"""The tasks of a plan (experiments/graph.py) as jobs, and which of them are one array.
+"""The tasks of a plan (experiments/graph.py) as jobs: what each asks for, and which of them are one array.
 
 prepare -> train -> evaluate -> draw        afterok, and afterok task by task between two arrays (aftercorr)
            time  -----------------^         a drawing waits for its own evaluations only, however they end (afterany)
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 
 from experiments import graph
 from experiments.graph import Task
-from experiments.plan import Plan
-from slurm import resources
+from experiments.overview import train_flops
+from experiments.plan import Plan, Run
 from slurm.cluster import KINDS, Cluster
-from slurm.job import Batch, Job
+from slurm.job import Batch, Job, Resources
+
+START_HOURS = 0.25  # loading, compiling, saving
+MIN_HOURS = 0.5
 
 
 def submissions_dir(plan: Plan) -> Path:
@@ -40,38 +45,74 @@ def jobs(plan: Plan, cluster: Cluster, active: Mapping[str, Job] | None = None) 
 
 
 def _job(plan: Plan, task: Task, cluster: Cluster) -> Job:
-    wanted = resources.of_task(task, cluster)
     if task.kind == "train":
         assert task.run is not None
+        wanted = for_training(task.run, cluster)
         task = graph.train_task(plan, task.run, wanted.tasks)
+    else:
+        gpus = cluster.settings(task.kind).gpus
+        if gpus is None:
+            gpus = int(cluster.gpus_per_node > 0 and task.kind in ("evaluate", "time"))
+        minutes = _minutes(cluster.hours(task.kind), task.kind, cluster)
+        wanted = Resources(1, 1, gpus, minutes, gpu_hours=gpus * minutes / 60)
     shared = {item.name: getattr(task, item.name) for item in fields(Job) if item.name != "resources"}
     return Job(**shared, resources=wanted)
+
+
+def train_gpu_hours(run: Run, cluster: Cluster) -> float:
+    """GPU-hours of a training at the cluster's assumed MFU; 0 on a cluster without GPUs."""
+    rate = cluster.mfu * (cluster.gpu_tflops or math.inf) * 1e12
+    return train_flops(run) / rate / 3600
+
+
+def for_training(run: Run, cluster: Cluster) -> Resources:
+    """Processes for `run`, and its estimated time with a margin, up to the cluster's limit. Where the cluster file does not say
+    how many GPUs: the smallest power of two, within a node, that ends in one job; else the largest. ValueError where a step's
+    sequences cannot be shared among them."""
+    estimate, limit = train_gpu_hours(run, cluster), cluster.hours("train")
+    gpus, nodes, tasks, hours = 0, cluster.train.nodes, cluster.train.tasks, limit
+    if cluster.gpus_per_node:
+        total, gpus = estimate * cluster.margin, cluster.train.gpus or 1
+        while not cluster.train.gpus and gpus * 2 <= cluster.gpus_per_node and total / gpus + START_HOURS > limit:
+            gpus *= 2
+        nodes, tasks = math.ceil(gpus / cluster.gpus_per_node), gpus
+        hours = max(MIN_HOURS, total / gpus + START_HOURS)
+    batch = run.spec.train.batch_size
+    if batch % tasks:
+        name = "train.gpus" if gpus else "train.tasks"
+        raise ValueError(f"{name} {tasks}: a step of {run.spec.name} has {batch} sequences; choose a divisor of {batch}.")
+    return Resources(nodes, tasks // nodes, gpus // nodes, _minutes(hours, "train", cluster), estimate)
+
+
+def _minutes(hours: float, kind: str, cluster: Cluster) -> int:
+    shortest = 2 * cluster.signal_seconds / 3600
+    return max(1, math.ceil(60 * min(max(hours, shortest), cluster.hours(kind)) - 1e-9))
 
 
 def groups(found: Iterable[Job], cluster: Cluster) -> list[list[Job]]:
     """Jobs of equal kind and shape, which can be one array of the longest time among them: short jobs find a place sooner, so
     times differ by less than four times, but where a throttle is to hold for all of them."""
-    alike: dict[tuple, list[Job]] = {}
+    alike: defaultdict[tuple, list[Job]] = defaultdict(list)
     for job in found:
         size = job.resources
         times = size.minutes.bit_length() // 2 if cluster.max_concurrent is None else 0
-        alike.setdefault((job.kind, size.nodes, size.tasks_per_node, size.gpus_per_node, times), []).append(job)
+        alike[job.kind, size.nodes, size.tasks_per_node, size.gpus_per_node, times].append(job)
     return list(alike.values())
 
 
 def batches(group: list[Job], ids: Mapping[str, str], arrays: bool = True) -> list[Batch]:
     """A group as it can be submitted, given SLURM's ids of what was submitted before: task by task after the tasks of one array
     (their indices are then those of that array), one array for all that wait for the same, and else single jobs."""
-    alike: dict[str | None, dict[int, Job]] = {}
+    alike: defaultdict[str | None, dict[int, Job]] = defaultdict(dict)
     for job in group:
         kind, waits_for = _dependency(job, ids)
         array, _, index = waits_for[0].partition("_") if len(waits_for) == 1 else ("", "", "")
         if kind == "afterok" and index:
-            members = alike.setdefault(f"aftercorr:{array}", {})
+            members = alike[f"aftercorr:{array}"]
             assert int(index) not in members, f"{job.key}: a run has one evaluation in a submission"
             members[int(index)] = job
         else:
-            members = alike.setdefault(_expression(job, ids), {})
+            members = alike[_expression(job, ids)]
             members[len(members)] = job
     found = []
     for dependency, members in alike.items():
@@ -83,24 +124,18 @@ def batches(group: list[Job], ids: Mapping[str, str], arrays: bool = True) -> li
 
 
 def _expression(job: Job, ids: Mapping[str, str]) -> str | None:
+    """What a job waits for, as sbatch wants it; the id of an array for all of its tasks that are open."""
     kind, waits_for = _dependency(job, ids)
-    return f"{kind}:{':'.join(_brief(waits_for, ids))}" if waits_for else None
-
-
-def _brief(waits_for: list[str], ids: Mapping[str, str]) -> list[str]:
-    """The id of an array for all of its tasks that are open."""
     whole = set(waits_for)
-    arrays = {job.split("_")[0] for job in waits_for if "_" in job}
-    for array in sorted(arrays):
-        tasks = {job for job in ids.values() if job.startswith(f"{array}_")}
+    for array in sorted({job_id.split("_")[0] for job_id in waits_for if "_" in job_id}):
+        tasks = {job_id for job_id in ids.values() if job_id.startswith(f"{array}_")}
         if len(tasks) > 1 and tasks <= whole:
             whole = whole - tasks | {array}
-    return sorted(whole)
+    return f"{kind}:{':'.join(sorted(whole))}" if whole else None
 
 
 def _dependency(job: Job, ids: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Kind of waiting, and the ids that a job waits for; what is done already has none and is left out."""
-    if job.kind == "draw":
-        return "afterany", [ids[key] for key in job.needs if key in ids]
-    trainings = [key for key in job.needs if key.startswith("train:") and key in ids]  # which wait for their corpus
-    return "afterok", [ids[key] for key in trainings or job.needs if key in ids]
+    """Kind of waiting, and the ids that a job waits for; what is done already has none and is left out. A training waits for
+    the corpus, so that its evaluations need not."""
+    trainings = [key for key in job.needs if key.startswith("train:") and key in ids]
+    return "afterany" if job.kind == "draw" else "afterok", [ids[key] for key in trainings or job.needs if key in ids]

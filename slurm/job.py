@@ -1,4 +1,6 @@
 """Jobs and submissions, as runs/SCALE/plans/submissions/ID.json has them: written before sbatch is called, read by the jobs.
+Every job carries its submission and batch in its comment and in its name, so that one whose id was never written down is known
+for what it is.
 
 Standard library only: on clusters with containers the end of a job runs on the host's python3.
 """
@@ -6,9 +8,13 @@ Standard library only: on clusters with containers the end of a job runs on the 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from slurm import client
+from slurm.client import QueuedJob
 
 COMMENT = "fox"
 
@@ -49,9 +55,10 @@ class Job:
     @classmethod
     def read(cls, values: dict[str, Any]) -> Job:
         """Read a job from its JSON."""
-        paths = {name: Path(values[name]) for name in ("folder", "log", "journal")}
-        lists = {"args": tuple(values["args"]), "needs": tuple(values["needs"]), "makes": tuple(map(Path, values["makes"]))}
-        return cls(**{**values, **paths, **lists, "resources": Resources(**values["resources"])})
+        kinds = {"folder": Path, "log": Path, "journal": Path, "args": tuple, "needs": tuple}
+        read = {name: kind(values[name]) for name, kind in kinds.items()}
+        makes, resources = tuple(map(Path, values["makes"])), Resources(**values["resources"])
+        return cls(**{**values, **read, "makes": makes, "resources": resources})
 
     @property
     def kind(self) -> str:
@@ -74,10 +81,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Batch:
-    """Jobs of one sbatch: their keys by the index in the array; a single one goes without an array.
-
-    `logs` begins the names of its shells' logs. `id` is SLURM's, None until sbatch has answered.
-    """
+    """Jobs of one sbatch: their keys by the index in the array; a single one goes without an array. `logs` begins the names of
+    its shells' logs. `id` is SLURM's, None until sbatch has answered."""
 
     keys: dict[int, str]
     dependency: str | None = None
@@ -94,9 +99,8 @@ class Batch:
 
     def ids(self) -> dict[str, str]:
         """SLURM's id of each job, by key; of a task of an array 123_4."""
-        if self.id is None:
-            return {}
-        return {key: self.id if self.single else f"{self.id}_{index}" for index, key in self.keys.items()}
+        keys = {} if self.id is None else self.keys
+        return {key: str(self.id) if self.single else f"{self.id}_{index}" for index, key in keys.items()}
 
 
 @dataclass
@@ -133,7 +137,7 @@ class Submission:
         write_atomic(self.path, json.dumps(values, indent=1, default=str) + "\n")
 
     def comment(self, entry: int) -> str:
-        """Return the mark of an entry of `batches`, which a job of it carries in its comment."""
+        """Return the mark of an entry of `batches`, which its jobs carry in their comment."""
         return f"{COMMENT}:{self.path.stem}:{entry}"
 
     def job_name(self, entry: int) -> str:
@@ -156,5 +160,39 @@ class Submission:
 
     def shell_log(self, key: str) -> Path | None:
         """Return the log of what the batch script of a job printed."""
-        found = [Path(f"{batch.logs}{batch.ids()[key]}.log") for batch in self.batches if key in batch.ids()]
+        found = [Path(f"{batch.logs}{ids[key]}.log") for batch in self.batches if key in (ids := batch.ids())]
         return found[-1] if found else None
+
+
+def read_submissions(folder: Path) -> list[Submission]:
+    """All submissions in `folder`, oldest first. ValueError for a damaged file."""
+    return [Submission.read(path) for path in sorted(folder.glob("*.json"))]
+
+
+def users(submissions: Iterable[Submission]) -> set[str]:
+    """Others who submitted, in a shared checkout."""
+    return {submission.user for submission in submissions} - {client.me()}
+
+
+def find(submission: Submission, entry: int, queue: dict[str, QueuedJob]) -> list[QueuedJob]:
+    """The jobs that SLURM has for a batch, by their comment or else by their name."""
+    comment, mark = submission.comment(entry), submission.mark(entry)
+    return [job for job in queue.values() if job.comment == comment or job.name.endswith(mark)]
+
+
+def adopt(submissions: Iterable[Submission], queue: dict[str, QueuedJob], save: bool = False) -> set[str]:
+    """Note the jobs that sbatch made while its answer was lost; return the ids of those that are one too many: of a batch that
+    has a job, or of a submission that was withdrawn. `save` it only as the only submitter."""
+    surplus: set[str] = set()
+    for submission in submissions:
+        before = list(submission.batches)
+        for number, batch in enumerate(before):
+            for job in sorted(find(submission, number, queue), key=lambda job: int(job.array)):
+                known = submission.batches[number].id
+                if known is None and batch.keys and not submission.withdrawn:
+                    submission.batches[number] = replace(batch, id=job.array)
+                elif job.active and (submission.withdrawn or job.array != known):
+                    surplus.add(job.array)
+        if save and submission.batches != before:
+            submission.save()
+    return surplus

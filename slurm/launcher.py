@@ -32,8 +32,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _redirect(rank: int, start: Start) -> None:
     """Send this process's output to the run folder."""
-    log = start.job.log
-    log = log if rank == 0 else log.with_suffix(f".rank{rank}{log.suffix}")
+    log = start.job.log.with_suffix(f".rank{rank}.log" if rank else ".log")
     log.parent.mkdir(parents=True, exist_ok=True)
     say_to(log)
     node = os.environ.get("SLURMD_NODENAME", "?")

@@ -10,18 +10,17 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from results.provenance import git_state
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("kernels", "models", "data", "training", "eval", "results", "analysis", "experiments", "slurm")
 
 
 def snapshot(folder: Path, root: Path = ROOT) -> Path:
     """The folder below `folder` that holds the code as it is now in the checkout, uncommitted changes included."""
-    files = code_files(root)
-    content = {path: (root / path).read_bytes() for path in files}
-    digest = hashlib.sha256()
-    for path, text in content.items():
-        digest.update(f"{path}\0{len(text)}\0".encode() + text)
-    target = folder / digest.hexdigest()[:16]
+    content = {path: (root / path).read_bytes() for path in code_files(root)}
+    digest = hashlib.sha256(b"".join(f"{path}\0{len(text)}\0".encode() + text for path, text in content.items())).hexdigest()
+    target = folder / digest[:16]
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
@@ -30,15 +29,12 @@ def snapshot(folder: Path, root: Path = ROOT) -> Path:
         for path, text in content.items():
             (temporary / path).parent.mkdir(parents=True, exist_ok=True)
             (temporary / path).write_bytes(text)
-        from results.provenance import git_state
-
         (temporary / "snapshot.json").write_text(json.dumps(git_state(root)) + "\n")
         temporary.chmod(0o755)
-        try:
-            os.rename(temporary, target)
-        except OSError:
-            if not target.exists():  # made by another shell meanwhile
-                raise
+        os.rename(temporary, target)
+    except OSError:
+        if not target.exists():  # made by another shell meanwhile
+            raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target
@@ -46,12 +42,10 @@ def snapshot(folder: Path, root: Path = ROOT) -> Path:
 
 def code_files(root: Path = ROOT) -> list[str]:
     """Paths of everything the jobs need: the packages, without stored results."""
+    paths = (path for package in PACKAGES for path in (root / package).rglob("*") if path.is_file())
     found = []
-    for package in PACKAGES:
-        for path in (root / package).rglob("*"):
-            relative = path.relative_to(root)
-            stored = package == "results" and len(relative.parts) > 2
-            hidden = any(part.startswith(".") or part == "__pycache__" for part in relative.parts)
-            if path.is_file() and not hidden and not stored:
-                found.append(str(relative))
+    for relative in (path.relative_to(root) for path in paths):
+        stored = relative.parts[0] == "results" and len(relative.parts) > 2
+        if not stored and not any(part.startswith(".") or part == "__pycache__" for part in relative.parts):
+            found.append(str(relative))
     return sorted(found)

@@ -15,19 +15,11 @@ from slurm.epilogue import NEVER_BEGAN
 from slurm.job import Job, Submission
 from training.run_folder import RunFolder
 
-STYLES = {
-    "done": "green",
-    "running": "cyan",
-    "held": "yellow",
-    "hidden": "yellow",
-    "failed": "red",
-    "cancelled": "red",
-    "lost": "red",
-}
 NEEDS = "needs "
 OPEN = ("running", "waiting", "pending", "requeued", "held", "hidden")
 BROKEN = ("failed", "cancelled", "lost")
 ENDS = ("done", *BROKEN)
+STYLES = {"done": "green", "running": "cyan", "held": "yellow", "hidden": "yellow", **dict.fromkeys(BROKEN, "red")}
 
 
 @dataclass(frozen=True)
@@ -50,12 +42,15 @@ class JobState:
     shell_log: Path | None = None
 
 
+Newest = dict[str, tuple[Submission, str]]
+
+
 def job_states(
     submissions: Iterable[Submission], queue: Mapping[str, QueuedJob], unseen: Collection[str] = ()
 ) -> list[JobState]:
     """Every job that was ever submitted, in order; of one submitted again only its newest id. `unseen`: users whose jobs SLURM
     hides."""
-    newest: dict[str, tuple[Submission, str]] = {}
+    newest: Newest = {}
     for submission in submissions:
         if not submission.withdrawn:
             for key, job_id in submission.job_ids().items():
@@ -73,22 +68,17 @@ def job_states(
     return list(found.values())
 
 
-def _without_superseded(newest: dict[str, tuple[Submission, str]]) -> dict[str, tuple[Submission, str]]:
+def _without_superseded(newest: Newest) -> Newest:
     """A later drawing of the same artefact replaces an earlier one, and later evaluations those that were to make the same."""
-    kept: dict[str, tuple[Submission, str]] = {}
-    made: set[Path] = set()
-    drawn: set[str] = set()
+    kept: Newest = {}
+    made: set[Path | str] = set()
     for key, (submission, job_id) in reversed(newest.items()):
         job = submission.jobs[key]
-        left = [path for path in job.makes if path not in made]
-        if job.kind == "draw":
-            again = job.about in drawn
-            drawn.add(job.about)
-        else:
-            again = len(left) < len(job.makes) and all(path.exists() for path in left)
-        if not again:
+        makes: set[Path | str] = {job.about} if job.kind == "draw" else set(job.makes)
+        left = makes - made
+        if left == makes or not all(Path(path).exists() for path in left):
             kept[key] = (submission, job_id)
-        made |= set(job.makes)
+        made |= makes
     return dict(reversed(kept.items()))
 
 
@@ -96,8 +86,7 @@ def _state(
     submission: Submission, job: Job, job_id: str, queued: QueuedJob | None, accounted: str, others: Mapping[str, JobState]
 ) -> JobState:
     events = [event for event in restarts.read(job.journal) if event.get("job") == job_id]
-    starts = [event for event in events if event["event"] == "start"]
-    ends = [event for event in events if event["event"] == "end"]
+    starts, ends = ([event for event in events if event["event"] == kind] for kind in ("start", "end"))
     restarted = [end["reason"] for end in ends if end["action"] == "again" and end["code"] != restarts.REQUEUE]
     excluded = dict.fromkeys(event["node"] for event in events if event["event"] == "excluded")
     error = where = ""
@@ -115,15 +104,13 @@ def _state(
         state, error = _ended_state(ends, said, blocking if job.kind != "draw" else [])
         error += "; `python -m slurm resubmit` goes on" if said == "preempted" else ""
         if state == "lost":
-            error = (
-                f"SLURM has forgotten job {job_id} and no end of it was noted: cancelled before it began, or its node failed"
-            )
+            error = f"SLURM has forgotten job {job_id}; no end of it was noted: cancelled before it began, or its node failed"
     # What the batch script printed is all there is where the task never began.
     begun = bool(starts) and starts[-1]["mark"] != NEVER_BEGAN
     shell_log = None if begun else submission.shell_log(job.key)
     if state == "failed" and not starts and shell_log is not None:
-        unseen = f"its node cannot write {shell_log}"
-        error += f": {restarts.last_words(shell_log) if shell_log.exists() else unseen}"
+        there = shell_log.exists()
+        error += f": {restarts.last_words(shell_log) if there else f'its node cannot write {shell_log}'}"
     count, last = max(len(starts) - 1, 0), restarted[-1] if restarted else ""
     last += f"; not on {', '.join(excluded)} again" if excluded else ""
     return JobState(job, job_id, submission.user, state, where, count, error, last, shell_log)
@@ -152,10 +139,9 @@ def _ended_state(ends: list[dict], said: str, blocking: list[JobState]) -> tuple
         return "failed", last["reason"]
     if blocking and last is None:
         first = blocking[0]
-        if first.error.startswith(NEEDS):
-            return "cancelled", first.error  # name the job that failed, not those between
         how = "was cancelled" if first.state == "cancelled" else "failed"
-        return "cancelled", f"{NEEDS}{first.job.name}, which {how}" + (f": {first.error}" if first.error else "")
+        said = f"{NEEDS}{first.job.name}, which {how}" + (f": {first.error}" if first.error else "")
+        return "cancelled", first.error if first.error.startswith(NEEDS) else said  # name what failed, not those between
     cancelled = said.startswith("cancelled") or (last is not None and last["action"] in ("cancelled", "ended"))
     if not said and not cancelled:
         return "lost", ""
@@ -173,11 +159,8 @@ def rows(states: Iterable[JobState]) -> list[list[JobState]]:
 
 def now(members: list[JobState]) -> JobState:
     """The one of a run's jobs that matters: what has gone wrong, or else what is to be done next, or else the last."""
-    for states in (("failed", "lost", "cancelled"), ("held",), ("running",), OPEN):
-        for member in members:
-            if member.state in states:
-                return member
-    return members[-1]
+    matters = (BROKEN, ("held",), ("running",), OPEN)
+    return next((member for states in matters for member in members if member.state in states), members[-1])
 
 
 def table(found: list[list[JobState]]) -> Table:
@@ -185,30 +168,17 @@ def table(found: list[list[JobState]]) -> Table:
     table = Table("what", "now", "state", "job", "node", "step", "tokens/s", "ETA", "restarts", "error",
                   box=None, pad_edge=False)  # fmt: skip
     for members in found:
-        _add_row(table, members)
+        main, count = now(members), sum(state.restarts for state in members)
+        step, speed, left = progress(main.job.folder) if main.job.of_a_run else ("", "", "")
+        left = left if main.job.kind == "train" and main.state == "running" else ""
+        why = next((state.restarted for state in members if state.restarted and state.state != "failed"), "")
+        where = main.shell_log if main.error and main.state in ("failed", "requeued") else None
+        state = f"[{STYLES.get(main.state, 'default')}]{main.state}[/]"
+        job = main.id + (f" of {main.user}" if main.user != client.me() else "")
+        restarted = f"{count}: {why}" if why and count else str(count)
+        error = main.error + (f"; log: {where}" if where is not None else "")
+        table.add_row(main.job.about, main.job.kind, state, job, main.where, step, speed, left, restarted, error)
     return table
-
-
-def _add_row(table: Table, members: list[JobState]) -> None:
-    main = now(members)
-    step, speed, left = progress(main.job.folder) if main.job.of_a_run else ("", "", "")
-    count = sum(state.restarts for state in members)
-    why = next((state.restarted for state in members if state.restarted and state.state != "failed"), "")
-    error = main.error
-    if error and main.shell_log is not None and main.state in ("failed", "requeued"):
-        error += f"; log: {main.shell_log}"
-    table.add_row(
-        main.job.about,
-        main.job.kind,
-        f"[{STYLES.get(main.state, 'default')}]{main.state}[/]",
-        main.id + (f" of {main.user}" if main.user != client.me() else ""),
-        main.where,
-        step,
-        speed,
-        left if main.job.kind == "train" and main.state == "running" else "",
-        str(count) + (f": {why}" if why and count else ""),
-        error,
-    )
 
 
 def summary(found: list[list[JobState]]) -> str:
@@ -225,8 +195,7 @@ def wide(console: Console) -> Console:
 def progress(folder: Path) -> tuple[str, str, str]:
     """Step, tokens per second and time left of a training."""
     run = RunFolder(folder)
-    row = run.last_row()
-    if row is None:
+    if (row := run.last_row()) is None:
         return "", "", ""
     train = run.read_spec().train
     minutes = (train.train_tokens - row["tokens"]) / max(row["tokens_per_s"], 1e-9) / 60

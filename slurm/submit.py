@@ -4,19 +4,20 @@ All that jobs need is on disk before the first sbatch: specs, drawings, the code
 then called once per batch (slurm/graph.py), patiently: a busy controller, a lost answer and a full queue are no reason to give
 up or to submit twice.
 
-submitit joins the processes of a job (slurm/launcher.py) but does not submit it: its executor pickles tasks, numbers each array
-from 0 (so no aftercorr between parts of arrays), calls sbatch once and knows a job by that answer alone, asks sacct for states,
-and starts a job again only from within a task that lives, by a count of time-outs that progress does not set back. For whom
-that is enough, slurm/callables.py has the tasks for its executors.
+submitit joins the processes of a job (slurm/launcher.py) but does not submit it: its executor has no aftercorr between parts of
+arrays, calls sbatch once and knows a job by that answer alone, asks sacct for states, and counts time-outs where we count
+starts without progress. For whom that is enough, slurm/callables.py has the tasks for its executors.
 """
 
 import contextlib
+import fcntl
 import math
 import os
 import secrets
 import tempfile
 import time
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,9 @@ from experiments.request import Request
 from results.atomic import write_atomic
 from slurm import client, graph
 from slurm.batch import script, task_python
-from slurm.client import ForNow, NoArrays, Refused, TooMany, Unclear
+from slurm.client import ForNow, NoArrays, QueuedJob, Refused, TooMany, Unclear
 from slurm.cluster import CLUSTER, UNNAMED, Cluster
-from slurm.job import Batch, Job, Submission
-from slurm.records import active_jobs, adopt, find, only_submitter, read_submissions, users
+from slurm.job import Batch, Job, Submission, adopt, find, read_submissions, users
 from slurm.snapshot import snapshot
 from slurm.status import wide
 from training.signals import EXIT_REQUEUE
@@ -69,30 +69,52 @@ def submit(plan: Plan, cluster: Cluster, console: Console, names: Collection[str
             busy = f"{len(active)} jobs are queued or running; `python -m slurm status` shows them" if active else "all is done"
             console.print(f"nothing to submit: {busy}")
             return 0
-        places = {"prepare": "corpora_dir", "draw": "results_dir"}
-        for name in sorted({places[job.kind] for job in jobs if job.kind in places}):
-            _check_writable(getattr(plan.request, name), f"--{name.replace('_', '-')}", "choose another")
+        kinds = {job.kind for job in jobs}
+        for name in (place for kind, place in (("prepare", "corpora"), ("draw", "results")) if kind in kinds):
+            _check_writable(getattr(plan.request, f"{name}_dir"), f"--{name}-dir", "choose another")
         fetch(plan, console)
         write_specs(plan)
         write_draw_specs(plan)
-        code = snapshot(cluster.scratch / "snapshots")
-        submission = new_submission(plan, cluster, jobs)
-        submission.save()
+        sender = _Sender(new_submission(plan, cluster, jobs), cluster, snapshot(cluster.scratch / "snapshots"), console)
+        sender.submission.save()
         _say_settings(cluster, console)
-        killed = client.without_grace({cluster.settings(job.kind).partition for job in jobs})
+        killed = client.without_grace({cluster.settings(kind).partition for kind in kinds})
         if killed:
             console.print(f"[yellow]note:[/] preemption in {', '.join(killed)} leaves a job KillWait (30 s) to save and start "
                           "again; where that is too short, `python -m slurm resubmit` goes on")  # fmt: skip
-        sender = _Sender(submission, cluster, code, console)
         sender.send_all(jobs, {key: job_id for key, (job_id, _) in active.items()})
-    ids = submission.job_ids()
+    ids = sender.submission.job_ids()
     wide(console).print(_overview(jobs, ids))
     if active:
         console.print(f"{len(active)} jobs of earlier submissions are still queued or running")
-    console.print(f"submitted {len(ids)} jobs; code snapshot {code.name}; `python -m slurm status` shows how they are doing")
+    shows = "`python -m slurm status` shows how they are doing"
+    console.print(f"submitted {len(ids)} jobs; code snapshot {sender.code.name}; {shows}")
     if sender.complaint:
         console.print(f"[yellow]{len(jobs) - len(ids)} jobs were not taken[/]: {sender.complaint}; the same command goes on")
     return EXIT_REQUEUE if sender.complaint else 0
+
+
+@contextlib.contextmanager
+def only_submitter(folder: Path, console: Console) -> Iterator[None]:
+    """One process at a time submits into `folder`; a second one waits and then sees the first one's jobs."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)  # a colleague's, too, where the umask allows it
+    except OSError as error:
+        raise ValueError(f"cannot write {folder}: {error.strerror}. Choose another --runs-dir.") from error
+    with open(handle):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            console.print("another shell is submitting to the same runs; waiting for it ...")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def active_jobs(submissions: Iterable[Submission], queue: dict[str, QueuedJob]) -> dict[str, tuple[str, Job]]:
+    """Jobs that are queued or running: key -> (SLURM's id, job)."""
+    found = ((key, job_id, item.jobs[key]) for item in submissions for key, job_id in item.job_ids().items())
+    return {key: (job_id, job) for key, job_id, job in found if job_id in queue and queue[job_id].active}
 
 
 def _chosen(jobs: list[Job], names: Collection[str]) -> list[Job]:
@@ -102,15 +124,21 @@ def _chosen(jobs: list[Job], names: Collection[str]) -> list[Job]:
     return [job for job in jobs if job.key in keys or (job.kind == "draw" and keys & set(job.needs))]
 
 
+def _append(submission: Submission, batch: Batch, cluster: Cluster, code: Path, throttle: int | None) -> tuple[Path, str]:
+    """Add a batch to a submission. Returns where its sbatch script is to lie, and the script."""
+    entry = len(submission.batches)
+    stem = cluster.scratch / "jobs" / submission.path.stem / f"{entry:03d}-{batch.kind}"
+    submission.batches.append(replace(batch, logs=f"{stem}-"))
+    return stem.with_suffix(".sh"), script(submission, entry, cluster, code, throttle)
+
+
 class _Sender:
     """Sends the batches of one submission to SLURM. `complaint`: what SLURM said when it took no more. `troubled`: something
     went wrong, so that an answer may have been lost."""
 
     def __init__(self, submission: Submission, cluster: Cluster, code: Path, console: Console):
         self.submission, self.cluster, self.code, self.console = submission, cluster, code, console
-        self.folder = cluster.scratch / "jobs" / submission.path.stem
-        self.arrays = cluster.arrays
-        self.complaint, self.troubled = "", False
+        self.arrays, self.complaint, self.troubled = cluster.arrays, "", False
 
     def send_all(self, jobs: list[Job], active: dict[str, str]) -> None:
         """Submit all jobs, or as many as SLURM takes for now; `active`: ids of jobs under way. On a refusal for good and on
@@ -133,8 +161,7 @@ class _Sender:
 
     def _send(self, jobs: list[Job], active: dict[str, str], whole: int) -> None:
         """Submit jobs of a group of `whole`; in pieces where they are too many for a limit, and one by one without arrays."""
-        ids = {**active, **self.submission.job_ids()}
-        for batch in graph.batches(jobs, ids, self.arrays):
+        for batch in graph.batches(jobs, {**active, **self.submission.job_ids()}, self.arrays):
             members = [self.submission.jobs[key] for key in batch.keys.values()]
             try:
                 self._submit(batch, whole)
@@ -151,11 +178,9 @@ class _Sender:
     def _submit(self, batch: Batch, whole: int) -> None:
         limit, entry = self.cluster.max_concurrent, len(self.submission.batches)
         throttle = None if limit is None else max(1, limit * len(batch.keys) // whole)
-        stem = self.folder / f"{entry:03d}-{batch.kind}"
-        self.submission.batches.append(replace(batch, logs=f"{stem}-"))
+        path, text = _append(self.submission, batch, self.cluster, self.code, throttle)
         self.submission.save()
-        path = stem.with_suffix(".sh")
-        write_atomic(path, script(self.submission, entry, self.cluster, self.code, throttle))
+        write_atomic(path, text)
         try:
             job = self._sbatch(path, entry, wait_for_room=batch.single)
         except (TooMany, NoArrays):
@@ -166,8 +191,9 @@ class _Sender:
     def _sbatch(self, script: Path, entry: int, wait_for_room: bool) -> str:
         """SLURM's id of the job of `script`, which is submitted once. Refused (for good), NoArrays (not as an array), TooMany
         (above a limit; at once, or with `wait_for_room` after all patience) or ForNow (no answer for so long)."""
-        end = time.monotonic() + 60 * self.cluster.submit_minutes
-        unclear = attempts = 0
+        minutes = self.cluster.submit_minutes
+        end = time.monotonic() + 60 * minutes
+        attempts = unclear = 0
         error: ForNow | None = None
         while True:
             try:
@@ -186,7 +212,6 @@ class _Sender:
             if (isinstance(error, TooMany) and not wait_for_room) or time.monotonic() + pause > end:
                 raise error
             if attempts == 2:
-                minutes = self.cluster.submit_minutes
                 self.console.print(f"SLURM takes no job for now ({error}); trying again for up to {minutes:g} minutes ...")
             attempts += 1
             time.sleep(pause)
@@ -214,14 +239,12 @@ def rehearse(plan: Plan, cluster: Cluster, console: Console) -> int:
     """`--dry-run`: every sbatch script, the graph, the number of jobs and GPU-hours. Needs no SLURM and writes nothing."""
     jobs = graph.jobs(plan, cluster)
     _check_machine(jobs, cluster)
-    submission = new_submission(plan, cluster, jobs)
+    submission, code = new_submission(plan, cluster, jobs), cluster.scratch / "snapshots" / "DIGEST"
     for group in graph.groups(jobs, cluster):
         for batch in graph.batches(group, submission.job_ids(), cluster.arrays):
-            entry = len(submission.batches)
-            stem = cluster.scratch / "jobs" / submission.path.stem / f"{entry:03d}-{batch.kind}"
-            submission.batches.append(replace(batch, logs=f"{stem}-", id=f"JOB{entry}"))
-            text = script(submission, entry, cluster, cluster.scratch / "snapshots" / "DIGEST", cluster.max_concurrent)
-            console.rule(f"JOB{entry}: {batch.kind}, {len(batch.keys)} jobs", align="left")
+            name = f"JOB{len(submission.batches)}"
+            _, text = _append(submission, replace(batch, id=name), cluster, code, cluster.max_concurrent)
+            console.rule(f"{name}: {batch.kind}, {len(batch.keys)} jobs", align="left")
             console.print(text, markup=False, soft_wrap=True)
     console.rule("graph", align="left")
     _say_settings(cluster, console)
@@ -241,23 +264,18 @@ def _overview(jobs: list[Job], ids: dict[str, str]) -> Table:
     """One line a run, with the jobs that train, evaluate and time it, and how often a training that takes longer than its limit
     starts; then what belongs to no run."""
     table = Table("what", "train", "evaluate", "time", "other", "nodes x tasks", "GPUs", "hours", box=None, pad_edge=False)
-    rows: dict[str, dict[str, Job]] = {}
+    rows: defaultdict[str, dict[str, Job]] = defaultdict(dict)
     for job in jobs:
-        rows.setdefault(job.about if job.of_a_run else job.key, {})[job.kind] = job
+        rows[job.about if job.of_a_run else job.key][job.kind] = job
     for members in rows.values():
         taken = {kind: ids.get(job.key, "not taken") for kind, job in members.items()}
+        cells = [taken.get(kind, "") for kind in ("train", "evaluate", "time")]
         other = next((f"{kind} {job_id}" for kind, job_id in taken.items() if kind in ("prepare", "draw")), "")
         first = next(iter(members.values()))
         size, hours = first.resources, first.resources.minutes / 60
         starts = math.ceil(size.gpu_hours / (size.gpus or 1) / hours - 0.01)
-        table.add_row(
-            first.about,
-            *(taken.get(kind, "") for kind in ("train", "evaluate", "time")),
-            other,
-            f"{size.nodes} x {size.tasks_per_node}",
-            str(size.gpus or "-"),
-            f"{hours:.1f}" + (f" x {starts}" if starts > 1 else ""),
-        )
+        asked = (f"{size.nodes} x {size.tasks_per_node}", str(size.gpus or "-"))
+        table.add_row(first.about, *cells, other, *asked, f"{hours:.1f}" + (f" x {starts}" if starts > 1 else ""))
     return table
 
 
@@ -269,8 +287,8 @@ def _say_settings(cluster: Cluster, console: Console) -> None:
     at_home = [f"{folder} ({name})" for name, folder in caches.items() if name not in {**os.environ, **cluster.environment}]
     if at_home:
         console.print(f"caches are in {', '.join(at_home)}; set these in `environment` where nodes see no HOME or it is small")
-    left_out = client.foreign_settings()
-    if left_out:
+    left_out = sorted(name for name in os.environ if name.startswith("SBATCH_"))
+    if left_out:  # they would beat the options of a batch script
         console.print(f"[yellow]left out:[/] {', '.join(left_out)} of this shell; the cluster file says where jobs go")
 
 
@@ -279,17 +297,9 @@ def new_submission(plan: Plan, cluster: Cluster, jobs: list[Job]) -> Submission:
     and a random digit."""
     seconds, nanoseconds = divmod(time.time_ns(), 10**9)
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(seconds))
-    name = f"{stamp}-{nanoseconds // 1000:05x}{secrets.token_hex(1)[0]}"
-    return Submission(
-        graph.submissions_dir(plan) / f"{name}.json",
-        user=client.me(),
-        cwd=os.getcwd(),
-        max_restarts=cluster.max_restarts,
-        jobs={job.key: job for job in jobs},
-        batches=[],
-        request=REQUEST.dump_python(plan.request, mode="json"),
-        cluster=CLUSTER.dump_python(cluster, mode="json"),
-    )
+    path = graph.submissions_dir(plan) / f"{stamp}-{nanoseconds // 1000:05x}{secrets.token_hex(1)[0]}.json"
+    asked = {"request": REQUEST.dump_python(plan.request, mode="json"), "cluster": CLUSTER.dump_python(cluster, mode="json")}
+    return Submission(path, client.me(), os.getcwd(), cluster.max_restarts, {job.key: job for job in jobs}, [], **asked)
 
 
 def _check_machine(jobs: list[Job], cluster: Cluster) -> None:
@@ -321,8 +331,7 @@ def whole_paths(request: Request) -> Request:
 def _check_writable(folder: Path, name: str, remedy: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ValueError(f"{name} {folder} cannot be written: {error.strerror}; {remedy}.") from None
 
@@ -332,10 +341,10 @@ def _check_unseen(jobs: list[Job], before: list[Submission], unseen: set[str]) -
     made = {path for job in jobs for path in job.makes}
     for submission in (submission for submission in before if submission.user in unseen and not submission.withdrawn):
         for key, job_id in submission.job_ids().items():
-            job = submission.jobs[key]
+            job, who = submission.jobs[key], submission.user
             if made & set(job.makes) and not restarts.has_ended(job.journal, job_id):
                 raise ValueError(
-                    f"{submission.user} has submitted '{job.name}' from this runs folder, and SLURM hides others' jobs "
-                    f"(PrivateData=jobs): it may be under way. Let {submission.user} run this, choose another --runs-dir, or, "
-                    f"once those jobs are gone, move {submission.path} away."
+                    f"{who} has submitted '{job.name}' from this runs folder, and SLURM hides others' jobs (PrivateData=jobs): "
+                    f"it may be under way. Let {who} run this, choose another --runs-dir, or, once those jobs are gone, move "
+                    f"{submission.path} away."
                 )

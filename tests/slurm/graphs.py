@@ -11,7 +11,7 @@ import pandas as pd
 
 from experiments import restarts
 from slurm import client
-from slurm.records import adopt, read_submissions
+from slurm.job import adopt, read_submissions
 from slurm.status import JobState, job_states
 from tests.slurm.daemons import Slurm, until
 from training.run_folder import RunFolder

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiments.artefact import MAIN
-from slurm import graph, resources
+from slurm import graph
 from slurm.__main__ import main
 from slurm.cluster import Cluster, read_cluster
 from tests.slurm.graphs import environment_without_slurm
@@ -114,15 +114,15 @@ def test_gpus_follow_the_estimate_and_hours_are_capped(tmp_path, cluster):
     free = replace(cluster, train=replace(cluster.train, gpus=None))
     (big,) = plan_of(tmp_path, only=("fox_pro",)).runs.values()
     (small,) = plan_of(tmp_path, scale="125m-2.7b", only=("fox_pro",)).runs.values()
-    hours = resources.train_gpu_hours(small, free)
+    hours = graph.train_gpu_hours(small, free)
     assert 1 < hours < 20
-    assert resources.for_training(small, free).gpus == 1
-    assert resources.for_training(small, free).minutes == pytest.approx(60 * (1.3 * hours + 0.25), abs=1)
-    assert resources.for_training(big, free).gpus == 8 and resources.for_training(big, free).minutes == 24 * 60
-    many = resources.for_training(big, replace(cluster, train=replace(cluster.train, gpus=32)))
+    assert graph.for_training(small, free).gpus == 1
+    assert graph.for_training(small, free).minutes == pytest.approx(60 * (1.3 * hours + 0.25), abs=1)
+    assert graph.for_training(big, free).gpus == 8 and graph.for_training(big, free).minutes == 24 * 60
+    many = graph.for_training(big, replace(cluster, train=replace(cluster.train, gpus=32)))
     assert (many.nodes, many.tasks_per_node, many.gpus) == (4, 8, 32)
     with pytest.raises(ValueError, match=r"train.gpus 64: a step of fox_pro has 32 sequences"):
-        resources.for_training(big, replace(cluster, train=replace(cluster.train, gpus=64)))
+        graph.for_training(big, replace(cluster, train=replace(cluster.train, gpus=64)))
 
 
 def test_short_trainings_do_not_ask_for_the_time_of_long_ones(tmp_path, cluster):

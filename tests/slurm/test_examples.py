@@ -11,7 +11,7 @@ from rich.console import Console
 from experiments.artefact import MAIN
 from slurm import submit
 from slurm.cluster import read_cluster
-from slurm.records import read_submissions
+from slurm.job import read_submissions
 from tests.slurm.conftest import running
 from tests.slurm.daemons import Site, Slurm
 from tests.slurm.plans import plan_of

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from slurm import client
-from slurm.records import adopt, read_submissions
+from slurm.job import adopt, read_submissions
 from tests.slurm.conftest import running
 from tests.slurm.daemons import Site
 from tests.slurm.graphs import FOX, TRANSFORMER, Suite, assert_same_rows, assert_same_run, starts

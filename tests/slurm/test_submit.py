@@ -20,8 +20,8 @@ from experiments.plan import Plan
 from experiments.request import Request
 from slurm import client, graph
 from slurm.cluster import CLUSTER, Cluster
-from slurm.records import active_jobs, adopt, read_submissions
-from slurm.submit import new_submission, planned, submit
+from slurm.job import adopt, read_submissions
+from slurm.submit import active_jobs, new_submission, planned, submit
 from tests.slurm.fake import FakeSlurm
 from tests.slurm.plans import plan_of
 from tests.texts import write_texts
