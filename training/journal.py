@@ -5,9 +5,9 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from typing import TextIO
 
 import torch
 
@@ -29,21 +29,19 @@ class AnomalyError(ValueError):
     """A step that was not applied, in a run that was told to stop there."""
 
 
-class Report:
-    """Values of a step on their way to the host, without waiting for them."""
+def sent(values: torch.Tensor) -> Callable[[], list[float]]:
+    """Send values to the host without waiting for them; what is returned waits and has them."""
+    if values.device.type != "cuda":
+        return values.tolist
+    host, arrived = torch.empty_like(values, device="cpu", pin_memory=True), torch.cuda.Event()
+    host.copy_(values, non_blocking=True)
+    arrived.record()
 
-    def __init__(self, step: int, values: torch.Tensor):
-        self.step, self._host, self._event = step, values, None
-        if values.device.type == "cuda":
-            self._host = torch.empty_like(values, device="cpu", pin_memory=True)
-            self._host.copy_(values, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
+    def wait() -> list[float]:
+        arrived.synchronize()
+        return host.tolist()
 
-    def wait(self) -> list[float]:
-        if self._event is not None:
-            self._event.synchronize()
-        return self._host.tolist()
+    return wait
 
 
 class Speed:
@@ -66,34 +64,6 @@ class Speed:
         return self._batch_tokens * len(self._durations) / sum(self._durations)
 
 
-class MetricsWriter:
-    """Writer of metrics.jsonl, a line per step, flushed, mirrored to TensorBoard."""
-
-    def __init__(self, path: Path, tensorboard: Path | None, first_step: int, *, owner: str = ""):
-        self._file = open(path, "a")  # noqa: SIM115 - closed in close()
-        self._owner, self._board = owner, None
-        if tensorboard is not None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(str(tensorboard), purge_step=first_step + 1)
-
-    def write(self, row: Row) -> None:
-        self._file.write(line(row, self._owner))
-        self._file.flush()
-        if self._board is not None:
-            for key in ("loss", "grad_norm", "lr", "tokens_per_s"):
-                self._board.add_scalar(key, row[key], row["step"])
-
-    def sync(self) -> None:
-        """Have on disk what was written, before a checkpoint relies on it."""
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        self._file.close()
-        if self._board is not None:
-            self._board.close()
-
-
 class Journal:
     """The records of one run. A step is written down while the next one computes, when its values have reached the host.
 
@@ -108,12 +78,13 @@ class Journal:
         self._peak = None if peak is None else peak * world.size
         self._speed = Speed(spec.train.batch_tokens)
         self._pruned_share = None if spec.model.prunes else 0.0
-        self._pending: Report | None = None
-        self._writer: MetricsWriter | None = None
+        self._pending: tuple[int, Callable[[], list[float]]] | None = None
+        self._file: TextIO | None = None
 
     @contextmanager
     def start(self, first_step: int, sampler: Sampler | RecallSampler) -> Iterator[Row]:
-        """Write down this start and, when it is left, how it ended; an `exit_code` put into what is yielded is added."""
+        """Write down this start and, when it is left, how it ended; an `exit_code` put into what is yielded is added.
+        metrics.jsonl gets a line per step, flushed, and is mirrored to TensorBoard."""
         end: Row = {"exit_code": EXIT_ERROR}
         self._sampler, self._last_step = sampler, first_step
         if not self.world.is_main:
@@ -132,14 +103,15 @@ class Journal:
             self.say(f"{name}: going on from step {first_step}")
         if epochs > 1:
             self.say(f"{name}: the corpus is smaller than the training: its tokens are seen {epochs:.2f} times")
-        self._writer = MetricsWriter(folder.metrics_file, folder.path / "tensorboard", first_step, owner=self.spec.run_id)
-        self._progress = Progress(name, train.num_steps, first_step, self.quiet)
-        self.resume()
+        from torch.utils.tensorboard import SummaryWriter  # takes a second
+
+        board = SummaryWriter(str(folder.path / "tensorboard"), purge_step=first_step + 1)
+        progress = Progress(name, train.num_steps, first_step, self.quiet)
         try:
-            with self._progress:
+            with open(folder.metrics_file, "a") as self._file, board as self._board, progress as self._progress:
+                self.resume()
                 yield end
         finally:
-            self._writer.close()
             end["tokens"] = (self._last_step - first_step) * train.batch_tokens
             end |= {"wall_s": self._stop_request.wall_s, "peak_memory_bytes": peak_memory_bytes(self.world.device)}
             with suppress(OSError):  # a full disk has been reported
@@ -151,13 +123,13 @@ class Journal:
         `values`: loss, gradient norm, verdict, wishes to stop (of some process) and to save (of the main one), then what the
         model wants measured, NaN where this step did not measure it.
         """
-        self._record(Report(step, values))
+        self._record((step, sent(values)))
 
     def catch_up(self) -> None:
         """Write down the last step, too, and have everything on disk, before a checkpoint relies on it. Raises AnomalyError."""
         self._record(None)
-        if self._writer is not None:
-            self._writer.sync()
+        if self._file is not None:
+            os.fsync(self._file.fileno())
 
     def resume(self) -> None:
         """Go on after a pause (a checkpoint), which counts as no step's time."""
@@ -169,23 +141,24 @@ class Journal:
         if self.world.is_main:
             print(text, file=sys.stderr, flush=True)
 
-    def _record(self, following: Report | None) -> None:
+    def _record(self, following: tuple[int, Callable[[], list[float]]] | None) -> None:
         """Write down the step whose values were on their way, and have those of `following` take their place."""
-        report, self._pending = self._pending, following
-        if report is None:
+        pending, self._pending = self._pending, following
+        if pending is None:
             return
-        loss, grad_norm, verdict, stop, save, *measured = report.wait()
+        step, values = pending
+        loss, grad_norm, verdict, stop, save, *measured = values()
         self.stop, self.save = self.stop or stop > 0, save > 0
         train, model = self.spec.train, self.spec.model
         tokens_per_s = self._speed.tick()
         found = {name: value for name, value in zip(model.measured, measured, strict=True) if not math.isnan(value)}
         self._pruned_share = found.get("pruned_share", self._pruned_share)
         row = {
-            "step": report.step,
-            "tokens": report.step * train.batch_tokens,
+            "step": step,
+            "tokens": step * train.batch_tokens,
             "loss": loss,
             "grad_norm": grad_norm,
-            "lr": learning_rate((report.step - 1) * train.batch_tokens, train),
+            "lr": learning_rate((step - 1) * train.batch_tokens, train),
             "wall_s": round(self._stop_request.wall_s, 3),
             "tokens_per_s": tokens_per_s,
             # Of what is executed, by the share that was skipped when it was last measured; and of a dense computation as fast.
@@ -193,12 +166,15 @@ class Journal:
             "mfu_dense": self._mfu(tokens_per_s, 0.0),
             **found,
         }
-        if self._writer is not None:
-            self._writer.write(row)
+        if self._file is not None:
+            self._file.write(line(row, self.spec.run_id))
+            self._file.flush()
+            for key in ("loss", "grad_norm", "lr", "tokens_per_s"):
+                self._board.add_scalar(key, row[key], step)
             self._progress.advance(numbers=numbers(row))
-        self._last_step = report.step
+        self._last_step = step
         if verdict:
-            self._anomaly(report.step, KINDS[int(verdict)], loss, grad_norm)
+            self._anomaly(step, KINDS[int(verdict)], loss, grad_norm)
 
     def _mfu(self, tokens_per_s: float, pruned_share: float) -> float | None:
         """Return the share of the peak that a step's three passes take; None where the peak is not known."""

@@ -9,18 +9,17 @@ import pytest
 from eval.__main__ import main as eval_main
 from eval.training_curve import spec as training_curve
 from results.store import read_rows
-from training.journal import MetricsWriter
+from training.lines import line
 
 SPEC = training_curve.Spec()
 
 
 def write_metrics(run: Path, steps: range) -> None:
     """As training writes them."""
-    writer = MetricsWriter(run / "metrics.jsonl", None, 0)
-    for s in steps:
-        row = {"step": s, "tokens": 2048 * s, "loss": 7 - s / 4, "grad_norm": 1.0, "lr": 1e-3, "tokens_per_s": 5e3}
-        writer.write({**row, "wall_s": 0.4 * s, "mfu": None, "mfu_dense": 0.25})
-    writer.close()
+    with open(run / "metrics.jsonl", "a") as file:
+        for s in steps:
+            row = {"step": s, "tokens": 2048 * s, "loss": 7 - s / 4, "grad_norm": 1.0, "lr": 1e-3, "tokens_per_s": 5e3}
+            file.write(line({**row, "wall_s": 0.4 * s, "mfu": None, "mfu_dense": 0.25}))
 
 
 def test_rows_are_the_metrics(make_run, capsys):
