@@ -58,7 +58,7 @@ def _sbatch_options(submission: Submission, entry: int, cluster: Cluster, thrott
     size, base = sizes[0], batch.logs.replace("%", "%%")
     options: dict[str, Any] = {
         "job-name": submission.job_name(entry),
-        "comment": submission.comment(entry),
+        "comment": f"fox{submission.mark(entry)}",
         **{name: getattr(settings, name) for name in ("partition", "account", "qos", "constraint")},
         "array": None if batch.single else _array(list(batch.keys), throttle),
         "dependency": batch.dependency,

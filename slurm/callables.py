@@ -28,10 +28,10 @@ from experiments.local import PROCESS_GROUP
 from experiments.plan import make_plan, write_specs
 from experiments.request import Request
 from slurm.cluster import KINDS, UNNAMED
+from slurm.snapshot import ROOT
 from slurm.submit import whole_paths
 from training.processor import equal_bits
 
-ROOT = Path(__file__).parent.parent
 POLL_S = 0.2
 
 
@@ -39,8 +39,8 @@ POLL_S = 0.2
 class Submittable:
     """`python -m MODULE ARGS` as a function without arguments, which returns the task's name. RuntimeError if it fails.
 
-    The task is a process of its own, so that signals find submitit's handler: it calls `checkpoint`, which lets the task save
-    and leave, and has SLURM start the same again. A crash is tried again by the rule of experiments/restarts.py.
+    The task is a process of its own, so that signals find submitit's handler, which has `checkpoint` let it save and leave, and
+    SLURM start the same again. A crash is tried again by the rule of experiments/restarts.py.
     """
 
     name: str
@@ -60,8 +60,8 @@ class Submittable:
             if action == "done":
                 return self.name
             if action == "failed":
-                said = ": ".join(filter(None, (reason, restarts.last_words(self.log))))
-                raise RuntimeError(f"{self.name}: {said}; log: {self.log}")
+                words = filter(None, (self.name, reason, restarts.last_words(self.log)))
+                raise RuntimeError(f"{': '.join(words)}; log: {self.log}")
 
     def checkpoint(self) -> DelayedSubmission:
         """Let the task save and leave. Called by submitit in a job's first process, before a time limit and at preemption."""

@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
+from training.command_line import short
+
 KINDS = ("prepare", "train", "evaluate", "time", "draw")
 HOURS = {"prepare": 12.0, "evaluate": 6.0, "time": 2.0, "draw": 1.0}
 """The longest jobs of a kind ask for where nothing is said; trainings ask for what they are estimated to take."""
@@ -27,9 +29,7 @@ OURS = {
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
-Share = Annotated[float, Field(gt=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]
-Variable = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 def _long_names(options: dict[str, Any]) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Cluster(Settings):
     gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"
     gpu_tflops: PositiveFloat | None = None
     machine: Name = UNNAMED
-    mfu: Share = 0.35
+    mfu: Annotated[float, Field(gt=0, le=1)] = 0.35
     margin: Annotated[float, Field(ge=1)] = 1.3
     signal_seconds: PositiveInt = 300
     max_concurrent: PositiveInt | None = None
@@ -105,7 +105,7 @@ class Cluster(Settings):
     setup: tuple[Name, ...] = ()
     container: Name | None = None
     python: Name | None = None
-    environment: dict[Variable, str] = Field(default_factory=dict)
+    environment: dict[Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(default_factory=dict)
     scratch: Path = Path("slurm_jobs")
     prepare: KindSettings = Field(default_factory=KindSettings)
     train: TrainSettings = Field(default_factory=TrainSettings)
@@ -186,10 +186,8 @@ def read_cluster(path: Path) -> Cluster:
 def _mistake(error: ValidationError) -> str:
     """The first thing that is wrong: where, what, and what was given."""
     first = error.errors()[0]
-    places = [str(part) for part in first["loc"] if part not in ("Cluster", "str", "bool", "int", "float", "[key]")]
-    where, value = ".".join(places), first["input"]
-    if first["type"] == "unexpected_keyword_argument":
-        table = Cluster if len(places) == 1 else TrainSettings if places[0] == "train" else KindSettings
-        return f"{where}: no such key; the keys are {', '.join(item.name for item in fields(table))}"
-    given = f" (given: {value!r})" if where and isinstance(value, str | int | float | bool) else ""
-    return f"{where}: {first['msg'].removeprefix('Value error, ')}{given}".removeprefix(": ")
+    if first["type"] != "unexpected_keyword_argument":
+        return short(error)
+    places = first["loc"]
+    table = Cluster if len(places) == 1 else TrainSettings if places[0] == "train" else KindSettings
+    return f"{'.'.join(map(str, places))}: no such key; the keys are {', '.join(item.name for item in fields(table))}"

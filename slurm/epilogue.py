@@ -40,11 +40,8 @@ class Start:
     def own(cls, record: Path, entry: int) -> Start:
         """Find the start that this process belongs to, in the record of its submission."""
         submission = Submission.read(record)
-        batch, array, task = (
-            submission.batches[entry],
-            os.environ.get("SLURM_ARRAY_JOB_ID"),
-            os.environ.get("SLURM_ARRAY_TASK_ID"),
-        )
+        batch = submission.batches[entry]
+        array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
         job_id = f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"]  # of one task rather than of all
         job = submission.jobs[batch.keys[0 if batch.single else int(task or "")]]
         restart, log = int(os.environ.get("SLURM_RESTART_COUNT") or 0), Path(f"{batch.logs}{job_id}.log")

@@ -124,7 +124,7 @@ def batches(group: list[Job], ids: Mapping[str, str], arrays: bool = True) -> li
 
 
 def _expression(job: Job, ids: Mapping[str, str]) -> str | None:
-    """What a job waits for, as sbatch wants it; the id of an array for all of its tasks that are open."""
+    """Wait of a job, as sbatch wants it; the id of an array stands for all of its tasks that are open."""
     kind, waits_for = _dependency(job, ids)
     whole = set(waits_for)
     for array in sorted({job_id.split("_")[0] for job_id in waits_for if "_" in job_id}):

@@ -16,8 +16,6 @@ from typing import Any
 from slurm import client
 from slurm.client import QueuedJob
 
-COMMENT = "fox"
-
 
 @dataclass(frozen=True)
 class Resources:
@@ -136,17 +134,13 @@ class Submission:
         values = {name: value for name, value in asdict(self).items() if name != "path"}
         write_atomic(self.path, json.dumps(values, indent=1, default=str) + "\n")
 
-    def comment(self, entry: int) -> str:
-        """Return the mark of an entry of `batches`, which its jobs carry in their comment."""
-        return f"{COMMENT}:{self.path.stem}:{entry}"
-
     def job_name(self, entry: int) -> str:
-        """Return the name of the jobs of an entry, which holds the same mark."""
         batch = self.batches[entry]
         what = self.jobs[batch.keys[min(batch.keys)]].name if batch.single else batch.kind
         return f"fox-{what.replace(' ', '-')}{self.mark(entry)}"
 
     def mark(self, entry: int) -> str:
+        """Return what the name and the comment of the jobs of an entry of `batches` end with."""
         return f".{self.path.stem}.{entry}"
 
     def change(self, entry: int, **values: Any) -> None:
@@ -176,8 +170,8 @@ def users(submissions: Iterable[Submission]) -> set[str]:
 
 def find(submission: Submission, entry: int, queue: dict[str, QueuedJob]) -> list[QueuedJob]:
     """The jobs that SLURM has for a batch, by their comment or else by their name."""
-    comment, mark = submission.comment(entry), submission.mark(entry)
-    return [job for job in queue.values() if job.comment == comment or job.name.endswith(mark)]
+    mark = submission.mark(entry)
+    return [job for job in queue.values() if job.comment.endswith(mark) or job.name.endswith(mark)]
 
 
 def adopt(submissions: Iterable[Submission], queue: dict[str, QueuedJob], save: bool = False) -> set[str]:

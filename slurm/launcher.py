@@ -10,7 +10,6 @@ import runpy
 import signal
 import sys
 from pathlib import Path
-from types import FrameType
 
 from experiments import restarts
 from experiments.forks import say_to
@@ -26,10 +25,6 @@ def meet() -> None:
         TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    sys.exit(restarts.REQUEUE)
-
-
 def _redirect(rank: int, start: Start) -> None:
     """Send this process's output to the run folder."""
     log = start.job.log.with_suffix(f".rank{rank}.log" if rank else ".log")
@@ -41,7 +36,7 @@ def _redirect(rank: int, start: Start) -> None:
 
 def main() -> None:
     for number in (signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(number, _leave)
+        signal.signal(number, lambda *_: sys.exit(restarts.REQUEUE))
     start = Start.own(Path(sys.argv[1]), int(sys.argv[2]))
     meet()
     rank = int(os.environ.get("SLURM_PROCID", 0))

@@ -26,9 +26,9 @@ STYLES = {"done": "green", "running": "cyan", "held": "yellow", "hidden": "yello
 class JobState:
     """A job, and how it is doing under the newest of SLURM's `id`s for it.
 
-    `state`: done, running, pending, requeued, held, waiting (for other jobs), hidden (a colleague's, of which SLURM tells
-    nothing), failed, cancelled or lost. `error`: what is wrong now; `restarted`: what the last restart was for; `shell_log`:
-    what the batch script printed, where the task never began.
+    `state`: one of ENDS or OPEN; waiting: for other jobs; hidden: a colleague's, of which SLURM tells nothing. `error`: what is
+    wrong now; `restarted`: what the last restart was for; `shell_log`: what the batch script printed, where the task never
+    began.
     """
 
     job: Job

@@ -2,11 +2,8 @@
 
 All that jobs need is on disk before the first sbatch: specs, drawings, the code, and the record of the submission. sbatch is
 then called once per batch (slurm/graph.py), patiently: a busy controller, a lost answer and a full queue are no reason to give
-up or to submit twice.
-
-submitit joins the processes of a job (slurm/launcher.py) but does not submit it: its executor has no aftercorr between parts of
-arrays, calls sbatch once and knows a job by that answer alone, asks sacct for states, and counts time-outs where we count
-starts without progress. For whom that is enough, slurm/callables.py has the tasks for its executors.
+up or to submit twice. submitit's executor calls it once, knows a job by that answer alone, has no aftercorr between parts of
+arrays and asks sacct for states; for whom that is enough, slurm/callables.py has the tasks for it.
 """
 
 import contextlib
@@ -198,9 +195,10 @@ class _Sender:
         while True:
             try:
                 if error is not None:
-                    job, busy = self._look(entry)
-                    if job is not None:
-                        return job
+                    queue = self._queue()
+                    if made := find(self.submission, entry, queue):
+                        return made[0].array
+                    busy = any(job.active for job in queue.values())
                     if unclear >= UNCLEAR_TRIES or (isinstance(error, TooMany) and not busy):
                         raise Refused(str(error))
                 return client.sbatch(str(script))
@@ -216,14 +214,11 @@ class _Sender:
             attempts += 1
             time.sleep(pause)
 
-    def _look(self, entry: int) -> tuple[str | None, bool]:
-        """The id of an entry that SLURM has, and whether any other job of ours is queued or running."""
+    def _queue(self) -> dict[str, QueuedJob]:
         try:
-            queue = client.queue()
+            return client.queue()
         except ValueError as error:
             raise ForNow(str(error)) from None
-        found = find(self.submission, entry, queue)
-        return found[0].array if found else None, any(job.active for job in queue.values())
 
     def _withdraw(self) -> int:
         """Cancel what was submitted, also jobs whose answer was lost; returns how many there were."""
@@ -284,7 +279,7 @@ def _say_settings(cluster: Cluster, console: Console) -> None:
     where = "in the container" if cluster.container else "as setup leaves it" if cluster.setup else "of this shell"
     console.print(f"jobs run {task_python(cluster)} ({where})")
     caches = {"HF_HOME": "~/.cache/huggingface", **({"TRITON_CACHE_DIR": "~/.triton"} if cluster.gpus_per_node else {})}
-    at_home = [f"{folder} ({name})" for name, folder in caches.items() if name not in {**os.environ, **cluster.environment}]
+    at_home = [f"{folder} ({name})" for name, folder in caches.items() if name not in {*os.environ, *cluster.environment}]
     if at_home:
         console.print(f"caches are in {', '.join(at_home)}; set these in `environment` where nodes see no HOME or it is small")
     left_out = sorted(name for name in os.environ if name.startswith("SBATCH_"))
@@ -305,10 +300,9 @@ def new_submission(plan: Plan, cluster: Cluster, jobs: list[Job]) -> Submission:
 def _check_machine(jobs: list[Job], cluster: Cluster) -> None:
     """A timing is of one machine, by name."""
     if cluster.machine == UNNAMED and any(job.kind == "time" for job in jobs):
-        raise ValueError(
-            "there are timings, which are of one kind of machine: name it in the cluster file, such as machine = "
-            '"NVIDIA H100 80GB HBM3" (slurm/clusters/README.md says how to find it), or leave their artefacts out.'
-        )
+        example = 'machine = "NVIDIA H100 80GB HBM3" (slurm/clusters/README.md says how to find it)'
+        reason = "there are timings, which are of one kind of machine"
+        raise ValueError(f"{reason}: name it in the cluster file, such as {example}, or leave their artefacts out.")
 
 
 def planned(request: Request, cluster: Cluster, *, rehearsal: bool = False) -> Plan:
@@ -343,8 +337,7 @@ def _check_unseen(jobs: list[Job], before: list[Submission], unseen: set[str]) -
         for key, job_id in submission.job_ids().items():
             job, who = submission.jobs[key], submission.user
             if made & set(job.makes) and not restarts.has_ended(job.journal, job_id):
-                raise ValueError(
-                    f"{who} has submitted '{job.name}' from this runs folder, and SLURM hides others' jobs (PrivateData=jobs): "
-                    f"it may be under way. Let {who} run this, choose another --runs-dir, or, once those jobs are gone, move "
-                    f"{submission.path} away."
-                )
+                hidden = "from this runs folder, and SLURM hides others' jobs (PrivateData=jobs): it may be under way"
+                away = f"once those jobs are gone, move {submission.path} away"
+                remedy = f"Let {who} run this, choose another --runs-dir, or, {away}."
+                raise ValueError(f"{who} has submitted '{job.name}' {hidden}. {remedy}")

@@ -15,6 +15,9 @@ import tyro
 
 from training.signals import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 
+TYPES = ("str", "bool", "int", "float", "[key]")
+"""Of a place in a pydantic error those parts that name the alternatives of a type."""
+
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM or SIGUSR2: leave like Ctrl-C, with the exit code that asks to be started again."""
@@ -93,7 +96,7 @@ def short(error: ValueError | OSError) -> str:
         return f"{error.strerror or error}: {error.filename or ''}".rstrip(": ") + remedy
     if isinstance(error, ValidationError):
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = ".".join(str(part) for part in first["loc"] if part not in TYPES)
         value = first.get("input")
         given = f" (given: {value!r})" if isinstance(value, str | int | float | bool) else ""
         return f"{where}: {first['msg']}{given}".removeprefix(": ").replace("Value error, ", "")

@@ -221,8 +221,8 @@ def test_jobs_that_slurm_hides_are_not_lost_and_ones_own_are_cancelled_all_the_s
 
 def test_a_job_whose_answer_came_too_late_is_shown_and_cancelled(tmp_path, monkeypatch, capsys):
     one = submission(tmp_path)
-    late = FakeJob("55_3", one.job_name(0), one.comment(0), "")
-    fake = FakeSlurm(tmp_path / "bin", jobs=[vars(FakeJob("5", one.job_name(0), one.comment(0), "")), vars(late)])
+    late = FakeJob("55_3", one.job_name(0), one.mark(0), "")
+    fake = FakeSlurm(tmp_path / "bin", jobs=[vars(FakeJob("5", one.job_name(0), one.mark(0), "")), vars(late)])
     monkeypatch.setenv("PATH", f"{fake.folder}:/usr/bin:/bin")
     where = ["--runs-dir", str(tmp_path / "runs")]
     main(["status", *where])
