@@ -1,8 +1,7 @@
 """Checkpoints that cannot be lost: written beside, digested, renamed; read only if every digest agrees.
 
-Tensors go through torch.distributed.checkpoint into safetensors files (no pickle), so that a run resumes on any number
-of processes. A manifest (training/manifest.py) holds the run, the step and the SHA-256 of every file; a folder without it,
-or of another run or step, is not a checkpoint.
+Tensors go through torch.distributed.checkpoint into safetensors files (no pickle), so that a run resumes on any number of
+processes. A folder without a manifest (training/manifest.py), or with that of another run or step, is not a checkpoint.
 """
 
 import errno

@@ -35,8 +35,8 @@ The tokeniser's code lies in this folder. An export of a synthetic task has no t
 
 def export_model(model: nn.Module, corpus: Corpus | None, spec: RunSpec, folder: RunFolder, world: World) -> None:
     """Write export/ whole or not at all, then drop the checkpoints: three times its size, and the run no longer needs them."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights = get_model_state_dict(model, options=options) if world.size > 1 else model.state_dict()
+    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = get_model_state_dict(model, options=whole) if world.size > 1 else model.state_dict()
     if world.is_main:
         partial = folder.path / "export.partial"
         shutil.rmtree(partial, ignore_errors=True)

@@ -190,7 +190,5 @@ class Journal:
             with open(file, "a") as lines:
                 lines.write(line(row, self.spec.run_id))
         if self.execution.on_bad_step == "stop":
-            raise AnomalyError(
-                f"step {step} is {kind} (loss {loss}, gradient norm {grad_norm}) and was not applied; its documents are in "
-                f"{file}. `--on-bad-step skip` goes on without such steps."
-            )
+            what = f"step {step} is {kind} (loss {loss}, gradient norm {grad_norm}) and was not applied"
+            raise AnomalyError(f"{what}; its documents are in {file}. `--on-bad-step skip` goes on without such steps.")

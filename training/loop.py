@@ -52,10 +52,9 @@ def open_corpus(corpus_dir: Path | None, tokenizer: str | None, spec: RunSpec) -
     choice = None if tokenizer is None else parse_tokenizer(tokenizer)
     corpus = Corpus.open(corpus_dir, document_len=spec.data.document_len, tokenizer=choice)
     if corpus.spec.fingerprint != spec.data.fingerprint:
-        raise ValueError(
-            f"{corpus_dir} holds corpus {corpus.spec.fingerprint[:12]}, but the run was made for {spec.data.fingerprint[:12]}: "
-            "give the corpus it was made for, or plan a new run for this one."
-        )
+        found, wanted = corpus.spec.fingerprint[:12], spec.data.fingerprint[:12]
+        remedy = "give the corpus it was made for, or plan a new run for this one"
+        raise ValueError(f"{corpus_dir} holds corpus {found}, but the run was made for {wanted}: {remedy}.")
     assert corpus.tokenizer.vocab_size == spec.data.vocab_size
     return corpus
 
@@ -67,12 +66,8 @@ def batches_of(spec: RunSpec, corpus: Corpus | None, world: World) -> tuple[Samp
         assert spec.data.recall is not None
         made = RecallSampler(spec.data.recall, size, spec.seed)
         return made, partial(made.batch, rank=world.rank, world_size=world.size)
-    sampler = Sampler(len(corpus.train), spec.data.document_len, spec.train.seq_len, size)
-
-    def load(step: int) -> Batch:
-        return load_batch(corpus.train, sampler, step, world.rank, world.size, bos_id=spec.data.bos_id)
-
-    return sampler, load
+    sampler, place = Sampler(len(corpus.train), spec.data.document_len, spec.train.seq_len, size), (world.rank, world.size)
+    return sampler, lambda step: load_batch(corpus.train, sampler, step, *place, bos_id=spec.data.bos_id)
 
 
 def _train(

@@ -27,6 +27,7 @@ from results.atomic import write_atomic
 from results.sealed import read_sealed, write_sealed
 from results.store import fault_of, read_meta
 from training import manifest
+from training.command_line import short
 from training.lines import Row, line, read_line, read_lines
 from training.spec import RunSpec
 
@@ -52,10 +53,8 @@ class RunFolder:
             except OSError as error:
                 raise ValueError(f"cannot write the run folder {path}: {error.strerror}. Choose another --runs-dir.") from error
         elif folder.run_id != spec.run_id:
-            raise ValueError(
-                f"{path} holds run {folder.run_id}, not {spec.run_id}: its spec.json was made by other settings. "
-                "Move the folder away, or choose another --runs-dir."
-            )
+            reason = f"{path} holds run {folder.run_id}, not {spec.run_id}: its spec.json was made by other settings"
+            raise ValueError(f"{reason}. Move the folder away, or choose another --runs-dir.")
         return folder
 
     @classmethod
@@ -73,9 +72,7 @@ class RunFolder:
         try:
             return RunSpec.from_json(json.dumps(values))
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise ValueError(f"{self.spec_file} is not a valid run spec: {where}: {first['msg']}; {remedy}") from error
+            raise ValueError(f"{self.spec_file} is not a valid run spec: {short(error)}; {remedy}") from error
 
     @cached_property
     def run_id(self) -> str:
@@ -125,10 +122,8 @@ class RunFolder:
         rows, spec = read_lines(self.metrics_file, self.run_id)[0], self.read_spec()
         num_steps = spec.train.num_steps
         if self.finished and spec.weights is None and not _complete(rows, num_steps):
-            raise ValueError(
-                f"{self.metrics_file} does not hold the {num_steps} steps of the run once each ({len(rows)} lines are whole): "
-                f"delete {self.path} and run its experiment again"
-            )
+            lacks = f"does not hold the {num_steps} steps of the run once each ({len(rows)} lines are whole)"
+            raise ValueError(f"{self.metrics_file} {lacks}: delete {self.path} and run its experiment again")
         return rows
 
     def last_row(self) -> Row | None:
@@ -180,15 +175,9 @@ class RunFolder:
         final_loss = rows[-1]["loss"] if rows else None
         first = max((index for index, start in enumerate(starts) if not start["first_step"]), default=0)
         dates = [start["date"] for start in starts[first:]]
-        return {
-            "run_id": spec.run_id,
-            "scale": spec.scale,
-            "name": spec.name,
-            "spec": json.loads(spec.to_json()),
-            "starts": starts,
-            "trainings": [{"weights": self.weights, "starts": dates, "final_loss": final_loss}] if ended else [],
-            "final_loss": final_loss,
-        }
+        trainings = [{"weights": self.weights, "starts": dates, "final_loss": final_loss}] if ended else []
+        told = {"run_id": spec.run_id, "scale": spec.scale, "name": spec.name, "spec": json.loads(spec.to_json())}
+        return {**told, "starts": starts, "trainings": trainings, "final_loss": final_loss}
 
     def begin_start(self, start: Row) -> int:
         """Add a start (before `truncate`). One that was killed before it is ended by the last step it wrote down. Returns how

@@ -165,10 +165,8 @@ def fitted(
 def check_device(spec: RunSpec, device: str) -> None:
     """Raise ValueError where the run cannot be computed on `device` (cpu, cuda)."""
     if device.startswith("cuda") and spec.train.precision == "fp32" and spec.model.kind == "delta_net":
-        remedy = "use --device cpu, or leave the model out with --only"
-        raise ValueError(
-            f"{spec.name} at {spec.scale} is trained in fp32, which fla's DeltaNet kernels refuse on a GPU: {remedy}"
-        )
+        refused = f"{spec.name} at {spec.scale} is trained in fp32, which fla's DeltaNet kernels refuse on a GPU"
+        raise ValueError(f"{refused}: use --device cpu, or leave the model out with --only")
 
 
 def micro_batch_size(spec: TrainSpec, world_size: int, micro_batch_tokens: int | None) -> int:
@@ -181,10 +179,8 @@ def micro_batch_size(spec: TrainSpec, world_size: int, micro_batch_tokens: int |
     if micro_batch_tokens is None:
         return share
     if micro_batch_tokens % spec.seq_len or share % (micro_batch_tokens // spec.seq_len):
-        raise ValueError(
-            f"micro_batch_tokens {micro_batch_tokens} must be a multiple of seq_len {spec.seq_len} that divides the "
-            f"{share * spec.seq_len} tokens of each process"
-        )
+        rule = f"a multiple of seq_len {spec.seq_len} that divides the {share * spec.seq_len} tokens of each process"
+        raise ValueError(f"micro_batch_tokens {micro_batch_tokens} must be {rule}")
     return micro_batch_tokens // spec.seq_len
 
 

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -155,12 +156,9 @@ def batches_on(
         inputs, targets = load(step)
         return (inputs.pin_memory(), targets.pin_memory()) if device.type == "cuda" else (inputs, targets)
 
-    def moved() -> Iterator[tuple[int, Tensor, Tensor]]:
-        for step, (inputs, targets) in batches:
-            yield step, inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
-
     with Prefetcher(((step, read(step)) for step in steps), depth=3) as batches:
-        yield moved()
+        send = partial(Tensor.to, device=device, non_blocking=True)
+        yield ((step, send(inputs), send(targets)) for step, (inputs, targets) in batches)
 
 
 @contextmanager
