@@ -97,8 +97,8 @@ class Facts:
     def _trained(self, scale: str) -> dict[str, Study]:
         """Artefacts with trained lines, by what the papers call them."""
         there = [each for each in artefacts().values() if study_file(self.results_dir, scale, each.stem).is_file()]
-        studies = ((each.paper if each.folder in PAPERS else each.title, self.study(each.stem, scale)) for each in there)
-        return {name: study for name, study in studies if any(line.is_trained for line in study.lines)}
+        studies = {each.paper if each.folder in PAPERS else each.title: self.study(each.stem, scale) for each in there}
+        return {name: study for name, study in studies.items() if any(line.is_trained for line in study.lines)}
 
     def seeds(self, scale: str = "mini") -> dict[str, list[str]]:
         """Artefacts of which each line has one seed, some have more, or all have."""
