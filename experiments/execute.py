@@ -64,7 +64,7 @@ def execute(plan: Plan, slots: int | None, console: Console) -> int:
     failed = run_tasks(todo, slots, plan.request.device, console) if todo else []
     if not todo:
         console.print(f"all {len(plan.runs)} runs and their evaluations exist already")
-    code = draw(graph.draw_specs(plan), console)
+    code = draw([*plan.drawings.values()], console)
     if failed:
         console.print(
             f"[red]{len(failed)} of {len(todo)} tasks failed or could not start[/]; the same command tries them again"

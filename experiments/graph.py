@@ -13,7 +13,7 @@ from pathlib import Path
 from data.plan import CorpusPlan
 from eval.kinds import eval_id
 from eval.shell.spec import EvalSpec
-from experiments.collect import DrawSpec, is_collected
+from experiments.collect import is_collected
 from experiments.plan import Plan, Run
 from experiments.request import Corpora
 from experiments.scales import get_scale
@@ -79,7 +79,7 @@ def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 
         for timing in (False, True):
             specs = [spec for spec in missing if (spec.NEEDS == "spec") == timing]
             found += [_eval_task(plan, run, specs, timing)] if specs else []
-    return found + [_draw_task(plan, stem) for stem in plan.artefacts if not is_collected(draw_spec(plan, stem))]
+    return found + [_draw_task(plan, stem) for stem, spec in plan.drawings.items() if not is_collected(spec)]
 
 
 def _prepare_task(plan: Plan, corpus: CorpusPlan) -> Task:
@@ -131,22 +131,12 @@ def _draw_task(plan: Plan, stem: str) -> Task:
 
 
 def draw_file(plan: Plan, stem: str) -> Path:
-    return plans_dir(plan) / f"{stem}-{_digest(draw_spec(plan, stem).to_json())}.json"
-
-
-def draw_spec(plan: Plan, stem: str) -> DrawSpec:
-    """Return what `draw` is told of an artefact."""
-    request = plan.request
-    return DrawSpec(stem, plan.scale.name, request.results_dir, plan.lines[stem], request.draw_these_trainings)
-
-
-def draw_specs(plan: Plan) -> list[DrawSpec]:
-    return [draw_spec(plan, stem) for stem in plan.artefacts]
+    return plans_dir(plan) / f"{stem}-{_digest(plan.drawings[stem].to_json())}.json"
 
 
 def write_draw_specs(plan: Plan) -> None:
-    for spec in draw_specs(plan):
-        write_atomic(draw_file(plan, spec.stem), spec.to_json())
+    for stem, spec in plan.drawings.items():
+        write_atomic(draw_file(plan, stem), spec.to_json())
 
 
 def _digest(*texts: str) -> str:

@@ -18,7 +18,7 @@ from eval.needle import spec as needle
 from eval.shell.spec import EvalSpec, Setting
 from experiments.adopt import adopted_run
 from experiments.artefact import Artefact, chosen
-from experiments.collect import LineSpec
+from experiments.collect import DrawSpec, LineSpec
 from experiments.recipes import Recipe, check_name
 from experiments.request import Corpora, Request
 from experiments.scales import Scale, get_scale
@@ -79,12 +79,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a request needs. `lines` by the artefact's stem, `runs` by id."""
+    """All that a request needs. `drawings`: what `draw` is told of each artefact, by its stem; `runs` by id."""
 
     request: Request
     scale: Scale
     artefacts: dict[str, Artefact]
-    lines: dict[str, tuple[LineSpec, ...]]
+    drawings: dict[str, DrawSpec]
     runs: dict[str, Run]
 
     @property
@@ -113,7 +113,10 @@ def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False
                     DataSpec.of_recall(recipe.task), Path(), f"{recipe.task.num_keys} keys, made as it is read"
                 )
             else:
-                corpus = _corpus(request, get_scale(recipe.scale), corpora, rehearsal)
+                at = get_scale(recipe.scale)
+                if _corpus_key(at) not in corpora:
+                    corpora[_corpus_key(at)] = corpus_at(request, at, rehearsal=rehearsal)
+                corpus = corpora[_corpus_key(at)]
             spec = adopted_run(request.runs_dir, recipe, corpus.spec) or recipe.run_spec(corpus.spec)
             wanted = [_bound(each, spec, request, machine) for each in artefact.evals(recipe.sizes)]
             line = Line(recipe.label, recipe.axes, recipe.name, recipe.seed, recipe.scale, spec.run_id)
@@ -126,7 +129,9 @@ def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False
         asked = [*(f"--only {model}" for model in request.only), *(f"--line {label!r}" for label in request.line)]
         raise ValueError(f"{' '.join(asked)}: no line of {', '.join(artefacts)} is such.")
     lines = {stem: tuple(LineSpec(line, runs[line.run_id].folder.path, ids) for line, ids in found[stem]) for stem in found}
-    plan = Plan(request, scale, artefacts, lines, runs)
+    about = scale.name, request.results_dir
+    drawings = {stem: DrawSpec(stem, *about, lines[stem], request.draw_these_trainings) for stem in lines}
+    plan = Plan(request, scale, artefacts, drawings, runs)
     check(plan)
     return plan
 
@@ -179,17 +184,10 @@ def _corpus_key(scale: Scale) -> str:
     return f"{scale.default_data} {scale.default_tokenizer} {scale.document_len} {scale.heldout_fraction} {packed}"
 
 
-def _corpus(request: Corpora, scale: Scale, known: dict[str, Corpus], rehearsal: bool) -> Corpus:
-    """Find the corpus that the request means at a scale; nothing is tokenised yet. ValueError where it cannot be read."""
-    key = _corpus_key(scale)
-    if key not in known:
-        known[key] = (_absent(request, scale) if rehearsal else None) or _resolve(request, scale)
-    return known[key]
-
-
-def corpus_at(request: Corpora, scale: Scale) -> Corpus:
-    """The corpus of one scale; LongCrawl64 need not be here. ValueError where it cannot be read."""
-    return _corpus(request, scale, {}, rehearsal=True)
+def corpus_at(request: Corpora, scale: Scale, *, rehearsal: bool = True) -> Corpus:
+    """Find the corpus that the request means at a scale; nothing is tokenised yet, and in a rehearsal it need not be here.
+    ValueError where it cannot be read."""
+    return (_absent(request, scale) if rehearsal else None) or _resolve(request, scale)
 
 
 def _data(request: Corpora, scale: Scale) -> tuple[str | None, str | None]:
@@ -249,23 +247,22 @@ def check(plan: Plan) -> None:
     ignored = unread((spec for run in plan.runs.values() for spec in run.evals), plan.request.sources)
     if ignored:
         raise ValueError(f"{', '.join(ignored)}: nothing that {', '.join(plan.artefacts)} need at {plan.scale.name} reads it.")
-    for stem in plan.lines:
-        _check_stored(plan, stem)
+    for drawing in plan.drawings.values():
+        _check_stored(plan, drawing)
 
 
-def _check_stored(plan: Plan, stem: str) -> None:
+def _check_stored(plan: Plan, spec: DrawSpec) -> None:
     """Raise ValueError for a figure that would mix runs on several texts."""
-    results_dir, scale = plan.request.results_dir, plan.scale
-    runs = [plan.runs[each.line.run_id].spec for each in plan.lines[stem]]
+    runs = [plan.runs[each.line.run_id].spec for each in spec.lines]
     ours = {run.scale: run.data.fingerprint for run in runs}
-    for line in read_lines(results_dir, scale.name, stem):
-        record = run_file(results_dir, line.scale, line.run_id)
+    for line in read_lines(spec.results_dir, spec.scale, spec.stem):
+        record = run_file(spec.results_dir, line.scale, line.run_id)
         data = read_run(record)["spec"]["data"] if record.is_file() else {}  # lost; collecting a run writes it again
         if not data or data.get("recall"):  # tasks of several sizes may meet
             continue
         if line.scale in ours and data["fingerprint"] != ours[line.scale] != "absent":
             raise ValueError(
-                f"{results_dir / scale.name / stem}.json is drawn from runs on another corpus ({data['source']}, "
+                f"{spec.results_dir / spec.scale / spec.stem}.json is drawn from runs on another corpus ({data['source']}, "
                 f"{data['fingerprint']}; this is {ours[line.scale]}): keep the two apart with --results-dir FOLDER."
             )
 

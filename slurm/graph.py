@@ -36,7 +36,7 @@ def jobs(plan: Plan, cluster: Cluster, active: Mapping[str, Job] | None = None) 
     new = [task for task in missing if task.kind != "draw" and task.key not in active]
     makers |= {path: task.key for task in new for path in task.makes}
     for task in (task for task in missing if task.kind == "draw"):
-        lines = plan.lines[task.key.split(":")[1]]
+        lines = plan.drawings[task.key.split(":")[1]].lines
         files = (line.run / "evals" / f"{each}.parquet" for line in lines for each in line.evals)
         needs = {makers[file] for file in files if file in makers}
         if task.key not in active or not needs <= active.keys():  # one under way does not wait for what is submitted only now

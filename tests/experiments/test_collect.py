@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from analysis.study import Study, read_lines, study_file
-from experiments import execute, graph
+from experiments import execute
 from experiments.collect import Collected, DrawSpec, collect, is_collected
 from experiments.overview import print_ancestry
 from experiments.plan import Plan, make_plan
@@ -32,7 +32,7 @@ def made(asked, *models: str, **more) -> Plan:
     for index, run in enumerate(plan.runs.values()):
         run.folder.create(run.folder.path, run.spec)
         finish(run, evaluations=True, loss=2.0 + index / 10)
-    collect(graph.draw_spec(plan, FIG2))
+    collect(plan.drawings[FIG2])
     return plan
 
 
@@ -78,7 +78,7 @@ def test_what_was_not_met_is_said_with_its_cause(asked, monkeypatch):
     found = Collected(FIG2, 2, 1, {"needle-1 of a": math.inf, "per_token_loss-2 of b": 0.25})
     for collected in (found, Collected(FIG2, 2, 3, {})):
         monkeypatch.setattr(execute, "collect", lambda _, collected=collected: collected)
-        execute.draw(graph.draw_specs(plan), Console(width=200, file=(said := io.StringIO())))
+        execute.draw([*plan.drawings.values()], Console(width=200, file=(said := io.StringIO())))
         text = said.getvalue()
         assert f"{collected.met} stored evaluations were met within rounding, {len(collected.differing)} were not" in text
         told = "needle-1 of a: in its texts; what", "per_token_loss-2 of b: by 2.5e-01 of the largest", "at most 0.009 nats"
@@ -90,7 +90,7 @@ def test_rows_in_the_store_are_drawn_without_their_run_folders(asked):
     study_file(asked.results_dir, "tiny", FIG2).unlink()
     for run in plan.runs.values():
         shutil.rmtree(run.folder.evals)
-    collect(graph.draw_spec(plan, FIG2))
+    collect(plan.drawings[FIG2])
     assert len(places(asked)) == 2
 
 
@@ -99,10 +99,10 @@ def test_stored_rows_stay_and_a_difference_is_told(asked):
     (run,) = plan.runs.values()
     stored = rows_file(asked.results_dir, "tiny", run.spec.run_id, run.eval_file(run.evals[0]).stem)
     before = stored.read_bytes(), meta_path(stored).read_bytes()
-    again = collect(graph.draw_spec(plan, FIG2))
+    again = collect(plan.drawings[FIG2])
     assert again is not None and (again.met, again.differing) == (1, {})
     write_loss(run, run.evals[0], 2.006)
-    other = collect(graph.draw_spec(plan, FIG2))
+    other = collect(plan.drawings[FIG2])
     assert other is not None and (other.met, other.beyond) == (0, {})
     assert list(other.differing.values()) == [pytest.approx(0.006 / 3)]
     assert (stored.read_bytes(), meta_path(stored).read_bytes()) == before
@@ -115,7 +115,7 @@ def test_a_curve_of_another_speed_is_met_and_one_of_another_loss_is_not(asked):
     finish(run)
     for speed, loss, differing, beyond in ((5.0, 3.0, 0, 0), (7.0, 3.0, 0, 0), (7.0, 3.009, 1, 0), (7.0, 3.011, 0, 1)):
         write_curve(run, run.evals[0], speed, loss)
-        collected = collect(graph.draw_spec(plan, "appendix_training_curves"))
+        collected = collect(plan.drawings["appendix_training_curves"])
         assert collected is not None and (len(collected.differing), len(collected.beyond)) == (differing, beyond)
 
 
@@ -140,7 +140,7 @@ def test_damage_is_refused_and_named(asked):
     stored.write_bytes(bytes(body))
     with pytest.raises(ValueError, match=f"{stored.name}: truncated or changed"):
         read_rows(stored)
-    collect(graph.draw_spec(plan, FIG2))  # the run folder still has them
+    collect(plan.drawings[FIG2])  # the run folder still has them
     assert len(read_rows(stored)[0]) == 1024
     meta = json.loads(meta_path(stored).read_text())
     meta["provenance"]["git_sha"] = "other"
@@ -158,7 +158,7 @@ def test_every_start_of_a_run_with_new_rows_is_kept(asked):
     for provenance in (run.folder.provenance_file.read_text(), line(start)):
         stored.unlink()  # so that rows are new
         run.folder.provenance_file.write_text(provenance)
-        collect(graph.draw_spec(plan, FIG2))
+        collect(plan.drawings[FIG2])
     study = Study(asked.results_dir, "tiny", FIG2)
     assert [start["git_sha"] for start in study.runs[run.spec.run_id]["starts"]] == ["abc", "def"]
     console = Console(record=True, width=200)
@@ -175,7 +175,7 @@ def contents(folder):
 def test_a_users_own_run_over_stored_rows_changes_no_file(asked):
     """Rows that are met, or not, whose training was another start: what is published stays to the byte."""
     plan = made(asked, *PAIR, seeds=(0, 1))
-    assert not execute.draw(graph.draw_specs(plan), Console(file=io.StringIO()))
+    assert not execute.draw([*plan.drawings.values()], Console(file=io.StringIO()))
     before = contents(asked.results_dir)
     assert len(before) > 10
     shutil.rmtree(asked.runs_dir)
@@ -184,7 +184,7 @@ def test_a_users_own_run_over_stored_rows_changes_no_file(asked):
         finish(run, evaluations=True, loss=2.0 + index / 10 if index else 2.005)
         (start,) = run.folder.read_starts()
         run.folder.begin_start({**start, "date": "2026-02-02T00:00:00+00:00", "git_sha": "mine"})
-    assert not execute.draw(graph.draw_specs(plan), Console(file=(said := io.StringIO())))
+    assert not execute.draw([*plan.drawings.values()], Console(file=(said := io.StringIO())))
     assert "3 stored evaluations were met within rounding, 1 were not" in said.getvalue()
     assert contents(asked.results_dir) == before
 
@@ -200,22 +200,22 @@ def timed(asked, machine: str) -> Plan:
 
 
 def test_another_cpus_timings_are_not_added_and_a_gpus_are(asked):
-    execute.draw(graph.draw_specs(timed(asked, "One CPU, 2 cores")), Console(file=io.StringIO()))
+    execute.draw([*timed(asked, "One CPU, 2 cores").drawings.values()], Console(file=io.StringIO()))
     before = contents(asked.results_dir)
     other = timed(asked, "Another CPU, 64 cores")
-    assert not execute.draw(graph.draw_specs(other), Console(file=(said := io.StringIO()), width=200))
+    assert not execute.draw([*other.drawings.values()], Console(file=(said := io.StringIO()), width=200))
     assert "2 timings of this CPU stay in their run folders: those of another CPU are stored" in said.getvalue()
     assert contents(asked.results_dir) == before
-    assert is_collected(graph.draw_spec(other, "table6_throughput"))
+    assert is_collected(other.drawings["table6_throughput"])
     gpu = timed(asked, "NVIDIA H100")
-    assert not is_collected(graph.draw_spec(gpu, "table6_throughput"))
-    assert not execute.draw(graph.draw_specs(gpu), Console(file=(said := io.StringIO())))
+    assert not is_collected(gpu.drawings["table6_throughput"])
+    assert not execute.draw([*gpu.drawings.values()], Console(file=(said := io.StringIO())))
     assert "stay in their run folders" not in said.getvalue()
     assert [len(line.files) for line in read_lines(asked.results_dir, "tiny", "table6_throughput")] == [2, 2]
 
 
 def test_what_draw_is_told_goes_through_json_and_damage_is_named(asked, tmp_path):
-    spec = graph.draw_spec(make_plan(replace(asked, artefacts=("table_lr_grid",))), "table_lr_grid")
+    spec = make_plan(replace(asked, artefacts=("table_lr_grid",))).drawings["table_lr_grid"]
     assert all(each.line.axes for each in spec.lines)
     file = tmp_path / "spec.json"
     file.write_text(spec.to_json())

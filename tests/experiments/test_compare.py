@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from experiments import execute, graph
+from experiments import execute
 from experiments.__main__ import main
 from experiments.plan import Plan, Run, make_plan
 from results.store import read_rows, rows_file, write_rows
@@ -32,7 +32,7 @@ def trained(asked, losses: dict[int, float], *, device: str, where: str = "runs"
 
 
 def drawn(plan: Plan) -> tuple[int, str]:
-    code = execute.draw(graph.draw_specs(plan), Console(file=(said := io.StringIO()), width=500))
+    code = execute.draw([*plan.drawings.values()], Console(file=(said := io.StringIO()), width=500))
     return code, said.getvalue()
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from analysis.study import Study
-from experiments import graph
 from experiments.collect import collect
 from experiments.plan import Plan, Run, make_plan
 from results.store import meta_path
@@ -38,7 +37,7 @@ def plan(asked) -> Plan:
             if spec.kind == "training_curve":
                 write_curve(run, spec, 1.0, loss)
     for stem in STEMS:
-        collect(graph.draw_spec(made, stem))
+        collect(made.drawings[stem])
     return made
 
 
@@ -58,7 +57,7 @@ def drawn(asked, results: Path) -> list[float]:
     run, _ = runs_of(plan)
     found = []
     for stem, kind in zip(STEMS, ("per_token_loss", "training_curve"), strict=True):
-        if run.missing_evals or collect(graph.draw_spec(plan, stem)) is None:
+        if run.missing_evals or collect(plan.drawings[stem]) is None:
             continue  # made again
         study = Study(results, "tiny", stem).whole()
         rows = study.rows(kind)

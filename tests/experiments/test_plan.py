@@ -82,7 +82,7 @@ def test_a_model_is_trained_once_for_all_artefacts(asked):
 def test_seeds_are_runs_of_their_own_under_one_label(asked):
     plan = make_plan(replace(asked, artefacts=("fig2_per_token_loss",), seeds=(0, 1, 2), only=("fox_pro",)))
     assert len(plan.runs) == 3 == len({run.folder.path for run in plan.runs.values()})
-    assert {line.line.label for line in plan.lines["fig2_per_token_loss"]} == {"fox_pro"}
+    assert {line.line.label for line in plan.drawings["fig2_per_token_loss"].lines} == {"fox_pro"}
 
 
 def test_timings_need_no_training(asked):
@@ -111,7 +111,7 @@ def test_stored_rows_count_as_done_where_they_may(asked, tmp_path):
     write_specs(plan)
     (run,) = plan.runs.values()
     finish(run, evaluations=True)
-    assert collect(graph.draw_spec(plan, "fig2_per_token_loss")).lines == 1
+    assert collect(plan.drawings["fig2_per_token_loss"]).lines == 1
     before = read_run(run_file(wanted.results_dir, run.spec.scale, run.spec.run_id))
     shutil.rmtree(run.folder.path)
     assert kinds(make_plan(wanted), "hgrn2") == ["evaluate", "train"]
@@ -121,7 +121,7 @@ def test_stored_rows_count_as_done_where_they_may(asked, tmp_path):
         print_plan(either, 0.4, Console(file=(shown := io.StringIO()), width=160))
         assert to_do in shown.getvalue()
     write_specs(stored)
-    assert collect(graph.draw_spec(stored, "fig2_per_token_loss")).lines == 1
+    assert collect(stored.drawings["fig2_per_token_loss"]).lines == 1
     assert read_run(run_file(wanted.results_dir, run.spec.scale, run.spec.run_id)) == before
     more = replace(wanted, artefacts=("appendix_training_curves",), reuse_stored=True)
     assert kinds(make_plan(more), "hgrn2") == ["evaluate", "train"]
@@ -190,7 +190,7 @@ def test_what_can_be_known_is_refused_before_the_first_task(asked):
 
 def test_lines_are_asked_for_by_their_labels(asked):
     plan = make_plan(replace(asked, artefacts=("table_lr_grid", "fig7_gate_types"), line=("*, LR 0.008", "fixed, T_max 4")))
-    labels = {stem: [line.line.label for line in lines] for stem, lines in plan.lines.items()}
+    labels = {stem: [line.line.label for line in drawing.lines] for stem, drawing in plan.drawings.items()}
     assert labels == {"table_lr_grid": [f"{model}, LR 0.008" for model in SEVEN], "fig7_gate_types": ["fixed, T_max 4"] * 2}
     assert len(plan.runs) == 9
 
@@ -294,12 +294,12 @@ def test_micro_batches_are_those_of_the_scale_unless_asked_for(asked):
 def test_models_besides_are_lines_where_lines_are_models(asked):
     also = ("stick_breaking", "alibi")
     plan = make_plan(replace(asked, artefacts=("fig2_per_token_loss", "table_lr_grid"), seeds=(0, 1), also=also))
-    lines = [line.line for line in plan.lines["fig2_per_token_loss"]]
+    lines = [line.line for line in plan.drawings["fig2_per_token_loss"].lines]
     assert len(lines) == 2 * (len(SEVEN) + 2)
     assert {recipe.seed for recipe in lines if recipe.label == recipe.model == "stick_breaking"} == {0, 1}
-    assert {line.line.model for line in plan.lines["table_lr_grid"]} == set(SEVEN), "its lines are learning rates"
+    assert {line.line.model for line in plan.drawings["table_lr_grid"].lines} == set(SEVEN), "its lines are learning rates"
     already = make_plan(replace(asked, artefacts=("stick_extrapolation",), also=also))
-    assert len(already.lines["stick_extrapolation"]) == 4
+    assert len(already.drawings["stick_extrapolation"].lines) == 4
     with pytest.raises(ValueError, match="--also nothing: no such model"):
         make_plan(replace(asked, also=("nothing",)))
 
@@ -336,13 +336,16 @@ def test_the_users_texts_go_to_the_evaluations_in_their_order(asked, texts):
 
 def test_a_rate_beyond_the_grid_is_tried_by_the_models_that_were_best_at_its_edge_alone(asked):
     plan = make_plan(replace(asked, artefacts=("table_lr_grid", "gate_worth"), scale="mini"), rehearsal=True)
-    rates = {stem: [line.line.label for line in lines if "0.0005" in line.line.label] for stem, lines in plan.lines.items()}
+    rates = {
+        stem: [line.line.label for line in drawing.lines if "0.0005" in line.line.label]
+        for stem, drawing in plan.drawings.items()
+    }
     assert rates == {"table_lr_grid": ["fox_llama, LR 0.0005"], "gate_worth": ["83.9M tokens, LR 0.0005"]}
-    highest = [line.line.label for line in plan.lines["table_lr_grid"] if "0.008" in line.line.label]
+    highest = [line.line.label for line in plan.drawings["table_lr_grid"].lines if "0.008" in line.line.label]
     assert highest == ["mamba2, LR 0.008", "delta_net, LR 0.008"]
     assert all(
         {each.rpartition("-")[0] for each in line.evals} == {"per_token_loss", "training_curve"}
-        for line in plan.lines["table_lr_grid"]
+        for line in plan.drawings["table_lr_grid"].lines
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from analysis.study import Study, read_lines, study_file
-from experiments import execute, graph
+from experiments import execute
 from experiments.collect import collect, is_collected
 from experiments.overview import print_ancestry
 from experiments.plan import Plan, make_plan
@@ -34,7 +34,7 @@ def trained(asked, weights: bytes, loss: float, *, where: str = "runs", device: 
 
 def said(plan: Plan, code: int = 0) -> str:
     text = io.StringIO()
-    assert execute.draw(graph.draw_specs(plan), Console(file=text, width=500)) == code
+    assert execute.draw([*plan.drawings.values()], Console(file=text, width=500)) == code
     return text.getvalue()
 
 
@@ -63,7 +63,7 @@ def test_rows_of_another_training_are_kept_beside_and_drawn_when_asked_for(asked
     second = trained(asked, b"second", 2.1, where="again")
     text, y = said(second), digest_of(second)
     assert x != y and "1 lines stay drawn from other trainings" in text and "--draw-these-trainings" in text and y[:8] in text
-    assert is_collected(graph.draw_spec(second, FIG2))
+    assert is_collected(second.drawings[FIG2])
     assert line_of(asked).weights == x and len(line_of(asked).files) == 1
     rows = {path: body for path, body in contents(asked.results_dir).items() if "rows" in path.parts}
     assert before.items() <= rows.items() and len(rows) == 2 * len(before)
@@ -137,4 +137,4 @@ def test_an_evaluation_of_weights_that_were_replaced_is_made_again(asked):
     (run.folder.export / "model.safetensors").write_bytes(b"again")
     manifest.seal(run.folder.export, run_id=run.spec.run_id)
     assert run.missing_evals == run.evals
-    assert collect(graph.draw_spec(plan, FIG2)) is None
+    assert collect(plan.drawings[FIG2]) is None

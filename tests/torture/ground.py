@@ -111,7 +111,7 @@ def carry_out(ground: Ground) -> int:
                 code = mains[task.module](list(task.args))
                 if code != 0:
                     return code
-        execute.draw(graph.draw_specs(plan), console)
+        execute.draw([*plan.drawings.values()], console)
         return 0
 
     return guarded(everything)
