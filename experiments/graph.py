@@ -63,7 +63,7 @@ class Task:
 
 def plans_dir(plan: Plan) -> Path:
     """Return the folder of what belongs to no single run: files for `draw`, their logs, submissions."""
-    return plan.request.runs_dir / plan.scale.name / "plans"
+    return plan.request.runs_dir / plan.request.scale / "plans"
 
 
 def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 1) -> list[Task]:
@@ -84,7 +84,7 @@ def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 
 
 def _prepare_task(plan: Plan, corpus: CorpusPlan) -> Task:
     request = plan.request
-    args = ("prepare", *plan.artefacts, "--corpora-only", "--scale", request.scale, *arguments_of(request, Corpora))
+    args = ("prepare", *plan.drawings, "--corpora-only", "--scale", request.scale, *arguments_of(request, Corpora))
     key = f"prepare:{corpus.folder.name}"
     return Task(key, "experiments", args, (), (corpus.folder / "corpus.json",), plans_dir(plan))
 

@@ -1,10 +1,10 @@
 """Run the tasks of a plan on this machine: as many at a time as there are GPUs, or CPU cores where there is none."""
 
 import os
-import re
 import signal
 import time
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 
@@ -23,10 +23,7 @@ POLL_S = 0.1
 PROCESS_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SAVE_S = 120.0
 # What the processes of a task import that takes long, whatever its model.
-IMPORTS = {
-    "training": ("training.loop", "torch.utils.tensorboard", "zarr"),
-    "eval.job": ("eval.kinds", "models.build", "zarr"),
-}
+IMPORTS = {"training": ("training.loop", "torch.utils.tensorboard", "zarr"), "eval.job": ("eval.kinds", "models.build", "zarr")}
 
 
 @dataclass
@@ -79,7 +76,7 @@ def run_tasks(tasks: list[Task], slots: int | None, device: str, console: Consol
 
 def _imports(task: Task) -> tuple[str, ...]:
     """Modules that a task needs, and its model's, which lies beside its spec: some need fla, which takes seconds."""
-    model = [] if task.run is None else [re.sub(r"\.spec$", ".module", type(task.run.spec.model).__module__)]
+    model = () if task.run is None else (type(task.run.spec.model).__module__.removesuffix(".spec") + ".module",)
     return (*IMPORTS.get(task.module, ()), *model)
 
 
@@ -108,22 +105,18 @@ class _Pool:
         self.last_line = time.monotonic()
 
     def run(self) -> list[Task]:
-        live = Live(console=self.console, refresh_per_second=2, transient=True) if self.console.is_terminal else None
-        if live is not None:
-            live.start()
-        try:
-            while self.waiting or self.running:
-                self._start_ready()
-                time.sleep(POLL_S)
-                for running in [each for each in self.running if each.process.exitcode is not None]:
-                    self._ended(running)
-                self._show(live)
-        except KeyboardInterrupt as interrupt:
-            self._interrupt(signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
-            raise
-        finally:
-            if live is not None:
-                live.stop()
+        table = Live(console=self.console, refresh_per_second=2, transient=True) if self.console.is_terminal else nullcontext()
+        with table as live:
+            try:
+                while self.waiting or self.running:
+                    self._start_ready()
+                    time.sleep(POLL_S)
+                    for running in [each for each in self.running if each.process.exitcode is not None]:
+                        self._ended(running)
+                    self._show(live)
+            except KeyboardInterrupt as interrupt:
+                self._interrupt(signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
+                raise
         return self.failed
 
     def _start_ready(self) -> None:

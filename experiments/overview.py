@@ -42,9 +42,9 @@ def print_plan(plan: Plan, mfu: float, console: Console) -> None:
         state = corpus.note if isinstance(corpus, KnownCorpus) else ready
         console.print(f"corpus {corpus.spec.source}, {corpus.spec.tokenizer} ({corpus.spec.vocab_size} tokens): {state}")
     table = Table(box=None, pad_edge=False)
-    headings = ("run", "parameters", "tokens", "FLOPs", f"{GPU}-hours", "disk", "exists, evaluations", "for")
-    for heading in headings:
-        table.add_column(heading, no_wrap=heading != "for", justify="right" if heading in headings[1:6] else "left")
+    for heading in ("run", "parameters", "tokens", "FLOPs", f"{GPU}-hours", "disk", "exists, evaluations", "for"):
+        left = heading in ("run", "exists, evaluations", "for")
+        table.add_column(heading, no_wrap=heading != "for", justify="left" if left else "right")
     per_hour = 3600 * mfu * DENSE_BF16_PEAK[GPU]
     hours_in_all = hours_to_do = disk_in_all = 0.0
     to_train = to_evaluate = 0

@@ -82,8 +82,6 @@ class Plan:
     """All that a request needs. `drawings`: what `draw` is told of each artefact, by its stem; `runs` by id."""
 
     request: Request
-    scale: Scale
-    artefacts: dict[str, Artefact]
     drawings: dict[str, DrawSpec]
     runs: dict[str, Run]
 
@@ -99,8 +97,9 @@ def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False
     `machine`: the GPU or CPU, by name, that timings are of. A `rehearsal` is only looked at, never carried out, and does
     without LongCrawl64.
     """
-    scale, artefacts = _check_names(request)
-    recipes = {stem: _recipes(artefact, scale, request) for stem, artefact in artefacts.items()}
+    _check_names(request)
+    artefacts = chosen(request.artefacts)
+    recipes = {stem: _recipes(artefact, get_scale(request.scale), request) for stem, artefact in artefacts.items()}
     _check_lines(request, artefacts, recipes)
     corpora: dict[str, Corpus] = {}
     found: dict[str, list[tuple[Line, tuple[str, ...]]]] = {stem: [] for stem in artefacts}
@@ -109,9 +108,8 @@ def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False
     for stem, artefact in artefacts.items():
         for recipe in (each for each in recipes[stem] if _is_asked_for(each, request)):
             if recipe.task is not None:
-                corpus = KnownCorpus(
-                    DataSpec.of_recall(recipe.task), Path(), f"{recipe.task.num_keys} keys, made as it is read"
-                )
+                note = f"{recipe.task.num_keys} keys, made as it is read"
+                corpus = KnownCorpus(DataSpec.of_recall(recipe.task), Path(), note)
             else:
                 at = get_scale(recipe.scale)
                 if _corpus_key(at) not in corpora:
@@ -128,10 +126,11 @@ def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False
     if not runs:
         asked = [*(f"--only {model}" for model in request.only), *(f"--line {label!r}" for label in request.line)]
         raise ValueError(f"{' '.join(asked)}: no line of {', '.join(artefacts)} is such.")
-    lines = {stem: tuple(LineSpec(line, runs[line.run_id].folder.path, ids) for line, ids in found[stem]) for stem in found}
-    about = scale.name, request.results_dir
-    drawings = {stem: DrawSpec(stem, *about, lines[stem], request.draw_these_trainings) for stem in lines}
-    plan = Plan(request, scale, artefacts, drawings, runs)
+    drawings = {}
+    for stem in artefacts:
+        lines = tuple(LineSpec(line, runs[line.run_id].folder.path, ids) for line, ids in found[stem])
+        drawings[stem] = DrawSpec(stem, request.scale, request.results_dir, lines, request.draw_these_trainings)
+    plan = Plan(request, drawings, runs)
     check(plan)
     return plan
 
@@ -146,7 +145,7 @@ def _recipes(artefact: Artefact, scale: Scale, request: Request) -> list[Recipe]
 
 
 def _is_asked_for(recipe: Recipe, request: Request) -> bool:
-    named = not request.line or any(fnmatchcase(recipe.label, label) for label in request.line)
+    named = any(fnmatchcase(recipe.label, label) for label in request.line or ("*",))
     return named and (not request.only or recipe.name in request.only)
 
 
@@ -157,13 +156,12 @@ def _bound(spec: EvalSpec, run: RunSpec, request: Request, machine: str) -> Eval
     return spec.bound(Setting(run.data, request.sources, run.train.precision, machine))
 
 
-def _check_names(request: Request) -> tuple[Scale, dict[str, Artefact]]:
+def _check_names(request: Request) -> None:
     for flag, models in (("--only ", request.only), ("--also ", request.also)):
         for model in models:
             check_name(model, flag)
     if len(set(request.seeds)) < len(request.seeds) or not all(0 <= seed < MAX_SEED for seed in request.seeds or (-1,)):
         raise ValueError(f"--seeds {' '.join(map(str, request.seeds))}: give different numbers from 0 on, below 2^63.")
-    return get_scale(request.scale), chosen(request.artefacts)
 
 
 def _check_lines(request: Request, artefacts: dict[str, Artefact], recipes: dict[str, list[Recipe]]) -> None:
@@ -246,7 +244,9 @@ def check(plan: Plan) -> None:
                 raise ValueError(f"{spec.kind} of {run.spec.name} at {run.spec.scale}: {error}") from None
     ignored = unread((spec for run in plan.runs.values() for spec in run.evals), plan.request.sources)
     if ignored:
-        raise ValueError(f"{', '.join(ignored)}: nothing that {', '.join(plan.artefacts)} need at {plan.scale.name} reads it.")
+        raise ValueError(
+            f"{', '.join(ignored)}: nothing that {', '.join(plan.drawings)} need at {plan.request.scale} reads it."
+        )
     for drawing in plan.drawings.values():
         _check_stored(plan, drawing)
 

@@ -72,7 +72,7 @@ def test_a_model_is_trained_once_for_all_artefacts(asked):
     trained = [task.key for task in graph.tasks(plan) if task.kind == "train"]
     assert len(trained) == len(set(trained)) == sum(run.trains for run in plan.runs.values())
     main = make_plan(replace(asked, artefacts=()))
-    assert list(main.artefacts) == list(MAIN)
+    assert list(main.drawings) == list(MAIN)
     assert sorted(run.spec.name for run in main.runs.values()) == sorted(SEVEN)
     assert set(main.runs) <= set(plan.runs)
     (fox,) = (run for run in main.runs.values() if run.spec.name == "fox_pro")

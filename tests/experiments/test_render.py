@@ -25,7 +25,7 @@ def made(asked):
         run.folder.create(run.folder.path, run.spec)
         finish(run, evaluations=True)
     graph.write_draw_specs(plan)
-    for stem in plan.artefacts:
+    for stem in plan.drawings:
         assert main(["draw", str(graph.draw_file(plan, stem))]) == 0
     return plan
 
