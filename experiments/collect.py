@@ -116,7 +116,8 @@ def _line(wanted: LineSpec, old: Line | None, spec: DrawSpec, collected: Collect
         files = {**{name: old.files[name] for name in old.files if training == old.training or store.is_fresh(name)}, **files}
     if here is not None and here != training and not _files(wanted, here, results_dir).keys() <= files.keys():
         collected.beside.append(f"{line.label}, seed {line.seed} ({here or 'the first'}; drawn: {training or 'the first'})")
-    return replace(line, files=files, weights=_weights(files, results_dir)) if files else None
+    weights = {store.read_meta(results_dir / name).get("weights") for name in files if not store.is_fresh(name)}
+    return replace(line, files=files, weights=weights.pop() if len(weights) == 1 else None) if files else None
 
 
 def _keep_line(wanted: LineSpec, spec: DrawSpec, collected: Collected) -> str | None:
@@ -154,12 +155,6 @@ def _files(wanted: LineSpec, training: str, results_dir: Path) -> dict[str, str]
             meta = store.read_evaluation(place, wanted.line.run_id)[1]
             found[str(place.relative_to(results_dir))] = meta["rows_sha256"]
     return found
-
-
-def _weights(files: dict[str, str], results_dir: Path) -> str | None:
-    """The digest of the weights that all of these rows were measured on; None where one of them does not know it."""
-    found = {store.read_meta(results_dir / name).get("weights") for name in files if not store.is_fresh(name)}
-    return found.pop() if len(found) == 1 else None
 
 
 def is_collected(spec: DrawSpec) -> bool:

@@ -67,11 +67,14 @@ def plans_dir(plan: Plan) -> Path:
 
 
 def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 1) -> list[Task]:
-    """Return what is missing, in an order in which every task comes after what it needs.
-
-    `promised`: files that tasks under way will make. `processes` that will train each run.
-    """
-    found = [_prepare_task(plan, each) for each in plan.corpora if isinstance(each, CorpusPlan) and not each.ready]
+    """Return what is missing, in an order in which every task comes after what it needs. `promised`: files that tasks under way
+    will make. `processes` that will train each run."""
+    request, folder, found = plan.request, plans_dir(plan), []
+    for corpus in plan.corpora:
+        if isinstance(corpus, CorpusPlan) and not corpus.ready:
+            args = ("--corpora-only", "--scale", request.scale, *arguments_of(request, Corpora))
+            key, makes = f"prepare:{corpus.folder.name}", (corpus.folder / "corpus.json",)
+            found.append(Task(key, "experiments", ("prepare", *plan.drawings, *args), (), makes, folder))
     for run in plan.runs.values():
         missing = [spec for spec in run.missing_evals if run.eval_file(spec) not in promised]
         if run.trains:
@@ -79,14 +82,12 @@ def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 
         for timing in (False, True):
             specs = [spec for spec in missing if (spec.NEEDS == "spec") == timing]
             found += [_eval_task(plan, run, specs, timing)] if specs else []
-    return found + [_draw_task(plan, stem) for stem, spec in plan.drawings.items() if not is_collected(spec)]
-
-
-def _prepare_task(plan: Plan, corpus: CorpusPlan) -> Task:
-    request = plan.request
-    args = ("prepare", *plan.drawings, "--corpora-only", "--scale", request.scale, *arguments_of(request, Corpora))
-    key = f"prepare:{corpus.folder.name}"
-    return Task(key, "experiments", args, (), (corpus.folder / "corpus.json",), plans_dir(plan))
+    for stem, spec in plan.drawings.items():
+        if not is_collected(spec):
+            file = draw_file(plan, stem)
+            key = f"draw:{stem}:{file.stem.rpartition('-')[2]}"
+            found.append(Task(key, "experiments", ("draw", str(file)), (), (), folder))
+    return found
 
 
 def _prepared(run: Run) -> tuple[str, ...]:
@@ -124,13 +125,8 @@ def _eval_task(plan: Plan, run: Run, specs: list[EvalSpec], timing: bool) -> Tas
     return Task(key, "eval.job", args, needs, makes, run.folder.path, run, alone=timing and device == "cpu")
 
 
-def _draw_task(plan: Plan, stem: str) -> Task:
-    """Collect and draw one artefact, as its file says (write_draw_specs makes it), from the rows that there are by then."""
-    file = draw_file(plan, stem)
-    return Task(f"draw:{stem}:{file.stem.rsplit('-', 1)[1]}", "experiments", ("draw", str(file)), (), (), plans_dir(plan))
-
-
 def draw_file(plan: Plan, stem: str) -> Path:
+    """Return the file that tells `draw` of an artefact; `write_draw_specs` writes it."""
     return plans_dir(plan) / f"{stem}-{_digest(plan.drawings[stem].to_json())}.json"
 
 

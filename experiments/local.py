@@ -4,13 +4,11 @@ import os
 import signal
 import time
 from collections import deque
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
+from rich.console import Console
+from rich.status import Status
 from rich.text import Text
 
 from experiments import forks, restarts
@@ -43,15 +41,15 @@ class _Running:
         if self.process.is_alive() and self.process.pid is not None:
             os.kill(self.process.pid, number)
 
-    def progress(self) -> tuple[str, ...]:
+    def progress(self) -> str:
         """Name and progress; a training's numbers are the last line of its metrics.jsonl."""
         run = self.task.run
         row = run.folder.last_row() if run is not None and self.task.kind == "train" else None
         if run is None or row is None:
-            return (self.task.name, f"{self.seconds:.0f} s")
+            return f"{self.task.name}  {self.seconds:.0f} s"
         train = run.spec.train
         left = (train.train_tokens - row["tokens"]) / max(row["tokens_per_s"], 1e-9)
-        return (self.task.name, f"step {row['step']}/{train.num_steps}", numbers(row), f"{left / 60:.1f} min left")
+        return f"{self.task.name}  step {row['step']}/{train.num_steps}  {numbers(row)}  {left / 60:.1f} min left"
 
 
 def gpus() -> list[str]:
@@ -105,15 +103,14 @@ class _Pool:
         self.last_line = time.monotonic()
 
     def run(self) -> list[Task]:
-        table = Live(console=self.console, refresh_per_second=2, transient=True) if self.console.is_terminal else nullcontext()
-        with table as live:
+        with self.console.status("") as status:
             try:
                 while self.waiting or self.running:
                     self._start_ready()
                     time.sleep(POLL_S)
                     for running in [each for each in self.running if each.process.exitcode is not None]:
                         self._ended(running)
-                    self._show(live)
+                    self._show(status)
             except KeyboardInterrupt as interrupt:
                 self._interrupt(signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
                 raise
@@ -179,13 +176,12 @@ class _Pool:
         for running in self.running:
             running.send(signal.SIGKILL)  # those that are left
 
-    def _show(self, live: Live | None) -> None:
-        if live is not None:
-            table = Table.grid(padding=(0, 2))
-            for running in self.running:
-                table.add_row(*running.progress())
-            live.update(Group(table, Text(f"{self.done} of {self.total} tasks done", style="dim")))
+    def _show(self, status: Status) -> None:
+        """Show what runs: on terminals all the time, else a line each now and then."""
+        if self.console.is_terminal:
+            lines = [*(running.progress() for running in self.running), f"{self.done} of {self.total} tasks done"]
+            status.update(Text("\n".join(lines)))
         elif time.monotonic() - self.last_line > LINE_EVERY_S:
             self.last_line = time.monotonic()
             for running in self.running:
-                self.console.print("  ".join(running.progress()), markup=False, highlight=False)
+                self.console.print(running.progress(), markup=False, highlight=False)

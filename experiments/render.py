@@ -152,7 +152,9 @@ def write_claims(scale: str, results_dir: Path, read: Mapping[str, Study]) -> Pa
         if seen:
             parts += [f"\n## {artefact.paper}: {artefact.title}\n\n{_how(stem, scale, study)}\n\n"]
             parts += [_row(["claim", "the paper says", "number to expect", "verdict"]), _row(["---"] * 4)]
-            parts += [_row(_claim(*each)) for each in seen]
+            for claim, verdict in seen:
+                cells = (claim.sentence, "" if verdict.decisive is None else str(verdict.decisive))
+                parts.append(_row([claim.id, *(text.replace("|", "\\|") for text in cells), str(verdict.status)]))
         there = {claim.id for claim, _ in seen}
         unseen += [f"{claim.id} (`{stem}`)" for claim in artefact.claims if claim.id not in there]
     if unseen:
@@ -187,8 +189,3 @@ def _took(study: Study) -> str:
     return (
         f"{len(ends)} trainings, {sum(ends.values()) / 60:.0f} minutes on {' and '.join(sorted(devices)) or 'nothing known'}."
     )
-
-
-def _claim(claim: Claim, verdict: Verdict) -> list[str]:
-    expected = "" if verdict.decisive is None else str(verdict.decisive)
-    return [claim.id, *(text.replace("|", "\\|") for text in (claim.sentence, expected)), str(verdict.status)]
