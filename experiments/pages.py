@@ -112,11 +112,9 @@ class Facts:
         """Count the trainings that are drawn, those whose weights nobody took down, and those of code that no commit has."""
         studies = self._trained(scale).values()
         lines = {line.run_id: (line, study.runs[line.run_id]) for study in studies for line in study.lines if line.is_trained}
-        return {
-            "all": len(lines),
-            "unnamed": sum(line.weights is None for line, _ in lines.values()),
-            "changed": sum(any(start.get("git_dirty") for start in record["starts"]) for _, record in lines.values()),
-        }
+        unnamed = sum(line.weights is None for line, _ in lines.values())
+        changed = sum(any(start.get("git_dirty") for start in record["starts"]) for _, record in lines.values())
+        return {"all": len(lines), "unnamed": unnamed, "changed": changed}
 
     def at_half(self) -> dict[str, LossCurve]:
         """Models of half the training tokens, each at its best peak learning rate."""
@@ -175,11 +173,9 @@ def write_pages(results_dir: Path, studies: Iterable[Study] = ()) -> dict[Path, 
     for template in templates_of(results_dir):
         path = template.with_suffix("")
         try:
-            text = fill(template, facts)
+            write_changed(path, fill(template, facts))
         except (ValueError, LookupError, TypeError, jinja2.TemplateError) as error:  # other rows than the prose is about
             left[path] = f"{type(error).__name__}: {error}"
-            continue
-        write_changed(path, text)
     return left
 
 
@@ -192,8 +188,11 @@ def write_changed(path: Path, text: str) -> None:
 def fill(template: Path, facts: Facts) -> str:
     """Return a page. ValueError for words that the rows do not bear out."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
-    environment.filters |= {function.__name__: function for function in FILTERS}
-    environment.globals |= {function.__name__: function for function in SHARED}
+    filters = (nats, times, percent, millions, words, when, title, tokens)
+    shared = (by_model, change, compare, difference, fewest_seeds, lead, order, papers, perplexity, shrinks, skipped, timed,
+              worths, zip)  # fmt: skip
+    environment.filters |= {function.__name__: function for function in filters}
+    environment.globals |= {function.__name__: function for function in shared}
     constants = {"scales": SCALES, "level": f"{LEVEL:.0%}", "papers_budget": PAPERS_BUDGET}
     return environment.from_string(template.read_text()).render(facts=facts, **constants)
 
@@ -256,9 +255,3 @@ def shrinks(pairs: Iterable[tuple[LossCurve, LossCurve]], early: int, late: int)
 def order(curves: Mapping[str, LossCurve]) -> list[str]:
     """Models by their mean loss inside the training context, the best first."""
     return sorted(curves, key=lambda model: curves[model].mean_N[: curves[model].train_len].mean())
-
-
-FILTERS = (nats, times, percent, millions, words, when, title, tokens)
-SHARED = (
-    by_model, change, compare, difference, fewest_seeds, lead, order, papers, perplexity, shrinks, skipped, timed, worths, zip,
-)  # fmt: skip
