@@ -97,10 +97,8 @@ def context_losses(study: Study) -> dict[str, ContextLosses]:
     ValueError: nothing is stored, or models or seeds were evaluated on other targets or contexts.
     """
     groups: dict[str, list[tuple[Line, pd.DataFrame, Meta]]] = {}
-    for line, rows, meta in study.evaluations(KIND):
+    for line, rows, meta in study.evaluations(KIND, "losses by context"):
         groups.setdefault(line.model, []).append((line, rows, meta))
-    if not groups:
-        raise ValueError(f"{study.stem}: no losses by context are stored; run its experiment first")
     tables = {model: [_table(rows) for _, rows, _ in group] for model, group in groups.items()}
     first = next(iter(tables.values()))[0]
     if any(

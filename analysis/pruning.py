@@ -54,10 +54,8 @@ class Skipped:
 def skipped(study: Study) -> tuple[Skipped, ...]:
     """Return evaluations by training context, each at its own. ValueError if nothing is stored."""
     groups: dict[Series, list[tuple[Line, pd.DataFrame, Meta]]] = {}
-    for line, rows, meta in study.evaluations(KIND):
+    for line, rows, meta in study.evaluations(KIND, "evaluations of pruning"):
         groups.setdefault(line.series, []).append((line, rows, meta))
-    if not groups:
-        raise ValueError(f"{study.stem}: no evaluations of pruning are stored; run its experiment first")
     return tuple(sorted((_skipped(study, group) for group in groups.values()), key=lambda each: each.context))
 
 

@@ -176,9 +176,9 @@ class Study:
         _ = self.all_metas, self.runs
         return self
 
-    def evaluations(self, kind: str, **wanted: Any) -> list[tuple[Line, pd.DataFrame, Meta]]:
+    def evaluations(self, kind: str, what: str | None = None, /, **wanted: Any) -> list[tuple[Line, pd.DataFrame, Meta]]:
         """Return the drawn evaluations of a kind, in the order of the lines: line, own rows, meta. `wanted`: only those whose
-        spec has these values.
+        spec has these values. ValueError, which calls them `what` if that is given, where there are none.
 
         Storage only grows, so a line may have been evaluated in several ways (on more documents, say). Of each line, and mode
         where the spec has modes, the way that most lines share is taken; of equals the newest.
@@ -188,6 +188,8 @@ class Study:
             for each in self._evaluations
             if each[2]["kind"] == kind and all(each[2]["spec"].get(name) == value for name, value in wanted.items())
         ]
+        if what is not None and not found:
+            raise ValueError(f"{self.stem}: no {what} are stored; run its experiment first")
         shared = Counter(meta["eval_id"] for _, _, meta in found)
         best: dict[tuple[Any, ...], tuple[Line, pd.DataFrame, Meta]] = {}
         for line, rows, meta in sorted(found, key=lambda each: (shared[each[2]["eval_id"]], each[2]["created"])):
@@ -208,9 +210,8 @@ class Study:
 
     def stored(self, kind: str, what: str) -> pd.DataFrame:
         """`rows`, in the paper's order of models. ValueError, which calls them `what`, where there are none."""
+        self.evaluations(kind, what)
         rows = self.rows(kind)
-        if rows.empty:
-            raise ValueError(f"{self.stem}: no {what} are stored; run its experiment first")
         return rows.sort_values("model", key=lambda models: models.map(rank), kind="stable", ignore_index=True)
 
     def metas(self, kind: str) -> list[Meta]:

@@ -4,8 +4,7 @@ Figures have the width of a printed page (7 inches), so that their letters are r
 """
 
 import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
@@ -57,15 +56,8 @@ _RC: dict[Any, Any] = {
     "pdf.fonttype": 42,
     "path.simplify": True,
 }
-
-
-@contextmanager
-def figure_style() -> Iterator[None]:
-    """The suite's matplotlib settings, on matplotlib's defaults whatever the user's matplotlibrc says."""
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_RC)
-        yield
+matplotlib.rcdefaults()  # whatever the user's matplotlibrc says
+matplotlib.rcParams.update(_RC)
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
@@ -135,8 +127,12 @@ def set_note(figure: Figure, study: Study, *parts: str) -> None:
     figure.suptitle(textwrap.fill(text, width, break_long_words=False), fontsize=6.6, color="#444444")
 
 
-def publish(study: Study, figure: Figure, table: pd.DataFrame, *notes: str, part: str = "") -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv} (STEM-PART.*): the figure below a note with `notes`, and the numbers it draws."""
+def publish(
+    study: Study, figure: Figure, table: pd.DataFrame | Sequence[pd.DataFrame], *notes: str, part: str = ""
+) -> list[Path]:
+    """Write figures/STEM.{png,pdf,csv} (STEM-PART.*): the figure below a note with `notes`, and the numbers it draws, in one
+    table or in parts."""
+    table = table if isinstance(table, pd.DataFrame) else pd.concat(table, ignore_index=True)
     set_note(figure, study, *notes)
     stem = study.folder / "figures" / (f"{study.stem}-{part}" if part else study.stem)
     return [*save(figure, stem), save_csv(table, stem)]

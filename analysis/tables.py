@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.names import title
+from analysis.statistics import Estimate
 from results.atomic import write_atomic
 
 Values = Mapping[str, Sequence[float | None]]
@@ -101,16 +102,20 @@ class Table:
         return lines
 
 
-Cell = np.ndarray | float | None
+Cell = np.ndarray | Estimate | float | None
 
 
 def over_seeds(
     caption: str, columns: Sequence[Column], values: Mapping[str, Sequence[Cell]], note: str = "", paper: Values | None = None
 ) -> Table:
-    """A table from one value per seed, (S,), or a number that has no seeds, per label and column: mean and, of several seeds,
-    standard deviation; the note says of how many."""
+    """A table from one value per seed, (S,), an estimate, or a number that has no seeds, per label and column: mean and, of
+    several seeds, standard deviation (the note says of how many); of an estimate its 95% interval."""
     counts = {len(cell) for cells in values.values() for cell in cells if isinstance(cell, np.ndarray)}
-    rows = {label: [None if cell is None else float(np.mean(cell)) for cell in cells] for label, cells in values.items()}
+    means = {label: [cell.effect if isinstance(cell, Estimate) else cell for cell in cells] for label, cells in values.items()}
+    ranges = {
+        label: [cell.interval if isinstance(cell, Estimate) else None for cell in cells] for label, cells in values.items()
+    }
+    rows = {label: [None if cell is None else float(np.mean(cell)) for cell in cells] for label, cells in means.items()}
     spreads: dict[str, list[float | None]] = {}
     if max(counts, default=1) > 1:
         number = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
@@ -121,7 +126,7 @@ def over_seeds(
         }
     elif counts:
         note += " One seed."
-    return Table(caption, columns, rows, note.strip(), paper or {}, spreads)
+    return Table(caption, columns, rows, note.strip(), paper or {}, spreads, ranges)
 
 
 def count_range(counts: pd.Series, noun: str) -> str:

@@ -12,7 +12,7 @@ from analysis.paper import read
 from analysis.pruning import Skipped, fewest_seeds, skipped, tile_note
 from analysis.statistics import Estimate, Part, combined
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
+from analysis.style import WIDTH, plt, publish, scale_note, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.training_curves import KIND as CURVE
 from analysis.verdict import SHARE, Claim, Comparison, Verdict, by_construction, decide
@@ -44,7 +44,6 @@ PAPERS_LINE = "the paper, 125M to 760M, 4k to 16k (about)"
 COLOURS = ColourScale("viridis", 0.0, 1.0, "skipped")
 
 
-@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     found = skipped(study)

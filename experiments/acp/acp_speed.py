@@ -12,7 +12,7 @@ from analysis.paper import read
 from analysis.pruning import fewest_seeds, skipped
 from analysis.statistics import TWENTY_TO_EIGHTY, Estimate, contrast
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
+from analysis.style import WIDTH, plt, publish, scale_note, tokens
 from analysis.tables import Column, Table
 from analysis.verdict import RATIO, SHARE, Claim, Comparison, Verdict, decide, not_applicable
 from eval.attention_speed.spec import Spec
@@ -91,7 +91,6 @@ def timed(study: Study) -> tuple[str, list[Timed]]:
     return machine, [contexts[context] for context in sorted(contexts)]
 
 
-@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     machine, contexts = timed(study)

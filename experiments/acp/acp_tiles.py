@@ -8,7 +8,7 @@ from matplotlib.colors import ListedColormap
 
 from analysis.pruning import Skipped, skipped, tile_note
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, publish, tokens
+from analysis.style import WIDTH, plt, publish, tokens
 from experiments.acp.acp_pruned_share import (
     AXES,  # noqa: F401
     summary,  # noqa: F401
@@ -45,7 +45,6 @@ def grid(first_M: np.ndarray) -> np.ndarray:
     return np.where(key > query, OUTSIDE, np.where(key < first_M[:, None], SKIPPED, COMPUTED))
 
 
-@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     each = skipped(study)[-1]

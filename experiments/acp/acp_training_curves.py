@@ -8,7 +8,7 @@ import pandas as pd
 from analysis.names import DASHED, FOX_SHADES, LineStyle
 from analysis.panels import Drawn, band_note, draw_lines, legend_of
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, publish, tokens
+from analysis.style import WIDTH, plt, publish, tokens
 from analysis.training_curves import SMOOTHED_SHARE, Training, summary, trainings  # noqa: F401
 from experiments.acp.acp_quality import AXES, runs  # noqa: F401
 from experiments.evaluations import curve as evals  # noqa: F401
@@ -19,7 +19,6 @@ SHOWS = "Training loss of FoX (Pro) with and without pruning, and the difference
 SHOWN_FROM = 0.1
 
 
-@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     found = {(training.axes["pruning"], training.axes["context"]): training for training in trainings(study)}

@@ -13,7 +13,7 @@ from analysis.names import RECURRENT, missing_of, pairs_in, style_of, title
 from analysis.panels import doublings_axis, legend_of
 from analysis.statistics import Estimate
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens, training_length_line
+from analysis.style import WIDTH, plt, publish, scale_note, tokens, training_length_line
 from analysis.tables import Column, Table
 from analysis.verdict import Claim, Comparison, Status, Verdict, decide, in_words, number, undecided
 from eval.context_use.spec import Spec
@@ -92,7 +92,6 @@ def _early(losses: ContextLosses) -> int:
     return next(int(context) for context in losses.contexts_C if context >= EARLY * losses.train_len)
 
 
-@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     found, drawn = context_losses(study), points(study)

@@ -7,7 +7,7 @@ import pandas as pd
 from analysis.names import rank, style_of
 from analysis.panels import doublings_axis
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
+from analysis.style import WIDTH, plt, publish, scale_note, tokens
 from analysis.tables import Column, Table
 from eval.throughput.spec import Spec
 from experiments.recipes import recipes
@@ -55,7 +55,6 @@ def timed(study: Study) -> pd.DataFrame:
     return table.sort_values(["model", "seq_len"], key=lambda column: column.map(rank) if column.name == "model" else column)
 
 
-@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}; memory only where it is known (not on a CPU)."""
     table = timed(study)

@@ -12,7 +12,7 @@ from analysis.seeds import NOTHING, Repeated, Repeats, family_of, repeats_for
 from analysis.sources import sources_of
 from analysis.statistics import Estimate, Noise, Term, contrast
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, publish, scale_note
+from analysis.style import WIDTH, plt, publish, scale_note
 from analysis.tables import Column, Table
 from eval.last_words.spec import Spec
 from experiments.recipes import main_models as runs  # noqa: F401
@@ -132,7 +132,6 @@ def _with_ends(estimate: Estimate) -> tuple[float, float, float]:
     return estimate.effect, *(estimate.interval or (np.nan, np.nan))
 
 
-@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     drawn = points(study)

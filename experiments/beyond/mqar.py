@@ -9,7 +9,7 @@ from analysis.names import ordered, style_of
 from analysis.panels import band_note
 from analysis.recall import answered
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, publish, scale_note
+from analysis.style import WIDTH, plt, publish, scale_note
 from analysis.tables import Cell, Column, Table, over_seeds
 from data.recall import RecallTask
 from experiments.evaluations import key_recall as evals  # noqa: F401
@@ -64,7 +64,6 @@ def shares(study: Study) -> pd.DataFrame:
     return 100 * rows.groupby(["model", "seed", "num_keys"])["correct"].mean().unstack()
 
 
-@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}: bars, with every seed as a dot."""
     table = shares(study)

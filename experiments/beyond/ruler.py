@@ -8,7 +8,7 @@ import pandas as pd
 from analysis.names import style_of
 from analysis.panels import Drawn, band_note, doublings_axis, draw_lines, legend_of
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens, training_length_line
+from analysis.style import WIDTH, plt, publish, scale_note, tokens, training_length_line
 from analysis.tables import Cell, Column, Table, over_seeds
 from eval.ruler.spec import Spec
 from experiments.recipes import main_models as runs  # noqa: F401
@@ -49,7 +49,6 @@ def _note(study: Study) -> str:
     return f"values found in what is generated; {spec['samples']} examples per task and length"
 
 
-@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     table = scores(study)

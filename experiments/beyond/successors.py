@@ -12,7 +12,7 @@ from analysis.names import SEVEN, LineStyle, style_of
 from analysis.panels import band_note, legend_of, position_axis
 from analysis.statistics import Estimate
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
+from analysis.style import WIDTH, plt, publish, scale_note, tokens
 from analysis.tables import Column, Table
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
@@ -61,7 +61,6 @@ def from_fox(study: Study) -> tuple[LossCurve, list[LossCurve]]:
     return fox[0], [curve for curve in curves if curve is not fox[0]]
 
 
-@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     fox, others = from_fox(study)

@@ -9,7 +9,7 @@ from analysis.curves import LossCurve, smoothing_window
 from analysis.names import SHADES, LineStyle, style_of
 from analysis.panels import band_note, core_limits, draw_lines, is_cut, position_axis, smoothed, without_note, without_text
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, publish, tokens
+from analysis.style import WIDTH, plt, publish, tokens
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.fox.table3_ablation import AXES, ablations, runs, summary  # noqa: F401
 
@@ -22,7 +22,6 @@ SHOWS = (
 DASHES = (None, (2.2, 0.9))
 
 
-@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     curves = ablations(study)

@@ -7,7 +7,7 @@ import pandas as pd
 
 from analysis.names import title
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, publish
+from analysis.style import WIDTH, plt, publish
 from experiments.evaluations import gates
 from experiments.fox.fig3_forget_gates import COLOURS_NOTE, KIND, first_seeds, head_statistics, matrix, stored_heads, summary  # noqa: F401
 from experiments.recipes import recipes
@@ -33,7 +33,6 @@ def evals(scale):
 PER_LINE = 4
 
 
-@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}; the CSV: every head's statistics."""
     groups = first_seeds(study)

@@ -7,7 +7,7 @@ import pandas as pd
 from analysis.names import style_of
 from analysis.panels import Drawn, band_note, draw_lines, legend_of
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, publish
+from analysis.style import WIDTH, plt, publish
 from analysis.training_curves import SMOOTHED_SHARE, summary, trainings  # noqa: F401
 from experiments.evaluations import curve as evals  # noqa: F401
 from experiments.fox.fig2_per_token_loss import runs  # noqa: F401
@@ -18,7 +18,6 @@ SHOWS = "Training loss against tokens. The paper's own captions could not be obt
 SHOWN_FROM = 0.05
 
 
-@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     lines, frames = [], []

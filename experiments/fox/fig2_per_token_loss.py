@@ -35,7 +35,7 @@ from analysis.panels import (
 )
 from analysis.paper import read
 from analysis.study import Study
-from analysis.style import PAPER_SCALE, WIDTH, figure_style, plt, publish, scale_note, tokens
+from analysis.style import PAPER_SCALE, WIDTH, plt, publish, scale_note, tokens
 from analysis.tables import Column, Table, over_seeds
 from analysis.verdict import PERPLEXITY, Claim, Comparison, Verdict, decide, not_applicable, number
 from experiments.evaluations import loss as evals  # noqa: F401
@@ -56,7 +56,6 @@ PAPER_PERPLEXITY_RANGE = (4.4, 5.5)
 GAP_POINTS = 160
 
 
-@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv} and, where FoX and a Transformer of one architecture are there, figures/STEM-lead.*;
     the CSV files hold what is drawn."""

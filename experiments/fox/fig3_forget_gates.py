@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from analysis.names import style_of, title
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
+from analysis.style import WIDTH, plt, publish, scale_note, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 from experiments.evaluations import gates as evals  # noqa: F401
 from experiments.recipes import recipes
@@ -61,7 +61,6 @@ def two_heads(rows: pd.DataFrame) -> list[Head]:
     return [order[0], order[-1]] if len(order) > 1 else order
 
 
-@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}: a line of matrices per label (of its first seed); the CSV: every head's statistics."""
     groups = first_seeds(study)

@@ -10,7 +10,7 @@ from analysis.names import PAIRS, RECURRENT, missing_of, pairs_in, title
 from analysis.needles import CHOICE, COLUMNS, RECALL, SCORE, Needles, longest_inside, measures, needles, num_seeds, places
 from analysis.panels import colour_bar, needle_panel
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
+from analysis.style import WIDTH, plt, publish, scale_note, tokens
 from analysis.tables import Column, Table
 from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, number
 from experiments.evaluations import needles_and_choices as evals  # noqa: F401
@@ -27,7 +27,6 @@ SHOWS = (
 PANELS_PER_ROW = 4
 
 
-@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv} and, where choices are stored, figures/STEM-choice.*; the CSV files hold the means of
     cells over samples and seeds."""

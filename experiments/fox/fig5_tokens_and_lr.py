@@ -25,7 +25,7 @@ from analysis.panels import (
 )
 from analysis.statistics import Estimate
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
+from analysis.style import WIDTH, plt, publish, scale_note, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide_any, in_words, number, with_interval
 from experiments import evaluations
@@ -72,7 +72,6 @@ def has_needles(study: Study) -> bool:
     return bool(study.evaluations(SCORE) or study.evaluations(RECALL))
 
 
-@figure_style()
 def draw(study: Study, mode: str = MODE) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}; the heatmaps, of needles of one mode, only where they are stored."""
     curves = settings(study)

@@ -12,7 +12,7 @@ from analysis.curves import LossCurve, compare, fewest_seeds, first_plotted, smo
 from analysis.names import DASHED, FOX_SHADES, PAIRS, TRANSFORMER_SHADES, LineStyle, pairs_in, title
 from analysis.panels import Drawn, band_note, binned, core_limits, draw_lines, smoothed
 from analysis.study import Study, read_lines
-from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens, training_length_line
+from analysis.style import WIDTH, plt, publish, scale_note, tokens, training_length_line
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Status, Verdict, decide, number, undecided
 from experiments.evaluations import loss as evals  # noqa: F401
@@ -87,7 +87,6 @@ def draw(study: Study) -> list[Path]:
     return draw_panels(study, beyond=False)
 
 
-@figure_style()
 def draw_panels(study: Study, *, beyond: bool) -> list[Path]:
     """A panel per thing varied; `beyond`: also positions beyond each training context, which a dashed line marks."""
     panels = panels_of(study)

@@ -11,7 +11,7 @@ from analysis.curves import LossCurve, difference, fewest_seeds, log_perplexity,
 from analysis.names import DASHED, SHADES, LineStyle, style_of
 from analysis.panels import band_note, core_limits, draw_lines, is_cut, legend_of, position_axis, smoothed
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
+from analysis.style import WIDTH, plt, publish, scale_note, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide, in_words, number, with_interval
 from experiments.evaluations import loss as evals  # noqa: F401
@@ -69,7 +69,6 @@ def gates(study: Study, model: str) -> dict[Gate, LossCurve]:
     return {gate: found[gate] for gate in sorted(found, key=lambda gate: (list(GATES).index(gate.kind), gate.longest or 0))}
 
 
-@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}: a panel per block and other gate, each against the data-dependent one."""
     window = smoothing_window(study.train_len, of_paper=1001)

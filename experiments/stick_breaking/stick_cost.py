@@ -11,7 +11,7 @@ from analysis.names import rank, style_of, title
 from analysis.paper import read as read_paper
 from analysis.statistics import Estimate
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens
+from analysis.style import WIDTH, plt, publish, scale_note, tokens
 from analysis.tables import Column, Table
 from analysis.throughput import measured
 from analysis.verdict import RATIO, Claim, Comparison, Verdict, decide, not_measured
@@ -54,7 +54,6 @@ def kernel_times(study: Study) -> pd.DataFrame:
     return rows.drop_duplicates([*SETTING, "provider"], keep="last", ignore_index=True)
 
 
-@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     steps, kernels = measured(study, "stick_breaking"), kernel_times(study)

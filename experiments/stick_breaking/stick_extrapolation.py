@@ -22,7 +22,7 @@ from analysis.panels import (
 from analysis.paper import read
 from analysis.statistics import Estimate
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, publish, scale_note, tokens, training_length_line
+from analysis.style import WIDTH, plt, publish, scale_note, tokens, training_length_line
 from analysis.tables import Column, Table, over_seeds
 from analysis.verdict import (
     PERPLEXITY,
@@ -78,7 +78,6 @@ def curves(study: Study) -> dict[str, LossCurve]:
     return {model: found[model] for model in ordered(found)}
 
 
-@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     found = curves(study)

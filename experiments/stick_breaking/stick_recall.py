@@ -12,7 +12,7 @@ from analysis.panels import Drawn, band_note, doublings_axis, draw_lines, legend
 from analysis.recall import answered
 from analysis.statistics import Term, contrast
 from analysis.study import Study
-from analysis.style import WIDTH, figure_style, plt, publish, scale_note
+from analysis.style import WIDTH, plt, publish, scale_note
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Status, Verdict, decide, undecided
 from data.recall import RecallTask
@@ -73,7 +73,6 @@ def runs(scale, seeds):
             yield from recipes(scale, name, seeds, axes=dict(num_keys=num_keys), label=f"{num_keys} keys", **how)
 
 
-@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     rows = answered(study)

@@ -8,7 +8,7 @@ from PIL import Image
 from analysis import panels, training_curves
 from analysis.curves import by_model, perplexity, smooth
 from analysis.needles import needles
-from analysis.style import changed_note, figure_style, plt, scale_note, tokens
+from analysis.style import changed_note, plt, scale_note, tokens
 from experiments.acp import acp_pruned_share, acp_speed, acp_tiles, acp_training_curves
 from experiments.beyond import context_use, generation, last_words, mqar, ruler
 from experiments.fox import (
@@ -440,10 +440,9 @@ def test_figure_3_draws_a_head_that_never_forgets(tmp_path):
         return rows.assign(value=rows["value"].where(~last, np.inf))
 
     study = gates(tmp_path, layers=1, change=never)
-    with figure_style():
-        figure = fig3_forget_gates._draw(study, fig3_forget_gates.first_seeds(study))
-        drawn = next(axes for axes in figure.axes if axes.get_ylabel() == "half-life (tokens)").lines[0].get_ydata()
-        plt.close(figure)
+    figure = fig3_forget_gates._draw(study, fig3_forget_gates.first_seeds(study))
+    drawn = next(axes for axes in figure.axes if axes.get_ylabel() == "half-life (tokens)").lines[0].get_ydata()
+    plt.close(figure)
     assert max(drawn) == 10 * 512
 
 
@@ -453,12 +452,11 @@ def test_figure_3_shows_the_end_of_the_text_of_a_head_that_forgets_within_a_cell
         return rows.assign(value=rows["value"].where(~lives, np.where(rows["head"] == 2, 100.0, 0.5)))
 
     rows = gates(tmp_path, layers=1, change=sudden).rows("gate_maps")
-    with figure_style():
-        figure, (near, far) = plt.subplots(1, 2)
-        fig3_forget_gates.matrix(near, rows, (0, 0), "F", 32)
-        fig3_forget_gates.matrix(far, rows, (0, 2), "F", 32)
-        limits = near.get_xlim(), far.get_xlim()
-        plt.close(figure)
+    figure, (near, far) = plt.subplots(1, 2)
+    fig3_forget_gates.matrix(near, rows, (0, 0), "F", 32)
+    fig3_forget_gates.matrix(far, rows, (0, 2), "F", 32)
+    limits = near.get_xlim(), far.get_xlim()
+    plt.close(figure)
     assert limits == ((512 - 64, 512), (0, 512))
 
 
@@ -541,12 +539,11 @@ def test_figure_4_marks_the_training_length_where_the_paper_does(tmp_path):
     depths = tuple(float(depth) for depth in range(0, 101, 10))
     how = dict(models=("fox_pro",), modes=("easy",), recall=False, train_len=16_384)
     study = needle_study(tmp_path, lengths=lengths, depths=depths, **how)
-    with figure_style():
-        figure = fig4_needle._draw(study, needles(study))
-        axes = figure.axes[0]
-        drawn = [line.get_xdata()[0] for line in axes.lines]
-        assert axes.get_ylim() == (11, 0)
-        plt.close(figure)
+    figure = fig4_needle._draw(study, needles(study))
+    axes = figure.axes[0]
+    drawn = [line.get_xdata()[0] for line in axes.lines]
+    assert axes.get_ylim() == (11, 0)
+    plt.close(figure)
     assert drawn == [pytest.approx(5.5, abs=0.05)]  # the middle of the sixth column, 16,500
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from analysis.names import title
 from analysis.study import Study
-from analysis.style import figure_style, plt, publish
+from analysis.style import plt, publish
 from analysis.tables import Column, Table, over_seeds
 from eval.last_loss.spec import Spec
 from experiments.recipes import recipes
@@ -22,7 +22,6 @@ def evals(scale):
     return (Spec(),)
 
 
-@figure_style()
 def draw(study: Study) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv}."""
     rows = study.stored("last_loss", "last losses")
