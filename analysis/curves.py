@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import pandas as pd
 
+from analysis.names import ordered
 from analysis.seeds import NOTHING, Repeated, Repeats, family_of, repeats_for
 from analysis.sources import sources_of
 from analysis.statistics import Estimate, Noise, Term, contrast
@@ -45,6 +46,15 @@ class LossCurve:
     def mean_N(self) -> np.ndarray:
         """L(i), mean over seeds."""
         return self.losses_SN.mean(axis=0)
+
+    @property
+    def inside(self) -> float:
+        """Mean loss within the training context, over all seeds."""
+        return float(self.mean_N[: self.train_len].mean())
+
+    def log_p(self, length: int) -> np.ndarray:
+        """log P(length) of every seed."""
+        return log_perplexity(self.losses_SN)[:, length - 1]
 
     @property
     def length(self) -> int:
@@ -179,6 +189,13 @@ def by_model(study: Study) -> dict[str, LossCurve]:
     return curves
 
 
+def in_order(study: Study) -> dict[str, LossCurve]:
+    """Return `by_model`, in the paper's order. ValueError where there are none."""
+    stored_curves(study)
+    found = by_model(study)
+    return {model: found[model] for model in ordered(found)}
+
+
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
     """Centred moving average over `window` (odd) positions, truncated at both ends (section 4); NaN where one is not finite."""
     if window < 1 or window % 2 == 0:
@@ -190,11 +207,6 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
     low = np.maximum(centre - window // 2, 0)
     high = np.minimum(centre + window // 2 + 1, len(values))
     return np.where(broken[high] > broken[low], np.nan, (sums[high] - sums[low]) / (high - low))
-
-
-def around(position: int, window: int, length: int) -> tuple[int, int]:
-    """First and last position of the window that `smooth` takes round a position."""
-    return max(1, position - window // 2), min(length, position + window // 2)
 
 
 def log_perplexity(losses: np.ndarray) -> np.ndarray:

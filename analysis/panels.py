@@ -140,9 +140,20 @@ def core_limits(lines: Sequence[Drawn], train_len: int) -> tuple[float, float]:
     return float(low - 0.06 * span), float(high + 0.30 * span)
 
 
-def is_cut(lines: Sequence[Drawn], limits: tuple[float, float]) -> bool:
-    """Say whether a curve leaves the range above."""
-    return any(bool((~(line.mean <= limits[1])).any()) for line in lines)
+def cut_note(lines: Sequence[Drawn], limits: tuple[float, float]) -> str:
+    """Say if a curve leaves the range above, for the note above a figure."""
+    return "cut curves go on" if any((~(line.mean <= limits[1])).any() for line in lines) else ""
+
+
+def position_panel(
+    axes: Axes, lines: Sequence[Drawn], train_len: int, limits: tuple[float, float] | None = None, **how: Any
+) -> str:
+    """Draw lines along positions, within `limits` (None: their core). Returns the note on what is cut. `how`: see
+    `position_axis`."""
+    limits = limits or core_limits(lines, train_len)
+    draw_lines(axes, lines)
+    position_axis(axes, train_len, int(lines[0].x[-1]), ylim=limits, **how)
+    return cut_note(lines, limits)
 
 
 def legend_of(figure: Figure, styles: Sequence[LineStyle], columns: int = 4, markers: bool = False) -> None:

@@ -1,10 +1,9 @@
 """Appendix F.6: the runs of Figure 6 beyond their training contexts."""
 
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 
-from analysis.curves import log_perplexity
 from analysis.names import title
 from analysis.study import Study
 from analysis.style import scale_note
@@ -17,20 +16,18 @@ PAPER = "Appendix F.6"
 SHOWS = "The runs of Figure 6, evaluated beyond their training contexts. The paper's own captions could not be obtained."
 
 
-def draw(study: Study) -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv}."""
-    return draw_panels(study, beyond=True)
+TIMES = (1, 2, 4)
+
+draw = partial(draw_panels, beyond=True)
 
 
 def summary(study: Study) -> Table:
     """Perplexity at once, twice and four times the training context length."""
-    columns = [Column(f"ppl_{times}", f"P({times} x training length)", 3) for times in (1, 2, 4)]
+    columns = [Column(f"ppl_{times}", f"P({times} x training length)", 3) for times in TIMES]
     values: dict[str, list[Cell]] = {}
-    for groups in panels_of(study).values():
-        for curve in (curve for curves in groups.values() for curve in curves):
-            logs_SN = log_perplexity(curve.losses_SN)
-            lengths = [times * curve.train_len for times in (1, 2, 4)]
-            values[f"{curve.label}: {title(curve.model)}"] = [
-                np.exp(logs_SN[:, length - 1]) if length <= curve.length else None for length in lengths
-            ]
+    for curve in (curve for groups in panels_of(study).values() for curves in groups.values() for curve in curves):
+        lengths = [times * curve.train_len for times in TIMES]
+        values[f"{curve.label}: {title(curve.model)}"] = [
+            np.exp(curve.log_p(length)) if length <= curve.length else None for length in lengths
+        ]
     return over_seeds("Perplexity beyond the training context", columns, values, f"{scale_note(study).capitalize()}.")

@@ -3,8 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
-
 from analysis.names import title
 from analysis.study import Study
 from analysis.style import WIDTH, plt, publish
@@ -34,7 +32,7 @@ PER_LINE = 4
 
 
 def draw(study: Study) -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv}; the CSV: every head's statistics."""
+    """Write every head's statistics as the CSV."""
     groups = first_seeds(study)
     lines = {label: -(-len(stored_heads(own)) // PER_LINE) for label, own in groups.items()}
     figure = plt.figure(figsize=(WIDTH, 3.4 * sum(lines.values())))
@@ -50,7 +48,6 @@ def draw(study: Study) -> list[Path]:
                 axes = panels[2 * (index // PER_LINE) + row, index % PER_LINE]
                 axes.set_axis_on()
                 matrix(axes, own, head, quantity, cell)
-    table = [head_statistics(own).reset_index().assign(label=label) for label, own in groups.items()]
+    tables = [head_statistics(own).reset_index().assign(label=label) for label, own in groups.items()]
     document = next((meta["extras"].get("document") for meta in study.metas(KIND)), None)
-    notes = (COLOURS_NOTE, f"held-out document {document}", "one seed")
-    return publish(study, figure, pd.concat(table, ignore_index=True), *notes)
+    return publish(study, figure, tables, COLOURS_NOTE, f"held-out document {document}", "one seed")

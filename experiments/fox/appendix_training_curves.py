@@ -19,7 +19,6 @@ SHOWN_FROM = 0.05
 
 
 def draw(study: Study) -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv}."""
     lines, frames = [], []
     for training in trainings(study):
         shown, style = training.shown(SHOWN_FROM), style_of(training.model, training.label)
@@ -28,21 +27,10 @@ def draw(study: Study) -> list[Path]:
     figure, axes = plt.subplots(figsize=(WIDTH, 3.4))
     draw_lines(axes, lines)
     longest = max(line.x[-1] for line in lines)
-    unit, name = _unit(longest)
+    units = {"billions": 1e9, "millions": 1e6, "thousands": 1e3, "tokens": 1.0}
+    name, unit = next((name, unit) for name, unit in units.items() if longest >= unit)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / unit:g}")
     axes.set(xlabel=f"training tokens ({name})", ylabel="training loss (nats)", xlim=(0, longest))
     legend_of(figure, [line.style for line in lines])
-    return publish(
-        study,
-        figure,
-        pd.concat(frames, ignore_index=True),
-        f"mean over the last {SMOOTHED_SHARE:.0%} of the steps; the first {SHOWN_FROM:.0%} are not shown",
-        band_note(study.seed_counts.values()),
-    )
-
-
-def _unit(count: float) -> tuple[float, str]:
-    for unit, name in ((1e9, "billions"), (1e6, "millions"), (1e3, "thousands")):
-        if count >= unit:
-            return unit, name
-    return 1.0, "tokens"
+    smooth = f"mean over the last {SMOOTHED_SHARE:.0%} of the steps; the first {SHOWN_FROM:.0%} are not shown"
+    return publish(study, figure, frames, smooth, band_note(study.seed_counts.values()))

@@ -2,37 +2,15 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.curves import (
-    KIND,
-    LossCurve,
-    around,
-    by_model,
-    compare,
-    difference,
-    fewest_seeds,
-    log_perplexity,
-    perplexity,
-    smoothing_window,
-)
-from analysis.names import FAMILIES, SEVEN, missing_of, pairs_in, rank, style_of, title
-from analysis.panels import (
-    Drawn,
-    band_note,
-    core_limits,
-    draw_lines,
-    is_cut,
-    legend_of,
-    position_axis,
-    smoothed,
-    without_note,
-    without_text,
-)
+from analysis import panels
+from analysis.curves import LossCurve, by_model, compare, difference, fewest_seeds, in_order, perplexity, smoothing_window
+from analysis.names import FAMILIES, SEVEN, missing_of, pairs_in, style_of, title
 from analysis.paper import read
 from analysis.study import Study
 from analysis.style import PAPER_SCALE, WIDTH, plt, publish, scale_note, tokens
@@ -51,78 +29,58 @@ SHOWS = (
     "Transformers with RoPE break down soon, FoX degrades gently."
 )
 
-PAPER_LOSS_RANGE = (1.47, 1.67)
-PAPER_PERPLEXITY_RANGE = (4.4, 5.5)
+PAPER_LOSS_RANGE, PAPER_PERPLEXITY_RANGE = (1.47, 1.67), (4.4, 5.5)
 GAP_POINTS = 160
 
 
 def draw(study: Study) -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv} and, where FoX and a Transformer of one architecture are there, figures/STEM-lead.*;
-    the CSV files hold what is drawn."""
-    curves = _in_order(study)
-    window = smoothing_window(study.train_len)
-    losses = [smoothed(curve, style_of(curve.model, title(curve.label)), window) for curve in curves]
+    """Write, where FoX and a Transformer of one architecture are there, figures/STEM-lead.*, too."""
+    by_name, train_len = in_order(study), study.train_len
+    curves, window = list(by_name.values()), smoothing_window(train_len)
+    losses = [panels.smoothed(curve, style_of(curve.model, title(curve.label)), window) for curve in curves]
     perplexities = [
-        Drawn(line.style, line.x, perplexity(curve.losses_SN)[:, line.x - 1])
+        panels.Drawn(line.style, line.x, perplexity(curve.losses_SN)[:, line.x - 1])
         for line, curve in zip(losses, curves, strict=True)
     ]
-    return _draw_curves(study, curves, losses, perplexities, window) + _draw_lead(study, by_model(study))
-
-
-def _in_order(study: Study) -> list[LossCurve]:
-    curves = sorted(by_model(study).values(), key=lambda curve: (rank(curve.model), curve.model))
-    if not curves:
-        raise ValueError(f"{study.stem}: no per-token losses are stored; run its experiment first")
-    return curves
-
-
-def _draw_curves(
-    study: Study, curves: list[LossCurve], losses: list[Drawn], perplexities: list[Drawn], window: int
-) -> list[Path]:
+    table = _table(curves, loss_smoothed=losses, perplexity=perplexities)
     figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 3.35))
-    cut, what, shown, table = False, "Per-token loss $L(i)$ (nats)", losses, _table(curves, losses, perplexities)
-    wild: list[str] = []
+    what, shown, wild = "Per-token loss $L(i)$ (nats)", losses, list[str]()
     # Where the curves lie in the paper's frame, they are drawn as there: its text is long enough to be as hard everywhere.
     if len(curves) > 1 and _limits(losses, study, PAPER_LOSS_RANGE) != PAPER_LOSS_RANGE:
-        shown, table["mean_of_models"], wild = without_text(losses, study.train_len)
+        shown, table["mean_of_models"], wild = panels.without_text(losses, train_len)
         what = "$L(i)$ minus models' mean (nats)"
-    for axes, lines, of_paper, ylabel, xlabel in (
-        (left, shown, PAPER_LOSS_RANGE, what, "Token index $i$"),
-        (right, perplexities, PAPER_PERPLEXITY_RANGE, "Perplexity $P(l)$", "Validation context length $l$"),
-    ):
-        limits = _limits(lines, study, of_paper)
-        draw_lines(axes, lines)
-        position_axis(axes, study.train_len, int(lines[0].x[-1]), xlabel=xlabel, ylabel=ylabel, ylim=limits)
-        cut = cut or is_cut(lines, limits)
-    legend_of(figure, [line.style for line in losses])
-    return publish(
-        study,
-        figure,
-        table,
-        f"{curves[0].num_documents:,} documents",
-        band_note(len(curve.seeds) for curve in curves),
-        f"$L(i)$ smoothed over {window} tokens",
-        f"dashed: training length {tokens(study.train_len)}",
-        without_note(wild),
-        "cut curves go on" if cut else "",
-    )
+    cuts = [
+        panels.position_panel(axes, lines, train_len, _limits(lines, study, of_paper), xlabel=xlabel, ylabel=ylabel)
+        for axes, lines, of_paper, ylabel, xlabel in (
+            (left, shown, PAPER_LOSS_RANGE, what, "Token index $i$"),
+            (right, perplexities, PAPER_PERPLEXITY_RANGE, "Perplexity $P(l)$", "Validation context length $l$"),
+        )
+    ]
+    panels.legend_of(figure, [line.style for line in losses])
+    seeds, smooth = panels.band_note(len(curve.seeds) for curve in curves), f"$L(i)$ smoothed over {window} tokens"
+    notes = f"{curves[0].num_documents:,} documents", seeds, smooth, _dashed(study), panels.without_note(wild), max(cuts)
+    return publish(study, figure, table, *notes) + _draw_lead(study, by_name)
 
 
-def _limits(lines: Sequence[Drawn], study: Study, of_paper: tuple[float, float]) -> tuple[float, float]:
+def _dashed(study: Study) -> str:
+    return f"dashed: training length {tokens(study.train_len)}"
+
+
+def _limits(lines: Sequence[panels.Drawn], study: Study, of_paper: tuple[float, float]) -> tuple[float, float]:
     """The paper's y-range at its scale if the curves are in it; else one set by the training context."""
     inside = [line.mean[(line.x >= study.train_len / 8) & (line.x <= study.train_len)] for line in lines]
     if study.scale == PAPER_SCALE and of_paper[0] < np.nanmedian(np.concatenate(inside)) < of_paper[1]:
         return of_paper
-    return core_limits(lines, study.train_len)
+    return panels.core_limits(lines, study.train_len)
 
 
-def _table(curves: list[LossCurve], losses: list[Drawn], perplexities: list[Drawn]) -> pd.DataFrame:
-    columns: dict[str, np.ndarray] = {"position": losses[0].x}
-    for what, lines in (("loss_smoothed", losses), ("perplexity", perplexities)):
-        for curve, line in zip(curves, lines, strict=True):
-            columns[f"{curve.model}_{what}"] = line.mean
+def _table(curves: list[LossCurve], **drawn: list[panels.Drawn]) -> pd.DataFrame:
+    columns: dict[str, np.ndarray] = {"position": next(iter(drawn.values()))[0].x}
+    for what, lines in drawn.items():
+        for name, line in zip([f"{curve.model}_{what}" for curve in curves], lines, strict=True):
+            columns[name] = line.mean
             if line.band is not None:
-                columns[f"{curve.model}_{what}_low"], columns[f"{curve.model}_{what}_high"] = line.band
+                columns[f"{name}_low"], columns[f"{name}_high"] = line.band
     return pd.DataFrame(columns)
 
 
@@ -132,32 +90,24 @@ def _draw_lead(study: Study, curves: dict[str, LossCurve]) -> list[Path]:
     if not pairs:
         return []
     window = max(1, study.train_len // 16) | 1
-    figure, panels = plt.subplots(1, len(pairs), figsize=(WIDTH, 2.4), squeeze=False)
+    figure, row = plt.subplots(1, len(pairs), figsize=(WIDTH, 2.4), squeeze=False)
     frames, leaves = [], False
-    for axes, (fox, other) in zip(panels[0], pairs, strict=True):
-        table = lead(curves[fox], curves[other], window)
-        colour = style_of(fox).colour
+    for axes, (fox, other) in zip(row[0], pairs, strict=True):
+        table, colour = lead(curves[fox], curves[other], window), style_of(fox).colour
         axes.axhline(0, color="#222222", linewidth=0.8)
         axes.plot(table["position"], table["lead"], color=colour)
         if table["low"].notna().any():
             axes.fill_between(table["position"], table["low"], table["high"], color=colour, alpha=0.22, linewidth=0)
-        names: dict[str, Any] = {"title": f"{title(other)} minus {title(fox)}", "xlabel": "Token index $i$"}
         limits = _lead_limits(table, study.train_len)
         leaves |= table["lead"].max() > limits[1]
-        position_axis(axes, study.train_len, curves[fox].length, ylim=limits, **names)
+        axes.set(title=f"{title(other)} minus {title(fox)}", xlabel="Token index $i$")
+        panels.position_axis(axes, study.train_len, curves[fox].length, ylim=limits)
         frames.append(table.assign(fox=fox, transformer=other))
-    panels[0, 0].set_ylabel("Lead of FoX (nats)")
+    row[0, 0].set_ylabel("Lead of FoX (nats)")
     known = any(table["low"].notna().any() for table in frames)
-    return publish(
-        study,
-        figure,
-        pd.concat(frames, ignore_index=True),
-        f"mean over windows of {window} tokens",
-        SHADED if known else "no documents are stored, so no interval is known",
-        "cut curves go on" if leaves else "",
-        f"dashed: training length {tokens(study.train_len)}",
-        part="lead",
-    )
+    shaded = SHADED if known else "no documents are stored, so no interval is known"
+    notes = f"mean over windows of {window} tokens", shaded, "cut curves go on" if leaves else "", _dashed(study)
+    return publish(study, figure, frames, *notes, part="lead")
 
 
 SHADED = "shaded: 95% interval (sources, seeds), as wide as its stored band's"
@@ -166,14 +116,12 @@ SHADED = "shaded: 95% interval (sources, seeds), as wide as its stored band's"
 def lead(fox: LossCurve, other: LossCurve, window: int) -> pd.DataFrame:
     """L of `other` minus L of `fox` around some positions: columns position, lead, low, high (95%; as wide as the interval of
     the mean over the stored bands that the window lies in; NaN where not known)."""
-    length = fox.length
     rows = []
-    for position in np.unique(np.linspace(window // 2 + 1, length - window // 2, GAP_POINTS).astype(int)):
-        first, last = around(int(position), window, length)
+    for position in np.unique(np.linspace(window // 2 + 1, fox.length - window // 2, GAP_POINTS).astype(int)):
+        first, last = int(position) - window // 2, int(position) + window // 2
         estimate = compare((1.0, other, first, last), (-1.0, fox, first, last))
         mean = (other.mean_N - fox.mean_N)[first - 1 : last].mean()
-        low, high = (mean - estimate.effect + np.array(estimate.interval or (np.nan, np.nan))).tolist()
-        rows.append((position, mean, low, high))
+        rows.append((position, mean, *(mean - estimate.effect + np.array(estimate.interval or (np.nan, np.nan))).tolist()))
     return pd.DataFrame(rows, columns=["position", "lead", "low", "high"])
 
 
@@ -191,19 +139,17 @@ def _lead_limits(table: pd.DataFrame, train_len: int) -> tuple[float, float]:
 
 def summary(study: Study) -> Table:
     """The numbers of the figure in short: mean loss inside the training context, and P(l) at four lengths."""
-    train_len = study.train_len
-    curves = _in_order(study)
-    lengths = [length for length in (train_len // 4, train_len, 2 * train_len, 4 * train_len) if 0 < length <= curves[0].length]
-    entropy = unigram_entropy(study)
+    train_len, curves, entropy = study.train_len, in_order(study).values(), unigram_entropy(study)
+    longest = next(iter(curves)).length
+    lengths = [length for length in (train_len // 4, train_len, 2 * train_len, 4 * train_len) if 0 < length <= longest]
     columns = [Column("mean_loss", f"mean loss, first {tokens(train_len)} tokens (nats)", 3, "lower")]
     columns += [Column("below_unigram", "below unigram entropy by", 3)] if entropy is not None else []
     columns += [Column(f"ppl_{length}", f"P({tokens(length)})", 3, "lower") for length in lengths]
     values = {}
     for curve in curves:
-        means_S = log_perplexity(curve.losses_SN)
-        inside_S = means_S[:, train_len - 1] if curve.length >= train_len else means_S[:, -1]
-        per_seed = [inside_S] if entropy is None else [inside_S, entropy - inside_S]
-        values[curve.label] = [*per_seed, *(np.exp(means_S[:, length - 1]) for length in lengths)]
+        inside_S = curve.log_p(min(train_len, curve.length))
+        below = [] if entropy is None else [entropy - inside_S]
+        values[curve.label] = [inside_S, *below, *(np.exp(curve.log_p(length)) for length in lengths)]
     note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."
     if entropy is not None:
         note += f" Unigram entropy of the held-out text: {entropy:.3f} nats per token, the loss of a model that knows only"
@@ -213,11 +159,8 @@ def summary(study: Study) -> Table:
 
 def unigram_entropy(study: Study) -> float | None:
     """Entropy (nats per token) of the held-out text's token frequencies, as the evaluation recorded it."""
-    found = [study.extra(KIND, line.run_id, "unigram_entropy") for line in study.lines]
+    found = [study.extra("per_token_loss", line.run_id, "unigram_entropy") for line in study.lines]
     return next((float(value) for value in found if value is not None), None)
-
-
-Curves = dict[str, LossCurve]
 
 
 def grid_inside(train_len: int) -> list[int]:
@@ -230,13 +173,15 @@ def grid_beyond(train_len: int, longest: int) -> list[int]:
     return [length for length in (train_len * quarter // 4 for quarter in (5, 6, 8, 12, 16)) if length <= longest]
 
 
-def log_ratio(one: LossCurve, other: LossCurve, length: int, size: float | None = None) -> Comparison:
-    """P of `one` below that of `other` at a length, or at the end of the first stored band where that is longer."""
+def log_ratio(one: LossCurve, other: LossCurve, length: int, known: bool = True) -> Comparison:
+    """P of `one` below that of `other` at a length, or at the end of the first stored band where that is longer. `known`: the
+    paper says by how much."""
     length = one.whole(1, length)[1]
-    name = f"P({tokens(length)}), {title(one.label)} against {title(other.label)}"
-    papers = papers_lead(one.model, other.model) if size else None
-    paper = f"{number(-papers, PERPLEXITY)} (Table 3, 360M)" if papers else ""
-    return Comparison(name, difference(one, other, length), below=True, unit=PERPLEXITY, size=size, paper=paper)
+    papers = papers_lead(one.model, other.model) if known else None
+    name, paper = f"P({tokens(length)}), {title(one.label)} against {title(other.label)}", ""
+    if papers:
+        paper = f"{number(-papers, PERPLEXITY)} (Table 3, 360M)"
+    return Comparison(name, difference(one, other, length), below=True, unit=PERPLEXITY, size=papers, paper=paper)
 
 
 def papers_lead(model: str, other: str) -> float | None:
@@ -252,11 +197,11 @@ IN_TABLE_3 = {
 }  # fmt: skip
 
 
-def _curves(study: Study) -> Curves:
+def _curves(study: Study) -> dict[str, LossCurve]:
     return {model: curve for model, curve in by_model(study).items() if curve.length >= curve.train_len}
 
 
-def _lower_everywhere(curves: Curves, grid: Sequence[int], inside: bool) -> Verdict:
+def _lower_everywhere(curves: dict[str, LossCurve], grid: Sequence[int], inside: bool) -> Verdict:
     """P of FoX below P of the Transformer of the same architecture at every length of the grid; lengths within the first stored
     band are one."""
     names, absent = pairs_in(curves)
@@ -264,11 +209,9 @@ def _lower_everywhere(curves: Curves, grid: Sequence[int], inside: bool) -> Verd
     comparisons, parts = [], []
     for fox, other in pairs:
         lengths = list(dict.fromkeys(fox.whole(1, length)[1] for length in grid))
-        size = papers_lead(fox.model, other.model) if inside else None
-        own = [log_ratio(fox, other, length, size) for length in lengths]
+        own = [log_ratio(fox, other, length, inside) for length in lengths]
         comparisons += own
-        won = sum(each.estimate.effect < 0 for each in own)
-        worst = min(own, key=lambda each: each.lead)
+        won, worst = sum(each.estimate.effect < 0 for each in own), min(own, key=lambda each: each.lead)
         parts.append(
             f"{title(fox.label)} below {title(other.label)} at {won} of {len(own)} lengths, least clearly at "
             f"{tokens(lengths[own.index(worst)])} ({number(worst.estimate.effect, PERPLEXITY)})"
@@ -290,8 +233,7 @@ def c2(study: Study) -> Verdict:
 
 
 def _p(curve: LossCurve) -> float:
-    with np.errstate(over="ignore"):
-        return float(np.exp(log_perplexity(curve.mean_N)[curve.train_len - 1]))
+    return float(perplexity(curve.mean_N)[curve.train_len - 1])
 
 
 def c5(study: Study) -> Verdict:
@@ -301,13 +243,11 @@ def c5(study: Study) -> Verdict:
     others = [curves[model] for model in SEVEN if model in curves and model != "fox_pro"]
     if "fox_pro" not in curves or not others:
         return decide("", [], 0, absent)
-    fox = curves["fox_pro"]
-    best = min(others, key=_p)
+    fox, best = curves["fox_pro"], min(others, key=_p)
     sentence = f"P({tokens(study.train_len)}) of FoX (Pro) is {_p(fox):.3f}, of the best of the others, {title(best.label)}, "
-    sentence += f"{_p(best):.3f}."
     size = papers_lead("fox_pro", "transformer_pro")  # the best of the others in the paper, too
-    comparisons = [log_ratio(fox, other, study.train_len, size) for other in others]
-    return decide(sentence, comparisons, fewest_seeds([fox, *others]), absent)
+    comparisons = [replace(log_ratio(fox, other, study.train_len), size=size) for other in others]
+    return decide(f"{sentence}{_p(best):.3f}.", comparisons, fewest_seeds([fox, *others]), absent)
 
 
 def c6(study: Study) -> Verdict:
@@ -316,7 +256,7 @@ def c6(study: Study) -> Verdict:
     names, absent = pairs_in(curves, FAMILIES)
     pairs = [(curves[pro], curves[llama]) for pro, llama in names]
     parts = [f"{title(pro.label)} {_p(pro):.3f}, {title(llama.label)} {_p(llama):.3f}" for pro, llama in pairs]
-    comparisons = [log_ratio(pro, llama, study.train_len, papers_lead(pro.model, llama.model)) for pro, llama in pairs]
+    comparisons = [log_ratio(pro, llama, study.train_len) for pro, llama in pairs]
     seeds = fewest_seeds(curve for pair in pairs for curve in pair)
     return decide(f"P({tokens(study.train_len)}): {'; '.join(parts)}.", comparisons, seeds, absent)
 

@@ -3,26 +3,11 @@
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
-
-from analysis.curves import LossCurve, compare, fewest_seeds, log_perplexity, smoothing_window, stored_curves
+from analysis.curves import LossCurve, compare, fewest_seeds, smoothing_window, stored_curves
 from analysis.names import DASHED, FOX_SHADES, LineStyle
 from analysis.needles import RECALL, SCORE, Needles, needles, places
-from analysis.panels import (
-    band_note,
-    colour_bar,
-    core_limits,
-    draw_lines,
-    is_cut,
-    legend_of,
-    needle_panel,
-    position_axis,
-    smoothed,
-    without_note,
-    without_text,
-)
+from analysis.panels import band_note, colour_bar, legend_of, needle_panel, position_panel, smoothed, without_note, without_text
 from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import WIDTH, plt, publish, scale_note, tokens
@@ -42,9 +27,9 @@ SHOWS = (
 
 SIZES = {("tiny",): (2e-3, 4e-3, 8e-3), TINIES: (4e-3, 8e-3), MINIS: (1e-3, 2e-3, 4e-3), PAPERS: (5e-4, 1e-3, 2e-3)}
 """Peak learning rates."""
-
-
 AXES = {"train_tokens": int, "peak_lr": float}
+MODE = "easy"
+HEATMAPS_PER_ROW = 3
 
 
 def runs(scale, seeds):
@@ -59,98 +44,74 @@ def evals(scale):
     return evaluations.loss(scale) + evaluations.needles(scale, modes=("easy",))
 
 
-MODE = "easy"
-HEATMAPS_PER_ROW = 3
-
-
 def settings(study: Study) -> list[LossCurve]:
     """The curves, by training tokens and then by learning rate."""
     return sorted(stored_curves(study), key=lambda curve: (curve.axes["train_tokens"], curve.axes["peak_lr"]))
 
 
-def has_needles(study: Study) -> bool:
-    return bool(study.evaluations(SCORE) or study.evaluations(RECALL))
+def stored_needles(study: Study) -> Needles | None:
+    return needles(study) if study.evaluations(SCORE) or study.evaluations(RECALL) else None
 
 
 def draw(study: Study, mode: str = MODE) -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv}; the heatmaps, of needles of one mode, only where they are stored."""
-    curves = settings(study)
-    found = needles(study) if has_needles(study) else None
-    window = smoothing_window(study.train_len)
+    """Write the heatmaps, of needles of one mode, only where they are stored."""
+    curves, found, train_len = settings(study), stored_needles(study), study.train_len
+    window = smoothing_window(train_len)
     lines = [smoothed(curve, style, window) for curve, style in zip(curves, _styles(curves), strict=True)]
     rows = -(-len(curves) // HEATMAPS_PER_ROW) if found else 0
     figure = plt.figure(figsize=(WIDTH, 2.9 + 1.25 * rows))
     parts = figure.subfigures(1 + bool(rows), 1, height_ratios=[2.9, 1.25 * rows] if rows else None, squeeze=False)[:, 0]
-    axes = parts[0].subplots()
-    shown, _, wild = without_text(lines, study.train_len)
-    limits = core_limits(shown, study.train_len)
-    draw_lines(axes, shown)
-    names: dict[str, Any] = {"xlabel": "Token index $i$", "ylabel": "$L(i)$ minus runs' mean (nats)"}
-    position_axis(axes, study.train_len, curves[0].length, ylim=limits, **names)
+    shown, _, wild = without_text(lines, train_len)
+    ylabel = "$L(i)$ minus runs' mean (nats)"
+    cut = position_panel(parts[0].subplots(), shown, train_len, xlabel="Token index $i$", ylabel=ylabel)
     legend_of(parts[0], [line.style for line in lines], columns=3)
     if found:
         grid = parts[1].subplots(rows, HEATMAPS_PER_ROW, squeeze=False)
-        for place, panel in enumerate(grid.flat):
-            if place < len(curves):
-                panel.set_title(curves[place].label, fontsize=6.6, pad=2.5)
-                needle_panel(panel, found.of(label=curves[place].label, mode=mode), found.colours, study.train_len)
-            else:
-                panel.set_axis_off()
+        for curve, panel in zip(curves, grid.flat, strict=False):
+            panel.set_title(curve.label, fontsize=6.6, pad=2.5)
+            needle_panel(panel, found.of(label=curve.label, mode=mode), found.colours, train_len)
+        for panel in grid.flat[len(curves) :]:
+            panel.set_axis_off()
         colour_bar(parts[1], list(grid.flat), replace(found.colours, title=f"{mode}, {found.colours.title}"))
         parts[1].supylabel("depth", fontsize=7.5)
         parts[1].supxlabel("context length (tokens)", fontsize=7.5)
-    return publish(
-        study,
-        figure,
-        pd.concat([line.frame(label=curve.label) for curve, line in zip(curves, lines, strict=True)], ignore_index=True),
-        f"smoothed over {window} tokens",
-        band_note(study.seed_counts.values()),
-        f"dashed: training length {tokens(study.train_len)}",
-        without_note(wild),
-        "cut curves go on" if is_cut(shown, limits) else "",
-        found.note if found else "",
-    )
+    frames = [line.frame(label=curve.label) for curve, line in zip(curves, lines, strict=True)]
+    smooth, dashed = f"smoothed over {window} tokens", f"dashed: training length {tokens(train_len)}"
+    notes = smooth, band_note(study.seed_counts.values()), dashed, without_note(wild), cut, found.note if found else ""
+    return publish(study, figure, frames, *notes)
 
 
 def _styles(curves: list[LossCurve]) -> list[LineStyle]:
     """FoX's colour, darker for higher rates, and dashed but for the most tokens."""
     most, rates = curves[-1].axes["train_tokens"], sorted({curve.axes["peak_lr"] for curve in curves})
+    shades = [FOX_SHADES[(2 - rates.index(curve.axes["peak_lr"])) % len(FOX_SHADES)] for curve in curves]
     return [
-        LineStyle(
-            curve.label,
-            FOX_SHADES[(2 - rates.index(curve.axes["peak_lr"])) % len(FOX_SHADES)],
-            None if curve.axes["train_tokens"] == most else DASHED,
-        )
-        for curve in curves
+        LineStyle(curve.label, shade, None if curve.axes["train_tokens"] == most else DASHED)
+        for curve, shade in zip(curves, shades, strict=True)
     ]
 
 
 def summary(study: Study, mode: str = MODE) -> Table:
     """Loss inside and beyond the training context, and mean of the needles of one mode in both places."""
-    train_len = study.train_len
-    found = needles(study) if has_needles(study) else None
+    train_len, found = study.train_len, stored_needles(study)
     columns = [
         Column("inside", f"mean loss, first {tokens(train_len)} (nats)", 4, "lower"),
         Column("beyond", "mean loss beyond (nats)", 4, "lower"),
     ]
-    if found:
-        columns += [
-            Column(f"needle_{place}", f"{mode} needle, {words} ({found.unit})", 2, "higher")
-            for place, (words, _, _) in places(train_len).items()
-        ]
     values: dict[str, list[Cell]] = {}
     for curve in settings(study):
         beyond = curve.losses_SN[:, train_len:].mean(axis=1) if curve.length > train_len else None
-        line: list[Cell] = [log_perplexity(curve.losses_SN)[:, train_len - 1], beyond]
-        for _, low, high in places(train_len).values() if found else ():
-            own = found.of(label=curve.label, mode=mode, low=low, high=high) if found else pd.DataFrame()
-            line.append(found.mean_of(own).effect if found and len(own) else None)
-        values[curve.label] = line
+        values[curve.label] = [curve.log_p(train_len), beyond]
+    for place, (words, low, high) in places(train_len).items() if found else ():
+        columns.append(Column(f"needle_{place}", f"{mode} needle, {words} ({found.unit})", 2, "higher"))
+        for label, cells in values.items():
+            own = found.of(label=label, mode=mode, low=low, high=high)
+            cells.append(found.mean_of(own).effect if len(own) else None)
     note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."
     return over_seeds("FoX (Pro) by training tokens and learning rate", columns, values, note)
 
 
-def inside_and_beyond(more: LossCurve, fewer: LossCurve):
+def inside_and_beyond(more: LossCurve, fewer: LossCurve) -> tuple[Estimate, Estimate | None]:
     """Loss of the run with more tokens minus that of the one with fewer, inside and beyond the training context."""
     train_len, last = more.train_len, min(more.length, fewer.length)
     inside = compare((1.0, more, 1, train_len), (-1.0, fewer, 1, train_len))
@@ -161,8 +122,7 @@ def c24(study: Study) -> Verdict:
     """There is a pair of FoX (Pro) runs of which the one with more tokens is better inside the training context and worse, by
     loss or by easy needles, beyond it."""
     curves = [curve for curve in settings(study) if curve.model == "fox_pro" and curve.length > curve.train_len]
-    found = needles(study) if has_needles(study) else None
-    alternatives, parts = [], []
+    found, alternatives, parts = stored_needles(study), [], []
     for more, fewer in [(a, b) for a in curves for b in curves if a.axes["train_tokens"] > b.axes["train_tokens"]]:
         inside, beyond = inside_and_beyond(more, fewer)
         name = f"{more.label} minus {fewer.label}"
@@ -170,29 +130,24 @@ def c24(study: Study) -> Verdict:
         if beyond is not None:
             alternatives.append([better, Comparison(f"{name}, loss beyond", beyond)])
             parts.append(f"{name}: {number(inside.effect)} inside, {number(beyond.effect)} nats beyond")
-        recall = needles_beyond(study, found, more, fewer)
-        if found is not None and recall is not None:
-            lost = Comparison(f"{name}, easy needles beyond", recall, below=True, unit=found.unit)
-            alternatives.append([better, lost])
-    absent = (
-        [] if alternatives else ["FoX (Pro) with several numbers of training tokens, evaluated beyond the training context"]
-    )
-    return decide_any("; ".join(parts) + ".", alternatives, fewest_seeds(curves), absent)
+        if lost := needles_beyond(study, found, more, fewer):
+            alternatives.append([better, Comparison(f"{name}, easy needles beyond", lost[0], below=True, unit=lost[1])])
+    asked = "FoX (Pro) with several numbers of training tokens, evaluated beyond the training context"
+    return decide_any("; ".join(parts) + ".", alternatives, fewest_seeds(curves), [] if alternatives else [asked])
 
 
-def needles_beyond(study: Study, found: Needles | None, more: LossCurve, fewer: LossCurve) -> Estimate | None:
-    """Difference of two runs' scores or recalls of easy needles beyond the training context."""
+def needles_beyond(study: Study, found: Needles | None, more: LossCurve, fewer: LossCurve) -> tuple[Estimate, str] | None:
+    """Difference of two runs' scores or recalls of easy needles beyond the training context, and its unit."""
     if found is None:
         return None
     rows = [found.of(label=curve.label, mode=MODE, low=study.train_len + 1) for curve in (more, fewer)]
-    return found.difference(*rows) if all(len(own) for own in rows) else None
+    return (found.difference(*rows), found.unit) if all(len(own) for own in rows) else None
 
 
 def with_more_tokens(study: Study) -> str:
     """Say what more tokens do at the same rate, inside and beyond the training context."""
-    found = needles(study) if has_needles(study) else None
+    found, parts = stored_needles(study), []
     curves = [curve for curve in settings(study) if curve.model == "fox_pro"]
-    parts = []
     for fewer, more in pairwise(sorted(curves, key=lambda curve: (curve.axes["peak_lr"], curve.axes["train_tokens"]))):
         inside, beyond = inside_and_beyond(more, fewer)
         rate, count = more.axes["peak_lr"], more.axes["train_tokens"]
@@ -203,13 +158,10 @@ def with_more_tokens(study: Study) -> str:
                 f"loss by {with_interval(inside, 'nats')} inside the training context and by {with_interval(beyond, 'nats')} "
                 f"beyond it, which {trend}."
             )
-            recall = needles_beyond(study, found, more, fewer)
-            if found is not None and recall is not None:
-                parts.append(f"Easy needles beyond it change by {with_interval(recall, found.unit)}.")
-    return (
-        " ".join(parts)
-        or "Cannot be told: no two numbers of tokens are stored at one rate, evaluated beyond the training context."
-    )
+            if changed := needles_beyond(study, found, more, fewer):
+                parts.append(f"Easy needles beyond it change by {with_interval(*changed)}.")
+    nothing = "Cannot be told: no two numbers of tokens are stored at one rate, evaluated beyond the training context."
+    return " ".join(parts) or nothing
 
 
 CLAIMS = (Claim("C24", "More training tokens can hurt extrapolation while they help inside the training context", c24),)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from analysis.curves import LossCurve, difference, fewest_seeds, log_perplexity, loss_curves
+from analysis.curves import LossCurve, difference, fewest_seeds, loss_curves, stored_curves
 from analysis.study import Study
 from analysis.style import scale_note, tokens
 from analysis.tables import Column, Table, over_seeds
@@ -14,7 +14,6 @@ from experiments.stick_breaking.stick_extrapolation import far
 TITLE = "Remainder term of stick-breaking attention"
 PAPER = "Stick-breaking: remainder"
 SHOWS = "Stick-breaking without and with the remainder r times the token's own value; the released models go without it."
-
 
 AXES = {"stick_remainder": bool | None}
 WITH = "with remainder"
@@ -35,13 +34,12 @@ def pair(study: Study) -> tuple[LossCurve | None, LossCurve | None]:
 
 def summary(study: Study) -> Table:
     """Perplexity at the training length and at the end of the evaluation."""
-    curves = [curve for curve in pair(study) if curve is not None]
-    if not curves:
-        raise ValueError(f"{study.stem}: no per-token losses are stored; run its experiment first")
-    lengths = sorted({study.train_len, curves[0].length})
+    stored_curves(study)
+    curves, train_len = [curve for curve in pair(study) if curve is not None], study.train_len
+    lengths = sorted({train_len, curves[0].length})
     columns = [Column(f"ppl_{length}", f"P({tokens(length)})", 3, "lower") for length in lengths]
-    values = {curve.label: [np.exp(log_perplexity(curve.losses_SN)[:, length - 1]) for length in lengths] for curve in curves}
-    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Training length {tokens(study.train_len)}."
+    values = {curve.label: [np.exp(curve.log_p(length)) for length in lengths] for curve in curves}
+    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Training length {tokens(train_len)}."
     return over_seeds("Remainder term of stick-breaking attention", columns, values, note)
 
 
@@ -50,10 +48,9 @@ def s8(study: Study) -> Verdict:
     without, with_it = pair(study)
     if without is None or with_it is None:
         return decide("", [], 0, ["stick-breaking with and without the remainder term"])
-    length = without.train_len
-    above = difference(with_it, without)
-    comparison = Comparison(f"P({tokens(length)}), with the remainder against without", above, strict=False, unit=PERPLEXITY)
-    sentence = f"The remainder term changes the perplexity at {tokens(length)} tokens by {number(above.effect, PERPLEXITY)}."
+    above, length = difference(with_it, without), tokens(without.train_len)
+    comparison = Comparison(f"P({length}), with the remainder against without", above, strict=False, unit=PERPLEXITY)
+    sentence = f"The remainder term changes the perplexity at {length} tokens by {number(above.effect, PERPLEXITY)}."
     return decide(sentence, [comparison], fewest_seeds([without, with_it]))
 
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.curves import around, by_model, compare, loss_curves, perplexity, smooth, smoothing_window
+from analysis.curves import by_model, compare, loss_curves, perplexity, smooth, smoothing_window
 from tests import synthetic
 
 
@@ -13,7 +13,7 @@ def test_smoothing_is_the_mean_of_a_window_cut_at_the_ends(values, window):
     expected = [np.mean(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
     np.testing.assert_allclose(smooth(np.array(values), window), expected, atol=1e-9)
     for position in (1, len(values)):
-        first, last = around(position, window, len(values))
+        first, last = max(1, position - window // 2), min(len(values), position + window // 2)
         assert np.mean(values[first - 1 : last]) == pytest.approx(expected[position - 1])
 
 

@@ -266,7 +266,7 @@ def test_equal_rows_give_equal_bytes_in_the_artefacts_folder(module, made, files
 
 def test_figure_1_draws_what_the_model_has(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(fig1_architecture, "_box", lambda axes, x, y, text, *rest: drawn.append((x, y, text)))
+    monkeypatch.setattr(fig1_architecture, "_box", lambda axes, x, stage, *rest: drawn.append((x, *stage[:2])))
     softmax = {name: shape for name, shape in LLAMA.items() if "fgate" not in name}
     fig1_architecture.draw(blocks(tmp_path, ("transformer_llama", softmax)))
     texts = [text for _, _, text in drawn[4:]]  # the block's own four come first
@@ -384,8 +384,8 @@ def test_an_exploding_curve_does_not_flatten_the_rest():
     limits = panels.core_limits([fox, panels.Drawn(None, x, wild[None])], 512)
     assert limits == pytest.approx(panels.core_limits([fox, panels.Drawn(None, x, calm[None])], 512), abs=1e-3)
     assert limits[0] < 3.0, "what falls on beyond the training context stays visible"
-    assert panels.is_cut([panels.Drawn(None, x, wild[None])], limits)
-    assert not panels.is_cut([fox], limits)
+    assert panels.cut_note([panels.Drawn(None, x, wild[None])], limits)
+    assert not panels.cut_note([fox], limits)
 
 
 def test_figure_2_draws_models_the_suite_does_not_know(tmp_path):
