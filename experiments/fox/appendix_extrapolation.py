@@ -9,7 +9,8 @@ from analysis.study import Study
 from analysis.style import scale_note
 from analysis.tables import Cell, Column, Table, over_seeds
 from experiments.evaluations import loss as evals  # noqa: F401
-from experiments.fox.fig6_scale import AXES, draw_panels, panels_of, runs  # noqa: F401
+from experiments.fox import fig6_scale
+from experiments.fox.fig6_scale import AXES, panels_of, runs  # noqa: F401
 
 TITLE = "Extrapolation over model sizes, tokens and contexts"
 PAPER = "Appendix F.6"
@@ -18,7 +19,7 @@ SHOWS = "The runs of Figure 6, evaluated beyond their training contexts. The pap
 
 TIMES = (1, 2, 4)
 
-draw = partial(draw_panels, beyond=True)
+draw = partial(fig6_scale.draw, beyond=True)
 
 
 def summary(study: Study) -> Table:

@@ -1,6 +1,7 @@
 """Figure 4: needle in a haystack, easy and standard mode, all seven models, up to twice the training length; and on the same
 axes the needle as a choice, which small models can make."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from analysis.needles import CHOICE, COLUMNS, RECALL, SCORE, Needles, longest_in
 from analysis.panels import colour_bar, needle_panel
 from analysis.study import Study
 from analysis.style import WIDTH, plt, publish, scale_note, tokens
-from analysis.tables import Column, Table
+from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, number
 from experiments.evaluations import needles_and_choices as evals  # noqa: F401
 from experiments.recipes import main_models as runs  # noqa: F401
@@ -28,8 +29,8 @@ PANELS_PER_ROW = 4
 
 
 def draw(study: Study) -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv} and, where choices are stored, figures/STEM-choice.*; the CSV files hold the means of
-    cells over samples and seeds."""
+    """Write, where choices are stored, figures/STEM-choice.*, too; the CSV files hold the means of cells over samples and
+    seeds."""
     found = measures(study)
     if CHOICE not in found:
         return _publish(study, needles(study))
@@ -47,18 +48,15 @@ def _publish(study: Study, found: Needles, part: str = "") -> list[Path]:
 
 
 def _draw(study: Study, found: Needles) -> Figure:
-    labels, modes, train_len = found.labels, found.modes, study.train_len
+    labels, modes = found.labels, found.modes
     per_row = min(max(1, PANELS_PER_ROW // len(modes)), len(labels))
-    lines = -(-len(labels) // per_row)
-    columns = per_row * len(modes)
-    depths = found.rows["depth"].nunique()
-    height = float(np.clip(0.55 + 0.085 * depths, 0.95, 1.5))
+    lines, columns = -(-len(labels) // per_row), per_row * len(modes)
+    height = float(np.clip(0.55 + 0.085 * found.rows["depth"].nunique(), 0.95, 1.5))
     figure, panels = plt.subplots(lines, columns, figsize=(WIDTH, height * lines + 0.75), squeeze=False)
     free = list(panels.flat)
-    for index, (label, mode) in enumerate((label, mode) for label in labels for mode in modes):
-        axes = free[index]
+    for index, (axes, (label, mode)) in enumerate(zip(free, product(labels, modes), strict=False)):
         axes.set_title(f"{title(label)}, {mode}", fontsize=6.6, pad=2.5)
-        needle_panel(axes, found.of(label=label, mode=mode), found.colours, train_len)
+        needle_panel(axes, found.of(label=label, mode=mode), found.colours, study.train_len)
         if index % columns:
             axes.set_yticklabels([])
     for axes in free[len(labels) * len(modes) :]:
@@ -70,35 +68,30 @@ def _draw(study: Study, found: Needles) -> Figure:
     return figure
 
 
+CAPTIONS = {
+    SCORE: "Mean needle score, 1 (nothing found) to 10",
+    CHOICE: "Needles whose word is the likeliest of ten (%), 10 by guessing",
+    RECALL: "Mean needle recall in nats: log-probability of the answer with the needle minus without",
+}
+
+
 def summary(study: Study) -> Table:
     """Mean score, choice or recall per mode, inside the training context and beyond it, with 95% intervals."""
     found = needles(study)
-    columns, wanted = [], []
-    for mode in found.modes:
-        for place, (words, low, high) in places(study.train_len).items():
-            if any(len(found.of(label=label, mode=mode, low=low, high=high)) for label in found.labels):
-                columns.append(Column(f"{mode}_{place}", f"{mode}, {words}", 2, "higher"))
-                wanted.append((mode, low, high))
-    rows: dict[str, list[float | None]] = {}
-    ranges: dict[str, list[tuple[float, float] | None]] = {}
-    for label in found.labels:
-        own = [found.of(label=label, mode=mode, low=low, high=high) for mode, low, high in wanted]
-        estimates = [found.mean_of(part) if len(part) else None for part in own]
-        rows[label] = [None if estimate is None else estimate.effect for estimate in estimates]
-        ranges[label] = [None if estimate is None else estimate.interval for estimate in estimates]
+    columns: list[Column] = []
+    values: dict[str, list[Cell]] = {label: [] for label in found.labels}
+    for mode, (place, (words, low, high)) in product(found.modes, places(study.train_len).items()):
+        cells = {label: found.of(label=label, mode=mode, low=low, high=high) for label in found.labels}
+        if any(map(len, cells.values())):
+            columns.append(Column(f"{mode}_{place}", f"{mode}, {words}", 2, "higher"))
+            for label, own in cells.items():
+                values[label].append(found.mean_of(own) if len(own) else None)
     samples = int(found.rows.groupby(["label", "run_id", "mode", "length", "depth"]).size().max())
     seeds = num_seeds(own for _, own in found.rows.groupby("label"))
     note = f"{scale_note(study).capitalize()}. {samples} needle{'s' if samples > 1 else ''} per cell and seed. "
-    note += "In square brackets: 95% interval over needles"
-    note += f" and {seeds} seeds." if seeds > 1 else "; one seed."
-    caption = {
-        SCORE: "Mean needle score, 1 (nothing found) to 10",
-        CHOICE: "Needles whose word is the likeliest of ten (%), 10 by guessing",
-        RECALL: "Mean needle recall in nats: log-probability of the answer with the needle minus without",
-    }[found.kind]
-    if found.kind != SCORE:
-        note += " No model's score leaves the floor at this scale."
-    return Table(caption, columns, rows, note, ranges=ranges)
+    note += f"In square brackets: 95% interval over needles{f' and {seeds} seeds.' if seeds > 1 else '; one seed.'}"
+    note += " No model's score leaves the floor at this scale." if found.kind != SCORE else ""
+    return over_seeds(CAPTIONS[found.kind], columns, values, note)
 
 
 AT_FLOOR = "No model finds the needle anywhere (all scores are near the lowest), so there is no order."
@@ -115,30 +108,21 @@ def c22b(study: Study) -> Verdict:
     found = needles(study)
     if found.at_floor or found.kind == RECALL:
         return not_applicable(AT_FLOOR)
-    longest = longest_inside(study.train_len)
-    wanted = [model for pair in PAIRS for model in pair]
+    longest, wanted = longest_inside(study.train_len), [model for pair in PAIRS for model in pair]
     cells = {model: found.of(model=model, mode="easy", high=longest) for model in (*wanted, *RECURRENT)}
     cells = {model: rows for model, rows in cells.items() if len(rows)}
-    absent = missing_of((*wanted, *RECURRENT), cells)
-    softmax = [model for model in wanted if model in cells]
-    comparisons = [
-        Comparison(f"mean of {title(model)}", found.mean_of(cells[model]), 9.5 * found.per_point, strict=False, unit=found.unit)
-        for model in softmax
+    softmax, recurrent = ([model for model in some if model in cells] for some in (wanted, RECURRENT))
+    asked = [(f"mean of {title(one)}", found.mean_of(cells[one]), 9.5) for one in softmax]
+    asked += [
+        (f"{title(one)} minus {title(other)}", found.difference(cells[one], cells[other]), 2.0)
+        for one, other in product(softmax, recurrent)
     ]
-    comparisons += [
-        Comparison(
-            f"{title(one)} minus {title(other)}",
-            found.difference(cells[one], cells[other]),
-            2.0 * found.per_point,
-            strict=False,
-            unit=found.unit,
-        )
-        for one in softmax
-        for other in RECURRENT
-        if other in cells
+    comparisons = [
+        Comparison(name, estimate, points * found.per_point, strict=False, unit=found.unit) for name, estimate, points in asked
     ]
     means = ", ".join(f"{title(model)} {found.mean_of(rows).effect:.2f}" for model, rows in cells.items())
     sentence = f"Easy mode, lengths up to {longest:,.0f}, mean {JUDGED_ON[found.kind]}: {means} {found.unit}."
+    absent = missing_of((*wanted, *RECURRENT), cells)
     return decide(sentence, comparisons, num_seeds(cells.values()) if cells else 0, absent)
 
 
@@ -161,19 +145,13 @@ def _compared(study: Study, mode: str, low: float, high: float, pairs, *, strict
         return not_applicable(AT_FLOOR)
     cells = {model: found.of(model=model, mode=mode, low=low, high=high) for pair in pairs for model in pair}
     there, others = pairs_in([model for model, rows in cells.items() if len(rows)], pairs)
-    absent = [f"{words}, {mode} mode" for words in others]
-    comparisons = [
-        Comparison(
-            f"{title(one)} minus {title(other)}", found.difference(cells[one], cells[other]), strict=strict, unit=found.unit
-        )
-        for one, other in there
-    ]
-    if not there:
-        return decide("", [], 0, absent)
-    parts = [f"{each.name} {number(each.estimate.effect, found.unit)}" for each in comparisons]
+    leads = {f"{title(one)} minus {title(other)}": found.difference(cells[one], cells[other]) for one, other in there}
+    comparisons = [Comparison(name, lead, strict=strict, unit=found.unit) for name, lead in leads.items()]
+    parts = [f"{name} {number(lead.effect, found.unit)}" for name, lead in leads.items()]
     place = f"{mode.capitalize()} mode, lengths {low:,.0f} to {high:,.0f}"
     sentence = f"{place}, mean {JUDGED_ON[found.kind]}: {'; '.join(parts)} {found.unit}."
-    return decide(sentence, comparisons, num_seeds(cells[model] for pair in there for model in pair), absent)
+    seeds = num_seeds(cells[model] for pair in there for model in pair) if there else 0
+    return decide(sentence, comparisons, seeds, [f"{words}, {mode} mode" for words in others])
 
 
 CLAIMS = (

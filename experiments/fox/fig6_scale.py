@@ -1,16 +1,15 @@
 """Figure 6: FoX against the Transformer over model sizes, training tokens and training context lengths."""
 
-from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis.curves import LossCurve, compare, fewest_seeds, first_plotted, smoothing_window, stored_curves
 from analysis.names import DASHED, FOX_SHADES, PAIRS, TRANSFORMER_SHADES, LineStyle, pairs_in, title
 from analysis.panels import Drawn, band_note, binned, core_limits, draw_lines, smoothed
+from analysis.statistics import Estimate
 from analysis.study import Study, read_lines
 from analysis.style import WIDTH, plt, publish, scale_note, tokens, training_length_line
 from analysis.tables import Cell, Column, Table, over_seeds
@@ -36,11 +35,10 @@ SIZES = {
     PAPERS: (("125m-2.7b", "360m-7.5b", "760m-48b"), (4096, 8192, 16384)),
 }
 """Scales whose models are compared, and training contexts."""
-
-
 PANELS = {"size": "Model size", "tokens": "Training tokens", "context": "Training context length"}
 """Titles of the panels by what is varied."""
 AXES = {"varied": PANELS, "value": str | int}
+Pair = tuple[LossCurve, LossCurve]
 
 
 def runs(scale, seeds):
@@ -69,86 +67,80 @@ def panels_of(study: Study) -> dict[str, dict[str, list[LossCurve]]]:
     return {panel: panels[panel] for panel in PANELS if panel in panels}
 
 
-def pairs_of(curves: Iterable[LossCurve]) -> list[tuple[LossCurve, LossCurve]]:
-    """FoX and the Transformer of the same architecture."""
-    by_model = {curve.model: curve for curve in curves}
-    return [(by_model[fox], by_model[other]) for fox, other in pairs_in(by_model)[0]]
+def pairs_of(groups: dict[str, list[LossCurve]]) -> list[Pair]:
+    """FoX and the Transformer of the same architecture, group by group."""
+    by_model = [{curve.model: curve for curve in curves} for curves in groups.values()]
+    return [(own[fox], own[other]) for own in by_model for fox, other in pairs_in(own)[0]]
 
 
-def lead(fox: LossCurve, other: LossCurve):
+def _quarter(fox: LossCurve, other: LossCurve, sign: float = 1.0):
+    """Loss of the Transformer minus loss of FoX over the last quarter of the training context, as what `compare` takes."""
+    return ((k, curve, curve.train_len * 3 // 4 + 1, curve.train_len) for k, curve in ((sign, other), (-sign, fox)))
+
+
+def lead(fox: LossCurve, other: LossCurve) -> Estimate:
     """delta: loss of the Transformer minus loss of FoX over the last quarter of the training context, or over the stored band
     that it lies in."""
-    quarter = (fox.train_len * 3 // 4 + 1, fox.train_len)
-    return compare((1.0, other, *quarter), (-1.0, fox, *quarter))
+    return compare(*_quarter(fox, other))
 
 
-def draw(study: Study) -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv}; positions inside the training context only."""
-    return draw_panels(study, beyond=False)
-
-
-def draw_panels(study: Study, *, beyond: bool) -> list[Path]:
-    """A panel per thing varied; `beyond`: also positions beyond each training context, which a dashed line marks."""
+def draw(study: Study, beyond: bool = False) -> list[Path]:
+    """Draw a panel per thing varied; `beyond`: also positions beyond each training context, which a dashed line marks."""
     panels = panels_of(study)
     frames, windows = [], set()
     figure, grid = plt.subplots(1, len(panels), figsize=(max(3.4, WIDTH * len(panels) / 3), 3.3), squeeze=False)
     for axes, (panel, groups) in zip(grid[0], panels.items(), strict=True):
-        shown: list[tuple[LossCurve, Drawn]] = []
-        for place, (value, curves) in enumerate(groups.items()):
-            for curve in curves:
-                windows |= set() if panel == "context" else {smoothing_window(curve.train_len)}
-                shown.append((curve, _line(curve, panel, value, place, beyond)))
+        shown = [
+            (curve, _line(curve, panel, value, place, beyond))
+            for place, (value, curves) in enumerate(groups.items())
+            for curve in curves
+        ]
+        windows |= {smoothing_window(curve.train_len) for curve, _ in shown if panel != "context"}
         _panel(axes, panel, shown, beyond)
         frames += [line.frame(label=curve.label, model=curve.model) for curve, line in shown]
     grid[0, 0].set_ylabel("Per-token loss $L(i)$ (nats)")
-    return publish(
-        study,
-        figure,
-        pd.concat(frames, ignore_index=True),
-        f"smoothed over {', '.join(map(str, sorted(windows)))} tokens" if windows else "",
-        band_note(study.seed_counts.values()),
-        "dashed vertical: training length" if beyond else "",
-        _absent_note(study) if beyond else _steps_note(study, panels),
-    )
+    smooth = f"smoothed over {', '.join(map(str, sorted(windows)))} tokens" if windows else ""
+    marked = ("dashed vertical: training length", _absent_note(study)) if beyond else (_steps_note(study, panels),)
+    return publish(study, figure, frames, smooth, band_note(study.seed_counts.values()), *marked)
 
 
 def _steps_note(study: Study, panels: dict[str, dict[str, list[LossCurve]]]) -> str:
     """Say that contexts were trained with different numbers of sequences a step."""
     curves = sorted((curve for own in panels.get("context", {}).values() for curve in own), key=lambda curve: curve.train_len)
-    steps = list(dict.fromkeys(_sequences(study, curve) for curve in curves))
-    if len(steps) < 2:
-        return ""
-    return f"contexts: inseparable from their {', '.join(map(str, steps))} sequences a step"
+    steps = [str(steps) for steps in dict.fromkeys(_sequences(study, curve) for curve in curves)]
+    return f"contexts: inseparable from their {', '.join(steps)} sequences a step" if len(steps) > 1 else ""
 
 
 def _absent_note(study: Study) -> str:
     """Name the lines of Figure 6 that are not evaluated beyond their training context."""
     there = {line.series for line in study.lines}
-    absent = [line for line in read_lines(study.results_dir, study.scale, STEM) if line.series not in there]
-    labels = {line.model: [own.label for own in absent if own.model == line.model] for line in absent}
-    names = [f"{title(model)}, {' and '.join(dict.fromkeys(own))}" for model, own in labels.items()]
+    absent: dict[str, list[str]] = {}
+    for line in read_lines(study.results_dir, study.scale, STEM):
+        if line.series not in there:
+            absent.setdefault(line.model, []).append(line.label)
+    names = [f"{title(model)}, {' and '.join(dict.fromkeys(labels))}" for model, labels in absent.items()]
     return f"in Figure 6 and not here: {'; '.join(names)}" if names else ""
 
 
 def _line(curve: LossCurve, panel: str, value: str, place: int, beyond: bool) -> Drawn:
     """The second of a panel's values has the model's own colour, those below are lighter and those above darker."""
-    is_fox = curve.model.startswith("fox")
-    shades = FOX_SHADES if is_fox else TRANSFORMER_SHADES
-    name, dashes = ("FoX", None) if is_fox else ("Transformer", DASHED)
-    style = LineStyle(f"{name}, {value}", shades[(2 - place) % len(shades)], dashes)
-    length = curve.length if beyond else min(curve.train_len, curve.length)
+    fox = curve.model.startswith("fox")
+    name, shades, dashes = ("FoX", FOX_SHADES, None) if fox else ("Transformer", TRANSFORMER_SHADES, DASHED)
+    style, length = LineStyle(f"{name}, {value}", shades[(2 - place) % len(shades)], dashes), _end(curve, beyond)
     if panel == "context":
         return binned(curve, style, min(first_plotted(curve.train_len), length / 2), length)
     return smoothed(curve, style, smoothing_window(curve.train_len), length)
 
 
+def _end(curve: LossCurve, beyond: bool) -> int:
+    return curve.length if beyond else min(curve.train_len, curve.length)
+
+
 def _panel(axes: Axes, panel: str, shown: list[tuple[LossCurve, Drawn]], beyond: bool) -> None:
-    lines = [line for _, line in shown]
-    draw_lines(axes, lines)
+    draw_lines(axes, [line for _, line in shown])
     limits = [core_limits([line], curve.train_len) for curve, line in shown]
     axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
-    lengths = sorted({curve.train_len for curve, _ in shown})
-    longest = max(curve.length if beyond else min(curve.train_len, curve.length) for curve, _ in shown)
+    lengths, longest = sorted({curve.train_len for curve, _ in shown}), max(_end(curve, beyond) for curve, _ in shown)
     if len(lengths) > 1:
         axes.set_xscale("log", base=2)
         ticks = sorted({*lengths, lengths[0] // 4, longest})
@@ -162,26 +154,19 @@ def _panel(axes: Axes, panel: str, shown: list[tuple[LossCurve, Drawn]], beyond:
         training_length_line(axes, length)
     axes.set(title=PANELS[panel], xlabel="Token index $i$")
     axes.legend(
-        loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=1 if len(lines) < 3 else 2, fontsize=5.6, handlelength=2.0,
+        loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=1 if len(shown) < 3 else 2, fontsize=5.6, handlelength=2.0,
         columnspacing=0.8, labelspacing=0.3, borderaxespad=0.0,
     )  # fmt: skip
 
 
 def summary(study: Study) -> Table:
     """Loss over the last quarter of the training context, and FoX's lead there with a 95% interval."""
-    rows: dict[str, list[Cell]] = {}
-    ranges: dict[str, list[tuple[float, float] | None]] = {}
-    for groups in panels_of(study).values():
-        for curves in groups.values():
-            for fox, other in pairs_of(curves):
-                quarter = slice(fox.train_len * 3 // 4, fox.train_len)
-                label = f"{fox.label}: {title(fox.model)} and {title(other.model)}"
-                delta = lead(fox, other)
-                rows[label] = [
-                    fox.losses_SN[:, quarter].mean(axis=1), other.losses_SN[:, quarter].mean(axis=1), delta.effect,
-                    100 * float(np.expm1(delta.effect)),
-                ]  # fmt: skip
-                ranges[label] = [None, None, delta.interval, None]
+    values: dict[str, list[Cell]] = {}
+    for fox, other in (pair for groups in panels_of(study).values() for pair in pairs_of(groups)):
+        quarter, delta = slice(fox.train_len * 3 // 4, fox.train_len), lead(fox, other)
+        losses = [curve.losses_SN[:, quarter].mean(axis=1) for curve in (fox, other)]
+        label = f"{fox.label}: {title(fox.model)} and {title(other.model)}"
+        values[label] = [*losses, delta, 100 * float(np.expm1(delta.effect))]
     columns = [
         Column("fox_loss", "FoX: loss, last quarter (nats)", 4),
         Column("transformer_loss", "Transformer (nats)", 4),
@@ -190,23 +175,18 @@ def summary(study: Study) -> Table:
     ]
     note = f"{scale_note(study).capitalize()}. Last quarter of the training context; of a lead, the stored band of positions"
     note += " that it lies in where that is longer. In square brackets: 95% interval."
-    table = over_seeds("FoX against the Transformer by size, tokens and context", columns, rows, note)
-    return Table(table.caption, columns, table.rows, table.note, spreads=table.spreads, ranges=ranges)
+    return over_seeds("FoX against the Transformer by size, tokens and context", columns, values, note)
 
 
 def c25(study: Study) -> Verdict:
     """FoX's lead over the last quarter of the context grows from each training context length to the next."""
-    groups = panels_of(study).get("context", {})
-    pairs = sorted((pair for curves in groups.values() for pair in pairs_of(curves)), key=lambda pair: pair[0].train_len)
+    pairs = sorted(pairs_of(panels_of(study).get("context", {})), key=lambda pair: pair[0].train_len)
     comparisons = []
     for model, _ in PAIRS:
-        own = [pair for pair in pairs if pair[0].model == model]
-        for (fox, other), (longer_fox, longer_other) in pairwise(own):
-            growth = compare(
-                (1.0, longer_other, *_last_quarter(longer_other)), (-1.0, longer_fox, *_last_quarter(longer_fox)),
-                (-1.0, other, *_last_quarter(other)), (1.0, fox, *_last_quarter(fox)),
-            )  # fmt: skip
-            comparisons.append(Comparison(f"growth of {title(model)}'s lead, {fox.label} to {longer_fox.label}", growth))
+        for pair, longer in pairwise(pair for pair in pairs if pair[0].model == model):
+            growth = compare(*_quarter(*longer), *_quarter(*pair, -1.0))
+            name = f"growth of {title(model)}'s lead, {pair[0].label} to {longer[0].label}"
+            comparisons.append(Comparison(name, growth))
     verdict = _leads(pairs, comparisons, "training contexts")
     steps = sorted({_sequences(study, fox) for fox, _ in pairs}, reverse=True)
     if verdict.status in (Status.NOT_MEASURED, Status.FAILS) or len(steps) < 2:
@@ -223,11 +203,7 @@ def _sequences(study: Study, curve: LossCurve) -> int:
     return int(train["batch_tokens"] // train["seq_len"])
 
 
-def _last_quarter(curve: LossCurve) -> tuple[int, int]:
-    return curve.train_len * 3 // 4 + 1, curve.train_len
-
-
-def _leads(pairs: list[tuple[LossCurve, LossCurve]], comparisons: list[Comparison], what: str) -> Verdict:
+def _leads(pairs: list[Pair], comparisons: list[Comparison], what: str) -> Verdict:
     parts = [f"{fox.label} {number(lead(fox, other).effect)}" for fox, other in pairs]
     absent = [] if comparisons else [f"FoX and the Transformer at two {what} or more"]
     sentence = f"Lead of FoX over the last quarter of the context: {', '.join(parts)} nats."
@@ -236,7 +212,7 @@ def _leads(pairs: list[tuple[LossCurve, LossCurve]], comparisons: list[Compariso
 
 def c25b(study: Study) -> Verdict:
     groups = panels_of(study).get("size", {})
-    pairs = [pair for curves in groups.values() for pair in pairs_of(curves)]
+    pairs = pairs_of(groups)
     comparisons = [Comparison(f"lead of {title(fox.model)}, {fox.label}", lead(fox, other)) for fox, other in pairs]
     return _leads(pairs, comparisons if len(groups) > 1 else [], "model sizes")
 
