@@ -1,6 +1,7 @@
 """Table 1: perplexities and short-context downstream tasks, zero-shot, all seven models."""
 
 import math
+from functools import partial
 
 from analysis.harness import COLUMNS, PERPLEXITIES, STAND_INS, ahead, column_title, content, lines_of, made_locally
 from analysis.names import FAMILIES, PAIRS, pairs_in, title
@@ -31,9 +32,6 @@ def summary(study: Study) -> Table:
     return over_seeds("Zero-shot evaluation with the LM evaluation harness", columns, values, note, paper)
 
 
-WINS_NEEDED = 9
-
-
 def c17(study: Study) -> Verdict:
     """FoX (Pro) has the best average and the best two perplexities of all models."""
     if made_locally(study):
@@ -44,14 +42,17 @@ def c17(study: Study) -> Verdict:
     comparisons, parts = [], []
     for column in ("avg_acc", *PERPLEXITIES):
         leads = {model: ahead(lines["fox_pro"], line, column) for model, line in lines.items() if model != "fox_pro"}
-        name = f"{column_title(column)}, lead of FoX (Pro) over"
-        own = [Comparison(f"{name} {title(model)}", lead, unit="") for model, lead in leads.items()]
-        comparisons += own
-        closest = min(own, key=lambda each: each.estimate.effect)
-        value = lines["fox_pro"].values[column].mean()
-        parts.append(f"{column_title(column)} {value:.2f} (ahead of the next best by {number(closest.estimate.effect, '')})")
+        name, value = column_title(column), lines["fox_pro"].values[column].mean()
+        comparisons += [
+            Comparison(f"{name}, lead of FoX (Pro) over {title(model)}", lead, unit="") for model, lead in leads.items()
+        ]
+        closest = min(lead.effect for lead in leads.values())
+        parts.append(f"{name} {value:.2f} (ahead of the next best by {number(closest, '')})")
     sentence = f"FoX (Pro) among {len(lines)} models: {'; '.join(parts)}."
     return decide(sentence, comparisons, min(line.seeds for line in lines.values()))
+
+
+WINS_NEEDED = 9
 
 
 def _wins(study: Study, pairs: tuple[tuple[str, str], ...]) -> Verdict:
@@ -67,23 +68,17 @@ def _wins(study: Study, pairs: tuple[tuple[str, str], ...]) -> Verdict:
         chances = [1.0 - lead.p_not_above(0.0) for lead in leads.values()]
         known = all(lead.error is not None for lead in leads.values())
         error = math.sqrt(sum(chance * (1 - chance) for chance in chances)) if known else None
+        wins = Estimate(sum(chances), error, seeds_known=all(lead.seeds_known for lead in leads.values()))
         name = f"columns on which {title(one)} is ahead of {title(other)}"
-        ahead_on = Estimate(sum(chances), error, seeds_known=all(lead.seeds_known for lead in leads.values()))
-        comparisons.append(Comparison(name, ahead_on, WINS_NEEDED - 0.5, unit="columns"))
-        won = sum(lead.effect > 0 for lead in leads.values())
-        lost = ", ".join(column_title(column) for column, lead in leads.items() if lead.effect <= 0) or "none"
-        parts.append(f"{title(one)} ahead of {title(other)} on {won} of {len(COLUMNS)} (not on: {lost})")
+        comparisons.append(Comparison(name, wins, WINS_NEEDED - 0.5, unit="columns"))
+        lost = [column_title(column) for column, lead in leads.items() if lead.effect <= 0]
+        won = f"{len(COLUMNS) - len(lost)} of {len(COLUMNS)} (not on: {', '.join(lost) or 'none'})"
+        parts.append(f"{title(one)} ahead of {title(other)} on {won}")
     seeds = min((lines[model].seeds for pair in there for model in pair), default=0)
     return decide("; ".join(parts) + ".", comparisons, seeds, absent)
 
 
-def c18(study: Study) -> Verdict:
-    return _wins(study, PAIRS)
-
-
-def c19(study: Study) -> Verdict:
-    return _wins(study, FAMILIES)
-
+c18, c19 = partial(_wins, pairs=PAIRS), partial(_wins, pairs=FAMILIES)
 
 CLAIMS = (
     Claim("C17", "FoX (Pro) is best on average and on both perplexities", c17),

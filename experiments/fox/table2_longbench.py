@@ -1,5 +1,7 @@
 """Table 2: the 14 English tasks of LongBench, all seven models."""
 
+from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -26,24 +28,12 @@ SHOWS = (
 KIND = "longbench"
 WHAT = "results of LongBench"
 TASKS = {
-    "narrativeqa": "NarrativeQA",
-    "qasper": "Qasper",
-    "multifieldqa_en": "MFQA",
-    "hotpotqa": "HotpotQA",
-    "2wikimqa": "2WikiMQA",
-    "musique": "Musique",
-    "gov_report": "GovReport",
-    "qmsum": "QMSum",
-    "multi_news": "MultiNews",
-    "trec": "TREC",
-    "triviaqa": "TriviaQA",
-    "samsum": "SamSum",
-    "lcc": "LCC",
-    "repobench_p": "RepoBench-P",
-}
+    "narrativeqa": "NarrativeQA", "qasper": "Qasper", "multifieldqa_en": "MFQA", "hotpotqa": "HotpotQA",
+    "2wikimqa": "2WikiMQA", "musique": "Musique", "gov_report": "GovReport", "qmsum": "QMSum", "multi_news": "MultiNews",
+    "trec": "TREC", "triviaqa": "TriviaQA", "samsum": "SamSum", "lcc": "LCC", "repobench_p": "RepoBench-P",
+}  # fmt: skip
 CODE = ("lcc", "repobench_p")
-WITHOUT_CODE = tuple(task for task in TASKS if task not in CODE)
-MEANS = {"mean12": WITHOUT_CODE, "mean14": tuple(TASKS)}
+MEANS = {"mean12": tuple(task for task in TASKS if task not in CODE), "mean14": tuple(TASKS)}
 
 
 def made_locally(study: Study) -> bool:
@@ -69,27 +59,19 @@ def scores(rows: pd.DataFrame) -> dict[str, dict[str, np.ndarray]]:
 def summary(study: Study) -> Table:
     """The table, with the paper's values where the scale is the same and the tasks are the real ones."""
     rows, local = study.stored(KIND, WHAT), made_locally(study)
-    ours = scores(rows)
-    models = rows.drop_duplicates("label").set_index("label")["model"]
+    ours, models = scores(rows), {line.label: line.model for line in study.lines}
     printed = {} if local else paper_scores(study.stem, "".join(study.scales))
-    paper = {model: with_means(line) for model, line in printed.items()}
-    present = {column for line in ours.values() for column in line}
     titles = {**TASKS, "mean12": "Avg without code", "mean14": "Avg"}
-    columns = [Column(key, title, 2, "higher") for key, title in titles.items() if key in present]
-    counts = rows.groupby(["task", "run_id"]).size()
-    note = scale_note(study).capitalize() + f". {count_range(counts, 'examples')} per task."
+    columns = [Column(key, title, 2, "higher") for key, title in titles.items() if any(key in line for line in ours.values())]
+    note = f"{scale_note(study).capitalize()}. {count_range(rows.groupby(['task', 'run_id']).size(), 'examples')} per task."
     if local:
         note += " The tasks are stand-ins in the same format, made from the held-out text; they are not the public benchmark."
     if any(meta["spec"].get("original_cut") for meta in study.metas(KIND)):
         note += " Predictions are cut by the original benchmark's rule, not at the first line for all tasks as in the paper."
     values: dict[str, list[Cell]] = {label: [line.get(column.key) for column in columns] for label, line in ours.items()}
-    return over_seeds(
-        "LongBench, scores from 0 to 100",
-        columns,
-        values,
-        note,
-        {label: [paper[models[label]].get(column.key) for column in columns] for label in ours if models[label] in paper},
-    )
+    theirs = {label: with_means(printed[models[label]]) for label in ours if models[label] in printed}
+    paper = {label: [line.get(column.key) for column in columns] for label, line in theirs.items()}
+    return over_seeds("LongBench, scores from 0 to 100", columns, values, note, paper)
 
 
 MARGIN = 2.0
@@ -121,42 +103,41 @@ def c21(study: Study) -> Verdict:
         return not_applicable(STAND_INS)
     terms = mean_terms(study, MEANS["mean14"])
     there, others = pairs_in(terms)
-    absent = [f"{words} on all 14 tasks" for words in others]
-    comparisons, parts = [], []
-    for fox, other in there:
-        difference, name = minus(terms[fox], terms[other]), f"{title(fox)} minus {title(other)}"
-        comparisons += [
-            Comparison(name, difference, MARGIN, below=True, strict=False, unit="points", size=MARGIN),
-            Comparison(name, difference, -MARGIN, strict=False, unit="points", size=MARGIN),
-        ]
-        parts.append(f"{title(fox)} {terms[fox].seeds.mean():.2f}, {title(other)} {terms[other].seeds.mean():.2f}")
+    within = dict(strict=False, unit="points", size=MARGIN)
+    comparisons = [
+        Comparison(f"{title(one)} minus {title(other)}", minus(terms[one], terms[other]), bound, below=bound > 0, **within)
+        for one, other in there
+        for bound in (MARGIN, -MARGIN)
+    ]
+    parts = [", ".join(f"{title(model)} {terms[model].seeds.mean():.2f}" for model in pair) for pair in there]
     sentence = f"Mean over 14 tasks: {'; '.join(parts)}; on par is within {MARGIN:g} points (two one-sided tests)."
-    seeds = min((len(terms[model].seeds) for pair in there for model in pair), default=0)
-    return decide(sentence, comparisons, seeds, absent)
+    return decide(sentence, comparisons, fewest_seeds(terms, there), [f"{words} on all 14 tasks" for words in others])
+
+
+def fewest_seeds(terms: dict[str, Term], pairs: Iterable[tuple[str, str]]) -> int:
+    return min((len(terms[model].seeds) for pair in pairs for model in pair), default=0)
 
 
 def c22(study: Study) -> Verdict:
     """Softmax models beat recurrent ones on the 12 LongBench tasks that are not code, by more than 3 points."""
     if made_locally(study):
         return not_applicable(STAND_INS)
-    terms = mean_terms(study, MEANS["mean12"])
-    wanted = [model for pair in PAIRS for model in pair]
+    terms, wanted = mean_terms(study, MEANS["mean12"]), [model for pair in PAIRS for model in pair]
     softmax, recurrent = ([model for model in some if model in terms] for some in (wanted, RECURRENT))
-    absent = missing_of((*wanted, *RECURRENT), terms)
-    if not softmax or not recurrent:
+    pairs, absent = list(product(softmax, recurrent)), missing_of((*wanted, *RECURRENT), terms)
+    if not pairs:
         return decide("", [], 0, absent)
     comparisons = [
         Comparison(f"{title(one)} minus {title(other)}", minus(terms[one], terms[other]), 3.0, unit="points")
-        for one in softmax
-        for other in recurrent
+        for one, other in pairs
     ]
-    lowest = min(softmax, key=lambda model: float(terms[model].seeds.mean()))
-    highest = max(recurrent, key=lambda model: float(terms[model].seeds.mean()))
+    means = {model: float(terms[model].seeds.mean()) for model in (*softmax, *recurrent)}
+    lowest, highest = min(softmax, key=lambda model: means[model]), max(recurrent, key=lambda model: means[model])
     sentence = (
-        f"Mean over 12 tasks: the lowest softmax model is {title(lowest)} with {terms[lowest].seeds.mean():.2f}, the highest "
-        f"recurrent one {title(highest)} with {terms[highest].seeds.mean():.2f}; the claim asks for a lead of more than 3."
+        f"Mean over 12 tasks: the lowest softmax model is {title(lowest)} with {means[lowest]:.2f}, the highest recurrent one "
+        f"{title(highest)} with {means[highest]:.2f}; the claim asks for a lead of more than 3."
     )
-    return decide(sentence, comparisons, min(len(terms[model].seeds) for model in (*softmax, *recurrent)), absent)
+    return decide(sentence, comparisons, fewest_seeds(terms, pairs), absent)
 
 
 CLAIMS = (

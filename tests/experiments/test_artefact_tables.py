@@ -207,7 +207,7 @@ def test_table_3_has_the_papers_lines_marks_and_numbers(tmp_path):
     table = table3_ablation.summary(ablation(tmp_path))
     assert list(table.rows) == list(table3_ablation.PRINTED)
     for label, line in table3_ablation.PRINTED.items():
-        assert table.rows[label][:6] == [line[part] for part in table3_ablation.PARTS]
+        assert table.rows[label][:6] == [line[column.key] for column in table.columns[:6]]
         assert table.rows[label][6] == pytest.approx(2 * line["ppl"])
         assert table.paper[label][6] == line["ppl"]
         assert table.rows[label][7] == pytest.approx(100 * (line["ppl"] / 6.62 - 1))

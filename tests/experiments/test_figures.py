@@ -295,7 +295,7 @@ def test_figure_2_draws_smoothed_losses_and_perplexities(tmp_path):
 
 def test_figure_2_takes_the_texts_own_difficulty_out(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(fig2_per_token_loss, "draw_lines", lambda axes, lines: drawn.append(lines))
+    monkeypatch.setattr(panels, "draw_lines", lambda axes, lines: drawn.append(lines))
     paths = fig2_per_token_loss.draw(losses(tmp_path))
     table, left = pd.read_csv(paths[2]), drawn[0]
     assert [line.style.label for line in left] == ["FoX (Pro)", "Transformer (Pro)", "HGRN2"]
