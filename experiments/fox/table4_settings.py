@@ -15,7 +15,6 @@ SHOWS = (
     "1536, 360M 24 of 1024, 125M 12 of 768; heads of 64 for FoX and, at 760M, of 128 for the Transformer."
 )
 
-KIND = "parameters"
 COLUMNS = [
     Column("params_millions", "Params (M)", 3),
     Column("num_layers", "layers", 0),
@@ -31,11 +30,8 @@ COLUMNS = [
 
 def summary(study: Study) -> Table:
     """One line per model. Layers of Mamba-2 are half as large, and twice as many: it has no MLP."""
-    found = sorted(study.evaluations(KIND), key=lambda each: rank(each[0].model))
-    if not found:
-        raise ValueError(f"{study.stem}: no models are stored; run its experiment first")
     rows: dict[str, list[float | None]] = {}
-    for line, parameters, _ in found:
+    for line, parameters, _ in sorted(study.evaluations("parameters", "models"), key=lambda each: rank(each[0].model)):
         model, train = study.spec(line.run_id)["model"], study.spec(line.run_id)["train"]
         down = parameters[parameters["name"] == "layers.0.mlp.down_proj.weight"]["shape"]
         heads = model.get("num_heads")

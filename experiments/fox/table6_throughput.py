@@ -1,6 +1,8 @@
 """Table 6: parameters, FLOPs and training throughput of all seven models, measured on the device that evaluates."""
 
 import math
+from functools import partial
+from typing import Any
 
 import pandas as pd
 
@@ -9,7 +11,7 @@ from analysis.paper import paper_scores
 from analysis.paper import read as read_paper
 from analysis.statistics import TWENTY_TO_EIGHTY, Estimate
 from analysis.study import Study
-from analysis.style import PAPER_SCALE, scale_note, tokens
+from analysis.style import scale_note, tokens
 from analysis.tables import Column, Table
 from analysis.throughput import measured
 from analysis.verdict import RATIO, Claim, Comparison, Verdict, by_construction, decide
@@ -26,7 +28,8 @@ SHOWS = (
 )
 
 BASE = "transformer_llama"
-Line = dict[str, float | None]  # by column
+PRINTED = read_paper("table6_throughput_760m.csv")
+Line = dict[str, Any]  # by column
 
 
 def summary(study: Study) -> Table:
@@ -43,71 +46,53 @@ def summary(study: Study) -> Table:
         Column("peak_memory_gib", "Peak memory (GiB)", 1, "lower"),
     ]
     lines = {row["label"]: _line(row, columns) for row in rows.to_dict("records")}
-    ranges: dict[str, dict[str, tuple[float, float]]] = {
-        row["label"]: {
-            key: (row[f"{key}_low"], row[f"{key}_high"])
-            for key in ("tokens_per_s", "relative")
-            if not math.isnan(row.get(key, math.nan))
-        }
-        for row in rows.to_dict("records")
-    }
-    printed = _printed(study.scale)
-    paper = {label: printed[model] for label, model in zip(rows["label"], rows["model"], strict=True) if model in printed}
-    note = (
-        f"{scale_note(study).capitalize()}. Measured on {rows['machine'].iloc[0]}, context {tokens(rows['seq_len'].iloc[0])},"
-    )
-    note += " with fresh weights; in square brackets the range of the repetitions. Relative speeds are those of steps that"
-    note += " alternated with Transformer (LLaMA)'s in one process; those whose ranges overlap are not ranked."
-    note += " Speeds depend on the GPU and its kernels: only ratios between models can be set beside the paper's (760M,"
-    note += " context 16k, four L40S)."
-    note += " Counts are truncated as in the paper (which rounds the FLOPs of HGRN2)."
     kept = [column for column in columns if _is_shown(column.key, list(lines.values()))]
-    return Table(
-        "Parameters, FLOPs and training throughput",
-        kept,
-        {label: [line[column.key] for column in kept] for label, line in lines.items()},
-        note,
-        {label: [line.get(column.key) for column in kept] for label, line in paper.items()},
-        ranges={label: [own.get(column.key) for column in kept] for label, own in ranges.items()},
+    values = {label: [line[column.key] for column in kept] for label, line in lines.items()}
+    ends = {label: [[line.get(f"{column.key}_{end}", math.nan) for end in ("low", "high")] for column in kept]
+            for label, line in lines.items()}  # fmt: skip
+    ranges = {label: [None if math.isnan(low) else (low, high) for low, high in own] for label, own in ends.items()}
+    printed = _printed(study.scale)
+    theirs = {label: printed[line["model"]] for label, line in lines.items() if line["model"] in printed}
+    paper = {label: [line.get(column.key) for column in kept] for label, line in theirs.items()}
+    note = (
+        f"{scale_note(study).capitalize()}. Measured on {rows['machine'].iloc[0]}, context {tokens(rows['seq_len'].iloc[0])}, "
+        "with fresh weights; in square brackets the range of the repetitions. Relative speeds are those of steps that "
+        "alternated with Transformer (LLaMA)'s in one process; those whose ranges overlap are not ranked. Speeds depend on the "
+        "GPU and its kernels: only ratios between models can be set beside the paper's (760M, context 16k, four L40S). Counts "
+        "are truncated as in the paper (which rounds the FLOPs of HGRN2)."
     )
+    return Table("Parameters, FLOPs and training throughput", kept, values, note, paper, ranges=ranges)
 
 
 def _is_shown(key: str, lines: list[Line]) -> bool:
     """Leave out what was not measured (a CPU has no peak), and the second MFU where nothing is pruned."""
-    known = [value for line in lines if (value := line[key]) is not None and not math.isnan(value)]
     if key == "mfu_dense_percent" and all(line[key] == line["mfu_percent"] for line in lines):
         return False
-    return bool(known)
+    return any(line[key] is not None and not math.isnan(line[key]) for line in lines)
 
 
-def _line(row: dict, columns: list[Column]) -> Line:
-    """One model's values. Counts are truncated to the printed digits, as in the paper, not rounded."""
-    counts = {"params_millions": row["params"] / 1e6, "fwd_gflops_per_token": row["fwd_flops_per_token"] / 1e9}
-    digits = {column.key: 10**column.decimals for column in columns}
-    return {
-        **{key: math.floor(count * digits[key]) / digits[key] for key, count in counts.items()},
-        "tokens_per_s": row["tokens_per_s"],
-        "relative": row.get("relative"),
-        "mfu_percent": 100 * row["mfu"],
-        "mfu_dense_percent": 100 * row["mfu_dense"],
-        "peak_memory_gib": row["peak_memory_gib"],
+def _line(row: Line, columns: list[Column]) -> Line:
+    """One model's row and values. Counts are truncated to the printed digits, as in the paper, not rounded."""
+    counts = (row["params"] / 1e6, row["fwd_flops_per_token"] / 1e9)
+    printed = {
+        each.key: math.floor(count * 10**each.decimals) / 10**each.decimals
+        for each, count in zip(columns, counts, strict=False)
     }
+    return {"relative": None, **row, **printed, "mfu_percent": 100 * row["mfu"], "mfu_dense_percent": 100 * row["mfu_dense"]}
 
 
 def _printed(scale: str) -> dict[str, Line]:
     """The paper's values by model; at other scales than its own only the relative speeds, at 760M."""
-    printed = paper_scores("table6_throughput", scale)
-    if not printed:
-        return {model: {"relative": line["relative"]} for model, line in _printed(PAPER_SCALE).items()}
-    return {
-        model: {
-            "params_millions": line["params_millions"],
-            "fwd_gflops_per_token": line["fwd_flops_per_token"] / 1e9,
-            "tokens_per_s": line["throughput_tokens_per_s"],
-            "relative": line["throughput_tokens_per_s"] / printed[BASE]["throughput_tokens_per_s"],
-        }
-        for model, line in printed.items()
-    }
+    values = {model: {"relative": _papers(model, BASE)} for model in PRINTED}
+    for model, line in paper_scores("table6_throughput", scale).items():
+        values[model] |= {"params_millions": line["params_millions"], "tokens_per_s": line["throughput_tokens_per_s"],
+                          "fwd_gflops_per_token": line["fwd_flops_per_token"] / 1e9}  # fmt: skip
+    return values
+
+
+def _papers(one: str, other: str, column: str = "throughput_tokens_per_s") -> float:
+    """Ratio of two models in the paper, of their training speeds if nothing else is asked for."""
+    return PRINTED[one][column] / PRINTED[other][column]
 
 
 def _timed(study: Study) -> dict[str, pd.Series]:
@@ -119,40 +104,23 @@ def _paired(study: Study) -> dict[str, pd.Series]:
     return {model: row for model, row in _timed(study).items() if not math.isnan(row.get("relative", math.nan))}
 
 
-PRINTED = read_paper("table6_throughput_760m.csv")
-
-
-def _papers(one: str, other: str, column: str = "throughput_tokens_per_s") -> float:
-    """Ratio of two models in the paper, of their training speeds if nothing else is asked for."""
-    return PRINTED[one][column] / PRINTED[other][column]
-
-
 def _counted(study: Study, column: str, printed: str, bound: float, words: str) -> Verdict:
     """FoX's count above the Transformer's of the same architecture, in percent, below a bound: exact numbers without noise."""
     rows = _timed(study)
-    shares = {
-        (fox, other): 100 * (float(rows[fox][column]) / float(rows[other][column]) - 1) for fox, other in pairs_in(rows)[0]
-    }
-    comparisons = [
-        Comparison(
-            f"{words}, {title(fox)} above {title(other)}", Estimate(share, 0.0), bound, below=True, unit="%",
-            paper=f"{100 * (_papers(fox, other, printed) - 1):+.2f}%",
-        )
-        for (fox, other), share in shares.items()
-    ]  # fmt: skip
-    parts = [f"{title(fox)} has {share:.2f}% more {words} than {title(other)}" for (fox, other), share in shares.items()]
+    comparisons, parts = [], []
+    for fox, other in pairs_in(rows)[0]:
+        share = 100 * (float(rows[fox][column]) / float(rows[other][column]) - 1)
+        name, paper = f"{words}, {title(fox)} above {title(other)}", f"{100 * (_papers(fox, other, printed) - 1):+.2f}%"
+        comparisons.append(Comparison(name, Estimate(share, 0.0), bound, below=True, unit="%", paper=paper))
+        parts.append(f"{title(fox)} has {share:.2f}% more {words} than {title(other)}")
     sentence = f"{'; '.join(parts)} (counted, not estimated; the claim is about 760M parameters)."
     verdict = decide(sentence, comparisons, 0, missing_of((model for pair in PAIRS for model in pair), rows))
     return by_construction(verdict, "The models' sizes are fixed by their configurations: no run could have missed this.")
 
 
-def c27(study: Study) -> Verdict:
-    return _counted(study, "params", "params_millions", 0.3, "parameters")
-
-
-def c28(study: Study) -> Verdict:
-    """FLOPs per token are the Transformer's, to the three digits that the paper prints (0.5%)."""
-    return _counted(study, "fwd_flops_per_token", "fwd_flops_per_token", 0.5, "FLOPs per token")
+c27 = partial(_counted, column="params", printed="params_millions", bound=0.3, words="parameters")
+c28 = partial(_counted, column="fwd_flops_per_token", printed="fwd_flops_per_token", bound=0.5, words="FLOPs per token")
+"""FLOPs per token are the Transformer's, to the three digits that the paper prints."""
 
 
 def speed_ratio(one: pd.Series, other: pd.Series) -> Estimate:
@@ -163,25 +131,21 @@ def speed_ratio(one: pd.Series, other: pd.Series) -> Estimate:
 
 
 ORDER = (
-    ("delta_net", "hgrn2"),
-    ("hgrn2", "mamba2"),
-    ("mamba2", "transformer_llama"),
-    ("transformer_llama", "fox_llama"),
-    ("transformer_llama", "transformer_pro"),
-    ("fox_llama", "fox_pro"),
-    ("transformer_pro", "fox_pro"),
-)
+    ("delta_net", "hgrn2"), ("hgrn2", "mamba2"), ("mamba2", "transformer_llama"), ("transformer_llama", "fox_llama"),
+    ("transformer_llama", "transformer_pro"), ("fox_llama", "fox_pro"), ("transformer_pro", "fox_pro"),
+)  # fmt: skip
+
+
+def _faster(rows: dict[str, pd.Series], one: str, other: str, bound: float = 0.0, strict: bool = True) -> Comparison:
+    name = f"training speed, {title(one)} over {title(other)}"
+    speeds = speed_ratio(rows[one], rows[other])
+    return Comparison(name, speeds, bound, strict=strict, unit=RATIO, paper=f"{_papers(one, other):.2f}")
 
 
 def c29(study: Study) -> Verdict:
     """Throughput falls from DeltaNet over HGRN2, Mamba-2 and Transformer (LLaMA) to FoX (Pro)."""
     rows = _paired(study)
-    comparisons = [
-        Comparison(f"training speed, {title(one)} over {title(other)}", speed_ratio(rows[one], rows[other]), unit=RATIO,
-                   paper=f"{_papers(one, other):.2f}")
-        for one, other in ORDER
-        if one in rows and other in rows
-    ]  # fmt: skip
+    comparisons = [_faster(rows, *pair) for pair in ORDER if set(pair) <= set(rows)]
     fastest = sorted(rows, key=lambda model: -float(rows[model]["relative"]))
     sentence = "From fast to slow: " + ", ".join(f"{title(model)} {rows[model]['relative']:.2f}" for model in fastest)
     absent = missing_of((model for pair in ORDER for model in pair), rows)
@@ -190,15 +154,15 @@ def c29(study: Study) -> Verdict:
 
 def at_longer_contexts(study: Study) -> str:
     """The claim's pairs among stored steps of the models where the context is longest."""
-    folder = study.results_dir / FOLDER.name
-    rows = read("training_steps", folder) if any((folder / "training_steps").glob("*.parquet")) else pd.DataFrame()
-    if len(rows):
-        rows = rows[(rows["gpus"] == 1) & (rows["sequences_per_gpu"] * rows["micro_batches"] == 1) & ~rows["prune"]]
-        rows = rows[rows["model"].isin([model for pair in ORDER for model in pair]) & ~rows["activation_checkpointing"]]
-        rows = rows[rows["seq_len"] > study.train_len]
-    settings = [own for _, own in rows.groupby(["scale", "seq_len", "gpu"])] if len(rows) else []
+    nothing, folder = "No steps with a longer context are stored.", study.results_dir / FOLDER.name
+    if not any((folder / "training_steps").glob("*.parquet")):
+        return nothing
+    rows = read("training_steps", folder)
+    rows = rows[(rows["gpus"] == 1) & (rows["sequences_per_gpu"] * rows["micro_batches"] == 1) & ~rows["prune"]]
+    rows = rows[rows["model"].isin([model for pair in ORDER for model in pair]) & ~rows["activation_checkpointing"]]
+    settings = [own for _, own in rows[rows["seq_len"] > study.train_len].groupby(["scale", "seq_len", "gpu"])]
     if not settings:
-        return "No steps with a longer context are stored."
+        return nothing
     rows = max(settings, key=lambda own: (own["model"].nunique(), own["seq_len"].iloc[0]))
     newest = rows.drop_duplicates("model", keep="last").sort_values("tokens_per_s", ascending=False)
     speed = dict(zip(newest["model"], newest["tokens_per_s"], strict=True))
@@ -206,10 +170,10 @@ def at_longer_contexts(study: Study) -> str:
     pairs = [(one, other) for one, other in ORDER if {one, other} <= set(speed) & set(here)]
     there, as_here = (sum(values[one] > values[other] for one, other in pairs) for values in (speed, here))
     first = rows.iloc[0]
+    speeds = ", ".join(f"{title(model)} {value:,.0f}" for model, value in speed.items())
     return (
-        f"Steps of one sequence of {tokens(first['seq_len'])} tokens at {first['scale']} on {first['gpu']}: "
-        + ", ".join(f"{title(model)} {value:,.0f}" for model, value in speed.items())
-        + f" tokens/s. Of the claim's {len(pairs)} pairs that were timed at both, {there} are in its order there, {as_here} at "
+        f"Steps of one sequence of {tokens(first['seq_len'])} tokens at {first['scale']} on {first['gpu']}: {speeds} tokens/s. "
+        f"Of the claim's {len(pairs)} pairs that were timed at both, {there} are in its order there, {as_here} at "
         + f"{tokens(study.train_len)} tokens here"
         + (": the order comes with the context, as attention's part of a step does." if there > as_here else ".")
     )
@@ -217,13 +181,11 @@ def at_longer_contexts(study: Study) -> str:
 
 def c30(study: Study) -> Verdict:
     rows = _paired(study)
-    absent = missing_of(("fox_pro", "transformer_pro"), rows)
-    if absent:
+    if absent := missing_of(("fox_pro", "transformer_pro"), rows):
         return decide("", [], 0, absent)
-    ratio = speed_ratio(rows["fox_pro"], rows["transformer_pro"])
-    comparison = Comparison("training speed, FoX (Pro) over Transformer (Pro)", ratio, math.log(0.85), strict=False, unit=RATIO,
-                            paper=f"{_papers('fox_pro', 'transformer_pro'):.2f}")  # fmt: skip
-    return decide(f"FoX (Pro) trains at {math.exp(ratio.effect):.2f} of Transformer (Pro)'s speed.", [comparison], 0)
+    comparison = _faster(rows, "fox_pro", "transformer_pro", math.log(0.85), strict=False)
+    speed = math.exp(comparison.estimate.effect)
+    return decide(f"FoX (Pro) trains at {speed:.2f} of Transformer (Pro)'s speed.", [comparison], 0)
 
 
 CLAIMS = (

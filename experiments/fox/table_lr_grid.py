@@ -1,8 +1,11 @@
 """The learning rates tried for every model, as the paper did before its main experiments (Table 5)."""
 
-import numpy as np
+from typing import Any
 
-from analysis.curves import LossCurve, difference, fewest_seeds, log_perplexity, loss_curves
+import numpy as np
+import pandas as pd
+
+from analysis.curves import LossCurve, difference, fewest_seeds, loss_curves
 from analysis.names import FAMILIES, PAIRS, SEVEN, ordered, title
 from analysis.paper import read
 from analysis.study import Study
@@ -27,15 +30,13 @@ SIZES: dict[tuple[str, ...], tuple[tuple[float, ...], dict[str, tuple[float, ...
     PAPERS: ((5e-4, 1e-3, 2e-3), {}),
 }
 """Rates that every model is tried at, and further ones of models that were best at the edge of these."""
+AXES = {"peak_lr": float}
 
 
 def rates_of(scale: Scale, model: str) -> list[float]:
     """Return the rates that a model is tried at, from low to high."""
     rates, further = sizes_at(scale, SIZES, __name__)
     return sorted((*rates, *further.get(model, ())))
-
-
-AXES = {"peak_lr": float}
 
 
 def runs(scale, seeds):
@@ -51,61 +52,47 @@ def evals(scale):
     return evaluations.loss(scale) + evaluations.curve(scale)
 
 
-Grid = dict[str, dict[float, list[float]]]  # model -> learning rate -> a value per seed
+Rates = dict[str, dict[float, LossCurve]]
+"""Held-out losses by model and learning rate."""
 
 
-def grid(study: Study) -> tuple[Grid, str]:
-    """The values, and what they are: perplexity where every run has been evaluated, else the final training loss."""
-    perplexities: Grid = {}
-    for curve in loss_curves(study):
-        values = np.exp(log_perplexity(curve.losses_SN)[:, min(curve.train_len, curve.length) - 1])
-        for value in values:
-            _put(perplexities, curve.model, curve.axes["peak_lr"], float(value))
-    evaluated = {run_id for curve in loss_curves(study) for run_id in curve.run_ids}
-    if evaluated == {line.run_id for line in study.lines}:
-        return perplexities, f"held-out perplexity P({tokens(study.train_len)})"
-    losses: Grid = {}
-    for line in study.lines:
-        final = study.final_loss(line)
-        if final is not None:
-            _put(losses, line.model, line.axes["peak_lr"], float(final))
-    if not losses:
+def grid(study: Study) -> tuple[pd.DataFrame, str]:
+    """model, peak_lr and value of every run, and what the value is: perplexity where every run has been evaluated, else the
+    final training loss."""
+    curves = loss_curves(study)
+    if {run_id for curve in curves for run_id in curve.run_ids} == {line.run_id for line in study.lines}:
+        rows = [(curve, np.exp(curve.log_p(min(curve.train_len, curve.length)))) for curve in curves]
+        frames = [pd.DataFrame({"model": curve.model, **curve.axes, "value": value_S}) for curve, value_S in rows]
+        return pd.concat(frames), f"held-out perplexity P({tokens(study.train_len)})"
+    losses = [{"model": line.model, **line.axes, "value": study.final_loss(line)} for line in study.lines]
+    found = pd.DataFrame(losses).dropna(subset=["value"]).astype({"value": float})
+    if found.empty:
         raise ValueError(f"{study.stem}: no run has ended; run its experiment first")
-    return losses, "final training loss (nats)"
+    return found, "final training loss (nats)"
 
 
-def by_rate(study: Study) -> dict[str, dict[float, LossCurve]]:
-    """Held-out losses by model and learning rate."""
-    found: dict[str, dict[float, LossCurve]] = {}
+def by_rate(study: Study) -> Rates:
+    found: Rates = {}
     for curve in loss_curves(study):
         found.setdefault(curve.model, {})[curve.axes["peak_lr"]] = curve
     return found
 
 
-def mean_loss(curve: LossCurve) -> float:
-    """Inside the training context, over all seeds."""
-    return float(curve.mean_N[: curve.train_len].mean())
-
-
 def best_of(rates: dict[float, LossCurve]) -> float:
-    return min(rates, key=lambda rate: mean_loss(rates[rate]))
-
-
-def _put(values: Grid, model: str, rate: float, value: float) -> None:
-    values.setdefault(model, {}).setdefault(rate, []).append(value)
+    return min(rates, key=lambda rate: rates[rate].inside)
 
 
 def summary(study: Study) -> Table:
     """A line per learning rate, a column per model; best bold. The note names models whose best rate is at the grid's edge."""
-    values, what = grid(study)
-    models = ordered(values)
-    rates = sorted({rate for by_rate in values.values() for rate in by_rate})
-    cells: dict[str, list[Cell]] = {}
-    for rate in rates:
-        found = [values[model].get(rate) for model in models]
-        cells[f"LR {rate:g}"] = [None if each is None else np.array(each) for each in found]
-    best = {model: min(by_rate, key=lambda rate: float(np.mean(by_rate[rate]))) for model, by_rate in values.items()}
-    edges = [title(m) for m in models if len(values[m]) > 2 and best[m] in (min(values[m]), max(values[m]))]
+    rows, what = grid(study)
+    models = ordered(rows["model"])
+    found = {key: own.to_numpy() for key, own in rows.groupby(["peak_lr", "model"])["value"]}
+    cells: dict[str, list[Cell]] = {
+        f"LR {rate:g}": [found.get((rate, model)) for model in models] for rate in sorted(rows["peak_lr"].unique())
+    }
+    tried = {model: {rate: own.mean() for (rate, name), own in found.items() if name == model} for model in models}
+    best = {model: min(values, key=lambda rate: values[rate]) for model, values in tried.items()}
+    edges = [title(m) for m in models if len(tried[m]) > 2 and best[m] in (min(tried[m]), max(tried[m]))]
     note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Best of each model bold."
     chosen = [f"{title(model)} {line['peak_lr']:g}" for model, line in read("table5_peak_lr.csv").items() if model in models]
     note += f" The paper's choice at 760M and 48B tokens: {', '.join(chosen)}." if chosen else ""
@@ -129,11 +116,11 @@ def c31(study: Study) -> Verdict:
         if not high or not low:
             absent.append(f"{title(one)} at rates of {2 * best:g} and more, and below")
             continue
-        chosen, lower = (min(some, key=lambda curve: mean_loss(curve)) for some in (high, low))
+        chosen, lower = (min(some, key=lambda curve: curve.inside) for some in (high, low))
         shown = f"best rate {best_of(curves[one]):g}, {title(other)}'s {best:g}"
         name = f"loss, {title(one)}, LR {chosen.axes['peak_lr']:g} minus {lower.axes['peak_lr']:g}"
-        apart = difference(chosen, lower)
-        comparisons.append(Comparison(name, apart, below=True, paper="twice as high or more", shown=shown))
+        how: dict[str, Any] = dict(below=True, paper="twice as high or more", shown=shown)
+        comparisons.append(Comparison(name, difference(chosen, lower), **how))
     sentence = f"Best rates: {'; '.join(parts)}. Head sizes, of which the claim speaks too, are not varied here."
     return decide(sentence, comparisons, fewest_seeds(curve for rates in curves.values() for curve in rates.values()), absent)
 
@@ -148,36 +135,26 @@ def rates_tried(study: Study) -> str:
     curves, spikes = by_rate(study), _spikes(study)
     parts, edges, unstable, unknown = [], [], [], []
     for model in (model for pair in PAIRS for model in pair if len(curves.get(model, ())) > 1):
-        best, low, high = best_of(curves[model]), min(curves[model]), max(curves[model])
-        near = [
-            f"{rate:g}"
-            for rate, curve in sorted(curves[model].items())
-            if rate != best and _as_good(curve, curves[model][best])
-        ]
+        tried = dict(sorted(curves[model].items()))
+        best, low, high = best_of(tried), min(tried), max(tried)
+        near = [f"{rate:g}" for rate, curve in tried.items() if rate != best and _as_good(curve, tried[best])]
         tie = f" (cannot be told from {' and '.join(near)})" if near else ""
         parts.append(f"{title(model)} at {best:g} of {low:g} to {high:g}{tie}")
         edges += [f"{title(model)} ({'lowest' if best == low else 'highest'})"] if best in (low, high) else []
-        if best == high:
-            continue
-        if not {(model, best), (model, high)} <= set(spikes):
+        if best != high and not {(model, best), (model, high)} <= set(spikes):
             unknown.append(f"{title(model)} at {high:g}")
-            continue
-        shares = [f"{spikes[model, rate]:.1%} at {rate:g}" for rate in (high, best)]
-        word = "unstable" if spikes[model, high] > max(UNSTABLE, spikes[model, best]) else "not unstable"
-        unstable.append(f"{title(model)} {', '.join(shares)} ({word})")
-    if not parts:
-        return "Cannot be told: no model was evaluated at several rates."
-    text = f"Best rates: {'; '.join(parts)}."
-    text += f" At the edge of what was tried, so that a better one may lie beyond: {', '.join(edges)}." if edges else ""
-    text += (
-        f" Steps after warm-up with a gradient norm above {SPIKE} times the median: {'; '.join(unstable)}." if unstable else ""
-    )
-    text += (
-        f" Training curves are not stored for {', '.join(unknown)}: whether these rates were unstable cannot be told."
-        if unknown
-        else ""
-    )
-    return text
+        elif best != high:
+            shares = [f"{spikes[model, rate]:.1%} at {rate:g}" for rate in (high, best)]
+            word = "unstable" if spikes[model, high] > max(UNSTABLE, spikes[model, best]) else "not unstable"
+            unstable.append(f"{title(model)} {', '.join(shares)} ({word})")
+    sentences = {
+        "Best rates: {}.": "; ".join(parts),
+        "At the edge of what was tried, so that a better one may lie beyond: {}.": ", ".join(edges),
+        f"Steps after warm-up with a gradient norm above {SPIKE} times the median: {{}}.": "; ".join(unstable),
+        "Training curves are not stored for {}: whether these rates were unstable cannot be told.": ", ".join(unknown),
+    }
+    told = [sentence.format(what) for sentence, what in sentences.items() if what]
+    return " ".join(told) or "Cannot be told: no model was evaluated at several rates."
 
 
 def _as_good(one: LossCurve, best: LossCurve) -> bool:
