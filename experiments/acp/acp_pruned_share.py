@@ -1,6 +1,7 @@
 """Shares of attention that pruning skips: by layer and head, over training, and by training context (ACP)."""
 
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +28,6 @@ SHOWS = (
     "all, more in longer contexts; many heads are local and skip nearly everything. The paper's own figures could not be "
     "obtained; their layout is ours."
 )
-
-
 AXES = {"pruning": ("pruned",), "context": int}
 
 
@@ -41,11 +40,11 @@ def evals(scale):
 
 
 PAPERS_LINE = "the paper, 125M to 760M, 4k to 16k (about)"
+PAPERS_SHARE = read("acp_headlines.csv")["tiles_skipped"]["low"]
 COLOURS = ColourScale("viridis", 0.0, 1.0, "skipped")
 
 
 def draw(study: Study) -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv}."""
     found = skipped(study)
     styles = {
         each.label: LineStyle(f"context {tokens(each.context)}", FOX_SHADES[place % len(FOX_SHADES)])
@@ -58,12 +57,10 @@ def draw(study: Study) -> list[Path]:
         ranked = np.sort(each.mean_H)[::-1]
         place = (np.arange(len(ranked)) + 0.5) / len(ranked)
         spread.plot(place, ranked, color=styles[each.label].colour, marker=".", markersize=3)
-    spread.set(xlabel="heads, most pruned first (share of all)", ylabel="share of tiles skipped", ylim=(0, 1), xlim=(0, 1))
-    lines = [_over_training(study, label, style) for label, style in styles.items()]
-    draw_lines(training, [line for line in lines if line is not None])
-    paper = read("acp_headlines.csv")["tiles_skipped"]["low"]
-    training.axhline(paper, color="#555555", linestyle=(0, (4, 3)), linewidth=1.0)
-    training.set(xlabel="share of the training", ylabel="share of tiles skipped", ylim=(0, 1), xlim=(0, 1))
+    draw_lines(training, [line for label, style in styles.items() if (line := _over_training(study, label, style))])
+    training.axhline(PAPERS_SHARE, color="#555555", linestyle=(0, (4, 3)), linewidth=1.0)
+    for axes, xlabel in ((spread, "heads, most pruned first (share of all)"), (training, "share of the training")):
+        axes.set(xlabel=xlabel, ylabel="share of tiles skipped", ylim=(0, 1), xlim=(0, 1))
     legend_of(figure, list(styles.values()))
     frames = [
         pd.DataFrame(each.heads, columns=["layer", "head"]).assign(
@@ -71,14 +68,8 @@ def draw(study: Study) -> list[Path]:
         )
         for each in found
     ]
-    return publish(
-        study,
-        figure,
-        pd.concat(frames, ignore_index=True),
-        f"left: context {tokens(found[-1].context)}; dashed: about {paper} in the paper",
-        tile_note(found),
-        band_note(study.seed_counts.values()),
-    )
+    marked = f"left: context {tokens(found[-1].context)}; dashed: about {PAPERS_SHARE} in the paper"
+    return publish(study, figure, frames, marked, tile_note(found), band_note(study.seed_counts.values()))
 
 
 def _heads(axes, each: Skipped) -> None:
@@ -112,53 +103,47 @@ def summary(study: Study) -> Table:
         Column("decoded_change", "decoding, the same", 2, style="signed"),
         Column("dropped", "largest probability dropped (of e^-10)", 3),
     ]
-    values: dict[str, list[Cell]] = {}
-    found = skipped(study)
+    found, values = skipped(study), dict[str, list[Cell]]()
     for each in found:
-        change = 1e6 * (each.losses["loss_pruned"] - each.losses["loss"]).mean()
-        decoded = 1e6 * (each.losses["decoded_loss_pruned"] - each.losses["decoded_loss"]).mean()
+        change, decoded = (
+            1e6 * float((each.losses[f"{loss}_pruned"] - each.losses[loss]).mean()) for loss in ("loss", "decoded_loss")
+        )
+        above, below = (100 * float(is_so.mean()) for is_so in (each.mean_H > 0.9, each.mean_H < 0.1))
+        keys = 100 * float(each.keys_read_H.mean()) / each.context
         values[f"context {each.context}"] = [
-            100 * each.share_SD.mean(axis=1), 100 * float((each.mean_H > 0.9).mean()), 100 * float((each.mean_H < 0.1).mean()),
-            100 * float(each.keys_read_H.mean()) / each.context, float(change), float(decoded),
-            float(each.dropped_H.max() / np.exp(each.log_tolerance)),
+            100 * each.share_SD.mean(axis=1), above, below, keys, change, decoded, largest_dropped(each)
         ]  # fmt: skip
-    values[PAPERS_LINE] = [100 * read("acp_headlines.csv")["tiles_skipped"]["low"], *[None] * (len(columns) - 1)]
+    values[PAPERS_LINE] = [100 * PAPERS_SHARE, *[None] * (len(columns) - 1)]
     note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Each at its training context, {tile_note(found)}."
     return over_seeds("What pruning skips, and what it changes", columns, values, note)
 
 
-ABOUT = "about 70%"
-
-
-def _shares(study: Study, what: str) -> Verdict:
-    """Judge that shares lie between 60% and 85% at every training context."""
-    found = skipped(study)
-    comparisons = []
-    for each in found:
-        name = f"{what} at context {tokens(each.context)}"
-        comparisons += [
-            Comparison(name, each.share, 0.6, strict=False, unit=SHARE, size=0.1, paper=ABOUT),
-            Comparison(name, each.share, 0.85, below=True, strict=False, unit=SHARE, size=0.15, ceiling=True, paper=ABOUT),
-        ]
-    parts = [f"{each.share.effect:.1%} at {tokens(each.context)}" for each in found]
-    return decide(f"Skipped: {', '.join(parts)} (tiles of {found[-1].tile}).", comparisons, fewest_seeds(found))
+def largest_dropped(each: Skipped) -> float:
+    """The largest probability that a query of any head loses, as a multiple of the tolerance."""
+    return float(each.dropped_H.max() / np.exp(each.log_tolerance))
 
 
 def a1(study: Study) -> Verdict:
-    """A tile that is skipped is neither multiplied nor loaded: one share is that of the FLOPs and of the memory accesses."""
-    return _shares(study, "tiles skipped")
+    """Shares lie between 60% and 85% at every training context. A tile that is skipped is neither multiplied nor loaded: one
+    share is that of the FLOPs and of the memory accesses."""
+    found, about = skipped(study), partial(Comparison, strict=False, unit=SHARE, paper="about 70%")
+    comparisons, parts = [], []
+    for each in found:
+        name = f"tiles skipped at context {tokens(each.context)}"
+        comparisons += [about(name, each.share, 0.6, size=0.1)]
+        comparisons += [about(name, each.share, 0.85, below=True, size=0.15, ceiling=True)]
+        parts.append(f"{each.share.effect:.1%} at {tokens(each.context)}")
+    return decide(f"Skipped: {', '.join(parts)} (tiles of {found[-1].tile}).", comparisons, fewest_seeds(found))
 
 
 def a7(study: Study) -> Verdict:
     """No query of any head loses e^-10 of its probability: measured, in double precision."""
     found = skipped(study)
+    measured = {tokens(each.context): Estimate(largest_dropped(each), 0.0) for each in found}
     comparisons = [
-        Comparison(
-            f"largest probability dropped at context {tokens(each.context)}",
-            Estimate(float(each.dropped_H.max() / np.exp(each.log_tolerance)), 0.0), 1.0, below=True, unit="of e^-10",
-        )
-        for each in found
-    ]  # fmt: skip
+        Comparison(f"largest probability dropped at context {context}", dropped, 1.0, below=True, unit="of e^-10")
+        for context, dropped in measured.items()
+    ]
     largest = max(float(each.dropped_H.max()) for each in found)
     sentence = f"At most {largest:.1e} of a query's probability is dropped (the bound is {math.exp(-10):.1e})."
     why = "Pruning takes away only what is below the bound: a mistake in the code alone could have missed it."

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from analysis.curves import LossCurve, difference, fewest_seeds, log_perplexity, loss_curves
+from analysis.curves import LossCurve, difference, fewest_seeds, loss_curves
 from analysis.harness import ahead, content, lines_by_label, made_locally
 from analysis.paper import paper_scores
 from analysis.statistics import Estimate
@@ -26,8 +26,6 @@ SHOWS = (
 PRUNED, WHOLE = dict(prune_log_tolerance=-10.0), dict(prune_log_tolerance=None)
 SIZES = {TINIES: (512, 1024), (*MINIS, *PAPERS): (4096, 8192, 16384)}
 """Training contexts; shorter ones than four of the kernels' tiles of 128 prune nothing."""
-
-
 AXES = {"pruning": ("pruned", "unpruned"), "context": int}
 
 
@@ -45,17 +43,15 @@ def evals(scale):
 
 def pairs(study: Study) -> list[tuple[LossCurve, LossCurve]]:
     """Losses with and without pruning, by training context."""
-    pruned, whole = (
-        {curve.axes["context"]: curve for curve in loss_curves(study) if curve.axes["pruning"] == rule}
-        for rule in ("pruned", "unpruned")
-    )
-    return [(pruned[context], whole[context]) for context in sorted(pruned.keys() & whole.keys())]
+    found = {(curve.axes["pruning"], curve.axes["context"]): curve for curve in loss_curves(study)}
+    contexts = sorted({context for _, context in found})
+    both = [(found.get(("pruned", context)), found.get(("unpruned", context))) for context in contexts]
+    return [(pruned, whole) for pruned, whole in both if pruned and whole]
 
 
 def summary(study: Study) -> Table:
     """The harness's table behind the held-out perplexity at each run's own training length."""
-    curves = {curve.label: curve for curve in loss_curves(study)}
-    perplexity = {label: np.exp(log_perplexity(curve.losses_SN)[:, curve.train_len - 1]) for label, curve in curves.items()}
+    perplexity = {curve.label: np.exp(curve.log_p(curve.train_len)) for curve in loss_curves(study)}
     columns, values, note = content(study)
     # Lines of several contexts are not ranked: each is to be set beside its own pair.
     columns = [Column("ppl", "P at the training length", 3), *(replace(column, better="") for column in columns)]
@@ -75,35 +71,28 @@ WORD_MARGIN, AVERAGE_MARGIN = 0.5, 1.0
 
 def a6(study: Study) -> Verdict:
     """Held-out loss, Wikitext and the average of the tasks differ by less than their margins (two one-sided tests each)."""
-    comparisons: list[Comparison] = []
-    parts, absent = [], []
-    found = pairs(study)
+    found, local = pairs(study), made_locally(study)
+    lines = {} if local else lines_by_label(study)
+    margins: list[tuple[str, Estimate, float, str]] = []
+    parts, absent = [], [] if found else ["held-out losses with and without pruning"]
+    absent += ["the public benchmarks (the tasks here are stand-ins made from the held-out text)"] if local else []
     for pruned, whole in found:
-        change = difference(pruned, whole)
-        comparisons += _within(f"P, {pruned.label} against not", change, LOSS_MARGIN, PERPLEXITY)
-        parts.append(f"{number(change.effect, PERPLEXITY)} at context {tokens(pruned.train_len)}")
-    if not found:
-        absent.append("held-out losses with and without pruning")
-    if made_locally(study):
-        absent.append("the public benchmarks (the tasks here are stand-ins made from the held-out text)")
-    else:
-        lines = lines_by_label(study)
-        for pruned, whole in found:
-            if {pruned.label, whole.label} <= set(lines):
-                one, other = lines[pruned.label], lines[whole.label]
-                for column, margin, unit in (("wikitext_ppl", WORD_MARGIN, ""), ("avg_acc", AVERAGE_MARGIN, "points")):
-                    comparisons += _within(f"{column}, {pruned.label} ahead of not", ahead(one, other, column), margin, unit)
-            else:
-                absent.append(f"all tasks at context {tokens(pruned.train_len)}")
+        change, context = difference(pruned, whole), tokens(pruned.train_len)
+        margins.append((f"P, {pruned.label} against not", change, LOSS_MARGIN, PERPLEXITY))
+        parts.append(f"{number(change.effect, PERPLEXITY)} at context {context}")
+        if {pruned.label, whole.label} <= set(lines):
+            for column, margin, unit in (("wikitext_ppl", WORD_MARGIN, ""), ("avg_acc", AVERAGE_MARGIN, "points")):
+                lead = ahead(lines[pruned.label], lines[whole.label], column)
+                margins.append((f"{column}, {pruned.label} ahead of not", lead, margin, unit))
+        elif not local:
+            absent.append(f"all tasks at context {context}")
+    comparisons = [
+        Comparison(name, effect, bound, below=bound > 0, unit=unit, size=margin)
+        for name, effect, margin, unit in margins
+        for bound in (margin, -margin)
+    ]
     seeds = fewest_seeds(curve for pair in found for curve in pair)
     return decide(f"Held-out perplexity with pruning against without: {', '.join(parts)}.", comparisons, seeds, absent)
-
-
-def _within(name: str, difference: Estimate, margin: float, unit: str) -> list[Comparison]:
-    return [
-        Comparison(name, difference, margin, below=True, unit=unit, size=margin),
-        Comparison(name, difference, -margin, unit=unit, size=margin),
-    ]
 
 
 CLAIMS = (Claim("A6", "No loss of quality: losses coincide, Wikitext within 0.5, the average within 1 point", a6),)

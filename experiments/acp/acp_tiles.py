@@ -9,11 +9,8 @@ from matplotlib.colors import ListedColormap
 from analysis.pruning import Skipped, skipped, tile_note
 from analysis.study import Study
 from analysis.style import WIDTH, plt, publish, tokens
-from experiments.acp.acp_pruned_share import (
-    AXES,  # noqa: F401
-    summary,  # noqa: F401
-)
-from experiments.acp.acp_pruned_share import runs as pruned
+from experiments.acp import acp_pruned_share
+from experiments.acp.acp_pruned_share import AXES, summary  # noqa: F401
 from experiments.evaluations import skipped as evals  # noqa: F401
 
 TITLE = "Tiles that pruning skips"
@@ -25,7 +22,7 @@ SHOWS = (
 
 
 def runs(scale, seeds):
-    return list(pruned(scale, seeds[:1]))[-1:]
+    return list(acp_pruned_share.runs(scale, seeds[:1]))[-1:]
 
 
 HEADS = 3
@@ -46,7 +43,6 @@ def grid(first_M: np.ndarray) -> np.ndarray:
 
 
 def draw(study: Study) -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv}."""
     each = skipped(study)[-1]
     size = len(next(iter(each.first.values())))
     panels = {"without pruning": np.zeros(size)}
@@ -54,21 +50,14 @@ def draw(study: Study) -> list[Path]:
         share = each.mean_H[each.heads.index((layer, head))]
         panels[f"layer {layer + 1}, head {head + 1}: {share:.0%} skipped"] = each.first[layer, head]
     figure, row = plt.subplots(1, len(panels), figsize=(WIDTH, 2.2), sharey=True)
+    frames = []
     for axes, (name, first_M) in zip(row, panels.items(), strict=True):
         axes.pcolormesh(grid(first_M), cmap=COLOURS, vmin=0, vmax=2, edgecolors="white", linewidth=min(0.4, 12 / size))
         axes.set(aspect="equal", ylim=(size, 0), xlabel="key tile")
         axes.set_title(name, fontsize=7)
         axes.grid(False)
+        frames.append(pd.DataFrame({"panel": name, "query_tile": np.arange(size), "first_key_tile": first_M}))
     row[0].set_ylabel("query tile")
-    rows = [
-        pd.DataFrame({"panel": name, "query_tile": np.arange(size), "first_key_tile": first_M})
-        for name, first_M in panels.items()
-    ]
-    return publish(
-        study,
-        figure,
-        pd.concat(rows, ignore_index=True),
-        f"context {tokens(each.context)}, {tile_note((each,))}",
-        "orange: computed, grey: skipped",
-        "heads that skip least, in the middle, and most; shares are means over documents, tiles those of one",
-    )
+    what, colours = f"context {tokens(each.context)}, {tile_note((each,))}", "orange: computed, grey: skipped"
+    of = "heads that skip least, in the middle, and most; shares are means over documents, tiles those of one"
+    return publish(study, figure, frames, what, colours, of)

@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from analysis.names import DASHED, FOX_SHADES, LineStyle
 from analysis.panels import Drawn, band_note, draw_lines, legend_of
 from analysis.study import Study
 from analysis.style import WIDTH, plt, publish, tokens
-from analysis.training_curves import SMOOTHED_SHARE, Training, summary, trainings  # noqa: F401
+from analysis.training_curves import SMOOTHED_SHARE, summary, trainings  # noqa: F401
 from experiments.acp.acp_quality import AXES, runs  # noqa: F401
 from experiments.evaluations import curve as evals  # noqa: F401
 
@@ -20,32 +19,25 @@ SHOWN_FROM = 0.1
 
 
 def draw(study: Study) -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv}."""
     found = {(training.axes["pruning"], training.axes["context"]): training for training in trainings(study)}
     contexts = sorted({context for _, context in found}, reverse=True)
     lines, differences, frames = [], [], []
     for (rule, context), training in found.items():
         colour = FOX_SHADES[contexts.index(context) % len(FOX_SHADES)]
         style = LineStyle(f"{rule}, {tokens(context)}", colour, None if rule == "pruned" else DASHED)
-        lines.append(_line(training, training.smoothed_SN, style))
-        other = found.get(("unpruned", context)) if rule == "pruned" else None
-        if other is not None:
-            change_SN = training.smoothed_SN - other.smoothed_SN.mean(axis=0)
-            differences.append(_line(training, change_SN, LineStyle(tokens(context), colour)))
-        frames.append(
-            pd.DataFrame({"label": training.label, "share_of_training": lines[-1].x, "loss_smoothed": lines[-1].mean})
-        )
+        shown, losses_SN = training.shown(SHOWN_FROM), training.smoothed_SN
+        line = Drawn(style, training.tokens[shown] / training.tokens[-1], losses_SN[:, shown])
+        lines.append(line)
+        if rule == "pruned" and (other := found.get(("unpruned", context))):
+            change_SN = losses_SN - other.smoothed_SN.mean(axis=0)
+            differences.append(Drawn(LineStyle(tokens(context), colour), line.x, change_SN[:, shown]))
+        frames.append(pd.DataFrame({"label": training.label, "share_of_training": line.x, "loss_smoothed": line.mean}))
     figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 2.9))
     draw_lines(left, lines)
     draw_lines(right, differences)
     right.axhline(0.0, color="#555555", linewidth=0.8)
-    left.set(xlabel="share of the training", ylabel="training loss (nats)", xlim=(SHOWN_FROM, 1))
-    right.set(xlabel="share of the training", ylabel="pruned minus unpruned (nats)", xlim=(SHOWN_FROM, 1))
+    for axes, ylabel in ((left, "training loss (nats)"), (right, "pruned minus unpruned (nats)")):
+        axes.set(xlabel="share of the training", ylabel=ylabel, xlim=(SHOWN_FROM, 1))
     legend_of(figure, [line.style for line in lines], columns=3)
-    notes = (f"mean over the last {SMOOTHED_SHARE:.0%} of the steps", band_note(study.seed_counts.values()))
-    return publish(study, figure, pd.concat(frames, ignore_index=True), *notes)
-
-
-def _line(training: Training, values_SN: np.ndarray, style: LineStyle) -> Drawn:
-    shown = training.shown(SHOWN_FROM)
-    return Drawn(style, training.tokens[shown] / training.tokens[-1], values_SN[:, shown])
+    smooth = f"mean over the last {SMOOTHED_SHARE:.0%} of the steps"
+    return publish(study, figure, frames, smooth, band_note(study.seed_counts.values()))
