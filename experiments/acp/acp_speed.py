@@ -2,7 +2,8 @@
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +29,6 @@ SHOWS = (
     "Time of attention and of whole training steps with pruning, relative to without, of trained models on held-out text. "
     "Attention takes 50 to 70% less time, training is 10 to 40% faster, and more so in longer contexts."
 )
-
-
 SIZES = {TINIES: 4, MINIS: 8, ("125m-0.2b",): 4, PAPERS: 1}
 """Sequences of the longest context in a timed step."""
 
@@ -48,9 +47,8 @@ KIND = "attention_speed"
 TITLES = {"attention_forward": "attention, forward", "attention": "attention, forward + backward", "step": "training step"}
 COLOURS = ("#BBBBBB", "#777777", "#33658A")
 PRINTED = read("acp_headlines.csv")
-(LEAST_TIME, MOST_TIME), (LEAST_GAIN, MOST_GAIN) = (
-    PRINTED[name].values() for name in ("attention_time", "training_throughput")
-)
+LEAST_TIME, MOST_TIME = PRINTED["attention_time"].values()
+LEAST_GAIN, MOST_GAIN = PRINTED["training_throughput"].values()
 """The paper's shares of the time of attention without pruning, and of its throughput."""
 
 
@@ -62,11 +60,16 @@ class Timed:
     tokens: int
     times: dict[tuple[str, int], tuple[float, float, float]]
 
+    def medians(self, quantity: str) -> tuple[float, float]:
+        """Milliseconds without pruning and with it."""
+        return self.times[quantity, 0][0], self.times[quantity, 1][0]
+
     def log_ratio(self, quantity: str) -> Estimate:
         """log of the time with pruning over that without; its error is that of single repetitions."""
-        whole, pruned = (self.times[quantity, each] for each in (0, 1))
-        spreads = [math.log(high / low) / TWENTY_TO_EIGHTY for _, low, high in (whole, pruned)]
-        return Estimate(math.log(pruned[0] / whole[0]), math.hypot(*spreads))
+        whole, pruned = self.medians(quantity)
+        ends = [self.times[quantity, each][1:] for each in (0, 1)]
+        spreads = [math.log(high / low) / TWENTY_TO_EIGHTY for low, high in ends]
+        return Estimate(math.log(pruned / whole), math.hypot(*spreads))
 
 
 def timed(study: Study) -> tuple[str, list[Timed]]:
@@ -74,33 +77,28 @@ def timed(study: Study) -> tuple[str, list[Timed]]:
 
     ValueError if nothing is stored.
     """
-    found = study.evaluations(KIND)
-    if not found:
-        raise ValueError(f"{study.stem}: no times are stored; run its experiment first")
+    found = study.evaluations(KIND, "times")
     machines = [rows["machine"].iloc[0] for _, rows, _ in found]
     machine = max(machines, key=lambda name: (machines.count(name), name))
     contexts: dict[int, Timed] = {}
     for line, rows, _ in found:
         if rows["machine"].iloc[0] == machine:
-            times = {
-                (row["quantity"], int(row["pruned"])): (row["milliseconds"], row["milliseconds_low"], row["milliseconds_high"])
-                for row in rows.to_dict("records")
-            }
+            columns = rows[["quantity", "pruned", "milliseconds", "milliseconds_low", "milliseconds_high"]]
+            times = {(what, int(pruned)): tuple(ms) for what, pruned, *ms in columns.itertuples(index=False, name=None)}
             context = line.axes["context"]
             contexts.setdefault(context, Timed(context, int(rows["tokens"].iloc[0]), times))
     return machine, [contexts[context] for context in sorted(contexts)]
 
 
 def draw(study: Study) -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv}."""
     machine, contexts = timed(study)
     figure, axes = plt.subplots(figsize=(WIDTH, 2.7))
     width = 0.8 / len(TITLES)
     bands = {"attention": (LEAST_TIME, MOST_TIME), "step": (1 / MOST_GAIN, 1 / LEAST_GAIN)}
     for place, (quantity, name) in enumerate(TITLES.items()):
         ratios = [each.log_ratio(quantity) for each in contexts]
-        heights = [math.exp(ratio.effect) for ratio in ratios]
-        errors = [height * (ratio.error or 0.0) for height, ratio in zip(heights, ratios, strict=True)]
+        heights = np.array([math.exp(ratio.effect) for ratio in ratios])
+        errors = heights * [ratio.error or 0.0 for ratio in ratios]
         x = np.arange(len(contexts)) + (place - 1) * width
         axes.bar(x, heights, width * 0.92, color=COLOURS[place], label=name, yerr=errors, error_kw={"lw": 0.8})
         if quantity in bands:
@@ -111,13 +109,10 @@ def draw(study: Study) -> list[Path]:
     axes.set_xticks(range(len(contexts)), [tokens(each.context) for each in contexts])
     axes.set(xlabel="training context", ylabel="time with pruning / without")
     figure.legend(loc="outside lower center", ncols=4, fontsize=7)
-    rows = [
-        {"context": each.context, "quantity": quantity, "pruned": pruned, "milliseconds": time[0]}
-        for each in contexts
-        for (quantity, pruned), time in each.times.items()
-    ]
+    rows = [(each.context, *key, ms) for each in contexts for key, (ms, _, _) in each.times.items()]
+    table = pd.DataFrame(rows, columns=["context", "quantity", "pruned", "milliseconds"])
     note = "medians, with one standard deviation of single repetitions"
-    return publish(study, figure, pd.DataFrame(rows), f"on {machine}", note, _caution(machine))
+    return publish(study, figure, table, f"on {machine}", note, _caution(machine))
 
 
 def _caution(machine: str) -> str:
@@ -129,19 +124,17 @@ def summary(study: Study) -> Table:
     machine, contexts = timed(study)
     columns = [
         Column(f"{quantity}_{each}", f"{name}, {each} (ms)", 2)
-        for quantity, name in TITLES.items()
-        for each in ("unpruned", "pruned")
+        for (quantity, name), each in product(TITLES.items(), ("unpruned", "pruned"))
     ]
     columns.append(Column("throughput_gain", "training throughput gained (%)", 1, style="signed"))
-    rows: dict[str, list[float | None]] = {}
-    for each in contexts:
-        times = [each.times[quantity, pruned][0] for quantity in TITLES for pruned in (0, 1)]
-        rows[f"context {each.context}"] = [*times, 100 * math.expm1(-each.log_ratio("step").effect)]
+    rows = {
+        f"context {each.context}": [*(ms for quantity in TITLES for ms in each.medians(quantity)),
+                                    100 * math.expm1(-each.log_ratio("step").effect)]
+        for each in contexts
+    }  # fmt: skip
     note = (
-        f"{scale_note(study).capitalize()}. On {machine}; {contexts[0].tokens:,} tokens at the shortest context. In the paper"
-    )
-    note += (
-        f" attention takes {LEAST_TIME} to {MOST_TIME} of the time, and training is {LEAST_GAIN} to {MOST_GAIN} times as fast."
+        f"{scale_note(study).capitalize()}. On {machine}; {contexts[0].tokens:,} tokens at the shortest context. In the paper "
+        f"attention takes {LEAST_TIME} to {MOST_TIME} of the time, and training is {LEAST_GAIN} to {MOST_GAIN} times as fast."
     )
     caution = _caution(machine)
     return Table("Speed with and without pruning", columns, rows, f"{note} This is {caution}." if caution else note)
@@ -156,52 +149,40 @@ def _ratios(study: Study, quantity: str, low: float, high: float, what: str, inv
     if is_cpu(machine):
         return not_applicable(ON_A_CPU)
     comparisons, parts = [], []
+    between = partial(Comparison, strict=False, unit=RATIO, paper=f"{low} to {high}")
     for each in contexts:
         ratio = each.log_ratio(quantity)
         ratio = ratio.negative() if inverse else ratio
-        name, paper = f"{what} with pruning over without, context {tokens(each.context)}", f"{low} to {high}"
-        comparisons += [
-            Comparison(name, ratio, math.log(low), strict=False, unit=RATIO, ceiling=not inverse, paper=paper),
-            Comparison(name, ratio, math.log(high), below=True, strict=False, unit=RATIO, ceiling=inverse, paper=paper),
-        ]
+        name = f"{what} with pruning over without, context {tokens(each.context)}"
+        comparisons.append(between(name, ratio, math.log(low), ceiling=not inverse))
+        comparisons.append(between(name, ratio, math.log(high), below=True, ceiling=inverse))
         parts.append(f"{math.exp(ratio.effect):.2f} at {tokens(each.context)}")
     return decide(f"With pruning relative to without: {', '.join(parts)} (on {machine}).", comparisons, 0)
 
 
-def a3(study: Study) -> Verdict:
-    """Forward and backward of attention take 0.3 to 0.5 of the time."""
-    return _ratios(study, "attention", LEAST_TIME, MOST_TIME, "attention's time")
-
-
-def a4(study: Study) -> Verdict:
-    """Training throughput is 1.1 to 1.4 times as high."""
-    return _ratios(study, "step", LEAST_GAIN, MOST_GAIN, "training throughput", inverse=True)
+a3 = partial(_ratios, quantity="attention", low=LEAST_TIME, high=MOST_TIME, what="attention's time")
+a4 = partial(_ratios, quantity="step", low=LEAST_GAIN, high=MOST_GAIN, what="training throughput", inverse=True)
 
 
 def time_and_tiles(study: Study) -> str:
     """Attention's time beside the share of tiles that is computed, and whether what comes on top grows with the work."""
     kept = {each.context: 1 - each.share.effect for each in skipped(study)}
-    found = []
-    for each in timed(study)[1]:
-        if each.context in kept:
-            whole, pruned = (each.times["attention", place][0] for place in (0, 1))
-            found.append((tokens(each.context), kept[each.context], whole, pruned))
+    contexts = [each for each in timed(study)[1] if each.context in kept]
+    found = [(tokens(each.context), kept[each.context], *each.medians("attention")) for each in contexts]
     if not found:
         return "Cannot be told: times and shares of tiles are not stored for the same contexts."
     parts = [f"{context} {share:.2f} and {pruned / whole:.2f}" for context, share, whole, pruned in found]
     text = f"Share of the tiles that are computed, and of the time that is taken: {', '.join(parts)}."
-    slow = [context for context, share, whole, pruned in found if share < MOST_TIME < pruned / whole]
     if len(found) > 1:
         rests = [pruned - share * whole for _, share, whole, pruned in found]
-        work = found[-1][2] / found[0][2]
-        text += (
-            f" Beside the tiles' share there are {', '.join(f'{rest:.1f}' for rest in rests)} ms, while attention's work grows"
-        )
+        work, beside = found[-1][2] / found[0][2], ", ".join(f"{rest:.1f}" for rest in rests)
+        text += f" Beside the tiles' share there are {beside} ms, while attention's work grows {work:.1f} times: time "
         if max(rests) < min(rests) * work**0.5:
-            text += f" {work:.1f} times: time follows the tiles but for what looks like a cost per call"
+            slow = [context for context, share, whole, pruned in found if share < MOST_TIME < pruned / whole]
+            text += "follows the tiles but for what looks like a cost per call"
             text += f", which is too much at {', '.join(slow)}." if slow else "."
         else:
-            text += f" {work:.1f} times: time does not follow the tiles."
+            text += "does not follow the tiles."
     fast = [context for context, share, whole, pruned in found if max(share, pruned / whole) < LEAST_TIME]
     return text + (f" At {', '.join(fast)} more is skipped than the claim allows for." if fast else "")
 
@@ -210,12 +191,11 @@ def share_of_the_step(study: Study) -> str:
     """The throughput that attention's time alone would give, at the claimed savings and at those measured."""
     parts, apart, beyond = [], [], []
     for each in timed(study)[1]:
-        (whole, pruned), (step, fast) = ([each.times[name, place][0] for place in (0, 1)] for name in ("attention", "step"))
+        (whole, pruned), (step, fast), context = each.medians("attention"), each.medians("step"), tokens(each.context)
         least, most, alone = (step / (step - whole + time) for time in (MOST_TIME * whole, LEAST_TIME * whole, pruned))
-        context, gained = tokens(each.context), step / fast
-        parts.append(f"{context} {whole / step:.0%}, {least:.2f} to {most:.2f}, {alone:.2f}, {gained:.2f}")
-        apart += [context] if abs(math.log(alone / gained)) > 0.1 else []
-        beyond += [context] if min(most, gained) > MOST_GAIN else []
+        parts.append(f"{context} {whole / step:.0%}, {least:.2f} to {most:.2f}, {alone:.2f}, {step / fast:.2f}")
+        apart += [context] if abs(math.log(alone * fast / step)) > 0.1 else []
+        beyond += [context] if min(most, step / fast) > MOST_GAIN else []
     text = "Attention's share of a step, the speed-up from its claimed savings, from those measured, and the step's own: "
     text += f"{'; '.join(parts)}."
     if len(apart) == len(parts):
@@ -226,28 +206,20 @@ def share_of_the_step(study: Study) -> str:
 
 def a5(study: Study) -> Verdict:
     """More is skipped from each training context to the next longer one, and attention is faster."""
-    found = skipped(study)
-    comparisons = [
-        Comparison(
-            f"share skipped at {tokens(longer.context)} minus at {tokens(each.context)}",
-            contrast([longer.term(1.0), each.term(-1.0)]), unit=SHARE,
-        )
-        for each, longer in pairwise(found)
-    ]  # fmt: skip
-    machine, contexts = timed(study)
-    comparisons += [] if is_cpu(machine) else [_faster(each, longer) for each, longer in pairwise(contexts)]
+    found, (machine, contexts) = skipped(study), timed(study)
+    cpu = is_cpu(machine)
+    comparisons = []
+    for each, longer in pairwise(found):
+        name = f"share skipped at {tokens(longer.context)} minus at {tokens(each.context)}"
+        comparisons.append(Comparison(name, contrast([longer.term(1.0), each.term(-1.0)]), unit=SHARE))
+    for one, other in [] if cpu else pairwise(contexts):
+        near, far = one.log_ratio("attention"), other.log_ratio("attention")
+        change = Estimate(far.effect - near.effect, math.hypot(far.error or 0.0, near.error or 0.0))
+        name = f"attention's relative time at {tokens(other.context)} over that at {tokens(one.context)}"
+        comparisons.append(Comparison(name, change, below=True, unit=RATIO))
     parts = [f"{each.share.effect:.1%} at {tokens(each.context)}" for each in found]
-    absent = ["times on a GPU"] if is_cpu(machine) else []
-    absent += [] if len(found) > 1 else ["two training contexts or more"]
+    absent = ["times on a GPU"] * cpu + ["two training contexts or more"] * (len(found) < 2)
     return decide(f"Skipped: {', '.join(parts)}.", comparisons, fewest_seeds(found), absent)
-
-
-def _faster(each: Timed, longer: Timed) -> Comparison:
-    """Attention's time with pruning over without falls from one context to the next."""
-    one, other = longer.log_ratio("attention"), each.log_ratio("attention")
-    change = Estimate(one.effect - other.effect, math.hypot(one.error or 0.0, other.error or 0.0))
-    name = f"attention's relative time at {tokens(longer.context)} over that at {tokens(each.context)}"
-    return Comparison(name, change, below=True, unit=RATIO)
 
 
 CLAIMS = (

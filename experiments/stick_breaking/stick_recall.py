@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from analysis.names import ordered, style_of
@@ -66,103 +65,80 @@ AXES = {"num_keys": int}
 def runs(scale, seeds):
     grid = sizes_at(scale, SIZES, __name__)
     for num_keys in grid.num_keys:
-        task = RecallTask(num_keys=num_keys, num_assignments=grid.num_assignments, num_queries=grid.num_queries,
-                          num_symbols=grid.num_symbols)  # fmt: skip
+        task = RecallTask(num_keys, grid.num_assignments, grid.num_queries, grid.num_symbols)
         how: dict[str, Any] = dict(model=grid.attention(), train=grid.train(task), task=task)
         for name in ("stick_breaking", "transformer_llama", "fox_llama"):
             yield from recipes(scale, name, seeds, axes=dict(num_keys=num_keys), label=f"{num_keys} keys", **how)
 
 
+ANSWERS = {"correct": "answered correctly", "stale": "answered with an earlier value"}
+
+
 def draw(study: Study) -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv}."""
-    rows = answered(study)
-    sizes = sorted(rows["num_keys"].unique())
-    models = ordered(rows["model"])
-    frames = []
+    rows, frames = answered(study), []
+    sizes, styles = sorted(rows["num_keys"].unique()), {model: style_of(model) for model in ordered(rows["model"])}
     figure, panels = plt.subplots(1, 2, figsize=(WIDTH, 2.7), sharex=True)
-    for axes, what, words in zip(
-        panels, ("correct", "stale"), ("answered correctly", "answered with an earlier value"), strict=True
-    ):
-        lines = [_line(rows[rows["model"] == model], model, what) for model in models]
+    for axes, (what, words) in zip(panels, ANSWERS.items(), strict=True):
+        lines = []
+        for model, style in styles.items():
+            shares = rows[rows["model"] == model].groupby(["seed", "num_keys"])[what].mean().unstack()
+            x, values_SX = shares.columns.to_numpy(), shares.to_numpy()
+            lines.append(Drawn(style, x, values_SX))
+            frames.append(pd.DataFrame({"model": model, "quantity": what, "num_keys": x, "share": lines[-1].mean}))
         draw_lines(axes, lines)
         for line in lines:
             axes.plot(line.x, line.mean, line.style.marker, color=line.style.colour, markersize=4)
         doublings_axis(axes, sizes, str)
         axes.set(ylim=(-0.03, 1.03), xlabel="Keys in a sequence", title=words)
-        frames += [
-            pd.DataFrame({"model": model, "quantity": what, "num_keys": line.x, "share": line.mean})
-            for model, line in zip(models, lines, strict=True)
-        ]
     panels[0].set_ylabel("Share of the queries")
-    legend_of(figure, [style_of(model) for model in models], markers=True)
+    legend_of(figure, list(styles.values()), markers=True)
     task = study.spec(study.lines[0].run_id)["data"]["recall"]
-    return publish(
-        study,
-        figure,
-        pd.concat(frames, ignore_index=True),
-        f"every key is assigned {task['num_assignments']} times, and asked for {task['num_queries']} times among them",
-        f"guessing one of {task['num_symbols']} values: {1 / task['num_symbols']:.2g}",
-        band_note(study.seed_counts.values()),
-    )
-
-
-def _line(rows: pd.DataFrame, model: str, what: str) -> Drawn:
-    shares = rows.groupby(["seed", "num_keys"])[what].mean().unstack()
-    return Drawn(style_of(model), shares.columns.to_numpy(), shares.to_numpy())
+    asked = f"every key is assigned {task['num_assignments']} times, and asked for {task['num_queries']} times among them"
+    guessing = f"guessing one of {task['num_symbols']} values: {1 / task['num_symbols']:.2g}"
+    return publish(study, figure, frames, asked, guessing, band_note(study.seed_counts.values()))
 
 
 def summary(study: Study) -> Table:
     """Shares of the queries that were answered, in percent, by model and size."""
     rows = answered(study)
-    sizes = sorted(rows["num_keys"].unique())
-    columns = [
-        Column(f"{what}_{size}", f"{size} keys: {words} (%)", 1, better)  # type: ignore[arg-type]
-        for size in sizes
-        for what, words, better in (("correct", "correct", "higher"), ("stale", "an earlier value", ""))
-    ]
+    columns = []
+    for size in sorted(rows["num_keys"].unique()):
+        columns.append(Column(f"correct_{size}", f"{size} keys: correct (%)", 1, "higher"))
+        columns.append(Column(f"stale_{size}", f"{size} keys: an earlier value (%)", 1))
     values: dict[str, list[Cell]] = {}
     for model in ordered(rows["model"]):
-        own = rows[rows["model"] == model]
-        values[model] = [
-            np.array(100 * own[own["num_keys"] == size].groupby("seed")[what].mean())
-            if (own["num_keys"] == size).any()
-            else None
-            for size in sizes
-            for what in ("correct", "stale")
-        ]
+        own = rows[rows["model"] == model].groupby(["num_keys", "seed"])[list(ANSWERS)].mean() * 100
+        cells = {f"{what}_{size}": of_size[what].to_numpy() for size, of_size in own.groupby("num_keys") for what in ANSWERS}
+        values[model] = [cells.get(column.key) for column in columns]
     return over_seeds("Repeated associative recall", columns, values, f"{scale_note(study).capitalize()}.")
 
 
 STICK, SOFTMAX = "stick_breaking", "transformer_llama"
+LEARNED = 50.0
+"""Ours, in percent: to name the most frequent value of a sequence answers 3% with many keys, a quarter in the shortest."""
 
 
 def s7(study: Study) -> Verdict:
     """Stick-breaking answers at least as many queries as softmax with RoPE at every size."""
-    rows = answered(study)
     comparisons, parts, absent, seeds, guessing = [], [], [], [], []
-    for num_keys, own in rows.groupby("num_keys"):
-        there = [own[own["model"] == model] for model in (STICK, SOFTMAX)]
-        if any(one.empty for one in there):
+    for num_keys, own in answered(study).groupby("num_keys"):
+        stick, softmax = (own[own["model"] == model] for model in (STICK, SOFTMAX))
+        if stick.empty or softmax.empty:
             absent.append(f"both models with {num_keys} keys")
             continue
-        lead = contrast([_accuracy(1.0, there[0]), _accuracy(-1.0, there[1])])
-        comparisons.append(Comparison(f"accuracy with {num_keys} keys, stick-breaking minus softmax + RoPE", lead, strict=False,
-                                      unit="%"))  # fmt: skip
-        seeds += [one["run_id"].nunique() for one in there]
-        shares = [100 * one["correct"].mean() for one in there]
-        if shares[1] < LEARNED:
-            guessing.append(f"{num_keys} keys")
-        parts.append(f"{num_keys} keys {shares[0]:.1f}% and {shares[1]:.1f}%")
+        name = f"accuracy with {num_keys} keys, stick-breaking minus softmax + RoPE"
+        lead = contrast([_accuracy(1.0, stick), _accuracy(-1.0, softmax)])
+        comparisons.append(Comparison(name, lead, strict=False, unit="%"))
+        seeds += [one["run_id"].nunique() for one in (stick, softmax)]
+        ours, theirs = (100 * one["correct"].mean() for one in (stick, softmax))
+        guessing += [f"{num_keys} keys"] if theirs < LEARNED else []
+        parts.append(f"{num_keys} keys {ours:.1f}% and {theirs:.1f}%")
     sentence = f"Stick-breaking and softmax with RoPE answer: {', '.join(parts)}."
     verdict = decide(sentence, comparisons, min(seeds, default=0), absent)
     if guessing and verdict.status is not Status.NOT_MEASURED:
         why = f"Softmax with RoPE has not learned the task with {' and '.join(guessing)}: it answers less than half, so that"
         return undecided(verdict, f"{why} there is no baseline. It would take other learning rates or more steps.")
     return verdict
-
-
-LEARNED = 50.0
-"""Ours, in percent: to name the most frequent value of a sequence answers 3% with many keys, a quarter in the shortest."""
 
 
 def _accuracy(sign: float, rows) -> Term:
