@@ -102,11 +102,12 @@ def summary(study: Study, mode: str = MODE) -> Table:
     for curve in settings(study):
         beyond = curve.losses_SN[:, train_len:].mean(axis=1) if curve.length > train_len else None
         values[curve.label] = [curve.log_p(train_len), beyond]
-    for place, (words, low, high) in places(train_len).items() if found else ():
-        columns.append(Column(f"needle_{place}", f"{mode} needle, {words} ({found.unit})", 2, "higher"))
-        for label, cells in values.items():
-            own = found.of(label=label, mode=mode, low=low, high=high)
-            cells.append(found.mean_of(own).effect if len(own) else None)
+    if found is not None:
+        for place, (words, low, high) in places(train_len).items():
+            columns.append(Column(f"needle_{place}", f"{mode} needle, {words} ({found.unit})", 2, "higher"))
+            for label, cells in values.items():
+                own = found.of(label=label, mode=mode, low=low, high=high)
+                cells.append(found.mean_of(own).effect if len(own) else None)
     note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."
     return over_seeds("FoX (Pro) by training tokens and learning rate", columns, values, note)
 

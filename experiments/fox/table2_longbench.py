@@ -1,6 +1,7 @@
 """Table 2: the 14 English tasks of LongBench, all seven models."""
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -103,9 +104,9 @@ def c21(study: Study) -> Verdict:
         return not_applicable(STAND_INS)
     terms = mean_terms(study, MEANS["mean14"])
     there, others = pairs_in(terms)
-    within = dict(strict=False, unit="points", size=MARGIN)
+    within = partial(Comparison, strict=False, unit="points", size=MARGIN)
     comparisons = [
-        Comparison(f"{title(one)} minus {title(other)}", minus(terms[one], terms[other]), bound, below=bound > 0, **within)
+        within(f"{title(one)} minus {title(other)}", minus(terms[one], terms[other]), bound, below=bound > 0)
         for one, other in there
         for bound in (MARGIN, -MARGIN)
     ]

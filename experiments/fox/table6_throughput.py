@@ -71,7 +71,7 @@ def _is_shown(key: str, lines: list[Line]) -> bool:
     return any(line[key] is not None and not math.isnan(line[key]) for line in lines)
 
 
-def _line(row: Line, columns: list[Column]) -> Line:
+def _line(row: dict[Any, Any], columns: list[Column]) -> Line:
     """One model's row and values. Counts are truncated to the printed digits, as in the paper, not rounded."""
     counts = (row["params"] / 1e6, row["fwd_flops_per_token"] / 1e9)
     printed = {

@@ -86,11 +86,10 @@ def summary(study: Study) -> Table:
     """A line per learning rate, a column per model; best bold. The note names models whose best rate is at the grid's edge."""
     rows, what = grid(study)
     models = ordered(rows["model"])
-    found = {key: own.to_numpy() for key, own in rows.groupby(["peak_lr", "model"])["value"]}
-    cells: dict[str, list[Cell]] = {
-        f"LR {rate:g}": [found.get((rate, model)) for model in models] for rate in sorted(rows["peak_lr"].unique())
-    }
-    tried = {model: {rate: own.mean() for (rate, name), own in found.items() if name == model} for model in models}
+    found: dict[Any, np.ndarray] = {key: own.to_numpy() for key, own in rows.groupby(["model", "peak_lr"])["value"]}
+    rates = sorted({rate for _, rate in found})
+    cells: dict[str, list[Cell]] = {f"LR {rate:g}": [found.get((model, rate)) for model in models] for rate in rates}
+    tried = {model: {rate: found[model, rate].mean() for rate in rates if (model, rate) in found} for model in models}
     best = {model: min(values, key=lambda rate: values[rate]) for model, values in tried.items()}
     edges = [title(m) for m in models if len(tried[m]) > 2 and best[m] in (min(tried[m]), max(tried[m]))]
     note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Best of each model bold."

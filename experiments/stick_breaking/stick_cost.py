@@ -151,7 +151,7 @@ def by_reach(study: Study) -> str:
     for reach, what in (("short", "soon used up"), ("long", "never used up")):
         own = rows[rows["logits"] == reach]
         if len(own):
-            most = own.loc[own["ratio"].idxmax()]
+            most = own.nlargest(1, "ratio").iloc[0]
             parts.append(
                 f"where sticks are {what}, {own['ratio'].min():.2f} to {own['ratio'].max():.2f} times FlashAttention-2's time, "
                 f"most at {tokens(most['seq_len'])} tokens and head size {most['head_dim']}"

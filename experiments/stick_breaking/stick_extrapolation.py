@@ -71,7 +71,8 @@ def draw(study: Study) -> list[Path]:
         Drawn(style, points, perplexity(curve.losses_SN)[:, points - 1]) for curve, style in zip(curves, styles, strict=True)
     ]
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(WIDTH, 2.9), width_ratios=(1, 1, 0.8))
-    cuts, frames, paper = [], [], int(read("stick_breaking.csv")["extrapolation"]["low"])
+    frames: list[pd.DataFrame] = []
+    cuts, paper = [], int(read("stick_breaking.csv")["extrapolation"]["low"])
     for axes, quantity, lines, ylabel, xlabel in (
         (left, "loss", losses, "Per-token loss $L(i)$ (nats)", "Token index $i$"),
         (middle, "perplexity", perplexities, "Perplexity $P(l)$", "Context length $l$"),

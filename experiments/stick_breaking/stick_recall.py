@@ -65,7 +65,8 @@ AXES = {"num_keys": int}
 def runs(scale, seeds):
     grid = sizes_at(scale, SIZES, __name__)
     for num_keys in grid.num_keys:
-        task = RecallTask(num_keys, grid.num_assignments, grid.num_queries, grid.num_symbols)
+        task = RecallTask(num_keys=num_keys, num_assignments=grid.num_assignments, num_queries=grid.num_queries,
+                          num_symbols=grid.num_symbols)  # fmt: skip
         how: dict[str, Any] = dict(model=grid.attention(), train=grid.train(task), task=task)
         for name in ("stick_breaking", "transformer_llama", "fox_llama"):
             yield from recipes(scale, name, seeds, axes=dict(num_keys=num_keys), label=f"{num_keys} keys", **how)
