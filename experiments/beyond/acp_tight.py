@@ -1,13 +1,12 @@
 """Tight pruning, which keeps ACP's promise with another bound: what it skips, its speed and its loss, beside ACP's own rule."""
 
-import numpy as np
-
 from analysis.curves import loss_curves
 from analysis.pruning import skipped, tile_note
 from analysis.study import Study
 from analysis.style import scale_note
 from analysis.tables import Cell, Column, over_seeds
 from experiments import evaluations
+from experiments.acp.acp_pruned_share import largest_dropped
 from experiments.acp.acp_quality import PRUNED
 from experiments.acp.acp_quality import runs as pairs
 from experiments.acp.acp_speed import times
@@ -20,8 +19,6 @@ SHOWS = (
     "logits can be; the tight one adds up, tile by tile, what the newest keys weigh and what the gates leave of the others. "
     "FoX (Pro) trained with each, at three training contexts. Not in the papers."
 )
-
-
 AXES = {"pruning": ("pruned", "tightly pruned"), "context": int}
 
 
@@ -31,9 +28,6 @@ def runs(scale, seeds):
 
 def evals(scale):
     return evaluations.loss(scale) + evaluations.skipped(scale) + times(scale)
-
-
-SPEED = "attention_speed"
 
 
 def summary(study: Study):
@@ -54,30 +48,29 @@ def summary(study: Study):
     for each in found:
         change_D = 1e6 * (each.losses["loss_pruned"] - each.losses["loss"])
         error = float(change_D.std()) / len(change_D) ** 0.5
-        dropped = float(each.dropped_H.max() / np.exp(each.log_tolerance))
+        change = [float(change_D.mean()), error, largest_dropped(each)]
         values[each.label] = [
-            100 * each.share_SD.mean(axis=1), losses.get(each.label), float(change_D.mean()), error, dropped,
+            100 * each.share_SD.mean(axis=1),
+            losses.get(each.label),
+            *change,
             *times.get(each.label, (None, None)),
-        ]  # fmt: skip
+        ]
     note = (
         f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Each at its training context, {tile_note(tuple(found))}."
     )
-    note += "".join(
-        f" Times on {machine}{', which skips only what all heads do' if is_cpu(machine) else ''}." for machine in machines
-    )
+    for machine in sorted(machines):
+        note += f" Times on {machine}{', which skips only what all heads do' if is_cpu(machine) else ''}."
     if len(commits) > 1:
         note += f" They are of different code ({', '.join(commits)}), attention without pruning too: compare within a line."
     return over_seeds("FoX (Pro) trained with ACP's pruning and with tight pruning", columns, values, note)
 
 
-def _relative_times(study: Study) -> tuple[dict[str, tuple[float, float]], list[str], list[str]]:
+def _relative_times(study: Study) -> tuple[dict[str, list[float]], set[str], list[str]]:
     """Relative times by label (of one seed): attention forward + backward, and the step, in percent; machines; commits."""
-    found: dict[str, tuple[float, float]] = {}
-    machines: set[str] = set()
-    commits: dict[str, None] = {}
-    for line, rows, meta in study.evaluations(SPEED):
+    found: dict[str, list[float]] = {}
+    evaluations = study.evaluations("attention_speed")
+    for line, rows, _ in evaluations:
         ms = rows.set_index(["quantity", "pruned"])["milliseconds"]
-        found.setdefault(line.label, tuple(100 * float(ms[what, 1] / ms[what, 0]) for what in ("attention", "step")))  # type: ignore[arg-type]
-        machines.add(str(rows["machine"].iloc[0]))
-        commits[commit_name(meta["provenance"])] = None
-    return found, sorted(machines), list(commits)
+        found.setdefault(line.label, [100 * float(ms[what, 1] / ms[what, 0]) for what in ("attention", "step")])
+    machines = {str(rows["machine"].iloc[0]) for _, rows, _ in evaluations}
+    return found, machines, list(dict.fromkeys(commit_name(meta["provenance"]) for *_, meta in evaluations))

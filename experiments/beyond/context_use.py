@@ -1,8 +1,8 @@
 """Use that models make of context: the loss of the same tokens with more and more text before them, and C3 and C4 by it."""
 
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from analysis.panels import doublings_axis, legend_of
 from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import WIDTH, plt, publish, scale_note, tokens, training_length_line
-from analysis.tables import Column, Table
+from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Status, Verdict, decide, in_words, number, undecided
 from eval.context_use.spec import Spec
 from experiments.recipes import main_models as runs  # noqa: F401
@@ -28,17 +28,8 @@ SHOWS = (
     "Middle: what more of it is worth from an eighth of the training context on. Right: by how much FoX is ahead of the "
     "Transformer of the same architecture. A model that uses its context falls up to the dashed line. Not in the paper."
 )
-
-
-class Sizes(NamedTuple):
-    """Smallest context, tokens whose loss is taken at each place, and documents."""
-
-    smallest: int
-    targets: int
-    documents: int
-
-
-SIZES = {TINIES: Sizes(8, 32, 64), MINIS: Sizes(64, 512, 128), PAPERS: Sizes(64, 512, 1024)}
+SIZES = {TINIES: (8, 32, 64), MINIS: (64, 512, 128), PAPERS: (64, 512, 1024)}
+"""Smallest context, tokens whose loss is taken at each place, and documents."""
 EARLY, LATE = 1 / 8, 5 / 8
 """Where C3 begins, and where C4 does, as shares of the training context: the paper's 2k and 10k of 16k."""
 
@@ -51,15 +42,10 @@ def evals(scale):
     doubled = [smallest * 2**k for k in range(20) if smallest * 2**k <= train_len // 2]
     whole = [times * train_len - targets for times in (1, 2, 4) if times * train_len <= longest]
     contexts = {*doubled, int(LATE * train_len), *(each for each in whole if each >= smallest)}
+    fitting = tuple(sorted(each for each in contexts if each + targets <= longest))
     places = tuple(longest - part * longest // 8 for part in range(4))
-    return (
-        Spec(
-            contexts=tuple(sorted(each for each in contexts if each + targets <= longest)),
-            places=places,
-            targets=targets,
-            num_documents=min(documents, scale.heldout_documents),
-        ),
-    )
+    documents = min(documents, scale.heldout_documents)
+    return (Spec(contexts=fitting, places=places, targets=targets, num_documents=documents),)
 
 
 def change(losses: ContextLosses, before: int, after: int) -> Estimate:
@@ -74,15 +60,15 @@ def lead(fox: ContextLosses, other: ContextLosses, context: int) -> Estimate:
 def points(study: Study) -> pd.DataFrame:
     """Return what is drawn: panel, model (of a lead: FoX), context, and value with its 95% interval, in nats."""
     found = context_losses(study)
-    contexts = [int(context) for context in next(iter(found.values())).contexts_C]
-    start = _early(next(iter(found.values())))
-    estimates = [("all", model, c, change(losses, contexts[0], c)) for model, losses in found.items() for c in contexts]
-    estimates += [
-        ("late", model, c, change(losses, start, c)) for model, losses in found.items() for c in contexts if c >= start
-    ]
-    estimates += [("lead", fox, c, lead(found[fox], found[other], c)) for fox, other in pairs_in(found)[0] for c in contexts]
+    first = next(iter(found.values()))
+    contexts = first.contexts_C.tolist()
+    rows = []
+    for panel, start in (("all", contexts[0]), ("late", _early(first))):
+        later = [context for context in contexts if context >= start]
+        rows += [(panel, model, c, change(losses, start, c)) for model, losses in found.items() for c in later]
+    rows += [("lead", fox, c, lead(found[fox], found[other], c)) for fox, other in pairs_in(found)[0] for c in contexts]
     return pd.DataFrame(
-        [(*place, each.effect, *(each.interval or (np.nan, np.nan))) for *place, each in estimates],
+        [(*place, each.effect, *(each.interval or (np.nan, np.nan))) for *place, each in rows],
         columns=["panel", "model", "context", "value", "low", "high"],
     )
 
@@ -93,21 +79,23 @@ def _early(losses: ContextLosses) -> int:
 
 
 def draw(study: Study) -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv}."""
     found, drawn = context_losses(study), points(study)
     first = next(iter(found.values()))
-    figure, panels = plt.subplots(1, 3, figsize=(WIDTH, 3.1))
-    for axes, panel in zip(panels, ("all", "late", "lead"), strict=True):
+    shortest, start = tokens(int(first.contexts_C[0])), tokens(_early(first))
+    figure, row = plt.subplots(1, 3, figsize=(WIDTH, 3.1))
+    for axes, panel, ylabel, words in zip(
+        row,
+        ("all", "late", "lead"),
+        (f"loss minus loss given {shortest} (nats)", f"loss minus loss given {start} (nats)", "lead of FoX (nats)"),
+        ("what context is worth", f"and from {start} on", "Transformer minus FoX"),
+        strict=True,
+    ):
         own = drawn[drawn["panel"] == panel]
         _lines(axes, own)
         doublings_axis(axes, _apart(sorted(set(own["context"]))))
-        axes.set_ylim(*_limits(own[own["context"].isin(first.inside)], own))
-        axes.set_xlabel("tokens of context $c$")
+        limits = _limits(own[own["context"].isin(first.inside)], own)
+        axes.set(ylim=limits, xlabel="tokens of context $c$", ylabel=ylabel, title=words)
         training_length_line(axes, first.train_len)
-    start = _early(first)
-    panels[0].set(ylabel=f"loss minus loss given {tokens(int(first.contexts_C[0]))} (nats)", title="what context is worth")
-    panels[1].set(ylabel=f"loss minus loss given {tokens(start)} (nats)", title=f"and from {tokens(start)} on")
-    panels[2].set(ylabel="lead of FoX (nats)", title="Transformer minus FoX")
     legend_of(figure, [style_of(model) for model in found], markers=True)
     documents, places = first.losses_SDPC.shape[1:3]
     alone = [int(context) for context in first.contexts_C if not np.isfinite(first.at(context)).all()]
@@ -161,17 +149,19 @@ def summary(study: Study) -> Table:
     """Gains from more context in parts of the training context and beyond it, with 95% intervals."""
     found = context_losses(study)
     first = next(iter(found.values()))
-    contexts, inside = [int(context) for context in first.contexts_C], first.inside
-    steps = [(contexts[0], _early(first)), (_early(first), _half(first)), (_half(first), inside[-1])]
+    contexts, inside = first.contexts_C.tolist(), first.inside
+    steps = list(pairwise((contexts[0], _early(first), _half(first), inside[-1])))
     steps += [(inside[-1], contexts[-1])] if contexts[-1] > inside[-1] else []
     columns = [Column("shortest", f"loss given {tokens(contexts[0])} (nats)", 3, "lower")]
     columns += [Column(f"to_{b}", f"from {tokens(a)} to {tokens(b)}", 4, "lower", "signed") for a, b in steps]
-    changes = {model: [change(losses, *step) for step in steps] for model, losses in found.items()}
-    rows = {model: [float(found[model].at(contexts[0]).mean()), *(each.effect for each in changes[model])] for model in found}
-    ranges = {model: [None, *(each.interval for each in changes[model])] for model in found}
+    values: dict[str, list[Cell]] = {
+        model: [float(losses.at(contexts[0]).mean()), *(change(losses, *step) for step in steps)]
+        for model, losses in found.items()
+    }
     note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Mean of {seeds_of(found)}. In square brackets: 95% "
-    note += "intervals over documents by source, and seeds."
-    return Table("Loss of the same tokens given more context", columns, rows, note, ranges=ranges)
+    return over_seeds(
+        "Loss of the same tokens given more context", columns, values, f"{note}intervals over documents by source, and seeds."
+    )
 
 
 def _half(losses: ContextLosses) -> int:
@@ -189,19 +179,19 @@ def c3(study: Study) -> Verdict:
     found = context_losses(study)
     foxes = [found[model] for model in ("fox_pro", "fox_llama") if model in found]
     comparisons, parts = [], []
+    nowhere = partial(Comparison, bound=TOLERANCE, below=True, strict=False, size=TOLERANCE)
     for fox in foxes:
-        contexts, name = [context for context in fox.inside if context >= _early(fox)], title(fox.model)
+        contexts, half = [context for context in fox.inside if context >= _early(fox)], _half(fox)
+        first, last = contexts[0], contexts[-1]
+        gains = {first: change(fox, first, last), half: change(fox, half, last)}
+        words = f"{title(fox.model)}: loss given {{}} minus given {{}}"
         for before, after in pairwise(contexts):
-            words = f"{name}: loss given {tokens(after)} minus given {tokens(before)}"
-            rise = change(fox, before, after)
-            comparisons.append(Comparison(words, rise, TOLERANCE, below=True, strict=False, size=TOLERANCE))
-        ends, half = change(fox, contexts[0], contexts[-1]), change(fox, _half(fox), contexts[-1])
-        for before, estimate in ((contexts[0], ends), (_half(fox), half)):
-            words = f"{name}: loss given {tokens(contexts[-1])} minus given {tokens(before)}"
-            comparisons.append(Comparison(words, estimate, below=True))
+            comparisons.append(nowhere(words.format(tokens(after), tokens(before)), change(fox, before, after)))
+        for before, gain in gains.items():
+            comparisons.append(Comparison(words.format(tokens(last), tokens(before)), gain, below=True))
         parts.append(
-            f"{name}: from {tokens(contexts[0])} to {tokens(contexts[-1])} tokens of context the loss of the same tokens "
-            f"changes by {number(ends.effect)}, from {tokens(_half(fox))} on by {number(half.effect)} nats"
+            f"{title(fox.model)}: from {tokens(first)} to {tokens(last)} tokens of context the loss of the same tokens changes "
+            f"by {number(gains[first].effect)}, from {tokens(half)} on by {number(gains[half].effect)} nats"
         )
     seeds = min((fox.num_seeds for fox in foxes), default=0)
     return decide("; ".join(parts) + ".", comparisons, seeds, missing_of(("fox_pro", "fox_llama"), found))
@@ -228,10 +218,8 @@ def c4(study: Study) -> Verdict:
     verdict = decide(f"{'; '.join([sentence, ', '.join(parts)] if parts else [sentence])}.", comparisons, seeds, absent)
     if verdict.status in (Status.NOT_MEASURED, Status.FAILS) or in_words(gain, "less", "more", "") != "":
         return verdict
-    why = (
-        "FoX (Pro)'s own gain cannot be told from none, so that there is no half of it to compare with: the smallest that this"
-    )
-    return undecided(verdict, f"{why} design sees is {gain.detectable or 0:.2g} nats.")
+    why = "FoX (Pro)'s own gain cannot be told from none, so that there is no half of it to compare with: the smallest that"
+    return undecided(verdict, f"{why} this design sees is {gain.detectable or 0:.2g} nats.")
 
 
 CLAIMS = (

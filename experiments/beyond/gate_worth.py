@@ -1,6 +1,7 @@
 """Worth of the forget gate in place of RoPE, by learning rate and training tokens: a look into C8 to C12 and C16."""
 
 import math
+from typing import NamedTuple
 
 from analysis.curves import LossCurve, compare, difference, fewest_seeds, loss_curves
 from analysis.names import PAIRS, title
@@ -8,7 +9,7 @@ from analysis.paper import read
 from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import scale_note, tokens
-from analysis.tables import Column, Table
+from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import in_words, number, with_interval
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.fox.table_lr_grid import rates_of
@@ -22,8 +23,6 @@ SHOWS = (
     "is worth much more at a smaller scale (C8, C11, C12 and C16 fail then), either the learning rates do not suit the "
     "Transformer, or models that saw few tokens gain more from it. Not in the paper."
 )
-
-
 AXES = {"train_tokens": int, "peak_lr": float | None}
 
 
@@ -69,15 +68,10 @@ def _with_best(runs: dict[str, dict[str, LossCurve]]) -> dict[str, dict[str, Los
     for size, labels in sizes.items():
         found |= {label: runs[label] for label in labels}
         if len(labels) > 1:
-            models = {model for label in labels for model in runs[label]}
-            found[f"{size / 1e6:.3g}M tokens, each at its best LR"] = {
-                model: min((runs[label][model] for label in labels if model in runs[label]), key=_loss) for model in models
-            }
+            # The best of a model comes last, and takes its place.
+            tried = sorted((curve for label in labels for curve in runs[label].values()), key=lambda curve: -curve.inside)
+            found[f"{size / 1e6:.3g}M tokens, each at its best LR"] = {curve.model: curve for curve in tried}
     return found
-
-
-def _loss(curve: LossCurve) -> float:
-    return float(curve.mean_N[: curve.train_len].mean())
 
 
 def _worth(curves: dict[str, LossCurve], pair: tuple[str, str]) -> tuple[Estimate, int] | None:
@@ -99,66 +93,71 @@ def rates_or_tokens(study: Study) -> str:
     return f"{what} {' '.join(_moved_by(study, pair) for pair in BLOCKS)}"
 
 
+class Tried(NamedTuple):
+    """One model at the rate of the run with the most tokens, that run, and at its best rate; the numbers of tokens of the first
+    two, and whether the best is at the edge of what was tried."""
+
+    fewer: LossCurve
+    more: LossCurve
+    best: LossCurve
+    sizes: tuple[str, str]
+    at_edge: bool
+
+
+def _tried(study: Study, model: str) -> Tried | None:
+    """Return what was tried of a model; None where it was not trained at several rates and with more tokens."""
+    curves = [curve for curve in loss_curves(study) if curve.model == model and curve.length >= curve.train_len]
+    specs = {curve: study.spec(curve.run_ids[0]) for curve in curves}
+    count = {curve: spec["train"]["train_tokens"] for curve, spec in specs.items()}
+    rate = {curve: spec["train"]["peak_lr"] for curve, spec in specs.items()}
+    most = max(curves, key=lambda curve: count[curve], default=None)
+    tried = {
+        rate[curve]: curve
+        for curve in curves
+        if most and count[curve] == min(count.values()) and specs[curve]["model"] == specs[most]["model"] and curve is not most
+    }
+    if most is None or len(tried) < 2 or rate[most] not in tried:
+        return None
+    fewer, best = tried[rate[most]], min(tried, key=lambda each: tried[each].inside)
+    sizes = f"{count[fewer] / 1e6:.3g}M", f"{count[most] / 1e6:.3g}M"
+    return Tried(fewer, most, tried[best], sizes, best in (min(tried), max(tried)))
+
+
 def _moved_by(study: Study, pair: tuple[str, str]) -> str:
     """Say how far the worth of a pair moves with each model at its best rate, and with the most tokens at the same rates."""
-    fewer, more, best = {}, {}, {}
-    edges, sizes = [], ["", ""]
-    for model in pair:
-        curves = [curve for curve in loss_curves(study) if curve.model == model and curve.length >= curve.train_len]
-        specs = {curve: study.spec(curve.run_ids[0]) for curve in curves}
-        count = {curve: specs[curve]["train"]["train_tokens"] for curve in curves}
-        if not curves:
-            continue
-        most = max(curves, key=lambda curve: count[curve])
-        tried = {
-            specs[curve]["train"]["peak_lr"]: curve
-            for curve in curves
-            if count[curve] == min(count.values()) and specs[curve]["model"] == specs[most]["model"] and curve is not most
-        }
-        if len(tried) > 1 and specs[most]["train"]["peak_lr"] in tried:
-            rate = min(tried, key=lambda rate: _loss(tried[rate]))
-            fewer[model], more[model], best[model] = tried[specs[most]["train"]["peak_lr"]], most, tried[rate]
-            edges += [title(model)] if rate in (min(tried), max(tried)) else []
-            sizes = [f"{count[curve] / 1e6:.3g}M" for curve in (fewer[model], most)]
-    block = f"{BLOCKS[pair][1]} block"
-    if len(best) < 2:
+    block, (fox, other) = f"{BLOCKS[pair][1]} block", (_tried(study, model) for model in pair)
+    if fox is None or other is None:
         return f"{block}: cannot be told, as runs at several rates and with more tokens are not stored for both models."
-    fox, other = pair
-    whole = 1, fewer[fox].train_len
 
-    def worth(*sets: tuple[float, dict[str, LossCurve]]) -> Estimate:
-        return compare(*((sign * k, runs[model], *whole) for k, runs in sets for sign, model in ((-1.0, fox), (1.0, other))))
+    def worth(**sets: float) -> Estimate:
+        runs = [(k * sign, getattr(model, name)) for name, k in sets.items() for sign, model in ((-1.0, fox), (1.0, other))]
+        return compare(*((coefficient, curve, 1, fox.fewer.train_len) for coefficient, curve in runs))
 
-    before, paper = worth((1.0, fewer)), papers()[pair]
-    moves = {"learning rates": worth((1.0, best), (-1.0, fewer)), "training tokens": worth((1.0, more), (-1.0, fewer))}
+    before, paper = worth(fewer=1.0), papers()[pair]
+    moves = {"learning rates": worth(best=1.0, fewer=-1.0), "training tokens": worth(more=1.0, fewer=-1.0)}
     larger, smaller = sorted(moves, key=lambda name: -abs(moves[name].effect))
     nearer = in_words(moves[larger], "less", "more", "") == ("less" if before.effect > paper else "more")
     by_rate, by_tokens = (with_interval(move, "nats") for move in moves.values())
+    edges = [title(model) for model, tried in zip(pair, (fox, other), strict=True) if tried.at_edge]
     edge = f" (at the edge of what was tried for {' and '.join(edges)})" if edges else ""
     return (
-        f"{block}: {number(before.effect)} nats at {sizes[0]} tokens ({number(paper)} in the paper, {PAPERS_BUDGET}). "
-        f"Each model at its best rate{edge} changes this by {by_rate}, {sizes[1]} tokens by {by_tokens}: "
-        + (f"{larger} rather than {smaller} bring" if nearer else "neither brings")
-        + " it nearer to the paper."
+        f"{block}: {number(before.effect)} nats at {other.sizes[0]} tokens ({number(paper)} in the paper, {PAPERS_BUDGET}). "
+        f"Each model at its best rate{edge} changes this by {by_rate}, {other.sizes[1]} tokens by {by_tokens}: "
+        f"{f'{larger} rather than {smaller} bring' if nearer else 'neither brings'} it nearer to the paper."
     )
 
 
 def summary(study: Study) -> Table:
     """A line per condition, the paper's last; 95% intervals in square brackets."""
-    found = worths(study)
     columns = [Column(key, f"{name} block (nats)", 3, style="signed") for key, name in BLOCKS.values()]
     columns.append(Column("seeds", "fewest seeds", 0))
-    rows: dict[str, list[float | None]] = {}
-    ranges: dict[str, list[tuple[float, float] | None]] = {}
-    for label, pairs in found.items():
-        rows[label] = [*(each[0].effect if each else None for each in pairs), min(each[1] for each in pairs if each)]
-        ranges[label] = [*(each[0].interval if each else None for each in pairs), None]
-    rows[f"the paper, {PAPERS_BUDGET}"] = [*papers().values(), None]
-    ranges[f"the paper, {PAPERS_BUDGET}"] = [None] * len(columns)
+    values: dict[str, list[Cell]] = {}
+    for label, pairs in worths(study).items():
+        values[label] = [*(each[0] if each else None for each in pairs), min(each[1] for each in pairs if each)]
+    values[f"the paper, {PAPERS_BUDGET}"] = [*papers().values(), None]
     note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."
     note += " In square brackets: 95% intervals over documents by source and seeds (pooled over repeated trainings)."
-    caption = f"log P({tokens(study.train_len)}) of the Transformer minus FoX's"
-    return Table(caption, columns, rows, note, ranges=ranges)
+    return over_seeds(f"log P({tokens(study.train_len)}) of the Transformer minus FoX's", columns, values, note)
 
 
 LOOKS = dict.fromkeys(("C8", "C11", "C12", "C16"), rates_or_tokens)

@@ -1,5 +1,6 @@
 """Speed and memory of generation after long prompts, which the papers do not have: FoX against softmax and recurrent models."""
 
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -38,8 +39,10 @@ KIND = "throughput"
 TITLES = {"prefill": "reading the prompt (tokens/s)", "decode": "decoding (tokens/s)", "memory": "peak memory (GiB)"}
 
 
-def timed(study: Study) -> pd.DataFrame:
-    """model, seq_len, prefill, decode, memory of the machine that most was timed on. ValueError if nothing is stored."""
+def timed(study: Study) -> tuple[pd.DataFrame, list[str]]:
+    """model, seq_len, prefill, decode, memory of the machine that most was timed on; and which of these are known (memory is
+    not on a CPU). ValueError if nothing is stored."""
+    study.evaluations(KIND, "times of generation", mode="generate")
     specs = [meta["spec"] for meta in study.all_metas if meta["kind"] == KIND]
     rows = []
     for length in sorted({spec["seq_len"] for spec in specs if spec["mode"] == "generate"}):
@@ -48,52 +51,39 @@ def timed(study: Study) -> pd.DataFrame:
             speeds = {"prefill": meta["extras"]["prefill_tokens_per_s"], "decode": row["tokens_per_s"]}
             memory = {"memory": row["peak_memory_gib"], "machine": row["machine"]}
             rows.append({"model": line.model, "seq_len": length, **speeds, **memory})
-    if not rows:
-        raise ValueError(f"{study.stem}: no times of generation are stored; run its experiment first")
     table = pd.DataFrame(rows)
-    table = table[table["machine"] == table["machine"].mode().iloc[0]]
-    return table.sort_values(["model", "seq_len"], key=lambda column: column.map(rank) if column.name == "model" else column)
+    table = table[table["machine"] == table["machine"].mode().iloc[0]].sort_values("seq_len")
+    table = table.sort_values("model", key=lambda models: models.map(rank), kind="stable")
+    return table, [name for name in TITLES if table[name].notna().any()]
 
 
 def draw(study: Study) -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv}; memory only where it is known (not on a CPU)."""
-    table = timed(study)
-    shown = [name for name in TITLES if table[name].notna().any()]
+    table, shown = timed(study)
     figure, panels = plt.subplots(1, len(shown), figsize=(WIDTH, 2.6))
     for axes, name in zip(panels, shown, strict=True):
         unit = 1000 if table[name].max() > 10_000 else 1
         for place, (model, own) in enumerate(table.groupby("model", sort=False)):
             style = style_of(str(model))
-            (line,) = axes.plot(
-                own["seq_len"], own[name] / unit, marker=style.marker, markersize=4, color=style.colour, label=style.label,
-                zorder=3 - place / 100,
-            )  # fmt: skip
+            how = dict(marker=style.marker, markersize=4, color=style.colour, label=style.label, zorder=3 - place / 100)
+            (line,) = axes.plot(own["seq_len"], own[name] / unit, **how)
             if style.dashes:
                 line.set_dashes(style.dashes)
         doublings_axis(axes, sorted(table["seq_len"].unique()))
         axes.set(xlabel="prompt (tokens)", title=TITLES[name].replace("(", "(thousand " if unit > 1 else "("))
         axes.set_ylim(0, 1.08 * table[name].max() / unit)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     note = f"on {table['machine'].iloc[0]}, fresh weights, one sequence"
     return publish(study, figure, table[["model", "seq_len", *shown]], note)
 
 
 def summary(study: Study) -> Table:
-    table = timed(study)
-    shown = [name for name in TITLES if table[name].notna().any()]
-    columns = [
-        Column(f"{name}_{length}", f"{tokens(length)}: {TITLES[name]}", 1 if name == "memory" else 0,
-               "lower" if name == "memory" else "higher")
-        for length in sorted(table["seq_len"].unique()) for name in shown
-    ]  # fmt: skip
-    cells = table.set_index(["model", "seq_len"])
-    rows = {
-        str(model): [
-            float(cells.loc[(model, length), name]) if (model, length) in cells.index else None
-            for length in sorted(table["seq_len"].unique()) for name in shown
-        ]
-        for model in table["model"].unique()
-    }  # fmt: skip
+    table, shown = timed(study)
+    keys = list(product(sorted(table["seq_len"].unique()), shown))
+    how = {name: (1, "lower") if name == "memory" else (0, "higher") for name in shown}
+    columns = [Column(f"{name}_{length}", f"{tokens(length)}: {TITLES[name]}", *how[name]) for length, name in keys]
+    rows = {}
+    for model, own in table.groupby("model", sort=False):
+        cells = own.set_index("seq_len")
+        rows[str(model)] = [float(cells[name][length]) if length in cells.index else None for length, name in keys]
     note = f"{scale_note(study).capitalize()}. On {table['machine'].iloc[0]}, one sequence, fresh weights."
     return Table("Speed and memory of generation", columns, rows, note)

@@ -1,6 +1,7 @@
 """Last words of held-out passages, as LAMBADA asks for them: accuracy and perplexity, with the passage and without it."""
 
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,8 +33,8 @@ SIZES: dict[tuple[str, ...], dict[str, Any]] = {
 }
 """Passages, and the rule by which they are chosen."""
 KIND = "last_words"
-WITH, WITHOUT = "", "_near"
-"""Ends of the columns: given the passage, and given its last words."""
+GIVEN = {"passage": "", "last words": "_near"}
+"""What is given, and the ends of its columns."""
 
 
 def evals(scale):
@@ -50,53 +51,44 @@ class Words:
     repeats: Repeats = NOTHING
     family: str = ""
 
+    def term(self, coefficient: float, column: str) -> Term:
+        values_SI = self.values_SI[column]
+        mean_I = values_SI.mean(axis=0)
+        return Term(self, coefficient, values_SI.mean(axis=1), mean_I - mean_I.mean(), self.clusters_I, items="passages")
+
+    def noise(self, column: str) -> Noise | None:
+        def functional(other: Repeated) -> np.ndarray:
+            return np.array([rows[column].mean() for rows in other.rows])
+
+        return self.repeats.noise(self.scale, self.family, functional)
+
 
 def compare(column: str, *parts: tuple[float, Words]) -> Estimate:
     """Sum of coefficient x mean of a column, item by item."""
-    terms: list[Term] = []
-    noises: dict[object, Noise | None] = {}
-    for coefficient, words in parts:
-        values_SI = words.values_SI[column]
-        mean_I = values_SI.mean(axis=0)
-        terms.append(
-            Term(words, coefficient, values_SI.mean(axis=1), mean_I - mean_I.mean(), words.clusters_I, items="passages")
-        )
-        noises[words] = _noise(words, column)
-    return contrast(terms, noises)
-
-
-def _noise(words: Words, column: str) -> Noise | None:
-    def functional(other: Repeated) -> np.ndarray:
-        return np.array([rows[column].mean() for rows in other.rows])
-
-    return words.repeats.noise(words.scale, words.family, functional)
+    noises: dict[object, Noise | None] = {words: words.noise(column) for _, words in parts}
+    return contrast([words.term(coefficient, column) for coefficient, words in parts], noises)
 
 
 def last_words(study: Study) -> dict[str, Words]:
     """Return the rows by model, in the paper's order. ValueError: nothing is stored, or models were asked for other words."""
     groups: dict[str, list[Any]] = {}
-    for each in study.evaluations(KIND):
+    for each in study.evaluations(KIND, "last words"):
         groups.setdefault(each[0].model, []).append(each)
-    if not groups:
-        raise ValueError(f"{study.stem}: no last words are stored; run its experiment first")
     if len({tuple(rows["document"]) for group in groups.values() for _, rows, _ in group}) > 1:
         raise ValueError(f"{study.stem}: models or seeds were asked for other words; evaluate all alike")
     found = {}
     for model in ordered(groups):
         line, rows, meta = groups[model][0]
         sources_D = sources_of(study.results_dir, meta, int(rows["document"].max()) + 1)
+        columns = [f"{name}{end}" for name in ("right", "logp") for end in GIVEN.values()]
         found[model] = Words(
             line.scale,
-            {name: np.stack([own[name] for _, own, _ in groups[model]]) for name in _columns("right") + _columns("logp")},
+            {name: np.stack([own[name] for _, own, _ in groups[model]]) for name in columns},
             None if sources_D is None else sources_D[rows["document"]],
             repeats_for(study.results_dir, line.scale, KIND),
             family_of(study.spec(line.run_id)["model"]),
         )
     return found
-
-
-def _columns(name: str) -> list[str]:
-    return [f"{name}{end}" for end in (WITH, WITHOUT)]
 
 
 class Point(NamedTuple):
@@ -110,18 +102,14 @@ class Point(NamedTuple):
     high: float
 
 
-GIVEN = {"passage": WITH, "last words": WITHOUT}
-
-
 def points(study: Study) -> list[Point]:
     """Return what is drawn, model by model."""
     found = last_words(study)
     made = []
-    for model, words in found.items():
-        for given, end in GIVEN.items():
-            made.append(Point("accuracy", model, given, *_with_ends(compare(f"right{end}", (1.0, words)))))
-            nats = _with_ends(compare(f"logp{end}", (-1.0, words)))
-            made.append(Point("perplexity", model, given, *np.exp(nats).tolist()))
+    for model, (given, end) in product(found, GIVEN.items()):
+        made.append(Point("accuracy", model, given, *_with_ends(compare(f"right{end}", (1.0, found[model])))))
+        nats = _with_ends(compare(f"logp{end}", (-1.0, found[model])))
+        made.append(Point("perplexity", model, given, *np.exp(nats).tolist()))
     for fox, other in pairs_in(found)[0]:
         difference = compare("right", (1.0, found[fox]), (-1.0, found[other]))
         made.append(Point("lead", fox, "passage", *_with_ends(difference)))
@@ -133,7 +121,6 @@ def _with_ends(estimate: Estimate) -> tuple[float, float, float]:
 
 
 def draw(study: Study) -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv}."""
     drawn = points(study)
     models = list(dict.fromkeys(point.model for point in drawn))
     figure, panels = plt.subplots(1, 3, figsize=(WIDTH, 0.9 + 0.24 * len(models)), width_ratios=(3, 3, 2), sharey=True)

@@ -10,7 +10,7 @@ from analysis.panels import band_note
 from analysis.recall import answered
 from analysis.study import Study
 from analysis.style import WIDTH, plt, publish, scale_note
-from analysis.tables import Cell, Column, Table, over_seeds
+from analysis.tables import Column, Table, over_seeds
 from data.recall import RecallTask
 from experiments.evaluations import key_recall as evals  # noqa: F401
 from experiments.recipes import recipes
@@ -27,8 +27,6 @@ SHOWS = (
 
 SIZES = {TINIES: (16,), (*MINIS, *PAPERS): (32, 64, 128)}
 """Numbers of keys; models and training are those of repeated recall."""
-
-
 AXES = {"num_keys": int}
 
 
@@ -65,7 +63,7 @@ def shares(study: Study) -> pd.DataFrame:
 
 
 def draw(study: Study) -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv}: bars, with every seed as a dot."""
+    """Draw bars, with every seed as a dot."""
     table = shares(study)
     models = ordered(table.index.get_level_values("model"))
     figure, axes = plt.subplots(figsize=(WIDTH, 2.7))
@@ -83,18 +81,14 @@ def draw(study: Study) -> list[Path]:
     layout = "all pairs come first" if zoologys else "pairs and queries mixed, values may repeat: not yet Zoology's layout"
     axes.axhline(100 / symbols, color="#555555", linestyle=(0, (4, 3)), linewidth=0.8)
     figure.legend(loc="outside lower center", ncols=3, fontsize=7)
-    notes = (
-        f"every key is assigned and asked for once ({layout}); dashed: guessing one of {symbols} values",
-        band_note(study.seed_counts.values()),
-    )
-    return publish(study, figure, table.groupby("model").mean().reset_index().melt("model", value_name="percent"), *notes)
+    asked = f"every key is assigned and asked for once ({layout}); dashed: guessing one of {symbols} values"
+    means = table.groupby("model").mean().reset_index().melt("model", value_name="percent")
+    return publish(study, figure, means, asked, band_note(study.seed_counts.values()))
 
 
 def summary(study: Study) -> Table:
     table = shares(study)
     columns = [Column(f"keys_{keys}", f"{keys} keys (%)", 1, "higher") for keys in table.columns]
-    values: dict[str, list[Cell]] = {
-        model: [table.loc[model][keys].to_numpy() for keys in table.columns]
-        for model in ordered(table.index.get_level_values(0))
-    }
+    models = ordered(table.index.get_level_values("model"))
+    values = {model: [table.loc[model][keys].to_numpy() for keys in table.columns] for model in models}
     return over_seeds("Multi-query associative recall", columns, values, f"{scale_note(study).capitalize()}.")

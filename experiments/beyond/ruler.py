@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from analysis.names import style_of
 from analysis.panels import Drawn, band_note, doublings_axis, draw_lines, legend_of
 from analysis.study import Study
 from analysis.style import WIDTH, plt, publish, scale_note, tokens, training_length_line
-from analysis.tables import Cell, Column, Table, over_seeds
+from analysis.tables import Column, Table, over_seeds
 from eval.ruler.spec import Spec
 from experiments.recipes import main_models as runs  # noqa: F401
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
@@ -44,41 +43,36 @@ def scores(study: Study) -> pd.DataFrame:
 
 def _note(study: Study) -> str:
     spec = study.metas(KIND)[0]["spec"]
-    if spec["answers"] == "choose":
-        return f"the likeliest of four values, guessing gives 25%; {spec['samples']} examples per task and length"
-    return f"values found in what is generated; {spec['samples']} examples per task and length"
+    choose = spec["answers"] == "choose"
+    how = "the likeliest of four values, guessing gives 25%" if choose else "values found in what is generated"
+    return f"{how}; {spec['samples']} examples per task and length"
 
 
 def draw(study: Study) -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv}."""
     table = scores(study)
-    models = list(dict.fromkeys(table.index.get_level_values("model")))
+    styles = {model: style_of(model) for model in table.index.unique("model")}
     tasks = [task for task in TITLES if task in table.columns.get_level_values("task")]
     figure, panels = plt.subplots(1, len(tasks), figsize=(WIDTH, 2.6), sharey=True, squeeze=False)
     for axes, task in zip(panels[0], tasks, strict=True):
         lengths = table[task].columns.sort_values()
-        for line in [
-            Drawn(style_of(model), lengths.to_numpy(), table.loc[model][task][lengths].to_numpy()) for model in models
-        ]:
+        for model, style in styles.items():
+            line = Drawn(style, lengths.to_numpy(), table.loc[model][task][lengths].to_numpy())
             draw_lines(axes, [line])
-            axes.plot(line.x, line.mean, line.style.marker, color=line.style.colour, markersize=4)
+            axes.plot(line.x, line.mean, style.marker, color=style.colour, markersize=4)
         doublings_axis(axes, lengths)
         axes.set(ylim=(-3, 103), xlabel="length (tokens)", title=TITLES[task])
         training_length_line(axes, study.train_len)
     panels[0, 0].set_ylabel("answers that are right (%)")
-    legend_of(figure, [style_of(model) for model in models], markers=True)
+    legend_of(figure, list(styles.values()), markers=True)
     frame = table.groupby("model", sort=False).mean().T.reset_index().melt(["task", "length"], value_name="percent")
     dashed = f"dashed: training length {tokens(study.train_len)}"
     return publish(study, figure, frame, _note(study), band_note(study.seed_counts.values()), dashed)
 
 
 def summary(study: Study) -> Table:
-    table = scores(study)
-    pairs: list[tuple[str, int]] = table.columns.to_list()  # type: ignore[assignment]
-    keys = sorted(pairs)
+    table = scores(study).sort_index(axis=1)
+    keys: list[tuple[str, int]] = table.columns.to_list()  # type: ignore[assignment]
     columns = [Column(f"{task}_{length}", f"{TITLES[task]}, {tokens(length)} (%)", 1, "higher") for task, length in keys]
-    values: dict[str, list[Cell]] = {
-        str(model): [np.array(own[key]) for key in keys] for model, own in table.groupby("model", sort=False)
-    }
+    values = {str(model): list(own.to_numpy().T) for model, own in table.groupby("model", sort=False)}
     note = f"{scale_note(study).capitalize()}. {_note(study).capitalize()}."
     return over_seeds("RULER, single needles, through the LM evaluation harness", columns, values, note)
