@@ -14,7 +14,7 @@ import pandas as pd
 from analysis.names import missing_of, title
 from analysis.statistics import Estimate, Part, Term, combined, contrast
 from analysis.study import Study
-from analysis.style import scale_note
+from analysis.style import about
 from analysis.tables import Cell, Column, count_range
 from analysis.verdict import Comparison, Verdict, decide, not_applicable, number
 
@@ -87,7 +87,7 @@ def content(study: Study) -> tuple[list[Column], dict[str, list[Cell]], str]:
     ours = scores(rows)
     present = {column for line in ours.values() for column in line}
     columns = [column for column in _all_columns(rows) if column.key in present]
-    note = scale_note(study).capitalize() + "."
+    note = about(study, corpus=False)
     if made_locally(study):
         note += " The tasks are stand-ins in the same format, made from the held-out text; they are not the public benchmarks."
     if "avg_acc" not in present:

@@ -28,6 +28,9 @@ WIDTH, DPI = 7.0, 220
 LINE_WIDTH = 1.6
 NOTE_CHARACTERS = 147
 
+Files = list[Path]
+"""What was written."""
+
 _RC: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 8,
@@ -107,6 +110,11 @@ def scale_note(study: Study) -> str:
     paper = "the paper's main setting" if study.scale == PAPER_SCALE else f"not the paper's main setting, {PAPER_SCALE}"
     runs = "" if study.scales == [study.scale] else f"; runs at {', '.join(study.scales)}"
     return f"scale: {study.scale} ({paper}{runs})"
+
+
+def about(study: Study, *, corpus: bool = True) -> str:
+    """Begin the note below a table: the scale, and the corpora."""
+    return f"{scale_note(study).capitalize()}.{f' Corpus: {study.corpora}.' if corpus else ''}"
 
 
 def changed_note(study: Study) -> str:

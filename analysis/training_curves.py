@@ -7,7 +7,7 @@ import pandas as pd
 
 from analysis.names import rank
 from analysis.study import Axes, Line, Series, Study
-from analysis.style import scale_note
+from analysis.style import about
 from analysis.tables import Cell, Column, Table, over_seeds
 
 KIND = "training_curve"
@@ -85,5 +85,5 @@ def summary(study: Study) -> Table:
         ]
     if all(cells[-1] is None for cells in values.values()):
         columns, values = columns[:-1], {label: cells[:-1] for label, cells in values.items()}
-    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Trainings may have shared a GPU."
+    note = f"{about(study)} Trainings may have shared a GPU."
     return over_seeds("Training", columns, values, note)

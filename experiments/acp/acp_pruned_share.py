@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,7 @@ from analysis.paper import read
 from analysis.pruning import Skipped, fewest_seeds, skipped, tile_note
 from analysis.statistics import Estimate, Part, combined
 from analysis.study import Study
-from analysis.style import WIDTH, plt, publish, scale_note, tokens
+from analysis.style import WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.training_curves import KIND as CURVE
 from analysis.verdict import SHARE, Claim, Comparison, Verdict, by_construction, decide
@@ -29,6 +28,11 @@ SHOWS = (
     "obtained; their layout is ours."
 )
 AXES = {"pruning": ("pruned",), "context": int}
+PAPERS_LINE = "the paper, 125M to 760M, 4k to 16k (about)"
+PAPERS_SHARE = read("acp_headlines.csv")["tiles_skipped"]["low"]
+COLOURS = ColourScale("viridis", 0.0, 1.0, "skipped")
+ABOVE, LEAST = 0.9, 0.25
+"""Ours: the paper shows heads, and gives no shares of them."""
 
 
 def runs(scale, seeds):
@@ -39,12 +43,7 @@ def evals(scale):
     return evaluations.skipped(scale) + evaluations.curve(scale)
 
 
-PAPERS_LINE = "the paper, 125M to 760M, 4k to 16k (about)"
-PAPERS_SHARE = read("acp_headlines.csv")["tiles_skipped"]["low"]
-COLOURS = ColourScale("viridis", 0.0, 1.0, "skipped")
-
-
-def draw(study: Study) -> list[Path]:
+def draw(study: Study) -> Files:
     found = skipped(study)
     styles = {
         each.label: LineStyle(f"context {tokens(each.context)}", FOX_SHADES[place % len(FOX_SHADES)])
@@ -114,7 +113,7 @@ def summary(study: Study) -> Table:
             100 * each.share_SD.mean(axis=1), above, below, keys, change, decoded, largest_dropped(each)
         ]  # fmt: skip
     values[PAPERS_LINE] = [100 * PAPERS_SHARE, *[None] * (len(columns) - 1)]
-    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Each at its training context, {tile_note(found)}."
+    note = f"{about(study)} Each at its training context, {tile_note(found)}."
     return over_seeds("What pruning skips, and what it changes", columns, values, note)
 
 
@@ -148,10 +147,6 @@ def a7(study: Study) -> Verdict:
     sentence = f"At most {largest:.1e} of a query's probability is dropped (the bound is {math.exp(-10):.1e})."
     why = "Pruning takes away only what is below the bound: a mistake in the code alone could have missed it."
     return by_construction(decide(sentence, comparisons, 0), why)
-
-
-ABOVE, LEAST = 0.9, 0.25
-"""Ours: the paper shows heads, and gives no shares of them."""
 
 
 def a8(study: Study) -> Verdict:

@@ -27,6 +27,10 @@ PRUNED, WHOLE = dict(prune_log_tolerance=-10.0), dict(prune_log_tolerance=None)
 SIZES = {TINIES: (512, 1024), (*MINIS, *PAPERS): (4096, 8192, 16384)}
 """Training contexts; shorter ones than four of the kernels' tiles of 128 prune nothing."""
 AXES = {"pruning": ("pruned", "unpruned"), "context": int}
+LOSS_MARGIN = math.log1p(0.5 / 28.0)
+"""0.5 of Wikitext's perplexity, at the paper's 28."""
+WORD_MARGIN, AVERAGE_MARGIN = 0.5, 1.0
+"""Ours, as is LOSS_MARGIN: a little more than the paper's models differ by with and without pruning (0.32 and 0.41)."""
 
 
 def runs(scale, seeds, kinds=(("pruned", PRUNED), ("unpruned", WHOLE))):
@@ -63,32 +67,27 @@ def summary(study: Study) -> Table:
     return over_seeds("FoX (Pro) with and without adaptive computation pruning", columns, rows, note, paper)
 
 
-LOSS_MARGIN = math.log1p(0.5 / 28.0)
-"""0.5 of Wikitext's perplexity, at the paper's 28."""
-WORD_MARGIN, AVERAGE_MARGIN = 0.5, 1.0
-"""Ours, as is LOSS_MARGIN: a little more than the paper's models differ by with and without pruning (0.32 and 0.41)."""
-
-
 def a6(study: Study) -> Verdict:
     """Held-out loss, Wikitext and the average of the tasks differ by less than their margins (two one-sided tests each)."""
     found, local = pairs(study), made_locally(study)
     lines = {} if local else lines_by_label(study)
-    margins: list[tuple[str, Estimate, float, str]] = []
+    losses: list[tuple[str, Estimate, float, str]] = []
+    tasks: list[tuple[str, Estimate, float, str]] = []
     parts, absent = [], [] if found else ["held-out losses with and without pruning"]
     absent += ["the public benchmarks (the tasks here are stand-ins made from the held-out text)"] if local else []
     for pruned, whole in found:
         change, context = difference(pruned, whole), tokens(pruned.train_len)
-        margins.append((f"P, {pruned.label} against not", change, LOSS_MARGIN, PERPLEXITY))
+        losses.append((f"P, {pruned.label} against not", change, LOSS_MARGIN, PERPLEXITY))
         parts.append(f"{number(change.effect, PERPLEXITY)} at context {context}")
         if {pruned.label, whole.label} <= set(lines):
             for column, margin, unit in (("wikitext_ppl", WORD_MARGIN, ""), ("avg_acc", AVERAGE_MARGIN, "points")):
                 lead = ahead(lines[pruned.label], lines[whole.label], column)
-                margins.append((f"{column}, {pruned.label} ahead of not", lead, margin, unit))
+                tasks.append((f"{column}, {pruned.label} ahead of not", lead, margin, unit))
         elif not local:
             absent.append(f"all tasks at context {context}")
     comparisons = [
         Comparison(name, effect, bound, below=bound > 0, unit=unit, size=margin)
-        for name, effect, margin, unit in margins
+        for name, effect, margin, unit in (*losses, *tasks)
         for bound in (margin, -margin)
     ]
     seeds = fewest_seeds(curve for pair in found for curve in pair)

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, product
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,7 @@ from analysis.paper import read
 from analysis.pruning import fewest_seeds, skipped
 from analysis.statistics import TWENTY_TO_EIGHTY, Estimate, contrast
 from analysis.study import Study
-from analysis.style import WIDTH, plt, publish, scale_note, tokens
+from analysis.style import WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Column, Table
 from analysis.verdict import RATIO, SHARE, Claim, Comparison, Verdict, decide, not_applicable
 from eval.attention_speed.spec import Spec
@@ -31,6 +30,14 @@ SHOWS = (
 )
 SIZES = {TINIES: 4, MINIS: 8, ("125m-0.2b",): 4, PAPERS: 1}
 """Sequences of the longest context in a timed step."""
+KIND = "attention_speed"
+TITLES = {"attention_forward": "attention, forward", "attention": "attention, forward + backward", "step": "training step"}
+COLOURS = ("#BBBBBB", "#777777", "#33658A")
+PRINTED = read("acp_headlines.csv")
+LEAST_TIME, MOST_TIME = PRINTED["attention_time"].values()
+LEAST_GAIN, MOST_GAIN = PRINTED["training_throughput"].values()
+"""The paper's shares of the time of attention without pruning, and of its throughput."""
+ON_A_CPU = "Timed on a CPU, whose attention skips only what all heads prune; the claim is about the GPU kernels."
 
 
 def times(scale: Scale) -> tuple[Spec, ...]:
@@ -41,15 +48,6 @@ def times(scale: Scale) -> tuple[Spec, ...]:
 
 def evals(scale):
     return times(scale) + evaluations.skipped(scale)
-
-
-KIND = "attention_speed"
-TITLES = {"attention_forward": "attention, forward", "attention": "attention, forward + backward", "step": "training step"}
-COLOURS = ("#BBBBBB", "#777777", "#33658A")
-PRINTED = read("acp_headlines.csv")
-LEAST_TIME, MOST_TIME = PRINTED["attention_time"].values()
-LEAST_GAIN, MOST_GAIN = PRINTED["training_throughput"].values()
-"""The paper's shares of the time of attention without pruning, and of its throughput."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ def timed(study: Study) -> tuple[str, list[Timed]]:
     return machine, [contexts[context] for context in sorted(contexts)]
 
 
-def draw(study: Study) -> list[Path]:
+def draw(study: Study) -> Files:
     machine, contexts = timed(study)
     figure, axes = plt.subplots(figsize=(WIDTH, 2.7))
     width = 0.8 / len(TITLES)
@@ -133,14 +131,11 @@ def summary(study: Study) -> Table:
         for each in contexts
     }  # fmt: skip
     note = (
-        f"{scale_note(study).capitalize()}. On {machine}; {contexts[0].tokens:,} tokens at the shortest context. In the paper "
+        f"{about(study, corpus=False)} On {machine}; {contexts[0].tokens:,} tokens at the shortest context. In the paper "
         f"attention takes {LEAST_TIME} to {MOST_TIME} of the time, and training is {LEAST_GAIN} to {MOST_GAIN} times as fast."
     )
     caution = _caution(machine)
     return Table("Speed with and without pruning", columns, rows, f"{note} This is {caution}." if caution else note)
-
-
-ON_A_CPU = "Timed on a CPU, whose attention skips only what all heads prune; the claim is about the GPU kernels."
 
 
 def _ratios(study: Study, quantity: str, low: float, high: float, what: str, inverse: bool = False) -> Verdict:

@@ -1,14 +1,12 @@
 """Figure 1 of the ACP paper: the tiles of the attention logits that are computed, without and with pruning."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 from matplotlib.colors import ListedColormap
 
 from analysis.pruning import Skipped, skipped, tile_note
 from analysis.study import Study
-from analysis.style import WIDTH, plt, publish, tokens
+from analysis.style import WIDTH, Files, plt, publish, tokens
 from experiments.acp import acp_pruned_share
 from experiments.acp.acp_pruned_share import AXES, summary  # noqa: F401
 from experiments.evaluations import skipped as evals  # noqa: F401
@@ -19,15 +17,13 @@ SHOWS = (
     "The tiles of the logits that the kernel computes, without pruning and with it. For every block of queries the skipped "
     "ones are a prefix, whose end never moves back. The paper draws a sketch; these are heads of a trained model on real text."
 )
+HEADS = 3
+COMPUTED, SKIPPED, OUTSIDE = 2, 1, 0
+COLOURS = ListedColormap(["#FFFFFF", "#E3E3E3", "#D55E00"])
 
 
 def runs(scale, seeds):
     return list(acp_pruned_share.runs(scale, seeds[:1]))[-1:]
-
-
-HEADS = 3
-COMPUTED, SKIPPED, OUTSIDE = 2, 1, 0
-COLOURS = ListedColormap(["#FFFFFF", "#E3E3E3", "#D55E00"])
 
 
 def chosen(each: Skipped) -> list[tuple[int, int]]:
@@ -42,7 +38,7 @@ def grid(first_M: np.ndarray) -> np.ndarray:
     return np.where(key > query, OUTSIDE, np.where(key < first_M[:, None], SKIPPED, COMPUTED))
 
 
-def draw(study: Study) -> list[Path]:
+def draw(study: Study) -> Files:
     each = skipped(study)[-1]
     size = len(next(iter(each.first.values())))
     panels = {"without pruning": np.zeros(size)}

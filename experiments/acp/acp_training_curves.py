@@ -1,13 +1,11 @@
 """Training loss with and without pruning, from the runs of the ACP paper's Table 1."""
 
-from pathlib import Path
-
 import pandas as pd
 
 from analysis.names import DASHED, FOX_SHADES, LineStyle
 from analysis.panels import Drawn, band_note, draw_lines, legend_of
 from analysis.study import Study
-from analysis.style import WIDTH, plt, publish, tokens
+from analysis.style import WIDTH, Files, plt, publish, tokens
 from analysis.training_curves import SMOOTHED_SHARE, summary, trainings  # noqa: F401
 from experiments.acp.acp_quality import AXES, runs  # noqa: F401
 from experiments.evaluations import curve as evals  # noqa: F401
@@ -18,7 +16,7 @@ SHOWS = "Training loss of FoX (Pro) with and without pruning, and the difference
 SHOWN_FROM = 0.1
 
 
-def draw(study: Study) -> list[Path]:
+def draw(study: Study) -> Files:
     found = {(training.axes["pruning"], training.axes["context"]): training for training in trainings(study)}
     contexts = sorted({context for _, context in found}, reverse=True)
     lines, differences, frames = [], [], []

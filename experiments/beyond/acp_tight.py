@@ -3,7 +3,7 @@
 from analysis.curves import loss_curves
 from analysis.pruning import skipped, tile_note
 from analysis.study import Study
-from analysis.style import scale_note
+from analysis.style import about
 from analysis.tables import Cell, Column, over_seeds
 from experiments import evaluations
 from experiments.acp.acp_pruned_share import largest_dropped
@@ -55,9 +55,7 @@ def summary(study: Study):
             *change,
             *times.get(each.label, (None, None)),
         ]
-    note = (
-        f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Each at its training context, {tile_note(tuple(found))}."
-    )
+    note = f"{about(study)} Each at its training context, {tile_note(tuple(found))}."
     for machine in sorted(machines):
         note += f" Times on {machine}{', which skips only what all heads do' if is_cpu(machine) else ''}."
     if len(commits) > 1:

@@ -2,7 +2,6 @@
 
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,7 @@ from analysis.names import RECURRENT, missing_of, pairs_in, style_of, title
 from analysis.panels import doublings_axis, legend_of
 from analysis.statistics import Estimate
 from analysis.study import Study
-from analysis.style import WIDTH, plt, publish, scale_note, tokens, training_length_line
+from analysis.style import WIDTH, Files, about, plt, publish, tokens, training_length_line
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Status, Verdict, decide, in_words, number, undecided
 from eval.context_use.spec import Spec
@@ -32,6 +31,8 @@ SIZES = {TINIES: (8, 32, 64), MINIS: (64, 512, 128), PAPERS: (64, 512, 1024)}
 """Smallest context, tokens whose loss is taken at each place, and documents."""
 EARLY, LATE = 1 / 8, 5 / 8
 """Where C3 begins, and where C4 does, as shares of the training context: the paper's 2k and 10k of 16k."""
+TOLERANCE = 0.003
+"""Ours: a tenth of what the forget gate is worth in the paper's Table 3 (0.03 nats)."""
 
 
 def evals(scale):
@@ -78,7 +79,7 @@ def _early(losses: ContextLosses) -> int:
     return next(int(context) for context in losses.contexts_C if context >= EARLY * losses.train_len)
 
 
-def draw(study: Study) -> list[Path]:
+def draw(study: Study) -> Files:
     found, drawn = context_losses(study), points(study)
     first = next(iter(found.values()))
     shortest, start = tokens(int(first.contexts_C[0])), tokens(_early(first))
@@ -158,7 +159,7 @@ def summary(study: Study) -> Table:
         model: [float(losses.at(contexts[0]).mean()), *(change(losses, *step) for step in steps)]
         for model, losses in found.items()
     }
-    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Mean of {seeds_of(found)}. In square brackets: 95% "
+    note = f"{about(study)} Mean of {seeds_of(found)}. In square brackets: 95% "
     return over_seeds(
         "Loss of the same tokens given more context", columns, values, f"{note}intervals over documents by source, and seeds."
     )
@@ -167,10 +168,6 @@ def summary(study: Study) -> Table:
 def _half(losses: ContextLosses) -> int:
     """Return the longest context that is half of the training context or less."""
     return max(context for context in losses.inside if context <= losses.train_len / 2)
-
-
-TOLERANCE = 0.003
-"""Ours: a tenth of what the forget gate is worth in the paper's Table 3 (0.03 nats)."""
 
 
 def c3(study: Study) -> Verdict:

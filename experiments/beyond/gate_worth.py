@@ -8,7 +8,7 @@ from analysis.names import PAIRS, title
 from analysis.paper import read
 from analysis.statistics import Estimate
 from analysis.study import Study
-from analysis.style import scale_note, tokens
+from analysis.style import about, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import in_words, number, with_interval
 from experiments.evaluations import loss as evals  # noqa: F401
@@ -24,6 +24,10 @@ SHOWS = (
     "Transformer, or models that saw few tokens gain more from it. Not in the paper."
 )
 AXES = {"train_tokens": int, "peak_lr": float | None}
+BLOCKS = {PAIRS[0]: ("pro", "Pro"), PAIRS[1]: ("llama", "LLaMA")}
+PRINTED = {PAIRS[0]: ("FoX (Pro)", "FoX (Pro) - forget gate + RoPE"), PAIRS[1]: ("FoX (LLaMA)", "Transformer (LLaMA)")}
+"""Labels of each pair in the paper's Table 3."""
+PAPERS_BUDGET = "360M, 7.5B tokens"
 
 
 def runs(scale, seeds):
@@ -37,12 +41,6 @@ def runs(scale, seeds):
             if at != grid:
                 axes = dict(train_tokens=at.train_tokens)
                 yield from recipes(at, model, seeds, axes=axes, label=f"{at.train_tokens / 1e6:.3g}M tokens")
-
-
-BLOCKS = {PAIRS[0]: ("pro", "Pro"), PAIRS[1]: ("llama", "LLaMA")}
-PRINTED = {PAIRS[0]: ("FoX (Pro)", "FoX (Pro) - forget gate + RoPE"), PAIRS[1]: ("FoX (LLaMA)", "Transformer (LLaMA)")}
-"""Labels of each pair in the paper's Table 3."""
-PAPERS_BUDGET = "360M, 7.5B tokens"
 
 
 def worths(study: Study) -> dict[str, list[tuple[Estimate, int] | None]]:
@@ -155,7 +153,7 @@ def summary(study: Study) -> Table:
     for label, pairs in worths(study).items():
         values[label] = [*(each[0] if each else None for each in pairs), min(each[1] for each in pairs if each)]
     values[f"the paper, {PAPERS_BUDGET}"] = [*papers().values(), None]
-    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."
+    note = about(study)
     note += " In square brackets: 95% intervals over documents by source and seeds (pooled over repeated trainings)."
     return over_seeds(f"log P({tokens(study.train_len)}) of the Transformer minus FoX's", columns, values, note)
 

@@ -1,14 +1,14 @@
 """Speed and memory of generation after long prompts, which the papers do not have: FoX against softmax and recurrent models."""
 
+from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import pandas as pd
 
 from analysis.names import rank, style_of
 from analysis.panels import doublings_axis
 from analysis.study import Study
-from analysis.style import WIDTH, plt, publish, scale_note, tokens
+from analysis.style import WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Column, Table
 from eval.throughput.spec import Spec
 from experiments.recipes import recipes
@@ -20,9 +20,10 @@ SHOWS = (
     "Tokens per second of reading a prompt and of decoding after it, and peak memory, by the prompt's length, with fresh "
     "weights. Not in the paper: it says only that FoX needs no more than softmax attention."
 )
-
 SIZES = {TINIES: (256, 1024), MINIS: (4096, 16384), PAPERS: (16384, 32768, 65536)}
 """Lengths of the prompts."""
+KIND = "throughput"
+TITLES = {"prefill": "reading the prompt (tokens/s)", "decode": "decoding (tokens/s)", "memory": "peak memory (GiB)"}
 
 
 def evals(scale):
@@ -33,10 +34,6 @@ def evals(scale):
 
 def runs(scale, seeds):
     return recipes(scale, ("fox_pro", "transformer_pro", "transformer_llama", "mamba2", "delta_net"), seeds[:1])
-
-
-KIND = "throughput"
-TITLES = {"prefill": "reading the prompt (tokens/s)", "decode": "decoding (tokens/s)", "memory": "peak memory (GiB)"}
 
 
 def timed(study: Study) -> tuple[pd.DataFrame, list[str]]:
@@ -57,7 +54,7 @@ def timed(study: Study) -> tuple[pd.DataFrame, list[str]]:
     return table, [name for name in TITLES if table[name].notna().any()]
 
 
-def draw(study: Study) -> list[Path]:
+def draw(study: Study) -> Files:
     table, shown = timed(study)
     figure, panels = plt.subplots(1, len(shown), figsize=(WIDTH, 2.6))
     for axes, name in zip(panels, shown, strict=True):
@@ -79,11 +76,11 @@ def draw(study: Study) -> list[Path]:
 def summary(study: Study) -> Table:
     table, shown = timed(study)
     keys = list(product(sorted(table["seq_len"].unique()), shown))
-    how = {name: (1, "lower") if name == "memory" else (0, "higher") for name in shown}
-    columns = [Column(f"{name}_{length}", f"{tokens(length)}: {TITLES[name]}", *how[name]) for length, name in keys]
+    columns = [Column(f"{name}_{length}", f"{tokens(length)}: {TITLES[name]}", 0, "higher") for length, name in keys]
+    columns = [replace(each, decimals=1, better="lower") if each.key.startswith("memory") else each for each in columns]
     rows = {}
     for model, own in table.groupby("model", sort=False):
         cells = own.set_index("seq_len")
         rows[str(model)] = [float(cells[name][length]) if length in cells.index else None for length, name in keys]
-    note = f"{scale_note(study).capitalize()}. On {table['machine'].iloc[0]}, one sequence, fresh weights."
+    note = f"{about(study, corpus=False)} On {table['machine'].iloc[0]}, one sequence, fresh weights."
     return Table("Speed and memory of generation", columns, rows, note)

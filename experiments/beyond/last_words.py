@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from analysis.seeds import NOTHING, Repeated, Repeats, family_of, repeats_for
 from analysis.sources import sources_of
 from analysis.statistics import Estimate, Noise, Term, contrast
 from analysis.study import Study
-from analysis.style import WIDTH, plt, publish, scale_note
+from analysis.style import WIDTH, Files, about, plt, publish
 from analysis.tables import Column, Table
 from eval.last_words.spec import Spec
 from experiments.recipes import main_models as runs  # noqa: F401
@@ -26,7 +25,6 @@ SHOWS = (
     "hollow: given its last words alone, so that what lies between them is what the passage is worth to a model. In the manner "
     "of LAMBADA, from the held-out text by a rule that knows no model. Not in the paper."
 )
-
 SIZES: dict[tuple[str, ...], dict[str, Any]] = {
     TINIES: dict(num_items=400, words=100, near=10, common=300, anywhere=True),  # the text is code
     (*MINIS, *PAPERS): dict(num_items=5000),
@@ -120,7 +118,7 @@ def _with_ends(estimate: Estimate) -> tuple[float, float, float]:
     return estimate.effect, *(estimate.interval or (np.nan, np.nan))
 
 
-def draw(study: Study) -> list[Path]:
+def draw(study: Study) -> Files:
     drawn = points(study)
     models = list(dict.fromkeys(point.model for point in drawn))
     figure, panels = plt.subplots(1, 3, figsize=(WIDTH, 0.9 + 0.24 * len(models)), width_ratios=(3, 3, 2), sharey=True)
@@ -165,5 +163,5 @@ def summary(study: Study) -> Table:
         if point.panel != "lead":
             rows.setdefault(point.model, []).append(point.value)
             ranges.setdefault(point.model, []).append(None if np.isnan(point.low) else (point.low, point.high))
-    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. {'. '.join(_notes(study))}."
+    note = f"{about(study)} {'. '.join(_notes(study))}."
     return Table("Last words of held-out passages", columns, rows, note, ranges=ranges)

@@ -1,6 +1,5 @@
 """Multi-query associative recall as Zoology lays it out: attention with and without a gate, and states of fixed size."""
 
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -9,7 +8,7 @@ from analysis.names import ordered, style_of
 from analysis.panels import band_note
 from analysis.recall import answered
 from analysis.study import Study
-from analysis.style import WIDTH, plt, publish, scale_note
+from analysis.style import WIDTH, Files, about, plt, publish
 from analysis.tables import Column, Table, over_seeds
 from data.recall import RecallTask
 from experiments.evaluations import key_recall as evals  # noqa: F401
@@ -24,7 +23,6 @@ SHOWS = (
     "then the queries among blanks; with fewer symbols than there). What is kept of the keys is the whole text with attention, "
     "and a state of fixed size in the recurrent models. Not in the paper."
 )
-
 SIZES = {TINIES: (16,), (*MINIS, *PAPERS): (32, 64, 128)}
 """Numbers of keys; models and training are those of repeated recall."""
 AXES = {"num_keys": int}
@@ -62,7 +60,7 @@ def shares(study: Study) -> pd.DataFrame:
     return 100 * rows.groupby(["model", "seed", "num_keys"])["correct"].mean().unstack()
 
 
-def draw(study: Study) -> list[Path]:
+def draw(study: Study) -> Files:
     """Draw bars, with every seed as a dot."""
     table = shares(study)
     models = ordered(table.index.get_level_values("model"))
@@ -91,4 +89,4 @@ def summary(study: Study) -> Table:
     columns = [Column(f"keys_{keys}", f"{keys} keys (%)", 1, "higher") for keys in table.columns]
     models = ordered(table.index.get_level_values("model"))
     values = {model: [table.loc[model][keys].to_numpy() for keys in table.columns] for model in models}
-    return over_seeds("Multi-query associative recall", columns, values, f"{scale_note(study).capitalize()}.")
+    return over_seeds("Multi-query associative recall", columns, values, about(study, corpus=False))

@@ -1,13 +1,11 @@
 """RULER's single-needle tasks, which the papers do not have: S-NIAH 1 to 3 inside and beyond the training length."""
 
-from pathlib import Path
-
 import pandas as pd
 
 from analysis.names import style_of
 from analysis.panels import Drawn, band_note, doublings_axis, draw_lines, legend_of
 from analysis.study import Study
-from analysis.style import WIDTH, plt, publish, scale_note, tokens, training_length_line
+from analysis.style import WIDTH, Files, about, plt, publish, tokens, training_length_line
 from analysis.tables import Column, Table, over_seeds
 from eval.ruler.spec import Spec
 from experiments.recipes import main_models as runs  # noqa: F401
@@ -19,19 +17,16 @@ SHOWS = (
     "S-NIAH 1 to 3 of RULER, through the LM evaluation harness: a magic number among repeated sentences, a number in text, a "
     "UUID in text. Not in the paper; the examples are of the harness's form, made here."
 )
-
 SIZES = {TINIES: (448, 1024), MINIS: (1024, 2048, 4096, 8192, 16384), PAPERS: (4096, 8192, 16384, 32768, 65536)}
 """Lengths of the texts."""
+KIND = "ruler"
+TITLES = {"niah_single_1": "S-NIAH-1", "niah_single_2": "S-NIAH-2", "niah_single_3": "S-NIAH-3"}
 
 
 def evals(scale):
     """The three tasks; for models too small to spell an answer, the choice of one of four."""
     lengths = sizes_at(scale, SIZES, __name__)
     return (Spec(lengths=lengths, samples=16, answers="choose") if scale.stand_ins else Spec(lengths=lengths),)
-
-
-KIND = "ruler"
-TITLES = {"niah_single_1": "S-NIAH-1", "niah_single_2": "S-NIAH-2", "niah_single_3": "S-NIAH-3"}
 
 
 def scores(study: Study) -> pd.DataFrame:
@@ -48,7 +43,7 @@ def _note(study: Study) -> str:
     return f"{how}; {spec['samples']} examples per task and length"
 
 
-def draw(study: Study) -> list[Path]:
+def draw(study: Study) -> Files:
     table = scores(study)
     styles = {model: style_of(model) for model in table.index.unique("model")}
     tasks = [task for task in TITLES if task in table.columns.get_level_values("task")]
@@ -74,5 +69,5 @@ def summary(study: Study) -> Table:
     keys: list[tuple[str, int]] = table.columns.to_list()  # type: ignore[assignment]
     columns = [Column(f"{task}_{length}", f"{TITLES[task]}, {tokens(length)} (%)", 1, "higher") for task, length in keys]
     values = {str(model): list(own.to_numpy().T) for model, own in table.groupby("model", sort=False)}
-    note = f"{scale_note(study).capitalize()}. {_note(study).capitalize()}."
+    note = f"{about(study, corpus=False)} {_note(study).capitalize()}."
     return over_seeds("RULER, single needles, through the LM evaluation harness", columns, values, note)

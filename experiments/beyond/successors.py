@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,7 @@ from analysis.names import SEVEN, LineStyle, style_of
 from analysis.panels import band_note, legend_of, position_axis
 from analysis.statistics import Estimate
 from analysis.study import Study
-from analysis.style import WIDTH, plt, publish, scale_note, tokens
+from analysis.style import WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
@@ -28,7 +27,6 @@ SHOWS = (
     "Delta Attention. Left: loss inside the training context against the numbers that a model keeps to decode 16,384 tokens. "
     "Right: loss by position beside FoX (Pro). No claim is judged."
 )
-
 AXES = {"rope_base": float | None}
 FOX = "fox_pro"
 MODEL: TypeAdapter[ModelSpec] = TypeAdapter(ModelSpec)
@@ -63,7 +61,7 @@ def ranking(study: Study) -> tuple[LossCurve, list[LossCurve]]:
     return fox, curves
 
 
-def draw(study: Study) -> list[Path]:
+def draw(study: Study) -> Files:
     fox, curves = ranking(study)
     curves = [fox, *(curve for curve in curves if curve is not fox)]
     figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 3.6), width_ratios=(1, 1.15))
@@ -124,7 +122,7 @@ def summary(study: Study) -> Table:
         above = None if before is None else difference(curve, before)
         values[name(curve)] = [curve.inside, behind, above, kept(study, curve) / 1e6, len(curve.seeds)]
     note = (
-        f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Mean over {tokens(study.train_len)} tokens of context. "
+        f"{about(study)} Mean over {tokens(study.train_len)} tokens of context. "
         "Two rows whose difference has an interval with 0 in it cannot be told apart. Learning rates are those of the scale."
     )
     return over_seeds("Loss beside FoX (Pro)", columns, values, note)

@@ -1,13 +1,12 @@
 """Appendix F.1: per-token loss of the models of Table 3."""
 
 from dataclasses import replace
-from pathlib import Path
 
 from analysis.curves import LossCurve, smoothing_window, stored_curves
 from analysis.names import DASHED, SHADES, LineStyle, style_of
 from analysis.panels import band_note, core_limits, position_panel, smoothed, without_note, without_text
 from analysis.study import Study
-from analysis.style import WIDTH, plt, publish, tokens
+from analysis.style import WIDTH, Files, plt, publish, tokens
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.fox.table3_ablation import AXES, ablations, runs, summary  # noqa: F401
 
@@ -21,7 +20,7 @@ WITHOUT_POSITION = {"use_rope": False}
 """Axes of the block that fails, far above the others, without any sign of position: its curve may leave the frame."""
 
 
-def draw(study: Study) -> list[Path]:
+def draw(study: Study) -> Files:
     stored_curves(study)
     curves, train_len = ablations(study), study.train_len
     window = smoothing_window(train_len)

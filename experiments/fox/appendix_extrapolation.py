@@ -6,7 +6,7 @@ import numpy as np
 
 from analysis.names import title
 from analysis.study import Study
-from analysis.style import scale_note
+from analysis.style import about
 from analysis.tables import Cell, Column, Table, over_seeds
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.fox import fig6_scale
@@ -15,10 +15,7 @@ from experiments.fox.fig6_scale import AXES, panels_of, runs  # noqa: F401
 TITLE = "Extrapolation over model sizes, tokens and contexts"
 PAPER = "Appendix F.6"
 SHOWS = "The runs of Figure 6, evaluated beyond their training contexts. The paper's own captions could not be obtained."
-
-
 TIMES = (1, 2, 4)
-
 draw = partial(fig6_scale.draw, beyond=True)
 
 
@@ -31,4 +28,4 @@ def summary(study: Study) -> Table:
         values[f"{curve.label}: {title(curve.model)}"] = [
             np.exp(curve.log_p(length)) if length <= curve.length else None for length in lengths
         ]
-    return over_seeds("Perplexity beyond the training context", columns, values, f"{scale_note(study).capitalize()}.")
+    return over_seeds("Perplexity beyond the training context", columns, values, about(study, corpus=False))

@@ -1,11 +1,10 @@
 """Appendix F.10: more forget-gate and attention matrices, of another document and of both blocks."""
 
 from dataclasses import replace
-from pathlib import Path
 
 from analysis.names import title
 from analysis.study import Study
-from analysis.style import WIDTH, plt, publish
+from analysis.style import WIDTH, Files, plt, publish
 from experiments.evaluations import gates
 from experiments.fox.fig3_forget_gates import COLOURS_NOTE, KIND, first_seeds, head_statistics, matrix, stored_heads, summary  # noqa: F401
 from experiments.recipes import recipes
@@ -16,6 +15,7 @@ SHOWS = (
     "F and A of the four most local and four most global heads of FoX (Pro) and FoX (LLaMA), on another "
     "document than Figure 3. The paper's own captions could not be obtained."
 )
+PER_LINE = 4
 
 
 def runs(scale, seeds):
@@ -28,10 +28,7 @@ def evals(scale):
     return (replace(spec, document=1, num_maps=8, grid=128),)
 
 
-PER_LINE = 4
-
-
-def draw(study: Study) -> list[Path]:
+def draw(study: Study) -> Files:
     """Write every head's statistics as the CSV."""
     groups = first_seeds(study)
     lines = {label: -(-len(stored_heads(own)) // PER_LINE) for label, own in groups.items()}

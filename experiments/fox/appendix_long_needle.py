@@ -13,7 +13,6 @@ SHOWS = (
     "The easy needle of FoX (Pro) and Transformer (Pro) up to 65,536 tokens, four times the training context. The released "
     "code draws such a grid; its cells are not known, so these are eleven lengths at the paper's depths."
 )
-
 SIZES = {TINIES: 1024, MINIS: 16384, PAPERS: 65536}
 """The longest text in tokens."""
 

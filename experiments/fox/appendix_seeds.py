@@ -11,7 +11,6 @@ SHOWS = (
     "Per-token loss of the Pro pair with three seeds at the smallest size. What changes with the seed is small beside the lead "
     "of FoX. The paper's own captions could not be obtained."
 )
-
 SIZES = {TINIES: "tiny-narrow", MINIS: "mini-narrow", PAPERS: "125m-2.7b"}
 """The smallest models of each setting."""
 

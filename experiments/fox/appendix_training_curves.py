@@ -1,13 +1,11 @@
 """Appendix F.9: training loss against tokens, all seven models."""
 
-from pathlib import Path
-
 import pandas as pd
 
 from analysis.names import style_of
 from analysis.panels import Drawn, band_note, draw_lines, legend_of
 from analysis.study import Study
-from analysis.style import WIDTH, plt, publish
+from analysis.style import WIDTH, Files, plt, publish
 from analysis.training_curves import SMOOTHED_SHARE, summary, trainings  # noqa: F401
 from experiments.evaluations import curve as evals  # noqa: F401
 from experiments.fox.fig2_per_token_loss import runs  # noqa: F401
@@ -18,7 +16,7 @@ SHOWS = "Training loss against tokens. The paper's own captions could not be obt
 SHOWN_FROM = 0.05
 
 
-def draw(study: Study) -> list[Path]:
+def draw(study: Study) -> Files:
     lines, frames = [], []
     for training in trainings(study):
         shown, style = training.shown(SHOWN_FROM), style_of(training.model, training.label)

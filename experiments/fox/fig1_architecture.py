@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -10,7 +9,7 @@ from matplotlib.patches import FancyBboxPatch
 
 from analysis.names import rank, title
 from analysis.study import Study
-from analysis.style import WIDTH, plt, publish, scale_note
+from analysis.style import WIDTH, Files, about, plt, publish
 from analysis.tables import Column, Table
 from experiments.evaluations import parts as evals  # noqa: F401
 from experiments.recipes import recipes
@@ -22,12 +21,6 @@ SHOWS = (
     "is per head; ShiftLinear mixes the previous token's projection into keys and values. Drawn from the parameters that the "
     "models have as they are built here."
 )
-
-
-def runs(scale, seeds):
-    return recipes(scale, ("fox_pro", "fox_llama"), seeds[:1])
-
-
 KIND = "parameters"
 LAYER = "layers.0."
 PROJECTION, NORM, ATTENTION, PLAIN = "#D6E6F2", "#F6E3C5", "#F3C9B5", "#FFFFFF"
@@ -37,6 +30,19 @@ BUS_Y, ATTENTION_Y = 0.45, 4.5
 """Heights at which an attention layer's input spreads, and at which its attention is."""
 Stage = tuple[float, str, str | None, str]
 """A box: its height, text, size and colour."""
+GROUPS = {
+    "q, k, v and output projections": ("q_proj", "k_proj.linear", "k_proj.weight", "v_proj.linear", "v_proj.weight", "o_proj"),
+    "forget gate": ("fgate",),
+    "key and value shift": ("k_proj.shift", "v_proj.shift"),
+    "QK-norm": ("q_norm", "k_norm"),
+    "output norm": ("output_norm",),
+    "output gate": ("ogate",),
+}
+"""Parts of an attention layer, and the beginnings of their parameters' names."""
+
+
+def runs(scale, seeds):
+    return recipes(scale, ("fox_pro", "fox_llama"), seeds[:1])
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ def parts_of(study: Study) -> dict[str, Parts]:
     return found
 
 
-def draw(study: Study) -> list[Path]:
+def draw(study: Study) -> Files:
     parts = parts_of(study)
     ratios = [0.55, *([1.0] * len(parts))]
     figure, panels = plt.subplots(1, 1 + len(parts), figsize=(WIDTH, 4.6), gridspec_kw={"width_ratios": ratios})
@@ -173,17 +179,6 @@ def _block(axes: Axes, parts: Parts) -> None:
     _words(axes, 0, -0.35, "residual stream")
 
 
-GROUPS = {
-    "q, k, v and output projections": ("q_proj", "k_proj.linear", "k_proj.weight", "v_proj.linear", "v_proj.weight", "o_proj"),
-    "forget gate": ("fgate",),
-    "key and value shift": ("k_proj.shift", "v_proj.shift"),
-    "QK-norm": ("q_norm", "k_norm"),
-    "output norm": ("output_norm",),
-    "output gate": ("ogate",),
-}
-"""Parts of an attention layer, and the beginnings of their parameters' names."""
-
-
 def summary(study: Study) -> Table:
     """Count the parameters of each part of a block."""
     rows: dict[str, list[float | None]] = {}
@@ -191,4 +186,4 @@ def summary(study: Study) -> Table:
         attention = [own.count(*(f"attn.{name}" for name in names)) for names in GROUPS.values()]
         rows[label] = [*attention, own.count("mlp."), own.count("")]
     columns = [Column(name.replace(" ", "_"), name, 0) for name in (*GROUPS, "SwiGLU", "block with its norms")]
-    return Table("Parameters of one block", columns, rows, f"{scale_note(study).capitalize()}.")
+    return Table("Parameters of one block", columns, rows, about(study, corpus=False))

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,7 @@ from analysis.curves import LossCurve, by_model, compare, difference, fewest_see
 from analysis.names import FAMILIES, SEVEN, missing_of, pairs_in, style_of, title
 from analysis.paper import read
 from analysis.study import Study
-from analysis.style import PAPER_SCALE, WIDTH, plt, publish, scale_note, tokens
+from analysis.style import PAPER_SCALE, WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Column, Table, over_seeds
 from analysis.verdict import PERPLEXITY, Claim, Comparison, Verdict, decide, not_applicable, number
 from experiments.evaluations import loss as evals  # noqa: F401
@@ -28,12 +27,16 @@ SHOWS = (
     "improving up to its end; the recurrent models stop improving; Pro beats LLaMA. Beyond the training context the "
     "Transformers with RoPE break down soon, FoX degrades gently."
 )
-
 PAPER_LOSS_RANGE, PAPER_PERPLEXITY_RANGE = (1.47, 1.67), (4.4, 5.5)
 GAP_POINTS = 160
+SHADED = "shaded: 95% interval (sources, seeds), as wide as its stored band's"
+IN_TABLE_3 = {
+    "fox_pro": "FoX (Pro)", "transformer_pro": "FoX (Pro) - forget gate + RoPE",
+    "fox_llama": "FoX (LLaMA)", "transformer_llama": "Transformer (LLaMA)",
+}  # fmt: skip
 
 
-def draw(study: Study) -> list[Path]:
+def draw(study: Study) -> Files:
     """Write, where FoX and a Transformer of one architecture are there, figures/STEM-lead.*, too."""
     by_name, train_len = in_order(study), study.train_len
     curves, window = list(by_name.values()), smoothing_window(train_len)
@@ -84,7 +87,7 @@ def _table(curves: list[LossCurve], **drawn: list[panels.Drawn]) -> pd.DataFrame
     return pd.DataFrame(columns)
 
 
-def _draw_lead(study: Study, curves: dict[str, LossCurve]) -> list[Path]:
+def _draw_lead(study: Study, curves: dict[str, LossCurve]) -> Files:
     """Loss of the Transformer minus loss of FoX with a 95% interval, along the positions."""
     pairs, _ = pairs_in(curves)
     if not pairs:
@@ -108,9 +111,6 @@ def _draw_lead(study: Study, curves: dict[str, LossCurve]) -> list[Path]:
     shaded = SHADED if known else "no documents are stored, so no interval is known"
     notes = f"mean over windows of {window} tokens", shaded, "cut curves go on" if leaves else "", _dashed(study)
     return publish(study, figure, frames, *notes, part="lead")
-
-
-SHADED = "shaded: 95% interval (sources, seeds), as wide as its stored band's"
 
 
 def lead(fox: LossCurve, other: LossCurve, window: int) -> pd.DataFrame:
@@ -150,7 +150,7 @@ def summary(study: Study) -> Table:
         inside_S = curve.log_p(min(train_len, curve.length))
         below = [] if entropy is None else [entropy - inside_S]
         values[curve.label] = [inside_S, *below, *(np.exp(curve.log_p(length)) for length in lengths)]
-    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."
+    note = about(study)
     if entropy is not None:
         note += f" Unigram entropy of the held-out text: {entropy:.3f} nats per token, the loss of a model that knows only"
         note += " how frequent each token is."
@@ -189,12 +189,6 @@ def papers_lead(model: str, other: str) -> float | None:
     paper = read("table3_ablation_360m.csv")
     lines = [paper[IN_TABLE_3[each]] for each in (model, other) if each in IN_TABLE_3]
     return math.log(lines[1]["ppl"] / lines[0]["ppl"]) if len(lines) == 2 else None
-
-
-IN_TABLE_3 = {
-    "fox_pro": "FoX (Pro)", "transformer_pro": "FoX (Pro) - forget gate + RoPE",
-    "fox_llama": "FoX (LLaMA)", "transformer_llama": "Transformer (LLaMA)",
-}  # fmt: skip
 
 
 def _curves(study: Study) -> dict[str, LossCurve]:

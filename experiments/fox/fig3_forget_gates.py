@@ -1,7 +1,7 @@
 """Figure 3: forget-gate matrix F and attention matrix A of the most local and most global heads of FoX (Pro)."""
 
 import math
-from pathlib import Path
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from analysis.names import style_of, title
 from analysis.study import Study
-from analysis.style import WIDTH, plt, publish, scale_note, tokens
+from analysis.style import WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 from experiments.evaluations import gates as evals  # noqa: F401
 from experiments.recipes import recipes
@@ -23,12 +23,6 @@ SHOWS = (
     "is above 0.5). Some heads forget fast, a narrow band along the diagonal, of which the end of the text is shown; others "
     "keep F near 1 over long spans and can look far back."
 )
-
-
-def runs(scale, seeds):
-    yield from recipes(scale, "fox_pro", seeds[:1])
-
-
 KIND = "gate_maps"
 LOWEST_COLOUR = 0.01
 ZOOM = 8
@@ -38,6 +32,10 @@ LOCAL_BELOW, GLOBAL_ABOVE = 1e-3, 0.5
 SHORTEST_PRUNED = 1024  # eight of the kernel's tiles of 128: in shorter texts next to nothing can be skipped
 Head = tuple[int, int]
 COLOURS_NOTE = f"colours logarithmic from {LOWEST_COLOUR} to 1, $A$ white below"
+
+
+def runs(scale, seeds):
+    yield from recipes(scale, "fox_pro", seeds[:1])
 
 
 def head_statistics(rows: pd.DataFrame) -> pd.DataFrame:
@@ -61,23 +59,17 @@ def two_heads(rows: pd.DataFrame) -> list[Head]:
     return [order[0], order[-1]] if len(order) > 1 else order
 
 
-def draw(study: Study) -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv}: a line of matrices per label (of its first seed); the CSV: every head's statistics."""
+def draw(study: Study) -> Files:
+    """Draw a line of matrices per label (of its first seed); the CSV: every head's statistics."""
     groups = first_seeds(study)
-    statistics = [
-        head_statistics(rows).reset_index().assign(label=label, seed=rows["seed"].iloc[0]) for label, rows in groups.items()
-    ]
-    table = pd.concat(statistics, ignore_index=True)
-    table = table[["label", "seed", *(name for name in table.columns if name not in ("label", "seed"))]]
-    seed = min(own["seed"].iloc[0] for own in groups.values())
-    return publish(
-        study,
-        _draw(study, groups),
-        table,
-        COLOURS_NOTE,
-        "of all heads the most local and the most global, by median $F$",
-        f"seed {seed} of {study.num_seeds}" if study.num_seeds > 1 else "one seed",
-    )
+    tables = []
+    for label, rows in groups.items():
+        tables.append(head_statistics(rows).reset_index())
+        tables[-1].insert(0, "label", label)
+        tables[-1].insert(1, "seed", rows["seed"].iloc[0])
+    of = f"seed {min(own['seed'].iloc[0] for own in tables)} of {study.num_seeds}" if study.num_seeds > 1 else "one seed"
+    shown = "of all heads the most local and the most global, by median $F$"
+    return publish(study, _draw(study, groups), tables, COLOURS_NOTE, shown, of)
 
 
 def labels_of(study: Study) -> dict[str, pd.DataFrame]:
@@ -94,16 +86,14 @@ def _draw(study: Study, groups: dict[str, pd.DataFrame]) -> Figure:
     blocks = figure.subfigures(len(groups) + 1, 1, squeeze=False, height_ratios=[1.75] * len(groups) + [1.7])[:, 0]
     cap = 0.0
     for block, (label, own) in zip(blocks, groups.items(), strict=False):
-        run_id = own["run_id"].iloc[0]
+        cell, seq_len = (study.extra(KIND, own["run_id"].iloc[0], name) for name in ("cell", "seq_len"))
         block.suptitle(title(label), fontsize=9)
-        heads = two_heads(own)
-        panels = np.atleast_1d(block.subplots(1, 2 * len(heads)))
-        for index, head in enumerate(heads):
-            cell = study.extra(KIND, run_id, "cell") or 1
-            matrix(panels[2 * index], own, head, "F", cell)
-            matrix(panels[2 * index + 1], own, head, "A", cell)
+        maps = list(product(two_heads(own), "FA"))
+        panels = block.subplots(1, len(maps))
+        for axes, (head, quantity) in zip(panels, maps, strict=True):
+            matrix(axes, own, head, quantity, cell or 1)
         panels[0].set_ylabel("query $i$")
-        cap = max(cap, LONGEST_LIFE * (study.extra(KIND, run_id, "seq_len") or math.inf))
+        cap = max(cap, LONGEST_LIFE * (seq_len or math.inf))
     half_lives(blocks[-1].subplots(), groups, cap)
     return figure
 
@@ -132,8 +122,7 @@ def matrix(axes: Axes, rows: pd.DataFrame, head: Head, quantity: str, cell: floa
     axes.set_xticks(ticks, labels, fontsize=6.5)
     axes.set_yticks(ticks, labels, fontsize=6.5)
     for side in axes.spines.values():
-        side.set_visible(True)
-        side.set_color("#999999")
+        side.set(visible=True, color="#999999")
     bar = axes.figure.colorbar(picture, ax=axes, fraction=0.046, pad=0.03, ticks=[LOWEST_COLOUR, 0.1, 1], format="%g")
     bar.ax.minorticks_off()
     bar.ax.tick_params(labelsize=6)
@@ -153,10 +142,7 @@ def half_lives(axes: Axes, groups: dict[str, pd.DataFrame], cap: float) -> None:
         )  # fmt: skip
         layers |= set(lives["layer"] + 1)
     axes.set_yscale("log", base=10)
-    axes.set_xlabel("layer")
-    axes.set_ylabel("half-life (tokens)")
-    axes.set_xticks(sorted(layers))
-    axes.set_xlim(min(layers) - 0.6, max(layers) + 0.6)
+    axes.set(xlabel="layer", ylabel="half-life (tokens)", xticks=sorted(layers), xlim=(min(layers) - 0.6, max(layers) + 0.6))
     axes.set_title("Half-life of every head: tokens after which its gate has halved a key's weight")
     if len(groups) > 1:
         axes.legend(ncols=len(groups), loc="best")
@@ -164,30 +150,27 @@ def half_lives(axes: Axes, groups: dict[str, pd.DataFrame], cap: float) -> None:
 
 def summary(study: Study) -> Table:
     """Tabulate how local the heads are."""
-    columns: list[Column] = []
-    values: dict[str, list[Cell]] = {}
+    apart, values = "a fixed distance", dict[str, list[Cell]]()
     for label, own in labels_of(study).items():
         seeds = [head_statistics(rows) for _, rows in own.groupby("run_id", sort=False)]
-        run_id = own["run_id"].iloc[0]
-        distance, seq_len = study.extra(KIND, run_id, "distance"), study.extra(KIND, run_id, "seq_len") or 0
-        apart = f"{tokens(distance)} tokens" if distance else "a fixed distance"
-        columns = columns or [
-            Column("heads", "heads", 0),
-            Column("median_half_life", "median half-life (tokens)", 1),
-            Column("local_heads", f"local heads (%): median F < {LOCAL_BELOW:g} at {apart}", 1),
-            Column("global_heads", f"global heads (%): median F > {GLOBAL_ABOVE:g} at {apart}", 1),
-            Column("pruned_share", "share of attention that can be pruned (%)", 1),
-        ]
-        prunable = seq_len >= SHORTEST_PRUNED and all("pruned_share" in heads for heads in seeds)
-        values[label] = [
-            float(len(seeds[0])),
-            np.array([float(heads["half_life_tokens"].median()) for heads in seeds]),
-            np.array([100 * float((heads["median_F"] < LOCAL_BELOW).mean()) for heads in seeds]),
-            np.array([100 * float((heads["median_F"] > GLOBAL_ABOVE).mean()) for heads in seeds]),
-            np.array([100 * float(heads["pruned_share"].mean()) for heads in seeds]) if prunable else None,
-        ]
-    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."
-    if all(cells[-1] is None for cells in values.values()):
-        columns, values = columns[:-1], {label: cells[:-1] for label, cells in values.items()}
+        distance, seq_len = (study.extra(KIND, own["run_id"].iloc[0], name) for name in ("distance", "seq_len"))
+        if distance and not values:
+            apart = f"{tokens(distance)} tokens"
+        lives = np.array([float(heads["half_life_tokens"].median()) for heads in seeds])
+        local = np.array([100 * float((heads["median_F"] < LOCAL_BELOW).mean()) for heads in seeds])
+        wide = np.array([100 * float((heads["median_F"] > GLOBAL_ABOVE).mean()) for heads in seeds])
+        values[label] = [float(len(seeds[0])), lives, local, wide]
+        if (seq_len or 0) >= SHORTEST_PRUNED and all("pruned_share" in heads for heads in seeds):
+            values[label].append(np.array([100 * float(heads["pruned_share"].mean()) for heads in seeds]))
+    columns = [
+        Column("heads", "heads", 0),
+        Column("median_half_life", "median half-life (tokens)", 1),
+        Column("local_heads", f"local heads (%): median F < {LOCAL_BELOW:g} at {apart}", 1),
+        Column("global_heads", f"global heads (%): median F > {GLOBAL_ABOVE:g} at {apart}", 1),
+        Column("pruned_share", "share of attention that can be pruned (%)", 1),
+    ][: max(map(len, values.values()))]
+    values = {label: [*cells, *[None] * (len(columns) - len(cells))] for label, cells in values.items()}
+    note = about(study)
+    if len(columns) < 5:
         note += f" Texts below {tokens(SHORTEST_PRUNED)} tokens have too few tiles of attention to say what pruning would skip."
     return over_seeds("Forget gates over all heads", columns, values, note)

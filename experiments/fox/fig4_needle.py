@@ -2,7 +2,6 @@
 axes the needle as a choice, which small models can make."""
 
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -11,7 +10,7 @@ from analysis.names import PAIRS, RECURRENT, missing_of, pairs_in, title
 from analysis.needles import CHOICE, COLUMNS, RECALL, SCORE, Needles, longest_inside, measures, needles, num_seeds, places
 from analysis.panels import colour_bar, needle_panel
 from analysis.study import Study
-from analysis.style import WIDTH, plt, publish, scale_note, tokens
+from analysis.style import WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, number
 from experiments.evaluations import needles_and_choices as evals  # noqa: F401
@@ -24,11 +23,22 @@ SHOWS = (
     "FoX is near perfect within the training context in both modes, the Transformers in easy mode; the recurrent models do "
     "poorly. FoX and Transformer (Pro) extrapolate partly beyond the training context, Transformer (LLaMA) does not."
 )
-
 PANELS_PER_ROW = 4
+CAPTIONS = {
+    SCORE: "Mean needle score, 1 (nothing found) to 10",
+    CHOICE: "Needles whose word is the likeliest of ten (%), 10 by guessing",
+    RECALL: "Mean needle recall in nats: log-probability of the answer with the needle minus without",
+}
+AT_FLOOR = "No model finds the needle anywhere (all scores are near the lowest), so there is no order."
+JUDGED_ON = {
+    SCORE: "score",
+    CHOICE: "choice of one word of ten (no score leaves the floor)",
+    RECALL: "recall (no score leaves the floor)",
+}
+PAPER_BEYOND = (19_600 / 16_384, 32_000 / 16_384)
 
 
-def draw(study: Study) -> list[Path]:
+def draw(study: Study) -> Files:
     """Write, where choices are stored, figures/STEM-choice.*, too; the CSV files hold the means of cells over samples and
     seeds."""
     found = measures(study)
@@ -37,7 +47,7 @@ def draw(study: Study) -> list[Path]:
     return [*(_publish(study, found[SCORE]) if SCORE in found else []), *_publish(study, found[CHOICE], "choice")]
 
 
-def _publish(study: Study, found: Needles, part: str = "") -> list[Path]:
+def _publish(study: Study, found: Needles, part: str = "") -> Files:
     measured = [name for name in (*COLUMNS.values(), "exact", "fuzzy") if name in found.rows]
     cells = found.rows.groupby(["label", "mode", "length", "depth"], as_index=False, sort=False)[measured].mean()
     counts = sorted(set(found.rows.groupby(["label", "mode"])["seed"].nunique()))
@@ -68,13 +78,6 @@ def _draw(study: Study, found: Needles) -> Figure:
     return figure
 
 
-CAPTIONS = {
-    SCORE: "Mean needle score, 1 (nothing found) to 10",
-    CHOICE: "Needles whose word is the likeliest of ten (%), 10 by guessing",
-    RECALL: "Mean needle recall in nats: log-probability of the answer with the needle minus without",
-}
-
-
 def summary(study: Study) -> Table:
     """Mean score, choice or recall per mode, inside the training context and beyond it, with 95% intervals."""
     found = needles(study)
@@ -88,19 +91,10 @@ def summary(study: Study) -> Table:
                 values[label].append(found.mean_of(own) if len(own) else None)
     samples = int(found.rows.groupby(["label", "run_id", "mode", "length", "depth"]).size().max())
     seeds = num_seeds(own for _, own in found.rows.groupby("label"))
-    note = f"{scale_note(study).capitalize()}. {samples} needle{'s' if samples > 1 else ''} per cell and seed. "
+    note = f"{about(study, corpus=False)} {samples} needle{'s' if samples > 1 else ''} per cell and seed. "
     note += f"In square brackets: 95% interval over needles{f' and {seeds} seeds.' if seeds > 1 else '; one seed.'}"
     note += " No model's score leaves the floor at this scale." if found.kind != SCORE else ""
     return over_seeds(CAPTIONS[found.kind], columns, values, note)
-
-
-AT_FLOOR = "No model finds the needle anywhere (all scores are near the lowest), so there is no order."
-JUDGED_ON = {
-    SCORE: "score",
-    CHOICE: "choice of one word of ten (no score leaves the floor)",
-    RECALL: "recall (no score leaves the floor)",
-}
-PAPER_BEYOND = (19_600 / 16_384, 32_000 / 16_384)
 
 
 def c22b(study: Study) -> Verdict:

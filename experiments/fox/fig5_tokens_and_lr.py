@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 from analysis.curves import LossCurve, compare, fewest_seeds, smoothing_window, stored_curves
 from analysis.names import DASHED, FOX_SHADES, LineStyle
@@ -10,7 +9,7 @@ from analysis.needles import RECALL, SCORE, Needles, needles, places
 from analysis.panels import band_note, colour_bar, legend_of, needle_panel, position_panel, smoothed, without_note, without_text
 from analysis.statistics import Estimate
 from analysis.study import Study
-from analysis.style import WIDTH, plt, publish, scale_note, tokens
+from analysis.style import WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide_any, in_words, number, with_interval
 from experiments import evaluations
@@ -24,7 +23,6 @@ SHOWS = (
     "other learning rates. Length extrapolation is fragile: more tokens can make it worse, depending on the learning rate, "
     "while the loss inside the training context improves. The paper does not say which settings it shows; these are ours."
 )
-
 SIZES = {("tiny",): (2e-3, 4e-3, 8e-3), TINIES: (4e-3, 8e-3), MINIS: (1e-3, 2e-3, 4e-3), PAPERS: (5e-4, 1e-3, 2e-3)}
 """Peak learning rates."""
 AXES = {"train_tokens": int, "peak_lr": float}
@@ -53,7 +51,7 @@ def stored_needles(study: Study) -> Needles | None:
     return needles(study) if study.evaluations(SCORE) or study.evaluations(RECALL) else None
 
 
-def draw(study: Study, mode: str = MODE) -> list[Path]:
+def draw(study: Study, mode: str = MODE) -> Files:
     """Write the heatmaps, of needles of one mode, only where they are stored."""
     curves, found, train_len = settings(study), stored_needles(study), study.train_len
     window = smoothing_window(train_len)
@@ -108,8 +106,7 @@ def summary(study: Study, mode: str = MODE) -> Table:
             for label, cells in values.items():
                 own = found.of(label=label, mode=mode, low=low, high=high)
                 cells.append(found.mean_of(own).effect if len(own) else None)
-    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."
-    return over_seeds("FoX (Pro) by training tokens and learning rate", columns, values, note)
+    return over_seeds("FoX (Pro) by training tokens and learning rate", columns, values, about(study))
 
 
 def inside_and_beyond(more: LossCurve, fewer: LossCurve) -> tuple[Estimate, Estimate | None]:

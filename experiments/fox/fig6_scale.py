@@ -1,7 +1,6 @@
 """Figure 6: FoX against the Transformer over model sizes, training tokens and training context lengths."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,7 +10,7 @@ from analysis.names import DASHED, FOX_SHADES, PAIRS, TRANSFORMER_SHADES, LineSt
 from analysis.panels import Drawn, band_note, binned, core_limits, draw_lines, smoothed
 from analysis.statistics import Estimate
 from analysis.study import Study, read_lines
-from analysis.style import WIDTH, plt, publish, scale_note, tokens, training_length_line
+from analysis.style import WIDTH, Files, about, plt, publish, tokens, training_length_line
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Status, Verdict, decide, number, undecided
 from experiments.evaluations import loss as evals  # noqa: F401
@@ -28,7 +27,6 @@ SHOWS = (
 )
 STEM = "fig6_scale"
 PAIR = ("fox_pro", "transformer_pro")
-
 SIZES = {
     TINIES: (("tiny-narrow", "tiny-short"), (64, 128, 256)),
     MINIS: (("mini-narrow", "mini"), (1024, 4096, 16384)),
@@ -84,7 +82,7 @@ def lead(fox: LossCurve, other: LossCurve) -> Estimate:
     return compare(*_quarter(fox, other))
 
 
-def draw(study: Study, beyond: bool = False) -> list[Path]:
+def draw(study: Study, beyond: bool = False) -> Files:
     """Draw a panel per thing varied; `beyond`: also positions beyond each training context, which a dashed line marks."""
     panels = panels_of(study)
     frames, windows = [], set()
@@ -173,7 +171,7 @@ def summary(study: Study) -> Table:
         Column("lead", "lead of FoX (nats)", 4, style="signed"),
         Column("lead_percent", "in perplexity (%)", 1, style="signed"),
     ]
-    note = f"{scale_note(study).capitalize()}. Last quarter of the training context; of a lead, the stored band of positions"
+    note = f"{about(study, corpus=False)} Last quarter of the training context; of a lead, the stored band of positions"
     note += " that it lies in where that is longer. In square brackets: 95% interval."
     return over_seeds("FoX against the Transformer by size, tokens and context", columns, values, note)
 

@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 from analysis.curves import LossCurve, difference, fewest_seeds, smoothing_window, stored_curves
 from analysis.names import DASHED, SHADES, LineStyle, style_of
 from analysis.panels import band_note, core_limits, legend_of, position_panel, smoothed
 from analysis.study import Study
-from analysis.style import WIDTH, plt, publish, scale_note, tokens
+from analysis.style import WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide, in_words, number, with_interval
 from experiments.evaluations import loss as evals  # noqa: F401
@@ -23,7 +22,6 @@ SHOWS = (
     "and one that is fixed per head (ALiBi). The data-dependent gate is best, the learned constant next, the fixed one worst, "
     "in both blocks."
 )
-
 SIZES = {TINIES: (4, 32, 256), MINIS: (64, 512, 4096), PAPERS: (256, 2048, 16384)}
 """T_max of the constant gates."""
 GATES = {"full": "data-dependent", "bias_only": "data-independent", "fixed": "fixed"}
@@ -32,6 +30,7 @@ AXES = {"gate": GATES, "longest": int | None}
 CONSTANT = ("bias_only", "fixed")
 """Kinds that have a T_max."""
 BLOCKS = {"fox_llama": "LLaMA", "fox_pro": "Pro"}
+Pairs = list[tuple[str, LossCurve, LossCurve]]
 
 
 class Gate(NamedTuple):
@@ -65,7 +64,7 @@ def gates(study: Study, model: str) -> dict[Gate, LossCurve]:
     return {gate: found[gate] for gate in sorted(found, key=lambda gate: (list(GATES).index(gate.kind), gate.longest or 0))}
 
 
-def draw(study: Study) -> list[Path]:
+def draw(study: Study) -> Files:
     """Draw a panel per block and other gate, each against the data-dependent one."""
     window, train_len = smoothing_window(study.train_len, of_paper=1001), study.train_len
     blocks = {model: found for model in BLOCKS if (found := gates(study, model))}
@@ -120,11 +119,7 @@ def summary(study: Study) -> Table:
         for gate, cells in values.items():
             loss = means.get(gate)
             cells += [loss, None if loss is None or base is None else loss - base.mean()]
-    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}."
-    return over_seeds("Forget-gate types", columns, values, note)
-
-
-Pairs = list[tuple[str, LossCurve, LossCurve]]
+    return over_seeds("Forget-gate types", columns, values, about(study))
 
 
 def _lower(study: Study, pairs: Pairs, absent: list[str], strict: bool = True) -> Verdict:

@@ -19,6 +19,7 @@ SHOWS = (
     "Zero-shot results of the LM evaluation harness. FoX (Pro) has the best average and both lowest perplexities; FoX is "
     "ahead of the Transformer of the same architecture, and Pro ahead of LLaMA, in nearly all columns."
 )
+WINS_NEEDED = 9
 
 
 def summary(study: Study) -> Table:
@@ -50,9 +51,6 @@ def c17(study: Study) -> Verdict:
         parts.append(f"{name} {value:.2f} (ahead of the next best by {number(closest, '')})")
     sentence = f"FoX (Pro) among {len(lines)} models: {'; '.join(parts)}."
     return decide(sentence, comparisons, min(line.seeds for line in lines.values()))
-
-
-WINS_NEEDED = 9
 
 
 def _wins(study: Study, pairs: tuple[tuple[str, str], ...]) -> Verdict:

@@ -13,7 +13,7 @@ from analysis.names import PAIRS, RECURRENT, missing_of, pairs_in, title
 from analysis.paper import paper_scores
 from analysis.statistics import Estimate, Term, contrast, stratified
 from analysis.study import Study
-from analysis.style import scale_note
+from analysis.style import about
 from analysis.tables import Cell, Column, Table, count_range, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable
 from experiments.evaluations import long_tasks as evals  # noqa: F401
@@ -25,7 +25,6 @@ SHOWS = (
     "Fourteen long-context tasks. FoX and the Transformer of the same architecture are on par, Pro is ahead of LLaMA, and the "
     "recurrent models are well behind except on the two code tasks."
 )
-
 KIND = "longbench"
 WHAT = "results of LongBench"
 TASKS = {
@@ -35,6 +34,8 @@ TASKS = {
 }  # fmt: skip
 CODE = ("lcc", "repobench_p")
 MEANS = {"mean12": tuple(task for task in TASKS if task not in CODE), "mean14": tuple(TASKS)}
+MARGIN = 2.0
+"""Ours: the paper says on par, and its means over 14 tasks lie within it."""
 
 
 def made_locally(study: Study) -> bool:
@@ -64,7 +65,7 @@ def summary(study: Study) -> Table:
     printed = {} if local else paper_scores(study.stem, "".join(study.scales))
     titles = {**TASKS, "mean12": "Avg without code", "mean14": "Avg"}
     columns = [Column(key, title, 2, "higher") for key, title in titles.items() if any(key in line for line in ours.values())]
-    note = f"{scale_note(study).capitalize()}. {count_range(rows.groupby(['task', 'run_id']).size(), 'examples')} per task."
+    note = f"{about(study, corpus=False)} {count_range(rows.groupby(['task', 'run_id']).size(), 'examples')} per task."
     if local:
         note += " The tasks are stand-ins in the same format, made from the held-out text; they are not the public benchmark."
     if any(meta["spec"].get("original_cut") for meta in study.metas(KIND)):
@@ -73,10 +74,6 @@ def summary(study: Study) -> Table:
     theirs = {label: with_means(printed[models[label]]) for label in ours if models[label] in printed}
     paper = {label: [line.get(column.key) for column in columns] for label, line in theirs.items()}
     return over_seeds("LongBench, scores from 0 to 100", columns, values, note, paper)
-
-
-MARGIN = 2.0
-"""Ours: the paper says on par, and its means over 14 tasks lie within it."""
 
 
 def mean_terms(study: Study, tasks: tuple[str, ...]) -> dict[str, Term]:

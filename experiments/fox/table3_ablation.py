@@ -9,7 +9,7 @@ import numpy as np
 from analysis.curves import LossCurve, difference, fewest_seeds, loss_curves
 from analysis.paper import paper_scores, read
 from analysis.study import Study
-from analysis.style import scale_note, tokens
+from analysis.style import about, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import PERPLEXITY, Claim, Comparison, Verdict, decide, number
 from experiments.evaluations import loss as evals  # noqa: F401
@@ -41,17 +41,9 @@ ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("FoX (Pro) - forget gate + RoPE", "fox_pro", dict(forget_gate="none", use_rope=True)),
     ("FoX (Pro) - forget gate", "fox_pro", dict(forget_gate="none")),
 )
-
 AXES = dict.fromkeys(("use_rope", *QK, *GATE, *NORM, "use_k_shift", "use_v_shift"), bool | None) | {
     "forget_gate": ("none", None)
 }
-
-
-def runs(scale, seeds):
-    for label, model, changes in ROWS:
-        yield from recipes(for_ablations(scale), model, seeds, axes=changes, label=label, model=changes)
-
-
 PRINTED = read("table3_ablation_360m.csv")
 """The paper's table, whose order of lines is ours."""
 PARTS = {
@@ -59,6 +51,20 @@ PARTS = {
     "output norm": ("use_output_norm",), "KV-shift": ("use_k_shift", "use_v_shift"),
 }  # fmt: skip
 """Columns of check marks, and the fields of a model's spec that say whether it has the part."""
+PRO, LLAMA, TRANSFORMER = "FoX (Pro)", "FoX (LLaMA)", "Transformer (LLaMA)"
+LLAMA_ROPE, TRANSFORMER_PRO = f"{LLAMA} + RoPE", f"{PRO} - forget gate + RoPE"
+NEITHER = f"{PRO} - forget gate"
+CHAIN = [label for label, *_ in ROWS[3:8]]
+"""From FoX (LLaMA) to FoX (Pro), part by part."""
+LEFT_OUT = _, WITHOUT_GATE, WITHOUT_NORM, _ = [label for label, *_ in ROWS[8:12]]
+Asked = tuple[str, str, str, float]
+CEILINGS = {(LLAMA, ">=", LLAMA_ROPE), (TRANSFORMER_PRO, "<=", PRO)}
+"""RoPE that does not even help FoX, and a gate that is worth more than the paper says, are more of what is claimed."""
+
+
+def runs(scale, seeds):
+    for label, model, changes in ROWS:
+        yield from recipes(for_ablations(scale), model, seeds, axes=changes, label=label, model=changes)
 
 
 def ablations(study: Study) -> dict[str, LossCurve]:
@@ -92,7 +98,7 @@ def summary(study: Study) -> Table:
         over = None if base is None else 100 * np.expm1(logs_S[label] - base)
         paper = 100 * (PRINTED[label]["ppl"] / PRINTED["FoX (Pro)"]["ppl"] - 1) if label in PRINTED else None
         values[label] = [*parts_of(study.spec(curve.run_ids[0])["model"]), np.exp(logs_S[label]), over, paper]
-    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. {_agreement(logs_S)}"
+    note = f"{about(study)} {_agreement(logs_S)}"
     printed, nothing = paper_scores("table3_ablation", "".join(study.scales)), [None] * len(PARTS)
     beside = {label: [*nothing, printed[label]["ppl"], None, None] for label in values if label in printed}
     return over_seeds("Ablations", columns, values, note.strip(), beside)
@@ -106,17 +112,6 @@ def _agreement(logs_S: dict[str, np.ndarray]) -> str:
         return ""
     same, tau = sum(sign > 0 for sign in signs), f"Kendall's \N{GREEK SMALL LETTER TAU} {np.mean(signs):.2f}"
     return f"Of {len(signs)} pairs of lines {same} are in the paper's order ({tau})."
-
-
-PRO, LLAMA, TRANSFORMER = "FoX (Pro)", "FoX (LLaMA)", "Transformer (LLaMA)"
-LLAMA_ROPE, TRANSFORMER_PRO = f"{LLAMA} + RoPE", f"{PRO} - forget gate + RoPE"
-NEITHER = f"{PRO} - forget gate"
-CHAIN = [label for label, *_ in ROWS[3:8]]
-"""From FoX (LLaMA) to FoX (Pro), part by part."""
-LEFT_OUT = _, WITHOUT_GATE, WITHOUT_NORM, _ = [label for label, *_ in ROWS[8:12]]
-Asked = tuple[str, str, str, float]
-CEILINGS = {(LLAMA, ">=", LLAMA_ROPE), (TRANSFORMER_PRO, "<=", PRO)}
-"""RoPE that does not even help FoX, and a gate that is worth more than the paper says, are more of what is claimed."""
 
 
 def claim(name: str, sentence: str, *inequalities: Asked) -> Claim:

@@ -2,7 +2,7 @@
 
 from analysis.names import rank
 from analysis.study import Study
-from analysis.style import scale_note, tokens
+from analysis.style import about, tokens
 from analysis.tables import Column, Table
 from eval.parameters.spec import counted
 from experiments.evaluations import parts as evals  # noqa: F401
@@ -14,7 +14,6 @@ SHOWS = (
     "Layers, widths, heads, peak learning rate and training tokens of every model. In the paper 760M has 24 blocks of width "
     "1536, 360M 24 of 1024, 125M 12 of 768; heads of 64 for FoX and, at 760M, of 128 for the Transformer."
 )
-
 COLUMNS = [
     Column("params_millions", "Params (M)", 3),
     Column("num_layers", "layers", 0),
@@ -47,7 +46,7 @@ def summary(study: Study) -> Table:
             train["warmup_tokens"] / 1e6,
         ]
     note = (
-        f"{scale_note(study).capitalize()}. Parameters without the input embedding; training length {tokens(study.train_len)}; "
+        f"{about(study, corpus=False)} Parameters without the input embedding; training length {tokens(study.train_len)}; "
         "AdamW (0.9, 0.95), weight decay 0.1, gradients clipped at 1, cosine to 0."
     )
     return Table("Models and their training", COLUMNS, rows, note)

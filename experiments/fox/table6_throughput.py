@@ -11,7 +11,7 @@ from analysis.paper import paper_scores
 from analysis.paper import read as read_paper
 from analysis.statistics import TWENTY_TO_EIGHTY, Estimate
 from analysis.study import Study
-from analysis.style import scale_note, tokens
+from analysis.style import about, tokens
 from analysis.tables import Column, Table
 from analysis.throughput import measured
 from analysis.verdict import RATIO, Claim, Comparison, Verdict, by_construction, decide
@@ -26,10 +26,13 @@ SHOWS = (
     "recurrent models are fastest; among the softmax models only Transformer (LLaMA) used a tuned kernel, so throughputs "
     "are comparable only as ratios between models with the same kernel."
 )
-
 BASE = "transformer_llama"
 PRINTED = read_paper("table6_throughput_760m.csv")
 Line = dict[str, Any]  # by column
+ORDER = (
+    ("delta_net", "hgrn2"), ("hgrn2", "mamba2"), ("mamba2", "transformer_llama"), ("transformer_llama", "fox_llama"),
+    ("transformer_llama", "transformer_pro"), ("fox_llama", "fox_pro"), ("transformer_pro", "fox_pro"),
+)  # fmt: skip
 
 
 def summary(study: Study) -> Table:
@@ -55,7 +58,7 @@ def summary(study: Study) -> Table:
     theirs = {label: printed[line["model"]] for label, line in lines.items() if line["model"] in printed}
     paper = {label: [line.get(column.key) for column in kept] for label, line in theirs.items()}
     note = (
-        f"{scale_note(study).capitalize()}. Measured on {rows['machine'].iloc[0]}, context {tokens(rows['seq_len'].iloc[0])}, "
+        f"{about(study, corpus=False)} Measured on {rows['machine'].iloc[0]}, context {tokens(rows['seq_len'].iloc[0])}, "
         "with fresh weights; in square brackets the range of the repetitions. Relative speeds are those of steps that "
         "alternated with Transformer (LLaMA)'s in one process; those whose ranges overlap are not ranked. Speeds depend on the "
         "GPU and its kernels: only ratios between models can be set beside the paper's (760M, context 16k, four L40S). Counts "
@@ -128,12 +131,6 @@ def speed_ratio(one: pd.Series, other: pd.Series) -> Estimate:
     overlapping ranges are not ranked."""
     spreads = [math.log(row["relative_high"] / row["relative_low"]) / TWENTY_TO_EIGHTY for row in (one, other)]
     return Estimate(math.log(one["relative"] / other["relative"]), math.hypot(*spreads))
-
-
-ORDER = (
-    ("delta_net", "hgrn2"), ("hgrn2", "mamba2"), ("mamba2", "transformer_llama"), ("transformer_llama", "fox_llama"),
-    ("transformer_llama", "transformer_pro"), ("fox_llama", "fox_pro"), ("transformer_pro", "fox_pro"),
-)  # fmt: skip
 
 
 def _faster(rows: dict[str, pd.Series], one: str, other: str, bound: float = 0.0, strict: bool = True) -> Comparison:

@@ -20,7 +20,6 @@ SHOWS = (
     "schedule open: here a byte-level BPE of 32,000 and otherwise the 360M setting; documents are packed behind BOS, and "
     "attention and states go on over it."
 )
-
 SIZES = {TINIES: "tiny-packed", MINIS: "mini-packed", PAPERS: "340m-slimpajama"}
 
 

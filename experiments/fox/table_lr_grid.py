@@ -9,7 +9,7 @@ from analysis.curves import LossCurve, difference, fewest_seeds, loss_curves
 from analysis.names import FAMILIES, PAIRS, SEVEN, ordered, title
 from analysis.paper import read
 from analysis.study import Study
-from analysis.style import scale_note, tokens
+from analysis.style import about, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide, in_words
 from experiments import evaluations
@@ -23,7 +23,6 @@ SHOWS = (
     "for FoX (LLaMA), Transformer (Pro) and DeltaNet, 5e-4 for Transformer (LLaMA) at its main setting, and 2e-3 for all at "
     "360M and 125M."
 )
-
 SIZES: dict[tuple[str, ...], tuple[tuple[float, ...], dict[str, tuple[float, ...]]]] = {
     TINIES: ((4e-3, 8e-3), {}),
     MINIS: ((1e-3, 2e-3, 4e-3), {"fox_llama": (5e-4,), "mamba2": (8e-3,), "delta_net": (8e-3,)}),
@@ -31,6 +30,11 @@ SIZES: dict[tuple[str, ...], tuple[tuple[float, ...], dict[str, tuple[float, ...
 }
 """Rates that every model is tried at, and further ones of models that were best at the edge of these."""
 AXES = {"peak_lr": float}
+Rates = dict[str, dict[float, LossCurve]]
+"""Held-out losses by model and learning rate."""
+SPIKE, UNSTABLE = 4, 0.01
+"""A step whose gradient norm is so many times the median is a spike. Trainings that went well had spikes in 0 to 0.7% of their
+steps (at mini, three seeds of seven models); more than 1% are called unstable."""
 
 
 def rates_of(scale: Scale, model: str) -> list[float]:
@@ -50,10 +54,6 @@ def runs(scale, seeds):
 def evals(scale):
     """Losses, and the trainings' curves: high rates may be worse because they are unstable."""
     return evaluations.loss(scale) + evaluations.curve(scale)
-
-
-Rates = dict[str, dict[float, LossCurve]]
-"""Held-out losses by model and learning rate."""
 
 
 def grid(study: Study) -> tuple[pd.DataFrame, str]:
@@ -92,7 +92,7 @@ def summary(study: Study) -> Table:
     tried = {model: {rate: found[model, rate].mean() for rate in rates if (model, rate) in found} for model in models}
     best = {model: min(values, key=lambda rate: values[rate]) for model, values in tried.items()}
     edges = [title(m) for m in models if len(tried[m]) > 2 and best[m] in (min(tried[m]), max(tried[m]))]
-    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Best of each model bold."
+    note = f"{about(study)} Best of each model bold."
     chosen = [f"{title(model)} {line['peak_lr']:g}" for model, line in read("table5_peak_lr.csv").items() if model in models]
     note += f" The paper's choice at 760M and 48B tokens: {', '.join(chosen)}." if chosen else ""
     note += f" Best at the edge of what was tried: {', '.join(edges)}." if edges else ""
@@ -122,11 +122,6 @@ def c31(study: Study) -> Verdict:
         comparisons.append(Comparison(name, difference(chosen, lower), **how))
     sentence = f"Best rates: {'; '.join(parts)}. Head sizes, of which the claim speaks too, are not varied here."
     return decide(sentence, comparisons, fewest_seeds(curve for rates in curves.values() for curve in rates.values()), absent)
-
-
-SPIKE, UNSTABLE = 4, 0.01
-"""A step whose gradient norm is so many times the median is a spike. Trainings that went well had spikes in 0 to 0.7% of their
-steps (at mini, three seeds of seven models); more than 1% are called unstable."""
 
 
 def rates_tried(study: Study) -> str:

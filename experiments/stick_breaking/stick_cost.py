@@ -3,7 +3,6 @@
 import math
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -12,7 +11,7 @@ from analysis.names import rank, style_of, title
 from analysis.paper import read as read_paper
 from analysis.statistics import TWENTY_TO_EIGHTY, Estimate
 from analysis.study import Study
-from analysis.style import WIDTH, plt, publish, scale_note, tokens
+from analysis.style import WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Column, Table
 from analysis.throughput import measured
 from analysis.verdict import RATIO, Claim, Comparison, Verdict, decide, not_measured
@@ -27,17 +26,16 @@ SHOWS = (
     "softmax with rotary embedding. Right: a training step at this scale. The paper's kernel is reported 1.2 to 1.3 times as "
     "slow as FlashAttention with RoPE."
 )
-
-
-def runs(scale, seeds):
-    return recipes(scale, ("stick_breaking", "transformer_llama", "fox_llama"), seeds[:1])
-
-
 KIND = "stick_breaking"
 STICK, SOFTMAX = "stick_breaking", "transformer_llama"
 BASELINE, FLASH = "softmax cuDNN + RoPE", "softmax flash-2 + RoPE"
 PROVIDERS = {FLASH: "#C4C4C4", "ours": style_of(STICK).colour, "fla": "#999933"}
 SHAPE = ["seq_len", "batch", "num_heads", "head_dim"]
+S5_FACTOR = 1.4
+
+
+def runs(scale, seeds):
+    return recipes(scale, ("stick_breaking", "transformer_llama", "fox_llama"), seeds[:1])
 
 
 def kernel_times(study: Study) -> pd.DataFrame:
@@ -63,7 +61,7 @@ def beside_flash(study: Study) -> pd.DataFrame:
     return ours.assign(ratio=ours["relative"] / ours["relative_flash"])
 
 
-def draw(study: Study) -> list[Path]:
+def draw(study: Study) -> Files:
     steps, kernels = measured(study, STICK), kernel_times(study)
     if kernels.empty:
         figure, right = plt.subplots(figsize=(WIDTH / 2, 2.7))
@@ -120,12 +118,9 @@ def summary(study: Study) -> Table:
     for (gpu, length, batch, heads, dim), own in rows.groupby(["gpu", *SHAPE]):
         times = own.set_index(["provider", "logits"])["relative"].to_dict()
         values[f"{gpu}, B{batch} T{length} H{heads} D{dim}"] = [None, *(times.get(each) for each in shown)]
-    note = f"{scale_note(study).capitalize()}. Training on {steps['machine'].iloc[0]}. Time of forward and backward as a"
+    note = f"{about(study, corpus=False)} Training on {steps['machine'].iloc[0]}. Time of forward and backward as a"
     note += f" multiple of softmax with rotary embedding by cuDNN{' in the same run.' if len(rows) else ': not measured.'}"
     return Table("Cost of stick-breaking attention", columns, values, note)
-
-
-S5_FACTOR = 1.4
 
 
 def s5(study: Study) -> Verdict:

@@ -1,7 +1,6 @@
 """Stick-breaking's length extrapolation: trained at one context length, evaluated to sixteen times as much."""
 
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,7 @@ from analysis.panels import Drawn, band_note, binned, core_limits, cut_note, dou
 from analysis.paper import read
 from analysis.statistics import Estimate
 from analysis.study import Study
-from analysis.style import WIDTH, plt, publish, scale_note, tokens, training_length_line
+from analysis.style import WIDTH, Files, about, plt, publish, tokens, training_length_line
 from analysis.tables import Column, Table, over_seeds
 from analysis.verdict import (
     PERPLEXITY,
@@ -38,9 +37,15 @@ SHOWS = (
     "LLaMA block. The paper trains 350M parameters at 2,048 tokens: stick-breaking's perplexity falls up to 16,384, that of "
     "softmax with RoPE does not. Losses are means over quarters of a doubling; right: fresh models, mean over heads."
 )
-
 SIZES = {TINIES: "tiny-extrapolation", MINIS: "mini-extrapolation", PAPERS: "360m-extrapolation"}
 """Scales whose evaluations reach to sixteen times the training length."""
+DISTANCES = 12
+"""Distances of keys whose weights are drawn, and judged."""
+STICK, SOFTMAX = "stick_breaking", "transformer_llama"
+S4_TOLERANCE = 0.05
+"""Ours: 5% of perplexity, where no sign of position at all costs the LLaMA block a factor of two and more (C11)."""
+S6_TOLERANCE = 0.01
+"""Ours: rounding of the weights, in fp32."""
 
 
 def far(scale: Scale) -> Scale:
@@ -58,11 +63,7 @@ def runs(scale, seeds):
     return recipes(at, ("stick_breaking", "transformer_llama", "fox_llama", "alibi"), seeds)
 
 
-DISTANCES = 12
-"""Distances of keys whose weights are drawn, and judged."""
-
-
-def draw(study: Study) -> list[Path]:
+def draw(study: Study) -> Files:
     found, train_len = in_order(study), study.train_len
     curves, styles = list(found.values()), [style_of(model) for model in found]
     losses = [binned(curve, style, train_len / 8, curve.length) for curve, style in zip(curves, styles, strict=True)]
@@ -126,15 +127,8 @@ def summary(study: Study) -> Table:
         model: [*(np.exp(curve.log_p(length)) for length in lengths), curve.losses_SN[:, longest * 7 // 8 :].mean(axis=1)]
         for model, curve in found.items()
     }
-    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Training length {tokens(train_len)}."
+    note = f"{about(study)} Training length {tokens(train_len)}."
     return over_seeds("Perplexity beyond the training length", columns, values, note)
-
-
-STICK, SOFTMAX = "stick_breaking", "transformer_llama"
-S4_TOLERANCE = 0.05
-"""Ours: 5% of perplexity, where no sign of position at all costs the LLaMA block a factor of two and more (C11)."""
-S6_TOLERANCE = 0.01
-"""Ours: rounding of the weights, in fp32."""
 
 
 def s1(study: Study) -> Verdict:

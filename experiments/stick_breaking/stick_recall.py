@@ -1,7 +1,6 @@
 """Repeated associative recall: a synthetic task on which the last of several values of a key is asked for."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -11,7 +10,7 @@ from analysis.panels import Drawn, band_note, doublings_axis, draw_lines, legend
 from analysis.recall import answered
 from analysis.statistics import Term, contrast
 from analysis.study import Study
-from analysis.style import WIDTH, plt, publish, scale_note
+from analysis.style import WIDTH, Files, about, plt, publish
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Status, Verdict, decide, undecided
 from data.recall import RecallTask
@@ -25,6 +24,11 @@ SHOWS = (
     "Models of two layers are trained to answer with the value that a key was given last; keys are assigned repeatedly. "
     "Stick-breaking, which takes the nearest match first, is better at it than softmax with RoPE."
 )
+AXES = {"num_keys": int}
+ANSWERS = {"correct": "answered correctly", "stale": "answered with an earlier value"}
+STICK, SOFTMAX = "stick_breaking", "transformer_llama"
+LEARNED = 50.0
+"""Ours, in percent: to name the most frequent value of a sequence answers 3% with many keys, a quarter in the shortest."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,6 @@ class Grid:
 
 
 SIZES = {TINIES: Grid((4, 8), 2, 4, 16, hidden_size=64, batch_size=32, num_steps=400, peak_lr=4e-3), (*MINIS, *PAPERS): Grid()}
-AXES = {"num_keys": int}
 
 
 def runs(scale, seeds):
@@ -72,10 +75,7 @@ def runs(scale, seeds):
             yield from recipes(scale, name, seeds, axes=dict(num_keys=num_keys), label=f"{num_keys} keys", **how)
 
 
-ANSWERS = {"correct": "answered correctly", "stale": "answered with an earlier value"}
-
-
-def draw(study: Study) -> list[Path]:
+def draw(study: Study) -> Files:
     rows, frames = answered(study), []
     sizes, styles = sorted(rows["num_keys"].unique()), {model: style_of(model) for model in ordered(rows["model"])}
     figure, panels = plt.subplots(1, 2, figsize=(WIDTH, 2.7), sharex=True)
@@ -111,12 +111,7 @@ def summary(study: Study) -> Table:
         own = rows[rows["model"] == model].groupby(["num_keys", "seed"])[list(ANSWERS)].mean() * 100
         cells = {f"{what}_{size}": of_size[what].to_numpy() for size, of_size in own.groupby("num_keys") for what in ANSWERS}
         values[model] = [cells.get(column.key) for column in columns]
-    return over_seeds("Repeated associative recall", columns, values, f"{scale_note(study).capitalize()}.")
-
-
-STICK, SOFTMAX = "stick_breaking", "transformer_llama"
-LEARNED = 50.0
-"""Ours, in percent: to name the most frequent value of a sequence answers 3% with many keys, a quarter in the shortest."""
+    return over_seeds("Repeated associative recall", columns, values, about(study, corpus=False))
 
 
 def s7(study: Study) -> Verdict:

@@ -4,7 +4,7 @@ import numpy as np
 
 from analysis.curves import LossCurve, difference, fewest_seeds, loss_curves, stored_curves
 from analysis.study import Study
-from analysis.style import scale_note, tokens
+from analysis.style import about, tokens
 from analysis.tables import Column, Table, over_seeds
 from analysis.verdict import PERPLEXITY, Claim, Comparison, Verdict, decide, number
 from experiments.evaluations import loss as evals  # noqa: F401
@@ -14,7 +14,6 @@ from experiments.stick_breaking.stick_extrapolation import far
 TITLE = "Remainder term of stick-breaking attention"
 PAPER = "Stick-breaking: remainder"
 SHOWS = "Stick-breaking without and with the remainder r times the token's own value; the released models go without it."
-
 AXES = {"stick_remainder": bool | None}
 WITH = "with remainder"
 
@@ -39,7 +38,7 @@ def summary(study: Study) -> Table:
     lengths = sorted({train_len, curves[0].length})
     columns = [Column(f"ppl_{length}", f"P({tokens(length)})", 3, "lower") for length in lengths]
     values = {curve.label: [np.exp(curve.log_p(length)) for length in lengths] for curve in curves}
-    note = f"{scale_note(study).capitalize()}. Corpus: {study.corpora}. Training length {tokens(train_len)}."
+    note = f"{about(study)} Training length {tokens(train_len)}."
     return over_seeds("Remainder term of stick-breaking attention", columns, values, note)
 
 
