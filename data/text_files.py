@@ -87,9 +87,12 @@ class TextSource:
 def read_documents(path: Path, blocks: Iterable[bytes] | None = None) -> Iterator[str]:
     """Yield the documents of one file (of the `blocks` of its decompressed content, where they are read already). ValueError
     names the file, and the line of a .jsonl, where it cannot be read."""
-    reader = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}[_suffixes(path)[0]]
+    blocks, form = _blocks(path) if blocks is None else blocks, _suffixes(path)[0]
     try:
-        yield from reader(path, _blocks(path) if blocks is None else blocks)
+        if form == ".txt":
+            yield b"".join(blocks).decode("utf-8-sig")
+        else:
+            yield from (_read_jsonl if form == ".jsonl" else _read_parquet)(path, blocks)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text (byte {error.start}): convert it, or leave it out") from None
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
@@ -129,10 +132,6 @@ def _blocks(path: Path) -> Iterator[bytes]:
     with file:
         while block := file.read(_BLOCK_BYTES):
             yield block
-
-
-def _read_txt(path: Path, blocks: Iterable[bytes]) -> Iterator[str]:
-    yield b"".join(blocks).decode("utf-8-sig")
 
 
 def _lines(blocks: Iterable[bytes]) -> Iterator[bytes]:

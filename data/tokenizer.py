@@ -139,9 +139,8 @@ class Tokenizer:
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train a byte-level BPE of `vocab_size` ids, the last of them BOS; a function of the texts and their order alone."""
     backend = _backend({}, [])
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - 1, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False)
     backend.train_from_iterator((piece for text in texts for piece in _pieces(_valid(text))), trainer)
     model = json.loads(backend.to_str())["model"]
     # A small corpus may give fewer merges than asked for; the ids between them and BOS then stay unused.
@@ -194,11 +193,13 @@ def _find_gpt2(folder: Path | None) -> tuple[Path, Path]:
             HfApi().model_info(GPT2_HUB_NAME, timeout=10)  # fails at once without a network, where downloads retry for minutes
             found = [hf_hub_download(GPT2_HUB_NAME, name) for name in names]
         except Exception as error:  # the hub client raises its own, its HTTP library's and the operating system's
-            raise ValueError(
-                f"GPT-2's vocabulary is neither in the local cache nor to be had from {GPT2_HUB_NAME} "
-                f"({type(error).__name__}): name a folder with vocab.json and merges.txt, as in --tokenizer gpt2-json:FOLDER, "
-                "or choose bpe-1024 or bytes"
-            ) from None
+            what = (
+                f"GPT-2's vocabulary is neither in the local cache nor to be had from {GPT2_HUB_NAME} ({type(error).__name__})"
+            )
+            remedy = (
+                "name a folder with vocab.json and merges.txt, as in --tokenizer gpt2-json:FOLDER, or choose bpe-1024 or bytes"
+            )
+            raise ValueError(f"{what}: {remedy}") from None
     return Path(found[0]), Path(found[1])
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
 import pandas as pd
 import torch
 
@@ -64,12 +63,10 @@ def items(texts: Sequence[str], spec: Spec) -> list[Item]:
     common = {word for word, _ in counts.most_common(spec.common)}
     found = [item for document, text in enumerate(texts) for item in _candidates(document, text, common, spec)]
     if not found:
-        raise ValueError(
-            f"no word in {len(texts)} held-out documents has stood {spec.near} to {spec.words} words before: ask for longer "
-            "passages, words that are more common, or words --anywhere"
-        )
-    chosen = np.arange(min(spec.num_items, len(found))) * len(found) // min(spec.num_items, len(found))
-    return [found[place] for place in chosen]
+        what = f"no word in {len(texts)} held-out documents has stood {spec.near} to {spec.words} words before"
+        raise ValueError(f"{what}: ask for longer passages, words that are more common, or words --anywhere")
+    count = min(spec.num_items, len(found))
+    return [found[place * len(found) // count] for place in range(count)]
 
 
 def _candidates(document: int, text: str, common: set[str], spec: Spec) -> Iterator[Item]:

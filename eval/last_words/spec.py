@@ -60,8 +60,8 @@ class Spec(HeldoutSpec):
         return self.num_items * float(sum(length * model.flops_per_token(length) for length in lengths))
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
-        lines = []
-        for name, end in (("the passage", ""), (f"its last {self.near} words", "_near")):
-            perplexity = np.exp(-rows[f"logp{end}"].mean())
-            lines.append(f"  given {name}: {rows[f'right{end}'].mean():.1f}% right, perplexity {perplexity:.2f} (1 is perfect)")
-        return lines
+        mean = rows.mean()
+        return [
+            f"  given {name}: {mean[f'right{end}']:.1f}% right, perplexity {np.exp(-mean[f'logp{end}']):.2f} (1 is perfect)"
+            for name, end in (("the passage", ""), (f"its last {self.near} words", "_near"))
+        ]

@@ -85,7 +85,7 @@ class Spec(EvalSpec):
         return replace(self, include=include, scores_bos=self.add_bos, precision=self.precision or setting.precision)
 
     def folder(self, sources: UserData) -> Path | None:
-        """Return the folder of task files that the spec names; None: the harness's own."""
+        """Return the folder of task files; None: the harness's own."""
         return None if self.include == "harness" else checked("include", self.include, sources.include_path, "--include-path")
 
     def fetch(self, sources: UserData) -> None:
@@ -98,10 +98,9 @@ class Spec(EvalSpec):
         check_stand_ins(self.include, counts)
 
     def flops(self, model: ModelSpec) -> float:
-        tokens = 0
-        for task in self.tasks:
-            known = TABLE.get(task, {"examples": 1000, "tokens": 200})
-            there = EXAMPLES if fingerprint_in(self.include) is not None else int(known["examples"])
+        tokens, made = 0, EXAMPLES if fingerprint_in(self.include) is not None else None
+        for known in (TABLE.get(task, {"examples": 1000, "tokens": 200}) for task in self.tasks):
+            there = made or int(known["examples"])
             tokens += min(there, self.limit or there) * int(known["tokens"])
         return tokens * model.flops_per_token(min(self.max_length, 512))
 
@@ -118,15 +117,14 @@ def check_names(names: tuple[str, ...], folder: Path | None) -> None:
     if folder is not None:
         texts = [path.read_text(encoding="utf-8") for path in folder.rglob("*.yaml")]
         there = {name for text in texts for name in re.findall(r"^(?:task|group|tag): *[\"']?([\w.-]+)", text, re.MULTILINE)}
-        if not there:
-            raise ValueError(f"--include-path {folder} holds no lm-eval task file (*.yaml with `task:`)")
-        if missing := sorted(set(names) - there):
-            raise ValueError(f"--include-path {folder} has no task file for {', '.join(missing)}")
+        if missing := ", ".join(sorted(set(names) - there)):
+            what = f"has no task file for {missing}" if there else "holds no lm-eval task file (*.yaml with `task:`)"
+            raise ValueError(f"--include-path {folder} {what}")
     elif unusual := set(names) - set(TASKS):  # only then: reading the harness's thousands of files takes seconds
         from eval.lm_eval import task_files
 
         if unknown := ", ".join(sorted(unusual - set(task_files.harness_tasks().task_index))):
+            version = task_files.HARNESS_VERSION
             raise ValueError(
-                f"task {unknown} is not known to lm-eval {task_files.HARNESS_VERSION}; a local task file goes in with "
-                "--include-path"
+                f"task {unknown} is not known to lm-eval {version}: give a task file of your own with --include-path"
             )

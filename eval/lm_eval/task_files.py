@@ -21,9 +21,9 @@ from eval.shell.stand_ins import VERSION, StandIns
 HARNESS_VERSION = importlib.metadata.version("lm_eval")
 
 
-def harness_file(name: str) -> Path:
-    """Return the harness's own file of one of the paper's tasks."""
-    return Path(lm_eval.tasks.__file__).parent / TABLE[name]["file"]
+def harness_file(name: str) -> str:
+    """Return the path of the harness's own file of one of the paper's tasks."""
+    return str(Path(lm_eval.tasks.__file__).parent / TABLE[name]["file"])
 
 
 @functools.cache
@@ -38,14 +38,12 @@ def load_tasks(names: Sequence[str], folder: Path | None) -> Any:
     own = folder is None and set(names) <= set(TASKS)
     manager = harness_tasks() if folder is None and not own else TaskManager(include_path=folder, include_defaults=False)
     try:
-        loaded = manager.load([str(harness_file(name)) if own else name for name in names])
+        loaded = manager.load([harness_file(name) if own else name for name in names])
     except ValueError:
         raise
     except Exception as error:  # datasets and the hub client raise many types when data cannot be had
-        raise ValueError(
-            f"the data of {', '.join(names)} are neither local nor to be had: {first_line(error)}\n"
-            "On a machine without internet name local task files with --include-path, or fill the cache first."
-        ) from error
+        what = f"the data of {', '.join(names)} are neither local nor to be had: {first_line(error)}"
+        raise ValueError(f"{what}\nName local task files with --include-path, or fill the cache first, online.") from error
     for task in loaded["tasks"].values():
         task.set_config(key="num_fewshot", value=0)
         task.set_fewshot_seed(seed=0)
@@ -66,10 +64,9 @@ def write_stand_ins(stand_ins: StandIns, names: tuple[str, ...], folder: Path) -
     for name in names:
         split = TABLE[name]["split"]
         lines = [
-            f"include: {json.dumps(str(harness_file(name)))}",
+            f"include: {json.dumps(harness_file(name))}",
             "dataset_name: null",
-            "training_split: null",
-            *(f"{each}_split: {each if each == split else 'null'}" for each in ("validation", "test")),
+            *(f"{each}_split: {each if each == split else 'null'}" for each in ("training", "validation", "test")),
             "should_decontaminate: false",
             f"metadata:\n  version: local-{VERSION}",
         ]

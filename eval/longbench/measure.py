@@ -80,12 +80,9 @@ def first_line(prediction: str) -> str:
 
 
 def score(task: Task, prediction: str, example: Example) -> float:
-    """Return the best score over the references, 0 to 100. `prediction` is scored as it is (cut it before).
-
-    The harness's functions, but for three departures of its own: it strips predictions, which the benchmark does not; its code
-    metric passes over lines of blanks, which the benchmark takes as the prediction; its ROUGE gives 0 for long sentences, where
-    the recursion of the package behind it fails.
-    """
+    """Return the best score over the references, 0 to 100, by the harness's functions but for three departures of its own: it
+    strips predictions, which the benchmark does not; its code metric passes over lines of blanks, which the benchmark takes as
+    the prediction; its ROUGE gives 0 for long sentences, where the recursion of the package behind it fails."""
     metrics = _metrics()
     function = {
         "qa_f1": metrics.qa_f1_score,
@@ -122,7 +119,8 @@ def load_examples(names: Sequence[str], spec: Spec, context: Context) -> dict[st
             found = {name: _parsed(file.read(f"data/{hub_name(name)}.jsonl"), f"{archive}/{name}") for name in names}
     else:
         folder = checked("dataset", spec.dataset, context.sources.longbench, "--longbench")
-        found = {name: _parsed(task_file(folder, name).read_bytes(), str(task_file(folder, name))) for name in names}
+        paths = {name: task_file(folder, name) for name in names}
+        found = {name: _parsed(path.read_bytes(), str(path)) for name, path in paths.items()}
     return {name: examples[: spec.max_examples] for name, examples in found.items()}
 
 
@@ -145,10 +143,9 @@ def prompt_ids(task: Task, example: Example, codec: TextCodec, max_tokens: int) 
 
     text = apply_template(task.template, {**example, "question": example["input"]})
     ids = [codec.bos_id, *codec.encode(text)]
-    if len(ids) <= max_tokens:
-        return ids
     half = max_tokens // 2
-    return [codec.bos_id, *codec.encode(codec.decode(ids[:half]) + codec.decode(ids[-half:]))]
+    cut = len(ids) > max_tokens
+    return [codec.bos_id, *codec.encode(codec.decode(ids[:half]) + codec.decode(ids[-half:]))] if cut else ids
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:

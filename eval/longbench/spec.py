@@ -87,13 +87,11 @@ class Spec(EvalSpec):
         check_stand_ins(self.dataset, counts)
 
     def flops(self, model: ModelSpec) -> float:
-        total = 0.0
+        tokens, made = 0, LONGBENCH_EXAMPLES if fingerprint_in(self.dataset) is not None else None
         for task in self.tasks:
-            there = LONGBENCH_EXAMPLES if fingerprint_in(self.dataset) is not None else int(TABLE[task]["num_examples"])
-            new = min(int(TABLE[task]["max_new_tokens"]), self.max_new_tokens or 2**30)
-            tokens = min(there, self.max_examples or there) * (self.max_prompt_tokens + new)
-            total += tokens * model.flops_per_token(self.max_prompt_tokens)
-        return total
+            there, new = made or int(TABLE[task]["num_examples"]), int(TABLE[task]["max_new_tokens"])
+            tokens += min(there, self.max_examples or there) * (self.max_prompt_tokens + min(new, self.max_new_tokens or new))
+        return float(tokens * model.flops_per_token(self.max_prompt_tokens))
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         table = rows.groupby("task", sort=False)["score"].mean().round(2)
@@ -108,8 +106,7 @@ def hub_name(task: str) -> str:
 
 def task_file(folder: Path, task: str) -> Path:
     """Return the path of a task's data. ValueError where the folder lacks it."""
-    path = folder / f"{hub_name(task)}.jsonl"
-    if not path.is_file():
+    if not (path := folder / f"{hub_name(task)}.jsonl").is_file():
         raise ValueError(f"{folder} has no {path.name}; it must hold one TASK.jsonl per LongBench task asked for")
     return path
 
@@ -122,7 +119,5 @@ def hub_archive() -> Path:
     try:
         return Path(hf_hub_download(HUB_NAME, "data.zip", repo_type="dataset"))
     except Exception as error:  # the hub client raises many types
-        raise ValueError(
-            f"LongBench ({HUB_NAME}) is neither in the local cache nor to be had from the hub ({type(error).__name__}).\n"
-            "On a machine without internet name a folder with its TASK.jsonl files with --longbench."
-        ) from error
+        what = f"LongBench ({HUB_NAME}) is neither in the local cache nor to be had from the hub ({type(error).__name__})"
+        raise ValueError(f"{what}.\nWithout internet name a folder with its TASK.jsonl files with --longbench.") from error

@@ -15,11 +15,9 @@ from eval.shell.context import Context
 from eval.shell.sources import checked
 from eval.shell.text import TextCodec, heldout_texts
 
-SPARE = 64
-"""Tokens of haystack beyond a cell's length, for meeting the count exactly."""
+SPARE = 64  # tokens of haystack beyond a cell's length, for meeting the count exactly
 MAX_SKIPS = 8
-TOLERANCE = 8
-"""Tokens by which a document may be shorter where a tokeniser does not give back the text it was given."""
+TOLERANCE = 8  # tokens by which a document may be shorter where a tokeniser does not give back the text it was given
 
 
 def haystack_texts(name: str | None, context: Context) -> Iterator[str]:
@@ -75,12 +73,10 @@ def insertion_point(hay: Sequence[int], depth: float, stops: Collection[int]) ->
 def document(codec: TextCodec, hay: Sequence[int], needle: str, num_tokens: int, depth: float, stops: Collection[int]) -> str:
     """Return haystack text with the needle inside that encodes to exactly `num_tokens` tokens.
 
-    What stands before the needle, the needle and what stands behind are joined as text, because the model reads the re-encoded
-    text. Encoding may join or split tokens at the seams; the end of the haystack is moved by as much, the needle stays. `hay`
-    needs some tokens to spare. With a tokeniser that does not give back the text it was given (one that lowers case, say) the
-    text may be up to TOLERANCE tokens shorter.
-
-    ValueError if the needle alone is longer, or if no cut gives the count (a text that hardly encodes).
+    What stands before the needle, the needle and what stands behind are joined as text and encoded again: where that joins
+    or splits tokens, the end of the haystack is moved (`hay` needs some to spare), and the needle stays. With a tokeniser that
+    does not give back the text it was given (one that lowers case, say) up to TOLERANCE tokens may be missing. ValueError: the
+    needle alone is longer, or no cut gives the count (a text that hardly encodes).
     """
     room = num_tokens - len(codec.encode(needle))
     if room <= 0:
@@ -178,16 +174,13 @@ class CellBuilder:
         """Return the tokens of haystack round a needle of so many. ValueError where they are too few."""
         haystack = length - self.spec.reserve - needle
         if haystack < LEAST_HAYSTACK:
-            raise ValueError(
-                f"length {length} with a reserve of {self.spec.reserve} leaves {max(haystack, 0)} tokens of haystack around "
-                f"the needle; with this tokeniser the length must be at least {length + LEAST_HAYSTACK - haystack}"
-            )
+            what = f"length {length} with a reserve of {self.spec.reserve} leaves {max(haystack, 0)} tokens of haystack"
+            least = length + LEAST_HAYSTACK - haystack
+            raise ValueError(f"{what} around the needle; with this tokeniser the length must be at least {least}")
         return haystack
 
     def _checked(self, prompt: list[int], length: int) -> list[int]:
         if len(prompt) > length:
-            raise ValueError(
-                f"the prompt of length {length} has {len(prompt)} tokens: BOS and the query need a reserve of "
-                f"{self.spec.reserve + len(prompt) - length}, not {self.spec.reserve}"
-            )
+            need = f"need a reserve of {self.spec.reserve + len(prompt) - length}, not {self.spec.reserve}"
+            raise ValueError(f"the prompt of length {length} has {len(prompt)} tokens: BOS and the query {need}")
         return prompt

@@ -91,11 +91,9 @@ class Grid(HaystackSpec):
         return float(sum(prompts * length * model.flops_per_token(length) for length in self.lengths))
 
     def check_cells(self, wordings: Sequence[Wording], tokenizer: str) -> None:
-        """Raise ValueError if a query may not fit into the reserve, or the shortest cell has no haystack worth the name.
-
-        Tokens are estimated from above, so that no tokeniser is needed: these texts have at least 3 bytes a token, 1.5 with a
-        vocabulary of a few thousand tokens (1.52 measured with 512).
-        """
+        """Raise ValueError if a query may not fit into the reserve, or the shortest cell has no haystack worth the name. Tokens
+        are estimated from above, without a tokeniser: these texts have at least 3 bytes a token, 1.5 with a vocabulary of a
+        few thousand (1.52 measured with 512)."""
         small = tokenizer.startswith("bpe-") and int(tokenizer.removeprefix("bpe-")) < 8192
         per_token = 1.0 if tokenizer == "bytes" else 1.5 if small else 3.0
 
@@ -104,10 +102,8 @@ class Grid(HaystackSpec):
 
         query, needle = most(each.query for each in wordings), most(each.hidden(self.mode) for each in wordings)
         if query + 1 > self.reserve:
-            raise ValueError(
-                f"the query and BOS have up to {query + 1} tokens ({tokenizer}), more than the {self.reserve} reserved: "
-                "prompts would be longer than their cell; raise the reserve"
-            )
+            what = f"the query and BOS have up to {query + 1} tokens ({tokenizer}), more than the {self.reserve} reserved"
+            raise ValueError(f"{what}: prompts would be longer than their cell; raise the reserve")
         haystack = min(self.lengths) - self.reserve - needle
         if haystack < LEAST_HAYSTACK:
             raise ValueError(
@@ -168,8 +164,6 @@ class Spec(Grid):
         return sum(cells * (length + new) * model.flops_per_token(length) for length in self.lengths)
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
-        lines = []
-        for length, score in rows.groupby("length")["score"].mean().items():
-            place = ", the floor" if score == 1 else ", the ceiling" if score == 10 else ""
-            lines.append(f"  length {length}: mean score {score:.2f} of 1 to 10{place}")
-        return lines
+        ends = {1.0: ", the floor", 10.0: ", the ceiling"}
+        means = rows.groupby("length")["score"].mean()
+        return [f"  length {length}: mean score {score:.2f} of 1 to 10{ends.get(score, '')}" for length, score in means.items()]

@@ -1,7 +1,5 @@
 """The needle as a choice: log-likelihoods of ten words behind one prompt."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pandas as pd
 import torch
@@ -17,25 +15,6 @@ from eval.shell.text import TextCodec
 SEED = 20251124
 
 
-@dataclass(frozen=True)
-class Pass:
-    """Forward pass for the words, by place among the ten, that differ in their last token alone (all, where words have one)."""
-
-    prompt: list[int]
-    words: dict[int, list[int]]
-
-    @property
-    def row(self) -> Row:
-        """Ids that are read, the last of any of the words included, and the tokens of a word."""
-        word = next(iter(self.words.values()))
-        return [*self.prompt, *word], len(word)
-
-    def read(self, logits_KV: torch.Tensor) -> list[float]:
-        """Return the log-probability of every word."""
-        logp_KV = logits_KV.log_softmax(-1).double().cpu()
-        return [float(logp_KV[range(len(word)), word].sum()) for word in self.words.values()]
-
-
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     """Return a row per needle. Every text has exactly length - reserve tokens. ValueError: the sentences are not those of the
     spec, a length is too short for them, or the tokeniser has no ten words of as many tokens."""
@@ -43,22 +22,24 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     builder = CellBuilder(loaded.tokenizer, spec, context)
     hidden = needles(loaded.tokenizer, len(list(builder.places())))
     cells = builder.cells_of_ids([wording for wording, _ in hidden])
-    taken = [(cell, len(words[0]), passes_of(cell, words)) for cell, (_, words) in zip(cells, hidden, strict=True)]
-    passes = {key: each for *_, own in taken for key, each in own.items()}
-    records = recorded_ends(
-        f"needle choice ({spec.mode})",
-        {key: each.row for key, each in passes.items()},
-        loaded,
-        context,
-        spec.precision,
-        lambda key, logits: {"logp": passes[key].read(logits)},
-    )
+    taken = [(cell, passes_of(cell, words)) for cell, (_, words) in zip(cells, hidden, strict=True)]
+    passes = {key: words for _, own in taken for key, words in own.items()}
+    asked: dict[str, Row] = {}
+    for cell, own in taken:
+        for key, words in own.items():
+            word = next(iter(words.values()))  # its last token is not read
+            asked[key] = [*cell.prompt, *word], len(word)
+
+    def read(key: str, logits_KV: torch.Tensor) -> dict[str, list[float]]:
+        return {"logp": log_probabilities(passes[key], logits_KV)}
+
+    records = recorded_ends(f"needle choice ({spec.mode})", asked, loaded, context, spec.precision, read)
     rows = []
-    for cell, num_tokens, own in taken:
-        logp = {place: logp for key, each in own.items() for place, logp in zip(each.words, records[key]["logp"], strict=True)}
+    for cell, own in taken:
+        logp = {place: logp for key, words in own.items() for place, logp in zip(words, records[key]["logp"], strict=True)}
         true, others = logp.pop(0), max(logp.values())
         scores = {"right": 100.0 * (true > others), "logp": true, "logp_others": others}
-        rows.append({**cell.place, **scores, "num_tokens": num_tokens})
+        rows.append({**cell.place, **scores, "num_tokens": asked[next(iter(own))][1]})
     return pd.DataFrame(rows)
 
 
@@ -86,9 +67,16 @@ def _alike(codec: TextCodec, made: Choices, holder: str) -> dict[int, list[int]]
     return {number: each for number, each in enumerate(ids) if len(each) == enough[0]}
 
 
-def passes_of(cell: Cell, words: list[list[int]]) -> dict[str, Pass]:
-    """Return the passes that a cell takes, by key."""
+def passes_of(cell: Cell, words: list[list[int]]) -> dict[str, dict[int, list[int]]]:
+    """Return the passes that a cell takes, by key: for the words, by place among the ten, that differ in their last token alone
+    (all, where words have one)."""
     groups: dict[tuple[int, ...], dict[int, list[int]]] = {}
     for place, word in enumerate(words):
         groups.setdefault(tuple(word[:-1]), {})[place] = word
-    return {f"{cell.key}/{number}": Pass(cell.prompt, own) for number, own in enumerate(groups.values())}
+    return {f"{cell.key}/{number}": own for number, own in enumerate(groups.values())}
+
+
+def log_probabilities(words: dict[int, list[int]], logits_KV: torch.Tensor) -> list[float]:
+    """Return that of every word of a pass."""
+    logp_KV = logits_KV.log_softmax(-1).double().cpu()
+    return [float(logp_KV[range(len(word)), word].sum()) for word in words.values()]

@@ -83,12 +83,12 @@ def test_equals_plain_log_probabilities_by_hand(codec, corpus, bind, in_memory):
 def test_words_that_differ_in_their_last_token_take_one_pass(codec, corpus, bind):
     cell = next(measure.CellBuilder(codec, bind(GRID), Context(corpus=corpus)).cells_of_ids([measure.needles(codec, 1)[0][0]]))
     passes = measure.passes_of(cell, [[1, 2], [3, 4], [1, 5], [3, 6]])
-    assert [each.words for each in passes.values()] == [{0: [1, 2], 2: [1, 5]}, {1: [3, 4], 3: [3, 6]}]
+    assert list(passes.values()) == [{0: [1, 2], 2: [1, 5]}, {1: [3, 4], 3: [3, 6]}]
     assert len(measure.passes_of(cell, [[1], [2], [3]])) == 1
     logits = torch.zeros(2, 8)
     logits[0, 1], logits[1, 5] = 1.0, 2.0
     first, second = 1 - math.log(math.e + 7), 2 - math.log(math.e**2 + 7)
-    assert passes[f"{cell.key}/0"].read(logits) == pytest.approx([first + second - 2, first + second])
+    assert measure.log_probabilities(passes[f"{cell.key}/0"], logits) == pytest.approx([first + second - 2, first + second])
 
 
 def test_prompts_of_ids_have_the_length_and_the_needle_in_its_place(codec, corpus, bind):
