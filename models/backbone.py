@@ -38,12 +38,6 @@ class Padding:
     start: Tensor
 
 
-def compute_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype in which a matmul of x runs: autocast's where it is on, else x's own."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-
-
 class RMSNorm(nn.Module):
     """RMSNorm: x / rms(x) * weight over the last dimension, in fp32, returned in the dtype of the matmul that follows."""
 
@@ -53,8 +47,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        normed = F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps)
-        return normed.to(compute_dtype(x))
+        normed, device = F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps), x.device.type
+        return normed.to(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype)
 
 
 class SwiGLU(nn.Module):

@@ -1,5 +1,6 @@
 """Models from specs, and back: `build_model`, `load_model`, `spec_of`."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def build_model(spec: ModelSpec, device: torch.device | str = "cpu") -> CausalLM
     """Return a fresh model in fp32, initialised as in the paper's runs from torch's current seed. On device "meta" nothing
     is allocated."""
     with torch.device("meta" if str(device) == "meta" else "cpu"):
-        model = CausalLM(CausalLMConfig.from_spec(spec))
+        model = CausalLM(CausalLMConfig(asdict(spec)))
     return model if str(device) == "meta" else model.to(device)  # type: ignore[arg-type]
 
 

@@ -5,7 +5,6 @@ Suffixes: B batch, T tokens, d hidden size, V vocabulary.
 """
 
 import json
-from dataclasses import asdict
 from importlib import import_module
 from typing import Any
 
@@ -30,10 +29,6 @@ class CausalLMConfig(PreTrainedConfig):
     def __init__(self, spec: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self.spec = spec or {}  # Hugging Face makes one without arguments, to see which values are not the default
         super().__init__(**{"tie_word_embeddings": False, **kwargs})
-
-    @classmethod
-    def from_spec(cls, spec: ModelSpec) -> "CausalLMConfig":
-        return cls(spec=asdict(spec))
 
     def to_spec(self) -> ModelSpec:
         """Return the spec. Raises ValueError (pydantic's) for values that no spec allows."""

@@ -47,11 +47,9 @@ _linear_heads: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 def _has_linear_head(model: Any) -> bool:
     """Tell whether logits = hidden @ W.T exactly: true of the models here; others are asked once, on four tokens."""
-    if getattr(model, "has_linear_head", False):
-        return True
-    if model not in _linear_heads:
+    if not getattr(model, "has_linear_head", False) and model not in _linear_heads:
         _linear_heads[model] = _probe_head(model)
-    return _linear_heads[model]
+    return _linear_heads.get(model, True)
 
 
 @torch.no_grad()

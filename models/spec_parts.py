@@ -20,6 +20,9 @@ class ModelKind:
     num_layers: PositiveInt
     norm_eps: PositiveFloat = 1e-6
 
+    compiles: ClassVar[bool] = False
+    """True where torch.compile makes the layers faster. fla's launch fused kernels of their own and gain nothing."""
+
     @property
     def layer_params(self) -> int:
         """Parameters of one layer."""
@@ -28,8 +31,7 @@ class ModelKind:
     @property
     def num_params(self) -> int:
         """Count the parameters as the paper does: without the input embedding, with the output head."""
-        head_and_norm = self.vocab_size * self.hidden_size + self.hidden_size
-        return head_and_norm + self.num_layers * self.layer_params
+        return (self.vocab_size + 1) * self.hidden_size + self.num_layers * self.layer_params  # with the final norm
 
     def mixing_flops(self, seq_len: int) -> int:
         """Return the FLOPs of attention or recurrence in a forward pass per token, over all layers."""
@@ -55,14 +57,9 @@ class ModelKind:
         return False
 
     @property
-    def compiles(self) -> bool:
-        """Tell whether torch.compile makes its layers faster. fla's launch fused kernels of their own and gain nothing."""
-        return False
-
-    @property
     def measured(self) -> tuple[str, ...]:
         """Name what is measured while the model trains (`Backbone.measuring`): columns of metrics.jsonl."""
-        return ()
+        return ("pruned_share",) if self.prunes else ()
 
 
 def swiglu_width(hidden_size: int, mlp_ratio: float) -> int:

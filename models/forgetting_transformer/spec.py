@@ -43,6 +43,8 @@ class ForgettingTransformerSpec(WithMLP):
     prune_tightly: bool = False
     initializer_range: PositiveFloat = 0.02
 
+    compiles = True
+
     def __post_init__(self) -> None:
         gate, least, most, tolerance = self.forget_gate, self.decay_time_min, self.decay_time_max, self.prune_log_tolerance
         if self.hidden_size % self.num_heads:
@@ -102,14 +104,6 @@ class ForgettingTransformerSpec(WithMLP):
     @property
     def prunes(self) -> bool:
         return self.prune_log_tolerance is not None
-
-    @property
-    def compiles(self) -> bool:
-        return True
-
-    @property
-    def measured(self) -> tuple[str, ...]:
-        return ("pruned_share",) if self.prunes else ()
 
     def state_size(self, seq_len: int) -> int:
         length = seq_len if self.window_size is None else min(seq_len, self.window_size)
