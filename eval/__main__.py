@@ -36,12 +36,10 @@ class On(Command, Generic[Spec]):
     spec: tyro.conf.OmitArgPrefixes[Spec]
 
 
-def _commands() -> Any:
-    """Make a subcommand for each kind, described by the first line of its spec."""
-    generic: Any = On
-    first_lines = {name: str(spec.__doc__).split("\n")[0] for name, spec in KINDS.items()}
-    named = {name: tyro.conf.subcommand(name, description=line) for name, line in first_lines.items()}
-    return Union.__getitem__(tuple(Annotated[generic[KINDS[name]], command] for name, command in named.items()))
+_on: Any = On
+_first_lines = {name: str(spec.__doc__).split("\n")[0] for name, spec in KINDS.items()}
+_named = {name: tyro.conf.subcommand(name, description=line) for name, line in _first_lines.items()}
+_commands: Any = Union.__getitem__(tuple(Annotated[_on[KINDS[name]], command] for name, command in _named.items()))
 
 
 def run_command(command: On) -> int:
@@ -68,7 +66,7 @@ def run_command(command: On) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    command = parse(_commands(), arguments, "python -m eval", __doc__)
+    command = parse(_commands, arguments, "python -m eval", __doc__)
     return guarded(lambda: run_command(command))
 
 

@@ -77,8 +77,6 @@ def _slide(layer: State, name: str, new: Tensor, window: int) -> Tensor:
 
 
 def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return function(value)
     if isinstance(value, (tuple, list)):
         return type(value)(_map(function, item) for item in value)
-    return value
+    return function(value) if isinstance(value, Tensor) else value

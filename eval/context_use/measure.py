@@ -36,8 +36,13 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
         inputs_BT, targets_BT = (tensor.to(compute.device) for tensor in bos_roll(padded_BT, corpus.spec.bos_id))
         with compute.inference():
             losses_BT = token_losses(loaded.model, inputs_BT, targets_BT).double().cpu().numpy()
-        ends = [losses_T[len(own_T) - spec.targets : len(own_T)] for losses_T, own_T in zip(losses_BT, read_T, strict=True)]
-        return [{"loss": _finite(loss_T.mean(), key)} for loss_T, key in zip(ends, keys, strict=True)]
+        ends = (losses_T[len(own_T) - spec.targets : len(own_T)] for losses_T, own_T in zip(losses_BT, read_T, strict=True))
+        losses = [float(losses_T.mean()) for losses_T in ends]
+        for loss, (document, place, length) in zip(losses, map(windows.__getitem__, keys), strict=True):
+            if not math.isfinite(loss):
+                what = f"the mean loss of the targets before {place}, given {length} tokens, is {loss}"
+                raise ValueError(f"held-out document {document}: {what}: look at the training, or evaluate in fp32")
+        return [{"loss": loss} for loss in losses]
 
     lengths = {key: length + spec.targets for key, (*_, length) in windows.items()}
     found = recorded("context use", lengths, context, compute, run)
@@ -45,11 +50,3 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
         context.extras["sources"] = corpus.heldout_sources[: spec.num_documents]
     rows = pd.DataFrame(windows.values(), columns=["document", "place", "context"])
     return rows.assign(loss=[found[key]["loss"] for key in windows])
-
-
-def _finite(loss: float, key: str) -> float:
-    if not math.isfinite(loss):
-        document, place, length = key.split("/")
-        what = f"the mean loss of the targets before {place}, given {length} tokens, is {loss}"
-        raise ValueError(f"held-out document {document}: {what}: look at the training, or evaluate in fp32")
-    return float(loss)

@@ -52,7 +52,13 @@ class Subject:
         if not path.is_dir():
             if path.is_absolute() or path_or_name.startswith(".") or path_or_name.count("/") != 1:
                 raise ValueError(f"{path_or_name} is neither a folder nor a hub name like 'owner/name'")
-            path = _from_hub(path_or_name)
+            from huggingface_hub import snapshot_download
+
+            try:
+                path = Path(snapshot_download(path_or_name, allow_patterns=list(_HUB_FILES)))
+            except Exception as error:  # the hub client raises many types
+                there = f"{path_or_name} is no folder here, and not to be had from the hub"
+                raise ValueError(f"{there}: {first_line(error)}") from error
         if not (path / "config.json").is_file():
             raise ValueError(f"{path} is neither a run folder (spec.json) nor a model folder (config.json)")
         read_json(path / "config.json")  # a damaged one is found before anything is computed
@@ -84,15 +90,6 @@ class Subject:
         if self.run is None:
             raise ValueError(f"{self.path} is no run folder (it has no spec.json): only runs of this suite have metrics")
         return RunFolder.open(self.path)
-
-
-def _from_hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
-    except Exception as error:  # the hub client raises many types
-        raise ValueError(f"{name} is no folder here, and not to be had from the hub: {first_line(error)}") from error
 
 
 def _content_id(folder: Path, tokenizer_name: str | None) -> str:
