@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
+import torch
 from torch import Tensor, nn
 
 from kernels.fla_cpu.install import install
-from models.backbone import INITIALIZER_RANGE, Backbone, Block, Padding, linear_normal_
+from models.backbone import INITIALIZER_RANGE, Backbone, Block, Padding, linear_normal_, start_with, step_size_bias
 from models.cache import DecodingCache
 from models.spec_parts import WithMLP
 
@@ -23,6 +24,10 @@ class FlaMixer:
     zero: keys, values and convolutions without a bias stay zero, and gates leave a state of zeros as it is. So no mask is
     needed."""
 
+    A_log: Tensor
+    dt_bias: Tensor
+    num_heads: int
+
     def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None, **more: Any) -> Tensor:
         return super().forward(x, past_key_values=cache, use_cache=cache is not None, **more)[0]  # type: ignore[misc]
 
@@ -31,6 +36,9 @@ class RecurrentModel(Backbone):
     """Backbone of blocks round mixers of one class, each made with `options` and the sizes of the spec. Linear maps of the
     mixers, and those that end an MLP, are told their place: Hugging Face has `init_module` see only modules with parameters of
     their own, each alone."""
+
+    decay_rates: tuple[float, float] | None = None
+    """Bounds between which the decay rates of a gated mixer start, uniformly; step sizes log-uniform in [1e-3, 1e-1]."""
 
     def __init__(self, spec: WithMLP, mixer: Callable[..., nn.Module], **options: Any) -> None:
         blocks: list[nn.Module] = []
@@ -59,3 +67,6 @@ class RecurrentModel(Backbone):
                 nn.init.zeros_(module.bias)
         else:
             linear_normal_(module, INITIALIZER_RANGE)
+        if isinstance(module, FlaMixer) and self.decay_rates is not None:
+            start_with(module.A_log, torch.empty(module.num_heads).uniform_(*self.decay_rates).log())
+            start_with(module.dt_bias, step_size_bias(module.dt_bias.numel()))
