@@ -28,9 +28,8 @@ class List:
 
     results_dir: Path = Path("results")
 
-    def run(self, console: Console) -> int:
+    def run(self, console: Console) -> None:
         overview.print_overview(console, self.results_dir)
-        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +39,8 @@ class Plan(Request):
     mfu: float = 0.4
     """Utilisation assumed for GPU-hours."""
 
-    def run(self, console: Console) -> int:
+    def run(self, console: Console) -> None:
         overview.print_plan(_planned(self, rehearsal=True), self.mfu, console)
-        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +50,11 @@ class Prepare(Request):
     corpora_only: bool = False
     """Fetch nothing (the jobs of a SLURM graph, where submitting has done it)."""
 
-    def run(self, console: Console) -> int:
+    def run(self, console: Console) -> None:
         made = plan.make_plan(self.on("cpu"))
         execute.prepare_corpora(made, console)
         if not self.corpora_only:
             execute.fetch(made, console)
-        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +103,9 @@ class Why(Stored):
 
     artefact: Positional[str]
 
-    def run(self, console: Console) -> int:
+    def run(self, console: Console) -> None:
         for stem in artefact.chosen([self.artefact]):
             overview.print_ancestry(stem, get_scale(self.scale).name, self.results_dir, console)
-        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,11 +138,10 @@ class Adopt(Corpora):
     runs_dir: Path = Path("runs")
     """Run folders."""
 
-    def run(self, console: Console) -> int:
+    def run(self, console: Console) -> None:
         corpus = plan.corpus_at(self, get_scale(self.scale))
         run = adopt.adopt(self.folder, Recipe(self.name, self.name, self.scale), corpus.spec, self.runs_dir)
         console.print(f"adopted as {run.path}; `run` evaluates and draws it like a run of ours")
-        return 0
 
 
 Command = List | Plan | Prepare | Run | Draw | Render | Why | Compare | Adopt
@@ -157,7 +152,7 @@ def main(arguments: list[str] | None = None) -> int:
     started again, 130 interrupted."""
     command = parse(Command, arguments, "python -m experiments", __doc__)
     console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 160)
-    return guarded(lambda: command.run(console))
+    return guarded(lambda: command.run(console) or 0)
 
 
 if __name__ == "__main__":

@@ -48,10 +48,8 @@ def adopted_run(runs_dir: Path, recipe: Recipe, data: DataSpec) -> RunSpec | Non
 
 
 def adopt(folder: Path, recipe: Recipe, data: DataSpec, runs_dir: Path) -> RunFolder:
-    """Make a finished run of the checkpoint in `folder` (ours or the authors' format).
-
-    ValueError: no checkpoint there, weights that do not fit, a model that is not the recipe's.
-    """
+    """Make a finished run of the checkpoint in `folder` (ours or the authors' format). ValueError: no checkpoint there, weights
+    that do not fit, a model that is not the recipe's."""
     from models.build import load_model, spec_of
 
     if not folder.is_dir():

@@ -27,8 +27,7 @@ PAPERS = tuple(FOLDERS)[:-1]
 
 @dataclass(frozen=True)
 class Artefact:
-    """A figure or table as its file, experiments/PAPER/STEM.py, declares it: TITLE, PAPER, SHOWS, runs, evals, summary and,
-    where there are such, draw, AXES, CLAIMS and LOOKS.
+    """A figure or table as its file, experiments/PAPER/STEM.py, declares it.
 
     `runs(scale, seeds)`: the recipes it needs; `evals(scale)`: how each run is evaluated; `summary(study)`: its numbers as a
     table, which is what is drawn where there is no `draw(study)`. `axes`: the axes that it can draw, each with the values that
@@ -75,6 +74,7 @@ class Artefact:
 DECLARED = ("TITLE", "PAPER", "SHOWS", "runs", "evals", "summary")
 """Parts that every artefact's file has."""
 OPTIONAL = ("draw", "CLAIMS", "LOOKS", "AXES")
+"""Parts that some have."""
 MAIN = ("fig2_per_token_loss", "fig3_forget_gates", "fig4_needle", "table1_lm_eval", "table2_longbench", "table6_throughput")
 """Artefacts that `run` makes when none is named: the paper's main experiments, whose runs are shared."""
 

@@ -12,8 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from analysis.prediction import LOSSES, numbers
 from analysis.study import Line, read_lines, write_lines
-from eval.kinds import EVAL_SPEC
-from eval.kinds import eval_id as id_of
+from eval import kinds
 from results import store
 from results.provenance import commit_name, is_cpu
 from training.run_folder import RunFolder
@@ -65,10 +64,9 @@ _SPEC = TypeAdapter(DrawSpec)
 
 @dataclass
 class Collected:
-    """Findings of collecting an artefact. `met` and `differing`: evaluations that were stored already, and equal up to rounding
-    or not, with the relative difference. `beyond`: what differs by more than rounding makes, with both numbers and commits.
-    `left_out`: timings of this CPU, where those of another one are stored. `beside`: lines drawn from another training of their
-    run than the one that is here."""
+    """Findings of collecting an artefact. `met`, `differing`: evaluations that were stored already, equal up to rounding or not
+    (with the relative difference). `beyond`: what differs by more, with both numbers and commits. `left_out`: timings, where
+    another CPU's are stored. `beside`: lines drawn from another training of their run than the one that is here."""
 
     stem: str
     lines: int = 0
@@ -99,8 +97,7 @@ def collect(spec: DrawSpec) -> Collected | None:
 
 
 def _line(wanted: LineSpec, old: Line | None, spec: DrawSpec, collected: Collected) -> Line | None:
-    """Keep the rows of one line that are here, and return the line as it is to be drawn; None where it has no rows. `old`: the
-    line as it is drawn so far."""
+    """Keep the rows of one line that are here. Return the line as it is to be drawn, None without rows. `old`: so far."""
     line, results_dir = wanted.line, spec.results_dir
     if not RunFolder(wanted.run).spec_file.is_file():
         return None
@@ -180,18 +177,17 @@ def _is_collected(wanted: LineSpec, line: Line, results_dir: Path) -> bool:
 
 
 def _stored_at(wanted: LineSpec, eval_id: str, results_dir: Path, training: str = "") -> Path:
-    """Return the place of an evaluation's rows in the store; of another training than the first, beside the first's. A timing
-    of this CPU has that of the same timing of another CPU where there is one: a user's CPU adds nothing to what is published.
-    """
+    """Return the place of an evaluation's rows in the store, for a timing of this CPU that of the same timing of another CPU
+    where there is one: a user's CPU adds nothing to what is published."""
     own = store.rows_file(results_dir, wanted.line.scale, wanted.line.run_id, eval_id, training)
     source = RunFolder(wanted.run).evals / f"{eval_id}.parquet"
     if training or not eval_id.startswith(TIMED) or own.is_file() or store.fault_of(source) is not None:
         return own
-    mine = EVAL_SPEC.validate_json(json.dumps(store.read_meta(source)["spec"]))
+    mine = kinds.EVAL_SPEC.validate_json(json.dumps(store.read_meta(source)["spec"]))
     for path in sorted(own.parent.glob(f"{wanted.line.run_id}-*.parquet")) if is_cpu(mine.machine or "") else ():
         if store.fault_of(path) is None:
             machine = store.read_meta(path)["spec"]["machine"] or ""
-            if is_cpu(machine) and id_of(replace(mine, machine=machine)) == store.read_meta(path)["eval_id"]:
+            if is_cpu(machine) and kinds.eval_id(replace(mine, machine=machine)) == store.read_meta(path)["eval_id"]:
                 return path
     return own
 

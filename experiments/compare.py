@@ -95,8 +95,7 @@ def _without_seed(spec: dict[str, Any]) -> str:
 
 
 def print_bands(found: Sequence[Compared], console: Console, *, whole: bool = True) -> bool:
-    """Print where numbers lie, or only those that lie outside. Returns False where they do not fit into their bands, all taken
-    together (Bonferroni)."""
+    """Print where numbers lie, or only those outside. Returns whether they fit their bands, all together (Bonferroni)."""
     table = Table("run", "evaluation, number", "here", "stored", "band of one more seed (95%)", "", box=None, pad_edge=False)
     for each in found:
         if whole or each.outside:
@@ -143,8 +142,7 @@ class Training:
     starts: Sequence[dict[str, Any]]
 
     def told(self) -> dict[Any, Any]:
-        """All that the spec says, and the provenance of the first start of code and machine (the device's name holds the
-        threads), by names such as train.peak_lr."""
+        """All that the spec says, and the first start of code and machine (the device's name holds the threads), flat."""
         first = self.starts[0] if self.starts else {}
         kept = ("python", "versions", "device", "world_size", "deterministic")
         values = {**self.spec, "starts": len(self.starts), **{name: first[name] for name in kept if name in first}}

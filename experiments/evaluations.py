@@ -52,16 +52,14 @@ def _shorter(grid: NeedleGrid) -> dict[str, Any]:
 
 def short_tasks(scale: Scale) -> tuple[lm_eval.Spec, ...]:
     """The harness's tasks of Table 1, or stand-ins made from the held-out text."""
-    if scale.stand_ins:
-        return (lm_eval.Spec(include="local", max_length=scale.document_len),)
-    return (lm_eval.Spec(max_length=scale.seq_len),)
+    made = lm_eval.Spec(include="local", max_length=scale.document_len)
+    return (made if scale.stand_ins else lm_eval.Spec(max_length=scale.seq_len),)
 
 
 def long_tasks(scale: Scale) -> tuple[EvalSpec, ...]:
     """LongBench, or stand-ins made from the held-out text."""
-    if scale.stand_ins:
-        return (longbench.Spec(dataset="local", max_prompt_tokens=scale.prompt_tokens, max_new_tokens=12),)
-    return (longbench.Spec(max_prompt_tokens=scale.prompt_tokens),)
+    made = longbench.Spec(dataset="local", max_prompt_tokens=scale.prompt_tokens, max_new_tokens=12)
+    return (made if scale.stand_ins else longbench.Spec(max_prompt_tokens=scale.prompt_tokens),)
 
 
 def gates(scale: Scale) -> tuple[gate_maps.Spec, ...]:

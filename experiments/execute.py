@@ -35,8 +35,8 @@ def prepare_corpora(plan: Plan, console: Console) -> None:
 
 
 def fetch(plan: Plan, console: Console) -> None:
-    """Have GPT-2's vocabulary, where the corpora need it, and what missing evaluations read from the hub in the local cache, so
-    that machines without internet do not find out after a training. ValueError for what cannot be had."""
+    """Have in the local cache what corpora and missing evaluations read from the hub, so that machines without internet do not
+    find out after a training. ValueError for what cannot be had."""
     for choice in {corpus.tokenizer for corpus in plan.corpora if isinstance(corpus, CorpusPlan)}:
         if not choice.trained:
             choice.load()
@@ -73,9 +73,8 @@ def execute(plan: Plan, slots: int | None, console: Console) -> int:
 
 
 def draw(specs: Sequence[DrawSpec], console: Console) -> int:
-    """Collect and draw the artefacts of a scale that have rows, and say whether what was stored before has been met: on a CPU
-    within rounding, on a GPU within seeds' noise. Returns the exit code: 1 if one could not be drawn, 2 if none has rows, 3 if
-    it was not met."""
+    """Collect and draw artefacts of a scale, and say whether what was stored is met: on a CPU within rounding, on a GPU within
+    seeds' noise. Returns the exit code: 1 if one could not be drawn, 2 if none has rows, 3 if something was not met."""
     found = [each for spec in specs if (each := collect(spec)) is not None]
     if not found:
         return EXIT_ERROR

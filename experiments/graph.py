@@ -2,8 +2,7 @@
 
     prepare (a corpus) -> train (a run) -> evaluate (a run) -> draw (an artefact)
 
-Each task is one command, can be started again at any time, and goes on where it was. A timing needs no training and, on a CPU,
-the machine for itself.
+Each task can be started again at any time. A timing needs no training and, on a CPU, the machine for itself.
 """
 
 import hashlib
@@ -24,10 +23,8 @@ from training.spec import fitted, micro_batch_size
 
 @dataclass(frozen=True)
 class Task:
-    """`python -m MODULE ARGS`, known by `key` in every plan. Done when every file of `makes` exists; `needs` are keys.
-
-    `folder` is where its progress shows, its log and its journal lie. `alone`: nothing else may run meanwhile.
-    """
+    """`python -m MODULE ARGS`, known by `key` in every plan. Done when every file of `makes` exists; `needs` are keys. `folder`
+    is where its progress shows, its log and its journal lie. `alone`: nothing else may run meanwhile."""
 
     key: str
     module: str

@@ -63,8 +63,7 @@ def gpus() -> list[str]:
 
 
 def run_tasks(tasks: list[Task], slots: int | None, device: str, console: Console) -> list[Task]:
-    """Run `tasks` to their ends, `slots` at a time (default: one a GPU, or one a CPU core), and return those that failed or
-    could not start.
+    """Run `tasks`, `slots` at a time (default: one a GPU, or one a CPU core). Return those that failed or could not start.
 
     A task starts when what it needs is done; when one fails, those that need it are left out and all others go on. Ctrl-C and
     SIGTERM let the running ones save and raise KeyboardInterrupt.

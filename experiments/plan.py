@@ -10,7 +10,6 @@ from pathlib import Path
 from analysis.study import Line, read_lines
 from data.corpus import Counts
 from data.plan import CorpusPlan, resolve
-from data.source import parse_source
 from data.spec import DataSpec
 from data.tokenizer import parse_tokenizer
 from eval.kinds import EVAL_SPEC, eval_id, unread
@@ -92,11 +91,8 @@ class Plan:
 
 
 def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False) -> Plan:
-    """Plan a request; touches no GPU and writes nothing. ValueError for anything the user can mend.
-
-    `machine`: the GPU or CPU, by name, that timings are of. A `rehearsal` is only looked at, never carried out, and does
-    without LongCrawl64.
-    """
+    """Plan a request; touches no GPU and writes nothing. ValueError for anything the user can mend. `machine`: the GPU or CPU,
+    by name, that timings are of. A `rehearsal` is only looked at, never carried out, and does without LongCrawl64."""
     _check_names(request)
     artefacts = chosen(request.artefacts)
     recipes = {stem: _recipes(artefact, get_scale(request.scale), request) for stem, artefact in artefacts.items()}
@@ -177,15 +173,30 @@ def _check_lines(request: Request, artefacts: dict[str, Artefact], recipes: dict
 
 
 def _corpus_key(scale: Scale) -> str:
-    """Whatever of a scale decides its corpus (`_resolve`)."""
+    """Whatever of a scale decides its corpus (`corpus_at`)."""
     packed = scale.train_tokens if scale.short_documents else None
     return f"{scale.default_data} {scale.default_tokenizer} {scale.document_len} {scale.heldout_fraction} {packed}"
 
 
 def corpus_at(request: Corpora, scale: Scale, *, rehearsal: bool = True) -> Corpus:
-    """Find the corpus that the request means at a scale; nothing is tokenised yet, and in a rehearsal it need not be here.
-    ValueError where it cannot be read."""
-    return (_absent(request, scale) if rehearsal else None) or _resolve(request, scale)
+    """Find the corpus that a request means at a scale, which in a rehearsal need not be here. ValueError if there is none."""
+    absent, (data, tokenizer) = _absent(request, scale) if rehearsal else None, _data(request, scale)
+    if absent is not None:
+        return absent
+    if data is None:
+        raise ValueError(
+            f"--scale {scale.name} needs --data: longcrawl64:FOLDER (the paper's), hf:NAME, or text:PATH with long documents."
+        )
+    return resolve(
+        data,
+        tokenizer=tokenizer,
+        document_len=scale.document_len,
+        cache_dir=request.corpora_dir,
+        heldout_fraction=scale.heldout_fraction,
+        heldout=request.heldout if data == (request.data or data) else None,
+        packed=scale.short_documents,
+        max_tokens=scale.train_tokens if scale.short_documents else None,
+    )
 
 
 def _data(request: Corpora, scale: Scale) -> tuple[str | None, str | None]:
@@ -196,24 +207,6 @@ def _data(request: Corpora, scale: Scale) -> tuple[str | None, str | None]:
     data = request.data or scale.default_data
     own = None if data is not None and data.startswith("longcrawl64:") else scale.default_tokenizer
     return data, request.tokenizer or own
-
-
-def _resolve(request: Corpora, scale: Scale) -> CorpusPlan:
-    data, tokenizer = _data(request, scale)
-    if data is None:
-        raise ValueError(
-            f"--scale {scale.name} needs --data: longcrawl64:FOLDER (the paper's), hf:NAME, or text:PATH with long documents."
-        )
-    return resolve(
-        parse_source(data),
-        tokenizer=tokenizer,
-        document_len=scale.document_len,
-        cache_dir=request.corpora_dir,
-        heldout_fraction=scale.heldout_fraction,
-        heldout=request.heldout if data == (request.data or data) else None,
-        packed=scale.short_documents,
-        max_tokens=scale.train_tokens if scale.short_documents else None,
-    )
 
 
 def _absent(request: Corpora, scale: Scale) -> KnownCorpus | None:

@@ -60,8 +60,7 @@ class Recipe:
 def recipes(
     scale: Scale, names: str | Iterable[str], seeds: Sequence[int], *, label: str | None = None, **more: Any
 ) -> Iterator[Recipe]:
-    """Yield one recipe per model and seed. Without a `label` the model's own name stands in the artefact. `more`: the other
-    fields of a recipe."""
+    """Yield one recipe per model and seed; the default `label` is the model's name. `more`: the other fields of a recipe."""
     for name, seed in product([names] if isinstance(names, str) else names, seeds):
         yield Recipe(label or name, name, scale.name, seed, **more)
 
@@ -113,10 +112,6 @@ def _alibi(scale: Scale, changes: Changes, *, pro: bool = False) -> Changes:
     return {**fox, "forget_gate": "fixed", "decay_time_min": 2.0 ** (8 / fox["num_heads"]), "decay_time_max": 256.0}
 
 
-def _swa(scale: Scale, changes: Changes) -> Changes:
-    return {**_attention(scale, changes), "window_size": scale.window_size}
-
-
 def _samba(scale: Scale, changes: Changes) -> Changes:
     heads = scale.hidden_size // scale.transformer_head_dim
     return dict(num_heads=heads, window_size=scale.window_size, mamba_mlp_width=scale.mlp_widths.get("mamba"))
@@ -138,7 +133,7 @@ _OWN: dict[str, Callable[[Scale, Changes], Changes]] = {
     "stick_breaking_pro": partial(_attention, pro=True, stick=True),
     "alibi": _alibi,
     "alibi_pro": partial(_alibi, pro=True),
-    "transformer_swa": _swa,
+    "transformer_swa": lambda scale, changes: {**_attention(scale, changes), "window_size": scale.window_size},
     "samba": _samba,
     "mamba2": lambda scale, _: dict(num_layers=2 * scale.num_layers),
     "hgrn2": lambda scale, _: dict(expand_ratio=scale.linear_head_dim),

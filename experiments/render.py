@@ -1,8 +1,7 @@
 """Rendering: every figure and table of a scale from its stored rows alone, and the pages that tell of them. Torch-free.
 
-results/README.md says how much is stored of every figure and table at each scale; results/SCALE/claims.md is for who wants to
-see a claim again: the command, its minutes, the number to expect, where it was last seen. The report and prose come from
-analysis/report.py and pages.py.
+results/README.md says how much is stored of everything; results/SCALE/claims.md is for who wants to see a claim again. The
+report and prose come from analysis/report.py and pages.py.
 """
 
 import sys
@@ -52,8 +51,7 @@ UNSEEN = (Status.NOT_MEASURED, Status.NOT_APPLICABLE)
 
 
 def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Console) -> list[str]:
-    """Draw artefacts, and write the report, the page of what is stored and the pages of prose. Returns those that could not be
-    drawn; each is named, with its error, on stderr."""
+    """Draw artefacts, and write the report and all pages. Returns what could not be drawn; it is named, with its error."""
     broken, studies = [], {}
     for stem in stems:
         try:

@@ -5,8 +5,7 @@ Every scale keeps the paper's proportions: evaluation at four times the training
 4, FoX with more and smaller heads than the Transformer where the paper has them, Mamba-2 with twice the layers.
 
 To add a scale, add one entry to SCALES: the main figures and tables can then be run at it. A figure with sizes of its own has
-them under SIZES in its file, and ablations run at the scale that ABLATIONS names. Nothing of this is taken over from the scale
-that an entry was made from by `replace`: where one is missing, planning stops and names the table and the file to add it to.
+them under SIZES in its file, and ablations run at the scale that ABLATIONS names: planning names the table that lacks one.
 """
 
 from collections.abc import Mapping
@@ -38,12 +37,9 @@ class NeedleGrid:
 
 @dataclass(frozen=True)
 class Scale:
-    """Sizes and budget shared by all models of one setting; lengths in tokens. `peak_lrs`: of the models whose
-    peak learning rate is another than `peak_lr`.
-
-    `stand_ins`: take tasks made from the held-out text for the public benchmarks. `window_size`: of sliding-window attention.
-    `short_documents`: the text is short documents, packed (Table 7).
-    """
+    """Sizes and budget shared by all models of one setting; lengths in tokens. `peak_lrs`: of models with another rate than
+    `peak_lr`. `stand_ins`: take tasks made from the held-out text for the public benchmarks. `window_size`: of sliding-window
+    attention. `short_documents`: the text is short documents, packed (Table 7)."""
 
     name: str
     about: str
@@ -189,8 +185,7 @@ Sizes = TypeVar("Sizes")
 
 
 def sizes_at(scale: Scale, sizes: Mapping[tuple[str, ...], Sizes], module: str, table: str = "SIZES") -> Sizes:
-    """Return a figure's own sizes at a scale: those of the first names in `sizes` that it is among. `module`: the figure's
-    `__name__`. ValueError for a scale that the figure has none for."""
+    """Return a figure's own sizes at a scale. `module`: the figure's `__name__`. ValueError for a scale without any."""
     for names, own in sizes.items():
         if scale.name in names:
             return own
