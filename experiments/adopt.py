@@ -40,10 +40,9 @@ def adopted_run(runs_dir: Path, recipe: Recipe, data: DataSpec) -> RunSpec | Non
         names = ", ".join(spec.folder_name for spec in found)
         raise ValueError(f"several checkpoints are adopted as {recipe.name} at {recipe.scale} ({names}): remove all but one.")
     if found and found[0].data.fingerprint not in (data.fingerprint, "absent") and data.fingerprint != "absent":
-        raise ValueError(
-            f"{found[0].folder_name} was adopted for another corpus ({found[0].data.source}, {found[0].data.fingerprint}; this "
-            f"is {data.fingerprint}): adopt it for this one into another --runs-dir."
-        )
+        other = f"{found[0].data.source}, {found[0].data.fingerprint}; this is {data.fingerprint}"
+        remedy = "adopt it for this one into another --runs-dir."
+        raise ValueError(f"{found[0].folder_name} was adopted for another corpus ({other}): {remedy}")
     return found[0] if found else None
 
 

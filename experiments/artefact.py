@@ -58,17 +58,14 @@ class Artefact:
                 if not (value in known if isinstance(known, Collection) else isinstance(value, known)):
                     has = f"no {axis}" if value is None else f"{axis} = {value!r}"
                     values = ", ".join(map(str, known)) if isinstance(known, Collection) else getattr(known, "__name__", known)
-                    raise ValueError(
-                        f"{line}: it has {has}, and the figure knows {values or 'no such axis'}. Teach AXES and "
-                        f"draw in {file} what it is, or leave the line out of runs there."
-                    )
+                    remedy = f"Teach AXES and draw in {file} what it is, or leave the line out of runs there."
+                    raise ValueError(f"{line}: it has {has}, and the figure knows {values or 'no such axis'}. {remedy}")
             if labels.setdefault(recipe.series, recipe.label) != recipe.label:
                 raise ValueError(f"{line}: {labels[recipe.series]!r} has the same axes. Give it others in runs in {file}.")
         for (label, model, _), count in Counter((label, *series[1:]) for series, label in labels.items()).items():
             if count > 1:
-                raise ValueError(
-                    f"{self.stem} has several lines {label!r} of {model}. Name each its own way in runs in {file}."
-                )
+                remedy = f"Name each its own way in runs in {file}."
+                raise ValueError(f"{self.stem} has several lines {label!r} of {model}. {remedy}")
 
 
 DECLARED = ("TITLE", "PAPER", "SHOWS", "runs", "evals", "summary")

@@ -3,9 +3,8 @@
 import json
 from collections.abc import Sequence
 from dataclasses import field, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -26,6 +25,10 @@ TIMED = ("throughput", "attention_speed")
 """Kinds whose rows differ from time to time."""
 SPEEDS = ("tokens_per_s", "mfu", "mfu_dense")
 """Columns of a training's curve that do."""
+
+
+Relation = Literal["same", "rounded", "other"]
+"""Relation of a folder's training to the first that is stored of its run; rounded: the same up to another CPU's rounding."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -129,11 +132,11 @@ def _keep_line(wanted: LineSpec, spec: DrawSpec, collected: Collected) -> str | 
     how, far = relation(known, folder)
     if far and not spec.draw_these:
         collected.beyond[f"training of {folder.path.name}"] = far
-    own = (folder.weights or "")[:8] if how is not Relation.SAME else ""
+    own = (folder.weights or "")[:8] if how != "same" else ""
     of_first = {each for each in sources if store.fault_of(_stored_at(wanted, each, results_dir)) is None}
-    if how is not Relation.SAME and not own:  # nothing to keep them by: they are compared alone
+    if how != "same" and not own:  # nothing to keep them by: they are compared alone
         sources = [each for each in sources if each in of_first]
-    met = of_first if how is Relation.ROUNDED and not spec.draw_these else ()
+    met = of_first if how == "rounded" and not spec.draw_these else ()
     names = {each: "" if store.is_fresh(each) or each in met else own for each in sources}
     places = {each: _stored_at(wanted, each, results_dir, names[each]) for each in sources}
     if known is None or any(store.fault_of(path) is not None for path in places.values()):
@@ -234,33 +237,24 @@ def _joined(new: list[Line], old: list[Line]) -> list[Line]:
     return [lines[place] for place in order]
 
 
-class Relation(StrEnum):
-    """Relation of a folder's training to the first that is stored of its run."""
-
-    SAME = "same"
-    ROUNDED = "rounded"
-    """The same up to another processor's rounding."""
-    OTHER = "other"
-
-
 def relation(known: dict[str, Any] | None, folder: RunFolder) -> tuple[Relation, str]:
     """Compare a folder's training with the first in the record `known` of its run. Where nothing tells them apart, they are the
     same. Where both are of CPUs and yet others (by other code, most likely), say how far apart they ended. ValueError: what the
     folder knows of its training is damaged."""
     stored = store.trainings_of(known) if known is not None else []
     if known is None or not stored or folder.read_spec().weights or folder.weights == stored[0]["weights"] is not None:
-        return Relation.SAME, ""
+        return "same", ""
     first, record = stored[0], folder.record()
     mine = next(iter(record["trainings"]), None)
     if mine is None or store.is_training(first, mine):
-        return Relation.SAME, ""
+        return "same", ""
     theirs, ours = store.starts_of(known, first), store.starts_of(record, mine)
     before, loss = first["final_loss"], mine["final_loss"]
     if None in (before, loss) or not (trained_on_cpu(theirs) and trained_on_cpu(ours)):
-        return Relation.OTHER, ""
+        return "other", ""
     if abs(before - loss) <= BOUND:
-        return Relation.ROUNDED, ""
-    return Relation.OTHER, _apart((before, theirs[-1]), (loss, ours[-1]))
+        return "rounded", ""
+    return "other", _apart((before, theirs[-1]), (loss, ours[-1]))
 
 
 def _apart(stored: tuple[float, dict[str, Any]], here: tuple[float, dict[str, Any]]) -> str:

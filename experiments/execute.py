@@ -66,9 +66,8 @@ def execute(plan: Plan, slots: int | None, console: Console) -> int:
         console.print(f"all {len(plan.runs)} runs and their evaluations exist already")
     code = draw([*plan.drawings.values()], console)
     if failed:
-        console.print(
-            f"[red]{len(failed)} of {len(todo)} tasks failed or could not start[/]; the same command tries them again"
-        )
+        told = f"{len(failed)} of {len(todo)} tasks failed or could not start"
+        console.print(f"[red]{told}[/]; the same command tries them again")
     return 1 if failed else code
 
 

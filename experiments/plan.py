@@ -184,9 +184,8 @@ def corpus_at(request: Corpora, scale: Scale, *, rehearsal: bool = True) -> Corp
     if absent is not None:
         return absent
     if data is None:
-        raise ValueError(
-            f"--scale {scale.name} needs --data: longcrawl64:FOLDER (the paper's), hf:NAME, or text:PATH with long documents."
-        )
+        choices = "longcrawl64:FOLDER (the paper's), hf:NAME, or text:PATH with long documents"
+        raise ValueError(f"--scale {scale.name} needs --data: {choices}.")
     return resolve(
         data,
         tokenizer=tokenizer,
@@ -254,10 +253,9 @@ def _check_stored(plan: Plan, spec: DrawSpec) -> None:
         if not data or data.get("recall"):  # tasks of several sizes may meet
             continue
         if line.scale in ours and data["fingerprint"] != ours[line.scale] != "absent":
-            raise ValueError(
-                f"{spec.results_dir / spec.scale / spec.stem}.json is drawn from runs on another corpus ({data['source']}, "
-                f"{data['fingerprint']}; this is {ours[line.scale]}): keep the two apart with --results-dir FOLDER."
-            )
+            other = f"{data['source']}, {data['fingerprint']}; this is {ours[line.scale]}"
+            file, remedy = spec.results_dir / spec.scale / spec.stem, "keep the two apart with --results-dir FOLDER."
+            raise ValueError(f"{file}.json is drawn from runs on another corpus ({other}): {remedy}")
 
 
 def write_specs(plan: Plan) -> None:
