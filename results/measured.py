@@ -16,30 +16,19 @@ import pandas as pd
 
 from results.provenance import provenance
 from results.schema import Schema, integer, number, text
-from results.store import Meta, read_rows, write_rows
+from results.store import read_rows, write_rows
 
 FOLDER = Path(__file__).parent / "measurements"
-META_KEYS = ("kind", "created", "command", "provenance")
 PLACES = ("--rows", "--corpora-dir")  # options that name a folder of that machine, and nothing that was measured
 WHOLE_PATH = re.compile(r"(?<![^:=,])/[^:=,]*")  # also behind a scheme (text:/data/books/train*) and behind --option=
 GRADIENTS = ("o", "dq", "dk", "dv", "dlog_fgate")
 
-_KERNEL = {
-    "date": text(),  # of the rows that are compared with each other
-    "provider": text(),
-    "operation": text(),
-    "gates": text(),  # of stick-breaking attention: the logits
-    "dtype": text(),
-    "batch": integer(1),
-    "seq_len": integer(1),
-    "num_heads": integer(1),
-    "head_dim": integer(1),
-}
+# `date` is of the rows that are compared with each other; `gates` of stick-breaking attention are the logits.
+_KERNEL = {name: text() for name in ("date", "provider", "operation", "gates", "dtype")}
+_KERNEL |= {name: integer(1) for name in ("batch", "seq_len", "num_heads", "head_dim")}
 _TIMES = {
     # Quantiles 20/50/80 of the repeats; NaN of a provider that had not compiled, tuned and run within the limit.
-    "ms_q20": number(0, nullable=True),
-    "ms_q50": number(0, nullable=True),
-    "ms_q80": number(0, nullable=True),
+    **{name: number(0, nullable=True) for name in ("ms_q20", "ms_q50", "ms_q80")},
     "effective_tflops": number(0),  # skipped work counts as done; 0 where work is not counted
     "max_error": number(0, nullable=True),  # of the output, against float64
 }
@@ -59,13 +48,15 @@ SCHEMAS = {
 
 
 def add(kind: str, rows: list[dict[str, Any]], device: str, *, code: str = "", folder: Path = FOLDER) -> Path:
-    """Keep what was measured just now on `device`. `code`: which code that was, where no checkout tells.
-
-    ValueError: rows that are not as SCHEMAS says."""
-    made = provenance(device)
+    """Keep what was measured just now on `device`. `code`: which code that was, where no checkout tells. The file's name comes
+    from its contents: nothing is ever replaced by something else. ValueError: rows that are not as SCHEMAS says."""
+    made, frame = provenance(device), pd.DataFrame(rows)
     if code:
         made |= {"git_sha": code, "git_dirty": None}
-    return write(kind, pd.DataFrame(rows), {"created": made["date"], "command": _command(), "provenance": made}, folder)
+    when = made["date"][:19].replace("-", "").replace(":", "")
+    path = folder / kind / f"{when}-{hashlib.sha256(frame.to_csv().encode()).hexdigest()[:8]}.parquet"
+    meta = {"kind": kind, "created": made["date"], "command": _command(), "provenance": made}
+    return write_rows(path, frame, meta, SCHEMAS[kind], tuple(meta))
 
 
 def _command() -> str:
@@ -81,31 +72,17 @@ def _command() -> str:
     return shlex.join(kept)
 
 
-def write(kind: str, rows: pd.DataFrame, meta: Meta, folder: Path = FOLDER) -> Path:
-    """Write one measuring. Its name comes from its contents: nothing is ever replaced by something else."""
-    when = meta["created"][:19].replace("-", "").replace(":", "")
-    digest = hashlib.sha256(rows.to_csv().encode()).hexdigest()[:8]
-    path = folder / kind / f"{when}-{digest}.parquet"
-    return write_rows(path, rows, {"kind": kind, **meta}, SCHEMAS[kind], META_KEYS)
-
-
 def read(kind: str, folder: Path = FOLDER) -> pd.DataFrame:
     """Read all rows of a kind, oldest first, behind `created`, `commit`, `gpu`, `torch` and `triton` of who measured them.
-
     ValueError: there are none, or a file is damaged."""
     frames = []
     files = [read_rows(path) for path in sorted((folder / kind).glob("*.parquet"))]
     for rows, meta in sorted(files, key=lambda file: file[1]["created"]):  # names tell seconds only
         made = meta["provenance"]
         commit = str(made["git_sha"] or "")[:10] + ("+" if made["git_dirty"] else "")
-        source = {
-            "created": meta["created"],
-            "commit": commit,
-            "gpu": made["device"],
-            "torch": made["versions"]["torch"],
-            "triton": made["versions"]["triton"],
-        }
-        frames.append(pd.concat([pd.DataFrame(source, index=rows.index), rows], axis=1))
+        versions = {name: made["versions"][name] for name in ("torch", "triton")}
+        source = {"created": meta["created"], "commit": commit, "gpu": made["device"], **versions}
+        frames.append(pd.DataFrame({**source, **rows}))
     if not frames:
         raise ValueError(f"{folder / kind} holds no measurements; measure first")
     return pd.concat(frames, ignore_index=True)

@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import platform
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +13,20 @@ PACKAGES = ("torch", "triton", "flash-linear-attention", "transformers", "numpy"
 
 
 def git_state(root: Path | None = None) -> dict[str, Any]:
-    """Commit of the checkout that holds this file and whether tracked files differ from it; nulls outside a checkout.
-
-    In a snapshot of the code (slurm/snapshot.py), what its snapshot.json says of the checkout it was taken from.
-    """
+    """Commit of the checkout that holds this file and whether tracked files differ from it; nulls outside a checkout. In a
+    snapshot of the code (slurm/snapshot.py), what its snapshot.json says of the checkout it was taken from."""
     root = root or Path(__file__).parent.parent
     if (root / "snapshot.json").exists():
         return json.loads((root / "snapshot.json").read_text())
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        sha = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no", "--", ".", ":!results"],
-            cwd=root, capture_output=True, text=True, check=True,
-        ).stdout.strip()  # fmt: skip
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
+        return {"git_sha": git("rev-parse", "HEAD"), "git_dirty": bool(changed)}
     except (OSError, subprocess.CalledProcessError):
         return {"git_sha": None, "git_dirty": None}
-    return {"git_sha": sha, "git_dirty": bool(changed)}
 
 
 def commit_name(provenance: dict[str, Any]) -> str:
@@ -37,12 +36,10 @@ def commit_name(provenance: dict[str, Any]) -> str:
 
 def provenance(device_name: str, world_size: int = 1) -> dict[str, Any]:
     """One line of provenance.jsonl."""
-    versions: dict[str, str | None] = {}
+    versions: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for package in PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         **git_state(),

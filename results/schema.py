@@ -36,39 +36,27 @@ class Schema:
     key: tuple[str, ...]
 
     def validate(self, rows: pd.DataFrame, where: str = "rows") -> pd.DataFrame:
-        """The rows with the columns in order and of the right types; `where` names them in messages.
-
-        ValueError: no rows, missing or surplus columns, wrong types, values out of range, repeated keys.
-        """
+        """The rows with the columns in order and of the right types; `where` names them in messages. ValueError: no rows,
+        missing or surplus columns, wrong types, values out of range, repeated keys."""
         missing = [name for name in self.columns if name not in rows.columns]
         surplus = [str(name) for name in rows.columns if name not in self.columns]
         if missing or surplus:
             raise ValueError(f"{where}: the columns are {list(self.columns)}; missing {missing}, not expected {surplus}")
         if rows.empty:
             raise ValueError(f"{where}: there are no rows")
-        self._refuse_fractions(rows, where)
+        for name, column in self.columns.items():  # coercion to int64 would silently cut 2.5 to 2
+            if str(column.dtype) == "int64" and pd.api.types.is_float_dtype(rows[name]) and (rows[name] % 1 != 0).any():
+                bad = rows[name][rows[name] % 1 != 0].iloc[0]
+                raise ValueError(f"{where}: column {name!r} must hold whole numbers; it has {bad!r}")
         schema = pa.DataFrameSchema(dict(self.columns), strict=True, coerce=True)
         try:
             valid = schema.validate(rows[list(self.columns)], lazy=True)
         except SchemaErrors as error:
-            raise ValueError(f"{where}: {_first_failure(error)}") from None
+            first, more = error.failure_cases.iloc[0], len(error.failure_cases) - 1
+            fault = f"column {first['column']!r}: {first['check']} fails for {first['failure_case']!r}"
+            raise ValueError(f"{where}: {fault}{f' (and {more} more)' if more else ''}") from None
         repeated = valid.duplicated(list(self.key))
         if repeated.any():
-            first = valid.loc[repeated, list(self.key)].iloc[0].to_dict()
-            raise ValueError(f"{where}: {int(repeated.sum())} rows appear twice, the first: {first}")
+            twice = valid.loc[repeated, list(self.key)].iloc[0].to_dict()
+            raise ValueError(f"{where}: {int(repeated.sum())} rows appear twice, the first: {twice}")
         return valid.reset_index(drop=True)
-
-    def _refuse_fractions(self, rows: pd.DataFrame, where: str) -> None:
-        """Coercion to int64 would silently cut 2.5 to 2."""
-        for name, column in self.columns.items():
-            if str(column.dtype) == "int64" and pd.api.types.is_float_dtype(rows[name]):
-                bad = rows[name][rows[name] % 1 != 0]
-                if len(bad):
-                    raise ValueError(f"{where}: column {name!r} must hold whole numbers; it has {bad.iloc[0]!r}")
-
-
-def _first_failure(error: SchemaErrors) -> str:
-    failure = error.failure_cases.iloc[0]
-    more = len(error.failure_cases) - 1
-    text = f"column {failure['column']!r}: {failure['check']} fails for {failure['failure_case']!r}"
-    return text + (f" (and {more} more)" if more else "")

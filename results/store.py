@@ -132,13 +132,9 @@ def fault_of(path: Path, **owner: str) -> str | None:
 
 def keep(source: Path, results_dir: Path, but: Sequence[str] = (), weights: str = "") -> tuple[Path, float | None]:
     """Put an evaluation file of a run folder into the store; returns its place there, which is beside those of the run's first
-    training where `weights` name another.
-
-    What is stored already stays as it is; then the second value is by how much the new rows differ from it: the largest
-    difference of a number, relative to the largest number of its column (infinite where texts or shapes differ), of all columns
-    `but` some.
-    ValueError: `source` is not whole.
-    """
+    training where `weights` name another. What is stored already stays as it is; then the second value is by how much the new
+    rows differ from it: the largest difference of a number, relative to the largest number of its column (infinite where texts
+    or shapes differ), of all columns `but` some. ValueError: `source` is not whole."""
     body, meta = _read_pair(source, META)
     owner = {name: meta[name] for name in ("scale", "run_id", "eval_id")}
     path = rows_file(results_dir, **owner, weights=weights)
@@ -174,16 +170,12 @@ def run_file(results_dir: Path, scale: str, run_id: str) -> Path:
 
 def record_run(results_dir: Path, record: dict[str, Any]) -> Path:
     """Keep what is known of a run: run_id, scale, name, spec, starts (every start's provenance), trainings (weights, dates of
-    starts, final loss), and what else is given.
-
-    Starts and trainings that are stored already are kept, new ones are added; of other values the newest are kept, and None
-    takes the place of none (a folder that was only timed knows no final loss). `final_loss` is the first training's.
-    """
+    starts, final loss), and what else is given. Starts and trainings that are stored already are kept, new ones are added; of
+    other values the newest are kept, and None takes the place of none (a folder that was only timed knows no final loss).
+    `final_loss` is the first training's."""
     path = run_file(results_dir, record["scale"], record["run_id"])
     known = read_run(path) if path.is_file() else {"starts": []}
-    starts = {
-        start["date"]: start for start in [*known["starts"], *record["starts"]]
-    }  # of a start that has ended since, the end
+    starts = {start["date"]: start for start in [*known["starts"], *record["starts"]]}  # of one that has ended since, the end
     newer = {name: value for name, value in record.items() if value is not None or name not in known}
     merged = {**known, **newer, "starts": [starts[date] for date in sorted(starts)]}
     if "trainings" in record:
@@ -196,16 +188,15 @@ def record_run(results_dir: Path, record: dict[str, Any]) -> Path:
 
 def _joined(known: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return all trainings in the order in which they came."""
-    found = [*known]
+    found = [dict(training) for training in known]
     for training in new:
         same = next((each for each in found if is_training(each, training)), None)
         if same is None:
             found.append(training)
         else:
-            weights = same["weights"] or training["weights"]
-            starts = sorted({*same["starts"], *training["starts"]})
-            loss = training["final_loss"] if same["final_loss"] is None else same["final_loss"]
-            found[found.index(same)] = {"weights": weights, "starts": starts, "final_loss": loss}
+            same["weights"] = same["weights"] or training["weights"]
+            same["starts"] = sorted({*same["starts"], *training["starts"]})
+            same["final_loss"] = training["final_loss"] if same["final_loss"] is None else same["final_loss"]
     return found
 
 
