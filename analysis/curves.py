@@ -1,8 +1,10 @@
-"""Per-token losses L(i) as stored: curves over positions, the documents' bands behind their noise, and contrasts between them.
+"""Per-token losses as stored, and contrasts between them: curves L(i) over positions, with the documents' bands behind their
+noise, and losses of the same tokens given more and more context.
 
-Suffixes: S seeds, N positions, D documents, K bands of a document.
+Suffixes: S seeds, N positions, D documents, K bands of a document, P places of a document, C contexts.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -10,37 +12,25 @@ from functools import cached_property, lru_cache
 import numpy as np
 import pandas as pd
 
-from analysis.names import ordered
-from analysis.seeds import NOTHING, Repeated, Repeats, family_of, repeats_for
-from analysis.sources import sources_of
+from analysis.names import ordered, rank
+from analysis.seeds import Measured, Repeated
 from analysis.statistics import Estimate, Noise, Term, contrast
-from analysis.study import Axes, Line, Series, Study
-from results.store import Meta
+from analysis.study import Evaluation, Study
 
 KIND = "per_token_loss"
 
 
-@dataclass(frozen=True, eq=False)
-class LossCurve:
-    """Held-out losses (nats) of one series. `losses_SN`: L(i), i = 1..N at index i - 1, for every seed;
-    `bands_DK`: mean over seeds of every document's mean loss over K bands of positions, which end at `ends_K` (D = 0 where not
-    stored). `sources_D`: the book that each document is from; None where that is not known. `repeats`: what seeds' noise is
-    estimated from, for models of `family`."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LossCurve(Measured):
+    """Held-out losses (nats) of one series. `losses_SN`: L(i), i = 1..N at index i - 1, for every seed; `bands_DK`: mean over
+    seeds of every document's mean loss over K bands of positions, which end at `ends_K` (D = 0 where not stored)."""
 
-    label: str
-    axes: Axes
-    model: str
-    scale: str
-    train_len: int
     seeds: tuple[int, ...]
     run_ids: tuple[str, ...]
     losses_SN: np.ndarray
     bands_DK: np.ndarray
     ends_K: np.ndarray
     num_documents: int
-    sources_D: np.ndarray | None = None
-    repeats: Repeats = NOTHING
-    family: str = ""
 
     @cached_property
     def mean_N(self) -> np.ndarray:
@@ -91,7 +81,7 @@ class LossCurve:
                 return None
             return np.sum([k * losses_SN[:, low:high].mean(axis=1) for k, low, high in places], axis=0)
 
-        return self.repeats.noise(self.scale, self.family, functional)
+        return self.noise(functional)
 
 
 @lru_cache(maxsize=256)
@@ -100,18 +90,16 @@ def _losses_SN(repeated: Repeated) -> np.ndarray:
     return np.stack([whole[: min(map(len, wholes))] for whole in wholes])
 
 
-Stretch = tuple[float, LossCurve, int, int]
-
-
-def compare(*stretches: Stretch) -> Estimate:
+def compare(*stretches: tuple[float, LossCurve, int, int]) -> Estimate:
     """Sum of coefficient x mean loss over positions first..last: (coefficient, curve, first, last) each; over
     `whole` bands where a stretch is shorter than one."""
-    wholes = [(coefficient, curve, *curve.whole(first, last)) for coefficient, curve, first, last in stretches]
-    of_curve: dict[LossCurve, list[tuple[float, int, int]]] = {}
-    for coefficient, curve, first, last in wholes:
-        of_curve.setdefault(curve, []).append((coefficient, first, last))
-    noises: dict[object, Noise | None] = {curve: curve.seed_noise(own) for curve, own in of_curve.items()}
-    return contrast([curve.term(coefficient, first, last) for coefficient, curve, first, last in wholes], noises)
+    terms: list[Term] = []
+    of_curve: dict[LossCurve, list[tuple[float, int, int]]] = defaultdict(list)
+    for coefficient, curve, *ends in stretches:
+        first, last = curve.whole(*ends)
+        terms.append(curve.term(coefficient, first, last))
+        of_curve[curve].append((coefficient, first, last))
+    return contrast(terms, {curve: curve.seed_noise(own) for curve, own in of_curve.items()})
 
 
 def difference(one: LossCurve, other: LossCurve, last: int | None = None) -> Estimate:
@@ -121,47 +109,32 @@ def difference(one: LossCurve, other: LossCurve, last: int | None = None) -> Est
 
 @lru_cache(maxsize=64)  # more than a scale has artefacts: `render` draws all, then reports on all
 def loss_curves(study: Study) -> tuple[LossCurve, ...]:
-    """Return the curves of an artefact, one per series, in the order of its lines.
-
-    ValueError: positions missing, or seeds that were evaluated differently.
-    """
-    groups: dict[Series, list[tuple[Line, pd.DataFrame, Meta]]] = {}
-    for line, rows, meta in study.evaluations(KIND):
-        groups.setdefault(line.series, []).append((line, rows, meta))
-    repeats = {scale: repeats_for(study.results_dir, scale, KIND) for scale in study.scales}
-    return tuple(_curve(study, group, repeats[group[0][0].scale]) for group in groups.values())
+    """Return the curves of an artefact, one per series, in the order of its lines. ValueError: positions missing, or seeds that
+    were evaluated differently."""
+    return tuple(_curve(study, group) for group in study.by_series(KIND))
 
 
 def stored_curves(study: Study) -> tuple[LossCurve, ...]:
     """Return `loss_curves`. ValueError where there are none."""
     curves = loss_curves(study)
     if not curves:
-        raise ValueError(f"{study.stem}: no per-token losses are stored; run its experiment first")
+        raise study.nothing("per-token losses")
     return curves
 
 
-def _curve(study: Study, group: list[tuple[Line, pd.DataFrame, Meta]], repeats: Repeats) -> LossCurve:
-    lines = [line for line, _, _ in group]
-    first = lines[0]
-    parts = [_split(rows, first.label) for _, rows, _ in group]
-    shapes = {(len(losses), bands.shape, documents) for losses, bands, _, documents in parts}
-    if len(shapes) != 1:
-        raise ValueError(f"{study.stem}: the seeds of {first.label} were evaluated on different lengths or documents")
+def _curve(study: Study, group: list[Evaluation]) -> LossCurve:
+    line, _, meta = group[0]
+    losses, bands, ends, counts = zip(*(_split(rows, line.label) for _, rows, _ in group), strict=True)
+    if len({(len(each), own.shape, count) for each, own, count in zip(losses, bands, counts, strict=True)}) != 1:
+        raise ValueError(f"{study.stem}: the seeds of {line.label} were evaluated on different lengths or documents")
     return LossCurve(
-        label=first.label,
-        axes=first.axes,
-        model=first.model,
-        scale=first.scale,
-        train_len=study.train_len_of(first.run_id),
-        seeds=tuple(line.seed for line in lines),
-        run_ids=tuple(line.run_id for line in lines),
-        losses_SN=np.stack([losses for losses, *_ in parts]),
-        bands_DK=np.mean([bands for _, bands, _, _ in parts], axis=0),
-        ends_K=parts[0][2],
-        num_documents=parts[0][3],
-        sources_D=sources_of(study.results_dir, group[0][2], parts[0][1].shape[0]),
-        repeats=repeats,
-        family=family_of(study.spec(first.run_id)["model"]),
+        **study.measured(line, meta, len(bands[0])),
+        seeds=tuple(each.seed for each, _, _ in group),
+        run_ids=tuple(each.run_id for each, _, _ in group),
+        losses_SN=np.stack(losses),
+        bands_DK=np.mean(bands, axis=0),
+        ends_K=ends[0],
+        num_documents=counts[0],
     )
 
 
@@ -183,8 +156,8 @@ def _split(rows: pd.DataFrame, label: str) -> tuple[np.ndarray, np.ndarray, np.n
 def by_model(study: Study) -> dict[str, LossCurve]:
     """Return the curves of an artefact that has one series per model, by model. ValueError for curves of several lengths."""
     curves = {curve.model: curve for curve in loss_curves(study)}
-    if len({curve.length for curve in curves.values()}) > 1:
-        lengths = {model: curve.length for model, curve in curves.items()}
+    lengths = {model: curve.length for model, curve in curves.items()}
+    if len(set(lengths.values())) > 1:
         raise ValueError(f"{study.stem}: per-token losses have several lengths: {lengths}; evaluate all models at one length")
     return curves
 
@@ -233,3 +206,84 @@ def first_plotted(train_len: int) -> int:
 
 def fewest_seeds(curves: Iterable[LossCurve]) -> int:
     return min((len(curve.seeds) for curve in curves), default=0)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ContextLosses(Measured):
+    """Losses (nats per token) of one model. `losses_SDPC`: NaN where a context does not fit in front of a place. `contexts_C`:
+    ascending. `targets`: tokens whose loss is taken."""
+
+    targets: int
+    losses_SDPC: np.ndarray
+    contexts_C: np.ndarray
+
+    @property
+    def num_seeds(self) -> int:
+        return len(self.losses_SDPC)
+
+    @property
+    def inside(self) -> list[int]:
+        """Contexts that lie within the training context together with the targets."""
+        return [int(context) for context in self.contexts_C if context + self.targets <= self.train_len]
+
+    def at(self, context: int) -> np.ndarray:
+        """Losses (S, D, P) given a context."""
+        return self.losses_SDPC[..., int(np.flatnonzero(self.contexts_C == context)[0])]
+
+    def seed_noise(self, asked: list[tuple[float, int]]) -> Noise | None:
+        """Return the noise between seeds of a sum of coefficient x mean loss given a context, read from what was repeated at
+        the same contexts relative to the training context."""
+
+        def functional(other: Repeated) -> np.ndarray | None:
+            contexts = [context * other.train_len / self.train_len for _, context in asked]
+            tables = _tables(other)
+            if any(context not in table for table in tables for context in contexts):
+                return None
+            weights = [coefficient for coefficient, _ in asked]
+            return np.array([table[contexts].dropna().to_numpy().mean(axis=0) @ weights for table in tables])
+
+        return self.noise(functional)
+
+
+@lru_cache(maxsize=256)
+def _tables(repeated: Repeated) -> list[pd.DataFrame]:
+    return [_table(rows) for rows in repeated.rows]
+
+
+def _table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Losses by (document, place) and context."""
+    return rows.pivot_table(index=["document", "place"], columns="context", values="loss")
+
+
+def compare_contexts(*parts: tuple[float, ContextLosses, int]) -> Estimate:
+    """Sum of coefficient x mean loss given a context: (coefficient, losses, context) each, over the targets that all of these
+    contexts fit in front of."""
+    there_P = np.logical_and.reduce([np.isfinite(losses.at(context)).all(axis=(0, 1)) for _, losses, context in parts])
+    terms: list[Term] = []
+    asked: dict[ContextLosses, list[tuple[float, int]]] = defaultdict(list)
+    for coefficient, losses, context in parts:
+        loss_SD = losses.at(context)[..., there_P].mean(axis=2)
+        terms.append(Term.of(losses, coefficient, loss_SD, losses.sources_D))
+        asked[losses].append((coefficient, context))
+    return contrast(terms, {losses: losses.seed_noise(own) for losses, own in asked.items()})
+
+
+@lru_cache(maxsize=64)  # more than a scale has artefacts: `render` draws all, then reports on all
+def context_losses(study: Study) -> dict[str, ContextLosses]:
+    """Return the losses of an artefact that has one series per model, by model in the paper's order. ValueError: nothing is
+    stored, or models or seeds were evaluated on other targets or contexts."""
+    groups = sorted(study.by_series("context_use", "losses by context"), key=lambda group: rank(group[0][0].model))
+    tables = [[_table(rows) for _, rows, _ in group] for group in groups]
+    first = tables[0][0]
+    if not all(own.index.equals(first.index) and own.columns.equals(first.columns) for each in tables for own in each):
+        raise ValueError(f"{study.stem}: models or seeds were evaluated on other targets or contexts; evaluate all alike")
+    documents, places = (len(level) for level in first.index.levels)  # type: ignore[attr-defined]
+    return {
+        line.model: ContextLosses(
+            **study.measured(line, meta, documents),
+            targets=int(meta["spec"]["targets"]),
+            losses_SDPC=np.stack([table.to_numpy().reshape(documents, places, -1) for table in own]),
+            contexts_C=first.columns.to_numpy(),
+        )
+        for ((line, _, meta), *_), own in zip(groups, tables, strict=True)
+    }

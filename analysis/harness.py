@@ -7,6 +7,7 @@ gives no error for word perplexity; then half of 0.3 is taken, what repeated tra
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -40,10 +41,13 @@ ACCURACIES = {
     "sciq_acc": ("sciq", "acc", "SciQ"),
     "boolq_acc": ("boolq", "acc", "BoolQ"),
 }
+KNOWN = PERPLEXITIES | ACCURACIES
+COLUMNS = tuple(KNOWN)
+BOTH = ("avg_acc", "wikitext_ppl")
 SIX = ("lambada_acc", "piqa_acc", "hellaswag_acc_norm", "winogrande_acc", "arc_easy_acc", "arc_challenge_acc_norm")
 """The accuracies of Table 7, whose average is over these."""
-KNOWN_TASKS = {task for task, _, _ in (PERPLEXITIES | ACCURACIES).values()}
-Scores = dict[str, dict[str, np.ndarray]]  # label -> column -> one value per seed
+STAND_INS = "The tasks are stand-ins made from the held-out text, not the public benchmark that the claim is about."
+WORD_PERPLEXITY_ERROR = 0.15
 
 
 def made_locally(study: Study) -> bool:
@@ -51,19 +55,31 @@ def made_locally(study: Study) -> bool:
     return any(str(meta["spec"].get("include", "")).startswith("local") for meta in study.metas(KIND))
 
 
-def scores(rows: pd.DataFrame) -> Scores:
-    """Values by label and column, one per seed, with avg_acc over the ten accuracies (the six of Table 7) where these are
-    there.
+def _columns(rows: pd.DataFrame) -> dict[tuple[str, str], Column]:
+    """Columns by (task, metric): those of the paper, then of other tasks acc_norm where there is one, else acc, and
+    perplexities."""
+    found = set(zip(rows["task"], rows["metric"], strict=True))
+    columns = {}
+    for key, (task, metric, name) in KNOWN.items():
+        what = {"acc": f" acc{UP}", "acc_norm": f" acc-n{UP}"}.get(metric, f" ppl{DOWN}")
+        columns[task, metric] = Column(key, name + what, 2, "lower" if key in PERPLEXITIES else "higher")
+    known = {task for task, _ in columns}
+    for task, metric in sorted(place for place in found if place[0] not in known):
+        if metric.endswith("perplexity"):
+            columns[task, metric] = Column(f"{task}_{metric}", f"{task} {metric}{DOWN}", 2, "lower")
+        elif metric == "acc_norm" or (metric == "acc" and (task, "acc_norm") not in found):
+            columns[task, metric] = Column(f"{task}_{metric}", f"{task} {metric}{UP}", 2, "higher")
+    return {place: column for place, column in columns.items() if place in found}
 
-    Tasks that the paper does not have get a column TASK_METRIC: acc_norm where there is one, else acc, and perplexities.
-    """
-    table: Scores = {}
-    for label, own in rows.groupby("label", sort=False):
+
+def scores(rows: pd.DataFrame, by: str = "label") -> dict[str, dict[str, np.ndarray]]:
+    """Values by label and column, one per seed, with avg_acc over the ten accuracies (the six of Table 7) where these are
+    there. Tasks that the paper does not have get a column TASK_METRIC."""
+    table: dict[str, dict[str, np.ndarray]] = {}
+    columns: dict[Any, Column] = _columns(rows)
+    for label, own in rows.groupby(by, sort=False):
         values = own.pivot_table(index=["task", "metric"], columns="run_id", values="value", sort=False).dropna()
-        found = {key: values.loc[key].to_numpy(float) for key in values.index}
-        known = PERPLEXITIES | ACCURACIES
-        line = {column: found[task, metric] for column, (task, metric, _) in known.items() if (task, metric) in found}
-        line |= {f"{task}_{metric}": found[task, metric] for task, metric in _others(set(found))}
+        line = {column.key: values.loc[place].to_numpy(float) for place, column in columns.items() if place in values.index}
         accuracies = [column for column in ACCURACIES if column in line]
         if set(accuracies) in (set(ACCURACIES), set(SIX)):
             line["avg_acc"] = np.mean([line[column] for column in accuracies], axis=0)
@@ -71,22 +87,13 @@ def scores(rows: pd.DataFrame) -> Scores:
     return table
 
 
-def _others(found: set[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Metrics shown of the tasks that are not in the paper's table."""
-    shown = []
-    for task, metric in sorted(found):
-        covered = metric == "acc" and (task, "acc_norm") in found
-        if task not in KNOWN_TASKS and (metric in ("acc", "acc_norm") or metric.endswith("perplexity")) and not covered:
-            shown.append((task, metric))
-    return shown
-
-
 def content(study: Study) -> tuple[list[Column], dict[str, list[Cell]], str]:
     """Columns, a value per seed for each label and column, and the note of a table of the harness's tasks."""
     rows = study.stored(KIND, WHAT)
     ours = scores(rows)
     present = {column for line in ours.values() for column in line}
-    columns = [column for column in _all_columns(rows) if column.key in present]
+    columns = [*_columns(rows).values(), Column("avg_acc", f"Avg{UP}", 2, "higher")]
+    columns = [column for column in columns if column.key in present]
     note = about(study, corpus=False)
     if made_locally(study):
         note += " The tasks are stand-ins in the same format, made from the held-out text; they are not the public benchmarks."
@@ -94,22 +101,6 @@ def content(study: Study) -> tuple[list[Column], dict[str, list[Cell]], str]:
         note += " No average: it needs all accuracies of the paper."
     note += f" {count_range(rows['num_examples'], 'examples')} per task."
     return columns, {label: [line.get(column.key) for column in columns] for label, line in ours.items()}, note
-
-
-def _all_columns(rows: pd.DataFrame) -> list[Column]:
-    columns = [Column(key, f"{name} ppl{DOWN}", 2, "lower") for key, (_, _, name) in PERPLEXITIES.items()]
-    for key, (_, metric, name) in ACCURACIES.items():
-        columns.append(Column(key, f"{name} {'acc-n' if metric == 'acc_norm' else 'acc'}{UP}", 2, "higher"))
-    found = {(str(task), str(metric)) for task, metric in rows[["task", "metric"]].drop_duplicates().to_numpy()}
-    for task, metric in _others(found):
-        lower = metric.endswith("perplexity")
-        columns.append(Column(f"{task}_{metric}", f"{task} {metric}{DOWN if lower else UP}", 2, "lower" if lower else "higher"))
-    return [*columns, Column("avg_acc", f"Avg{UP}", 2, "higher")]
-
-
-COLUMNS = (*PERPLEXITIES, *ACCURACIES)
-WORD_PERPLEXITY_ERROR = 0.15
-STAND_INS = "The tasks are stand-ins made from the held-out text, not the public benchmark that the claim is about."
 
 
 @dataclass(frozen=True)
@@ -124,35 +115,22 @@ class Line:
         return min(len(values) for values in self.values.values())
 
 
-def lines_of(study: Study, columns: Collection[str] = COLUMNS) -> dict[str, Line]:
-    """Return the lines by model that have all columns of the paper's table."""
-    models = {line.label: line.model for line in study.lines}
-    return {models[label]: line for label, line in lines_by_label(study, columns).items()}
-
-
-def lines_by_label(study: Study, columns: Collection[str] = COLUMNS) -> dict[str, Line]:
-    """Return the lines by label that have all `columns`."""
+def lines_of(study: Study, columns: Collection[str] = COLUMNS, by: str = "model") -> dict[str, Line]:
+    """Return the lines by model, or label, that have all `columns` and an average."""
     rows = study.stored(KIND, WHAT)
-    lines = {}
-    for label, values in scores(rows).items():
-        if not {*columns, "avg_acc"} <= set(values):
-            continue
-        lines[label] = Line(values, _errors(rows[rows["label"] == label]))
-    return lines
+    found = scores(rows, by).items()
+    return {name: Line(own, _errors(rows[rows[by] == name])) for name, own in found if {*columns, "avg_acc"} <= set(own)}
 
 
 def _errors(rows: pd.DataFrame) -> dict[str, float | None]:
     stated = rows.groupby(["task", "metric"])["stderr"].mean()
-    found = {
-        column: float(stated.get((task, metric), np.nan)) for column, (task, metric, _) in (PERPLEXITIES | ACCURACIES).items()
-    }
-    if not any(math.isfinite(error) for error in found.values()):
+    found = {column: float(stated.get((task, metric), np.nan)) for column, (task, metric, _) in KNOWN.items()}
+    if not any(map(math.isfinite, found.values())):
         return dict.fromkeys([*COLUMNS, "avg_acc"])
-    accuracies = [column for column in ACCURACIES if math.isfinite(found[column])]
-    errors = {column: error if math.isfinite(error) else 0.0 for column, error in found.items()}
-    errors["wikitext_ppl"] = errors["wikitext_ppl"] or WORD_PERPLEXITY_ERROR
-    errors["avg_acc"] = math.hypot(*(errors[column] for column in accuracies)) / len(accuracies)
-    return dict(errors)
+    errors: dict[str, float | None] = {column: error if math.isfinite(error) else 0.0 for column, error in found.items()}
+    accuracies = [found[column] for column in ACCURACIES if math.isfinite(found[column])]
+    average = math.hypot(*accuracies) / len(accuracies)
+    return errors | {"wikitext_ppl": errors["wikitext_ppl"] or WORD_PERPLEXITY_ERROR, "avg_acc": average}
 
 
 def ahead(one: Line, other: Line, column: str) -> Estimate:
@@ -169,21 +147,16 @@ def ahead(one: Line, other: Line, column: str) -> Estimate:
 def column_title(column: str) -> str:
     if column == "avg_acc":
         return "average"
-    if column in PERPLEXITIES:
-        return f"{PERPLEXITIES[column][2]} perplexity"
-    return f"{ACCURACIES[column][2]} accuracy"
+    return f"{KNOWN[column][2]} {'perplexity' if column in PERPLEXITIES else 'accuracy'}"
 
 
-Lead = tuple[str, str, str]  # model, the other, column
-
-
-def ahead_on(study: Study, leads: Sequence[Lead], columns: Collection[str] = COLUMNS) -> Verdict:
+def ahead_on(study: Study, leads: Sequence[tuple[str, str, str]], columns: Collection[str] = COLUMNS) -> Verdict:
     """The first model of every lead is ahead of the second on its column."""
     if made_locally(study):
         return not_applicable(STAND_INS)
     lines = lines_of(study, columns)
-    there = [lead for lead in leads if {lead[0], lead[1]} <= set(lines)]
-    absent = missing_of(dict.fromkeys(model for one, other, _ in leads for model in (one, other)), lines)
+    there = [lead for lead in leads if set(lead[:2]) <= set(lines)]
+    absent = missing_of((model for one, other, _ in leads for model in (one, other)), lines)
     comparisons = [
         Comparison(f"{column_title(column)}, lead of {title(one)} over {title(other)}", ahead(lines[one], lines[other], column),
                    unit="")
@@ -192,6 +165,3 @@ def ahead_on(study: Study, leads: Sequence[Lead], columns: Collection[str] = COL
     parts = [f"{each.name} {number(each.estimate.effect, '')}" for each in comparisons]
     seeds = min((lines[model].seeds for one, other, _ in there for model in (one, other)), default=0)
     return decide("; ".join(parts) + ".", comparisons, seeds, absent)
-
-
-BOTH = ("avg_acc", "wikitext_ppl")

@@ -8,8 +8,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-Dashes = tuple[float, ...] | None
-
 
 @dataclass(frozen=True)
 class LineStyle:
@@ -17,7 +15,7 @@ class LineStyle:
 
     label: str
     colour: str
-    dashes: Dashes = None
+    dashes: tuple[float, ...] | None = None
     marker: str = "o"
 
 

@@ -5,8 +5,8 @@ The choice is right in 10% of the cases by guessing. Recall of a needle is the l
 the text minus that without it: 0 where the text is of no use, and above 0 long before a model can say the answer.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -16,35 +16,33 @@ from matplotlib.colors import ListedColormap
 
 from analysis.names import rank
 from analysis.panels import ColourScale
-from analysis.seeds import NOTHING, Repeated, Repeats, family_of, repeats_for
+from analysis.seeds import Functional, Repeated
 from analysis.statistics import Estimate, Noise, Term, contrast, stratified
 from analysis.study import Study
 from analysis.style import tokens
 
 SCORE, CHOICE, RECALL = "needle", "needle_choice", "needle_recall"
 COLUMNS = {SCORE: "score", CHOICE: "right", RECALL: "recall_nats"}
-UNITS = {SCORE: "points", CHOICE: "percent", RECALL: "nats"}
 MODES = ("easy", "standard", "passkey")
-LOWEST_SCORE, FLOOR = 1.0, 2.0
+FLOOR = 2.0
 PERCENT_PER_POINT = 10.0
 """From 1 to 10 points, or from guessing to all right."""
-CELL = ["length", "depth"]
+CELL = ["mode", "length", "depth"]
 
 
 @dataclass(frozen=True, eq=False)
 class Needles:
     """`rows`: label, model, seed, run_id, mode, length, depth, sample, value. `kind`: the evaluation that they are of.
-    `families`: architecture by run_id; `repeats`: what seeds' noise is estimated from."""
+    `noises`: by run_id, the noise between seeds of what a functional takes."""
 
     rows: pd.DataFrame
-    kind: str = SCORE
-    families: dict[str, str] = field(default_factory=dict)
-    repeats: Repeats = NOTHING
+    kind: str
+    noises: dict[str, Callable[[Functional], Noise | None]]
 
     @property
     def unit(self) -> str:
         """Unit of the values: "points" (1 to 10), "percent" (of choices that are right), or "nats"."""
-        return UNITS[self.kind]
+        return {SCORE: "points", CHOICE: "percent", RECALL: "nats"}[self.kind]
 
     @property
     def per_point(self) -> float:
@@ -64,46 +62,39 @@ class Needles:
     @property
     def labels(self) -> list[str]:
         """Labels in the paper's order of models, then as in the artefact."""
-        models = self.rows.drop_duplicates("label").set_index("label")["model"]
-        return sorted(models.index, key=lambda label: rank(models[label]))
+        models = dict(zip(self.rows["label"], self.rows["model"], strict=True))
+        return sorted(models, key=lambda label: rank(models[label]))
 
     def of(self, *, label: str | None = None, model: str | None = None, mode: str, low: float = 0, high: float = np.inf):
         """Needles of a label or model and mode at lengths low..high."""
-        rows = self.rows[(self.rows["mode"] == mode) & (self.rows["length"] >= low) & (self.rows["length"] <= high)]
+        rows = self.rows[(self.rows["mode"] == mode) & self.rows["length"].between(low, high)]
         return rows[rows["label"] == label] if label is not None else rows[rows["model"] == model]
 
     def mean_of(self, rows: pd.DataFrame) -> Estimate:
-        return self._contrast((1.0, rows))
+        return contrast([_term(1.0, rows)], {_name(rows): self._seed_noise(rows)})
 
     def difference(self, one: pd.DataFrame, other: pd.DataFrame) -> Estimate:
         """Mean of `one` minus mean of `other`, needle by needle."""
-        return self._contrast((1.0, one), (-1.0, other))
-
-    def _contrast(self, *means: tuple[float, pd.DataFrame]) -> Estimate:
-        terms = [term(coefficient, rows) for coefficient, rows in means]
-        noises = {own.source: self._seed_noise(rows) for own, (_, rows) in zip(terms, means, strict=True)}
-        return contrast(terms, noises)
+        return contrast([_term(1.0, one), _term(-1.0, other)], {_name(rows): self._seed_noise(rows) for rows in (one, other)})
 
     def _seed_noise(self, rows: pd.DataFrame) -> Noise | None:
         """Return the noise between seeds of the mean over the same cells."""
-        asked = pd.MultiIndex.from_frame(rows[["mode", *CELL]].drop_duplicates()).sort_values()
+        asked = pd.MultiIndex.from_frame(rows[CELL].drop_duplicates()).sort_values()
 
         def functional(other: Repeated) -> np.ndarray | None:
             own = _cell_means(other, COLUMNS[self.kind])
-            if not all(asked.isin(seed.index).all() for seed in own):
-                return None
-            return np.array([seed.loc[asked].mean() for seed in own])
+            there = all(asked.isin(seed.index).all() for seed in own)
+            return np.array([seed.loc[asked].mean() for seed in own]) if there else None
 
-        return self.repeats.noise(str(rows["scale"].iloc[0]), self.families.get(rows["run_id"].iloc[0], ""), functional)
+        return self.noises[rows["run_id"].iloc[0]](functional)
 
     @property
     def colours(self) -> ColourScale:
         """Red to green from 1 to 10 or 10% to 100%; recall from white at 0 to the largest mean of a cell, rounded up so that
         figures share their limits, and below 0 only where cells are."""
         if self.kind != RECALL:
-            words = "score" if self.kind == SCORE else "right (%)"
-            return ColourScale("RdYlGn", LOWEST_SCORE * self.per_point, 10.0 * self.per_point, words)
-        cells = self.rows.groupby(["label", "mode", *CELL])["value"].mean()
+            return ColourScale("RdYlGn", self.per_point, 10.0 * self.per_point, "score" if self.kind == SCORE else "right (%)")
+        cells = self.rows.groupby(["label", *CELL])["value"].mean()
         low, high = float(cells.min()), _rounded_up(max(float(cells.abs().max()), 1e-3))
         low = -_rounded_up(-low) if low < -0.05 * high else 0.0
         part = ListedColormap(colormaps["PuOr_r"](np.linspace(0.5 + 0.5 * low / high, 1.0, 256)))
@@ -113,7 +104,7 @@ class Needles:
     def note(self) -> str:
         """Meaning of the colours, for the note above a figure."""
         if self.kind == CHOICE:
-            count = self.rows.groupby(["run_id", "mode", *CELL]).size().max()
+            count = self.rows.groupby(["run_id", *CELL]).size().max()
             colours = "from 10% by guessing (red) to 100% (green)"
             return f"share of {count} needles a cell whose word is the likeliest of ten, {colours}"
         if self.kind == SCORE:
@@ -130,32 +121,46 @@ def _rounded_up(value: float) -> float:
     return float(power * next(step for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9)))
 
 
+def _name(rows: pd.DataFrame) -> tuple[str, str]:
+    return rows["label"].iloc[0], rows["model"].iloc[0]
+
+
+def _term(coefficient: float, rows: pd.DataFrame) -> Term:
+    """Mean over the cells of a grid, of one model's rows. What varies inside the cells is the noise of the needles; with one
+    needle per cell, what varies between them."""
+    per_seed = [own for _, own in rows.groupby("run_id", sort=False)]
+    values_SD = np.stack([own["value"].to_numpy() for own in per_seed])
+    cells = per_seed[0].groupby(["length", "depth"]).ngroup().to_numpy()
+    seeds = np.array([stratified(values_D, cells)[0] for values_D in values_SD])
+    mean_D = values_SD.mean(axis=0)
+    influence = stratified(mean_D, cells)[1]
+    return Term(_name(rows), coefficient, seeds, influence if len(influence) else mean_D - mean_D.mean(), items="needles")
+
+
 @lru_cache(maxsize=256)
 def _cell_means(repeated: Repeated, column: str) -> tuple[pd.Series, ...]:
     """Means over a cell's needles by mode, length and depth, one series a seed."""
-    return tuple(rows.groupby(["mode", *CELL])[column].mean() for rows in repeated.rows)
+    return tuple(rows.groupby(CELL)[column].mean() for rows in repeated.rows)
 
 
 @lru_cache(maxsize=64)  # more than a scale has artefacts: `render` draws all, then reports on all
 def measures(study: Study) -> dict[str, Needles]:
     """Return what is stored of an artefact's needles, by kind of evaluation. ValueError if nothing is."""
-    families = {line.run_id: family_of(study.spec(line.run_id)["model"]) for line in study.lines}
     found = {}
     for kind, column in COLUMNS.items():
         rows = study.rows(kind)
         if len(rows):
-            rows = rows.assign(value=rows[column]).sort_values(["label", "seed", "mode", *CELL, "sample"], ignore_index=True)
-            found[kind] = Needles(rows, kind, families, repeats_for(study.results_dir, study.scale, kind))
+            rows = rows.assign(value=rows[column]).sort_values(["label", "seed", *CELL, "sample"], ignore_index=True)
+            noises = {line.run_id: study.measured(line, meta)["noise"] for line, _, meta in study.evaluations(kind)}
+            found[kind] = Needles(rows, kind, noises)
     if not found:
-        raise ValueError(f"{study.stem}: no needles are stored; run its experiment first")
+        raise study.nothing("needles")
     return found
 
 
 def needles(study: Study) -> Needles:
     """Return what is judged: the first of score, choice and recall in which some model leaves the floor, or else what is there.
-
-    ValueError if nothing is stored.
-    """
+    ValueError if nothing is stored."""
     found = measures(study)
     return next((each for each in found.values() if not each.at_floor), next(iter(found.values())))
 
@@ -163,19 +168,6 @@ def needles(study: Study) -> Needles:
 def longest_inside(train_len: int) -> float:
     """Longest needle prompt counted as inside the training context: the paper's 13,400 of 16,384, scaled."""
     return train_len * 13_400 / 16_384
-
-
-def term(coefficient: float, rows: pd.DataFrame) -> Term:
-    """Mean over the cells of a grid, of one model's rows. What varies inside the cells is the noise of the needles; with one
-    needle per cell, what varies between them."""
-    per_seed = [own for _, own in rows.groupby("run_id", sort=False)]
-    values_SD = np.stack([own["value"].to_numpy() for own in per_seed])
-    cells = per_seed[0].groupby(CELL).ngroup().to_numpy()
-    seeds = np.array([stratified(values_D, cells)[0] for values_D in values_SD])
-    mean_D = values_SD.mean(axis=0)
-    influence = stratified(mean_D, cells)[1]
-    source = rows["label"].iloc[0], rows["model"].iloc[0]
-    return Term(source, coefficient, seeds, influence if len(influence) else mean_D - mean_D.mean(), items="needles")
 
 
 def num_seeds(frames: Iterable[pd.DataFrame]) -> int:

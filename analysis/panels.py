@@ -16,11 +16,13 @@ from matplotlib.lines import Line2D
 from analysis.curves import LossCurve, first_plotted, smooth
 from analysis.names import LineStyle
 from analysis.style import token_ticks, tokens, training_length_line
+from analysis.tables import count_range
 
 MAX_POINTS = 2_048
 BINS_PER_DOUBLING = 4
 FEW_SEEDS = 4
 NO_CELL = "#DDDDDD"
+SOLID = (None, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,14 +53,13 @@ class Drawn:
 
 
 def band_note(seeds: Iterable[int]) -> str:
-    """Say what the line and its band are, for the note above a figure; empty where every label has one seed."""
-    counts = sorted(set(seeds))
-    if counts == [1]:
+    """Say what the line and its band are, for the note above a figure."""
+    counts = set(seeds)
+    if counts == {1}:
         return "one seed"
-    kinds = ["min to max"] if any(1 < count <= FEW_SEEDS for count in counts) else []
-    kinds += ["standard deviation"] if counts[-1] > FEW_SEEDS else []
-    number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"mean of {number} seeds, bands: {' or '.join(kinds)}"
+    kinds = ["min to max"] * any(1 < count <= FEW_SEEDS for count in counts)
+    kinds += ["standard deviation"] * (max(counts) > FEW_SEEDS)
+    return f"mean of {count_range(counts, 'seeds')}, bands: {' or '.join(kinds)}"
 
 
 def smoothed(curve: LossCurve, style: LineStyle, window: int, length: int | None = None) -> Drawn:
@@ -100,9 +101,8 @@ def draw_lines(axes: Axes, lines: Sequence[Drawn]) -> None:
     """The first line on top, bands below all of them. The dashes of a legend's entry are those of its line."""
     for place, line in enumerate(lines):
         style = line.style
-        (drawn,) = axes.plot(line.x, line.mean, color=style.colour, label=style.label, zorder=3 - place / 100)
-        if style.dashes:
-            drawn.set_dashes(style.dashes)
+        looks: dict[str, Any] = dict(color=style.colour, label=style.label, dashes=style.dashes or SOLID)
+        axes.plot(line.x, line.mean, **looks, zorder=3 - place / 100)
         if (band := line.band) is not None:
             axes.fill_between(line.x, *band, color=style.colour, alpha=0.22, linewidth=0, zorder=2)
 
@@ -123,15 +123,11 @@ def doublings_axis(axes: Axes, ticks: Iterable[int], words: Callable[[int], str]
 
 
 def core_limits(lines: Sequence[Drawn], train_len: int) -> tuple[float, float]:
-    """y-range set by the last 7/8 of the training context and by what is lower elsewhere.
-
-    What happens before (the first tokens are hard) and beyond (a curve may explode) may leave the range, as in the paper.
-    """
-    core, every = [], []
-    for line in lines:
-        for values in (line.mean, *(line.band or ())):
-            core.append(values[(line.x >= train_len / 8) & (line.x <= train_len)])
-            every.append(values)
+    """y-range set by the last 7/8 of the training context and by what is lower elsewhere. What happens before (the first tokens
+    are hard) and beyond (a curve may explode) may leave the range, as in the paper."""
+    drawn = [(line.x, values) for line in lines for values in (line.mean, *(line.band or ()))]
+    core = [values[(x >= train_len / 8) & (x <= train_len)] for x, values in drawn]
+    every = [values for _, values in drawn]
     inside, all_of_it = (values[np.isfinite(values)] for values in (np.concatenate(core), np.concatenate(every)))
     if not inside.size:
         return 0.0, 1.0
@@ -158,13 +154,10 @@ def position_panel(
 
 def legend_of(figure: Figure, styles: Sequence[LineStyle], columns: int = 4, markers: bool = False) -> None:
     """One legend below all panels; `markers`: of lines that are drawn with them."""
-    handles = [
-        Line2D([], [], color=style.colour, label=style.label, marker=style.marker if markers else None, markersize=4)
-        for style in styles
-    ]
-    for handle, style in zip(handles, styles, strict=True):
-        if style.dashes:
-            handle.set_dashes(style.dashes)
+    handles = []
+    for style in styles:
+        looks: dict[str, Any] = dict(color=style.colour, label=style.label, dashes=style.dashes or SOLID)
+        handles.append(Line2D([], [], **looks, marker=style.marker if markers else None, markersize=4))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(handles)))
 
 
@@ -183,8 +176,7 @@ def needle_panel(axes: Axes, cells: pd.DataFrame, scale: ColourScale, train_len:
     axes.grid(False)
     axes.set_facecolor(NO_CELL)
     if cells.empty:
-        axes.set_xticks([])
-        axes.set_yticks([])
+        axes.set(xticks=[], yticks=[])
         axes.text(0.5, 0.5, "not evaluated", transform=axes.transAxes, ha="center", va="center", fontsize=7)
         return
     grid = cells.pivot_table(index="depth", columns="length", values="value", aggfunc="mean")
@@ -198,8 +190,7 @@ def needle_panel(axes: Axes, cells: pd.DataFrame, scale: ColourScale, train_len:
     shown = _every(len(depths), 6)
     axes.set_yticks(shown + 0.5, [f"{depths[at]:g}%" for at in shown], fontsize=6.5)
     axes.tick_params(length=1.5)
-    for side in axes.spines.values():
-        side.set_visible(False)
+    axes.spines[:].set_visible(False)
     if lengths[0] <= train_len <= lengths[-1]:
         # Between two columns by interpolation; at the paper's grid this is the middle of the 16,500 column.
         at = np.interp(train_len, lengths, np.arange(len(lengths)) + 0.5)
@@ -208,10 +199,8 @@ def needle_panel(axes: Axes, cells: pd.DataFrame, scale: ColourScale, train_len:
 
 def colour_bar(figure: Figure, panels: Sequence[Axes], scale: ColourScale) -> None:
     mapping = ScalarMappable(Normalize(scale.low, scale.high), scale.colours)
-    few = len(panels) <= 4
-    bar = figure.colorbar(
-        mapping, ax=list(panels), shrink=1.0 if few else 0.5, aspect=20 if few else 30, fraction=0.04, pad=0.015
-    )
+    shrink, aspect = (1.0, 20) if len(panels) <= 4 else (0.5, 30)
+    bar = figure.colorbar(mapping, ax=list(panels), shrink=shrink, aspect=aspect, fraction=0.04, pad=0.015)
     bar.set_label(scale.title, fontsize=7.5)
     bar.ax.tick_params(labelsize=6.5)
     bar.outline.set_visible(False)  # type: ignore[operator]

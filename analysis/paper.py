@@ -8,7 +8,7 @@ import pandas as pd
 FOLDER = Path(__file__).with_name("paper_data")
 
 # Which file belongs to which artefact at which scale of its runs; at other scales the paper prints nothing comparable.
-FILES: dict[tuple[str, str], str] = {
+FILES = {
     ("table1_lm_eval", "760m-48b"): "table1_lm_eval_760m_48b.csv",
     ("table8_lm_eval", "760m-16b"): "table8_lm_eval_760m_16b.csv",
     ("table2_longbench", "760m-48b"): "table2_longbench_760m_48b.csv",
@@ -26,11 +26,9 @@ Scores = dict[str, dict[str, float]]  # model's key (of ablations the label) -> 
 @cache
 def read(name: str) -> Scores:
     """A file of paper_data/: by its first column, then by the others."""
-    table = pd.read_csv(FOLDER / name, index_col=0)
-    return {str(line): {str(column): float(value) for column, value in row.items()} for line, row in table.iterrows()}
+    return pd.read_csv(FOLDER / name, index_col=0).astype(float).to_dict("index")  # type: ignore[return-value]
 
 
 def paper_scores(artefact: str, scale: str) -> Scores:
     """The paper's values for an artefact at a scale; empty where it prints none."""
-    name = FILES.get((artefact, scale))
-    return {} if name is None else read(name)
+    return read(FILES[artefact, scale]) if (artefact, scale) in FILES else {}

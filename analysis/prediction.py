@@ -8,15 +8,14 @@ in 95% of cases. v is that of the rule of verdicts: a series' own from three see
 documents, needles and so on are the same ones, so that they add no noise.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import pandas as pd
 from scipy.special import stdtr, stdtrit
 
-from analysis.seeds import Repeated, Repeats
+from analysis.seeds import Repeated, noise_of
 from analysis.statistics import LEVEL, OWN, Noise, own_noise
 
 LOSSES = ("per_token_loss", "training_curve")
@@ -38,15 +37,8 @@ def numbers(kind: str, rows: pd.DataFrame, train_len: int) -> dict[str, float]:
         accuracies = rows[~rows["metric"].str.contains("perplexity")].groupby("metric")["value"]
         return {f"{metric}, mean of tasks (%)": float(values.mean()) for metric, values in accuracies}
     column = {"needle": "score", "needle_recall": "recall_nats", "longbench": "score", "ruler": "value"}.get(kind)
-    if column is None:
-        return {}
-    named = f"{column}, {rows['mode'].iloc[0]}" if "mode" in rows else column
-    return {named: float(rows[column].mean())}
-
-
-@lru_cache(maxsize=256)
-def _numbers_of(kind: str, repeated: Repeated) -> tuple[Mapping[str, float], ...]:
-    return tuple(numbers(kind, rows, repeated.train_len) for rows in repeated.rows)
+    mode = f", {rows['mode'].iloc[0]}" if "mode" in rows else ""
+    return {f"{column}{mode}": float(rows[column].mean())} if column else {}
 
 
 @dataclass(frozen=True)
@@ -62,8 +54,7 @@ class Predicted:
 
     @property
     def _error(self) -> float:
-        assert self.noise is not None
-        return float(np.sqrt(self.noise.variance * (1 + 1 / len(self.stored))))
+        return float(np.sqrt(self.noise.variance * (1 + 1 / len(self.stored)))) if self.noise else np.nan
 
     @property
     def band(self) -> tuple[float, float] | None:
@@ -80,12 +71,12 @@ class Predicted:
         return 1.0 if self.noise is None else 2 * float(stdtr(self.noise.df, -abs(value - self.mean) / self._error))
 
 
-def predict(name: str, kind: str, stored: tuple[float, ...], repeats: Repeats, scale: str, family: str) -> Predicted:
+def predict(name: str, kind: str, stored: tuple[float, ...], repeats: Sequence[Repeated], scale: str, family: str) -> Predicted:
     """Predict the number `name` of one more training. A spread of 0 (scores at their floor, say) tells nothing of the noise."""
 
     def functional(other: Repeated) -> np.ndarray:
-        return np.array([each.get(name, np.nan) for each in _numbers_of(kind, other)])
+        return np.array([numbers(kind, rows, other.train_len).get(name, np.nan) for rows in other.rows])
 
     own = own_noise(np.array(stored)) if len(stored) >= OWN else None
-    noise = own if own is not None and own.variance > 0 else repeats.noise(scale, family, functional)
+    noise = own if own is not None and own.variance > 0 else noise_of(repeats, scale, family, functional)
     return Predicted(stored, noise if noise is not None and noise.variance > 0 else None)

@@ -6,6 +6,7 @@ It is a function of what is stored: equal results give equal bytes. Pictures are
 """
 
 import base64
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,12 +20,10 @@ import jinja2
 from markupsafe import Markup
 from PIL import Image
 
-from analysis.history import changes
 from analysis.names import rank, title
-from analysis.readings import read_off
 from analysis.study import Study
 from analysis.style import DPI, PAPER_SCALE, WIDTH
-from analysis.tables import Table, to_html
+from analysis.tables import Table, read_off, to_html
 from analysis.verdict import PERPLEXITY, RATIO, Claim, Comparison, Look, Status, Verdict, amount, judge, not_measured, number
 from results.atomic import write_atomic
 from results.provenance import commit_name
@@ -33,7 +32,6 @@ MISSED = (Status.FAILS, Status.EXCEEDS)
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 BESIDE = 4
 """Columns of a table that findings stand beside; they stand above wider ones."""
-ENDINGS = ("csv", "png", "pdf")
 SIGNS = {
     Status.HOLDS: ("holds", "\N{CHECK MARK}"),
     Status.EXCEEDS: ("holds", "\N{GREATER-THAN SIGN}"),
@@ -66,28 +64,31 @@ class Section:
 
 def build(folder: Path, sections: Sequence[Section]) -> Path:
     """Write folder/report.html from the stored rows and drawn figures of results/SCALE and return its path. An artefact that
-    cannot be drawn stands in it with its fault, and none of its claims is judged.
-
-    ValueError: nothing is stored.
-    """
-    there = [_artefact(folder, section, section.study) for section in sections if section.study is not None]
-    if not there:
+    cannot be drawn stands in it with its fault, and none of its claims is judged. ValueError: nothing is stored."""
+    studies = [section.study for section in sections if section.study is not None]
+    if not studies:
         raise ValueError(f"{folder}: no results to report on; run an experiment at this scale first")
+    there = [_artefact(folder, section, section.study) for section in sections if section.study is not None]
     absent = [section for section in sections if section.study is None]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["sign"] = lambda status, words=True: Markup('<span class="status {}">{} {}</span>').format(
-        *SIGNS[status], status if words else ""
-    )
-    environment.filters["name"] = lambda artefact: artefact["paper"][:1].upper() + artefact["paper"][1:]
-    environment.filters["slug"] = lambda status: status.replace(" ", "-")
-    environment.filters["statistic"] = _statistic
-    studies = [section.study for section in sections if section.study is not None]
-    verdicts = [(artefact, *judged) for artefact in there for judged in artefact["verdicts"]]
+    filters: dict[str, Callable[..., Any]] = {
+        "sign": _sign,
+        "name": lambda section: section.paper[:1].upper() + section.paper[1:],
+        "slug": lambda status: status.replace(" ", "-"),
+        "statistic": _statistic,
+        "printed": title,
+    }
+    environment.filters |= filters
     nothing = not_measured("Nothing is stored for this artefact.")
-    verdicts += [
-        ({"stem": each.stem, "paper": each.paper}, claim, nothing) for each in absent for claim in each.claims if not each.fault
-    ]
+    verdicts = [(artefact["section"], *judged) for artefact in there for judged in artefact["verdicts"]]
+    verdicts += [(each, claim, nothing) for each in absent for claim in each.claims if not each.fault]
+
+    def order(judged: tuple[Section, Claim, Verdict]) -> tuple[bool, tuple[str, int, str]]:
+        _, claim, verdict = judged  # at the end those of which no rows are there
+        return verdict.status is Status.NOT_MEASURED and not verdict.comparisons, _place(claim)
+
     looks = _looks([claim for _, claim, verdict in verdicts if verdict.status in MISSED], sections)
+    counts = Counter(verdict.status for _, _, verdict in verdicts)
     page = environment.from_string(TEMPLATE.read_text()).render(
         scale=folder.name,
         paper_scale=PAPER_SCALE,
@@ -97,10 +98,10 @@ def build(folder: Path, sections: Sequence[Section]) -> Path:
         sizes=_sizes(studies),
         artefacts=there,
         halves=_halves(there),
-        verdicts=sorted(verdicts, key=lambda each: (_unknown(each[2]), _place(each[1]))),
+        verdicts=sorted(verdicts, key=order),
         missed=MISSED,
-        counts=_counts(verdict for _, _, verdict in verdicts),
-        changes=changes(folder, {claim.id: str(verdict.status) for _, claim, verdict in verdicts}, studies),
+        counts=[(status, counts[status]) for status in Status if status in counts],
+        changes=_changes(folder, {claim.id: str(verdict.status) for _, claim, verdict in verdicts}, studies),
         looks=looks,
         looked_into={claim: section.stem for section, _, claims in looks for claim in claims},
         absent=absent,
@@ -113,38 +114,58 @@ def build(folder: Path, sections: Sequence[Section]) -> Path:
     return path
 
 
+def _sign(status: Status, words: bool = True) -> Markup:
+    return Markup('<span class="status {}">{} {}</span>').format(*SIGNS[status], status if words else "")
+
+
 def _artefact(folder: Path, section: Section, study: Study) -> dict[str, Any]:
+    shown: dict[str, Any] = {"table": "", "caption": "", "wide": False, "verdicts": [], "pictures": []}
+    fault = ""
     try:
         summary = section.summary(study)
-        table, caption, fault = Markup(to_html(summary)), summary.caption, ""  # escapes its cells
-        wide = len(summary.columns) > BESIDE
-        verdicts = judge(section.claims, study)
-        pictures = _pictures(folder, section)
+        verdicts, pictures = judge(section.claims, study), _pictures(folder, section)
+        shown = {"table": Markup(to_html(summary)), "caption": summary.caption, "wide": len(summary.columns) > BESIDE}
+        shown |= {"verdicts": verdicts, "pictures": pictures}
     except Exception as error:  # whatever is wrong with one artefact, the others are reported
-        table, caption, verdicts, pictures, wide = Markup(), "", [], [], False
         fault = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-    return {
-        "section": section,
-        "stem": section.stem,
-        "paper": section.paper,
-        "fault": fault,
-        "pictures": pictures,
-        "table": table,
-        "caption": caption,
-        "wide": wide,
-        "verdicts": verdicts,
-        "files": _files(folder, section.stem),
-        "made_from": _made_from(study),
-        "changed_trees": _changed_trees(study),
-    }
+    files = [str(path.relative_to(folder)) for path in sorted((folder / "tables").glob(f"{section.stem}.*"))]
+    made = {"made_from": _made_from(study), "changed_trees": _changed_trees(study)}
+    return {"section": section, "files": files, "fault": fault, **shown, **made}
+
+
+def _changes(folder: Path, statuses: Mapping[str, str], studies: Iterable[Study]) -> list[dict[str, Any]]:
+    """Return all changes of verdicts after the first ones, newest first: date and commit of the newest evaluation of then, and
+    claim -> (status before, status since). What changed since the last time is added to results/SCALE/verdicts.jsonl, a line
+    {"date", "commit", "verdicts": {"C1": "holds", ...}}. ValueError for a damaged file."""
+    path = folder / "verdicts.jsonl"
+    text = path.read_text() if path.is_file() else ""
+    try:
+        entries = [json.loads(line) for line in text.splitlines()]
+        known = {claim: status for entry in entries for claim, status in entry["verdicts"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"{path} is damaged: restore it from version control, or delete it and lose the history") from None
+    different = {claim: status for claim, status in statuses.items() if known.get(claim) != status}
+    if different:
+        newest = max((meta for study in studies for meta in study.all_metas), key=lambda meta: meta["created"])
+        commit = str(newest["provenance"].get("git_sha") or "unknown")[:10]
+        entries.append({"date": newest["created"][:10], "commit": commit, "verdicts": different})
+        write_atomic(path, text + json.dumps(entries[-1]) + "\n")
+    found: list[dict[str, Any]] = []
+    before: dict[str, str] = {}
+    for entry in entries:
+        both = {claim: (before[claim], status) for claim, status in entry["verdicts"].items() if claim in before}
+        before |= entry["verdicts"]
+        found += [{**entry, "verdicts": both}] if both else []
+    return found[::-1]
 
 
 def _halves(artefacts: Sequence[dict[str, Any]]) -> set[str]:
     """Return the artefacts that stand side by side: two neighbours, each of pictures without claims."""
     found: set[str] = set()
-    for one, other in pairwise(artefacts):
-        if one["stem"] not in found and all(each["pictures"] and not each["section"].claims for each in (one, other)):
-            found |= {one["stem"], other["stem"]}
+    for both in pairwise(artefacts):
+        stems = [each["section"].stem for each in both]
+        if stems[0] not in found and all(each["pictures"] and not each["section"].claims for each in both):
+            found |= set(stems)
     return found
 
 
@@ -153,31 +174,23 @@ def _looks(missed: Iterable[Claim], sections: Iterable[Section]) -> list[tuple[S
     ids = [claim.id for claim in sorted(missed, key=_place)]
     found = []
     for section in sections:
-        if section.study is None:
-            continue
         for look in dict.fromkeys(section.looks.values()):
             asked = [claim for claim in ids if section.looks.get(claim) is look]
-            if asked:
-                found.append((section, _sentence(look, section.study), asked))
+            if asked and section.study is not None:
+                try:
+                    sentence = look(section.study)
+                except ValueError as error:
+                    sentence = f"Cannot be told: {error}."
+                found.append((section, sentence, asked))
     return sorted(found, key=lambda each: ids.index(each[2][0]))
-
-
-def _sentence(look: Look, study: Study) -> str:
-    try:
-        return look(study)
-    except ValueError as error:
-        return f"Cannot be told: {error}."
 
 
 def _pictures(folder: Path, section: Section) -> list[dict[str, Any]]:
     """The artefact's own picture first, then those called STEM-SOMETHING; none for tables."""
-    paths = sorted((folder / "figures").glob(f"{section.stem}-*.png"))
     own = folder / "figures" / f"{section.stem}.png"
-    if own.is_file():
-        paths.insert(0, own)
-    elif not (folder / "tables" / f"{section.stem}.md").is_file():
+    if not own.is_file() and not (folder / "tables" / f"{section.stem}.md").is_file():
         raise ValueError(f"{own}: not drawn yet; render {section.stem} first")
-    return [_picture(path) for path in paths]
+    return [_picture(path) for path in [own, *sorted(own.parent.glob(f"{section.stem}-*.png"))] if path.is_file()]
 
 
 def _picture(path: Path) -> dict[str, Any]:
@@ -187,22 +200,17 @@ def _picture(path: Path) -> dict[str, Any]:
     with Image.open(path) as image:
         image.convert("RGB").save(packed, "WEBP", lossless=True, quality=0)
         note, size = str(image.info.get("Description", "")), image.size
-    csv = path.with_suffix(".csv")
-    read = read_off(csv) if csv.is_file() else None
+    files = [each for each in map(path.with_suffix, (".csv", ".png", ".pdf")) if each.is_file()]
+    read = read_off(files[0]) if files[0].suffix == ".csv" else None
     return {
         "name": path.stem,
         "data": base64.b64encode(packed.getvalue()).decode(),
         "note": note,
         "size": size,
         "share": min(100, round(100 * size[0] / (WIDTH * DPI))),
-        "files": [f"{path.parent.name}/{path.stem}.{ending}" for ending in ENDINGS if path.with_suffix(f".{ending}").is_file()],
+        "files": [f"{path.parent.name}/{each.name}" for each in files],
         "read": Markup(to_html(read)) if read else "",
     }
-
-
-def _files(folder: Path, stem: str) -> list[str]:
-    """Files of a table, relative to the report."""
-    return [str(path.relative_to(folder)) for path in sorted((folder / "tables").glob(f"{stem}.*"))]
 
 
 def _statistic(decisive: Comparison) -> str:
@@ -223,11 +231,6 @@ def _place(claim: Claim) -> tuple[str, int, str]:
     return letter, int(digits), rest
 
 
-def _counts(verdicts: Iterable[Verdict]) -> list[tuple[Status, int]]:
-    found = [verdict.status for verdict in verdicts]
-    return [(status, found.count(status)) for status in Status if status in found]
-
-
 def _seeds(studies: Iterable[Study]) -> str:
     counts = sorted({count for study in studies for count in study.seed_counts.values()})
     if counts == [1]:
@@ -245,27 +248,23 @@ def _sizes(studies: Iterable[Study]) -> list[tuple[str, str]]:
                 found.setdefault(line.scale, {})[line.model] = count
     texts = []
     for scale, params in found.items():
-        names = [f"{title(model)} {params[model]:,}" for model in sorted(params, key=rank)]
+        names = ", ".join(f"{title(model)} {params[model]:,}" for model in sorted(params, key=rank))
         above = 100 * (max(params.values()) / min(params.values()) - 1)
-        texts.append((scale, f"{', '.join(names)}; the largest is {above:.1f}% above the smallest"))
+        texts.append((scale, f"{names}; the largest is {above:.1f}% above the smallest"))
     return texts
 
 
 def _params(run: dict[str, Any]) -> int | None:
     """Parameters of a run (input embedding excluded), as it or its starts recorded them."""
-    return run.get("params") or next((start["params"] for start in run.get("starts", []) if start.get("params")), None)
+    return run.get("params") or next((start["params"] for start in run["starts"] if start.get("params")), None)
 
 
 def _made_from(study: Study) -> dict[str, Any]:
     """Return what an artefact was drawn from, in short and line by line."""
-    lines = []
-    for line in study.lines:
-        ids = [f"{path.parent.name}-{path.stem.split('-')[1]}" for path in map(Path, line.files)]
-        about = {"seed": line.seed, "scale": line.scale, "run": line.run_id, "weights": line.trained_weights, "evals": ids}
-        lines.append({"label": title(line.label), **about})
+    ids = [[f"{path.parent.name}-{path.stem.split('-')[1]}" for path in map(Path, line.files)] for line in study.lines]
     metas = study.all_metas
     return {
-        "lines": lines,
+        "lines": list(zip(study.lines, ids, strict=True)),
         "runs": len({line.run_id for line in study.lines}),
         "evaluations": sum(len(line.files) for line in study.lines),
         "corpora": study.corpora,
@@ -277,18 +276,14 @@ def _made_from(study: Study) -> dict[str, Any]:
 
 def _changed_trees(study: Study) -> str:
     """Say of how many trainings and evaluations of an artefact the working tree had changes; empty of none."""
-    trained = {line.run_id: study.runs[line.run_id].get("starts", []) for line in study.lines if line.is_trained}
-    changed = [[start for start in starts if start.get("git_dirty")] for starts in trained.values()]
-    metas = [meta["provenance"] for meta in study.all_metas]
+    trained = {line.run_id: study.runs[line.run_id]["starts"] for line in study.lines if line.is_trained}
+    made = [[meta["provenance"]] for meta in study.all_metas]
     parts = []
-    for what, there, found in (
-        ("runs were trained", len(trained), [starts for starts in changed if starts]),
-        ("evaluations were made", len(metas), [[each] for each in metas if each.get("git_dirty")]),
-    ):
-        if found:
-            parts.append(
-                f"{len(found)} of {there} {what} ({', '.join(_distinct(commit_name(each) for some in found for each in some))})"
-            )
+    for what, each in (("runs were trained", [*trained.values()]), ("evaluations were made", made)):
+        changed = [some for some in ([one for one in starts if one.get("git_dirty")] for starts in each) if some]
+        if changed:
+            commits = ", ".join(_distinct(commit_name(one) for some in changed for one in some))
+            parts.append(f"{len(changed)} of {len(each)} {what} ({commits})")
     return f"From a changed working tree {' and '.join(parts)}." if parts else ""
 
 
@@ -308,45 +303,40 @@ def _runs(studies: Iterable[Study]) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for study in studies:
         for line in study.lines:
-            run = found.setdefault(line.run_id, {"id": line.run_id, "model": line.model, "labels": [], "artefacts": []})
             record = study.runs[line.run_id]
-            starts = record.get("starts", [])
-            run["labels"] += [title(line.label)] if title(line.label) not in run["labels"] else []
-            run["artefacts"] += [study.stem] if study.stem not in run["artefacts"] else []
-            run |= {
-                "scale": line.scale,
-                "seed": line.seed,
+            starts = record["starts"]
+            last = starts[-1] if starts else {}
+            versions = {"python": last.get("python"), **(last.get("versions") or {})}
+            about = {
+                "line": line,
                 "params": _params(record),
-                "tokens": record["spec"]["train"].get("train_tokens"),
-                "rate": record["spec"]["train"].get("peak_lr"),
+                "train": record["spec"]["train"],
                 "loss": record.get("final_loss"),
                 "commits": _distinct(commit_name(start) for start in starts),
                 "devices": _distinct(start.get("device") for start in starts),
                 "starts": len(starts),
-                "versions": _versions(starts[-1]) if starts else "",
-                "date": starts[-1].get("date", "")[:10] if starts else "",
+                "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
+                "date": last.get("date", "")[:10],
+                "labels": {},
+                "artefacts": {},
             }
-    return sorted(found.values(), key=lambda run: (run["scale"], rank(run["model"]), run["labels"], run["seed"]))
+            run = found.setdefault(line.run_id, about)
+            run["labels"][title(line.label)] = run["artefacts"][study.stem] = True
+
+    def order(run: dict[str, Any]) -> tuple[Any, ...]:
+        line = run["line"]
+        return line.scale, rank(line.model), list(run["labels"]), line.seed
+
+    return sorted(found.values(), key=order)
 
 
 def _spent(studies: Iterable[Study]) -> str:
     """Tokens and hours of all trainings, by device."""
     records = {line.run_id: study.runs[line.run_id] for study in studies for line in study.lines}
     tokens, hours = 0, Counter[str]()
-    for record in records.values():
-        for start in record.get("starts", []):
-            end = start.get("end") or {}
-            tokens += end.get("tokens") or 0
-            hours[start.get("device") or "?"] += start.get("world_size", 1) * (end.get("wall_s") or 0) / 3600
+    for start in (start for record in records.values() for start in record["starts"]):
+        end = start.get("end") or {}
+        tokens += end.get("tokens") or 0
+        hours[start.get("device") or "?"] += start.get("world_size", 1) * (end.get("wall_s") or 0) / 3600
     parts = [f"{spent:.1f} hours on {device}" for device, spent in sorted(hours.items()) if spent]
     return f"{len(records)} runs, {tokens / 1e6:,.1f} million tokens, {' and '.join(parts) or 'no time known'}"
-
-
-def _unknown(verdict: Verdict) -> bool:
-    """Nothing can be said and no effect shown: the rows are not there."""
-    return verdict.status is Status.NOT_MEASURED and not verdict.comparisons
-
-
-def _versions(start: dict[str, Any]) -> str:
-    versions = {"python": start.get("python"), **(start.get("versions") or {})}
-    return ", ".join(f"{name} {version}" for name, version in versions.items() if version)

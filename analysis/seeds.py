@@ -1,4 +1,5 @@
-"""Noise of seeds: how far trainings that differ in nothing but the seed lie apart, from every stored run of a size.
+"""Noise of seeds: how far trainings that differ in nothing but the seed lie apart, from every stored run of a size; and the
+sources of documents.
 
 A contrast takes something from each of its models: a mean over some positions, the difference of two such means. What this
 varies by from seed to seed is estimated on all series that were trained with two or more seeds, each by the *same* functional,
@@ -10,10 +11,15 @@ that has 4 degrees of freedom or more:
 
 The size is what a scale's name begins with: mini, mini-short and mini-extrapolation are of one, 360m-7.5b is of another.
 Architectures: attention with a forget gate, attention without one, recurrent. Where no run was repeated, nothing is known.
+
+The other noise is that of documents: rows of one book are cut from it, so they are no independent draws. An evaluation records
+the source of each document that it read (extras "sources"). Of evaluations from before that, results/sources.json has them by
+corpus: {"FINGERPRINT": [source of document 0, of document 1, ...]}.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +31,7 @@ import pandas as pd
 from analysis.names import RECURRENT
 from analysis.statistics import Noise
 from results.sealed import read_sealed
-from results.store import META, REMEDY, read_rows, read_run
+from results.store import META, REMEDY, Meta, read_rows, read_run
 
 ENOUGH = 4
 """Degrees of freedom from which a narrow group is preferred: the quantile of Student's t is 2.8 there, against 2 at best."""
@@ -49,34 +55,43 @@ def family_of(model: dict[str, Any]) -> str:
     return "attention with a forget gate" if gated else "attention without a forget gate"
 
 
-@dataclass(frozen=True, eq=False)
-class Repeats:
-    """All series of a size that were repeated, as one kind of evaluation measured them. `of`: see `repeats_for`."""
-
-    series: tuple[Repeated, ...] = ()
-
-    def noise(self, scale: str, family: str, functional: Callable[[Repeated], np.ndarray | None]) -> Noise | None:
-        """Return the noise of what `functional` takes from a series, one value a seed; it returns None for a series that it
-        cannot be taken from. None where no series is left."""
-        squares: dict[Repeated, tuple[float, int]] = {}
-        for each in self.series:
-            values = functional(each)
-            if values is not None and len(values) > 1 and np.isfinite(values).all():
-                squares[each] = float(((values - values.mean()) ** 2).sum()), len(values) - 1
-        groups: list[tuple[str, list[Repeated]]] = [
-            (f"{family} at {scale}", [each for each in squares if (each.scale, each.family) == (scale, family)]),
-            (f"{family} at any {size_of(scale)} scale", [each for each in squares if each.family == family]),
-            (f"all models at {scale}", [each for each in squares if each.scale == scale]),
-            (f"all models at any {size_of(scale)} scale", list(squares)),
-        ]
-        for where, chosen in groups:
-            df = sum(squares[each][1] for each in chosen)
-            if df >= ENOUGH or (chosen and where == groups[-1][0]):
-                return Noise(sum(squares[each][0] for each in chosen) / df, df, where)
-        return None
+Functional = Callable[[Repeated], np.ndarray | None]
+"""Takes one value a seed from a series; None of a series that it cannot be taken from."""
 
 
-NOTHING = Repeats()
+def noise_of(series: Sequence[Repeated], scale: str, family: str, functional: Functional) -> Noise | None:
+    """Return the noise of what `functional` takes from a series. None where no series is left."""
+    squares: dict[Repeated, tuple[float, int]] = {}
+    for each in series:
+        values = functional(each)
+        if values is not None and len(values) > 1 and np.isfinite(values).all():
+            squares[each] = float(((values - values.mean()) ** 2).sum()), len(values) - 1
+    everywhere = f"any {size_of(scale)} scale"
+    groups = {
+        f"{family} at {scale}": [each for each in squares if (each.scale, each.family) == (scale, family)],
+        f"{family} at {everywhere}": [each for each in squares if each.family == family],
+        f"all models at {scale}": [each for each in squares if each.scale == scale],
+        f"all models at {everywhere}": list(squares),
+    }
+    for where, chosen in groups.items():
+        df = sum(squares[each][1] for each in chosen)
+        if df >= ENOUGH or (chosen and where == f"all models at {everywhere}"):
+            return Noise(sum(squares[each][0] for each in chosen) / df, df, where)
+    return None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Measured:
+    """One series as one kind of evaluation measured it. `noise`: between seeds, of what a functional takes from it.
+    `sources_D`: the book that each document is from, None where that is not known."""
+
+    label: str
+    axes: dict[str, Any]
+    model: str
+    scale: str
+    train_len: int
+    noise: Callable[[Functional], Noise | None]
+    sources_D: np.ndarray | None = None
 
 
 def size_of(scale: str) -> str:
@@ -84,36 +99,43 @@ def size_of(scale: str) -> str:
     return scale.partition("-")[0]
 
 
-def repeats_for(results_dir: Path, scale: str, kind: str, without: frozenset[str] = frozenset()) -> Repeats:
-    """Return what was repeated with other seeds at the scales of a size, by one kind of evaluation; `without` rows of some
-    weights, those that are to be judged."""
+def repeats_for(results_dir: Path, scale: str, kind: str, without: frozenset[str] = frozenset()) -> tuple[Repeated, ...]:
+    """Return all series of a size that were trained with several seeds, as one kind of evaluation measured them; `without` rows
+    of some weights, those that are to be judged."""
     folders = sorted(each for each in results_dir.iterdir() if each.is_dir() and size_of(each.name) == size_of(scale))
-    files = [path for folder in folders for path in sorted((folder / "rows" / kind).glob("*.meta.json"))]
-    return _repeats(tuple(files), without)
+    return _repeats(tuple(path for each in folders for path in sorted((each / "rows" / kind).glob("*.meta.json"))), without)
 
 
 @lru_cache(maxsize=16)
-def _repeats(metas: tuple[Path, ...], without: frozenset[str]) -> Repeats:
-    groups: dict[tuple[str, ...], dict[int, tuple[Path, dict[str, Any]]]] = {}
+def _repeats(metas: tuple[Path, ...], without: frozenset[str]) -> tuple[Repeated, ...]:
+    groups: dict[tuple[str, ...], dict[int, tuple[Path, dict[str, Any]]]] = defaultdict(dict)
     for path in metas:
         meta = read_sealed(path, REMEDY, META)
         record = path.parents[2] / "runs" / f"{meta['run_id']}.json"
-        if not record.is_file() or meta.get("weights") in without:
-            continue
-        spec = read_run(record)["spec"]
-        same = json.dumps({name: value for name, value in spec.items() if name != "seed"}, sort_keys=True)
-        mode = str(meta["spec"].get("mode", ""))
-        groups.setdefault((meta["scale"], same, mode, meta["eval_id"]), {}).setdefault(spec["seed"], (path, spec))
-    return Repeats(tuple(_read(groups)))
-
-
-def _read(groups: dict[tuple[str, ...], dict[int, tuple[Path, dict[str, Any]]]]) -> Iterator[Repeated]:
-    """Yield groups of several seeds; of several ways in which a mode was evaluated, the one that most seeds share."""
+        if record.is_file() and meta.get("weights") not in without:
+            spec = read_run(record)["spec"]
+            same = json.dumps({name: value for name, value in spec.items() if name != "seed"}, sort_keys=True)
+            series = meta["scale"], same, str(meta["spec"].get("mode", "")), meta["eval_id"]
+            groups[series].setdefault(spec["seed"], (path, spec))
+    # Of several ways in which a mode was evaluated, the one that most seeds share.
     widest: dict[tuple[str, ...], dict[int, tuple[Path, dict[str, Any]]]] = {}
-    for (*series, _), seeds in groups.items():
-        if len(seeds) > max(1, len(widest.get(tuple(series), ()))):
-            widest[tuple(series)] = seeds
+    for (*ways, _), seeds in groups.items():
+        if len(seeds) > max(1, len(widest.get(tuple(ways), ()))):
+            widest[tuple(ways)] = seeds
+    found = []
     for (scale, *_), seeds in widest.items():
-        spec = next(iter(seeds.values()))[1]
         rows = tuple(read_rows(path.with_name(path.name.replace(".meta.json", ".parquet")))[0] for path, _ in seeds.values())
-        yield Repeated(scale, family_of(spec["model"]), int(spec["train"]["seq_len"]), rows)
+        spec = next(iter(seeds.values()))[1]
+        found.append(Repeated(scale, family_of(spec["model"]), int(spec["train"]["seq_len"]), rows))
+    return tuple(found)
+
+
+def sources_of(results_dir: Path, meta: Meta, documents: int) -> np.ndarray | None:
+    """Return the source of each of the first documents of the corpus that an evaluation read; None where it is not known."""
+    sources = meta["extras"].get("sources") or _stored(results_dir / "sources.json").get(str(meta["spec"].get("corpus")), [])
+    return np.array(sources[:documents]) if 0 < documents <= len(sources) else None
+
+
+@lru_cache(maxsize=4)
+def _stored(path: Path) -> dict[str, list[int]]:
+    return json.loads(path.read_text()) if path.is_file() else {}

@@ -5,8 +5,8 @@ together (`INTRA`). Seeds' noise of one seed is pooled over two series of three 
 "Before": documents count as independent, and seeds' noise enters only where the models themselves have several.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -49,20 +49,13 @@ def wrong(estimate: Estimate, lead: float, bound: float) -> bool:
     return status is Status.FAILS or (status is Status.HOLDS and lead <= bound)
 
 
-def shares(draws: int) -> Iterator[tuple[str, int, float, float, float]]:
-    """Yield truth, seeds, spread of seeds, and the share of wrong verdicts before and now."""
-    for truth, (lead, bound) in TRUTHS.items():
-        for seeds in SEEDS:
-            for spread in SPREADS:
-                rng = np.random.default_rng([seeds, round(1e3 * spread), round(1e3 * (lead + bound))])
-                both = np.array([[wrong(each, lead, bound) for each in draw(rng, lead, seeds, spread)] for _ in range(draws)])
-                yield truth, seeds, spread, *both.mean(axis=0)
-
-
 def main(draws: int = 4000) -> None:
     print("Wrong verdicts (%)\n\n| truth | seeds | SD of seeds (nats) | before | now |\n|---|---:|---:|---:|---:|")
-    for truth, seeds, spread, before, now in shares(draws):
-        print(f"| {truth} | {seeds} | {spread:g} | {100 * before:.1f} | {100 * now:.1f} |")
+    for (truth, (lead, bound)), seeds, spread in product(TRUTHS.items(), SEEDS, SPREADS):
+        rng = np.random.default_rng([seeds, round(1e3 * spread), round(1e3 * (lead + bound))])
+        both = np.array([[wrong(each, lead, bound) for each in draw(rng, lead, seeds, spread)] for _ in range(draws)])
+        before, now = 100 * both.mean(axis=0)
+        print(f"| {truth} | {seeds} | {spread:g} | {before:.1f} | {now:.1f} |")
 
 
 if __name__ == "__main__":

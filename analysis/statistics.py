@@ -18,8 +18,10 @@ Everything that is judged is a contrast: a sum of coefficients times means of mo
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtri, stdtr, stdtrit
@@ -95,11 +97,8 @@ class Estimate:
         """Return how many seeds, books and so on would make an effect of `size` detectable, by `Part.what`."""
         target = (size / float(ndtri((1 + LEVEL) / 2) + ndtri(POWER))) ** 2
         noisy = [part for part in self.parts if part.variance > 0]
-        found: dict[str, int] = {}
-        for part in noisy:
-            more = math.ceil(part.count * max(1.0, len(noisy) * part.variance / target))
-            found[part.what] = max(more, found.get(part.what, 0))
-        return found
+        more = [(part.what, math.ceil(part.count * max(1.0, len(noisy) * part.variance / target))) for part in noisy]
+        return {what: max(count for other, count in more if other == what) for what, _ in more}
 
 
 @dataclass(frozen=True)
@@ -115,29 +114,38 @@ class Term:
     clusters: np.ndarray | None = None
     items: str = "documents"
 
+    @classmethod
+    def of(
+        cls,
+        source: object,
+        coefficient: float,
+        values_SD: np.ndarray,
+        clusters: np.ndarray | None = None,
+        items: str = "documents",
+    ) -> "Term":
+        """Mean of one value per seed and item."""
+        mean_D = values_SD.mean(axis=0)
+        return cls(source, coefficient, values_SD.mean(axis=1), mean_D - mean_D.mean(), clusters, items)
 
-def contrast(terms: Sequence[Term], noises: Mapping[object, Noise | None] | None = None) -> Estimate:
+
+def contrast(terms: Sequence[Term], noises: Mapping[Any, Noise | None] | None = None) -> Estimate:
     """Sum of the terms. Influences of one length belong to the same items in the same order. `noises`: seeds' noise of what the
     terms of a source take together; without it a source's own seeds are all that is known of it."""
     effect = float(sum(term.coefficient * term.seeds.mean() for term in terms))
     if not np.isfinite(effect):
         return Estimate(effect)
     by_source: dict[object, np.ndarray] = {}
-    by_items: dict[int, np.ndarray] = {}
-    like: dict[int, Term] = {}
     for term in terms:
         by_source[term.source] = by_source.get(term.source, 0.0) + term.coefficient * term.seeds
-        length = len(term.influence)
-        by_items[length] = by_items.get(length, 0.0) + term.coefficient * term.influence
-        like.setdefault(length, term)
     used = {
         source: own_noise(values) if len(values) >= OWN else (noises or {}).get(source) or own_noise(values)
         for source, values in by_source.items()
     }
     parts = _seeds(by_source, used)
-    for length, influence in by_items.items():
+    for length in dict.fromkeys(len(term.influence) for term in terms):
+        alike = [term for term in terms if len(term.influence) == length]
         if length > 1:
-            parts.append(_items(influence, like[length]))
+            parts.append(_items(np.sum([term.coefficient * term.influence for term in alike], axis=0), alike[0]))
     known = all(noise is not None for noise in used.values())
     where = tuple(dict.fromkeys(noise.where for noise in used.values() if noise is not None and noise.where))
     return replace(combined(effect, parts), seeds_known=known, where=where)
@@ -150,15 +158,15 @@ def own_noise(values_S: np.ndarray) -> Noise | None:
 
 def _seeds(by_source: Mapping[object, np.ndarray], noises: Mapping[object, Noise | None]) -> list[Part]:
     """Return the seeds' parts: one for each pool, whose degrees of freedom are the same draws for all models that share it."""
-    pools: dict[tuple[str, int], Part] = {}
-    for place, (source, values_S) in enumerate(by_source.items()):
+    pools: dict[object, list[Part]] = defaultdict(list)
+    for source, values_S in by_source.items():
         noise, count = noises[source], len(values_S)
         if noise is not None and np.isfinite(noise.df):
-            key = (noise.where, -1 if noise.where else place)
-            before = pools.get(key, Part("seeds", 0.0, noise.df, count))
-            variance = before.variance + noise.variance / count
-            pools[key] = Part("seeds", variance, min(before.df, noise.df), min(before.count, count))
-    return list(pools.values())
+            pools[noise.where or (source,)].append(Part("seeds", noise.variance / count, noise.df, count))
+    return [
+        Part("seeds", sum(each.variance for each in pool), min(each.df for each in pool), min(each.count for each in pool))
+        for pool in pools.values()
+    ]
 
 
 def _items(influence: np.ndarray, term: Term) -> Part:
@@ -170,17 +178,14 @@ def _items(influence: np.ndarray, term: Term) -> Part:
     count = len(influence)
     if count < 2:
         return Part(what, 0.0, np.inf, count)
-    variance = count / (count - 1) * float((influence**2).sum()) / items**2
-    return Part(what, variance, count - 1.0, count)
+    return Part(what, count / (count - 1) * float((influence**2).sum()) / items**2, count - 1.0, count)
 
 
 def combined(effect: float, parts: Sequence[Part]) -> Estimate:
     """An effect with independent sources of noise, added up as Satterthwaite does."""
-    if not parts:
-        return Estimate(effect)
     variance = sum(part.variance for part in parts)
     if not variance:
-        return Estimate(effect, 0.0, parts=tuple(parts))
+        return Estimate(effect, 0.0 if parts else None, parts=tuple(parts))
     shares = sum(part.variance**2 / part.df for part in parts)
     return Estimate(effect, variance**0.5, variance**2 / shares if shares else np.inf, tuple(parts))
 
@@ -198,9 +203,7 @@ def stratified(values: np.ndarray, strata: np.ndarray) -> tuple[float, np.ndarra
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's adjusted p-values, in the order given: the error rate of the whole family."""
-    order = np.argsort(p_values, kind="stable")
-    adjusted, largest = np.empty(len(order)), 0.0
-    for place, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(order) - place) * p_values[index]))
-        adjusted[index] = largest
+    order, adjusted = np.argsort(p_values, kind="stable"), np.empty(len(p_values))
+    each = np.arange(len(order), 0, -1) * np.asarray(p_values)[order]
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(each))
     return adjusted.tolist()

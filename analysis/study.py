@@ -21,6 +21,8 @@ from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from analysis.names import rank
+from analysis.seeds import Functional, family_of, noise_of, repeats_for, sources_of
+from analysis.statistics import Noise
 from results.sealed import read_sealed, write_sealed
 from results.store import Meta, is_fresh, read_evaluation, read_run, run_file, training_in_name, trainings_of
 
@@ -98,12 +100,10 @@ def read_lines(results_dir: Path, scale: str, stem: str) -> list[Line]:
     path = study_file(results_dir, scale, stem)
     if not path.is_file():
         return []
+    values = read_sealed(path, REMEDY)
+    if (values.get("stem"), values.get("scale")) != (stem, scale):
+        raise ValueError(f"{path} was put here from elsewhere: it is {values.get('stem')} at {values.get('scale')}; {REMEDY}")
     try:
-        values = read_sealed(path, REMEDY)
-        if (values.get("stem"), values.get("scale")) != (stem, scale):
-            raise ValueError(
-                f"{path} was put here from elsewhere: it is {values.get('stem')} at {values.get('scale')}; {REMEDY}"
-            )
         return _LINES.validate_json(json.dumps(values.get("lines")))
     except ValidationError:
         raise ValueError(f"{path} is of another version: {REMEDY}") from None
@@ -112,9 +112,11 @@ def read_lines(results_dir: Path, scale: str, stem: str) -> list[Line]:
 def write_lines(results_dir: Path, scale: str, stem: str, lines: list[Line]) -> Path:
     """Write which rows an artefact is drawn from; the file stays untouched if it says so already."""
     path = study_file(results_dir, scale, stem)
-    values = {"stem": stem, "scale": scale, "lines": [_as_json(line) for line in lines]}
+    # Weights are left out where they are not recorded.
+    as_json = [{name: value for name, value in asdict(line).items() if (name, value) != ("weights", None)} for line in lines]
+    values = {"stem": stem, "scale": scale, "lines": as_json}
     try:
-        unchanged = path.is_file() and read_sealed(path, REMEDY) == values
+        unchanged = read_sealed(path, REMEDY) == values
     except ValueError:
         unchanged = False
     if not unchanged:
@@ -122,9 +124,7 @@ def write_lines(results_dir: Path, scale: str, stem: str, lines: list[Line]) -> 
     return path
 
 
-def _as_json(line: Line) -> dict[str, Any]:
-    """Return a line as it is written: without weights where they are not recorded."""
-    return {name: value for name, value in asdict(line).items() if name != "weights" or value is not None}
+Evaluation = tuple[Line, pd.DataFrame, Meta]
 
 
 class Study:
@@ -132,30 +132,31 @@ class Study:
 
     def __init__(self, results_dir: Path, scale: str, stem: str):
         self.results_dir, self.scale, self.stem = results_dir, scale, stem
+        self.folder = results_dir / scale
+        """The folder of figures/ and tables/."""
         self.lines = read_lines(results_dir, scale, stem)
         if not self.lines:
             raise ValueError(f"{study_file(results_dir, scale, stem)}: nothing is stored for {stem}; run its experiment first")
-
-    @property
-    def folder(self) -> Path:
-        """The folder of figures/ and tables/."""
-        return self.results_dir / self.scale
+        self.scales = list(dict.fromkeys(line.scale for line in self.lines))
+        """The scales of the lines, in their order: an artefact may draw runs of other scales than its own."""
+        self.seed_counts = dict(Counter(line.series for line in self.lines))
+        self.num_seeds = max(self.seed_counts.values())
+        """The largest number of seeds that one series has."""
 
     @cached_property
-    def _evaluations(self) -> list[tuple[Line, pd.DataFrame, Meta]]:
+    def _evaluations(self) -> list[Evaluation]:
         found = []
         for line in self.lines:
             for name, digest in line.files.items():
-                rows, meta = read_evaluation(self.results_dir / name, line.run_id)
+                path = self.results_dir / name
+                rows, meta = read_evaluation(path, line.run_id)
                 if meta["rows_sha256"] != digest:
-                    raise ValueError(
-                        f"{self.results_dir / name} holds other rows than {self.stem}.json was drawn from: {REMEDY}"
-                    )
+                    raise ValueError(f"{path} holds other rows than {self.stem}.json was drawn from: {REMEDY}")
                 found.append((line, rows, meta))
         self._check_trainings(found)
         return found
 
-    def _check_trainings(self, found: list[tuple[Line, pd.DataFrame, Meta]]) -> None:
+    def _check_trainings(self, found: list[Evaluation]) -> None:
         """Raise ValueError where a run's rows are of several trainings."""
         places: dict[str, set[str]] = defaultdict(set)
         digests: dict[str, set[str]] = defaultdict(set)
@@ -165,10 +166,11 @@ class Study:
                 places[line.run_id] |= {training_in_name(Path(name)) for name in line.files if not is_fresh(name)}
         for run_id in places:
             if len(digests[run_id]) > 1 or len(places[run_id]) > 1:
+                weights = ", ".join(sorted(digests[run_id])) or "not recorded"
                 raise ValueError(
-                    f"{self.stem} at {self.scale} mixes trainings of run {run_id} (weights "
-                    f"{', '.join(sorted(digests[run_id])) or 'not recorded'}). `python -m experiments run {self.stem} --scale "
-                    f"{self.scale} --draw-these-trainings` draws each line from the training in its run folder"
+                    f"{self.stem} at {self.scale} mixes trainings of run {run_id} (weights {weights}). `python -m experiments "
+                    f"run {self.stem} --scale {self.scale} --draw-these-trainings` draws each line from the training in its "
+                    "run folder"
                 )
 
     def whole(self) -> "Study":
@@ -176,22 +178,17 @@ class Study:
         _ = self.all_metas, self.runs
         return self
 
-    def evaluations(self, kind: str, what: str | None = None, /, **wanted: Any) -> list[tuple[Line, pd.DataFrame, Meta]]:
+    def evaluations(self, kind: str, what: str | None = None, /, **wanted: Any) -> list[Evaluation]:
         """Return the drawn evaluations of a kind, in the order of the lines: line, own rows, meta. `wanted`: only those whose
-        spec has these values. ValueError, which calls them `what` if that is given, where there are none.
-
-        Storage only grows, so a line may have been evaluated in several ways (on more documents, say). Of each line, and mode
-        where the spec has modes, the way that most lines share is taken; of equals the newest.
-        """
-        found = [
-            each
-            for each in self._evaluations
-            if each[2]["kind"] == kind and all(each[2]["spec"].get(name) == value for name, value in wanted.items())
-        ]
+        spec has these values. ValueError, which calls them `what` if that is given, where there are none. Storage only grows,
+        so a line may have been evaluated in several ways (on more documents, say). Of each line, and mode where the spec has
+        modes, the way that most lines share is taken; of equals the newest."""
+        found = [each for each in self._evaluations if each[2]["kind"] == kind]
+        found = [each for each in found if all(each[2]["spec"].get(name) == value for name, value in wanted.items())]
         if what is not None and not found:
-            raise ValueError(f"{self.stem}: no {what} are stored; run its experiment first")
+            raise self.nothing(what)
         shared = Counter(meta["eval_id"] for _, _, meta in found)
-        best: dict[tuple[Any, ...], tuple[Line, pd.DataFrame, Meta]] = {}
+        best: dict[tuple[Any, ...], Evaluation] = {}
         for line, rows, meta in sorted(found, key=lambda each: (shared[each[2]["eval_id"]], each[2]["created"])):
             best[line.place, meta["spec"].get("mode")] = line, rows, meta
         order = {line.place: index for index, line in enumerate(self.lines)}
@@ -205,13 +202,36 @@ class Study:
             source = {name: getattr(line, name) for name in _OF_LINE} | {"eval_id": meta["eval_id"], **line.axes}
             if twice := source.keys() & set(rows.columns):
                 raise ValueError(f"{self.stem}: the axis {', '.join(twice)} is a column of {kind}, too: give it another name")
-            frames.append(pd.concat([pd.DataFrame(source, index=rows.index), rows], axis=1))
+            frames.append(pd.DataFrame({**source, **rows}))
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*_OF_LINE, "eval_id"])
 
-    def stored(self, kind: str, what: str) -> pd.DataFrame:
+    def nothing(self, what: str) -> ValueError:
+        """Return the error to raise where there are no rows; it calls them `what`."""
+        return ValueError(f"{self.stem}: no {what} are stored; run its experiment first")
+
+    def by_series(self, kind: str, what: str | None = None) -> list[list[Evaluation]]:
+        """`evaluations`, seeds of a series together."""
+        groups: dict[Series, list[Evaluation]] = defaultdict(list)
+        for each in self.evaluations(kind, what):
+            groups[each[0].series].append(each)
+        return list(groups.values())
+
+    def measured(self, line: Line, meta: Meta, documents: int = 0) -> dict[str, Any]:
+        """Return the fields of `Measured` (analysis/seeds.py) of a line's series, evaluated on so many documents."""
+        spec, kind = self.spec(line.run_id), meta["kind"]
+
+        def noise(functional: Functional) -> Noise | None:
+            series = repeats_for(self.results_dir, line.scale, kind)
+            return noise_of(series, line.scale, family_of(spec["model"]), functional)
+
+        names = {name: getattr(line, name) for name in ("label", "axes", "model", "scale")}
+        sources_D = sources_of(self.results_dir, meta, documents)
+        return {**names, "train_len": int(spec["train"]["seq_len"]), "noise": noise, "sources_D": sources_D}
+
+    def stored(self, kind: str, what: str, **wanted: Any) -> pd.DataFrame:
         """`rows`, in the paper's order of models. ValueError, which calls them `what`, where there are none."""
-        self.evaluations(kind, what)
-        rows = self.rows(kind)
+        self.evaluations(kind, what, **wanted)
+        rows = self.rows(kind, **wanted)
         return rows.sort_values("model", key=lambda models: models.map(rank), kind="stable", ignore_index=True)
 
     def metas(self, kind: str) -> list[Meta]:
@@ -239,30 +259,21 @@ class Study:
 
     def is_from_changed_code(self, line: Line) -> bool:
         """Say whether files differed from their commit when the training that a line is drawn from was started."""
-        starts, training = self.runs[line.run_id]["starts"], self._training(line)
-        own = [start for start in starts if training is None or start["date"] in training["starts"]]
+        training = self._training(line)
+        own = [each for each in self.runs[line.run_id]["starts"] if training is None or each["date"] in training["starts"]]
         return line.is_trained and any(start.get("git_dirty") for start in own)
 
     def spec(self, run_id: str) -> dict[str, Any]:
         """The RunSpec of a run, as JSON."""
         return self.runs[run_id]["spec"]
 
-    def train_len_of(self, run_id: str) -> int:
-        """Training context length of one run, in tokens."""
-        return int(self.spec(run_id)["train"]["seq_len"])
-
     @cached_property
     def train_len(self) -> int:
         """Training context length in tokens. ValueError if the runs have several."""
-        lengths = sorted({self.train_len_of(line.run_id) for line in self.lines})
+        lengths = sorted({int(self.spec(line.run_id)["train"]["seq_len"]) for line in self.lines})
         if len(lengths) != 1:
             raise ValueError(f"{self.stem}: one training context length is needed to draw this; the runs have {lengths}")
         return lengths[0]
-
-    @property
-    def scales(self) -> list[str]:
-        """The scales of the lines, in their order: an artefact may draw runs of other scales than its own."""
-        return list(dict.fromkeys(line.scale for line in self.lines))
 
     @property
     def corpora(self) -> str:
@@ -273,16 +284,6 @@ class Study:
             names[f"{data['source']}, {data['tokenizer']}"].add(data["fingerprint"][:8])
         return "; ".join(f"{name} ({', '.join(sorted(names[name]))})" for name in sorted(names))
 
-    @cached_property
-    def seed_counts(self) -> dict[Series, int]:
-        """Number of seeds of each series."""
-        return dict(Counter(line.series for line in self.lines))
-
-    @property
-    def num_seeds(self) -> int:
-        """The largest number of seeds that one series has."""
-        return max(self.seed_counts.values())
-
     @property
     def created(self) -> str:
         """Date of the newest evaluation; empty without evaluations."""
@@ -290,7 +291,5 @@ class Study:
 
     def extra(self, kind: str, run_id: str, name: str) -> Any:
         """Return what an evaluation recorded beyond its rows; None if it did not."""
-        for line, _, meta in self.evaluations(kind):
-            if line.run_id == run_id and name in meta["extras"]:
-                return meta["extras"][name]
-        return None
+        found = [meta["extras"] for line, _, meta in self.evaluations(kind) if line.run_id == run_id]
+        return next((extras[name] for extras in found if name in extras), None)

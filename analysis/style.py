@@ -3,9 +3,10 @@
 Figures have the width of a printed page (7 inches), so that their letters are read at the size they are set in.
 """
 
+import math
 import textwrap
 from collections.abc import Sequence
-from io import BytesIO, StringIO
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,7 @@ from analysis.study import Study
 from results.atomic import write_atomic
 
 PAPER_SCALE = "760m-48b"
-PAPER_TRAIN_LEN = 16_384
 WIDTH, DPI = 7.0, 220
-LINE_WIDTH = 1.6
 NOTE_CHARACTERS = 147
 
 Files = list[Path]
@@ -33,31 +32,18 @@ Files = list[Path]
 
 _RC: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
-    "font.size": 8,
-    "axes.titlesize": 8.5,
-    "axes.labelsize": 8.5,
-    "xtick.labelsize": 7.5,
-    "ytick.labelsize": 7.5,
-    "legend.fontsize": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.7,
-    "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7,
-    "xtick.major.size": 3,
-    "ytick.major.size": 3,
-    "axes.grid": True,
+    **dict.fromkeys(("axes.titlesize", "axes.labelsize"), 8.5),
+    **dict.fromkeys(("font.size", "legend.fontsize"), 8),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), 7.5),
+    **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 3),
+    **dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width"), 0.7),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow", "figure.constrained_layout.use"), True),
     "grid.color": "#E3E3E3",
     "grid.linewidth": 0.5,
-    "axes.axisbelow": True,
-    "lines.linewidth": LINE_WIDTH,
-    "legend.frameon": False,
+    "lines.linewidth": 1.6,
     "legend.handlelength": 2.6,
-    "figure.constrained_layout.use": True,
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
     "pdf.fonttype": 42,
-    "path.simplify": True,
 }
 matplotlib.rcdefaults()  # whatever the user's matplotlibrc says
 matplotlib.rcParams.update(_RC)
@@ -94,15 +80,6 @@ def _shown(path: Path) -> tuple[bytes, str] | None:
             return image.tobytes(), str(image.info.get("Description"))
     except (OSError, SyntaxError):
         return None
-
-
-def save_csv(table: pd.DataFrame, stem: Path) -> Path:
-    """Write what is drawn as STEM.csv, with six digits, without the index."""
-    text = StringIO()
-    table.to_csv(text, index=False, float_format="%.6g", lineterminator="\n")
-    path = stem.with_name(f"{stem.name}.csv")
-    write_atomic(path, text.getvalue())
-    return path
 
 
 def scale_note(study: Study) -> str:
@@ -143,7 +120,9 @@ def publish(
     table = table if isinstance(table, pd.DataFrame) else pd.concat(table, ignore_index=True)
     set_note(figure, study, *notes)
     stem = study.folder / "figures" / (f"{study.stem}-{part}" if part else study.stem)
-    return [*save(figure, stem), save_csv(table, stem)]
+    csv = stem.with_name(f"{stem.name}.csv")
+    write_atomic(csv, table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    return [*save(figure, stem), csv]
 
 
 def tokens(count: float) -> str:
@@ -153,9 +132,7 @@ def tokens(count: float) -> str:
 
 def token_ticks(axes: Axes, longest: int, pieces: int = 8) -> None:
     """x ticks 0, 8k, ... 64k as in the paper; at other lengths `pieces` steps of a power of two."""
-    step = 1
-    while step * pieces < longest:
-        step *= 2
+    step = 2 ** max(0, math.ceil(math.log2(longest / pieces)))
     ticks = list(range(0, longest + 1, step))
     axes.set_xticks(ticks, [tokens(tick) if step >= 1024 else str(tick) for tick in ticks])
 

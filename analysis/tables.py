@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -10,9 +10,11 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from analysis.names import title
 from analysis.statistics import Estimate
+from analysis.style import tokens
 from results.atomic import write_atomic
 
 Values = Mapping[str, Sequence[float | None]]
@@ -65,12 +67,10 @@ class Table:
             known = sorted({value for value in printed.values() if value is not None}, reverse=column.better == "higher")
             if not column.better or len(known) < 2:
                 continue
-            alone = list(printed.values()).count(known[0]) == 1  # a tie for best leaves no second
+            ranked = known[:2] if list(printed.values()).count(known[0]) == 1 else known[:1]  # a tie for best leaves no second
             for label, value in printed.items():
-                if value == known[0] and self._apart(label, index, printed):
-                    marks[label][index] = "best"
-                elif value == known[1] and alone and self._apart(label, index, printed):
-                    marks[label][index] = "second"
+                if value in ranked and self._apart(label, index, printed):
+                    marks[label][index] = "best" if value == known[0] else "second"
         return marks
 
     def _apart(self, label: str, index: int, printed: Mapping[str, float | None]) -> bool:
@@ -83,15 +83,12 @@ class Table:
 
     def cells(self) -> list[tuple[str, list[tuple[str, Mark, str]]]]:
         """(label, [(our value with its spread, mark, the paper's value or "")]) per label."""
-        marks = self.marks()
+        marks, nothing = self.marks(), [None] * len(self.columns)
         lines = []
         for label, values in self.rows.items():
-            nothing = [None] * len(self.columns)
+            beside = (each.get(label, nothing) for each in (self.paper, self.spreads, self.ranges))
             cells = []
-            for column, value, mark, paper, spread, around in zip(
-                self.columns, values, marks[label], self.paper.get(label, nothing), self.spreads.get(label, nothing),
-                self.ranges.get(label, nothing), strict=True,
-            ):  # fmt: skip
+            for column, value, mark, paper, spread, around in zip(self.columns, values, marks[label], *beside, strict=True):
                 text = column.text(value)
                 if value is not None and spread is not None and math.isfinite(spread):
                     text += f" \N{PLUS-MINUS SIGN} {spread:,.{column.decimals if abs(value) < 10_000 else 0}f}"
@@ -118,21 +115,18 @@ def over_seeds(
     rows = {label: [None if cell is None else float(np.mean(cell)) for cell in cells] for label, cells in means.items()}
     spreads: dict[str, list[float | None]] = {}
     if max(counts, default=1) > 1:
-        number = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
-        note += f" Mean \N{PLUS-MINUS SIGN} standard deviation over {number} seeds."
-        spreads = {
-            label: [float(np.std(cell, ddof=1)) if isinstance(cell, np.ndarray) and len(cell) > 1 else None for cell in cells]
-            for label, cells in values.items()
-        }
+        note += f" Mean \N{PLUS-MINUS SIGN} standard deviation over {count_range(counts, 'seeds')}."
+        for label, cells in values.items():
+            several = [cell if isinstance(cell, np.ndarray) and len(cell) > 1 else None for cell in cells]
+            spreads[label] = [None if cell is None else float(np.std(cell, ddof=1)) for cell in several]
     elif counts:
         note += " One seed."
     return Table(caption, columns, rows, note.strip(), paper or {}, spreads, ranges)
 
 
-def count_range(counts: pd.Series, noun: str) -> str:
+def count_range(counts: Collection[int], noun: str) -> str:
     """One count, "200 examples", or "150 to 500 examples" where counts differ."""
-    low, high = int(counts.min()), int(counts.max())
-    return f"{low:,} {noun}" if low == high else f"{low:,} to {high:,} {noun}"
+    return f"{' to '.join(f'{count:,}' for count in dict.fromkeys((min(counts), max(counts))))} {noun}"
 
 
 def _printed(column: Column, value: float | None) -> float | None:
@@ -159,7 +153,7 @@ def to_latex(table: Table) -> str:
     wide = len(table.columns) > WIDE
     wrap: dict[Mark, str] = {"": "{}", "best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
     lines = [r"\begin{table}", r"\centering", rf"\caption{{{_tex(_caption(table))}}}", r"\small"]
-    lines += [r"\resizebox{\textwidth}{!}{%"] if wide else []
+    lines += [r"\resizebox{\textwidth}{!}{%"] * wide
     lines += [rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}", r"\toprule"]
     lines += [" & ".join(["Model", *(_tex(column.title) for column in table.columns)]) + r" \\", r"\midrule"]
     for name, cells in table.cells():
@@ -171,16 +165,16 @@ def to_latex(table: Table) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}" + ("}" if wide else ""), r"\end{table}", ""])
 
 
-_TEX = {
+_TEX = str.maketrans({
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$",
     "\N{UPWARDS ARROW}": r"$\uparrow$", "\N{DOWNWARDS ARROW}": r"$\downarrow$", "\N{EN DASH}": "--", "\N{EM DASH}": "---",
     "\N{MULTIPLICATION SIGN}": r"$\times$", "\N{PLUS-MINUS SIGN}": r"$\pm$", "\N{MINUS SIGN}": "$-$", CHECK: r"\checkmark",
     "\N{GREEK SMALL LETTER TAU}": r"$\tau$", "\N{MIDDLE DOT}": r"$\cdot$", "<": r"$<$", ">": r"$>$",
-}  # fmt: skip
+})  # fmt: skip
 
 
 def _tex(text: str) -> str:
-    return "".join(_TEX.get(sign, sign) for sign in text)
+    return text.translate(_TEX)
 
 
 def to_csv(table: Table) -> str:
@@ -198,7 +192,9 @@ def to_csv(table: Table) -> str:
 
 def to_html(table: Table) -> str:
     """The table in a box that scrolls, and its caption below."""
-    head = "".join(f"<th>{_breakable(column.title)}</th>" for column in table.columns)
+    # A title may break between the parts of NarrativeQA, but not within ARC-e or RoPE.
+    titles = [escape(column.title.replace("-", "\N{NON-BREAKING HYPHEN}")) for column in table.columns]
+    head = "".join(f"<th>{re.sub(r'(?<=[a-z]{3})(?=[A-Z])', '<wbr>', each)}</th>" for each in titles)
     body = []
     for name, cells in table.cells():
         tds = []
@@ -212,17 +208,49 @@ def to_html(table: Table) -> str:
     return f"<div class='scroll'><table class='numbers{wide}'>{inside}</table></div><p class='caption'>{caption}</p>"
 
 
-def _breakable(title: str) -> str:
-    """HTML of a column title that may break between the parts of NarrativeQA, but not within ARC-e or RoPE."""
-    return re.sub(r"(?<=[a-z]{3})(?=[A-Z])", "<wbr>", escape(title.replace("-", "\N{NON-BREAKING HYPHEN}")))
-
-
 def write_table(table: Table, stem: Path) -> list[Path]:
     """STEM.md, STEM.tex and STEM.csv, atomically."""
     forms: dict[str, Callable[[Table], str]] = {"md": to_markdown, "tex": to_latex, "csv": to_csv}
-    paths = []
-    for ending, form in forms.items():
-        path = stem.with_name(f"{stem.name}.{ending}")
+    paths = {stem.with_name(f"{stem.name}.{ending}"): form for ending, form in forms.items()}
+    for path, form in paths.items():
         write_atomic(path, form(table))
-        paths.append(path)
-    return paths
+    return list(paths)
+
+
+ALONG = {"position": "token index", "x": "place", "tokens": "training tokens", "share_of_training": "share of training"}
+"""Columns that curves are drawn along, and their names."""
+PLACES = 8
+
+
+def read_off(csv: Path) -> Table | None:
+    """Return the curves of a picture at up to eight places, between drawn points along a straight line; None where its CSV
+    holds no curves. Token indices are halved from the end on, other axes are cut into equal parts."""
+    frame = pd.read_csv(csv)
+    along = next((name for name in ALONG if name in frame), None)
+    if along is None:
+        return None
+    frame = frame.sort_values(along)
+    keys = [str(name) for name in frame.columns if not is_numeric_dtype(frame[name])]
+    values = [str(name) for name in frame.columns if name not in (along, *keys) and not str(name).endswith(("low", "high"))]
+    halved = along in ("position", "x")
+    shares = 0.5 ** np.arange(PLACES)[::-1] if halved else np.arange(1, PLACES + 1) / PLACES
+    places = float(frame[along].max()) * shares
+    places = places[places >= frame[along].min()]
+    rows = {}
+    for key, own in frame.groupby(keys, sort=False) if keys else [((), frame)]:
+        for value in values:
+            drawn = own[[along, value]].dropna()
+            if len(drawn):
+                name = [title(str(part)) for part in (key if isinstance(key, tuple) else (key,))]
+                name += [value.replace("_", " ")] if len(values) > 1 or not name else []
+                found = np.interp(places, drawn[along], drawn[value], left=np.nan, right=np.nan)
+                rows[", ".join(name)] = found.tolist()
+    columns = [Column(f"{place:g}", _named(along, place), 3) for place in places]
+    what = f"{values[0].replace('_', ' ')} by " if len(values) == 1 else "By "
+    return Table(f"{what}{ALONG[along]}".capitalize(), columns, rows, "Between drawn points along a straight line.")
+
+
+def _named(along: str, place: float) -> str:
+    if along == "share_of_training":
+        return f"{place:.0%}"
+    return f"{place / 1e6:.3g}M" if along == "tokens" else tokens(round(place))

@@ -1,4 +1,4 @@
-"""Training losses as they were logged, step by step."""
+"""Training losses as they were logged, step by step, and training speeds as they were timed on one machine."""
 
 from dataclasses import dataclass
 
@@ -6,23 +6,21 @@ import numpy as np
 import pandas as pd
 
 from analysis.names import rank
-from analysis.study import Axes, Line, Series, Study
+from analysis.seeds import Measured
+from analysis.study import Study
 from analysis.style import about
 from analysis.tables import Cell, Column, Table, over_seeds
 
-KIND = "training_curve"
+KIND, SPEED = "training_curve", "throughput"
 SMOOTHED_SHARE = 0.02
 LAST_SHARE = 0.02
 MAX_POINTS = 1000
 
 
-@dataclass(frozen=True)
-class Training:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Training(Measured):
     """Logged steps of one series: `tokens` (N,), `loss_SN`, and every seed's median tokens per second and MFU."""
 
-    label: str
-    axes: Axes
-    model: str
     tokens: np.ndarray
     loss_SN: np.ndarray
     tokens_per_s: np.ndarray
@@ -42,48 +40,56 @@ class Training:
 
 def trainings(study: Study) -> list[Training]:
     """Return the trainings in the paper's order of models. ValueError: none stored, or seeds that logged other steps."""
-    groups: dict[Series, list[tuple[Line, pd.DataFrame]]] = {}
-    for line, rows, _ in study.evaluations(KIND, "training curves"):
-        groups.setdefault(line.series, []).append((line, rows.sort_values("step")))
     found = []
-    for group in groups.values():
-        line, runs = group[0][0], [rows for _, rows in group]
+    for group in study.by_series(KIND, "training curves"):
+        runs = [rows.sort_values("step") for _, rows, _ in group]
+        line, _, meta = group[0]
         tokens = runs[0]["tokens"].to_numpy(float)
-        if any(len(rows) != len(tokens) or (rows["tokens"].to_numpy() != tokens).any() for rows in runs):
+        if not all(np.array_equal(rows["tokens"], tokens) for rows in runs):
             raise ValueError(f"{study.stem}: the seeds of {line.label} logged different steps")
         loss_SN = np.stack([rows["loss"].to_numpy(float) for rows in runs])
         speeds, mfus = (np.array([rows[name].median() for rows in runs], float) for name in ("tokens_per_s", "mfu"))
-        found.append(Training(line.label, line.axes, line.model, tokens, loss_SN, speeds, mfus))
+        found.append(Training(**study.measured(line, meta), tokens=tokens, loss_SN=loss_SN, tokens_per_s=speeds, mfu=mfus))
     return sorted(found, key=lambda training: rank(training.model))
 
 
 def smooth_backwards(loss_N: np.ndarray, window: int) -> np.ndarray:
     """Mean of the last `window` steps, of fewer at the start; steps that were not applied (NaN) are left out."""
-    applied = np.isfinite(loss_N)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(applied, loss_N, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(applied)])
-    ends = np.arange(1, len(loss_N) + 1)
-    starts = np.maximum(ends - window, 0)
-    return (sums[ends] - sums[starts]) / np.maximum(counts[ends] - counts[starts], 1)
+    return pd.Series(loss_N).rolling(window, min_periods=1).mean().to_numpy()
 
 
 def summary(study: Study) -> Table:
     """Training loss at the end; median speed and share of the GPU's peak, of the seed that had most of its GPU to itself."""
+    found = trainings(study)
     columns = [
         Column("final_loss", f"training loss, last {LAST_SHARE:.0%} (nats)", 3, "lower"),
         Column("tokens_per_s", "median tokens/s, fastest seed", 0, "higher"),
-        Column("mfu_percent", "median MFU, executed, fastest seed (%)", 1, "higher"),
     ]
+    if any(np.isfinite(each.mfu).all() for each in found):
+        columns.append(Column("mfu_percent", "median MFU, executed, fastest seed (%)", 1, "higher"))
     values: dict[str, list[Cell]] = {}
-    for training in trainings(study):
-        last = max(1, round(LAST_SHARE * len(training.tokens)))
-        mfu = 100 * training.mfu
-        values[training.label] = [
-            np.nanmean(training.loss_SN[:, -last:], axis=1),
-            training.tokens_per_s.max(keepdims=True),
-            mfu.max(keepdims=True) if np.isfinite(mfu).all() else None,
-        ]
-    if all(cells[-1] is None for cells in values.values()):
-        columns, values = columns[:-1], {label: cells[:-1] for label, cells in values.items()}
+    for each in found:
+        last_SN = each.loss_SN[:, -max(1, round(LAST_SHARE * len(each.tokens))) :]
+        mfu = 100 * each.mfu.max(keepdims=True) if np.isfinite(each.mfu).all() else None
+        cells = [np.nanmean(last_SN, axis=1), each.tokens_per_s.max(keepdims=True), mfu]
+        values[each.label] = cells[: len(columns)]
     note = f"{about(study)} Trainings may have shared a GPU."
     return over_seeds("Training", columns, values, note)
+
+
+def measured(study: Study, subject: str) -> pd.DataFrame:
+    """Training speeds, one row per label, in the paper's order of models: those of the machine and length that most labels were
+    timed by, of equals the newest. Where `subject`, the model of the figure, was timed by the step of trainings, only rows of
+    that step: an earlier one of the evaluation's own was slower, and not for all alike. ValueError if there are none."""
+    wanted = {"mode": "train", "step": "stepper"}
+    if all(line.model != subject for line, _, _ in study.evaluations(SPEED, **wanted)):
+        wanted = {"mode": "train"}
+    rows = study.stored(SPEED, "training speeds", **wanted)
+    dates = sorted((meta["created"], meta["eval_id"]) for _, _, meta in study.evaluations(SPEED, **wanted))
+    newest = {eval_id: date for date, eval_id in dates}
+
+    def timed(alike: pd.DataFrame) -> tuple[int, str]:
+        return alike["label"].nunique(), alike["eval_id"].map(newest).max()
+
+    alike = max((own for _, own in rows.groupby(["machine", "seq_len"])), key=timed)
+    return alike.drop_duplicates("label", ignore_index=True)  # a fresh model's speed does not depend on the seed

@@ -43,11 +43,10 @@ shares (85.0%)."""
 
 @dataclass(frozen=True)
 class Comparison:
-    """One inequality: `estimate` above `bound` (or below, if `below`), in `unit`; not `strict`: equal is enough.
-
-    `size`: how far from the bound the effect lies that the claim is about (the paper's, or none within a tolerance); None where
-    no number is known. `ceiling`: to miss it is to show more of what the claim says than the paper does. `paper`: what the
-    paper gives. `shown`: what takes the effect's place where the paper's number is another than the one that is tested."""
+    """One inequality: `estimate` above `bound` (or below, if `below`), in `unit`; not `strict`: equal is enough. `size`: how
+    far from the bound the effect lies that the claim is about (the paper's, or none within a tolerance); None where no number
+    is known. `ceiling`: to miss it is to show more of what the claim says than the paper does. `paper`: what the paper gives.
+    `shown`: what takes the effect's place where the paper's number is another than the one that is tested."""
 
     name: str
     estimate: Estimate
@@ -76,20 +75,14 @@ class Comparison:
         return estimate.p_not_above(bound, strict=self.strict)
 
     @property
-    def p_fails(self) -> float:
-        """p-value against its being met."""
-        return 1.0 - self.p_holds
-
-    @property
     def lead(self) -> tuple[float, float]:
         """Margin by which it is met, in standard errors and then in its unit; for putting comparisons in order."""
         estimate, bound = self._towards
         margin = estimate.effect - bound
         if math.isnan(margin):
             return -math.inf, -math.inf
-        if estimate.error:
-            return margin / estimate.error, margin
-        return (0.0 if margin == 0 else math.copysign(math.inf, margin)), margin
+        nothing = math.copysign(math.inf, margin) if margin else 0.0
+        return (margin / estimate.error if estimate.error else nothing), margin
 
     @property
     def asked(self) -> str:
@@ -159,18 +152,6 @@ class Verdict:
     judged: int = 1
     noise: str = ""
 
-    @property
-    def effect(self) -> float | None:
-        return None if self.decisive is None else self.decisive.estimate.effect
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        return None if self.decisive is None else self.decisive.estimate.interval
-
-    @property
-    def detectable(self) -> float | None:
-        return None if self.decisive is None else self.decisive.estimate.detectable
-
 
 Look = Callable[[Study], str]
 """A look into why a claim fails: what an artefact's rows say, made from these numbers alone, whichever way they point."""
@@ -203,7 +184,7 @@ def decide_any(sentence: str, alternatives: Sequence[Sequence[Comparison]], seed
     if not alternatives:
         return not_measured(f"Not measured: {', '.join(missing)}.")
     holds = [max(each.p_holds for each in some) for some in alternatives]
-    fails = [min(1.0, len(some) * min(each.p_fails for each in some)) for some in alternatives]
+    fails = [min(1.0, len(some) * min(1.0 - each.p_holds for each in some)) for some in alternatives]
     p_holds, p_fails = min(1.0, len(alternatives) * min(holds)), max(fails)
     likely = Status.HOLDS if p_holds <= p_fails else Status.EXCEEDS if _exceeds(alternatives) else Status.FAILS
     p = min(1.0, 2 * min(p_holds, p_fails))
@@ -214,20 +195,13 @@ def decide_any(sentence: str, alternatives: Sequence[Sequence[Comparison]], seed
         sentence = f"Not measured: {', '.join(missing)}. {sentence}"
     if any(each.estimate.error is None and each.estimate.seeds_known for each in every):
         sentence += " No spread is stored: the numbers are taken as they stand."
-    noise = ""
-    if seeds == 1:
-        where = list(dict.fromkeys(place for each in every for place in each.estimate.where))
-        noise = f"Some models have one seed; seeds' noise: {'; '.join(where)}." if where else ""
+    where = dict.fromkeys(place for each in every for place in each.estimate.where)
+    noise = f"Some models have one seed; seeds' noise: {'; '.join(where)}." if where and seeds == 1 else ""
     verdict = Verdict(_status(likely, p, not missing), sentence, every, decisive, seeds, p, not missing, noise=noise)
     if not all(each.estimate.seeds_known for each in every) and verdict.status is not Status.NOT_MEASURED:
-        return undecided(verdict, UNREPEATED)
+        why = "A model compared has one seed, and nothing that was repeated with other seeds was evaluated like it, so that a "
+        return undecided(verdict, why + "seed cannot be told from a model. It would take two seeds of every model, or more.")
     return verdict
-
-
-UNREPEATED = (
-    "A model compared has one seed, and nothing that was repeated with other seeds was evaluated like it, so that a seed "
-    "cannot be told from a model. It would take two seeds of every model, or more."
-)
 
 
 def _exceeds(alternatives: Sequence[Sequence[Comparison]]) -> bool:
@@ -260,16 +234,13 @@ def _with_its_power(verdict: Verdict) -> Verdict:
     if verdict.status is not Status.WITHIN_NOISE or not open_ones:
         return verdict
     worst = max(open_ones, key=lambda each: (each.estimate.detectable or 0.0) / (each.size or 1e-12))
-    seen, size = worst.estimate.detectable or 0.0, worst.size or 0.0
-    why = f"{worst.name}: this design sees {amount(seen, worst.unit)} and more, and the claim is about "
-    why += f"{amount(size, worst.unit)}."
-    if needed := worst.estimate.needed(size):
-        why += f" It would take about {' and '.join(f'{_many(count)} {what}' for what, count in needed.items())}."
+    seen, size = (amount(value or 0.0, worst.unit) for value in (worst.estimate.detectable, worst.size))
+    why = f"{worst.name}: this design sees {seen} and more, and the claim is about {size}."
+    needed = worst.estimate.needed(worst.size or 0.0)
+    counts = [f"{count if count <= 1000 else 'more than 1,000'} {what}" for what, count in needed.items()]
+    if counts:
+        why += f" It would take about {' and '.join(counts)}."
     return undecided(verdict, why)
-
-
-def _many(count: int) -> str:
-    return str(count) if count <= 1000 else "more than 1,000"
 
 
 @lru_cache(maxsize=256)

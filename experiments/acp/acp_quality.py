@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from analysis.curves import LossCurve, difference, fewest_seeds, loss_curves
-from analysis.harness import ahead, content, lines_by_label, made_locally
+from analysis.harness import ahead, content, lines_of, made_locally
 from analysis.paper import paper_scores
 from analysis.statistics import Estimate
 from analysis.study import Study
@@ -70,7 +70,7 @@ def summary(study: Study) -> Table:
 def a6(study: Study) -> Verdict:
     """Held-out loss, Wikitext and the average of the tasks differ by less than their margins (two one-sided tests each)."""
     found, local = pairs(study), made_locally(study)
-    lines = {} if local else lines_by_label(study)
+    lines = {} if local else lines_of(study, by="label")
     losses: list[tuple[str, Estimate, float, str]] = []
     tasks: list[tuple[str, Estimate, float, str]] = []
     parts, absent = [], [] if found else ["held-out losses with and without pruning"]

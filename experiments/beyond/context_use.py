@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.contexts import ContextLosses, compare, context_losses
+from analysis.curves import ContextLosses, compare_contexts, context_losses
 from analysis.names import RECURRENT, missing_of, pairs_in, style_of, title
 from analysis.panels import doublings_axis, legend_of
 from analysis.statistics import Estimate
@@ -51,11 +51,11 @@ def evals(scale):
 
 def change(losses: ContextLosses, before: int, after: int) -> Estimate:
     """Loss given `after` tokens minus loss given `before`, of the same targets."""
-    return compare((1.0, losses, after), (-1.0, losses, before))
+    return compare_contexts((1.0, losses, after), (-1.0, losses, before))
 
 
 def lead(fox: ContextLosses, other: ContextLosses, context: int) -> Estimate:
-    return compare((1.0, other, context), (-1.0, fox, context))
+    return compare_contexts((1.0, other, context), (-1.0, fox, context))
 
 
 def points(study: Study) -> pd.DataFrame:
@@ -206,7 +206,7 @@ def c4(study: Study) -> Verdict:
     gain = change(fox, end, start)
     comparisons, parts = [Comparison("gain of FoX (Pro)", gain)], []
     for other in others:
-        excess = compare((1.0, other, start), (-1.0, other, end), (-0.5, fox, start), (0.5, fox, end))
+        excess = compare_contexts((1.0, other, start), (-1.0, other, end), (-0.5, fox, start), (0.5, fox, end))
         words = f"gain of {title(other.model)} minus half of FoX (Pro)'s"
         comparisons.append(Comparison(words, excess, below=True, size=abs(gain.effect) / 2))
         parts.append(f"{title(other.model)} {number(change(other, end, start).effect)}")

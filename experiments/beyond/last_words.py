@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.names import ordered, pairs_in, style_of, title
-from analysis.seeds import NOTHING, Repeated, Repeats, family_of, repeats_for
-from analysis.sources import sources_of
-from analysis.statistics import Estimate, Noise, Term, contrast
+from analysis.names import pairs_in, rank, style_of, title
+from analysis.seeds import Measured
+from analysis.statistics import Estimate, Term, contrast
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish
 from analysis.tables import Column, Table
@@ -39,53 +38,37 @@ def evals(scale):
     return (Spec(num_documents=scale.heldout_documents, **sizes_at(scale, SIZES, __name__)),)
 
 
-@dataclass(frozen=True, eq=False)
-class Words:
-    """Rows of one model: `values_SI` by column, for every seed and item; `clusters_I`: the source of each item."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Words(Measured):
+    """Rows of one model: `values_SI` by column, for every seed and item; `documents_I`: the document of each item."""
 
-    scale: str
     values_SI: dict[str, np.ndarray]
-    clusters_I: np.ndarray | None
-    repeats: Repeats = NOTHING
-    family: str = ""
-
-    def term(self, coefficient: float, column: str) -> Term:
-        values_SI = self.values_SI[column]
-        mean_I = values_SI.mean(axis=0)
-        return Term(self, coefficient, values_SI.mean(axis=1), mean_I - mean_I.mean(), self.clusters_I, items="passages")
-
-    def noise(self, column: str) -> Noise | None:
-        def functional(other: Repeated) -> np.ndarray:
-            return np.array([rows[column].mean() for rows in other.rows])
-
-        return self.repeats.noise(self.scale, self.family, functional)
+    documents_I: np.ndarray
 
 
 def compare(column: str, *parts: tuple[float, Words]) -> Estimate:
     """Sum of coefficient x mean of a column, item by item."""
-    noises: dict[object, Noise | None] = {words: words.noise(column) for _, words in parts}
-    return contrast([words.term(coefficient, column) for coefficient, words in parts], noises)
+    terms = []
+    for coefficient, words in parts:
+        sources_I = None if words.sources_D is None else words.sources_D[words.documents_I]
+        terms.append(Term.of(words, coefficient, words.values_SI[column], sources_I, "passages"))
+    noises = {words: words.noise(lambda other: np.array([rows[column].mean() for rows in other.rows])) for _, words in parts}
+    return contrast(terms, noises)
 
 
 def last_words(study: Study) -> dict[str, Words]:
     """Return the rows by model, in the paper's order. ValueError: nothing is stored, or models were asked for other words."""
-    groups: dict[str, list[Any]] = {}
-    for each in study.evaluations(KIND, "last words"):
-        groups.setdefault(each[0].model, []).append(each)
-    if len({tuple(rows["document"]) for group in groups.values() for _, rows, _ in group}) > 1:
+    groups = study.by_series(KIND, "last words")
+    if len({tuple(rows["document"]) for group in groups for _, rows, _ in group}) > 1:
         raise ValueError(f"{study.stem}: models or seeds were asked for other words; evaluate all alike")
+    columns = [f"{name}{end}" for name in ("right", "logp") for end in GIVEN.values()]
     found = {}
-    for model in ordered(groups):
-        line, rows, meta = groups[model][0]
-        sources_D = sources_of(study.results_dir, meta, int(rows["document"].max()) + 1)
-        columns = [f"{name}{end}" for name in ("right", "logp") for end in GIVEN.values()]
-        found[model] = Words(
-            line.scale,
-            {name: np.stack([own[name] for _, own, _ in groups[model]]) for name in columns},
-            None if sources_D is None else sources_D[rows["document"]],
-            repeats_for(study.results_dir, line.scale, KIND),
-            family_of(study.spec(line.run_id)["model"]),
-        )
+    for group in sorted(groups, key=lambda group: rank(group[0][0].model)):
+        line, rows, meta = group[0]
+        values_SI = {name: np.stack([own[name] for _, own, _ in group]) for name in columns}
+        documents_I = rows["document"].to_numpy()
+        whole = study.measured(line, meta, int(documents_I.max()) + 1)
+        found[line.model] = Words(**whole, values_SI=values_SI, documents_I=documents_I)
     return found
 
 

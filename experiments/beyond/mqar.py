@@ -6,7 +6,6 @@ import pandas as pd
 
 from analysis.names import ordered, style_of
 from analysis.panels import band_note
-from analysis.recall import answered
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish
 from analysis.tables import Column, Table, over_seeds
@@ -54,7 +53,7 @@ def is_zoologys(study: Study, run_id: str) -> bool:
 def shares(study: Study) -> pd.DataFrame:
     """Percent of the queries that were answered, by (model, seed) and number of keys. The two layouts never meet: where there
     are rows of Zoology's, only these count."""
-    rows = answered(study)
+    rows = stick_recall.answered(study)
     zoologys = rows["run_id"].map(lambda run_id: is_zoologys(study, run_id))
     rows = rows[zoologys] if zoologys.any() else rows
     return 100 * rows.groupby(["model", "seed", "num_keys"])["correct"].mean().unstack()

@@ -13,7 +13,7 @@ from analysis.statistics import TWENTY_TO_EIGHTY, Estimate
 from analysis.study import Study
 from analysis.style import about, tokens
 from analysis.tables import Column, Table
-from analysis.throughput import measured
+from analysis.training_curves import measured
 from analysis.verdict import RATIO, Claim, Comparison, Verdict, by_construction, decide
 from experiments.evaluations import step_times as evals  # noqa: F401
 from experiments.recipes import main_models_once as runs  # noqa: F401

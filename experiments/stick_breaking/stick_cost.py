@@ -13,7 +13,7 @@ from analysis.statistics import TWENTY_TO_EIGHTY, Estimate
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Column, Table
-from analysis.throughput import measured
+from analysis.training_curves import measured
 from analysis.verdict import RATIO, Claim, Comparison, Verdict, decide, not_measured
 from experiments.evaluations import step_times as evals  # noqa: F401
 from experiments.recipes import recipes

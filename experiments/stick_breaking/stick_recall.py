@@ -7,7 +7,6 @@ import pandas as pd
 
 from analysis.names import ordered, style_of
 from analysis.panels import Drawn, band_note, doublings_axis, draw_lines, legend_of
-from analysis.recall import answered
 from analysis.statistics import Term, contrast
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish
@@ -75,6 +74,12 @@ def runs(scale, seeds):
             yield from recipes(scale, name, seeds, axes=dict(num_keys=num_keys), label=f"{num_keys} keys", **how)
 
 
+def answered(study: Study) -> pd.DataFrame:
+    """Return one row a sequence, with correct and stale as shares of its queries. ValueError where nothing is stored."""
+    rows = study.stored("recall", "answers")
+    return rows.assign(correct=rows["num_correct"] / rows["num_queries"], stale=rows["num_stale"] / rows["num_queries"])
+
+
 def draw(study: Study) -> Files:
     rows, frames = answered(study), []
     sizes, styles = sorted(rows["num_keys"].unique()), {model: style_of(model) for model in ordered(rows["model"])}
@@ -140,8 +145,7 @@ def s7(study: Study) -> Verdict:
 def _accuracy(sign: float, rows) -> Term:
     """Mean accuracy in percent, paired by sequence: all models are asked the same ones."""
     correct_SN = 100 * rows.pivot_table(index="run_id", columns="sequence", values="correct").to_numpy()
-    mean_N = correct_SN.mean(axis=0)
-    return Term(rows["model"].iloc[0], sign, correct_SN.mean(axis=1), mean_N - mean_N.mean(), items="sequences")
+    return Term.of(rows["model"].iloc[0], sign, correct_SN, items="sequences")
 
 
 CLAIMS = (Claim("S7", "It is better at repeated associative recall than softmax with RoPE", s7),)

@@ -5,14 +5,14 @@ import pandas as pd
 import pytest
 
 from analysis.prediction import Predicted, numbers, predict
-from analysis.seeds import NOTHING, Repeated, Repeats
+from analysis.seeds import Repeated
 from analysis.statistics import Noise
 
 
-def pooled(rng: np.random.Generator, spread: float) -> Repeats:
+def pooled(rng: np.random.Generator, spread: float) -> tuple[Repeated, ...]:
     """Three series of three seeds each, whose mean losses differ by `spread`."""
     series = [Repeated("mini", "recurrent", 4, tuple(losses(2 + spread * rng.normal()) for _ in range(3))) for _ in range(3)]
-    return Repeats(tuple(series))
+    return tuple(series)
 
 
 def losses(mean: float) -> pd.DataFrame:
@@ -25,7 +25,7 @@ def test_one_more_seed_lies_in_its_band_in_95_of_100_cases(count, pool):
     inside = []
     for _ in range(400):
         *stored, new = 2 + 0.01 * rng.normal(size=count + 1)
-        repeats = pooled(rng, 0.01) if pool else NOTHING
+        repeats = pooled(rng, 0.01) if pool else ()
         found = predict("loss in the training context", "per_token_loss", tuple(stored), repeats, "mini", "recurrent")
         low, high = found.band
         inside.append(low <= new <= high)
@@ -35,9 +35,9 @@ def test_one_more_seed_lies_in_its_band_in_95_of_100_cases(count, pool):
 
 
 def test_what_is_not_known_is_no_band():
-    one = predict("loss in the training context", "per_token_loss", (2.0,), NOTHING, "mini", "recurrent")
+    one = predict("loss in the training context", "per_token_loss", (2.0,), (), "mini", "recurrent")
     assert one.band is None and one.p(9.0) == 1 and one.p(float("nan")) == 0
-    floor = predict("score, easy", "needle", (1.0, 1.0, 1.0), NOTHING, "mini", "recurrent")
+    floor = predict("score, easy", "needle", (1.0, 1.0, 1.0), (), "mini", "recurrent")
     assert floor.band is None, "equal scores at the floor tell nothing of the noise"
     assert Predicted((2.0,), Noise(1e-4, np.inf)).band == pytest.approx((2 - 1.96 * 2e-4**0.5, 2 + 1.96 * 2e-4**0.5), rel=1e-5)
 

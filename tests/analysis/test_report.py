@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 
 from analysis import report
-from analysis.readings import read_off
 from analysis.report import Section
 from analysis.style import PAPER_SCALE
+from analysis.tables import read_off
 from experiments.artefact import artefacts, claims
 from experiments.fox.fig7_gate_types import Gate
 from experiments.render import write_report

@@ -3,7 +3,7 @@ import pytest
 
 from analysis import seeds
 from analysis.curves import compare, difference, loss_curves
-from analysis.sources import sources_of
+from analysis.seeds import sources_of
 from tests import synthetic
 
 LENGTH, TRAIN_LEN = 256, 64
@@ -92,10 +92,10 @@ def test_the_narrowest_group_with_enough_is_taken():
     recurrent = [group("mini", "recurrent", [0.0, 1.0, 2.0]) for _ in range(2)]
     gated = group("mini", "attention with a forget gate", [0.0, 10.0, 20.0])
     sister = group("mini-short", "attention with a forget gate", [0.0, 2.0, 4.0])
-    pool = seeds.Repeats((*recurrent, gated, sister))
+    pool = (*recurrent, gated, sister)
 
     def noise(family, only=lambda each: True):
-        return pool.noise("mini", family, lambda each: np.array(each.rows[0]) if only(each) else None)
+        return seeds.noise_of(pool, "mini", family, lambda each: np.array(each.rows[0]) if only(each) else None)
 
     assert noise("recurrent") == seeds.Noise(1.0, 4, "recurrent at mini")
     assert noise("attention with a forget gate") == seeds.Noise(52.0, 4, "attention with a forget gate at any mini scale")

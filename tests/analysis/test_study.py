@@ -3,7 +3,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from analysis.sources import sources_of
+from analysis.seeds import sources_of
 from analysis.study import Line, Study, read_lines, study_file, write_lines
 from tests import synthetic
 

@@ -36,16 +36,16 @@ def test_a_verdict_is_clear_only_beyond_the_noise(effect, status):
     assert verdict.status is status
     assert decide("Said.", [met(-effect, below=True)], seeds=3).status is status
     assert decide("Said.", [met(effect + 7, bound=7.0)], seeds=3).status is status
-    assert verdict.effect == effect
-    assert verdict.interval == pytest.approx((effect - 0.196, effect + 0.196), abs=1e-3)
-    assert verdict.detectable == pytest.approx(0.1 * (1.96 + 0.8416), abs=1e-3)
+    assert verdict.decisive.estimate.effect == effect
+    assert verdict.decisive.estimate.interval == pytest.approx((effect - 0.196, effect + 0.196), abs=1e-3)
+    assert verdict.decisive.estimate.detectable == pytest.approx(0.1 * (1.96 + 0.8416), abs=1e-3)
 
 
 def test_all_comparisons_must_be_met_and_one_clear_miss_is_a_failure():
     assert decide("", [met(0.5), met(0.6)], 3).status is Status.HOLDS
     verdict = decide("", [met(0.5), met(0.1)], 3)
     assert verdict.status is Status.WITHIN_NOISE
-    assert verdict.effect == 0.1
+    assert verdict.decisive.estimate.effect == 0.1
     assert decide("", [met(0.5), met(-0.5)], 3).status is Status.FAILS
 
 

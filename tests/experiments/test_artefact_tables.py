@@ -291,7 +291,7 @@ def test_table_6_draws_the_machine_that_most_models_were_timed_on(tmp_path):
     assert "Measured on GPU" in table.note
     store = synthetic.Store(tmp_path / "none")
     store.add("table6_throughput", "fox_pro", [])
-    with pytest.raises(ValueError, match="no training throughput is stored"):
+    with pytest.raises(ValueError, match="no training speeds are stored"):
         table6_throughput.summary(store.study("table6_throughput"))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.contexts import compare, context_losses
+from analysis.curves import compare_contexts, context_losses
 from analysis.names import RECURRENT
 from analysis.verdict import Status, judge
 from experiments.beyond import context_use
@@ -38,7 +38,7 @@ def main(**others):
 def test_both_hold_on_the_papers_shapes(tmp_path):
     judged = judge(CLAIMS, make(tmp_path, main()))
     assert [(claim.id, verdict.status) for claim, verdict in judged] == [("C3", Status.HOLDS), ("C4", Status.HOLDS)]
-    assert all(verdict.interval for _, verdict in judged)
+    assert all(verdict.decisive.estimate.interval for _, verdict in judged)
 
 
 @pytest.mark.parametrize(("rise", "status"), [(0.002, Status.HOLDS), (0.03, Status.FAILS)])
@@ -95,10 +95,10 @@ def test_differences_are_of_the_same_targets(tmp_path):
     (losses,) = context_losses(study).values()
     rows = study.rows("context_use")
     last = rows[rows["place"] == 1024].groupby("context")["loss"].mean()
-    assert compare((1.0, losses, 992), (-1.0, losses, 8)).effect == pytest.approx(last[992] - last[8])
+    assert compare_contexts((1.0, losses, 992), (-1.0, losses, 8)).effect == pytest.approx(last[992] - last[8])
     assert losses.inside == [8, 16, 32, 64, 128, 160, 224]
     four = rows[rows["context"].isin((8, 480))].groupby("context")["loss"].mean()
-    assert compare((1.0, losses, 480), (-1.0, losses, 8)).effect == pytest.approx(four[480] - four[8])
+    assert compare_contexts((1.0, losses, 480), (-1.0, losses, 8)).effect == pytest.approx(four[480] - four[8])
 
 
 def test_documents_of_one_source_and_seeds_are_the_noise(tmp_path):

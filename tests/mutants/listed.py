@@ -245,7 +245,7 @@ FAULTS = {
         ("Estimate.interval", "self.df", "1e9"),
         ("own_noise", "ddof=1", "ddof=0"),
         ("contrast", "by_source.get(term.source, 0.0)", "0.0"),
-        ("holm", "(len(order) - place) * p_values[index]", "p_values[index]"),
+        ("holm", "np.arange(len(order), 0, -1)", "1.0"),
     ],
     "test_verdict": [
         ("decide_any", "len(alternatives) * min(holds)", "min(holds)"),

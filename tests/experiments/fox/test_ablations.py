@@ -42,7 +42,7 @@ def test_all_hold_on_the_papers_numbers(judged):
     assert set(verdicts) == {f"C{number}" for number in range(7, 17)}
     assert set(statuses(verdicts).values()) == {Status.HOLDS}
     assert "P(64): FoX (Pro) 6.620, FoX (Pro) + RoPE 6.630." in verdicts["C7"].sentence
-    assert verdicts["C9"].effect == pytest.approx(math.log(7.25 / 7.49))
+    assert verdicts["C9"].decisive.estimate.effect == pytest.approx(math.log(7.25 / 7.49))
 
 
 @pytest.mark.parametrize(("claim", "changes"), [
@@ -92,7 +92,7 @@ def test_small_differences_are_noise_where_documents_vary(judged):
     verdicts = judged(documents=64, noise=0.4, seeds=2)
     assert verdicts["C11"].status is Status.HOLDS
     assert verdicts["C7"].status is Status.UNDECIDED, "the paper's effect is 0.0015, and its margin 0.003"
-    assert verdicts["C7"].detectable > 0.003
+    assert verdicts["C7"].decisive.estimate.detectable > 0.003
     assert "It would take about" in verdicts["C7"].sentence
 
 

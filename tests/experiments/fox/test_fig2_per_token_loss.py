@@ -30,7 +30,18 @@ class Made:
             ends = losses_SN.shape[1] * np.arange(1, 17) // 16
             seeds = tuple(range(len(losses_SN)))
             self.curves[model] = LossCurve(
-                model, {}, model, "x", TRAIN_LEN, seeds, tuple(map(str, seeds)), losses_SN, bands, ends, documents
+                label=model,
+                axes={},
+                model=model,
+                scale="x",
+                train_len=TRAIN_LEN,
+                seeds=seeds,
+                run_ids=tuple(map(str, seeds)),
+                losses_SN=losses_SN,
+                bands_DK=bands,
+                ends_K=ends,
+                num_documents=documents,
+                noise=lambda _: None,
             )
         monkeypatch.setattr(fig2_per_token_loss, "by_model", lambda study: study.curves)
 
@@ -58,7 +69,7 @@ def test_all_hold_on_the_papers_shapes(made, curves):
     judged = judge(fig2_per_token_loss.CLAIMS, made(curves))
     assert [claim.id for claim, _ in judged] == ["C1", "C2", "C5", "C6"]
     assert {verdict.status for _, verdict in judged} == {Status.HOLDS}
-    assert all(verdict.judged == 4 and verdict.interval for _, verdict in judged)
+    assert all(verdict.judged == 4 and verdict.decisive.estimate.interval for _, verdict in judged)
     assert all(claims()[claim.id] is claim for claim, _ in judged)
 
 
@@ -68,7 +79,7 @@ def test_c1_fails_if_fox_loses_at_short_lengths_only(made, curves):
     assert verdict.status is Status.FAILS
     assert "FoX (LLaMA) below Transformer (LLaMA) at 1 of 3 lengths" in verdict.sentence
     assert verdict.decisive.name == "P(512), FoX (LLaMA) against Transformer (LLaMA)", "bands have 512 tokens"
-    assert verdict.effect == pytest.approx(0.1 - 0.033, abs=0.01)
+    assert verdict.decisive.estimate.effect == pytest.approx(0.1 - 0.033, abs=0.01)
 
 
 @pytest.mark.parametrize("check", [c1, c2, c6])
@@ -144,7 +155,7 @@ def test_documents_decide_whether_a_lead_is_noise(made, curves):
     assert c1(made(small, noise=1e-4)).status is Status.HOLDS
     verdict = c1(made(small, noise=0.1))
     assert verdict.status is Status.WITHIN_NOISE
-    assert verdict.detectable > 0.01
+    assert verdict.decisive.estimate.detectable > 0.01
 
 
 def simulate(monkeypatch, rng, effect, *, seeds=3, seed_noise=0.02):

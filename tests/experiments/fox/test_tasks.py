@@ -112,7 +112,7 @@ def test_with_their_standard_errors_the_papers_leads_on_average_are_noise(short,
     verdict = c17(short(table1, stderr=1.3))
     assert verdict.status is Status.WITHIN_NOISE
     assert verdict.decisive.name == "average, lead of FoX (Pro) over Transformer (Pro)"
-    assert verdict.interval[0] < 0 < 0.49 < verdict.interval[1]
+    assert verdict.decisive.estimate.interval[0] < 0 < 0.49 < verdict.decisive.estimate.interval[1]
 
 
 @pytest.mark.parametrize(("column", "value", "status"), [
@@ -148,7 +148,7 @@ def test_c18_and_c19_count_columns_and_doubt_counts_against_them(short, table1, 
         table1["fox_pro"][column] = table1[other][column]  # ties are no wins
     verdict = check(short(table1))
     assert verdict.status is Status.FAILS
-    assert verdict.effect == 8
+    assert verdict.decisive.estimate.effect == 8
     verdict = check(short(table1, stderr=1.0))
     assert verdict.status is Status.WITHIN_NOISE
     for column in COLUMNS[:8]:
@@ -161,7 +161,7 @@ def test_nine_of_twelve_are_enough(short, table1):
         table1["fox_pro"][column] = table1["transformer_pro"][column]
     verdict = c18(short(table1))
     assert verdict.status is Status.HOLDS
-    assert verdict.effect == 9
+    assert verdict.decisive.estimate.effect == 9
 
 
 def test_seeds_of_a_model_are_the_noise_of_its_mean(short, table1):

@@ -45,7 +45,7 @@ def test_s2_to_s4_and_s6_hold_where_the_rows_meet_them(tmp_path):
     study = extrapolation(tmp_path)
     verdicts = [check(study) for check in (s2, s3, s4, s6)]
     assert [verdict.status for verdict in verdicts] == [Status.HOLDS] * 3 + [Status.BY_CONSTRUCTION]
-    assert verdicts[0].effect == pytest.approx(-0.1 * 7 / 8, abs=5e-3)
+    assert verdicts[0].decisive.estimate.effect == pytest.approx(-0.1 * 7 / 8, abs=5e-3)
     assert "From 64 to 512 tokens" in verdicts[0].sentence
 
 
