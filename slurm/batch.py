@@ -12,7 +12,6 @@ from slurm.job import Submission
 
 MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
 GPUS = {"gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"}
-PLACES = ("results_dir", "corpora_dir")
 TEMPLATE = Path(__file__).parent / "job.sh"
 LEAVE_S = 60
 """Seconds that a batch script keeps for itself before the time limit."""
@@ -35,7 +34,7 @@ def script(submission: Submission, entry: int, cluster: Cluster, code: Path, thr
         "RECORD": [shlex.quote(str(submission.path))],
         "ENTRY": [str(entry)],
         "CODE": [shlex.quote(str(code))],
-        "PLACES": [shlex.join(path for name in PLACES if os.path.exists(path := submission.request[name]))],
+        "PLACES": [shlex.join(filter(os.path.exists, (submission.request["results_dir"], submission.request["corpora_dir"])))],
         "HOST_PYTHON": ["python3" if cluster.container else python],
         "SHOWN_PYTHON": ["of the container" if cluster.container else f"$(command -v {python})"],
         "SIGNAL_S": [str(cluster.signal_seconds)],

@@ -1,11 +1,5 @@
-"""The tasks of a plan as callables for submitit, so that a notebook can train, evaluate and draw by any of its executors:
-
-executor = submitit.AutoExecutor(folder="logs/%j")  # SLURM where there is one; cluster="local", cluster="debug"
-executor.update_parameters(timeout_min=240, gpus_per_node=1, slurm_partition="gpu")
-for stage in stages(Request(artefacts=("fig2_per_token_loss",), scale="mini")):
-    jobs = [executor.submit(task) for task in stage]
-    print([job.result() for job in jobs])
-"""
+"""The tasks of a plan as callables for submitit, so that a notebook can train, evaluate and draw by any of its executors
+(SLURM, local, debug). slurm/clusters/README.md has an example."""
 
 import contextlib
 import os

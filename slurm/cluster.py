@@ -1,7 +1,5 @@
 """Description of a cluster: a TOML file, read into frozen dataclasses and checked before anything is submitted.
-
-slurm/clusters/README.md describes every field; beside it lie examples to copy.
-"""
+slurm/clusters/README.md describes every field; beside it lie examples to copy."""
 
 import json
 import os

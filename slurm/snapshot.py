@@ -1,7 +1,5 @@
 """A copy of the code, made when a graph is submitted, from which its jobs run: editing the checkout does not change them.
-
-Snapshots are named by their content, so equal code is one snapshot.
-"""
+Snapshots are named by their content, so equal code is one snapshot."""
 
 import hashlib
 import json

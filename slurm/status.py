@@ -27,8 +27,7 @@ class JobState:
     """A job, and how it is doing under the newest of SLURM's `id`s for it.
 
     `state`: one of ENDS or OPEN; waiting: for other jobs; hidden: a colleague's, of which SLURM tells nothing. `error`: what is
-    wrong now; `restarted`: what the last restart was for; `shell_log`: what the batch script printed, where the task never
-    began.
+    wrong now; `restarted`: what the last restart was for; `shell_log`: what the batch script of a task that never began said.
     """
 
     job: Job
@@ -109,8 +108,7 @@ def _state(
     begun = bool(starts) and starts[-1]["mark"] != NEVER_BEGAN
     shell_log = None if begun else submission.shell_log(job.key)
     if state == "failed" and not starts and shell_log is not None:
-        there = shell_log.exists()
-        error += f": {restarts.last_words(shell_log) if there else f'its node cannot write {shell_log}'}"
+        error += f": {restarts.last_words(shell_log)}" if shell_log.exists() else f": its node cannot write {shell_log}"
     count, last = max(len(starts) - 1, 0), restarted[-1] if restarted else ""
     last += f"; not on {', '.join(excluded)} again" if excluded else ""
     return JobState(job, job_id, submission.user, state, where, count, error, last, shell_log)

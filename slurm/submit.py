@@ -46,10 +46,8 @@ UNCLEAR_TRIES = 6
 
 def submit(plan: Plan, cluster: Cluster, console: Console, names: Collection[str] = ()) -> int:
     """Submit the missing part of `plan` and return at once: 0, or 75 if SLURM takes no more jobs for now. `names`: parts of the
-    names of runs, corpora or artefacts; of all others only what these need, and the drawings of what they make.
-
-    ValueError if it cannot be done; nothing stays queued then.
-    """
+    names of runs, corpora or artefacts; of all others only what these need, and the drawings of what they make. ValueError if
+    it cannot be done; nothing stays queued then."""
     client.require_slurm()
     _check_writable(cluster.scratch, "scratch", "name a folder that all nodes see in the cluster file")
     folder = graph.submissions_dir(plan)

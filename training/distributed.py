@@ -86,19 +86,11 @@ def device_label(device: torch.device) -> str:
     return f"{processor.model()} ({threads} thread{'s' if threads > 1 else ''}, {torch.backends.cpu.get_cpu_capability()})"
 
 
-def layers_of(model: nn.Module) -> list[nn.Module]:
-    """Return the residual blocks of a causal language model: the units of sharding and of compilation."""
-    return list(model.base_model.get_submodule("layers").children())  # type: ignore[union-attr]
-
-
 def spread(
     module: nn.Module, layers: list[nn.Module], world: World, parallel: Literal["ddp", "fsdp"], grad_reduce: str
 ) -> nn.Module:
-    """Wrap `module` for several processes; alone it is returned as it is.
-
-    FSDP2 shards each of `layers` and the rest as units of their own; parameters stay fp32 (autocast casts activations),
-    gradients are reduced in `grad_reduce` (fp32, bf16).
-    """
+    """Wrap `module` for several processes; alone it is returned as it is. FSDP2 shards each of `layers` and the rest as units
+    of their own; parameters stay fp32 (autocast casts activations), gradients are reduced in `grad_reduce` (fp32, bf16)."""
     if world.size == 1:
         return module
     if parallel == "fsdp":

@@ -71,9 +71,7 @@ def check_export(folder: RunFolder) -> None:
 
 def already_exported(folder: RunFolder, spec: RunSpec, world: World) -> bool:
     """Tell whether the run is finished (all processes agree). A damaged export is moved aside, so that it is made again.
-
-    ValueError: the weights were trained elsewhere, so that training cannot make them again.
-    """
+    ValueError: the weights were trained elsewhere, so that training cannot make them again."""
     if not world.is_main:
         return bool(world.broadcast(None))
     fault = folder.export_fault(digests=True)

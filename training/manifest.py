@@ -23,10 +23,8 @@ def seal(folder: Path, **facts: Any) -> None:
 
 
 def fault(folder: Path, *, digests: bool, **facts: Any) -> str | None:
-    """Return what is wrong with a sealed folder, or None. Without `digests` only sizes are compared, which is fast.
-
-    `facts`: what the manifest must say where it says anything about it: the run, the step.
-    """
+    """Return what is wrong with a sealed folder, or None. Without `digests` only sizes are compared, which is fast. `facts`:
+    what the manifest must say where it says anything about it: the run, the step."""
     try:
         sealed = read_sealed(folder / MANIFEST, "")
         for name, value in facts.items():

@@ -116,9 +116,7 @@ class RunFolder:
 
     def read_metrics(self) -> list[Row]:
         """Return a row per step: of a finished run all of them (none of adopted weights), else what is whole so far.
-
-        ValueError: the run is finished and a line is damaged or a step missing, so that its curve is not known.
-        """
+        ValueError: the run is finished and a line is damaged or a step missing, so that its curve is not known."""
         rows, spec = read_lines(self.metrics_file, self.run_id)[0], self.read_spec()
         num_steps = spec.train.num_steps
         if self.finished and spec.weights is None and not _complete(rows, num_steps):
@@ -148,10 +146,9 @@ class RunFolder:
         """
         starts, damaged = read_lines(self.provenance_file, self.run_id)
         if damaged or (not starts and self.finished and self.read_spec().weights is None):
-            raise ValueError(
-                f"{self.provenance_file} has {damaged} damaged lines and {len(starts)} whole ones: delete the damaged ones "
-                f"(what they told of a start is lost), or delete {self.path} and run its experiment again"
-            )
+            has = f"{self.provenance_file} has {damaged} damaged lines and {len(starts)} whole ones"
+            remedy = f"delete the damaged ones (what they told of a start is lost), or delete {self.path}"
+            raise ValueError(f"{has}: {remedy} and run its experiment again")
         return starts
 
     def evaluation_fault(self, eval_id: str) -> str | None:

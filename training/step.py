@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from data.prefetch import Prefetcher
 from models.causal_lm import CausalLM
 from models.loss import TokenLoss
-from training.distributed import DTYPES, World, gradient_sync, layers_of, spread
+from training.distributed import DTYPES, World, gradient_sync, spread
 from training.optimizer import allocate_state, build_optimizer
 from training.spec import Execution, TrainSpec, micro_batch_size
 
@@ -112,8 +112,9 @@ def build_stepper(model: nn.Module, spec: TrainSpec, execution: Execution, world
         model.gradient_checkpointing_enable()  # type: ignore[operator]
     model.to(world.device).train()
     token_loss = TokenLoss(model)
-    # Blocks of a model of others may have another name, and alone and uncompiled nobody asks for them.
-    layers = layers_of(model) if execution.compile or world.size > 1 else []
+    layers: list[nn.Module] = []  # residual blocks, the units of sharding and of compilation
+    if execution.compile or world.size > 1:  # those of a model of others may have another name
+        layers = list(model.base_model.get_submodule("layers").children())  # type: ignore[union-attr]
     if execution.compile:
         for layer in layers:
             layer.compile()
