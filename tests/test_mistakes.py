@@ -218,8 +218,15 @@ def altered(file: Path, check: Callable[[], object], *, depth: int = 99) -> None
 
 
 def test_run_specs(place, tmp_path):
+    """For a spec of another run the export is another's, hence damaged: it is moved aside, and the work would begin."""
+
+    def check() -> None:
+        carried_out(lambda: training_command.main(command), tmp_path)
+        if (aside := place.run / "export.damaged").exists():
+            aside.rename(place.run / "export")
+
     command = [str(place.run), "--corpus-dir", str(place.corpus), "--device", "cpu"]
-    altered(place.run / "spec.json", lambda: carried_out(lambda: training_command.main(command), tmp_path))
+    altered(place.run / "spec.json", check)
 
 
 def test_manifests(place, tmp_path):
