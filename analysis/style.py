@@ -15,9 +15,11 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import imsave
 from PIL import Image
 
 from analysis.study import Study
@@ -58,9 +60,13 @@ def save(figure: Figure, stem: Path) -> list[Path]:
         figure.set_layout_engine(None)  # where everything lies is found once, for both
     path, pdf = (stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf"))
     note = " ".join(figure.get_suptitle().replace("$", "").split())  # in the PNG as text, for the report
-    stays = _shown(path) == (_body(figure, format="rgba", dpi=DPI), note)
-    if not stays:
-        write_atomic(path, _body(figure, format="png", dpi=DPI, metadata={"Software": None, "Description": note}))
+    shown = _body(figure, format="rgba", dpi=DPI)
+    stays = _shown(path) == (shown, note)
+    if not stays:  # what was drawn: a second drawing lies some pixels elsewhere
+        pixels, png = np.frombuffer(shown, np.uint8).reshape(-1, int(figure.get_figwidth() * DPI), 4), BytesIO()
+        texts: dict[str, Any] = {"Software": None, "Description": note}
+        imsave(png, pixels, format="png", origin="upper", dpi=DPI, metadata=texts)
+        write_atomic(path, png.getvalue())
     if not (stays and pdf.is_file() and pdf.stat().st_mtime_ns >= path.stat().st_mtime_ns):
         write_atomic(pdf, _body(figure, format="pdf", metadata=dict.fromkeys(("CreationDate", "Creator", "Producer"))))
     plt.close(figure)
