@@ -65,14 +65,14 @@ def recipes(
         yield Recipe(label or name, name, scale.name, seed, **more)
 
 
-def main_models(scale: Scale, seeds: Sequence[int]) -> Iterator[Recipe]:
-    """Yield the models of the paper's main experiments, as they are: the lines of most figures and tables."""
-    return recipes(scale, SEVEN, seeds)
+def lines(*names: str, once: bool = False) -> Callable[[Scale, Sequence[int]], Iterator[Recipe]]:
+    """Return the `runs` of an artefact that has these models as they are; `once`: with the first seed alone, where nothing that
+    is counted or timed depends on it."""
+    return lambda scale, seeds: recipes(scale, names, seeds[:1] if once else seeds)
 
 
-def main_models_once(scale: Scale, seeds: Sequence[int]) -> Iterator[Recipe]:
-    """Yield them with the first seed alone, on which nothing depends that is counted or timed."""
-    return recipes(scale, SEVEN, seeds[:1])
+main_models, main_models_once = lines(*SEVEN), lines(*SEVEN, once=True)
+"""The models of the paper's main experiments: the lines of most figures and tables."""
 
 
 def model_spec(name: str, scale: Scale, vocab_size: int, changes: Changes | None = None) -> ModelSpec:

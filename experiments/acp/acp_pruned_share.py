@@ -45,9 +45,9 @@ def evals(scale):
 
 def draw(study: Study) -> Files:
     found = skipped(study)
+    shades = [FOX_SHADES[place % len(FOX_SHADES)] for place in range(len(found))]
     styles = {
-        each.label: LineStyle(f"context {tokens(each.context)}", FOX_SHADES[place % len(FOX_SHADES)])
-        for place, each in enumerate(reversed(found))
+        each.label: LineStyle(f"context {tokens(each.context)}", shade) for each, shade in zip(found[::-1], shades, strict=True)
     }
     figure, (heads, spread, training) = plt.subplots(1, 3, figsize=(WIDTH, 2.7))
     _heads(heads, found[-1])
@@ -61,12 +61,10 @@ def draw(study: Study) -> Files:
     for axes, xlabel in ((spread, "heads, most pruned first (share of all)"), (training, "share of the training")):
         axes.set(xlabel=xlabel, ylabel="share of tiles skipped", ylim=(0, 1), xlim=(0, 1))
     legend_of(figure, list(styles.values()))
-    frames = [
-        pd.DataFrame(each.heads, columns=["layer", "head"]).assign(
-            label=each.label, tiles_pruned=each.mean_H, keys_read=each.keys_read_H, dropped=each.dropped_H
-        )
-        for each in found
-    ]
+    frames = []
+    for each in found:
+        columns = dict(tiles_pruned=each.mean_H, keys_read=each.keys_read_H, dropped=each.dropped_H)
+        frames.append(pd.DataFrame(each.heads, columns=["layer", "head"]).assign(label=each.label, **columns))
     marked = f"left: context {tokens(found[-1].context)}; dashed: about {PAPERS_SHARE} in the paper"
     return publish(study, figure, frames, marked, tile_note(found), band_note(study.seed_counts.values()))
 
@@ -104,9 +102,9 @@ def summary(study: Study) -> Table:
     ]
     found, values = skipped(study), dict[str, list[Cell]]()
     for each in found:
-        change, decoded = (
-            1e6 * float((each.losses[f"{loss}_pruned"] - each.losses[loss]).mean()) for loss in ("loss", "decoded_loss")
-        )
+        losses = each.losses
+        change = 1e6 * float((losses["loss_pruned"] - losses["loss"]).mean())
+        decoded = 1e6 * float((losses["decoded_loss_pruned"] - losses["decoded_loss"]).mean())
         above, below = (100 * float(is_so.mean()) for is_so in (each.mean_H > 0.9, each.mean_H < 0.1))
         keys = 100 * float(each.keys_read_H.mean()) / each.context
         values[f"context {each.context}"] = [
@@ -138,10 +136,10 @@ def a1(study: Study) -> Verdict:
 def a7(study: Study) -> Verdict:
     """No query of any head loses e^-10 of its probability: measured, in double precision."""
     found = skipped(study)
-    measured = {tokens(each.context): Estimate(largest_dropped(each), 0.0) for each in found}
+    within = partial(Comparison, bound=1.0, below=True, unit="of e^-10")
     comparisons = [
-        Comparison(f"largest probability dropped at context {context}", dropped, 1.0, below=True, unit="of e^-10")
-        for context, dropped in measured.items()
+        within(f"largest probability dropped at context {tokens(each.context)}", Estimate(largest_dropped(each), 0.0))
+        for each in found
     ]
     largest = max(float(each.dropped_H.max()) for each in found)
     sentence = f"At most {largest:.1e} of a query's probability is dropped (the bound is {math.exp(-10):.1e})."

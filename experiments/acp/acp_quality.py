@@ -48,9 +48,8 @@ def evals(scale):
 def pairs(study: Study) -> list[tuple[LossCurve, LossCurve]]:
     """Losses with and without pruning, by training context."""
     found = {(curve.axes["pruning"], curve.axes["context"]): curve for curve in loss_curves(study)}
-    contexts = sorted({context for _, context in found})
-    both = [(found.get(("pruned", context)), found.get(("unpruned", context))) for context in contexts]
-    return [(pruned, whole) for pruned, whole in both if pruned and whole]
+    contexts = sorted(context for rule, context in found if rule == "pruned" and ("unpruned", context) in found)
+    return [(found["pruned", context], found["unpruned", context]) for context in contexts]
 
 
 def summary(study: Study) -> Table:

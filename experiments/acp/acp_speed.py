@@ -120,10 +120,8 @@ def _caution(machine: str) -> str:
 def summary(study: Study) -> Table:
     """Milliseconds, and the training throughput with pruning relative to without."""
     machine, contexts = timed(study)
-    columns = [
-        Column(f"{quantity}_{each}", f"{name}, {each} (ms)", 2)
-        for (quantity, name), each in product(TITLES.items(), ("unpruned", "pruned"))
-    ]
+    keys = product(TITLES.items(), ("unpruned", "pruned"))
+    columns = [Column(f"{quantity}_{each}", f"{name}, {each} (ms)", 2) for (quantity, name), each in keys]
     columns.append(Column("throughput_gain", "training throughput gained (%)", 1, style="signed"))
     rows = {
         f"context {each.context}": [*(ms for quantity in TITLES for ms in each.medians(quantity)),

@@ -49,12 +49,8 @@ def summary(study: Study):
         change_D = 1e6 * (each.losses["loss_pruned"] - each.losses["loss"])
         error = float(change_D.std()) / len(change_D) ** 0.5
         change = [float(change_D.mean()), error, largest_dropped(each)]
-        values[each.label] = [
-            100 * each.share_SD.mean(axis=1),
-            losses.get(each.label),
-            *change,
-            *times.get(each.label, (None, None)),
-        ]
+        shown = times.get(each.label, (None, None))
+        values[each.label] = [100 * each.share_SD.mean(axis=1), losses.get(each.label), *change, *shown]
     note = f"{about(study)} Each at its training context, {tile_note(tuple(found))}."
     for machine in sorted(machines):
         note += f" Times on {machine}{', which skips only what all heads do' if is_cpu(machine) else ''}."

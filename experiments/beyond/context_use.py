@@ -68,10 +68,8 @@ def points(study: Study) -> pd.DataFrame:
         later = [context for context in contexts if context >= start]
         rows += [(panel, model, c, change(losses, start, c)) for model, losses in found.items() for c in later]
     rows += [("lead", fox, c, lead(found[fox], found[other], c)) for fox, other in pairs_in(found)[0] for c in contexts]
-    return pd.DataFrame(
-        [(*place, each.effect, *(each.interval or (np.nan, np.nan))) for *place, each in rows],
-        columns=["panel", "model", "context", "value", "low", "high"],
-    )
+    values = [(*place, each.effect, *(each.interval or (np.nan, np.nan))) for *place, each in rows]
+    return pd.DataFrame(values, columns=["panel", "model", "context", "value", "low", "high"])
 
 
 def _early(losses: ContextLosses) -> int:
@@ -84,31 +82,28 @@ def draw(study: Study) -> Files:
     first = next(iter(found.values()))
     shortest, start = tokens(int(first.contexts_C[0])), tokens(_early(first))
     figure, row = plt.subplots(1, 3, figsize=(WIDTH, 3.1))
-    for axes, panel, ylabel, words in zip(
-        row,
-        ("all", "late", "lead"),
-        (f"loss minus loss given {shortest} (nats)", f"loss minus loss given {start} (nats)", "lead of FoX (nats)"),
-        ("what context is worth", f"and from {start} on", "Transformer minus FoX"),
-        strict=True,
-    ):
+    words = {
+        "all": (f"loss minus loss given {shortest} (nats)", "what context is worth"),
+        "late": (f"loss minus loss given {start} (nats)", f"and from {start} on"),
+        "lead": ("lead of FoX (nats)", "Transformer minus FoX"),
+    }
+    for axes, (panel, (ylabel, title_of)) in zip(row, words.items(), strict=True):
         own = drawn[drawn["panel"] == panel]
         _lines(axes, own)
         doublings_axis(axes, _apart(sorted(set(own["context"]))))
         limits = _limits(own[own["context"].isin(first.inside)], own)
-        axes.set(ylim=limits, xlabel="tokens of context $c$", ylabel=ylabel, title=words)
+        axes.set(ylim=limits, xlabel="tokens of context $c$", ylabel=ylabel, title=title_of)
         training_length_line(axes, first.train_len)
     legend_of(figure, [style_of(model) for model in found], markers=True)
     documents, places = first.losses_SDPC.shape[1:3]
     alone = [int(context) for context in first.contexts_C if not np.isfinite(first.at(context)).all()]
-    return publish(
-        study,
-        figure,
-        drawn,
+    notes = (
         f"the same tokens for every context and model: {first.targets} at {places} places of each of {documents} documents",
         f"given {tokens(alone[0])} and more at the last place alone" if alone else "",
         f"mean of {seeds_of(found)}; bars: 95% intervals (documents by source, and seeds)",
         f"dashed: training length {tokens(first.train_len)}; what leaves the frame goes on above",
     )
+    return publish(study, figure, drawn, *notes)
 
 
 def seeds_of(found: dict[str, ContextLosses]) -> str:
@@ -155,14 +150,11 @@ def summary(study: Study) -> Table:
     steps += [(inside[-1], contexts[-1])] if contexts[-1] > inside[-1] else []
     columns = [Column("shortest", f"loss given {tokens(contexts[0])} (nats)", 3, "lower")]
     columns += [Column(f"to_{b}", f"from {tokens(a)} to {tokens(b)}", 4, "lower", "signed") for a, b in steps]
-    values: dict[str, list[Cell]] = {
-        model: [float(losses.at(contexts[0]).mean()), *(change(losses, *step) for step in steps)]
-        for model, losses in found.items()
-    }
-    note = f"{about(study)} Mean of {seeds_of(found)}. In square brackets: 95% "
-    return over_seeds(
-        "Loss of the same tokens given more context", columns, values, f"{note}intervals over documents by source, and seeds."
-    )
+    values: dict[str, list[Cell]] = {}
+    for model, losses in found.items():
+        values[model] = [float(losses.at(contexts[0]).mean()), *(change(losses, *step) for step in steps)]
+    note = f"{about(study)} Mean of {seeds_of(found)}. In square brackets: 95% intervals over documents by source, and seeds."
+    return over_seeds("Loss of the same tokens given more context", columns, values, note)
 
 
 def _half(losses: ContextLosses) -> int:

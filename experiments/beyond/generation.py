@@ -11,7 +11,7 @@ from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Column, Table
 from eval.throughput.spec import Spec
-from experiments.recipes import recipes
+from experiments.recipes import lines
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 
 TITLE = "Speed and memory of generation"
@@ -24,16 +24,13 @@ SIZES = {TINIES: (256, 1024), MINIS: (4096, 16384), PAPERS: (16384, 32768, 65536
 """Lengths of the prompts."""
 KIND = "throughput"
 TITLES = {"prefill": "reading the prompt (tokens/s)", "decode": "decoding (tokens/s)", "memory": "peak memory (GiB)"}
+runs = lines("fox_pro", "transformer_pro", "transformer_llama", "mamba2", "delta_net", once=True)
 
 
 def evals(scale):
     """Prefill and decoding of fresh weights."""
     lengths = sizes_at(scale, SIZES, __name__)
     return tuple(Spec(mode="generate", seq_len=length, new_tokens=32, warmup=1, repeats=3) for length in lengths)
-
-
-def runs(scale, seeds):
-    return recipes(scale, ("fox_pro", "transformer_pro", "transformer_llama", "mamba2", "delta_net"), seeds[:1])
 
 
 def timed(study: Study) -> tuple[pd.DataFrame, list[str]]:

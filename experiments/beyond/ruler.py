@@ -31,9 +31,8 @@ def evals(scale):
 
 def scores(study: Study) -> pd.DataFrame:
     """Percent by (model, seed) and (task, length), in the paper's order of models. ValueError if nothing is stored."""
-    return study.stored(KIND, "RULER scores").pivot_table(
-        index=["model", "seed"], columns=["task", "length"], values="value", sort=False
-    )
+    rows = study.stored(KIND, "RULER scores")
+    return rows.pivot_table(index=["model", "seed"], columns=["task", "length"], values="value", sort=False)
 
 
 def _note(study: Study) -> str:

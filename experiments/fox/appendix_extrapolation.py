@@ -25,7 +25,6 @@ def summary(study: Study) -> Table:
     values: dict[str, list[Cell]] = {}
     for curve in (curve for groups in panels_of(study).values() for curves in groups.values() for curve in curves):
         lengths = [times * curve.train_len for times in TIMES]
-        values[f"{curve.label}: {title(curve.model)}"] = [
-            np.exp(curve.log_p(length)) if length <= curve.length else None for length in lengths
-        ]
+        found = [np.exp(curve.log_p(length)) if length <= curve.length else None for length in lengths]
+        values[f"{curve.label}: {title(curve.model)}"] = found
     return over_seeds("Perplexity beyond the training context", columns, values, about(study, corpus=False))

@@ -7,7 +7,7 @@ from analysis.study import Study
 from analysis.style import WIDTH, Files, plt, publish
 from experiments.evaluations import gates
 from experiments.fox.fig3_forget_gates import COLOURS_NOTE, KIND, first_seeds, head_statistics, matrix, stored_heads, summary  # noqa: F401
-from experiments.recipes import recipes
+from experiments.recipes import lines
 
 TITLE = "More forget gates and attention"
 PAPER = "Appendix F.10"
@@ -16,10 +16,7 @@ SHOWS = (
     "document than Figure 3. The paper's own captions could not be obtained."
 )
 PER_LINE = 4
-
-
-def runs(scale, seeds):
-    return recipes(scale, ("fox_pro", "fox_llama"), seeds[:1])
+runs = lines("fox_pro", "fox_llama", once=True)
 
 
 def evals(scale):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from experiments.evaluations import needles
 from experiments.fox.fig4_needle import draw, summary  # noqa: F401
-from experiments.recipes import recipes
+from experiments.recipes import lines
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 
 TITLE = "Needle in longer texts"
@@ -15,10 +15,7 @@ SHOWS = (
 )
 SIZES = {TINIES: 1024, MINIS: 16384, PAPERS: 65536}
 """The longest text in tokens."""
-
-
-def runs(scale, seeds):
-    return recipes(scale, ("fox_pro", "transformer_pro"), seeds)
+runs = lines("fox_pro", "transformer_pro")
 
 
 def evals(scale):

@@ -12,7 +12,7 @@ from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish
 from analysis.tables import Column, Table
 from experiments.evaluations import parts as evals  # noqa: F401
-from experiments.recipes import recipes
+from experiments.recipes import lines
 
 TITLE = "The FoX block"
 PAPER = "Figure 1"
@@ -39,10 +39,7 @@ GROUPS = {
     "output gate": ("ogate",),
 }
 """Parts of an attention layer, and the beginnings of their parameters' names."""
-
-
-def runs(scale, seeds):
-    return recipes(scale, ("fox_pro", "fox_llama"), seeds[:1])
+runs = lines("fox_pro", "fox_llama", once=True)
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,8 @@ def draw(study: Study) -> Files:
     by_name, train_len = in_order(study), study.train_len
     curves, window = list(by_name.values()), smoothing_window(train_len)
     losses = [panels.smoothed(curve, style_of(curve.model, title(curve.label)), window) for curve in curves]
-    perplexities = [
-        panels.Drawn(line.style, line.x, perplexity(curve.losses_SN)[:, line.x - 1])
-        for line, curve in zip(losses, curves, strict=True)
-    ]
+    both = zip(losses, curves, strict=True)
+    perplexities = [panels.Drawn(line.style, line.x, perplexity(curve.losses_SN)[:, line.x - 1]) for line, curve in both]
     table = _table(curves, loss_smoothed=losses, perplexity=perplexities)
     figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 3.35))
     what, shown, wild = "Per-token loss $L(i)$ (nats)", losses, list[str]()
@@ -52,13 +50,13 @@ def draw(study: Study) -> Files:
     if len(curves) > 1 and _limits(losses, study, PAPER_LOSS_RANGE) != PAPER_LOSS_RANGE:
         shown, table["mean_of_models"], wild = panels.without_text(losses, train_len)
         what = "$L(i)$ minus models' mean (nats)"
-    cuts = [
-        panels.position_panel(axes, lines, train_len, _limits(lines, study, of_paper), xlabel=xlabel, ylabel=ylabel)
-        for axes, lines, of_paper, ylabel, xlabel in (
-            (left, shown, PAPER_LOSS_RANGE, what, "Token index $i$"),
-            (right, perplexities, PAPER_PERPLEXITY_RANGE, "Perplexity $P(l)$", "Validation context length $l$"),
-        )
-    ]
+    cuts = []
+    for axes, lines, of_paper, ylabel, xlabel in (
+        (left, shown, PAPER_LOSS_RANGE, what, "Token index $i$"),
+        (right, perplexities, PAPER_PERPLEXITY_RANGE, "Perplexity $P(l)$", "Validation context length $l$"),
+    ):
+        axes.set(xlabel=xlabel, ylabel=ylabel)
+        cuts.append(panels.position_panel(axes, lines, train_len, _limits(lines, study, of_paper)))
     panels.legend_of(figure, [line.style for line in losses])
     seeds, smooth = panels.band_note(len(curve.seeds) for curve in curves), f"$L(i)$ smoothed over {window} tokens"
     notes = f"{curves[0].num_documents:,} documents", seeds, smooth, _dashed(study), panels.without_note(wild), max(cuts)

@@ -14,7 +14,7 @@ from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 from experiments.evaluations import gates as evals  # noqa: F401
-from experiments.recipes import recipes
+from experiments.recipes import lines
 
 TITLE = "Forget gates and attention"
 PAPER = "Figure 3"
@@ -32,10 +32,7 @@ LOCAL_BELOW, GLOBAL_ABOVE = 1e-3, 0.5
 SHORTEST_PRUNED = 1024  # eight of the kernel's tiles of 128: in shorter texts next to nothing can be skipped
 Head = tuple[int, int]
 COLOURS_NOTE = f"colours logarithmic from {LOWEST_COLOUR} to 1, $A$ white below"
-
-
-def runs(scale, seeds):
-    yield from recipes(scale, "fox_pro", seeds[:1])
+runs = lines("fox_pro", once=True)
 
 
 def head_statistics(rows: pd.DataFrame) -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """Figure 4: needle in a haystack, easy and standard mode, all seven models, up to twice the training length; and on the same
 axes the needle as a choice, which small models can make."""
 
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -106,14 +107,11 @@ def c22b(study: Study) -> Verdict:
     cells = {model: found.of(model=model, mode="easy", high=longest) for model in (*wanted, *RECURRENT)}
     cells = {model: rows for model, rows in cells.items() if len(rows)}
     softmax, recurrent = ([model for model in some if model in cells] for some in (wanted, RECURRENT))
-    asked = [(f"mean of {title(one)}", found.mean_of(cells[one]), 9.5) for one in softmax]
-    asked += [
-        (f"{title(one)} minus {title(other)}", found.difference(cells[one], cells[other]), 2.0)
-        for one, other in product(softmax, recurrent)
-    ]
-    comparisons = [
-        Comparison(name, estimate, points * found.per_point, strict=False, unit=found.unit) for name, estimate, points in asked
-    ]
+    above = partial(Comparison, strict=False, unit=found.unit)
+    comparisons = [above(f"mean of {title(one)}", found.mean_of(cells[one]), 9.5 * found.per_point) for one in softmax]
+    for one, other in product(softmax, recurrent):
+        lead = found.difference(cells[one], cells[other])
+        comparisons.append(above(f"{title(one)} minus {title(other)}", lead, 2.0 * found.per_point))
     means = ", ".join(f"{title(model)} {found.mean_of(rows).effect:.2f}" for model, rows in cells.items())
     sentence = f"Easy mode, lengths up to {longest:,.0f}, mean {JUDGED_ON[found.kind]}: {means} {found.unit}."
     absent = missing_of((*wanted, *RECURRENT), cells)

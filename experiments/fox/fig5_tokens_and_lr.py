@@ -83,10 +83,8 @@ def _styles(curves: list[LossCurve]) -> list[LineStyle]:
     """FoX's colour, darker for higher rates, and dashed but for the most tokens."""
     most, rates = curves[-1].axes["train_tokens"], sorted({curve.axes["peak_lr"] for curve in curves})
     shades = [FOX_SHADES[(2 - rates.index(curve.axes["peak_lr"])) % len(FOX_SHADES)] for curve in curves]
-    return [
-        LineStyle(curve.label, shade, None if curve.axes["train_tokens"] == most else DASHED)
-        for curve, shade in zip(curves, shades, strict=True)
-    ]
+    dashes = [None if curve.axes["train_tokens"] == most else DASHED for curve in curves]
+    return [LineStyle(curve.label, *how) for curve, how in zip(curves, zip(shades, dashes, strict=True), strict=True)]
 
 
 def summary(study: Study, mode: str = MODE) -> Table:

@@ -88,11 +88,8 @@ def draw(study: Study, beyond: bool = False) -> Files:
     frames, windows = [], set()
     figure, grid = plt.subplots(1, len(panels), figsize=(max(3.4, WIDTH * len(panels) / 3), 3.3), squeeze=False)
     for axes, (panel, groups) in zip(grid[0], panels.items(), strict=True):
-        shown = [
-            (curve, _line(curve, panel, value, place, beyond))
-            for place, (value, curves) in enumerate(groups.items())
-            for curve in curves
-        ]
+        places = [(curve, value, place) for place, (value, curves) in enumerate(groups.items()) for curve in curves]
+        shown = [(curve, _line(curve, panel, value, place, beyond)) for curve, value, place in places]
         windows |= {smoothing_window(curve.train_len) for curve, _ in shown if panel != "context"}
         _panel(axes, panel, shown, beyond)
         frames += [line.frame(label=curve.label, model=curve.model) for curve, line in shown]

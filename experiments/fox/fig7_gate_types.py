@@ -1,6 +1,7 @@
 """Figure 7: data-dependent, data-independent and fixed forget gates, in both blocks."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
@@ -124,10 +125,8 @@ def summary(study: Study) -> Table:
 
 def _lower(study: Study, pairs: Pairs, absent: list[str], strict: bool = True) -> Verdict:
     """Mean loss inside the training context of the first of each pair below that of the second; with what it is of."""
-    comparisons = [
-        Comparison(f"{block}, {one.label} minus {other.label}", difference(one, other), below=True, strict=strict)
-        for block, one, other in pairs
-    ]
+    lower = partial(Comparison, below=True, strict=strict)
+    comparisons = [lower(f"{block}, {a.label} minus {b.label}", difference(a, b)) for block, a, b in pairs]
     won = sum(each.estimate.effect < 0 for each in comparisons)
     sentence = f"{won} of {len(comparisons)} comparisons of mean loss up to {tokens(study.train_len)} go the claimed way"
     if comparisons:

@@ -27,9 +27,8 @@ def summary(study: Study) -> Table:
     columns, values, note = content(study)
     models = {line.label: line.model for line in study.lines}
     printed = {} if made_locally(study) else paper_scores(study.stem, "".join(study.scales))
-    paper = {
-        label: [printed[models[label]].get(column.key) for column in columns] for label in values if models[label] in printed
-    }
+    theirs = {label: printed[models[label]] for label in values if models[label] in printed}
+    paper = {label: [line.get(column.key) for column in columns] for label, line in theirs.items()}
     return over_seeds("Zero-shot evaluation with the LM evaluation harness", columns, values, note, paper)
 
 
@@ -40,15 +39,16 @@ def c17(study: Study) -> Verdict:
     lines = lines_of(study)
     if "fox_pro" not in lines or len(lines) < 2:
         return decide("", [], 0, ["FoX (Pro) and another model with all columns of the table"])
-    comparisons, parts = [], []
+    comparisons, parts, fox = [], [], lines["fox_pro"]
     for column in ("avg_acc", *PERPLEXITIES):
-        leads = {model: ahead(lines["fox_pro"], line, column) for model, line in lines.items() if model != "fox_pro"}
-        name, value = column_title(column), lines["fox_pro"].values[column].mean()
-        comparisons += [
-            Comparison(f"{name}, lead of FoX (Pro) over {title(model)}", lead, unit="") for model, lead in leads.items()
-        ]
-        closest = min(lead.effect for lead in leads.values())
-        parts.append(f"{name} {value:.2f} (ahead of the next best by {number(closest, '')})")
+        name, leads = (
+            column_title(column),
+            {model: ahead(fox, line, column) for model, line in lines.items() if line is not fox},
+        )
+        words = f"{name}, lead of FoX (Pro) over"
+        comparisons += [Comparison(f"{words} {title(model)}", lead, unit="") for model, lead in leads.items()]
+        closest = number(min(lead.effect for lead in leads.values()), "")
+        parts.append(f"{name} {fox.values[column].mean():.2f} (ahead of the next best by {closest})")
     sentence = f"FoX (Pro) among {len(lines)} models: {'; '.join(parts)}."
     return decide(sentence, comparisons, min(line.seeds for line in lines.values()))
 

@@ -1,7 +1,6 @@
 """Table 2: the 14 English tasks of LongBench, all seven models."""
 
 from collections.abc import Iterable
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -95,18 +94,19 @@ def minus(one: Term, other: Term) -> Estimate:
     return contrast([one, Term(other.source, -1.0, other.seeds, other.influence)])
 
 
+def ahead(terms: dict[str, Term], one: str, other: str, bound: float = 0.0, **how: Any) -> Comparison:
+    """The mean of one model minus that of another, above a bound."""
+    return Comparison(f"{title(one)} minus {title(other)}", minus(terms[one], terms[other]), bound, unit="points", **how)
+
+
 def c21(study: Study) -> Verdict:
     """FoX is on par with the Transformer on LongBench: the means over 14 tasks differ by at most 2 points."""
     if made_locally(study):
         return not_applicable(STAND_INS)
     terms = mean_terms(study, MEANS["mean14"])
     there, others = pairs_in(terms)
-    within = partial(Comparison, strict=False, unit="points", size=MARGIN)
-    comparisons = [
-        within(f"{title(one)} minus {title(other)}", minus(terms[one], terms[other]), bound, below=bound > 0)
-        for one, other in there
-        for bound in (MARGIN, -MARGIN)
-    ]
+    within: dict[str, Any] = dict(strict=False, size=MARGIN)
+    comparisons = [ahead(terms, *pair, end, below=end > 0, **within) for pair in there for end in (MARGIN, -MARGIN)]
     parts = [", ".join(f"{title(model)} {terms[model].seeds.mean():.2f}" for model in pair) for pair in there]
     sentence = f"Mean over 14 tasks: {'; '.join(parts)}; on par is within {MARGIN:g} points (two one-sided tests)."
     return decide(sentence, comparisons, fewest_seeds(terms, there), [f"{words} on all 14 tasks" for words in others])
@@ -125,10 +125,7 @@ def c22(study: Study) -> Verdict:
     pairs, absent = list(product(softmax, recurrent)), missing_of((*wanted, *RECURRENT), terms)
     if not pairs:
         return decide("", [], 0, absent)
-    comparisons = [
-        Comparison(f"{title(one)} minus {title(other)}", minus(terms[one], terms[other]), 3.0, unit="points")
-        for one, other in pairs
-    ]
+    comparisons = [ahead(terms, *pair, 3.0) for pair in pairs]
     means = {model: float(terms[model].seeds.mean()) for model in (*softmax, *recurrent)}
     lowest, highest = min(softmax, key=lambda model: means[model]), max(recurrent, key=lambda model: means[model])
     sentence = (

@@ -41,9 +41,8 @@ ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("FoX (Pro) - forget gate + RoPE", "fox_pro", dict(forget_gate="none", use_rope=True)),
     ("FoX (Pro) - forget gate", "fox_pro", dict(forget_gate="none")),
 )
-AXES = dict.fromkeys(("use_rope", *QK, *GATE, *NORM, "use_k_shift", "use_v_shift"), bool | None) | {
-    "forget_gate": ("none", None)
-}
+SWITCHES = ("use_rope", *QK, *GATE, *NORM, "use_k_shift", "use_v_shift")
+AXES = dict.fromkeys(SWITCHES, bool | None) | {"forget_gate": ("none", None)}
 PRINTED = read("table3_ablation_360m.csv")
 """The paper's table, whose order of lines is ours."""
 PARTS = {

@@ -76,11 +76,9 @@ def _is_shown(key: str, lines: list[Line]) -> bool:
 
 def _line(row: dict[Any, Any], columns: list[Column]) -> Line:
     """One model's row and values. Counts are truncated to the printed digits, as in the paper, not rounded."""
-    counts = (row["params"] / 1e6, row["fwd_flops_per_token"] / 1e9)
-    printed = {
-        each.key: math.floor(count * 10**each.decimals) / 10**each.decimals
-        for each, count in zip(columns, counts, strict=False)
-    }
+    printed = {}
+    for column, count in zip(columns[:2], (row["params"] / 1e6, row["fwd_flops_per_token"] / 1e9), strict=True):
+        printed[column.key] = math.floor(count * 10**column.decimals) / 10**column.decimals
     return {"relative": None, **row, **printed, "mfu_percent": 100 * row["mfu"], "mfu_dense_percent": 100 * row["mfu_dense"]}
 
 
@@ -126,17 +124,15 @@ c28 = partial(_counted, column="fwd_flops_per_token", printed="fwd_flops_per_tok
 """FLOPs per token are the Transformer's, to the three digits that the paper prints."""
 
 
-def speed_ratio(one: pd.Series, other: pd.Series) -> Estimate:
-    """log of the ratio of two speeds, each relative to the model beside it; its error is that of single repetitions, so that
-    overlapping ranges are not ranked."""
-    spreads = [math.log(row["relative_high"] / row["relative_low"]) / TWENTY_TO_EIGHTY for row in (one, other)]
-    return Estimate(math.log(one["relative"] / other["relative"]), math.hypot(*spreads))
-
-
 def _faster(rows: dict[str, pd.Series], one: str, other: str, bound: float = 0.0, strict: bool = True) -> Comparison:
+    """log of the ratio of two speeds, each relative to the model beside it, above a bound; its error is that of single
+    repetitions, so that overlapping ranges are not ranked."""
+    speeds = [float(rows[model]["relative"]) for model in (one, other)]
+    ends = [(rows[model]["relative_high"], rows[model]["relative_low"]) for model in (one, other)]
+    error = math.hypot(*(math.log(high / low) / TWENTY_TO_EIGHTY for high, low in ends))
+    ratio = Estimate(math.log(speeds[0] / speeds[1]), error)
     name = f"training speed, {title(one)} over {title(other)}"
-    speeds = speed_ratio(rows[one], rows[other])
-    return Comparison(name, speeds, bound, strict=strict, unit=RATIO, paper=f"{_papers(one, other):.2f}")
+    return Comparison(name, ratio, bound, strict=strict, unit=RATIO, paper=f"{_papers(one, other):.2f}")
 
 
 def c29(study: Study) -> Verdict:

@@ -1,11 +1,12 @@
 """Table 7: models trained on short documents at a context of 2,048, on the harness's tasks."""
 
 from dataclasses import replace
+from functools import partial
+from itertools import product
 
 from analysis.harness import BOTH, PERPLEXITIES, SIX, ahead_on
 from analysis.names import SEVEN
-from analysis.study import Study
-from analysis.verdict import Claim, Verdict
+from analysis.verdict import Claim
 from eval.lm_eval.spec import TASKS
 from experiments.evaluations import short_tasks
 from experiments.fox.table1_lm_eval import summary  # noqa: F401
@@ -33,12 +34,7 @@ def evals(scale):
     return (replace(spec, tasks=TASKS[:7]),)
 
 
-def c20c(study: Study) -> Verdict:
-    """After short documents FoX (Pro) has the best average and Wikitext perplexity of the models trained here, and FoX (LLaMA)
-    a better average than Transformer (LLaMA)."""
-    others = ("transformer_pro", "fox_llama", "transformer_llama", "mamba2")
-    leads = [("fox_pro", other, column) for other in others for column in BOTH]
-    return ahead_on(study, [*leads, ("fox_llama", "transformer_llama", "avg_acc")], (*PERPLEXITIES, *SIX))
-
-
+OTHERS = ("transformer_pro", "fox_llama", "transformer_llama", "mamba2")
+LEADS = [*product(("fox_pro",), OTHERS, BOTH), ("fox_llama", "transformer_llama", "avg_acc")]
+c20c = partial(ahead_on, leads=LEADS, columns=(*PERPLEXITIES, *SIX))
 CLAIMS = (Claim("C20c", "The same after short documents (SlimPajama): FoX (Pro) is best", c20c),)

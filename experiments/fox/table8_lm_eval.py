@@ -1,9 +1,11 @@
 """Table 8: short-context downstream tasks of models on fewer tokens, with Samba and sliding-window attention among them."""
 
+from functools import partial
+from itertools import product
+
 from analysis.harness import BOTH, ahead_on
 from analysis.names import PAIRS
-from analysis.study import Study
-from analysis.verdict import Claim, Verdict
+from analysis.verdict import Claim
 from experiments.evaluations import short_tasks as evals  # noqa: F401
 from experiments.fox.table1_lm_eval import summary  # noqa: F401
 from experiments.recipes import recipes
@@ -21,17 +23,9 @@ def runs(scale, seeds):
     return recipes(with_shorter(scale)[0], WITH_WINDOWS, seeds)
 
 
-def c20(study: Study) -> Verdict:
-    """FoX is ahead of the Transformer of the same architecture on average and in Wikitext perplexity."""
-    return ahead_on(study, [(*pair, column) for pair in PAIRS for column in BOTH])
-
-
-def c20b(study: Study) -> Verdict:
-    """FoX is ahead of Samba, Transformer-SWA and Mamba-2 on average and in Wikitext perplexity."""
-    others = ("samba", "transformer_swa", "mamba2")
-    return ahead_on(study, [(fox, other, column) for fox, _ in PAIRS for other in others for column in BOTH])
-
-
+c20 = partial(ahead_on, leads=[(*pair, column) for pair in PAIRS for column in BOTH])
+BEATEN = ("samba", "transformer_swa", "mamba2")
+c20b = partial(ahead_on, leads=list(product([fox for fox, _ in PAIRS], BEATEN, BOTH)))
 CLAIMS = (
     Claim("C20", "FoX is ahead of the Transformer at 16B tokens, too: average and Wikitext", c20),
     Claim("C20b", "FoX is ahead of Samba, Transformer-SWA and Mamba-2: average and Wikitext", c20b),

@@ -5,9 +5,9 @@ from itertools import product
 from analysis.harness import STAND_INS
 from analysis.names import pairs_in, title
 from analysis.study import Study
-from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable
+from analysis.verdict import Claim, Verdict, decide, not_applicable
 from experiments.evaluations import long_tasks as evals  # noqa: F401
-from experiments.fox.table2_longbench import MEANS, fewest_seeds, made_locally, mean_terms, minus, summary  # noqa: F401
+from experiments.fox.table2_longbench import MEANS, ahead, fewest_seeds, made_locally, mean_terms, summary  # noqa: F401
 from experiments.fox.table8_lm_eval import runs  # noqa: F401
 
 TITLE = "LongBench, with windowed and hybrid models"
@@ -24,9 +24,7 @@ def c24b(study: Study) -> Verdict:
         return not_applicable(STAND_INS)
     terms = mean_terms(study, MEANS["mean12"])
     there, absent = pairs_in(terms, list(product(("fox_pro", "transformer_pro"), ("samba", "transformer_swa"))))
-    comparisons = [
-        Comparison(f"{title(one)} minus {title(other)}", minus(terms[one], terms[other]), unit="points") for one, other in there
-    ]
+    comparisons = [ahead(terms, *pair) for pair in there]
     names = dict.fromkeys(model for pair in there for model in pair)
     parts = [f"{title(model)} {terms[model].seeds.mean():.2f}" for model in names]
     return decide(f"Mean over 12 tasks: {', '.join(parts)}.", comparisons, fewest_seeds(terms, there), absent)

@@ -16,7 +16,7 @@ from analysis.tables import Column, Table
 from analysis.training_curves import measured
 from analysis.verdict import RATIO, Claim, Comparison, Verdict, decide, not_measured
 from experiments.evaluations import step_times as evals  # noqa: F401
-from experiments.recipes import recipes
+from experiments.recipes import lines
 from results.measured import FOLDER, read
 
 TITLE = "Cost of stick-breaking attention"
@@ -32,10 +32,7 @@ BASELINE, FLASH = "softmax cuDNN + RoPE", "softmax flash-2 + RoPE"
 PROVIDERS = {FLASH: "#C4C4C4", "ours": style_of(STICK).colour, "fla": "#999933"}
 SHAPE = ["seq_len", "batch", "num_heads", "head_dim"]
 S5_FACTOR = 1.4
-
-
-def runs(scale, seeds):
-    return recipes(scale, ("stick_breaking", "transformer_llama", "fox_llama"), seeds[:1])
+runs = lines("stick_breaking", "transformer_llama", "fox_llama", once=True)
 
 
 def kernel_times(study: Study) -> pd.DataFrame:
@@ -69,10 +66,8 @@ def draw(study: Study) -> Files:
         figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 3.0), width_ratios=(2, 1))
         _kernel_bars(left, kernels)
     _step_bars(right, steps)
-    gpus, setting = (
-        ", ".join(sorted(set(kernels["gpu"]))),
-        f"{steps['machine'].iloc[0]}, context {tokens(steps['seq_len'].iloc[0])}",
-    )
+    gpus, machine = ", ".join(sorted(set(kernels["gpu"]))), steps["machine"].iloc[0]
+    setting = f"{machine}, context {tokens(steps['seq_len'].iloc[0])}"
     timed = f"left: {gpus}, bfloat16, forward + backward, longer is slower" if gpus else "no kernel times are stored"
     return publish(study, figure, kernels, timed, f"tokens/s: {setting}, lines: 20% to 80% of the repetitions")
 
@@ -112,9 +107,9 @@ def summary(study: Study) -> Table:
     shown = [each for each in sorted(set(zip(rows["provider"], rows["logits"], strict=True))) if each[0] != BASELINE]
     columns = [Column("tokens_per_s", "training (tokens/s)", 0)]
     columns += [Column(f"{p}_{z}", p if z == "any" else f"{p}, {z} reach", 2) for p, z in shown]
-    values: dict[str, list[float | None]] = {
-        row["model"]: [row["tokens_per_s"], *(None for _ in shown)] for row in steps.to_dict("records")
-    }
+    values: dict[str, list[float | None]] = {}
+    for model, speed in zip(steps["model"], steps["tokens_per_s"], strict=True):
+        values[model] = [speed, *(None for _ in shown)]
     for (gpu, length, batch, heads, dim), own in rows.groupby(["gpu", *SHAPE]):
         times = own.set_index(["provider", "logits"])["relative"].to_dict()
         values[f"{gpu}, B{batch} T{length} H{heads} D{dim}"] = [None, *(times.get(each) for each in shown)]
@@ -134,10 +129,8 @@ def s5(study: Study) -> Verdict:
     if not comparisons:
         return not_measured("No kernel times of both are stored; `python -m kernels.benchmark times` measures them.")
     factors = [math.exp(each.estimate.effect) for each in comparisons]
-    sentence = (
-        f"Forward and backward take {min(factors):.2f} to {max(factors):.2f} times as long as FlashAttention-2 with RoPE."
-    )
-    return decide(sentence, comparisons, 0)
+    sentence = f"Forward and backward take {min(factors):.2f} to {max(factors):.2f} times as long as FlashAttention-2"
+    return decide(f"{sentence} with RoPE.", comparisons, 0)
 
 
 def by_reach(study: Study) -> str:
@@ -154,10 +147,8 @@ def by_reach(study: Study) -> str:
     steps = measured(study, STICK).set_index("model")["tokens_per_s"]
     text = f"Forward and backward take, {'; '.join(parts)}." if parts else "No kernel times are stored."
     if {STICK, SOFTMAX} <= set(steps.index):
-        text += (
-            f" Whole training steps with fresh weights, as {title(STICK)} begins: {steps[STICK] / steps[SOFTMAX]:.2f} times "
-        )
-        text += f"the tokens/s of {title(SOFTMAX)}."
+        speeds = f"{steps[STICK] / steps[SOFTMAX]:.2f} times the tokens/s of {title(SOFTMAX)}"
+        text += f" Whole training steps with fresh weights, as {title(STICK)} begins: {speeds}."
     return text
 
 

@@ -14,17 +14,7 @@ from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish, tokens, training_length_line
 from analysis.tables import Column, Table, over_seeds
-from analysis.verdict import (
-    PERPLEXITY,
-    Claim,
-    Comparison,
-    Verdict,
-    by_construction,
-    decide,
-    not_applicable,
-    not_measured,
-    number,
-)
+from analysis.verdict import PERPLEXITY, Claim, Comparison, Status, Verdict, by_construction, decide, not_applicable, number
 from eval.equal_logits.spec import Spec
 from experiments.evaluations import loss
 from experiments.recipes import recipes
@@ -68,9 +58,8 @@ def draw(study: Study) -> Files:
     curves, styles = list(found.values()), [style_of(model) for model in found]
     losses = [binned(curve, style, train_len / 8, curve.length) for curve, style in zip(curves, styles, strict=True)]
     points = np.unique(np.geomspace(train_len / 8, losses[0].x[-1], 120).astype(int))
-    perplexities = [
-        Drawn(style, points, perplexity(curve.losses_SN)[:, points - 1]) for curve, style in zip(curves, styles, strict=True)
-    ]
+    both = zip(curves, styles, strict=True)
+    perplexities = [Drawn(style, points, perplexity(curve.losses_SN)[:, points - 1]) for curve, style in both]
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(WIDTH, 2.9), width_ratios=(1, 1, 0.8))
     frames: list[pd.DataFrame] = []
     cuts, paper = [], int(read("stick_breaking.csv")["extrapolation"]["low"])
@@ -123,17 +112,18 @@ def summary(study: Study) -> Table:
     lengths = [train_len * 2**power for power in range(5) if train_len * 2**power <= longest]
     columns = [Column(f"ppl_{length}", f"P({tokens(length)})", 3, "lower") for length in lengths]
     columns.append(Column("last_eighth", f"loss, {tokens(longest * 7 // 8)} to {tokens(longest)} (nats)", 3, "lower"))
-    values = {
-        model: [*(np.exp(curve.log_p(length)) for length in lengths), curve.losses_SN[:, longest * 7 // 8 :].mean(axis=1)]
-        for model, curve in found.items()
-    }
+    values = {}
+    for model, curve in found.items():
+        last = curve.losses_SN[:, longest * 7 // 8 :].mean(axis=1)
+        values[model] = [*(np.exp(curve.log_p(length)) for length in lengths), last]
     note = f"{about(study)} Training length {tokens(train_len)}."
     return over_seeds("Perplexity beyond the training length", columns, values, note)
 
 
 def s1(study: Study) -> Verdict:
     """On par with softmax and RoPE on downstream tasks at 1B and 3B."""
-    return not_measured("Downstream tasks of stick-breaking are in no artefact; the paper's are of 1B and 3B parameters.")
+    why = "Downstream tasks of stick-breaking are in no artefact; the paper's are of 1B and 3B parameters."
+    return Verdict(Status.NOT_MEASURED, why)
 
 
 def _change(study: Study, model: str, below: bool) -> Verdict:
