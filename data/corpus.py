@@ -141,14 +141,7 @@ def longcrawl64_spec(folder: Path, document_len: int | None = None) -> DataSpec:
         lengths.append(split.document_len)
     if lengths[0] != lengths[1]:
         raise ValueError(f"{folder}: documents of {' and '.join(map(str, lengths))} tokens: give the shorter as document_len")
-    return DataSpec(
-        source="longcrawl64",
-        tokenizer="gpt2-json",
-        vocab_size=GPT2_VOCAB_SIZE,
-        bos_id=GPT2_VOCAB_SIZE - 1,
-        document_len=lengths[0],
-        fingerprint=digest.hexdigest()[:16],
-    )
+    return TokenizerChoice("gpt2-json").spec_of("longcrawl64", lengths[0], digest.hexdigest()[:16])
 
 
 def longcrawl64_counts(folder: Path) -> Counts:

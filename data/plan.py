@@ -101,14 +101,7 @@ def resolve(
     identity = [FORMAT, source.digest(digests), choice.digest(), document_len, split, max_documents]
     identity += ["packed", PACK_FORMAT, max_tokens] if packed else []
     fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-    spec = DataSpec(
-        source=source.kind,
-        tokenizer=choice.kind,
-        vocab_size=choice.vocab_size,
-        bos_id=choice.vocab_size - 1,
-        document_len=document_len,
-        fingerprint=fingerprint,
-    )
+    spec = choice.spec_of(source.kind, document_len, fingerprint)
     name = source.kind.replace(":", "-").replace("/", "-") + ("-packed" if packed else "")
     folder = cache_dir / f"{name}-{choice.kind}-{document_len}-{fingerprint}"
     return CorpusPlan(source, choice, spec, folder, heldout_fraction, heldout_text, max_documents, packed, max_tokens)

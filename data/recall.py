@@ -74,10 +74,7 @@ class RecallTask:
         return self._pairs_first(count, random) if self.pairs_first else self._mixed(count, random)
 
     def _pairs_first(self, count: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        names_NK, values_NK = (
-            random.permuted(np.broadcast_to(np.arange(self.num_symbols), (count, self.num_symbols)), axis=1)[:, : self.num_keys]
-            for _ in range(2)
-        )
+        names_NK, values_NK = (_shuffled(random, np.arange(self.num_symbols), count)[:, : self.num_keys] for _ in range(2))
         pairs_NK2 = np.stack([names_NK, values_NK + self.num_symbols], axis=-1)
         # The largest log-probabilities with Gumbel noise are a draw without replacement, in the order of drawing.
         places = (SLOTS_PER_KEY - 1) * self.num_keys
@@ -91,19 +88,16 @@ class RecallTask:
         return tokens_NP2.reshape(count, self.seq_len), queries_NP
 
     def _mixed(self, count: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        def shuffled(row: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-            return random.permuted(np.broadcast_to(row, (*shape, len(row))), axis=-1)
-
         # Key by key (K) and time by time (R): what each time is, and the value that then holds.
         roles = np.repeat([True, False], [self.num_assignments - 1, self.num_queries])
-        assigned_NKR = np.pad(shuffled(roles, (count, self.num_keys)), ((0, 0), (0, 0), (1, 0)), constant_values=True)
+        assigned_NKR = np.pad(_shuffled(random, roles, count, self.num_keys), ((0, 0), (0, 0), (1, 0)), constant_values=True)
         last_NKR = np.maximum.accumulate(np.where(assigned_NKR, np.arange(self.times), 0), axis=2)
         drawn_NKR = random.integers(self.num_symbols, 2 * self.num_symbols, assigned_NKR.shape)
         values_NKR = np.take_along_axis(drawn_NKR, last_NKR, axis=2)
         # The pairs (P) in random order, the times of a key in theirs.
-        which_NP = shuffled(np.repeat(np.arange(self.num_keys), self.times), (count,))
+        which_NP = _shuffled(random, np.repeat(np.arange(self.num_keys), self.times), count)
         places_NP = np.argsort(which_NP, axis=1, kind="stable")
-        names_NK = shuffled(np.arange(self.num_symbols), (count,))[:, : self.num_keys]
+        names_NK = _shuffled(random, np.arange(self.num_symbols), count)[:, : self.num_keys]
         values_NP, queries_NP = np.empty_like(which_NP), np.empty(which_NP.shape, bool)
         np.put_along_axis(values_NP, places_NP, values_NKR.reshape(count, -1), axis=1)
         np.put_along_axis(queries_NP, places_NP, ~assigned_NKR.reshape(count, -1), axis=1)
@@ -120,6 +114,10 @@ class RecallTask:
         if self.pairs_first:
             inputs[:, 1:].masked_fill_(answers[:, :-1], self.blank)
         return inputs, targets.masked_fill(~answers, IGNORED)
+
+
+def _shuffled(random: np.random.Generator, row: np.ndarray, *shape: int) -> np.ndarray:
+    return random.permuted(np.broadcast_to(row, (*shape, len(row))), axis=-1)
 
 
 @plain_dataclass(frozen=True)

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from data.json_escape import json_escape, json_unescape
+from data.spec import DataSpec
 
 if TYPE_CHECKING:
     from data.hf_tokenizer import CorpusTokenizer
@@ -55,6 +56,13 @@ class TokenizerChoice:
             vocab, merges = _read_gpt2(self.folder)
             content += [sorted(vocab.items()), merges]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    def spec_of(self, source: str, document_len: int, fingerprint: str) -> DataSpec:
+        """Describe a corpus in its ids, the last of which is BOS."""
+        length, size = document_len, self.vocab_size
+        return DataSpec(
+            source=source, tokenizer=self.kind, vocab_size=size, bos_id=size - 1, document_len=length, fingerprint=fingerprint
+        )
 
     def load(self) -> "Tokenizer":
         """Load the tokeniser itself; one that is trained on a corpus comes from `train_bpe`."""

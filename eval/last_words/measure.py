@@ -35,11 +35,10 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     corpus = context.heldout(spec.corpus)
     spec.check_extent(*corpus.heldout.shape)
     asked = items(list(islice(heldout_texts(corpus), spec.num_documents)), spec)
-    rows = {
-        f"{number}/{part}": _row(loaded.tokenizer, text, item.word)
-        for number, item in enumerate(asked)
-        for part, text in (("passage", item.passage), ("near", item.near))
-    }
+    rows: dict[str, Row] = {}
+    for number, item in enumerate(asked):
+        rows[f"{number}/passage"] = _row(loaded.tokenizer, item.passage, item.word)
+        rows[f"{number}/near"] = _row(loaded.tokenizer, item.near, item.word)
 
     def read(key: str, logits_KV: torch.Tensor) -> dict[str, float]:
         logp, greedy = score(rows[key], logits_KV)

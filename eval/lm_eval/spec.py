@@ -105,11 +105,9 @@ class Spec(EvalSpec):
         return tokens * model.flops_per_token(min(self.max_length, 512))
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
-        return [
-            f"  {row.task} {row.metric}: {row.value:.2f} +- {row.stderr:.2f} "
-            + ("(1 is perfect)" if "perplexity" in str(row.metric) else "of 100")
-            for row in rows.itertuples()
-        ]
+        scales = ["(1 is perfect)" if "perplexity" in metric else "of 100" for metric in rows["metric"]]
+        lines = [f"  {row.task} {row.metric}: {row.value:.2f} +- {row.stderr:.2f}" for row in rows.itertuples()]
+        return [f"{line} {scale}" for line, scale in zip(lines, scales, strict=True)]
 
 
 def check_names(names: tuple[str, ...], folder: Path | None) -> None:

@@ -85,10 +85,8 @@ class Judge:
         except (openai.APIResponseValidationError, json.JSONDecodeError):
             return _NO_COMPLETION
         except openai.OpenAIError as error:
-            raise ValueError(
-                f"judge {self.model!r} at {self.settings.url}: {first_line(error)}. Answers judged so far are kept; "
-                "start again later."
-            ) from error
+            what = f"judge {self.model!r} at {self.settings.url}: {first_line(error)}"
+            raise ValueError(f"{what}. Answers judged so far are kept; start again later.") from error
         return (answer.choices[0].message.content or "") if getattr(answer, "choices", None) else _NO_COMPLETION
 
 

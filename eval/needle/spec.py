@@ -106,10 +106,9 @@ class Grid(HaystackSpec):
             raise ValueError(f"{what}: prompts would be longer than their cell; raise the reserve")
         haystack = min(self.lengths) - self.reserve - needle
         if haystack < LEAST_HAYSTACK:
-            raise ValueError(
-                f"length {min(self.lengths)} may leave as few as {max(haystack, 0)} tokens of haystack; the shortest for mode "
-                f"{self.mode!r} with {tokenizer} and a reserve of {self.reserve} is {self.reserve + needle + LEAST_HAYSTACK}"
-            )
+            what = f"length {min(self.lengths)} may leave as few as {max(haystack, 0)} tokens of haystack"
+            where = f"mode {self.mode!r} with {tokenizer} and a reserve of {self.reserve}"
+            raise ValueError(f"{what}; the shortest for {where} is {self.reserve + needle + LEAST_HAYSTACK}")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -122,10 +122,5 @@ def _form(spec: Spec) -> list[str]:
             f"generation_kwargs:\n  do_sample: false\n  max_gen_toks: {spec.max_new_tokens}\n  until: []",
         ]
     else:
-        form = [
-            "output_type: multiple_choice",
-            "doc_to_choice: choices",
-            "doc_to_target: answer",
-            "metric_list:\n  - metric: acc",
-        ]
+        form = ["output_type: multiple_choice\ndoc_to_choice: choices\ndoc_to_target: answer\nmetric_list:\n  - metric: acc"]
     return ["test_split: test", 'doc_to_text: "{{input}}"', 'target_delimiter: ""', *form, "metadata:\n  version: 1"]

@@ -142,7 +142,7 @@ FAULTS = {
         ("share_of", "slice(rank * share, (rank + 1) * share)", "slice(rank, rank + share)"),
     ],
     "test_corpus": [
-        ("_checker.check", "crc != files.get(path.relative_to(folder).as_posix())", "False"),
+        ("Corpus._check_file", "crc != self._files.get(path.relative_to(self.folder).as_posix())", "False"),
         (
             "Split._read_block",
             "self._blocks[key][indices - first_row, start - first_col : stop - first_col]",
