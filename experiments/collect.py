@@ -148,13 +148,9 @@ def _keep_line(wanted: LineSpec, spec: DrawSpec, collected: Collected) -> str | 
 
 def _files(wanted: LineSpec, training: str, results_dir: Path) -> dict[str, str]:
     """Stored rows of a line, of one training and of fresh models, with their digests."""
-    found = {}
-    for eval_id in wanted.evals:
-        place = _stored_at(wanted, eval_id, results_dir, "" if store.is_fresh(eval_id) else training)
-        if store.fault_of(place) is None:
-            meta = store.read_evaluation(place, wanted.line.run_id)[1]
-            found[str(place.relative_to(results_dir))] = meta["rows_sha256"]
-    return found
+    places = [_stored_at(wanted, each, results_dir, "" if store.is_fresh(each) else training) for each in wanted.evals]
+    metas = {path: store.read_evaluation(path, wanted.line.run_id)[1] for path in places if store.fault_of(path) is None}
+    return {str(path.relative_to(results_dir)): meta["rows_sha256"] for path, meta in metas.items()}
 
 
 def is_collected(spec: DrawSpec) -> bool:

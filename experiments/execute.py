@@ -8,7 +8,6 @@ from rich.console import Console
 
 from data.plan import CorpusPlan
 from data.prepare import prepare
-from eval.kinds import eval_id
 from eval.shell.machine import go_offline_if_unreachable
 from experiments import graph
 from experiments.collect import LARGEST, Collected, DrawSpec, collect
@@ -40,8 +39,7 @@ def fetch(plan: Plan, console: Console) -> None:
     for choice in {corpus.tokenizer for corpus in plan.corpora if isinstance(corpus, CorpusPlan)}:
         if not choice.trained:
             choice.load()
-    specs = {eval_id(spec): spec for run in plan.runs.values() for spec in run.missing_evals}
-    wanted = [spec for spec in specs.values() if "hub" in spec.reads()]
+    wanted = dict.fromkeys(spec for run in plan.runs.values() for spec in run.missing_evals if "hub" in spec.reads())
     if wanted:
         go_offline_if_unreachable()
     for spec in wanted:

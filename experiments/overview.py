@@ -118,11 +118,10 @@ def task_flops(task: Task) -> float:
 
 
 def _state(run: Run) -> str:
-    done = len(run.evals) - len(run.missing_evals)
     row = run.folder.last_row()
     begun = "nothing" if row is None else f"step {row['step']}"
     trained = "adopted" if run.spec.weights is not None else "trained" if run.folder.finished else begun
-    return f"{trained}, {done}/{len(run.evals)}"
+    return f"{trained}, {len(run.evals) - len(run.missing_evals)}/{len(run.evals)}"
 
 
 def _wanted_by(plan: Plan, run: Run) -> str:
