@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SCALE ?= tiny
-JOBS ?= 2
+JOBS ?= 3
 
 .PHONY: reproduce reproduce-all look test lint
 .DEFAULT_GOAL := reproduce

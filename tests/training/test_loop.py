@@ -106,6 +106,23 @@ def hang_at_step_three():
     training.loop.load_batch = load_batch
 
 
+UNDISTURBED: dict[int, RunFolder] = {}
+
+
+@pytest.fixture
+def undisturbed(make_run, start):
+    """undisturbed(steps) -> a run that nothing happened to, trained once for all tests that only compare with it."""
+
+    def trained(steps):
+        if steps not in UNDISTURBED:
+            run = make_run("undisturbed", steps=steps)
+            assert start(run).exit_code() == EXIT_FINISHED
+            UNDISTURBED[steps] = run
+        return UNDISTURBED[steps]
+
+    return trained
+
+
 def test_loss_falls_and_the_run_is_exported(make_run, start):
     run = make_run(steps=60)
     assert start(run).exit_code() == EXIT_FINISHED
@@ -180,9 +197,8 @@ def test_killed_ten_times_ends_bitwise_the_same(make_run, start):
     ("number", "code"),
     [(signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGTERM, EXIT_REQUEUE), (signal.SIGUSR2, EXIT_REQUEUE)],
 )
-def test_signals_save_and_leave_with_a_code(make_run, start, number, code):
-    undisturbed, run = make_run("undisturbed", steps=30), make_run("stopped", steps=30)
-    assert start(undisturbed).exit_code() == EXIT_FINISHED
+def test_signals_save_and_leave_with_a_code(make_run, start, undisturbed, number, code):
+    run = make_run("stopped", steps=30)
     outcome = start(run, before=slow)
     wait_for_step(run, 5)
     os.kill(outcome.processes[0].pid, number)
@@ -191,7 +207,7 @@ def test_signals_save_and_leave_with_a_code(make_run, start, number, code):
     stopped_at = run.read_metrics()[-1]["step"]
     assert 5 <= stopped_at < 30 and (run.checkpoints / f"step-{stopped_at:08d}").is_dir()
     assert start(run).exit_code() == EXIT_FINISHED
-    assert_same_run(undisturbed, run)
+    assert_same_run(undisturbed(30), run)
 
 
 def test_wall_clock_limit_asks_to_be_requeued(make_run, start):
@@ -201,9 +217,8 @@ def test_wall_clock_limit_asks_to_be_requeued(make_run, start):
 
 
 @pytest.mark.parametrize("fault", ["truncated", "flipped", "no_manifest"])
-def test_damaged_checkpoint_is_named_and_passed_over(make_run, start, fault):
-    undisturbed, run = make_run("undisturbed", steps=30), make_run("damaged", steps=30)
-    assert start(undisturbed).exit_code() == EXIT_FINISHED
+def test_damaged_checkpoint_is_named_and_passed_over(make_run, start, undisturbed, fault):
+    run = make_run("damaged", steps=30)
     outcome = start(run, before=slow, checkpoint_minutes=0)
     wait_for_step(run, 17)
     outcome.processes[0].kill()
@@ -224,21 +239,20 @@ def test_damaged_checkpoint_is_named_and_passed_over(make_run, start, fault):
     assert outcome.exit_code() == EXIT_FINISHED
     assert f"{newest} is damaged" in outcome.output
     assert f"going on from step {int(newest.name[5:]) - 1}" in outcome.output
-    assert_same_run(undisturbed, run)
+    assert_same_run(undisturbed(30), run)
 
 
-def test_accumulation_gives_the_curve_of_one_pass(make_run, start):
-    whole, parts = make_run("whole", steps=20), make_run("parts", steps=20)
-    assert start(whole).exit_code() == start(parts, micro_batch_tokens=64).exit_code() == EXIT_FINISHED
+def test_accumulation_gives_the_curve_of_one_pass(make_run, start, undisturbed):
+    whole, parts = undisturbed(20), make_run("parts", steps=20)
+    assert start(parts, micro_batch_tokens=64).exit_code() == EXIT_FINISHED
     torch.testing.assert_close(torch.tensor(losses(whole)), torch.tensor(losses(parts)), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_give_the_curve_of_one(make_run, start, parallel):
+def test_two_processes_give_the_curve_of_one(make_run, start, undisturbed, parallel):
     """Each with two micro-batches a step. The first gradient is equal but for rounding. Measuring what pruning skips changes
     none."""
-    alone, pair = make_run("alone", steps=20), make_run("pair", steps=20, prune=-10.0)
-    assert start(alone).exit_code() == EXIT_FINISHED
+    alone, pair = undisturbed(20), make_run("pair", steps=20, prune=-10.0)
     assert start(pair, world_size=2, parallel=parallel, micro_batch_tokens=64).exit_code() == EXIT_FINISHED
     torch.testing.assert_close(torch.tensor(losses(alone)), torch.tensor(losses(pair)), rtol=2e-5, atol=2e-5)
     assert grad_norms(pair)[0] == pytest.approx(grad_norms(alone)[0], rel=1e-5)
@@ -248,9 +262,8 @@ def test_two_processes_give_the_curve_of_one(make_run, start, parallel):
 
 @pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])
 @pytest.mark.parametrize("background", [False, True])
-def test_resume_on_another_number_of_processes(make_run, start, first, then, background):
-    alone, moved = make_run("alone", steps=24), make_run("moved", steps=24)
-    assert start(alone).exit_code() == EXIT_FINISHED
+def test_resume_on_another_number_of_processes(make_run, start, undisturbed, first, then, background):
+    alone, moved = undisturbed(24), make_run("moved", steps=24)
     execution = dict(parallel="fsdp", checkpoint_minutes=0.003, async_checkpoint=background)
     outcome = start(moved, world_size=first, before=slow, **execution)
     wait_for_step(moved, 12)
@@ -355,15 +368,14 @@ def test_second_process_on_the_same_run_is_refused(make_run, start):
     assert run.read_starts()[-1]["first_step"] > 0
 
 
-def test_full_disk_is_one_line_and_loses_nothing(make_run, start, corpus, tmp_path):
+def test_full_disk_is_one_line_and_loses_nothing(make_run, start, undisturbed):
     """A checkpoint that does not fit: exit code 2, whole checkpoints stay, and with space the run goes on."""
-    undisturbed, run = make_run("undisturbed", steps=30), make_run("full", steps=30)
-    assert start(undisturbed).exit_code() == EXIT_FINISHED
+    run = make_run("full", steps=30)
     assert start(run, before=partial(no_space_after, 3), checkpoint_minutes=0).exit_code() == 1
     assert "the disk is too full for a checkpoint" in (run.path / "test.log").read_text()
     assert [path.name for path in sorted(run.checkpoints.iterdir())] == ["step-00000002", "step-00000003"]
     assert start(run).exit_code() == EXIT_FINISHED
-    assert_same_run(undisturbed, run)
+    assert_same_run(undisturbed(30), run)
 
 
 def test_a_really_full_disk(make_run, start, corpus, tmp_path):
