@@ -54,6 +54,19 @@ def page_of(folder, *studies, scale="tiny", absent=()):
     return report.build(folder / scale, sections).read_text()
 
 
+DRAWN = []
+
+
+@pytest.fixture
+def figure2(tmp_path_factory):
+    """Folder and text of a report of Figure 2, drawn once for all tests that only look at it."""
+    if not DRAWN:
+        folder = tmp_path_factory.mktemp("figure2")
+        absent = ("fig4_needle", "table6_throughput")
+        DRAWN[:] = folder, page_of(folder, losses(folder, documents=32), absent=absent)
+    return DRAWN
+
+
 class Page(HTMLParser):
     """Links, ids, and whether every tag is closed."""
 
@@ -72,26 +85,26 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_report_is_self_contained_well_formed_and_its_links_lead_somewhere(tmp_path):
-    text = page_of(tmp_path, losses(tmp_path), absent=("fig4_needle",))
+def test_report_is_self_contained_well_formed_and_its_links_lead_somewhere(figure2):
+    folder, text = figure2
     page = Page(text)
     assert not page.open
     assert len(page.ids) == len(set(page.ids))
-    assert not dead_links(page, tmp_path / "tiny")
+    assert not dead_links(page, folder / "tiny")
     assert sum(link.startswith("data:") for link in page.links) == 2, "the figure and FoX's lead"
     assert not re.search(r"https?://|@import|<script|url\(", text)
 
 
-def test_pictures_are_embedded_as_they_are(tmp_path):
-    text = page_of(tmp_path, losses(tmp_path))
+def test_pictures_are_embedded_as_they_are(figure2):
+    folder, text = figure2
     packed = base64.b64decode(re.search(r"data:image/webp;base64,([^\"]+)", text).group(1))
-    with Image.open(io.BytesIO(packed)) as ours, Image.open(tmp_path / "tiny" / "figures" / f"{FIG2}.png") as png:
+    with Image.open(io.BytesIO(packed)) as ours, Image.open(folder / "tiny" / "figures" / f"{FIG2}.png") as png:
         assert ours.size == png.size and ours.convert("RGB").tobytes() == png.convert("RGB").tobytes()
-    assert len(packed) < (tmp_path / "tiny" / "figures" / f"{FIG2}.png").stat().st_size
+    assert len(packed) < (folder / "tiny" / "figures" / f"{FIG2}.png").stat().st_size
 
 
-def test_the_contents_lead_to_everything_and_pictures_come_before_lists(tmp_path):
-    text = page_of(tmp_path, losses(tmp_path, documents=32), absent=("fig4_needle",))
+def test_the_contents_lead_to_everything_and_pictures_come_before_lists(figure2):
+    _, text = figure2
     contents = text[text.index('id="contents"') : text.index("</nav>")]
     for place in (FIG2, "verdicts", "reading", "absent", "runs", "only-holds", "only-not-measured"):
         assert f'href="#{place}"' in contents
@@ -101,8 +114,8 @@ def test_the_contents_lead_to_everything_and_pictures_come_before_lists(tmp_path
     assert "<details><summary>7 runs, one by one</summary>" in text, "run lists are folded away"
 
 
-def test_each_picture_leads_to_its_numbers_its_large_form_and_its_ancestry(tmp_path):
-    text = page_of(tmp_path, losses(tmp_path))
+def test_each_picture_leads_to_its_numbers_its_large_form_and_its_ancestry(figure2):
+    _, text = figure2
     captions = re.findall(r"<figcaption.*?</figcaption>", text, re.DOTALL)
     assert len(captions) == 2
     for caption, name in zip(captions, (FIG2, f"{FIG2}-lead"), strict=True):
@@ -112,9 +125,8 @@ def test_each_picture_leads_to_its_numbers_its_large_form_and_its_ancestry(tmp_p
     assert text.count("Values read off the curves") == 2
 
 
-def test_values_are_read_off_the_curves(tmp_path):
-    study = drawn(losses(tmp_path))
-    csv = tmp_path / "tiny" / "figures" / f"{FIG2}.csv"
+def test_values_are_read_off_the_curves(figure2, tmp_path):
+    csv = figure2[0] / "tiny" / "figures" / f"{FIG2}.csv"
     table, frame = read_off(csv), pd.read_csv(csv)
     assert [column.title for column in table.columns] == ["8", "16", "32", "64", "128", "256", "512"]
     values = table.rows["fox pro perplexity"]
@@ -125,7 +137,6 @@ def test_values_are_read_off_the_curves(tmp_path):
     parts = read_off(tmp_path / "parts.csv")
     assert parts.columns[0].title == "1M" and parts.rows["FoX (Pro)"][:2] == pytest.approx([3.75, 3.5])
     assert np.isnan(parts.rows["b"][0]) and parts.rows["b"][3] == 1.0, "nothing is read beyond a curve's ends"
-    assert study.stem == FIG2
 
 
 def test_a_changed_tree_is_said_at_the_picture_and_nameless_weights_once(tmp_path):
@@ -139,8 +150,8 @@ def test_a_changed_tree_is_said_at_the_picture_and_nameless_weights_once(tmp_pat
     assert "From a changed working tree 13 of 14 runs" in page_of(tmp_path, study.__class__(tmp_path, "tiny", FIG2))
 
 
-def test_each_claim_has_its_sentence_number_and_link(tmp_path):
-    text = page_of(tmp_path, losses(tmp_path, documents=32), absent=("fig4_needle", "table6_throughput"))
+def test_each_claim_has_its_sentence_number_and_link(figure2):
+    _, text = figure2
     table = text[text.index('id="verdicts"') : text.index('id="reading"')]
     assert table.index("C1<") < table.index("C2<") < table.index("C22b<") < table.index("C23<") < table.index("C30<")
     for claim in ("C1", "C2", "C5", "C6"):
@@ -213,13 +224,13 @@ def test_claims_of_one_look_share_its_sentence(tmp_path, monkeypatch):
     assert re.search(r'id="why-C26">C26</strong>, <strong id="why-C26b">C26b</strong>', text)
 
 
-def test_a_finding_stands_once(tmp_path):
-    text = page_of(tmp_path, losses(tmp_path))
+def test_a_finding_stands_once(figure2):
+    _, text = figure2
     finding = re.search(r"P\(128\) of FoX \(Pro\) is [\d.]+, of the best", text).group()
     assert text.count(finding) == 1
 
 
-def test_the_page_explains_noise_seeds_cut_curves_and_sizes(tmp_path):
+def test_the_page_explains_noise_seeds_cut_curves_and_sizes(figure2, tmp_path):
     store = synthetic.Store(tmp_path, "tiny", 128)
     for model, params in (("fox_pro", 1_020_000), ("transformer_pro", 1_000_000)):
         for seed in range(2):
@@ -230,20 +241,7 @@ def test_the_page_explains_noise_seeds_cut_curves_and_sizes(tmp_path):
     assert "FoX (Pro) 1,020,000, Transformer (Pro) 1,000,000; the largest is 2.0% above the smallest" in text
     for words in ("Noise.", "two one-sided tests", "Holm", "go on above it"):
         assert words in text
-    assert "Every model was trained once, with one seed." in page_of(tmp_path / "one", losses(tmp_path / "one"))
-
-
-def test_every_artefact_says_what_it_was_made_from_and_how_to_make_it_again(tmp_path):
-    text = page_of(tmp_path, losses(tmp_path, seeds=2))
-    part = text[text.index('id="fig2_per_token_loss"') : text.index('id="runs"')]
-    assert "Made from 14 runs and 14 evaluations on Synthetic device" in part
-    assert "Corpus: made-up, bpe-512 (feedbeef). Commits of the evaluations: 0123456789+. Dates: 2025-01-02." in part
-    assert "python -m experiments run fig2_per_token_loss --scale tiny" in part
-    assert "<code>per_token_loss-00000000</code>" in part
-    runs = text[text.index('id="runs"') :]
-    assert runs.count("<tr>") == 15
-    for wanted in ("Mamba-2", "1,000,000", "8,192", "0.001", "3.100", "0123456789+", "python 3.11.7, torch 0.0", "fig2"):
-        assert wanted in runs
+    assert "Every model was trained once, with one seed." in figure2[1]
 
 
 def test_what_is_not_the_papers_is_not_said_to_be(tmp_path):
@@ -264,8 +262,8 @@ def test_what_is_missing_stands_with_the_command_that_makes_it(tmp_path):
     assert "Not measured: FoX (LLaMA) with Transformer (LLaMA)" in text
 
 
-def test_banners_fit_the_scale_and_what_was_trained(tmp_path):
-    assert "This is not the paper's main setting (760m-48b)." in page_of(tmp_path / "a", losses(tmp_path / "a"))
+def test_banners_fit_the_scale_and_what_was_trained(figure2, tmp_path):
+    assert "This is not the paper's main setting (760m-48b)." in figure2[1]
     assert "This is the paper's main setting." in page_of(
         tmp_path / "b", losses(tmp_path / "b", PAPER_SCALE), scale=PAPER_SCALE
     )
@@ -313,9 +311,18 @@ def test_text_from_outside_is_escaped(tmp_path):
     assert "<script" not in page_of(tmp_path, store.study(FIG2))
 
 
-def test_equal_results_give_an_equal_report(tmp_path):
-    one, two = (page_of(tmp_path / place, losses(tmp_path / place, seeds=2)) for place in "ab")
-    assert one == two
+def test_equal_results_give_an_equal_report_that_says_what_it_was_made_from_and_how_to_make_it_again(tmp_path):
+    text, other = (page_of(tmp_path / place, losses(tmp_path / place, seeds=2)) for place in "ab")
+    assert text == other
+    part = text[text.index('id="fig2_per_token_loss"') : text.index('id="runs"')]
+    assert "Made from 14 runs and 14 evaluations on Synthetic device" in part
+    assert "Corpus: made-up, bpe-512 (feedbeef). Commits of the evaluations: 0123456789+. Dates: 2025-01-02." in part
+    assert "python -m experiments run fig2_per_token_loss --scale tiny" in part
+    assert "<code>per_token_loss-00000000</code>" in part
+    runs = text[text.index('id="runs"') :]
+    assert runs.count("<tr>") == 15
+    for wanted in ("Mamba-2", "1,000,000", "8,192", "0.001", "3.100", "0123456789+", "python 3.11.7, torch 0.0", "fig2"):
+        assert wanted in runs
 
 
 def test_nothing_stored_is_an_error_and_what_is_not_drawn_is_said(tmp_path):
