@@ -72,7 +72,9 @@ def test_bad_input_is_named(message: str, call) -> None:  # type: ignore[no-unty
         call(torch.zeros(2, 4, 3, 16))
 
 
-def compare_with_kernels(device: str, dtype: torch.dtype, tolerance: float, size: float = 1.0) -> None:
+def compare_with_kernels(
+    device: str, dtype: torch.dtype, tolerance: float, size: float = 1.0, lengths: tuple[int, ...] = (2, 65, 130)
+) -> None:
     """Outputs and gradients of the Triton kernels against plain PyTorch on the CPU, relative to the norm of each."""
     from kernels.fused_norms_triton import triton_gated_norm, triton_norm_of_gated, triton_shift_and_norm
 
@@ -86,7 +88,7 @@ def compare_with_kernels(device: str, dtype: torch.dtype, tolerance: float, size
         for a, b in zip((y, *found), (expected, *truth), strict=True):
             assert (a.cpu().float() - b).norm() <= tolerance * b.norm()
 
-    for T, D, weight_shape in ((2, 16, (16,)), (65, 32, (3, 32)), (130, 64, (192,))):
+    for T, D, weight_shape in zip(lengths, (16, 32, 64), ((16,), (3, 32), (192,)), strict=False):
         x, alpha, weight, gate = make(2, T, 3, D, weight_shape)
         x, alpha, gate = size * x, max(size, 1.0) * alpha, max(size, 1.0) * gate
         for a, w in ((alpha, weight), (alpha, None), (None, weight)):
