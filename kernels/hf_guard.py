@@ -1,8 +1,8 @@
 """Import this before transformers, fla, datasets, accelerate or lm_eval: `kernels` at our root is not Hugging Face's package.
 
-transformers takes Hugging Face's `kernels` for available as soon as that distribution is installed, and then imports its names
-from the first `kernels` on sys.path, which is ours when Python runs from the repository root. The suite uses no kernel from the
-hub, so the one question that transformers asks before such an import is answered with no."""
+Where that distribution is installed, transformers imports its names from the first `kernels` on sys.path, which is ours when
+Python runs from the repository root. The suite uses no kernel from the hub, so the question that comes first is answered with
+no."""
 
 import importlib.util
 from typing import Any

@@ -2,13 +2,12 @@
 
 A program takes a few channels of one sequence through all tokens, STEPS at a time: first all their loads, which wait for
 nothing, then the steps, unrolled. Forward keeps the state before each STEPS tokens; backward computes those between again and
-goes through them from the last to the first. What all channels share (gradients of `into` and `out`) is summed per program,
-then over programs by PyTorch: the order of sums repeats.
+goes from the last to the first. What all channels share (gradients of `into` and `out`) is summed per program, then by PyTorch:
+the order of sums repeats.
 
-A program is one warp, and a thread of it holds four states of each of two channels: neighbours in memory, for Triton has the
-layout follow the loads of A and of the kept states. A sum over 16 states asks three other lanes, a sum over channels seven, and
-nothing waits for another warp. `tl.associative_scan` over a dimension of tokens would be the same steps, but has no state
-before a step to give, and turns its operands round by exchanges between lanes to go backwards."""
+A program is one warp, and a thread holds four states of each of two channels, neighbours in memory: a sum over 16 states asks
+three other lanes, a sum over channels seven, and nothing waits for another warp. `tl.associative_scan` has no state before a
+step to give, and turns its operands round by exchanges between lanes to go backwards."""
 
 import torch
 import triton

@@ -3,13 +3,11 @@ and keys and queries shared by all heads:
 
     S_t = exp(g_t) S_{t-1} + k_t (step_t x_t)^T        o_t = S_t^T q_t + skip * x_t
 
-All work is in batched matrix products: chunks meet each other through their states (N, P) per head, tokens of a chunk through q
-k^T, computed once for all heads, times each head's decay. Every exponent is a sum of log gates, hence <= 0; sums of log gates
-are fp64, because thousands of nats pile up in a chunk and the decay between two neighbours is the difference of two such sums.
-A token's weight on itself holds no gate, and is left out of the gates' gradient: with very local gates it would drown the
-others if it were added and subtracted.
-
-Here in PyTorch, in any dtype, and the reference of `kernels.ssd_triton`, which 16-bit inputs of its sizes take on a GPU.
+All work is in batched matrix products: chunks meet through their states (N, P) per head, tokens of a chunk through q k^T,
+computed once, times each head's decay. Exponents are sums of log gates, hence <= 0; the sums are fp64, as thousands of nats
+pile up in a chunk. A token's weight on itself is left out of the gates' gradient: with very local gates it would drown the
+others. Here in PyTorch, in any dtype, and the reference of `kernels.ssd_triton`, which 16-bit inputs of its sizes take on a
+GPU.
 
 Suffixes: B batch, T tokens, H heads, N state size (keys), P value channels; n chunks, C tokens of a chunk."""
 

@@ -1,11 +1,9 @@
 """Launching a Triton kernel again, without what Triton does at every call: 10 to 40 us of Python, more than short inputs take.
 
-`kernel[grid](...)` specialises and hashes its arguments, compares the globals that the kernel uses, and describes to the copy
-engine each tensor that it is to load tiles of. What was compiled depends on less: dtypes, starts at multiples of 16 bytes,
-integers that are 1 or multiples of 16. A description depends on address, shape and strides. That, and how a compiled kernel is
-run, is not part of Triton's interface: a version that this was not tried with launches by itself, every time.
-
-Every object touched here counts: autograd's thread, on another core, takes some four times as long for the same lines."""
+What was compiled depends on dtypes, starts at multiples of 16 bytes, and integers that are 1 or multiples of 16; a description
+of tiles for the copy engine on address, shape and strides. That, and how a compiled kernel is run, is not part of Triton's
+interface: a version that this was not tried with launches by itself. Every object counts: autograd's thread, on another core,
+takes some four times as long for the same lines."""
 
 import functools
 import inspect

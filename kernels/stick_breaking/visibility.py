@@ -1,13 +1,13 @@
 """Visible keys of each query, and where a row's stick is used up: what all backends share.
 
-Left padding and packed documents hide a prefix of a query's keys: one integer per query, `first_key`. Causality is the limit on
-the right: keys before the query's position, with `attend_current` the query's own too.
+Left padding and packed documents hide a prefix of a query's keys: one integer per query, `first_key`. On the right it sees the
+keys before its position, with `attend_current` its own too.
 
 **Used-up sticks.** All weights of a row and its remainder add up to 1 (identity I9), so once the keys visited have left 2^-c of
-the stick, whatever lies further back has 2^-c in all. The backends walk from the nearest key to the farthest and stop a block
-of queries once every row of it has c above `EXIT_BITS`. So an output loses at most 2^-40 of the largest value, whatever the
-logits, and even a gradient added up over 65,536 queries less than an ulp of float32 of the largest summand. What was not
-visited counts as not there, in the output, in the remainder (so that I9 holds) and in the gradients alike."""
+the stick, whatever lies further back has 2^-c in all. The backends walk from the nearest key and stop a block of queries once
+every row has c above `EXIT_BITS`: an output loses at most 2^-40 of the largest value, and a gradient added up over 65,536
+queries less than an ulp of float32 of the largest summand. What was not visited counts as not there, in output, remainder and
+gradients."""
 
 import torch
 from torch import Tensor

@@ -1,12 +1,10 @@
 """Backward pass for Hopper GPUs in Gluon: five matrix products per tile, copies by a warp of their own.
 
 One program owns a tile of keys. A producer warp streams tiles of Q and dO; two warpgroups hold dK and dV in registers, and
-where there is room for it, a third takes dQ: see `backward_steps`. Two more warps see to it that dQ is added up in one order:
-see `turns`.
+where there is room a third takes dQ: see `backward_steps`. Two more warps keep the order in which dQ is added up: see `turns`.
+Nothing can leave float32's range, for the reasons given in `portable.backward`.
 
-Legend: M queries of a step, N keys of the tile, D head dimension.
-
-Nothing can leave float32's range, for the reasons given in `portable.backward`."""
+Legend: M queries of a step, N keys of the tile, D head dimension."""
 
 # ruff: noqa: RUF005 -- Gluon compiles this: it knows no unpacking in lists
 

@@ -1,19 +1,15 @@
 """Steps of the warps in the Hopper backward pass: one tile of keys, its queries tile by tile.
 
-The warps that hold the keys' gradients have S, dP, dV and dK, everything transposed (keys down, queries across), so that P and
-dS feed the next products straight from registers. Only dS also goes through shared memory, for dQ. At a head size of 64 a
-warpgroup of its own takes it from there: dQ, and the sums of dS. At 128 there are no registers for that, and the warps of the
-keys do it themselves.
+The warps that hold the keys' gradients have S, dP, dV and dK, all transposed (keys down, queries across), so that P and dS feed
+the next products straight from registers. Only dS also goes through shared memory, for dQ: at a head size of 64 to a warpgroup
+that takes dQ and the sums of dS; at 128 there are no registers for that, and the warps of the keys do it themselves.
 
-Row sums of dS are 0 only up to the rounding of O, and must be kept per row (see `portable.backward`). They are taken of dS as
-it lies in shared memory; the column sums are of the same rounded numbers, so that what does not span a gate cancels exactly.
+Row sums of dS are 0 only up to the rounding of O, and are kept (see `portable.backward`): of dS as it lies in shared memory,
+like the column sums, so that what does not span a gate cancels exactly. dQ is added up in a float32 buffer in the order of the
+registers: one 16-byte reduction per four numbers, neighbours side by side.
 
-dQ is added up in a float32 buffer laid out in the order of the registers: one 16-byte reduction per four numbers, neighbours
-side by side.
-
-Legend: M queries of a step, N keys, D head dimension, L sums of a thread. `stat_1M` is what comes with a step's queries, one
-behind the other: lse, delta, the bits of their first keys, and M numbers of which the first two add up to what lse is relative
-to."""
+Legend: M queries of a step, N keys, D head dimension, L sums of a thread. `stat_1M` is what comes with a step's queries: lse,
+delta, the bits of their first keys, and M numbers of which the first two add up to what lse is relative to."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -1,14 +1,12 @@
 """In which order the programs of the Hopper backward pass add to a step of queries: by rising key tiles, always, so that sums
 depend neither on the pace of programs nor on what else is in the batch.
 
-Each step of queries of a head has a count of the key tiles that are done with it. A program adds when the tile before has: one
-warp waits for the count ahead of the warps that add, another moves it on behind them, so that none that multiplies waits for
-memory. A head's first key tile, with the longest way, starts first, and each goes down from the last of its queries, a moment
-behind the tile before it: all read a query while it is in the L2 cache, and nobody waits long. So many heads are side by side
-that the next program of a head starts no sooner than the one before it has left its first step.
+Each step of a head has a count of the key tiles that are done with it. One warp waits for it ahead of the warps that add,
+another moves it on behind them: none that multiplies waits for memory. A head's first key tile, with the longest way, starts
+first, and each goes down from the last query, a moment behind the tile before it, while queries are in the L2 cache. So many
+heads are side by side that the next program of a head starts no sooner than the one before it has left its first step.
 
-A program waits only for programs with smaller indices, and GPUs start programs in the order of their indices: those that are
-waited for run, or have run."""
+A program waits only for smaller indices, and GPUs start programs in that order: those waited for run, or have run."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -1,12 +1,11 @@
 """Backward kernels for any GPU: dK and dV per tile of keys, dQ per tile of queries, then the gates. Deterministic.
 
 The probabilities are recomputed from `lse`. With dS_ij = P_ij (dO_i . V_j - delta_i) and delta_i = dO_i . O_i, the gradient of
-c_t is the row sum of dS at t minus its column sum. Row sums are 0 only up to the rounding of O, and those roundings would add
-up along the reverse cumulative sum; so the row sums of the same dS are kept, and what does not span a gate cancels.
+c_t is the row sum of dS at t minus its column sum. Row sums are 0 only up to the rounding of O, which would add up along the
+reverse cumulative sum; so the row sums of the same dS are kept, and what does not span a gate cancels.
 
-Nothing can leave the range: `lse` covers every visible key, so a visible pair's P is at most 1 but for the rounding of its
-exponent, some 2^-23 of the logits and of `c` inside a tile. A hidden pair's exp2 may be inf; it is replaced, not multiplied by
-0. A row that sees nothing has lse = +inf and P = 0.
+Nothing can leave the range: `lse` covers every visible key, so P is at most 1 but for the rounding of its exponent. A hidden
+pair's exp2 may be inf; it is replaced, not multiplied by 0. A row that sees nothing has lse = +inf and P = 0.
 
 Legend: M queries of a step or tile, N keys of a tile or step, D head dimension."""
 

@@ -1,9 +1,9 @@
 """Decode kernel: one query per sequence, as in generation: the keys are read once, split among programs of which the last to
 end joins all.
 
-Each program walks its stretch of keys from the last to the first, so the decay of a key is a running sum of the gates after it,
-and it stops once that sum is below the pruning threshold. No cumulative gate over the whole cache is needed. Weights are
-relative to the running maximum of the stretch, and stretches to the largest of theirs: none passes 1, in every regime.
+Each program walks its stretch of keys from the last to the first: the decay of a key is a running sum of the gates after it, no
+sum over the whole cache is needed, and it stops below the pruning threshold. Weights are relative to the running maximum of the
+stretch, and stretches to the largest of theirs: none passes 1.
 
 Legend: N keys of a step, S stretches, D head dimension."""
 

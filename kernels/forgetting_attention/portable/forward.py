@@ -1,11 +1,9 @@
 """Forward kernel: one program per tile of queries walks over its keys, as FlashAttention does, adding the decay of each key.
 
 Constants of a row cancel in the softmax, so instead of D_ij = c_i - c_j a tile adds ref - c_j, one number per key, with ref the
-`c` of the tile's first query. `lse` is kept in base 2 relative to that ref, which is how the backward kernels want it. float32
-inputs take D_ij from float64 element by element instead (EXACT): accuracy is what they are for.
-
-Nothing has to be tested in any regime: weights are relative to the row's running maximum, so none passes 1, the sum is between
-1 and the number of keys, and the weighted values stay below that many times the largest.
+`c` of the tile's first query; `lse`, in base 2, is relative to that ref too. float32 inputs take D_ij from float64 element by
+element (EXACT). In every regime weights are relative to the row's running maximum, so none passes 1, and the weighted values
+stay below the number of keys times the largest.
 
 Legend: M queries of the tile, N keys of a step, D head dimension."""
 

@@ -1,15 +1,14 @@
 """Tight pruning: as much of a row's probability is kept as adaptive computation pruning promises, and more is skipped.
 
-ACP (`threshold`) bounds every logit by U alone: a dropped one from above, those that stay by that of the query's own key from
-below, -U, and as many keys as there are may lie just under the threshold. Here what stays is computed from the newest keys, and
-how much the gates leave of all keys of a prefix is added up. With c the cumulative log gate, row i loses with the keys before
-tile n at most
+ACP (`threshold`) bounds every logit by U alone: those that stay from below, by -U, and as many keys as there are may lie just
+under the threshold. Here what stays is computed from the newest keys, and what the gates leave of all keys of a prefix is added
+up. With c the cumulative log gate, row i loses with the keys before tile n at most
 
     exp(U + c_i + G_n) / Z_i,    G_n = log sum of exp(-c_j) over these keys,    Z_i >= sum of exp(s_ij + c_i - c_j)
 
-over the newest of its visible keys: those of its half tile up to itself, and of the half tile before. c_i cancels. A query tile
-drops the longest prefix of tiles with which each of its rows, and of those after it, loses less than the tolerance: so the
-dropped tiles are a prefix that never gets shorter, as all else takes them to be. All that ACP drops is dropped.
+over the newest visible keys: those of its half tile up to itself, and of the half tile before. A query tile drops the longest
+prefix of tiles with which each of its rows, and of those after it, loses less than the tolerance: a prefix that never gets
+shorter, and holds all that ACP drops.
 
 Suffixes: B batch, H heads, Q queries, T keys, D head dimension, R blocks of half a tile, M query tiles, N key tiles."""
 

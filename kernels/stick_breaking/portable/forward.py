@@ -1,10 +1,9 @@
 """Forward kernel: one program per tile of queries walks over its keys from the nearest to the farthest.
 
 In base 2: log beta = min(x, 0) - log2(1 + 2^-|x|) and `spent` = -log2(1 - beta) = max(x, 0) + log2(1 + 2^-|x|). What the nearer
-keys of the same tile spent is a product with a triangular matrix, on the tensor cores: for 16-bit inputs in float16, whose 11
-bits of a sum of s bits give a weight 2^-s that is off by less than 2^-13 of the stick. What the nearer tiles spent is carried
-per row, their totals in float32 added up in float64. A key spends at most `CAP` bits: 2^-CAP of a stick is nothing (see
-`visibility`), and sums stay small.
+keys of the same tile spent is a product with a triangular matrix: for 16-bit inputs in float16, whose 11 bits of a sum of s
+bits give a weight 2^-s that is off by less than 2^-13 of the stick. What the nearer tiles spent is carried per row, their
+totals in float32 added up in float64. A key spends at most `CAP` bits, so that sums stay small: 2^-CAP of a stick is nothing.
 
 After the diagonal come stretches of 1, 2, 4 ... tiles (inside them the loop is pipelined), between which the walk ends if every
 row's stick is used up; `oldest` tells the backward kernels where.
