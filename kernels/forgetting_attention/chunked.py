@@ -141,11 +141,8 @@ def _backward(
 
 def _kept_like(q: Tensor, k: Tensor) -> list[Tensor]:
     B, Q, H, _ = q.shape
-    return [
-        q.new_empty(B, H, Q, dtype=torch.promote_types(q.dtype, torch.float32)),
-        q.new_empty(B, H, k.shape[1], dtype=torch.float64),
-        q.new_empty(B, H, Q, dtype=torch.int32),
-    ]
+    sizes = ((Q, torch.promote_types(q.dtype, torch.float32)), (k.shape[1], torch.float64), (Q, torch.int32))
+    return [q.new_empty(B, H, size, dtype=dtype) for size, dtype in sizes]
 
 
 BACKEND = Backend(_forward, _backward, _kept_like)

@@ -39,12 +39,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, options: Option
 
 def _has_hopper_kernels(q: Tensor) -> bool:
     """Tell whether Gluon kernels exist: for 16-bit inputs with heads of 64 or 128 on compute capability 9.0."""
-    return (
-        q.is_cuda
-        and q.shape[-1] in (64, 128)
-        and q.dtype in (torch.bfloat16, torch.float16)
-        and _capability(q.get_device()) == (9, 0)
-    )
+    fitting = q.is_cuda and q.shape[-1] in (64, 128) and q.dtype in (torch.bfloat16, torch.float16)
+    return fitting and _capability(q.get_device()) == (9, 0)
 
 
 _capability = functools.cache(torch.cuda.get_device_capability)
@@ -65,13 +61,9 @@ def _backward(
 def _kept_like(q: Tensor, k: Tensor) -> list[Tensor]:
     B, Q, H, _ = q.shape
     N, M = (k.shape[1] + TILE - 1) // TILE, (Q + TILE - 1) // TILE
-    return [
-        q.new_empty(B, H, Q, dtype=torch.float32),
-        q.new_empty(B, H, N * TILE, dtype=torch.float64 if q.dtype == torch.float32 else torch.float32),
-        q.new_empty(B, H, N + 1, dtype=torch.float64),
-        q.new_empty(B, H, Q, dtype=torch.int32),
-        q.new_empty(B, H, M, dtype=torch.int32),
-    ]
+    local = torch.float64 if q.dtype == torch.float32 else torch.float32
+    sizes = ((Q, torch.float32), (N * TILE, local), (N + 1, torch.float64), (Q, torch.int32), (M, torch.int32))
+    return [q.new_empty(B, H, size, dtype=dtype) for size, dtype in sizes]
 
 
 BACKEND = Backend(_forward, _backward, _kept_like)

@@ -9,7 +9,7 @@ from .options import Options
 from .pruning.rule import first_kept_key
 from .pruning.threshold import LOG_TOLERANCE, resolve_threshold
 from .reference import reference_attention
-from .validation import check_gates, check_tolerance, check_values
+from .validation import check_gates, check_values
 from .visibility import cumulative_log_gate
 
 
@@ -70,11 +70,11 @@ def forgetting_attention(
         check_limits(q, k, seq_start, cu_seqlens, window_size)
     backend = pick_backend(backend, q)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    if isinstance(adaptive_threshold, str):
-        check_tolerance(log_tolerance)
-        if adaptive_threshold == "tight" and q.shape[1] == 1:
-            adaptive_threshold = "auto"
-    tight = isinstance(adaptive_threshold, str) and adaptive_threshold == "tight"
+    rule = adaptive_threshold if isinstance(adaptive_threshold, str) else None
+    if rule and not log_tolerance < 0:
+        raise ValueError(f"log_tolerance is {log_tolerance}; it is the log of a share of the probability, below 0.")
+    tight = rule == "tight" and q.shape[1] > 1
+    adaptive_threshold = "auto" if rule == "tight" else adaptive_threshold
     threshold = None if tight else resolve_threshold(adaptive_threshold, q, k, scale, log_tolerance)
     tolerance = log_tolerance if tight else None
     options = Options(threshold, tolerance, seq_start, cu_seqlens, window_size, scale, deterministic, backend)
@@ -83,14 +83,11 @@ def forgetting_attention(
         first_key = first_kept_key(q, k, log_fgate, cumulative_log_gate(log_fgate.detach()), options)
         return reference_attention(q, k, v, log_fgate, scale=scale, first_key_BHQ=first_key)
     traced = torch.compiler.is_compiling() or type(q) is not Tensor
-    if backend == "triton" and q.shape[1] == 1 and cu_seqlens is None and not _needs_gradient(q, k, v, log_fgate):
+    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, log_fgate))
+    if backend == "triton" and q.shape[1] == 1 and cu_seqlens is None and not differentiated:
         from .portable.decode import decode, triton_decode  # imports triton, which machines without a GPU need not have
 
         return (triton_decode if traced else decode)(q, k, v, log_fgate, threshold, seq_start, window_size, scale)
     if traced:
         return attend(q, k, v, log_fgate, *options)[0]
     return DirectAttention.apply(q, k, v, log_fgate, *options)
-
-
-def _needs_gradient(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)

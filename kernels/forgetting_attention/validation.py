@@ -23,12 +23,6 @@ def check_gates(q: Tensor, k: Tensor, log_fgate: Tensor) -> None:
         raise ValueError(f"log_fgate is on {log_fgate.device}; it must be on q's device, {q.device}.")
 
 
-def check_tolerance(log_tolerance: float) -> None:
-    """Check the log of the probability that pruning may take."""
-    if not log_tolerance < 0:
-        raise ValueError(f"log_tolerance is {log_tolerance}; it is the log of a share of the probability, below 0.")
-
-
 def check_threshold(threshold: Tensor) -> None:
     """Check a threshold's values where they may be looked at."""
     if _may_look(threshold) and not bool((threshold <= 0).all()):

@@ -23,26 +23,20 @@ from .prepare import LOG2E, Prepared
 _TILE = tl.constexpr(TILE)
 
 
-@triton.jit
-def row_delta(o_ptr, do_ptr, row, rows_M, stride_b, stride_q, stride_h, stride_d, Q, H, D: tl.constexpr):
+@triton.jit(do_not_specialize=["Q", "H"])
+def _delta_kernel(
+    o_ptr, do_ptr, delta_ptr, stride_b, stride_q, stride_h, stride_d, Q, H, BLOCK_M: tl.constexpr, D: tl.constexpr
+):  # fmt: skip
     """Compute delta_i = dO_i . O_i for rows of one head; O is contiguous (B, Q, H, D), dO has strides."""
+    row = tl.program_id(1).to(tl.int64)
+    rows_M = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     batch, head = row // H, row % H
     d = tl.arange(0, D)
     inside = (rows_M < Q)[:, None]
     o = tl.load(o_ptr + ((batch * Q + rows_M) * H + head)[:, None] * D + d[None, :], mask=inside, other=0.0)
     offset = batch * stride_b + rows_M.to(tl.int64)[:, None] * stride_q + head * stride_h + d[None, :] * stride_d
     do = tl.load(do_ptr + offset, mask=inside, other=0.0)
-    return tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
-
-
-@triton.jit(do_not_specialize=["Q", "H"])
-def _delta_kernel(
-    o_ptr, do_ptr, delta_ptr, stride_b, stride_q, stride_h, stride_d, Q, H, BLOCK_M: tl.constexpr, D: tl.constexpr
-):  # fmt: skip
-    row = tl.program_id(1).to(tl.int64)
-    rows_M = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    delta_M = row_delta(o_ptr, do_ptr, row, rows_M, stride_b, stride_q, stride_h, stride_d, Q, H, D)
-    tl.store(delta_ptr + row * Q + rows_M, delta_M, mask=rows_M < Q)
+    tl.store(delta_ptr + row * Q + rows_M, tl.sum(o.to(tl.float32) * do.to(tl.float32), 1), mask=rows_M < Q)
 
 
 @triton.jit

@@ -39,7 +39,7 @@ class Prepared(NamedTuple):
 
 
 @triton.jit
-def _later(a, b):
+def larger(a, b):
     return tl.maximum(a, b)
 
 
@@ -62,7 +62,7 @@ def _tile_sums_kernel(
     tl.store(local_ptr + row, tl.cumsum(gate, 0).to(local_ptr.dtype.element_ty), mask=(h < H)[None, :])
     tl.store(sum_ptr + (batch * H + h) * num_tiles + tile, tl.sum(gate, 0), mask=h < H)
     cut = tl.where(is_cut, t[:, None], -1).to(tl.int32)
-    tl.store(cut_ptr + row, tl.associative_scan(cut, 0, _later), mask=(h < H)[None, :])
+    tl.store(cut_ptr + row, tl.associative_scan(cut, 0, larger), mask=(h < H)[None, :])
     tl.store(tile_cut_ptr + (batch * H + h) * num_tiles + tile, tl.max(cut, 0), mask=h < H)
 
 
@@ -78,7 +78,7 @@ def _tile_bases_kernel(sum_ptr, tile_cut_ptr, base_ptr, cut_before_ptr, taken_pt
         total = tl.load(sum_ptr + row * num_tiles + n, mask=n < num_tiles, other=0.0)
         cut = tl.load(tile_cut_ptr + row * num_tiles + n, mask=n < num_tiles, other=-1)
         tl.store(base_ptr + row * (num_tiles + 1) + n + 1, carry + tl.cumsum(total, 0), mask=n < num_tiles)
-        latest = tl.maximum(tl.associative_scan(cut, 0, _later), cut_carry)
+        latest = tl.maximum(tl.associative_scan(cut, 0, larger), cut_carry)
         tl.store(cut_before_ptr + row * (num_tiles + 1) + n + 1, latest, mask=n < num_tiles)
         carry += tl.sum(total, 0)
         cut_carry = tl.maximum(cut_carry, tl.max(cut, 0))
@@ -148,7 +148,7 @@ def _whole_kernel(
     tl.store(base_ptr, tl.zeros((), tl.float64))
     tl.store(base_ptr + n + 1, end, mask=n < num_tiles)
     cut = tl.reshape(tl.where(is_cut, t, 0), (TILES * _TILE,))
-    first = tl.reshape(tl.associative_scan(cut, 0, _later), (TILES, _TILE))
+    first = tl.reshape(tl.associative_scan(cut, 0, larger), (TILES, _TILE))
     first = tl.maximum(first, t - (window - 1))
     if PAD:
         first = tl.maximum(first, tl.load(seq_start_ptr + row // H).to(tl.int32))

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...attention_shared.launch import ceil_div, launch, power_of_two
 from ..pruning.tight import MARGIN
 from ..visibility import TILE
-from .prepare import LOG2E, Prepared
+from .prepare import LOG2E, Prepared, larger
 
 _TILE = tl.constexpr(TILE)
 _HALF = tl.constexpr(TILE // 2)
@@ -27,11 +27,6 @@ def _log2_add(a, b):
     top = tl.maximum(a, b)
     apart = tl.where(top == -float("inf"), 0.0, tl.minimum(a, b) - top).to(tl.float32)
     return top + tl.log2(1.0 + tl.exp2(apart)).to(tl.float64)
-
-
-@triton.jit
-def _largest(a, b):
-    return tl.maximum(a, b)
 
 
 @triton.jit
@@ -110,7 +105,7 @@ def _prefix_kernel(stat_ptr, halves, BLOCK: tl.constexpr):
         n = first + tl.arange(0, BLOCK)
         at = stat_ptr + 2 * halves + n
         left_N = tl.associative_scan(tl.load(at, mask=n < halves, other=-float("inf")), 0, _log2_add)
-        square_N = tl.associative_scan(tl.load(at + halves, mask=n < halves, other=0.0), 0, _largest)
+        square_N = tl.associative_scan(tl.load(at + halves, mask=n < halves, other=0.0), 0, larger)
         tl.store(at, _log2_add(left_N, tl.zeros_like(left_N) + left), mask=n < halves)
         tl.store(at + halves, tl.maximum(square_N, square), mask=n < halves)
         left = _log2_add(left, tl.max(left_N, 0))  # sums rise: the last is the largest
@@ -122,7 +117,7 @@ def _prefix_kernel(stat_ptr, halves, BLOCK: tl.constexpr):
         need_M = tl.load(at, mask=m < halves, other=float("inf"))
         need_M = tl.minimum(tl.associative_scan(need_M, 0, _least, reverse=True), need)
         square_M = tl.load(at + halves, mask=m < halves, other=0.0)
-        square_M = tl.maximum(tl.associative_scan(square_M, 0, _largest, reverse=True), square)
+        square_M = tl.maximum(tl.associative_scan(square_M, 0, larger, reverse=True), square)
         tl.store(at, need_M, mask=m < halves)
         tl.store(at + halves, square_M, mask=m < halves)
         need, square = tl.min(need_M, 0), tl.max(square_M, 0)

@@ -57,9 +57,8 @@ def _kept(q_BHQD: Tensor, k_BHTD: Tensor, cum_BHT: Tensor, first_key_BHQ: Tensor
     position_RI = torch.arange(Q + missing, device=q_BHQD.device).view(-1, half) + (T - Q)
     key_RJ = position_RI[:, :1] + torch.arange(-half, half, device=q_BHQD.device)
     inside_RJ = key_RJ.clamp(0, T - 1)
-    logits_BHRIJ = (q_BHRID @ k_BHTD[:, :, inside_RJ].transpose(-1, -2) * scale).double() - cum_BHT[:, :, inside_RJ][
-        ..., None, :
-    ]
+    k_BHRJD, cum_BHRJ = k_BHTD[:, :, inside_RJ], cum_BHT[:, :, inside_RJ]
+    logits_BHRIJ = (q_BHRID @ k_BHRJD.transpose(-1, -2) * scale).double() - cum_BHRJ[..., None, :]
     first_BHRI = torch.nn.functional.pad(first_key_BHQ, (0, missing), value=T).unflatten(2, (-1, half))
     newest_RIJ = (key_RJ[:, None] <= position_RI[..., None]) & (key_RJ[:, None] >= 0)
     seen_BHRIJ = newest_RIJ & (key_RJ[:, None] >= first_BHRI[..., None])
