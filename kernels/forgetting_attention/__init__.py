@@ -2,8 +2,14 @@
 
 from .chunked import attention_without_tiles
 from .interface import forgetting_attention
-from .pruning.rule import skipped_tiles
-from .pruning.threshold import norm_logit_bound, pruned_tile_share, pruning_threshold, qk_norm_logit_bound, share_of_tiles
+from .pruning.threshold import (
+    norm_logit_bound,
+    pruned_tile_share,
+    pruning_threshold,
+    qk_norm_logit_bound,
+    share_of_tiles,
+    skipped_tiles,
+)
 from .reference import reference_attention
 from .visibility import TILE
 

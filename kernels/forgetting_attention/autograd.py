@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..attention_shared.schema import arguments
+from ..attention_shared.arguments import schema
 from . import chunked
 from .options import NAMESPACE, Backend, Options
 
-_OPTIONS = arguments(Options)
+_OPTIONS = schema(Options)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, *options) -> tuple[Tensor, list[Tensor]]:  # type: ignore

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ..attention_shared.blocks import fold, unfold
 from .options import Backend, Options
-from .pruning.rule import first_kept_key
-from .pruning.threshold import apply_pruning
+from .pruning.threshold import apply_pruning, first_kept_key
 from .validation import check_values
 from .visibility import TILE, cumulative_log_gate, first_visible_key
 

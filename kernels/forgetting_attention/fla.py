@@ -11,7 +11,7 @@ from fla.backends import BaseBackend, dispatch, register
 from fla.ops.forgetting_attn import parallel
 from torch import Tensor
 
-from ..attention_shared.validation import check_limits, check_tensors
+from ..attention_shared.arguments import check_limits, check_tensors
 from .interface import forgetting_attention
 
 

@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor
 
-from ..attention_shared.validation import check_limits, check_tensors, pick_backend
+from ..attention_shared.arguments import check_limits, check_tensors, pick_backend
 from .autograd import DirectAttention, attend
 from .options import Options
-from .pruning.rule import first_kept_key
-from .pruning.threshold import LOG_TOLERANCE, resolve_threshold
+from .pruning.threshold import LOG_TOLERANCE, first_kept_key, resolve_threshold
 from .reference import reference_attention
 from .validation import check_gates, check_values
 from .visibility import cumulative_log_gate

@@ -1,11 +1,11 @@
-"""Checks of the forget gates and of pruning; those that all operators share are in `attention_shared.validation`."""
+"""Checks of the forget gates and of pruning; those that all operators share are in `attention_shared.arguments`."""
 
 import os
 
 import torch
 from torch import Tensor
 
-from ..attention_shared.validation import check_limit_values
+from ..attention_shared.arguments import check_limit_values
 
 CHECK_VALUES_VARIABLE = "FORGETTING_ATTENTION_CHECK_VALUES"
 

@@ -10,7 +10,7 @@ Shapes: B batch, T keys, Q queries (aligned to the end of the keys), H query hea
 import torch
 from torch import Tensor
 
-from ..attention_shared.limits import first_key_within
+from ..attention_shared.arguments import first_key_within
 
 TILE = 128
 """Pruning granularity: queries and keys of one tile. Kernels step by a divisor of it."""

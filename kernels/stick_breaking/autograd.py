@@ -6,8 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..attention_shared.schema import arguments
-from ..attention_shared.validation import check_limit_values
+from ..attention_shared.arguments import check_limit_values, schema
 from .chunked import QUERY_BLOCK, chunked_backward, chunked_forward
 from .visibility import first_visible_key
 
@@ -27,7 +26,7 @@ class Options(NamedTuple):
     """Either "triton" or "chunked"."""
 
 
-_OPTIONS = arguments(Options)
+_OPTIONS = schema(Options)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *given):  # type: ignore[no-untyped-def]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..attention_shared.validation import check_limits, check_tensors, pick_backend
+from ..attention_shared.arguments import check_limits, check_tensors, pick_backend
 from .autograd import Options, attend
 from .reference import reference_attention
 from .visibility import first_visible_key

@@ -12,7 +12,7 @@ gradients."""
 import torch
 from torch import Tensor
 
-from ..attention_shared.limits import first_key_within
+from ..attention_shared.arguments import first_key_within
 
 EXIT_BITS = {torch.float32: 40.0, torch.float64: 69.0}
 """Base-2 logarithm of the stick at which a row is used up, by the dtype of the sums: its digits and 16 more."""

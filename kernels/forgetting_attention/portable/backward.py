@@ -36,7 +36,8 @@ def _delta_kernel(
     o = tl.load(o_ptr + ((batch * Q + rows_M) * H + head)[:, None] * D + d[None, :], mask=inside, other=0.0)
     offset = batch * stride_b + rows_M.to(tl.int64)[:, None] * stride_q + head * stride_h + d[None, :] * stride_d
     do = tl.load(do_ptr + offset, mask=inside, other=0.0)
-    tl.store(delta_ptr + row * Q + rows_M, tl.sum(o.to(tl.float32) * do.to(tl.float32), 1), mask=rows_M < Q)
+    delta_M = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    tl.store(delta_ptr + row * Q + rows_M, delta_M, mask=rows_M < Q)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Adaptive computation pruning (ACP): the threshold, its bounds, and how much it prunes.
+"""Adaptive computation pruning (ACP): the threshold, its bounds, how much it prunes; and what a call's options skip.
 
 delta = -2 U - log(T) + log(eps) with U >= |scale * q_i . k_j| and log(eps) = -10. A pair with D below delta has probability
 below eps / T, because the query's own key has logit >= -U and D = 0; so a row loses less than eps in all."""
@@ -8,8 +8,10 @@ import math
 import torch
 from torch import Tensor
 
+from ..options import Options
 from ..validation import check_threshold
-from ..visibility import TILE, cumulative_log_gate
+from ..visibility import TILE, cumulative_log_gate, first_visible_key
+from .tight import tight_tiles
 
 LOG_TOLERANCE = -10.0
 
@@ -114,3 +116,38 @@ def apply_pruning(first_key_BHQ: Tensor, pruned_BHM: Tensor, tile: int = TILE) -
     """Fold the pruned tiles into `first_key`: both drop a prefix."""
     pruned_BHQ = pruned_BHM.repeat_interleave(tile, dim=-1)[..., : first_key_BHQ.shape[-1]] * tile
     return torch.maximum(first_key_BHQ, pruned_BHQ)
+
+
+def skipped_tiles(
+    q: Tensor,
+    k: Tensor,
+    log_fgate: Tensor,
+    *,
+    adaptive_threshold: float | str | Tensor | None,
+    log_tolerance: float = LOG_TOLERANCE,
+    tile: int = TILE,
+) -> Tensor:
+    """Count the leading key tiles that `forgetting_attention` with these options skips for each query tile.
+
+    int32 (B, H, M), without gradient; arguments as there, with the default `scale`. Another `tile` than the kernels' own tells
+    what pruning at that granularity would skip."""
+    log_fgate, scale = log_fgate.detach(), q.shape[-1] ** -0.5
+    if isinstance(adaptive_threshold, str) and adaptive_threshold == "tight":
+        first_key_BHQ = first_visible_key(log_fgate, q.shape[1])
+        return tight_tiles(q, k, cumulative_log_gate(log_fgate), first_key_BHQ, scale, log_tolerance, tile)
+    threshold_BH = resolve_threshold(adaptive_threshold, q, k, scale, log_tolerance)
+    if threshold_BH is None:
+        raise ValueError("adaptive_threshold is None: nothing is pruned, so there is nothing to count.")
+    return pruned_tiles(cumulative_log_gate(log_fgate), q.shape[1], threshold_BH, tile)
+
+
+def first_kept_key(q: Tensor, k: Tensor, log_fgate: Tensor, cum_BHT: Tensor, options: Options) -> Tensor:
+    """Find the first key that each query sees and that pruning leaves, int32 (B, H, Q); see `first_visible_key`."""
+    Q = q.shape[1]
+    first_key_BHQ = first_visible_key(log_fgate, Q, options.seq_start, options.cu_seqlens, options.window_size)
+    if options.threshold is not None:
+        first_key_BHQ = apply_pruning(first_key_BHQ, pruned_tiles(cum_BHT, Q, options.threshold))
+    if options.tolerance is not None:
+        skipped_BHM = tight_tiles(q, k, cum_BHT, first_key_BHQ, options.scale, options.tolerance)
+        first_key_BHQ = apply_pruning(first_key_BHQ, skipped_BHM)
+    return first_key_BHQ

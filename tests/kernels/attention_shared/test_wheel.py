@@ -92,7 +92,7 @@ def test_it_is_laid_out_as_the_kernel_hub_wants(site, operator, tmp_path):
     """A variant is one folder, loaded by its path under any name, with a metadata.json that names it."""
     folder = tmp_path / "build" / "torch-cuda"
     shutil.copytree(site / operator, folder)
-    inside = "pruning.rule" if operator == "forgetting_attention" else "visibility"
+    inside = "pruning.threshold" if operator == "forgetting_attention" else "visibility"
     run(tmp_path, "-c", BY_NAME.format(folder=folder, inside=inside, operator=operator))
     metadata = json.loads((folder / "metadata.json").read_text())
     project = tomllib.loads((KERNELS / operator / "pyproject.toml").read_text())["project"]

@@ -1,6 +1,7 @@
-"""Checks of what every attention operator takes. Each ValueError names the argument, its value and what is allowed."""
+"""Arguments of every attention operator: their checks, the keys that they hide, and how a custom operator describes them."""
 
 import os
+from typing import get_type_hints
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch import Tensor
 HEAD_DIMS = (16, 32, 64, 128)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 BACKENDS = ("auto", "triton", "chunked", "reference")
+_KINDS = {Tensor | None: "Tensor?", float | None: "float?", int | None: "SymInt?", float: "float", bool: "bool", str: "str"}
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -87,3 +89,20 @@ def pick_backend(backend: str, q: Tensor) -> str:
     if backend == "triton" and not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError(f"backend 'triton' needs CUDA tensors, q is on {q.device}; use 'auto' or 'chunked'.")
     return backend
+
+
+def first_key_within(batch: int, position_T: Tensor, seq_start_B: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+    """Find the first key of each position's document behind the padding, int32 (B, T), non-decreasing along T."""
+    first_BT = torch.zeros_like(position_T).expand(batch, -1)
+    if cu_seqlens is not None:
+        boundaries = cu_seqlens.to(torch.int32).contiguous()
+        document_T = torch.searchsorted(boundaries, position_T, right=True) - 1
+        first_BT = torch.maximum(first_BT, boundaries[document_T.clamp(0, boundaries.numel() - 1)])
+    if seq_start_B is not None:
+        first_BT = torch.maximum(first_BT, seq_start_B.to(torch.int32)[:, None])
+    return first_BT
+
+
+def schema(options: type) -> str:
+    """Return the fields of a NamedTuple in PyTorch's language for the schemas of operators."""
+    return ", ".join(f"{_KINDS[kind]} {name}" for name, kind in get_type_hints(options).items())
