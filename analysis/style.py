@@ -56,7 +56,8 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     shows the same stays (how it is compressed is the machine's), and so does a PDF that was written after it."""
     with plt.rc_context({"figure.constrained_layout.use": False}):
         if layout := figure.get_layout_engine():
-            layout.execute(figure)
+            for _ in range(2):  # the second time ticks have their labels, which take room
+                layout.execute(figure)
         figure.set_layout_engine(None)  # where everything lies is found once, for both
     path, pdf = (stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf"))
     note = " ".join(figure.get_suptitle().replace("$", "").split())  # in the PNG as text, for the report
