@@ -81,7 +81,7 @@ def draw(study: Study) -> Files:
     found, drawn = context_losses(study), points(study)
     first = next(iter(found.values()))
     shortest, start = tokens(int(first.contexts_C[0])), tokens(_early(first))
-    figure, row = plt.subplots(1, 3, figsize=(WIDTH, 3.1))
+    figure, row = plt.subplots(1, 3, figsize=(WIDTH, 3.4))
     words = {
         "all": (f"loss minus loss given {shortest} (nats)", "what context is worth"),
         "late": (f"loss minus loss given {start} (nats)", f"and from {start} on"),
@@ -89,6 +89,9 @@ def draw(study: Study) -> Files:
     }
     for axes, (panel, (ylabel, title_of)) in zip(row, words.items(), strict=True):
         own = drawn[drawn["panel"] == panel]
+        if own.empty:  # no FoX beside its Transformer
+            axes.set_axis_off()
+            continue
         _lines(axes, own)
         doublings_axis(axes, _apart(sorted(set(own["context"]))))
         limits = _limits(own[own["context"].isin(first.inside)], own)

@@ -41,6 +41,12 @@ def test_both_hold_on_the_papers_shapes(tmp_path):
     assert all(verdict.decisive.estimate.interval for _, verdict in judged)
 
 
+def test_one_model_alone_is_drawn_without_a_lead(tmp_path):
+    study = make(tmp_path, {"mamba2": falling()})
+    assert all(path.is_file() for path in context_use.draw(study))
+    assert set(context_use.points(study)["panel"]) == {"all", "late"}
+
+
 @pytest.mark.parametrize(("rise", "status"), [(0.002, Status.HOLDS), (0.03, Status.FAILS)])
 def test_c3_allows_a_rise_of_0003_between_contexts(tmp_path, rise, status):
     def with_a_bump(context):
