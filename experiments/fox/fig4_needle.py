@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from analysis.names import PAIRS, RECURRENT, missing_of, pairs_in, title
 from analysis.needles import CHOICE, COLUMNS, RECALL, SCORE, Needles, longest_inside, measures, needles, num_seeds, places
 from analysis.panels import colour_bar, needle_panel
+from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
@@ -93,7 +94,9 @@ def summary(study: Study) -> Table:
     samples = int(found.rows.groupby(["label", "run_id", "mode", "length", "depth"]).size().max())
     seeds = num_seeds(own for _, own in found.rows.groupby("label"))
     note = f"{about(study, corpus=False)} {samples} needle{'s' if samples > 1 else ''} per cell and seed. "
-    note += f"In square brackets: 95% interval over needles{f' and {seeds} seeds.' if seeds > 1 else '; one seed.'}"
+    means = [each for own in values.values() for each in own if isinstance(each, Estimate)]
+    known = any(part.what == "seeds" for each in means for part in each.parts)
+    note += f"In square brackets: 95% interval over needles{' and seeds' if known else ''}; fewest seeds: {seeds}."
     note += " No model's score leaves the floor at this scale." if found.kind != SCORE else ""
     return over_seeds(CAPTIONS[found.kind], columns, values, note)
 
