@@ -18,6 +18,7 @@ import jinja2
 import numpy as np
 import pandas as pd
 
+from analysis.contexts import context_losses
 from analysis.curves import KIND, LossCurve, by_model, compare, difference, fewest_seeds, loss_curves, perplexity
 from analysis.names import title
 from analysis.pruning import skipped
@@ -29,6 +30,7 @@ from analysis.tables import to_markdown
 from analysis.verdict import Claim, Status, Verdict, judge, not_measured
 from experiments.acp.acp_speed import Timed, timed
 from experiments.artefact import PAPERS, artefacts
+from experiments.beyond import context_use
 from experiments.beyond.gate_worth import PAPERS_BUDGET, papers, worths
 from experiments.fox.table_lr_grid import best_of, by_rate
 from experiments.scales import SCALES
@@ -193,7 +195,13 @@ def fill(template: Path, facts: Facts) -> str:
               worths, zip)  # fmt: skip
     environment.filters |= {function.__name__: function for function in filters}
     environment.globals |= {function.__name__: function for function in shared}
-    constants = {"scales": SCALES, "level": f"{LEVEL:.0%}", "papers_budget": PAPERS_BUDGET}
+    constants = {
+        "scales": SCALES,
+        "given_more": context_use.change,
+        "context_losses": context_losses,
+        "level": f"{LEVEL:.0%}",
+        "papers_budget": PAPERS_BUDGET,
+    }
     return environment.from_string(template.read_text()).render(facts=facts, **constants)
 
 

@@ -38,18 +38,21 @@ def assert_equal(one: Path, other: Path) -> None:
         assert pixels[0].shape == pixels[1].shape and np.abs(pixels[0] - pixels[1]).mean() < 1e-3, remedy
 
 
-@pytest.mark.parametrize("scale", sorted(path.parent.name for path in RESULTS.glob("*/verdicts.jsonl")))
-def test_what_is_committed_is_what_its_rows_give(scale, tmp_path):
-    for path in paths(RESULTS, STORED):  # of all scales: a figure may draw runs of others
+@pytest.mark.parametrize(
+    "folder", sorted(path.parent for path in RESULTS.glob("**/verdicts.jsonl")), ids=lambda f: str(f.relative_to(RESULTS))
+)
+def test_what_is_committed_is_what_its_rows_give(folder, tmp_path):
+    stored, scale = folder.parent, folder.name
+    for path in paths(stored, STORED):  # of all scales: a figure may draw runs of others
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(RESULTS / path, tmp_path / path)
+        shutil.copy(stored / path, tmp_path / path)
     command = [sys.executable, "-c", CODE, "render", "--scale", scale, "--results-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     made = ("figures/*.png", "figures/*.csv", "tables/*", "verdicts.jsonl", "claims.md")
-    assert paths(tmp_path / scale, made) == paths(RESULTS / scale, made)
-    for path in sorted(paths(RESULTS / scale, made)):
-        assert_equal(tmp_path / scale / path, RESULTS / scale / path)
+    assert paths(tmp_path / scale, made) == paths(folder, made)
+    for path in sorted(paths(folder, made)):
+        assert_equal(tmp_path / scale / path, folder / path)
 
 
 def test_a_changed_word_number_or_line_is_noticed(tmp_path):

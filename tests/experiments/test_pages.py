@@ -17,8 +17,9 @@ from tests.synthetic import UNCHECKED, Store, main_losses
 
 ROOT = pages.ROOT
 RESULTS = ROOT / "results"
-TEMPLATES = pages.templates_of(RESULTS)
-OTHERWISE = ("results/README.md", "results/kernels/README.md")
+UNSEEN = RESULTS / "unseen_books"
+TEMPLATES = [*pages.templates_of(RESULTS), *pages.templates_of(UNSEEN)]
+OTHERWISE = ("results/README.md", "results/unseen_books/README.md", "results/kernels/README.md")
 """Pages that code writes whole, as it does claims.md; each has a test of its own."""
 TAKEN_OUT = (
     r"{%.*?%}|{{.*?}}|{#.*?#}",  # what Jinja fills in
@@ -50,13 +51,14 @@ def name(path: Path) -> str:
 @pytest.mark.parametrize("template", TEMPLATES, ids=name)
 def test_a_page_says_what_the_committed_rows_say(template, facts):
     page = template.with_suffix("")
+    facts = pages.Facts(UNSEEN) if page.is_relative_to(UNSEEN) else facts
     assert page.read_text() == pages.fill(template, facts), f"render writes {name(page)}; its prose is in {name(template)}"
 
 
 def test_every_page_of_results_has_a_template():
     written = {template.with_suffix("") for template in TEMPLATES}
-    found = {ROOT / "README.md", ROOT / "kernels" / "README.md", *RESULTS.glob("*.md"), *RESULTS.glob("*/*.md")}
-    found -= set(RESULTS.glob("*/claims.md"))
+    found = {ROOT / "README.md", ROOT / "kernels" / "README.md", *RESULTS.glob("*.md"), *RESULTS.rglob("*.md")}
+    found -= set(RESULTS.rglob("claims.md")) | set(RESULTS.rglob("tables/*"))
     assert found == written | {ROOT / page for page in OTHERWISE}
 
 
