@@ -18,8 +18,17 @@ import jinja2
 import numpy as np
 import pandas as pd
 
-from analysis.contexts import context_losses
-from analysis.curves import KIND, LossCurve, by_model, compare, difference, fewest_seeds, loss_curves, perplexity
+from analysis.curves import (
+    KIND,
+    LossCurve,
+    by_model,
+    compare,
+    context_losses,
+    difference,
+    fewest_seeds,
+    loss_curves,
+    perplexity,
+)
 from analysis.names import title
 from analysis.pruning import skipped
 from analysis.seeds import size_of
