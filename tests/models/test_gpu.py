@@ -66,9 +66,8 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], spec: Mo
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("key", "dtype"), CASES)
-def test_loss_and_gradients_are_those_of_the_cpu(key, dtype, tokens, monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def test_loss_and_gradients_are_those_of_the_cpu(key, dtype, tokens):
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # monkeypatch cannot put them back
     model = made(WIDE[key])
     expected = loss_and_gradients(model, tokens, "cpu", "fp32")
     assert_equal(loss_and_gradients(model, tokens, "cuda", dtype), expected, WIDE[key], dtype)
