@@ -19,7 +19,7 @@ CURVES = "appendix_training_curves"
 def job_count(graph) -> int:
     """Jobs that SLURM remembers of a graph."""
     ids = {path.stem for path in graph.submissions.glob("*.json")}
-    return sum(job.comment.split(":")[1] in ids for job in client.queue().values() if job.comment.startswith("fox:"))
+    return sum(job.comment.split(".")[1] in ids for job in client.queue().values() if job.comment.startswith("fox."))
 
 
 def preempt(graph, model) -> None:
