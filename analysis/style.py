@@ -30,7 +30,7 @@ WIDTH, DPI = 7.0, 220
 NOTE_CHARACTERS = 147
 
 Files = list[Path]
-"""What was written."""
+"""Paths of the files that were written."""
 
 _RC: dict[Any, Any] = {
     "font.family": "DejaVu Sans",

@@ -81,7 +81,7 @@ class Request(Corpora, Selection):
     reuse_stored: bool = False
     """Rows that are stored count as done: train and evaluate only what they lack, and meet none of them again."""
     draw_these_trainings: bool = False
-    """Where another training of a run is drawn so far, draw the one in its run folder instead; rows of both stay stored."""
+    """Draw the training in the run folder in place of another of its run that is drawn so far; rows of both stay stored."""
     judge_model: str | None = None
     """Model that scores needle answers at --judge-url."""
     user_data: OmitArgPrefixes[UserData] = field(default_factory=UserData)

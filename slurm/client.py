@@ -23,9 +23,9 @@ HELD_STATES = {"REQUEUE_HOLD", "SPECIAL_EXIT"}
 HELD_REASONS = {"JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue"}
 SOUND = {"idle", "mixed", "allocated", "completing"}
 KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
-"""What says which SLURM is meant, and who is asking."""
+"""Variables that say which SLURM is meant, and who is asking."""
 WAIT_S = 600
-"""How long the end of a job waits for a controller that is down."""
+"""Seconds that the end of a job waits for a controller that is down."""
 _UNREACHABLE = (
     "Unable to contact slurm controller", "Connection refused", "Connection reset", "timed out", "Zero Bytes",
     "Communication connection failure", "Transport endpoint", "Resource temporarily unavailable", "temporarily unable",

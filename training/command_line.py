@@ -16,7 +16,7 @@ import tyro
 from training.signals import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 
 TYPES = ("str", "bool", "int", "float", "[key]")
-"""Of a place in a pydantic error those parts that name the alternatives of a type."""
+"""Parts of a place in a pydantic error that name the alternatives of a type."""
 
 
 class Terminated(KeyboardInterrupt):

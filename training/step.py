@@ -23,7 +23,7 @@ KINDS = {NOT_FINITE: "not finite", SPIKE: "spike"}
 WARM_STEPS = 100
 """Steps over which the running mean of the gradient norm is formed before a spike can be told from the start."""
 MEASUREMENTS = 64
-"""How often a training measures what its model asks for."""
+"""Measurements that a training makes of what its model asks for."""
 
 
 class Guard:

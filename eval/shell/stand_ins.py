@@ -16,7 +16,7 @@ from eval.shell.sources import fingerprint
 from eval.shell.text import heldout_texts
 
 VERSION = 1
-"""Of the maker below: raise it with whatever changes an example."""
+"""Version of the maker below: raise it with whatever changes an example."""
 EXAMPLES = 20
 DOCUMENTS = 64
 LONGBENCH_EXAMPLES = 2

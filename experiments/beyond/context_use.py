@@ -30,7 +30,7 @@ SHOWS = (
 SIZES = {TINIES: (8, 32, 64), MINIS: (64, 512, 128), PAPERS: (64, 512, 1024)}
 """Smallest context, tokens whose loss is taken at each place, and documents."""
 EARLY, LATE = 1 / 8, 5 / 8
-"""Where C3 begins, and where C4 does, as shares of the training context: the paper's 2k and 10k of 16k."""
+"""Beginnings of C3 and of C4, as shares of the training context: the paper's 2k and 10k of 16k."""
 TOLERANCE = 0.003
 """Ours: a tenth of what the forget gate is worth in the paper's Table 3 (0.03 nats)."""
 

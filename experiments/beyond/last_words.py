@@ -31,7 +31,7 @@ SIZES: dict[tuple[str, ...], dict[str, Any]] = {
 """Passages, and the rule by which they are chosen."""
 KIND = "last_words"
 GIVEN = {"passage": "", "last words": "_near"}
-"""What is given, and the ends of its columns."""
+"""Texts that are given, and the ends of their columns."""
 
 
 def evals(scale):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 NAMESPACE = __name__.rpartition(".")[0].replace(".", "_")
-"""Where this package's custom operators are registered: copies under other names do not meet."""
+"""Namespace of this package's custom operators: copies under other names do not meet."""
 
 
 class Options(NamedTuple):

@@ -11,7 +11,7 @@ from .chunked import QUERY_BLOCK, chunked_backward, chunked_forward
 from .visibility import first_visible_key
 
 NAMESPACE = __name__.rpartition(".")[0].replace(".", "_")
-"""Where the custom operators are registered: copies of this package under other names do not meet."""
+"""Namespace of the custom operators: copies of this package under other names do not meet."""
 CHECK_VALUES_VARIABLE = "STICK_BREAKING_CHECK_VALUES"
 
 
