@@ -16,7 +16,7 @@ from eval.kinds import EVAL_SPEC, eval_id, unbound, unread
 from eval.shell.context import make_context
 from eval.shell.loading import Loaded, Subject
 from eval.shell.machine import go_offline_if_unreachable, use
-from eval.shell.run import exists, run
+from eval.shell.run import run
 from eval.shell.sources import Sources
 from eval.shell.spec import EvalSpec
 from training.command_line import guarded, parse, short
@@ -63,18 +63,12 @@ def run_job(job: Job) -> int:
         go_offline_if_unreachable()
     device = use(job.device, job.threads)
     subject = Subject.find(str(job.run), job.sources.tokenizer)
-    todo = []
-    for spec in specs:
-        out = job.run / "evals" / f"{eval_id(spec)}.parquet"
-        if exists(out, subject, spec):
-            print(f"{out.stem}: exists, skipped", file=sys.stderr)
-        else:
-            todo.append((spec, out))
     loaded, code = Loaded(subject, device), EXIT_FINISHED
-    for spec, out in sorted(todo, key=lambda item: item[0].NEEDS != "spec"):  # fresh models first: one at a time in memory
+    for spec in sorted(specs, key=lambda spec: spec.NEEDS != "spec"):  # fresh models first: one at a time in memory
+        out = job.run / "evals" / f"{eval_id(spec)}.parquet"
         try:
-            run(loaded, spec, make_context(job.sources, device, out.parent, subject.data), out)
-            print(f"{out.stem}: written to {out}", file=sys.stderr)
+            made = run(loaded, spec, make_context(job.sources, device, out.parent, subject.data), out)
+            print(f"{out.stem}: {f'written to {out}' if made else 'exists, skipped'}", file=sys.stderr)
         except OSError:
             raise  # a full disk, say: nothing else could be written either
         except Exception as error:

@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 
 from eval.kinds import KINDS
-from eval.needle.judge import JudgeSettings
+from eval.needle.judge import Judge
 from eval.shell.context import Compute, Context
 from eval.shell.sources import Sources
 from experiments.collect import DrawSpec
@@ -18,7 +18,7 @@ from slurm.cluster import Cluster, TrainSettings
 from training.spec import Execution, RunSpec, TrainSpec
 
 WRITTEN = Path(__file__).with_suffix(".txt")
-CLASSES = (Request, Execution, Sources, Context, Compute, JudgeSettings, RunSpec, TrainSpec, *MODELS.values(), *KINDS.values(),
+CLASSES = (Request, Execution, Sources, Context, Compute, Judge, RunSpec, TrainSpec, *MODELS.values(), *KINDS.values(),
            TrainSettings, Cluster, DrawSpec)  # fmt: skip
 
 

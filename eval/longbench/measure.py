@@ -11,7 +11,6 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,25 +39,12 @@ FIELDS = ("input", "context", "answers", "all_classes")
 Example = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Task:
-    """Task: its name here, prompt template (jinja), metric, and limit on new tokens."""
-
-    name: str
-    template: str
-    metric: str
-    max_new_tokens: int
-
-
-def tasks(names: Sequence[str]) -> list[Task]:
-    """Take limits and metrics from tasks.csv, templates from the harness."""
-    return [Task(name, _template(hub_name(name)), TABLE[name]["metric"], int(TABLE[name]["max_new_tokens"])) for name in names]
-
-
-def _template(name: str) -> str:
+def template_of(task: str) -> str:
+    """Return a task's prompt template (jinja), by the harness's file."""
     import lm_eval.tasks
     from lm_eval.tasks._yaml_loader import load_yaml
 
+    name = hub_name(task)
     path = Path(lm_eval.tasks.__file__).parent / "longbench" / f"{name}.yaml"
     template = load_yaml(path, resolve_func=False)["doc_to_text"]
     wrong, right = TEMPLATE_FIXES.get(name, ("", ""))
@@ -79,7 +65,7 @@ def first_line(prediction: str) -> str:
     return prediction.lstrip("\n").partition("\n")[0]
 
 
-def score(task: Task, prediction: str, example: Example) -> float:
+def score(task: str, prediction: str, example: Example) -> float:
     """Return the best score over the references, 0 to 100, by the harness's functions but for three departures of its own: it
     strips predictions, which the benchmark does not; its code metric passes over lines of blanks, which the benchmark takes as
     the prediction; its ROUGE gives 0 for long sentences, where the recursion of the package behind it fails."""
@@ -89,7 +75,7 @@ def score(task: Task, prediction: str, example: Example) -> float:
         "rouge_l": metrics.rouge_score,
         "classification": metrics.classification_score,
         "code_edit_similarity": _code_similarity,
-    }[task.metric]
+    }[TABLE[task]["metric"]]
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, 20_000))
     try:
@@ -136,12 +122,12 @@ def _parsed(body: bytes, where: str) -> list[Example]:
     return examples
 
 
-def prompt_ids(task: Task, example: Example, codec: TextCodec, max_tokens: int) -> list[int]:
+def prompt_ids(template: str, example: Example, codec: TextCodec, max_tokens: int) -> list[int]:
     """Return the ids of the prompt, BOS first. A longer one keeps the text of its first and last max_tokens / 2 tokens (with
     BOS), decoded separately and encoded again, so that the length may differ a little."""
     from lm_eval.utils import apply_template
 
-    text = apply_template(task.template, {**example, "question": example["input"]})
+    text = apply_template(template, {**example, "question": example["input"]})
     ids = [codec.bos_id, *codec.encode(text)]
     half = max_tokens // 2
     cut = len(ids) > max_tokens
@@ -155,15 +141,16 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     done = context.partial.records
     rows = []
     with Progress("LongBench", sum(map(len, examples.values())), len(done)) as progress:
-        for task in tasks(spec.tasks):
-            keyed = {f"{task.name}/{number}": example for number, example in enumerate(examples[task.name])}
+        for task in spec.tasks:
+            template, metric, limit = template_of(task), TABLE[task]["metric"], int(TABLE[task]["max_new_tokens"])
+            keyed = {f"{task}/{number}": example for number, example in enumerate(examples[task])}
             todo = [key for key in keyed if key not in done]
-            prompts = {key: prompt_ids(task, keyed[key], loaded.tokenizer, spec.max_prompt_tokens) for key in todo}
-            limit = min(task.max_new_tokens, spec.max_new_tokens or task.max_new_tokens)
+            prompts = {key: prompt_ids(template, keyed[key], loaded.tokenizer, spec.max_prompt_tokens) for key in todo}
+            limit = min(limit, spec.max_new_tokens or limit)
             answer(loaded, prompts, context, spec.precision, limit, progress)
             for number, (key, example) in enumerate(keyed.items()):
                 prediction = done[key]["prediction"]
-                cut = first_line(prediction) if not spec.original_cut or task.name in FEW_SHOT else prediction
-                rows.append((task.name, task.metric, number, score(task, cut, example), prediction))
+                cut = first_line(prediction) if not spec.original_cut or task in FEW_SHOT else prediction
+                rows.append((task, metric, number, score(task, cut, example), prediction))
     context.extras["num_examples"] = {name: len(found) for name, found in examples.items()}
     return pd.DataFrame(rows, columns=list(spec.SCHEMA.columns))

@@ -18,14 +18,16 @@ from results.atomic import write_atomic
 _NO_COMPLETION = "(not a chat completion)"
 
 
-@dataclass(frozen=True)
-class JudgeSettings:
-    """Address of the judge, and how it is asked. The key is used, never stored.
+@dataclass
+class Judge:
+    """Judge that scores texts with `model`; every reply is kept on disk under the digest of what was asked. The key is used,
+    never stored.
 
     `retries`: new tries after rate limits (429), server errors and time-outs, waiting longer each time (the client
     library's back-off, which honours Retry-After). `reasks`: new tries after a reply without a score.
     """
 
+    model: str
     url: str
     key: str
     cache: Path
@@ -34,8 +36,11 @@ class JudgeSettings:
     reasks: int = 3
     parallel: int = 8
 
+    def __post_init__(self) -> None:
+        self._client = openai.OpenAI(base_url=self.url, api_key=self.key, timeout=self.timeout, max_retries=self.retries)
+
     @classmethod
-    def of(cls, model: str, context: Context) -> "JudgeSettings":
+    def of(cls, model: str, context: Context) -> "Judge":
         """Take the settings of the command line. ValueError where the address or the key is missing."""
         sources = context.sources
         if sources.judge_url is None:
@@ -43,33 +48,23 @@ class JudgeSettings:
         key = os.environ.get(sources.judge_key_env)
         if not key:
             raise ValueError(f"judge {model!r} needs a key in the environment variable {sources.judge_key_env}")
-        return cls(url=sources.judge_url, key=key, cache=sources.judge_cache or context.folder / "judge_cache")
-
-
-class Judge:
-    """Judge that scores texts with `model`; every reply is kept on disk under the digest of what was asked."""
-
-    def __init__(self, model: str, settings: JudgeSettings):
-        self.model, self.settings = model, settings
-        self._client = openai.OpenAI(
-            base_url=settings.url, api_key=settings.key, timeout=settings.timeout, max_retries=settings.retries
-        )
+        return cls(model, sources.judge_url, key, sources.judge_cache or context.folder / "judge_cache")
 
     def score_all(self, prompts: list[str]) -> list[int]:
         """Return the score of each prompt, several at a time. Equal prompts are asked once. Raises ValueError as `score` does;
         scores that came in before are in the cache."""
         unique = list(dict.fromkeys(prompts))
-        with ThreadPoolExecutor(self.settings.parallel) as pool:
+        with ThreadPoolExecutor(self.parallel) as pool:
             scores = dict(zip(unique, pool.map(self.score, unique), strict=True))  # what waits is dropped after an error
         return [scores[prompt] for prompt in prompts]
 
     def score(self, prompt: str) -> int:
         """Score one text. ValueError if the endpoint refuses, stays away, or gives no score 1-10 after `reasks` new tries."""
         name = hashlib.sha256(json.dumps([self.model, prompt]).encode()).hexdigest()
-        path = self.settings.cache / f"{name}.json"
+        path = self.cache / f"{name}.json"
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # not asked yet, or a damaged file
             return int(json.loads(path.read_text(encoding="utf-8"))["score"])
-        tries = 1 + self.settings.reasks
+        tries = 1 + self.reasks
         for _ in range(tries):
             reply = self._ask(prompt)
             if (score := parse_score(reply)) is not None:
@@ -85,7 +80,7 @@ class Judge:
         except (openai.APIResponseValidationError, json.JSONDecodeError):
             return _NO_COMPLETION
         except openai.OpenAIError as error:
-            what = f"judge {self.model!r} at {self.settings.url}: {first_line(error)}"
+            what = f"judge {self.model!r} at {self.url}: {first_line(error)}"
             raise ValueError(f"{what}. Answers judged so far are kept; start again later.") from error
         return (answer.choices[0].message.content or "") if getattr(answer, "choices", None) else _NO_COMPLETION
 

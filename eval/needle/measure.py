@@ -44,7 +44,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     if spec.judge is not None:  # refused before anything is generated
         from eval.needle import judge as asking
 
-        judge = asking.Judge(spec.judge, asking.JudgeSettings.of(spec.judge, context))
+        judge = asking.Judge.of(spec.judge, context)
     cells = build_cells(loaded.tokenizer, spec, context, wording)
     answers = context.partial.records
     with Progress(f"needle ({spec.mode})", len(cells), len(answers)) as progress:

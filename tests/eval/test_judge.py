@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.needle.judge import Judge, JudgeSettings, parse_score
+from eval.needle.judge import Judge, parse_score
 
 Behaviour = Callable[[BaseHTTPRequestHandler, dict], None]
 
@@ -82,7 +82,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 def judge(server: Server, tmp_path: Path, **changes: object) -> Judge:
     settings: dict = {"url": server.url, "key": "secret", "cache": tmp_path / "cache", "timeout": 0.1, "parallel": 1}
-    return Judge("judge-1", JudgeSettings(**{**settings, **changes}))
+    return Judge("judge-1", **{**settings, **changes})
 
 
 def test_request_score_and_cache(server, tmp_path):
@@ -168,8 +168,7 @@ def test_parse_score(text, score):
 
 def test_an_answer_is_kept_for_one_judge_and_one_question(server, tmp_path):
     server.script = [reply("[[5]]"), reply("[[6]]"), reply("[[7]]")]
-    settings = JudgeSettings(url=server.url, key="k", cache=tmp_path / "cache")
     asked = (("one", "x"), ("two", "x"), ("one", "y"))
-    assert [Judge(model, settings).score(prompt) for model, prompt in asked] == [5, 6, 7]
-    assert [Judge(model, settings).score(prompt) for model, prompt in asked] == [5, 6, 7]
+    assert [Judge(model, server.url, "k", tmp_path / "cache").score(prompt) for model, prompt in asked] == [5, 6, 7]
+    assert [Judge(model, server.url, "k", tmp_path / "cache").score(prompt) for model, prompt in asked] == [5, 6, 7]
     assert len(server.requests) == 3
