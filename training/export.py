@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import sys
+from pathlib import Path
 
 from safetensors import SafetensorError
 from torch import nn
@@ -17,20 +18,7 @@ from training.run_folder import RunFolder
 from training.spec import RunSpec
 
 ASIDE = "export.damaged"
-README = """# An export of the Forgetting Transformer suite
-
-Transformers knows the model once `models.causal_lm` of the suite is imported (put the suite's root on `PYTHONPATH`):
-
-```python
-import models.causal_lm
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("export")
-tokenizer = AutoTokenizer.from_pretrained("export", trust_remote_code=True)
-```
-
-The tokeniser's code lies in this folder. An export of a synthetic task has no tokeniser.
-"""
+README = Path(__file__).with_name("export_readme.md")
 
 
 def export_model(model: nn.Module, corpus: Corpus | None, spec: RunSpec, folder: RunFolder, world: World) -> None:
@@ -52,7 +40,7 @@ def export_model(model: nn.Module, corpus: Corpus | None, spec: RunSpec, folder:
         if corpus is not None:
             corpus.tokenizer.to_hf().save_pretrained(partial)
         write_atomic(partial / "run_spec.json", spec.to_json())
-        write_atomic(partial / "README.md", README)
+        write_atomic(partial / "README.md", README.read_text())
         manifest.seal(partial, run_id=spec.run_id)
         os.rename(partial, folder.export)
         for rest in (folder.checkpoints, folder.path / ASIDE):

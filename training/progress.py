@@ -4,6 +4,10 @@ import sys
 import time
 from typing import Any
 
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
 LINE_EVERY_S = 30.0
 
 
@@ -16,34 +20,26 @@ class Progress:
         self._stream = sys.stderr  # this one, whatever a library's chatter is diverted to later
         self._start, self._start_done = time.monotonic(), done
         self._last_line = self._start
-        self._bar = None
-        if not quiet and self._stream.isatty():
-            from rich.console import Console
-            from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
-
-            counts = (MofNCompleteColumn(), TextColumn("{task.fields[numbers]}"), TimeElapsedColumn(), TimeRemainingColumn())
-            self._bar = Bar(*Bar.get_default_columns()[:2], *counts, console=Console(file=self._stream), transient=True)
-            self._task = self._bar.add_task(label, total=total, completed=done, numbers="")
+        counts = (MofNCompleteColumn(), TextColumn("{task.fields[numbers]}"), TimeElapsedColumn(), TimeRemainingColumn())
+        live, console = not quiet and self._stream.isatty(), Console(file=self._stream)
+        self._bar = Bar(*Bar.get_default_columns()[:2], *counts, console=console, transient=True, disable=not live)
+        self._task = self._bar.add_task(label, total=total, completed=done, numbers="")
 
     def __enter__(self) -> "Progress":
-        if self._bar is not None:
-            self._bar.start()
+        self._bar.start()
         return self
 
     def expect(self, steps: int) -> None:
         """Add steps that were not known at the start."""
         self.total += steps
-        if self._bar is not None:
-            self._bar.update(self._task, total=self.total)
+        self._bar.update(self._task, total=self.total)
 
     def advance(self, steps: int = 1, numbers: str = "") -> None:
         """Count steps. `numbers`: what to say beside the count."""
         self.done += steps
         self._numbers = numbers
-        if self._bar is not None:
-            self._bar.update(self._task, advance=steps, numbers=numbers)
-        elif time.monotonic() - self._last_line > LINE_EVERY_S and self.done < self.total:
+        self._bar.update(self._task, advance=steps, numbers=numbers)
+        if self._bar.disable and time.monotonic() - self._last_line > LINE_EVERY_S and self.done < self.total:
             self._line()
 
     def _line(self) -> None:
@@ -57,9 +53,8 @@ class Progress:
         print(*filter(None, words), sep=", ", file=self._stream, flush=True)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-        if kind is None or self._bar is None:
+        self._bar.stop()
+        if kind is None or self._bar.disable:
             self._line()
 
 

@@ -1,7 +1,9 @@
 """RULER's single needles: examples, the task files that bring them into the harness, and its scores as rows."""
 
+import json
 import re
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -21,24 +23,8 @@ from eval.shell.loading import Loaded
 from eval.shell.text import TextCodec
 from training.progress import Progress
 
-# The frame of the harness's tasks of this name (RULER's, in the singular).
-FRAME = (
-    "A special magic {kind} is hidden within the following text. Make sure to memorize it. I will quiz you about the {kind} "
-    "afterwards.\n{text}\nWhat is the special magic {kind} for {key} mentioned in the provided text? "
-    "The special magic {kind} for {key} mentioned in the provided text is"
-)
-NEEDLE = "One of the special magic {kind}s for {key} is: {value}."
-REPEATED = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+TEXTS = tomllib.loads(Path(__file__).with_name("texts.toml").read_text(encoding="utf-8"))
 DEPTHS = np.linspace(0, 1, 40)
-ADJECTIVES = "amber bold calm deep early fresh gentle hollow icy jolly keen lively mellow narrow open plain quick round".split()
-NOUNS = (
-    "anchor basket candle desert engine forest garden harbor island jacket kettle ladder mirror needle orchard pillow".split()
-)
-SCORING = """from lm_eval.tasks.ruler.common_utils import postprocess_pred, string_match_all
-
-def score(doc, results):
-    return {"score": string_match_all(postprocess_pred(results), [doc["outputs"]])}
-"""
 
 
 class Examples:
@@ -53,20 +39,20 @@ class Examples:
         """Make one example. ValueError for a length that the frame does not fit into."""
         draw = np.random.default_rng([TASKS.index(task), length, number])
         kind = "uuid" if task == TASKS[2] else "number"
-        key = f"{draw.choice(ADJECTIVES)}-{draw.choice(NOUNS)}"
+        key = f"{draw.choice(TEXTS['adjectives'])}-{draw.choice(TEXTS['nouns'])}"
         values = [
             str(UUID(bytes=draw.bytes(16), version=4) if kind == "uuid" else draw.integers(10**6, 10**7))
             for _ in range(CHOICES)
         ]
-        needle = NEEDLE.format(kind=kind, key=key, value=values[0])
+        needle = TEXTS["needle"].format(kind=kind, key=key, value=values[0])
         depth = float(draw.choice(DEPTHS))
         answer = max(len(self.codec.encode(f" {value}")) for value in values) + 1
         room = length - 1 - (self.spec.max_new_tokens if self.spec.answers == "generate" else answer)
-        size = room - len(self.codec.encode(FRAME.format(kind=kind, key=key, text=needle)))
+        size = room - len(self.codec.encode(TEXTS["frame"].format(kind=kind, key=key, text=needle)))
         place = self._repeated if task == TASKS[0] else self._hidden
         found: dict[int, tuple[int, str]] = {}
         while size > 0 and size not in found:
-            prompt = FRAME.format(kind=kind, key=key, text=place(needle, size, depth))
+            prompt = TEXTS["frame"].format(kind=kind, key=key, text=place(needle, size, depth))
             found[size] = len(self.codec.encode(prompt)), prompt
             size += room - found[size][0]
         fitting = [each for each in found.values() if each[0] <= room]
@@ -77,7 +63,7 @@ class Examples:
         return {"input": max(fitting)[1], "outputs": values[:1], **choices}
 
     def _repeated(self, needle: str, size: int, depth: float) -> str:
-        lines = [REPEATED] * (size // len(self.codec.encode(f"{REPEATED}\n")))
+        lines = [TEXTS["repeated"]] * (size // len(self.codec.encode(f"{TEXTS['repeated']}\n")))
         lines.insert(round(depth * len(lines)), needle)
         return "\n".join(lines)
 
@@ -99,7 +85,6 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     scratch = tempfile.TemporaryDirectory(prefix="ruler-tasks-")
     with Progress("ruler (requests)", 0) as progress, scratch, quiet():
         folder = Path(scratch.name)
-        (folder / "scoring.py").write_text(SCORING)
         for name, (task, length) in names.items():
             made = [examples.make(task, length, number) for number in range(spec.samples)]
             write_task(folder, name, made, "test", _form(spec))
@@ -113,14 +98,8 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
 def _form(spec: Spec) -> list[str]:
     """Lines of a task file: how a model is asked, and how its answers are scored."""
+    lines = [f"include: {json.dumps(str(Path(__file__).with_name(f'{spec.answers}.yaml')))}"]
     if spec.answers == "generate":
-        form = [
-            "output_type: generate_until",
-            'doc_to_target: "{{outputs}}"',
-            "process_results: !function scoring.score",
-            "metric_list:\n  - metric: score\n    aggregation: mean\n    higher_is_better: true",
-            f"generation_kwargs:\n  do_sample: false\n  max_gen_toks: {spec.max_new_tokens}\n  until: []",
-        ]
-    else:
-        form = ["output_type: multiple_choice\ndoc_to_choice: choices\ndoc_to_target: answer\nmetric_list:\n  - metric: acc"]
-    return ["test_split: test", 'doc_to_text: "{{input}}"', 'target_delimiter: ""', *form, "metadata:\n  version: 1"]
+        limits = {"do_sample": False, "max_gen_toks": spec.max_new_tokens, "until": []}
+        lines.append(f"generation_kwargs: {json.dumps(limits)}")
+    return lines
