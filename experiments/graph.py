@@ -16,46 +16,18 @@ from experiments.collect import is_collected
 from experiments.plan import Plan, Run
 from experiments.request import Corpora
 from experiments.scales import get_scale
+from experiments.task import Task
 from results.atomic import write_atomic
 from training.command_line import arguments_of
 from training.spec import fitted, micro_batch_size
 
 
 @dataclass(frozen=True)
-class Task:
-    """`python -m MODULE ARGS`, known by `key` in every plan. Done when every file of `makes` exists; `needs` are keys. `folder`
-    is where its progress shows, its log and its journal lie. `alone`: nothing else may run meanwhile."""
+class Planned(Task):
+    """Task with the `run` that it is of. `alone`: nothing else may run meanwhile."""
 
-    key: str
-    module: str
-    args: tuple[str, ...]
-    needs: tuple[str, ...]
-    makes: tuple[Path, ...]
-    folder: Path
     run: Run | None = None
     alone: bool = False
-
-    @property
-    def kind(self) -> str:
-        """prepare, train, evaluate, time or draw."""
-        return self.key.split(":")[0]
-
-    @property
-    def name(self) -> str:
-        """For people: kind and what it is about."""
-        return " ".join(self.key.split(":")[:2])
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "logs" / f"{self._stem}.log"
-
-    @property
-    def journal(self) -> Path:
-        return self.folder / "starts" / f"{self._stem}.jsonl"
-
-    @property
-    def _stem(self) -> str:
-        return self.kind if self.run is not None else self.key.replace(":", "-")
 
 
 def plans_dir(plan: Plan) -> Path:
@@ -63,7 +35,7 @@ def plans_dir(plan: Plan) -> Path:
     return plan.request.runs_dir / plan.request.scale / "plans"
 
 
-def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 1) -> list[Task]:
+def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 1) -> list[Planned]:
     """Return what is missing, in an order in which every task comes after what it needs. `promised`: files that tasks under way
     will make. `processes` that will train each run."""
     request, folder, found = plan.request, plans_dir(plan), []
@@ -71,7 +43,7 @@ def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 
         if isinstance(corpus, CorpusPlan) and not corpus.ready:
             args = ("--corpora-only", "--scale", request.scale, *arguments_of(request, Corpora))
             key, makes = f"prepare:{corpus.folder.name}", (corpus.folder / "corpus.json",)
-            found.append(Task(key, "experiments", ("prepare", *plan.drawings, *args), (), makes, folder))
+            found.append(Planned(key, "experiments", ("prepare", *plan.drawings, *args), (), makes, folder))
     for run in plan.runs.values():
         missing = [spec for spec in run.missing_evals if run.eval_file(spec) not in promised]
         if run.trains:
@@ -83,7 +55,7 @@ def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 
         if not is_collected(spec):
             file = draw_file(plan, stem)
             key = f"draw:{stem}:{file.stem.rpartition('-')[2]}"
-            found.append(Task(key, "experiments", ("draw", str(file)), (), (), folder))
+            found.append(Planned(key, "experiments", ("draw", str(file)), (), (), folder))
     return found
 
 
@@ -96,7 +68,7 @@ def _corpus_args(run: Run, flag: str) -> tuple[str, ...]:
     return () if run.spec.data.recall is not None else (flag, str(run.corpus.folder))
 
 
-def train_task(plan: Plan, run: Run, processes: int = 1) -> Task:
+def train_task(plan: Plan, run: Run, processes: int = 1) -> Planned:
     """Train `run` as asked for, and where nothing is said as its scale has it. ValueError for micro-batches that do not divide
     a step."""
     request, scale = plan.request, get_scale(run.spec.scale)
@@ -108,10 +80,10 @@ def train_task(plan: Plan, run: Run, processes: int = 1) -> Task:
     tokenizer = () if request.tokenizer is None else ("--tokenizer", request.tokenizer)
     args = (str(run.folder.path), "--quiet", *arguments_of(execution), *_corpus_args(run, "--corpus-dir"), *tokenizer)
     makes = (run.folder.export / "manifest.json",)
-    return Task(f"train:{run.spec.folder_name}", "training", args, _prepared(run), makes, run.folder.path, run)
+    return Planned(f"train:{run.spec.folder_name}", "training", args, _prepared(run), makes, run.folder.path, run)
 
 
-def _eval_task(plan: Plan, run: Run, specs: list[EvalSpec], timing: bool) -> Task:
+def _eval_task(plan: Plan, run: Run, specs: list[EvalSpec], timing: bool) -> Planned:
     """Evaluate `run` by `specs` in one process."""
     name, device = run.spec.folder_name, plan.request.device
     args = (str(run.folder.path), "--spec", *(str(run.spec_file(spec)) for spec in specs), *_corpus_args(run, "--corpus"),
@@ -119,7 +91,7 @@ def _eval_task(plan: Plan, run: Run, specs: list[EvalSpec], timing: bool) -> Tas
     needs = _prepared(run) + (() if timing or run.folder.finished else (f"train:{name}",))
     key = f"{'time' if timing else 'evaluate'}:{name}:{_digest(*sorted(map(eval_id, specs)))}"
     makes = tuple(map(run.eval_file, specs))
-    return Task(key, "eval.job", args, needs, makes, run.folder.path, run, alone=timing and device == "cpu")
+    return Planned(key, "eval.job", args, needs, makes, run.folder.path, run, alone=timing and device == "cpu")
 
 
 def draw_file(plan: Plan, stem: str) -> Path:

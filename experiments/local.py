@@ -12,7 +12,7 @@ from rich.status import Status
 from rich.text import Text
 
 from experiments import forks, restarts
-from experiments.graph import Task
+from experiments.graph import Planned
 from training.command_line import Terminated
 from training.processor import equal_bits
 from training.progress import LINE_EVERY_S, numbers
@@ -28,7 +28,7 @@ IMPORTS = {"training": ("training.loop", "torch.utils.tensorboard", "zarr"), "ev
 class _Running:
     """A task, its process, and the GPU that it has, by name (empty on CPUs)."""
 
-    task: Task
+    task: Planned
     process: BaseProcess
     gpu: str
     started: float = field(default_factory=time.monotonic)
@@ -62,7 +62,7 @@ def gpus() -> list[str]:
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
-def run_tasks(tasks: list[Task], slots: int | None, device: str, console: Console) -> list[Task]:
+def run_tasks(tasks: list[Planned], slots: int | None, device: str, console: Console) -> list[Planned]:
     """Run `tasks`, `slots` at a time (default: one a GPU, or one a CPU core). Return those that failed or could not start.
 
     A task starts when what it needs is done; when one fails, those that need it are left out and all others go on. Ctrl-C and
@@ -71,18 +71,18 @@ def run_tasks(tasks: list[Task], slots: int | None, device: str, console: Consol
     return _Pool(tasks, slots, device, console).run()
 
 
-def _imports(task: Task) -> tuple[str, ...]:
+def _imports(task: Planned) -> tuple[str, ...]:
     """Modules that a task needs, and its model's, which lies beside its spec: some need fla, which takes seconds."""
     model = () if task.run is None else (type(task.run.spec.model).__module__.removesuffix(".spec") + ".module",)
     return (*IMPORTS.get(task.module, ()), *model)
 
 
 class _Pool:
-    def __init__(self, tasks: list[Task], slots: int | None, device: str, console: Console):
+    def __init__(self, tasks: list[Planned], slots: int | None, device: str, console: Console):
         self.waiting = deque(tasks)
         self.open = {task.key for task in tasks}
         self.running: list[_Running] = []
-        self.failed: list[Task] = []
+        self.failed: list[Planned] = []
         self.total, self.done = len(tasks), 0
         self.forked, self.console = device != "cuda", console
         names = [""] if self.forked else gpus()
@@ -101,7 +101,7 @@ class _Pool:
         self.job = f"local-{os.getpid()}-{time.time_ns()}"
         self.last_line = time.monotonic()
 
-    def run(self) -> list[Task]:
+    def run(self) -> list[Planned]:
         with self.console.status("") as status:
             try:
                 while self.waiting or self.running:
@@ -127,13 +127,13 @@ class _Pool:
                 self.waiting.remove(task)
                 self._start(task)
 
-    def _has_room(self, task: Task) -> bool:
+    def _has_room(self, task: Planned) -> bool:
         """A timing waits until nothing else is left to do beside it, and then has the machine for itself."""
         if task.alone:
             return not self.running and all(other.alone for other in self.waiting)
         return not any(running.task.alone for running in self.running)
 
-    def _start(self, task: Task) -> None:
+    def _start(self, task: Planned) -> None:
         gpu = min(self.free, key=[running.gpu for running in self.running].count)  # that has the fewest tasks
         self.free.remove(gpu)
         task.log.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from analysis.study import Study
 from experiments.artefact import artefacts
-from experiments.graph import Task
+from experiments.graph import Planned
 from experiments.plan import KnownCorpus, Plan, Run
 from experiments.scales import SCALES
 from results.provenance import commit_name
@@ -110,7 +110,7 @@ def eval_flops(run: Run, specs: Iterable[Any]) -> float:
     return sum(spec.flops(run.spec.model) for spec in specs)
 
 
-def task_flops(task: Task) -> float:
+def task_flops(task: Planned) -> float:
     """FLOPs of a task and of what waits for it: the order in which tasks are begun."""
     if task.run is None:
         return float("inf")

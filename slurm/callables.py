@@ -21,6 +21,7 @@ from experiments.graph import tasks, write_draw_specs
 from experiments.local import PROCESS_GROUP
 from experiments.plan import make_plan, write_specs
 from experiments.request import Request
+from experiments.task import Task
 from slurm.cluster import KINDS, UNNAMED
 from slurm.snapshot import ROOT
 from slurm.submit import whole_paths
@@ -37,25 +38,20 @@ class Submittable:
     SLURM start the same again. A crash is tried again by the rule of experiments/restarts.py.
     """
 
-    name: str
-    module: str
-    args: tuple[str, ...]
-    folder: Path
-    log: Path
-    journal: Path
+    task: Task
     cwd: Path
     device: str
 
     def __call__(self) -> str:
-        started = f"submitit-{os.getpid()}-{time.time_ns()}"
+        task, started = self.task, f"submitit-{os.getpid()}-{time.time_ns()}"
         while True:
-            restarts.note_start(self.journal, started, self.folder)
-            action, reason = restarts.note_end(self.journal, started, self.folder, self._run())
+            restarts.note_start(task.journal, started, task.folder)
+            action, reason = restarts.note_end(task.journal, started, task.folder, self._run())
             if action == "done":
-                return self.name
+                return task.name
             if action == "failed":
-                words = filter(None, (self.name, reason, restarts.last_words(self.log)))
-                raise RuntimeError(f"{': '.join(words)}; log: {self.log}")
+                words = filter(None, (task.name, reason, restarts.last_words(task.log)))
+                raise RuntimeError(f"{': '.join(words)}; log: {task.log}")
 
     def checkpoint(self) -> DelayedSubmission:
         """Let the task save and leave. Called by submitit in a job's first process, before a time limit and at preemption."""
@@ -65,9 +61,9 @@ class Submittable:
         return DelayedSubmission(replace(self))
 
     def _run(self) -> int:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", self.module, *self.args]
-        with open(self.log, "a") as log:
+        self.task.log.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", self.task.module, *self.task.args]
+        with open(self.task.log, "a") as log:
             process = subprocess.Popen(
                 command, cwd=self.cwd, env=self._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
@@ -103,9 +99,7 @@ def stages(request: Request, *, processes: int = 1, machine: str = UNNAMED) -> l
     fetch(plan, Console(quiet=True))
     write_specs(plan)
     write_draw_specs(plan)
-    found = tasks(plan, processes=processes)
     made: defaultdict[str, list[Submittable]] = defaultdict(list)
-    for task in found:
-        how = (task.name, task.module, task.args, task.folder, task.log, task.journal)
-        made[task.kind].append(Submittable(*how, Path.cwd(), whole.device))
+    for task in tasks(plan, processes=processes):
+        made[task.kind].append(Submittable(task, Path.cwd(), whole.device))
     return [made[kind] for kind in KINDS if kind in made]

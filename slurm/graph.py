@@ -11,9 +11,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from experiments import graph
-from experiments.graph import Task
+from experiments.graph import Planned
 from experiments.overview import train_flops
 from experiments.plan import Plan, Run
+from experiments.task import Task
 from slurm.cluster import KINDS, Cluster
 from slurm.job import Batch, Job, Resources
 
@@ -44,7 +45,7 @@ def jobs(plan: Plan, cluster: Cluster, active: Mapping[str, Job] | None = None) 
     return [_job(plan, task, cluster) for kind in KINDS for task in new if task.kind == kind]
 
 
-def _job(plan: Plan, task: Task, cluster: Cluster) -> Job:
+def _job(plan: Plan, task: Planned, cluster: Cluster) -> Job:
     if task.kind == "train":
         assert task.run is not None
         wanted = for_training(task.run, cluster)
@@ -55,7 +56,7 @@ def _job(plan: Plan, task: Task, cluster: Cluster) -> Job:
             gpus = int(cluster.gpus_per_node > 0 and task.kind in ("evaluate", "time"))
         minutes = _minutes(cluster.hours(task.kind), task.kind, cluster)
         wanted = Resources(1, 1, gpus, minutes, gpu_hours=gpus * minutes / 60)
-    shared = {item.name: getattr(task, item.name) for item in fields(Job) if item.name != "resources"}
+    shared = {item.name: getattr(task, item.name) for item in fields(Task)}
     return Job(**shared, resources=wanted)
 
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.task import Task
 from slurm import client
 from slurm.client import QueuedJob
 
@@ -37,44 +38,16 @@ class Resources:
 
 
 @dataclass(frozen=True)
-class Job:
-    """A task of a plan (experiments/graph.py) as SLURM carries it out: its command, its files, and what it asks for."""
+class Job(Task):
+    """A task of a plan as SLURM carries it out, and what it asks for."""
 
-    key: str
-    module: str
-    args: tuple[str, ...]
-    needs: tuple[str, ...]
-    makes: tuple[Path, ...]
-    folder: Path
-    log: Path
-    journal: Path
     resources: Resources
 
     @classmethod
     def read(cls, values: dict[str, Any]) -> Job:
         """Read a job from its JSON."""
-        kinds = {"folder": Path, "log": Path, "journal": Path, "args": tuple, "needs": tuple}
-        read = {name: kind(values[name]) for name, kind in kinds.items()}
-        makes, resources = tuple(map(Path, values["makes"])), Resources(**values["resources"])
-        return cls(**{**values, **read, "makes": makes, "resources": resources})
-
-    @property
-    def kind(self) -> str:
-        """prepare, train, evaluate, time or draw."""
-        return self.key.split(":")[0]
-
-    @property
-    def about(self) -> str:
-        """The run's folder, or the corpus or artefact."""
-        return self.key.split(":")[1]
-
-    @property
-    def name(self) -> str:
-        return f"{self.kind} {self.about}"
-
-    @property
-    def of_a_run(self) -> bool:
-        return self.kind in ("train", "evaluate", "time")
+        folder, makes, resources = Path(values["folder"]), tuple(map(Path, values["makes"])), Resources(**values["resources"])
+        return cls(values["key"], values["module"], tuple(values["args"]), tuple(values["needs"]), makes, folder, resources)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from experiments import local, restarts
-from experiments.graph import Task
+from experiments.graph import Planned
 from experiments.local import run_tasks
 from training import processor
 
@@ -56,8 +56,8 @@ def task(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
 
-    def make(name: str, action: str = "work", needs: tuple[str, ...] = (), alone: bool = False) -> Task:
-        return Task(name, "suite_test_job", (name, action, str(tmp_path)), needs, (), tmp_path, alone=alone)
+    def make(name: str, action: str = "work", needs: tuple[str, ...] = (), alone: bool = False) -> Planned:
+        return Planned(name, "suite_test_job", (name, action, str(tmp_path)), needs, (), tmp_path, alone=alone)
 
     return make
 
@@ -66,7 +66,7 @@ def order(folder: Path) -> list[str]:
     return (folder / "order").read_text().splitlines()
 
 
-def run(tasks: list[Task], slots: int = 2) -> list[str]:
+def run(tasks: list[Planned], slots: int = 2) -> list[str]:
     return [task.key for task in run_tasks(tasks, slots, "cpu", Console(quiet=True))]
 
 
@@ -139,9 +139,9 @@ def test_nothing_is_left_behind(task, tmp_path, number):
     """However the launcher ends, its tasks are told, so that they save, and end, too."""
     code = (
         "import json, sys; from pathlib import Path; from rich.console import Console\n"
-        "from experiments.graph import Task; from experiments.local import run_tasks\n"
+        "from experiments.graph import Planned; from experiments.local import run_tasks\n"
         "from training.command_line import guarded\n"
-        f"task = Task('s', 'suite_test_job', ('s', 'sleep', {str(tmp_path)!r}), (), (), Path({str(tmp_path)!r}))\n"
+        f"task = Planned('s', 'suite_test_job', ('s', 'sleep', {str(tmp_path)!r}), (), (), Path({str(tmp_path)!r}))\n"
         "sys.exit(guarded(lambda: len(run_tasks([task], 1, 'cpu', Console(quiet=True)))))"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2], stderr=subprocess.PIPE, text=True)

@@ -85,12 +85,11 @@ def test_slurms_executor_goes_on_after_preemption(suite: Suite, texts, undisturb
 FAILING = """
 import sys
 from pathlib import Path
+from experiments.task import Task
 from slurm.callables import Submittable
 
 folder = Path(sys.argv[1])
-log, journal = folder / "logs" / "train.log", folder / "starts" / "train.jsonl"
-task = Submittable("train a", "training", (str(folder),), folder, log, journal, folder, "cpu")
-task()
+Submittable(Task("train:a", "training", (str(folder),), (), (), folder), folder, "cpu")()
 """
 
 

@@ -45,8 +45,7 @@ def test_what_becomes_of_a_job(code, state, fruitless, action, why):
 
 
 def job_of(folder: Path, key: str = "train:a") -> Job:
-    log, journal = folder / "train.log", folder / "starts" / "train.jsonl"
-    return Job(key, "this", (), (), (folder / "export",), folder, log, journal, Resources(1, 1, 0, 1))
+    return Job(key, "this", (), (), (folder / "export",), folder, Resources(1, 1, 0, 1))
 
 
 def start_of(folder: Path, restart: int, *, withdrawn: bool = False) -> Start:

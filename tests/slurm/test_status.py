@@ -31,8 +31,7 @@ def submission(folder: Path, name: str = "one", ids: tuple[str, ...] = ("5", "6"
     for key, needs, job in zip((TRAIN, EVALUATE, DRAW), ((), (TRAIN,), (EVALUATE,)), ids, strict=False):
         kind = key.split(":")[0]
         makes = {"train": ["export"], "evaluate": ["evals/a.parquet", "evals/b.parquet"]}.get(kind, [])
-        log, journal = run / "logs" / f"{kind}.log", run / "starts" / f"{kind}.jsonl"
-        jobs[key] = Job(key, "", (), needs, tuple(run / path for path in makes), run, log, journal, Resources(1, 1, 0, 1))
+        jobs[key] = Job(key, "", (), needs, tuple(run / path for path in makes), run, Resources(1, 1, 0, 1))
         batches.append(Batch({0: key}, logs=str(folder / f"{kind}-"), id=job))
     path = folder / "runs" / "tiny" / "plans" / "submissions" / f"{name}.json"
     found = Submission(path, user, str(folder), 3, jobs, batches, request={}, cluster={})
