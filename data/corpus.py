@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from data.spec import DataSpec
 from data.split import Split, open_array
 from data.tokenizer import GPT2_VOCAB_SIZE, Tokenizer, TokenizerChoice
-from models.spec_parts import STRICT
+from models.spec_parts import strict
 from results.sealed import read_sealed, write_sealed
 
 _FINGERPRINT_DOCUMENTS = 64
@@ -25,7 +25,7 @@ HELDOUT_SOURCES = "heldout-sources.json"
 """Number of the text that each held-out row was cut from: rows of one book are no independent draws."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@strict
 class Counts:
     """Counts of what became of the source's documents. `dropped_tokens`: rests that fill no row, short documents included."""
 
@@ -147,4 +147,5 @@ def longcrawl64_spec(folder: Path, document_len: int | None = None) -> DataSpec:
 def longcrawl64_counts(folder: Path) -> Counts:
     """Count the rows of a LongCrawl64 folder, from the shapes of its arrays: a row is a document there."""
     train, heldout = (int(open_array(folder / name).shape[0]) for name in ("train.zarr", "heldout.zarr"))
-    return Counts(train + heldout, train, heldout, train_rows=train, heldout_rows=heldout)
+    rows = {"train_rows": train, "heldout_rows": heldout}
+    return Counts(documents=train + heldout, train_documents=train, heldout_documents=heldout, **rows)

@@ -59,8 +59,14 @@ def build_packed(plan: CorpusPlan, texts: Callable[[], Iterator[tuple[bool, str]
             raise ValueError(
                 f"{what}, less than one row of {plan.spec.document_len}: give more text, or a smaller document_len"
             )
-    documents, left = train.documents + heldout.documents, train.left + heldout.left
-    counts = Counts(documents, train.documents, heldout.documents, train.count, heldout.count, dropped_tokens=left)
+    counts = Counts(
+        documents=train.documents + heldout.documents,
+        train_documents=train.documents,
+        heldout_documents=heldout.documents,
+        train_rows=train.count,
+        heldout_rows=heldout.count,
+        dropped_tokens=train.left + heldout.left,
+    )
     finish(plan, tokenizer, counts, folder, report)
 
 

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import model_validator
-from pydantic.dataclasses import dataclass
 
 from data.sampler import bos_roll, share_of
-from models.spec_parts import STRICT, PositiveInt
+from models.spec_parts import PositiveInt, strict
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +28,7 @@ SLOTS_PER_KEY = 4  # pairs of tokens for each key of `pairs_first`: a longest se
 POWER = 0.01  # of the power law of the places of its queries: the probability of place s goes with s^(POWER - 1)
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class RecallTask:
     """Task of `num_keys` keys of `num_symbols`.
 

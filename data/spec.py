@@ -4,13 +4,12 @@ import hashlib
 import json
 
 from pydantic import model_validator
-from pydantic.dataclasses import dataclass
 
 from data.recall import FORMAT, RecallTask
-from models.spec_parts import STRICT, PositiveInt
+from models.spec_parts import PositiveInt, strict
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class DataSpec:
     """A tokenised corpus of equally long documents. Where it lies on disk is not part of it.
 

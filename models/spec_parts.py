@@ -1,16 +1,25 @@
 """Parts that the specs of all models share, without torch: strict fields, and the numbers of the parts they have in common."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, TypeVar, dataclass_transform
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+
+Spec = TypeVar("Spec")
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(Field,))
+def strict(cls: type[Spec]) -> type[Spec]:
+    """Make a class a frozen dataclass of keyword arguments, all of which must be there, known, finite and of the type said."""
+    config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    return dataclass(frozen=True, kw_only=True, config=config)(cls)  # type: ignore[return-value]
+
+
+@strict
 class ModelKind:
     """Base of every spec: the fields that all have, their sums, and what only some kinds answer otherwise."""
 
@@ -72,7 +81,7 @@ def mlp_params(hidden_size: int, width: int) -> int:
     return 3 * hidden_size * width + 2 * hidden_size
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class WithMLP(ModelKind):
     """Base of the specs whose blocks end in a SwiGLU MLP: as wide as `mlp_width`, or else as `mlp_ratio` makes it."""
 
@@ -93,7 +102,7 @@ class WithMLP(ModelKind):
         return mlp_params(self.hidden_size, self.intermediate_size) + self.mixer_params
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class WithDeltaRule(WithMLP):
     """Base of the specs of layers with the delta rule and short convolutions. A head has keys of `head_dim` channels and values
     of EXPAND_V times as many; values have hidden_size channels in all."""

@@ -6,19 +6,17 @@ from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
-from pydantic.dataclasses import dataclass
 
 from data.spec import DataSpec
 from models.spec import ModelSpec
-from models.spec_parts import STRICT, ModelKind, PositiveFloat, PositiveInt
+from models.spec_parts import ModelKind, NonNegativeInt, PositiveFloat, PositiveInt, strict
 
 MAX_SEED = 2**63
 """Seeds lie below: what torch's and numpy's generators take."""
-NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class TrainSpec:
     """Optimisation of one run; every length and interval is in tokens (paper, section 4 and Appendix B).
 
@@ -58,7 +56,7 @@ class TrainSpec:
         return self.train_tokens // self.batch_tokens
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class RunSpec:
     """One training run. `name` and `scale` are for people; the identity is what changes the result.
 
@@ -110,7 +108,7 @@ class RunSpec:
         return RUN_SPEC.validate_json(text)
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class Execution:
     """Ways to carry a run out. Nothing here changes its result beyond rounding, so none of it is part of its identity."""
 

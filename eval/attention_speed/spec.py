@@ -9,16 +9,15 @@ from dataclasses import replace
 from typing import Literal, Self
 
 import pandas as pd
-from pydantic.dataclasses import dataclass
 
 from eval.shell.heldout import HeldoutSpec
-from eval.shell.spec import Content, NonNegativeInt, Setting
+from eval.shell.spec import Content, Setting
 from models.spec import ModelSpec
-from models.spec_parts import STRICT, PositiveInt
+from models.spec_parts import NonNegativeInt, PositiveInt, strict
 from results.schema import Schema, integer, number, text
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class Spec(HeldoutSpec):
     """Time of attention and of training steps with and without adaptive computation pruning, of a trained FoX (ACP)."""
 

@@ -7,15 +7,14 @@ BOS, the c tokens before the targets, and the targets. How hard the text is canc
 from typing import Literal
 
 import pandas as pd
-from pydantic.dataclasses import dataclass
 
 from eval.shell.heldout import HeldoutSpec
 from models.spec import ModelSpec
-from models.spec_parts import STRICT, PositiveInt
+from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class Spec(HeldoutSpec):
     """Loss of the same tokens of held-out documents, given more and more of the text before them."""
 

@@ -9,17 +9,16 @@ from dataclasses import replace
 from typing import Literal, Self
 
 import pandas as pd
-from pydantic.dataclasses import dataclass
 
 from data.corpus import Counts
 from eval.shell.spec import EvalSpec, Precision, Setting
 from models.spec import ForgettingTransformerSpec, ModelSpec
-from models.spec_parts import STRICT
+from models.spec_parts import strict
 from results.schema import Schema, integer, number
 from training.spec import RunSpec
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class Spec(EvalSpec):
     """Weights of attention when all logits are equal, of the last of as many tokens as a head has channels."""
 

@@ -9,18 +9,16 @@ tokens squared: "F" the mean and "A" the largest value of the pairs in a cell.
 from typing import Literal
 
 import pandas as pd
-from pydantic.dataclasses import dataclass
 
 from data.corpus import Counts
 from eval.shell.heldout import HeldoutSpec
-from eval.shell.spec import NonNegativeInt
 from models.spec import ForgettingTransformerSpec, ModelSpec
-from models.spec_parts import STRICT, PositiveInt
+from models.spec_parts import NonNegativeInt, PositiveInt, strict
 from results.schema import Schema, integer, number, text
 from training.spec import RunSpec
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class Spec(HeldoutSpec):
     """Forget gates of FoX on a real text: statistics of every head, and matrices F and A of a few (Fig. 3)."""
 

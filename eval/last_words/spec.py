@@ -9,18 +9,17 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-from pydantic.dataclasses import dataclass
 
 from eval.shell.heldout import HeldoutSpec
 from models.spec import ModelSpec
-from models.spec_parts import STRICT, PositiveInt
+from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number
 
 TOKENS_PER_WORD = 2
 """For estimating costs."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class Spec(HeldoutSpec):
     """Last words of held-out passages that need the passage, in the manner of LAMBADA: accuracy and perplexity."""
 

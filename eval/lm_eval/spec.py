@@ -8,7 +8,6 @@ from typing import Annotated, Literal, Self
 import pandas as pd
 import tyro
 from pydantic import model_validator
-from pydantic.dataclasses import dataclass
 
 from data.corpus import Counts
 from eval.lm_eval.tasks import TABLE, TASKS
@@ -16,12 +15,12 @@ from eval.shell.sources import UserData, checked, digest
 from eval.shell.spec import EvalSpec, PrecisionOption, Setting
 from eval.shell.stand_ins import EXAMPLES, check_stand_ins, fingerprint_in, stand_ins_of
 from models.spec import ModelSpec
-from models.spec_parts import STRICT, PositiveInt
+from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number, text
 from training.spec import RunSpec
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class Spec(EvalSpec):
     """Zero-shot tasks of the LM evaluation harness, with its BOS policy in the open (Tables 1, 7, 8)."""
 

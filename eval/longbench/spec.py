@@ -8,14 +8,13 @@ from typing import Literal, Self
 
 import pandas as pd
 from pydantic import model_validator
-from pydantic.dataclasses import dataclass
 
 from data.corpus import Counts
 from eval.shell.sources import UserData, digest
 from eval.shell.spec import EvalSpec, PrecisionOption, Setting
 from eval.shell.stand_ins import LONGBENCH_EXAMPLES, check_stand_ins, fingerprint_in, stand_ins_of
 from models.spec import ModelSpec
-from models.spec_parts import STRICT, PositiveInt
+from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number, text
 from training.spec import RunSpec
 
@@ -26,7 +25,7 @@ TASKS = tuple(TABLE)
 HUB_NAME = "THUDM/LongBench"
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class Spec(EvalSpec):
     """LongBench: the 14 English tasks with the released evaluation's rules (Table 2)."""
 

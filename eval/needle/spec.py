@@ -7,14 +7,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pandas as pd
 from pydantic import Field, model_validator
-from pydantic.dataclasses import dataclass
 
 from data.corpus import Counts
 from eval.needle.wording import DEFAULT_WORDING, Wording
 from eval.shell.sources import digest, fingerprint
-from eval.shell.spec import Content, EvalSpec, NonNegativeInt, Precision, PrecisionOption, Setting
+from eval.shell.spec import Content, EvalSpec, Precision, PrecisionOption, Setting
 from models.spec import ModelSpec
-from models.spec_parts import STRICT, PositiveInt
+from models.spec_parts import NonNegativeInt, PositiveInt, strict
 from results.schema import Schema, integer, number, text
 from training.spec import RunSpec
 
@@ -46,7 +45,7 @@ def at_places(columns: dict[str, Any], modes: tuple[str, ...] = ("easy", "standa
     return Schema({**place, **columns}, key=tuple(place))
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class Grid(HaystackSpec):
     """Fields that evaluations with needles share."""
 
@@ -111,7 +110,7 @@ class Grid(HaystackSpec):
             raise ValueError(f"{what}; the shortest for {where} is {self.reserve + needle + LEAST_HAYSTACK}")
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class Spec(Grid):
     """Needle in a haystack: a sentence in a long text, asked for at the end, over a grid of lengths and depths (Fig. 4)."""
 

@@ -7,19 +7,18 @@ tokens as each other, and which is the true one is drawn: guessing is right in 1
 from typing import Literal
 
 import pandas as pd
-from pydantic.dataclasses import dataclass
 
 from data.corpus import Counts
 from eval.needle.spec import Grid, at_places
 from eval.needle.wording import CHOICES, Choices
-from models.spec_parts import STRICT, PositiveInt
+from models.spec_parts import PositiveInt, strict
 from results.schema import integer, number
 from training.spec import RunSpec
 
 OFFERED = 10
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class Spec(Grid):
     """Needle in a haystack as a choice of one word out of ten, by log-likelihood; guessing is right in 10%."""
 

@@ -8,18 +8,17 @@ tokens: 0 is no recall, -log p without the needle is perfect recall.
 from typing import Literal
 
 import pandas as pd
-from pydantic.dataclasses import dataclass
 
 from data.corpus import Counts
 from eval.needle.spec import Grid, at_places
 from eval.needle.wording import FACTS, read_facts
 from models.spec import ModelSpec
-from models.spec_parts import STRICT, PositiveInt
+from models.spec_parts import PositiveInt, strict
 from results.schema import integer, number
 from training.spec import RunSpec
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class Spec(Grid):
     """Needle recall in nats: how much likelier a hidden sentence makes the answer that it holds; no score that has a floor."""
 

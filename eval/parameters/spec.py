@@ -3,17 +3,16 @@
 from typing import Literal
 
 import pandas as pd
-from pydantic.dataclasses import dataclass
 
 from eval.shell.spec import EvalSpec
-from models.spec_parts import STRICT
+from models.spec_parts import strict
 from results.schema import Schema, integer, text
 
 INPUT_EMBEDDING = "embeddings.weight"
 """Name of the input embedding in the rows of every model."""
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class Spec(EvalSpec):
     """Every parameter of a model as the suite builds it, in the order of its modules (Fig. 1, Table 4)."""
 

@@ -9,15 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from pydantic.dataclasses import dataclass
 
 from eval.shell.heldout import HeldoutSpec
 from models.spec import ModelSpec
-from models.spec_parts import STRICT, PositiveInt
+from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class Spec(HeldoutSpec):
     """Loss at every position of long held-out documents, one forward pass each (Fig. 2)."""
 

@@ -9,11 +9,10 @@ query loses) and first_tile (the first key tile that query tile `position` compu
 from typing import Literal
 
 import pandas as pd
-from pydantic.dataclasses import dataclass
 
 from eval.shell.heldout import HeldoutSpec
 from models.spec import ModelSpec
-from models.spec_parts import STRICT, PositiveInt
+from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number, text
 
 QUANTITIES = (
@@ -22,7 +21,7 @@ QUANTITIES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class Spec(HeldoutSpec):
     """Share of attention that adaptive computation pruning skips in a trained FoX, and what it changes (ACP)."""
 

@@ -8,18 +8,17 @@ from dataclasses import replace
 from typing import Literal, Self
 
 import pandas as pd
-from pydantic.dataclasses import dataclass
 
 from data.corpus import Counts
 from eval.shell.sources import fingerprint
 from eval.shell.spec import Content, EvalSpec, PrecisionOption, Setting
 from models.spec import ModelSpec
-from models.spec_parts import STRICT, PositiveInt
+from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer
 from training.spec import RunSpec
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class Spec(EvalSpec):
     """Accuracy on the synthetic recall task that a run was trained on, over sequences that no training sees."""
 

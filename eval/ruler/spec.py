@@ -11,12 +11,11 @@ from typing import Annotated, Literal, Self, get_args
 import pandas as pd
 import tyro
 from pydantic import model_validator
-from pydantic.dataclasses import dataclass
 
 from eval.needle.spec import HaystackSpec
 from eval.shell.spec import PrecisionOption, Setting
 from models.spec import ModelSpec
-from models.spec_parts import STRICT, PositiveInt
+from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number
 from results.schema import text as text_column
 
@@ -27,7 +26,7 @@ TASKS: tuple[Task, ...] = get_args(Task)
 CHOICES = 4
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class Spec(HaystackSpec):
     """Single-needle tasks S-NIAH 1 to 3 of RULER (arXiv 2404.06654) through the LM evaluation harness, at several lengths."""
 

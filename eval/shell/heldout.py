@@ -3,19 +3,17 @@
 from dataclasses import replace
 from typing import ClassVar, Self
 
-from pydantic.dataclasses import dataclass
-
 from data.corpus import Corpus, Counts
 from eval.shell.context import Context
 from eval.shell.loading import Loaded
 from eval.shell.sources import fingerprint
 from eval.shell.spec import Content, EvalSpec, PrecisionOption, Setting
 from models.spec import ForgettingTransformerSpec
-from models.spec_parts import STRICT
+from models.spec_parts import strict
 from training.spec import RunSpec
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class HeldoutSpec(EvalSpec):
     """Spec that names a corpus, and says with `extent` how much of its held-out split must be there."""
 

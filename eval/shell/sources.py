@@ -5,13 +5,11 @@ import hashlib
 from dataclasses import fields
 from pathlib import Path
 
-from pydantic.dataclasses import dataclass
-
 from data.spec import DataSpec
-from models.spec_parts import STRICT, PositiveInt
+from models.spec_parts import PositiveInt, strict
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class UserData:
     """Texts, data sets and judge of the user's own. A spec names them by content, so paths never change an evaluation's id."""
 
@@ -33,7 +31,7 @@ class UserData:
         return [field.name for field in fields(UserData) if getattr(self, field.name) not in (None, False)]
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class Sources(UserData):
     """All that one process of evaluations is told: the user's data, the corpus, and how to go about it."""
 

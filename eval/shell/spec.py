@@ -10,7 +10,6 @@ from typing import Annotated, ClassVar, Literal, Self
 
 import pandas as pd
 import tyro
-from pydantic import Field
 
 from data.corpus import Counts
 from data.spec import DataSpec
@@ -28,7 +27,6 @@ PrecisionOption = Annotated[
 ]
 Content = Annotated[str | None, tyro.conf.Suppress]
 """Digest (or name) of what will be read: filled in by `bound`, never typed."""
-NonNegativeInt = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)

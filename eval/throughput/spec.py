@@ -9,15 +9,14 @@ from typing import Annotated, Literal, Self
 
 import pandas as pd
 import tyro
-from pydantic.dataclasses import dataclass
 
-from eval.shell.spec import Content, EvalSpec, NonNegativeInt, PrecisionOption, Setting
+from eval.shell.spec import Content, EvalSpec, PrecisionOption, Setting
 from models.spec import ModelSpec
-from models.spec_parts import STRICT, PositiveInt
+from models.spec_parts import NonNegativeInt, PositiveInt, strict
 from results.schema import Schema, integer, number, text
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class Spec(EvalSpec):
     """Speed and memory of training steps and of generation (Table 6), of fresh weights: no training is needed."""
 

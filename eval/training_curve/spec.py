@@ -3,16 +3,15 @@
 from typing import Literal
 
 import pandas as pd
-from pydantic.dataclasses import dataclass
 
 from data.corpus import Counts
 from eval.shell.spec import EvalSpec
-from models.spec_parts import STRICT
+from models.spec_parts import strict
 from results.schema import Schema, integer, number
 from training.spec import RunSpec
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class Spec(EvalSpec):
     """Loss, gradient norm, learning rate and speed of every training step, from metrics.jsonl; needs no model and no torch."""
 

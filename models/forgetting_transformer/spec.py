@@ -2,14 +2,12 @@
 
 from typing import Literal
 
-from pydantic.dataclasses import dataclass
-
-from models.spec_parts import STRICT, PositiveFloat, PositiveInt, WithMLP
+from models.spec_parts import PositiveFloat, PositiveInt, WithMLP, strict
 
 ForgetGate = Literal["full", "bias_only", "fixed", "none"]
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class ForgettingTransformerSpec(WithMLP):
     """FoX and Transformer, Pro and LLaMA: one attention block with every switch of the paper (Fig. 1, Table 3).
 

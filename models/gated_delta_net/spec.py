@@ -2,12 +2,10 @@
 
 from typing import Literal
 
-from pydantic.dataclasses import dataclass
-
-from models.spec_parts import STRICT, WithDeltaRule
+from models.spec_parts import WithDeltaRule, strict
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class GatedDeltaNetSpec(WithDeltaRule):
     """Gated DeltaNet with short convolutions and an output gate. A head has keys of `head_dim` channels and values
     of twice as many; keys have hidden_size / 2 channels in all, so that mixer and state are as large as DeltaNet's."""

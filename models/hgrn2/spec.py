@@ -2,12 +2,10 @@
 
 from typing import Literal
 
-from pydantic.dataclasses import dataclass
-
-from models.spec_parts import STRICT, PositiveInt, WithMLP
+from models.spec_parts import PositiveInt, WithMLP, strict
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class HGRN2Spec(WithMLP):
     """HGRN2 with state expansion `expand_ratio`, hence hidden_size / expand_ratio heads. The layer-wise lower bounds
     are allocated but not handed to the mixer unless `use_lower_bound` is set, as in the released code."""

@@ -2,12 +2,10 @@
 
 from typing import Literal
 
-from pydantic.dataclasses import dataclass
-
-from models.spec_parts import STRICT, WithDeltaRule
+from models.spec_parts import WithDeltaRule, strict
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class KimiDeltaAttentionSpec(WithDeltaRule):
     """Kimi Delta Attention with short convolutions, hidden_size / head_dim heads and an output gate. Both gates are maps of
     rank `head_dim`."""

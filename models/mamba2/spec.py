@@ -2,12 +2,10 @@
 
 from typing import Literal
 
-from pydantic.dataclasses import dataclass
-
-from models.spec_parts import STRICT, ModelKind, PositiveFloat, PositiveInt
+from models.spec_parts import ModelKind, PositiveFloat, PositiveInt, strict
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class Mamba2Spec(ModelKind):
     """Mamba-2 without MLPs. `num_layers` counts mixer layers: twice the blocks of the other models (the paper's 24 are 48)."""
 

@@ -2,13 +2,11 @@
 
 from typing import Literal
 
-from pydantic.dataclasses import dataclass
-
 from models.forgetting_transformer.spec import ForgettingTransformerSpec
-from models.spec_parts import STRICT, ModelKind, PositiveFloat, PositiveInt, mlp_params, swiglu_width
+from models.spec_parts import ModelKind, PositiveFloat, PositiveInt, mlp_params, strict, swiglu_width
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class SambaSpec(ModelKind):
     """Samba (arXiv 2406.07522): Mamba layers and sliding-window attention in turn, each followed by a SwiGLU MLP; the first
     layer is Mamba's. `mlp_width` is that after attention, `mamba_mlp_width` that after Mamba."""

@@ -3,14 +3,13 @@
 from typing import Literal
 
 import pandas as pd
-from pydantic.dataclasses import dataclass
 
 from eval.shell.spec import EvalSpec
-from models.spec_parts import STRICT
+from models.spec_parts import strict
 from results.schema import Schema, number
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class Spec(EvalSpec):
     """Loss of the last training step, from metrics.jsonl."""
 

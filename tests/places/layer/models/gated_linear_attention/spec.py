@@ -2,15 +2,13 @@
 
 from typing import Literal
 
-from pydantic.dataclasses import dataclass
-
-from models.spec_parts import STRICT, PositiveInt, WithMLP
+from models.spec_parts import PositiveInt, WithMLP, strict
 
 KEYS_PER_VALUE = 0.5
 GATE_RANK = 16
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@strict
 class GatedLinearAttentionSpec(WithMLP):
     """Gated linear attention with keys half as wide as values, and gates of low rank."""
 
