@@ -218,10 +218,6 @@ class ContextLosses(Measured):
     contexts_C: np.ndarray
 
     @property
-    def num_seeds(self) -> int:
-        return len(self.losses_SDPC)
-
-    @property
     def inside(self) -> list[int]:
         """Contexts that lie within the training context together with the targets."""
         return [int(context) for context in self.contexts_C if context + self.targets <= self.train_len]

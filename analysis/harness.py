@@ -110,10 +110,6 @@ class Line:
     values: dict[str, np.ndarray]
     errors: dict[str, float | None]
 
-    @property
-    def seeds(self) -> int:
-        return min(len(values) for values in self.values.values())
-
 
 def lines_of(study: Study, columns: Collection[str] = COLUMNS, by: str = "model") -> dict[str, Line]:
     """Return the lines by model, or label, that have all `columns` and an average."""
@@ -141,7 +137,8 @@ def ahead(one: Line, other: Line, column: str) -> Estimate:
     parts = [Part("times the examples", error**2, math.inf, 1) for error in errors if error is not None]
     nothing = np.empty(0)
     of_seeds = contrast([Term(sign, sign, line.values[column], nothing) for sign, line in ((1.0, one), (-1.0, other))])
-    return replace(combined(effect, [*parts, *of_seeds.parts]), seeds_known=of_seeds.seeds_known or not parts)
+    known = of_seeds.seeds_known or not parts
+    return replace(combined(effect, [*parts, *of_seeds.parts]), seeds=of_seeds.seeds, seeds_known=known)
 
 
 def column_title(column: str) -> str:
@@ -163,5 +160,4 @@ def ahead_on(study: Study, leads: Sequence[tuple[str, str, str]], columns: Colle
         for one, other, column in there
     ]  # fmt: skip
     parts = [f"{each.name} {number(each.estimate.effect, '')}" for each in comparisons]
-    seeds = min((lines[model].seeds for one, other, _ in there for model in (one, other)), default=0)
-    return decide("; ".join(parts) + ".", comparisons, seeds, absent)
+    return decide("; ".join(parts) + ".", comparisons, absent)

@@ -5,7 +5,7 @@ The choice is right in 10% of the cases by guessing. Recall of a needle is the l
 the text minus that without it: 0 where the text is of no use, and above 0 long before a model can say the answer.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -168,10 +168,6 @@ def needles(study: Study) -> Needles:
 def longest_inside(train_len: int) -> float:
     """Longest needle prompt counted as inside the training context: the paper's 13,400 of 16,384, scaled."""
     return train_len * 13_400 / 16_384
-
-
-def num_seeds(frames: Iterable[pd.DataFrame]) -> int:
-    return min(rows["run_id"].nunique() for rows in frames)
 
 
 def places(train_len: int) -> dict[str, tuple[str, float, float]]:

@@ -80,10 +80,6 @@ def _by_head(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
     return own.pivot(index="document", columns=["layer", "head"], values="value").sort_index(axis=1)
 
 
-def fewest_seeds(found: tuple[Skipped, ...]) -> int:
-    return min(len(each.share_SD) for each in found)
-
-
 def tile_note(found: tuple[Skipped, ...]) -> str:
     """Say for notes in which tiles it was counted: the kernels' own, or smaller ones in short contexts."""
     sizes = sorted({each.tile for each in found})

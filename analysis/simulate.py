@@ -45,7 +45,7 @@ def draw(rng: np.random.Generator, lead: float, seeds: int, spread: float) -> tu
 def wrong(estimate: Estimate, lead: float, bound: float) -> bool:
     """Tell whether "ahead by more than `bound`" is judged wrongly; at the boundary either judgement is wrong."""
     known = replace(estimate, seeds_known=True)
-    status = decide("", [Comparison("lead", known, bound)], 3).status
+    status = decide("", [Comparison("lead", known, bound)]).status
     return status is Status.FAILS or (status is Status.HOLDS and lead <= bound)
 
 

@@ -57,13 +57,15 @@ class Part:
 @dataclass(frozen=True)
 class Estimate:
     """`error`: standard error with `df` degrees of freedom; None where nothing is known of the spread (printed numbers).
-    `parts`: what the error is made of. `seeds_known`: False where some model has one seed and none like it was repeated, so
-    that the error lacks the seeds' part. `where`: the runs that seeds' noise is estimated from."""
+    `parts`: what the error is made of. `seeds`: the fewest of any model in it, 0 of what has none. `seeds_known`: False where
+    some model has one seed and none like it was repeated, so that the error lacks the seeds' part. `where`: the runs that
+    seeds' noise is estimated from."""
 
     effect: float
     error: float | None = None
     df: float = np.inf
     parts: tuple[Part, ...] = ()
+    seeds: int = 0
     seeds_known: bool = True
     where: tuple[str, ...] = ()
 
@@ -132,8 +134,9 @@ def contrast(terms: Sequence[Term], noises: Mapping[Any, Noise | None] | None = 
     """Sum of the terms. Influences of one length belong to the same items in the same order. `noises`: seeds' noise of what the
     terms of a source take together; without it a source's own seeds are all that is known of it."""
     effect = float(sum(term.coefficient * term.seeds.mean() for term in terms))
+    seeds = min((len(term.seeds) for term in terms), default=0)
     if not np.isfinite(effect):
-        return Estimate(effect)
+        return Estimate(effect, seeds=seeds)
     by_source: dict[object, np.ndarray] = {}
     for term in terms:
         by_source[term.source] = by_source.get(term.source, 0.0) + term.coefficient * term.seeds
@@ -148,7 +151,7 @@ def contrast(terms: Sequence[Term], noises: Mapping[Any, Noise | None] | None = 
             parts.append(_items(np.sum([term.coefficient * term.influence for term in alike], axis=0), alike[0]))
     known = all(noise is not None for noise in used.values())
     where = tuple(dict.fromkeys(noise.where for noise in used.values() if noise is not None and noise.where))
-    return replace(combined(effect, parts), seeds_known=known, where=where)
+    return replace(combined(effect, parts), seeds=seeds, seeds_known=known, where=where)
 
 
 def own_noise(values_S: np.ndarray) -> Noise | None:

@@ -174,12 +174,12 @@ def not_measured(why: str) -> Verdict:
     return Verdict(Status.NOT_MEASURED, why)
 
 
-def decide(sentence: str, comparisons: Sequence[Comparison], seeds: int, missing: Sequence[str] = ()) -> Verdict:
+def decide(sentence: str, comparisons: Sequence[Comparison], missing: Sequence[str] = ()) -> Verdict:
     """Verdict on "all of `comparisons`". `missing`: parts of the claim for which there are no rows."""
-    return decide_any(sentence, [comparisons] if comparisons else [], seeds, missing)
+    return decide_any(sentence, [comparisons] if comparisons else [], missing)
 
 
-def decide_any(sentence: str, alternatives: Sequence[Sequence[Comparison]], seeds: int, missing: Sequence[str] = ()) -> Verdict:
+def decide_any(sentence: str, alternatives: Sequence[Sequence[Comparison]], missing: Sequence[str] = ()) -> Verdict:
     """Verdict on "all comparisons of at least one of `alternatives`" (Bonferroni over them)."""
     if not alternatives:
         return not_measured(f"Not measured: {', '.join(missing)}.")
@@ -191,6 +191,7 @@ def decide_any(sentence: str, alternatives: Sequence[Sequence[Comparison]], seed
     best = min(alternatives, key=lambda some: max(each.p_holds for each in some))
     decisive = min(best, key=lambda each: each.lead)
     every = tuple(each for some in alternatives for each in some)
+    seeds = min((each.estimate.seeds for each in every if each.estimate.seeds), default=0)
     if missing:
         sentence = f"Not measured: {', '.join(missing)}. {sentence}"
     if any(each.estimate.error is None and each.estimate.seeds_known for each in every):

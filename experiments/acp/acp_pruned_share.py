@@ -1,6 +1,7 @@
 """Shares of attention that pruning skips: by layer and head, over training, and by training context (ACP)."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -9,7 +10,7 @@ import pandas as pd
 from analysis.names import FOX_SHADES, LineStyle
 from analysis.panels import ColourScale, Drawn, band_note, colour_bar, draw_lines, legend_of
 from analysis.paper import read
-from analysis.pruning import Skipped, fewest_seeds, skipped, tile_note
+from analysis.pruning import Skipped, skipped, tile_note
 from analysis.statistics import Estimate, Part, combined
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish, tokens
@@ -130,7 +131,7 @@ def a1(study: Study) -> Verdict:
         comparisons += [about(name, each.share, 0.6, size=0.1)]
         comparisons += [about(name, each.share, 0.85, below=True, size=0.15, ceiling=True)]
         parts.append(f"{each.share.effect:.1%} at {tokens(each.context)}")
-    return decide(f"Skipped: {', '.join(parts)} (tiles of {found[-1].tile}).", comparisons, fewest_seeds(found))
+    return decide(f"Skipped: {', '.join(parts)} (tiles of {found[-1].tile}).", comparisons)
 
 
 def a7(study: Study) -> Verdict:
@@ -144,30 +145,30 @@ def a7(study: Study) -> Verdict:
     largest = max(float(each.dropped_H.max()) for each in found)
     sentence = f"At most {largest:.1e} of a query's probability is dropped (the bound is {math.exp(-10):.1e})."
     why = "Pruning takes away only what is below the bound: a mistake in the code alone could have missed it."
-    return by_construction(decide(sentence, comparisons, 0), why)
+    return by_construction(decide(sentence, comparisons), why)
 
 
 def a8(study: Study) -> Verdict:
     """A quarter of the heads or more skip above 90% at the longest training context, a tenth or more below half. The heads that
     there are stand for those of other trainings: which head becomes local is chance."""
     each = skipped(study)[-1]
-    local, wide = each.mean_H > ABOVE, each.mean_H < 0.5
+    local, wide, seeds = each.mean_H > ABOVE, each.mean_H < 0.5, len(each.share_SD)
     comparisons = [
-        Comparison("heads that skip more than 90%", _share_of(local), LEAST, strict=False, unit=SHARE),
-        Comparison("heads that skip less than half", _share_of(wide), 0.1, strict=False, unit=SHARE),
+        Comparison("heads that skip more than 90%", _share_of(local, seeds), LEAST, strict=False, unit=SHARE),
+        Comparison("heads that skip less than half", _share_of(wide, seeds), 0.1, strict=False, unit=SHARE),
     ]
     sentence = (
         f"Of {len(local)} heads at context {tokens(each.context)} {local.sum()} skip more than 90% and {wide.sum()} less than "
         f"half; standard deviation over heads {each.mean_H.std():.2f}."
     )
-    return decide(sentence, comparisons, len(each.share_SD))
+    return decide(sentence, comparisons)
 
 
-def _share_of(is_so: np.ndarray) -> Estimate:
+def _share_of(is_so: np.ndarray, seeds: int) -> Estimate:
     """A share of heads with its binomial error, of two heads more on either side (Agresti and Coull): none is not sure."""
     share, count = (is_so.sum() + 2) / (len(is_so) + 4), len(is_so)
     variance = share * (1 - share) / (count + 4)
-    return combined(float(is_so.mean()), [Part("heads", float(variance), count - 1.0, count)])
+    return replace(combined(float(is_so.mean()), [Part("heads", float(variance), count - 1.0, count)]), seeds=seeds)
 
 
 CLAIMS = (

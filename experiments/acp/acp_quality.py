@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from analysis.curves import LossCurve, difference, fewest_seeds, loss_curves
+from analysis.curves import LossCurve, difference, loss_curves
 from analysis.harness import ahead, content, lines_of, made_locally
 from analysis.paper import paper_scores
 from analysis.statistics import Estimate
@@ -89,8 +89,7 @@ def a6(study: Study) -> Verdict:
         for name, effect, margin, unit in (*losses, *tasks)
         for bound in (margin, -margin)
     ]
-    seeds = fewest_seeds(curve for pair in found for curve in pair)
-    return decide(f"Held-out perplexity with pruning against without: {', '.join(parts)}.", comparisons, seeds, absent)
+    return decide(f"Held-out perplexity with pruning against without: {', '.join(parts)}.", comparisons, absent)
 
 
 CLAIMS = (Claim("A6", "No loss of quality: losses coincide, Wikitext within 0.5, the average within 1 point", a6),)

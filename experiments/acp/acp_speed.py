@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.paper import read
-from analysis.pruning import fewest_seeds, skipped
+from analysis.pruning import skipped
 from analysis.statistics import TWENTY_TO_EIGHTY, Estimate, contrast
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish, tokens
@@ -150,7 +150,7 @@ def _ratios(study: Study, quantity: str, low: float, high: float, what: str, inv
         comparisons.append(between(name, ratio, math.log(low), ceiling=not inverse))
         comparisons.append(between(name, ratio, math.log(high), below=True, ceiling=inverse))
         parts.append(f"{math.exp(ratio.effect):.2f} at {tokens(each.context)}")
-    return decide(f"With pruning relative to without: {', '.join(parts)} (on {machine}).", comparisons, 0)
+    return decide(f"With pruning relative to without: {', '.join(parts)} (on {machine}).", comparisons)
 
 
 a3 = partial(_ratios, quantity="attention", low=LEAST_TIME, high=MOST_TIME, what="attention's time")
@@ -212,7 +212,7 @@ def a5(study: Study) -> Verdict:
         comparisons.append(Comparison(name, change, below=True, unit=RATIO))
     parts = [f"{each.share.effect:.1%} at {tokens(each.context)}" for each in found]
     absent = ["times on a GPU"] * cpu + ["two training contexts or more"] * (len(found) < 2)
-    return decide(f"Skipped: {', '.join(parts)}.", comparisons, fewest_seeds(found), absent)
+    return decide(f"Skipped: {', '.join(parts)}.", comparisons, absent)
 
 
 CLAIMS = (

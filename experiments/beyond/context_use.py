@@ -13,7 +13,7 @@ from analysis.panels import doublings_axis, legend_of
 from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish, tokens, training_length_line
-from analysis.tables import Cell, Column, Table, over_seeds
+from analysis.tables import Cell, Column, Table, count_range, over_seeds
 from analysis.verdict import Claim, Comparison, Status, Verdict, decide, in_words, number, undecided
 from eval.context_use.spec import Spec
 from experiments.recipes import main_models as runs  # noqa: F401
@@ -110,9 +110,8 @@ def draw(study: Study) -> Files:
 
 
 def seeds_of(found: dict[str, ContextLosses]) -> str:
-    counts = sorted({losses.num_seeds for losses in found.values()})
-    number = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-    return f"{number} seed{'s' if counts[-1] > 1 else ''}"
+    counts = [len(losses.losses_SDPC) for losses in found.values()]
+    return count_range(counts, "seeds" if max(counts) > 1 else "seed")
 
 
 def _apart(contexts: list[int], factor: float = 3.5) -> list[int]:
@@ -185,8 +184,7 @@ def c3(study: Study) -> Verdict:
             f"{title(fox.model)}: from {tokens(first)} to {tokens(last)} tokens of context the loss of the same tokens changes "
             f"by {number(gains[first].effect)}, from {tokens(half)} on by {number(gains[half].effect)} nats"
         )
-    seeds = min((fox.num_seeds for fox in foxes), default=0)
-    return decide("; ".join(parts) + ".", comparisons, seeds, missing_of(("fox_pro", "fox_llama"), found))
+    return decide("; ".join(parts) + ".", comparisons, missing_of(("fox_pro", "fox_llama"), found))
 
 
 def c4(study: Study) -> Verdict:
@@ -195,7 +193,7 @@ def c4(study: Study) -> Verdict:
     found = context_losses(study)
     absent = missing_of(("fox_pro", *RECURRENT), found)
     if "fox_pro" not in found:
-        return decide("", [], 0, absent)
+        return decide("", [], absent)
     fox, others = found["fox_pro"], [found[model] for model in RECURRENT if model in found]
     start, end = max(context for context in fox.inside if context <= LATE * fox.train_len), fox.inside[-1]
     gain = change(fox, end, start)
@@ -206,8 +204,7 @@ def c4(study: Study) -> Verdict:
         comparisons.append(Comparison(words, excess, below=True, size=abs(gain.effect) / 2))
         parts.append(f"{title(other.model)} {number(change(other, end, start).effect)}")
     sentence = f"With {tokens(end)} tokens of context in place of {tokens(start)} FoX (Pro) gains {number(gain.effect)} nats"
-    seeds = min(losses.num_seeds for losses in (fox, *others))
-    verdict = decide(f"{'; '.join([sentence, ', '.join(parts)] if parts else [sentence])}.", comparisons, seeds, absent)
+    verdict = decide(f"{'; '.join([sentence, ', '.join(parts)] if parts else [sentence])}.", comparisons, absent)
     if verdict.status in (Status.NOT_MEASURED, Status.FAILS) or in_words(gain, "less", "more", "") != "":
         return verdict
     why = "FoX (Pro)'s own gain cannot be told from none, so that there is no half of it to compare with: the smallest that"

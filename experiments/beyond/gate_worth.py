@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from analysis.curves import LossCurve, compare, difference, fewest_seeds, loss_curves
+from analysis.curves import LossCurve, compare, difference, loss_curves
 from analysis.names import PAIRS, title
 from analysis.paper import read
 from analysis.statistics import Estimate
@@ -43,14 +43,13 @@ def runs(scale, seeds):
                 yield from recipes(at, model, seeds, axes=axes, label=f"{at.train_tokens / 1e6:.3g}M tokens")
 
 
-def worths(study: Study) -> dict[str, list[tuple[Estimate, int] | None]]:
-    """Condition -> for each pair the gate's worth in nats and the fewest seeds of the two; None where a model is missing.
-    ValueError: no pair of runs is stored."""
+def worths(study: Study) -> dict[str, list[Estimate | None]]:
+    """Condition -> the gate's worth in nats for each pair, None where a model is missing. ValueError: no pair is stored."""
     runs: dict[str, dict[str, LossCurve]] = {}
     for curve in loss_curves(study):
         if curve.length >= curve.train_len:
             runs.setdefault(curve.label, {})[curve.model] = curve
-    every = {label: [_worth(curves, pair) for pair in BLOCKS] for label, curves in _with_best(runs).items()}
+    every = {label: [_worth(curves, *pair) for pair in BLOCKS] for label, curves in _with_best(runs).items()}
     found = {label: pairs for label, pairs in every.items() if any(pairs)}  # one model alone was tried at some rates
     if not found:
         raise ValueError(f"{study.stem}: no two runs with and without a forget gate are stored; run its experiment first")
@@ -72,11 +71,8 @@ def _with_best(runs: dict[str, dict[str, LossCurve]]) -> dict[str, dict[str, Los
     return found
 
 
-def _worth(curves: dict[str, LossCurve], pair: tuple[str, str]) -> tuple[Estimate, int] | None:
-    if not set(pair) <= set(curves):
-        return None
-    fox, other = (curves[model] for model in pair)
-    return difference(other, fox), fewest_seeds((fox, other))
+def _worth(curves: dict[str, LossCurve], fox: str, other: str) -> Estimate | None:
+    return difference(curves[other], curves[fox]) if {fox, other} <= set(curves) else None
 
 
 def papers() -> dict[tuple[str, str], float]:
@@ -150,8 +146,8 @@ def summary(study: Study) -> Table:
     columns = [Column(key, f"{name} block (nats)", 3, style="signed") for key, name in BLOCKS.values()]
     columns.append(Column("seeds", "fewest seeds", 0))
     values: dict[str, list[Cell]] = {}
-    for label, pairs in worths(study).items():
-        values[label] = [*(each[0] if each else None for each in pairs), min(each[1] for each in pairs if each)]
+    for label, found in worths(study).items():
+        values[label] = [*found, min(each.seeds for each in found if each)]
     values[f"the paper, {PAPERS_BUDGET}"] = [*papers().values(), None]
     note = about(study)
     note += " In square brackets: 95% intervals over documents by source and seeds (pooled over repeated trainings)."

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import panels
-from analysis.curves import LossCurve, by_model, compare, difference, fewest_seeds, in_order, perplexity, smoothing_window
+from analysis.curves import LossCurve, by_model, compare, difference, in_order, perplexity, smoothing_window
 from analysis.names import FAMILIES, SEVEN, missing_of, pairs_in, style_of, title
 from analysis.paper import read
 from analysis.study import Study
@@ -207,7 +207,7 @@ def _lower_everywhere(curves: dict[str, LossCurve], grid: Sequence[int], inside:
             f"{title(fox.label)} below {title(other.label)} at {won} of {len(own)} lengths, least clearly at "
             f"{tokens(lengths[own.index(worst)])} ({number(worst.estimate.effect, PERPLEXITY)})"
         )
-    return decide("; ".join(parts) + ".", comparisons, fewest_seeds(curve for pair in pairs for curve in pair), absent)
+    return decide("; ".join(parts) + ".", comparisons, absent)
 
 
 def c1(study: Study) -> Verdict:
@@ -233,12 +233,12 @@ def c5(study: Study) -> Verdict:
     absent = missing_of(SEVEN, curves)
     others = [curves[model] for model in SEVEN if model in curves and model != "fox_pro"]
     if "fox_pro" not in curves or not others:
-        return decide("", [], 0, absent)
+        return decide("", [], absent)
     fox, best = curves["fox_pro"], min(others, key=_p)
     sentence = f"P({tokens(study.train_len)}) of FoX (Pro) is {_p(fox):.3f}, of the best of the others, {title(best.label)}, "
     size = papers_lead("fox_pro", "transformer_pro")  # the best of the others in the paper, too
     comparisons = [replace(log_ratio(fox, other, study.train_len), size=size) for other in others]
-    return decide(f"{sentence}{_p(best):.3f}.", comparisons, fewest_seeds([fox, *others]), absent)
+    return decide(f"{sentence}{_p(best):.3f}.", comparisons, absent)
 
 
 def c6(study: Study) -> Verdict:
@@ -248,8 +248,7 @@ def c6(study: Study) -> Verdict:
     pairs = [(curves[pro], curves[llama]) for pro, llama in names]
     parts = [f"{title(pro.label)} {_p(pro):.3f}, {title(llama.label)} {_p(llama):.3f}" for pro, llama in pairs]
     comparisons = [log_ratio(pro, llama, study.train_len) for pro, llama in pairs]
-    seeds = fewest_seeds(curve for pair in pairs for curve in pair)
-    return decide(f"P({tokens(study.train_len)}): {'; '.join(parts)}.", comparisons, seeds, absent)
+    return decide(f"P({tokens(study.train_len)}): {'; '.join(parts)}.", comparisons, absent)
 
 
 CLAIMS = (

@@ -8,12 +8,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.names import PAIRS, RECURRENT, missing_of, pairs_in, title
-from analysis.needles import CHOICE, COLUMNS, RECALL, SCORE, Needles, longest_inside, measures, needles, num_seeds, places
+from analysis.needles import CHOICE, COLUMNS, RECALL, SCORE, Needles, longest_inside, measures, needles, places
 from analysis.panels import colour_bar, needle_panel
 from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish, tokens
-from analysis.tables import Cell, Column, Table, over_seeds
+from analysis.tables import Cell, Column, Table, count_range, over_seeds
 from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, number
 from experiments.evaluations import needles_and_choices as evals  # noqa: F401
 from experiments.recipes import main_models as runs  # noqa: F401
@@ -52,9 +52,8 @@ def draw(study: Study) -> Files:
 def _publish(study: Study, found: Needles, part: str = "") -> Files:
     measured = [name for name in (*COLUMNS.values(), "exact", "fuzzy") if name in found.rows]
     cells = found.rows.groupby(["label", "mode", "length", "depth"], as_index=False, sort=False)[measured].mean()
-    counts = sorted(set(found.rows.groupby(["label", "mode"])["seed"].nunique()))
-    number = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-    seeds = f"mean of {number} seeds" if counts[-1] > 1 else "one seed per model"
+    counts = found.rows.groupby(["label", "mode"])["seed"].nunique()
+    seeds = f"mean of {count_range(counts, 'seeds')}" if counts.max() > 1 else "one seed per model"
     dashed = f"dashed: training length {tokens(study.train_len)}"
     return publish(study, _draw(study, found), cells, found.note, seeds, dashed, part=part)
 
@@ -92,7 +91,7 @@ def summary(study: Study) -> Table:
             for label, own in cells.items():
                 values[label].append(found.mean_of(own) if len(own) else None)
     samples = int(found.rows.groupby(["label", "run_id", "mode", "length", "depth"]).size().max())
-    seeds = num_seeds(own for _, own in found.rows.groupby("label"))
+    seeds = found.rows.groupby("label")["run_id"].nunique().min()
     note = f"{about(study, corpus=False)} {samples} needle{'s' if samples > 1 else ''} per cell and seed. "
     means = [each for own in values.values() for each in own if isinstance(each, Estimate)]
     known = any(part.what == "seeds" for each in means for part in each.parts)
@@ -118,7 +117,7 @@ def c22b(study: Study) -> Verdict:
     means = ", ".join(f"{title(model)} {found.mean_of(rows).effect:.2f}" for model, rows in cells.items())
     sentence = f"Easy mode, lengths up to {longest:,.0f}, mean {JUDGED_ON[found.kind]}: {means} {found.unit}."
     absent = missing_of((*wanted, *RECURRENT), cells)
-    return decide(sentence, comparisons, num_seeds(cells.values()) if cells else 0, absent)
+    return decide(sentence, comparisons, absent)
 
 
 def c22c(study: Study) -> Verdict:
@@ -145,8 +144,7 @@ def _compared(study: Study, mode: str, low: float, high: float, pairs, *, strict
     parts = [f"{name} {number(lead.effect, found.unit)}" for name, lead in leads.items()]
     place = f"{mode.capitalize()} mode, lengths {low:,.0f} to {high:,.0f}"
     sentence = f"{place}, mean {JUDGED_ON[found.kind]}: {'; '.join(parts)} {found.unit}."
-    seeds = num_seeds(cells[model] for pair in there for model in pair) if there else 0
-    return decide(sentence, comparisons, seeds, [f"{words}, {mode} mode" for words in others])
+    return decide(sentence, comparisons, [f"{words}, {mode} mode" for words in others])
 
 
 CLAIMS = (

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 
-from analysis.curves import LossCurve, compare, fewest_seeds, smoothing_window, stored_curves
+from analysis.curves import LossCurve, compare, smoothing_window, stored_curves
 from analysis.names import DASHED, FOX_SHADES, LineStyle
 from analysis.needles import RECALL, SCORE, Needles, needles, places
 from analysis.panels import band_note, colour_bar, legend_of, needle_panel, position_panel, smoothed, without_note, without_text
@@ -129,7 +129,7 @@ def c24(study: Study) -> Verdict:
         if lost := needles_beyond(study, found, more, fewer):
             alternatives.append([better, Comparison(f"{name}, easy needles beyond", lost[0], below=True, unit=lost[1])])
     asked = "FoX (Pro) with several numbers of training tokens, evaluated beyond the training context"
-    return decide_any("; ".join(parts) + ".", alternatives, fewest_seeds(curves), [] if alternatives else [asked])
+    return decide_any("; ".join(parts) + ".", alternatives, [] if alternatives else [asked])
 
 
 def needles_beyond(study: Study, found: Needles | None, more: LossCurve, fewer: LossCurve) -> tuple[Estimate, str] | None:

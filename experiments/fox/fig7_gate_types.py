@@ -5,7 +5,7 @@ from functools import partial
 from itertools import product
 from typing import NamedTuple
 
-from analysis.curves import LossCurve, difference, fewest_seeds, smoothing_window, stored_curves
+from analysis.curves import LossCurve, difference, smoothing_window, stored_curves
 from analysis.names import DASHED, SHADES, LineStyle, style_of
 from analysis.panels import band_note, core_limits, legend_of, position_panel, smoothed
 from analysis.study import Study
@@ -132,7 +132,7 @@ def _lower(study: Study, pairs: Pairs, absent: list[str], strict: bool = True) -
     if comparisons:
         least = min(comparisons, key=lambda each: each.lead)
         sentence += f", least clearly {least.name} ({number(least.estimate.effect)} nats)"
-    return decide(f"{sentence}.", comparisons, fewest_seeds(curve for _, *both in pairs for curve in both), absent)
+    return decide(f"{sentence}.", comparisons, absent)
 
 
 def c26(study: Study) -> Verdict:
@@ -170,10 +170,10 @@ def or_a_seed(study: Study) -> str:
     """Say which comparisons of C26b are missed, and whether by more than seeds differ."""
     both, parts = _learned_and_fixed(study), []
     for block, learned, fixed in both:
-        above, seeds = difference(learned, fixed), fewest_seeds((learned, fixed))
+        above = difference(learned, fixed)
         if above.effect > 0:
             told = in_words(above, "", "more than seeds differ", "no more than seeds differ")
-            noise = f"{seeds} seeds: {told}" if seeds > 1 else "one seed: this cannot be told from a seed"
+            noise = f"{above.seeds} seeds: {told}" if above.seeds > 1 else "one seed: this cannot be told from a seed"
             parts.append(f"{block}, {learned.label}, {with_interval(above, 'nats')} above fixed ({noise})")
     return f"Missed by {len(parts)} of {len(both)} comparisons{': ' if parts else ''}{'; '.join(parts)}."
 

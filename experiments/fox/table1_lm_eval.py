@@ -38,7 +38,7 @@ def c17(study: Study) -> Verdict:
         return not_applicable(STAND_INS)
     lines = lines_of(study)
     if "fox_pro" not in lines or len(lines) < 2:
-        return decide("", [], 0, ["FoX (Pro) and another model with all columns of the table"])
+        return decide("", [], ["FoX (Pro) and another model with all columns of the table"])
     comparisons, parts, fox = [], [], lines["fox_pro"]
     for column in ("avg_acc", *PERPLEXITIES):
         name, leads = (
@@ -50,7 +50,7 @@ def c17(study: Study) -> Verdict:
         closest = number(min(lead.effect for lead in leads.values()), "")
         parts.append(f"{name} {fox.values[column].mean():.2f} (ahead of the next best by {closest})")
     sentence = f"FoX (Pro) among {len(lines)} models: {'; '.join(parts)}."
-    return decide(sentence, comparisons, min(line.seeds for line in lines.values()))
+    return decide(sentence, comparisons)
 
 
 def _wins(study: Study, pairs: tuple[tuple[str, str], ...]) -> Verdict:
@@ -66,14 +66,14 @@ def _wins(study: Study, pairs: tuple[tuple[str, str], ...]) -> Verdict:
         chances = [1.0 - lead.p_not_above(0.0) for lead in leads.values()]
         known = all(lead.error is not None for lead in leads.values())
         error = math.sqrt(sum(chance * (1 - chance) for chance in chances)) if known else None
-        wins = Estimate(sum(chances), error, seeds_known=all(lead.seeds_known for lead in leads.values()))
+        seeds, seeds_known = min(lead.seeds for lead in leads.values()), all(lead.seeds_known for lead in leads.values())
+        wins = Estimate(sum(chances), error, seeds=seeds, seeds_known=seeds_known)
         name = f"columns on which {title(one)} is ahead of {title(other)}"
         comparisons.append(Comparison(name, wins, WINS_NEEDED - 0.5, unit="columns"))
         lost = [column_title(column) for column, lead in leads.items() if lead.effect <= 0]
         won = f"{len(COLUMNS) - len(lost)} of {len(COLUMNS)} (not on: {', '.join(lost) or 'none'})"
         parts.append(f"{title(one)} ahead of {title(other)} on {won}")
-    seeds = min((lines[model].seeds for pair in there for model in pair), default=0)
-    return decide("; ".join(parts) + ".", comparisons, seeds, absent)
+    return decide("; ".join(parts) + ".", comparisons, absent)
 
 
 c18, c19 = partial(_wins, pairs=PAIRS), partial(_wins, pairs=FAMILIES)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.curves import LossCurve, difference, fewest_seeds, loss_curves
+from analysis.curves import LossCurve, difference, loss_curves
 from analysis.paper import paper_scores, read
 from analysis.study import Study
 from analysis.style import about, tokens
@@ -129,7 +129,7 @@ def claim(name: str, sentence: str, *inequalities: Asked) -> Claim:
         parts = [f"{label} {math.exp(curve.inside):.3f}" for label, curve in curves.items()]
         missing = [label for label in labels if label not in curves]
         sentence = f"P({tokens(study.train_len)}): {', '.join(parts)}."
-        return decide(sentence, comparisons, fewest_seeds(curves.values()), missing)
+        return decide(sentence, comparisons, missing)
 
     return Claim(name, sentence, predicate)
 

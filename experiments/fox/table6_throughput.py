@@ -115,7 +115,7 @@ def _counted(study: Study, column: str, printed: str, bound: float, words: str) 
         comparisons.append(Comparison(name, Estimate(share, 0.0), bound, below=True, unit="%", paper=paper))
         parts.append(f"{title(fox)} has {share:.2f}% more {words} than {title(other)}")
     sentence = f"{'; '.join(parts)} (counted, not estimated; the claim is about 760M parameters)."
-    verdict = decide(sentence, comparisons, 0, missing_of((model for pair in PAIRS for model in pair), rows))
+    verdict = decide(sentence, comparisons, missing_of((model for pair in PAIRS for model in pair), rows))
     return by_construction(verdict, "The models' sizes are fixed by their configurations: no run could have missed this.")
 
 
@@ -142,7 +142,7 @@ def c29(study: Study) -> Verdict:
     fastest = sorted(rows, key=lambda model: -float(rows[model]["relative"]))
     sentence = "From fast to slow: " + ", ".join(f"{title(model)} {rows[model]['relative']:.2f}" for model in fastest)
     absent = missing_of((model for pair in ORDER for model in pair), rows)
-    return decide(f"{sentence} of Transformer (LLaMA)'s speed beside it.", comparisons, 0, absent)
+    return decide(f"{sentence} of Transformer (LLaMA)'s speed beside it.", comparisons, absent)
 
 
 def at_longer_contexts(study: Study) -> str:
@@ -175,10 +175,10 @@ def at_longer_contexts(study: Study) -> str:
 def c30(study: Study) -> Verdict:
     rows = _paired(study)
     if absent := missing_of(("fox_pro", "transformer_pro"), rows):
-        return decide("", [], 0, absent)
+        return decide("", [], absent)
     comparison = _faster(rows, "fox_pro", "transformer_pro", math.log(0.85), strict=False)
     speed = math.exp(comparison.estimate.effect)
-    return decide(f"FoX (Pro) trains at {speed:.2f} of Transformer (Pro)'s speed.", [comparison], 0)
+    return decide(f"FoX (Pro) trains at {speed:.2f} of Transformer (Pro)'s speed.", [comparison])
 
 
 CLAIMS = (

@@ -130,7 +130,7 @@ def s5(study: Study) -> Verdict:
         return not_measured("No kernel times of both are stored; `python -m kernels.benchmark times` measures them.")
     factors = [math.exp(each.estimate.effect) for each in comparisons]
     sentence = f"Forward and backward take {min(factors):.2f} to {max(factors):.2f} times as long as FlashAttention-2"
-    return decide(f"{sentence} with RoPE.", comparisons, 0)
+    return decide(f"{sentence} with RoPE.", comparisons)
 
 
 def by_reach(study: Study) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.curves import by_model, compare, difference, fewest_seeds, in_order, perplexity
+from analysis.curves import by_model, compare, difference, in_order, perplexity
 from analysis.names import ordered, style_of, title
 from analysis.panels import Drawn, band_note, binned, core_limits, cut_note, doublings_axis, draw_lines, legend_of
 from analysis.paper import read
@@ -130,7 +130,7 @@ def _change(study: Study, model: str, below: bool) -> Verdict:
     """Perplexity at eight times the training length is above (or below) that at the training length."""
     curve = by_model(study).get(model)
     if curve is None:
-        return decide("", [], 0, [title(model)])
+        return decide("", [], [title(model)])
     far, near = 8 * curve.train_len, curve.train_len
     if curve.length < far:
         return not_applicable(f"The evaluation ends at {curve.length} tokens, before eight times the training length.")
@@ -138,7 +138,7 @@ def _change(study: Study, model: str, below: bool) -> Verdict:
     name = f"P({tokens(far)}) against P({tokens(near)}), {title(model)}"
     sentence = f"From {tokens(near)} to {tokens(far)} tokens the perplexity of {title(model)} changes by "
     comparison = Comparison(name, rise, below=below, unit=PERPLEXITY)
-    return decide(f"{sentence}{number(rise.effect, PERPLEXITY)}.", [comparison], len(curve.seeds))
+    return decide(f"{sentence}{number(rise.effect, PERPLEXITY)}.", [comparison])
 
 
 s2, s3 = partial(_change, model=STICK, below=True), partial(_change, model=SOFTMAX, below=False)
@@ -149,13 +149,13 @@ def s4(study: Study) -> Verdict:
     curves = by_model(study)
     absent = [title(model) for model in (STICK, SOFTMAX) if model not in curves]
     if absent:
-        return decide("", [], 0, absent)
+        return decide("", [], absent)
     stick, softmax = curves[STICK], curves[SOFTMAX]
     above, length = difference(stick, softmax), tokens(stick.train_len)
     sentence = f"Perplexity of stick-breaking without positions against softmax with RoPE at {length} tokens: "
     name = f"P({length}), {title(STICK)} against {title(SOFTMAX)}"
     comparison = Comparison(name, above, S4_TOLERANCE, below=True, unit=PERPLEXITY, size=S4_TOLERANCE)
-    return decide(f"{sentence}{number(above.effect, PERPLEXITY)}.", [comparison], fewest_seeds([stick, softmax]))
+    return decide(f"{sentence}{number(above.effect, PERPLEXITY)}.", [comparison])
 
 
 def s6(study: Study) -> Verdict:
@@ -163,13 +163,13 @@ def s6(study: Study) -> Verdict:
     weights = mean_weights(study)
     own = weights[(weights["model"] == STICK) & weights["distance"].between(1, DISTANCES)].sort_values("distance")
     if own.empty:
-        return decide("", [], 0, [f"weights of {title(STICK)}"])
+        return decide("", [], [f"weights of {title(STICK)}"])
     ratios = own["weight"].to_numpy()[1:] / own["weight"].to_numpy()[:-1]
     worst = Estimate(float(np.abs(ratios - 0.5).max()), 0.0)
     name = "largest distance of a ratio of neighbours' weights from 1/2"
     sentence = f"The weights of distances 1 to {DISTANCES} fall by factors of {ratios.min():.4f} to {ratios.max():.4f}."
     why = "It follows from the definition of the weights: a mistake in the code alone could have missed it."
-    return by_construction(decide(sentence, [Comparison(name, worst, S6_TOLERANCE, below=True, unit="")], 0), why)
+    return by_construction(decide(sentence, [Comparison(name, worst, S6_TOLERANCE, below=True, unit="")]), why)
 
 
 CLAIMS = (

@@ -92,7 +92,7 @@ def test_terms_of_one_model_share_its_seeds():
 
 def test_printed_numbers_have_no_interval_and_no_doubt():
     estimate = contrast([Term("a", 1.0, np.array([2.0]), np.empty(0)), Term("b", -1.0, np.array([1.5]), np.empty(0))])
-    assert estimate == Estimate(0.5, seeds_known=False)
+    assert estimate == Estimate(0.5, seeds=1, seeds_known=False)
     assert estimate.interval is None
     assert estimate.detectable is None
     assert (estimate.p_not_above(0.0), estimate.p_not_above(0.6)) == (0.0, 1.0)

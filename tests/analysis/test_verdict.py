@@ -32,31 +32,31 @@ def met(effect, error=0.1, **how):
     ("effect", "status"), [(0.5, Status.HOLDS), (0.15, Status.WITHIN_NOISE), (-0.15, Status.WITHIN_NOISE), (-0.5, Status.FAILS)]
 )
 def test_a_verdict_is_clear_only_beyond_the_noise(effect, status):
-    verdict = decide("Said.", [met(effect)], seeds=3)
+    verdict = decide("Said.", [met(effect)])
     assert verdict.status is status
-    assert decide("Said.", [met(-effect, below=True)], seeds=3).status is status
-    assert decide("Said.", [met(effect + 7, bound=7.0)], seeds=3).status is status
+    assert decide("Said.", [met(-effect, below=True)]).status is status
+    assert decide("Said.", [met(effect + 7, bound=7.0)]).status is status
     assert verdict.decisive.estimate.effect == effect
     assert verdict.decisive.estimate.interval == pytest.approx((effect - 0.196, effect + 0.196), abs=1e-3)
     assert verdict.decisive.estimate.detectable == pytest.approx(0.1 * (1.96 + 0.8416), abs=1e-3)
 
 
 def test_all_comparisons_must_be_met_and_one_clear_miss_is_a_failure():
-    assert decide("", [met(0.5), met(0.6)], 3).status is Status.HOLDS
-    verdict = decide("", [met(0.5), met(0.1)], 3)
+    assert decide("", [met(0.5), met(0.6)]).status is Status.HOLDS
+    verdict = decide("", [met(0.5), met(0.1)])
     assert verdict.status is Status.WITHIN_NOISE
     assert verdict.decisive.estimate.effect == 0.1
-    assert decide("", [met(0.5), met(-0.5)], 3).status is Status.FAILS
+    assert decide("", [met(0.5), met(-0.5)]).status is Status.FAILS
 
 
 def test_failing_is_corrected_for_the_number_of_comparisons():
-    assert decide("", [met(-0.21)], 3).status is Status.FAILS
-    assert decide("", [met(-0.21)] + [met(1.0)] * 19, 3).status is Status.WITHIN_NOISE
+    assert decide("", [met(-0.21)]).status is Status.FAILS
+    assert decide("", [met(-0.21)] + [met(1.0)] * 19).status is Status.WITHIN_NOISE
 
 
 def test_on_par_needs_both_one_sided_tests():
     def par(effect, error):
-        return decide("", [met(effect, error, bound=-2.0), met(effect, error, bound=2.0, below=True)], 3).status
+        return decide("", [met(effect, error, bound=-2.0), met(effect, error, bound=2.0, below=True)]).status
 
     assert par(0.3, 0.5) is Status.HOLDS
     assert par(0.3, 2.0) is Status.WITHIN_NOISE, "not significantly different is not on par"
@@ -65,44 +65,44 @@ def test_on_par_needs_both_one_sided_tests():
 
 
 def test_one_alternative_is_enough_where_one_is_asked_for():
-    assert decide_any("", [[met(-0.5)], [met(0.5), met(0.6)]], 3).status is Status.HOLDS
-    assert decide_any("", [[met(-0.5)], [met(0.5), met(-0.6)]], 3).status is Status.FAILS
-    assert decide_any("", [[met(0.22)]] + [[met(-0.5)]] * 9, 3).status is Status.WITHIN_NOISE
+    assert decide_any("", [[met(-0.5)], [met(0.5), met(0.6)]]).status is Status.HOLDS
+    assert decide_any("", [[met(-0.5)], [met(0.5), met(-0.6)]]).status is Status.FAILS
+    assert decide_any("", [[met(0.22)]] + [[met(-0.5)]] * 9).status is Status.WITHIN_NOISE
 
 
 def test_equal_is_enough_only_where_the_claim_says_so():
-    assert decide("", [Comparison("x", Estimate(0.0))], 1).status is Status.FAILS
-    assert decide("", [Comparison("x", Estimate(0.0), strict=False)], 1).status is Status.HOLDS
-    assert decide("", [Comparison("x", Estimate(math.nan))], 1).status is Status.FAILS
+    assert decide("", [Comparison("x", Estimate(0.0))]).status is Status.FAILS
+    assert decide("", [Comparison("x", Estimate(0.0), strict=False)]).status is Status.HOLDS
+    assert decide("", [Comparison("x", Estimate(math.nan))]).status is Status.FAILS
 
 
 def test_what_is_missing_may_fail_but_not_hold():
-    verdict = decide("Said.", [met(0.5)], 3, ["FoX (Pro)"])
+    verdict = decide("Said.", [met(0.5)], ["FoX (Pro)"])
     assert verdict.status is Status.NOT_MEASURED
     assert verdict.sentence == "Not measured: FoX (Pro). Said."
-    assert decide("", [met(-0.5)], 3, ["FoX (Pro)"]).status is Status.FAILS
-    assert decide("", [], 0, ["FoX (Pro)"]).status is Status.NOT_MEASURED
+    assert decide("", [met(-0.5)], ["FoX (Pro)"]).status is Status.FAILS
+    assert decide("", [], ["FoX (Pro)"]).status is Status.NOT_MEASURED
 
 
 def test_one_seed_and_printed_numbers_are_said():
     pooled = Comparison("x", Estimate(0.5, 0.1, where=("all models at mini",)))
-    assert decide("Said.", [pooled], 1).noise == "Some models have one seed; seeds' noise: all models at mini."
-    assert decide("Said.", [met(0.5)], 3).sentence == "Said."
-    printed = decide("Said.", [Comparison("x", Estimate(0.5))], 1)
+    assert decide("Said.", [pooled]).noise == "Some models have one seed; seeds' noise: all models at mini."
+    assert decide("Said.", [met(0.5)]).sentence == "Said."
+    printed = decide("Said.", [Comparison("x", Estimate(0.5))])
     assert printed.sentence == "Said. No spread is stored: the numbers are taken as they stand."
     assert printed.status is Status.HOLDS
 
 
 def test_one_seed_of_which_nothing_like_was_repeated_decides_nothing():
     for effect in (0.5, -0.5, 0.0):
-        verdict = decide("Said.", [Comparison("x", Estimate(effect, 0.1, seeds_known=False))], 1)
+        verdict = decide("Said.", [Comparison("x", Estimate(effect, 0.1, seeds_known=False))])
         assert verdict.status is Status.UNDECIDED and "two seeds of every model" in verdict.sentence
 
 
 def test_a_design_that_is_blind_to_the_claims_effect_decides_nothing_and_says_what_would():
     parts = (Part("seeds", 0.009, 4.0, 1), Part("sources of the text", 0.001, 15.0, 16))
     estimate = Estimate(0.05, 0.1, 5.0, parts)
-    blind, sharp = (judge((Claim("C", "", lambda _, size=size: decide("", [Comparison("x", estimate, size=size)], 1)),), None)
+    blind, sharp = (judge((Claim("C", "", lambda _, size=size: decide("", [Comparison("x", estimate, size=size)])),), None)
                     for size in (0.1, 0.9))  # fmt: skip
     assert blind[0][1].status is Status.UNDECIDED
     assert (
@@ -111,23 +111,23 @@ def test_a_design_that_is_blind_to_the_claims_effect_decides_nothing_and_says_wh
     )
     assert sharp[0][1].status is Status.WITHIN_NOISE
     clear = Comparison("x", replace(estimate, effect=0.9), size=0.1)
-    assert judge((Claim("C", "", lambda _: decide("", [clear], 1)),), None)[0][1].status is Status.HOLDS
+    assert judge((Claim("C", "", lambda _: decide("", [clear])),), None)[0][1].status is Status.HOLDS
 
 
 def test_more_than_is_claimed_exceeds_unless_something_else_is_missed():
     over, under = met(5.0, bound=2.0, below=True, ceiling=True), met(-5.0)
-    assert decide("", [met(5.0), over], 3).status is Status.EXCEEDS
-    assert decide("", [under, over], 3).status is Status.FAILS
-    assert decide("", [met(5.0), met(5.0, bound=2.0, below=True)], 3).status is Status.FAILS
+    assert decide("", [met(5.0), over]).status is Status.EXCEEDS
+    assert decide("", [under, over]).status is Status.FAILS
+    assert decide("", [met(5.0), met(5.0, bound=2.0, below=True)]).status is Status.FAILS
 
 
 def test_what_no_run_could_have_missed_is_no_finding_but_can_be_a_mistake():
-    assert by_construction(decide("", [met(0.5)], 3), "Counted.").status is Status.BY_CONSTRUCTION
-    assert by_construction(decide("", [met(-0.5)], 3), "Counted.").status is Status.FAILS
+    assert by_construction(decide("", [met(0.5)]), "Counted.").status is Status.BY_CONSTRUCTION
+    assert by_construction(decide("", [met(-0.5)]), "Counted.").status is Status.FAILS
 
 
 def claims_of(*effects, error=0.1):
-    return tuple(Claim(f"C{i}", "", lambda _, e=e: decide("Said.", [met(e, error)], 3)) for i, e in enumerate(effects))
+    return tuple(Claim(f"C{i}", "", lambda _, e=e: decide("Said.", [met(e, error)])) for i, e in enumerate(effects))
 
 
 def test_claims_of_one_figure_are_judged_together():
@@ -142,7 +142,7 @@ def test_claims_of_one_figure_are_judged_together():
 
 
 def test_a_failure_that_holm_takes_away_from_an_incomplete_claim_leaves_it_unmeasured():
-    incomplete = Claim("C", "", lambda _: decide("Said.", [met(-0.21)], 3, ["Mamba-2"]))
+    incomplete = Claim("C", "", lambda _: decide("Said.", [met(-0.21)], ["Mamba-2"]))
     assert judge((incomplete,), None)[0][1].status is Status.FAILS
     assert judge((incomplete, *claims_of(0.0, 0.0)), None)[0][1].status is Status.NOT_MEASURED
 
@@ -163,7 +163,7 @@ def test_on_par_is_wrongly_said_in_one_of_forty_at_the_margin():
     said = 0
     for effect in 2.0 + 0.3 * rng.normal(size=4_000):
         both = [met(effect, 0.3, bound=-2.0, strict=False), met(effect, 0.3, bound=2.0, below=True, strict=False)]
-        said += decide("", both, 3).status is Status.HOLDS
+        said += decide("", both).status is Status.HOLDS
     assert 0.015 < said / 4_000 < 0.035
 
 
