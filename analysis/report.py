@@ -73,7 +73,6 @@ def build(folder: Path, sections: Sequence[Section]) -> Path:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     filters: dict[str, Callable[..., Any]] = {
         "sign": _sign,
-        "name": lambda section: section.paper[:1].upper() + section.paper[1:],
         "slug": lambda status: status.replace(" ", "-"),
         "statistic": _statistic,
         "printed": title,

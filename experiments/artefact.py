@@ -27,7 +27,8 @@ PAPERS = tuple(FOLDERS)[:-1]
 
 @dataclass(frozen=True)
 class Artefact:
-    """A figure or table as its file, experiments/PAPER/STEM.py, declares it.
+    """A figure or table as its file, experiments/PAPER/STEM.py, declares it. The file's docstring is `paper`: `title`, and what
+    it `shows`.
 
     `runs(scale, seeds)`: the recipes it needs; `evals(scale)`: how each run is evaluated; `summary(study)`: its numbers as a
     table, which is what is drawn where there is no `draw(study)`. `axes`: the axes that it can draw, each with the values that
@@ -68,7 +69,7 @@ class Artefact:
                 raise ValueError(f"{self.stem} has several lines {label!r} of {model}. {remedy}")
 
 
-DECLARED = ("TITLE", "PAPER", "SHOWS", "runs", "evals", "summary")
+DECLARED = ("runs", "evals", "summary")
 """Parts that every artefact's file has."""
 OPTIONAL = ("draw", "CLAIMS", "LOOKS", "AXES")
 """Parts that some have."""
@@ -89,12 +90,18 @@ def _read(folder: str, stem: str) -> Artefact:
     absent = [name for name in DECLARED if not hasattr(module, name)]
     if absent:
         raise ValueError(f"experiments/{folder}/{stem}.py has no {', '.join(absent)}: a figure or table declares them all.")
+    heading, _, shows = (module.__doc__ or "").partition("\n\n")
+    paper, _, title = heading.removesuffix(".").rpartition(": ")
+    if not (paper and shows):
+        raise ValueError(
+            f"experiments/{folder}/{stem}.py: its docstring is not PAPER: TITLE. and, a line below, what it shows."
+        )
 
     def as_table(study: Study) -> list[Path]:
         return write_table(module.summary(study), study.folder / "tables" / study.stem)
 
     parts = {name.lower(): getattr(module, name) for name in (*DECLARED, *OPTIONAL) if hasattr(module, name)}
-    return Artefact(stem, folder, **{"draw": as_table, **parts})
+    return Artefact(stem, folder, title, paper, " ".join(shows.split()), **{"draw": as_table, **parts})
 
 
 def claims() -> dict[str, Claim]:

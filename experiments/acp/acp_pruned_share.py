@@ -1,4 +1,9 @@
-"""Shares of attention that pruning skips: by layer and head, over training, and by training context (ACP)."""
+"""ACP, pruning patterns: What adaptive computation pruning skips.
+
+The share of attention's tiles that is skipped, by layer and head, over training, and by training context. About 70% in all,
+more in longer contexts; many heads are local and skip nearly everything. The paper's own figures could not be obtained; their
+layout is ours.
+"""
 
 import math
 from dataclasses import replace
@@ -21,13 +26,6 @@ from experiments import evaluations
 from experiments.acp.acp_quality import PRUNED
 from experiments.acp.acp_quality import runs as pairs
 
-TITLE = "What adaptive computation pruning skips"
-PAPER = "ACP, pruning patterns"
-SHOWS = (
-    "The share of attention's tiles that is skipped, by layer and head, over training, and by training context. About 70% in "
-    "all, more in longer contexts; many heads are local and skip nearly everything. The paper's own figures could not be "
-    "obtained; their layout is ours."
-)
 AXES = {"pruning": ("pruned",), "context": int}
 PAPERS_LINE = "the paper, 125M to 760M, 4k to 16k (about)"
 PAPERS_SHARE = read("acp_headlines.csv")["tiles_skipped"]["low"]

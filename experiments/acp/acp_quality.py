@@ -1,4 +1,8 @@
-"""Table 1 of the ACP paper: FoX (Pro) trained with and without pruning at three context lengths."""
+"""ACP, Table 1: Quality with and without adaptive computation pruning.
+
+FoX (Pro) trained with and without pruning at three training contexts: held-out perplexity, and the LM evaluation harness.
+Pruning costs no quality: the differences are those of repeated trainings.
+"""
 
 import math
 from dataclasses import replace
@@ -17,12 +21,6 @@ from experiments.evaluations import loss, short_tasks
 from experiments.recipes import recipes
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at, with_shorter
 
-TITLE = "Quality with and without adaptive computation pruning"
-PAPER = "ACP, Table 1"
-SHOWS = (
-    "FoX (Pro) trained with and without pruning at three training contexts: held-out perplexity, and the LM evaluation "
-    "harness. Pruning costs no quality: the differences are those of repeated trainings."
-)
 PRUNED, WHOLE = dict(prune_log_tolerance=-10.0), dict(prune_log_tolerance=None)
 SIZES = {TINIES: (512, 1024), (*MINIS, *PAPERS): (4096, 8192, 16384)}
 """Training contexts; shorter ones than four of the kernels' tiles of 128 prune nothing."""

@@ -1,4 +1,8 @@
-"""Figure 1 of the ACP paper: the tiles of the attention logits that are computed, without and with pruning."""
+"""ACP, Figure 1: Tiles that pruning skips.
+
+The tiles of the logits that the kernel computes, without pruning and with it. For every block of queries the skipped ones are a
+prefix, whose end never moves back. The paper draws a sketch; these are heads of a trained model on real text.
+"""
 
 import numpy as np
 import pandas as pd
@@ -11,12 +15,6 @@ from experiments.acp import acp_pruned_share
 from experiments.acp.acp_pruned_share import AXES, summary  # noqa: F401
 from experiments.evaluations import skipped as evals  # noqa: F401
 
-TITLE = "Tiles that pruning skips"
-PAPER = "ACP, Figure 1"
-SHOWS = (
-    "The tiles of the logits that the kernel computes, without pruning and with it. For every block of queries the skipped "
-    "ones are a prefix, whose end never moves back. The paper draws a sketch; these are heads of a trained model on real text."
-)
 HEADS = 3
 COMPUTED, SKIPPED, OUTSIDE = 2, 1, 0
 COLOURS = ListedColormap(["#FFFFFF", "#E3E3E3", "#D55E00"])

@@ -1,4 +1,7 @@
-"""Training loss with and without pruning, from the runs of the ACP paper's Table 1."""
+"""ACP, loss curves: Training loss with and without pruning.
+
+Training loss of FoX (Pro) with and without pruning, and the difference. The curves coincide within noise.
+"""
 
 import pandas as pd
 
@@ -10,9 +13,6 @@ from analysis.training_curves import SMOOTHED_SHARE, summary, trainings  # noqa:
 from experiments.acp.acp_quality import AXES, runs  # noqa: F401
 from experiments.evaluations import curve as evals  # noqa: F401
 
-TITLE = "Training loss with and without pruning"
-PAPER = "ACP, loss curves"
-SHOWS = "Training loss of FoX (Pro) with and without pruning, and the difference. The curves coincide within noise."
 SHOWN_FROM = 0.1
 
 

@@ -1,4 +1,9 @@
-"""Tight pruning, which keeps ACP's promise with another bound: what it skips, its speed and its loss, beside ACP's own rule."""
+"""Beyond the papers: Tight pruning beside adaptive computation pruning.
+
+Both rules promise that no query loses more than e^-10 of its probability. The paper's knows of a head how large its logits can
+be; the tight one adds up, tile by tile, what the newest keys weigh and what the gates leave of the others. FoX (Pro) trained
+with each, at three training contexts. Not in the papers.
+"""
 
 from analysis.curves import loss_curves
 from analysis.pruning import skipped, tile_note
@@ -12,13 +17,6 @@ from experiments.acp.acp_quality import runs as pairs
 from experiments.acp.acp_speed import times
 from results.provenance import commit_name, is_cpu
 
-TITLE = "Tight pruning beside adaptive computation pruning"
-PAPER = "beyond the papers"
-SHOWS = (
-    "Both rules promise that no query loses more than e^-10 of its probability. The paper's knows of a head how large its "
-    "logits can be; the tight one adds up, tile by tile, what the newest keys weigh and what the gates leave of the others. "
-    "FoX (Pro) trained with each, at three training contexts. Not in the papers."
-)
 AXES = {"pruning": ("pruned", "tightly pruned"), "context": int}
 
 

@@ -1,4 +1,10 @@
-"""Use that models make of context: the loss of the same tokens with more and more text before them, and C3 and C4 by it."""
+"""Beyond the papers: The same tokens, more context.
+
+The loss of fixed tokens of held-out documents, given the last c tokens before them. How hard the text is cancels, as it does
+not along the positions of Figure 2, so that C3 and C4 are judged by this. Left: what context is worth at all. Middle: what more
+of it is worth from an eighth of the training context on. Right: by how much FoX is ahead of the Transformer of the same
+architecture. A model that uses its context falls up to the dashed line. Not in the paper.
+"""
 
 from functools import partial
 from itertools import pairwise
@@ -19,14 +25,6 @@ from eval.context_use.spec import Spec
 from experiments.recipes import main_models as runs  # noqa: F401
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 
-TITLE = "The same tokens, more context"
-PAPER = "beyond the paper"
-SHOWS = (
-    "The loss of fixed tokens of held-out documents, given the last c tokens before them. How hard the text is cancels, as it "
-    "does not along the positions of Figure 2, so that C3 and C4 are judged by this. Left: what context is worth at all. "
-    "Middle: what more of it is worth from an eighth of the training context on. Right: by how much FoX is ahead of the "
-    "Transformer of the same architecture. A model that uses its context falls up to the dashed line. Not in the paper."
-)
 SIZES = {TINIES: (8, 32, 64), MINIS: (64, 512, 128), PAPERS: (64, 512, 1024)}
 """Smallest context, tokens whose loss is taken at each place, and documents."""
 EARLY, LATE = 1 / 8, 5 / 8

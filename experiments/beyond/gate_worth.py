@@ -1,4 +1,9 @@
-"""Worth of the forget gate in place of RoPE, by learning rate and training tokens: a look into C8 to C12 and C16."""
+"""Beyond the papers: What the forget gate is worth, by learning rate and training tokens.
+
+In the paper's ablations (360M, 7.5B tokens) the forget gate in place of RoPE is worth 0.03 nats in both blocks. Where it is
+worth much more at a smaller scale (C8, C11, C12 and C16 fail then), either the learning rates do not suit the Transformer, or
+models that saw few tokens gain more from it. Not in the paper.
+"""
 
 import math
 from typing import NamedTuple
@@ -16,13 +21,6 @@ from experiments.fox.table_lr_grid import rates_of
 from experiments.recipes import recipes
 from experiments.scales import for_ablations, with_shorter
 
-TITLE = "What the forget gate is worth, by learning rate and training tokens"
-PAPER = "beyond the paper"
-SHOWS = (
-    "In the paper's ablations (360M, 7.5B tokens) the forget gate in place of RoPE is worth 0.03 nats in both blocks. Where it "
-    "is worth much more at a smaller scale (C8, C11, C12 and C16 fail then), either the learning rates do not suit the "
-    "Transformer, or models that saw few tokens gain more from it. Not in the paper."
-)
 AXES = {"train_tokens": int, "peak_lr": float | None}
 BLOCKS = {PAIRS[0]: ("pro", "Pro"), PAIRS[1]: ("llama", "LLaMA")}
 PRINTED = {PAIRS[0]: ("FoX (Pro)", "FoX (Pro) - forget gate + RoPE"), PAIRS[1]: ("FoX (LLaMA)", "Transformer (LLaMA)")}

@@ -1,4 +1,8 @@
-"""Speed and memory of generation after long prompts, which the papers do not have: FoX against softmax and recurrent models."""
+"""Beyond the papers: Speed and memory of generation.
+
+Tokens per second of reading a prompt and of decoding after it, and peak memory, by the prompt's length, with fresh weights. Not
+in the paper: it says only that FoX needs no more than softmax attention.
+"""
 
 from dataclasses import replace
 from itertools import product
@@ -14,12 +18,6 @@ from eval.throughput.spec import Spec
 from experiments.recipes import lines
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 
-TITLE = "Speed and memory of generation"
-PAPER = "beyond the paper"
-SHOWS = (
-    "Tokens per second of reading a prompt and of decoding after it, and peak memory, by the prompt's length, with fresh "
-    "weights. Not in the paper: it says only that FoX needs no more than softmax attention."
-)
 SIZES = {TINIES: (256, 1024), MINIS: (4096, 16384), PAPERS: (16384, 32768, 65536)}
 """Lengths of the prompts."""
 KIND = "throughput"

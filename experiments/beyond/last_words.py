@@ -1,4 +1,9 @@
-"""Last words of held-out passages, as LAMBADA asks for them: accuracy and perplexity, with the passage and without it."""
+"""Beyond the papers: Last words of held-out passages.
+
+A word has to be told that a passage of unseen text holds, but not in its last lines. Filled: given the whole passage, hollow:
+given its last words alone, so that what lies between them is what the passage is worth to a model. In the manner of LAMBADA,
+from the held-out text by a rule that knows no model. Not in the paper.
+"""
 
 from dataclasses import dataclass
 from itertools import product
@@ -17,13 +22,6 @@ from eval.last_words.spec import Spec
 from experiments.recipes import main_models as runs  # noqa: F401
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 
-TITLE = "Last words of held-out passages"
-PAPER = "beyond the paper"
-SHOWS = (
-    "A word has to be told that a passage of unseen text holds, but not in its last lines. Filled: given the whole passage, "
-    "hollow: given its last words alone, so that what lies between them is what the passage is worth to a model. In the manner "
-    "of LAMBADA, from the held-out text by a rule that knows no model. Not in the paper."
-)
 SIZES: dict[tuple[str, ...], dict[str, Any]] = {
     TINIES: dict(num_items=400, words=100, near=10, common=300, anywhere=True),  # the text is code
     (*MINIS, *PAPERS): dict(num_items=5000),

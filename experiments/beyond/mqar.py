@@ -1,4 +1,9 @@
-"""Multi-query associative recall as Zoology lays it out: attention with and without a gate, and states of fixed size."""
+"""Beyond the papers: Multi-query associative recall.
+
+Small models trained to answer with the value that a key was given, every key once (arXiv 2312.04927: first all pairs, then the
+queries among blanks; with fewer symbols than there). What is kept of the keys is the whole text with attention, and a state of
+fixed size in the recurrent models. Not in the paper.
+"""
 
 from typing import Any
 
@@ -15,13 +20,6 @@ from experiments.recipes import recipes
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 from experiments.stick_breaking import stick_recall
 
-TITLE = "Multi-query associative recall"
-PAPER = "beyond the paper"
-SHOWS = (
-    "Small models trained to answer with the value that a key was given, every key once (arXiv 2312.04927: first all pairs, "
-    "then the queries among blanks; with fewer symbols than there). What is kept of the keys is the whole text with attention, "
-    "and a state of fixed size in the recurrent models. Not in the paper."
-)
 SIZES = {TINIES: (16,), (*MINIS, *PAPERS): (32, 64, 128)}
 """Numbers of keys; models and training are those of repeated recall."""
 AXES = {"num_keys": int}

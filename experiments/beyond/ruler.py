@@ -1,4 +1,8 @@
-"""RULER's single-needle tasks, which the papers do not have: S-NIAH 1 to 3 inside and beyond the training length."""
+"""Beyond the papers: RULER, single needles.
+
+S-NIAH 1 to 3 of RULER, through the LM evaluation harness: a magic number among repeated sentences, a number in text, a UUID in
+text. Not in the paper; the examples are of the harness's form, made here.
+"""
 
 import pandas as pd
 
@@ -11,12 +15,6 @@ from eval.ruler.spec import Spec
 from experiments.recipes import main_models as runs  # noqa: F401
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 
-TITLE = "RULER, single needles"
-PAPER = "beyond the paper"
-SHOWS = (
-    "S-NIAH 1 to 3 of RULER, through the LM evaluation harness: a magic number among repeated sentences, a number in text, a "
-    "UUID in text. Not in the paper; the examples are of the harness's form, made here."
-)
 SIZES = {TINIES: (448, 1024), MINIS: (1024, 2048, 4096, 8192, 16384), PAPERS: (4096, 8192, 16384, 32768, 65536)}
 """Lengths of the texts."""
 KIND = "ruler"

@@ -1,4 +1,10 @@
-"""FoX among its successors: recurrent layers with gated delta rules, fixed decays, and RoPE with a larger base."""
+"""Beyond the papers: FoX among its successors.
+
+Where the forget gate in softmax attention stands beside models that came with it or after it, at equal tokens and nearly equal
+parameters: ALiBi (the gate as a fixed decay), a Transformer whose RoPE has a larger base, Gated DeltaNet and Kimi Delta
+Attention. Left: loss inside the training context against the numbers that a model keeps to decode 16,384 tokens. Right: loss by
+position beside FoX (Pro). No claim is judged.
+"""
 
 import json
 from dataclasses import replace
@@ -19,14 +25,6 @@ from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
 from models.spec import ModelSpec
 
-TITLE = "FoX among its successors"
-PAPER = "beyond the paper"
-SHOWS = (
-    "Where the forget gate in softmax attention stands beside models that came with it or after it, at equal tokens and nearly "
-    "equal parameters: ALiBi (the gate as a fixed decay), a Transformer whose RoPE has a larger base, Gated DeltaNet and Kimi "
-    "Delta Attention. Left: loss inside the training context against the numbers that a model keeps to decode 16,384 tokens. "
-    "Right: loss by position beside FoX (Pro). No claim is judged."
-)
 AXES = {"rope_base": float | None}
 FOX = "fox_pro"
 MODEL: TypeAdapter[ModelSpec] = TypeAdapter(ModelSpec)

@@ -1,4 +1,8 @@
-"""Appendix F.1: per-token loss of the models of Table 3."""
+"""Appendix F.1: Per-token loss of the ablations.
+
+Per-token loss, less the mean of a panel's models, of the models of Table 3: parts added one by one to the LLaMA block, and left
+out one by one of the Pro block. The paper's own captions could not be obtained.
+"""
 
 from dataclasses import replace
 
@@ -10,12 +14,6 @@ from analysis.style import WIDTH, Files, plt, publish, tokens
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.fox.table3_ablation import AXES, ablations, runs, summary  # noqa: F401
 
-TITLE = "Per-token loss of the ablations"
-PAPER = "Appendix F.1"
-SHOWS = (
-    "Per-token loss, less the mean of a panel's models, of the models of Table 3: parts added one by one to the LLaMA block, "
-    "and left out one by one of the Pro block. The paper's own captions could not be obtained."
-)
 WITHOUT_POSITION = {"use_rope": False}
 """Axes of the block that fails, far above the others, without any sign of position: its curve may leave the frame."""
 

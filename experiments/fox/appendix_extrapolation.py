@@ -1,4 +1,7 @@
-"""Appendix F.6: the runs of Figure 6 beyond their training contexts."""
+"""Appendix F.6: Extrapolation over model sizes, tokens and contexts.
+
+The runs of Figure 6, evaluated beyond their training contexts. The paper's own captions could not be obtained.
+"""
 
 from functools import partial
 
@@ -12,9 +15,6 @@ from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.fox import fig6_scale
 from experiments.fox.fig6_scale import AXES, panels_of, runs  # noqa: F401
 
-TITLE = "Extrapolation over model sizes, tokens and contexts"
-PAPER = "Appendix F.6"
-SHOWS = "The runs of Figure 6, evaluated beyond their training contexts. The paper's own captions could not be obtained."
 TIMES = (1, 2, 4)
 draw = partial(fig6_scale.draw, beyond=True)
 

@@ -1,4 +1,8 @@
-"""Appendix F.10: more forget-gate and attention matrices, of another document and of both blocks."""
+"""Appendix F.10: More forget gates and attention.
+
+F and A of the four most local and four most global heads of FoX (Pro) and FoX (LLaMA), on another document than Figure 3. The
+paper's own captions could not be obtained.
+"""
 
 from dataclasses import replace
 
@@ -9,12 +13,6 @@ from experiments.evaluations import gates
 from experiments.fox.fig3_forget_gates import COLOURS_NOTE, KIND, first_seeds, head_statistics, matrix, stored_heads, summary  # noqa: F401
 from experiments.recipes import lines
 
-TITLE = "More forget gates and attention"
-PAPER = "Appendix F.10"
-SHOWS = (
-    "F and A of the four most local and four most global heads of FoX (Pro) and FoX (LLaMA), on another "
-    "document than Figure 3. The paper's own captions could not be obtained."
-)
 PER_LINE = 4
 runs = lines("fox_pro", "fox_llama", once=True)
 

@@ -1,4 +1,8 @@
-"""Appendix F.5: the easy needle in texts of up to four times the training length."""
+"""Appendix F.5: Needle in longer texts.
+
+The easy needle of FoX (Pro) and Transformer (Pro) up to 65,536 tokens, four times the training context. The released code draws
+such a grid; its cells are not known, so these are eleven lengths at the paper's depths.
+"""
 
 from dataclasses import replace
 
@@ -7,12 +11,6 @@ from experiments.fox.fig4_needle import draw, summary  # noqa: F401
 from experiments.recipes import lines
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 
-TITLE = "Needle in longer texts"
-PAPER = "Appendix F.5"
-SHOWS = (
-    "The easy needle of FoX (Pro) and Transformer (Pro) up to 65,536 tokens, four times the training context. The released "
-    "code draws such a grid; its cells are not known, so these are eleven lengths at the paper's depths."
-)
 SIZES = {TINIES: 1024, MINIS: 16384, PAPERS: 65536}
 """The longest text in tokens."""
 runs = lines("fox_pro", "transformer_pro")

@@ -1,16 +1,14 @@
-"""Appendix F.8: what seeds change, with three or more of FoX (Pro) and Transformer (Pro) at the smallest size."""
+"""Appendix F.8: Random seeds.
+
+Per-token loss of the Pro pair with three seeds at the smallest size. What changes with the seed is small beside the lead of
+FoX. The paper's own captions could not be obtained.
+"""
 
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.fox.fig2_per_token_loss import draw, summary  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import MINIS, PAPERS, TINIES, get_scale, sizes_at
 
-TITLE = "Random seeds"
-PAPER = "Appendix F.8"
-SHOWS = (
-    "Per-token loss of the Pro pair with three seeds at the smallest size. What changes with the seed is small beside the lead "
-    "of FoX. The paper's own captions could not be obtained."
-)
 SIZES = {TINIES: "tiny-narrow", MINIS: "mini-narrow", PAPERS: "125m-2.7b"}
 """The smallest models of each setting."""
 

@@ -1,4 +1,7 @@
-"""Appendix F.9: training loss against tokens, all seven models."""
+"""Appendix F.9: Training curves.
+
+Training loss against tokens. The paper's own captions could not be obtained.
+"""
 
 import pandas as pd
 
@@ -10,9 +13,6 @@ from analysis.training_curves import SMOOTHED_SHARE, summary, trainings  # noqa:
 from experiments.evaluations import curve as evals  # noqa: F401
 from experiments.fox.fig2_per_token_loss import runs  # noqa: F401
 
-TITLE = "Training curves"
-PAPER = "Appendix F.9"
-SHOWS = "Training loss against tokens. The paper's own captions could not be obtained."
 SHOWN_FROM = 0.05
 
 

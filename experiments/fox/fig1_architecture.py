@@ -1,4 +1,9 @@
-"""Figure 1: the FoX block and its attention layer, drawn from the parameters of the model that the suite builds."""
+"""Figure 1: The FoX block.
+
+Left: a FoX block. Right: an attention layer of FoX (Pro), and beside it that of FoX (LLaMA). Every RMSNorm of the layer is per
+head; ShiftLinear mixes the previous token's projection into keys and values. Drawn from the parameters that the models have as
+they are built here.
+"""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,13 +19,6 @@ from analysis.tables import Column, Table
 from experiments.evaluations import parts as evals  # noqa: F401
 from experiments.recipes import lines
 
-TITLE = "The FoX block"
-PAPER = "Figure 1"
-SHOWS = (
-    "Left: a FoX block. Right: an attention layer of FoX (Pro), and beside it that of FoX (LLaMA). Every RMSNorm of the layer "
-    "is per head; ShiftLinear mixes the previous token's projection into keys and values. Drawn from the parameters that the "
-    "models have as they are built here."
-)
 KIND = "parameters"
 LAYER = "layers.0."
 PROJECTION, NORM, ATTENTION, PLAIN = "#D6E6F2", "#F6E3C5", "#F3C9B5", "#FFFFFF"

@@ -1,4 +1,10 @@
-"""Figure 2: per-token loss and perplexity against position, all seven models, at four times the training length."""
+"""Figure 2: Long-context language modelling.
+
+Left: per-token loss against the position of the token, less the mean of the models, so that what is left is not how hard the
+text is. Right: perplexity against the length of the context. FoX lies below the Transformer of the same architecture inside and
+beyond the training context, and keeps improving up to its end; the recurrent models stop improving; Pro beats LLaMA. Beyond the
+training context the Transformers with RoPE break down soon, FoX degrades gently.
+"""
 
 import math
 from collections.abc import Sequence
@@ -18,14 +24,6 @@ from analysis.verdict import PERPLEXITY, Claim, Comparison, Verdict, decide, not
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import main_models as runs  # noqa: F401
 
-TITLE = "Long-context language modelling"
-PAPER = "Figure 2"
-SHOWS = (
-    "Left: per-token loss against the position of the token, less the mean of the models, so that what is left is not how hard "
-    "the text is. Right: perplexity against the length of the context. FoX lies below the Transformer of the same architecture "
-    "inside and beyond the training context, and keeps improving up to its end; the recurrent models stop improving; Pro beats "
-    "LLaMA. Beyond the training context the Transformers with RoPE break down soon, FoX degrades gently."
-)
 PAPER_LOSS_RANGE, PAPER_PERPLEXITY_RANGE = (1.47, 1.67), (4.4, 5.5)
 GAP_POINTS = 160
 SHADED = "shaded: 95% interval (sources, seeds), as wide as its stored band's"

@@ -1,4 +1,9 @@
-"""Figure 3: forget-gate matrix F and attention matrix A of the most local and most global heads of FoX (Pro)."""
+"""Figure 3: Forget gates and attention.
+
+Forget-gate matrix F and attention matrix A of two heads of FoX (Pro), in logarithmic colours (the paper shows A where it is
+above 0.5). Some heads forget fast, a narrow band along the diagonal, of which the end of the text is shown; others keep F near
+1 over long spans and can look far back.
+"""
 
 import math
 from itertools import product
@@ -16,13 +21,6 @@ from analysis.tables import Cell, Column, Table, over_seeds
 from experiments.evaluations import gates as evals  # noqa: F401
 from experiments.recipes import lines
 
-TITLE = "Forget gates and attention"
-PAPER = "Figure 3"
-SHOWS = (
-    "Forget-gate matrix F and attention matrix A of two heads of FoX (Pro), in logarithmic colours (the paper shows A where it "
-    "is above 0.5). Some heads forget fast, a narrow band along the diagonal, of which the end of the text is shown; others "
-    "keep F near 1 over long spans and can look far back."
-)
 KIND = "gate_maps"
 LOWEST_COLOUR = 0.01
 ZOOM = 8

@@ -1,5 +1,9 @@
-"""Figure 4: needle in a haystack, easy and standard mode, all seven models, up to twice the training length; and on the same
-axes the needle as a choice, which small models can make."""
+"""Figure 4: Needle in a haystack.
+
+Scores from 1 (red) to 10 (green) by depth of the needle and length of the context; easy mode left, standard mode right. FoX is
+near perfect within the training context in both modes, the Transformers in easy mode; the recurrent models do poorly. FoX and
+Transformer (Pro) extrapolate partly beyond the training context, Transformer (LLaMA) does not.
+"""
 
 from functools import partial
 from itertools import product
@@ -18,13 +22,6 @@ from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable,
 from experiments.evaluations import needles_and_choices as evals  # noqa: F401
 from experiments.recipes import main_models as runs  # noqa: F401
 
-TITLE = "Needle in a haystack"
-PAPER = "Figure 4"
-SHOWS = (
-    "Scores from 1 (red) to 10 (green) by depth of the needle and length of the context; easy mode left, standard mode right. "
-    "FoX is near perfect within the training context in both modes, the Transformers in easy mode; the recurrent models do "
-    "poorly. FoX and Transformer (Pro) extrapolate partly beyond the training context, Transformer (LLaMA) does not."
-)
 PANELS_PER_ROW = 4
 CAPTIONS = {
     SCORE: "Mean needle score, 1 (nothing found) to 10",

@@ -1,4 +1,9 @@
-"""Figure 5: FoX (Pro) trained on more and fewer tokens and at several learning rates: loss and easy needles."""
+"""Figure 5: Extrapolation against training tokens and learning rate.
+
+Easy-mode needle heatmaps and per-token loss (less the runs' mean) of FoX (Pro) for other numbers of training tokens and other
+learning rates. Length extrapolation is fragile: more tokens can make it worse, depending on the learning rate, while the loss
+inside the training context improves. The paper does not say which settings it shows; these are ours.
+"""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -16,13 +21,6 @@ from experiments import evaluations
 from experiments.recipes import recipes
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at, with_shorter
 
-TITLE = "Extrapolation against training tokens and learning rate"
-PAPER = "Figure 5"
-SHOWS = (
-    "Easy-mode needle heatmaps and per-token loss (less the runs' mean) of FoX (Pro) for other numbers of training tokens and "
-    "other learning rates. Length extrapolation is fragile: more tokens can make it worse, depending on the learning rate, "
-    "while the loss inside the training context improves. The paper does not say which settings it shows; these are ours."
-)
 SIZES = {("tiny",): (2e-3, 4e-3, 8e-3), TINIES: (4e-3, 8e-3), MINIS: (1e-3, 2e-3, 4e-3), PAPERS: (5e-4, 1e-3, 2e-3)}
 """Peak learning rates."""
 AXES = {"train_tokens": int, "peak_lr": float}

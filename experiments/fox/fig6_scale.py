@@ -1,4 +1,10 @@
-"""Figure 6: FoX against the Transformer over model sizes, training tokens and training context lengths."""
+"""Figure 6: Model size, training tokens and training context.
+
+Per-token loss inside the training context, for other model sizes, numbers of training tokens and training context lengths (at
+the same tokens per step). FoX's advantage grows with the training context and shrinks somewhat with size. The paper leaves open
+which architecture and which contexts it shows; here it is the Pro pair. Losses by training context are means over quarters of a
+doubling.
+"""
 
 from itertools import pairwise
 
@@ -17,14 +23,6 @@ from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import MINIS, PAPERS, TINIES, Scale, for_ablations, get_scale, sizes_at, with_shorter
 
-TITLE = "Model size, training tokens and training context"
-PAPER = "Figure 6"
-SHOWS = (
-    "Per-token loss inside the training context, for other model sizes, numbers of training tokens and training context "
-    "lengths (at the same tokens per step). FoX's advantage grows with the training context and shrinks somewhat with "
-    "size. The paper leaves open which architecture and which contexts it shows; here it is the Pro pair. Losses by "
-    "training context are means over quarters of a doubling."
-)
 STEM = "fig6_scale"
 PAIR = ("fox_pro", "transformer_pro")
 SIZES = {

@@ -1,4 +1,9 @@
-"""Figure 7: data-dependent, data-independent and fixed forget gates, in both blocks."""
+"""Figure 7: Kinds of forget gate.
+
+Per-token loss, less the data-dependent gate's, of a forget gate that depends on the token, one that is learned per head, and
+one that is fixed per head (ALiBi). The data-dependent gate is best, the learned constant next, the fixed one worst, in both
+blocks.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -16,13 +21,6 @@ from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import MINIS, PAPERS, TINIES, for_ablations, sizes_at
 
-TITLE = "Kinds of forget gate"
-PAPER = "Figure 7"
-SHOWS = (
-    "Per-token loss, less the data-dependent gate's, of a forget gate that depends on the token, one that is learned per head, "
-    "and one that is fixed per head (ALiBi). The data-dependent gate is best, the learned constant next, the fixed one worst, "
-    "in both blocks."
-)
 SIZES = {TINIES: (4, 32, 256), MINIS: (64, 512, 4096), PAPERS: (256, 2048, 16384)}
 """T_max of the constant gates."""
 GATES = {"full": "data-dependent", "bias_only": "data-independent", "fixed": "fixed"}

@@ -1,4 +1,8 @@
-"""Table 2: the 14 English tasks of LongBench, all seven models."""
+"""Table 2: LongBench.
+
+Fourteen long-context tasks. FoX and the Transformer of the same architecture are on par, Pro is ahead of LLaMA, and the
+recurrent models are well behind except on the two code tasks.
+"""
 
 from itertools import product
 from typing import Any
@@ -17,12 +21,6 @@ from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable
 from experiments.evaluations import long_tasks as evals  # noqa: F401
 from experiments.recipes import main_models as runs  # noqa: F401
 
-TITLE = "LongBench"
-PAPER = "Table 2"
-SHOWS = (
-    "Fourteen long-context tasks. FoX and the Transformer of the same architecture are on par, Pro is ahead of LLaMA, and the "
-    "recurrent models are well behind except on the two code tasks."
-)
 KIND = "longbench"
 WHAT = "results of LongBench"
 TASKS = {

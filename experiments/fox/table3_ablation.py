@@ -1,4 +1,9 @@
-"""Table 3: every component of the Pro block and the forget gate, added one by one and left out one by one."""
+"""Table 3: Ablation of the forget gate and of the Pro block.
+
+Perplexity at the training length. Without any sign of position the LLaMA block fails; the forget gate replaces RoPE and does
+better; QK-norm, output gate, output norm and KV-shift each help, added one by one and left out one by one; RoPE adds nothing to
+FoX (Pro).
+"""
 
 import math
 from itertools import combinations, pairwise
@@ -16,13 +21,6 @@ from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import for_ablations
 
-TITLE = "Ablation of the forget gate and of the Pro block"
-PAPER = "Table 3"
-SHOWS = (
-    "Perplexity at the training length. Without any sign of position the LLaMA block fails; the forget gate replaces RoPE and "
-    "does better; QK-norm, output gate, output norm and KV-shift each help, added one by one and left out one by one; RoPE "
-    "adds nothing to FoX (Pro)."
-)
 QK, GATE, NORM = dict(qk_norm=True), dict(use_output_gate=True), dict(use_output_norm=True)
 ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("Transformer (LLaMA) w/o RoPE", "transformer_llama", dict(use_rope=False)),

@@ -1,4 +1,8 @@
-"""Table 4: sizes and optimisation of all seven models, read off the models and specs of the runs."""
+"""Table 4: Models and hyperparameters.
+
+Layers, widths, heads, peak learning rate and training tokens of every model. In the paper 760M has 24 blocks of width 1536,
+360M 24 of 1024, 125M 12 of 768; heads of 64 for FoX and, at 760M, of 128 for the Transformer.
+"""
 
 from analysis.names import rank
 from analysis.study import Study
@@ -8,12 +12,6 @@ from eval.parameters.spec import counted
 from experiments.evaluations import parts as evals  # noqa: F401
 from experiments.recipes import main_models_once as runs  # noqa: F401
 
-TITLE = "Models and hyperparameters"
-PAPER = "Table 4"
-SHOWS = (
-    "Layers, widths, heads, peak learning rate and training tokens of every model. In the paper 760M has 24 blocks of width "
-    "1536, 360M 24 of 1024, 125M 12 of 768; heads of 64 for FoX and, at 760M, of 128 for the Transformer."
-)
 COLUMNS = [
     Column("params_millions", "Params (M)", 3),
     Column("num_layers", "layers", 0),

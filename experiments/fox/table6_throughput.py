@@ -1,4 +1,9 @@
-"""Table 6: parameters, FLOPs and training throughput of all seven models, measured on the device that evaluates."""
+"""Table 6: Parameters, FLOPs and training throughput.
+
+Parameters without the input embedding, forward FLOPs per token, and training tokens per second on four L40S GPUs. The recurrent
+models are fastest; among the softmax models only Transformer (LLaMA) used a tuned kernel, so throughputs are comparable only as
+ratios between models with the same kernel.
+"""
 
 import math
 from functools import partial
@@ -19,13 +24,6 @@ from experiments.evaluations import step_times as evals  # noqa: F401
 from experiments.recipes import main_models_once as runs  # noqa: F401
 from results.measured import FOLDER, read
 
-TITLE = "Parameters, FLOPs and training throughput"
-PAPER = "Table 6"
-SHOWS = (
-    "Parameters without the input embedding, forward FLOPs per token, and training tokens per second on four L40S GPUs. The "
-    "recurrent models are fastest; among the softmax models only Transformer (LLaMA) used a tuned kernel, so throughputs "
-    "are comparable only as ratios between models with the same kernel."
-)
 BASE = "transformer_llama"
 PRINTED = read_paper("table6_throughput_760m.csv")
 Line = dict[str, Any]  # by column

@@ -1,4 +1,10 @@
-"""Table 7: models trained on short documents at a context of 2,048, on the harness's tasks."""
+"""Table 7: Short-context training on SlimPajama.
+
+About 340M parameters, 15B tokens of SlimPajama, context 2,048. FoX (Pro) has the best average and Wikitext perplexity; FoX is
+ahead of the Transformer of the same architecture on average. The paper leaves tokeniser, batch, learning rate and schedule
+open: here a byte-level BPE of 32,000 and otherwise the 360M setting; documents are packed behind BOS, and attention and states
+go on over it.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -13,14 +19,6 @@ from experiments.fox.table1_lm_eval import summary  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import MINIS, PAPERS, TINIES, get_scale, sizes_at
 
-TITLE = "Short-context training on SlimPajama"
-PAPER = "Table 7"
-SHOWS = (
-    "About 340M parameters, 15B tokens of SlimPajama, context 2,048. FoX (Pro) has the best average and Wikitext perplexity; "
-    "FoX is ahead of the Transformer of the same architecture on average. The paper leaves tokeniser, batch, learning rate and "
-    "schedule open: here a byte-level BPE of 32,000 and otherwise the 360M setting; documents are packed behind BOS, and "
-    "attention and states go on over it."
-)
 SIZES = {TINIES: "tiny-packed", MINIS: "mini-packed", PAPERS: "340m-slimpajama"}
 
 

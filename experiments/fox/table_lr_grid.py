@@ -1,4 +1,9 @@
-"""The learning rates tried for every model, as the paper did before its main experiments (Table 5)."""
+"""Table 5: Learning rates.
+
+The paper chose each model's peak learning rate on the grid {1, 2, 5} x 10^i: 2e-3 for FoX (Pro), Mamba-2 and HGRN2, 1e-3 for
+FoX (LLaMA), Transformer (Pro) and DeltaNet, 5e-4 for Transformer (LLaMA) at its main setting, and 2e-3 for all at 360M and
+125M.
+"""
 
 from typing import Any
 
@@ -16,13 +21,6 @@ from experiments import evaluations
 from experiments.recipes import recipes
 from experiments.scales import MINIS, PAPERS, TINIES, Scale, for_ablations, sizes_at
 
-TITLE = "Learning rates"
-PAPER = "Table 5"
-SHOWS = (
-    "The paper chose each model's peak learning rate on the grid {1, 2, 5} x 10^i: 2e-3 for FoX (Pro), Mamba-2 and HGRN2, 1e-3 "
-    "for FoX (LLaMA), Transformer (Pro) and DeltaNet, 5e-4 for Transformer (LLaMA) at its main setting, and 2e-3 for all at "
-    "360M and 125M."
-)
 SIZES: dict[tuple[str, ...], tuple[tuple[float, ...], dict[str, tuple[float, ...]]]] = {
     TINIES: ((4e-3, 8e-3), {}),
     MINIS: ((1e-3, 2e-3, 4e-3), {"fox_llama": (5e-4,), "mamba2": (8e-3,), "delta_net": (8e-3,)}),

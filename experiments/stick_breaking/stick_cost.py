@@ -1,4 +1,9 @@
-"""Cost of stick-breaking: its kernels against softmax with RoPE, and a training step of the models."""
+"""Stick-breaking: kernel timing: Cost of stick-breaking attention.
+
+Left: forward and backward of the operators, as `python -m kernels.benchmark times` measured them, relative to softmax with
+rotary embedding. Right: a training step at this scale. The paper's kernel is reported 1.2 to 1.3 times as slow as
+FlashAttention with RoPE.
+"""
 
 import math
 from functools import partial
@@ -19,13 +24,6 @@ from experiments.evaluations import step_times as evals  # noqa: F401
 from experiments.recipes import lines
 from results.measured import FOLDER, read
 
-TITLE = "Cost of stick-breaking attention"
-PAPER = "Stick-breaking: kernel timing"
-SHOWS = (
-    "Left: forward and backward of the operators, as `python -m kernels.benchmark times` measured them, relative to "
-    "softmax with rotary embedding. Right: a training step at this scale. The paper's kernel is reported 1.2 to 1.3 times as "
-    "slow as FlashAttention with RoPE."
-)
 KIND = "stick_breaking"
 STICK, SOFTMAX = "stick_breaking", "transformer_llama"
 BASELINE, FLASH = "softmax cuDNN + RoPE", "softmax flash-2 + RoPE"

@@ -1,4 +1,9 @@
-"""Stick-breaking's length extrapolation: trained at one context length, evaluated to sixteen times as much."""
+"""Stick-breaking: length extrapolation: Length extrapolation of stick-breaking attention.
+
+Stick-breaking attention without position encoding, softmax with RoPE, FoX and ALiBi (the forget gate, fixed), all in the LLaMA
+block. The paper trains 350M parameters at 2,048 tokens: stick-breaking's perplexity falls up to 16,384, that of softmax with
+RoPE does not. Losses are means over quarters of a doubling; right: fresh models, mean over heads.
+"""
 
 from functools import partial
 
@@ -20,13 +25,6 @@ from experiments.evaluations import loss
 from experiments.recipes import recipes
 from experiments.scales import MINIS, PAPERS, TINIES, Scale, get_scale, sizes_at
 
-TITLE = "Length extrapolation of stick-breaking attention"
-PAPER = "Stick-breaking: length extrapolation"
-SHOWS = (
-    "Stick-breaking attention without position encoding, softmax with RoPE, FoX and ALiBi (the forget gate, fixed), all in the "
-    "LLaMA block. The paper trains 350M parameters at 2,048 tokens: stick-breaking's perplexity falls up to 16,384, that of "
-    "softmax with RoPE does not. Losses are means over quarters of a doubling; right: fresh models, mean over heads."
-)
 SIZES = {TINIES: "tiny-extrapolation", MINIS: "mini-extrapolation", PAPERS: "360m-extrapolation"}
 """Scales whose evaluations reach to sixteen times the training length."""
 DISTANCES = 12

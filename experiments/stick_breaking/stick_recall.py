@@ -1,4 +1,8 @@
-"""Repeated associative recall: a synthetic task on which the last of several values of a key is asked for."""
+"""Stick-breaking: synthetic task: Repeated associative recall.
+
+Models of two layers are trained to answer with the value that a key was given last; keys are assigned repeatedly.
+Stick-breaking, which takes the nearest match first, is better at it than softmax with RoPE.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +21,6 @@ from experiments.evaluations import key_recall as evals  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 
-TITLE = "Repeated associative recall"
-PAPER = "Stick-breaking: synthetic task"
-SHOWS = (
-    "Models of two layers are trained to answer with the value that a key was given last; keys are assigned repeatedly. "
-    "Stick-breaking, which takes the nearest match first, is better at it than softmax with RoPE."
-)
 AXES = {"num_keys": int}
 ANSWERS = {"correct": "answered correctly", "stale": "answered with an earlier value"}
 STICK, SOFTMAX = "stick_breaking", "transformer_llama"

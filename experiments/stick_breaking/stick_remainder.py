@@ -1,4 +1,7 @@
-"""The remainder term of stick-breaking, which gives what is left of the stick to the token's own value: no gain."""
+"""Stick-breaking: remainder: Remainder term of stick-breaking attention.
+
+Stick-breaking without and with the remainder r times the token's own value; the released models go without it.
+"""
 
 import numpy as np
 
@@ -11,9 +14,6 @@ from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
 from experiments.stick_breaking.stick_extrapolation import far
 
-TITLE = "Remainder term of stick-breaking attention"
-PAPER = "Stick-breaking: remainder"
-SHOWS = "Stick-breaking without and with the remainder r times the token's own value; the released models go without it."
 AXES = {"stick_remainder": bool | None}
 WITH = "with remainder"
 

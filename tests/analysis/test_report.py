@@ -246,8 +246,8 @@ def test_the_page_explains_noise_seeds_cut_curves_and_sizes(figure2, tmp_path):
 
 def test_what_is_not_the_papers_is_not_said_to_be(tmp_path):
     study = drawn(losses(tmp_path, models=("fox_pro", "transformer_pro")))
-    ours = replace(section(FIG2, study), paper="beyond the paper")
-    for one, heading, lead in ((section(FIG2, study), "Figure 2", "The paper:"), (ours, "Beyond the paper", "What it shows:")):
+    ours = replace(section(FIG2, study), paper="Beyond the papers")
+    for one, heading, lead in ((section(FIG2, study), "Figure 2", "The paper:"), (ours, "Beyond the papers", "What it shows:")):
         text = report.build(tmp_path / "tiny", [one]).read_text()
         assert f"<h2>{heading}: {one.title}</h2>" in text and f"<p><strong>{lead}</strong> {one.shows}</p>" in text
 

@@ -85,7 +85,7 @@ def test_what_is_missing_may_fail_but_not_hold():
 
 
 def test_one_seed_and_printed_numbers_are_said():
-    pooled = Comparison("x", Estimate(0.5, 0.1, where=("all models at mini",)))
+    pooled = Comparison("x", Estimate(0.5, 0.1, seeds=1, where=("all models at mini",)))
     assert decide("Said.", [pooled]).noise == "Some models have one seed; seeds' noise: all models at mini."
     assert decide("Said.", [met(0.5)]).sentence == "Said."
     printed = decide("Said.", [Comparison("x", Estimate(0.5))])

@@ -1,4 +1,7 @@
-"""Last losses of FoX and of whatever is compared with it (in none of the papers)."""
+"""Beyond the papers: Last losses.
+
+One bar per model: the loss of its last training step.
+"""
 
 from pathlib import Path
 
@@ -8,10 +11,6 @@ from analysis.style import plt, publish
 from analysis.tables import Column, Table, over_seeds
 from eval.last_loss.spec import Spec
 from experiments.recipes import recipes
-
-TITLE = "Last losses"
-PAPER = "beyond the papers"
-SHOWS = "One bar per model: the loss of its last training step."
 
 
 def runs(scale, seeds):
@@ -35,4 +34,4 @@ def summary(study: Study) -> Table:
     """Return the table of the report."""
     rows = study.stored("last_loss", "last losses")
     losses = {title(str(label)): [own["loss"].to_numpy()] for label, own in rows.groupby("label")}
-    return over_seeds(TITLE, [Column("loss", "nats", 3, "lower")], losses, "")
+    return over_seeds("Last losses", [Column("loss", "nats", 3, "lower")], losses, "")
