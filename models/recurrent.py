@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels.fla_cpu.install import install
-from models.backbone import INITIALIZER_RANGE, Backbone, Block, Padding, linear_normal_, start_with, step_size_bias
+from models.backbone import INITIALIZER_RANGE, Backbone, Block, Padding, linear_normal_, start_with, step_size_bias, zero_padded
 from models.cache import DecodingCache
 from models.spec_parts import WithMLP
 
@@ -19,32 +19,27 @@ install()
 MIXER_GAIN = 2**-2.5
 
 
-class FlaMixer:
-    """The first base of a mixer, before fla's layer, which it puts behind the skeleton's mixer signature. Padded inputs are
-    zero: keys, values and convolutions without a bias stay zero, and gates leave a state of zeros as it is. So no mask is
-    needed."""
+class FlaBlock(Block):
+    """Block round a layer of fla, whose signature and cache are its own. Padded inputs are zero: keys, values and convolutions
+    without a bias stay zero, and gates leave a state of zeros as it is. So no mask is needed."""
 
-    A_log: Tensor
-    dt_bias: Tensor
-    num_heads: int
-
-    def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None, **more: Any) -> Tensor:
-        return super().forward(x, past_key_values=cache, use_cache=cache is not None, **more)[0]  # type: ignore[misc]
+    def _mix(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None, *lower_bound: Tensor) -> Tensor:
+        more = {"lower_bound": lower_bound[0]} if lower_bound else {}  # HGRN2's
+        return self.attn(zero_padded(self.attn_norm(x), padding), past_key_values=cache, use_cache=cache is not None, **more)[0]
 
 
 class RecurrentModel(Backbone):
-    """Backbone of blocks round mixers of one class, each made with `options` and the sizes of the spec. Linear maps of the
-    mixers, and those that end an MLP, are told their place: Hugging Face has `init_module` see only modules with parameters of
-    their own, each alone."""
+    """Backbone of blocks round layers of one class of fla, each made with `options` and the sizes of the spec. Their linear
+    maps, and those that end an MLP, are told their place: Hugging Face has `init_module` see modules one by one, alone."""
 
     decay_rates: tuple[float, float] | None = None
     """Bounds between which the decay rates of a gated mixer start, uniformly; step sizes log-uniform in [1e-3, 1e-1]."""
 
-    def __init__(self, spec: WithMLP, mixer: Callable[..., nn.Module], **options: Any) -> None:
+    def __init__(self, spec: WithMLP, layer: Callable[..., nn.Module], **options: Any) -> None:
         blocks: list[nn.Module] = []
         for layer_idx in range(spec.num_layers):
-            layer = mixer(hidden_size=spec.hidden_size, norm_eps=spec.norm_eps, layer_idx=layer_idx, **options)
-            block = Block(layer, spec.hidden_size, spec.intermediate_size, spec.norm_eps)
+            mixer = layer(hidden_size=spec.hidden_size, norm_eps=spec.norm_eps, layer_idx=layer_idx, **options)
+            block = FlaBlock(mixer, spec.hidden_size, spec.intermediate_size, spec.norm_eps)
             for module in block.attn.modules():
                 if isinstance(module, nn.Linear):
                     module.place = "mixer"  # type: ignore[assignment]
@@ -67,6 +62,7 @@ class RecurrentModel(Backbone):
                 nn.init.zeros_(module.bias)
         else:
             linear_normal_(module, INITIALIZER_RANGE)
-        if isinstance(module, FlaMixer) and self.decay_rates is not None:
-            start_with(module.A_log, torch.empty(module.num_heads).uniform_(*self.decay_rates).log())
-            start_with(module.dt_bias, step_size_bias(module.dt_bias.numel()))
+        if self.decay_rates is not None and hasattr(module, "A_log"):
+            gated: Any = module
+            start_with(gated.A_log, torch.empty(gated.num_heads).uniform_(*self.decay_rates).log())
+            start_with(gated.dt_bias, step_size_bias(gated.dt_bias.numel()))

@@ -1,16 +1,12 @@
 """DeltaNet (arXiv 2406.06484): flash-linear-attention's layer in our skeleton, the paper's set-up (Appendix B)."""
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
-from models.recurrent import FlaMixer, RecurrentModel  # isort: skip  (before fla: puts its CPU versions in place)
+from models.recurrent import RecurrentModel  # isort: skip  (before fla: puts its CPU versions in place)
 from fla.layers.delta_net import DeltaNet
 
 from models.delta_net.spec import DeltaNetSpec
 
 
-class DeltaNetMixer(FlaMixer, DeltaNet):
-    """fla's layer behind the skeleton's mixer signature."""
-
-
 class Model(RecurrentModel):
     def __init__(self, spec: DeltaNetSpec) -> None:
-        super().__init__(spec, DeltaNetMixer, num_heads=spec.num_heads, conv_size=spec.conv_size)
+        super().__init__(spec, DeltaNet, num_heads=spec.num_heads, conv_size=spec.conv_size)

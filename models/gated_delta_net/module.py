@@ -1,14 +1,10 @@
 """Gated DeltaNet (arXiv 2412.06464): flash-linear-attention's layer in our skeleton, begun as other recurrent models."""
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
-from models.recurrent import FlaMixer, RecurrentModel  # isort: skip  (before fla: puts its CPU versions in place)
+from models.recurrent import RecurrentModel  # isort: skip  (before fla: puts its CPU versions in place)
 from fla.layers.gated_deltanet import GatedDeltaNet
 
 from models.gated_delta_net.spec import GatedDeltaNetSpec
-
-
-class GatedDeltaNetMixer(FlaMixer, GatedDeltaNet):
-    """fla's layer behind the skeleton's mixer signature."""
 
 
 class Model(RecurrentModel):
@@ -16,4 +12,4 @@ class Model(RecurrentModel):
 
     def __init__(self, spec: GatedDeltaNetSpec) -> None:
         sizes = {name: getattr(spec, name) for name in ("head_dim", "num_heads", "conv_size")}
-        super().__init__(spec, GatedDeltaNetMixer, expand_v=spec.EXPAND_V, **sizes)
+        super().__init__(spec, GatedDeltaNet, expand_v=spec.EXPAND_V, **sizes)

@@ -4,30 +4,19 @@ As in the released code, the layer-wise lower bounds exist but do not reach the 
 """
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
-from models.recurrent import FlaMixer, RecurrentModel  # isort: skip  (before fla: puts its CPU versions in place)
+from models.recurrent import RecurrentModel  # isort: skip  (before fla: puts its CPU versions in place)
 import torch
 from fla.layers.hgrn2 import HGRN2Attention
 from torch import Tensor, nn
 
-from models.backbone import Padding
-from models.cache import DecodingCache
 from models.hgrn2.spec import HGRN2Spec
-
-
-class HGRN2Mixer(FlaMixer, HGRN2Attention):
-    """fla's layer behind the skeleton's mixer signature."""
-
-    def forward(  # type: ignore[override]
-        self, x: Tensor, cache: DecodingCache | None, padding: Padding | None, lower_bound: Tensor | None = None
-    ) -> Tensor:
-        return super().forward(x, cache, padding, lower_bound=lower_bound)
 
 
 class Model(RecurrentModel):
     """Backbone with the lower bounds of the forget gates, (layers, d)."""
 
     def __init__(self, spec: HGRN2Spec) -> None:
-        super().__init__(spec, HGRN2Mixer, expand_ratio=spec.expand_ratio)
+        super().__init__(spec, HGRN2Attention, expand_ratio=spec.expand_ratio)
         # Unused bounds take no gradient: DDP must not wait for one.
         self.lower_bounds = nn.Parameter(torch.zeros(spec.num_layers, spec.hidden_size), requires_grad=spec.use_lower_bound)
         self.lower_bounds._no_weight_decay = True  # type: ignore[attr-defined]

@@ -1,14 +1,10 @@
 """Kimi Delta Attention (arXiv 2510.26692): flash-linear-attention's layer in our skeleton, begun as other recurrent models."""
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
-from models.recurrent import FlaMixer, RecurrentModel  # isort: skip  (before fla: puts its CPU versions in place)
+from models.recurrent import RecurrentModel  # isort: skip  (before fla: puts its CPU versions in place)
 from fla.layers.kda import KimiDeltaAttention
 
 from models.kimi_delta_attention.spec import KimiDeltaAttentionSpec
-
-
-class KimiDeltaAttentionMixer(FlaMixer, KimiDeltaAttention):
-    """fla's layer behind the skeleton's mixer signature."""
 
 
 class Model(RecurrentModel):
@@ -16,4 +12,4 @@ class Model(RecurrentModel):
 
     def __init__(self, spec: KimiDeltaAttentionSpec) -> None:
         sizes = {name: getattr(spec, name) for name in ("head_dim", "num_heads", "conv_size")}
-        super().__init__(spec, KimiDeltaAttentionMixer, **sizes)
+        super().__init__(spec, KimiDeltaAttention, **sizes)
