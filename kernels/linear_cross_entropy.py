@@ -19,8 +19,7 @@ _KEPT = 2**32
 
 
 def linear_cross_entropy(hidden_Nd: Tensor, weight_Vd: Tensor, targets_N: Tensor) -> Tensor:
-    """Compute the cross-entropy (N,) in nats, fp32, of the logits hidden @ weight.T against targets, differentiable in both
-    factors."""
+    """Compute the cross-entropy (N,), nats in fp32, of logits hidden @ weight.T against targets, differentiable in both."""
     device = hidden_Nd.device.type
     if torch.is_autocast_enabled(device):
         hidden_Nd = hidden_Nd.to(torch.get_autocast_dtype(device))
@@ -46,9 +45,9 @@ class LinearCrossEntropy(torch.autograd.Function):
         kept: list[Tensor] = []
         for hidden, target in zip(hidden_Nd.split(chunk), targets_N.split(chunk), strict=True):
             logits = hidden @ weight.t()
-            loss, logsum = _losses(logits, target)
-            losses.append(loss)
-            logsums.append(logsum)
+            exact = _at_least_fp32(logits)
+            logsums.append(torch.logsumexp(exact, 1))
+            losses.append(logsums[-1] - exact.gather(1, target[:, None])[:, 0])
             if len(kept) < keep:
                 kept.append(logits)
         ctx.save_for_backward(hidden_Nd, weight_Vd, targets_N, torch.cat(logsums), *kept)
@@ -62,29 +61,18 @@ class LinearCrossEntropy(torch.autograd.Function):
         wants_weight = ctx.needs_input_grad[1]
         dhidden = torch.empty_like(hidden_Nd)
         dweight = torch.zeros_like(weight, dtype=logsum_N.dtype) if wants_weight else None
+        column = torch.arange(len(weight), device=weight.device)
         for index, start in enumerate(range(0, len(targets_N), ctx.chunk)):
             rows = slice(start, start + ctx.chunk)
-            hidden, target, grad = hidden_Nd[rows], targets_N[rows], grads[0][rows]
+            hidden = hidden_Nd[rows]
             logits = kept[index] if index < len(kept) else hidden @ weight.t()
-            dlogits = _logit_gradients(logits, logsum_N[rows], target, grad)
+            probs = torch.exp(_at_least_fp32(logits) - logsum_N[rows, None])
+            answer = (column == targets_N[rows, None]).to(probs.dtype)
+            dlogits = ((probs - answer) * grads[0][rows, None]).to(logits.dtype)
             dhidden[rows] = dlogits @ weight
             if dweight is not None:
                 dweight += _at_least_fp32(dlogits.t() @ hidden)
         return dhidden, None if dweight is None else dweight.to(weight_Vd.dtype), None, None, None
-
-
-def _losses(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute loss and log of the sum of exponentials of each row, in at least fp32."""
-    exact = _at_least_fp32(logits)
-    logsum = torch.logsumexp(exact, 1)
-    return logsum - exact.gather(1, target[:, None])[:, 0], logsum
-
-
-def _logit_gradients(logits: Tensor, logsum: Tensor, target: Tensor, grad: Tensor) -> Tensor:
-    """Compute (softmax - one-hot) * grad in the logits' dtype."""
-    column = torch.arange(logits.shape[1], device=logits.device)
-    probs = torch.exp(_at_least_fp32(logits) - logsum[:, None])
-    return ((probs - (column == target[:, None]).to(probs.dtype)) * grad[:, None]).to(logits.dtype)
 
 
 def _at_least_fp32(x: Tensor) -> Tensor:

@@ -25,22 +25,18 @@ def selective_scan(
 ) -> tuple[Tensor, Tensor]:
     """Return y of x's shape and dtype, and the last h (B, C * N) in at least fp32, from which `state` goes on. dt >= 0 and A
     <= 0; all arithmetic is in at least fp32, on a GPU in fp32. Differentiable in all."""
+    inputs = (x_BTC, dt_BTC, A_CN, into_BTN, out_BTN, skip_C, state)
     with torch.autocast(x_BTC.device.type, enabled=False):
         if not x_BTC.is_cuda:
-            return _segments(x_BTC, dt_BTC, A_CN, into_BTN, out_BTN, skip_C, state)
-        if torch.is_grad_enabled():
-            return _Kernels.apply(x_BTC, dt_BTC, A_CN, into_BTN, out_BTN, skip_C, state)
-        y, last, _ = forward(x_BTC, dt_BTC, A_CN, into_BTN, out_BTN, skip_C, state, keep=False)
-        return y, last
+            return _segments(*inputs)
+        return _Kernels.apply(*inputs) if torch.is_grad_enabled() else forward(*inputs, keep=False)[:2]
 
 
 class _Kernels(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, dt: Tensor, A: Tensor, into: Tensor, out: Tensor, skip: Tensor, initial: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        y, last, starts = forward(x, dt, A, into, out, skip, initial, keep=True)
-        ctx.save_for_backward(x, dt, A, into, out, skip, starts)
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        y, last, starts = forward(*inputs, keep=True)
+        ctx.save_for_backward(*inputs[:-1], starts)
         return y, last
 
     @staticmethod

@@ -128,7 +128,7 @@ def _selective_scan_backward_kernel(
 
 
 def forward(
-    x: Tensor, dt: Tensor, A: Tensor, into: Tensor, out: Tensor, skip: Tensor, initial: Tensor | None, keep: bool
+    x: Tensor, dt: Tensor, A: Tensor, into: Tensor, out: Tensor, skip: Tensor, initial: Tensor | None, *, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return y (B, T, C), the last state (B, C * N), and, to keep for `backward`, the states before each STEPS tokens."""
     x, dt, into, out = (_rows(tensor) for tensor in (x, dt, into, out))

@@ -56,26 +56,20 @@ def tiles_for(file: str, kernel: str, head_dim: int, dtype: torch.dtype, device:
 
 
 def rows_descriptor(x_BTHD: Tensor, rows: int, make: Callable[..., Any] = TensorDescriptor) -> Descriptor:
-    """Describe tiles of `rows` consecutive tokens of one head; tokens past the end read as 0."""
-    shape = x_BTHD.shape
-    x_BTHD, strides = addressable(x_BTHD)
-    return make, x_BTHD, shape, strides, (1, rows, 1, shape[-1])
-
-
-def addressable(x_BTHD: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """Return the tensor, copied only if the copy engine cannot address it (16-byte steps), and its strides for a descriptor."""
-    strides = _free_strides(x_BTHD.shape, x_BTHD.stride(), x_BTHD.element_size())
+    """Describe tiles of `rows` consecutive tokens of one head; tokens past the end read as 0. The tensor is copied only if the
+    copy engine cannot address it (16-byte steps)."""
+    shape, size = x_BTHD.shape, x_BTHD.element_size()
+    strides = _free_strides(shape, x_BTHD.stride(), size)
     if strides is None or x_BTHD.data_ptr() % 16:
         x_BTHD = x_BTHD.clone(memory_format=torch.contiguous_format)  # `contiguous` may give back what is not aligned
-        strides = _free_strides(x_BTHD.shape, x_BTHD.stride(), x_BTHD.element_size())
+        strides = _free_strides(shape, x_BTHD.stride(), size)
     assert strides is not None
-    return x_BTHD, strides
+    return make, x_BTHD, shape, strides, (1, rows, 1, shape[-1])
 
 
 @functools.lru_cache(4096)
 def _free_strides(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> tuple[int, ...] | None:
-    """Return strides for a descriptor, None if they do not fit: multiples of 16 bytes, also where a size of one leaves them
-    free."""
+    """Return strides for a descriptor: multiples of 16 bytes, also where a size of one leaves them free. None if others are."""
     if strides[-1] != 1 or any(s <= 0 or s * size % 16 for s, n in zip(strides[:-1], shape, strict=False) if n > 1):
         return None
     return (*(s if n > 1 else shape[-1] for s, n in zip(strides[:-1], shape, strict=False)), 1)
