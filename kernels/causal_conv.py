@@ -1,8 +1,5 @@
 """The short convolution in front of a state-space recurrence (Mamba-2, arXiv 2405.21060, section 7.1): depth-wise, causal, with
-SiLU behind it.
-
-Whole sequences on a GPU take kernels of our own, one pass over memory each way; sequences that go on from a state, and CPUs,
-what stands in fla's place."""
+SiLU behind it. Whole sequences on a GPU take kernels of our own, one pass over memory each way; others take fla's operator."""
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 import torch

@@ -169,8 +169,7 @@ def _gated_row(y_ptr, z_ptr, dout_ptr, row, z_b, z_t, T, d, c, mask):
 def _norm_of_gated_backward_kernel(
     y_ptr, z_ptr, w_ptr, dout_ptr, dy_ptr, dz_ptr, dw_ptr, z_b, z_t, T, N, d, eps, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """A program takes ROWS tokens, one after another, loads the next while it computes, and writes their part of dw. All but z
-    are contiguous."""
+    """A program takes ROWS tokens, loads the next while it computes, and writes their part of dw. All but z are contiguous."""
     c = tl.arange(0, BLOCK_D)
     inside = c < d
     w = tl.load(w_ptr + c, mask=inside, other=0.0).to(tl.float32)

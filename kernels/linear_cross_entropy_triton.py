@@ -21,8 +21,7 @@ ALIGNMENT = 128
 def _cross_entropy_kernel(
     logits_ptr, target_ptr, loss_ptr, stride, columns, vocab_size, GRADIENT: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Take a row; `columns`, those with the padding, bound the loads: a multiple of 16 lets them be wide, as the vocabulary's
-    size would not."""
+    """Take a row. `columns`, with the padding, bound the loads: a multiple of 16, unlike the vocabulary, lets them be wide."""
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * stride
     target = tl.load(target_ptr + row)

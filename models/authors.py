@@ -1,8 +1,7 @@
 """The authors' checkpoint format, without torch: their config.json and the names of their tensors.
 
 The format has our parameter names (but for Mamba-2) and nearly the fields of our specs; what differs is checked and translated
-here. A model_type is our kind's name and a suffix; Transformers have one of their own.
-"""
+here. A model_type is our kind's name and a suffix; Transformers have one of their own."""
 
 from dataclasses import fields
 from typing import Any, NamedTuple

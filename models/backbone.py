@@ -6,8 +6,7 @@ input with padded positions set to zero. With zero input and no bias, every mixe
 neighbours at padded positions are zero, so left padding leaves no trace in a state. Under autocast the residual
 stream stays fp32 and mixers and MLPs run in the autocast dtype.
 
-Suffixes: B batch, T tokens, d hidden size.
-"""
+Suffixes: B batch, T tokens, d hidden size."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -76,8 +75,7 @@ class ResidualBlock(nn.Module):
 
 
 class Block(ResidualBlock):
-    """Residual block: x += mixer(norm(x)); x += mlp(norm(x)). The two halves are checkpointed separately, as in the paper's
-    runs."""
+    """Residual block: x += mixer(norm(x)); x += mlp(norm(x)). Each half is checkpointed by itself, as in the paper's runs."""
 
     def __init__(self, mixer: nn.Module, hidden_size: int, intermediate_size: int, norm_eps: float) -> None:
         super().__init__()

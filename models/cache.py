@@ -14,8 +14,7 @@ State = dict[str, Any]
 
 class DecodingCache:
     """State of every layer after `seq_len` tokens (left padding included), without gradients. A recurrent layer replaces its
-    state with `update`, as layers of flash-linear-attention expect it of fla's own cache; an attention layer extends its
-    sequences with `append`."""
+    state with `update`, as fla's layers do with fla's own cache; an attention layer extends its sequences with `append`."""
 
     is_compileable = False  # generate asks: the sequences grow
 

@@ -1,8 +1,7 @@
 """Every model as a Hugging Face causal language model: one configuration, built from the spec, and one class: the
 backbone of the spec's kind, an untied head, and what `generate` needs.
 
-Suffixes: B batch, T tokens, d hidden size, V vocabulary.
-"""
+Suffixes: B batch, T tokens, d hidden size, V vocabulary."""
 
 import json
 from importlib import import_module

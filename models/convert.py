@@ -1,7 +1,6 @@
 """Checkpoints of the authors: `python -m models.convert SOURCE TARGET` translates a folder, in either direction.
 
-A folder in their format needs no conversion to be used: `models.build.load_model` reads it directly.
-"""
+A folder in their format needs no conversion to be used: `models.build.load_model` reads it directly."""
 
 import json
 import shutil
@@ -34,8 +33,7 @@ def convert(source: Positional[Path], target: Positional[Path]) -> str:
     """Translate SOURCE, a checkpoint folder in the authors' format or in this suite's, into TARGET, a folder in the other one.
 
     TARGET must not exist or be empty, and appears complete or not at all. Returns one line about what was written. Raises
-    ValueError for anything a user can put right.
-    """
+    ValueError for anything a user can put right."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} exists and is not an empty folder; give another target")
     model: Any = load_model(source, dtype=None)  # anything that Hugging Face loads, which `spec_of` refuses

@@ -1,7 +1,6 @@
 """Per-token cross-entropy of a causal language model without ever holding all of its logits.
 
-Suffixes: B batch, T tokens, d hidden size, V vocabulary.
-"""
+Suffixes: B batch, T tokens, d hidden size, V vocabulary."""
 
 from typing import Any
 from weakref import WeakKeyDictionary

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 import torch
 from torch import Tensor, nn
 

@@ -2,10 +2,7 @@
 
 A kind is a folder of its name: `spec.py` holds a frozen, validated dataclass (what the model is, its parameters, FLOPs and
 state size), `module.py` its torch modules, of which the class `Model` is the whole backbone. Specs import no modules; the head
-finds them by the kind's name (models/causal_lm.py). A spec is part of a run's identity and round-trips through JSON.
-
-To add a kind: write its folder, then import its spec here and name it in ModelSpec.
-"""
+finds them by the kind's name (models/causal_lm.py). A spec is part of a run's identity and round-trips through JSON."""
 
 from typing import Annotated, Any, get_args
 

@@ -1,5 +1,4 @@
-"""Files of a model folder that decide what it computes: weights, those that loading opens and no others, and tokeniser.
-Torch-free."""
+"""Files of a model folder that decide what it computes: the weights that loading opens, and tokeniser. Torch-free."""
 
 import json
 from pathlib import Path

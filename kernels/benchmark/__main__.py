@@ -74,9 +74,7 @@ def measured(options: Options) -> None:
 
 
 def show(options: Options) -> None:
-    """Print a table for each mode whose rows are there, and draw the times.
-
-    ValueError: none are there."""
+    """Print a table for each mode whose rows are there, and draw the times. ValueError: none are there."""
     kinds = {"times": options.operators, "errors": ("errors_by_regime",)}
     asked = [kind for mode in options.modes for kind in kinds.get(mode, ())]
     there = {kind: read(kind, options.rows) for kind in asked if any((options.rows / kind).glob("*.parquet"))}

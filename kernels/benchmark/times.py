@@ -33,8 +33,7 @@ class TooLong(Exception):
 
 @contextmanager
 def limited(seconds: int) -> Iterator[None]:
-    """Raise TooLong after so many seconds, as soon as Python runs again. Gradients are computed by the calling thread: no other
-    hears of it."""
+    """Raise TooLong after so many seconds, when Python runs again: in the calling thread, which also computes gradients."""
 
     def stop(*_: object) -> None:
         raise TooLong(f"more than {seconds} s to compile, tune and time")
@@ -85,9 +84,8 @@ def _both(attention: Attention, inputs: list[Tensor], wanted: list[Tensor], do: 
 
 
 def check(operator: Operator, name: str, attention: Attention, head_dim: int, regime: str) -> float:
-    """Compute the largest error of o against float64 at 1,024 tokens, NaN where nothing is exact.
-
-    Raises if an output or gradient is more than a few bf16 ulp off."""
+    """Compute the largest error of o against float64 at 1,024 tokens, NaN where nothing is exact. RuntimeError: an output or
+    gradient is more than a few bf16 ulp off."""
     exact = operator.exact(name)
     if exact is None:
         return math.nan

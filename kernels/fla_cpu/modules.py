@@ -1,5 +1,4 @@
-"""PyTorch versions of the flash-linear-attention norms and convolutions that the baselines' layers call. Same
-arguments as fla's."""
+"""PyTorch versions of fla's norms and convolutions that the baselines' layers call, with the same arguments."""
 
 from typing import Any
 

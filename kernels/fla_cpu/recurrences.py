@@ -58,8 +58,7 @@ class _Options:
 
 
 def _to_chunks(x: Tensor, size: int) -> Tensor:
-    """Reshape (B, T, H, ...) to (B, H, N, C, ...) in fp32, padded with zeros: a zero key and a zero log gate leave the state
-    alone."""
+    """Cut (B, T, H, ...) -> (B, H, N, C, ...) in fp32, padded with zeros: zero keys and log gates leave the state alone."""
     x, missing = x.float(), -x.shape[1] % size
     if missing:
         x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, missing))
@@ -145,8 +144,7 @@ def gated_delta_rule(
     q_t, with beta (B, T, H). Log gates are (B, T, H) in Gated DeltaNet (arXiv 2412.06464) and (B, T, H, K) in Kimi Delta
     Attention (2510.26692); with `use_gate_in_kernel` g are the inputs of the gate, -exp(A_log) * softplus(g + dt_bias).
 
-    Inside a chunk the writes u solve a unit lower triangular system (the WY form): (I + tril(beta decay k k^T, -1)) u = beta (v
-    - decay k S)."""
+    Writes u of a chunk solve a triangular system (the WY form): (I + tril(beta decay k k^T, -1)) u = beta (v - decay k S)."""
     options, like, size = _Options(**given), v, _chunk_size(q.shape[1])
     if k.shape[2] != v.shape[2]:
         raise NotImplementedError("the gated delta rule on the CPU has as many heads of values as of keys")

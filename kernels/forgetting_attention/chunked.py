@@ -2,8 +2,7 @@
 
 Forward keeps the log-sum-exp of each row; backward recomputes the probabilities block by block, as the GPU kernels do. Weights
 are relative to the row's maximum over all its keys, known before the first exp: none passes 1. Legend: N = B * H (batch and
-heads folded), Q queries, T keys, D head dimension; R the queries of one block, J the keys
-    it sees."""
+heads folded), Q queries, T keys, D head dimension; R the queries of one block, J the keys it sees."""
 
 from collections.abc import Iterator
 

@@ -3,8 +3,7 @@ and model compute with this package where it applies, and as before where it doe
 
 fla's own backends are asked below `parallel_attn`, when the gates are a float32 sum already. This one is asked above it and
 sums them in float64: over 64k tokens the sum of a local head is so large that its float32 steps move the logits by up to 7e-3
-and the output by 1e-3. FLA_FORGETTING_ATTENTION=0 turns it off; fla says with its logger's INFO which backend it takes, and why
-not another."""
+and the output by 1e-3. FLA_FORGETTING_ATTENTION=0 turns it off; fla's logger says (INFO) which backend it takes, and why."""
 
 import torch
 from fla.backends import BaseBackend, dispatch, register

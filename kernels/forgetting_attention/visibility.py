@@ -21,8 +21,7 @@ of 1200 between two logits could tell them apart, and as a summand it would swal
 
 
 def cumulative_log_gate(log_fgate_BTH: Tensor) -> Tensor:
-    """Sum up c_t = sum of log f_s, s <= t (section 3.2 of the paper's Eq. for D), as float64 (B, H, T). Cuts count as 0:
-    `first_key` has them."""
+    """Sum up c_t = sum of log f_s, s <= t (the paper's section 3.2), as float64 (B, H, T). Cuts, in `first_key`, count as 0."""
     gate_BHT = log_fgate_BTH.transpose(1, 2).double()
     return gate_BHT.masked_fill(gate_BHT < CUT_LOG_GATE, 0.0).cumsum(-1)
 

@@ -1,12 +1,9 @@
 """Stick-breaking attention over blocks of queries in plain PyTorch: memory linear in the length, any device. CPUs run this.
 
 Keys are kept from last to first, so that the sum over the nearer keys is a running sum. Forward walks back in stretches of
-growing length until every row's stick is used up; backward takes what was visited in one piece. The gradients:
-
-    G_ij = A_ij (dO_i . V_j)                        is d loss / d log A_ij dz_ij = G_ij - beta_ij (sum over j' <= j of G_ij' +
-    r_i dr_i)
-
-because z_ij raises log A_ij itself and, through 1 - beta_ij, lowers by beta_ij what it, every older key and the remainder get.
+growing length until every row's stick is used up; backward takes what was visited in one piece. With G_ij = A_ij (dO_i . V_j),
+the gradient of log A_ij, that of the logits is dz_ij = G_ij - beta_ij (sum over j' <= j of G_ij' + r_i dr_i): z_ij raises
+log A_ij itself and, through 1 - beta_ij, lowers by beta_ij what it, every older key and the remainder get.
 
 Legend: N = B * H (batch and heads folded), Q queries, T keys, D head dimension; R the queries of one block, J the keys of a
 stretch, nearest first."""

@@ -6,8 +6,7 @@ keys before its position, with `attend_current` its own too.
 **Used-up sticks.** All weights of a row and its remainder add up to 1 (identity I9), so once the keys visited have left 2^-c of
 the stick, whatever lies further back has 2^-c in all. The backends walk from the nearest key and stop a block of queries once
 every row has c above `EXIT_BITS`: an output loses at most 2^-40 of the largest value, and a gradient added up over 65,536
-queries less than an ulp of float32 of the largest summand. What was not visited counts as not there, in output, remainder and
-gradients."""
+queries less than an ulp of float32 of the largest summand. What was not visited counts as not there in all results."""
 
 import torch
 from torch import Tensor

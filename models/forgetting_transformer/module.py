@@ -4,8 +4,7 @@
 Order of operations in a block: project; shift k and v; normalise q and k; rotate; attend; normalise the output per
 head; gate it; project. Parameter names and config keys are those of the published checkpoints.
 
-Suffixes: B batch, T tokens, H heads, D head dimension, d hidden size.
-"""
+Suffixes: B batch, T tokens, H heads, D head dimension, d hidden size."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping

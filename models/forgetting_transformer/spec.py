@@ -18,8 +18,7 @@ class ForgettingTransformerSpec(WithMLP):
     rounding up to 256 would dominate). `window_size`: a token sees that many, itself included. `prune_log_tolerance`:
     log(eps) of adaptive computation pruning, e.g. -10; None computes every tile. It changes the result by less than eps,
     but it is part of the spec because the ACP paper compares the two. `prune_tightly`: the same promise with another bound,
-    which skips more (`kernels.forgetting_attention.pruning.tight`; not in the paper).
-    """
+    which skips more (`kernels.forgetting_attention.pruning.tight`; not in the paper)."""
 
     kind: Literal["forgetting_transformer"] = "forgetting_transformer"
     num_heads: PositiveInt

@@ -1,7 +1,6 @@
 """HGRN2 (arXiv 2404.07904): flash-linear-attention's layer in our skeleton, the paper's set-up (Appendix B).
 
-As in the released code, the layer-wise lower bounds exist but do not reach the mixer, unless `use_lower_bound` asks for it.
-"""
+As in the released code, the layer-wise lower bounds exist but do not reach the mixer, unless `use_lower_bound` asks for it."""
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 from models.recurrent import RecurrentModel  # isort: skip  (before fla: puts its CPU versions in place)

@@ -7,8 +7,7 @@ from models.spec_parts import WithDeltaRule, strict
 
 @strict
 class KimiDeltaAttentionSpec(WithDeltaRule):
-    """Kimi Delta Attention with short convolutions, hidden_size / head_dim heads and an output gate. Both gates are maps of
-    rank `head_dim`."""
+    """Kimi Delta Attention with short convolutions, hidden_size / head_dim heads, output gate; gates are of rank `head_dim`."""
 
     kind: Literal["kimi_delta_attention"] = "kimi_delta_attention"
 

@@ -2,8 +2,7 @@
 
 The layer's own paths need mamba-ssm and causal-conv1d, or memory for a naive scan. fla's `chunk_simple_gla` computes the
 recurrence too, but refuses its gradient on Hopper with Triton 3.4 to 3.7.0, and wants keys and queries once per head.
-The paper's setup: twice the layers, no MLPs (Appendix B).
-"""
+The paper's setup: twice the layers, no MLPs (Appendix B)."""
 
 import logging
 import math

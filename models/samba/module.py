@@ -1,12 +1,10 @@
 """Samba (arXiv 2406.07522): Mamba (arXiv 2312.00752) and sliding-window attention in turn.
 
-Suffixes: B batch, T tokens, d hidden size.
-"""
+Suffixes: B batch, T tokens, d hidden size."""
 
 import math
 from typing import Any
 
-import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -186,8 +186,7 @@ def five_products(
     high, low, local_N, keys_N, begin, steps, whole, partial, scale2, Q, T, STAGES: gl.constexpr,
     ORDERED: gl.constexpr,
 ):  # fmt: skip
-    """dK, dV, dQ, row and column sums of dS of all steps. No product reaches into the next step, and little is loaded ahead:
-    registers would spill."""
+    """dK, dV, dQ, row and column sums of dS. No product reaches into the next step, and little is loaded: registers are few."""
     BLOCK_N: gl.constexpr = k_ND.shape[0]
     D: gl.constexpr = k_ND.shape[1]
     BLOCK_M: gl.constexpr = ds_smem.shape[2]

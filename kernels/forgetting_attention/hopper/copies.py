@@ -23,8 +23,7 @@ def _tile(x: Tensor, shape: list[int], strides: list[int], block: list[int]) -> 
 
 
 def rows_descriptor(x: Tensor, rows: int, length: int, columns: int) -> Descriptor:
-    """Describe tiles of `columns` consecutive numbers of one row of a matrix: that which a contiguous float32 tensor begins
-    with."""
+    """Describe tiles of `columns` consecutive numbers of one row of the matrix that a contiguous float32 tensor begins with."""
     return _row, x, (rows, length), (length, 1), (1, columns)
 
 

@@ -46,8 +46,7 @@ def _trusted(before, lse, spoiled, keys_before):
 
 @gluon.jit
 def _tile(number, start_ptr, first_key_ptr, Q, T, query_tiles, tiles):
-    """Find (batch * H + head, first query, first key, first key that all rows see) of a tile, of the last if there are
-    fewer."""
+    """Find (batch * H + head, first query, first key, first key that all rows see) of a tile, or of the last."""
     place_in_order, row = place(gl.minimum(number, tiles - 1), query_tiles, tiles // query_tiles, HEADS_AT_ONCE)
     tile = query_tiles - 1 - place_in_order  # late query tiles have the most keys: first
     m = tile * _TILE
@@ -58,8 +57,7 @@ def _tile(number, start_ptr, first_key_ptr, Q, T, query_tiles, tiles):
 
 @gluon.jit
 def _produce(given, HEADS_PER_KEY: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr):
-    """Copy, of one tile after the other, where it lies and both query blocks, then K with the keys' decay, and V, of every step
-    as soon as a stage is free."""
+    """Copy for each tile where it lies, its query blocks, then K with the keys' decay, and V, as soon as a stage is free."""
     (
         q_desc, k_desc, v_desc, local_desc, q_smem, k_smem, v_smem, local_smem, tile_smem,
         q_full, q_empty, k_full, k_empty, v_full, v_empty, taken_ptr, start_ptr, first_key_ptr, Q, T, H, query_tiles, tiles,
@@ -206,8 +204,7 @@ def _forward_kernel(
     scale2, Q, T, H, num_tiles, query_tiles, tiles, HEADS_PER_KEY: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, SHORT: gl.constexpr,
 ):  # fmt: skip
-    """Run as many programs as fill the GPU, each of which takes tile after tile from a common count: copies of the next tile
-    run under the end of one."""
+    """Take tile after tile from a count common to all programs, which fill the GPU: the next is copied under the end of one."""
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [2 * Q_STAGES] + q_desc.block_type.shape, q_desc.layout)
     k_smem = gl.allocate_shared_memory(q_desc.dtype, [STAGES] + k_desc.block_type.shape, k_desc.layout)
     v_smem = gl.allocate_shared_memory(q_desc.dtype, [STAGES] + v_desc.block_type.shape, v_desc.layout)
@@ -252,8 +249,7 @@ def _forward_kernel(
 
 
 def hopper_forward(q: Tensor, k: Tensor, v: Tensor, prepared: Prepared, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return output, lse (B, H, Q) and int32 (B, H, 2 M): blocks of 64 queries that must be done again. bfloat16, D of 64 or
-    128."""
+    """Return output, lse (B, H, Q), and blocks of 64 queries to be done again, int32 (B, H, 2 M). bfloat16, D of 64 or 128."""
     B, Q, H, D = q.shape
     T, key_heads = k.shape[1:3]
     N, M = prepared.base.shape[-1] - 1, prepared.start.shape[-1]

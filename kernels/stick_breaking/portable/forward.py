@@ -29,8 +29,7 @@ _GRAIN = tl.constexpr(GRAIN)
 
 @triton.jit
 def log2_1p(e, EXACT: tl.constexpr):
-    """Compute log2(1 + e) for e in [0, 1], relative error 6e-5 (EXACT: 2e-7): of small e as well, of which long rows sum
-    many."""
+    """Compute log2(1 + e) for e in [0, 1], relative error 6e-5 (EXACT: 2e-7), also of small e: long rows sum many."""
     if EXACT:
         p = 0.00754917692
         p = p * e - 0.0425670474
