@@ -287,7 +287,7 @@ def test_fresh_models_come_first_and_memory_is_counted_anew(make_run, corpus, wr
     """A timing holds no trained model in memory, and no evaluation counts what another took."""
     run, order = make_run(), []
     timing = throughput.Spec(seq_len=16, warmup=0, repeats=1)
-    monkeypatch.setattr("eval.shell.run.reset_peak_memory", lambda device: order.append("reset"))
+    monkeypatch.setattr("eval.job.reset_peak_memory", lambda device: order.append("reset"))
     for module in (eval.per_token_loss.measure, eval.throughput.measure):
         real = module.evaluate
 
