@@ -136,7 +136,6 @@ class HarnessModel(TemplateLM):
 
 
 def results_of(tasks: Any, loaded: Loaded, spec: Spec, context: Context, progress: Progress) -> Any:
-    """Run loaded tasks of the harness on a model, and return its results."""
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # the harness bootstraps standard errors in forked processes otherwise
     lm = HarnessModel(loaded.model, loaded.tokenizer, spec, context, progress)
     return evaluator.evaluate(lm=lm, task_dict=tasks, limit=spec.limit, bootstrap_iters=BOOTSTRAP_ITERATIONS, log_samples=False)

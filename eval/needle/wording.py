@@ -81,7 +81,6 @@ class Choices:
 
     @classmethod
     def read(cls) -> "Choices":
-        """Read choices.toml."""
         return cls(**_toml(CHOICES))
 
     def wording(self, holder: str, word: str) -> Wording:
