@@ -69,9 +69,8 @@ class HarnessModel(TemplateLM):
         for key, (_, context, continuation) in zip(keys, requests, strict=True):
             if key not in records and key not in todo:
                 if not continuation or len(continuation) > self.max_length:
-                    raise ValueError(
-                        f"a continuation has {len(continuation)} tokens, over max_length {self.max_length}: raise it"
-                    )
+                    over = f"over max_length {self.max_length}: raise it"
+                    raise ValueError(f"a continuation has {len(continuation)} tokens, {over}")
                 todo[key] = (context + continuation, len(continuation))
         self.progress.expect(len(todo))
         order = sorted(todo, key=lambda key: -len(todo[key][0]))

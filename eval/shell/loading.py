@@ -160,10 +160,9 @@ class Loaded:
             data = self.subject.run.data
             if own.fingerprint == data.fingerprint or (named and own.tokenizer == data.tokenizer):
                 return
-            raise ValueError(
-                f"the corpus ({own.tokenizer}, {own.fingerprint}) has other tokens than run {self.subject.run_id} was trained "
-                f"on ({data.tokenizer}, {data.fingerprint}): name the run's own corpus with --corpus"
-            )
+            what = f"the corpus ({own.tokenizer}, {own.fingerprint}) has other tokens than run {self.subject.run_id}"
+            trained = f"was trained on ({data.tokenizer}, {data.fingerprint})"
+            raise ValueError(f"{what} {trained}: name the run's own corpus with --corpus")
         if named and self.tokenizer.kind == own.tokenizer:
             return
         text = corpus.tokenizer.decode(corpus.heldout.read(slice(0, 1))[0, :_SAMPLE_TOKENS].tolist())
