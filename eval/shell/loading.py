@@ -143,9 +143,7 @@ class Loaded:
         if self.subject.run is not None:
             if not self.subject.folder.is_dir():
                 raise ValueError(f"{self.subject.path}: the run is not finished (it has no export/); train it to the end first")
-            from training.export import check_export
-
-            check_export(RunFolder(self.subject.path))
+            RunFolder(self.subject.path).check_export()
         return self.subject.folder
 
     def check_token_ids(self, corpus: Corpus) -> None:
