@@ -17,11 +17,11 @@ def shift_and_norm(
     eps: float = 1e-5,
     before_B1HD: Tensor | None = None,
 ) -> Tensor:
-    """Mix in the previous token, then normalise each head: RMSNorm(a_t x_{t-1} + (1 - a_t) x_t) * weight, in x's dtype,
-    contiguous.
+    """Mix in the previous token, then normalise each head: RMSNorm(a_t x_{t-1} + (1 - a_t) x_t) * weight with a =
+    sigmoid(alpha_logit), in x's dtype, contiguous.
 
-    a = sigmoid(alpha_logit); None leaves out the shift. weight is (D,), shared by the heads, (H, D) or (H * D,); None leaves
-    out the norm. `before` is the token before the first (decoding), without gradient; zero if None."""
+    alpha_logit None leaves out the shift, weight None the norm; weight is (D,), shared by the heads, (H, D) or (H * D,).
+    `before` is the token before the first (decoding), without gradient; zero if None."""
     _check(x_BTHD, "x_BTHD", weight)
     if alpha_logit_BTH is not None and alpha_logit_BTH.shape != x_BTHD.shape[:3]:
         raise ValueError(f"alpha_logit_BTH has shape {tuple(alpha_logit_BTH.shape)}; must be {tuple(x_BTHD.shape[:3])}.")

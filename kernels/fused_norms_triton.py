@@ -1,7 +1,5 @@
 """Triton kernels of `fused_norms`: a program takes BLOCK tokens of one head; backward recomputes, and sums the weight's
-gradient per program.
-
-In every regime up to values of 1e18 nothing leaves float32: the largest number is a sum of D squares, and sigmoids saturate.
+gradient per program. Up to values of 1e18 nothing leaves float32: the largest numbers are sums of D squares.
 
 Legend: R tokens of a program, D head dimension."""
 

@@ -1,8 +1,7 @@
 """Import this before transformers, fla, datasets, accelerate or lm_eval: `kernels` at our root is not Hugging Face's package.
 
 Where that distribution is installed, transformers imports its names from the first `kernels` on sys.path, which is ours when
-Python runs from the repository root. The suite uses no kernel from the hub, so the question that comes first is answered with
-no."""
+Python runs from the repository root. The suite uses no kernel from the hub, so the question asked first is answered: no."""
 
 import importlib.util
 from typing import Any

@@ -1,8 +1,7 @@
 """Cross-entropy of a linear map's logits without ever holding all of them in fp32.
 
-The matrix products and the cross-entropy run in chunks of tokens. Logits are in the hidden states' dtype, softmax statistics in
-fp32, and the weight's gradient is summed in fp32. For the backward pass, 16-bit logits are kept, up to 8 GiB; others are
-computed again.
+All is done in chunks of tokens. Logits are in the hidden states' dtype; softmax statistics and the sum of the weight's gradient
+are in fp32. For the backward pass up to 8 GiB of 16-bit logits are kept; others are computed again.
 
 Suffixes: N tokens, d hidden size, V vocabulary."""
 

@@ -52,10 +52,8 @@ def _cross_entropy_kernel(
 
 
 def cross_entropy_(logits_NV: Tensor, targets_N: Tensor, vocab_size: int, *, gradient: bool) -> Tensor:
-    """Compute losses (N,), fp32, of logits whose columns from `vocab_size` on are padding.
-
-    With `gradient`, the logits are overwritten with the losses' derivatives in them, softmax - one-hot, zero in the padding. A
-    target outside the vocabulary has the loss NaN."""
+    """Compute losses (N,), fp32, of logits whose columns from `vocab_size` on are padding; NaN of a target outside. `gradient`:
+    write the losses' derivatives over the logits, softmax - one-hot, zero in the padding."""
     loss_N = torch.empty(len(targets_N), dtype=torch.float32, device=logits_NV.device)
     _cross_entropy_kernel[(len(targets_N),)](
         logits_NV, targets_N, loss_N, logits_NV.stride(0), logits_NV.shape[1], vocab_size,

@@ -6,8 +6,7 @@ and keys and queries shared by all heads:
 All work is in batched matrix products: chunks meet through their states (N, P) per head, tokens of a chunk through q k^T,
 computed once, times each head's decay. Exponents are sums of log gates, hence <= 0; the sums are fp64, as thousands of nats
 pile up in a chunk. A token's weight on itself is left out of the gates' gradient: with very local gates it would drown the
-others. Here in PyTorch, in any dtype, and the reference of `kernels.ssd_triton`, which 16-bit inputs of its sizes take on a
-GPU.
+others. Here in PyTorch, in any dtype; 16-bit inputs on a GPU take `kernels.ssd_triton`, whose reference this is.
 
 Suffixes: B batch, T tokens, H heads, N state size (keys), P value channels; n chunks, C tokens of a chunk."""
 

@@ -1,5 +1,4 @@
-"""Triton kernels of `swiglu`. Left to torch.compile, the two halves of the gradient are computed one behind the other, each
-from all of the inputs.
+"""Triton kernel of `swiglu`: torch.compile would compute the two halves of the gradient one by one, each from all inputs.
 
 Legend: R rows, C columns of a program; F columns of either half."""
 

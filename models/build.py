@@ -20,8 +20,7 @@ from models.weight_files import read_json, weight_files
 
 
 def build_model(spec: ModelSpec, device: torch.device | str = "cpu") -> CausalLM:
-    """Return a fresh model in fp32, initialised as in the paper's runs from torch's current seed. On device "meta" nothing
-    is allocated."""
+    """Return a fresh model in fp32, begun as in the paper's runs from torch's seed. On device "meta" nothing is allocated."""
     with torch.device("meta" if str(device) == "meta" else "cpu"):
         model = CausalLM(CausalLMConfig(asdict(spec)))
     return model if str(device) == "meta" else model.to(device)  # type: ignore[arg-type]

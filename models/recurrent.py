@@ -1,5 +1,4 @@
-"""Layers of flash-linear-attention in our skeleton: what their models share. Importing it puts fla's CPU versions in place, so
-it comes before fla's layer."""
+"""Layers of flash-linear-attention in our skeleton. To import this puts fla's CPU versions in place: do it before the layer."""
 
 import math
 from collections.abc import Callable

@@ -1,8 +1,7 @@
 """Times of an operator's providers on this GPU: each is held to float64 first, then timed. No provider is waited for without
 end, and rows are kept group by group, so that an interruption loses none.
 
-Effective TFLOP/s are those of the dense causal computation, 4 B H T^2 D / 2 forward and 3.5 times that forward + backward:
-skipped work counts as done."""
+Effective TFLOP/s count skipped work as done: 4 B H T^2 D / 2 forward, and 3.5 times that forward + backward."""
 
 import math
 import signal

@@ -1,8 +1,7 @@
 """PyTorch versions of the flash-linear-attention recurrences that the baselines use: chunked matmuls, no loop over tokens.
 
-Inputs, layouts and options are fla's: q, k (B, T, H, K), v (B, T, H, V), results (o of v's shape, final state or None). Log
-gates may be as strong as they like: every exponent taken here is a sum of log gates, hence <= 0, so nothing overflows. Sums run
-in fp32 whatever the input dtype.
+Inputs, layouts and options are fla's: q, k (B, T, H, K), v (B, T, H, V), results (o of v's shape, final state or None). Every
+exponent is a sum of log gates, however strong, hence <= 0, so nothing overflows. Sums run in fp32 whatever the input dtype.
 
 Suffixes: B batch, H heads, N chunks, C tokens of a chunk, K key and V value channels."""
 

@@ -50,9 +50,7 @@ _differentiated = torch.library.custom_op(
 )
 
 
-@attend.register_fake
-def _(q, k, v, log_fgate, *options):  # type: ignore[no-untyped-def]
-    return q.new_empty(q.shape), _named(options[-1]).kept_like(q, k)
+attend.register_fake(lambda q, k, v, log_fgate, *options: (q.new_empty(q.shape), _named(options[-1]).kept_like(q, k)))
 
 
 @_differentiated.register_fake

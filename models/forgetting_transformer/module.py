@@ -203,15 +203,13 @@ class ForgettingAttention(nn.Module):
         return {"adaptive_threshold": self.threshold(q, k, log_tolerance)}
 
     def pruned_tiles(self, q: Tensor, k: Tensor, log_fgate: Tensor, log_tolerance: float, tile: int) -> Tensor:
-        """Count the leading key tiles that each query tile skips, int32 (B, H, M), by the rule of the spec; for a single query
-        by that of the paper."""
+        """Count the leading key tiles that each query tile skips, int32 (B, H, M), by the spec's rule; one query's by ACP's."""
         if q.shape[1] == 1:
             return skipped_tiles(q, k, log_fgate, tile=tile, adaptive_threshold=self.threshold(q, k, log_tolerance))
         return skipped_tiles(q, k, log_fgate, tile=tile, **self.pruning(q, k, log_tolerance))
 
     def threshold(self, q: Tensor, k: Tensor, log_tolerance: float | None) -> Tensor | float | None:
-        """Return the pruning threshold on D (arXiv 2504.06949): from the QK-norm scales where there are any, else from the
-        norms. None: nothing is pruned."""
+        """Return the threshold on D (arXiv 2504.06949), from QK-norm's scales, or else from the norms; None prunes nothing."""
         if log_tolerance is None:
             return None
         head_dim = self.spec.head_dim

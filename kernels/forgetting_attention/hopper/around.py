@@ -1,7 +1,5 @@
-"""Kernels before and after the main one of the Hopper backward pass, in plain Triton: what comes with each step of queries, and
-what its sums become.
-
-Legend: M queries of a step, D head dimension."""
+"""Kernels before and after the main one of the Hopper backward pass, in plain Triton: what it reads with each step of queries,
+and what its sums become. Legend: M queries of a step, D head dimension."""
 
 import triton
 import triton.language as tl

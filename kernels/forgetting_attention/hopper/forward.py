@@ -2,9 +2,8 @@
 
 Optimistic softmax: before the diagonal the weights are exp2 of the logits relative to a fixed reference, `c` of the tile's
 first query (every D is then <= 0), with no maximum and no rescaling. bfloat16 has float32's range, so P loses nothing; float16
-has not, and always takes the other kernel. Then what was summed becomes one key of weight 1, and the diagonal is done with a
-running maximum: there the largest weight is exactly 1, as bfloat16 should have it, and rows of local gates have nearly all of
-their weight there.
+has not, and always takes the other kernel. Then what was summed becomes one key of weight 1, and the diagonal, with nearly all
+weight of local gates, is done with a running maximum: there the largest weight is exactly 1, as bfloat16 should have it.
 
 What makes the shortcut safe is tested per row by `_trusted`; a block with a row that fails is marked and done again by the
 kernel with a running maximum. The last sum alone proves nothing: a row's own decay can bring back into range what had left it

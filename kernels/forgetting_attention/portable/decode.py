@@ -1,5 +1,4 @@
-"""Decode kernel: one query per sequence, as in generation: the keys are read once, split among programs of which the last to
-end joins all.
+"""Decode kernel: one query per sequence, as in generation: keys are read once, by programs of which the last to end joins all.
 
 Each program walks its stretch of keys from the last to the first: the decay of a key is a running sum of the gates after it, no
 sum over the whole cache is needed, and it stops below the pruning threshold. Weights are relative to the running maximum of the
@@ -165,6 +164,4 @@ def triton_decode(
     return decode(q, k, v, log_fgate, threshold, seq_start, window_size, scale, own_memory=True)
 
 
-@triton_decode.register_fake
-def _(q, k, v, log_fgate, threshold, seq_start, window_size, scale):  # type: ignore[no-untyped-def]
-    return q.new_empty(q.shape)
+triton_decode.register_fake(lambda q, *_: q.new_empty(q.shape))

@@ -98,6 +98,4 @@ def triton_logit_bound(q: Tensor, k: Tensor, scale: float) -> Tensor:
     return largest_product(q, k, abs(scale), 0.0)
 
 
-@triton_logit_bound.register_fake
-def _(q, k, scale):  # type: ignore[no-untyped-def]
-    return q.new_empty(q.shape[0], q.shape[2], dtype=torch.float32)
+triton_logit_bound.register_fake(lambda q, *_: q.new_empty(q.shape[0], q.shape[2], dtype=torch.float32))

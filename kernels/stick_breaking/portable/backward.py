@@ -147,8 +147,7 @@ def _walk_queries(
     LIMITS: tl.constexpr, EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Walk over steps start..stop of one tile of keys; of their queries first..last: the others have no stick left, and no
-    weight. EDGE: some pairs are hidden, among them those of queries that see none of the tile and left nothing in the
-    workspace."""
+    weight. EDGE: some pairs are hidden, also of queries that see none of the tile and left nothing in the workspace."""
     for m in tl.range(start, stop, BLOCK_M):
         m = tl.multiple_of(m, BLOCK_M)
         rows_M = m + tl.arange(0, BLOCK_M)
