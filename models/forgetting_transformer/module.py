@@ -70,23 +70,13 @@ class HeadNorm(RMSNorm):
 
 
 class ShiftLinear(nn.Module):
-    """A projection whose heads mix in the previous token's projection by a data-dependent scalar: alpha_t * x_{t-1} +
-    (1 - alpha_t) * x_t (section 3.3, no bias)."""
+    """Weights of a projection whose heads mix in the previous token's by a data-dependent scalar, as `_project` of attention
+    does it: alpha_t * x_{t-1} + (1 - alpha_t) * x_t (section 3.3, no bias)."""
 
     def __init__(self, hidden_size: int, num_heads: int) -> None:
         super().__init__()
         self.linear = nn.Linear(hidden_size, hidden_size, bias=False)
         self.shift_proj = nn.Linear(hidden_size, num_heads, bias=False)
-
-    def forward(
-        self, x: Tensor, alpha_logit_BTH: Tensor, before_B1HD: Tensor | None, norm: HeadNorm | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the projection shifted by `shift_proj(x)` and, with `norm`, normalised (B, T, H, D), and the last token's
-        projection before both (B, 1, H, D)."""
-        projected = self.linear(x).unflatten(-1, (self.shift_proj.out_features, -1))
-        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-        shifted = shift_and_norm(projected, alpha_logit_BTH, weight, eps=eps, before_B1HD=before_B1HD)
-        return shifted, projected[:, -1:]
 
 
 class ForgettingAttention(nn.Module):
@@ -171,9 +161,11 @@ class ForgettingAttention(nn.Module):
             return projected if norm is None else norm(projected)
         key = f"{name}_before_shift"
         before = cache[self.layer_idx][key] if cache is not None and cache.seq_len else None
-        shifted, last = projection(x, scalars[name], before, norm)
+        projected = projection.linear(x).unflatten(-1, (self.spec.num_heads, -1))
+        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        shifted = shift_and_norm(projected, scalars[name], weight, eps=eps, before_B1HD=before)
         if cache is not None:
-            cache.update(self.layer_idx, **{key: last.clone()})  # the token alone, not a view that keeps them all
+            cache.update(self.layer_idx, **{key: projected[:, -1:].clone()})  # the token alone, not a view that keeps them all
         return shifted
 
     def _log_fgate(self, x: Tensor, scalars: dict[str, Tensor]) -> Tensor | None:

@@ -121,7 +121,7 @@ FAULTS = {
             "F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())",
             "F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())",
         ),
-        ("ShiftLinear.forward", "projected[:, -1:]", "shifted[:, -1:]"),
+        ("ForgettingAttention._project", "projected[:, -1:]", "shifted[:, -1:]"),
         ("Block._mix", "zero_padded(self.attn_norm(x), padding)", "self.attn_norm(x)"),
         ("_padding", "(~seen_BT).sum", "seen_BT.sum"),
     ],
