@@ -21,7 +21,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -61,22 +61,26 @@ Functional = Callable[[Repeated], np.ndarray | None]
 
 def noise_of(series: Sequence[Repeated], scale: str, family: str, functional: Functional) -> Noise | None:
     """Return the noise of what `functional` takes from a series. None where no series is left."""
-    squares: dict[Repeated, tuple[float, int]] = {}
-    for each in series:
+
+    @cache
+    def squares(each: Repeated) -> tuple[float, int] | None:
         values = functional(each)
-        if values is not None and len(values) > 1 and np.isfinite(values).all():
-            squares[each] = float(((values - values.mean()) ** 2).sum()), len(values) - 1
+        if values is None or len(values) < 2 or not np.isfinite(values).all():
+            return None
+        return float(((values - values.mean()) ** 2).sum()), len(values) - 1
+
     everywhere = f"any {size_of(scale)} scale"
     groups = {
-        f"{family} at {scale}": [each for each in squares if (each.scale, each.family) == (scale, family)],
-        f"{family} at {everywhere}": [each for each in squares if each.family == family],
-        f"all models at {scale}": [each for each in squares if each.scale == scale],
-        f"all models at {everywhere}": list(squares),
+        f"{family} at {scale}": [each for each in series if (each.scale, each.family) == (scale, family)],
+        f"{family} at {everywhere}": [each for each in series if each.family == family],
+        f"all models at {scale}": [each for each in series if each.scale == scale],
+        f"all models at {everywhere}": series,
     }
     for where, chosen in groups.items():
-        df = sum(squares[each][1] for each in chosen)
-        if df >= ENOUGH or (chosen and where == f"all models at {everywhere}"):
-            return Noise(sum(squares[each][0] for each in chosen) / df, df, where)
+        found = [known for each in chosen if (known := squares(each)) is not None]
+        df = sum(own for _, own in found)
+        if df >= ENOUGH or (found and where == f"all models at {everywhere}"):
+            return Noise(sum(square for square, _ in found) / df, df, where)
     return None
 
 

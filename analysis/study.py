@@ -12,7 +12,7 @@ A line is drawn from one training of its run. `weights` is left out where rows a
 import json
 from collections import Counter, defaultdict
 from dataclasses import asdict, field
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -142,6 +142,7 @@ class Study:
         self.seed_counts = dict(Counter(line.series for line in self.lines))
         self.num_seeds = max(self.seed_counts.values())
         """The largest number of seeds that one series has."""
+        self._repeats = cache(partial(repeats_for, results_dir))
 
     @cached_property
     def _evaluations(self) -> list[Evaluation]:
@@ -221,8 +222,7 @@ class Study:
         spec, kind = self.spec(line.run_id), meta["kind"]
 
         def noise(functional: Functional) -> Noise | None:
-            series = repeats_for(self.results_dir, line.scale, kind)
-            return noise_of(series, line.scale, family_of(spec["model"]), functional)
+            return noise_of(self._repeats(line.scale, kind), line.scale, family_of(spec["model"]), functional)
 
         names = {name: getattr(line, name) for name in ("label", "axes", "model", "scale")}
         sources_D = sources_of(self.results_dir, meta, documents)
