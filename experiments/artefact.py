@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import UnionType
 
@@ -98,10 +98,12 @@ def _read(folder: str, stem: str) -> Artefact:
         )
 
     def as_table(study: Study) -> list[Path]:
-        return write_table(module.summary(study), study.folder / "tables" / study.stem)
+        return write_table(summary(study), study.folder / "tables" / study.stem)
 
+    summary = lru_cache(maxsize=4)(module.summary)  # the report, pages and drawing ask for it
     parts = {name.lower(): getattr(module, name) for name in (*DECLARED, *OPTIONAL) if hasattr(module, name)}
-    return Artefact(stem, folder, title, paper, " ".join(shows.split()), **{"draw": as_table, **parts})
+    parts |= {"draw": parts.get("draw", as_table), "summary": summary}
+    return Artefact(stem, folder, title, paper, " ".join(shows.split()), **parts)
 
 
 def claims() -> dict[str, Claim]:
