@@ -1,6 +1,7 @@
 """Processes that are `python -m MODULE ARGS`, get SIGTERM when the launcher dies, and lead a session of their own.
 
-On CPUs they are forked from one process that has imported, once, what takes them seconds; CUDA survives no fork.
+On CPUs they are forked from one process that has imported, once, what takes them seconds; CUDA survives no fork. Forks of a
+process do some of its work.
 """
 
 import atexit
@@ -10,11 +11,13 @@ import runpy
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from multiprocessing import forkserver
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing import connection, forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 
@@ -51,6 +54,36 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
 def _set(variables: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(variables)
+
+
+def begin(works: Iterable[Callable[[], Any]]) -> Sequence[Callable[[], Any]]:
+    """Begin each of `works` in a fork of this process, one a core at a time. Returns what waits for their values, and does here
+    again what failed, so that its error is handled here."""
+    context, begun = multiprocessing.get_context("fork"), []
+    running: list[BaseProcess] = []
+    for work in works:
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_send, args=(sender, work), daemon=True)
+        process.start()
+        sender.close()
+        running.append(process)
+        begun.append(partial(_received, receiver, work))
+        while len(running) >= (os.cpu_count() or 1):
+            connection.wait([each.sentinel for each in running])
+            running = [each for each in running if each.is_alive()]
+    return begun
+
+
+def _send(sender: connection.Connection, work: Callable[[], Any]) -> None:
+    with suppress(BaseException):
+        sender.send(work())
+
+
+def _received(receiver: connection.Connection, work: Callable[[], Any]) -> Any:
+    try:
+        return receiver.recv()
+    except EOFError:
+        return work()
 
 
 def say_to(log: Path) -> None:

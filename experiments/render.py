@@ -6,16 +6,19 @@ report and prose come from analysis/report.py and pages.py.
 
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
+from matplotlib.mathtext import MathTextParser
 from rich.console import Console
 
 from analysis import report
 from analysis.study import Study, read_lines, study_file
 from analysis.verdict import Claim, Status, Verdict, judge
 from experiments.artefact import FOLDERS, Artefact, artefacts
+from experiments.forks import begin
 from experiments.pages import write_changed, write_pages
 from experiments.scales import SCALES, Scale, get_scale
 from results.atomic import write_atomic
@@ -52,11 +55,20 @@ UNSEEN = (Status.NOT_MEASURED, Status.NOT_APPLICABLE)
 
 def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Console) -> list[str]:
     """Draw artefacts, and write the report and all pages. Returns what could not be drawn; it is named, with its error."""
-    broken, studies = [], {}
-    for stem in stems:
+    known, broken, studies, stems = artefacts(), [], dict[str, Study](), list(stems)
+
+    def drawings() -> Iterator[Callable[[], list[Path]]]:
+        MathTextParser("agg").parse("$i$")  # a fork then need not load fonts and grammar
+        for stem in stems:
+            with suppress(Exception):  # which drawing it meets again
+                studies[stem] = Study(results_dir, scale, stem).whole()
+                known[stem].summary(studies[stem])  # before the fork, for the report, too
+                judge(known[stem].claims, studies[stem])
+            yield partial(lambda stem: known[stem].draw(studies.get(stem) or Study(results_dir, scale, stem)), stem)
+
+    for stem, drawn in zip(stems, begin(drawings()), strict=True):
         try:
-            studies[stem] = Study(results_dir, scale, stem)
-            for path in artefacts()[stem].draw(studies[stem]):
+            for path in drawn():
                 console.print(f"[green]drawn[/] {path}")
         except OSError:
             raise  # a full disk, say: no other could be written either

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from multiprocessing.process import BaseProcess
 
 import pytest
@@ -98,3 +99,16 @@ def test_the_environment_is_as_before_afterwards(variables):
     with forks.environment(variables):
         assert os.environ["COLOUR"] == "red"
     assert dict(os.environ) == before
+
+
+def test_work_that_ends_its_fork_is_done_again_in_its_turn():
+    here = os.getpid()
+
+    def work(number):
+        if number == 1 and os.getpid() != here:
+            os._exit(0)
+        return number, os.getpid() == here
+
+    assert [wait() for wait in forks.begin(partial(work, number) for number in range(5))] == [
+        (number, number == 1) for number in range(5)
+    ]
