@@ -5,10 +5,14 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from functools import cache
+from io import StringIO
 from pathlib import Path
 
 import torch
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonJITFunction
 from triton.runtime import driver
@@ -35,6 +39,8 @@ from kernels.forgetting_attention.pruning.norms import largest_product
 from tests.kernels.sass import idle_barriers, strays
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+ONE_BY_ONE = "wgmma.mma_async instructions are serialized"
+"""Words of ptxas where it waits after each product, because it can't follow which registers are still being written."""
 
 
 class _Hopper:
@@ -57,20 +63,10 @@ def report(compiled, tool: str, option: str) -> str:  # type: ignore[no-untyped-
         return subprocess.run([TOOLS / tool, option, file.name], capture_output=True, text=True, check=True).stdout
 
 
-def one_by_one(compiled) -> bool:  # type: ignore[no-untyped-def]
-    """Tell whether ptxas waits after each product, as it does where it can't follow which registers are still being written."""
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(compiled.asm["ptx"])
-        file.flush()
-        command = [TOOLS / "ptxas", "--verbose", "--gpu-name=sm_90a", "--output-file=/dev/null", file.name]
-        return (
-            "wgmma.mma_async instructions are serialized"
-            in subprocess.run(command, capture_output=True, text=True, check=True).stderr
-        )
-
-
+@cache
 def examined(compiled) -> int:  # type: ignore[no-untyped-def]
-    """Bytes of stack per thread, where registers are spilled; fails where machine code is not whole."""
+    """Bytes of stack per thread, where registers are spilled; fails where machine code is not whole. Once per kernel: the tools
+    take long."""
     idle = idle_barriers(compiled.asm["ttgir"])
     assert not idle, f"{compiled.name} begins barriers that nobody waits for, in places given to others: {idle}"
     astray = strays(report(compiled, "nvdisasm", "-c")) if "wgmma" in compiled.asm["ptx"] else []
@@ -81,19 +77,23 @@ def examined(compiled) -> int:  # type: ignore[no-untyped-def]
 def main() -> None:
     """Launch everything through the launchers, with compiling in the place of running."""
     seen: dict[str, int] = {}
+    heard: set[str] = set()
 
     def launcher(self: JITFunction, grid: object) -> Callable[..., None]:
         def compile_only(*arguments: object, **options: object) -> None:
-            compiled = self.warmup(*arguments, grid=grid, **options)
+            with redirect_stdout(StringIO()) as said:
+                compiled = self.warmup(*arguments, grid=grid, **options)
             name = f"{self.fn.__module__.split('.', 1)[1]}.{self.fn.__name__}"
             seen[name] = examined(compiled)
-            assert not (isinstance(self, GluonJITFunction) and one_by_one(compiled)), (
+            heard.update([name] if "ptxas info" in said.getvalue() else [])
+            assert not (isinstance(self, GluonJITFunction) and ONE_BY_ONE in said.getvalue()), (
                 f"the products of {name} wait for each other"
             )
 
         return compile_only
 
     driver.set_active(_Hopper())
+    knobs.nvidia.dump_ptxas_log = True
     JITFunction.__getitem__ = launcher  # type: ignore[method-assign]
     gates = torch.zeros(2, 300, 3)
     options = {"threshold": torch.zeros(2, 3), "seq_start": torch.zeros(2, dtype=torch.int32), "window_size": 9}
@@ -157,6 +157,7 @@ def main() -> None:
     swiglu_triton.triton_swiglu(x)
     swiglu_triton._swiglu_backward(x[:, :1280], x)
     assert seen["swiglu_triton._swiglu_kernel"] == 0, "registers spill"
+    assert heard == seen.keys(), "a kernel was compiled without a word of ptxas"
     print(seen)
 
 
