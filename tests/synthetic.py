@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from analysis.names import SEVEN
 from analysis.statistics import Noise, own_noise
 from analysis.study import Axes, Line, Study, write_lines
+from analysis.style import plt
 from results.schema import Schema
 from results.store import read_rows, record_run, rows_file, write_rows
 
@@ -39,6 +43,23 @@ def no_waiting_for_the_disk(monkeypatch):
 def seeds_that_do_not_differ(monkeypatch):
     """A model of one seed, where nothing was repeated, counts as known: claims are tried on made-up rows of one seed."""
     monkeypatch.setattr("analysis.statistics.own_noise", lambda values_S: own_noise(values_S) or Noise(0.0, np.inf))
+
+
+@pytest.fixture
+def pictures_of_a_dot(monkeypatch):
+    """Figures are drawn, but their pictures are a dot, with the note: for tests that look at no picture."""
+
+    def save(figure: Figure, stem: Path) -> list[Path]:
+        plt.close(figure)
+        paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf")]
+        paths[0].parent.mkdir(parents=True, exist_ok=True)
+        note = PngInfo()
+        note.add_text("Description", figure.get_suptitle())
+        Image.new("RGB", (1, 1)).save(paths[0], pnginfo=note)
+        paths[1].write_bytes(b"%PDF")
+        return paths
+
+    monkeypatch.setattr("analysis.style.save", save)
 
 
 class Unchecked(Schema):

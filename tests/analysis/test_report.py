@@ -23,9 +23,10 @@ from experiments.render import write_report
 from results.measured import FOLDER
 from results.store import record_run
 from tests import synthetic
-from tests.synthetic import seeds_that_do_not_differ  # noqa: F401
+from tests.synthetic import pictures_of_a_dot, seeds_that_do_not_differ  # noqa: F401
 
 FIG2 = "fig2_per_token_loss"
+LOOKS_AT_NO_PICTURE = pytest.mark.usefixtures("pictures_of_a_dot")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 
@@ -139,6 +140,7 @@ def test_values_are_read_off_the_curves(figure2, tmp_path):
     assert np.isnan(parts.rows["b"][0]) and parts.rows["b"][3] == 1.0, "nothing is read beyond a curve's ends"
 
 
+@LOOKS_AT_NO_PICTURE
 def test_a_changed_tree_is_said_at_the_picture_and_nameless_weights_once(tmp_path):
     study = losses(tmp_path, seeds=2)  # all of changed trees
     text = page_of(tmp_path, study)
@@ -182,6 +184,7 @@ def gates(tmp_path, learned, dependent=2.0):
     return store.study("fig7_gate_types")
 
 
+@LOOKS_AT_NO_PICTURE
 def test_only_claims_that_fail_say_why_and_the_table_leads_there(tmp_path):
     text = page_of(tmp_path / "a", gates(tmp_path / "a", 0.02))
     row = text[text.index('id="claim-C26b"') :].partition("</tr>")[0]
@@ -199,6 +202,7 @@ def looked_into(monkeypatch, stem, looks):
     monkeypatch.setitem(artefacts(), stem, replace(artefacts()[stem], looks=looks))
 
 
+@LOOKS_AT_NO_PICTURE
 def test_a_failing_claim_that_nobody_looked_into_says_so(tmp_path, monkeypatch):
     def row_of(name, **how):
         text = page_of(tmp_path / name, gates(tmp_path / name, 0.02, **how))
@@ -217,6 +221,7 @@ def test_a_failing_claim_that_nobody_looked_into_says_so(tmp_path, monkeypatch):
     assert "Cannot be told: nothing there." in row_of("c")[0]
 
 
+@LOOKS_AT_NO_PICTURE
 def test_claims_of_one_look_share_its_sentence(tmp_path, monkeypatch):
     looked_into(monkeypatch, "fig7_gate_types", dict.fromkeys(("C26", "C26b"), lambda study: f"Seen in {study.stem}."))
     text = page_of(tmp_path, gates(tmp_path, 0.02, dependent=3.0))
@@ -244,6 +249,7 @@ def test_the_page_explains_noise_seeds_cut_curves_and_sizes(figure2, tmp_path):
     assert "Every model was trained once, with one seed." in figure2[1]
 
 
+@LOOKS_AT_NO_PICTURE
 def test_what_is_not_the_papers_is_not_said_to_be(tmp_path):
     study = drawn(losses(tmp_path, models=("fox_pro", "transformer_pro")))
     ours = replace(section(FIG2, study), paper="Beyond the papers")
@@ -252,6 +258,7 @@ def test_what_is_not_the_papers_is_not_said_to_be(tmp_path):
         assert f"<h2>{heading}: {one.title}</h2>" in text and f"<p><strong>{lead}</strong> {one.shows}</p>" in text
 
 
+@LOOKS_AT_NO_PICTURE
 def test_what_is_missing_stands_with_the_command_that_makes_it(tmp_path):
     study = drawn(losses(tmp_path, models=("fox_pro", "transformer_pro")))
     sections = [section(FIG2, study, missing=("Mamba-2, LR 1", "HGRN2")), section("fig4_needle", None)]
@@ -304,6 +311,7 @@ def test_an_artefact_that_cannot_be_summed_up_says_why(tmp_path):
     assert "<strong>Not drawn:</strong> fig4_needle: no needles are stored; run its experiment first" in text
 
 
+@LOOKS_AT_NO_PICTURE
 def test_text_from_outside_is_escaped(tmp_path):
     store = synthetic.Store(tmp_path, "tiny", 128)
     evil = "<script>alert(1)</script>"
@@ -428,6 +436,7 @@ def test_claims_are_filtered_by_their_verdict_and_a_picture_has_a_large_form(tmp
     assert in_browser(path, 390, f"{large} return [r.top, r.left, r.width, d.images[0].width]")[0] == [0, 0, 390, 1540]
 
 
+@LOOKS_AT_NO_PICTURE
 def test_changed_verdicts_are_noted_once_and_shown(tmp_path):
     first = page_of(tmp_path, losses(tmp_path, documents=32))
     history = tmp_path / "tiny" / "verdicts.jsonl"

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from experiments.request import Request
-from tests.synthetic import no_waiting_for_the_disk, seeds_that_do_not_differ
+from tests.synthetic import no_waiting_for_the_disk, pictures_of_a_dot, seeds_that_do_not_differ
 from tests.texts import write_texts
 
-__all__ = ["asked", "no_waiting_for_the_disk", "seeds_that_do_not_differ", "texts"]
+__all__ = ["asked", "no_waiting_for_the_disk", "pictures_of_a_dot", "seeds_that_do_not_differ", "texts"]
 
 
 @pytest.fixture(scope="session")

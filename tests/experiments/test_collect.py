@@ -18,6 +18,7 @@ from results.store import meta_path, read_rows, rows_file
 from tests.experiments.finished import finish, write_curve, write_loss, write_timing
 from training.lines import line
 
+pytestmark = pytest.mark.usefixtures("pictures_of_a_dot")
 FIG2 = "fig2_per_token_loss"
 PAIR = ("fox_pro", "transformer_pro")
 

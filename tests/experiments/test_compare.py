@@ -14,6 +14,7 @@ from results.store import read_rows, rows_file, write_rows
 from tests.experiments.finished import finish, write_loss
 from training.lines import line, read_lines
 
+pytestmark = pytest.mark.usefixtures("pictures_of_a_dot")
 FIG2 = "fig2_per_token_loss"
 CPU, GPU = "Some CPU (1 thread, AVX2)", "NVIDIA H100 80GB HBM3"
 
