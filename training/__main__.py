@@ -36,6 +36,9 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> int:
+    from training.run_folder import RunFolder
+
+    RunFolder.open(arguments.run_dir)  # a wrong one is named before torch is imported, which takes seconds
     os.environ.update(equal_bits(arguments.threads, os.environ))
     import torch
 
