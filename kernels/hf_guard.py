@@ -17,10 +17,7 @@ def _answer_no() -> None:
         return
 
     def is_package_available(pkg_name: str, *args: Any, **kwargs: Any) -> Any:
-        answer = ask(pkg_name, *args, **kwargs)
-        if pkg_name == "kernels":
-            return (False, "N/A") if isinstance(answer, tuple) else False
-        return answer
+        return ask("kernels of the hub" if pkg_name == "kernels" else pkg_name, *args, **kwargs)  # no package has that name
 
     is_package_available.knows_our_kernels = True  # type: ignore[attr-defined]
     import_utils._is_package_available = is_package_available
