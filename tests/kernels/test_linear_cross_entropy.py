@@ -106,14 +106,14 @@ def run_in(dtype: torch.dtype, function: Any, hidden: Tensor, weight: Tensor, up
     return [losses.detach(), *torch.autograd.grad((losses * upstream).sum(), (h, w))]
 
 
-def compare_with_plain(device: str, dtype: torch.dtype, vocab: int = 113, hidden_size: int = 24) -> None:
+def compare_with_plain(device: str, dtype: torch.dtype, vocab: int = 113, hidden_size: int = 24, rows: int = 300) -> None:
     """The kernel's losses and gradients against fp64, relative to the norm of each: at most twice as wrong as plain PyTorch in
     the same dtype, whose logits are rounded alike. Some chunks kept, some computed again; logits of one and of hundreds of
     nats; targets at both ends of the vocabulary."""
     from kernels.linear_cross_entropy_triton import FusedLinearCrossEntropy
 
     for size, keep in ((1.0, 2), (1e-3, 0), (30.0, 9)):
-        hidden, weight, targets, upstream = (x.to(device) for x in inputs(300, hidden_size, vocab))
+        hidden, weight, targets, upstream = (x.to(device) for x in inputs(rows, hidden_size, vocab))
         targets[:2] = torch.tensor([0, vocab - 1])
         upstream[5:9] = 0  # masked targets
         arguments = ((size * hidden).to(dtype), weight.to(dtype), upstream, targets, 64, keep)
