@@ -54,7 +54,7 @@ def pictures_of_a_dot(monkeypatch):
         paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf")]
         paths[0].parent.mkdir(parents=True, exist_ok=True)
         note = PngInfo()
-        note.add_text("Description", figure.get_suptitle())
+        note.add_text("Description", " ".join(figure.get_suptitle().replace("$", "").split()))
         Image.new("RGB", (1, 1)).save(paths[0], pnginfo=note)
         paths[1].write_bytes(b"%PDF")
         return paths

@@ -33,6 +33,13 @@ from tests import synthetic
 FEW = ("fox_pro", "transformer_pro", "hgrn2")
 FOXES = ("fox_pro", "fox_llama")
 STEM2, STEM4 = "fig2_per_token_loss", "fig4_needle"
+LOOKED_AT = ("test_equal_rows_give_equal_bytes_in_the_artefacts_folder", "test_figure_2_at_the_papers_size_is_fast_and_small")
+
+
+@pytest.fixture(autouse=True)
+def pictures_of_the_tests_that_look_at_them(request):
+    if request.function.__name__ not in LOOKED_AT:
+        request.getfixturevalue("pictures_of_a_dot")
 
 
 def losses(tmp_path, stem=STEM2, **how):
