@@ -20,11 +20,11 @@ SCALES["brief"] = _replace(
 """A scale of a few seconds, and one that differs from a real one in its length alone."""
 
 
-def copy_code(folder: Path) -> Path:
-    """The packages without stored results, and two scales more."""
+def copy_code(folder: Path, steps: int = 200) -> Path:
+    """The packages without stored results, and two scales more; `steps`: of the smaller one's trainings."""
     for path in code_files(ROOT):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, folder / path)
     with open(folder / "experiments" / "scales.py", "a") as file:
-        file.write(POCKET)
+        file.write(POCKET.replace("128 * 200", f"128 * {steps}"))
     return folder

@@ -54,7 +54,7 @@ class Bench:
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     folder = tmp_path_factory.mktemp("bench")
-    return Bench(copy_code(folder / "checkout"), write_texts(folder / "texts", documents=12))
+    return Bench(copy_code(folder / "checkout", steps=100), write_texts(folder / "texts", documents=12))
 
 
 @pytest.fixture(scope="module")
