@@ -199,9 +199,8 @@ def _backward_kernel(
 
 
 def hopper_backward(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, prepared: Prepared, scale: float,
-    deterministic: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, prepared: Prepared, scale: float, deterministic: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv in the inputs' dtype and d log_fgate (B, T, H) float32, all contiguous. k, v have q's heads."""
     B, Q, H, D = q.shape
     T = k.shape[1]

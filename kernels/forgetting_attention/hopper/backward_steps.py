@@ -183,8 +183,7 @@ def fifth_product(given, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.con
 @gluon.jit
 def five_products(
     dk_ND, dv_ND, q_smem, k_ND, v_ND, do_smem, ds_smem, stat_smem, full, empty, turn, dq_ptr, rowsum_ptr, column_ptr,
-    high, low, local_N, keys_N, begin, steps, whole, partial, scale2, Q, T, STAGES: gl.constexpr,
-    ORDERED: gl.constexpr,
+    high, low, local_N, keys_N, begin, steps, whole, partial, scale2, Q, T, STAGES: gl.constexpr, ORDERED: gl.constexpr,
 ):  # fmt: skip
     """dK, dV, dQ, row and column sums of dS. No product reaches into the next step, and little is loaded: registers are few."""
     BLOCK_N: gl.constexpr = k_ND.shape[0]

@@ -140,8 +140,7 @@ def dkdv_kernel(
             dk_ND, dv_ND, column_N = _walk_queries(
                 dk_ND, dv_ND, column_N, k_ND, v_ND, q_desc, do_desc, lse_ptr + row * Q,
                 delta_ptr + row * Q, local, bases, first_key_ptr + row * Q, batch, head, keys_N, local_N, base,
-                first, last, scale2, Q, T, BLOCK_M, BLOCK_N, D,
-                part != 1, EXACT, PRECISION,
+                first, last, scale2, Q, T, BLOCK_M, BLOCK_N, D, part != 1, EXACT, PRECISION,
             )  # fmt: skip
         tl.store(column_ptr + row * T + keys_N, column_N, mask=keys_N < T)
     out = ((batch.to(tl.int64) * T + keys_N) * key_heads + key_head)[:, None] * D + tl.arange(0, D)[None, :]
@@ -152,8 +151,7 @@ def dkdv_kernel(
 @triton.jit
 def _walk_keys(
     dq_MD, sum_M, q_MD, do_MD, k_desc, v_desc, local_ptr, base_ptr, batch, key_head, position_M, first_M, lse_M, delta_M,
-    ref, cum_M,
-    start, stop, scale2, T, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
+    ref, cum_M, start, stop, scale2, T, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
     EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Walk over keys start..stop of one tile of queries."""
@@ -216,8 +214,7 @@ def dq_kernel(
         last = uneven if part == 0 else (diagonal if part == 1 else last_row + offset + 1)
         dq_MD, sum_M = _walk_keys(
             dq_MD, sum_M, q_MD, do_MD, k_desc, v_desc, local_ptr, base_ptr, batch, key_head, position_M, first_M, lse_M,
-            delta_M, ref, cum_M, first, last, scale2, T, BLOCK_M, BLOCK_N, D,
-            part != 1, EXACT, PRECISION,
+            delta_M, ref, cum_M, first, last, scale2, T, BLOCK_M, BLOCK_N, D, part != 1, EXACT, PRECISION,
         )  # fmt: skip
     out = ((batch.to(tl.int64) * Q + rows_M) * H + head)[:, None] * D + tl.arange(0, D)[None, :]
     tl.store(dq_ptr + out, (dq_MD * scale).to(dq_ptr.dtype.element_ty), mask=inside_M[:, None])

@@ -23,9 +23,8 @@ MARKS = 16  # that a program looks at: a program for each would take 2% of a for
 
 @triton.jit
 def tile_logits(
-    s_MN, local_ptr, base_ptr, keys_N, first_of_step, ref, cum_M, scale2, T,
-    EDGE: tl.constexpr, EXACT: tl.constexpr,
-):  # fmt: skip
+    s_MN, local_ptr, base_ptr, keys_N, first_of_step, ref, cum_M, scale2, T, EDGE: tl.constexpr, EXACT: tl.constexpr
+):
     """Compute base-2 logits from raw products: scale * q k + decay, the decay relative to `ref` (EXACT: true, from `cum_M`)."""
     base = tl.load(base_ptr + first_of_step // _TILE)
     if EDGE:

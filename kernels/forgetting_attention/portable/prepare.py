@@ -45,10 +45,8 @@ def larger(a, b):
 
 @triton.jit(do_not_specialize=["T", "H", "num_tiles"])
 def _tile_sums_kernel(
-    gate_ptr, local_ptr, sum_ptr, cut_ptr, tile_cut_ptr,
-    stride_b, stride_t, stride_h, T, H, num_tiles,
-    HEADS: tl.constexpr,
-):  # fmt: skip
+    gate_ptr, local_ptr, sum_ptr, cut_ptr, tile_cut_ptr, stride_b, stride_t, stride_h, T, H, num_tiles, HEADS: tl.constexpr
+):
     """Per tile: running sums of the gates from its start, their total, and the last cut at or before each token."""
     tile, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     t = tile * _TILE + tl.arange(0, _TILE)
@@ -195,10 +193,8 @@ def prepare(
     launch(_tile_bases_kernel, (B * H,), (), (sums, tile_cut, base, cut_before, taken), (N,), BLOCK=block, num_warps=4)
     documents = 0 if cu_seqlens is None else cu_seqlens.numel() - 1
     launch(
-        _limits_kernel, (M, B * H),
-        (), (local, base, cut, cut_before, threshold, seq_start, cu_seqlens, first_key, start),
-        (Q, T, H, N, M, window, documents),
-        DOCUMENT_STEPS=documents.bit_length(), TILE_STEPS=N.bit_length(),
+        _limits_kernel, (M, B * H), (), (local, base, cut, cut_before, threshold, seq_start, cu_seqlens, first_key, start),
+        (Q, T, H, N, M, window, documents), DOCUMENT_STEPS=documents.bit_length(), TILE_STEPS=N.bit_length(),
         PAD=seq_start is not None, PRUNE=threshold is not None, num_warps=1,
     )  # fmt: skip
     return Prepared(local, base, first_key, start, taken)

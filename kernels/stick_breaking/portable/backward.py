@@ -243,8 +243,7 @@ def backward(
             **options, **plan.dq.options(q),
         )  # fmt: skip
         launch(
-            dkdv_kernel, (num_tiles, count),
-            (*queries, *keys), (first_key, oldest, nearer, older, dk, dv), sizes,
+            dkdv_kernel, (num_tiles, count), (*queries, *keys), (first_key, oldest, nearer, older, dk, dv), sizes,
             **options, **plan.dkdv.options(q),
         )  # fmt: skip
     return dq, dk, dv
