@@ -55,10 +55,8 @@ def build_packed(plan: CorpusPlan, texts: Callable[[], Iterator[tuple[bool, str]
     for name, rows in (("train", train), ("held-out", heldout)):
         rows.flush()
         if not rows.count:
-            what = f"data {plan.spec.source!r}: the {name} documents have {rows.tokens} tokens in all"
-            raise ValueError(
-                f"{what}, less than one row of {plan.spec.document_len}: give more text, or a smaller document_len"
-            )
+            few = f"the {name} documents have {rows.tokens} tokens in all, less than one row of {plan.spec.document_len}"
+            raise ValueError(f"data {plan.spec.source!r}: {few}: give more text, or a smaller document_len")
     counts = Counts(
         documents=train.documents + heldout.documents,
         train_documents=train.documents,

@@ -59,9 +59,8 @@ class Sampler:
 def share_of(batch_size: int, rank: int, world_size: int) -> slice:
     """Return the sequences of a step that are a process's. ValueError where they do not divide."""
     if batch_size % world_size:
-        raise ValueError(
-            f"a batch of {batch_size} does not divide among {world_size} processes: start a number that divides it"
-        )
+        what = f"a batch of {batch_size} does not divide among {world_size} processes"
+        raise ValueError(f"{what}: start a number that divides it")
     assert 0 <= rank < world_size
     share = batch_size // world_size
     return slice(rank * share, (rank + 1) * share)

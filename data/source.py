@@ -39,9 +39,8 @@ class PackagesSource:
         try:
             distribution = importlib.metadata.distribution(PACKAGE)
         except importlib.metadata.PackageNotFoundError:
-            raise ValueError(
-                f"data 'packages': {PACKAGE} is not installed: install {VERSION}, or give --data text:PATH"
-            ) from None
+            remedy = f"install {VERSION}, or give --data text:PATH"
+            raise ValueError(f"data 'packages': {PACKAGE} is not installed: {remedy}") from None
         self.version = distribution.version
         self.root = Path(str(distribution.locate_file(PACKAGE)))
 

@@ -104,9 +104,8 @@ class Split:
         whole = slice(0, int(self._array.shape[1]))
         for document in map(int, indices[~tokens.any(axis=1)]):
             if tokens.shape[1] >= _ZERO_RUN or not self._decode(slice(document, document + 1), whole).any():
-                raise ValueError(
-                    f"{self.path}, document {document} is all zeros, as in a LongCrawl64 mirror: fetch another copy"
-                )
+                empty = f"{self.path}, document {document} is all zeros"
+                raise ValueError(f"{empty}, as in a LongCrawl64 mirror: fetch another copy")
 
 
 def _fault(chunk: Path, blosc: bool) -> str | None:

@@ -14,7 +14,7 @@ from rich.text import Text
 from experiments import forks, restarts
 from experiments.graph import Planned
 from training.command_line import Terminated
-from training.processor import equal_bits
+from training.hardware import equal_bits
 from training.progress import LINE_EVERY_S, numbers
 
 POLL_S = 0.1

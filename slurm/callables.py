@@ -25,7 +25,7 @@ from experiments.task import Task
 from slurm.cluster import KINDS, UNNAMED
 from slurm.snapshot import ROOT
 from slurm.submit import whole_paths
-from training.processor import equal_bits
+from training.hardware import equal_bits
 
 POLL_S = 0.2
 

@@ -68,7 +68,6 @@ def fruitless_starts(start: Start, mark: str) -> int:
 
 
 def note(start: Start, event: str, mark: str, **values: object) -> None:
-    """Add an event of this start to the journal of its job."""
     restarts.append(start.job.journal, event, job=start.id, restart=start.restart, mark=mark, **values)
 
 

@@ -45,7 +45,6 @@ class Job(Task):
 
     @classmethod
     def read(cls, values: dict[str, Any]) -> Job:
-        """Read a job from its JSON."""
         folder, makes, resources = Path(values["folder"]), tuple(map(Path, values["makes"])), Resources(**values["resources"])
         return cls(values["key"], values["module"], tuple(values["args"]), tuple(values["needs"]), makes, folder, resources)
 

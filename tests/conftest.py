@@ -6,7 +6,7 @@ import signal
 from itertools import zip_longest
 from pathlib import Path
 
-from training.processor import equal_bits
+from training.hardware import equal_bits
 
 os.environ.update(equal_bits(1, os.environ))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -13,8 +13,8 @@ import data.plan
 from data.plan import resolve
 from data.recall import RecallTask
 from data.spec import DataSpec
+from eval import job as evaluation
 from eval.kinds import KINDS, eval_id
-from eval.shell import run as evaluation
 from eval.shell.loading import _content_id
 from eval.shell.sources import digest
 from experiments.plan import _corpus_key

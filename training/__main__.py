@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from models.spec_parts import PositiveInt
 from training.command_line import guarded, parse
-from training.processor import equal_bits
+from training.hardware import equal_bits
 from training.spec import Execution
 
 

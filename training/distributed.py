@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from training import processor
+from training import hardware
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -83,7 +83,7 @@ def device_label(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
-    return f"{processor.model()} ({threads} thread{'s' if threads > 1 else ''}, {torch.backends.cpu.get_cpu_capability()})"
+    return f"{hardware.processor()} ({threads} thread{'s' if threads > 1 else ''}, {torch.backends.cpu.get_cpu_capability()})"
 
 
 def spread(

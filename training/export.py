@@ -48,15 +48,6 @@ def export_model(model: nn.Module, corpus: Corpus | None, spec: RunSpec, folder:
     world.barrier()
 
 
-def check_export(folder: RunFolder) -> None:
-    """Read a run's exported model against the digests it was written with. ValueError: something is missing or was altered, or
-    it is another run's."""
-    fault = folder.export_fault(digests=True)
-    if fault is not None:
-        remedy = "Delete it and run its experiment again, which trains what is missing."
-        raise ValueError(f"{folder.export} is damaged: {fault}. {remedy}")
-
-
 def already_exported(folder: RunFolder, spec: RunSpec, world: World) -> bool:
     """Tell whether the run is finished (all processes agree). A damaged export is moved aside, so that it is made again.
     ValueError: the weights were trained elsewhere, so that training cannot make them again."""

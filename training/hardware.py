@@ -1,16 +1,45 @@
-"""Peak arithmetic rate of the device, the denominator of model FLOPs utilisation (MFU), and peak use of its memory."""
+"""Hardware of a task: its CPU, held to the instructions that most have; the peak arithmetic rate of its device, the denominator
+of model FLOPs utilisation (MFU); and its peak use of memory. Torch-free until a GPU is asked for."""
 
 import os
+import platform
+import re
 import resource
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
+TOLD = Path("/proc/cpuinfo")
 DENSE_BF16_PEAK = {
     "H100": 989e12, "H200": 989e12, "H800": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12, "B200": 2250e12,
 }  # fmt: skip
 """Datasheet rates in FLOP/s, by a part of the device name."""
+
+
+def equal_bits(threads: int, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables to add to those `given`: so many threads, and of the vector instructions none beyond AVX2, in
+    PyTorch's own operators and in MKL's products. With wider ones sums are split otherwise, hence round otherwise, and
+    training carries that on. A processor without AVX2 is left as it is."""
+    wanted = {"OMP_NUM_THREADS": str(threads)}
+    if {"avx2", "fma"} <= set(_found("flags").split()):
+        wanted |= {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2"}
+    return {name: value for name, value in wanted.items() if name not in given}
+
+
+def processor() -> str:
+    """Return the name of the CPU, say AMD EPYC, or the architecture where the system does not tell."""
+    return _found("model name") or f"{platform.machine()} CPU"
+
+
+def _found(field: str) -> str:
+    try:
+        found = re.search(rf"^{field}\s*:\s*(.+)$", TOLD.read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return " ".join(found[1].split()) if found else ""
 
 
 def peak_flops(device: "torch.device") -> float | None:

@@ -53,7 +53,6 @@ class Speed:
         self.resume()
 
     def resume(self) -> None:
-        """Start the clock again after a pause."""
         self._last = time.perf_counter()
 
     def tick(self) -> float:

@@ -90,6 +90,13 @@ class RunFolder:
             return f"there is no {self.export / manifest.MANIFEST} or no {self.spec_file.name}"
         return manifest.fault(self.export, digests=digests, run_id=self.run_id)
 
+    def check_export(self) -> None:
+        """Read the exported model against the digests it was written with. ValueError: something is missing or was altered, or
+        it is another run's."""
+        if (fault := self.export_fault(digests=True)) is not None:
+            remedy = "Delete it and run its experiment again, which trains what is missing."
+            raise ValueError(f"{self.export} is damaged: {fault}. {remedy}")
+
     @property
     def weights(self) -> str | None:
         """Digest of the run's weights: those that are there, or else those that its last training ended with. None where none

@@ -86,7 +86,6 @@ class Stepper:
         return loss, grad_norm, verdict
 
     def autocast(self) -> torch.autocast:
-        """Return the precision of a forward pass."""
         precision = self.spec.precision
         return torch.autocast(self.world.device.type, dtype=DTYPES[precision], enabled=precision != "fp32")
 

@@ -1,7 +1,6 @@
 """Attention speed: what the layers are given is kept from one pass, then attention is timed alone; then whole steps."""
 
 from dataclasses import replace
-from typing import Any
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import numpy as np
@@ -51,13 +50,11 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     finally:
         for place, layer in layers.items():
             layer.spec = own[place]
-    return pd.DataFrame([_row(*key, seconds, spec, machine) for key, seconds in found.items()])
-
-
-def _row(quantity: str, is_pruned: int, seconds: np.ndarray, spec: Spec, machine: str) -> dict[str, Any]:
-    low, median, high = 1000 * np.quantile(seconds, QUANTILES)
-    values = (quantity, is_pruned, median, low, high, spec.batch_size * spec.seq_len, machine)
-    return dict(zip(spec.SCHEMA.columns, values, strict=True))
+    rows = []
+    for key, seconds in found.items():
+        low, median, high = 1000 * np.quantile(seconds, QUANTILES)
+        rows.append((*key, median, low, high, ids_BT.numel(), machine))
+    return pd.DataFrame(rows, columns=list(spec.SCHEMA.columns))
 
 
 def _attention(given: list[Given], log_tolerance: float | None, timing: Timing, compute: Compute, backward: bool) -> np.ndarray:

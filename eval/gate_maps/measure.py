@@ -53,7 +53,9 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
         _forward(model, layers, inputs_BT, compute, measure)
         progress.advance()
-        shown = _extremes({head: statistics[head]["median_F"] for head in chosen}, spec.num_maps)
+        shown, count = sorted(set(chosen), key=lambda head: (statistics[head]["median_F"], head)), spec.num_maps
+        if len(shown) > count:  # the two ends, more of the local ones if odd
+            shown = shown[: -(-count // 2)] + shown[len(shown) - count // 2 :]
 
         def draw(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate_BTH: Tensor) -> None:
             place = layer.layer_idx
@@ -118,12 +120,6 @@ def maps(q_TD: Tensor, k_TD: Tensor, log_fgate_T: Tensor, grid: int) -> tuple[np
         forget_GG[block, :cells] = (total.sum((0, 2)) / pairs.sum((0, 2))).cpu().numpy()
         attend_GG[block, :cells] = most.amax((0, 2)).cpu().numpy()
     return forget_GG, attend_GG
-
-
-def _extremes(medians: dict[Head, float], count: int) -> list[Head]:
-    """Return the `count` heads at the two ends of the order by median F, more of the local ones if odd."""
-    order = sorted(medians, key=lambda head: (medians[head], head))
-    return order if len(order) <= count else order[: -(-count // 2)] + order[len(order) - count // 2 :]
 
 
 def _forward(

@@ -69,9 +69,8 @@ class HarnessModel(TemplateLM):
         for key, (_, context, continuation) in zip(keys, requests, strict=True):
             if key not in records and key not in todo:
                 if not continuation or len(continuation) > self.max_length:
-                    raise ValueError(
-                        f"a continuation has {len(continuation)} tokens, over max_length {self.max_length}: raise it"
-                    )
+                    over = f"over max_length {self.max_length}: raise it"
+                    raise ValueError(f"a continuation has {len(continuation)} tokens, {over}")
                 todo[key] = (context + continuation, len(continuation))
         self.progress.expect(len(todo))
         order = sorted(todo, key=lambda key: -len(todo[key][0]))
@@ -136,7 +135,6 @@ class HarnessModel(TemplateLM):
 
 
 def results_of(tasks: Any, loaded: Loaded, spec: Spec, context: Context, progress: Progress) -> Any:
-    """Run loaded tasks of the harness on a model, and return its results."""
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # the harness bootstraps standard errors in forked processes otherwise
     lm = HarnessModel(loaded.model, loaded.tokenizer, spec, context, progress)
     return evaluator.evaluate(lm=lm, task_dict=tasks, limit=spec.limit, bootstrap_iters=BOOTSTRAP_ITERATIONS, log_samples=False)

@@ -121,7 +121,5 @@ def check_names(names: tuple[str, ...], folder: Path | None) -> None:
         from eval.lm_eval import task_files
 
         if unknown := ", ".join(sorted(unusual - set(task_files.harness_tasks().task_index))):
-            version = task_files.HARNESS_VERSION
-            raise ValueError(
-                f"task {unknown} is not known to lm-eval {version}: give a task file of your own with --include-path"
-            )
+            what = f"task {unknown} is not known to lm-eval {task_files.HARNESS_VERSION}"
+            raise ValueError(f"{what}: give a task file of your own with --include-path")

@@ -20,12 +20,11 @@ import pandas as pd
 
 from eval.longbench.spec import TABLE, Spec, hub_archive, hub_name, task_file
 from eval.shell.context import Context
-from eval.shell.generation import answer
+from eval.shell.generation import answered
 from eval.shell.loading import Loaded
 from eval.shell.sources import checked
 from eval.shell.stand_ins import StandIns, fingerprint_in
 from eval.shell.text import TextCodec
-from training.progress import Progress
 
 FEW_SHOT = ("trec", "triviaqa", "samsum")
 # The public templates separate examples and question by an empty line, and end with a line break where code begins.
@@ -54,7 +53,6 @@ def template_of(task: str) -> str:
 
 @functools.cache
 def _metrics() -> ModuleType:
-    """Import the harness's metric functions."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fuzzywuzzy recommends another matcher, with which scores would differ
         return importlib.import_module("lm_eval.tasks.longbench.metrics")
@@ -111,7 +109,6 @@ def load_examples(names: Sequence[str], spec: Spec, context: Context) -> dict[st
 
 
 def _parsed(body: bytes, where: str) -> list[Example]:
-    """Parse lines of JSON with LongBench's fields."""
     try:
         examples = [json.loads(line) for line in body.decode("utf-8").split("\n") if line.strip()]
         missing = sorted({name for example in examples for name in FIELDS if name not in example})
@@ -138,19 +135,18 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     """Return a row per example; the paper's value of a task is the mean score. Generation is greedy, without a stop string; the
     prediction is stored whole and scored after the cut to its first line (all tasks, or the few-shot ones: `original_cut`)."""
     examples = load_examples(spec.tasks, spec, context)
-    done = context.partial.records
     rows = []
-    with Progress("LongBench", sum(map(len, examples.values())), len(done)) as progress:
-        for task in spec.tasks:
-            template, metric, limit = template_of(task), TABLE[task]["metric"], int(TABLE[task]["max_new_tokens"])
-            keyed = {f"{task}/{number}": example for number, example in enumerate(examples[task])}
-            todo = [key for key in keyed if key not in done]
-            prompts = {key: prompt_ids(template, keyed[key], loaded.tokenizer, spec.max_prompt_tokens) for key in todo}
-            limit = min(limit, spec.max_new_tokens or limit)
-            answer(loaded, prompts, context, spec.precision, limit, progress)
-            for number, (key, example) in enumerate(keyed.items()):
-                prediction = done[key]["prediction"]
-                cut = first_line(prediction) if not spec.original_cut or task in FEW_SHOT else prediction
-                rows.append((task, metric, number, score(task, cut, example), prediction))
+    for task in spec.tasks:
+        template, metric, limit = template_of(task), TABLE[task]["metric"], int(TABLE[task]["max_new_tokens"])
+        prompts = {
+            f"{task}/{number}": prompt_ids(template, example, loaded.tokenizer, spec.max_prompt_tokens)
+            for number, example in enumerate(examples[task])
+        }
+        limit = min(limit, spec.max_new_tokens or limit)
+        found = answered(f"LongBench ({task})", prompts, loaded, context, spec.precision, limit)
+        for number, (key, example) in enumerate(zip(prompts, examples[task], strict=True)):
+            prediction = found[key]["prediction"]
+            cut = first_line(prediction) if not spec.original_cut or task in FEW_SHOT else prediction
+            rows.append((task, metric, number, score(task, cut, example), prediction))
     context.extras["num_examples"] = {name: len(found) for name, found in examples.items()}
     return pd.DataFrame(rows, columns=list(spec.SCHEMA.columns))

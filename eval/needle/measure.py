@@ -13,11 +13,10 @@ from eval.needle.haystack import Cell, CellBuilder
 from eval.needle.spec import Spec
 from eval.needle.wording import DEFAULT_WORDING, Wording
 from eval.shell.context import Context
-from eval.shell.generation import answer
+from eval.shell.generation import answered
 from eval.shell.loading import Loaded
 from eval.shell.sources import checked
 from eval.shell.text import TextCodec
-from training.progress import Progress
 
 if TYPE_CHECKING:
     from eval.needle.judge import Judge
@@ -46,9 +45,8 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
         judge = asking.Judge.of(spec.judge, context)
     cells = build_cells(loaded.tokenizer, spec, context, wording)
-    answers = context.partial.records
-    with Progress(f"needle ({spec.mode})", len(cells), len(answers)) as progress:
-        answer(loaded, {cell.key: cell.prompt for cell in cells}, context, spec.precision, limit, progress)
+    prompts = {cell.key: cell.prompt for cell in cells}
+    answers = answered(f"needle ({spec.mode})", prompts, loaded, context, spec.precision, limit)
     longest = {str(length): max(len(c.prompt) for c in cells if c.length == length) for length in spec.lengths}
     context.extras["prompt_tokens"] = longest
     rows = [_row(cell, answers[cell.key]["prediction"]) for cell in cells]
@@ -58,7 +56,6 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
 
 def build_cells(codec: TextCodec, spec: Spec, context: Context, wording: Wording) -> list[Cell]:
-    """Make all prompts of the grid."""
     builder = CellBuilder(codec, spec, context)
     if spec.mode != "passkey":
         return list(builder.cells([wording]))

@@ -85,7 +85,6 @@ class Grid(HaystackSpec):
             raise ValueError(f"the evaluation asks for sentences {self.wording}; this version has {found}: plan it again")
 
     def flops(self, model: ModelSpec) -> float:
-        """Return those of one pass for each needle."""
         prompts = self.samples_per_cell * len(self.depths)
         return float(sum(prompts * length * model.flops_per_token(length) for length in self.lengths))
 

@@ -37,9 +37,8 @@ class Wording:
         texts = _toml(path)
         names = {field.name for field in fields(cls)}
         if set(texts) != names or not all(isinstance(text, str) for text in texts.values()):
-            raise ValueError(
-                f"{path} must hold exactly the texts {', '.join(sorted(names))}; it holds {', '.join(sorted(texts))}"
-            )
+            held = f"it holds {', '.join(sorted(texts))}"
+            raise ValueError(f"{path} must hold exactly the texts {', '.join(sorted(names))}; {held}")
         try:
             return cls(**texts)
         except ValueError as error:
@@ -81,7 +80,6 @@ class Choices:
 
     @classmethod
     def read(cls) -> "Choices":
-        """Read choices.toml."""
         return cls(**_toml(CHOICES))
 
     def wording(self, holder: str, word: str) -> Wording:

@@ -17,9 +17,8 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     """Return the answers of each sequence, counted. ValueError for a run of another task, or of none."""
     run = loaded.subject.run
     if run is None or run.data.recall is None or run.data.fingerprint != spec.corpus:
-        raise ValueError(
-            f"the evaluation is of recall task {spec.corpus}, which {loaded.subject.model} was not trained on: name another"
-        )
+        other = f"which {loaded.subject.model} was not trained on: name another"
+        raise ValueError(f"the evaluation is of recall task {spec.corpus}, {other}")
     task = run.data.recall
     tokens_NT, queries_NP = heldout(task, spec.num_sequences)
     compute = context.compute(spec.precision)

@@ -47,10 +47,8 @@ def in_batches(
             if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
                 raise
             if len(batch) == 1:
-                raise ValueError(
-                    f"a prompt of {lengths[batch[0]]} tokens (new ones included) does not fit into the memory of "
-                    f"{compute.device}; choose shorter prompts or a larger device"
-                ) from None
+                what = f"a prompt of {lengths[batch[0]]} tokens (new ones included) does not fit into the memory of"
+                raise ValueError(f"{what} {compute.device}; choose shorter prompts or a larger device") from None
             half = len(batch) // 2
             todo[:0] = [batch[:half], batch[half:]]
             if compute.on_cuda:

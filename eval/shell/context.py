@@ -27,7 +27,6 @@ class Compute:
 
     @contextmanager
     def inference(self) -> Iterator[None]:
-        """Run with the precision, and without gradients."""
         import torch
 
         device = torch.device(self.device).type

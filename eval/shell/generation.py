@@ -1,47 +1,32 @@
 """Greedy generation for many prompts of different lengths: sorted, left-padded batches, cached decoding, bounded memory."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
-from eval.shell.batching import check_positions, in_batches
+from eval.shell.batching import check_positions, in_batches, recorded
 from eval.shell.context import Compute, Context
 from eval.shell.loading import Loaded
 from eval.shell.spec import Precision
-from training.progress import Progress
 
 Stop = Callable[[list[int]], bool]
 
 
-def generate(
-    model: PreTrainedModel,
-    prompts: Sequence[list[int]],
-    compute: Compute,
-    *,
-    max_new_tokens: int,
-    stop_ids: Collection[int] = (),
-    stop: Stop | None = None,
-    batch_tokens: int | None = None,
-    on_done: Callable[[int, list[int]], None] | None = None,
-) -> list[list[int]]:
-    """Return greedy continuations (token ids, prompts left out) of `prompts` (token ids, BOS included), in their order. A
-    sequence ends at `max_new_tokens`, before the first of `stop_ids` (not returned), or after the token that makes `stop(new
-    ids)` true. `batch_tokens` and `on_done`: see `in_batches`. ValueError for an empty prompt, and for one that is too long for
-    the model's positions or the machine's memory."""
-    if [] in prompts:
-        raise ValueError(f"prompt {prompts.index([])} has no tokens; a prompt begins with BOS")
-    lengths = [len(prompt) + max_new_tokens for prompt in prompts]
-    # The last token generated is never read.
-    check_positions(model, max(lengths, default=1) - 1, "choose shorter prompts or fewer new tokens")
+def greedy(
+    model: PreTrainedModel, compute: Compute, max_new_tokens: int, stop_ids: Collection[int] = (), stop: Stop | None = None
+) -> Callable[[Sequence[list[int]]], list[list[int]]]:
+    """Return a function that continues the prompts of one batch, see `generate`."""
     filler = min(stop_ids, default=0)
     ends = dict(max_new_tokens=max_new_tokens, eos_token_id=sorted(stop_ids) or None, pad_token_id=filler)
     config = GenerationConfig(do_sample=False, use_cache=True, **ends)
 
-    def run(batch: list[int]) -> list[list[int]]:
-        rows = [prompts[i] for i in batch]
+    def run(rows: Sequence[list[int]]) -> list[list[int]]:
         longest = max(map(len, rows))
+        # The last token generated is never read.
+        check_positions(model, longest + max_new_tokens - 1, "choose shorter prompts or fewer new tokens")
         ids_BT = torch.tensor([[filler] * (longest - len(ids)) + ids for ids in rows], device=compute.device)
         mask_BT = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in rows], device=compute.device)
 
@@ -59,35 +44,45 @@ def generate(
             model.generation_config = saved
         return [_until_stop(row, stop_ids, stop) for row in out_BT[:, longest:].tolist()]
 
-    return in_batches(lengths, compute, run, batch_tokens=batch_tokens, on_done=on_done)
+    return run
 
 
-def answer(
-    loaded: Loaded,
+def generate(
+    model: PreTrainedModel,
+    prompts: Sequence[list[int]],
+    compute: Compute,
+    *,
+    max_new_tokens: int,
+    stop_ids: Collection[int] = (),
+    stop: Stop | None = None,
+    batch_tokens: int | None = None,
+) -> list[list[int]]:
+    """Return greedy continuations (token ids, prompts left out) of `prompts` (token ids, BOS included), in their order. A
+    sequence ends at `max_new_tokens`, before the first of `stop_ids` (not returned), or after the token that makes `stop(new
+    ids)` true. `batch_tokens`: see `in_batches`. ValueError for an empty prompt, and for one that is too long for the model's
+    positions or the machine's memory."""
+    if [] in prompts:
+        raise ValueError(f"prompt {prompts.index([])} has no tokens; a prompt begins with BOS")
+    run, lengths = greedy(model, compute, max_new_tokens, stop_ids, stop), [len(prompt) + max_new_tokens for prompt in prompts]
+    return in_batches(lengths, compute, lambda batch: run([prompts[i] for i in batch]), batch_tokens=batch_tokens)
+
+
+def answered(
+    what: str,
     prompts: Mapping[str, list[int]],
+    loaded: Loaded,
     context: Context,
     precision: Precision | None,
     max_new_tokens: int,
-    progress: Progress,
-) -> None:
-    """Add the greedy answer to each prompt, {"prediction": text} by its key, to the records of the partial file, if it is not
-    there yet."""
-    codec = loaded.tokenizer
-    todo = [key for key in prompts if key not in context.partial.records]
+) -> dict[str, dict[str, Any]]:
+    """Return `recorded` of the greedy answer to each prompt, {"prediction": text} by its key."""
+    codec, compute = loaded.tokenizer, context.compute(precision)
+    run = greedy(loaded.model, compute, max_new_tokens, () if codec.eos_id is None else (codec.eos_id,))
 
-    def keep(index: int, new_ids: list[int]) -> None:
-        context.partial.add(todo[index], {"prediction": codec.decode(new_ids)})
-        progress.advance()
+    def answer(keys: list[str]) -> list[dict[str, Any]]:
+        return [{"prediction": codec.decode(new_ids)} for new_ids in run([prompts[key] for key in keys])]
 
-    generate(
-        loaded.model,
-        [prompts[key] for key in todo],
-        context.compute(precision),
-        max_new_tokens=max_new_tokens,
-        stop_ids=() if codec.eos_id is None else (codec.eos_id,),
-        batch_tokens=context.sources.batch_tokens,
-        on_done=keep,
-    )
+    return recorded(what, {key: len(ids) + max_new_tokens for key, ids in prompts.items()}, context, compute, answer)
 
 
 def _until_stop(ids: list[int], stop_ids: Collection[int], stop: Stop | None) -> list[int]:

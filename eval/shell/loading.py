@@ -143,9 +143,7 @@ class Loaded:
         if self.subject.run is not None:
             if not self.subject.folder.is_dir():
                 raise ValueError(f"{self.subject.path}: the run is not finished (it has no export/); train it to the end first")
-            from training.export import check_export
-
-            check_export(RunFolder(self.subject.path))
+            RunFolder(self.subject.path).check_export()
         return self.subject.folder
 
     def check_token_ids(self, corpus: Corpus) -> None:
@@ -160,10 +158,9 @@ class Loaded:
             data = self.subject.run.data
             if own.fingerprint == data.fingerprint or (named and own.tokenizer == data.tokenizer):
                 return
-            raise ValueError(
-                f"the corpus ({own.tokenizer}, {own.fingerprint}) has other tokens than run {self.subject.run_id} was trained "
-                f"on ({data.tokenizer}, {data.fingerprint}): name the run's own corpus with --corpus"
-            )
+            what = f"the corpus ({own.tokenizer}, {own.fingerprint}) has other tokens than run {self.subject.run_id}"
+            trained = f"was trained on ({data.tokenizer}, {data.fingerprint})"
+            raise ValueError(f"{what} {trained}: name the run's own corpus with --corpus")
         if named and self.tokenizer.kind == own.tokenizer:
             return
         text = corpus.tokenizer.decode(corpus.heldout.read(slice(0, 1))[0, :_SAMPLE_TOKENS].tolist())

@@ -9,7 +9,7 @@ import sys
 import urllib.request
 from urllib.parse import urlsplit
 
-from training import processor
+from training import hardware
 
 HUB_SECONDS = 5.0
 
@@ -19,7 +19,7 @@ def use(name: str, threads: int) -> str:
     of cpu, cuda and cuda:N, no such GPU here, or no thread."""
     if threads < 1:
         raise ValueError(f"--threads {threads}: at least 1 is needed")
-    os.environ.update(processor.equal_bits(threads, os.environ))
+    os.environ.update(hardware.equal_bits(threads, os.environ))
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise ValueError(f"--device {name}: choose cpu, cuda or cuda:N")
     if name != "cpu":
@@ -39,7 +39,7 @@ def machine_name(device: str) -> str:
         import torch
 
         return torch.cuda.get_device_name(device)
-    return f"{processor.model()}, {os.cpu_count()} cores"
+    return f"{hardware.processor()}, {os.cpu_count()} cores"
 
 
 def check_machine(wanted: str | None, device: str) -> str:

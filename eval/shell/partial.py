@@ -37,7 +37,6 @@ class Partial:
         self.records[key] = record
 
     def save_state(self, arrays: dict[str, np.ndarray]) -> None:
-        """Replace the running sums on disk."""
         if self.path is not None:
             buffer = io.BytesIO()
             np.savez(buffer, allow_pickle=False, identity=np.array(self.identity), **arrays)

@@ -1,9 +1,11 @@
 """Text and tokens: a small view of a tokeniser for every evaluation, and the held-out documents of a corpus as text."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from data.corpus import Corpus
+from data.tokenizer import Tokenizer
 
 
 class TextCodec:
@@ -11,32 +13,27 @@ class TextCodec:
     suite's own Tokenizer (data/tokenizer.py) or any of Hugging Face. Raises ValueError if there is neither BOS nor EOS."""
 
     def __init__(self, tokenizer: Any):
-        self._tokenizer = tokenizer
-        self._is_hf = hasattr(tokenizer, "convert_ids_to_tokens")
-        if self._is_hf:
-            bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-            if bos is None and eos is None:
-                raise ValueError("the tokeniser has neither a BOS nor an EOS token to start a text with; choose another one")
-            self.bos_id: int = bos if bos is not None else eos
-            self.eos_id: int | None = eos
-            tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True  # texts are cut later
-        else:
-            self.bos_id = self.eos_id = tokenizer.bos_id
-
-    @property
-    def kind(self) -> str | None:
-        """Kind of one of the suite's own tokenisers, as in `DataSpec.tokenizer`; None for others."""
-        return None if self._is_hf else self._tokenizer.kind
+        self.kind: str | None = None  # of the suite's own, as in `DataSpec.tokenizer`
+        self._encode, self._decode = tokenizer.encode, tokenizer.decode
+        if isinstance(tokenizer, Tokenizer):
+            self.kind, self.bos_id = tokenizer.kind, tokenizer.bos_id
+            self.eos_id: int | None = tokenizer.bos_id
+            return
+        bos, self.eos_id = tokenizer.bos_token_id, tokenizer.eos_token_id
+        if bos is None and self.eos_id is None:
+            raise ValueError("the tokeniser has neither a BOS nor an EOS token to start a text with; choose another one")
+        self.bos_id = bos if bos is not None else self.eos_id
+        self._encode = partial(tokenizer.encode, add_special_tokens=False)
+        self._decode = partial(tokenizer.decode, clean_up_tokenization_spaces=False)
+        tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True  # texts are cut later
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text` alone."""
-        options = {"add_special_tokens": False} if self._is_hf else {}
-        return list(self._tokenizer.encode(text, **options))
+        return list(self._encode(text))
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of `ids`; BOS and EOS leave no trace."""
-        plain = [i for i in ids if i not in (self.bos_id, self.eos_id)]
-        return self._tokenizer.decode(plain, **({"clean_up_tokenization_spaces": False} if self._is_hf else {}))
+        return self._decode([i for i in ids if i not in (self.bos_id, self.eos_id)])
 
     def answer(self, asked: str, answer: str) -> list[int]:
         """Return the ids of `answer` (no space in front) as they follow a text that ends with `asked`."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from eval.shell.batching import batches
+from eval.shell.batching import batches, in_batches
 from eval.shell.context import Compute
 from eval.shell.generation import generate
 from models.build import build_model
@@ -63,9 +63,9 @@ def test_stops_and_callbacks(tiny_fox):
     assert stopped == [ids[: ids.index(end)] if end in ids else ids for ids in free]
     short = generate(model, prompts, CPU, max_new_tokens=NEW, stop=lambda ids: len(ids) == 2)
     assert short == [ids[:2] for ids in free]
-    seen: dict[int, list[int]] = {}
-    generate(model, prompts, CPU, max_new_tokens=NEW, batch_tokens=1, on_done=seen.__setitem__)
-    assert [seen[0], seen[1]] == free
+    assert generate(model, prompts, CPU, max_new_tokens=NEW, batch_tokens=1) == free
+    seen: dict[int, int] = {}
+    assert in_batches([3, 5], CPU, lambda batch: batch, batch_tokens=1, on_done=seen.__setitem__) == [0, 1]
     assert list(seen) == [1, 0]  # the longest first
 
 

@@ -27,7 +27,7 @@ from eval.shell.loading import Subject
 from eval.shell.machine import go_offline_if_unreachable
 from eval.throughput import spec as throughput
 from results.store import read_rows
-from training import processor
+from training import hardware
 
 LOSS = per_token_loss.Spec(context_len=128, num_documents=2)
 NEEDLE = needle.Spec(mode="easy", lengths=(320, 400), depths=(0.0, 50.0), max_new_tokens=4, reserve=150)
@@ -287,7 +287,7 @@ def test_fresh_models_come_first_and_memory_is_counted_anew(make_run, corpus, wr
     """A timing holds no trained model in memory, and no evaluation counts what another took."""
     run, order = make_run(), []
     timing = throughput.Spec(seq_len=16, warmup=0, repeats=1)
-    monkeypatch.setattr("eval.shell.run.reset_peak_memory", lambda device: order.append("reset"))
+    monkeypatch.setattr("eval.job.reset_peak_memory", lambda device: order.append("reset"))
     for module in (eval.per_token_loss.measure, eval.throughput.measure):
         real = module.evaluate
 
@@ -301,8 +301,8 @@ def test_fresh_models_come_first_and_memory_is_counted_anew(make_run, corpus, wr
 
 
 def test_names_of_machines(monkeypatch, tmp_path):
-    assert machine.machine_name("cpu") == f"{processor.model()}, {os.cpu_count()} cores"
-    assert processor.model()
+    assert machine.machine_name("cpu") == f"{hardware.processor()}, {os.cpu_count()} cores"
+    assert hardware.processor()
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert machine.use("cuda:1", 1) == "cuda:1"

@@ -168,14 +168,14 @@ PREDICTIONS = {
 
 
 def scripted(codec: TextCodec, calls: list[str]):
-    def generate(model, prompts, compute, *, max_new_tokens, on_done, **options):
-        for index, prompt in enumerate(prompts):
+    def run(prompts):
+        for prompt in prompts:
             text = codec.decode(prompt)
             calls.append(text)
             (prediction,) = (answer for ending, answer in PREDICTIONS.items() if text.endswith(ending))
-            on_done(index, codec.encode(prediction))
+            yield codec.encode(prediction)
 
-    return generate
+    return lambda model, compute, max_new_tokens, stop_ids: run
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_fixture_in_the_real_format_gives_the_scores_worked_out_by_hand(
     """Cut everywhere: "The Paris city" 1/2, "no idea" 0. Cut where the benchmark cuts: {paris x 2, city, france} P 2/4, R 2/2;
     {no, idea, london} P 1/3, R 1; code looks at its first line anyway; trec is cut in both."""
     codec = TextCodec(corpus.tokenizer)
-    monkeypatch.setattr(generation, "generate", scripted(codec, []))
+    monkeypatch.setattr(generation, "greedy", scripted(codec, []))
     spec = bind(Spec(tasks=("hotpotqa", "repobench_p", "trec"), original_cut=original_cut), longbench=fixture_folder)
     rows = measure.evaluate(in_memory(None, codec), spec, Context(sources=Sources(longbench=fixture_folder)))
     assert rows["task"].tolist() == ["hotpotqa", "hotpotqa", "repobench_p", "trec"]
@@ -199,7 +199,7 @@ def test_fixture_in_the_real_format_gives_the_scores_worked_out_by_hand(
 
 def test_resumed_midway_gives_identical_rows(fixture_folder, corpus, bind, in_memory, tmp_path, monkeypatch):
     codec, calls = TextCodec(corpus.tokenizer), []
-    monkeypatch.setattr(generation, "generate", scripted(codec, calls))
+    monkeypatch.setattr(generation, "greedy", scripted(codec, calls))
     spec = bind(Spec(tasks=("hotpotqa", "trec")), longbench=fixture_folder)
     loaded, sources = in_memory(None, codec), Sources(longbench=fixture_folder)
     whole = measure.evaluate(loaded, spec, Context(sources=sources))

@@ -14,7 +14,7 @@ from rich.console import Console
 from experiments import local, restarts
 from experiments.graph import Planned
 from experiments.local import run_tasks
-from training import processor
+from training import hardware
 
 CODE = """
 import os, signal, sys, time
@@ -83,7 +83,7 @@ def test_a_task_on_the_cpu_is_held_to_one_thread_and_to_what_most_processors_hav
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     (tmp_path / "cpuinfo").write_text("flags\t\t: fma avx2 avx512f\n")
-    monkeypatch.setattr(processor, "TOLD", tmp_path / "cpuinfo")
+    monkeypatch.setattr(hardware, "TOLD", tmp_path / "cpuinfo")
     assert run([task("a", "environment")]) == [] and order(tmp_path)[0] == "begin a 1 avx2 AVX2"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from experiments.forks import say_to
-from training.processor import equal_bits
+from training.hardware import equal_bits
 
 ROOT = Path(__file__).parents[2]
 SERVER = multiprocessing.get_context("forkserver")

@@ -203,7 +203,7 @@ FAULTS = {
     ],
     "test_job": [
         ("exists", '(meta["run_id"], meta["eval_id"]) != (subject.run_id, eval_id(spec))', "False"),
-        ("Loaded._folder", "check_export(RunFolder(self.subject.path))", "None"),
+        ("Loaded._folder", "RunFolder(self.subject.path).check_export()", "None"),
     ],
     "test_loading test_job": [
         ("Loaded.check_token_ids", "own.fingerprint == data.fingerprint", "True"),

@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from training.processor import equal_bits
+from training.hardware import equal_bits
 
 os.environ.update(equal_bits(1, os.environ))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -174,15 +174,13 @@ def damage_export(run, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["flipped", "cut off", "weights gone", "manifest flipped", "empty"])
 def test_a_damaged_export_is_moved_aside_and_made_again(make_run, start, how):
-    from training.export import check_export
-
     undisturbed, run = make_run("undisturbed", steps=6), make_run("damaged", steps=6)
     assert start(undisturbed).exit_code() == start(run).exit_code() == EXIT_FINISHED
-    check_export(run)
+    run.check_export()
     damage_export(run, how)
     assert run.finished == (how == "flipped")  # sizes alone do not show it
     with pytest.raises(ValueError, match=r"export is damaged: .*Delete it and run its experiment again"):
-        check_export(run)
+        run.check_export()
     outcome = start(run)
     assert outcome.exit_code() == EXIT_FINISHED and "It is now export.damaged" in outcome.output
     assert run.finished and not (run.path / "export.damaged").exists()

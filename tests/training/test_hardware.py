@@ -6,7 +6,7 @@ import platform
 import pytest
 import torch
 
-from training import processor
+from training import hardware
 from training.distributed import device_label
 
 HELD = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2"}
@@ -26,17 +26,17 @@ HELD = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2"}
 def test_a_task_is_held_to_what_most_processors_have_and_the_user_to_nothing(tmp_path, monkeypatch, flags, given, added):
     told = tmp_path / "cpuinfo"
     told.write_text(f"processor\t: 0\nmodel name\t: Some  CPU @ 2 GHz\nflags\t\t: {flags}\nvmx flags\t: avx2 fma\n")
-    monkeypatch.setattr(processor, "TOLD", told)
-    assert processor.equal_bits(2, given) == added
-    assert processor.model() == "Some CPU @ 2 GHz"
+    monkeypatch.setattr(hardware, "TOLD", told)
+    assert hardware.equal_bits(2, given) == added
+    assert hardware.processor() == "Some CPU @ 2 GHz"
 
 
 def test_a_system_that_does_not_tell_is_named_by_its_architecture(tmp_path, monkeypatch):
-    monkeypatch.setattr(processor, "TOLD", tmp_path / "nowhere")
-    assert processor.equal_bits(1, {}) == {"OMP_NUM_THREADS": "1"} and processor.model() == f"{platform.machine()} CPU"
+    monkeypatch.setattr(hardware, "TOLD", tmp_path / "nowhere")
+    assert hardware.equal_bits(1, {}) == {"OMP_NUM_THREADS": "1"} and hardware.processor() == f"{platform.machine()} CPU"
 
 
 def test_the_operators_obey_and_the_label_says_what_they_were_held_to():
     there = torch.backends.cpu.get_cpu_capability()  # with the variables that conftest.py set before torch was imported
     assert there == "AVX2" or os.environ.get("ATEN_CPU_CAPABILITY") != "avx2"
-    assert device_label(torch.device("cpu")) == f"{processor.model()} (1 thread, {there})"
+    assert device_label(torch.device("cpu")) == f"{hardware.processor()} (1 thread, {there})"
