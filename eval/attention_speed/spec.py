@@ -12,7 +12,6 @@ import pandas as pd
 
 from eval.shell.heldout import HeldoutSpec
 from eval.shell.spec import Content, Setting
-from models.spec import ModelSpec
 from models.spec_parts import NonNegativeInt, PositiveInt, strict
 from results.schema import Schema, integer, number, text
 
@@ -54,9 +53,9 @@ class Spec(HeldoutSpec):
     def bound(self, setting: Setting) -> Self:
         return replace(super().bound(setting), machine=setting.machine)
 
-    def flops(self, model: ModelSpec) -> float:
+    def tokens_read(self) -> list[tuple[int, int]]:
         passes = 2 * (self.warmup + self.repeats) * 3
-        return passes * self.batch_size * self.seq_len * model.flops_per_token(self.seq_len)
+        return [(passes * self.batch_size * self.seq_len, self.seq_len)]
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         times = rows.pivot(index="quantity", columns="pruned", values="milliseconds")

@@ -9,7 +9,6 @@ from typing import Literal
 import pandas as pd
 
 from eval.shell.heldout import HeldoutSpec
-from models.spec import ModelSpec
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number
 
@@ -51,9 +50,9 @@ class Spec(HeldoutSpec):
         """Return the places that a context fits in front of."""
         return tuple(place for place in self.places if context + self.targets <= place)
 
-    def flops(self, model: ModelSpec) -> float:
+    def tokens_read(self) -> list[tuple[int, int]]:
         windows = [context + self.targets for context in self.contexts for _ in self.places_of(context)]
-        return self.num_documents * float(sum(length * model.flops_per_token(length) for length in windows))
+        return [(self.num_documents * length, length) for length in windows]
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         whole = rows[rows["place"] == rows["place"].max()]

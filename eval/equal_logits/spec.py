@@ -12,7 +12,7 @@ import pandas as pd
 
 from data.corpus import Counts
 from eval.shell.spec import EvalSpec, Precision, Setting
-from models.spec import ForgettingTransformerSpec, ModelSpec
+from models.spec import ForgettingTransformerSpec
 from models.spec_parts import strict
 from results.schema import Schema, integer, number
 from training.spec import RunSpec
@@ -39,8 +39,8 @@ class Spec(EvalSpec):
         if not isinstance(run.model, ForgettingTransformerSpec):
             raise ValueError(f"{run.name} is no attention model, whose weights could be read: choose another model")
 
-    def flops(self, model: ModelSpec) -> float:
-        return 128 * model.flops_per_token(128)
+    def tokens_read(self) -> list[tuple[int, int]]:
+        return [(128, 128)]
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         near = rows[rows["distance"].between(0, 4)].groupby("distance")["weight"].mean()

@@ -12,7 +12,7 @@ import pandas as pd
 
 from data.corpus import Counts
 from eval.shell.heldout import HeldoutSpec
-from models.spec import ForgettingTransformerSpec, ModelSpec
+from models.spec import ForgettingTransformerSpec
 from models.spec_parts import NonNegativeInt, PositiveInt, strict
 from results.schema import Schema, integer, number, text
 from training.spec import RunSpec
@@ -73,8 +73,8 @@ class Spec(HeldoutSpec):
             if missing:
                 raise ValueError(f"{what} {missing[0]} does not exist: the model has {what}s 0 to {there - 1} (0-based)")
 
-    def flops(self, model: ModelSpec) -> float:
-        return 2 * self.seq_len * model.flops_per_token(self.seq_len)
+    def tokens_read(self) -> list[tuple[int, int]]:
+        return [(2 * self.seq_len, self.seq_len)]
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         table = rows[rows["row"] < 0].groupby("quantity", sort=False)["value"].median()

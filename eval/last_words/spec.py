@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from eval.shell.heldout import HeldoutSpec
-from models.spec import ModelSpec
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number
 
@@ -54,9 +53,9 @@ class Spec(HeldoutSpec):
     def extent(self) -> tuple[int, int]:
         return self.num_documents, self.words
 
-    def flops(self, model: ModelSpec) -> float:
+    def tokens_read(self) -> list[tuple[int, int]]:
         lengths = [TOKENS_PER_WORD * words for words in (self.words, self.near)]
-        return self.num_items * float(sum(length * model.flops_per_token(length) for length in lengths))
+        return [(self.num_items * length, length) for length in lengths]
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         mean = rows.mean()

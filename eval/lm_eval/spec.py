@@ -14,7 +14,6 @@ from eval.lm_eval.tasks import TABLE, TASKS
 from eval.shell.sources import UserData, checked, digest
 from eval.shell.spec import EvalSpec, PrecisionOption, Setting
 from eval.shell.stand_ins import EXAMPLES, check_stand_ins, fingerprint_in, stand_ins_of
-from models.spec import ModelSpec
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number, text
 from training.spec import RunSpec
@@ -96,12 +95,12 @@ class Spec(EvalSpec):
     def check(self, run: RunSpec, counts: Counts | None) -> None:
         check_stand_ins(self.include, counts)
 
-    def flops(self, model: ModelSpec) -> float:
+    def tokens_read(self) -> list[tuple[int, int]]:
         tokens, made = 0, EXAMPLES if fingerprint_in(self.include) is not None else None
         for known in (TABLE.get(task, {"examples": 1000, "tokens": 200}) for task in self.tasks):
             there = made or int(known["examples"])
             tokens += min(there, self.limit or there) * int(known["tokens"])
-        return tokens * model.flops_per_token(min(self.max_length, 512))
+        return [(tokens, min(self.max_length, 512))]
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         scales = ["(1 is perfect)" if "perplexity" in metric else "of 100" for metric in rows["metric"]]

@@ -13,7 +13,6 @@ from data.corpus import Counts
 from eval.shell.sources import UserData, digest
 from eval.shell.spec import EvalSpec, PrecisionOption, Setting
 from eval.shell.stand_ins import LONGBENCH_EXAMPLES, check_stand_ins, fingerprint_in, stand_ins_of
-from models.spec import ModelSpec
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number, text
 from training.spec import RunSpec
@@ -85,12 +84,12 @@ class Spec(EvalSpec):
     def check(self, run: RunSpec, counts: Counts | None) -> None:
         check_stand_ins(self.dataset, counts)
 
-    def flops(self, model: ModelSpec) -> float:
+    def tokens_read(self) -> list[tuple[int, int]]:
         tokens, made = 0, LONGBENCH_EXAMPLES if fingerprint_in(self.dataset) is not None else None
         for task in self.tasks:
             there, new = made or int(TABLE[task]["num_examples"]), int(TABLE[task]["max_new_tokens"])
             tokens += min(there, self.max_examples or there) * (self.max_prompt_tokens + min(new, self.max_new_tokens or new))
-        return float(tokens * model.flops_per_token(self.max_prompt_tokens))
+        return [(tokens, self.max_prompt_tokens)]
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         table = rows.groupby("task", sort=False)["score"].mean().round(2)

@@ -12,7 +12,6 @@ from data.corpus import Counts
 from eval.needle.wording import DEFAULT_WORDING, Wording
 from eval.shell.sources import digest, fingerprint
 from eval.shell.spec import Content, EvalSpec, Precision, PrecisionOption, Setting
-from models.spec import ModelSpec
 from models.spec_parts import NonNegativeInt, PositiveInt, strict
 from results.schema import Schema, integer, number, text
 from training.spec import RunSpec
@@ -84,9 +83,8 @@ class Grid(HaystackSpec):
         if (found := digest(self.SENTENCES)) != self.wording:
             raise ValueError(f"the evaluation asks for sentences {self.wording}; this version has {found}: plan it again")
 
-    def flops(self, model: ModelSpec) -> float:
-        prompts = self.samples_per_cell * len(self.depths)
-        return float(sum(prompts * length * model.flops_per_token(length) for length in self.lengths))
+    def tokens_read(self) -> list[tuple[int, int]]:
+        return [(self.samples_per_cell * len(self.depths) * length, length) for length in self.lengths]
 
     def check_cells(self, wordings: Sequence[Wording], tokenizer: str) -> None:
         """Raise ValueError if a query may not fit into the reserve, or the shortest cell has no haystack worth the name. Tokens
@@ -155,10 +153,10 @@ class Spec(Grid):
         if self.mode != "passkey" and self.wording in (None, digest(DEFAULT_WORDING)):
             self.check_cells([Wording.read(DEFAULT_WORDING)], run.data.tokenizer)
 
-    def flops(self, model: ModelSpec) -> float:
+    def tokens_read(self) -> list[tuple[int, int]]:
         cells = len(self.depths) * self.samples_per_cell
         new = min(self.max_new_tokens, 12) if self.mode == "passkey" else self.max_new_tokens
-        return sum(cells * (length + new) * model.flops_per_token(length) for length in self.lengths)
+        return [(cells * (length + new), length) for length in self.lengths]
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         ends = {1.0: ", the floor", 10.0: ", the ceiling"}

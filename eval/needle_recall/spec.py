@@ -12,7 +12,6 @@ import pandas as pd
 from data.corpus import Counts
 from eval.needle.spec import Grid, at_places
 from eval.needle.wording import FACTS, read_facts
-from models.spec import ModelSpec
 from models.spec_parts import PositiveInt, strict
 from results.schema import integer, number
 from training.spec import RunSpec
@@ -40,9 +39,8 @@ class Spec(Grid):
     def check(self, run: RunSpec, counts: Counts | None) -> None:
         self.check_cells(read_facts(), run.data.tokenizer)
 
-    def flops(self, model: ModelSpec) -> float:
-        prompts = self.samples_per_cell * (len(self.depths) + 1)
-        return sum(prompts * length * model.flops_per_token(length) for length in self.lengths)
+    def tokens_read(self) -> list[tuple[int, int]]:
+        return [(self.samples_per_cell * (len(self.depths) + 1) * length, length) for length in self.lengths]
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         table = rows.groupby("length")[["recall_nats", "logp_without"]].mean()

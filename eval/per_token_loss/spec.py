@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from eval.shell.heldout import HeldoutSpec
-from models.spec import ModelSpec
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number
 
@@ -41,8 +40,8 @@ class Spec(HeldoutSpec):
     def extent(self) -> tuple[int, int]:
         return self.num_documents, self.context_len
 
-    def flops(self, model: ModelSpec) -> float:
-        return self.num_documents * self.context_len * model.flops_per_token(self.context_len)
+    def tokens_read(self) -> list[tuple[int, int]]:
+        return [(self.num_documents * self.context_len, self.context_len)]
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         curve: Any = rows[rows["document"] < 0].sort_values("position")["loss"].to_numpy()

@@ -11,7 +11,6 @@ from typing import Literal
 import pandas as pd
 
 from eval.shell.heldout import HeldoutSpec
-from models.spec import ModelSpec
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number, text
 
@@ -55,8 +54,8 @@ class Spec(HeldoutSpec):
     def extent(self) -> tuple[int, int]:
         return self.num_documents, self.context_len
 
-    def flops(self, model: ModelSpec) -> float:
-        return 4 * self.num_documents * self.context_len * model.flops_per_token(self.context_len)
+    def tokens_read(self) -> list[tuple[int, int]]:
+        return [(4 * self.num_documents * self.context_len, self.context_len)]
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         values = rows.groupby("quantity")["value"]

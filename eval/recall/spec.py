@@ -12,7 +12,6 @@ import pandas as pd
 from data.corpus import Counts
 from eval.shell.sources import fingerprint
 from eval.shell.spec import Content, EvalSpec, PrecisionOption, Setting
-from models.spec import ModelSpec
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer
 from training.spec import RunSpec
@@ -44,9 +43,9 @@ class Spec(EvalSpec):
         if run.data.recall is None:
             raise ValueError(f"recall is measured of runs that were trained on the recall task; {run.name} was trained on text")
 
-    def flops(self, model: ModelSpec) -> float:
+    def tokens_read(self) -> list[tuple[int, int]]:
         assert self.seq_len is not None, "an unbound spec"
-        return self.num_sequences * self.seq_len * model.flops_per_token(self.seq_len)
+        return [(self.num_sequences * self.seq_len, self.seq_len)]
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         queries = rows["num_queries"].sum()

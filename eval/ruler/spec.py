@@ -14,7 +14,6 @@ from pydantic import model_validator
 
 from eval.needle.spec import HaystackSpec
 from eval.shell.spec import PrecisionOption, Setting
-from models.spec import ModelSpec
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number
 from results.schema import text as text_column
@@ -66,9 +65,9 @@ class Spec(HaystackSpec):
     def bound(self, setting: Setting) -> Self:
         return replace(super().bound(setting), version=VERSION)
 
-    def flops(self, model: ModelSpec) -> float:
+    def tokens_read(self) -> list[tuple[int, int]]:
         requests = (CHOICES if self.answers == "choose" else 1) * len(self.tasks) * self.samples
-        return float(sum(requests * length * model.flops_per_token(length) for length in self.lengths))
+        return [(requests * length, length) for length in self.lengths]
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         return [f"  {row.task} at {row.length} tokens: {row.value:.1f} +- {row.stderr:.1f} of 100" for row in rows.itertuples()]

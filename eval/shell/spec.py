@@ -64,9 +64,13 @@ class EvalSpec:
     def check(self, run: RunSpec, counts: Counts | None) -> None:
         """Raise ValueError for what can be known before `run` is trained on a corpus of these counts (None: not known)."""
 
+    def tokens_read(self) -> list[tuple[int, int]]:
+        """Return about how many tokens a model reads in the whole evaluation, each with the length of the text it stands in."""
+        return []
+
     def flops(self, model: ModelSpec) -> float:
         """Return about how many FLOPs the whole evaluation takes."""
-        return 0.0
+        return float(sum(tokens * model.flops_per_token(length) for tokens, length in self.tokens_read()))
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         """Return the headline numbers, each with its scale, as lines for the terminal."""
