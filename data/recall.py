@@ -14,7 +14,6 @@ from dataclasses import dataclass as plain_dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import model_validator
 
 from data.sampler import bos_roll, share_of
 from models.spec_parts import PositiveInt, strict
@@ -44,14 +43,12 @@ class RecallTask:
     num_symbols: PositiveInt
     pairs_first: bool = False
 
-    @model_validator(mode="after")
-    def _check(self) -> "RecallTask":
+    def __post_init__(self) -> None:
         if self.num_keys > self.num_symbols:
             raise ValueError(f"num_keys {self.num_keys} exceeds num_symbols {self.num_symbols}, of which they are drawn")
         if self.pairs_first and self.times != 2:
             times = f"{self.num_assignments} and {self.num_queries} times"
             raise ValueError(f"pairs_first assigns and asks for each key once, not {times}")
-        return self
 
     @property
     def times(self) -> int:

@@ -3,8 +3,6 @@
 import hashlib
 import json
 
-from pydantic import model_validator
-
 from data.recall import FORMAT, RecallTask
 from models.spec_parts import PositiveInt, strict
 
@@ -42,8 +40,6 @@ class DataSpec:
             recall=task,
         )
 
-    @model_validator(mode="after")
-    def _check(self) -> "DataSpec":
+    def __post_init__(self) -> None:
         if not 0 <= self.bos_id < self.vocab_size:
             raise ValueError(f"bos_id {self.bos_id} is outside the vocabulary of {self.vocab_size}")
-        return self

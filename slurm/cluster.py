@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from training.command_line import short
@@ -111,8 +111,7 @@ class Cluster(Settings):
     time: KindSettings = Field(default_factory=KindSettings)
     draw: KindSettings = Field(default_factory=KindSettings)
 
-    @model_validator(mode="after")
-    def _check_whole(self) -> "Cluster":
+    def __post_init__(self) -> None:
         if self.time_limit_hours is None:
             raise ValueError("time_limit_hours: missing; the longest a job may ask for")
         if self.gpus_per_node and self.gpu_tflops is None:
@@ -134,7 +133,6 @@ class Cluster(Settings):
                 raise ValueError(f"time_limit_hours {hours:g} of {kind} is no longer than signal_seconds {seconds}")
             if {"comment", "job-name"} <= self.settings(kind).sbatch.keys():
                 raise ValueError("sbatch sets both comment and job-name: one of them must be left to tell our jobs by")
-        return self
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:

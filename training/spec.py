@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import Field, TypeAdapter
 
 from data.spec import DataSpec
 from models.spec import ModelSpec
@@ -37,14 +37,12 @@ class TrainSpec:
     precision: Literal["fp32", "bf16"] = "bf16"
     grad_reduce: Literal["fp32", "bf16"] = "fp32"
 
-    @model_validator(mode="after")
-    def _check(self) -> "TrainSpec":
+    def __post_init__(self) -> None:
         for whole, part in (("batch_tokens", "seq_len"), ("train_tokens", "batch_tokens")):
             if getattr(self, whole) % getattr(self, part):
                 raise ValueError(f"{whole} {getattr(self, whole)} is not a multiple of {part} {getattr(self, part)}")
         if self.warmup_tokens >= self.train_tokens:
             raise ValueError(f"warmup_tokens {self.warmup_tokens} must be below train_tokens {self.train_tokens}")
-        return self
 
     @property
     def batch_size(self) -> int:
@@ -71,13 +69,11 @@ class RunSpec:
     seed: Annotated[int, Field(ge=0, lt=MAX_SEED)] = 0
     weights: str | None = None
 
-    @model_validator(mode="after")
-    def _check(self) -> "RunSpec":
+    def __post_init__(self) -> None:
         if self.model.vocab_size < self.data.vocab_size:
             raise ValueError(f"model vocab_size {self.model.vocab_size} is smaller than the tokeniser's {self.data.vocab_size}")
         if self.data.document_len % self.train.seq_len:
             raise ValueError(f"document_len {self.data.document_len} is not a multiple of seq_len {self.train.seq_len}")
-        return self
 
     @property
     def run_id(self) -> str:

@@ -7,7 +7,6 @@ from typing import Annotated, Literal, Self
 
 import pandas as pd
 import tyro
-from pydantic import model_validator
 
 from data.corpus import Counts
 from eval.lm_eval.tasks import TABLE, TASKS
@@ -56,8 +55,7 @@ class Spec(EvalSpec):
         key=("task", "metric"),
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> "Spec":
+    def __post_init__(self) -> None:
         if not self.tasks:
             raise ValueError("name at least one lm-eval task")
         if self.max_length < 2:
@@ -65,7 +63,6 @@ class Spec(EvalSpec):
         unknown = ", ".join(sorted(set(self.tasks) - set(TASKS)))
         if unknown and self.include.startswith("local"):
             raise ValueError(f"there is no stand-in for task {unknown}; choose from {', '.join(TASKS)}")
-        return self
 
     def reads(self) -> tuple[str, ...]:
         if self.include == "harness":

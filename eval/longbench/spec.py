@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal, Self
 
 import pandas as pd
-from pydantic import model_validator
 
 from data.corpus import Counts
 from eval.shell.sources import UserData, digest
@@ -54,14 +53,12 @@ class Spec(EvalSpec):
         key=("task", "example"),
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> "Spec":
+    def __post_init__(self) -> None:
         unknown = sorted(set(self.tasks) - set(TASKS))
         if unknown or not self.tasks:
             raise ValueError(f"unknown LongBench task {', '.join(unknown)}; choose from {', '.join(TASKS)}")
         if self.max_prompt_tokens < 2:
             raise ValueError(f"max_prompt_tokens {self.max_prompt_tokens} must be at least 2 (a head and a tail)")
-        return self
 
     def reads(self) -> tuple[str, ...]:
         if self.dataset == "hub":

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pandas as pd
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from data.corpus import Counts
 from eval.needle.wording import DEFAULT_WORDING, Wording
@@ -67,13 +67,11 @@ class Grid(HaystackSpec):
     SENTENCES: ClassVar[Path] = DEFAULT_WORDING
     """File of what is hidden."""
 
-    @model_validator(mode="after")
-    def _check_grid(self) -> "Grid":
+    def __post_init__(self) -> None:
         if not self.lengths or not self.depths:
             raise ValueError("a needle grid needs at least one length and one depth")
         if self.mode != "passkey" and min(self.lengths) <= self.reserve:
             raise ValueError(f"length {min(self.lengths)} leaves nothing after the {self.reserve} reserved tokens: lengthen it")
-        return self
 
     def bound(self, setting: Setting) -> Self:
         return replace(super().bound(setting), wording=digest(self.SENTENCES))
@@ -130,13 +128,12 @@ class Spec(Grid):
         modes=("easy", "standard", "passkey"),
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> "Spec":
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.num_keys > 1 and self.mode != "passkey":
             raise ValueError(f"num_keys {self.num_keys} applies to mode 'passkey' only, not to {self.mode!r}")
         if self.judge is not None and self.mode == "passkey":
             raise ValueError("mode 'passkey' is scored by match; leave the judge out")
-        return self
 
     def reads(self) -> tuple[str, ...]:
         prompts = () if self.mode == "passkey" else ("prompts",)

@@ -10,7 +10,6 @@ from typing import Annotated, Literal, Self, get_args
 
 import pandas as pd
 import tyro
-from pydantic import model_validator
 
 from eval.needle.spec import HaystackSpec
 from eval.shell.spec import PrecisionOption, Setting
@@ -56,11 +55,9 @@ class Spec(HaystackSpec):
         key=("task", "length"),
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> "Spec":
+    def __post_init__(self) -> None:
         if not self.tasks or not self.lengths:
             raise ValueError("name at least one task and one length")
-        return self
 
     def bound(self, setting: Setting) -> Self:
         return replace(super().bound(setting), version=VERSION)
