@@ -104,8 +104,7 @@ class Corpus:
 
     @staticmethod
     def open(folder: Path, *, document_len: int | None = None, tokenizer: TokenizerChoice | None = None) -> "Corpus":
-        """Open a prepared corpus, or the first `document_len` tokens of the documents of a LongCrawl64 folder, whose vocabulary
-        lies where `tokenizer` says."""
+        """Open a prepared corpus, or the first `document_len` tokens of LongCrawl64's documents, with this `tokenizer`."""
         if (folder / "corpus.json").exists():
             about = read_about(folder)
             return Corpus(folder, about.spec, about)

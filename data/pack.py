@@ -25,8 +25,7 @@ Item = TypeVar("Item")
 
 
 def build_packed(plan: CorpusPlan, texts: Callable[[], Iterator[tuple[bool, str]]], folder: Path, report: Progress) -> None:
-    """Write the corpus of `plan` into `folder`. `texts` gives every text with whether it is held-out text, each time anew.
-    ValueError: no row in a split."""
+    """Write the corpus of `plan`; `texts` gives every text and whether it is held out, each time anew. ValueError: no row."""
 
     def split() -> Iterator[tuple[bool, str]]:
         for heldout, text in texts():

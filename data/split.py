@@ -81,8 +81,7 @@ class Split:
         return self._blocks[key][indices - first_row, start - first_col : stop - first_col]
 
     def _decode(self, rows: slice, cols: slice) -> np.ndarray:
-        """Decode chunks from their files, which are looked at first: zarr reads a missing chunk as zeros, Blosc reads on beyond
-        the end of one that was cut short."""
+        """Decode chunks, their files looked at first: zarr reads missing ones as zeros, Blosc reads on beyond a file's end."""
         chunk_rows, chunk_cols = self._array.chunks
         for i in range(rows.start // chunk_rows, -(-rows.stop // chunk_rows)):
             for j in range(cols.start // chunk_cols, -(-cols.stop // chunk_cols)):

@@ -111,8 +111,7 @@ def sbatch(script: str) -> str:
 
 
 def queue(users: Iterable[str] = ()) -> dict[str, QueuedJob]:
-    """All jobs of this user, and of `users`, that the controller remembers, finished ones included, by id. ValueError if it
-    does not answer."""
+    """All jobs of this user and of `users` that the controller remembers, ended ones too, by id. ValueError: no answer."""
     whose = ["--me"] if not users else ["--user", ",".join(sorted({*users, me()}))]
     result = _run("squeue", *whose, "--noheader", "--array", "--states=all", "--format=%i|%T|%r|%N|%u|%j|%k")
     if result.returncode:
@@ -157,8 +156,7 @@ def me() -> str:
 
 
 def state(job_id: str) -> str:
-    """State of one job; waits for a controller that is down. PREEMPTED also while it is being cancelled for that; UNKNOWN where
-    there is none to tell."""
+    """State of one job; waits for a controller that is down. PREEMPTED also while that cancels it; UNKNOWN: none to tell."""
     said = _shown(job_id)
     if said.get("StartTime", "") <= said.get("PreemptTime", "") < "None":  # dates, of this start
         return "PREEMPTED"

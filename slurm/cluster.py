@@ -159,8 +159,7 @@ CLUSTER: TypeAdapter[Cluster] = TypeAdapter(Cluster)
 
 
 def read_cluster(path: Path) -> Cluster:
-    """The cluster of a TOML file; `scratch` absolute, with `~` and `$NAME` filled in. ValueError of one line for whatever is
-    wrong."""
+    """The cluster of a TOML file; `scratch` absolute, `~` and `$NAME` filled in. ValueError of one line for what is wrong."""
     try:
         values = tomllib.loads(path.read_text())
         if isinstance(scratch := values.get("scratch"), str):

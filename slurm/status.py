@@ -47,8 +47,7 @@ Newest = dict[str, tuple[Submission, str]]
 def job_states(
     submissions: Iterable[Submission], queue: Mapping[str, QueuedJob], unseen: Collection[str] = ()
 ) -> list[JobState]:
-    """Every job that was ever submitted, in order; of one submitted again only its newest id. `unseen`: users whose jobs SLURM
-    hides."""
+    """Every job ever submitted, in order, by its newest id. `unseen`: users whose jobs SLURM hides."""
     newest: Newest = {}
     for submission in submissions:
         if not submission.withdrawn:

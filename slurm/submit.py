@@ -254,8 +254,7 @@ def rehearse(plan: Plan, cluster: Cluster, console: Console) -> int:
 
 
 def _overview(jobs: list[Job], ids: dict[str, str]) -> Table:
-    """One line a run, with the jobs that train, evaluate and time it, and how often a training that takes longer than its limit
-    starts; then what belongs to no run."""
+    """One line a run, with its jobs and how often a training longer than its limit starts; then what belongs to no run."""
     table = Table("what", "train", "evaluate", "time", "other", "nodes x tasks", "GPUs", "hours", box=None, pad_edge=False)
     rows: defaultdict[str, dict[str, Job]] = defaultdict(dict)
     for job in jobs:
@@ -286,8 +285,7 @@ def _say_settings(cluster: Cluster, console: Console) -> None:
 
 
 def new_submission(plan: Plan, cluster: Cluster, jobs: list[Job]) -> Submission:
-    """A submission of `jobs`, not yet saved. Its name is the date, to the microsecond so that names are in the order of time,
-    and a random digit."""
+    """A submission of `jobs`, not yet saved, named by its date to the microsecond, so in order of time, and a random digit."""
     seconds, nanoseconds = divmod(time.time_ns(), 10**9)
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(seconds))
     path = graph.submissions_dir(plan) / f"{stamp}-{nanoseconds // 1000:05x}{secrets.token_hex(1)[0]}.json"

@@ -1,5 +1,4 @@
-"""Lists of what a kept folder must hold: names, sizes and SHA-256 of its files, in a sealed file that is written last.
-Torch-free."""
+"""Lists of what a kept folder must hold: names, sizes, SHA-256 of its files, sealed and written last. Torch-free."""
 
 import hashlib
 import os

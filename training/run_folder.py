@@ -65,8 +65,7 @@ class RunFolder:
         return folder
 
     def read_spec(self) -> RunSpec:
-        """Return the spec. ValueError for one that was edited after the run began, too: the folder would hold what its spec
-        does not say."""
+        """Return the spec. ValueError, too, for one edited after the run began: the folder would hold what it does not say."""
         remedy = "put the original back, or delete the folder: its experiment makes it again; other settings are another run"
         values = read_sealed(self.spec_file, remedy)
         try:
@@ -91,16 +90,14 @@ class RunFolder:
         return manifest.fault(self.export, digests=digests, run_id=self.run_id)
 
     def check_export(self) -> None:
-        """Read the exported model against the digests it was written with. ValueError: something is missing or was altered, or
-        it is another run's."""
+        """Read the exported model against the digests it was written with. ValueError: damaged, or another run's."""
         if (fault := self.export_fault(digests=True)) is not None:
             remedy = "Delete it and run its experiment again, which trains what is missing."
             raise ValueError(f"{self.export} is damaged: {fault}. {remedy}")
 
     @property
     def weights(self) -> str | None:
-        """Digest of the run's weights: those that are there, or else those that its last training ended with. None where none
-        was trained to its end."""
+        """Digest of the weights that are there, or else of those that the last training ended with; None where none did."""
         if self.finished:
             return manifest.weights(self.export)
         starts = read_lines(self.provenance_file, self.run_id)[0] if self.provenance_file.is_file() else []
@@ -108,8 +105,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the run for this process. A second process that wants it waits for one that is just saving to leave, then gets a
-        ValueError."""
+        """Hold the run for this process. A second one waits for one that is just saving to leave, then gets a ValueError."""
         end = time.monotonic() + LOCK_WAIT_S
         with open(self.path / ".lock", "a") as file:
             while True:
@@ -159,8 +155,7 @@ class RunFolder:
         return starts
 
     def evaluation_fault(self, eval_id: str) -> str | None:
-        """Return what is wrong with an evaluation in evals/, or None; that of another run, or of other weights than the folder
-        holds, is wrong, too."""
+        """Return what is wrong with an evaluation in evals/, such as that it is of another run or of other weights, or None."""
         path = self.evals / f"{eval_id}.parquet"
         if not path.is_file() or not self.spec_file.is_file():
             return f"there is no {path} or no {self.spec_file.name}"
@@ -184,8 +179,7 @@ class RunFolder:
         return {**told, "starts": starts, "trainings": trainings, "final_loss": final_loss}
 
     def begin_start(self, start: Row) -> int:
-        """Add a start (before `truncate`). One that was killed before it is ended by the last step it wrote down. Returns how
-        many damaged lines were dropped."""
+        """Add a start (before `truncate`), and end one that was killed. Returns how many damaged lines were dropped."""
         starts, damaged = read_lines(self.provenance_file, self.run_id)
         row = self.last_row()
         if starts and starts[-1]["end"] is None and row is not None and row["step"] > starts[-1]["first_step"]:

@@ -135,8 +135,7 @@ class Meter:
         self._every = max(1, stepper.spec.num_steps // MEASUREMENTS)
 
     def values(self, step: int, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Return one value per name, on the device; NaN between the measurements. Every process must ask, as sharded weights
-        are gathered."""
+        """Return a value per name, on the device, NaN between measurements. Every process must ask: sharded weights gather."""
         if not self.names or step % self._every:
             return torch.full((len(self.names),), torch.nan, device=inputs_BT.device)
         # A compiled layer does not look at hooks.

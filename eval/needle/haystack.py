@@ -1,5 +1,4 @@
-"""Haystacks, the hiding of needles in them (construction of the LongAlign test, section 6 of the setup), and the prompts of a
-grid of lengths and depths."""
+"""Haystacks, needles hidden in them (as in the LongAlign test, section 6 of the setup), and prompts of a grid."""
 
 import os
 from collections.abc import Collection, Iterator, Sequence

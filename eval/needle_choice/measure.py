@@ -68,8 +68,7 @@ def _alike(codec: TextCodec, made: Choices, holder: str) -> dict[int, list[int]]
 
 
 def passes_of(cell: Cell, words: list[list[int]]) -> dict[str, dict[int, list[int]]]:
-    """Return the passes that a cell takes, by key: for the words, by place among the ten, that differ in their last token alone
-    (all, where words have one)."""
+    """Return the passes of a cell, by key: words, by place among the ten, that differ in their last token alone share one."""
     groups: dict[tuple[int, ...], dict[int, list[int]]] = {}
     for place, word in enumerate(words):
         groups.setdefault(tuple(word[:-1]), {})[place] = word

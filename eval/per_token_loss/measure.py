@@ -57,8 +57,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
 
 class _Sums:
-    """Sums over the first `done` documents, kept in the partial file. Suffixes: T positions, V vocabulary, N documents, K
-    bands."""
+    """Sums over the first `done` documents, in the partial file. T positions, V vocabulary, N documents, K bands."""
 
     def __init__(self, spec: Spec, context: Context, vocab: int):
         self.spec, self.partial = spec, context.partial

@@ -50,8 +50,7 @@ class HeldoutSpec(EvalSpec):
 
 
 def open_heldout(spec: HeldoutSpec, loaded: Loaded, context: Context) -> Corpus:
-    """Open the corpus that a spec names. ValueError: it is another one, has too few or too short documents, or token ids that
-    mean something else to the model."""
+    """Open the corpus that a spec names. ValueError: another one, too small, or of token ids that the model reads otherwise."""
     corpus = context.heldout(spec.corpus)
     spec.check_extent(*corpus.heldout.shape)
     loaded.check_token_ids(corpus)

@@ -1,5 +1,4 @@
-"""Machine that computes: part of the identity of a timing, so that another machine's is another evaluation; and whether it
-reaches the hub."""
+"""Machine that computes, which is part of the identity of a timing, and whether it reaches the hub."""
 
 import gc
 import os

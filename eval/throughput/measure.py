@@ -90,8 +90,7 @@ def _random_ids(model: PreTrainedModel, spec: Spec) -> torch.Tensor:
 
 
 def seconds_of(what: str, actions: Sequence[Callable[[], object]], spec: Spec, compute: Compute) -> np.ndarray:
-    """Time each repeat of each action in seconds (repeats, actions), one after the other and again from the first. `what` they
-    are, in words."""
+    """Time each repeat of each action in seconds (repeats, actions), in turn. `what` they are, in words."""
     wait = functools.partial(torch.cuda.synchronize, compute.device) if compute.on_cuda else lambda: None
     times = np.empty((spec.warmup + spec.repeats, len(actions)))
     with Progress(what, times.size) as progress:
