@@ -31,6 +31,14 @@ def test_wrong_options(capfd, tmp_path, option, words):
     assert words in error and error.endswith("; see python -m training --help\n")
 
 
+def test_letters_that_the_locale_lacks(capfd):
+    """They would reach a JSON file as halves of letters, after the corpus is prepared."""
+    with pytest.raises(SystemExit) as stop:
+        main(["/data/\udcc3\udca9"])
+    assert stop.value.code == 2
+    assert capfd.readouterr().err.startswith("error: '/data/\\udcc3\\udca9': this shell's locale lacks such letters; set LC_ALL=")
+
+
 def test_wrong_folders(capfd, tmp_path, make_run):
     """In a process of its own: a training takes over signals and threads."""
     run = make_run(steps=1000)
