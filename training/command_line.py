@@ -31,7 +31,7 @@ def parse(command: Any, arguments: list[str] | None, prog: str, description: str
     """Return the command line as an object of type `command`. A mistake ends the program with one line and exit code 2."""
     for word in sys.argv[1:] if arguments is None else arguments:
         if any("\ud800" <= letter <= "\udfff" for letter in word):  # bytes that Python could not read
-            print(f"error: {ascii(word)}: this shell's locale lacks such letters; set LC_ALL=C.UTF-8", file=sys.stderr)
+            print(f"error: {word!a}: this shell's locale lacks such letters; set LC_ALL=C.UTF-8", file=sys.stderr)
             raise SystemExit(EXIT_ERROR)
     boxed = io.StringIO()
     config = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.HelptextFromCommentsOff)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.harness import STAND_INS
+from analysis.harness import STAND_INS, STOOD_IN, unranked
 from analysis.names import PAIRS, RECURRENT, missing_of, pairs_in, title
 from analysis.paper import paper_scores
 from analysis.statistics import Estimate, Term, contrast, stratified
@@ -63,7 +63,7 @@ def summary(study: Study) -> Table:
     columns = [Column(key, title, 2, "higher") for key, title in titles.items() if any(key in line for line in ours.values())]
     note = f"{about(study, corpus=False)} {count_range(rows.groupby(['task', 'run_id']).size(), 'examples')} per task."
     if local:
-        note += " The tasks are stand-ins in the same format, made from the held-out text; they are not the public benchmark."
+        columns, note = unranked(columns), note + STOOD_IN
     if any(meta["spec"].get("original_cut") for meta in study.metas(KIND)):
         note += " Predictions are cut by the original benchmark's rule, not at the first line for all tasks as in the paper."
     values: dict[str, list[Cell]] = {label: [line.get(column.key) for column in columns] for label, line in ours.items()}

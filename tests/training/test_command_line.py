@@ -36,7 +36,9 @@ def test_letters_that_the_locale_lacks(capfd):
     with pytest.raises(SystemExit) as stop:
         main(["/data/\udcc3\udca9"])
     assert stop.value.code == 2
-    assert capfd.readouterr().err.startswith("error: '/data/\\udcc3\\udca9': this shell's locale lacks such letters; set LC_ALL=")
+    assert capfd.readouterr().err.startswith(
+        "error: '/data/\\udcc3\\udca9': this shell's locale lacks such letters; set LC_ALL="
+    )
 
 
 def test_wrong_folders(capfd, tmp_path, make_run):
