@@ -7,15 +7,17 @@ import torch
 from torch import Tensor
 
 
-def differentiable(
-    name: str, forward: Callable[..., Tensor], backward: Callable[..., list[Tensor]], like: Callable[..., Tensor], count: int
-) -> Any:
-    """Register forward(*inputs) -> Tensor, and as its gradient backward(dy, *inputs), as operators.
+def _like_first(x: Tensor, *others: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def differentiable(name: str, forward: Callable, backward: Callable, count: int, like: Callable = _like_first) -> Any:
+    """Register forward(*inputs) -> Tensor, and as its gradient backward(dy, *inputs) -> list of tensors, as operators.
 
     Args:
         name: of the operator, in the namespace `kernels`; the gradient's ends in `_backward`.
         backward: gives the gradients of the first `count` inputs, without those that are None.
-        like: (*inputs) -> an empty tensor like the output."""
+        like: (*inputs) -> an empty tensor like the output; by default like the first input."""
     operator = torch.library.custom_op(f"kernels::{name}", forward, mutates_args=())
     gradient = torch.library.custom_op(f"kernels::{name}_backward", backward, mutates_args=())
     operator.register_fake(like)

@@ -292,10 +292,6 @@ def _norm_of_gated_backward(dout: Tensor, y: Tensor, z: Tensor, weight: Tensor, 
     return [dy, dz, parts.sum(0).to(weight.dtype)]
 
 
-def _like_first(x: Tensor, *others: object) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-triton_shift_and_norm = differentiable("shift_and_norm", _shift_and_norm, _shift_and_norm_backward, _like_first, 3)
-triton_gated_norm = differentiable("gated_norm", _gated_norm, _gated_norm_backward, _like_first, 3)
-triton_norm_of_gated = differentiable("norm_of_gated", _norm_of_gated, _norm_of_gated_backward, _like_first, 3)
+triton_shift_and_norm = differentiable("shift_and_norm", _shift_and_norm, _shift_and_norm_backward, 3)
+triton_gated_norm = differentiable("gated_norm", _gated_norm, _gated_norm_backward, 3)
+triton_norm_of_gated = differentiable("norm_of_gated", _norm_of_gated, _norm_of_gated_backward, 3)

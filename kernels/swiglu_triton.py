@@ -54,6 +54,4 @@ def _swiglu_backward(dy: Tensor, gate_up: Tensor) -> list[Tensor]:
     return [dx]
 
 
-triton_swiglu = differentiable(
-    "swiglu", _swiglu, _swiglu_backward, lambda gate_up: gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2), 1
-)
+triton_swiglu = differentiable("swiglu", _swiglu, _swiglu_backward, 1, lambda x: x.new_empty(*x.shape[:-1], x.shape[-1] // 2))
