@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
@@ -68,7 +69,8 @@ def build(folder: Path, sections: Sequence[Section]) -> Path:
     studies = [section.study for section in sections if section.study is not None]
     if not studies:
         raise ValueError(f"{folder}: no results to report on; run an experiment at this scale first")
-    there = [_artefact(folder, section, section.study) for section in sections if section.study is not None]
+    with ThreadPoolExecutor() as pool:  # most of it packs pictures, which threads do side by side
+        there = [*pool.map(lambda each: _artefact(folder, each, each.study), (each for each in sections if each.study))]
     absent = [section for section in sections if section.study is None]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     filters: dict[str, Callable[..., Any]] = {
