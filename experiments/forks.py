@@ -62,15 +62,15 @@ def begin(works: Iterable[Callable[[], Any]]) -> Sequence[Callable[[], Any]]:
     context, begun = multiprocessing.get_context("fork"), []
     running: list[BaseProcess] = []
     for work in works:
+        while len(running) >= (os.cpu_count() or 1):
+            connection.wait([each.sentinel for each in running])
+            running = [each for each in running if each.is_alive()]
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(target=_send, args=(sender, work), daemon=True)
         process.start()
         sender.close()
         running.append(process)
         begun.append(partial(_received, receiver, work))
-        while len(running) >= (os.cpu_count() or 1):
-            connection.wait([each.sentinel for each in running])
-            running = [each for each in running if each.is_alive()]
     return begun
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from matplotlib.mathtext import MathTextParser
 from rich.console import Console
@@ -57,16 +58,19 @@ def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Con
     """Draw artefacts, and write the report and all pages. Returns what could not be drawn; it is named, with its error."""
     known, broken, studies, stems = artefacts(), [], dict[str, Study](), list(stems)
 
-    def drawings() -> Iterator[Callable[[], list[Path]]]:
+    def works() -> Iterator[Callable[[], Any]]:
         MathTextParser("agg").parse("$i$")  # a fork then need not load fonts and grammar
-        for stem in stems:
-            with suppress(Exception):  # which drawing it meets again
+        for stem in [*stems, *(each for each in stored(scale, results_dir) if each not in stems)]:
+            with suppress(Exception):  # which drawing it or reporting on it meets again
                 studies[stem] = Study(results_dir, scale, stem).whole()
                 known[stem].summary(studies[stem])  # before the fork, for the report, too
                 judge(known[stem].claims, studies[stem])
-            yield partial(lambda stem: known[stem].draw(studies.get(stem) or Study(results_dir, scale, stem)), stem)
+            if stem in stems:
+                yield partial(lambda stem: known[stem].draw(studies.get(stem) or Study(results_dir, scale, stem)), stem)
+        yield lambda: write_pages(results_dir, studies.values())
 
-    for stem, drawn in zip(stems, begin(drawings()), strict=True):
+    *drawings, pages = begin(works())
+    for stem, drawn in zip(stems, drawings, strict=True):
         try:
             for path in drawn():
                 console.print(f"[green]drawn[/] {path}")
@@ -80,8 +84,7 @@ def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Con
     console.print(f"[green]report[/] {write_report(scale, results_dir, studies)}")
     write_changed(results_dir / "README.md", status_page(results_dir))
     write_claims(scale, results_dir, studies)
-    left = write_pages(results_dir, studies.values())
-    for page, why in left.items():  # no failure: other rows need not bear out what is said of ours
+    for page, why in pages().items():  # no failure: other rows need not bear out what is said of ours
         print(f"note: {page} stays as it was: {why}", file=sys.stderr)
     return broken
 
