@@ -14,7 +14,7 @@ Everything that is judged is a contrast: a sum of coefficients times means of mo
 * Intervals and tests take Student's t with Satterthwaite's degrees of freedom. A claim is all of its inequalities
   (analysis/verdict.py); the claims of one artefact are one family (Holm): 5% for any wrong verdict among them.
 
-`python -m analysis.simulate` prints how often a verdict is wrong where the truth is known, by this rule and without its terms.
+`python -m tests.analysis.simulate` prints how often verdicts are wrong where the truth is known, by this rule and without it.
 """
 
 import math

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from analysis.simulate import SEEDS, SPREADS, TRUTHS, draw, wrong
 from analysis.statistics import Estimate, Noise, Part, Term, combined, contrast, holm, stratified
+from tests.analysis.simulate import SEEDS, SPREADS, TRUTHS, draw, wrong
 
 
 def term(source, coefficient, values_SD):

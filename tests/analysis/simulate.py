@@ -1,4 +1,4 @@
-"""Wrong verdicts where the truth is known: `python -m analysis.simulate` prints how often they are had, before and after.
+"""Wrong verdicts where the truth is known: `python -m tests.analysis.simulate` prints how often they are had, before and after.
 
 Two models are compared on 128 documents of 16 sources, as at mini, and the claim is that one is ahead. Documents of a source go
 together (`INTRA`). Seeds' noise of one seed is pooled over two series of three seeds, the least that it is taken from.
