@@ -102,9 +102,9 @@ def compare(*stretches: tuple[float, LossCurve, int, int]) -> Estimate:
     return contrast(terms, {curve: curve.seed_noise(own) for curve, own in of_curve.items()})
 
 
-def difference(one: LossCurve, other: LossCurve, last: int | None = None) -> Estimate:
-    """Return the mean loss of `one` up to a position (None: up to the end of its training context) minus that of `other`."""
-    return compare((1.0, one, 1, last or one.train_len), (-1.0, other, 1, last or other.train_len))
+def difference(one: LossCurve, other: LossCurve, first: int = 1, last: int | None = None) -> Estimate:
+    """Return the mean loss of `one` minus that of `other` over positions first..last (None: the training context's last)."""
+    return compare((1.0, one, first, last or one.train_len), (-1.0, other, first, last or other.train_len))
 
 
 @lru_cache(maxsize=64)  # more than a scale has artefacts: `render` draws all, then reports on all

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from analysis.names import SEVEN
+from analysis.paper import read
 
 WITH_WINDOWS = (*SEVEN[:4], "samba", "transformer_swa", "mamba2")
 """The models of its tables with sliding windows (Tables 8 and 9)."""
@@ -82,9 +83,7 @@ def _paper(name: str, about: str, hidden_size: int, num_layers: int, transformer
     )  # fmt: skip
 
 
-TABLE_5_LR = {
-    "fox_pro": 2e-3, "transformer_pro": 1e-3, "fox_llama": 1e-3, "transformer_llama": 5e-4, "mamba2": 2e-3, "hgrn2": 2e-3,
-    "delta_net": 1e-3,
+TABLE_5_LR = {model: line["peak_lr"] for model, line in read("table5_peak_lr.csv").items()} | {
     # not in the table: the rates of the like blocks
     "samba": 1e-3, "transformer_swa": 5e-4, "stick_breaking": 5e-4, "stick_breaking_pro": 1e-3, "alibi": 1e-3,
     "alibi_pro": 2e-3, "gated_delta_net": 1e-3, "kimi_delta_attention": 1e-3,

@@ -7,7 +7,7 @@ from the held-out text by a rule that knows no model. Not in the paper.
 
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -70,29 +70,18 @@ def last_words(study: Study) -> dict[str, Words]:
     return found
 
 
-class Point(NamedTuple):
-    """A value that is drawn, with its 95% interval. `model`: of a lead FoX."""
-
-    panel: str
-    model: str
-    given: str
-    value: float
-    low: float
-    high: float
-
-
-def points(study: Study) -> list[Point]:
-    """Return what is drawn, model by model."""
+def points(study: Study) -> pd.DataFrame:
+    """Return what is drawn, model by model: panel, model (of a lead: FoX), given, and value with its 95% interval."""
     found = last_words(study)
-    made = []
+    rows: list[tuple[str | float, ...]] = []
     for model, (given, end) in product(found, GIVEN.items()):
-        made.append(Point("accuracy", model, given, *_with_ends(compare(f"right{end}", (1.0, found[model])))))
+        rows.append(("accuracy", model, given, *_with_ends(compare(f"right{end}", (1.0, found[model])))))
         nats = _with_ends(compare(f"logp{end}", (-1.0, found[model])))
-        made.append(Point("perplexity", model, given, *np.exp(nats).tolist()))
+        rows.append(("perplexity", model, given, *np.exp(nats).tolist()))
     for fox, other in pairs_in(found)[0]:
         difference = compare("right", (1.0, found[fox]), (-1.0, found[other]))
-        made.append(Point("lead", fox, "passage", *_with_ends(difference)))
-    return made
+        rows.append(("lead", fox, "passage", *_with_ends(difference)))
+    return pd.DataFrame(rows, columns=["panel", "model", "given", "value", "low", "high"])
 
 
 def _with_ends(estimate: Estimate) -> tuple[float, float, float]:
@@ -101,10 +90,10 @@ def _with_ends(estimate: Estimate) -> tuple[float, float, float]:
 
 def draw(study: Study) -> Files:
     drawn = points(study)
-    models = list(dict.fromkeys(point.model for point in drawn))
+    models = list(drawn["model"].unique())
     figure, panels = plt.subplots(1, 3, figsize=(WIDTH, 0.9 + 0.24 * len(models)), width_ratios=(3, 3, 2), sharey=True)
     of_panel = dict(zip(("accuracy", "perplexity", "lead"), panels, strict=True))
-    for point in drawn:
+    for point in drawn.itertuples():
         colour, whole = style_of(point.model).colour, point.given == "passage"
         of_panel[point.panel].errorbar(
             point.value, models.index(point.model) + (-0.13 if whole else 0.13), color=colour, marker="o", markersize=4.5,
@@ -116,7 +105,7 @@ def draw(study: Study) -> Files:
     panels[1].set(xscale="log", xlabel="perplexity")
     panels[2].set(xlabel="lead of FoX (%)")
     panels[2].axvline(0, color="#222222", linewidth=0.8)
-    return publish(study, figure, pd.DataFrame(drawn), *_notes(study))
+    return publish(study, figure, drawn, *_notes(study))
 
 
 def _notes(study: Study) -> tuple[str, ...]:
@@ -140,7 +129,7 @@ def summary(study: Study) -> Table:
         columns.append(Column(f"perplexity_{key}", f"perplexity, given the {given}", 1, "lower"))
     rows: dict[str, list[float | None]] = {}
     ranges: dict[str, list[tuple[float, float] | None]] = {}
-    for point in points(study):
+    for point in points(study).itertuples():
         if point.panel != "lead":
             rows.setdefault(point.model, []).append(point.value)
             ranges.setdefault(point.model, []).append(None if np.isnan(point.low) else (point.low, point.high))

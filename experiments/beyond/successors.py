@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from pydantic import TypeAdapter
 
-from analysis.curves import LossCurve, compare, difference, first_plotted, stored_curves
+from analysis.curves import LossCurve, difference, first_plotted, stored_curves
 from analysis.names import SEVEN, LineStyle, style_of
 from analysis.panels import band_note, legend_of, position_axis
 from analysis.statistics import Estimate
@@ -99,7 +99,7 @@ def _along(curve: LossCurve, fox: LossCurve) -> pd.DataFrame:
     edges = np.append(0, fox.ends_K) if len(fox.ends_K) else np.unique(np.linspace(0, fox.length, BANDS + 1).astype(int))
     rows = []
     for first, last in pairwise(edges.tolist()):
-        apart = Estimate(0.0) if curve is fox else compare((1.0, curve, first + 1, last), (-1.0, fox, first + 1, last))
+        apart = Estimate(0.0) if curve is fox else difference(curve, fox, first + 1, last)
         rows.append((first + 1, last, apart.effect, *(apart.interval or (np.nan, np.nan))))
     return pd.DataFrame(rows, columns=["first", "last", "behind", "low", "high"])
 

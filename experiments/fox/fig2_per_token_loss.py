@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import panels
-from analysis.curves import LossCurve, by_model, compare, difference, in_order, perplexity, smoothing_window
+from analysis.curves import LossCurve, by_model, difference, in_order, perplexity, smoothing_window
 from analysis.names import FAMILIES, SEVEN, missing_of, pairs_in, style_of, title
 from analysis.paper import read
 from analysis.study import Study
@@ -114,7 +114,7 @@ def lead(fox: LossCurve, other: LossCurve, window: int) -> pd.DataFrame:
     rows = []
     for position in np.unique(np.linspace(window // 2 + 1, fox.length - window // 2, GAP_POINTS).astype(int)):
         first, last = int(position) - window // 2, int(position) + window // 2
-        estimate = compare((1.0, other, first, last), (-1.0, fox, first, last))
+        estimate = difference(other, fox, first, last)
         mean = (other.mean_N - fox.mean_N)[first - 1 : last].mean()
         rows.append((position, mean, *(mean - estimate.effect + np.array(estimate.interval or (np.nan, np.nan))).tolist()))
     return pd.DataFrame(rows, columns=["position", "lead", "low", "high"])
@@ -176,7 +176,7 @@ def log_ratio(one: LossCurve, other: LossCurve, length: int, known: bool = True)
     name, paper = f"P({tokens(length)}), {title(one.label)} against {title(other.label)}", ""
     if papers:
         paper = f"{number(-papers, PERPLEXITY)} (Table 3, 360M)"
-    return Comparison(name, difference(one, other, length), below=True, unit=PERPLEXITY, size=papers, paper=paper)
+    return Comparison(name, difference(one, other, last=length), below=True, unit=PERPLEXITY, size=papers, paper=paper)
 
 
 def papers_lead(model: str, other: str) -> float | None:

@@ -8,7 +8,7 @@ inside the training context improves. The paper does not say which settings it s
 from dataclasses import replace
 from itertools import pairwise
 
-from analysis.curves import LossCurve, compare, smoothing_window, stored_curves
+from analysis.curves import LossCurve, difference, smoothing_window, stored_curves
 from analysis.names import DASHED, FOX_SHADES, LineStyle
 from analysis.needles import RECALL, SCORE, Needles, needles, places
 from analysis.panels import band_note, colour_bar, legend_of, needle_panel, position_panel, smoothed, without_note, without_text
@@ -108,8 +108,7 @@ def summary(study: Study, mode: str = MODE) -> Table:
 def inside_and_beyond(more: LossCurve, fewer: LossCurve) -> tuple[Estimate, Estimate | None]:
     """Loss of the run with more tokens minus that of the one with fewer, inside and beyond the training context."""
     train_len, last = more.train_len, min(more.length, fewer.length)
-    inside = compare((1.0, more, 1, train_len), (-1.0, fewer, 1, train_len))
-    return inside, compare((1.0, more, train_len + 1, last), (-1.0, fewer, train_len + 1, last)) if last > train_len else None
+    return difference(more, fewer), difference(more, fewer, train_len + 1, last) if last > train_len else None
 
 
 def c24(study: Study) -> Verdict:

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from matplotlib.axes import Axes
 
-from analysis.curves import LossCurve, compare, first_plotted, smoothing_window, stored_curves
+from analysis.curves import LossCurve, compare, difference, first_plotted, smoothing_window, stored_curves
 from analysis.names import DASHED, FOX_SHADES, PAIRS, TRANSFORMER_SHADES, LineStyle, pairs_in, title
 from analysis.panels import Drawn, band_note, binned, core_limits, draw_lines, smoothed
 from analysis.statistics import Estimate
@@ -77,7 +77,7 @@ def _quarter(fox: LossCurve, other: LossCurve, sign: float = 1.0):
 def lead(fox: LossCurve, other: LossCurve) -> Estimate:
     """delta: loss of the Transformer minus loss of FoX over the last quarter of the training context, or over the stored band
     that it lies in."""
-    return compare(*_quarter(fox, other))
+    return difference(other, fox, fox.train_len * 3 // 4 + 1)
 
 
 def draw(study: Study, beyond: bool = False) -> Files:
@@ -185,7 +185,7 @@ def c25(study: Study) -> Verdict:
     if verdict.status in (Status.NOT_MEASURED, Status.FAILS) or len(steps) < 2:
         return verdict
     first = min(fox.whole(1, fox.train_len // 4)[1] for fox, _ in pairs) if pairs else 0
-    early = [f"{fox.label} {number(compare((1.0, other, 1, first), (-1.0, fox, 1, first)).effect)}" for fox, other in pairs]
+    early = [f"{fox.label} {number(difference(other, fox, last=first).effect)}" for fox, other in pairs]
     why = f"Steps have {', '.join(map(str, steps))} sequences as the context grows, so that context cannot be told from fewer"
     why += f" sequences a step: over the first {tokens(first)} tokens, which all contexts have, the lead is"
     return undecided(verdict, f"{why} {', '.join(early)} nats. It would take equal sequences a step.")
