@@ -125,7 +125,7 @@ def _artefact(folder: Path, section: Section, study: Study) -> dict[str, Any]:
     try:
         summary = section.summary(study)
         verdicts, pictures = judge(section.claims, study), _pictures(folder, section)
-        shown = {"table": Markup(to_html(summary)), "caption": summary.caption, "wide": len(summary.columns) > BESIDE}
+        shown = {"table": to_html(summary), "caption": summary.caption, "wide": len(summary.columns) > BESIDE}
         shown |= {"verdicts": verdicts, "pictures": pictures}
     except Exception as error:  # whatever is wrong with one artefact, the others are reported
         fault = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
@@ -210,7 +210,7 @@ def _picture(path: Path) -> dict[str, Any]:
         "size": size,
         "share": min(100, round(100 * size[0] / (WIDTH * DPI))),
         "files": [f"{path.parent.name}/{each.name}" for each in files],
-        "read": Markup(to_html(read)) if read else "",
+        "read": to_html(read) if read else "",
     }
 
 

@@ -4,12 +4,13 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Literal
 
+import jinja2
 import numpy as np
 import pandas as pd
+from markupsafe import Markup, escape
 from pandas.api.types import is_numeric_dtype
 
 from analysis.names import title
@@ -22,6 +23,7 @@ Ranges = Mapping[str, Sequence[tuple[float, float] | None]]
 Mark = Literal["", "best", "second"]
 WIDE = 10
 CHECK = "\N{CHECK MARK}"
+HTML = jinja2.Template(Path(__file__).with_name("table.html.j2").read_text(), autoescape=True, trim_blocks=True)
 
 
 @dataclass(frozen=True)
@@ -190,22 +192,14 @@ def to_csv(table: Table) -> str:
     return frame.to_csv(index=False, float_format="%.10g", lineterminator="\n")
 
 
-def to_html(table: Table) -> str:
+def to_html(table: Table) -> Markup:
     """The table in a box that scrolls, and its caption below."""
     # A title may break between the parts of NarrativeQA, but not within ARC-e or RoPE.
     titles = [escape(column.title.replace("-", "\N{NON-BREAKING HYPHEN}")) for column in table.columns]
-    head = "".join(f"<th>{re.sub(r'(?<=[a-z]{3})(?=[A-Z])', '<wbr>', each)}</th>" for each in titles)
-    body = []
-    for name, cells in table.cells():
-        tds = []
-        for text, mark, paper in cells:
-            ours = f"<span class='{mark}'>{escape(text)}</span>" if mark else escape(text)
-            tds.append(f"<td>{ours}{f'<small>{escape(paper)}</small>' if paper else ''}</td>")
-        body.append(f"<tr><th>{escape(name)}</th>{''.join(tds)}</tr>")
-    caption = escape(_caption(table)).replace("In brackets: the paper", "Below, small: the paper")
-    wide = " wide" if len(table.columns) > WIDE else ""
-    inside = f"<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
-    return f"<div class='scroll'><table class='numbers{wide}'>{inside}</table></div><p class='caption'>{caption}</p>"
+    titles = [Markup(re.sub(r"(?<=[a-z]{3})(?=[A-Z])", "<wbr>", each)) for each in titles]
+    caption = _caption(table).replace("In brackets: the paper", "Below, small: the paper")
+    wide = len(table.columns) > WIDE
+    return Markup(HTML.render(table=table, titles=titles, caption=caption, wide=wide))
 
 
 def write_table(table: Table, stem: Path) -> list[Path]:

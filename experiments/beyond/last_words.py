@@ -93,12 +93,12 @@ def draw(study: Study) -> Files:
     models = list(drawn["model"].unique())
     figure, panels = plt.subplots(1, 3, figsize=(WIDTH, 0.9 + 0.24 * len(models)), width_ratios=(3, 3, 2), sharey=True)
     of_panel = dict(zip(("accuracy", "perplexity", "lead"), panels, strict=True))
-    for point in drawn.itertuples():
-        colour, whole = style_of(point.model).colour, point.given == "passage"
-        of_panel[point.panel].errorbar(
-            point.value, models.index(point.model) + (-0.13 if whole else 0.13), color=colour, marker="o", markersize=4.5,
-            xerr=[[point.value - point.low], [point.high - point.value]], markerfacecolor=colour if whole else "white",
-            elinewidth=1.0,
+    for point in drawn.to_dict("records"):
+        colour, whole = style_of(point["model"]).colour, point["given"] == "passage"
+        value, low, high = point["value"], point["low"], point["high"]
+        of_panel[point["panel"]].errorbar(
+            value, models.index(point["model"]) + (-0.13 if whole else 0.13), color=colour, marker="o", markersize=4.5,
+            xerr=[[value - low], [high - value]], markerfacecolor=colour if whole else "white", elinewidth=1.0,
         )  # fmt: skip
     panels[0].set_yticks(range(len(models)), [title(model) for model in models])
     panels[0].set(ylim=(len(models) - 0.5, -0.5), xlabel="right (%)")
@@ -129,9 +129,9 @@ def summary(study: Study) -> Table:
         columns.append(Column(f"perplexity_{key}", f"perplexity, given the {given}", 1, "lower"))
     rows: dict[str, list[float | None]] = {}
     ranges: dict[str, list[tuple[float, float] | None]] = {}
-    for point in points(study).itertuples():
-        if point.panel != "lead":
-            rows.setdefault(point.model, []).append(point.value)
-            ranges.setdefault(point.model, []).append(None if np.isnan(point.low) else (point.low, point.high))
+    for point in points(study).to_dict("records"):
+        if point["panel"] != "lead":
+            rows.setdefault(point["model"], []).append(point["value"])
+            ranges.setdefault(point["model"], []).append(None if np.isnan(point["low"]) else (point["low"], point["high"]))
     note = f"{about(study)} {'. '.join(_notes(study))}."
     return Table("Last words of held-out passages", columns, rows, note, ranges=ranges)
