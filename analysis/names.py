@@ -7,6 +7,7 @@ dashed. Colours are those of Okabe and Ito, distinguishable with the common colo
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,11 @@ class LineStyle:
     colour: str
     dashes: tuple[float, ...] | None = None
     marker: str = "o"
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Colour, label and dashes, as matplotlib draws a line by them."""
+        return {"color": self.colour, "label": self.label, "dashes": self.dashes or (None, None)}
 
 
 DASHED = (2.2, 0.9)

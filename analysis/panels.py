@@ -22,7 +22,6 @@ MAX_POINTS = 2_048
 BINS_PER_DOUBLING = 4
 FEW_SEEDS = 4
 NO_CELL = "#DDDDDD"
-SOLID = (None, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,11 +99,9 @@ def without_note(wild: Collection[str]) -> str:
 def draw_lines(axes: Axes, lines: Sequence[Drawn]) -> None:
     """The first line on top, bands below all of them. The dashes of a legend's entry are those of its line."""
     for place, line in enumerate(lines):
-        style = line.style
-        looks: dict[str, Any] = dict(color=style.colour, label=style.label, dashes=style.dashes or SOLID)
-        axes.plot(line.x, line.mean, **looks, zorder=3 - place / 100)
+        axes.plot(line.x, line.mean, **line.style.line, zorder=3 - place / 100)
         if (band := line.band) is not None:
-            axes.fill_between(line.x, *band, color=style.colour, alpha=0.22, linewidth=0, zorder=2)
+            axes.fill_between(line.x, *band, color=line.style.colour, alpha=0.22, linewidth=0, zorder=2)
 
 
 def position_axis(axes: Axes, train_len: int, longest: int, *, pieces: int = 8, **labels: Any) -> None:
@@ -114,11 +111,11 @@ def position_axis(axes: Axes, train_len: int, longest: int, *, pieces: int = 8, 
     axes.set(xlim=(0, longest), **labels)
 
 
-def doublings_axis(axes: Axes, ticks: Iterable[int], words: Callable[[int], str] = tokens) -> None:
-    """Make x logarithmic, with these ticks and no others."""
+def doublings_axis(axes: Axes, ticks: Iterable[int], words: Callable[[int], str] = tokens, **text: Any) -> None:
+    """Make x logarithmic, with these ticks and no others; `text`: how their labels look."""
     ticks = list(ticks)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [words(tick) for tick in ticks])
+    axes.set_xticks(ticks, [words(tick) for tick in ticks], **text)
     axes.minorticks_off()
 
 
@@ -154,10 +151,7 @@ def position_panel(
 
 def legend_of(figure: Figure, styles: Sequence[LineStyle], columns: int = 4, markers: bool = False) -> None:
     """One legend below all panels; `markers`: of lines that are drawn with them."""
-    handles = []
-    for style in styles:
-        looks: dict[str, Any] = dict(color=style.colour, label=style.label, dashes=style.dashes or SOLID)
-        handles.append(Line2D([], [], **looks, marker=style.marker if markers else None, markersize=4))
+    handles = [Line2D([], [], **style.line, marker=style.marker if markers else None, markersize=4) for style in styles]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(handles)))
 
 

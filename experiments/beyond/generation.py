@@ -56,10 +56,8 @@ def draw(study: Study) -> Files:
         unit = 1000 if table[name].max() > 10_000 else 1
         for place, (model, own) in enumerate(table.groupby("model", sort=False)):
             style = style_of(str(model))
-            how = dict(marker=style.marker, markersize=4, color=style.colour, label=style.label, zorder=3 - place / 100)
-            (line,) = axes.plot(own["seq_len"], own[name] / unit, **how)
-            if style.dashes:
-                line.set_dashes(style.dashes)
+            how = dict(**style.line, marker=style.marker, markersize=4, zorder=3 - place / 100)
+            axes.plot(own["seq_len"], own[name] / unit, **how)
         doublings_axis(axes, sorted(table["seq_len"].unique()))
         axes.set(xlabel="prompt (tokens)", title=TITLES[name].replace("(", "(thousand " if unit > 1 else "("))
         axes.set_ylim(0, 1.08 * table[name].max() / unit)

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 
 from analysis.curves import LossCurve, compare, difference, first_plotted, smoothing_window, stored_curves
 from analysis.names import DASHED, FOX_SHADES, PAIRS, TRANSFORMER_SHADES, LineStyle, pairs_in, title
-from analysis.panels import Drawn, band_note, binned, core_limits, draw_lines, smoothed
+from analysis.panels import Drawn, band_note, binned, core_limits, doublings_axis, draw_lines, smoothed
 from analysis.statistics import Estimate
 from analysis.study import Study, read_lines
 from analysis.style import WIDTH, Files, about, plt, publish, tokens, training_length_line
@@ -135,10 +135,7 @@ def _panel(axes: Axes, panel: str, shown: list[tuple[LossCurve, Drawn]], beyond:
     axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
     lengths, longest = sorted({curve.train_len for curve, _ in shown}), max(_end(curve, beyond) for curve, _ in shown)
     if len(lengths) > 1:
-        axes.set_xscale("log", base=2)
-        ticks = sorted({*lengths, lengths[0] // 4, longest})
-        axes.set_xticks(ticks, [tokens(tick) for tick in ticks], fontsize=5.6)
-        axes.minorticks_off()
+        doublings_axis(axes, sorted({*lengths, lengths[0] // 4, longest}), fontsize=5.6)
     else:
         ticks = [longest * quarter // 4 for quarter in range(5)]
         axes.set_xticks(ticks, [tokens(tick) for tick in ticks])
