@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jinja2
 from matplotlib.mathtext import MathTextParser
 from rich.console import Console
 
@@ -26,31 +27,8 @@ from results.atomic import write_atomic
 from results.provenance import commit_name
 from results.store import starts_of, trainings_of
 
-HEAD = """\
-# What is stored
-
-This page is written by `python -m experiments render`, from the rows in this folder. A cell says how many of a figure's
-lines have rows at a scale, and with how many seeds. An empty cell is a figure that is implemented and tested, and has no rows
-at that scale yet.
-
-    SCALE/README.md            the findings, where there is one, written from README.md.j2 and the rows
-    SCALE/claims.md            every claim that was judged: its command and minutes, the number to expect, where it was seen
-    SCALE/figures, tables      what is drawn; `render` adds PDFs and report.html, which are not kept in git
-    SCALE/STEM.json            which rows of which runs a figure is drawn from
-    SCALE/rows/KIND/           one evaluation of one run a file, with who made it beside it
-    SCALE/runs/                what each run was: its config, all its starts, its final loss
-    measurements/, kernels/    times and errors of kernels and training steps
-
-Variants of a scale (`tiny-short`, `mini-narrow` and so on) hold runs that figures of the scale itself draw.
-"""
-CLAIMS_HEAD = """\
-# Claims at scale `{scale}`
-
-This page is written by `python -m experiments render --scale {scale}`, from the stored rows. Each figure or table has the
-command that makes it again, with what its trainings took (one after another; evaluations come on top, and runs are shared
-between figures), and where its newest evaluation was made. Each claim has the number that decides it, with its 95% interval.
-`python -m experiments compare --scale {scale}` then says of your numbers whether they lie where one more seed would.
-"""
+TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined,
+                               trim_blocks=True, keep_trailing_newline=True)  # fmt: skip
 UNSEEN = (Status.NOT_MEASURED, Status.NOT_APPLICABLE)
 
 
@@ -118,21 +96,9 @@ def _section(artefact: Artefact, scale: str, results_dir: Path, read: Study | No
 
 def status_page(results_dir: Path) -> str:
     """Return the text of results/README.md."""
-    known = artefacts()
     scales = [scale for scale in SCALES.values() if stored(scale.name, results_dir)]
-    parts = [HEAD]
-    for folder, title in FOLDERS.items():
-        heading = ["name", "paper", "shows", *(f"`{scale.name}`" for scale in scales)]
-        parts += [f"\n## {title}\n\n", _row(heading), _row(["---"] * len(heading))]
-        for artefact in (each for each in known.values() if each.folder == folder):
-            name = f"[`{artefact.stem}`](../experiments/{folder}/{artefact.stem}.py)"
-            cells = [_cell(artefact, scale, results_dir) for scale in scales]
-            parts.append(_row([name, artefact.paper, artefact.title, *cells]))
-    return "".join(parts)
-
-
-def _row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |\n"
+    page, cell = TEMPLATES.get_template("status.md.j2"), partial(_cell, results_dir=results_dir)
+    return page.render(folders=FOLDERS, artefacts=[*artefacts().values()], scales=scales, cell=cell)
 
 
 def _cell(artefact: Artefact, scale: Scale, results_dir: Path) -> str:
@@ -155,24 +121,19 @@ def _cell(artefact: Artefact, scale: Scale, results_dir: Path) -> str:
 
 def write_claims(scale: str, results_dir: Path, read: Mapping[str, Study]) -> Path:
     """Write results/SCALE/claims.md, of the claims that were judged at a scale. `read`: studies that were just drawn."""
-    path, parts, unseen = results_dir / scale / "claims.md", [CLAIMS_HEAD.format(scale=scale)], []
+    path, page = results_dir / scale / "claims.md", TEMPLATES.get_template("claims.md.j2")
+    seen: list[tuple[Artefact, str, list[tuple[Claim, Verdict]]]] = []
+    unseen: list[str] = []
     for stem, artefact in artefacts().items():
         judged: list[tuple[Claim, Verdict]] = []
         with suppress(Exception):  # the report says what is wrong with it
             study = read.get(stem) or Study(results_dir, scale, stem).whole()
-            judged = judge(artefact.claims, study)
-        seen = [each for each in judged if each[1].status not in UNSEEN]
-        if seen:
-            parts += [f"\n## {artefact.paper}: {artefact.title}\n\n{_how(stem, scale, study)}\n\n"]
-            parts += [_row(["claim", "the paper says", "number to expect", "verdict"]), _row(["---"] * 4)]
-            for claim, verdict in seen:
-                cells = (claim.sentence, "" if verdict.decisive is None else str(verdict.decisive))
-                parts.append(_row([claim.id, *(text.replace("|", "\\|") for text in cells), str(verdict.status)]))
-        there = {claim.id for claim, _ in seen}
+            judged = [each for each in judge(artefact.claims, study) if each[1].status not in UNSEEN]
+        if judged:
+            seen.append((artefact, _how(stem, scale, study), judged))
+        there = {claim.id for claim, _ in judged}
         unseen += [f"{claim.id} (`{stem}`)" for claim in artefact.claims if claim.id not in there]
-    if unseen:
-        parts.append(f"\nNothing to expect yet, for want of rows at this scale: {', '.join(unseen)}.\n")
-    write_atomic(path, "".join(parts))
+    write_atomic(path, page.render(scale=scale, seen=seen, unseen=unseen))
     return path
 
 
