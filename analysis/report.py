@@ -94,8 +94,8 @@ def build(folder: Path, sections: Sequence[Section]) -> Path:
         scale=folder.name,
         paper_scale=PAPER_SCALE,
         trained=any(run.get("final_loss") is not None for study in studies for run in study.runs.values()),
-        seeds=_seeds(studies),
-        nameless=_nameless(studies),
+        seeds=sorted({count for study in studies for count in study.seed_counts.values()}),
+        trainings={(line.run_id, line.training): line for study in studies for line in study.lines if line.is_trained}.values(),
         sizes=_sizes(studies),
         artefacts=there,
         halves=_halves(there),
@@ -232,27 +232,15 @@ def _place(claim: Claim) -> tuple[str, int, str]:
     return letter, int(digits), rest
 
 
-def _seeds(studies: Iterable[Study]) -> str:
-    counts = sorted({count for study in studies for count in study.seed_counts.values()})
-    if counts == [1]:
-        return "Every model was trained once, with one seed"
-    return f"Models were trained with {' or '.join(map(str, counts))} seeds"
-
-
-def _sizes(studies: Iterable[Study]) -> list[tuple[str, str]]:
-    """Parameters of the models that stand under their own name, by scale, and how far the largest is above the smallest."""
+def _sizes(studies: Iterable[Study]) -> dict[str, dict[str, int]]:
+    """Parameters of the models that stand under their own name, by scale, in the paper's order."""
     found: dict[str, dict[str, int]] = {}
     for study in studies:
         for line in study.lines:
             count = _params(study.runs[line.run_id])
             if line.label == line.model and count:
                 found.setdefault(line.scale, {})[line.model] = count
-    texts = []
-    for scale, params in found.items():
-        names = ", ".join(f"{title(model)} {params[model]:,}" for model in sorted(params, key=rank))
-        above = 100 * (max(params.values()) / min(params.values()) - 1)
-        texts.append((scale, f"{names}; the largest is {above:.1f}% above the smallest"))
-    return texts
+    return {scale: {model: params[model] for model in sorted(params, key=rank)} for scale, params in found.items()}
 
 
 def _params(run: dict[str, Any]) -> int | None:
@@ -286,13 +274,6 @@ def _changed_trees(study: Study) -> str:
             commits = ", ".join(_distinct(commit_name(one) for some in changed for one in some))
             parts.append(f"{len(changed)} of {len(each)} {what} ({commits})")
     return f"From a changed working tree {' and '.join(parts)}." if parts else ""
-
-
-def _nameless(studies: Iterable[Study]) -> str:
-    """Say of how many trained runs the weights are not recorded; empty of none."""
-    trained = {(line.run_id, line.training): line for study in studies for line in study.lines if line.is_trained}
-    count = sum(line.weights is None for line in trained.values())
-    return f"{count} of {len(trained)}" if count else ""
 
 
 def _distinct(texts: Iterable[str | None]) -> list[str]:
