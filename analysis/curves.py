@@ -5,7 +5,6 @@ Suffixes: S seeds, N positions, D documents, K bands of a document, P places of 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -202,10 +201,6 @@ def smoothing_window(train_len: int, of_paper: int = 101) -> int:
 def first_plotted(train_len: int) -> int:
     """First position drawn: 128 as in the paper; a sixteenth of the training context below 2,048 tokens."""
     return max(1, min(128, train_len // 16))
-
-
-def fewest_seeds(curves: Iterable[LossCurve]) -> int:
-    return min((len(curve.seeds) for curve in curves), default=0)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

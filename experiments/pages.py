@@ -18,17 +18,7 @@ import jinja2
 import numpy as np
 import pandas as pd
 
-from analysis.curves import (
-    KIND,
-    LossCurve,
-    by_model,
-    compare,
-    context_losses,
-    difference,
-    fewest_seeds,
-    loss_curves,
-    perplexity,
-)
+from analysis.curves import KIND, LossCurve, by_model, compare, context_losses, difference, loss_curves, perplexity
 from analysis.names import title
 from analysis.pruning import skipped
 from analysis.seeds import size_of
@@ -200,7 +190,7 @@ def fill(template: Path, facts: Facts) -> str:
     """Return a page. ValueError for words that the rows do not bear out."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     filters = (nats, times, percent, millions, words, when, title, tokens)
-    shared = (by_model, change, compare, difference, fewest_seeds, lead, order, papers, perplexity, shrinks, skipped, timed,
+    shared = (by_model, change, compare, difference, order, papers, perplexity, shrinks, skipped, timed,
               worths, zip)  # fmt: skip
     environment.filters |= {function.__name__: function for function in filters}
     environment.globals |= {function.__name__: function for function in shared}
@@ -250,11 +240,6 @@ def when(text: str, condition: bool) -> str:
     if not condition:
         raise ValueError(f"the rows do not bear out {text!r}: write that sentence of the template anew")
     return text
-
-
-def lead(one: LossCurve, other: LossCurve, first: int, last: int) -> Estimate:
-    """Return the loss of `other` minus that of `one` over some positions."""
-    return compare((1.0, other, first, last), (-1.0, one, first, last))
 
 
 def change(one: LossCurve, other: LossCurve | None = None) -> Estimate:
