@@ -48,7 +48,7 @@ SIGNS = {
 @dataclass(frozen=True)
 class Section:
     """One artefact of the report. `study` is None where nothing is stored, or `fault` says why it cannot be read; `looks` into
-    failing claims, of this artefact or another, by the claim's id; `command` makes it; `missing`: declared, but not stored."""
+    failing claims, of this artefact or another, by the claim's id; `missing`: declared, but not stored."""
 
     stem: str
     title: str
@@ -58,7 +58,6 @@ class Section:
     looks: Mapping[str, Look]
     summary: Callable[[Study], Table]
     study: Study | None
-    command: str
     missing: Sequence[str] = ()
     fault: str = ""
 

@@ -34,10 +34,7 @@ BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 def section(stem, study, *, missing=()):
     own = artefacts()[stem]
     paper = stem.partition("_")[0].replace("fig", "Figure ").replace("table", "Table ")
-    command = f"python -m experiments run {stem} --scale tiny"
-    return Section(
-        stem, f"title of {stem}", paper, f"What {stem} shows.", own.claims, own.looks, own.summary, study, command, missing
-    )
+    return Section(stem, f"title of {stem}", paper, f"What {stem} shows.", own.claims, own.looks, own.summary, study, missing)
 
 
 def losses(folder, scale="tiny", **how):
