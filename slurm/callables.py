@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import submitit
@@ -30,47 +30,48 @@ from training.hardware import equal_bits
 POLL_S = 0.2
 
 
-@dataclass
-class Submittable:
+@dataclass(frozen=True)
+class Submittable(Task):
     """`python -m MODULE ARGS` as a function without arguments, which returns the task's name. RuntimeError if it fails.
 
     The task is a process of its own, so that signals find submitit's handler, which has `checkpoint` let it save and leave, and
     SLURM start the same again. A crash is tried again by the rule of experiments/restarts.py.
     """
 
-    task: Task
     cwd: Path
     device: str
+    pids: list[int] = field(default_factory=list)
+    """Processes that were started here."""
 
     def __call__(self) -> str:
-        task, started = self.task, f"submitit-{os.getpid()}-{time.time_ns()}"
+        started = f"submitit-{os.getpid()}-{time.time_ns()}"
         while True:
-            restarts.note_start(task.journal, started, task.folder)
-            action, reason = restarts.note_end(task.journal, started, task.folder, self._run())
+            restarts.note_start(self.journal, started, self.folder)
+            action, reason = restarts.note_end(self.journal, started, self.folder, self._run())
             if action == "done":
-                return task.name
+                return self.name
             if action == "failed":
-                words = filter(None, (task.name, reason, restarts.last_words(task.log)))
-                raise RuntimeError(f"{': '.join(words)}; log: {task.log}")
+                words = filter(None, (self.name, reason, restarts.last_words(self.log)))
+                raise RuntimeError(f"{': '.join(words)}; log: {self.log}")
 
     def checkpoint(self) -> DelayedSubmission:
         """Let the task save and leave. Called by submitit in a job's first process, before a time limit and at preemption."""
         with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it has ended by itself
-            os.kill(self._pid, signal.SIGUSR2)
-            os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
-        return DelayedSubmission(replace(self))
+            os.kill(self.pids[-1], signal.SIGUSR2)
+            os.waitid(os.P_PID, self.pids[-1], os.WEXITED | os.WNOWAIT)
+        return DelayedSubmission(replace(self, pids=[]))
 
     def _run(self) -> int:
-        self.task.log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", self.task.module, *self.task.args]
-        with open(self.task.log, "a") as log:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", self.module, *self.args]
+        with open(self.log, "a") as log:
             process = subprocess.Popen(
                 command, cwd=self.cwd, env=self._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        self._pid = process.pid
+        self.pids.append(process.pid)
         try:
             # Nothing is reaped here, so that `checkpoint`, which may interrupt this anywhere, finds the process.
-            while os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
                 time.sleep(POLL_S)
         except BaseException:
             process.terminate()
@@ -101,5 +102,6 @@ def stages(request: Request, *, processes: int = 1, machine: str = UNNAMED) -> l
     write_draw_specs(plan)
     made: defaultdict[str, list[Submittable]] = defaultdict(list)
     for task in tasks(plan, processes=processes):
-        made[task.kind].append(Submittable(task, Path.cwd(), whole.device))
+        shared = {item.name: getattr(task, item.name) for item in fields(Task)}
+        made[task.kind].append(Submittable(**shared, cwd=Path.cwd(), device=whole.device))
     return [made[kind] for kind in KINDS if kind in made]

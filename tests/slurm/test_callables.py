@@ -89,11 +89,10 @@ def test_slurms_executor_goes_on_after_preemption(suite: Suite, texts, undisturb
 FAILING = """
 import sys
 from pathlib import Path
-from experiments.task import Task
 from slurm.callables import Submittable
 
 folder = Path(sys.argv[1])
-Submittable(Task("train:a", "training", (str(folder),), (), (), folder), folder, "cpu")()
+Submittable("train:a", "training", (str(folder),), (), (), folder, folder, "cpu")()
 """
 
 
