@@ -54,6 +54,10 @@ class Facts:
         self.claims = cache(self._claims)
         self.measured = cache(lambda kind: read(kind, results_dir / FOLDER.name))
 
+    def other(self, folder: str) -> "Facts":
+        """Return the facts of a results folder within this one."""
+        return Facts(self.results_dir / folder)
+
     def study(self, stem: str = MAIN, scale: str = "mini") -> Study:
         if (stem, scale) not in self._studies:
             self._studies[stem, scale] = Study(self.results_dir, scale, stem)
