@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic.dataclasses import dataclass
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from data.json_escape import json_escape, json_unescape
 from data.spec import DataSpec
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
     from data.hf_tokenizer import CorpusTokenizer
 
 BOS = "<|endoftext|>"
@@ -86,7 +86,7 @@ def parse_tokenizer(text: str) -> TokenizerChoice:
 class Tokenizer:
     """Tokeniser from text to ids and back. `kind` as in `DataSpec.tokenizer`; `encode` adds no BOS."""
 
-    def __init__(self, kind: str, backend: Backend, vocab_size: int, bos_id: int) -> None:
+    def __init__(self, kind: str, backend: "Backend", vocab_size: int, bos_id: int) -> None:
         if vocab_size > MAX_VOCAB_SIZE:
             raise ValueError(f"vocabulary of {vocab_size} tokens: ids are stored as uint16, at most {MAX_VOCAB_SIZE} fit")
         self.kind, self._backend, self.vocab_size, self.bos_id = kind, backend, vocab_size, bos_id
@@ -120,6 +120,8 @@ class Tokenizer:
     @staticmethod
     def load(folder: Path) -> "Tokenizer":
         """Load what `save` wrote. ValueError where there is none."""
+        from tokenizers import Tokenizer as Backend
+
         try:
             about = json.loads((folder / "kind.json").read_text(encoding="utf-8"))
             backend = Backend.from_str((folder / "tokenizer.json").read_text(encoding="utf-8"))
@@ -130,9 +132,11 @@ class Tokenizer:
     def to_hf(self) -> "CorpusTokenizer":
         """Make a Hugging Face tokeniser of it (BOS in front when `add_special_tokens`), to save beside a model."""
         import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
+        from tokenizers import processors
+
         from data.hf_tokenizer import CorpusTokenizer, JSONTokenizer
 
-        backend = Backend.from_str(self._backend.to_str())
+        backend = type(self._backend).from_str(self._backend.to_str())
         backend.post_processor = processors.TemplateProcessing(
             single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, self.bos_id)]
         )
@@ -146,6 +150,8 @@ class Tokenizer:
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train a byte-level BPE of `vocab_size` ids, the last of them BOS; a function of the texts and their order alone."""
+    from tokenizers import pre_tokenizers, trainers
+
     backend = _backend({}, [])
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False)
@@ -163,7 +169,10 @@ def _bytes_vocab() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)} | {BOS: 256}
 
 
-def _backend(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Backend:
+def _backend(vocab: dict[str, int], merges: list[tuple[str, str]]) -> "Backend":
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers
+
     # Its cache of words costs more than it saves: a quarter of the time on source code.
     backend = Backend(models.BPE(vocab=vocab, merges=merges, cache_capacity=0))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -173,6 +182,8 @@ def _backend(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Backend:
 
 def _read_gpt2(folder: Path | None) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Read GPT-2's vocabulary and merges, from `folder` or, where that is None, from the hub (the local cache first)."""
+    from tokenizers import models
+
     paths = _find_gpt2(folder)
     where = f"tokenizer folder {paths[0].parent}"
     try:
