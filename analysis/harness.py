@@ -54,8 +54,9 @@ WORD_PERPLEXITY_ERROR = 0.15
 
 
 def made_locally(study: Study) -> bool:
-    """Say whether tasks were stand-ins made from the held-out text, not the public data sets."""
-    return any(str(meta["spec"].get("include", "")).startswith("local") for meta in study.metas(KIND))
+    """Say whether tasks, of the harness or of LongBench, were stand-ins made from the held-out text, not the public ones."""
+    specs = [meta["spec"] for kind in (KIND, "longbench") for meta in study.metas(kind)]
+    return any(str(spec.get("include") or spec.get("dataset")).startswith("local") for spec in specs)
 
 
 def _columns(rows: pd.DataFrame) -> dict[tuple[str, str], Column]:

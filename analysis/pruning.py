@@ -18,23 +18,21 @@ KIND = "pruning"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Skipped(Measured):
-    """Evaluations of one series, a mean over seeds but for `share_SD`. `share_DH`: share of the causal tiles that is skipped;
+    """Evaluations of one series, a mean over seeds but for `share_SD`, the share of causal tiles that is skipped. `by_head`:
+    by layer and head this share (tiles_pruned), keys_read, and the most that is dropped of a query in any document;
     `first`: (layer, head) -> first key tile that each query tile of document 0 computes (M,)."""
 
     context: int
     tile: int
     share_SD: np.ndarray
-    share_DH: np.ndarray
-    heads: list[tuple[int, int]]
-    keys_read_H: np.ndarray
-    dropped_H: np.ndarray
+    by_head: pd.DataFrame
     losses: pd.DataFrame
     first: dict[tuple[int, int], np.ndarray]
     log_tolerance: float
 
     @property
     def mean_H(self) -> np.ndarray:
-        return self.share_DH.mean(axis=0)
+        return self.by_head["tiles_pruned"].to_numpy()
 
     def term(self, coefficient: float) -> Term:
         """The mean share over heads; what varies is the documents, and the seeds where there are several."""
@@ -53,11 +51,12 @@ def skipped(study: Study) -> tuple[Skipped, ...]:
 
 
 def _skipped(study: Study, seeds: list[Evaluation]) -> Skipped:
+    line, rows, meta = seeds[0]
     shares, read, dropped = (
-        np.stack([_by_head(rows, quantity).to_numpy() for _, rows, _ in seeds])
+        np.stack([_by_head(own, quantity).to_numpy() for _, own, _ in seeds])
         for quantity in ("tiles_pruned", "keys_read", "dropped")
     )
-    line, rows, meta = seeds[0]
+    means = {"tiles_pruned": shares.mean(axis=0).mean(axis=0), "keys_read": read.mean(axis=(0, 1))}
     spec = meta["spec"]
     tiles = rows[rows["quantity"] == "first_tile"].sort_values("position")
     return Skipped(
@@ -65,10 +64,7 @@ def _skipped(study: Study, seeds: list[Evaluation]) -> Skipped:
         context=int(spec["context_len"]),
         tile=int(spec["tile"]),
         share_SD=shares.mean(axis=2),
-        share_DH=shares.mean(axis=0),
-        heads=[(int(head[0]), int(head[1])) for head in _by_head(rows, "tiles_pruned").columns],
-        keys_read_H=read.mean(axis=(0, 1)),
-        dropped_H=dropped.max(axis=(0, 1)),
+        by_head=pd.DataFrame({**means, "dropped": dropped.max(axis=(0, 1))}, _by_head(rows, "tiles_pruned").columns),
         losses=rows[rows["head"] < 0].pivot(index="document", columns="quantity", values="value"),
         first={head: own["value"].to_numpy() for head, own in tiles.groupby(["layer", "head"])},  # type: ignore[misc]
         log_tolerance=float(spec["log_tolerance"]),

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import pandas as pd
 
 from analysis.names import FOX_SHADES, LineStyle
 from analysis.panels import ColourScale, Drawn, band_note, colour_bar, draw_lines, legend_of
@@ -60,16 +59,14 @@ def draw(study: Study) -> Files:
     for axes, xlabel in ((spread, "heads, most pruned first (share of all)"), (training, "share of the training")):
         axes.set(xlabel=xlabel, ylabel="share of tiles skipped", ylim=(0, 1), xlim=(0, 1))
     legend_of(figure, list(styles.values()))
-    frames = []
-    for each in found:
-        columns = dict(tiles_pruned=each.mean_H, keys_read=each.keys_read_H, dropped=each.dropped_H)
-        frames.append(pd.DataFrame(each.heads, columns=["layer", "head"]).assign(label=each.label, **columns))
+    columns = ["layer", "head", "label", "tiles_pruned", "keys_read", "dropped"]
+    frames = [each.by_head.reset_index().assign(label=each.label)[columns] for each in found]
     marked = f"left: context {tokens(found[-1].context)}; dashed: about {PAPERS_SHARE} in the paper"
     return publish(study, figure, frames, marked, tile_note(found), band_note(study.seed_counts.values()))
 
 
 def _heads(axes, each: Skipped) -> None:
-    grid = pd.Series(each.mean_H, index=pd.MultiIndex.from_tuples(each.heads)).unstack()
+    grid = each.by_head["tiles_pruned"].unstack()
     axes.grid(False)
     axes.pcolormesh(grid.to_numpy(), cmap=COLOURS.colours, vmin=0, vmax=1, edgecolors="white", linewidth=0.3)
     axes.set(xlabel="head", ylabel="layer", ylim=(len(grid), 0))
@@ -105,7 +102,7 @@ def summary(study: Study) -> Table:
         change = 1e6 * float((losses["loss_pruned"] - losses["loss"]).mean())
         decoded = 1e6 * float((losses["decoded_loss_pruned"] - losses["decoded_loss"]).mean())
         above, below = (100 * float(is_so.mean()) for is_so in (each.mean_H > 0.9, each.mean_H < 0.1))
-        keys = 100 * float(each.keys_read_H.mean()) / each.context
+        keys = 100 * float(each.by_head["keys_read"].to_numpy().mean()) / each.context
         values[f"context {each.context}"] = [
             100 * each.share_SD.mean(axis=1), above, below, keys, change, decoded, largest_dropped(each)
         ]  # fmt: skip
@@ -116,7 +113,7 @@ def summary(study: Study) -> Table:
 
 def largest_dropped(each: Skipped) -> float:
     """The largest probability that a query of any head loses, as a multiple of the tolerance."""
-    return float(each.dropped_H.max() / np.exp(each.log_tolerance))
+    return float(each.by_head["dropped"].max() / np.exp(each.log_tolerance))
 
 
 def a1(study: Study) -> Verdict:
@@ -140,7 +137,7 @@ def a7(study: Study) -> Verdict:
         within(f"largest probability dropped at context {tokens(each.context)}", Estimate(largest_dropped(each), 0.0))
         for each in found
     ]
-    largest = max(float(each.dropped_H.max()) for each in found)
+    largest = max(float(each.by_head["dropped"].max()) for each in found)
     sentence = f"At most {largest:.1e} of a query's probability is dropped (the bound is {math.exp(-10):.1e})."
     why = "Pruning takes away only what is below the bound: a mistake in the code alone could have missed it."
     return by_construction(decide(sentence, comparisons), why)

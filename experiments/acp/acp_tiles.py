@@ -26,7 +26,7 @@ def runs(scale, seeds):
 
 def chosen(each: Skipped) -> list[tuple[int, int]]:
     """Return the head that skips least, the median one, and the one that skips most."""
-    order = sorted(each.heads, key=lambda head: each.mean_H[each.heads.index(head)])
+    order = each.by_head.sort_values("tiles_pruned", kind="stable").index.to_list()
     return [order[place * (len(order) - 1) // (HEADS - 1)] for place in range(HEADS)]
 
 
@@ -41,7 +41,7 @@ def draw(study: Study) -> Files:
     size = len(next(iter(each.first.values())))
     panels = {"without pruning": np.zeros(size)}
     for layer, head in chosen(each):
-        share = each.mean_H[each.heads.index((layer, head))]
+        share = each.by_head["tiles_pruned"][layer, head]
         panels[f"layer {layer + 1}, head {head + 1}: {share:.0%} skipped"] = each.first[layer, head]
     figure, row = plt.subplots(1, len(panels), figsize=(WIDTH, 2.2), sharey=True)
     frames = []

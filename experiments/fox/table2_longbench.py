@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.harness import STAND_INS, STOOD_IN, unranked
+from analysis.harness import STAND_INS, STOOD_IN, made_locally, unranked
 from analysis.names import PAIRS, RECURRENT, missing_of, pairs_in, title
 from analysis.paper import paper_scores
 from analysis.statistics import Estimate, Term, contrast, stratified
@@ -32,11 +32,6 @@ CODE = ("lcc", "repobench_p")
 MEANS = {"mean12": tuple(task for task in TASKS if task not in CODE), "mean14": tuple(TASKS)}
 MARGIN = 2.0
 """Ours: the paper says on par, and its means over 14 tasks lie within it."""
-
-
-def made_locally(study: Study) -> bool:
-    """Say whether tasks were stand-ins made from the held-out text, not the public data sets."""
-    return any(str(meta["spec"].get("dataset", "")).startswith("local") for meta in study.metas(KIND))
 
 
 def with_means(line: dict[str, Any]) -> dict[str, Any]:

@@ -6,12 +6,12 @@ well behind FoX (Pro) and Transformer (Pro) except on the two code tasks.
 
 from itertools import product
 
-from analysis.harness import STAND_INS
+from analysis.harness import STAND_INS, made_locally
 from analysis.names import pairs_in, title
 from analysis.study import Study
 from analysis.verdict import Claim, Verdict, decide, not_applicable
 from experiments.evaluations import long_tasks as evals  # noqa: F401
-from experiments.fox.table2_longbench import MEANS, ahead, made_locally, mean_terms, summary  # noqa: F401
+from experiments.fox.table2_longbench import MEANS, ahead, mean_terms, summary  # noqa: F401
 from experiments.fox.table8_lm_eval import runs  # noqa: F401
 
 

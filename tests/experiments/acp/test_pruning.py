@@ -126,9 +126,9 @@ def test_a6_fails_on_other_scores_and_is_not_measured_on_stand_ins(tmp_path):
 def test_tiles_are_computed_from_the_first_one_on(tmp_path):
     assert grid(np.array([0, 0, 1, 1])).tolist() == [[2, 0, 0, 0], [2, 2, 0, 0], [1, 2, 2, 0], [1, 2, 2, 2]]
     each = skipped(shares(tmp_path, noise=0.0))[-1]
-    least, middle, most = (each.mean_H[each.heads.index(head)] for head in chosen(each))
+    least, middle, most = (each.by_head["tiles_pruned"][head] for head in chosen(each))
     assert (least, middle, most) == pytest.approx((0.2, 0.7, 0.95))
-    assert each.keys_read_H[0] == pytest.approx(512 * 0.05) and math.isclose(each.share.effect, 0.7)
+    assert each.by_head["keys_read"].iloc[0] == pytest.approx(512 * 0.05) and math.isclose(each.share.effect, 0.7)
 
 
 def timed(tmp_path, kept, attention, whole=(10.0, 100.0, 1000.0), step=None):
