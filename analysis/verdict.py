@@ -103,6 +103,11 @@ class Comparison:
         return f"{self.name}: {self.beside_the_paper}{shown}; asked for {self.asked}"
 
 
+def on_par(name: str, estimate: Estimate, margin: float, unit: str, *, strict: bool = True) -> list[Comparison]:
+    """Two one-sided tests: within a margin on either side."""
+    return [Comparison(name, estimate, end, end > 0, strict, unit, size=margin) for end in (margin, -margin)]
+
+
 def number(value: float, unit: str = "nats") -> str:
     """Print a value with a true minus sign: with a sign and four decimals for nats and two otherwise, but as papers give them
     ratios, perplexities (in percent) and shares."""

@@ -12,11 +12,10 @@ import numpy as np
 from analysis.curves import LossCurve, difference, loss_curves
 from analysis.harness import ahead, content, lines_of, made_locally
 from analysis.paper import paper_scores
-from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import tokens
 from analysis.tables import Column, Table, over_seeds
-from analysis.verdict import PERPLEXITY, Claim, Comparison, Verdict, decide, number
+from analysis.verdict import PERPLEXITY, Claim, Comparison, Verdict, decide, number, on_par
 from experiments.evaluations import loss, short_tasks
 from experiments.recipes import recipes
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at, with_shorter
@@ -68,26 +67,21 @@ def a6(study: Study) -> Verdict:
     """Held-out loss, Wikitext and the average of the tasks differ by less than their margins (two one-sided tests each)."""
     found, local = pairs(study), made_locally(study)
     lines = {} if local else lines_of(study, by="label")
-    losses: list[tuple[str, Estimate, float, str]] = []
-    tasks: list[tuple[str, Estimate, float, str]] = []
+    losses, tasks = list[Comparison](), list[Comparison]()
     parts, absent = [], [] if found else ["held-out losses with and without pruning"]
     absent += ["the public benchmarks (the tasks here are stand-ins made from the held-out text)"] if local else []
     for pruned, whole in found:
         change, context = difference(pruned, whole), tokens(pruned.train_len)
-        losses.append((f"P, {pruned.label} against not", change, LOSS_MARGIN, PERPLEXITY))
+        losses += on_par(f"P, {pruned.label} against not", change, LOSS_MARGIN, PERPLEXITY)
         parts.append(f"{number(change.effect, PERPLEXITY)} at context {context}")
         if {pruned.label, whole.label} <= set(lines):
             for column, margin, unit in (("wikitext_ppl", WORD_MARGIN, ""), ("avg_acc", AVERAGE_MARGIN, "points")):
                 lead = ahead(lines[pruned.label], lines[whole.label], column)
-                tasks.append((f"{column}, {pruned.label} ahead of not", lead, margin, unit))
+                tasks += on_par(f"{column}, {pruned.label} ahead of not", lead, margin, unit)
         elif not local:
             absent.append(f"all tasks at context {context}")
-    comparisons = [
-        Comparison(name, effect, bound, below=bound > 0, unit=unit, size=margin)
-        for name, effect, margin, unit in (*losses, *tasks)
-        for bound in (margin, -margin)
-    ]
-    return decide(f"Held-out perplexity with pruning against without: {', '.join(parts)}.", comparisons, absent)
+    sentence = f"Held-out perplexity with pruning against without: {', '.join(parts)}."
+    return decide(sentence, [*losses, *tasks], absent)
 
 
 CLAIMS = (Claim("A6", "No loss of quality: losses coincide, Wikitext within 0.5, the average within 1 point", a6),)

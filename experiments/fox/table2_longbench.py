@@ -4,6 +4,7 @@ Fourteen long-context tasks. FoX and the Transformer of the same architecture ar
 recurrent models are well behind except on the two code tasks.
 """
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -13,11 +14,11 @@ import pandas as pd
 from analysis.harness import STAND_INS, STOOD_IN, made_locally, unranked
 from analysis.names import PAIRS, RECURRENT, missing_of, pairs_in, title
 from analysis.paper import paper_scores
-from analysis.statistics import Estimate, Term, contrast, stratified
+from analysis.statistics import Term, contrast, stratified
 from analysis.study import Study
 from analysis.style import about
 from analysis.tables import Cell, Column, Table, count_range, over_seeds
-from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable
+from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, on_par
 from experiments.evaluations import long_tasks as evals  # noqa: F401
 from experiments.recipes import main_models as runs  # noqa: F401
 
@@ -82,13 +83,10 @@ def mean_terms(study: Study, tasks: tuple[str, ...]) -> dict[str, Term]:
     return terms
 
 
-def minus(one: Term, other: Term) -> Estimate:
-    return contrast([one, Term(other.source, -1.0, other.seeds, other.influence)])
-
-
-def ahead(terms: dict[str, Term], one: str, other: str, bound: float = 0.0, **how: Any) -> Comparison:
+def ahead(terms: dict[str, Term], one: str, other: str, bound: float = 0.0) -> Comparison:
     """The mean of one model minus that of another, above a bound."""
-    return Comparison(f"{title(one)} minus {title(other)}", minus(terms[one], terms[other]), bound, unit="points", **how)
+    lead = contrast([terms[one], replace(terms[other], coefficient=-1.0)])
+    return Comparison(f"{title(one)} minus {title(other)}", lead, bound, unit="points")
 
 
 def c21(study: Study) -> Verdict:
@@ -97,8 +95,8 @@ def c21(study: Study) -> Verdict:
         return not_applicable(STAND_INS)
     terms = mean_terms(study, MEANS["mean14"])
     there, others = pairs_in(terms)
-    within: dict[str, Any] = dict(strict=False, size=MARGIN)
-    comparisons = [ahead(terms, *pair, end, below=end > 0, **within) for pair in there for end in (MARGIN, -MARGIN)]
+    leads = [ahead(terms, *pair) for pair in there]
+    comparisons = [each for lead in leads for each in on_par(lead.name, lead.estimate, MARGIN, lead.unit, strict=False)]
     parts = [", ".join(f"{title(model)} {terms[model].seeds.mean():.2f}" for model in pair) for pair in there]
     sentence = f"Mean over 14 tasks: {'; '.join(parts)}; on par is within {MARGIN:g} points (two one-sided tests)."
     return decide(sentence, comparisons, [f"{words} on all 14 tasks" for words in others])
