@@ -17,7 +17,6 @@ from eval.gate_maps.measure import half_life, maps, median_decay
 from eval.lm_eval import measure as lm_eval
 from eval.lm_eval.spec import Spec as HarnessSpec
 from eval.longbench.measure import score as longbench_score
-from eval.longbench.measure import tasks
 from eval.needle.haystack import Cell
 from eval.needle.measure import _judged, _row, exact_match, fuzzy_match, match_score
 from eval.needle.wording import DEFAULT_WORDING, Wording
@@ -26,7 +25,7 @@ from eval.per_token_loss.spec import Spec as LossSpec
 from eval.pruning.measure import Pruned
 from eval.pruning.spec import Spec as PruningSpec
 from eval.recall.measure import judged
-from eval.ruler import measure as ruler
+from eval.ruler.scoring import score as ruler_score
 from eval.shell.context import Context
 from eval.shell.partial import Partial
 from eval.throughput import measure as throughput
@@ -72,9 +71,6 @@ def test_a_judges_scores_take_the_place_of_the_match():
     assert [(row["score"], row["scored_by"]) for row in rows] == [(3.0, "j"), (1.0, "j"), (7.0, "j")]
 
 
-LONGBENCH = {name: tasks([name])[0] for name in ("hotpotqa", "gov_report", "trec", "lcc")}
-
-
 @pytest.mark.parametrize(("task", "prediction", "answers", "classes", "score"), [
     ("hotpotqa", "b", ["a", "b"], None, 100.0), ("hotpotqa", "b", ["b", "a"], None, 100.0),  # the best, wherever it stands
     ("hotpotqa", "b c d", ["b x"], None, 40.0),  # P 1/3, R 1/2
@@ -87,7 +83,7 @@ LONGBENCH = {name: tasks([name])[0] for name in ("hotpotqa", "gov_report", "trec
 ])  # fmt: skip
 def test_scores_of_longbench(task, prediction, answers, classes, score):
     example = {"answers": answers, "all_classes": classes}
-    assert longbench_score(LONGBENCH[task], prediction, example) == pytest.approx(score, abs=1e-4)
+    assert longbench_score(task, prediction, example) == pytest.approx(score, abs=1e-4)
 
 
 def test_rows_of_the_harness():
@@ -116,10 +112,8 @@ def test_rows_of_the_harness():
 
 def test_rulers_answers_hold_the_value():
     """The harness's own function: any case, anywhere in the answer, and no unprintable character counts."""
-    space: dict = {}
-    exec(ruler.SCORING, space)
     said = {"it is 1234567.": 1.0, "1234567": 1.0, "\x00 1234567": 1.0, "123456": 0.0, "": 0.0, "12345678": 1.0}
-    assert {text: space["score"]({"outputs": ["1234567"]}, [text])["score"] for text in said} == said
+    assert {text: ruler_score({"outputs": ["1234567"]}, [text])["score"] for text in said} == said
 
 
 def test_losses_are_summed_by_position_and_band(tmp_path):
