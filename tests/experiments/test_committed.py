@@ -17,9 +17,14 @@ STORED = ("*.json", "*/*.json", "*/*.jsonl", "*/runs/*.json", "*/rows/*/*", "mea
 CODE = """
 import sys
 from matplotlib.figure import Figure
+from PIL import Image
 from experiments.__main__ import main
 whole = Figure.savefig  # PDFs are not committed, and take long to draw
 Figure.savefig = lambda self, *where, **how: how.get("format") == "pdf" or whole(self, *where, **how)
+pack = Image.Image.save  # the report is not committed, and neither are its pictures
+def save(self, to, format=None, **how):
+    pack(self.resize((1, 1)) if format == "WEBP" else self, to, format, **how)
+Image.Image.save = save
 code = main(sys.argv[1:])
 sys.exit(code or "torch" in sys.modules)
 """
