@@ -23,8 +23,11 @@ settings.load_profile("suite")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LONG = ("test_without_gpu.py", "test_committed.py", "test_interrupted.py", "test_torture.py", "test_models.py", "test_loop.py")
-"""Files that keep a core busy for a minute or more."""
+LONG = (
+    "test_without_gpu.py", "test_interrupted.py", "test_committed.py", "test_figures.py", "test_loop.py", "test_torture.py",
+    "test_places.py",
+)  # fmt: skip
+"""Files that keep a core busy for half a minute or more, the longest first."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -47,7 +50,7 @@ def _place(items: list[pytest.Item]) -> dict[pytest.Item, int]:
     others, so that no core stands idle at the end."""
     files = list(dict.fromkeys(item.path for item in items))
     waiting = [file for file in files if file.parent == Path(__file__).parent / "slurm"]
-    busy = [file for file in files if file.name in LONG]
+    busy = sorted((file for file in files if file.name in LONG), key=lambda file: LONG.index(file.name))
     first = [file for pair in zip_longest(waiting, busy) for file in pair if file is not None]
     order = [*first, *(file for file in files if file not in first)]
     return {item: order.index(item.path) for item in items}
