@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtr, stdtrit
 
 from analysis.seeds import Repeated, noise_of
 from analysis.statistics import LEVEL, OWN, Noise, own_noise
+from analysis.student import below, quantile
 
 LOSSES = ("per_token_loss", "training_curve")
 """Kinds whose numbers are nats per token."""
@@ -61,14 +61,14 @@ class Predicted:
         """Ends of the 95% prediction interval of one more training; None where seeds' noise is not known."""
         if self.noise is None:
             return None
-        half = float(stdtrit(self.noise.df, (1 + LEVEL) / 2)) * self._error
+        half = quantile(self.noise.df, (1 + LEVEL) / 2) * self._error
         return self.mean - half, self.mean + half
 
     def p(self, value: float) -> float:
         """Return how often one more training lies as far from the mean as `value`. 0 of what is no number, 1 without a band."""
         if not np.isfinite(value):
             return 0.0
-        return 1.0 if self.noise is None else 2 * float(stdtr(self.noise.df, -abs(value - self.mean) / self._error))
+        return 1.0 if self.noise is None else 2 * below(self.noise.df, -abs(value - self.mean) / self._error)
 
 
 def predict(name: str, kind: str, stored: tuple[float, ...], repeats: Sequence[Repeated], scale: str, family: str) -> Predicted:

@@ -24,7 +24,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri, stdtr, stdtrit
+
+from analysis.student import below, quantile
 
 LEVEL = 0.95
 POWER = 0.8
@@ -74,7 +75,7 @@ class Estimate:
         """Ends of the 95% interval."""
         if self.error is None:
             return None
-        half = float(stdtrit(self.df, (1 + LEVEL) / 2)) * self.error if self.error else 0.0
+        half = quantile(self.df, (1 + LEVEL) / 2) * self.error if self.error else 0.0
         return self.effect - half, self.effect + half
 
     @property
@@ -82,7 +83,7 @@ class Estimate:
         """The smallest effect that a design with this error would tell from none in 80% of repetitions, at 95%."""
         if self.error is None:
             return None
-        return float(stdtrit(self.df, (1 + LEVEL) / 2) + stdtrit(self.df, POWER)) * self.error if self.error else 0.0
+        return (quantile(self.df, (1 + LEVEL) / 2) + quantile(self.df, POWER)) * self.error if self.error else 0.0
 
     def p_not_above(self, bound: float, *, strict: bool = True) -> float:
         """One-sided p-value against "the true effect is at most `bound`". Without an error, or with none: 0 or 1, and equality
@@ -90,14 +91,14 @@ class Estimate:
         if not self.error or not np.isfinite(self.effect):
             above = self.effect > bound or (self.effect == bound and not strict)
             return 0.0 if above else 1.0
-        return float(stdtr(self.df, -(self.effect - bound) / self.error))
+        return below(self.df, -(self.effect - bound) / self.error)
 
     def negative(self) -> "Estimate":
         return replace(self, effect=-self.effect)
 
     def needed(self, size: float) -> dict[str, int]:
         """Return how many seeds, books and so on would make an effect of `size` detectable, by `Part.what`."""
-        target = (size / float(ndtri((1 + LEVEL) / 2) + ndtri(POWER))) ** 2
+        target = (size / (quantile(np.inf, (1 + LEVEL) / 2) + quantile(np.inf, POWER))) ** 2
         noisy = [part for part in self.parts if part.variance > 0]
         more = [(part.what, math.ceil(part.count * max(1.0, len(noisy) * part.variance / target))) for part in noisy]
         return {what: max(count for other, count in more if other == what) for what, _ in more}

@@ -74,7 +74,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize(("lacking", "code"), [(None, 0), ("scipy", 1)])
+@pytest.mark.parametrize(("lacking", "code"), [(None, 0), ("matplotlib", 1)])
 def test_a_scale_is_drawn_with_what_the_small_environment_has(tmp_path, lacking, code):
     """125m-0.2b, the smallest that is stored; and the test sees a package that is not there."""
     subprocess.run(["cp", "-r", *(str(ROOT / "results" / name) for name in ("125m-0.2b",)), str(tmp_path)], check=True)
