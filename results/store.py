@@ -24,8 +24,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from results.atomic import write_atomic
 from results.schema import Schema
@@ -70,6 +68,9 @@ def write_rows(path: Path, rows: pd.DataFrame, meta: Meta, schema: Schema, keys:
     missing = [key for key in keys if key not in meta]
     if missing:
         raise ValueError(f"{path}: the meta lacks {', '.join(missing)}")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     rows = schema.validate(rows, where=str(path))
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pandas(rows, preserve_index=False), buffer, compression="zstd", compression_level=9)
@@ -87,9 +88,22 @@ def read_rows(path: Path, types: dict[str, type] = ROWS, **owner: str) -> tuple[
     `owner` (run_id, scale, eval_id). `types`: META of an evaluation."""
     body, meta = _read_pair(path, types, owner)
     try:
-        return pq.read_table(io.BytesIO(body)).to_pandas(), meta
-    except (pa.ArrowInvalid, OSError) as error:
+        return _frame(body), meta
+    except (ValueError, OSError) as error:
         raise ValueError(f"{path}: not a readable parquet file ({error})") from None
+
+
+def _frame(body: bytes) -> pd.DataFrame:
+    """Read the rows of a parquet file. Without pyarrow, as in the small environment, fastparquet reads the same of it."""
+    try:
+        import pyarrow.parquet as pq
+
+        return pq.read_table(io.BytesIO(body), use_threads=False).to_pandas(use_threads=False)
+    except ModuleNotFoundError:
+        import fastparquet
+
+        rows = fastparquet.ParquetFile(io.BytesIO(body)).to_pandas()
+        return rows.astype({name: "str" for name, dtype in rows.dtypes.items() if dtype.kind == "O"})
 
 
 def read_evaluation(path: Path, run_id: str) -> tuple[pd.DataFrame, Meta]:

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from results.measured import FOLDER
 from results.provenance import commit_name, git_state
 from results.schema import Schema, integer, number, text
 from results.sealed import read_sealed, write_sealed
@@ -243,3 +244,12 @@ def test_the_state_of_a_checkout(tmp_path):
     (tmp_path / "code.py").write_text("changed")
     assert git_state(tmp_path) == {**clean, "git_dirty": True}
     assert commit_name({**clean, "git_dirty": True}) == clean["git_sha"][:10] + "+" and commit_name({}) == "unknown"
+
+
+def test_stored_rows_of_every_kind_are_the_same_by_fastparquet(monkeypatch):
+    newest = {path.parent.name: path for path in sorted(FOLDER.parent.glob("**/*.parquet"))}
+    by_pyarrow = {kind: read_rows(path)[0] for kind, path in newest.items()}
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    for kind, path in newest.items():
+        pd.testing.assert_frame_equal(read_rows(path)[0], by_pyarrow[kind], check_exact=True)
+    assert len(newest) > 20
