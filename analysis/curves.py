@@ -1,8 +1,7 @@
 """Per-token losses as stored, and contrasts between them: curves L(i) over positions, with the documents' bands behind their
 noise, and losses of the same tokens given more and more context.
 
-Suffixes: S seeds, N positions, D documents, K bands of a document, P places of a document, C contexts.
-"""
+Suffixes: S seeds, N positions, D documents, K bands of a document, P places of a document, C contexts."""
 
 from collections import defaultdict
 from dataclasses import dataclass

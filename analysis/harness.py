@@ -1,8 +1,7 @@
 """Scores of the LM evaluation harness: as a table in the paper's columns, and as differences between models.
 
 Noise: standard errors over a task's examples, and the spread over seeds; of one seed a claim cannot be decided. The harness
-gives no error for word perplexity; then half of 0.3 is taken, what repeated trainings in print differ by.
-"""
+gives no error for word perplexity; then half of 0.3 is taken, what repeated trainings in print differ by."""
 
 import math
 from collections.abc import Collection, Sequence

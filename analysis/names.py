@@ -1,8 +1,7 @@
 """Names and styles of the models, in every figure and table.
 
 Pairs share a hue (FoX warm, Transformer blue) and differ in lightness and line: Pro is dark and solid, LLaMA light and
-dashed. Colours are those of Okabe and Ito, distinguishable with the common colour-vision deficiencies and in grey.
-"""
+dashed. Colours are those of Okabe and Ito, distinguishable with the common colour-vision deficiencies and in grey."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -2,8 +2,7 @@
 recall in nats.
 
 The choice is right in 10% of the cases by guessing. Recall of a needle is the log-probability of its answer with the needle in
-the text minus that without it: 0 where the text is of no use, and above 0 long before a model can say the answer.
-"""
+the text minus that without it: 0 where the text is of no use, and above 0 long before a model can say the answer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

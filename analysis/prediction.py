@@ -5,8 +5,7 @@ Of k stored trainings with mean m and a variance v between seeds with `df` degre
     m +- t(df) sqrt(v (1 + 1 / k))
 
 in 95% of cases. v is that of the rule of verdicts: a series' own from three seeds on, else pooled (analysis/seeds.py). The
-documents, needles and so on are the same ones, so that they add no noise.
-"""
+documents, needles and so on are the same ones, so that they add no noise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

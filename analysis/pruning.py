@@ -1,7 +1,6 @@
 """Rows on pruning as figures and claims use them. A line has a rule of pruning and a training context.
 
-Suffixes: D documents, H heads of all layers, M query tiles.
-"""
+Suffixes: D documents, H heads of all layers, M query tiles."""
 
 from dataclasses import dataclass
 from functools import lru_cache

@@ -2,8 +2,7 @@
 then the verdicts on the paper's claims in full.
 
 One file, no requests, no script: pictures are embedded and styles are inline, so it can be mailed, opened offline and printed.
-It is a function of what is stored: equal results give equal bytes. Pictures are packed anew without loss, which halves them.
-"""
+It is a function of what is stored: equal results give equal bytes. Pictures are packed anew without loss, which halves them."""
 
 import base64
 import json

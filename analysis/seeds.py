@@ -14,8 +14,7 @@ Architectures: attention with a forget gate, attention without one, recurrent. W
 
 The other noise is that of documents: rows of one book are cut from it, so they are no independent draws. An evaluation records
 the source of each document that it read (extras "sources"). Of evaluations from before that, results/sources.json has them by
-corpus: {"FINGERPRINT": [source of document 0, of document 1, ...]}.
-"""
+corpus: {"FINGERPRINT": [source of document 0, of document 1, ...]}."""
 
 import json
 from collections import defaultdict

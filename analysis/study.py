@@ -6,8 +6,7 @@ how the figure prints that. Lines of equal axes, model and scale are one series:
     {"stem", "scale", "lines": [{"label", "axes", "model", "seed", "scale", "run_id",
      "files": {"tiny/rows/per_token_loss/RUN-EVAL.parquet": sha256 of the rows}, "weights": digest of the training's weights}]}
 
-A line is drawn from one training of its run. `weights` is left out where rows are from before weights had digests.
-"""
+A line is drawn from one training of its run. `weights` is left out where rows are from before weights had digests."""
 
 import json
 from collections import Counter, defaultdict

@@ -1,7 +1,6 @@
 """Style that all figures share: fonts, sizes, ticks, the note that states scale and corpus, and saving without timestamps.
 
-Figures have the width of a printed page (7 inches), so that their letters are read at the size they are set in.
-"""
+Figures have the width of a printed page (7 inches), so that their letters are read at the size they are set in."""
 
 import math
 import textwrap

@@ -11,8 +11,7 @@ A claim is inequalities between effects that must all be met (or, for "there is 
 * by construction: met, but no run could have missed it.
 
 "On par" is two inequalities, so that to hold is to pass two one-sided tests. Either mistake is made in at most 2.5% of
-repetitions, for all claims of one artefact together (Holm).
-"""
+repetitions, for all claims of one artefact together (Holm)."""
 
 import math
 from collections.abc import Callable, Sequence

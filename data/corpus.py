@@ -1,7 +1,6 @@
 """A tokenised corpus on disk: train.zarr and heldout.zarr, uint16 of shape (documents, document_len), as in LongCrawl64.
 
-Ours also hold their tokeniser and a corpus.json, sealed, with a CRC-32 of every other file, checked when it is first read.
-"""
+Ours also hold their tokeniser and a corpus.json, sealed, with a CRC-32 of every other file, checked when it is first read."""
 
 import functools
 import hashlib

@@ -1,8 +1,7 @@
 """The JSON quirk of LongCrawl64: its text was JSON-string-escaped, without the outer quotes, before BPE.
 
 A newline is the two characters backslash and n, a double quote is backslash and quote, and every non-ASCII character is a
-\\uXXXX escape (surrogate pairs beyond U+FFFF). Escaping works character by character: escape(a + b) = escape(a) + escape(b).
-"""
+\\uXXXX escape (surrogate pairs beyond U+FFFF). Escaping works character by character: escape(a + b) = escape(a) + escape(b)."""
 
 import json
 import warnings

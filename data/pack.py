@@ -2,8 +2,7 @@
 
 One pass over the source in its own order, with memory that does not grow with it, so nothing is looked for twice: equal
 documents count as often as they come, and whether one is held out follows from the digest of its text alone. A row may hold
-several documents and begin within one; BOS says where each begins. A BPE is trained on the first train documents.
-"""
+several documents and begin within one; BOS says where each begins. A BPE is trained on the first train documents."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator

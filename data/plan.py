@@ -72,8 +72,7 @@ def resolve(
     required except for LongCrawl64, where it may shorten the stored documents. `heldout` (text alone) names files as
     text:PATH[,PATH...] does, all of whose documents are held out; without it a fraction of the documents is. `max_documents`
     takes the first of the source (hub names: 100,000 unless given). `packed`: rows hold short documents one after another
-    (data/pack.py), as many as give `max_tokens` to train on. ValueError for whatever can be known to be wrong now.
-    """
+    (data/pack.py), as many as give `max_tokens` to train on. ValueError for whatever can be known to be wrong now."""
     source = parse_source(source) if isinstance(source, str) else source
     if heldout is not None and not isinstance(source, TextSource):
         raise ValueError(f"held-out text {heldout!r}: only data text:PATH takes one, not {source.kind!r}; leave it out")

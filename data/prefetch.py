@@ -12,8 +12,7 @@ _END: Any = object()
 class Prefetcher(Generic[Item]):
     """Iterator over `items` with up to `depth` of them waiting; use it in a `with` so that the thread ends with it.
 
-    An exception while an item is made comes out of the iteration at its place in the order.
-    """
+    An exception while an item is made comes out of the iteration at its place in the order."""
 
     def __init__(self, items: Iterable[Item], *, depth: int = 2) -> None:
         self._items = iter(items)

@@ -8,8 +8,7 @@ Rules, all part of the fingerprint through FORMAT:
 * A document is cut into consecutive rows of exactly `document_len` tokens; the rest is dropped. Rows never mix documents.
 * Rows of all documents are interleaved: row j of the n rows of document d of D is placed at (j + (d + 0.5) / D) / n.
   Documents of one row keep the source's order, longer ones are spread evenly over the corpus, and no book fills a batch.
-* A BPE is trained on the train documents alone.
-"""
+* A BPE is trained on the train documents alone."""
 
 import contextlib
 import errno

@@ -7,8 +7,7 @@ MQAR (Zoology, arXiv 2312.04927) has its own layout, `pairs_first`: all pairs, t
 
     a 7  b 2  d 9  - -  d 9*  - -  - -  a 7*  b 2*  - - ...
 
-Train batches are a function of (task, seed, step): nothing is stored, and no sequence is seen twice.
-"""
+Train batches are a function of (task, seed, step): nothing is stored, and no sequence is seen twice."""
 
 from dataclasses import dataclass as plain_dataclass
 from typing import TYPE_CHECKING
@@ -34,8 +33,7 @@ class RecallTask:
     Each key comes `num_assignments` times with a value, drawn from `num_symbols` others, and `num_queries` times with the last
     of them. The order of the keys is random, and whether one is assigned or asked for, but for its first time. `pairs_first`:
     Zoology's layout in its place, for one assignment and one query of each key. Values are distinct; the queries' places are
-    drawn without replacement from the 3 * `num_keys` behind the pairs, near ones far likelier; an answer is never shown.
-    """
+    drawn without replacement from the 3 * `num_keys` behind the pairs, near ones far likelier; an answer is never shown."""
 
     num_keys: PositiveInt
     num_assignments: PositiveInt

@@ -18,8 +18,7 @@ class Sampler:
     The corpus is a grid: a row per document, a column per consecutive segment of `seq_len` tokens; rests of either are never
     read. With n = documents // batch_size (global, in sequences), step s takes column s // n and documents
     batch_size * (s % n) onwards: every first segment is seen before any second one. After `num_batches` steps the order starts
-    again, which the paper's runs never reach.
-    """
+    again, which the paper's runs never reach."""
 
     num_documents: int
     document_len: int

@@ -1,8 +1,7 @@
 """Sources of text or tokens, as `--data` names them.
 
 A source of text has `kind` (`DataSpec.source`), `digest(file_digests)` (of the raw content, cheap) and `documents()`.
-LongCrawl64 is tokens already and is used in place.
-"""
+LongCrawl64 is tokens already and is used in place."""
 
 import hashlib
 import importlib.metadata
@@ -30,8 +29,7 @@ class PackagesSource:
 
     SymPy is what torch itself depends on, and requirements.txt pins it. Taken are sub-packages that repeat themselves least,
     without tests, benchmarks and generated tables: modules in the order of their names, joined to documents of 64,000
-    characters and more.
-    """
+    characters and more."""
 
     kind = "packages"
 

@@ -14,8 +14,7 @@ class DataSpec:
     `source`: "packages", "text", "longcrawl64" or "hf:NAME"; `tokenizer`: "gpt2-json", "gpt2", "bytes" or "bpe-N".
     `document_len`: tokens per stored document (65,536 in LongCrawl64). `fingerprint`: digest of the raw text, the
     tokeniser, the length and the split, so that equal fingerprints mean equal tokens in equal order. `recall`: the synthetic
-    task that the documents are made by, where they are no text.
-    """
+    task that the documents are made by, where they are no text."""
 
     source: str
     tokenizer: str

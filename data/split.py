@@ -18,8 +18,7 @@ class Split:
 
     Chunks are decoded a whole block at a time (one row of chunks, as many columns as the segment needs) and kept up to
     `CACHED_BYTES`, so that reading documents in order decodes every chunk once. `check` is called with each file before it is
-    used.
-    """
+    used."""
 
     def __init__(
         self, path: Path, *, vocab_size: int, document_len: int | None = None, check: Callable[[Path], None] | None = None

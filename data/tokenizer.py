@@ -1,7 +1,6 @@
 """Byte-level tokenisers: GPT-2's BPE with and without LongCrawl64's JSON quirk, bytes, and a BPE trained on a corpus.
 
-BOS = EOS = <|endoftext|> (50256 in GPT-2). Encoding ordinary text never yields it, not even the text "<|endoftext|>".
-"""
+BOS = EOS = <|endoftext|> (50256 in GPT-2). Encoding ordinary text never yields it, not even the text "<|endoftext|>"."""
 
 import hashlib
 import json

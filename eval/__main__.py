@@ -1,8 +1,7 @@
 """Evaluate one model: `python -m eval NAME --model PATH_OR_RUN [options] --out FILE`.
 
 The model is a run folder of this suite, a folder with a Hugging Face checkpoint (ours, the authors', or any causal LM),
-or a hub name. Rows go to FILE (.parquet) with who made them beside it (.meta.json). Started again, it goes on where it was.
-"""
+or a hub name. Rows go to FILE (.parquet) with who made them beside it (.meta.json). Started again, it goes on where it was."""
 
 import sys
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
 """Several evaluations of one run in one process: `python -m eval.job RUN_DIR --spec A.json B.json --corpus DIR`.
 
 Writes RUN_DIR/evals/<eval_id>.parquet and .meta.json, skips what exists, and goes on with what was begun. If one fails, the
-others are still done; the exit code is 2 then.
-"""
+others are still done; the exit code is 2 then."""
 
 import datetime
 import sys

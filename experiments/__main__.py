@@ -1,7 +1,6 @@
 """Every figure and table of the papers: planned, run and drawn.
 
-`python -m experiments run` makes the main figures and tables at scale tiny, from nothing; `list` shows what else there is.
-"""
+`python -m experiments run` makes the main figures and tables at scale tiny, from nothing; `list` shows what else there is."""
 
 import sys
 from dataclasses import dataclass

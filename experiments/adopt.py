@@ -1,8 +1,7 @@
 """Published checkpoints as runs: `python -m experiments adopt FOLDER --as fox_pro --scale 760m-48b --data ...`.
 
 The run's identity holds the digest of the weights and the tokeniser. Plans take an adopted run for the unchanged recipe of its
-name, scale and seed 0, instead of training it.
-"""
+name, scale and seed 0, instead of training it."""
 
 import datetime
 import hashlib

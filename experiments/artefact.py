@@ -32,8 +32,7 @@ class Artefact:
 
     `runs(scale, seeds)`: the recipes it needs; `evals(scale)`: how each run is evaluated; `summary(study)`: its numbers as a
     table, which is what is drawn where there is no `draw(study)`. `axes`: the axes that it can draw, each with the values that
-    it knows or their type; None is the value of a line that does not have the axis.
-    """
+    it knows or their type; None is the value of a line that does not have the axis."""
 
     stem: str
     folder: str

@@ -85,8 +85,7 @@ def collect(spec: DrawSpec) -> Collected | None:
 
     Rows that are in the store but in no run folder here are drawn, too, and lines drawn before stay: other seeds, other models.
     What is stored already stays as it is: a run's record is written only with new rows of it. A line is drawn from one
-    training: the one that it has been drawn from, unless `draw_these` asks for the one that is here.
-    """
+    training: the one that it has been drawn from, unless `draw_these` asks for the one that is here."""
     old = read_lines(spec.results_dir, spec.scale, spec.stem)
     drawn = {(line.place, line.run_id): line for line in old}
     collected = Collected(spec.stem)

@@ -1,8 +1,7 @@
 """Comparison of one's own runs with those that are stored, and of two run folders with each other. Torch-free.
 
 Rows of a run folder are compared with those stored of trainings that differ from it in nothing but the seed: does each number
-lie where one more seed would (analysis/prediction.py)? Stored rows of the weights in the folder are left out.
-"""
+lie where one more seed would (analysis/prediction.py)? Stored rows of the weights in the folder are left out."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,8 +1,7 @@
 """Processes that are `python -m MODULE ARGS`, get SIGTERM when the launcher dies, and lead a session of their own.
 
 On CPUs they are forked from one process that has imported, once, what takes them seconds; CUDA survives no fork. Forks of a
-process do some of its work.
-"""
+process do some of its work."""
 
 import atexit
 import multiprocessing

@@ -2,8 +2,7 @@
 
     prepare (a corpus) -> train (a run) -> evaluate (a run) -> draw (an artefact)
 
-Each task can be started again at any time. A timing needs no training and, on a CPU, the machine for itself.
-"""
+Each task can be started again at any time. A timing needs no training and, on a CPU, the machine for itself."""
 
 import hashlib
 from dataclasses import dataclass

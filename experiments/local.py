@@ -66,8 +66,7 @@ def run_tasks(tasks: list[Planned], slots: int | None, device: str, console: Con
     """Run `tasks`, `slots` at a time (default: one a GPU, or one a CPU core). Return those that failed or could not start.
 
     A task starts when what it needs is done; when one fails, those that need it are left out and all others go on. Ctrl-C and
-    SIGTERM let the running ones save and raise KeyboardInterrupt.
-    """
+    SIGTERM let the running ones save and raise KeyboardInterrupt."""
     return _Pool(tasks, slots, device, console).run()
 
 

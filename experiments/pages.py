@@ -2,8 +2,7 @@
 
 NAME.md is written from NAME.md.j2 beside it, by Jinja, which the report needs anyway: prose stays prose there, and asks `Facts`
 for every number. Words that rest on a number stand before `| when(...)`: where the rows do not bear them out any more, the page
-is left as it is and the words are named. tests/experiments/test_pages.py refuses numbers that are typed.
-"""
+is left as it is and the words are named. tests/experiments/test_pages.py refuses numbers that are typed."""
 
 import json
 import math

@@ -1,7 +1,6 @@
 """Plans: from a request on the command line to the corpora, runs, evaluations and lines that it needs.
 
-Runs are shared: artefacts ask for runs by their spec, and equal specs are one run however many artefacts want it.
-"""
+Runs are shared: artefacts ask for runs by their spec, and equal specs are one run however many artefacts want it."""
 
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase

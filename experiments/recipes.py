@@ -24,8 +24,7 @@ class Recipe:
     """One run of an artefact, before its corpus is known: the model `name` at `scale`, with fields of its ModelSpec and
     TrainSpec changed, trained on `task` in place of a text where there is one.
 
-    `axes` say in what the run differs from the model as it is; the artefact's `draw` groups by them. `label` is their print.
-    """
+    `axes` say in what the run differs from the model as it is; the artefact's `draw` groups by them. `label` is their print."""
 
     label: str
     name: str

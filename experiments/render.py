@@ -1,8 +1,7 @@
 """Rendering: every figure and table of a scale from its stored rows alone, and the pages that tell of them. Torch-free.
 
 results/README.md says how much is stored of everything; results/SCALE/claims.md is for who wants to see a claim again. The
-report and prose come from analysis/report.py and pages.py.
-"""
+report and prose come from analysis/report.py and pages.py."""
 
 import sys
 import traceback

@@ -11,8 +11,7 @@ What became of a task is a file of one JSON line per event, in its folder:
     end        job, mark, code, action (done, again, failed, ended), reason
     excluded   job, node              a node where it crashed and is not started again (SLURM)
 
-A start without an end was cut off from outside: the machine failed, or SLURM requeued the job by itself.
-"""
+A start without an end was cut off from outside: the machine failed, or SLURM requeued the job by itself."""
 
 import datetime
 import json

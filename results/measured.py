@@ -2,8 +2,7 @@
 
     results/measurements/KIND/DATE-DIGEST.parquet + .meta.json      what one command measured: immutable
 
-Each measuring adds a file; `read` joins all of a kind. Meta: kind, created (ISO, UTC), command, provenance, rows_sha256.
-"""
+Each measuring adds a file; `read` joins all of a kind. Meta: kind, created (ISO, UTC), command, provenance, rows_sha256."""
 
 import hashlib
 import re

@@ -13,8 +13,7 @@ first and holds the digest of the parquet, whose rename is the commit: a pair th
 copied to another run's name is refused when read.
 
 Meta: kind, scale, model, run_id, eval_id, spec (of the evaluation), weights (digest of those it was measured on; null for fresh
-models, absent from before digests were taken), created (ISO, UTC), provenance, extras, rows_sha256.
-"""
+models, absent from before digests were taken), created (ISO, UTC), provenance, extras, rows_sha256."""
 
 import hashlib
 import io

@@ -35,8 +35,7 @@ class Submittable(Task):
     """`python -m MODULE ARGS` as a function without arguments, which returns the task's name. RuntimeError if it fails.
 
     The task is a process of its own, so that signals find submitit's handler, which has `checkpoint` let it save and leave, and
-    SLURM start the same again. A crash is tried again by the rule of experiments/restarts.py.
-    """
+    SLURM start the same again. A crash is tried again by the rule of experiments/restarts.py."""
 
     cwd: Path
     device: str
@@ -93,8 +92,7 @@ def stages(request: Request, *, processes: int = 1, machine: str = UNNAMED) -> l
     those of the stages before have ended. What they read beside corpora is written and fetched now.
 
     `processes`: of each training, the executor's tasks. `machine`: name of that of timings (slurm/clusters/README.md). Where
-    another machine computes, say Execution(device="cuda"). ValueError for what a plan refuses.
-    """
+    another machine computes, say Execution(device="cuda"). ValueError for what a plan refuses."""
     whole = whole_paths(request.settled() if request.execution.device == "auto" else request)
     plan = make_plan(whole, machine=machine)
     fetch(plan, Console(quiet=True))

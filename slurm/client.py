@@ -1,8 +1,7 @@
 """SLURM's own commands: submit, look, requeue, cancel. Standard library only: on clusters with containers the end of a job
 runs on the host's python3.
 
-squeue asks the controller, which knows jobs for minutes after their end; sacct the accounting database, where there is one.
-"""
+squeue asks the controller, which knows jobs for minutes after their end; sacct the accounting database, where there is one."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 ends with the job's exit code.
 
 By the rule of experiments/restarts.py, counting also starts that never got as far as the task: a broken container or a failing
-`setup`. What SLURM itself has ended is final: a cancelled job must not come back. Standard library only.
-"""
+`setup`. What SLURM itself has ended is final: a cancelled job must not come back. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The tasks of a plan (experiments/graph.py) as jobs: what each asks for, and which of them are one array.
 
 prepare -> train -> evaluate -> draw        afterok, and afterok task by task between two arrays (aftercorr)
-           time  -----------------^         a drawing waits for its own evaluations only, however they end (afterany)
-"""
+           time  -----------------^         a drawing waits for its own evaluations only, however they end (afterany)"""
 
 import math
 from collections import defaultdict

@@ -2,8 +2,7 @@
 Every job carries its submission and batch in its comment and in its name, so that one whose id was never written down is known
 for what it is.
 
-Standard library only: on clusters with containers the end of a job runs on the host's python3.
-"""
+Standard library only: on clusters with containers the end of a job runs on the host's python3."""
 
 from __future__ import annotations
 

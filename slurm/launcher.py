@@ -2,8 +2,7 @@
 torchrun and then is `python -m MODULE ARGS`.
 
 The module runs in this very process, so that signals reach it directly: trainings and evaluations save upon SIGUSR2 and SIGTERM
-and leave with exit code 75, which the batch script turns into another start (slurm/epilogue.py).
-"""
+and leave with exit code 75, which the batch script turns into another start (slurm/epilogue.py)."""
 
 import os
 import runpy

@@ -3,8 +3,7 @@
 All that jobs need is on disk before the first sbatch: specs, drawings, the code, and the record of the submission. sbatch is
 then called once per batch (slurm/graph.py), patiently: a busy controller, a lost answer and a full queue are no reason to give
 up or to submit twice. submitit's executor calls it once, knows a job by that answer alone, has no aftercorr between parts of
-arrays and asks sacct for states; for whom that is enough, slurm/callables.py has the tasks for it.
-"""
+arrays and asks sacct for states; for whom that is enough, slurm/callables.py has the tasks for it."""
 
 import contextlib
 import fcntl

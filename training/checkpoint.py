@@ -1,8 +1,7 @@
 """Checkpoints that cannot be lost: written beside, digested, renamed; read only if every digest agrees.
 
 Tensors go through torch.distributed.checkpoint into safetensors files (no pickle), so that a run resumes on any number of
-processes. A folder without a manifest (training/manifest.py), or with that of another run or step, is not a checkpoint.
-"""
+processes. A folder without a manifest (training/manifest.py), or with that of another run or step, is not a checkpoint."""
 
 import errno
 import os

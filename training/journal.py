@@ -66,8 +66,7 @@ class Speed:
 class Journal:
     """The records of one run. A step is written down while the next one computes, when its values have reached the host.
 
-    `stop`, `save`: what the processes asked for together, as of the last step that was written down.
-    """
+    `stop`, `save`: what the processes asked for together, as of the last step that was written down."""
 
     def __init__(self, folder: RunFolder, spec: RunSpec, execution: Execution, world: World, stop: StopRequest, quiet: bool):
         self.folder, self.spec, self.execution, self.world, self.quiet = folder, spec, execution, world, quiet
@@ -120,8 +119,7 @@ class Journal:
         """Send the values of a step to the host, and write down the step before. Raises AnomalyError.
 
         `values`: loss, gradient norm, verdict, wishes to stop (of some process) and to save (of the main one), then what the
-        model wants measured, NaN where this step did not measure it.
-        """
+        model wants measured, NaN where this step did not measure it."""
         self._record((step, sent(values)))
 
     def catch_up(self) -> None:

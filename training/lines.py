@@ -1,8 +1,7 @@
 """Files of JSON lines that grow while a run is trained. Torch-free.
 
 Each line carries a CRC-32 of its own, which begins at its owner's name: a line of another run counts as damaged. Lines without
-an owner are taken as anybody's.
-"""
+an owner are taken as anybody's."""
 
 import json
 import zlib

@@ -31,8 +31,7 @@ def train(
     training.signals: finished, interrupted, or saved and to be started again.
 
     `tokenizer` says where GPT-2's vocabulary lies ("gpt2-json:FOLDER") for a LongCrawl64 `corpus_dir`. Raises ValueError for
-    what the user can mend (nothing has been computed then) and OSError for a full disk (checkpoints stay whole).
-    """
+    what the user can mend (nothing has been computed then) and OSError for a full disk (checkpoints stay whole)."""
     folder = RunFolder.open(run_dir)
     spec = folder.read_spec()
     check_device(spec, pick_device(execution.device).type)

@@ -9,8 +9,7 @@ runs/SCALE/NAME-ID/
     export/              the trained model for from_pretrained, with a manifest; whole, it says the run is finished
     evals/               rows of finished evaluations
 Lines of the .jsonl files carry a check each (training/lines.py). Manifests and lines name the run: what was copied from another
-run's folder is damage, not a result.
-"""
+run's folder is damage, not a result."""
 
 import fcntl
 import json
@@ -145,8 +144,7 @@ class RunFolder:
         """Return every start: what results/provenance.py tells, `first_step`, `params`, `epochs`, and `end` with `exit_code`,
         `tokens`, `wall_s`, `peak_memory_bytes`. The end is None while it runs; of one that was killed, the exit code is.
 
-        ValueError: a line is damaged, or there is none though the run is finished.
-        """
+        ValueError: a line is damaged, or there is none though the run is finished."""
         starts, damaged = read_lines(self.provenance_file, self.run_id)
         if damaged or (not starts and self.finished and self.read_spec().weights is None):
             has = f"{self.provenance_file} has {damaged} damaged lines and {len(starts)} whole ones"

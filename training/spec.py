@@ -21,8 +21,7 @@ class TrainSpec:
     """Optimisation of one run; every length and interval is in tokens (paper, section 4 and Appendix B).
 
     `precision`: "bf16" is autocast with fp32 master weights. `grad_reduce`: dtype in which gradients are summed over
-    processes (the released setup reduced in bf16).
-    """
+    processes (the released setup reduced in bf16)."""
 
     seq_len: PositiveInt
     batch_tokens: PositiveInt
@@ -58,8 +57,7 @@ class TrainSpec:
 class RunSpec:
     """One training run. `name` and `scale` are for people; the identity is what changes the result.
 
-    `weights`: digest of weights that were trained elsewhere and adopted (`python -m experiments adopt`); None: trained here.
-    """
+    `weights`: digest of weights that were trained elsewhere and adopted (`python -m experiments adopt`); None: trained here."""
 
     name: str
     scale: str

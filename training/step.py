@@ -30,8 +30,7 @@ class Guard:
     """Judge of each step by its loss and gradient norm, with a running mean of the norms of applied steps: steps that are not
     finite, or a spike, must not be applied. Decided on the device, so that nothing waits for the host.
 
-    `spike_factor`: a gradient norm above this multiple of the mean is a spike; None takes none for one.
-    """
+    `spike_factor`: a gradient norm above this multiple of the mean is a spike; None takes none for one."""
 
     def __init__(self, spike_factor: float | None, world: World):
         self._factor = spike_factor
@@ -126,8 +125,7 @@ def build_stepper(model: nn.Module, spec: TrainSpec, execution: Execution, world
 class Meter:
     """Measure what the model's spec names (`measured`) on the first sequence of a step, a mean over layers.
 
-    Costs a forward pass of that sequence, and nothing for models that name nothing.
-    """
+    Costs a forward pass of that sequence, and nothing for models that name nothing."""
 
     def __init__(self, model: CausalLM, stepper: Stepper, compiled: bool):
         self.names = model.config.to_spec().measured

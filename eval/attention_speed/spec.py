@@ -2,8 +2,7 @@
 
 What pruning saves is in the gates that a model has learned and in the text, so fresh weights or random tokens would not do.
 `attention_forward` and `attention` (forward + backward) are sums over the layers of what each is given in a pass over the text;
-`step` is forward, backward and optimiser. Comparable on one machine, as ratios.
-"""
+`step` is forward, backward and optimiser. Comparable on one machine, as ratios."""
 
 from dataclasses import replace
 from typing import Literal, Self

@@ -1,8 +1,7 @@
 """Use of context: the loss of the same tokens with more and more text before them.
 
 Targets are the last `targets` tokens before each of `places` in a held-out document. For every context c one forward pass reads
-BOS, the c tokens before the targets, and the targets. How hard the text is cancels between two contexts, or two models.
-"""
+BOS, the c tokens before the targets, and the targets. How hard the text is cancels between two contexts, or two models."""
 
 from typing import Literal
 

@@ -2,8 +2,7 @@
 
 The first layer of a fresh model is asked with zeros for input, so that every logit is 0; the values are the rows of an identity
 matrix, so that the output of the last query is its weights. With equal logits z stick-breaking gives the key at distance d
-sigmoid(z) (1 - sigmoid(z))^(d - 1); softmax alone gives every key the same.
-"""
+sigmoid(z) (1 - sigmoid(z))^(d - 1); softmax alone gives every key the same."""
 
 from dataclasses import replace
 from typing import Literal, Self

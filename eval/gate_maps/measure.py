@@ -1,7 +1,6 @@
 """Gate maps: two forward passes of one document, watched at the attention layers.
 
-Suffixes: T tokens, H heads, D head dimension, G cells of the display grid.
-"""
+Suffixes: T tokens, H heads, D head dimension, G cells of the display grid."""
 
 import math
 from collections.abc import Callable

@@ -3,8 +3,7 @@
 Rows, layers and heads 0-based. Statistics (row = col = -1) of every head: half_life_tokens (distance at which the median of F
 over queries has fallen to a half), median_F (of F_{i, i - distance} over queries i), pruned_share (of the causal tiles of the
 attention kernel that pruning at log_tolerance would skip). Matrices of a few heads, lower triangle of cells of `extras["cell"]`
-tokens squared: "F" the mean and "A" the largest value of the pairs in a cell.
-"""
+tokens squared: "F" the mean and "A" the largest value of the pairs in a cell."""
 
 from typing import Literal
 

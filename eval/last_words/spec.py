@@ -2,8 +2,7 @@
 
 A passage is the last `words` words up to a word that is asked for. The rule knows no model: the word has four letters or more,
 is none of the `common` most frequent of the held-out text, ends a sentence (unless `anywhere`), and has stood in the passage
-before, but not among its last `near` words. Of all such words in the documents, evenly spaced ones are taken.
-"""
+before, but not among its last `near` words. Of all such words in the documents, evenly spaced ones are taken."""
 
 from typing import Literal
 

@@ -38,8 +38,7 @@ class HarnessModel(TemplateLM):
     BOS policy: with `add_bos` every context begins with exactly one BOS. Texts without context (rolling perplexity) are
     conditioned on one BOS in any case, and their later windows get none. With `scores_bos` such a text begins with a second
     BOS, which is scored: so the authors' `add_bos_token=True` has it.
-    Answers are kept in the context's partial file under the digest of the request.
-    """
+    Answers are kept in the context's partial file under the digest of the request."""
 
     def __init__(self, model: PreTrainedModel, codec: TextCodec, spec: Spec, context: Context, progress: Progress):
         super().__init__()

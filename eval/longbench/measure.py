@@ -1,8 +1,7 @@
 """LongBench: prompts, greedy answers and their scores.
 
 Prompt templates and metrics are those of the pinned lm-eval package's LongBench tasks, read from its files; `TEMPLATE_FIXES`
-and `score` say where they depart from the public benchmark and are put right.
-"""
+and `score` say where they depart from the public benchmark and are put right."""
 
 import functools
 import importlib

@@ -75,8 +75,7 @@ def document(codec: TextCodec, hay: Sequence[int], needle: str, num_tokens: int,
     What stands before the needle, the needle and what stands behind are joined as text and encoded again: where that joins
     or splits tokens, the end of the haystack is moved (`hay` needs some to spare), and the needle stays. With a tokeniser that
     does not give back the text it was given (one that lowers case, say) up to TOLERANCE tokens may be missing. ValueError: the
-    needle alone is longer, or no cut gives the count (a text that hardly encodes).
-    """
+    needle alone is longer, or no cut gives the count (a text that hardly encodes)."""
     room = num_tokens - len(codec.encode(needle))
     if room <= 0:
         raise ValueError(f"a needle of {num_tokens - room} tokens does not fit into a document of {num_tokens}")
@@ -125,8 +124,7 @@ class Cell:
 class CellBuilder:
     """Maker of prompts from one haystack. Sample 0 is the paper's cell; further samples start further on in the haystack.
 
-    ValueError, from all of its methods, for a length that a needle or a query does not fit into.
-    """
+    ValueError, from all of its methods, for a length that a needle or a query does not fit into."""
 
     def __init__(self, codec: TextCodec, spec: Grid, context: Context):
         self.codec, self.spec = codec, spec

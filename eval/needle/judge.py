@@ -24,8 +24,7 @@ class Judge:
     never stored.
 
     `retries`: new tries after rate limits (429), server errors and time-outs, waiting longer each time (the client
-    library's back-off, which honours Retry-After). `reasks`: new tries after a reply without a score.
-    """
+    library's back-off, which honours Retry-After). `reasks`: new tries after a reply without a score."""
 
     model: str
     url: str

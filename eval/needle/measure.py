@@ -90,8 +90,7 @@ def passkey(
     """Make a document of exactly `length` token ids, BOS and query included, and the value that is due behind it.
 
     Key-value lines are hidden in filler, which small models can learn: the one that is asked for at `depth` percent, the
-    `num_keys` - 1 others at random places. ValueError if the lines do not fit or there are not enough names.
-    """
+    `num_keys` - 1 others at random places. ValueError if the lines do not fit or there are not enough names."""
     keys = draw_keys(num_keys, rng)
     lines = [codec.encode(key_line(name, value)) for name, value in keys]
     asked, expected = keys[0]

@@ -1,8 +1,7 @@
 """The needle as a choice: the word of the hidden sentence among nine that the text does not tell.
 
 Each sample hides another sentence at another place of the haystack (eval/needle/choices.toml). All ten words have as many
-tokens as each other, and which is the true one is drawn: guessing is right in 10% of the cases.
-"""
+tokens as each other, and which is the true one is drawn: guessing is right in 10% of the cases."""
 
 from typing import Literal
 

@@ -2,8 +2,7 @@
 
 Each sample hides another of the sentences in eval/needle/facts.toml at another place of the haystack. `recall_nats` is
 log p(answer | text with the needle, question) - log p(answer | the same text without it, question), summed over the answer's
-tokens: 0 is no recall, -log p without the needle is perfect recall.
-"""
+tokens: 0 is no recall, -log p without the needle is perfect recall."""
 
 from typing import Literal
 

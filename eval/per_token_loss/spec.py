@@ -2,8 +2,7 @@
 
 Rows: the curve has document = -1, width = 1 and one row a position (1-based): the mean over `num_documents` documents. Below
 it, for each document, the mean over each of 16 equal bands of the context: `position` is the band's last, `width` its length.
-So differences between models can be paired by document.
-"""
+So differences between models can be paired by document."""
 
 from typing import Any, Literal
 

@@ -1,7 +1,6 @@
 """Pruning: passes over the same documents with and without it, counted at the attention layers.
 
-Suffixes: B batch, T tokens (or keys), Q queries, H heads, M query tiles.
-"""
+Suffixes: B batch, T tokens (or keys), Q queries, H heads, M query tiles."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -3,8 +3,7 @@
 Rows, documents, layers and heads 0-based, -1: not of one. Of every head and document: tiles_pruned (share of the causal tiles
 that is skipped) and keys_read (keys touched per decoded token, mean); of document 0 also dropped (largest probability that a
 query loses) and first_tile (the first key tile that query tile `position` computes). Of every document: loss and loss_pruned
-(mean nats per token of one pass), decoded_loss and decoded_loss_pruned (of the last tokens, one by one from the cache).
-"""
+(mean nats per token of one pass), decoded_loss and decoded_loss_pruned (of the last tokens, one by one from the cache)."""
 
 from typing import Literal
 

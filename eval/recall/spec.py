@@ -1,8 +1,7 @@
 """Recall: accuracy on the synthetic task that a run was trained on (data/recall.py).
 
 Rows: one a sequence, with how many of its queries were answered, and how many with a value that the key had been given earlier
-(`num_stale`). Guessing gives 1 / num_symbols.
-"""
+(`num_stale`). Guessing gives 1 / num_symbols."""
 
 from dataclasses import replace
 from typing import Literal, Self

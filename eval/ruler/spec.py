@@ -2,8 +2,7 @@
 
 A magic number (1 and 2) or UUID (3) of a key is hidden in a repeated sentence (1) or in text (2 and 3), and asked for. Frame
 and scoring are the harness's; its own makers of examples need packages and essays from the network, so examples are made here,
-of the same form: keys are of our own word lists, and the text is the held-out one unless --haystack names essays.
-"""
+of the same form: keys are of our own word lists, and the text is the held-out one unless --haystack names essays."""
 
 from dataclasses import replace
 from typing import Annotated, Literal, Self, get_args

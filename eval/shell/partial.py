@@ -2,8 +2,7 @@
 
 Samples are lines of an append-only `<eval_id>.partial.jsonl` (training/lines.py); the first names model and spec, and a file of
 another model or spec is not used. Damaged lines are computed again. Large running sums go to `<eval_id>.partial.npz`, replaced
-atomically.
-"""
+atomically."""
 
 import io
 from pathlib import Path

@@ -1,8 +1,7 @@
 """Base of the specs of evaluations: what each of them answers about itself. Torch-free.
 
 A spec holds everything that changes the rows, by content and never by path. What the command line or the plan cannot know yet
-(the corpus, the precision of the run) is filled in by `bound`; only then has the evaluation an identity (eval/kinds.py).
-"""
+(the corpus, the precision of the run) is filled in by `bound`; only then has the evaluation an identity (eval/kinds.py)."""
 
 from collections.abc import Collection
 from dataclasses import dataclass

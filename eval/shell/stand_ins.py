@@ -1,8 +1,7 @@
 """Stand-ins for the public benchmarks, made from held-out text: same fields and code path, other content.
 
 For machines without internet and for models too small for the real tasks. Every example asks how the held-out text goes
-on. A function of the corpus alone. Scores on them are comparable between models, never with published numbers.
-"""
+on. A function of the corpus alone. Scores on them are comparable between models, never with published numbers."""
 
 import re
 from itertools import islice

@@ -1,8 +1,7 @@
 """Throughput: speed and memory of training steps and of generation (Table 6).
 
 Comparable between models on one machine, as ratios, and these only of steps that alternated in one process (`relative`): what
-else a machine does would else be taken for a difference. `_low` and `_high` are the 20% and 80% quantiles over the repeats.
-"""
+else a machine does would else be taken for a difference. `_low` and `_high` are the 20% and 80% quantiles over the repeats."""
 
 from dataclasses import replace
 from typing import Annotated, Literal, Self

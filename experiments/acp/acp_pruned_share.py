@@ -2,8 +2,7 @@
 
 The share of attention's tiles that is skipped, by layer and head, over training, and by training context. About 70% in all,
 more in longer contexts; many heads are local and skip nearly everything. The paper's own figures could not be obtained; their
-layout is ours.
-"""
+layout is ours."""
 
 import math
 from dataclasses import replace

@@ -1,8 +1,7 @@
 """ACP, Table 1: Quality with and without adaptive computation pruning.
 
 FoX (Pro) trained with and without pruning at three training contexts: held-out perplexity, and the LM evaluation harness.
-Pruning costs no quality: the differences are those of repeated trainings.
-"""
+Pruning costs no quality: the differences are those of repeated trainings."""
 
 import math
 from dataclasses import replace

@@ -1,8 +1,7 @@
 """ACP, speed: Speed with and without pruning.
 
 Time of attention and of whole training steps with pruning, relative to without, of trained models on held-out text. Attention
-takes 50 to 70% less time, training is 10 to 40% faster, and more so in longer contexts.
-"""
+takes 50 to 70% less time, training is 10 to 40% faster, and more so in longer contexts."""
 
 import math
 from dataclasses import dataclass
@@ -71,8 +70,7 @@ class Timed:
 def timed(study: Study) -> tuple[str, list[Timed]]:
     """The machine, and what was timed on it by context (of one seed): the machine that most lines share, the newest of equals.
 
-    ValueError if nothing is stored.
-    """
+    ValueError if nothing is stored."""
     found = study.evaluations(KIND, "times")
     machines = [rows["machine"].iloc[0] for _, rows, _ in found]
     machine = max(machines, key=lambda name: (machines.count(name), name))

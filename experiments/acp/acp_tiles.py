@@ -1,8 +1,7 @@
 """ACP, Figure 1: Tiles that pruning skips.
 
 The tiles of the logits that the kernel computes, without pruning and with it. For every block of queries the skipped ones are a
-prefix, whose end never moves back. The paper draws a sketch; these are heads of a trained model on real text.
-"""
+prefix, whose end never moves back. The paper draws a sketch; these are heads of a trained model on real text."""
 
 import numpy as np
 import pandas as pd

@@ -2,8 +2,7 @@
 
 Both rules promise that no query loses more than e^-10 of its probability. The paper's knows of a head how large its logits can
 be; the tight one adds up, tile by tile, what the newest keys weigh and what the gates leave of the others. FoX (Pro) trained
-with each, at three training contexts. Not in the papers.
-"""
+with each, at three training contexts. Not in the papers."""
 
 from analysis.curves import loss_curves
 from analysis.pruning import skipped, tile_note

@@ -3,8 +3,7 @@
 The loss of fixed tokens of held-out documents, given the last c tokens before them. How hard the text is cancels, as it does
 not along the positions of Figure 2, so that C3 and C4 are judged by this. Left: what context is worth at all. Middle: what more
 of it is worth from an eighth of the training context on. Right: by how much FoX is ahead of the Transformer of the same
-architecture. A model that uses its context falls up to the dashed line. Not in the paper.
-"""
+architecture. A model that uses its context falls up to the dashed line. Not in the paper."""
 
 from functools import partial
 from itertools import pairwise

@@ -2,8 +2,7 @@
 
 In the paper's ablations (360M, 7.5B tokens) the forget gate in place of RoPE is worth 0.03 nats in both blocks. Where it is
 worth much more at a smaller scale (C8, C11, C12 and C16 fail then), either the learning rates do not suit the Transformer, or
-models that saw few tokens gain more from it. Not in the paper.
-"""
+models that saw few tokens gain more from it. Not in the paper."""
 
 import math
 from typing import NamedTuple

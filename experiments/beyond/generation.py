@@ -1,8 +1,7 @@
 """Beyond the papers: Speed and memory of generation.
 
 Tokens per second of reading a prompt and of decoding after it, and peak memory, by the prompt's length, with fresh weights. Not
-in the paper: it says only that FoX needs no more than softmax attention.
-"""
+in the paper: it says only that FoX needs no more than softmax attention."""
 
 from dataclasses import replace
 from itertools import product

@@ -2,8 +2,7 @@
 
 A word has to be told that a passage of unseen text holds, but not in its last lines. Filled: given the whole passage, hollow:
 given its last words alone, so that what lies between them is what the passage is worth to a model. In the manner of LAMBADA,
-from the held-out text by a rule that knows no model. Not in the paper.
-"""
+from the held-out text by a rule that knows no model. Not in the paper."""
 
 from dataclasses import dataclass
 from itertools import product

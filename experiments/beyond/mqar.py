@@ -2,8 +2,7 @@
 
 Small models trained to answer with the value that a key was given, every key once (arXiv 2312.04927: first all pairs, then the
 queries among blanks; with fewer symbols than there). What is kept of the keys is the whole text with attention, and a state of
-fixed size in the recurrent models. Not in the paper.
-"""
+fixed size in the recurrent models. Not in the paper."""
 
 from typing import Any
 

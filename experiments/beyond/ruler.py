@@ -1,8 +1,7 @@
 """Beyond the papers: RULER, single needles.
 
 S-NIAH 1 to 3 of RULER, through the LM evaluation harness: a magic number among repeated sentences, a number in text, a UUID in
-text. Not in the paper; the examples are of the harness's form, made here.
-"""
+text. Not in the paper; the examples are of the harness's form, made here."""
 
 import pandas as pd
 

@@ -3,8 +3,7 @@
 Where the forget gate in softmax attention stands beside models that came with it or after it, at equal tokens and nearly equal
 parameters: ALiBi (the gate as a fixed decay), a Transformer whose RoPE has a larger base, Gated DeltaNet and Kimi Delta
 Attention. Left: loss inside the training context against the numbers that a model keeps to decode 16,384 tokens. Right: loss by
-position beside FoX (Pro). No claim is judged.
-"""
+position beside FoX (Pro). No claim is judged."""
 
 import json
 from dataclasses import replace

@@ -1,8 +1,7 @@
 """Appendix F.1: Per-token loss of the ablations.
 
 Per-token loss, less the mean of a panel's models, of the models of Table 3: parts added one by one to the LLaMA block, and left
-out one by one of the Pro block. The paper's own captions could not be obtained.
-"""
+out one by one of the Pro block. The paper's own captions could not be obtained."""
 
 from dataclasses import replace
 

@@ -1,7 +1,6 @@
 """Appendix F.6: Extrapolation over model sizes, tokens and contexts.
 
-The runs of Figure 6, evaluated beyond their training contexts. The paper's own captions could not be obtained.
-"""
+The runs of Figure 6, evaluated beyond their training contexts. The paper's own captions could not be obtained."""
 
 from functools import partial
 

@@ -1,8 +1,7 @@
 """Appendix F.10: More forget gates and attention.
 
 F and A of the four most local and four most global heads of FoX (Pro) and FoX (LLaMA), on another document than Figure 3. The
-paper's own captions could not be obtained.
-"""
+paper's own captions could not be obtained."""
 
 from dataclasses import replace
 

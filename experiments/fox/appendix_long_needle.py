@@ -1,8 +1,7 @@
 """Appendix F.5: Needle in longer texts.
 
 The easy needle of FoX (Pro) and Transformer (Pro) up to 65,536 tokens, four times the training context. The released code draws
-such a grid; its cells are not known, so these are eleven lengths at the paper's depths.
-"""
+such a grid; its cells are not known, so these are eleven lengths at the paper's depths."""
 
 from dataclasses import replace
 

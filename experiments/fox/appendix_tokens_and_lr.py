@@ -1,7 +1,6 @@
 """Appendix F.7: Training tokens and learning rate, standard needle.
 
-Figure 5 in the needle test's standard mode. The paper's own captions could not be obtained.
-"""
+Figure 5 in the needle test's standard mode. The paper's own captions could not be obtained."""
 
 from functools import partial
 

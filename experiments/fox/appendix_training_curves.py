@@ -1,7 +1,6 @@
 """Appendix F.9: Training curves.
 
-Training loss against tokens. The paper's own captions could not be obtained.
-"""
+Training loss against tokens. The paper's own captions could not be obtained."""
 
 import pandas as pd
 

@@ -2,8 +2,7 @@
 
 Left: a FoX block. Right: an attention layer of FoX (Pro), and beside it that of FoX (LLaMA). Every RMSNorm of the layer is per
 head; ShiftLinear mixes the previous token's projection into keys and values. Drawn from the parameters that the models have as
-they are built here.
-"""
+they are built here."""
 
 from dataclasses import dataclass
 from itertools import pairwise

@@ -3,8 +3,7 @@
 Left: per-token loss against the position of the token, less the mean of the models, so that what is left is not how hard the
 text is. Right: perplexity against the length of the context. FoX lies below the Transformer of the same architecture inside and
 beyond the training context, and keeps improving up to its end; the recurrent models stop improving; Pro beats LLaMA. Beyond the
-training context the Transformers with RoPE break down soon, FoX degrades gently.
-"""
+training context the Transformers with RoPE break down soon, FoX degrades gently."""
 
 import math
 from collections.abc import Sequence

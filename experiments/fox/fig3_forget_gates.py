@@ -2,8 +2,7 @@
 
 Forget-gate matrix F and attention matrix A of two heads of FoX (Pro), in logarithmic colours (the paper shows A where it is
 above 0.5). Some heads forget fast, a narrow band along the diagonal, of which the end of the text is shown; others keep F near
-1 over long spans and can look far back.
-"""
+1 over long spans and can look far back."""
 
 import math
 from itertools import product

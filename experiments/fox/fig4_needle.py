@@ -2,8 +2,7 @@
 
 Scores from 1 (red) to 10 (green) by depth of the needle and length of the context; easy mode left, standard mode right. FoX is
 near perfect within the training context in both modes, the Transformers in easy mode; the recurrent models do poorly. FoX and
-Transformer (Pro) extrapolate partly beyond the training context, Transformer (LLaMA) does not.
-"""
+Transformer (Pro) extrapolate partly beyond the training context, Transformer (LLaMA) does not."""
 
 from functools import partial
 from itertools import product

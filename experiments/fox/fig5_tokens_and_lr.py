@@ -2,8 +2,7 @@
 
 Easy-mode needle heatmaps and per-token loss (less the runs' mean) of FoX (Pro) for other numbers of training tokens and other
 learning rates. Length extrapolation is fragile: more tokens can make it worse, depending on the learning rate, while the loss
-inside the training context improves. The paper does not say which settings it shows; these are ours.
-"""
+inside the training context improves. The paper does not say which settings it shows; these are ours."""
 
 from dataclasses import replace
 from itertools import pairwise

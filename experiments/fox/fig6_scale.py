@@ -3,8 +3,7 @@
 Per-token loss inside the training context, for other model sizes, numbers of training tokens and training context lengths (at
 the same tokens per step). FoX's advantage grows with the training context and shrinks somewhat with size. The paper leaves open
 which architecture and which contexts it shows; here it is the Pro pair. Losses by training context are means over quarters of a
-doubling.
-"""
+doubling."""
 
 from itertools import pairwise
 

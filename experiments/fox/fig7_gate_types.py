@@ -2,8 +2,7 @@
 
 Per-token loss, less the data-dependent gate's, of a forget gate that depends on the token, one that is learned per head, and
 one that is fixed per head (ALiBi). The data-dependent gate is best, the learned constant next, the fixed one worst, in both
-blocks.
-"""
+blocks."""
 
 from dataclasses import replace
 from functools import partial

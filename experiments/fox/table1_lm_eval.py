@@ -1,8 +1,7 @@
 """Table 1: Short-context downstream tasks.
 
 Zero-shot results of the LM evaluation harness. FoX (Pro) has the best average and both lowest perplexities; FoX is ahead of the
-Transformer of the same architecture, and Pro ahead of LLaMA, in nearly all columns.
-"""
+Transformer of the same architecture, and Pro ahead of LLaMA, in nearly all columns."""
 
 import math
 from functools import partial

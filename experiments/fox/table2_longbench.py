@@ -1,8 +1,7 @@
 """Table 2: LongBench.
 
 Fourteen long-context tasks. FoX and the Transformer of the same architecture are on par, Pro is ahead of LLaMA, and the
-recurrent models are well behind except on the two code tasks.
-"""
+recurrent models are well behind except on the two code tasks."""
 
 from dataclasses import replace
 from itertools import product

@@ -2,8 +2,7 @@
 
 Perplexity at the training length. Without any sign of position the LLaMA block fails; the forget gate replaces RoPE and does
 better; QK-norm, output gate, output norm and KV-shift each help, added one by one and left out one by one; RoPE adds nothing to
-FoX (Pro).
-"""
+FoX (Pro)."""
 
 import math
 from itertools import combinations, pairwise

@@ -1,8 +1,7 @@
 """Table 4: Models and hyperparameters.
 
 Layers, widths, heads, peak learning rate and training tokens of every model. In the paper 760M has 24 blocks of width 1536,
-360M 24 of 1024, 125M 12 of 768; heads of 64 for FoX and, at 760M, of 128 for the Transformer.
-"""
+360M 24 of 1024, 125M 12 of 768; heads of 64 for FoX and, at 760M, of 128 for the Transformer."""
 
 from analysis.names import rank
 from analysis.study import Study

@@ -2,8 +2,7 @@
 
 Parameters without the input embedding, forward FLOPs per token, and training tokens per second on four L40S GPUs. The recurrent
 models are fastest; among the softmax models only Transformer (LLaMA) used a tuned kernel, so throughputs are comparable only as
-ratios between models with the same kernel.
-"""
+ratios between models with the same kernel."""
 
 import math
 from functools import partial

@@ -1,8 +1,7 @@
 """Table 8: Short-context downstream tasks, with windowed and hybrid models.
 
 Zero-shot results at 760M parameters and 16B tokens. FoX is ahead of the Transformer of the same architecture on average and in
-Wikitext perplexity, and of Samba, Transformer-SWA and Mamba-2; several margins are within noise.
-"""
+Wikitext perplexity, and of Samba, Transformer-SWA and Mamba-2; several margins are within noise."""
 
 from functools import partial
 from itertools import product

@@ -2,8 +2,7 @@
 
 The paper chose each model's peak learning rate on the grid {1, 2, 5} x 10^i: 2e-3 for FoX (Pro), Mamba-2 and HGRN2, 1e-3 for
 FoX (LLaMA), Transformer (Pro) and DeltaNet, 5e-4 for Transformer (LLaMA) at its main setting, and 2e-3 for all at 360M and
-125M.
-"""
+125M."""
 
 from typing import Any
 

@@ -2,8 +2,7 @@
 
 Left: forward and backward of the operators, as `python -m kernels.benchmark times` measured them, relative to softmax with
 rotary embedding. Right: a training step at this scale. The paper's kernel is reported 1.2 to 1.3 times as slow as
-FlashAttention with RoPE.
-"""
+FlashAttention with RoPE."""
 
 import math
 from functools import partial

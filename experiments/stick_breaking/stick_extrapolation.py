@@ -2,8 +2,7 @@
 
 Stick-breaking attention without position encoding, softmax with RoPE, FoX and ALiBi (the forget gate, fixed), all in the LLaMA
 block. The paper trains 350M parameters at 2,048 tokens: stick-breaking's perplexity falls up to 16,384, that of softmax with
-RoPE does not. Losses are means over quarters of a doubling; right: fresh models, mean over heads.
-"""
+RoPE does not. Losses are means over quarters of a doubling; right: fresh models, mean over heads."""
 
 from functools import partial
 

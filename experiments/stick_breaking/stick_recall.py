@@ -1,8 +1,7 @@
 """Stick-breaking: synthetic task: Repeated associative recall.
 
 Models of two layers are trained to answer with the value that a key was given last; keys are assigned repeatedly.
-Stick-breaking, which takes the nearest match first, is better at it than softmax with RoPE.
-"""
+Stick-breaking, which takes the nearest match first, is better at it than softmax with RoPE."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,6 @@
 """Stick-breaking: remainder: Remainder term of stick-breaking attention.
 
-Stick-breaking without and with the remainder r times the token's own value; the released models go without it.
-"""
+Stick-breaking without and with the remainder r times the token's own value; the released models go without it."""
 
 import numpy as np
 
