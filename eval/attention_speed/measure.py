@@ -50,11 +50,14 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     finally:
         for place, layer in layers.items():
             layer.spec = own[place]
-    rows = []
-    for key, seconds in found.items():
-        low, median, high = 1000 * np.quantile(seconds, QUANTILES)
-        rows.append((*key, median, low, high, ids_BT.numel(), machine))
+    rows = [(*key, *milliseconds(seconds), ids_BT.numel(), machine) for key, seconds in found.items()]
     return pd.DataFrame(rows, columns=list(spec.SCHEMA.columns))
+
+
+def milliseconds(seconds: np.ndarray) -> tuple[float, float, float]:
+    """Return the median, a low and a high quantile."""
+    low, median, high = 1000 * np.quantile(seconds, QUANTILES)
+    return median, low, high
 
 
 def _attention(given: list[Given], log_tolerance: float | None, timing: Timing, compute: Compute, backward: bool) -> np.ndarray:

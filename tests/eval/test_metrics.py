@@ -11,8 +11,8 @@ import torch
 
 from analysis.curves import log_perplexity, perplexity, smooth
 from analysis.training_curves import smooth_backwards
-from eval.attention_speed import measure as attention_speed
-from eval.attention_speed import spec as attention_speed_spec
+from eval.attention_speed.measure import milliseconds
+from eval.attention_speed.spec import Spec as AttentionSpec
 from eval.gate_maps.measure import half_life, maps, median_decay
 from eval.lm_eval import measure as lm_eval
 from eval.lm_eval.spec import Spec as HarnessSpec
@@ -215,10 +215,8 @@ def test_speeds_and_utilisation(mode, tolerance, tiny_fox, monkeypatch):
 
 
 def test_times_of_attention():
-    spec = attention_speed_spec.Spec(seq_len=128, batch_size=3, machine="m", corpus="c", precision="fp32")
-    row = attention_speed._row("step", 1, np.array([1.0, 2, 3, 4, 5, 6]), spec, "m")
-    assert (row["milliseconds_low"], row["milliseconds"], row["milliseconds_high"]) == (2000.0, 3500.0, 5000.0)
-    assert (row["quantity"], row["pruned"], row["tokens"], row["machine"]) == ("step", 1, 384, "m")
+    assert milliseconds(np.array([1.0, 2, 3, 4, 5, 6])) == (3500.0, 2000.0, 5000.0)
+    assert list(AttentionSpec.SCHEMA.columns)[2:5] == ["milliseconds", "milliseconds_low", "milliseconds_high"]
 
 
 def test_a_trainings_speed_is_of_its_last_steps(monkeypatch):

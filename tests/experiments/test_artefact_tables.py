@@ -152,7 +152,9 @@ def test_table_1_shows_unknown_tasks_and_no_average_without_all_ten(tmp_path):
         rows = rows[rows["task"] != "copa"]
         return rows.assign(task=rows["task"].replace({"piqa": "local_cloze", "wikitext": "local_text"}))
 
-    table = table1_lm_eval.summary(lm_eval(tmp_path, "tiny", "local", change))
+    table = table1_lm_eval.summary(lm_eval(tmp_path / "local", "tiny", "local", change))
+    assert {column.better for column in table.columns} == {""}  # stand-ins are not ranked
+    table = table1_lm_eval.summary(lm_eval(tmp_path / "public", "tiny", change=change))
     keys = [column.key for column in table.columns]
     assert "local_cloze_acc" in keys
     assert "local_text_word_perplexity" in keys
