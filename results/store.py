@@ -15,18 +15,23 @@ copied to another run's name is refused when read.
 Meta: kind, scale, model, run_id, eval_id, spec (of the evaluation), weights (digest of those it was measured on; null for fresh
 models, absent from before digests were taken), created (ISO, UTC), provenance, extras, rows_sha256."""
 
+from __future__ import annotations
+
 import hashlib
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from results.atomic import write_atomic
-from results.schema import Schema
 from results.sealed import read_sealed, write_sealed
+
+if TYPE_CHECKING:  # a training, which only looks whether rows are there, does without pandas
+    import pandas as pd
+
+    from results.schema import Schema
 
 Meta = dict[str, Any]
 META_KEYS = ("kind", "scale", "model", "run_id", "eval_id", "spec", "created", "provenance", "extras")
@@ -161,11 +166,13 @@ def keep(source: Path, results_dir: Path, but: Sequence[str] = (), weights: str 
 
 def difference(one: pd.DataFrame, other: pd.DataFrame) -> float:
     """Return 0 for equal rows; see `keep`. Rows are compared in order."""
+    from pandas.api.types import is_numeric_dtype
+
     if list(one.columns) != list(other.columns) or len(one) != len(other):
         return float("inf")
     largest = 0.0
     for name in one.columns:
-        if pd.api.types.is_numeric_dtype(one[name]):
+        if is_numeric_dtype(one[name]):
             a, b = one[name].to_numpy(float), other[name].to_numpy(float)
             finite = np.isfinite(a) & np.isfinite(b)
             if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
