@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SCALE ?= tiny
 JOBS ?= 3
+# Compiled modules are kept: a run starts dozens of processes, and the tests hundreds.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: reproduce reproduce-all look test lint
 .DEFAULT_GOAL := reproduce
