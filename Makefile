@@ -19,6 +19,7 @@ reproduce-all: $(VENV)/installed
 	$(BIN)/python -m experiments run all --scale $(SCALE)
 
 look: SCALE = mini
+look: export PYTHONDONTWRITEBYTECODE = 1  # it is small because nothing is compiled
 look: $(VENV)-look/installed
 	$(VENV)-look/bin/python -m experiments render --scale $(SCALE)
 
