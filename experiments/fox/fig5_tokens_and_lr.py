@@ -15,7 +15,7 @@ from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
-from analysis.verdict import Claim, Comparison, Verdict, decide_any, in_words, number, with_interval
+from analysis.verdict import Claim, Comparison, Verdict, decide_any, in_words, with_interval
 from experiments import evaluations
 from experiments.recipes import recipes
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at, with_shorter
@@ -114,18 +114,21 @@ def c24(study: Study) -> Verdict:
     """There is a pair of FoX (Pro) runs of which the one with more tokens is better inside the training context and worse, by
     loss or by easy needles, beyond it."""
     curves = [curve for curve in settings(study) if curve.model == "fox_pro" and curve.length > curve.train_len]
-    found, alternatives, parts = stored_needles(study), [], []
+    found, alternatives, worse = stored_needles(study), [], []
     for more, fewer in [(a, b) for a in curves for b in curves if a.axes["train_tokens"] > b.axes["train_tokens"]]:
         inside, beyond = inside_and_beyond(more, fewer)
         name = f"{more.label} minus {fewer.label}"
         better = Comparison(f"{name}, loss inside", inside, below=True)
         if beyond is not None:
             alternatives.append([better, Comparison(f"{name}, loss beyond", beyond)])
-            parts.append(f"{name}: {number(inside.effect)} inside, {number(beyond.effect)} nats beyond")
+            worse.append(inside.effect < 0 < beyond.effect)
         if lost := needles_beyond(study, found, more, fewer):
             alternatives.append([better, Comparison(f"{name}, easy needles beyond", lost[0], below=True, unit=lost[1])])
     asked = "FoX (Pro) with several numbers of training tokens, evaluated beyond the training context"
-    return decide_any("; ".join(parts) + ".", alternatives, [] if alternatives else [asked])
+    sentence = (
+        f"In {sum(worse)} of {len(worse)} pairs of runs more tokens lower the loss inside the context and raise it beyond."
+    )
+    return decide_any(sentence, alternatives, [] if alternatives else [asked])
 
 
 def needles_beyond(study: Study, found: Needles | None, more: LossCurve, fewer: LossCurve) -> tuple[Estimate, str] | None:
