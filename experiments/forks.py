@@ -56,8 +56,8 @@ def _set(variables: dict[str, str]) -> None:
 
 
 def begin(works: Iterable[Callable[[], Any]]) -> Sequence[Callable[[], Any]]:
-    """Begin each of `works` in a fork of this process, one a core at a time. Returns what waits for their values, and does here
-    again what failed, so that its error is handled here."""
+    """Begin each of `works` in a fork of this process, one a core at a time. Returns what waits for their values, which must be
+    small (a pipe holds them), and does here again what failed, so that its error is handled here."""
     context, begun = multiprocessing.get_context("fork"), []
     running: list[BaseProcess] = []
     for work in works:
