@@ -181,9 +181,11 @@ class ForgettingAttention(nn.Module):
             o, remainder = stick_breaking_attention(q, k, v, seq_start=seq_start)
             return o + (remainder[..., None] * v[:, -q.shape[1] :]).to(o.dtype) if self.spec.stick_remainder else o
         if log_fgate is None:
-            if seq_start is None and self.spec.window_size is None:
+            whole = seq_start is None and self.spec.window_size is None
+            repeats = q.is_cuda and torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled()
+            if whole and not repeats:
                 return _softmax_attention(q, k, v)
-            # Padding and windows without a (T, T) mask: the kernel with gates of 1.
+            # Padding and windows without a (T, T) mask, and gradients that repeat at full speed: the kernel with gates of 1.
             log_fgate = k.new_zeros(k.shape[:3], dtype=torch.float32)
         pruning = self.pruning(q, k, self.spec.prune_log_tolerance)
         return forgetting_attention(q, k, v, log_fgate, seq_start=seq_start, window_size=self.spec.window_size, **pruning)
