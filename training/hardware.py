@@ -61,16 +61,18 @@ def peak_memory_bytes(device: "torch.device") -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def repeat_bits() -> None:
+def repeat_bits(compiled: bool) -> None:
     """Have PyTorch, its compiler and fla's kernels take only what gives equal bits in every process; what cannot, raises.
     To be called before the first product on a GPU, after the model has loaded its kernels."""
     import torch
-    import torch._inductor.config
 
     from kernels.fla_cpu.tuning import limit_tuning
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads what it has not written
-    torch._inductor.config.deterministic = True
+    if compiled:
+        import torch._inductor.config  # takes a second to load
+
+        torch._inductor.config.deterministic = True
     limit_tuning(1)

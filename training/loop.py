@@ -15,7 +15,6 @@ from models.build import build_model
 from training.checkpoint import Checkpoints
 from training.distributed import World, join_world, pick_device
 from training.export import already_exported, export_model
-from training.hardware import repeat_bits
 from training.journal import Journal
 from training.optimizer import learning_rate, named_state
 from training.run_folder import RunFolder
@@ -76,8 +75,6 @@ def _train(
     train = spec.train
     sampler, load = batches_of(spec, corpus, world)
     model = build_model(spec.model)
-    if execution.deterministic:
-        repeat_bits()
     stepper = build_stepper(model, train, execution, world)
     meter = Meter(model, stepper, execution.compile)
     weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}

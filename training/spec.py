@@ -114,8 +114,8 @@ class Execution:
     """With several processes: replicate the model, or shard parameters, gradients and optimiser state."""
     compile: bool = False
     """torch.compile the layers (CUDA)."""
-    deterministic: bool = False
-    """Equal bits from run to run on a GPU, at some speed: only algorithms that repeat, and no tuning by timing."""
+    deterministic: bool = True
+    """Equal bits from run to run on a GPU: no tuning by timing, and what cannot repeat is refused."""
     activation_checkpointing: bool = False
     """Recompute attention and MLP halves in the backward pass, for GPUs below 48 GiB at 760M."""
     checkpoint_minutes: NonNegativeFloat = 10.0

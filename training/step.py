@@ -14,6 +14,7 @@ from data.prefetch import Prefetcher
 from models.causal_lm import CausalLM
 from models.loss import TokenLoss
 from training.distributed import DTYPES, World, gradient_sync, spread
+from training.hardware import repeat_bits
 from training.optimizer import allocate_state, build_optimizer
 from training.spec import Execution, TrainSpec, micro_batch_size
 
@@ -106,6 +107,8 @@ def build_stepper(model: nn.Module, spec: TrainSpec, execution: Execution, world
     """Return the step of a training of `model` (also of Table 6's throughput): moved to its device, compiled, spread and
     optimised as the run has it. Raises ValueError where the micro-batches do not divide the step."""
     micro_batch = micro_batch_size(spec, world.size, execution.micro_batch_tokens)
+    if execution.deterministic:
+        repeat_bits(execution.compile)
     if execution.activation_checkpointing:
         model.gradient_checkpointing_enable()  # type: ignore[operator]
     model.to(world.device).train()

@@ -108,7 +108,7 @@ def seconds_of(what: str, actions: Sequence[Callable[[], object]], spec: Spec, c
 @contextmanager
 def training_step(model: PreTrainedModel, ids_BT: torch.Tensor, spec: Spec, compute: Compute) -> Iterator[Callable[[], None]]:
     """Yield the step of a training on one device as the spec has it, on these ids. The model is then as it was."""
-    tokens, was_training = ids_BT.numel(), model.training
+    tokens, was_training, repeated = ids_BT.numel(), model.training, torch.are_deterministic_algorithms_enabled()
     once: dict[str, Any] = dict(batch_tokens=tokens, train_tokens=tokens, warmup_tokens=0, peak_lr=1.0)
     train = TrainSpec(seq_len=spec.seq_len, precision=compute.precision, **once)
     execution = Execution(activation_checkpointing=spec.activation_checkpointing)
@@ -121,6 +121,7 @@ def training_step(model: PreTrainedModel, ids_BT: torch.Tensor, spec: Spec, comp
         full = f"out of memory on {compute.device} with micro-batches of {execution.micro_batch_tokens or tokens} tokens"
         raise ValueError(f"{full}; lower --micro-batch-tokens or switch on --activation-checkpointing") from error
     finally:
+        torch.use_deterministic_algorithms(repeated)
         model.zero_grad(set_to_none=True)
         if spec.activation_checkpointing:
             model.gradient_checkpointing_disable()  # type: ignore[operator]

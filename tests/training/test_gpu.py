@@ -4,6 +4,7 @@ import functools
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,6 +22,15 @@ from training.spec import Execution, TrainSpec
 from training.step import build_stepper
 
 pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def as_it_was():
+    """Leave the other tests PyTorch's own algorithms: a step that repeats asks for others, for the whole process."""
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 STEPS, BATCH, SEQ_LEN = 50, 4, 1024
 
 
@@ -40,13 +50,13 @@ def model_125m(name: str = "fox_pro", vocab_size: int = 2049) -> torch.nn.Module
     return build_model(model_spec(name, SCALES["125m-2.7b"], vocab_size)).cuda()
 
 
-def curve(model: torch.nn.Module, precision: str, tokens: torch.Tensor, compile: bool = False) -> torch.Tensor:
+def curve(model: torch.nn.Module, precision: str, tokens: torch.Tensor, **options: bool) -> torch.Tensor:
     spec = TrainSpec(
         seq_len=SEQ_LEN, batch_tokens=BATCH * SEQ_LEN, train_tokens=BATCH * SEQ_LEN * STEPS, warmup_tokens=0, peak_lr=1e-3,
         precision=precision,
     )  # fmt: skip
     world = World(0, 1, torch.device("cuda", 0))
-    stepper = build_stepper(model, spec, Execution(compile=compile), world)
+    stepper = build_stepper(model, spec, Execution(**options), world)
     losses = [stepper.run(batch[:, :-1], batch[:, 1:], 1e-3)[0] for batch in tokens]
     return torch.stack(losses).cpu()
 
@@ -87,9 +97,7 @@ TWICE = """
 import sys
 import torch
 from tests.training.test_gpu import batches, curve, model_125m
-from training.hardware import repeat_bits
 model = model_125m(sys.argv[1])
-repeat_bits()
 print(curve(model, "bf16", batches(2049)[:8], compile=sys.argv[1].startswith("fox")).double().numpy().tobytes().hex())
 print(sum(p.double().abs().sum() for p in model.parameters()).item().hex())
 """
@@ -102,6 +110,18 @@ def test_a_deterministic_run_repeats_bit_by_bit(name):
     done = [subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=500, check=False) for _ in range(2)]
     assert all(one.returncode == 0 for one in done), done[0].stderr[-2000:] + done[1].stderr[-2000:]
     assert done[0].stdout == done[1].stdout
+
+
+def test_softmax_attention_that_repeats_is_the_same_function(monkeypatch):
+    """Forgetting attention with open gates beside PyTorch's softmax attention, whose gradient repeats only slowly."""
+    tokens = batches(2049)[:8]
+    ours = Mock(wraps=forgetting_attention)
+    monkeypatch.setattr(fox, "forgetting_attention", ours)
+    as_it_comes = curve(model_125m("transformer_pro"), "bf16", tokens, deterministic=False)
+    assert not ours.called
+    repeats = curve(model_125m("transformer_pro"), "bf16", tokens)
+    assert ours.called
+    torch.testing.assert_close(repeats, as_it_comes, rtol=5e-3, atol=0)
 
 
 def test_recomputation_changes_no_gradient():
