@@ -76,6 +76,11 @@ def _imports(task: Planned) -> tuple[str, ...]:
     return (*IMPORTS.get(task.module, ()), *model)
 
 
+def _cores() -> int:
+    """Count the cores that this process may use; all of them on systems that do not say, such as macOS."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class _Pool:
     def __init__(self, tasks: list[Planned], slots: int | None, device: str, console: Console):
         self.waiting = deque(tasks)
@@ -85,7 +90,7 @@ class _Pool:
         self.total, self.done = len(tasks), 0
         self.forked, self.console = device != "cuda", console
         names = [""] if self.forked else gpus()
-        slots = slots or (len(os.sched_getaffinity(0)) if self.forked else len(names))
+        slots = slots or (_cores() if self.forked else len(names))
         self.free = [names[slot % len(names)] for slot in range(slots)]
         # Of a torchrun that the shell is from: a training here is one process, and would wait for the others.
         self.environment = {name: value for name, value in os.environ.items() if name not in PROCESS_GROUP}

@@ -117,6 +117,12 @@ def test_what_becomes_of_a_task(code, fruitless, action, why):
     assert decided == action and why in reason
 
 
+def test_a_system_that_does_not_say_which_cores_are_ours(monkeypatch):
+    """Such as macOS."""
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert run_tasks([], None, "cpu", Console(quiet=True)) == []
+
+
 def test_more_slots_than_gpus_are_spread_over_them(task, tmp_path, monkeypatch):
     """Two tasks have a GPU each; of four each GPU gets two, and the fifth goes where one has ended."""
     monkeypatch.setattr(local, "gpus", lambda: ["3", "7"])
