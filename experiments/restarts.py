@@ -22,7 +22,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-FINISHED, ERROR, GIVEN_UP, REQUEUE, INTERRUPTED = 0, 2, 3, 75, 130
+FINISHED, ERROR, GIVEN_UP, REQUEUE, BROKEN_NODE, INTERRUPTED = 0, 2, 3, 75, 76, 130
 MAX_RESTARTS = 3
 
 
@@ -92,6 +92,8 @@ def decide(code: int, fruitless: int, max_restarts: int = MAX_RESTARTS) -> tuple
 
 def exit_reason(code: int) -> str:
     """Say what an exit code means: of a shell (128 + signal) or of subprocess (-signal)."""
+    if code == BROKEN_NODE:
+        return "this node failed"
     try:
         return f"killed by {signal.Signals(-code if code < 0 else code - 128).name}"
     except ValueError:

@@ -82,12 +82,21 @@ def ended(start: Start, code: int, state: str) -> tuple[str, str]:
         note_start(start, NEVER_BEGAN)
     mark = restarts.progress_mark(start.job.folder)
     action, reason = decide(code, state, fruitless_starts(start, mark), start.max_restarts, begun)
-    if action == "failed" or (action == "again" and not begun):
+    if code == restarts.BROKEN_NODE and begun:
+        reason += seen(start)
+    elif action == "failed" or (action == "again" and not begun):
         words = restarts.last_words(start.job.log if begun else start.shell_log)
         reason = ": ".join(filter(None, (reason, "" if begun else NEVER_BEGAN, words)))
     # Written before the job is started again, which kills this very script.
     note(start, "end", mark, code=code, action=action, reason=reason)
     return action, reason
+
+
+def seen(start: Start) -> str:
+    """Return what the newest log of a process that found its node broken says of it."""
+    logs = sorted(start.job.log.parent.glob(f"{start.job.log.stem}*.log"), key=lambda log: log.stat().st_mtime, reverse=True)
+    words = (restarts.last_words(log).partition("error: this node: ")[2] for log in logs)
+    return next((f": {word}" for word in words if word), "")
 
 
 def broken_node(start: Start) -> str | None:

@@ -3,7 +3,7 @@
 
 # What this runs, by its index in the array; `python -m slurm status` says how each is doing:
 @TASKS@
-# Exit codes: 0 done; 75 saved, starts again; 2 an error to mend; 3 given up; 124 left behind at the time limit; else a crash.
+# Exit codes: 0 done; 75 saved, starts again; 76 a broken node; 2 an error to mend; 3 given up; 124 left behind at the time limit; else a crash.
 fox_code=@CODE@  # a copy of the code, as it was when this was submitted
 fox_record=@RECORD@
 fox_entry=@ENTRY@

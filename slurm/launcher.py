@@ -33,6 +33,12 @@ def _redirect(rank: int, start: Start) -> None:
     print(f"--- job {start.id} on {node}, restart {start.restart}, {sys.executable}", file=sys.stderr, flush=True)
 
 
+def _no_gpu() -> bool:
+    import torch  # only after the task, which sets what torch reads when it is imported
+
+    return not torch.cuda.is_available()
+
+
 def main() -> None:
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, lambda *_: sys.exit(restarts.REQUEUE))
@@ -51,7 +57,13 @@ def main() -> None:
         print("error: this job's submission was withdrawn, or has another job for it", file=sys.stderr)
         sys.exit(restarts.GIVEN_UP)
     sys.argv = [start.job.module, *start.job.args]
-    runpy.run_module(start.job.module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(start.job.module, run_name="__main__", alter_sys=True)
+    except SystemExit as left:
+        if left.code == restarts.ERROR and start.job.kind == "train" and start.job.resources.gpus and _no_gpu():
+            print("error: this node: no GPU, of those that the job asked for", file=sys.stderr)
+            sys.exit(restarts.BROKEN_NODE)
+        raise
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ class Arguments:
     """Train the run in RUN_DIR to its end, going on from its newest whole checkpoint.
 
     Exit codes: 0 finished, 2 an error to mend, 130 interrupted (saved),
-    75 saved and to be started again (SIGTERM, SIGUSR2, --max-hours)."""
+    75 saved and to be started again (SIGTERM, SIGUSR2, --max-hours),
+    76 a GPU of this node is broken."""
 
     run_dir: tyro.conf.Positional[Path]
     corpus_dir: Path | None = None

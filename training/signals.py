@@ -14,6 +14,7 @@ EXIT_ERROR = 2
 EXIT_NOT_MET = 3  # all done, and the numbers are not those that are stored
 EXIT_INTERRUPTED = 130
 EXIT_REQUEUE = 75  # EX_TEMPFAIL: saved, start me again
+EXIT_BROKEN_NODE = 76  # start me again elsewhere
 
 
 class StopRequest:

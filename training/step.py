@@ -15,6 +15,7 @@ from models.causal_lm import CausalLM
 from models.loss import TokenLoss
 from training.distributed import DTYPES, World, gradient_sync, spread
 from training.hardware import repeat_bits
+from training.node import look
 from training.optimizer import allocate_state, build_optimizer
 from training.spec import Execution, TrainSpec, micro_batch_size
 
@@ -109,6 +110,7 @@ def build_stepper(model: nn.Module, spec: TrainSpec, execution: Execution, world
     micro_batch = micro_batch_size(spec, world.size, execution.micro_batch_tokens)
     if execution.deterministic:
         repeat_bits(execution.compile)
+    look(world)  # starts cuBLAS, so after repeat_bits; before the model is there
     if execution.activation_checkpointing:
         model.gradient_checkpointing_enable()  # type: ignore[operator]
     model.to(world.device).train()

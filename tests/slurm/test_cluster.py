@@ -212,6 +212,19 @@ def test_evaluations_that_never_begin_or_fail_and_a_killed_submitter(local, suit
     assert FOX in figure.read_text()
 
 
+def test_a_node_without_its_gpus_is_left_and_named(local, suite):
+    """A training on GPUs where there are none; SLURM is not asked for them."""
+    lines = "gpus_per_node = 1\ngpu_tflops = 989\nsbatch = { gpus-per-node = false }\nmax_restarts = 1"
+    graph = suite.graph("broken", (FOX,), lines)
+    submitted = graph.submit()
+    assert submitted.returncode == 0, submitted.stdout + submitted.stderr
+    graph.until(lambda: "not on" in graph.states()[f"train {FOX}"].restarted, 60, "a node that failed")
+    state = graph.states()[f"train {FOX}"]
+    graph.cancel_rest()
+    said = r"this node failed: no GPU, of those that the job asked for; not on n\d again"
+    assert re.fullmatch(said, state.restarted) and state.state != "failed", state
+
+
 def test_figure_2_of_the_first_steps_of_a_real_scale(brief):
     brief.until_drawn(550)
     rows = Study(brief.results, "brief", "fig2_per_token_loss").rows("per_token_loss")

@@ -73,6 +73,15 @@ def test_what_was_wrong_is_found_beside_what_slurm_says_of_it(tmp_path):
         assert restarts.last_words(tmp_path / "log") == said[0]
 
 
+def test_a_broken_node_is_told_in_the_words_of_the_process_that_saw_it(tmp_path):
+    start = start_of(tmp_path, 0)
+    note_start(start, restarts.progress_mark(tmp_path))
+    start.job.log.parent.mkdir()
+    start.job.log.write_text("--- job 7\n")
+    start.job.log.with_suffix(".rank3.log").write_text("error: this node: cuda:3: 12 TFLOP/s\n")
+    assert ended(start, restarts.BROKEN_NODE, "RUNNING") == ("again", "this node failed: cuda:3: 12 TFLOP/s")
+
+
 def test_starts_with_and_without_their_task_count_together(tmp_path):
     actions = []
     for restart in range(8):
@@ -246,7 +255,10 @@ def test_a_node_is_excluded_where_enough_of_its_make_are_left(tmp_path, monkeypa
     assert client.without("7", node, needed) == wanted
 
 
-@pytest.mark.parametrize(("code", "state", "left"), [(137, "RUNNING", True), (75, "RUNNING", False), (143, "PREEMPTED", False)])
+@pytest.mark.parametrize(
+    ("code", "state", "left"),
+    [(137, "RUNNING", True), (76, "RUNNING", True), (75, "RUNNING", False), (143, "PREEMPTED", False)],
+)
 def test_only_a_crash_makes_a_job_leave_its_node(tmp_path, monkeypatch, code, state, left):
     start, asked = start_of(tmp_path, 0), []
     note_start(start, restarts.progress_mark(tmp_path))

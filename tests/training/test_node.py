@@ -1,0 +1,105 @@
+"""A GPU that is slow by far, wrong or silent ends a start; a CPU is not looked at. GPUs are played, but in the last test."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from training import node
+from training.distributed import World
+from training.signals import EXIT_BROKEN_NODE
+
+GPU = torch.device("cuda", 3)
+
+
+class Left(Exception):
+    pass
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """An H100 that multiplies as told, and exits that raise."""
+
+    def play(right: bool, rate: float, name: str = "NVIDIA H100 80GB HBM3") -> None:
+        monkeypatch.setattr(node, "multiply", lambda device: (right, rate))
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+
+    def leave(code: int) -> None:
+        raise Left(code)
+
+    monkeypatch.setattr("os._exit", leave)
+    monkeypatch.setattr(node, "_wrong_together", lambda world: "")
+    return play
+
+
+@pytest.mark.parametrize(("right", "rate", "name", "said"), [
+    (True, 98e12, "NVIDIA H100 80GB HBM3", "98 TFLOP/s, where its datasheet says 989"),
+    (True, 99e12, "NVIDIA H100 80GB HBM3", ""),
+    (True, 9e12, "NVIDIA H100 80GB HBM3 MIG 1g.10gb", ""),
+    (True, 1e9, "A GPU of tomorrow", ""),
+    (False, 700e12, "NVIDIA H100 80GB HBM3", "a product of matrices is wrong"),
+    (False, 1e9, "A GPU of tomorrow", "a product of matrices is wrong"),
+])  # fmt: skip
+def test_a_gpu_that_is_slow_by_far_or_wrong_is_told(played, right, rate, name, said):
+    played(right, rate, name)
+    assert node.wrong_alone(GPU) == said
+
+
+def test_a_broken_gpu_ends_the_start_with_a_code_of_its_own(played, capsys):
+    played(True, 1e12)
+    with pytest.raises(Left, match=str(EXIT_BROKEN_NODE)):
+        node.look(World(0, 1, GPU))
+    assert capsys.readouterr().err == "error: this node: cuda:3: 1 TFLOP/s, where its datasheet says 989\n"
+
+
+def test_an_error_of_cuda_and_a_wrong_sum_are_the_nodes(played, monkeypatch, capsys):
+    played(True, 900e12)
+    monkeypatch.setattr(node, "_wrong_together", lambda world: "a sum over all processes is wrong")
+    with pytest.raises(Left, match=str(EXIT_BROKEN_NODE)):
+        node.look(World(0, 2, GPU))
+
+    def fail(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: uncorrectable ECC error\nCompile with ...")
+
+    monkeypatch.setattr(node, "multiply", fail)
+    with pytest.raises(Left, match=str(EXIT_BROKEN_NODE)):
+        node.look(World(0, 2, GPU))
+    assert capsys.readouterr().err.splitlines() == [
+        "error: this node: cuda:3: a sum over all processes is wrong",
+        "error: this node: cuda:3: CUDA error: uncorrectable ECC error",
+    ]
+
+
+def test_a_gpu_that_does_not_answer_is_left_behind():
+    code = "import time, torch; from training import node; from training.distributed import World; node.SILENT_S = 0.1; " \
+           "node.multiply = lambda device: time.sleep(60); node.look(World(0, 1, torch.device('cuda')))"  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == EXIT_BROKEN_NODE and "error: this node: no answer for" in done.stderr
+
+
+def test_a_cpu_is_not_looked_at(monkeypatch):
+    monkeypatch.setattr(node, "wrong_alone", lambda device: pytest.fail("looked at"))
+    node.look(World(0, 1, torch.device("cpu")))
+
+
+def test_products_and_sums_that_are_wrong_are_seen(monkeypatch):
+    """On the CPU, at a small size."""
+    monkeypatch.setattr(node, "SIZE", 64)
+    cpu = torch.device("cpu")
+    assert node.multiply(cpu)[0] and node._wrong_together(World(0, 1, cpu)) == ""
+    assert node._wrong_together(World(1, 1, cpu)) == "a sum over all processes is wrong"
+    eye = torch.eye
+    monkeypatch.setattr(torch, "eye", lambda *args, **rest: eye(*args, **rest).index_fill_(0, torch.tensor([63]), 0))
+    assert not node.multiply(cpu)[0]
+
+
+@pytest.mark.gpu
+def test_the_gpu_of_this_machine_is_sound():
+    right, _ = node.multiply(torch.device("cuda", 0))
+    assert right
+    node.look(World(0, 1, torch.device("cuda", 0)))
+    assert torch.cuda.max_memory_allocated() == torch.cuda.memory_allocated()
