@@ -65,7 +65,7 @@ def _sbatch_options(submission: Submission, entry: int, cluster: Cluster, thrott
         "nodes": size.nodes,
         "ntasks-per-node": size.tasks_per_node,
         "cpus-per-task": settings.cpus_per_task or 1,
-        "mem": _memory(settings.mem_gb_per_task, size.tasks_per_node),
+        "mem": _memory(settings.mem_gb_per_task, size.tasks_per_node * size.memory),
         **_gpus(size.gpus_per_node, settings, cluster),
         "exclusive": True if batch.kind == "time" and cluster.device == "cpu" else None,
         "time": _hours(max(size.minutes for size in sizes)),
@@ -79,7 +79,7 @@ def _sbatch_options(submission: Submission, entry: int, cluster: Cluster, thrott
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _memory(gb_per_task: float | None, tasks: int) -> str | None:
+def _memory(gb_per_task: float | None, tasks: float) -> str | None:
     mb = int(1024 * (gb_per_task or 0) * tasks)
     return None if gb_per_task is None else f"{mb}M" if mb % 1024 else f"{mb // 1024}G"
 

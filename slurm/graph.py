@@ -19,6 +19,7 @@ from slurm.job import Batch, Job, Resources
 
 START_HOURS = 0.25  # loading, compiling, saving
 MIN_HOURS = 0.5
+MORE = 1.5
 
 
 def submissions_dir(plan: Plan) -> Path:
@@ -89,6 +90,19 @@ def _minutes(hours: float, kind: str, cluster: Cluster) -> int:
     return max(1, math.ceil(60 * min(max(hours, shortest), cluster.hours(kind)) - 1e-9))
 
 
+def enlarged(job: Job, before: Iterable[tuple[Job, str]], cluster: Cluster) -> Job:
+    """The same job or, where SLURM ended an earlier evaluation of the same, among jobs `before` and how they ended, for want of
+    memory or time, with half more of it than that had: time up to the cluster file's limit."""
+    limit = int(60 * (cluster.evaluate.time_limit_hours or cluster.time_limit_hours or 0))
+    for old, state in before:
+        if job.kind == old.kind == "evaluate" and set(job.makes) & set(old.makes):
+            size, more = old.resources, MORE if state == "TIMEOUT" else 1
+            minutes = max(job.resources.minutes, min(limit, math.ceil(size.minutes * more)))
+            memory = size.memory * (MORE if state == "OUT_OF_MEMORY" else 1)
+            job = replace(job, resources=replace(job.resources, minutes=minutes, memory=memory))
+    return job
+
+
 def groups(found: Iterable[Job], cluster: Cluster) -> list[list[Job]]:
     """Jobs of equal kind and shape, which can be one array of the longest time among them: short jobs find a place sooner, so
     times differ by less than four times, but where a throttle is to hold for all of them."""
@@ -96,7 +110,7 @@ def groups(found: Iterable[Job], cluster: Cluster) -> list[list[Job]]:
     for job in found:
         size = job.resources
         times = size.minutes.bit_length() // 2 if cluster.max_concurrent is None else 0
-        alike[job.kind, size.nodes, size.tasks_per_node, size.gpus_per_node, times].append(job)
+        alike[job.kind, size.nodes, size.tasks_per_node, size.gpus_per_node, size.memory, times].append(job)
     return list(alike.values())
 
 

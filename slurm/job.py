@@ -19,13 +19,15 @@ from slurm.client import QueuedJob
 
 @dataclass(frozen=True)
 class Resources:
-    """Processes, GPUs and time of one job. A task of SLURM's is one process; `gpu_hours` is the estimate for all its starts."""
+    """Processes, GPUs and time of one job. A task of SLURM's is one process; `gpu_hours` is the estimate for all its starts;
+    `memory` a multiple of what the cluster file says."""
 
     nodes: int
     tasks_per_node: int
     gpus_per_node: int
     minutes: int
     gpu_hours: float = 0.0
+    memory: float = 1.0
 
     @property
     def tasks(self) -> int:

@@ -17,6 +17,7 @@ from training.run_folder import RunFolder
 
 NEEDS = "needs "
 OPEN = ("running", "waiting", "pending", "requeued", "held", "hidden")
+MORE = {"timeout": "time", "out of memory": "memory"}
 BROKEN = ("failed", "cancelled", "lost")
 ENDS = ("done", *BROKEN)
 STYLES = {"done": "green", "running": "cyan", "held": "yellow", "hidden": "yellow", **dict.fromkeys(BROKEN, "red")}
@@ -101,6 +102,8 @@ def _state(
         said = (queued.state if queued is not None else accounted).lower().replace("_", " ")
         state, error = _ended_state(ends, said, blocking if job.kind != "draw" else [])
         error += "; `python -m slurm resubmit` goes on" if said == "preempted" else ""
+        if job.kind == "evaluate" and said in MORE:
+            error += f"; `python -m slurm resubmit` asks for half more {MORE[said]}"
         if state == "lost":
             error = f"SLURM has forgotten job {job_id}; no end of it was noted: cancelled before it began, or its node failed"
     # What the batch script printed is all there is where the task never began.

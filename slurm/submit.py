@@ -57,6 +57,8 @@ def submit(plan: Plan, cluster: Cluster, console: Console, names: Collection[str
         client.cancel(surplus)
         active = active_jobs(before, {job_id: job for job_id, job in queue.items() if job.array not in surplus})
         jobs = _chosen(graph.jobs(plan, cluster, {key: job for key, (_, job) in active.items()}), names)
+        ended = _ended(before, queue)
+        jobs = [graph.enlarged(job, ended, cluster) for job in jobs]
         _check_machine(jobs, cluster)
         _check_unseen(jobs, before, client.unseen(users(before), queue))
         if not jobs:
@@ -109,6 +111,13 @@ def active_jobs(submissions: Iterable[Submission], queue: dict[str, QueuedJob]) 
     """Jobs that are queued or running: key -> (SLURM's id, job)."""
     found = ((key, job_id, item.jobs[key]) for item in submissions for key, job_id in item.job_ids().items())
     return {key: (job_id, job) for key, job_id, job in found if job_id in queue and queue[job_id].active}
+
+
+def _ended(submissions: Iterable[Submission], queue: dict[str, QueuedJob]) -> list[tuple[Job, str]]:
+    """Jobs that were submitted, oldest first, with SLURM's state of each as far as it is known."""
+    ids = [(job_id, item.jobs[key]) for item in submissions if not item.withdrawn for key, job_id in item.job_ids().items()]
+    known = client.accounted(job_id for job_id, _ in ids if job_id not in queue)
+    return [(job, queue[job_id].state if job_id in queue else known.get(job_id, "")) for job_id, job in ids]
 
 
 def _chosen(jobs: list[Job], names: Collection[str]) -> list[Job]:

@@ -135,6 +135,15 @@ def test_a_preempted_job_that_could_not_save_is_said_to_go_on_by_resubmitting(tm
     )
 
 
+@pytest.mark.parametrize(("state", "more"), [("OUT_OF_MEMORY", "memory"), ("TIMEOUT", "time")])
+def test_an_evaluation_that_had_too_little_is_said_to_get_more(tmp_path, state, more):
+    one = submission(tmp_path)
+    note(one, EVALUATE, "start", "6", mark="step-0")
+    said = states(one, jobs=queued("6", state))["evaluate"]
+    words = state.lower().replace("_", " ")
+    assert said == ("failed", f"SLURM says: {words}; `python -m slurm resubmit` asks for half more {more}")
+
+
 def test_later_submissions_replace_what_they_make_again(tmp_path):
     one, two = submission(tmp_path), submission(tmp_path, "two", ("8", "9", "10"))
     for item in (one, two):

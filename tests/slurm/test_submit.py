@@ -368,3 +368,23 @@ def test_the_vocabulary_of_longcrawl64_is_had_before_anything_is_submitted(tmp_p
     with pytest.raises(ValueError, match=r"vocabulary has no vocab\.json"):
         submitted(replace(plan, runs=runs), cluster_of(tmp_path))
     assert not fake.jobs
+
+
+def test_an_evaluation_that_had_too_little_memory_or_time_asks_for_half_more(tmp_path, make_slurm):
+    """Each time, time up to the limit; what was known once holds for later tries. Trainings ask for what they did."""
+    fake = make_slurm()
+    cluster = cluster_of(tmp_path, time_limit_hours=10.0, mem_gb_per_task=16.0, train={"gpus": 8})
+    plan = plan_of(tmp_path, only=("fox_pro",))
+    asked = []
+    for state in ("OUT_OF_MEMORY", "TIMEOUT", "FAILED", "OUT_OF_MEMORY", "TIMEOUT"):
+        submitted(plan, cluster)
+        texts = [path.read_text() for path in max((tmp_path / "scratch" / "jobs").iterdir()).glob("*.sh")]
+        sizes = {kind: re.findall(r"--(?:mem|time)=(.*)", next(text for text in texts if f"job-name=fox-{kind}" in text))
+                 for kind in ("train", "evaluate")}  # fmt: skip
+        asked.append(sizes["evaluate"])
+        assert sizes["train"][0] == "128G"
+        fake.end(state)
+    assert asked == [["16G", "6:00:00"], ["24G", "6:00:00"], ["24G", "9:00:00"], ["24G", "9:00:00"], ["36G", "9:00:00"]]
+    submitted(plan, cluster)
+    (evaluate,) = (job for job in read_submissions(graph.submissions_dir(plan))[-1].jobs.values() if job.kind == "evaluate")
+    assert evaluate.resources.minutes == 600
