@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -13,7 +14,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from experiments import restarts
 from experiments.request import Request
-from slurm import client
+from slurm import client, efficiency
 from slurm.job import Submission, adopt, read_submissions, users
 from slurm.status import ENDS, OPEN, JobState, job_states, now, rows, summary, table, wide
 from training.command_line import guarded, parse
@@ -192,7 +193,18 @@ class Resubmit(Asked):
         return max(codes, default=0)
 
 
-Command = Run | Status | Watch | Logs | Cancel | Resubmit
+@dataclass(frozen=True, kw_only=True)
+class Efficiency(Asked):
+    """GPU-hours asked for, used, and lost in starts that got no further, and hours in the queue, by kind of job. Without GPUs,
+    hours of processes."""
+
+    def run(self, console: Console) -> int:
+        chosen = {state.job.about for members in self.look()[0] for state in members}
+        console.print(efficiency.table(efficiency.hours(self.submissions(), chosen, datetime.now(UTC))))
+        return 0
+
+
+Command = Run | Status | Watch | Logs | Cancel | Resubmit | Efficiency
 
 
 def _shown(found: list[list[JobState]]) -> Group:

@@ -1,14 +1,17 @@
 """Tests of what status tells, from records, journals and a queue: never less, and never more, than is so."""
 
 import io
+import json
+import re
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from experiments import restarts
-from slurm import client
+from slurm import client, efficiency
 from slurm.__main__ import main
 from slurm.client import QueuedJob
 from slurm.epilogue import NEVER_BEGAN
@@ -237,3 +240,31 @@ def test_a_job_whose_answer_came_too_late_is_shown_and_cancelled(tmp_path, monke
     assert "SLURM also has 55, of which sbatch had told too late" in capsys.readouterr().out
     assert main(["cancel", "fox", *where]) == 0
     assert {job.state for job in fake.jobs} == {"CANCELLED"}
+
+
+def test_hours_asked_for_used_lost_and_waited(tmp_path, monkeypatch, capsys):
+    """A training of 2 GPUs starts after half an hour, gets nowhere in 15 minutes, waits a quarter and trains for a half; its
+    evaluation is cut off, begins again 15 minutes later, at once, and has run for 30 minutes."""
+    one = submission(tmp_path, "20260101-120000-1")
+    one.jobs = {key: replace(job, resources=Resources(1, 1, 2 if key == TRAIN else 1, 60)) for key, job in one.jobs.items()}
+    one.save()
+    stamp = datetime(2026, 1, 1, 12).astimezone()
+
+    def at(minutes: int, key: str, event: str, mark: str, **values: object) -> None:
+        note(one, key, event, one.job_ids()[key], mark=mark, **values)
+        *before, last = one.jobs[key].journal.read_text().splitlines()
+        last = json.dumps({**json.loads(last), "date": (stamp + timedelta(minutes=minutes)).isoformat()})
+        one.jobs[key].journal.write_text("\n".join([*before, last]) + "\n")
+
+    at(30, TRAIN, "start", "step-0")
+    at(45, TRAIN, "end", "step-0", code=1, action="again", reason="")
+    at(60, TRAIN, "start", "step-0")
+    at(90, TRAIN, "end", "step-9", code=0, action="done", reason="")
+    at(100, EVALUATE, "start", "0 bytes")
+    at(115, EVALUATE, "start", "0 bytes")
+    found = efficiency.hours([one], {"fox-1", "fig2"}, stamp + timedelta(minutes=145))
+    assert found == {"train": efficiency.Hours(1, 4.0, 1.5, 0.5, 0.75), "evaluate": efficiency.Hours(1, 2.0, 0.75, 0.25, 1 / 6)}
+    fake = FakeSlurm(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{fake.folder}:/usr/bin:/bin")
+    assert main(["efficiency", "fox", "--runs-dir", str(tmp_path / "runs")]) == 0
+    assert re.search(r"train +1 +4\.0 h +1\.5 h +0\.5 h +0\.8 h", capsys.readouterr().out)
