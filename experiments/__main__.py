@@ -2,6 +2,7 @@
 
 `python -m experiments run` makes the main figures and tables at scale tiny, from nothing; `list` shows what else there is."""
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,11 @@ class Run(Request):
     """Tasks at a time; default: one a GPU, or one a CPU core. More than GPUs share them: two small models keep one busier."""
 
     def run(self, console: Console) -> int:
+        job = os.environ.get("SLURM_JOB_ID")
+        if job and "SLURMD_NODENAME" not in os.environ:  # which SLURM sets on nodes alone; salloc's shell may be elsewhere
+            where = f"this shell belongs to SLURM's job {job}, but may be on a login node"
+            remedy = "begin the command with `srun --nodes=1 --ntasks=1`, which trains one run a GPU of the job's first node"
+            raise ValueError(f"{where}: {remedy}; `python -m slurm run` submits jobs.")
         return execute.execute(_planned(self), self.slots, console)
 
 

@@ -212,6 +212,14 @@ def test_evaluations_that_never_begin_or_fail_and_a_killed_submitter(local, suit
     assert FOX in figure.read_text()
 
 
+def test_an_allocation_is_used_by_srun_and_its_shell_says_so(local, suite):
+    salloc, srun = ["salloc", "--ntasks=1"], ["srun", "--nodes=1", "--ntasks=1"]
+    refused = local.call([*salloc, *local.local_command()])
+    assert refused.returncode == 2 and re.search(r"job \d+, but .*`srun --nodes=1 --ntasks=1`", refused.stderr), refused.stderr
+    done = local.call([*salloc, *srun, *local.local_command()])
+    assert done.returncode == 0 and "evaluations exist already" in done.stdout, done.stdout + done.stderr
+
+
 def test_a_node_without_its_gpus_is_left_and_named(local, suite):
     """A training on GPUs where there are none; SLURM is not asked for them."""
     lines = "gpus_per_node = 1\ngpu_tflops = 989\nsbatch = { gpus-per-node = false }\nmax_restarts = 1"
