@@ -129,6 +129,11 @@ def _chosen(jobs: list[Job], names: Collection[str]) -> list[Job]:
 
 def _append(submission: Submission, batch: Batch, cluster: Cluster, code: Path, throttle: int | None) -> tuple[Path, str]:
     """Add a batch to a submission. Returns where its sbatch script is to lie, and the script."""
+    if (limit := cluster.max_concurrent) is not None and batch.single and batch.kind != "draw":
+        # Single jobs have no throttle: each waits for the end of the one so many places before it.
+        alike = [each.id for each in submission.batches if each.single and each.id and each.kind == batch.kind]
+        lane = f"afterany:{alike[-limit]}" if len(alike) >= limit else None
+        batch = replace(batch, dependency=",".join(filter(None, (batch.dependency, lane))) or None)
     entry = len(submission.batches)
     stem = cluster.scratch / "jobs" / submission.path.stem / f"{entry:03d}-{batch.kind}"
     submission.batches.append(replace(batch, logs=f"{stem}-"))

@@ -116,6 +116,17 @@ def test_a_limit_is_filled_in_pieces_and_the_same_command_goes_on(tmp_path, make
     assert rest[0].dependency.startswith("aftercorr:101") and rest[-1].dependency.startswith("afterany:")
 
 
+def test_without_arrays_a_job_waits_for_the_one_so_many_places_before_it(tmp_path, make_slurm):
+    fake = make_slurm(arrays=False)
+    submitted(plan_of(tmp_path), cluster_of(tmp_path, max_concurrent=3))
+    trainings, evaluations, draw = fake.jobs[:7], fake.jobs[7:14], fake.jobs[14]
+    assert [job.dependency for job in trainings] == [""] * 3 + [f"afterany:{job.id}" for job in trainings[:4]]
+    lanes = [""] * 3 + [f",afterany:{job.id}" for job in evaluations[:4]]
+    wanted = [f"afterok:{job.id}{lane}" for job, lane in zip(trainings, lanes, strict=True)]
+    assert [job.dependency for job in evaluations] == wanted
+    assert set(draw.dependency.split(":")) == {"afterany", *(job.id for job in evaluations)}
+
+
 def test_a_limit_that_nothing_of_ours_fills_is_a_refusal(tmp_path, make_slurm):
     make_slurm(limit=0)
     with pytest.raises(ValueError, match="refused the job 'train': AssocMaxSubmitJobLimit"):
