@@ -72,6 +72,22 @@ def test_an_error_of_cuda_and_a_wrong_sum_are_the_nodes(played, monkeypatch, cap
     ]
 
 
+def test_a_full_gpu_is_not_broken(played, monkeypatch):
+    def fill(device: torch.device) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(node, "multiply", fill)
+    with pytest.raises(torch.OutOfMemoryError):
+        node.look(World(0, 1, GPU))
+
+
+def test_a_gpu_that_others_use_is_as_fast_as_its_fastest_product(monkeypatch):
+    monkeypatch.setattr(node, "SIZE", 64)
+    times = iter([0.0, 1.0] * 7 + [0.0, 0.5] + [0.0, 1.0] * (node.PRODUCTS - 8))
+    monkeypatch.setattr("time.perf_counter", lambda: next(times))
+    assert node.multiply(torch.device("cpu")) == (True, 2 * 64**3 / 0.5)
+
+
 def test_a_gpu_that_does_not_answer_is_left_behind():
     code = "import time, torch; from training import node; from training.distributed import World; node.SILENT_S = 0.1; " \
            "node.multiply = lambda device: time.sleep(60); node.look(World(0, 1, torch.device('cuda')))"  # fmt: skip
