@@ -11,10 +11,12 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from training import hardware
+from training.spec import Parallel
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -86,23 +88,31 @@ def device_label(device: torch.device) -> str:
     return f"{hardware.processor()} ({threads} thread{'s' if threads > 1 else ''}, {torch.backends.cpu.get_cpu_capability()})"
 
 
-def spread(
-    module: nn.Module, layers: list[nn.Module], world: World, parallel: Literal["ddp", "fsdp"], grad_reduce: str
-) -> nn.Module:
+def spread(module: nn.Module, layers: list[nn.Module], world: World, parallel: Parallel, grad_reduce: str) -> nn.Module:
     """Wrap `module` for several processes; alone it is returned as it is. FSDP2 shards each of `layers` and the rest as units
-    of their own; parameters stay fp32 (autocast casts activations), gradients are reduced in `grad_reduce` (fp32, bf16)."""
+    of their own, over all processes (fsdp) or those of a node, with a copy on each node (hsdp); parameters stay fp32 (autocast
+    casts activations), gradients are reduced in `grad_reduce` (fp32, bf16). Raises ValueError for nodes of unequal size."""
     if world.size == 1:
         return module
-    if parallel == "fsdp":
-        policy = MixedPrecisionPolicy(reduce_dtype=DTYPES[grad_reduce])
+    if parallel != "ddp":
+        mesh, policy = _mesh(world, parallel), MixedPrecisionPolicy(reduce_dtype=DTYPES[grad_reduce])
         for unit in (*layers, module):
-            fully_shard(unit, mp_policy=policy)
+            fully_shard(unit, mesh=mesh, mp_policy=policy)
         return module
     devices = [world.device] if world.device.type == "cuda" else None
     wrapped = DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True, broadcast_buffers=False)
     if grad_reduce == "bf16":
         wrapped.register_comm_hook(None, _reduce_in_bf16)
     return wrapped
+
+
+def _mesh(world: World, parallel: Parallel) -> DeviceMesh:
+    if parallel == "fsdp":
+        return init_device_mesh(world.device.type, (world.size,))
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
+    if world.size % local:
+        raise ValueError(f"--parallel hsdp: {world.size} processes, {local} on this node; give each node as many, or use fsdp.")
+    return init_device_mesh(world.device.type, (world.size // local, local), mesh_dim_names=("nodes", "gpus"))
 
 
 def _reduce_in_bf16(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -14,6 +14,7 @@ from models.spec_parts import ModelKind, NonNegativeInt, PositiveFloat, Positive
 MAX_SEED = 2**63
 """Seeds lie below: what torch's and numpy's generators take."""
 NonNegativeFloat = Annotated[float, Field(ge=0)]
+Parallel = Literal["ddp", "fsdp", "hsdp"]
 
 
 @strict
@@ -110,8 +111,9 @@ class Execution:
     """auto: a GPU where there is one; of experiments never for the scales in fp32 (tiny), which are for CPUs."""
     micro_batch_tokens: PositiveInt | None = None
     """Tokens per forward pass and process: more is faster and takes memory; default: a whole step, or what the scale says."""
-    parallel: Literal["ddp", "fsdp"] = "ddp"
-    """With several processes: replicate the model, or shard parameters, gradients and optimiser state."""
+    parallel: Parallel = "ddp"
+    """With several processes: replicate the model, or shard parameters, gradients and optimiser state, over all (fsdp) or
+    within each node (hsdp)."""
     compile: bool = False
     """torch.compile the layers (CUDA)."""
     deterministic: bool = True

@@ -53,7 +53,9 @@ class Outcome:
 
 
 def _rank(rank, world_size, port, run, corpus_dir, execution, log, before) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE=str(min(world_size, 2))
+    )
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(target, 1)

@@ -20,7 +20,7 @@ from models.build import build_model
 from models.loss import TokenLoss
 from models.spec import ForgettingTransformerSpec
 from tests.training.runs import Outcome, anomalies, assert_same_run, grad_norms, losses, weights
-from training.distributed import World
+from training.distributed import World, spread
 from training.loop import train
 from training.progress import numbers
 from training.run_folder import RunFolder
@@ -248,16 +248,23 @@ def test_accumulation_gives_the_curve_of_one_pass(make_run, start, undisturbed):
     torch.testing.assert_close(torch.tensor(losses(whole)), torch.tensor(losses(parts)), rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_give_the_curve_of_one(make_run, start, undisturbed, parallel):
-    """Each with two micro-batches a step. The first gradient is equal but for rounding. Measuring what pruning skips changes
-    none."""
+@pytest.mark.parametrize(("processes", "parallel"), [(2, "ddp"), (2, "fsdp"), (4, "hsdp")])
+def test_several_processes_give_the_curve_of_one(make_run, start, undisturbed, processes, parallel):
+    """Micro-batches are single sequences; four processes are two nodes. The first gradient is equal but for rounding. Measuring
+    what pruning skips changes none."""
     alone, pair = undisturbed(20), make_run("pair", steps=20, prune=-10.0)
-    assert start(pair, world_size=2, parallel=parallel, micro_batch_tokens=64).exit_code() == EXIT_FINISHED
+    outcome = start(pair, world_size=processes, parallel=parallel, micro_batch_tokens=64)
+    assert outcome.exit_code() == EXIT_FINISHED
     torch.testing.assert_close(torch.tensor(losses(alone)), torch.tensor(losses(pair)), rtol=2e-5, atol=2e-5)
     assert grad_norms(pair)[0] == pytest.approx(grad_norms(alone)[0], rel=1e-5)
     assert weights(alone).keys() == weights(pair).keys()
     assert all(0 < row["pruned_share"] < 1 for row in pair.read_metrics())
+
+
+def test_nodes_of_unequal_size_are_refused(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="3 processes, 2 on this node"):
+        spread(torch.nn.Linear(2, 2), [], World(0, 3, torch.device("cpu")), "hsdp", "fp32")
 
 
 @pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])
