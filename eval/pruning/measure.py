@@ -26,6 +26,8 @@ from training.progress import Progress
 Layers = Mapping[int, ForgettingAttention]
 Attend = Callable[[ForgettingAttention, Tensor, Tensor, Tensor, Tensor], Tensor]
 """(layer, q, k, v, log gate) -> the attention's output."""
+Skip = Callable[[ForgettingAttention, Tensor, Tensor, Tensor], Tensor]
+"""(layer, q, k, log gate) -> leading key tiles that each query tile skips, int32 (B, H, M)."""
 
 
 @contextmanager
@@ -87,11 +89,16 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     model, compute = loaded.model, context.compute(spec.precision)
     layers = gated_layers(model)
     pruned, rows = Pruned(spec), []
+
+    def skip(layer: ForgettingAttention, q: Tensor, k: Tensor, log_fgate: Tensor) -> Tensor:
+        return layer.pruned_tiles(q, k, log_fgate, spec.log_tolerance, spec.tile)
+
     with Progress("pruning", spec.num_documents) as progress:
         for document in range(spec.num_documents):
             target_T = corpus.heldout.read(slice(document, document + 1), 0, spec.context_len)[0]
             if document == 0:
-                rows += _dropped(model, layers, target_T, corpus.spec.bos_id, spec, compute)
+                dropped = most_dropped(model, layers, target_T, corpus.spec.bos_id, compute, skip, spec.tile)
+                rows += [_row("dropped", value, 0, layer, head) for (layer, head), value in dropped.items()]
             for ending, attend in (("", attend_whole), ("_pruned", pruned.attend)):
                 with attending(layers, attend):
                     whole = document_losses(model, target_T, corpus.spec.bos_id, compute, document)
@@ -119,24 +126,25 @@ def _decoded(model: nn.Module, target_T: np.ndarray, bos_id: int, count: int, co
     return float(torch.stack(losses).mean())
 
 
-def _dropped(
-    model: nn.Module, layers: Layers, target_T: np.ndarray, bos_id: int, spec: Spec, compute: Compute
-) -> list[dict[str, Any]]:
-    """Return the largest probability that a query loses, per head: 1 - exp(lse of what is left - lse of all), in fp64."""
-    rows: list[dict[str, Any]] = []
+def most_dropped(
+    model: nn.Module, layers: Layers, target_T: np.ndarray, bos_id: int, compute: Compute, skip: Skip, tile: int
+) -> dict[tuple[int, int], float]:
+    """Return the largest probability that a query loses to what is skipped, by layer and head: 1 - exp(lse of what is left -
+    lse of all), in fp64."""
+    found: dict[tuple[int, int], float] = {}
 
     def attend(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> Tensor:
-        count_BHM = layer.pruned_tiles(q, k, log_fgate, spec.log_tolerance, spec.tile)
+        count_BHM = skip(layer, q, k, log_fgate)
         wide = (q.double(), k.double(), v.double(), log_fgate)
         o, all_BHQ = attention_without_tiles(*wide)
-        left_BHQ = attention_without_tiles(*wide, count_BHM, spec.tile)[1]
+        left_BHQ = attention_without_tiles(*wide, count_BHM, tile)[1]
         lost_H = (-torch.expm1(left_BHQ - all_BHQ)).clamp(min=0)[0].amax(-1)
-        rows.extend(_row("dropped", lost, 0, layer.layer_idx, head) for head, lost in enumerate(lost_H.tolist()))
+        found.update({(layer.layer_idx, head): lost for head, lost in enumerate(lost_H.tolist())})
         return o.to(q.dtype)
 
     with compute.inference(), attending(layers, attend):
         model(input_ids=_inputs(target_T, bos_id, compute.device), use_cache=False, logits_to_keep=1)
-    return rows
+    return found
 
 
 def _row(quantity: str, value: float, document: int, layer: int = -1, head: int = -1, position: int = -1) -> dict[str, Any]:

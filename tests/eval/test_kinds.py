@@ -9,6 +9,7 @@ import pytest
 
 import eval as room
 from eval.attention_speed import spec as attention_speed
+from eval.cache_eviction import spec as cache_eviction
 from eval.context_use import spec as context_use
 from eval.equal_logits import spec as equal_logits
 from eval.gate_maps import spec as gate_maps
@@ -49,6 +50,7 @@ SMALLEST = (
     context_use.Spec(contexts=(32,), places=(128,), targets=16, num_documents=2),
     needle_choice.Spec(),
     last_words.Spec(num_documents=2),
+    cache_eviction.Spec(context_len=128),
 )
 
 
