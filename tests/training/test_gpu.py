@@ -16,7 +16,8 @@ from experiments.scales import SCALES
 from kernels.forgetting_attention import forgetting_attention
 from models.build import build_model
 from models.loss import TokenLoss
-from models.spec import ForgettingTransformerSpec
+from models.spec import ForgettingTransformerSpec, GatedDeltaNetSpec
+from tests.models.test_gpu import is_wrong_for_gates
 from training.distributed import World
 from training.spec import Execution, TrainSpec
 from training.step import build_stepper
@@ -85,8 +86,16 @@ def test_fast_step_follows_a_plain_fp32_one(monkeypatch):
         assert (ours - plain).abs().max() < 3 * noise.max() + 5e-3
 
 
+def refused_by_fla(name: str) -> bool:
+    return isinstance(model_spec(name, SCALES["125m-2.7b"], 2049), GatedDeltaNetSpec) and is_wrong_for_gates()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_model_learns_in_bf16(name):
+    if refused_by_fla(name):
+        with pytest.raises(RuntimeError, match="upgrade Triton"):
+            curve(model_125m(name), "bf16", batches(2049)[:1])
+        return
     losses = curve(model_125m(name), "bf16", batches(2049))
     print(f"{name}: {losses[0]:.3f} -> {losses[-5:].mean():.3f}")
     assert losses.isfinite().all()
@@ -108,6 +117,9 @@ def test_a_deterministic_run_repeats_bit_by_bit(name):
     """In processes of their own: what is tuned by timing may differ between them."""
     command, root = [sys.executable, "-c", TWICE, name], Path(__file__).parents[2]
     done = [subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=500, check=False) for _ in range(2)]
+    if refused_by_fla(name):
+        assert all("upgrade Triton" in one.stderr for one in done)
+        return
     assert all(one.returncode == 0 for one in done), done[0].stderr[-2000:] + done[1].stderr[-2000:]
     assert done[0].stdout == done[1].stdout
 
