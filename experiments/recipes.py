@@ -137,7 +137,10 @@ _OWN: dict[str, Callable[[Scale, Changes], Changes]] = {
     "mamba2": lambda scale, _: dict(num_layers=2 * scale.num_layers),
     "hgrn2": lambda scale, _: dict(expand_ratio=scale.linear_head_dim),
     "delta_net": lambda scale, _: dict(head_dim=scale.linear_head_dim),
-    "gated_delta_net": lambda scale, _: dict(head_dim=min(scale.linear_head_dim, scale.hidden_size // 2)),
+    **dict.fromkeys(
+        ("gated_delta_net", "gated_linear_attention"),
+        lambda scale, _: dict(head_dim=min(scale.linear_head_dim, scale.hidden_size // 2)),
+    ),
     "kimi_delta_attention": _kimi_delta_attention,
 }
 """Fields in which a model at a scale is other than its kind with the scale's width, depth and MLP."""

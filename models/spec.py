@@ -11,13 +11,21 @@ from pydantic import Field
 from models.delta_net.spec import DeltaNetSpec
 from models.forgetting_transformer.spec import ForgettingTransformerSpec
 from models.gated_delta_net.spec import GatedDeltaNetSpec
+from models.gated_linear_attention.spec import GatedLinearAttentionSpec
 from models.hgrn2.spec import HGRN2Spec
 from models.kimi_delta_attention.spec import KimiDeltaAttentionSpec
 from models.mamba2.spec import Mamba2Spec
 from models.samba.spec import SambaSpec
 
 ModelSpec = Annotated[
-    ForgettingTransformerSpec | Mamba2Spec | HGRN2Spec | DeltaNetSpec | SambaSpec | GatedDeltaNetSpec | KimiDeltaAttentionSpec,
+    ForgettingTransformerSpec
+    | Mamba2Spec
+    | HGRN2Spec
+    | DeltaNetSpec
+    | SambaSpec
+    | GatedDeltaNetSpec
+    | KimiDeltaAttentionSpec
+    | GatedLinearAttentionSpec,
     Field(discriminator="kind"),
 ]
 KINDS: dict[str, Any] = {kind.kind: kind for kind in get_args(get_args(ModelSpec)[0])}

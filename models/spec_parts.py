@@ -103,12 +103,11 @@ class WithMLP(ModelKind):
 
 
 @strict
-class WithDeltaRule(WithMLP):
-    """Base of the specs of layers with the delta rule and short convolutions. A head has keys of `head_dim` channels and values
-    of EXPAND_V times as many; values have hidden_size channels in all."""
+class WithMatrixState(WithMLP):
+    """Base of the specs of layers whose state is a matrix per head. A head has keys of `head_dim` channels and values of
+    EXPAND_V times as many; values have hidden_size channels in all."""
 
     head_dim: PositiveInt = 128
-    conv_size: PositiveInt = 4
 
     EXPAND_V: ClassVar[int] = 1
 
@@ -121,6 +120,16 @@ class WithDeltaRule(WithMLP):
     def num_heads(self) -> int:
         return self.hidden_size // (self.EXPAND_V * self.head_dim)
 
+    def state_size(self, seq_len: int) -> int:
+        return self.num_layers * self.hidden_size * self.head_dim
+
+
+@strict
+class WithDeltaRule(WithMatrixState):
+    """Base of the specs of layers with the delta rule and short convolutions."""
+
+    conv_size: PositiveInt = 4
+
     @property
     def conv_params(self) -> int:
         """Parameters of the convolutions of queries, keys and values, and as many inputs that decoding keeps."""
@@ -130,4 +139,4 @@ class WithDeltaRule(WithMLP):
         return 6 * self.num_layers * self.hidden_size * self.head_dim  # 6 for each number of the state
 
     def state_size(self, seq_len: int) -> int:
-        return self.num_layers * (self.hidden_size * self.head_dim + self.conv_params)
+        return super().state_size(seq_len) + self.num_layers * self.conv_params

@@ -37,26 +37,32 @@ class Example:
             (root / file).write_text(text.replace(old, edited.replace("...", old)))
 
 
-KINDS = re.findall(r"^    (\w+Spec( \| \w+Spec)+),$", (ROOT / "models/spec.py").read_text(), re.MULTILINE)[0][0]
 LAYER = Example(
     "a layer of flash-linear-attention",
     new="layer",
-    names=(("NAME", "gated_linear_attention"),),
+    names=(("NAME", "simple_gla"),),
     edits=(
         (
             "kernels/fla_cpu/install.py",
             '    ("fla.layers.delta_net", "chunk_delta_rule"',
             """\
-    ("fla.layers.gla", "chunk_gla", recurrences.chunk_gla),
-    ("fla.layers.gla", "fused_recurrent_gla", recurrences.fused_recurrent_gla),
+    ("fla.layers.simple_gla", "chunk_simple_gla", recurrences.simple_gla),
+    ("fla.layers.simple_gla", "fused_recurrent_simple_gla", recurrences.simple_gla),
 ...""",
         ),
         (
-            "models/spec.py",
-            "from models.hgrn2.spec import HGRN2Spec\n",
-            "from models.gated_linear_attention.spec import GatedLinearAttentionSpec\n...",
+            "kernels/fla_cpu/recurrences.py",
+            "def l2norm(",
+            '''\
+def simple_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
+    """Gated linear attention with one log gate per head, g (B, T, H)."""
+    return chunk_gla(q, k, v, g.unsqueeze(-1).expand_as(k), **given)
+
+
+...''',
         ),
-        ("models/spec.py", f"    {KINDS},", "    " + "\n    | ".join([*KINDS.split(" | "), "GatedLinearAttentionSpec"]) + ","),
+        ("models/spec.py", "\nModelSpec = ", "from models.simple_gla.spec import SimpleGLASpec\n..."),
+        ("models/spec.py", "    ForgettingTransformerSpec\n", "...    | SimpleGLASpec\n"),
     ),
 )
 EVALUATION = Example(
@@ -201,12 +207,12 @@ def test_the_code_on_the_page_is_the_code_that_is_tried(checkout):
 def test_what_was_added_is_trained_evaluated_and_drawn(checkout, tmp_path):
     texts = write_texts(tmp_path / "texts", documents=12)
     stems = ("last_losses", "fig7_gate_types")
-    lines = [word for label in ("fox_llama", "gated*", "data-dependent", "the same*") for word in ("--line", label)]
+    lines = [word for label in ("fox_llama", "simple*", "data-dependent", "the same*") for word in ("--line", label)]
     data = ("--scale", "made-up", "--data", f"text:{texts}")
-    checkout.run("-m", "experiments", "run", *stems, *data, "--also", "gated_linear_attention", *lines)
+    checkout.run("-m", "experiments", "run", *stems, *data, "--also", "simple_gla", *lines)
     results = checkout.root / "results" / "made-up"
     assert all((results / "figures" / f"{stem}.png").stat().st_size > 1000 for stem in stems)
-    assert "gated_linear_attention" in (results / "figures" / "last_losses.csv").read_text()
+    assert "simple_gla" in (results / "figures" / "last_losses.csv").read_text()
     assert "the same for all heads" in (results / "figures" / "fig7_gate_types.csv").read_text()
     assert all(title in (results / "report.html").read_text() for title in ("Last losses", "Kinds of forget gate"))
 
@@ -219,7 +225,7 @@ def test_what_was_added_is_written_as_ruff_wants_it(checkout):
 
 def test_the_tests_take_what_was_added(checkout):
     """The models' over a kind and a gate, the operator's over an option of which no path may know nothing."""
-    models = "gated_linear_attention or shared"
+    models = "simple_gla or shared"
     told = checkout.run("-m", "pytest", "-n", "0", "tests/models/test_models.py", OPTIONS, "-k", f"{models} or heeded")
     passed = re.search(r"^(\d+) passed", told, re.MULTILINE)
     assert passed and int(passed[1]) > 35, told

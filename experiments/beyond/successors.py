@@ -1,9 +1,9 @@
 """Beyond the papers: FoX among its successors.
 
 Where the forget gate in softmax attention stands beside models that came with it or after it, at equal tokens and nearly equal
-parameters: ALiBi (the gate as a fixed decay), a Transformer whose RoPE has a larger base, Gated DeltaNet and Kimi Delta
-Attention. Left: loss inside the training context against the numbers that a model keeps to decode 16,384 tokens. Right: loss by
-position beside FoX (Pro). No claim is judged."""
+parameters: ALiBi (the gate as a fixed decay), a Transformer whose RoPE has a larger base, gated linear attention, Gated
+DeltaNet and Kimi Delta Attention. Left: loss inside the training context against the numbers that a model keeps to decode
+16,384 tokens. Right: loss by position beside FoX (Pro). No claim is judged."""
 
 import json
 from dataclasses import replace
@@ -30,10 +30,11 @@ MODEL: TypeAdapter[ModelSpec] = TypeAdapter(ModelSpec)
 DECODED = 16_384
 LARGER_BASE = 5e6
 BANDS = 16
+SUCCESSORS = ("alibi_pro", "alibi", "gated_linear_attention", "gated_delta_net", "kimi_delta_attention")
 
 
 def runs(scale, seeds):
-    yield from recipes(scale, (*SEVEN, "alibi_pro", "alibi", "gated_delta_net", "kimi_delta_attention"), seeds)
+    yield from recipes(scale, (*SEVEN, *SUCCESSORS), seeds)
     for model in ("transformer_pro", "transformer_llama"):
         how = dict(rope_base=LARGER_BASE)
         yield from recipes(scale, model, seeds, axes=how, label=f"RoPE base {LARGER_BASE:g}", model=how)

@@ -25,6 +25,8 @@ _PLACES: tuple[tuple[str, str, Callable], ...] = (
     ("fla.layers.hgrn2", "swish", F.silu),
     ("fla.layers.delta_net", "chunk_delta_rule", recurrences.chunk_delta_rule),
     ("fla.layers.delta_net", "fused_recurrent_delta_rule", recurrences.chunk_delta_rule),
+    ("fla.layers.gla", "chunk_gla", recurrences.chunk_gla),
+    ("fla.layers.gla", "fused_recurrent_gla", recurrences.fused_recurrent_gla),
     ("fla.layers.gated_deltanet", "causal_conv1d", modules.causal_conv1d),
     ("fla.layers.gated_deltanet", "chunk_gated_delta_rule", recurrences.gated_delta_rule),
     ("fla.layers.gated_deltanet", "fused_recurrent_gated_delta_rule", recurrences.gated_delta_rule),

@@ -117,6 +117,31 @@ def test_delta_net_equals_its_definition(specs):
     assert (actual - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
+def test_gated_linear_attention_equals_its_definition(specs):
+    """S_t = diag(f^(1/16)) S_{t-1} + k_t v_t^T, o = S^T q / sqrt(keys of a head), RMSNorm per head, times SiLU of the output
+    gate: token by token in fp64."""
+    torch.manual_seed(0)
+    mixer = build_model(dataclasses.replace(specs["gated_linear_attention"], head_dim=16)).model.layers[1].attn
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.mul_(8.0)
+        mixer.gk_proj[1].bias.normal_()
+        x = torch.randn(1, 100, 64)
+        actual = mixer(x)[0][0].double()
+        w = {name: tensor.double() for name, tensor in mixer.state_dict().items()}
+    q, k, v, g = ((x[0].double() @ w[f"{n}_proj.weight"].T).unflatten(-1, (2, -1)) for n in "qkvg")
+    logits = x[0].double() @ w["gk_proj.0.weight"].T @ w["gk_proj.1.weight"].T + w["gk_proj.1.bias"]
+    decay = torch.sigmoid(logits).unflatten(-1, (2, -1)) ** (1 / 16)
+    state, outputs = torch.zeros(2, 16, 32, dtype=torch.float64), []
+    for t in range(100):
+        state = decay[t, :, :, None] * state + k[t, :, :, None] * v[t, :, None, :]
+        outputs.append(torch.einsum("hk,hkv->hv", q[t], state) / math.sqrt(16))
+    o = torch.stack(outputs)
+    o = o / (o.square().mean(-1, keepdim=True) + 1e-6).sqrt() * w["g_norm_swish_gate.weight"] * F.silu(g)
+    expected = o.flatten(1) @ w["o_proj.weight"].T
+    assert (actual - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
 def test_what_is_neither_matrix_nor_norm_takes_no_weight_decay(specs):
     mixer = build_model(specs["mamba2"]).model.layers[0].mixer
     for parameter in (mixer.A_log, mixer.D, mixer.dt_bias, build_model(specs["hgrn2"]).model.lower_bounds):

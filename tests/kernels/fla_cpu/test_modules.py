@@ -99,7 +99,7 @@ def test_a_layer_without_a_cpu_version_says_which_and_where_to_add_it(monkeypatc
         raise RuntimeError("0 active drivers ([]). There should only be one.")
 
     install.install()
-    from fla.layers.gla import GatedLinearAttention
+    from fla.layers.rodimus import RodimusAttention
     from fla.modules import LayerNorm
 
     driver = sys.modules["triton.runtime.driver"]
@@ -107,9 +107,9 @@ def test_a_layer_without_a_cpu_version_says_which_and_where_to_add_it(monkeypatc
     monkeypatch.setattr(driver, "_create_driver", install._explained(none_found))
     for name in ("_default", "_active"):
         monkeypatch.setattr(driver.driver, name, None)
-    layer = GatedLinearAttention(hidden_size=64, num_heads=2)
-    place = r'add \("fla.layers.gla", "chunk_gla", recurrences.chunk_gla\) to _PLACES in kernels/fla_cpu/install\.py'
-    with pytest.raises(ValueError, match=rf"fla.layers.gla calls fla\.ops\.gla\.chunk\.chunk_gla, .*{place}"):
+    layer = RodimusAttention(hidden_size=64)
+    place = r'add \("fla.layers.rodimus", "chunk_gla", recurrences.chunk_gla\) to _PLACES in kernels/fla_cpu/install\.py'
+    with pytest.raises(ValueError, match=rf"fla.layers.rodimus calls fla\.ops\.gla\.chunk\.chunk_gla, .*{place}"):
         layer(torch.randn(1, 70, 64))
     norm = "fla.modules.norm.layernorm"
     with pytest.raises(ValueError, match=rf'add \("{norm}", "layer_norm", your version in PyTorch\)'):
