@@ -398,6 +398,24 @@ def pruning_rows(share_H: list[float], *, context: int = 512, tile: int = 32, do
     return pd.DataFrame(rows)
 
 
+def eviction_rows(
+    kept: list[list[float]], *, change: float, dropped: float, positions: tuple[int, ...] = (256, 512, 768, 1024)
+) -> pd.DataFrame:
+    """Heads, layer by layer, that keep these shares of the keys of a whole document, or all that there are so far; documents 0
+    to 3, where document d keeps d percent more. A head's key takes 100 bytes with its gate, 98 without."""
+    rows, kept_LH = [], np.array(kept)
+    for (layer, head), share in np.ndenumerate(kept_LH):
+        rows += [("keys", -1, layer, head, at, min(at, share * positions[-1])) for at in positions]
+        rows.append(("dropped", -1, layer, head, -1, dropped * (share < 1)))
+    for at in positions:
+        sizes = np.minimum(at, kept_LH * positions[-1]).sum() * (100 + np.arange(4))
+        rows += [("bytes", document, -1, -1, at, size) for document, size in enumerate(sizes)]
+        rows.append(("bytes_of_all", -1, -1, -1, at, at * kept_LH.size * 98))
+    losses = (("loss", 3.0), ("loss_evicted", 3.0 + change))
+    rows += [(name, document, -1, -1, -1, value) for document in range(4) for name, value in losses]
+    return pd.DataFrame(rows, columns=["quantity", "document", "layer", "head", "position", "value"])
+
+
 def speed_rows(ratios: dict[str, float], spread: float = 0.01, machine: str = "Synthetic GPU") -> pd.DataFrame:
     """Times with pruning that are these ratios of those without, 100 ms."""
     return pd.DataFrame(

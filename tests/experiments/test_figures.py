@@ -10,7 +10,7 @@ from analysis.curves import by_model, perplexity, smooth
 from analysis.needles import needles
 from analysis.style import changed_note, plt, scale_note, tokens
 from experiments.acp import acp_pruned_share, acp_speed, acp_tiles, acp_training_curves
-from experiments.beyond import context_use, generation, last_words, mqar, ruler
+from experiments.beyond import cache_eviction, context_use, generation, last_words, mqar, ruler
 from experiments.fox import (
     appendix_ablation_losses,
     appendix_extrapolation,
@@ -230,7 +230,17 @@ def generated(tmp_path):
     return store.study("generation")
 
 
+def evicted(tmp_path, seeds=2):
+    store = synthetic.Store(tmp_path)
+    for model in FOXES:
+        for seed in range(seeds):
+            rows = synthetic.eviction_rows(kept=[[0.02, 0.1], [0.3, 1.0]], change=2e-7, dropped=3e-6)
+            store.add("cache_eviction", model, [("cache_eviction", rows)], seed=seed, evaluation={"log_tolerance": -10.0})
+    return store.study("cache_eviction")
+
+
 EVERY = [
+    (cache_eviction, evicted, 3),
     (ruler, needles_of_ruler, 3),
     (mqar, recalled, 3),
     (generation, generated, 3),
@@ -438,6 +448,21 @@ def test_nothing_stored_is_an_error_that_names_the_artefact(tmp_path):
         store.add(stem, "fox_pro", [])
         with pytest.raises(ValueError, match=f"^{stem}: no .* stored"):
             module.draw(store.study(stem))
+
+
+def test_eviction_is_drawn_beside_the_transformer_and_the_promise(tmp_path):
+    study = evicted(tmp_path)
+    points, table = pd.read_csv(cache_eviction.draw(study)[2]), cache_eviction.summary(study)
+    fox = points[points["model"] == "fox_pro"]
+    along, heads = fox.dropna(subset="position"), fox.dropna(subset="layer")
+    keys = np.minimum(along["position"].to_numpy()[:, None], 1024 * np.array([0.02, 0.1, 0.3, 1.0])).sum(1)
+    np.testing.assert_allclose(along["bytes"], 101.5 * keys, rtol=1e-5)
+    np.testing.assert_allclose(along["of_all"], 4 * 98 * along["position"])
+    assert heads["kept"].tolist() == pytest.approx([0.02, 0.1, 0.3, 1.0])
+    assert heads["dropped"].tolist() == pytest.approx([3e-6, 3e-6, 3e-6, 0.0])
+    share = 100 * 101.5 * keys[-1] / (4 * 98 * 1024)
+    assert table.rows["fox_pro"] == pytest.approx([101.5 * keys[-1] / 2**20, share, 3.0, 0.2, 3.0], abs=1e-6)
+    assert "less than 45.4 millionths" in table.note
 
 
 def test_figure_3_picks_the_most_local_and_the_most_global_head(tmp_path):

@@ -1,0 +1,205 @@
+"""Beyond the papers: What stays in the cache.
+
+Forget gates only fall along a text: once they have left nothing of a key, no later token sees it, and the key can leave the
+cache for good. Left: the cache of one sequence (keys, values, gates) when every head lets go of such keys, beside what a
+Transformer keeps, and a recurrent model. Top: the keys that remain of a whole document, head by head. Bottom: the largest
+share of its probability that any query of a document loses by this, head by head, which was promised to be less than e^-10,
+and by how many nats the loss changes. Not in the paper."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import LogNorm
+
+from analysis.names import rank, style_of, title
+from analysis.panels import legend_of, position_axis
+from analysis.seeds import Measured
+from analysis.statistics import Estimate, Term, contrast
+from analysis.study import Evaluation, Study
+from analysis.style import WIDTH, Files, about, plt, publish, tokens
+from analysis.tables import Cell, Column, Table, count_range, over_seeds
+from eval.cache_eviction.spec import Spec
+from experiments.recipes import lines, model_spec
+from experiments.scales import MINIS, PAPERS, TINIES, get_scale, sizes_at
+
+SIZES = {TINIES: 64, MINIS: 8, PAPERS: 4}
+"""Documents."""
+KIND = "cache_eviction"
+BESIDE = "mamba2"
+STATE_BYTES = 4
+"""Recurrent states are kept in fp32."""
+LEAST = 1e-9
+"""Shares of probability below this are drawn as this."""
+runs = lines("fox_pro", "fox_llama")
+
+
+def evals(scale):
+    documents = min(sizes_at(scale, SIZES, __name__), scale.heldout_documents)
+    return (Spec(context_len=scale.document_len, num_documents=documents),)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Remaining(Measured):
+    """Rows of one model. `bytes_SDP`: of what remains, for every seed and document, at `positions`; `whole_P`: of what a
+    Transformer of its shape keeps. `heads`: by layer and head, mean or largest of seeds: `kept`, the share of the keys of a
+    whole document, and `dropped`, the largest share of its probability that a query loses. `losses_SD`: by quantity."""
+
+    positions: np.ndarray
+    bytes_SDP: np.ndarray
+    whole_P: np.ndarray
+    heads: pd.DataFrame
+    losses_SD: dict[str, np.ndarray]
+    log_tolerance: float
+
+    @property
+    def share(self) -> Estimate:
+        """Bytes of what remains of a whole document, in percent of the Transformer's."""
+        return contrast([Term.of(self, 100.0, self.bytes_SDP[..., -1] / self.whole_P[-1], self.sources_D)])
+
+    @property
+    def change(self) -> Estimate:
+        """Loss with the keys that remain minus loss with all, in millionths of a nat."""
+        change_SD = self.losses_SD["loss_evicted"] - self.losses_SD["loss"]
+        return contrast([Term.of(self, 1e6, change_SD, self.sources_D)])
+
+
+def remaining(study: Study) -> dict[str, Remaining]:
+    """Return the rows by model, in the paper's order. ValueError if nothing is stored."""
+    groups = study.by_series(KIND, "evaluations of cache eviction")
+    return {group[0][0].model: _remaining(study, group) for group in sorted(groups, key=lambda group: rank(group[0][0].model))}
+
+
+def _remaining(study: Study, seeds: list[Evaluation]) -> Remaining:
+    line, first, meta = seeds[0]
+
+    def by(columns: str, quantity: str) -> np.ndarray:
+        """Values of every seed and document by a column."""
+        own = (rows[rows["quantity"] == quantity] for _, rows, _ in seeds)
+        return np.stack([rows.pivot(index="document", columns=columns, values="value").to_numpy() for rows in own])
+
+    whole = first[first["quantity"] == "bytes_of_all"].sort_values("position")
+    positions = whole["position"].to_numpy()
+    every = pd.concat([rows for _, rows, _ in seeds])
+    every = every[every["position"].isin((-1, positions[-1]))]
+    by_head = {name: every[every["quantity"] == name].groupby(["layer", "head"])["value"] for name in ("keys", "dropped")}
+    sizes_SDP = by("position", "bytes")
+    return Remaining(
+        **study.measured(line, meta, sizes_SDP.shape[1]),
+        positions=positions,
+        bytes_SDP=sizes_SDP,
+        whole_P=whole["value"].to_numpy(),
+        heads=pd.DataFrame({"kept": by_head["keys"].mean() / positions[-1], "dropped": by_head["dropped"].max()}),
+        losses_SD={name: by("quantity", name)[..., 0] for name in ("loss", "loss_evicted")},
+        log_tolerance=float(meta["spec"]["log_tolerance"]),
+    )
+
+
+def state_bytes(each: Remaining) -> int:
+    """Return the bytes of a recurrent model's state, at the scale of a FoX; they do not grow with the text."""
+    return STATE_BYTES * model_spec(BESIDE, get_scale(each.scale), vocab_size=1).state_size(int(each.positions[-1]))
+
+
+def draw(study: Study) -> Files:
+    found = remaining(study)
+    first = next(iter(found.values()))
+    names = "AB"[: len(found)]
+    figure, panels = plt.subplot_mosaic(
+        [["left", *names], ["left", *("bottom" for _ in names)]], figsize=(WIDTH, 3.9), height_ratios=(1.7, 1),
+        width_ratios=(1.7, *(1 for _ in names)),
+    )  # fmt: skip
+    _caches(panels["left"], found)
+    least = 10 ** math.floor(math.log10(100 * min(each.heads["kept"].min() for each in found.values())))
+    for name, each in zip(names, found.values(), strict=True):
+        mesh = _heads(panels[name], each, LogNorm(least, 100))
+    panels["A"].set_ylabel("heads of a layer, sorted")
+    bar = figure.colorbar(mesh, ax=[panels[name] for name in names], aspect=14, pad=0.02, format="{x:g}")
+    bar.set_label("keys that remain (%)")
+    _losses(panels["bottom"], found)
+    whole = style_of("transformer_pro", "Transformer (all keys)")
+    legend_of(figure, [whole, *(style_of(model, f"{title(model)}, evicting") for model in found), style_of(BESIDE)])
+    counts = [len(each.bytes_SDP) for each in found.values()]
+    notes = (
+        f"{first.bytes_SDP.shape[1]} held-out documents of {tokens(first.positions[-1])} tokens, "
+        + count_range(counts, "seeds" if max(counts) > 1 else "seed"),
+        "left: mean, shaded: 80% of the documents, dashed: training length",
+        "bottom: all queries of one document",
+    )
+    return publish(study, figure, pd.concat([_points(each) for each in found.values()], ignore_index=True), *notes)
+
+
+def _points(each: Remaining) -> pd.DataFrame:
+    """Return the bytes along the text, and of a whole document what each head keeps and drops."""
+    low, high = np.quantile(each.bytes_SDP.mean(axis=0), (0.1, 0.9), axis=0)
+    along = dict(position=each.positions, bytes=each.bytes_SDP.mean(axis=(0, 1)), low=low, high=high, of_all=each.whole_P)
+    return pd.concat([pd.DataFrame(along), each.heads.reset_index()]).assign(model=each.model)
+
+
+def _caches(axes: Axes, found: dict[str, Remaining]) -> None:
+    """Draw bytes along the text: of a Transformer, of what remains with the share of the former at the end, of a state."""
+    first = next(iter(found.values()))
+    longest, top = int(first.positions[-1]), first.whole_P[-1]
+    unit, size = ("GiB", 2**30) if top >= 2**30 else ("MiB", 2**20)
+    axes.plot([0, longest], [0, top / size], **style_of("transformer_pro").line)
+    axes.plot([0, longest], [state_bytes(first) / size] * 2, **style_of(BESIDE).line)
+    side = 9 if len(found) == 1 else -9  # of the line on which its share is written
+    for model, each in sorted(found.items(), key=lambda named: named[1].bytes_SDP[..., -1].mean()):
+        style, points = style_of(model), _points(each).dropna(subset="position")
+        x, own = np.append(0, points["position"]), points[["bytes", "low", "high"]] / size
+        axes.plot(x, np.append(0, own["bytes"]), **style.line, zorder=3)
+        axes.fill_between(x, np.append(0, own["low"]), np.append(0, own["high"]), color=style.colour, alpha=0.2, linewidth=0)
+        axes.annotate(f"{each.share.effect:.3g}%", (longest, own["bytes"].iloc[-1]), (-2, side), textcoords="offset points",
+                      ha="right", va="center", color=style.colour, fontweight="bold")  # fmt: skip
+        side = 9
+    position_axis(axes, first.train_len, longest, pieces=4, xlabel="tokens read", ylabel=f"cache of one sequence ({unit})")
+    axes.set(ylim=(0, 1.04 * top / size), title="memory to go on from here")
+
+
+def _heads(axes: Axes, each: Remaining, norm: LogNorm) -> QuadMesh:
+    """Draw the share of its keys that each head keeps: a column per layer, from the most forgetful head up."""
+    kept_LH = np.sort(each.heads["kept"].unstack().to_numpy(), axis=1)
+    layers = len(kept_LH)
+    axes.grid(False)
+    axes.set(xticks=np.arange(0, layers, -(-layers // 6)) + 0.5, yticks=[], xlabel="layer", title=title(each.model))
+    axes.set_xticklabels([str(int(at + 0.5)) for at in axes.get_xticks()])
+    return axes.pcolormesh(100 * kept_LH.T, cmap="YlOrBr", norm=norm, edgecolors="white", linewidth=0.4)
+
+
+def _losses(axes: Axes, found: dict[str, Remaining]) -> None:
+    """Draw a dot for every head that lets go of a key, and the promise."""
+    promise = next(iter(found.values())).log_tolerance
+    for place, (model, each) in enumerate(found.items()):
+        dropped = each.heads["dropped"][each.heads["kept"] < 1].clip(lower=LEAST)
+        axes.plot(dropped, np.full(len(dropped), place), "|", color=style_of(model).colour, markersize=9)
+    axes.axvline(math.exp(promise), color="#222222", linewidth=1.2)
+    axes.annotate(f"promise $e^{{{promise:g}}}$", (math.exp(promise), 0.5), (-3, 0), textcoords="offset points", ha="right")
+    words = [f"{title(model)}\nloss {each.change.effect:+.2g}·10$^{{-6}}$" for model, each in found.items()]
+    axes.set_yticks(range(len(found)), words)
+    axes.set(xscale="log", ylim=(len(found) - 0.5, -0.5), xlabel="most probability that a query loses")
+
+
+def summary(study: Study) -> Table:
+    """Remaining bytes of the cache of a whole document, and what that changes; 95% intervals in square brackets."""
+    found = remaining(study)
+    first = next(iter(found.values()))
+    columns = [
+        Column("bytes", "remains (MiB)", 2, "lower"),
+        Column("share", "of the Transformer's (%)", 1, "lower"),
+        Column("loss", "loss (nats)", 4, "lower"),
+        Column("change", "change of the loss (millionths)", 2, style="signed"),
+        Column("dropped", "most that a query loses (millionths)", 2),
+    ]
+    values: dict[str, list[Cell]] = {}
+    for model, each in found.items():
+        values[model] = [float(each.bytes_SDP[..., -1].mean()) / 2**20, each.share, each.losses_SD["loss"].mean(axis=1),
+                         each.change, 1e6 * float(each.heads["dropped"].max())]  # fmt: skip
+    note = (
+        f"{about(study)} After {tokens(first.positions[-1])} tokens, of which a Transformer of the same shape keeps "
+        f"{first.whole_P[-1] / 2**20:.2f} MiB. Promised: a query loses less than {1e6 * math.exp(first.log_tolerance):.1f} "
+        "millionths of its probability; measured: all queries of one document. In square brackets: 95% intervals over "
+        "documents by source."
+    )
+    return over_seeds("Cache of a FoX that lets go of what no later token sees", columns, values, note)
