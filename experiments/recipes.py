@@ -116,6 +116,16 @@ def _samba(scale: Scale, changes: Changes) -> Changes:
     return dict(num_heads=heads, window_size=scale.window_size, mamba_mlp_width=scale.mlp_widths.get("mamba"))
 
 
+def _half_keys(scale: Scale, changes: Changes) -> Changes:
+    return dict(head_dim=min(scale.linear_head_dim, scale.hidden_size // 2))
+
+
+def _fox_hybrid(scale: Scale, changes: Changes) -> Changes:
+    """Three layers of Gated DeltaNet to one of FoX; of two layers, one each."""
+    fox = dict(num_heads=scale.hidden_size // scale.fox_head_dim, fox_mlp_width=scale.mlp_widths.get("pro"))
+    return {**_half_keys(scale, changes), **fox, "fox_every": min(4, scale.num_layers)}
+
+
 def _kimi_delta_attention(scale: Scale, changes: Changes) -> Changes:
     """An MLP narrower by what the two gates of rank head_dim take, in eights: as many parameters as the other models."""
     width = scale.mlp_widths.get("llama") or swiglu_width(scale.hidden_size, changes.get("mlp_ratio", 4.0))
@@ -137,10 +147,8 @@ _OWN: dict[str, Callable[[Scale, Changes], Changes]] = {
     "mamba2": lambda scale, _: dict(num_layers=2 * scale.num_layers),
     "hgrn2": lambda scale, _: dict(expand_ratio=scale.linear_head_dim),
     "delta_net": lambda scale, _: dict(head_dim=scale.linear_head_dim),
-    **dict.fromkeys(
-        ("gated_delta_net", "gated_linear_attention"),
-        lambda scale, _: dict(head_dim=min(scale.linear_head_dim, scale.hidden_size // 2)),
-    ),
+    **dict.fromkeys(("gated_delta_net", "gated_linear_attention"), _half_keys),
+    "fox_hybrid": _fox_hybrid,
     "kimi_delta_attention": _kimi_delta_attention,
 }
 """Fields in which a model at a scale is other than its kind with the scale's width, depth and MLP."""

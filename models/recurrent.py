@@ -1,7 +1,7 @@
 """Layers of flash-linear-attention in our skeleton. To import this puts fla's CPU versions in place: do it before the layer."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -27,15 +27,21 @@ class FlaBlock(Block):
 
 
 class RecurrentModel(Backbone):
-    """Backbone of blocks round layers of one class of fla, each made with `options` and the sizes of the spec. Their linear
-    maps, and those that end an MLP, are told their place: Hugging Face has `init_module` see modules one by one, alone."""
+    """Backbone of blocks round layers of one class of fla, each made with `options` and the sizes of the spec, save where
+    `others` has a block of another kind. The linear maps of fla's layers, and those that end the MLPs behind them, are told
+    their place: Hugging Face has `init_module` see modules one by one, alone."""
 
     decay_rates: tuple[float, float] | None = None
     """Bounds between which the decay rates of a gated mixer start, uniformly; step sizes log-uniform in [1e-3, 1e-1]."""
 
-    def __init__(self, spec: WithMLP, layer: Callable[..., nn.Module], **options: Any) -> None:
-        blocks: list[nn.Module] = []
+    def __init__(
+        self, spec: WithMLP, layer: Callable[..., nn.Module], others: Mapping[int, nn.Module] | None = None, **options: Any
+    ) -> None:
+        others, blocks = others or {}, list[nn.Module]()
         for layer_idx in range(spec.num_layers):
+            if layer_idx in others:
+                blocks.append(others[layer_idx])
+                continue
             mixer = layer(hidden_size=spec.hidden_size, norm_eps=spec.norm_eps, layer_idx=layer_idx, **options)
             block = FlaBlock(mixer, spec.hidden_size, spec.intermediate_size, spec.norm_eps)
             for module in block.attn.modules():

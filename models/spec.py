@@ -10,6 +10,7 @@ from pydantic import Field
 
 from models.delta_net.spec import DeltaNetSpec
 from models.forgetting_transformer.spec import ForgettingTransformerSpec
+from models.fox_hybrid.spec import FoxHybridSpec
 from models.gated_delta_net.spec import GatedDeltaNetSpec
 from models.gated_linear_attention.spec import GatedLinearAttentionSpec
 from models.hgrn2.spec import HGRN2Spec
@@ -25,7 +26,8 @@ ModelSpec = Annotated[
     | SambaSpec
     | GatedDeltaNetSpec
     | KimiDeltaAttentionSpec
-    | GatedLinearAttentionSpec,
+    | GatedLinearAttentionSpec
+    | FoxHybridSpec,
     Field(discriminator="kind"),
 ]
 KINDS: dict[str, Any] = {kind.kind: kind for kind in get_args(get_args(ModelSpec)[0])}

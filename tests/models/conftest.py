@@ -10,6 +10,7 @@ from models.forgetting_transformer.spec import ForgetGate
 from models.spec import (
     DeltaNetSpec,
     ForgettingTransformerSpec,
+    FoxHybridSpec,
     GatedDeltaNetSpec,
     GatedLinearAttentionSpec,
     HGRN2Spec,
@@ -41,6 +42,7 @@ SPECS: dict[str, ModelSpec] = {
     "delta_net": DeltaNetSpec(**COMMON, head_dim=32, mlp_width=128),
     "gated_delta_net": GatedDeltaNetSpec(**COMMON, head_dim=16, mlp_width=128),
     "gated_linear_attention": GatedLinearAttentionSpec(**COMMON, head_dim=32, mlp_width=128),
+    "fox_hybrid": FoxHybridSpec(**COMMON, num_heads=2, fox_every=2, head_dim=16, mlp_width=128, fox_mlp_width=96),
     "kimi_delta_attention": KimiDeltaAttentionSpec(**COMMON, head_dim=32, mlp_width=128),
     "samba": SambaSpec(**COMMON, num_heads=2, window_size=40, mlp_width=128, mamba_mlp_width=96),
     "transformer_swa": ForgettingTransformerSpec(**COMMON, **SOFTMAX, num_heads=2, mlp_width=128, window_size=40),

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from models.build import build_model, num_params
+from models.cache import BLOCK
 from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec, SambaSpec
 from models.spec_parts import swiglu_width
 
@@ -131,8 +132,7 @@ def test_the_state_is_what_the_cache_holds(model, spec, tokens):
             return sum(numbers(v) for v in value)
         if value is None:
             return 0
-        # attention's blocks: (B, T, H, D) or (B, T, H); Samba's states are (B, channels)
-        length = 150 if value.shape[1] > 150 and value.ndim > 2 and hasattr(spec, "window_size") else value.shape[1]
+        length = 150 if value.shape[1] == BLOCK * 2 else value.shape[1]  # attention's (B, T, H, D) or (B, T, H)
         return value[0].numel() * length // value.shape[1]
 
     held = sum(numbers(value) for layer in cache.layers.values() for value in layer.values())

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.build import build_model
-from models.forgetting_transformer.module import decay_time_bias
-from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec, SambaSpec
+from models.forgetting_transformer.module import ForgettingAttention, decay_time_bias
+from models.spec import DeltaNetSpec, ForgettingTransformerSpec, FoxHybridSpec, HGRN2Spec, Mamba2Spec, ModelSpec, SambaSpec
 
 D, LAYERS, HEADS = 128, 8, 4
 COMMON: dict[str, Any] = {"vocab_size": 300, "hidden_size": D, "num_layers": LAYERS}
@@ -177,6 +177,22 @@ def test_every_parameter_starts_as_in_the_released_setup(name):
 
 def test_embedding_and_head_are_not_tied(model):
     assert model.get_output_embeddings().weight.data_ptr() != model.get_input_embeddings().weight.data_ptr()
+
+
+def test_layers_of_the_hybrid_start_as_in_the_models_they_are_of():
+    spec = FoxHybridSpec(**COMMON, num_heads=HEADS, head_dim=32, mlp_width=200, fox_mlp_width=160)
+    of_fox = [False, False, False, True] * 2
+    layers = build_model(spec).model.layers
+    assert [isinstance(layer.attn, ForgettingAttention) for layer in layers] == of_fox
+    for layer, is_fox in zip(layers, of_fox, strict=True):
+        assert layer.mlp.down_proj.in_features == (160 if is_fox else 200)
+        for weight, start in (
+            (layer.mlp.down_proj.weight, normal(0.02 if is_fox else 0.02 / math.sqrt(2 * LAYERS))),
+            (layer.attn.o_proj.weight, normal(0.02) if is_fox else xavier(D)),
+        ):
+            start([weight.detach()])
+    with pytest.raises(ValueError, match="fox_every 3 with num_layers 8"):
+        dataclasses.replace(spec, fox_every=3)
 
 
 def test_depth_enters_where_it_should():

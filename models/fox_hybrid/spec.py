@@ -1,0 +1,51 @@
+"""The hybrid of Gated DeltaNet and FoX: the spec."""
+
+from typing import Literal
+
+from models.forgetting_transformer.spec import ForgettingTransformerSpec
+from models.gated_delta_net.spec import GatedDeltaNetSpec
+from models.spec_parts import PositiveFloat, PositiveInt, WithMLP, strict
+
+
+@strict
+class FoxHybridSpec(WithMLP):
+    """Layers of Gated DeltaNet (`head_dim`, `conv_size`, `mlp_width`), of which every `fox_every`-th is one of FoX (Pro) in its
+    place (`num_heads`, `fox_mlp_width`), without a window or RoPE."""
+
+    kind: Literal["fox_hybrid"] = "fox_hybrid"
+    num_heads: PositiveInt
+    fox_every: PositiveInt = 4
+    fox_mlp_ratio: PositiveFloat = 3.5
+    fox_mlp_width: PositiveInt | None = None
+    head_dim: PositiveInt = 128
+    conv_size: PositiveInt = 4
+
+    def __post_init__(self) -> None:
+        if self.num_layers % self.fox_every or self.fox_every == 1:
+            raise ValueError(f"fox_every {self.fox_every} with num_layers {self.num_layers}: give a divisor of it above 1")
+        assert self.fox and self.recurrent  # their own checks
+
+    @property
+    def fox(self) -> ForgettingTransformerSpec:
+        """The layers of FoX, as FoX (Pro) has them; `num_layers` is theirs."""
+        same = {name: getattr(self, name) for name in ("vocab_size", "hidden_size", "num_heads", "norm_eps")}
+        pro = dict.fromkeys(("use_k_shift", "use_v_shift", "qk_norm", "use_output_gate", "use_output_norm"), True)
+        mlp = {"mlp_ratio": self.fox_mlp_ratio, "mlp_width": self.fox_mlp_width}
+        return ForgettingTransformerSpec(**same, **pro, **mlp, num_layers=self.num_layers // self.fox_every)
+
+    @property
+    def recurrent(self) -> GatedDeltaNetSpec:
+        """The other layers, as Gated DeltaNet has them; `num_layers` is theirs."""
+        shared = ("vocab_size", "hidden_size", "norm_eps", "mlp_ratio", "mlp_width", "head_dim", "conv_size")
+        same = {name: getattr(self, name) for name in shared}
+        return GatedDeltaNetSpec(**same, num_layers=self.num_layers - self.num_layers // self.fox_every)
+
+    @property
+    def num_params(self) -> int:
+        return self.fox.num_params + self.recurrent.num_layers * self.recurrent.layer_params
+
+    def mixing_flops(self, seq_len: int) -> int:
+        return self.fox.mixing_flops(seq_len) + self.recurrent.mixing_flops(seq_len)
+
+    def state_size(self, seq_len: int) -> int:
+        return self.fox.state_size(seq_len) + self.recurrent.state_size(seq_len)
