@@ -1,6 +1,6 @@
 """The hybrid of Gated DeltaNet and FoX: the spec."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from models.forgetting_transformer.spec import ForgettingTransformerSpec
 from models.gated_delta_net.spec import GatedDeltaNetSpec
@@ -28,10 +28,10 @@ class FoxHybridSpec(WithMLP):
     @property
     def fox(self) -> ForgettingTransformerSpec:
         """The layers of FoX, as FoX (Pro) has them; `num_layers` is theirs."""
-        same = {name: getattr(self, name) for name in ("vocab_size", "hidden_size", "num_heads", "norm_eps")}
-        pro = dict.fromkeys(("use_k_shift", "use_v_shift", "qk_norm", "use_output_gate", "use_output_norm"), True)
-        mlp = {"mlp_ratio": self.fox_mlp_ratio, "mlp_width": self.fox_mlp_width}
-        return ForgettingTransformerSpec(**same, **pro, **mlp, num_layers=self.num_layers // self.fox_every)
+        pro = ("use_k_shift", "use_v_shift", "qk_norm", "use_output_gate", "use_output_norm")
+        values: dict[str, Any] = {name: getattr(self, name) for name in ("vocab_size", "hidden_size", "num_heads", "norm_eps")}
+        values |= dict(dict.fromkeys(pro, True), mlp_ratio=self.fox_mlp_ratio, mlp_width=self.fox_mlp_width)
+        return ForgettingTransformerSpec(**values, num_layers=self.num_layers // self.fox_every)
 
     @property
     def recurrent(self) -> GatedDeltaNetSpec:
