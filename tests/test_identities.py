@@ -1,8 +1,10 @@
 """Every field of every identity, changed once: another id, or a field that is named here because it changes no result."""
 
+import copy
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +26,7 @@ from models.forgetting_transformer.spec import ForgettingTransformerSpec
 from models.hgrn2.spec import HGRN2Spec
 from models.mamba2.spec import Mamba2Spec
 from models.samba.spec import SambaSpec
+from models.spec import KINDS as MODELS
 from training import manifest
 from training.spec import RunSpec, TrainSpec
 
@@ -156,6 +159,33 @@ def test_every_field_of_an_evaluation_changes_its_id(kind):
     assert set(changes) == fields_of(KINDS[kind]), "a new field needs a value here"
 
 
+def walked(cls: type) -> Iterator[object]:
+    """A spec of a kind, and one for every field of it that has another value there; none is valid."""
+    made = object.__new__(cls)
+    for field in dataclasses.fields(cls):
+        known = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        is_set = known not in (dataclasses.MISSING, None, "heldout", "local")
+        object.__setattr__(made, field.name, known if is_set else 7)
+    yield made
+    for name in fields_of(cls):
+        other, value = copy.copy(made), getattr(made, name)
+        changed = not value if isinstance(value, bool) else value + 1 if isinstance(value, int | float) else f"{value}, changed"
+        object.__setattr__(other, name, (changed,) if isinstance(value, tuple) else changed)
+        yield other
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize("cls", [*KINDS.values(), *MODELS.values()])
+def test_every_field_of_every_listed_kind_is_in_its_identity(cls):
+    """Those that are listed later, too."""
+
+    def run_id(spec: object) -> str:
+        return RunSpec.run_id.fget(SimpleNamespace(model=spec, data=DATA, train=TRAIN, seed=0, weights=None))
+
+    found = [run_id(spec) if cls in MODELS.values() else eval_id(spec) for spec in walked(cls)]
+    assert len(set(found)) == len(found) == 1 + len(fields_of(cls))
+
+
 def test_everything_that_decides_a_corpus_changes_its_fingerprint(tmp_path, monkeypatch):
     texts, other = tmp_path / "a.txt", tmp_path / "b.txt"
     texts.write_text("one")
@@ -266,3 +296,22 @@ def test_samples_begun_are_of_one_model_evaluation_and_weights(monkeypatch, tmp_
         with pytest.raises(KeyboardInterrupt):
             evaluation.run(loaded, spec, SimpleNamespace(), tmp_path / "x.parquet")
     assert len(set(identities)) == 4
+
+
+@pytest.mark.parametrize(("changes", "stands"), [
+    ({}, True), ({"weights": "v"}, False), ({"weights": None}, True), ({"run_id": "s"}, None), ({"eval_id": "loss-00"}, None),
+])  # fmt: skip
+def test_rows_stand_for_one_model_evaluation_and_weights(changes, stands, monkeypatch, tmp_path):
+    """Rows of other weights are made again; those of another run or evaluation are refused; unnamed weights are any."""
+    loss, out = KINDS["per_token_loss"](**EVALUATIONS["per_token_loss"][0]), tmp_path / "x.parquet"
+    out.touch()
+    meta = {"run_id": "r", "eval_id": eval_id(loss), "model": "m", "weights": "w"} | changes
+    monkeypatch.setattr(evaluation, "fault_of", lambda path: None)
+    monkeypatch.setattr(evaluation, "read_rows", lambda path: (None, meta))
+    for weights in ("w", None):
+        subject = SimpleNamespace(run_id="r", model="m", weights=weights)
+        if stands is None:
+            with pytest.raises(ValueError, match="delete it, or name another file"):
+                evaluation.exists(out, subject, loss)
+        else:
+            assert evaluation.exists(out, subject, loss) is (stands or weights is None)
