@@ -7,6 +7,7 @@ import subprocess
 from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -328,6 +329,16 @@ def test_equal_results_give_an_equal_report_that_says_what_it_was_made_from_and_
     assert runs.count("<tr>") == 15
     for wanted in ("Mamba-2", "1,000,000", "8,192", "0.001", "3.100", "0123456789+", "python 3.11.7, torch 0.0", "fig2"):
         assert wanted in runs
+
+
+def test_time_is_summed_by_device_and_gpu_and_tokens_by_start():
+    """Two runs, the second of two starts on two kinds of device; a start that did not end counts nothing."""
+    ended = [("A", 4, 1800, 1e6), ("A", 1, 3600, 2e6), ("B", 2, 900, 5e5), ("B", 2, None, None)]
+    starts = [{"device": device, "world_size": size, "end": seconds and {"wall_s": seconds, "tokens": tokens}}
+              for device, size, seconds, tokens in ended]  # fmt: skip
+    runs = {"one": {"starts": starts[:1]}, "two": {"starts": starts[1:]}}
+    study = SimpleNamespace(lines=[SimpleNamespace(run_id=name) for name in ("one", "two", "two")], runs=runs)
+    assert report._spent([study, study]) == "2 runs, 3.5 million tokens, 3.0 hours on A and 0.5 hours on B"
 
 
 def test_nothing_stored_is_an_error_and_what_is_not_drawn_is_said(tmp_path):
