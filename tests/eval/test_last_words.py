@@ -36,6 +36,7 @@ def test_the_rule_by_hand():
         (dict(words=10), TEXT.replace("harbour", "sea")),  # short
         (dict(words=10), TEXT.replace("way", "harbour")),  # one of the last words
         (dict(words=10, common=2), TEXT),  # among the most frequent
+        (dict(words=10), f"{TEXT} {'HARBOUR ' * 5}"),  # however they are written
         (dict(words=10), TEXT.replace("harbour", "Harbour", 1)),  # another form
     ):
         with pytest.raises(ValueError, match="no word in 1 held-out documents has stood"):

@@ -17,6 +17,7 @@ from eval.lm_eval import measure, task_files
 from eval.lm_eval.measure import HarnessModel
 from eval.lm_eval.spec import TASKS, Spec
 from eval.longbench.spec import TASKS as LONGBENCH_TASKS
+from eval.shell import stand_ins
 from eval.shell.context import Context
 from eval.shell.partial import Partial
 from eval.shell.sources import Sources
@@ -222,6 +223,17 @@ def test_stand_ins_are_a_function_of_the_corpus(corpus):
     for name in LONGBENCH_TASKS:
         assert one.longbench(name) == two.longbench(name)
     assert one.longbench("qasper") != one.longbench("hotpotqa")
+
+
+@pytest.mark.parametrize(("task", "count", "same"), [(task, *how) for task, how in stand_ins._CHOICES.items()])
+def test_wrong_answers_are_of_the_same_text_or_of_others(task, count, same):
+    """Documents of one letter each, twenty words long."""
+    draw = stand_ins._Draw([[letter * n for n in range(3, 23)] for letter in "abc"], 0, task)
+    for _ in range(20):
+        context, options, answer = draw.choices(count, same)
+        letters = [option[0] for option in options]
+        assert len(set(options)) == count and letters[answer] == context[0]
+        assert {letter == context[0] for place, letter in enumerate(letters) if place != answer} == {same}
 
 
 def test_stand_ins_leave_nothing_behind(corpus, bind, in_memory, context, tmp_path, monkeypatch):

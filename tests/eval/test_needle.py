@@ -1,5 +1,6 @@
 """Needle in a haystack: the construction to the token and to the sentence, a model that copies, a random one, resuming."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -22,8 +23,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from data.json_escape import json_escape
 from data.tokenizer import Tokenizer, train_bpe
 from eval.kinds import eval_id
-from eval.needle import measure
-from eval.needle.haystack import document, folder_text, full_stops, haystack_ids, insertion_point
+from eval.needle import haystack, measure
+from eval.needle.haystack import CellBuilder, document, folder_text, full_stops, haystack_ids, insertion_point
 from eval.needle.measure import build_cells, exact_match, fuzzy_match, match_score, passkey
 from eval.needle.spec import Spec
 from eval.needle.wording import DEFAULT_WORDING, Wording
@@ -124,6 +125,20 @@ def test_haystack_order_repetition_and_samples(codecs, corpus, bind, tmp_path):
     firsts = [cell.prompt for cell in cells if cell.sample == 0]
     assert [cell.prompt for cell in build_cells(codec, single, Context(corpus=corpus), WORDING)] == firsts
     assert all(cell.prompt[0] == codec.bos_id and codec.bos_id not in cell.prompt[1:] for cell in cells)
+
+
+def test_samples_of_a_cell_share_no_text(codecs, corpus, bind, monkeypatch):
+    """In a haystack of tokens that all differ."""
+    monkeypatch.setattr(haystack, "haystack_ids", lambda codec, texts, count: list(range(count)))
+    monkeypatch.setattr(haystack, "full_stops", lambda codec: frozenset(range(9999)))
+    spec = bind(Spec(mode="easy", lengths=(600, 900, 400), depths=(50.0,), samples_per_cell=3))
+    cells = list(CellBuilder(codecs["plain"], spec, Context(corpus=corpus)).cells_of_ids([replace(WORDING, question="")]))
+    hays = {cell.sample: set[int]() for cell in cells}
+    for cell in cells:
+        middle = [token for token, after in itertools.pairwise(cell.prompt) if after == token + 1]
+        assert len(middle) > cell.length - 300
+        hays[cell.sample] |= set(middle)
+    assert all(one.isdisjoint(other) for one, other in itertools.combinations(hays.values(), 2))
 
 
 def test_prompt_ends_with_the_answers_first_words(codecs, corpus, bind):
