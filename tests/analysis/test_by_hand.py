@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -9,6 +10,7 @@ import pytest
 
 from analysis.curves import ContextLosses, LossCurve, compare, compare_contexts, difference
 from analysis.needles import Needles
+from analysis.pruning import _skipped
 from analysis.seeds import Repeated
 from experiments.beyond.last_words import Words
 from experiments.beyond.last_words import compare as in_words
@@ -170,3 +172,25 @@ def test_last_words_of_one_source_are_one_draw():
         (part,) = [part for part in estimate.parts if part.what != "seeds"]
         assert (estimate.effect, part.count, part.what) == (50.0, count, what)
     assert taken == [[50.0, 100.0]] * 2
+
+
+def test_what_is_skipped_is_a_mean_and_what_is_dropped_the_most():
+    """Over two seeds, two documents and two heads."""
+    lines = [("loss", 0, -1, -1, 3.0), ("loss", 1, -1, -1, 3.5), ("first_tile", 0, 1, 1, 5.0), ("first_tile", 0, 1, 0, 4.0)]
+    lines += [("dropped", 0, 0, -1, 1e-6), ("dropped", 0, 1, -1, 9e-6)]
+    for document, head in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        lines += [("tiles_pruned", document, head, -1, 0.1 * document + 0.4 * head)]
+        lines += [("keys_read", document, head, -1, 10.0 * document + 40 * head)]
+    rows = pd.DataFrame(lines, columns=["quantity", "document", "head", "position", "value"])
+    rows = rows.assign(layer=np.where(rows["head"] < 0, -1, 2))
+    factors = {"tiles_pruned": 2.0, "keys_read": 3.0, "dropped": 0.5}
+    other = rows.assign(value=rows["value"] * rows["quantity"].map(factors).fillna(1.0))
+    study = SimpleNamespace(measured=lambda line, meta, documents: dict(OF, train_len=4, noise=None))
+    meta = {"spec": {"context_len": 64, "tile": 8, "log_tolerance": -9.0}}
+    found = _skipped(study, [(None, rows, meta), (None, other, meta)])
+    assert found.share_SD == pytest.approx(np.array([[0.2, 0.3], [0.4, 0.6]])) and found.share.effect == pytest.approx(0.375)
+    assert found.by_head["tiles_pruned"].tolist() == pytest.approx([0.075, 0.675])
+    assert found.by_head["keys_read"].tolist() == pytest.approx([10.0, 90.0])
+    assert found.by_head["dropped"].tolist() == [1e-6, 9e-6] and found.mean_H.tolist() == found.by_head["tiles_pruned"].tolist()
+    assert found.losses["loss"].tolist() == [3.0, 3.5] and found.first[2, 1].tolist() == [4.0, 5.0]
+    assert (found.context, found.tile, found.log_tolerance) == (64, 8, -9.0)

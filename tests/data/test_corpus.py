@@ -245,3 +245,16 @@ def test_longcrawl64_fingerprint_is_of_the_content(longcrawl64: Path, tmp_path: 
     shutil.rmtree(moved / "train.zarr")
     write_zarr(moved / "train.zarr", np.full((37, 1024), 5, np.uint16))
     assert Corpus.open(moved).spec.fingerprint != first
+
+
+def test_longcrawl64_fingerprint_is_of_the_shape_too(tmp_path: Path, write_zarr: Callable, monkeypatch) -> None:
+    """Where all that is read of the tokens is equal."""
+    monkeypatch.setattr("data.corpus._FINGERPRINT_DOCUMENTS", 4)
+    tokens = np.arange(1, 1 + 8 * 4096, dtype=np.uint16).reshape(8, 4096)
+    found = set()
+    for number, (train, heldout) in enumerate((((8, 4096), (6, 4096)), ((7, 4096), (6, 4096)), ((8, 4096), (5, 4096)),
+                                               ((8, 3072), (6, 3072)))):  # fmt: skip
+        for name, (documents, length) in (("train", train), ("heldout", heldout)):
+            write_zarr(tmp_path / f"{number}" / f"{name}.zarr", tokens[:documents, :length])
+        found.add(Corpus.open(tmp_path / f"{number}").spec.fingerprint)
+    assert len(found) == 4
