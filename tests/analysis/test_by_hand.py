@@ -12,6 +12,7 @@ from analysis.curves import ContextLosses, LossCurve, compare, compare_contexts,
 from analysis.needles import Needles
 from analysis.pruning import _skipped
 from analysis.seeds import Repeated
+from analysis.training_curves import trainings
 from experiments.beyond.last_words import Words
 from experiments.beyond.last_words import compare as in_words
 from tests import synthetic
@@ -194,3 +195,18 @@ def test_what_is_skipped_is_a_mean_and_what_is_dropped_the_most():
     assert found.by_head["dropped"].tolist() == [1e-6, 9e-6] and found.mean_H.tolist() == found.by_head["tiles_pruned"].tolist()
     assert found.losses["loss"].tolist() == [3.0, 3.5] and found.first[2, 1].tolist() == [4.0, 5.0]
     assert (found.context, found.tile, found.log_tolerance) == (64, 8, -9.0)
+
+
+def test_a_training_is_as_fast_as_its_median_step():
+    """Two seeds of five steps, whose rows are in no order."""
+    steps = np.arange(1, 6)
+    rows = [pd.DataFrame({"step": steps, "tokens": 10 * steps, "loss": 9.0 - steps + seed, "mfu": [0.1, 0.9, 0.2, 0.3, 0.8],
+                          "tokens_per_s": [1.0, 2, 3 + seed, 100, 200]}).sample(frac=1, random_state=seed)
+            for seed in (0, 1)]  # fmt: skip
+    group = [(SimpleNamespace(label="a"), own, {}) for own in rows]
+    measured = dict(OF, train_len=4, noise=None, sources_D=None)
+    study = SimpleNamespace(by_series=lambda kind, what: [group], measured=lambda line, meta: measured)
+    (found,) = trainings(study)
+    assert found.tokens.tolist() == [10, 20, 30, 40, 50] and found.loss_SN.tolist() == [[8, 7, 6, 5, 4], [9, 8, 7, 6, 5]]
+    assert found.tokens_per_s.tolist() == [3.0, 4.0] and found.mfu.tolist() == [0.3, 0.3]
+    assert found.shown(0.5).tolist() == [2, 3, 4] and found.shown(0.41).tolist() == [2, 3, 4]
