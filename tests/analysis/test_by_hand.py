@@ -1,4 +1,4 @@
-"""What is taken of a curve, of losses by context and of needles, and the same of what was repeated, worked out by hand."""
+"""Numbers taken of curves, of losses by context and of needles, and the same of what was repeated, worked out by hand."""
 
 import math
 from functools import partial
@@ -56,7 +56,7 @@ def test_noise_of_a_curve_is_of_the_documents_in_proportion():
 
 
 def taken_of(made, repeated: Repeated):
-    """What an estimate takes of runs that were repeated: `noise` gets the functional."""
+    """Return what an estimate takes of runs that were repeated: `noise` gets the functional."""
     return made(lambda functional: functional(repeated))
 
 

@@ -248,7 +248,7 @@ def test_longcrawl64_fingerprint_is_of_the_content(longcrawl64: Path, tmp_path: 
 
 
 def test_longcrawl64_fingerprint_is_of_the_shape_too(tmp_path: Path, write_zarr: Callable, monkeypatch) -> None:
-    """Where all that is read of the tokens is equal."""
+    """All that is read of the tokens is equal."""
     monkeypatch.setattr("data.corpus._FINGERPRINT_DOCUMENTS", 4)
     tokens = np.arange(1, 1 + 8 * 4096, dtype=np.uint16).reshape(8, 4096)
     found = set()

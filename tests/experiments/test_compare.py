@@ -1,14 +1,18 @@
 """A user's own numbers beside those that are stored: within rounding on a CPU, within seeds' noise on a GPU, or not met."""
 
 import io
+import math
 import shutil
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from analysis.prediction import Predicted
+from analysis.statistics import Noise
 from experiments import execute
 from experiments.__main__ import main
+from experiments.compare import Compared, print_bands
 from experiments.plan import Plan, Run, make_plan
 from results.store import read_rows, rows_file, write_rows
 from tests.experiments.finished import finish, write_loss
@@ -110,6 +114,24 @@ def test_noise_that_nobody_knows_is_said(asked):
     assert code == 0 and "0 of 0 numbers" in said and "of 2 the band is not known" in said
     code, said = drawn(trained(replace(asked, results_dir=asked.results_dir / "new"), {7: 9.0}, device=GPU, where="again"))
     assert code == 0 and "of 2 nothing is stored to compare with" in said
+
+
+@pytest.mark.parametrize(("values", "outside", "fits", "told"), [
+    ([1.9, -1.9], 0, True, "2 of 2 numbers lie in the band"), ([2.1] * 3 + [0.0], 3, True, "by chance 0.2 would lie outside"),
+    ([2.49, 0.0, 0.0, 0.0], 1, True, "none lies further out than that explains"), ([2.51, 0.0, 0.0, 0.0], 1, False, "not met"),
+    ([1.97], 1, False, "not met"), ([-2.49, *[0.0] * 3], 1, True, "by chance"), ([-2.51, *[0.0] * 3], 1, False, "not met"),
+    ([], 0, True, "0 of 0 numbers"),
+])  # fmt: skip
+def test_the_furthest_of_many_numbers_may_lie_further_out(values, outside, fits, told):
+    """Of four normal numbers one lies 2.498 standard deviations out in 5% of the cases, and a single one 1.960."""
+    known = Predicted((0.0,), Noise(0.5, math.inf, "somewhere"))  # a variance of 1 with that of the one that is stored
+    found = [Compared("r", "e", "n", value, known) for value in values]
+    found += [Compared("r", "e", "n", 99.0, Predicted((0.0,), None)), Compared("r", "e", "n", 99.0, None)]
+    said = io.StringIO()
+    assert print_bands(found, Console(file=said, width=500)) is fits
+    assert sum(each.outside for each in found) == outside and told in said.getvalue()
+    assert f"{len(values) - outside} of {len(values)} numbers lie in the band" in said.getvalue()
+    assert "of 1 the band is not known" in said.getvalue() and "of 1 nothing is stored" in said.getvalue()
 
 
 def test_two_folders_part_where_their_losses_do(asked, capsys):

@@ -5,9 +5,11 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
+from analysis.curves import LossCurve
 from analysis.statistics import Estimate
 from analysis.study import read_lines, write_lines
 from experiments import pages
@@ -135,6 +137,28 @@ def test_render_writes_the_pages_of_its_folder_and_goes_on_past_one_that_is_not_
 def test_another_results_folder_leaves_the_checkouts_pages_alone(tmp_path):
     assert pages.templates_of(tmp_path) == []
     assert {ROOT / "README.md.j2", ROOT / "kernels" / "README.md.j2"} < set(TEMPLATES)
+
+
+def curve_of(model: str, losses_SN: np.ndarray) -> LossCurve:
+    parts = dict(label=model, axes={}, scale="tiny", noise=lambda functional: None, seeds=(0, 1), run_ids=("r", "s"))
+    return LossCurve(**parts, model=model, train_len=8, losses_SN=losses_SN, bands_DK=np.empty((0, 0)), ends_K=np.empty(0),
+                     num_documents=1)  # fmt: skip
+
+
+def test_what_pages_take_of_curves():
+    """Curves of two seeds have 8 tokens inside the training context and 8 beyond it."""
+    low, high = np.full((2, 16), 3.0), np.full((2, 16), 3.5)
+    high[0, :4], high[1, 6:8] = 4.0, 3.9  # of the first seed the lead shrinks, of the second it grows
+    one, other = curve_of("a", low), curve_of("b", high)
+    assert pages.shrinks([(one, other)], 4, 5) == (1, 2) and pages.shrinks([(one, other)], 8, 5) == (1, 2)
+    assert pages.shrinks([(one, other)], 2, 1) == (1, 2), "the whole context against its beginning"
+    assert pages.shrinks([(one, other)] * 2, 4, 4) == (2, 4)
+    late = np.broadcast_to(np.repeat([5.0, 4.0, 2.0, 1.0], [5, 1, 2, 8]), (2, 16))
+    assert pages.change(curve_of("c", late)).effect == 1 - 2, "beyond the training context minus its last quarter"
+    flat = curve_of("d", np.broadcast_to(np.repeat([9.0, 2.0, 4.0], [6, 2, 8]), (2, 16)))
+    assert pages.change(flat, curve_of("c", late)).effect == (4 - 2) - (1 - 2)
+    assert pages.order({"high": other, "low": one}) == ["low", "high"]
+    assert pages.order({"late": curve_of("c", late), "high": other}) == ["high", "late"], "inside the training context"
 
 
 def test_numbers_are_printed_with_their_interval_where_it_is_known():
