@@ -133,9 +133,7 @@ class _Pool:
 
     def _has_room(self, task: Planned) -> bool:
         """A timing waits until nothing else is left to do beside it, and then has the machine for itself."""
-        if task.alone:
-            return not self.running and all(other.alone for other in self.waiting)
-        return not any(running.task.alone for running in self.running)
+        return not task.alone or (not self.running and all(other.alone for other in self.waiting))
 
     def _start(self, task: Planned) -> None:
         gpu = min(self.free, key=[running.gpu for running in self.running].count)  # that has the fewest tasks

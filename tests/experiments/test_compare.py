@@ -123,7 +123,7 @@ def test_noise_that_nobody_knows_is_said(asked):
     ([], 0, True, "0 of 0 numbers"),
 ])  # fmt: skip
 def test_the_furthest_of_many_numbers_may_lie_further_out(values, outside, fits, told):
-    """Of four normal numbers one lies 2.498 standard deviations out in 5% of the cases, and a single one 1.960."""
+    """One of four normal numbers lies 2.498 standard deviations out in 5% of the cases, and a single one 1.960."""
     known = Predicted((0.0,), Noise(0.5, math.inf, "somewhere"))  # a variance of 1 with that of the one that is stored
     found = [Compared("r", "e", "n", value, known) for value in values]
     found += [Compared("r", "e", "n", 99.0, Predicted((0.0,), None)), Compared("r", "e", "n", 99.0, None)]

@@ -105,6 +105,20 @@ def test_restarts_are_bounded_but_not_while_there_is_progress(task, tmp_path):
     assert ends[-1]["action"] == "failed" and "given up after 4 starts without progress" in ends[-1]["reason"]
 
 
+def test_progress_is_a_checkpoint_or_what_evaluations_have_written(tmp_path):
+    marks = [restarts.progress_mark(tmp_path / "nowhere")]
+    for path, text in (("checkpoints/step-00000001/x", ""), ("checkpoints/step-00000002/x", ""), ("evals/a.partial.jsonl", "1"),
+                       ("evals/a.partial.jsonl", "12"), ("evals/b.parquet", "123"), ("evals/inner/c", "1")):  # fmt: skip
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+        marks.append(restarts.progress_mark(tmp_path))
+    assert len(set(marks)) == len(marks)
+    for path in ("logs/train.log", "checkpoints/step-00000003.partial/x", "metrics.jsonl"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("more")
+        assert restarts.progress_mark(tmp_path) == marks[-1]
+
+
 @pytest.mark.parametrize(
     ("code", "fruitless", "action", "why"),
     [(0, 9, "done", ""), (75, 3, "again", "saved"), (75, 4, "failed", "given up after 4"),

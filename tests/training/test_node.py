@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,48 @@ def test_products_and_sums_that_are_wrong_are_seen(monkeypatch):
     eye = torch.eye
     monkeypatch.setattr(torch, "eye", lambda *args, **rest: eye(*args, **rest).index_fill_(0, torch.tensor([63]), 0))
     assert not node.multiply(cpu)[0]
+
+
+@pytest.mark.parametrize("equal", [(True, False), (False, True), (False, False)])
+def test_the_first_product_and_the_last_must_be_right(equal, monkeypatch):
+    monkeypatch.setattr(node, "SIZE", 64)
+    results = iter(equal)
+    monkeypatch.setattr(torch, "equal", lambda one, other: next(results))
+    assert not node.multiply(torch.device("cpu"))[0]
+
+
+@pytest.mark.parametrize("found", ["sound", "slow", "wrong", "broken", "full"])
+def test_a_gpu_that_has_answered_is_not_waited_for(found, played, monkeypatch):
+    """The limit would else end the training that follows."""
+    timers = []
+
+    class Timer:
+        daemon = False
+
+        def __init__(self, seconds: float, function: object, arguments: list[str]):
+            self.seconds, self.waits = seconds, False
+            timers.append(self)
+
+        def start(self) -> None:
+            self.waits = True
+
+        def cancel(self) -> None:
+            self.waits = False
+
+    def multiply(device: torch.device) -> tuple[bool, float]:
+        assert [timer.waits and timer.daemon and timer.seconds == node.SILENT_S for timer in timers] == [True]
+        if found in ("broken", "full"):
+            raise (torch.OutOfMemoryError if found == "full" else RuntimeError)("CUDA")
+        return found != "wrong", 1e12 if found == "slow" else 9e14
+
+    played(True, 0)
+    monkeypatch.setattr(node, "multiply", multiply)
+    monkeypatch.setattr("threading.Timer", Timer)
+    for name in ("empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda *device: None)
+    with nullcontext() if found == "sound" else pytest.raises(torch.OutOfMemoryError if found == "full" else Left):
+        node.look(World(0, 1, GPU))
+    assert [timer.waits for timer in timers] == [False]
 
 
 @pytest.mark.gpu

@@ -1,5 +1,8 @@
 """C24, C25, C25b and C31 on made-up rows."""
 
+import math
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,7 +10,7 @@ import pytest
 from analysis.verdict import Status
 from experiments.fox.fig5_tokens_and_lr import c24, with_more_tokens
 from experiments.fox.fig6_scale import c25, c25b
-from experiments.fox.table_lr_grid import c31, rates_tried
+from experiments.fox.table_lr_grid import _spikes, c31, rates_tried
 from tests import synthetic
 
 
@@ -159,3 +162,14 @@ def test_the_look_into_c31_says_where_best_rates_lie_and_whether_high_ones_were_
     unknown = "Transformer (Pro) at 0.004, FoX (LLaMA) at 0.004, Transformer (LLaMA) at 0.004"
     assert f"not stored for {unknown}: whether these rates were unstable cannot be told" in text
     assert "(cannot be told from 0" in rates_tried(tried(tmp_path / "c", TABLE_5, noise=2.0))
+
+
+def test_unstable_steps_are_those_after_warm_up_that_are_not_finite_or_four_times_the_median():
+    """Ten steps of ten tokens, of which two warm up; the worst seed counts."""
+    rows = pd.DataFrame({"tokens": range(10, 110, 10), "grad_norm": [99.0, 99, 1, 1, 4.01, 1, math.nan, 1, 3.99, 1]})
+    calm = rows.assign(grad_norm=1.0)
+    specs = {"r": {"train": {"warmup_tokens": 20, "peak_lr": 1e-3}}, "s": {"train": {"warmup_tokens": 20, "peak_lr": 2e-3}}}
+    runs = (("r", rows), ("r", calm), ("s", calm))
+    found = [(SimpleNamespace(model="fox_pro", run_id=run_id), own, {}) for run_id, own in runs]
+    study = SimpleNamespace(evaluations=lambda kind: found, spec=specs.__getitem__)
+    assert _spikes(study) == {("fox_pro", 1e-3): 2 / 8, ("fox_pro", 2e-3): 0.0}
