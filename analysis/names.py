@@ -44,7 +44,8 @@ MODELS: dict[str, LineStyle] = {
     "gated_delta_net": LineStyle("Gated DeltaNet", "#1B7837", DOTTED, "h"),
     "kimi_delta_attention": LineStyle("Kimi Delta Attention", "#762A83", DOTTED, "p"),
     "gated_linear_attention": LineStyle("Gated linear attention", "#17808F", DOTTED, "d"),
-    "fox_hybrid": LineStyle("FoX hybrid (Gated DeltaNet)", "#DD1C77", marker="<"),
+    "fox_hybrid": LineStyle("FoX hybrid", "#DD1C77", marker="<"),
+    "path_fox": LineStyle("PaTH-FoX", "#CB181D", DASHED, ">"),
     "stick_breaking_pro": LineStyle("Stick-breaking (Pro)", "#004D40", marker="*"),
 }
 

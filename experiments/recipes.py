@@ -11,7 +11,7 @@ from analysis.study import Axes, Series, series_of
 from data.recall import RecallTask
 from data.spec import DataSpec
 from experiments.scales import Scale, get_scale
-from models.spec import KINDS, ForgettingTransformerSpec, ModelSpec
+from models.spec import KINDS, ForgettingTransformerSpec, ModelSpec, PathFoxSpec
 from models.spec_parts import swiglu_width
 from training.spec import RunSpec, TrainSpec
 
@@ -126,11 +126,22 @@ def _fox_hybrid(scale: Scale, changes: Changes) -> Changes:
     return {**_half_keys(scale, changes), **fox, "fox_every": min(4, scale.num_layers)}
 
 
-def _kimi_delta_attention(scale: Scale, changes: Changes) -> Changes:
-    """An MLP narrower by what the two gates of rank head_dim take, in eights: as many parameters as the other models."""
+def _narrower(scale: Scale, changes: Changes, by: float) -> int:
+    """An MLP narrower by what a mixer has above 4 d^2 parameters, in eights: as many parameters as the other models."""
     width = scale.mlp_widths.get("llama") or swiglu_width(scale.hidden_size, changes.get("mlp_ratio", 4.0))
+    return round((width - by) / 8) * 8
+
+
+def _kimi_delta_attention(scale: Scale, changes: Changes) -> Changes:
+    """The two gates are of rank head_dim."""
     head_dim = changes.get("head_dim", scale.linear_head_dim)
-    return dict(head_dim=head_dim, mlp_width=round((width - 4 * head_dim / 3) / 8) * 8)
+    return dict(head_dim=head_dim, mlp_width=_narrower(scale, changes, 4 * head_dim / 3))
+
+
+def _path_fox(scale: Scale, changes: Changes) -> Changes:
+    """The map of a token is of low rank, and convolved."""
+    width = _narrower(scale, changes, (2 * PathFoxSpec.RANK + 3) / 3)
+    return dict(num_heads=scale.hidden_size // scale.fox_head_dim, mlp_width=width)
 
 
 _OWN: dict[str, Callable[[Scale, Changes], Changes]] = {
@@ -149,6 +160,7 @@ _OWN: dict[str, Callable[[Scale, Changes], Changes]] = {
     "delta_net": lambda scale, _: dict(head_dim=scale.linear_head_dim),
     **dict.fromkeys(("gated_delta_net", "gated_linear_attention"), _half_keys),
     "fox_hybrid": _fox_hybrid,
+    "path_fox": _path_fox,
     "kimi_delta_attention": _kimi_delta_attention,
 }
 """Fields in which a model at a scale is other than its kind with the scale's width, depth and MLP."""

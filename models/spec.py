@@ -16,6 +16,7 @@ from models.gated_linear_attention.spec import GatedLinearAttentionSpec
 from models.hgrn2.spec import HGRN2Spec
 from models.kimi_delta_attention.spec import KimiDeltaAttentionSpec
 from models.mamba2.spec import Mamba2Spec
+from models.path_fox.spec import PathFoxSpec
 from models.samba.spec import SambaSpec
 
 ModelSpec = Annotated[
@@ -27,7 +28,8 @@ ModelSpec = Annotated[
     | GatedDeltaNetSpec
     | KimiDeltaAttentionSpec
     | GatedLinearAttentionSpec
-    | FoxHybridSpec,
+    | FoxHybridSpec
+    | PathFoxSpec,
     Field(discriminator="kind"),
 ]
 KINDS: dict[str, Any] = {kind.kind: kind for kind in get_args(get_args(ModelSpec)[0])}

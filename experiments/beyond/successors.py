@@ -2,9 +2,9 @@
 
 Where the forget gate in softmax attention stands beside models that came with it or after it, at equal tokens and nearly equal
 parameters: ALiBi (the gate as a fixed decay), a Transformer whose RoPE has a larger base, gated linear attention, Gated
-DeltaNet, Kimi Delta Attention, and a hybrid that has a layer of FoX after every three of Gated DeltaNet (at tiny, which has two
-layers, after one). Left: loss inside the training context against the numbers that a model keeps to decode 16,384 tokens.
-Right: loss by position beside FoX (Pro). No claim is judged."""
+DeltaNet, Kimi Delta Attention, a hybrid that has a layer of FoX after every three of Gated DeltaNet (at tiny, which has two
+layers, after one), and PaTH-FoX (FoX (LLaMA) with positions that depend on the text). Left: loss inside the training context
+against the numbers that a model keeps to decode 16,384 tokens. Right: loss by position beside FoX (Pro). No claim is judged."""
 
 import json
 from dataclasses import replace
@@ -31,11 +31,11 @@ MODEL: TypeAdapter[ModelSpec] = TypeAdapter(ModelSpec)
 DECODED = 16_384
 LARGER_BASE = 5e6
 BANDS = 16
-SUCCESSORS = ("alibi_pro", "alibi", "gated_linear_attention", "gated_delta_net", "kimi_delta_attention", "fox_hybrid")
+SUCCESSORS = ("gated_linear_attention", "gated_delta_net", "kimi_delta_attention", "fox_hybrid", "path_fox")
 
 
 def runs(scale, seeds):
-    yield from recipes(scale, (*SEVEN, *SUCCESSORS), seeds)
+    yield from recipes(scale, (*SEVEN, "alibi_pro", "alibi", *SUCCESSORS), seeds)
     for model in ("transformer_pro", "transformer_llama"):
         how = dict(rope_base=LARGER_BASE)
         yield from recipes(scale, model, seeds, axes=how, label=f"RoPE base {LARGER_BASE:g}", model=how)

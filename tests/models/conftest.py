@@ -17,6 +17,7 @@ from models.spec import (
     KimiDeltaAttentionSpec,
     Mamba2Spec,
     ModelSpec,
+    PathFoxSpec,
     SambaSpec,
 )
 
@@ -44,6 +45,7 @@ SPECS: dict[str, ModelSpec] = {
     "gated_linear_attention": GatedLinearAttentionSpec(**COMMON, head_dim=32, mlp_width=128),
     "fox_hybrid": FoxHybridSpec(**COMMON, num_heads=2, fox_every=2, head_dim=16, mlp_width=128, fox_mlp_width=96),
     "kimi_delta_attention": KimiDeltaAttentionSpec(**COMMON, head_dim=32, mlp_width=128),
+    "path_fox": PathFoxSpec(**COMMON, num_heads=2, mlp_width=128),
     "samba": SambaSpec(**COMMON, num_heads=2, window_size=40, mlp_width=128, mamba_mlp_width=96),
     "transformer_swa": ForgettingTransformerSpec(**COMMON, **SOFTMAX, num_heads=2, mlp_width=128, window_size=40),
     "stick_breaking": ForgettingTransformerSpec(**COMMON, **STICK, num_heads=2, mlp_width=128),

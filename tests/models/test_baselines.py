@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels import selective_scan
+from kernels.fla_cpu import recurrences
 from models.build import build_model
 
 
@@ -140,6 +141,21 @@ def test_gated_linear_attention_equals_its_definition(specs):
     o = o / (o.square().mean(-1, keepdim=True) + 1e-6).sqrt() * w["g_norm_swish_gate.weight"] * F.silu(g)
     expected = o.flatten(1) @ w["o_proj.weight"].T
     assert (actual - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def test_path_fox_equals_flas_layer(specs, monkeypatch):
+    torch.manual_seed(0)
+    mixer = build_model(specs["path_fox"]).model.layers[1].attn
+    from fla.layers import path_attn
+
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.mul_(8.0)
+        mixer.bt_proj.bias.normal_()
+        x = torch.randn(1, 100, 64)
+        monkeypatch.setattr(path_attn, "l2_norm", lambda w, output_dtype: recurrences.l2norm(w))  # theirs is for GPUs
+        expected = path_attn.PaTHAttention.forward(mixer, x)[0]
+        torch.testing.assert_close(mixer(x, None, None), expected)
 
 
 def test_what_is_neither_matrix_nor_norm_takes_no_weight_decay(specs):

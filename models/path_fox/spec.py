@@ -1,0 +1,40 @@
+"""PaTH-FoX: the spec."""
+
+from typing import Literal
+
+from models.spec_parts import PositiveInt, WithMLP, strict
+
+
+@strict
+class PathFoxSpec(WithMLP):
+    """PaTH attention with a forget gate, otherwise as FoX (LLaMA). Each token maps the keys before it along one direction a
+    head, which a map of low rank and a short convolution give, by as much as a scalar says."""
+
+    kind: Literal["path_fox"] = "path_fox"
+    num_heads: PositiveInt
+    conv_size: PositiveInt = 3
+
+    RANK = 32
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
+        if self.head_dim not in (16, 32, 64, 128):
+            raise ValueError(f"head_dim {self.head_dim} (hidden_size / num_heads) must be 16, 32, 64 or 128")
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def mixer_params(self) -> int:
+        d = self.hidden_size
+        return 4 * d * d + (2 * self.RANK + self.conv_size) * d + 2 * (d + 1) * self.num_heads
+
+    def mixing_flops(self, seq_len: int) -> int:
+        """Return 8 * layers * d FLOPs for each key that a query sees, L/2 on average: four for its score and value, and as many
+        for a map between the two."""
+        return 8 * self.num_layers * self.hidden_size * seq_len // 2
+
+    def state_size(self, seq_len: int) -> int:
+        return self.num_layers * (seq_len * (2 * self.hidden_size + self.num_heads) + self.conv_size * self.hidden_size)
