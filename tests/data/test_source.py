@@ -16,6 +16,7 @@ import pytest
 
 import data.source
 import data.text_files
+from data.plan import HUB_MAX_DOCUMENTS, resolve
 from data.source import CONTENT, PACKAGE, VERSION, HubSource, PackagesSource, parse_source
 from data.text_files import FileDigests, TextSource, read_documents
 from results.sealed import read_sealed, write_sealed
@@ -308,3 +309,15 @@ def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", unreachable)
     with pytest.raises(ValueError, match=r"hf:some/name.*no network.*NAME@COMMIT"):
         HubSource("some/name", None, None).digest(FileDigests(Path("unused")))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("given", [None, 9])
+@pytest.mark.parametrize("name", ["text", "hf"])
+def test_how_many_documents_are_read(name: str, given: int | None, packed: bool, tmp_path: Path) -> None:
+    """Documents of the hub are kept on disk until they are split, so many at most; packed ones are not kept."""
+    (tmp_path / "a.txt").write_text("a")
+    source = f"text:{tmp_path}/a.txt" if name == "text" else f"hf:some/name@{'0' * 40}"
+    how = dict(cache_dir=tmp_path, tokenizer="bytes", document_len=64, packed=packed)
+    plan = resolve(source, max_documents=given, **how)
+    assert plan.max_documents == (HUB_MAX_DOCUMENTS if (name, given, packed) == ("hf", None, False) else given)
