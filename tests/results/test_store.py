@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from results import store
 from results.measured import FOLDER
 from results.provenance import commit_name, git_state
 from results.schema import Schema, integer, number, text
@@ -253,3 +254,49 @@ def test_stored_rows_of_every_kind_are_the_same_by_fastparquet(monkeypatch):
     for kind, path in newest.items():
         pd.testing.assert_frame_equal(read_rows(path)[0], by_pyarrow[kind], check_exact=True)
     assert len(newest) > 20
+
+
+def training(weights: str | None, *starts: str, loss: float | None = 2.0) -> dict:
+    return {"weights": weights, "starts": list(starts), "final_loss": loss}
+
+
+@pytest.mark.parametrize(("one", "other", "same"), [
+    (("w", 2.0), ("w", 2.0), True), (("w", 2.0), ("v", 2.0), False), (("w", 2.0), ("w", 3.0), True),  # by their weights
+    ((None, 2.0), ("w", 2.0), True), (("w", 2.0), (None, 2.0), True), (("w", 2.0), (None, 3.0), False),  # else by their loss
+    ((None, 2.0), (None, 2.0), True), ((None, 2.0), (None, 3.0), False),
+])  # fmt: skip
+def test_a_training_is_known_by_its_weights_or_by_its_loss(one, other, same):
+    one, other = (training(weights, loss=loss) for weights, loss in (one, other))
+    assert store.is_training(one, other) is same
+    assert len(store._joined([one], [other])) == 2 - same
+
+
+def test_records_of_a_run_grow_together(tmp_path):
+    """Starts by their dates, trainings by what they ended in; what was not known is filled in, and nothing is lost."""
+
+    def record(starts: str, *trainings: dict, **more: object) -> dict:
+        own = {"run_id": "r", "scale": "tiny", "name": "fox", "spec": {}, **more}
+        return own | {"starts": [{"date": date} for date in starts], "trainings": list(trainings), "final_loss": None}
+
+    first, whole = record("bc", training(None, "b", "c")), training("w", "a", "b", "c", "d")
+    other = training("v", "e", loss=3.0)
+    grown = [
+        (first, "bc", [training(None, "b", "c")], 2.0), (first, "bc", [training(None, "b", "c")], 2.0),
+        (record("ad", training("w", "a", "d")), "abcd", [whole], 2.0), (record("e", other), "abcde", [whole, other], 2.0),
+        (record(""), "abcde", [whole, other], 2.0),
+    ]  # fmt: skip
+    for new, dates, trainings, loss in grown:
+        found = store.read_run(store.record_run(tmp_path, new))
+        assert "".join(start["date"] for start in found["starts"]) == dates
+        assert found["trainings"] == trainings and found["final_loss"] == loss
+    assert store.starts_of(found, other) == [{"date": "e"}]
+    assert store.starts_of(found, training("w", "a", "x")) == [{"date": "a"}]
+
+
+def test_trainings_of_records_from_before_they_were_told_apart():
+    starts = [{"date": "a"}, {"date": "b"}]
+    for record, found in (
+        ({"starts": starts, "final_loss": 2.0}, [training(None, "a", "b")]), ({"starts": starts, "final_loss": None}, []),
+        ({"starts": starts, "trainings": []}, []), ({"starts": [], "spec": {"weights": "w"}}, [training("w", loss=None)]),
+    ):  # fmt: skip
+        assert store.trainings_of(record) == found

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from slurm import efficiency, graph, status
+from slurm import efficiency, graph, status, submit
 from slurm.batch import _memory
 from slurm.cluster import Cluster, KindSettings, TrainSettings
-from slurm.job import Job, Resources
+from slurm.job import Batch, Job, Resources
 from tests.slurm.test_status import TRAIN, _no_accounting, job_states, note, queued, submission  # noqa: F401
 
 NODE = Cluster(
@@ -95,3 +95,19 @@ def test_the_time_left_of_a_training(tokens, speed, left, tmp_path, monkeypatch)
     run = SimpleNamespace(last_row=lambda: row, read_spec=lambda: SimpleNamespace(train=train))
     monkeypatch.setattr(status, "RunFolder", lambda folder: run)
     assert status.progress(tmp_path) == (f"{tokens // 1000}/100", f"{speed:,.0f}", left)
+
+
+@pytest.mark.parametrize(("limit", "jobs", "whole", "throttle"), [
+    (None, 8, 8, None), (6, 8, 8, 6), (6, 4, 8, 3), (6, 3, 8, 2), (6, 1, 8, 1), (2, 1, 8, 1), (8, 8, 8, 8),
+])  # fmt: skip
+def test_parts_of_a_group_share_its_throttle(limit, jobs, whole, throttle, monkeypatch, tmp_path):
+    """One array of all keeps to it; each of its parts to its share, and to one job at least."""
+    asked = []
+    monkeypatch.setattr(submit, "_append", lambda *given: asked.append(given[-1]) or (tmp_path / "script", ""))
+    one = submission(tmp_path)
+    sender = submit._Sender(one, replace(NODE, max_concurrent=limit), tmp_path, None)
+    monkeypatch.setattr(sender, "_sbatch", lambda *given, **how: "9")
+    monkeypatch.setattr(one, "change", lambda *given, **how: None)
+    monkeypatch.setattr(one, "save", lambda: None)
+    sender._submit(Batch(dict.fromkeys(range(jobs), TRAIN)), whole)
+    assert asked == [throttle]

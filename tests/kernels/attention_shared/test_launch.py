@@ -1,12 +1,15 @@
 """Launching again passes what Triton would pass, and asks Triton wherever another kernel may be wanted."""
 
 import importlib.util
+import itertools
 import types
 
 import pytest
 import torch
 import triton
+from triton.backends.nvidia import compiler as nvidia_backend
 from triton.backends.nvidia import driver as nvidia
+from triton.runtime.jit import native_specialize_impl
 
 from kernels.attention_shared import launch as module
 from kernels.attention_shared.launch import launch
@@ -124,6 +127,16 @@ def test_another_kind_of_argument_asks_triton():
         launch(kernel, (1,), *kinds[0], BLOCK=16, PAD=False)
         launch(kernel, (1,), *kinds[0], BLOCK=8, PAD=False, num_warps=8)
         assert len(kernel.asked) == len(kinds) + 2 and len(kernel.passed) == len(kinds)
+
+
+def test_numbers_are_alike_only_where_triton_compiles_them_alike():
+    """Its own rule, for numbers on both sides of all that it tells apart."""
+    numbers = [0, 1, 2, 15, 16, 17, 2**31 - 16, 2**31 - 1, 2**31, 2**31 + 1, 2**31 + 16, 2**40, 2**40 + 1, 1.0, 0.5]
+    for one, other in itertools.combinations(numbers, 2):
+        if module._kinds(one) == module._kinds(other):
+            told = [native_specialize_impl(nvidia_backend.CUDABackend, n, False, True, True) for n in (one, other)]
+            assert told[0] == told[1], (one, other)
+    assert module._kinds(2) == module._kinds(15) and module._kinds(16) == module._kinds(2**31 - 16)
 
 
 def test_what_triton_has_to_prepare_is_left_to_it(monkeypatch):
