@@ -32,8 +32,8 @@ KIND = "cache_eviction"
 BESIDE = "mamba2"
 STATE_BYTES = 4
 """Recurrent states are kept in fp32."""
-LEAST = 1e-9
-"""Shares of probability below this are drawn as this."""
+LEAST = 1e-16
+"""Smaller shares of probability count as this: they are computed in fp64."""
 runs = lines("fox_pro", "fox_llama")
 
 
@@ -62,9 +62,9 @@ class Remaining(Measured):
 
     @property
     def change(self) -> Estimate:
-        """Loss with the keys that remain minus loss with all, in millionths of a nat."""
+        """Loss with the keys that remain minus loss with all, in nats."""
         change_SD = self.losses_SD["loss_evicted"] - self.losses_SD["loss"]
-        return contrast([Term.of(self, 1e6, change_SD, self.sources_D)])
+        return contrast([Term.of(self, 1.0, change_SD, self.sources_D)])
 
 
 def remaining(study: Study) -> dict[str, Remaining]:
@@ -120,7 +120,8 @@ def draw(study: Study) -> Files:
     bar.set_label("keys that remain (%)")
     _losses(panels["bottom"], found)
     whole = style_of("transformer_pro", "Transformer (all keys)")
-    legend_of(figure, [whole, *(style_of(model, f"{title(model)}, evicting") for model in found), style_of(BESIDE)])
+    evicting = [style_of(model, f"{title(model)}, evicting: {each.share.effect:.1f}%") for model, each in found.items()]
+    legend_of(figure, [whole, *evicting, style_of(BESIDE)])
     counts = [len(each.bytes_SDP) for each in found.values()]
     notes = (
         f"{first.bytes_SDP.shape[1]} held-out documents of {tokens(first.positions[-1])} tokens, "
@@ -139,21 +140,17 @@ def _points(each: Remaining) -> pd.DataFrame:
 
 
 def _caches(axes: Axes, found: dict[str, Remaining]) -> None:
-    """Draw bytes along the text: of a Transformer, of what remains with the share of the former at the end, of a state."""
+    """Draw bytes along the text: of a Transformer, of what remains, of a recurrent state."""
     first = next(iter(found.values()))
     longest, top = int(first.positions[-1]), first.whole_P[-1]
     unit, size = ("GiB", 2**30) if top >= 2**30 else ("MiB", 2**20)
     axes.plot([0, longest], [0, top / size], **style_of("transformer_pro").line)
     axes.plot([0, longest], [state_bytes(first) / size] * 2, **style_of(BESIDE).line)
-    side = 9 if len(found) == 1 else -9  # of the line on which its share is written
-    for model, each in sorted(found.items(), key=lambda named: named[1].bytes_SDP[..., -1].mean()):
+    for model, each in found.items():
         style, points = style_of(model), _points(each).dropna(subset="position")
         x, own = np.append(0, points["position"]), points[["bytes", "low", "high"]] / size
         axes.plot(x, np.append(0, own["bytes"]), **style.line, zorder=3)
         axes.fill_between(x, np.append(0, own["low"]), np.append(0, own["high"]), color=style.colour, alpha=0.2, linewidth=0)
-        axes.annotate(f"{each.share.effect:.3g}%", (longest, own["bytes"].iloc[-1]), (-2, side), textcoords="offset points",
-                      ha="right", va="center", color=style.colour, fontweight="bold")  # fmt: skip
-        side = 9
     position_axis(axes, first.train_len, longest, pieces=4, xlabel="tokens read", ylabel=f"cache of one sequence ({unit})")
     axes.set(ylim=(0, 1.04 * top / size), title="memory to go on from here")
 
@@ -176,9 +173,9 @@ def _losses(axes: Axes, found: dict[str, Remaining]) -> None:
         axes.plot(dropped, np.full(len(dropped), place), "|", color=style_of(model).colour, markersize=9)
     axes.axvline(math.exp(promise), color="#222222", linewidth=1.2)
     axes.annotate(f"promise $e^{{{promise:g}}}$", (math.exp(promise), 0.5), (-3, 0), textcoords="offset points", ha="right")
-    words = [f"{title(model)}\nloss {each.change.effect:+.2g}·10$^{{-6}}$" for model, each in found.items()]
+    words = [f"{title(model)}\nloss {each.change.effect:+.0e}" for model, each in found.items()]
     axes.set_yticks(range(len(found)), words)
-    axes.set(xscale="log", ylim=(len(found) - 0.5, -0.5), xlabel="most probability that a query loses")
+    axes.set(xscale="log", ylim=(len(found) - 0.5, -0.5), xlabel="share of probability that a query loses at most, by head")
 
 
 def summary(study: Study) -> Table:
@@ -189,17 +186,17 @@ def summary(study: Study) -> Table:
         Column("bytes", "remains (MiB)", 2, "lower"),
         Column("share", "of the Transformer's (%)", 1, "lower"),
         Column("loss", "loss (nats)", 4, "lower"),
-        Column("change", "change of the loss (millionths)", 2, style="signed"),
-        Column("dropped", "most that a query loses (millionths)", 2),
+        Column("change", "change of the loss", 7, style="signed"),
+        Column("log_dropped", "log of the most that a query loses", 1),
     ]
     values: dict[str, list[Cell]] = {}
     for model, each in found.items():
         values[model] = [float(each.bytes_SDP[..., -1].mean()) / 2**20, each.share, each.losses_SD["loss"].mean(axis=1),
-                         each.change, 1e6 * float(each.heads["dropped"].max())]  # fmt: skip
+                         each.change, float(np.log(max(each.heads["dropped"].max(), LEAST)))]  # fmt: skip
     note = (
         f"{about(study)} After {tokens(first.positions[-1])} tokens, of which a Transformer of the same shape keeps "
-        f"{first.whole_P[-1] / 2**20:.2f} MiB. Promised: a query loses less than {1e6 * math.exp(first.log_tolerance):.1f} "
-        "millionths of its probability; measured: all queries of one document. In square brackets: 95% intervals over "
+        f"{first.whole_P[-1] / 2**20:.2f} MiB. Promised: a query loses less than e^{first.log_tolerance:g} of "
+        "its probability; measured: all queries of one document. In square brackets: 95% intervals over "
         "documents by source."
     )
     return over_seeds("Cache of a FoX that lets go of what no later token sees", columns, values, note)

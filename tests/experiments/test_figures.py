@@ -461,8 +461,8 @@ def test_eviction_is_drawn_beside_the_transformer_and_the_promise(tmp_path):
     assert heads["kept"].tolist() == pytest.approx([0.02, 0.1, 0.3, 1.0])
     assert heads["dropped"].tolist() == pytest.approx([3e-6, 3e-6, 3e-6, 0.0])
     share = 100 * 101.5 * keys[-1] / (4 * 98 * 1024)
-    assert table.rows["fox_pro"] == pytest.approx([101.5 * keys[-1] / 2**20, share, 3.0, 0.2, 3.0], abs=1e-6)
-    assert "less than 45.4 millionths" in table.note
+    assert table.rows["fox_pro"] == pytest.approx([101.5 * keys[-1] / 2**20, share, 3.0, 2e-7, np.log(3e-6)], abs=1e-9)
+    assert "less than e^-10 of its probability" in table.note
 
 
 def test_figure_3_picks_the_most_local_and_the_most_global_head(tmp_path):
