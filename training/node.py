@@ -15,6 +15,8 @@ from training.signals import EXIT_BROKEN_NODE
 SIZE, PRODUCTS = 4096, 20  # 3 TFLOP: a hundredth of a second on a sound GPU
 SLOWEST = 0.1
 """Share of the datasheet's rate below which a GPU is taken for broken."""
+SHARED = 2 * 2**30
+"""Bytes that are taken before a training loads anything: from here on others use the GPU, and its speed says nothing."""
 SILENT_S = 60.0
 """Seconds after which a GPU or its peers are taken to have stopped; the first product also loads libraries."""
 
@@ -45,8 +47,9 @@ def wrong_alone(device: torch.device) -> str:
     right, rate = multiply(device)
     if not right:
         return "a product of matrices is wrong"
+    free, total = torch.cuda.mem_get_info(device)
     peak = peak_flops(device)  # of a whole GPU; a slice of one (MIG) has the same name and more words
-    if peak is None or "MIG" in torch.cuda.get_device_name(device) or rate >= SLOWEST * peak:
+    if total - free >= SHARED or peak is None or "MIG" in torch.cuda.get_device_name(device) or rate >= SLOWEST * peak:
         return ""
     return f"{rate / 1e12:.0f} TFLOP/s, where its datasheet says {peak / 1e12:.0f}"
 

@@ -23,7 +23,8 @@ class Left(Exception):
 def played(monkeypatch):
     """An H100 that multiplies as told, and exits that raise."""
 
-    def play(right: bool, rate: float, name: str = "NVIDIA H100 80GB HBM3") -> None:
+    def play(right: bool, rate: float, name: str = "NVIDIA H100 80GB HBM3", taken: int = 2**29) -> None:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * 2**30 - taken, 80 * 2**30))
         monkeypatch.setattr(node, "multiply", lambda device: (right, rate))
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
 
@@ -46,6 +47,14 @@ def played(monkeypatch):
 def test_a_gpu_that_is_slow_by_far_or_wrong_is_told(played, right, rate, name, said):
     played(right, rate, name)
     assert node.wrong_alone(GPU) == said
+
+
+@pytest.mark.parametrize(("taken", "told"), [(node.SHARED - 1, True), (node.SHARED, False)])
+def test_a_gpu_that_others_use_may_be_slow_but_not_wrong(played, taken, told):
+    played(True, 63e12, taken=taken)
+    assert bool(node.wrong_alone(GPU)) == told
+    played(False, 63e12, taken=taken)
+    assert node.wrong_alone(GPU) == "a product of matrices is wrong"
 
 
 def test_a_broken_gpu_ends_the_start_with_a_code_of_its_own(played, capsys):
