@@ -6,8 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 SCALE ?= tiny
 JOBS ?= 3
-# Compiled modules are kept: a run starts dozens of processes, and the tests hundreds.
+# Compiled modules are kept: a run starts dozens of processes, and the tests hundreds. What is seldom imported is left to its first import.
 export PYTHONDONTWRITEBYTECODE :=
+SELDOM := tests?|testing|transformers/models|lm_eval|pip|setuptools|mypyc?|nltk|sklearn|openai|networkx|chardet|jieba|peft|fontTools
 
 .PHONY: reproduce reproduce-all look test lint
 .DEFAULT_GOAL := reproduce
@@ -32,9 +33,11 @@ lint: $(VENV)/installed
 
 $(VENV)/installed: requirements.txt
 $(VENV)-look/installed: requirements-look.txt
-$(VENV)-look/installed: COMPILE = --no-compile
+$(VENV)/installed: COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '/($(SELDOM))/' $(VENV)/lib || true  # on all cores, which pip does not
 $(VENV)/installed $(VENV)-look/installed:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "error: Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; say make PYTHON=python3.12")'
 	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet $(COMPILE) -r $<
+	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --no-compile --upgrade pip  # old ones are slow to choose
+	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --no-compile -r $<
+	@$(COMPILE)
 	@touch $@
