@@ -23,7 +23,7 @@ from kernels.forgetting_attention.pruning.norms import triton_logit_bound
 from kernels.forgetting_attention.pruning.tight import tight_tiles
 from kernels.forgetting_attention.visibility import cumulative_log_gate
 from kernels.stick_breaking import autograd as stick_operator
-from tests.kernels import test_causal_conv, test_selective_scan, test_swiglu
+from tests.kernels import quick_interpreter, test_causal_conv, test_selective_scan, test_swiglu
 from tests.kernels.forgetting_attention.oracle import assert_right, log_gates, make_case
 from tests.kernels.forgetting_attention.test_forgetting_attention import assert_heeds_or_refuses_every_option
 from tests.kernels.test_fused_norms import compare_with_kernels
@@ -164,6 +164,7 @@ def compare_pruned_decoding() -> None:
 def main() -> None:
     """Raise at the first wrong result. (The interpreter multiplies bfloat16 wrongly: float16 stands for the 16-bit
     path.)"""
+    quick_interpreter.remember()
     for Q, T, H, key_heads, D, dtype, gates in (
         (1, 1, 1, 1, 16, torch.float32, "one"),
         (70, 200, 2, 1, 16, torch.float32, "mixture"),

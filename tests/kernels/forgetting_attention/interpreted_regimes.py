@@ -21,6 +21,7 @@ from kernels.forgetting_attention import (
 from kernels.forgetting_attention.hopper import backward as hopper_backward
 from kernels.forgetting_attention.hopper import forward as hopper_forward
 from kernels.forgetting_attention.portable.prepare import prepare
+from tests.kernels import quick_interpreter
 from tests.kernels.forgetting_attention.gluon_interpreter import interpreted_gluon
 from tests.kernels.forgetting_attention.regimes import (
     GRID,
@@ -33,6 +34,7 @@ from tests.kernels.forgetting_attention.regimes import (
     regimes,
 )
 
+quick_interpreter.remember()
 LENGTH = 270  # three tiles, the last with a few rows
 
 

@@ -10,6 +10,7 @@ from kernels.stick_breaking.portable import backward as triton_backward
 from kernels.stick_breaking.portable import tiles
 from kernels.stick_breaking.portable.tiles import TILES, Plan
 from kernels.stick_breaking.visibility import first_visible_key
+from tests.kernels import quick_interpreter
 from tests.kernels.stick_breaking.oracle import assert_right, make_case, make_nearly_used_up
 
 
@@ -32,6 +33,7 @@ def compare_rotation() -> None:
 def main() -> None:
     """Raise at the first wrong result. (The interpreter multiplies bfloat16 wrongly: float16 stands for the 16-bit
     path.)"""
+    quick_interpreter.remember()
     for regime, Q, T, H, key_heads, D, dtype, attend_current in (
         ("random", 1, 1, 1, 1, 16, torch.float32, False),
         ("random", 65, 65, 1, 1, 16, torch.float32, True),
