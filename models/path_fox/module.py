@@ -1,22 +1,18 @@
-"""PaTH-FoX (arXiv 2505.16381): flash-linear-attention's PaTH attention with its forget gate. The forward pass is our own: with
-left padding or a cache, fla's wants packed sequences of which it decodes one token at a time."""
+"""PaTH-FoX (arXiv 2505.16381): flash-linear-attention's PaTH attention with its forget gate. The forward pass is our own: fla's
+neither continues a cache by several tokens nor trains on padded batches, and decodes in the dtype of the keys."""
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
-from kernels.fla_cpu.install import install  # isort: skip
+from kernels.causal_conv import causal_conv_silu  # isort: skip  (before fla: puts its CPU versions in place)
+import torch
+import torch.nn.functional as F
+from fla.layers import path_attn
+from torch import Tensor, nn
 
-install()
-
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-from fla.layers import path_attn  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-
-from kernels.causal_conv import causal_conv_silu  # noqa: E402
-from kernels.fla_cpu.path_attention import path_attention  # noqa: E402
-from kernels.fla_cpu.recurrences import l2norm  # noqa: E402
-from models.backbone import INITIALIZER_RANGE, Backbone, Block, Padding, linear_normal_  # noqa: E402
-from models.cache import DecodingCache  # noqa: E402
-from models.path_fox.spec import PathFoxSpec  # noqa: E402
+from kernels.fla_cpu.path_attention import path_attention
+from kernels.fla_cpu.recurrences import l2norm
+from models.backbone import INITIALIZER_RANGE, Backbone, Block, Padding, linear_normal_
+from models.cache import DecodingCache
+from models.path_fox.spec import PathFoxSpec
 
 
 class PathFoxMixer(path_attn.PaTHAttention):
