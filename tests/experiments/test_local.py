@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -152,6 +153,19 @@ def test_more_slots_than_gpus_are_spread_over_them(task, tmp_path, monkeypatch):
     assert sorted(gpu for _, gpu in begun[:4]) == ["3", "3", "7", "7"]
     fifth = ["begin", *begun[4]]
     assert begun[4][1] in {gpu for what, _, gpu in lines[: lines.index(fifth)] if what == "end"}
+
+
+@pytest.mark.parametrize(("free", "running", "taken"), [
+    ("37", "", "3"), ("7337", "", "7"), ("733", "7", "3"), ("3737", "3", "7"), ("77", "33", "7"), ("37", "3377", "3"),
+])  # fmt: skip
+def test_a_task_goes_to_the_gpu_that_has_fewest(free, running, taken, task, monkeypatch):
+    monkeypatch.setattr(local, "gpus", lambda: ["3", "7"])
+    monkeypatch.setattr(local.forks, "start", lambda *given, **how: None)
+    pool = local._Pool([], 4, "cuda", Console(quiet=True))
+    assert pool.free == ["3", "7", "3", "7"]
+    pool.free, pool.running = list(free), [SimpleNamespace(gpu=gpu) for gpu in running]
+    pool._start(task("a"))
+    assert pool.running[-1].gpu == taken and sorted([*pool.free, taken]) == sorted(free)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
