@@ -172,10 +172,14 @@ def _losses(axes: Axes, found: dict[str, Remaining]) -> None:
         dropped = each.heads["dropped"][each.heads["kept"] < 1].clip(lower=LEAST)
         axes.plot(dropped, np.full(len(dropped), place), "|", color=style_of(model).colour, markersize=9)
     axes.axvline(math.exp(promise), color="#222222", linewidth=1.2)
-    axes.annotate(f"promise $e^{{{promise:g}}}$", (math.exp(promise), 0.5), (-3, 0), textcoords="offset points", ha="right")
-    words = [f"{title(model)}\nloss {each.change.effect:+.0e}" for model, each in found.items()]
+    axes.annotate(
+        f"promise $e^{{{promise:g}}}$", (math.exp(promise), -0.5), (-3, -3), textcoords="offset points", ha="right", va="top"
+    )
+    words = [
+        f"{title(model)}\nloss {each.change.effect:+.5f} nats".replace("-", "\N{MINUS SIGN}") for model, each in found.items()
+    ]
     axes.set_yticks(range(len(found)), words)
-    axes.set(xscale="log", ylim=(len(found) - 0.5, -0.5), xlabel="share of probability that a query loses at most, by head")
+    axes.set(xscale="log", ylim=(len(found) - 0.5, -0.5), xlabel="largest share of probability\nthat a query loses, by head")
 
 
 def summary(study: Study) -> Table:
