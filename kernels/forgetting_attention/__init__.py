@@ -1,5 +1,6 @@
 """Forgetting attention: softmax attention with a data-dependent forget gate (arXiv 2503.02130)."""
 
+from .cached import forgetting_attention_cached, gates_of_sums, sum_log_gates
 from .chunked import attention_without_tiles
 from .interface import forgetting_attention
 from .pruning.threshold import (
@@ -17,6 +18,8 @@ __all__ = [
     "TILE",
     "attention_without_tiles",
     "forgetting_attention",
+    "forgetting_attention_cached",
+    "gates_of_sums",
     "norm_logit_bound",
     "pruned_tile_share",
     "pruning_threshold",
@@ -24,4 +27,5 @@ __all__ = [
     "reference_attention",
     "share_of_tiles",
     "skipped_tiles",
+    "sum_log_gates",
 ]

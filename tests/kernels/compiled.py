@@ -33,6 +33,7 @@ from kernels.forgetting_attention.hopper import forward as hopper_forward
 from kernels.forgetting_attention.portable import backward as triton_backward
 from kernels.forgetting_attention.portable import forward as triton_forward
 from kernels.forgetting_attention.portable.decode import decode
+from kernels.forgetting_attention.portable.decode_sums import decode_sums
 from kernels.forgetting_attention.portable.prepare import Prepared, prepare
 from kernels.forgetting_attention.portable.tight import tighten
 from kernels.forgetting_attention.pruning.norms import largest_product
@@ -104,6 +105,16 @@ def main() -> None:
     largest_product(q, k, 1.0, 0.0)
     largest_product(*(torch.zeros(1, 1025, 1, 64, dtype=torch.bfloat16) for _ in range(2)), 1.0, 0.0)
     decode(q[:, :1], k, k, gates, options["threshold"], options["seq_start"], 9, 0.125)
+    for rows, D, dtype in (
+        (3, 64, torch.bfloat16),
+        (192, 128, torch.float16),
+        (3, 16, torch.float32),
+        (192, 128, torch.float32),
+    ):
+        q, k = torch.zeros(1, 1, rows, D, dtype=dtype), torch.zeros(1, 300, rows // 3, D, dtype=dtype)
+        sums = torch.zeros(1, rows, 300, dtype=torch.float64).transpose(1, 2)
+        decode_sums(q, k, k, sums, torch.zeros(1, rows), options["seq_start"][:1], 9, 0.125)
+        assert seen["forgetting_attention.portable.decode_sums._chunk_kernel"] == 0, "registers spill"
     for D, dtype in ((64, torch.bfloat16), (128, torch.bfloat16), (64, torch.float16), (16, torch.float32)):
         q, k, v, do, o = (torch.zeros(1, 256, 2, D, dtype=dtype) for _ in range(5))
         exact = torch.float64 if dtype == torch.float32 else torch.float32

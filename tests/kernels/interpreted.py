@@ -15,8 +15,9 @@ from kernels import (
     swiglu_triton,
 )
 from kernels.forgetting_attention import autograd as forgetting_operator
-from kernels.forgetting_attention import forgetting_attention, norm_logit_bound
+from kernels.forgetting_attention import forgetting_attention, forgetting_attention_cached, norm_logit_bound, sum_log_gates
 from kernels.forgetting_attention.portable import decode as triton_decode
+from kernels.forgetting_attention.portable import decode_sums as triton_decode_sums
 from kernels.forgetting_attention.portable import prepare as triton_prepare
 from kernels.forgetting_attention.portable import tight as triton_tight
 from kernels.forgetting_attention.pruning.norms import triton_logit_bound
@@ -25,6 +26,7 @@ from kernels.forgetting_attention.visibility import cumulative_log_gate
 from kernels.stick_breaking import autograd as stick_operator
 from tests.kernels import quick_interpreter, test_causal_conv, test_selective_scan, test_swiglu
 from tests.kernels.forgetting_attention.oracle import assert_right, log_gates, make_case
+from tests.kernels.forgetting_attention.test_cached import compare_with_oracle
 from tests.kernels.forgetting_attention.test_forgetting_attention import assert_heeds_or_refuses_every_option
 from tests.kernels.test_fused_norms import compare_with_kernels
 from tests.kernels.test_linear_cross_entropy import assert_right_extremes, compare_with_plain, losses_of_extremes
@@ -161,6 +163,21 @@ def compare_pruned_decoding() -> None:
     torch.testing.assert_close(pruned, attention(q, k, v, log_fgate, window_size=3 * 64))
 
 
+def compare_cached_decoding() -> None:
+    """All regimes; more chunks than are joined at once; and of chunks that are pruned no key is read: none is a number."""
+    compare_with_oracle("triton", torch.float32, 2e-6)
+    q, k, v, log_fgate, _ = make_case("mixture", 1, 1, 700, 1, 1, 16, torch.float32)
+    sums = sum_log_gates(0.03 * log_fgate.clamp(min=-3.0))
+    with patch.multiple(triton_decode_sums, LEAST_CHUNK=16, MOST_CHUNK=16):
+        found = forgetting_attention_cached(q, k, v, sums, backend="triton")
+    torch.testing.assert_close(found, forgetting_attention_cached(q, k, v, sums))
+    k[:, :512], v[:, :512] = torch.nan, torch.nan
+    part, ended = torch.full((3, 16 + 4), torch.nan), torch.zeros(1, dtype=torch.int32)
+    with patch.object(triton_decode_sums, "scratch", lambda *_: (part, ended)):
+        forgetting_attention_cached(q, k, v, sums, adaptive_threshold=float(sums[0, -1, 0] - sums[0, 520, 0]), backend="triton")
+    assert not part[:2, :16].any() and bool(part[2, :16].isfinite().all()) and int(ended) == 0
+
+
 def main() -> None:
     """Raise at the first wrong result. (The interpreter multiplies bfloat16 wrongly: float16 stands for the 16-bit
     path.)"""
@@ -189,6 +206,7 @@ def main() -> None:
             torch.testing.assert_close(attention(*case[:4], **options), forgetting_attention(*case[:4], **options))
     assert_heeds_or_refuses_every_option("triton")
     compare_pruned_decoding()
+    compare_cached_decoding()
     compare_tight_starts()
     for size in (1e-3, 1e4):
         compare_with_kernels("cpu", torch.float32, 1e-5, size, lengths=(2, 33))

@@ -121,6 +121,14 @@ def _kept(device: torch.device, stream: int, size: int) -> tuple[Tensor, Tensor]
     return torch.empty(size, device=device, dtype=torch.float32), torch.zeros(MAX_ROWS, device=device, dtype=torch.int32)
 
 
+def scratch(q: Tensor, size: int, rows: int, own_memory: bool) -> tuple[Tensor, Tensor]:
+    """Find memory for a launch on q's device: `size` numbers (float32), and a zero for each row that the launch leaves zero."""
+    if own_memory or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return torch.empty(size, device=q.device, dtype=torch.float32), torch.zeros(rows, device=q.device, dtype=torch.int32)
+    stream = driver.active.get_current_stream(q.get_device()) if q.is_cuda else 0
+    return _kept(q.device, stream, power_of_two(size))
+
+
 def decode(
     q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, threshold: Tensor | None, seq_start: Tensor | None,
     window_size: int | None, scale: float, own_memory: bool = False,
@@ -135,13 +143,7 @@ def decode(
     steps = ceil_div(T, BLOCK_N)
     stretch = ceil_div(steps, min(steps, max(1, TARGET_PROGRAMS // (B * H)))) * BLOCK_N
     splits = ceil_div(T, stretch)
-    size = B * H * splits * (D + 4)
-    if own_memory or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
-        part = torch.empty(size, device=q.device, dtype=torch.float32)
-        ended = torch.zeros(B * H, device=q.device, dtype=torch.int32)
-    else:
-        stream = driver.active.get_current_stream(q.get_device()) if q.is_cuda else 0
-        part, ended = _kept(q.device, stream, power_of_two(size))
+    part, ended = scratch(q, B * H * splits * (D + 4), B * H, own_memory)
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     launch(
         _stretch_kernel, (splits, B * H),

@@ -19,6 +19,7 @@ from kernels.forgetting_attention.hopper import copies as hopper_copies
 from kernels.forgetting_attention.hopper import forward as hopper_forward
 from kernels.forgetting_attention.portable import backward as triton_backward
 from kernels.forgetting_attention.portable import decode as triton_decode
+from kernels.forgetting_attention.portable import decode_sums as triton_decode_sums
 from kernels.forgetting_attention.portable import forward as triton_forward
 from kernels.forgetting_attention.portable import prepare as triton_prepare
 from kernels.forgetting_attention.pruning import norms as triton_norms
@@ -189,7 +190,10 @@ def test_descriptors_are_of_their_own_tensor():
 def test_the_largest_batch_fits_in_every_grid(monkeypatch, T):
     """65,535 sequences and heads, the most that is let in: CUDA's grids have 2^31 - 1 programs in x, 65,535 in y and z."""
     grids = []
-    modules = hopper_backward, hopper_forward, triton_backward, triton_decode, triton_forward, triton_norms, triton_prepare
+    modules = (
+        hopper_backward, hopper_forward, triton_backward, triton_decode, triton_decode_sums, triton_forward, triton_norms,
+        triton_prepare,
+    )  # fmt: skip
     for kernels in modules:
         monkeypatch.setattr(kernels, "launch", lambda kernel, grid, *rest, **options: grids.append((kernel.__name__, grid)))
     with torch.device("meta"):
@@ -204,6 +208,8 @@ def test_the_largest_batch_fits_in_every_grid(monkeypatch, T):
     triton_forward.forward(q, k, v, prepared, 0.125, tiles)
     triton_backward.backward(do, q, k, v, o, lse, prepared, 0.125, tiles, tiles)
     triton_decode.decode(q[:, -1:], k, v, log_fgate, threshold, None, None, 0.125, own_memory=True)
+    sums = torch.empty(21_845, T, 3, dtype=torch.float64, device="meta")
+    triton_decode_sums.decode_sums(q[:, -1:], k, v, sums, threshold, None, None, 0.125, own_memory=True)
     for name, (columns, *others) in grids:
         assert columns < 2**31 and all(n <= 65_535 for n in others), (name, columns, *others)
-    assert len({name for name, _ in grids}) == 16  # all of them but a short or a long input's two or three
+    assert len({name for name, _ in grids}) == 17  # all of them but a short or a long input's two or three

@@ -1,0 +1,117 @@
+"""Attention of the newest token over a cache, which keeps running sums of the log gates in place of the gates: the decay of any
+key is then one difference, and what pruning leaves is known without a pass over all keys.
+
+Shapes: B batch, T keys, H query heads, Hkv key heads, D head dimension."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..attention_shared.arguments import check_limits, check_tensors, pick_backend
+from .pruning.threshold import resolve_threshold
+from .visibility import CUT_LOG_GATE
+
+
+def sum_log_gates(log_fgate: Tensor, before: Tensor | None = None) -> Tensor:
+    """Return the running sums of log gates (B, T, H) as float64, going on from the sum (B, 1, H) of the token before, if any.
+
+    A gate that cuts the sequence, below -2000, counts as -4000: a finite number that hides all keys before it."""
+    log_fgate = log_fgate.clamp(min=2 * CUT_LOG_GATE)
+    if log_fgate.shape[1] == 1 and before is not None:
+        return before + log_fgate
+    # Products with ones, tile by tile: on a GPU `cumsum` has no order that repeats.
+    B, T, H = log_fgate.shape
+    tile = math.isqrt(T - 1) + 1
+    gate_BHNN = pad(log_fgate.transpose(1, 2).double(), (0, tile * tile - T)).view(B, H, tile, tile)
+    ones_NN = torch.ones(tile, tile, dtype=torch.float64, device=log_fgate.device).triu()
+    sums_BHNN = gate_BHNN @ ones_NN
+    sums_BHNN = sums_BHNN + (sums_BHNN[..., -1] @ ones_NN.triu(1))[..., None]
+    sums = sums_BHNN.flatten(2)[..., :T].transpose(1, 2)
+    return sums if before is None else before + sums
+
+
+def gates_of_sums(gate_sum: Tensor) -> Tensor:
+    """Return the log gates (B, T, H), as float32, that gave these running sums; 0 for the first, which decays no key."""
+    return gate_sum.diff(dim=1, prepend=gate_sum[:, :1]).float()
+
+
+def forgetting_attention_cached(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gate_sum: Tensor,
+    *,
+    scale: float | None = None,
+    adaptive_threshold: float | Tensor | None = None,
+    seq_start: Tensor | None = None,
+    window_size: int | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Compute forgetting attention of the newest token over the keys of a cache, itself included; no gradient.
+
+    The result is that of `forgetting_attention` with one query, except that pruning leaves single keys out, not tiles of them.
+    A key whose D is below -2000 nats counts as cut off.
+
+    Args:
+        q: (B, 1, H, D), D in {16, 32, 64, 128}. bf16, fp16 or fp32 (float64 too on CPU).
+        k, v: (B, T, Hkv, D), H a multiple of Hkv.
+        gate_sum: (B, T, H) float64, running sums of the log gates in nats, as `sum_log_gates` makes them. What was summed
+            before the first key does not matter. Fastest where T lies closest in memory.
+        scale: factor of the logits, D**-0.5 by default.
+        adaptive_threshold: keys whose D lies below it (nats, <= 0) are left out. A float, a tensor broadcastable to (B, H) or
+            None (no pruning). See `pruning_threshold`.
+        seq_start: (B,) integers, first real position of each left-padded sequence. A padded query gives 0.
+        window_size: only so many of the last keys are seen, the newest included.
+        backend: "triton", "chunked" or "reference" (here both PyTorch), or "auto": triton for CUDA tensors.
+
+    Returns:
+        (B, 1, H, D) in q's dtype (the autocast dtype under autocast).
+
+    Raises:
+        ValueError: more than one query, a bad shape, dtype, device or option."""
+    device_type = q.device.type
+    if torch.is_autocast_enabled(device_type):
+        q, k, v = (x.to(torch.get_autocast_dtype(device_type)) if x.is_floating_point() else x for x in (q, k, v))
+    check_tensors(q, k, v)
+    if q.shape[1] != 1:
+        raise ValueError(f"q has {q.shape[1]} positions; only the newest attends over a cache here.")
+    sizes = k.shape[0], k.shape[1], q.shape[2]
+    if gate_sum.shape != sizes or gate_sum.dtype != torch.float64 or gate_sum.device != q.device:
+        given = f"{tuple(gate_sum.shape)} {gate_sum.dtype} on {gate_sum.device}"
+        raise ValueError(f"gate_sum is {given}; it must be (B, T, H) = {sizes} torch.float64 on q's device, {q.device}.")
+    if isinstance(adaptive_threshold, str):
+        raise ValueError(f"adaptive_threshold is {adaptive_threshold!r}; over a cache it must be None, a float or a tensor.")
+    check_limits(q, k, seq_start, None, window_size)
+    backend = pick_backend(backend, q)
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    q, k, v, gate_sum = (x.detach() for x in (q, k, v, gate_sum))
+    threshold = resolve_threshold(adaptive_threshold, q, k, scale)
+    if backend != "triton":
+        return _plain(q, k, v, gate_sum, threshold, seq_start, window_size, scale)
+    from .portable.decode_sums import decode_sums, triton_decode_sums  # imports triton, not there on machines without a GPU
+
+    traced = torch.compiler.is_compiling() or type(q) is not Tensor
+    return (triton_decode_sums if traced else decode_sums)(q, k, v, gate_sum, threshold, seq_start, window_size, scale)
+
+
+def _plain(
+    q: Tensor, k: Tensor, v: Tensor, gate_sum: Tensor, threshold: Tensor | None, seq_start: Tensor | None,
+    window_size: int | None, scale: float,
+) -> Tensor:  # fmt: skip
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    T, key_heads = k.shape[1:3]
+    q_BGRD = q[:, 0].to(dtype).unflatten(1, (key_heads, -1))
+    decay_BHT = (gate_sum[:, -1:] - gate_sum).to(dtype).transpose(1, 2)
+    position_T = torch.arange(T, device=q.device)
+    limit = CUT_LOG_GATE if threshold is None else threshold.clamp(min=CUT_LOG_GATE)[..., None]
+    hidden_BHT = decay_BHT < limit
+    if window_size is not None:
+        hidden_BHT = hidden_BHT | (position_T < T - window_size)
+    if seq_start is not None:
+        hidden_BHT = hidden_BHT | (position_T < seq_start[:, None, None])
+    x_BHT = torch.einsum("bgrd,btgd->bgrt", q_BGRD, k.to(dtype)).flatten(1, 2) * scale + decay_BHT
+    p_BHT = x_BHT.masked_fill(hidden_BHT, -torch.inf).softmax(-1).masked_fill(hidden_BHT, 0.0)  # all hidden: NaN before
+    o_BGRD = torch.einsum("bgrt,btgd->bgrd", p_BHT.unflatten(1, (key_heads, -1)), v.to(dtype))
+    return o_BGRD.flatten(1, 2)[:, None].to(q.dtype)

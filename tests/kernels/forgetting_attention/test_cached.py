@@ -1,0 +1,133 @@
+"""Attention of the newest token over a cache, against the float64 oracle."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.forgetting_attention import forgetting_attention_cached, gates_of_sums, sum_log_gates
+from tests.kernels.forgetting_attention.oracle import attend, cumulative, log_gates, make_case
+
+LIMITS = (
+    {},
+    {"seq_start": torch.tensor([7, 700])},
+    {"window_size": 177},
+    {"seq_start": torch.tensor([650, 0]), "window_size": 90},
+)
+
+
+def expected(case: list[Tensor], threshold: float | Tensor | None, seq_start: Tensor | None, window: int | None) -> Tensor:
+    """The oracle, head by head; what a threshold leaves out is put into `seq_start`."""
+    q, k, v, log_fgate = (x.double() for x in case)
+    B, _, H = log_fgate.shape
+    cum = cumulative(log_fgate)
+    limit = -torch.inf if threshold is None else torch.as_tensor(threshold).double().expand(B, H)[..., None]
+    first_BH = (cum[..., -1:] - cum < limit).sum(-1)
+    if seq_start is not None:
+        first_BH = torch.maximum(first_BH, seq_start[:, None])
+    heads = []
+    for head in range(H):
+        group = head // (H // k.shape[2])
+        one = q[:, :, head, None], k[:, :, group, None], v[:, :, group, None], log_fgate[..., head, None]
+        heads.append(attend(*one, seq_start=first_BH[:, head], window_size=window))
+    return torch.cat(heads, 2)
+
+
+def compare_with_oracle(backend: str, dtype: torch.dtype, tolerance: float, device: str = "cpu") -> None:
+    """All kinds of gates, limits and thresholds; grouped queries; a head that is pruned away and one that is not beside it."""
+    for gates, T, H, key_heads, D in (
+        ("near_zero", 700, 2, 1, 32),
+        ("one", 700, 2, 2, 16),
+        ("twenty", 700, 4, 2, 16),
+        ("mixture", 700, 2, 2, 64),
+        ("cuts", 700, 2, 1, 128),
+        ("single_cliff", 700, 2, 2, 32),
+        ("zero", 1, 2, 2, 16),
+    ):
+        case = [x.to(dtype) for x in make_case(gates, 2, 1, T, H, key_heads, D, torch.float32)[:3]]
+        log_fgate = make_case(gates, 2, 1, T, H, key_heads, D, torch.float32).log_fgate
+        log_fgate = torch.cat([log_fgate[..., :1], 0.03 * log_fgate[..., 1:].clamp(min=-3.0)], -1)
+        sums = sum_log_gates(log_fgate)
+        for threshold in (None, -0.2, torch.tensor([-3.0, -0.1]).repeat(H // 2)):
+            for limits in LIMITS if T > 1 else LIMITS[:1]:
+                wanted = expected([*case, log_fgate], threshold, limits.get("seq_start"), limits.get("window_size"))
+                given = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in limits.items()}
+                level = threshold.to(device) if isinstance(threshold, Tensor) else threshold
+                moved = [x.to(device) for x in (*case, sums)]
+                found = forgetting_attention_cached(*moved, adaptive_threshold=level, backend=backend, **given)
+                assert found.dtype == dtype
+                error = (found.cpu().double() - wanted).abs().max().item()
+                assert error <= tolerance * max(1.0, wanted.abs().max().item()), (gates, threshold, limits, error)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 4e-3)])
+def test_equals_the_oracle(dtype: torch.dtype, tolerance: float) -> None:
+    compare_with_oracle("chunked", dtype, tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float16, 1e-3), (torch.bfloat16, 4e-3)])
+def test_the_kernel_equals_the_oracle(dtype: torch.dtype, tolerance: float) -> None:
+    compare_with_oracle("triton", dtype, tolerance, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("B", [1, 12])  # a few rows, and as many as fill a GPU
+def test_the_kernel_repeats_its_bits_over_a_long_cache(B: int) -> None:
+    """And nothing is used that PyTorch calls not deterministic."""
+    q, k, v, log_fgate, _ = make_case("near_zero", B, 1, 20_000, 12, 12, 64, torch.bfloat16, "cuda")
+    torch.use_deterministic_algorithms(True)
+    try:
+        sums = sum_log_gates(log_fgate)
+        found = [forgetting_attention_cached(q, k, v, sums, adaptive_threshold=-5.0) for _ in range(3)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(sums.cpu(), log_fgate.cpu().double().cumsum(1), atol=1e-9, rtol=0)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    plain = forgetting_attention_cached(*(x[:1] for x in (q, k, v, sums)), adaptive_threshold=-5.0, backend="chunked")
+    torch.testing.assert_close(found[0][:1], plain, atol=4e-3, rtol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["mixture", "cuts"])
+def test_sums_go_on_and_give_the_gates_back(kind: str) -> None:
+    gates = log_gates(kind, (2, 300, 3), torch.Generator().manual_seed(0))
+    whole = sum_log_gates(gates)
+    torch.testing.assert_close(whole, gates.double().clamp(min=-4000).cumsum(1), atol=1e-9, rtol=0)
+    assert whole.stride(1) == 1
+    pieces = [sum_log_gates(gates[:, :200])]
+    for piece in (gates[:, 200:201], gates[:, 201:]):
+        pieces.append(sum_log_gates(piece, pieces[-1][:, -1:]))
+    torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-9, rtol=0)
+    back = gates_of_sums(whole)
+    assert back.dtype == torch.float32 and not back[:, 0].any()
+    torch.testing.assert_close(back[:, 1:], gates[:, 1:].clamp(min=-4000), atol=1e-9, rtol=1e-6)
+
+
+def test_digits_are_kept_far_into_a_sequence() -> None:
+    """After a sum of 1e6, two gates of 1e-4 are still told apart."""
+    q, k, v, log_fgate, _ = make_case("zero", 1, 1, 50, 1, 1, 16, torch.float64)
+    log_fgate -= 1e-4 * torch.rand(1, 50, 1, dtype=torch.float64)
+    near, far = (sum_log_gates(log_fgate, torch.full((1, 1, 1), start, dtype=torch.float64)) for start in (0.0, -1e6))
+    torch.testing.assert_close(
+        forgetting_attention_cached(q, k, v, far), forgetting_attention_cached(q, k, v, near), atol=1e-9, rtol=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"q": torch.zeros(2, 2, 4, 16)}, "2 positions"),
+        ({"gate_sum": torch.zeros(2, 9, 4)}, "torch.float64"),
+        ({"gate_sum": torch.zeros(2, 4, 9, dtype=torch.float64)}, r"\(2, 9, 4\)"),
+        ({"adaptive_threshold": "auto"}, "'auto'"),
+        ({"adaptive_threshold": 1.0}, "<= 0"),
+        ({"adaptive_threshold": torch.zeros(3)}, "broadcast"),
+        ({"seq_start": torch.zeros(3, dtype=torch.int32)}, "seq_start"),
+        ({"window_size": 0}, "window_size"),
+        ({"backend": "fast"}, "backend"),
+    ],
+)
+def test_mistakes_are_named(changes: dict[str, object], words: str) -> None:
+    given = {"q": torch.zeros(2, 1, 4, 16), "k": torch.zeros(2, 9, 2, 16), "v": torch.zeros(2, 9, 2, 16)}
+    given["gate_sum"] = torch.zeros(2, 9, 4, dtype=torch.float64)
+    with pytest.raises(ValueError, match=words):
+        forgetting_attention_cached(**{**given, **changes})  # type: ignore[arg-type]
