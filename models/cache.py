@@ -46,18 +46,30 @@ class DecodingCache:
             return tuple(_slide(layer, name, value, window) for name, value in new.items())
         return tuple(_append(layer, name, value, self.seq_len) for name, value in new.items())
 
+    def newest(self, layer_idx: int, name: str) -> Tensor | None:
+        """Return the last token's part (B, 1, ...) of a sequence, None where there is none yet."""
+        sequence = self.layers.get(layer_idx, {}).get(name)
+        if sequence is None or self.seq_len == 0:
+            return None
+        last = min(self.seq_len, sequence.shape[1])  # a window holds fewer, a buffer more
+        return sequence[:, last - 1 : last]
+
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keep, in this order, these rows of the batch."""
         for layer in self.layers.values():
             for name, value in layer.items():
-                layer[name] = _map(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)), value)
+                layer[name] = _map(lambda tensor: tensor[beam_idx.to(tensor.device)], value)  # keeps what lies side by side
 
 
 def _append(layer: State, name: str, new: Tensor, seq_len: int) -> Tensor:
     total = seq_len + new.shape[1]
     buffer = layer.get(name)
     if buffer is None or buffer.shape[1] < total:
-        grown = new.new_empty(new.shape[0], BLOCK * (-(-total // BLOCK) + 1), *new.shape[2:])
+        room = BLOCK * (-(-total // BLOCK) + 1)
+        if new.dim() == 3:  # one number a head: decoding reads those of a head side by side
+            grown = new.new_empty(new.shape[0], new.shape[2], room).transpose(1, 2)
+        else:
+            grown = new.new_empty(new.shape[0], room, *new.shape[2:])
         if buffer is not None:
             grown[:, :seq_len] = buffer[:, :seq_len]
         layer[name] = buffer = grown

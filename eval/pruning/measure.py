@@ -19,7 +19,7 @@ from eval.pruning.spec import Spec
 from eval.shell.context import Compute, Context
 from eval.shell.heldout import open_heldout
 from eval.shell.loading import Loaded
-from kernels.forgetting_attention import TILE, attention_without_tiles, forgetting_attention
+from kernels.forgetting_attention import TILE, attention_without_tiles, forgetting_attention, gates_of_sums
 from models.forgetting_transformer.module import ForgettingAttention, gated_layers
 from training.progress import Progress
 
@@ -36,11 +36,12 @@ def attending(layers: Layers, attend: Attend) -> Iterator[None]:
     for layer in layers.values():
         # No text is padded here, and no FoX of the papers has a window.
         layer.attend = lambda q, k, v, f, start, layer=layer: attend(layer, q, k, v, f)  # type: ignore
+        layer.attend_newest = lambda q, k, v, sums, *_, layer=layer: attend(layer, q, k, v, gates_of_sums(sums))  # type: ignore
     try:
         yield
     finally:
         for layer in layers.values():
-            del layer.__dict__["attend"]
+            del layer.__dict__["attend"], layer.__dict__["attend_newest"]
 
 
 def attend_whole(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> Tensor:

@@ -18,11 +18,14 @@ from torch import Tensor, nn
 from kernels.forgetting_attention import (
     TILE,
     forgetting_attention,
+    forgetting_attention_cached,
+    gates_of_sums,
     norm_logit_bound,
     pruning_threshold,
     qk_norm_logit_bound,
     share_of_tiles,
     skipped_tiles,
+    sum_log_gates,
 )
 from kernels.fused_norms import gated_output_norm, shift_and_norm
 from kernels.stick_breaking import stick_breaking_attention
@@ -112,13 +115,10 @@ class ForgettingAttention(nn.Module):
         cos and sin of their positions, where the variant rotates."""
         q, k, v, log_fgate = self.project(x, cache, *rotation)
         seq_start = None if padding is None else padding.start
-        if cache is not None:
-            k, v = cache.append(self.layer_idx, self.spec.window_size, k=k, v=v)
-            if log_fgate is not None:
-                (log_fgate,) = cache.append(self.layer_idx, self.spec.window_size, log_fgate=log_fgate)
-            if seq_start is not None:  # counted from the first key that the cache still has
-                seq_start = (seq_start - (cache.seq_len + x.shape[1] - k.shape[1])).clamp(min=0)
-        o = self.attend(q, k, v, log_fgate, seq_start)
+        if cache is None:
+            o = self.attend(q, k, v, log_fgate, seq_start)
+        else:
+            o = self._attend_cached(q, k, v, log_fgate, seq_start, cache)
         gate = self.ogate_proj(x).view_as(o) if self.spec.use_output_gate else None
         if self.spec.use_output_norm:
             o = gated_output_norm(o, gate, self.output_norm.weight, eps=self.output_norm.eps)
@@ -190,6 +190,53 @@ class ForgettingAttention(nn.Module):
         pruning = self.pruning(q, k, self.spec.prune_log_tolerance)
         return forgetting_attention(q, k, v, log_fgate, seq_start=seq_start, window_size=self.spec.window_size, **pruning)
 
+    def _attend_cached(
+        self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, seq_start: Tensor | None, cache: DecodingCache
+    ) -> Tensor:
+        """Attend over the cached tokens and the new ones, which the cache takes in: of gates their running sums."""
+        new, bound, gate_sum = q.shape[1], None, None
+        if log_fgate is not None:
+            bound = self._running_bound(q, k, cache)
+            gate_sum = sum_log_gates(log_fgate, cache.newest(self.layer_idx, "gate_sum"))
+            (gate_sum,) = cache.append(self.layer_idx, self.spec.window_size, gate_sum=gate_sum)
+        k, v = cache.append(self.layer_idx, self.spec.window_size, k=k, v=v)
+        if seq_start is not None:  # counted from the first key that the cache still has
+            seq_start = (seq_start - (cache.seq_len + new - k.shape[1])).clamp(min=0)
+        if gate_sum is None or k.shape[1] == new:
+            return self.attend(q, k, v, log_fgate, seq_start)
+        if new == 1:
+            return self.attend_newest(q, k, v, gate_sum, seq_start, bound)
+        return self.attend(q, k, v, gates_of_sums(gate_sum), seq_start)
+
+    def _running_bound(self, q: Tensor, k: Tensor, cache: DecodingCache) -> Tensor | None:
+        """Return a bound (B, H) of the newest query's logits from what the cache keeps: QK-norm's, or else the largest norm of
+        the keys so far. None where nothing is pruned."""
+        if self.spec.prune_log_tolerance is None:
+            return None
+        kept = cache.layers.get(self.layer_idx, {})
+        if self.spec.qk_norm:
+            if "logit_bound" not in kept:
+                bound = self._qk_norm_bound(q.dtype).expand(q.shape[0], q.shape[2])
+                kept = cache.update(self.layer_idx, logit_bound=bound)
+            return kept["logit_bound"]
+        largest = torch.linalg.vector_norm(k, dim=-1, dtype=torch.promote_types(k.dtype, torch.float32)).amax(1)
+        if "largest_key" in kept:
+            largest = torch.maximum(largest, kept["largest_key"])
+        cache.update(self.layer_idx, largest_key=largest)
+        return torch.linalg.vector_norm(q[:, -1], dim=-1, dtype=largest.dtype) * largest * self.spec.head_dim**-0.5
+
+    def attend_newest(
+        self, q: Tensor, k: Tensor, v: Tensor, gate_sum: Tensor, seq_start: Tensor | None, logit_bound: Tensor | None
+    ) -> Tensor:
+        """Return what the newest token (B, 1, H, D) takes of the cached values, with the gates' running sums (B, T, H). Prunes
+        with a bound of its logits (B, H)."""
+        threshold = None
+        if logit_bound is not None and self.spec.prune_log_tolerance is not None:
+            threshold = pruning_threshold(logit_bound, k.shape[1], self.spec.prune_log_tolerance)
+        return forgetting_attention_cached(
+            q, k, v, gate_sum, adaptive_threshold=threshold, seq_start=seq_start, window_size=self.spec.window_size
+        )
+
     def pruning(self, q: Tensor, k: Tensor, log_tolerance: float | None) -> dict[str, Any]:
         """Return the options of `forgetting_attention` that prune, by the rule of the spec; none for None."""
         if log_tolerance is not None and self.spec.prune_tightly:
@@ -206,13 +253,13 @@ class ForgettingAttention(nn.Module):
         """Return the threshold on D (arXiv 2504.06949), from QK-norm's scales, or else from the norms; None prunes nothing."""
         if log_tolerance is None:
             return None
-        head_dim = self.spec.head_dim
-        if self.spec.qk_norm:
-            q_scale, k_scale = self.q_norm.weight.view(-1, head_dim), self.k_norm.weight.view(-1, head_dim)
-            bound = qk_norm_logit_bound(q_scale, k_scale, head_dim, q.dtype, roundings=2 if self.spec.use_rope else 1)
-        else:
-            bound = norm_logit_bound(q, k, head_dim**-0.5)
+        bound = self._qk_norm_bound(q.dtype) if self.spec.qk_norm else norm_logit_bound(q, k, self.spec.head_dim**-0.5)
         return pruning_threshold(bound, k.shape[1], log_tolerance)
+
+    def _qk_norm_bound(self, dtype: torch.dtype) -> Tensor:
+        head_dim = self.spec.head_dim
+        q_scale, k_scale = self.q_norm.weight.view(-1, head_dim), self.k_norm.weight.view(-1, head_dim)
+        return qk_norm_logit_bound(q_scale, k_scale, head_dim, dtype, roundings=2 if self.spec.use_rope else 1)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "ForgettingAttention":
         """Keep the fixed gate's bias in fp32 through `.to(bfloat16)`: rounding it would change the decay times."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kernels.forgetting_attention import norm_logit_bound, pruning_threshold
 from kernels.fused_norms import shift_and_norm
 from models.backbone import Padding
 from models.build import build_model, num_params
@@ -341,3 +342,44 @@ def test_pruning_changes_the_logits_by_less_than_its_tolerance(variant, toleranc
         rounded = original(q.bfloat16(), k.bfloat16(), -tolerance)
         grown = (1 + 2**-8) ** (4 if spec.use_rope else 2)
         assert torch.allclose(rounded, -2 * grown * bound - math.log(400) - tolerance)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("tightly", [False, True])
+@pytest.mark.parametrize("variant", ["fox_pro", "fox_llama", "scale_per_head"])
+def test_a_pruned_cache_gives_the_logits_of_the_whole_text(variant, tightly, device):
+    """Token by token and several at once; the bound of the logits is kept, holds, leaves keys out, and follows the beams."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    model, spec = make(variant)
+    model.to(device)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.attn.fgate_proj.bias.fill_(-2.0)
+    pruned = build_model(dataclasses.replace(spec, prune_log_tolerance=-10.0, prune_tightly=tightly)).eval().to(device)
+    pruned.load_state_dict(model.state_dict())
+    attention = pruned.model.layers[0].attn
+    seen: list[Any] = []
+    original = attention.attend_newest
+    attention.attend_newest = lambda *given: seen.append(given) or original(*given)
+    tokens = torch.randint(31, (2, 200), generator=torch.Generator().manual_seed(2)).to(device)
+    cache, logits = DecodingCache(), []
+    with torch.no_grad():
+        whole = model(tokens).logits
+        for step in (120, 1, 1, 5, 1):
+            start = cache.seq_len
+            logits.append(pruned(tokens[:, start : start + step], past_key_values=cache).logits)
+    assert torch.allclose(torch.cat(logits, 1), whole[:, :128], atol=1e-3)
+    assert [given[1].shape[1] for given in seen] == [121, 122, 128]
+    for q, k, v, gate_sum, _, bound in seen:
+        assert bool((norm_logit_bound(q, k, 0.25) <= bound * (1 + 1e-6)).all())
+        assert gate_sum.dtype == torch.float64 and gate_sum.shape == k.shape[:3]
+        threshold_BH = pruning_threshold(bound, k.shape[1], -10.0)
+        hidden_BTH = gate_sum[:, -1:] - gate_sum < threshold_BH[:, None]
+        spoiled = torch.where(hidden_BTH[..., None], 1e16, v)
+        assert torch.equal(original(q, k, spoiled, gate_sum, None, bound), original(q, k, v, gate_sum, None, bound))
+        assert not torch.equal(original(q, k, spoiled, gate_sum, None, None), original(q, k, v, gate_sum, None, None))
+    cache.reorder_cache(torch.tensor([1, 1]))
+    assert cache[0]["gate_sum"].stride(1) == 1
+    with torch.no_grad():
+        after = pruned(tokens[1:, 128:129].expand(2, 1), past_key_values=cache).logits
+    assert torch.allclose(after, whole[1:, 128:129].expand_as(after), atol=1e-3)
