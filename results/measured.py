@@ -38,6 +38,7 @@ _ERRORS = {name: number(0) for name in GRADIENTS}
 SCHEMAS = {
     "forgetting_attention": KERNEL_TIMES,
     "stick_breaking": KERNEL_TIMES,
+    "decoding": KERNEL_TIMES,
     # Relative to the norm of each, by regime.
     "errors_by_regime": Schema(
         {"provider": text(), "head_dim": integer(1), "logit": number(0), "gates": text(), **_ERRORS},

@@ -1,7 +1,7 @@
 """Measure the attention kernels on this GPU, or show what was measured: `python -m kernels.benchmark [MODE ...] [--show]`.
 
-Modes: `times` of all operators and their peers; `errors` of forgetting attention by regime, against float64; `tiles`, which
-share of the causal tiles each pruning rule leaves (needs no GPU)."""
+Modes: `times` of all operators and their peers; `errors` of forgetting attention by regime, against float64; `decode`, times of
+one token over a cache; `tiles`, which share of the causal tiles each pruning rule leaves (needs no GPU)."""
 
 import sys
 from collections.abc import Iterator
@@ -13,14 +13,15 @@ import pandas as pd
 import tyro
 from tyro.conf import Positional, UseAppendAction
 
-from kernels.benchmark.rows import LIMIT_S, PICTURES, draw, error_table, markdown, table
+from kernels.benchmark.rows import LIMIT_S, PICTURES, decoding_table, draw, error_table, markdown, table
 from results.atomic import write_atomic
 from results.measured import FOLDER, read
 
 Shape = tuple[int, int, int, int]
-Mode = Literal["times", "errors", "tiles"]
+Mode = Literal["times", "errors", "decode", "tiles"]
 Kind = Literal["forgetting_attention", "stick_breaking"]
 PACKAGES = Path(__file__).parents[1]
+TABLES = {"errors_by_regime": error_table, "decoding": decoding_table}
 DRAWN = {
     "forgetting_attention": ("attention.png", "local to global", "forget gates from very local to global over the heads"),
     "stick_breaking": ("stick_breaking.png", "long", "logits N(-9, 1): nothing can be skipped"),
@@ -31,8 +32,8 @@ DRAWN = {
 class Options:
     """Measure attention against softmax attention."""
 
-    modes: Positional[tuple[Mode, ...]] = ("times", "errors")
-    """Times of the kernels, errors by regime, share of tiles that pruning leaves."""
+    modes: Positional[tuple[Mode, ...]] = ("times", "errors", "decode")
+    """Times of the kernels, errors by regime, times of one token over a cache, share of tiles that pruning leaves."""
     show: bool = False
     """Print and draw the stored rows; needs no GPU."""
     rows: Path = FOLDER
@@ -54,7 +55,8 @@ def measured(options: Options) -> None:
     import torch
 
     if set(options.modes) - {"tiles"} and not torch.cuda.is_available():
-        raise ValueError("times and errors are measured on a GPU, and torch sees none; --show prints what is stored")
+        raise ValueError("all but tiles is measured on a GPU, and torch sees none; --show prints what is stored")
+    from kernels.benchmark.decode import measure_decoding
     from kernels.benchmark.errors import measure_errors
     from kernels.benchmark.operators import OPERATORS, tiles_left
     from kernels.benchmark.times import Row, keep, measure
@@ -65,6 +67,8 @@ def measured(options: Options) -> None:
             groups.append((operator.kind, f"{operator.kind} {shape}", measure(operator, shape, options.only, options.limit_s)))
     if "errors" in options.modes:
         groups.append(("errors_by_regime", "errors by regime", measure_errors(options.only)))
+    if "decode" in options.modes:
+        groups.append(("decoding", "decoding", measure_decoding(options.shape, options.only, options.limit_s)))
     for number, (kind, label, rows) in enumerate(groups, 1):
         keep(kind, rows, f"{number} of {len(groups)}: {label}", options.code, options.rows)
     if "tiles" in options.modes:
@@ -75,7 +79,7 @@ def measured(options: Options) -> None:
 
 def show(options: Options) -> None:
     """Print a table for each mode whose rows are there, and draw the times. ValueError: none are there."""
-    kinds = {"times": options.operators, "errors": ("errors_by_regime",)}
+    kinds = {"times": options.operators, "errors": ("errors_by_regime",), "decode": ("decoding",)}
     asked = [kind for mode in options.modes for kind in kinds.get(mode, ())]
     there = {kind: read(kind, options.rows) for kind in asked if any((options.rows / kind).glob("*.parquet"))}
     if asked and not there:
@@ -87,7 +91,7 @@ def show(options: Options) -> None:
             draw(rows, folder / name, gates, title)
     text = tables(there)
     print(text)
-    if len(there) == len(DRAWN) + 1:
+    if len(there) == len(DRAWN) + len(TABLES):
         write_atomic(folder / "README.md", text)
         for kind in DRAWN if folder == PICTURES else ():
             write_atomic(PACKAGES / kind / "README.md", page(kind, there[kind]))
@@ -99,7 +103,7 @@ def tables(measured: dict[str, pd.DataFrame]) -> str:
         "# Times and errors of the kernels\n\nWritten by `python -m kernels.benchmark --show` from the rows in measurements/.\n"
     )
     for kind, rows in measured.items():
-        text += f"\n## {kind}\n\n{error_table(rows) if kind == 'errors_by_regime' else table(rows)}\n"
+        text += f"\n## {kind}\n\n{TABLES.get(kind, table)(rows)}\n"
     return text
 
 

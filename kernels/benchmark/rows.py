@@ -11,6 +11,8 @@ PICTURES = Path(__file__).parents[2] / "results" / "kernels"
 BASELINE = "softmax cuDNN"
 ROPE_BASELINE = "softmax cuDNN + RoPE"
 """Baseline of stick-breaking attention, which needs no positions."""
+MEMORY_LIMIT = "memory limit"
+"""Time of reading keys and values once at the GPU's bandwidth, as its clock and bus give it."""
 # In the order of the bars: softmax attention in greys, the others in colours.
 COLORS = {
     "softmax flash-2": "#C4C4C4",
@@ -69,6 +71,22 @@ def _cell(ms: float, ratio: float) -> str:
     if pd.isna(ms):
         return "too slow to compile"
     return f"{ms:.3f} ms" if pd.isna(ratio) or ratio == 1.0 else f"{ratio:.2f}"
+
+
+def decoding_table(rows: pd.DataFrame) -> str:
+    """Markdown: microseconds for one token, newest rows, a column per provider, a line per GPU and shape."""
+    newest = rows.drop_duplicates(["gpu", "provider", *SHAPE], keep="last")
+    names = [name for name in (*COLORS, MEMORY_LIMIT) if name in set(newest.provider)]
+    lines: list[tuple[str, ...]] = []
+    for (gpu, *shape), group in newest.groupby(["gpu", *SHAPE]):
+        times = dict(zip(group.provider, group.ms_q50, strict=True))
+        cells = ("" if pd.isna(times.get(name)) else f"{1000 * times[name]:.1f}" for name in names)
+        lines.append((str(gpu), ", ".join(map(str, shape)), *cells))
+    note = (
+        "Microseconds for one token over a cache of T keys, in a CUDA graph, newest rows. The memory limit is what reading\n"
+        "all keys and values takes; pruning reads fewer."
+    )
+    return f"{note}\n\n{markdown(('GPU', 'B, T, H, D', *names), lines)}"
 
 
 def error_table(rows: pd.DataFrame) -> str:

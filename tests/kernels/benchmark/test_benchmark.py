@@ -13,10 +13,20 @@ import pytest
 import torch
 
 from kernels.benchmark import __main__ as command
-from kernels.benchmark import operators, times
+from kernels.benchmark import decode, operators, times
 from kernels.benchmark.__main__ import DRAWN, PACKAGES, page, tables
 from kernels.benchmark.flex import flex_forgetting_attention
-from kernels.benchmark.rows import BASELINE, PICTURES, ROPE_BASELINE, compared, draw, error_table, table
+from kernels.benchmark.rows import (
+    BASELINE,
+    MEMORY_LIMIT,
+    PICTURES,
+    ROPE_BASELINE,
+    compared,
+    decoding_table,
+    draw,
+    error_table,
+    table,
+)
 from kernels.forgetting_attention import forgetting_attention
 from results.measured import read
 from tests.kernels.forgetting_attention.oracle import attend, make_case, output_and_gradients
@@ -171,6 +181,35 @@ def test_a_provider_that_is_wrong_is_not_timed(kind):
         times.check(cpu, "ours", lambda *x: 1.1 * exact(*x), 16, operator.regimes[0])
 
 
+@pytest.mark.usefixtures("_no_gpu")
+def test_decoding_is_checked_timed_and_shown(monkeypatch, tmp_path):
+    """Caches in turn; what a machine lacks or gets wrong has no row."""
+    read_keys, softmax = [], decode._softmax
+    monkeypatch.setattr(decode, "_softmax", lambda *given: read_keys.append(given[2].data_ptr()) or softmax(*given))
+
+    def bench(run, quantiles):
+        read_keys.append([])
+        outputs = [run() for _ in range(3)]
+        assert all(torch.equal(output, outputs[0]) for output in outputs)
+        return [0.001, 0.002, 0.003]
+
+    testing = SimpleNamespace(do_bench_cudagraph=bench, get_dram_gbps=lambda: 1.0)
+    for module in (times, decode):
+        monkeypatch.setattr(module, "triton", SimpleNamespace(testing=testing))
+    shape, size = (1, 300, 2, 16), 2 * 2 * 300 * 2 * 16
+    monkeypatch.setattr(decode, "ALL_CACHES", size)
+    times.keep("decoding", decode.measure_decoding((shape,), (), 60, "cpu"), "label", "some code", tmp_path)
+    rows = read("decoding", tmp_path)
+    assert list(rows.provider) == ["softmax flash-2", "ours", "ours, pruned", MEMORY_LIMIT]  # no cuDNN on a CPU
+    assert list(rows.ms_q50) == [0.002, 0.002, 0.002, round(size * 1e-6, 5)] and bool((rows.max_error[:3] < 1e-2).all())
+    first, second, third = read_keys[2:5]  # behind those of the check
+    assert first == third != second
+    assert "| some GPU | 1, 300, 2, 16 | 2.0 | 2.0 | 2.0 | 38.4 |" in decoding_table(pd.concat([rows.assign(ms_q50=9.0), rows]))
+    monkeypatch.setattr(decode, "decoders", lambda *_: {"ours": lambda q, k, v, sums: 1.1 * v[:, -1:]})
+    with pytest.raises(RuntimeError, match="o is off by"):
+        decode.check("ours", shape, "cpu")
+
+
 def test_the_error_table_has_the_largest_of_the_newest():
     regime = {"gpu": "some GPU", "provider": "ours", "head_dim": 64, "logit": 1.0, "gates": "open"}
     errors = dict.fromkeys(("o", "dq", "dk", "dv", "dlog_fgate"), 1e-3)
@@ -187,9 +226,9 @@ def test_the_committed_tables_are_those_of_the_committed_rows():
 
 def test_a_machine_without_a_gpu_is_told_so(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    for words in ([], ["times"], ["tiles", "errors"]):
+    for words in ([], ["times"], ["tiles", "errors"], ["decode"]):
         monkeypatch.setattr(sys, "argv", ["benchmark", *words, "--rows", str(tmp_path)])
         assert command.main() == 2
         assert capsys.readouterr().err == (
-            "error: times and errors are measured on a GPU, and torch sees none; --show prints what is stored\n"
+            "error: all but tiles is measured on a GPU, and torch sees none; --show prints what is stored\n"
         )
