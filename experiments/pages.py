@@ -32,7 +32,7 @@ from experiments.beyond import context_use, last_words
 from experiments.beyond.gate_worth import PAPERS_BUDGET, papers, worths
 from experiments.fox.table_lr_grid import best_of, by_rate
 from experiments.scales import SCALES
-from kernels.benchmark.rows import compared
+from kernels.benchmark.rows import SHAPE, compared
 from results.atomic import write_atomic
 from results.measured import FOLDER, read
 from results.store import read_evaluation, read_run
@@ -156,6 +156,13 @@ class Facts:
         own = rows[(rows["provider"] == provider) & (rows["operation"] == operation) & (rows["gates"] == gates)]
         ratio = own[own["head_dim"] >= narrowest]["ratio"].dropna()
         return f"{ratio.min():.2f}", f"{ratio.max():.2f}"
+
+    def decoding(self, provider: str, fewest_keys: int = 1) -> tuple[str, str]:
+        """Least and most share of the time that FlashAttention-2 takes to decode a token, over the shapes, newest rows."""
+        rows = self.measured("decoding").drop_duplicates(["gpu", "provider", *SHAPE], keep="last")
+        times = rows[rows["seq_len"] >= fewest_keys].pivot_table(index=["gpu", *SHAPE], columns="provider", values="ms_q50")
+        share = (times[provider] / times["softmax flash-2"]).dropna()
+        return f"{share.min():.2f}", f"{share.max():.2f}"
 
     def errors(self, quantity: str) -> pd.Series:
         """Our largest error over that of flash-linear-attention, by regime."""

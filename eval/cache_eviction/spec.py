@@ -6,9 +6,10 @@ less than e^`log_tolerance` of its probability. The threshold is that of a text 
 QK-norm it rests on the norms of that text's queries and keys, those to come included.
 
 Rows, documents, layers and heads 0-based, -1: not of one. keys: those that remain after `position` tokens, of every head, mean
-over documents. bytes: of the keys, values and gates that remain, of every document; bytes_of_all: of all keys and values, what
-a Transformer of the same shape keeps. Of every document loss and loss_evicted (mean nats per token, computed alike). Of every
-head dropped: the largest probability that a query of document 0 loses."""
+over documents. bytes: of the keys, values and gates that remain (gates in their own precision: the models' cache keeps their
+running sums, in float64), of every document; bytes_of_all: of all keys and values, what a Transformer of the same shape keeps.
+Of every document loss and loss_evicted (mean nats per token, computed alike). Of every head dropped: the largest probability
+that a query of document 0 loses."""
 
 from typing import Literal
 

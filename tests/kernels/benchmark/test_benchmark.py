@@ -218,7 +218,7 @@ def test_the_error_table_has_the_largest_of_the_newest():
 
 
 def test_the_committed_tables_are_those_of_the_committed_rows():
-    kinds = ("forgetting_attention", "stick_breaking", "errors_by_regime")
+    kinds = ("forgetting_attention", "stick_breaking", "errors_by_regime", "decoding")
     assert (PICTURES / "README.md").read_text() == tables({kind: read(kind) for kind in kinds})
     for kind in DRAWN:
         assert (PACKAGES / kind / "README.md").read_text() == page(kind, read(kind))
