@@ -157,12 +157,14 @@ class Facts:
         ratio = own[own["head_dim"] >= narrowest]["ratio"].dropna()
         return f"{ratio.min():.2f}", f"{ratio.max():.2f}"
 
-    def decoding(self, provider: str, fewest_keys: int = 1) -> tuple[str, str]:
-        """Least and most share of the time that FlashAttention-2 takes to decode a token, over the shapes, newest rows."""
+    def decoding(self, provider: str) -> list[tuple[str, int, int]]:
+        """Least and most share of the time that the faster softmax attention takes to decode a token, over the shapes, newest
+        rows; each with the sequences and keys where it is so."""
         rows = self.measured("decoding").drop_duplicates(["gpu", "provider", *SHAPE], keep="last")
-        times = rows[rows["seq_len"] >= fewest_keys].pivot_table(index=["gpu", *SHAPE], columns="provider", values="ms_q50")
-        share = (times[provider] / times["softmax flash-2"]).dropna()
-        return f"{share.min():.2f}", f"{share.max():.2f}"
+        times = rows.pivot_table(index=["gpu", *SHAPE], columns="provider", values="ms_q50")
+        share = (times[provider] / times.filter(like="softmax").min(axis=1)).dropna()
+        ends: list[Any] = [share.idxmin(), share.idxmax()]
+        return [(f"{share[end]:.2f}", *end[1:3]) for end in ends]
 
     def errors(self, quantity: str) -> pd.Series:
         """Our largest error over that of flash-linear-attention, by regime."""

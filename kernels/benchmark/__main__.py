@@ -94,7 +94,7 @@ def show(options: Options) -> None:
     if len(there) == len(DRAWN) + len(TABLES):
         write_atomic(folder / "README.md", text)
         for kind in DRAWN if folder == PICTURES else ():
-            write_atomic(PACKAGES / kind / "README.md", page(kind, there[kind]))
+            write_atomic(PACKAGES / kind / "README.md", page(kind, there))
 
 
 def tables(measured: dict[str, pd.DataFrame]) -> str:
@@ -107,11 +107,15 @@ def tables(measured: dict[str, pd.DataFrame]) -> str:
     return text
 
 
-def page(kind: str, rows: pd.DataFrame) -> str:
-    """Return an operator's own page with the table of training's times, in the regimes that are drawn, from these rows."""
+def page(kind: str, measured: dict[str, pd.DataFrame]) -> str:
+    """Return an operator's own page with the tables that it has a place for, from rows by kind: of training's times, in the
+    regimes that are drawn, and of decoding's."""
+    rows, text = measured[kind], (PACKAGES / kind / "README.md").read_text()
     shown = rows[(rows.operation == "forward+backward") & rows.gates.isin((DRAWN[kind][1], "short", "any"))]
-    before, _, rest = (PACKAGES / kind / "README.md").read_text().partition("<!-- table -->")
-    return f"{before}<!-- table -->\n\n{table(shown)}\n\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
+    for place, drawn in (("<!-- table -->", table(shown)), ("<!-- decoding -->", decoding_table(measured["decoding"]))):
+        before, found, rest = text.partition(place)
+        text = f"{before}{place}\n\n{drawn}\n\n<!-- end -->{rest.partition('<!-- end -->')[2]}" if found else text
+    return text
 
 
 def main() -> int:

@@ -83,8 +83,10 @@ def decoding_table(rows: pd.DataFrame) -> str:
         cells = ("" if pd.isna(times.get(name)) else f"{1000 * times[name]:.1f}" for name in names)
         lines.append((str(gpu), ", ".join(map(str, shape)), *cells))
     note = (
-        "Microseconds for one token over a cache of T keys, in a CUDA graph, newest rows. The memory limit is what reading\n"
-        "all keys and values takes; pruning reads fewer."
+        "Microseconds for one token over a cache of T keys, in a CUDA graph, newest rows; gates from very local to\n"
+        "global over the heads. The memory limit is what reading all keys and values takes. Softmax attention reads\n"
+        "all. Ours leaves out, also without pruning, keys that have decayed below e^-2000: their weight rounds to\n"
+        "nothing, they are not read, and it can take less."
     )
     return f"{note}\n\n{markdown(('GPU', 'B, T, H, D', *names), lines)}"
 

@@ -29,7 +29,7 @@ TAKEN_OUT = (
     r"(?:ICLR|COLM) \d{4}",  # years of papers
     r"(?m)^\d+\. ",  # lists
     r"\b(?:Figure|Table) \d+|\b[ACS]\d+[a-z]?\b",  # the papers' figures and claims
-    r"Mamba-2|FlashAttention-4|SLURM|e\^-10",  # names; the bound of pruning is one
+    r"Mamba-2|FlashAttention-[24]|SLURM|e\^-10",  # names; the bound of pruning is one
 )
 NUMBER = re.compile(
     r"(?<![A-Za-z0-9])\d|\b(?:three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|hundred)\b", re.IGNORECASE

@@ -219,9 +219,10 @@ def test_the_error_table_has_the_largest_of_the_newest():
 
 def test_the_committed_tables_are_those_of_the_committed_rows():
     kinds = ("forgetting_attention", "stick_breaking", "errors_by_regime", "decoding")
-    assert (PICTURES / "README.md").read_text() == tables({kind: read(kind) for kind in kinds})
+    measured = {kind: read(kind) for kind in kinds}
+    assert (PICTURES / "README.md").read_text() == tables(measured)
     for kind in DRAWN:
-        assert (PACKAGES / kind / "README.md").read_text() == page(kind, read(kind))
+        assert (PACKAGES / kind / "README.md").read_text() == page(kind, measured)
 
 
 def test_a_machine_without_a_gpu_is_told_so(monkeypatch, capsys, tmp_path):
