@@ -16,7 +16,7 @@ from experiments.scales import SCALES
 from kernels.forgetting_attention import forgetting_attention
 from models.build import build_model
 from models.loss import TokenLoss
-from models.spec import ForgettingTransformerSpec, GatedDeltaNetSpec
+from models.spec import ForgettingTransformerSpec, FoxHybridSpec, GatedDeltaNetSpec
 from tests.models.test_gpu import is_wrong_for_gates
 from training.distributed import World
 from training.spec import Execution, TrainSpec
@@ -87,7 +87,8 @@ def test_fast_step_follows_a_plain_fp32_one(monkeypatch):
 
 
 def refused_by_fla(name: str) -> bool:
-    return isinstance(model_spec(name, SCALES["125m-2.7b"], 2049), GatedDeltaNetSpec) and is_wrong_for_gates()
+    gated = GatedDeltaNetSpec | FoxHybridSpec
+    return isinstance(model_spec(name, SCALES["125m-2.7b"], 2049), gated) and is_wrong_for_gates()
 
 
 @pytest.mark.parametrize("name", NAMES)
