@@ -21,7 +21,10 @@ POLL_S = 0.1
 PROCESS_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SAVE_S = 120.0
 # What the processes of a task import that takes long, whatever its model.
-IMPORTS = {"training": ("training.loop", "torch.utils.tensorboard", "zarr"), "eval.job": ("eval.kinds", "models.build", "zarr")}
+IMPORTS = {
+    "training": ("training.loop", "torch.utils.tensorboard", "zarr"),
+    "eval.job": ("eval.kinds", "models.build", "zarr", "pandera.pandas"),
+}
 
 
 @dataclass

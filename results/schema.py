@@ -1,43 +1,59 @@
 """The columns of a kind of rows, checked when rows are written. Each evaluation declares its own in its folder. Torch-free."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-import pandera.pandas as pa
-from pandera.errors import SchemaErrors
+
+if TYPE_CHECKING:  # what only reads or plans does without: it takes a fifth of a second to load
+    import pandera.pandas as pa
 
 
-def text(choices: Sequence[str] | None = None, *, empty: bool = False) -> pa.Column:
+@dataclass(frozen=True)
+class Column:
+    """Type of a column, and how pandera is to check its values."""
+
+    dtype: type | str
+    check: Callable[[type[pa.Check]], pa.Check] | None = None
+    nullable: bool = False
+
+
+def text(choices: Sequence[str] | None = None, *, empty: bool = False) -> Column:
     """A string: one of `choices`, or any that is not empty (unless `empty`)."""
     if choices is not None:
-        return pa.Column(str, pa.Check.isin(list(choices)))
-    return pa.Column(str, None if empty else pa.Check.str_length(min_value=1, error="not empty"))
+        return Column(str, lambda check: check.isin(list(choices)))
+    return Column(str, None if empty else lambda check: check.str_length(min_value=1, error="not empty"))
 
 
-def integer(low: int, high: int | None = None) -> pa.Column:
-    return pa.Column("int64", pa.Check.in_range(low, 2**62 if high is None else high))
+def integer(low: int, high: int | None = None) -> Column:
+    return Column("int64", lambda check: check.in_range(low, 2**62 if high is None else high))
 
 
-def number(low: float = -np.inf, high: float = np.inf, *, nullable: bool = False) -> pa.Column:
-    return pa.Column("float64", pa.Check.in_range(low, high), nullable=nullable)
+def number(low: float = -np.inf, high: float = np.inf, *, nullable: bool = False) -> Column:
+    return Column("float64", lambda check: check.in_range(low, high), nullable)
 
 
-def flag() -> pa.Column:
-    return pa.Column("bool")
+def flag() -> Column:
+    return Column("bool")
 
 
 @dataclass(frozen=True)
 class Schema:
     """`columns` by name, in order; the columns of `key` together identify a row."""
 
-    columns: dict[str, pa.Column]
+    columns: dict[str, Column]
     key: tuple[str, ...]
 
     def validate(self, rows: pd.DataFrame, where: str = "rows") -> pd.DataFrame:
         """The rows with the columns in order and of the right types; `where` names them in messages. ValueError: no rows,
         missing or surplus columns, wrong types, values out of range, repeated keys."""
+        import pandera.pandas as pa
+        from pandera.errors import SchemaErrors
+
         missing = [name for name in self.columns if name not in rows.columns]
         surplus = [str(name) for name in rows.columns if name not in self.columns]
         if missing or surplus:
@@ -45,10 +61,13 @@ class Schema:
         if rows.empty:
             raise ValueError(f"{where}: there are no rows")
         for name, column in self.columns.items():  # coercion to int64 would silently cut 2.5 to 2
-            if str(column.dtype) == "int64" and pd.api.types.is_float_dtype(rows[name]) and (rows[name] % 1 != 0).any():
+            if column.dtype == "int64" and pd.api.types.is_float_dtype(rows[name]) and (rows[name] % 1 != 0).any():
                 bad = rows[name][rows[name] % 1 != 0].iloc[0]
                 raise ValueError(f"{where}: column {name!r} must hold whole numbers; it has {bad!r}")
-        schema = pa.DataFrameSchema(dict(self.columns), strict=True, coerce=True)
+        checked = {
+            name: pa.Column(x.dtype, x.check and x.check(pa.Check), nullable=x.nullable) for name, x in self.columns.items()
+        }
+        schema = pa.DataFrameSchema(checked, strict=True, coerce=True)
         try:
             valid = schema.validate(rows[list(self.columns)], lazy=True)
         except SchemaErrors as error:
