@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,13 +93,15 @@ def read_rows(path: Path, types: dict[str, type] = ROWS, **owner: str) -> tuple[
     `owner` (run_id, scale, eval_id). `types`: META of an evaluation."""
     body, meta = _read_pair(path, types, owner)
     try:
-        return _frame(body), meta
+        return _frame(body).copy(deep=False), meta  # pandas copies what is written to
     except (ValueError, OSError) as error:
         raise ValueError(f"{path}: not a readable parquet file ({error})") from None
 
 
+@lru_cache(maxsize=1024)
 def _frame(body: bytes) -> pd.DataFrame:
-    """Read the rows of a parquet file. Without pyarrow, as in the small environment, fastparquet reads the same of it."""
+    """Read the rows of a parquet file, once: studies share many. Without pyarrow, as in the small environment, fastparquet
+    reads the same of it."""
     try:
         import pyarrow.parquet as pq
 

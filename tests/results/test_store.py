@@ -51,6 +51,16 @@ def stored(folder: Path, run_id: str = "r1", loss: float = 2.0) -> Path:
     return write_rows(folder / run_id / "evals" / "per_token_loss-0badc0de.parquet", rows_of(loss), meta_of(run_id), SCHEMA)
 
 
+def test_what_a_reader_writes_to_its_rows_is_seen_by_no_other(tmp_path):
+    path = stored(tmp_path)
+    rows, _ = read_rows(path)
+    rows["loss"] = 9.0
+    rows.loc[0, "added"] = 1
+    other, _ = read_rows(path)
+    other.loc[0, "loss"] = 7.0
+    pd.testing.assert_frame_equal(read_rows(path)[0], rows_of(), check_dtype=False)
+
+
 def test_round_trip(tmp_path):
     path = stored(tmp_path)
     rows, meta = read_rows(path)
