@@ -1,6 +1,8 @@
 """Numbers taken of curves, of losses by context and of needles, and the same of what was repeated, worked out by hand."""
 
+import itertools
 import math
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -8,10 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.curves import ContextLosses, LossCurve, compare, compare_contexts, difference
-from analysis.needles import Needles
+from analysis import panels
+from analysis.curves import ContextLosses, LossCurve, compare, compare_contexts, difference, first_plotted
+from analysis.names import LineStyle
+from analysis.needles import Needles, places
 from analysis.pruning import _skipped
 from analysis.seeds import Repeated
+from analysis.style import plt
 from analysis.training_curves import trainings
 from experiments.beyond.last_words import Words
 from experiments.beyond.last_words import compare as in_words
@@ -210,3 +215,36 @@ def test_a_training_is_as_fast_as_its_median_step():
     assert found.tokens.tolist() == [10, 20, 30, 40, 50] and found.loss_SN.tolist() == [[8, 7, 6, 5, 4], [9, 8, 7, 6, 5]]
     assert found.tokens_per_s.tolist() == [3.0, 4.0] and found.mfu.tolist() == [0.3, 0.3]
     assert found.shown(0.5).tolist() == [2, 3, 4] and found.shown(0.41).tolist() == [2, 3, 4]
+
+
+def test_places_of_needles_do_not_overlap():
+    assert places(1024) == {"inside": ("up to 1k", 0, 1024), "beyond": ("beyond 1k", 1025, math.inf)}
+
+
+def test_drawn_curves():
+    """Bins stand at the geometric mean of their ends; smoothed positions go from the first that is drawn to the last."""
+    loss = np.arange(1.0, 257)
+    of = curve(losses_SN=np.stack([loss, loss + 1]), bands_DK=np.empty((0, 0)), ends_K=np.empty(0))
+    drawn = panels.binned(of, LineStyle("a", "b"), 4, 16)
+    edges = np.array([4, 5, 6, 7, 8, 10, 11, 13, 16])
+    assert drawn.x == pytest.approx(np.sqrt(edges[:-1] * edges[1:]))
+    wanted = [loss[low:high].mean() for low, high in itertools.pairwise(edges)]
+    assert drawn.values_SX == pytest.approx(np.array([wanted, np.add(wanted, 1)]))
+    smoothed = panels.smoothed(replace(of, train_len=64), LineStyle("a", "b"), 9)
+    assert smoothed.x.tolist() == [*range(4, 257)] and smoothed.values_SX[1, :6].tolist() == [5.5, 6, 7, 8, 9, 10]
+    assert smoothed.values_SX[0, -1] == loss[-5:].mean()
+
+
+@pytest.mark.parametrize(("train_len", "first"), [(16_384, 128), (2_048, 128), (2_032, 127), (256, 16), (31, 1), (8, 1)])
+def test_the_first_position_that_is_drawn(train_len, first):
+    assert first_plotted(train_len) == first
+
+
+def test_a_cell_of_needles_is_the_mean_of_its_samples():
+    cells = pd.DataFrame({"length": [100, 100, 100, 200], "depth": [0.0, 0, 50, 50], "value": [1.0, 4, 5, 7]})
+    figure, axes = plt.subplots()
+    panels.needle_panel(axes, cells, panels.ColourScale("RdYlGn", 1, 10, "score"), 150)
+    (mesh,) = axes.collections
+    assert mesh.get_array().filled(-1).tolist() == [[2.5, -1.0], [5.0, 7.0]]
+    assert axes.lines[0].get_xdata()[0] == 1.0, "the training length lies half way between the two lengths' middles"
+    plt.close(figure)

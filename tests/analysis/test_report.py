@@ -341,6 +341,12 @@ def test_time_is_summed_by_device_and_gpu_and_tokens_by_start():
     assert report._spent([study, study]) == "2 runs, 3.5 million tokens, 3.0 hours on A and 0.5 hours on B"
 
 
+def test_claims_stand_in_the_order_of_their_numbers():
+    ids = ["A1", "A10", "C2", "C10", "C20", "C20b", "C20c", "C21", "S8"]
+    shuffled = [SimpleNamespace(id=each) for each in (*ids[::2], *ids[1::2])]
+    assert [claim.id for claim in sorted(shuffled, key=report._place)] == ids
+
+
 def test_nothing_stored_is_an_error_and_what_is_not_drawn_is_said(tmp_path):
     with pytest.raises(ValueError, match="no results to report on"):
         report.build(tmp_path / "mini", [section(FIG2, None)])
