@@ -128,3 +128,16 @@ def test_sources_are_those_of_the_evaluation_or_of_the_corpus(tmp_path):
                          {"extras": {}, "spec": {"corpus": "d"}})  # fmt: skip
     assert sources_of(tmp_path, own, 2).tolist() == [1, 1] and sources_of(tmp_path, stored, 3).tolist() == [7, 7, 8]
     assert sources_of(tmp_path, none, 1) is sources_of(tmp_path, own, 4) is sources_of(tmp_path, own, 0) is None
+
+
+def test_changed_code_is_that_of_the_training_that_is_drawn(tmp_path):
+    """Another training of the run, of changed code, counts only where nobody wrote which training rows are of."""
+    study = store_of(tmp_path, fox_pro=1).study("fig")
+    (line,) = study.lines
+    starts = [{"date": date, "git_dirty": dirty} for date, dirty in (("a", True), ("b", False), ("c", False), ("d", True))]
+    trainings = [{"weights": name, "starts": dates, "final_loss": loss}
+                 for name, dates, loss in (("u", ["a"], 1.0), ("v", ["b", "c"], 2.0), ("w", ["c", "d"], 3.0))]  # fmt: skip
+    study.runs[line.run_id] |= {"starts": starts, "trainings": trainings, "final_loss": 9.0}
+    for weights, changed, loss in (("u", True, 1.0), ("v", False, 2.0), ("w", True, 3.0), (None, True, 9.0), ("x", True, 9.0)):
+        own = replace(line, weights=weights)
+        assert study.is_from_changed_code(own) is changed and study.final_loss(own) == loss

@@ -191,3 +191,10 @@ def test_effects_lead_with_the_number_that_the_paper_gives():
     rates = met(0.1, 0.01, paper="twice", shown="best rate 0.001")
     assert str(rates).startswith("a minus b: best rate 0.001, paper twice; +0.1000 nats [")
     assert (amount(0.5, "%"), amount(0.5, "points"), amount(0.5, "")) == ("0.50%", "0.50 points", "0.50")
+
+
+def test_a_verdict_has_as_many_seeds_as_its_poorest_comparison():
+    """Counted numbers, which have none, do not count."""
+    some = [replace(met(1.0), estimate=Estimate(1.0, 0.1, seeds=seeds)) for seeds in (3, 2, 0, 5)]
+    assert decide("Said.", some).seeds == 2 and decide("Said.", some[2:3]).seeds == 0
+    assert decide_any("Said.", [some[:1], some[3:]]).seeds == 3

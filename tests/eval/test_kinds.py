@@ -140,6 +140,38 @@ def test_costs_follow_the_work(tiny_fox):
     assert lm_eval.Spec(tasks=("copa",), limit=10).flops(model) == 10 * 40 * model_flops(model, 512)
 
 
+GRID = dict(lengths=(300, 400), depths=(0.0, 50.0), samples_per_cell=3)
+READS = {
+    "per_token_loss": (dict(context_len=64, num_documents=3), [(192, 64)]),
+    "needle": (GRID | dict(max_new_tokens=20), [(6 * 320, 300), (6 * 420, 400)]),
+    "needle_recall": (GRID, [(9 * 300, 300), (9 * 400, 400)]),  # with the needle at every depth, and without
+    "needle_choice": (GRID, [(6 * 300, 300), (6 * 400, 400)]),
+    "recall": (dict(num_sequences=5, seq_len=64), [(320, 64)]),
+    "equal_logits": ({}, [(128, 128)]),
+    "longbench": (dict(tasks=("trec",), dataset="local-v1:aa", max_prompt_tokens=99, max_new_tokens=5), [(2 * 104, 99)]),
+    "lm_eval": (dict(tasks=("copa", "copa"), include="local-v1:aa", max_length=99), [(2 * 20 * 40, 99)]),
+    "gate_maps": (dict(seq_len=64, distance=8), [(128, 64)]),  # once for all heads, and once for those that are drawn
+    "throughput": ({}, []), "training_curve": ({}, []), "parameters": ({}, []),
+    "pruning": (dict(context_len=64, num_documents=3), [(4 * 192, 64)]),  # whole and pruned, at once and by tokens
+    "attention_speed": (dict(seq_len=64, batch_size=2, warmup=1, repeats=3), [(24 * 128, 64)]),  # three passes, both ways
+    "ruler": (dict(tasks=("niah_single_1", "niah_single_2"), lengths=(512, 64), samples=9), [(18 * 512, 512), (18 * 64, 64)]),
+    "context_use": (dict(contexts=(8, 32), places=(64, 40, 24), targets=16, num_documents=3), [*[(72, 24)] * 3, (144, 48)]),
+    "last_words": (dict(num_documents=2, num_items=7, words=100, near=10), [(1400, 200), (140, 20)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", READS)
+def test_every_evaluation_says_how_many_tokens_it_reads(kind):
+    given, reads = READS[kind]
+    assert KINDS[kind](**given).tokens_read() == reads
+
+
+def test_choices_are_read_four_times_and_pass_keys_answered_in_a_few_tokens():
+    ruler = KINDS["ruler"](tasks=("niah_single_1",), lengths=(512,), samples=9, answers="choose")
+    assert ruler.tokens_read() == [(4 * 9 * 512, 512)]
+    assert KINDS["needle"](**GRID, mode="passkey").tokens_read() == [(6 * 312, 300), (6 * 412, 400)]
+
+
 def model_flops(model, seq_len: int) -> int:
     return model.flops_per_token(seq_len)
 

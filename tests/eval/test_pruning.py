@@ -104,3 +104,19 @@ def test_what_cannot_be_pruned_is_refused(tiny_fox, in_memory, bind, context, ma
         Spec(context_len=64, decoded_tokens=64)
     with pytest.raises(ValueError, match="--corpus"):
         measure.evaluate(in_memory(build_model(tiny_fox())), bind(Spec(**SMALL)), Context())
+
+
+def test_the_most_that_any_query_loses_is_told_of_each_head(model, corpus, context, monkeypatch):
+    """The first of two heads loses a half at its third query, the second a tenth at its last."""
+    left = torch.zeros(1, 2, 64, dtype=torch.float64)
+    left[0, 0, 2], left[0, 0, 5], left[0, 1, -1], left[0, 1, 7] = math.log(0.5), math.log(0.75), math.log(0.9), 0.25
+
+    def played(q, k, v, log_fgate, count=None, tile=None):
+        assert q.dtype == torch.float64 and (count is None) == (tile is None)
+        return v, torch.zeros_like(left) if count is None else left
+
+    monkeypatch.setattr(measure, "attention_without_tiles", played)
+    layers, tokens = measure.gated_layers(model), corpus.heldout.read(slice(0, 1), 0, 64)[0]
+    given = (corpus.spec.bos_id, context.compute("fp32"), lambda *_: torch.ones(1, 2, 4), 16)
+    found = measure.most_dropped(model, layers, tokens, *given)
+    assert found == pytest.approx({(layer, head): lost for layer in layers for head, lost in ((0, 0.5), (1, 0.1))})

@@ -19,7 +19,7 @@ from experiments import graph
 from experiments.artefact import MAIN, artefacts, chosen
 from experiments.collect import collect
 from experiments.fox import fig7_gate_types
-from experiments.overview import print_plan
+from experiments.overview import count, print_plan
 from experiments.plan import make_plan, write_specs
 from experiments.recipes import recipes
 from experiments.request import Request
@@ -405,3 +405,8 @@ def test_a_unique_beginning_of_a_name_is_enough_and_a_wrong_name_says_what_was_m
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"{name}: .*{said}"):
             chosen([name])
+
+
+def test_counts_are_printed_in_the_largest_unit_that_they_reach():
+    wanted = {0: "0", 999: "999", 1000: "1k", 1234: "1.23k", 999_499: "999k", 1e6: "1M", 2.5e8: "250M", 1e9: "1B", 48e9: "48B"}
+    assert {number: count(number) for number in wanted} == wanted
