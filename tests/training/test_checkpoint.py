@@ -3,8 +3,10 @@
 import itertools
 import os
 import shutil
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -87,6 +89,15 @@ def test_foreign_names_are_left_alone(save):
         (save.checkpoints.folder / name).mkdir(parents=True)
     save(1)
     assert save.checkpoints.steps() == [1] and (save.checkpoints.folder / "notes").is_dir()
+
+
+@pytest.mark.parametrize(("free", "fits"), [(421, True), (420, True), (419, False), (400, False), (0, False)])
+def test_a_twentieth_more_than_a_checkpoint_must_be_free(save, monkeypatch, free, fits):
+    """A hundred numbers of four bytes each; a full disk is told before anything is written."""
+    monkeypatch.setattr("training.checkpoint.shutil.disk_usage", lambda folder: SimpleNamespace(free=free))
+    with nullcontext() if fits else pytest.raises(OSError, match="the disk is too full for a checkpoint"):
+        save(1)
+    assert save.checkpoints.steps() == [1] * fits and (fits or not list(save.checkpoints.folder.iterdir()))
 
 
 def test_intervals_are_wall_clock(make_run, start):
