@@ -75,8 +75,12 @@ def test_several_threads_may_read(split: Split, tokens: np.ndarray) -> None:
 def test_outside_the_array_is_a_programming_error(split: Split) -> None:
     with pytest.raises(IndexError):
         split.read(np.array([37]))
-    with pytest.raises(IndexError):
-        split.read(slice(0, 1), 0, 1001)
+    shorter = Split(split.path, vocab_size=VOCAB, document_len=600)
+    for given, stop in ((split, 1000), (shorter, 600)):
+        assert given.read(slice(0, 1), stop - 1, stop).shape == (1, 1) and given.read(slice(0, 1)).shape == (1, stop)
+        for outside in ((0, stop + 1), (stop, stop), (-1, stop), (5, 5)):
+            with pytest.raises(IndexError):
+                given.read(slice(0, 1), *outside)
 
 
 def test_token_outside_the_vocabulary_names_the_document(tmp_path: Path, tokens: np.ndarray, write_zarr: Callable) -> None:

@@ -321,3 +321,9 @@ def test_how_many_documents_are_read(name: str, given: int | None, packed: bool,
     how = dict(cache_dir=tmp_path, tokenizer="bytes", document_len=64, packed=packed)
     plan = resolve(source, max_documents=given, **how)
     assert plan.max_documents == (HUB_MAX_DOCUMENTS if (name, given, packed) == ("hf", None, False) else given)
+
+
+def test_a_file_by_two_names_is_read_once(tree: Path) -> None:
+    (tree.parent / "other.txt").symlink_to(tree / "a.txt")
+    for patterns in (f"{tree}/a.txt,{tree.parent}/other.txt", f"{tree}/a.txt,{tree}/deep/../a.txt", f"{tree}/a.txt,{tree}/a.*"):
+        assert list(TextSource(patterns).documents()) == ["a"]

@@ -225,3 +225,16 @@ def test_user_errors_end_with_exit_code_2_and_leave_nothing(authors_folder, tmp_
         main(["--help"])
     assert exit_info.value.code == 0
     assert "SOURCE" in capsys.readouterr().out.upper()
+
+
+def test_the_authors_read_what_their_code_needs_to_be_told():
+    """Switches that our specs do not have, or that say another thing by default there."""
+    sizes = dict(vocab_size=64, hidden_size=128, num_layers=2)
+    told = {
+        HGRN2Spec(**sizes): {"use_lower_bound": True, "use_short_conv": False},
+        DeltaNetSpec(**sizes): {"num_heads": 1, "use_gate": False, "use_beta": True, "qk_norm": "l2", "qk_activation": "silu"},
+        Mamba2Spec(**sizes): {"num_heads": 4, "n_groups": 1, "norm_before_gate": False},
+    }  # fmt: skip
+    for spec, wanted in told.items():
+        assert wanted.items() <= config_for_authors(spec).items()
+        assert config_for_authors(spec)["tie_word_embeddings"] is False

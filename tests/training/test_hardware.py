@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from training import hardware
-from training.distributed import device_label
+from training.distributed import device_label, pick_device
 
 HELD = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2"}
 
@@ -40,3 +40,12 @@ def test_the_operators_obey_and_the_label_says_what_they_were_held_to():
     there = torch.backends.cpu.get_cpu_capability()  # with the variables that conftest.py set before torch was imported
     assert there == "AVX2" or os.environ.get("ATEN_CPU_CAPABILITY") != "avx2"
     assert device_label(torch.device("cpu")) == f"{hardware.processor()} (1 thread, {there})"
+
+
+@pytest.mark.parametrize(("count", "rank", "number"), [(4, 0, 0), (4, 3, 3), (4, 5, 1), (1, 7, 0)])
+def test_processes_share_the_gpus_that_they_see(count, rank, number, monkeypatch):
+    """A job may show each process its own GPU alone, or all of them."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    assert pick_device("auto", rank) == pick_device("cuda", rank) == torch.device("cuda", number)
+    assert pick_device("cpu", rank) == torch.device("cpu")

@@ -134,6 +134,9 @@ def test_loss_falls_and_the_run_is_exported(make_run, start):
 
     model = load_model(run.export)
     assert model.config.to_spec() == run.read_spec().model
+    assert RunSpec.from_json((run.export / "run_spec.json").read_text()) == run.read_spec()
+    names = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md", "manifest.json"}
+    assert names <= {path.name for path in run.export.iterdir()}
 
 
 def a_known_peak():

@@ -245,3 +245,16 @@ def test_a_training_is_one_with_its_last_step(make_run, steps, ended):
     record = run.record()
     assert record["starts"] == starts and record["final_loss"] == (5.0 if ended else None)
     assert record["trainings"] == [{"weights": None, "starts": ["2", "3"], "final_loss": 5.0}] * ended
+
+
+def test_weights_that_are_gone_are_those_of_the_last_start(make_run):
+    run = make_run(steps=40)
+    for ends, weights in (
+        ((), None),
+        (({"weights": "u"}, {"weights": "v"}), "v"),
+        (({"weights": "u"}, None), None),
+        (({},), None),
+    ):
+        starts = [{"date": str(number), "end": end} for number, end in enumerate(ends)]
+        run.provenance_file.write_text("".join(line(start, run.run_id) for start in starts))
+        assert run.weights == weights
