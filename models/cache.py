@@ -14,11 +14,15 @@ State = dict[str, Any]
 
 class DecodingCache:
     """State of every layer after `seq_len` tokens (left padding included), without gradients. A recurrent layer replaces its
-    state with `update`, as fla's layers do with fla's own cache; an attention layer extends its sequences with `append`."""
+    state with `update`, as fla's layers do with fla's own cache; an attention layer extends its sequences with `append`.
+
+    `longest`: tokens that the text will have at most. Given it, a FoX with QK-norm lets go for good of every key that no query
+    of such a text can see: of these a query loses less than e^-10 of its probability in all."""
 
     is_compileable = False  # generate asks: the sequences grow
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int | None = None) -> None:
+        self.longest = longest
         self.layers: dict[int, State] = {}
         self.seq_len = 0
 
@@ -56,6 +60,8 @@ class DecodingCache:
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keep, in this order, these rows of the batch."""
+        if self.longest is not None:
+            raise ValueError("beams need a cache without `longest`")
         for layer in self.layers.values():
             for name, value in layer.items():
                 layer[name] = _map(lambda tensor: tensor[beam_idx.to(tensor.device)], value)  # keeps what lies side by side
@@ -90,4 +96,6 @@ def _slide(layer: State, name: str, new: Tensor, window: int) -> Tensor:
 def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(_map(function, item) for item in value)
+    if isinstance(value, dict):
+        return {name: _map(function, item) for name, item in value.items()}
     return function(value) if isinstance(value, Tensor) else value

@@ -31,6 +31,7 @@ from kernels.fused_norms import gated_output_norm, shift_and_norm
 from kernels.stick_breaking import stick_breaking_attention
 from models.backbone import Backbone, Block, Padding, RMSNorm, linear_normal_, start_with
 from models.cache import DecodingCache
+from models.forgetting_transformer.eviction import attend_to_list, listed, without_unseen
 from models.forgetting_transformer.spec import ForgettingTransformerSpec
 
 QK_NORM_EPS = 1e-5
@@ -194,6 +195,8 @@ class ForgettingAttention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, seq_start: Tensor | None, cache: DecodingCache
     ) -> Tensor:
         """Attend over the cached tokens and the new ones, which the cache takes in: of gates their running sums."""
+        if cache.longest is not None:
+            return self._attend_evicting(q, k, v, log_fgate, seq_start, cache)
         new, bound, gate_sum = q.shape[1], None, None
         if log_fgate is not None:
             bound = self._running_bound(q, k, cache)
@@ -207,6 +210,35 @@ class ForgettingAttention(nn.Module):
         if new == 1:
             return self.attend_newest(q, k, v, gate_sum, seq_start, bound)
         return self.attend(q, k, v, gates_of_sums(gate_sum), seq_start)
+
+    def _attend_evicting(
+        self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, seq_start: Tensor | None, cache: DecodingCache
+    ) -> Tensor:
+        """Attend over the cached keys and the new ones, of which the cache keeps those that a later token can see."""
+        assert cache.longest is not None
+        if log_fgate is None or not self.spec.qk_norm or self.spec.window_size is not None:
+            needed = "forget gates, QK-norm, whose scales bound all logits to come, and no window"
+            raise ValueError(f"a cache with longest={cache.longest} lets go of keys, which needs {needed}: use fox_pro")
+        B, T, H, _ = q.shape
+        before = cache.seq_len
+        if before and T > 1:  # each would have to see what remains at its own place
+            raise ValueError(f"{T} tokens after {before}: a cache with `longest` goes on token by token after the prompt")
+        if before + T > cache.longest:
+            raise ValueError(f"token {before + T} is beyond longest={cache.longest}, for which keys were let go")
+        kept = cache.layers.get(self.layer_idx, {})
+        gate_sum = sum_log_gates(log_fgate, kept.get("last_sum"))
+        position_T = torch.arange(before, before + T, device=q.device)
+        real_BT = position_T.expand(B, T) >= (0 if seq_start is None else seq_start[:, None])
+        keys = listed(k, v, gate_sum, real_BT)
+        if before:
+            keys = {name: torch.cat([kept["keys"][name], own]) for name, own in keys.items()}
+        threshold = torch.as_tensor(pruning_threshold(self._qk_norm_bound(q.dtype), cache.longest))
+        now_N = gate_sum[:, -1].flatten()
+        keys = without_unseen(keys, now_N, threshold.expand(B, H).flatten())
+        cache.update(self.layer_idx, keys=keys, last_sum=gate_sum[:, -1:].clone())
+        if before == 0:
+            return self.attend(q, k, v, log_fgate, seq_start)
+        return attend_to_list(q.flatten(0, 2), keys, now_N, self.spec.head_dim**-0.5).view_as(q)
 
     def _running_bound(self, q: Tensor, k: Tensor, cache: DecodingCache) -> Tensor | None:
         """Return a bound (B, H) of the newest query's logits from what the cache keeps: QK-norm's, or else the largest norm of

@@ -1,0 +1,104 @@
+"""Generation whose cache lets go of keys for good: what it writes, what it keeps, and that it says what it cannot do."""
+
+import math
+
+import pytest
+import torch
+
+from kernels.forgetting_attention import pruning_threshold
+from models.build import build_model
+from models.cache import DecodingCache
+from models.forgetting_transformer import module
+from models.spec import ForgettingTransformerSpec
+from tests.models.test_forgetting_transformer import BASE, PRO
+
+PROMPT, LENGTH = 200, 230
+
+
+@pytest.fixture
+def model():
+    """Heads of each layer forget within some tokens, some ten, some ten more, and never."""
+    torch.manual_seed(0)
+    model = build_model(ForgettingTransformerSpec(**BASE, **PRO)).eval()
+    for layer in model.model.layers:
+        with torch.no_grad():
+            layer.attn.fgate_proj.weight.normal_(0, 0.02)
+            layer.attn.fgate_proj.bias.copy_(torch.tensor([-1.0, 1.0, 2.0, 20.0]))
+            layer.attn.q_norm.weight.fill_(1.5)
+    return model
+
+
+def tokens(rows=2, length=LENGTH):
+    return torch.randint(31, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def logits_along(model, cache, mask=None):
+    """Logits of all tokens after a prompt, one by one."""
+    text = tokens()
+    given = [None if mask is None else mask[:, :end] for end in range(LENGTH + 1)]
+    with torch.no_grad():
+        model(text[:, :PROMPT], attention_mask=given[PROMPT], past_key_values=cache)
+        steps = [
+            model(text[:, at : at + 1], attention_mask=given[at + 1], past_key_values=cache).logits
+            for at in range(PROMPT, LENGTH)
+        ]
+    return torch.cat(steps, 1)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_logits_are_those_with_all_keys_and_bytes_fall(model, padded, monkeypatch):
+    mask = torch.ones(2, LENGTH, dtype=torch.long)
+    mask[1, :40] = 0 if padded else 1
+    whole, evicting = DecodingCache(), DecodingCache(longest=LENGTH)
+    expected = logits_along(model, whole, mask)
+    found = logits_along(model, evicting, mask)
+    # A query loses less than e^-10 in each of two layers, with values and logits of this size.
+    torch.testing.assert_close(found, expected, rtol=0, atol=math.exp(-10))
+    remaining = sum(values.nbytes for layer in evicting.layers.values() for values in layer["keys"].values())
+    assert remaining < 0.75 * sum(layer[name][:, :LENGTH].nbytes for layer in whole.layers.values() for name in ("k", "v"))
+    never_forgotten = evicting[0]["keys"]["head"] == 7  # of the second text
+    assert never_forgotten.sum() == mask[1].sum()
+    monkeypatch.setattr(module, "pruning_threshold", lambda *given: 0.05 * pruning_threshold(*given))
+    broken = logits_along(model, DecodingCache(longest=LENGTH), mask)
+    assert (broken - expected).abs().max() > 100 * math.exp(-10)
+
+
+def test_what_remains_are_the_keys_above_the_threshold(model):
+    cache, whole = DecodingCache(longest=400), DecodingCache()
+    logits_along(model, cache)
+    logits_along(model, whole)
+    for layer, block in enumerate(model.model.layers):
+        keys = cache[layer]["keys"]
+        gate_sum = whole[layer]["gate_sum"][:, :LENGTH]
+        bound = math.sqrt(block.attn.spec.head_dim) * 1.5  # QK-norm's, with scales of 1.5 and 1
+        seen_BTH = gate_sum[:, -1:] - gate_sum >= -2 * bound - math.log(400) - 10
+        assert torch.bincount(keys["head"], minlength=8).tolist() == seen_BTH.sum(1).flatten().tolist()
+        for row, head in ((0, 0), (1, 2)):
+            own = keys["head"] == 4 * row + head
+            torch.testing.assert_close(keys["k"][own], whole[layer]["k"][row, :LENGTH, head][seen_BTH[row, :, head]])
+            torch.testing.assert_close(keys["v"][own], whole[layer]["v"][row, :LENGTH, head][seen_BTH[row, :, head]])
+
+
+def test_generate_takes_such_a_cache_and_writes_the_same(model):
+    prompt = tokens(length=PROMPT)
+    how = dict(max_new_tokens=LENGTH - PROMPT, do_sample=False, pad_token_id=0, eos_token_id=-1)
+    cache = DecodingCache(longest=LENGTH)
+    assert torch.equal(model.generate(prompt, past_key_values=cache, **how), model.generate(prompt, **how))
+    assert cache.seq_len == LENGTH - 1 and "keys" in cache[0]
+
+
+def test_what_it_cannot_do_is_said(model):
+    text, cache = tokens(), DecodingCache(longest=20)
+    with torch.no_grad():
+        model(text[:, :19], past_key_values=cache)
+        with pytest.raises(ValueError, match=r"2 tokens after 19: .* token by token"):
+            model(text[:, 19:21], past_key_values=cache)
+        model(text[:, 19:20], past_key_values=cache)
+        with pytest.raises(ValueError, match="token 21 is beyond longest=20"):
+            model(text[:, 20:21], past_key_values=cache)
+        for changes in ({"qk_norm": False}, {"forget_gate": "none"}, {"window_size": 8}):
+            other = build_model(ForgettingTransformerSpec(**BASE, **{**PRO, **changes}))
+            with pytest.raises(ValueError, match=r"needs forget gates, QK-norm, .* no window: use fox_pro"):
+                other(text, past_key_values=DecodingCache(longest=LENGTH))
+    with pytest.raises(ValueError, match="beams need a cache without"):
+        cache.reorder_cache(torch.tensor([1, 0]))
