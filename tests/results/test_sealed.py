@@ -96,3 +96,14 @@ def test_a_full_disk_is_told_with_the_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left") as error:
         write_atomic(tmp_path / "file", "text")
     assert error.value.filename == str(tmp_path / "file") and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("values", [{"a": "1", "b": {}}, {"a": 1, "b": []}, {"a": 1}, {"a": None, "b": {}}])
+def test_a_file_whose_values_are_of_other_types_is_of_another_version(tmp_path, values):
+    types = {"a": int, "b": dict}
+    write_sealed(tmp_path / "x.json", {"a": 1, "b": {}, "c": None})
+    assert read_sealed(tmp_path / "x.json", "", types) == {"a": 1, "b": {}, "c": None}
+    write_sealed(tmp_path / "x.json", values)
+    assert read_sealed(tmp_path / "x.json", "") == values
+    with pytest.raises(ValueError, match=r"x\.json is of another version: make it again"):
+        read_sealed(tmp_path / "x.json", "make it again", types)

@@ -310,3 +310,14 @@ def test_trainings_of_records_from_before_they_were_told_apart():
         ({"starts": starts, "trainings": []}, []), ({"starts": [], "spec": {"weights": "w"}}, [training("w", loss=None)]),
     ):  # fmt: skip
         assert store.trainings_of(record) == found
+
+
+@pytest.mark.parametrize(("kind", "weights", "training", "fresh"), [
+    ("needle", "", "", False), ("needle", "0123456789ab", "01234567", False), ("throughput", "", "", True),
+    ("equal_logits", "abc", "abc", True), ("parameters", "", "", True), ("training_curve", "", "", False),
+])  # fmt: skip
+def test_the_name_of_rows_tells_their_training_and_whether_they_have_one(tmp_path, kind, weights, training, fresh):
+    path = store.rows_file(tmp_path, "tiny", "r", f"{kind}-0badc0de", weights)
+    assert path == tmp_path / "tiny" / "rows" / kind / f"r-0badc0de{'-' * bool(training)}{training}.parquet"
+    assert store.training_in_name(path) == training
+    assert store.is_fresh(f"{kind}-0badc0de") is store.is_fresh(str(path.relative_to(tmp_path))) is fresh
