@@ -66,7 +66,7 @@ def repeat_bits(compiled: bool) -> None:
     To be called before the first product on a GPU, after the model has loaded its kernels."""
     import torch
 
-    from kernels.fla_cpu.tuning import limit_tuning
+    from kernels.fla_cpu.tuning import fix_tuning
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
     torch.use_deterministic_algorithms(True)
@@ -75,4 +75,4 @@ def repeat_bits(compiled: bool) -> None:
         import torch._inductor.config  # takes a second to load
 
         torch._inductor.config.deterministic = True
-    limit_tuning(1)
+    fix_tuning()

@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from collections.abc import Callable
 from functools import partial
 
 from triton.runtime.autotuner import Autotuner, Config
@@ -24,17 +25,44 @@ def limit_tuning(candidates: int = CANDIDATES) -> None:
                     _limited.add(tuner)
                     tuner.cache.clear()
                     tuner.prune_configs = partial(_few, tuner, candidates)  # type: ignore[method-assign]
+                    vars(tuner).pop("do_bench", None)
+
+
+def fix_tuning() -> None:
+    """Have every tuned kernel take the first candidate that fits the GPU's memory, so that timing chooses nothing: the same in
+    every process."""
+    limit_tuning(sys.maxsize)
+    for tuner in _limited:
+        tuner.do_bench = _FirstThatRuns()  # type: ignore[assignment]
+
+
+class _FirstThatRuns:
+    """Stands for Triton's timing of candidates one by one: 0 for the first that runs, infinite for those after it."""
+
+    def __init__(self) -> None:
+        self.found = False
+
+    def __call__(self, call: Callable[[], None], quantiles: tuple[float, ...]) -> list[float]:
+        if self.found:
+            return [float("inf")] * len(quantiles)
+        call()  # what does not fit raises here, and Triton goes on to the next
+        self.found = True
+        return [0.0] * len(quantiles)
 
 
 def lift_limit() -> None:
     """Give every kernel all its candidates back, for timings of these kernels at their best; what was tuned is forgotten."""
     for tuner in _limited:
         del tuner.prune_configs
+        vars(tuner).pop("do_bench", None)
         tuner.cache.clear()
     _limited.clear()
 
 
 def _few(tuner: Autotuner, candidates: int, arguments: dict) -> list[Config]:
+    timer = vars(tuner).get("do_bench")
+    if isinstance(timer, _FirstThatRuns):
+        timer.found = False  # another shape
     return _spread(type(tuner).prune_configs(tuner, arguments))[:candidates]
 
 

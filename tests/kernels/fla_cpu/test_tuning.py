@@ -1,9 +1,12 @@
+from unittest.mock import Mock
+
 import fla.ops.gla.chunk as gla
 import pytest
 from triton import Config
 from triton.runtime.autotuner import Autotuner
+from triton.runtime.errors import OutOfResources
 
-from kernels.fla_cpu.tuning import CANDIDATES, _spread, lift_limit, limit_tuning
+from kernels.fla_cpu.tuning import CANDIDATES, _spread, fix_tuning, lift_limit, limit_tuning
 
 HEADS = [(16, 16), (64, 64), (64, 128), (128, 128), (256, 512)]
 
@@ -50,12 +53,37 @@ def test_what_was_tuned_is_forgotten_with_the_limit(lifted):
     limit_tuning()
     limited = [tuner for tuner in tuners() if "prune_configs" in vars(tuner)]
     assert limited
-    for change in (lambda: limit_tuning(1), lift_limit):
+    for change in (lambda: limit_tuning(1), fix_tuning, lift_limit):
         for tuner in limited:
             tuner.cache["a shape"] = tuner.configs[0]
         change()
         assert not any(tuner.cache for tuner in limited)
-    assert not any("prune_configs" in vars(tuner) for tuner in limited)
+    assert not any({"prune_configs", "do_bench"} & set(vars(tuner)) for tuner in limited)
+
+
+def test_without_timing_the_first_candidate_that_fits_is_taken(lifted, monkeypatch):
+    """The widest blocks of gated linear attention need more shared memory than a GPU may have."""
+    monkeypatch.setattr(gla, "TRITON_ABOVE_3_8_0", False)
+    fix_tuning()
+    tuner, tried = next(tuner for tuner in tuners() if len(tuner.configs) > 3), []
+    in_order = _spread(tuner.configs)
+    monkeypatch.setattr(tuner, "nargs", {}, raising=False)
+    for name in ("pre_hook", "post_hook"):
+        monkeypatch.setattr(tuner, name, lambda *_, **__: None)
+
+    def run(*_, **given):
+        tried.append({name: given[name] for name in in_order[0].kwargs} | {"num_warps": given["num_warps"]})
+        if len(tried) % 3:  # two are too wide, the third fits
+            raise OutOfResources(300_000, 232_448, "shared memory")
+
+    monkeypatch.setattr(tuner, "fn", Mock(run=run))
+    for _shape in range(2):
+        tried.clear()
+        left = tuner.prune_configs({"K": 64, "V": 64, "STATE_V_FIRST": True})
+        times = [tuner._bench(config=config)[0] for config in left]
+        assert left == [config for config in in_order if config in left] and len(left) > 3
+        assert tried == [config.kwargs | {"num_warps": config.num_warps} for config in left[:3]]
+        assert times == [float("inf")] * 2 + [0.0] + [float("inf")] * (len(left) - 3)
 
 
 def test_blocks_come_before_warps_and_the_likeliest_first():
