@@ -15,13 +15,14 @@ from .pruning.threshold import apply_pruning, first_kept_key
 from .validation import check_values
 from .visibility import TILE, cumulative_log_gate, first_visible_key
 
-QUERY_BLOCK = 64
+QUERY_BLOCK, GPU_QUERY_BLOCK = 64, 512  # on a GPU a block's launches and its look at the first key cost more than its products
 
 
 def _blocks(num_queries: int, num_keys: int, first_key_NQ: Tensor) -> Iterator[tuple[slice, slice]]:
     """Yield query slices and the slices of keys that any of their rows sees."""
-    for start in range(0, num_queries, QUERY_BLOCK):
-        rows = slice(start, min(start + QUERY_BLOCK, num_queries))
+    size = QUERY_BLOCK if first_key_NQ.device.type == "cpu" else GPU_QUERY_BLOCK
+    for start in range(0, num_queries, size):
+        rows = slice(start, min(start + size, num_queries))
         stop = rows.stop + num_keys - num_queries
         # first_key never falls along a row, so the block's first row has the smallest.
         yield rows, slice(min(max(int(first_key_NQ[:, start].min()), 0), stop - 1), stop)
