@@ -1,6 +1,8 @@
 """Generation whose cache lets go of keys for good: what it writes, what it keeps, and that it says what it cannot do."""
 
+import copy
 import math
+import sys
 
 import pytest
 import torch
@@ -102,3 +104,16 @@ def test_what_it_cannot_do_is_said(model):
                 other(text, past_key_values=DecodingCache(longest=LENGTH))
     with pytest.raises(ValueError, match="beams need a cache without"):
         cache.reorder_cache(torch.tensor([1, 0]))
+
+
+@pytest.mark.gpu
+def test_a_gpu_lets_go_of_the_same_keys(model, monkeypatch):
+    whole, here, there = DecodingCache(), DecodingCache(longest=LENGTH), DecodingCache(longest=LENGTH)
+    logits_along(model, here)
+    text, on_gpu = tokens, copy.deepcopy(model).cuda()
+    monkeypatch.setattr(sys.modules[__name__], "tokens", lambda: text().cuda())
+    expected = logits_along(on_gpu, whole)
+    torch.testing.assert_close(logits_along(on_gpu, there), expected, rtol=0, atol=2 * math.exp(-10))
+    for layer, of_cpu in here.layers.items():
+        ours, theirs = there[layer]["keys"]["head"].cpu(), of_cpu["keys"]["head"]
+        assert (ours.bincount(minlength=8) - theirs.bincount(minlength=8)).abs().max() <= 1
