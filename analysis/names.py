@@ -46,6 +46,7 @@ MODELS: dict[str, LineStyle] = {
     "gated_linear_attention": LineStyle("Gated linear attention", "#17808F", DOTTED, "d"),
     "fox_hybrid": LineStyle("FoX hybrid", "#DD1C77", marker="<"),
     "path_fox": LineStyle("PaTH-FoX", "#CB181D", DASHED, ">"),
+    "wall_attention": LineStyle("Wall attention", "#A6761D", DASHED, "H"),
     "stick_breaking_pro": LineStyle("Stick-breaking (Pro)", "#004D40", marker="*"),
 }
 

@@ -144,6 +144,12 @@ def _path_fox(scale: Scale, changes: Changes) -> Changes:
     return dict(num_heads=scale.hidden_size // scale.fox_head_dim, mlp_width=width)
 
 
+def _wall_attention(scale: Scale, changes: Changes) -> Changes:
+    """The gates take d^2."""
+    width = _narrower(scale, changes, scale.hidden_size / 3)
+    return dict(num_heads=scale.hidden_size // scale.fox_head_dim, mlp_width=width)
+
+
 _OWN: dict[str, Callable[[Scale, Changes], Changes]] = {
     "fox_pro": partial(_attention, pro=True, fox=True),
     "transformer_pro": partial(_attention, pro=True),
@@ -161,6 +167,7 @@ _OWN: dict[str, Callable[[Scale, Changes], Changes]] = {
     **dict.fromkeys(("gated_delta_net", "gated_linear_attention"), _half_keys),
     "fox_hybrid": _fox_hybrid,
     "path_fox": _path_fox,
+    "wall_attention": _wall_attention,
     "kimi_delta_attention": _kimi_delta_attention,
 }
 """Fields in which a model at a scale is other than its kind with the scale's width, depth and MLP."""

@@ -18,6 +18,7 @@ from models.kimi_delta_attention.spec import KimiDeltaAttentionSpec
 from models.mamba2.spec import Mamba2Spec
 from models.path_fox.spec import PathFoxSpec
 from models.samba.spec import SambaSpec
+from models.wall_attention.spec import WallAttentionSpec
 
 ModelSpec = Annotated[
     ForgettingTransformerSpec
@@ -29,7 +30,8 @@ ModelSpec = Annotated[
     | KimiDeltaAttentionSpec
     | GatedLinearAttentionSpec
     | FoxHybridSpec
-    | PathFoxSpec,
+    | PathFoxSpec
+    | WallAttentionSpec,
     Field(discriminator="kind"),
 ]
 KINDS: dict[str, Any] = {kind.kind: kind for kind in get_args(get_args(ModelSpec)[0])}

@@ -56,7 +56,7 @@ class _Options:
         return state.mT.contiguous() if self.state_v_first else state
 
 
-def _to_chunks(x: Tensor, size: int) -> Tensor:
+def to_chunks(x: Tensor, size: int) -> Tensor:
     """Cut (B, T, H, ...) -> (B, H, N, C, ...) in fp32, padded with zeros: zero keys and log gates leave the state alone."""
     x, missing = x.float(), -x.shape[1] % size
     if missing:
@@ -68,12 +68,12 @@ def _from_chunks(o_BHNCV: Tensor, like: Tensor) -> Tensor:
     return o_BHNCV.movedim(1, 3).flatten(1, 2)[:, : like.shape[1]].to(like.dtype)
 
 
-def _chunk_size(seq_len: int) -> int:
-    """Return CHUNK, or for short inputs the next power of two (the halving of `_decayed_scores` needs one)."""
+def chunk_size(seq_len: int) -> int:
+    """Return CHUNK, or for short inputs the next power of two (the halving of `decayed_scores` needs one)."""
     return min(CHUNK, 1 << (seq_len - 1).bit_length())
 
 
-def _log_decay(g: Tensor) -> tuple[Tensor, Tensor]:
+def log_decay(g: Tensor) -> tuple[Tensor, Tensor]:
     """Sum log gates to c along a chunk, as fp32 parts (high, low) whose sum is the fp64 value.
 
     Thousands of nats pile up in a chunk of strong gates; what fp32 rounds away there would show in the decay between two
@@ -83,7 +83,7 @@ def _log_decay(g: Tensor) -> tuple[Tensor, Tensor]:
     return high, (exact - high).float().detach()  # the gradient goes through the high part
 
 
-def _decayed_scores(q: Tensor, k: Tensor, c: Tensor) -> Tensor:
+def decayed_scores(q: Tensor, k: Tensor, c: Tensor) -> Tensor:
     """Return A[i, j] = sum_d q[i, d] k[j, d] exp(c[i, d] - c[j, d]) for i >= j, else 0; c is non-increasing along the tokens.
 
     By halves: tokens of the second half meet those of the first through the gate at the midpoint, which splits the exponent
@@ -94,7 +94,7 @@ def _decayed_scores(q: Tensor, k: Tensor, c: Tensor) -> Tensor:
         decay = (c[..., :, None, :] - c[..., None, :, :]).masked_fill(~causal, -torch.inf).exp()
         return (q[..., :, None, :] * decay * k[..., None, :, :]).sum(-1)
     half = size // 2
-    diagonal = _decayed_scores(*(x.unflatten(-2, (2, half)) for x in (q, k, c)))
+    diagonal = decayed_scores(*(x.unflatten(-2, (2, half)) for x in (q, k, c)))
     middle = c[..., half - 1 : half, :]
     late = q[..., half:, :] * (c[..., half:, :] - middle).exp()
     early = k[..., :half, :] * (middle - c[..., :half, :]).exp()
@@ -104,10 +104,10 @@ def _decayed_scores(q: Tensor, k: Tensor, c: Tensor) -> Tensor:
 
 def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
     """Gated linear attention: S_t = diag(exp g_t) S_{t-1} + k_t v_t^T, o_t = scale * S_t^T q_t, log gates g (B, T, H, K)."""
-    options, like, size = _Options(**given), v, _chunk_size(q.shape[1])
-    q, k, v, g = (_to_chunks(x, size) for x in (q, k, v, g))
+    options, like, size = _Options(**given), v, chunk_size(q.shape[1])
+    q, k, v, g = (to_chunks(x, size) for x in (q, k, v, g))
     q = options.scaled(q)
-    c, low = _log_decay(g)
+    c, low = log_decay(g)
     q, k = q * (1 + low), k * (1 - low)
     last = c[..., -1:, :]
     update = (k * (last - c).exp() * (1 + low[..., -1:, :])).mT @ v
@@ -116,7 +116,7 @@ def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, **given: Any) -> tuple
     for factor_BHK1, update_BHKV in zip(last.mT.exp().unbind(2), update.unbind(2), strict=True):
         before.append(state)
         state = state * factor_BHK1 + update_BHKV
-    o = _decayed_scores(q, k, c) @ v + (q * c.exp()) @ torch.stack(before, 2)
+    o = decayed_scores(q, k, c) @ v + (q * c.exp()) @ torch.stack(before, 2)
     return _from_chunks(o, like), options.final(state)
 
 
@@ -144,7 +144,7 @@ def gated_delta_rule(
     Attention (2510.26692); with `use_gate_in_kernel` g are the inputs of the gate, -exp(A_log) * softplus(g + dt_bias).
 
     Writes u of a chunk solve a triangular system (the WY form): (I + tril(beta decay k k^T, -1)) u = beta (v - decay k S)."""
-    options, like, size = _Options(**given), v, _chunk_size(q.shape[1])
+    options, like, size = _Options(**given), v, chunk_size(q.shape[1])
     if k.shape[2] != v.shape[2]:
         raise NotImplementedError("the gated delta rule on the CPU has as many heads of values as of keys")
     if options.use_qk_l2norm_in_kernel:
@@ -155,7 +155,7 @@ def gated_delta_rule(
         assert options.A_log is not None
         g = g.float() if options.dt_bias is None else g.float() + options.dt_bias.float().view(g.shape[2:])
         g = -options.A_log.float().exp().view(-1, *(1,) * (g.ndim - 3)) * F.softplus(g)
-    q, k, v, beta = (_to_chunks(x, size) for x in (q, k, v, beta))
+    q, k, v, beta = (to_chunks(x, size) for x in (q, k, v, beta))
     q = options.scaled(q)
     keeper = k  # the keys as they end in the state after the chunk
     decays: list[Tensor | None] = [None] * k.shape[2]
@@ -163,10 +163,10 @@ def gated_delta_rule(
     if g is None:
         write, erase = written @ k.mT, written
     else:
-        c, low = _log_decay(_to_chunks(g if g.ndim == 4 else g[..., None], size))
+        c, low = log_decay(to_chunks(g if g.ndim == 4 else g[..., None], size))
         last = c[..., -1:, :]
         early, written = k * (1 - low), written * (1 + low)
-        write, erase = _decayed_scores(written, early, c), written * c.exp()
+        write, erase = decayed_scores(written, early, c), written * c.exp()
         keeper = early * (last - c).exp() * (1 + low[..., -1:, :])
         decays = list(last.mT.exp().unbind(2))
     # unitriangular: the solver takes the diagonal as 1
@@ -186,5 +186,5 @@ def gated_delta_rule(
         o = q @ torch.stack(before, 2) + (q @ k.mT).tril() @ torch.stack(writes, 2)
     else:
         q = q * (1 + low)
-        o = (q * c.exp()) @ torch.stack(before, 2) + _decayed_scores(q, early, c) @ torch.stack(writes, 2)
+        o = (q * c.exp()) @ torch.stack(before, 2) + decayed_scores(q, early, c) @ torch.stack(writes, 2)
     return _from_chunks(o, like), options.final(state)

@@ -19,6 +19,7 @@ from models.spec import (
     ModelSpec,
     PathFoxSpec,
     SambaSpec,
+    WallAttentionSpec,
 )
 
 VOCAB = 97
@@ -46,6 +47,7 @@ SPECS: dict[str, ModelSpec] = {
     "fox_hybrid": FoxHybridSpec(**COMMON, num_heads=2, fox_every=2, head_dim=16, mlp_width=128, fox_mlp_width=96),
     "kimi_delta_attention": KimiDeltaAttentionSpec(**COMMON, head_dim=32, mlp_width=128),
     "path_fox": PathFoxSpec(**COMMON, num_heads=2, mlp_width=128),
+    "wall_attention": WallAttentionSpec(**COMMON, num_heads=2, mlp_width=128),
     "samba": SambaSpec(**COMMON, num_heads=2, window_size=40, mlp_width=128, mamba_mlp_width=96),
     "transformer_swa": ForgettingTransformerSpec(**COMMON, **SOFTMAX, num_heads=2, mlp_width=128, window_size=40),
     "stick_breaking": ForgettingTransformerSpec(**COMMON, **STICK, num_heads=2, mlp_width=128),

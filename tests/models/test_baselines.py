@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from kernels import selective_scan
 from kernels.fla_cpu import recurrences
 from models.build import build_model
+from models.cache import DecodingCache
 
 
 def test_mamba2_equals_its_definition(specs):
@@ -156,6 +157,21 @@ def test_path_fox_equals_flas_layer(specs, monkeypatch):
         monkeypatch.setattr(path_attn, "l2_norm", lambda w, output_dtype: recurrences.l2norm(w))  # theirs is for GPUs
         expected = path_attn.PaTHAttention.forward(mixer, x)[0]
         torch.testing.assert_close(mixer(x, None, None), expected)
+
+
+def test_wall_attention_equals_flas_layer(specs):
+    torch.manual_seed(0)
+    mixer = build_model(specs["wall_attention"]).model.layers[1].attn
+    from fla.layers.wall_attn import WallAttention
+
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.mul_(8.0)
+        mixer.g_proj.bias.normal_()
+        x = torch.randn(1, 100, 64)
+        expected = WallAttention.forward(mixer, x)[0]
+        for found in (mixer(x, None, None), mixer(x, DecodingCache(), None)):
+            torch.testing.assert_close(found, expected)
 
 
 def test_what_is_neither_matrix_nor_norm_takes_no_weight_decay(specs):

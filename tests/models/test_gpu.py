@@ -21,12 +21,15 @@ from models.spec import (
     KimiDeltaAttentionSpec,
     ModelSpec,
     PathFoxSpec,
+    WallAttentionSpec,
 )
 from tests.models.conftest import SPECS
 
 BF16_ONLY = (DeltaNetSpec,)
 """Kinds whose kernel refuses fp32."""
-COARSE = {HGRN2Spec: 2e-3, KimiDeltaAttentionSpec: 2e-3, PathFoxSpec: 2e-3, GatedLinearAttentionSpec: 4e-3}
+COARSE = dict.fromkeys((HGRN2Spec, KimiDeltaAttentionSpec, PathFoxSpec, WallAttentionSpec), 2e-3) | {
+    GatedLinearAttentionSpec: 4e-3
+}
 """Kinds whose kernel multiplies fp32 in fewer bits."""
 WIDE = {key: replace(spec, hidden_size=128) for key, spec in SPECS.items()}
 """Heads of 64 channels, for which Hopper GPUs have kernels of their own."""

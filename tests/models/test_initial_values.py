@@ -13,7 +13,16 @@ from torch import Tensor
 
 from models.build import build_model
 from models.forgetting_transformer.module import ForgettingAttention, decay_time_bias
-from models.spec import DeltaNetSpec, ForgettingTransformerSpec, FoxHybridSpec, HGRN2Spec, Mamba2Spec, ModelSpec, SambaSpec
+from models.spec import (
+    DeltaNetSpec,
+    ForgettingTransformerSpec,
+    FoxHybridSpec,
+    HGRN2Spec,
+    Mamba2Spec,
+    ModelSpec,
+    SambaSpec,
+    WallAttentionSpec,
+)
 
 D, LAYERS, HEADS = 128, 8, 4
 COMMON: dict[str, Any] = {"vocab_size": 300, "hidden_size": D, "num_layers": LAYERS}
@@ -41,6 +50,7 @@ MODELS: dict[str, ModelSpec] = {
     "bias_only": fox(forget_gate="bias_only", **CONSTANT),
     "fixed": fox(forget_gate="fixed", **CONSTANT),
     "stick_breaking": fox(attention="stick_breaking", forget_gate="none"),
+    "wall_attention": WallAttentionSpec(**COMMON, num_heads=HEADS, mlp_width=200),
     "mamba2": Mamba2Spec(**COMMON, head_dim=8, ssm_state_size=16),
     "samba": SambaSpec(**COMMON, num_heads=HEADS, mlp_width=200, mamba_mlp_width=160),
     "hgrn2": HGRN2Spec(**COMMON, expand_ratio=32, mlp_width=200),
@@ -120,6 +130,7 @@ TABLE: dict[str, dict[str, Check]] = {
     "fox_llama": FOX,
     "transformer_llama": FOX,
     "stick_breaking": FOX,
+    "wall_attention": {**FOX, r".*g_proj\.bias": constant(8.0)},
     "bias_only": CONSTANT_GATE,
     "fixed": CONSTANT_GATE,
     "hgrn2": {**LINEAR_RECURRENT, r"model\.lower_bounds": constant(0.0)},

@@ -1,0 +1,52 @@
+"""Wall attention (blog.tilderesearch.com/blog/wall-attn, 2026): flash-linear-attention's layer. The forward pass is our own:
+fla's keeps gates beside the keys, which it rounds to bf16, and then forgets the padding of a batch. Its kernel is right where a
+channel fades by less than 76 nats within 64 tokens (it clips exponents of 2 at 110); at the start that is 0.02."""
+
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kernels.fla_cpu.install import install
+from kernels.fla_cpu.wall_attention import wall_attention
+from models.backbone import INITIALIZER_RANGE, Backbone, Block, Padding, linear_normal_
+from models.cache import DecodingCache
+from models.wall_attention.spec import WallAttentionSpec
+
+install()
+
+from fla.layers import wall_attn  # noqa: E402  (fla after the CPU versions are in place)
+
+
+class WallMixer(wall_attn.WallAttention):
+    """fla's layer with a forward pass for training, prefill and decoding on any device."""
+
+    def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None) -> Tensor:
+        """Return (B, T, d). A cache holds the keys as they have faded by the last token, in fp32, and no gates."""
+        past = cache[self.layer_idx] if cache is not None and cache.seq_len else {}
+        projections = (self.q_proj, self.k_proj, self.v_proj, self.g_proj)
+        q, k, v, g = (projection(x).unflatten(-1, (self.num_heads, -1)) for projection in projections)
+        g = F.logsigmoid(g.float())
+        if cache is None and padding is None:
+            return self.o_proj(wall_attn.parallel_wall_attn(q, k, v, g).flatten(-2))
+        if cache is not None:
+            (v,) = cache.append(self.layer_idx, v=v)
+        start = None if padding is None else padding.start
+        with torch.autocast(x.device.type, enabled=False):
+            o, faded_k = wall_attention(q, k, v, g, faded_k=past.get("faded_k"), seq_start=start)
+        if cache is not None:
+            cache.update(self.layer_idx, faded_k=faded_k)
+        return self.o_proj(o.flatten(-2))
+
+
+class Model(Backbone):
+    def __init__(self, spec: WallAttentionSpec) -> None:
+        d, heads = spec.hidden_size, spec.num_heads
+        mixers = (WallMixer(d, heads, layer_idx=i) for i in range(spec.num_layers))
+        super().__init__(spec, [Block(mixer, d, spec.intermediate_size, spec.norm_eps) for mixer in mixers])
+
+    def init_module(self, module: nn.Module) -> None:
+        """Start as FoX, with N(0, 0.02^2) and biases 0, but those of the gates 8: next to nothing fades at first."""
+        linear_normal_(module, INITIALIZER_RANGE)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.constant_(module.bias, 8.0)
