@@ -47,6 +47,7 @@ MODELS: dict[str, LineStyle] = {
     "fox_hybrid": LineStyle("FoX hybrid", "#DD1C77", marker="<"),
     "path_fox": LineStyle("PaTH-FoX", "#CB181D", DASHED, ">"),
     "wall_attention": LineStyle("Wall attention", "#A6761D", DASHED, "H"),
+    "mamba3": LineStyle("Mamba-3", "#66A61E", marker="^"),
     "stick_breaking_pro": LineStyle("Stick-breaking (Pro)", "#004D40", marker="*"),
 }
 

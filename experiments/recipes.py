@@ -11,7 +11,7 @@ from analysis.study import Axes, Series, series_of
 from data.recall import RecallTask
 from data.spec import DataSpec
 from experiments.scales import Scale, get_scale
-from models.spec import KINDS, ForgettingTransformerSpec, ModelSpec, PathFoxSpec
+from models.spec import KINDS, ForgettingTransformerSpec, Mamba3Spec, ModelSpec, PathFoxSpec
 from models.spec_parts import swiglu_width
 from training.spec import RunSpec, TrainSpec
 
@@ -150,6 +150,13 @@ def _wall_attention(scale: Scale, changes: Changes) -> Changes:
     return dict(num_heads=scale.hidden_size // scale.fox_head_dim, mlp_width=width)
 
 
+def _mamba3(scale: Scale, changes: Changes) -> Changes:
+    """The mixer is twice as wide as the model."""
+    d = scale.hidden_size
+    mixer = Mamba3Spec(vocab_size=1, hidden_size=d, num_layers=1).mixer_params
+    return dict(mlp_width=_narrower(scale, changes, (mixer - 4 * d * d) / (3 * d)))
+
+
 _OWN: dict[str, Callable[[Scale, Changes], Changes]] = {
     "fox_pro": partial(_attention, pro=True, fox=True),
     "transformer_pro": partial(_attention, pro=True),
@@ -168,6 +175,7 @@ _OWN: dict[str, Callable[[Scale, Changes], Changes]] = {
     "fox_hybrid": _fox_hybrid,
     "path_fox": _path_fox,
     "wall_attention": _wall_attention,
+    "mamba3": _mamba3,
     "kimi_delta_attention": _kimi_delta_attention,
 }
 """Fields in which a model at a scale is other than its kind with the scale's width, depth and MLP."""

@@ -86,7 +86,7 @@ TABLE_5_LR = {model: line["peak_lr"] for model, line in read("table5_peak_lr.csv
     # not in the table: the rates of the like blocks
     "samba": 1e-3, "transformer_swa": 5e-4, "stick_breaking": 5e-4, "stick_breaking_pro": 1e-3, "alibi": 1e-3,
     "alibi_pro": 2e-3, "gated_delta_net": 1e-3, "kimi_delta_attention": 1e-3, "gated_linear_attention": 1e-3,
-    "fox_hybrid": 1e-3, "path_fox": 1e-3, "wall_attention": 1e-3,
+    "fox_hybrid": 1e-3, "path_fox": 1e-3, "wall_attention": 1e-3, "mamba3": 1e-3,
 }  # fmt: skip
 
 TINY = Scale(

@@ -16,6 +16,7 @@ from models.gated_linear_attention.spec import GatedLinearAttentionSpec
 from models.hgrn2.spec import HGRN2Spec
 from models.kimi_delta_attention.spec import KimiDeltaAttentionSpec
 from models.mamba2.spec import Mamba2Spec
+from models.mamba3.spec import Mamba3Spec
 from models.path_fox.spec import PathFoxSpec
 from models.samba.spec import SambaSpec
 from models.wall_attention.spec import WallAttentionSpec
@@ -31,7 +32,8 @@ ModelSpec = Annotated[
     | GatedLinearAttentionSpec
     | FoxHybridSpec
     | PathFoxSpec
-    | WallAttentionSpec,
+    | WallAttentionSpec
+    | Mamba3Spec,
     Field(discriminator="kind"),
 ]
 KINDS: dict[str, Any] = {kind.kind: kind for kind in get_args(get_args(ModelSpec)[0])}

@@ -3,9 +3,10 @@
 Where the forget gate in softmax attention stands beside models that came with it or after it, at equal tokens and nearly equal
 parameters: ALiBi (the gate as a fixed decay), a Transformer whose RoPE has a larger base, gated linear attention, Gated
 DeltaNet, Kimi Delta Attention, a hybrid that has a layer of FoX after every three of Gated DeltaNet (at tiny, which has two
-layers, after one), PaTH-FoX (FoX (LLaMA) with positions that depend on the text), and Wall attention (a forget gate for each
-channel of the keys). Left: loss inside the training context against the numbers that a model keeps to decode 16,384 tokens.
-Right: loss by position beside FoX (Pro). No claim is judged."""
+layers, after one), PaTH-FoX (FoX (LLaMA) with positions that depend on the text), Wall attention (a forget gate a channel of
+the keys), and Mamba-3 (Mamba-2 with a finer rule, positions that depend on the text, and MLPs). Left: loss inside the training
+context against the numbers that a model keeps to decode 16,384 tokens. Right: loss by position beside FoX (Pro). No claim is
+judged."""
 
 import json
 from dataclasses import replace
@@ -32,7 +33,15 @@ MODEL: TypeAdapter[ModelSpec] = TypeAdapter(ModelSpec)
 DECODED = 16_384
 LARGER_BASE = 5e6
 BANDS = 16
-SUCCESSORS = ("gated_linear_attention", "gated_delta_net", "kimi_delta_attention", "fox_hybrid", "path_fox", "wall_attention")
+SUCCESSORS = (
+    "gated_linear_attention",
+    "gated_delta_net",
+    "kimi_delta_attention",
+    "fox_hybrid",
+    "path_fox",
+    "wall_attention",
+    "mamba3",
+)
 
 
 def runs(scale, seeds):

@@ -3,13 +3,11 @@ key is then one difference, and what pruning leaves is known without a pass over
 
 Shapes: B batch, T keys, H query heads, Hkv key heads, D head dimension."""
 
-import math
-
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..attention_shared.arguments import check_limits, check_tensors, pick_backend
+from ..running_sums import running_sums
 from .pruning.threshold import resolve_threshold
 from .visibility import CUT_LOG_GATE
 
@@ -18,18 +16,7 @@ def sum_log_gates(log_fgate: Tensor, before: Tensor | None = None) -> Tensor:
     """Return the running sums of log gates (B, T, H) as float64, going on from the sum (B, 1, H) of the token before, if any.
 
     A gate that cuts the sequence, below -2000, counts as -4000: a finite number that hides all keys before it."""
-    log_fgate = log_fgate.clamp(min=2 * CUT_LOG_GATE)
-    if log_fgate.shape[1] == 1 and before is not None:
-        return before + log_fgate
-    # Products with ones, tile by tile: on a GPU `cumsum` has no order that repeats.
-    B, T, H = log_fgate.shape
-    tile = math.isqrt(T - 1) + 1
-    gate_BHNN = pad(log_fgate.transpose(1, 2).double(), (0, tile * tile - T)).view(B, H, tile, tile)
-    ones_NN = torch.ones(tile, tile, dtype=torch.float64, device=log_fgate.device).triu()
-    sums_BHNN = gate_BHNN @ ones_NN
-    sums_BHNN = sums_BHNN + (sums_BHNN[..., -1] @ ones_NN.triu(1))[..., None]
-    sums = sums_BHNN.flatten(2)[..., :T].transpose(1, 2)
-    return sums if before is None else before + sums
+    return running_sums(log_fgate.clamp(min=2 * CUT_LOG_GATE), before)
 
 
 def gates_of_sums(gate_sum: Tensor) -> Tensor:

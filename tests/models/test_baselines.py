@@ -174,6 +174,47 @@ def test_wall_attention_equals_flas_layer(specs):
             torch.testing.assert_close(found, expected)
 
 
+def test_mamba3_equals_its_definition(specs):
+    """h_t = a h_{t-1} + (1 - lambda) dt a k_{t-1} x_{t-1}^T + lambda dt k_t x_t^T, a = exp(A dt), token by token in fp64; keys
+    and queries times a rotation that is the product of those of all tokens up to theirs."""
+    torch.manual_seed(0)
+    mixer = build_model(specs["mamba3"]).model.layers[1].attn
+    with torch.no_grad():
+        for name, parameter in mixer.named_parameters():
+            parameter.mul_(3.0) if name == "in_proj.weight" else parameter.normal_()
+        x = torch.randn(1, 100, 64)
+        actual = mixer(x, None, None)[0].double()
+        w = {name: tensor.double() for name, tensor in mixer.state_dict().items()}
+    z, values, k, q, step, decay, share, turn = (x[0].double() @ w["in_proj.weight"].T).split(
+        [128, 128, 16, 16, 4, 4, 4, 4], -1
+    )
+    q, k = (
+        (y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[f"{n}_norm.weight"])[:, None] + w[f"{n}_bias"][:, 0]
+        for y, n in ((q, "C"), (k, "B"))
+    )
+    step, share = F.softplus(step + w["dt_bias"]), share.sigmoid()
+    decay = torch.exp(-F.softplus(decay).clamp(min=1e-4) * step)
+    values, h, outputs = values.unflatten(-1, (4, 32)), torch.zeros(4, 16, 32, dtype=torch.float64), []
+    turned, written = torch.eye(16, dtype=torch.float64).expand(4, 16, 16).clone(), torch.zeros_like(h)
+    for t in range(100):
+        rotation = torch.eye(16, dtype=torch.float64).expand(4, 16, 16).clone()
+        angle = math.pi * turn[t].tanh() * step[t, :, None]
+        for pair in range(4):
+            i, j = 2 * pair, 2 * pair + 1
+            rotation[:, i, i] = rotation[:, j, j] = angle[:, pair].cos()
+            rotation[:, j, i] = angle[:, pair].sin()
+            rotation[:, i, j] = -angle[:, pair].sin()
+        turned = rotation @ turned
+        into, out = (torch.einsum("hij,hj->hi", turned, y[t]) for y in (k, q))
+        h = decay[t, :, None, None] * (h + ((1 - share[t]) * step[t])[:, None, None] * written)
+        written = into[:, :, None] * values[t, :, None]
+        h = h + (share[t] * step[t])[:, None, None] * written
+        outputs.append(torch.einsum("hn,hnp->hp", out, h) + w["D"][:, None] * values[t])
+    expected = (torch.stack(outputs).flatten(1) * F.silu(z)) @ w["out_proj.weight"].T
+    error = (actual - expected).abs().max() / expected.abs().max()
+    assert error < 1e-5
+
+
 def test_what_is_neither_matrix_nor_norm_takes_no_weight_decay(specs):
     mixer = build_model(specs["mamba2"]).model.layers[0].mixer
     for parameter in (mixer.A_log, mixer.D, mixer.dt_bias, build_model(specs["hgrn2"]).model.lower_bounds):

@@ -1,0 +1,43 @@
+"""Mamba-3: the spec."""
+
+from typing import Literal
+
+from models.spec_parts import PositiveFloat, PositiveInt, WithMLP, strict
+
+
+@strict
+class Mamba3Spec(WithMLP):
+    """Mamba-3 with one input and one output a head (SISO), each layer followed by an MLP. A head has `head_dim` channels and a
+    state of `ssm_state_size` for each; half of the keys' channels turn, two by one angle."""
+
+    kind: Literal["mamba3"] = "mamba3"
+    head_dim: PositiveInt = 64
+    ssm_state_size: PositiveInt = 128
+    expand: PositiveInt = 2
+    norm_eps: PositiveFloat = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.inner_size % self.head_dim:
+            raise ValueError(f"expand * hidden_size {self.inner_size} is not a multiple of head_dim {self.head_dim}")
+        if self.ssm_state_size % 4:
+            raise ValueError(f"ssm_state_size {self.ssm_state_size} is not a multiple of 4")
+
+    @property
+    def inner_size(self) -> int:
+        return self.expand * self.hidden_size
+
+    @property
+    def num_heads(self) -> int:
+        return self.inner_size // self.head_dim
+
+    @property
+    def mixer_params(self) -> int:
+        d, inner, heads, n = self.hidden_size, self.inner_size, self.num_heads, self.ssm_state_size
+        return d * (3 * inner + 2 * n + 3 * heads + n // 4) + 2 * n * (heads + 1) + 2 * heads
+
+    def mixing_flops(self, seq_len: int) -> int:
+        return 5 * self.num_layers * self.inner_size * self.ssm_state_size  # as Mamba-2: 5 for each number of the state
+
+    def state_size(self, seq_len: int) -> int:
+        keys_and_angles = self.num_heads * (self.ssm_state_size + self.ssm_state_size // 4)
+        return self.num_layers * (self.inner_size * (self.ssm_state_size + 1) + keys_and_angles)
