@@ -157,7 +157,7 @@ def me() -> str:
 def state(job_id: str) -> str:
     """State of one job; waits for a controller that is down. PREEMPTED also while that cancels it; UNKNOWN: none to tell."""
     said = _shown(job_id)
-    if said.get("StartTime", "") <= said.get("PreemptTime", "") < "None":  # dates, of this start
+    if said.get("StartTime", "") <= said.get("PreemptTime", "None") < "None":  # dates, of this start
         return "PREEMPTED"
     return said.get("JobState", "UNKNOWN")
 
