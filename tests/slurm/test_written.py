@@ -63,7 +63,7 @@ def submission_of(folder: Path, jobs: list[Job], batches: list[Batch]) -> Submis
 
 
 def scripts(folder: Path) -> Iterator[str]:
-    """What a script has beside the template, of each kind of job alone, and of an array of two."""
+    """Lines that a script has beside the template, of each kind of job alone, and of an array of two."""
     known = set(TEMPLATE.read_text().splitlines())
     for (name, settings), kind in product(CLUSTERS.items(), SIZES):
         cluster = cluster_of(folder, **settings)
@@ -96,7 +96,7 @@ def jobs(folder: Path) -> Iterator[str]:
 
 
 def choices(folder: Path) -> Iterator[str]:
-    """What is submitted of some jobs, which batches they are, and after what."""
+    """Jobs that are submitted of some, which batches they are, and after what."""
     some = [job(folder, "prepare:c"), *(job(folder, f"train:{x}-1", ("prepare:c",)) for x in "ab"),
             *(job(folder, f"evaluate:{x}-1:e", (f"train:{x}-1", "prepare:c")) for x in "ab"), job(folder, "time:a-1:t"),
             job(folder, "draw:f:1", ("evaluate:a-1:e", "evaluate:b-1:e")), job(folder, "draw:g:1",
@@ -155,7 +155,7 @@ def states(folder: Path) -> Iterator[str]:
 
 
 def tables(folder: Path) -> Iterator[str]:
-    """What is shown of runs whose jobs are in any two states."""
+    """Rows that are shown of runs whose jobs are in any two states."""
     status.progress = lambda run: ("1/2", "3", "4 min")  # type: ignore[assignment]
     train, evaluate, draw = (job(folder, key) for key in ("train:a-1", "evaluate:a-1:x", "draw:f:x"))
     last = JobState(draw, "7", "ann", "pending")
