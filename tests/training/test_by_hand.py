@@ -1,0 +1,250 @@
+"""A step and what is built round it, and the words of a command line, by hand."""
+
+import contextlib
+import errno
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from models.build import build_model
+from models.spec import ForgettingTransformerSpec
+from training import (
+    command_line,
+    loop,
+    optimizer,
+    step,
+)
+from training.distributed import World
+from training.spec import Execution, TrainSpec, check_device, micro_batch_size
+
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 1)
+ALONE = World(0, 1, CPU)
+SPEC = TrainSpec(seq_len=4, batch_tokens=32, train_tokens=32 * 200, warmup_tokens=32, peak_lr=0.5, precision="fp32")
+
+
+def test_every_parameter_has_its_moments_by_name():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    model[1].bias.requires_grad_(False)
+    adam = optimizer.build_optimizer(model, replace(SPEC, weight_decay=0.25, beta1=0.5, beta2=0.75, adam_eps=1e-3))
+    assert [(group["weight_decay"], len(group["params"])) for group in adam.param_groups] == [(0.25, 2), (0.0, 1)]
+    assert (
+        adam.defaults["betas"] == (0.5, 0.75)
+        and adam.defaults["eps"] == 1e-3
+        and adam.defaults["lr"] == 0.0
+        and adam.defaults["fused"]
+    )
+    assert optimizer.named_state(model, adam) == {}
+    optimizer.allocate_state(adam)
+    for parameter in list(model.parameters())[:3]:
+        adam.state[parameter]["step"] += 3
+        adam.state[parameter]["exp_avg"] += 1
+        adam.state[parameter]["exp_avg_sq"] += 2
+    state = optimizer.named_state(model, adam)
+    assert list(state) == [
+        f"{kind}.{name}" for name in ("0.weight", "0.bias", "1.weight") for kind in ("exp_avg", "exp_avg_sq", "steps")
+    ]
+    for name, value in state.items():
+        number = {"exp_avg": 1.0, "exp_avg_sq": 2.0, "steps": 3.0}[name.split(".")[0]]
+        assert value.dtype is torch.float32 and bool((value == number).all())
+        assert value.shape == (() if number == 3 else dict(model.named_parameters())[name.partition(".")[2]].shape)
+
+
+@pytest.mark.parametrize(("seen", "rate"), [(0, 0.0), (16, 0.25), (32, 0.5), (3216, 0.25), (6400, 0.0)])
+def test_rates_by_hand(seen, rate):
+    assert optimizer.learning_rate(seen, SPEC) == pytest.approx(rate, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("world", "tokens", "size"), [(1, None, 8), (2, None, 4), (8, None, 1), (1, 4, 1), (1, 32, 8), (2, 16, 4), (2, 8, 2)]
+)
+def test_sequences_of_a_forward_pass(world, tokens, size):
+    assert (SPEC.batch_size, SPEC.num_steps) == (8, 200) and micro_batch_size(SPEC, world, tokens) == size
+
+
+@pytest.mark.parametrize(("world", "tokens", "words"), [
+    (3, None, "a step has 8 sequences, which do not divide among 3 processes; use a number of processes that divides 8"),
+    (2, 6, "micro_batch_tokens 6 must be a multiple of seq_len 4 that divides the 16 tokens of each process"),
+    (1, 12, "micro_batch_tokens 12 must be a multiple of seq_len 4 that divides the 32 tokens"),
+    (2, 32, "divides the 16 tokens"),
+])  # fmt: skip
+def test_sequences_that_do_not_divide_are_refused(world, tokens, words):
+    with pytest.raises(ValueError, match=words):
+        micro_batch_size(SPEC, world, tokens)
+
+
+@pytest.mark.parametrize(("device", "precision", "kind", "refused"), [
+    ("cuda:0", "fp32", "delta_net", True), ("cuda", "bf16", "delta_net", False), ("cpu", "fp32", "delta_net", False),
+    ("cuda", "fp32", "mamba2", False),
+])  # fmt: skip
+def test_what_a_gpu_cannot_train(device, precision, kind, refused):
+    spec = SimpleNamespace(name="n", scale="s", train=SimpleNamespace(precision=precision), model=SimpleNamespace(kind=kind))
+    with pytest.raises(ValueError, match="n at s is trained in fp32, which") if refused else contextlib.nullcontext():
+        check_device(spec, device)
+
+
+FOX = ForgettingTransformerSpec(vocab_size=16, hidden_size=32, num_layers=2, num_heads=2, mlp_width=32)
+
+
+@pytest.mark.parametrize(("execution", "size", "did"), [
+    (dict(), 1, ["bits False", "look"]), (dict(deterministic=False), 1, ["look"]),
+    (dict(compile=True), 1, ["bits True", "look", "compile", "compile"]),
+    (dict(activation_checkpointing=True), 1, ["bits False", "look", "recompute"]),
+    (dict(parallel="hsdp"), 2, ["bits False", "look", "hsdp 2 bf16"]),
+])  # fmt: skip
+def test_what_a_step_is_built_of(monkeypatch, execution, size, did):
+    done = []
+    model = build_model(FOX)
+    monkeypatch.setattr(step, "repeat_bits", lambda compiled: done.append(f"bits {compiled}"))
+    monkeypatch.setattr(step, "look", lambda world: done.append("look"))
+    monkeypatch.setattr(nn.Module, "compile", lambda layer: done.append("compile"))
+    monkeypatch.setattr(model, "gradient_checkpointing_enable", lambda: done.append("recompute"))
+    monkeypatch.setattr(step, "spread", lambda module, layers, world, parallel, dtype: (
+        done.append(f"{parallel} {len(layers)} {dtype}") if world.size > 1 else None, module)[1])  # fmt: skip
+    spec = replace(SPEC, grad_reduce="bf16")
+    made = step.build_stepper(
+        model.eval(), spec, Execution(micro_batch_tokens=8, spike_factor=3.5, **execution), World(0, size, CPU)
+    )
+    assert done == did and model.training and made.micro_batch == 2 and made.guard._factor == 3.5
+    assert len(optimizer.named_state(made.token_loss, made.optimizer)) == 3 * len(list(model.parameters()))
+
+
+def test_a_guard_forms_a_mean_of_what_was_applied():
+    guard = step.Guard(2.0, ALONE)
+    norms = [4.0, 2.0, float("inf"), 3.0]
+    found = [int(guard.judge(torch.tensor(1.0), torch.tensor(norm))) for norm in norms]
+    assert found == [0, 0, step.NOT_FINITE, 0] and guard.mean_norm == 3.0 and guard.steps_seen == 3
+    assert (
+        list(guard.state()) == ["guard.mean_norm", "guard.steps_seen"] and guard.state()["guard.mean_norm"] is guard.mean_norm
+    )
+    guard.steps_seen.fill_(step.WARM_STEPS - 1)
+    assert guard.judge(torch.tensor(1.0), torch.tensor(9.0)) == 0 and guard.mean_norm.item() == pytest.approx(3 + 6 / 100)
+    guard.mean_norm.fill_(3.0)
+    assert guard.judge(torch.tensor(1.0), torch.tensor(6.0)) == 0  # twice the mean is no spike
+    assert guard.mean_norm.item() == pytest.approx(3.03) and guard.judge(torch.tensor(1.0), torch.tensor(6.2)) == step.SPIKE
+    assert guard.judge(torch.tensor(float("nan")), torch.tensor(99.0)) == step.NOT_FINITE and guard.steps_seen == 101
+
+
+@pytest.mark.parametrize(("steps", "every"), [(200, 3), (63, 1), (64, 1), (640, 10)])
+def test_what_a_model_wants_measured_is_measured_so_often(steps, every):
+    model = build_model(replace(FOX, prune_log_tolerance=-10.0))
+    stepper = SimpleNamespace(
+        spec=replace(SPEC, train_tokens=32 * steps), autocast=contextlib.nullcontext, token_loss=step.TokenLoss(model)
+    )
+    meter, ids = (
+        step.Meter(model, stepper, compiled=False),
+        torch.randint(16, (8, 64), generator=torch.Generator().manual_seed(0)),
+    )
+    assert meter.names == ("pruned_share",) and meter._every == every
+    found = [meter.values(number, ids, ids) for number in (every, every + 1, 2 * every)]
+    assert [value.isnan().item() for value in found] == [False, every > 1, False]
+    (alone,) = meter.values(every, ids[:1], ids[:1])
+    assert found[0].shape == (1,) and alone == found[0]
+    silent = step.Meter(build_model(FOX), stepper, compiled=False)
+    assert silent.values(every, ids, ids).shape == (0,)
+
+
+def test_a_repeated_step_changes_nothing_and_predicts_the_next_token(monkeypatch):
+    seen = []
+    model, ids = build_model(FOX), torch.arange(32).view(8, 4) % 16
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    whole = step.Stepper.run
+    monkeypatch.setattr(
+        step.Stepper,
+        "run",
+        lambda self, inputs, targets, lr: seen.append((inputs, targets, lr)) or whole(self, inputs, targets, lr),
+    )
+    with step.repeated_step(model, ids, SPEC, Execution(deterministic=False), ALONE) as once:
+        once()
+        once()
+    assert len(seen) == 2 and all(bool((value == before[name]).all()) for name, value in model.state_dict().items())
+    for inputs, targets, lr in seen:
+        assert (
+            lr == 0.0
+            and bool((inputs == ids).all())
+            and bool((targets[:, :-1] == ids[:, 1:]).all())
+            and bool((targets[:, -1] == ids[:, 0]).all())
+        )
+
+
+def invalid(**values: object) -> ValidationError:
+    with pytest.raises(ValidationError) as met:
+        TrainSpec(**{**dict(seq_len=4, batch_tokens=8, train_tokens=16, warmup_tokens=0, peak_lr=1.0), **values})
+    return met.value
+
+
+@pytest.mark.parametrize(("error", "told"), [
+    (lambda: ValueError("one\ntwo\nthree"), "one\ntwo"),
+    (lambda: OSError(errno.ENOENT, "No such file", "a"), "No such file: a"), (lambda: OSError("broken"), "broken"),
+    *((lambda number=number: OSError(number, "Full", "a"), "Full: a. Free some space and start the same command again.")
+      for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)),
+    (lambda: invalid(peak_lr=0.0), "peak_lr: Input should be greater than 0 (given: 0.0)"),
+    (lambda: invalid(batch_tokens=6), "batch_tokens 6 is not a multiple of seq_len 4"),
+    (lambda: invalid(precision=[1]), "precision: Input should be 'fp32' or 'bf16'"),
+])  # fmt: skip
+def test_an_error_in_a_line_or_two(error, told):
+    assert command_line.short(error()) == told
+
+
+@pytest.mark.parametrize(("raised", "code", "said"), [
+    (None, 7, ""), (ValueError("bad"), 2, "error: bad\n"), (OSError(2, "No such file", "a"), 2, "error: No such file: a\n"),
+    (KeyboardInterrupt(), 130, "interrupted; "), (command_line.Terminated("SIGTERM"), 75, "interrupted; "),
+])  # fmt: skip
+def test_how_a_command_ends(monkeypatch, capsys, raised, code, said):
+    found = {}
+    monkeypatch.setattr(command_line.signal, "signal", found.__setitem__)
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+
+    def action() -> int:
+        if raised is not None:
+            raise raised
+        return 7
+
+    assert (
+        command_line.guarded(action) == code
+        and capsys.readouterr().err.startswith(said)
+        and os.environ["TOKENIZERS_PARALLELISM"] == "false"
+    )
+    assert set(found) == {signal.SIGTERM, signal.SIGUSR2}
+    with pytest.raises(command_line.Terminated, match="SIGUSR2"):
+        found[signal.SIGUSR2](signal.SIGUSR2, None)
+
+
+def test_options_become_the_words_that_make_them():
+    how = Execution(device="cpu", micro_batch_tokens=64, compile=True, deterministic=False, max_hours=1.5, on_bad_step="skip")
+    words = command_line.arguments_of(how)
+    assert words == [
+        "--device",
+        "cpu",
+        "--micro-batch-tokens",
+        "64",
+        "--compile",
+        "--no-deterministic",
+        "--max-hours",
+        "1.5",
+        "--on-bad-step",
+        "skip",
+    ]
+    assert command_line.parse(Execution, words, "x", None) == how and command_line.arguments_of(Execution()) == []
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "fingerprint", "refused"),
+    [(None, "0", None), ("gpt2-json:f", "0", None), (None, "1", "holds corpus 1, but the run was made for 0: give")],
+)
+def test_a_corpus_is_opened_with_its_tokeniser(monkeypatch, tokenizer, fingerprint, refused):
+    asked = []
+    corpus = SimpleNamespace(spec=SimpleNamespace(fingerprint=fingerprint), tokenizer=SimpleNamespace(vocab_size=9))
+    monkeypatch.setattr(loop.Corpus, "open", lambda folder, **named: asked.append((folder, named)) or corpus)
+    monkeypatch.setattr(loop, "parse_tokenizer", lambda text: f"parsed {text}")
+    spec = SimpleNamespace(name="n", data=SimpleNamespace(document_len=64, fingerprint="0", vocab_size=9))
+    with pytest.raises(ValueError, match=refused) if refused else contextlib.nullcontext():
+        assert loop.open_corpus(Path("c"), tokenizer, spec) is corpus
+    assert asked == [(Path("c"), {"document_len": 64, "tokenizer": None if tokenizer is None else "parsed gpt2-json:f"})]
