@@ -43,7 +43,7 @@ def test_a_row_of_each_operation(monkeypatch):
 
 @pytest.mark.parametrize("what", ["o", "dq", "dk", "dv"])
 def test_two_percent_of_a_norm_are_too_much(what):
-    """Of the output and of each gradient; what has no reference is not held to any."""
+    """The output and each gradient are held to it; what has no reference is not."""
     product = lambda q, k, v, g: (q + k) * (v + g[..., None]) + k  # noqa: E731
     cheap = FOX._replace(inputs=partial(FOX.inputs, device="cpu"), exact=lambda name: product)
 
