@@ -12,6 +12,7 @@ from experiments.recipes import model_spec
 from experiments.scales import get_scale
 from models.spec import ModelSpec
 from tests import synthetic
+from tests.experiments.every_picture import assert_written, recorded
 
 TINY = get_scale("tiny")
 ABOVE = {"fox_pro": 0.0, "gated_delta_net": 0.1, "kimi_delta_attention": 0.1001, "mamba2": 0.2}
@@ -66,9 +67,12 @@ def test_numbers_kept_are_those_of_the_spec_that_was_trained(tmp_path):
     assert table.rows["Transformer (Pro), RoPE base 5e+06"][3] * 1e6 > 2 * layers * d * T
 
 
-def test_the_picture_holds_every_band_of_every_series(tmp_path):
-    drawn = pd.read_csv(successors.draw(study(tmp_path))[2])
-    assert set(drawn["series"]) == set(successors.summary(study(tmp_path / "again")).rows)
+def test_the_picture_holds_every_band_of_every_series(tmp_path, monkeypatch):
+    seen = recorded(monkeypatch)
+    files, table = successors.draw(study(tmp_path)), successors.summary(study(tmp_path / "again"))
+    assert_written(seen, files, table, "successors", tmp_path)
+    drawn = pd.read_csv(files[2])
+    assert set(drawn["series"]) == set(table.rows)
     assert drawn.groupby("series")["last"].max().eq(512).all()
     assert drawn[drawn["model"] == "fox_pro"]["behind"].eq(0).all()
     behind = drawn[drawn["model"] == "mamba2"]
