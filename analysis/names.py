@@ -46,8 +46,8 @@ MODELS: dict[str, LineStyle] = {
     "gated_linear_attention": LineStyle("Gated linear attention", "#17808F", DOTTED, "d"),
     "fox_hybrid": LineStyle("FoX hybrid", "#DD1C77", marker="<"),
     "path_fox": LineStyle("PaTH-FoX", "#CB181D", DASHED, ">"),
-    "wall_attention": LineStyle("Wall attention", "#A6761D", DASHED, "H"),
-    "mamba3": LineStyle("Mamba-3", "#66A61E", marker="^"),
+    "wall_attention": LineStyle("Wall attention", "#7570B3", DASHED, "H"),
+    "mamba3": LineStyle("Mamba-3", "#66A61E", marker="X"),
     "stick_breaking_pro": LineStyle("Stick-breaking (Pro)", "#004D40", marker="*"),
 }
 

@@ -5,20 +5,20 @@ parameters: ALiBi (the gate as a fixed decay), a Transformer whose RoPE has a la
 DeltaNet, Kimi Delta Attention, a hybrid that has a layer of FoX after every three of Gated DeltaNet (at tiny, which has two
 layers, after one), PaTH-FoX (FoX (LLaMA) with positions that depend on the text), Wall attention (a forget gate a channel of
 the keys), and Mamba-3 (Mamba-2 with a finer rule, positions that depend on the text, and MLPs). Left: loss inside the training
-context against the numbers that a model keeps to decode 16,384 tokens. Right: loss by position beside FoX (Pro). No claim is
+context beside FoX (Pro), and the numbers that a model keeps to decode 16,384 tokens. Right: the same by position. No claim is
 judged."""
 
 import json
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from pydantic import TypeAdapter
 
 from analysis.curves import LossCurve, difference, first_plotted, stored_curves
-from analysis.names import SEVEN, LineStyle, style_of
-from analysis.panels import band_note, legend_of, position_axis
+from analysis.names import SEVEN, style_of
+from analysis.panels import band_note, position_axis
 from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish, tokens
@@ -56,9 +56,9 @@ def name(curve: LossCurve) -> str:
     return style_of(curve.model).label + (f", {curve.label}" if curve.axes else "")
 
 
-def kept(study: Study, curve: LossCurve) -> int:
-    """Count the numbers that a model keeps to decode 16,384 tokens."""
-    return MODEL.validate_json(json.dumps(study.spec(curve.run_ids[0])["model"])).state_size(DECODED)
+def kept(study: Study, curve: LossCurve, length: int = DECODED) -> int:
+    """Count the numbers that a model keeps to decode a text of this length."""
+    return MODEL.validate_json(json.dumps(study.spec(curve.run_ids[0])["model"])).state_size(length)
 
 
 def ranking(study: Study) -> tuple[LossCurve, list[LossCurve]]:
@@ -72,46 +72,52 @@ def ranking(study: Study) -> tuple[LossCurve, list[LossCurve]]:
 
 def draw(study: Study) -> Files:
     fox, curves = ranking(study)
-    curves = [fox, *(curve for curve in curves if curve is not fox)]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 3.9), width_ratios=(1, 1.15))
-    styles, tables = [_style(curve) for curve in curves], []
-    sizes = [kept(study, curve) for curve in curves]
-    for curve, style, size, at in zip(curves, styles, sizes, _side_by_side(sizes), strict=True):
-        whole = Estimate(0.0, 0.0) if curve is fox else difference(curve, fox)
-        left.plot(at, whole.effect, style.marker, color=style.colour, fillstyle="none" if curve.axes else "full")
-        left.vlines(at, *(whole.interval or (whole.effect, whole.effect)), color=style.colour, linewidth=1)
-        rows = _along(curve, fox)
-        if curve is not fox:
-            (drawn,) = right.plot((rows["first"] + rows["last"]) / 2, rows["behind"], color=style.colour)
-            drawn.set_dashes(style.dashes or (None, None))
-        tables.append(rows.assign(model=curve.model, series=style.label, kept=size))
-    table, train_len = pd.concat(tables, ignore_index=True), study.train_len
+    tables = {c: _along(c, fox).assign(model=c.model, series=name(c), kept=kept(study, c)) for c in curves}
+    table, train_len = pd.concat(tables.values(), ignore_index=True), study.train_len
     inside = table[(table["last"] <= train_len) & (table["first"] > first_plotted(train_len))]["behind"]
     low, high = min(0.0, inside.min()), max(inside.max(), 1e-3)
     limits = low - 0.15 * (high - low), high + 0.4 * (high - low)
-    for axes in (left, right):
-        axes.axhline(0, color="#222222", linewidth=0.8)
-    left.set(xscale="log", xlabel=f"numbers kept to decode {DECODED:,} tokens", ylabel="loss above FoX (Pro), nats")
-    left.margins(0.12)
-    position_axis(right, train_len, fox.length, pieces=4, xlabel="Token index $i$", ylim=limits)
-    legend_of(figure, styles, columns=3, markers=True)
+    growing = [c for c in curves if kept(study, c, 2 * DECODED) > kept(study, c)]
+    families = {"state that grows with the text": growing, "state of fixed size": [c for c in curves if c not in growing]}
+    families = {title: rows for title, rows in families.items() if rows}
+    heights = [len(rows) + 1.5 for rows in families.values()]
+    shape = dict(figsize=(WIDTH, 0.9 + 0.21 * sum(heights)), height_ratios=heights, width_ratios=(1, 1.35))
+    figure, grid = plt.subplots(len(families), 2, squeeze=False, sharex="col", **shape)
+    for (left, right), (title, rows) in zip(grid, families.items(), strict=True):
+        labels = [f"{name(c)}  {_size(kept(study, c))}".replace("), ", "),\n") for c in rows]
+        left.set_yticks(range(len(rows)), labels, fontsize=7, linespacing=0.9)
+        left.set(ylim=(len(rows) - 0.4, -0.6), title=title)
+        position_axis(right, train_len, fox.length, pieces=4, ylim=limits, ylabel="above FoX (Pro), nats")
+        left.axvline(0, color="#222222", linewidth=0.8)
+        right.axhline(0, color="#222222", linewidth=0.8)
+        for place, curve in enumerate(rows):
+            _draw_one(left, right, place, curve, fox, tables[curve])
+    grid[-1][0].set(xlabel="loss above FoX (Pro), nats")
+    grid[-1][1].set(xlabel="Token index $i$")
     mean = (
-        f"left: mean over the training context of {tokens(train_len)}, bars: 95% (documents by source, and seeds); "
-        "models that keep equally many stand side by side"
+        f"left: mean over the training context of {tokens(train_len)}, bars: 95% (documents by source, and seeds), beside the "
+        f"numbers kept to decode {DECODED:,} tokens; right: by position"
     )
     cut = "" if table["behind"].dropna().between(*limits).all() else "curves that leave the frame go on outside"
     return publish(study, figure, table, mean, cut, band_note(len(curve.seeds) for curve in curves).split(", bands")[0])
 
 
-def _side_by_side(sizes: list[int]) -> list[float]:
-    """Places on a logarithmic axis: those within 2% of each other are moved apart, each by 9% from the next."""
-    alike = [[abs(other / size - 1) < 0.02 for other in sizes] for size in sizes]
-    return [size * 1.09 ** (sum(row[:i]) - (sum(row) - 1) / 2) for i, (size, row) in enumerate(zip(sizes, alike, strict=True))]
+def _draw_one(left: Axes, right: Axes, place: int, curve: LossCurve, fox: LossCurve, along: pd.DataFrame) -> None:
+    """Draw a model: its mean in a row of its own, and its curve, which its marker tells from the others."""
+    style, fill = style_of(curve.model), "none" if curve.axes else "full"
+    same = dict(color=style.colour, marker=style.marker, fillstyle=fill)
+    whole = Estimate(0.0, 0.0) if curve is fox else difference(curve, fox)
+    left.hlines(place, *(whole.interval or (whole.effect, whole.effect)), color=style.colour, linewidth=1.2)
+    left.plot(whole.effect, place, **same, markersize=5)
+    if curve is not fox:
+        every = max(1, len(along) // 4)
+        at, some = (along["first"] + along["last"]) / 2, (place % every, every)
+        (drawn,) = right.plot(at, along["behind"], **same, linewidth=1.2, markersize=4, markevery=some)
+        drawn.set_dashes((1.0, 1.0) if curve.axes else style.dashes or (None, None))
 
 
-def _style(curve: LossCurve) -> LineStyle:
-    style = style_of(curve.model, name(curve))
-    return replace(style, dashes=(1.0, 1.0)) if curve.axes else style
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count / 1e3:.0f}k"
 
 
 def _along(curve: LossCurve, fox: LossCurve) -> pd.DataFrame:

@@ -80,12 +80,6 @@ def test_the_picture_holds_every_band_of_every_series(tmp_path, monkeypatch):
     assert (behind["low"] < behind["behind"]).all()
 
 
-def test_models_that_keep_equally_many_stand_side_by_side():
-    first, alone, second, third = successors._side_by_side([1000, 50, 1010, 1000])
-    assert alone == 50
-    assert 900 < first < second < third < 1100 and second == 1010
-
-
 def test_without_fox_there_is_nothing_to_stand_beside(tmp_path):
     with pytest.raises(ValueError, match=r"FoX \(Pro\) is not among the stored runs"):
         successors.draw(study(tmp_path, {"mamba2": 0.2}))
