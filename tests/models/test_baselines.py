@@ -174,6 +174,16 @@ def test_wall_attention_equals_flas_layer(specs):
             torch.testing.assert_close(found, expected)
 
 
+def test_wall_attention_takes_small_blocks_of_flas_kernels():
+    from fla.ops.wall_attn import parallel
+
+    import models.wall_attention.module  # noqa: F401
+
+    for part in ("fwd_kernel", "bwd_kernel_dq", "bwd_kernel_dkv"):
+        candidates = getattr(parallel, f"parallel_wall_attn_{part}").configs
+        assert candidates and {candidate.kwargs["BS"] for candidate in candidates} == {32}
+
+
 def test_mamba3_equals_its_definition(specs):
     """h_t = a h_{t-1} + (1 - lambda) dt a k_{t-1} x_{t-1}^T + lambda dt k_t x_t^T, a = exp(A dt), token by token in fp64; keys
     and queries times a rotation that is the product of those of all tokens up to theirs."""

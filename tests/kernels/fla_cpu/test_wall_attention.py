@@ -72,6 +72,25 @@ def test_tokens_follow_on_faded_keys_and_padding_is_not_seen():
     assert torch.isfinite(padded).all()
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("bias", [8.0, 2.0])
+def test_flas_kernel_agrees_on_a_gpu(bias):
+    from fla.ops.wall_attn import parallel_wall_attn as of_fla
+
+    import models.wall_attention.module  # noqa: F401  (its kernels with small blocks)
+
+    def found_and_gradients(function, values):
+        leaves = [x.requires_grad_() for x in values]
+        o = function(*leaves)
+        return (o, *torch.autograd.grad((o * torch.arange(D).to(o)).sum(), leaves))
+
+    expected = found_and_gradients(lambda *x: by_definition(*x)[0], [x.double() for x in inputs(bias)])
+    found = found_and_gradients(of_fla, [x.cuda() for x in inputs(bias)])
+    for name, a, e in zip(("o", "dq", "dk", "dv", "dg"), found, expected, strict=True):
+        error = (a.cpu().double() - e).norm() / e.norm()
+        assert error < 5e-3, f"{name}: relative error {error:.2e}"
+
+
 def test_bf16_inputs_are_summed_in_fp32():
     q, k, v, g = inputs(2.0)
     q, k, v = (x.bfloat16() for x in (q, k, v))
