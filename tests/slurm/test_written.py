@@ -35,6 +35,7 @@ CLUSTERS = {
     ),
     "gres": dict(**GPUS, gpu_option="gres", container="apptainer exec i.sif", python="python3.12", sbatch={"gres": "nvme:1"},
                  evaluate={"gpus": 2, "mem_gb_per_task": 3.3}, train={"sbatch": {"gpus": 7}}, draw={"time_limit_hours": 0.4}),
+    "container": dict(container="c run", gpus_per_node=0),
     "tasks": dict(train={"tasks": 4, "nodes": 2}, max_concurrent=2, arrays=False, evaluate={"sbatch": {"exclusive": True}},
                   environment={"OMP_NUM_THREADS": "5"}, sbatch={"requeue": False, "mem-per-cpu": "3G"}),
 }  # fmt: skip
