@@ -10,6 +10,7 @@ judged."""
 
 import json
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -81,7 +82,7 @@ def draw(study: Study) -> Files:
     families = {"state that grows with the text": growing, "state of fixed size": [c for c in curves if c not in growing]}
     families = {title: rows for title, rows in families.items() if rows}
     heights = [len(rows) + 1.5 for rows in families.values()]
-    shape = dict(figsize=(WIDTH, 0.9 + 0.21 * sum(heights)), height_ratios=heights, width_ratios=(1, 1.35))
+    shape: dict[str, Any] = dict(figsize=(WIDTH, 0.9 + 0.21 * sum(heights)), height_ratios=heights, width_ratios=(1, 1.35))
     figure, grid = plt.subplots(len(families), 2, squeeze=False, sharex="col", **shape)
     for (left, right), (title, rows) in zip(grid, families.items(), strict=True):
         labels = [f"{name(c)}  {_size(kept(study, c))}".replace("), ", "),\n") for c in rows]
@@ -105,7 +106,7 @@ def draw(study: Study) -> Files:
 def _draw_one(left: Axes, right: Axes, place: int, curve: LossCurve, fox: LossCurve, along: pd.DataFrame) -> None:
     """Draw a model: its mean in a row of its own, and its curve, which its marker tells from the others."""
     style, fill = style_of(curve.model), "none" if curve.axes else "full"
-    same = dict(color=style.colour, marker=style.marker, fillstyle=fill)
+    same: dict[str, Any] = dict(color=style.colour, marker=style.marker, fillstyle=fill)
     whole = Estimate(0.0, 0.0) if curve is fox else difference(curve, fox)
     left.hlines(place, *(whole.interval or (whole.effect, whole.effect)), color=style.colour, linewidth=1.2)
     left.plot(whole.effect, place, **same, markersize=5)
