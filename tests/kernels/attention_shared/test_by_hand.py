@@ -1,0 +1,105 @@
+"""Layouts, tile sizes and small sums of the attention kernels' host code, worked out by hand."""
+
+import json
+
+import pytest
+import torch
+
+from kernels.attention_shared import tiles
+from kernels.attention_shared.arguments import first_key_within, pick_backend, schema
+from kernels.attention_shared.blocks import fold, unfold
+from kernels.attention_shared.launch import _kinds, ceil_div, multiprocessors, power_of_two
+from kernels.attention_shared.tiles import Tiles, _free_strides, rows_descriptor
+from kernels.forgetting_attention.options import Options
+
+
+def test_heads_are_folded_and_repeated_for_groups():
+    x = torch.arange(2 * 3 * 2 * 5).view(2, 3, 2, 5)
+    folded = fold(x, 4, torch.float64)
+    assert folded.shape == (8, 3, 5) and folded.dtype == torch.float64 and folded.is_contiguous()
+    for batch in range(2):
+        for head in range(4):
+            assert torch.equal(folded[batch * 4 + head], x[batch, :, head // 2].double())
+    summed = unfold(folded, 2, 2, torch.float32)
+    assert torch.equal(summed, 2 * x.float()) and summed.dtype == torch.float32
+    assert torch.equal(unfold(fold(x, 2, torch.float64), 2, 2, torch.float64), x.double())
+
+
+def test_settings_of_each_gpu(tmp_path, monkeypatch):
+    """Float32 has its own, a GPU that was measured its own, every other and a CPU the default."""
+    own = {"block_m": 1, "block_n": 2, "num_warps": 3, "num_stages": 4}
+    kinds = {"default": 10, "sm_90": 20, "float32": 30}
+    file = tmp_path / "tiles.json"
+    file.write_text(json.dumps({gpu: {f"forward_{d}": {**own, "block_m": n + d} for d in (1, 2)} for gpu, n in kinds.items()}))
+    assert tiles.table(str(file))["sm_90"]["forward_2"] == Tiles(22, 2, 3, 4, None)
+    for capability, found in (((9, 0), 21), ((8, 0), 11), ((10, 0), 11)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
+        of = lambda dtype, device: tiles.tiles_for.__wrapped__(str(file), "forward", 1, dtype, torch.device(device)).block_m  # noqa: E731
+        assert of(torch.bfloat16, "cuda") == of(torch.float16, "cuda") == found
+        assert of(torch.bfloat16, "cpu") == 11 and of(torch.float32, "cuda") == of(torch.float32, "cpu") == 31
+
+
+def test_a_kernel_is_compiled_for_its_tiles():
+    own = Tiles(64, 32, 4, 2, 168)
+    base = dict(BLOCK_M=64, BLOCK_N=32, D=16, num_warps=4, num_stages=2, maxnreg=168)
+    assert own.options(torch.zeros(1, 3, 2, 16)) == base | dict(EXACT=True, PRECISION="ieee")
+    assert own.options(torch.zeros(1, 3, 2, 16, dtype=torch.bfloat16)) == base | dict(EXACT=False, PRECISION="tf32")
+    q, k, v, do = (torch.zeros(1, 3, 2, 16) for _ in range(4))
+    described = own.described(q, k, v, do)
+    assert [block for *_, block in described] == [(1, rows, 1, 16) for rows in (64, 32, 32, 64)]
+    assert all(x is y for (_, x, *_), y in zip(described, (q, k, v, do), strict=True)) and len(own.described(q, k, v)) == 3
+
+
+def test_strides_that_tiles_are_read_by():
+    """Multiples of 16 bytes; where one is free, of a size of one, a row's length stands for it. Others are copied."""
+    for shape, strides, size, found in (
+        ((2, 3, 2, 16), (96, 32, 16, 1), 2, (96, 32, 16, 1)), ((1, 3, 2, 16), (7, 32, 16, 1), 2, (16, 32, 16, 1)),
+        ((2, 3, 1, 16), (96, 32, 0, 1), 2, (96, 32, 16, 1)), ((2, 3, 2, 16), (96, 32, 16, 2), 2, None),
+        ((2, 3, 2, 16), (96, 0, 16, 1), 2, None), ((2, 3, 2, 16), (96, 36, 16, 1), 2, None),
+        ((2, 3, 2, 16), (96, 36, 16, 1), 4, (96, 36, 16, 1)),
+        ((2, 3, 2, 16), (96, -32, 16, 1), 2, None), ((2, 3, 2, 16), (96, 8, 16, 1), 2, (96, 8, 16, 1)),
+    ):  # fmt: skip
+        assert _free_strides(shape, strides, size) == found, (shape, strides)
+    x = torch.arange(2 * 3 * 2 * 24, dtype=torch.float32).view(2, 3, 2, 24)
+    for view, copied in ((x[..., :16], False), (x[..., 4:20], False), (x[..., 1:17], True), (x[..., ::2], True),
+                         (x.transpose(1, 2), False)):  # fmt: skip
+        make, tensor, shape, strides, block = rows_descriptor(view, 8, make=print)
+        assert torch.equal(tensor, view) and (tensor is not view) is copied and make is print
+        assert (shape, strides, block) == (view.shape, tensor.stride(), (1, 8, 1, view.shape[-1]))
+
+
+def test_small_sums():
+    assert [ceil_div(n, 4) for n in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
+    assert [power_of_two(n) for n in (1, 2, 3, 4, 5, 8, 9)] == [1, 2, 4, 4, 8, 8, 16]
+    assert multiprocessors(torch.device("cpu")) == 2
+    kinds = _kinds(1, 2, 16, 2**31 - 1, 2**31, 1.0, 16.0, 0)
+    assert kinds == (-1, 0, 1, 0, 3, float, float, 1), "of 1, of multiples of 16, of more than 32 bits, of other types"
+    assert _kinds(2**31 + 1) == (2,)
+
+
+def test_the_first_key_of_every_position():
+    at = lambda batch, start, ends: first_key_within(  # noqa: E731
+        batch, torch.arange(6, dtype=torch.int32), *(None if x is None else torch.tensor(x) for x in (start, ends))
+    ).tolist()
+    assert at(2, None, None) == [[0] * 6] * 2
+    assert at(2, [0, 4], None) == [[0] * 6, [4] * 6]
+    assert at(1, None, [0, 2, 3, 6]) == [[0, 0, 2, 3, 3, 3]]
+    assert at(1, [1], [0, 2, 3, 6]) == [[1, 1, 2, 3, 3, 3]]
+
+
+def test_backends(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    q = torch.zeros(1)
+    assert [pick_backend(name, q) for name in ("auto", "chunked", "reference")] == ["chunked", "chunked", "reference"]
+    for name, why in (("triton", "needs CUDA tensors"), ("other", "allowed are")):
+        with pytest.raises(ValueError, match=why):
+            pick_backend(name, q)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert pick_backend("triton", q) == "triton" and pick_backend("auto", q) == "chunked"
+
+
+def test_options_in_pytorchs_language():
+    assert schema(Options) == (
+        "Tensor? threshold, float? tolerance, Tensor? seq_start, Tensor? cu_seqlens, SymInt? window_size, float scale, "
+        "bool deterministic, str backend"
+    )
