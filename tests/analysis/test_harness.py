@@ -35,7 +35,7 @@ def study_of(rows, include: str = "harness"):
 
 
 def test_columns_are_the_papers_and_then_the_others():
-    """Of tasks that the paper does not have: normed accuracy where there is one, else accuracy, and perplexities."""
+    """Tasks that the paper does not have give normed accuracy where there is one, else accuracy, and perplexities."""
     rows = rows_of("own", "acc", 1.0) + rows_of("own", "acc_norm", 2.0) + rows_of("b", "acc", 3.0) + rows_of("b", "f1", 9.0)
     rows += rows_of("c", "byte_perplexity", 4.0) + rows_of("piqa", "acc", 5.0) + rows_of("wikitext", "word_perplexity", 6.0)
     rows += rows_of("arc_challenge", "acc_norm", 7.0) + rows_of("piqa", "acc_norm", 8.0)

@@ -117,8 +117,8 @@ def test_pictures_have_their_share_of_the_page(tmp_path):
     (folder / "fig-more.pdf").write_bytes(b"")
     found = report._pictures(tmp_path, SimpleNamespace(stem="fig"))
     shown = [(each["name"], each["share"], each["note"], each["size"][0]) for each in found]
-    assert shown == [(name, share, "scale: tiny", width)
-                     for name, share, width in (("fig", 50, 770), ("fig-more", 100, 1540), ("fig-wide", 100, 9000))]  # fmt: skip
+    parts = (("fig", 50, 770), ("fig-more", 100, 1540), ("fig-wide", 100, 9000))
+    assert shown == [(name, share, "scale: tiny", width) for name, share, width in parts]
     assert [each["files"] for each in found] == [[f"figures/{name}" for name in names] for names in (
         ("fig.csv", "fig.png"), ("fig-more.png", "fig-more.pdf"), ("fig-wide.png",))]  # fmt: skip
     assert "token index" in found[0]["read"] and not found[1]["read"]
