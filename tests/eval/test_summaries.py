@@ -174,6 +174,28 @@ def test_runs_that_an_evaluation_refuses(kind, given, run, why):
             spec.check(run, COUNTS)
 
 
+@pytest.mark.parametrize(("kind", "given", "why"), [
+    ("lm_eval", dict(tasks=()), "name at least one lm-eval task"),
+    ("lm_eval", dict(tasks=("own",), include="local"), "task own;"),
+    ("longbench", dict(tasks=()), "unknown LongBench task"), ("longbench", dict(tasks=("trec", "own")), "task own;"),
+    ("ruler", dict(tasks=(), lengths=(9,)), "name at least one task"), ("ruler", dict(lengths=()), "and one length"),
+    ("context_use", dict(contexts=(), places=(9,), num_documents=1), "name at least one context"),
+    ("context_use", dict(contexts=(9,), places=(), num_documents=1), "and one place"),
+    ("needle", dict(mode="easy", num_keys=2), "applies to mode 'passkey' only"),
+    ("needle", dict(mode="passkey", judge="j"), "is scored by match"),
+    ("cache_eviction", dict(context_len=8, depths=9), "must be at most context_len 8"),
+    ("cache_eviction", dict(context_len=16, log_tolerance=0.0), "below 0"),
+    ("throughput", dict(mode="generate", beside=FOX), "use mode 'train'"),
+])  # fmt: skip
+def test_specs_that_ask_for_nothing_or_for_what_is_not_there(kind, given, why):
+    with pytest.raises(ValueError, match=why):
+        KINDS[kind](**given)
+    for fine, more in (("needle", dict(mode="passkey", num_keys=2)), ("needle", dict(judge="j")),
+                       ("throughput", dict(beside=FOX)),
+                       ("cache_eviction", dict(context_len=16, depths=16)), ("lm_eval", dict(tasks=("own",)))):  # fmt: skip
+        KINDS[fine](**more)
+
+
 @pytest.mark.parametrize(("kind", "given"), [("lm_eval", "include"), ("longbench", "dataset")])
 def test_stand_ins_need_two_documents(kind, given):
     one = dataclasses.replace(COUNTS, heldout_rows=1)

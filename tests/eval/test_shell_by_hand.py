@@ -1,0 +1,274 @@
+"""Shell of the evaluations, worked out by hand: machines, batches, ends of rows, what is finished already, and texts."""
+
+import json
+import math
+import socket
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from eval.parameters.measure import evaluate as parameters
+from eval.parameters.spec import INPUT_EMBEDDING
+from eval.shell import machine
+from eval.shell.batching import MAX_BATCH, at_ends, batches, check_positions, in_batches, recorded, score
+from eval.shell.context import Compute, Context, make_context
+from eval.shell.partial import Partial
+from eval.shell.sources import Sources, UserData, checked, digest
+from eval.shell.text import TextCodec
+
+
+def test_what_a_gpu_had_of_its_memory(monkeypatch):
+    called = []
+    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda device: {"cuda:1": 3 * 2**29}[device])
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: called.append("empty"))
+    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", called.append)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: f"some GPU {device}")
+    assert machine.peak_memory_gib("cuda:1") == 1.5 and machine.peak_memory_gib("cpu") is None
+    machine.reset_peak_memory("cpu")
+    assert not called
+    machine.reset_peak_memory("cuda:1")
+    assert called == ["empty", "cuda:1"] and machine.machine_name("cuda:1") == "some GPU cuda:1"
+    assert machine.check_machine("some GPU cuda:1", "cuda:1") == "some GPU cuda:1"
+    for wanted in ("another", None):
+        with pytest.raises(ValueError, match=f"timing on {wanted}; this is some GPU cuda:1"):
+            machine.check_machine(wanted, "cuda:1")
+
+
+@pytest.mark.parametrize(("name", "count", "refused"), [
+    ("cpu", 0, None), ("cuda", 1, None), ("cuda:0", 1, None), ("cuda:1", 2, None), ("cuda:1", 1, "has 1 CUDA GPUs"),
+    ("cuda", 0, "no usable CUDA GPU"), ("cuda:", 1, "choose cpu, cuda or cuda:N"), ("tpu", 1, "choose"), ("xcpu", 1, "choose"),
+])  # fmt: skip
+def test_devices_that_are_there(monkeypatch, name, count, refused):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: count > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    if refused is None:
+        assert machine.use(name, 1) == name
+    else:
+        with pytest.raises(ValueError, match=refused):
+            machine.use(name, 1)
+    with pytest.raises(ValueError, match="--threads 0"):
+        machine.use("cpu", 0)
+
+
+@pytest.mark.parametrize(("endpoint", "port"), [
+    ("https://hub.test", 443), ("http://hub.test", 80), ("http://hub.test:99", 99), ("https://hub.test/x", 443)
+])  # fmt: skip
+def test_the_hub_is_looked_for_at_its_address(monkeypatch, capsys, endpoint, port):
+    from huggingface_hub import constants
+
+    asked, closed = [], []
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+
+    def connect(address, timeout):
+        asked.append((address, timeout))
+        return SimpleNamespace(close=lambda: closed.append(1))
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    machine.go_offline_if_unreachable()
+    assert asked == [(("hub.test", port), 5.0)] and closed and not constants.HF_HUB_OFFLINE
+    monkeypatch.setattr("urllib.request.getproxies", lambda: {"http": "proxy"})
+    machine.go_offline_if_unreachable()
+    assert len(asked) == 1 and not capsys.readouterr().err, "a proxy is asked by the library itself"
+
+
+def test_batches_are_bounded():
+    lengths = [3, 5, 5, 1, 9]
+    assert list(batches(lengths, 10)) == [[4], [1, 2], [0, 3]]
+    assert list(batches(lengths, 9)) == [[4], [1], [2], [0, 3]] and list(batches(lengths, 1)) == [[4], [1], [2], [0], [3]]
+    assert list(batches([], 9)) == [] and [len(each) for each in batches([1] * (MAX_BATCH + 1), 10**6)] == [MAX_BATCH, 1]
+    for device, budget in (("cpu", 8192), ("cuda:0", 131_072)):
+        seen: list[list[int]] = []
+        run = lambda batch, seen=seen: seen.append(batch) or batch  # noqa: E731
+        in_batches([budget // 2 + 1, budget // 2, budget // 2], Compute(device), run)
+        assert seen == [[0], [1, 2]]
+
+
+def test_a_batch_that_does_not_fit_is_halved():
+    """Each that is done is told once, in order of the batches; another error is not taken for one of memory."""
+    tried, told = [], []
+
+    def run(batch):
+        tried.append(list(batch))
+        if len(batch) > 1:
+            raise RuntimeError("can't allocate memory: 9 bytes")
+        return [10 * i for i in batch]
+
+    found = in_batches([2, 3, 1], Compute(), run, on_done=lambda *each: told.append(each))
+    assert found == [0, 10, 20] and tried == [[1, 0, 2], [1], [0, 2], [0], [2]] and told == [(1, 10), (0, 0), (2, 20)]
+    with pytest.raises(RuntimeError, match="else"):
+        in_batches([2, 3], Compute(), lambda batch: (_ for _ in ()).throw(RuntimeError("else")))
+    with pytest.raises(ValueError, match=r"a prompt of 3 tokens .* of cpu"):
+        in_batches([2, 3], Compute(), lambda batch: (_ for _ in ()).throw(torch.OutOfMemoryError))
+
+
+def test_what_is_recorded_is_not_computed_again(tmp_path):
+    context = Context(sources=Sources(batch_tokens=6), partial=Partial(tmp_path / "a.jsonl", "me"))
+    context.partial.add("b", {"x": 0})
+    asked = []
+    run = lambda keys: asked.append(keys) or [{"x": len(key)} for key in keys]  # noqa: E731
+    found = recorded("what", {"aa": 3, "b": 9, "ccc": 3, "d": 4}, context, Compute(), run)
+    assert asked == [["d"], ["aa", "ccc"]] and found == {"b": {"x": 0}, "d": {"x": 1}, "aa": {"x": 2}, "ccc": {"x": 3}}
+    again = Partial(tmp_path / "a.jsonl", "me")
+    assert again.records == found and Partial(tmp_path / "b.jsonl", "me").records == {}
+    assert Partial(tmp_path / "a.jsonl", "another").records == {}, "of another model or spec"
+    assert Partial(tmp_path / "a.jsonl", "me").records == {}, "whose samples are gone then"
+
+
+def test_running_sums_are_of_one_evaluation(tmp_path):
+    path = tmp_path / "a.partial.jsonl"
+    own = Partial(path, "me")
+    assert own.load_state() is None and Partial(None, "me").load_state() is None
+    own.save_state({"sums": np.arange(3)})
+    Partial(None, "me").save_state({"sums": np.arange(3)})
+    assert {name: value.tolist() for name, value in own.load_state().items()} == {"sums": [0, 1, 2]}
+    assert Partial(path, "another").load_state() is None and (tmp_path / "a.partial.npz").is_file()
+    own.add("k", {})
+    own.discard()
+    Partial(None, "me").discard()
+    assert not list(tmp_path.iterdir())
+    path.with_suffix(".npz").write_bytes(b"damaged")
+    assert own.load_state() is None
+
+
+class Counting(nn.Module):
+    """The logits of a token say its own number and the next one's; every token is worth the more the later it stands."""
+
+    def forward(self, input_ids, use_cache, logits_to_keep=0):
+        assert use_cache is False
+        self.read = tuple(input_ids.shape), logits_to_keep
+        logits = nn.functional.one_hot(input_ids + 1, 9).double() * (1 + torch.arange(input_ids.shape[1])[:, None])
+        return SimpleNamespace(logits=logits[:, -logits_to_keep:] if logits_to_keep else logits)
+
+
+class Whole(Counting):
+    """The same, of a model that gives all logits."""
+
+    def forward(self, input_ids, use_cache):
+        return super().forward(input_ids, use_cache)
+
+
+@pytest.mark.parametrize("cls", [Counting, Whole])
+def test_logits_of_the_ends_of_rows(cls):
+    rows = [([1, 2, 3, 4, 5], 2), ([4, 5, 6], 1), ([3, 4], 1)]
+    model = cls()
+    found = [logits.tolist() for logits in at_ends(model, rows, Compute())]
+    place = lambda token, at: [float(at if n == token else 0) for n in range(9)]  # noqa: E731
+    assert found == [[place(4, 3), place(5, 4)], [place(6, 2)], [place(4, 1)]]
+    assert model.read == ((3, 4), 4 if cls is Counting else 0)
+
+
+def test_scores_of_ends():
+    logits = torch.log(torch.tensor([[0.5, 0.25, 0.25], [0.125, 0.125, 0.75]]))
+    for ids, found in (([9, 0, 2], (0.5 * 0.75, True)), ([9, 1, 2], (0.25 * 0.75, False)), ([0, 0, 0], (0.5 * 0.125, False))):
+        logp, greedy = score((ids, 2), logits)
+        assert math.exp(logp) == pytest.approx(found[0]) and greedy is found[1]
+
+
+@pytest.mark.parametrize(("name", "limit", "tokens", "refused"), [
+    ("wpe", 4, 5, True), ("wpe", 4, 4, False), ("position_embeddings", 4, 5, True), ("tokens", 4, 5, False),
+    ("wpe", None, 5, False),
+])  # fmt: skip
+def test_learned_positions_are_a_limit(name, limit, tokens, refused):
+    model = nn.ModuleDict({name: nn.Embedding(9, 2)})
+    model.config = SimpleNamespace(max_position_embeddings=limit)
+    if refused:
+        with pytest.raises(ValueError, match=r"5 tokens are more than the 4 positions .*; do this"):
+            check_positions(model, tokens, "do this")
+    else:
+        check_positions(model, tokens, "do this")
+    check_positions(nn.Embedding(9, 2), 99, "do this")
+
+
+class Words:
+    """A tokeniser of others: a number a letter."""
+
+    def __init__(self, bos, eos):
+        self.deprecation_warnings = {}
+        self.bos_token_id, self.eos_token_id = bos, eos
+
+    def encode(self, text, add_special_tokens):
+        assert add_special_tokens is False
+        return [ord(sign) for sign in text]
+
+    def decode(self, ids, clean_up_tokenization_spaces):
+        assert clean_up_tokenization_spaces is False
+        return "".join(map(chr, ids))
+
+
+def test_tokenisers_of_others():
+    """BOS is EOS where there is none; neither is ever decoded."""
+    for given, ids in (((1, 2), (1, 2)), ((None, 2), (2, 2)), ((1, None), (1, None)), ((0, 2), (0, 2))):
+        codec = TextCodec(Words(*given))
+        assert (codec.bos_id, codec.eos_id, codec.kind) == (*ids, None)
+        assert codec.decode([ids[0], 65, *([] if ids[1] is None else [ids[1]]), 66]) == "AB"
+        assert codec.answer("ab", "c") == codec.encode(" c") == [32, 99]
+    with pytest.raises(ValueError, match="neither a BOS nor an EOS"):
+        TextCodec(Words(None, None))
+    codec._encode = lambda text: [1000 + ord(text[0]), *map(ord, text[1:])]  # another id where a text begins
+    assert codec.answer("ab", "c") == [32, 99] and codec.encode(" c") == [1032, 99]
+    codec._encode = lambda text: [len(text)]  # which joins everything: the answer stands for itself
+    assert codec.answer("ab", "c") == [2]
+
+
+def test_what_is_given_and_what_it_holds(tmp_path):
+    given = UserData(prompts=tmp_path, haystack_unsorted=True).given()
+    assert UserData().given() == [] and given == ["haystack_unsorted", "prompts"]
+    file = tmp_path / "a.txt"
+    file.write_text("text")
+    assert checked("text", digest(file), file, "--haystack") == file
+    for path, wanted, why in ((None, "0123", "name its path with --haystack"),
+                              (file, "0123", f"content {digest(file)}, the spec"),
+                              (tmp_path / "none", "0123", "no such file or folder")):  # fmt: skip
+        with pytest.raises(ValueError, match=why):
+            checked("text", wanted, path, "--haystack")
+
+
+def test_a_context_without_a_corpus(tmp_path):
+    context = make_context(Sources(), "cuda:3", tmp_path)
+    assert (context.device, context.folder, context.corpus, context.train_seq_len) == ("cuda:3", tmp_path, None, None)
+    assert context.compute("bf16") == Compute("cuda:3", "bf16") and context.partial.path is None and context.extras == {}
+    assert [Compute(device).on_cuda for device in ("cpu", "cuda", "cuda:1")] == [False, True, True]
+    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        with Compute("cpu", precision).inference():
+            product = torch.ones(2, 2) @ torch.ones(2, 2)
+        assert product.dtype == dtype and product.is_inference()
+    with pytest.raises(ValueError, match="name the folder of a prepared corpus with --corpus"):
+        context.heldout("aa")
+
+
+@pytest.mark.parametrize(("head", "tied", "names"), [
+    (True, False, ["model.embed", "layer.weight", "head.weight"]), (True, True, ["layer.weight", "head.weight"]),
+    (False, False, ["model.embed", "layer.weight"]),
+])  # fmt: skip
+def test_parameters_stand_once_by_name(head, tied, names):
+    """A model that has no head counts its embedding, and one that shares it counts the head."""
+    model = nn.Module()
+    model.base_model_prefix, model.model = "model", nn.Module()
+    model.model.embed, model.model.layer = nn.Embedding(5, 3), nn.Linear(3, 2, bias=False)
+    if head:
+        model.head = nn.Linear(3, 5, bias=False)
+        model.head.weight = model.model.embed.weight if tied else model.head.weight
+    model.get_input_embeddings = lambda: model.model.embed
+    model.get_output_embeddings = lambda: model.head if head else None
+    rows = parameters(SimpleNamespace(fresh=lambda: model), None, None)
+    found = {row["name"]: (row["module"], row["shape"], row["count"]) for row in rows.to_dict("records")}
+    known = {"model.embed": (INPUT_EMBEDDING, ("Embedding", "5 x 3", 15)),
+             "layer.weight": ("layer.weight", ("Linear", "2 x 3", 6)),
+             "head.weight": ("head.weight", ("Linear", "5 x 3", 15))}  # fmt: skip
+    assert found == dict(known[name] for name in names) and len(rows) == len(names)
+
+
+def test_files_of_partial_samples_are_lines(tmp_path):
+    own = Partial(tmp_path / "a.jsonl", "me")
+    assert not own.path.exists()
+    own.add("k", {"x": 1})
+    with open(own.path, "a") as file:
+        file.write('{"key": "cut')
+    assert Partial(own.path, "me").records == {"k": {"x": 1}}
+    assert len(own.path.read_text().splitlines()) == 2 and json.loads(own.path.read_text().splitlines()[0])
