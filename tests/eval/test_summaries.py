@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from data.corpus import Counts
 from data.spec import DataSpec
 from eval.kinds import KINDS
+from eval.last_words import measure as last_words
 from eval.parameters.spec import INPUT_EMBEDDING, counted
+from eval.shell.heldout import open_heldout
 from eval.shell.sources import UserData
 from eval.shell.spec import Setting
 from models.forgetting_transformer.spec import ForgettingTransformerSpec
@@ -194,6 +197,21 @@ def test_specs_that_ask_for_nothing_or_for_what_is_not_there(kind, given, why):
                        ("throughput", dict(beside=FOX)),
                        ("cache_eviction", dict(context_len=16, depths=16)), ("lm_eval", dict(tasks=("own",)))):  # fmt: skip
         KINDS[fine](**more)
+
+
+def test_a_corpus_that_is_too_small_is_refused_where_it_is_opened():
+    """The corpus of a command may be another than that of the plan; then its token ids are looked at."""
+    small, looked = SimpleNamespace(heldout=SimpleNamespace(shape=(3, 256))), []
+    context = SimpleNamespace(heldout={"aa": small}.get)
+    loaded = SimpleNamespace(check_token_ids=looked.append)
+    fits = KINDS["per_token_loss"](context_len=256, num_documents=3, corpus="aa")
+    assert open_heldout(fits, loaded, context) is small and looked == [small]
+    for given in (dict(context_len=256, num_documents=4), dict(context_len=257, num_documents=3)):
+        with pytest.raises(ValueError, match="exceed"):
+            open_heldout(dataclasses.replace(fits, **given), loaded, context)
+    for given in (dict(num_documents=4, words=256), dict(num_documents=3, words=257)):
+        with pytest.raises(ValueError, match="exceed"):
+            last_words.evaluate(loaded, KINDS["last_words"](**given, corpus="aa"), context)
 
 
 @pytest.mark.parametrize(("kind", "given"), [("lm_eval", "include"), ("longbench", "dataset")])
