@@ -104,6 +104,14 @@ def test_a_mistake_is_told_in_one_line(tmp_path, changes, told):
     assert len(str(error.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize(("place", "kind"), [("{}", Cluster), ("train", TrainSettings), ("draw", KindSettings)])
+def test_keys_that_there_are_not_are_told_with_those_of_their_table(tmp_path, place, kind):
+    changes = {"nothing": "1"} if place == "{}" else {place: "{nothing = 1}"}
+    with pytest.raises(ValueError, match=r"nothing: no such key; the keys are") as error:
+        read_cluster(write(tmp_path, **changes))
+    assert str(error.value).endswith(f" {', '.join(item.name for item in fields(kind))}.")
+
+
 def test_a_missing_file_names_the_examples(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere.toml: no such file; slurm/clusters has some to copy and edit"):
         read_cluster(tmp_path / "nowhere.toml")

@@ -15,6 +15,7 @@ from torch import nn
 
 from models.build import build_model
 from models.spec import ForgettingTransformerSpec
+from training import __main__ as command
 from training import (
     command_line,
     loop,
@@ -22,6 +23,7 @@ from training import (
     step,
 )
 from training.distributed import World
+from training.run_folder import RunFolder
 from training.spec import Execution, TrainSpec, check_device, micro_batch_size
 
 CPU = torch.device("cpu")
@@ -248,3 +250,25 @@ def test_a_corpus_is_opened_with_its_tokeniser(monkeypatch, tokenizer, fingerpri
     with pytest.raises(ValueError, match=refused) if refused else contextlib.nullcontext():
         assert loop.open_corpus(Path("c"), tokenizer, spec) is corpus
     assert asked == [(Path("c"), {"document_len": 64, "tokenizer": None if tokenizer is None else "parsed gpt2-json:f"})]
+
+
+@pytest.mark.parametrize(("words", "threads", "quiet", "tokenizer"), [
+    ([], 1, False, None), (["--threads", "3", "--quiet", "--tokenizer", "gpt2-json:f", "--device", "cpu"], 3, True,
+    "gpt2-json:f"),
+])  # fmt: skip
+def test_a_training_is_begun_as_the_command_says(monkeypatch, tmp_path, words, threads, quiet, tokenizer):
+    did = []
+    monkeypatch.setattr(RunFolder, "open", classmethod(lambda cls, path: did.append(path)))
+    monkeypatch.setattr(
+        command, "equal_bits", lambda count, given: did.append((count, given is os.environ)) or {"SOME_BITS": "1"}
+    )
+    monkeypatch.setattr(torch, "set_num_threads", did.append)
+    monkeypatch.setattr(loop, "train", lambda *given, **named: did.append((given, named)) or 75)
+    monkeypatch.setattr(command_line.signal, "signal", lambda *given: None)
+    monkeypatch.setenv("SOME_BITS", "0")
+    assert (
+        command.main([str(tmp_path), "--corpus-dir", "c", "--max-hours", "2", *words]) == 75 and os.environ["SOME_BITS"] == "1"
+    )
+    how = Execution(max_hours=2.0, device="cpu" if words else "auto")
+    called = ((tmp_path, Path("c"), how), {"tokenizer": tokenizer, "quiet": quiet})
+    assert did == [tmp_path, (threads, True), threads, called]

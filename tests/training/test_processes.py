@@ -48,7 +48,7 @@ def test_a_process_alone_asks_nobody_and_one_of_several_all(asked):
 @pytest.mark.parametrize(("given", "device", "world", "backend"), [
     ({}, "cpu", (0, 1, CPU), None), ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, "cpu", (3, 4, CPU), "gloo"),
     ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, "cuda", (3, 4, GPU), "cpu:gloo,cuda:nccl"),
-    ({"LOCAL_RANK": "1"}, "auto", (0, 1, GPU), None),
+    ({"LOCAL_RANK": "1"}, "auto", (0, 1, GPU), None), ({"RANK": "1", "WORLD_SIZE": "2"}, "cpu", (1, 2, CPU), "gloo"),
 ])  # fmt: skip
 def test_processes_meet_as_torchrun_says(asked, monkeypatch, given, device, world, backend):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
