@@ -31,6 +31,8 @@ class ModelKind:
 
     compiles: ClassVar[bool] = False
     """True where torch.compile makes the layers faster. fla's launch fused kernels of their own and gain nothing."""
+    repeats: ClassVar[bool] = True
+    """False where the gradients have other bits each time on a GPU, whatever is asked for."""
 
     @property
     def layer_params(self) -> int:

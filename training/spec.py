@@ -147,12 +147,15 @@ def fitted(
     processes: int = 1,
 ) -> Execution:
     """Return `execution` with what it leaves open as a scale has it: the micro-batches, no larger than a step, and compiled
-    layers on CUDA where the model's gain by it. `model`: None for one of others."""
+    layers on CUDA where the model's gain by it; and not deterministic where its kernels cannot be. `model`: None for one of
+    others."""
     if execution.micro_batch_tokens is None and micro_batch_tokens is not None:
         share = max(train.batch_tokens // processes, train.seq_len)
         execution = replace(execution, micro_batch_tokens=min(max(micro_batch_tokens, train.seq_len), share))
     if compile and device.startswith("cuda") and not execution.activation_checkpointing:
         execution = replace(execution, compile=model is not None and model.compiles)
+    if model is not None and not model.repeats and device.startswith("cuda"):
+        execution = replace(execution, deterministic=False)
     return execution
 
 
