@@ -169,6 +169,16 @@ def test_labels_of_lengths(lengths, labels):
     assert panels._length_labels(np.array(lengths)) == labels
 
 
+@pytest.mark.parametrize(("lengths", "shown"), [
+    (range(1000, 7000, 1000), 6), (range(1000, 9000, 1000), 4), (range(10_100, 16_200, 1000), 4), (range(256, 1024, 128), 6),
+])  # fmt: skip
+def test_as_many_lengths_are_labelled_as_stand_side_by_side(axes, lengths, shown):
+    """Six, or as many as have 26 letters."""
+    cells = pd.DataFrame([{"length": length, "depth": 0.0, "value": 1.0} for length in lengths])
+    panels.needle_panel(axes, cells, ColourScale("RdYlGn", 1.0, 10.0, "score"), 1)
+    assert len(axes.get_xticks()) == shown
+
+
 def test_places_that_are_labelled():
     assert [panels._every(count, most).tolist() for count, most in ((6, 6), (7, 6), (13, 6), (1, 6))] == [
         [0, 1, 2, 3, 4, 5], [0, 2, 4, 6], [0, 3, 6, 9, 12], [0]]  # fmt: skip

@@ -7,10 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis import seeds
+from analysis.seeds import repeats_for
 from analysis.statistics import Estimate
 from analysis.study import Line
 from analysis.tables import Column, Table, count_range, over_seeds, read_off, to_csv, to_latex, to_markdown
 from analysis.training_curves import measured
+from results.sealed import read_sealed, write_sealed
 from tests import synthetic
 
 
@@ -164,3 +167,38 @@ def test_lines_of_trained_and_fresh_models(files, trained, training, weights):
     line = Line("a", {"y": 1, "x": 2}, "fox_pro", 3, "tiny", "r", dict.fromkeys(files, "d"), "w")
     assert (line.is_trained, line.training, line.trained_weights) == (trained, training, weights)
     assert line.series == ((("x", 2), ("y", 1)), "fox_pro", "tiny") and line.place == (line.series, 3)
+
+
+def test_repeats_are_of_seeds_alone(tmp_path):
+    """Two or more, of one spec, way and mode; none whose record is gone, or whose weights are to be judged."""
+
+    def add(name, seed, value, kind="needle", **how):
+        store.add("fig", name, [(kind, pd.DataFrame({"value": [value]}))], seed=seed, model="fox_pro", **how)
+        line = store.lines["fig"][-1]
+        path = tmp_path / next(iter(line.files))
+        return line.run_id, path.with_name(path.name.replace(".parquet", ".meta.json"))
+
+    def found(without=frozenset(), scale="tiny", kind="needle"):
+        taken = repeats_for(tmp_path, scale, kind, without)
+        return [(each.scale, each.train_len, sorted(rows["value"][0] for rows in each.rows)) for each in taken]
+
+    store = synthetic.Store(tmp_path)
+    add("a", 0, 1.0)
+    assert found() == []
+    _, second = add("a", 1, 2.0)
+    assert found() == [("tiny", 256, [1.0, 2.0])] and found(kind="other") == found(scale="mini") == []
+    add("b", 5, 9.0, train={"peak_lr": 9.0})
+    assert found() == found(scale="tiny-short") == [("tiny", 256, [1.0, 2.0])], "another learning rate is another series"
+    run_id, third = add("a", 2, 3.0)
+    for path, weights in ((second, "v"), (third, "w")):
+        meta = read_sealed(path, "")
+        write_sealed(path, {**meta, "weights": weights})
+    seeds._repeats.cache_clear()
+    assert [found(frozenset(without))[0][2] for without in ((), ("w",), ("x",))] == [[1, 2, 3], [1, 2], [1, 2, 3]]
+    assert found(frozenset(("v", "w"))) == []
+    (tmp_path / "tiny" / "runs" / f"{run_id}.json").unlink()
+    seeds._repeats.cache_clear()
+    assert found() == [("tiny", 256, [1.0, 2.0])]
+    for seed in (0, 1):
+        add("m", seed, 10.0 + seed, evaluation={"mode": "easy"}, train={"seq_len": 64})
+    assert found() == [("tiny", 256, [1.0, 2.0]), ("tiny", 64, [10.0, 11.0])]
