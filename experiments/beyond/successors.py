@@ -88,12 +88,13 @@ def draw(study: Study) -> Files:
         labels = [f"{name(c)}  {_size(kept(study, c))}".replace("), ", "),\n") for c in rows]
         left.set_yticks(range(len(rows)), labels, fontsize=7, linespacing=0.9)
         left.set(ylim=(len(rows) - 0.4, -0.6), title=title)
-        position_axis(right, train_len, fox.length, pieces=4, ylim=limits, ylabel="above FoX (Pro), nats")
+        position_axis(right, train_len, fox.length, pieces=4, ylim=limits)
         left.axvline(0, color="#222222", linewidth=0.8)
         right.axhline(0, color="#222222", linewidth=0.8)
         for place, curve in enumerate(rows):
             _draw_one(left, right, place, curve, fox, tables[curve])
     grid[-1][0].set(xlabel="loss above FoX (Pro), nats")
+    grid[0][1].set(title="and by position")
     grid[-1][1].set(xlabel="Token index $i$")
     mean = (
         f"left: mean over the training context of {tokens(train_len)}, bars: 95% (documents by source, and seeds), beside the "
