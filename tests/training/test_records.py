@@ -67,6 +67,33 @@ def test_a_row_of_metrics(make_run, monkeypatch, prune, measured, shares):
     assert unknown._mfu(500.0, 0.0) is None
 
 
+@pytest.mark.parametrize(("first", "epochs", "told"), [
+    (0, 1.0, ""), (0, 2.5, "run: the corpus is smaller than the training: its tokens are seen 2.50 times\n"),
+    (3, 0.5, "{metrics}: steps before 4 are damaged or missing; the curve has a gap\nrun: going on from step 3\n"),
+])  # fmt: skip
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_start_and_its_end(make_run, monkeypatch, capsys, first, epochs, told, rank):
+    run = make_run()
+    how = Execution(deterministic=False)
+    made = journal.Journal(run, run.read_spec(), how, World(rank, 2, CPU), SimpleNamespace(wall_s=5.0), True)
+    monkeypatch.setattr(journal, "peak_memory_bytes", lambda device: 77)
+    asked = []
+    sampler = SimpleNamespace(epochs=lambda steps: asked.append(steps) or epochs)
+    with contextlib.suppress(KeyError), made.start(first, sampler) as end:
+        made._last_step = first + 2
+        end["weights"] = "w"
+        assert end["exit_code"] == 2  # unless something better is known in the end
+        raise KeyError
+    if rank:
+        assert not run.provenance_file.exists() and not asked and not capsys.readouterr().err
+        return
+    (start,) = run.read_starts()
+    assert (start["first_step"], start["params"], start["epochs"]) == (first, run.read_spec().model.num_params, epochs)
+    assert start["deterministic"] is False and start["world_size"] == 2 and asked == [12]
+    assert start["end"] == {"exit_code": 2, "weights": "w", "tokens": 512, "wall_s": 5.0, "peak_memory_bytes": 77}
+    assert capsys.readouterr().err == told.replace("{metrics}", str(run.metrics_file)) and (run.path / "tensorboard").is_dir()
+
+
 @pytest.mark.parametrize(
     ("wishes", "stop", "save"), [((0, 0), False, False), ((1, 0), True, False), ((2, 1), True, True), ((0, 1), False, True)]
 )
@@ -112,6 +139,33 @@ def test_a_full_disk_at_the_end_is_told_in_the_systems_words(make_run, monkeypat
             str(run.path / "export.partial"),
         )
     assert not run.export.exists()
+
+
+@pytest.mark.parametrize("tokenizer", [True, False])
+def test_an_export_is_whole_and_leaves_nothing_beside_it(make_run, tokenizer):
+    """What an earlier start left of one is not in it; checkpoints and a damaged export go."""
+    run = make_run()
+    for name in ("export.partial", export.ASIDE, "checkpoints"):
+        (run.path / name).mkdir()
+        (run.path / name / "old").touch()
+
+    def save(name: str, folder: Path, **named: object) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(str(named))
+
+    model = SimpleNamespace(
+        save_pretrained=lambda folder, **named: save("model.safetensors", folder, **named), state_dict=lambda: 7
+    )
+    ours = SimpleNamespace(save_pretrained=lambda folder: save("tokenizer.json", folder))
+    corpus = SimpleNamespace(tokenizer=SimpleNamespace(to_hf=lambda: ours)) if tokenizer else None
+    export.export_model(model, corpus, run.read_spec(), run, World(1, 1, CPU))
+    assert not run.export.exists()  # the main process writes it
+    export.export_model(model, corpus, run.read_spec(), run, ALONE)
+    files = {"model.safetensors", "run_spec.json", "README.md", "manifest.json"} | ({"tokenizer.json"} if tokenizer else set())
+    assert {path.name for path in run.export.iterdir()} == files and run.finished
+    assert (run.export / "model.safetensors").read_text() == "{'state_dict': 7}"
+    assert (run.export / "run_spec.json").read_text() == run.read_spec().to_json()
+    assert not any((run.path / name).exists() for name in ("export.partial", export.ASIDE, "checkpoints"))
 
 
 @pytest.mark.parametrize("done", [True, False])
