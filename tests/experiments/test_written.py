@@ -2,6 +2,7 @@
 was met are written down for made-up runs. What is new need not be there yet."""
 
 import io
+import itertools
 import json
 import math
 import re
@@ -11,11 +12,16 @@ from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
+import pandas as pd
 import pytest
 from rich.console import Console
 
+from analysis.prediction import Predicted
+from analysis.statistics import Noise
 from eval.shell.sources import UserData
-from experiments import compare, execute, graph, local, overview, restarts
+from experiments import __main__ as command
+from experiments import compare, execute, graph, local, overview, render, restarts
 from experiments.artefact import chosen
 from experiments.collect import Collected, _joined, collect, is_collected, relation, trained_on_cpu
 from experiments.graph import Planned
@@ -98,7 +104,41 @@ def halfway(asked: Request) -> Iterator[str]:
     yield f"exit code {compare.compare(folders[1:2], asked.results_dir, console, named=True)}"
     compare.compare(folders[:2], asked.results_dir, console, named=True)
     yield f"exit code {execute.draw([*plan.drawings.values()], console)}"
+    yield f"exit code {execute.draw([*plan.drawings.values()], console)}"
+    overview.print_overview(console, asked.results_dir)
     yield from (" ".join(each.split()) for each in out.getvalue().splitlines())
+    for page in (render.status_page(asked.results_dir), (asked.results_dir / "tiny" / "claims.md").read_text()):
+        yield from (each for each in page.splitlines() if FIG2 in each or "Last seen" in each or "| `appendix_seeds" in each)
+
+
+def partings() -> Iterator[str]:
+    """Places where two trainings part, and what bands say of numbers inside, outside and unknown."""
+    nan = math.nan
+    for one, other in (([3, 2, 1], [3, 2, 1]), ([3, 2, 1], [3, 2.5, 1.125]), ([3, nan, 1], [3, nan, 1]),
+         ([3, nan, 1], [3, 2, 1]), ([3, 2], [1]),
+                       ([nan, 2, 2], [3, 2, 4])):  # fmt: skip
+        steps = [
+            pd.DataFrame({"step": np.arange(1, 1 + len(loss)) + 5 * (len(loss) == 1), "loss": loss}) for loss in (one, other)
+        ]
+        starts = [
+            {"python": "3.11", "device": "d", "git_sha": "abcdef", "git_dirty": dirty, "date": "x"} for dirty in (False, True)
+        ]
+        console, out = said()
+        a, b = (compare.Training(name, {"seed": n, "train": {"peak_lr": 1 + n}}, rows, starts[n : n + 1 + n])
+                for n, (name, rows) in enumerate(zip("ab", steps, strict=True)))  # fmt: skip
+        compare.print_parting(a, b, console)
+        compare.print_parting(a, a, console)
+        yield from (f"{one} {other}: {' '.join(each.split())}" for each in out.getvalue().splitlines())
+    known = Predicted((3.0, 3.1), Noise(1e-4, 5.0, "here"))
+    for values, whole in itertools.product(([3.05], [3.05, 9.0], [9.0] * 3, [3.05] * 30 + [3.09], []), (True, False)):
+        found = [compare.Compared("r", "e", f"n{n}", value, known) for n, value in enumerate(values)]
+        found += [
+            compare.Compared("r", "e", "alone", 1.0, Predicted((1.0,), None)),
+            compare.Compared("r", "e", "none", 1.0, None),
+        ]
+        console, out = said()
+        yield f"{values[-2:]} {whole}: {compare.print_bands(found, console, whole=whole)}"
+        yield from (f"{values[-2:]} {whole}: {' '.join(each.split())}" for each in out.getvalue().splitlines()[-6:])
 
 
 def reports() -> Iterator[str]:
@@ -171,6 +211,7 @@ def stated(asked, texts, tmp_path) -> list[str]:
     parts = (
         plans(asked, texts),
         halfway(asked),
+        partings(),
         reports(),
         small_things(),
         related(),
@@ -184,6 +225,80 @@ def test_all_that_a_plan_becomes_is_the_same_that_is_written_down(stated, tmp_pa
     (tmp_path / WRITTEN.name).write_text("\n".join(stated) + "\n")
     gone = set(WRITTEN.read_text().splitlines()) - set(stated)
     assert not gone, f"where that is meant: cp {tmp_path}/{WRITTEN.name} {WRITTEN}"
+
+
+@pytest.mark.parametrize(("collected", "broken", "fits", "met", "code"), [
+    ([None, None], [], True, True, 2), ([1, None], [], True, True, 0), ([1, 2], ["x"], True, True, 1),
+    ([1], [], False, True, 3),
+    ([1], [], True, False, 3), ([1], ["x"], False, False, 1),
+])  # fmt: skip
+def test_how_drawing_ends(monkeypatch, collected, broken, fits, met, code):
+    specs = [SimpleNamespace(stem=f"s{n}", scale="tiny", results_dir=Path("r"), lines=()) for n in range(len(collected))]
+    answers, drawn = iter(collected), []
+    monkeypatch.setattr(execute, "collect", lambda spec: None if (each := next(answers)) is None else Collected(f"s{each}"))
+    monkeypatch.setattr(execute, "render_all", lambda *given: drawn.append(given[:3]) or broken)
+    monkeypatch.setattr(execute, "on_gpus", lambda runs, folder: [1])
+    monkeypatch.setattr(execute, "print_bands", lambda found, console, whole: fits)
+    monkeypatch.setattr(execute, "_say_what_was_met", lambda found, console: met)
+    assert execute.draw(specs, Console(quiet=True)) == code
+    stems = [f"s{each}" for each in collected if each is not None]
+    assert drawn == ([(stems, "tiny", Path("r"))] if stems else [])
+
+
+def test_what_is_evaluated_comes_before_what_is_trained_and_the_most_work_first(asked, monkeypatch):
+    plan = made(asked)
+    begun = []
+    monkeypatch.setattr(execute, "prepare_corpora", lambda plan, console: None)
+    monkeypatch.setattr(
+        execute, "run_tasks", lambda tasks, slots, device, console: begun.extend((tasks, slots, device)) or tasks[:2]
+    )
+    monkeypatch.setattr(execute, "draw", lambda specs, console: 3)
+    console, out = said()
+    assert execute.execute(plan, 2, console) == 1 and begun[1:] == [2, "cpu"]
+    kinds, work = [task.kind for task in begun[0]], [overview.task_flops(task) for task in begun[0]]
+    assert kinds == sorted(kinds, key="train".__eq__) and kinds[0] == "prepare" and "draw" not in kinds
+    assert all(one >= two for (a, one), (b, two) in itertools.pairwise(zip(kinds, work, strict=True)) if a == b != "prepare")
+    assert f"2 of {len(kinds)} tasks failed or could not start; the same command tries them again" in out.getvalue()
+    assert all(run.spec_file(spec).is_file() for run in plan.runs.values() for spec in run.missing_evals)
+    monkeypatch.setattr(execute, "run_tasks", lambda *given: [])
+    assert execute.execute(plan, None, console) == 3
+    with pytest.raises(ValueError, match=r"^--slots 0: give at least 1\.$"):
+        execute.execute(plan, 0, console)
+    for share in (0.0, -0.1, 1.01):
+        with pytest.raises(ValueError, match=f"^--mfu {share}: give a share between 0 and 1"):
+            overview.print_plan(plan, share, console)
+    overview.print_plan(plan, 1.0, console)
+
+
+@pytest.mark.parametrize(("job", "node", "refused"), [("7", None, True), ("7", "n1", False), (None, None, False)])
+def test_a_login_node_trains_nothing(monkeypatch, job, node, refused):
+    for name, value in (("SLURM_JOB_ID", job), ("SLURMD_NODENAME", node)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    monkeypatch.setattr(execute, "execute", lambda plan, slots, console: (plan, slots))
+    monkeypatch.setattr(command, "_planned", lambda request: "plan")
+    run = command.Run(slots=3)
+    if refused:
+        with pytest.raises(
+            ValueError, match="this shell belongs to SLURM's job 7, but may be on a login node: begin the command with"
+        ):
+            run.run(Console(quiet=True))
+    else:
+        assert run.run(Console(quiet=True)) == ("plan", 3)
+
+
+@pytest.mark.parametrize(("device", "scale", "there", "settled"), [
+    ("auto", "tiny", True, "cpu"), ("auto", "mini", True, "cuda"), ("auto", "mini", False, "cpu"),
+    ("cuda", "tiny", True, "cuda"),
+    ("cpu", "mini", True, "cpu"),
+])  # fmt: skip
+def test_the_device_of_a_request(monkeypatch, device, scale, there, settled):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: there)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    request = Request(scale=scale, execution=Execution(device=device, max_hours=2.0), tokenizer="bytes")
+    assert request.settled().execution == Execution(device=settled, max_hours=2.0) and request.sources.tokenizer == "bytes"
+    assert request.device == ("cpu" if device == "auto" else device)
 
 
 def test_a_timing_has_the_machine_for_itself(monkeypatch):
