@@ -143,7 +143,7 @@ def test_a_full_disk_at_the_end_is_told_in_the_systems_words(make_run, monkeypat
 
 @pytest.mark.parametrize("tokenizer", [True, False])
 def test_an_export_is_whole_and_leaves_nothing_beside_it(make_run, tokenizer):
-    """What an earlier start left of one is not in it; checkpoints and a damaged export go."""
+    """Remains of one from an earlier start are not in it; checkpoints and a damaged export go."""
     run = make_run()
     for name in ("export.partial", export.ASIDE, "checkpoints"):
         (run.path / name).mkdir()
