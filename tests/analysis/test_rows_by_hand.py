@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 
 from analysis import seeds
-from analysis.seeds import repeats_for
-from analysis.statistics import Estimate
+from analysis.prediction import predict
+from analysis.seeds import Repeated, repeats_for
+from analysis.statistics import Estimate, Noise
 from analysis.study import Line
 from analysis.tables import Column, Table, count_range, over_seeds, read_off, to_csv, to_latex, to_markdown
 from analysis.training_curves import measured
@@ -202,3 +203,22 @@ def test_repeats_are_of_seeds_alone(tmp_path):
     for seed in (0, 1):
         add("m", seed, 10.0 + seed, evaluation={"mode": "easy"}, train={"seq_len": 64})
     assert found() == [("tiny", 256, [1.0, 2.0]), ("tiny", 64, [10.0, 11.0])]
+
+
+def test_what_is_predicted_rests_on_trainings_that_are_alike():
+    """A series' own spread from three seeds on, unless it is none; else that of its family at its scale, by the same number."""
+
+    def rows(*found):
+        return tuple(pd.DataFrame({"num_correct": [each], "num_queries": [100]}) for each in found)
+
+    pool = [Repeated("tiny", "a", 64, rows(1, 2, 3, 4, 5)), Repeated("tiny", "b", 64, rows(10, 20, 30, 40, 50)),
+            Repeated("tiny-short", "c", 64, rows(0, 100, 0, 100, 0))]  # fmt: skip
+
+    def noise(stored, scale, family, name="found (%)"):
+        return predict(name, "recall", stored, pool, scale, family).noise
+
+    assert noise((1.0,), "tiny", "a") == Noise(2.5, 4, "a at tiny")
+    assert noise((1.0, 9.0), "tiny", "b") == Noise(250.0, 4, "b at tiny")
+    assert noise((1.0,), "tiny-short", "b") == Noise(250.0, 4, "b at any tiny scale")
+    assert noise((1.0, 2.0, 3.0), "tiny", "a") == Noise(1.0, 2.0) and noise((2.0,) * 3, "tiny", "a").where == "a at tiny"
+    assert noise((1.0,), "mini", "d").where == "all models at any mini scale" and noise((1.0,), "tiny", "a", "other") is None

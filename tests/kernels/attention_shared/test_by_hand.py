@@ -9,6 +9,7 @@ from kernels.attention_shared import tiles
 from kernels.attention_shared.arguments import first_key_within, pick_backend, schema
 from kernels.attention_shared.blocks import fold, unfold
 from kernels.attention_shared.launch import _kinds, ceil_div, multiprocessors, power_of_two
+from kernels.attention_shared.packaging import SHARED, Build
 from kernels.attention_shared.tiles import Tiles, _free_strides, rows_descriptor
 from kernels.forgetting_attention.options import Options
 
@@ -103,3 +104,20 @@ def test_options_in_pytorchs_language():
         "Tensor? threshold, float? tolerance, Tensor? seq_start, Tensor? cu_seqlens, SymInt? window_size, float scale, "
         "bool deterministic, str backend"
     )
+
+
+def test_a_package_of_its_own_holds_the_shared_parts(tmp_path):
+    """Its files are the suite's but for one dot of an import; what builds it stays behind."""
+    build = object.__new__(Build)
+    build.packages, build.build_lib = ("forgetting_attention",), str(tmp_path)
+    build.run()
+    own = SHARED.parent / "forgetting_attention"
+    names = {path.relative_to(tmp_path / "forgetting_attention").as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    wanted = {path.relative_to(own).as_posix() for end in ("py", "json") for path in own.rglob(f"*.{end}")}
+    wanted = {name for name in wanted if not name.startswith("build/")}
+    shared = {f"attention_shared/{path.name}" for path in SHARED.glob("*.py")} - {"attention_shared/packaging.py"}
+    assert names == wanted | shared
+    text = (own / "interface.py").read_text()
+    assert "from ..attention_shared.arguments import" in text
+    copied = (tmp_path / "forgetting_attention" / "interface.py").read_text()
+    assert copied == text.replace("from ..attention_shared", "from .attention_shared")

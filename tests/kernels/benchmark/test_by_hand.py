@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -75,10 +76,16 @@ def test_inputs_of_each_regime():
     assert logits.mean((0, 1)).tolist() == pytest.approx([0, 3, 6, 9], abs=0.15) and logits.std((0, 1)).sub(1).abs().max() < 0.1
     assert [x.dtype for x in (q, k, v, log_fgate, do)] == [torch.bfloat16] * 3 + [torch.float32, torch.bfloat16]
     assert [x.requires_grad for x in (q, k, v, log_fgate, do)] == [True] * 4 + [False]
+    draw = torch.Generator().manual_seed(0)
+    drawn = [torch.randn(2, 500, 4, 16, generator=draw).bfloat16() for _ in range(4)]
+    assert torch.equal(v, drawn[2]) and torch.equal(do, drawn[3])
     opened = FOX.inputs((2, 500, 4, 16), "open", "cpu")
     assert torch.equal(opened[0], q) and opened[3].unique().tolist() == [pytest.approx(-math.exp(-30))]
     for regime, mean in (("short", 0.0), ("long", -9.0)):
         q, k, v, do = (x.detach().float() for x in STICK.inputs((2, 200, 3, 64), regime, "cpu"))
+        draw = torch.Generator().manual_seed(0)
+        drawn = [torch.randn(2, 200, 3, 64, generator=draw) for _ in range(4)]
+        assert torch.equal(v, drawn[2].bfloat16().float()) and torch.equal(do, drawn[3].bfloat16().float())
         logits = torch.einsum("bihd,bjhd->bhij", q, k) / 8
         assert (logits.mean().item(), logits.std().item()) == pytest.approx((mean, 1.0), abs=0.1)
 
@@ -135,3 +142,45 @@ def test_a_regime_of_errors(monkeypatch):
     assert [tuple(x.shape) for x in small.exact] == [(2, 200, 4, 16)] * 4 + [(2, 200, 4)]
     doubles = forgetting.reference_attention(*(x.double() for x in (q, k, v, log_fgate)))
     assert torch.equal(doubles, small.exact[0].detach())
+
+
+def test_softmax_beside_stick_breaking_is_given_positions(monkeypatch):
+    """Queries and keys are rotated by their places, at the base of 500,000; the table holds cosines, then sines."""
+    arange, tables = torch.arange, []
+    monkeypatch.setattr(operators.torch, "arange", lambda *given, device, **how: arange(*given, **how))
+    monkeypatch.setattr(operators.Rotate, "apply", lambda x, table: tables.append(table) or 2 * x)
+    math_alone = torch.nn.attention.SDPBackend.MATH
+    monkeypatch.setattr(operators, "sdpa_kernel", lambda backend: torch.nn.attention.sdpa_kernel(math_alone))
+    monkeypatch.setitem(sys.modules, "fla.ops.stickbreaking_attn", None)
+    found = operators._stick_providers((1, 9, 2, 16))
+    assert list(found) == ["ours", ROPE_BASELINE, "softmax flash-2 + RoPE"]
+    q, k, v, log_fgate = (x.detach().float() for x in FOX.inputs((1, 9, 2, 16), "local to global", "cpu")[:4])
+    wanted = FOX.exact("softmax")(4 * q, k, v, log_fgate)
+    assert all(torch.allclose(found[name](q, k, v), wanted, atol=1e-5) for name in list(found)[1:3])
+    angles = torch.outer(arange(9).double(), torch.tensor([5e5 ** (-n / 8) for n in range(8)]).double())
+    installed = SimpleNamespace(parallel_stickbreaking_attn=lambda *given: ("o", "rest"))
+    monkeypatch.setitem(sys.modules, "fla.ops.stickbreaking_attn", installed)
+    assert operators._stick_providers((1, 9, 2, 16))["fla"](q, k, v) == "o"
+    assert len(tables) == 4 and torch.allclose(tables[0].double(), torch.cat([angles.cos(), angles.sin()], 1), atol=1e-5)
+
+
+def test_a_rotation_is_one_pass_and_backward_turns_back(monkeypatch):
+    calls = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *given, **options: calls.append((grid, given, options))
+
+    monkeypatch.setattr(operators, "_rotate_kernel", Kernel())
+    x, table = torch.ones(2, 50, 3, 16, requires_grad=True), torch.ones(50, 16)
+    operators.Rotate.apply(x, table).sum().backward()
+    (grid, given, options), (back, returned, _) = calls
+    assert grid == back == (5,) and options == {"HALF": 8, "ROWS": 64}, "300 rows"
+    assert given[3:] == (300, 50, 3, 1.0) and given[1] is returned[1] is table and returned[3:] == (300, 50, 3, -1.0)
+
+
+def test_a_pass_forward_and_backward_gives_the_gradients_that_are_wanted():
+    q, gate = torch.tensor([2.0], requires_grad=True), torch.tensor([5.0], requires_grad=True)
+    product = lambda *given: given[0] ** 2 * given[1]  # noqa: E731
+    assert [x.item() for x in times._both(product, [q, gate], [q], torch.tensor([3.0]))] == [60.0]
+    assert [x.item() for x in times._both(product, [q, gate], [q, gate], torch.tensor([3.0]))] == [60.0, 12.0]

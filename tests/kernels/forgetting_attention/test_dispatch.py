@@ -100,7 +100,8 @@ def test_one_query_without_gradient_is_decoded(taken, monkeypatch, change, decod
         forgetting_attention(q, k, v, log_fgate, backend=change.get("backend", "triton"), scale=0.5, **limits)
     assert (len(found), len(taken)) == ((1, 0) if decoded else (0, 1))
     if decoded:
-        assert found[0][4] is log_fgate and found[0][5:] == (None, None, 2, 0.5)
+        assert all(x is y for x, y in zip(found[0][1:5], (q, k, v, log_fgate), strict=True))
+        assert found[0][5:] == (None, None, 2, 0.5)
 
 
 def test_what_a_backward_pass_keeps():
@@ -168,6 +169,7 @@ def test_the_cache_is_read_as_it_is_asked(monkeypatch):
     monkeypatch.setitem(sys.modules, "kernels.forgetting_attention.portable.decode_sums", module)
     start = torch.tensor([1])
     forgetting_attention_cached(q, k, v, sums, backend="triton", seq_start=start, window_size=2, adaptive_threshold=-3.0)
+    assert all(torch.equal(x, y) for x, y in zip(found[0][:4], (q, k, v, sums), strict=True))
     assert found[0][4].tolist() == [[-3.0]] and found[0][5] is start and found[0][6:] == (2, 0.25)
 
 
