@@ -1,7 +1,9 @@
 from unittest.mock import Mock
 
+import fla.ops.gated_delta_rule.wy_fast as gated_wy
 import fla.ops.gla.chunk as gla
 import pytest
+import torch
 from triton import Config
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources
@@ -84,6 +86,21 @@ def test_without_timing_the_first_candidate_that_fits_is_taken(lifted, monkeypat
         assert left == [config for config in in_order if config in left] and len(left) > 3
         assert tried == [config.kwargs | {"num_warps": config.num_warps} for config in left[:3]]
         assert times == [float("inf")] * 2 + [0.0] + [float("inf")] * (len(left) - 3)
+
+
+@pytest.mark.parametrize(("capability", "warps"), [(None, {2, 4}), ((8, 0), {2, 4}), ((9, 0), {2})])
+def test_a_kernel_that_is_miscompiled_for_hopper_gets_two_warps_there(lifted, monkeypatch, capability, warps):
+    """fla allows it two and four; DeltaNet's, of the same name, it restricts itself."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    tuner = gated_wy.prepare_wy_repr_bwd_kernel
+    while not isinstance(tuner, Autotuner):
+        tuner = tuner.fn
+    monkeypatch.setattr(tuner, "nargs", {}, raising=False)
+    limit_tuning()
+    assert {config.num_warps for config in tuner.prune_configs({})} == warps
+    fix_tuning()
+    assert {config.num_warps for config in tuner.prune_configs({})} == warps
 
 
 def test_blocks_come_before_warps_and_the_likeliest_first():
