@@ -143,7 +143,7 @@ class Training:
     def told(self) -> dict[Any, Any]:
         """All that the spec says, and the first start of code and machine (the device's name holds the threads), flat."""
         first = self.starts[0] if self.starts else {}
-        kept = ("python", "versions", "device", "world_size", "deterministic")
+        kept = ("python", "versions", "device", "world_size", "deterministic", "parallel", "micro_batch_tokens")
         values = {**self.spec, "starts": len(self.starts), **{name: first[name] for name in kept if name in first}}
         return pd.json_normalize({**values, "commit": commit_name(first)}).to_dict("records")[0]
 

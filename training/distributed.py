@@ -51,6 +51,14 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return every process's tensor, by rank."""
+        if self.size == 1:
+            return [tensor]
+        tensors = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(tensors, tensor)
+        return tensors
+
 
 def pick_device(name: Literal["auto", "cpu", "cuda"], local_rank: int = 0) -> torch.device:
     """Return the device of a name. Raises ValueError where CUDA is asked for and not there."""
@@ -88,10 +96,13 @@ def device_label(device: torch.device) -> str:
     return f"{hardware.processor()} ({threads} thread{'s' if threads > 1 else ''}, {torch.backends.cpu.get_cpu_capability()})"
 
 
-def spread(module: nn.Module, layers: list[nn.Module], world: World, parallel: Parallel, grad_reduce: str) -> nn.Module:
+def spread(
+    module: nn.Module, layers: list[nn.Module], world: World, parallel: Parallel, grad_reduce: str, in_pairs: bool = False
+) -> nn.Module:
     """Wrap `module` for several processes; alone it is returned as it is. FSDP2 shards each of `layers` and the rest as units
     of their own, over all processes (fsdp) or those of a node, with a copy on each node (hsdp); parameters stay fp32 (autocast
-    casts activations), gradients are reduced in `grad_reduce` (fp32, bf16). Raises ValueError for nodes of unequal size."""
+    casts activations), gradients are reduced in `grad_reduce` (fp32, bf16). `in_pairs`: 4, 8, ... processes of DDP add them
+    in a tree, of fp32, in as many rounds as it has levels. Raises ValueError for nodes of unequal size."""
     if world.size == 1:
         return module
     if parallel != "ddp":
@@ -103,6 +114,8 @@ def spread(module: nn.Module, layers: list[nn.Module], world: World, parallel: P
     wrapped = DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True, broadcast_buffers=False)
     if grad_reduce == "bf16":
         wrapped.register_comm_hook(None, _reduce_in_bf16)
+    elif in_pairs and world.size > 2 and world.size.bit_count() == 1:  # two numbers have one sum, in any order
+        wrapped.register_comm_hook(Pairs(world), Pairs.average)
     return wrapped
 
 
@@ -113,6 +126,29 @@ def _mesh(world: World, parallel: Parallel) -> DeviceMesh:
     if world.size % local:
         raise ValueError(f"--parallel hsdp: {world.size} processes, {local} on this node; give each node as many, or use fsdp.")
     return init_device_mesh(world.device.type, (world.size // local, local), mesh_dim_names=("nodes", "gpus"))
+
+
+class Pairs:
+    """Average over 2^n processes as `tree_sum` adds: neighbours first, then neighbouring pairs, by sums of two. On a GPU beside
+    the backward pass, in a stream of their own."""
+
+    def __init__(self, world: World) -> None:
+        mesh = init_device_mesh(world.device.type, (2,) * (world.size.bit_length() - 1))
+        self._groups = [mesh.get_group(level) for level in reversed(range(mesh.ndim))]
+        self._on_cuda, self._world = world.device.type == "cuda", world
+        self._stream = torch.cuda.Stream(world.device) if self._on_cuda else None
+
+    def average(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        gradients = bucket.buffer()
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[self._world.device] if self._on_cuda else None)
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):  # nothing where there is none
+            gradients.div_(self._world.size)
+            for pair in self._groups:
+                dist.all_reduce(gradients, group=pair)
+            done.set_result(gradients)
+        return done
 
 
 def _reduce_in_bf16(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

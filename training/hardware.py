@@ -72,7 +72,9 @@ def repeat_bits(compiled: bool) -> None:
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads what it has not written
     if compiled:
-        import torch._inductor.config  # takes a second to load
+        import torch._dynamo  # takes a second to load
+        import torch._inductor.config
 
         torch._inductor.config.deterministic = True
+        torch._dynamo.config.optimize_ddp = False  # it cuts a layer where a bucket ends: other kernels than one process has
     fix_tuning()

@@ -21,7 +21,7 @@ from training.optimizer import learning_rate
 from training.progress import Progress, numbers
 from training.run_folder import RunFolder
 from training.signals import EXIT_ERROR, StopRequest
-from training.spec import Execution, RunSpec
+from training.spec import Execution, RunSpec, micro_batch_size
 from training.step import KINDS
 
 
@@ -92,7 +92,9 @@ class Journal:
         epochs = sampler.epochs(train.num_steps)
         start = provenance(device_label(self.world.device), self.world.size)
         start |= {"first_step": first_step, "params": self.spec.model.num_params, "epochs": epochs}
-        start |= {"deterministic": self.execution.deterministic, "end": None}
+        sequences = micro_batch_size(train, self.world.size, self.execution.micro_batch_tokens)
+        start |= {"deterministic": self.execution.deterministic, "parallel": self.execution.parallel}
+        start |= {"micro_batch_tokens": sequences * train.seq_len, "end": None}
         if folder.begin_start(start):
             self.say(f"{folder.provenance_file}: a line was damaged; what it told of an earlier start is lost")
         if not folder.truncate(first_step):

@@ -110,14 +110,16 @@ class Execution:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU where there is one; of experiments never for the scales in fp32 (tiny), which are for CPUs."""
     micro_batch_tokens: PositiveInt | None = None
-    """Tokens per forward pass and process: more is faster and takes memory; default: a whole step, or what the scale says."""
+    """Tokens per forward pass and process: more is faster and takes memory; default: a whole step, or what the scale says.
+    Each size has bits of its own, as products of matrices add up inside."""
     parallel: Parallel = "ddp"
     """With several processes: replicate the model, or shard parameters, gradients and optimiser state, over all (fsdp) or
     within each node (hsdp)."""
     compile: bool = False
     """torch.compile the layers (CUDA)."""
     deterministic: bool = True
-    """Equal bits from run to run on a GPU: no tuning by timing, and what cannot repeat is refused."""
+    """Equal bits from run to run on a GPU: no tuning by timing, and what cannot repeat is refused. Also on 2, 4, 8, ...
+    processes (ddp, fp32 sums) with micro-batches of one size; with other numbers, fsdp or hsdp bits are others."""
     activation_checkpointing: bool = False
     """Recompute attention and MLP halves in the backward pass, for GPUs below 48 GiB at 760M."""
     checkpoint_minutes: NonNegativeFloat = 10.0

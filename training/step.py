@@ -18,6 +18,7 @@ from training.hardware import repeat_bits
 from training.node import look
 from training.optimizer import allocate_state, build_optimizer
 from training.spec import Execution, TrainSpec, micro_batch_size
+from training.tree import in_tree, tree_sum
 
 Batch = tuple[Tensor, Tensor]
 APPLIED, NOT_FINITE, SPIKE = 0, 1, 2
@@ -58,7 +59,7 @@ class Guard:
 @dataclass
 class Stepper:
     """Holds what a step needs and runs it. `token_loss(inputs, targets)` returns per-token losses (batch, seq_len);
-    negative targets carry none, and every process has as many of the others."""
+    negative targets carry none, and every process has as many of the others. `ordered`: gradients are added in the tree."""
 
     token_loss: nn.Module
     optimizer: torch.optim.AdamW
@@ -66,6 +67,7 @@ class Stepper:
     spec: TrainSpec
     world: World
     micro_batch: int
+    ordered: bool = True
 
     def __post_init__(self) -> None:
         self._parameters = [p for p in self.token_loss.parameters() if p.requires_grad]
@@ -73,7 +75,7 @@ class Stepper:
     def run(self, inputs_BT: Tensor, targets_BT: Tensor, lr: float) -> tuple[Tensor, Tensor, Tensor]:
         """One step on this process's rows. Returns (loss over all processes, gradient norm, Guard's verdict) on the device."""
         loss = self._backward(inputs_BT, targets_BT)
-        loss = self.world.sum(loss) / self.world.size
+        loss = tree_sum(self.world.gather(loss)) / self.world.size
         grad_norm = nn.utils.clip_grad_norm_(self._parameters, self.spec.grad_clip, foreach=True)
         if isinstance(grad_norm, DTensor):
             grad_norm = grad_norm.full_tensor()
@@ -91,17 +93,18 @@ class Stepper:
         return torch.autocast(self.world.device.type, dtype=DTYPES[precision], enabled=precision != "fp32")
 
     def _backward(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        total = torch.zeros((), device=self.world.device)
+        totals = []
         counted = (targets_BT >= 0).sum()
         parts = list(zip(inputs_BT.split(self.micro_batch), targets_BT.split(self.micro_batch), strict=True))
-        for index, (inputs, targets) in enumerate(parts):
+        for index in in_tree(self._parameters, len(parts)) if self.ordered else range(len(parts)):
+            inputs, targets = parts[index]
             with gradient_sync(self.token_loss, enabled=index == len(parts) - 1):
                 with self.autocast():
                     losses = self.token_loss(inputs, targets.clamp(min=0))
                 loss = losses.where(targets >= 0, 0.0).sum() / counted
                 loss.backward()
-            total += loss.detach()
-        return total
+            totals.append(loss.detach())
+        return tree_sum(totals)
 
 
 def build_stepper(model: nn.Module, spec: TrainSpec, execution: Execution, world: World) -> Stepper:
@@ -121,10 +124,11 @@ def build_stepper(model: nn.Module, spec: TrainSpec, execution: Execution, world
     if execution.compile:
         for layer in layers:
             layer.compile()
-    wrapped = spread(token_loss, layers, world, execution.parallel, spec.grad_reduce)
+    ordered = execution.deterministic and (world.size == 1 or execution.parallel == "ddp")
+    wrapped = spread(token_loss, layers, world, execution.parallel, spec.grad_reduce, in_pairs=ordered)
     optimizer = build_optimizer(token_loss, spec)
     allocate_state(optimizer)
-    return Stepper(wrapped, optimizer, Guard(execution.spike_factor, world), spec, world, micro_batch)
+    return Stepper(wrapped, optimizer, Guard(execution.spike_factor, world), spec, world, micro_batch, ordered)
 
 
 class Meter:

@@ -99,7 +99,9 @@ FOX = ForgettingTransformerSpec(vocab_size=16, hidden_size=32, num_layers=2, num
     (dict(), 1, ["bits False", "look"]), (dict(deterministic=False), 1, ["look"]),
     (dict(compile=True), 1, ["bits True", "look", "compile", "compile"]),
     (dict(activation_checkpointing=True), 1, ["bits False", "look", "recompute"]),
-    (dict(parallel="hsdp"), 2, ["bits False", "look", "hsdp 2 bf16"]),
+    (dict(parallel="hsdp"), 2, ["bits False", "look", "hsdp 2 bf16 False"]),
+    (dict(), 2, ["bits False", "look", "ddp 2 bf16 True"]),
+    (dict(deterministic=False), 2, ["look", "ddp 2 bf16 False"]),
 ])  # fmt: skip
 def test_what_a_step_is_built_of(monkeypatch, execution, size, did):
     done = []
@@ -108,13 +110,14 @@ def test_what_a_step_is_built_of(monkeypatch, execution, size, did):
     monkeypatch.setattr(step, "look", lambda world: done.append("look"))
     monkeypatch.setattr(nn.Module, "compile", lambda layer: done.append("compile"))
     monkeypatch.setattr(model, "gradient_checkpointing_enable", lambda: done.append("recompute"))
-    monkeypatch.setattr(step, "spread", lambda module, layers, world, parallel, dtype: (
-        done.append(f"{parallel} {len(layers)} {dtype}") if world.size > 1 else None, module)[1])  # fmt: skip
+    monkeypatch.setattr(step, "spread", lambda module, layers, world, parallel, dtype, in_pairs: (
+        done.append(f"{parallel} {len(layers)} {dtype} {in_pairs}") if world.size > 1 else None, module)[1])  # fmt: skip
     spec = replace(SPEC, grad_reduce="bf16")
     made = step.build_stepper(
         model.eval(), spec, Execution(micro_batch_tokens=8, spike_factor=3.5, **execution), World(0, size, CPU)
     )
     assert done == did and model.training and made.micro_batch == 2 and made.guard._factor == 3.5
+    assert made.ordered == (execution.get("deterministic", True) and "parallel" not in execution)
     assert len(optimizer.named_state(made.token_loss, made.optimizer)) == 3 * len(list(model.parameters()))
 
 

@@ -118,6 +118,21 @@ def test_replicated_models_are_wrapped_for_their_device(monkeypatch, device, dev
     assert made[1:] == [(None, distributed._reduce_in_bf16)] * (dtype == "bf16")
 
 
+@pytest.mark.parametrize(("size", "in_pairs", "dtype", "pairs"), [
+    (2, True, "fp32", False), (3, True, "fp32", False), (4, True, "fp32", True), (6, True, "fp32", False),
+    (16, True, "fp32", True), (4, False, "fp32", False), (4, True, "bf16", False),
+])  # fmt: skip
+def test_powers_of_two_are_added_in_pairs(monkeypatch, size, in_pairs, dtype, pairs):
+    hooks, meshes = [], []
+    wrapped = SimpleNamespace(register_comm_hook=lambda state, hook: hooks.append(hook))
+    mesh = SimpleNamespace(ndim=2, get_group=lambda level: level)
+    monkeypatch.setattr(distributed, "DistributedDataParallel", lambda *given, **named: wrapped)
+    monkeypatch.setattr(distributed, "init_device_mesh", lambda kind, shape: meshes.append((kind, shape)) or mesh)
+    distributed.spread(nn.Linear(1, 1), [], World(0, size, CPU), "ddp", dtype, in_pairs)
+    assert hooks == [distributed.Pairs.average] * pairs + [distributed._reduce_in_bf16] * (dtype == "bf16")
+    assert meshes == [("cpu", (2,) * (size.bit_length() - 1))] * pairs
+
+
 def test_gradients_are_averaged_in_bf16(monkeypatch):
     sent, gradients = [], torch.tensor([1.0, 2.0**-20 + 1, 3.0])
 
