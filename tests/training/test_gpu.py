@@ -1,9 +1,12 @@
 """On a GPU: the fast step follows a plain one, and graphs, recomputation and other models train."""
 
 import functools
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 from unittest.mock import Mock
 
 import pytest
@@ -32,6 +35,7 @@ def as_it_was():
     torch.use_deterministic_algorithms(False)
 
 
+ROOT = Path(__file__).parents[2]
 STEPS, BATCH, SEQ_LEN = 50, 4, 1024
 
 
@@ -116,13 +120,58 @@ print(sum(p.double().abs().sum() for p in model.parameters()).item().hex())
 @pytest.mark.parametrize("name", [name for name in NAMES if model_spec(name, SCALES["125m-2.7b"], 2049).repeats])
 def test_a_deterministic_run_repeats_bit_by_bit(name):
     """In processes of their own: what is tuned by timing may differ between them."""
-    command, root = [sys.executable, "-c", TWICE, name], Path(__file__).parents[2]
-    done = [subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=500, check=False) for _ in range(2)]
+    command = [sys.executable, "-c", TWICE, name]
+    done = [subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False) for _ in range(2)]
     if refused_by_fla(name):
         assert all("upgrade Triton" in one.stderr for one in done)
         return
     assert all(one.returncode == 0 for one in done), done[0].stderr[-2000:] + done[1].stderr[-2000:]
     assert done[0].stdout == done[1].stdout
+
+
+SHARED = """
+import sys
+import torch
+from tests.training.test_gpu import SEQ_LEN, batches, model_125m
+from training.distributed import join_world
+from training.spec import Execution, TrainSpec
+from training.step import build_stepper
+with join_world("cuda", 5) as world:
+    batch = 8 * SEQ_LEN
+    spec = TrainSpec(seq_len=SEQ_LEN, batch_tokens=batch, train_tokens=6 * batch, warmup_tokens=0, peak_lr=1e-3)
+    model = model_125m(sys.argv[1])
+    execution = Execution(micro_batch_tokens=SEQ_LEN, compile=sys.argv[1].startswith("fox"))
+    stepper = build_stepper(model, spec, execution, world)
+    lines = []
+    for tokens in batches(2049)[:12].view(6, 8, SEQ_LEN + 1).chunk(world.size, 1)[world.rank]:
+        lines.append([value.item().hex() for value in stepper.run(tokens[:, :-1], tokens[:, 1:], 1e-3)])
+    lines.append([parameter.double().abs().sum().item().hex() for parameter in model.parameters()])
+    if world.is_main:
+        print(*lines, sep="\\n")
+"""
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", ["fox_pro", "transformer_pro", "hgrn2", "mamba2"])
+def test_several_gpus_give_the_bits_of_one(name, size):
+    """Eight micro-batches a step, over NCCL."""
+    if torch.cuda.device_count() < size:
+        pytest.skip(f"this machine has fewer than {size} GPUs")
+
+    def printed(size: int) -> str:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            place = dict(WORLD_SIZE=size, MASTER_ADDR="127.0.0.1", MASTER_PORT=probe.getsockname()[1])
+        ranks = []
+        for rank in range(size):
+            given = os.environ | {key: str(value) for key, value in (place | dict(RANK=rank, LOCAL_RANK=rank)).items()}
+            command = [sys.executable, "-c", SHARED, name]
+            ranks.append(subprocess.Popen(command, cwd=ROOT, env=given, stdout=PIPE, stderr=PIPE, text=True))
+        said = [rank.communicate(timeout=250) for rank in ranks]
+        assert not any(rank.returncode for rank in ranks), "\n".join(error[-2000:] for _, error in said)
+        return said[0][0]
+
+    assert printed(1) == printed(size)
 
 
 def test_softmax_attention_that_repeats_is_the_same_function(monkeypatch):
