@@ -184,3 +184,22 @@ def test_a_pass_forward_and_backward_gives_the_gradients_that_are_wanted():
     product = lambda *given: given[0] ** 2 * given[1]  # noqa: E731
     assert [x.item() for x in times._both(product, [q, gate], [q], torch.tensor([3.0]))] == [60.0]
     assert [x.item() for x in times._both(product, [q, gate], [q, gate], torch.tensor([3.0]))] == [60.0, 12.0]
+
+
+def test_two_percent_are_too_much_of_a_decoded_token(monkeypatch):
+    """Softmax attention is held to open gates; the error that is returned is the largest, not the share of the norm."""
+
+    def decoded(factor, open_gates, q, k, v, sums):
+        gates = 0.0 * sums if open_gates else forgetting.gates_of_sums(sums).double()
+        return factor * forgetting.reference_attention(q.double(), k.double(), v.double(), gates)
+
+    for name, open_gates in (("ours", False), ("softmax flash-2", True)):
+        for factor in (1.018, 1.022):
+            own = partial(decoded, factor, open_gates)
+            monkeypatch.setattr(decode, "decoders", lambda *given, name=name, own=own: {name: own})
+            if factor < 1.02:
+                wanted = decoded(1.0, open_gates, *decode.make_cache((1, 64, 4, 16), "cpu")).abs().max() * 0.018
+                assert decode.check(name, (9, 64, 2, 16), "cpu") == pytest.approx(float(wanted), rel=1e-3)
+            else:
+                with pytest.raises(RuntimeError, match=r"o is off by 2\.2e-02"):
+                    decode.check(name, (9, 64, 2, 16), "cpu")

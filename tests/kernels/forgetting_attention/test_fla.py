@@ -57,6 +57,8 @@ def test_autocast_and_gates_of_16_bits():
     q, k, v, g, _ = make_case("one", 1, 40, 40, 2, 2, 32, torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert parallel_forgetting_attn(q, k, v, g).dtype == torch.bfloat16
+        assert parallel_forgetting_attn(q, k.bfloat16(), v, g) is not FALLEN_BACK, "all are rounded alike"
+    assert parallel_forgetting_attn(q, k.bfloat16(), v, g) is FALLEN_BACK
     half = g.bfloat16().requires_grad_()
     parallel_forgetting_attn(q, k, v, half).sum().backward()
     assert half.grad.dtype == torch.bfloat16 and bool(half.grad.isfinite().all())
