@@ -95,13 +95,14 @@ def test_one_query_without_gradient_is_decoded(taken, monkeypatch, change, decod
     given = inputs(change.get("queries", 1))
     q, k, v, log_fgate = given if not change.get("packed") else [x[:1, :1] for x in given]
     q = q.requires_grad_(bool({"grad", "no_grad"} & set(change)))
-    limits = {"cu_seqlens": torch.tensor([0, 1])} if change.get("packed") else {"window_size": 2}
+    start = torch.tensor([0, 1])
+    limits = {"cu_seqlens": start} if change.get("packed") else {"window_size": 2, "seq_start": start}
     with torch.set_grad_enabled("no_grad" not in change):
         forgetting_attention(q, k, v, log_fgate, backend=change.get("backend", "triton"), scale=0.5, **limits)
     assert (len(found), len(taken)) == ((1, 0) if decoded else (0, 1))
     if decoded:
         assert all(x is y for x, y in zip(found[0][1:5], (q, k, v, log_fgate), strict=True))
-        assert found[0][5:] == (None, None, 2, 0.5)
+        assert found[0][5] is None and found[0][6] is start and found[0][7:] == (2, 0.5)
 
 
 def test_what_a_backward_pass_keeps():
