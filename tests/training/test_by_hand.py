@@ -275,3 +275,26 @@ def test_a_training_is_begun_as_the_command_says(monkeypatch, tmp_path, words, t
     how = Execution(max_hours=2.0, device="cpu" if words else "auto")
     called = ((tmp_path, Path("c"), how), {"tokenizer": tokenizer, "quiet": quiet})
     assert did == [tmp_path, (threads, True), threads, called]
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_training_looks_at_its_device_and_its_export_before_its_corpus(make_run, monkeypatch, done):
+    run, did = make_run(), []
+
+    @contextlib.contextmanager
+    def join(device: str, minutes: float):
+        did.append(("join", device, minutes))
+        yield World(0, 1, CPU)
+
+    monkeypatch.setattr(loop, "pick_device", lambda name: did.append(name) or torch.device("cuda", 1))
+    monkeypatch.setattr(loop, "check_device", lambda spec, device: did.append((spec == run.read_spec(), device)))
+    monkeypatch.setattr(loop, "StopRequest", lambda hours: f"stops after {hours}")
+    monkeypatch.setattr(loop, "join_world", join)
+    monkeypatch.setattr(loop, "already_exported", lambda folder, spec, world: did.append(folder.path) or done)
+    monkeypatch.setattr(loop, "open_corpus", lambda *given: did.append(given[:2]) or "corpus")
+    monkeypatch.setattr(loop, "_train", lambda *given: did.append(given[2:]) or 75)
+    how = Execution(device="cuda", hang_minutes=7.0, max_hours=3.0)
+    assert loop.train(run.path, Path("c"), how, tokenizer="t", quiet=True) == (0 if done else 75)
+    rest = [(Path("c"), "t"), ("corpus", how, World(0, 1, CPU), "stops after 3.0", True)]
+    assert did == ["cuda", (True, "cuda"), ("join", "cuda", 7.0), run.path, *([] if done else rest)]
+    assert torch.initial_seed() == run.read_spec().seed
