@@ -19,7 +19,7 @@ from training.signals import EXIT_FINISHED, EXIT_REQUEUE
 from training.spec import Execution, RunSpec, TrainSpec
 from training.tree import in_tree, tree_sum
 
-LEAF = 32
+LEAF = 16
 
 
 ORDERS = {
@@ -81,7 +81,7 @@ def test_one_digest_on_1_2_and_4_processes(name, corpus, tmp_path):
     """Eight micro-batches a step; the last run moves from one process to two and to four."""
     scale = replace(SCALES["tiny"], hidden_size=64, linear_head_dim=32, mlp_widths={"pro": 50, "llama": 66, "mamba": 43})
     train = TrainSpec(
-        seq_len=LEAF, batch_tokens=8 * LEAF, train_tokens=8 * LEAF * 6, warmup_tokens=0, peak_lr=3e-3, precision="fp32"
+        seq_len=LEAF, batch_tokens=8 * LEAF, train_tokens=8 * LEAF * 5, warmup_tokens=0, peak_lr=3e-3, precision="fp32"
     )
     model = model_spec(name, scale, corpus.spec.vocab_size)
     build_model(model, device="meta")  # imports here what the forked processes then need not
