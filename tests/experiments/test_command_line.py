@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from data.recall import RecallTask
 from experiments import graph
 from experiments.__main__ import main
+from experiments.adopt import adopted_run
 from experiments.artefact import artefacts
 from experiments.plan import make_plan, write_specs
-from experiments.recipes import model_spec
+from experiments.recipes import Recipe, model_spec
 from experiments.request import Request
 from experiments.scales import SCALES
 from models.build import build_model
@@ -151,6 +153,16 @@ def test_a_published_checkpoint_is_a_run(folders, texts, tmp_path, capsys):
     assert run.spec.weights is not None and run.folder.finished
     assert [task.kind for task in graph.tasks(make_plan(asked))] == ["prepare", "evaluate", "draw"]
     assert run.folder.record()["starts"] == []
+    recipe = Recipe("fox_llama", "fox_llama", "tiny")
+    for changes in (
+        {},
+        {"seed": 1},
+        {"model": {"rope_base": 5e6}},
+        {"train": {"peak_lr": 1e-3}},
+        {"task": RecallTask(num_keys=8, num_assignments=1, num_queries=1, num_symbols=64)},
+    ):
+        found = adopted_run(asked.runs_dir, replace(recipe, **changes), run.spec.data)
+        assert found == (None if changes else run.spec), changes
     with torch.no_grad():
         model.lm_head.weight[0, 0] += 1
     model.save_pretrained(tmp_path / "other")
