@@ -25,7 +25,7 @@ from experiments.recipes import main_models as runs  # noqa: F401
 
 PAPER_LOSS_RANGE, PAPER_PERPLEXITY_RANGE = (1.47, 1.67), (4.4, 5.5)
 GAP_POINTS = 160
-SHADED = "shaded: 95% interval (sources, seeds), as wide as its stored band's"
+SHADED = "shaded: 95% interval (sources, seeds), its width that of a band of positions"
 IN_TABLE_3 = {
     "fox_pro": "FoX (Pro)", "transformer_pro": "FoX (Pro) - forget gate + RoPE",
     "fox_llama": "FoX (LLaMA)", "transformer_llama": "Transformer (LLaMA)",
