@@ -94,7 +94,9 @@ def of_figure(figure: Figure, stem: Path) -> Iterator[str]:
 
 def of_rows(rows: pd.DataFrame) -> Iterator[str]:
     yield f" {len(rows)} rows"
-    for name, column in rows.drop(columns="created", errors="ignore").items():
+    for name, column in rows.drop(
+        columns=["created", "commit", "torch", "triton"], errors="ignore"
+    ).items():  # where they are made
         known = numbers(column) if column.dtype.kind in "fiub" else " ".join(map(str, dict.fromkeys(column)))[:200]
         yield f"  {name}: {known}"
 
