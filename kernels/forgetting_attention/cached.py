@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..attention_shared.arguments import check_limits, check_tensors, pick_backend
-from ..running_sums import running_sums
+from ..attention_shared.running_sums import running_sums
 from .pruning.threshold import resolve_threshold
 from .visibility import CUT_LOG_GATE
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.attention_shared.running_sums import running_sums
 from kernels.fla_cpu.install import install
-from kernels.running_sums import running_sums
 from kernels.trapezoidal_ssd import trapezoidal_ssd
 from models.backbone import Backbone, Block, Padding, init_as_pytorch_, start_with, step_size_bias
 from models.cache import DecodingCache
