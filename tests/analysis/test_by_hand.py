@@ -215,6 +215,10 @@ def test_a_training_is_as_fast_as_its_median_step():
     assert found.tokens.tolist() == [10, 20, 30, 40, 50] and found.loss_SN.tolist() == [[8, 7, 6, 5, 4], [9, 8, 7, 6, 5]]
     assert found.tokens_per_s.tolist() == [3.0, 4.0] and found.mfu.tolist() == [0.3, 0.3]
     assert found.shown(0.5).tolist() == [2, 3, 4] and found.shown(0.41).tolist() == [2, 3, 4]
+    group[1] = (group[1][0], rows[1].assign(tokens=20 * rows[1]["step"]), {})
+    study.stem = "curves"
+    with pytest.raises(ValueError, match="curves: the seeds of a logged different steps"):
+        trainings(study)
 
 
 def test_places_of_needles_do_not_overlap():

@@ -265,6 +265,7 @@ def test_tiles_are_the_kernels_own_or_smaller():
     each = lambda *sizes: tuple(SimpleNamespace(tile=size) for size in sizes)  # noqa: E731
     assert tile_note(each(128, 128)) == "counted in tiles of 128 tokens (the kernels' own)"
     assert tile_note(each(64, 16, 64)) == "counted in tiles of 16, 64 tokens, where the kernels' own of 128 would be too few"
+    assert tile_note(each(128, 64)).startswith("counted in tiles of 64, 128 tokens, where")
 
 
 def test_order_and_names_of_models():

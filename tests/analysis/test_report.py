@@ -18,6 +18,7 @@ from analysis import report
 from analysis.report import Section
 from analysis.style import PAPER_SCALE
 from analysis.tables import read_off
+from analysis.verdict import Claim
 from experiments.artefact import artefacts, claims
 from experiments.fox.fig7_gate_types import Gate
 from experiments.render import write_report
@@ -307,6 +308,13 @@ def test_an_artefact_that_cannot_be_summed_up_says_why(tmp_path):
     store.add("fig4_needle", "fox_pro", [])
     text = report.build(tmp_path / "tiny", [section("fig4_needle", store.study("fig4_needle"))]).read_text()
     assert "<strong>Not drawn:</strong> fig4_needle: no needles are stored; run its experiment first" in text
+
+    def broken(study):
+        return {}["no such row"]
+
+    for part in (dict(summary=broken), dict(claims=(Claim("C0", "broken", broken),))):
+        there = replace(section("fig4_needle", store.study("fig4_needle")), **part)
+        assert "<strong>Not drawn:</strong> " in report.build(tmp_path / "tiny", [there]).read_text()
 
 
 @LOOKS_AT_NO_PICTURE

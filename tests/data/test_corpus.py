@@ -165,6 +165,7 @@ def test_a_damaged_chunk_beside_a_few_zeros(tmp_path: Path, tokens: np.ndarray, 
         (np.ones((4, 8), ">u2"), "dtype >u2.*uint16"),
         (np.ones(8, np.uint16), r"shape \(8,\).*\(documents, tokens\)"),
         (np.ones((0, 8), np.uint16), "empty"),
+        (np.ones((4, 0), np.uint16), "empty"),
     ],
 )
 def test_wrong_arrays(longcrawl64: Path, write_zarr: Callable, array: np.ndarray, message: str) -> None:

@@ -50,6 +50,8 @@ def test_pruned_times_are_those_of_pruned_attention(tiny_fox, in_memory, bind, c
     measure.evaluate(in_memory(model), bind(Spec(seq_len=64, warmup=0, repeats=1)), context)
     assert seen == [False] * 4 + ["tight" if tightly else True] * 4  # two layers, forward alone and with backward
     assert steps == [(None, False), (-10.0, tightly)]
+    left = {(layer.attn.spec.prune_log_tolerance, layer.attn.spec.prune_tightly) for layer in model.base_model.layers}
+    assert left == {(-10.0, True) if tightly else (None, False)}, "the model is as it was"
 
 
 def test_a_timing_of_another_machine_is_refused(tiny_fox, in_memory, bind, context):

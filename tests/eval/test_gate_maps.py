@@ -107,6 +107,15 @@ def test_attention_of_the_model_itself(tiny_fox, in_memory, bind, corpus, contex
     np.testing.assert_allclose(matrix @ seen["v"][0, :, 1].numpy(), seen["o"][0, :, 1].numpy(), atol=1e-5)
 
 
+def test_one_map_more_is_of_a_local_head_and_all_are_of_the_document(tiny_fox, in_memory, bind, corpus, context):
+    model, seen = fixed_gate_model(tiny_fox), []
+    model.get_input_embeddings().register_forward_pre_hook(lambda module, args: seen.append(args[0][0].tolist()))
+    rows = measure.evaluate(in_memory(model), bind(Spec(seq_len=64, distance=8, grid=8, num_maps=3, document=2)), context)
+    drawn = rows[rows["row"] >= 0]
+    assert set(zip(drawn["layer"], drawn["head"], strict=True)) == {(0, 0), (1, 0), (1, 1)}
+    assert seen == [[corpus.spec.bos_id, *corpus.heldout.read(slice(2, 3), 0, 63)[0].tolist()]] * len(seen)
+
+
 def test_what_cannot_be_mapped_is_refused(tiny_fox, in_memory, bind, context):
     model = fixed_gate_model(tiny_fox)
     ungated = build_model(tiny_fox(forget_gate="none")).eval()

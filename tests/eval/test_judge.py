@@ -112,7 +112,8 @@ def test_passing_trouble_is_waited_out(trouble, server, tmp_path):
 def test_lasting_trouble_is_an_error_and_keeps_what_was_paid_for(server, tmp_path):
     server.script = [reply("[[9]]"), fail(429)]
     with pytest.raises(ValueError, match=r"judge-1.*429.*kept"):
-        judge(server, tmp_path, retries=2).score_all(["a", "b", "c"])
+        judge(server, tmp_path, retries=2, reasks=1).score_all(["a", "b", "c"])
+    assert [request["messages"][0]["content"] for request in server.requests].count("b") == 1 + 2
     server.script = [reply("[[2]]")]
     server.requests.clear()
     assert judge(server, tmp_path).score_all(["a", "b", "c", "b"]) == [9, 2, 2, 2]

@@ -1,6 +1,7 @@
 """Needle in a haystack: the construction to the token and to the sentence, a model that copies, a random one, resuming."""
 
 import itertools
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -396,8 +397,24 @@ def test_what_cannot_be_a_cell_is_refused(codecs, corpus, bind):
         ({"lengths": (240,), "reserve": 150}, "leaves .* tokens of haystack around the needle"),
     ):
         spec = bind(Spec(**{"mode": "easy", "lengths": (400,), "depths": (0.0,), **changes}))
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=message) as refused:
             build_cells(codecs["plain"], spec, Context(corpus=corpus), WORDING)
+        if advised := re.search(r"a reserve of (\d+), not 20", str(refused.value)):
+            build_cells(codecs["plain"], replace(spec, reserve=int(advised[1])), Context(corpus=corpus), WORDING)
+    for mode in ("easy", "standard"):
+        with pytest.raises(ValueError, match="length 200 leaves nothing after the 200 reserved tokens"):
+            Spec(mode=mode, lengths=(200, 400), reserve=200)
+
+
+@pytest.mark.parametrize(("asked", "limit"), [(5, 5), (12, 12), (48, 12)])
+def test_an_answer_to_a_passkey_is_short(asked, limit, corpus, bind, in_memory, monkeypatch):
+    limits = []
+    monkeypatch.setattr(measure, "answered", lambda what, prompts, *given: limits.append(given[-1]) or {
+        key: {"prediction": ""} for key in prompts
+    })  # fmt: skip
+    spec = bind(Spec(mode="passkey", lengths=(150,), depths=(50.0,), max_new_tokens=asked))
+    measure.evaluate(in_memory(None, TextCodec(corpus.tokenizer)), spec, Context(corpus=corpus))
+    assert limits == [limit]
 
 
 def test_what_can_be_known_before_training(make_spec):

@@ -222,6 +222,10 @@ def test_what_is_given_and_what_it_holds(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("text")
     assert checked("text", digest(file), file, "--haystack") == file
+    whole = digest(tmp_path)
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "a.pyc").write_text("compiled")
+    assert digest(tmp_path) == whole != digest(file)
     for path, wanted, why in ((None, "0123", "name its path with --haystack"),
                               (file, "0123", f"content {digest(file)}, the spec"),
                               (tmp_path / "none", "0123", "no such file or folder")):  # fmt: skip

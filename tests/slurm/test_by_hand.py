@@ -1,5 +1,6 @@
 """Hours asked for, lost and left, and restarts that are told, worked out by hand."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -7,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from slurm import efficiency, graph, status, submit
+from experiments import restarts
+from slurm import efficiency, graph, launcher, status, submit
 from slurm.batch import _memory
 from slurm.cluster import Cluster, KindSettings, TrainSettings
 from slurm.job import Batch, Job, Resources
@@ -83,6 +85,33 @@ def test_a_job_that_saved_to_go_on_has_not_failed(code, told, tmp_path):
         note(one, TRAIN, event, "5", mark="step-0", **values)
     state, *_ = job_states([one], queued("5", "RUNNING"))
     assert (state.restarts, state.restarted) == (1, told)
+
+
+@pytest.mark.parametrize(("rank", "name"), [(0, "a.log"), (1, "a.rank1.log"), (2, "a.rank2.log")])
+def test_every_process_has_a_log(rank, name, tmp_path, monkeypatch):
+    logs = []
+    monkeypatch.setattr(launcher, "say_to", logs.append)
+    start = SimpleNamespace(job=SimpleNamespace(log=tmp_path / "evals" / "a.log"), id="5", restart=1)
+    launcher._redirect(rank, start)
+    assert logs == [tmp_path / "evals" / name] and logs[0].parent.is_dir()
+
+
+@pytest.mark.parametrize(("fruitless", "given_up"), [(0, False), (2, False), (3, True)])
+def test_a_job_gives_up_after_more_fruitless_starts_than_it_may_have(fruitless, given_up, tmp_path, monkeypatch):
+    job = SimpleNamespace(folder=tmp_path, module="m", args=())
+    start, ran = SimpleNamespace(job=job, max_restarts=2, withdrawn=False), []
+    monkeypatch.setattr(launcher, "signal", SimpleNamespace(SIGTERM=15, SIGUSR2=12, signal=lambda *given: None))
+    monkeypatch.setattr(launcher.Start, "own", lambda *given: start)
+    monkeypatch.setattr(launcher.restarts, "progress_mark", lambda folder: "step-0")
+    monkeypatch.setattr(launcher.runpy, "run_module", lambda name, **how: ran.append(name))
+    monkeypatch.setattr(launcher.sys, "argv", ["launcher", "record", "0"])
+    for name, value in (("meet", None), ("_redirect", None), ("note_start", None), ("fruitless_starts", fruitless)):
+        monkeypatch.setattr(launcher, name, lambda *given, value=value: value)
+    monkeypatch.delenv("SLURM_PROCID", raising=False)
+    with pytest.raises(SystemExit) if given_up else nullcontext() as left:
+        launcher.main()
+    assert ran == ([] if given_up else ["m"])
+    assert not given_up or left.value.code == restarts.GIVEN_UP
 
 
 @pytest.mark.parametrize(("tokens", "speed", "left"), [
