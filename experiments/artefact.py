@@ -32,7 +32,7 @@ class Artefact:
 
     `runs(scale, seeds)`: the recipes it needs; `evals(scale)`: how each run is evaluated; `summary(study)`: its numbers as a
     table, which is what is drawn where there is no `draw(study)`. `axes`: the axes that it can draw, each with the values that
-    it knows or their type; None is the value of a line that does not have the axis."""
+    it knows or their type; None is the value of a line that does not have the axis. `pictured`: it has a `draw` of its own."""
 
     stem: str
     folder: str
@@ -46,6 +46,7 @@ class Artefact:
     claims: tuple[Claim, ...] = ()
     looks: Mapping[str, Look] = field(default_factory=dict)
     axes: Mapping[str, Collection[object] | type | UnionType] = field(default_factory=dict)
+    pictured: bool = False
 
     def check(self, recipes: Iterable[Recipe]) -> None:
         """Raise ValueError for a line that this artefact cannot draw, or cannot tell from another."""
@@ -78,10 +79,10 @@ MAIN = ("fig2_per_token_loss", "fig3_forget_gates", "fig4_needle", "table1_lm_ev
 
 @cache
 def artefacts() -> dict[str, Artefact]:
-    """All artefacts by stem: folder by folder, figures first, in the paper's order."""
+    """All artefacts by stem: folder by folder, figures first, in the paper's order. Of those without a number, pictures without
+    claims come last, as the report sets two of them side by side."""
     files = ((folder, path.stem) for folder in FOLDERS for path in (Path(__file__).parent / folder).glob("[!_]*.py"))
-    ordered = sorted(files, key=lambda file: (list(FOLDERS).index(file[0]), _order(file[1])))
-    return {stem: _read(folder, stem) for folder, stem in ordered}
+    return {each.stem: each for each in sorted((_read(*file) for file in files), key=_order)}
 
 
 def _read(folder: str, stem: str) -> Artefact:
@@ -101,7 +102,7 @@ def _read(folder: str, stem: str) -> Artefact:
 
     summary = lru_cache(maxsize=4)(module.summary)  # the report, pages and drawing ask for it
     parts = {name.lower(): getattr(module, name) for name in (*DECLARED, *OPTIONAL) if hasattr(module, name)}
-    parts |= {"draw": parts.get("draw", as_table), "summary": summary}
+    parts |= {"draw": parts.get("draw", as_table), "summary": summary, "pictured": "draw" in parts}
     return Artefact(stem, folder, title, paper, " ".join(shows.split()), **parts)
 
 
@@ -138,7 +139,9 @@ def _meant(name: str, known: Collection[str]) -> str:
     raise ValueError(f"{name}: no such figure or table; {meant}")
 
 
-def _order(stem: str) -> tuple[int, int, str]:
-    number = re.search(r"\d+", stem)
-    kind = 0 if stem.startswith("fig") else 1 if stem.startswith("table") else 2
-    return kind, int(number.group()) if number else 0, stem
+def _order(artefact: Artefact) -> tuple[int, int, int, bool, str]:
+    paper = artefact.paper
+    kind = next(place for place, begin in enumerate(("Figure ", "Table ", "Appendix ", "")) if paper.startswith(begin))
+    number = re.search(r"\d+", paper) if kind < 3 else None
+    aside = number is None and artefact.pictured and not artefact.claims
+    return list(FOLDERS).index(artefact.folder), kind, int(number.group()) if number else 0, aside, artefact.stem

@@ -1,12 +1,10 @@
 """Beyond the papers: FoX among its successors.
 
-Where the forget gate in softmax attention stands beside models that came with it or after it, at equal tokens and nearly equal
-parameters: ALiBi (the gate as a fixed decay), a Transformer whose RoPE has a larger base, gated linear attention, Gated
-DeltaNet, Kimi Delta Attention, a hybrid that has a layer of FoX after every three of Gated DeltaNet (at tiny, which has two
-layers, after one), PaTH-FoX (FoX (LLaMA) with positions that depend on the text), Wall attention (a forget gate a channel of
-the keys), and Mamba-3 (Mamba-2 with a finer rule, positions that depend on the text, and MLPs). Left: loss inside the training
-context beside FoX (Pro), and the numbers that a model keeps to decode 16,384 tokens. Right: the same by position. No claim is
-judged."""
+Where FoX stands beside models that came with it or after it, at equal tokens and nearly equal parameters. ALiBi is the gate
+as a fixed decay, PaTH-FoX is FoX (LLaMA) with positions that depend on the text, Wall attention has a forget gate for each
+channel of the keys, Mamba-3 is Mamba-2 with a finer rule, such positions, and MLPs; the hybrid has a layer of FoX after every
+three of Gated DeltaNet (at tiny, which has two layers, after one). Left: loss inside the training context beside FoX (Pro),
+and the numbers that a model keeps to decode 16,384 tokens. Right: the same by position. No claim is judged."""
 
 import json
 from itertools import pairwise

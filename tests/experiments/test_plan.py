@@ -396,6 +396,14 @@ def test_a_figure_without_one_of_its_parts_is_named(monkeypatch):
     artefacts.cache_clear()
 
 
+def test_artefacts_stand_in_the_papers_order_and_pictures_without_claims_last():
+    papers = [artefact.paper for artefact in artefacts().values() if artefact.folder == "fox"]
+    numbers = {"Figure ": range(1, 8), "Table ": range(1, 10), "Appendix F.": (1, *range(4, 11))}
+    assert papers == [f"{kind}{number}" for kind in numbers for number in numbers[kind]]
+    beyond = [artefact.pictured and not artefact.claims for artefact in artefacts().values() if artefact.folder == "beyond"]
+    assert beyond == sorted(beyond) and set(beyond) == {False, True}
+
+
 def test_a_unique_beginning_of_a_name_is_enough_and_a_wrong_name_says_what_was_meant():
     assert list(chosen(["fig2", "table_lr"])) == ["fig2_per_token_loss", "table_lr_grid"]
     assert set(chosen(["all"])) == set(artefacts()) and set(chosen([])) == set(MAIN)
