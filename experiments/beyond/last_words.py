@@ -15,7 +15,7 @@ from analysis.names import pairs_in, rank, style_of, title
 from analysis.seeds import Measured
 from analysis.statistics import Estimate, Term, contrast
 from analysis.study import Study
-from analysis.style import WIDTH, Files, about, plt, publish
+from analysis.style import DPI, WIDTH, Files, about, plt, publish
 from analysis.tables import Column, Table
 from eval.last_words.spec import Spec
 from experiments.recipes import main_models as runs  # noqa: F401
@@ -91,6 +91,7 @@ def draw(study: Study) -> Files:
     drawn = points(study)
     models = list(drawn["model"].unique())
     figure, panels = plt.subplots(1, 3, figsize=(WIDTH, 0.9 + 0.24 * len(models)), width_ratios=(3, 3, 2), sharey=True)
+    figure.set_dpi(DPI)  # long labels grow with hinting: room is made for them as they are drawn
     of_panel = dict(zip(("accuracy", "perplexity", "lead"), panels, strict=True))
     for point in drawn.to_dict("records"):
         colour, whole = style_of(point["model"]).colour, point["given"] == "passage"
