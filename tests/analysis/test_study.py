@@ -1,4 +1,6 @@
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -141,3 +143,31 @@ def test_changed_code_is_that_of_the_training_that_is_drawn(tmp_path):
     for weights, changed, loss in (("u", True, 1.0), ("v", False, 2.0), ("w", True, 3.0), (None, True, 9.0), ("x", True, 9.0)):
         own = replace(line, weights=weights)
         assert study.is_from_changed_code(own) is changed and study.final_loss(own) == loss
+
+
+@pytest.mark.parametrize(("found", "refused"), [
+    # of each line: run, weights of the line, of the rows, name and evaluation of the rows
+    ([("r", None, None, "r-aa", "needle-aa")], False), ([("r", "v", "v", "r-aa-v", "needle-aa")], False),
+    ([("r", None, "v", "r-aa", "needle-aa")], False), ([("r", "v", "w", "r-aa-v", "needle-aa")], True),
+    ([("r", None, "v", "r-aa", "needle-aa"), ("r", None, "w", "r-bb", "needle-bb")], True),
+    ([("r", None, None, "r-aa", "needle-aa"), ("r", None, None, "r-bb-v", "needle-bb")], True),
+    ([("r", "v", "v", "r-aa-v", "needle-aa"), ("s", "w", "w", "s-aa-w", "needle-aa")], False),
+    ([("r", "v", "w", "r-aa", "throughput-aa")], False),
+    ([("r", "v", "v", "r-aa-v", "needle-aa"), ("r", "v", None, "r-cc", "throughput-cc")], False),
+])  # fmt: skip
+def test_rows_of_a_run_are_of_one_training(found, refused):
+    """Known by weights, or by what their names hold of them; fresh models are of none."""
+    lines = [
+        (SimpleNamespace(run_id=run, weights=own, files=[f"tiny/rows/{way.partition('-')[0]}/{name}.parquet"]), None,
+         {"eval_id": way, "weights": of_rows})
+        for run, own, of_rows, name, way in found
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="fig at tiny mixes trainings of run r ") if refused else nullcontext():
+        Study._check_trainings(SimpleNamespace(stem="fig", scale="tiny"), lines)
+
+
+@pytest.mark.parametrize(("kinds", "trained"), [(["throughput"], False), (["throughput", "needle"], True), (["needle"], True),
+                                                (["parameters", "equal_logits"], False), ([], False)])  # fmt: skip
+def test_a_line_is_trained_where_some_rows_are_of_a_training(kinds, trained):
+    line = Line("a", {}, "a", 0, "tiny", "r", {f"tiny/rows/{kind}/r-aa.parquet": "" for kind in kinds})
+    assert line.is_trained is trained

@@ -14,7 +14,8 @@ from analysis.statistics import Estimate
 from analysis.study import read_lines, write_lines
 from experiments import pages
 from experiments.render import render_all
-from results.store import read_evaluation, write_rows
+from results.store import read_evaluation, record_run, write_rows
+from tests import synthetic
 from tests.synthetic import UNCHECKED, Store, main_losses
 
 ROOT = pages.ROOT
@@ -167,3 +168,32 @@ def test_numbers_are_printed_with_their_interval_where_it_is_known():
     assert pages.nats(Estimate(0.25), signed=True) == "+0.250 nats"
     assert pages.times(Estimate(0.0)) == "1.00" and pages.percent(Estimate(0.5)) == "50.0%"
     assert pages.words(3) == "three" and pages.words(1234) == "1,234"
+
+
+def test_what_pages_count(tmp_path):
+    """Runs of all scales of a size; starts without an end, and ends without what they lasted, count nothing."""
+    store = Store(tmp_path, "mini")
+    curve = [("per_token_loss", synthetic.loss_rows(np.ones(256), np.ones((2, 16))))]
+    for model, seed, scale in (
+        ("fox_pro", 0, "mini"),
+        ("fox_pro", 1, "mini"),
+        ("mamba2", 0, "mini-short"),
+        ("fox_pro", 0, "tiny"),
+    ):
+        store.add(pages.MAIN, model, curve, seed=seed, scale=scale)
+    store.add("other", "fox_llama", curve, seed=1)
+    store.add("timed", "hgrn2", [("throughput", synthetic.throughput_row())], seed=1, final_loss=None)
+    ends = [{"tokens": 100, "wall_s": 3600.0}, None, {"tokens": None, "wall_s": None}, {"tokens": 10, "wall_s": 180.0}]
+    for index, record in enumerate(store.study(pages.MAIN).runs.values()):
+        start = record["starts"][0] | {"end": ends[index], "params": 10 + index, "epochs": 0.5 * index, "git_dirty": index < 2}
+        wide = start | {"world_size": 4, "date": "later"}
+        record_run(tmp_path, {**record, "starts": [start, wide] if index == 0 else [start]})
+    facts = pages.Facts(tmp_path)
+    assert facts.spent("mini") == {"runs": 5, "tokens": 200, "hours": 5.0}
+    assert facts.spent("tiny") == {"runs": 1, "tokens": 10, "hours": 0.05}
+    assert facts.size("mini") == {"fewest": 10, "most": 13, "minutes": 3.0, "epochs": 1.5}
+    store.study("other"), store.study("timed")
+    facts = pages.Facts(tmp_path)
+    facts._trained = lambda scale: {name: facts.study(name, scale) for name in (pages.MAIN, "other")}
+    assert facts.seeds("mini") == {"one": ["other"], "some": [pages.MAIN], "all": []}
+    assert facts.trainings("mini") == {"all": 5, "unnamed": 5, "changed": 3}

@@ -97,7 +97,7 @@ def halfway(asked: Request) -> Iterator[str]:
         yield f"elsewhere, stored {stored}: {sorted(task.kind for task in graph.tasks(again))}"
         yield f"they train: {[run.trains for run in again.runs.values()]}"
     console, out = said()
-    overview.print_plan(plan, 0.2, console)
+    overview.print_plan(plan, 2e-9, console)  # so many hours that their digits show
     overview.print_ancestry(FIG2, "tiny", asked.results_dir, console)
     folders = [each.folder.path for each in plan.runs.values()]
     yield f"exit code {compare.compare(folders, asked.results_dir, console, named=False)}"

@@ -97,7 +97,11 @@ Submittable("train:a", "training", (str(folder),), (), (), folder, folder, "cpu"
 
 
 def test_a_failing_task_says_why_and_where_its_log_is(tmp_path):
+    log = tmp_path / "logs" / "train.log"
+    log.parent.mkdir()
+    log.write_text("an earlier start\n")
     done = subprocess.run([sys.executable, "-c", FAILING, tmp_path], text=True, capture_output=True, check=False)
+    assert log.read_text().startswith("an earlier start\n") and len(log.read_text().splitlines()) > 1
     assert done.returncode == 1
     assert f"RuntimeError: train a: error: {tmp_path} is not a run folder" in done.stderr
     assert done.stderr.rstrip().endswith(f"log: {tmp_path}/logs/train.log")

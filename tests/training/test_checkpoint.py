@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from models.build import build_model
 from tests.training.runs import losses
 from tests.training.test_loop import checkpointed, keep_the_folder_of, scale_loss, slow, wait_for_step
-from training import manifest
+from training import checkpoint, manifest
 from training.checkpoint import Checkpoints
 from training.distributed import World
 from training.run_folder import RunFolder
@@ -175,3 +175,18 @@ def test_each_state_of_a_checkpoint_is_used(make_run, start, tmp_path):
         zeroed = lambda held, state=state: {n: torch.zeros_like(t) if n.startswith(state) else t for n, t in held.items()}  # noqa: E731
         assert ended(f"{state} 0", zeroed) not in (whole, 1), state
         assert ended(f"no {state}", lambda held, state=state: {n: t for n, t in held.items() if not n.startswith(state)}) == 1
+
+
+@pytest.mark.parametrize(("met", "told"), [
+    ([OSError(28, "No space left on device")], OSError), ([ValueError("a"), OSError(5, "Input/output error")], OSError),
+    ([ValueError("a")], checkpoint.dcp.CheckpointException),
+])  # fmt: skip
+def test_what_the_disk_says_is_told_of_all_that_processes_met(save, monkeypatch, met, told):
+    def fail(*given, **named):
+        raise checkpoint.dcp.CheckpointException("write", {rank: (error, None) for rank, error in enumerate(met)})
+
+    monkeypatch.setattr(checkpoint.dcp, "save", fail)
+    with pytest.raises((OSError, checkpoint.dcp.CheckpointException)) as raised:
+        save(1)
+    assert type(raised.value) is told and save.checkpoints.steps() == []
+    assert told is not OSError or raised.value is met[-1]

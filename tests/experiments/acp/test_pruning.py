@@ -154,6 +154,9 @@ def test_the_look_into_a3_tells_a_cost_per_call_from_a_cost_per_tile(tmp_path):
     assert per_call.endswith("At 16k more is skipped than the claim allows for.")
     per_tile = time_and_tiles(timed(tmp_path / "b", (0.4, 0.4, 0.4), (0.75, 0.75, 0.75)))
     assert "time does not follow the tiles" in per_tile and "more is skipped" not in per_tile
+    for folder, last, follows in (("c", 0.245, True), ("d", 0.255, False)):  # 5 and 5 ms, then 45 or 55: ten times is the root
+        told = time_and_tiles(timed(tmp_path / folder, (0.25, 0.25, 0.2), (0.75, 0.3, last)))
+        assert ("time follows the tiles" in told) is follows, told
 
 
 def test_the_look_into_a4_sets_what_attention_saves_beside_the_steps_gain(tmp_path):

@@ -444,3 +444,15 @@ def test_packed_boundaries_out_of_range_are_named() -> None:
     q = torch.zeros(1, 8, 2, 16)
     with pytest.raises(ValueError, match=r"cu_seqlens is \[0, 9\]"):
         forgetting_attention(q, q, q, torch.zeros(1, 8, 2), cu_seqlens=torch.tensor([0, 9]))
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)])
+def test_what_is_kept_and_added_up_in_which_dtype(dtype: torch.dtype, kept: torch.dtype) -> None:
+    """Gradients of the running sums of gates are float64: the sums over them must not lose the small terms."""
+    q, k, v = (torch.randn(1, 70, heads, 16, generator=torch.Generator().manual_seed(0)).to(dtype) for heads in (2, 1, 1))
+    cum = cumulative_log_gate(torch.full((1, 70, 2), -0.1))
+    first_key = torch.zeros(1, 2, 70, dtype=torch.int32)
+    o, lse = chunked_forward(q, k, v, cum, first_key, 0.25)
+    gradients = chunked_backward(o, q, k, v, o, lse, cum, first_key, 0.25)
+    assert [o.dtype, lse.dtype, cum.dtype] == [dtype, kept, torch.float64]
+    assert [each.dtype for each in gradients] == [dtype, dtype, dtype, torch.float64]
