@@ -47,7 +47,8 @@ SIGNS = {
 @dataclass(frozen=True)
 class Section:
     """One artefact of the report. `study` is None where nothing is stored, or `fault` says why it cannot be read; `looks` into
-    failing claims, of this artefact or another, by the claim's id; `missing`: declared, but not stored."""
+    failing claims, of this artefact or another, by the claim's id; `missing`: declared, but not stored; `findings`: sentences,
+    with which it has a page of its own."""
 
     stem: str
     title: str
@@ -59,6 +60,7 @@ class Section:
     study: Study | None
     missing: Sequence[str] = ()
     fault: str = ""
+    findings: Callable[[Study], Sequence[str]] = lambda study: ()
 
 
 def build(folder: Path, sections: Sequence[Section]) -> Path:
@@ -118,13 +120,13 @@ def _sign(status: Status, words: bool = True) -> Markup:
 
 
 def _artefact(folder: Path, section: Section, study: Study) -> dict[str, Any]:
-    shown: dict[str, Any] = {"table": "", "caption": "", "wide": False, "verdicts": [], "pictures": []}
+    shown: dict[str, Any] = {"table": "", "caption": "", "wide": False, "verdicts": [], "pictures": [], "findings": ()}
     fault = ""
     try:
         summary = section.summary(study)
         verdicts, pictures = judge(section.claims, study), _pictures(folder, section)
         shown = {"table": to_html(summary), "caption": summary.caption, "wide": len(summary.columns) > BESIDE}
-        shown |= {"verdicts": verdicts, "pictures": pictures}
+        shown |= {"verdicts": verdicts, "pictures": pictures, "findings": section.findings(study)}
     except Exception as error:  # whatever is wrong with one artefact, the others are reported
         fault = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     files = [str(path.relative_to(folder)) for path in sorted((folder / "tables").glob(f"{section.stem}.*"))]
@@ -159,11 +161,13 @@ def _changes(folder: Path, statuses: Mapping[str, str], studies: Iterable[Study]
 
 
 def _halves(artefacts: Sequence[dict[str, Any]]) -> set[str]:
-    """Return the artefacts that stand side by side: two neighbours, each of pictures without claims."""
+    """Return the artefacts that stand side by side: two neighbours, each of pictures without claims or findings."""
     found: set[str] = set()
     for both in pairwise(artefacts):
         stems = [each["section"].stem for each in both]
-        if stems[0] not in found and all(each["pictures"] and not each["section"].claims for each in both):
+        if stems[0] not in found and all(
+            each["pictures"] and not each["section"].claims and not each["findings"] for each in both
+        ):
             found |= set(stems)
     return found
 

@@ -4,7 +4,7 @@ import difflib
 import importlib
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
@@ -31,8 +31,9 @@ class Artefact:
     it `shows`.
 
     `runs(scale, seeds)`: the recipes it needs; `evals(scale)`: how each run is evaluated; `summary(study)`: its numbers as a
-    table, which is what is drawn where there is no `draw(study)`. `axes`: the axes that it can draw, each with the values that
-    it knows or their type; None is the value of a line that does not have the axis. `pictured`: it has a `draw` of its own."""
+    table, which is what is drawn where there is no `draw(study)`; `findings(study)`: what they say, in sentences. `axes`: the
+    axes that it can draw, each with the values that it knows or their type; None is the value of a line that does not have the
+    axis. `pictured`: it has a `draw` of its own."""
 
     stem: str
     folder: str
@@ -47,6 +48,7 @@ class Artefact:
     looks: Mapping[str, Look] = field(default_factory=dict)
     axes: Mapping[str, Collection[object] | type | UnionType] = field(default_factory=dict)
     pictured: bool = False
+    findings: Callable[[Study], Sequence[str]] = lambda study: ()
 
     def check(self, recipes: Iterable[Recipe]) -> None:
         """Raise ValueError for a line that this artefact cannot draw, or cannot tell from another."""
@@ -71,7 +73,7 @@ class Artefact:
 
 DECLARED = ("runs", "evals", "summary")
 """Parts that every artefact's file has."""
-OPTIONAL = ("draw", "CLAIMS", "LOOKS", "AXES")
+OPTIONAL = ("draw", "findings", "CLAIMS", "LOOKS", "AXES")
 """Parts that some have."""
 MAIN = ("fig2_per_token_loss", "fig3_forget_gates", "fig4_needle", "table1_lm_eval", "table2_longbench", "table6_throughput")
 """Artefacts that `run` makes when none is named: the paper's main experiments, whose runs are shared."""

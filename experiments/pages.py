@@ -6,7 +6,7 @@ is left as it is and the words are named. tests/experiments/test_pages.py refuse
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -81,6 +81,9 @@ class Facts:
 
     def table(self, stem: str, scale: str = "mini") -> str:
         return to_markdown(artefacts()[stem].summary(self.study(stem, scale)))
+
+    def findings(self, stem: str, scale: str = "mini") -> Sequence[str]:
+        return artefacts()[stem].findings(self.study(stem, scale))
 
     def spent(self, size: str) -> dict[str, float]:
         """Runs of all scales of a size, and their tokens and GPU-hours."""

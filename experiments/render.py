@@ -89,6 +89,7 @@ def _section(artefact: Artefact, scale: str, results_dir: Path, read: Study | No
     return report.Section(
         stem=artefact.stem, title=artefact.title, paper=artefact.paper, shows=artefact.shows, claims=artefact.claims,
         looks=artefact.looks, summary=artefact.summary, study=study, missing=tuple(dict.fromkeys(missing)), fault=fault,
+        findings=artefact.findings,
     )  # fmt: skip
 
 

@@ -478,3 +478,16 @@ def test_changed_verdicts_are_noted_once_and_shown(tmp_path):
     history.write_text("{}\n")
     with pytest.raises(ValueError, match=r"verdicts\.jsonl is damaged"):
         page(documents=8, noise=3.0)
+
+
+@LOOKS_AT_NO_PICTURE
+def test_findings_are_listed_and_give_an_artefact_a_page_of_its_own(tmp_path):
+    study = drawn(losses(tmp_path))
+    bare = replace(section(FIG2, study), claims=(), looks={})
+    two = [bare, replace(bare, stem="fig2_per_token_loss-lead")]
+    beside = report.build(tmp_path / "tiny", two).read_text()
+    assert beside.count('class="half"') == 2
+    told = [replace(two[0], findings=lambda study: ("FoX < Mamba-2.", f"{study.stem} is second.")), two[1]]
+    page = report.build(tmp_path / "tiny", told).read_text()
+    assert 'class="half"' not in page
+    assert "<li>FoX &lt; Mamba-2.</li>\n<li>fig2_per_token_loss is second.</li>" in page
