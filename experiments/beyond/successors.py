@@ -4,27 +4,39 @@ Where FoX stands beside models that came with it or after it, at equal tokens an
 as a fixed decay, PaTH-FoX is FoX (LLaMA) with positions that depend on the text, Wall attention has a forget gate for each
 channel of the keys, Mamba-3 is Mamba-2 with a finer rule, such positions, and MLPs; the hybrid has a layer of FoX after every
 three of Gated DeltaNet (at tiny, which has two layers, after one). Left: loss inside the training context beside FoX (Pro),
-and the numbers that a model keeps to decode 16,384 tokens. Right: the same by position. No claim is judged."""
+and the numbers that a model keeps to decode 16,384 tokens. Right: the same by position. The table also has what other
+figures measured of these models. No claim is judged."""
 
 import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from pydantic import TypeAdapter
 
-from analysis.curves import LossCurve, difference, first_plotted, stored_curves
-from analysis.names import SEVEN, style_of
+from analysis.curves import LossCurve, context_losses, difference, first_plotted, stored_curves
+from analysis.names import SEVEN, style_of, title
+from analysis.needles import CHOICE, measures
 from analysis.panels import band_note, position_axis
+from analysis.seeds import size_of
 from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish, tokens
-from analysis.tables import Cell, Column, Table, over_seeds
+from analysis.tables import Cell, Column, Table, over_seeds, write_table
+from analysis.training_curves import measured
+from analysis.verdict import in_words, with_interval
+from experiments.beyond import context_use, generation, last_words, mqar
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
 from models.spec import ModelSpec
+from results.atomic import write_atomic
+from results.store import read_run
 
 AXES = {"rope_base": float | None}
 FOX = "fox_pro"
@@ -32,15 +44,8 @@ MODEL: TypeAdapter[ModelSpec] = TypeAdapter(ModelSpec)
 DECODED = 16_384
 LARGER_BASE = 5e6
 BANDS = 16
-SUCCESSORS = (
-    "gated_linear_attention",
-    "gated_delta_net",
-    "kimi_delta_attention",
-    "fox_hybrid",
-    "path_fox",
-    "wall_attention",
-    "mamba3",
-)
+SUCCESSORS = ("gated_linear_attention", "gated_delta_net", "kimi_delta_attention", "fox_hybrid", "path_fox",
+              "wall_attention", "mamba3")  # fmt: skip
 
 
 def runs(scale, seeds):
@@ -52,12 +57,16 @@ def runs(scale, seeds):
 
 def name(curve: LossCurve) -> str:
     """Print a series: its model, and what it has otherwise."""
-    return style_of(curve.model).label + (f", {curve.label}" if curve.axes else "")
+    return style_of(curve.model).label + (f" with {curve.label}" if curve.axes else "")
 
 
 def kept(study: Study, curve: LossCurve, length: int = DECODED) -> int:
     """Count the numbers that a model keeps to decode a text of this length."""
-    return MODEL.validate_json(json.dumps(study.spec(curve.run_ids[0])["model"])).state_size(length)
+    return _model(study.spec(curve.run_ids[0])).state_size(length)
+
+
+def _model(spec: dict[str, Any]) -> ModelSpec:
+    return MODEL.validate_json(json.dumps(spec["model"]))
 
 
 def ranking(study: Study) -> tuple[LossCurve, list[LossCurve]]:
@@ -78,14 +87,16 @@ def draw(study: Study) -> Files:
     limits = low - 0.15 * (high - low), high + 0.4 * (high - low)
     growing = [c for c in curves if kept(study, c, 2 * DECODED) > kept(study, c)]
     families = {"state that grows with the text": growing, "state of fixed size": [c for c in curves if c not in growing]}
-    families = {title: rows for title, rows in families.items() if rows}
+    families = {kind: rows for kind, rows in families.items() if rows}
     heights = [len(rows) + 1.5 for rows in families.values()]
-    shape: dict[str, Any] = dict(figsize=(WIDTH, 0.9 + 0.21 * sum(heights)), height_ratios=heights, width_ratios=(1, 1.35))
+    shape: dict[str, Any] = dict(figsize=(WIDTH, 0.9 + 0.26 * sum(heights)), height_ratios=heights, width_ratios=(1, 1.2))
     figure, grid = plt.subplots(len(families), 2, squeeze=False, sharex="col", **shape)
-    for (left, right), (title, rows) in zip(grid, families.items(), strict=True):
-        labels = [f"{name(c)}  {_size(kept(study, c))}".replace("), ", "),\n") for c in rows]
-        left.set_yticks(range(len(rows)), labels, fontsize=7, linespacing=0.9)
-        left.set(ylim=(len(rows) - 0.4, -0.6), title=title)
+    for (left, right), (kind, rows) in zip(grid, families.items(), strict=True):
+        labels = [f"{name(c)}  {_size(kept(study, c))}".replace(" with ", "\nwith ") for c in rows]
+        left.set_yticks(range(len(rows)), labels, linespacing=0.9)
+        for axes in (left, right):
+            axes.tick_params(labelsize=9)
+        left.set(ylim=(len(rows) - 0.4, -0.6), title=kind)
         position_axis(right, train_len, fox.length, pieces=4, ylim=limits)
         left.axvline(0, color="#222222", linewidth=0.8)
         right.axhline(0, color="#222222", linewidth=0.8)
@@ -99,7 +110,11 @@ def draw(study: Study) -> Files:
         f"numbers kept to decode {DECODED:,} tokens; right: by position"
     )
     cut = "" if table["behind"].dropna().between(*limits).all() else "curves that leave the frame go on outside"
-    return publish(study, figure, table, mean, cut, band_note(len(curve.seeds) for curve in curves).split(", bands")[0])
+    seeds = band_note(len(curve.seeds) for curve in curves).split(", bands")[0]
+    told = "\n".join(f"1. {sentence}" for sentence in findings(study))
+    files = write_table(summary(study), study.folder / "tables" / study.stem)
+    write_atomic(files[0], f"{told}\n\n{files[0].read_text()}")
+    return [*publish(study, figure, table, mean, cut, seeds), *files]
 
 
 def _draw_one(left: Axes, right: Axes, place: int, curve: LossCurve, fox: LossCurve, along: pd.DataFrame) -> None:
@@ -107,17 +122,17 @@ def _draw_one(left: Axes, right: Axes, place: int, curve: LossCurve, fox: LossCu
     style, fill = style_of(curve.model), "none" if curve.axes else "full"
     same: dict[str, Any] = dict(color=style.colour, marker=style.marker, fillstyle=fill)
     whole = Estimate(0.0, 0.0) if curve is fox else difference(curve, fox)
-    left.hlines(place, *(whole.interval or (whole.effect, whole.effect)), color=style.colour, linewidth=1.2)
-    left.plot(whole.effect, place, **same, markersize=5)
+    left.hlines(place, *(whole.interval or (whole.effect, whole.effect)), color=style.colour, linewidth=1.8)
+    left.plot(whole.effect, place, **same, markersize=6.5)
     if curve is not fox:
         every = max(1, len(along) // 4)
         at, some = (along["first"] + along["last"]) / 2, (place % every, every)
-        (drawn,) = right.plot(at, along["behind"], **same, linewidth=1.2, markersize=4, markevery=some)
+        (drawn,) = right.plot(at, along["behind"], **same, linewidth=1.5, markersize=5, markevery=some)
         drawn.set_dashes((1.0, 1.0) if curve.axes else style.dashes or (None, None))
 
 
 def _size(count: int) -> str:
-    return f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count / 1e3:.0f}k"
+    return f"{count / 1e6:.3g}M" if count >= 1e6 else f"{count / 1e3:.0f}k"
 
 
 def _along(curve: LossCurve, fox: LossCurve) -> pd.DataFrame:
@@ -130,23 +145,215 @@ def _along(curve: LossCurve, fox: LossCurve) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["first", "last", "behind", "low", "high"])
 
 
+class Measure(NamedTuple):
+    """A column of what another figure has stored: `cells` by model, and how many points each is `behind` FoX (Pro)."""
+
+    column: Column
+    cells: dict[str, Any]
+    behind: dict[str, Estimate]
+
+
+def _more_context(study: Study) -> Iterator[Measure]:
+    found = context_losses(study)
+    first = next(iter(found.values()))
+    start, end = first.inside[-1], int(first.contexts_C[-1])
+    column = Column("more_context", f"same tokens, {tokens(start)} to {tokens(end)} of context", 4, "lower", "signed")
+    if end > start:
+        yield Measure(column, {model: context_use.change(losses, start, end) for model, losses in found.items()}, {})
+
+
+def _needles(study: Study) -> Iterator[Measure]:
+    if CHOICE not in (kinds := measures(study)):
+        return
+    found = kinds[CHOICE]
+    for mode in found.modes:
+        rows = {model: found.of(model=model, mode=mode, high=study.train_len) for model in found.labels}
+        behind = {model: found.difference(rows[FOX], own) for model, own in rows.items() if FOX in rows and model != FOX}
+        column = Column(f"needle_{mode}", f"{mode} needle, chosen of ten (%)", 1, "higher")
+        yield Measure(column, {model: found.mean_of(own) for model, own in rows.items()}, behind)
+
+
+def _last_words(study: Study) -> Iterator[Measure]:
+    found, right = last_words.last_words(study), partial(last_words.compare, "right")
+    behind = {m: right((1.0, found[FOX]), (-1.0, own)) for m, own in found.items() if FOX in found and m != FOX}
+    yield Measure(Column("words", "last words (%)", 1, "higher"), {m: right((1.0, own)) for m, own in found.items()}, behind)
+
+
+def _recall(study: Study) -> Iterator[Measure]:
+    for keys, own in mqar.shares(study).items():
+        cells: dict[str, Any] = {str(model): each.to_numpy() for model, each in own.dropna().groupby("model")}
+        yield Measure(Column(f"keys_{keys}", f"{keys} keys recalled (%)", 1, "higher"), cells, {})
+
+
+def _speed(study: Study) -> Iterator[Measure]:
+    rows = measured(study, FOX)
+    column = Column("steps", f"training steps, {rows['machine'].iloc[0]} (tokens/s)", 0)
+    yield Measure(column, dict(zip(rows["model"], rows["tokens_per_s"], strict=True)), {})
+
+
+def _decoding(study: Study) -> Iterator[Measure]:
+    rows = generation.timed(study)[0].query("seq_len == seq_len.max()")
+    column = Column("decoding", f"decoding after {tokens(rows['seq_len'].iloc[0])}, {rows['machine'].iloc[0]} (tokens/s)", 0)
+    yield Measure(column, dict(zip(rows["model"], rows["decode"], strict=True)), {})
+
+
+TRAINED = {"context_use": _more_context, "fig4_needle": _needles, "last_words": _last_words}
+ELSEWHERE = TRAINED | {"mqar": _recall, "table6_throughput": _speed, "generation": _decoding}
+"""Figures that measured some of these models: these trainings, others (on recall), and fresh weights."""
+
+
+@lru_cache(maxsize=8)
+def elsewhere(study: Study) -> dict[str, list[Measure]]:
+    """Return what other figures have stored of the models drawn here, by figure; nothing where it cannot be drawn."""
+    found: dict[str, list[Measure]] = {}
+    runs, models = {line.run_id for line in study.lines}, {line.model for line in study.lines if not line.axes}
+    for stem, read in ELSEWHERE.items():
+        found[stem] = []
+        with suppress(ValueError):  # nothing is stored, or the figure itself says what is wrong
+            other = Study(study.results_dir, study.scale, stem)
+            own = models - {line.model for line in other.lines if stem in TRAINED and line.run_id not in runs}
+            for column, *both in read(other):
+                cells, behind = ({model: each[model] for model in each if model in own} for each in both)
+                found[stem] += [Measure(column, cells, behind)] if cells else []
+    return found
+
+
+def absent(study: Study, curves: Iterable[LossCurve]) -> str:
+    """Count the models that each figure has nothing of, where there are such."""
+    without = [
+        s for c in curves for s, own in elsewhere(study).items() if c.axes or all(c.model not in each.cells for each in own)
+    ]
+    return ", ".join(f"{stem} {count}" for stem, count in Counter(without).items())
+
+
+def rates(study: Study, curves: Iterable[LossCurve]) -> str:
+    """Say which peak learning rates each model was trained at, at all scales of the size, and whether all were tried alike."""
+    specs = [read_run(path)["spec"] for path in study.results_dir.glob(f"{size_of(study.scale)}*/runs/*.json")]
+    tried: dict[tuple[float, ...], list[str]] = {}
+    for curve in curves:
+        own = _model(study.spec(curve.run_ids[0]))
+        found = {each["train"]["peak_lr"] for each in specs if each["model"]["kind"] == own.kind and _model(each) == own}
+        tried.setdefault(tuple(sorted(found)), []).append(name(curve))
+    parts = [f"{', '.join(map('{:g}'.format, found))}: {', '.join(tried[found])}" for found in sorted(tried)]
+    counts = {len(found) for found in tried}
+    alike = "one each, none was tuned here" if counts == {1} else "the same effort for all"
+    return f"Peak learning rates tried ({alike if len(counts) == 1 else 'not the same effort for all'}): {'; '.join(parts)}."
+
+
 def summary(study: Study) -> Table:
     """All models, the best first, each beside FoX (Pro) and beside the one above it; 95% intervals in square brackets."""
     fox, curves = ranking(study)
+    there = [measure for own in elsewhere(study).values() for measure in own]
     columns = [
-        Column("loss", "loss (nats)", 4, "lower"),
-        Column("behind_fox", "above FoX (Pro)", 4, style="signed"),
-        Column("behind_next", "above the row before", 4, style="signed"),
-        Column("kept", f"kept at {tokens(DECODED)} (millions)", 2),
-        Column("seeds", "seeds", 0),
-    ]
+        Column("loss", "loss (nats)", 4, "lower"), Column("behind_fox", "above FoX (Pro)", 4, style="signed"),
+        Column("behind_next", "above the row before", 4, style="signed"), Column("seeds", "seeds", 0),
+        Column("kept", f"kept at {tokens(DECODED)} (millions)", 2), *(measure.column for measure in there),
+    ]  # fmt: skip
     values: dict[str, list[Cell]] = {}
+    fewer = []
     for curve, before in zip(curves, (None, *curves), strict=False):
         behind = None if curve is fox else difference(curve, fox)
         above = None if before is None else difference(curve, before)
-        values[name(curve)] = [curve.inside, behind, above, kept(study, curve) / 1e6, len(curve.seeds)]
-    note = (
+        beside = {each.column.title: None if curve.axes else each.cells.get(curve.model) for each in there}
+        own = [curve.inside, behind, above, len(curve.seeds), kept(study, curve) / 1e6]
+        values[name(curve)] = [*own, *beside.values()]
+        counts = {what: cell.seeds for what, cell in beside.items() if isinstance(cell, Estimate)}
+        fewer += [f"{name(curve)}, {what}, {count}" for what, count in counts.items() if count < len(curve.seeds)]
+    notes = (
         f"{about(study)} Mean over {tokens(study.train_len)} tokens of context. "
-        "Two rows whose difference has an interval with 0 in it cannot be told apart. Learning rates are those of the scale."
+        "Two rows whose difference has an interval with 0 in it cannot be told apart.",
+        rates(study, curves),
+        f"Not measured, a dash or no column, of how many models: {missing}." if (missing := absent(study, curves)) else "",
+        f"Of fewer seeds: {'; '.join(fewer)}." if fewer else "",
     )
-    return over_seeds("Loss beside FoX (Pro)", columns, values, note)
+    return over_seeds("Loss beside FoX (Pro), and what other figures measured", columns, values, " ".join(filter(None, notes)))
+
+
+def _side(behind: Estimate) -> int:
+    """1 for ahead, -1 for behind, 0 where that cannot be told."""
+    return int(in_words(behind, "1", "-1", "0")) if behind.interval and behind.seeds_known else 0
+
+
+def _by(behind: Estimate, unit: str = "nats") -> str:
+    """Print how far apart two are, with interval and seeds."""
+    apart, digits = behind if behind.effect > 0 else behind.negative(), 3 if unit == "nats" else 1
+    ends = ", ".join(f"{end:.{digits}f}" for end in apart.interval or ()).replace("-", "\N{MINUS SIGN}")
+    return f"by {apart.effect:.{digits}f} {unit} [{ends or 'not known'}] ({apart.seeds} seed{'s' * (apart.seeds > 1)})"
+
+
+def _placed(behind: Mapping[str, Estimate], unit: str = "nats") -> tuple[bool, str]:
+    """Say who is ahead of FoX (Pro), who cannot be told from it and who is behind; first, whether it is first alone."""
+    order = sorted(behind, key=lambda each: behind[each].effect)
+    ahead, level, last = ([each for each in order if _side(behind[each]) == side] for side in (1, 0, -1))
+    if len(level) == len(order):
+        return False, f"none of {len(order)} others can be told from FoX (Pro)"
+    ends = dict.fromkeys(last[:1] + last[-1:])
+    far = {each: f"{each} {_by(behind[each], unit)}" for each in order}
+    parts = (
+        f"ahead of FoX (Pro): {', '.join(far[each] for each in ahead)}" if ahead else "no model is ahead of FoX (Pro)",
+        f"not told from it: {', '.join(level)}" if level else "",
+        f"behind it: {len(last)}, {' to '.join(far[each] for each in ends)}" if last else "none is behind it",
+    )
+    return not (ahead or level), "; ".join(filter(None, parts))
+
+
+def findings(study: Study) -> list[str]:
+    """Five sentences to take away, first those that FoX (Pro), or who trusts these rows, would rather not hear."""
+    fox, curves = ranking(study)
+    rest, others = [curve for curve in curves if curve is not fox], elsewhere(study)
+    alone, placed = _placed({name(curve): difference(curve, fox) for curve in rest})
+    told = [(alone, f"In loss within the training context ({tokens(fox.train_len)} tokens), {placed}.")]
+    told += [_beyond(fox, rest, others["context_use"]), _state(study, fox, rest), _retrieval(others), _limits(study, curves)]
+    return [sentence for _, sentence in sorted(told, key=lambda each: each[0])]
+
+
+def _beyond(fox: LossCurve, rest: Iterable[LossCurve], given: Iterable[Measure]) -> tuple[bool, str]:
+    if fox.length == fox.train_len:
+        return False, "Beyond the training context nothing was measured."
+    alone, placed = _placed({name(curve): difference(curve, fox, fox.train_len + 1, fox.length) for curve in rest})
+    parts = [f"In loss beyond the training context, up to {tokens(fox.length)} tokens, {placed}"]
+    for column, cells, _ in given:
+        words = {1: "helps", -1: "harms", 0: "cannot be told to do either to"}
+        sides = {verb: [model for model in cells if _side(cells[model]) == side] for side, verb in words.items()}
+        told = [f"{verb} {', '.join(map(title, models))}" for verb, models in sides.items() if models]
+        own = f", with FoX (Pro) by {with_interval(cells[FOX], 'nats')}" if FOX in cells else ""
+        parts.append(f"more context ({column.title}{own}) {', '.join(told)}")
+        alone &= FOX in sides["helps"]
+    return alone, f"{'; '.join(parts)}."
+
+
+def _state(study: Study, fox: LossCurve, rest: Iterable[LossCurve]) -> tuple[bool, str]:
+    apart = {curve: difference(curve, fox) for curve in rest}
+    size = {curve: kept(study, curve) for curve in (fox, *apart)}
+    parts = [f"To decode {DECODED:,} tokens FoX (Pro) keeps {_size(size[fox])} numbers"]
+    for best in [curve for curve in apart if kept(study, curve, 2 * DECODED) == size[curve]][:1]:
+        place = ("not told from it, apart", "ahead of it", "behind it")[_side(apart[best])]
+        parts.append(f"{name(best)}, the best with a state of fixed size, {_size(size[best])}, is {place} {_by(apart[best])}")
+    less = sorted((curve for curve in apart if size[curve] < size[fox] and _side(apart[curve]) >= 0), key=size.__getitem__)
+    least = f"are not behind it, of which {name(less[0])} keeps least, {_size(size[less[0]])}" if less else ""
+    parts.append(f"{len(less)} that keep less {least}" if less else "all that keep less are behind it")
+    return not less, f"{'; '.join(parts)}."
+
+
+def _retrieval(others: Mapping[str, list[Measure]]) -> tuple[bool, str]:
+    parts, best = [], True
+    for column, cells, behind in (each for own in others.values() for each in own if each.behind and FOX in each.cells):
+        alone, placed = _placed({title(model): each for model, each in behind.items()}, "points")
+        parts.append(f"{column.title.removesuffix(' (%)')} ({cells[FOX].effect:.1f}% with FoX (Pro)), {placed}")
+        best &= alone
+    for column, cells, _ in others["mqar"][-1:]:
+        shares = {title(model): float(np.mean(cell)) for model, cell in cells.items()}
+        shown = ", ".join(f"{model} {shares[model]:.1f}" for model in sorted(shares, key=lambda each: -shares[each]))
+        parts.append(f"{column.title}, by small models trained to: {shown}")
+        best &= shares.get(title(FOX)) == max(shares.values())
+    return best and bool(parts), f"In {'. In '.join(parts) or 'retrieval nothing was measured'}."
+
+
+def _limits(study: Study, curves: list[LossCurve]) -> tuple[bool, str]:
+    once = sum(len(curve.seeds) == 1 for curve in curves)
+    parts = [f"{once} of {len(curves)} models have one seed, and intervals by the spread of others"] if once else []
+    parts += [f"models that figures did not measure: {missing}"] if (missing := absent(study, curves)) else []
+    return (
+        not parts,
+        f"Not known: {'; '.join(parts) or 'nothing; all models have several seeds, and figures measured them all'}.",
+    )

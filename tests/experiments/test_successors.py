@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from pydantic import TypeAdapter
 
+from analysis.statistics import Estimate
 from experiments.beyond import successors
 from experiments.recipes import model_spec
 from experiments.scales import get_scale
@@ -22,23 +23,77 @@ def spec_of(name, **changes):
     return json.loads(TypeAdapter(ModelSpec).dump_json(model_spec(name, TINY, 512, changes)))
 
 
-def study(tmp_path, models=ABOVE):
-    store, rng = synthetic.Store(tmp_path, train_len=128), np.random.default_rng(0)
+def filled(folder, models=ABOVE, *, seeds=2, beyond=0.0, length=512, lines=True):
+    """Models above FoX (Pro) by so much, and by `beyond` more beyond the training context."""
+    store, rng = synthetic.Store(folder, train_len=128), np.random.default_rng(0)
     texts = rng.normal(0.0, 0.2, (8, 16))
-    base = synthetic.curve("mamba2", 128, 512)
+    base = synthetic.curve("mamba2", 128, 512)[:length]
 
     def add(label, model, above, spec, axes):
-        for seed in range(2):
-            own = base + above + 0.002 * seed
+        for seed in range(seeds):
+            own = base + above + 0.002 * seed + (beyond if above else 0.0) * (np.arange(length) >= 128)
             mean, bands = synthetic.documents_of(own, rng, texts)
             kinds = [("per_token_loss", synthetic.loss_rows(mean, bands))]
             store.add("successors", label, kinds, model=model, seed=seed, spec=spec, axes=axes, name=f"{label} {model}")
 
     for model, above in models.items():
         add(model, model, above, spec_of(model), {})
-    base_of = dict(rope_base=successors.LARGER_BASE)
-    add("RoPE base 5e+06", "transformer_pro", 0.3, spec_of("transformer_pro", **base_of), base_of)
-    return store.study("successors")
+    if lines:
+        base_of = dict(rope_base=successors.LARGER_BASE)
+        add("RoPE base 5e+06", "transformer_pro", 0.3, spec_of("transformer_pro", **base_of), base_of)
+    return store
+
+
+def study(tmp_path, models=ABOVE):
+    return filled(tmp_path, models).study("successors")
+
+
+def beside(store, stem, rows_of, *, seeds=2, name="{0} {0}", **how):
+    """Add another figure's rows of models, of the trainings that are drawn or of others that are called otherwise."""
+    for model, rows in rows_of.items():
+        for seed in range(seeds):
+            kind = {
+                "fig4_needle": "needle_choice",
+                "mqar": "recall",
+                "table6_throughput": "throughput",
+                "generation": "throughput",
+            }
+            own = [(kind.get(stem, stem), rows(seed) if callable(rows) else rows)]
+            store.add(stem, model, own, model=model, seed=seed, spec=spec_of(model), name=name.format(model), **how)
+    store.study(stem)  # writes its lines
+
+
+def gains(gain):
+    return synthetic.context_rows(lambda c: 3.0 - gain * np.log2(c), np.random.default_rng(0))
+
+
+def chosen(share):
+    return synthetic.choice_rows(np.random.default_rng(0), share, train_len=128, lengths=(64, 128, 256), modes=("easy",))
+
+
+def said(share):
+    return synthetic.word_rows(np.random.default_rng(0), share, 0.05)
+
+
+RULE = {"anywhere": False, "words": 200, "near": 20, "common": 500}
+
+
+def recalled(store, share_of, keys=16):
+    for model, share in share_of.items():
+        rows = pd.DataFrame({"num_correct": [100 * share], "num_stale": 0, "num_queries": 100})
+        task = {"recall": {"num_symbols": 16, "num_keys": keys, "pairs_first": True}}
+        how = dict(data=task, axes={"num_keys": keys}, spec=spec_of(model, hidden_size=64), name=f"mqar {model}")
+        store.add("mqar", f"{keys} keys", [("recall", rows)], model=model, **how)
+    store.study("mqar")
+
+
+def told(store):
+    return successors.findings(store.study("successors"))
+
+
+def one_of(sentences, word):
+    (found,) = [each for each in sentences if word in each]
+    return found
 
 
 def test_models_are_ranked_and_neighbours_told_apart_only_where_they_can_be(tmp_path):
@@ -48,7 +103,7 @@ def test_models_are_ranked_and_neighbours_told_apart_only_where_they_can_be(tmp_
         "Gated DeltaNet",
         "Kimi Delta Attention",
         "Mamba-2",
-        "Transformer (Pro), RoPE base 5e+06",
+        "Transformer (Pro) with RoPE base 5e+06",
     ]
     for label, (model, above) in zip(list(table.rows)[1:4], list(ABOVE.items())[1:], strict=True):
         assert table.rows[label][1] == pytest.approx(above, abs=0.02), model
@@ -56,15 +111,15 @@ def test_models_are_ranked_and_neighbours_told_apart_only_where_they_can_be(tmp_
     low, high = table.ranges["Kimi Delta Attention"][2]
     assert low < 0 < high
     assert table.ranges["Mamba-2"][2][0] > 0
-    assert [row[4] for row in table.rows.values()] == [2] * 5
+    assert [row[3] for row in table.rows.values()] == [2] * 5
 
 
 def test_numbers_kept_are_those_of_the_spec_that_was_trained(tmp_path):
     table = successors.summary(study(tmp_path))
     layers, d, T = TINY.num_layers, TINY.hidden_size, successors.DECODED
-    assert table.rows["Gated DeltaNet"][3] * 1e6 == pytest.approx(layers * d * (64 + 2 * 4))
-    assert table.rows["Kimi Delta Attention"][3] * 1e6 == pytest.approx(layers * d * (128 + 3 * 4))
-    assert table.rows["Transformer (Pro), RoPE base 5e+06"][3] * 1e6 > 2 * layers * d * T
+    assert table.rows["Gated DeltaNet"][4] * 1e6 == pytest.approx(layers * d * (64 + 2 * 4))
+    assert table.rows["Kimi Delta Attention"][4] * 1e6 == pytest.approx(layers * d * (128 + 3 * 4))
+    assert table.rows["Transformer (Pro) with RoPE base 5e+06"][4] * 1e6 > 2 * layers * d * T
 
 
 def test_the_picture_holds_every_band_of_every_series(tmp_path, monkeypatch):
@@ -83,3 +138,177 @@ def test_the_picture_holds_every_band_of_every_series(tmp_path, monkeypatch):
 def test_without_fox_there_is_nothing_to_stand_beside(tmp_path):
     with pytest.raises(ValueError, match=r"FoX \(Pro\) is not among the stored runs"):
         successors.draw(study(tmp_path, {"mamba2": 0.2}))
+
+
+@pytest.mark.parametrize(
+    ("models", "words", "welcome"),
+    [
+        ({"fox_pro": 0.0, "mamba2": 0.2}, "no model is ahead of FoX (Pro); behind it: 1, Mamba-2 by 0.", True),
+        ({"fox_pro": 0.0, "mamba2": -0.2}, "ahead of FoX (Pro): Mamba-2 by 0.1", False),
+        ({"fox_pro": 0.0, "mamba2": 0.2, "hgrn2": 0.4}, "behind it: 2, Mamba-2 by 0.", True),
+        ({"fox_pro": 0.0, "mamba2": 0.0001}, "none of 1 others can be told from FoX (Pro)", False),
+        ({"fox_pro": 0.0, "mamba2": 0.0001, "hgrn2": 0.2}, "FoX (Pro); not told from it: Mamba-2; behind it: 1, HGRN2", False),
+        ({"fox_pro": 0.0, "mamba2": 0.0001, "hgrn2": -0.2}, "not told from it: Mamba-2; none is behind it", False),
+    ],
+)  # fmt: skip
+def test_who_is_ahead_level_and_behind_is_said_with_interval_and_seeds(tmp_path, models, words, welcome):
+    sentences = told(filled(tmp_path, models, lines=False))
+    own = one_of(sentences, "In loss within the training context (128 tokens)")
+    assert words in own
+    assert ("(2 seeds)" in own) is ("none of" not in own) and ("to HGRN2 by 0." in own) is ("behind it: 2" in own)
+    last = max(index for index, each in enumerate(sentences) if "was not measured" in each or "nothing was" in each)
+    assert (sentences.index(own) > last) is welcome, "what FoX would rather not hear comes first"
+
+
+def test_what_has_no_known_noise_is_told_from_nothing():
+    assert [successors._side(Estimate(effect, 0.1)) for effect in (-1.0, 0.1, 1.0)] == [1, 0, -1]
+    assert successors._side(Estimate(1.0)) == successors._side(Estimate(1.0, 0.1, seeds_known=False)) == 0
+    assert "[not known]" in successors._by(Estimate(1.0))
+
+
+def test_losses_beyond_the_context_are_a_sentence_of_their_own(tmp_path):
+    models = {"fox_pro": 0.0, "mamba2": 0.1, "hgrn2": 0.3}
+    own = one_of(told(filled(tmp_path / "a", models, beyond=-0.5, lines=False)), "beyond the training context")
+    assert "up to 512 tokens, ahead of FoX (Pro): Mamba-2 by 0.39" in own and "HGRN2 by 0.2" in own
+    own = one_of(told(filled(tmp_path / "b", models, beyond=0.5, lines=False)), "beyond the training context")
+    assert "no model is ahead of FoX (Pro); behind it: 2, Mamba-2 by 0.6" in own
+    short = told(filled(tmp_path / "c", models, length=128, lines=False))
+    assert "Beyond the training context nothing was measured." in short
+
+
+def test_more_context_helps_harms_or_cannot_be_told_to(tmp_path):
+    store = filled(tmp_path, {"fox_pro": 0.0, "mamba2": 0.2, "hgrn2": 0.3}, lines=False)
+    beside(
+        store, "context_use", {"fox_pro": gains(0.1), "mamba2": gains(-0.1), "hgrn2": gains(0.0)}, evaluation={"targets": 32}
+    )
+    sentences = told(store)
+    own = one_of(sentences, "more context")
+    assert "helps FoX (Pro), harms Mamba-2, cannot be told to do either to HGRN2" in own
+    assert "same tokens, 64 to 992 of context, with FoX (Pro) by \N{MINUS SIGN}0.39" in own
+    table = successors.summary(store.study("successors"))
+    assert [row[-1] is None for row in table.rows.values()] == [False] * 3
+    assert table.rows["FoX (Pro)"][-1] == pytest.approx(-0.1 * np.log2(992 / 64), abs=0.01)
+    for gain, words in ((-0.1, "harms FoX (Pro)"), (0.0, "cannot be told to do either to FoX (Pro)")):
+        store = filled(tmp_path / words, {"fox_pro": 0.0, "mamba2": 0.2}, lines=False)
+        beside(store, "context_use", {"fox_pro": gains(gain)}, evaluation={"targets": 32})
+        again = told(store)
+        assert again.index(one_of(again, words)) < again.index(one_of(again, "within"))
+    assert sentences.index(own) > sentences.index(one_of(sentences, "Not known"))
+
+
+@pytest.mark.parametrize(
+    ("models", "words"),
+    [
+        ({"mamba2": 0.2}, "Mamba-2, the best with a state of fixed size, 139k, is behind it by 0.2"),
+        ({"mamba2": -0.2, "hgrn2": 0.2}, "is ahead of it by 0.1"),
+        ({"mamba2": 0.0001}, "is not told from it, apart by 0.0"),
+        ({"mamba2": 0.2, "hgrn2": 0.3}, "all that keep less are behind it"),
+        ({"mamba2": 0.0001, "hgrn2": 0.3}, "1 that keep less are not behind it, of which Mamba-2 keeps least, 139k"),
+        ({"alibi_pro": -0.2}, "numbers; all that keep less are behind it"),
+        ({"transformer_pro": 0.2}, "numbers; all that keep less are behind it"),
+    ],
+)
+def test_what_a_small_state_costs_is_said(tmp_path, models, words):
+    assert words in one_of(told(filled(tmp_path, {"fox_pro": 0.0} | models, lines=False)), "To decode 16,384 tokens")
+
+
+@pytest.mark.parametrize(
+    ("shares", "recall", "words", "welcome"),
+    [
+        ((0.8, 0.2), (1.0, 0.5), ["no model is ahead of FoX (Pro)", "FoX (Pro) 100.0, Mamba-2 50.0"], True),
+        ((0.2, 0.8), (1.0, 0.5), ["ahead of FoX (Pro): Mamba-2 by ", "points ["], False),
+        ((0.5, 0.5), (1.0, 0.5), ["none of 1 others can be told from FoX (Pro)"], False),
+        ((0.8, 0.2), (0.5, 1.0), ["16 keys recalled (%), by small models trained to: Mamba-2 100.0, FoX (Pro) 50.0"], False),
+    ],
+)
+def test_retrieval_is_told_from_needles_last_words_and_recall(tmp_path, shares, recall, words, welcome):
+    store, models = filled(tmp_path, {"fox_pro": 0.0, "mamba2": 0.2}, lines=False), ("fox_pro", "mamba2")
+    beside(store, "fig4_needle", dict(zip(models, map(chosen, shares), strict=True)), evaluation={"mode": "easy"})
+    beside(store, "last_words", dict(zip(models, map(said, shares), strict=True)), evaluation=RULE)
+    recalled(store, dict(zip(models, recall, strict=True)))
+    sentences = told(store)
+    own = one_of(sentences, "easy needle, chosen of ten")
+    assert all(each in own for each in words) and "In last words (" in own
+    assert (sentences.index(own) > sentences.index(one_of(sentences, "Not known"))) is welcome
+    again = one_of(told(filled(tmp_path / "none", {"fox_pro": 0.0, "mamba2": 0.2}, lines=False)), "retrieval")
+    assert again == "In retrieval nothing was measured."
+
+
+def test_a_dash_stands_where_nothing_was_measured_and_the_note_says_of_whom(tmp_path):
+    store = filled(tmp_path, {"fox_pro": 0.0, "transformer_pro": 0.2, "hgrn2": 0.3}, seeds=3)
+    beside(store, "last_words", {"fox_pro": said(0.5)}, seeds=3, evaluation=RULE)
+    beside(store, "last_words", {"transformer_pro": said(0.4)}, seeds=2, evaluation=RULE)
+    beside(store, "last_words", {"hgrn2": said(0.3)}, name="another training of {0}", evaluation=RULE)
+    table = successors.summary(store.study("successors"))
+    assert [column.key for column in table.columns][5:] == ["words"]
+    assert {name: row[5] is None for name, row in table.rows.items()} == {
+        "FoX (Pro)": False, "Transformer (Pro)": False, "HGRN2": True, "Transformer (Pro) with RoPE base 5e+06": True,
+    }  # fmt: skip
+    missing = "context_use 4, fig4_needle 4, mqar 4, table6_throughput 4, generation 4, last_words 2"
+    assert (
+        f"of how many models: {missing}." in table.note
+        and "Of fewer seeds: Transformer (Pro), last words (%), 2." in table.note
+    )
+    own = one_of(told(store), "Not known")
+    assert own == f"Not known: models that figures did not measure: {missing}."
+    once = one_of(told(filled(tmp_path / "once", {"fox_pro": 0.0, "mamba2": 0.2}, seeds=1, lines=False)), "Not known")
+    assert "2 of 2 models have one seed" in once
+
+
+def test_rows_that_the_other_figure_refuses_are_left_out(tmp_path):
+    store = filled(tmp_path, {"fox_pro": 0.0, "mamba2": 0.2}, lines=False)
+    rows = gains(0.1)
+    both = {"fox_pro": rows, "mamba2": rows[rows["context"] != 8]}
+    beside(store, "context_use", both, evaluation={"targets": 32})
+    assert len(successors.summary(store.study("successors")).columns) == 5
+    assert "more context" not in one_of(told(store), "beyond the training context")
+
+
+def test_where_all_was_measured_of_all_that_is_said(tmp_path):
+    store = filled(tmp_path, {"fox_pro": 0.0, "mamba2": 0.2}, lines=False)
+    both = ("fox_pro", "mamba2")
+    beside(store, "context_use", dict.fromkeys(both, gains(0.1)), evaluation={"targets": 32})
+    beside(store, "fig4_needle", dict.fromkeys(both, chosen(0.5)), evaluation={"mode": "easy"})
+    beside(store, "last_words", dict.fromkeys(both, said(0.5)), evaluation=RULE)
+    recalled(store, dict.fromkeys(both, 1.0))
+    speeds = {"fox_pro": synthetic.throughput_row(speed=50.0), "mamba2": synthetic.throughput_row(speed=80.0)}
+    beside(store, "table6_throughput", speeds, seeds=1, name="fresh {0}", evaluation={"mode": "train", "step": "stepper"})
+    for length in (256, 1024):
+        speeds = {m: synthetic.throughput_row(mode="generate", seq_len=length, speed=length / 8) for m in both}
+        how = dict(evaluation={"mode": "generate", "seq_len": length}, extras={"prefill_tokens_per_s": 9.0})
+        beside(store, "generation", speeds, seeds=1, name=f"{length} {{0}}", **how)
+    assert "Not known: nothing; all models have several seeds, and figures measured them all." in told(store)
+    table = successors.summary(store.study("successors"))
+    assert "Not measured" not in table.note
+    assert [column.key for column in table.columns][5:] == [
+        "more_context",
+        "needle_easy",
+        "words",
+        "keys_16",
+        "steps",
+        "decoding",
+    ]
+    assert table.rows["Mamba-2"][8:] == [100.0, 80.0, 128.0]
+
+
+@pytest.mark.parametrize(
+    ("rates", "words"),
+    [
+        ({}, "(one each, none was tuned here): 0.001: FoX (Pro), Mamba-2."),
+        ({"fox_pro": 2e-3}, "(not the same effort for all): 0.001: Mamba-2; 0.001, 0.002: FoX (Pro)."),
+        ({"fox_pro": 2e-3, "mamba2": 4e-3}, "(the same effort for all): 0.001, 0.002: FoX (Pro); 0.001, 0.004: Mamba-2."),
+    ],
+)
+def test_rates_tried_are_those_of_all_stored_runs_of_the_same_model(tmp_path, rates, words):
+    store = filled(tmp_path, {"fox_pro": 0.0, "mamba2": 0.2}, lines=False)
+    for model, rate in rates.items():
+        store.add("grid", "rate", [], model=model, scale="tiny-short", spec=spec_of(model), train={"peak_lr": rate}, name=model)
+    store.add("grid", "narrow", [], model="fox_pro", spec=spec_of("fox_pro", hidden_size=64), train={"peak_lr": 1.0}, name="n")
+    assert words in successors.summary(store.study("successors")).note
+
+
+def test_the_page_beside_the_picture_begins_with_the_sentences(tmp_path, pictures_of_a_dot):
+    own = filled(tmp_path).study("successors")
+    page = next(path for path in successors.draw(own) if path.suffix == ".md").read_text()
+    assert page.startswith("".join(f"1. {sentence}\n" for sentence in successors.findings(own)))
+    assert len(successors.findings(own)) == 5 and "| FoX (Pro) |" in page
