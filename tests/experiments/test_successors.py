@@ -289,6 +289,8 @@ def test_where_all_was_measured_of_all_that_is_said(tmp_path):
         "decoding",
     ]
     assert table.rows["Mamba-2"][8:] == [100.0, 80.0, 128.0]
+    needles = chosen(0.5)
+    assert table.rows["Mamba-2"][6] == pytest.approx(needles[needles["length"] <= 128]["right"].mean())
 
 
 @pytest.mark.parametrize(
