@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -172,6 +173,17 @@ def test_wall_attention_equals_flas_layer(specs):
         expected = WallAttention.forward(mixer, x)[0]
         for found in (mixer(x, None, None), mixer(x, DecodingCache(), None)):
             torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("length", "whole"), [(31, 32), (32, 32), (33, 64)])
+def test_wall_attention_fills_blocks_of_flas_kernels(length, whole, monkeypatch):
+    from models.wall_attention import module
+
+    lengths, attend = [], module.wall_attn.parallel_wall_attn
+    monkeypatch.setattr(module.wall_attn, "parallel_wall_attn", lambda *x: lengths.extend(y.shape[1] for y in x) or attend(*x))
+    q, k, v, g = torch.randn(4, 1, length, 2, 16)
+    torch.testing.assert_close(module.attend(q, k, v, -g.abs()), attend(q, k, v, -g.abs()))
+    assert lengths == [whole] * 4
 
 
 def test_wall_attention_takes_small_blocks_of_flas_kernels():
