@@ -19,7 +19,7 @@ from training.journal import Journal
 from training.optimizer import learning_rate, named_state
 from training.run_folder import RunFolder
 from training.signals import EXIT_FINISHED, EXIT_REQUEUE, StopRequest, Watchdog
-from training.spec import Execution, RunSpec, check_device
+from training.spec import Execution, RunSpec, check_capability, check_device
 from training.step import Batch, Meter, batches_on, build_stepper
 
 
@@ -33,7 +33,10 @@ def train(
     what the user can mend (nothing has been computed then) and OSError for a full disk (checkpoints stay whole)."""
     folder = RunFolder.open(run_dir)
     spec = folder.read_spec()
-    check_device(spec, pick_device(execution.device).type)
+    device = pick_device(execution.device)
+    check_device(spec, device.type)
+    if device.type == "cuda":
+        check_capability(spec, torch.cuda.get_device_capability(device))
     torch.manual_seed(spec.seed)
     stop = StopRequest(execution.max_hours)
     with join_world(execution.device, execution.hang_minutes) as world, folder.lock() if world.is_main else nullcontext():

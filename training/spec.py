@@ -103,6 +103,10 @@ class RunSpec:
         return RUN_SPEC.validate_json(text)
 
 
+FP32_REFUSED = {"delta_net": "DeltaNet kernels refuse", "path_fox": "PaTH kernels have no room for"}
+"""Kinds of models whose kernels take no fp32, and what to say of them."""
+
+
 @strict
 class Execution:
     """Ways to carry a run out. Nothing here changes its result beyond rounding, so none of it is part of its identity."""
@@ -163,9 +167,16 @@ def fitted(
 
 def check_device(spec: RunSpec, device: str) -> None:
     """Raise ValueError where the run cannot be computed on `device` (cpu, cuda)."""
-    if device.startswith("cuda") and spec.train.precision == "fp32" and spec.model.kind == "delta_net":
-        refused = f"{spec.name} at {spec.scale} is trained in fp32, which fla's DeltaNet kernels refuse on a GPU"
+    if device.startswith("cuda") and spec.train.precision == "fp32" and spec.model.kind in FP32_REFUSED:
+        refused = f"{spec.name} at {spec.scale} is trained in fp32, which fla's {FP32_REFUSED[spec.model.kind]} on a GPU"
         raise ValueError(f"{refused}: use --device cpu, or leave the model out with --only")
+
+
+def check_capability(spec: RunSpec, capability: tuple[int, int]) -> None:
+    """Raise ValueError where the gradients of fla's kernels are known to be wrong on a GPU of this compute capability."""
+    if capability[0] == 9 and spec.model.kind in ("gated_delta_net", "fox_hybrid"):
+        reason = "Triton up to 3.7.1 miscompiles the backward pass of fla's gated delta rule for Hopper GPUs"
+        raise ValueError(f"{spec.name} at {spec.scale} is not trained here: {reason}. Use another GPU or --device cpu")
 
 
 def micro_batch_size(spec: TrainSpec, world_size: int, micro_batch_tokens: int | None) -> int:

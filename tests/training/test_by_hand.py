@@ -24,7 +24,7 @@ from training import (
 )
 from training.distributed import World
 from training.run_folder import RunFolder
-from training.spec import Execution, TrainSpec, check_device, micro_batch_size
+from training.spec import Execution, TrainSpec, check_capability, check_device, micro_batch_size
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 1)
@@ -84,12 +84,22 @@ def test_sequences_that_do_not_divide_are_refused(world, tokens, words):
 
 @pytest.mark.parametrize(("device", "precision", "kind", "refused"), [
     ("cuda:0", "fp32", "delta_net", True), ("cuda", "bf16", "delta_net", False), ("cpu", "fp32", "delta_net", False),
-    ("cuda", "fp32", "mamba2", False),
+    ("cuda", "fp32", "mamba2", False), ("cuda", "fp32", "path_fox", True), ("cuda", "bf16", "path_fox", False),
 ])  # fmt: skip
 def test_what_a_gpu_cannot_train(device, precision, kind, refused):
     spec = SimpleNamespace(name="n", scale="s", train=SimpleNamespace(precision=precision), model=SimpleNamespace(kind=kind))
     with pytest.raises(ValueError, match="n at s is trained in fp32, which") if refused else contextlib.nullcontext():
         check_device(spec, device)
+
+
+@pytest.mark.parametrize(("capability", "kind", "refused"), [
+    ((9, 0), "gated_delta_net", True), ((9, 0), "fox_hybrid", True), ((9, 0), "delta_net", False),
+    ((9, 0), "kimi_delta_attention", False), ((8, 0), "gated_delta_net", False), ((10, 0), "fox_hybrid", False),
+])  # fmt: skip
+def test_what_triton_miscompiles_for_a_gpu(capability, kind, refused):
+    spec = SimpleNamespace(name="n", scale="s", model=SimpleNamespace(kind=kind))
+    with pytest.raises(ValueError, match="n at s is not trained here") if refused else contextlib.nullcontext():
+        check_capability(spec, capability)
 
 
 FOX = ForgettingTransformerSpec(vocab_size=16, hidden_size=32, num_layers=2, num_heads=2, mlp_width=32)
@@ -288,6 +298,8 @@ def test_a_training_looks_at_its_device_and_its_export_before_its_corpus(make_ru
 
     monkeypatch.setattr(loop, "pick_device", lambda name: did.append(name) or torch.device("cuda", 1))
     monkeypatch.setattr(loop, "check_device", lambda spec, device: did.append((spec == run.read_spec(), device)))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (device.index, 0))
+    monkeypatch.setattr(loop, "check_capability", lambda spec, capability: did.append((spec.name, capability)))
     monkeypatch.setattr(loop, "StopRequest", lambda hours: f"stops after {hours}")
     monkeypatch.setattr(loop, "join_world", join)
     monkeypatch.setattr(loop, "already_exported", lambda folder, spec, world: did.append(folder.path) or done)
@@ -296,5 +308,6 @@ def test_a_training_looks_at_its_device_and_its_export_before_its_corpus(make_ru
     how = Execution(device="cuda", hang_minutes=7.0, max_hours=3.0)
     assert loop.train(run.path, Path("c"), how, tokenizer="t", quiet=True) == (0 if done else 75)
     rest = [(Path("c"), "t"), ("corpus", how, World(0, 1, CPU), "stops after 3.0", True)]
-    assert did == ["cuda", (True, "cuda"), ("join", "cuda", 7.0), run.path, *([] if done else rest)]
+    looked = ["cuda", (True, "cuda"), (run.read_spec().name, (1, 0))]
+    assert did == [*looked, ("join", "cuda", 7.0), run.path, *([] if done else rest)]
     assert torch.initial_seed() == run.read_spec().seed
