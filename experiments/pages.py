@@ -115,13 +115,15 @@ class Facts:
             found["one" if most == 1 else "some" if fewest == 1 else "all"].append(name)
         return found
 
-    def trainings(self, scale: str = "mini") -> dict[str, int]:
-        """Count the trainings that are drawn, those whose weights nobody took down, and those of code that no commit has."""
+    def trainings(self, scale: str = "mini") -> dict[str, Any]:
+        """Count the trainings that are drawn, those whose weights nobody took down, and those of code that no commit has; and
+        name the models of those whose bits need not repeat."""
         studies = self._trained(scale).values()
         lines = {line.run_id: (line, study.runs[line.run_id]) for study in studies for line in study.lines if line.is_trained}
         unnamed = sum(line.weights is None for line, _ in lines.values())
         changed = sum(any(start.get("git_dirty") for start in record["starts"]) for _, record in lines.values())
-        return {"all": len(lines), "unnamed": unnamed, "changed": changed}
+        free = (line.model for line, run in lines.values() if not all(start.get("deterministic") for start in run["starts"]))
+        return {"all": len(lines), "unnamed": unnamed, "changed": changed, "varying": sorted(set(free))}
 
     def at_half(self) -> dict[str, LossCurve]:
         """Models of half the training tokens, each at its best peak learning rate."""
