@@ -100,7 +100,8 @@ def test_every_process_has_a_log(rank, name, tmp_path, monkeypatch):
 def test_a_job_gives_up_after_more_fruitless_starts_than_it_may_have(fruitless, given_up, tmp_path, monkeypatch):
     job = SimpleNamespace(folder=tmp_path, module="m", args=())
     start, ran = SimpleNamespace(job=job, max_restarts=2, withdrawn=False), []
-    monkeypatch.setattr(launcher, "signal", SimpleNamespace(SIGTERM=15, SIGUSR2=12, signal=lambda *given: None))
+    handlers: dict = {}
+    monkeypatch.setattr(launcher, "signal", SimpleNamespace(SIGTERM=15, SIGUSR2=12, signal=handlers.__setitem__))
     monkeypatch.setattr(launcher.Start, "own", lambda *given: start)
     monkeypatch.setattr(launcher.restarts, "progress_mark", lambda folder: "step-0")
     monkeypatch.setattr(launcher.runpy, "run_module", lambda name, **how: ran.append(name))
@@ -112,6 +113,16 @@ def test_a_job_gives_up_after_more_fruitless_starts_than_it_may_have(fruitless, 
         launcher.main()
     assert ran == ([] if given_up else ["m"])
     assert not given_up or left.value.code == restarts.GIVEN_UP
+    assert set(handlers) == {12, 15}
+    for number, handler in handlers.items():
+        with pytest.raises(SystemExit, match=r"^75$"):  # started again
+            handler(number, None)
+    start.withdrawn = True
+    for rank in ("0", "1"):  # in every process
+        monkeypatch.setenv("SLURM_PROCID", rank)
+        monkeypatch.setattr(launcher.sys, "argv", ["launcher", "record", "0"])
+        with pytest.raises(SystemExit, match=r"^3$"):
+            launcher.main()
 
 
 @pytest.mark.parametrize(("tokens", "speed", "left"), [
@@ -140,3 +151,33 @@ def test_parts_of_a_group_share_its_throttle(limit, jobs, whole, throttle, monke
     monkeypatch.setattr(one, "save", lambda: None)
     sender._submit(Batch(dict.fromkeys(range(jobs), TRAIN)), whole)
     assert asked == [throttle]
+
+
+def test_an_array_is_of_equal_kind_and_shape_and_of_times_within_four():
+    """A throttle is for all of them, whatever their times."""
+    of_time = [job(f"train:{minutes}", minutes) for minutes in (31, 32, 100, 127, 128, 33)]
+    others = [job("train:memory", 32, memory=1.5), job("train:gpus", 32, gpus=2), job("time:a", 32), job("evaluate:a", 32)]
+    names = [[each.key.split(":")[1] for each in group] for group in graph.groups([*of_time, *others], NODE)]
+    assert names == [["31"], ["32", "100", "127", "33"], ["128"], ["memory"], ["gpus"], ["a"], ["a"]]
+    throttled = graph.groups([*of_time, *others], replace(NODE, max_concurrent=2))
+    assert [len(group) for group in throttled] == [6, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("hours", "kind", "minutes"), [
+    (1.0, "train", 60), (1.001, "train", 61), (9.0, "train", 120), (9.0, "evaluate", 180), (0.0, "train", 10),
+    (0.2, "draw", 12), (0.1, "draw", 10),
+])  # fmt: skip
+def test_minutes_are_at_least_two_signals_and_at_most_the_limit(hours, kind, minutes):
+    """Five minutes before the end a job is told to save."""
+    assert graph._minutes(hours, kind, NODE) == minutes
+
+
+@pytest.mark.parametrize(("key", "needs", "waits"), [
+    ("evaluate:a-1:e", ("train:a-1", "prepare:c"), ("afterok", ["5_0"])),
+    ("evaluate:b-1:e", ("prepare:c",), ("afterok", ["4"])),
+    ("evaluate:c-1:e", ("train:c-1", "prepare:c"), ("afterok", ["4"])), ("time:a-1:t", (), ("afterok", [])),
+    ("draw:f:1", ("evaluate:a-1:e", "evaluate:b-1:e", "time:a-1:t"), ("afterany", ["6_0", "7"])),
+])  # fmt: skip
+def test_a_job_waits_for_its_training_or_else_for_all_that_it_needs(key, needs, waits):
+    ids = {"prepare:c": "4", "train:a-1": "5_0", "train:b-1": "5_1", "evaluate:a-1:e": "6_0", "time:a-1:t": "7"}
+    assert graph._dependency(replace(job(key, 60), needs=needs), ids) == waits

@@ -53,7 +53,10 @@ def test_kinds_take_over_what_holds_for_all(tmp_path):
 
 def test_scratch_may_name_variables(tmp_path, monkeypatch):
     monkeypatch.setenv("SOMEWHERE", "/scratch/me")
-    assert read_cluster(write(tmp_path, scratch='"$SOMEWHERE/fox"')).scratch == Path("/scratch/me/fox")
+    monkeypatch.chdir(tmp_path)
+    for text, found in (("$SOMEWHERE/fox", "/scratch/me/fox"), ("~/fox", "/home/me/fox"), ("fox", tmp_path / "fox")):
+        monkeypatch.setenv("HOME", "/home/me")
+        assert read_cluster(write(tmp_path, scratch=f'"{text}"')).scratch == Path(found)
 
 
 @pytest.mark.parametrize(

@@ -193,8 +193,9 @@ def test_the_end_of_a_job(tmp_path, monkeypatch, capfd, code, made, state, node,
     """It is requeued where it is to start again, and kept from its node after a crash; all of that is noted."""
     start, asked = start_of(tmp_path, 0), []
     epilogue.note_start(start, restarts.progress_mark(tmp_path))
-    if made:
-        (tmp_path / "export").mkdir()
+    start = replace(start, job=replace(start.job, makes=(tmp_path / "one", tmp_path / "two")))
+    for name in ("one", "two")[: 1 + made]:
+        (tmp_path / name).mkdir()
     monkeypatch.setattr(Start, "own", classmethod(lambda cls, record, entry: asked.append((record, entry)) or start))
     monkeypatch.setattr(epilogue, "broken_node", lambda start: node)
     for name, answer in (("state", state), ("requeue", complaint), ("without", "n1,n2"), ("avoid", taken)):
@@ -296,7 +297,7 @@ def test_what_is_in_a_snapshot(tmp_path):
     )
     (made / "mark").touch()
     assert snapshot(made.parent, tmp_path / "code") == made and (made / "mark").exists()
-    (tmp_path / "code/slurm/a.py").rename(tmp_path / "code/slurm/z.py")
+    (tmp_path / "code/slurm/a.py").rename(tmp_path / "code/slurm/b.py")  # in the same place of all
     assert snapshot(made.parent, tmp_path / "code") != made and len(list(made.parent.iterdir())) == 2
 
 

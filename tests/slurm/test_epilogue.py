@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,6 +80,10 @@ def test_a_broken_node_is_told_in_the_words_of_the_process_that_saw_it(tmp_path)
     start.job.log.parent.mkdir()
     start.job.log.write_text("--- job 7\n")
     start.job.log.with_suffix(".rank3.log").write_text("error: this node: cuda:3: 12 TFLOP/s\n")
+    for rank, text, ago in ((1, "error: this node: of an earlier start", 60), (5, "error: this node: of the first", 90)):
+        earlier = start.job.log.with_suffix(f".rank{rank}.log")
+        earlier.write_text(text)
+        os.utime(earlier, (time.time() - ago,) * 2)
     assert ended(start, restarts.BROKEN_NODE, "RUNNING") == ("again", "this node failed: cuda:3: 12 TFLOP/s")
 
 
