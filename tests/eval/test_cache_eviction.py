@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -149,3 +150,16 @@ def test_what_cannot_be_evicted_is_refused(tiny_fox, in_memory, bind, context, m
 
 def test_costs_follow_the_work(tiny_fox):
     assert SPEC.flops(tiny_fox()) == (2 * 3 + 1) * 200 * tiny_fox().flops_per_token(200)
+
+
+def test_keys_by_head_and_bytes_by_document():
+    """Two documents, of whose model the second and the fourth layer have gates, with two heads each, counted at two places."""
+    keys = [np.array([[4, 8], [1, 2]]), np.array([[2, 2], [3, 3]]), np.array([[2, 4], [1, 6]]), np.array([[2, 6], [4, 5]])]
+    evicting = SimpleNamespace(keys=keys, key_bytes=10, whole_bytes=8, spec=SimpleNamespace(positions=[4, 8]))
+    rows = pd.DataFrame(measure._counts(evicting, [1, 3])).set_index(["quantity", "document", "layer", "head", "position"])
+    assert rows["value"].to_dict() == {
+        ("keys", -1, 1, 0, 4): 3.0, ("keys", -1, 1, 1, 4): 1.0, ("keys", -1, 3, 0, 4): 2.0, ("keys", -1, 3, 1, 4): 3.5,
+        ("keys", -1, 1, 0, 8): 6.0, ("keys", -1, 1, 1, 8): 4.0, ("keys", -1, 3, 0, 8): 4.0, ("keys", -1, 3, 1, 8): 4.0,
+        ("bytes", 0, -1, -1, 4): 100.0, ("bytes", 1, -1, -1, 4): 90.0, ("bytes_of_all", -1, -1, -1, 4): 128.0,
+        ("bytes", 0, -1, -1, 8): 150.0, ("bytes", 1, -1, -1, 8): 210.0, ("bytes_of_all", -1, -1, -1, 8): 256.0,
+    }  # fmt: skip

@@ -1,9 +1,12 @@
 """Generation: batches of different lengths give what one prompt alone gives, and cached decoding what recomputing gives."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from eval.shell import generation
 from eval.shell.batching import batches, in_batches
 from eval.shell.context import Compute
 from eval.shell.generation import generate
@@ -106,3 +109,13 @@ def test_out_of_memory_halves_the_batch_and_names_a_hopeless_prompt(tiny_fox, mo
         generate(model, prompts, CPU, max_new_tokens=NEW)
     with pytest.raises(ValueError, match="no tokens"):
         generate(model, [[]], CPU, max_new_tokens=NEW)
+
+
+def test_an_answer_counts_its_prompt_and_all_that_it_may_be(monkeypatch):
+    """As `batch_tokens` says: new tokens included."""
+    seen = []
+    monkeypatch.setattr(generation, "recorded", lambda what, sizes, *given: seen.append((what, sizes)) or "recorded")
+    loaded = SimpleNamespace(tokenizer=SimpleNamespace(eos_id=None), model=None)
+    context = SimpleNamespace(compute=lambda precision: CPU)
+    assert generation.answered("needle", {"a": [1, 2, 3], "b": [4]}, loaded, context, None, 7) == "recorded"
+    assert seen == [("needle", {"a": 10, "b": 8})]

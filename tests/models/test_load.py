@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PhiConfig, PhiForCausalLM
+from transformers import logging as hf_logging
 
 from models.build import build_model, load_model
 from models.convert import save_authors
@@ -72,8 +73,9 @@ def refusal(folder: Path) -> str:
 
 def test_whole_folders_are_loaded_as_they_were_written(kind, folder, capfd):
     """Tied heads and non-persistent buffers, rotary frequencies say, are not in the file and need not be."""
+    verbosity = hf_logging.get_verbosity()
     model = load_model(folder)
-    assert not model.training
+    assert not model.training and hf_logging.get_verbosity() == verbosity
     stored = load_file(folder / "model.safetensors")
     ours = {name.replace("backbone.norm_f", "model.norm").replace("backbone.", "model."): t for name, t in stored.items()}
     state = model.state_dict()
@@ -185,3 +187,11 @@ def test_sharded_weights_are_read_and_a_lost_part_is_refused(written, tmp_path, 
 def test_a_name_that_is_nowhere_is_refused():
     with pytest.raises(ValueError, match=r"nobody/nothing: .*\n.*or a hub name"):
         load_model("nobody/nothing")
+
+
+@pytest.mark.parametrize("asked", [None, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
+def test_weights_keep_the_dtype_that_they_are_stored_in_unless_another_is_asked_for(tmp_path, stored, asked):
+    LlamaForCausalLM(LlamaConfig(**SMALL, **FOREIGN)).to(stored).save_pretrained(tmp_path)
+    assert {each.dtype for each in load_model(tmp_path, dtype=asked).parameters()} == {asked or stored}
+    assert {each.dtype for each in load_model(tmp_path).parameters()} == {torch.float32}

@@ -57,6 +57,7 @@ def test_any_causal_language_model_gets_its_own_losses(name, linear, tokens):
     expected = F.cross_entropy(model(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
     assert torch.allclose(losses.flatten(), expected, atol=1e-5)
     assert loss_module._has_linear_head(model) is linear
+    assert loss_module._probe_head(model.train()) is linear and model.training, "asked without dropout, and then as it was"
 
 
 def test_a_distributed_wrapper_gets_every_gradient(model, tokens, tmp_path):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import signal
 import sys
 from functools import partial
 from types import SimpleNamespace
@@ -62,6 +63,8 @@ def test_two_percent_of_a_norm_are_too_much(what):
     times.check(cheap, "ours", partial(attention, 1.018), 16, "open")
     with pytest.raises(RuntimeError, match=f"^{what} is off by 3.0e-02 of its norm"):
         times.check(cheap, "ours", partial(attention, 1.03), 16, "open")
+    with pytest.raises(RuntimeError, match=r"^o is off by nan of its norm"):
+        times.check(cheap, "ours", partial(attention, math.nan), 16, "open")
     assert math.isnan(times.check(STICK, BASELINE, print, 16, "long"))
 
 
@@ -203,3 +206,29 @@ def test_two_percent_are_too_much_of_a_decoded_token(monkeypatch):
             else:
                 with pytest.raises(RuntimeError, match=r"o is off by (2\.2e-02|nan)"):
                     decode.check(name, (9, 64, 2, 16), "cpu")
+
+
+def test_a_limit_is_of_its_own_work_alone(tmp_path, monkeypatch):
+    """Signals mean afterwards what they meant before, and what was measured until then is kept."""
+    handlers = [signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGTERM)]
+    with pytest.raises(times.TooLong, match="more than 60 s"), times.limited(60):
+        signal.raise_signal(signal.SIGALRM)
+    with times.limited(60):
+        assert signal.alarm(0) in (59, 60)
+        signal.alarm(60)
+    assert signal.alarm(0) == 0
+    kept = []
+    monkeypatch.setattr(times, "add", lambda kind, rows, device, **how: kept.append((kind, rows, how)))
+    monkeypatch.setattr(times.torch.cuda, "get_device_name", lambda: "GPU")
+    times.keep("decoding", [{"a": 1}, {"a": 2}], "x", "code", tmp_path)
+    times.keep("decoding", iter([]), "x", "", tmp_path)
+
+    def stopped():
+        yield {"a": 3}
+        signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        times.keep("decoding", stopped(), "x", "", tmp_path)
+    own = {"code": "", "folder": tmp_path}
+    assert kept == [("decoding", [{"a": 1}, {"a": 2}], own | {"code": "code"}), ("decoding", [{"a": 3}], own)]
+    assert handlers == [signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGTERM)]

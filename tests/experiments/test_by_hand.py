@@ -1,0 +1,218 @@
+"""Parts of collecting and drawing on rows of a few numbers, worked out by hand."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import LogNorm
+
+from analysis.study import Line
+from analysis.style import plt
+from experiments import collect, compare, restarts
+from experiments.beyond import cache_eviction, context_use, gate_worth
+from experiments.fox import table_lr_grid
+from experiments.stick_breaking import stick_cost
+from results import measured
+
+
+def test_heads_are_sorted_within_their_layer():
+    """Two layers of three heads, from the most forgetful up."""
+    index = pd.MultiIndex.from_product([(0, 1), (0, 1, 2)], names=["layer", "head"])
+    each = SimpleNamespace(heads=pd.DataFrame({"kept": [0.5, 0.25, 1.0, 0.75, 0.5, 0.125]}, index=index), model="fox_pro")
+    figure, axes = plt.subplots()
+    mesh = cache_eviction._heads(axes, each, LogNorm(1, 100))
+    assert mesh.get_array().reshape(3, 2).T.tolist() == [[25.0, 50.0, 100.0], [12.5, 50.0, 75.0]]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2"]
+    plt.close(figure)
+
+
+OLD = {"tiny/rows/needle/r-aa-xx.parquet": "1", "tiny/rows/throughput/r-bb.parquet": "2"}
+NEW = {"tiny/rows/needle/r-aa-yy.parquet": "3"}
+
+
+@pytest.mark.parametrize(("draw_these", "here", "files", "told"), [
+    (False, "xx", OLD, []), (False, "yy", OLD, ["a, seed 3 (yy; drawn: xx)"]), (False, None, OLD, []),
+    (True, "yy", {"tiny/rows/throughput/r-bb.parquet": "2"} | NEW, []), (True, None, OLD, []),
+])  # fmt: skip
+def test_a_line_stays_with_its_training_and_keeps_rows_of_fresh_models(monkeypatch, tmp_path, draw_these, here, files, told):
+    """Rows that it held of fresh models stay, also where it is drawn from another training than before."""
+    (tmp_path / "spec.json").touch()
+    monkeypatch.setattr(collect, "RunFolder", lambda run: SimpleNamespace(spec_file=tmp_path / "spec.json"))
+    monkeypatch.setattr(collect, "_keep_line", lambda *given: here)
+    monkeypatch.setattr(collect, "_files", lambda wanted, training, folder: NEW if training == "yy" else {})
+    monkeypatch.setattr(collect.store, "read_meta", lambda path: {"weights": path.stem.split("-")[-1] * 4})
+    line = Line("a", {}, "a", 3, "tiny", "r")
+    old = Line("a", {}, "a", 3, "tiny", "r", OLD, "xxxxxxxx")
+    collected = collect.Collected("fig")
+    spec = SimpleNamespace(results_dir=tmp_path, draw_these=draw_these)
+    found = collect._line(SimpleNamespace(line=line, run=tmp_path), old, spec, collected)
+    assert found.files == files and list(found.files)[-1] == list(files)[-1] and collected.beside == told
+    assert found.weights == ("y" if draw_these and here else "x") * 8
+
+
+def test_a_kernels_time_is_the_newest_and_as_a_multiple_of_the_same_run(tmp_path):
+    names = measured.SCHEMAS["stick_breaking"].columns
+    rows = [
+        dict(zip(names, (date, provider, operation, logits, "bfloat16", 4, 4096, 12, 64, ms, ms, ms, 1.0, 0.0), strict=True))
+        for date, base, ours in (("2025-01-01", 1.0, 4.0), ("2025-01-02", 2.0, 6.0))
+        for provider, logits, ms in ((stick_cost.BASELINE, "any", base), ("ours", "long", ours), ("ours", "short", 2 * ours))
+        for operation in ("forward", "forward+backward")
+    ]  # fmt: skip
+    measured.add("stick_breaking", rows[:6], "GPU", folder=tmp_path / measured.FOLDER.name)
+    measured.add("stick_breaking", rows[6:], "GPU", folder=tmp_path / measured.FOLDER.name)
+    found = stick_cost.kernel_times(SimpleNamespace(results_dir=tmp_path)).set_index(["provider", "logits"])
+    assert found["relative"].to_dict() == {(stick_cost.BASELINE, "any"): 1.0, ("ours", "long"): 3.0, ("ours", "short"): 6.0}
+    assert found["date"].unique().tolist() == ["2025-01-02"] and np.isclose(found["ms_q50"].sum(), 2 + 6 + 12)
+
+
+def event(kind: str, job: str = "5", mark: str = "a", **more: object) -> dict[str, object]:
+    return {"event": kind, "job": job, "mark": mark, **more}
+
+
+def test_starts_without_progress_are_the_latest_of_the_job_in_a_row():
+    start, other, of_another = event("start"), event("start", mark="b"), event("start", "6")
+    for events, count in (
+        ([], 0), ([start], 1), ([start, start], 2), ([other, start], 1), ([start, other], 0), ([start, other, start], 1),
+        ([start, event("end"), start], 2), ([start, of_another, start], 2), ([of_another], 0),
+        ([start, event("start", "6", "b")], 1),
+    ):  # fmt: skip
+        assert restarts.fruitless_starts(events, "5", "a") == count, events
+
+
+@pytest.mark.parametrize(("events", "ended"), [
+    ([], False), ([event("start")], False), ([event("end", action="done")], True), ([event("end", action="failed")], True),
+    ([event("end", action="again")], False), ([event("end", action="done"), event("start")], False),
+    ([event("end", action="done"), event("start", "6")], True), ([event("end", "6", action="done")], False),
+])  # fmt: skip
+def test_a_job_has_ended_where_nothing_of_it_comes_after(events, ended, tmp_path):
+    for each in events:
+        restarts.append(tmp_path / "journal", each["event"], **{name: each[name] for name in each if name != "event"})
+    with open(tmp_path / "journal", "a") as file:
+        file.write('{"event": "st')  # cut off in the middle of a write
+    assert restarts.has_ended(tmp_path / "journal", "5") is ended
+
+
+@pytest.mark.parametrize(("code", "fruitless", "action", "why"), [
+    (0, 9, "done", ""), (2, 0, "failed", ""), (3, 0, "failed", ""), (130, 0, "failed", "interrupted"),
+    (75, 3, "again", "saved, to go on"), (75, 4, "failed", "given up after 4 starts without progress: saved, to go on"),
+    (1, 3, "again", "exit code 1"), (-9, 0, "again", "killed by SIGKILL"), (137, 0, "again", "killed by SIGKILL"),
+    (143, 4, "failed", "given up after 4 starts without progress: killed by SIGTERM"), (76, 0, "again", "this node failed"),
+    (128, 0, "again", "exit code 128"), (255, 0, "again", "exit code 255"),
+])  # fmt: skip
+def test_what_becomes_of_a_task(code, fruitless, action, why):
+    assert restarts.decide(code, fruitless) == (action, why)
+
+
+@pytest.mark.parametrize(("log", "words"), [
+    ("", "its log says nothing"), ("a\n\nb\n\n", "b"), ("error: one\nb\nerror: two\nc\n", "error: two"),
+    ("ValueError: no\nb\n", "ValueError: no"), ("a\nsrun: error: task 0\n", "a"), ("a\n--- job 7 on n1\n", "a"),
+    ("a\nslurmstepd: *** JOB 7 CANCELLED ***\n", "a"), ("error: early\n" + "x" * 4000, "x" * 300),
+    ("error: " + "y" * 500, "error: " + "y" * 293),
+])  # fmt: skip
+def test_the_line_of_a_log_that_says_what_was_wrong(log, words, tmp_path):
+    assert restarts.last_words(tmp_path / "a.log") == "no log was written"
+    (tmp_path / "a.log").write_text(log)
+    assert restarts.last_words(tmp_path / "a.log") == words
+
+
+class Tried(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
+@pytest.mark.parametrize(("runs", "found"), [
+    # tokens in millions, rate, loss: the rates are those of the fewest tokens, and one of them is that of the most
+    ([(1, 1e-3, 2.5), (1, 2e-3, 2.4), (1, 4e-3, 2.6), (4, 1e-3, 2.0)], (0, 3, 1, ("1M", "4M"), False)),
+    ([(1, 1e-3, 2.5), (1, 2e-3, 2.6), (4, 2e-3, 2.0)], (1, 2, 0, ("1M", "4M"), True)),
+    ([(1, 1e-3, 2.5), (1, 2e-3, 2.4), (4, 2e-3, 2.0)], (1, 2, 1, ("1M", "4M"), True)),
+    ([(1, 1e-3, 2.5), (2, 4e-3, 2.0), (1, 2e-3, 2.4), (4, 2e-3, 2.0)], (2, 3, 2, ("1M", "4M"), True)),  # 2M: no rate tried
+    ([(1, 1e-3, 2.5), (1, 2e-3, 2.4), (1, 4e-3, 2.1, "another model"), (4, 1e-3, 2.0)], (0, 3, 1, ("1M", "4M"), True)),
+    ([(1, 1e-3, 2.5), (4, 1e-3, 2.0)], None), ([(1, 1e-3, 2.5), (1, 2e-3, 2.4), (4, 4e-3, 2.0)], None), ([], None),
+    ([(1, 1e-3, 2.5), (1, 2e-3, 2.4)], None),
+])  # fmt: skip
+def test_what_was_tried_of_a_model(monkeypatch, runs, found):
+    specs = {str(at): {"train": {"train_tokens": size * 10**6, "peak_lr": rate}, "model": more}
+             for at, (size, rate, _, *more) in enumerate(runs)}  # fmt: skip
+    curves = [Tried(run_ids=(str(at),), inside=run[2], model="fox_pro", length=64, train_len=64) for at, run in enumerate(runs)]
+    others = [Tried(run_ids=("0",), inside=0.0, model="mamba2", length=64, train_len=64),
+              Tried(run_ids=("0",), inside=0.0, model="fox_pro", length=63, train_len=64)]  # fmt: skip
+    monkeypatch.setattr(gate_worth, "loss_curves", lambda study: [*curves, *(others if runs else [])])
+    tried = gate_worth._tried(SimpleNamespace(spec=specs.get), "fox_pro")
+    assert tried == (found and (*(curves[at] for at in found[:3]), *found[3:]))
+
+
+@pytest.mark.parametrize(("sizes", "seq_len", "document_len", "contexts", "places"), [
+    ((8, 32, 64), 64, 256, (8, 16, 32, 40, 96, 224), (256, 224, 192, 160)),
+    ((24, 16, 9), 40, 80, (24, 25, 64), (80, 70, 60, 50)),
+    ((8, 16, 5), 40, 40, (8, 16, 24), (40, 35, 30, 25)), ((8, 16, 5), 40, 41, (8, 16, 24, 25), (41, 36, 31, 26)),
+    ((8, 16, 5), 64, 127, (8, 16, 32, 40, 48), (127, 112, 96, 80)),
+])  # fmt: skip
+def test_contexts_and_places_of_a_scale(monkeypatch, sizes, seq_len, document_len, contexts, places):
+    """Doublings up to half of the training context, five eighths of it, and what ends with 1, 2 or 4 times it and fits."""
+    monkeypatch.setattr(context_use, "sizes_at", lambda *given: sizes)
+    (spec,) = context_use.evals(SimpleNamespace(seq_len=seq_len, document_len=document_len, heldout_documents=9))
+    assert (spec.contexts, spec.places, spec.targets, spec.num_documents) == (contexts, places, sizes[1], min(sizes[2], 9))
+
+
+def test_what_was_trained_on_gpus_is_compared_once(monkeypatch):
+    """Finished runs alone; a CPU rounds as it likes."""
+
+    def folder(name: str) -> SimpleNamespace:
+        spec_file = SimpleNamespace(is_file=lambda: name != "none")
+        return SimpleNamespace(name=name, spec_file=spec_file, finished=name != "open", read_starts=lambda: name == "cpu")
+
+    folders = {name: folder(name) for name in ("gpu", "open", "cpu", "none", "other")}
+    monkeypatch.setattr(compare, "RunFolder", folders.get)
+    monkeypatch.setattr(compare, "trained_on_cpu", bool)
+    monkeypatch.setattr(compare, "compared", lambda folder, results_dir: [folder.name])
+    assert compare.on_gpus(["gpu", "open", "other", "cpu", "none", "gpu"], None) == ["gpu", "other"]
+
+
+@pytest.mark.parametrize(("stored", "own", "found"), [
+    ({"r-aa": "own"}, "own", "nothing"), ({"r-aa": "other"}, "own", "other"), ({"r-aa": None}, "own", None),
+    ({"r-aa": None}, None, None),
+    ({"r-aa": "own", "r-bb": "other"}, "own", "other"), ({"r-aa": "damaged", "r-bb": "other"}, "own", "other"),
+    ({"s-aa": "other"}, "own", "nothing"), ({}, "own", "nothing"), ({"r-aa": "other"}, None, "other"),
+])  # fmt: skip
+def test_the_stored_curve_of_a_run_is_of_another_training_or_of_weights_unknown(monkeypatch, tmp_path, stored, own, found):
+    rows = tmp_path / "tiny" / "rows" / "training_curve"
+    rows.mkdir(parents=True)
+    for name in stored:
+        (rows / f"{name}.parquet").touch()
+    monkeypatch.setattr(compare, "fault_of", lambda path: "damaged" if stored[path.stem] == "damaged" else None)
+    monkeypatch.setattr(compare, "read_rows", lambda path, types: (stored[path.stem], {"weights": stored[path.stem]}))
+    monkeypatch.setattr(compare, "read_run", lambda path: {"spec": {"seed": 1}, "starts": [path.name]})
+    folder = SimpleNamespace(read_spec=lambda: SimpleNamespace(scale="tiny", run_id="r"), weights=own)
+    assert compare.stored_training(folder, tmp_path) is None, "without its record"
+    (tmp_path / "tiny" / "runs").mkdir()
+    (tmp_path / "tiny" / "runs" / "r.json").touch()
+    told = compare.stored_training(folder, tmp_path)
+    if found == "nothing":
+        assert told is None
+    else:
+        assert (told.name, told.spec, told.steps, told.starts) == ("the stored run r", {"seed": 1}, found, ["r.json"])
+
+
+BEST, HIGH, LIMIT = ("fox_pro", 2e-3), ("fox_pro", 4e-3), table_lr_grid.UNSTABLE
+
+
+@pytest.mark.parametrize(("losses", "spikes", "told"), [
+    ((2.5, 2.4, 2.6), {BEST: 0.0, HIGH: LIMIT}, "FoX (Pro) {high} at 0.004, 0.0% at 0.002 (not unstable)."),
+    ((2.5, 2.4, 2.6), {BEST: 0.0, HIGH: 1.1 * LIMIT}, "FoX (Pro) {high} at 0.004, 0.0% at 0.002 (unstable)."),
+    ((2.5, 2.4, 2.6), {BEST: 0.5, HIGH: 0.5}, "FoX (Pro) 50.0% at 0.004, 50.0% at 0.002 (not unstable)."),
+    ((2.5, 2.4, 2.6), {BEST: 0.5, HIGH: 0.51}, "FoX (Pro) 51.0% at 0.004, 50.0% at 0.002 (unstable)."),
+    ((2.5, 2.4, 2.6), {BEST: 0.0}, "Training curves are not stored for FoX (Pro) at 0.004: whether these rates were unstable"),
+    ((2.5, 2.4, 2.6), {HIGH: 0.0}, "Training curves are not stored for FoX (Pro) at 0.004: whether these rates were unstable"),
+    ((2.6, 2.5, 2.4), {}, "a better one may lie beyond: FoX (Pro) (highest)."),
+    ((2.4, 2.5, 2.6), {("fox_pro", 1e-3): 0.0, HIGH: 0.0}, "a better one may lie beyond: FoX (Pro) (lowest). Steps"),
+])  # fmt: skip
+def test_what_is_said_of_the_rates_of_one_model(monkeypatch, losses, spikes, told):
+    curves = {rate: Tried(inside=loss) for rate, loss in zip((1e-3, 2e-3, 4e-3), losses, strict=True)}
+    monkeypatch.setattr(
+        table_lr_grid, "by_rate", lambda study: {"fox_pro": curves, "transformer_pro": {1e-3: Tried(inside=1.0)}}
+    )
+    monkeypatch.setattr(table_lr_grid, "_spikes", lambda study: spikes)
+    monkeypatch.setattr(table_lr_grid, "_as_good", lambda one, best: False)
+    said = table_lr_grid.rates_tried(None)
+    assert told.format(high=f"{spikes.get(HIGH, 0):.1%}") in said and "LLaMA" not in said
+    assert ("edge" in said) is (losses[1] != 2.4) and ("Steps after warm-up" in said) is (len(spikes) == 2)
