@@ -7,11 +7,12 @@ import pandas as pd
 import pytest
 from matplotlib.colors import LogNorm
 
+from analysis.names import title
 from analysis.study import Line
 from analysis.style import plt
 from experiments import collect, compare, restarts
 from experiments.beyond import cache_eviction, context_use, gate_worth
-from experiments.fox import table_lr_grid
+from experiments.fox import table6_throughput, table_lr_grid
 from experiments.stick_breaking import stick_cost
 from results import measured
 
@@ -216,3 +217,34 @@ def test_what_is_said_of_the_rates_of_one_model(monkeypatch, losses, spikes, tol
     said = table_lr_grid.rates_tried(None)
     assert told.format(high=f"{spikes.get(HIGH, 0):.1%}") in said and "LLaMA" not in said
     assert ("edge" in said) is (losses[1] != 2.4) and ("Steps after warm-up" in said) is (len(spikes) == 2)
+
+
+def test_longer_contexts_are_those_of_one_sequence_on_one_gpu_computed_whole(monkeypatch, tmp_path):
+    """The newest step of each model at the longest context that both were timed at; rows of other kinds come after them."""
+    one, other = table6_throughput.ORDER[0]
+    (tmp_path / measured.FOLDER.name / "training_steps").mkdir(parents=True)
+    plain = dict(scale="s", gpu="G", seq_len=256, gpus=1, sequences_per_gpu=1, micro_batches=1, prune=False,
+                 activation_checkpointing=False)  # fmt: skip
+    speeds = ((one, 1.0), (other, 2.0), (other, 1000.0), (one, 3000.0))
+    rows = [plain | dict(model=model, tokens_per_s=speed) for model, speed in speeds]
+    changes = [dict(gpus=2), dict(sequences_per_gpu=2), dict(micro_batches=2), dict(sequences_per_gpu=2, micro_batches=2),
+               dict(prune=True), dict(activation_checkpointing=True), dict(seq_len=64), dict(seq_len=128), dict(model="samba"),
+               dict(seq_len=512), dict(scale="t", seq_len=128), dict(gpu="H", model="samba")]  # fmt: skip
+    rows += [dict(plain, model=other, tokens_per_s=9e6) | change for change in changes]
+    rows += [dict(plain, model=one, tokens_per_s=9e6, seq_len=128)]
+    study = SimpleNamespace(results_dir=tmp_path, train_len=64)
+    assert table6_throughput.at_longer_contexts(study) == "No steps with a longer context are stored."
+    (tmp_path / measured.FOLDER.name / "training_steps" / "a.parquet").touch()
+    found = {"rows": rows, "here": {one: {"relative": 1.0}, other: {"relative": 2.0}}}
+    monkeypatch.setattr(table6_throughput, "read", lambda kind, folder: pd.DataFrame(found["rows"]))
+    monkeypatch.setattr(table6_throughput, "_paired", lambda study: found["here"])
+    text = table6_throughput.at_longer_contexts(study)
+    assert text == (
+        f"Steps of one sequence of 256 tokens at s on G: {title(one)} 3,000, {title(other)} 1,000 tokens/s. "
+        "Of the claim's 1 pairs that were timed at both, 1 are in its order there, 0 at 64 tokens here: "
+        "the order comes with the context, as attention's part of a step does."
+    )
+    found["here"] = {one: {"relative": 2.0}, other: {"relative": 1.0}}
+    assert table6_throughput.at_longer_contexts(study).endswith("1 are in its order there, 1 at 64 tokens here.")
+    found["rows"] = [dict(row, seq_len=64) for row in rows]
+    assert table6_throughput.at_longer_contexts(study) == "No steps with a longer context are stored."

@@ -19,10 +19,12 @@ from training import __main__ as command
 from training import (
     command_line,
     loop,
+    manifest,
     optimizer,
     step,
 )
 from training.distributed import World
+from training.lines import line
 from training.run_folder import RunFolder
 from training.spec import Execution, TrainSpec, check_capability, check_device, micro_batch_size
 
@@ -311,3 +313,59 @@ def test_a_training_looks_at_its_device_and_its_export_before_its_corpus(make_ru
     looked = ["cuda", (True, "cuda"), (run.read_spec().name, (1, 0))]
     assert did == [*looked, ("join", "cuda", 7.0), run.path, *([] if done else rest)]
     assert torch.initial_seed() == run.read_spec().seed
+
+
+@pytest.mark.parametrize(("finished", "tokens", "first_steps", "dates"), [
+    (True, None, [0], [0]), (True, 9, [0, 5], [0, 1]), (False, 100, [0, 5, 0, 7], [2, 3]), (False, 101, [0, 0], [1]),
+    (False, 99, [0, 5], None), (False, None, [], None), (True, 100, [5, 7], [0, 1]), (True, 100, [], []),
+])  # fmt: skip
+def test_what_results_keep_of_a_run(monkeypatch, tmp_path, finished, tokens, first_steps, dates):
+    """Its training has ended with its export or its last token, and begins with the newest start from nothing."""
+    train = SimpleNamespace(train_tokens=100)
+    spec = SimpleNamespace(train=train, run_id="r", scale="s", name="n", to_json=lambda: '{"a": 1}')
+    starts = [{"first_step": step, "date": at} for at, step in enumerate(first_steps)]
+    told = {"read_spec": spec, "last_row": None if tokens is None else {"tokens": tokens}, "read_starts": starts}
+    for name, value in (told | {"read_metrics": [{"loss": 3.0}, {"loss": 2.0}]}).items():
+        monkeypatch.setattr(RunFolder, name, lambda self, value=value: value)
+    for name, value in (("finished", finished), ("weights", "w")):
+        monkeypatch.setattr(RunFolder, name, property(lambda self, value=value: value))
+    loss = None if dates is None else 2.0
+    trainings = [] if dates is None else [{"weights": "w", "starts": dates, "final_loss": loss}]
+    told = {"run_id": "r", "scale": "s", "name": "n", "spec": {"a": 1}, "starts": starts}
+    assert RunFolder(tmp_path).record() == {**told, "trainings": trainings, "final_loss": loss}
+
+
+@pytest.mark.parametrize(("ends", "weights"), [
+    ([], None), ([{"weights": "a"}], "a"), ([{"weights": "a"}, {"weights": "b"}], "b"), ([{"weights": "a"}, None], None),
+    ([{"weights": "a"}, {"exit_code": 75}], None), ([None, {"weights": "b"}], "b"),
+])  # fmt: skip
+def test_weights_that_are_gone_are_those_that_the_last_start_ended_with(tmp_path, ends, weights):
+    folder = RunFolder(tmp_path)
+    folder.run_id = "r"
+    assert folder.weights is None
+    folder.provenance_file.write_text("".join(line({"end": end}, "r") for end in ends))
+    assert folder.weights == weights
+
+
+def test_a_sealed_folder_is_whole_in_all_its_files(tmp_path):
+    """Facts that a manifest does not tell are no fault, and what was put beside its files is none of them."""
+    (tmp_path / "deep").mkdir()
+    files = {"a": "one", "deep/b": "two"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert "is missing, cut off" in manifest.fault(tmp_path, digests=False)
+    manifest.seal(tmp_path, run_id="r")
+    (tmp_path / "beside").touch()
+    for facts, told in (({}, None), ({"run_id": "r"}, None), ({"run_id": "r", "step": 3}, None),
+                        ({"run_id": "s"}, "it was put here from elsewhere: its run_id is r, not s")):  # fmt: skip
+        assert manifest.fault(tmp_path, digests=True, **facts) == told
+    for name, text in files.items():
+        base = name.rpartition("/")[2]
+        for changed, digests, told in ((text + "x", False, f"{base} has 4 bytes, not 3"), ("new", False, None),
+                                       ("new", True, f"{base} was altered (its SHA-256 differs)")):  # fmt: skip
+            (tmp_path / name).write_text(changed)
+            assert manifest.fault(tmp_path, digests=digests) == told
+        (tmp_path / name).unlink()
+        assert manifest.fault(tmp_path, digests=False) == f"{base} cannot be read (No such file or directory)"
+        (tmp_path / name).write_text(text)
+    assert manifest.weights(tmp_path) is None
