@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ import data.prepare
 import data.source
 from data.corpus import Corpus
 from data.plan import CorpusPlan, resolve
-from data.prepare import interleave, prepare
+from data.prepare import _choose_heldout, _Document, interleave, prepare
 from data.source import HubSource
 from results.sealed import write_sealed
 
@@ -500,3 +501,23 @@ def test_other_packages_are_said_every_time(tmp_path: Path, monkeypatch: pytest.
         reports: list[str] = []
         prepare(plan, progress=reports.append)
         assert reports[0] == plan.notice
+
+
+@pytest.mark.parametrize(("documents", "fraction", "chosen"), [
+    # Bytes and digest of each: by digest, as many as fit into the fraction of all bytes; 80 bytes are surely long enough.
+    ([(100, b"d"), (100, b"a"), (100, b"c"), (100, b"b")], 0.5, {1, 3}), ([(100, b"b"), (100, b"a")], 0.5, {1}),
+    ([(80, b"b"), (90, b"d"), (400, b"c")], 0.5, {0, 1}), ([(79, b"a"), (90, b"d"), (400, b"c")], 0.5, {1}),
+    ([(100, b"b"), (120, b"a")], 0.1, {0}), ([(10, b"a"), (20, b"b"), (30, b"c")], 0.9, {1}),
+    ([(10, b"a"), (20, b"b"), (30, b"c")], 0.1, {1}), ([(10, b"a"), (20, b"b"), (300, b"c")], 0.5, {1}),
+])  # fmt: skip
+def test_held_out_documents_by_hand(documents, fraction, chosen):
+    found = [_Document(size, digest, place, False) for place, (size, digest) in enumerate(documents)]
+    plan = SimpleNamespace(heldout=None, heldout_fraction=fraction, spec=SimpleNamespace(document_len=10, source="text"))
+    assert _choose_heldout(found, plan) == chosen
+    with pytest.raises(ValueError, match="has 1 distinct documents with text: at least 2"):
+        _choose_heldout(found[:1], plan)
+    plan.heldout = "a text of its own"
+    for own, why in ((set(), "no text in it"), (set(range(len(found))), "all the text that there is")):
+        with pytest.raises(ValueError, match=why):
+            _choose_heldout([each._replace(heldout=each.place in own) for each in found], plan)
+    assert _choose_heldout([each._replace(heldout=each.place == 1) for each in found], plan) == {1}

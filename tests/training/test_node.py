@@ -38,7 +38,7 @@ def played(monkeypatch):
 
 @pytest.mark.parametrize(("right", "rate", "name", "said"), [
     (True, 98e12, "NVIDIA H100 80GB HBM3", "98 TFLOP/s, where its datasheet says 989"),
-    (True, 99e12, "NVIDIA H100 80GB HBM3", ""),
+    (True, 98.9e12, "NVIDIA H100 80GB HBM3", ""), (True, 99e12, "NVIDIA H100 80GB HBM3", ""),
     (True, 9e12, "NVIDIA H100 80GB HBM3 MIG 1g.10gb", ""),
     (True, 1e9, "A GPU of tomorrow", ""),
     (False, 700e12, "NVIDIA H100 80GB HBM3", "a product of matrices is wrong"),
