@@ -61,5 +61,5 @@ def _place(items: list[pytest.Item]) -> dict[pytest.Item, int]:
     waiting = [file for file in files if file.parent == Path(__file__).parent / "slurm"]
     busy = sorted((file for file in files if file.name in LONG), key=lambda file: LONG.index(file.name))
     first = [file for pair in zip_longest(waiting, busy) for file in pair if file is not None]
-    order = [*first, *(file for file in files if file not in first)]
-    return {item: order.index(item.path) for item in items}
+    place = {file: number for number, file in enumerate(dict.fromkeys([*first, *files]))}
+    return {item: place[item.path] for item in items}
