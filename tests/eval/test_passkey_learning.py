@@ -16,7 +16,7 @@ from models.build import build_model
 from models.loss import token_losses
 from tests.eval.passkey_training import training_batch
 
-SEQ_LEN, STEPS, BATCH = 96, 130, 16
+SEQ_LEN, STEPS, BATCH = 96, 110, 16
 
 
 def test_a_tiny_fox_learns_pass_keys(tiny_fox, texts_folder: Path, bind, in_memory):
