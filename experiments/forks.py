@@ -4,6 +4,7 @@ On CPUs they are forked from one process that has imported, once, what takes the
 process do some of its work."""
 
 import atexit
+import gc
 import multiprocessing
 import os
 import runpy
@@ -59,6 +60,7 @@ def begin(works: Iterable[Callable[[], Any]]) -> Sequence[Callable[[], Any]]:
     """Begin each of `works` in a fork of this process, one a core at a time. Returns what waits for their values, which must be
     small (a pipe holds them), and does here again what failed, so that its error is handled here."""
     context, begun = multiprocessing.get_context("fork"), []
+    gc.freeze()  # forks need not look for waste in what is there already, nor copy its pages
     running: list[BaseProcess] = []
     for work in works:
         while len(running) >= (os.cpu_count() or 1):
