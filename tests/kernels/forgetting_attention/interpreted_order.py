@@ -18,7 +18,7 @@ from kernels.forgetting_attention.visibility import TILE
 from tests.kernels.forgetting_attention.gluon_interpreter import as_python, interpreted_gluon, program
 from tests.kernels.forgetting_attention.interpreted_regimes import _ExactBuilder
 
-H = 6
+H = 2
 
 
 @pytest.fixture(autouse=True, scope="module")
