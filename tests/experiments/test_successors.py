@@ -264,6 +264,16 @@ def test_rows_that_the_other_figure_refuses_are_left_out(tmp_path):
     assert "more context" not in one_of(told(store), "beyond the training context")
 
 
+def test_nothing_stands_beside_a_fox_of_another_training(tmp_path):
+    store = filled(tmp_path, {"fox_pro": 0.0, "mamba2": 0.2}, lines=False)
+    beside(store, "fig4_needle", {"fox_pro": chosen(0.5)}, name="another training of {0}", evaluation={"mode": "easy"})
+    beside(store, "fig4_needle", {"mamba2": chosen(0.4)}, evaluation={"mode": "easy"})
+    assert "In retrieval nothing was measured." in told(store)
+    assert {name: row[5] is None for name, row in successors.summary(store.study("successors")).rows.items()} == {
+        "FoX (Pro)": True, "Mamba-2": False,
+    }  # fmt: skip
+
+
 def test_where_all_was_measured_of_all_that_is_said(tmp_path):
     store = filled(tmp_path, {"fox_pro": 0.0, "mamba2": 0.2}, lines=False)
     both = ("fox_pro", "mamba2")
