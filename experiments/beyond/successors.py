@@ -288,11 +288,13 @@ def _placed(behind: Mapping[str, Estimate], unit: str = "nats") -> tuple[bool, s
     if len(level) == len(order):
         return False, f"none of {len(order)} others can be told from FoX (Pro)"
     ends = dict.fromkeys(last[:1] + last[-1:])
-    far = {each: f"{each} {_by(behind[each], unit)}" for each in order}
+    far, verb = {each: f"{each} {_by(behind[each], unit)}" for each in order}, "is" if len(last) == 1 else "are"
     parts = (
         f"ahead of FoX (Pro): {', '.join(far[each] for each in ahead)}" if ahead else "no model is ahead of FoX (Pro)",
-        f"not told from it: {', '.join(level)}" if level else "",
-        f"behind it: {len(last)}, {' to '.join(far[each] for each in ends)}" if last else "none is behind it",
+        f"cannot be told from it: {', '.join(level)}" if level else "",
+        f"{len(last)} {verb} behind it, {'from ' * (len(ends) > 1)}{' to '.join(far[each] for each in ends)}"
+        if last
+        else "none is behind it",
     )
     return not (ahead or level), "; ".join(filter(None, parts))
 
@@ -302,7 +304,7 @@ def findings(study: Study) -> list[str]:
     fox, curves = ranking(study)
     rest, others = [curve for curve in curves if curve is not fox], elsewhere(study)
     alone, placed = _placed({name(curve): difference(curve, fox) for curve in rest})
-    told = [(alone, f"In loss within the training context ({tokens(fox.train_len)} tokens), {placed}.")]
+    told = [(alone, f"Loss within the training context ({tokens(fox.train_len)} tokens): {placed}.")]
     told += [_beyond(fox, rest, others["context_use"]), _state(study, fox, rest), _retrieval(others), _limits(study, curves)]
     return [sentence for _, sentence in sorted(told, key=lambda each: each[0])]
 
@@ -311,14 +313,14 @@ def _beyond(fox: LossCurve, rest: Iterable[LossCurve], given: Iterable[Measure])
     if fox.length == fox.train_len:
         return False, "Beyond the training context nothing was measured."
     alone, placed = _placed({name(curve): difference(curve, fox, fox.train_len + 1, fox.length) for curve in rest})
-    parts = [f"In loss beyond the training context, up to {tokens(fox.length)} tokens, {placed}"]
+    parts = [f"Loss beyond the training context, up to {tokens(fox.length)} tokens: {placed}"]
     for column, cells, _ in given:
-        words = {1: "helps", -1: "harms", 0: "cannot be told to do either to"}
+        words = {1: "a gain", -1: "a loss", 0: "neither that could be told"}
         sides = {verb: [model for model in cells if _side(cells[model]) == side] for side, verb in words.items()}
-        told = [f"{verb} {', '.join(map(title, models))}" for verb, models in sides.items() if models]
-        own = f", with FoX (Pro) by {with_interval(cells[FOX], 'nats')}" if FOX in cells else ""
-        parts.append(f"more context ({column.title}{own}) {', '.join(told)}")
-        alone &= FOX in sides["helps"]
+        told = [f"{verb} with {', '.join(map(title, models))}" for verb, models in sides.items() if models]
+        own = f"; FoX (Pro): {with_interval(cells[FOX], 'nats')}" if FOX in cells else ""
+        parts.append(f"more context ({column.title}{own}) is {', '.join(told)}")
+        alone &= FOX in sides["a gain"]
     return alone, f"{'; '.join(parts)}."
 
 
@@ -327,8 +329,8 @@ def _state(study: Study, fox: LossCurve, rest: Iterable[LossCurve]) -> tuple[boo
     size = {curve: kept(study, curve) for curve in (fox, *apart)}
     parts = [f"To decode {DECODED:,} tokens FoX (Pro) keeps {_size(size[fox])} numbers"]
     for best in [curve for curve in apart if kept(study, curve, 2 * DECODED) == size[curve]][:1]:
-        place = ("not told from it, apart", "ahead of it", "behind it")[_side(apart[best])]
-        parts.append(f"{name(best)}, the best with a state of fixed size, {_size(size[best])}, is {place} {_by(apart[best])}")
+        place = ("cannot be told from it, apart", "is ahead of it", "is behind it")[_side(apart[best])]
+        parts.append(f"{name(best)}, the best with a state of fixed size, {_size(size[best])}, {place} {_by(apart[best])}")
     less = sorted((curve for curve in apart if size[curve] < size[fox] and _side(apart[curve]) >= 0), key=size.__getitem__)
     least = f"are not behind it, of which {name(less[0])} keeps least, {_size(size[less[0]])}" if less else ""
     parts.append(f"{len(less)} that keep less {least}" if less else "all that keep less are behind it")
@@ -339,20 +341,21 @@ def _retrieval(others: Mapping[str, list[Measure]]) -> tuple[bool, str]:
     parts, best = [], True
     for column, cells, behind in (each for own in others.values() for each in own if each.behind and FOX in each.cells):
         alone, placed = _placed({title(model): each for model, each in behind.items()}, "points")
-        parts.append(f"{column.title.removesuffix(' (%)')} ({cells[FOX].effect:.1f}% with FoX (Pro)), {placed}")
+        what = column.title.removesuffix(" (%)")
+        parts.append(f"{what[0].upper()}{what[1:]} ({cells[FOX].effect:.1f}% with FoX (Pro)): {placed}")
         best &= alone
     for column, cells, _ in others["mqar"][-1:]:
         shares = {title(model): float(np.mean(cell)) for model, cell in cells.items()}
         shown = ", ".join(f"{model} {shares[model]:.1f}" for model in sorted(shares, key=lambda each: -shares[each]))
         parts.append(f"{column.title}, by small models trained to: {shown}")
         best &= shares.get(title(FOX)) == max(shares.values())
-    return best and bool(parts), f"In {'. In '.join(parts) or 'retrieval nothing was measured'}."
+    return best and bool(parts), f"{'. '.join(parts) or 'Of retrieval nothing was measured'}."
 
 
 def _limits(study: Study, curves: list[LossCurve]) -> tuple[bool, str]:
     once = sum(len(curve.seeds) == 1 for curve in curves)
     parts = [f"{once} of {len(curves)} models have one seed, and intervals by the spread of others"] if once else []
-    parts += [f"models that figures did not measure: {missing}"] if (missing := absent(study, curves)) else []
+    parts += [f"not measured, of how many models: {missing}"] if (missing := absent(study, curves)) else []
     return (
         not parts,
         f"Not known: {'; '.join(parts) or 'nothing; all models have several seeds, and figures measured them all'}.",

@@ -143,19 +143,19 @@ def test_without_fox_there_is_nothing_to_stand_beside(tmp_path):
 @pytest.mark.parametrize(
     ("models", "words", "welcome"),
     [
-        ({"fox_pro": 0.0, "mamba2": 0.2}, "no model is ahead of FoX (Pro); behind it: 1, Mamba-2 by 0.", True),
+        ({"fox_pro": 0.0, "mamba2": 0.2}, "no model is ahead of FoX (Pro); 1 is behind it, Mamba-2 by 0.", True),
         ({"fox_pro": 0.0, "mamba2": -0.2}, "ahead of FoX (Pro): Mamba-2 by 0.1", False),
-        ({"fox_pro": 0.0, "mamba2": 0.2, "hgrn2": 0.4}, "behind it: 2, Mamba-2 by 0.", True),
+        ({"fox_pro": 0.0, "mamba2": 0.2, "hgrn2": 0.4}, "2 are behind it, from Mamba-2 by 0.", True),
         ({"fox_pro": 0.0, "mamba2": 0.0001}, "none of 1 others can be told from FoX (Pro)", False),
-        ({"fox_pro": 0.0, "mamba2": 0.0001, "hgrn2": 0.2}, "FoX (Pro); not told from it: Mamba-2; behind it: 1, HGRN2", False),
-        ({"fox_pro": 0.0, "mamba2": 0.0001, "hgrn2": -0.2}, "not told from it: Mamba-2; none is behind it", False),
+        ({"fox_pro": 0.0, "mamba2": 0.0001, "hgrn2": 0.2}, "; cannot be told from it: Mamba-2; 1 is behind it, HGRN2", False),
+        ({"fox_pro": 0.0, "mamba2": 0.0001, "hgrn2": -0.2}, "cannot be told from it: Mamba-2; none is behind it", False),
     ],
 )  # fmt: skip
 def test_who_is_ahead_level_and_behind_is_said_with_interval_and_seeds(tmp_path, models, words, welcome):
     sentences = told(filled(tmp_path, models, lines=False))
-    own = one_of(sentences, "In loss within the training context (128 tokens)")
+    own = one_of(sentences, "Loss within the training context (128 tokens)")
     assert words in own
-    assert ("(2 seeds)" in own) is ("none of" not in own) and ("to HGRN2 by 0." in own) is ("behind it: 2" in own)
+    assert ("(2 seeds)" in own) is ("none of" not in own) and ("to HGRN2 by 0." in own) is ("2 are behind it, from" in own)
     last = max(index for index, each in enumerate(sentences) if "was not measured" in each or "nothing was" in each)
     assert (sentences.index(own) > last) is welcome, "what FoX would rather not hear comes first"
 
@@ -169,9 +169,9 @@ def test_what_has_no_known_noise_is_told_from_nothing():
 def test_losses_beyond_the_context_are_a_sentence_of_their_own(tmp_path):
     models = {"fox_pro": 0.0, "mamba2": 0.1, "hgrn2": 0.3}
     own = one_of(told(filled(tmp_path / "a", models, beyond=-0.5, lines=False)), "beyond the training context")
-    assert "up to 512 tokens, ahead of FoX (Pro): Mamba-2 by 0.39" in own and "HGRN2 by 0.2" in own
+    assert "up to 512 tokens: ahead of FoX (Pro): Mamba-2 by 0.39" in own and "HGRN2 by 0.2" in own
     own = one_of(told(filled(tmp_path / "b", models, beyond=0.5, lines=False)), "beyond the training context")
-    assert "no model is ahead of FoX (Pro); behind it: 2, Mamba-2 by 0.6" in own
+    assert "no model is ahead of FoX (Pro); 2 are behind it, from Mamba-2 by 0.6" in own
     short = told(filled(tmp_path / "c", models, length=128, lines=False))
     assert "Beyond the training context nothing was measured." in short
 
@@ -183,12 +183,12 @@ def test_more_context_helps_harms_or_cannot_be_told_to(tmp_path):
     )
     sentences = told(store)
     own = one_of(sentences, "more context")
-    assert "helps FoX (Pro), harms Mamba-2, cannot be told to do either to HGRN2" in own
-    assert "same tokens, 64 to 992 of context, with FoX (Pro) by \N{MINUS SIGN}0.39" in own
+    assert "is a gain with FoX (Pro), a loss with Mamba-2, neither that could be told with HGRN2" in own
+    assert "same tokens, 64 to 992 of context; FoX (Pro): \N{MINUS SIGN}0.39" in own
     table = successors.summary(store.study("successors"))
     assert [row[-1] is None for row in table.rows.values()] == [False] * 3
     assert table.rows["FoX (Pro)"][-1] == pytest.approx(-0.1 * np.log2(992 / 64), abs=0.01)
-    for gain, words in ((-0.1, "harms FoX (Pro)"), (0.0, "cannot be told to do either to FoX (Pro)")):
+    for gain, words in ((-0.1, "is a loss with FoX (Pro)"), (0.0, "neither that could be told with FoX (Pro)")):
         store = filled(tmp_path / words, {"fox_pro": 0.0, "mamba2": 0.2}, lines=False)
         beside(store, "context_use", {"fox_pro": gains(gain)}, evaluation={"targets": 32})
         again = told(store)
@@ -201,7 +201,7 @@ def test_more_context_helps_harms_or_cannot_be_told_to(tmp_path):
     [
         ({"mamba2": 0.2}, "Mamba-2, the best with a state of fixed size, 139k, is behind it by 0.2"),
         ({"mamba2": -0.2, "hgrn2": 0.2}, "is ahead of it by 0.1"),
-        ({"mamba2": 0.0001}, "is not told from it, apart by 0.0"),
+        ({"mamba2": 0.0001}, "139k, cannot be told from it, apart by 0.0"),
         ({"mamba2": 0.2, "hgrn2": 0.3}, "all that keep less are behind it"),
         ({"mamba2": 0.0001, "hgrn2": 0.3}, "1 that keep less are not behind it, of which Mamba-2 keeps least, 139k"),
         ({"alibi_pro": -0.2}, "numbers; all that keep less are behind it"),
@@ -227,11 +227,11 @@ def test_retrieval_is_told_from_needles_last_words_and_recall(tmp_path, shares, 
     beside(store, "last_words", dict(zip(models, map(said, shares), strict=True)), evaluation=RULE)
     recalled(store, dict(zip(models, recall, strict=True)))
     sentences = told(store)
-    own = one_of(sentences, "easy needle, chosen of ten")
-    assert all(each in own for each in words) and "In last words (" in own
+    own = one_of(sentences, "Easy needle, chosen of ten")
+    assert all(each in own for each in words) and "Last words (" in own
     assert (sentences.index(own) > sentences.index(one_of(sentences, "Not known"))) is welcome
     again = one_of(told(filled(tmp_path / "none", {"fox_pro": 0.0, "mamba2": 0.2}, lines=False)), "retrieval")
-    assert again == "In retrieval nothing was measured."
+    assert again == "Of retrieval nothing was measured."
 
 
 def test_a_dash_stands_where_nothing_was_measured_and_the_note_says_of_whom(tmp_path):
@@ -250,7 +250,7 @@ def test_a_dash_stands_where_nothing_was_measured_and_the_note_says_of_whom(tmp_
         and "Of fewer seeds: Transformer (Pro), last words (%), 2." in table.note
     )
     own = one_of(told(store), "Not known")
-    assert own == f"Not known: models that figures did not measure: {missing}."
+    assert own == f"Not known: not measured, of how many models: {missing}."
     once = one_of(told(filled(tmp_path / "once", {"fox_pro": 0.0, "mamba2": 0.2}, seeds=1, lines=False)), "Not known")
     assert "2 of 2 models have one seed" in once
 
@@ -268,7 +268,7 @@ def test_nothing_stands_beside_a_fox_of_another_training(tmp_path):
     store = filled(tmp_path, {"fox_pro": 0.0, "mamba2": 0.2}, lines=False)
     beside(store, "fig4_needle", {"fox_pro": chosen(0.5)}, name="another training of {0}", evaluation={"mode": "easy"})
     beside(store, "fig4_needle", {"mamba2": chosen(0.4)}, evaluation={"mode": "easy"})
-    assert "In retrieval nothing was measured." in told(store)
+    assert "Of retrieval nothing was measured." in told(store)
     assert {name: row[5] is None for name, row in successors.summary(store.study("successors")).rows.items()} == {
         "FoX (Pro)": True, "Mamba-2": False,
     }  # fmt: skip
