@@ -145,5 +145,6 @@ def _order(artefact: Artefact) -> tuple[int, int, int, bool, str]:
     paper = artefact.paper
     kind = next(place for place, begin in enumerate(("Figure ", "Table ", "Appendix ", "")) if paper.startswith(begin))
     number = re.search(r"\d+", paper) if kind < 3 else None
-    aside = number is None and artefact.pictured and not artefact.claims
-    return list(FOLDERS).index(artefact.folder), kind, int(number.group()) if number else 0, aside, artefact.stem
+    says = artefact.claims or artefact.findings is not Artefact.findings
+    bare = number is None and artefact.pictured and not says
+    return list(FOLDERS).index(artefact.folder), kind, int(number.group()) if number else 0, bare, artefact.stem
