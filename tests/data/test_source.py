@@ -106,8 +106,8 @@ def test_parquet_whose_text_is_none(tmp_path: Path, texts: list) -> None:
     with pytest.raises(ValueError, match=r"a\.parquet has a `text` column of .*, not of strings"):
         list(read_documents(tmp_path / "a.parquet"))
     for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
-        pq.write_table(pa.table({"text": pa.array(["a", None], kind)}), tmp_path / "a.parquet")
-        assert list(read_documents(tmp_path / "a.parquet")) == ["a"]
+        pq.write_table(pa.table({"text": pa.array(["a", None, ""], kind)}), tmp_path / "a.parquet")
+        assert list(read_documents(tmp_path / "a.parquet")) == ["a", ""]
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
@@ -184,6 +184,16 @@ def test_digest_is_of_content_form_and_order_not_of_names(tree: Path, tmp_path: 
     assert TextSource(f"{tree}/b.txt,{tree}").digest(digests) != digest
     (moved / "b.txt").write_text("B")
     assert TextSource(str(moved)).digest(digests) != digest
+
+
+def test_the_same_bytes_in_another_form_are_another_text(tmp_path: Path) -> None:
+    names = ("a.txt", "a.jsonl", "a.parquet", "a.txt.gz", "a.jsonl.gz", "a.txt.xz", "a.jsonl.zst")
+    for name in (*names, "b.jsonl.gz", "C.TXT"):
+        (tmp_path / name).write_bytes(b"the same")
+    digests = FileDigests(tmp_path / "d.json")
+    found = {path.name: TextSource(str(path)).digest(digests) for path in sorted(tmp_path.iterdir())}
+    assert len(set(found.values())) == len(names)
+    assert found["b.jsonl.gz"] == found["a.jsonl.gz"] and found["C.TXT"] == found["a.txt"]
 
 
 def test_digests_are_remembered_until_the_file_changes(tmp_path: Path) -> None:
