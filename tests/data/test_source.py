@@ -9,6 +9,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -319,6 +320,20 @@ def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", unreachable)
     with pytest.raises(ValueError, match=r"hf:some/name.*no network.*NAME@COMMIT"):
         HubSource("some/name", None, None).digest(FileDigests(Path("unused")))
+
+
+@pytest.mark.parametrize("revision", [None, "main", "abcdef0", "a" * 39, "a" * 41, "A" * 40, "g" * 40])
+def test_what_is_no_full_commit_is_asked_of_the_hub_once(revision: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A branch may have a name of hexadecimal digits."""
+    import huggingface_hub
+
+    asked = []
+    known = lambda api, name, **how: asked.append((name, how["revision"])) or SimpleNamespace(sha="a" * 40)  # noqa: E731
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", known)
+    source = HubSource("some/name", None, revision)
+    digests = {source.digest(FileDigests(Path("unused"))) for _ in range(2)}
+    assert digests == {HubSource("some/name", None, "a" * 40).digest(FileDigests(Path("unused")))}
+    assert asked == [("some/name", revision)]
 
 
 @pytest.mark.parametrize("packed", [False, True])
