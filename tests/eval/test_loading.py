@@ -173,12 +173,16 @@ def test_flas_models_go_through_every_evaluation(gla, corpus, tmp_path, monkeypa
 
 
 def test_flas_models_are_looked_for_where_transformers_knows_none(tmp_path, monkeypatch):
-    """Without them a folder of theirs is 'not recognised'; nothing else waits for their import."""
+    """Without them a folder of theirs is "not recognised"; nothing else waits for their import. What has a version for a CPU
+    gets it before."""
+    installed: list[int] = []
+    monkeypatch.setattr("kernels.fla_cpu.install.install", lambda: installed.append(1))
     monkeypatch.setitem(sys.modules, "fla.models", None)
     for model_type, looked_for in (("nobody-knows-it", True), ("llama", False), ("fox-project_fox", False)):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
         with pytest.raises(ImportError) if looked_for else nullcontext():
             _know_foreign(tmp_path)
+        assert len(installed) == 1
 
 
 def test_the_authors_weights_are_those_that_are_evaluated(authors, tiny_fox):

@@ -406,6 +406,14 @@ def test_what_cannot_be_a_cell_is_refused(codecs, corpus, bind):
             Spec(mode=mode, lengths=(200, 400), reserve=200)
 
 
+def test_every_sample_of_passkeys_has_keys_of_its_own(corpus, bind):
+    """Those of a length, a depth and a sample are the same ones each time."""
+    spec = bind(Spec(mode="passkey", lengths=(150, 160), depths=(0.0, 50.0), samples_per_cell=3))
+    cells = build_cells(TextCodec(corpus.tokenizer), spec, Context(corpus=corpus), None)
+    again = build_cells(TextCodec(corpus.tokenizer), spec, Context(corpus=corpus), None)
+    assert len({cell.expected for cell in cells}) >= 11 and cells == again and len({cell.key for cell in cells}) == 12
+
+
 @pytest.mark.parametrize(("asked", "limit"), [(5, 5), (12, 12), (48, 12)])
 def test_an_answer_to_a_passkey_is_short(asked, limit, corpus, bind, in_memory, monkeypatch):
     limits = []

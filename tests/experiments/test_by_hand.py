@@ -1,5 +1,6 @@
 """Parts of collecting and drawing on rows of a few numbers, worked out by hand."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,8 +12,10 @@ from analysis.names import title
 from analysis.study import Line
 from analysis.style import plt
 from experiments import collect, compare, restarts
-from experiments.beyond import cache_eviction, context_use, gate_worth
+from experiments.beyond import cache_eviction, context_use, gate_worth, last_words
 from experiments.fox import table6_throughput, table_lr_grid
+from experiments.recipes import Recipe
+from experiments.scales import SCALES
 from experiments.stick_breaking import stick_cost
 from results import measured
 
@@ -248,3 +251,18 @@ def test_longer_contexts_are_those_of_one_sequence_on_one_gpu_computed_whole(mon
     assert table6_throughput.at_longer_contexts(study).endswith("1 are in its order there, 1 at 64 tokens here.")
     found["rows"] = [dict(row, seq_len=64) for row in rows]
     assert table6_throughput.at_longer_contexts(study) == "No steps with a longer context are stored."
+
+
+def test_evaluations_go_by_the_length_that_a_recipe_trains_at():
+    for train, seq_len in (({}, SCALES["tiny"].seq_len), ({"seq_len": 32}, 32), ({"peak_lr": 1e-3}, SCALES["tiny"].seq_len)):
+        assert Recipe("fox_pro", "fox_pro", "tiny", train=train).sizes == replace(SCALES["tiny"], seq_len=seq_len)
+
+
+def test_sources_are_of_every_document_that_words_are_from(monkeypatch):
+    asked = []
+    rows = pd.DataFrame({"document": [0, 2, 5], **dict.fromkeys(("right", "right_near", "logp", "logp_near"), 1.0)})
+    group = [(SimpleNamespace(model="fox_pro"), rows, {})]
+    monkeypatch.setattr(last_words, "Words", lambda **parts: parts)
+    study = SimpleNamespace(by_series=lambda kind, what: [group], measured=lambda line, meta, count: asked.append(count) or {})
+    found = last_words.last_words(study)["fox_pro"]
+    assert asked == [6] and found["documents_I"].tolist() == [0, 2, 5]
