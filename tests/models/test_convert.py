@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -15,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from models.authors import config_for_authors, spec_from_authors
 from models.build import build_model, load_model, num_params, spec_of
-from models.convert import main, save_authors
+from models.convert import convert, main, save_authors
 from models.forgetting_transformer.spec import ForgetGate
 from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec
 
@@ -225,6 +226,32 @@ def test_user_errors_end_with_exit_code_2_and_leave_nothing(authors_folder, tmp_
         main(["--help"])
     assert exit_info.value.code == 0
     assert "SOURCE" in capsys.readouterr().out.upper()
+
+
+@pytest.mark.parametrize("model_type", ["fox_suite", "transformer-project_fox"])
+def test_every_file_of_a_tokeniser_goes_along(tmp_path, monkeypatch, model_type):
+    files = ("tokenizer.json", "tokenizer_config.json", "kind.json", "vocab.json", "vocab.txt", "merges.txt", "spiece.model",
+             "special_tokens_map.json", "added_tokens.json")  # fmt: skip
+    source = tmp_path / "source"
+    source.mkdir()
+    for file in (*files, "README.md", "optimizer.pt"):
+        (source / file).write_text(f"of {file}")
+    (source / "config.json").write_text(json.dumps({"model_type": model_type}))
+    monkeypatch.setattr("models.convert.load_model", lambda source, dtype: SimpleNamespace(save_pretrained=Path.mkdir))
+    monkeypatch.setattr("models.convert.save_authors", lambda model, folder: folder.mkdir())
+    convert(source, tmp_path / "target")
+    assert {path.name: path.read_text() for path in (tmp_path / "target").iterdir()} == {file: f"of {file}" for file in files}
+
+
+@pytest.mark.parametrize("error", [ValueError("why"), OSError("why"), FileNotFoundError("why"), KeyError("why")])
+def test_what_a_user_can_put_right_is_one_line(tmp_path, monkeypatch, capsys, error):
+    monkeypatch.setattr("models.convert.load_model", lambda source, dtype: (_ for _ in ()).throw(error))
+    if isinstance(error, KeyError):
+        with pytest.raises(KeyError):
+            main([str(tmp_path), str(tmp_path / "target")])
+    else:
+        assert main([str(tmp_path), str(tmp_path / "target")]) == 2
+        assert capsys.readouterr().err == "error: why\n"
 
 
 def test_the_authors_read_what_their_code_needs_to_be_told():

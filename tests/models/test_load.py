@@ -150,6 +150,20 @@ def test_an_index_names_safetensors_beside_it_alone(folder, name):
     assert "must be .safetensors files beside it" in refusal(folder)
 
 
+@pytest.mark.parametrize(("index", "fault"), [
+    ("{", "JSONDecodeError"), (b"\xff", "UnicodeDecodeError"), ("{}", "KeyError"), ("[]", "TypeError"), ("1", "TypeError"),
+    ('{"weight_map": ["a"]}', "AttributeError"), ('{"weight_map": {"a": []}}', "TypeError"), ("[" * 99_999, "RecursionError"),
+    (None, "PermissionError"),
+])  # fmt: skip
+def test_an_index_that_says_nothing_usable_is_refused(tmp_path, monkeypatch, index, fault):
+    path = tmp_path / INDEX
+    path.write_bytes(index if isinstance(index, bytes) else (index or "").encode())
+    if index is None:
+        monkeypatch.setattr(Path, "read_text", lambda path: (_ for _ in ()).throw(PermissionError("why")))
+    with pytest.raises(ValueError, match=rf"{INDEX} cannot be read \({fault}: .*\): copy the model again"):
+        weight_files(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["ours", "authors", "llama"])
 @pytest.mark.parametrize(
     ("config", "words"),

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from models.backbone import ResidualBlock
 from models.build import build_model, load_model, num_params, spec_of
+from models.causal_lm import CausalLMConfig
 from models.loss import token_losses
 from models.spec import ModelSpec
 
@@ -225,3 +226,8 @@ def test_the_residual_stream_stays_fp32_under_autocast(model, tokens):
 def test_shifted_labels_follow_the_convention_of_hugging_face(model, tokens):
     expected = token_losses(model, tokens[:, :-1], tokens[:, 1:]).mean()
     assert torch.allclose(model(tokens, labels=tokens).loss, expected, atol=1e-5)
+
+
+def test_a_configuration_says_its_sizes_by_the_names_of_others():
+    config = CausalLMConfig({"vocab_size": 5, "hidden_size": 6, "num_layers": 7})
+    assert (config.vocab_size, config.hidden_size, config.num_hidden_layers) == (5, 6, 7)
