@@ -9,8 +9,10 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import eval.per_token_loss.measure
 import eval.throughput.measure
@@ -18,13 +20,17 @@ from data.corpus import Corpus
 from data.plan import resolve
 from data.prepare import prepare
 from eval.__main__ import main as eval_main
+from eval.__main__ import run_command
+from eval.job import Job, run_job
 from eval.job import main as job_main
 from eval.kinds import EVAL_SPEC, eval_id
+from eval.longbench import spec as longbench
 from eval.needle import spec as needle
 from eval.per_token_loss import spec as per_token_loss
 from eval.shell import machine
 from eval.shell.loading import Subject
 from eval.shell.machine import go_offline_if_unreachable
+from eval.shell.sources import Sources
 from eval.throughput import spec as throughput
 from results.store import read_rows
 from training import hardware
@@ -255,6 +261,36 @@ def test_a_hub_out_of_reach_is_noticed_at_once(monkeypatch, capsys):
     go_offline_if_unreachable()
     assert constants.HF_HUB_OFFLINE
     assert "out of reach" in capsys.readouterr().err
+
+
+HUB = longbench.Spec(precision="fp32")
+
+
+@pytest.mark.parametrize(("specs", "asked"), [
+    ((HUB,), 1), ((LOSS,), 0), ((LOSS, HUB), 1), ((HUB, LOSS), 1), ((LOSS, NEEDLE, HUB), 1), ((NEEDLE, LOSS), 0),
+])  # fmt: skip
+def test_the_hub_is_looked_for_where_any_of_the_evaluations_reads_it(specs, asked, monkeypatch):
+    looked = []
+    stop = lambda *arguments: (_ for _ in ()).throw(ValueError("far enough"))  # noqa: E731
+    monkeypatch.setattr("eval.job.go_offline_if_unreachable", lambda: looked.append(1))
+    monkeypatch.setattr("eval.job.read_spec", specs.__getitem__)
+    monkeypatch.setattr("eval.job.use", stop)
+    with pytest.raises(ValueError, match="far enough"):
+        run_job(Job(run=Path("run"), spec=tuple(range(len(specs)))))
+    assert len(looked) == asked
+
+
+@pytest.mark.parametrize(("spec", "model", "asked"), [
+    (HUB, ".", 1), (LOSS, ".", 0), (LOSS, "owner/name", 1), (HUB, "owner/name", 1)
+])  # fmt: skip
+def test_the_hub_is_looked_for_where_data_or_the_model_are_there(spec, model, asked, monkeypatch):
+    looked = []
+    stop = lambda *arguments: (_ for _ in ()).throw(ValueError("far enough"))  # noqa: E731
+    monkeypatch.setattr("eval.__main__.go_offline_if_unreachable", lambda: looked.append(1))
+    monkeypatch.setattr("eval.__main__.Subject.find", stop)
+    with pytest.raises(ValueError, match="far enough"):
+        run_command(SimpleNamespace(device="cpu", threads=torch.get_num_threads(), spec=spec, model=model, sources=Sources()))
+    assert len(looked) == asked
 
 
 def test_unfinished_run_and_bad_spec_files(make_run, corpus, write, capsys):

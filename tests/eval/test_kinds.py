@@ -13,7 +13,7 @@ from eval.cache_eviction import spec as cache_eviction
 from eval.context_use import spec as context_use
 from eval.equal_logits import spec as equal_logits
 from eval.gate_maps import spec as gate_maps
-from eval.job import Job
+from eval.job import Job, read_spec
 from eval.kinds import EVAL_SPEC, KINDS, eval_id, unbound, unread
 from eval.last_words import spec as last_words
 from eval.lm_eval import spec as lm_eval
@@ -93,6 +93,18 @@ def test_an_identity_holds_what_is_read(spec, bind, corpus):
         changed = "bf16" if name == "precision" else "0123"
         ids.add(eval_id(replace(whole, **{name: changed})))
     assert len(ids) == 1 + len(held) + len({"wording", "machine", "precision"} & set(missing))
+
+
+@pytest.mark.parametrize("spec", SMALLEST, ids=lambda spec: spec.kind)
+def test_a_job_takes_bound_specs_alone(spec, bind, tmp_path):
+    """Also where what is missing is no text: a precision, a machine."""
+    path, whole = tmp_path / "spec.json", bind(spec)
+    path.write_bytes(EVAL_SPEC.dump_json(whole))
+    assert read_spec(path) == whole
+    for name in unbound(spec):
+        path.write_bytes(EVAL_SPEC.dump_json(replace(whole, **{name: getattr(spec, name)})))
+        with pytest.raises(ValueError, match=f"must say which {name} it reads"):
+            read_spec(path)
 
 
 def test_fields_at_their_default_do_not_count():
