@@ -3,21 +3,27 @@
 import json
 import math
 import socket
+import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from torch import nn
 
+from data.tokenizer import TokenizerChoice
 from eval.parameters.measure import evaluate as parameters
 from eval.parameters.spec import INPUT_EMBEDDING
 from eval.shell import machine
-from eval.shell.batching import MAX_BATCH, at_ends, batches, check_positions, in_batches, recorded, score
+from eval.shell.batching import MAX_BATCH, at_ends, batches, check_positions, in_batches, recorded, recorded_ends, score
 from eval.shell.context import Compute, Context, make_context
+from eval.shell.loading import Loaded, Subject
 from eval.shell.partial import Partial
 from eval.shell.sources import Sources, UserData, checked, digest
 from eval.shell.text import TextCodec
+from models.weight_files import INDEX
 
 
 def test_what_a_gpu_had_of_its_memory(monkeypatch):
@@ -163,6 +169,18 @@ def test_logits_of_the_ends_of_rows(cls):
     assert model.read == ((3, 4), 4 if cls is Counting else 0)
 
 
+def test_batches_of_ends_are_bounded_by_whole_rows():
+    """Longest first, whatever is looked at of each; a row of n ids is read without its last."""
+    rows = {"a": ([1, 2, 3], 2), "b": ([1, 2, 3, 4, 5], 1), "c": ([4, 5, 6], 1)}
+    model, seen = Counting(), []
+    model.register_forward_hook(lambda *unused: seen.append(model.read[0]))
+    context = Context(sources=Sources(batch_tokens=6))
+    read = lambda key, logits: {"looked at": f"{len(logits)} of {key}"}  # noqa: E731
+    found = recorded_ends("what", rows, SimpleNamespace(model=model), context, "fp32", read)
+    assert seen == [(1, 4), (2, 2)]
+    assert found == {key: {"looked at": f"{rows[key][1]} of {key}"} for key in ("b", "a", "c")}
+
+
 def test_scores_of_ends():
     logits = torch.log(torch.tensor([[0.5, 0.25, 0.25], [0.125, 0.125, 0.75]]))
     for ids, found in (([9, 0, 2], (0.5 * 0.75, True)), ([9, 1, 2], (0.25 * 0.75, False)), ([0, 0, 0], (0.5 * 0.125, False))):
@@ -244,6 +262,62 @@ def test_a_context_without_a_corpus(tmp_path):
         assert product.dtype == dtype and product.is_inference()
     with pytest.raises(ValueError, match="name the folder of a prepared corpus with --corpus"):
         context.heldout("aa")
+
+
+@pytest.mark.parametrize("tokenizer", [None, "gpt2-json:folder", "gpt2", "folder"])
+@pytest.mark.parametrize("trained_on", [None, 1, 2048])
+def test_a_context_reads_as_much_of_documents_as_the_run(tmp_path, monkeypatch, trained_on, tokenizer):
+    """And with the vocabulary that is named, where it is one for LongCrawl64."""
+    monkeypatch.setattr("eval.shell.context.Corpus.open", lambda folder, **how: (folder, how))
+    spec = None if trained_on is None else SimpleNamespace(document_len=trained_on)
+    context = make_context(Sources(corpus=tmp_path, tokenizer=tokenizer), "cpu", tmp_path, spec)
+    choice = TokenizerChoice("gpt2-json", Path("folder")) if tokenizer == "gpt2-json:folder" else None
+    assert context.corpus == (tmp_path, {"document_len": trained_on, "tokenizer": choice})
+
+
+IDENTITY = [
+    "config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "kind.json", "vocab.json", "vocab.txt",
+    "merges.txt", "spiece.model", "special_tokens_map.json", "added_tokens.json", "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+]  # fmt: skip
+
+
+def test_files_of_a_model_from_the_hub(tmp_path, monkeypatch):
+    """All that a model is read from is fetched, its index too, and no code; all but the index is its identity."""
+    offered = [*IDENTITY, INDEX, "pytorch_model.bin", "modeling_own.py", "README.md", "merges.bin"]
+
+    def fetched(name, allow_patterns):
+        assert name == "owner/name"
+        for file in filter_repo_objects(offered, allow_patterns=allow_patterns):
+            weight_map = {str(n): f"model-0000{n}-of-00002.safetensors" for n in (1, 2)}
+            (tmp_path / file).write_text(json.dumps({"weight_map": weight_map}))
+        return tmp_path
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
+    first = Subject.find("owner/name")
+    assert (first.folder, first.model, first.scale, first.run) == (tmp_path, "name", "custom", None)
+    assert {path.name for path in tmp_path.iterdir()} == {*IDENTITY, INDEX}
+    ids = {first.run_id}
+    for file in IDENTITY:
+        (tmp_path / file).write_text('{"altered": 1}')
+        ids.add(Subject.find(str(tmp_path)).run_id)
+    assert len(ids) == 1 + len(IDENTITY)
+
+
+def test_a_fresh_model_is_alone_in_memory(monkeypatch):
+    loaded = Loaded(SimpleNamespace(run=SimpleNamespace(model="a spec")), "cpu")
+    loaded.model = nn.Linear(1, 1)
+    trained, alive = weakref.ref(loaded.model), []
+
+    def build(spec, device):
+        alive.append(trained())
+        return nn.Linear(1, 1)
+
+    monkeypatch.setattr("models.build.build_model", build)
+    assert not loaded.fresh().training and alive == [None]
+    other = Loaded(SimpleNamespace(run=None), "cpu")
+    other.model = model = nn.Linear(1, 1)
+    assert other.fresh() is other.model is model
 
 
 @pytest.mark.parametrize(("head", "tied", "names"), [
