@@ -228,8 +228,9 @@ def test_bad_data(fixture_folder, bind):
     def load(name: str, spec: Spec) -> object:
         return load_examples([name], spec, Context(sources=Sources(longbench=fixture_folder)))
 
-    with pytest.raises(ValueError, match=r"has no lcc\.jsonl"):
-        bind(Spec(tasks=("lcc",)), longbench=fixture_folder)
+    for tasks in (("lcc",), ("lcc", "trec"), ("trec", "lcc"), ("trec", "lcc", "hotpotqa")):
+        with pytest.raises(ValueError, match=r"has no lcc\.jsonl"):
+            bind(Spec(tasks=tasks), longbench=fixture_folder)
     for content, message in (
         ('{"context": "x"}\n', "lacks the LongBench fields all_classes, answers, input"),
         ("not json\n", "cannot be read as LongBench data"),

@@ -107,6 +107,26 @@ def test_documents_have_the_asked_tokens_and_the_needle_after_the_right_sentence
     assert not [token for token in kept[place:target] if token in stops]
 
 
+class Odd:
+    """A number a letter, and one more where that makes the count odd."""
+
+    def encode(self, text):
+        return [ord(sign) for sign in text] + [0] * (len(text) % 2 == 0)
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+
+@pytest.mark.parametrize(("tokens", "depth", "found"), [
+    (19, 50, "aaaa.+++bbbb.cccc.d"), (20, 50, "aaaa.+++bbbb.cccc.d"), (20, 100, "aaaa.bbbb.cccc.d+++"),
+    (20, 0, "+++aaaa.bbbb.cccc.d"), (21, 50, "aaaa.+++bbbb.cccc.ddd"),
+])  # fmt: skip
+def test_where_no_document_has_the_asked_tokens_the_closest_shorter_one_is_taken(tokens, depth, found):
+    """One that is a token too long is tried first."""
+    hay = [ord(sign) for sign in "aaaa.bbbb.cccc.dddd.eeee.ffff."]
+    assert document(Odd(), hay, "+++", tokens, depth, {ord(".")}) == found
+
+
 def test_haystack_order_repetition_and_samples(codecs, corpus, bind, tmp_path):
     (tmp_path / "b.txt").write_text("Second. ")
     (tmp_path / "a.txt").write_text("First. ")

@@ -74,16 +74,21 @@ def test_a_model_that_copies_scores_all_and_one_that_guesses_a_quarter(corpus, c
         return re.search(r"is: ([0-9a-f-]+)\.", text).group(1)
 
     def likelihoods(self, requests, **unused):
+        read.add(self.max_length)
         return [(0.0 if texts[1].strip() == value_in(texts[0]) else -9.0, False) for texts, _, _ in requests]
 
+    def texts(self, requests, **unused):
+        read.add(self.max_length)
+        return [f" {value_in(r.args[0])} so" for r in requests]
+
     monkeypatch.setattr(HarnessModel, "_loglikelihood_tokens", likelihoods)
-    monkeypatch.setattr(
-        HarnessModel, "generate_until", lambda self, requests, **unused: [f" {value_in(r.args[0])} so" for r in requests]
-    )
-    for answers in ("choose", "generate"):
-        spec = bind(Spec(lengths=LENGTHS, samples=3, answers=answers, max_new_tokens=40))
+    monkeypatch.setattr(HarnessModel, "generate_until", texts)
+    for answers, lengths in (("choose", LENGTHS), ("generate", LENGTHS[::-1])):
+        read: set[int] = set()
+        spec = bind(Spec(lengths=lengths, samples=3, answers=answers, max_new_tokens=40))
         rows = measure.evaluate(in_memory(None, codec), spec, context)
         assert len(rows) == 6 and (rows["value"] == 100).all() and set(rows["length"]) == set(LENGTHS)
+        assert read == {max(LENGTHS)}, "or the longer prompts are cut"
 
     def guesses(self, requests, **unused):
         random = np.random.default_rng(0)
