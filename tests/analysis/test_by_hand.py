@@ -149,6 +149,12 @@ def test_needles_at_places():
     assert part.variance == pytest.approx(6 / 5 * (1 + 1 + 4 + 4 + 1 + 1) / 36)
 
 
+def test_labels_of_needles_are_in_the_order_of_their_models():
+    models = ["unknown", "mamba2", "fox_pro", "transformer_pro", "mamba2", "transformer_pro"]
+    found = needles("needle", {"value": [1.0] * 6, "label": list("dcbaea"), "model": models})
+    assert found.labels == ["b", "a", "c", "e", "d"]
+
+
 def test_the_same_cells_of_repeated_needles():
     """Those of the length that is asked for, each cell as much as another."""
     rows = pd.DataFrame({"mode": "easy", "length": [100] * 4 + [200, 300], "depth": [0.0, 50, 50, 50, 0, 0],

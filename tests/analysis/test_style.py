@@ -1,9 +1,11 @@
 """Saving figures: equal rows give equal bytes, and a picture that shows the same stays."""
 
 import os
+import runpy
 
 from PIL import Image, PngImagePlugin
 
+from analysis import style
 from analysis.style import plt, save
 
 
@@ -47,3 +49,12 @@ def test_a_pdf_that_was_written_after_its_unchanged_png_stays(tmp_path):
     other = pdf.read_bytes()
     drawn(tmp_path)
     assert other != first == pdf.read_bytes()
+
+
+def test_a_users_own_settings_change_no_picture():
+    own = {"lines.linestyle": "--", "font.size": 20.0, "savefig.transparent": True}
+    with plt.rc_context(own):
+        runpy.run_path(style.__file__)
+        assert {name: plt.rcParams[name] for name in own} == {
+            "lines.linestyle": "-", "font.size": 8.0, "savefig.transparent": False,
+        }  # fmt: skip

@@ -202,7 +202,9 @@ def test_longcrawl64_in_place(longcrawl64: Path, tmp_path: Path, gpt2_folder: Pa
         resolve(f"longcrawl64:{longcrawl64}", cache_dir=tmp_path, tokenizer="bytes")
 
 
-@pytest.mark.parametrize("part", ["train.zarr/0.0", "heldout.zarr/0.0", "train.zarr/.zarray", "tokenizer/tokenizer.json"])
+@pytest.mark.parametrize("part", [
+    "train.zarr/0.0", "heldout.zarr/0.0", "train.zarr/.zarray", "tokenizer/tokenizer.json", "heldout-sources.json"
+])  # fmt: skip
 def test_every_flipped_bit_of_a_prepared_corpus_is_noticed(text_folder: Path, tmp_path: Path, part: str) -> None:
     corpus = prepare(resolve(f"text:{text_folder}", tokenizer="bytes", document_len=128, cache_dir=tmp_path / "cache"))
     path = corpus.folder / part
@@ -223,7 +225,7 @@ def test_every_flipped_bit_of_a_prepared_corpus_is_noticed(text_folder: Path, tm
 def read_all(corpus: Corpus) -> None:
     corpus.train.read(slice(None))
     corpus.heldout.read(slice(None))
-    assert corpus.tokenizer.vocab_size == 257
+    assert corpus.tokenizer.vocab_size == 257 and corpus.heldout_sources is not None
 
 
 def test_files_are_checked_once(text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
