@@ -82,7 +82,8 @@ def compare_with_kernels(
         leaves = [None if t is None else t.to(device, dtype).requires_grad_() for t in inputs]
         exact = [None if t is None else t.detach().cpu().float().requires_grad_() for t in leaves]
         y, expected = fused(*leaves), plain(*exact)
-        dy = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+        dy = torch.randn(expected.shape[::-1], generator=torch.Generator().manual_seed(1)).to(dtype)
+        dy = dy.permute(*range(dy.dim())[::-1])  # its numbers do not lie in their order
         found = torch.autograd.grad(y, [t for t in leaves if t is not None], dy.to(device))
         truth = torch.autograd.grad(expected, [t for t in exact if t is not None], dy.float())
         for a, b in zip((y, *found), (expected, *truth), strict=True):

@@ -43,7 +43,8 @@ def with_gradients(function, arguments):
     leaves = [x.detach().clone().requires_grad_() for x in arguments]
     y, state = function(*leaves)
     torch.manual_seed(1)
-    weights = (torch.randint(-9, 10, result.shape).to(result) for result in (y, state))  # which every dtype holds
+    # of numbers that every dtype holds, which do not lie in their order
+    weights = (torch.randint(-9, 10, result.mT.shape).to(result).mT for result in (y, state))
     loss = sum((result * weight).sum() for result, weight in zip((y, state), weights, strict=True))
     return y.detach(), state.detach(), *torch.autograd.grad(loss, leaves)
 

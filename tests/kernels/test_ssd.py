@@ -27,7 +27,7 @@ def scan(q, k, x, step, g, skip, state):
     return torch.stack(outputs, 1), state
 
 
-def inputs(seq_len: int, decay: str = "mild", state_size: int = N, channels: int = P) -> list[Tensor]:
+def inputs(seq_len: int, decay: str = "mild", state_size: int = N, channels: int = P, H: int = H) -> list[Tensor]:
     torch.manual_seed(seq_len)
     q, k = torch.randn(2, B, seq_len, state_size).unbind()
     x, step = torch.randn(B, seq_len, H, channels), torch.rand(B, seq_len, H)
@@ -111,7 +111,7 @@ def test_starts_from_zeros_and_needs_no_gradient_of_the_state():
 
 
 def errors_by_norm(
-    seq_len: int, decay: str, dtype: torch.dtype, device: str, sizes: tuple[int, int], run=ssd
+    seq_len: int, decay: str, dtype: torch.dtype, device: str, sizes: tuple[int, ...], run=ssd
 ) -> dict[str, float]:
     """Errors of `run` against the scan in fp64 of the same rounded inputs; q, k and x are views with steps, as in a layer."""
     arguments = [x.to(device, dtype if i < 3 else torch.float32) for i, x in enumerate(inputs(seq_len, decay, *sizes))]
@@ -128,7 +128,7 @@ def errors_by_norm(
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 1.2e-2), (torch.float16, 2e-3), (torch.float32, 1e-4)])
 @pytest.mark.parametrize("decay", DECAYS)
-@pytest.mark.parametrize(("seq_len", "sizes"), [(1, (16, 16)), (100, (64, 32)), (128, (128, 64)), (1000, (128, 64))])
+@pytest.mark.parametrize(("seq_len", "sizes"), [(1, (16, 16)), (100, (64, 32)), (128, (128, 64, 4)), (1000, (128, 64))])
 def test_equals_the_scan_on_a_gpu(seq_len, sizes, decay, dtype, tolerance):
     errors = errors_by_norm(seq_len, decay, dtype, "cuda", sizes)
     assert max(errors.values()) < tolerance, errors
