@@ -51,8 +51,8 @@ def compare_scans() -> None:
 
 
 def compare_recurrences() -> None:
-    """Compare Mamba-2 through its kernels: several chunks, the last not full, heads in one program and in
-    two: three cannot be halved, and of four one halving is enough."""
+    """Compare Mamba-2 through its kernels: several chunks, the last not full, heads in one program and in two: three
+    cannot be halved, of four one halving is enough."""
     for seq_len, decay, sizes, programs in (
         (1, "mild", (16, 16), 1),
         (150, "mixed", (32, 16), 10**6),

@@ -1,17 +1,23 @@
 """Layouts, tile sizes and small sums of the attention kernels' host code, worked out by hand."""
 
 import json
+import re
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from kernels.attention_shared import tiles
-from kernels.attention_shared.arguments import first_key_within, pick_backend, schema
+from kernels.attention_shared.arguments import check_tensors, first_key_within, pick_backend, schema
 from kernels.attention_shared.blocks import fold, unfold
 from kernels.attention_shared.launch import _kinds, ceil_div, multiprocessors, power_of_two
 from kernels.attention_shared.packaging import SHARED, Build
 from kernels.attention_shared.tiles import Tiles, _free_strides, rows_descriptor
+from kernels.forgetting_attention import gpu
+from kernels.forgetting_attention.hopper.backward_steps import _reductions
 from kernels.forgetting_attention.options import Options
+from kernels.stick_breaking.portable.tiles import TILES, Plan, plan_for
 
 
 def test_heads_are_folded_and_repeated_for_groups():
@@ -97,6 +103,51 @@ def test_backends(monkeypatch):
             pick_backend(name, q)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert pick_backend("triton", q) == "triton" and pick_backend("auto", q) == "chunked"
+
+
+@pytest.mark.parametrize(("device", "dtype", "batch", "refused"), [
+    ("cpu", torch.float64, 2**15, None), ("cuda", torch.float32, 2**15 - 1, None),
+    ("cuda", torch.float64, 1, "q has dtype torch.float64; allowed on cuda are torch.bfloat16, torch.float16, torch.float32."),
+    ("cpu", torch.int32, 1, "allowed on cpu are torch.bfloat16, torch.float16, torch.float32, torch.float64."),
+    ("cuda", torch.float32, 2**15, "q has 32768 x 2 sequences and heads; a GPU takes 65535 at once."),
+])  # fmt: skip
+def test_what_a_gpu_does_not_take_and_a_cpu_does(device, dtype, batch, refused):
+    q = SimpleNamespace(shape=(batch, 1, 2, 16), dtype=dtype, device=torch.device(device), is_cuda=device == "cuda")
+    with nullcontext() if refused is None else pytest.raises(ValueError, match=re.escape(refused)):
+        check_tensors(q, q, q)
+
+
+def test_hopper_kernels_are_for_hopper_alone(monkeypatch):
+    for capability, D, dtype, cuda, found in (
+        ((9, 0), 64, torch.bfloat16, True, True), ((9, 0), 128, torch.float16, True, True),
+        ((9, 0), 64, torch.float32, True, False), ((9, 0), 32, torch.bfloat16, True, False),
+        ((9, 0), 64, torch.bfloat16, False, False), ((8, 9), 64, torch.bfloat16, True, False),
+        ((10, 0), 64, torch.bfloat16, True, False), ((12, 0), 128, torch.bfloat16, True, False),
+    ):  # fmt: skip
+        monkeypatch.setattr(gpu, "_capability", lambda device, capability=capability: capability)
+        q = SimpleNamespace(is_cuda=cuda, shape=(1, 2, 3, D), dtype=dtype, get_device=lambda: 0)
+        assert gpu._has_hopper_kernels(q) is found, (capability, D, dtype, cuda)
+
+
+@pytest.mark.parametrize("warps", [4, 8])
+def test_four_numbers_of_every_thread_are_added_side_by_side(warps):
+    """32 results, 32 addresses, of which the first is used, and 32 numbers: 16 bytes for each of a warp's 32 threads."""
+    adds = re.findall(r"red\S* \[\$32 \+ (\d+)\], \{(.*)\};", text := _reductions(warps))
+    assert [int(offset) for offset, _ in adds] == [4 * 4 * 32 * warps * step for step in range(8)]
+    assert ", ".join(numbers for _, numbers in adds) == ", ".join(f"${number}" for number in range(64, 96))
+    assert re.findall(r"mov.b32 \$(\d+), 0;", text) == [str(result) for result in range(32)]
+
+
+@pytest.mark.parametrize(("capability", "D", "dtype", "name"), [
+    ((9, 0), 64, torch.bfloat16, "sm_90"), ((9, 0), 128, torch.float16, "sm_90"), ((9, 0), 128, torch.float32, "float32"),
+    ((10, 0), 64, torch.bfloat16, "default"),
+])  # fmt: skip
+def test_each_kernel_of_stick_breaking_has_its_own_tiles(monkeypatch, capability, D, dtype, name):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr("kernels.stick_breaking.portable.tiles.tiles_for", tiles.tiles_for.__wrapped__)
+    found, own = plan_for.__wrapped__(D, dtype, torch.device("cuda")), tiles.table(TILES)[name]
+    assert found == Plan(own[f"forward_{D}"], own[f"dq_{D}"], own[f"dkdv_{D}"])
+    assert name == "float32" or len(set(found)) > 1
 
 
 def test_options_in_pytorchs_language():
