@@ -84,6 +84,8 @@ def test_scratch_may_name_variables(tmp_path, monkeypatch):
         ({"gpu_option": '"gpus"'}, "gpu_option: Input should be 'gpus-per-node' or 'gres'"),
         ({"environment": '{ A = 1 }'}, "environment.A: Input should be a valid string (given: 1)"),
         ({"sbatch": '{ array = "3" }'}, "sbatch: array is what holds the graph together"),
+        ({"sbatch": '{ open_mode = "append" }'}, "sbatch: open-mode is what holds the graph together"),
+        ({"train": '{ srun = { ntasks_per_node = 2 } }'}, "train.srun: ntasks-per-node is what holds the graph together"),
         ({"sbatch": '{ clusters = "two" }'}, "export SLURM_CLUSTERS=NAME in your shell instead"),
         ({"train": '{ srun = { clusters = "two" } }'}, "train.srun: clusters is for every command"),
         ({"train": '{ sbatch = { p = "x" } }'}, "train.sbatch: 'p' is no long option"),

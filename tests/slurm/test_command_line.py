@@ -19,7 +19,7 @@ from slurm import callables, client, epilogue, launcher, submit
 from slurm.client import QueuedJob
 from slurm.cluster import Cluster
 from slurm.epilogue import Start
-from slurm.job import Job, Resources
+from slurm.job import Batch, Job, Resources
 from slurm.snapshot import PACKAGES, ROOT, code_files, snapshot
 from tests.mutants.place import ROOMS
 from tests.slurm.test_epilogue import start_of
@@ -99,6 +99,12 @@ def test_logs_are_shown_once_their_last_lines_and_the_shells_where_there_are_no_
     ]
     assert f"{one.jobs[EVALUATE].log}: not there yet; job 6 is waiting" in told and "fig2" not in told
     assert f"{log}: not there" not in told
+    key = f"{EVALUATE[:-2]}bb"  # another evaluation of the run, which has the same log
+    one.jobs[key] = replace(one.jobs[EVALUATE], key=key, makes=(Path("another"),))
+    one.batches.append(Batch({0: key}, id="8"))
+    one.save()
+    one.jobs[key].log.write_text("e\n")
+    assert site.call(capsys, "logs", "fox")[1].split().count("e") == 1
 
 
 def test_what_is_cancelled_is_noted_unless_it_runs(site, capsys):

@@ -128,6 +128,7 @@ def test_a_job_finds_itself_in_its_submission(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "41")
     start = Start.own(submission.path, 1)
     assert start.job == jobs["draw:c"] and str(start.shell_log) == "/x/1-41.log"
+    assert not start.withdrawn, "it began before sbatch's answer was noted"
     submission.change(1, id="39")  # sbatch was called again, and then this one's answer came
     assert Start.own(submission.path, 1).withdrawn
     submission.change(1, id="41")

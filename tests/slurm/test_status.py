@@ -82,6 +82,18 @@ def test_cancelled_jobs_are_so_after_slurm_has_forgotten_them(tmp_path, monkeypa
     assert states(one)["train"] == ("cancelled", "SLURM says: cancelled")
 
 
+def test_what_was_made_elsewhere_is_done(tmp_path):
+    """All of it: SLURM and the journals know nothing of its end."""
+    one = submission(tmp_path)
+    made = [*one.jobs[TRAIN].makes, *one.jobs[EVALUATE].makes]
+    for path, ended in zip(made, (["train"], ["train"], ["train", "evaluate"]), strict=True):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        found = states(one)
+        assert [kind for kind in found if found[kind] == ("done", "")] == ended
+        assert {found[kind][0] for kind in found if kind not in ended} == {"lost"}
+
+
 def test_only_the_present_error_is_shown(tmp_path):
     one = submission(tmp_path)
     note(one, TRAIN, "start", "5", mark="step-0")

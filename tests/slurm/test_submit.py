@@ -154,6 +154,8 @@ def test_jobs_of_a_killed_submitter_are_adopted(tmp_path, make_slurm, kill_after
     assert code == 0
     assert_each_once(plan, fake, keys)
     assert len(fake.jobs) == 15 and ("nothing to submit" in told) == (kill_after == 3)
+    adopted = read_submissions(graph.submissions_dir(plan))[0]
+    assert adopted.batches[-1].id is not None, "it is known after the queue has forgotten it"
 
 
 def test_a_job_is_known_by_its_name_where_its_comment_is_not_ours(tmp_path, make_slurm):
