@@ -294,6 +294,7 @@ def test_records_of_a_run_grow_together(tmp_path):
         (first, "bc", [training(None, "b", "c")], 2.0), (first, "bc", [training(None, "b", "c")], 2.0),
         (record("ad", training("w", "a", "d")), "abcd", [whole], 2.0), (record("e", other), "abcde", [whole, other], 2.0),
         (record(""), "abcde", [whole, other], 2.0),
+        (record("", training("w", loss=None), training("v", loss=5.0)), "abcde", [whole, other], 2.0),  # what is known stays
     ]  # fmt: skip
     for new, dates, trainings, loss in grown:
         found = store.read_run(store.record_run(tmp_path, new))

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import os
 import signal
 from dataclasses import replace
@@ -369,3 +370,14 @@ def test_a_sealed_folder_is_whole_in_all_its_files(tmp_path):
         assert manifest.fault(tmp_path, digests=False) == f"{base} cannot be read (No such file or directory)"
         (tmp_path / name).write_text(text)
     assert manifest.weights(tmp_path) is None
+
+
+@pytest.mark.parametrize("names", [["model.safetensors"], ["model-00001-of-2.safetensors", "model-00002-of-2.safetensors"]])
+def test_weights_of_a_folder_are_of_all_their_files(tmp_path, names):
+    """Names and contents of whatever files they are in; others do not count. None before they are sealed."""
+    for name in (*reversed(names), "config.json"):
+        (tmp_path / name).write_text(name * 2)
+    assert manifest.weights(tmp_path) is None
+    manifest.seal(tmp_path)
+    whole = b"".join(name.encode() + hashlib.sha256(name.encode() * 2).digest() for name in names)
+    assert manifest.weights(tmp_path) == hashlib.sha256(whole).hexdigest()[:16]

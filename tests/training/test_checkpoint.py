@@ -84,6 +84,19 @@ def test_one_that_is_damaged_while_the_run_goes_on_takes_no_place(save):
     assert save.checkpoints.steps() == [1, 3]
 
 
+@pytest.mark.parametrize("background", [True, False])
+def test_what_is_written_in_the_background_is_what_the_weights_were(tmp_path, background):
+    checkpoints = Checkpoints(tmp_path, "a run", World(0, 1, torch.device("cpu")), keep=2, background=background)
+    weight, seen = torch.nn.Parameter(torch.ones(3)), []
+    checkpoints._write = lambda step, state, group: seen.append((step, state["weight"]))
+    checkpoints.save(4, {"weight": weight})
+    checkpoints.wait()
+    with torch.no_grad():
+        weight.zero_()  # the next step, before a slow disk has the bytes
+    [(step, written)] = seen
+    assert step == 4 and written.tolist() == [float(background)] * 3 and not (background and written.requires_grad)
+
+
 def test_foreign_names_are_left_alone(save):
     for name in ("step-0000000x", "step-1", "notes"):
         (save.checkpoints.folder / name).mkdir(parents=True)
