@@ -197,6 +197,17 @@ def test_the_stored_curve_of_a_run_is_of_another_training_or_of_weights_unknown(
         assert (told.name, told.spec, told.steps, told.starts) == ("the stored run r", {"seed": 1}, found, ["r.json"])
 
 
+def test_what_is_told_of_a_training():
+    """All of its spec, flat, and of its first start what numbers can depend on."""
+    first = dict(python="3.12", versions={"torch": "2"}, device="GPU", world_size=8, deterministic=True, parallel="ddp",
+                 micro_batch_tokens=512)  # fmt: skip
+    starts = [first | {"date": "a", "git_sha": "0123456789abcdef", "git_dirty": False}, first | {"world_size": 1}]
+    told = compare.Training("a", {"seed": 3, "train": {"seq_len": 64}}, pd.DataFrame(), starts).told()
+    own = {"seed": 3, "train.seq_len": 64, "starts": 2, "commit": "0123456789", "versions.torch": "2"}
+    assert told == own | {name: value for name, value in first.items() if name != "versions"}
+    assert compare.Training("a", {"seed": 3}, pd.DataFrame(), []).told() == {"seed": 3, "starts": 0, "commit": "unknown"}
+
+
 BEST, HIGH, LIMIT = ("fox_pro", 2e-3), ("fox_pro", 4e-3), table_lr_grid.UNSTABLE
 
 

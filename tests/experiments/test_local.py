@@ -168,6 +168,23 @@ def test_a_task_goes_to_the_gpu_that_has_fewest(free, running, taken, task, monk
     assert pool.running[-1].gpu == taken and sorted([*pool.free, taken]) == sorted(free)
 
 
+@pytest.mark.parametrize(("needed", "killed"), [((0.0, 1.5), 1.5), ((1.5, 0.0), 1.5), ((0.0, 0.0), 0.0), ((0.0, 999.0), 3.0)])
+def test_tasks_that_save_are_waited_for_until_the_last_has_but_no_longer(monkeypatch, needed, killed):
+    now, sent = [0.0], []
+    sleep = lambda seconds: now.__setitem__(0, now[0] + seconds)  # noqa: E731
+    monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(local, "SAVE_S", 3.0)
+    monkeypatch.setattr(local, "POLL_S", 0.5)
+    pool = object.__new__(local._Pool)
+    pool.console = Console(quiet=True)
+    pool.running = [
+        SimpleNamespace(process=SimpleNamespace(is_alive=lambda end=end: now[0] < end), send=lambda n: sent.append((n, now[0])))
+        for end in needed
+    ]
+    pool._interrupt(signal.SIGINT)
+    assert sent == [(signal.SIGINT, 0.0)] * 2 + [(signal.SIGKILL, killed)] * 2
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_behind(task, tmp_path, number):
     """However the launcher ends, its tasks are told, so that they save, and end, too."""

@@ -16,7 +16,7 @@ from eval.job import Job
 from eval.kinds import KINDS, eval_id
 from eval.shell.sources import UserData
 from experiments import graph
-from experiments.artefact import MAIN, artefacts, chosen
+from experiments.artefact import MAIN, _read, artefacts, chosen
 from experiments.collect import collect
 from experiments.fox import fig7_gate_types
 from experiments.overview import count, print_plan
@@ -394,6 +394,20 @@ def test_a_figure_without_one_of_its_parts_is_named(monkeypatch):
     with pytest.raises(ValueError, match=r"^experiments/fox/fig7_gate_types\.py has no summary"):
         artefacts()
     artefacts.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "FoX: Gates.", "FoX: Gates.\n\n", "Gates.\n\nThe gates.", "FoX: Gates.\nThe gates."]
+)
+def test_a_figure_that_does_not_say_whose_it_is_or_what_it_shows_is_named(monkeypatch, text):
+    monkeypatch.setattr(fig7_gate_types, "__doc__", text)
+    with pytest.raises(
+        ValueError, match=r"fig7_gate_types\.py: its docstring is not PAPER: TITLE\. and, a line below, what it"
+    ):
+        _read("fox", "fig7_gate_types")
+    monkeypatch.setattr(fig7_gate_types, "__doc__", "FoX: Figure 7: Gates.\n\nThe\ngates.")
+    found = _read("fox", "fig7_gate_types")
+    assert (found.paper, found.title, found.shows) == ("FoX: Figure 7", "Gates", "The gates.")
 
 
 def test_artefacts_stand_in_the_papers_order_and_pictures_without_claims_last():

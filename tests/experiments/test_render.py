@@ -38,6 +38,14 @@ def test_drawing_twice_gives_the_same_bytes(made):
     assert report == render.write_report("tiny", results_dir).read_bytes()
 
 
+def test_the_report_takes_all_that_an_artefact_declares(tmp_path):
+    names = ("stem", "title", "paper", "shows", "claims", "looks", "summary", "findings")
+    own = replace(artefacts()[FIG2], looks={"C1": lambda study: "why"}, findings=lambda study: ("It is so.",))
+    section = render._section(own, "tiny", tmp_path, None)
+    assert [getattr(section, name) for name in names] == [getattr(own, name) for name in names]
+    assert (section.study, section.missing, section.fault) == (None, (), "")
+
+
 def refuse(study):
     raise KeyError("shared")
 

@@ -1,8 +1,10 @@
 """A1 to A8: on the paper's numbers where it prints them, on made-up rows with known effects elsewhere."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis.harness import ACCURACIES, PERPLEXITIES
@@ -65,6 +67,21 @@ def test_more_than_the_paper_says_exceeds(tmp_path):
     slow = {"attention_forward": 1.0, "attention": 0.8, "step": 0.99}
     both = shares(tmp_path / "c", speeds={8192: slow, 16384: times})
     assert a3(both).status is a4(both).status is Status.FAILS
+
+
+def test_a_line_of_the_table_by_hand(monkeypatch):
+    """Four heads, two documents, two seeds."""
+    losses = {"loss": [3.0, 3.0], "loss_pruned": [3 + 2e-6, 3 + 4e-6], "decoded_loss": [2.9, 2.9]}
+    each = SimpleNamespace(
+        context=200, mean_H=np.array([0.95, 0.9, 0.5, 0.05]), share_SD=np.array([[0.5, 0.7], [0.2, 0.2]]),
+        losses=pd.DataFrame(losses | {"decoded_loss_pruned": [2.9 - 1e-6, 2.9 - 3e-6]}), log_tolerance=math.log(4e-6),
+        by_head=pd.DataFrame({"keys_read": [10.0, 20.0, 30.0, 20.0], "dropped": [1e-6, 2e-6, 0.0, 1e-6]}),
+    )  # fmt: skip
+    for name, found in (("skipped", [each]), ("about", ""), ("tile_note", "")):
+        monkeypatch.setattr(acp_pruned_share, name, lambda given, found=found: found)
+    monkeypatch.setattr(acp_pruned_share, "over_seeds", lambda title, columns, values, note: values)
+    share, *rest = acp_pruned_share.summary(None)["context 200"]
+    assert share.tolist() == pytest.approx([60, 20]) and rest == pytest.approx([25, 25, 10, 3, -2, 0.5])
 
 
 def test_a_few_heads_are_no_share_of_heads(tmp_path):

@@ -159,9 +159,10 @@ def test_c18_and_c19_count_columns_and_doubt_counts_against_them(short, table1, 
 def test_nine_of_twelve_are_enough(short, table1):
     for column in COLUMNS[:2]:
         table1["fox_pro"][column] = table1["transformer_pro"][column]
-    verdict = c18(short(table1))
+    verdict, ties = c18(short(table1)), ", ".join(map(harness.column_title, COLUMNS[:2]))
     assert verdict.status is Status.HOLDS
     assert verdict.decisive.estimate.effect == 9
+    assert f"FoX (Pro) ahead of Transformer (Pro) on 9 of 12 (not on: {ties}, BoolQ accuracy)" in verdict.sentence
 
 
 def test_seeds_of_a_model_are_the_noise_of_its_mean(short, table1):

@@ -111,7 +111,8 @@ def remainders(tmp_path, above):
 
 
 def test_s8_is_about_the_term(tmp_path):
-    assert s8(remainders(tmp_path / "a", 0.1)).status is Status.HOLDS
+    verdict = s8(remainders(tmp_path / "a", 0.1))
+    assert verdict.status is Status.HOLDS and "at 64 tokens by +10.5%." in verdict.sentence  # e^0.1
     assert s8(remainders(tmp_path / "b", -0.1)).status is Status.FAILS
     assert s8(remainders(tmp_path / "c", 0.0)).status is Status.WITHIN_NOISE
 
