@@ -92,11 +92,12 @@ def test_time_and_tokens_are_summed_over_starts():
 
 
 def test_neighbours_without_claims_stand_side_by_side():
-    def each(stem, pictures=True, claims=()):
-        return {"section": SimpleNamespace(stem=stem, claims=claims), "pictures": [1] * pictures}
+    def each(stem, pictures=True, claims=(), findings=()):
+        return {"section": SimpleNamespace(stem=stem, claims=claims), "pictures": [1] * pictures, "findings": findings}
 
     assert report._halves([each("a"), each("b"), each("c"), each("d", claims=(1,)), each("e"), each("f", False)]) == {"a", "b"}
     assert report._halves([each("a", claims=(1,)), each("b"), each("c"), each("d"), each("e")]) == {"b", "c", "d", "e"}
+    assert report._halves([each("a"), each("b", findings=("a sentence",)), each("c"), each("d")]) == {"c", "d"}
     assert report._halves([each("a", False), each("b")]) == set()
 
 
