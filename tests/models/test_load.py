@@ -15,7 +15,7 @@ from transformers import logging as hf_logging
 
 from models.build import build_model, load_model
 from models.convert import save_authors
-from models.weight_files import INDEX, weight_files
+from models.weight_files import INDEX, read_json, weight_files
 
 SMALL = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
 FOREIGN = {"bos_token_id": 0, "eos_token_id": 0}
@@ -162,6 +162,18 @@ def test_an_index_that_says_nothing_usable_is_refused(tmp_path, monkeypatch, ind
         monkeypatch.setattr(Path, "read_text", lambda path: (_ for _ in ()).throw(PermissionError("why")))
     with pytest.raises(ValueError, match=rf"{INDEX} cannot be read \({fault}: .*\): copy the model again"):
         weight_files(tmp_path)
+
+
+@pytest.mark.parametrize(("content", "words"), [
+    (b"{", r" \(.*\)"), (b"\xff", r" \(.*\)"), (b"[" * 99_999, r" \(.*\)"), (b"[]", " object"), (b"1", " object"),
+])  # fmt: skip
+def test_files_that_are_no_json_object_are_refused_and_none_says_nothing(tmp_path, content, words):
+    assert read_json(tmp_path / "a.json") == {}
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"a\.json is no JSON{words}: copy the model again"):
+        read_json(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text('{"a": "caf\u00e9"}', encoding="utf-8")
+    assert read_json(tmp_path / "a.json") == {"a": "caf\u00e9"}
 
 
 @pytest.mark.parametrize("name", ["ours", "authors", "llama"])
