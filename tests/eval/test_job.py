@@ -293,6 +293,22 @@ def test_the_hub_is_looked_for_where_data_or_the_model_are_there(spec, model, as
     assert len(looked) == asked
 
 
+def test_a_context_is_of_what_the_run_was_trained_on(bind, monkeypatch):
+    """From both commands."""
+    given, data, spec = [], object(), bind(LOSS)
+    sources, found = Sources(), SimpleNamespace(data=data)
+    stop = lambda *arguments: given.append((arguments[0], *arguments[3:])) or (_ for _ in ()).throw(ValueError("x"))  # noqa: E731
+    for module in ("eval.__main__", "eval.job"):
+        monkeypatch.setattr(f"{module}.Subject.find", lambda *arguments: found)
+        monkeypatch.setattr(f"{module}.make_context", stop)
+    monkeypatch.setattr("eval.job.read_spec", lambda path: spec)
+    common = {"device": "cpu", "threads": torch.get_num_threads(), "sources": sources}
+    assert run_job(Job(run=Path("run"), spec=(Path("spec"),), **common)) == 2
+    with pytest.raises(ValueError, match="x"):
+        run_command(SimpleNamespace(spec=spec, model=".", **common))
+    assert given == [(sources, data)] * 2
+
+
 def test_unfinished_run_and_bad_spec_files(make_run, corpus, write, capsys):
     run = make_run()
     (run / "export").rename(run / "export.partial")
