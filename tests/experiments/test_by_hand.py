@@ -1,19 +1,21 @@
 """Parts of collecting and drawing on rows of a few numbers, worked out by hand."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import LogNorm
+from rich.console import Console
 
 from analysis.names import title
 from analysis.study import Line
 from analysis.style import plt
-from experiments import collect, compare, restarts
+from experiments import collect, compare, execute, restarts
 from experiments.beyond import cache_eviction, context_use, gate_worth, last_words
-from experiments.fox import table6_throughput, table_lr_grid
+from experiments.fox import fig1_architecture, table4_settings, table6_throughput, table_lr_grid
 from experiments.recipes import Recipe
 from experiments.scales import SCALES
 from experiments.stick_breaking import stick_cost
@@ -277,3 +279,40 @@ def test_sources_are_of_every_document_that_words_are_from(monkeypatch):
     study = SimpleNamespace(by_series=lambda kind, what: [group], measured=lambda line, meta, count: asked.append(count) or {})
     found = last_words.last_words(study)["fox_pro"]
     assert asked == [6] and found["documents_I"].tolist() == [0, 2, 5]
+
+
+class Hashed(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
+@pytest.mark.parametrize(("reads", "asked", "fetched"), [
+    ((), 0, []), ((("corpus",),), 0, []), ((("hub",),), 1, [0]), ((("corpus",), ("corpus", "hub"), ("hub",)), 1, [1, 2]),
+])  # fmt: skip
+def test_the_hub_is_looked_for_once_where_a_missing_evaluation_reads_it(monkeypatch, reads, asked, fetched):
+    """Each is fetched once, however many runs miss it."""
+    looked, had, sources = [], [], object()
+    fetch = lambda n, given: had.append(n) if given is sources else None  # noqa: E731
+    specs = [Hashed(kind="k", reads=partial(tuple, each), fetch=partial(fetch, n)) for n, each in enumerate(reads)]
+    monkeypatch.setattr(execute, "go_offline_if_unreachable", lambda: looked.append(1))
+    runs = {name: SimpleNamespace(missing_evals=specs) for name in "ab"}
+    plan = SimpleNamespace(corpora=(), runs=runs, request=SimpleNamespace(sources=sources))
+    execute.fetch(plan, Console(quiet=True))
+    assert len(looked) == asked and had == fetched
+
+
+def test_models_are_in_the_order_of_the_paper(monkeypatch):
+    """As they are drawn and tabulated, wherever their rows lie."""
+    labels = ["mine", "mamba2", "transformer_pro", "fox_pro"]
+    rows = pd.DataFrame({"name": ["layers.0.a.weight"], "module": ["Linear"], "shape": ["2 x 3"], "count": [6], "document": [0],
+                         **dict.fromkeys(("right", "right_near", "logp", "logp_near"), 1.0)})  # fmt: skip
+    lines = [(SimpleNamespace(model=label, label=label, run_id="r"), rows, {}) for label in labels]
+    spec = {"model": {"num_layers": 1, "hidden_size": 8, "head_dim": 4},
+            "train": dict.fromkeys(("peak_lr", "train_tokens", "batch_tokens", "warmup_tokens"), 1)}  # fmt: skip
+    study = SimpleNamespace(evaluations=lambda kind, what: lines, by_series=lambda kind, what: [[each] for each in lines],
+                            spec=lambda run_id: spec, train_len=64, measured=lambda *given: {})  # fmt: skip
+    monkeypatch.setattr(table4_settings, "about", lambda study, corpus: "")
+    monkeypatch.setattr(cache_eviction, "_remaining", lambda study, group: group)
+    monkeypatch.setattr(last_words, "Words", lambda **parts: parts)
+    found = (table4_settings.summary(study).rows, fig1_architecture.parts_of(study), cache_eviction.remaining(study),
+             last_words.last_words(study))  # fmt: skip
+    assert [list(each) for each in found] == [labels[::-1]] * 4
