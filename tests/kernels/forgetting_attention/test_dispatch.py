@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernels.forgetting_attention import autograd, cached, chunked, forgetting_attention, interface
+from kernels.forgetting_attention import autograd, cached, chunked, forgetting_attention, gpu, interface
 from kernels.forgetting_attention.cached import forgetting_attention_cached, gates_of_sums, sum_log_gates
 from kernels.forgetting_attention.options import Options
 from kernels.forgetting_attention.pruning.threshold import LOG_TOLERANCE, resolve_threshold
@@ -103,6 +103,58 @@ def test_one_query_without_gradient_is_decoded(taken, monkeypatch, change, decod
     if decoded:
         assert all(x is y for x, y in zip(found[0][1:5], (q, k, v, log_fgate), strict=True))
         assert found[0][5] is None and found[0][6] is start and found[0][7:] == (2, 0.5)
+
+
+@pytest.fixture
+def launched(monkeypatch) -> list[tuple]:
+    """Calls of the computation on a GPU: the name, and all that it is given."""
+    calls: list[tuple] = []
+    results = {"prepare": tuple("abcdefgh"), "hopper_forward": ("o", "lse", "marks"), "forward": ("o", "lse")}
+    for name in ("check_values", "prepare", "tighten", "hopper_forward", "forward", "hopper_backward", "backward"):
+        of = lambda *given, name=name, **more: calls.append((name, *given, *more.values())) or results.get(name, name)  # noqa: E731
+        monkeypatch.setattr(gpu, name, of)
+    monkeypatch.setattr(gpu, "tiles_for", lambda file, kernel, *given: (kernel, *given))
+    monkeypatch.setattr(gpu, "Prepared", lambda *given: given)
+    return calls
+
+
+@pytest.mark.parametrize(("dtype", "hopper", "tolerance"), [
+    (torch.bfloat16, True, None), (torch.float16, True, -4.0), (torch.bfloat16, False, None), (torch.float32, False, -4.0),
+])  # fmt: skip
+def test_kernels_of_a_forward_pass_on_a_gpu(launched, monkeypatch, dtype, hopper, tolerance):
+    """Hopper's are of bfloat16, and what they mark is computed again."""
+    monkeypatch.setattr(gpu, "_has_hopper_kernels", lambda q: hopper)
+    q, k, v, log_fgate = inputs(3, dtype=dtype)
+    options = Options("threshold", tolerance, "start", "ends", 5, 0.5, True, "triton")
+    assert gpu.BACKEND.forward(q, k, v, log_fgate, options) == ("o", ["lse", *"abcd"])
+    given = ("q", "k", "v", tuple("abcdefgh"), 0.5)
+    found = [tuple({id(q): "q", id(k): "k", id(v): "v", id(log_fgate): "g"}.get(id(x), x) for x in call) for call in launched]
+    assert found[:2] == [("check_values", "g", "start", "ends"),
+                         ("prepare", "g", 3, "threshold", "start", "ends", 5, dtype == torch.float32)]  # fmt: skip
+    assert found[2:-2 if hopper and dtype == torch.bfloat16 else -1] == [
+        ("tighten", *given[:2], *given[3:], -4.0)] * (tolerance is not None)  # fmt: skip
+    if hopper and dtype == torch.bfloat16:
+        assert found[-2:] == [("hopper_forward", *given), ("forward", *given, gpu._REDO, ("o", "lse", "marks"))]
+    else:
+        assert found[-1] == ("forward", *given, ("forward", D, dtype, q.device))
+
+
+@pytest.mark.parametrize(("hopper", "key_heads", "deterministic", "everywhere", "ordered"), [
+    (True, H, False, False, False), (True, H, True, False, True), (True, H, False, True, True),
+    (True, H // 2, True, False, None), (False, H, True, False, None),
+])  # fmt: skip
+def test_kernels_of_a_backward_pass_on_a_gpu(launched, monkeypatch, hopper, key_heads, deterministic, everywhere, ordered):
+    """Hopper's take no grouped queries, and add up in order where either the call or all of PyTorch is to be deterministic."""
+    monkeypatch.setattr(gpu, "_has_hopper_kernels", lambda q: hopper)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: everywhere)
+    q, k, v, _ = inputs(3, key_heads)
+    found = gpu.BACKEND.backward("do", q, k, v, "o", ["lse", *"abcd"], 0.5, deterministic)
+    assert found == ("backward" if ordered is None else "hopper_backward")
+    [(_, do, *qkv, o, lse, prepared, scale)], last = [call[:9] for call in launched], launched[0][9:]
+    assert (do, o, lse, prepared, scale) == ("do", "o", "lse", tuple("abcd"), 0.5)
+    assert all(x is y for x, y in zip(qkv, (q, k, v), strict=True))
+    tiles = [(kernel, D, q.dtype, q.device) for kernel in ("dkdv", "dq")]
+    assert list(last) == (tiles if ordered is None else [ordered])
 
 
 def test_what_a_backward_pass_keeps():
