@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from analysis import panels
-from analysis.curves import ContextLosses, LossCurve, compare, compare_contexts, difference, first_plotted
+from analysis.curves import ContextLosses, LossCurve, compare, compare_contexts, context_losses, difference, first_plotted
 from analysis.names import LineStyle
 from analysis.needles import Needles, places
 from analysis.pruning import _skipped
@@ -225,6 +225,21 @@ def test_a_training_is_as_fast_as_its_median_step():
     study.stem = "curves"
     with pytest.raises(ValueError, match="curves: the seeds of a logged different steps"):
         trainings(study)
+
+
+class Stored(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
+def test_curves_are_in_the_order_of_their_models():
+    """Also where their rows lie in another."""
+    models = ["mine", "mamba2", "transformer_pro", "fox_pro"]
+    rows = pd.DataFrame({"step": [1], "tokens": [9], "loss": [1.0], "mfu": [0.1], "tokens_per_s": [1.0], "document": [0],
+                         "place": [0], "context": [1]})  # fmt: skip
+    groups = [[(SimpleNamespace(model=model), rows, {"spec": {"targets": 1}})] for model in models]
+    measured = lambda line, *rest: dict(OF, model=line.model, train_len=4, noise=None, sources_D=None)  # noqa: E731
+    study = Stored(by_series=lambda kind, what: groups, measured=measured)
+    assert [each.model for each in trainings(study)] == list(context_losses(study)) == models[::-1]
 
 
 def test_places_of_needles_do_not_overlap():
