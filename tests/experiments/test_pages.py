@@ -186,7 +186,8 @@ def test_what_pages_count(tmp_path):
     ends = [{"tokens": 100, "wall_s": 3600.0}, None, {"tokens": None, "wall_s": None}, {"tokens": 10, "wall_s": 180.0}]
     for index, record in enumerate(store.study(pages.MAIN).runs.values()):
         start = record["starts"][0] | {"end": ends[index], "params": 10 + index, "epochs": 0.5 * index, "git_dirty": index < 2}
-        wide = start | {"world_size": 4, "date": "later"}
+        start["deterministic"] = True
+        wide = start | {"world_size": 4, "date": "later", "deterministic": False}
         record_run(tmp_path, {**record, "starts": [start, wide] if index == 0 else [start]})
     facts = pages.Facts(tmp_path)
     assert facts.spent("mini") == {"runs": 5, "tokens": 200, "hours": 5.0}
@@ -196,4 +197,5 @@ def test_what_pages_count(tmp_path):
     facts = pages.Facts(tmp_path)
     facts._trained = lambda scale: {name: facts.study(name, scale) for name in (pages.MAIN, "other")}
     assert facts.seeds("mini") == {"one": ["other"], "some": [pages.MAIN], "all": []}
-    assert facts.trainings("mini") == {"all": 5, "unnamed": 5, "changed": 3}
+    varying = ["fox_llama", "fox_pro"]  # one says nothing of it, the other was not at its last start
+    assert facts.trainings("mini") == {"all": 5, "unnamed": 5, "changed": 3, "varying": varying}
