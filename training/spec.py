@@ -175,7 +175,7 @@ def check_device(spec: RunSpec, device: str) -> None:
 def check_capability(spec: RunSpec, capability: tuple[int, int]) -> None:
     """Raise ValueError where the gradients of fla's kernels are known to be wrong on a GPU of this compute capability."""
     if capability[0] == 9 and spec.model.kind in ("gated_delta_net", "fox_hybrid"):
-        reason = "Triton up to 3.7.1 miscompiles the backward pass of fla's gated delta rule for Hopper GPUs"
+        reason = "the gradients of fla's gated delta rule are wrong on Hopper GPUs, at least with Triton up to 3.7.1"
         raise ValueError(f"{spec.name} at {spec.scale} is not trained here: {reason}. Use another GPU or --device cpu")
 
 

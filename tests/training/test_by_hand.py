@@ -99,7 +99,7 @@ def test_what_a_gpu_cannot_train(device, precision, kind, refused):
     ((9, 0), "gated_delta_net", True), ((9, 0), "fox_hybrid", True), ((9, 0), "delta_net", False),
     ((9, 0), "kimi_delta_attention", False), ((8, 0), "gated_delta_net", False), ((10, 0), "fox_hybrid", False),
 ])  # fmt: skip
-def test_what_triton_miscompiles_for_a_gpu(capability, kind, refused):
+def test_whose_gradients_are_wrong_on_a_gpu(capability, kind, refused):
     spec = SimpleNamespace(name="n", scale="s", model=SimpleNamespace(kind=kind))
     with pytest.raises(ValueError, match="n at s is not trained here") if refused else contextlib.nullcontext():
         check_capability(spec, capability)
