@@ -16,6 +16,7 @@ from torch import nn
 
 from models.build import build_model
 from models.spec import ForgettingTransformerSpec
+from results.sealed import read_sealed
 from training import __main__ as command
 from training import (
     command_line,
@@ -25,6 +26,7 @@ from training import (
     step,
 )
 from training.distributed import World
+from training.journal import Journal
 from training.lines import line
 from training.run_folder import RunFolder
 from training.spec import Execution, TrainSpec, check_capability, check_device, micro_batch_size
@@ -370,6 +372,23 @@ def test_a_sealed_folder_is_whole_in_all_its_files(tmp_path):
         assert manifest.fault(tmp_path, digests=False) == f"{base} cannot be read (No such file or directory)"
         (tmp_path / name).write_text(text)
     assert manifest.weights(tmp_path) is None
+
+
+def test_all_is_on_disk_before_it_is_relied_on(monkeypatch, tmp_path):
+    """Every file before its manifest, and the rows of metrics before a checkpoint."""
+    synced = []
+    monkeypatch.setattr(manifest.os, "fsync", lambda number: synced.append(Path(os.readlink(f"/proc/self/fd/{number}")).name))
+    (tmp_path / "deep").mkdir()
+    for name in ("a", "deep/b", manifest.MANIFEST):
+        (tmp_path / name).write_text(name)
+    manifest.seal(tmp_path)
+    assert synced[:2] == ["a", "b"] and read_sealed(tmp_path / manifest.MANIFEST, "")["files"].keys() == {"a", "deep/b"}
+    synced.clear()
+    own = SimpleNamespace(_record=lambda following: synced.append(following), _file=None)
+    Journal.catch_up(own)
+    with open(tmp_path / "metrics.jsonl", "w") as own._file:
+        Journal.catch_up(own)
+    assert synced == [None, None, "metrics.jsonl"]
 
 
 @pytest.mark.parametrize("names", [["model.safetensors"], ["model-00001-of-2.safetensors", "model-00002-of-2.safetensors"]])

@@ -99,6 +99,13 @@ def test_sharded_models_are_split_layer_by_layer(monkeypatch, parallel, local, m
     assert distributed.spread(module, layers, ALONE, parallel, "bf16") is module and not units
 
 
+def test_nodes_of_unequal_size_are_refused(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    words = "--parallel hsdp: 8 processes, 3 on this node; give each node as many, or use fsdp"
+    with pytest.raises(ValueError, match=words):
+        distributed.spread(nn.Linear(1, 1), [], World(1, 8, CPU), "hsdp", "fp32")
+
+
 @pytest.mark.parametrize(("device", "devices"), [(CPU, None), (GPU, [GPU])])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_replicated_models_are_wrapped_for_their_device(monkeypatch, device, devices, dtype):

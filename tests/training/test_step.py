@@ -3,6 +3,7 @@
 import json
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,6 +49,24 @@ def test_a_step_of_gradient_descent(micro_batch, grad_clip, lr):
     clipped = gradient * min(1, grad_clip / gradient.norm().item())
     torch.testing.assert_close(module.weight.detach().double(), before - lr * clipped, rtol=0, atol=1e-6)
     assert verdict == 0 and module.weight.grad is None
+
+
+def test_a_step_that_is_judged_bad_is_not_applied_and_one_of_a_process_is_the_mean_of_all():
+    judged, module = [], Squares()
+    before = module.weight.detach().clone()
+    guard = SimpleNamespace(judge=lambda loss, norm: judged.append((loss, norm)) or torch.tensor(verdict))
+    spec = TrainSpec(seq_len=8, batch_tokens=8, train_tokens=8, warmup_tokens=0, peak_lr=1.0, precision="fp32")
+    adam = torch.optim.AdamW(module.parameters(), lr=0.0, fused=True)
+    others = lambda loss: [loss, loss + 1, loss + 5, loss + 6]  # noqa: E731
+    world = SimpleNamespace(size=4, gather=others, device=torch.device("cpu"))
+    stepper = Stepper(module, adam, guard, spec, world, 1)
+    ids = torch.arange(8)[None]
+    for verdict, applied in ((SPIKE, False), (NOT_FINITE, False), (0, True)):
+        found = stepper.run(ids, ids * 0, 0.5)
+        assert (
+            float(found[0]) == pytest.approx(float((before**2).mean()) + 3) and judged[-1] == found[:2] and found[2] == verdict
+        )
+        assert bool((module.weight != before).all()) is applied and module.weight.grad is None
 
 
 class Matrices(Squares):
