@@ -67,6 +67,9 @@ def test_strides_that_tiles_are_read_by():
         ((2, 3, 2, 16), (96, -32, 16, 1), 2, None), ((2, 3, 2, 16), (96, 8, 16, 1), 2, (96, 8, 16, 1)),
     ):  # fmt: skip
         assert _free_strides(shape, strides, size) == found, (shape, strides)
+    turned = torch.arange(2 * 3 * 16 * 2.0).view(2, 3, 16, 2).mT  # dense, in another order: a copy that kept it would not do
+    _, tensor, _, strides, _ = rows_descriptor(turned, 8)
+    assert tensor.is_contiguous() and torch.equal(tensor, turned) and strides == (96, 32, 16, 1)
     x = torch.arange(2 * 3 * 2 * 24, dtype=torch.float32).view(2, 3, 2, 24)
     for view, copied in ((x[..., :16], False), (x[..., 4:20], False), (x[..., 1:17], True), (x[..., ::2], True),
                          (x.transpose(1, 2), False)):  # fmt: skip
