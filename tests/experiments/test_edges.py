@@ -72,7 +72,7 @@ def test_what_was_adopted_is_one_and_for_this_corpus(monkeypatch, tmp_path, own,
 
 
 def test_a_checkpoint_is_known_by_its_weights_and_its_tokeniser(tmp_path):
-    """Of every file of both, by name and content; other files do not count."""
+    """Names and contents of every file of both count, others do not."""
     with pytest.raises(ValueError, match=r"holds no model.safetensors: convert its weights first"):
         adopt._digest(tmp_path)
     weights = tmp_path / "model.safetensors"

@@ -1,4 +1,4 @@
-"""What records, checkpoints, exports and command lines do at their edges, by hand."""
+"""Records, checkpoints, exports and command lines at their edges, by hand."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""What each provider, regime and mode of the benchmark is given, with stand-ins for what takes a GPU."""
+"""Options and inputs of each provider, regime and mode of the benchmark, with stand-ins for what takes a GPU."""
 
 import contextlib
 import math
