@@ -1,0 +1,104 @@
+"""Parts of figures whose made-up rows elsewhere leave something out, by hand."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.style import plt
+from experiments.beyond import context_use
+from experiments.fox import fig1_architecture as fig1
+from experiments.fox import fig7_gate_types as fig7
+
+PLAIN = {
+    "attn.q_proj.weight": "8 x 8",
+    "attn.o_proj.weight": "8 x 9",
+    "attn.k_proj.weight": "8 x 3",
+    "attn.v_proj.weight": "8 x 4",
+}
+PRO = {
+    "attn.q_proj.weight": "8 x 8", "attn.k_proj.shift_proj.weight": "2 x 8", "attn.k_proj.linear.weight": "8 x 5",
+    "attn.v_proj.shift_proj.weight": "2 x 8", "attn.v_proj.linear.weight": "8 x 6", "attn.fgate_proj.bias": "2",
+    "attn.fgate_proj.weight": "2 x 7", "attn.q_norm.weight": "4", "attn.k_norm.weight": "5", "attn.ogate_proj.weight": "8 x 2",
+    "attn.output_norm.weight": "8", "attn.o_proj.weight": "8 x 9",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("sizes", "rope", "boxes"), [
+    (PLAIN, True, ["Linear 8 x 8", "RoPE None", "Linear 8 x 3", "RoPE None", "Linear 8 x 4", "Softmax attention None",
+                   "Linear 8 x 9"]),
+    (PRO, False, ["Linear, $\\log\\sigma$ 2 x 7", "Linear 8 x 8", "RMSNorm 4", "ShiftLinear 8 x 5", "RMSNorm 5",
+                  "ShiftLinear 8 x 6", "Forgetting attention None", "RMSNorm 8", "Linear, $\\sigma$ 8 x 2", "Linear 8 x 9"]),
+])  # fmt: skip
+def test_boxes_of_an_attention_layer(monkeypatch, sizes, rope, boxes):
+    """Sizes of the matrices, the shifted projections' own; where each stage stands is a pair of axes of its own."""
+    drawn, places = [], {}
+
+    def box(axes: object, x: float, stage: tuple, half: float = 0.0) -> None:
+        drawn.append(f"{stage[1]} {stage[2]}".replace("\N{MULTIPLICATION SIGN}", "x"))
+        places.setdefault(x, []).append(stage[0])
+
+    monkeypatch.setattr(fig1, "_box", box)
+    figure, axes = plt.subplots()
+    rows = pd.DataFrame({"name": list(sizes), "shape": list(sizes.values())})
+    fig1._layer(axes, fig1.Parts(rows, rope))
+    plt.close(figure)
+    assert drawn == boxes and all(heights == sorted(set(heights)) for heights in places.values())
+
+
+@pytest.mark.parametrize(("gate", "label", "dashed"), [
+    (fig7.Gate("full"), "data-dependent (Pro)", False), (fig7.Gate("none"), "none", True),
+    (fig7.Gate("fixed", 64), "constant, $T_{max}$ 64", True), (fig7.Gate("bias_only", 2048), "constant, $T_{max}$ 2k", True),
+])  # fmt: skip
+def test_styles_of_gates(monkeypatch, gate, label, dashed):
+    """Constant gates of one T_max have one shade, whatever their kind; another T_max has another."""
+    monkeypatch.setattr(fig7, "GATES", {**fig7.GATES, "none": "none"})
+    style = fig7._style("fox_pro", gate, [64, 2048])
+    assert style.label == label and (style.dashes == fig7.DASHED) is dashed and (style.dashes is None) is not dashed
+    if gate.longest is not None:
+        shades = [fig7._style("fox_pro", fig7.Gate(kind, gate.longest), [64, 2048]).colour for kind in fig7.CONSTANT]
+        other = fig7._style("fox_pro", fig7.Gate("fixed", 2112 - gate.longest), [64, 2048]).colour
+        assert set(shades) == {style.colour} != {other}
+
+
+def test_gates_are_above_the_mean_of_the_data_dependent_ones_seeds(monkeypatch):
+    """A block without them has losses alone, and a gate that a block lacks has nothing there."""
+    curve = lambda *losses: SimpleNamespace(train_len=64, log_p=lambda n: np.array(losses) + n - 64)  # noqa: E731
+    full, fixed, long = fig7.Gate("full"), fig7.Gate("fixed", 64), fig7.Gate("fixed", 2048)
+    found = {"fox_llama": {full: curve(1.0, 3.0), fixed: curve(5.0, 7.0)}, "fox_pro": {fixed: curve(4.0), long: curve(6.0)}}
+    monkeypatch.setattr(fig7, "gates", lambda study, model: found[model])
+    monkeypatch.setattr(fig7, "about", lambda study: "about")
+    monkeypatch.setattr(fig7, "over_seeds", lambda *given: given)
+    _, columns, values, _ = fig7.summary(SimpleNamespace(train_len=64))
+    told = {gate: [None if cell is None else cell.tolist() for cell in cells] for gate, cells in values.items()}
+    assert told == {str(full): [[1.0, 3.0], [-1.0, 1.0], None, None], str(fixed): [[5.0, 7.0], [3.0, 5.0], [4.0], None],
+                    str(long): [None, None, [6.0], None]}  # fmt: skip
+    assert [column.key for column in columns] == ["fox_llama_loss", "fox_llama_above", "fox_pro_loss", "fox_pro_above"]
+
+
+def test_points_without_an_interval_are_drawn_without_one(monkeypatch):
+    """Later contexts than the first, and than the one from which the right panel goes; and of each pair the lead at all."""
+    contexts = np.array([8, 16, 40])
+    found = {name: SimpleNamespace(contexts_C=contexts, name=name) for name in ("fox_pro", "transformer_pro")}
+    of = lambda effect, interval: SimpleNamespace(effect=effect, interval=interval)  # noqa: E731
+    monkeypatch.setattr(context_use, "context_losses", lambda study: found)
+    monkeypatch.setattr(context_use, "_early", lambda losses: 16)
+    monkeypatch.setattr(context_use, "pairs_in", lambda found: ([("fox_pro", "transformer_pro")], []))
+    monkeypatch.setattr(
+        context_use, "change", lambda losses, before, after: of(before * 100.0 + after, None if after == 40 else (1.0, 2.0))
+    )
+    monkeypatch.setattr(
+        context_use, "lead", lambda fox, other, context: of(context / 2, (0.0, 9.0) if fox.name == "fox_pro" else None)
+    )
+    rows = context_use.points(None).to_numpy(object).tolist()
+    wanted = [
+        (panel, model, after, start * 100.0 + after, *((math.nan,) * 2 if after == 40 else (1.0, 2.0)))
+        for panel, start in (("all", 8), ("late", 16))
+        for model in found
+        for after in (8, 16, 40)
+        if after >= start
+    ]
+    wanted += [("lead", "fox_pro", context, context / 2, 0.0, 9.0) for context in (8, 16, 40)]  # fmt: skip
+    assert [str(row) for row in map(tuple, rows)] == [str(row) for row in wanted]
