@@ -8,8 +8,13 @@ import pandas as pd
 import pytest
 
 from analysis.style import plt
-from experiments.beyond import context_use
+from analysis.verdict import Status
+from experiments.acp import acp_pruned_share
+from experiments.beyond import context_use, ruler
 from experiments.fox import fig1_architecture as fig1
+from experiments.fox import fig2_per_token_loss as fig2
+from experiments.fox import fig5_tokens_and_lr as fig5
+from experiments.fox import fig6_scale as fig6
 from experiments.fox import fig7_gate_types as fig7
 
 PLAIN = {
@@ -102,3 +107,73 @@ def test_points_without_an_interval_are_drawn_without_one(monkeypatch):
     ]
     wanted += [("lead", "fox_pro", context, context / 2, 0.0, 9.0) for context in (8, 16, 40)]  # fmt: skip
     assert [str(row) for row in map(tuple, rows)] == [str(row) for row in wanted]
+
+
+@pytest.mark.parametrize(("answers", "how"), [
+    ("choose", "the likeliest of four values, guessing gives 25%; 7 examples per task and length"),
+    ("generate", "values found in what is generated; 7 examples per task and length"),
+])  # fmt: skip
+def test_what_is_said_of_how_ruler_was_answered(answers, how):
+    assert ruler._note(SimpleNamespace(metas=lambda kind: [{"spec": {"answers": answers, "samples": 7}}])) == how
+
+
+def test_curves_of_trainings_that_did_not_measure_what_they_skip_are_left_out():
+    """Rows of older trainings lack the column, and between two measurements there is none."""
+    measured = pd.DataFrame({"tokens": [10, 20, 40], "pruned_share": [0.5, math.nan, 0.75]})
+    lines = [("a", measured), ("b", measured), ("a", measured.assign(pruned_share=math.nan)), ("a", measured[["tokens"]]),
+             ("a", measured.assign(pruned_share=[0.25, math.nan, 0.5]))]  # fmt: skip
+    of = lambda some: SimpleNamespace(evaluations=lambda kind: [(SimpleNamespace(label=name), rows, {}) for name, rows in some])  # noqa: E731
+    drawn = acp_pruned_share._over_training(of(lines), "a", "style")
+    assert (drawn.style, drawn.x.tolist(), drawn.values_SX.tolist()) == ("style", [0.25, 1.0], [[0.5, 0.75], [0.25, 0.5]])
+    assert acp_pruned_share._over_training(of(lines[1:4]), "a", "style") is None
+
+
+@pytest.mark.parametrize(("effects", "told"), [
+    ((-1.0, 1.0), "In 1 of 1 pairs"), ((0.0, 1.0), "In 0 of 1 pairs"), ((-1.0, 0.0), "In 0 of 1 pairs"),
+    ((1.0, -1.0), "In 0 of 1 pairs"), ((-1.0, None), "In 0 of 0 pairs"),
+])  # fmt: skip
+def test_pairs_that_more_tokens_help_inside_and_hurt_beyond(monkeypatch, effects, told):
+    """Ties are neither; a pair is of the longer training and the shorter one."""
+    curves = [
+        SimpleNamespace(model=model, label=str(size), length=length, train_len=64, axes={"train_tokens": size})
+        for model, size, length in (("fox_pro", 1, 128), ("fox_pro", 4, 128), ("fox_pro", 9, 64), ("mamba2", 9, 128))
+    ]
+    asked, decided = [], []
+    of = lambda value: None if value is None else SimpleNamespace(effect=value)  # noqa: E731
+    monkeypatch.setattr(fig5, "settings", lambda study: curves)
+    monkeypatch.setattr(fig5, "stored_needles", lambda study: None)
+    monkeypatch.setattr(
+        fig5, "inside_and_beyond", lambda more, fewer: asked.append((more.label, fewer.label)) or [*map(of, effects)]
+    )
+    monkeypatch.setattr(fig5, "Comparison", lambda name, estimate, **how: (name, estimate.effect, how))
+    monkeypatch.setattr(fig5, "decide_any", lambda sentence, ways, absent: decided.append((ways, absent)) or sentence)
+    assert fig5.c24(None).startswith(told) and asked == [("4", "1")]
+    inside, beyond = effects
+    way = [("4 minus 1, loss inside", inside, {"below": True}), ("4 minus 1, loss beyond", beyond, {})]
+    assert decided[0][0] == ([] if beyond is None else [way]) and len(decided[0][1]) == (beyond is None)
+
+
+def test_sizes_that_are_not_drawn_are_no_claim(monkeypatch):
+    monkeypatch.setattr(fig6, "panels_of", lambda study: {"context": {"a": 1}})
+    monkeypatch.setattr(fig6, "pairs_of", lambda groups: [] if groups == {} else pytest.fail("of another panel"))
+    verdict = fig6.c25b(None)
+    assert verdict.status is Status.NOT_MEASURED, verdict
+
+
+@pytest.mark.parametrize("entropy", [None, 5.0])
+def test_losses_are_below_the_unigram_entropy_where_it_is_known(monkeypatch, entropy):
+    """Lengths are those that the curves reach; a mean inside is never of more than they have."""
+    asked = []
+    curve = SimpleNamespace(length=100, label="a", log_p=lambda length: asked.append(length) or np.array([length / 50]))
+    monkeypatch.setattr(fig2, "in_order", lambda study: {"a": curve})
+    monkeypatch.setattr(fig2, "unigram_entropy", lambda study: entropy)
+    monkeypatch.setattr(fig2, "about", lambda study: "About.")
+    monkeypatch.setattr(fig2, "over_seeds", lambda title, columns, values, note: ([each.key for each in columns], values, note))
+    keys, values, note = fig2.summary(SimpleNamespace(train_len=64))
+    known = entropy is not None
+    assert keys == ["mean_loss", *["below_unigram"] * known, "ppl_16", "ppl_64"] and asked == [64, 16, 64]
+    wanted = [64 / 50, *[5 - 64 / 50] * known, math.exp(16 / 50), math.exp(64 / 50)]
+    assert [cell.item() for cell in values["a"]] == pytest.approx(wanted)
+    assert note.startswith("About.") and ("Unigram entropy of the held-out text: 5.000 nats" in note) is known
+    fig2.summary(SimpleNamespace(train_len=128))
+    assert asked[3:] == [100, 32]
