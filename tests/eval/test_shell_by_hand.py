@@ -1,9 +1,12 @@
 """Shell of the evaluations, worked out by hand: machines, batches, ends of rows, what is finished already, and texts."""
 
+import hashlib
 import json
 import math
+import os
 import socket
 import weakref
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,7 +31,7 @@ from models.weight_files import INDEX
 
 def test_what_a_gpu_had_of_its_memory(monkeypatch):
     called = []
-    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda device: {"cuda:1": 3 * 2**29}[device])
+    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda device: {"cuda:1": 3 * 2**29 + 2**20}[device])
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: called.append("empty"))
     monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", called.append)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: f"some GPU {device}")
@@ -44,14 +47,16 @@ def test_what_a_gpu_had_of_its_memory(monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "count", "refused"), [
-    ("cpu", 0, None), ("cuda", 1, None), ("cuda:0", 1, None), ("cuda:1", 2, None), ("cuda:1", 1, "has 1 CUDA GPUs"),
+    ("cpu", 0, None), ("cuda", 1, None), ("cuda:0", 1, None), ("cuda:1", 2, None), ("cuda:12", 13, None), ("cuda:1", 1, "has 1 CUDA GPUs"),
     ("cuda", 0, "no usable CUDA GPU"), ("cuda:", 1, "choose cpu, cuda or cuda:N"), ("tpu", 1, "choose"), ("xcpu", 1, "choose"),
 ])  # fmt: skip
 def test_devices_that_are_there(monkeypatch, name, count, refused):
     monkeypatch.setattr("torch.cuda.is_available", lambda: count > 0)
     monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    monkeypatch.setattr(machine.hardware, "equal_bits", lambda threads, given: {"THREADS": f"{threads} of {given is os.environ}"})
+    monkeypatch.setenv("THREADS", "")
     if refused is None:
-        assert machine.use(name, 1) == name
+        assert machine.use(name, 3) == name and os.environ["THREADS"] == "3 of True"
     else:
         with pytest.raises(ValueError, match=refused):
             machine.use(name, 1)
@@ -81,6 +86,15 @@ def test_the_hub_is_looked_for_at_its_address(monkeypatch, capsys, endpoint, por
     monkeypatch.setattr("urllib.request.getproxies", lambda: {"http": "proxy"})
     machine.go_offline_if_unreachable()
     assert len(asked) == 1 and not capsys.readouterr().err, "a proxy is asked by the library itself"
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+    for error in (socket.gaierror(-2, "unknown name"), TimeoutError("too late"), ConnectionRefusedError("refused")):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        monkeypatch.setattr(socket, "create_connection", lambda *address, error=error, **how: (_ for _ in ()).throw(error))
+        machine.go_offline_if_unreachable()
+        assert constants.HF_HUB_OFFLINE and os.environ["HF_HUB_OFFLINE"] == "1" and str(error) in capsys.readouterr().err
+    machine.go_offline_if_unreachable()
+    assert not capsys.readouterr().err, "it is said once"
 
 
 def test_batches_are_bounded():
@@ -107,19 +121,28 @@ def test_a_batch_that_does_not_fit_is_halved():
 
     found = in_batches([2, 3, 1], Compute(), run, on_done=lambda *each: told.append(each))
     assert found == [0, 10, 20] and tried == [[1, 0, 2], [1], [0, 2], [0], [2]] and told == [(1, 10), (0, 0), (2, 20)]
+    tried.clear()
+    assert in_batches([2, 3, 1], Compute(), run, batch_tokens=6) == [0, 10, 20]
+    assert tried == [[1, 0], [1], [0], [2]], "its halves come before what is shorter"
+    with pytest.raises(ValueError, match="shorter"):  # of zip: a prompt without a result is no end
+        in_batches([2, 3], Compute(), lambda batch: [0])
     with pytest.raises(RuntimeError, match="else"):
         in_batches([2, 3], Compute(), lambda batch: (_ for _ in ()).throw(RuntimeError("else")))
     with pytest.raises(ValueError, match=r"a prompt of 3 tokens .* of cpu"):
         in_batches([2, 3], Compute(), lambda batch: (_ for _ in ()).throw(torch.OutOfMemoryError))
 
 
-def test_what_is_recorded_is_not_computed_again(tmp_path):
+def test_what_is_recorded_is_not_computed_again(tmp_path, monkeypatch):
+    told = []
+    bar = lambda *counts: told.append(counts) or nullcontext(SimpleNamespace(advance=lambda: told.append(1)))  # noqa: E731
+    monkeypatch.setattr("eval.shell.batching.Progress", bar)
     context = Context(sources=Sources(batch_tokens=6), partial=Partial(tmp_path / "a.jsonl", "me"))
     context.partial.add("b", {"x": 0})
     asked = []
     run = lambda keys: asked.append(keys) or [{"x": len(key)} for key in keys]  # noqa: E731
     found = recorded("what", {"aa": 3, "b": 9, "ccc": 3, "d": 4}, context, Compute(), run)
     assert asked == [["d"], ["aa", "ccc"]] and found == {"b": {"x": 0}, "d": {"x": 1}, "aa": {"x": 2}, "ccc": {"x": 3}}
+    assert told == [("what", 4, 1), 1, 1, 1]
     again = Partial(tmp_path / "a.jsonl", "me")
     assert again.records == found and Partial(tmp_path / "b.jsonl", "me").records == {}
     assert Partial(tmp_path / "a.jsonl", "another").records == {}, "of another model or spec"
@@ -148,6 +171,7 @@ class Counting(nn.Module):
     def forward(self, input_ids, use_cache, logits_to_keep=0):
         assert use_cache is False
         self.read = tuple(input_ids.shape), logits_to_keep
+        self.how = torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
         logits = nn.functional.one_hot(input_ids + 1, 9).double() * (1 + torch.arange(input_ids.shape[1])[:, None])
         return SimpleNamespace(logits=logits[:, -logits_to_keep:] if logits_to_keep else logits)
 
@@ -166,7 +190,15 @@ def test_logits_of_the_ends_of_rows(cls):
     found = [logits.tolist() for logits in at_ends(model, rows, Compute())]
     place = lambda token, at: [float(at if n == token else 0) for n in range(9)]  # noqa: E731
     assert found == [[place(4, 3), place(5, 4)], [place(6, 2)], [place(4, 1)]]
-    assert model.read == ((3, 4), 4 if cls is Counting else 0)
+    assert model.read == ((3, 4), 4 if cls is Counting else 0) and model.how == (True, False)
+    for dtype in {each.dtype for each in at_ends(model, rows, Compute())}:
+        assert dtype == torch.float32
+    list(at_ends(model, [([1, 2, 3, 4, 5], 1), ([1, 2, 3, 4], 1)], Compute()))
+    assert model.read[1] == (2 if cls is Counting else 0), "no more logits than are looked at"
+    model.wpe, model.config = nn.Embedding(4, 1), SimpleNamespace(max_position_embeddings=4)
+    assert len(list(at_ends(model, rows, Compute()))) == 3, "the last token is not read"
+    with pytest.raises(ValueError, match="5 tokens are more than the 4 positions"):
+        list(at_ends(model, [([1, 2, 3, 4, 5, 6], 1)], Compute()))
 
 
 def test_batches_of_ends_are_bounded_by_whole_rows():
@@ -176,8 +208,8 @@ def test_batches_of_ends_are_bounded_by_whole_rows():
     model.register_forward_hook(lambda *unused: seen.append(model.read[0]))
     context = Context(sources=Sources(batch_tokens=6))
     read = lambda key, logits: {"looked at": f"{len(logits)} of {key}"}  # noqa: E731
-    found = recorded_ends("what", rows, SimpleNamespace(model=model), context, "fp32", read)
-    assert seen == [(1, 4), (2, 2)]
+    found = recorded_ends("what", rows, SimpleNamespace(model=model), context, "bf16", read)
+    assert seen == [(1, 4), (2, 2)] and model.how == (True, True)
     assert found == {key: {"looked at": f"{rows[key][1]} of {key}"} for key in ("b", "a", "c")}
 
 
@@ -201,6 +233,9 @@ def test_learned_positions_are_a_limit(name, limit, tokens, refused):
     else:
         check_positions(model, tokens, "do this")
     check_positions(nn.Embedding(9, 2), 99, "do this")
+    within = nn.ModuleDict({"composed": nn.ModuleDict({"tokens": nn.Embedding(9, 2)})})
+    within.config = SimpleNamespace(max_position_embeddings=4)
+    check_positions(within, 99, "do this")
 
 
 class Words:
@@ -222,8 +257,10 @@ class Words:
 def test_tokenisers_of_others():
     """BOS is EOS where there is none; neither is ever decoded."""
     for given, ids in (((1, 2), (1, 2)), ((None, 2), (2, 2)), ((1, None), (1, None)), ((0, 2), (0, 2))):
-        codec = TextCodec(Words(*given))
+        others = Words(*given)
+        codec = TextCodec(others)
         assert (codec.bos_id, codec.eos_id, codec.kind) == (*ids, None)
+        assert list(others.deprecation_warnings.values()) == [True], "said already"
         assert codec.decode([ids[0], 65, *([] if ids[1] is None else [ids[1]]), 66]) == "AB"
         assert codec.answer("ab", "c") == codec.encode(" c") == [32, 99]
     with pytest.raises(ValueError, match="neither a BOS nor an EOS"):
@@ -244,6 +281,19 @@ def test_what_is_given_and_what_it_holds(tmp_path):
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "a.pyc").write_text("compiled")
     assert digest(tmp_path) == whole != digest(file)
+    compiled = tmp_path / "__pycache__" / "a.pyc"
+    assert digest(compiled) == hashlib.sha256(b"compiled").hexdigest()[:12], "one that is named is read"
+    (tmp_path / "empty" / "none").mkdir(parents=True)
+    with pytest.raises(ValueError, match="or it is empty"):
+        digest(tmp_path / "empty")
+    ids = {whole}
+    for name, text in (("b/c.txt", "text"), ("b/d.txt", "text"), ("e/d.txt", "text"), ("e/d.txt", "next"), ("e/d.txt", "longer")):
+        for old in {*tmp_path.rglob("*.txt")} - {file}:
+            old.unlink()
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        ids.add(digest(tmp_path))
+    assert len(ids) == 6, "names, folders and texts"
     for path, wanted, why in ((None, "0123", "name its path with --haystack"),
                               (file, "0123", f"content {digest(file)}, the spec"),
                               (tmp_path / "none", "0123", "no such file or folder")):  # fmt: skip
@@ -262,6 +312,11 @@ def test_a_context_without_a_corpus(tmp_path):
         assert product.dtype == dtype and product.is_inference()
     with pytest.raises(ValueError, match="name the folder of a prepared corpus with --corpus"):
         context.heldout("aa")
+    context.corpus = SimpleNamespace(spec=SimpleNamespace(fingerprint="aa"), folder="there")
+    assert context.heldout("aa") is context.corpus
+    for wanted in ("bb", None):
+        with pytest.raises(ValueError, match=f"of corpus {wanted}, but there holds aa: name the right one"):
+            context.heldout(wanted)
 
 
 @pytest.mark.parametrize("tokenizer", [None, "gpt2-json:folder", "gpt2", "folder"])
