@@ -5,8 +5,10 @@ import json
 import math
 import os
 import socket
+import sys
 import weakref
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,11 +24,12 @@ from eval.parameters.spec import INPUT_EMBEDDING
 from eval.shell import machine
 from eval.shell.batching import MAX_BATCH, at_ends, batches, check_positions, in_batches, recorded, recorded_ends, score
 from eval.shell.context import Compute, Context, make_context
-from eval.shell.loading import Loaded, Subject
+from eval.shell.loading import Loaded, Subject, _know_foreign, load_tokenizer
 from eval.shell.partial import Partial
 from eval.shell.sources import Sources, UserData, checked, digest
 from eval.shell.text import TextCodec
 from models.weight_files import INDEX
+from training import manifest
 
 
 def test_what_a_gpu_had_of_its_memory(monkeypatch):
@@ -47,13 +50,16 @@ def test_what_a_gpu_had_of_its_memory(monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "count", "refused"), [
-    ("cpu", 0, None), ("cuda", 1, None), ("cuda:0", 1, None), ("cuda:1", 2, None), ("cuda:12", 13, None), ("cuda:1", 1, "has 1 CUDA GPUs"),
+    ("cpu", 0, None), ("cuda", 1, None), ("cuda:0", 1, None), ("cuda:1", 2, None), ("cuda:12", 13, None),
+    ("cuda:1", 1, "has 1 CUDA GPUs"),
     ("cuda", 0, "no usable CUDA GPU"), ("cuda:", 1, "choose cpu, cuda or cuda:N"), ("tpu", 1, "choose"), ("xcpu", 1, "choose"),
 ])  # fmt: skip
 def test_devices_that_are_there(monkeypatch, name, count, refused):
     monkeypatch.setattr("torch.cuda.is_available", lambda: count > 0)
     monkeypatch.setattr("torch.cuda.device_count", lambda: count)
-    monkeypatch.setattr(machine.hardware, "equal_bits", lambda threads, given: {"THREADS": f"{threads} of {given is os.environ}"})
+    monkeypatch.setattr(
+        machine.hardware, "equal_bits", lambda threads, given: {"THREADS": f"{threads} of {given is os.environ}"}
+    )
     monkeypatch.setenv("THREADS", "")
     if refused is None:
         assert machine.use(name, 3) == name and os.environ["THREADS"] == "3 of True"
@@ -287,7 +293,13 @@ def test_what_is_given_and_what_it_holds(tmp_path):
     with pytest.raises(ValueError, match="or it is empty"):
         digest(tmp_path / "empty")
     ids = {whole}
-    for name, text in (("b/c.txt", "text"), ("b/d.txt", "text"), ("e/d.txt", "text"), ("e/d.txt", "next"), ("e/d.txt", "longer")):
+    for name, text in (
+        ("b/c.txt", "text"),
+        ("b/d.txt", "text"),
+        ("e/d.txt", "text"),
+        ("e/d.txt", "next"),
+        ("e/d.txt", "longer"),
+    ):
         for old in {*tmp_path.rglob("*.txt")} - {file}:
             old.unlink()
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -359,17 +371,188 @@ def test_files_of_a_model_from_the_hub(tmp_path, monkeypatch):
     assert len(ids) == 1 + len(IDENTITY)
 
 
+@pytest.mark.parametrize(("name", "why"), [
+    ("/gone/model", "neither a folder"), ("./model", "neither a folder"), ("../owner/name", "neither a folder"),
+    ("/owner", "neither a folder"), (".owner/name", "neither a folder"), ("name", "neither a folder"),
+    ("a/b/c", "neither a folder"),
+    ("owner/name", "not to be had from the hub: no such model$"),
+])  # fmt: skip
+def test_only_names_of_the_hub_are_asked_for_there(name, why, monkeypatch, tmp_path):
+    """Whatever its client raises is said in a line."""
+    monkeypatch.chdir(tmp_path)
+    asked = []
+
+    def fetched(name, allow_patterns):
+        asked.append(name)
+        raise RuntimeError("no such model\nand more")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
+    with pytest.raises(ValueError, match=why):
+        Subject.find(name)
+    assert asked == [name] * ("hub" in why)
+
+
+def test_the_identity_of_a_folder_is_of_its_files_and_its_tokeniser(tmp_path, monkeypatch):
+    """By their names and contents, wherever they lie and in whatever order they are listed."""
+    model, own, other = (tmp_path / name for name in ("model", "own", "other"))
+    for folder in (model, own, other):
+        folder.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "tokenizer.d").mkdir()  # a folder is no file
+    (own / "kind.json").write_text("own")
+    (other / "kind.json").write_text("other")
+    find = lambda *given: Subject.find(*map(str, given)).run_id  # noqa: E731
+    assert len({find(model), find(model, own), find(model, other), find(model, "owner/name"), find(model, "owner/else")}) == 5
+    assert Subject.find(str(model), str(own)).tokenizer_name == str(own)
+    (other / "kind.json").write_text("own")
+    assert find(model, own) == find(model, other)
+    (model / "kind.json").write_text("x")
+    named = find(model)
+    (model / "kind.json").rename(model / "merges.txt")
+    assert find(model) != named
+    monkeypatch.chdir(model)
+    assert Subject.find(".").model == "model"
+    (model / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json is no JSON"):
+        find(model)
+
+
+def test_weights_that_are_not_there_have_no_digest(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}))
+    (tmp_path / "a.safetensors").write_text("a")
+    found = Subject.find(str(tmp_path))
+    assert found.weights == manifest.weights_digest({"a.safetensors": manifest.digest(tmp_path / "a.safetensors")})
+    assert [found.precision(device) for device in ("cpu", "cuda", "cuda:1")] == ["fp32", "bf16", "bf16"]
+    assert found.data is None and not found.run
+    run = SimpleNamespace(data="corpus", train=SimpleNamespace(precision="fp32"))
+    assert replace(found, run=run).precision("cuda") == "fp32" and replace(found, run=run).data == "corpus"
+
+
+def subject(**given):
+    """A model of others, or a run."""
+    return SimpleNamespace(
+        **dict(run=None, folder=Path("folder"), path=Path("path"), tokenizer_name=None, model="m", run_id="r") | given
+    )
+
+
+def test_what_is_loaded_is_put_where_it_is_asked_for(monkeypatch, tmp_path):
+    loaded, moved = Loaded(subject(), "cuda:1"), []
+    monkeypatch.setattr("eval.shell.loading._know_foreign", moved.append)
+    monkeypatch.setattr("models.build.load_model", lambda folder: SimpleNamespace(to=lambda device: (folder, device)))
+    assert loaded.model == (Path("folder"), "cuda:1") and moved == [Path("folder")]
+    monkeypatch.setattr("eval.shell.loading.load_tokenizer", lambda name: name)
+    assert loaded.tokenizer == "folder" and Loaded(subject(tokenizer_name="named"), "cpu").tokenizer == "named"
+    with pytest.raises(ValueError, match="run is not finished"):
+        Loaded(subject(run=1, path=tmp_path, folder=tmp_path / "export"), "cpu").model  # noqa: B018
+    (tmp_path / "export").mkdir()
+    with pytest.raises(ValueError, match="export"):
+        Loaded(subject(run=1, path=tmp_path, folder=tmp_path / "export"), "cpu").tokenizer  # noqa: B018
+
+
+class Read:
+    """A corpus of one document, which is read by `ids`."""
+
+    def __init__(self, spec, length=5000, ids=(1, 2)):
+        self.spec, self.tokenizer = (
+            spec,
+            SimpleNamespace(decode=lambda ids: f"{len(ids)} tokens", encode=lambda text: list(ids)),
+        )
+        self.heldout = SimpleNamespace(read=lambda rows: np.zeros((1, length), np.int64))
+
+
+@pytest.mark.parametrize(("corpus", "run", "kind", "ids", "why"), [
+    (("gpt2", 9, "aa"), ("gpt2", 9, "aa"), None, (), None), (("gpt2", 9, "aa"), ("gpt2", 9, "bb"), None, (), None),
+    (("bpe-9", 9, "aa"), ("bpe-9", 9, "aa"), None, (), None),
+    (("bpe-9", 9, "aa"), ("bpe-9", 9, "bb"), None, (), "other tokens than run r"),
+    (("gpt2", 9, "aa"), ("bytes", 9, "bb"), None, (), "other tokens than run r"),
+    (("gpt2", 10, "aa"), ("gpt2", 10, "aa"), None, (), r"ids up to 9 \(gpt2\), the model's vocabulary is 9"),
+    (("gpt2", 9, "aa"), None, "gpt2", (7,), None), (("gpt2", 9, "aa"), None, "bytes", (7,), "other ids than the corpus has"),
+    (("bpe-9", 9, "aa"), None, "bpe-9", (7,), "other ids than the corpus has"),
+    (("bpe-9", 9, "aa"), None, "bpe-9", (1, 2), None),
+    (("bpe-9", 9, "aa"), None, None, (1, 2), None),
+])  # fmt: skip
+@pytest.mark.parametrize("bos", [8, 7])
+def test_ids_of_a_corpus_are_those_of_the_model(corpus, run, kind, ids, why, bos):
+    """By name where it tells, else by a text of a few thousand tokens and by BOS. A run knows its corpus."""
+    spec = lambda tokenizer, size, own: SimpleNamespace(tokenizer=tokenizer, vocab_size=size, fingerprint=own, bos_id=8)  # noqa: E731
+    loaded = Loaded(subject(run=run and SimpleNamespace(data=spec(*run))), "cpu")
+    loaded.model = SimpleNamespace(get_input_embeddings=lambda: nn.Embedding(9, 1))
+    texts = []
+    loaded.tokenizer = SimpleNamespace(kind=kind, bos_id=bos, encode=lambda text: texts.append(text) or list(ids))
+    compared = run is None and kind != "gpt2"
+    if why is None and not (compared and bos == 7):
+        loaded.check_token_ids(Read(spec(*corpus)))
+    else:
+        with pytest.raises(ValueError, match=why or "other ids"):
+            loaded.check_token_ids(Read(spec(*corpus)))
+    assert texts == ["4096 tokens"] * compared
+
+
+@pytest.mark.parametrize(("config", "known"), [
+    ({}, True), ({"model_type": "llama"}, True), ({"model_type": "fox_suite"}, True), ({"model_type": "a-project_fox"}, True),
+    ({"model_type": "elsewhere"}, False),
+])  # fmt: skip
+def test_models_of_fla_are_looked_for_where_nobody_else_has_them(config, known, monkeypatch, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    installed = []
+    monkeypatch.setattr("kernels.fla_cpu.install.install", lambda: installed.append(1))
+    monkeypatch.setitem(sys.modules, "fla.models", None)
+    with nullcontext() if known else pytest.raises(ImportError):
+        _know_foreign(tmp_path)
+    assert installed == [1] * (not known)
+
+
+@pytest.mark.parametrize(("name", "config", "taken"), [
+    ("bytes", None, "bytes"), ("gpt2-json:folder", None, "gpt2-json folder"), ("bpe-300", None, "is trained on a corpus"),
+    ("owner/name", None, "AutoTokenizer owner/name"), ("owner/name.v-1", None, "AutoTokenizer owner/name.v-1"),
+    ("./gone", None, "neither a folder"), (".owner/name", None, "neither a folder"), ("owner/name/", None, "neither a folder"),
+    ("FOLDER", {}, "AutoTokenizer"), ("FOLDER", {"tokenizer_class": None}, "AutoTokenizer"),
+    ("FOLDER", {"tokenizer_class": "PreTrainedTokenizerFast"}, "AutoTokenizer"),
+    ("FOLDER", {"tokenizer_class": "JSONTokenizer"}, "JSONTokenizer"),
+    ("FOLDER", {"tokenizer_class": "CorpusTokenizer"}, "CorpusTokenizer"),
+    ("FOLDER", {"tokenizer_class": "JSONGPT2Tokenizer"}, "gpt2-json FOLDER"),
+    ("FOLDER", {"tokenizer_class": "JSONGPT2TokenizerFast"}, "gpt2-json FOLDER"),
+    ("FOLDER", {"tokenizer_class": "Own"}, "Own is code"),
+])  # fmt: skip
+def test_where_a_tokeniser_comes_from(name, config, taken, monkeypatch, tmp_path):
+    """Whatever transformers raises, it is said."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    if config is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    own = lambda cls: classmethod(lambda self, name: f"{cls} {name}")  # noqa: E731
+    for cls in ("transformers.AutoTokenizer", "data.hf_tokenizer.CorpusTokenizer", "data.hf_tokenizer.JSONTokenizer"):
+        monkeypatch.setattr(f"{cls}.from_pretrained", own(cls.rpartition(".")[2]))
+    monkeypatch.setattr(TokenizerChoice, "load", lambda self: f"{self.kind} {self.folder or ''}".strip())
+    monkeypatch.setattr("eval.shell.loading.TextCodec", lambda tokenizer: tokenizer)
+    asked = str(folder) if name == "FOLDER" else name
+    if " " in taken and not taken.startswith(("Auto", "gpt2")):
+        with pytest.raises(ValueError, match=taken):
+            load_tokenizer(asked)
+    else:
+        assert load_tokenizer(asked).replace(str(folder), "FOLDER").startswith(taken)
+    broken = classmethod(lambda self, name: (_ for _ in ()).throw(RuntimeError("odd\nand more")))
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", broken)
+    with pytest.raises(ValueError, match=r"owner/name has no usable tokeniser \(odd\); name one with --tokenizer"):
+        load_tokenizer("owner/name")
+
+
 def test_a_fresh_model_is_alone_in_memory(monkeypatch):
     loaded = Loaded(SimpleNamespace(run=SimpleNamespace(model="a spec")), "cpu")
     loaded.model = nn.Linear(1, 1)
     trained, alive = weakref.ref(loaded.model), []
 
     def build(spec, device):
+        assert (spec, device) == ("a spec", "cpu")
         alive.append(trained())
         return nn.Linear(1, 1)
 
     monkeypatch.setattr("models.build.build_model", build)
-    assert not loaded.fresh().training and alive == [None]
+    torch.manual_seed(1)
+    first = loaded.fresh()
+    assert not first.training and alive == [None] and torch.equal(loaded.fresh().weight, first.weight)
     other = Loaded(SimpleNamespace(run=None), "cpu")
     other.model = model = nn.Linear(1, 1)
     assert other.fresh() is other.model is model
