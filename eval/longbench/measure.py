@@ -79,7 +79,7 @@ def score(task: str, prediction: str, example: Example) -> float:
         scores = [function(prediction, truth, all_classes=example["all_classes"]) for truth in example["answers"]]
     finally:
         sys.setrecursionlimit(limit)
-    return 100.0 * max(0.0, *map(float, scores))
+    return 100.0 * max([0.0, *map(float, scores)])
 
 
 def _code_similarity(prediction: str, truth: str, **unused: object) -> float:
