@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from eval.shell import generation
 from eval.shell.batching import batches, in_batches
@@ -109,6 +109,77 @@ def test_out_of_memory_halves_the_batch_and_names_a_hopeless_prompt(tiny_fox, mo
         generate(model, prompts, CPU, max_new_tokens=NEW)
     with pytest.raises(ValueError, match="no tokens"):
         generate(model, [[]], CPU, max_new_tokens=NEW)
+
+
+class Played(torch.nn.Module):
+    """Goes on with the same tokens, whatever it is given, and notes that."""
+
+    generation_config = "its own"
+
+    def __init__(self, new, limit=None):
+        super().__init__()
+        self.wpe = torch.nn.Embedding(1, 1)
+        self.config, self.new, self.given = SimpleNamespace(max_position_embeddings=limit), new, []
+
+    def generate(self, **given):
+        self.given.append(given | {"own": self.generation_config, "bf16": torch.is_autocast_enabled("cpu")})
+        if self.new is None:
+            raise KeyError
+        rows = given["input_ids"]
+        out = torch.cat([rows, torch.tensor([self.new] * len(rows))], 1)
+        given["stopped"] = [each(out, None).tolist() for each in given["stopping_criteria"]]
+        self.given[-1] |= given
+        return out
+
+
+@pytest.mark.parametrize(("stop_ids", "stop", "kept"), [
+    ((), None, [5, 6, 7, 8]), ((7, 9), None, [5, 6]), ((), lambda ids: sum(ids) > 11, [5, 6, 7]),
+    ((5,), lambda ids: len(ids) > 1, []),
+    ((8,), lambda ids: len(ids) > 1, [5, 6]),
+])  # fmt: skip
+def test_a_batch_is_padded_on_the_left_and_cut_where_each_of_its_rows_ends(stop_ids, stop, kept):
+    model = Played([5, 6, 7, 8])
+    assert generation.greedy(model, Compute("cpu", "bf16"), 4, stop_ids, stop)([[1, 2, 3], [4]]) == [kept, kept]
+    (given,) = model.given
+    filler = min(stop_ids, default=0)
+    assert given["input_ids"].tolist() == [[1, 2, 3], [filler, filler, 4]] and given["bf16"]
+    assert given["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
+    config = given["generation_config"]
+    assert (config.eos_token_id, config.max_new_tokens) == (sorted(stop_ids) or None, 4)
+    assert (config.use_cache, config.do_sample, config.pad_token_id) == (True, False, filler)
+    assert given.get("stopped", []) == ([] if stop is None else [[True, True]]), "by what is new alone"
+    assert isinstance(given["own"], GenerationConfig) and model.generation_config == "its own"
+
+
+def test_prompts_fit_into_positions_and_a_models_settings_come_back():
+    """The last token is never read; whatever goes wrong."""
+    assert generate(Played([5, 6], limit=4), [[1, 2, 3]], CPU, max_new_tokens=2) == [[5, 6]]
+    with pytest.raises(
+        ValueError, match=r"5 tokens are more than the 4 positions .*; choose shorter prompts or fewer new tokens"
+    ):
+        generate(Played([5, 6, 7], limit=4), [[1, 2, 3]], CPU, max_new_tokens=3)
+    broken = Played(None)
+    with pytest.raises(KeyError):
+        generate(broken, [[1]], CPU, max_new_tokens=1)
+    assert broken.generation_config == "its own"
+    model = Played([5, 6])
+    generate(model, [[1], [2], [3]], CPU, max_new_tokens=2, batch_tokens=6)
+    assert [len(given["input_ids"]) for given in model.given] == [2, 1], "three tokens each"
+    with pytest.raises(ValueError, match="prompt 1 has no tokens"):
+        generate(model, [[1], []], CPU, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("eos", [9, None])
+def test_an_answer_ends_with_the_tokenisers_end(eos, monkeypatch):
+    asked = []
+    run = lambda *given: asked.append(given) or (lambda prompts: [prompt * 2 for prompt in prompts])  # noqa: E731
+    monkeypatch.setattr(generation, "greedy", run)
+    monkeypatch.setattr(generation, "recorded", lambda what, sizes, context, compute, answer: answer(list(sizes)))
+    loaded = SimpleNamespace(tokenizer=SimpleNamespace(eos_id=eos, decode=str), model="model")
+    context = SimpleNamespace(compute=lambda precision: Compute("cpu", precision))
+    found = generation.answered("what", {"a": [1], "b": [2]}, loaded, context, "bf16", 7)
+    assert found == [{"prediction": "[1, 1]"}, {"prediction": "[2, 2]"}]
+    assert asked == [("model", Compute("cpu", "bf16"), 7, () if eos is None else (9,))]
 
 
 def test_an_answer_counts_its_prompt_and_all_that_it_may_be(monkeypatch):

@@ -417,6 +417,15 @@ def test_the_identity_of_a_folder_is_of_its_files_and_its_tokeniser(tmp_path, mo
         find(model)
 
 
+def test_a_run_has_its_own_tokeniser(tmp_path, monkeypatch):
+    """And its own names."""
+    spec = SimpleNamespace(scale="s", name="n", run_id="r")
+    folder = SimpleNamespace(read_spec=lambda: spec, export=tmp_path / "export")
+    monkeypatch.setattr("eval.shell.loading.RunFolder.open", {tmp_path: folder}.__getitem__)
+    (tmp_path / "spec.json").touch()
+    assert Subject.find(str(tmp_path), "another") == Subject(tmp_path, tmp_path / "export", "s", "n", "r", None, spec)
+
+
 def test_weights_that_are_not_there_have_no_digest(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}))
