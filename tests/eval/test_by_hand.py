@@ -42,7 +42,7 @@ def subject(**given):
 @pytest.mark.parametrize(("spec", "weights"), [(LOSS, "w"), (TIMING, None), (KINDS["training_curve"](), "w")])
 @pytest.mark.parametrize("run", [True, False])
 def test_an_evaluation_is_written_with_who_made_it(spec, weights, run, monkeypatch, tmp_path):
-    """What was begun lies beside it until it is written, of this model, evaluation and training."""
+    """Samples of this model, evaluation and training lie beside it until it is written."""
     of, called, seen = subject() if run else subject(run=None), [], []
     out = tmp_path / "x.parquet"
 
@@ -301,7 +301,7 @@ def test_cells_have_a_haystack_and_fit_into_their_length(build):
 
 
 def test_cells_of_a_grid_hide_needle_after_needle(build):
-    """Of ids each place has its own, of texts each sample; without its needle a cell ends as that at the very end does."""
+    """Each place of ids has its own, of texts each sample; without its needle a cell ends as that at the very end does."""
     builder, three = build(), [wording(9), replace(wording(9), needle="nb"), replace(wording(9), needle="nc")]
     places = [(length, depth, sample) for length in (400, 300) for depth in (0.0, 100.0) for sample in (0, 1)]
     assert list(builder.places()) == places and len(builder.ids) >= 2 * (400 + haystack.SPARE)
@@ -517,7 +517,7 @@ def test_what_a_needle_is_bound_to(tmp_path):
     ("bytes", 1.0), ("bpe-300", 1.5), ("bpe-8191", 1.5), ("bpe-8192", 3.0), ("gpt2", 3.0), ("gpt2-json", 3.0),
 ])  # fmt: skip
 def test_estimates_of_tokens_go_by_the_vocabulary(tokenizer, per_token):
-    """Of bytes, of the longest texts, of the shortest cell."""
+    """Bytes count, of the longest texts and the shortest cell."""
     texts = [Wording("nnn", "q" * 20 + "ä" * 30, "a", "n"), Wording("n" * 150, "q", "a", "n")]
     query = int((2 + 80 + 1 + 1 + 1 + 1) / per_token) + 1
     needle = int((150 + 2) / per_token) + 1
@@ -563,7 +563,7 @@ def test_plans_look_at_the_words_that_they_know(tmp_path):
 
 
 def test_words_that_are_offered_are_alike_and_ties_are_no_answer(monkeypatch):
-    """Of as few tokens as ten of them have; where several passes give the same, the true one is not right."""
+    """They have as few tokens as ten of them have; where several passes give the same, the true one is not right."""
     made = Choices(
         ["a", "b"],
         [*(f"w{n}" for n in range(9)), "long0", "longer1", *(f"mid{n}" for n in range(10))],

@@ -442,7 +442,7 @@ def test_whole_texts_are_read_within_the_positions(monkeypatch):
 
 
 def test_the_harness_is_called_with_the_specs_settings(monkeypatch, tmp_path):
-    """Of one process; and what is said of BOS and of errors."""
+    """It is one process; and what is said of BOS and of errors."""
     called = []
     results = {"results": {"own": {"acc,none": 0.5, "acc_stderr,none": 1, "alias": "x"}},
                "n-samples": {"own": {"effective": 3, "original": 9}},
@@ -556,7 +556,7 @@ def test_tasks_are_loaded_without_examples_from_where_they_are(monkeypatch, tmp_
 
 
 def test_task_files_and_silence(tmp_path, capsys):
-    """Of the splits only the one that is scored; bars, words and warnings of the harness are not shown meanwhile."""
+    """Only the split that is scored is named; bars, words and warnings of the harness are not shown meanwhile."""
     made = SimpleNamespace(lm_eval=lambda name: [{"x": "ä"}])
     task_files.write_stand_ins(made, ("piqa", "copa"), tmp_path)
     assert (tmp_path / "copa.jsonl").read_text() == '{"x": "\\u00e4"}\n'
@@ -582,7 +582,7 @@ TREC = {"input": "", "context": "c", "answers": ["x"], "all_classes": ["x", "y"]
 
 
 def test_longbench_is_read_from_the_hubs_archive(monkeypatch, tmp_path):
-    """Of each task the first so many examples; its commit is the folder's name."""
+    """Examples of each task are the first so many; its commit is the folder's name."""
     (tmp_path / "commit").mkdir()
     archive = tmp_path / "commit" / "data.zip"
     lines = "".join(f"{json.dumps(TREC | {'n': number})}\n \n\n" for number in range(3))
@@ -923,7 +923,7 @@ def test_generation_is_timed_in_one_batch(monkeypatch):
 
 
 def test_attention_is_timed_as_the_spec_says(opened, monkeypatch):
-    """Of the first documents, with gradients where they are asked for; nothing of what was given is kept."""
+    """Documents are the first ones, with gradients where they are asked for; nothing of what was given is kept."""
     layers = {0: SimpleNamespace(spec=None, pruning=lambda q, k, tolerance: {"tolerance": tolerance})}
     seen, timings = [], []
     monkeypatch.setattr(attention_speed, "check_machine", lambda wanted, device: f"{wanted} on {device}")
