@@ -76,6 +76,9 @@ def test_scratch_may_name_variables(tmp_path, monkeypatch):
         ({"train": "{gpus = 12}"}, "train.gpus 12 is not a multiple of gpus_per_node 8"),
         ({"evaluate": "{gpus = 16}"}, "evaluate.gpus 16 is above gpus_per_node 8"),
         ({"train": "{tasks = 2}"}, "say train.gpus"),
+        ({"train": "{tasks = 1, nodes = 2}"}, "say train.gpus"),
+        ({"partition": "2026-01-01", "time_limit_hours": "2026-01-01"}, "time_limit_hours: Input should be a valid number"),
+        ({"time_limit_hours": "0.08333333333333333"}, "time_limit_hours 0.0833333 of prepare is no longer than"),
         ({"gpus_per_node": "0", "train": "{gpus = 2}"}, "train.gpus 2 on a cluster with gpus_per_node 0"),
         ({"gpus_per_node": "0", "train": "{tasks = 3, nodes = 2}"}, "train.tasks 3 is not a multiple of train.nodes 2"),
         ({"train": "{spike_factor = 1}"}, "train.spike_factor: Input should be greater than 1 (given: 1)"),
@@ -115,6 +118,30 @@ def test_keys_that_there_are_not_are_told_with_those_of_their_table(tmp_path, pl
     with pytest.raises(ValueError, match=r"nothing: no such key; the keys are") as error:
         read_cluster(write(tmp_path, **changes))
     assert str(error.value).endswith(f" {', '.join(item.name for item in fields(kind))}.")
+
+
+def test_a_file_that_cannot_be_read_is_a_mistake_too(tmp_path):
+    """A folder in its place, and bytes that are no text."""
+    (tmp_path / "bytes.toml").write_bytes(b'partition = "\xff"')
+    for name, told in ((".", r"--cluster .*: Is a directory\.$"), ("bytes.toml", "bytes.toml is not TOML: .*decode byte 0xff")):
+        with pytest.raises(ValueError, match=told):
+            read_cluster(tmp_path / name)
+
+
+def test_a_kind_asks_for_no_more_than_the_cluster_gives():
+    """Unless its own table says so."""
+    for limit, hours in ((3.0, [3, 3, 3, 2, 1]), (0.5, [0.5] * 5), (24.0, [12, 24, 6, 2, 1])):
+        assert [Cluster(time_limit_hours=limit).hours(kind) for kind in KINDS] == hours
+    assert Cluster(time_limit_hours=3.0, evaluate=KindSettings(time_limit_hours=9.0)).hours("evaluate") == 9
+
+
+@pytest.mark.parametrize("name", [
+    "array", "dependency", "error", "open-mode", "ntasks-per-node", "output", "parsable", "signal", "test-only", "wait", "wrap",
+])  # fmt: skip
+def test_options_that_hold_the_graph_together_cannot_be_set(name, tmp_path):
+    for table in ("sbatch", "srun"):
+        with pytest.raises(ValueError, match=f"{name} is what holds the graph together and cannot be set"):
+            read_cluster(write(tmp_path, **{table: f"{{ {name} = true }}"}))
 
 
 def test_a_missing_file_names_the_examples(tmp_path):
