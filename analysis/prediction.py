@@ -24,10 +24,10 @@ LOSSES = ("per_token_loss", "training_curve")
 def numbers(kind: str, rows: pd.DataFrame, train_len: int) -> dict[str, float]:
     """Return the numbers by which rows of an evaluation are compared; none of kinds that measure no trained quality."""
     if kind == "per_token_loss":
-        mean = rows[rows["document"] < 0]
-        inside = mean["position"] <= train_len
-        parts = {"loss in the training context": mean[inside], "loss beyond it": mean[~inside]}
-        return {name: float(np.average(part["loss"], weights=part["width"])) for name, part in parts.items() if len(part)}
+        document, position, width, loss = (rows[name].to_numpy() for name in ("document", "position", "width", "loss"))
+        mean, inside = document < 0, position <= train_len
+        parts = {"loss in the training context": mean & inside, "loss beyond it": mean & ~inside}
+        return {name: float(np.average(loss[part], weights=width[part])) for name, part in parts.items() if part.any()}
     if kind == "training_curve":
         return {"training loss, last tenth": float(rows["loss"][rows["step"] > 0.9 * rows["step"].max()].mean())}
     if kind == "recall":
