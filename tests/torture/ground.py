@@ -1,5 +1,6 @@
 """A whole experiment of seconds, as `python -m experiments run` does it: what it made, and in which states it can be met."""
 
+import gc
 import hashlib
 import json
 import os
@@ -44,6 +45,7 @@ from training.lines import read_lines
 
 build_model(ForgettingTransformerSpec(vocab_size=16, hidden_size=32, num_layers=1, num_heads=2), device="meta")
 assert SummaryWriter and transformers and analysis.report
+gc.freeze()  # what is forked from here need not look for waste in it, nor copy its pages
 
 SCALE = replace(
     scales.TINY,
