@@ -28,10 +28,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONG = (
-    "test_without_gpu.py", "test_interrupted.py", "test_committed.py", "test_figures.py", "test_loop.py", "test_torture.py",
-    "test_places.py",
+    "test_without_gpu.py", "test_torture.py", "test_interrupted.py", "test_loop.py", "test_committed.py", "test_figures.py",
+    "test_models.py", "test_imports.py", "test_wheel.py", "test_report.py", "test_places.py", "test_run_folder.py",
+    "test_prepare.py", "test_mistakes.py", "test_tree.py",
 )  # fmt: skip
-"""Files that keep a core busy for half a minute or more, the longest first."""
+"""Files that keep a core busy for ten seconds or more, the longest first."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
