@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -592,3 +593,11 @@ def test_words_that_are_offered_are_alike_and_ties_are_no_answer(monkeypatch):
         others = max(first[1], -1.5)
         assert row == {"mode": "easy", "right": right, "logp": first[0], "logp_others": others, "num_tokens": 2}
         assert seen[0][1] == {"k/0": ([9, 9, 1, 2], 2), "k/1": ([9, 9, 4, 2], 2)} and seen[0][4] == "bf16"
+
+
+def test_texts_are_judged_at_the_same_time(tmp_path, monkeypatch):
+    """As many as is said: here each waits for the other."""
+    both = threading.Barrier(2, timeout=20)
+    monkeypatch.setattr(Judge, "_ask", lambda self, prompt: "78"[both.wait() > 9])
+    monkeypatch.setattr("eval.needle.judge.parse_score", int)
+    assert Judge("j", "http://127.0.0.1:9", "k", tmp_path, parallel=2).score_all(["a", "b", "a"]) == [7, 7, 7]

@@ -29,6 +29,7 @@ from eval.last_words import measure as last_words
 from eval.lm_eval import measure as lm_eval
 from eval.lm_eval import task_files
 from eval.lm_eval.spec import check_names
+from eval.lm_eval.tasks import TABLE
 from eval.longbench import measure as longbench
 from eval.longbench import spec as longbench_spec
 from eval.per_token_loss import measure as per_token_loss
@@ -423,15 +424,54 @@ def test_answers_are_generated_up_to_a_stop(eos, monkeypatch):
     assert harness.asked[-1] == ([[ord(sign) for sign in "rompt"]], dict(max_new_tokens=3, stop_ids=(eos or 1,)), ["a\n"])
     assert harness.generated("pro", max_gen_toks=3, until=["", "\n", "."]) == "a"
     assert harness.asked[-1][0] == [[1, *map(ord, "pro")]] and harness.asked[-1][2] == ["a.", "a\n"]
+    assert harness.generated("pro", max_gen_toks=3, until="bc") == "a.b\nc", "one string, no two signs"
     assert harness.generated("pro", max_gen_toks=3) == "a.b\nc" and harness.asked[-1][2] == []
     count = len(harness.asked)
     assert harness.generated("pro", max_gen_toks=3) == "a.b\nc" and len(harness.asked) == count
-    assert harness.told == [("expect", 1), 1] * 3 + [("expect", 0)]
+    assert harness.told == [("expect", 1), 1] * 4 + [("expect", 0)]
     with pytest.raises(ValueError, match="task t samples; only greedy generation is offered"):
         harness.generated("x", do_sample=True)
     longer = Harness(monkeypatch, max_length=300)
     longer.generated("x" * 99)
     assert longer.asked[-1][1]["max_new_tokens"] == 256 and len(longer.asked[-1][0][0]) == 44
+
+
+def test_shares_are_in_percent_and_other_metrics_plain():
+    """All that a task of one's own has, in the harness's order; errors alike."""
+    names = ("acc", "acc_norm", "exact_match", "f1", "word_perplexity", "brier_score")
+    scores = {"alias": "x"} | {name: 0.5 for key in names for name in (f"{key},none", f"{key}_stderr,none")}
+    results = {
+        "results": {"own": scores | {"f1_stderr,none": "N/A"}},
+        "n-samples": {"own": {"effective": 3}},
+        "versions": {"own": 2},
+    }
+    rows = list(lm_eval._rows("own", results, of_harness(add_bos=True, batch_size=5)))
+    assert [(row["metric"], row["value"]) for row in rows] == [
+        *((name, 50.0) for name in names[:4]),
+        *((name, 0.5) for name in names[4:]),
+    ]
+    assert [row["stderr"] for row in rows if row["metric"] != "f1"] == [50.0] * 3 + [0.5] * 2 and math.isnan(rows[3]["stderr"])
+    assert {(row["add_bos"], row["batch_size"], row["num_examples"], row["task_version"]) for row in rows} == {(1, 5, 3, "2")}
+
+
+@pytest.mark.parametrize(("changes", "scored"), [({"add_bos": True}, True), ({"add_bos": False}, False)])
+def test_whole_texts_have_a_bos_of_their_own_where_contexts_have(changes, scored):
+    setting = SimpleNamespace(corpus=None, precision="fp32", sources=SimpleNamespace(include_path=None))
+    bound = of_harness(include="harness", precision=None, **changes).bound(setting)
+    assert (bound.scores_bos, bound.precision, bound.include) == (scored, "fp32", "harness")
+
+
+@pytest.mark.parametrize(("limit", "examples"), [(None, None), (7, 7), (10**9, None)])
+def test_tokens_of_the_harness_are_those_of_the_examples_that_are_read(limit, examples):
+    known = TABLE["piqa"]
+    count = int(known["examples"]) if examples is None else examples
+    for longest, window in ((511, 511), (2048, 512)):
+        spec = of_harness(include="harness", limit=limit, max_length=longest)
+        assert spec.tokens_read() == [(count * int(known["tokens"]), window)]
+
+
+def of_harness(**given):
+    return KINDS["lm_eval"](**{"tasks": ("piqa",), "include": "harness", "precision": "bf16"} | given)
 
 
 def test_whole_texts_are_read_within_the_positions(monkeypatch):
@@ -659,9 +699,10 @@ def test_prompts_of_longbench_are_cut_in_their_middle_and_answers_short(monkeypa
     whole = [0, *map(ord, "abcdefg")]
     for most, ids in ((8, whole), (7, [0, *map(ord, "abefg")]), (6, [0, *map(ord, "abefg")]), (4, [0, *map(ord, "afg")])):
         assert longbench.prompt_ids("abcdefg", TREC, codec, most) == ids
+    assert len(longbench.prompt_ids("abcdefgh", TREC, codec, 9)) == 9
     asked = []
     monkeypatch.setattr(longbench, "load_examples", lambda names, spec, context: {name: [TREC] * 2 for name in names})
-    monkeypatch.setattr(longbench, "template_of", lambda task: "{{context}}")
+    monkeypatch.setattr(longbench, "template_of", lambda task: "{{context}}ab")
 
     def answered(what, prompts, loaded, context, precision, limit):
         asked.append((what, prompts, precision, limit))
@@ -678,7 +719,7 @@ def test_prompts_of_longbench_are_cut_in_their_middle_and_answers_short(monkeypa
             )
             rows = longbench.evaluate(SimpleNamespace(tokenizer=codec), spec, context)
             assert [limit for *_, limit in asked] == limits and rows["score"].tolist() == scores
-            assert asked[0] == ("LongBench (trec)", {"trec/0": [0, ord("c")], "trec/1": [0, ord("c")]}, "bf16", limits[0])
+            assert asked[0] == ("LongBench (trec)", {"trec/0": [0, ord("b")], "trec/1": [0, ord("b")]}, "bf16", limits[0])
             assert context.extras == {"num_examples": {"trec": 2, "gov_report": 2}}
 
 
@@ -1010,3 +1051,39 @@ def test_texts_that_repeat_themselves_make_no_stand_ins(monkeypatch):
         stand_ins._Draw([["a b c"] * 20] * 2, seed, task).rng.integers(10**9) for seed in (0, 1) for task in ("piqa", "copa")
     ]
     assert len(set(made)) == 4
+
+
+@pytest.mark.parametrize(("prediction", "line"), [
+    ("x = 1\ny", "x = 1"), ("# a\nx", "x"), ("// a\nx", "x"), ("```\nx", "x"), ("a # b\na // b\n`a`\nx\ny", "x"),
+    ("\n\nx", "x"), ("# a", ""), ("a / b\nx", "a / b"),
+])  # fmt: skip
+def test_the_line_of_code_that_is_compared(prediction, line, monkeypatch):
+    compared = []
+    fuzz = SimpleNamespace(ratio=lambda *given: compared.append(given) or 40)
+    monkeypatch.setattr(longbench, "_metrics", lambda: SimpleNamespace(fuzz=fuzz))
+    assert longbench._code_similarity(prediction, "truth", all_classes=None) == 0.4 and compared == [(line, "truth")]
+
+
+def test_data_of_longbench_have_all_fields():
+    whole = {name: [] for name in ("input", "context", "answers", "all_classes")}
+    assert longbench._parsed(json.dumps(whole).encode() + b"\n\n", "f") == [whole]
+    for name in whole:
+        line = json.dumps({key: value for key, value in whole.items() if key != name})
+        with pytest.raises(ValueError, match=f"f lacks the LongBench fields {name}$"):
+            longbench._parsed(f"{json.dumps(whole)}\n{line}".encode(), "f")
+    for body, told in ((b"", "f has no examples"), (b"\xff", "cannot be read as LongBench data"), (b"3", "cannot be read"),
+                       (b"{", r"cannot be read as LongBench data .*: fetch it again")):  # fmt: skip
+        with pytest.raises(ValueError, match=told):
+            longbench._parsed(body, "f")
+
+
+def test_examples_of_ruler_differ_by_task_length_and_number():
+    """Each is drawn anew: its key is of the three together."""
+    codec = SimpleNamespace(encode=lambda text: text.split(), decode=" ".join)
+    spec = SimpleNamespace(lengths=(512,), tasks=ruler.TASKS, answers="choose", max_new_tokens=0)
+    examples = ruler.Examples(spec, codec, itertools.repeat("A word. " * 9))
+    made = {place: examples.make(*place)["outputs"] for place in itertools.product(ruler.TASKS[:2], (256, 512), (0, 1))}
+    assert len({value for (value,) in made.values()}) == 8
+    for task in ruler.TASKS:  # the longest that fits: one token is for the answer's end, and one for BOS
+        one = examples.make(task, 256, 0)
+        assert 256 - 40 < len(one["input"].split()) <= 256 - 1 - 2

@@ -417,6 +417,28 @@ def test_the_identity_of_a_folder_is_of_its_files_and_its_tokeniser(tmp_path, mo
         find(model)
 
 
+def test_the_identity_of_a_model_is_that_of_its_files(tmp_path):
+    """In the order of their names, each once where the tokeniser is the model's own; a folder counts nothing."""
+    texts = {"tokenizer.json": "t", "config.json": "{}", "model.safetensors": "w"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "spec.json").mkdir()
+    lines = [f"{name}\0{hashlib.sha256(texts[name].encode()).hexdigest()}\n" for name in sorted(texts)]
+    for tokenizer, more in ((None, ""), ("owner/name", "owner/name"), (str(tmp_path), "".join(lines))):
+        found = Subject.find(str(tmp_path), tokenizer)
+        assert found.run_id == hashlib.sha256(("".join(lines) + more).encode()).hexdigest()[:10]
+
+
+def test_a_folder_of_a_tokeniser_may_be_called_like_one(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in ("bytes", "a:b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "kind.json").touch()
+        monkeypatch.setattr("eval.shell.loading.Tokenizer", SimpleNamespace(load=lambda folder: f"saved in {folder}"))
+        monkeypatch.setattr("eval.shell.loading.TextCodec", lambda tokenizer: tokenizer)
+        assert load_tokenizer(name) == f"saved in {name}"
+
+
 def test_a_run_has_its_own_tokeniser(tmp_path, monkeypatch):
     """And its own names."""
     spec = SimpleNamespace(scale="s", name="n", run_id="r")
@@ -500,7 +522,7 @@ def test_ids_of_a_corpus_are_those_of_the_model(corpus, run, kind, ids, why, bos
 
 @pytest.mark.parametrize(("config", "known"), [
     ({}, True), ({"model_type": "llama"}, True), ({"model_type": "fox_suite"}, True), ({"model_type": "a-project_fox"}, True),
-    ({"model_type": "elsewhere"}, False),
+    ({"model_type": "nobodys_suite"}, True), ({"model_type": "elsewhere"}, False),
 ])  # fmt: skip
 def test_models_of_fla_are_looked_for_where_nobody_else_has_them(config, known, monkeypatch, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
