@@ -12,10 +12,11 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from kernels import causal_conv, fused_norms, linear_cross_entropy, selective_scan, ssd, swiglu
-from kernels.attention_shared.arguments import check_limits, check_tensors
+from kernels.attention_shared.arguments import pick_backend
 from kernels.custom_op import differentiable
 from kernels.fla_cpu import install
-from kernels.forgetting_attention import gpu, qk_norm_logit_bound
+from kernels.forgetting_attention import autograd as forgetting_autograd
+from kernels.forgetting_attention import gpu, qk_norm_logit_bound, skipped_tiles
 from kernels.forgetting_attention.autograd import DirectAttention
 from kernels.forgetting_attention.options import Options
 from kernels.forgetting_attention.pruning import norms, threshold
@@ -140,7 +141,7 @@ def test_a_scan_on_a_gpu_keeps_what_gradients_need(monkeypatch):
         return given[0] * 2, torch.ones(1), torch.full((1,), 7.0)
 
     def backward(dy: Tensor, dlast: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
-        asked.append((len(saved), saved[-1].item()))
+        asked.append((len(saved), saved[-1].item(), dy.unique().tolist(), dlast.unique().tolist()))
         return tuple(torch.full_like(x, n) for n, x in enumerate((*saved[:-1], torch.ones(1, 6))))
 
     monkeypatch.setattr(selective_scan, "forward", forward)
@@ -150,11 +151,11 @@ def test_a_scan_on_a_gpu_keeps_what_gradients_need(monkeypatch):
         assert len(selective_scan.selective_scan(*inputs)) == 2
     for state in (None, there(1, 6), there(1, 6, grad=True)):
         leaves = [x.clone().detach().requires_grad_() for x in inputs]
-        y, _ = selective_scan.selective_scan(*leaves, state)
-        y.sum().backward()
+        y, last = selective_scan.selective_scan(*leaves, state)
+        (2 * y.sum() + 3 * last.sum()).backward()
         assert [x.grad.unique().tolist() for x in leaves] == [[float(n)] for n in range(6)]
         assert state is None or (state.grad is not None) is state.requires_grad
-    assert asked == [False, *[True, (7, 7.0)] * 3]
+    assert asked == [False, *[True, (7, 7.0, [2.0], [3.0])] * 3]
 
 
 @pytest.mark.parametrize(("dtype", "sizes", "kernels"), [
@@ -165,15 +166,22 @@ def test_a_scan_on_a_gpu_keeps_what_gradients_need(monkeypatch):
 def test_a_recurrence_takes_its_kernels_where_they_were_found_right(monkeypatch, dtype, sizes, kernels, tokens):
     taken = []
     for name in ("_Kernels", "_Chunks", "_one_token"):
-        of = lambda *given, name=name: taken.append((name, len(given))) or (torch.zeros(()), "final")  # noqa: E731
+        of = lambda *given, name=name: taken.append((name, given)) or (torch.zeros(()), "final")  # noqa: E731
         monkeypatch.setattr(ssd, name, of if name == "_one_token" else SimpleNamespace(apply=of))
     (N, P), T = sizes, tokens
     given = [there(1, T, N, dtype=dtype), there(1, T, N, dtype=dtype), there(1, T, 2, P, dtype=dtype), there(1, T, 2)]
+    given += [-there(1, T, 2).abs(), there(2), there(1, 2, N, P)]
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
-            assert ssd.ssd(*given, there(1, T, 2), there(2))[1] == "final"
-    way = ("_Kernels", 7) if kernels else ("_Chunks", 5)
-    assert taken == [way, ("_one_token", 7) if tokens == 1 else way]
+            assert ssd.ssd(*given)[1] == "final"
+    way = "_Kernels" if kernels else "_Chunks"
+    assert [name for name, _ in taken] == [way, "_one_token" if tokens == 1 else way]
+    q, k, x, step, decay, _, state = given
+    chunks = (q, k, (x * step[..., None]).to(dtype), decay, state)
+    for name, found in taken:
+        wanted = chunks if name == "_Chunks" else given
+        assert len(found) == len(wanted) and [x.dtype for x in found] == [x.dtype for x in wanted]
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
 @pytest.mark.parametrize("start", ["none", "fixed", "learnt"])
@@ -183,14 +191,14 @@ def test_a_recurrence_hands_its_kernels_what_they_can_read(monkeypatch, start):
     asked: list[Any] = []
 
     def forward(q, k, x, step, g, skip, initial):  # type: ignore[no-untyped-def]
-        asked.append((q.stride(-1), k.stride(-1), x.stride(-1), step.is_contiguous(), initial))
+        asked.append((q.stride(-1), k.stride(-1), x.stride(-1), step.is_contiguous(), initial, q, k, x, step, g, skip))
         return x * 2, torch.arange(B * N * H * P, dtype=torch.float32).view(B, N, H, P), (g, torch.ones(1))
 
     def backward(do, dfinal, *saved):  # type: ignore[no-untyped-def]
         asked.append((do.stride(-1), dfinal.shape, dfinal.dtype, len(saved), saved[-1]))
-        return *(torch.full_like(x, n) for n, x in enumerate(saved[:4] + saved[5:6] + saved[4:5])), torch.full(
-            (B, N, H, P), 9.0
-        )
+        assert all(torch.equal(a, b) for a, b in zip(saved, (q, k, x, step, skip, g), strict=False))
+        own = saved[:4] + saved[5:6] + saved[4:5]
+        return *(torch.full_like(x, n) for n, x in enumerate(own)), torch.full((B, N, H, P), 9.0)
 
     monkeypatch.setattr(ssd, "forward", forward)
     monkeypatch.setattr(ssd, "backward", backward)
@@ -200,7 +208,8 @@ def test_a_recurrence_hands_its_kernels_what_they_can_read(monkeypatch, start):
     initial = None if start == "none" else torch.randn(B, H, N, P, dtype=HALF, requires_grad=start == "learnt")
     o, final = ssd._Kernels.apply(q, k, x, step, g, skip, initial)
     assert final.shape == (B, H, N, P) and final.is_contiguous() and final[0, 1, 0, 0] == P and torch.equal(o, x * 2)
-    (o.mT.sum() + final.sum()).backward()
+    (o.mT.sum() + final.double().sum()).backward()
+    assert all(torch.equal(a, b) for a, b in zip(asked[0][5:], (q, k, x, step, g, skip), strict=True))
     assert asked[0][:4] == (1, 1, 1, True) and same(asked[0][4], None if initial is None else initial.transpose(1, 2).float())
     assert asked[1][:4] == (1, (B, N, H, P), torch.float32, 7) and asked[1][4].item() == 1.0
     assert [each.grad.unique().item() for each in (q, k, x, step, g, skip)] == [0, 1, 2, 3, 4, 5]
@@ -227,10 +236,10 @@ def test_stick_breaking_on_a_gpu(monkeypatch, limits, on_gpu, asked, looked):
     monkeypatch.setattr("kernels.stick_breaking.portable.tiles.plan_for", lambda *given: done.append(given) or plan)
     monkeypatch.setattr("kernels.stick_breaking.portable.forward.forward", lambda *given: done.append(given) or tuple("orse"))
     monkeypatch.setattr("kernels.stick_breaking.portable.backward.backward", lambda *given: done.append(given) or "grads")
-    q, k, v, dr = (torch.randn(B, T, H, D) for _ in range(4))
+    q, k, v = (torch.randn(B, T, H, D) for _ in range(3))
     options = (start, ends, 0.5, True, "triton")
     assert stick._forward(q, k, v, *options) == ("o", "r", ["s", "e"]) and saw == [(T, each) for each in looked]
-    turned = dr.transpose(0, 1)
+    turned = torch.randn(B, H, T).mT
     assert stick._backward("do", turned, q, k, v, "r", ["s", "e"], *options) == "grads"
     (sizes, forward, again, backward) = done
     assert sizes == again == (D, q.dtype, q.device)
@@ -258,9 +267,10 @@ def test_what_stick_breaking_gives_and_keeps(backend, dtype, kept):
 
 def test_what_a_forward_pass_on_a_gpu_keeps():
     for dtype, local in ((HALF, torch.float32), (torch.float32, EXACT)):
-        q, k = torch.zeros(2, 129, 4, 16, dtype=dtype), torch.zeros(2, 257, 2, 16, dtype=dtype)
-        sizes = ((129, torch.float32), (384, local), (4, EXACT), (129, torch.int32), (2, torch.int32))
-        assert [(x.shape, x.dtype) for x in gpu.BACKEND.kept_like(q, k)] == [((2, 4, n), kind) for n, kind in sizes]
+        for Q, T, M, N in ((129, 257, 2, 3), (128, 256, 1, 2), (1, 129, 1, 2)):
+            q, k = torch.zeros(2, Q, 4, 16, dtype=dtype), torch.zeros(2, T, 2, 16, dtype=dtype)
+            sizes = ((Q, torch.float32), (128 * N, local), (N + 1, EXACT), (Q, torch.int32), (M, torch.int32))
+            assert [(x.shape, x.dtype) for x in gpu.BACKEND.kept_like(q, k)] == [((2, 4, n), kind) for n, kind in sizes]
 
 
 def test_bounds_on_a_gpu(monkeypatch):
@@ -268,7 +278,8 @@ def test_bounds_on_a_gpu(monkeypatch):
     found = []
     monkeypatch.setattr(norms, "largest_product", lambda *given: found.append(given) or torch.full((1, 2), 3.0))
     assert norms.triton_logit_bound(*(torch.zeros(1, n, 2, 16) for n in (5, 7)), -0.5).tolist() == [[3.0, 3.0]]
-    assert found.pop()[2:] == (0.5, 0.0)
+    *tensors, factor, offset = found.pop()
+    assert [x.shape[1] for x in tensors] == [5, 7] and (factor, offset) == (0.5, 0.0)
     monkeypatch.setattr(norms, "triton_logit_bound", lambda *given: found.append(given) or torch.full((1, 2), 3.0))
     q, k = there(1, 5, 2, 16, grad=True), there(1, 7, 2, 16)
     assert threshold.norm_logit_bound(q, k, -0.5).tolist() == [[3.0, 3.0]]
@@ -278,7 +289,10 @@ def test_bounds_on_a_gpu(monkeypatch):
     assert len(found) == 2 and traced.flatten().tolist() == pytest.approx([-6 - torch.tensor(7.0).log().item() - 4] * 2)
     monkeypatch.setattr(threshold, "Tensor", OnGpu)
     assert threshold.resolve_threshold("auto", q, k, -0.5, -4.0).tolist() == [[3.0, 3.0]]
-    one, other, factor, offset = found[-1]
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(norms, "triton_logit_bound", lambda *given: found.append(given) or there(1, 2))
+    assert threshold.resolve_threshold("auto", q, k, 0.5, -4.0).shape == (1, 2) and len(found[-1]) == 3, "while it is traced"
+    one, other, factor, offset = found[-2]
     assert one is q and other is k and factor == -1.0
     assert offset == pytest.approx(-torch.tensor(7.0).log().item() - 4)
 
@@ -365,66 +379,31 @@ def test_tuning_is_limited_where_kernels_tune_themselves(monkeypatch, cuda):
     assert before == [getattr(importlib.import_module(module), name) for module, name, _ in install._PLACES]
 
 
-def shaped(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
-    return torch.empty(shape, dtype=dtype, device=device)
+def test_a_gpu_takes_tritons_path_where_nothing_else_is_asked_for():
+    q = there(1, 1, 1, 16)
+    names = ("auto", "triton", "chunked", "reference")
+    assert [pick_backend(name, q) for name in names] == ["triton", *names[1:]]
 
 
-@pytest.mark.parametrize(("q", "k", "v", "words"), [
-    ((2, 3, 16), (2, 4, 2, 16), (2, 4, 2, 16), "q has shape (2, 3, 16); it must be (B, Q, H, D)."),
-    ((2, 3, 4, 16), (2, 4, 16), (2, 4, 2, 16), "k has shape (2, 4, 16); it must be (B, T, Hkv, D)."),
-    ((2, 3, 4, 16), (2, 4, 2, 16), (2, 4, 32), "v has shape (2, 4, 32); it must be (B, T, Hkv, D)."),
-    ((2, 0, 4, 16), (2, 4, 2, 16), None, "q has shape (2, 0, 4, 16) and k (2, 4, 2, 16); no dimension may be empty."),
-    ((2, 3, 4, 16), (2, 4, 0, 16), None, "and k (2, 4, 0, 16); no dimension may be empty."),
-    ((2, 3, 4, 24), (2, 4, 2, 24), None, "q has head dimension 24; allowed are (16, 32, 64, 128)."),
-    ((2, 3, 4, 16), (1, 4, 2, 16), None, "k has shape (1, 4, 2, 16); with q (2, 3, 4, 16) it must be (2, T, Hkv, 16)."),
-    ((2, 3, 4, 16), (2, 4, 2, 32), None, "k has shape (2, 4, 2, 32); with q (2, 3, 4, 16) it must be (2, T, Hkv, 16)."),
-    ((2, 3, 4, 16), (2, 4, 2, 16), (2, 4, 4, 16), "v has shape (2, 4, 4, 16); it must be k's, (2, 4, 2, 16)."),
-    ((2, 5, 4, 16), (2, 4, 2, 16), None, "q has 5 positions and k 4; queries are the last positions"),
-    ((2, 3, 3, 16), (2, 4, 2, 16), None, "q has 3 heads and k 2; q's must be a multiple of k's."),
-])  # fmt: skip
-def test_shapes_that_are_refused(q, k, v, words):
-    with pytest.raises(ValueError) as met:  # noqa: PT011
-        check_tensors(shaped(*q), shaped(*k), shaped(*(v or k)))
-    assert words in str(met.value)
+def test_tiles_are_counted_with_the_tolerance_that_is_given():
+    make = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, 64, 2, 16, generator=make) for _ in range(2))
+    log_fgate = torch.full((1, 64, 2), -0.7)
+    counts = {}
+    for rule in ("auto", "tight"):
+        for tolerance in (-2.0, -20.0):
+            found = skipped_tiles(q, k, log_fgate, adaptive_threshold=rule, log_tolerance=tolerance, tile=4)
+            assert found.dtype == torch.int32 and found.shape == (1, 2, 16)
+            counts[rule, tolerance] = int(found.sum())
+    assert counts["auto", -2.0] > counts["auto", -20.0] and counts["tight", -2.0] > counts["tight", -20.0]
+    with pytest.raises(ValueError, match="adaptive_threshold is None: nothing is pruned, so there is nothing to count"):
+        skipped_tiles(q, k, log_fgate, adaptive_threshold=None)
 
 
-def test_tensors_that_do_not_match_are_refused():
-    q = shaped(1, 2, 1, 16)
-    check_tensors(q, q, q)
-    for name, place in (("k", 1), ("v", 2)):
-        for changes, words in (({"dtype": HALF}, f"{name} has dtype torch.bfloat16; it must be q's, torch.float32"),
-                               ({"device": "meta"}, f"{name} is on meta; it must be on q's device, cpu")):  # fmt: skip
-            given = [q, q, q]
-            given[place] = shaped(*q.shape, **changes)
-            with pytest.raises(ValueError, match=words):
-                check_tensors(*given)
-
-
-NUMBERS = {
-    name: torch.tensor(values) for name, values in {"two": [0, 4], "one": [0], "rows": [[0, 4]], "batch": [0, 1]}.items()
-}
-
-
-@pytest.mark.parametrize(("batch", "queries", "given", "words"), [
-    (2, 4, ("batch", None, 1), None), (1, 4, (None, "two", None), None), (2, 3, ("batch", None, None), None),
-    (1, 4, ("batch", None, None), r"seq_start is (2,) torch.int64; it must be (1,) int32 or int64"),
-    (2, 4, (NUMBERS["batch"].float(), None, None), "seq_start is (2,) torch.float32; it must be (2,) int32"),
-    (1, 4, (None, "rows", None), "cu_seqlens is (1, 2) torch.int64; it must be (documents + 1,), int32 or int64."),
-    (1, 4, (None, "one", None), "cu_seqlens is (1,) torch.int64; it must be"),
-    (1, 4, (None, NUMBERS["two"].float(), None), "cu_seqlens is (2,) torch.float32"),
-    (2, 4, (None, "two", None), "cu_seqlens needs one packed sequence with Q == T; got batch 2, Q = 4, T = 4."),
-    (1, 3, (None, "two", None), "got batch 1, Q = 3, T = 4."),
-    (2, 4, (NUMBERS["batch"].to("meta"), None, None), "seq_start is on meta; it must be on q's device, cpu"),
-    (1, 4, (None, NUMBERS["two"].to("meta"), None), "cu_seqlens is on meta; it must be on q's device, cpu"),
-    (2, 4, (None, None, 0), "window_size is 0; it must be None or an integer >= 1."),
-    (2, 4, (None, None, 2.0), "window_size is 2.0"),
-])  # fmt: skip
-def test_limits_that_are_refused(batch, queries, given, words):
-    q, k = shaped(batch, queries, 1, 16), shaped(batch, 4, 1, 16)
-    given = [NUMBERS[each] if isinstance(each, str) else each for each in given]
-    if words is None:
-        check_limits(q, k, *given)
-        return
-    with pytest.raises(ValueError) as met:  # noqa: PT011
-        check_limits(q, k, *given)
-    assert words in str(met.value)
+def test_a_traced_backward_pass_gives_gates_their_dtype():
+    with FakeTensorMode():
+        q, k = torch.empty(1, 3, 4, 16, dtype=HALF), torch.empty(1, 5, 2, 16, dtype=HALF)
+        given = (q, q, k, k, q, [], 0.5, True, "chunked", torch.float32)
+        found = forgetting_autograd._differentiated(*given)
+    assert [tuple(x.shape) for x in found] == [q.shape, k.shape, k.shape, (1, 5, 4)]
+    assert [x.dtype for x in found] == [HALF] * 3 + [torch.float32]

@@ -106,6 +106,11 @@ def test_the_rule_of_pruning_is_the_specs(monkeypatch, given, rule):
         assert options == {"adaptive_threshold": "tight", "log_tolerance": -5.0}
     else:
         assert list(options) == ["adaptive_threshold"] and torch.equal(options["adaptive_threshold"], threshold)
+    handed = []
+    monkeypatch.setattr(attention, "forgetting_attention", lambda *qkvg, **how: handed.append((qkvg, how)))
+    own.attend(q, k, k, g, None)
+    assert str(handed[0][1]) == str(dict(seq_start=None, window_size=None, **options))
+    assert all(x is y for x, y in zip(handed[0][0], (q, k, k, g), strict=True))
     for queries, name in ((q, "pruning"), (q[:, :1], "threshold")):
         own.pruned_tiles(queries, k, g, -5.0, 8)
         given_q, given_k, given_g = asked[-1][0]

@@ -91,7 +91,7 @@ def test_fields_are_of_their_type_alone(changes):
 
 AUTHORS = {
     FOX: HEADS | dict(forget_gate="none", use_k_shift=True), "transformer": HEADS | dict(forget_gate="none"), "mamba2": SIZES,
-    "hgrn2": SIZES, "delta_net": SIZES,
+    "hgrn2": SIZES, "delta_net": SIZES | dict(head_dim=32),
 }  # fmt: skip
 
 
@@ -100,6 +100,7 @@ def test_each_setting_that_is_built_in_and_each_key_that_is_needed(name):
     spec = KINDS[FOX if name == "transformer" else name](**AUTHORS[name])
     config, form = config_for_authors(spec), _FORMATS[f"{name}-project_fox"]
     assert config["model_type"] == f"{name}-project_fox" and spec_from_authors(config) == spec
+    assert (config["architectures"], config["tie_word_embeddings"]) == ([form.architecture], False)
     for key in ("vocab_size", "hidden_size", "num_hidden_layers", *form.needed):
         rest = {other: value for other, value in config.items() if other != key}
         with pytest.raises(ValueError, match=f"the key '{key}' is missing"):
@@ -154,3 +155,16 @@ def test_the_format_has_some_kinds_of_models_and_names_of_its_own_for_one():
         "backbone.layers.0.norm.weight",
         names[2],
     ]
+
+
+def test_layers_of_two_kinds_have_the_sizes_that_the_whole_says():
+    sizes = dict(vocab_size=64, hidden_size=256, norm_eps=0.5, mlp_ratio=3.0, mlp_width=48, head_dim=32, conv_size=3)
+    hybrid = KINDS["fox_hybrid"](**sizes, num_layers=8, num_heads=4, fox_every=4, fox_mlp_ratio=2.0, fox_mlp_width=24)
+    assert hybrid.recurrent == KINDS["gated_delta_net"](**sizes, num_layers=6)
+    pro = dict.fromkeys(("use_k_shift", "use_v_shift", "qk_norm", "use_output_gate", "use_output_norm"), True)
+    same = dict(vocab_size=64, hidden_size=256, norm_eps=0.5)
+    assert hybrid.fox == KINDS[FOX](**same, num_layers=2, num_heads=4, mlp_ratio=2.0, mlp_width=24, **pro)
+    same |= dict(num_heads=4, mlp_ratio=3.0, mlp_width=48, window_size=9)
+    samba = KINDS["samba"](**same, num_layers=6, rope_base=1e4, mamba_mlp_width=16)
+    assert samba.attention == KINDS[FOX](**same, num_layers=3, rope_base=1e4, forget_gate="none", use_rope=True)
+    assert samba.mamba_intermediate_size == 16 and samba.attention.intermediate_size == 48
