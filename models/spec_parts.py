@@ -30,7 +30,7 @@ class ModelKind:
     norm_eps: PositiveFloat = 1e-6
 
     compiles: ClassVar[bool] = False
-    """True where torch.compile makes the layers faster. fla's launch fused kernels of their own and gain nothing."""
+    """True where torch.compile makes the layers faster. Those that are fused kernels throughout gain nothing."""
     repeats: ClassVar[bool] = True
     """False where the gradients have other bits each time on a GPU, whatever is asked for."""
 

@@ -16,6 +16,8 @@ class Mamba3Spec(WithMLP):
     expand: PositiveInt = 2
     norm_eps: PositiveFloat = 1e-5
 
+    compiles = True
+
     def __post_init__(self) -> None:
         if self.inner_size % self.head_dim:
             raise ValueError(f"expand * hidden_size {self.inner_size} is not a multiple of head_dim {self.head_dim}")
