@@ -2,15 +2,17 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from analysis import report
 from analysis.names import MODELS, ordered, rank, title
 from analysis.prediction import Predicted, numbers
 from analysis.seeds import family_of, size_of, sources_of
-from analysis.statistics import Estimate, Noise, Part, Term, contrast
+from analysis.statistics import Estimate, Noise, Part, Term, contrast, stratified
 from analysis.study import Line, Study, read_lines, study_file, write_lines
 from analysis.tables import _TEX, Column, _tex, count_range, over_seeds
 from analysis.verdict import PERPLEXITY, RATIO, SHARE, Comparison, amount, decide, number, on_par
@@ -266,3 +268,25 @@ def test_items_of_one_source_tell_nothing_of_the_spread():
     apart = contrast([Term.of("a", 2.0, values, items="needles")])
     assert apart.parts == (Part("needles", pytest.approx(2 * (4 + 4) / 4), 1.0, 2),)
     assert contrast([]) == Estimate(0.0, seeds_known=True)
+
+
+def test_a_stratum_of_one_value_has_no_spread():
+    for strata, influence in (([0, 0, 1], []), ([0, 0, 1, 1], [-1.0, 1.0, -1.0, 1.0])):
+        mean, found = stratified(np.array([1.0, 3.0, 5.0, 7.0][: len(strata)]), np.array(strata))
+        assert mean == np.mean([2.0, np.mean([5.0, 7.0][: len(strata) - 2])]) and found.tolist() == influence
+
+
+def test_what_looks_say_is_in_the_order_of_the_claims_they_are_of():
+    """Not in that of the sections."""
+    claims = [SimpleNamespace(id=name) for name in ("C2", "C10", "C30")]
+    first, later = (lambda study, said=said: said for said in ("first", "later"))
+    sections = [SimpleNamespace(looks={"C10": later, "C30": later}, study=1), SimpleNamespace(looks={"C2": first}, study=1)]
+    assert [(said, asked) for _, said, asked in report._looks(claims, sections)] == [
+        ("first", ["C2"]),
+        ("later", ["C10", "C30"]),
+    ]
+
+
+def test_an_artefact_s_lines_are_a_line_each(tmp_path):
+    lines = [Line("a", {}, "a", seed, "tiny", str(seed), {}) for seed in (0, 1)]
+    assert len(write_lines(tmp_path, "tiny", "s", lines).read_text().splitlines()) == 9

@@ -9,13 +9,15 @@ import pytest
 
 from analysis.style import plt
 from analysis.verdict import Status
-from experiments.acp import acp_pruned_share
-from experiments.beyond import context_use, ruler
+from experiments.acp import acp_pruned_share, acp_speed
+from experiments.beyond import cache_eviction, context_use, ruler
 from experiments.fox import fig1_architecture as fig1
 from experiments.fox import fig2_per_token_loss as fig2
+from experiments.fox import fig3_forget_gates as fig3
 from experiments.fox import fig5_tokens_and_lr as fig5
 from experiments.fox import fig6_scale as fig6
 from experiments.fox import fig7_gate_types as fig7
+from experiments.fox import table6_throughput as table6
 
 PLAIN = {
     "attn.q_proj.weight": "8 x 8",
@@ -177,3 +179,49 @@ def test_losses_are_below_the_unigram_entropy_where_it_is_known(monkeypatch, ent
     assert note.startswith("About.") and ("Unigram entropy of the held-out text: 5.000 nats" in note) is known
     fig2.summary(SimpleNamespace(train_len=128))
     assert asked[3:] == [100, 32]
+
+
+def test_heads_are_drawn_by_how_far_they_see():
+    """By the median of F, which a half-life need not follow."""
+    rows = [(0, head, -1, quantity, value) for head, median, life in ((0, 0.9, 1.0), (1, 0.1, 3.0), (2, 0.5, 2.0))
+            for quantity, value in (("median_F", median), ("half_life_tokens", life))]  # fmt: skip
+    rows += [(0, head, 0, "F", 1.0) for head in (0, 1, 2)]
+    table = pd.DataFrame(rows, columns=["layer", "head", "row", "quantity", "value"])
+    assert fig3.stored_heads(table) == [(0, 1), (0, 2), (0, 0)] and fig3.two_heads(table) == [(0, 1), (0, 0)]
+
+
+def test_a_column_of_which_one_line_is_known_is_shown():
+    known, nothing, missing = {"mfu": 3.0}, {"mfu": None}, {"mfu": math.nan}
+    for lines, shown in (([nothing, known], True), ([known, missing], True), ([nothing, missing], False)):
+        assert table6._is_shown("mfu", lines) is shown
+
+
+def test_one_context_says_nothing_of_what_grows(monkeypatch):
+    estimate = SimpleNamespace(effect=0.75)
+    times = [SimpleNamespace(context=context, medians=lambda what: (2.0, 1.0)) for context in (4096, 8192)]
+    monkeypatch.setattr(
+        acp_speed, "skipped", lambda study: [SimpleNamespace(context=each.context, share=estimate) for each in times]
+    )
+    for count, grows in ((1, False), (2, True)):
+        monkeypatch.setattr(acp_speed, "timed", lambda study, count=count: (None, times[:count]))
+        assert ("while attention's work grows" in acp_speed.time_and_tiles(None)) is grows
+
+
+def test_entropy_is_the_first_that_is_recorded_if_any():
+    for found, entropy in (([None, 5], 5.0), ([None, None], None), ([], None)):
+        lines = [SimpleNamespace(run_id=str(number)) for number in range(len(found))]
+        study = SimpleNamespace(lines=lines, extra=lambda kind, run_id, name, found=found: found[int(run_id)])
+        assert fig2.unigram_entropy(study) == entropy
+
+
+def test_a_head_that_loses_nothing_has_a_logarithm(monkeypatch):
+    """What a query loses is computed to 1e-16."""
+    each = SimpleNamespace(
+        bytes_SDP=np.ones((1, 1, 1)), share=1.0, losses_SD={"loss": np.ones((1, 1))}, change=0.0, positions=[16384],
+        whole_P=np.ones(1), heads=pd.DataFrame({"dropped": [0.0]}), log_tolerance=-10.0,
+    )  # fmt: skip
+    monkeypatch.setattr(cache_eviction, "remaining", lambda study: {"fox_pro": each})
+    monkeypatch.setattr(cache_eviction, "about", lambda study: "About.")
+    monkeypatch.setattr(cache_eviction, "count_range", lambda *counts, **how: "1")
+    monkeypatch.setattr(cache_eviction, "over_seeds", lambda title, columns, values, note: values)
+    assert cache_eviction.summary(None)["fox_pro"][-1] == pytest.approx(math.log(1e-16))

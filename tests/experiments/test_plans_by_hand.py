@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from experiments import execute, forks, graph, local, overview, plan, restarts
+from experiments import execute, forks, graph, local, overview, plan, recipes, render, restarts, scales
 from experiments.recipes import Recipe
 from experiments.request import Corpora, Request, _numbers
 from experiments.scales import SCALES
@@ -357,3 +357,28 @@ def test_a_run_trains_where_something_needs_it(monkeypatch, weights, missing, fi
     monkeypatch.setattr(plan.Run, "missing_evals", tuple(SimpleNamespace(NEEDS=needs) for needs in missing))
     run = plan.Run(SimpleNamespace(weights=weights), SimpleNamespace(finished=finished), None, ())  # type: ignore[arg-type]
     assert run.trains is trains
+
+
+def test_kimi_delta_attention_has_the_heads_that_are_asked_for():
+    scale = SCALES["tiny"]
+    for changes, head_dim in (({}, scale.linear_head_dim), ({"head_dim": 96}, 96)):
+        found = recipes._kimi_delta_attention(scale, changes)
+        assert found == {"head_dim": head_dim, "mlp_width": recipes._narrower(scale, changes, 4 * head_dim / 3)}
+
+
+def test_a_scale_of_the_paper_says_what_it_has_otherwise():
+    given = ("n", "about", 512, 4, 64, 2**30, 1e-3, 2**16)
+    assert scales._paper(*given).seq_len == 16384
+    assert scales._paper(*given, seq_len=32768, compile=False).seq_len == 32768
+    assert not scales._paper(*given, compile=False).compile
+
+
+def test_claims_of_an_artefact_that_cannot_be_read_are_not_judged(monkeypatch, tmp_path):
+    """Whatever its rows end in: its own report says so."""
+
+    def broken(*given):
+        raise KeyError("loss")
+
+    monkeypatch.setattr(render, "Study", broken)
+    page = render.write_claims("tiny", tmp_path, {}).read_text()
+    assert "C1 (`fig2_per_token_loss`)" in page
