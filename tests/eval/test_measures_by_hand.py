@@ -1087,3 +1087,13 @@ def test_examples_of_ruler_differ_by_task_length_and_number():
     for task in ruler.TASKS:  # the longest that fits: one token is for the answer's end, and one for BOS
         one = examples.make(task, 256, 0)
         assert 256 - 40 < len(one["input"].split()) <= 256 - 1 - 2
+
+
+def test_units_of_a_document_end_where_sentences_do(monkeypatch):
+    sentence = "{} of the books were read by then{}"
+    sentences = " ".join(sentence.format(name, end) for name in ("All", "None", "Some") for end in ".!?")
+    text = sentences + "\nA short line\ntoo few\n" * 12
+    monkeypatch.setattr(stand_ins, "heldout_texts", lambda corpus: [text, text])
+    (units, again) = stand_ins._units(None)
+    assert units == again and units[:3] == [sentence.format("All", end) for end in ".!?"]
+    assert units[9:] == ["A short line"] * 12

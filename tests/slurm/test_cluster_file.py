@@ -1,7 +1,7 @@
 """The cluster file: a mistake is one line, every field is described with its default, and the examples are valid."""
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +92,7 @@ def test_scratch_may_name_variables(tmp_path, monkeypatch):
         ({"sbatch": '{ clusters = "two" }'}, "export SLURM_CLUSTERS=NAME in your shell instead"),
         ({"train": '{ srun = { clusters = "two" } }'}, "train.srun: clusters is for every command"),
         ({"train": '{ sbatch = { p = "x" } }'}, "train.sbatch: 'p' is no long option"),
+        ({"sbatch": '{ "qos=high" = "x" }'}, "sbatch: 'qos=high' is no long option"),
         ({"sbatch": '{comment = "a"}', "draw": '{sbatch = {job-name = "b"}}'}, "both comment and job-name"),
         ({"scratch": '"$NOWHERE/fox"'}, "scratch: $NOWHERE/fox names a variable that is not set in this shell"),
         ({"setup": '"module load cuda"'}, "setup: Input should be a valid array"),
@@ -147,3 +148,9 @@ def test_options_that_hold_the_graph_together_cannot_be_set(name, tmp_path):
 def test_a_missing_file_names_the_examples(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere.toml: no such file; slurm/clusters has some to copy and edit"):
         read_cluster(tmp_path / "nowhere.toml")
+
+
+def test_no_gpu_for_timings_is_not_as_many_as_evaluations_have():
+    cluster = Cluster(time_limit_hours=3.0, gpus_per_node=4, gpu_tflops=989.0, evaluate=KindSettings(gpus=2))
+    assert cluster.settings("time").gpus == 2
+    assert replace(cluster, time=KindSettings(gpus=0)).settings("time").gpus == 0

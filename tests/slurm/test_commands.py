@@ -184,6 +184,8 @@ def test_a_controller_that_is_down_is_waited_for(slurm, monkeypatch, err, calls)
     slurm.answers["scontrol"] = (1, "", err)
     assert client._patiently(5, "scontrol", "x").returncode == 1
     assert len(slurm.asked) == calls and now[0] == 2 * (calls - 1)
+    monkeypatch.setattr(client, "WAIT_S", 5)
+    assert client.requeue("7") and len(slurm.asked) == 2 * calls
 
 
 def test_commands_get_what_says_which_slurm_is_meant_and_a_minute(monkeypatch):

@@ -18,6 +18,7 @@ from kernels.forgetting_attention import gpu
 from kernels.forgetting_attention.hopper.backward_steps import _reductions
 from kernels.forgetting_attention.options import Options
 from kernels.stick_breaking.portable.tiles import TILES, Plan, plan_for
+from kernels.stick_breaking.visibility import first_visible_key
 
 
 def test_heads_are_folded_and_repeated_for_groups():
@@ -175,3 +176,10 @@ def test_a_package_of_its_own_holds_the_shared_parts(tmp_path):
     assert "from ..attention_shared.arguments import" in text
     copied = (tmp_path / "forgetting_attention" / "interface.py").read_text()
     assert copied == text.replace("from ..attention_shared", "from .attention_shared")
+
+
+def test_queries_are_the_last_of_the_keys():
+    starts, boundaries = torch.tensor([0, 2]), torch.tensor([0, 3, 5], dtype=torch.int32)
+    assert first_visible_key(2, 2, 5, None, None) is None
+    assert first_visible_key(2, 2, 5, starts, None).tolist() == [[0, 0], [2, 2]]
+    assert first_visible_key(1, 3, 5, None, boundaries).tolist() == [[0, 3, 3]]
