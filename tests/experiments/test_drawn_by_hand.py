@@ -215,7 +215,7 @@ def test_entropy_is_the_first_that_is_recorded_if_any():
 
 
 def test_a_head_that_loses_nothing_has_a_logarithm(monkeypatch):
-    """What a query loses is computed to 1e-16."""
+    """Shares of probability are computed to 1e-16."""
     each = SimpleNamespace(
         bytes_SDP=np.ones((1, 1, 1)), share=1.0, losses_SD={"loss": np.ones((1, 1))}, change=0.0, positions=[16384],
         whole_P=np.ones(1), heads=pd.DataFrame({"dropped": [0.0]}), log_tolerance=-10.0,
