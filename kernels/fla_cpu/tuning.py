@@ -11,8 +11,7 @@ from triton.runtime.autotuner import Autotuner, Config
 CANDIDATES = 4
 MISCOMPILED = "prepare_wy_repr_bwd_kernel"
 """Kernel of delta rules whose gradients are wrong with four warps on Hopper, by Triton up to 3.7.1 at least. fla 0.6.0 knows it
-of DeltaNet's (github.com/fla-org/flash-linear-attention/pull/988); that of gated delta rules has the same products. It is not
-enough: the gradients of gated delta rules in bf16 stay wrong (`training.spec.check_capability`)."""
+of DeltaNet's (github.com/fla-org/flash-linear-attention/pull/988); that of gated delta rules has the same products."""
 _limited: set[Autotuner] = set()
 
 

@@ -97,13 +97,14 @@ def test_what_a_gpu_cannot_train(device, precision, kind, refused):
         check_device(spec, device)
 
 
-@pytest.mark.parametrize(("capability", "kind", "refused"), [
-    ((9, 0), "gated_delta_net", True), ((9, 0), "fox_hybrid", True), ((9, 0), "delta_net", False),
-    ((9, 0), "kimi_delta_attention", False), ((8, 0), "gated_delta_net", False), ((10, 0), "fox_hybrid", False),
+@pytest.mark.parametrize(("capability", "kind", "head_dim", "refused"), [
+    ((9, 0), "gated_delta_net", 63, True), ((9, 0), "gated_delta_net", 64, False), ((9, 0), "fox_hybrid", 32, True),
+    ((9, 0), "fox_hybrid", 128, False), ((9, 0), "delta_net", 16, False), ((9, 0), "kimi_delta_attention", 16, False),
+    ((8, 0), "gated_delta_net", 16, False), ((10, 0), "fox_hybrid", 16, False),
 ])  # fmt: skip
-def test_whose_gradients_are_wrong_on_a_gpu(capability, kind, refused):
-    spec = SimpleNamespace(name="n", scale="s", model=SimpleNamespace(kind=kind))
-    with pytest.raises(ValueError, match="n at s is not trained here") if refused else contextlib.nullcontext():
+def test_whose_gradients_are_wrong_on_a_gpu(capability, kind, head_dim, refused):
+    spec = SimpleNamespace(name="n", scale="s", model=SimpleNamespace(kind=kind, head_dim=head_dim))
+    with pytest.raises(ValueError, match=f"with keys of {head_dim} channels") if refused else contextlib.nullcontext():
         check_capability(spec, capability)
 
 
