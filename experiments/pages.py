@@ -207,7 +207,7 @@ def fill(template: Path, facts: Facts) -> str:
     """Return a page. ValueError for words that the rows do not bear out."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     filters = (nats, times, percent, millions, words, when, title, tokens)
-    shared = (by_model, change, compare, difference, order, papers, perplexity, shrinks, skipped, timed,
+    shared = (by_model, change, compare, difference, loss_curves, order, papers, perplexity, shrinks, skipped, timed,
               worths, zip)  # fmt: skip
     environment.filters |= {function.__name__: function for function in filters}
     environment.globals |= {function.__name__: function for function in shared}
