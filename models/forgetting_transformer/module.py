@@ -9,11 +9,13 @@ Suffixes: B batch, T tokens, H heads, D head dimension, d hidden size."""
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels.forgetting_attention import (
     TILE,
@@ -309,7 +311,11 @@ def _softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     partly = 1 < queries < keys
     mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries) if partly else None
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=queries == keys).transpose(1, 2)
+    attend = partial(F.scaled_dot_product_attention, q, k, v, attn_mask=mask, is_causal=queries == keys)
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16:  # PyTorch 2.13's own fails on AVX-512 held to AVX2
+        with sdpa_kernel(SDPBackend.MATH):
+            return attend().transpose(1, 2)
+    return attend().transpose(1, 2)
 
 
 def gated_layers(model: nn.Module) -> dict[int, ForgettingAttention]:
