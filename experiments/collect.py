@@ -16,10 +16,8 @@ from results import store
 from results.provenance import commit_name, is_cpu
 from training.run_folder import RunFolder
 
-LARGEST = 0.009
-"""The largest difference of mean losses ever seen between trainings of a run on two CPUs (nats)."""
 BOUND = 0.01
-"""Nats by which the losses of a training on another CPU may differ: a little more than `LARGEST`."""
+"""Nats by which another CPU's rounding moves the losses of most trainings at most. What differs by more is judged by seeds."""
 ROUNDING = 1e-4
 TIMED = ("throughput", "attention_speed")
 """Kinds whose rows differ from time to time."""
@@ -68,14 +66,16 @@ _SPEC = TypeAdapter(DrawSpec)
 @dataclass
 class Collected:
     """Findings of collecting an artefact. `met`, `differing`: evaluations that were stored already, equal up to rounding or not
-    (with the relative difference). `beyond`: what differs by more, with both numbers and commits. `left_out`: timings, where
-    another CPU's are stored. `beside`: lines drawn from another training of their run than the one that is here."""
+    (with the relative difference). `beyond`: those that differ by more, with both numbers and commits. `parted`: run folders of
+    other trainings on CPUs that do. `left_out`: timings, where another CPU's are stored. `beside`: lines drawn from another
+    training of their run than the one that is here."""
 
     stem: str
     lines: int = 0
     met: int = 0
     differing: dict[str, float] = field(default_factory=dict)
     beyond: dict[str, str] = field(default_factory=dict)
+    parted: dict[Path, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     beside: list[str] = field(default_factory=list)
 
@@ -130,7 +130,7 @@ def _keep_line(wanted: LineSpec, spec: DrawSpec, collected: Collected) -> str | 
     known = store.read_run(record_file) if record_file.is_file() else None
     how, far = relation(known, folder)
     if far and not spec.draw_these:
-        collected.beyond[f"training of {folder.path.name}"] = far
+        collected.parted[folder.path] = far
     own = (folder.weights or "")[:8] if how != "same" else ""
     of_first = {each for each in sources if store.fault_of(_stored_at(wanted, each, results_dir)) is None}
     if how != "same" and not own:  # nothing to keep them by: they are compared alone
@@ -141,7 +141,7 @@ def _keep_line(wanted: LineSpec, spec: DrawSpec, collected: Collected) -> str | 
     if known is None or any(store.fault_of(path) is not None for path in places.values()):
         store.record_run(results_dir, folder.record())
     for eval_id, place in places.items():
-        _keep(wanted, eval_id, place, names[eval_id], results_dir, collected)
+        _keep(wanted, eval_id, place, names[eval_id], results_dir, collected, rounded=how == "rounded")
     return max((name for eval_id, name in names.items() if not store.is_fresh(eval_id)), default=None)
 
 
@@ -190,8 +190,10 @@ def _stored_at(wanted: LineSpec, eval_id: str, results_dir: Path, training: str 
     return own
 
 
-def _keep(wanted: LineSpec, eval_id: str, place: Path, training: str, results_dir: Path, collected: Collected) -> None:
-    """Put an evaluation's rows into the store, or say how those that are there differ."""
+def _keep(
+    wanted: LineSpec, eval_id: str, place: Path, training: str, results_dir: Path, collected: Collected, *, rounded: bool
+) -> None:
+    """Put an evaluation's rows into the store, or say how those that are there differ. `rounded`: they are of another CPU."""
     folder, name = RunFolder(wanted.run), f"{eval_id} of {wanted.run.name}"
     if place != store.rows_file(results_dir, wanted.line.scale, wanted.line.run_id, eval_id, training):
         collected.left_out.append(name)
@@ -203,7 +205,10 @@ def _keep(wanted: LineSpec, eval_id: str, place: Path, training: str, results_di
     if difference <= ROUNDING:
         collected.met += 1
     elif far := _beyond(source, stored, folder.read_spec().train.seq_len):
-        collected.beyond[name] = far
+        if rounded:
+            collected.parted.setdefault(folder.path, f"{eval_id}, {far}")
+        else:
+            collected.beyond[name] = far
     else:
         collected.differing[name] = difference
 

@@ -4,7 +4,7 @@ Rows of a run folder are compared with those stored of trainings that differ fro
 lie where one more seed would (analysis/prediction.py)? Stored rows of the weights in the folder are left out."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -61,11 +61,15 @@ def compared(folder: RunFolder, results_dir: Path) -> Iterator[Compared]:
             yield Compared(folder.path.name, path.stem, name, value, predicted)
 
 
-def on_gpus(runs: Iterable[Path], results_dir: Path) -> list[Compared]:
-    """Compare the folders of runs that were trained on GPUs, each once."""
+def by_seeds(runs: Iterable[Path], parted: Container[Path], results_dir: Path) -> list[Compared]:
+    """Compare the folders of finished runs that were trained on GPUs or `parted` from what is stored, each once."""
     found: list[Compared] = []
     for folder in map(RunFolder, dict.fromkeys(runs)):
-        if folder.spec_file.is_file() and folder.finished and not trained_on_cpu(folder.read_starts()):
+        if (
+            folder.spec_file.is_file()
+            and folder.finished
+            and (folder.path in parted or not trained_on_cpu(folder.read_starts()))
+        ):
             found += compared(folder, results_dir)
     return found
 

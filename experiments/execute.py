@@ -10,8 +10,8 @@ from data.plan import CorpusPlan
 from data.prepare import prepare
 from eval.shell.machine import go_offline_if_unreachable
 from experiments import graph
-from experiments.collect import LARGEST, Collected, DrawSpec, collect
-from experiments.compare import on_gpus, print_bands
+from experiments.collect import BOUND, Collected, DrawSpec, collect
+from experiments.compare import by_seeds, print_bands
 from experiments.local import run_tasks
 from experiments.overview import task_flops
 from experiments.plan import Plan, check, write_specs
@@ -70,17 +70,25 @@ def execute(plan: Plan, slots: int | None, console: Console) -> int:
 
 
 def draw(specs: Sequence[DrawSpec], console: Console) -> int:
-    """Collect and draw artefacts of a scale, and say whether what was stored is met: on a CPU within rounding, on a GPU within
-    seeds' noise. Returns the exit code: 1 if one could not be drawn, 2 if none has rows, 3 if something was not met."""
+    """Collect and draw artefacts of a scale, and say whether what was stored is met: on a CPU within rounding or, of trainings
+    that amplify it, within seeds' noise, on a GPU within seeds' noise. Returns the exit code: 1 if one could not be drawn, 2 if
+    none has rows, 3 if something was not met."""
     found = [each for spec in specs if (each := collect(spec)) is not None]
     if not found:
         return EXIT_ERROR
     scale, results_dir = specs[0].scale, specs[0].results_dir
     broken = render_all([each.stem for each in found], scale, results_dir, console)
-    banded = on_gpus((line.run for spec in specs for line in spec.lines), results_dir)
+    parted = {run: text for each in found for run, text in each.parted.items()}
+    banded = by_seeds((line.run for spec in specs for line in spec.lines), parted, results_dir)
+    judged = {each.run for each in banded if each.predicted is not None and each.predicted.noise is not None}
+    for run, text in parted.items():
+        if run.name in judged:
+            console.print(f"[yellow]parted[/] training of {run.name}: {text}; the band of one more seed judges its rows")
+        else:
+            found[0].beyond[f"training of {run.name}"] = text
+    met = _say_what_was_met(found, console)
     fits = print_bands(banded, console, whole=False) if banded else True
-    met = _say_what_was_met(found, console) and fits
-    return 1 if broken else EXIT_FINISHED if met else EXIT_NOT_MET
+    return 1 if broken else EXIT_FINISHED if met and fits else EXIT_NOT_MET
 
 
 def _say_what_was_met(found: Sequence[Collected], console: Console) -> bool:
@@ -103,8 +111,8 @@ def _say_what_was_met(found: Sequence[Collected], console: Console) -> bool:
         console.print(f"{met} stored evaluations were met within rounding, {len(differing) + len(beyond)} were not{more}")
     if differing:
         console.print(
-            "another processor or library rounds otherwise, and training carries that on: by at most "
-            f"{LARGEST} nats of loss so far (no bound is known of scores and texts); the most different:"
+            "another processor or library rounds otherwise, and training carries that on: mean losses are less than "
+            f"{BOUND} nats apart (no bound is known of scores and texts); the most different:"
         )
     for name, difference in sorted(differing.items(), key=lambda item: -item[1])[:SHOWN]:
         how = f"by {difference:.1e} of the largest value" if math.isfinite(difference) else "in its texts"
@@ -113,7 +121,7 @@ def _say_what_was_met(found: Sequence[Collected], console: Console) -> bool:
         console.print(f"[red]not met[/] {name}: {text}")
     if beyond:
         console.print(
-            f"that is no rounding, which made {LARGEST} nats at most: look at what changed in the code between the commits (+: "
-            "changes that are in none), and with `python -m experiments compare FOLDER` at where the training parts"
+            "rounding does not explain that: look at what changed in the code between the commits (+: changes that are in "
+            "none), and with `python -m experiments compare FOLDER` at where the training parts"
         )
     return not beyond

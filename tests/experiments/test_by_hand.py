@@ -160,18 +160,20 @@ def test_contexts_and_places_of_a_scale(monkeypatch, sizes, seq_len, document_le
     assert (spec.contexts, spec.places, spec.targets, spec.num_documents) == (contexts, places, sizes[1], min(sizes[2], 9))
 
 
-def test_what_was_trained_on_gpus_is_compared_once(monkeypatch):
-    """Finished runs alone; a CPU rounds as it likes."""
+def test_what_was_trained_on_gpus_or_parted_is_compared_once(monkeypatch):
+    """Finished runs alone."""
 
     def folder(name: str) -> SimpleNamespace:
         spec_file = SimpleNamespace(is_file=lambda: name != "none")
-        return SimpleNamespace(name=name, spec_file=spec_file, finished=name != "open", read_starts=lambda: name == "cpu")
+        starts = name in ("cpu", "apart")
+        return SimpleNamespace(name=name, path=name, spec_file=spec_file, finished=name != "open", read_starts=lambda: starts)
 
-    folders = {name: folder(name) for name in ("gpu", "open", "cpu", "none", "other")}
+    folders = {name: folder(name) for name in ("gpu", "open", "cpu", "none", "other", "apart")}
     monkeypatch.setattr(compare, "RunFolder", folders.get)
     monkeypatch.setattr(compare, "trained_on_cpu", bool)
     monkeypatch.setattr(compare, "compared", lambda folder, results_dir: [folder.name])
-    assert compare.on_gpus(["gpu", "open", "other", "cpu", "none", "gpu"], None) == ["gpu", "other"]
+    runs = ["gpu", "open", "other", "cpu", "none", "apart", "gpu"]
+    assert compare.by_seeds(runs, ["apart", "open"], None) == ["gpu", "other", "apart"]
 
 
 @pytest.mark.parametrize(("stored", "own", "found"), [

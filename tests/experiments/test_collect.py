@@ -82,7 +82,11 @@ def test_what_was_not_met_is_said_with_its_cause(asked, monkeypatch):
         execute.draw([*plan.drawings.values()], Console(width=200, file=(said := io.StringIO())))
         text = said.getvalue()
         assert f"{collected.met} stored evaluations were met within rounding, {len(collected.differing)} were not" in text
-        told = "needle-1 of a: in its texts; what", "per_token_loss-2 of b: by 2.5e-01 of the largest", "at most 0.009 nats"
+        told = (
+            "needle-1 of a: in its texts; what",
+            "per_token_loss-2 of b: by 2.5e-01 of the largest",
+            "less than 0.01 nats apart",
+        )
         assert [words in text for words in told] == [bool(collected.differing)] * 3
 
 

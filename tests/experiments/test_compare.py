@@ -23,8 +23,11 @@ FIG2 = "fig2_per_token_loss"
 CPU, GPU = "Some CPU (1 thread, AVX2)", "NVIDIA H100 80GB HBM3"
 
 
-def trained(asked, losses: dict[int, float], *, device: str, where: str = "runs") -> Plan:
-    """A plan whose seeds were trained to these held-out losses."""
+SEEDS = {0: 2.00, 1: 2.01, 2: 1.99}
+
+
+def trained(asked, losses: dict[int, float], *, device: str, where: str = "runs", final: float | None = None) -> Plan:
+    """A plan whose seeds were trained to these held-out losses; `final`: the last batch's, if that is another."""
     request = replace(
         asked, artefacts=(FIG2,), only=("fox_pro",), seeds=tuple(losses), runs_dir=asked.runs_dir.with_name(where)
     )
@@ -32,7 +35,8 @@ def trained(asked, losses: dict[int, float], *, device: str, where: str = "runs"
     for run in plan.runs.values():
         loss = losses[run.spec.seed]
         run.folder.create(run.folder.path, run.spec)
-        finish(run, evaluations=True, loss=loss, weights=f"{loss}".encode(), final_loss=loss, device=device)
+        last = loss if final is None else final
+        finish(run, evaluations=True, loss=loss, weights=f"{loss}".encode(), final_loss=last, device=device)
     return plan
 
 
@@ -60,8 +64,8 @@ def test_a_stored_loss_that_is_another_is_no_rounding(asked, factor, code):
     edit_commit(run, "fedcba9876543210")
     got, said = drawn(plan)
     assert got == code
-    assert ("0.009 nats of loss so far" in said) == (factor == 1.002)
-    for words in ("1 by more than rounding makes", "nats by commit fedcba9876+ on", "stored, by abc on", "that is no rounding"):
+    assert ("less than 0.01 nats apart" in said) == (factor == 1.002)
+    for words in ("1 by more than rounding makes", "nats by commit fedcba9876+ on", "stored, by abc on", "rounding does not"):
         assert (words in said) == (code == 3), words
 
 
@@ -74,10 +78,20 @@ def test_a_training_on_a_cpu_that_ends_elsewhere_is_not_met_and_names_both_commi
     code, said = drawn(again)
     assert code == 3
     assert f"training of {run.folder.path.name}: 2.5000 nats by commit fedcba9876 on {CPU}, 2.0000 stored, by abc" in said
+    assert "parted" not in said, "there are no seeds to judge it by"
     assert drawn(make_plan(replace(again.request, draw_these_trainings=True)))[0] == 0, "they are to be drawn"
 
 
-SEEDS = {0: 2.00, 1: 2.01, 2: 1.99}
+@pytest.mark.parametrize(("final", "loss", "code"), [(2.03, 2.03, 0), (2.003, 2.03, 0), (2.03, 2.1, 3), (2.003, 2.1, 3)])
+def test_a_training_on_a_cpu_that_amplifies_rounding_is_judged_by_seeds(asked, final, loss, code):
+    """The last batch's loss parts from what is stored or, with it still near, the mean loss does."""
+    assert drawn(trained(asked, SEEDS, device=CPU))[0] == 0
+    again = trained(asked, {0: loss}, device=CPU, where="again", final=final)
+    (run,) = again.runs.values()
+    got, said = drawn(again)
+    assert got == code and f"parted training of {run.folder.path.name}: " in said and " stored, by abc on" in said
+    assert ("2 of 2 numbers lie in the band" in said) == (code == 0)
+    assert "more than rounding makes" not in said
 
 
 @pytest.mark.parametrize(("loss", "code"), [(2.03, 0), (2.5, 3)])

@@ -172,10 +172,10 @@ def test_rows_are_kept_by_the_training_that_they_are_of(
     monkeypatch.setattr(collect.store, "read_run", lambda path: {})
     records, rows = [], {}
     monkeypatch.setattr(collect.store, "record_run", lambda results, record: records.append(record))
-    monkeypatch.setattr(collect, "_keep", lambda wanted, eval_id, place, name, *rest: rows.update({eval_id: name}))
+    monkeypatch.setattr(collect, "_keep", lambda wanted, eval_id, place, name, *rest, rounded: rows.update({eval_id: name}))
     (tmp_path / "record.json").touch()
     assert collect._keep_line(spec.lines[0], spec, collected) == here and rows == kept
-    assert collected.beyond == ({"training of run": "far"} if far and not draw_these else {})
+    assert collected.parted == ({tmp_path / "run": "far"} if far and not draw_these else {})
     assert records == ["record"] * recorded
     (tmp_path / "record.json").unlink()
     collect._keep_line(spec.lines[0], spec, collected)
@@ -191,19 +191,23 @@ def test_how_rows_that_are_there_differ(monkeypatch, tmp_path, eval_id, differen
     """Times differ from time to time."""
     (wanted,), collected, asked = spec_of(tmp_path).lines, collect.Collected("s"), []
     run = SimpleNamespace(train=SimpleNamespace(seq_len=64))
-    monkeypatch.setattr(collect, "RunFolder", lambda path: SimpleNamespace(evals=tmp_path, read_spec=lambda: run))
+    monkeypatch.setattr(collect, "RunFolder", lambda path: SimpleNamespace(evals=tmp_path, path=path, read_spec=lambda: run))
     wanted = SimpleNamespace(line=wanted.line, run=tmp_path / "a")
     place = collect.store.rows_file(tmp_path, "tiny", "r", eval_id, "w")
     keep = lambda *given, **named: asked.append((given, named)) or (Path("stored"), difference)  # noqa: E731
     monkeypatch.setattr(collect.store, "keep", keep)
     monkeypatch.setattr(collect, "_beyond", lambda *given: asked.append(given) or far)
-    collect._keep(wanted, eval_id, place, "w", tmp_path, collected)
+    collect._keep(wanted, eval_id, place, "w", tmp_path, collected, rounded=False)
     source = tmp_path / f"{eval_id}.parquet"
     assert asked[0] == ((source, tmp_path), {"but": collect.SPEEDS, "weights": "w"})
     assert asked[1:] == [(source, Path("stored"), 64)] * (difference == 2e-4)
     assert collected == replace(collect.Collected("s"), **told)
-    collect._keep(wanted, eval_id, tmp_path / "elsewhere", "w", tmp_path, collected)
-    assert collected.left_out == [f"{eval_id} of a"] and len(asked) == 1 + (difference == 2e-4)
+    collect._keep(wanted, eval_id, place, "w", tmp_path, other := collect.Collected("s"), rounded=True)
+    apart = {tmp_path / "a": "k-1, far"} if "beyond" in told else {}
+    assert other == replace(collected, beyond={}, parted=apart), "of another CPU's training seeds judge it"
+    asked.clear()
+    collect._keep(wanted, eval_id, tmp_path / "elsewhere", "w", tmp_path, collected, rounded=True)
+    assert collected.left_out == [f"{eval_id} of a"] and not asked
 
 
 def test_what_is_collected_is_read_or_not_there(monkeypatch, tmp_path):

@@ -150,7 +150,8 @@ def reports() -> Iterator[str]:
         ({}, {}, [], list("abcde"), 1),
     ):  # fmt: skip
         console, out = said()
-        both = [Collected("s", 2, met, differing, beyond, left, beside), Collected("t", 1, met, {}, {}, ["x"] if left else [])]
+        first = Collected("s", 2, met, differing, beyond, left_out=left, beside=beside)
+        both = [first, Collected("t", 1, met, left_out=["x"] if left else [])]
         yield f"all met: {execute._say_what_was_met(both, console)}"
         yield from out.getvalue().splitlines()
 
@@ -237,7 +238,9 @@ def test_how_drawing_ends(monkeypatch, collected, broken, fits, met, code):
     answers, drawn = iter(collected), []
     monkeypatch.setattr(execute, "collect", lambda spec: None if (each := next(answers)) is None else Collected(f"s{each}"))
     monkeypatch.setattr(execute, "render_all", lambda *given: drawn.append(given[:3]) or broken)
-    monkeypatch.setattr(execute, "on_gpus", lambda runs, folder: [1])
+    monkeypatch.setattr(
+        execute, "by_seeds", lambda runs, parted, folder: [compare.Compared("run", "loss-1", "mean", 2.0, None)]
+    )
     monkeypatch.setattr(execute, "print_bands", lambda found, console, whole: fits)
     monkeypatch.setattr(execute, "_say_what_was_met", lambda found, console: met)
     assert execute.draw(specs, Console(quiet=True)) == code
