@@ -86,6 +86,8 @@ def test_rows_of_another_training_are_kept_beside_and_drawn_when_asked_for(asked
         assert why.count("drawn from weights") == 1 and f"drawn from weights {drawn}" in why
         assert f"training with weights {x}: 1 starts, final loss 2.00000" in why
         assert Study(asked.results_dir, "tiny", FIG2).final_loss(line) == 2.1
+    third = trained(asked, b"third", 2.2, where="third")
+    assert is_collected(third.drawings[FIG2]), "its line stays with the second"
     said(make_plan(replace(first.request, draw_these_trainings=True)))
     assert line_of(asked).weights == x, "and back to the first"
 
