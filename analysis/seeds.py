@@ -46,11 +46,17 @@ class Repeated:
     rows: tuple[pd.DataFrame, ...]
 
 
+RECURRENT_KINDS = (*RECURRENT, "gated_delta_net", "kimi_delta_attention", "gated_linear_attention", "mamba3", "samba")
+"""Kinds of models whose state does not grow with the text."""
+GATED_KINDS = ("path_fox", "wall_attention", "fox_hybrid")
+"""Kinds of attention with a forget gate, whatever their spec says."""
+
+
 def family_of(model: dict[str, Any]) -> str:
     """Return the architecture of a model's spec, as seeds' noise is pooled."""
-    if model["kind"] in RECURRENT:
+    if model["kind"] in RECURRENT_KINDS:
         return "recurrent"
-    gated = model.get("forget_gate", "none") != "none"
+    gated = model["kind"] in GATED_KINDS or model.get("forget_gate", "none") != "none"
     return "attention with a forget gate" if gated else "attention without a forget gate"
 
 

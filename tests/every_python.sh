@@ -33,7 +33,7 @@ for name in python3.11 python3.12 python3.13 python3.14; do
             echo "$name: make $target passes"
         else
             echo "$name: make $target FAILS"
-            tail -30 "$scratch/log"
+            grep '^FAILED\|^ERROR' "$scratch/log" || tail -30 "$scratch/log"
             failed=1
         fi
     done

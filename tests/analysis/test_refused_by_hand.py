@@ -16,8 +16,10 @@ from analysis.statistics import Estimate, Noise, Part, Term, contrast, stratifie
 from analysis.study import Line, Study, read_lines, study_file, write_lines
 from analysis.tables import _TEX, Column, _tex, count_range, over_seeds
 from analysis.verdict import PERPLEXITY, RATIO, SHARE, Comparison, amount, decide, number, on_par
+from models.spec import ForgettingTransformerSpec
 from results.sealed import write_sealed
 from tests import synthetic
+from tests.models.conftest import SPECS
 
 ROWS = pd.DataFrame({"value": [1.0, 2.0]})
 LINE = Line("a", {}, "fox_pro", 0, "tiny", "r1", {"tiny/rows/x/r1-0.parquet": "f00"})
@@ -51,13 +53,22 @@ def test_the_band_of_one_more_seed():
 
 @pytest.mark.parametrize(("model", "family"), [
     ({"kind": "mamba2"}, "recurrent"), ({"kind": "hgrn2"}, "recurrent"), ({"kind": "delta_net"}, "recurrent"),
-    ({"kind": "mamba2", "forget_gate": "full"}, "recurrent"), ({"kind": "samba"}, "attention without a forget gate"),
+    ({"kind": "mamba2", "forget_gate": "full"}, "recurrent"), ({"kind": "samba"}, "recurrent"),
     ({"kind": "x", "forget_gate": "none"}, "attention without a forget gate"),
     ({"kind": "x", "forget_gate": "full"}, "attention with a forget gate"),
     ({"kind": "x", "forget_gate": "fixed"}, "attention with a forget gate"),
 ])  # fmt: skip
 def test_families_of_models(model, family):
     assert family_of(model) == family
+
+
+@pytest.mark.parametrize(
+    "spec", [spec for spec in SPECS.values() if not isinstance(spec, ForgettingTransformerSpec)], ids=lambda spec: spec.kind
+)
+def test_models_are_recurrent_whose_state_does_not_grow(spec):
+    """All others here have a forget gate."""
+    grows = spec.state_size(2048) > spec.state_size(1024)
+    assert family_of({"kind": spec.kind}) == ("attention with a forget gate" if grows else "recurrent")
 
 
 def test_sizes_and_places_of_models():

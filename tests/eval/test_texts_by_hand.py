@@ -1,4 +1,4 @@
-"""Where evaluations' own texts come from: last words, stand-ins, examples of RULER."""
+"""Own texts of evaluations: last words, stand-ins, examples of RULER."""
 
 import itertools
 from types import SimpleNamespace
