@@ -297,3 +297,5 @@ def test_the_table_of_trainings(monkeypatch):
     assert found[0].shown(0.5).tolist() == list(range(100, 200))
     monkeypatch.setattr("analysis.training_curves.trainings", lambda study: found)
     assert summary(study()).rows["fox_pro"][2] == 50.0
+    found[0] = replace(found[0], tokens=np.arange(20), loss_SN=loss[1:, :20])
+    assert summary(study()).rows["fox_pro"][0] == 23.0, "of few steps the last alone"

@@ -85,6 +85,16 @@ def test_sister_scales_lend_their_repeats_and_others_do_not(tmp_path):
     assert difference(one, two).where == ("all models at any tiny scale",)
 
 
+def test_modes_of_an_evaluation_are_repeated_each_for_itself(tmp_path):
+    store, rows = store_of(tmp_path), synthetic.loss_rows(np.full(LENGTH, 2.0), np.full((4, 16), 2.0))
+    for seed in range(2):
+        for mode, before in (("easy", []), ("standard", [("other", rows)])):  # one more, for an id of its own
+            given = [*before, ("per_token_loss", rows)]
+            store.add(mode, "fox_pro", given, seed=seed, evaluation={"mode": mode}, spec={"name": "fox_pro"})
+    found = seeds.repeats_for(tmp_path, "tiny", "per_token_loss")
+    assert [len(each.rows) for each in found] == [2, 2]
+
+
 def test_the_narrowest_group_with_enough_is_taken():
     def group(scale, family, values):
         return seeds.Repeated(scale, family, 64, (values,))

@@ -110,6 +110,9 @@ def test_a_design_that_is_blind_to_the_claims_effect_decides_nothing_and_says_wh
         in blind[0][1].sentence
     )
     assert sharp[0][1].status is Status.WITHIN_NOISE
+    both = [Comparison(name, estimate, size=size) for name, size in (("near", 0.1), ("far", 0.05), ("nearer", 0.2))]
+    ((_, worst),) = judge((Claim("C", "", lambda _: decide("", both)),), None)
+    assert "far: this design sees 0.3490 nats and more, and the claim is about 0.0500 nats" in worst.sentence
     clear = Comparison("x", replace(estimate, effect=0.9), size=0.1)
     assert judge((Claim("C", "", lambda _: decide("", [clear])),), None)[0][1].status is Status.HOLDS
 

@@ -71,6 +71,8 @@ def test_zoologys_answers_are_not_shown():
     assert ((inputs[:, 11:] < 16) | (inputs[:, 11:] == ZOOLOGY.blank)).all()
     with pytest.raises(ValidationError, match="pairs_first assigns and asks for each key once, not 3 and 2 times"):
         dataclasses.replace(TASK, pairs_first=True)
+    with pytest.raises(ValidationError, match="not 2 and 1 times"):
+        dataclasses.replace(ZOOLOGY, num_assignments=2)
 
 
 def test_a_batch_is_a_function_of_seed_and_step_and_divides_among_processes():
