@@ -147,6 +147,14 @@ def test_models_that_were_evaluated_in_other_ways_do_not_meet(tmp_path):
         context_losses(store.study("context_use"))
 
 
+def test_what_explodes_beyond_the_training_context_leaves_the_frame():
+    """What falls there stays in it: room for -0.3 to 0.1."""
+    inside = pd.DataFrame({"value": [0.0, -0.1], "low": [-0.1, -0.2], "high": [0.1, 0.0]})
+    beyond = pd.DataFrame({"value": [9.0, -0.3], "low": [8.0, -0.9], "high": [10.0, 0.2]})
+    limits = context_use._limits(inside, pd.concat([inside, beyond]))
+    assert limits == pytest.approx((-0.3 - 0.06 * 0.4, 0.1 + 0.15 * 0.4))
+
+
 def test_the_contexts_of_a_scale_end_with_the_training_context_and_twice_and_four_times_it():
     (spec,) = evals(get_scale("mini"))
     assert spec.contexts == (64, 128, 256, 512, 1024, 2048, 2560, 3584, 7680, 15872)
