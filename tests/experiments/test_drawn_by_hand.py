@@ -190,6 +190,31 @@ def test_heads_are_drawn_by_how_far_they_see():
     assert fig3.stored_heads(table) == [(0, 1), (0, 2), (0, 0)] and fig3.two_heads(table) == [(0, 1), (0, 0)]
 
 
+def test_the_table_of_heads_is_in_percent_and_seeds_are_apart(monkeypatch):
+    heads = [pd.DataFrame({"half_life_tokens": [1.0, life], "median_F": [1e-4, median], "pruned_share": [0.2, share]})
+             for life, median, share in ((3.0, 0.6, 0.4), (5.0, 1e-4, 0.8))]  # fmt: skip
+    left = iter(heads)
+    monkeypatch.setattr(fig3, "labels_of", lambda study: {"fox_pro": pd.DataFrame({"run_id": ["a", "a", "b"]})})
+    monkeypatch.setattr(fig3, "head_statistics", lambda rows: next(left))
+    monkeypatch.setattr(fig3, "about", lambda study: "")
+    table = fig3.summary(SimpleNamespace(extra=lambda kind, run, name: {"distance": 64, "seq_len": 1024}[name]))
+    assert table.rows["fox_pro"] == pytest.approx([2.0, 2.5, 75.0, 25.0, 40.0])
+
+
+def test_the_lead_is_the_mean_over_a_window(monkeypatch):
+    """With the interval of what is stored there, moved to that mean."""
+    asked = []
+    estimate = SimpleNamespace(effect=1.0, interval=(0.5, 2.0))
+    monkeypatch.setattr(fig2, "difference", lambda other, fox, first, last: asked.append((first, last)) or estimate)
+    fox, other = (SimpleNamespace(length=9, mean_N=sign * np.arange(9.0) ** 2) for sign in (-1, 1))
+    table = fig2.lead(fox, other, 3)
+    assert asked == [(place - 1, place + 1) for place in range(2, 9)] and table["position"].tolist() == [*range(2, 9)]
+    means = [2 * sum(each**2 for each in range(place - 2, place + 1)) / 3 for place in range(2, 9)]
+    assert table["lead"].tolist() == pytest.approx(means)
+    for end in (table["low"] + 0.5, table["high"] - 1.0):
+        assert end.tolist() == pytest.approx(means)
+
+
 def test_a_column_of_which_one_line_is_known_is_shown():
     known, nothing, missing = {"mfu": 3.0}, {"mfu": None}, {"mfu": math.nan}
     for lines, shown in (([nothing, known], True), ([known, missing], True), ([nothing, missing], False)):
