@@ -148,7 +148,7 @@ def test_models_that_were_evaluated_in_other_ways_do_not_meet(tmp_path):
 
 
 def test_what_explodes_beyond_the_training_context_leaves_the_frame():
-    """What falls there stays in it: room for -0.3 to 0.1."""
+    """Room for -0.3 to 0.1: what falls there stays in it."""
     inside = pd.DataFrame({"value": [0.0, -0.1], "low": [-0.1, -0.2], "high": [0.1, 0.0]})
     beyond = pd.DataFrame({"value": [9.0, -0.3], "low": [8.0, -0.9], "high": [10.0, 0.2]})
     limits = context_use._limits(inside, pd.concat([inside, beyond]))
