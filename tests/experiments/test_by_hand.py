@@ -65,11 +65,14 @@ def test_a_kernels_time_is_the_newest_and_as_a_multiple_of_the_same_run(tmp_path
         for provider, logits, ms in ((stick_cost.BASELINE, "any", base), ("ours", "long", ours), ("ours", "short", 2 * ours))
         for operation in ("forward", "forward+backward")
     ]  # fmt: skip
-    measured.add("stick_breaking", rows[:6], "GPU", folder=tmp_path / measured.FOLDER.name)
+    once = {**rows[3], "provider": stick_cost.FLASH}
+    measured.add("stick_breaking", [*rows[:6], once], "GPU", folder=tmp_path / measured.FOLDER.name)
     measured.add("stick_breaking", rows[6:], "GPU", folder=tmp_path / measured.FOLDER.name)
     found = stick_cost.kernel_times(SimpleNamespace(results_dir=tmp_path)).set_index(["provider", "logits"])
-    assert found["relative"].to_dict() == {(stick_cost.BASELINE, "any"): 1.0, ("ours", "long"): 3.0, ("ours", "short"): 6.0}
-    assert found["date"].unique().tolist() == ["2025-01-02"] and np.isclose(found["ms_q50"].sum(), 2 + 6 + 12)
+    newest = {(stick_cost.BASELINE, "any"): 1.0, ("ours", "long"): 3.0, ("ours", "short"): 6.0}
+    assert found["relative"].to_dict() == newest | {(stick_cost.FLASH, "long"): 4.0}
+    assert found.loc[[*newest], "date"].unique().tolist() == ["2025-01-02"]
+    assert np.isclose(found["ms_q50"].sum(), 2 + 6 + 12 + 4)
 
 
 def event(kind: str, job: str = "5", mark: str = "a", **more: object) -> dict[str, object]:
