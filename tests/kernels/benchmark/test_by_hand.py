@@ -7,10 +7,12 @@ import sys
 from functools import partial
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 
 from kernels import forgetting_attention as forgetting
+from kernels.benchmark import __main__ as command
 from kernels.benchmark import decode, errors, operators, times
 from kernels.benchmark.rows import BASELINE, ROPE_BASELINE
 
@@ -232,3 +234,15 @@ def test_a_limit_is_of_its_own_work_alone(tmp_path, monkeypatch):
     own = {"code": "", "folder": tmp_path}
     assert kept == [("decoding", [{"a": 1}, {"a": 2}], own | {"code": "code"}), ("decoding", [{"a": 3}], own)]
     assert handlers == [signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGTERM)]
+
+
+def test_a_page_keeps_what_stands_around_its_tables(monkeypatch, tmp_path):
+    text = "before <!-- table -->{} <!-- end --> between <!-- decoding -->{} <!-- end --> after\n"
+    (tmp_path / "stick_breaking").mkdir()
+    (tmp_path / "stick_breaking" / "README.md").write_text(text.format(" old", " older"))
+    for name, value in (("PACKAGES", tmp_path), ("table", lambda rows: f"T{len(rows)}"), ("decoding_table", lambda rows: "D")):
+        monkeypatch.setattr(command, name, value)
+    drawn = command.DRAWN["stick_breaking"][1]
+    rows = pd.DataFrame({"operation": ["forward", *["forward+backward"] * 4], "gates": [drawn, drawn, "short", "any", "else"]})
+    page = command.page("stick_breaking", {"stick_breaking": rows, "decoding": rows})
+    assert page.split() == text.format(" T3", " D").split()

@@ -186,3 +186,10 @@ def test_packed_sequences_are_refused():
     q, k, v, _ = inputs(8)
     with pytest.raises(NotImplementedError, match="cu_seqlens"):
         recurrences.chunk_delta_rule(q, k, v, torch.rand(B, 8, H), cu_seqlens=torch.tensor([0, 8]))
+
+
+def test_keys_of_zeros_stay_zeros():
+    """As padded places have them: the square root is of 1e-6 there."""
+    assert torch.equal(recurrences.l2norm(torch.zeros(2, 3)), torch.zeros(2, 3))
+    small = torch.tensor([3e-3, 4e-3])
+    torch.testing.assert_close(recurrences.l2norm(small), small / (25e-6 + 1e-6) ** 0.5)
