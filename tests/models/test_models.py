@@ -37,6 +37,13 @@ def test_parameters_are_counted_the_same_on_a_model_and_its_spec(model, spec):
     assert num_params(model) == sum(p.numel() for p in model.parameters()) - embedding
 
 
+def test_a_convolution_is_as_long_as_the_spec_says(spec):
+    """fla's layers take 4 where they are not told."""
+    if hasattr(spec, "conv_size"):
+        longer = dataclasses.replace(spec, conv_size=5)
+        assert num_params(build_model(longer)) == longer.num_params > spec.num_params
+
+
 def test_prefill_then_decoding_equals_the_parallel_pass(model, tokens):
     """Identity I6, with one token and with several at a time after the prefill."""
     with torch.no_grad():
