@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
@@ -80,22 +80,21 @@ def draw(specs: Sequence[DrawSpec], console: Console) -> int:
     broken = render_all([each.stem for each in found], scale, results_dir, console)
     parted = {run: text for each in found for run, text in each.parted.items()}
     banded = by_seeds((line.run for spec in specs for line in spec.lines), parted, results_dir)
-    judged = {each.run for each in banded if each.predicted is not None and each.predicted.noise is not None}
+    known = {each.run for each in banded if each.predicted is not None and each.predicted.noise is not None}
+    alone = {f"training of {run.name}": text for run, text in parted.items() if run.name not in known}
     for run, text in parted.items():
-        if run.name in judged:
+        if run.name in known:
             console.print(f"[yellow]parted[/] training of {run.name}: {text}; the band of one more seed judges its rows")
-        else:
-            found[0].beyond[f"training of {run.name}"] = text
-    met = _say_what_was_met(found, console)
+    met = _say_what_was_met(found, alone, console)
     fits = print_bands(banded, console, whole=False) if banded else True
     return 1 if broken else EXIT_FINISHED if met and fits else EXIT_NOT_MET
 
 
-def _say_what_was_met(found: Sequence[Collected], console: Console) -> bool:
-    """Return whether all that was stored was met, up to rounding."""
+def _say_what_was_met(found: Sequence[Collected], alone: Mapping[str, str], console: Console) -> bool:
+    """Return whether all that was stored was met, up to rounding. `alone`: trainings that parted and no seeds judge."""
     met = sum(each.met for each in found)
     differing = {name: difference for each in found for name, difference in each.differing.items()}
-    beyond = {name: text for each in found for name, text in each.beyond.items()}
+    beyond = {**alone, **{name: text for each in found for name, text in each.beyond.items()}}
     left_out = {name for each in found for name in each.left_out}
     beside = list(dict.fromkeys(line for each in found for line in each.beside))
     if beside:

@@ -152,7 +152,7 @@ def reports() -> Iterator[str]:
         console, out = said()
         first = Collected("s", 2, met, differing, beyond, left_out=left, beside=beside)
         both = [first, Collected("t", 1, met, left_out=["x"] if left else [])]
-        yield f"all met: {execute._say_what_was_met(both, console)}"
+        yield f"all met: {execute._say_what_was_met(both, {}, console)}"
         yield from out.getvalue().splitlines()
 
 
@@ -242,7 +242,7 @@ def test_how_drawing_ends(monkeypatch, collected, broken, fits, met, code):
         execute, "by_seeds", lambda runs, parted, folder: [compare.Compared("run", "loss-1", "mean", 2.0, None)]
     )
     monkeypatch.setattr(execute, "print_bands", lambda found, console, whole: fits)
-    monkeypatch.setattr(execute, "_say_what_was_met", lambda found, console: met)
+    monkeypatch.setattr(execute, "_say_what_was_met", lambda found, alone, console: met)
     assert execute.draw(specs, Console(quiet=True)) == code
     stems = [f"s{each}" for each in collected if each is not None]
     assert drawn == ([(stems, "tiny", Path("r"))] if stems else [])
