@@ -82,7 +82,7 @@ MAIN = ("fig2_per_token_loss", "fig3_forget_gates", "fig4_needle", "table1_lm_ev
 @cache
 def artefacts() -> dict[str, Artefact]:
     """All artefacts by stem: folder by folder, figures first, in the paper's order. Of those without a number, pictures without
-    claims come last, as the report sets two of them side by side."""
+    claims or findings come last, as the report sets two of them side by side."""
     files = ((folder, path.stem) for folder in FOLDERS for path in (Path(__file__).parent / folder).glob("[!_]*.py"))
     return {each.stem: each for each in sorted((_read(*file) for file in files), key=_order)}
 

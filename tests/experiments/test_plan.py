@@ -16,7 +16,7 @@ from eval.job import Job
 from eval.kinds import KINDS, eval_id
 from eval.shell.sources import UserData
 from experiments import graph
-from experiments.artefact import MAIN, _read, artefacts, chosen
+from experiments.artefact import MAIN, Artefact, _read, artefacts, chosen
 from experiments.collect import collect
 from experiments.fox import fig7_gate_types
 from experiments.overview import count, print_plan
@@ -410,12 +410,13 @@ def test_a_figure_that_does_not_say_whose_it_is_or_what_it_shows_is_named(monkey
     assert (found.paper, found.title, found.shows) == ("FoX: Figure 7", "Gates", "The gates.")
 
 
-def test_artefacts_stand_in_the_papers_order_and_pictures_without_claims_last():
+def test_artefacts_stand_in_the_papers_order_and_pictures_without_claims_or_findings_last():
     papers = [artefact.paper for artefact in artefacts().values() if artefact.folder == "fox"]
     numbers = {"Figure ": range(1, 8), "Table ": range(1, 10), "Appendix F.": (1, *range(4, 11))}
     assert papers == [f"{kind}{number}" for kind in numbers for number in numbers[kind]]
-    beyond = [artefact.pictured and not artefact.claims for artefact in artefacts().values() if artefact.folder == "beyond"]
-    assert beyond == sorted(beyond) and set(beyond) == {False, True}
+    beyond = [artefact for artefact in artefacts().values() if artefact.folder == "beyond"]
+    bare = [each.pictured and not each.claims and each.findings is Artefact.findings for each in beyond]
+    assert bare == sorted(bare) and set(bare) == {False, True}
 
 
 def test_a_unique_beginning_of_a_name_is_enough_and_a_wrong_name_says_what_was_meant():
