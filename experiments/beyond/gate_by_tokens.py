@@ -1,0 +1,287 @@
+"""Beyond the papers: What the forget gate is worth, by training tokens.
+
+Loss of the Transformer minus that of FoX of the same architecture, within the training context, against the tokens that both
+were trained on. In the paper (360M, 7.5B tokens) it is 0.03 nats in both blocks; in small models that saw few tokens it is far
+more. A law, worth = a tokens^-b, is fitted to each block and followed to 7.5B tokens, beside what the paper has there. What it
+says from fewer tokens stands beside what more tokens then gave. Not in the paper, and no claim is judged."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from analysis.curves import difference, loss_curves
+from analysis.names import DASHED, style_of
+from analysis.panels import doublings_axis
+from analysis.statistics import Estimate
+from analysis.study import Study
+from analysis.style import WIDTH, Files, about, plt, publish, tokens
+from analysis.tables import Column, Table, count_range
+from analysis.verdict import in_words, number, with_interval
+from experiments.beyond.gate_worth import BLOCKS, PAPERS_BUDGET, papers
+from experiments.evaluations import loss as evals  # noqa: F401
+from experiments.recipes import recipes
+from experiments.scales import MINIS, PAPERS, TINIES, sizes_at, with_shorter
+
+SIZES = {TINIES: (1 / 4, 1 / 2, 1), MINIS: (1 / 4, 1 / 2, 1, 2), PAPERS: (1 / 4, 1 / 2, 1)}
+"""Training tokens, as shares of the scale's own."""
+AXES = {"train_tokens": int}
+PAPERS_TOKENS = 7.5e9
+PLACES = 60
+"""Places at which a law is drawn."""
+Value = tuple[float, float, float]
+"""A number with the ends of its 95% interval, NaN where they are not known."""
+UNKNOWN: Value = (math.nan, math.nan, math.nan)
+
+
+def runs(scale, seeds):
+    """A scale of the same models that has one of the budgets is taken as it is, so that its runs are other figures', too."""
+    whole = {at.train_tokens: at for at in with_shorter(scale) if at.hidden_size == scale.hidden_size}
+    for share in sizes_at(scale, SIZES, __name__):
+        count, warmup = (
+            round(share * each / scale.batch_tokens) * scale.batch_tokens for each in (scale.train_tokens, scale.warmup_tokens)
+        )
+        at, label = whole.get(count), f"{_count(count)} tokens"
+        train = {} if at else dict(train_tokens=count, warmup_tokens=warmup)
+        for pair in BLOCKS:
+            yield from recipes(at or scale, pair, seeds, axes=dict(train_tokens=count), label=label, train=train)
+
+
+def _count(count: float) -> str:
+    return f"{count / 1e9:.3g}B" if count >= 1e9 else f"{count / 1e6:.3g}M"
+
+
+class Law(NamedTuple):
+    """The worth as a tokens^-b, a straight line in logs. `level`: log of the worth at exp(`centre`) tokens, the weighted mean
+    of those it is fitted to, where the errors of level and exponent b are independent."""
+
+    centre: float
+    level: float
+    level_error: float
+    exponent: float
+    exponent_error: float
+    df: float
+
+    def log_at(self, count: float) -> Estimate:
+        """Log of the worth at a number of training tokens."""
+        away = math.log(count) - self.centre
+        error = math.hypot(self.level_error, away * self.exponent_error)
+        return Estimate(self.level - away * self.exponent, error, self.df)
+
+    def at(self, count: float) -> Value:
+        """The worth in nats at a number of training tokens."""
+        log = self.log_at(count)
+        with np.errstate(over="ignore"):
+            value, low, high = np.exp([log.effect, *(log.interval or ())]).tolist()
+        return value, low, high
+
+
+def law_of(worths: Mapping[int, Estimate]) -> Law | None:
+    """Fit a law to worths by training tokens, weighted by the errors of their logs, as if no two shared any noise. Its own
+    errors follow from these, times sqrt(chi^2 / (n - 2)) where that is above 1: where the worths lie off the law by more than
+    their noise. Its degrees of freedom are the fewest of any worth. None: of less than two, or where one is not above 0 or its
+    noise is not known."""
+    if len(worths) < 2 or not all(each.effect > 0 and each.error and each.seeds_known for each in worths.values()):
+        return None
+    logs = [_log(each) for each in worths.values()]
+    x, y, errors = np.log(list(worths)), np.array([log.effect for log in logs]), np.array([log.error for log in logs], float)
+    weights = errors**-2.0
+    centre, level = (float(np.average(values, weights=weights)) for values in (x, y))
+    away = x - centre
+    spread = float(weights @ away**2)
+    slope = float(weights @ (away * (y - level))) / spread
+    missed = (y - level - slope * away) / errors
+    wider = max(1.0, math.sqrt(missed @ missed / (len(x) - 2))) if len(x) > 2 else 1.0
+    df = min(log.df for log in logs)
+    return Law(centre, level, wider / float(weights.sum()) ** 0.5, -slope, wider / spread**0.5, df)
+
+
+def _log(worth: Estimate) -> Estimate:
+    """Log of a worth, its error over its effect."""
+    return Estimate(math.log(worth.effect), (worth.error or 0.0) / worth.effect, worth.df)
+
+
+def worths(study: Study) -> dict[tuple[str, str], dict[int, Estimate]]:
+    """Return the gate's worth in nats by training tokens, from the fewest on, for each pair. ValueError: no pair is stored."""
+    curves = {(each.model, each.axes["train_tokens"]): each for each in loss_curves(study) if each.length >= each.train_len}
+    found = {}
+    for fox, other in BLOCKS:
+        counts = sorted(count for model, count in curves if model == fox and (other, count) in curves)
+        found[fox, other] = {count: difference(curves[other, count], curves[fox, count]) for count in counts}
+    if not any(found.values()):
+        raise ValueError(f"{study.stem}: no two runs with and without a forget gate are stored; run its experiment first")
+    return found
+
+
+def foretold(own: Mapping[int, Estimate], count: float) -> Law | None:
+    """Return the law of fewer training tokens than `count`."""
+    return law_of({fewer: worth for fewer, worth in own.items() if fewer < count})
+
+
+def _value(worth: Estimate | None) -> Value:
+    return (worth.effect, *(worth.interval or UNKNOWN[1:])) if worth else UNKNOWN
+
+
+def points(study: Study) -> pd.DataFrame:
+    """Return what is drawn: block, what it is (measured, law, paper), training tokens, and worth with its 95% interval."""
+    found, printed = worths(study), papers()
+    counts = [PAPERS_TOKENS, *(count for own in found.values() for count in own)]
+    places = sorted({*counts, *np.geomspace(min(counts), max(counts), PLACES).tolist()})
+    rows: list[tuple[str, str, float, float, float, float]] = []
+    for pair, own in found.items():
+        block, law = BLOCKS[pair][1], law_of(own)
+        rows += [(block, "measured", count, *_value(worth)) for count, worth in own.items()]
+        rows += [(block, "law", place, *law.at(place)) for place in places] if law else []
+        rows.append((block, "paper", PAPERS_TOKENS, *_value(Estimate(printed[pair]))))
+    return pd.DataFrame(rows, columns=["block", "what", "train_tokens", "value", "low", "high"])
+
+
+def draw(study: Study) -> Files:
+    drawn = points(study)
+    measured = drawn[drawn["what"] == "measured"]
+    logs = bool((measured["value"] > 0).all())
+    limits = _limits(drawn, logs)
+    ends = drawn["train_tokens"].min() / 1.3, max(1e10, 1.3 * drawn["train_tokens"].max())
+    figure, row = plt.subplots(1, 2, figsize=(WIDTH, 3.5), sharey=True)
+    for axes, (pair, (_, block)) in zip(row, BLOCKS.items(), strict=True):
+        _panel(axes, drawn[drawn["block"] == block], limits, style_of(pair[0]).colour)
+        doublings_axis(axes, map(round, _ticks(*ends, (1,) if ends[1] > 100 * ends[0] else (1, 2, 5))), _count)
+        axes.set(title=f"{block} block", xlabel="training tokens", xlim=ends, ylim=limits)
+    if logs:
+        row[0].set_yscale("log")
+        ticks = _ticks(*limits, (1, 2, 5))
+        row[0].set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        row[0].minorticks_off()
+    else:
+        for axes in row:
+            axes.axhline(0, color="#222222", linewidth=0.8)
+    row[0].set_ylabel("worth of the forget gate (nats):\nloss of the Transformer minus FoX's")
+    _legend(figure, "law" in set(drawn["what"]))
+    seeds = [worth.seeds for own in worths(study).values() for worth in own.values()]
+    notes = (
+        f"mean over the training context of {tokens(study.train_len)}",
+        f"{count_range(seeds, 'seeds' if max(seeds) > 1 else 'seed')} of each model",
+        "bars: 95% intervals (documents by source, and seeds)",
+        "what leaves the frame goes on outside",
+    )
+    return publish(study, figure, drawn, *notes)
+
+
+def _limits(drawn: pd.DataFrame, logs: bool) -> tuple[float, float]:
+    """Room for all numbers and for the intervals of what was measured; those of a law may leave the frame."""
+    measured = drawn[drawn["what"] == "measured"]
+    low, high = float(drawn["value"].min()), float(np.nanmax([drawn["value"].max(), measured["high"].max()]))
+    if logs:
+        return low / 2.5, high * 1.3
+    low = min(0.0, float(np.nanmin([low, measured["low"].min()])))
+    margin = 0.08 * (high - low)
+    return low - margin, high + margin
+
+
+def _ticks(low: float, high: float, steps: tuple[int, ...]) -> list[float]:
+    """Return these multiples of powers of ten between two ends."""
+    powers = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
+    return [step * 10.0**power for power in powers for step in steps if low <= step * 10.0**power <= high]
+
+
+def _panel(axes: Axes, own: pd.DataFrame, limits: tuple[float, float], colour: str) -> None:
+    """Draw one block: what was measured, its law, dashed where it goes on beyond that, and the paper's number."""
+    measured, law, paper = (own[own["what"] == what] for what in ("measured", "law", "paper"))
+    if not law.empty:
+        x = law["train_tokens"]
+        axes.fill_between(x, law["low"].clip(*limits), law["high"].clip(*limits), color=colour, alpha=0.2, linewidth=0)
+        within = law[x.between(measured["train_tokens"].min(), measured["train_tokens"].max())]
+        axes.plot(within["train_tokens"], within["value"], color=colour)
+        axes.plot(x, law["value"], color=colour, dashes=DASHED, zorder=1.9)
+    bars = [measured["value"] - measured["low"], measured["high"] - measured["value"]]
+    axes.errorbar(measured["train_tokens"], measured["value"], bars, color=colour, linestyle="", marker="o", markersize=5)
+    ((at, value),) = paper[["train_tokens", "value"]].to_numpy()
+    axes.plot(at, value, color="black", marker="D", fillstyle="none", markersize=6, linestyle="")
+    above = law.empty or value > float(law["value"][law["train_tokens"] == at].iloc[0])
+    lies: dict[str, Any] = dict(va="bottom" if above else "top", ha="left" if at <= own["train_tokens"].min() else "right")
+    words = "paper,\n" + PAPERS_BUDGET.removesuffix(" tokens")
+    axes.annotate(words, (at, value), (0, 7 if above else -7), textcoords="offset points", **lies)
+
+
+def _legend(figure: Figure, law: bool) -> None:
+    """One legend below both panels, in grey, as each has a colour of its own."""
+    grey = "#555555"
+    handles: list[Line2D | Patch] = [Line2D([], [], color=grey, linestyle="", marker="o", label="measured, 95% interval")]
+    if law:
+        handles += [
+            Line2D([], [], color=grey, label="law: worth = $a$ tokens$^{-b}$"),
+            Line2D([], [], color=grey, dashes=DASHED, label="extrapolated"),
+            Patch(color=grey, alpha=0.2, linewidth=0, label="its 95% interval"),
+        ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+
+
+def summary(study: Study) -> Table:
+    """A line per number of tokens, the paper's last; 95% intervals in square brackets."""
+    found = worths(study)
+    columns = [Column(key, f"{name} block (nats)", 3, style="signed") for key, name in BLOCKS.values()]
+    columns += [Column(f"{key}_law", f"{name} block, by the law", 3, style="signed") for key, name in BLOCKS.values()]
+    columns.append(Column("seeds", "fewest seeds", 0))
+    cells: dict[str, list[Value]] = {}
+    seeds: dict[str, int | None] = {}
+    for count in sorted({count for own in found.values() for count in own}):
+        there = [own.get(count) for own in found.values()]
+        laws = [foretold(own, count) for own in found.values()]
+        cells[f"{_count(count)} tokens"] = [*map(_value, there), *(law.at(count) if law else UNKNOWN for law in laws)]
+        seeds[f"{_count(count)} tokens"] = min(each.seeds for each in there if each)
+    laws = [law_of(own) for own in found.values()]
+    printed = [_value(Estimate(value)) for value in papers().values()]
+    cells[f"the paper, {PAPERS_BUDGET}"] = [*printed, *(law.at(PAPERS_TOKENS) if law else UNKNOWN for law in laws)]
+    rows = {label: [*(value for value, _, _ in own), seeds.get(label)] for label, own in cells.items()}
+    ranges = {
+        label: [*(None if math.isnan(low) else (low, high) for _, low, high in own), None] for label, own in cells.items()
+    }
+    note = (
+        f"{about(study)} In square brackets: 95% intervals, of what was measured over documents by source and seeds (pooled "
+        "over repeated trainings). The law, worth = a tokens^-b, is fitted to the worths at all smaller numbers of tokens, in "
+        "the paper's line to all that are stored. Its interval follows from theirs, as if they shared no noise, and is wider "
+        "where they lie off it by more than noise. Beyond the most tokens that were trained on it is an extrapolation, and the "
+        "paper's model is another one, of 360M parameters. Peak learning rates are the same at all numbers of tokens."
+    )
+    caption = f"log P({tokens(study.train_len)}) of the Transformer minus FoX's, by training tokens"
+    return Table(caption, columns, rows, note, ranges=ranges)
+
+
+def findings(study: Study) -> list[str]:
+    """A few sentences on each block: how the worth changes with tokens, what the law says of the paper's number of tokens, and
+    whether fewer tokens foretold the worth at the most."""
+    return [_said(pair, own) for pair, own in worths(study).items() if own]
+
+
+def _said(pair: tuple[str, str], own: Mapping[int, Estimate]) -> str:
+    most, law, printed = max(own), law_of(own), papers()[pair]
+    worth = " and ".join(f"{with_interval(own[end], 'nats')} at {_count(end)}" for end in dict.fromkeys((min(own), most)))
+    text = f"{BLOCKS[pair][1]} block: the gate is worth {worth} training tokens"
+    if law is None:
+        return f"{text}; no law is fitted, which takes two numbers of tokens, worths above 0 and known noise."
+    exponent = Estimate(law.exponent, law.exponent_error, law.df)
+    trend = in_words(exponent, "rises with tokens", "falls with tokens", "neither falls nor rises by more than noise")
+    _, low, high = there = law.at(PAPERS_TOKENS)
+    place = "above" if printed > high else "below" if printed < low else "in"
+    parts = [
+        f"{text}; it {trend} (as tokens^-b, b {with_interval(exponent, '')}).",
+        f"At {_count(PAPERS_TOKENS)} tokens this law has {_printed(there)}; the paper's {number(printed)} ({PAPERS_BUDGET}) "
+        f"lies {place} this interval.",
+    ]
+    if before := foretold(own, most):
+        measured, log = _log(own[most]), before.log_at(most)
+        error = math.hypot(measured.error or 0.0, log.error or 0.0)
+        ahead = Estimate(measured.effect - log.effect, error, min(measured.df, log.df))
+        what = in_words(ahead, "less", "more", "the same within noise")
+        parts.append(f"From fewer tokens it has {_printed(before.at(most))} at {_count(most)}; measured is {what}.")
+    return " ".join(parts)
+
+
+def _printed(value: Value) -> str:
+    return "{} nats [{}, {}]".format(*map(number, value))

@@ -1,0 +1,212 @@
+"""The forget gate's worth by training tokens: the law on numbers worked out by hand, runs that are other figures', too, and
+what is said of rows that were made to say it."""
+
+import math
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.statistics import Estimate
+from experiments.artefact import artefacts
+from experiments.beyond import gate_by_tokens
+from experiments.beyond.gate_by_tokens import BLOCKS, Law, law_of
+from experiments.scales import SCALES, get_scale
+from tests import synthetic
+from tests.experiments.every_picture import assert_written, recorded
+from tests.experiments.test_every_plan import data_at
+
+PRO, LLAMA = BLOCKS
+T5 = 2.570581835636314
+"""The 97.5% quantile of Student's t with five degrees of freedom, from a table."""
+
+
+def worth(value, error, df=5.0, **how):
+    return Estimate(value, error, df, **how)
+
+
+def test_an_exact_law_is_recovered():
+    law = law_of({count: worth(3.0 * count**-0.4, 0.01 * place) for place, count in enumerate((7, 20, 90, 400), 1)})
+    assert law.exponent == pytest.approx(0.4, rel=1e-12)
+    assert law.at(7.5e9)[0] == pytest.approx(3.0 * 7.5e9**-0.4, rel=1e-12)
+
+
+def test_of_two_worths_the_errors_are_those_worked_out_by_hand():
+    """At 4 times the tokens of the second the log is 2 y2 - y1; errors of the logs are 0.1 and 0.05."""
+    law = law_of({1: worth(0.4, 0.04, 9.0), 4: worth(0.2, 0.01, 5.0)})
+    assert law.exponent == pytest.approx(0.5, rel=1e-12)
+    assert law.exponent_error == pytest.approx(math.hypot(0.1, 0.05) / math.log(4), rel=1e-12)
+    error = math.hypot(2 * 0.05, 0.1)
+    assert law.at(16) == pytest.approx((0.1, 0.1 * math.exp(-T5 * error), 0.1 * math.exp(T5 * error)), rel=1e-9)
+    assert law.at(4) == pytest.approx((0.2, 0.2 * math.exp(-T5 * 0.05), 0.2 * math.exp(T5 * 0.05)), rel=1e-9)
+
+
+def test_errors_of_uneven_worths_are_those_of_numpys_weighted_line():
+    x, y, errors = np.log([10, 30, 70, 500]), np.log([0.5, 0.31, 0.22, 0.09]), np.array([0.05, 0.02, 0.08, 0.1])
+    worths = {round(np.exp(at)): worth(np.exp(log), error * np.exp(log)) for at, log, error in zip(x, y, errors, strict=True)}
+    law, (line, covariance) = law_of(worths), np.polyfit(x, y, 1, w=1 / errors, cov="unscaled")
+    missed = float((((y - np.polyval(line, x)) / errors) ** 2).sum())
+    assert missed < 2, "otherwise all errors are wider"
+    far = np.array([math.log(7.5e9), 1.0])
+    assert (-law.exponent, law.log_at(7.5e9).effect) == pytest.approx((line[0], far @ line), rel=1e-9)
+    assert law.exponent_error**2 == pytest.approx(covariance[0, 0], rel=1e-9)
+    assert law.log_at(7.5e9).error ** 2 == pytest.approx(far @ covariance @ far, rel=1e-9)
+
+
+@pytest.mark.parametrize(("off", "wider"), [(0.3, 6**0.5), (0.1, 1.0)])
+def test_worths_off_the_law_widen_it_and_worths_on_it_do_not_narrow_it(off, wider):
+    """Logs 0, `off` and 0 at 1, 2 and 4: a flat line at a third of `off`, and a chi^2 of 2 / 3 (off / 0.1)^2."""
+    law = law_of({count: worth(math.exp(log), 0.1 * math.exp(log)) for count, log in ((1, 0.0), (2, off), (4, 0.0))})
+    assert (law.level, law.exponent) == pytest.approx((off / 3, 0.0), abs=1e-12)
+    assert law.level_error == pytest.approx(wider * 0.1 / 3**0.5, rel=1e-9)
+    assert law.exponent_error == pytest.approx(wider * 0.1 / (2**0.5 * math.log(2)), rel=1e-9)
+
+
+@pytest.mark.parametrize("other", [worth(-0.1, 0.01), worth(0.0, 0.01), worth(0.1, None), worth(0.1, 0.01, seeds_known=False),
+                                   worth(math.nan, None)])  # fmt: skip
+def test_there_is_no_law_where_a_worth_is_not_above_0_or_its_noise_is_not_known(other):
+    sound = {1: worth(0.4, 0.04), 2: worth(0.3, 0.04)}
+    assert isinstance(law_of(sound), Law)
+    assert law_of(sound | {4: other}) is None
+    assert law_of({1: worth(0.4, 0.04)}) is None and law_of({}) is None
+
+
+def test_an_interval_too_wide_for_a_number_is_infinite():
+    assert law_of({1: worth(1e-9, 1.0), 2: worth(1e-9, 1.0)}).at(4)[1:] == (0.0, math.inf)
+
+
+def runs_of(stem, scale):
+    """Return the scale, which says where a run is stored, and the id of the first seed's runs by model and label."""
+    found = list(artefacts()[stem].runs(SCALES[scale], (0,)))
+    return {(each.name, each.label): (each.scale, each.run_spec(data_at(scale)).run_id) for each in found}
+
+
+def test_half_of_minis_tokens_are_the_runs_of_table_3_and_all_of_them_those_of_figure_2():
+    own, table3, fig2 = (runs_of(stem, "mini") for stem in ("gate_by_tokens", "table3_ablation", "fig2_per_token_loss"))
+    whole = {model: fig2[model, model] for pair in BLOCKS for model in pair}
+    half = {
+        "fox_pro": table3["fox_pro", "FoX (Pro)"], "fox_llama": table3["fox_llama", "FoX (LLaMA)"],
+        "transformer_pro": table3["fox_pro", "FoX (Pro) - forget gate + RoPE"],
+        "transformer_llama": table3["transformer_llama", "Transformer (LLaMA)"],
+    }  # fmt: skip
+    assert {model: own[model, "168M tokens"] for model in whole} == whole
+    assert {model: own[model, "83.9M tokens"] for model in half} == half
+    assert {label for _, label in own} == {"41.9M tokens", "83.9M tokens", "168M tokens", "336M tokens"}
+    assert len(set(own.values())) == len(own) == 16
+
+
+@pytest.mark.parametrize("scale", ["tiny", "760m-48b"])
+def test_all_of_a_scales_tokens_are_the_runs_of_figure_2(scale):
+    own, fig2 = (set(runs_of(stem, scale).values()) for stem in ("gate_by_tokens", "fig2_per_token_loss"))
+    assert len(own & fig2) == 4 and len(own) == 12
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_tokens_and_warm_up_are_shares_of_the_scales_own_in_whole_batches(scale):
+    """All models are of the scale's width, whatever scale they are trained at."""
+    at, trained = get_scale(scale), set()
+    for recipe in gate_by_tokens.runs(at, (0,)):
+        spec = recipe.run_spec(data_at(scale))
+        share = spec.train.train_tokens / at.train_tokens
+        assert recipe.axes == {"train_tokens": spec.train.train_tokens}
+        assert spec.train.warmup_tokens == share * at.warmup_tokens
+        assert not spec.train.train_tokens % at.batch_tokens and not spec.train.warmup_tokens % at.batch_tokens
+        assert spec.model.hidden_size == at.hidden_size
+        trained.add(share)
+    assert trained == {0.25, 0.5, 1} | ({2} if scale.startswith("mini") else set())
+
+
+def study(folder, worths, noise=1e-3, seeds=1):
+    """Return a study of what the gate is worth by pair and millions of tokens."""
+    store, rng = synthetic.Store(folder, train_len=64), np.random.default_rng(0)
+    for pair, own in worths.items():
+        for place, (millions, gap) in enumerate(own.items()):
+            for model, seed in [(model, seed) for model in pair for seed in range(seeds)]:
+                loss = np.full(128, 3.0 + gap * (model == pair[1]))
+                mean, bands = synthetic.documents_of(loss, rng, np.zeros((16, 16)), noise=noise)
+                axes, kinds = {"train_tokens": millions * 10**6}, [("per_token_loss", synthetic.loss_rows(mean, bands))]
+                name = f"{model}{'.' * place}"
+                store.add(
+                    "gate_by_tokens", f"{millions}M tokens", kinds, model=model, seed=seed, name=name, train=axes, axes=axes
+                )
+    return store.study("gate_by_tokens")
+
+
+HALVED = {PRO: {40: 0.4, 80: 0.2, 160: 0.1}, LLAMA: {40: 0.6, 80: 0.3}}
+
+
+def test_the_table_has_what_was_measured_and_what_fewer_tokens_had_foretold(tmp_path, monkeypatch, pictures_of_a_dot):
+    drawn_from, seen = study(tmp_path / "a", HALVED, seeds=2), recorded(monkeypatch)
+    table, files = gate_by_tokens.summary(drawn_from), gate_by_tokens.draw(drawn_from)
+    assert_written(seen, files, table, "gate_by_tokens", tmp_path)
+    assert [column.key for column in table.columns] == ["pro", "llama", "pro_law", "llama_law", "seeds"]
+    one, two, four, paper = table.rows.values()
+    assert list(table.rows) == ["40M tokens", "80M tokens", "160M tokens", "the paper, 360M, 7.5B tokens"]
+    assert (one[0], two[0], four[0], one[1], two[1]) == pytest.approx((0.4, 0.2, 0.1, 0.6, 0.3), abs=1e-3)
+    foretold = two[0] ** 2 / one[0], two[1] ** 2 / one[1], two[1] * (two[1] / one[1]) ** math.log2(7500 / 80)
+    assert (four[2], four[3], paper[3]) == pytest.approx(foretold)
+    assert paper[2] == pytest.approx(0.1 * 160 / 7500, rel=0.1)
+    assert paper[:2] == pytest.approx([0.0298, 0.0326], abs=1e-4)
+    assert all(math.isnan(cell) for cell in (*one[2:4], *two[2:4], four[1]))
+    assert [row[4] for row in table.rows.values()] == [2, 2, 2, None]
+    known = ["".join("x-"[ends is None] for ends in row) for row in table.ranges.values()]
+    assert known == ["xx---", "xx---", "x-xx-", "--xx-"]
+    low, high = table.ranges["160M tokens"][2]
+    assert low < four[2] < high and math.sqrt(low * high) == pytest.approx(four[2])
+
+
+@pytest.mark.parametrize(("second", "how"), [(0.2, "log"), (-0.2, "linear")])
+def test_the_picture_follows_a_law_to_the_papers_tokens_and_has_logs_of_what_is_above_0(
+    tmp_path, monkeypatch, pictures_of_a_dot, second, how
+):
+    seen = recorded(monkeypatch)
+    drawn = pd.read_csv(gate_by_tokens.draw(study(tmp_path, {PRO: {40: 0.4, 80: second}, LLAMA: {40: 0.6, 80: 0.3}}))[2])
+    scales = [re.search("['\"] (log|linear) ", each)[1] for each in seen if each.startswith(("  x: ", "  y: "))]
+    assert scales == ["log", how] * 2
+    ends = drawn.groupby(["block", "what"])["train_tokens"].agg(["min", "max", "size"]).T.to_dict("list")
+    law = [4e7, 7.5e9, gate_by_tokens.PLACES + 1]
+    measured, paper = [4e7, 8e7, 2], [7.5e9, 7.5e9, 1]
+    assert ends["LLaMA", "law"] == law and ends["LLaMA", "measured"] == measured and ends["LLaMA", "paper"] == paper
+    assert ends.get(("Pro", "law")) == (law if second > 0 else None) and ends["Pro", "measured"] == measured
+
+
+def test_of_more_tokens_than_the_papers_the_axis_begins_with_the_papers(tmp_path, monkeypatch, pictures_of_a_dot):
+    seen = recorded(monkeypatch)
+    gate_by_tokens.draw(study(tmp_path, {PRO: {12_000: 0.4, 24_000: 0.2}, LLAMA: {12_000: 0.02, 24_000: 0.01}}))
+    assert [each.partition("| ")[2] for each in seen if each.startswith("  x: ")] == ["10B 20B"] * 2
+    text = r"  text 'paper,\n360M, 7.5B' at 0 {} left {} #000000"
+    assert [each for each in seen if "  text 'paper" in each] == [text.format(-7, "top"), text.format(7, "bottom")]
+
+
+def test_a_study_without_a_pair_is_refused(tmp_path):
+    store = synthetic.Store(tmp_path, train_len=64)
+    for model, length in (("fox_pro", 128), ("transformer_pro", 63)):  # one of them not to the end of the training context
+        rows = [("per_token_loss", synthetic.loss_rows(np.full(length, 3.0)))]
+        store.add("gate_by_tokens", "4M tokens", rows, model=model, name=model, axes={"train_tokens": 4_000_000})
+    with pytest.raises(ValueError, match="no two runs with and without a forget gate are stored"):
+        gate_by_tokens.summary(store.study("gate_by_tokens"))
+
+
+@pytest.mark.parametrize(("own", "noise", "said"), [
+    ({40: 0.4, 80: 0.2, 160: 0.1}, 1e-3, [
+        "at 40M and +0.1", "at 160M training tokens; it falls with tokens (as tokens^-b, b +1.00 [",
+        "At 7.5B tokens this law has +0.002", "lies above this", "at 160M; measured is the same within noise",
+    ]),
+    ({40: 0.1, 80: 0.2, 160: 0.4}, 1e-3, ["it rises with tokens", "b \N{MINUS SIGN}1.00 [", "lies below this"]),
+    ({40: 0.04, 80: 0.041, 160: 0.04}, 0.05, ["it neither falls nor rises by more than noise", "lies in this interval"]),
+    ({40: 0.4, 80: 0.2, 160: 0.15}, 1e-3, ["at 160M; measured is more"]),
+    ({40: 0.4, 80: 0.2, 160: 0.05}, 1e-3, ["at 160M; measured is less"]),
+])  # fmt: skip
+def test_the_sentence_says_what_the_rows_say(tmp_path, own, noise, said):
+    (sentence,) = gate_by_tokens.findings(study(tmp_path, {PRO: own}, noise))
+    assert sentence.startswith("Pro block: the gate is worth +0.") and sentence.endswith(".")
+    assert all(words in sentence for words in said), sentence
+
+
+def test_without_a_law_or_fewer_tokens_nothing_is_foretold(tmp_path):
+    pro, llama = gate_by_tokens.findings(study(tmp_path, {PRO: {40: 0.4, 80: -0.2}, LLAMA: {40: 0.4, 80: 0.2}}))
+    assert "at 80M training tokens; no law is fitted, which takes two" in pro and "7.5B" not in pro
+    assert "falls with tokens" in llama and "From fewer tokens" not in llama
+    (once,) = gate_by_tokens.findings(study(tmp_path / "once", {LLAMA: {40: 0.4}}))
+    assert once.startswith("LLaMA block: the gate is worth +0.") and "at 40M training tokens; no law" in once
