@@ -111,6 +111,7 @@ def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False
                     corpora[_corpus_key(at)] = corpus_at(request, at, rehearsal=rehearsal)
                 corpus = corpora[_corpus_key(at)]
             spec = adopted_run(request.runs_dir, recipe, corpus.spec) or recipe.run_spec(corpus.spec)
+            spec = runs[spec.run_id].spec if spec.run_id in runs else _as_found(request.runs_dir, spec)
             wanted = [_bound(each, spec, request, machine) for each in artefact.evals(recipe.sizes)]
             line = Line(recipe.label, recipe.axes, recipe.name, recipe.seed, recipe.scale, spec.run_id)
             found[stem].append((line, tuple(map(eval_id, wanted))))
@@ -128,6 +129,14 @@ def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False
     plan = Plan(request, drawings, runs)
     check(plan)
     return plan
+
+
+def _as_found(runs_dir: Path, spec: RunSpec) -> RunSpec:
+    """The spec with the name that its run folder has already: one run can be lines of several models, a Transformer being a
+    FoX without its gate, and is named by the first that asks for it."""
+    folders = sorted((runs_dir / spec.scale).glob(f"*-{spec.run_id}"))
+    names = [folder.name.removesuffix(f"-{spec.run_id}") for folder in folders if (folder / "spec.json").is_file()]
+    return spec if spec.name in names or not names else replace(spec, name=names[0])
 
 
 def _recipes(artefact: Artefact, scale: Scale, request: Request) -> list[Recipe]:

@@ -20,7 +20,7 @@ from experiments.artefact import MAIN, Artefact, _read, artefacts, chosen
 from experiments.collect import collect
 from experiments.fox import fig7_gate_types
 from experiments.overview import count, print_plan
-from experiments.plan import make_plan, write_specs
+from experiments.plan import Run, make_plan, write_specs
 from experiments.recipes import recipes
 from experiments.request import Request
 from experiments.scales import SCALES, for_ablations, sizes_at
@@ -77,6 +77,24 @@ def test_a_model_is_trained_once_for_all_artefacts(asked):
     assert set(main.runs) <= set(plan.runs)
     (fox,) = (run for run in main.runs.values() if run.spec.name == "fox_pro")
     assert len(fox.evals) == len({eval_id(spec) for spec in fox.evals}) == 11
+
+
+def test_a_run_of_two_names_is_trained_once_whatever_asks_for_it(asked):
+    """FoX (LLaMA) with all but the shift is FoX (Pro) without it: the first that asks names the folder, which is found again."""
+    llama, pro = "FoX (LLaMA) + QK-norm + output gate + output norm", "FoX (Pro) - KV-shift"
+
+    def planned(*labels: str) -> Run:
+        (run,) = make_plan(replace(asked, artefacts=("table3_ablation",), line=labels)).runs.values()
+        return run
+
+    names = [planned(*labels).spec.name for labels in ((llama,), (pro,), (llama, pro))]
+    assert names == ["fox_llama", "fox_pro", "fox_llama"]
+    first = planned(pro)
+    first.folder.create(first.folder.path, first.spec)
+    finish(first)
+    for labels in ((llama,), (pro,), (llama, pro)):
+        found = planned(*labels)
+        assert (found.folder.path, found.spec, found.folder.finished) == (first.folder.path, first.spec, True)
 
 
 def test_seeds_are_runs_of_their_own_under_one_label(asked):
