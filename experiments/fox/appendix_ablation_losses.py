@@ -25,12 +25,13 @@ def draw(study: Study) -> Files:
         "added one by one": [label for label, curve in curves.items() if curve.model != "fox_pro" or not curve.axes],
         "changed in the Pro block": [label for label, curve in curves.items() if curve.model == "fox_pro"],
     }
-    figure, row = plt.subplots(1, 2, figsize=(WIDTH, 4.3))
+    panels = {name: labels for name, labels in panels.items() if labels}
+    figure, (row,) = plt.subplots(1, len(panels), figsize=(WIDTH, 4.3), squeeze=False)
     frames, cuts, left_out = [], [], set[str]()
     for axes, (name, labels) in zip(row, panels.items(), strict=True):
         losses = [smoothed(curves[label], _style(curves[label], place), window) for place, label in enumerate(labels)]
         failing = [line for line in losses if curves[line.style.label].axes == WITHOUT_POSITION]
-        placed, text_X, wild = without_text([line for line in losses if line not in failing], train_len)
+        placed, text_X, wild = without_text([line for line in losses if line not in failing] or losses, train_len)
         lines = [replace(line, values_SX=line.values_SX - text_X) for line in losses]
         axes.set(xlabel="Token index $i$", title=name)
         cuts.append(position_panel(axes, lines, train_len, core_limits(placed, train_len), pieces=4))

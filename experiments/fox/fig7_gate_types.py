@@ -4,6 +4,7 @@ Per-token loss, less the data-dependent gate's, of a forget gate that depends on
 one that is fixed per head (ALiBi). The data-dependent gate is best, the learned constant next, the fixed one worst, in both
 blocks."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -67,30 +68,32 @@ def draw(study: Study) -> Files:
     window, train_len = smoothing_window(study.train_len, of_paper=1001), study.train_len
     blocks = {model: found for model in BLOCKS if (found := gates(study, model))}
     longest = sorted({gate.longest for found in blocks.values() for gate in found if gate.longest})
-    others = tuple(GATES)[1:]
-    count = len(others)
-    figure, panels = plt.subplots(1, count * len(blocks), figsize=(WIDTH * count * len(blocks) / 4, 2.75), squeeze=False)
-    cuts, frames, entries = [], [], dict[str, LineStyle]()
-    for place, (model, found) in enumerate(blocks.items()):
-        own = panels[0, count * place : count * (place + 1)]
+    kinds = {model: [kind for kind in list(GATES)[1:] if _shown(found, kind)] for model, found in blocks.items()}
+    count = sum(map(len, kinds.values()))
+    figure, panels = plt.subplots(1, count, figsize=(WIDTH * count / 4, 2.75), squeeze=False)
+    cuts, frames, entries, free = [], [], dict[str, LineStyle](), iter(panels[0])
+    for model, found in blocks.items():
         losses = {gate: smoothed(curve, _style(model, gate, longest), window) for gate, curve in found.items()}
         base = losses.get(DATA_DEPENDENT, next(iter(losses.values())))
         lines = {gate: replace(line, values_SX=line.values_SX - base.mean) for gate, line in losses.items()}
         limits = core_limits(list(lines.values()), train_len)
-        for axes, kind in zip(own, others, strict=True):
-            shown = [line for gate, line in lines.items() if gate.kind in (DATA_DEPENDENT.kind, kind)]
+        for kind, axes in zip(kinds[model], free, strict=False):
             axes.set(title=f"{BLOCKS[model]}, {GATES[kind]}", xlabel="Token index $i$")
-            cuts.append(position_panel(axes, shown, train_len, limits, pieces=4))
-        for axes in own[1:]:
-            axes.tick_params(labelleft=False)
+            cuts.append(position_panel(axes, [lines[gate] for gate in _shown(found, kind)], train_len, limits, pieces=4))
+            axes.tick_params(labelleft=kind == kinds[model][0])
         entries |= {line.style.label: line.style for line in lines.values()}
         frames += [losses[gate].frame(model=model, label=curve.label) for gate, curve in found.items()]
     legend_of(figure, list(entries.values()), columns=3)
     panels[0, 0].set_ylabel("Difference of $L(i)$ (nats)")
     what, dashed = "$L(i)$ minus the data-dependent gate's", f"dashed: training length {tokens(train_len)}"
-    shared = f"the {'two ' * (count == 2)}panels of a block share their axis"
+    shared = f"the {'two ' * (len(GATES) == 3)}panels of a block share their axis"
     notes = f"{what}, smoothed over {window} tokens", band_note(study.seed_counts.values()), dashed, shared, max(cuts)
     return publish(study, figure, frames, *notes)
+
+
+def _shown(found: Iterable[Gate], kind: str) -> list[Gate]:
+    """Gates that the panel of a kind shows, the data-dependent one with it; none where nothing of it is stored."""
+    return [gate for gate in found if gate.kind in (DATA_DEPENDENT.kind, kind)]
 
 
 def _style(model: str, gate: Gate, longest: list[int]) -> LineStyle:
