@@ -1,7 +1,8 @@
 """Comparison of one's own runs with those that are stored, and of two run folders with each other. Torch-free.
 
 Rows of a run folder are compared with those stored of trainings that differ from it in nothing but the seed: does each number
-lie where one more seed would (analysis/prediction.py)? Stored rows of the weights in the folder are left out."""
+lie where one more seed would (analysis/prediction.py)? Stored rows of weights that are compared are left out: seeds that were
+trained together for the first time have nothing to meet yet."""
 
 import json
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -41,48 +42,52 @@ class Compared:
         return self.predicted is not None and self.predicted.p(self.value) < 1 - LEVEL
 
 
-def compared(folder: RunFolder, results_dir: Path) -> Iterator[Compared]:
-    """Compare every finished evaluation of trained weights in a run folder."""
+def compared(folder: RunFolder, results_dir: Path, ours: frozenset[str]) -> Iterator[Compared]:
+    """Compare every finished evaluation of trained weights in a run folder with what is stored of others than `ours`."""
     spec = folder.read_spec()
     family = family_of(json.loads(spec.to_json())["model"])
     for path in sorted(folder.evals.glob("*.parquet")):
         if is_fresh(path.stem) or folder.evaluation_fault(path.stem) is not None:
             continue
         rows, meta = read_rows(path, META)
-        kind, own = meta["kind"], meta.get("weights")
-        stored = [numbers(kind, each, spec.train.seq_len) for each in _stored(results_dir, spec, path.stem, own)]
-        without = frozenset({own} if own else ())
+        kind = meta["kind"]
+        stored = [numbers(kind, each, spec.train.seq_len) for each in _stored(results_dir, spec, path.stem, ours)]
         for name, value in numbers(kind, rows, spec.train.seq_len).items():
             values = tuple(each[name] for each in stored if name in each)
             predicted = None
             if values:
-                repeats = repeats_for(results_dir, spec.scale, kind, without)
+                repeats = repeats_for(results_dir, spec.scale, kind, ours)
                 predicted = predict(name, kind, values, repeats, spec.scale, family)
             yield Compared(folder.path.name, path.stem, name, value, predicted)
 
 
 def by_seeds(runs: Iterable[Path], parted: Container[Path], results_dir: Path) -> list[Compared]:
     """Compare the folders of finished runs that were trained on GPUs or `parted` from what is stored, each once."""
-    found: list[Compared] = []
-    for folder in map(RunFolder, dict.fromkeys(runs)):
-        if (
-            folder.spec_file.is_file()
-            and folder.finished
-            and (folder.path in parted or not trained_on_cpu(folder.read_starts()))
-        ):
-            found += compared(folder, results_dir)
-    return found
+    folders = [
+        folder
+        for folder in map(RunFolder, dict.fromkeys(runs))
+        if folder.spec_file.is_file()
+        and folder.finished
+        and (folder.path in parted or not trained_on_cpu(folder.read_starts()))
+    ]
+    ours = weights_of(folders)
+    return [each for folder in folders for each in compared(folder, results_dir, ours)]
 
 
-def _stored(results_dir: Path, spec: RunSpec, eval_id: str, own: str | None) -> Iterator[pd.DataFrame]:
-    """Yield the stored rows of an evaluation, of all seeds and trainings of a series but those of one's `own` weights."""
+def weights_of(folders: Iterable[RunFolder]) -> frozenset[str]:
+    """Digests of the weights in run folders."""
+    return frozenset(folder.weights for folder in folders if folder.weights is not None)
+
+
+def _stored(results_dir: Path, spec: RunSpec, eval_id: str, ours: frozenset[str]) -> Iterator[pd.DataFrame]:
+    """Yield the stored rows of an evaluation, of all seeds and trainings of a series but those of weights that are `ours`."""
     kind, _, digest = eval_id.rpartition("-")
     rows = results_dir / spec.scale / "rows" / kind
     for run_id in _series(results_dir / spec.scale / "runs", _without_seed(json.loads(spec.to_json()))):
         for path in sorted([*rows.glob(f"{run_id}-{digest}.parquet"), *rows.glob(f"{run_id}-{digest}-*.parquet")]):
             if fault_of(path) is None:
                 found, meta = read_rows(path, META)
-                if own is None or meta.get("weights") != own:
+                if meta.get("weights") not in ours:
                     yield found
 
 
@@ -203,7 +208,7 @@ def compare(folders: Sequence[Path], results_dir: Path, console: Console, *, nam
     if named and len(opened) == 2:
         print_parting(training_of(opened[0]), training_of(opened[1]), console)
         return EXIT_FINISHED
-    found = [each for folder in opened for each in compared(folder, results_dir)]
+    found = [each for folder in opened for each in compared(folder, results_dir, weights_of(opened))]
     fits = print_bands(found, console) if found else True
     if not found:
         console.print("no evaluation of these runs is finished: `run` evaluates them")

@@ -169,14 +169,16 @@ def test_what_was_trained_on_gpus_or_parted_is_compared_once(monkeypatch):
     def folder(name: str) -> SimpleNamespace:
         spec_file = SimpleNamespace(is_file=lambda: name != "none")
         starts = name in ("cpu", "apart")
-        return SimpleNamespace(name=name, path=name, spec_file=spec_file, finished=name != "open", read_starts=lambda: starts)
+        found = dict(spec_file=spec_file, finished=name != "open", read_starts=lambda: starts)
+        return SimpleNamespace(name=name, path=name, weights=None if name == "other" else f"weights of {name}", **found)
 
     folders = {name: folder(name) for name in ("gpu", "open", "cpu", "none", "other", "apart")}
     monkeypatch.setattr(compare, "RunFolder", folders.get)
     monkeypatch.setattr(compare, "trained_on_cpu", bool)
-    monkeypatch.setattr(compare, "compared", lambda folder, results_dir: [folder.name])
+    monkeypatch.setattr(compare, "compared", lambda folder, results_dir, ours: [(folder.name, ours)])
     runs = ["gpu", "open", "other", "cpu", "none", "apart", "gpu"]
-    assert compare.by_seeds(runs, ["apart", "open"], None) == ["gpu", "other", "apart"]
+    ours = {"weights of gpu", "weights of apart"}
+    assert compare.by_seeds(runs, ["apart", "open"], None) == [("gpu", ours), ("other", ours), ("apart", ours)]
 
 
 @pytest.mark.parametrize(("stored", "own", "found"), [

@@ -29,7 +29,7 @@ SEEDS = {0: 2.00, 1: 2.01, 2: 1.99}
 def trained(asked, losses: dict[int, float], *, device: str, where: str = "runs", final: float | None = None) -> Plan:
     """A plan whose seeds were trained to these held-out losses; `final`: the last batch's, if that is another."""
     request = replace(
-        asked, artefacts=(FIG2,), only=("fox_pro",), seeds=tuple(losses), runs_dir=asked.runs_dir.with_name(where)
+        asked, artefacts=(FIG2,), only=asked.only or ("fox_pro",), seeds=tuple(losses), runs_dir=asked.runs_dir.with_name(where)
     )
     plan = make_plan(request)
     for run in plan.runs.values():
@@ -119,6 +119,15 @@ def test_the_command_prints_the_band(asked, capsys):
     mean = 2 + sum(position**-0.5 for position in range(1, 257)) / 256
     assert f"{mean + 0.03:.4f}" in said and f"{mean - 0.0497:.4f} to {mean + 0.0497:.4f} (2 df)" in said
     assert "3 trainings" in said and "inside" in said
+
+
+def test_seeds_that_are_trained_together_have_nothing_to_meet(asked):
+    """However far apart they are, and also once all of them are stored."""
+    drawn(trained(asked, {3: 2.0, 4: 2.01, 5: 1.99}, device=GPU))
+    plan = trained(replace(asked, only=("fox_llama",)), {0: 2.0, 1: 2.5}, device=GPU, where="again")
+    for _ in range(2):
+        code, said = drawn(plan)
+        assert code == 0 and "0 of 0 numbers lie in the band" in said and "of 4 nothing is stored to compare with" in said
 
 
 def test_noise_that_nobody_knows_is_said(asked):

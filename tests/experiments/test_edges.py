@@ -249,10 +249,11 @@ def test_evaluations_of_a_folder_are_compared_as_it_names_them(monkeypatch, tmp_
     monkeypatch.setattr(compare, "repeats_for", lambda *given: given)
     monkeypatch.setattr(compare, "family_of", lambda model: model["kind"])
     monkeypatch.setattr(compare, "predict", lambda *given: given)
-    found = list(compare.compared(folder, tmp_path))
-    assert asked == [("k-1", "w"), ("k-2", None)]
-    for each, (name, own) in zip(found[::2], (("k-1", {"w"}), ("k-2", set())), strict=True):
-        predicted = ("loss", "k", (1.0, 1.0), (tmp_path, "tiny", "k", own), "tiny", "m")
+    ours = frozenset({"w", "v"})
+    found = list(compare.compared(folder, tmp_path, ours))
+    assert asked == [("k-1", ours), ("k-2", ours)]
+    for each, name in zip(found[::2], ("k-1", "k-2"), strict=True):
+        predicted = ("loss", "k", (1.0, 1.0), (tmp_path, "tiny", "k", ours), "tiny", "m")
         assert each == compare.Compared("run", name, "loss", 2.0, predicted)
     assert [(each.evaluation, each.name, each.value, each.predicted) for each in found[1::2]] == [
         ("k-1", "new", 3.0, None), ("k-2", "new", 3.0, None)]  # fmt: skip
@@ -268,8 +269,9 @@ def test_stored_rows_are_of_all_seeds_and_trainings_but_ones_own(monkeypatch, tm
     monkeypatch.setattr(compare, "fault_of", lambda path: "bad" if "bad" in path.stem else None)
     monkeypatch.setattr(compare, "read_rows", lambda path, types: (path.stem, {"weights": weights[path.stem]}))
     spec = SimpleNamespace(scale="tiny", to_json=lambda: '{"seed": 3, "model": 1}')
-    for own, found in (("w", ["b-1-vvvv", "b-1"]), (None, ["a-1", "b-1-vvvv", "b-1"]), ("v", ["a-1", "b-1-vvvv"])):
-        assert list(compare._stored(tmp_path, spec, "k-1", own)) == found
+    whole = {"": ["a-1", "b-1-vvvv", "b-1"], "w": ["b-1-vvvv", "b-1"], "v": ["a-1", "b-1-vvvv"], "wv": ["b-1-vvvv"]}
+    for ours, found in whole.items():
+        assert list(compare._stored(tmp_path, spec, "k-1", frozenset(ours))) == found
 
 
 @pytest.mark.parametrize(("lines", "declared", "told"), [
@@ -410,7 +412,8 @@ def test_folders_that_are_compared(monkeypatch, tmp_path):
 def test_what_is_compared_with_what(monkeypatch, count, named, finished, stored, said, code):
     done = []
     monkeypatch.setattr(compare.RunFolder, "open", lambda path: path)
-    monkeypatch.setattr(compare, "compared", lambda folder, results: [1] * finished)
+    monkeypatch.setattr(compare, "weights_of", lambda folders: len(list(folders)))
+    monkeypatch.setattr(compare, "compared", lambda folder, results, ours: [1] * (finished and ours == count))
     monkeypatch.setattr(compare, "print_bands", lambda found, console: done.append(f"bands {len(found)}"))
     monkeypatch.setattr(compare, "training_of", lambda folder: folder)
     monkeypatch.setattr(compare, "stored_training", lambda folder, results: "stored" if stored else None)
