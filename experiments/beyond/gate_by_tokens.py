@@ -268,11 +268,12 @@ def _said(pair: tuple[str, str], own: Mapping[int, Estimate]) -> str:
     exponent = Estimate(law.exponent, law.exponent_error, law.df)
     trend = in_words(exponent, "rises with tokens", "falls with tokens", "neither falls nor rises by more than noise")
     _, low, high = there = law.at(PAPERS_TOKENS)
+    doubled = 2 * most
     place = "above" if printed > high else "below" if printed < low else "in"
     parts = [
         f"{text}; it {trend} (as tokens^-b, b {with_interval(exponent, '')}).",
-        f"At {_count(PAPERS_TOKENS)} tokens this law has {_printed(there)}; the paper's {number(printed)} ({PAPERS_BUDGET}) "
-        f"lies {place} this interval.",
+        f"At {_count(doubled)} tokens this law has {_printed(law.at(doubled))}, at {_count(PAPERS_TOKENS)} {_printed(there)}; "
+        f"the paper's {number(printed)} ({PAPERS_BUDGET}) lies {place} this interval.",
     ]
     if before := foretold(own, most):
         measured, log = _log(own[most]), before.log_at(most)
