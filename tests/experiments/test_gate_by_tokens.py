@@ -191,7 +191,8 @@ def test_a_study_without_a_pair_is_refused(tmp_path):
 @pytest.mark.parametrize(("own", "noise", "said"), [
     ({40: 0.4, 80: 0.2, 160: 0.1}, 1e-3, [
         "at 40M and +0.1", "at 160M training tokens; it falls with tokens (as tokens^-b, b +1.00 [",
-        "At 320M tokens this law has +0.05", ", at 7.5B +0.002", "lies above this", "at 160M; measured is the same within noise",
+        "At 320M tokens this law has +0.05", ", at 7.5B +0.002", "lies above this",
+        "at 160M; measured is the same within noise",
     ]),
     ({40: 0.1, 80: 0.2, 160: 0.4}, 1e-3, ["it rises with tokens", "b \N{MINUS SIGN}1.00 [", "lies below this"]),
     ({40: 0.04, 80: 0.041, 160: 0.04}, 0.05, ["it neither falls nor rises by more than noise", "lies in this interval"]),

@@ -80,7 +80,7 @@ def test_a_model_is_trained_once_for_all_artefacts(asked):
 
 
 def test_a_run_of_two_names_is_trained_once_whatever_asks_for_it(asked):
-    """FoX (LLaMA) with all but the shift is FoX (Pro) without it: the first that asks names the folder, which is found again."""
+    """FoX (LLaMA) with all but the shift is FoX (Pro) without it: who asks first names the folder, and others find it."""
     llama, pro = "FoX (LLaMA) + QK-norm + output gate + output norm", "FoX (Pro) - KV-shift"
 
     def planned(*labels: str) -> Run:
