@@ -42,7 +42,7 @@ UNKNOWN: Value = (math.nan, math.nan, math.nan)
 
 def runs(scale, seeds):
     """A scale of the same models that has one of the budgets is taken as it is, so that its runs are other figures', too."""
-    whole = {at.train_tokens: at for at in with_shorter(scale) if at.hidden_size == scale.hidden_size}
+    whole = {at.train_tokens: at for at in with_shorter(scale)}
     for share in sizes_at(scale, SIZES, __name__):
         count, warmup = (
             round(share * each / scale.batch_tokens) * scale.batch_tokens for each in (scale.train_tokens, scale.warmup_tokens)
