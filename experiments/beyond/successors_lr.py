@@ -1,0 +1,74 @@
+"""Beyond the papers: Learning rates of FoX's successors.
+
+The figure of FoX among its successors trains these models at one learning rate. Here each is tried at as many rates as FoX
+(Pro), on the tokens of the ablations: which models does the shared rate hold back, and how far are they from FoX (Pro) with
+each at the best rate that was tried? Not in the paper, and no claim is judged."""
+
+from analysis.curves import LossCurve, difference
+from analysis.names import ordered, title
+from analysis.statistics import Estimate
+from analysis.study import Study
+from analysis.style import about, tokens
+from analysis.tables import Cell, Column, Table, over_seeds
+from analysis.verdict import in_words, with_interval
+from experiments.beyond.successors import FOX, SUCCESSORS
+from experiments.fox.table_lr_grid import AXES, Rates, best_of, by_rate, evals, rates_of  # noqa: F401
+from experiments.recipes import recipes
+from experiments.scales import for_ablations, get_scale
+
+MODELS = (FOX, "alibi_pro", "alibi", *SUCCESSORS)
+
+
+def runs(scale, seeds):
+    at = for_ablations(scale)
+    for model in MODELS:
+        for rate in rates_of(scale, model):
+            axes = dict(peak_lr=rate)
+            yield from recipes(at, model, seeds, axes=axes, label=f"{model}, LR {rate:g}", train=axes)
+
+
+def _at_best(rates: Rates, model: str) -> LossCurve:
+    return rates[model][best_of(rates[model])]
+
+
+def _behind(rates: Rates, model: str) -> Estimate | None:
+    """Loss above FoX (Pro)'s, both at the best rate that was tried; None of FoX (Pro) itself and where it is missing."""
+    return difference(_at_best(rates, model), _at_best(rates, FOX)) if FOX in rates and model != FOX else None
+
+
+def summary(study: Study) -> Table:
+    """A line per model: its loss at each rate, the best rate, and how far it is behind FoX (Pro) with both at their best."""
+    found = by_rate(study)
+    rates = sorted({rate for own in found.values() for rate in own})
+    columns = [Column(f"lr_{rate:g}", f"LR {rate:g}", 3) for rate in rates]
+    columns += [Column("best", "best LR", 4), Column("behind", "above FoX (Pro), both at their best", 3, style="signed")]
+    cells: dict[str, list[Cell]] = {}
+    for model in ordered(found):
+        own = found[model]
+        losses: list[Cell] = [own[rate].log_p(own[rate].train_len) if rate in own else None for rate in rates]
+        cells[title(model)] = [*losses, best_of(own), _behind(found, model)]
+    note = f"{about(study)} In square brackets: 95% intervals over documents by source and seeds; that a best rate was picked "
+    note += "by the same losses is not in them."
+    return over_seeds(f"Mean loss up to {tokens(study.train_len)} (nats) by peak learning rate", columns, cells, note)
+
+
+def findings(study: Study) -> list[str]:
+    """Cost of the shared rate to each model, and rates beyond what was tried that may be better."""
+    found, at = by_rate(study), for_ablations(get_scale(study.scale))
+    tried = {model: own for model, own in found.items() if len(own) > 1 and at.peak_lrs.get(model, at.peak_lr) in own}
+    if not tried:
+        return ["No model was tried at several learning rates, the shared one among them."]
+    held, fine, edges = [], [], []
+    for model in ordered(tried):
+        shared, best = at.peak_lrs.get(model, at.peak_lr), best_of(tried[model])
+        cost = difference(tried[model][shared], tried[model][best])
+        if best != shared and in_words(cost, "", "worse", "") == "worse":
+            held.append(f"{title(model)} ({best:g} is better than {shared:g} by {with_interval(cost, 'nats')})")
+        else:
+            fine.append(title(model))
+        edges += (
+            [f"{title(model)} ({best:g})"] if len(tried[model]) > 2 and best in (min(tried[model]), max(tried[model])) else []
+        )
+    told = [f"Held back by the shared learning rate: {', '.join(held) or 'none'}; not told from their best: {', '.join(fine)}."]
+    told += [f"Best at the edge of what was tried, so that a better rate may lie beyond: {', '.join(edges)}."] if edges else []
+    return told
