@@ -30,7 +30,7 @@ import pandas as pd
 from analysis.names import RECURRENT
 from analysis.statistics import Noise
 from results.sealed import read_sealed
-from results.store import META, REMEDY, Meta, read_rows, read_run
+from results.store import META, REMEDY, Meta, read_rows, read_run, without_seed
 
 ENOUGH = 4
 """Degrees of freedom from which a narrow group is preferred: the quantile of Student's t is 2.8 there, against 2 at best."""
@@ -123,8 +123,7 @@ def _repeats(metas: tuple[Path, ...], without: frozenset[str]) -> tuple[Repeated
         record = path.parents[2] / "runs" / f"{meta['run_id']}.json"
         if record.is_file() and meta.get("weights") not in without:
             spec = read_run(record)["spec"]
-            same = json.dumps({name: value for name, value in spec.items() if name != "seed"}, sort_keys=True)
-            series = meta["scale"], same, str(meta["spec"].get("mode", "")), meta["eval_id"]
+            series = meta["scale"], without_seed(spec), str(meta["spec"].get("mode", "")), meta["eval_id"]
             groups[series].setdefault(spec["seed"], (path, spec))
     # Of several ways in which a mode was evaluated, the one that most seeds share.
     widest: dict[tuple[str, ...], dict[int, tuple[Path, dict[str, Any]]]] = {}

@@ -21,7 +21,7 @@ from analysis.seeds import family_of, repeats_for
 from analysis.statistics import LEVEL
 from experiments.collect import trained_on_cpu
 from results.provenance import commit_name
-from results.store import META, fault_of, is_fresh, read_rows, read_run, run_file
+from results.store import META, fault_of, is_fresh, read_rows, read_run, run_file, without_seed
 from training.run_folder import RunFolder
 from training.signals import EXIT_FINISHED, EXIT_NOT_MET
 from training.spec import RunSpec
@@ -83,7 +83,7 @@ def _stored(results_dir: Path, spec: RunSpec, eval_id: str, ours: frozenset[str]
     """Yield the stored rows of an evaluation, of all seeds and trainings of a series but those of weights that are `ours`."""
     kind, _, digest = eval_id.rpartition("-")
     rows = results_dir / spec.scale / "rows" / kind
-    for run_id in _series(results_dir / spec.scale / "runs", _without_seed(json.loads(spec.to_json()))):
+    for run_id in _series(results_dir / spec.scale / "runs", without_seed(json.loads(spec.to_json()))):
         for path in sorted([*rows.glob(f"{run_id}-{digest}.parquet"), *rows.glob(f"{run_id}-{digest}-*.parquet")]):
             if fault_of(path) is None:
                 found, meta = read_rows(path, META)
@@ -95,11 +95,7 @@ def _stored(results_dir: Path, spec: RunSpec, eval_id: str, ours: frozenset[str]
 def _series(records: Path, same: str) -> tuple[str, ...]:
     """Ids of the stored runs of a spec, whatever their seed."""
     found = {path.stem: read_run(path)["spec"] for path in sorted(records.glob("*.json"))}
-    return tuple(run_id for run_id, spec in found.items() if _without_seed(spec) == same)
-
-
-def _without_seed(spec: dict[str, Any]) -> str:
-    return json.dumps({name: value for name, value in spec.items() if name != "seed"}, sort_keys=True)
+    return tuple(run_id for run_id, spec in found.items() if without_seed(spec) == same)
 
 
 def print_bands(found: Sequence[Compared], console: Console, *, whole: bool = True) -> bool:

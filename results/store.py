@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -242,6 +243,18 @@ def trainings_of(record: dict[str, Any]) -> list[dict[str, Any]]:
 def starts_of(record: dict[str, Any], training: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the starts of one of a run's trainings."""
     return [start for start in record["starts"] if start["date"] in training["starts"]]
+
+
+def without_seed(spec: dict[str, Any]) -> str:
+    """Return a run's spec but for its seed and its name, the same for all trainings of one series. Switches that are off are
+    left out: one that was added later is off in all specs of before, which do not have it."""
+
+    def on(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: on(each) for name, each in value.items() if each is not None and each is not False}
+        return value
+
+    return json.dumps(on({name: value for name, value in spec.items() if name not in ("seed", "name")}), sort_keys=True)
 
 
 def read_run(path: Path) -> dict[str, Any]:

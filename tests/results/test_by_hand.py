@@ -172,3 +172,16 @@ def test_all_that_is_wrong_with_rows_is_counted():
         schema.validate(fine.assign(n=1))
     with pytest.raises(ValueError, match=r"missing \['t'\], not expected \['u'\]"):
         schema.validate(fine.rename(columns={"t": "u"}))
+
+
+@pytest.mark.parametrize(("other", "same"), [
+    ({"seed": 3, "name": "fox_llama"}, True), ({"model": {"kind": "m", "rope": True, "tight": False}}, True),
+    ({"model": {"kind": "m", "rope": True, "tight": None}}, True),
+    ({"model": {"kind": "m", "rope": True, "tight": True}}, False),
+    ({"model": {"kind": "m", "rope": False}}, False), ({"model": {"kind": "m", "rope": True, "heads": 0}}, False),
+    ({"train": {"peak_lr": 2.0}}, False),
+])  # fmt: skip
+def test_trainings_of_one_series_differ_in_seed_name_and_switches_that_are_off(other, same):
+    """So that records of before a switch are those of today's trainings without it."""
+    spec = {"name": "fox_pro", "seed": 0, "model": {"kind": "m", "rope": True}, "train": {"peak_lr": 1.0}}
+    assert (store.without_seed(spec) == store.without_seed(spec | other)) is same
