@@ -126,6 +126,10 @@ def write_lines(results_dir: Path, scale: str, stem: str, lines: list[Line]) -> 
 Evaluation = tuple[Line, pd.DataFrame, Meta]
 
 
+class NothingStored(ValueError):
+    """A kind of rows that a claim or a figure needs is not stored, which is no fault of those that are."""
+
+
 class Study:
     """An artefact's lines with their rows, for drawing and judging. Everything is read when first asked for."""
 
@@ -205,9 +209,9 @@ class Study:
             frames.append(pd.DataFrame({**source, **rows}))
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*_OF_LINE, "eval_id"])
 
-    def nothing(self, what: str) -> ValueError:
+    def nothing(self, what: str) -> "NothingStored":
         """Return the error to raise where there are no rows; it calls them `what`."""
-        return ValueError(f"{self.stem}: no {what} are stored; run its experiment first")
+        return NothingStored(f"{self.stem}: no {what} are stored; run its experiment first")
 
     def by_series(self, kind: str, what: str | None = None) -> list[list[Evaluation]]:
         """`evaluations`, seeds of a series together."""

@@ -7,7 +7,7 @@ A claim is inequalities between effects that must all be met (or, for "there is 
 * exceeds: missed only by more of what the claim says than the paper says;
 * cannot be decided by this design: neither, and the smallest effect that could have been seen is larger than the one that the
   claim is about; or seeds' noise is not known; or what is compared with has not learned, or differs in something else, too;
-* within noise: neither, in a design that would have seen the effect that the claim is about;
+* within noise: neither, and the design would have seen the effect that the claim is about, where it has a number;
 * by construction: met, but no run could have missed it.
 
 "On par" is two inequalities, so that to hold is to pass two one-sided tests. Either mistake is made in at most 2.5% of
@@ -20,7 +20,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from analysis.statistics import LEVEL, Estimate, holm
-from analysis.study import Study
+from analysis.study import NothingStored, Study
 
 
 class Status(StrEnum):
@@ -248,10 +248,18 @@ def _with_its_power(verdict: Verdict) -> Verdict:
     return undecided(verdict, why)
 
 
+def _alone(claim: Claim, study: Study) -> Verdict:
+    """The verdict on one claim; rows that it alone wants and that are not stored leave the others theirs."""
+    try:
+        return claim.predicate(study)
+    except NothingStored as error:
+        return not_measured(f"Not measured: {error}.")
+
+
 @lru_cache(maxsize=256)
 def judge(claims: tuple[Claim, ...], study: Study) -> list[tuple[Claim, Verdict]]:
     """Verdicts on the claims of one artefact, judged together: a status that Holm's correction takes away is within noise."""
-    verdicts = [claim.predicate(study) for claim in claims]
+    verdicts = [_alone(claim, study) for claim in claims]
     family = [index for index, verdict in enumerate(verdicts) if verdict.status in JUDGED]
     for index, p in zip(family, holm([verdicts[index].p for index in family]), strict=True):
         verdict = verdicts[index]

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from analysis.statistics import Estimate, Part
+from analysis.study import NothingStored
 from analysis.verdict import (
     PERPLEXITY,
     RATIO,
@@ -142,6 +143,22 @@ def test_claims_of_one_figure_are_judged_together():
     ]  # fmt: skip
     assert [verdict.judged for _, verdict in judged] == [3, 3, 3, 1]
     assert judged[0][1].sentence == "Said. Judged alone: holds."
+
+
+def test_a_claim_whose_rows_are_missing_leaves_the_others_their_verdicts():
+    def missing(study):
+        raise NothingStored("fig: no evaluations of pruning are stored; run its experiment first")
+
+    (held,) = claims_of(1.0)
+    (_, verdict), (_, other) = judge((Claim("C2", "s", missing), held), None)
+    assert (verdict.status, other.status) == (Status.NOT_MEASURED, Status.HOLDS)
+    assert "no evaluations of pruning are stored" in verdict.sentence
+
+    def edited(study):
+        raise ValueError("rows.parquet holds other rows")
+
+    with pytest.raises(ValueError, match="holds other rows"):
+        judge((Claim("C3", "s", edited), held), None)
 
 
 def test_a_failure_that_holm_takes_away_from_an_incomplete_claim_leaves_it_unmeasured():
