@@ -125,15 +125,18 @@ def _name(rows: pd.DataFrame) -> tuple[str, str]:
 
 
 def _term(coefficient: float, rows: pd.DataFrame) -> Term:
-    """Mean over the cells of a grid, of one model's rows. What varies inside the cells is the noise of the needles; with one
-    needle per cell, what varies between them."""
+    """Mean over the cells of a grid, of one model's rows. What varies inside the cells is the noise of the needles, summed by
+    sample, which hides one sentence in all cells. With one needle per cell it is what varies between cells."""
     per_seed = [own for _, own in rows.groupby("run_id", sort=False)]
     values_SD = np.stack([own["value"].to_numpy() for own in per_seed])
     cells = per_seed[0].groupby(["length", "depth"]).ngroup().to_numpy()
     seeds = np.array([stratified(values_D, cells)[0] for values_D in values_SD])
     mean_D = values_SD.mean(axis=0)
     influence = stratified(mean_D, cells)[1]
-    return Term(_name(rows), coefficient, seeds, influence if len(influence) else mean_D - mean_D.mean(), items="needles")
+    if not len(influence):
+        return Term(_name(rows), coefficient, seeds, mean_D - mean_D.mean(), items="needles")
+    samples = per_seed[0]["sample"].to_numpy()
+    return Term(_name(rows), coefficient, seeds, influence, samples, items="needles", grouped_by="sentences that are hidden")
 
 
 @lru_cache(maxsize=256)

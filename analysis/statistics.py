@@ -9,7 +9,8 @@ Everything that is judged is a contrast: a sum of coefficients times means of mo
   (analysis/seeds.py), whose degrees of freedom count once, however many models share it. Where nothing was repeated the claim
   cannot be decided.
 * Items: documents of one book are no independent draws. Their influences are summed by book; G books leave G - 1 degrees of
-  freedom. Items whose source is not known (needles, examples, sequences) are their own clusters.
+  freedom. Needles of one sample hide one sentence at one place, whatever the length and depth, and are summed likewise. Items
+  whose source is not known (examples, sequences) are their own clusters.
 * Positions: losses are stored by bands, so what is shorter than a band is compared over the whole band (analysis/curves.py).
 * Intervals and tests take Student's t with Satterthwaite's degrees of freedom. A claim is all of its inequalities
   (analysis/verdict.py); the claims of one artefact are one family (Holm): 5% for any wrong verdict among them.
@@ -108,7 +109,7 @@ class Estimate:
 class Term:
     """One mean of a contrast. `source` names the model: terms of one source share its seeds. `seeds` (S,): the mean for every
     seed. `influence` (D,): how far each item pulls the mean (of all seeds) away, 0 on average; empty where it is not known.
-    `clusters` (D,): the source of each item; None where each is its own."""
+    `clusters` (D,): the source of each item, which are called `grouped_by`; None where each is its own."""
 
     source: object
     coefficient: float
@@ -116,6 +117,7 @@ class Term:
     influence: np.ndarray
     clusters: np.ndarray | None = None
     items: str = "documents"
+    grouped_by: str = "sources of the text"
 
     @classmethod
     def of(
@@ -178,7 +180,7 @@ def _items(influence: np.ndarray, term: Term) -> Part:
     items, what = len(influence), term.items
     if term.clusters is not None:
         _, which = np.unique(term.clusters, return_inverse=True)
-        influence, what = np.bincount(which, weights=influence), "sources of the text"
+        influence, what = np.bincount(which, weights=influence), term.grouped_by
     count = len(influence)
     if count < 2:
         return Part(what, 0.0, np.inf, count)

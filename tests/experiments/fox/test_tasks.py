@@ -276,7 +276,7 @@ def needle_study(tmp_path, change=None, *, models=synthetic.SEVEN, seeds=1, reca
             if recall is not None:
                 lengths = tuple(range(1000, 32001, 3100))
                 kinds.append(
-                    ("needle_recall", synthetic.recall_rows(rng, recall - 0.3 * place, train_len=16_384, lengths=lengths))
+                    ("needle_recall", synthetic.recall_rows(rng, recall - 0.6 * place, train_len=16_384, lengths=lengths))
                 )
             if choices is not None:
                 grid = dict(lengths=(1000, 7200, 25800), depths=(0.0, 50.0), samples=64)
