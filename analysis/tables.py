@@ -50,8 +50,8 @@ class Column:
 @dataclass(frozen=True)
 class Table:
     """`rows`: label -> one value per column. `spreads`: standard deviations over seeds, printed behind +/-. `ranges`: low and
-    high of a value that was measured repeatedly; values whose ranges overlap are not ranked. `paper`: the paper's values, given
-    only where they can be compared."""
+    high of a value that was measured repeatedly. Values whose ranges, or else spreads, overlap are not ranked. `paper`: the
+    paper's values, given only where they can be compared."""
 
     caption: str
     columns: Sequence[Column]
@@ -77,11 +77,19 @@ class Table:
 
     def _apart(self, label: str, index: int, printed: Mapping[str, float | None]) -> bool:
         """Say whether the range of a value overlaps that of no other value."""
-        own = self.ranges.get(label, [None] * len(self.columns))[index]
+        own = self._range(label, index)
         if own is None:
             return True
-        others = [self.ranges[other][index] for other in self.ranges if printed[other] != printed[label]]
+        others = [self._range(other, index) for other in self.rows if printed[other] != printed[label]]
         return all(other is None or other[1] < own[0] or own[1] < other[0] for other in others)
+
+    def _range(self, label: str, index: int) -> tuple[float, float] | None:
+        """The range of a value or, without one, its spread on both sides; None of a value without either."""
+        value, around = self.rows[label][index], self.ranges.get(label)
+        spread = self.spreads[label][index] if label in self.spreads else None
+        if around is not None and around[index] is not None:
+            return around[index]
+        return None if value is None or spread is None else (value - spread, value + spread)
 
     def cells(self) -> list[tuple[str, list[tuple[str, Mark, str]]]]:
         """(label, [(our value with its spread, mark, the paper's value or "")]) per label."""

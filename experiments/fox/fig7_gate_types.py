@@ -4,7 +4,6 @@ Per-token loss, less the data-dependent gate's, of a forget gate that depends on
 one that is fixed per head (ALiBi). The data-dependent gate is best, the learned constant next, the fixed one worst, in both
 blocks."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -66,34 +65,34 @@ def gates(study: Study, model: str) -> dict[Gate, LossCurve]:
 def draw(study: Study) -> Files:
     """Draw a panel per block and other gate, each against the data-dependent one."""
     window, train_len = smoothing_window(study.train_len, of_paper=1001), study.train_len
-    blocks = {model: found for model in BLOCKS if (found := gates(study, model))}
+    blocks = {model: found for model in BLOCKS if DATA_DEPENDENT in (found := gates(study, model))}
+    if not blocks:
+        raise ValueError(f"{study.stem}: others are drawn beside the data-dependent gate, which is not stored; run it, too")
     longest = sorted({gate.longest for found in blocks.values() for gate in found if gate.longest})
-    kinds = {model: [kind for kind in list(GATES)[1:] if _shown(found, kind)] for model, found in blocks.items()}
-    count = sum(map(len, kinds.values()))
-    figure, panels = plt.subplots(1, count, figsize=(WIDTH * count / 4, 2.75), squeeze=False)
-    cuts, frames, entries, free = [], [], dict[str, LineStyle](), iter(panels[0])
-    for model, found in blocks.items():
+    others = tuple(GATES)[1:]
+    count = len(others)
+    figure, panels = plt.subplots(1, count * len(blocks), figsize=(WIDTH * count * len(blocks) / 4, 2.75), squeeze=False)
+    cuts, frames, entries = [], [], dict[str, LineStyle]()
+    for place, (model, found) in enumerate(blocks.items()):
+        own = panels[0, count * place : count * (place + 1)]
         losses = {gate: smoothed(curve, _style(model, gate, longest), window) for gate, curve in found.items()}
-        base = losses.get(DATA_DEPENDENT, next(iter(losses.values())))
-        lines = {gate: replace(line, values_SX=line.values_SX - base.mean) for gate, line in losses.items()}
+        base_X = losses[DATA_DEPENDENT].mean
+        lines = {gate: replace(line, values_SX=line.values_SX - base_X) for gate, line in losses.items()}
         limits = core_limits(list(lines.values()), train_len)
-        for kind, axes in zip(kinds[model], free, strict=False):
+        for axes, kind in zip(own, others, strict=True):
+            shown = [line for gate, line in lines.items() if gate.kind in (DATA_DEPENDENT.kind, kind)]
             axes.set(title=f"{BLOCKS[model]}, {GATES[kind]}", xlabel="Token index $i$")
-            cuts.append(position_panel(axes, [lines[gate] for gate in _shown(found, kind)], train_len, limits, pieces=4))
-            axes.tick_params(labelleft=kind == kinds[model][0])
+            cuts.append(position_panel(axes, shown, train_len, limits, pieces=4))
+        for axes in own[1:]:
+            axes.tick_params(labelleft=False)
         entries |= {line.style.label: line.style for line in lines.values()}
         frames += [losses[gate].frame(model=model, label=curve.label) for gate, curve in found.items()]
     legend_of(figure, list(entries.values()), columns=3)
     panels[0, 0].set_ylabel("Difference of $L(i)$ (nats)")
     what, dashed = "$L(i)$ minus the data-dependent gate's", f"dashed: training length {tokens(train_len)}"
-    shared = f"the {'two ' * (len(GATES) == 3)}panels of a block share their axis"
+    shared = f"the {'two ' * (count == 2)}panels of a block share their axis"
     notes = f"{what}, smoothed over {window} tokens", band_note(study.seed_counts.values()), dashed, shared, max(cuts)
     return publish(study, figure, frames, *notes)
-
-
-def _shown(found: Iterable[Gate], kind: str) -> list[Gate]:
-    """Gates that the panel of a kind shows, the data-dependent one with it; none where nothing of it is stored."""
-    return [gate for gate in found if gate.kind in (DATA_DEPENDENT.kind, kind)]
 
 
 def _style(model: str, gate: Gate, longest: list[int]) -> LineStyle:
@@ -115,12 +114,16 @@ def summary(study: Study) -> Table:
             Column(f"{model}_loss", f"{BLOCKS[model]}: mean loss, first {tokens(study.train_len)} (nats)", 4, "lower"),
             Column(f"{model}_above", f"{BLOCKS[model]}: above data-dependent (nats)", 4, style="signed"),
         ]
-        means = {str(gate): curve.log_p(curve.train_len) for gate, curve in found.items()}
-        base = means.get(str(DATA_DEPENDENT))
+        base = found.get(DATA_DEPENDENT)
+        own = {str(gate): curve for gate, curve in found.items()}
         for gate, cells in values.items():
-            loss = means.get(gate)
-            cells += [loss, None if loss is None or base is None else loss - base.mean()]
-    return over_seeds("Forget-gate types", columns, values, about(study))
+            if (curve := own.get(gate)) is None:
+                cells += [None, None]
+                continue
+            apart = None if base is None else 0.0 if curve is base else difference(curve, base)
+            cells += [curve.log_p(curve.train_len), apart]
+    note = f"{about(study)} In square brackets: 95% intervals over documents by source and seeds."
+    return over_seeds("Forget-gate types", columns, values, note)
 
 
 def _lower(study: Study, pairs: Pairs, absent: list[str], strict: bool = True) -> Verdict:

@@ -5,6 +5,7 @@ better; QK-norm, output gate, output norm and KV-shift each help, added one by o
 FoX (Pro)."""
 
 import math
+from dataclasses import replace
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -81,8 +82,7 @@ def summary(study: Study) -> Table:
     curves = ablations(study)
     if not curves:
         raise ValueError(f"{study.stem}: no per-token losses up to the training length are stored; run its experiment first")
-    logs_S = {label: curve.log_p(curve.train_len) for label, curve in curves.items()}
-    base = logs_S["FoX (Pro)"].mean() if "FoX (Pro)" in logs_S else None
+    pro = curves.get(PRO)
     columns = [Column(part.lower().replace(" ", "_").replace("-", "_"), part, 0, style="check") for part in PARTS]
     columns += [
         Column("ppl", f"P({tokens(study.train_len)})", 2, "lower"),
@@ -90,19 +90,29 @@ def summary(study: Study) -> Table:
         Column("over_fox_pro_percent_paper", "the same in the paper (360M), %", 1, style="signed"),
     ]
     values: dict[str, list[Cell]] = {}
+    ranges: dict[str, list[tuple[float, float] | None]] = {}
     for label, curve in curves.items():
-        over = None if base is None else 100 * np.expm1(logs_S[label] - base)
-        paper = 100 * (PRINTED[label]["ppl"] / PRINTED["FoX (Pro)"]["ppl"] - 1) if label in PRINTED else None
-        values[label] = [*parts_of(study.spec(curve.run_ids[0])["model"]), np.exp(logs_S[label]), over, paper]
-    note = f"{about(study)} {_agreement(logs_S)}"
+        apart = difference(curve, pro) if pro is not None and curve is not pro else None
+        over = _percent(apart.effect) if apart else 0.0 if curve is pro else None
+        around = (_percent(apart.interval[0]), _percent(apart.interval[1])) if apart and apart.interval else None
+        paper = _percent(math.log(PRINTED[label]["ppl"] / PRINTED[PRO]["ppl"])) if label in PRINTED else None
+        parts = parts_of(study.spec(curve.run_ids[0])["model"])
+        values[label] = [*parts, np.exp(curve.log_p(curve.train_len)), over, paper]
+        ranges[label] = [*(None for _ in parts), None, around, None]
+    note = f"{about(study)} {_agreement(curves)} In square brackets: 95% intervals over documents by source and seeds."
     printed, nothing = paper_scores("table3_ablation", "".join(study.scales)), [None] * len(PARTS)
     beside = {label: [*nothing, printed[label]["ppl"], None, None] for label in values if label in printed}
-    return over_seeds("Ablations", columns, values, note.strip(), beside)
+    return replace(over_seeds("Ablations", columns, values, note, beside), ranges=ranges)
 
 
-def _agreement(logs_S: dict[str, np.ndarray]) -> str:
-    """Kendall's tau with the paper's order, over the lines that both have."""
-    both = [(logs_S[label].mean(), PRINTED[label]["ppl"]) for label in logs_S if label in PRINTED]
+def _percent(log: float) -> float:
+    return 100 * math.expm1(log)
+
+
+def _agreement(curves: dict[str, LossCurve]) -> str:
+    """Kendall's tau with the paper's order, over the lines that both have; two lines that are one run count once."""
+    once = {curve.run_ids: label for label, curve in reversed(curves.items()) if label in PRINTED}
+    both = [(curves[label].log_p(curves[label].train_len).mean(), PRINTED[label]["ppl"]) for label in reversed(once.values())]
     signs = [np.sign(a - b) * np.sign(one - two) for (a, one), (b, two) in combinations(both, 2) if one != two]
     if len(signs) < 3:
         return ""

@@ -70,7 +70,7 @@ def test_styles_of_gates(monkeypatch, gate, label, dashed):
         assert set(shades) == {style.colour} != {other}
 
 
-def test_gates_are_above_the_mean_of_the_data_dependent_ones_seeds(monkeypatch):
+def test_gates_are_above_the_data_dependent_one_of_their_block(monkeypatch):
     """A block without them has losses alone, and a gate that a block lacks has nothing there."""
     curve = lambda *losses: SimpleNamespace(train_len=64, log_p=lambda n: np.array(losses) + n - 64)  # noqa: E731
     full, fixed, long = fig7.Gate("full"), fig7.Gate("fixed", 64), fig7.Gate("fixed", 2048)
@@ -78,9 +78,10 @@ def test_gates_are_above_the_mean_of_the_data_dependent_ones_seeds(monkeypatch):
     monkeypatch.setattr(fig7, "gates", lambda study, model: found[model])
     monkeypatch.setattr(fig7, "about", lambda study: "about")
     monkeypatch.setattr(fig7, "over_seeds", lambda *given: given)
+    monkeypatch.setattr(fig7, "difference", lambda one, other: np.array([one.log_p(64).mean() - other.log_p(64).mean()]))
     _, columns, values, _ = fig7.summary(SimpleNamespace(train_len=64))
-    told = {gate: [None if cell is None else cell.tolist() for cell in cells] for gate, cells in values.items()}
-    assert told == {str(full): [[1.0, 3.0], [-1.0, 1.0], None, None], str(fixed): [[5.0, 7.0], [3.0, 5.0], [4.0], None],
+    told = {gate: [None if cell is None else np.array(cell).tolist() for cell in cells] for gate, cells in values.items()}
+    assert told == {str(full): [[1.0, 3.0], 0.0, None, None], str(fixed): [[5.0, 7.0], [4.0], [4.0], None],
                     str(long): [None, None, [6.0], None]}  # fmt: skip
     assert [column.key for column in columns] == ["fox_llama_loss", "fox_llama_above", "fox_pro_loss", "fox_pro_above"]
 
