@@ -7,6 +7,7 @@ share of its probability that any query of a document loses by this, head by hea
 and by how many nats the loss changes. Not in the paper."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,13 +59,30 @@ class Remaining(Measured):
     @property
     def share(self) -> Estimate:
         """Bytes of what remains of a whole document, in percent of the Transformer's."""
-        return contrast([Term.of(self, 100.0, self.bytes_SDP[..., -1] / self.whole_P[-1], self.sources_D)])
+        return self._mean(100.0, self.bytes_SDP[..., -1] / self.whole_P[-1], _share)
 
     @property
     def change(self) -> Estimate:
         """Loss with the keys that remain minus loss with all, in nats."""
-        change_SD = self.losses_SD["loss_evicted"] - self.losses_SD["loss"]
-        return contrast([Term.of(self, 1.0, change_SD, self.sources_D)])
+        return self._mean(1.0, self.losses_SD["loss_evicted"] - self.losses_SD["loss"], _change)
+
+    def _mean(self, factor: float, values_SD: np.ndarray, of_rows: Callable[[pd.DataFrame], float]) -> Estimate:
+        noise = self.noise(lambda other: np.array([factor * of_rows(rows) for rows in other.rows]))
+        return contrast([Term.of(self, factor, values_SD, self.sources_D)], {self: noise})
+
+
+def _share(rows: pd.DataFrame) -> float:
+    """Return the mean over documents of the bytes that remain of a whole one, as a share of those of all keys."""
+    whole = rows[rows["position"] == rows["position"].max()]
+    return _mean_of(whole, "bytes") / _mean_of(whole, "bytes_of_all")
+
+
+def _change(rows: pd.DataFrame) -> float:
+    return _mean_of(rows, "loss_evicted") - _mean_of(rows, "loss")
+
+
+def _mean_of(rows: pd.DataFrame, quantity: str) -> float:
+    return float(rows.loc[rows["quantity"] == quantity, "value"].mean())
 
 
 def remaining(study: Study) -> dict[str, Remaining]:
@@ -201,6 +219,6 @@ def summary(study: Study) -> Table:
         f"{about(study)} After {tokens(first.positions[-1])} tokens, of which a Transformer of the same shape keeps "
         f"{first.whole_P[-1] / 2**20:.2f} MiB. Promised: a query loses less than e^{first.log_tolerance:g} of "
         "its probability; measured: all queries of one document. In square brackets: 95% intervals over "
-        "documents by source."
+        "documents by source and seeds (of fewer than three pooled over repeated trainings)."
     )
     return over_seeds("Cache of a FoX that lets go of what no later token sees", columns, values, note)

@@ -19,7 +19,7 @@ from matplotlib.patches import Patch
 from analysis.curves import difference, loss_curves
 from analysis.names import DASHED, style_of
 from analysis.panels import doublings_axis
-from analysis.statistics import Estimate
+from analysis.statistics import Estimate, Part, combined
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Column, Table, count_range
@@ -58,21 +58,35 @@ def _count(count: float) -> str:
 
 
 class Law(NamedTuple):
-    """The worth as a tokens^-b, a straight line in logs. `level`: log of the worth at exp(`centre`) tokens, the weighted mean
-    of those it is fitted to, where the errors of level and exponent b are independent."""
+    """The worth as a tokens^-b, a straight line in logs, fitted by weighted least squares. `x_N`, `logs`: logs of the tokens
+    and of the worths; `wider`: factor of their errors."""
 
-    centre: float
-    level: float
-    level_error: float
-    exponent: float
-    exponent_error: float
-    df: float
+    x_N: np.ndarray
+    logs: list[Estimate]
+    wider: float
+
+    def _taken(self, shares_N: np.ndarray) -> Estimate:
+        """A sum of shares of the logs, whose noise is independent: degrees of freedom by Satterthwaite."""
+        errors = [self.wider * share * (log.error or 0.0) for share, log in zip(shares_N, self.logs, strict=True)]
+        parts = [Part("trainings", error**2, log.df, 1) for error, log in zip(errors, self.logs, strict=True)]
+        return combined(float(shares_N @ [log.effect for log in self.logs]), parts)
+
+    def _shares(self) -> tuple[np.ndarray, np.ndarray, float]:
+        """Shares of the logs in their weighted mean, and in the slope; and the mean of `x_N`."""
+        weights_N = np.array([log.error or 0.0 for log in self.logs]) ** -2.0
+        mean_N = weights_N / weights_N.sum()
+        away_N = self.x_N - mean_N @ self.x_N
+        return mean_N, weights_N * away_N / (weights_N @ away_N**2), float(mean_N @ self.x_N)
+
+    @property
+    def exponent(self) -> Estimate:
+        """Exponent b: above 0 where the worth falls with tokens."""
+        return self._taken(-self._shares()[1])
 
     def log_at(self, count: float) -> Estimate:
         """Log of the worth at a number of training tokens."""
-        away = math.log(count) - self.centre
-        error = math.hypot(self.level_error, away * self.exponent_error)
-        return Estimate(self.level - away * self.exponent, error, self.df)
+        mean_N, slope_N, centre = self._shares()
+        return self._taken(mean_N + (math.log(count) - centre) * slope_N)
 
     def at(self, count: float) -> Value:
         """The worth in nats at a number of training tokens."""
@@ -83,23 +97,17 @@ class Law(NamedTuple):
 
 
 def law_of(worths: Mapping[int, Estimate]) -> Law | None:
-    """Fit a law to worths by training tokens, weighted by the errors of their logs, as if no two shared any noise. Its own
-    errors follow from these, times sqrt(chi^2 / (n - 2)) where that is above 1: where the worths lie off the law by more than
-    their noise. Its degrees of freedom are the fewest of any worth. None: of less than two, or where one is not above 0 or its
+    """Fit a law to worths by training tokens, weighted by the errors of their logs, as if no two shared any noise. These errors
+    are widened by sqrt(chi^2 / (n - 2)) where that is above 1: where the worths lie off the law by more than their noise. Of so
+    few points it is itself uncertain, which the intervals leave out. None: of less than two, or where one is not above 0 or its
     noise is not known."""
     if len(worths) < 2 or not all(each.effect > 0 and each.error and each.seeds_known for each in worths.values()):
         return None
-    logs = [_log(each) for each in worths.values()]
-    x, y, errors = np.log(list(worths)), np.array([log.effect for log in logs]), np.array([log.error for log in logs], float)
-    weights = errors**-2.0
-    centre, level = (float(np.average(values, weights=weights)) for values in (x, y))
-    away = x - centre
-    spread = float(weights @ away**2)
-    slope = float(weights @ (away * (y - level))) / spread
-    missed = (y - level - slope * away) / errors
-    wider = max(1.0, math.sqrt(missed @ missed / (len(x) - 2))) if len(x) > 2 else 1.0
-    df = min(log.df for log in logs)
-    return Law(centre, level, wider / float(weights.sum()) ** 0.5, -slope, wider / spread**0.5, df)
+    law = Law(np.log(list(worths)), [_log(each) for each in worths.values()], 1.0)
+    if len(worths) == 2:
+        return law
+    missed = [(log.effect - law.log_at(count).effect) / (log.error or 1.0) for count, log in zip(worths, law.logs, strict=True)]
+    return law._replace(wider=max(1.0, math.sqrt(sum(each**2 for each in missed) / (len(worths) - 2))))
 
 
 def _log(worth: Estimate) -> Estimate:
@@ -243,11 +251,13 @@ def summary(study: Study) -> Table:
         label: [*(None if math.isnan(low) else (low, high) for _, low, high in own), None] for label, own in cells.items()
     }
     note = (
-        f"{about(study)} In square brackets: 95% intervals, of what was measured over documents by source and seeds (pooled "
-        "over repeated trainings). The law, worth = a tokens^-b, is fitted to the worths at all smaller numbers of tokens, in "
-        "the paper's line to all that are stored. Its interval follows from theirs, as if they shared no noise, and is wider "
-        "where they lie off it by more than noise. Beyond the most tokens that were trained on it is an extrapolation, and the "
-        "paper's model is another one, of 360M parameters. Peak learning rates are the same at all numbers of tokens."
+        f"{about(study)} "
+        "In square brackets: 95% intervals, of what was measured over documents by source and seeds (of fewer than "
+        "three pooled over repeated trainings). The law, worth = a tokens^-b, is fitted to the worths at all smaller "
+        "numbers of tokens, in the paper's line to all that are stored. Its interval follows from theirs, as if they "
+        "shared no noise, and is wider where they lie off it by more than noise. Beyond the most tokens that were "
+        "trained on it is an extrapolation, and the paper's model is another one, of 360M parameters. Peak learning "
+        "rates are the same at all numbers of tokens."
     )
     caption = f"log P({tokens(study.train_len)}) of the Transformer minus FoX's, by training tokens"
     return Table(caption, columns, rows, note, ranges=ranges)
@@ -265,20 +275,19 @@ def _said(pair: tuple[str, str], own: Mapping[int, Estimate]) -> str:
     text = f"{BLOCKS[pair][1]} block: the gate is worth {worth} training tokens"
     if law is None:
         return f"{text}; no law is fitted, which takes two numbers of tokens, worths above 0 and known noise."
-    exponent = Estimate(law.exponent, law.exponent_error, law.df)
-    trend = in_words(exponent, "rises with tokens", "falls with tokens", "neither falls nor rises by more than noise")
+    trend = in_words(law.exponent, "rises with tokens", "falls with tokens", "neither falls nor rises by more than noise")
     _, low, high = there = law.at(PAPERS_TOKENS)
     doubled = 2 * most
     place = "above" if printed > high else "below" if printed < low else "in"
     parts = [
-        f"{text}; it {trend} (as tokens^-b, b {with_interval(exponent, '')}).",
+        f"{text}; it {trend} (as tokens^-b, b {with_interval(law.exponent, '')}).",
         f"At {_count(doubled)} tokens this law has {_printed(law.at(doubled))}, at {_count(PAPERS_TOKENS)} {_printed(there)}; "
         f"the paper's {number(printed)} ({PAPERS_BUDGET}) lies {place} this interval.",
     ]
     if before := foretold(own, most):
         measured, log = _log(own[most]), before.log_at(most)
-        error = math.hypot(measured.error or 0.0, log.error or 0.0)
-        ahead = Estimate(measured.effect - log.effect, error, min(measured.df, log.df))
+        noise = [Part("trainings", (each.error or 0.0) ** 2, each.df, 1) for each in (measured, log)]
+        ahead = combined(measured.effect - log.effect, noise)
         what = in_words(ahead, "less", "more", "the same within noise")
         parts.append(f"From fewer tokens it has {_printed(before.at(most))} at {_count(most)}; measured is {what}.")
     return " ".join(parts)

@@ -147,7 +147,8 @@ def summary(study: Study) -> Table:
         values[label] = [*found, min(each.seeds for each in found if each)]
     values[f"the paper, {PAPERS_BUDGET}"] = [*papers().values(), None]
     note = about(study)
-    note += " In square brackets: 95% intervals over documents by source and seeds (pooled over repeated trainings)."
+    note += " In square brackets: 95% intervals over documents by source and seeds (of fewer than three pooled over repeated "
+    note += "trainings)."
     return over_seeds(f"log P({tokens(study.train_len)}) of the Transformer minus FoX's", columns, values, note)
 
 

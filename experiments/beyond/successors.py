@@ -290,7 +290,9 @@ def _placed(behind: Mapping[str, Estimate], unit: str = "nats") -> tuple[bool, s
     ends = dict.fromkeys(last[:1] + last[-1:])
     far, verb = {each: f"{each} {_by(behind[each], unit)}" for each in order}, "is" if len(last) == 1 else "are"
     parts = (
-        f"ahead of FoX (Pro): {', '.join(far[each] for each in ahead)}" if ahead else "no model is ahead of FoX (Pro)",
+        f"ahead of FoX (Pro): {', '.join(far[each] for each in ahead)}"
+        if ahead
+        else "no model can be told to be ahead of FoX (Pro)",
         f"cannot be told from it: {', '.join(level)}" if level else "",
         f"{len(last)} {verb} behind it, {'from ' * (len(ends) > 1)}{' to '.join(far[each] for each in ends)}"
         if last

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from analysis.statistics import Estimate
 from experiments.artefact import artefacts
@@ -28,17 +29,19 @@ def worth(value, error, df=5.0, **how):
 
 def test_an_exact_law_is_recovered():
     law = law_of({count: worth(3.0 * count**-0.4, 0.01 * place) for place, count in enumerate((7, 20, 90, 400), 1)})
-    assert law.exponent == pytest.approx(0.4, rel=1e-12)
+    assert law.exponent.effect == pytest.approx(0.4, rel=1e-12)
     assert law.at(7.5e9)[0] == pytest.approx(3.0 * 7.5e9**-0.4, rel=1e-12)
 
 
 def test_of_two_worths_the_errors_are_those_worked_out_by_hand():
-    """At 4 times the tokens of the second the log is 2 y2 - y1; errors of the logs are 0.1 and 0.05."""
+    """At 4 times the tokens of the second the log is 2 y2 - y1; errors of the logs are 0.1 and 0.05. Of two equal variances
+    with 9 and 5 degrees of freedom Satterthwaite has 4 / (1/9 + 1/5)."""
     law = law_of({1: worth(0.4, 0.04, 9.0), 4: worth(0.2, 0.01, 5.0)})
-    assert law.exponent == pytest.approx(0.5, rel=1e-12)
-    assert law.exponent_error == pytest.approx(math.hypot(0.1, 0.05) / math.log(4), rel=1e-12)
+    assert law.exponent.effect == pytest.approx(0.5, rel=1e-12)
+    assert law.exponent.error == pytest.approx(math.hypot(0.1, 0.05) / math.log(4), rel=1e-12)
     error = math.hypot(2 * 0.05, 0.1)
-    assert law.at(16) == pytest.approx((0.1, 0.1 * math.exp(-T5 * error), 0.1 * math.exp(T5 * error)), rel=1e-9)
+    half = float(stats.t.ppf(0.975, 4 / (1 / 9 + 1 / 5))) * error
+    assert law.at(16) == pytest.approx((0.1, 0.1 * math.exp(-half), 0.1 * math.exp(half)), rel=1e-6)
     assert law.at(4) == pytest.approx((0.2, 0.2 * math.exp(-T5 * 0.05), 0.2 * math.exp(T5 * 0.05)), rel=1e-9)
 
 
@@ -49,8 +52,8 @@ def test_errors_of_uneven_worths_are_those_of_numpys_weighted_line():
     missed = float((((y - np.polyval(line, x)) / errors) ** 2).sum())
     assert missed < 2, "otherwise all errors are wider"
     far = np.array([math.log(7.5e9), 1.0])
-    assert (-law.exponent, law.log_at(7.5e9).effect) == pytest.approx((line[0], far @ line), rel=1e-9)
-    assert law.exponent_error**2 == pytest.approx(covariance[0, 0], rel=1e-9)
+    assert (-law.exponent.effect, law.log_at(7.5e9).effect) == pytest.approx((line[0], far @ line), rel=1e-9)
+    assert law.exponent.error**2 == pytest.approx(covariance[0, 0], rel=1e-9)
     assert law.log_at(7.5e9).error ** 2 == pytest.approx(far @ covariance @ far, rel=1e-9)
 
 
@@ -58,9 +61,10 @@ def test_errors_of_uneven_worths_are_those_of_numpys_weighted_line():
 def test_worths_off_the_law_widen_it_and_worths_on_it_do_not_narrow_it(off, wider):
     """Logs 0, `off` and 0 at 1, 2 and 4: a flat line at a third of `off`, and a chi^2 of 2 / 3 (off / 0.1)^2."""
     law = law_of({count: worth(math.exp(log), 0.1 * math.exp(log)) for count, log in ((1, 0.0), (2, off), (4, 0.0))})
-    assert (law.level, law.exponent) == pytest.approx((off / 3, 0.0), abs=1e-12)
-    assert law.level_error == pytest.approx(wider * 0.1 / 3**0.5, rel=1e-9)
-    assert law.exponent_error == pytest.approx(wider * 0.1 / (2**0.5 * math.log(2)), rel=1e-9)
+    middle = law.log_at(2)  # the mean of the logs of the tokens
+    assert (middle.effect, law.exponent.effect) == pytest.approx((off / 3, 0.0), abs=1e-12)
+    assert middle.error == pytest.approx(wider * 0.1 / 3**0.5, rel=1e-9)
+    assert law.exponent.error == pytest.approx(wider * 0.1 / (2**0.5 * math.log(2)), rel=1e-9)
 
 
 @pytest.mark.parametrize("other", [worth(-0.1, 0.01), worth(0.0, 0.01), worth(0.1, None), worth(0.1, 0.01, seeds_known=False),

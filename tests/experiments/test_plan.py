@@ -97,6 +97,13 @@ def test_a_run_of_two_names_is_trained_once_whatever_asks_for_it(asked):
         assert (found.folder.path, found.spec, found.folder.finished) == (first.folder.path, first.spec, True)
 
 
+def test_scales_with_documents_of_other_lengths_have_corpora_of_their_own(asked):
+    plan = make_plan(replace(asked, artefacts=("stick_extrapolation",), scale="mini"), rehearsal=True)
+    other = make_plan(replace(asked, artefacts=("fig6_scale", "stick_extrapolation"), scale="mini"), rehearsal=True)
+    lengths = {run.spec.scale: run.corpus.spec.document_len for run in (*plan.runs.values(), *other.runs.values())}
+    assert lengths["mini-extrapolation"] == 2 * lengths["mini"] == 32_768
+
+
 def test_seeds_are_runs_of_their_own_under_one_label(asked):
     plan = make_plan(replace(asked, artefacts=("fig2_per_token_loss",), seeds=(0, 1, 2), only=("fox_pro",)))
     assert len(plan.runs) == 3 == len({run.folder.path for run in plan.runs.values()})

@@ -143,7 +143,7 @@ def test_without_fox_there_is_nothing_to_stand_beside(tmp_path):
 @pytest.mark.parametrize(
     ("models", "words", "welcome"),
     [
-        ({"fox_pro": 0.0, "mamba2": 0.2}, "no model is ahead of FoX (Pro); 1 is behind it, Mamba-2 by 0.", True),
+        ({"fox_pro": 0.0, "mamba2": 0.2}, "no model can be told to be ahead of FoX (Pro); 1 is behind it, Mamba-2 by 0.", True),
         ({"fox_pro": 0.0, "mamba2": -0.2}, "ahead of FoX (Pro): Mamba-2 by 0.1", False),
         ({"fox_pro": 0.0, "mamba2": 0.2, "hgrn2": 0.4}, "2 are behind it, from Mamba-2 by 0.", True),
         ({"fox_pro": 0.0, "mamba2": 0.0001}, "none of 1 others can be told from FoX (Pro)", False),
@@ -171,7 +171,7 @@ def test_losses_beyond_the_context_are_a_sentence_of_their_own(tmp_path):
     own = one_of(told(filled(tmp_path / "a", models, beyond=-0.5, lines=False)), "beyond the training context")
     assert "up to 512 tokens: ahead of FoX (Pro): Mamba-2 by 0.39" in own and "HGRN2 by 0.2" in own
     own = one_of(told(filled(tmp_path / "b", models, beyond=0.5, lines=False)), "beyond the training context")
-    assert "no model is ahead of FoX (Pro); 2 are behind it, from Mamba-2 by 0.6" in own
+    assert "no model can be told to be ahead of FoX (Pro); 2 are behind it, from Mamba-2 by 0.6" in own
     short = told(filled(tmp_path / "c", models, length=128, lines=False))
     assert "Beyond the training context nothing was measured." in short
 
@@ -215,7 +215,7 @@ def test_what_a_small_state_costs_is_said(tmp_path, models, words):
 @pytest.mark.parametrize(
     ("shares", "recall", "words", "welcome"),
     [
-        ((0.8, 0.2), (1.0, 0.5), ["no model is ahead of FoX (Pro)", "FoX (Pro) 100.0, Mamba-2 50.0"], True),
+        ((0.8, 0.2), (1.0, 0.5), ["no model can be told to be ahead of FoX (Pro)", "FoX (Pro) 100.0, Mamba-2 50.0"], True),
         ((0.2, 0.8), (1.0, 0.5), ["ahead of FoX (Pro): Mamba-2 by ", "points ["], False),
         ((0.5, 0.5), (1.0, 0.5), ["none of 1 others can be told from FoX (Pro)"], False),
         ((0.8, 0.2), (0.5, 1.0), ["16 keys recalled (%), by small models trained to: Mamba-2 100.0, FoX (Pro) 50.0"], False),
