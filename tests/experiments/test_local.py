@@ -227,3 +227,18 @@ def test_a_journal_survives_a_cut_line(tmp_path):
         cut.write('{"event": "sta')
     assert [event["job"] for event in restarts.read(file)] == ["1"]
     assert json.loads(file.read_text().splitlines()[0])["date"]
+
+
+@pytest.mark.parametrize(("visible", "found"), [("", []), ("1,3", ["1", "3"]), ("GPU-a,", ["GPU-a"])])
+def test_gpus_are_those_that_are_visible(monkeypatch, visible, found):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert local.gpus() == found
+
+
+@pytest.mark.parametrize(("alone", "running", "waiting", "room"), [
+    (False, ["x"], [False], True), (True, [], [True, True], True), (True, ["x"], [True], False),
+    (True, [], [True, False], False),
+])  # fmt: skip
+def test_a_timing_waits_for_what_runs_and_for_what_may_run_beside_others(alone, running, waiting, room):
+    tasks = SimpleNamespace(running=running, waiting=[SimpleNamespace(alone=each) for each in waiting])
+    assert local._Pool._has_room(tasks, SimpleNamespace(alone=alone)) is room

@@ -47,6 +47,9 @@ def test_gated_output_norm_is_the_formula() -> None:
     o, _, weight, gate = (t.float() for t in make(2, 5, 3, 16, (48,)))
     expected = rms_norm(o, (16,), eps=1e-6) * weight.view(3, 16) * torch.sigmoid(gate)
     torch.testing.assert_close(gated_output_norm(o, gate, weight), expected)
+    low, coarse = o.bfloat16(), gate.bfloat16()
+    exact = rms_norm(low.float(), (16,), eps=1e-6) * weight.view(3, 16) * torch.sigmoid(coarse.float())
+    assert torch.equal(gated_output_norm(low, coarse, weight), exact.bfloat16()), "rounded once, at the end"
 
 
 def test_norm_of_gated_is_what_stands_in_for_fla_s() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from copy import deepcopy
 
 import pytest
 import torch
@@ -233,6 +234,8 @@ def test_the_residual_stream_stays_fp32_under_autocast(model, tokens):
 def test_shifted_labels_follow_the_convention_of_hugging_face(model, tokens):
     expected = token_losses(model, tokens[:, :-1], tokens[:, 1:]).mean()
     assert torch.allclose(model(tokens, labels=tokens).loss, expected, atol=1e-5)
+    with torch.no_grad():
+        assert deepcopy(model).bfloat16()(tokens, labels=tokens).loss.dtype == torch.float32
 
 
 def test_a_configuration_says_its_sizes_by_the_names_of_others():

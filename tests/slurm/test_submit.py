@@ -331,10 +331,14 @@ def test_some_runs_are_submitted_with_what_they_need_and_their_figures(tmp_path,
             assert len(keys) == 23 and len(record.jobs) == 17  # both figures again, after all their evaluations
 
 
-def test_submissions_of_one_second_are_in_the_order_of_time(tmp_path):
+def test_submissions_of_one_second_are_in_the_order_of_time(tmp_path, monkeypatch):
     plan, cluster = plan_of(tmp_path), cluster_of(tmp_path)
     names = [new_submission(plan, cluster, []).path.name for _ in range(50)]
     assert names == sorted(names) and len(set(names)) == 50
+    for later in (1_000, 70_000_000, 999_999_000):  # of one digit more each
+        monkeypatch.setattr("slurm.submit.time.time_ns", lambda later=later: 1_800_000_000 * 10**9 + later)
+        names.append(new_submission(plan, cluster, []).path.name)
+    assert names[50:] == sorted(names[50:])
     assert all(re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{6}\.json", name) for name in names)
 
 

@@ -220,6 +220,12 @@ def test_the_limit_of_the_clock(handlers, clock):
     assert stopped.requested and stopped.exit_code == 130
 
 
+def test_a_watchdog_ends_with_the_training():
+    with signals.Watchdog(20.0) as dog:
+        assert not dog._done.is_set()
+    assert dog._done.is_set()
+
+
 @pytest.mark.parametrize(("minutes", "look_s"), [(1.0, 6.0), (1.5, 9.0), (20.0, 10.0)])
 def test_a_watchdog_looks_often_and_waits_for_its_limit(monkeypatch, capsys, clock, minutes, look_s):
     dog, asked = signals.Watchdog(minutes), []
