@@ -35,7 +35,7 @@ from experiments.scales import SCALES
 from kernels.benchmark.rows import SHAPE, compared
 from results.atomic import write_atomic
 from results.measured import FOLDER, read
-from results.store import read_evaluation, read_run
+from results.store import read_evaluation, read_run, starts_of, trainings_of
 from training.hardware import DENSE_BF16_PEAK
 from training.spec import RunSpec
 
@@ -94,10 +94,12 @@ class Facts:
         return {"runs": len(records), "tokens": sum(start["end"].get("tokens") or 0 for start in starts), "hours": hours}
 
     def size(self, scale: str) -> dict[str, float]:
-        """Parameters of the main models from fewest to most, median minutes of a training, and how often it read the text."""
-        starts = [start for record in self.study(MAIN, scale).runs.values() for start in record["starts"]]
+        """Parameters of the main models from fewest to most, median minutes of a run with all its starts, and how often it
+        read the text."""
+        study = self.study(MAIN, scale)
+        starts = [start for record in study.runs.values() for start in record["starts"]]
         params = [start["params"] for start in starts]
-        minutes = median((start.get("end") or {}).get("wall_s") or 0 for start in starts) / 60
+        minutes = median(map(minutes_of, drawn_starts(study).values()))
         epochs = max(start.get("epochs", 0.0) for start in starts)
         return {"fewest": min(params), "most": max(params), "minutes": minutes, "epochs": epochs}
 
@@ -177,6 +179,22 @@ class Facts:
         newest = self.measured("errors_by_regime").drop_duplicates(same, keep="last")
         by_provider = newest.pivot_table(index=["head_dim", "logit", "gates"], columns="provider", values=quantity)
         return by_provider["ours, deterministic"] / by_provider["fla"]
+
+
+def drawn_starts(study: Study) -> dict[str, list[dict[str, Any]]]:
+    """All starts of the trainings that the lines are drawn from, by run."""
+    found = {}
+    for line in study.lines:
+        record = study.runs[line.run_id]
+        known = trainings_of(record) if line.is_trained else []
+        for training in [each for each in known if line.weights and each["weights"] == line.weights] or known[:1]:
+            found[line.run_id] = starts_of(record, training)
+    return found
+
+
+def minutes_of(starts: Iterable[dict[str, Any]]) -> float:
+    """Minutes of these starts, one after another; one whose end is not known counts none."""
+    return sum((start.get("end") or {}).get("wall_s") or 0.0 for start in starts) / 60
 
 
 def templates_of(results_dir: Path) -> list[Path]:

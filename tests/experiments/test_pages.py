@@ -192,7 +192,7 @@ def test_what_pages_count(tmp_path):
     facts = pages.Facts(tmp_path)
     assert facts.spent("mini") == {"runs": 5, "tokens": 200, "hours": 5.0}
     assert facts.spent("tiny") == {"runs": 1, "tokens": 10, "hours": 0.05}
-    assert facts.size("mini") == {"fewest": 10, "most": 13, "minutes": 3.0, "epochs": 1.5}
+    assert facts.size("mini") == {"fewest": 10, "most": 13, "minutes": 1.5, "epochs": 1.5}, "the first run started twice"
     store.study("other"), store.study("timed")
     facts = pages.Facts(tmp_path)
     facts._trained = lambda scale: {name: facts.study(name, scale) for name in (pages.MAIN, "other")}
