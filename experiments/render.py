@@ -3,6 +3,7 @@
 results/README.md says how much is stored of everything; results/SCALE/claims.md is for who wants to see a claim again. The
 report and prose come from analysis/report.py and pages.py."""
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,14 +21,14 @@ from analysis.study import Study, read_lines, study_file
 from analysis.verdict import Claim, Status, Verdict, judge
 from experiments.artefact import FOLDERS, Artefact, artefacts
 from experiments.forks import begin
-from experiments.pages import write_changed, write_pages
+from experiments.pages import ROOT, drawn_starts, minutes_of, write_changed, write_pages
 from experiments.scales import SCALES, Scale, get_scale
 from results.atomic import write_atomic
 from results.provenance import commit_name
-from results.store import starts_of, trainings_of
 
 TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined,
                                trim_blocks=True, keep_trailing_newline=True)  # fmt: skip
+TEXTS = " --data text:FILES"
 UNSEEN = (Status.NOT_MEASURED, Status.NOT_APPLICABLE)
 
 
@@ -97,7 +98,11 @@ def status_page(results_dir: Path) -> str:
     """Return the text of results/README.md."""
     scales = [scale for scale in SCALES.values() if stored(scale.name, results_dir)]
     page, cell = TEMPLATES.get_template("status.md.j2"), partial(_cell, results_dir=results_dir)
-    return page.render(folders=FOLDERS, artefacts=[*artefacts().values()], scales=scales, cell=cell)
+    there = lambda path: (results_dir / path).exists()  # noqa: E731
+    places = dict(folder=_folder(results_dir), root=os.path.relpath(ROOT, results_dir.resolve()), there=there)
+    standing_in = [f"`{scale.name}`" for scale in scales if scale.stand_ins]
+    everything = dict(folders=FOLDERS, artefacts=[*artefacts().values()], scales=scales, standing_in=standing_in)
+    return page.render(**everything, cell=cell, **places)
 
 
 def _cell(artefact: Artefact, scale: Scale, results_dir: Path) -> str:
@@ -122,43 +127,63 @@ def write_claims(scale: str, results_dir: Path, read: Mapping[str, Study]) -> Pa
     """Write results/SCALE/claims.md, of the claims that were judged at a scale. `read`: studies that were just drawn."""
     path, page = results_dir / scale / "claims.md", TEMPLATES.get_template("claims.md.j2")
     seen: list[tuple[Artefact, str, list[tuple[Claim, Verdict]]]] = []
-    unseen: list[str] = []
+    unseen: dict[str, list[str]] = {}
     for stem, artefact in artefacts().items():
-        judged: list[tuple[Claim, Verdict]] = []
+        verdicts: list[tuple[Claim, Verdict]] = []
+        why = "No rows"
         with suppress(Exception):  # the report says what is wrong with it
+            if study_file(results_dir, scale, stem).is_file():
+                why = "Rows that cannot be read"
             study = read.get(stem) or Study(results_dir, scale, stem).whole()
-            judged = [each for each in judge(artefact.claims, study) if each[1].status not in UNSEEN]
-        if judged:
-            seen.append((artefact, _how(stem, scale, study), judged))
-        there = {claim.id for claim, _ in judged}
-        unseen += [f"{claim.id} (`{stem}`)" for claim in artefact.claims if claim.id not in there]
-    write_atomic(path, page.render(scale=scale, seen=seen, unseen=unseen))
+            verdicts = judge(artefact.claims, study)
+        if judged := [each for each in verdicts if each[1].status not in UNSEEN]:
+            seen.append((artefact, _how(artefact, scale, study), judged))
+        reasons = {claim.id: _first(verdict.sentence) if verdict.status in UNSEEN else "" for claim, verdict in verdicts}
+        for claim in artefact.claims:
+            if reason := reasons.get(claim.id, why):
+                unseen.setdefault(reason, []).append(f"{claim.id} (`{stem}`)")
+    texts = any(TEXTS in how for _, how, _ in seen)
+    write_atomic(path, page.render(scale=scale, seen=seen, unseen=unseen, folder=_folder(results_dir), texts=texts))
     return path
 
 
-def _how(stem: str, scale: str, study: Study) -> str:
+def _first(words: str) -> str:
+    """Return the first of several sentences, without its full stop."""
+    return words.split(". ")[0].removesuffix(".")
+
+
+def _folder(results_dir: Path) -> str:
+    """Return the option of a command that names a results folder; empty where it is the checkout's own."""
+    whole = results_dir.resolve()
+    shown = whole.relative_to(ROOT) if whole.is_relative_to(ROOT) else results_dir
+    return "" if shown == Path("results") else f" --results-dir {shown}"
+
+
+def _how(artefact: Artefact, scale: str, study: Study) -> str:
     """Return the command of an artefact, what its trainings took, and where it was last seen."""
     seeds = ",".join(map(str, sorted({line.seed for line in study.lines})))
     sources = {study.spec(line.run_id)["data"]["source"] for line in study.lines}
-    data = "" if get_scale(scale).default_data or sources == {"recall"} else " --data text:FILES"
-    command = f"python -m experiments run {stem} --scale {scale}{data}{f' --seeds {seeds}' * (seeds != '0')}"
+    data = "" if get_scale(scale).default_data or sources == {"recall"} else TEXTS
+    options = f"{data}{f' --seeds {seeds}' * (seeds != '0')}{_also(artefact, scale, study)}{_folder(study.results_dir)}"
+    command = f"python -m experiments run {artefact.stem} --scale {scale}{options}"
     newest = max(study.all_metas, key=lambda meta: (meta["created"], meta["eval_id"]))
     made = newest["provenance"]
     seen = f"Last seen {newest['created'][:10]} on {made['device']}, commit {commit_name(made)}; corpus {study.corpora}."
     return f"`{command}`\n\n{_took(study)} {seen}"
 
 
+def _also(artefact: Artefact, scale: str, study: Study) -> str:
+    """Return the options that ask for the stored models which the artefact does not declare."""
+    declared = {recipe.series for recipe in artefact.runs(get_scale(scale), (0,))}
+    more = dict.fromkeys(line.model for line in study.lines if not line.axes and line.series not in declared)
+    return "".join(f" --also {model}" for model in more)
+
+
 def _took(study: Study) -> str:
     """Return how many minutes the trainings took that the lines are drawn from."""
-    ends, devices = {}, set()
-    for line in study.lines:
-        known = trainings_of(study.runs[line.run_id]) if line.is_trained else []
-        for training in [each for each in known if line.weights and each["weights"] == line.weights] or known[:1]:
-            starts = starts_of(study.runs[line.run_id], training)
-            ends[line.run_id] = sum((start.get("end") or {}).get("wall_s") or 0.0 for start in starts)
-            devices |= {str(start["device"]) for start in starts}
-    if not ends:
+    starts = drawn_starts(study)
+    if not starts:
         return "No training."
-    return (
-        f"{len(ends)} trainings, {sum(ends.values()) / 60:.0f} minutes on {' and '.join(sorted(devices)) or 'nothing known'}."
-    )
+    devices = sorted({str(start["device"]) for own in starts.values() for start in own})
+    minutes = sum(map(minutes_of, starts.values()))
+    return f"{len(starts)} trainings, {minutes:.0f} minutes on {' and '.join(devices) or 'nothing known'}."

@@ -1,5 +1,6 @@
 """Tests of what is committed under results/ is what its rows give: everything is drawn again, without torch, and compared."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -49,16 +50,18 @@ def assert_equal(one: Path, other: Path) -> None:
 )
 def test_what_is_committed_is_what_its_rows_give(folder, tmp_path):
     stored, scale = folder.parent, folder.name
+    copy = tmp_path / stored.relative_to(ROOT)  # pages have commands that name the folder
     for path in paths(stored, STORED):  # of all scales: a figure may draw runs of others
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(stored / path, tmp_path / path)
-    command = [sys.executable, "-c", CODE, "render", "--scale", scale, "--results-dir", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        (copy / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(stored / path, copy / path)
+    command = [sys.executable, "-c", CODE, "render", "--scale", scale, "--results-dir", str(stored.relative_to(ROOT))]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     made = ("figures/*.png", "figures/*.csv", "tables/*", "verdicts.jsonl", "claims.md")
-    assert paths(tmp_path / scale, made) == paths(folder, made)
+    assert paths(copy / scale, made) == paths(folder, made)
     for path in sorted(paths(folder, made)):
-        assert_equal(tmp_path / scale / path, folder / path)
+        assert_equal(copy / scale / path, folder / path)
 
 
 def test_a_changed_word_number_or_line_is_noticed(tmp_path):

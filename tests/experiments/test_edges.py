@@ -300,8 +300,8 @@ def test_a_cell_of_the_page_of_what_is_stored(monkeypatch, lines, declared, told
 def test_what_trainings_took(monkeypatch, trainings, weights, told):
     """Those that lines are drawn from: the first where nothing tells which."""
     known = [{"weights": name, "ends": ends, "device": "AB"[at]} for at, (name, ends) in enumerate(trainings)]
-    monkeypatch.setattr(render, "trainings_of", lambda run: known)
-    monkeypatch.setattr(render, "starts_of", lambda run, training: [
+    monkeypatch.setattr(pages, "trainings_of", lambda run: known)
+    monkeypatch.setattr(pages, "starts_of", lambda run, training: [
         {"end": None if wall is None else {"wall_s": wall}, "device": training["device"]}
         for wall in training["ends"]])  # fmt: skip
     line = SimpleNamespace(is_trained=True, run_id="r", weights=weights)
@@ -309,24 +309,35 @@ def test_what_trainings_took(monkeypatch, trainings, weights, told):
     assert render._took(SimpleNamespace(lines=[line, fresh], runs={"r": 1, "f": 2})) == told
     two = SimpleNamespace(lines=[line, SimpleNamespace(is_trained=True, run_id="t", weights=weights)], runs={"r": 1, "t": 1})
     if trainings == [("w", [60.0])]:
-        monkeypatch.setattr(render, "starts_of", lambda run, training: [{"end": {}, "device": name} for name in "ZAM"])
+        monkeypatch.setattr(pages, "starts_of", lambda run, training: [{"end": {}, "device": name} for name in "ZAM"])
         assert render._took(two) == "2 trainings, 0 minutes on A and M and Z."
 
 
-@pytest.mark.parametrize(("scale", "sources", "seeds", "command"), [
-    ("tiny", {"text"}, (0,), f"run {FIG2} --scale tiny`"), ("tiny", {"text"}, (1, 0), f"run {FIG2} --scale tiny --seeds 0,1`"),
-    ("760m-16b", {"longcrawl64"}, (0,), f"run {FIG2} --scale 760m-16b --data text:FILES`"),
-    ("760m-16b", {"recall"}, (2,), f"run {FIG2} --scale 760m-16b --seeds 2`"),
-    ("760m-16b", {"recall", "text"}, (0,), f"run {FIG2} --scale 760m-16b --data text:FILES`"),
+OWN = pages.ROOT / "results"
+
+
+@pytest.mark.parametrize(("scale", "sources", "seeds", "also", "folder", "command"), [
+    ("tiny", {"text"}, (0,), (), OWN, f"run {FIG2} --scale tiny`"),
+    ("tiny", {"text"}, (1, 0), (), Path("results"), f"run {FIG2} --scale tiny --seeds 0,1`"),
+    ("760m-16b", {"longcrawl64"}, (0,), (), OWN, f"run {FIG2} --scale 760m-16b --data text:FILES`"),
+    ("760m-16b", {"recall"}, (2,), (), OWN, f"run {FIG2} --scale 760m-16b --seeds 2`"),
+    ("760m-16b", {"recall", "text"}, (0,), (), OWN, f"run {FIG2} --scale 760m-16b --data text:FILES`"),
+    ("tiny", {"text"}, (0, 1), ("alibi", "samba"), OWN / "a", f"run {FIG2} --scale tiny --seeds 0,1 --also alibi --also samba"
+     " --results-dir results/a`"),
+    ("tiny", {"text"}, (0,), (), Path("mine"), f"run {FIG2} --scale tiny --results-dir mine`"),
+    ("tiny", {"text"}, (0,), (), Path("/mine"), f"run {FIG2} --scale tiny --results-dir /mine`"),
 ])  # fmt: skip
-def test_the_command_of_a_figure_and_where_it_was_last_seen(monkeypatch, scale, sources, seeds, command):
+def test_the_command_of_a_figure_and_where_it_was_last_seen(monkeypatch, scale, sources, seeds, also, folder, command):
     monkeypatch.setattr(render, "_took", lambda study: "Took.")
     made = {"device": "GPU", "git_sha": "0123456789abcdef", "git_dirty": False}
     metas = [{"created": f"2026-01-0{day}T00:00", "eval_id": name, "provenance": made | {"device": name}}
              for day, name in ((1, "z"), (2, "a"), (2, "b"))]  # fmt: skip
-    lines = [SimpleNamespace(seed=seed, run_id=source) for seed in seeds for source in sorted(sources)]
-    study = SimpleNamespace(lines=lines, spec=lambda run_id: {"data": {"source": run_id}}, all_metas=metas, corpora="C")
-    told = render._how(FIG2, scale, study)
+    models = ["fox_pro", *also]
+    lines = [SimpleNamespace(seed=seed, run_id=source, axes={}, model=model, series=((), model, scale))
+             for seed in seeds for source in sorted(sources) for model in models]  # fmt: skip
+    study = SimpleNamespace(lines=lines, spec=lambda run_id: {"data": {"source": run_id}}, all_metas=metas, corpora="C",
+                            results_dir=folder)  # fmt: skip
+    told = render._how(artefact.artefacts()[FIG2], scale, study)
     assert told == f"`python -m experiments {command}\n\nTook. Last seen 2026-01-02 on b, commit 0123456789; corpus C."
 
 

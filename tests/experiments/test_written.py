@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import math
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -108,6 +109,7 @@ def halfway(asked: Request) -> Iterator[str]:
     overview.print_overview(console, asked.results_dir)
     yield from (" ".join(each.split()) for each in out.getvalue().splitlines())
     for page in (render.status_page(asked.results_dir), (asked.results_dir / "tiny" / "claims.md").read_text()):
+        page = page.replace(os.path.relpath(render.ROOT, asked.results_dir.resolve()), "CHECKOUT")
         yield from (each for each in page.splitlines() if FIG2 in each or "Last seen" in each or "| `appendix_seeds" in each)
 
 
