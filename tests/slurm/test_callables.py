@@ -1,11 +1,18 @@
 """Tasks of a plan by submitit's executors: a figure from nothing, a training that is preempted on the way, a failure."""
 
+import ast
+import json
+import lzma
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import submitit
 
+from slurm.snapshot import ROOT
 from tests.slurm.graphs import Suite, assert_same_run
 from training.run_folder import RunFolder
 
@@ -84,6 +91,22 @@ def test_the_local_executor_goes_on_after_preemption(checkout, texts, undisturbe
 def test_slurms_executor_goes_on_after_preemption(suite: Suite, texts, undisturbed, tmp_path):
     corpora = undisturbed.path.parents[2] / "corpora"
     assert_went_on(figure(suite.checkout, "slurm", tmp_path, texts, corpora, suite.slurm.environment), undisturbed)
+
+
+def test_the_notebook_of_the_page_submits_a_figure(tmp_path, monkeypatch, capsys):
+    """Its own lines, with an executor that computes nothing."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "slurm" / "clusters" / "README.md").read_text(), re.DOTALL)
+    books = tmp_path / "books" / "a.jsonl.xz"
+    books.parent.mkdir()
+    with lzma.open(books, "wt") as file:
+        file.writelines(json.dumps({"text": f"book {index} " * 60_000}) + "\n" for index in range(40))
+    told = lambda task: SimpleNamespace(result=lambda: task.name)  # noqa: E731
+    executor = SimpleNamespace(update_parameters=lambda **parameters: None, submit=told)
+    monkeypatch.setattr(submitit, "AutoExecutor", lambda folder: executor)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    prepared, trained, evaluated, drawn = map(ast.literal_eval, capsys.readouterr().out.splitlines())
+    assert len(prepared) == 1 and len(trained) == len(evaluated) == 7 and drawn == ["draw fig2_per_token_loss"]
 
 
 FAILING = """
