@@ -26,7 +26,7 @@ from analysis.study import Study, study_file
 from analysis.style import tokens
 from analysis.tables import to_markdown
 from analysis.verdict import Claim, Status, Verdict, judge, not_measured
-from experiments.acp.acp_speed import Timed, timed
+from experiments.acp.acp_speed import LEAST_GAIN, MOST_GAIN, Timed, timed
 from experiments.artefact import PAPERS, artefacts
 from experiments.beyond import cache_eviction, context_use, last_words
 from experiments.beyond.gate_worth import PAPERS_BUDGET, papers, worths
@@ -164,6 +164,14 @@ class Facts:
         ratio = own[own["head_dim"] >= narrowest]["ratio"].dropna()
         return f"{ratio.min():.2f}", f"{ratio.max():.2f}"
 
+    def beside(self, provider: str, other: str, operation: str, gates: str) -> list[tuple[int, str]]:
+        """Least times as fast as another provider at each number of tokens, over the shapes that were timed in 16 bits."""
+        rows = compared(self.measured("forgetting_attention"))
+        rows = rows[(rows["operation"] == operation) & (rows["gates"] == gates)]
+        ratios = rows.pivot_table(index=["gpu", "dtype", *SHAPE], columns="provider", values="ratio")
+        least = (ratios[provider] / ratios[other]).groupby("seq_len").min()
+        return [(int(length), f"{ratio:.2f}") for length, ratio in least.items()]
+
     def decoding(self, provider: str) -> list[tuple[str, int, int]]:
         """Least and most share of the time that the faster softmax attention takes to decode a token, over the shapes, newest
         rows; each with the sequences and keys where it is so."""
@@ -238,6 +246,7 @@ def fill(template: Path, facts: Facts) -> str:
         "remaining": cache_eviction.remaining,
         "level": f"{LEVEL:.0%}",
         "papers_budget": PAPERS_BUDGET,
+        "papers_step": (-math.log(MOST_GAIN), -math.log(LEAST_GAIN)),
     }
     return environment.from_string(template.read_text()).render(facts=facts, **constants)
 

@@ -49,7 +49,7 @@ def forgetting_attention(
         window_size: a query sees only its last `window_size` keys, itself included.
         deterministic: gradients equal bit by bit from run to run. Outputs always are, and gradients of every path but one: on
             compute capability 9.0, in 16 bits with D of 64 or 128 and Hkv == H, False adds dQ and the gates' gradients up in no
-            fixed order, which takes up to 3% less time.
+            fixed order, which takes up to a tenth less time.
         backend: "triton", "chunked" (PyTorch in blocks of queries, memory linear in T), "reference" (`reference_attention`,
             memory quadratic in T), or "auto": triton for CUDA tensors, chunked for others.
 
