@@ -28,6 +28,10 @@ CAPTIONS = {
     RECALL: "Mean needle recall in nats: log-probability of the answer with the needle minus without",
 }
 AT_FLOOR = "No model finds the needle anywhere (all scores are near the lowest), so there is no order."
+NOTES = {
+    CHOICE: " No model writes the answer by itself, so it is given ten words to choose from.",
+    RECALL: " No model's score leaves the floor at this scale.",
+}
 JUDGED_ON = {
     SCORE: "score",
     CHOICE: "choice of one word of ten (no score leaves the floor)",
@@ -92,7 +96,7 @@ def summary(study: Study) -> Table:
     means = [each for own in values.values() for each in own if isinstance(each, Estimate)]
     known = any(part.what == "seeds" for each in means for part in each.parts)
     note += f"In square brackets: 95% interval over needles{' and seeds' if known else ''}; fewest seeds: {seeds}."
-    note += " No model's score leaves the floor at this scale." if found.kind != SCORE else ""
+    note += NOTES.get(found.kind, "")
     return over_seeds(CAPTIONS[found.kind], columns, values, note)
 
 
