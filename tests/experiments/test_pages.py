@@ -83,7 +83,8 @@ def test_a_typed_number_is_found(text):
 
 
 def copied(to: Path) -> Path:
-    for scale in ("mini", "mini-short", "mini-narrow", "mini-extrapolation", "125m-0.2b", "measurements"):
+    scales = ("mini", "mini-short", "mini-narrow", "mini-extrapolation", "125m-0.2b", "measurements")
+    for scale in (*scales, "unseen_books/mini", "unseen_books/mini-short"):
         shutil.copytree(RESULTS / scale, to / scale, ignore=shutil.ignore_patterns("figures", "report.html"))
     shutil.copy(RESULTS / "sources.json", to)
     return to
