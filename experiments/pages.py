@@ -170,7 +170,7 @@ class Facts:
         rows = rows[(rows["operation"] == operation) & (rows["gates"] == gates)]
         ratios = rows.pivot_table(index=["gpu", "dtype", *SHAPE], columns="provider", values="ratio")
         least = (ratios[provider] / ratios[other]).groupby("seq_len").min()
-        return [(int(length), f"{ratio:.2f}") for length, ratio in least.items()]
+        return [(length, f"{ratio:.2f}") for length, ratio in zip(least.index.tolist(), least, strict=True)]
 
     def decoding(self, provider: str) -> list[tuple[str, int, int]]:
         """Least and most share of the time that the faster softmax attention takes to decode a token, over the shapes, newest
