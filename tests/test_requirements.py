@@ -1,6 +1,7 @@
 """Files for those who come from outside agree with the rest: requirements, small and locked, and the citation."""
 
 import re
+import shutil
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, requires
@@ -77,7 +78,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.parametrize(("lacking", "code"), [(None, 0), ("matplotlib", 1)])
 def test_a_scale_is_drawn_with_what_the_small_environment_has(tmp_path, lacking, code):
     """125m-0.2b, the smallest that is stored; and the test sees a package that is not there."""
-    subprocess.run(["cp", "-r", *(str(ROOT / "results" / name) for name in ("125m-0.2b",)), str(tmp_path)], check=True)
+    shutil.copytree(ROOT / "results" / "125m-0.2b", tmp_path / "125m-0.2b", ignore=shutil.ignore_patterns("*.html", "*.pdf"))
     there = closure(set(pins(SMALL)) - {lacking}) - {lacking}
     command = [sys.executable, "-c", HIDING, ",".join(sorted(there)), "render", "--scale", "125m-0.2b"]
     done = subprocess.run([*command, "--results-dir", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
