@@ -22,6 +22,7 @@ from experiments.request import Corpora, Request
 from experiments.scales import Scale, get_scale
 from results.atomic import write_atomic
 from results.store import fault_of, read_run, rows_file, run_file
+from training.command_line import short
 from training.run_folder import RunFolder
 from training.spec import MAX_SEED, RunSpec, check_device
 
@@ -110,7 +111,7 @@ def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False
                 if _corpus_key(at) not in corpora:
                     corpora[_corpus_key(at)] = corpus_at(request, at, rehearsal=rehearsal)
                 corpus = corpora[_corpus_key(at)]
-            spec = adopted_run(request.runs_dir, recipe, corpus.spec) or recipe.run_spec(corpus.spec)
+            spec = adopted_run(request.runs_dir, recipe, corpus.spec) or _spec_of(recipe, corpus.spec, stem)
             spec = runs[spec.run_id].spec if spec.run_id in runs else _as_found(request.runs_dir, spec)
             wanted = [_bound(each, spec, request, machine) for each in artefact.evals(recipe.sizes)]
             line = Line(recipe.label, recipe.axes, recipe.name, recipe.seed, recipe.scale, spec.run_id)
@@ -129,6 +130,14 @@ def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False
     plan = Plan(request, drawings, runs)
     check(plan)
     return plan
+
+
+def _spec_of(recipe: Recipe, data: DataSpec, stem: str) -> RunSpec:
+    """The spec of a line's run. ValueError, with the artefact's name, for a scale that has no such run."""
+    try:
+        return recipe.run_spec(data)
+    except ValueError as error:
+        raise ValueError(f"{stem}, {recipe.label!r}, at {recipe.scale}: {short(error)}; leave {stem} out.") from None
 
 
 def _as_found(runs_dir: Path, spec: RunSpec) -> RunSpec:

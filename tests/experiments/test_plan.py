@@ -160,6 +160,12 @@ def test_a_plan_is_the_same_on_a_machine_without_a_gpu(asked):
     assert set(here.runs) == set(there.runs)
 
 
+def test_a_scale_that_a_figure_has_no_run_at_is_told_with_the_figure(asked):
+    wanted = replace(asked, artefacts=("acp_tiles",), scale="340m-slimpajama", data="hf:some/texts")
+    with pytest.raises(ValueError, match=r"^acp_tiles, .* at 340m-slimpajama: document_len 2048 is not a multiple of seq_len"):
+        make_plan(wanted, rehearsal=True)
+
+
 def test_what_a_gpu_cannot_compute_is_refused(asked):
     """fla's DeltaNet kernels take no fp32; at scales in bf16 they are planned."""
     with pytest.raises(ValueError, match=r"delta_net at tiny .* fp32, .* --device cpu, or leave the model out with --only"):
