@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from analysis.curves import LossCurve, smoothing_window, stored_curves
 from analysis.names import DASHED, SHADES, LineStyle, style_of
-from analysis.panels import band_note, core_limits, position_panel, smoothed, without_note, without_text
+from analysis.panels import Drawn, band_note, core_limits, position_panel, smoothed, without_note, without_text
 from analysis.study import Study
 from analysis.style import WIDTH, Files, plt, publish, tokens
 from experiments.evaluations import loss as evals  # noqa: F401
@@ -32,9 +32,10 @@ def draw(study: Study) -> Files:
         losses = [smoothed(curves[label], _style(curves[label], place), window) for place, label in enumerate(labels)]
         failing = [line for line in losses if curves[line.style.label].axes == WITHOUT_POSITION]
         placed, text_X, wild = without_text([line for line in losses if line not in failing] or losses, train_len)
-        lines = [replace(line, values_SX=line.values_SX - text_X) for line in losses]
+        limits = core_limits(placed, train_len)
+        lines = [_named(replace(line, values_SX=line.values_SX - text_X), limits[1]) for line in losses]
         axes.set(xlabel="Token index $i$", title=name)
-        cuts.append(position_panel(axes, lines, train_len, core_limits(placed, train_len), pieces=4))
+        cuts.append(position_panel(axes, lines, train_len, limits, pieces=4))
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), fontsize=6, handlelength=2.4)
         left_out |= {*wild, *(line.style.label for line in failing)}
         frames += [line.frame(panel=name, label=line.style.label) for line in losses]
@@ -42,6 +43,12 @@ def draw(study: Study) -> Files:
     smooth, dashed = f"smoothed over {window} tokens", f"dashed vertical: training length {tokens(train_len)}"
     notes = smooth, band_note(study.seed_counts.values()), dashed, without_note(left_out), max(cuts)
     return publish(study, figure, frames, *notes)
+
+
+def _named(line: Drawn, top: float) -> Drawn:
+    """The line, with a word in the legend where it is nowhere in the frame."""
+    outside = not (line.mean <= top).any()
+    return replace(line, style=replace(line.style, label=f"{line.style.label} (above the frame)")) if outside else line
 
 
 def _style(curve: LossCurve, place: int) -> LineStyle:
