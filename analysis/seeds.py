@@ -118,7 +118,7 @@ def repeats_for(results_dir: Path, scale: str, kind: str, without: frozenset[str
 @lru_cache(maxsize=16)
 def _repeats(metas: tuple[Path, ...], without: frozenset[str]) -> tuple[Repeated, ...]:
     groups: dict[tuple[str, ...], dict[int, tuple[Path, dict[str, Any]]]] = defaultdict(dict)
-    for path in metas:
+    for path in sorted(metas, key=lambda path: len(path.name)):  # of several trainings of a run the first, whatever was added
         meta = read_sealed(path, REMEDY, META)
         record = path.parents[2] / "runs" / f"{meta['run_id']}.json"
         if record.is_file() and meta.get("weights") not in without:

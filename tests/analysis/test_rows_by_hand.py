@@ -1,6 +1,7 @@
 """Rows that are drawn where there are several, and how tables print them, worked out by hand."""
 
 import math
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -186,7 +187,7 @@ def test_repeats_are_of_seeds_alone(tmp_path):
     store = synthetic.Store(tmp_path)
     add("a", 0, 1.0)
     assert found() == []
-    _, second = add("a", 1, 2.0)
+    second_id, second = add("a", 1, 2.0)
     assert found() == [("tiny", 256, [1.0, 2.0])] and found(kind="other") == found(scale="mini") == []
     add("b", 5, 9.0, train={"peak_lr": 9.0})
     assert found() == found(scale="tiny-short") == [("tiny", 256, [1.0, 2.0])], "another learning rate is another series"
@@ -197,6 +198,14 @@ def test_repeats_are_of_seeds_alone(tmp_path):
     seeds._repeats.cache_clear()
     assert [found(frozenset(without))[0][2] for without in ((), ("w",), ("x",))] == [[1, 2, 3], [1, 2], [1, 2, 3]]
     assert found(frozenset(("v", "w"))) == []
+    again = second.with_name(second.name.replace(".meta.json", "-0a0a0a0a.meta.json"))  # another training of the second
+    write_sealed(again, {**read_sealed(third, ""), "run_id": second_id})
+    shutil.copy(
+        third.with_name(third.name.replace(".meta.json", ".parquet")),
+        again.with_name(again.name.replace(".meta.json", ".parquet")),
+    )
+    assert found()[0][2] == [1, 2, 3], "the first training"
+    again.unlink()
     (tmp_path / "tiny" / "runs" / f"{run_id}.json").unlink()
     seeds._repeats.cache_clear()
     assert found() == [("tiny", 256, [1.0, 2.0])]
