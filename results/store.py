@@ -263,4 +263,7 @@ def read_run(path: Path) -> dict[str, Any]:
     values = read_sealed(path, remedy, RECORD)
     if (values["run_id"], values["scale"]) != (path.stem, path.parent.parent.name):
         raise ValueError(f"{path} was put here from elsewhere: it is run {values['run_id']} of {values['scale']}; {remedy}")
+    for listed in (values["starts"], values.get("trainings", [])):
+        if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+            raise ValueError(f"{path} is of another version: {remedy}")
     return values

@@ -185,3 +185,14 @@ def test_trainings_of_one_series_differ_in_seed_name_and_switches_that_are_off(o
     """So that records of before a switch are those of today's trainings without it."""
     spec = {"name": "fox_pro", "seed": 0, "model": {"kind": "m", "rope": True}, "train": {"peak_lr": 1.0}}
     assert (store.without_seed(spec) == store.without_seed(spec | other)) is same
+
+
+@pytest.mark.parametrize("wrong", [{"trainings": None}, {"trainings": "x"}, {"trainings": [1]}, {"starts": [None]}])
+def test_a_record_whose_lists_are_none_is_refused(tmp_path, wrong):
+    record = {"run_id": "r", "scale": "tiny", "name": "fox_pro", "spec": {}, "starts": [], "trainings": []}
+    path = tmp_path / "tiny" / "runs" / "r.json"
+    write_sealed(path, record)
+    assert store.read_run(path) == record
+    write_sealed(path, record | wrong)
+    with pytest.raises(ValueError, match="is of another version: restore it from version control"):
+        store.read_run(path)
