@@ -138,12 +138,21 @@ class Backbone(nn.Module):
         given cache is continued by T >= 1 tokens; `use_cache` starts one."""
         x = self.embeddings(input_ids)
         cache = past_key_values if past_key_values is not None or not use_cache else DecodingCache()
-        padding = _padding(attention_mask, x.shape[1], 0 if cache is None else cache.seq_len)
+        new = x.shape[1]
+        if cache is not None:
+            cache.begin(new, x.device)
+        if cache is not None and cache.one_by_one(new):
+            start = cache.seq_start
+            padding = None if start is None else Padding(torch.ones_like(input_ids, dtype=torch.bool), start)
+        else:
+            padding = _padding(attention_mask, new, 0 if cache is None else cache.seq_len)
+            if cache is not None and cache.room is not None and padding is not None:
+                cache.seq_start = padding.start
         shared = self.shared_inputs(x, cache, padding)
         for i, layer in enumerate(self.layers):
             x = layer(x, cache, padding, *shared, *self.extra_inputs(i))
         if cache is not None:
-            cache.seq_len += x.shape[1]
+            cache.end(new)
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=cache)  # type: ignore[arg-type]
 
 

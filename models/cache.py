@@ -17,14 +17,25 @@ class DecodingCache:
     state with `update`, as fla's layers do with fla's own cache; an attention layer extends its sequences with `append`.
 
     `longest`: tokens that the text will have at most. Given it, a FoX with QK-norm lets go for good of every key that no query
-    of such a text can see: of these a query loses less than e^-10 of its probability in all."""
+    of such a text can see: of these a query loses less than e^-10 of its probability in all.
+
+    `room`: tokens that the text will have at most. Given it, every sequence has its whole memory from the start and all states
+    stay where they are, so that a GPU can replay a step of one token as a CUDA graph (models/graphed.py)."""
 
     is_compileable = False  # generate asks: the sequences grow
 
-    def __init__(self, longest: int | None = None) -> None:
-        self.longest = longest
+    def __init__(self, longest: int | None = None, room: int | None = None) -> None:
+        if longest is not None and room is not None:
+            raise ValueError(f"longest={longest} and room={room}: a cache lets go of keys or has room for all; give one")
+        self.longest, self.room = longest, room
         self.layers: dict[int, State] = {}
         self.seq_len = 0
+        self.position: Tensor | None = None
+        """Of a cache with room: `seq_len` as (1,) int64 on the model's device."""
+        self.seq_start: Tensor | None = None
+        """Of a cache with room: first real position (B,) of each sequence, int32, None without padding."""
+        self.graphed: Any = None
+        """Of a cache with room: the step as a CUDA graph, once there is one."""
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -39,22 +50,71 @@ class DecodingCache:
     def update(self, layer_idx: int, offset: int = 0, **state: Any) -> State:
         """Replace the named entries of a layer. `offset`, the number of new tokens, is the model's business."""
         layer = self.layers.setdefault(layer_idx, {})
-        layer.update({name: _map(torch.Tensor.detach, value) for name, value in state.items()})
+        for name, value in state.items():
+            if self.room is not None and name in layer:
+                _write(layer[name], value, f"{name} of layer {layer_idx}")
+            else:
+                layer[name] = _map(torch.Tensor.detach, value)
         return layer
 
     def append(self, layer_idx: int, window: int | None = None, **new: Tensor) -> tuple[Tensor, ...]:
         """Extend sequences (B, T, ...) by new tokens along T and return them whole, in the order given. With a `window`, that
         many tokens are kept between two calls, and returned are the new ones and the earlier ones that they can see."""
+        if self.room is not None:
+            raise ValueError(f"room={self.room}: layers of this model have no place for a sequence; give a cache without room")
         layer = self.layers.setdefault(layer_idx, {})
         if window is not None:
             return tuple(_slide(layer, name, value, window) for name, value in new.items())
         return tuple(_append(layer, name, value, self.seq_len) for name, value in new.items())
+
+    def begin(self, new: int, device: torch.device) -> None:
+        """Make ready for `new` tokens after those cached. ValueError: they have no room."""
+        if self.room is None:
+            return
+        if self.seq_len + new > self.room:
+            raise ValueError(f"token {self.seq_len + new} is beyond room={self.room} of the cache")
+        if self.position is None:
+            self.position = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def end(self, new: int) -> None:
+        """Count `new` tokens as cached."""
+        self.seq_len += new
+        if self.position is not None:
+            self.position += new
+
+    def place(self, layer_idx: int, **new: Tensor) -> tuple[Tensor, ...]:
+        """Write new tokens of sequences (B, T, ...) to their places in a cache with room. Return the sequences up to them, in
+        the order given; for a single token after others all places, of which `length` hold tokens and the rest zeros."""
+        layer = self.layers.setdefault(layer_idx, {})
+        return tuple(self._place(layer, name, value.detach()) for name, value in new.items())
+
+    def _place(self, layer: State, name: str, new: Tensor) -> Tensor:
+        assert self.room is not None and self.position is not None
+        if name not in layer:
+            layer[name] = _sequences(new, self.room, torch.zeros)
+        buffer, total = layer[name], self.seq_len + new.shape[1]
+        if self.one_by_one(new.shape[1]):
+            return buffer.index_copy_(1, self.position, new)
+        buffer[:, self.seq_len : total] = new
+        return new if self.seq_len == 0 else buffer[:, :total]
+
+    def one_by_one(self, new: int) -> bool:
+        """Tell whether so many new tokens are a step that takes no number from the host: one, after others, with room."""
+        return self.room is not None and new == 1 and self.seq_len > 0
+
+    @property
+    def length(self) -> Tensor:
+        """Tokens that the sequences hold in a step of one token, that one included: (1,) int32 on the model's device."""
+        assert self.position is not None
+        return (self.position + 1).int()
 
     def newest(self, layer_idx: int, name: str) -> Tensor | None:
         """Return the last token's part (B, 1, ...) of a sequence, None where there is none yet."""
         sequence = self.layers.get(layer_idx, {}).get(name)
         if sequence is None or self.seq_len == 0:
             return None
+        if self.position is not None:
+            return sequence.index_select(1, self.position - 1)
         last = min(self.seq_len, sequence.shape[1])  # a window holds fewer, a buffer more
         return sequence[:, last - 1 : last]
 
@@ -64,7 +124,11 @@ class DecodingCache:
             raise ValueError("beams need a cache without `longest`")
         for layer in self.layers.values():
             for name, value in layer.items():
-                layer[name] = _map(lambda tensor: tensor[beam_idx.to(tensor.device)], value)  # keeps what lies side by side
+                kept = _map(lambda tensor: tensor[beam_idx.to(tensor.device)], value)  # what lies side by side still does
+                if self.room is None:
+                    layer[name] = kept
+                else:
+                    _write(value, kept, name)
 
 
 def _append(layer: State, name: str, new: Tensor, seq_len: int) -> Tensor:
@@ -72,15 +136,36 @@ def _append(layer: State, name: str, new: Tensor, seq_len: int) -> Tensor:
     buffer = layer.get(name)
     if buffer is None or buffer.shape[1] < total:
         room = BLOCK * (-(-total // BLOCK) + 1)
-        if new.dim() == 3:  # one number a head: decoding reads those of a head side by side
-            grown = new.new_empty(new.shape[0], new.shape[2], room).transpose(1, 2)
-        else:
-            grown = new.new_empty(new.shape[0], room, *new.shape[2:])
+        grown = _sequences(new, room, torch.empty)
         if buffer is not None:
             grown[:, :seq_len] = buffer[:, :seq_len]
         layer[name] = buffer = grown
     buffer[:, seq_len:total] = new.detach()
     return new if seq_len == 0 else buffer[:, :total]
+
+
+def _sequences(like: Tensor, room: int, make: Callable[..., Tensor]) -> Tensor:
+    """Make sequences (B, room, ...) for tokens such as these (B, T, ...)."""
+    how: dict[str, Any] = dict(dtype=like.dtype, device=like.device)
+    if like.dim() == 3:  # one number a head: decoding reads those of a head side by side
+        return make(like.shape[0], like.shape[2], room, **how).transpose(1, 2)
+    return make(like.shape[0], room, *like.shape[2:], **how)
+
+
+def _write(place: Any, value: Any, what: str) -> None:
+    """Copy a state, of tensors in tuples, lists or dicts, over an earlier one of the same sizes."""
+    if isinstance(place, Tensor):
+        if not isinstance(value, Tensor) or (value.shape, value.dtype) != (place.shape, place.dtype):
+            now = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else repr(value)
+            held = f"{tuple(place.shape)} {place.dtype}"
+            raise ValueError(f"{what} was {held} and is {now}: it cannot stay in its place; give a cache without room")
+        place.copy_(value)
+    elif isinstance(place, dict):
+        for name, part in place.items():
+            _write(part, value[name], what)
+    elif isinstance(place, (tuple, list)):
+        for part, new in zip(place, value, strict=True):
+            _write(part, new, what)
 
 
 def _slide(layer: State, name: str, new: Tensor, window: int) -> Tensor:

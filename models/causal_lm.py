@@ -17,6 +17,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from models.backbone import Backbone
 from models.cache import DecodingCache
+from models.graphed import GraphedStep
 from models.spec import ModelSpec
 
 
@@ -76,7 +77,13 @@ class CausalLM(PreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast | tuple:
         """Return logits (B, T, V), or of the last `logits_to_keep` positions only. `labels` follow Hugging Face's convention:
         the model shifts them by one and returns the mean loss (`models.loss` gives unshifted, per-token losses)."""
-        outputs = self.model(input_ids, attention_mask, past_key_values, use_cache)
+        cache = past_key_values
+        if cache is not None and cache.one_by_one(input_ids.shape[1]) and input_ids.is_cuda and not torch.is_grad_enabled():
+            if cache.graphed is None:
+                cache.graphed = GraphedStep(self._step)
+            step = CausalLMOutputWithPast(logits=cache.graphed(input_ids, cache), past_key_values=cache)  # type: ignore[arg-type]
+            return step if return_dict else step.to_tuple()
+        outputs = self.model(input_ids, attention_mask, cache, use_cache)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, keep])
         loss = None
@@ -84,6 +91,9 @@ class CausalLM(PreTrainedModel, GenerationMixin):
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
         result = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=outputs.past_key_values)
         return result if return_dict else result.to_tuple()
+
+    def _step(self, input_ids: Tensor, cache: DecodingCache) -> Tensor:
+        return self.lm_head(self.model(input_ids, None, cache).last_hidden_state)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

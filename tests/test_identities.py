@@ -156,6 +156,10 @@ def test_every_field_of_an_evaluation_changes_its_id(kind):
         judged = [dataclasses.replace(spec, mode="easy", judge=judge) for judge in (None, "a", "b")]
         assert len({eval_id(each) for each in judged}) == 3
         changes = {**changes, "judge": "a"}
+    if kind == "throughput":  # a training step is no graph
+        decoded = [dataclasses.replace(spec, mode="generate", graph=graph) for graph in (False, True)]
+        assert len({eval_id(each) for each in decoded}) == 2
+        changes = {**changes, "graph": True}
     assert set(changes) == fields_of(KINDS[kind]), "a new field needs a value here"
 
 

@@ -33,6 +33,7 @@ def forgetting_attention_cached(
     scale: float | None = None,
     adaptive_threshold: float | Tensor | None = None,
     seq_start: Tensor | None = None,
+    length: Tensor | None = None,
     window_size: int | None = None,
     backend: str = "auto",
 ) -> Tensor:
@@ -50,6 +51,8 @@ def forgetting_attention_cached(
         adaptive_threshold: keys whose D lies below it (nats, <= 0) are left out. A float, a tensor broadcastable to (B, H) or
             None (no pruning). See `pruning_threshold`.
         seq_start: (B,) integers, first real position of each left-padded sequence. A padded query gives 0.
+        length: (1,) int32 on q's device: only so many of the first keys are there, at least 1, and the newest is the last of
+            them. A CUDA graph can then be replayed while a cache with room fills up. None: all T are.
         window_size: only so many of the last keys are seen, the newest included.
         backend: "triton", "chunked" or "reference" (here both PyTorch), or "auto": triton for CUDA tensors.
 
@@ -71,29 +74,49 @@ def forgetting_attention_cached(
     if isinstance(adaptive_threshold, str):
         raise ValueError(f"adaptive_threshold is {adaptive_threshold!r}; over a cache it must be None, a float or a tensor.")
     check_limits(q, k, seq_start, None, window_size)
+    if length is not None:
+        _check_length(length, q, k.shape[1], window_size)
     backend = pick_backend(backend, q)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     q, k, v, gate_sum = (x.detach() for x in (q, k, v, gate_sum))
     threshold = resolve_threshold(adaptive_threshold, q, k, scale)
     if backend != "triton":
-        return _plain(q, k, v, gate_sum, threshold, seq_start, window_size, scale)
+        return _plain(q, k, v, gate_sum, threshold, seq_start, length, window_size, scale)
     from .portable.decode_sums import decode_sums, triton_decode_sums  # imports triton, not there on machines without a GPU
 
     traced = torch.compiler.is_compiling() or type(q) is not Tensor
-    return (triton_decode_sums if traced else decode_sums)(q, k, v, gate_sum, threshold, seq_start, window_size, scale)
+    return (triton_decode_sums if traced else decode_sums)(q, k, v, gate_sum, threshold, seq_start, length, window_size, scale)
+
+
+def _check_length(length: Tensor, q: Tensor, num_keys: int, window_size: int | None) -> None:
+    """Check `length` as far as that costs no synchronisation."""
+    if length.shape != (1,) or length.dtype != torch.int32 or length.device != q.device:
+        given = f"{tuple(length.shape)} {length.dtype} on {length.device}"
+        raise ValueError(f"length is {given}; it must be (1,) torch.int32 on q's device, {q.device}.")
+    if window_size is not None:
+        raise ValueError(f"length with window_size={window_size}: a cache with room holds whole sequences, no windows.")
+    _check_length_value(length, num_keys)
+
+
+def _check_length_value(length: Tensor, num_keys: int) -> None:
+    if length.device.type == "cpu" and not 1 <= int(length) <= num_keys:
+        raise ValueError(f"length is {int(length)}; it must be in 1..{num_keys}, the places for keys.")
 
 
 def _plain(
     q: Tensor, k: Tensor, v: Tensor, gate_sum: Tensor, threshold: Tensor | None, seq_start: Tensor | None,
-    window_size: int | None, scale: float,
+    length: Tensor | None, window_size: int | None, scale: float,
 ) -> Tensor:  # fmt: skip
     dtype = torch.promote_types(q.dtype, torch.float32)
     T, key_heads = k.shape[1:3]
     q_BGRD = q[:, 0].to(dtype).unflatten(1, (key_heads, -1))
-    decay_BHT = (gate_sum[:, -1:] - gate_sum).to(dtype).transpose(1, 2)
+    newest = gate_sum[:, -1:] if length is None else gate_sum.index_select(1, length - 1)
+    decay_BHT = (newest - gate_sum).to(dtype).transpose(1, 2)
     position_T = torch.arange(T, device=q.device)
     limit = CUT_LOG_GATE if threshold is None else threshold.clamp(min=CUT_LOG_GATE)[..., None]
     hidden_BHT = decay_BHT < limit
+    if length is not None:
+        hidden_BHT = hidden_BHT | (position_T >= length)
     if window_size is not None:
         hidden_BHT = hidden_BHT | (position_T < T - window_size)
     if seq_start is not None:

@@ -49,7 +49,8 @@ def decay_time_bias(num_heads: int, shortest: float, longest: float) -> Tensor:
 
 def token_positions(x_BTd: Tensor, cache: DecodingCache | None, padding: Padding | None) -> Tensor:
     """Return positions (B or 1, T); the first real token is 0."""
-    positions = torch.arange(x_BTd.shape[1], device=x_BTd.device)[None] + (0 if cache is None else cache.seq_len)
+    cached = 0 if cache is None else cache.seq_len if cache.position is None else cache.position
+    positions = torch.arange(x_BTd.shape[1], device=x_BTd.device)[None] + cached
     return positions if padding is None else (positions - padding.start[:, None]).clamp(min=0)
 
 
@@ -199,6 +200,8 @@ class ForgettingAttention(nn.Module):
         """Attend over the cached tokens and the new ones, which the cache takes in: of gates their running sums."""
         if cache.longest is not None:
             return self._attend_evicting(q, k, v, log_fgate, seq_start, cache)
+        if cache.room is not None:
+            return self._attend_placed(q, k, v, log_fgate, seq_start, cache)
         new, bound, gate_sum = q.shape[1], None, None
         if log_fgate is not None:
             bound = self._running_bound(q, k, cache)
@@ -212,6 +215,24 @@ class ForgettingAttention(nn.Module):
         if new == 1:
             return self.attend_newest(q, k, v, gate_sum, seq_start, bound)
         return self.attend(q, k, v, gates_of_sums(gate_sum), seq_start)
+
+    def _attend_placed(
+        self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, seq_start: Tensor | None, cache: DecodingCache
+    ) -> Tensor:
+        """Attend over the cached tokens and the new ones, which a cache with room takes in."""
+        if self.spec.attention != "softmax" or self.spec.window_size is not None:
+            needed = "softmax attention over the whole text: give stick-breaking attention and windows a cache without room"
+            raise ValueError(f"a cache with room={cache.room} is for {needed}")
+        new = q.shape[1]
+        gates = k.new_zeros(k.shape[:3], dtype=torch.float32) if log_fgate is None else log_fgate
+        bound = None if log_fgate is None else self._running_bound(q, k, cache)
+        gate_sum = sum_log_gates(gates, cache.newest(self.layer_idx, "gate_sum"))
+        gate_sum, k, v = cache.place(self.layer_idx, gate_sum=gate_sum, k=k, v=v)
+        if cache.one_by_one(new):
+            return self.attend_newest(q, k, v, gate_sum, seq_start, bound, cache.length)
+        if log_fgate is not None and k.shape[1] > new:
+            log_fgate = gates_of_sums(gate_sum)
+        return self.attend(q, k, v, log_fgate, seq_start)
 
     def _attend_evicting(
         self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, seq_start: Tensor | None, cache: DecodingCache
@@ -260,16 +281,22 @@ class ForgettingAttention(nn.Module):
         return torch.linalg.vector_norm(q[:, -1], dim=-1, dtype=largest.dtype) * largest * self.spec.head_dim**-0.5
 
     def attend_newest(
-        self, q: Tensor, k: Tensor, v: Tensor, gate_sum: Tensor, seq_start: Tensor | None, logit_bound: Tensor | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gate_sum: Tensor,
+        seq_start: Tensor | None,
+        logit_bound: Tensor | None,
+        length: Tensor | None = None,
     ) -> Tensor:
         """Return what the newest token (B, 1, H, D) takes of the cached values, with the gates' running sums (B, T, H). Prunes
-        with a bound of its logits (B, H)."""
+        with a bound of its logits (B, H). `length` (1,): so many of the T places hold tokens."""
         threshold = None
         if logit_bound is not None and self.spec.prune_log_tolerance is not None:
             threshold = pruning_threshold(logit_bound, k.shape[1], self.spec.prune_log_tolerance)
-        return forgetting_attention_cached(
-            q, k, v, gate_sum, adaptive_threshold=threshold, seq_start=seq_start, window_size=self.spec.window_size
-        )
+        limits: dict[str, Any] = dict(seq_start=seq_start, window_size=self.spec.window_size, length=length)
+        return forgetting_attention_cached(q, k, v, gate_sum, adaptive_threshold=threshold, **limits)
 
     def pruning(self, q: Tensor, k: Tensor, log_tolerance: float | None) -> dict[str, Any]:
         """Return the options of `forgetting_attention` that prune, by the rule of the spec; none for None."""

@@ -113,8 +113,9 @@ def main() -> None:
     ):
         q, k = torch.zeros(1, 1, rows, D, dtype=dtype), torch.zeros(1, 300, rows // 3, D, dtype=dtype)
         sums = torch.zeros(1, rows, 300, dtype=torch.float64).transpose(1, 2)
-        decode_sums(q, k, k, sums, torch.zeros(1, rows), options["seq_start"][:1], 9, 0.125)
-        assert seen["forgetting_attention.portable.decode_sums._chunk_kernel"] == 0, "registers spill"
+        for length in (None, torch.ones(1, dtype=torch.int32)):
+            decode_sums(q, k, k, sums, torch.zeros(1, rows), options["seq_start"][:1], length, 9, 0.125)
+            assert seen["forgetting_attention.portable.decode_sums._chunk_kernel"] == 0, "registers spill"
     for D, dtype in ((64, torch.bfloat16), (128, torch.bfloat16), (64, torch.float16), (16, torch.float32)):
         q, k, v, do, o = (torch.zeros(1, 256, 2, D, dtype=dtype) for _ in range(5))
         exact = torch.float64 if dtype == torch.float32 else torch.float32

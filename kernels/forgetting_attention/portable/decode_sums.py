@@ -50,15 +50,18 @@ def plan(rows: int, num_keys: int, head_dim: int, itemsize: int) -> Plan:
 
 @triton.jit(do_not_specialize=["T", "H", "splits", "window"])
 def _chunk_kernel(
-    q_ptr, k_ptr, v_ptr, sum_ptr, threshold_ptr, seq_start_ptr, part_ptr, ended_ptr, o_ptr,
+    q_ptr, k_ptr, v_ptr, sum_ptr, threshold_ptr, seq_start_ptr, length_ptr, part_ptr, ended_ptr, o_ptr,
     q_stride_b, q_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
     sum_stride_b, sum_stride_t, sum_stride_h, scale2, T, H, splits, chunk, window,
-    GROUP: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, PAD: tl.constexpr, PRUNE: tl.constexpr, STAGES: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, PAD: tl.constexpr, PRUNE: tl.constexpr, ROOM: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Write weighted values, maximum and sum of one chunk, in base 2; by the last program of a row its output."""
     row = tl.program_id(0).to(tl.int64)
     split = splits - 1 - tl.program_id(1)  # the newest keys first: they are there in any case
     batch, head = row // H, row % H
+    if ROOM:  # of T places so many hold a key; chunks behind them are empty
+        T = tl.minimum(tl.load(length_ptr), T)
     first = tl.maximum(split * chunk, T - window)
     if PAD:
         first = tl.maximum(first, tl.load(seq_start_ptr + batch).to(tl.int32))
@@ -134,9 +137,10 @@ def _join(part_ptr, splits, D: tl.constexpr):
 
 def decode_sums(
     q: Tensor, k: Tensor, v: Tensor, gate_sum: Tensor, threshold: Tensor | None, seq_start: Tensor | None,
-    window_size: int | None, scale: float, own_memory: bool = False,
+    length: Tensor | None, window_size: int | None, scale: float, own_memory: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Compute forgetting attention of the last position alone, q (B, 1, H, D), with the running sums; no gradient."""
+    """Compute forgetting attention of the last position alone, q (B, 1, H, D), with the running sums; no gradient. `length`
+    (1,) int32: only so many of the first keys are there."""
     if not q.stride(3) == k.stride(3) == v.stride(3) == 1:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
@@ -148,13 +152,13 @@ def decode_sums(
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     launch(
         _chunk_kernel, (B * H, splits),
-        (), (q, k, v, gate_sum, threshold, seq_start, part, ended, o),
+        (), (q, k, v, gate_sum, threshold, seq_start, length, part, ended, o),
         (
             q_strides[0], q_strides[2], *k_strides[:3], *v_strides[:3], *gate_sum.stride(),
             scale * LOG2E, T, H, splits, sizes.chunk, T if window_size is None else min(window_size, T),
         ),
         GROUP=H // key_heads, BLOCK_N=sizes.block, D=D, PAD=seq_start is not None, PRUNE=threshold is not None,
-        STAGES=sizes.stages, num_warps=sizes.warps,
+        ROOM=length is not None, STAGES=sizes.stages, num_warps=sizes.warps,
     )  # fmt: skip
     return o
 
@@ -162,10 +166,10 @@ def decode_sums(
 @torch.library.custom_op(f"{NAMESPACE}::decode_sums", mutates_args=())
 def triton_decode_sums(
     q: Tensor, k: Tensor, v: Tensor, gate_sum: Tensor, threshold: Tensor | None, seq_start: Tensor | None,
-    window_size: int | None, scale: float,
+    length: Tensor | None, window_size: int | None, scale: float,
 ) -> Tensor:  # fmt: skip
     """`decode_sums` for torch.compile, which warms a CUDA graph up in the memory that it will own."""
-    return decode_sums(q, k, v, gate_sum, threshold, seq_start, window_size, scale, own_memory=True)
+    return decode_sums(q, k, v, gate_sum, threshold, seq_start, length, window_size, scale, own_memory=True)
 
 
 triton_decode_sums.register_fake(lambda q, *_: q.new_empty(q.shape))

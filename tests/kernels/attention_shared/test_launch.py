@@ -209,7 +209,7 @@ def test_the_largest_batch_fits_in_every_grid(monkeypatch, T):
     triton_backward.backward(do, q, k, v, o, lse, prepared, 0.125, tiles, tiles)
     triton_decode.decode(q[:, -1:], k, v, log_fgate, threshold, None, None, 0.125, own_memory=True)
     sums = torch.empty(21_845, T, 3, dtype=torch.float64, device="meta")
-    triton_decode_sums.decode_sums(q[:, -1:], k, v, sums, threshold, None, None, 0.125, own_memory=True)
+    triton_decode_sums.decode_sums(q[:, -1:], k, v, sums, threshold, None, None, None, 0.125, own_memory=True)
     for name, (columns, *others) in grids:
         assert columns < 2**31 and all(n <= 65_535 for n in others), (name, columns, *others)
     assert len({name for name, _ in grids}) == 17  # all of them but a short or a long input's two or three

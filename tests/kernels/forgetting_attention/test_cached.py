@@ -57,6 +57,13 @@ def compare_with_oracle(backend: str, dtype: torch.dtype, tolerance: float, devi
                 assert found.dtype == dtype
                 error = (found.cpu().double() - wanted).abs().max().item()
                 assert error <= tolerance * max(1.0, wanted.abs().max().item()), (gates, threshold, limits, error)
+                if "window_size" in limits:
+                    continue
+                length = torch.tensor([T], dtype=torch.int32, device=device)
+                roomy = [moved[0], *(torch.cat([x, x.new_zeros(x.shape[0], 300, *x.shape[2:])], 1) for x in moved[1:])]
+                same = forgetting_attention_cached(*roomy, adaptive_threshold=level, length=length, backend=backend, **given)
+                error = (same.cpu().double() - wanted).abs().max().item()
+                assert error <= tolerance * max(1.0, wanted.abs().max().item()), (gates, threshold, limits, error, "room")
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 4e-3)])
@@ -123,6 +130,12 @@ def test_digits_are_kept_far_into_a_sequence() -> None:
         ({"adaptive_threshold": torch.zeros(3)}, "broadcast"),
         ({"seq_start": torch.zeros(3, dtype=torch.int32)}, "seq_start"),
         ({"window_size": 0}, "window_size"),
+        ({"length": torch.ones(1, dtype=torch.int64)}, r"length is \(1,\) torch.int64 on cpu; it must be \(1,\) torch.int32"),
+        ({"length": torch.ones(2, dtype=torch.int32)}, r"length is \(2,\)"),
+        ({"length": torch.ones(1, dtype=torch.int32, device="meta")}, "on meta"),
+        ({"length": torch.zeros(1, dtype=torch.int32)}, r"length is 0; it must be in 1\.\.9"),
+        ({"length": torch.full((1,), 10, dtype=torch.int32)}, r"length is 10; it must be in 1\.\.9"),
+        ({"length": torch.ones(1, dtype=torch.int32), "window_size": 3}, "no windows"),
         ({"backend": "fast"}, "backend"),
     ],
 )

@@ -210,6 +210,7 @@ def test_the_cache_is_read_as_it_is_asked(monkeypatch):
     assert of(adaptive_threshold=-1.3) == of(window_size=1) == of(seq_start=torch.tensor([1])) == 10.0
     assert of(adaptive_threshold=-1.4) == of(window_size=2) == of(seq_start=torch.tensor([0])) == of()
     assert of(seq_start=torch.tensor([2])) == 0.0
+    assert of(length=torch.tensor([2], dtype=torch.int32)) == of() and of(length=torch.tensor([1], dtype=torch.int32)) == 5.0
     q[..., 0], k[0, 0, 0, 0] = 1.0, 4 * math.log(4)
     assert of() == pytest.approx(7.5) and of(scale=0.5) == pytest.approx((4 * 5 + 10) / 5)
     cut = torch.tensor([0.0, -2000.5], dtype=torch.float64)[None, :, None]
@@ -222,8 +223,11 @@ def test_the_cache_is_read_as_it_is_asked(monkeypatch):
     monkeypatch.setitem(sys.modules, "kernels.forgetting_attention.portable.decode_sums", module)
     start = torch.tensor([1])
     forgetting_attention_cached(q, k, v, sums, backend="triton", seq_start=start, window_size=2, adaptive_threshold=-3.0)
+    length = torch.tensor([2], dtype=torch.int32)
+    forgetting_attention_cached(q, k, v, sums, backend="triton", length=length)
+    assert found[1][6] is length and found[1][5] is None and found[1][7] is None
     assert all(torch.equal(x, y) for x, y in zip(found[0][:4], (q, k, v, sums), strict=True))
-    assert found[0][4].tolist() == [[-3.0]] and found[0][5] is start and found[0][6:] == (2, 0.25)
+    assert found[0][4].tolist() == [[-3.0]] and found[0][5] is start and found[0][6:] == (None, 2, 0.25)
 
 
 def test_sums_by_hand():

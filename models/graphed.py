@@ -1,0 +1,52 @@
+"""A decoding step as a CUDA graph. One token's pass through a model is hundreds of kernels of a few microseconds each: a host
+takes far longer to launch them one by one than a GPU to run them. Captured once, they are launched together."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from models.cache import DecodingCache
+
+PLAIN_STEPS = 2
+"""Steps that run by themselves first: they compile and tune what the graph will hold."""
+
+
+class GraphedStep:
+    """Steps of one token after a prompt, over one cache with room: the first few as they are, then as a CUDA graph, which reads
+    the token, the states and the number of tokens cached where they lie, and writes them there."""
+
+    def __init__(self, step: Callable[[Tensor, DecodingCache], Tensor]) -> None:
+        """`step`: the pass from ids (B, 1) to logits (B, 1, V), which counts its token in the cache."""
+        self.step = step
+        self.taken = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.ids_B1: Tensor
+        self.logits_B1V: Tensor
+
+    def __call__(self, input_ids: Tensor, cache: DecodingCache) -> Tensor:
+        """Return the logits (B, 1, V) after one more token of each sequence, ids (B, 1) on a GPU; always of one cache."""
+        self.taken += 1
+        if self.taken <= PLAIN_STEPS:
+            return self.step(input_ids, cache)
+        if self.graph is None:
+            self._capture(input_ids, cache)
+        else:
+            cache.begin(1, input_ids.device)
+            self.ids_B1.copy_(input_ids)
+            cache.seq_len += 1  # the graph counts on the GPU, and not here
+        assert self.graph is not None
+        self.graph.replay()
+        return self.logits_B1V.clone()
+
+    def _capture(self, input_ids: Tensor, cache: DecodingCache) -> None:
+        """Record a step without running it. Weights that autocast rounds are rounded within the graph: its own copies last only
+        as long as the context that it is entered in."""
+        self.ids_B1, graph = input_ids.clone(), torch.cuda.CUDAGraph()
+        rounds, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+        with (
+            torch.autocast("cuda", dtype=dtype, enabled=rounds, cache_enabled=False),
+            torch.cuda.graph(graph, capture_error_mode="thread_local"),
+        ):
+            self.logits_B1V = self.step(self.ids_B1, cache)
+        self.graph = graph

@@ -1,0 +1,211 @@
+"""A cache with room, and a step over it that is recorded once and replayed. On a CPU a stand-in records: it runs the same
+operations on the same memory again, as a CUDA graph does, so whatever a step took from the host stays as it was."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from models import graphed
+from models.build import build_model
+from models.cache import DecodingCache
+from models.graphed import PLAIN_STEPS, GraphedStep
+from models.spec import ForgettingTransformerSpec, ModelSpec, PathFoxSpec, SambaSpec, WallAttentionSpec
+from tests.models.conftest import SPECS
+from tests.models.test_models import generate, pad_left
+
+
+def has_place(spec: ModelSpec) -> bool:
+    """All but layers whose states grow otherwise than by one place a token."""
+    if isinstance(spec, ForgettingTransformerSpec):
+        return spec.attention == "softmax" and spec.window_size is None
+    return not isinstance(spec, PathFoxSpec | WallAttentionSpec | SambaSpec)
+
+
+PLACED = [key for key, spec in SPECS.items() if has_place(spec)]
+
+
+def built(key: str, **changes: Any) -> torch.nn.Module:
+    torch.manual_seed(0)
+    spec = SPECS[key] if not changes else ForgettingTransformerSpec(**(vars(SPECS[key]) | changes))
+    model = build_model(spec).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2 and "embeddings" not in name:
+                parameter.mul_(3.0)
+    return model
+
+
+class Recorder(TorchDispatchMode):
+    """Stand-in for a CUDA graph: what ran while it was recorded runs again, on the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func is not torch.ops.aten._local_scalar_dense.default, "a number is read by the host, which stops a capture"
+        out = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, out))
+        return out
+
+    def replay(self) -> None:
+        for func, args, kwargs, out in self.calls:
+            for place, value in zip(tree_leaves(out), tree_leaves(func(*args, **kwargs)), strict=True):
+                if isinstance(place, Tensor) and place.numel() and place.data_ptr() != value.data_ptr():
+                    place.copy_(value)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a Recorder in place of CUDA's graph. As that does, it runs nothing that lasts while it records."""
+
+    @contextmanager
+    def recording(graph: Recorder, **_: Any) -> Iterator[None]:
+        before = [(x, x.clone()) for x in graph.kept]  # type: ignore[attr-defined]
+        with graph:
+            yield
+        for place, value in before:
+            place.copy_(value)
+
+    monkeypatch.setattr(graphed.torch.cuda, "graph", recording)
+    monkeypatch.setattr("kernels.forgetting_attention.validation._may_look", lambda _: False)  # as on a GPU
+    monkeypatch.setattr("kernels.forgetting_attention.cached._check_length_value", lambda *_: None)
+
+
+def states(cache: DecodingCache) -> list[Tensor]:
+    return [x for x in tree_leaves(list(cache.layers.values())) if isinstance(x, Tensor)]
+
+
+@pytest.mark.parametrize("key", PLACED)
+def test_a_cache_with_room_gives_the_same_logits(key, tokens):
+    model = built(key)
+    with torch.no_grad():
+        expected = model(tokens[:, :100]).logits
+        cache = DecodingCache(room=100)
+        found, position = [model(tokens[:, :60], past_key_values=cache).logits], 60
+        addresses = [x.data_ptr() for x in states(cache)]
+        for step in (1, 1, 7, 1, 28, 1, 1):
+            found.append(model(tokens[:, position : position + step], past_key_values=cache).logits)
+            position += step
+    assert torch.allclose(torch.cat(found, 1), expected, atol=2e-5)
+    assert cache.get_seq_length() == int(cache.position) == 100 and [x.data_ptr() for x in states(cache)] == addresses
+    with torch.no_grad(), pytest.raises(ValueError, match="token 101 is beyond room=100"):
+        model(tokens[:, :1], past_key_values=cache)
+
+
+@pytest.mark.parametrize("tightly", [None, False, True])
+@pytest.mark.parametrize("normed", [False, True])
+def test_pruning_over_a_cache_with_room(tokens, tightly, normed):
+    """Pruning leaves out next to nothing, by QK-norm's bound and by the largest norm, which stays in its place."""
+    key = "fox_pro" if normed else "fox_llama"
+    pruned = {} if tightly is None else dict(prune_log_tolerance=-10.0, prune_tightly=tightly)
+    model, caches = built(key, **pruned), [DecodingCache(), DecodingCache(room=100)]
+    with torch.no_grad():
+        for cache in caches:
+            model(tokens[:, :60], past_key_values=cache)
+        for position in range(60, 100):
+            one, other = (model(tokens[:, position : position + 1], past_key_values=cache).logits for cache in caches)
+            assert torch.allclose(one, other, atol=2e-4)
+
+
+@pytest.mark.parametrize("key", PLACED)
+def test_a_recorded_step_goes_on(recorded, key, tokens):
+    """Over 30 tokens, with padding, the step that was recorded at the first of them gives what an ordinary cache gives."""
+    model = built(key)
+    prompt, mask = pad_left(tokens[:, :70], [70, 31, 3])
+    with torch.no_grad():
+        plain, cache = DecodingCache(), DecodingCache(room=120)
+        for each in (plain, cache):
+            model(prompt, mask, past_key_values=each)
+        step = GraphedStep(lambda ids, cache: model.lm_head(model.model(ids, None, cache).last_hidden_state))
+        kept = [*states(cache), cache.position]
+        graphed.torch.cuda.CUDAGraph, original = (lambda: _holding(kept)), graphed.torch.cuda.CUDAGraph
+        try:
+            given, logits = tokens.clone(), []
+            for position in range(70, 100):
+                ids = given[:, position : position + 1]
+                mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+                logits.append((step(ids, cache), model(ids, mask, past_key_values=plain).logits))
+                assert cache.seq_len == int(cache.position) == position + 1
+            for found, expected in logits:  # a later step writes over none of an earlier one
+                assert torch.allclose(found, expected, atol=5e-5)
+            assert torch.equal(given, tokens)
+        finally:
+            graphed.torch.cuda.CUDAGraph = original
+    assert step.taken == 30 and isinstance(step.graph, Recorder) and PLAIN_STEPS < 30
+
+
+def _holding(kept: list[Tensor]) -> Recorder:
+    recorder = Recorder()
+    recorder.kept = kept  # type: ignore[attr-defined]
+    return recorder
+
+
+@pytest.mark.parametrize("key", PLACED)
+def test_generation_over_a_cache_with_room(key, tokens):
+    model = built(key)
+    padded, mask = pad_left(tokens[:, :80], [80, 40, 3])
+    expected = generate(model, padded, attention_mask=mask)
+    assert torch.equal(generate(model, padded, attention_mask=mask, past_key_values=DecodingCache(room=92)), expected)
+    beams = dict(num_beams=3, max_new_tokens=6)
+    expected = generate(model, tokens[:, :70], **beams)
+    assert torch.equal(generate(model, tokens[:, :70], past_key_values=DecodingCache(room=76), **beams), expected)
+
+
+@pytest.mark.parametrize("key", [key for key in SPECS if key not in PLACED])
+def test_models_without_a_place_say_so(key, tokens):
+    with torch.no_grad(), pytest.raises(ValueError, match=r"room=90.*without room"):
+        built(key)(tokens[:, :60], past_key_values=DecodingCache(room=90))
+
+
+def test_a_state_that_grows_has_no_place():
+    cache = DecodingCache(room=9)
+    cache.update(0, state=(torch.zeros(1, 2), [torch.zeros(3)]))
+    cache.update(0, state=(torch.ones(1, 2), [torch.ones(3)]))
+    assert cache[0]["state"][0].tolist() == [[1.0, 1.0]] and cache[0]["state"][1][0].tolist() == [1.0] * 3
+    with pytest.raises(ValueError, match=r"state of layer 0 was \(1, 2\) torch.float32 and is \(1, 3\) .*without room"):
+        cache.update(0, state=(torch.ones(1, 3), [torch.ones(3)]))
+    with pytest.raises(ValueError, match=r"and is \(1, 2\) torch.float64"):
+        cache.update(0, state=(torch.ones(1, 2, dtype=torch.float64), [torch.ones(3)]))
+    with pytest.raises(ValueError, match="longest=4 and room=5"):
+        DecodingCache(longest=4, room=5)
+
+
+def test_a_host_that_reads_a_number_is_found(recorded):
+    with pytest.raises(AssertionError, match="read by the host"), _holding([]):
+        torch.ones(1).item()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("key", PLACED)
+def test_a_cuda_graph_goes_on(key, dtype, tokens):
+    """Also when autocast was left and entered again in between, whose rounded weights are gone by then."""
+    from tests.models.test_gpu import BF16_ONLY, WIDE
+
+    spec = WIDE[key]
+    if dtype == "fp32" and isinstance(spec, BF16_ONLY):
+        pytest.skip("no kernel for fp32")
+    torch.manual_seed(0)
+    model, tokens = build_model(spec).eval().cuda(), tokens.cuda()
+    prompt, mask = pad_left(tokens[:, :70], [70, 31, 3])
+    mask = mask.cuda()
+    plain, cache = DecodingCache(), DecodingCache(room=120)
+    worst = 0.0
+    for position in range(70, 100):
+        with torch.inference_mode(), torch.autocast("cuda", dtype=torch.bfloat16, enabled=dtype == "bf16"):
+            if position == 70:
+                for each in (plain, cache):
+                    model(prompt, mask, past_key_values=each)
+            ids = tokens[:, position : position + 1]
+            mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+            expected, found = (model(ids, mask, past_key_values=each).logits.float() for each in (plain, cache))
+        worst = max(worst, float((found - expected).norm() / expected.norm()))
+    assert cache.graphed.graph is not None and cache.seq_len == int(cache.position) == 100
+    assert worst < (1e-3 if dtype == "fp32" else 2e-2)
