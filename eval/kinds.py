@@ -15,7 +15,7 @@ from eval.shell.spec import EvalSpec
 NAMES = (
     "per_token_loss", "needle", "needle_recall", "recall", "equal_logits", "longbench", "lm_eval", "gate_maps", "throughput",
     "training_curve", "parameters", "pruning", "attention_speed", "ruler", "context_use", "needle_choice", "last_words",
-    "cache_eviction",
+    "cache_eviction", "decoding",
 )  # fmt: skip
 """Folders of eval/ with `spec.py` and `measure.py`."""
 KINDS: dict[str, type[EvalSpec]] = {name: import_module(f"eval.{name}.spec").Spec for name in NAMES}

@@ -118,6 +118,11 @@ class DecodingCache:
         last = min(self.seq_len, sequence.shape[1])  # a window holds fewer, a buffer more
         return sequence[:, last - 1 : last]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all states, the room that sequences have included."""
+        return sum(_nbytes(layer) for layer in self.layers.values())
+
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keep, in this order, these rows of the batch."""
         if self.longest is not None:
@@ -176,6 +181,13 @@ def _slide(layer: State, name: str, new: Tensor, window: int) -> Tensor:
     whole = torch.cat([past[:, max(0, past.shape[1] + 1 - window) :], new], 1)
     layer[name] = whole.detach() if whole.shape[1] <= window else whole[:, -window:].detach().clone()
     return whole
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.nbytes
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    return sum(map(_nbytes, parts))
 
 
 def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:

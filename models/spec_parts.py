@@ -35,6 +35,11 @@ class ModelKind:
     """False where the gradients have other bits each time on a GPU, whatever is asked for."""
 
     @property
+    def has_places(self) -> bool:
+        """Tell whether all states of cached decoding can stay in their place (`DecodingCache` with room)."""
+        return True
+
+    @property
     def layer_params(self) -> int:
         """Parameters of one layer."""
         raise NotImplementedError

@@ -371,6 +371,21 @@ def throughput_row(
     )  # fmt: skip
 
 
+def decoding_rows(speeds: dict[str, float], *, machine: str = "Synthetic GPU", lengths: tuple[int, ...] = (256, 1024),
+                  batch_sizes: tuple[int, ...] = (1, 4), kept: int = 2**20) -> pd.DataFrame:  # fmt: skip
+    """Speeds by cache, of which a text four times as long takes half; `kept` bytes of 256 tokens of one sequence."""
+    return pd.DataFrame(
+        [
+            {
+                "cache": cache, "seq_len": length, "batch_size": batch, "tokens_per_s": batch * speed * (256 / length) ** 0.5,
+                "tokens_per_s_low": 0.9 * speed, "tokens_per_s_high": 1.1 * batch * speed, "prefill_tokens_per_s": 1000.0,
+                "cache_bytes": batch * kept * length // 256, "peak_memory_gib": 1.0, "machine": machine,
+            }
+            for cache, speed in speeds.items() for length in lengths for batch in batch_sizes
+        ]
+    )  # fmt: skip
+
+
 def parameter_rows(names: dict[str, str]) -> pd.DataFrame:
     """Parameters of the first block by name, given with their shapes ("4 x 128")."""
     count = [int(np.prod([int(size) for size in shape.split(" x ")])) for shape in names.values()]

@@ -14,6 +14,7 @@ from eval.shell.spec import Precision
 from models.cache import DecodingCache
 
 Stop = Callable[[list[int]], bool]
+NewCache = Callable[[int], DecodingCache]
 
 
 def greedy(
@@ -22,7 +23,7 @@ def greedy(
     max_new_tokens: int,
     stop_ids: Collection[int] = (),
     stop: Stop | None = None,
-    room: bool = False,
+    cache: NewCache | None = None,
 ) -> Callable[[Sequence[list[int]]], list[list[int]]]:
     """Return a function that continues the prompts of one batch, see `generate`."""
     filler = min(stop_ids, default=0)
@@ -42,8 +43,8 @@ def greedy(
         criteria = StoppingCriteriaList([] if stop is None else [stopped])  # type: ignore[list-item]
         given: dict[str, Any] = dict(input_ids=ids_BT, attention_mask=mask_BT, generation_config=config)
         given["stopping_criteria"] = criteria
-        if room:
-            given["past_key_values"] = DecodingCache(room=longest + max_new_tokens)
+        if cache is not None:
+            given["past_key_values"] = cache(longest + max_new_tokens)
         saved = model.generation_config  # the checkpoint's own (end tokens, sampling), from which `generate` would fill gaps
         model.generation_config = GenerationConfig()
         try:
@@ -65,15 +66,16 @@ def generate(
     stop_ids: Collection[int] = (),
     stop: Stop | None = None,
     batch_tokens: int | None = None,
-    room: bool = False,
+    cache: NewCache | None = None,
 ) -> list[list[int]]:
     """Return greedy continuations (token ids, prompts left out) of `prompts` (token ids, BOS included), in their order. A
     sequence ends at `max_new_tokens`, before the first of `stop_ids` (not returned), or after the token that makes `stop(new
-    ids)` true. `batch_tokens`: see `in_batches`. `room`: over caches with room (models/cache.py). ValueError for an empty
-    prompt, and for one that is too long for the model's positions or the machine's memory."""
+    ids)` true. `batch_tokens`: see `in_batches`. `cache` makes that of a batch from the tokens that its texts
+    have at most. ValueError for an empty prompt, and for one that is too long for the model's positions or the machine's
+    memory."""
     if [] in prompts:
         raise ValueError(f"prompt {prompts.index([])} has no tokens; a prompt begins with BOS")
-    run = greedy(model, compute, max_new_tokens, stop_ids, stop, room)
+    run = greedy(model, compute, max_new_tokens, stop_ids, stop, cache)
     lengths = [len(prompt) + max_new_tokens for prompt in prompts]
     return in_batches(lengths, compute, lambda batch: run([prompts[i] for i in batch]), batch_tokens=batch_tokens)
 

@@ -41,8 +41,6 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     check_positions(model, spec.seq_len + spec.new_tokens * (spec.mode == "generate"), "lower --seq-len")
     lift_limit()  # fla's kernels at their best, as ours are
     own, params = _own_spec(model), num_params(model)
-    if spec.graph and own is None:
-        raise ValueError(f"graph: {type(model).__name__} is no model of this suite, and only these have a cache with room")
     flops = 2 * params if own is None else own.flops_per_token(spec.seq_len)  # of foreign models the matrices only
     compute, peak = context.compute(spec.precision), peak_flops(torch.device(context.device))
     context.extras |= {"autotune": "full", "batch_size": spec.batch_size, "peak_flops": peak}
@@ -148,7 +146,7 @@ def _time_generation(model: PreTrainedModel, spec: Spec, compute: Compute) -> tu
     prompts = _random_ids(model, spec).tolist()
     budget = spec.batch_size * (spec.seq_len + spec.new_tokens)
 
-    run = functools.partial(generate, model, prompts, compute, batch_tokens=budget, room=spec.graph)
+    run = functools.partial(generate, model, prompts, compute, batch_tokens=budget)
     prefill = seconds_of("throughput (prefill)", [lambda: run(max_new_tokens=1)], spec, compute)
     whole = seconds_of("throughput (generate)", [lambda: run(max_new_tokens=spec.new_tokens)], spec, compute)
     return float(np.median(prefill)), whole[:, 0]

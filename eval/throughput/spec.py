@@ -28,9 +28,6 @@ class Spec(EvalSpec):
     """Sequences at a time."""
     new_tokens: PositiveInt = 64
     """Decoding steps."""
-    graph: bool = False
-    """Decode over a cache with room: on a GPU a step is a CUDA graph (models/graphed.py). Some models have no
-    place for their states in one, and refuse."""
     warmup: NonNegativeInt = 2
     """Repeats that do not count."""
     repeats: PositiveInt = 5
@@ -72,8 +69,6 @@ class Spec(EvalSpec):
             raise ValueError(f"new_tokens {self.new_tokens}: timing the decoding needs at least 2")
         if self.mode == "generate" and self.beside is not None:
             raise ValueError("beside: only training steps are timed beside those of another model; use mode 'train'")
-        if self.mode == "train" and self.graph:
-            raise ValueError("graph: only decoding has a step that is a CUDA graph; use mode 'generate'")
 
     def bound(self, setting: Setting) -> Self:
         beside = self.beside

@@ -1,78 +1,94 @@
 """Beyond the papers: Speed and memory of generation.
 
-Tokens per second of reading a prompt and of decoding after it, and peak memory, by the prompt's length, with fresh weights. Not
-in the paper: it says only that FoX needs no more than softmax attention."""
+Tokens per second of decoding after held-out text, through Hugging Face's generate, by the length of the text, and bytes of
+what is kept of one sequence. FoX is decoded in three ways: with its whole cache, leaving out what its gates have left nothing
+of, and letting go of it for good. Not in the paper: it says only that FoX needs no more than softmax attention."""
 
-from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pandas as pd
 
-from analysis.names import rank, style_of
+from analysis.names import DASHED, DOTTED, LineStyle, rank, style_of, title
 from analysis.panels import doublings_axis
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Column, Table
-from eval.throughput.spec import Spec
+from eval.decoding.spec import CACHES, Spec
 from experiments.recipes import lines
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 
-SIZES = {TINIES: (256, 1024), MINIS: (4096, 16384), PAPERS: (16384, 32768, 65536)}
-"""Lengths of the prompts."""
-KIND = "throughput"
-TITLES = {"prefill": "reading the prompt (tokens/s)", "decode": "decoding (tokens/s)", "memory": "peak memory (GiB)"}
-runs = lines("fox_pro", "transformer_pro", "transformer_llama", "mamba2", "delta_net", once=True)
+SIZES: dict[tuple[str, ...], dict[str, Any]] = {
+    TINIES: dict(lengths=(256, 1024), batch_sizes=(1, 4), new_tokens=32),
+    MINIS: dict(lengths=(4096, 16384), batch_sizes=(1, 16)),
+    PAPERS: dict(lengths=(16384, 32768, 65536), batch_sizes=(1, 4)),
+}
+"""Lengths of the texts, and sequences at a time."""
+KIND = "decoding"
+DASHES = {"whole": None, "pruned": DASHED, "evicting": DOTTED}
+runs = lines("fox_pro", "transformer_pro", "mamba2", once=True)
 
 
 def evals(scale):
-    """Prefill and decoding of fresh weights."""
-    lengths = sizes_at(scale, SIZES, __name__)
-    return tuple(Spec(mode="generate", seq_len=length, new_tokens=32, warmup=1, repeats=3) for length in lengths)
+    sizes = sizes_at(scale, SIZES, __name__)
+    fits = tuple(length for length in sizes["lengths"] if length <= scale.document_len) or (scale.document_len,)
+    return (Spec(**{**sizes, "lengths": fits}),)
 
 
-def timed(study: Study) -> tuple[pd.DataFrame, list[str]]:
-    """model, seq_len, prefill, decode, memory of the machine that most was timed on; and which of these are known (memory is
-    not on a CPU). ValueError if nothing is stored."""
-    study.evaluations(KIND, "times of generation", mode="generate")
-    specs = [meta["spec"] for meta in study.all_metas if meta["kind"] == KIND]
-    rows = []
-    for length in sorted({spec["seq_len"] for spec in specs if spec["mode"] == "generate"}):
-        for line, own, meta in study.evaluations(KIND, mode="generate", seq_len=length):
-            row = own.iloc[0]
-            speeds = {"prefill": meta["extras"]["prefill_tokens_per_s"], "decode": row["tokens_per_s"]}
-            memory = {"memory": row["peak_memory_gib"], "machine": row["machine"]}
-            rows.append({"model": line.model, "seq_len": length, **speeds, **memory})
-    table = pd.DataFrame(rows)
-    table = table[table["machine"] == table["machine"].mode().iloc[0]].sort_values("seq_len")
-    table = table.sort_values("model", key=lambda models: models.map(rank), kind="stable")
-    return table, [name for name in TITLES if table[name].notna().any()]
+def timed(study: Study) -> pd.DataFrame:
+    """Return model, cache, seq_len, batch_size, tokens_per_s, prefill_tokens_per_s, mib of one sequence, and the machine that
+    most was timed on, models in the paper's order. ValueError: nothing is stored."""
+    found = [own.assign(model=line.model) for line, own, _ in study.evaluations(KIND, "times of generation")]
+    table = pd.concat(found, ignore_index=True)
+    table = table[table["machine"] == table["machine"].mode().iloc[0]]
+    table["mib"] = table["cache_bytes"] / table["batch_size"] / 2**20
+    order = {"model": rank, "cache": CACHES.index, "seq_len": int, "batch_size": int}
+    return table.sort_values(list(order), key=lambda column: column.map(order[column.name]), ignore_index=True)
+
+
+def name_of(model: str, cache: str) -> str:
+    """Name a line: the model, and how it is decoded where that is not with its whole cache."""
+    return title(model) if cache == "whole" else f"{title(model)}, {cache}"
+
+
+def _style(model: str, cache: str) -> LineStyle:
+    own = style_of(model, name_of(model, cache))
+    return own if cache == "whole" else LineStyle(own.label, own.colour, DASHES[cache], own.marker)
 
 
 def draw(study: Study) -> Files:
-    table, shown = timed(study)
-    figure, panels = plt.subplots(1, len(shown), figsize=(WIDTH, 2.6))
-    for axes, name in zip(panels, shown, strict=True):
-        unit = 1000 if table[name].max() > 10_000 else 1
-        for place, (model, own) in enumerate(table.groupby("model", sort=False)):
-            style = style_of(str(model))
-            how = dict(**style.line, marker=style.marker, markersize=4, zorder=3 - place / 100)
-            axes.plot(own["seq_len"], own[name] / unit, **how)
+    table = timed(study)
+    batches = sorted(table["batch_size"].unique())
+    figure, panels = plt.subplots(1, len(batches) + 1, figsize=(WIDTH, 2.8))
+    for axes, batch_size in zip(panels, (*batches, None), strict=True):
+        of = table[table["batch_size"] == (batches[0] if batch_size is None else batch_size)]
+        value = "mib" if batch_size is None else "tokens_per_s"
+        for place, ((model, cache), own) in enumerate(of.groupby(["model", "cache"], sort=False)):
+            style = _style(str(model), str(cache))
+            axes.plot(own["seq_len"], own[value], **style.line, marker=style.marker, markersize=4, zorder=3 - place / 100)
         doublings_axis(axes, sorted(table["seq_len"].unique()))
-        axes.set(xlabel="prompt (tokens)", title=TITLES[name].replace("(", "(thousand " if unit > 1 else "("))
-        axes.set_ylim(0, 1.08 * table[name].max() / unit)
+        many = f"{batch_size} sequence{'s' if batch_size != 1 else ''} at a time (tokens/s)"
+        axes.set(xlabel="text (tokens)", title="kept of a sequence (MiB)" if batch_size is None else many)
+        axes.set_ylim(0, 1.08 * of[value].max())
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    note = f"on {table['machine'].iloc[0]}, fresh weights, one sequence"
-    return publish(study, figure, table[["model", "seq_len", *shown]], note)
+    return publish(study, figure, table[["model", "cache", "seq_len", "batch_size", "tokens_per_s", "mib"]], _machine(table))
+
+
+def _machine(table: pd.DataFrame) -> str:
+    return f"on {table['machine'].iloc[0]}, decoding through generate, one seed"
 
 
 def summary(study: Study) -> Table:
-    table, shown = timed(study)
-    keys = list(product(sorted(table["seq_len"].unique()), shown))
-    columns = [Column(f"{name}_{length}", f"{tokens(length)}: {TITLES[name]}", 0, "higher") for length, name in keys]
-    columns = [replace(each, decimals=1, better="lower") if each.key.startswith("memory") else each for each in columns]
-    rows = {}
-    for model, own in table.groupby("model", sort=False):
-        cells = own.set_index("seq_len")
-        rows[str(model)] = [float(cells[name][length]) if length in cells.index else None for length, name in keys]
-    note = f"{about(study, corpus=False)} On {table['machine'].iloc[0]}, one sequence, fresh weights."
+    table = timed(study)
+    lengths, batches = sorted(table["seq_len"].unique()), sorted(table["batch_size"].unique())
+    columns, rows = [], {}
+    for batch_size, length in product(batches, lengths):
+        columns.append(Column(f"decode_{batch_size}_{length}", f"{tokens(length)} x {batch_size} (tokens/s)", 0, "higher"))
+    columns += [Column(f"kept_{length}", f"kept of {tokens(length)} (MiB)", 2, "lower") for length in lengths]
+    for (model, cache), own in table.groupby(["model", "cache"], sort=False):
+        cells = own.set_index(["batch_size", "seq_len"])
+        speeds = [cells["tokens_per_s"].get(key) for key in product(batches, lengths)]
+        kept = [cells["mib"].get((batches[0], length)) for length in lengths]
+        rows[name_of(str(model), str(cache))] = [None if cell is None else float(cell) for cell in (*speeds, *kept)]
+    note = f"{about(study)} Decoding on {table['machine'].iloc[0]}, text x sequences at a time. One seed."
     return Table("Speed and memory of generation", columns, rows, note)

@@ -192,9 +192,9 @@ def _speed(study: Study) -> Iterator[Measure]:
 
 
 def _decoding(study: Study) -> Iterator[Measure]:
-    rows = generation.timed(study)[0].query("seq_len == seq_len.max()")
+    rows = generation.timed(study).query("seq_len == seq_len.max() and batch_size == 1 and cache == 'whole'")
     column = Column("decoding", f"decoding after {tokens(rows['seq_len'].iloc[0])}, {rows['machine'].iloc[0]} (tokens/s)", 0)
-    yield Measure(column, dict(zip(rows["model"], rows["decode"], strict=True)), {})
+    yield Measure(column, dict(zip(rows["model"], rows["tokens_per_s"], strict=True)), {})
 
 
 TRAINED = {"context_use": _more_context, "fig4_needle": _needles, "last_words": _last_words}

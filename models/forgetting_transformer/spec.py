@@ -99,6 +99,10 @@ class ForgettingTransformerSpec(WithMLP):
         return 2 * self.num_params + round((1 - pruned_share) * self.mixing_flops(seq_len))
 
     @property
+    def has_places(self) -> bool:
+        return self.attention == "softmax" and self.window_size is None
+
+    @property
     def prunes(self) -> bool:
         return self.prune_log_tolerance is not None
 

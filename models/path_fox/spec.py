@@ -24,6 +24,10 @@ class PathFoxSpec(WithMLP):
             raise ValueError(f"head_dim {self.head_dim} (hidden_size / num_heads) must be 16, 32, 64 or 128")
 
     @property
+    def has_places(self) -> bool:
+        return False
+
+    @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
 

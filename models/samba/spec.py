@@ -30,6 +30,10 @@ class SambaSpec(ModelKind):
         assert self.attention  # its own checks
 
     @property
+    def has_places(self) -> bool:
+        return False
+
+    @property
     def attention(self) -> ForgettingTransformerSpec:
         """The attention layers, as the Transformer with the same window has them; `num_layers` is theirs."""
         shared = ("vocab_size", "hidden_size", "num_heads", "mlp_ratio", "mlp_width", "rope_base", "window_size", "norm_eps")

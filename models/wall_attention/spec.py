@@ -20,6 +20,10 @@ class WallAttentionSpec(WithMLP):
             raise ValueError(f"head_dim {self.hidden_size // self.num_heads} (hidden_size / num_heads) must be 256 at most")
 
     @property
+    def has_places(self) -> bool:
+        return False
+
+    @property
     def mixer_params(self) -> int:
         return 5 * self.hidden_size**2 + self.hidden_size
 

@@ -11,6 +11,7 @@ import eval as room
 from eval.attention_speed import spec as attention_speed
 from eval.cache_eviction import spec as cache_eviction
 from eval.context_use import spec as context_use
+from eval.decoding import spec as decoding
 from eval.equal_logits import spec as equal_logits
 from eval.gate_maps import spec as gate_maps
 from eval.job import Job, read_spec
@@ -51,6 +52,7 @@ SMALLEST = (
     needle_choice.Spec(),
     last_words.Spec(num_documents=2),
     cache_eviction.Spec(context_len=128),
+    decoding.Spec(lengths=(128,)),
 )
 
 
@@ -169,6 +171,7 @@ READS = {
     "ruler": (dict(tasks=("niah_single_1", "niah_single_2"), lengths=(512, 64), samples=9), [(18 * 512, 512), (18 * 64, 64)]),
     "context_use": (dict(contexts=(8, 32), places=(64, 40, 24), targets=16, num_documents=3), [*[(72, 24)] * 3, (144, 48)]),
     "last_words": (dict(num_documents=2, num_items=7, words=100, near=10), [(1400, 200), (140, 20)]),
+    "decoding": (dict(lengths=(128, 99), batch_sizes=(1, 3), repeats=4), [(60 * 128, 128), (60 * 99, 99)]),
 }  # fmt: skip
 
 

@@ -147,7 +147,7 @@ def test_generation_is_timed_in_one_batch(monkeypatch):
     monkeypatch.setattr(throughput, "seconds_of", timed)
     prefill, whole = throughput._time_generation("model", KINDS["throughput"](seq_len=8, batch_size=3, new_tokens=5), Compute())
     assert (prefill, whole.tolist(), given) == (2.0, [1.0, 2.0, 9.0], ["throughput (prefill)", "throughput (generate)"])
-    assert asked == [(3, 8, dict(batch_tokens=39, room=False, max_new_tokens=new)) for new in (1, 5)]
+    assert asked == [(3, 8, dict(batch_tokens=39, max_new_tokens=new)) for new in (1, 5)]
     assert (
         throughput._random_ids("model", KINDS["throughput"](seq_len=8)).tolist()
         == throughput._random_ids("model", KINDS["throughput"](seq_len=8)).tolist()

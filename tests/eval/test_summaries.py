@@ -26,6 +26,7 @@ GIVEN = {
     "per_token_loss": dict(context_len=128, num_documents=2), "pruning": dict(context_len=128), "ruler": dict(lengths=(512,)),
     "attention_speed": dict(seq_len=128), "context_use": dict(contexts=(32,), places=(128,), targets=16, num_documents=2),
     "last_words": dict(num_documents=2, near=7), "cache_eviction": dict(context_len=128), "needle": GRID,
+    "decoding": dict(lengths=(128,)),
 }  # fmt: skip
 SAID = {
     "per_token_loss": (
@@ -115,6 +116,12 @@ SAID = {
          "value": [32.0, 64.0, 3 * 2**19, 2**22, 3.0, 3.25, 1e-6, 2e-6, 9.0, 9.0]},
         ["  after 128 tokens 0.375 of 1 keys remain: 1.50 MiB; a Transformer keeps 4.00",
          "  loss 3.000000, evicted 3.250000 nats per token; a query loses at most 2.0e-06 of its probability"],
+    ),
+    "decoding": (
+        {"cache": ["whole", "pruned"], "seq_len": [40, 128], "batch_size": [1, 16], "tokens_per_s": [1234.4, 2.0],
+         "tokens_per_s_low": [5.0, 1.0], "tokens_per_s_high": [6000.0, 3.0], "cache_bytes": [3 * 2**20, 2**19]},
+        ["  whole, 40 tokens x 1: 1,234 tokens/s (5 to 6,000), cache 3.00 MiB",
+         "  pruned, 128 tokens x 16: 2 tokens/s (1 to 3), cache 0.50 MiB"],
     ),
 }  # fmt: skip
 

@@ -9,14 +9,11 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from eval.kinds import eval_id
-from eval.shell import generation
-from eval.shell.context import Compute, Context
-from eval.shell.generation import generate
+from eval.shell.context import Context
 from eval.shell.loading import Loaded, Subject
 from eval.throughput import measure
 from eval.throughput.spec import Spec
 from models.build import build_model, num_params, spec_of
-from models.cache import DecodingCache
 from training import step as training_step
 from training.step import Stepper, build_stepper
 
@@ -77,29 +74,6 @@ def test_steps_alternate_with_those_of_the_model_beside(tiny_fox, bind, in_memor
     assert alone["relative"].isna().all()
     with pytest.raises(ValueError, match="beside: only training steps"):
         Spec(mode="generate", beside=tiny_fox())
-
-
-def test_decoding_over_a_cache_with_room(tiny_fox, bind, in_memory, monkeypatch):
-    """A CUDA graph decodes over one; the same tokens come out."""
-    rooms = []
-
-    class Watched(DecodingCache):
-        def __init__(self, **given):
-            rooms.append(given)
-            super().__init__(**given)
-
-    monkeypatch.setattr(generation, "DecodingCache", Watched)
-    model = build_model(tiny_fox()).eval()
-    for graph in (False, True):
-        spec = bind(Spec(mode="generate", seq_len=32, batch_size=2, new_tokens=8, warmup=0, repeats=1, graph=graph))
-        measure.evaluate(in_memory(model), spec, Context())
-    assert rooms == [{"room": 33}, {"room": 40}]
-    free, roomy = (generate(model, [[1, 2, 3], [4]], Compute(), max_new_tokens=8, room=room) for room in (False, True))
-    assert free == roomy
-    with pytest.raises(ValueError, match="graph: LlamaForCausalLM is no model of this suite"):
-        measure.evaluate(in_memory(llama()), spec, Context())
-    with pytest.raises(ValueError, match="graph: only decoding"):
-        Spec(graph=True)
 
 
 def test_really_timed_and_on_a_foreign_model(bind, in_memory):

@@ -223,11 +223,8 @@ def told_words(tmp_path, seeds=2):
 
 def generated(tmp_path):
     store = synthetic.Store(tmp_path)
-    for model, speed in (("fox_pro", 50.0), ("mamba2", 80.0)):
-        kinds = [("throughput", synthetic.throughput_row(mode="generate", seq_len=n, speed=speed)) for n in (256, 1024)]
-        for length, own in zip((256, 1024), kinds, strict=True):
-            store.add("generation", model, [own], evaluation={"mode": "generate", "seq_len": length}, name=f"{model} {length}",
-                      extras={"prefill_tokens_per_s": 100.0 * speed})  # fmt: skip
+    for model, speeds in (("fox_pro", {"whole": 50.0, "pruned": 90.0, "evicting": 30.0}), ("mamba2", {"whole": 80.0})):
+        store.add("generation", model, [("decoding", synthetic.decoding_rows(speeds))], evaluation={"new_tokens": 32})
     return store.study("generation")
 
 

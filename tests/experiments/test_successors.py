@@ -56,7 +56,7 @@ def beside(store, stem, rows_of, *, seeds=2, name="{0} {0}", **how):
                 "fig4_needle": "needle_choice",
                 "mqar": "recall",
                 "table6_throughput": "throughput",
-                "generation": "throughput",
+                "generation": "decoding",
             }
             own = [(kind.get(stem, stem), rows(seed) if callable(rows) else rows)]
             store.add(stem, model, own, model=model, seed=seed, spec=spec_of(model), name=name.format(model), **how)
@@ -283,10 +283,8 @@ def test_where_all_was_measured_of_all_that_is_said(tmp_path):
     recalled(store, dict.fromkeys(both, 1.0))
     speeds = {"fox_pro": synthetic.throughput_row(speed=50.0), "mamba2": synthetic.throughput_row(speed=80.0)}
     beside(store, "table6_throughput", speeds, seeds=1, name="fresh {0}", evaluation={"mode": "train", "step": "stepper"})
-    for length in (256, 1024):
-        speeds = {m: synthetic.throughput_row(mode="generate", seq_len=length, speed=length / 8) for m in both}
-        how = dict(evaluation={"mode": "generate", "seq_len": length}, extras={"prefill_tokens_per_s": 9.0})
-        beside(store, "generation", speeds, seeds=1, name=f"{length} {{0}}", **how)
+    speeds = {m: synthetic.decoding_rows({"whole": 256.0, "pruned": 999.0}) for m in both}
+    beside(store, "generation", speeds, seeds=1, name="decoded {0}", evaluation={"new_tokens": 32})
     assert "Not known: nothing; all models have several seeds, and figures measured them all." in told(store)
     table = successors.summary(store.study("successors"))
     assert "Not measured" not in table.note

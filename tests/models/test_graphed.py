@@ -15,19 +15,11 @@ from models import graphed
 from models.build import build_model
 from models.cache import DecodingCache
 from models.graphed import PLAIN_STEPS, GraphedStep
-from models.spec import ForgettingTransformerSpec, ModelSpec, PathFoxSpec, SambaSpec, WallAttentionSpec
+from models.spec import ForgettingTransformerSpec
 from tests.models.conftest import SPECS
 from tests.models.test_models import generate, pad_left
 
-
-def has_place(spec: ModelSpec) -> bool:
-    """All but layers whose states grow otherwise than by one place a token."""
-    if isinstance(spec, ForgettingTransformerSpec):
-        return spec.attention == "softmax" and spec.window_size is None
-    return not isinstance(spec, PathFoxSpec | WallAttentionSpec | SambaSpec)
-
-
-PLACED = [key for key, spec in SPECS.items() if has_place(spec)]
+PLACED = [key for key, spec in SPECS.items() if spec.has_places]
 
 
 def built(key: str, **changes: Any) -> torch.nn.Module:

@@ -1,0 +1,118 @@
+"""Decoding: continuations of held-out documents, each way in which a model can keep what it has seen."""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
+import numpy as np
+import pandas as pd
+from transformers import PreTrainedModel
+
+from eval.decoding.spec import FIRST, Spec
+from eval.shell.context import Compute, Context
+from eval.shell.generation import NewCache, generate
+from eval.shell.heldout import open_heldout
+from eval.shell.loading import Loaded
+from eval.shell.machine import check_machine, peak_memory_gib, reset_peak_memory
+from kernels.fla_cpu.tuning import lift_limit
+from models.build import spec_of
+from models.cache import DecodingCache
+from models.forgetting_transformer.module import ForgettingAttention
+from training.progress import Progress
+
+QUANTILES = (0.2, 0.5, 0.8)
+
+
+def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
+    """Return a row per cache, length and batch size. ValueError on another machine than the spec's, for a model that is not of
+    this suite, and what `open_heldout` raises."""
+    machine = check_machine(spec.machine, context.device)
+    corpus, model, compute = open_heldout(spec, loaded, context), loaded.model, context.compute(spec.precision)
+    ways = caches(model)
+    lift_limit()  # fla's kernels at their best, as ours are
+    rows = []
+    with Progress("decoding", len(ways) * len(spec.lengths) * len(spec.batch_sizes)) as progress:
+        for length in spec.lengths:
+            for batch_size in spec.batch_sizes:
+                given = corpus.heldout.read(slice(0, batch_size), 0, length - spec.new_tokens - 1).tolist()
+                prompts = [[corpus.spec.bos_id, *ids] for ids in given]
+                for name, new_cache in ways.items():
+                    with pruned(model, spec.log_tolerance if name == "pruned" else None):
+                        found = decoded(model, prompts, new_cache, spec, compute)
+                    rows.append(dict(cache=name, seq_len=length, batch_size=batch_size, **found, machine=machine))
+                    progress.advance()
+    return pd.DataFrame(rows, columns=list(spec.SCHEMA.columns))
+
+
+def caches(model: PreTrainedModel) -> dict[str, NewCache]:
+    """Name the ways in which a model can be decoded, each with what makes its cache for a text of so many tokens."""
+    placed = spec_of(model).has_places
+    found: dict[str, NewCache] = {"whole": lambda longest: DecodingCache(room=longest if placed else None)}
+    layers = _gated(model)
+    if layers:
+        found["pruned"] = found["whole"]
+    if layers and placed and all(layer.spec.qk_norm for layer in layers):
+        found["evicting"] = lambda longest: DecodingCache(longest=longest)
+    return found
+
+
+def _gated(model: PreTrainedModel) -> list[ForgettingAttention]:
+    layers = [module for module in model.modules() if isinstance(module, ForgettingAttention)]
+    return [layer for layer in layers if layer.spec.forget_gate != "none"]
+
+
+@contextmanager
+def pruned(model: PreTrainedModel, log_tolerance: float | None) -> Iterator[None]:
+    """Have the attention of a FoX prune by ACP's rule with this tolerance, and not at all with None, whatever it was trained
+    with."""
+    layers = _gated(model)
+    own = [layer.spec for layer in layers]
+    try:
+        for layer in layers:
+            layer.spec = replace(layer.spec, prune_log_tolerance=log_tolerance, prune_tightly=False)
+        yield
+    finally:
+        for layer, before in zip(layers, own, strict=True):
+            layer.spec = before
+
+
+def decoded(
+    model: PreTrainedModel, prompts: Sequence[list[int]], new_cache: NewCache, spec: Spec, compute: Compute
+) -> dict[str, Any]:
+    """Continue a batch of prompts of one length, once untimed, and return what a row says of it. ValueError where it does not
+    fit into memory."""
+    batch_size, tokens = len(prompts), sum(map(len, prompts))
+    prefills, steps = list[float](), list[float]()
+    for repeat in range(1 + spec.repeats):
+        caches, ticks = list[DecodingCache](), [0.0]
+
+        def cache(longest: int, caches: list[DecodingCache] = caches) -> DecodingCache:
+            if caches:  # asked again, for half of the batch
+                what = f"{batch_size} texts of {longest} tokens at a time"
+                raise ValueError(f"{what} do not fit into the memory of {compute.device}: ask for fewer or shorter ones")
+            caches.append(new_cache(longest))
+            return caches[0]
+
+        def tick(ids: list[int], ticks: list[float] = ticks) -> bool:
+            ticks.append(time.perf_counter())
+            return False
+
+        reset_peak_memory(compute.device)
+        ticks[0] = time.perf_counter()
+        generate(model, prompts, compute, max_new_tokens=spec.new_tokens, stop=tick, cache=cache, batch_tokens=10**9)
+        # After each token every row is asked whether it ends, and all once more when it is over.
+        seconds = np.diff([ticks[0], *ticks[1 : 1 + batch_size * spec.new_tokens : batch_size]])
+        if repeat:
+            prefills.append(float(seconds[0]))
+            steps += seconds[1 + FIRST :].tolist()
+    low, median, high = np.quantile(batch_size / np.array(steps), QUANTILES)
+    memory = peak_memory_gib(compute.device)
+    return dict(
+        tokens_per_s=median, tokens_per_s_low=low, tokens_per_s_high=high,
+        prefill_tokens_per_s=tokens / float(np.median(prefills)), cache_bytes=caches[0].nbytes,
+        peak_memory_gib=math.nan if memory is None else memory,
+    )  # fmt: skip
