@@ -271,7 +271,7 @@ class ForgettingAttention(nn.Module):
         kept = cache.layers.get(self.layer_idx, {})
         if self.spec.qk_norm:
             if "logit_bound" not in kept:
-                bound = self._qk_norm_bound(q.dtype).expand(q.shape[0], q.shape[2])
+                bound = self._qk_norm_bound(q.dtype).expand(q.shape[0], q.shape[2]).contiguous()
                 kept = cache.update(self.layer_idx, logit_bound=bound)
             return kept["logit_bound"]
         largest = torch.linalg.vector_norm(k, dim=-1, dtype=torch.promote_types(k.dtype, torch.float32)).amax(1)

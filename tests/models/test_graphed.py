@@ -104,6 +104,9 @@ def test_pruning_over_a_cache_with_room(tokens, tightly, normed):
         for position in range(60, 100):
             one, other = (model(tokens[:, position : position + 1], past_key_values=cache).logits for cache in caches)
             assert torch.allclose(one, other, atol=2e-4)
+    beams = dict(num_beams=2, max_new_tokens=4)
+    expected = generate(model, tokens[:, :50], **beams)
+    assert torch.equal(generate(model, tokens[:, :50], past_key_values=DecodingCache(room=54), **beams), expected)
 
 
 @pytest.mark.parametrize("key", PLACED)
