@@ -5,6 +5,8 @@ out one by one of the Pro block. The paper's own captions could not be obtained.
 
 from dataclasses import replace
 
+import numpy as np
+
 from analysis.curves import LossCurve, smoothing_window, stored_curves
 from analysis.names import DASHED, SHADES, LineStyle, style_of
 from analysis.panels import Drawn, band_note, core_limits, position_panel, smoothed, without_note, without_text
@@ -32,6 +34,8 @@ def draw(study: Study) -> Files:
         losses = [smoothed(curves[label], _style(curves[label], place), window) for place, label in enumerate(labels)]
         failing = [line for line in losses if curves[line.style.label].axes == WITHOUT_POSITION]
         placed, text_X, wild = without_text([line for line in losses if line not in failing] or losses, train_len)
+        if len(losses) == 1:  # which has nothing to be set against
+            placed, text_X = losses, np.zeros(1)
         limits = core_limits(placed, train_len)
         lines = [_named(replace(line, values_SX=line.values_SX - text_X), limits[1]) for line in losses]
         axes.set(xlabel="Token index $i$", title=name)
@@ -39,7 +43,9 @@ def draw(study: Study) -> Files:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), fontsize=6, handlelength=2.4)
         left_out |= {*wild, *(line.style.label for line in failing)}
         frames += [line.frame(panel=name, label=line.style.label) for line in losses]
-    row[0].set_ylabel("$L(i)$ minus the panel's mean (nats)")
+    what = ["$L(i)$ minus the panel's mean (nats)" if len(labels) > 1 else "$L(i)$ (nats)" for labels in panels.values()]
+    for axes, ylabel in zip(row[: len(set(what))], what, strict=False):  # once, where it is that of both
+        axes.set_ylabel(ylabel)
     smooth, dashed = f"smoothed over {window} tokens", f"dashed vertical: training length {tokens(train_len)}"
     notes = smooth, band_note(study.seed_counts.values()), dashed, without_note(left_out), max(cuts)
     return publish(study, figure, frames, *notes)

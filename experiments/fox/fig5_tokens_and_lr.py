@@ -56,8 +56,10 @@ def draw(study: Study, mode: str = MODE) -> Files:
     rows = -(-len(curves) // HEATMAPS_PER_ROW) if found else 0
     figure = plt.figure(figsize=(WIDTH, 2.9 + 1.25 * rows))
     parts = figure.subfigures(1 + bool(rows), 1, height_ratios=[2.9, 1.25 * rows] if rows else None, squeeze=False)[:, 0]
-    shown, _, wild = without_text(lines, train_len)
-    ylabel = "$L(i)$ minus runs' mean (nats)"
+    shown, wild, ylabel = lines, list[str](), "$L(i)$ (nats)"
+    if len(lines) > 1:
+        shown, _, wild = without_text(lines, train_len)
+        ylabel = "$L(i)$ minus runs' mean (nats)"
     cut = position_panel(parts[0].subplots(), shown, train_len, xlabel="Token index $i$", ylabel=ylabel)
     legend_of(parts[0], [line.style for line in lines], columns=3)
     if found:

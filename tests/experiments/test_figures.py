@@ -332,6 +332,17 @@ def test_figure_2_takes_the_texts_own_difficulty_out(tmp_path, monkeypatch):
     assert drawn[0][0].mean.mean() > 1, "one model is not set against itself"
 
 
+@pytest.mark.parametrize(("figure", "made"), [(fig5_tokens_and_lr, settings), (appendix_ablation_losses, ablated)])
+def test_one_line_is_not_set_against_itself(tmp_path, monkeypatch, figure, made):
+    """It would be 0 everywhere. The first line of the ablations is in one panel alone."""
+    drawn, study = [], made(tmp_path)
+    study.lines, draw = study.lines[:1], panels.draw_lines
+    monkeypatch.setattr(panels, "draw_lines", lambda axes, lines: drawn.append((axes, lines)) or draw(axes, lines))
+    figure.draw(study)
+    ((axes, (line,)),) = drawn
+    assert line.mean.mean() > 1 and axes.get_ylabel() == "$L(i)$ (nats)"
+
+
 def test_a_model_that_breaks_down_is_not_in_the_mean_of_the_models():
     x = np.arange(1, 1025)
     styles = [panels.LineStyle(name, "#000000") for name in ("calm", "also", "wild")]
