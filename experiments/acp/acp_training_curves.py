@@ -29,12 +29,13 @@ def draw(study: Study) -> Files:
             change_SN = losses_SN - other.smoothed_SN.mean(axis=0)
             differences.append(Drawn(LineStyle(tokens(context), colour), line.x, change_SN[:, shown]))
         frames.append(pd.DataFrame({"label": training.label, "share_of_training": line.x, "loss_smoothed": line.mean}))
-    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 2.9))
-    draw_lines(left, lines)
-    draw_lines(right, differences)
-    right.axhline(0.0, color="#555555", linewidth=0.8)
-    for axes, ylabel in ((left, "training loss (nats)"), (right, "pruned minus unpruned (nats)")):
+    panels = [(lines, "training loss (nats)"), (differences, "pruned minus unpruned (nats)")][: 1 + bool(differences)]
+    figure, (row,) = plt.subplots(1, len(panels), figsize=(WIDTH, 2.9), squeeze=False)
+    for axes, (own, ylabel) in zip(row, panels, strict=True):
+        draw_lines(axes, own)
         axes.set(xlabel="share of the training", ylabel=ylabel, xlim=(SHOWN_FROM, 1))
+    if differences:
+        row[1].axhline(0.0, color="#555555", linewidth=0.8)
     legend_of(figure, [line.style for line in lines], columns=3)
     smooth = f"mean over the last {SMOOTHED_SHARE:.0%} of the steps"
     return publish(study, figure, frames, smooth, band_note(study.seed_counts.values()))

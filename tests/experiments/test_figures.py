@@ -343,6 +343,15 @@ def test_one_line_is_not_set_against_itself(tmp_path, monkeypatch, figure, made)
     assert line.mean.mean() > 1 and axes.get_ylabel() == "$L(i)$ (nats)"
 
 
+@pytest.mark.parametrize("rule", ["pruned", "unpruned"])
+def test_a_training_without_its_partner_is_drawn_alone(tmp_path, monkeypatch, rule):
+    study, drawn = pruned(tmp_path, "acp_training_curves", ("training_curve",)), []
+    study.lines = [line for line in study.lines if line.axes["pruning"] == rule]
+    monkeypatch.setattr(acp_training_curves, "publish", lambda study, figure, *_: drawn.extend(figure.axes))
+    acp_training_curves.draw(study)
+    assert [axes.get_ylabel() for axes in drawn] == ["training loss (nats)"], "no empty panel beside it"
+
+
 def test_a_model_that_breaks_down_is_not_in_the_mean_of_the_models():
     x = np.arange(1, 1025)
     styles = [panels.LineStyle(name, "#000000") for name in ("calm", "also", "wild")]
