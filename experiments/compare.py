@@ -199,16 +199,20 @@ def print_parting(one: Training, other: Training, console: Console) -> None:
 
 
 def compare(folders: Sequence[Path], results_dir: Path, console: Console, *, named: bool) -> int:
-    """Compare run folders with what is stored; two that are `named` with each other. Returns the exit code."""
+    """Compare run folders with what is stored; two that are `named` with each other. Returns the exit code. ValueError where
+    there was nothing to compare."""
     opened = [RunFolder.open(path) for path in folders]
     if named and len(opened) == 2:
         print_parting(training_of(opened[0]), training_of(opened[1]), console)
         return EXIT_FINISHED
     found = [each for folder in opened for each in compared(folder, results_dir, weights_of(opened))]
     fits = print_bands(found, console) if found else True
-    if not found:
-        console.print("no evaluation of these runs is finished: `run` evaluates them")
     stored = stored_training(opened[0], results_dir) if named and len(opened) == 1 else None
+    if not found:
+        nothing = "no evaluation of these runs is finished: `run` evaluates them"
+        if stored is None:
+            raise ValueError(f"nothing was compared: {nothing}.")
+        console.print(nothing)
     if stored is not None:
         print_parting(training_of(opened[0]), stored, console)
     return EXIT_FINISHED if fits else EXIT_NOT_MET

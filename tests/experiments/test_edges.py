@@ -417,8 +417,7 @@ def test_folders_that_are_compared(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("count", "named", "finished", "stored", "said", "code"), [
     (2, True, True, False, ["part"], 0), (2, False, True, True, ["bands 2"], 3), (1, True, True, True, ["bands 1", "part"], 3),
-    (1, True, True, False, ["bands 1"], 3), (1, True, False, True, ["part"], 0), (1, False, False, True, [], 0),
-    (3, True, True, True, ["bands 3"], 3),
+    (1, True, True, False, ["bands 1"], 3), (1, True, False, True, ["part"], 0), (3, True, True, True, ["bands 3"], 3),
 ])  # fmt: skip
 def test_what_is_compared_with_what(monkeypatch, count, named, finished, stored, said, code):
     done = []
@@ -431,6 +430,11 @@ def test_what_is_compared_with_what(monkeypatch, count, named, finished, stored,
     monkeypatch.setattr(compare, "print_parting", lambda one, other, console: done.append("part"))
     console, told = globals()["said"]()
     assert compare.compare([Path(str(n)) for n in range(count)], Path(), console, named=named) == code and done == said
-    nothing = "no evaluation of these runs is finished: `run` evaluates them\n"
-    assert told.getvalue() == nothing * (not finished)
+    nothing = "no evaluation of these runs is finished: `run` evaluates them"
+    assert told.getvalue() == f"{nothing}\n" * (not finished)
     assert Counter(done)["part"] <= 1
+    monkeypatch.setattr(compare, "compared", lambda folder, results, ours: [])
+    monkeypatch.setattr(compare, "stored_training", lambda folder, results: None)
+    if not (named and count == 2):
+        with pytest.raises(ValueError, match=f"nothing was compared: {nothing}"):
+            compare.compare([Path(str(n)) for n in range(count)], Path(), console, named=named)
