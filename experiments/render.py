@@ -99,10 +99,17 @@ def status_page(results_dir: Path) -> str:
     scales = [scale for scale in SCALES.values() if stored(scale.name, results_dir)]
     page, cell = TEMPLATES.get_template("status.md.j2"), partial(_cell, results_dir=results_dir)
     there = lambda path: (results_dir / path).exists()  # noqa: E731
-    places = dict(folder=_folder(results_dir), root=os.path.relpath(ROOT, results_dir.resolve()), there=there)
+    places = dict(folder=_folder(results_dir), name=partial(_name, results_dir=results_dir), there=there)
     standing_in = [f"`{scale.name}`" for scale in scales if scale.stand_ins]
     everything = dict(folders=FOLDERS, artefacts=[*artefacts().values()], scales=scales, standing_in=standing_in)
     return page.render(**everything, cell=cell, **places)
+
+
+def _name(artefact: Artefact, results_dir: Path) -> str:
+    """The name of an artefact, linked to its file where page and file move together."""
+    root = os.path.relpath(ROOT, results_dir.resolve()) if results_dir.resolve().is_relative_to(ROOT) else ""
+    name = f"`{artefact.stem}`"
+    return f"[{name}]({root}/experiments/{artefact.folder}/{artefact.stem}.py)" if root else name
 
 
 def _cell(artefact: Artefact, scale: Scale, results_dir: Path) -> str:

@@ -63,3 +63,4 @@ def test_every_link_of_the_page_leads_somewhere_and_what_it_lists_is_there(folde
         assert (folder / target).resolve().exists(), target
     for name in ("measurements/", "kernels/", "training/", "unseen_books/"):
         assert (name in page) is (folder / name).is_dir(), name
+    assert ("](" in page) is folder.is_relative_to(RESULTS), "a folder outside the checkout is moved without it"
