@@ -4,6 +4,7 @@ results/README.md says how much is stored of everything; results/SCALE/claims.md
 report and prose come from analysis/report.py and pages.py."""
 
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -163,7 +164,7 @@ def _folder(results_dir: Path) -> str:
     """Return the option of a command that names a results folder; empty where it is the checkout's own."""
     whole = results_dir.resolve()
     shown = whole.relative_to(ROOT) if whole.is_relative_to(ROOT) else results_dir
-    return "" if shown == Path("results") else f" --results-dir {shown}"
+    return "" if shown == Path("results") else f" --results-dir {shlex.quote(str(shown))}"
 
 
 def _how(artefact: Artefact, scale: str, study: Study) -> str:

@@ -64,3 +64,10 @@ def test_every_link_of_the_page_leads_somewhere_and_what_it_lists_is_there(folde
     for name in ("measurements/", "kernels/", "training/", "unseen_books/"):
         assert (name in page) is (folder / name).is_dir(), name
     assert ("](" in page) is folder.is_relative_to(RESULTS), "a folder outside the checkout is moved without it"
+
+
+def test_a_folders_name_is_quoted_in_commands(tmp_path):
+    folder = tmp_path / "my results"
+    main_losses(Store(folder), models=("fox_pro", "transformer_pro"))
+    assert f"render --results-dir '{folder}'`" in status_page(folder)
+    assert f"--results-dir '{folder}'`" in write_claims("tiny", folder, {}).read_text()
