@@ -4,6 +4,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -68,10 +69,11 @@ def _unboxed(text: str) -> str:
         else:
             blocks[-1].append(line)
     words = " ".join(" ".join(blocks[1] if len(blocks) > 1 else blocks[0]).split())
+    words = re.sub(r"\[type=\w+, input_value=(.*?), input_type=.*", r"(given: \1)", words)
     for hint in ("For further information", "[type=", "Got errors:"):
         words = words.split(hint)[0]
-    for noise in ("Error parsing __tyro-dummy-inner__.spec: ", "Value error, "):
-        words = words.replace(noise, "")
+    words = re.sub(r"Error parsing (__tyro-dummy-inner__\S*|\S+(?=: \d+ val)): (\d+ validation errors? for \w+ )?", "", words)
+    words = words.replace("Value error, ", "")
     return words.rstrip(".: ")
 
 

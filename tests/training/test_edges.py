@@ -31,12 +31,16 @@ RULES = " Value error\n ------\n  {}\n  ------\n  For full helptext, see x"
     ("broken.", "broken"), ("broken: ", "broken"), ("a  b\n  c", "a b c"), ("bad\n  For further information visit x", "bad"),
     ("bad [type=greater_than, input=0]", "bad"), ("one Got errors: a, b", "one"), ("Value error, bad", "bad"),
     ("Error parsing __tyro-dummy-inner__.spec: bad", "bad"),
+    ("Error parsing __tyro-dummy-inner__.execution: 1 validation error for Execution\n  max_hours\n    Input should be more "
+     "[type=greater_than, input_value=0.0, input_type=float]\n  For further information", "max_hours Input should be more "
+     "(given: 0.0)"),
 ])  # fmt: skip
 def test_words_are_taken_out_of_boxes(form, text, told):
     assert command_line._unboxed(form.format(text)) == told
 
 
 @pytest.mark.parametrize(("words", "code", "said"), [
+    (["--max-hours", "0"], 2, "error: max_hours Input should be greater than 0 (given: 0.0); see prog --help\n"),
     (["--help"], 0, ""), (["--devise"], 2, "error: Unrecognized options: --devise; see prog --help\n"),
     (["\udcff"], 2, "error: '\\udcff': this shell's locale lacks such letters; set LC_ALL=C.UTF-8\n"),
 ])  # fmt: skip
