@@ -178,10 +178,14 @@ def _check_names(request: Request) -> None:
 
 
 def _check_lines(request: Request, artefacts: dict[str, Artefact], recipes: dict[str, list[Recipe]]) -> None:
-    """Raise ValueError for a line that its artefact cannot draw, and for a label that is asked for and that no line has."""
+    """Raise ValueError for a line that its artefact cannot draw, for a label that is asked for and that no line has, and for a
+    model that none takes besides its own."""
     for stem, artefact in artefacts.items():
         artefact.check(recipes[stem])
     labels = dict.fromkeys(recipe.label for found in recipes.values() for recipe in found)
+    for model in request.also:
+        if not any(recipe.name == model for found in recipes.values() for recipe in found):
+            raise ValueError(f"--also {model}: the lines of {', '.join(artefacts)} are not one per model; leave it out.")
     for asked in request.line:
         if not any(fnmatchcase(label, asked) for label in labels):
             raise ValueError(
@@ -252,6 +256,9 @@ def check(plan: Plan) -> None:
             except ValueError as error:
                 raise ValueError(f"{spec.kind} of {run.spec.name} at {run.spec.scale}: {error}") from None
     ignored = unread((spec for run in plan.runs.values() for spec in run.evals), plan.request.sources)
+    needles = any(isinstance(spec, needle.Spec) for run in plan.runs.values() for spec in run.evals)
+    if plan.request.judge_model is not None and not needles:
+        ignored.append("--judge-model")
     if ignored:
         raise ValueError(
             f"{', '.join(ignored)}: nothing that {', '.join(plan.drawings)} need at {plan.request.scale} reads it."

@@ -333,6 +333,13 @@ def test_models_besides_are_lines_where_lines_are_models(asked):
     assert len(already.drawings["stick_extrapolation"].lines) == 4
     with pytest.raises(ValueError, match="--also nothing: no such model"):
         make_plan(replace(asked, also=("nothing",)))
+    with pytest.raises(ValueError, match="--also alibi: the lines of fig7_gate_types are not one per model; leave it out"):
+        make_plan(replace(asked, artefacts=("fig7_gate_types",), also=("fox_pro", "alibi")))
+
+
+def test_a_judge_that_nothing_asks_is_refused(asked):
+    with pytest.raises(ValueError, match="--judge-model: nothing that fig2_per_token_loss need at tiny reads it"):
+        make_plan(replace(asked, artefacts=("fig2_per_token_loss",), judge_model="gpt"))
 
 
 def test_a_synthetic_task_needs_no_text(asked):

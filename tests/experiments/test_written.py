@@ -48,7 +48,7 @@ def requests(asked: Request, texts: Path) -> Iterator[tuple[str, Request]]:
     yield "plain", replace(asked, **pair)
     how = Execution(device="cuda", micro_batch_tokens=512, async_checkpoint=True, max_hours=2.0, on_bad_step="skip")
     yield "cuda", replace(asked, **pair, execution=how, tokenizer="bytes", heldout=str(texts / "text-00.txt"))
-    yield "seeds", replace(asked, artefacts=("fig5_tokens_and_lr",), seeds=(0, 3), line=("*LR*",), also=("alibi",))
+    yield "seeds", replace(asked, artefacts=("fig5_tokens_and_lr",), seeds=(0, 3), line=("*LR*",))
     yield "recall", replace(asked, artefacts=("stick_recall",), only=("stick_breaking",))
     user = UserData(haystack=texts, haystack_unsorted=True)
     yield "needles", replace(asked, artefacts=("fig4_needle",), only=("fox_pro",), user_data=user)
