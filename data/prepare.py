@@ -69,7 +69,7 @@ def prepare(plan: CorpusPlan, *, progress: Progress | None = None) -> Corpus:
             wrong = f"no space left in {plan.folder.parent} for the tokenised corpus"
         else:
             wrong = f"cannot write the tokenised corpus to {plan.folder}"
-        raise ValueError(f"{wrong} ({error.strerror or error}): make room, or choose another cache folder") from None
+        raise ValueError(f"{wrong} ({error.strerror or error}): make room, or choose another --corpora-dir") from None
     return Corpus.open(plan.folder)
 
 

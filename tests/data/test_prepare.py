@@ -288,7 +288,7 @@ def test_files_that_cannot_grow_stand_for_a_full_disk(text_folder: Path, tmp_pat
     code = FULL_DISK.format(path=sys.path, folder=text_folder, cache=str(cache), length=LENGTH, limit=20_000)
     ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert "no space left" in ran.stdout, ran
-    assert "another cache folder" in ran.stdout
+    assert "another --corpora-dir" in ran.stdout
     assert not any(path.is_dir() for path in cache.iterdir())
 
 
