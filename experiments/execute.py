@@ -16,6 +16,7 @@ from experiments.local import run_tasks
 from experiments.overview import task_flops
 from experiments.plan import Plan, check, write_specs
 from experiments.render import render_all
+from results.atomic import check_writable
 from training.signals import EXIT_ERROR, EXIT_FINISHED, EXIT_NOT_MET
 
 SHOWN = 5
@@ -53,6 +54,7 @@ def execute(plan: Plan, slots: int | None, console: Console) -> int:
     was stored is not met."""
     if slots is not None and slots < 1:
         raise ValueError(f"--slots {slots}: give at least 1.")
+    check_writable(plan.request.results_dir, "--results-dir", "choose another")  # and not once all is trained
     prepare_corpora(plan, console)
     write_specs(plan)
     # A trained model is evaluated before the next one is trained: what is finished then stays, whatever comes. Of the rest

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import tempfile
 from pathlib import Path
 
 
@@ -26,3 +27,12 @@ def write_atomic(path: Path, body: bytes | str) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def check_writable(folder: Path, name: str, remedy: str) -> None:
+    """Raise ValueError where no file can be made in a folder, which is made where it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(f"{name} {folder} cannot be written: {error.strerror}; {remedy}.") from None

@@ -10,7 +10,6 @@ import fcntl
 import math
 import os
 import secrets
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
@@ -27,7 +26,7 @@ from experiments.execute import fetch
 from experiments.graph import write_draw_specs
 from experiments.plan import KnownCorpus, Plan, make_plan, write_specs
 from experiments.request import Request
-from results.atomic import write_atomic
+from results.atomic import check_writable, write_atomic
 from slurm import client, graph
 from slurm.batch import script, task_python
 from slurm.client import ForNow, NoArrays, QueuedJob, Refused, TooMany, Unclear
@@ -48,7 +47,7 @@ def submit(plan: Plan, cluster: Cluster, console: Console, names: Collection[str
     names of runs, corpora or artefacts; of all others only what these need, and the drawings of what they make. ValueError if
     it cannot be done; nothing stays queued then."""
     client.require_slurm()
-    _check_writable(cluster.scratch, "scratch", "name a folder that all nodes see in the cluster file")
+    check_writable(cluster.scratch, "scratch", "name a folder that all nodes see in the cluster file")
     folder = graph.submissions_dir(plan)
     with only_submitter(folder, console):
         before = read_submissions(folder)
@@ -67,7 +66,7 @@ def submit(plan: Plan, cluster: Cluster, console: Console, names: Collection[str
             return 0
         kinds = {job.kind for job in jobs}
         for name in (place for kind, place in (("prepare", "corpora"), ("draw", "results")) if kind in kinds):
-            _check_writable(getattr(plan.request, f"{name}_dir"), f"--{name}-dir", "choose another")
+            check_writable(getattr(plan.request, f"{name}_dir"), f"--{name}-dir", "choose another")
         fetch(plan, console)
         write_specs(plan)
         write_draw_specs(plan)
@@ -329,14 +328,6 @@ def whole_paths(request: Request) -> Request:
     places = {name: getattr(request, name).absolute() for name in ("runs_dir", "results_dir", "corpora_dir")}
     given: dict[str, Any] = {name: path.absolute() for name, path in vars(request.user_data).items() if isinstance(path, Path)}
     return replace(request, **places, user_data=replace(request.user_data, **given))
-
-
-def _check_writable(folder: Path, name: str, remedy: str) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ValueError(f"{name} {folder} cannot be written: {error.strerror}; {remedy}.") from None
 
 
 def _check_unseen(jobs: list[Job], before: list[Submission], unseen: set[str]) -> None:

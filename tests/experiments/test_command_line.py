@@ -109,6 +109,14 @@ def test_a_runs_folder_that_cannot_be_written(folders, tmp_path, capsys):
     assert "--runs-dir" in mistake(capsys, ["run", FIG2, *folders])
 
 
+def test_a_results_folder_that_cannot_be_written_is_known_before_anything_is_done(folders, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    folders[5] = str(tmp_path / "file" / "results")
+    said = mistake(capsys, ["run", FIG2, *folders])
+    assert f"--results-dir {folders[5]} cannot be written: Not a directory; choose another." in said
+    assert not any(map(Path.exists, (Path(folders[1]), Path(folders[3]))))
+
+
 def test_a_run_folder_of_another_spec(folders, texts):
     runs, corpora, results = (Path(folders[i]) for i in (1, 3, 5))
     asked = Request(

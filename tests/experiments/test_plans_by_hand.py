@@ -66,13 +66,14 @@ def test_tokenisers_that_are_trained_here_are_fetched_from_nowhere(monkeypatch):
 
 
 def test_all_is_there_already_is_said(monkeypatch):
-    for name in ("prepare_corpora", "write_specs"):
+    for name in ("check_writable", "prepare_corpora", "write_specs"):
         monkeypatch.setattr(execute, name, lambda *given: None)
     monkeypatch.setattr(execute.graph, "tasks", lambda plan: [SimpleNamespace(kind="draw")])
     monkeypatch.setattr(execute, "run_tasks", lambda *given: pytest.fail("nothing is left to run"))
     monkeypatch.setattr(execute, "draw", lambda specs, console: len(specs))
     console, told = said()
-    assert execute.execute(SimpleNamespace(runs=[1, 2], drawings={"a": 1, "b": 2, "c": 3}), 1, console) == 3
+    plan = SimpleNamespace(runs=[1, 2], drawings={"a": 1, "b": 2, "c": 3}, request=Request())
+    assert execute.execute(plan, 1, console) == 3
     assert told.getvalue() == "all 2 runs and their evaluations exist already\n"
 
 
