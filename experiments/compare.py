@@ -20,6 +20,7 @@ from analysis.prediction import Predicted, numbers, predict
 from analysis.seeds import family_of, repeats_for
 from analysis.statistics import LEVEL
 from experiments.collect import trained_on_cpu
+from experiments.overview import uncut
 from results.provenance import commit_name
 from results.store import META, fault_of, is_fresh, read_rows, read_run, run_file, without_seed
 from training.run_folder import RunFolder
@@ -105,7 +106,7 @@ def print_bands(found: Sequence[Compared], console: Console, *, whole: bool = Tr
         if whole or each.outside:
             table.add_row(each.run, f"{each.evaluation}, {each.name}", f"{each.value:.4f}", *_cells(each))
     if table.row_count:
-        console.print(table)
+        uncut(console).print(table)
     chances = [each.predicted.p(each.value) for each in found if each.predicted and each.predicted.noise is not None]
     outside, nothing = sum(each.outside for each in found), sum(each.predicted is None for each in found)
     told = [f"{len(chances) - outside} of {len(chances)} numbers lie in the band that the stored seeds predict for one more"]
@@ -182,7 +183,7 @@ def print_parting(one: Training, other: Training, console: Console) -> None:
     for name in {**a, **b}:
         if a.get(name) != b.get(name):
             table.add_row(name, str(a.get(name, "-")), str(b.get(name, "-")))
-    console.print(table if table.row_count else "spec, commit, machine and versions are the same")
+    uncut(console).print(table if table.row_count else "spec, commit, machine and versions are the same")
     both = one.steps.merge(other.steps, on="step", suffixes=("_a", "_b"))
     if both.empty:
         console.print("they have no step in common")

@@ -17,6 +17,12 @@ from results.store import read_evaluation, trainings_of
 from training.hardware import DENSE_BF16_PEAK
 
 GPU = "H100"
+WIDTH = 240
+
+
+def uncut(console: Console) -> Console:
+    """The same output, as wide as a table of names and numbers needs: a narrow terminal wraps its lines, and cuts none."""
+    return Console(file=console.file, width=max(console.width, WIDTH), quiet=console.quiet, highlight=False, soft_wrap=True)
 
 
 def print_overview(console: Console, results_dir: Path) -> None:
@@ -62,7 +68,7 @@ def print_plan(plan: Plan, mfu: float, console: Console) -> None:
     title = f"{len(plan.runs)} runs, {sum(len(run.evals) for run in plan.runs.values())} evaluations"
     table.add_row(title, "", "", "", f"{hours_in_all:,.2f}", f"{disk_in_all:,.2f} GiB", "", "", style="bold")
     table.add_row(f"to do: {to_train} trainings, {to_evaluate} evaluations", "", "", "", f"{hours_to_do:,.2f}", style="bold")
-    console.print(table)
+    uncut(console).print(table)
     console.print(
         "parameters as the paper counts them (without the input embedding); FLOPs of training (three forward passes, by the "
         "formulas of Table 6) and evaluation; disk while it trains, a tenth of it afterwards; "

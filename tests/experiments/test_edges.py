@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
@@ -27,6 +28,17 @@ FIG2 = "fig2_per_token_loss"
 def said(width: int = 500) -> tuple[Console, io.StringIO]:
     told = io.StringIO()
     return Console(file=told, width=width, highlight=False), told
+
+
+def test_a_narrow_terminal_cuts_no_name_and_no_number():
+    """A table's column that is too narrow would lose letters, and the last ones whole."""
+    console, told = said(40)
+    run = "x" * 60
+    compare.print_bands([compare.Compared(run, "per_token_loss-0123abcd", "loss", 2.125, None)], console)
+    assert f"{run}  per_token_loss-0123abcd, loss  2.1250" in told.getvalue()
+    one = compare.Training("a", {"data.fingerprint": run}, pd.DataFrame({"step": [1], "loss": [2.0]}), [])
+    compare.print_parting(one, replace(one, spec={"data.fingerprint": run[1:]}), console)
+    assert f"data.fingerprint  {run}  {run[1:]}" in told.getvalue()
 
 
 PLAIN = Recipe("fox_pro", "fox_pro", "tiny")
