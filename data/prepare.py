@@ -196,7 +196,8 @@ def _choose_heldout(documents: list[_Document], plan: CorpusPlan) -> set[int]:
             raise ValueError(f"data {plan.spec.source!r}: the held-out text has {what}: name other files")
         return chosen
     if len(documents) < 2:
-        raise ValueError(f"data {plan.spec.source!r} has {len(documents)} distinct documents with text: at least 2 are needed")
+        what = f"data {plan.spec.source!r} has {len(documents)} distinct documents with text: at least 2 are needed"
+        raise ValueError(f"{what}, one to hold out. A .txt file is one document, and so is each line of a .jsonl file")
     candidates = [d for d in documents if d.num_bytes >= _BYTES_PER_TOKEN * plan.spec.document_len]
     if len(candidates) < 2:  # nothing is surely long enough: leave the longest to train on
         candidates = sorted(documents)[-2:-1]

@@ -44,7 +44,8 @@ class HeldoutSpec(EvalSpec):
         """Raise ValueError where the held-out split has fewer documents (`there`; None: not known) or shorter ones."""
         documents, length = self.extent
         if there is not None and documents > there:
-            raise ValueError(f"{documents} documents exceed the {there} held-out documents of the corpus: ask for fewer")
+            remedy = "ask for fewer, or hold out more text (--heldout FILES, or more of --data)"
+            raise ValueError(f"{documents} documents exceed the {there} held-out documents of the corpus: {remedy}")
         if length > document_len:
             raise ValueError(f"{length} tokens exceed the {document_len} tokens of the corpus's documents: ask for fewer")
 
