@@ -146,7 +146,8 @@ ELSEWHERE = dataclasses.replace(RUN, weights="abc")
 COUNTS = Counts(documents=9, train_documents=5, heldout_documents=4, train_rows=9, heldout_rows=3)
 REFUSED = [
     ("per_token_loss", dict(context_len=256, num_documents=3), RUN, None),
-    ("per_token_loss", dict(context_len=256, num_documents=4), RUN, "4 documents exceed the 3 held-out documents of the corpus: ask for fewer, or hold out more text"),
+    ("per_token_loss", dict(context_len=256, num_documents=4), RUN,
+     "4 documents exceed the 3 held-out documents of the corpus: ask for fewer, or hold out more text"),
     ("per_token_loss", dict(context_len=257, num_documents=3), RUN, "257 tokens exceed the 256 tokens"),
     ("context_use", dict(contexts=(8,), places=(256, 64), targets=8, num_documents=3), RUN, None),
     ("context_use", dict(contexts=(8,), places=(257, 64), targets=8, num_documents=3), RUN, "257 tokens exceed"),
