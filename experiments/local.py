@@ -167,7 +167,8 @@ class _Pool:
             self.failed.append(task)
             why = reason or f"exit code {code}"
             self.console.print(f"[red]failed[/]  {task.name}: {why}; log: {task.log}", highlight=False, soft_wrap=True)
-            tail = "\n".join("    " + line for line in task.log.read_text(errors="replace").splitlines()[-5:])
+            log = task.log.read_text(errors="replace") if task.log.is_file() else ""  # its folder may have been deleted
+            tail = "\n".join("    " + line for line in log.splitlines()[-5:])
             self.console.print(tail, markup=False, highlight=False, style="dim", soft_wrap=True)
 
     def _interrupt(self, number: signal.Signals) -> None:

@@ -18,7 +18,7 @@ from experiments.local import run_tasks
 from training import hardware
 
 CODE = """
-import os, signal, sys, time
+import os, shutil, signal, sys, time
 from pathlib import Path
 name, action, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 if action == "gpu":
@@ -47,7 +47,9 @@ if action == "progress":
 time.sleep(1.0 if action == "gpu" else 0.1)
 with open(folder / "order", "a") as file:
     file.write(f"end {name}\\n")
-sys.exit({"again": 75, "mistake": 2}.get(action, 0))
+if action == "delete":
+    shutil.rmtree(folder / "logs")
+sys.exit({"again": 75, "mistake": 2, "delete": 2}.get(action, 0))
 """
 
 
@@ -77,6 +79,12 @@ def test_tasks_wait_for_what_they_need_and_failures_leave_the_rest_alone(task, t
     lines = order(tmp_path)
     assert lines.index("end a") < lines.index("begin b")
     assert "begin after-bad" not in lines and "end c" in lines
+
+
+def test_a_task_whose_folder_is_deleted_meanwhile_leaves_the_rest_alone(task, tmp_path):
+    """It fails, and takes its log with it."""
+    assert run([task("gone", "delete"), task("a"), task("b")], slots=1) == ["gone"]
+    assert order(tmp_path)[-1] == "end b"
 
 
 def test_a_task_on_the_cpu_is_held_to_one_thread_and_to_what_most_processors_have(task, tmp_path, monkeypatch):
