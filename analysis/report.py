@@ -65,9 +65,11 @@ class Section:
 
 def build(folder: Path, sections: Sequence[Section]) -> Path:
     """Write folder/report.html from the stored rows and drawn figures of results/SCALE and return its path. An artefact that
-    cannot be drawn stands in it with its fault, and none of its claims is judged. ValueError: nothing is stored."""
+    cannot be drawn stands in it with its fault, and none of its claims is judged. ValueError: nothing is stored, or nothing can be read."""
     studies = [section.study for section in sections if section.study is not None]
     if not studies:
+        if faults := [f"{section.stem}: {section.fault}" for section in sections if section.fault]:
+            raise ValueError(f"{folder}: no report, as nothing that is stored can be read; {faults[0]}")
         raise ValueError(f"{folder}: no results to report on; run an experiment at this scale first")
     with ThreadPoolExecutor() as pool:  # most of it packs pictures, which threads do side by side
         there = [*pool.map(lambda each: _artefact(folder, each, each.study), (each for each in sections if each.study))]

@@ -358,6 +358,9 @@ def test_claims_stand_in_the_order_of_their_numbers():
 def test_nothing_stored_is_an_error_and_what_is_not_drawn_is_said(tmp_path):
     with pytest.raises(ValueError, match="no results to report on"):
         report.build(tmp_path / "mini", [section(FIG2, None)])
+    damaged = replace(section(FIG2, None), fault="its rows are gone: restore them")
+    with pytest.raises(ValueError, match=f"no report, as nothing .* can be read; {FIG2}: its rows are gone: restore them"):
+        report.build(tmp_path / "mini", [damaged])
     page = report.build(tmp_path / "tiny", [section(FIG2, losses(tmp_path))]).read_text()
     assert re.search(r"Not drawn:</strong> .*not drawn yet; render fig2_per_token_loss", page)
 
