@@ -65,7 +65,8 @@ class Section:
 
 def build(folder: Path, sections: Sequence[Section]) -> Path:
     """Write folder/report.html from the stored rows and drawn figures of results/SCALE and return its path. An artefact that
-    cannot be drawn stands in it with its fault, and none of its claims is judged. ValueError: nothing is stored, or nothing can be read."""
+    cannot be drawn stands in it with its fault, and none of its claims is judged. ValueError: nothing is stored, or nothing can
+    be read."""
     studies = [section.study for section in sections if section.study is not None]
     if not studies:
         if faults := [f"{section.stem}: {section.fault}" for section in sections if section.fault]:
