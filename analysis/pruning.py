@@ -43,9 +43,10 @@ class Skipped(Measured):
 
 
 @lru_cache(maxsize=64)  # more than a scale has artefacts: `render` draws all, then reports on all
-def skipped(study: Study) -> tuple[Skipped, ...]:
-    """Return evaluations by training context, each at its own. ValueError if nothing is stored."""
-    found = [_skipped(study, group) for group in study.by_series(KIND, "evaluations of pruning")]
+def skipped(study: Study, rule: str | None = None) -> tuple[Skipped, ...]:
+    """Return evaluations by training context, each at its own; `rule`: of the pruning, None for the models' own. ValueError if
+    nothing is stored."""
+    found = [_skipped(study, group) for group in study.by_series(KIND, "evaluations of pruning", rule=rule)]
     return tuple(sorted(found, key=lambda each: each.context))
 
 

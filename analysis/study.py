@@ -213,10 +213,10 @@ class Study:
         """Return the error to raise where there are no rows; it calls them `what`."""
         return NothingStored(f"{self.stem}: no {what} are stored; run its experiment first")
 
-    def by_series(self, kind: str, what: str | None = None) -> list[list[Evaluation]]:
+    def by_series(self, kind: str, what: str | None = None, /, **wanted: Any) -> list[list[Evaluation]]:
         """`evaluations`, seeds of a series together."""
         groups: dict[Series, list[Evaluation]] = defaultdict(list)
-        for each in self.evaluations(kind, what):
+        for each in self.evaluations(kind, what, **wanted):
             groups[each[0].series].append(each)
         return list(groups.values())
 

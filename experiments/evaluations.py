@@ -85,7 +85,7 @@ def parts(scale: Scale) -> tuple[EvalSpec, ...]:
     return (parameters.Spec(),)
 
 
-def skipped(scale: Scale) -> tuple[EvalSpec, ...]:
+def skipped(scale: Scale) -> tuple[pruning.Spec, ...]:
     """Tiles that pruning skips at the training length: the kernels' own where a sequence has sixteen of them, else smaller."""
     tile = max(1, min(128, scale.seq_len // 16))
     return (pruning.Spec(context_len=scale.seq_len, tile=tile, decoded_tokens=min(32, scale.seq_len // 4)),)

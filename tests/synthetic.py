@@ -89,7 +89,7 @@ class Store:
         self,
         stem: str,
         label: str,
-        rows: Iterable[tuple[str, pd.DataFrame]],
+        rows: Iterable[tuple[Any, ...]],
         *,
         model: str | None = None,
         seed: int = 0,
@@ -105,16 +105,16 @@ class Store:
         git_sha: str = PROVENANCE["git_sha"],
         axes: Axes | None = None,
     ) -> None:
-        """Add one run with its evaluations, each a kind and its own rows. `name` tells the run from others of its label.
-        Without `axes` the label is one, where it is not the model's."""
+        """Add one run with its evaluations, each a kind, its own rows, and what its spec has besides `evaluation`. `name` tells
+        the run from others of its label. Without `axes` the label is one, where it is not the model's."""
         scale, model = scale or self.scale, model or label
         axes = axes if axes is not None else {} if label == model else {"label": label}
         run_id = run_id_of(name or label, seed, scale)
         files = {}
-        for number_, (kind, own) in enumerate(rows):
+        for number_, (kind, own, *more) in enumerate(rows):
             meta = {
                 "kind": kind, "scale": scale, "model": model, "run_id": run_id, "eval_id": f"{kind}-{number_:08x}",
-                "spec": {"kind": kind} | (evaluation or {}), "created": CREATED,
+                "spec": {"kind": kind} | (evaluation or {}) | dict(*more), "created": CREATED,
                 "provenance": PROVENANCE | {"git_sha": git_sha},
                 "extras": extras or {},
             }  # fmt: skip

@@ -7,8 +7,10 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from eval.attention_speed.spec import Spec
+from eval.pruning.measure import pruning_by
 from eval.shell.context import Compute, Context
 from eval.shell.heldout import open_heldout
 from eval.shell.loading import Loaded
@@ -30,6 +32,15 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     layers = gated_layers(model)
     ids = corpus.heldout.read(slice(0, spec.batch_size), 0, spec.seq_len).astype(np.int64)
     ids_BT = torch.from_numpy(ids).to(context.device)
+    with pruning_by(layers, spec.rule, spec.log_tolerance):
+        found = _times(model, ids_BT, spec, compute)
+    rows = [(*key, *milliseconds(seconds), ids_BT.numel(), machine) for key, seconds in found.items()]
+    return pd.DataFrame(rows, columns=list(spec.SCHEMA.columns))
+
+
+def _times(model: PreTrainedModel, ids_BT: Tensor, spec: Spec, compute: Compute) -> dict[tuple[str, int], np.ndarray]:
+    """Return seconds of every repeat by what is timed, without pruning (0) and with it (1)."""
+    layers = gated_layers(model)
     timing = Timing(seq_len=spec.seq_len, batch_size=spec.batch_size, warmup=spec.warmup, repeats=spec.repeats, compile=True)
     own = {place: layer.spec for place, layer in layers.items()}
     given: list[Given] = []
@@ -50,8 +61,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     finally:
         for place, layer in layers.items():
             layer.spec = own[place]
-    rows = [(*key, *milliseconds(seconds), ids_BT.numel(), machine) for key, seconds in found.items()]
-    return pd.DataFrame(rows, columns=list(spec.SCHEMA.columns))
+    return found
 
 
 def milliseconds(seconds: np.ndarray) -> tuple[float, float, float]:

@@ -31,6 +31,8 @@ class Spec(HeldoutSpec):
     """log(eps) of the pruning."""
     machine: Content = None
     """GPU, or CPU and its cores."""
+    rule: Literal["tight"] | None = None
+    """Rule of the pruning; None: the model's own, which is ACP's where it was trained without."""
 
     GATED = True
     SCHEMA = Schema(

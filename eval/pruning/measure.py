@@ -4,6 +4,7 @@ Suffixes: B batch, T tokens (or keys), Q queries, H heads, M query tiles."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
@@ -46,6 +47,19 @@ def attending(layers: Layers, attend: Attend) -> Iterator[None]:
 
 def attend_whole(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> Tensor:
     return forgetting_attention(q, k, v, log_fgate)
+
+
+@contextmanager
+def pruning_by(layers: Layers, rule: str | None, log_tolerance: float) -> Iterator[None]:
+    """Make the layers prune by a rule, whatever they were trained with; None leaves them as they are."""
+    own = {place: layer.spec for place, layer in layers.items()}
+    for layer in layers.values() if rule == "tight" else ():
+        layer.spec = replace(layer.spec, prune_log_tolerance=log_tolerance, prune_tightly=True)
+    try:
+        yield
+    finally:
+        for place, layer in layers.items():
+            layer.spec = own[place]
 
 
 class Pruned:
@@ -94,7 +108,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     def skip(layer: ForgettingAttention, q: Tensor, k: Tensor, log_fgate: Tensor) -> Tensor:
         return layer.pruned_tiles(q, k, log_fgate, spec.log_tolerance, spec.tile)
 
-    with Progress("pruning", spec.num_documents) as progress:
+    with pruning_by(layers, spec.rule, spec.log_tolerance), Progress("pruning", spec.num_documents) as progress:
         for document in range(spec.num_documents):
             target_T = corpus.heldout.read(slice(document, document + 1), 0, spec.context_len)[0]
             if document == 0:

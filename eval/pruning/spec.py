@@ -34,6 +34,8 @@ class Spec(HeldoutSpec):
     """Tokens at the end of each document that are decoded from the cache."""
     log_tolerance: float = -10.0
     """log(eps) of the pruning."""
+    rule: Literal["tight"] | None = None
+    """Rule of the pruning; None: the model's own, which is ACP's where it was trained without."""
 
     GATED = True
     SCHEMA = Schema(

@@ -71,7 +71,7 @@ def timed(study: Study) -> tuple[str, list[Timed]]:
     """The machine, and what was timed on it by context (of one seed): the machine that most lines share, the newest of equals.
 
     ValueError if nothing is stored."""
-    found = study.evaluations(KIND, "times")
+    found = study.evaluations(KIND, "times", rule=None)
     machines = [rows["machine"].iloc[0] for _, rows, _ in found]
     machine = max(machines, key=lambda name: (machines.count(name), name))
     contexts: dict[int, Timed] = {}

@@ -2,33 +2,41 @@
 
 Both rules promise that no query loses more than e^-10 of its probability. The paper's knows of a head how large its logits can
 be; the tight one adds up, tile by tile, what the newest keys weigh and what the gates leave of the others. FoX (Pro) trained
-with each, at three training contexts. Not in the papers."""
+with each and without any, at three training contexts; the tight rule is also tried on the models that were trained without it.
+Not in the papers."""
 
-from analysis.curves import loss_curves
+from dataclasses import replace
+from typing import Literal
+
+from analysis.curves import difference, loss_curves
 from analysis.pruning import skipped, tile_note
 from analysis.study import Study
 from analysis.style import about
 from analysis.tables import Cell, Column, over_seeds
 from experiments import evaluations
 from experiments.acp.acp_pruned_share import largest_dropped
-from experiments.acp.acp_quality import PRUNED
+from experiments.acp.acp_quality import PRUNED, WHOLE
 from experiments.acp.acp_quality import runs as pairs
 from experiments.acp.acp_speed import times
 from results.provenance import commit_name, is_cpu
 
-AXES = {"pruning": ("pruned", "tightly pruned"), "context": int}
+AXES = {"pruning": ("pruned", "tightly pruned", "unpruned"), "context": int}
+TIGHT: Literal["tight"] = "tight"
 
 
 def runs(scale, seeds):
-    return pairs(scale, seeds, (("pruned", PRUNED), ("tightly pruned", PRUNED | dict(prune_tightly=True))))
+    tightly = PRUNED | dict(prune_tightly=True)
+    return pairs(scale, seeds, (("pruned", PRUNED), ("tightly pruned", tightly), ("unpruned", WHOLE)))
 
 
 def evals(scale):
-    return evaluations.loss(scale) + evaluations.skipped(scale) + times(scale)
+    """Losses, and both by the model's own rule and by the tight one what is skipped and how long it takes."""
+    (skips,), (timing,) = evaluations.skipped(scale), times(scale)
+    return (*evaluations.loss(scale), skips, timing, replace(skips, rule=TIGHT), replace(timing, rule=TIGHT))
 
 
 def summary(study: Study):
-    """A line per context and rule. Times are relative to the same model's without pruning, on the same machine."""
+    """A line per context and training. Times are relative to the same model's without pruning, on the same machine."""
     columns = [
         Column("tiles_pruned", "tiles skipped (%)", 1),
         Column("loss", "held-out loss (nats)", 4),
@@ -38,17 +46,30 @@ def summary(study: Study):
         Column("attention", "attention's time (% of that without pruning)", 0),
         Column("step", "training step's time (the same)", 0),
     ]
-    losses = {curve.label: curve.losses_SN[:, : curve.train_len].mean(1) for curve in loss_curves(study)}
-    times, machines, commits = _relative_times(study)
+    by_label = {curve.label: curve for curve in loss_curves(study)}
     found = sorted(skipped(study), key=lambda each: (each.context, each.label))
-    values: dict[str, list[Cell]] = {}
+    own, values = _by_rule(study), dict[str, list[Cell]]()
     for each in found:
-        change_D = 1e6 * (each.losses["loss_pruned"] - each.losses["loss"])
-        error = float(change_D.std()) / len(change_D) ** 0.5
-        change = [float(change_D.mean()), error, largest_dropped(each)]
-        shown = times.get(each.label, (None, None))
-        values[each.label] = [100 * each.share_SD.mean(axis=1), losses.get(each.label), *change, *shown]
+        curve, (tiles, *pruned) = by_label.get(each.label), own[each.label]
+        loss = None if curve is None else curve.losses_SN[:, : curve.train_len].mean(1)
+        values[each.label] = [tiles, loss, *pruned]
+    if study.evaluations("pruning", rule=TIGHT):
+        columns += [
+            Column("above", "loss above that of the model trained without (nats)", 4, style="signed"),
+            *(replace(column, key=f"{column.key}_tightly", title=f"by the tight rule: {column.title}")
+              for column in columns if column.key != "loss"),
+        ]  # fmt: skip
+        tight = _by_rule(study, TIGHT)
+        for each in found:
+            curve, whole = by_label.get(each.label), by_label.get(f"unpruned, context {each.context}")
+            above = None if curve is None or whole is None or curve is whole else difference(curve, whole)
+            values[each.label] += [above, *tight.get(each.label, [None] * 6)]
+    times = study.evaluations("attention_speed")
+    machines = {str(rows["machine"].iloc[0]) for _, rows, _ in times}
+    commits = dict.fromkeys(commit_name(meta["provenance"]) for *_, meta in times)
     note = f"{about(study)} Each at its training context, {tile_note(tuple(found))}."
+    if any(each.axes["pruning"] == "unpruned" for each in found):
+        note += " What was trained without pruning is pruned by ACP's rule."
     for machine in sorted(machines):
         note += f" Times on {machine}{', which skips only what all heads do' if is_cpu(machine) else ''}."
     if len(commits) > 1:
@@ -56,12 +77,16 @@ def summary(study: Study):
     return over_seeds("FoX (Pro) trained with ACP's pruning and with tight pruning", columns, values, note)
 
 
-def _relative_times(study: Study) -> tuple[dict[str, list[float]], set[str], list[str]]:
-    """Relative times by label (of one seed): attention forward + backward, and the step, in percent; machines; commits."""
-    found: dict[str, list[float]] = {}
-    evaluations = study.evaluations("attention_speed")
-    for line, rows, _ in evaluations:
+def _by_rule(study: Study, rule: str | None = None) -> dict[str, list[Cell]]:
+    """Return by label what a rule (None: the models' own) skips and changes, and its times: attention forward + backward, and
+    the step, in percent (of one seed)."""
+    times: dict[str, list[Cell]] = {}
+    for line, rows, _ in study.evaluations("attention_speed", rule=rule):
         ms = rows.set_index(["quantity", "pruned"])["milliseconds"]
-        found.setdefault(line.label, [100 * float(ms[what, 1] / ms[what, 0]) for what in ("attention", "step")])
-    machines = {str(rows["machine"].iloc[0]) for _, rows, _ in evaluations}
-    return found, machines, list(dict.fromkeys(commit_name(meta["provenance"]) for *_, meta in evaluations))
+        times.setdefault(line.label, [100 * float(ms[what, 1] / ms[what, 0]) for what in ("attention", "step")])
+    values: dict[str, list[Cell]] = {}
+    for each in skipped(study, rule):
+        change_D = 1e6 * (each.losses["loss_pruned"] - each.losses["loss"])
+        change = [float(change_D.mean()), float(change_D.std()) / len(change_D) ** 0.5, largest_dropped(each)]
+        values[each.label] = [100 * each.share_SD.mean(axis=1), *change, *times.get(each.label, (None, None))]
+    return values

@@ -26,9 +26,9 @@ def test_every_quantity_is_timed_with_and_without_pruning(tiny_fox, in_memory, b
     assert all((spec.prune_log_tolerance, spec.prune_tightly) == (-10.0, tightly) for spec in specs)
 
 
-@pytest.mark.parametrize("tightly", [False, True])
-def test_pruned_times_are_those_of_pruned_attention(tiny_fox, in_memory, bind, context, monkeypatch, tightly):
-    """Half of the attention calls prune, by the model's own rule, and of the timed steps the second half."""
+@pytest.mark.parametrize(("tightly", "rule"), [(False, None), (True, None), (False, "tight"), (True, "tight")])
+def test_pruned_times_are_those_of_pruned_attention(tiny_fox, in_memory, bind, context, monkeypatch, tightly, rule):
+    """Half of the attention calls prune, by the rule that is asked for or else the model's, and of the steps the second."""
     seen, steps = [], []
     real = measure.forgetting_attention
 
@@ -47,9 +47,9 @@ def test_pruned_times_are_those_of_pruned_attention(tiny_fox, in_memory, bind, c
     monkeypatch.setattr(measure, "training_step", training)
     own = {"prune_log_tolerance": -10.0, "prune_tightly": True} if tightly else {}
     model = build_model(tiny_fox(**own)).eval()
-    measure.evaluate(in_memory(model), bind(Spec(seq_len=64, warmup=0, repeats=1)), context)
-    assert seen == [False] * 4 + ["tight" if tightly else True] * 4  # two layers, forward alone and with backward
-    assert steps == [(None, False), (-10.0, tightly)]
+    measure.evaluate(in_memory(model), bind(Spec(seq_len=64, warmup=0, repeats=1, rule=rule)), context)
+    assert seen == [False] * 4 + ["tight" if tightly or rule else True] * 4  # two layers, forward alone and with backward
+    assert steps == [(None, False), (-10.0, tightly or rule == "tight")]
     left = {(layer.attn.spec.prune_log_tolerance, layer.attn.spec.prune_tightly) for layer in model.base_model.layers}
     assert left == {(-10.0, True) if tightly else (None, False)}, "the model is as it was"
 

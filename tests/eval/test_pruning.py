@@ -55,19 +55,22 @@ def test_counts_are_those_of_the_definition(model, in_memory, bind, context, til
 
 
 def test_the_tight_rule_skips_more_and_keeps_the_promise(tiny_fox, in_memory, bind, context):
-    """Try both rules on the same weights; single tokens are decoded by the paper's rule."""
+    """Try both rules on the same weights; single tokens are decoded by the paper's rule. A model that was trained without
+    pruning is pruned by either, and left as it was."""
     share, keys = {}, {}
-    for tightly in (False, True):
+    for tightly, how in ((False, {}), (True, {}), ("asked", dict(rule="tight"))):
         torch.manual_seed(0)
         gates = dict(forget_gate="fixed", decay_time_min=2.0, decay_time_max=24.0)
-        model = build_model(tiny_fox(**gates, prune_log_tolerance=-10.0, prune_tightly=tightly)).eval()
-        rows = measure.evaluate(in_memory(model), bind(Spec(**SMALL, tile=16)), context)
+        own = {} if how else dict(prune_log_tolerance=-10.0, prune_tightly=tightly)
+        model = build_model(tiny_fox(**gates, **own)).eval()
+        rows = measure.evaluate(in_memory(model), bind(Spec(**SMALL, tile=16, **how)), context)
+        assert {layer.attn.spec.prune_tightly for layer in model.base_model.layers} == {tightly is True}
         of = rows.groupby("quantity")["value"]
         share[tightly], keys[tightly] = of.mean()["tiles_pruned"], of.mean()["keys_read"]
         assert of.mean()["loss_pruned"] == pytest.approx(of.mean()["loss"], abs=3e-5)
         assert of.max()["dropped"] < math.exp(-10)
     assert share[True] > share[False] + 0.05
-    assert keys[True] == keys[False]
+    assert keys[True] == keys[False] == keys["asked"] and share["asked"] == share[True]
 
 
 def test_nothing_is_lost_in_a_pass_or_in_decoding(model, in_memory, bind, context):

@@ -378,6 +378,31 @@ def test_tight_pruning_is_set_beside_acps_own(tmp_path):
     assert table.rows["pruned, context 512"][5] == pytest.approx(40.0)
     assert table.rows["tightly pruned, context 1024"][5:] == [None, None]
     assert table.note.endswith("Times on Synthetic GPU. One seed.")
+
+
+def test_both_rules_are_told_of_each_model_beside_the_one_trained_without(tmp_path):
+    """The model's own rule first; the loss is compared with the unpruned training of the same context alone."""
+    store = synthetic.Store(tmp_path, train_len=128)
+    for context, kinds in ((512, ("pruned", "unpruned")), (1024, ("pruned",))):
+        for name in kinds:
+            rows = [("per_token_loss", synthetic.loss_rows(np.full(128, 3.0 + 0.5 * (name == "pruned"))))]
+            for rule, share, ratio in (({}, 0.5, 0.4), ({"rule": "tight"}, 0.6, 0.3)):
+                skipped = synthetic.pruning_rows([share, share], context=context, dropped=np.exp(-12.0), change=2e-6)
+                times = synthetic.speed_rows({"attention_forward": 0.5, "attention": ratio, "step": 2 * ratio})
+                rows += [("pruning", skipped, rule), ("attention_speed", times, rule)]
+            spec, axes = {"context_len": context, "tile": 32, "log_tolerance": -10.0}, {"pruning": name, "context": context}
+            label, train = f"{name}, context {context}", {"seq_len": 128}
+            store.add("acp_tight", label, rows, model="fox_pro", evaluation=spec, train=train, axes=axes)
+    table = acp_tight.summary(store.study("acp_tight"))
+    keys = [column.key for column in table.columns]
+    cells = {label: dict(zip(keys, row, strict=True)) for label, row in table.rows.items()}
+    assert [keys[7], *keys[8:]] == ["above", *(f"{key}_tightly" for key in keys[:7] if key != "loss")]
+    for label in ("pruned, context 512", "unpruned, context 512", "pruned, context 1024"):
+        assert [cells[label][key] for key in ("tiles_pruned", "attention", "step")] == pytest.approx([50, 40, 80])
+        assert [cells[label][f"{key}_tightly"] for key in ("tiles_pruned", "attention", "step")] == pytest.approx([60, 30, 60])
+    assert cells["pruned, context 512"]["above"] == pytest.approx(0.5)
+    assert cells["unpruned, context 512"]["above"] is None and cells["pruned, context 1024"]["above"] is None
+    assert "What was trained without pruning is pruned by ACP's rule." in table.note
     rows = [
         ("pruning", synthetic.pruning_rows([0.5], context=2048)),
         ("attention_speed", synthetic.speed_rows({"attention": 0.5, "step": 0.8})),
