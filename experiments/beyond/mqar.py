@@ -2,16 +2,17 @@
 
 Small models trained to answer with the value that a key was given, every key once (arXiv 2312.04927: first all pairs, then the
 queries among blanks; with fewer symbols than there). What is kept of the keys is the whole text with attention, and a state of
-fixed size in the recurrent models. Not in the paper."""
+fixed size in the recurrent models. Every model is tried at the same learning rates, and shown at the one that is best for it
+with as many keys. Not in the paper."""
 
-from typing import Any
+from itertools import product
 
 import pandas as pd
 
 from analysis.names import ordered, style_of
 from analysis.panels import band_note
 from analysis.study import Study
-from analysis.style import WIDTH, Files, about, plt, publish
+from analysis.style import WIDTH, Files, plt, publish
 from analysis.tables import Column, Table, over_seeds
 from data.recall import RecallTask
 from experiments.evaluations import key_recall as evals  # noqa: F401
@@ -21,7 +22,7 @@ from experiments.stick_breaking import stick_recall
 
 SIZES = {TINIES: (16,), (*MINIS, *PAPERS): (32, 64, 128)}
 """Numbers of keys; models and training are those of repeated recall."""
-AXES = {"num_keys": int}
+AXES = stick_recall.AXES
 
 
 def runs(scale, seeds):
@@ -37,8 +38,7 @@ def runs(scale, seeds):
     for num_keys in sizes_at(scale, SIZES, __name__):
         symbols = max(num_keys, grid.num_symbols)
         task = RecallTask(num_keys=num_keys, num_assignments=1, num_queries=1, num_symbols=symbols, pairs_first=True)
-        how: dict[str, Any] = dict(axes=dict(num_keys=num_keys), label=f"{num_keys} keys", train=grid.train(task), task=task)
-        for name, model in models.items():
+        for how, (name, model) in product(grid.trainings(task), models.items()):
             yield from recipes(scale, name, seeds, model=model, **how)
 
 
@@ -47,12 +47,16 @@ def is_zoologys(study: Study, run_id: str) -> bool:
     return bool(study.spec(run_id)["data"]["recall"].get("pairs_first"))
 
 
-def shares(study: Study) -> pd.DataFrame:
-    """Percent of the queries that were answered, by (model, seed) and number of keys. The two layouts never meet: where there
-    are rows of Zoology's, only these count."""
-    rows = stick_recall.answered(study)
+def answers(study: Study) -> pd.DataFrame:
+    """Return the rows of one layout. The two never meet: where there are rows of Zoology's, only these count."""
+    rows = stick_recall.answers(study)
     zoologys = rows["run_id"].map(lambda run_id: is_zoologys(study, run_id))
-    rows = rows[zoologys] if zoologys.any() else rows
+    return rows[zoologys] if zoologys.any() else rows
+
+
+def shares(study: Study) -> pd.DataFrame:
+    """Percent of the queries that were answered, by (model, seed) and number of keys, at the best learning rate."""
+    rows = stick_recall.at_best(answers(study))
     return 100 * rows.groupby(["model", "seed", "num_keys"])["correct"].mean().unstack()
 
 
@@ -77,7 +81,7 @@ def draw(study: Study) -> Files:
     figure.legend(loc="outside lower center", ncols=3, fontsize=7)
     asked = f"every key is assigned and asked for once ({layout}); dashed: guessing one of {symbols} values"
     means = table.groupby("model").mean().reset_index().melt("model", value_name="percent")
-    return publish(study, figure, means, asked, band_note(study.seed_counts.values()))
+    return publish(study, figure, means, asked, band_note(study.seed_counts.values()), stick_recall.rates_note(answers(study)))
 
 
 def summary(study: Study) -> Table:
@@ -85,4 +89,5 @@ def summary(study: Study) -> Table:
     columns = [Column(f"keys_{keys}", f"{keys} keys (%)", 1, "higher") for keys in table.columns]
     models = ordered(table.index.get_level_values("model"))
     values = {model: [table.loc[model][keys].to_numpy() for keys in table.columns] for model in models}
-    return over_seeds("Multi-query associative recall", columns, values, about(study, corpus=False))
+    note = stick_recall.table_note(study, answers(study))
+    return over_seeds("Multi-query associative recall", columns, values, note)

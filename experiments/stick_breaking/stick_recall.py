@@ -1,9 +1,12 @@
 """Stick-breaking: synthetic task: Repeated associative recall.
 
 Models of two layers are trained to answer with the value that a key was given last; keys are assigned repeatedly.
-Stick-breaking, which takes the nearest match first, is better at it than softmax with RoPE."""
+Stick-breaking, which takes the nearest match first, is better at it than softmax with RoPE. Every model is tried at the same
+learning rates, and shown at the one that is best for it with as many keys."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -20,7 +23,7 @@ from experiments.evaluations import key_recall as evals  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 
-AXES = {"num_keys": int}
+AXES = {"num_keys": int, "peak_lr": float | None}
 ANSWERS = {"correct": "answered correctly", "stale": "answered with an earlier value"}
 STICK, SOFTMAX = "stick_breaking", "transformer_llama"
 LEARNED = 50.0
@@ -43,6 +46,7 @@ class Grid:
     batch_size: int = 64
     num_steps: int = 3000
     peak_lr: float = 1e-3
+    other_lrs: tuple[float, ...] = ()
 
     def model(self) -> dict[str, Any]:
         """Return a model's sizes; attention has heads and a beginning besides."""
@@ -51,14 +55,21 @@ class Grid:
     def attention(self) -> dict[str, Any]:
         return dict(**self.model(), num_heads=self.num_heads, initializer_range=self.initializer_range)
 
-    def train(self, task: RecallTask) -> dict[str, Any]:
-        """Return how models are trained on a task."""
-        tokens = self.batch_size * task.seq_len
+    def trainings(self, task: RecallTask) -> Iterator[dict[str, Any]]:
+        """Yield how models are trained on a task, as parts of recipes: at each learning rate, of which the first is no axis."""
+        tokens, label = self.batch_size * task.seq_len, f"{task.num_keys} keys"
         steps = dict(train_tokens=self.num_steps * tokens, warmup_tokens=self.num_steps // 10 * tokens)
-        return dict(seq_len=task.seq_len, batch_tokens=tokens, **steps, peak_lr=self.peak_lr)
+        train, axes = dict(seq_len=task.seq_len, batch_tokens=tokens, **steps), dict(num_keys=task.num_keys)
+        yield dict(task=task, axes=axes, label=label, train=dict(**train, peak_lr=self.peak_lr))
+        for rate in self.other_lrs:
+            own = dict(peak_lr=rate)
+            yield dict(task=task, axes=axes | own, label=f"{label}, LR {rate:g}", train=train | own)
 
 
-SIZES = {TINIES: Grid((4, 8), 2, 4, 16, hidden_size=64, batch_size=32, num_steps=400, peak_lr=4e-3), (*MINIS, *PAPERS): Grid()}
+SIZES = {
+    TINIES: Grid((4, 8), 2, 4, 16, hidden_size=64, batch_size=32, num_steps=400, peak_lr=4e-3),
+    (*MINIS, *PAPERS): Grid(other_lrs=(3e-4, 3e-3)),
+}
 
 
 def runs(scale, seeds):
@@ -66,15 +77,42 @@ def runs(scale, seeds):
     for num_keys in grid.num_keys:
         task = RecallTask(num_keys=num_keys, num_assignments=grid.num_assignments, num_queries=grid.num_queries,
                           num_symbols=grid.num_symbols)  # fmt: skip
-        how: dict[str, Any] = dict(model=grid.attention(), train=grid.train(task), task=task)
-        for name in ("stick_breaking", "transformer_llama", "fox_llama"):
-            yield from recipes(scale, name, seeds, axes=dict(num_keys=num_keys), label=f"{num_keys} keys", **how)
+        for how, name in product(grid.trainings(task), ("stick_breaking", "transformer_llama", "fox_llama")):
+            yield from recipes(scale, name, seeds, model=grid.attention(), **how)
+
+
+def answers(study: Study) -> pd.DataFrame:
+    """Return one row a sequence, with correct and stale as shares of its queries, and the learning rate of the training.
+    ValueError where nothing is stored."""
+    rows = study.stored("recall", "answers").drop(columns="peak_lr", errors="ignore")
+    rates = rows["run_id"].map(lambda run_id: float(study.spec(run_id)["train"]["peak_lr"]))
+    shares = {what: rows[f"num_{what}"] / rows["num_queries"] for what in ANSWERS}
+    return rows.assign(peak_lr=rates, **shares)
+
+
+def at_best(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep of each model and number of keys the learning rate that answers most over its seeds; of equals the lowest."""
+    means = rows.groupby(["model", "num_keys", "peak_lr"])["correct"].mean()
+    best = means.groupby(level=["model", "num_keys"]).idxmax()
+    places = pd.MultiIndex.from_frame(rows[["model", "num_keys", "peak_lr"]])
+    return rows[places.isin(list(best))].reset_index(drop=True)
 
 
 def answered(study: Study) -> pd.DataFrame:
-    """Return one row a sequence, with correct and stale as shares of its queries. ValueError where nothing is stored."""
-    rows = study.stored("recall", "answers")
-    return rows.assign(correct=rows["num_correct"] / rows["num_queries"], stale=rows["num_stale"] / rows["num_queries"])
+    """`answers`, of each model and number of keys at its best learning rate."""
+    return at_best(answers(study))
+
+
+def rates_note(rows: pd.DataFrame) -> str:
+    """Say which learning rates were tried, where there were several, and where the best ones were."""
+    tried = sorted(rows["peak_lr"].unique())
+    if len(tried) < 2:
+        return ""
+    parts = []
+    for model in ordered(rows["model"]):
+        own = at_best(rows[rows["model"] == model]).groupby("num_keys")["peak_lr"].first()
+        parts.append(f"{style_of(model).label} {', '.join(f'{rate:g}' for rate in own)}")
+    return f"each at the best of learning rates {', '.join(f'{rate:g}' for rate in tried)}: {'; '.join(parts)}"
 
 
 def draw(study: Study) -> Files:
@@ -98,7 +136,7 @@ def draw(study: Study) -> Files:
     task = study.spec(study.lines[0].run_id)["data"]["recall"]
     asked = f"every key is assigned {task['num_assignments']} times, and asked for {task['num_queries']} times among them"
     guessing = f"guessing one of {task['num_symbols']} values: {1 / task['num_symbols']:.2g}"
-    return publish(study, figure, frames, asked, guessing, band_note(study.seed_counts.values()))
+    return publish(study, figure, frames, asked, guessing, band_note(study.seed_counts.values()), rates_note(answers(study)))
 
 
 def summary(study: Study) -> Table:
@@ -113,7 +151,12 @@ def summary(study: Study) -> Table:
         own = rows[rows["model"] == model].groupby(["num_keys", "seed"])[list(ANSWERS)].mean() * 100
         cells = {f"{what}_{size}": of_size[what].to_numpy() for size, of_size in own.groupby("num_keys") for what in ANSWERS}
         values[model] = [cells.get(column.key) for column in columns]
-    return over_seeds("Repeated associative recall", columns, values, about(study, corpus=False))
+    return over_seeds("Repeated associative recall", columns, values, table_note(study, answers(study)))
+
+
+def table_note(study: Study, rows: pd.DataFrame) -> str:
+    rates = rates_note(rows)
+    return about(study, corpus=False) + (f" {rates[0].upper()}{rates[1:]}." if rates else "")
 
 
 def s7(study: Study) -> Verdict:

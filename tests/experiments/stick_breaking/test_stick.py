@@ -100,6 +100,29 @@ def test_s7_needs_every_size(tmp_path):
     assert s7(recalled(tmp_path / "d", good)).status is Status.NOT_MEASURED
 
 
+def test_each_model_is_told_of_at_its_best_rate(tmp_path):
+    """The best rate differs by model and number of keys; of rates that answer as much the lowest is taken."""
+    store = synthetic.Store(tmp_path)
+    correct = {("stick_breaking", 4): (4, 3, 4), ("stick_breaking", 8): (2, 8, 1),
+               ("transformer_llama", 4): (1, 1, 3), ("transformer_llama", 8): (5, 0, 0)}  # fmt: skip
+    for (model, num_keys), counts in correct.items():
+        for rate, count in zip((3e-4, 1e-3, 3e-3), counts, strict=True):
+            rows = pd.DataFrame({"sequence": np.arange(9), "num_queries": num_keys, "num_correct": count, "num_stale": 0})
+            axes = {"num_keys": num_keys} | ({} if rate == 1e-3 else {"peak_lr": rate})
+            store.add("stick_recall", f"{num_keys} keys, {rate}", [("recall", rows)], model=model, axes=axes,
+                      name=f"{model} {num_keys} {rate}", train={"peak_lr": rate})  # fmt: skip
+    study = store.study("stick_recall")
+    best = stick_recall.answered(study).groupby(["model", "num_keys"])[["peak_lr", "correct"]].first()
+    assert best["peak_lr"].to_dict() == {("stick_breaking", 4): 3e-4, ("stick_breaking", 8): 1e-3,
+                                         ("transformer_llama", 4): 3e-3, ("transformer_llama", 8): 3e-4}  # fmt: skip
+    assert best["correct"].tolist() == [1.0, 1.0, 0.75, 0.625]
+    table = stick_recall.summary(study)
+    assert [values[::2] for values in table.rows.values()] == [[75.0, 62.5], [100.0, 100.0]]
+    said = "Each at the best of learning rates 0.0003, 0.001, 0.003: "
+    assert f" {said}Transformer (LLaMA) 0.003, 0.0003; Stick-breaking 0.0003, 0.001." in table.note
+    assert "best of" not in stick_recall.summary(recalled(tmp_path / "one", {(4, "stick_breaking"): 0.9})).note
+
+
 def remainders(tmp_path, above):
     store, rng = synthetic.Store(tmp_path, train_len=64), np.random.default_rng(2)
     shared = 0.3 * rng.normal(size=(48, 16))
