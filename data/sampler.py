@@ -66,12 +66,14 @@ def share_of(batch_size: int, rank: int, world_size: int) -> slice:
 
 
 def load_batch(
-    split: "Split", sampler: Sampler, step: int, rank: int = 0, world_size: int = 1, *, bos_id: int
+    split: "Split", sampler: Sampler, step: int, rank: int = 0, world_size: int = 1, *, bos_id: int, cut: int | None = None
 ) -> tuple["torch.Tensor", "torch.Tensor"]:
     """Return (inputs, targets) of one step, int64 of shape (batch_size / world_size, seq_len), as `bos_roll` makes them of the
-    stored tokens. All positions carry loss, and the model must not shift again."""
+    stored tokens; where `cut` is given, what is read is cut into sequences of so many. All positions carry loss, and the model
+    must not shift again."""
     documents, start = sampler.rows(step, rank, world_size)
-    return bos_roll(split.read(documents, start, start + sampler.seq_len), bos_id)
+    tokens_BT = split.read(documents, start, start + sampler.seq_len)
+    return bos_roll(tokens_BT.reshape(-1, cut or sampler.seq_len), bos_id)
 
 
 def bos_roll(tokens_BT: np.ndarray, bos_id: int) -> tuple["torch.Tensor", "torch.Tensor"]:

@@ -59,7 +59,7 @@ TRAIN = TrainSpec(seq_len=64, batch_tokens=128, train_tokens=1280, warmup_tokens
 RUN = RunSpec(name="fox_llama", scale="tiny", model=FOX, data=DATA, train=TRAIN)
 TRAIN_CHANGES = dict(
     seq_len=32, batch_tokens=256, train_tokens=2560, warmup_tokens=256, peak_lr=2e-3, weight_decay=0.2, beta1=0.8, beta2=0.9,
-    adam_eps=1e-6, grad_clip=2.0, precision="fp32", grad_reduce="bf16",
+    adam_eps=1e-6, grad_clip=2.0, precision="fp32", grad_reduce="bf16", piece_len=128,
 )  # fmt: skip
 DATA_CHANGES = dict(
     source="packages", tokenizer="bpe-64", vocab_size=63, bos_id=62, document_len=512, fingerprint="ab", recall=TASK

@@ -62,13 +62,14 @@ def open_corpus(corpus_dir: Path | None, tokenizer: str | None, spec: RunSpec) -
 
 def batches_of(spec: RunSpec, corpus: Corpus | None, world: World) -> tuple[Sampler | RecallSampler, Callable[[int], Batch]]:
     """Return the source of a run's batches, and this process's batch of a step: pure functions, nothing to save."""
-    size = spec.train.batch_size
+    train = spec.train
     if corpus is None:
         assert spec.data.recall is not None
-        made = RecallSampler(spec.data.recall, size, spec.seed)
+        made = RecallSampler(spec.data.recall, train.batch_size, spec.seed)
         return made, partial(made.batch, rank=world.rank, world_size=world.size)
-    sampler, place = Sampler(len(corpus.train), spec.data.document_len, spec.train.seq_len, size), (world.rank, world.size)
-    return sampler, lambda step: load_batch(corpus.train, sampler, step, *place, bos_id=spec.data.bos_id)
+    sampler = Sampler(len(corpus.train), spec.data.document_len, train.piece, train.batch_tokens // train.piece)
+    how = dict(rank=world.rank, world_size=world.size, bos_id=spec.data.bos_id, cut=train.seq_len)
+    return sampler, lambda step: load_batch(corpus.train, sampler, step, **how)
 
 
 def _train(

@@ -22,7 +22,8 @@ class TrainSpec:
     """Optimisation of one run; every length and interval is in tokens (paper, section 4 and Appendix B).
 
     `precision`: "bf16" is autocast with fp32 master weights. `grad_reduce`: dtype in which gradients are summed over
-    processes (the released setup reduced in bf16)."""
+    processes (the released setup reduced in bf16). `piece_len`: what is read of a text in one piece, and cut into sequences, so
+    that shorter ones can be trained on the same text in every step as longer ones; None: a sequence."""
 
     seq_len: PositiveInt
     batch_tokens: PositiveInt
@@ -36,9 +37,11 @@ class TrainSpec:
     grad_clip: PositiveFloat = 1.0
     precision: Literal["fp32", "bf16"] = "bf16"
     grad_reduce: Literal["fp32", "bf16"] = "fp32"
+    piece_len: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        for whole, part in (("batch_tokens", "seq_len"), ("train_tokens", "batch_tokens")):
+        cut = (("batch_tokens", "piece_len"), ("piece_len", "seq_len")) if self.piece_len else ()
+        for whole, part in (("batch_tokens", "seq_len"), ("train_tokens", "batch_tokens"), *cut):
             if getattr(self, whole) % getattr(self, part):
                 raise ValueError(f"{whole} {getattr(self, whole)} is not a multiple of {part} {getattr(self, part)}")
         if self.warmup_tokens >= self.train_tokens:
@@ -48,6 +51,11 @@ class TrainSpec:
     def batch_size(self) -> int:
         """Sequences per step, over all processes."""
         return self.batch_tokens // self.seq_len
+
+    @property
+    def piece(self) -> int:
+        """Tokens that are read of a text in one piece."""
+        return self.piece_len or self.seq_len
 
     @property
     def num_steps(self) -> int:
@@ -71,8 +79,9 @@ class RunSpec:
     def __post_init__(self) -> None:
         if self.model.vocab_size < self.data.vocab_size:
             raise ValueError(f"model vocab_size {self.model.vocab_size} is smaller than the tokeniser's {self.data.vocab_size}")
-        if self.data.document_len % self.train.seq_len:
-            raise ValueError(f"document_len {self.data.document_len} is not a multiple of seq_len {self.train.seq_len}")
+        for name, part in (("seq_len", self.train.seq_len), ("piece_len", self.train.piece)):
+            if self.data.document_len % part:
+                raise ValueError(f"document_len {self.data.document_len} is not a multiple of {name} {part}")
 
     @property
     def run_id(self) -> str:

@@ -1,9 +1,9 @@
 """Figure 6: Model size, training tokens and training context.
 
-Per-token loss inside the training context, for other model sizes, numbers of training tokens and training context lengths (at
-the same tokens per step). FoX's advantage grows with the training context and shrinks somewhat with size. The paper leaves open
-which architecture and which contexts it shows; here it is the Pro pair. Losses by training context are means over quarters of a
-doubling."""
+Per-token loss inside the training context, for other model sizes, numbers of training tokens and training context lengths (on
+the same text in every step, of which shorter contexts are cut). FoX's advantage grows with the training context and shrinks
+somewhat with size. The paper leaves open which architecture and which contexts it shows; here it is the Pro pair. Losses by
+training context are means over quarters of a doubling."""
 
 from itertools import pairwise
 
@@ -41,12 +41,18 @@ def runs(scale, seeds):
     varied: list[tuple[Scale, str, str | int, dict[str, int]]] = [
         *((size, "size", f"{size.hidden_size} x {size.num_layers}", {}) for size in map(get_scale, sizes)),
         *((at, "tokens", at.train_tokens, {}) for at in with_shorter(scale)),
-        *((ablation, "context", seq_len, dict(seq_len=seq_len)) for seq_len in contexts),
+        *((ablation, "context", seq_len, _same_text(seq_len, max(contexts))) for seq_len in contexts),
     ]
     for model in PAIR:
         for at, panel, value, train in varied:
             axes, label = dict(varied=panel, value=value), f"{panel} {printed(panel, value)}"
             yield from recipes(at, model, seeds, axes=axes, label=label, train=train)
+
+
+def _same_text(seq_len: int, longest: int) -> dict[str, int]:
+    """Train on sequences that are cut from those of the longest context: with the same tokens a step alone, shorter ones would
+    be of more texts."""
+    return dict(seq_len=seq_len, **(dict(piece_len=longest) if seq_len < longest else {}))
 
 
 def printed(varied: str | float, value: str | float) -> str:
@@ -97,10 +103,12 @@ def draw(study: Study, beyond: bool = False) -> Files:
 
 
 def _steps_note(study: Study, panels: dict[str, dict[str, list[LossCurve]]]) -> str:
-    """Say that contexts were trained with different numbers of sequences a step."""
+    """Say how many texts a step has of the sequences of each context."""
     curves = sorted((curve for own in panels.get("context", {}).values() for curve in own), key=lambda curve: curve.train_len)
     steps = [str(steps) for steps in dict.fromkeys(_sequences(study, curve) for curve in curves)]
-    return f"contexts: inseparable from their {', '.join(steps)} sequences a step" if len(steps) > 1 else ""
+    if len(steps) > 1:
+        return f"contexts: inseparable from their {', '.join(steps)} sequences a step"
+    return f"contexts: cut from {steps[0]} pieces of text a step" if len(curves) > len(PAIR) else ""
 
 
 def _absent_note(study: Study) -> str:
@@ -188,8 +196,9 @@ def c25(study: Study) -> Verdict:
 
 
 def _sequences(study: Study, curve: LossCurve) -> int:
+    """Count the texts that a step has sequences of."""
     train = study.spec(curve.run_ids[0])["train"]
-    return int(train["batch_tokens"] // train["seq_len"])
+    return int(train["batch_tokens"] // (train.get("piece_len") or train["seq_len"]))
 
 
 def _leads(pairs: list[Pair], comparisons: list[Comparison], what: str) -> Verdict:

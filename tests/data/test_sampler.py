@@ -36,6 +36,19 @@ def test_every_step_of_an_epoch_reads_the_authors_documents_and_segments(longcra
     assert len(torch.unique(torch.cat(seen))) == 36 * 1024  # every token once
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_step_of_shorter_sequences_has_the_text_of_longer_ones(longcrawl64: Path, world_size: int) -> None:
+    """Cut, in order, and every sequence begins with BOS."""
+    corpus = Corpus.open(longcrawl64)
+    sampler = Sampler(len(corpus.train), 1024, seq_len=512, batch_size=4)
+    for step in (0, 9):
+        for rank in range(world_size):
+            _, whole = load_batch(corpus.train, sampler, step, rank, world_size, bos_id=BOS)
+            inputs, targets = load_batch(corpus.train, sampler, step, rank, world_size, bos_id=BOS, cut=128)
+            assert torch.equal(targets, whole.reshape(-1, 128)) and targets.shape == (16 // world_size, 128)
+            assert (inputs[:, 0] == BOS).all() and torch.equal(inputs[:, 1:], targets[:, :-1])
+
+
 def test_bos_stands_in_front_and_the_first_token_is_a_target(longcrawl64: Path) -> None:
     corpus = Corpus.open(longcrawl64)
     sampler = Sampler(len(corpus.train), 1024, seq_len=256, batch_size=4)

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from models.loss import TokenLoss
 from models.spec import ForgettingTransformerSpec
 from tests.training.runs import Outcome, anomalies, assert_same_run, grad_norms, losses, weights
 from training.distributed import World, spread
-from training.loop import train
+from training.loop import batches_of, train
 from training.progress import numbers
 from training.run_folder import RunFolder
 from training.signals import EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_REQUEUE
@@ -194,6 +196,20 @@ def test_killed_ten_times_ends_bitwise_the_same(make_run, start):
         assert not run.finished, "the run ended before it was killed ten times; make it longer"
     assert start(run, checkpoint_minutes=0.002).exit_code() == EXIT_FINISHED
     assert_same_run(undisturbed, run)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_sequences_are_cut_from_the_pieces_that_longer_ones_are(make_run, corpus, world_size):
+    spec = make_run().read_spec()
+    length, batch = spec.train.seq_len, spec.train.batch_tokens
+    longer = replace(spec, train=replace(spec.train, seq_len=2 * length, batch_tokens=2 * batch, train_tokens=4 * batch))
+    cut = replace(longer, train=replace(longer.train, seq_len=length, piece_len=2 * length))
+    assert cut.train.batch_size == 2 * longer.train.batch_size
+    for rank, step in product(range(world_size), range(2)):
+        world = World(rank, world_size, torch.device("cpu"))
+        (sampler, load), (other, load_longer) = (batches_of(each, corpus, world) for each in (cut, longer))
+        assert sampler == other
+        assert torch.equal(load(step)[1], load_longer(step)[1].reshape(-1, length))
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,8 @@ def test_fields_added_later_rename_no_run_that_was_trained():
     [
         ({"beta1": 1.0}, "less than 1"),
         ({"batch_tokens": 100}, "batch_tokens 100 is not a multiple of seq_len 64"),
+        ({"piece_len": 96}, "batch_tokens 256 is not a multiple of piece_len 96"),
+        ({"piece_len": 32}, "piece_len 32 is not a multiple of seq_len 64"),
         ({"train_tokens": 1000}, "train_tokens 1000 is not a multiple of batch_tokens 256"),
         ({"warmup_tokens": 2560}, "warmup_tokens 2560 must be below train_tokens 2560"),
         ({"peak_lr": 0.0}, "greater than 0"),

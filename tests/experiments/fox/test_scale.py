@@ -8,10 +8,13 @@ import pandas as pd
 import pytest
 
 from analysis.verdict import Status
+from experiments.fox import fig6_scale
 from experiments.fox.fig5_tokens_and_lr import c24, with_more_tokens
 from experiments.fox.fig6_scale import c25, c25b
 from experiments.fox.table_lr_grid import _spikes, c31, rates_tried
+from experiments.scales import get_scale
 from tests import synthetic
+from tests.experiments.test_every_plan import data_at
 
 
 def add(store, stem, label, model, loss, rng, *, axes, train=None, kinds=(), noise=1e-3):
@@ -63,8 +66,9 @@ def test_the_look_into_c24_says_what_more_tokens_do_beyond(tmp_path):
     assert " Easy needles beyond it change by +1.7" in easy and "Easy" not in text
 
 
-def scale_study(tmp_path, leads, panel, noise=1e-3, sequences=8):
-    """Figure 6: FoX's lead by value of a panel. `sequences`: of a step; None: as many as 1,024 tokens have."""
+def scale_study(tmp_path, leads, panel, noise=1e-3, sequences=8, piece_len=None):
+    """Figure 6: FoX's lead by value of a panel. `sequences`: of a step; None: as many as 1,024 tokens have, cut from pieces of
+    `piece_len`."""
     store, rng = synthetic.Store(tmp_path), np.random.default_rng(0)
     for place, (value, gap) in enumerate(leads.items()):
         train_len = 64 * 2**place if panel == "context" else 64
@@ -73,7 +77,8 @@ def scale_study(tmp_path, leads, panel, noise=1e-3, sequences=8):
             loss[: train_len // 2] -= 5 * place * (model == "transformer_pro")  # only the last quarter counts
             how = dict(
                 axes={"varied": panel, "value": value},
-                train={"seq_len": train_len, "batch_tokens": sequences * train_len if sequences else 1024},
+                train={"seq_len": train_len, "batch_tokens": sequences * train_len if sequences else 1024}
+                | ({"piece_len": piece_len} if piece_len and train_len < piece_len else {}),
                 noise=noise,
             )
             add(store, "fig6_scale", f"{panel} {value}", model, loss, rng, **how)
@@ -92,8 +97,20 @@ def test_c25_cannot_tell_context_from_sequences_a_step(tmp_path):
     verdict = c25(scale_study(tmp_path / "a", leads, "context", sequences=None))
     assert verdict.status is Status.UNDECIDED
     assert "Steps have 16, 8, 4 sequences" in verdict.sentence
+    cut = c25(scale_study(tmp_path / "c", leads, "context", sequences=None, piece_len=256))
+    assert cut.status is Status.HOLDS, "the same text in every step"
     shrinking = {"1k": 0.06, "4k": 0.04}
     assert c25(scale_study(tmp_path / "b", shrinking, "context", sequences=None)).status is Status.FAILS
+
+
+def test_contexts_are_trained_on_the_same_text_in_every_step():
+    found = {(recipe.name, recipe.axes["value"]): recipe for recipe in fig6_scale.runs(get_scale("mini"), (0,))
+             if recipe.axes["varied"] == "context"}  # fmt: skip
+    assert {value for _, value in found} == {1024, 4096, 16384} and len(found) == 6
+    for (_, value), recipe in found.items():
+        train = recipe.run_spec(data_at("mini")).train
+        assert (train.seq_len, train.piece, train.batch_tokens) == (value, 16384, 2**17)
+        assert (train.piece_len is None) == (value == 16384), "the longest is the run that other figures have"
 
 
 def test_c25b_asks_for_a_lead_at_every_size(tmp_path):
