@@ -134,6 +134,11 @@ BOOKS_125M = _paper(
     warmup_tokens=2**19 * 40, default_tokenizer="bpe-16384", heldout_documents=64, stand_ins=True,
     needle=NeedleGrid(depths=(0.0, 20.0, 40.0, 60.0, 80.0, 100.0), max_new_tokens=32, recall_samples=4, choice_samples=16),
 )  # fmt: skip
+# The same on the tokens that a few hundred MB of books have when they are read three times and a half.
+BOOKS_125M_LONGER = replace(
+    BOOKS_125M, name="125m-0.5b", about="125m-0.2b with more than twice the tokens; an hour on one GPU",
+    train_tokens=2**19 * 1030, warmup_tokens=2**19 * 103, heldout_documents=128,
+)  # fmt: skip
 
 # Table 7: SlimPajama's documents, most of which are short, packed to rows of the training length. The paper leaves tokeniser,
 # batch, learning rate and schedule open: a byte-level BPE of 32,000 (with which the models have about 340M parameters), and
@@ -153,7 +158,7 @@ SCALES = {
     for scale in (
         TINY, TINY_SHORT, TINY_NARROW, TINY_PACKED, TINY_EXTRAPOLATION,
         MINI, MINI_SHORT, MINI_NARROW, MINI_PACKED, MINI_EXTRAPOLATION,
-        BOOKS_125M,
+        BOOKS_125M, BOOKS_125M_LONGER,
         _paper("125m-2.7b", "the paper's 125M setting", 768, 12, 64, 5 * Gi // 2, 2e-3, 32768),
         _paper("360m-7.5b", "the paper's 360M setting (Table 3)", 1024, 24, 64, 7 * Gi, 2e-3, 16384),
         _paper("360m-extrapolation", "about the stick-breaking paper's: 350M, 15B tokens", 1024, 24, 64, 14 * Gi, 2e-3, 16384,
@@ -173,7 +178,8 @@ def get_scale(name: str) -> Scale:
 
 TINIES = ("tiny", "tiny-short", "tiny-narrow", "tiny-packed", "tiny-extrapolation")
 MINIS = ("mini", "mini-short", "mini-narrow", "mini-packed", "mini-extrapolation")
-PAPERS = ("125m-0.2b", "125m-2.7b", "360m-7.5b", "360m-extrapolation", "340m-slimpajama", "760m-16b", "760m-48b")
+PAPERS = ("125m-0.2b", "125m-0.5b", "125m-2.7b", "360m-7.5b", "360m-extrapolation", "340m-slimpajama", "760m-16b",
+          "760m-48b")  # fmt: skip
 """Scales of the paper's context length or of its other settings."""
 ABLATIONS = {TINIES: "tiny-short", MINIS: "mini-short", PAPERS: "360m-7.5b"}
 SHORTER = {"tiny": "tiny-short", "mini": "mini-short", "760m-48b": "760m-16b"}
