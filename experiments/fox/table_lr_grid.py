@@ -22,10 +22,11 @@ from experiments.scales import MINIS, PAPERS, TINIES, Scale, for_ablations, size
 
 SIZES: dict[tuple[str, ...], tuple[tuple[float, ...], dict[str, tuple[float, ...]]]] = {
     TINIES: ((4e-3, 8e-3), {}),
-    MINIS: ((1e-3, 2e-3, 4e-3), {"fox_llama": (5e-4,), "mamba2": (8e-3,), "delta_net": (8e-3,)}),
+    MINIS: ((1e-3, 2e-3, 4e-3), {"fox_llama": (5e-4,), "mamba2": (8e-3,), "hgrn2": (8e-3,), "delta_net": (8e-3,)}),
     PAPERS: ((5e-4, 1e-3, 2e-3), {}),
 }
-"""Rates that every model is tried at, and further ones of models that were best at the edge of these."""
+"""Rates that every model is tried at, and further ones of models that were best at the edge of these, and of the recurrent ones
+so that they have as many as FoX."""
 AXES = {"peak_lr": float}
 Rates = dict[str, dict[float, LossCurve]]
 """Held-out losses by model and learning rate."""

@@ -371,7 +371,7 @@ def test_the_users_texts_go_to_the_evaluations_in_their_order(asked, texts):
     assert ids[1] == {f"{text}-unsorted" for text in ids[0]}
 
 
-def test_a_rate_beyond_the_grid_is_tried_by_the_models_that_were_best_at_its_edge_alone(asked):
+def test_a_rate_beyond_the_grid_is_tried_by_those_best_at_its_edge_and_by_recurrent_models(asked):
     plan = make_plan(replace(asked, artefacts=("table_lr_grid", "gate_worth"), scale="mini"), rehearsal=True)
     rates = {
         stem: [line.line.label for line in drawing.lines if "0.0005" in line.line.label]
@@ -379,7 +379,7 @@ def test_a_rate_beyond_the_grid_is_tried_by_the_models_that_were_best_at_its_edg
     }
     assert rates == {"table_lr_grid": ["fox_llama, LR 0.0005"], "gate_worth": ["83.9M tokens, LR 0.0005"]}
     highest = [line.line.label for line in plan.drawings["table_lr_grid"].lines if "0.008" in line.line.label]
-    assert highest == ["mamba2, LR 0.008", "delta_net, LR 0.008"]
+    assert highest == ["mamba2, LR 0.008", "hgrn2, LR 0.008", "delta_net, LR 0.008"]
     assert all(
         {each.rpartition("-")[0] for each in line.evals} == {"per_token_loss", "training_curve"}
         for line in plan.drawings["table_lr_grid"].lines

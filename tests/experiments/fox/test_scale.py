@@ -7,11 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.names import SEVEN
 from analysis.verdict import Status
 from experiments.fox import fig6_scale
 from experiments.fox.fig5_tokens_and_lr import c24, with_more_tokens
 from experiments.fox.fig6_scale import c25, c25b
-from experiments.fox.table_lr_grid import _spikes, c31, rates_tried
+from experiments.fox.table_lr_grid import _spikes, c31, rates_of, rates_tried
 from experiments.scales import get_scale
 from tests import synthetic
 from tests.experiments.test_every_plan import data_at
@@ -145,6 +146,12 @@ def tried(tmp_path, best, noise=0.01, models=("fox_pro", "transformer_pro", "fox
                 "table_lr_grid", f"{model}, LR {rate:g}", kinds, model=model, train=axes | {"warmup_tokens": 200}, axes=axes
             )
     return store.study("table_lr_grid")
+
+
+def test_recurrent_models_are_tried_at_as_many_rates_as_fox():
+    for scale in (get_scale("tiny"), get_scale("mini"), get_scale("760m-48b")):
+        tried = {model: len(rates_of(scale, model)) for model in SEVEN}
+        assert min(tried[model] for model in SEVEN[4:]) >= max(tried["fox_pro"], tried["fox_llama"]), scale.name
 
 
 TABLE_5 = {"fox_pro": 2e-3, "transformer_pro": 1e-3, "fox_llama": 1e-3, "transformer_llama": 5e-4}
