@@ -16,7 +16,7 @@ from matplotlib.colors import ListedColormap
 from analysis.names import rank
 from analysis.panels import ColourScale
 from analysis.seeds import Functional, Repeated
-from analysis.statistics import Estimate, Noise, Term, contrast, stratified
+from analysis.statistics import Estimate, Noise, Term, apart, contrast, share, stratified
 from analysis.study import Study
 from analysis.style import tokens
 
@@ -70,11 +70,14 @@ class Needles:
         return rows[rows["label"] == label] if label is not None else rows[rows["model"] == model]
 
     def mean_of(self, rows: pd.DataFrame) -> Estimate:
-        return contrast([_term(1.0, rows)], {_name(rows): self._seed_noise(rows)})
+        mean = contrast([_term(1.0, rows)], {_name(rows): self._seed_noise(rows)})
+        return share(mean, len(rows)) if self.kind == CHOICE else mean
 
     def difference(self, one: pd.DataFrame, other: pd.DataFrame) -> Estimate:
         """Mean of `one` minus mean of `other`, needle by needle."""
-        return contrast([_term(1.0, one), _term(-1.0, other)], {_name(rows): self._seed_noise(rows) for rows in (one, other)})
+        noises = {_name(rows): self._seed_noise(rows) for rows in (one, other)}
+        lead = contrast([_term(1.0, one), _term(-1.0, other)], noises)
+        return apart(lead, len(one)) if self.kind == CHOICE else lead
 
     def _seed_noise(self, rows: pd.DataFrame) -> Noise | None:
         """Return the noise between seeds of the mean over the same cells."""

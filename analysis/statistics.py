@@ -12,6 +12,8 @@ Everything that is judged is a contrast: a sum of coefficients times means of mo
   freedom. Needles of one sample hide one sentence at one place, whatever the length and depth, and are summed likewise. Items
   whose source is not known (examples, sequences) are their own clusters.
 * Positions: losses are stored by bands, so what is shorter than a band is compared over the whole band (analysis/curves.py).
+* Shares: of things that are right or wrong the interval is Wilson's, which stays between none and all, and a difference of two
+  shares stays between minus all and all. Of samples that agree by chance one more is taken to be able to differ.
 * Intervals and tests take Student's t with Satterthwaite's degrees of freedom. A claim is all of its inequalities
   (analysis/verdict.py); the claims of one artefact are one family (Holm): 5% for any wrong verdict among them.
 
@@ -61,7 +63,8 @@ class Estimate:
     """`error`: standard error with `df` degrees of freedom; None where nothing is known of the spread (printed numbers).
     `parts`: what the error is made of. `seeds`: the fewest of any model in it, 0 of what has none. `seeds_known`: False where
     some model has one seed and none like it was repeated, so that the error lacks the seeds' part. `where`: the runs that
-    seeds' noise is estimated from."""
+    seeds' noise is estimated from. `whole`: what all would be (1 or 100), of a share or a difference of two. `counted`: how
+    many things a share is of, over all seeds, 0 of anything else."""
 
     effect: float
     error: float | None = None
@@ -70,14 +73,29 @@ class Estimate:
     seeds: int = 0
     seeds_known: bool = True
     where: tuple[str, ...] = ()
+    whole: float = np.inf
+    counted: int = 0
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """Ends of the 95% interval."""
         if self.error is None:
             return None
-        half = quantile(self.df, (1 + LEVEL) / 2) * self.error if self.error else 0.0
-        return self.effect - half, self.effect + half
+        times = quantile(self.df, (1 + LEVEL) / 2)
+        if self.counted:
+            more = times**2 / self._independent
+            middle = (self.effect + more * self.whole / 2) / (1 + more)
+            half = math.sqrt(more * (self.effect * (self.whole - self.effect) + more * self.whole**2 / 4)) / (1 + more)
+            return max(middle - half, 0.0), min(middle + half, self.whole)
+        half = times * self.error if self.error else 0.0
+        return max(self.effect - half, -self.whole), min(self.effect + half, self.whole)
+
+    @property
+    def _independent(self) -> float:
+        """Of a share: the independent things that would have its error, and not more than were counted."""
+        spread = abs(self.effect) * (self.whole - abs(self.effect))
+        error = self.error or 0.0
+        return min(self.counted, spread / error**2) if spread and error > self.whole / self.counted else self.counted
 
     @property
     def detectable(self) -> float | None:
@@ -92,7 +110,10 @@ class Estimate:
         if not self.error or not np.isfinite(self.effect):
             above = self.effect > bound or (self.effect == bound and not strict)
             return 0.0 if above else 1.0
-        return below(self.df, -(self.effect - bound) / self.error)
+        error = self.error
+        if self.counted and 0 < abs(bound) < self.whole:  # what is not rejected is Wilson's interval
+            error = math.sqrt(abs(bound) * (self.whole - abs(bound)) / self._independent)
+        return below(self.df, -(self.effect - bound) / error)
 
     def negative(self) -> "Estimate":
         return replace(self, effect=-self.effect)
@@ -194,6 +215,19 @@ def combined(effect: float, parts: Sequence[Part]) -> Estimate:
         return Estimate(effect, 0.0 if parts else None, parts=tuple(parts))
     shares = sum(part.variance**2 / part.df for part in parts)
     return Estimate(effect, variance**0.5, variance**2 / shares if shares else np.inf, tuple(parts))
+
+
+def share(mean: Estimate, counted: int, whole: float = 100.0) -> Estimate:
+    """Return the mean of so many things, each right (`whole`) or wrong (0), as the share that it is."""
+    return replace(apart(mean, counted, whole), counted=counted)
+
+
+def apart(difference: Estimate, counted: int, whole: float = 100.0) -> Estimate:
+    """Return a difference of shares of so many things. Its error is that of one thing or more: samples may agree by chance."""
+    if difference.error is None or difference.error >= whole / counted:
+        return replace(difference, whole=whole)
+    df = difference.df if difference.error else min((part.df for part in difference.parts), default=np.inf)
+    return replace(difference, error=whole / counted, df=df, whole=whole)
 
 
 def stratified(values: np.ndarray, strata: np.ndarray) -> tuple[float, np.ndarray]:

@@ -5,7 +5,6 @@ more in longer contexts; many heads are local and skip nearly everything. The pa
 layout is ours."""
 
 import math
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,7 +13,7 @@ from analysis.names import FOX_SHADES, LineStyle
 from analysis.panels import ColourScale, Drawn, band_note, colour_bar, draw_lines, legend_of
 from analysis.paper import read
 from analysis.pruning import Skipped, skipped, tile_note
-from analysis.statistics import Estimate, Part, combined
+from analysis.statistics import Estimate, share
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
@@ -159,10 +158,9 @@ def a8(study: Study) -> Verdict:
 
 
 def _share_of(is_so: np.ndarray, seeds: int) -> Estimate:
-    """A share of heads with its binomial error, of two heads more on either side (Agresti and Coull): none is not sure."""
-    share, count = (is_so.sum() + 2) / (len(is_so) + 4), len(is_so)
-    variance = share * (1 - share) / (count + 4)
-    return replace(combined(float(is_so.mean()), [Part("heads", float(variance), count - 1.0, count)]), seeds=seeds)
+    """A share of heads with its binomial error."""
+    mean, count = float(is_so.mean()), len(is_so)
+    return share(Estimate(mean, math.sqrt(mean * (1 - mean) / count), seeds=seeds), count, 1.0)
 
 
 CLAIMS = (

@@ -13,7 +13,7 @@ import pandas as pd
 
 from analysis.names import pairs_in, rank, style_of, title
 from analysis.seeds import Measured
-from analysis.statistics import Estimate, Term, contrast
+from analysis.statistics import Estimate, Term, apart, contrast, share
 from analysis.study import Study
 from analysis.style import DPI, WIDTH, Files, about, plt, publish
 from analysis.tables import Column, Table
@@ -50,7 +50,10 @@ def compare(column: str, *parts: tuple[float, Words]) -> Estimate:
         sources_I = None if words.sources_D is None else words.sources_D[words.documents_I]
         terms.append(Term.of(words, coefficient, words.values_SI[column], sources_I, "passages"))
     noises = {words: words.noise(lambda other: np.array([rows[column].mean() for rows in other.rows])) for _, words in parts}
-    return contrast(terms, noises)
+    found, counted = contrast(terms, noises), parts[0][1].values_SI[column].size
+    if not column.startswith("right"):
+        return found
+    return share(found, counted) if len(parts) == 1 else apart(found, counted)
 
 
 def last_words(study: Study) -> dict[str, Words]:

@@ -150,6 +150,17 @@ def test_needles_at_places():
     assert (part.variance, part.df, part.count) == (pytest.approx(2 / 1 * (16 + 16) / 36), 1.0, 2)
 
 
+def test_choices_are_shares_and_scores_are_not():
+    """Both samples find one of three: of two of six z = 161.45 / 6 = 26.91, so that the ends are (33.3 + 50 z +- root(z (33.3 x
+    66.7 + 2500 z))) / (1 + z). A model beside itself is not the same for sure."""
+    values = {"value": [100.0, 0, 0, 100, 0, 0]}
+    found, scores = needles("needle_choice", values), needles("needle", values)
+    rows = found.rows
+    assert found.mean_of(rows).interval == pytest.approx((0.40, 98.40), abs=0.01)
+    assert found.difference(rows, rows.assign(label="b")).interval == (-100.0, 100.0)
+    assert scores.mean_of(rows).counted == 0 and scores.difference(rows, rows.assign(label="b")).interval == (0.0, 0.0)
+
+
 def test_labels_of_needles_are_in_the_order_of_their_models():
     models = ["unknown", "mamba2", "fox_pro", "transformer_pro", "mamba2", "transformer_pro"]
     found = needles("needle", {"value": [1.0] * 6, "label": list("dcbaea"), "model": models})

@@ -1,9 +1,10 @@
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 
-from analysis.statistics import Estimate, Noise, Part, Term, combined, contrast, holm, stratified
+from analysis.statistics import Estimate, Noise, Part, Term, apart, combined, contrast, holm, share, stratified
 from tests.analysis.simulate import SEEDS, SPREADS, TRUTHS, draw, wrong
 
 
@@ -132,6 +133,37 @@ def test_three_seeds_speak_for_themselves():
     terms = [Term("a", 1.0, np.array([1.0, 1.1, 1.2]), np.empty(0))]
     estimate = contrast(terms, {"a": Noise(9.0, 8.0, "all")})
     assert (estimate.error, estimate.df) == (pytest.approx((0.01 / 3) ** 0.5), pytest.approx(2.0))
+
+
+@pytest.mark.parametrize(("right", "ends"), [(2, (5.67, 50.98)), (1, (1.79, 40.42)), (0, (0, 27.75)), (10, (72.25, 100))])
+def test_the_interval_of_a_share_is_wilsons(right, ends):
+    """Of ten, as printed in tables of it; what it leaves out is what is rejected."""
+    found = share(Estimate(10.0 * right, (right * (10 - right) / 10) ** 0.5 * 10), 10)
+    assert found.interval == pytest.approx(ends, abs=0.01) and found.interval[0] >= 0 and found.interval[1] <= 100
+    if right:
+        assert found.p_not_above(found.interval[0]) == pytest.approx(0.025, abs=1e-6)
+    if right < 10:
+        assert found.negative().p_not_above(-found.interval[1]) == pytest.approx(0.025, abs=1e-6)
+    assert share(replace(found, effect=found.effect / 100), 10, 1.0).whole == 1.0
+
+
+def test_two_samples_that_agree_are_not_certain():
+    """Of ten needles each finds two. t(1) is 12.706, so z = 161.45 / 20 = 8.072: (20 + 50 z +- root(z (20 x 80 + 2500 z))) /
+    (1 + z). A difference of theirs has the error of one needle of twenty, 5 points."""
+    right = np.array([[100.0] * 2 + [0.0] * 8 + [0.0] * 8 + [100.0] * 2])
+    term = Term.of("a", 1.0, right, np.repeat([0, 1], 10))
+    found = contrast([term])
+    assert found.error == pytest.approx(0, abs=1e-9)
+    assert share(found, 20).interval == pytest.approx((0.47, 92.91), abs=0.01)
+    same = contrast([term, replace(term, source="b", coefficient=-1.0)])
+    assert same.interval == (0.0, 0.0) and apart(same, 20).interval == pytest.approx((-63.53, 63.53), abs=0.01)
+    assert apart(same, 20).p_not_above(-5.0) == pytest.approx(0.25)  # a quarter of t(1) lies below -1
+
+
+def test_a_difference_of_shares_is_not_more_than_all():
+    assert apart(Estimate(-10.0, 10.0, 1.0), 20).interval == (-100.0, 100.0)
+    assert apart(Estimate(0.5, 0.1), 20, 1.0).interval == Estimate(0.5, 0.1).interval
+    assert apart(Estimate(0.5), 20).interval is None
 
 
 def test_documents_of_one_source_are_one_draw():

@@ -32,6 +32,8 @@ def test_points_are_shares_perplexities_and_leads(tmp_path):
     }  # fmt: skip
     assert found["value"].to_dict() == pytest.approx(wanted)
     assert (found["low"] < found["value"]).all() and (found["value"] < found["high"]).all()
+    assert found.loc["accuracy"]["low"].min() >= 0 and found.loc["accuracy"]["high"].max() <= 100
+    assert found.loc["lead", ["low", "high"]].to_numpy().tolist() == [[-100, 100]]  # of two documents
     table = last_words.summary(made(tmp_path / "again"))
     assert [column.key for column in table.columns] == [
         "accuracy_passage", "perplexity_passage", "accuracy_last_words", "perplexity_last_words",

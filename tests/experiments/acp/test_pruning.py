@@ -88,6 +88,12 @@ def test_a_few_heads_are_no_share_of_heads(tmp_path):
     assert a8(shares(tmp_path)).status is Status.WITHIN_NOISE
 
 
+def test_a_share_of_heads_has_wilsons_interval():
+    """Of four heads none: z^2 / (n + z^2) = 3.8415 / 7.8415."""
+    none = acp_pruned_share._share_of(np.zeros(4, bool), 1)
+    assert none.interval == pytest.approx((0, 0.4899), abs=1e-4) and none.seeds == 1
+
+
 def test_times_of_a_cpu_say_nothing_of_the_kernels(tmp_path):
     study = shares(tmp_path, machine="Some CPU, 2 cores")
     assert a3(study).status is a4(study).status is Status.NOT_APPLICABLE
