@@ -48,7 +48,12 @@ def summary(study: Study) -> Table:
         losses: list[Cell] = [own[rate].log_p(own[rate].train_len) if rate in own else None for rate in rates]
         cells[title(model)] = [*losses, best_of(own), _behind(found, model)]
     note = f"{about(study)} In square brackets: 95% intervals over documents by source and seeds; that a best rate was picked "
-    note += "by the same losses is not in them."
+    whole = get_scale(study.scale)
+    here, there = (f"{each.train_tokens / 1e6:.3g}M" for each in (for_ablations(whole), whole))
+    note += (
+        f"by the same losses is not in them. Trained on {here} tokens; the figure of FoX among its successors is of {there}, "
+    )
+    note += "where the order can be another."
     return over_seeds(f"Mean loss up to {tokens(study.train_len)} (nats) by peak learning rate", columns, cells, note)
 
 
