@@ -360,5 +360,6 @@ def _limits(study: Study, curves: list[LossCurve]) -> tuple[bool, str]:
     parts += [f"not measured, of how many models: {missing}"] if (missing := absent(study, curves)) else []
     return (
         not parts,
-        f"Not known: {'; '.join(parts) or 'nothing; all models have several seeds, and figures measured them all'}.",
+        f"Not known: {'; '.join(parts) or 'nothing; all models have several seeds, and figures measured them all'}. Each "
+        "model is compared alone, at 95%: of twenty that are as good as FoX (Pro) one is told apart by chance.",
     )

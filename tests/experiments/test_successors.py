@@ -250,7 +250,10 @@ def test_a_dash_stands_where_nothing_was_measured_and_the_note_says_of_whom(tmp_
         and "Of fewer seeds: Transformer (Pro), last words (%), 2." in table.note
     )
     own = one_of(told(store), "Not known")
-    assert own == f"Not known: not measured, of how many models: {missing}."
+    assert own == (
+        f"Not known: not measured, of how many models: {missing}. Each model is compared alone, at 95%: of twenty that are "
+        "as good as FoX (Pro) one is told apart by chance."
+    )
     once = one_of(told(filled(tmp_path / "once", {"fox_pro": 0.0, "mamba2": 0.2}, seeds=1, lines=False)), "Not known")
     assert "2 of 2 models have one seed" in once
 
