@@ -44,6 +44,11 @@ class Needles:
         return {SCORE: "points", CHOICE: "percent", RECALL: "nats"}[self.kind]
 
     @property
+    def unit_apart(self) -> str:
+        """Unit of a difference of two values: that of percents is no percent of either."""
+        return "percentage points" if self.kind == CHOICE else self.unit
+
+    @property
     def per_point(self) -> float:
         """As much as a point of the score, in the unit of the values."""
         return PERCENT_PER_POINT if self.kind == CHOICE else 1.0

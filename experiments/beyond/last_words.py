@@ -106,7 +106,7 @@ def draw(study: Study) -> Files:
     panels[0].set_yticks(range(len(models)), [title(model) for model in models])
     panels[0].set(ylim=(len(models) - 0.5, -0.5), xlabel="right (%)")
     panels[1].set(xscale="log", xlabel="perplexity")
-    panels[2].set(xlabel="lead of FoX (%)")
+    panels[2].set(xlabel="lead of FoX (points)")
     panels[2].axvline(0, color="#222222", linewidth=0.8)
     return publish(study, figure, drawn, *_notes(study))
 

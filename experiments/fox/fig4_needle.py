@@ -113,7 +113,8 @@ def c22b(study: Study) -> Verdict:
     comparisons = [above(f"mean of {title(one)}", found.mean_of(cells[one]), 9.5 * found.per_point) for one in softmax]
     for one, other in product(softmax, recurrent):
         lead = found.difference(cells[one], cells[other])
-        comparisons.append(above(f"{title(one)} minus {title(other)}", lead, 2.0 * found.per_point))
+        name = f"{title(one)} minus {title(other)}"
+        comparisons.append(above(name, lead, 2.0 * found.per_point, unit=found.unit_apart))
     means = ", ".join(f"{title(model)} {found.mean_of(rows).effect:.2f}" for model, rows in cells.items())
     sentence = f"Easy mode, lengths up to {longest:,.0f}, mean {JUDGED_ON[found.kind]}: {means} {found.unit}."
     absent = missing_of((*wanted, *RECURRENT), cells)
@@ -140,10 +141,10 @@ def _compared(study: Study, mode: str, low: float, high: float, pairs, *, strict
     cells = {model: found.of(model=model, mode=mode, low=low, high=high) for pair in pairs for model in pair}
     there, others = pairs_in([model for model, rows in cells.items() if len(rows)], pairs)
     leads = {f"{title(one)} minus {title(other)}": found.difference(cells[one], cells[other]) for one, other in there}
-    comparisons = [Comparison(name, lead, strict=strict, unit=found.unit) for name, lead in leads.items()]
-    parts = [f"{name} {number(lead.effect, found.unit)}" for name, lead in leads.items()]
+    comparisons = [Comparison(name, lead, strict=strict, unit=found.unit_apart) for name, lead in leads.items()]
+    parts = [f"{name} {number(lead.effect, found.unit_apart)}" for name, lead in leads.items()]
     place = f"{mode.capitalize()} mode, lengths {low:,.0f} to {high:,.0f}"
-    sentence = f"{place}, mean {JUDGED_ON[found.kind]}: {'; '.join(parts)} {found.unit}."
+    sentence = f"{place}, mean {JUDGED_ON[found.kind]}: {'; '.join(parts)} {found.unit_apart}."
     return decide(sentence, comparisons, [f"{words}, {mode} mode" for words in others])
 
 

@@ -138,7 +138,7 @@ def needles_beyond(study: Study, found: Needles | None, more: LossCurve, fewer: 
     if found is None:
         return None
     rows = [found.of(label=curve.label, mode=MODE, low=study.train_len + 1) for curve in (more, fewer)]
-    return (found.difference(*rows), found.unit) if all(len(own) for own in rows) else None
+    return (found.difference(*rows), found.unit_apart) if all(len(own) for own in rows) else None
 
 
 def with_more_tokens(study: Study) -> str:

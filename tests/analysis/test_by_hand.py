@@ -156,6 +156,7 @@ def test_choices_are_shares_and_scores_are_not():
     values = {"value": [100.0, 0, 0, 100, 0, 0]}
     found, scores = needles("needle_choice", values), needles("needle", values)
     rows = found.rows
+    assert (found.unit_apart, scores.unit_apart) == ("percentage points", "points")
     assert found.mean_of(rows).interval == pytest.approx((0.40, 98.40), abs=0.01)
     assert found.difference(rows, rows.assign(label="b")).interval == (-100.0, 100.0)
     assert scores.mean_of(rows).counted == 0 and scores.difference(rows, rows.assign(label="b")).interval == (0.0, 0.0)

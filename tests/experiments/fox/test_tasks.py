@@ -374,6 +374,9 @@ def test_at_the_floor_choices_come_before_recall_and_stand_for_ten_times_the_poi
     assert verdict.status is Status.HOLDS
     assert {each.bound for each in verdict.comparisons} == {95.0, 20.0}
     assert "choice of one word of ten (no score leaves the floor)" in verdict.sentence
+    units = {each.unit for each in (*c22c(study).comparisons, *c23(study).comparisons)}
+    assert units == {"percentage points"} and c22b(study).comparisons[0].unit == "percent"
+    assert {each.unit for each in c22b(study).comparisons[4:]} == {"percentage points"}, "of every pair of models"
     assert c22b(needle_study(tmp_path / "b", floor, choices=lambda model: 0.9)).status is Status.FAILS
     worse = needle_study(tmp_path / "c", floor, choices=lambda model: 0.3 if model == "fox_pro" else 0.9)
     assert c22c(worse).status is Status.FAILS
