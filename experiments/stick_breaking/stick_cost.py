@@ -121,8 +121,8 @@ def s5(study: Study) -> Verdict:
     rows, comparisons = beside_flash(study), []
     for row in rows[rows["seq_len"].between(4096, 16384)].to_dict("records"):
         spread = math.log(row["ms_q80"] / row["ms_q20"]) / TWENTY_TO_EIGHTY
-        name = f"time over FlashAttention-2 + RoPE's, T {row['seq_len']}, D {row['head_dim']}, {row['logits']} reach"
-        comparisons.append(bounded(name, Estimate(math.log(row["ratio"]), spread)))
+        name = f"time over FlashAttention-2 + RoPE's, {row['gpu']}, T {row['seq_len']}, D {row['head_dim']}"
+        comparisons.append(bounded(f"{name}, {row['logits']} reach", Estimate(math.log(row["ratio"]), spread)))
     if not comparisons:
         return not_measured("No kernel times of both are stored; `python -m kernels.benchmark times` measures them.")
     factors = [math.exp(each.estimate.effect) for each in comparisons]

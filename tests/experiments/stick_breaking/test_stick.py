@@ -168,6 +168,7 @@ def test_s5_reads_the_stored_kernel_times(tmp_path):
     assert s5(cost(tmp_path / "a")).status is Status.NOT_MEASURED
     verdict = s5(cost(tmp_path / "b", factor=1.2))
     assert verdict.status is Status.HOLDS and "to 1.32 times" in verdict.sentence
+    assert "RoPE's, GPU, T 16384, D 64, long reach" in verdict.decisive.name, "which GPU, whatever else was timed at this scale"
     assert s5(cost(tmp_path / "c", factor=1.6)).status is Status.FAILS
 
 
