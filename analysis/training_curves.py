@@ -70,8 +70,8 @@ def summary(study: Study) -> Table:
     values: dict[str, list[Cell]] = {}
     for each in found:
         last_SN = each.loss_SN[:, -max(1, round(LAST_SHARE * len(each.tokens))) :]
-        mfu = 100 * each.mfu.max(keepdims=True) if np.isfinite(each.mfu).all() else None
-        cells = [np.nanmean(last_SN, axis=1), each.tokens_per_s.max(keepdims=True), mfu]
+        mfu = 100 * float(each.mfu.max()) if np.isfinite(each.mfu).all() else None
+        cells: list[Cell] = [np.nanmean(last_SN, axis=1), float(each.tokens_per_s.max()), mfu]
         values[each.label] = cells[: len(columns)]
     note = f"{about(study)} Trainings may have shared a GPU."
     return over_seeds("Training", columns, values, note)

@@ -294,6 +294,7 @@ def test_the_table_of_trainings(monkeypatch):
         assert len(table.columns) == columns
         assert table.rows["mamba2"][:2] == [(197 + 201.5) / 2, 300.0]
         assert table.spreads["mamba2"][0] == pytest.approx(4.5 / math.sqrt(2))
+        assert table.note.endswith("standard deviation over 2 seeds."), "and not 1 to 2 for the speed of the fastest"
     assert found[0].shown(0.5).tolist() == list(range(100, 200))
     monkeypatch.setattr("analysis.training_curves.trainings", lambda study: found)
     assert summary(study()).rows["fox_pro"][2] == 50.0
