@@ -92,7 +92,7 @@ class Estimate:
 
     @property
     def _independent(self) -> float:
-        """Of a share: the independent things that would have its error, and not more than were counted."""
+        """Count the independent things that would have a share's error, at most as many as were counted."""
         spread = abs(self.effect) * (self.whole - abs(self.effect))
         error = self.error or 0.0
         return min(self.counted, spread / error**2) if spread and error > self.whole / self.counted else self.counted

@@ -137,7 +137,7 @@ BOOKS_125M = _paper(
 # The same on the tokens that a few hundred MB of books have when they are read three times and a half.
 BOOKS_125M_LONGER = replace(
     BOOKS_125M, name="125m-0.5b", about="125m-0.2b with more than twice the tokens; an hour on one GPU",
-    train_tokens=2**19 * 1030, warmup_tokens=2**19 * 103, heldout_documents=128,
+    train_tokens=2**19 * 1032, warmup_tokens=2**19 * 104, heldout_documents=128,
 )  # fmt: skip
 
 # Table 7: SlimPajama's documents, most of which are short, packed to rows of the training length. The paper leaves tokeniser,

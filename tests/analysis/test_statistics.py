@@ -137,7 +137,7 @@ def test_three_seeds_speak_for_themselves():
 
 @pytest.mark.parametrize(("right", "ends"), [(2, (5.67, 50.98)), (1, (1.79, 40.42)), (0, (0, 27.75)), (10, (72.25, 100))])
 def test_the_interval_of_a_share_is_wilsons(right, ends):
-    """Of ten, as printed in tables of it; what it leaves out is what is rejected."""
+    """As printed in tables of it, for ten items; what it leaves out is what is rejected."""
     found = share(Estimate(10.0 * right, (right * (10 - right) / 10) ** 0.5 * 10), 10)
     assert found.interval == pytest.approx(ends, abs=0.01) and found.interval[0] >= 0 and found.interval[1] <= 100
     if right:
@@ -148,8 +148,8 @@ def test_the_interval_of_a_share_is_wilsons(right, ends):
 
 
 def test_two_samples_that_agree_are_not_certain():
-    """Of ten needles each finds two. t(1) is 12.706, so z = 161.45 / 20 = 8.072: (20 + 50 z +- root(z (20 x 80 + 2500 z))) /
-    (1 + z). A difference of theirs has the error of one needle of twenty, 5 points."""
+    """Two sentences of ten needles, two found of each. t(1) is 12.706, so z = 161.45 / 20 = 8.072:
+    (20 + 50 z +- root(z (20 x 80 + 2500 z))) / (1 + z). A difference of theirs has the error of one needle of twenty, 5."""
     right = np.array([[100.0] * 2 + [0.0] * 8 + [0.0] * 8 + [100.0] * 2])
     term = Term.of("a", 1.0, right, np.repeat([0, 1], 10))
     found = contrast([term])

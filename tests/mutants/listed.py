@@ -226,9 +226,6 @@ FAULTS = {
         ("Compute.inference", 'self.precision == "bf16"', "False"),
         ("document_losses", "bos_id", "0"),
     ],
-    "eval/test_pruning test_attention_speed": [
-        ("pruning_by", 'layers.values() if rule == "tight" else ()', "()"),
-    ],
     "test_throughput": [
         ("evaluate", "seconds_RM[:, 1] / seconds_RM[:, 0]", "seconds_RM[:, 0] / seconds_RM[:, 1]"),
     ],

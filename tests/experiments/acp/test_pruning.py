@@ -89,7 +89,7 @@ def test_a_few_heads_are_no_share_of_heads(tmp_path):
 
 
 def test_a_share_of_heads_has_wilsons_interval():
-    """Of four heads none: z^2 / (n + z^2) = 3.8415 / 7.8415."""
+    """None of four heads: z^2 / (n + z^2) = 3.8415 / 7.8415."""
     none = acp_pruned_share._share_of(np.zeros(4, bool), 1)
     assert none.interval == pytest.approx((0, 0.4899), abs=1e-4) and none.seeds == 1
 
