@@ -31,11 +31,11 @@ class DecodingCache:
         self.layers: dict[int, State] = {}
         self.seq_len = 0
         self.position: Tensor | None = None
-        """Of a cache with room: `seq_len` as (1,) int64 on the model's device."""
+        """Number of tokens cached, (1,) int64 on the model's device; None without room."""
         self.seq_start: Tensor | None = None
-        """Of a cache with room: first real position (B,) of each sequence, int32, None without padding."""
+        """First real position of each sequence, (B,) int32; None without padding, or without room."""
         self.graphed: Any = None
-        """Of a cache with room: the step as a CUDA graph, once there is one."""
+        """Step as a CUDA graph, once a cache with room has one."""
 
     def __len__(self) -> int:
         return len(self.layers)

@@ -17,6 +17,7 @@ from models.cache import DecodingCache
 from models.graphed import PLAIN_STEPS, GraphedStep
 from models.spec import ForgettingTransformerSpec
 from tests.models.conftest import SPECS
+from tests.models.test_gpu import CASES, WIDE
 from tests.models.test_models import generate, pad_left
 
 PLACED = [key for key, spec in SPECS.items() if spec.has_places]
@@ -178,17 +179,11 @@ def test_a_host_that_reads_a_number_is_found(recorded):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("key", PLACED)
+@pytest.mark.parametrize(("key", "dtype"), [case for case in CASES if case[0] in PLACED])
 def test_a_cuda_graph_goes_on(key, dtype, tokens):
     """Also when autocast was left and entered again in between, whose rounded weights are gone by then."""
-    from tests.models.test_gpu import BF16_ONLY, WIDE
-
-    spec = WIDE[key]
-    if dtype == "fp32" and isinstance(spec, BF16_ONLY):
-        pytest.skip("no kernel for fp32")
     torch.manual_seed(0)
-    model, tokens = build_model(spec).eval().cuda(), tokens.cuda()
+    model, tokens = build_model(WIDE[key]).eval().cuda(), tokens.cuda()
     prompt, mask = pad_left(tokens[:, :70], [70, 31, 3])
     mask = mask.cuda()
     plain, cache = DecodingCache(), DecodingCache(room=120)
