@@ -11,7 +11,9 @@ from eval.shell.batching import check_positions, in_batches, recorded
 from eval.shell.context import Compute, Context
 from eval.shell.loading import Loaded
 from eval.shell.spec import Precision
+from models.build import spec_of
 from models.cache import DecodingCache
+from models.causal_lm import CausalLM
 
 Stop = Callable[[list[int]], bool]
 NewCache = Callable[[int], DecodingCache]
@@ -27,6 +29,7 @@ def greedy(
 ) -> Callable[[Sequence[list[int]]], list[list[int]]]:
     """Return a function that continues the prompts of one batch, see `generate`."""
     filler = min(stop_ids, default=0)
+    cache = cache or own_cache(model, compute)
     ends = dict(max_new_tokens=max_new_tokens, eos_token_id=sorted(stop_ids) or None, pad_token_id=filler)
     config = GenerationConfig(do_sample=False, use_cache=True, **ends)
 
@@ -57,6 +60,13 @@ def greedy(
     return run
 
 
+def own_cache(model: PreTrainedModel, compute: Compute) -> NewCache | None:
+    """Return what makes the cache of a batch whose steps a GPU replays as one graph; None where the model makes its own."""
+    if compute.on_cuda and isinstance(model, CausalLM) and spec_of(model).has_places:
+        return lambda longest: DecodingCache(room=longest)
+    return None
+
+
 def generate(
     model: PreTrainedModel,
     prompts: Sequence[list[int]],
@@ -70,9 +80,9 @@ def generate(
 ) -> list[list[int]]:
     """Return greedy continuations (token ids, prompts left out) of `prompts` (token ids, BOS included), in their order. A
     sequence ends at `max_new_tokens`, before the first of `stop_ids` (not returned), or after the token that makes `stop(new
-    ids)` true. `batch_tokens`: see `in_batches`. `cache` makes that of a batch from the tokens that its texts
-    have at most. ValueError for an empty prompt, and for one that is too long for the model's positions or the machine's
-    memory."""
+    ids)` true. `batch_tokens`: see `in_batches`. `cache` makes that of a batch from the tokens that its texts have at most
+    (None: `own_cache`). ValueError for an empty prompt, and for one that is too long for the model's positions or the
+    machine's memory."""
     if [] in prompts:
         raise ValueError(f"prompt {prompts.index([])} has no tokens; a prompt begins with BOS")
     run = greedy(model, compute, max_new_tokens, stop_ids, stop, cache)
