@@ -1,7 +1,5 @@
 """Attention speed: what the layers are given is kept from one pass, then attention is timed alone; then whole steps."""
 
-from dataclasses import replace
-
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import numpy as np
 import pandas as pd
@@ -10,7 +8,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from eval.attention_speed.spec import Spec
-from eval.pruning.measure import pruning_by
 from eval.shell.context import Compute, Context
 from eval.shell.heldout import open_heldout
 from eval.shell.loading import Loaded
@@ -18,7 +15,7 @@ from eval.shell.machine import check_machine
 from eval.throughput.measure import QUANTILES, seconds_of, training_step
 from eval.throughput.spec import Spec as Timing
 from kernels.forgetting_attention import forgetting_attention
-from models.forgetting_transformer.module import ForgettingAttention, gated_layers, watched
+from models.forgetting_transformer.module import ForgettingAttention, gated_layers, pruning, watched
 
 Given = tuple[ForgettingAttention, Tensor, Tensor, Tensor, Tensor]
 
@@ -32,35 +29,31 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     layers = gated_layers(model)
     ids = corpus.heldout.read(slice(0, spec.batch_size), 0, spec.seq_len).astype(np.int64)
     ids_BT = torch.from_numpy(ids).to(context.device)
-    with pruning_by(layers, spec.rule, spec.log_tolerance):
-        found = _times(model, ids_BT, spec, compute)
+    found = _times(model, layers, ids_BT, spec, compute)
     rows = [(*key, *milliseconds(seconds), ids_BT.numel(), machine) for key, seconds in found.items()]
     return pd.DataFrame(rows, columns=list(spec.SCHEMA.columns))
 
 
-def _times(model: PreTrainedModel, ids_BT: Tensor, spec: Spec, compute: Compute) -> dict[tuple[str, int], np.ndarray]:
+def _times(
+    model: PreTrainedModel, layers: dict[int, ForgettingAttention], ids_BT: Tensor, spec: Spec, compute: Compute
+) -> dict[tuple[str, int], np.ndarray]:
     """Return seconds of every repeat by what is timed, without pruning (0) and with it (1)."""
-    layers = gated_layers(model)
     timing = Timing(seq_len=spec.seq_len, batch_size=spec.batch_size, warmup=spec.warmup, repeats=spec.repeats, compile=True)
-    own = {place: layer.spec for place, layer in layers.items()}
     given: list[Given] = []
     with compute.inference(), watched(layers, lambda *what: given.append(what)):  # type: ignore[arg-type]
         model(input_ids=ids_BT, use_cache=False, logits_to_keep=1)
     found: dict[tuple[str, int], np.ndarray] = {}
     for is_pruned, tolerance in enumerate((None, spec.log_tolerance)):
-        found["attention_forward", is_pruned] = _attention(given, tolerance, timing, compute, backward=False)
-        found["attention", is_pruned] = _attention(given, tolerance, timing, compute, backward=True)
+        with pruning(layers.values(), tolerance, spec.rule):
+            found["attention_forward", is_pruned] = _attention(given, tolerance, timing, compute, backward=False)
+            found["attention", is_pruned] = _attention(given, tolerance, timing, compute, backward=True)
     given.clear()
-    try:
-        for is_pruned, tolerance in enumerate((None, spec.log_tolerance)):
-            for place, layer in layers.items():
-                tightly = own[place].prune_tightly and tolerance is not None
-                layer.spec = replace(own[place], prune_log_tolerance=tolerance, prune_tightly=tightly)
-            with training_step(model, ids_BT.cpu(), timing, compute) as step:
-                found["step", is_pruned] = seconds_of("training steps", [step], timing, compute)
-    finally:
-        for place, layer in layers.items():
-            layer.spec = own[place]
+    for is_pruned, tolerance in enumerate((None, spec.log_tolerance)):
+        with (
+            pruning(layers.values(), tolerance, spec.rule),
+            training_step(model, ids_BT.cpu(), timing, compute) as step,
+        ):
+            found["step", is_pruned] = seconds_of("training steps", [step], timing, compute)
     return found
 
 

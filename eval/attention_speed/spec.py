@@ -10,7 +10,7 @@ from typing import Literal, Self
 import pandas as pd
 
 from eval.shell.heldout import HeldoutSpec
-from eval.shell.spec import Content, Setting
+from eval.shell.spec import Content, LogTolerance, Setting
 from models.spec_parts import NonNegativeInt, PositiveInt, strict
 from results.schema import Schema, integer, number, text
 
@@ -27,7 +27,7 @@ class Spec(HeldoutSpec):
     warmup: NonNegativeInt = 2
     """Repeats that do not count."""
     repeats: PositiveInt = 5
-    log_tolerance: float = -10.0
+    log_tolerance: LogTolerance = -10.0
     """log(eps) of the pruning."""
     machine: Content = None
     """GPU, or CPU and its cores."""

@@ -16,6 +16,7 @@ from typing import Literal
 import pandas as pd
 
 from eval.shell.heldout import HeldoutSpec
+from eval.shell.spec import LogTolerance
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number, text
 
@@ -33,7 +34,7 @@ class Spec(HeldoutSpec):
     """First documents of the held-out split."""
     depths: PositiveInt = 16
     """Places of a document, evenly apart, at which the keys that remain are counted."""
-    log_tolerance: float = -10.0
+    log_tolerance: LogTolerance = -10.0
     """Log of the share of its probability that a query may lose."""
 
     GATED = True
@@ -49,8 +50,6 @@ class Spec(HeldoutSpec):
     def __post_init__(self) -> None:
         if self.depths > self.context_len:
             raise ValueError(f"depths {self.depths} must be at most context_len {self.context_len}")
-        if self.log_tolerance >= 0:
-            raise ValueError(f"log_tolerance {self.log_tolerance}: give the log of a share, below 0, e.g. -10")
 
     @property
     def positions(self) -> list[int]:

@@ -2,9 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
@@ -21,7 +19,7 @@ from eval.shell.machine import check_machine, peak_memory_gib, reset_peak_memory
 from kernels.fla_cpu.tuning import lift_limit
 from models.build import spec_of
 from models.cache import DecodingCache
-from models.forgetting_transformer.module import ForgettingAttention
+from models.forgetting_transformer.module import ForgettingAttention, pruning
 from training.progress import Progress
 
 QUANTILES = (0.2, 0.5, 0.8)
@@ -32,7 +30,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     this suite, and what `open_heldout` raises."""
     machine = check_machine(spec.machine, context.device)
     corpus, model, compute = open_heldout(spec, loaded, context), loaded.model, context.compute(spec.precision)
-    ways = caches(model)
+    ways, layers = caches(model), _gated(model)
     lift_limit()  # fla's kernels at their best, as ours are
     rows = []
     with Progress("decoding", len(ways) * len(spec.lengths) * len(spec.batch_sizes)) as progress:
@@ -41,7 +39,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
                 given = corpus.heldout.read(slice(0, batch_size), 0, length - spec.new_tokens - 1).tolist()
                 prompts = [[corpus.spec.bos_id, *ids] for ids in given]
                 for name, new_cache in ways.items():
-                    with pruned(model, spec.log_tolerance if name == "pruned" else None):
+                    with pruning(layers, spec.log_tolerance if name == "pruned" else None, "acp"):
                         found = decoded(model, prompts, new_cache, spec, compute)
                     rows.append(dict(cache=name, seq_len=length, batch_size=batch_size, **found, machine=machine))
                     progress.advance()
@@ -63,21 +61,6 @@ def caches(model: PreTrainedModel) -> dict[str, NewCache]:
 def _gated(model: PreTrainedModel) -> list[ForgettingAttention]:
     layers = [module for module in model.modules() if isinstance(module, ForgettingAttention)]
     return [layer for layer in layers if layer.spec.forget_gate != "none"]
-
-
-@contextmanager
-def pruned(model: PreTrainedModel, log_tolerance: float | None) -> Iterator[None]:
-    """Have the attention of a FoX prune by ACP's rule with this tolerance, and not at all with None, whatever it was trained
-    with."""
-    layers = _gated(model)
-    own = [layer.spec for layer in layers]
-    try:
-        for layer in layers:
-            layer.spec = replace(layer.spec, prune_log_tolerance=log_tolerance, prune_tightly=False)
-        yield
-    finally:
-        for layer, before in zip(layers, own, strict=True):
-            layer.spec = before
 
 
 def decoded(

@@ -14,7 +14,7 @@ from typing import Literal, Self
 import pandas as pd
 
 from eval.shell.heldout import HeldoutSpec
-from eval.shell.spec import Content, Setting
+from eval.shell.spec import Content, LogTolerance, Setting
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number, text
 
@@ -36,7 +36,7 @@ class Spec(HeldoutSpec):
     """Tokens that are decoded."""
     repeats: PositiveInt = 2
     """Continuations that are timed, after one that is not."""
-    log_tolerance: float = -10.0
+    log_tolerance: LogTolerance = -10.0
     """Log of the share of its probability that a query may lose by pruning."""
     machine: Content = None
     """GPU, or CPU and its cores: another machine's timing is another evaluation."""
@@ -63,8 +63,6 @@ class Spec(HeldoutSpec):
             raise ValueError("name at least one length and one batch size")
         if min(self.lengths) <= self.new_tokens:
             raise ValueError(f"length {min(self.lengths)} leaves no prompt before {self.new_tokens} new tokens: ask for more")
-        if self.log_tolerance >= 0:
-            raise ValueError(f"log_tolerance {self.log_tolerance}: give the log of a share, below 0, e.g. -10")
 
     @property
     def extent(self) -> tuple[int, int]:

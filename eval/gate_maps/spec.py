@@ -11,6 +11,7 @@ import pandas as pd
 
 from data.corpus import Counts
 from eval.shell.heldout import HeldoutSpec
+from eval.shell.spec import LogTolerance
 from models.spec import ForgettingTransformerSpec
 from models.spec_parts import NonNegativeInt, PositiveInt, strict
 from results.schema import Schema, integer, number, text
@@ -36,7 +37,7 @@ class Spec(HeldoutSpec):
     """Side of the stored matrices."""
     distance: PositiveInt = 1024
     """Tokens back at which F is taken for its median (1024 in the suggested criterion)."""
-    log_tolerance: float = -10.0
+    log_tolerance: LogTolerance = -10.0
     """log(eps) of adaptive computation pruning."""
 
     GATED = True

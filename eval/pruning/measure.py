@@ -4,7 +4,6 @@ Suffixes: B batch, T tokens (or keys), Q queries, H heads, M query tiles."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
@@ -21,7 +20,7 @@ from eval.shell.context import Compute, Context
 from eval.shell.heldout import open_heldout
 from eval.shell.loading import Loaded
 from kernels.forgetting_attention import TILE, attention_without_tiles, forgetting_attention, gates_of_sums
-from models.forgetting_transformer.module import ForgettingAttention, gated_layers
+from models.forgetting_transformer.module import ForgettingAttention, gated_layers, pruning
 from training.progress import Progress
 
 Layers = Mapping[int, ForgettingAttention]
@@ -47,19 +46,6 @@ def attending(layers: Layers, attend: Attend) -> Iterator[None]:
 
 def attend_whole(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> Tensor:
     return forgetting_attention(q, k, v, log_fgate)
-
-
-@contextmanager
-def pruning_by(layers: Layers, rule: str | None, log_tolerance: float) -> Iterator[None]:
-    """Make the layers prune by a rule, whatever they were trained with; None leaves them as they are."""
-    own = {place: layer.spec for place, layer in layers.items()}
-    for layer in layers.values() if rule == "tight" else ():
-        layer.spec = replace(layer.spec, prune_log_tolerance=log_tolerance, prune_tightly=True)
-    try:
-        yield
-    finally:
-        for place, layer in layers.items():
-            layer.spec = own[place]
 
 
 class Pruned:
@@ -108,7 +94,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     def skip(layer: ForgettingAttention, q: Tensor, k: Tensor, log_fgate: Tensor) -> Tensor:
         return layer.pruned_tiles(q, k, log_fgate, spec.log_tolerance, spec.tile)
 
-    with pruning_by(layers, spec.rule, spec.log_tolerance), Progress("pruning", spec.num_documents) as progress:
+    with pruning(layers.values(), spec.log_tolerance, spec.rule), Progress("pruning", spec.num_documents) as progress:
         for document in range(spec.num_documents):
             target_T = corpus.heldout.read(slice(document, document + 1), 0, spec.context_len)[0]
             if document == 0:

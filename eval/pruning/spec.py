@@ -10,6 +10,7 @@ from typing import Literal
 import pandas as pd
 
 from eval.shell.heldout import HeldoutSpec
+from eval.shell.spec import LogTolerance
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number, text
 
@@ -32,7 +33,7 @@ class Spec(HeldoutSpec):
     """Tokens of a tile's side; 128 are the kernels' own, smaller ones say something of contexts of a few hundred tokens."""
     decoded_tokens: PositiveInt = 32
     """Tokens at the end of each document that are decoded from the cache."""
-    log_tolerance: float = -10.0
+    log_tolerance: LogTolerance = -10.0
     """log(eps) of the pruning."""
     rule: Literal["tight"] | None = None
     """Rule of the pruning; None: the model's own, which is ACP's where it was trained without."""

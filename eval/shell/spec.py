@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 import pandas as pd
 import tyro
+from pydantic import AfterValidator
 
 from data.corpus import Counts
 from data.spec import DataSpec
@@ -26,6 +27,16 @@ PrecisionOption = Annotated[
 ]
 Content = Annotated[str | None, tyro.conf.Suppress]
 """Digest (or name) of what will be read: filled in by `bound`, never typed."""
+
+
+def _share(log_tolerance: float) -> float:
+    if log_tolerance >= 0:
+        raise ValueError(f"log_tolerance {log_tolerance}: give the log of a share, below 0, e.g. -10")
+    return log_tolerance
+
+
+LogTolerance = Annotated[float, AfterValidator(_share)]
+"""Log of the share of its probability that a query may lose."""
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ head; gate it; project. Parameter names and config keys are those of the publish
 Suffixes: B batch, T tokens, H heads, D head dimension, d hidden size."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -366,6 +367,24 @@ def watched(layers: Mapping[int, ForgettingAttention], visit: Callable[..., None
         for layer in layers.values():
             stack.enter_context(layer.register_forward_pre_hook(hook))
         yield
+
+
+@contextmanager
+def pruning(
+    layers: Iterable[ForgettingAttention], log_tolerance: float | None, rule: Literal["acp", "tight"] | None = None
+) -> Iterator[None]:
+    """Have the layers prune with this tolerance, not at all with None, whatever they were trained with. `rule`: None for that
+    of their spec."""
+    own = [(layer, layer.spec) for layer in layers]
+    try:
+        for layer, spec in own:
+            tightly = spec.prune_tightly if rule is None else rule == "tight"
+            tightly = tightly and log_tolerance is not None
+            layer.spec = replace(spec, prune_log_tolerance=log_tolerance, prune_tightly=tightly)
+        yield
+    finally:
+        for layer, spec in own:
+            layer.spec = spec
 
 
 class Model(Backbone):

@@ -11,7 +11,7 @@ from eval.decoding.spec import FIRST, Spec
 from eval.shell.context import Compute
 from eval.shell.generation import generate
 from models.build import build_model
-from models.forgetting_transformer.module import gated_layers
+from models.forgetting_transformer.module import gated_layers, pruning
 from models.spec import FoxHybridSpec, Mamba2Spec, SambaSpec
 
 SMALL = dict(vocab_size=512, hidden_size=64, num_layers=2)
@@ -92,7 +92,7 @@ def test_all_ways_give_the_same_tokens(tiny_fox):
     model, prompts = forgetful(tiny_fox()), [[1, *range(40, 140)], [1, *range(7, 107)]]
     texts = []
     for name, cache in measure.caches(model).items():
-        with measure.pruned(model, -10.0 if name == "pruned" else None):
+        with pruning(gated_layers(model).values(), -10.0 if name == "pruned" else None, "acp"):
             texts.append(generate(model, prompts, Compute(), max_new_tokens=12, cache=cache))
     assert len(texts) == 3 and texts[0] == texts[1] == texts[2] == generate(model, prompts, Compute(), max_new_tokens=12)
 

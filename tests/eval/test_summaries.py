@@ -196,6 +196,9 @@ def test_runs_that_an_evaluation_refuses(kind, given, run, why):
     ("needle", dict(mode="passkey", judge="j"), "is scored by match"),
     ("cache_eviction", dict(context_len=8, depths=9), "must be at most context_len 8"),
     ("cache_eviction", dict(context_len=16, log_tolerance=0.0), "below 0"),
+    ("pruning", dict(context_len=40, log_tolerance=15.0), "log_tolerance 15.0: give the log of a share, below 0"),
+    ("attention_speed", dict(seq_len=8, log_tolerance=0.0), "below 0"),
+    ("gate_maps", dict(seq_len=8, layers=1, heads=1, log_tolerance=0.0), "below 0"),
     ("throughput", dict(mode="generate", beside=FOX), "use mode 'train'"),
 ])  # fmt: skip
 def test_specs_that_ask_for_nothing_or_for_what_is_not_there(kind, given, why):
