@@ -62,7 +62,9 @@ class Run(Request):
     """Do what is missing, then draw. Ctrl-C at any time: the same command goes on from there."""
 
     slots: int | None = None
-    """Tasks at a time; default: one a GPU, or one a CPU core. More than GPUs share them: two small models keep one busier."""
+    """Tasks at a time; default: one a GPU, or one a CPU core. More than GPUs share them."""
+    processes: int = 1
+    """Processes that share each training, each with a GPU of its own (or a CPU core)."""
 
     def run(self, console: Console) -> int:
         job = os.environ.get("SLURM_JOB_ID")
@@ -70,7 +72,7 @@ class Run(Request):
             where = f"this shell belongs to SLURM's job {job}, but may be on a login node"
             remedy = "begin the command with `srun --nodes=1 --ntasks=1`, which trains one run a GPU of the job's first node"
             raise ValueError(f"{where}: {remedy}; `python -m slurm run` submits jobs.")
-        return execute.execute(_planned(self), self.slots, console)
+        return execute.execute(_planned(self), self.slots, self.processes, console)
 
 
 def _planned(request: Request, *, rehearsal: bool = False) -> plan.Plan:

@@ -49,19 +49,21 @@ def fetch(plan: Plan, console: Console) -> None:
         console.print(f"[green]done[/]  data of {spec.kind}")
 
 
-def execute(plan: Plan, slots: int | None, console: Console) -> int:
+def execute(plan: Plan, slots: int | None, processes: int, console: Console) -> int:
     """Do what is missing and draw what is whole. Returns 0, 1 if a task failed (everything else is still done), or 3 where what
     was stored is not met."""
     if slots is not None and slots < 1:
         raise ValueError(f"--slots {slots}: give at least 1.")
+    if processes < 1:
+        raise ValueError(f"--processes {processes}: give at least 1.")
     check_writable(plan.request.results_dir, "--results-dir", "choose another")  # and not once all is trained
     prepare_corpora(plan, console)
     write_specs(plan)
     # A trained model is evaluated before the next one is trained: what is finished then stays, whatever comes. Of the rest
     # the most work first: begun last, it would keep one slot busy while the others stand idle.
-    todo = [task for task in graph.tasks(plan) if task.kind != "draw"]
+    todo = [task for task in graph.tasks(plan, processes=processes) if task.kind != "draw"]
     todo.sort(key=lambda task: (task.kind == "train", -task_flops(task)))
-    failed = run_tasks(todo, slots, plan.request.device, console) if todo else []
+    failed = run_tasks(todo, slots, processes, plan.request.device, console) if todo else []
     if not todo:
         console.print(f"all {len(plan.runs)} runs and their evaluations exist already")
     code = draw([*plan.drawings.values()], console)

@@ -1,7 +1,9 @@
-"""Run the tasks of a plan on this machine: as many at a time as there are GPUs, or CPU cores where there is none."""
+"""Run the tasks of a plan on this machine: as many at a time as there are GPUs, or CPU cores where there is none; several
+processes share a training where that is asked for."""
 
 import os
 import signal
+import socket
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -20,6 +22,8 @@ from training.progress import LINE_EVERY_S, numbers
 POLL_S = 0.1
 PROCESS_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SAVE_S = 120.0
+TOGETHER = (restarts.FINISHED, restarts.REQUEUE, restarts.INTERRUPTED)
+"""Exit codes with which all processes of a training end at about the same time."""
 # What the processes of a task import that takes long, whatever its model.
 IMPORTS = {
     "training": ("training.loop", "torch.utils.tensorboard", "zarr"),
@@ -29,20 +33,38 @@ IMPORTS = {
 
 @dataclass
 class _Running:
-    """A task, its process, and the GPU that it has, by name (empty on CPUs)."""
+    """A task, its processes, and the GPU that each has, by name (empty on CPUs)."""
 
     task: Planned
-    process: BaseProcess
-    gpu: str
+    processes: list[BaseProcess]
+    gpus: list[str]
     started: float = field(default_factory=time.monotonic)
+    crashed: int | None = None
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
+    @property
+    def alive(self) -> bool:
+        return any(process.is_alive() for process in self.processes)
+
     def send(self, number: signal.Signals) -> None:
-        if self.process.is_alive() and self.process.pid is not None:
-            os.kill(self.process.pid, number)
+        for process in self.processes:
+            if process.is_alive() and process.pid is not None:
+                os.kill(process.pid, number)
+
+    def ended_with(self) -> int | None:
+        """Return the exit code once every process has ended: that of one which failed, if any did. Such a one ends the others,
+        which would wait for it."""
+        codes = [process.exitcode for process in self.processes]
+        if self.crashed is None:
+            self.crashed = next((code for code in codes if code not in (None, *TOGETHER)), None)
+            if self.crashed is not None:
+                self.send(signal.SIGKILL)
+        if None in codes:
+            return None
+        return max(code or 0 for code in codes) if self.crashed is None else self.crashed
 
     def progress(self) -> str:
         """Name and progress; a training's numbers are the last line of its metrics.jsonl."""
@@ -65,12 +87,24 @@ def gpus() -> list[str]:
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
-def run_tasks(tasks: list[Planned], slots: int | None, device: str, console: Console) -> list[Planned]:
-    """Run `tasks`, `slots` at a time (default: one a GPU, or one a CPU core). Return those that failed or could not start.
+def run_tasks(tasks: list[Planned], slots: int | None, processes: int, device: str, console: Console) -> list[Planned]:
+    """Run `tasks`, `slots` at a time (default: one a GPU, or one a CPU core), a training in so many `processes`, each of which
+    takes a slot. Return those that failed or could not start. ValueError: a training has more processes than there is place.
 
     A task starts when what it needs is done; when one fails, those that need it are left out and all others go on. Ctrl-C and
     SIGTERM let the running ones save and raise KeyboardInterrupt."""
-    return _Pool(tasks, slots, device, console).run()
+    return _Pool(tasks, slots, processes, device, console).run()
+
+
+def _group(size: int) -> list[dict[str, str]]:
+    """Return the variables by which each process of a training finds the others, as torchrun sets them; none for one."""
+    if size == 1:
+        return [{}]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = dict(WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    return [common | dict(RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(size)]
 
 
 def _imports(task: Planned) -> tuple[str, ...]:
@@ -85,17 +119,20 @@ def _cores() -> int:
 
 
 class _Pool:
-    def __init__(self, tasks: list[Planned], slots: int | None, device: str, console: Console):
+    def __init__(self, tasks: list[Planned], slots: int | None, processes: int, device: str, console: Console):
         self.waiting = deque(tasks)
         self.open = {task.key for task in tasks}
         self.running: list[_Running] = []
         self.failed: list[Planned] = []
         self.total, self.done = len(tasks), 0
-        self.forked, self.console = device != "cuda", console
+        self.forked, self.processes, self.console = device != "cuda", processes, console
         names = [""] if self.forked else gpus()
-        slots = slots or (_cores() if self.forked else len(names))
+        slots = slots or (max(_cores(), processes) if self.forked else len(names))
         self.free = [names[slot % len(names)] for slot in range(slots)]
-        # Of a torchrun that the shell is from: a training here is one process, and would wait for the others.
+        if processes > self._places():
+            what = f"--slots {slots}" if self.forked or slots < len(names) else f"GPUs {', '.join(names)}"
+            raise ValueError(f"--processes {processes}: {what} are too few for one training; give fewer processes")
+        # Of a torchrun that the shell is from: a training here would wait for its processes.
         self.environment = {name: value for name, value in os.environ.items() if name not in PROCESS_GROUP}
         self.environment["PYTHONUNBUFFERED"] = "1"
         if self.forked:
@@ -114,8 +151,10 @@ class _Pool:
                 while self.waiting or self.running:
                     self._start_ready()
                     time.sleep(POLL_S)
-                    for running in [each for each in self.running if each.process.exitcode is not None]:
-                        self._ended(running)
+                    for running in list(self.running):
+                        code = running.ended_with()
+                        if code is not None:
+                            self._ended(running, code)
                     self._show(status)
             except KeyboardInterrupt as interrupt:
                 self._interrupt(signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
@@ -130,7 +169,7 @@ class _Pool:
                 self.failed.append(task)
                 self.open.discard(task.key)
                 failed.add(task.key)
-            elif self.free and self.open.isdisjoint(task.needs) and self._has_room(task):
+            elif self._width(task) <= self._places() and self.open.isdisjoint(task.needs) and self._has_room(task):
                 self.waiting.remove(task)
                 self._start(task)
 
@@ -138,21 +177,34 @@ class _Pool:
         """A timing waits until nothing else is left to do beside it, and then has the machine for itself."""
         return not task.alone or (not self.running and all(other.alone for other in self.waiting))
 
+    def _width(self, task: Planned) -> int:
+        return self.processes if task.kind == "train" else 1
+
+    def _places(self) -> int:
+        """Count the processes of one task that could start now: on GPUs each has one of its own."""
+        return len(self.free) if self.forked else len(set(self.free))
+
     def _start(self, task: Planned) -> None:
-        gpu = min(self.free, key=[running.gpu for running in self.running].count)  # that has the fewest tasks
-        self.free.remove(gpu)
+        taken: list[str] = []
+        for _ in range(self._width(task)):
+            apart = [gpu for gpu in self.free if self.forked or gpu not in taken]
+            in_use = [gpu for running in self.running for gpu in running.gpus]
+            taken.append(min(apart, key=in_use.count))  # that has the fewest tasks
+            self.free.remove(taken[-1])
         task.log.parent.mkdir(parents=True, exist_ok=True)
         restarts.note_start(task.journal, self.job, task.folder)
-        with forks.environment(self.environment | {"CUDA_VISIBLE_DEVICES": gpu}):
-            # In a session of its own: Ctrl-C reaches the task through us, once, so that it can save.
-            process = forks.start(task.module, task.args, task.log, forked=self.forked)
-        self.running.append(_Running(task, process, gpu))
+        started = []
+        for rank, variables in enumerate(_group(len(taken))):
+            log = task.log.with_suffix(f".rank{rank}.log") if rank else task.log
+            with forks.environment(self.environment | {"CUDA_VISIBLE_DEVICES": ",".join(taken)} | variables):
+                # In a session of its own: Ctrl-C reaches the task through us, once, so that it can save.
+                started.append(forks.start(task.module, task.args, log, forked=self.forked))
+        self.running.append(_Running(task, started, taken))
 
-    def _ended(self, running: _Running) -> None:
-        task, code = running.task, running.process.exitcode
-        assert code is not None
+    def _ended(self, running: _Running, code: int) -> None:
+        task = running.task
         self.running.remove(running)
-        self.free.append(running.gpu)
+        self.free += running.gpus
         action, reason = restarts.note_end(task.journal, self.job, task.folder, code)
         seconds = f"({running.seconds:.0f} s)"
         if action == "again":
@@ -176,7 +228,7 @@ class _Pool:
         for running in self.running:
             running.send(number)
         end = time.monotonic() + SAVE_S
-        while any(running.process.is_alive() for running in self.running) and time.monotonic() < end:
+        while any(running.alive for running in self.running) and time.monotonic() < end:
             time.sleep(POLL_S)
         for running in self.running:
             running.send(signal.SIGKILL)  # those that are left

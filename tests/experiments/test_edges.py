@@ -385,7 +385,7 @@ def test_commands_hand_on_what_they_were_given(monkeypatch, words, did):
     monkeypatch.setattr(command, "machine_name", lambda device: "machine")
     monkeypatch.setattr(command.execute, "prepare_corpora", lambda *given: done.append("corpora"))
     monkeypatch.setattr(command.execute, "fetch", lambda *given: done.append("fetch"))
-    monkeypatch.setattr(command.execute, "execute", lambda made, slots, console: done.append(f"execute {slots}") or 3)
+    monkeypatch.setattr(command.execute, "execute", lambda made, slots, *_: done.append(f"execute {slots}") or 3)
     monkeypatch.setattr(command.overview, "print_plan", lambda made, mfu, console: done.append(f"print {mfu}"))
     monkeypatch.setattr(command.overview, "print_overview", lambda console, folder: done.append("list"))
     monkeypatch.setattr(command.overview, "print_ancestry", lambda stem, scale, *given: done.append(f"why {stem} {scale}"))

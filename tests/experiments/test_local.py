@@ -23,6 +23,13 @@ from pathlib import Path
 name, action, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 if action == "gpu":
     name += " " + os.environ["CUDA_VISIBLE_DEVICES"]
+if action == "group":
+    name += " " + " ".join(os.environ.get(each, "-") for each in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    name += f" {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} on {os.environ['CUDA_VISIBLE_DEVICES']}"
+if action == "one-crashes":
+    if os.environ["RANK"] == "1":
+        os._exit(7)
+    time.sleep(60)
 if action == "environment":
     name += " " + " ".join(os.environ.get(each, "-") for each in ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "MKL_CBWR"))
 with open(folder / "order", "a") as file:
@@ -65,12 +72,26 @@ def task(tmp_path, monkeypatch):
     return make
 
 
+class Ends:
+    """Task that ends at a time of the clock that is made up."""
+
+    def __init__(self, end: float, now: list[float], sent: list):
+        self.end, self.now, self.sent = end, now, sent
+
+    @property
+    def alive(self) -> bool:
+        return self.now[0] < self.end
+
+    def send(self, number: signal.Signals) -> None:
+        self.sent.append((number, self.now[0]))
+
+
 def order(folder: Path) -> list[str]:
     return (folder / "order").read_text().splitlines()
 
 
-def run(tasks: list[Planned], slots: int = 2) -> list[str]:
-    return [task.key for task in run_tasks(tasks, slots, "cpu", Console(quiet=True))]
+def run(tasks: list[Planned], slots: int = 2, processes: int = 1) -> list[str]:
+    return [task.key for task in run_tasks(tasks, slots, processes, "cpu", Console(quiet=True))]
 
 
 def test_tasks_wait_for_what_they_need_and_failures_leave_the_rest_alone(task, tmp_path):
@@ -143,7 +164,7 @@ def test_what_becomes_of_a_task(code, fruitless, action, why):
 def test_a_system_that_does_not_say_which_cores_are_ours(monkeypatch):
     """Such as macOS."""
     monkeypatch.delattr(os, "sched_getaffinity")
-    assert run_tasks([], None, "cpu", Console(quiet=True)) == []
+    assert run_tasks([], None, 1, "cpu", Console(quiet=True)) == []
 
 
 def test_more_slots_than_gpus_are_spread_over_them(task, tmp_path, monkeypatch):
@@ -152,7 +173,7 @@ def test_more_slots_than_gpus_are_spread_over_them(task, tmp_path, monkeypatch):
 
     def lines_of(names: str) -> list[list[str]]:
         (tmp_path / "order").unlink(missing_ok=True)
-        assert run_tasks([task(name, "gpu") for name in names], 4, "cuda", Console(quiet=True)) == []
+        assert run_tasks([task(name, "gpu") for name in names], 4, 1, "cuda", Console(quiet=True)) == []
         return [line.split() for line in order(tmp_path)]
 
     assert sorted(gpu for what, _, gpu in lines_of("ab") if what == "begin") == ["3", "7"]
@@ -163,17 +184,72 @@ def test_more_slots_than_gpus_are_spread_over_them(task, tmp_path, monkeypatch):
     assert begun[4][1] in {gpu for what, _, gpu in lines[: lines.index(fifth)] if what == "end"}
 
 
+def test_processes_of_a_training_find_each_other_and_each_has_its_place(task, tmp_path):
+    """Whatever else runs has one process, and starts once there is a place."""
+    assert run([task("train:a", "group"), task("evaluate:a", needs=("train:a",)), task("b"), task("c")], 3, 3) == []
+    lines = order(tmp_path)
+    group = [line.split()[2:] for line in lines if line.startswith("begin train:a")]
+    assert sorted(each[:4] for each in group) == [[str(rank), str(rank), "3", "3"] for rank in range(3)]
+    (address,) = {each[4] for each in group}
+    assert address.startswith("127.0.0.1:") and int(address.rpartition(":")[2]) > 1024
+    assert all(lines.index(f"begin {name}") > lines.index(f"end {' '.join(['train:a', *group[0]])}") for name in ("b", "c"))
+    assert sorted(path.name for path in (tmp_path / "logs").glob("train*")) == [
+        "train.log",
+        "train.rank1.log",
+        "train.rank2.log",
+    ]
+
+
+def test_one_process_that_fails_ends_the_others(task, tmp_path):
+    began = time.monotonic()
+    assert run([task("train:a", "one-crashes"), task("b")], 2, 2) == ["train:a"]
+    assert time.monotonic() - began < 30 and order(tmp_path)[-1] == "end b"
+    ends = [each for each in restarts.read(task("train:a").journal) if each["event"] == "end"]
+    assert [each["code"] for each in ends] == [7] * (restarts.MAX_RESTARTS + 1)
+
+
+@pytest.mark.parametrize(("codes", "code"), [
+    ([0, 0], 0), ([None, 0], None), ([75, 75], 75), ([0, 75], 75), ([130, 130], 130), ([2, None], None), ([2, -9], 2),
+    ([-9, 2], -9), ([None, None], None),
+])  # fmt: skip
+def test_the_exit_code_of_several_processes(codes, code):
+    processes = [SimpleNamespace(exitcode=each, is_alive=lambda each=each: each is None, pid=None) for each in codes]
+    assert local._Running(SimpleNamespace(), processes, []).ended_with() == code
+
+
+def test_a_training_has_gpus_of_its_own(task, tmp_path, monkeypatch):
+    """Two of four, twice, whatever shares them; and never two processes on one."""
+    monkeypatch.setattr(local, "gpus", lambda: ["3", "5", "7", "9"])
+    tasks = [task(name, "group") for name in ("train:a", "train:b")]
+    assert run_tasks(tasks, None, 2, "cuda", Console(quiet=True)) == []
+    on = {line.split()[1]: line.split()[-1] for line in order(tmp_path) if line.startswith("begin")}
+    assert sorted(",".join(on.values()).split(",")) == ["3", "5", "7", "9"]
+    pool = local._Pool([], 4, 2, "cuda", Console(quiet=True))
+    pool.free = ["3", "3"]
+    assert pool._places() == 1 < pool._width(tasks[0])
+
+
+@pytest.mark.parametrize(("device", "slots", "said"), [
+    ("cuda", None, "--processes 3: GPUs 3, 7 are too few"), ("cuda", 1, "--processes 3: --slots 1 are too few"),
+    ("cpu", 2, "--processes 3: --slots 2 are too few for one training; give fewer processes"),
+])  # fmt: skip
+def test_a_training_that_never_had_a_place_is_refused(monkeypatch, device, slots, said):
+    monkeypatch.setattr(local, "gpus", lambda: ["3", "7"])
+    with pytest.raises(ValueError, match=said):
+        run_tasks([], slots, 3, device, Console(quiet=True))
+
+
 @pytest.mark.parametrize(("free", "running", "taken"), [
     ("37", "", "3"), ("7337", "", "7"), ("733", "7", "3"), ("3737", "3", "7"), ("77", "33", "7"), ("37", "3377", "3"),
 ])  # fmt: skip
 def test_a_task_goes_to_the_gpu_that_has_fewest(free, running, taken, task, monkeypatch):
     monkeypatch.setattr(local, "gpus", lambda: ["3", "7"])
     monkeypatch.setattr(local.forks, "start", lambda *given, **how: None)
-    pool = local._Pool([], 4, "cuda", Console(quiet=True))
+    pool = local._Pool([], 4, 1, "cuda", Console(quiet=True))
     assert pool.free == ["3", "7", "3", "7"]
-    pool.free, pool.running = list(free), [SimpleNamespace(gpu=gpu) for gpu in running]
+    pool.free, pool.running = list(free), [SimpleNamespace(gpus=[gpu]) for gpu in running]
     pool._start(task("a"))
-    assert pool.running[-1].gpu == taken and sorted([*pool.free, taken]) == sorted(free)
+    assert pool.running[-1].gpus == [taken] and sorted([*pool.free, taken]) == sorted(free)
 
 
 @pytest.mark.parametrize(("needed", "killed"), [((0.0, 1.5), 1.5), ((1.5, 0.0), 1.5), ((0.0, 0.0), 0.0), ((0.0, 999.0), 3.0)])
@@ -185,10 +261,7 @@ def test_tasks_that_save_are_waited_for_until_the_last_has_but_no_longer(monkeyp
     monkeypatch.setattr(local, "POLL_S", 0.5)
     pool = object.__new__(local._Pool)
     pool.console = Console(quiet=True)
-    pool.running = [
-        SimpleNamespace(process=SimpleNamespace(is_alive=lambda end=end: now[0] < end), send=lambda n: sent.append((n, now[0])))
-        for end in needed
-    ]
+    pool.running = [Ends(end, now, sent) for end in needed]
     pool._interrupt(signal.SIGINT)
     assert sent == [(signal.SIGINT, 0.0)] * 2 + [(signal.SIGKILL, killed)] * 2
 
@@ -201,7 +274,7 @@ def test_nothing_is_left_behind(task, tmp_path, number):
         "from experiments.graph import Planned; from experiments.local import run_tasks\n"
         "from training.command_line import guarded\n"
         f"task = Planned('s', 'suite_test_job', ('s', 'sleep', {str(tmp_path)!r}), (), (), Path({str(tmp_path)!r}))\n"
-        "sys.exit(guarded(lambda: len(run_tasks([task], 1, 'cpu', Console(quiet=True)))))"
+        "sys.exit(guarded(lambda: len(run_tasks([task], 1, 1, 'cpu', Console(quiet=True)))))"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2], stderr=subprocess.PIPE, text=True)
     until(lambda: (tmp_path / "asleep").exists())

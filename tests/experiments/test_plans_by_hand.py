@@ -68,12 +68,12 @@ def test_tokenisers_that_are_trained_here_are_fetched_from_nowhere(monkeypatch):
 def test_all_is_there_already_is_said(monkeypatch):
     for name in ("check_writable", "prepare_corpora", "write_specs"):
         monkeypatch.setattr(execute, name, lambda *given: None)
-    monkeypatch.setattr(execute.graph, "tasks", lambda plan: [SimpleNamespace(kind="draw")])
+    monkeypatch.setattr(execute.graph, "tasks", lambda plan, **how: [SimpleNamespace(kind="draw")])
     monkeypatch.setattr(execute, "run_tasks", lambda *given: pytest.fail("nothing is left to run"))
     monkeypatch.setattr(execute, "draw", lambda specs, console: len(specs))
     console, told = said()
     plan = SimpleNamespace(runs=[1, 2], drawings={"a": 1, "b": 2, "c": 3}, request=Request())
-    assert execute.execute(plan, 1, console) == 3
+    assert execute.execute(plan, 1, 1, console) == 3
     assert told.getvalue() == "all 2 runs and their evaluations exist already\n"
 
 
@@ -103,7 +103,7 @@ def test_the_modules_of_tasks_are_imported_once_before_they_are_forked(monkeypat
         task("evaluate:a", module="eval.job", run=of("samba")),
         task("prepare:a", module="experiments"),
     ]
-    pool = local._Pool(tasks, 2, "cpu", Console(quiet=True))
+    pool = local._Pool(tasks, 2, 1, "cpu", Console(quiet=True))
     (modules, environment), = done  # fmt: skip
     train, job = local.IMPORTS["training"], local.IMPORTS["eval.job"]
     assert modules == list(dict.fromkeys([*train, "models.samba.module", *job]))
@@ -115,7 +115,7 @@ def test_the_modules_of_tasks_are_imported_once_before_they_are_forked(monkeypat
     )
     assert local.os.environ["RANK"] == "3" and local.os.environ["OMP_NUM_THREADS"] == "7"
     monkeypatch.setattr(local, "gpus", lambda: ["0", "1"])
-    on_gpus = local._Pool(tasks, None, "cuda", Console(quiet=True))
+    on_gpus = local._Pool(tasks, None, 1, "cuda", Console(quiet=True))
     assert len(done) == 1 and "OMP_NUM_THREADS" not in on_gpus.environment and on_gpus.free == ["0", "1"]
 
 
@@ -124,7 +124,7 @@ def test_what_runs_is_told_every_half_minute_where_there_is_no_terminal(monkeypa
     clock = [100.0]
     monkeypatch.setattr(local.time, "monotonic", lambda: clock[0])
     console, told = said()
-    pool = local._Pool([], 1, "cpu", console)
+    pool = local._Pool([], 1, 1, "cpu", console)
     pool.running = [SimpleNamespace(progress=lambda: "[a] at work")]
     for seconds, lines in ((0, 0), (local.LINE_EVERY_S, 0), (0.1, 1), (0.1, 1), (local.LINE_EVERY_S, 2)):
         clock[0] += seconds
@@ -151,12 +151,12 @@ def test_what_is_said_of_a_task_that_has_ended(monkeypatch, tmp_path, action, re
     own, other = task(folder=tmp_path), task("train:b")
     own.log.parent.mkdir()
     own.log.write_bytes(b"\xff" + "\n".join(f"line {number}" for number in range(9)).encode())
-    pool = local._Pool([own, other], 1, "cpu", console)
+    pool = local._Pool([own, other], 1, 1, "cpu", console)
     pool.waiting.popleft()
     pool.free.clear()
-    running = SimpleNamespace(task=own, process=SimpleNamespace(exitcode=2), gpu="", seconds=3.0)
+    running = SimpleNamespace(task=own, gpus=[""], seconds=3.0)
     pool.running = [running]
-    pool._ended(running)
+    pool._ended(running, 2)
     assert asked == [(own.journal, pool.job, tmp_path, 2)] and pool.free == [""] and pool.running == []
     assert told.getvalue().replace(str(own.log), "LOG").splitlines() == lines
     assert list(pool.waiting) == [own, other] if action == "again" else [other]

@@ -254,21 +254,19 @@ def test_what_is_evaluated_comes_before_what_is_trained_and_the_most_work_first(
     plan = made(asked)
     begun = []
     monkeypatch.setattr(execute, "prepare_corpora", lambda plan, console: None)
-    monkeypatch.setattr(
-        execute, "run_tasks", lambda tasks, slots, device, console: begun.extend((tasks, slots, device)) or tasks[:2]
-    )
+    monkeypatch.setattr(execute, "run_tasks", lambda tasks, *how: begun.extend((tasks, *how[:3])) or tasks[:2])
     monkeypatch.setattr(execute, "draw", lambda specs, console: 3)
     console, out = said()
-    assert execute.execute(plan, 2, console) == 1 and begun[1:] == [2, "cpu"]
+    assert execute.execute(plan, 2, 1, console) == 1 and begun[1:] == [2, 1, "cpu"]
     kinds, work = [task.kind for task in begun[0]], [overview.task_flops(task) for task in begun[0]]
     assert kinds == sorted(kinds, key="train".__eq__) and kinds[0] == "prepare" and "draw" not in kinds
     assert all(one >= two for (a, one), (b, two) in itertools.pairwise(zip(kinds, work, strict=True)) if a == b != "prepare")
     assert f"2 of {len(kinds)} tasks failed or could not start; the same command tries them again" in out.getvalue()
     assert all(run.spec_file(spec).is_file() for run in plan.runs.values() for spec in run.missing_evals)
     monkeypatch.setattr(execute, "run_tasks", lambda *given: [])
-    assert execute.execute(plan, None, console) == 3
+    assert execute.execute(plan, None, 1, console) == 3
     with pytest.raises(ValueError, match=r"^--slots 0: give at least 1\.$"):
-        execute.execute(plan, 0, console)
+        execute.execute(plan, 0, 1, console)
     for share in (0.0, -0.1, 1.01):
         with pytest.raises(ValueError, match=f"^--mfu {share}: give a share between 0 and 1"):
             overview.print_plan(plan, share, console)
@@ -281,16 +279,16 @@ def test_a_login_node_trains_nothing(monkeypatch, job, node, refused):
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
-    monkeypatch.setattr(execute, "execute", lambda plan, slots, console: (plan, slots))
+    monkeypatch.setattr(execute, "execute", lambda plan, *how: (plan, how[:2]))
     monkeypatch.setattr(command, "_planned", lambda request: "plan")
-    run = command.Run(slots=3)
+    run = command.Run(slots=3, processes=2)
     if refused:
         with pytest.raises(
             ValueError, match="this shell belongs to SLURM's job 7, but may be on a login node: begin the command with"
         ):
             run.run(Console(quiet=True))
     else:
-        assert run.run(Console(quiet=True)) == ("plan", 3)
+        assert run.run(Console(quiet=True)) == ("plan", (3, 2))
 
 
 @pytest.mark.parametrize(("device", "scale", "there", "settled"), [
@@ -311,12 +309,12 @@ def test_a_timing_has_the_machine_for_itself(monkeypatch):
     monkeypatch.setattr(local.forks, "preload", lambda modules: None)
     here = Path()
     timing, other = (Planned(f"time:{name}", "m", (), (), (), here, alone=alone) for name, alone in (("a", True), ("b", False)))
-    pool = local._Pool([timing, other], 3, "cpu", Console(quiet=True))
+    pool = local._Pool([timing, other], 3, 1, "cpu", Console(quiet=True))
     assert pool.free == [""] * 3 and pool.forked and pool.open == {"time:a", "time:b"} and pool.total == 2
     for running, waiting, room in (([], [timing], True), ([], [timing, other], False), ([1], [timing], False), ([], [], True)):
         pool.running, pool.waiting = running, waiting  # type: ignore[assignment]
         assert pool._has_room(timing) is room and pool._has_room(other)
-    chosen = local._Pool([], None, "cpu", Console(quiet=True))
+    chosen = local._Pool([], None, 1, "cpu", Console(quiet=True))
     assert len(chosen.free) == local._cores() and chosen.environment["CUDA_VISIBLE_DEVICES"] == ""
 
 
@@ -337,6 +335,6 @@ def test_the_gpus_of_this_shell(monkeypatch, visible, names):
 def test_the_progress_of_a_task(monkeypatch, kind, row, told):
     train = SimpleNamespace(train_tokens=1000, num_steps=10)
     run = SimpleNamespace(folder=SimpleNamespace(last_row=lambda: row), spec=SimpleNamespace(train=train))
-    running = local._Running(Planned(f"{kind}:a", "m", (), (), (), Path(), run), None, "", started=100.0)  # type: ignore[arg-type]
+    running = local._Running(Planned(f"{kind}:a", "m", (), (), (), Path(), run), [], [], started=100.0)  # type: ignore[arg-type]
     monkeypatch.setattr(local.time, "monotonic", lambda: 107.0)
     assert running.progress() == told
