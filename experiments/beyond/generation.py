@@ -92,3 +92,19 @@ def summary(study: Study) -> Table:
         rows[name_of(str(model), str(cache))] = [None if cell is None else float(cell) for cell in (*speeds, *kept)]
     note = f"{about(study)} Decoding on {table['machine'].iloc[0]}, text x sequences at a time. One seed."
     return Table("Speed and memory of generation", columns, rows, note)
+
+
+def findings(study: Study) -> list[str]:
+    """A sentence for each number of sequences at a time, the fastest first, and one on what is kept; of the longest text."""
+    table = timed(study)
+    table = table[table["seq_len"] == table["seq_len"].max()]
+    table = table.assign(name=[name_of(model, cache) for model, cache in zip(table["model"], table["cache"], strict=True)])
+    text, said = tokens(int(table["seq_len"].iloc[0])), list[str]()
+    for batch_size, own in table.groupby("batch_size"):
+        ranked = own.sort_values("tokens_per_s", ascending=False)
+        rates = [f"{name} {rate:,.0f}" for name, rate in zip(ranked["name"], ranked["tokens_per_s"], strict=True)]
+        many = f"{batch_size} texts" if batch_size != 1 else "one text"
+        said.append(f"Tokens decoded per second after {many} of {text} tokens: {', '.join(rates)}.")
+    least = table[table["batch_size"] == table["batch_size"].min()].sort_values("mib", kind="stable")
+    kept = [f"{name} {mib:.3g}" for name, mib in zip(least["name"], least["mib"], strict=True)]
+    return [*said, f"Kept of one text of {text} tokens, in MiB: {', '.join(kept)}."]

@@ -228,6 +228,17 @@ def generated(tmp_path):
     return store.study("generation")
 
 
+def test_generation_is_told_from_the_fastest_to_the_slowest(tmp_path):
+    found = generation.findings(generated(tmp_path))
+    rates = ("FoX (Pro), pruned {}, Mamba-2 {}, FoX (Pro) {}, FoX (Pro), evicting {}.".format(*each) for each in (
+        (45, 40, 25, 15), (180, 160, 100, 60)))  # fmt: skip
+    texts = ("one text", "4 texts")
+    assert found[:2] == [
+        f"Tokens decoded per second after {text} of 1k tokens: {rate}" for text, rate in zip(texts, rates, strict=True)
+    ]
+    assert found[2].startswith("Kept of one text of 1k tokens, in MiB: FoX (Pro) 4, ") and len(found) == 3
+
+
 def evicted(tmp_path, seeds=2):
     store = synthetic.Store(tmp_path)
     for model in FOXES:
