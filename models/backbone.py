@@ -146,7 +146,7 @@ class Backbone(nn.Module):
             padding = None if start is None else Padding(torch.ones_like(input_ids, dtype=torch.bool), start)
         else:
             padding = _padding(attention_mask, new, 0 if cache is None else cache.seq_len)
-            if cache is not None and cache.room is not None and padding is not None:
+            if cache is not None and cache.stays and padding is not None:
                 cache.seq_start = padding.start
         shared = self.shared_inputs(x, cache, padding)
         for i, layer in enumerate(self.layers):

@@ -9,6 +9,9 @@ from torch import Tensor
 BLOCK = 256
 """Tokens by which a cached sequence grows, so that one more token is written in place instead of copying all."""
 
+PLACES = 64
+"""Tokens for which a cache that lets go of keys has free places; then it lays those that remain anew."""
+
 State = dict[str, Any]
 
 
@@ -17,10 +20,12 @@ class DecodingCache:
     state with `update`, as fla's layers do with fla's own cache; an attention layer extends its sequences with `append`.
 
     `longest`: tokens that the text will have at most. Given it, a FoX with QK-norm lets go for good of every key that no query
-    of such a text can see: of these a query loses less than e^-10 of its probability in all.
+    of such a text can see: of these a query loses less than e^-10 of its probability in all. It does so every `PLACES` tokens.
 
-    `room`: tokens that the text will have at most. Given it, every sequence has its whole memory from the start and all states
-    stay where they are, so that a GPU can replay a step of one token as a CUDA graph (models/graphed.py)."""
+    `room`: tokens that the text will have at most. Given it, every sequence has its whole memory from the start.
+
+    Given either, all states stay where they are, so that a GPU can replay a step of one token as a CUDA graph
+    (models/graphed.py); with `longest` until what remains needs more memory."""
 
     is_compileable = False  # generate asks: the sequences grow
 
@@ -30,18 +35,30 @@ class DecodingCache:
         self.longest, self.room = longest, room
         self.layers: dict[int, State] = {}
         self.seq_len = 0
+        self.free = 0
+        """Tokens for which each list of what remains has places (`longest`)."""
         self.position: Tensor | None = None
-        """Number of tokens cached, (1,) int64 on the model's device; None without room."""
+        """Number of tokens cached, (1,) int64 on the model's device; None where states do not stay."""
         self.seq_start: Tensor | None = None
-        """First real position of each sequence, (B,) int32; None without padding, or without room."""
+        """First real position of each sequence, (B,) int32; None without padding, or where states do not stay."""
         self.graphed: Any = None
-        """Step as a CUDA graph, once a cache with room has one."""
+        """Step as a CUDA graph, once a cache whose states stay has one."""
 
     def __len__(self) -> int:
         return len(self.layers)
 
     def __getitem__(self, layer_idx: int) -> State:
         return self.layers[layer_idx]
+
+    @property
+    def stays(self) -> bool:
+        """True where all states stay where they are."""
+        return self.room is not None or self.longest is not None
+
+    @property
+    def lays_anew(self) -> bool:
+        """True where what remains has no free place for the next token."""
+        return self.longest is not None and self.seq_len > 0 and self.free == 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of tokens seen, as Hugging Face's generate asks for it."""
@@ -51,17 +68,23 @@ class DecodingCache:
         """Replace the named entries of a layer. `offset`, the number of new tokens, is the model's business."""
         layer = self.layers.setdefault(layer_idx, {})
         for name, value in state.items():
-            if self.room is not None and name in layer:
+            if self.stays and name in layer:
                 _write(layer[name], value, f"{name} of layer {layer_idx}")
             else:
                 layer[name] = _map(torch.Tensor.detach, value)
         return layer
 
+    def move(self, layer_idx: int, **state: Any) -> None:
+        """Replace entries of a layer by others that lie elsewhere; a graph of the step would still write to the old ones."""
+        self.layers[layer_idx] |= state
+        self.graphed = None
+
     def append(self, layer_idx: int, window: int | None = None, **new: Tensor) -> tuple[Tensor, ...]:
         """Extend sequences (B, T, ...) by new tokens along T and return them whole, in the order given. With a `window`, that
         many tokens are kept between two calls, and returned are the new ones and the earlier ones that they can see."""
-        if self.room is not None:
-            raise ValueError(f"room={self.room}: layers of this model have no place for a sequence; give a cache without room")
+        if self.stays:
+            given = f"room={self.room}" if self.longest is None else f"longest={self.longest}"
+            raise ValueError(f"{given}: layers of this model have no place for a sequence; give a cache without room")
         layer = self.layers.setdefault(layer_idx, {})
         if window is not None:
             return tuple(_slide(layer, name, value, window) for name, value in new.items())
@@ -69,18 +92,26 @@ class DecodingCache:
 
     def begin(self, new: int, device: torch.device) -> None:
         """Make ready for `new` tokens after those cached. ValueError: they have no room."""
-        if self.room is None:
+        if not self.stays:
             return
-        if self.seq_len + new > self.room:
+        if self.room is not None and self.seq_len + new > self.room:
             raise ValueError(f"token {self.seq_len + new} is beyond room={self.room} of the cache")
+        if self.longest is not None and self.seq_len + new > self.longest:
+            raise ValueError(f"token {self.seq_len + new} is beyond longest={self.longest}, for which keys were let go")
         if self.position is None:
             self.position = torch.zeros(1, dtype=torch.int64, device=device)
 
     def end(self, new: int) -> None:
         """Count `new` tokens as cached."""
-        self.seq_len += new
+        self.count(new)
         if self.position is not None:
             self.position += new
+
+    def count(self, new: int) -> None:
+        """Count `new` tokens on the host alone, where a graph counts them on the GPU."""
+        if self.longest is not None:
+            self.free = PLACES if self.seq_len == 0 else (self.free or PLACES) - 1
+        self.seq_len += new
 
     def place(self, layer_idx: int, **new: Tensor) -> tuple[Tensor, ...]:
         """Write new tokens of sequences (B, T, ...) to their places in a cache with room. Return the sequences up to them, in
@@ -99,8 +130,9 @@ class DecodingCache:
         return new if self.seq_len == 0 else buffer[:, :total]
 
     def one_by_one(self, new: int) -> bool:
-        """Tell whether so many new tokens are a step that takes no number from the host: one, after others, with room."""
-        return self.room is not None and new == 1 and self.seq_len > 0
+        """Tell whether so many new tokens are a step that takes no number from the host: one, after others, of states that
+        stay."""
+        return self.stays and new == 1 and self.seq_len > 0
 
     @property
     def length(self) -> Tensor:

@@ -27,14 +27,14 @@ class GraphedStep:
     def __call__(self, input_ids: Tensor, cache: DecodingCache) -> Tensor:
         """Return the logits (B, 1, V) after one more token of each sequence, ids (B, 1) on a GPU; always of one cache."""
         self.taken += 1
-        if self.taken <= PLAIN_STEPS:
+        if self.taken <= PLAIN_STEPS or cache.lays_anew:
             return self.step(input_ids, cache)
         if self.graph is None:
             self._capture(input_ids, cache)
         else:
             cache.begin(1, input_ids.device)
             self.ids_B1.copy_(input_ids)
-            cache.seq_len += 1  # the graph counts on the GPU, and not here
+            cache.count(1)  # the graph counts on the GPU, and not here
         assert self.graph is not None
         self.graph.replay()
         return self.logits_B1V.clone()

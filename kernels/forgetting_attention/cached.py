@@ -88,6 +88,92 @@ def forgetting_attention_cached(
     return (triton_decode_sums if traced else decode_sums)(q, k, v, gate_sum, threshold, seq_start, length, window_size, scale)
 
 
+def forgetting_attention_listed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gate_sum: Tensor,
+    first: Tensor,
+    length: Tensor,
+    most: int,
+    *,
+    scale: float | None = None,
+    adaptive_threshold: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Compute forgetting attention of the newest token of N heads, each over a segment of one list of keys, of which its own
+    is the last; no gradient. Heads that remember much have long segments, others short ones.
+
+    Args:
+        q: (N, D), D and dtype as in `forgetting_attention_cached`.
+        k, v: (S, D), the keys and values of all heads.
+        gate_sum: (S,) float64, running sums of the log gates, each head's own.
+        first: (N,) int32 on q's device, where each segment begins, in ascending order.
+        length: (N,) int32 on q's device, keys of each, at least 1. Places between two segments are not read.
+        most: no segment has more keys.
+        scale: factor of the logits, D**-0.5 by default.
+        adaptive_threshold: (N,) float32; keys whose D lies below it are left out.
+        backend: as in `forgetting_attention_cached`.
+
+    Returns:
+        (N, D) in q's dtype (the autocast dtype under autocast).
+
+    Raises:
+        ValueError: a bad shape, dtype, device or option."""
+    device_type = q.device.type
+    if torch.is_autocast_enabled(device_type):
+        q, k, v = (x.to(torch.get_autocast_dtype(device_type)) if x.is_floating_point() else x for x in (q, k, v))
+    N, S = len(q), len(k)
+    q, k, v = q[:, None, None], *(x[None, :, None].expand(N, -1, 1, -1) for x in (k, v))
+    check_tensors(q, k, v)
+    for name, given, shape, dtype in (
+        ("gate_sum", gate_sum, (S,), torch.float64), ("first", first, (N,), torch.int32),
+        ("length", length, (N,), torch.int32), ("adaptive_threshold", adaptive_threshold, (N,), torch.float32),
+    ):  # fmt: skip
+        if given is not None and ((given.shape, given.dtype) != (shape, dtype) or given.device != q.device):
+            what = f"{tuple(given.shape)} {given.dtype} on {given.device}"
+            raise ValueError(f"{name} is {what}; it must be {shape} {dtype} on q's device, {q.device}.")
+    if not 1 <= most <= S:
+        raise ValueError(f"most is {most}; it must be in 1..{S}, the places of the list.")
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    q, k, v, gate_sum = (x.detach() for x in (q, k, v, gate_sum))
+    if pick_backend(backend, q) != "triton":
+        return _plain_list(q[:, 0, 0], k[0, :, 0], v[0, :, 0], gate_sum, first, length, adaptive_threshold, scale)
+    from .portable.decode_sums import decode_sums  # imports triton, not there on machines without a GPU
+
+    sums = gate_sum[None, :, None].expand(N, -1, 1)
+    threshold = None if adaptive_threshold is None else adaptive_threshold.contiguous()
+    where = dict(first=first.contiguous(), most=most)
+    return decode_sums(q, k, v, sums, threshold, None, length.contiguous(), None, scale, **where)[:, 0, 0]  # type: ignore[arg-type]
+
+
+def segments(first: Tensor, length: Tensor, places: int) -> tuple[Tensor, Tensor]:
+    """Return for each of the places (S,) of a list the number of its segment, and whether it holds a key."""
+    place_S = torch.arange(places, device=first.device)
+    row_S = torch.bucketize(place_S, first.long(), right=True) - 1
+    return row_S, place_S - first[row_S] < length[row_S]
+
+
+def _plain_list(
+    q_ND: Tensor, k_SD: Tensor, v_SD: Tensor, gate_sum_S: Tensor, first: Tensor, length: Tensor, threshold: Tensor | None,
+    scale: float,
+) -> Tensor:  # fmt: skip
+    dtype = torch.promote_types(q_ND.dtype, torch.float32)
+    row_S, seen_S = segments(first, length, len(k_SD))
+    now_N = gate_sum_S[first + length - 1]
+    decay_S = (now_N[row_S] - gate_sum_S).to(dtype)
+    limit = CUT_LOG_GATE if threshold is None else threshold.clamp(min=CUT_LOG_GATE)[row_S]
+    seen_S = seen_S & (decay_S >= limit)
+    x_S = scale * (q_ND.to(dtype)[row_S] * k_SD).sum(-1) + decay_S
+    x_S = x_S.masked_fill(~seen_S, -torch.inf)
+    top_N = x_S.new_full((len(q_ND),), -torch.inf).scatter_reduce(0, row_S, x_S, "amax")
+    p_S = (x_S - top_N[row_S]).exp()
+    total_N = torch.zeros_like(top_N).index_add(0, row_S, p_S)
+    value_SD = v_SD.to(dtype).masked_fill(~seen_S[:, None], 0.0)  # a free place may hold anything
+    o_ND = q_ND.new_zeros(q_ND.shape, dtype=dtype).index_add(0, row_S, p_S[:, None] * value_SD)
+    return (o_ND / total_N[:, None]).to(q_ND.dtype)
+
+
 def _check_length(length: Tensor, q: Tensor, num_keys: int, window_size: int | None) -> None:
     """Check `length` as far as that costs no synchronisation."""
     if length.shape != (1,) or length.dtype != torch.int32 or length.device != q.device:

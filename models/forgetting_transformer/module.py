@@ -22,6 +22,7 @@ from kernels.forgetting_attention import (
     TILE,
     forgetting_attention,
     forgetting_attention_cached,
+    forgetting_attention_listed,
     gates_of_sums,
     norm_logit_bound,
     pruning_threshold,
@@ -34,7 +35,7 @@ from kernels.fused_norms import gated_output_norm, shift_and_norm
 from kernels.stick_breaking import stick_breaking_attention
 from models.backbone import Backbone, Block, Padding, RMSNorm, linear_normal_, start_with
 from models.cache import DecodingCache
-from models.forgetting_transformer.eviction import attend_to_list, listed, without_unseen
+from models.forgetting_transformer.eviction import add, laid_anew, listed
 from models.forgetting_transformer.spec import ForgettingTransformerSpec
 
 QK_NORM_EPS = 1e-5
@@ -243,26 +244,35 @@ class ForgettingAttention(nn.Module):
         if log_fgate is None or not self.spec.qk_norm or self.spec.window_size is not None:
             needed = "forget gates, QK-norm, whose scales bound all logits to come, and no window"
             raise ValueError(f"a cache with longest={cache.longest} lets go of keys, which needs {needed}: use fox_pro")
-        B, T, H, _ = q.shape
-        before = cache.seq_len
-        if before and T > 1:  # each would have to see what remains at its own place
-            raise ValueError(f"{T} tokens after {before}: a cache with `longest` goes on token by token after the prompt")
-        if before + T > cache.longest:
-            raise ValueError(f"token {before + T} is beyond longest={cache.longest}, for which keys were let go")
-        kept = cache.layers.get(self.layer_idx, {})
-        gate_sum = sum_log_gates(log_fgate, kept.get("last_sum"))
-        position_T = torch.arange(before, before + T, device=q.device)
-        real_BT = position_T.expand(B, T) >= (0 if seq_start is None else seq_start[:, None])
-        keys = listed(k, v, gate_sum, real_BT)
-        if before:
-            keys = {name: torch.cat([kept["keys"][name], own]) for name, own in keys.items()}
-        threshold = torch.as_tensor(pruning_threshold(self._qk_norm_bound(q.dtype), cache.longest))
-        now_N = gate_sum[:, -1].flatten()
-        keys = without_unseen(keys, now_N, threshold.expand(B, H).flatten())
-        cache.update(self.layer_idx, keys=keys, last_sum=gate_sum[:, -1:].clone())
-        if before == 0:
-            return self.attend(q, k, v, log_fgate, seq_start)
-        return attend_to_list(q.flatten(0, 2), keys, now_N, self.spec.head_dim**-0.5).view_as(q)
+        new, cached = q.shape[1], cache.seq_len
+        if cached == 0:
+            return self._attend_then_evict(q, k, v, log_fgate, seq_start, cache)
+        if new > 1:  # each would have to see what remains at its own place
+            rule = "a cache with `longest` goes on token by token after the prompt"
+            raise ValueError(f"{new} tokens after {cached}: {rule}")
+        gate_sum = sum_log_gates(log_fgate, cache[self.layer_idx]["last_sum"])
+        keys = cache.update(self.layer_idx, last_sum=gate_sum)["keys"]
+        if cache.lays_anew:
+            keys, in_place = laid_anew(keys)
+            if not in_place:
+                cache.move(self.layer_idx, keys=keys)
+        add(keys, k.detach().flatten(0, 2), v.detach().flatten(0, 2), gate_sum.flatten())
+        held, where = [keys[name] for name in ("k", "v", "gate_sum")], [keys[name] for name in ("first", "length", "most")]
+        return forgetting_attention_listed(q.flatten(0, 2), *held, *where, adaptive_threshold=keys["threshold"]).view_as(q)
+
+    def _attend_then_evict(
+        self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, seq_start: Tensor | None, cache: DecodingCache
+    ) -> Tensor:
+        """Attend within a prompt, of which the cache keeps the keys that a later token can see."""
+        assert cache.longest is not None
+        gate_sum = sum_log_gates(log_fgate)
+        position_T = torch.arange(q.shape[1], device=q.device)
+        real_BT = position_T.expand(q.shape[:2]) >= (0 if seq_start is None else seq_start[:, None])
+        threshold = torch.as_tensor(pruning_threshold(self._qk_norm_bound(q.dtype), cache.longest), device=q.device)
+        threshold_BH = threshold.detach().expand(len(q), q.shape[2])
+        keys = listed(k.detach(), v.detach(), gate_sum, real_BT, threshold_BH.flatten())
+        cache.update(self.layer_idx, last_sum=gate_sum[:, -1:].clone(), keys=keys)
+        return self.attend(q, k, v, log_fgate, seq_start)
 
     def _running_bound(self, q: Tensor, k: Tensor, cache: DecodingCache) -> Tensor | None:
         """Return a bound (B, H) of the newest query's logits from what the cache keeps: QK-norm's, or else the largest norm of

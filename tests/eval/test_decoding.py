@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+import models.cache
 from eval.decoding import measure
 from eval.decoding.spec import FIRST, Spec
 from eval.shell.context import Compute
 from eval.shell.generation import generate
 from models.build import build_model
+from models.forgetting_transformer import eviction
 from models.forgetting_transformer.module import gated_layers, pruning
 from models.spec import FoxHybridSpec, Mamba2Spec, SambaSpec
 
@@ -67,8 +69,10 @@ def test_rates_follow_the_clock(batch_size, tiny_fox, bind, in_memory, context, 
     assert row["cache_bytes"] == 12
 
 
-def test_every_way_of_decoding(tiny_fox, bind, in_memory, context):
+def test_every_way_of_decoding(tiny_fox, bind, in_memory, context, monkeypatch):
     """Bytes of all keys, values and sums by hand; what evicts keeps about half: one of two heads."""
+    for place in (models.cache, eviction):
+        monkeypatch.setattr(place, "PLACES", 4)
     model = forgetful(tiny_fox(prune_log_tolerance=-20.0, prune_tightly=True))
     spec = bind(Spec(lengths=(40, 200), batch_sizes=(1, 2), new_tokens=FIRST + 2, repeats=1))
     before = [layer.spec for layer in gated_layers(model).values()]

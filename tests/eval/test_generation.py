@@ -11,8 +11,6 @@ from eval.shell.batching import batches, in_batches
 from eval.shell.context import Compute
 from eval.shell.generation import generate, own_cache
 from models.build import build_model
-from models.cache import DecodingCache
-from models.graphed import PLAIN_STEPS
 from models.spec import DeltaNetSpec, HGRN2Spec, Mamba2Spec, SambaSpec
 
 NEW = 12
@@ -66,20 +64,6 @@ def test_a_gpu_has_a_cache_with_a_place_for_each_token(name, tiny_fox):
     assert own_cache(model, CPU) is None
     made = own_cache(model, Compute("cuda:0", "bf16"))
     assert (None if made is None else made(20).room) == (None if name in ("llama", "gpt2", "samba") else 20)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", ["fox_pro", "transformer", "delta_net", "llama"])
-def test_steps_on_a_gpu_are_replayed(name, tiny_fox, monkeypatch):
-    model, gpu, replayed = make_model(name, tiny_fox).to("cuda"), Compute("cuda", "bf16"), []
-    replay = torch.cuda.CUDAGraph.replay
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (replayed.append(1), replay(graph))[1])
-    generator = torch.Generator().manual_seed(0)
-    prompts = [torch.randint(1, 64, (n,), generator=generator).tolist() for n in (7, 40, 21, 3)]
-    answers = generate(model, prompts, gpu, max_new_tokens=NEW)
-    assert len(replayed) == (0 if name == "llama" else NEW - 1 - PLAIN_STEPS)
-    if name != "llama":
-        assert answers == generate(model, prompts, gpu, max_new_tokens=NEW, cache=lambda longest: DecodingCache())
 
 
 def test_stops_and_callbacks(tiny_fox):

@@ -116,6 +116,11 @@ def main() -> None:
         for length in (None, torch.ones(1, dtype=torch.int32)):
             decode_sums(q, k, k, sums, torch.zeros(1, rows), options["seq_start"][:1], length, 9, 0.125)
             assert seen["forgetting_attention.portable.decode_sums._chunk_kernel"] == 0, "registers spill"
+        own, listed = q[0, 0, :, None, None], [x.expand(rows, -1, 1, -1) for x in (k[:, :, :1], k[:, :, :1])]
+        first = torch.zeros(rows, dtype=torch.int32)
+        where = dict(first=first, most=200)
+        decode_sums(own, *listed, sums[0, :, :1].expand(rows, -1, 1), torch.zeros(rows), None, first + 1, None, 0.125, **where)
+        assert seen["forgetting_attention.portable.decode_sums._chunk_kernel"] == 0, "registers spill"
     for D, dtype in ((64, torch.bfloat16), (128, torch.bfloat16), (64, torch.float16), (16, torch.float32)):
         q, k, v, do, o = (torch.zeros(1, 256, 2, D, dtype=dtype) for _ in range(5))
         exact = torch.float64 if dtype == torch.float32 else torch.float32

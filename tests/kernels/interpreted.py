@@ -26,7 +26,7 @@ from kernels.forgetting_attention.visibility import cumulative_log_gate
 from kernels.stick_breaking import autograd as stick_operator
 from tests.kernels import quick_interpreter, test_causal_conv, test_selective_scan, test_swiglu
 from tests.kernels.forgetting_attention.oracle import assert_right, log_gates, make_case
-from tests.kernels.forgetting_attention.test_cached import compare_with_oracle
+from tests.kernels.forgetting_attention.test_cached import compare_lists, compare_with_oracle
 from tests.kernels.forgetting_attention.test_forgetting_attention import assert_heeds_or_refuses_every_option
 from tests.kernels.test_fused_norms import compare_with_kernels
 from tests.kernels.test_linear_cross_entropy import assert_right_extremes, compare_with_plain, losses_of_extremes
@@ -167,6 +167,8 @@ def compare_pruned_decoding() -> None:
 def compare_cached_decoding() -> None:
     """All regimes; more chunks than are joined at once; and of chunks that are pruned no key is read: none is a number."""
     compare_with_oracle("triton", torch.float32, 2e-6)
+    with patch.multiple(triton_decode_sums, LEAST_CHUNK=64, MOST_CHUNK=64):
+        compare_lists("triton", torch.float32, 2e-6)
     q, k, v, log_fgate, _ = make_case("mixture", 1, 1, 700, 1, 1, 16, torch.float32)
     sums = sum_log_gates(0.03 * log_fgate.clamp(min=-3.0))
     with patch.multiple(triton_decode_sums, LEAST_CHUNK=16, MOST_CHUNK=16):

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from kernels.forgetting_attention import pruning_threshold
+from models import cache as cache_module
 from models.build import build_model
 from models.cache import DecodingCache
-from models.forgetting_transformer import module
+from models.forgetting_transformer import eviction, module
 from models.spec import ForgettingTransformerSpec
 from tests.models.test_forgetting_transformer import BASE, PRO
 
@@ -34,15 +35,15 @@ def tokens(rows=2, length=LENGTH):
     return torch.randint(31, (rows, length), generator=torch.Generator().manual_seed(1))
 
 
-def logits_along(model, cache, mask=None):
+def logits_along(model, cache, mask=None, length=LENGTH):
     """Logits of all tokens after a prompt, one by one."""
-    text = tokens()
-    given = [None if mask is None else mask[:, :end] for end in range(LENGTH + 1)]
+    text = tokens(length=length)
+    given = [None if mask is None else mask[:, :end] for end in range(length + 1)]
     with torch.no_grad():
         model(text[:, :PROMPT], attention_mask=given[PROMPT], past_key_values=cache)
         steps = [
             model(text[:, at : at + 1], attention_mask=given[at + 1], past_key_values=cache).logits
-            for at in range(PROMPT, LENGTH)
+            for at in range(PROMPT, length)
         ]
     return torch.cat(steps, 1)
 
@@ -56,29 +57,38 @@ def test_logits_are_those_with_all_keys_and_bytes_fall(model, padded, monkeypatc
     found = logits_along(model, evicting, mask)
     # A query loses less than e^-10 in each of two layers, with values and logits of this size.
     torch.testing.assert_close(found, expected, rtol=0, atol=math.exp(-10))
-    remaining = sum(values.nbytes for layer in evicting.layers.values() for values in layer["keys"].values())
-    assert remaining < 0.75 * sum(layer[name][:, :LENGTH].nbytes for layer in whole.layers.values() for name in ("k", "v"))
-    never_forgotten = evicting[0]["keys"]["head"] == 7  # of the second text
-    assert never_forgotten.sum() == mask[1].sum()
+    remaining = sum(int(layer["keys"]["length"].sum()) for layer in evicting.layers.values())
+    assert remaining < 0.75 * 2 * 2 * 4 * LENGTH  # of two layers, two texts, four heads
+    assert evicting[0]["keys"]["length"][7] == mask[1].sum()  # the second text's head that never forgets
     monkeypatch.setattr(module, "pruning_threshold", lambda *given: 0.05 * pruning_threshold(*given))
     broken = logits_along(model, DecodingCache(longest=LENGTH), mask)
     assert (broken - expected).abs().max() > 100 * math.exp(-10)
 
 
-def test_what_remains_are_the_keys_above_the_threshold(model):
-    cache, whole = DecodingCache(longest=400), DecodingCache()
-    logits_along(model, cache)
-    logits_along(model, whole)
+@pytest.mark.parametrize("spare", [1, 1000])  # laid anew in its own memory, or in other
+def test_what_remains_are_the_keys_above_the_threshold(model, spare, monkeypatch):
+    """Right after all were laid anew, which takes place each so many tokens, with the newest key behind them."""
+    for name, value in (("PLACES", 10), ("SPARE", spare), ("STRIDE", 500)):
+        monkeypatch.setattr(eviction, name, value)
+    monkeypatch.setattr(cache_module, "PLACES", 10)
+    cache, whole, moved = DecodingCache(longest=400), DecodingCache(), []
+    move = cache.move
+    monkeypatch.setattr(cache, "move", lambda layer, **state: moved.append(layer) or move(layer, **state))
+    logits_along(model, cache, length=LENGTH + 1)
+    logits_along(model, whole, length=LENGTH + 1)
+    assert cache.free == 9 and len(moved) == (0 if spare == 1 else 6), "three times, each of two layers"
     for layer, block in enumerate(model.model.layers):
         keys = cache[layer]["keys"]
-        gate_sum = whole[layer]["gate_sum"][:, :LENGTH]
+        gate_sum = whole[layer]["gate_sum"][:, : LENGTH + 1]
         bound = math.sqrt(block.attn.spec.head_dim) * 1.5  # QK-norm's, with scales of 1.5 and 1
-        seen_BTH = gate_sum[:, -1:] - gate_sum >= -2 * bound - math.log(400) - 10
-        assert torch.bincount(keys["head"], minlength=8).tolist() == seen_BTH.sum(1).flatten().tolist()
-        for row, head in ((0, 0), (1, 2)):
-            own = keys["head"] == 4 * row + head
-            torch.testing.assert_close(keys["k"][own], whole[layer]["k"][row, :LENGTH, head][seen_BTH[row, :, head]])
-            torch.testing.assert_close(keys["v"][own], whole[layer]["v"][row, :LENGTH, head][seen_BTH[row, :, head]])
+        seen_BTH = gate_sum[:, -2:-1] - gate_sum >= -2 * bound - math.log(400) - 10
+        assert keys["length"].tolist() == seen_BTH.sum(1).flatten().tolist()
+        assert keys["threshold"].tolist() == pytest.approx([-2 * bound - math.log(400) - 10] * 8)
+        for row, head in ((0, 0), (1, 2), (1, 3)):
+            first, length = (int(keys[name][4 * row + head]) for name in ("first", "length"))
+            for name in ("k", "v", "gate_sum"):
+                own = whole[layer][name][row, : LENGTH + 1, head][seen_BTH[row, :, head]]
+                torch.testing.assert_close(keys[name][first : first + length], own)
 
 
 def test_generate_takes_such_a_cache_and_writes_the_same(model):
@@ -90,14 +100,15 @@ def test_generate_takes_such_a_cache_and_writes_the_same(model):
 
 
 def test_what_it_cannot_do_is_said(model):
-    text, cache = tokens(), DecodingCache(longest=20)
+    text, cache = tokens(), DecodingCache(longest=21)
     with torch.no_grad():
         model(text[:, :19], past_key_values=cache)
         with pytest.raises(ValueError, match=r"2 tokens after 19: .* token by token"):
             model(text[:, 19:21], past_key_values=cache)
         model(text[:, 19:20], past_key_values=cache)
-        with pytest.raises(ValueError, match="token 21 is beyond longest=20"):
-            model(text[:, 20:21], past_key_values=cache)
+        model(text[:, 20:21], past_key_values=cache)
+        with pytest.raises(ValueError, match="token 22 is beyond longest=21"):
+            model(text[:, 21:22], past_key_values=cache)
         for changes in ({"qk_norm": False}, {"forget_gate": "none"}, {"window_size": 8}):
             other = build_model(ForgettingTransformerSpec(**BASE, **{**PRO, **changes}))
             with pytest.raises(ValueError, match=r"needs forget gates, QK-norm, .* no window: use fox_pro"):
@@ -115,5 +126,4 @@ def test_a_gpu_lets_go_of_the_same_keys(model, monkeypatch):
     expected = logits_along(on_gpu, whole)
     torch.testing.assert_close(logits_along(on_gpu, there), expected, rtol=0, atol=2 * math.exp(-10))
     for layer, of_cpu in here.layers.items():
-        ours, theirs = there[layer]["keys"]["head"].cpu(), of_cpu["keys"]["head"]
-        assert (ours.bincount(minlength=8) - theirs.bincount(minlength=8)).abs().max() <= 1
+        assert (there[layer]["keys"]["length"].cpu() - of_cpu["keys"]["length"]).abs().max() <= 1

@@ -3,6 +3,7 @@ operations on the same memory again, as a CUDA graph does, so whatever a step to
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,9 +12,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from eval.shell.context import Compute
+from eval.shell.generation import generate as generate_answers
+from models import cache as cache_module
 from models import graphed
 from models.build import build_model
 from models.cache import DecodingCache
+from models.forgetting_transformer import eviction
+from models.forgetting_transformer.module import gated_layers
 from models.graphed import PLAIN_STEPS, GraphedStep
 from models.spec import ForgettingTransformerSpec
 from tests.models.conftest import SPECS
@@ -137,6 +143,42 @@ def test_a_recorded_step_goes_on(recorded, key, tokens):
     assert step.taken == 30 and isinstance(step.graph, Recorder) and PLAIN_STEPS < 30
 
 
+@pytest.mark.parametrize("spare", [1, 1000])  # laid anew in its own memory, or in other
+@pytest.mark.parametrize("key", ["fox_pro", "fox_hybrid"])
+def test_a_recorded_step_lets_go_of_keys(recorded, key, spare, tokens, monkeypatch):
+    """All is laid anew seven times without the graph, which goes on where all still lies in its place."""
+    for name, value in (("PLACES", 7), ("SPARE", spare), ("STRIDE", 500)):
+        monkeypatch.setattr(eviction, name, value)
+    monkeypatch.setattr(cache_module, "PLACES", 7)
+    model = built(key)
+    for layer in gated_layers(model).values():
+        with torch.no_grad():
+            layer.fgate_proj.weight.mul_(0.1)
+            layer.fgate_proj.bias.copy_(torch.linspace(-2.0, 9.0, len(layer.fgate_proj.bias)))
+    prompt, mask = pad_left(tokens[:, :50], [50, 31, 3])
+    plain, cache = DecodingCache(), DecodingCache(longest=120)
+    monkeypatch.setattr(graphed.torch.cuda, "CUDAGraph", lambda: _holding([*states(cache), cache.position]))
+    steps, lies = list[GraphedStep](), list[list[int]]()
+    with torch.no_grad():
+        for each in (plain, cache):
+            model(prompt, mask, past_key_values=each)
+        assert cache.free == 7
+        for position in range(50, 100):
+            if cache.graphed is None:
+                steps.append(GraphedStep(model._step))
+                cache.graphed = steps[-1]
+            ids, mask = tokens[:, position : position + 1], torch.nn.functional.pad(mask, (0, 1), value=1)
+            found, expected = cache.graphed(ids, cache), model(ids, mask, past_key_values=plain).logits
+            assert torch.allclose(found, expected, atol=2e-3), position  # it is without what it let go of
+            assert cache.seq_len == int(cache.position) == position + 1 and cache.free == 6 - (position - 50) % 7
+            lies.append([x.data_ptr() for x in states(cache)])
+    moved = [at for at, (before, after) in enumerate(pairwise(lies)) if before != after]
+    assert set(moved) <= set(range(6, 49, 7)) and len(moved) in ((1, 2) if spare == 1 else (7,))
+    assert len(steps) == len(moved) + (moved[-1] < 48) and all(isinstance(step.graph, Recorder) for step in steps)
+    held = sum(int(layer["keys"]["length"].sum()) for layer in cache.layers.values() if "keys" in layer)
+    assert held < 0.8 * sum(layer["gate_sum"].shape[2] * 3 * 100 for layer in plain.layers.values() if "gate_sum" in layer)
+
+
 def _holding(kept: list[Tensor]) -> Recorder:
     recorder = Recorder()
     recorder.kept = kept  # type: ignore[attr-defined]
@@ -199,3 +241,41 @@ def test_a_cuda_graph_goes_on(key, dtype, tokens):
         worst = max(worst, float((found - expected).norm() / expected.norm()))
     assert cache.graphed.graph is not None and cache.seq_len == int(cache.position) == 100
     assert worst < (1e-3 if dtype == "fp32" else 2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_cuda_graph_lets_go_of_keys(dtype, tokens):
+    """All is laid anew three times, in its own memory and in other; in between steps are replayed."""
+    torch.manual_seed(0)
+    model = build_model(WIDE["fox_pro"]).eval()
+    for layer in gated_layers(model).values():
+        with torch.no_grad():
+            layer.fgate_proj.bias.copy_(torch.linspace(-2.0, 9.0, len(layer.fgate_proj.bias)))
+    model, tokens = model.cuda(), tokens.repeat(1, 4)[:, :300].cuda()
+    plain, cache, graphs, worst = DecodingCache(), DecodingCache(longest=300), set[int](), 0.0
+    with torch.inference_mode(), torch.autocast("cuda", dtype=torch.bfloat16, enabled=dtype == "bf16"):
+        for position in range(70, 300):
+            ids = tokens[:, :70] if position == 70 else tokens[:, position - 1 : position]
+            expected, found = (model(ids, past_key_values=each).logits.float() for each in (plain, cache))
+            worst = max(worst, float((found - expected).norm() / expected.norm()))
+            if cache.graphed is not None and cache.graphed.graph is not None:
+                graphs.add(id(cache.graphed))
+    assert graphs and cache.seq_len == int(cache.position) == 299
+    assert int(cache[0]["keys"]["length"].sum()) < 0.8 * plain[0]["gate_sum"].shape[2] * len(tokens) * 299
+    assert worst < (1e-3 if dtype == "fp32" else 2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("key", ["fox_pro", "transformer_llama", "delta_net"])
+def test_answers_on_a_gpu_are_replayed(key, tokens, monkeypatch):
+    """The cache that evaluations give has places, and its steps are replayed; the answers are an ordinary cache's."""
+    torch.manual_seed(0)
+    model, gpu, replayed = build_model(WIDE[key]).eval().cuda(), Compute("cuda", "bf16"), []
+    replay = torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (replayed.append(1), replay(graph))[1])
+    prompts = [row[:length].tolist() for row, length in zip(tokens, (70, 31, 3), strict=True)]
+    answers = generate_answers(model, prompts, gpu, max_new_tokens=12)
+    assert len(replayed) == 12 - 1 - PLAIN_STEPS
+    plain = generate_answers(model, prompts, gpu, max_new_tokens=12, cache=lambda longest: DecodingCache())
+    assert answers == plain or key == "transformer_llama"  # near ties: its attention is PyTorch's over an ordinary cache

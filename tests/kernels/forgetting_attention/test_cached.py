@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.forgetting_attention import forgetting_attention_cached, gates_of_sums, sum_log_gates
+from kernels.forgetting_attention import forgetting_attention_cached, forgetting_attention_listed, gates_of_sums, sum_log_gates
 from tests.kernels.forgetting_attention.oracle import attend, cumulative, log_gates, make_case
 
 LIMITS = (
@@ -64,6 +64,61 @@ def compare_with_oracle(backend: str, dtype: torch.dtype, tolerance: float, devi
                 same = forgetting_attention_cached(*roomy, adaptive_threshold=level, length=length, backend=backend, **given)
                 error = (same.cpu().double() - wanted).abs().max().item()
                 assert error <= tolerance * max(1.0, wanted.abs().max().item()), (gates, threshold, limits, error, "room")
+
+
+def compare_lists(backend: str, dtype: torch.dtype, tolerance: float, device: str = "cpu") -> None:
+    """Heads of which each has a segment of one list: each gets what it gets over its own keys. Places between the segments and
+    behind the last hold what is no number."""
+    lengths, gaps = (700, 1, 130, 16, 257), (0, 5, 0, 300, 40)
+    for gates, D in (("near_zero", 32), ("mixture", 64), ("cuts", 16)):
+        cases = [make_case(gates, 1, 1, length, 1, 1, D, torch.float32) for length in lengths]
+        cases = [case._replace(log_fgate=0.03 * case.log_fgate.clamp(min=-9.0)) for case in cases]
+        q = torch.cat([case.q[:, 0, 0] for case in cases]).to(dtype)
+        sums = [sum_log_gates(case.log_fgate) for case in cases]
+        first, places = list[int](), list[tuple[Tensor, Tensor, Tensor]]()
+        for case, total, gap in zip(cases, sums, gaps, strict=True):
+            first.append(sum(len(values[0]) for values in places))
+            for count, own in ((0, (case.k[0, :, 0].to(dtype), case.v[0, :, 0].to(dtype), total[0, :, 0])), (gap, None)):
+                nothing = [torch.full((count, *size), torch.nan) for size in ((D,), (D,), ())]
+                places.append(own or (nothing[0].to(dtype), nothing[1].to(dtype), nothing[2].double()))  # type: ignore[arg-type]
+        held = [torch.cat([values[at] for values in places]).to(device) for at in range(3)]
+        where = [torch.tensor(values, dtype=torch.int32, device=device) for values in (first, lengths)]
+        for threshold in (None, torch.tensor([-0.2, -9.0, -3.0, -0.1, -30.0])):
+            level = None if threshold is None else threshold.to(device)
+            how = dict(adaptive_threshold=level, backend=backend)
+            found = forgetting_attention_listed(q.to(device), *held, *where, 700, **how)  # type: ignore[arg-type]
+            assert found.dtype == dtype and found.shape == q.shape
+            for row, case in enumerate(cases):
+                own = [x.to(dtype) for x in case[:3]]
+                wanted = expected([*own, case.log_fgate], None if threshold is None else threshold[row], None, None)
+                error = (found[row].cpu().double() - wanted[0, 0, 0]).abs().max().item()
+                assert error <= tolerance * max(1.0, wanted.abs().max().item()), (gates, threshold, row, error)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 4e-3)])
+def test_a_list_equals_the_oracle(dtype: torch.dtype, tolerance: float) -> None:
+    compare_lists("chunked", dtype, tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float16, 1e-3), (torch.bfloat16, 4e-3)])
+def test_the_kernel_over_a_list_equals_the_oracle(dtype: torch.dtype, tolerance: float) -> None:
+    compare_lists("triton", dtype, tolerance, "cuda")
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    (dict(q=torch.zeros(2, 9)), "head dimension 9"), (dict(v=torch.zeros(8, 16)), "v has shape"),
+    (dict(gate_sum=torch.zeros(9)), r"gate_sum is \(9,\) torch.float32 on cpu; it must be \(9,\) torch.float64"),
+    (dict(first=torch.zeros(3, dtype=torch.int32)), r"first is \(3,\) torch.int32 on cpu; it must be \(2,\) torch.int32"),
+    (dict(length=torch.ones(2)), "length is"), (dict(length=torch.ones(2, dtype=torch.int32, device="meta")), "on meta"),
+    (dict(adaptive_threshold=torch.zeros(2).double()), "adaptive_threshold is"), (dict(backend="fast"), "backend"),
+    (dict(most=10), r"most is 10; it must be in 1\.\.9"), (dict(most=0), "most is 0"),
+])  # fmt: skip
+def test_mistakes_of_a_list_are_named(changes: dict[str, object], words: str) -> None:
+    first, length = torch.tensor([0, 4], dtype=torch.int32), torch.tensor([3, 5], dtype=torch.int32)
+    given = dict(q=torch.zeros(2, 16), k=torch.zeros(9, 16), v=torch.zeros(9, 16), gate_sum=torch.zeros(9).double(), most=5)
+    with pytest.raises(ValueError, match=words):
+        forgetting_attention_listed(**{**given, "first": first, "length": length, **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 4e-3)])
