@@ -8,6 +8,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 from rich.console import Console
 from rich.status import Status
@@ -22,6 +23,8 @@ from training.progress import LINE_EVERY_S, numbers
 POLL_S = 0.1
 PROCESS_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SAVE_S = 120.0
+GRACE_S = 10.0
+"""Seconds in which the other processes of a training can say what is wrong, once one has failed."""
 TOGETHER = (restarts.FINISHED, restarts.REQUEUE, restarts.INTERRUPTED)
 """Exit codes with which all processes of a training end at about the same time."""
 # What the processes of a task import that takes long, whatever its model.
@@ -39,7 +42,8 @@ class _Running:
     processes: list[BaseProcess]
     gpus: list[str]
     started: float = field(default_factory=time.monotonic)
-    crashed: int | None = None
+    failed: tuple[int, float] | None = None
+    """Number of the process that failed first, and when."""
 
     @property
     def seconds(self) -> float:
@@ -55,16 +59,22 @@ class _Running:
                 os.kill(process.pid, number)
 
     def ended_with(self) -> int | None:
-        """Return the exit code once every process has ended: that of one which failed, if any did. Such a one ends the others,
-        which would wait for it."""
+        """Return the exit code once every process has ended: that of the first which failed, if any did. Such a one ends the
+        others, which would wait for it."""
         codes = [process.exitcode for process in self.processes]
-        if self.crashed is None:
-            self.crashed = next((code for code in codes if code not in (None, *TOGETHER)), None)
-            if self.crashed is not None:
-                self.send(signal.SIGKILL)
+        if self.failed is None:
+            at = next((at for at, code in enumerate(codes) if code not in (None, *TOGETHER)), None)
+            self.failed = None if at is None else (at, time.monotonic())
+        elif time.monotonic() - self.failed[1] > GRACE_S:
+            self.send(signal.SIGKILL)
         if None in codes:
             return None
-        return max(code or 0 for code in codes) if self.crashed is None else self.crashed
+        return max(code or 0 for code in codes) if self.failed is None else codes[self.failed[0]]
+
+    @property
+    def log(self) -> Path:
+        """Log of the process that failed first, or else of the first one."""
+        return _log(self.task, 0 if self.failed is None else self.failed[0])
 
     def progress(self) -> str:
         """Name and progress; a training's numbers are the last line of its metrics.jsonl."""
@@ -75,6 +85,10 @@ class _Running:
         train = run.spec.train
         left = (train.train_tokens - row["tokens"]) / max(row["tokens_per_s"], 1e-9)
         return f"{self.task.name}  step {row['step']}/{train.num_steps}  {numbers(row)}  {left / 60:.1f} min left"
+
+
+def _log(task: Planned, rank: int) -> Path:
+    return task.log.with_suffix(f".rank{rank}.log") if rank else task.log
 
 
 def gpus() -> list[str]:
@@ -195,10 +209,9 @@ class _Pool:
         restarts.note_start(task.journal, self.job, task.folder)
         started = []
         for rank, variables in enumerate(_group(len(taken))):
-            log = task.log.with_suffix(f".rank{rank}.log") if rank else task.log
             with forks.environment(self.environment | {"CUDA_VISIBLE_DEVICES": ",".join(taken)} | variables):
                 # In a session of its own: Ctrl-C reaches the task through us, once, so that it can save.
-                started.append(forks.start(task.module, task.args, log, forked=self.forked))
+                started.append(forks.start(task.module, task.args, _log(task, rank), forked=self.forked))
         self.running.append(_Running(task, started, taken))
 
     def _ended(self, running: _Running, code: int) -> None:
@@ -218,8 +231,8 @@ class _Pool:
         else:
             self.failed.append(task)
             why = reason or f"exit code {code}"
-            self.console.print(f"[red]failed[/]  {task.name}: {why}; log: {task.log}", highlight=False, soft_wrap=True)
-            log = task.log.read_text(errors="replace") if task.log.is_file() else ""  # its folder may have been deleted
+            self.console.print(f"[red]failed[/]  {task.name}: {why}; log: {running.log}", highlight=False, soft_wrap=True)
+            log = running.log.read_text(errors="replace") if running.log.is_file() else ""  # its folder may have been deleted
             tail = "\n".join("    " + line for line in log.splitlines()[-5:])
             self.console.print(tail, markup=False, highlight=False, style="dim", soft_wrap=True)
 

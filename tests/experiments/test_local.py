@@ -1,5 +1,6 @@
 """The local launcher: what waits for what, bounded restarts, and letting go when it is told to."""
 
+import io
 import json
 import os
 import signal
@@ -28,6 +29,7 @@ if action == "group":
     name += f" {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} on {os.environ['CUDA_VISIBLE_DEVICES']}"
 if action == "one-crashes":
     if os.environ["RANK"] == "1":
+        print("error: what the second says", flush=True)
         os._exit(7)
     time.sleep(60)
 if action == "environment":
@@ -200,10 +202,14 @@ def test_processes_of_a_training_find_each_other_and_each_has_its_place(task, tm
     ]
 
 
-def test_one_process_that_fails_ends_the_others(task, tmp_path):
-    began = time.monotonic()
-    assert run([task("train:a", "one-crashes"), task("b")], 2, 2) == ["train:a"]
+def test_one_process_that_fails_ends_the_others(task, tmp_path, monkeypatch):
+    """And what it said is shown."""
+    monkeypatch.setattr(local, "GRACE_S", 0.5)
+    began, shown = time.monotonic(), io.StringIO()
+    failed = run_tasks([task("train:a", "one-crashes"), task("b")], 2, 2, "cpu", Console(file=shown, width=500))
+    assert [each.key for each in failed] == ["train:a"]
     assert time.monotonic() - began < 30 and order(tmp_path)[-1] == "end b"
+    assert "train.rank1.log\n    error: what the second says\n" in shown.getvalue()
     ends = [each for each in restarts.read(task("train:a").journal) if each["event"] == "end"]
     assert [each["code"] for each in ends] == [7] * (restarts.MAX_RESTARTS + 1)
 
