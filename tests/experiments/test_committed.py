@@ -9,12 +9,13 @@ from pathlib import Path
 
 import matplotlib.image
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
-STORED = ("*.json", "*/*.json", "*/*.jsonl", "*/runs/*.json", "*/rows/*/*", "measurements/*/*")
+STORED = ("*.csv", "*.json", "*/*.json", "*/*.jsonl", "*/runs/*.json", "*/rows/*/*", "measurements/*/*")
 CODE = """
 import sys
 from matplotlib.figure import Figure
@@ -29,6 +30,17 @@ Image.Image.save = save
 code = main(sys.argv[1:])
 sys.exit(code or "torch" in sys.modules)
 """
+
+
+def test_no_book_that_is_evaluated_on_is_by_an_author_who_is_trained_on():
+    books = pd.read_csv(RESULTS / "books.csv", keep_default_na=False)
+    authors = {part: set(own["author"]) for part, own in books.groupby("part")}
+    assert set(authors) == {"first", "more", "validation", "heldout"}
+    trained, evaluated = authors["first"] | authors["more"], authors["validation"] | authors["heldout"]
+    assert "" not in trained | evaluated and not trained & evaluated
+    assert len(authors["heldout"]) == (books["part"] == "heldout").sum() == 150
+    assert books["digest"].str.fullmatch("[0-9a-f]{16}").all() and books["digest"].is_unique
+    assert books["commit"].str.fullmatch("[0-9a-f]{40}").all() and (books["gpt2_tokens"] > 16_384).all()
 
 
 def paths(folder: Path, patterns: tuple[str, ...]) -> set[Path]:
