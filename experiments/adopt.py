@@ -52,6 +52,8 @@ def adopt(folder: Path, recipe: Recipe, data: DataSpec, runs_dir: Path) -> RunFo
 
     if not folder.is_dir():
         raise ValueError(f"{folder}: there is no such folder; name one with config.json and safetensors.")
+    if (folder / "export").is_dir() and not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} is the folder of a run: name {folder / 'export'}, which holds its model.")
     plain, found = recipe.run_spec(data), spec_of(load_model(folder))
     mine, theirs = vars(found), vars(plain.model)
     other = [name for name in SWITCHES if name in mine and name in theirs and mine[name] != theirs[name]]

@@ -12,8 +12,8 @@ from eval.shell.machine import go_offline_if_unreachable
 from experiments import graph
 from experiments.collect import BOUND, Collected, DrawSpec, collect
 from experiments.compare import by_seeds, print_bands
-from experiments.local import run_tasks
-from experiments.overview import task_flops
+from experiments.local import places, run_tasks
+from experiments.overview import print_idle, task_flops
 from experiments.plan import Plan, check, write_specs
 from experiments.render import render_all
 from results.atomic import check_writable
@@ -52,11 +52,9 @@ def fetch(plan: Plan, console: Console) -> None:
 def execute(plan: Plan, slots: int | None, processes: int, console: Console) -> int:
     """Do what is missing and draw what is whole. Returns 0, 1 if a task failed (everything else is still done), or 3 where what
     was stored is not met."""
-    if slots is not None and slots < 1:
-        raise ValueError(f"--slots {slots}: give at least 1.")
-    if processes < 1:
-        raise ValueError(f"--processes {processes}: give at least 1.")
+    places(slots, processes, plan.request.device)
     check_writable(plan.request.results_dir, "--results-dir", "choose another")  # and not once all is trained
+    print_idle(plan, console)
     prepare_corpora(plan, console)
     write_specs(plan)
     # A trained model is evaluated before the next one is trained: what is finished then stays, whatever comes. Of the rest

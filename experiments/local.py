@@ -101,6 +101,25 @@ def gpus() -> list[str]:
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
+def places(slots: int | None, processes: int, device: str) -> list[str]:
+    """Return the GPU of each slot (on CPUs each is a core). ValueError: there are none, or too few for a training."""
+    for flag, value in (("slots", slots), ("processes", processes)):
+        if value is not None and value < 1:
+            raise ValueError(f"--{flag} {value}: give at least 1.")
+    names = gpus() if device == "cuda" else [""]
+    slots = slots or (len(names) if device == "cuda" else max(_cores(), processes))
+    found = [names[slot % len(names)] for slot in range(slots)]
+    if processes > _apart(found):
+        what = f"GPUs {', '.join(names)}" if device == "cuda" and slots >= len(names) else f"--slots {slots}"
+        raise ValueError(f"--processes {processes}: {what} are too few for one training; give fewer processes")
+    return found
+
+
+def _apart(free: list[str]) -> int:
+    """Count the processes of one training that these slots hold: on GPUs each has one of its own."""
+    return len(free) if "" in free else len(set(free))
+
+
 def run_tasks(tasks: list[Planned], slots: int | None, processes: int, device: str, console: Console) -> list[Planned]:
     """Run `tasks`, `slots` at a time (default: one a GPU, or one a CPU core), a training in so many `processes`, each of which
     takes a slot. Return those that failed or could not start. ValueError: a training has more processes than there is place.
@@ -140,12 +159,7 @@ class _Pool:
         self.failed: list[Planned] = []
         self.total, self.done = len(tasks), 0
         self.forked, self.processes, self.console = device != "cuda", processes, console
-        names = [""] if self.forked else gpus()
-        slots = slots or (max(_cores(), processes) if self.forked else len(names))
-        self.free = [names[slot % len(names)] for slot in range(slots)]
-        if processes > self._places():
-            what = f"--slots {slots}" if self.forked or slots < len(names) else f"GPUs {', '.join(names)}"
-            raise ValueError(f"--processes {processes}: {what} are too few for one training; give fewer processes")
+        self.free = places(slots, processes, device)
         # Of a torchrun that the shell is from: a training here would wait for its processes.
         self.environment = {name: value for name, value in os.environ.items() if name not in PROCESS_GROUP}
         self.environment["PYTHONUNBUFFERED"] = "1"
@@ -183,7 +197,7 @@ class _Pool:
                 self.failed.append(task)
                 self.open.discard(task.key)
                 failed.add(task.key)
-            elif self._width(task) <= self._places() and self.open.isdisjoint(task.needs) and self._has_room(task):
+            elif self._width(task) <= _apart(self.free) and self.open.isdisjoint(task.needs) and self._has_room(task):
                 self.waiting.remove(task)
                 self._start(task)
 
@@ -193,10 +207,6 @@ class _Pool:
 
     def _width(self, task: Planned) -> int:
         return self.processes if task.kind == "train" else 1
-
-    def _places(self) -> int:
-        """Count the processes of one task that could start now: on GPUs each has one of its own."""
-        return len(self.free) if self.forked else len(set(self.free))
 
     def _start(self, task: Planned) -> None:
         taken: list[str] = []

@@ -18,6 +18,7 @@ from training.hardware import DENSE_BF16_PEAK
 
 GPU = "H100"
 WIDTH = 240
+SHOWN = 5
 
 
 def uncut(console: Console) -> Console:
@@ -39,10 +40,18 @@ def print_overview(console: Console, results_dir: Path) -> None:
     console.print(scales)
 
 
+def print_idle(plan: Plan, console: Console) -> None:
+    """Say of which artefacts nothing is asked for, where only some lines or models are."""
+    if plan.idle:
+        more = f" and {len(plan.idle) - SHOWN} more" if len(plan.idle) > SHOWN else ""
+        console.print(f"[yellow]nothing is asked for[/] of {', '.join(plan.idle[:SHOWN])}{more}: no line of theirs is such")
+
+
 def print_plan(plan: Plan, mfu: float, console: Console) -> None:
     """Print, for `plan`, per run its size, its cost at `mfu` of a GPU's peak, what exists, and what it is for."""
     if not 0 < mfu <= 1:
         raise ValueError(f"--mfu {mfu}: give a share between 0 and 1, such as 0.4.")
+    print_idle(plan, console)
     for corpus in plan.corpora:
         ready = f"ready in {corpus.folder}" if corpus.ready else "to be prepared"
         state = corpus.note if isinstance(corpus, KnownCorpus) else ready

@@ -89,6 +89,11 @@ class Plan:
         """Each corpus once."""
         return list({run.corpus.spec.fingerprint: run.corpus for run in self.runs.values()}.values())
 
+    @property
+    def idle(self) -> list[str]:
+        """Artefacts that were named, and of which no line is asked for."""
+        return [stem for stem, spec in self.drawings.items() if not spec.lines]
+
 
 def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False) -> Plan:
     """Plan a request; touches no GPU and writes nothing. ValueError for anything the user can mend. `machine`: the GPU or CPU,

@@ -62,6 +62,8 @@ def mistake(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
         (["plan", FIG2, "--mfu", "40"], ["40", "0.4"]),
         (["run", FIG2, "--slots", "0"], ["--slots 0"]),
         (["run", FIG2, "--slots", "many"], ["--slots"]),
+        (["run", FIG2, "--processes", "0"], ["--processes 0: give at least 1"]),
+        (["run", FIG2, "--slots", "2", "--processes", "4"], ["--processes 4: --slots 2 are too few", "give fewer processes"]),
         (["plan", FIG2, "--seeds", "0,x"], ["--seeds: 0,x"]),
         (["plan", FIG2, "--seeds", "0,0"], ["--seeds 0 0"]),
         (["plan", FIG2, "--seeds", str(2**70)], [str(2**70), "below 2^63"]),
@@ -88,6 +90,12 @@ def test_mistakes(arguments, words, folders, tmp_path, capsys):
     for word in words:
         assert word in said
     assert not (tmp_path / "work" / "runs").exists()
+
+
+def test_the_folder_of_a_run_is_no_checkpoint(tmp_path, capsys):
+    (tmp_path / "run" / "export").mkdir(parents=True)
+    said = mistake(capsys, ["adopt", str(tmp_path / "run"), "--as", "fox_pro"])
+    assert f"run is the folder of a run: name {tmp_path / 'run' / 'export'}, which holds its model" in said
 
 
 def test_an_empty_folder_of_texts(folders, tmp_path, capsys):

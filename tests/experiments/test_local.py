@@ -230,9 +230,7 @@ def test_a_training_has_gpus_of_its_own(task, tmp_path, monkeypatch):
     assert run_tasks(tasks, None, 2, "cuda", Console(quiet=True)) == []
     on = {line.split()[1]: line.split()[-1] for line in order(tmp_path) if line.startswith("begin")}
     assert sorted(",".join(on.values()).split(",")) == ["3", "5", "7", "9"]
-    pool = local._Pool([], 4, 2, "cuda", Console(quiet=True))
-    pool.free = ["3", "3"]
-    assert pool._places() == 1 < pool._width(tasks[0])
+    assert [local._apart(free) for free in (["3", "3"], ["3", "7", "3"], ["", ""], [])] == [1, 2, 2, 0]
 
 
 @pytest.mark.parametrize(("device", "slots", "said"), [

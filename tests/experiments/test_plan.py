@@ -110,6 +110,17 @@ def test_seeds_are_runs_of_their_own_under_one_label(asked):
     assert {line.line.label for line in plan.drawings["fig2_per_token_loss"].lines} == {"fox_pro"}
 
 
+@pytest.mark.parametrize(("artefacts", "idle"), [
+    (("fig2_per_token_loss",), []), (("fig2_per_token_loss", "fig5_tokens_and_lr"), ["fig5_tokens_and_lr"]),
+])  # fmt: skip
+def test_an_artefact_of_which_no_line_is_asked_for_is_named(asked, artefacts, idle):
+    plan = make_plan(replace(asked, artefacts=artefacts, line=("mamba2",)))
+    assert plan.idle == idle and {run.spec.name for run in plan.runs.values()} == {"mamba2"}
+    print_plan(plan, 0.4, Console(file=(shown := io.StringIO()), width=200))
+    said = "nothing is asked for of fig5_tokens_and_lr: no line of theirs is such"
+    assert (said in shown.getvalue()) is bool(idle)
+
+
 def test_timings_need_no_training(asked):
     plan = make_plan(replace(asked, artefacts=("table6_throughput",)))
     found = graph.tasks(plan)
