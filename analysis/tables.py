@@ -29,7 +29,8 @@ HTML = jinja2.Template(Path(__file__).with_name("table.html.j2").read_text(), au
 @dataclass(frozen=True)
 class Column:
     """`key` names the column in the CSV; `better`: which end is best, "" where no order is meant. `style`: "check" prints 1 as
-    a check mark and 0 as nothing, "signed" a sign before every number."""
+    a check mark and 0 as nothing, "signed" a sign before every number; one
+    that would be all zeros is printed with one digit and its power of ten."""
 
     key: str
     title: str
@@ -44,6 +45,8 @@ class Column:
             return CHECK if value else ""
         decimals = self.decimals if abs(value) < 10_000 else 0
         text = f"{value:{'+' if self.style == 'signed' else ''},.{decimals}f}"
+        if self.style == "signed" and value and not text.strip("+-0."):  # a sign before zeros says nothing
+            text = f"{value:+.1g}"
         return text.replace("-", "\N{MINUS SIGN}")
 
 

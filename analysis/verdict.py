@@ -109,8 +109,8 @@ def on_par(name: str, estimate: Estimate, margin: float, unit: str, *, strict: b
 
 
 def number(value: float, unit: str = "nats") -> str:
-    """Print a value with a true minus sign: with a sign and four decimals for nats and two otherwise, but as papers give them
-    ratios, perplexities (in percent) and shares."""
+    """Print a value with a true minus sign: with a sign and four decimals for nats and two otherwise (one digit and its power
+    of ten where these would be zeros), but as papers give them ratios, perplexities (in percent) and shares."""
     if unit == RATIO:
         text = f"{math.exp(value):.2f}"
     elif unit == SHARE:
@@ -118,7 +118,9 @@ def number(value: float, unit: str = "nats") -> str:
     elif unit == PERPLEXITY:
         text = f"{100 * math.expm1(min(value, 100.0)):+,.{1 if value < 2 else 0}f}%"
     else:
-        text = f"{value:+.{4 if unit == 'nats' else 2}f}" if abs(value) < 1e4 else f"{value:+.3g}"
+        digits = 4 if unit == "nats" else 2
+        fixed = 0.5 * 10**-digits <= abs(value) < 1e4 or value == 0
+        text = f"{value:+.{digits}f}" if fixed else f"{value:+.1g}" if abs(value) < 1 else f"{value:+.3g}"
     return text.replace("-", "\N{MINUS SIGN}")
 
 

@@ -198,6 +198,7 @@ def test_words_of_tex():
 @pytest.mark.parametrize(("style", "value", "text"), [
     ("", None, "–"), ("", math.nan, "–"), ("", -1.234, "−1.23"), ("", 9999.994, "9,999.99"), ("", 10_000.4, "10,000"),
     ("", -10_000.4, "−10,000"), ("signed", 1.0, "+1.00"), ("signed", -1.0, "−1.00"), ("signed", 10_000.0, "+10,000"),
+    ("signed", 0.0, "+0.00"), ("signed", -0.004, "−0.004"), ("signed", 3e-7, "+3e−07"), ("", 0.004, "0.00"),
     ("check", 1.0, "✓"), ("check", 0.0, ""), ("check", None, "–"),
 ])  # fmt: skip
 def test_the_text_of_a_value(style, value, text):

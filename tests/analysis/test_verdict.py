@@ -190,6 +190,8 @@ def test_on_par_is_wrongly_said_in_one_of_forty_at_the_margin():
 def test_numbers_are_printed_with_sign_unit_and_interval():
     assert number(-0.02791) == "−0.0279"
     assert number(1.234, "points") == "+1.23"
+    assert [number(each) for each in (0.0, 5e-5, -4e-5, 3.2e-7)] == ["+0.0000", "+0.0001", "−4e−05", "+3e−07"]
+    assert number(0.004, "points") == "+0.004" and number(math.inf) == "+inf"
     assert with_interval(Estimate(0.5, 0.1), "nats") == "+0.5000 nats [+0.3040, +0.6960]"
     assert with_interval(Estimate(0.5), "nats") == "+0.5000 nats"
     assert str(met(0.5, bound=2.0, below=True, strict=False)).endswith("asked for ≤ 2")
