@@ -34,8 +34,7 @@ class Status(StrEnum):
     NOT_APPLICABLE = "not applicable"
 
 
-DECIDED = (Status.HOLDS, Status.EXCEEDS, Status.FAILS)
-JUDGED = (*DECIDED, Status.WITHIN_NOISE)
+JUDGED = (Status.HOLDS, Status.EXCEEDS, Status.FAILS, Status.WITHIN_NOISE)
 RATIO, PERPLEXITY, SHARE = "ratio", "of perplexity", "share"
 """Units of effects that papers give in another form: logs of ratios (printed 0.20), logs of ratios of perplexities (-3.2%), and
 shares (85.0%)."""

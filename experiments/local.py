@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,6 +23,7 @@ from training.progress import LINE_EVERY_S, numbers
 
 POLL_S = 0.1
 PROCESS_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+ELASTIC = "TORCHELASTIC_"
 SAVE_S = 120.0
 GRACE_S = 10.0
 """Seconds in which the other processes of a training can say what is wrong, once one has failed."""
@@ -56,14 +58,16 @@ class _Running:
     def send(self, number: signal.Signals) -> None:
         for process in self.processes:
             if process.is_alive() and process.pid is not None:
-                os.kill(process.pid, number)
+                with suppress(ProcessLookupError):  # ended just now
+                    os.kill(process.pid, number)
 
     def ended_with(self) -> int | None:
         """Return the exit code once every process has ended: that of the first which failed, if any did. Such a one ends the
         others, which would wait for it."""
         codes = [process.exitcode for process in self.processes]
         if self.failed is None:
-            at = next((at for at, code in enumerate(codes) if code not in (None, *TOGETHER)), None)
+            wrong = [at for at, code in enumerate(codes) if code not in (None, *TOGETHER)]
+            at = min(wrong, key=lambda at: codes[at] != restarts.ERROR, default=None)  # a mistake to mend is what all will say
             self.failed = None if at is None else (at, time.monotonic())
         elif time.monotonic() - self.failed[1] > GRACE_S:
             self.send(signal.SIGKILL)
@@ -161,7 +165,9 @@ class _Pool:
         self.forked, self.processes, self.console = device != "cuda", processes, console
         self.free = places(slots, processes, device)
         # Of a torchrun that the shell is from: a training here would wait for its processes.
-        self.environment = {name: value for name, value in os.environ.items() if name not in PROCESS_GROUP}
+        self.environment = {
+            name: value for name, value in os.environ.items() if name not in PROCESS_GROUP and not name.startswith(ELASTIC)
+        }
         self.environment["PYTHONUNBUFFERED"] = "1"
         if self.forked:
             # No GPU is seen: one that an import had asked something of could not be used after a fork.
@@ -184,8 +190,9 @@ class _Pool:
                         if code is not None:
                             self._ended(running, code)
                     self._show(status)
-            except KeyboardInterrupt as interrupt:
-                self._interrupt(signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
+            except BaseException as error:
+                asked = isinstance(error, KeyboardInterrupt) and not isinstance(error, Terminated)
+                self._interrupt(signal.SIGINT if asked else signal.SIGTERM)
                 raise
         return self.failed
 
@@ -217,12 +224,13 @@ class _Pool:
             self.free.remove(taken[-1])
         task.log.parent.mkdir(parents=True, exist_ok=True)
         restarts.note_start(task.journal, self.job, task.folder)
-        started = []
+        started = list[BaseProcess]()
+        self.running.append(_Running(task, started, taken))  # before they start: whatever comes, they are told
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(filter(None, taken))}
         for rank, variables in enumerate(_group(len(taken))):
-            with forks.environment(self.environment | {"CUDA_VISIBLE_DEVICES": ",".join(taken)} | variables):
+            with forks.environment(self.environment | visible | variables):
                 # In a session of its own: Ctrl-C reaches the task through us, once, so that it can save.
                 started.append(forks.start(task.module, task.args, _log(task, rank), forked=self.forked))
-        self.running.append(_Running(task, started, taken))
 
     def _ended(self, running: _Running, code: int) -> None:
         task = running.task

@@ -20,7 +20,7 @@ from rich.console import Console
 from analysis import report
 from analysis.statistics import LEVEL
 from analysis.study import Study, read_lines, study_file
-from analysis.verdict import DECIDED, Claim, Status, Verdict, judge
+from analysis.verdict import JUDGED, Claim, Status, Verdict, judge
 from experiments.artefact import FOLDERS, Artefact, artefacts
 from experiments.forks import begin
 from experiments.pages import ROOT, drawn_starts, minutes_of, write_changed, write_pages
@@ -152,9 +152,10 @@ def write_claims(scale: str, results_dir: Path, read: Mapping[str, Study]) -> Pa
             if reason := reasons.get(claim.id, why):
                 unseen.setdefault(reason, []).append(f"{claim.id} (`{stem}`)")
     texts = any(TEXTS in how for _, how, _ in seen)
-    decided = sum(any(verdict.status in DECIDED for _, verdict in judged) for _, _, judged in seen)
-    families = dict(decided=decided, chance=1 - LEVEL)
-    write_atomic(path, page.render(scale=scale, seen=seen, unseen=unseen, folder=_folder(results_dir), texts=texts, **families))
+    by_noise = (*JUDGED, Status.UNDECIDED)
+    families = sum(any(verdict.status in by_noise for _, verdict in judged) for _, _, judged in seen)
+    said = dict(folder=_folder(results_dir), texts=texts, families=families, chance=1 - LEVEL)
+    write_atomic(path, page.render(scale=scale, seen=seen, unseen=unseen, **said))
     return path
 
 

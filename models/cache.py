@@ -69,7 +69,7 @@ class DecodingCache:
         layer = self.layers.setdefault(layer_idx, {})
         for name, value in state.items():
             if self.stays and name in layer:
-                _write(layer[name], value, f"{name} of layer {layer_idx}")
+                _write(layer[name], _map(torch.Tensor.detach, value), f"{name} of layer {layer_idx}")
             else:
                 layer[name] = _map(torch.Tensor.detach, value)
         return layer
@@ -84,7 +84,8 @@ class DecodingCache:
         many tokens are kept between two calls, and returned are the new ones and the earlier ones that they can see."""
         if self.stays:
             given = f"room={self.room}" if self.longest is None else f"longest={self.longest}"
-            raise ValueError(f"{given}: layers of this model have no place for a sequence; give a cache without room")
+            rule = "layers of this model have no place for a sequence; give a cache without room and longest"
+            raise ValueError(f"{given}: {rule}")
         layer = self.layers.setdefault(layer_idx, {})
         if window is not None:
             return tuple(_slide(layer, name, value, window) for name, value in new.items())

@@ -26,6 +26,10 @@ class GraphedStep:
 
     def __call__(self, input_ids: Tensor, cache: DecodingCache) -> Tensor:
         """Return the logits (B, 1, V) after one more token of each sequence, ids (B, 1) on a GPU; always of one cache."""
+        with torch.cuda.device_of(input_ids):  # where a graph is captured and replayed
+            return self._taken(input_ids, cache)
+
+    def _taken(self, input_ids: Tensor, cache: DecodingCache) -> Tensor:
         self.taken += 1
         if self.taken <= PLAIN_STEPS or cache.lays_anew:
             return self.step(input_ids, cache)

@@ -29,6 +29,7 @@ def use(name: str, threads: int) -> str:
         if number >= count:
             there = f"has {count} CUDA GPUs, counted from 0" if count else "has no usable CUDA GPU"
             raise ValueError(f"--device {name}: this machine {there}; choose another, or --device cpu")
+        torch.cuda.set_device(number)  # where Triton's kernels run, and a graph is captured
     return name
 
 

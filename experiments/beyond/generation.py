@@ -106,5 +106,6 @@ def findings(study: Study) -> list[str]:
         many = f"{batch_size} texts" if batch_size != 1 else "one text"
         said.append(f"Tokens decoded per second after {many} of {text} tokens: {', '.join(rates)}.")
     least = table[table["batch_size"] == table["batch_size"].min()].sort_values("mib", kind="stable")
-    kept = [f"{name} {mib:.3g}" for name, mib in zip(least["name"], least["mib"], strict=True)]
+    sizes = [f"{mib:,.0f}" if mib >= 100 else f"{mib:.3g}" for mib in least["mib"]]
+    kept = [f"{name} {size}" for name, size in zip(least["name"], sizes, strict=True)]
     return [*said, f"Kept of one text of {text} tokens, in MiB: {', '.join(kept)}."]

@@ -256,7 +256,7 @@ class ForgettingAttention(nn.Module):
             keys, in_place = laid_anew(keys)
             if not in_place:
                 cache.move(self.layer_idx, keys=keys)
-        add(keys, k.detach().flatten(0, 2), v.detach().flatten(0, 2), gate_sum.flatten())
+        add(keys, k.detach().flatten(0, 2), v.detach().flatten(0, 2), gate_sum.detach().flatten())
         held, where = [keys[name] for name in ("k", "v", "gate_sum")], [keys[name] for name in ("first", "length", "most")]
         return forgetting_attention_listed(q.flatten(0, 2), *held, *where, adaptive_threshold=keys["threshold"]).view_as(q)
 

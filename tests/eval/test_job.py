@@ -357,6 +357,7 @@ def test_names_of_machines(monkeypatch, tmp_path):
     assert hardware.processor()
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.set_device", lambda number: None)
     assert machine.use("cuda:1", 1) == "cuda:1"
     with pytest.raises(ValueError, match="has 2 CUDA GPUs, counted from 0"):
         machine.use("cuda:2", 1)

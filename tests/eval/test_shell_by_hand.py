@@ -61,8 +61,11 @@ def test_devices_that_are_there(monkeypatch, name, count, refused):
         machine.hardware, "equal_bits", lambda threads, given: {"THREADS": f"{threads} of {given is os.environ}"}
     )
     monkeypatch.setenv("THREADS", "")
+    chosen = list[int]()
+    monkeypatch.setattr("torch.cuda.set_device", chosen.append)
     if refused is None:
         assert machine.use(name, 3) == name and os.environ["THREADS"] == "3 of True"
+        assert chosen == ([] if name == "cpu" else [count - 1])
     else:
         with pytest.raises(ValueError, match=refused):
             machine.use(name, 1)

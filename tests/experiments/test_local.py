@@ -194,7 +194,8 @@ def test_processes_of_a_training_find_each_other_and_each_has_its_place(task, tm
     assert sorted(each[:4] for each in group) == [[str(rank), str(rank), "3", "3"] for rank in range(3)]
     (address,) = {each[4] for each in group}
     assert address.startswith("127.0.0.1:") and int(address.rpartition(":")[2]) > 1024
-    assert all(lines.index(f"begin {name}") > lines.index(f"end {' '.join(['train:a', *group[0]])}") for name in ("b", "c"))
+    ended = max(at for at, line in enumerate(lines) if line.startswith("end train:a"))
+    assert all(lines.index(f"begin {name}") > ended for name in ("b", "c"))
     assert sorted(path.name for path in (tmp_path / "logs").glob("train*")) == [
         "train.log",
         "train.rank1.log",
@@ -216,7 +217,7 @@ def test_one_process_that_fails_ends_the_others(task, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("codes", "code"), [
     ([0, 0], 0), ([None, 0], None), ([75, 75], 75), ([0, 75], 75), ([130, 130], 130), ([2, None], None), ([2, -9], 2),
-    ([-9, 2], -9), ([None, None], None),
+    ([-9, 2], 2), ([1, 2, None], None), ([None, None], None),
 ])  # fmt: skip
 def test_the_exit_code_of_several_processes(codes, code):
     processes = [SimpleNamespace(exitcode=each, is_alive=lambda each=each: each is None, pid=None) for each in codes]
@@ -231,6 +232,25 @@ def test_a_training_has_gpus_of_its_own(task, tmp_path, monkeypatch):
     on = {line.split()[1]: line.split()[-1] for line in order(tmp_path) if line.startswith("begin")}
     assert sorted(",".join(on.values()).split(",")) == ["3", "5", "7", "9"]
     assert [local._apart(free) for free in (["3", "3"], ["3", "7", "3"], ["", ""], [])] == [1, 2, 2, 0]
+
+
+def test_processes_that_have_started_are_told_when_another_cannot(task, tmp_path, monkeypatch):
+    """Nothing is left behind; and a torchrun that the shell is from has no say."""
+    start, begun = local.forks.start, []
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+
+    def once(*given, **how):
+        if begun:
+            until(lambda: (tmp_path / "asleep").exists())
+            raise OSError("no more processes")
+        assert "TORCHELASTIC_USE_AGENT_STORE" not in os.environ
+        begun.append(start(*given, **how))
+        return begun[0]
+
+    monkeypatch.setattr(local.forks, "start", once)
+    with pytest.raises(OSError, match="no more processes"):
+        run([task("train:s", "sleep")], 2, 2)
+    assert order(tmp_path) == ["begin train:s", "SIGTERM train:s"] and begun[0].exitcode == 75
 
 
 @pytest.mark.parametrize(("device", "slots", "said"), [

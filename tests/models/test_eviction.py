@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from kernels.forgetting_attention import pruning_threshold
 from models import cache as cache_module
@@ -97,6 +98,15 @@ def test_generate_takes_such_a_cache_and_writes_the_same(model):
     cache = DecodingCache(longest=LENGTH)
     assert torch.equal(model.generate(prompt, past_key_values=cache, **how), model.generate(prompt, **how))
     assert cache.seq_len == LENGTH - 1 and "keys" in cache[0]
+
+
+@pytest.mark.parametrize("how", [{}, {"room": 30}, {"longest": 30}])
+def test_nothing_that_is_kept_remembers_gradients(model, how):
+    cache = DecodingCache(**how)
+    for at in range(20, 23):
+        model(tokens()[:, :20] if at == 20 else tokens()[:, at : at + 1], past_key_values=cache)
+    kept = [x for x in tree_leaves(list(cache.layers.values())) if isinstance(x, torch.Tensor)]
+    assert len(kept) > 4 and not any(x.requires_grad for x in kept)
 
 
 def test_what_it_cannot_do_is_said(model):
