@@ -132,7 +132,8 @@ def test_layers_attend_as_before_afterwards():
 
 
 def test_every_document_is_read_whole_and_pruned(opened, monkeypatch):
-    layers, read = {0: Layer(0)}, []
+    layers, read, asked = {0: Layer(0)}, [], []
+    monkeypatch.setattr(pruning, "pruning", lambda found, *how: nullcontext(asked.append((*found, *how))))
     monkeypatch.setattr(pruning, "gated_layers", lambda model: layers)
     monkeypatch.setattr(pruning, "attending", lambda layers, attend: nullcontext())
 
@@ -149,6 +150,7 @@ def test_every_document_is_read_whole_and_pruned(opened, monkeypatch):
     spec = of("pruning", context_len=8, num_documents=2, decoded_tokens=3, tile=4, log_tolerance=-3.0)
     rows = pruning.evaluate(LOADED, spec, context)
     assert read == [(0, Compute("cpu", "bf16"), 4, (1, 2, 2)), 0, 0, 3, 3] and layers[0].asked == [("tiles", -3.0, 4)]
+    assert asked == [(layers[0], -3.0, None)]
     assert context.extras == dict(context_len=8, tile=4, decoded_tokens=3, log_tolerance=-3.0)
     found = [(row.quantity, row.document, row.layer, row.head, row.value) for row in rows.itertuples()]
     assert found == [("dropped", 0, 0, 1, 0.5), *(
