@@ -29,8 +29,8 @@ HTML = jinja2.Template(Path(__file__).with_name("table.html.j2").read_text(), au
 @dataclass(frozen=True)
 class Column:
     """`key` names the column in the CSV; `better`: which end is best, "" where no order is meant. `style`: "check" prints 1 as
-    a check mark and 0 as nothing, "signed" a sign before every number; one
-    that would be all zeros is printed with one digit and its power of ten."""
+    a check mark and 0 as nothing, "signed" a sign before every number, and of one that would be all zeros one digit and its
+    power of ten."""
 
     key: str
     title: str

@@ -13,13 +13,11 @@ from experiments import graph
 from experiments.collect import BOUND, Collected, DrawSpec, collect
 from experiments.compare import by_seeds, print_bands
 from experiments.local import places, run_tasks
-from experiments.overview import print_idle, task_flops
+from experiments.overview import SHOWN, print_idle, task_flops
 from experiments.plan import Plan, check, write_specs
 from experiments.render import render_all
 from results.atomic import check_writable
 from training.signals import EXIT_ERROR, EXIT_FINISHED, EXIT_NOT_MET
-
-SHOWN = 5
 
 
 def prepare_corpora(plan: Plan, console: Console) -> None:

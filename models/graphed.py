@@ -13,8 +13,8 @@ PLAIN_STEPS = 2
 
 
 class GraphedStep:
-    """Steps of one token after a prompt, over one cache with room: the first few as they are, then as a CUDA graph, which reads
-    the token, the states and the number of tokens cached where they lie, and writes them there."""
+    """Steps of one token after a prompt, over one cache whose states stay: the first few as they are, then as a CUDA graph,
+    which reads the token, the states and the number of tokens cached where they lie, and writes them there."""
 
     def __init__(self, step: Callable[[Tensor, DecodingCache], Tensor]) -> None:
         """`step`: the pass from ids (B, 1) to logits (B, 1, V), which counts its token in the cache."""
@@ -27,9 +27,9 @@ class GraphedStep:
     def __call__(self, input_ids: Tensor, cache: DecodingCache) -> Tensor:
         """Return the logits (B, 1, V) after one more token of each sequence, ids (B, 1) on a GPU; always of one cache."""
         with torch.cuda.device_of(input_ids):  # where a graph is captured and replayed
-            return self._taken(input_ids, cache)
+            return self._next(input_ids, cache)
 
-    def _taken(self, input_ids: Tensor, cache: DecodingCache) -> Tensor:
+    def _next(self, input_ids: Tensor, cache: DecodingCache) -> Tensor:
         self.taken += 1
         if self.taken <= PLAIN_STEPS or cache.lays_anew:
             return self.step(input_ids, cache)
