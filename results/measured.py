@@ -39,6 +39,8 @@ SCHEMAS = {
     "forgetting_attention": KERNEL_TIMES,
     "stick_breaking": KERNEL_TIMES,
     "decoding": KERNEL_TIMES,
+    "mamba2_recurrence": KERNEL_TIMES,
+    "short_convolution": KERNEL_TIMES,
     # Relative to the norm of each, by regime.
     "errors_by_regime": Schema(
         {"provider": text(), "head_dim": integer(1), "logit": number(0), "gates": text(), **_ERRORS},

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import pandas as pd
 import tyro
@@ -17,9 +17,12 @@ from kernels.benchmark.rows import LIMIT_S, PICTURES, decoding_table, draw, erro
 from results.atomic import write_atomic
 from results.measured import FOLDER, read
 
+if TYPE_CHECKING:
+    from kernels.benchmark.operators import Operator
+
 Shape = tuple[int, int, int, int]
 Mode = Literal["times", "errors", "decode", "tiles"]
-Kind = Literal["forgetting_attention", "stick_breaking"]
+Kind = Literal["forgetting_attention", "stick_breaking", "mamba2_recurrence", "short_convolution"]
 PACKAGES = Path(__file__).parents[1]
 TABLES = {"errors_by_regime": error_table, "decoding": decoding_table}
 DRAWN = {
@@ -38,7 +41,7 @@ class Options:
     """Print and draw the stored rows; needs no GPU."""
     rows: Path = FOLDER
     """Folder that the rows are added to or read from."""
-    operators: tuple[Kind, ...] = ("forgetting_attention", "stick_breaking")
+    operators: tuple[Kind, ...] = get_args(Kind)
     """Operators to time."""
     only: tuple[str, ...] = ()
     """Providers to measure besides cuDNN's softmax; all by default."""
@@ -50,6 +53,14 @@ class Options:
     """Code that is measured, where no checkout tells (a commit, a word)."""
 
 
+def timed_operators() -> "dict[str, Operator]":
+    """Return what `times` measures, by kind."""
+    from kernels.benchmark.mamba2 import CONVOLUTION, RECURRENCE
+    from kernels.benchmark.operators import FORGETTING, STICK_BREAKING
+
+    return {operator.kind: operator for operator in (FORGETTING, STICK_BREAKING, RECURRENCE, CONVOLUTION)}
+
+
 def measured(options: Options) -> None:
     """Measure group by group; each group's rows are kept as soon as they are there. ValueError: no GPU for what needs one."""
     import torch
@@ -58,11 +69,12 @@ def measured(options: Options) -> None:
         raise ValueError("all but tiles is measured on a GPU, and torch sees none; --show prints what is stored")
     from kernels.benchmark.decode import measure_decoding
     from kernels.benchmark.errors import measure_errors
-    from kernels.benchmark.operators import OPERATORS, tiles_left
+    from kernels.benchmark.operators import tiles_left
     from kernels.benchmark.times import Row, keep, measure
 
     groups: list[tuple[str, str, Iterator[Row]]] = []
-    for operator in [OPERATORS[kind] for kind in options.operators] if "times" in options.modes else ():
+    operators = timed_operators()
+    for operator in [operators[kind] for kind in options.operators] if "times" in options.modes else ():
         for shape in options.shape or operator.shapes:
             groups.append((operator.kind, f"{operator.kind} {shape}", measure(operator, shape, options.only, options.limit_s)))
     if "errors" in options.modes:
@@ -72,7 +84,7 @@ def measured(options: Options) -> None:
     for number, (kind, label, rows) in enumerate(groups, 1):
         keep(kind, rows, f"{number} of {len(groups)}: {label}", options.code, options.rows)
     if "tiles" in options.modes:
-        shapes = options.shape or OPERATORS["forgetting_attention"].shapes
+        shapes = options.shape or operators["forgetting_attention"].shapes
         lines = [(", ".join(map(str, shape)), *(f"{100 * share:.1f}" for share in tiles_left(shape))) for shape in shapes]
         print(markdown(("B, T, H, D", "left by ACP's rule (%)", "left by the tight rule (%)"), lines))
 
@@ -91,7 +103,7 @@ def show(options: Options) -> None:
             draw(rows, folder / name, gates, title)
     text = tables(there)
     print(text)
-    if len(there) == len(DRAWN) + len(TABLES):
+    if {*DRAWN, *TABLES} <= set(there):
         write_atomic(folder / "README.md", text)
         for kind in DRAWN if folder == PICTURES else ():
             write_atomic(PACKAGES / kind / "README.md", page(kind, there))

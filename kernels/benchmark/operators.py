@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -49,6 +49,14 @@ class Operator(NamedTuple):
     """Name of a provider -> the readable reference of what it computes, where there is one."""
     label: Callable[[str, str], str]
     """(provider, regime) -> the regime that its row names; empty: not measured there."""
+    work: Callable[[Shape], float]
+    """FLOPs of a forward pass; 0: not counted."""
+
+
+def attention_flops(shape: Shape) -> float:
+    """Count causal attention's FLOPs, skipped ones as done."""
+    B, T, H, D = shape
+    return 2.0 * B * H * T * T * D
 
 
 def make_inputs(shape: Shape, gates: str, device: str = "cuda") -> list[Tensor]:
@@ -90,12 +98,14 @@ def _pruned(attention: Attention) -> Attention:
     return pruned
 
 
-def _first(attention: Callable[..., Tensor | tuple[Tensor, ...]]) -> Attention:
-    def first(*inputs: Tensor) -> Tensor:
+def first(attention: Callable[..., Any]) -> Attention:
+    """Take the output of an operator that returns others, too."""
+
+    def output(*inputs: Tensor) -> Tensor:
         result = attention(*inputs)
         return result if isinstance(result, Tensor) else result[0]
 
-    return first
+    return output
 
 
 @functools.cache
@@ -114,7 +124,7 @@ def providers() -> dict[str, Attention]:
     try:
         from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found]
 
-        found["softmax flash-4"] = _first(lambda q, k, v, _: flash_attn_func(q, k, v, causal=True))
+        found["softmax flash-4"] = first(lambda q, k, v, _: flash_attn_func(q, k, v, causal=True))
     except ImportError as error:
         print(f"not measured: FlashAttention-4 ({error})")
     try:
@@ -132,9 +142,9 @@ def providers() -> dict[str, Attention]:
             os.environ["FLA_TILELANG"] = tilelang  # fla reads it in each call, here and in the backward pass that follows
             return parallel_forgetting_attn(*inputs)
 
-        found["fla"] = _first(partial(of_fla, "0"))
+        found["fla"] = first(partial(of_fla, "0"))
         if find_spec("tilelang"):
-            found["fla, TileLang"] = _first(partial(of_fla, "1"))
+            found["fla, TileLang"] = first(partial(of_fla, "1"))
         else:
             print("not measured: fla's TileLang path (no module named tilelang)")
     except ImportError as error:
@@ -149,7 +159,7 @@ def _stick_providers(shape: Shape) -> dict[str, Attention]:
     angles = torch.arange(T, device="cuda")[:, None] * frequencies
     table = torch.cat([angles.cos(), angles.sin()], -1)
     found = {
-        "ours": _first(stick.stick_breaking_attention),
+        "ours": first(stick.stick_breaking_attention),
         ROPE_BASELINE: _softmax(SDPBackend.CUDNN_ATTENTION, lambda x: Rotate.apply(x, table)),
         "softmax flash-2 + RoPE": _softmax(SDPBackend.FLASH_ATTENTION, lambda x: Rotate.apply(x, table)),
     }
@@ -157,7 +167,7 @@ def _stick_providers(shape: Shape) -> dict[str, Attention]:
         import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
         from fla.ops.stickbreaking_attn import parallel_stickbreaking_attn
 
-        found["fla"] = _first(parallel_stickbreaking_attn)
+        found["fla"] = first(parallel_stickbreaking_attn)
     except ImportError as error:
         print(f"not measured: fla ({error})")
     return found
@@ -205,6 +215,7 @@ FORGETTING = Operator(
     providers=lambda shape: providers(),
     exact=_exact,
     label=lambda provider, gates: gates if gates != "open" or provider in OPEN else "",
+    work=attention_flops,
 )
 STICK_BREAKING = Operator(
     kind="stick_breaking",
@@ -212,11 +223,11 @@ STICK_BREAKING = Operator(
     regimes=("long", "short"),
     inputs=make_stick_inputs,
     providers=_stick_providers,
-    exact=lambda provider: None if provider.startswith("softmax") else _first(stick.reference_attention),
+    exact=lambda provider: None if provider.startswith("softmax") else first(stick.reference_attention),
     # How long softmax takes does not depend on its logits.
     label=lambda provider, logits: logits if not provider.startswith("softmax") else "any" if logits == "long" else "",
+    work=attention_flops,
 )
-OPERATORS = {operator.kind: operator for operator in (FORGETTING, STICK_BREAKING)}
 
 
 def tiles_left(shape: Shape) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """Times of an operator's providers on this GPU: each is held to float64 first, then timed. No provider is waited for without
 end, and rows are kept group by group, so that an interruption loses none.
 
-Effective TFLOP/s count skipped work as done: 4 B H T^2 D / 2 forward, and 3.5 times that forward + backward."""
+Effective TFLOP/s of attention count skipped work as done: 4 B H T^2 D / 2 forward, and 3.5 times that forward + backward."""
 
 import math
 import signal
@@ -75,7 +75,7 @@ def measure(operator: Operator, shape: Shape, only: tuple[str, ...], limit_s: in
             runs: dict[str, Callable[[], object]] = {"forward": partial(attention, *detached)}
             runs["forward+backward"] = partial(_both, attention, inputs, wanted, do)
             error = partial(check, operator, name, attention, shape[3], regime)
-            yield from timed(name, gates, shape, runs, error, date, limit_s)
+            yield from timed(name, gates, shape, runs, error, date, limit_s, operator.work(shape))
 
 
 def _both(attention: Attention, inputs: list[Tensor], wanted: list[Tensor], do: Tensor) -> object:
@@ -102,10 +102,10 @@ def check(operator: Operator, name: str, attention: Attention, head_dim: int, re
 
 def timed(
     provider: str, gates: str, shape: Shape, runs: dict[str, Callable[[], object]], check: Callable[[], float], date: str,
-    limit_s: int,
+    limit_s: int, work: float = 0.0,
 ) -> list[Row]:  # fmt: skip
-    """Make a row of each operation, none where `check` raises; without times where the limit was reached before."""
-    B, T, H, D = shape
+    """Make a row of each operation, none where `check` raises; without times where the limit was reached before. `work` is a
+    forward pass's FLOPs, 0 where memory is what takes time."""
     dtype, label = str(DTYPE).removeprefix("torch."), f"{shape} {gates} {provider}"
     about = {"date": date, "provider": provider, "gates": gates, "dtype": dtype, **dict(zip(SHAPE, shape, strict=True))}
     names, error = ("ms_q20", "ms_q50", "ms_q80", "effective_tflops"), math.nan
@@ -118,7 +118,7 @@ def timed(
                     ms = triton.testing.do_bench_cudagraph(run, quantiles=[0.2, 0.5, 0.8])
                 else:
                     ms = triton.testing.do_bench(run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])
-                tflops = FACTORS[operation] * 4 * B * H * T * T * D / 2 / ms[1] * 1e-9
+                tflops = FACTORS[operation] * work / ms[1] * 1e-9
                 times[operation] = (*(round(t, 5) for t in ms), round(tflops, 2))
                 print(f"{label}: {operation} {ms[1]:.4f} ms, {tflops:.0f} TFLOP/s", flush=True)
     except TooLong as problem:

@@ -16,7 +16,7 @@ from kernels.benchmark import __main__ as command
 from kernels.benchmark import decode, errors, operators, times
 from kernels.benchmark.rows import BASELINE, ROPE_BASELINE
 
-FOX, STICK = operators.OPERATORS["forgetting_attention"], operators.OPERATORS["stick_breaking"]
+FOX, STICK = operators.FORGETTING, operators.STICK_BREAKING
 SHAPE = (2, 1000, 3, 64)
 
 
@@ -32,7 +32,7 @@ def test_a_row_of_each_operation(monkeypatch):
         "forward+backward": lambda: [1.0, 2.0, 4.0],
         "decode": lambda: [7.0, 8.0, 9.0],
     }
-    found = times.timed("ours", "open", SHAPE, runs, lambda: 0.0012345, "today", 9)
+    found = times.timed("ours", "open", SHAPE, runs, lambda: 0.0012345, "today", 9, operators.attention_flops(SHAPE))
     work = 4 * 2 * 3 * 1000**2 * 64 / 2
     about = {"date": "today", "provider": "ours", "gates": "open", "dtype": "bfloat16", "batch": 2, "seq_len": 1000,
              "num_heads": 3, "head_dim": 64, "max_error": 0.00123}  # fmt: skip

@@ -28,7 +28,7 @@ def asked(monkeypatch) -> list[tuple]:
 def test_all_is_measured_group_by_group(asked, capsys):
     given = Options(only=("ours",), limit_s=7, code="c", rows=Path("folder"))
     command.measured(given)
-    shapes = [(kind, shape) for kind, operator in operators.OPERATORS.items() for shape in operator.shapes]
+    shapes = [(kind, shape) for kind, operator in command.timed_operators().items() for shape in operator.shapes]
     count = len(shapes) + 2
     wanted = [
         (kind, ("times", kind, shape, ("ours",), 7), f"{n} of {count}: {kind} {shape}")

@@ -46,7 +46,7 @@ def test_every_provider_is_given_its_own_options(monkeypatch, capsys):
     )
     for name, module in zip(INSTALLED, (four, theirs, fla), strict=True):
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(operators, "_first", lambda attention: lambda *given: attention(*given)[0])
+    monkeypatch.setattr(operators, "first", lambda attention: lambda *given: attention(*given)[0])
     for tilelang in (True, False):
         monkeypatch.setattr(operators, "find_spec", lambda name, tilelang=tilelang: tilelang and name == "tilelang")
         monkeypatch.setenv("FLA_TILELANG", "as it was")
@@ -70,7 +70,7 @@ def test_a_measuring_hands_each_regime_on(monkeypatch, only):
     def inputs(shape: object, regime: str) -> list[torch.Tensor]:
         return [torch.full((1,), float(len(regime) + n), requires_grad=n < 4) for n in range(5)]
 
-    operator = operators.OPERATORS["forgetting_attention"]._replace(
+    operator = operators.FORGETTING._replace(
         inputs=inputs, providers=lambda shape: attentions, regimes=("a", "bcd"),
         label=lambda name, regime: "" if (name, regime) == ("ours", "bcd") else regime)  # fmt: skip
     monkeypatch.setattr(times, "check", lambda *given: checked.append(given) or 0.5)
@@ -81,9 +81,12 @@ def test_a_measuring_hands_each_regime_on(monkeypatch, only):
     wanted = [(name, regime) for regime in operator.regimes for name in names
               if (not only or name in (*only, BASELINE)) and (name, regime) != ("ours", "bcd")]  # fmt: skip
     assert found == wanted == [row[:2] for row in rows]
-    for name, regime, given, runs, check, date, limit in rows:
+    for name, regime, given, runs, check, date, limit, work in rows:
         first = float(len(regime))
-        assert (given, date, limit) == (shape, "seconds", 9) and list(runs) == ["forward", "forward+backward"]
+        assert (given, date, limit, work) == (shape, "seconds", 9, 2 * 1 * 3 * 2 * 2 * 64) and list(runs) == [
+            "forward",
+            "forward+backward",
+        ]
         forward, (_, attention, own, differentiated, do) = runs["forward"], runs["forward+backward"]()
         assert forward.func == attention == attentions[name]
         assert [(x.item(), x.requires_grad) for x in forward.args] == [(first + n, False) for n in range(4)]
@@ -154,7 +157,7 @@ def test_shapes_of_tiles_are_those_of_forgetting_attention(monkeypatch, capsys):
     monkeypatch.setattr(operators, "tiles_left", lambda shape: (0.5, 0.25))
     command.measured(command.Options(modes=("tiles",)))
     lines = capsys.readouterr().out.splitlines()[2:]
-    shapes = operators.OPERATORS["forgetting_attention"].shapes
+    shapes = operators.FORGETTING.shapes
     assert lines == [f"| {', '.join(map(str, shape))} | 50.0 | 25.0 |" for shape in shapes]
 
 
