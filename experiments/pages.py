@@ -32,7 +32,7 @@ from experiments.beyond import cache_eviction, context_use, last_words
 from experiments.beyond.gate_worth import PAPERS_BUDGET, papers, worths
 from experiments.fox.table_lr_grid import best_of, by_rate
 from experiments.scales import SCALES
-from kernels.benchmark.rows import SHAPE, compared
+from kernels.benchmark.rows import PLACE, SHAPE, compared
 from results.atomic import write_atomic
 from results.measured import FOLDER, read
 from results.store import read_evaluation, read_run, starts_of, trainings_of
@@ -168,25 +168,25 @@ class Facts:
         """Least times as fast as another provider at each number of tokens, over the shapes that were timed in 16 bits."""
         rows = compared(self.measured("forgetting_attention"))
         rows = rows[(rows["operation"] == operation) & (rows["gates"] == gates)]
-        ratios = rows.pivot_table(index=["gpu", "dtype", *SHAPE], columns="provider", values="ratio")
+        ratios = rows.pivot_table(index=[*PLACE, "dtype", *SHAPE], columns="provider", values="ratio")
         least = (ratios[provider] / ratios[other]).groupby("seq_len").min()
         return [(length, f"{ratio:.2f}") for length, ratio in zip(least.index.tolist(), least, strict=True)]
 
     def decoding(self, provider: str) -> list[tuple[str, int, int]]:
         """Least and most share of the time that the faster softmax attention takes to decode a token, over the shapes, newest
         rows; each with the sequences and keys where it is so."""
-        rows = self.measured("decoding").drop_duplicates(["gpu", "provider", *SHAPE], keep="last")
-        times = rows.pivot_table(index=["gpu", *SHAPE], columns="provider", values="ms_q50")
+        rows = self.measured("decoding").drop_duplicates([*PLACE, "provider", *SHAPE], keep="last")
+        times = rows.pivot_table(index=[*PLACE, *SHAPE], columns="provider", values="ms_q50")
         share = (times[provider] / times.filter(like="softmax").min(axis=1)).dropna()
         ends: list[Any] = [share.idxmin(), share.idxmax()]
-        return [(f"{share[end]:.2f}", *end[1:3]) for end in ends]
+        return [(f"{share[end]:.2f}", *end[2:4]) for end in ends]
 
     def errors(self, quantity: str) -> pd.Series:
-        """Our largest error over that of flash-linear-attention, by regime."""
-        same = ["gpu", "provider", "head_dim", "logit", "gates"]
-        newest = self.measured("errors_by_regime").drop_duplicates(same, keep="last")
-        by_provider = newest.pivot_table(index=["head_dim", "logit", "gates"], columns="provider", values=quantity)
-        return by_provider["ours, deterministic"] / by_provider["fla"]
+        """Our error over that of flash-linear-attention, by regime, where it is largest."""
+        regime = ["head_dim", "logit", "gates"]
+        newest = self.measured("errors_by_regime").drop_duplicates([*PLACE, "provider", *regime], keep="last")
+        by_provider = newest.pivot_table(index=[*PLACE, *regime], columns="provider", values=quantity)
+        return (by_provider["ours, deterministic"] / by_provider["fla"]).groupby(regime).max()
 
 
 def drawn_starts(study: Study) -> dict[str, list[dict[str, Any]]]:

@@ -1,4 +1,6 @@
-"""Mamba-2's recurrence and the short convolution in front of it, ours and flash-linear-attention's. Shapes are B, T, H, P: batch, tokens, heads, value channels of a head; keys have 128 channels.
+"""Mamba-2's recurrence and the short convolution in front of it, ours and flash-linear-attention's.
+
+Shapes are B, T, H, P: batch, tokens, heads, value channels of a head; keys have 128 channels.
 
 fla's recurrence (`chunk_simple_gla`) refuses its gradient on Hopper before Triton 3.7.1."""
 

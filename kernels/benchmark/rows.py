@@ -34,17 +34,19 @@ BAR_WIDTH, BOX = 0.11, {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 LIMIT_S = 240
 PASSES = ("forward", "forward+backward")
 SHAPE = ["batch", "seq_len", "num_heads", "head_dim"]
+PLACE = ["gpu", "triton"]
+"""Only the newest rows of a place are shown; rows of two places are shown beside each other."""
 
 
 def compared(rows: pd.DataFrame) -> pd.DataFrame:
-    """Find the newest row of every (GPU, provider, operation, gates, dtype, shape), and as `ratio` how many times faster than
+    """Find the newest row of every (place, provider, operation, gates, dtype, shape), and as `ratio` how many times faster than
     cuDNN's softmax attention it was in the same measuring (same date); NaN without that."""
-    same = ["gpu", "date", "operation", "dtype", *SHAPE]
+    same = [*PLACE, "date", "operation", "dtype", *SHAPE]
     base = rows[rows.provider.isin((BASELINE, ROPE_BASELINE))].drop_duplicates(same)[[*same, "ms_q50"]]
     joined = rows.merge(base, "left", on=same, suffixes=("", "_base"))
     joined["ratio"] = joined.pop("ms_q50_base") / joined.ms_q50
     joined = joined.sort_values("ms_q50", key=pd.Series.notna, kind="stable")  # a time is worth more than a newer lack of one
-    return joined.drop_duplicates(["gpu", "provider", "operation", "gates", "dtype", *SHAPE], keep="last")
+    return joined.drop_duplicates([*PLACE, "provider", "operation", "gates", "dtype", *SHAPE], keep="last")
 
 
 def table(rows: pd.DataFrame) -> str:
@@ -54,11 +56,13 @@ def table(rows: pd.DataFrame) -> str:
     )
     names = [name for name in COLORS if name in set(newest.provider)]
     lines = []
-    for (gpu, *shape, operation, gates), group in newest.groupby(["gpu", *SHAPE, "operation", "gates"]):
+    for (gpu, triton, *shape, operation, gates), group in newest.groupby([*PLACE, *SHAPE, "operation", "gates"]):
         cells = dict(zip(group.provider, group.cell, strict=True))
-        lines.append((gpu, ", ".join(map(str, shape)), operation, gates, *(cells.get(name, "") for name in names)))
-    note = "Times as fast as cuDNN's softmax attention in the same measuring, newest rows; for cuDNN milliseconds."
-    return f"{note}\n\n{markdown(('GPU', 'B, T, H, D', 'pass', 'regime', *names), lines)}"
+        lines.append((gpu, triton, ", ".join(map(str, shape)), operation, gates, *(cells.get(name, "") for name in names)))
+    note = "Milliseconds, newest rows."
+    if newest.ratio.notna().any():
+        note = "Times as fast as cuDNN's softmax attention in the same measuring, newest rows; for cuDNN milliseconds."
+    return f"{note}\n\n{markdown(('GPU', 'Triton', 'B, T, H, D', 'pass', 'regime', *names), lines)}"
 
 
 def markdown(columns: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
@@ -75,33 +79,33 @@ def _cell(ms: float, ratio: float) -> str:
 
 def decoding_table(rows: pd.DataFrame) -> str:
     """Markdown: microseconds for one token, newest rows, a column per provider, a line per GPU and shape."""
-    newest = rows.drop_duplicates(["gpu", "provider", *SHAPE], keep="last")
+    newest = rows.drop_duplicates([*PLACE, "provider", *SHAPE], keep="last")
     names = [name for name in (*COLORS, MEMORY_LIMIT) if name in set(newest.provider)]
     lines: list[tuple[str, ...]] = []
-    for (gpu, *shape), group in newest.groupby(["gpu", *SHAPE]):
+    for (gpu, triton, *shape), group in newest.groupby([*PLACE, *SHAPE]):
         times = dict(zip(group.provider, group.ms_q50, strict=True))
         cells = ("" if pd.isna(times.get(name)) else f"{1000 * times[name]:.1f}" for name in names)
-        lines.append((str(gpu), ", ".join(map(str, shape)), *cells))
+        lines.append((str(gpu), str(triton), ", ".join(map(str, shape)), *cells))
     note = (
         "Microseconds for one token over a cache of T keys, in a CUDA graph, newest rows; gates from very local to\n"
         "global over the heads. The memory limit is what reading all keys and values takes. Softmax attention reads\n"
         "all. Ours leaves out, also without pruning, keys that have decayed below e^-2000: their weight rounds to\n"
         "nothing, they are not read, and it can take less."
     )
-    return f"{note}\n\n{markdown(('GPU', 'B, T, H, D', *names), lines)}"
+    return f"{note}\n\n{markdown(('GPU', 'Triton', 'B, T, H, D', *names), lines)}"
 
 
 def error_table(rows: pd.DataFrame) -> str:
-    """Markdown: largest error relative to the norm over logits and head sizes, a line per GPU, gates and provider."""
-    newest = rows.drop_duplicates(["gpu", "provider", "head_dim", "logit", "gates"], keep="last")
-    worst = newest.groupby(["gpu", "gates", "provider"], sort=False)[list(GRADIENTS)].max().sort_index()
+    """Markdown: largest error relative to the norm over logits and head sizes, a line per place, gates and provider."""
+    newest = rows.drop_duplicates([*PLACE, "provider", "head_dim", "logit", "gates"], keep="last")
+    worst = newest.groupby([*PLACE, "gates", "provider"], sort=False)[list(GRADIENTS)].max().sort_index()
     lines = [(*about, *(f"{error:.1e}" for error in errors)) for about, *errors in worst.itertuples()]
-    return markdown(("GPU", "gates", "provider", *GRADIENTS), lines)
+    return markdown(("GPU", "Triton", "gates", "provider", *GRADIENTS), lines)
 
 
 def draw(rows: pd.DataFrame, path: Path, gates: str, title: str) -> None:
     """Draw bars of speed relative to cuDNN's softmax attention where the gates are `gates`, one panel per operation; shapes
-    ordered by sequence length. Nothing without cuDNN's rows."""
+    ordered by sequence length. Of several places the one with the most providers is drawn. Nothing without cuDNN's rows."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -110,6 +114,8 @@ def draw(rows: pd.DataFrame, path: Path, gates: str, title: str) -> None:
     shown = compared(rows[rows.operation.isin(PASSES) & rows.gates.isin((gates, "any"))]).dropna(subset="ratio")
     if shown.empty:  # cut short before cuDNN's, or a GPU without it
         return
+    place = max(shown.groupby(PLACE), key=lambda group: group[1].provider.nunique())[0]
+    shown = shown[(shown[PLACE] == place).all(axis=1)]
     operations = sorted(shown.operation.unique())
     shapes = sorted(set(shown[SHAPE].itertuples(index=False, name=None)), key=lambda shape: (shape[1], shape[3], shape))
     size = (10, 0.8 + 3 * len(operations))
@@ -131,7 +137,7 @@ def draw(rows: pd.DataFrame, path: Path, gates: str, title: str) -> None:
     there = [provider for provider in COLORS if provider in set(shown.provider)]
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=COLORS[provider]) for provider in there]
     figure.legend(handles, there, loc="outside lower center", ncols=min(len(handles), 5), frameon=False)
-    figure.suptitle(f"{', '.join(sorted(shown.gpu.unique()))}, bf16, {title}", fontsize=10)
+    figure.suptitle(f"{place[0]}, Triton {place[1]}, bf16, {title}", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 import pandas as pd
 import pytest
 import torch
+import triton
 
 from kernels.benchmark import __main__ as command
 from kernels.benchmark import decode, operators, times
@@ -34,7 +35,7 @@ from tests.kernels.forgetting_attention.oracle import attend, make_case, output_
 OPERATORS = command.timed_operators()
 ROOT = Path(__file__).parents[3]
 ROW = {
-    "gpu": "some GPU", "date": "2026-01-01T00:00:00+00:00", "provider": BASELINE, "operation": "forward",
+    "gpu": "some GPU", "triton": "3.6.0", "date": "2026-01-01T00:00:00+00:00", "provider": BASELINE, "operation": "forward",
     "gates": "local to global", "dtype": "bfloat16", "batch": 2, "seq_len": 16_384, "num_heads": 24, "head_dim": 64,
     "ms_q20": 1.0, "ms_q50": 2.0, "ms_q80": 3.0, "effective_tflops": 450.0, "max_error": 1e-3,
 }  # fmt: skip
@@ -80,7 +81,7 @@ def _no_gpu(monkeypatch):
 @pytest.mark.usefixtures("_no_gpu")
 def test_rows_are_kept_where_measuring_is_cut_short(tmp_path):
     def cut():
-        yield {name: value for name, value in ROW.items() if name != "gpu"}
+        yield {name: value for name, value in ROW.items() if name not in ("gpu", "triton")}
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -206,17 +207,21 @@ def test_decoding_is_checked_timed_and_shown(monkeypatch, tmp_path):
     assert list(rows.ms_q50) == [0.002, 0.002, 0.002, round(size * 1e-6, 5)] and bool((rows.max_error[:3] < 1e-2).all())
     first, second, third = read_keys[2:5]  # behind those of the check
     assert first == third != second
-    assert "| some GPU | 1, 300, 2, 16 | 2.0 | 2.0 | 2.0 | 38.4 |" in decoding_table(pd.concat([rows.assign(ms_q50=9.0), rows]))
+    assert f"| some GPU | {triton.__version__} | 1, 300, 2, 16 | 2.0 | 2.0 | 2.0 | 38.4 |" in decoding_table(
+        pd.concat([rows.assign(ms_q50=9.0), rows])
+    )
     monkeypatch.setattr(decode, "decoders", lambda *_: {"ours": lambda q, k, v, sums: 1.1 * v[:, -1:]})
     with pytest.raises(RuntimeError, match="o is off by"):
         decode.check("ours", shape, "cpu")
 
 
 def test_the_error_table_has_the_largest_of_the_newest():
-    regime = {"gpu": "some GPU", "provider": "ours", "head_dim": 64, "logit": 1.0, "gates": "open"}
+    regime = {"gpu": "some GPU", "triton": "3.6.0", "provider": "ours", "head_dim": 64, "logit": 1.0, "gates": "open"}
     errors = dict.fromkeys(("o", "dq", "dk", "dv", "dlog_fgate"), 1e-3)
     rows = [{**regime, **errors, "o": 9.0}, {**regime, **errors}, {**regime, **errors, "logit": 3.0, "dq": 2e-3}]
-    assert "| some GPU | open | ours | 1.0e-03 | 2.0e-03 | 1.0e-03 | 1.0e-03 | 1.0e-03 |" in error_table(pd.DataFrame(rows))
+    assert "| some GPU | 3.6.0 | open | ours | 1.0e-03 | 2.0e-03 | 1.0e-03 | 1.0e-03 | 1.0e-03 |" in error_table(
+        pd.DataFrame(rows)
+    )
 
 
 def test_the_committed_tables_are_those_of_the_committed_rows():

@@ -61,8 +61,8 @@ def test_tiles_need_no_gpu(asked, monkeypatch):
 
 
 SHAPE = {"batch": 2, "seq_len": 64, "num_heads": 3, "head_dim": 16}
-ROW = {"gpu": "g", "date": "d", "provider": BASELINE, "operation": "forward", "gates": "local to global", "dtype": "bfloat16",
-       **SHAPE, "ms_q50": 2.0}  # fmt: skip
+ROW = {"gpu": "g", "triton": "3.6.0", "date": "d", "provider": BASELINE, "operation": "forward", "gates": "local to global",
+       "dtype": "bfloat16", **SHAPE, "ms_q50": 2.0}  # fmt: skip
 
 
 def test_what_is_shown_of_what_is_there(tmp_path, monkeypatch, capsys):
@@ -99,24 +99,30 @@ def test_tables_by_hand():
     ours = {**ROW, "provider": "ours", "ms_q50": 1.0}
     slow = {**ours, "provider": "fla", "ms_q50": float("nan")}
     other = {**ROW, "operation": "forward+backward", "ms_q50": 8.0, "gpu": "h"}
-    lines = table(pd.DataFrame([ROW, {**ROW, "seq_len": 128}, ours, slow, other, {**ours, "operation": "decode"}])).splitlines()
+    newer = [{**row, "triton": "3.7.1", "date": "e", "ms_q50": row["ms_q50"] / 2} for row in (ROW, ours)]
+    rows = [ROW, {**ROW, "seq_len": 128}, ours, slow, other, *newer, {**ours, "operation": "decode"}]
+    assert "cuDNN" in table(pd.DataFrame(rows)).splitlines()[0] != table(pd.DataFrame([ours])).splitlines()[0]
+    lines = table(pd.DataFrame(rows)).splitlines()
     assert lines[2:] == [
-        "| GPU | B, T, H, D | pass | regime | softmax cuDNN | fla | ours |", "| --- | --- | --- | --- | --- | --- | --- |",
-        "| g | 2, 64, 3, 16 | forward | local to global | 2.000 ms | too slow to compile | 2.00 |",
-        "| g | 2, 128, 3, 16 | forward | local to global | 2.000 ms |  |  |",
-        "| h | 2, 64, 3, 16 | forward+backward | local to global | 8.000 ms |  |  |",
+        "| GPU | Triton | B, T, H, D | pass | regime | softmax cuDNN | fla | ours |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| g | 3.6.0 | 2, 64, 3, 16 | forward | local to global | 2.000 ms | too slow to compile | 2.00 |",
+        "| g | 3.6.0 | 2, 128, 3, 16 | forward | local to global | 2.000 ms |  |  |",
+        "| g | 3.7.1 | 2, 64, 3, 16 | forward | local to global | 1.000 ms |  | 2.00 |",
+        "| h | 3.6.0 | 2, 64, 3, 16 | forward+backward | local to global | 8.000 ms |  |  |",
     ]  # fmt: skip
     decoding = pd.DataFrame([{**ours, "ms_q50": 9.0}, {**ours, "ms_q50": 0.0125}, slow, {**ROW, "provider": "memory limit"}])
     assert decoding_table(decoding).splitlines()[5:] == [
-        "| GPU | B, T, H, D | fla | ours | memory limit |", "| --- | --- | --- | --- | --- |",
-        "| g | 2, 64, 3, 16 |  | 12.5 | 2000.0 |",
+        "| GPU | Triton | B, T, H, D | fla | ours | memory limit |", "| --- | --- | --- | --- | --- | --- |",
+        "| g | 3.6.0 | 2, 64, 3, 16 |  | 12.5 | 2000.0 |",
     ]  # fmt: skip
-    errors_of = {"gpu": "g", "provider": "ours", "head_dim": 64, "logit": 1.0, "gates": "open", "o": 1.0, "dq": 2.0, "dk": 3.0,
+    errors_of = {"gpu": "g", "triton": "3.6.0",
+                 "provider": "ours", "head_dim": 64, "logit": 1.0, "gates": "open", "o": 1.0, "dq": 2.0, "dk": 3.0,
                  "dv": 4.0, "dlog_fgate": 5.0}  # fmt: skip
     rows = [errors_of, {**errors_of, "head_dim": 128, "dk": 9.0}, {**errors_of, "gates": "local"}, {**errors_of, "dv": 1.0}]
     assert error_table(pd.DataFrame(rows)).splitlines()[2:] == [
-        "| g | local | ours | 1.0e+00 | 2.0e+00 | 3.0e+00 | 4.0e+00 | 5.0e+00 |",
-        "| g | open | ours | 1.0e+00 | 2.0e+00 | 9.0e+00 | 4.0e+00 | 5.0e+00 |",
+        "| g | 3.6.0 | local | ours | 1.0e+00 | 2.0e+00 | 3.0e+00 | 4.0e+00 | 5.0e+00 |",
+        "| g | 3.6.0 | open | ours | 1.0e+00 | 2.0e+00 | 9.0e+00 | 4.0e+00 | 5.0e+00 |",
     ]
 
 
@@ -129,9 +135,10 @@ def test_bars_by_hand(tmp_path, monkeypatch):
     rows = [{**ROW, "operation": operation, "seq_len": seq_len, "provider": provider, "ms_q50": ms, "gates": gates}
             for operation in PASSES[::-1] for seq_len in (128, 64)
             for provider, ms, gates in ((BASELINE, 2.0, "any"), ("ours", 1.0, "long"), ("fla", 4.0, "short"))]  # fmt: skip
-    draw(pd.DataFrame([*rows, {**rows[1], "operation": "decode"}]), tmp_path / "new" / "a.png", "long", "title")
+    elsewhere = {**rows[0], "triton": "3.7.1"}  # a place with fewer providers is not drawn
+    draw(pd.DataFrame([elsewhere, *rows, {**rows[1], "operation": "decode"}]), tmp_path / "new" / "a.png", "long", "title")
     (figure,) = figures
-    assert (tmp_path / "new" / "a.png").is_file() and figure.get_suptitle() == "g, bf16, title"
+    assert (tmp_path / "new" / "a.png").is_file() and figure.get_suptitle() == "g, Triton 3.6.0, bf16, title"
     assert [axis.get_title(loc="left") for axis in figure.axes] == ["forward", "forward + backward"]
     for axis in figure.axes:
         assert [text.get_text() for text in axis.get_xticklabels()] == ["B2  T 64  H3  D16", "B2  T 128  H3  D16"]

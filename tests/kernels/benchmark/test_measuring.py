@@ -200,8 +200,8 @@ def test_the_pages_of_packages_are_written_with_the_whole_of_the_suites_own_rows
     assert len(written) == 4
 
 
-ROW = {"gpu": "g", "date": "d", "provider": BASELINE, "operation": "forward", "gates": "any", "dtype": "bfloat16", "batch": 1,
-       "seq_len": 64, "num_heads": 3, "head_dim": 16, "ms_q50": 2.0}  # fmt: skip
+ROW = {"gpu": "g", "triton": "3.6.0", "date": "d", "provider": BASELINE, "operation": "forward", "gates": "any",
+       "dtype": "bfloat16", "batch": 1, "seq_len": 64, "num_heads": 3, "head_dim": 16, "ms_q50": 2.0}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(ROW.keys() - {"provider", "gates", "ms_q50"}), ids="another {}".format)
