@@ -132,7 +132,7 @@ def test_a_gpu_lets_go_of_the_same_keys(model, monkeypatch):
     whole, here, there = DecodingCache(), DecodingCache(longest=LENGTH), DecodingCache(longest=LENGTH)
     logits_along(model, here)
     text, on_gpu = tokens, copy.deepcopy(model).cuda()
-    monkeypatch.setattr(sys.modules[__name__], "tokens", lambda: text().cuda())
+    monkeypatch.setattr(sys.modules[__name__], "tokens", lambda **how: text(**how).cuda())
     expected = logits_along(on_gpu, whole)
     torch.testing.assert_close(logits_along(on_gpu, there), expected, rtol=0, atol=2 * math.exp(-10))
     for layer, of_cpu in here.layers.items():
