@@ -10,11 +10,12 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 def flex_forgetting_attention(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> Tensor:
     """Compute attention of q, k, v (B, T, H, D) with log gates (B, T, H). For speed compile it."""
     dtype = torch.promote_types(q.dtype, torch.float32)
-    # A copy: the gradients of what a bias captures are added up in its own layout.
-    cum_BHT = log_fgate.transpose(1, 2).double().cumsum(-1).to(dtype).clone(memory_format=torch.contiguous_format)
+    # Copies: the gradients of what a bias captures are added up in its own layout, and it may be read once only.
+    cum_BHT = log_fgate.transpose(1, 2).double().cumsum(-1).to(dtype)
+    of_query, of_key = (cum_BHT.clone(memory_format=torch.contiguous_format) for _ in range(2))
 
     def decayed(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return score + (cum_BHT[b, h, i] - cum_BHT[b, h, j])
+        return score + (of_query[b, h, i] - of_key[b, h, j])
 
     T = q.shape[1]
     causal = create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device=str(q.device))
