@@ -28,7 +28,7 @@ from analysis.tables import to_markdown
 from analysis.verdict import Claim, Status, Verdict, judge, not_measured
 from experiments.acp.acp_speed import LEAST_GAIN, MOST_GAIN, Timed, timed
 from experiments.artefact import PAPERS, artefacts
-from experiments.beyond import cache_eviction, context_use, last_words
+from experiments.beyond import cache_eviction, context_use, gate_by_tokens, last_words
 from experiments.beyond.gate_worth import PAPERS_BUDGET, papers, worths
 from experiments.fox.table_lr_grid import best_of, by_rate
 from experiments.scales import SCALES
@@ -79,6 +79,19 @@ class Facts:
         claims = self.claims(scale)
         return {status: [claim for claim in claims if claims[claim][1].status is status] for status in Status}
 
+    def verdicts_apart(self, other: "Facts", scale: str = "mini") -> list[str]:
+        """Claims of which another results folder has another verdict, where both measured it."""
+        left = (Status.NOT_MEASURED, Status.NOT_APPLICABLE)
+        pairs = {
+            claim: (verdict.status, other.verdict(claim, scale).status) for claim, (_, verdict) in self.claims(scale).items()
+        }
+        return [claim for claim, pair in pairs.items() if pair[0] != pair[1] and not set(pair) & set(left)]
+
+    def kept(self, name: str) -> dict[str, Any]:
+        """Return what a JSON file of the folder holds."""
+        held: dict[str, Any] = json.loads((self.results_dir / name).read_text())
+        return held
+
     def table(self, stem: str, scale: str = "mini") -> str:
         return to_markdown(artefacts()[stem].summary(self.study(stem, scale)))
 
@@ -86,12 +99,14 @@ class Facts:
         return artefacts()[stem].findings(self.study(stem, scale))
 
     def spent(self, size: str) -> dict[str, float]:
-        """Runs of all scales of a size, and their tokens and GPU-hours."""
+        """Runs of all scales of a size, their tokens and GPU-hours, and how often the text was read by the longest."""
         folders = [each for each in self.results_dir.iterdir() if size_of(each.name) == size]
         records = [read_run(path) for folder in folders for path in (folder / "runs").glob("*.json")]
         starts = [start for record in records for start in record["starts"] if start.get("end")]
         hours = sum(start.get("world_size", 1) * (start["end"].get("wall_s") or 0) for start in starts) / 3600
-        return {"runs": len(records), "tokens": sum(start["end"].get("tokens") or 0 for start in starts), "hours": hours}
+        read_most = max(start.get("epochs", 0.0) for start in starts)
+        count = sum(start["end"].get("tokens") or 0 for start in starts)
+        return {"runs": len(records), "tokens": count, "hours": hours, "epochs": read_most}
 
     def size(self, scale: str) -> dict[str, float]:
         """Parameters of the main models from fewest to most, median minutes of a run with all its starts, and how often it
@@ -240,6 +255,7 @@ def fill(template: Path, facts: Facts) -> str:
     constants = {
         "scales": SCALES,
         "given_more": context_use.change,
+        "gate_laws": gate_by_tokens.laws,
         "context_losses": context_losses,
         "in_words": last_words.compare,
         "last_words": last_words.last_words,

@@ -2,8 +2,8 @@
 
 `cache`: how a model reads what it has seen. whole: all of it. pruned: a FoX leaves out keys that its gates have left nothing of
 (arXiv 2504.06949), in reading the prompt, too. evicting: a FoX with QK-norm lets go of such keys for good. A FoX is decoded in
-every way that it can be, another model whole. On a GPU a step is a CUDA graph, but for what evicts and for models whose states
-have no fixed place (models/cache.py).
+every way that it can be, another model whole. On a GPU a step is a CUDA graph, but for models whose states have no fixed place
+(models/cache.py).
 
 Times are of the steps between two tokens of Hugging Face's `generate`, its own work included, without the first few, in which
 kernels are tuned and the graph is made. `cache_bytes`: of all states after the last token."""

@@ -55,6 +55,8 @@ class Remaining(Measured):
     heads: pd.DataFrame
     losses_SD: dict[str, np.ndarray]
     log_tolerance: float
+    ahead: bool
+    """True where the bound rests on tokens to come, as it does without QK-norm: no cache that decodes can do this."""
 
     @property
     def share(self) -> Estimate:
@@ -113,7 +115,13 @@ def _remaining(study: Study, seeds: list[Evaluation]) -> Remaining:
         heads=pd.DataFrame({"kept": by_head["keys"].mean() / positions[-1], "dropped": by_head["dropped"].max()}),
         losses_SD={name: by("quantity", name)[..., 0] for name in ("loss", "loss_evicted")},
         log_tolerance=float(meta["spec"]["log_tolerance"]),
+        ahead=not study.spec(line.run_id)["model"]["qk_norm"],
     )
+
+
+def name_of(each: Remaining) -> str:
+    """Name a model, and say where it is told the whole text beforehand."""
+    return f"{title(each.model)}, text known beforehand" if each.ahead else title(each.model)
 
 
 def state_bytes(each: Remaining) -> int:
@@ -138,7 +146,7 @@ def draw(study: Study) -> Files:
     bar.set_label("keys that remain (%)")
     _losses(panels["bottom"], found)
     whole = style_of("transformer_pro", "Transformer (all keys)")
-    evicting = [style_of(model, f"{title(model)}, evicting: {each.share.effect:.1f}%") for model, each in found.items()]
+    evicting = [style_of(model, f"{name_of(each)}, evicting: {each.share.effect:.1f}%") for model, each in found.items()]
     legend_of(figure, [whole, *evicting, style_of(BESIDE)])
     counts = [len(each.bytes_SDP) for each in found.values()]
     notes = (
@@ -205,20 +213,22 @@ def summary(study: Study) -> Table:
     found = remaining(study)
     first = next(iter(found.values()))
     columns = [
-        Column("bytes", "remains (MiB)", 2, "lower"),
-        Column("share", "of the Transformer's (%)", 1, "lower"),
+        Column("bytes", "remains (MiB)", 2),
+        Column("share", "of the Transformer's (%)", 1),
         Column("loss", "loss (nats)", 4, "lower"),
         Column("change", "change of the loss", 7, style="signed"),
         Column("log_dropped", "log of the most that a query loses", 1),
     ]
     values: dict[str, list[Cell]] = {}
-    for model, each in found.items():
-        values[model] = [float(each.bytes_SDP[..., -1].mean()) / 2**20, each.share, each.losses_SD["loss"].mean(axis=1),
+    for each in found.values():
+        values[name_of(each)] = [float(each.bytes_SDP[..., -1].mean()) / 2**20, each.share, each.losses_SD["loss"].mean(axis=1),
                          each.change, float(np.log(max(each.heads["dropped"].max(), LEAST)))]  # fmt: skip
     note = (
         f"{about(study)} After {tokens(first.positions[-1])} tokens, of which a Transformer of the same shape keeps "
         f"{first.whole_P[-1] / 2**20:.2f} MiB. Promised: a query loses less than e^{first.log_tolerance:g} of "
         "its probability; measured: all queries of one document. In square brackets: 95% intervals over "
-        "documents by source and seeds (of fewer than three pooled over repeated trainings)."
+        "documents by source and seeds (of fewer than three pooled over repeated trainings). Text known beforehand: without "
+        "QK-norm the bound takes the norms of all queries and keys, those to come included, so that no cache can do this while "
+        "it decodes."
     )
     return over_seeds("Cache of a FoX that lets go of what no later token sees", columns, values, note)

@@ -127,6 +127,11 @@ def worths(study: Study) -> dict[tuple[str, str], dict[int, Estimate]]:
     return found
 
 
+def laws(study: Study) -> list[Law | None]:
+    """Return the law of each pair, of all that is stored."""
+    return [law_of(own) for own in worths(study).values()]
+
+
 def foretold(own: Mapping[int, Estimate], count: float) -> Law | None:
     """Return the law of fewer training tokens than `count`."""
     return law_of({fewer: worth for fewer, worth in own.items() if fewer < count})
@@ -240,12 +245,12 @@ def summary(study: Study) -> Table:
     seeds: dict[str, int | None] = {}
     for count in sorted({count for own in found.values() for count in own}):
         there = [own.get(count) for own in found.values()]
-        laws = [foretold(own, count) for own in found.values()]
-        cells[f"{_count(count)} tokens"] = [*map(_value, there), *(law.at(count) if law else UNKNOWN for law in laws)]
+        before = [foretold(own, count) for own in found.values()]
+        cells[f"{_count(count)} tokens"] = [*map(_value, there), *(law.at(count) if law else UNKNOWN for law in before)]
         seeds[f"{_count(count)} tokens"] = min(each.seeds for each in there if each)
-    laws = [law_of(own) for own in found.values()]
+    every = laws(study)
     printed = [_value(Estimate(value)) for value in papers().values()]
-    cells[f"the paper, {PAPERS_BUDGET}"] = [*printed, *(law.at(PAPERS_TOKENS) if law else UNKNOWN for law in laws)]
+    cells[f"the paper, {PAPERS_BUDGET}"] = [*printed, *(law.at(PAPERS_TOKENS) if law else UNKNOWN for law in every)]
     rows = {label: [*(value for value, _, _ in own), seeds.get(label)] for label, own in cells.items()}
     ranges = {
         label: [*(None if math.isnan(low) else (low, high) for _, low, high in own), None] for label, own in cells.items()

@@ -25,6 +25,7 @@ SIZES: dict[tuple[str, ...], dict[str, Any]] = {
 }
 """Lengths of the texts, and sequences at a time."""
 KIND = "decoding"
+SOFTMAX = "A Transformer is decoded by FoX's kernel with open gates, whose sums its cache holds, too."
 DASHES = {"whole": None, "pruned": DASHED, "evicting": DOTTED}
 runs = lines("fox_pro", "transformer_pro", "mamba2", once=True)
 
@@ -71,11 +72,12 @@ def draw(study: Study) -> Files:
         axes.set(xlabel="text (tokens)", title="kept of a sequence (MiB)" if batch_size is None else many)
         axes.set_ylim(0, 1.08 * of[value].max())
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    return publish(study, figure, table[["model", "cache", "seq_len", "batch_size", "tokens_per_s", "mib"]], _machine(table))
+    return publish(study, figure, table[["model", "cache", "seq_len", "batch_size", "tokens_per_s", "mib"]], *_notes(table))
 
 
-def _machine(table: pd.DataFrame) -> str:
-    return f"on {table['machine'].iloc[0]}, decoding through generate, one seed"
+def _notes(table: pd.DataFrame) -> tuple[str, ...]:
+    softmax = (SOFTMAX.rstrip("."),) if any("transformer" in model for model in table["model"]) else ()
+    return (f"on {table['machine'].iloc[0]}, decoding through generate, one seed", *softmax)
 
 
 def summary(study: Study) -> Table:
@@ -90,7 +92,7 @@ def summary(study: Study) -> Table:
         speeds = [cells["tokens_per_s"].get(key) for key in product(batches, lengths)]
         kept = [cells["mib"].get((batches[0], length)) for length in lengths]
         rows[name_of(str(model), str(cache))] = [None if cell is None else float(cell) for cell in (*speeds, *kept)]
-    note = f"{about(study)} Decoding on {table['machine'].iloc[0]}, text x sequences at a time. One seed."
+    note = f"{about(study)} Decoding on {table['machine'].iloc[0]}, text x sequences at a time. One seed. {SOFTMAX}"
     return Table("Speed and memory of generation", columns, rows, note)
 
 

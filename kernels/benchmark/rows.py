@@ -100,7 +100,11 @@ def error_table(rows: pd.DataFrame) -> str:
     newest = rows.drop_duplicates([*PLACE, "provider", "head_dim", "logit", "gates"], keep="last")
     worst = newest.groupby([*PLACE, "gates", "provider"], sort=False)[list(GRADIENTS)].max().sort_index()
     lines = [(*about, *(f"{error:.1e}" for error in errors)) for about, *errors in worst.itertuples()]
-    return markdown(("GPU", "Triton", "gates", "provider", *GRADIENTS), lines)
+    note = (
+        "Error against float64, relative to the norm of each quantity: the largest over head sizes and sizes of the logits,\n"
+        "newest rows, bf16. With very local gates dq and dk are what is left of sums that cancel: 16 bits leave few digits."
+    )
+    return f"{note}\n\n{markdown(('GPU', 'Triton', 'gates', 'provider', *GRADIENTS), lines)}"
 
 
 def draw(rows: pd.DataFrame, path: Path, gates: str, title: str) -> None:

@@ -245,9 +245,13 @@ def test_a_head_that_loses_nothing_has_a_logarithm(monkeypatch):
     each = SimpleNamespace(
         bytes_SDP=np.ones((1, 1, 1)), share=1.0, losses_SD={"loss": np.ones((1, 1))}, change=0.0, positions=[16384],
         whole_P=np.ones(1), heads=pd.DataFrame({"dropped": [0.0]}), log_tolerance=-10.0,
+        model="fox_pro", ahead=False,
     )  # fmt: skip
-    monkeypatch.setattr(cache_eviction, "remaining", lambda study: {"fox_pro": each})
+    known = SimpleNamespace(**{**vars(each), "model": "fox_llama", "ahead": True})
+    monkeypatch.setattr(cache_eviction, "remaining", lambda study: {"fox_pro": each, "fox_llama": known})
     monkeypatch.setattr(cache_eviction, "about", lambda study: "About.")
     monkeypatch.setattr(cache_eviction, "count_range", lambda *counts, **how: "1")
     monkeypatch.setattr(cache_eviction, "over_seeds", lambda title, columns, values, note: values)
-    assert cache_eviction.summary(None)["fox_pro"][-1] == pytest.approx(math.log(1e-16))
+    found = cache_eviction.summary(None)
+    assert found["FoX (Pro)"][-1] == pytest.approx(math.log(1e-16))
+    assert list(found) == ["FoX (Pro)", "FoX (LLaMA), text known beforehand"]
