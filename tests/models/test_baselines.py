@@ -168,14 +168,30 @@ def test_wall_attention_equals_flas_layer(specs):
     with torch.no_grad():
         for parameter in mixer.parameters():
             parameter.mul_(8.0)
-        mixer.g_proj.bias.normal_()
+        mixer.g_proj.bias.normal_().add_(3.0)  # no gate below the floor, which theirs does not have
         x = torch.randn(1, 100, 64)
         expected = WallAttention.forward(mixer, x)[0]
         for found in (mixer(x, None, None), mixer(x, DecodingCache(), None)):
             torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize(("length", "whole"), [(31, 32), (32, 32), (33, 64)])
+def test_a_channel_fades_by_no_more_than_flas_kernels_count(specs):
+    """Also over a cache; a gate that would leave less has no gradient."""
+    from models.wall_attention.module import BLOCK, FLOOR
+
+    mixer, x = build_model(specs["wall_attention"]).model.layers[1].attn, torch.randn(1, 40, 64)
+    assert BLOCK * FLOOR >= -76
+    outputs = []
+    for bias in (FLOOR - 1, FLOOR - 50):
+        with torch.no_grad():
+            mixer.g_proj.weight.zero_()
+            mixer.g_proj.bias.fill_(bias)
+        outputs += [mixer(x, None, None), mixer(x, DecodingCache(), None)]
+    assert all(torch.allclose(output, outputs[0], atol=1e-6) for output in outputs)
+    assert not torch.autograd.grad(outputs[0].sum(), mixer.g_proj.bias, allow_unused=True)[0].any()
+
+
+@pytest.mark.parametrize(("length", "whole"), [(15, 16), (16, 16), (17, 32)])
 def test_wall_attention_fills_blocks_of_flas_kernels(length, whole, monkeypatch):
     from models.wall_attention import module
 
@@ -193,7 +209,7 @@ def test_wall_attention_takes_small_blocks_of_flas_kernels():
 
     for part in ("fwd_kernel", "bwd_kernel_dq", "bwd_kernel_dkv"):
         candidates = getattr(parallel, f"parallel_wall_attn_{part}").configs
-        assert candidates and {candidate.kwargs["BS"] for candidate in candidates} == {32}
+        assert candidates and {candidate.kwargs["BS"] for candidate in candidates} == {16}
 
 
 def test_mamba3_equals_its_definition(specs):
