@@ -2,13 +2,19 @@
 
 The bias is of float32 sums of gates."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 
-def flex_forgetting_attention(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> Tensor:
-    """Compute attention of q, k, v (B, T, H, D) with log gates (B, T, H). For speed compile it."""
+def flex_forgetting_attention(
+    q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, flex: Callable[..., Any] = flex_attention
+) -> Tensor:
+    """Compute attention of q, k, v (B, T, H, D) with log gates (B, T, H). For speed give `flex` compiled; the sums stay outside
+    of it: what a bias captures must lie in memory for its gradient to be compiled."""
     dtype = torch.promote_types(q.dtype, torch.float32)
     # Copies: the gradients of what a bias captures are added up in its own layout, and it may be read once only.
     cum_BHT = log_fgate.transpose(1, 2).double().cumsum(-1).to(dtype)
@@ -20,6 +26,6 @@ def flex_forgetting_attention(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor
     T = q.shape[1]
     causal = create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device=str(q.device))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    o = flex_attention(q, k, v, score_mod=decayed, block_mask=causal)
+    o = flex(q, k, v, score_mod=decayed, block_mask=causal)
     assert isinstance(o, Tensor)
     return o.transpose(1, 2)

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import logsigmoid, rms_norm, scaled_dot_product_attention
 
 from kernels import forgetting_attention as forgetting
@@ -119,7 +120,7 @@ def providers() -> dict[str, Attention]:
         "ours, tightly pruned": partial(attention, adaptive_threshold="tight"),
         "ours, deterministic": attention,
         "softmax flash-2": _softmax(SDPBackend.FLASH_ATTENTION),
-        "FlexAttention": torch.compile(flex_forgetting_attention),
+        "FlexAttention": partial(flex_forgetting_attention, flex=torch.compile(flex_attention)),
     }
     try:
         from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found]

@@ -9,9 +9,11 @@ import pandas as pd
 import pytest
 import torch
 from torch.nn.attention import SDPBackend
+from torch.nn.attention.flex_attention import flex_attention
 
 from kernels.benchmark import __main__ as command
 from kernels.benchmark import decode, errors, operators, times
+from kernels.benchmark.flex import flex_forgetting_attention
 from kernels.benchmark.rows import BASELINE, ROPE_BASELINE, compared, draw
 from kernels.forgetting_attention import forgetting_attention
 
@@ -29,12 +31,13 @@ def test_every_provider_is_given_its_own_options(monkeypatch, capsys):
     found = operators.providers.__wrapped__()
     plain = {name: (each.func, each.keywords) for name, each in found.items() if hasattr(each, "func")}
     assert plain == {"ours": (forgetting_attention, {"deterministic": False}),
-                     "ours, tightly pruned": (forgetting_attention, {"adaptive_threshold": "tight"})}  # fmt: skip
+                     "ours, tightly pruned": (forgetting_attention, {"adaptive_threshold": "tight"}),
+                     "FlexAttention": (flex_forgetting_attention, {"flex": "compiled"})}  # fmt: skip
     assert {name: each for name, each in found.items() if name not in plain} == {
         BASELINE: SDPBackend.CUDNN_ATTENTION, "ours, pruned": ("pruned", forgetting_attention),
-        "ours, deterministic": forgetting_attention, "softmax flash-2": SDPBackend.FLASH_ATTENTION, "FlexAttention": "compiled",
+        "ours, deterministic": forgetting_attention, "softmax flash-2": SDPBackend.FLASH_ATTENTION,
     }  # fmt: skip
-    assert asked == [operators.flex_forgetting_attention] and torch.compile is not compiled
+    assert asked == [flex_attention] and torch.compile is not compiled
     told = capsys.readouterr().out.splitlines()
     begun = ("not measured: FlashAttention-4 (", "not measured: the authors' package (", "not measured: fla (")
     assert len(told) == 3 and all(line.startswith(each) for line, each in zip(told, begun, strict=True))
