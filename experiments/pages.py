@@ -172,12 +172,22 @@ class Facts:
         done = model.executed_flops_per_token(each.context, skipped_share)
         return rate * done, rate * model.flops_per_token(each.context)
 
-    def speed(self, provider: str, operation: str, gates: str, narrowest: int = 0) -> tuple[str, str]:
-        """Least and most times as fast as cuDNN's softmax attention, over the shapes that were timed in 16 bits."""
+    def speed(self, provider: str, operation: str, gates: str, narrowest: int = 0, triton: str = "") -> tuple[str, str]:
+        """Least and most times as fast as cuDNN's softmax attention, over the shapes that were timed in 16 bits; with one
+        version of Triton, or any."""
         rows = compared(self.measured("forgetting_attention"))
         own = rows[(rows["provider"] == provider) & (rows["operation"] == operation) & (rows["gates"] == gates)]
-        ratio = own[own["head_dim"] >= narrowest]["ratio"].dropna()
+        own = own[(own["head_dim"] >= narrowest) & own["triton"].isin([triton] if triton else own["triton"])]
+        ratio = own["ratio"].dropna()
         return f"{ratio.min():.2f}", f"{ratio.max():.2f}"
+
+    def slower(self, kind: str, operation: str) -> tuple[str, str]:
+        """Least and most times as long as ours takes flash-linear-attention's operator, over places and shapes with both."""
+        rows = compared(self.measured(kind))
+        rows = rows[rows["operation"] == operation]
+        times = rows.pivot_table(index=[*PLACE, *SHAPE], columns="provider", values="ms_q50")
+        ratio = (times["fla"] / times["ours"]).dropna()
+        return f"{ratio.min():.1f}", f"{ratio.max():.1f}"
 
     def beside(self, provider: str, other: str, operation: str, gates: str) -> list[tuple[int, str]]:
         """Least times as fast as another provider at each number of tokens, over the shapes that were timed in 16 bits."""

@@ -21,6 +21,7 @@ from analysis.training_curves import measured
 from analysis.verdict import RATIO, Claim, Comparison, Verdict, decide, not_measured
 from experiments.evaluations import step_times as evals  # noqa: F401
 from experiments.recipes import lines
+from kernels.benchmark.rows import PLACE
 from results.measured import FOLDER, read
 
 KIND = "stick_breaking"
@@ -33,18 +34,21 @@ runs = lines("stick_breaking", "transformer_llama", "fox_llama", once=True)
 
 
 def kernel_times(study: Study) -> pd.DataFrame:
-    """The newest row of every provider, shape, kind of logits and GPU, forward and backward, with `relative`: its time as a
-    multiple of cuDNN's softmax with rotary embedding in the same run. Empty where none are stored."""
+    """The newest row of every provider, shape and kind of logits, forward and backward, with `relative`: its time as a multiple
+    of cuDNN's softmax with rotary embedding in the same run. Of several GPUs and versions of Triton those with the most rows,
+    or else the newest, are taken. Empty where none are stored."""
     folder = study.results_dir / FOLDER.name
     if not any((folder / KIND).glob("*.parquet")):
         return pd.DataFrame(columns=["gpu", "logits", *SHAPE, "provider", "ms_q50", "relative"])
     rows = read(KIND, folder).rename(columns={"gates": "logits"})
     rows = rows[(rows["operation"] == "forward+backward") & rows["ms_q50"].notna()]
-    run = ["date", "gpu", *SHAPE]
+    run = [*PLACE, "date", *SHAPE]
     base = rows[rows["provider"] == BASELINE].drop_duplicates(run, keep="last")
     rows = rows.merge(base[[*run, "ms_q50"]], on=run, suffixes=("", "_base"))
     rows = rows.assign(relative=rows["ms_q50"] / rows["ms_q50_base"])
-    return rows.drop_duplicates(["gpu", "logits", *SHAPE, "provider"], keep="last", ignore_index=True)
+    rows = rows.drop_duplicates([*PLACE, "logits", *SHAPE, "provider"], keep="last")
+    _, newest = max(rows.groupby(PLACE), key=lambda place: (len(place[1]), place[1]["date"].max()), default=(None, rows))
+    return newest.reset_index(drop=True)
 
 
 def beside_flash(study: Study) -> pd.DataFrame:

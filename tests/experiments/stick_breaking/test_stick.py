@@ -164,6 +164,16 @@ def cost(tmp_path, factor=None):
     return store.study("stick_cost")
 
 
+def test_times_of_two_gpus_are_not_mixed(tmp_path):
+    """Those of the GPU with more rows are taken."""
+    study, folder = cost(tmp_path, factor=1.2), tmp_path / measured.FOLDER.name
+    rows = measured.read("stick_breaking", folder).drop(columns=["created", "commit", "gpu", "torch", "triton"])
+    slower = rows[rows["provider"] != "fla"].assign(date="tomorrow", ms_q50=lambda rows: 9 * rows["ms_q50"] ** 2)
+    measured.add("stick_breaking", slower.to_dict("records"), "another GPU", folder=folder)
+    taken = stick_cost.kernel_times(study)
+    assert set(taken["gpu"]) == {"GPU"} and set(taken["date"]) == {"today"} and len(taken) == len(rows)
+
+
 def test_s5_reads_the_stored_kernel_times(tmp_path):
     assert s5(cost(tmp_path / "a")).status is Status.NOT_MEASURED
     verdict = s5(cost(tmp_path / "b", factor=1.2))

@@ -7,6 +7,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import get_args
 
 import pandas as pd
 import pytest
@@ -15,7 +16,7 @@ import triton
 
 from kernels.benchmark import __main__ as command
 from kernels.benchmark import decode, operators, times
-from kernels.benchmark.__main__ import DRAWN, PACKAGES, page, tables
+from kernels.benchmark.__main__ import DRAWN, PACKAGES, TABLES, Kind, page, tables
 from kernels.benchmark.flex import flex_forgetting_attention
 from kernels.benchmark.rows import (
     BASELINE,
@@ -225,7 +226,7 @@ def test_the_error_table_has_the_largest_of_the_newest():
 
 
 def test_the_committed_tables_are_those_of_the_committed_rows():
-    kinds = ("forgetting_attention", "stick_breaking", "errors_by_regime", "decoding")
+    kinds = get_args(Kind) + tuple(TABLES)
     measured = {kind: read(kind) for kind in kinds}
     assert (PICTURES / "README.md").read_text() == tables(measured)
     for kind in DRAWN:
