@@ -115,13 +115,13 @@ def _remaining(study: Study, seeds: list[Evaluation]) -> Remaining:
         heads=pd.DataFrame({"kept": by_head["keys"].mean() / positions[-1], "dropped": by_head["dropped"].max()}),
         losses_SD={name: by("quantity", name)[..., 0] for name in ("loss", "loss_evicted")},
         log_tolerance=float(meta["spec"]["log_tolerance"]),
-        ahead=not study.spec(line.run_id)["model"]["qk_norm"],
+        ahead=not model_spec(line.model, get_scale(study.scale), vocab_size=1).qk_norm,
     )
 
 
 def name_of(each: Remaining) -> str:
     """Name a model, and say where it is told the whole text beforehand."""
-    return f"{title(each.model)}, text known beforehand" if each.ahead else title(each.model)
+    return f"{title(each.model)}, text known" if each.ahead else title(each.model)
 
 
 def state_bytes(each: Remaining) -> int:
@@ -146,14 +146,16 @@ def draw(study: Study) -> Files:
     bar.set_label("keys that remain (%)")
     _losses(panels["bottom"], found)
     whole = style_of("transformer_pro", "Transformer (all keys)")
-    evicting = [style_of(model, f"{name_of(each)}, evicting: {each.share.effect:.1f}%") for model, each in found.items()]
+    evicting = [style_of(model, f"{name_of(each)}: {each.share.effect:.1f}%") for model, each in found.items()]
     legend_of(figure, [whole, *evicting, style_of(BESIDE)])
     counts = [len(each.bytes_SDP) for each in found.values()]
+    known = "text known: the bound takes what is to come, which no cache knows while it decodes"
     notes = (
         f"{first.bytes_SDP.shape[1]} held-out documents of {tokens(first.positions[-1])} tokens, "
         + count_range(counts, "seeds" if max(counts) > 1 else "seed"),
         "left: mean, shaded: 80% of the documents, dashed: training length",
         "bottom: all queries of one document",
+        *([known] if any(each.ahead for each in found.values()) else []),
     )
     return publish(study, figure, pd.concat([_points(each) for each in found.values()], ignore_index=True), *notes)
 
@@ -220,15 +222,18 @@ def summary(study: Study) -> Table:
         Column("log_dropped", "log of the most that a query loses", 1),
     ]
     values: dict[str, list[Cell]] = {}
-    for each in found.values():
-        values[name_of(each)] = [float(each.bytes_SDP[..., -1].mean()) / 2**20, each.share, each.losses_SD["loss"].mean(axis=1),
+    for model, each in found.items():
+        values[model] = [float(each.bytes_SDP[..., -1].mean()) / 2**20, each.share, each.losses_SD["loss"].mean(axis=1),
                          each.change, float(np.log(max(each.heads["dropped"].max(), LEAST)))]  # fmt: skip
     note = (
         f"{about(study)} After {tokens(first.positions[-1])} tokens, of which a Transformer of the same shape keeps "
         f"{first.whole_P[-1] / 2**20:.2f} MiB. Promised: a query loses less than e^{first.log_tolerance:g} of "
         "its probability; measured: all queries of one document. In square brackets: 95% intervals over "
-        "documents by source and seeds (of fewer than three pooled over repeated trainings). Text known beforehand: without "
-        "QK-norm the bound takes the norms of all queries and keys, those to come included, so that no cache can do this while "
-        "it decodes."
+        "documents by source and seeds (of fewer than three pooled over repeated trainings)."
     )
+    if told := [title(model) for model, each in found.items() if each.ahead]:
+        note += (
+            f" {', '.join(told)} is told the text: without QK-norm the bound takes the norms of all queries and keys, those to "
+            "come included, which no cache knows while it decodes."
+        )
     return over_seeds("Cache of a FoX that lets go of what no later token sees", columns, values, note)
