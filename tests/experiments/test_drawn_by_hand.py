@@ -95,7 +95,7 @@ def test_points_without_an_interval_are_drawn_without_one(monkeypatch):
     monkeypatch.setattr(context_use, "_early", lambda losses: 16)
     monkeypatch.setattr(context_use, "pairs_in", lambda found: ([("fox_pro", "transformer_pro")], []))
     monkeypatch.setattr(
-        context_use, "change", lambda losses, before, after: of(before * 100.0 + after, None if after == 40 else (1.0, 2.0))
+        context_use, "along", lambda losses, before, after: of(before * 100.0 + after, None if after == 40 else (1.0, 2.0))
     )
     monkeypatch.setattr(
         context_use, "lead", lambda fox, other, context: of(context / 2, (0.0, 9.0) if fox.name == "fox_pro" else None)
