@@ -200,7 +200,7 @@ def c3(study: Study) -> Verdict:
         contexts, half = [context for context in fox.inside if context >= _early(fox)], _half(fox)
         first, last = contexts[0], contexts[-1]
         gains = {first: change(fox, first, last), half: change(fox, half, last)}
-        words = f"{title(fox.model)}: loss given {{}} minus given {{}}"
+        words = f"{title(fox.model)}: loss given {{}} of context minus given {{}}"
         for before, after in pairwise(contexts):
             comparisons.append(nowhere(words.format(tokens(after), tokens(before)), change(fox, before, after)))
         for before, gain in gains.items():
@@ -222,10 +222,11 @@ def c4(study: Study) -> Verdict:
     fox, others = found["fox_pro"], [found[model] for model in RECURRENT if model in found]
     start, end = max(context for context in fox.inside if context <= LATE * fox.train_len), fox.inside[-1]
     gain = change(fox, end, start)
-    comparisons, parts = [Comparison("gain of FoX (Pro)", gain)], []
+    what = f"fall of the loss from {tokens(start)} to {tokens(end)} of context"
+    comparisons, parts = [Comparison(f"{what}, FoX (Pro)'s", gain)], []
     for other in others:
         excess = compare_contexts((1.0, other, start), (-1.0, other, end), (-0.5, fox, start), (0.5, fox, end))
-        words = f"gain of {title(other.model)} minus half of FoX (Pro)'s"
+        words = f"{what}, {title(other.model)}'s minus half of FoX (Pro)'s"
         comparisons.append(Comparison(words, excess, below=True, size=abs(gain.effect) / 2))
         parts.append(f"{title(other.model)} {number(change(other, end, start).effect)}")
     sentence = f"With {tokens(end)} tokens of context in place of {tokens(start)} FoX (Pro) gains {number(gain.effect)} nats"

@@ -61,7 +61,7 @@ def test_c3_fails_where_the_second_half_of_the_context_is_worth_nothing(tmp_path
         make(tmp_path, main(fox_pro=lambda c: falling(0.05, until=128)(c) + (0.002 if c == INSIDE else 0)), noise=1e-5)
     )
     assert verdict.status is Status.FAILS
-    assert verdict.decisive.name == "FoX (Pro): loss given 224 minus given 128"
+    assert verdict.decisive.name == "FoX (Pro): loss given 224 of context minus given 128"
     assert c3(make(tmp_path / "flat", main(fox_pro=lambda c: 3.0))).status is Status.WITHIN_NOISE
 
 

@@ -152,7 +152,7 @@ def test_pairs_that_more_tokens_help_inside_and_hurt_beyond(monkeypatch, effects
     monkeypatch.setattr(fig5, "decide_any", lambda sentence, ways, absent: decided.append((ways, absent)) or sentence)
     assert fig5.c24(None).startswith(told) and asked == [("4", "1")]
     inside, beyond = effects
-    way = [("4 minus 1, loss inside", inside, {"below": True}), ("4 minus 1, loss beyond", beyond, {})]
+    way = [("4 minus 1, loss up to 64", inside, {"below": True}), ("4 minus 1, loss from 64 to 128", beyond, {})]
     assert decided[0][0] == ([] if beyond is None else [way]) and len(decided[0][1]) == (beyond is None)
 
 
