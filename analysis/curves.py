@@ -4,6 +4,7 @@ noise, and losses of the same tokens given more and more context.
 Suffixes: S seeds, N positions, D documents, K bands of a document, P places of a document, C contexts."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -216,21 +217,32 @@ class ContextLosses(Measured):
         """Contexts that lie within the training context together with the targets."""
         return [int(context) for context in self.contexts_C if context + self.targets <= self.train_len]
 
+    @property
+    def everywhere(self) -> int:
+        """The longest context that fits in front of every place; 0 where none does."""
+        return max((int(context) for context in self.contexts_C if self.fits_P(context).all()), default=0)
+
+    def fits_P(self, context: int) -> np.ndarray:
+        """Say of every place whether a context fits in front of it."""
+        return np.isfinite(self.at(context)).all(axis=(0, 1))
+
     def at(self, context: int) -> np.ndarray:
         """Losses (S, D, P) given a context."""
         return self.losses_SDPC[..., int(np.flatnonzero(self.contexts_C == context)[0])]
 
-    def seed_noise(self, asked: list[tuple[float, int]]) -> Noise | None:
-        """Return the noise between seeds of a sum of coefficient x mean loss given a context, read from what was repeated at
+    def seed_noise(self, *sums: list[tuple[float, int]]) -> Noise | None:
+        """Return the noise between seeds of all sums of coefficient x mean loss given a context, read from what was repeated at
         the same contexts relative to the training context."""
 
         def functional(other: Repeated) -> np.ndarray | None:
-            contexts = [context * other.train_len / self.train_len for _, context in asked]
-            tables = _tables(other)
-            if any(context not in table for table in tables for context in contexts):
-                return None
-            weights = [coefficient for coefficient, _ in asked]
-            return np.array([table[contexts].dropna().to_numpy().mean(axis=0) @ weights for table in tables])
+            tables, taken = _tables(other), []
+            for asked in sums:
+                contexts = [context * other.train_len / self.train_len for _, context in asked]
+                if any(context not in table for table in tables for context in contexts):
+                    return None
+                weights = [coefficient for coefficient, _ in asked]
+                taken.append([table[contexts].dropna().to_numpy().mean(axis=0) @ weights for table in tables])
+            return np.sum(taken, axis=0)
 
         return self.noise(functional)
 
@@ -245,17 +257,29 @@ def _table(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.pivot_table(index=["document", "place"], columns="context", values="loss")
 
 
-def compare_contexts(*parts: tuple[float, ContextLosses, int]) -> Estimate:
-    """Sum of coefficient x mean loss given a context: (coefficient, losses, context) each, over the targets that all of these
-    contexts fit in front of."""
-    there_P = np.logical_and.reduce([np.isfinite(losses.at(context)).all(axis=(0, 1)) for _, losses, context in parts])
+Given = tuple[float, ContextLosses, int]
+"""A coefficient, and what losses it takes, given which context."""
+
+
+def compare_contexts(*parts: Given) -> Estimate:
+    """Sum of coefficient x mean loss given a context, over the targets that all of these contexts fit in front of."""
+    return sum_contexts(parts)
+
+
+def sum_contexts(*sums: Sequence[Given]) -> Estimate:
+    """Sum of what `compare_contexts` takes, each over the targets of its own contexts."""
     terms: list[Term] = []
-    asked: dict[ContextLosses, list[tuple[float, int]]] = defaultdict(list)
-    for coefficient, losses, context in parts:
-        loss_SD = losses.at(context)[..., there_P].mean(axis=2)
-        terms.append(Term.of(losses, coefficient, loss_SD, losses.sources_D))
-        asked[losses].append((coefficient, context))
-    return contrast(terms, {losses: losses.seed_noise(own) for losses, own in asked.items()})
+    asked: dict[ContextLosses, list[list[tuple[float, int]]]] = defaultdict(list)
+    for parts in sums:
+        there_P = np.logical_and.reduce([losses.fits_P(context) for _, losses, context in parts])
+        own: dict[ContextLosses, list[tuple[float, int]]] = defaultdict(list)
+        for coefficient, losses, context in parts:
+            loss_SD = losses.at(context)[..., there_P].mean(axis=2)
+            terms.append(Term.of(losses, coefficient, loss_SD, losses.sources_D))
+            own[losses].append((coefficient, context))
+        for losses, each in own.items():
+            asked[losses].append(each)
+    return contrast(terms, {losses: losses.seed_noise(*own) for losses, own in asked.items()})
 
 
 @lru_cache(maxsize=64)  # more than a scale has artefacts: `render` draws all, then reports on all

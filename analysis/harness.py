@@ -152,7 +152,7 @@ def ahead(one: Line, other: Line, column: str) -> Estimate:
 
 def column_title(column: str) -> str:
     if column == "avg_acc":
-        return "average"
+        return "average accuracy"
     return f"{KNOWN[column][2]} {'perplexity' if column in PERPLEXITIES else 'accuracy'}"
 
 

@@ -39,6 +39,16 @@ class Needles:
     noises: dict[str, Callable[[Functional], Noise | None]]
 
     @property
+    def measure(self) -> str:
+        """Words for the values, and for why they are not the paper's."""
+        floor = "no model's score from 1 to 10 leaves the floor"
+        return {
+            SCORE: "score from 1 to 10",
+            CHOICE: f"right choices of one word of ten ({floor})",
+            RECALL: f"recall (log-probability of the answer with minus without the needle; {floor})",
+        }[self.kind]
+
+    @property
     def unit(self) -> str:
         """Unit of the values: "points" (1 to 10), "percent" (of choices that are right), or "nats"."""
         return {SCORE: "points", CHOICE: "percent", RECALL: "nats"}[self.kind]

@@ -146,13 +146,14 @@ def a8(study: Study) -> Verdict:
     there are stand for those of other trainings: which head becomes local is chance."""
     each = skipped(study)[-1]
     local, wide, seeds = each.mean_H > ABOVE, each.mean_H < 0.5, len(each.share_SD)
+    more, less, where = f"more than {ABOVE:.0%}", "less than half", f"at context {tokens(each.context)}"
     comparisons = [
-        Comparison("heads that skip more than 90%", _share_of(local, seeds), LEAST, strict=False, unit=SHARE),
-        Comparison("heads that skip less than half", _share_of(wide, seeds), 0.1, strict=False, unit=SHARE),
+        Comparison(f"heads that skip {more} of tiles {where}", _share_of(local, seeds), LEAST, strict=False, unit=SHARE),
+        Comparison(f"heads that skip {less} of tiles {where}", _share_of(wide, seeds), 0.1, strict=False, unit=SHARE),
     ]
     sentence = (
-        f"Of {len(local)} heads at context {tokens(each.context)} {local.sum()} skip more than 90% and {wide.sum()} less than "
-        f"half; standard deviation over heads {each.mean_H.std():.2f}."
+        f"Of {len(local)} heads {where} {local.sum()} skip {more} and {wide.sum()} {less}; standard deviation over heads "
+        f"{each.mean_H.std():.2f}."
     )
     return decide(sentence, comparisons)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from analysis.curves import LossCurve, difference, loss_curves
-from analysis.harness import ahead, content, lines_of, made_locally
+from analysis.harness import ahead, column_title, content, lines_of, made_locally
 from analysis.paper import paper_scores
 from analysis.study import Study
 from analysis.style import tokens
@@ -71,12 +71,12 @@ def a6(study: Study) -> Verdict:
     absent += ["the public benchmarks (the tasks here are stand-ins made from the held-out text)"] if local else []
     for pruned, whole in found:
         change, context = difference(pruned, whole), tokens(pruned.train_len)
-        losses += on_par(f"P, {pruned.label} against not", change, LOSS_MARGIN, PERPLEXITY)
+        losses += on_par(f"P({context}), pruned against not", change, LOSS_MARGIN, PERPLEXITY)
         parts.append(f"{number(change.effect, PERPLEXITY)} at context {context}")
         if {pruned.label, whole.label} <= set(lines):
             for column, margin, unit in (("wikitext_ppl", WORD_MARGIN, ""), ("avg_acc", AVERAGE_MARGIN, "points")):
                 lead = ahead(lines[pruned.label], lines[whole.label], column)
-                tasks += on_par(f"{column}, {pruned.label} ahead of not", lead, margin, unit)
+                tasks += on_par(f"{column_title(column)}, {pruned.label} ahead of not", lead, margin, unit)
         elif not local:
             absent.append(f"all tasks at context {context}")
     sentence = f"Held-out perplexity with pruning against without: {', '.join(parts)}."

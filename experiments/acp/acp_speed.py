@@ -199,7 +199,7 @@ def a5(study: Study) -> Verdict:
     cpu = is_cpu(machine)
     comparisons = []
     for each, longer in pairwise(found):
-        name = f"share skipped at {tokens(longer.context)} minus at {tokens(each.context)}"
+        name = f"share of tiles skipped at context {tokens(longer.context)} minus at {tokens(each.context)}"
         comparisons.append(Comparison(name, contrast([longer.term(1.0), each.term(-1.0)]), unit=SHARE))
     for one, other in [] if cpu else pairwise(contexts):
         near, far = one.log_ratio("attention"), other.log_ratio("attention")

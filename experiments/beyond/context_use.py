@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.curves import ContextLosses, compare_contexts, context_losses
+from analysis.curves import ContextLosses, Given, compare_contexts, context_losses, sum_contexts
 from analysis.names import RECURRENT, missing_of, pairs_in, style_of, title
 from analysis.panels import doublings_axis, legend_of
 from analysis.statistics import Estimate
@@ -48,11 +48,30 @@ def evals(scale):
 
 def change(losses: ContextLosses, before: int, after: int) -> Estimate:
     """Loss given `after` tokens minus loss given `before`, of the same targets."""
-    return compare_contexts((1.0, losses, after), (-1.0, losses, before))
+    return compare_contexts(*_change(losses, before, after))
+
+
+def _change(losses: ContextLosses, before: int, after: int, sign: float = 1.0) -> list[Given]:
+    return [(sign, losses, after), (-sign, losses, before)]
 
 
 def lead(fox: ContextLosses, other: ContextLosses, context: int) -> Estimate:
-    return compare_contexts((1.0, other, context), (-1.0, fox, context))
+    """Loss of `other` minus loss of `fox`: given the shortest context, and its change from there to `context`, step by step."""
+    first = int(fox.contexts_C[0])
+    steps = [[*_change(other, *step), *_change(fox, *step, -1.0)] for step in _steps(fox, first, context)]
+    return sum_contexts([(1.0, other, first), (-1.0, fox, first)], *steps)
+
+
+def along(losses: ContextLosses, start: int, context: int) -> Estimate:
+    """Change of the loss from `start` to `context`, step by step."""
+    return sum_contexts(*(_change(losses, *step) for step in _steps(losses, start, context)))
+
+
+def _steps(losses: ContextLosses, start: int, end: int) -> list[tuple[int, int]]:
+    """Steps from context to context, one after another where fewer targets have the next: each is of all that have both its
+    ends, so that no segment of a line joins means of different targets."""
+    between = [int(context) for context in losses.contexts_C if max(start, losses.everywhere) <= context < end]
+    return list(pairwise([start, *between, end]))
 
 
 def points(study: Study) -> pd.DataFrame:
@@ -63,7 +82,7 @@ def points(study: Study) -> pd.DataFrame:
     rows = []
     for panel, start in (("all", contexts[0]), ("late", _early(first))):
         later = [context for context in contexts if context >= start]
-        rows += [(panel, model, c, change(losses, start, c)) for model, losses in found.items() for c in later]
+        rows += [(panel, model, c, along(losses, start, c)) for model, losses in found.items() for c in later]
     rows += [("lead", fox, c, lead(found[fox], found[other], c)) for fox, other in pairs_in(found)[0] for c in contexts]
     values = [(*place, each.effect, *(each.interval or (np.nan, np.nan))) for *place, each in rows]
     return pd.DataFrame(values, columns=["panel", "model", "context", "value", "low", "high"])
@@ -96,14 +115,22 @@ def draw(study: Study) -> Files:
         training_length_line(axes, first.train_len)
     legend_of(figure, [style_of(model) for model in found], markers=True)
     documents, places = first.losses_SDPC.shape[1:3]
-    alone = [int(context) for context in first.contexts_C if not np.isfinite(first.at(context)).all()]
+    fewer = _fewer(first, first.everywhere, int(first.contexts_C[-1]))
     notes = (
-        f"the same tokens for every context and model: {first.targets} at {places} places of each of {documents} documents",
-        f"given {tokens(alone[0])} and more at the last place alone" if alone else "",
+        "both ends of a segment are of the same tokens, in all models: "
+        f"{first.targets} at {places} places of each of {documents} documents",
+        f"{fewer}, whose change is added to the value at {tokens(first.everywhere)}" if fewer else "",
         f"mean of {seeds_of(found)}; bars: 95% intervals (documents by source, and seeds)",
         f"dashed: training length {tokens(first.train_len)}; what leaves the frame goes on above",
     )
     return publish(study, figure, drawn, *notes)
+
+
+def _fewer(losses: ContextLosses, before: int, after: int) -> str:
+    """Say how many of the targets a step is of; empty where it is of all."""
+    there_P = losses.fits_P(after)
+    where = f"at {there_P.sum()} of {len(there_P)} places, {there_P.mean():.0%} of the tokens"
+    return "" if there_P.all() else f"from {tokens(before)} to {tokens(after)} {where}"
 
 
 def seeds_of(found: dict[str, ContextLosses]) -> str:
@@ -153,6 +180,7 @@ def summary(study: Study) -> Table:
     for model, losses in found.items():
         values[model] = [float(losses.at(contexts[0]).mean()), *(change(losses, *step) for step in steps)]
     note = f"{about(study)} Mean of {seeds_of(found)}. In square brackets: 95% intervals over documents by source, and seeds."
+    note += "".join(f" {fewer.capitalize()}." for step in steps if (fewer := _fewer(first, *step)))
     return over_seeds("Loss of the same tokens given more context", columns, values, note)
 
 
@@ -172,7 +200,7 @@ def c3(study: Study) -> Verdict:
         contexts, half = [context for context in fox.inside if context >= _early(fox)], _half(fox)
         first, last = contexts[0], contexts[-1]
         gains = {first: change(fox, first, last), half: change(fox, half, last)}
-        words = f"{title(fox.model)}: loss given {{}} minus given {{}}"
+        words = f"{title(fox.model)}: loss given {{}} of context minus given {{}}"
         for before, after in pairwise(contexts):
             comparisons.append(nowhere(words.format(tokens(after), tokens(before)), change(fox, before, after)))
         for before, gain in gains.items():
@@ -194,10 +222,11 @@ def c4(study: Study) -> Verdict:
     fox, others = found["fox_pro"], [found[model] for model in RECURRENT if model in found]
     start, end = max(context for context in fox.inside if context <= LATE * fox.train_len), fox.inside[-1]
     gain = change(fox, end, start)
-    comparisons, parts = [Comparison("gain of FoX (Pro)", gain)], []
+    what = f"fall of the loss from {tokens(start)} to {tokens(end)} of context"
+    comparisons, parts = [Comparison(f"{what}, FoX (Pro)'s", gain)], []
     for other in others:
         excess = compare_contexts((1.0, other, start), (-1.0, other, end), (-0.5, fox, start), (0.5, fox, end))
-        words = f"gain of {title(other.model)} minus half of FoX (Pro)'s"
+        words = f"{what}, {title(other.model)}'s minus half of FoX (Pro)'s"
         comparisons.append(Comparison(words, excess, below=True, size=abs(gain.effect) / 2))
         parts.append(f"{title(other.model)} {number(change(other, end, start).effect)}")
     sentence = f"With {tokens(end)} tokens of context in place of {tokens(start)} FoX (Pro) gains {number(gain.effect)} nats"

@@ -4,10 +4,12 @@ Scores from 1 (red) to 10 (green) by depth of the needle and length of the conte
 near perfect within the training context in both modes, the Transformers in easy mode; the recurrent models do poorly. FoX and
 Transformer (Pro) extrapolate partly beyond the training context, Transformer (LLaMA) does not."""
 
+from collections.abc import Iterable
 from functools import partial
 from itertools import product
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.names import PAIRS, RECURRENT, missing_of, pairs_in, title
@@ -31,11 +33,6 @@ AT_FLOOR = "No model finds the needle anywhere (all scores are near the lowest),
 NOTES = {
     CHOICE: " No model writes the answer by itself, so it is given ten words to choose from.",
     RECALL: " No model's score leaves the floor at this scale.",
-}
-JUDGED_ON = {
-    SCORE: "score",
-    CHOICE: "choice of one word of ten (no score leaves the floor)",
-    RECALL: "recall (no score leaves the floor)",
 }
 PAPER_BEYOND = (19_600 / 16_384, 32_000 / 16_384)
 
@@ -108,17 +105,25 @@ def c22b(study: Study) -> Verdict:
     longest, wanted = longest_inside(study.train_len), [model for pair in PAIRS for model in pair]
     cells = {model: found.of(model=model, mode="easy", high=longest) for model in (*wanted, *RECURRENT)}
     cells = {model: rows for model, rows in cells.items() if len(rows)}
+    absent = missing_of((*wanted, *RECURRENT), cells)
+    if not cells:
+        return decide("", [], absent)
     softmax, recurrent = ([model for model in some if model in cells] for some in (wanted, RECURRENT))
-    above = partial(Comparison, strict=False, unit=found.unit)
-    comparisons = [above(f"mean of {title(one)}", found.mean_of(cells[one]), 9.5 * found.per_point) for one in softmax]
+    above, what = partial(Comparison, strict=False, unit=found.unit), _what(found, "easy", cells.values())
+    comparisons = [above(f"{what}, mean of {title(one)}", found.mean_of(cells[one]), 9.5 * found.per_point) for one in softmax]
     for one, other in product(softmax, recurrent):
         lead = found.difference(cells[one], cells[other])
-        name = f"{title(one)} minus {title(other)}"
+        name = f"{what}, {title(one)} minus {title(other)}"
         comparisons.append(above(name, lead, 2.0 * found.per_point, unit=found.unit_apart))
     means = ", ".join(f"{title(model)} {found.mean_of(rows).effect:.2f}" for model, rows in cells.items())
-    sentence = f"Easy mode, lengths up to {longest:,.0f}, mean {JUDGED_ON[found.kind]}: {means} {found.unit}."
-    absent = missing_of((*wanted, *RECURRENT), cells)
-    return decide(sentence, comparisons, absent)
+    return decide(f"Mean {what}: {means} {found.unit}.", comparisons, absent)
+
+
+def _what(found: Needles, mode: str, cells: Iterable[pd.DataFrame]) -> str:
+    """Say what is compared of some needles: the measure, the mode, and the lengths of their texts."""
+    lengths = pd.concat(cells)["length"]
+    ends = dict.fromkeys(f"{length:,}" for length in (lengths.min(), lengths.max()))
+    return f"{found.measure}, {mode} mode, {' to '.join(ends)} tokens"
 
 
 def c22c(study: Study) -> Verdict:
@@ -141,11 +146,13 @@ def _compared(study: Study, mode: str, low: float, high: float, pairs, *, strict
     cells = {model: found.of(model=model, mode=mode, low=low, high=high) for pair in pairs for model in pair}
     there, others = pairs_in([model for model, rows in cells.items() if len(rows)], pairs)
     leads = {f"{title(one)} minus {title(other)}": found.difference(cells[one], cells[other]) for one, other in there}
-    comparisons = [Comparison(name, lead, strict=strict, unit=found.unit_apart) for name, lead in leads.items()]
+    absent = [f"{words}, {mode} mode" for words in others]
+    if not leads:
+        return decide("", [], absent)
+    what = _what(found, mode, [cells[model] for pair in there for model in pair])
+    comparisons = [Comparison(f"{what}, {name}", lead, strict=strict, unit=found.unit_apart) for name, lead in leads.items()]
     parts = [f"{name} {number(lead.effect, found.unit_apart)}" for name, lead in leads.items()]
-    place = f"{mode.capitalize()} mode, lengths {low:,.0f} to {high:,.0f}"
-    sentence = f"{place}, mean {JUDGED_ON[found.kind]}: {'; '.join(parts)} {found.unit_apart}."
-    return decide(sentence, comparisons, [f"{words}, {mode} mode" for words in others])
+    return decide(f"Mean {what}: {'; '.join(parts)} {found.unit_apart}.", comparisons, absent)
 
 
 CLAIMS = (

@@ -106,9 +106,14 @@ def summary(study: Study, mode: str = MODE) -> Table:
     return over_seeds("FoX (Pro) by training tokens and learning rate", columns, values, about(study))
 
 
+def _last(more: LossCurve, fewer: LossCurve) -> int:
+    """Return the last position that both runs were evaluated at."""
+    return min(more.length, fewer.length)
+
+
 def inside_and_beyond(more: LossCurve, fewer: LossCurve) -> tuple[Estimate, Estimate | None]:
     """Loss of the run with more tokens minus that of the one with fewer, inside and beyond the training context."""
-    train_len, last = more.train_len, min(more.length, fewer.length)
+    train_len, last = more.train_len, _last(more, fewer)
     return difference(more, fewer), difference(more, fewer, train_len + 1, last) if last > train_len else None
 
 
@@ -119,13 +124,14 @@ def c24(study: Study) -> Verdict:
     found, alternatives, worse = stored_needles(study), [], []
     for more, fewer in [(a, b) for a in curves for b in curves if a.axes["train_tokens"] > b.axes["train_tokens"]]:
         inside, beyond = inside_and_beyond(more, fewer)
-        name = f"{more.label} minus {fewer.label}"
-        better = Comparison(f"{name}, loss inside", inside, below=True)
+        name, end = f"{more.label} minus {fewer.label}", tokens(more.train_len)
+        better = Comparison(f"{name}, loss up to {end}", inside, below=True)
         if beyond is not None:
-            alternatives.append([better, Comparison(f"{name}, loss beyond", beyond)])
+            alternatives.append([better, Comparison(f"{name}, loss from {end} to {tokens(_last(more, fewer))}", beyond)])
             worse.append(inside.effect < 0 < beyond.effect)
-        if lost := needles_beyond(study, found, more, fewer):
-            alternatives.append([better, Comparison(f"{name}, easy needles beyond", lost[0], below=True, unit=lost[1])])
+        if found and (lost := needles_beyond(study, found, more, fewer)):
+            name += f", {MODE} needles beyond {end}, {found.measure}"
+            alternatives.append([better, Comparison(name, lost[0], below=True, unit=lost[1])])
     asked = "FoX (Pro) with several numbers of training tokens, evaluated beyond the training context"
     sentence = (
         f"In {sum(worse)} of {len(worse)} pairs of runs more tokens lower the loss inside the context and raise it beyond."

@@ -74,15 +74,24 @@ def pairs_of(groups: dict[str, list[LossCurve]]) -> list[Pair]:
     return [(own[fox], own[other]) for own in by_model for fox, other in pairs_in(own)[0]]
 
 
+def _last_quarter(curve: LossCurve) -> tuple[int, int]:
+    """First and last position of the last quarter of the training context, or of the stored band that it lies in."""
+    return curve.whole(curve.train_len * 3 // 4 + 1, curve.train_len)
+
+
+def _positions(curve: LossCurve) -> str:
+    return "tokens {:,} to {:,}".format(*_last_quarter(curve))
+
+
 def _quarter(fox: LossCurve, other: LossCurve, sign: float = 1.0):
     """Loss of the Transformer minus loss of FoX over the last quarter of the training context, as what `compare` takes."""
-    return ((k, curve, curve.train_len * 3 // 4 + 1, curve.train_len) for k, curve in ((sign, other), (-sign, fox)))
+    return ((k, curve, *_last_quarter(curve)) for k, curve in ((sign, other), (-sign, fox)))
 
 
 def lead(fox: LossCurve, other: LossCurve) -> Estimate:
     """delta: loss of the Transformer minus loss of FoX over the last quarter of the training context, or over the stored band
     that it lies in."""
-    return difference(other, fox, fox.train_len * 3 // 4 + 1)
+    return difference(other, fox, *_last_quarter(fox))
 
 
 def draw(study: Study, beyond: bool = False) -> Files:
@@ -182,8 +191,8 @@ def c25(study: Study) -> Verdict:
     for model, _ in PAIRS:
         for pair, longer in pairwise(pair for pair in pairs if pair[0].model == model):
             growth = compare(*_quarter(*longer), *_quarter(*pair, -1.0))
-            name = f"growth of {title(model)}'s lead, {pair[0].label} to {longer[0].label}"
-            comparisons.append(Comparison(name, growth))
+            ends = [f"{fox.label} ({_positions(fox)})" for fox in (pair[0], longer[0])]
+            comparisons.append(Comparison(f"growth of {title(model)}'s lead in loss, {' to '.join(ends)}", growth))
     verdict = _leads(pairs, comparisons, "training contexts")
     steps = sorted({_sequences(study, fox) for fox, _ in pairs}, reverse=True)
     if verdict.status in (Status.NOT_MEASURED, Status.FAILS) or len(steps) < 2:
@@ -211,7 +220,10 @@ def _leads(pairs: list[Pair], comparisons: list[Comparison], what: str) -> Verdi
 def c25b(study: Study) -> Verdict:
     groups = panels_of(study).get("size", {})
     pairs = pairs_of(groups)
-    comparisons = [Comparison(f"lead of {title(fox.model)}, {fox.label}", lead(fox, other)) for fox, other in pairs]
+    comparisons = [
+        Comparison(f"lead of {title(fox.model)} in loss, {fox.label}, {_positions(fox)}", lead(fox, other))
+        for fox, other in pairs
+    ]
     return _leads(pairs, comparisons if len(groups) > 1 else [], "model sizes")
 
 

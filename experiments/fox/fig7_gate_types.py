@@ -129,12 +129,13 @@ def summary(study: Study) -> Table:
 def _lower(study: Study, pairs: Pairs, absent: list[str], strict: bool = True) -> Verdict:
     """Mean loss inside the training context of the first of each pair below that of the second; with what it is of."""
     lower = partial(Comparison, below=True, strict=strict)
-    comparisons = [lower(f"{block}, {a.label} minus {b.label}", difference(a, b)) for block, a, b in pairs]
+    what = f"loss up to {tokens(study.train_len)}"
+    comparisons = [lower(f"{what}, {block}, {a.label} minus {b.label}", difference(a, b)) for block, a, b in pairs]
     won = sum(each.estimate.effect < 0 for each in comparisons)
-    sentence = f"{won} of {len(comparisons)} comparisons of mean loss up to {tokens(study.train_len)} go the claimed way"
+    sentence = f"{won} of {len(comparisons)} comparisons of mean {what} go the claimed way"
     if comparisons:
         least = min(comparisons, key=lambda each: each.lead)
-        sentence += f", least clearly {least.name} ({number(least.estimate.effect)} nats)"
+        sentence += f", least clearly {least.name.removeprefix(f'{what}, ')} ({number(least.estimate.effect)} nats)"
     return decide(f"{sentence}.", comparisons, absent)
 
 

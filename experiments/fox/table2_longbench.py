@@ -82,10 +82,11 @@ def mean_terms(study: Study, tasks: tuple[str, ...]) -> dict[str, Term]:
     return terms
 
 
-def ahead(terms: dict[str, Term], one: str, other: str, bound: float = 0.0) -> Comparison:
-    """The mean of one model minus that of another, above a bound."""
+def ahead(terms: dict[str, Term], one: str, other: str, mean: str, bound: float = 0.0) -> Comparison:
+    """One of MEANS: that of one model minus that of another, above a bound."""
     lead = contrast([terms[one], replace(terms[other], coefficient=-1.0)])
-    return Comparison(f"{title(one)} minus {title(other)}", lead, bound, unit="points")
+    name = f"mean score of {len(MEANS[mean])} tasks, {title(one)} minus {title(other)}"
+    return Comparison(name, lead, bound, unit="points")
 
 
 def c21(study: Study) -> Verdict:
@@ -94,7 +95,7 @@ def c21(study: Study) -> Verdict:
         return not_applicable(STAND_INS)
     terms = mean_terms(study, MEANS["mean14"])
     there, others = pairs_in(terms)
-    leads = [ahead(terms, *pair) for pair in there]
+    leads = [ahead(terms, *pair, "mean14") for pair in there]
     comparisons = [each for lead in leads for each in on_par(lead.name, lead.estimate, MARGIN, lead.unit, strict=False)]
     parts = [", ".join(f"{title(model)} {terms[model].seeds.mean():.2f}" for model in pair) for pair in there]
     sentence = f"Mean over 14 tasks: {'; '.join(parts)}; on par is within {MARGIN:g} points (two one-sided tests)."
@@ -110,7 +111,7 @@ def c22(study: Study) -> Verdict:
     pairs, absent = list(product(softmax, recurrent)), missing_of((*wanted, *RECURRENT), terms)
     if not pairs:
         return decide("", [], absent)
-    comparisons = [ahead(terms, *pair, 3.0) for pair in pairs]
+    comparisons = [ahead(terms, *pair, "mean12", 3.0) for pair in pairs]
     means = {model: float(terms[model].seeds.mean()) for model in (*softmax, *recurrent)}
     lowest, highest = min(softmax, key=lambda model: means[model]), max(recurrent, key=lambda model: means[model])
     sentence = (

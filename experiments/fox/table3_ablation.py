@@ -126,17 +126,16 @@ def claim(name: str, sentence: str, *inequalities: Asked) -> Claim:
 
     def predicate(study: Study) -> Verdict:
         curves = {label: curve for label, curve in ablations(study).items() if label in labels}
-        comparisons = []
+        comparisons, what = [], f"P({tokens(study.train_len)})"
         for one, sign, other, margin in inequalities:
             if one in curves and other in curves:
                 apart, papers = difference(curves[one], curves[other]), math.log(PRINTED[one]["ppl"] / PRINTED[other]["ppl"])
                 how: dict[str, Any] = dict(below="<" in sign, strict="=" not in sign, ceiling=(one, sign, other) in CEILINGS)
                 how |= dict(unit=PERPLEXITY, size=abs(papers - margin) or None, paper=number(papers, PERPLEXITY))
-                comparisons.append(Comparison(f"P, {one} against {other}", apart, margin, **how))
+                comparisons.append(Comparison(f"{what}, {one} against {other}", apart, margin, **how))
         parts = [f"{label} {math.exp(curve.inside):.3f}" for label, curve in curves.items()]
         missing = [label for label in labels if label not in curves]
-        sentence = f"P({tokens(study.train_len)}): {', '.join(parts)}."
-        return decide(sentence, comparisons, missing)
+        return decide(f"{what}: {', '.join(parts)}.", comparisons, missing)
 
     return Claim(name, sentence, predicate)
 

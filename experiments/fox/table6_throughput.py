@@ -128,7 +128,7 @@ def _faster(rows: dict[str, pd.Series], one: str, other: str, bound: float = 0.0
     ends = [(rows[model]["relative_high"], rows[model]["relative_low"]) for model in (one, other)]
     error = math.hypot(*(math.log(high / low) / TWENTY_TO_EIGHTY for high, low in ends))
     ratio = Estimate(math.log(speeds[0] / speeds[1]), error)
-    name = f"training speed, {title(one)} over {title(other)}"
+    name = f"training speed at context {tokens(rows[one]['seq_len'])}, {title(one)} over {title(other)}"
     return Comparison(name, ratio, bound, strict=strict, unit=RATIO, paper=f"{_papers(one, other):.2f}")
 
 

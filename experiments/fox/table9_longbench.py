@@ -20,7 +20,7 @@ def c24b(study: Study) -> Verdict:
         return not_applicable(STAND_INS)
     terms = mean_terms(study, MEANS["mean12"])
     there, absent = pairs_in(terms, list(product(("fox_pro", "transformer_pro"), ("samba", "transformer_swa"))))
-    comparisons = [ahead(terms, *pair) for pair in there]
+    comparisons = [ahead(terms, *pair, "mean12") for pair in there]
     names = dict.fromkeys(model for pair in there for model in pair)
     parts = [f"{title(model)} {terms[model].seeds.mean():.2f}" for model in names]
     return decide(f"Mean over 12 tasks: {', '.join(parts)}.", comparisons, absent)

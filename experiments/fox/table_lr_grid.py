@@ -115,7 +115,9 @@ def c31(study: Study) -> Verdict:
             continue
         chosen, lower = (min(some, key=lambda curve: curve.inside) for some in (high, low))
         shown = f"best rate {best_of(curves[one]):g}, {title(other)}'s {best:g}"
-        name = f"loss, {title(one)}, LR {chosen.axes['peak_lr']:g} minus {lower.axes['peak_lr']:g}"
+        name = (
+            f"loss up to {tokens(study.train_len)}, {title(one)}, LR {chosen.axes['peak_lr']:g} minus {lower.axes['peak_lr']:g}"
+        )
         how: dict[str, Any] = dict(below=True, paper="twice as high or more", shown=shown)
         comparisons.append(Comparison(name, difference(chosen, lower), **how))
     sentence = f"Best rates: {'; '.join(parts)}. Head sizes, of which the claim speaks too, are not varied here."

@@ -11,7 +11,16 @@ import pandas as pd
 import pytest
 
 from analysis import panels
-from analysis.curves import ContextLosses, LossCurve, compare, compare_contexts, context_losses, difference, first_plotted
+from analysis.curves import (
+    ContextLosses,
+    LossCurve,
+    compare,
+    compare_contexts,
+    context_losses,
+    difference,
+    first_plotted,
+    sum_contexts,
+)
 from analysis.names import LineStyle
 from analysis.needles import Needles, places
 from analysis.pruning import _skipped
@@ -101,6 +110,8 @@ def test_losses_by_context():
     assert compare_contexts((1.0, of, 4)).effect == 4 + 50 + 15 + 0.5
     assert compare_contexts((1.0, of, 4), (-1.0, of, 8)).effect == 4 - 8, "at the places that both have"
     assert compare_contexts((1.0, contexts(seeds=1), 8)).effect == 8 + 15
+    assert sum_contexts([(1.0, of, 4)], [(1.0, of, 8), (-1.0, of, 6)]).effect == 4 + 50 + 15 + 0.5 + 8 - 6, "each at its own"
+    assert (of.everywhere, of.fits_P(7).tolist(), of.fits_P(8).tolist()) == (7, [True, True], [True, False])
 
 
 def test_documents_of_one_source_are_one_draw_at_any_context():
@@ -115,9 +126,10 @@ def test_the_same_contexts_of_a_repeated_model():
     rows = pd.DataFrame([{"document": d, "place": p, "context": c, "loss": 10.0 * c + d + p}
                          for d in (0, 1) for p in (4, 8) for c in (1, 2, 3) if c < p - 1])  # fmt: skip
     other = Repeated("tiny", "a", 4, (rows, rows.assign(loss=rows["loss"] + 1)))
-    for asked, found in (([(1.0, 4)], [26.5, 27.5]), ([(1.0, 6), (-2.0, 2)], [10 * (3 - 2) - 8.5, 10 * (3 - 2) - 9.5]),
-                         ([(1.0, 1)], None), ([(1.0, 8)], None)):  # fmt: skip
-        taken = taken_of(lambda noise, asked=asked: contexts(noise).seed_noise(asked), other)
+    for asked, found in (([[(1.0, 4)]], [26.5, 27.5]), ([[(1.0, 6), (-2.0, 2)]], [10 * (3 - 2) - 8.5, 10 * (3 - 2) - 9.5]),
+                         ([[(1.0, 4)], [(1.0, 6), (-1.0, 4)]], [26.5 + 10, 27.5 + 10]), ([[(1.0, 4)], [(1.0, 1)]], None),
+                         ([[(1.0, 1)]], None), ([[(1.0, 8)]], None)):  # fmt: skip
+        taken = taken_of(lambda noise, asked=asked: contexts(noise).seed_noise(*asked), other)
         assert (taken is None) if found is None else taken.tolist() == found
 
 

@@ -146,4 +146,4 @@ def test_claims_of_leads():
     assert verdict.sentence.startswith("Not measured: HGRN2, DeltaNet. PIQA accuracy, lead of FoX (Pro) over Mamba-2 +50.00.")
     assert harness.ahead_on(study_of(rows, "local-v1:aa"), leads).status is Status.NOT_APPLICABLE
     assert [column_title(column) for column in ("avg_acc", "wikitext_ppl", "copa_acc")] == [
-        "average", "Wiki. perplexity", "COPA accuracy"]  # fmt: skip
+        "average accuracy", "Wiki. perplexity", "COPA accuracy"]  # fmt: skip

@@ -61,7 +61,7 @@ def test_c3_fails_where_the_second_half_of_the_context_is_worth_nothing(tmp_path
         make(tmp_path, main(fox_pro=lambda c: falling(0.05, until=128)(c) + (0.002 if c == INSIDE else 0)), noise=1e-5)
     )
     assert verdict.status is Status.FAILS
-    assert verdict.decisive.name == "FoX (Pro): loss given 224 minus given 128"
+    assert verdict.decisive.name == "FoX (Pro): loss given 224 of context minus given 128"
     assert c3(make(tmp_path / "flat", main(fox_pro=lambda c: 3.0))).status is Status.WITHIN_NOISE
 
 
@@ -105,6 +105,27 @@ def test_differences_are_of_the_same_targets(tmp_path):
     assert losses.inside == [8, 16, 32, 64, 128, 160, 224]
     four = rows[rows["context"].isin((8, 480))].groupby("context")["loss"].mean()
     assert compare_contexts((1.0, losses, 480), (-1.0, losses, 8)).effect == pytest.approx(four[480] - four[8])
+
+
+def test_segments_of_a_line_join_losses_of_the_same_targets(tmp_path):
+    """The last place, which alone has the longest context, is like no other: no line jumps to its level."""
+    store, rng = synthetic.Store(tmp_path), np.random.default_rng(0)
+    for model, use in (("fox_pro", 3e-3), ("transformer_pro", 1e-3)):
+        rows = synthetic.context_rows(falling(), rng)
+        rows.loc[rows["place"] == 1024, "loss"] -= use * rows["context"]
+        store.add("context_use", model, [("context_use", rows)], evaluation={"targets": 32})
+    study = store.study("context_use")
+    losses, drawn = context_losses(study), context_use.points(study).set_index(["panel", "model", "context"])["value"]
+    for start, panel in ((8, "all"), (32, "late")):
+        for model, own in losses.items():
+            assert drawn[panel, model, 480] == pytest.approx(context_use.change(own, start, 480).effect)
+            last = drawn[panel, model, 992] - drawn[panel, model, 480]
+            assert last == pytest.approx(context_use.change(own, 480, 992).effect)
+    fox, other = losses["fox_pro"], losses["transformer_pro"]
+    apart = context_use.change(other, 480, 992).effect - context_use.change(fox, 480, 992).effect
+    assert apart == pytest.approx(2e-3 * (992 - 480), abs=2e-3)
+    assert drawn["lead", "fox_pro", 992] - drawn["lead", "fox_pro", 480] == pytest.approx(apart)
+    assert drawn["lead", "fox_pro", 480] == pytest.approx(compare_contexts((1.0, other, 480), (-1.0, fox, 480)).effect)
 
 
 def test_documents_of_one_source_and_seeds_are_the_noise(tmp_path):
@@ -170,5 +191,6 @@ def test_the_table_has_what_is_gained_from_part_to_part(tmp_path):
     table = context_use.summary(make(tmp_path, main(), noise=0.0))
     assert [column.key for column in table.columns] == ["shortest", "to_32", "to_128", "to_224", "to_992"]
     assert table.rows["fox_pro"][1:] == pytest.approx([0, -0.025, -0.025, 0])
+    assert table.note.endswith(" seeds. From 224 to 992 at 1 of 4 places, 25% of the tokens.")
     drawn = pd.read_csv(context_use.draw(make(tmp_path / "again", main(transformer_pro=falling(start=3.2)), noise=0.0))[2])
     assert drawn[drawn["panel"] == "lead"]["value"].tolist() == pytest.approx([0.2] * 9, abs=0.2)

@@ -95,7 +95,7 @@ def test_points_without_an_interval_are_drawn_without_one(monkeypatch):
     monkeypatch.setattr(context_use, "_early", lambda losses: 16)
     monkeypatch.setattr(context_use, "pairs_in", lambda found: ([("fox_pro", "transformer_pro")], []))
     monkeypatch.setattr(
-        context_use, "change", lambda losses, before, after: of(before * 100.0 + after, None if after == 40 else (1.0, 2.0))
+        context_use, "along", lambda losses, before, after: of(before * 100.0 + after, None if after == 40 else (1.0, 2.0))
     )
     monkeypatch.setattr(
         context_use, "lead", lambda fox, other, context: of(context / 2, (0.0, 9.0) if fox.name == "fox_pro" else None)
@@ -152,7 +152,7 @@ def test_pairs_that_more_tokens_help_inside_and_hurt_beyond(monkeypatch, effects
     monkeypatch.setattr(fig5, "decide_any", lambda sentence, ways, absent: decided.append((ways, absent)) or sentence)
     assert fig5.c24(None).startswith(told) and asked == [("4", "1")]
     inside, beyond = effects
-    way = [("4 minus 1, loss inside", inside, {"below": True}), ("4 minus 1, loss beyond", beyond, {})]
+    way = [("4 minus 1, loss up to 64", inside, {"below": True}), ("4 minus 1, loss from 64 to 128", beyond, {})]
     assert decided[0][0] == ([] if beyond is None else [way]) and len(decided[0][1]) == (beyond is None)
 
 

@@ -111,7 +111,7 @@ def test_with_their_standard_errors_the_papers_leads_on_average_are_noise(short,
     """protocol: average gaps below about one point carry no information."""
     verdict = c17(short(table1, stderr=1.3))
     assert verdict.status is Status.WITHIN_NOISE
-    assert verdict.decisive.name == "average, lead of FoX (Pro) over Transformer (Pro)"
+    assert verdict.decisive.name == "average accuracy, lead of FoX (Pro) over Transformer (Pro)"
     assert verdict.decisive.estimate.interval[0] < 0 < 0.49 < verdict.decisive.estimate.interval[1]
 
 
@@ -358,7 +358,13 @@ def test_at_the_floor_needles_are_judged_by_recall_or_not_at_all(tmp_path):
     assert c22b(study).status is Status.NOT_APPLICABLE
     verdict = c22c(study)
     assert verdict.status is Status.HOLDS
-    assert "recall (no score leaves the floor)" in verdict.sentence
+    what = (
+        "recall (log-probability of the answer with minus without the needle; no model's score from 1 to 10 leaves the floor)"
+    )
+    judged = {"standard mode, 1,000 to 13,400 tokens": verdict, "easy mode, 19,600 to 32,000 tokens": c23(study)}
+    for where, own in judged.items():
+        assert own.sentence.startswith(f"Mean {what}, {where}: ")
+        assert all(each.name.startswith(f"{what}, {where}, ") for each in own.comparisons)
 
 
 def test_at_the_floor_choices_come_before_recall_and_stand_for_ten_times_the_points(tmp_path):
@@ -373,7 +379,9 @@ def test_at_the_floor_choices_come_before_recall_and_stand_for_ten_times_the_poi
     verdict = c22b(study)
     assert verdict.status is Status.HOLDS
     assert {each.bound for each in verdict.comparisons} == {95.0, 20.0}
-    assert "choice of one word of ten (no score leaves the floor)" in verdict.sentence
+    what = "right choices of one word of ten (no model's score from 1 to 10 leaves the floor), easy mode"
+    assert all(each.name.startswith(f"{what}, 1,000 to 7,200 tokens, ") for each in verdict.comparisons)
+    assert all(each.name.startswith(f"{what}, 25,800 tokens, ") for each in c23(study).comparisons)
     units = {each.unit for each in (*c22c(study).comparisons, *c23(study).comparisons)}
     assert units == {"percentage points"} and c22b(study).comparisons[0].unit == "percent"
     assert {each.unit for each in c22b(study).comparisons[4:]} == {"percentage points"}, "of every pair of models"
