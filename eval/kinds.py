@@ -19,6 +19,8 @@ NAMES = (
 )  # fmt: skip
 """Folders of eval/ with `spec.py` and `measure.py`."""
 KINDS: dict[str, type[EvalSpec]] = {name: import_module(f"eval.{name}.spec").Spec for name in NAMES}
+TIMED = tuple(name for name, spec in KINDS.items() if "machine" in {field.name for field in fields(spec)})  # type: ignore[arg-type]
+"""Kinds that measure times: each time other ones, and on a CPU with the machine for themselves."""
 
 _any_spec: Any = Union.__getitem__(tuple(KINDS.values()))
 EVAL_SPEC: TypeAdapter[Any] = TypeAdapter(Annotated[_any_spec, Field(discriminator="kind")])

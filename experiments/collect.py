@@ -19,8 +19,6 @@ from training.run_folder import RunFolder
 BOUND = 0.01
 """Nats by which another CPU's rounding moves the losses of most trainings at most. What differs by more is judged by seeds."""
 ROUNDING = 1e-4
-TIMED = ("throughput", "attention_speed")
-"""Kinds whose rows differ from time to time."""
 SPEEDS = ("tokens_per_s", "mfu", "mfu_dense")
 """Columns of a training's curve that do."""
 
@@ -179,7 +177,7 @@ def _stored_at(wanted: LineSpec, eval_id: str, results_dir: Path, training: str 
     where there is one: a user's CPU adds nothing to what is published."""
     own = store.rows_file(results_dir, wanted.line.scale, wanted.line.run_id, eval_id, training)
     source = RunFolder(wanted.run).evals / f"{eval_id}.parquet"
-    if training or not eval_id.startswith(TIMED) or own.is_file() or store.fault_of(source) is not None:
+    if training or not eval_id.startswith(kinds.TIMED) or own.is_file() or store.fault_of(source) is not None:
         return own
     mine = kinds.EVAL_SPEC.validate_json(json.dumps(store.read_meta(source)["spec"]))
     for path in sorted(own.parent.glob(f"{wanted.line.run_id}-*.parquet")) if is_cpu(mine.machine or "") else ():
@@ -200,7 +198,7 @@ def _keep(
         return
     source = folder.evals / f"{eval_id}.parquet"
     stored, difference = store.keep(source, results_dir, but=SPEEDS, weights=training)
-    if difference is None or eval_id.startswith(TIMED):
+    if difference is None or eval_id.startswith(kinds.TIMED):
         return
     if difference <= ROUNDING:
         collected.met += 1

@@ -2,14 +2,15 @@
 
     prepare (a corpus) -> train (a run) -> evaluate (a run) -> draw (an artefact)
 
-Each task can be started again at any time. A timing needs no training and, on a CPU, the machine for itself."""
+Each task can be started again at any time. A timing has, on a CPU, the machine for itself; one of an
+untrained model needs no training."""
 
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from data.plan import CorpusPlan
-from eval.kinds import eval_id
+from eval.kinds import TIMED, eval_id
 from eval.shell.spec import EvalSpec
 from experiments.collect import is_collected
 from experiments.plan import Plan, Run
@@ -47,9 +48,9 @@ def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 
         missing = [spec for spec in run.missing_evals if run.eval_file(spec) not in promised]
         if run.trains:
             found.append(train_task(plan, run, processes))
-        for timing in (False, True):
-            specs = [spec for spec in missing if (spec.NEEDS == "spec") == timing]
-            found += [_eval_task(plan, run, specs, timing)] if specs else []
+        for kind, fresh in (("evaluate", False), ("time", False), ("time", True)):
+            specs = [spec for spec in missing if (_task_kind(spec), spec.NEEDS == "spec") == (kind, fresh)]
+            found += [_eval_task(plan, run, specs, kind, fresh)] if specs else []
     for stem, spec in plan.drawings.items():
         if not is_collected(spec):
             file = draw_file(plan, stem)
@@ -82,15 +83,19 @@ def train_task(plan: Plan, run: Run, processes: int = 1) -> Planned:
     return Planned(f"train:{run.spec.folder_name}", "training", args, _prepared(run), makes, run.folder.path, run)
 
 
-def _eval_task(plan: Plan, run: Run, specs: list[EvalSpec], timing: bool) -> Planned:
-    """Evaluate `run` by `specs` in one process."""
+def _task_kind(spec: EvalSpec) -> str:
+    return "time" if spec.kind in TIMED or spec.NEEDS == "spec" else "evaluate"
+
+
+def _eval_task(plan: Plan, run: Run, specs: list[EvalSpec], kind: str, fresh: bool) -> Planned:
+    """Evaluate `run`, or its untrained (`fresh`) model, by `specs` in one process."""
     name, device = run.spec.folder_name, plan.request.device
     args = (str(run.folder.path), "--spec", *(str(run.spec_file(spec)) for spec in specs), *_corpus_args(run, "--corpus"),
             "--device", device, *arguments_of(plan.request.sources))  # fmt: skip
-    needs = _prepared(run) + (() if timing or run.folder.finished else (f"train:{name}",))
-    key = f"{'time' if timing else 'evaluate'}:{name}:{_digest(*sorted(map(eval_id, specs)))}"
+    needs = _prepared(run) + (() if fresh or run.folder.finished else (f"train:{name}",))
+    key = f"{kind}:{name}:{_digest(*sorted(map(eval_id, specs)))}"
     makes = tuple(map(run.eval_file, specs))
-    return Planned(key, "eval.job", args, needs, makes, run.folder.path, run, alone=timing and device == "cpu")
+    return Planned(key, "eval.job", args, needs, makes, run.folder.path, run, alone=kind == "time" and device == "cpu")
 
 
 def draw_file(plan: Plan, stem: str) -> Path:

@@ -128,6 +128,15 @@ def test_timings_need_no_training(asked):
     assert all(task.alone for task in found if task.kind == "time")
 
 
+def test_timings_of_trained_models_have_the_machine_for_themselves(asked):
+    """They wait for the training, and for all that may run beside them."""
+    found = graph.tasks(make_plan(replace(asked, artefacts=("generation",), only=("fox_pro",))))
+    (timing,) = (task for task in found if task.kind == "time")
+    (training,) = (task for task in found if task.kind == "train")
+    assert timing.alone and training.key in timing.needs and not training.alone
+    assert not any(task.kind == "evaluate" for task in found)
+
+
 def test_what_exists_is_not_planned_again(asked):
     plan = make_plan(replace(asked, artefacts=("fig2_per_token_loss",)))
     write_specs(plan)
