@@ -115,7 +115,7 @@ def _remaining(study: Study, seeds: list[Evaluation]) -> Remaining:
         heads=pd.DataFrame({"kept": by_head["keys"].mean() / positions[-1], "dropped": by_head["dropped"].max()}),
         losses_SD={name: by("quantity", name)[..., 0] for name in ("loss", "loss_evicted")},
         log_tolerance=float(meta["spec"]["log_tolerance"]),
-        ahead=not model_spec(line.model, get_scale(study.scale), vocab_size=1).qk_norm,
+        ahead=not getattr(model_spec(line.model, get_scale(study.scale), vocab_size=1), "qk_norm", False),
     )
 
 
