@@ -5,6 +5,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from transformers import PreTrainedModel
 from eval.lm_eval.spec import Spec, check_names
 from eval.lm_eval.task_files import HARNESS_VERSION, load_tasks, quiet, write_stand_ins
 from eval.lm_eval.tasks import TABLE
-from eval.shell.batching import Scored, at_ends, check_positions, score
+from eval.shell.batching import Row, Scored, at_ends, check_positions, in_batches, score
 from eval.shell.context import Context
 from eval.shell.generation import generate
 from eval.shell.loading import Loaded
@@ -73,14 +74,22 @@ class HarnessModel(TemplateLM):
                 todo[key] = (context + continuation, len(continuation))
         self.progress.expect(len(todo))
         order = sorted(todo, key=lambda key: -len(todo[key][0]))
+        rows = {key: (todo[key][0][-(self.max_length + 1) :], todo[key][1]) for key in order}
         for start in range(0, len(order), self.spec.batch_size):
             batch = order[start : start + self.spec.batch_size]
-            rows = [(todo[key][0][-(self.max_length + 1) :], todo[key][1]) for key in batch]
-            for key, row, logits_KV in zip(batch, rows, at_ends(self.model, rows, self._compute), strict=True):
-                logprob, greedy = score(row, logits_KV)
-                self.context.partial.add(key, {"logprob": logprob, "greedy": greedy})
-            self.progress.advance(len(batch))
+            lengths = [len(rows[key][0]) for key in batch]
+            whole = self.context.sources.batch_tokens or len(batch) * lengths[0]
+            in_batches(lengths, self._compute, partial(self._scored, batch, rows), batch_tokens=whole)
         return [(records[key]["logprob"], records[key]["greedy"]) for key in keys]
+
+    def _scored(self, batch: list[str], rows: Mapping[str, Row], places: list[int]) -> list[None]:
+        """Keep the records of these places of a batch."""
+        keys = [batch[place] for place in places]
+        for key, logits_KV in zip(keys, at_ends(self.model, [rows[key] for key in keys], self._compute), strict=True):
+            logprob, greedy = score(rows[key], logits_KV)
+            self.context.partial.add(key, {"logprob": logprob, "greedy": greedy})
+            self.progress.advance()
+        return [None] * len(keys)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return the log-probability in nats of whole texts, in disjoint windows of max_length."""
@@ -121,6 +130,9 @@ class HarnessModel(TemplateLM):
         until = options.get("until") or []
         stops = tuple(filter(None, [until] if isinstance(until, str) else until))
         limit = options.get("max_gen_toks", 256)
+        if limit >= self.max_length:
+            over = f"writes up to {limit} tokens, and max_length {self.max_length} leaves none for a prompt"
+            raise ValueError(f"task {request.task_name} {over}: raise --max-length")
 
         def done(ids: list[int]) -> bool:
             return any(stop in self.codec.decode(ids) for stop in stops)

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import datasets
 import pytest
+import torch
 
 from eval.kinds import KINDS
 from eval.lm_eval import measure as lm_eval
@@ -55,13 +56,31 @@ def test_likelihoods_are_asked_for_once_the_longest_first(monkeypatch):
     asked = [(("a", "b"), [1], [2]), (("c", "d"), [1, 2], [3]), (("a", "b"), [1], [2]), (("e", "f"), [*range(9)], [9, 9])]
     found = harness.lm._loglikelihood_tokens(asked)
     assert harness.read == [[([*range(2, 9), 9, 9], 2), ([1, 2, 3], 1)], [([1, 2], 1)]]
-    assert found == [(-2.0, False), (-3.0, True), (-2.0, False), (-9.0, False)] and harness.told == [("expect", 3), 2, 1]
+    assert found == [(-2.0, False), (-3.0, True), (-2.0, False), (-9.0, False)] and harness.told == [("expect", 3), 1, 1, 1]
     assert harness.lm._loglikelihood_tokens([(("g", "h"), [], [0] * 8)]) == [(-8.0, False)]
     for continuation in ([], [0] * 9):
         with pytest.raises(ValueError, match=f"a continuation has {len(continuation)} tokens, over max_length 8: raise it"):
             harness.lm._loglikelihood_tokens([(("i", str(continuation)), [1], continuation)])
     assert lm_eval._key("a", ("b", "c")) != lm_eval._key("a", ("bc", "")) != lm_eval._key("ab", ("c", ""))
     assert len(lm_eval._key("a", ("\ud800",))) == 24
+
+
+@pytest.mark.parametrize(("batch_tokens", "sizes"), [(None, [4, 2, 1, 1, 2, 1]), (6, [2, 1, 1, 2, 1])])
+def test_likelihoods_are_asked_for_in_halves_where_memory_is_short(monkeypatch, batch_tokens, sizes):
+    """Five rows of three tokens, four at a time at most, of which one more than fits is tried first."""
+    harness, asked = Harness(monkeypatch, batch_size=4), []
+    harness.lm.context = Context(sources=Sources(batch_tokens=batch_tokens))
+    harness.lm._compute = SimpleNamespace(on_cuda=False)
+
+    def at_ends(model, rows, compute):
+        asked.append(len(rows))
+        if asked in ([4], [4, 2]) or (batch_tokens and len(asked) == 1):
+            raise torch.OutOfMemoryError
+        return [None] * len(rows)
+
+    monkeypatch.setattr(lm_eval, "at_ends", at_ends)
+    found = harness.lm._loglikelihood_tokens([((str(key), "b"), [key, 1], [2]) for key in range(5)])
+    assert found == [(-3.0, True)] * 5 and asked == sizes and harness.told == [("expect", 5), *[1] * 5]
 
 
 @pytest.mark.parametrize("eos", [2, None])
@@ -80,6 +99,9 @@ def test_answers_are_generated_up_to_a_stop(eos, monkeypatch):
     assert harness.told == [("expect", 1), 1] * 4 + [("expect", 0)]
     with pytest.raises(ValueError, match="task t samples; only greedy generation is offered"):
         harness.generated("x", do_sample=True)
+    for limit in (8, 9):
+        with pytest.raises(ValueError, match=f"task t writes up to {limit} tokens, and max_length 8 leaves none for a prompt"):
+            harness.generated("y", max_gen_toks=limit)
     longer = Harness(monkeypatch, max_length=300)
     longer.generated("x" * 99)
     assert longer.asked[-1][1]["max_new_tokens"] == 256 and len(longer.asked[-1][0][0]) == 44
