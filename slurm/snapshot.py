@@ -15,12 +15,15 @@ PACKAGES = ("kernels", "models", "data", "training", "eval", "results", "analysi
 
 
 def snapshot(folder: Path, root: Path = ROOT) -> Path:
-    """The folder below `folder` that holds the code as it is now in the checkout, uncommitted changes included."""
+    """The folder below `folder` that holds the code as it is now in the checkout, uncommitted changes included. One that has
+    lost files, as on scratch disks that are cleaned, is made anew."""
     content = {path: (root / path).read_bytes() for path in code_files(root)}
     digest = hashlib.sha256(b"".join(f"{path}\0{len(text)}\0".encode() + text for path, text in content.items())).hexdigest()
     target = folder / digest[:16]
     if target.exists():
-        return target
+        if all(_holds(target / path, text) for path, text in content.items()):
+            return target
+        shutil.rmtree(target)
     folder.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder, prefix=".partial-"))
     try:
@@ -36,6 +39,10 @@ def snapshot(folder: Path, root: Path = ROOT) -> Path:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target
+
+
+def _holds(path: Path, text: bytes) -> bool:
+    return path.is_file() and path.read_bytes() == text
 
 
 def code_files(root: Path = ROOT) -> list[str]:

@@ -303,6 +303,10 @@ def test_what_is_in_a_snapshot(tmp_path):
     )
     (made / "mark").touch()
     assert snapshot(made.parent, tmp_path / "code") == made and (made / "mark").exists()
+    for spoil in (Path.unlink, lambda path: path.write_text("cut")):  # a scratch disk that is cleaned
+        spoil(made / "slurm/a.py")
+        assert snapshot(made.parent, tmp_path / "code") == made and (made / "slurm/a.py").read_text() == "slurm/a.py"
+        assert len(list(made.parent.iterdir())) == 1
     (tmp_path / "code/slurm/a.py").rename(tmp_path / "code/slurm/b.py")  # in the same place of all
     assert snapshot(made.parent, tmp_path / "code") != made and len(list(made.parent.iterdir())) == 2
 
