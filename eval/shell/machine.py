@@ -14,11 +14,13 @@ HUB_SECONDS = 5.0
 
 
 def use(name: str, threads: int) -> str:
-    """Return the name of a device that is there, and set the CPU threads for a torch that is not imported yet. ValueError: none
-    of cpu, cuda and cuda:N, no such GPU here, or no thread."""
+    """Return the name of a device that is there, and set the CPU threads, whatever OMP_NUM_THREADS says. ValueError: none of
+    cpu, cuda and cuda:N, no such GPU here, or no thread."""
     if threads < 1:
         raise ValueError(f"--threads {threads}: at least 1 is needed")
-    os.environ.update(hardware.equal_bits(threads, os.environ))
+    os.environ.update(hardware.equal_bits(threads, os.environ) | {"OMP_NUM_THREADS": str(threads)})
+    if "torch" in sys.modules:  # which reads the variable when it is imported
+        sys.modules["torch"].set_num_threads(threads)
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise ValueError(f"--device {name}: choose cpu, cuda or cuda:N")
     if name != "cpu":

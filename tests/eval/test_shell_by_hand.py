@@ -61,11 +61,14 @@ def test_devices_that_are_there(monkeypatch, name, count, refused):
         machine.hardware, "equal_bits", lambda threads, given: {"THREADS": f"{threads} of {given is os.environ}"}
     )
     monkeypatch.setenv("THREADS", "")
-    chosen = list[int]()
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    chosen, threads = list[int](), list[int]()
+    monkeypatch.setattr("torch.set_num_threads", threads.append)
     monkeypatch.setattr("torch.cuda.set_device", chosen.append)
     if refused is None:
         assert machine.use(name, 3) == name and os.environ["THREADS"] == "3 of True"
         assert chosen == ([] if name == "cpu" else [count - 1])
+        assert os.environ["OMP_NUM_THREADS"] == "3" and threads == [3]
     else:
         with pytest.raises(ValueError, match=refused):
             machine.use(name, 1)
