@@ -47,16 +47,17 @@ class Checkpoints:
 
     def save(self, step: int, state: State) -> None:
         """Write `state` as checkpoint `step`; in the background (after a copy to the host) if so told. OSError, before anything
-        is written, where the disk cannot hold it; the checkpoints already there stay whole."""
+        is written, where the disk cannot hold it, even without what a killed process left there; the checkpoints already there
+        stay whole."""
         self.wait()
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.world.is_main:
+            for leftover in self.folder.glob("*.partial"):
+                shutil.rmtree(leftover, ignore_errors=True)
             needed, free = sum(t.numel() * t.element_size() for t in state.values()), shutil.disk_usage(self.folder).free
             if free < needed * 1.05:
                 sizes = f"{needed / 2**30:.2f} GiB needed, {free / 2**30:.2f} GiB free at {self.folder}"
                 raise OSError(errno.ENOSPC, f"the disk is too full for a checkpoint: {sizes}")
-            for leftover in self.folder.glob("*.partial"):
-                shutil.rmtree(leftover, ignore_errors=True)
         self.world.barrier()
         if self._background:
             held = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}

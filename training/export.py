@@ -43,14 +43,19 @@ def export_model(model: nn.Module, corpus: Corpus | None, spec: RunSpec, folder:
         write_atomic(partial / "README.md", README.read_text())
         manifest.seal(partial, run_id=spec.run_id)
         os.rename(partial, folder.export)
-        for rest in (folder.checkpoints, folder.path / ASIDE):
-            shutil.rmtree(rest, ignore_errors=True)
+        _drop_checkpoints(folder)
     world.barrier()
 
 
+def _drop_checkpoints(folder: RunFolder) -> None:
+    for rest in (folder.checkpoints, folder.path / ASIDE):
+        shutil.rmtree(rest, ignore_errors=True)
+
+
 def already_exported(folder: RunFolder, spec: RunSpec, world: World) -> bool:
-    """Tell whether the run is finished (all processes agree). A damaged export is moved aside, so that it is made again.
-    ValueError: the weights were trained elsewhere, so that training cannot make them again."""
+    """Tell whether the run is finished (all processes agree). A damaged export is moved aside, so that it is made again; beside
+    a whole one checkpoints go, which a process that was killed may have left. ValueError: the weights were trained elsewhere,
+    so that training cannot make them again."""
     if not world.is_main:
         return bool(world.broadcast(None))
     fault = folder.export_fault(digests=True)
@@ -63,4 +68,6 @@ def already_exported(folder: RunFolder, spec: RunSpec, world: World) -> bool:
         os.rename(folder.export, aside)
         then = "the run goes on from its newest checkpoint, or is trained again where there is none"
         print(f"{damaged} It is now {ASIDE}; {then}.", file=sys.stderr)
+    if fault is None:
+        _drop_checkpoints(folder)
     return bool(world.broadcast(fault is None))

@@ -113,6 +113,16 @@ def test_a_twentieth_more_than_a_checkpoint_must_be_free(save, monkeypatch, free
     assert save.checkpoints.steps() == [1] * fits and (fits or not list(save.checkpoints.folder.iterdir()))
 
 
+def test_room_is_looked_for_without_what_a_killed_process_left(save, monkeypatch):
+    left = save.checkpoints.folder / "step-00000001.partial"
+    left.mkdir(parents=True)
+    monkeypatch.setattr(
+        "training.checkpoint.shutil.disk_usage", lambda folder: SimpleNamespace(free=0 if left.exists() else 420)
+    )
+    save(1)
+    assert save.checkpoints.steps() == [1]
+
+
 def test_intervals_are_wall_clock(make_run, start):
     """A step takes 0.02 s at least, so a checkpoint every 0.3 s is one in several steps."""
     run = make_run(steps=500)
