@@ -24,8 +24,9 @@ from torch.nn.functional import logsigmoid, rms_norm, scaled_dot_product_attenti
 
 from kernels import forgetting_attention as forgetting
 from kernels import stick_breaking as stick
+from kernels.benchmark.channels import channels_attention
 from kernels.benchmark.flex import flex_forgetting_attention
-from kernels.benchmark.rows import BASELINE, ROPE_BASELINE
+from kernels.benchmark.rows import BASELINE, GATE_IN_CHANNELS, ROPE_BASELINE
 
 Attention = Callable[..., Tensor]
 Shape = tuple[int, int, int, int]
@@ -82,12 +83,13 @@ def make_stick_inputs(shape: Shape, logits: str, device: str = "cuda") -> list[T
 
 
 def _softmax(backend: SDPBackend, rotated: Callable[[Tensor], Tensor] = lambda x: x) -> Attention:
-    def attention(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
-        with sdpa_kernel(backend):
-            q, k, v = (x.transpose(1, 2) for x in (rotated(q), rotated(k), v))
-            return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+    return lambda q, k, v, *_: _attend(backend, rotated(q), rotated(k), v)
 
-    return attention
+
+def _attend(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
+    with sdpa_kernel(backend):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2)
 
 
 def _pruned(attention: Attention) -> Attention:
@@ -120,6 +122,7 @@ def providers() -> dict[str, Attention]:
         "ours, tightly pruned": partial(attention, adaptive_threshold="tight"),
         "ours, deterministic": attention,
         "softmax flash-2": _softmax(SDPBackend.FLASH_ATTENTION),
+        GATE_IN_CHANNELS: partial(channels_attention, softmax=partial(_attend, SDPBackend.FLASH_ATTENTION)),
         "FlexAttention": partial(flex_forgetting_attention, flex=torch.compile(flex_attention)),
     }
     try:

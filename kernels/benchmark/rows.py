@@ -11,6 +11,8 @@ PICTURES = Path(__file__).parents[2] / "results" / "kernels"
 BASELINE = "softmax cuDNN"
 ROPE_BASELINE = "softmax cuDNN + RoPE"
 """Baseline of stick-breaking attention, which needs no positions."""
+GATE_IN_CHANNELS = "flash-2, gate in channels"
+"""Softmax attention as it is, with the sums of the gates in further channels."""
 MEMORY_LIMIT = "memory limit"
 """Time of reading keys and values once at the GPU's bandwidth, as its clock and bus give it."""
 # In the order of the bars: softmax attention in greys, the others in colours.
@@ -25,6 +27,7 @@ COLORS = {
     "fla": "#0072B2",
     "fla, TileLang": "#56B4E9",
     "FlexAttention": "#CC79A7",
+    GATE_IN_CHANNELS: "#8E6C8A",
     "ours, deterministic": "#F6C69B",
     "ours": "#E69F00",
     "ours, pruned": "#D55E00",

@@ -13,10 +13,12 @@ import pandas as pd
 import pytest
 import torch
 import triton
+from torch.nn.attention import SDPBackend
 
 from kernels.benchmark import __main__ as command
 from kernels.benchmark import decode, operators, times
 from kernels.benchmark.__main__ import DRAWN, PACKAGES, TABLES, Kind, page, tables
+from kernels.benchmark.channels import channels_attention
 from kernels.benchmark.flex import flex_forgetting_attention
 from kernels.benchmark.rows import (
     BASELINE,
@@ -159,6 +161,18 @@ def test_flex_attention_equals_the_oracle_in_values_and_gradients(gates, monkeyp
         partial(forgetting_attention, backend="reference"), case._replace(log_fgate=case.log_fgate.float())
     )
     torch.testing.assert_close(found, ours, rtol=1e-6, atol=1e-6, check_dtype=False)
+
+
+@pytest.mark.parametrize("gates", ["local", "global"])
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+def test_gates_in_channels_equal_the_oracle_in_values_and_gradients(gates, dtype, most):
+    """But for gates of 0, whose sums are infinite."""
+    case = make_case(gates, 1, 150, 150, 2, 2, 16, torch.float64)
+    case = case._replace(log_fgate=case.log_fgate.clamp(min=-5))
+    low = case._replace(**{name: getattr(case, name).to(dtype) for name in ("q", "k", "v")})
+    attention = partial(channels_attention, softmax=partial(operators._attend, SDPBackend.MATH))
+    for found, expected in zip(output_and_gradients(attention, low), output_and_gradients(attend, case), strict=True):
+        assert (found.double() - expected).norm() < most * expected.norm()
 
 
 def test_every_operator_is_timed_in_its_regimes(monkeypatch):
