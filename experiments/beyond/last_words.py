@@ -108,18 +108,19 @@ def draw(study: Study) -> Files:
     panels[1].set(xscale="log", xlabel="perplexity")
     panels[2].set(xlabel="lead of FoX (points)")
     panels[2].axvline(0, color="#222222", linewidth=0.8)
-    return publish(study, figure, drawn, *_notes(study))
+    return publish(study, figure, drawn, *_notes(study, "filled: given the", "hollow:", "; lead: over the Transformer"))
 
 
-def _notes(study: Study) -> tuple[str, ...]:
+def _notes(study: Study, passage: str, ends: str, lead: str) -> tuple[str, ...]:
+    """Say what was asked for, naming what is given by these words, and the intervals as bars or brackets."""
     spec = study.metas(KIND)[0]["spec"]
     where = "anywhere" if spec["anywhere"] else "at the end of a sentence"
     number = len(study.rows(KIND)["item"].unique())
     return (
         f"{number:,} words {where} that stood {spec['near']} to {spec['words']} words before, of four letters or more, without "
         f"the {spec['common']} most frequent",
-        f"filled: given the {spec['words']} words before, hollow: the last {spec['near']} of them; lead: over the Transformer",
-        f"most seeds of a model: {study.num_seeds}; bars: 95% intervals (passages by source, and seeds)",
+        f"{passage} {spec['words']} words before, {ends} the last {spec['near']} of them{lead}",
+        f"most seeds of a model: {study.num_seeds}; 95% intervals (passages by source, and seeds)",
     )
 
 
@@ -136,5 +137,6 @@ def summary(study: Study) -> Table:
         if point["panel"] != "lead":
             rows.setdefault(point["model"], []).append(point["value"])
             ranges.setdefault(point["model"], []).append(None if np.isnan(point["low"]) else (point["low"], point["high"]))
-    note = f"{about(study)} {'. '.join(_notes(study))}."
+    notes = _notes(study, "the passage is the", "the last words are", "")
+    note = f"{about(study)} {'; '.join(notes)}."
     return Table("Last words of held-out passages", columns, rows, note, ranges=ranges)
