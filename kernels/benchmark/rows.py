@@ -74,6 +74,10 @@ def markdown(columns: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *lines))
 
 
+def _version(text: str) -> list[int]:
+    return [int(part) for part in text.split(".") if part.isdigit()]
+
+
 def _cell(ms: float, ratio: float) -> str:
     if pd.isna(ms):
         return "too slow to compile"
@@ -112,7 +116,7 @@ def error_table(rows: pd.DataFrame) -> str:
 
 def draw(rows: pd.DataFrame, path: Path, gates: str, title: str) -> None:
     """Draw bars of speed relative to cuDNN's softmax attention where the gates are `gates`, one panel per operation; shapes
-    ordered by sequence length. Of several places the one with the most providers is drawn. Nothing without cuDNN's rows."""
+    ordered by sequence length. Drawn is the newest Triton, on the GPU with the most providers. Nothing without cuDNN's rows."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -121,7 +125,8 @@ def draw(rows: pd.DataFrame, path: Path, gates: str, title: str) -> None:
     shown = compared(rows[rows.operation.isin(PASSES) & rows.gates.isin((gates, "any"))]).dropna(subset="ratio")
     if shown.empty:  # cut short before cuDNN's, or a GPU without it
         return
-    place = max(shown.groupby(PLACE), key=lambda group: group[1].provider.nunique())[0]
+    counts = {(str(gpu), str(triton)): own.provider.nunique() for (gpu, triton), own in shown.groupby(PLACE)}
+    place = max(counts, key=lambda place: (_version(place[1]), counts[place]))
     shown = shown[(shown[PLACE] == place).all(axis=1)]
     operations = sorted(shown.operation.unique())
     shapes = sorted(set(shown[SHAPE].itertuples(index=False, name=None)), key=lambda shape: (shape[1], shape[3], shape))

@@ -135,10 +135,11 @@ def test_bars_by_hand(tmp_path, monkeypatch):
     rows = [{**ROW, "operation": operation, "seq_len": seq_len, "provider": provider, "ms_q50": ms, "gates": gates}
             for operation in PASSES[::-1] for seq_len in (128, 64)
             for provider, ms, gates in ((BASELINE, 2.0, "any"), ("ours", 1.0, "long"), ("fla", 4.0, "short"))]  # fmt: skip
-    elsewhere = {**rows[0], "triton": "3.7.1"}  # a place with fewer providers is not drawn
-    draw(pd.DataFrame([elsewhere, *rows, {**rows[1], "operation": "decode"}]), tmp_path / "new" / "a.png", "long", "title")
+    newest = [{**row, "triton": "3.10.0"} for row in rows]
+    others = [{**newest[0], "gpu": "f"}, *({**row, "triton": "3.9.1", "gpu": "h"} for row in rows)]
+    draw(pd.DataFrame([*others, *newest, {**newest[1], "operation": "decode"}]), tmp_path / "new" / "a.png", "long", "title")
     (figure,) = figures
-    assert (tmp_path / "new" / "a.png").is_file() and figure.get_suptitle() == "g, Triton 3.6.0, bf16, title"
+    assert (tmp_path / "new" / "a.png").is_file() and figure.get_suptitle() == "g, Triton 3.10.0, bf16, title"
     assert [axis.get_title(loc="left") for axis in figure.axes] == ["forward", "forward + backward"]
     for axis in figure.axes:
         assert [text.get_text() for text in axis.get_xticklabels()] == ["B2  T 64  H3  D16", "B2  T 128  H3  D16"]
