@@ -1,8 +1,10 @@
 """Short documents one after another, each behind BOS, cut into equal rows: a packed corpus.
 
 One pass over the source in its own order, with memory that does not grow with it, so nothing is looked for twice: equal
-documents count as often as they come, and whether one is held out follows from the digest of its text alone. A row may hold
-several documents and begin within one; BOS says where each begins. A BPE is trained on the first train documents."""
+documents count as often as they come, and whether one is held out follows from the digest of its text alone. A held-out text
+of its own comes first and is remembered by digests: its documents are left out, uncounted, where the source has them, too. A
+row may hold several documents and begin within one; BOS says where each begins. A BPE is trained on the first train documents.
+"""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
@@ -24,15 +26,20 @@ Item = TypeVar("Item")
 
 
 def build_packed(plan: CorpusPlan, texts: Callable[[], Iterator[tuple[bool, str]]], folder: Path, report: Progress) -> None:
-    """Write the corpus of `plan`; `texts` gives every text and whether it is held out, each time anew. ValueError: no row."""
+    """Write the corpus of `plan`; `texts` gives every text and whether it is held-out text, which comes first, each time anew.
+    ValueError: no row."""
 
     def split() -> Iterator[tuple[bool, str]]:
+        not_to_train_on: set[bytes] = set()
         for heldout, text in texts():
             if text.strip():
+                digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
                 if plan.heldout is None:
-                    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
                     heldout = int.from_bytes(digest[:8], "big") < plan.heldout_fraction * 2**64
-                yield heldout, text
+                elif heldout:
+                    not_to_train_on.add(digest)
+                if heldout or digest not in not_to_train_on:
+                    yield heldout, text
 
     def first_chars(limit: int = BPE_CHARS) -> Iterator[str]:
         texts = (text for heldout, text in split() if not heldout)

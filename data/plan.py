@@ -14,6 +14,7 @@ from data.tokenizer import TokenizerChoice, parse_tokenizer
 
 FORMAT = 2  # of the rules in data/prepare.py
 PACK_FORMAT = 1  # of those in data/pack.py
+PACK_HELDOUT_FORMAT = 2  # of the same with a held-out text of its own
 HUB_MAX_DOCUMENTS = 100_000
 
 Progress = Callable[[str], None]
@@ -98,7 +99,8 @@ def resolve(
     heldout_text = None if heldout is None else TextSource(heldout)
     split = heldout_fraction if heldout_text is None else heldout_text.digest(digests)
     identity = [FORMAT, source.digest(digests), choice.digest(), document_len, split, max_documents]
-    identity += ["packed", PACK_FORMAT, max_tokens] if packed else []
+    pack_format = PACK_FORMAT if heldout_text is None else PACK_HELDOUT_FORMAT
+    identity += ["packed", pack_format, max_tokens] if packed else []
     fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     spec = choice.spec_of(source.kind, document_len, fingerprint)
     name = source.kind.replace(":", "-").replace("/", "-") + ("-packed" if packed else "")

@@ -84,6 +84,35 @@ def test_held_out_text_of_its_own(short_texts, tmp_path):
     assert corpus.counts.train_documents == 60
 
 
+@pytest.mark.parametrize("kind", ["bytes", "bpe-300"])
+def test_held_out_text_within_the_data_is_not_trained_on(short_texts, tmp_path, monkeypatch, kind):
+    """Neither by the model nor by a BPE, however often the data have it; all other texts count as often as they come."""
+    held = [*sorted(short_texts.iterdir())[5:25], short_texts / "40.txt"]
+    (short_texts / "80.txt").write_text(held[0].read_text())
+    (short_texts / "81.txt").write_text((short_texts / "00.txt").read_text())
+    seen: list[str] = []
+    trained = data.pack.train_bpe
+    monkeypatch.setattr(data.pack, "train_bpe", lambda texts, size: trained(seen.extend(texts) or seen, size))
+    plan = plan_for(short_texts, heldout=",".join(map(str, held)), tokenizer=kind)
+    corpus = prepare(plan)
+    wanted = [path.read_text() for path in sorted(short_texts.iterdir()) if path not in held and path.name != "80.txt"]
+    assert seen == (wanted if kind == "bpe-300" else [])
+    for split, texts in (("train", wanted), ("heldout", [path.read_text() for path in held])):
+        assert "|".join(texts).startswith("|".join(documents_in(corpus, split)))  # a rest that fills no row is left out
+    counts = corpus.counts
+    assert (counts.documents, counts.train_documents, counts.heldout_documents) == (61, 40, 21)
+    others = dict(heldout=str(held[0])), dict(heldout=str(held[0]), max_tokens=9), dict(heldout_fraction=0.2)
+    assert len({plan.spec.fingerprint, *(plan_for(short_texts, **other).spec.fingerprint for other in others)}) == 4
+
+
+def test_data_that_are_all_held_out_are_refused(short_texts):
+    for kind in ("bytes", "bpe-300"):
+        with pytest.raises(
+            ValueError, match="the train documents have 0 tokens in all, less than one row of 64: give more text"
+        ):
+            prepare(plan_for(short_texts, heldout=str(short_texts), tokenizer=kind))
+
+
 def test_memory_does_not_grow_with_the_number_of_documents(tmp_path, monkeypatch):
     """With batches and writes small beside the corpus."""
     monkeypatch.setattr(data.pack, "_BATCH_CHARS", 1 << 16)
