@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.corpus import Counts, longcrawl64_counts, longcrawl64_spec, read_about
-from data.source import HubSource, LongCrawl64Source, PackagesSource, Source, parse_source
+from data.source import HubSource, LongCrawl64Source, PackagesSource, Source, TextualSource, parse_source
 from data.spec import DataSpec
 from data.text_files import FileDigests, TextSource
 from data.tokenizer import TokenizerChoice, parse_tokenizer
@@ -23,7 +23,7 @@ Progress = Callable[[str], None]
 @dataclass(frozen=True)
 class CorpusPlan:
     """Corpus as it is or will be, in `folder`. `heldout`: the text of the held-out documents, where it is one of its own;
-    `packed`: as data/pack.py does it, up to `max_tokens` of training."""
+    `packed`: as data/pack.py does it, up to `max_tokens` of training; `digests`: `digests_of` the text as it is planned."""
 
     source: Source
     tokenizer: TokenizerChoice
@@ -34,6 +34,7 @@ class CorpusPlan:
     max_documents: int | None = None
     packed: bool = False
     max_tokens: int | None = None
+    digests: tuple[str, ...] = ()
 
     @property
     def ready(self) -> bool:
@@ -95,14 +96,22 @@ def resolve(
     hub = isinstance(source, HubSource)
     max_documents = HUB_MAX_DOCUMENTS if max_documents is None and hub and not packed else max_documents
     choice = parse_tokenizer(tokenizer or ("gpt2-json" if hub else "bpe-1024"))
-    digests = FileDigests(cache_dir / "file-digests.json")
     heldout_text = None if heldout is None else TextSource(heldout)
-    split = heldout_fraction if heldout_text is None else heldout_text.digest(digests)
-    identity = [FORMAT, source.digest(digests), choice.digest(), document_len, split, max_documents]
+    digests = digests_of(source, heldout_text, cache_dir)
+    split = heldout_fraction if heldout_text is None else digests[1]
+    identity = [FORMAT, digests[0], choice.digest(), document_len, split, max_documents]
     pack_format = PACK_FORMAT if heldout_text is None else PACK_HELDOUT_FORMAT
     identity += ["packed", pack_format, max_tokens] if packed else []
     fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     spec = choice.spec_of(source.kind, document_len, fingerprint)
     name = source.kind.replace(":", "-").replace("/", "-") + ("-packed" if packed else "")
     folder = cache_dir / f"{name}-{choice.kind}-{document_len}-{fingerprint}"
-    return CorpusPlan(source, choice, spec, folder, heldout_fraction, heldout_text, max_documents, packed, max_tokens)
+    return CorpusPlan(
+        source, choice, spec, folder, heldout_fraction, heldout_text, max_documents, packed, max_tokens, digests
+    )  # fmt: skip
+
+
+def digests_of(source: TextualSource, heldout: TextSource | None, cache_dir: Path) -> tuple[str, ...]:
+    """Return the digest of the text and, where it is one of its own, that of the held-out text."""
+    memory = FileDigests(cache_dir / "file-digests.json")
+    return tuple(text.digest(memory) for text in (source, heldout) if text is not None)

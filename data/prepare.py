@@ -27,7 +27,7 @@ import numpy as np
 
 from data.corpus import HELDOUT_SOURCES, Corpus, Counts
 from data.pack import batches_of, build_packed, create_array, finish, tokenizer_of
-from data.plan import CorpusPlan, Progress
+from data.plan import CorpusPlan, Progress, digests_of
 from data.prefetch import Prefetcher
 from data.source import HubSource, LongCrawl64Source, TextualSource
 from data.text_files import read_documents
@@ -38,8 +38,8 @@ _BYTES_PER_TOKEN = 8
 
 def prepare(plan: CorpusPlan, *, progress: Progress | None = None) -> Corpus:
     """Open the corpus of `plan`, tokenised now unless it is there already: in a temporary folder that is renamed when whole,
-    while a second process that wants the same waits. ValueError for unreadable text, documents that are all too short, and a
-    full or unwritable disk."""
+    while a second process that wants the same waits. ValueError for unreadable text, text that is not the planned one any more,
+    documents that are all too short, and a full or unwritable disk."""
     if isinstance(plan.source, LongCrawl64Source):
         return Corpus.open(plan.folder, document_len=plan.spec.document_len, tokenizer=plan.tokenizer)
     report = progress or (lambda message: None)
@@ -61,6 +61,8 @@ def prepare(plan: CorpusPlan, *, progress: Progress | None = None) -> Corpus:
                     # On all cores, also where a command has told `tokenizers` not to for the sake of short prompts.
                     with patch.dict(os.environ, TOKENIZERS_PARALLELISM="true"):
                         _build(plan, plan.source, temporary, report)
+                    if digests_of(plan.source, plan.heldout, plan.folder.parent) != plan.digests:
+                        raise _changed(plan)
                     os.replace(temporary, plan.folder)
                 finally:
                     shutil.rmtree(temporary, ignore_errors=True)
@@ -79,6 +81,10 @@ def _whole(plan: CorpusPlan) -> bool:
         return Corpus.open(plan.folder).spec == plan.spec
     except ValueError:
         return False
+
+
+def _changed(plan: CorpusPlan) -> ValueError:
+    return ValueError(f"data {plan.spec.source!r}: the text changed while it was prepared: run it again")
 
 
 @contextlib.contextmanager
@@ -118,6 +124,8 @@ def _build(plan: CorpusPlan, source: TextualSource, folder: Path, report: Progre
     train = {d.place for d in documents} - heldout
     tokenizer = tokenizer_of(plan, (text for i, (_, text) in enumerate(texts()) if i in train), report)
     num_tokens = _tokenise(texts, documents, tokenizer, length, folder, report)
+    if len(num_tokens) != len(documents):
+        raise _changed(plan)
     rows = num_tokens // length
     firsts = np.cumsum(rows) - rows
     for name, members in (("train", ~in_heldout), ("held-out", in_heldout)):

@@ -396,6 +396,39 @@ def test_held_out_text_that_cannot_be_one(text_folder: Path, tmp_path: Path) -> 
         resolve("packages", cache_dir=tmp_path, document_len=LENGTH, heldout="x.txt")
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("heldout", [False, True])
+@pytest.mark.parametrize("large", [False, True])
+def test_text_that_changes_after_it_was_planned(tmp_path: Path, packed: bool, heldout: bool, large: bool) -> None:
+    """In the data or in the held-out text, of a size whose digest is remembered or not: nothing stays under the old name."""
+    texts = [folder / "a.jsonl" for folder in (tmp_path / "texts", tmp_path / "held")]
+    for name, path in enumerate(texts):
+        path.parent.mkdir()
+        path.write_text("".join(json.dumps({"text": f"text {name} {i} " * (30_000 if large else 99)}) + "\n" for i in range(6)))
+    how: dict = dict(packed=packed, heldout=str(texts[1]))
+    plan = plan_for(texts[0].parent, **how)
+    assert ((plan.folder.parent / "file-digests.json").exists(), texts[heldout].stat().st_size > 1 << 20) == (large, large)
+    with texts[heldout].open("a") as file:
+        file.write(json.dumps({"text": "one more " * 99}) + "\n")
+    with pytest.raises(ValueError, match="data 'text': the text changed while it was prepared: run it again"):
+        prepare(plan)
+    assert not plan.ready and not any(path.is_dir() for path in plan.folder.parent.iterdir())
+    again = plan_for(texts[0].parent, **how)
+    assert again.spec.fingerprint != plan.spec.fingerprint and prepare(again).counts.documents == 13
+
+
+def test_text_that_is_cut_between_two_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "texts" / "a.jsonl"
+    path.parent.mkdir()
+    lines = [json.dumps({"text": f"text {i} " * 99}) + "\n" for i in range(9)]
+    path.write_text("".join(lines))
+    choose = data.prepare.tokenizer_of
+    monkeypatch.setattr(data.prepare, "tokenizer_of", lambda *given: path.write_text("".join(lines[:5])) and choose(*given))
+    with pytest.raises(ValueError, match="the text changed while it was prepared: run it again"):
+        prepare(plan_for(path.parent))
+    assert len(prepare(plan_for(path.parent)).train)
+
+
 @pytest.mark.parametrize("before", [None, "false"])
 def test_preparing_uses_all_cores(text_folder: Path, monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
     if before is None:
