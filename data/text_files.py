@@ -57,10 +57,11 @@ class TextSource:
     kind = "text"
 
     def __init__(self, patterns: str) -> None:
-        if not patterns.strip():
-            raise ValueError(f"data 'text:' names no path: give {_ALLOWED}")
-        names = [patterns] if Path(patterns).expanduser().exists() else patterns.split(",")
-        files = [file for name in names for file in _expand(name.strip())]
+        parts = [patterns] if Path(patterns).expanduser().exists() else patterns.split(",")
+        names = [name for name in map(str.strip, parts) if name]  # an empty one would be the current folder
+        if not names:
+            raise ValueError(f"data 'text:{patterns}' names no path: give {_ALLOWED}")
+        files = [file for name in names for file in _expand(name)]
         self.files = list({file.resolve(): file for file in files}.values())
 
     def digest(self, file_digests: FileDigests) -> str:

@@ -145,9 +145,12 @@ def tree(tmp_path: Path) -> Path:
         ("{}/**/*.gz", ["c"]),
         ("{}/*", ["a", "b", "c", "w"]),
         ("{}/with,comma.txt", ["w"]),
+        ("{}/b.txt,", ["b"]),
+        (" ,{}/b.txt,, {}/a.txt , ", ["b", "a"]),
     ],
 )
-def test_folders_globs_and_lists(tree: Path, patterns: str, texts: list[str]) -> None:
+def test_folders_globs_and_lists(tree: Path, patterns: str, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tree)  # whose texts no empty name may take in
     source = parse_source("text:" + patterns.replace("{}", "{0}").format(tree))
     assert isinstance(source, TextSource)
     assert list(source.documents()) == texts
@@ -162,7 +165,8 @@ def test_folders_globs_and_lists(tree: Path, patterns: str, texts: list[str]) ->
         ("hf:", "'hf:' is none of"),
         ("hf:a/b/c", "'hf:a/b/c' is none of"),
         ("longcrawl64:", "'longcrawl64:' is none of"),
-        ("text:", "names no path"),
+        ("text:", "'text:' names no path"),
+        ("text: , ", "'text: , ' names no path"),
         ("text:{}/none.txt", r"none\.txt' does not exist or matches nothing"),
         ("text:{}/*.parquet", "matches nothing"),
         ("text:{}/README.md", r"README\.md' has an unknown suffix: give .*\.jsonl"),
