@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import lzma
+import os
 import re
 import zlib
 from collections import deque
@@ -108,11 +109,28 @@ def _expand(name: str) -> list[Path]:
     hits = [path] if path.exists() else list(map(Path, sorted(glob.glob(str(path), recursive=True))))
     if not hits:
         raise ValueError(f"data path {name!r} does not exist or matches nothing: give {_ALLOWED}")
-    matches = [match for hit in hits for match in (sorted(hit.rglob("*")) if hit.is_dir() else [hit])]
+    matches = [match for hit in hits for match in (files_below(hit) if hit.is_dir() else [hit])]
     files = [match for match in matches if match.is_file() and _suffixes(match) is not None]
     if not files:
         raise ValueError(f"data path {name!r} holds no text file: give {_ALLOWED}")
     return files
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Return all files below a folder, sorted. Links to folders are followed, and each folder is read once: by its own name
+    where it has one here, else by the first link to it."""
+    found, seen, todo = list[Path](), set[str](), deque([str(folder)])
+    while todo:
+        links = []
+        for place, folders, names in os.walk(todo.popleft()):  # which itself follows no link
+            if (real := os.path.realpath(place)) in seen:
+                folders.clear()
+                continue
+            seen.add(real)
+            found += [file for file in (Path(place, name) for name in names) if file.is_file()]
+            links += [path for path in (os.path.join(place, name) for name in folders) if os.path.islink(path)]
+        todo += sorted(links)
+    return sorted(found)
 
 
 def _suffixes(path: Path) -> Any:

@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from data.spec import DataSpec
+from data.text_files import files_below
 from models.spec_parts import PositiveInt, strict
 
 
@@ -50,11 +51,11 @@ class Sources(UserData):
 def digest(path: Path) -> str:
     """Return the first 12 hex digits of the SHA-256 over a file's contents, or over names and contents of all files below a
     folder. ValueError for a path that does not exist or holds no file."""
-    below = [path] if path.is_file() else path.rglob("*")
-    files = [file for file in below if file.is_file() and (file == path or "__pycache__" not in file.parts)]
+    below = [path] if path.is_file() else files_below(path)
+    files = [file for file in below if file == path or "__pycache__" not in file.parts]
     if not files:
         raise ValueError(f"{path}: there is no such file or folder, or it is empty")
-    return _digest(path, tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(files)))
+    return _digest(path, tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files))
 
 
 @functools.lru_cache(maxsize=64)

@@ -19,7 +19,7 @@ import data.source
 import data.text_files
 from data.plan import HUB_MAX_DOCUMENTS, resolve
 from data.source import CONTENT, PACKAGE, VERSION, HubSource, PackagesSource, parse_source
-from data.text_files import FileDigests, TextSource, read_documents
+from data.text_files import FileDigests, TextSource, files_below, read_documents
 from results.sealed import read_sealed, write_sealed
 
 TEXTS = ["first\nline", 'second "é" 🦊', "third"]
@@ -154,6 +154,24 @@ def test_folders_globs_and_lists(tree: Path, patterns: str, texts: list[str], mo
     source = parse_source("text:" + patterns.replace("{}", "{0}").format(tree))
     assert isinstance(source, TextSource)
     assert list(source.documents()) == texts
+
+
+def test_links_to_folders_are_followed(tree: Path, tmp_path: Path) -> None:
+    """Each folder once, also where links lead in a circle; what lies in the folder itself keeps its place."""
+    far = tmp_path / "far"
+    (far / "below").mkdir(parents=True)
+    for name in ("x.txt", "below/y.txt"):
+        (far / name).write_text(name)
+    before = files_below(tree)
+    for link, target in (("a-self", tree), ("deep/up", tree), ("a-deep", tree / "deep")):
+        (tree / link).symlink_to(target)
+    assert files_below(tree) == before == sorted(path for path in tree.rglob("*") if path.is_file())
+    (tree / "deep" / "more").symlink_to(far)
+    (tree / "more").symlink_to(far)
+    (far / "below" / "back").symlink_to(tree)
+    (far / "below" / "gone").symlink_to(tmp_path / "gone")
+    assert files_below(tree) == sorted([*before, tree / "deep/more/x.txt", tree / "deep/more/below/y.txt"])
+    assert list(TextSource(str(tree)).documents()) == ["a", "b", "c", "below/y.txt", "x.txt", "w"]
 
 
 @pytest.mark.parametrize(

@@ -312,6 +312,12 @@ def test_what_is_given_and_what_it_holds(tmp_path):
         (tmp_path / name).write_text(text)
         ids.add(digest(tmp_path))
     assert len(ids) == 6, "names, folders and texts"
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / "b").symlink_to(tmp_path / "e")
+    before = digest(linked)
+    (tmp_path / "e" / "d.txt").write_text("another length")
+    assert digest(linked) != before, "what lies behind a link is read, too"
     for path, wanted, why in ((None, "0123", "name its path with --haystack"),
                               (file, "0123", f"content {digest(file)}, the spec"),
                               (tmp_path / "none", "0123", "no such file or folder")):  # fmt: skip
