@@ -36,23 +36,23 @@ from data.tokenizer import Tokenizer
 _BYTES_PER_TOKEN = 8
 
 
-def prepare(plan: CorpusPlan, *, progress: Progress | None = None) -> Corpus:
+def prepare(plan: CorpusPlan, *, progress: Progress | None = None, say: Progress | None = None) -> Corpus:
     """Open the corpus of `plan`, tokenised now unless it is there already: in a temporary folder that is renamed when whole,
     while a second process that wants the same waits. ValueError for unreadable text, text that is not the planned one any more,
-    documents that are all too short, and a full or unwritable disk."""
+    documents that are all too short, and a full or unwritable disk. `progress` is told what is done at the moment; `say` what
+    is to be read later, too."""
     if isinstance(plan.source, LongCrawl64Source):
         return Corpus.open(plan.folder, document_len=plan.spec.document_len, tokenizer=plan.tokenizer)
     report = progress or (lambda message: None)
-    if plan.notice:
-        report(plan.notice)
+    say = say or report
     if plan.ready:
         try:
             return Corpus.open(plan.folder)
         except ValueError as error:
-            report(f"{error}: making it again")
+            say(f"{error}: making it again")
     temporary = plan.folder.with_name(f".{plan.folder.name}.partial")
     try:
-        with _lock(plan.folder.with_name(f".{plan.folder.name}.lock"), report):
+        with _lock(plan.folder.with_name(f".{plan.folder.name}.lock"), say):
             if not _whole(plan):
                 for left in (temporary, plan.folder):  # of a process that was killed, or damaged: the lock is ours
                     shutil.rmtree(left, ignore_errors=True)
@@ -88,14 +88,14 @@ def _changed(plan: CorpusPlan) -> ValueError:
 
 
 @contextlib.contextmanager
-def _lock(path: Path, report: Progress) -> Iterator[None]:
+def _lock(path: Path, say: Progress) -> Iterator[None]:
     """Hold a lock for this process alone; the system lets go of it when the process ends, however it ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            report("another process is preparing this corpus: waiting for it")
+            say("another process is preparing this corpus: waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

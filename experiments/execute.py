@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from rich.console import Console
 
@@ -22,12 +23,15 @@ from training.signals import EXIT_ERROR, EXIT_FINISHED, EXIT_NOT_MET
 
 def prepare_corpora(plan: Plan, console: Console) -> None:
     """Tokenise the plan's corpora unless they are there; then check once more what the evaluations ask of them."""
-    for corpus in plan.corpora:
-        if isinstance(corpus, CorpusPlan) and not corpus.ready:
+    say = partial(console.print, style="yellow", markup=False)
+    for corpus in (each for each in plan.corpora if isinstance(each, CorpusPlan)):
+        if corpus.notice:
+            say(corpus.notice)
+        if not corpus.ready:
             console.print(f"preparing the corpus ({corpus.spec.source}, {corpus.spec.tokenizer}) ...")
             started = time.monotonic()
             with console.status("tokenising") as status:
-                prepare(corpus, progress=status.update)
+                prepare(corpus, progress=status.update, say=say)
             console.print(f"[green]done[/]  corpus in {corpus.folder}  ({time.monotonic() - started:.0f} s)")
     check(plan)
 

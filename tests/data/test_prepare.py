@@ -528,16 +528,6 @@ def test_packages_at_tiny(tmp_path: Path) -> None:
     assert "self" in corpus.tokenizer.decode(corpus.heldout.read(slice(0, 8)).reshape(-1).tolist())
 
 
-def test_other_packages_are_said_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data.source, "FOLDERS", ("series", "sets"))
-    plan = resolve("packages", tokenizer="bytes", cache_dir=tmp_path, document_len=512)
-    assert plan.notice is not None
-    for _ in range(2):
-        reports: list[str] = []
-        prepare(plan, progress=reports.append)
-        assert reports[0] == plan.notice
-
-
 @pytest.mark.parametrize(("documents", "fraction", "chosen"), [
     # Bytes and digest of each: by digest, as many as fit into the fraction of all bytes; 80 bytes are surely long enough.
     ([(100, b"d"), (100, b"a"), (100, b"c"), (100, b"b")], 0.5, {1, 3}), ([(100, b"b"), (100, b"a")], 0.5, {1}),

@@ -1,5 +1,6 @@
 """Small parts of planning and of carrying a plan out at their edges, by hand."""
 
+import fcntl
 import io
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from data.plan import resolve
 from experiments import execute, forks, graph, local, overview, plan, recipes, render, restarts, scales
 from experiments.recipes import Recipe
 from experiments.request import Corpora, Request, _numbers
@@ -31,10 +33,11 @@ def test_corpora_are_prepared_once_and_checked(monkeypatch, ready, known):
     done = []
     kind = plan.KnownCorpus if known else plan.CorpusPlan
     corpus = object.__new__(kind)
-    for name, value in dict(folder=Path("c"), spec=SimpleNamespace(source="text", tokenizer="bytes")).items():
+    about = dict(folder=Path("c"), spec=SimpleNamespace(source="text", tokenizer="bytes"), source=None)
+    for name, value in about.items():
         object.__setattr__(corpus, name, value)
     monkeypatch.setattr(kind, "ready", ready, raising=False)
-    monkeypatch.setattr(execute, "prepare", lambda corpus, progress: done.append("prepared"))
+    monkeypatch.setattr(execute, "prepare", lambda corpus, progress, say: done.append("prepared"))
     monkeypatch.setattr(execute, "check", lambda plan: done.append("checked"))
     console, told = said()
     execute.prepare_corpora(SimpleNamespace(corpora=[corpus]), console)
@@ -42,6 +45,28 @@ def test_corpora_are_prepared_once_and_checked(monkeypatch, ready, known):
     assert done == ["prepared"] * prepared + ["checked"]
     wanted = ["preparing the corpus (text, bytes) ...", "done  corpus in c  (0 s)"] if prepared else []
     assert told.getvalue().splitlines() == wanted
+
+
+def test_what_a_preparation_warns_of_is_printed(monkeypatch, tmp_path):
+    """Also where there is no terminal; that the text is another one every time, and once."""
+    monkeypatch.setattr("data.source.FOLDERS", ("series", "sets"))
+    monkeypatch.setattr(execute, "check", lambda plan: None)
+    corpus = resolve("packages", tokenizer="bytes", cache_dir=tmp_path / "[a]", document_len=512)
+    flock, held = fcntl.flock, [True]
+
+    def busy(file, how):
+        if how & fcntl.LOCK_NB and held and held.pop():
+            raise BlockingIOError
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", busy)
+    for again in (False, True):
+        console, told = said(2000)
+        execute.prepare_corpora(SimpleNamespace(corpora=[corpus]), console)
+        assert corpus.ready and "numbers cannot equal committed ones" in corpus.notice
+        preparing = ["preparing the corpus (packages, bytes) ...", "another process is preparing this corpus: waiting for it"]
+        assert told.getvalue().splitlines()[: 1 if again else 3] == [corpus.notice, *([] if again else preparing)]
+        assert told.getvalue().count("\n") == (1 if again else 4)
 
 
 def test_tokenisers_that_are_trained_here_are_fetched_from_nowhere(monkeypatch):
