@@ -39,7 +39,7 @@ class CorpusPlan:
     @property
     def ready(self) -> bool:
         """True where `prepare` only has to open it."""
-        return isinstance(self.source, LongCrawl64Source) or (self.folder / "corpus.json").exists()
+        return isinstance(self.source, LongCrawl64Source) or self.counts() is not None
 
     @property
     def notice(self) -> str | None:
@@ -51,8 +51,8 @@ class CorpusPlan:
         if isinstance(self.source, LongCrawl64Source):
             return longcrawl64_counts(self.folder)
         try:
-            return read_about(self.folder).counts if self.ready else None
-        except ValueError:  # damaged: `prepare` makes it again
+            return read_about(self.folder).counts
+        except ValueError:  # missing, or damaged: `prepare` makes it, or makes it again
             return None
 
 

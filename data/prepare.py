@@ -45,11 +45,11 @@ def prepare(plan: CorpusPlan, *, progress: Progress | None = None, say: Progress
         return Corpus.open(plan.folder, document_len=plan.spec.document_len, tokenizer=plan.tokenizer)
     report = progress or (lambda message: None)
     say = say or report
-    if plan.ready:
+    if (plan.folder / "corpus.json").exists():
         try:
             return Corpus.open(plan.folder)
-        except ValueError as error:
-            say(f"{error}: making it again")
+        except ValueError:
+            say(f"{plan.folder} is damaged, or of another version: making it again")
     temporary = plan.folder.with_name(f".{plan.folder.name}.partial")
     try:
         with _lock(plan.folder.with_name(f".{plan.folder.name}.lock"), say):

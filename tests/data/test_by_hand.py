@@ -282,7 +282,8 @@ def test_what_others_left_or_made_meanwhile(text_folder, tmp_path, monkeypatch):
     )
     monkeypatch.setattr(prepare, "_build", lambda *given: built.append(given))
     said = []
-    assert prepare.prepare(plan, progress=said.append) is corpus and said == ["damaged: making it again"] and not built
+    assert prepare.prepare(plan, progress=said.append) is corpus and not built
+    assert said == [f"{plan.folder} is damaged, or of another version: making it again"]
     monkeypatch.undo()
     partial = plan.folder.with_name(f".{plan.folder.name}.partial")
     for left in (partial, plan.folder):

@@ -335,7 +335,7 @@ def test_damaged_corpus_file(text_folder: Path, damage: str) -> None:
     if damage != "gone":
         with pytest.raises(ValueError, match=r"corpus\.json (was changed|cannot be read|is of another).*: delete .*made again"):
             Corpus.open(corpus.folder)
-    assert plan.counts() is None
+    assert not plan.ready and plan.counts() is None
     reports: list[str] = []
     again = prepare(plan, progress=reports.append)
     assert any("making it again" in report for report in reports) == (damage != "gone")

@@ -16,6 +16,7 @@ from experiments.recipes import Recipe
 from experiments.request import Corpora, Request, _numbers
 from experiments.scales import SCALES
 from experiments.task import Task
+from tests.texts import write_texts
 
 TINY = SCALES["tiny"]
 
@@ -67,6 +68,20 @@ def test_what_a_preparation_warns_of_is_printed(monkeypatch, tmp_path):
         preparing = ["preparing the corpus (packages, bytes) ...", "another process is preparing this corpus: waiting for it"]
         assert told.getvalue().splitlines()[: 1 if again else 3] == [corpus.notice, *([] if again else preparing)]
         assert told.getvalue().count("\n") == (1 if again else 4)
+
+
+def test_a_damaged_corpus_is_made_again(monkeypatch, tmp_path):
+    monkeypatch.setattr(execute, "check", lambda plan: None)
+    corpus = resolve(f"text:{write_texts(tmp_path / 'texts', 4)}", tokenizer="bytes", cache_dir=tmp_path, document_len=512)
+    asked, files = SimpleNamespace(corpora=[corpus]), []
+    for again in (False, True):
+        console, told = said()
+        execute.prepare_corpora(asked, console)
+        about = corpus.folder / "corpus.json"
+        assert corpus.ready and ("is damaged, or of another version: making it again" in told.getvalue()) == again
+        files.append(about.read_text())
+        about.write_text("{")
+    assert files[0] == files[1]
 
 
 def test_tokenisers_that_are_trained_here_are_fetched_from_nowhere(monkeypatch):
