@@ -34,7 +34,8 @@ class List:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Request):
-    """Show what a request would compute and cost, and what exists already. Uses no GPU and writes nothing."""
+    """Show what a request would compute and cost, and what exists already. Uses no GPU and writes nothing but
+    file-digests.json in --corpora-dir, by which files of 1 MB and more are read once."""
 
     mfu: float = 0.4
     """Utilisation assumed for GPU-hours."""

@@ -96,8 +96,9 @@ class Plan:
 
 
 def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False) -> Plan:
-    """Plan a request; touches no GPU and writes nothing. ValueError for anything the user can mend. `machine`: the GPU or CPU,
-    by name, that timings are of. A `rehearsal` is only looked at, never carried out, and does without LongCrawl64."""
+    """Plan a request; touches no GPU and writes nothing but a memory of files' digests. ValueError for anything the user can
+    mend. `machine`: the GPU or CPU, by name, that timings are of. A `rehearsal` is only looked at, never carried out, and does
+    without LongCrawl64."""
     _check_names(request)
     artefacts = chosen(request.artefacts)
     recipes = {stem: _recipes(artefact, get_scale(request.scale), request) for stem, artefact in artefacts.items()}

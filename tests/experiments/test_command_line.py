@@ -200,3 +200,17 @@ def test_a_published_checkpoint_is_a_run(folders, texts, tmp_path, capsys):
     for other in ("transformer_llama", "fox_pro", "alibi"):
         said = mistake(capsys, ["adopt", str(tmp_path / "published"), "--as", other, *where])
         assert f"is no {other} at tiny: " in said and "--as" in said
+
+
+def test_a_plan_writes_what_its_help_says_and_nothing_else(capsys, folders, tmp_path):
+    for size, written in (((1 << 20) - 1, set()), (1 << 20, {Path("corpora/file-digests.json")})):
+        texts = tmp_path / "texts.txt"
+        texts.write_text("x" * size)
+        assert main(["plan", FIG2, "--data", f"text:{texts}", *folders]) == 0
+        work = tmp_path / "work"
+        assert {path.relative_to(work) for path in work.rglob("*") if path.is_file()} == written
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "writes nothing but file-digests.json in --corpora-dir" in said
