@@ -41,10 +41,12 @@ def print_overview(console: Console, results_dir: Path) -> None:
 
 
 def print_idle(plan: Plan, console: Console) -> None:
-    """Say of which artefacts nothing is asked for, where only some lines or models are."""
+    """Say of which artefacts nothing is asked for, where only some lines or models are, and what nothing reads."""
     if plan.idle:
         more = f" and {len(plan.idle) - SHOWN} more" if len(plan.idle) > SHOWN else ""
         console.print(f"[yellow]nothing is asked for[/] of {', '.join(plan.idle[:SHOWN])}{more}: no line of theirs is such")
+    if plan.unread:
+        console.print(f"[yellow]nothing reads[/] {', '.join(plan.unread)}: every run here makes its own sequences")
 
 
 def print_plan(plan: Plan, mfu: float, console: Console) -> None:

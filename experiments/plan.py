@@ -94,6 +94,13 @@ class Plan:
         """Artefacts that were named, and of which no line is asked for."""
         return [stem for stem, spec in self.drawings.items() if not spec.lines]
 
+    @property
+    def unread(self) -> list[str]:
+        """Flags of a text that were given though no run reads one: all make their own sequences."""
+        made = [run.spec.data.recall is not None for run in self.runs.values()]
+        given = [flag for flag in ("data", "heldout", "tokenizer") if getattr(self.request, flag) is not None]
+        return [f"--{flag}" for flag in given] if made and all(made) else []
+
 
 def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False) -> Plan:
     """Plan a request; touches no GPU and writes nothing but a memory of files' digests. ValueError for anything the user can

@@ -121,6 +121,17 @@ def test_an_artefact_of_which_no_line_is_asked_for_is_named(asked, artefacts, id
     assert (said in shown.getvalue()) is bool(idle)
 
 
+@pytest.mark.parametrize(("artefacts", "flags"), [
+    (("stick_recall",), ["--data", "--tokenizer"]), (("stick_recall", "fig2_per_token_loss"), []),
+])  # fmt: skip
+def test_a_text_that_nothing_reads_is_named(asked, artefacts, flags):
+    plan = make_plan(replace(asked, artefacts=artefacts, tokenizer="bytes", only=("fox_pro", "stick_breaking")))
+    assert plan.unread == flags
+    print_plan(plan, 0.4, Console(file=(shown := io.StringIO()), width=200))
+    said = "nothing reads --data, --tokenizer: every run here makes its own sequences"
+    assert (said in shown.getvalue()) is bool(flags)
+
+
 def test_timings_need_no_training(asked):
     plan = make_plan(replace(asked, artefacts=("table6_throughput",)))
     found = graph.tasks(plan)
