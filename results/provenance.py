@@ -13,8 +13,9 @@ PACKAGES = ("torch", "triton", "flash-linear-attention", "transformers", "numpy"
 
 
 def git_state(root: Path | None = None) -> dict[str, Any]:
-    """Commit of the checkout that holds this file and whether tracked files differ from it; nulls outside a checkout. In a
-    snapshot of the code (slurm/snapshot.py), what its snapshot.json says of the checkout it was taken from."""
+    """Commit of the checkout that tracks this file and whether tracked files differ from it; nulls outside a checkout, also
+    where the code lies within another one's. In a snapshot of the code (slurm/snapshot.py), what its snapshot.json says of the
+    checkout it was taken from."""
     root = root or Path(__file__).parent.parent
     if (root / "snapshot.json").exists():
         return json.loads((root / "snapshot.json").read_text())
@@ -23,6 +24,7 @@ def git_state(root: Path | None = None) -> dict[str, Any]:
         return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", "results/provenance.py")
         changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
         return {"git_sha": git("rev-parse", "HEAD"), "git_dirty": bool(changed)}
     except (OSError, subprocess.CalledProcessError):

@@ -243,8 +243,12 @@ def test_the_state_of_a_checkout(tmp_path):
     assert git_state(tmp_path) == {"git_sha": None, "git_dirty": None}
     git("init", "-q")
     (tmp_path / "results").mkdir()
-    for name in ("code.py", "results/rows"):
+    (tmp_path / "code.py").write_text("first")
+    git("add", ".")
+    git("commit", "-qm", "another project, in which the code lies")
+    for name in ("results/rows", "results/provenance.py"):
         (tmp_path / name).write_text("first")
+    assert git_state(tmp_path) == {"git_sha": None, "git_dirty": None}
     git("add", ".")
     git("commit", "-qm", "one")
     clean = git_state(tmp_path)
