@@ -61,7 +61,7 @@ class Comparison:
     @property
     def blind(self) -> bool:
         """True where this design sees only effects that are larger than the one that the claim is about."""
-        return self.size is not None and self.estimate.detectable is not None and self.estimate.detectable > self.size
+        return bool(self.size and self.estimate.detectable and self.estimate.detectable > self.size)
 
     @property
     def _towards(self) -> tuple[Estimate, float]:
@@ -205,6 +205,9 @@ def decide_any(sentence: str, alternatives: Sequence[Sequence[Comparison]], miss
     where = dict.fromkeys(place for each in every for place in each.estimate.where)
     noise = f"Some models have one seed; seeds' noise: {'; '.join(where)}." if where and seeds == 1 else ""
     verdict = Verdict(_status(likely, p, not missing), sentence, every, decisive, seeds, p, not missing, noise=noise)
+    if any(math.isnan(each.estimate.effect) for each in every):
+        verdict = undecided(verdict, "One of the numbers compared is none: a training diverged.")
+        return replace(verdict, status=Status.NOT_MEASURED) if missing else verdict
     if not all(each.estimate.seeds_known for each in every) and verdict.status is not Status.NOT_MEASURED:
         why = "A model compared has one seed, and nothing that was repeated with other seeds was evaluated like it, so that a "
         return undecided(verdict, why + "seed cannot be told from a model. It would take two seeds of every model, or more.")

@@ -74,7 +74,21 @@ def test_one_alternative_is_enough_where_one_is_asked_for():
 def test_equal_is_enough_only_where_the_claim_says_so():
     assert decide("", [Comparison("x", Estimate(0.0))]).status is Status.FAILS
     assert decide("", [Comparison("x", Estimate(0.0), strict=False)]).status is Status.HOLDS
-    assert decide("", [Comparison("x", Estimate(math.nan))]).status is Status.FAILS
+
+
+@pytest.mark.parametrize("effect", [math.nan, -math.nan])
+@pytest.mark.parametrize("error", [None, 0.1])
+def test_no_number_decides_nothing(effect, error):
+    for below in (False, True):
+        verdict = decide("Said.", [met(0.5), Comparison("x", Estimate(effect, error), below=below)])
+        assert verdict.status is Status.UNDECIDED and verdict.p == 1.0
+        assert verdict.sentence.endswith("One of the numbers compared is none: a training diverged.")
+    assert decide("", [Comparison("x", Estimate(effect, error))], ["FoX (Pro)"]).status is Status.NOT_MEASURED
+
+
+def test_a_claim_about_no_size_is_not_blind():
+    comparison = Comparison("x", Estimate(0.01, 0.1, seeds=3), size=0.0)
+    assert not comparison.blind and decide("", [comparison]).status is Status.WITHIN_NOISE
 
 
 def test_what_is_missing_may_fail_but_not_hold():
