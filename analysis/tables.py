@@ -87,12 +87,14 @@ class Table:
         return all(other is None or other[1] < own[0] or own[1] < other[0] for other in others)
 
     def _range(self, label: str, index: int) -> tuple[float, float] | None:
-        """The range of a value or, without one, its spread on both sides; None of a value without either."""
+        """The range of a value or, without one, its spread on both sides; None of a value without either, and where an end is
+        no finite number."""
         value, around = self.rows[label][index], self.ranges.get(label)
         spread = self.spreads[label][index] if label in self.spreads else None
-        if around is not None and around[index] is not None:
-            return around[index]
-        return None if value is None or spread is None else (value - spread, value + spread)
+        found = around[index] if around is not None else None
+        if found is None and value is not None and spread is not None:
+            found = (value - spread, value + spread)
+        return found if found is not None and all(map(math.isfinite, found)) else None
 
     def cells(self) -> list[tuple[str, list[tuple[str, Mark, str]]]]:
         """(label, [(our value with its spread, mark, the paper's value or "")]) per label."""
@@ -143,7 +145,9 @@ def count_range(counts: Collection[int], noun: str) -> str:
 
 
 def _printed(column: Column, value: float | None) -> float | None:
-    return None if value is None or math.isnan(value) else round(value, column.decimals)
+    """Return the number that is printed."""
+    text = "" if value is None or not math.isfinite(value) else column.text(value).replace("\N{MINUS SIGN}", "-")
+    return float(text.replace(",", "")) if text and column.style != "check" else value if text else None
 
 
 def _caption(table: Table) -> str:
@@ -179,7 +183,8 @@ def to_latex(table: Table) -> str:
 
 
 _TEX = str.maketrans({
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$",
+    "\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "{": r"\{", "}": r"\}",
+    "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$",
     "\N{UPWARDS ARROW}": r"$\uparrow$", "\N{DOWNWARDS ARROW}": r"$\downarrow$", "\N{EN DASH}": "--", "\N{EM DASH}": "---",
     "\N{MULTIPLICATION SIGN}": r"$\times$", "\N{PLUS-MINUS SIGN}": r"$\pm$", "\N{MINUS SIGN}": "$-$", CHECK: r"\checkmark",
     "\N{GREEK SMALL LETTER TAU}": r"$\tau$", "\N{MIDDLE DOT}": r"$\cdot$", "<": r"$<$", ">": r"$>$",

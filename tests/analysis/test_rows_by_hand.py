@@ -79,7 +79,20 @@ def test_tables_over_seeds():
         assert found == ("Mean ± standard deviation over 3 seeds." if note is None else note)
 
 
+@pytest.mark.parametrize(("column", "values", "marks"), [
+    (Column("x", "x", 2, "lower"), [[1.0, 1.01], [2.0, 2.01], [math.nan] * 2], ["best", "second", ""]),
+    (Column("x", "x", 2, "lower"), [[1.0, 1.01], [2.0, 2.01], [3.0, math.inf]], ["best", "second", ""]),
+    (Column("x", "x", 1, "lower"), [[12345.1], [12345.2], [23456.0]], ["best", "best", ""]),
+    (Column("x", "x", 2, "lower", "signed"), [[1e-4], [3e-4], [0.2]], ["best", "second", ""]),
+])  # fmt: skip
+def test_what_is_printed_is_ranked(column, values, marks):
+    """Also beside a model that diverged; two that print alike are alike."""
+    table = over_seeds("t", [column], {label: [np.array(own)] for label, own in zip("abc", values, strict=True)})
+    assert [table.marks()[label] for label in "abc"] == [[mark] for mark in marks]
+
+
 def test_latex_by_hand():
+    assert r"\caption{of e\textasciicircum{}-10, \{a\}\textasciitilde{}b.}" in to_latex(Table("of e^-10, {a}~b", [], {}))
     table = Table("A_b", COLUMNS[:2], {"x_1": [1.0, -2.0], "y": [3.0, 4.0]}, paper={"y": [5.0, math.nan]})
     assert to_latex(table).splitlines() == [
         r"\begin{table}", r"\centering", r"\caption{A\_b. In brackets: the paper's value.}", r"\small", r"\begin{tabular}{lrr}",
