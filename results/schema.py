@@ -60,6 +60,10 @@ class Schema:
             raise ValueError(f"{where}: the columns are {list(self.columns)}; missing {missing}, not expected {surplus}")
         if rows.empty:
             raise ValueError(f"{where}: there are no rows")
+        for name, column in self.columns.items():  # coercion makes True of any text, a number of "7" and text of any number
+            held = rows[name].dtype
+            if (column.dtype == "bool") != pd.api.types.is_bool_dtype(held):
+                raise ValueError(f"{where}: column {name!r} must hold {column.dtype}; it holds {held}")
         for name, column in self.columns.items():  # coercion to int64 would silently cut 2.5 to 2
             if column.dtype == "int64" and pd.api.types.is_float_dtype(rows[name]) and (rows[name] % 1 != 0).any():
                 bad = rows[name][rows[name] % 1 != 0].iloc[0]

@@ -13,7 +13,8 @@ SEAL = "sha256"
 def write_sealed(path: Path, values: dict[str, Any], *, compact: bool = False) -> None:
     """Write `values` and their digest atomically. `compact`: a line per value, and per item of a list, so that one more item is
     one more line. NaN and infinity are refused (ValueError): they are not JSON."""
-    sealed = {**values, SEAL: _digest(values)}
+    as_read = json.loads(json.dumps(values))  # keys are text there, which sorts otherwise
+    sealed = {**values, SEAL: _digest(as_read)}
     write_atomic(path, (_compact(sealed) if compact else json.dumps(sealed, indent=1, allow_nan=False)) + "\n")
 
 

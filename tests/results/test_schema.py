@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from results.schema import Schema, integer, number, text
+from results.schema import Schema, flag, integer, number, text
 
 SCHEMA = Schema(
     {
@@ -14,6 +14,7 @@ SCHEMA = Schema(
         "position": integer(1, 100),
         "loss": number(0, nullable=True),
         "share": number(0, 1),
+        "whole": flag(),
     },
     key=("name", "position"),
 )
@@ -21,11 +22,12 @@ SCHEMA = Schema(
 
 def rows_of(**changed: object) -> pd.DataFrame:
     columns = {"name": "a", "note": "", "mode": "easy", "position": [1, 2, 3], "loss": [3.0, 2.5, 2.25], "share": 0.5}
+    columns["whole"] = True
     return pd.DataFrame(columns | changed)
 
 
 def test_valid_rows_come_back_in_the_schemas_order_and_types():
-    shuffled = rows_of()[["loss", "position", "share", "mode", "note", "name"]]
+    shuffled = rows_of()[["loss", "position", "share", "mode", "note", "name", "whole"]]
     shuffled["position"] = shuffled["position"].astype("int32")
     shuffled["name"] = shuffled["name"].astype(object)
     rows = SCHEMA.validate(shuffled.set_index(np.array([7, 8, 9])))
@@ -54,6 +56,9 @@ def test_whole_numbers_stored_as_floats_are_taken():
         ({"name": ["", "x", "y"]}, "name"),
         ({"name": [None, "x", "y"]}, "name"),
         ({"mode": ["easy", "hard", "easy"]}, "mode.*hard"),
+        ({"whole": ["False", "", "x"]}, "'whole' must hold bool; it holds (object|str)"),
+        ({"whole": [1.0, np.nan, 0.3]}, "'whole' must hold bool; it holds float64"),
+        ({"position": [True, False, True]}, "'position' must hold int64; it holds bool"),
         ({"surprise": 1}, r"not expected \['surprise'\]"),
     ],
 )

@@ -10,6 +10,7 @@ from results.atomic import write_atomic
 from results.sealed import read_sealed, write_sealed
 
 VALUES = {"b": [1, 2.5, None], "a": {"text": "ä"}, "n": 0.1}
+NUMBERED = {"sizes": {2: "a", 10: "b"}}
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -21,6 +22,13 @@ def test_what_is_written_is_read(tmp_path):
     write_sealed(path, dict(reversed(VALUES.items())))
     assert read_sealed(path, "do this") == VALUES
     assert sorted(before) == sorted(path.read_bytes()), "the digest does not depend on the order of keys"
+
+
+def test_keys_that_are_numbers_become_text(tmp_path):
+    """As text they are in another order."""
+    for compact in (False, True):
+        write_sealed(tmp_path / "x.json", NUMBERED, compact=compact)
+        assert read_sealed(tmp_path / "x.json", "do this") == {"sizes": {"2": "a", "10": "b"}}
 
 
 def test_compact_one_more_item_is_one_more_line(tmp_path):
