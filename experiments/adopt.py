@@ -13,7 +13,7 @@ from pathlib import Path
 
 from data.spec import DataSpec
 from experiments.recipes import Recipe
-from models.weight_files import TOKENIZER_FILES, weight_files
+from models.weight_files import tokenizer_files, weight_files
 from training import manifest
 from training.run_folder import RunFolder
 from training.spec import RunSpec
@@ -78,6 +78,6 @@ def _digest(folder: Path) -> str:
     found = manifest.weights_digest({path.name: manifest.digest(path) for path in weight_files(folder) if path.is_file()})
     if found is None:
         raise ValueError(f"{folder} holds no model.safetensors: convert its weights first (no pickle is ever loaded).")
-    tokenizer = sorted({path for pattern in TOKENIZER_FILES for path in folder.glob(pattern) if path.is_file()})
+    tokenizer = tokenizer_files(folder)
     parts = [found, *(f"{path.name} {manifest.digest(path)}" for path in tokenizer)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16] if tokenizer else found
