@@ -1,9 +1,11 @@
 """Carry a plan out on this machine: corpora, runs, evaluations, figures, report, and whether what was stored has been met."""
 
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 
@@ -18,6 +20,7 @@ from experiments.overview import SHOWN, print_idle, task_flops
 from experiments.plan import Plan, check, write_specs
 from experiments.render import render_all
 from results.atomic import check_writable
+from training.command_line import short
 from training.signals import EXIT_ERROR, EXIT_FINISHED, EXIT_NOT_MET
 
 
@@ -77,13 +80,22 @@ def draw(specs: Sequence[DrawSpec], console: Console) -> int:
     """Collect and draw artefacts of a scale, and say whether what was stored is met: on a CPU within rounding or, of trainings
     that amplify it, within seeds' noise, on a GPU within seeds' noise. Returns the exit code: 1 if one could not be drawn, 2 if
     none has rows, 3 if something was not met."""
-    found = [each for spec in specs if (each := collect(spec)) is not None]
-    if not found:
-        return EXIT_ERROR
     scale, results_dir = specs[0].scale, specs[0].results_dir
-    broken = render_all([each.stem for each in found], scale, results_dir, console)
+    found, runs, broken = list[Collected](), list[Path](), list[str]()
+    for spec in specs:
+        try:
+            collected = collect(spec)
+        except ValueError as error:  # one run's damage must not cost the figures of the others
+            broken.append(spec.stem)
+            print(f"error: {spec.stem} at {scale} is not drawn: {short(error)}", file=sys.stderr)
+            continue
+        runs += [line.run for line in spec.lines]
+        found += [] if collected is None else [collected]
+    if not found:
+        return 1 if broken else EXIT_ERROR
+    broken += render_all([each.stem for each in found], scale, results_dir, console)
     parted = {run: text for each in found for run, text in each.parted.items()}
-    banded = by_seeds((line.run for spec in specs for line in spec.lines), parted, results_dir)
+    banded = by_seeds(runs, parted, results_dir)
     known = {each.run for each in banded if each.predicted is not None and each.predicted.noise is not None}
     alone = {f"training of {run.name}": text for run, text in parted.items() if run.name not in known}
     for run, text in parted.items():

@@ -14,7 +14,7 @@ from experiments import execute
 from experiments.collect import Collected, DrawSpec, collect, is_collected
 from experiments.overview import print_ancestry
 from experiments.plan import Plan, make_plan
-from results.store import meta_path, read_rows, rows_file
+from results.store import meta_path, read_rows, rows_file, run_file
 from tests.experiments.finished import finish, write_curve, write_loss, write_timing
 from training.lines import line
 
@@ -134,6 +134,26 @@ def test_a_newer_run_takes_the_place_of_an_older_one(asked):
     made(asked, "fox_pro")
     assert read_lines(asked.results_dir, "tiny", FIG2) == older
     assert json.loads(file.read_text())["sha256"]
+
+
+def test_a_run_that_diverged_costs_no_figure(asked, capsys):
+    """Its loss is unknown; and one that cannot be kept is named, its figure alone is not drawn."""
+    plan = make_plan(replace(asked, artefacts=(FIG2, "appendix_training_curves"), only=PAIR))
+    for run, loss in zip(plan.runs.values(), (math.nan, 3.0), strict=True):
+        run.folder.create(run.folder.path, run.spec)
+        finish(run, evaluations=True, final_loss=loss)
+        (curve,) = (spec for spec in run.evals if spec.kind == "training_curve")
+        write_curve(run, curve, 1.0, 3.0)
+    specs = [*plan.drawings.values()]
+    assert execute.draw(specs[:1], Console(file=io.StringIO())) == 0
+    study = Study(asked.results_dir, "tiny", FIG2)
+    assert [study.final_loss(line) for line in study.lines] == [None, 3.0]
+    run_file(asked.results_dir, "tiny", next(iter(plan.runs.values())).spec.run_id).write_text("{}")
+    alone = replace(specs[1], lines=specs[1].lines[1:])
+    assert execute.draw([specs[0], alone], Console(file=(said := io.StringIO()))) == 1
+    assert "error: " in (told := capsys.readouterr().err) and f"{FIG2} at tiny is not drawn: " in told
+    assert "figures/appendix_training_curves.png" in said.getvalue().replace("\n", "")
+    assert execute.draw(specs[:1], Console(file=io.StringIO())) == 1
 
 
 def test_damage_is_refused_and_named(asked):
