@@ -1,9 +1,12 @@
 """Carry a plan out on this machine: corpora, runs, evaluations, figures, report, and whether what was stored has been met."""
 
+import fcntl
 import math
+import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -82,18 +85,19 @@ def draw(specs: Sequence[DrawSpec], console: Console) -> int:
     none has rows, 3 if something was not met."""
     scale, results_dir = specs[0].scale, specs[0].results_dir
     found, runs, broken = list[Collected](), list[Path](), list[str]()
-    for spec in specs:
-        try:
-            collected = collect(spec)
-        except ValueError as error:  # one run's damage must not cost the figures of the others
-            broken.append(spec.stem)
-            print(f"error: {spec.stem} at {scale} is not drawn: {short(error)}", file=sys.stderr)
-            continue
-        runs += [line.run for line in spec.lines]
-        found += [] if collected is None else [collected]
-    if not found:
-        return 1 if broken else EXIT_ERROR
-    broken += render_all([each.stem for each in found], scale, results_dir, console)
+    with _alone_in(results_dir, console):
+        for spec in specs:
+            try:
+                collected = collect(spec)
+            except ValueError as error:  # one run's damage must not cost the figures of the others
+                broken.append(spec.stem)
+                print(f"error: {spec.stem} at {scale} is not drawn: {short(error)}", file=sys.stderr)
+                continue
+            runs += [line.run for line in spec.lines]
+            found += [] if collected is None else [collected]
+        if not found:
+            return 1 if broken else EXIT_ERROR
+        broken += render_all([each.stem for each in found], scale, results_dir, console)
     parted = {run: text for each in found for run, text in each.parted.items()}
     banded = by_seeds(runs, parted, results_dir)
     known = {each.run for each in banded if each.predicted is not None and each.predicted.noise is not None}
@@ -104,6 +108,22 @@ def draw(specs: Sequence[DrawSpec], console: Console) -> int:
     met = _say_what_was_met(found, alone, console)
     fits = print_bands(banded, console, whole=False) if banded else True
     return 1 if broken else EXIT_FINISHED if met and fits else EXIT_NOT_MET
+
+
+@contextmanager
+def _alone_in(results_dir: Path, console: Console) -> Iterator[None]:
+    """Hold a results folder for this process: lines of figures and records of runs are read, joined and written again."""
+    results_dir.mkdir(parents=True, exist_ok=True)
+    handle = os.open(results_dir / ".lock", os.O_RDWR | os.O_CREAT, 0o666)  # a colleague's, too, where the umask allows it
+    with open(handle):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            console.print(f"another command is drawing into {results_dir}; waiting for it ...")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks: what is trained is drawn all the same
+            pass
+        yield
 
 
 def _say_what_was_met(found: Sequence[Collected], alone: Mapping[str, str], console: Console) -> bool:

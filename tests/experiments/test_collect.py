@@ -1,15 +1,19 @@
 """Storage only grows, and a figure names what it is drawn from."""
 
+import errno
 import io
 import json
 import math
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from analysis.study import Study, read_lines, study_file
+from experiments import collect as collecting
 from experiments import execute
 from experiments.collect import Collected, DrawSpec, collect, is_collected
 from experiments.overview import print_ancestry
@@ -154,6 +158,36 @@ def test_a_run_that_diverged_costs_no_figure(asked, capsys):
     assert "error: " in (told := capsys.readouterr().err) and f"{FIG2} at tiny is not drawn: " in told
     assert "figures/appendix_training_curves.png" in said.getvalue().replace("\n", "")
     assert execute.draw(specs[:1], Console(file=io.StringIO())) == 1
+
+
+def test_two_commands_at_once_lose_nothing_of_each_other(asked, monkeypatch):
+    """A figure's lines are read, joined and written again: one command waits for another, and says so."""
+    drawings = [made(asked, "fox_pro", seeds=(seed,)).drawings[FIG2] for seed in (0, 1)]
+    study_file(asked.results_dir, "tiny", FIG2).unlink()
+
+    def slowly(*given):
+        found = read_lines(*given)
+        time.sleep(0.3)
+        return found
+
+    monkeypatch.setattr(collecting, "read_lines", slowly)
+    monkeypatch.setattr(execute, "render_all", lambda *given: [])
+    said = [io.StringIO() for _ in drawings]
+    with ThreadPoolExecutor() as pool:
+        consoles = (Console(file=each, width=500) for each in said)
+        assert list(pool.map(execute.draw, ([spec] for spec in drawings), consoles)) == [0, 0]
+    assert sorted(places(asked)) == [("fox_pro", 0), ("fox_pro", 1)]
+    waits = f"another command is drawing into {asked.results_dir}; waiting for it ..."
+    assert sorted(waits in each.getvalue() for each in said) == [False, True]
+
+
+def test_a_file_system_without_locks_keeps_nobody_from_drawing(asked, monkeypatch):
+    def flock(file: object, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    plan = made(asked, "fox_pro")
+    monkeypatch.setattr(execute.fcntl, "flock", flock)
+    assert execute.draw([*plan.drawings.values()], Console(file=io.StringIO())) == 0
 
 
 def test_damage_is_refused_and_named(asked):
