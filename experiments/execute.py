@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from data.plan import CorpusPlan
 from data.prepare import prepare
@@ -34,11 +35,12 @@ def prepare_corpora(plan: Plan, console: Console) -> None:
         if corpus.notice:
             say(corpus.notice)
         if not corpus.ready:
-            console.print(f"preparing the corpus ({corpus.spec.source}, {corpus.spec.tokenizer}) ...")
+            console.print(f"preparing the corpus ({escape(corpus.spec.source)}, {corpus.spec.tokenizer}) ...")
             started = time.monotonic()
             with console.status("tokenising") as status:
-                prepare(corpus, progress=status.update, say=say)
-            console.print(f"[green]done[/]  corpus in {corpus.folder}  ({time.monotonic() - started:.0f} s)")
+                prepare(corpus, progress=lambda told: status.update(escape(told)), say=say)
+            where = escape(str(corpus.folder))
+            console.print(f"[green]done[/]  corpus in {where}  ({time.monotonic() - started:.0f} s)")
     check(plan)
 
 
@@ -119,7 +121,7 @@ def _alone_in(results_dir: Path, console: Console) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            console.print(f"another command is drawing into {results_dir}; waiting for it ...")
+            console.print(f"another command is drawing into {escape(str(results_dir))}; waiting for it ...")
             fcntl.flock(handle, fcntl.LOCK_EX)
         except OSError:  # a file system without locks: what is trained is drawn all the same
             pass

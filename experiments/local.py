@@ -12,6 +12,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.status import Status
 from rich.text import Text
 
@@ -249,7 +250,9 @@ class _Pool:
         else:
             self.failed.append(task)
             why = reason or f"exit code {code}"
-            self.console.print(f"[red]failed[/]  {task.name}: {why}; log: {running.log}", highlight=False, soft_wrap=True)
+            self.console.print(
+                f"[red]failed[/]  {task.name}: {why}; log: {escape(str(running.log))}", highlight=False, soft_wrap=True
+            )
             log = running.log.read_text(errors="replace") if running.log.is_file() else ""  # its folder may have been deleted
             tail = "\n".join("    " + line for line in log.splitlines()[-5:])
             self.console.print(tail, markup=False, highlight=False, style="dim", soft_wrap=True)

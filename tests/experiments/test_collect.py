@@ -8,15 +8,17 @@ import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from analysis.study import Study, read_lines, study_file
+from experiments import __main__ as command
 from experiments import collect as collecting
-from experiments import execute
+from experiments import compare, execute
 from experiments.collect import Collected, DrawSpec, collect, is_collected
-from experiments.overview import print_ancestry
+from experiments.overview import print_ancestry, print_plan
 from experiments.plan import Plan, make_plan
 from results.store import meta_path, read_rows, rows_file, run_file
 from tests.experiments.finished import finish, write_curve, write_loss, write_timing
@@ -179,6 +181,30 @@ def test_two_commands_at_once_lose_nothing_of_each_other(asked, monkeypatch):
     assert sorted(places(asked)) == [("fox_pro", 0), ("fox_pro", 1)]
     waits = f"another command is drawing into {asked.results_dir}; waiting for it ..."
     assert sorted(waits in each.getvalue() for each in said) == [False, True]
+
+
+def test_folders_whose_names_are_markup_are_told_as_they_are(asked, tmp_path, monkeypatch, capsys):
+    """[dim] would be swallowed, and [/x] ends a command."""
+    odd = tmp_path / "a[/x] [dim]"
+    places = {f"{name}_dir": odd / name for name in ("runs", "results", "corpora")}
+    plan = made(replace(asked, **places), "fox_pro")
+    console = Console(file=(told := io.StringIO()), width=500, soft_wrap=True)
+    assert execute.draw([*plan.drawings.values()], console) == 0
+    (run,) = plan.runs.values()
+    monkeypatch.setattr(execute, "check", lambda plan: None)
+    execute.prepare_corpora(plan, console)
+    print_plan(plan, 0.4, console)
+    of_run = compare.training_of(run.folder)
+    compare.print_parting(of_run, replace(of_run, spec={"data": {"source": str(odd)}}), console)
+    compare.print_bands([compare.Compared(odd.name, "needle-1", "score", 1.0, None)], console)
+    for place in (f"drawn {odd}/results/tiny/figures/{FIG2}.png", f"report {odd}/results/tiny/report.html",
+                  f"done  corpus in {run.corpus.folder} ", f"ready in {run.corpus.folder}", f"a: {run.folder.path}\n",
+                  f"  {odd}\n", f"{odd.name}  needle-1, score"):  # fmt: skip
+        assert place in told.getvalue(), place
+    monkeypatch.setattr(command.plan, "corpus_at", lambda *given: SimpleNamespace(spec=run.spec.data))
+    monkeypatch.setattr(command.adopt, "adopt", lambda *given: run.folder)
+    assert command.main(["adopt", str(odd), "--as", "fox_pro"]) == 0
+    assert f"adopted as {run.folder.path};" in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_a_file_system_without_locks_keeps_nobody_from_drawing(asked, monkeypatch):

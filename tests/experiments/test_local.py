@@ -104,6 +104,14 @@ def test_tasks_wait_for_what_they_need_and_failures_leave_the_rest_alone(task, t
     assert "begin after-bad" not in lines and "end c" in lines
 
 
+def test_a_folder_whose_name_is_markup_ends_nothing(tmp_path):
+    folder, shown = tmp_path / "x[/etc] [dim]", io.StringIO()
+    folder.mkdir(parents=True)
+    tasks = [Planned("train:x", "no_such_module", (), (), (), folder)]
+    assert run_tasks(tasks, 1, 1, "cpu", Console(file=shown, width=500)) == tasks
+    assert f"failed  train x: given up after 4 starts without progress: exit code 1; log: {folder}/logs/" in shown.getvalue()
+
+
 def test_a_task_whose_folder_is_deleted_meanwhile_leaves_the_rest_alone(task, tmp_path):
     """It fails, and takes its log with it."""
     assert run([task("gone", "delete"), task("a"), task("b")], slots=1) == ["gone"]
