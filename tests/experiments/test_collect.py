@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import math
+import os
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from rich.console import Console
 from analysis.study import Study, read_lines, study_file
 from experiments import __main__ as command
 from experiments import collect as collecting
-from experiments import compare, execute
+from experiments import compare, execute, graph
 from experiments.collect import Collected, DrawSpec, collect, is_collected
 from experiments.overview import print_ancestry, print_plan
 from experiments.plan import Plan, make_plan
@@ -297,6 +298,24 @@ def test_another_cpus_timings_are_not_added_and_a_gpus_are(asked):
     assert not execute.draw([*gpu.drawings.values()], Console(file=(said := io.StringIO())))
     assert "stay in their run folders" not in said.getvalue()
     assert [len(line.files) for line in read_lines(asked.results_dir, "tiny", "table6_throughput")] == [2, 2]
+
+
+@pytest.mark.parametrize("stem", [FIG2, "table6_throughput"])
+def test_a_drawing_is_left_to_do_until_its_picture_or_table_is_there(asked, stem):
+    """Its lines are written first, and its job may end between the two."""
+    plan = plan_of(asked, "fox_pro") if stem == FIG2 else timed(asked, "One CPU, 2 cores")
+    for run in plan.runs.values():
+        run.folder.create(run.folder.path, run.spec)
+        finish(run, evaluations=stem == FIG2)
+    left = lambda: [task.kind for task in graph.tasks(plan) if task.kind == "draw"]  # noqa: E731
+    assert left() == ["draw"]
+    collect(plan.drawings[stem])
+    assert is_collected(plan.drawings[stem]) and left() == ["draw"]
+    for _ in range(2):  # a picture that shows the same stays as it was
+        assert not execute.draw([*plan.drawings.values()], Console(file=io.StringIO())) and left() == []
+        newest = max(path.stat().st_mtime_ns for path in asked.results_dir.rglob("*.csv"))
+        os.utime(study_file(asked.results_dir, "tiny", stem), ns=(newest, newest + 1))
+        assert left() == ["draw"], "other lines have come"
 
 
 def test_what_draw_is_told_goes_through_json_and_damage_is_named(asked, tmp_path):
