@@ -122,13 +122,13 @@ def publish(
     study: Study, figure: Figure, table: pd.DataFrame | Sequence[pd.DataFrame], *notes: str, part: str = ""
 ) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv} (STEM-PART.*): the figure below a note with `notes`, and the numbers it draws, in one
-    table or in parts."""
+    table or in parts, last: they say when it was drawn."""
     table = table if isinstance(table, pd.DataFrame) else pd.concat(table, ignore_index=True)
     set_note(figure, study, *notes)
     stem = study.folder / "figures" / (f"{study.stem}-{part}" if part else study.stem)
-    csv = stem.with_name(f"{stem.name}.csv")
-    write_atomic(csv, table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
-    return [*save(figure, stem), csv]
+    paths = [*save(figure, stem), stem.with_name(f"{stem.name}.csv")]
+    write_atomic(paths[-1], table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    return paths
 
 
 def tokens(count: float) -> str:

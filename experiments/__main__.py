@@ -149,7 +149,7 @@ class Adopt(Corpora):
     def run(self, console: Console) -> None:
         corpus = plan.corpus_at(self, get_scale(self.scale))
         run = adopt.adopt(self.folder, Recipe(self.name, self.name, self.scale), corpus.spec, self.runs_dir)
-        console.print(f"adopted as {run.path}; `run` evaluates and draws it like a run of ours")
+        console.print(f"adopted as {run.path}; `run` evaluates and draws it like a run of ours", markup=False)
 
 
 Command = List | Plan | Prepare | Run | Draw | Render | Why | Compare | Adopt

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from data.spec import DataSpec
 from experiments.recipes import Recipe
-from models.weight_files import TOKENIZER_FILES, weight_files
+from models.spec import ModelSpec
+from models.weight_files import tokenizer_files, weight_files
 from training import manifest
 from training.run_folder import RunFolder
 from training.spec import RunSpec
@@ -21,6 +22,7 @@ from training.spec import RunSpec
 SWITCHES = (
     *("kind", "hidden_size", "num_layers", "attention", "forget_gate"),
     *("use_output_gate", "use_output_norm", "use_k_shift", "use_v_shift", "qk_norm"),
+    *("window_size", "use_rope", "decay_time_min", "decay_time_max", "stick_remainder"),
 )
 """Fields that tell one recipe from another."""
 
@@ -55,10 +57,7 @@ def adopt(folder: Path, recipe: Recipe, data: DataSpec, runs_dir: Path) -> RunFo
     if (folder / "export").is_dir() and not (folder / "config.json").is_file():
         raise ValueError(f"{folder} is the folder of a run: name {folder / 'export'}, which holds its model.")
     plain, found = recipe.run_spec(data), spec_of(load_model(folder))
-    mine, theirs = vars(found), vars(plain.model)
-    other = [name for name in SWITCHES if name in mine and name in theirs and mine[name] != theirs[name]]
-    if other:
-        said = ", ".join(f"{name} {mine[name]!r}, not {theirs[name]!r}" for name in other)
+    if said := apart(found, plain.model):
         raise ValueError(f"{folder} is no {recipe.name} at {recipe.scale}: {said}. Name what it is with --as and --scale.")
     spec = replace(plain, model=found, weights=_digest(folder))
     run = RunFolder.create(runs_dir / recipe.scale / spec.folder_name, spec)
@@ -73,11 +72,18 @@ def adopt(folder: Path, recipe: Recipe, data: DataSpec, runs_dir: Path) -> RunFo
     return run
 
 
+def apart(found: ModelSpec, wanted: ModelSpec) -> str:
+    """Say in which switches a model is another than is wanted; empty where it is that one."""
+    mine, theirs = vars(found), vars(wanted)
+    other = [name for name in SWITCHES if name in mine and name in theirs and mine[name] != theirs[name]]
+    return ", ".join(f"{name} {mine[name]!r}, not {theirs[name]!r}" for name in other)
+
+
 def _digest(folder: Path) -> str:
     """Digest of the weight files that loading opens, and of a tokeniser's where there is one. ValueError: no weights."""
     found = manifest.weights_digest({path.name: manifest.digest(path) for path in weight_files(folder) if path.is_file()})
     if found is None:
         raise ValueError(f"{folder} holds no model.safetensors: convert its weights first (no pickle is ever loaded).")
-    tokenizer = sorted({path for pattern in TOKENIZER_FILES for path in folder.glob(pattern) if path.is_file()})
+    tokenizer = tokenizer_files(folder)
     parts = [found, *(f"{path.name} {manifest.digest(path)}" for path in tokenizer)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16] if tokenizer else found

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from analysis.prediction import LOSSES, numbers
-from analysis.study import Line, read_lines, write_lines
+from analysis.study import Line, read_lines, study_file, write_lines
 from eval import kinds
 from results import store
 from results.provenance import commit_name, is_cpu
@@ -158,6 +158,14 @@ def is_collected(spec: DrawSpec) -> bool:
         return False
     wanted = [(each, there.get(each.line.place)) for each in spec.lines]
     return not spec.draw_these and all(line and _is_collected(each, line, spec.results_dir) for each, line in wanted)
+
+
+def is_drawn(spec: DrawSpec) -> bool:
+    """Return whether the numbers of an artefact's picture or table, which are written last, are newer than its lines."""
+    folder, lines = spec.results_dir / spec.scale, study_file(spec.results_dir, spec.scale, spec.stem)
+    names = (f"{place}/{spec.stem}{part}.csv" for place in ("figures", "tables") for part in ("", "-*"))
+    drawn = max((path.stat().st_mtime_ns for name in names for path in folder.glob(name)), default=-1)
+    return lines.is_file() and drawn >= lines.stat().st_mtime_ns
 
 
 def _is_collected(wanted: LineSpec, line: Line, results_dir: Path) -> bool:

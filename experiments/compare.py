@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from analysis.prediction import Predicted, numbers, predict
@@ -104,7 +105,7 @@ def print_bands(found: Sequence[Compared], console: Console, *, whole: bool = Tr
     table = Table("run", "evaluation, number", "here", "stored", "band of one more seed (95%)", "", box=None, pad_edge=False)
     for each in found:
         if whole or each.outside:
-            table.add_row(each.run, f"{each.evaluation}, {each.name}", f"{each.value:.4f}", *_cells(each))
+            table.add_row(escape(each.run), f"{each.evaluation}, {each.name}", f"{each.value:.4f}", *_cells(each))
     if table.row_count:
         uncut(console).print(table)
     chances = [each.predicted.p(each.value) for each in found if each.predicted and each.predicted.noise is not None]
@@ -177,12 +178,12 @@ def stored_training(folder: RunFolder, results_dir: Path) -> Training | None:
 
 def print_parting(one: Training, other: Training, console: Console) -> None:
     """Print where two trainings part, and all that their specs and provenance say otherwise."""
-    console.print(f"a: {one.name}\nb: {other.name}")
+    console.print(f"a: {one.name}\nb: {other.name}", markup=False)
     a, b = one.told(), other.told()
     table = Table("", "a", "b", box=None, pad_edge=False)
     for name in {**a, **b}:
         if a.get(name) != b.get(name):
-            table.add_row(name, str(a.get(name, "-")), str(b.get(name, "-")))
+            table.add_row(name, *(escape(str(each.get(name, "-"))) for each in (a, b)))
     uncut(console).print(table if table.row_count else "spec, commit, machine and versions are the same")
     both = one.steps.merge(other.steps, on="step", suffixes=("_a", "_b"))
     if both.empty:

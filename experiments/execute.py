@@ -1,11 +1,17 @@
 """Carry a plan out on this machine: corpora, runs, evaluations, figures, report, and whether what was stored has been met."""
 
+import fcntl
 import math
+import os
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from data.plan import CorpusPlan
 from data.prepare import prepare
@@ -18,6 +24,7 @@ from experiments.overview import SHOWN, print_idle, task_flops
 from experiments.plan import Plan, check, write_specs
 from experiments.render import render_all
 from results.atomic import check_writable
+from training.command_line import short
 from training.signals import EXIT_ERROR, EXIT_FINISHED, EXIT_NOT_MET
 
 
@@ -28,11 +35,12 @@ def prepare_corpora(plan: Plan, console: Console) -> None:
         if corpus.notice:
             say(corpus.notice)
         if not corpus.ready:
-            console.print(f"preparing the corpus ({corpus.spec.source}, {corpus.spec.tokenizer}) ...")
+            console.print(f"preparing the corpus ({escape(corpus.spec.source)}, {corpus.spec.tokenizer}) ...")
             started = time.monotonic()
             with console.status("tokenising") as status:
-                prepare(corpus, progress=status.update, say=say)
-            console.print(f"[green]done[/]  corpus in {corpus.folder}  ({time.monotonic() - started:.0f} s)")
+                prepare(corpus, progress=lambda told: status.update(escape(told)), say=say)
+            where = escape(str(corpus.folder))
+            console.print(f"[green]done[/]  corpus in {where}  ({time.monotonic() - started:.0f} s)")
     check(plan)
 
 
@@ -77,13 +85,23 @@ def draw(specs: Sequence[DrawSpec], console: Console) -> int:
     """Collect and draw artefacts of a scale, and say whether what was stored is met: on a CPU within rounding or, of trainings
     that amplify it, within seeds' noise, on a GPU within seeds' noise. Returns the exit code: 1 if one could not be drawn, 2 if
     none has rows, 3 if something was not met."""
-    found = [each for spec in specs if (each := collect(spec)) is not None]
-    if not found:
-        return EXIT_ERROR
     scale, results_dir = specs[0].scale, specs[0].results_dir
-    broken = render_all([each.stem for each in found], scale, results_dir, console)
+    found, runs, broken = list[Collected](), list[Path](), list[str]()
+    with _alone_in(results_dir, console):
+        for spec in specs:
+            try:
+                collected = collect(spec)
+            except ValueError as error:  # one run's damage must not cost the figures of the others
+                broken.append(spec.stem)
+                print(f"error: {spec.stem} at {scale} is not drawn: {short(error)}", file=sys.stderr)
+                continue
+            runs += [line.run for line in spec.lines]
+            found += [] if collected is None else [collected]
+        if not found:
+            return 1 if broken else EXIT_ERROR
+        broken += render_all([each.stem for each in found], scale, results_dir, console)
     parted = {run: text for each in found for run, text in each.parted.items()}
-    banded = by_seeds((line.run for spec in specs for line in spec.lines), parted, results_dir)
+    banded = by_seeds(runs, parted, results_dir)
     known = {each.run for each in banded if each.predicted is not None and each.predicted.noise is not None}
     alone = {f"training of {run.name}": text for run, text in parted.items() if run.name not in known}
     for run, text in parted.items():
@@ -92,6 +110,22 @@ def draw(specs: Sequence[DrawSpec], console: Console) -> int:
     met = _say_what_was_met(found, alone, console)
     fits = print_bands(banded, console, whole=False) if banded else True
     return 1 if broken else EXIT_FINISHED if met and fits else EXIT_NOT_MET
+
+
+@contextmanager
+def _alone_in(results_dir: Path, console: Console) -> Iterator[None]:
+    """Hold a results folder for this process: lines of figures and records of runs are read, joined and written again."""
+    results_dir.mkdir(parents=True, exist_ok=True)
+    handle = os.open(results_dir / ".lock", os.O_RDWR | os.O_CREAT, 0o666)  # a colleague's, too, where the umask allows it
+    with open(handle):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            console.print(f"another command is drawing into {escape(str(results_dir))}; waiting for it ...")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks: what is trained is drawn all the same
+            pass
+        yield
 
 
 def _say_what_was_met(found: Sequence[Collected], alone: Mapping[str, str], console: Console) -> bool:

@@ -33,9 +33,10 @@ def preload(modules: Sequence[str]) -> None:
 
 
 def start(module: str, args: Sequence[str], log: Path, *, forked: bool) -> BaseProcess:
-    """Start `python -m MODULE ARGS` in this environment, what it says appended to `log`."""
+    """Start `python -m MODULE ARGS` in this environment and folder, what it says appended to `log`."""
     context = multiprocessing.get_context("forkserver") if forked else multiprocessing.get_context("spawn")
-    process = context.Process(target=_become, args=(module, list(args), log.absolute(), dict(os.environ)))
+    told = (module, list(args), log.absolute(), dict(os.environ), os.getcwd())
+    process = context.Process(target=_become, args=told)
     process.start()
     return process
 
@@ -95,11 +96,12 @@ def say_to(log: Path) -> None:
     sys.stdout, sys.stderr = (os.fdopen(place, "w", 1, errors="backslashreplace", closefd=False) for place in (1, 2))
 
 
-def _become(module: str, args: list[str], log: Path, variables: dict[str, str]) -> None:
+def _become(module: str, args: list[str], log: Path, variables: dict[str, str], folder: str) -> None:
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _set(variables)
-    os.chdir(ROOT)
+    os.chdir(folder)
+    sys.path.insert(0, str(ROOT))
     say_to(log)
     threading.Thread(target=_leave_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     sys.argv[:] = [module, *args]  # its first item is set to the file by what follows

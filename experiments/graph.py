@@ -12,7 +12,7 @@ from pathlib import Path
 from data.plan import CorpusPlan
 from eval.kinds import TIMED, eval_id
 from eval.shell.spec import EvalSpec
-from experiments.collect import is_collected
+from experiments.collect import is_collected, is_drawn
 from experiments.plan import Plan, Run
 from experiments.request import Corpora
 from experiments.scales import get_scale
@@ -52,7 +52,7 @@ def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 
             specs = [spec for spec in missing if (_task_kind(spec), spec.NEEDS == "spec") == (kind, fresh)]
             found += [_eval_task(plan, run, specs, kind, fresh)] if specs else []
     for stem, spec in plan.drawings.items():
-        if not is_collected(spec):
+        if not (is_collected(spec) and is_drawn(spec)):
             file = draw_file(plan, stem)
             key = f"draw:{stem}:{file.stem.rpartition('-')[2]}"
             found.append(Planned(key, "experiments", ("draw", str(file)), (), (), folder))

@@ -12,6 +12,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.status import Status
 from rich.text import Text
 
@@ -129,7 +130,8 @@ def run_tasks(tasks: list[Planned], slots: int | None, processes: int, device: s
     takes a slot. Return those that failed or could not start. ValueError: a training has more processes than there is place.
 
     A task starts when what it needs is done; when one fails, those that need it are left out and all others go on. Ctrl-C and
-    SIGTERM let the running ones save and raise KeyboardInterrupt."""
+    SIGTERM let the running ones save and raise KeyboardInterrupt. Once a training has had its --max-hours nothing more starts,
+    and Terminated is raised when those that run have ended."""
     return _Pool(tasks, slots, processes, device, console).run()
 
 
@@ -161,7 +163,7 @@ class _Pool:
         self.open = {task.key for task in tasks}
         self.running: list[_Running] = []
         self.failed: list[Planned] = []
-        self.total, self.done = len(tasks), 0
+        self.total, self.done, self.leaving = len(tasks), 0, False
         self.forked, self.processes, self.console = device != "cuda", processes, console
         self.free = places(slots, processes, device)
         # Of a torchrun that the shell is from: a training here would wait for its processes.
@@ -182,8 +184,9 @@ class _Pool:
     def run(self) -> list[Planned]:
         with self.console.status("") as status:
             try:
-                while self.waiting or self.running:
-                    self._start_ready()
+                while self.running or (self.waiting and not self.leaving):
+                    if not self.leaving:
+                        self._start_ready()
                     time.sleep(POLL_S)
                     for running in list(self.running):
                         code = running.ended_with()
@@ -194,6 +197,8 @@ class _Pool:
                 asked = isinstance(error, KeyboardInterrupt) and not isinstance(error, Terminated)
                 self._interrupt(signal.SIGINT if asked else signal.SIGTERM)
                 raise
+        if self.leaving:
+            raise Terminated("--max-hours")
         return self.failed
 
     def _start_ready(self) -> None:
@@ -238,6 +243,10 @@ class _Pool:
         self.free += running.gpus
         action, reason = restarts.note_end(task.journal, self.job, task.folder, code)
         seconds = f"({running.seconds:.0f} s)"
+        if action == "again" and code == restarts.REQUEUE and "--max-hours" in task.args:
+            self.leaving = True
+            self.console.print(f"[yellow]left[/]  {task.name}: {reason}; with --max-hours nothing more starts  {seconds}")
+            return
         if action == "again":
             self.waiting.appendleft(task)
             self.console.print(f"[yellow]again[/]  {task.name}: {reason}  {seconds}")
@@ -249,7 +258,9 @@ class _Pool:
         else:
             self.failed.append(task)
             why = reason or f"exit code {code}"
-            self.console.print(f"[red]failed[/]  {task.name}: {why}; log: {running.log}", highlight=False, soft_wrap=True)
+            self.console.print(
+                f"[red]failed[/]  {task.name}: {why}; log: {escape(str(running.log))}", highlight=False, soft_wrap=True
+            )
             log = running.log.read_text(errors="replace") if running.log.is_file() else ""  # its folder may have been deleted
             tail = "\n".join("    " + line for line in log.splitlines()[-5:])
             self.console.print(tail, markup=False, highlight=False, style="dim", soft_wrap=True)

@@ -57,7 +57,8 @@ def print_plan(plan: Plan, mfu: float, console: Console) -> None:
     for corpus in plan.corpora:
         ready = f"ready in {corpus.folder}" if corpus.ready else "to be prepared"
         state = corpus.note if isinstance(corpus, KnownCorpus) else ready
-        console.print(f"corpus {corpus.spec.source}, {corpus.spec.tokenizer} ({corpus.spec.vocab_size} tokens): {state}")
+        what = f"corpus {corpus.spec.source}, {corpus.spec.tokenizer} ({corpus.spec.vocab_size} tokens): {state}"
+        console.print(what, markup=False)
     table = Table(box=None, pad_edge=False)
     for heading in ("run", "parameters", "tokens", "FLOPs", f"{GPU}-hours", "disk", "exists, evaluations", "for"):
         left = heading in ("run", "exists, evaluations", "for")
@@ -95,7 +96,7 @@ def print_ancestry(stem: str, scale: str, results_dir: Path, console: Console) -
         run = study.runs[line.run_id]
         data = run["spec"]["data"]
         console.print(f"\n[bold]{line.label}[/] ({line.model}, seed {line.seed}): run {line.run_id} of scale {line.scale}")
-        console.print(f"  corpus {data['source']}, {data['tokenizer']}, {data['fingerprint']}")
+        console.print(f"  corpus {data['source']}, {data['tokenizer']}, {data['fingerprint']}", markup=False)
         if run["spec"].get("weights"):
             console.print(f"  weights {run['spec']['weights']}, trained elsewhere and adopted")
         console.print(f"  drawn from {line.trained_weights}")

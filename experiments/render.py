@@ -16,6 +16,7 @@ from typing import Any
 import jinja2
 from matplotlib.mathtext import MathTextParser
 from rich.console import Console
+from rich.markup import escape
 
 from analysis import report
 from analysis.statistics import LEVEL
@@ -53,7 +54,7 @@ def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Con
     for stem, drawn in zip(stems, drawings, strict=True):
         try:
             for path in drawn():
-                console.print(f"[green]drawn[/] {path}")
+                console.print(f"[green]drawn[/] {escape(str(path))}")
         except OSError:
             raise  # a full disk, say: no other could be written either
         except Exception as error:  # one figure's mistake must not cost the others
@@ -61,7 +62,7 @@ def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Con
             print(f"error: {stem} at {scale} is not drawn: {type(error).__name__}: {error}", file=sys.stderr)
             if not isinstance(error, ValueError):
                 traceback.print_exc()
-    console.print(f"[green]report[/] {write_report(scale, results_dir, studies)}")
+    console.print(f"[green]report[/] {escape(str(write_report(scale, results_dir, studies)))}")
     write_changed(results_dir / "README.md", status_page(results_dir))
     write_claims(scale, results_dir, studies)
     for page, why in pages().items():  # no failure: other rows need not bear out what is said of ours

@@ -16,7 +16,7 @@ from tyro.conf import Positional
 from models.authors import AUTHORS_SUFFIX, config_for_authors, name_for_authors
 from models.build import load_model, spec_of
 from models.causal_lm import CausalLM
-from models.weight_files import TOKENIZER_FILES
+from models.weight_files import tokenizer_files
 
 
 def save_authors(model: CausalLM, folder: Path) -> None:
@@ -46,9 +46,8 @@ def convert(source: Positional[Path], target: Positional[Path]) -> str:
             model.save_pretrained(made)
         else:
             save_authors(model, made)
-        for pattern in TOKENIZER_FILES:
-            for file in source.glob(pattern):
-                shutil.copy2(file, made / file.name)
+        for file in tokenizer_files(source):
+            shutil.copy2(file, made / file.name)
         if target.exists():
             target.rmdir()
         made.rename(target)

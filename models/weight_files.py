@@ -8,6 +8,11 @@ INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = tuple("tokenizer* kind.json vocab.* merges.txt *.model special_tokens_map.json added_tokens.json".split())
 
 
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Return the files of a folder's tokeniser; none where it has none."""
+    return sorted({path for pattern in TOKENIZER_FILES for path in folder.glob(pattern) if path.is_file()})
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object, an empty one for a file that is not there. ValueError for anything else."""
     try:

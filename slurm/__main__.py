@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from tyro.conf import OmitArgPrefixes, Positional
 
 from experiments import restarts
@@ -122,7 +123,7 @@ class Watch(Status):
                     found, _ = self.chosen()
                     live.update(_shown(found), refresh=True)
                 except ValueError as error:  # the controller may be down for a while
-                    live.update(str(error), refresh=True)
+                    live.update(escape(str(error)), refresh=True)
         return _exit_code(found)
 
 
@@ -142,7 +143,7 @@ class Logs(Asked):
             logs = sorted(log.parent.glob(f"{log.stem}*{log.suffix}")) + ([state.shell_log] if state.shell_log else [])
             for path in (path for path in logs if path not in shown and path.exists()):
                 shown.add(path)
-                console.rule(str(path), align="left")
+                console.rule(escape(str(path)), align="left")
                 console.print("\n".join(path.read_text(errors="replace").splitlines()[-self.lines :]), markup=False)
             if not log.exists():
                 console.print(f"{log}: not there yet; job {state.id} is {state.state} {state.error}".rstrip(), markup=False)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from experiments import restarts
@@ -177,7 +178,8 @@ def table(found: list[list[JobState]]) -> Table:
         job = main.id + (f" of {main.user}" if main.user != client.me() else "")
         restarted = f"{count}: {why}" if why and count else str(count)
         error = main.error + (f"; log: {where}" if where is not None else "")
-        table.add_row(main.job.about, main.job.kind, state, job, main.where, step, speed, left, restarted, error)
+        said = (job, main.where, step, speed, left, restarted, error)
+        table.add_row(main.job.about, main.job.kind, state, *map(escape, said))
     return table
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from experiments import restarts
@@ -85,7 +86,9 @@ def submit(plan: Plan, cluster: Cluster, console: Console, names: Collection[str
     shows = "`python -m slurm status` shows how they are doing"
     console.print(f"submitted {len(ids)} jobs; code snapshot {sender.code.name}; {shows}")
     if sender.complaint:
-        console.print(f"[yellow]{len(jobs) - len(ids)} jobs were not taken[/]: {sender.complaint}; the same command goes on")
+        console.print(
+            f"[yellow]{len(jobs) - len(ids)} jobs were not taken[/]: {escape(sender.complaint)}; the same command goes on"
+        )
     return EXIT_REQUEUE if sender.complaint else 0
 
 
@@ -220,7 +223,8 @@ class _Sender:
             if (isinstance(error, TooMany) and not wait_for_room) or time.monotonic() + pause > end:
                 raise error
             if attempts == 2:
-                self.console.print(f"SLURM takes no job for now ({error}); trying again for up to {minutes:g} minutes ...")
+                why = escape(str(error))
+                self.console.print(f"SLURM takes no job for now ({why}); trying again for up to {minutes:g} minutes ...")
             attempts += 1
             time.sleep(pause)
 
@@ -261,7 +265,7 @@ def rehearse(plan: Plan, cluster: Cluster, console: Console) -> int:
     console.print(f"{len(jobs)} jobs by {len(submission.batches)} calls of sbatch; {cost}; nothing was submitted")
     for corpus in plan.corpora:
         if isinstance(corpus, KnownCorpus):
-            console.print(f"[yellow]note:[/] {corpus.note}")
+            console.print(f"[yellow]note:[/] {escape(corpus.note)}")
     return 0
 
 
@@ -286,7 +290,7 @@ def _overview(jobs: list[Job], ids: dict[str, str]) -> Table:
 def _say_settings(cluster: Cluster, console: Console) -> None:
     """Print what is not to be seen in the cluster file: the python of the jobs, and what of this shell does not count."""
     where = "in the container" if cluster.container else "as setup leaves it" if cluster.setup else "of this shell"
-    console.print(f"jobs run {task_python(cluster)} ({where})")
+    console.print(f"jobs run {task_python(cluster)} ({where})", markup=False)
     caches = {"HF_HOME": "~/.cache/huggingface", **({"TRITON_CACHE_DIR": "~/.triton"} if cluster.gpus_per_node else {})}
     at_home = [f"{folder} ({name})" for name, folder in caches.items() if name not in {*os.environ, *cluster.environment}]
     if at_home:

@@ -13,6 +13,7 @@ run's folder is damage, not a result."""
 
 import fcntl
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -165,11 +166,11 @@ class RunFolder:
 
     def record(self) -> Row:
         """Return what results keep of a run: its spec, every start, and its training if that has ended (its weights may be
-        gone): the digest of the weights, the dates of its starts, its final loss."""
+        gone): the digest of the weights, the dates of its starts, its final loss (None where that is no number)."""
         spec, last, starts = self.read_spec(), self.last_row(), self.read_starts()
         ended = self.finished or (last is not None and last["tokens"] >= spec.train.train_tokens)
         rows = self.read_metrics() if ended else []
-        final_loss = rows[-1]["loss"] if rows else None
+        final_loss = rows[-1]["loss"] if rows and math.isfinite(rows[-1]["loss"]) else None
         first = max((index for index, start in enumerate(starts) if not start["first_step"]), default=0)
         dates = [start["date"] for start in starts[first:]]
         trainings = [{"weights": self.weights, "starts": dates, "final_loss": final_loss}] if ended else []

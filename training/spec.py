@@ -142,7 +142,7 @@ class Execution:
     async_checkpoint: bool = False
     """Write checkpoints in the background."""
     max_hours: PositiveFloat | None = None
-    """Save and exit with the 'requeue me' code after this many hours."""
+    """Save and exit with the 'requeue me' code after this many hours; `run` then starts nothing more and exits with it, too."""
     hang_minutes: Annotated[float, Field(gt=0, le=1e6)] = 20.0
     """Exit with the 'requeue me' code when no step finishes for this long; launchers then start the training again."""
     on_bad_step: Literal["stop", "skip"] = "stop"

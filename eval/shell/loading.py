@@ -14,7 +14,7 @@ from data.spec import DataSpec
 from data.tokenizer import Tokenizer, TokenizerChoice, parse_tokenizer
 from eval.shell.spec import Precision
 from eval.shell.text import TextCodec
-from models.weight_files import INDEX, TOKENIZER_FILES, read_json, weight_files
+from models.weight_files import INDEX, TOKENIZER_FILES, read_json, tokenizer_files, weight_files
 from training import manifest
 from training.run_folder import RunFolder
 from training.spec import RunSpec
@@ -154,8 +154,10 @@ class Loaded:
             highest = f"the corpus has token ids up to {own.vocab_size - 1} ({own.tokenizer})"
             remedy = "prepare the corpus with the model's own tokeniser"
             raise ValueError(f"{highest}, the model's vocabulary is {there}: {remedy}")
-        if self.subject.run is not None:
-            data = self.subject.run.data
+        run = self.subject.run
+        # That adopted weights belong to a corpus is only what was said when they were adopted: their tokeniser knows.
+        if run is not None and (run.weights is None or not tokenizer_files(self.subject.folder)):
+            data = run.data
             if own.fingerprint == data.fingerprint or (named and own.tokenizer == data.tokenizer):
                 return
             what = f"the corpus ({own.tokenizer}, {own.fingerprint}) has other tokens than run {self.subject.run_id}"

@@ -19,7 +19,10 @@ from eval.__main__ import main as eval_main
 from eval.shell.loading import Loaded, Subject, _know_foreign, load_tokenizer
 from models.build import build_model
 from models.convert import save_authors
+from models.weight_files import tokenizer_files
 from results.store import read_rows
+from training import manifest
+from training.run_folder import RunFolder
 
 TEXT = 'He said: "no".\nThe café\tcloses. '
 LOSS = ["--context-len", "64", "--num-documents", "1"]
@@ -112,6 +115,21 @@ def test_a_tokeniser_that_does_not_belong_to_the_corpus_is_refused(corpus, tmp_p
     llama(tmp_path / "small", vocab_size=100)
     assert eval_main(["per_token_loss", "--model", str(tmp_path / "small"), *source[2:], *LOSS]) == 2
     assert "the model's vocabulary is 100" in capsys.readouterr().err
+
+
+def test_an_adopted_model_reads_a_corpus_by_its_own_tokeniser(make_run, corpus):
+    """The corpus of its run is what whoever adopted it said; without a tokeniser nothing else is known."""
+    adopted = RunFolder(make_run(weights="0123"))
+    loaded = lambda: Loaded(Subject.find(str(adopted.path)), "cpu")  # noqa: E731
+    loaded().check_token_ids(corpus)
+    train_bpe(["the river was quiet in the morning"], 400).to_hf().save_pretrained(adopted.export)
+    manifest.seal(adopted.export, run_id=adopted.run_id)
+    with pytest.raises(ValueError, match=r"tokeniser of fox_pro gives held-out text other ids than the corpus has \(bpe-512\)"):
+        loaded().check_token_ids(corpus)
+    for path in tokenizer_files(adopted.export):
+        path.unlink()
+    manifest.seal(adopted.export, run_id=adopted.run_id)
+    loaded().check_token_ids(corpus)
 
 
 @pytest.fixture

@@ -519,7 +519,7 @@ class Read:
 def test_ids_of_a_corpus_are_those_of_the_model(corpus, run, kind, ids, why, bos):
     """By name where it tells, else by a text of a few thousand tokens and by BOS. A run knows its corpus."""
     spec = lambda tokenizer, size, own: SimpleNamespace(tokenizer=tokenizer, vocab_size=size, fingerprint=own, bos_id=8)  # noqa: E731
-    loaded = Loaded(subject(run=run and SimpleNamespace(data=spec(*run))), "cpu")
+    loaded = Loaded(subject(run=run and SimpleNamespace(weights=None, data=spec(*run))), "cpu")
     loaded.model = SimpleNamespace(get_input_embeddings=lambda: nn.Embedding(9, 1))
     texts = []
     loaded.tokenizer = SimpleNamespace(kind=kind, bos_id=bos, encode=lambda text: texts.append(text) or list(ids))

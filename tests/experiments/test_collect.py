@@ -1,20 +1,27 @@
 """Storage only grows, and a figure names what it is drawn from."""
 
+import errno
 import io
 import json
 import math
+import os
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from analysis.study import Study, read_lines, study_file
-from experiments import execute
+from experiments import __main__ as command
+from experiments import collect as collecting
+from experiments import compare, execute, graph
 from experiments.collect import Collected, DrawSpec, collect, is_collected
-from experiments.overview import print_ancestry
+from experiments.overview import print_ancestry, print_plan
 from experiments.plan import Plan, make_plan
-from results.store import meta_path, read_rows, rows_file
+from results.store import meta_path, read_rows, rows_file, run_file
 from tests.experiments.finished import finish, write_curve, write_loss, write_timing
 from training.lines import line
 
@@ -136,6 +143,80 @@ def test_a_newer_run_takes_the_place_of_an_older_one(asked):
     assert json.loads(file.read_text())["sha256"]
 
 
+def test_a_run_that_diverged_costs_no_figure(asked, capsys):
+    """Its loss is unknown; and one that cannot be kept is named, its figure alone is not drawn."""
+    plan = make_plan(replace(asked, artefacts=(FIG2, "appendix_training_curves"), only=PAIR))
+    for run, loss in zip(plan.runs.values(), (math.nan, 3.0), strict=True):
+        run.folder.create(run.folder.path, run.spec)
+        finish(run, evaluations=True, final_loss=loss)
+        (curve,) = (spec for spec in run.evals if spec.kind == "training_curve")
+        write_curve(run, curve, 1.0, 3.0)
+    specs = [*plan.drawings.values()]
+    assert execute.draw(specs[:1], Console(file=io.StringIO())) == 0
+    study = Study(asked.results_dir, "tiny", FIG2)
+    assert [study.final_loss(line) for line in study.lines] == [None, 3.0]
+    run_file(asked.results_dir, "tiny", next(iter(plan.runs.values())).spec.run_id).write_text("{}")
+    alone = replace(specs[1], lines=specs[1].lines[1:])
+    assert execute.draw([specs[0], alone], Console(file=(said := io.StringIO()))) == 1
+    assert "error: " in (told := capsys.readouterr().err) and f"{FIG2} at tiny is not drawn: " in told
+    assert "figures/appendix_training_curves.png" in said.getvalue().replace("\n", "")
+    assert execute.draw(specs[:1], Console(file=io.StringIO())) == 1
+
+
+def test_two_commands_at_once_lose_nothing_of_each_other(asked, monkeypatch):
+    """A figure's lines are read, joined and written again: one command waits for another, and says so."""
+    drawings = [made(asked, "fox_pro", seeds=(seed,)).drawings[FIG2] for seed in (0, 1)]
+    study_file(asked.results_dir, "tiny", FIG2).unlink()
+
+    def slowly(*given):
+        found = read_lines(*given)
+        time.sleep(0.3)
+        return found
+
+    monkeypatch.setattr(collecting, "read_lines", slowly)
+    monkeypatch.setattr(execute, "render_all", lambda *given: [])
+    said = [io.StringIO() for _ in drawings]
+    with ThreadPoolExecutor() as pool:
+        consoles = (Console(file=each, width=500) for each in said)
+        assert list(pool.map(execute.draw, ([spec] for spec in drawings), consoles)) == [0, 0]
+    assert sorted(places(asked)) == [("fox_pro", 0), ("fox_pro", 1)]
+    waits = f"another command is drawing into {asked.results_dir}; waiting for it ..."
+    assert sorted(waits in each.getvalue() for each in said) == [False, True]
+
+
+def test_folders_whose_names_are_markup_are_told_as_they_are(asked, tmp_path, monkeypatch, capsys):
+    """[dim] would be swallowed, and [/x] ends a command."""
+    odd = tmp_path / "a[/x] [dim]"
+    places = {f"{name}_dir": odd / name for name in ("runs", "results", "corpora")}
+    plan = made(replace(asked, **places), "fox_pro")
+    console = Console(file=(told := io.StringIO()), width=500, soft_wrap=True)
+    assert execute.draw([*plan.drawings.values()], console) == 0
+    (run,) = plan.runs.values()
+    monkeypatch.setattr(execute, "check", lambda plan: None)
+    execute.prepare_corpora(plan, console)
+    print_plan(plan, 0.4, console)
+    of_run = compare.training_of(run.folder)
+    compare.print_parting(of_run, replace(of_run, spec={"data": {"source": str(odd)}}), console)
+    compare.print_bands([compare.Compared(odd.name, "needle-1", "score", 1.0, None)], console)
+    for place in (f"drawn {odd}/results/tiny/figures/{FIG2}.png", f"report {odd}/results/tiny/report.html",
+                  f"done  corpus in {run.corpus.folder} ", f"ready in {run.corpus.folder}", f"a: {run.folder.path}\n",
+                  f"  {odd}\n", f"{odd.name}  needle-1, score"):  # fmt: skip
+        assert place in told.getvalue(), place
+    monkeypatch.setattr(command.plan, "corpus_at", lambda *given: SimpleNamespace(spec=run.spec.data))
+    monkeypatch.setattr(command.adopt, "adopt", lambda *given: run.folder)
+    assert command.main(["adopt", str(odd), "--as", "fox_pro"]) == 0
+    assert f"adopted as {run.folder.path};" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_a_file_system_without_locks_keeps_nobody_from_drawing(asked, monkeypatch):
+    def flock(file: object, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    plan = made(asked, "fox_pro")
+    monkeypatch.setattr(execute.fcntl, "flock", flock)
+    assert execute.draw([*plan.drawings.values()], Console(file=io.StringIO())) == 0
+
+
 def test_damage_is_refused_and_named(asked):
     plan = made(asked, "fox_pro")
     (run,) = plan.runs.values()
@@ -217,6 +298,24 @@ def test_another_cpus_timings_are_not_added_and_a_gpus_are(asked):
     assert not execute.draw([*gpu.drawings.values()], Console(file=(said := io.StringIO())))
     assert "stay in their run folders" not in said.getvalue()
     assert [len(line.files) for line in read_lines(asked.results_dir, "tiny", "table6_throughput")] == [2, 2]
+
+
+@pytest.mark.parametrize("stem", [FIG2, "table6_throughput"])
+def test_a_drawing_is_left_to_do_until_its_picture_or_table_is_there(asked, stem):
+    """Its lines are written first, and its job may end between the two."""
+    plan = plan_of(asked, "fox_pro") if stem == FIG2 else timed(asked, "One CPU, 2 cores")
+    for run in plan.runs.values():
+        run.folder.create(run.folder.path, run.spec)
+        finish(run, evaluations=stem == FIG2)
+    left = lambda: [task.kind for task in graph.tasks(plan) if task.kind == "draw"]  # noqa: E731
+    assert left() == ["draw"]
+    collect(plan.drawings[stem])
+    assert is_collected(plan.drawings[stem]) and left() == ["draw"]
+    for _ in range(2):  # a picture that shows the same stays as it was
+        assert not execute.draw([*plan.drawings.values()], Console(file=io.StringIO())) and left() == []
+        newest = max(path.stat().st_mtime_ns for path in asked.results_dir.rglob("*.csv"))
+        os.utime(study_file(asked.results_dir, "tiny", stem), ns=(newest, newest + 1))
+        assert left() == ["draw"], "other lines have come"
 
 
 def test_what_draw_is_told_goes_through_json_and_damage_is_named(asked, tmp_path):

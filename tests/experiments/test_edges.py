@@ -15,7 +15,7 @@ from analysis.study import Line
 from data.recall import RecallTask
 from experiments import __main__ as command
 from experiments import adopt, artefact, collect, compare, pages, render
-from experiments.recipes import Recipe
+from experiments.recipes import NAMES, Recipe, model_spec
 from experiments.scales import SCALES
 from training import manifest
 
@@ -39,6 +39,21 @@ def test_a_narrow_terminal_cuts_no_name_and_no_number():
     one = compare.Training("a", {"data.fingerprint": run}, pd.DataFrame({"step": [1], "loss": [2.0]}), [])
     compare.print_parting(one, replace(one, spec={"data.fingerprint": run[1:]}), console)
     assert f"data.fingerprint  {run}  {run[1:]}" in told.getvalue()
+
+
+@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
+def test_every_recipe_is_told_from_every_other_when_it_is_adopted(scale):
+    """Its windows, positions and constant gates, too, by which some differ alone."""
+    plain = {name: model_spec(name, scale, 512) for name in NAMES}
+    for name, spec in plain.items():
+        assert [other for other in NAMES if not adopt.apart(spec, plain[other])] == [name]
+    for name, changes in (
+        ("fox_llama", {"use_rope": True}), ("transformer_swa", {"window_size": 7}), ("alibi", {"decay_time_min": 3.0}),
+        ("alibi", {"decay_time_max": 1e4}), ("stick_breaking", {"stick_remainder": True}), ("samba", {"window_size": 7}),
+    ):  # fmt: skip
+        (field,), (value,) = changes, changes.values()
+        told = f"{field} {value!r}, not {getattr(plain[name], field)!r}"
+        assert adopt.apart(model_spec(name, scale, 512, changes), plain[name]) == told
 
 
 PLAIN = Recipe("fox_pro", "fox_pro", "tiny")

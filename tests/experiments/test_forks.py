@@ -94,6 +94,17 @@ def test_a_process_finds_what_a_command_finds(start, variables, tmp_path):
     assert found == fresh and found["argv"][1:] == args and found["environment"]["COLOUR"] == "red"
 
 
+def test_a_process_is_in_the_folder_of_its_launcher_and_finds_the_modules_of_this_code(start, tmp_path, monkeypatch):
+    """Paths mean there what they mean to the launcher, and files that are called like our rooms are no modules of ours."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "analysis.py").write_text("")
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setattr(sys, "path", [str(elsewhere), *sys.path])
+    assert ended(start("import analysis.study; print(os.getcwd(), analysis.study.__file__)")) == 0
+    assert f"{elsewhere} {ROOT / 'analysis' / 'study.py'}\n" in (tmp_path / "log").read_text()
+
+
 def test_the_environment_is_as_before_afterwards(variables):
     before = dict(os.environ)
     with forks.environment(variables):

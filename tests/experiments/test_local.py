@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from experiments import local, restarts
 from experiments.graph import Planned
 from experiments.local import run_tasks
 from training import hardware
+from training.command_line import Terminated
 
 CODE = """
 import os, shutil, signal, sys, time
@@ -104,6 +106,14 @@ def test_tasks_wait_for_what_they_need_and_failures_leave_the_rest_alone(task, t
     assert "begin after-bad" not in lines and "end c" in lines
 
 
+def test_a_folder_whose_name_is_markup_ends_nothing(tmp_path):
+    folder, shown = tmp_path / "x[/etc] [dim]", io.StringIO()
+    folder.mkdir(parents=True)
+    tasks = [Planned("train:x", "no_such_module", (), (), (), folder)]
+    assert run_tasks(tasks, 1, 1, "cpu", Console(file=shown, width=500)) == tasks
+    assert f"failed  train x: given up after 4 starts without progress: exit code 1; log: {folder}/logs/" in shown.getvalue()
+
+
 def test_a_task_whose_folder_is_deleted_meanwhile_leaves_the_rest_alone(task, tmp_path):
     """It fails, and takes its log with it."""
     assert run([task("gone", "delete"), task("a"), task("b")], slots=1) == ["gone"]
@@ -135,6 +145,17 @@ def test_restarts_are_bounded_but_not_while_there_is_progress(task, tmp_path):
     assert order(tmp_path).count("begin for-ever") == restarts.MAX_RESTARTS + 1
     ends = [e for e in restarts.read(task("for-ever").journal) if e["event"] == "end"]
     assert ends[-1]["action"] == "failed" and "given up after 4 starts without progress" in ends[-1]["reason"]
+
+
+def test_a_training_that_has_had_its_hours_is_not_started_again_nor_is_anything_else(task, tmp_path):
+    """Others that run end by themselves; the shell or scheduler is told to start the command again."""
+    saves = task("train:a", "again")
+    saves = replace(saves, args=(*saves.args, "--max-hours", "0.5"))
+    shown = io.StringIO()
+    with pytest.raises(Terminated):
+        run_tasks([saves, task("b", "gpu"), task("c")], 2, 1, "cpu", Console(file=shown, width=500))
+    assert sorted(order(tmp_path)) == ["begin b ", "begin train:a", "end b ", "end train:a"]
+    assert "left  train a: saved, to go on; with --max-hours nothing more starts" in shown.getvalue()
 
 
 def test_progress_is_a_checkpoint_or_what_evaluations_have_written(tmp_path):

@@ -235,8 +235,8 @@ def test_all_that_a_plan_becomes_is_the_same_that_is_written_down(stated, tmp_pa
     ([1], [], False, True, 3),
     ([1], [], True, False, 3), ([1], ["x"], False, False, 1),
 ])  # fmt: skip
-def test_how_drawing_ends(monkeypatch, collected, broken, fits, met, code):
-    specs = [SimpleNamespace(stem=f"s{n}", scale="tiny", results_dir=Path("r"), lines=()) for n in range(len(collected))]
+def test_how_drawing_ends(monkeypatch, tmp_path, collected, broken, fits, met, code):
+    specs = [SimpleNamespace(stem=f"s{n}", scale="tiny", results_dir=tmp_path, lines=()) for n in range(len(collected))]
     answers, drawn = iter(collected), []
     monkeypatch.setattr(execute, "collect", lambda spec: None if (each := next(answers)) is None else Collected(f"s{each}"))
     monkeypatch.setattr(execute, "render_all", lambda *given: drawn.append(given[:3]) or broken)
@@ -247,7 +247,7 @@ def test_how_drawing_ends(monkeypatch, collected, broken, fits, met, code):
     monkeypatch.setattr(execute, "_say_what_was_met", lambda found, alone, console: met)
     assert execute.draw(specs, Console(quiet=True)) == code
     stems = [f"s{each}" for each in collected if each is not None]
-    assert drawn == ([(stems, "tiny", Path("r"))] if stems else [])
+    assert drawn == ([(stems, "tiny", tmp_path)] if stems else [])
 
 
 def test_what_is_evaluated_comes_before_what_is_trained_and_the_most_work_first(asked, monkeypatch):

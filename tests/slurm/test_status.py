@@ -121,11 +121,11 @@ def test_what_needs_a_failed_task_names_it_and_drawings_do_not(tmp_path):
 def test_the_log_of_the_shell_is_named_where_the_task_never_began(tmp_path):
     one = submission(tmp_path)
     note(one, TRAIN, "start", "5", mark=NEVER_BEGAN)
-    note(one, TRAIN, "end", "5", code=127, action="failed", reason="given up: the task never began: no such container")
+    note(one, TRAIN, "end", "5", code=127, action="failed", reason="given up: the task never began: no such container [/x]")
     shown = io.StringIO()
     wide(Console(file=shown)).print(table(rows(job_states([one], {}))))
     (row,) = (line for line in shown.getvalue().splitlines() if "fox-1" in line)
-    assert "no such container" in row and f"log: {tmp_path}/train-5.log" in row
+    assert "no such container [/x]" in row and f"log: {tmp_path}/train-5.log" in row
 
 
 def test_what_the_shell_said_is_told_where_not_even_the_epilogue_ran(tmp_path):

@@ -1,6 +1,7 @@
 """The small files of a run: what was altered is refused or said, and every start is accounted for."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -233,18 +234,23 @@ def test_a_half_trained_run_takes_nothing_of_another(make_run, start):
     assert [each["weights"] for each in run.record()["trainings"]] == [run.weights]
 
 
-@pytest.mark.parametrize(("steps", "ended"), [(0, False), (39, False), (40, True)])
-def test_a_training_is_one_with_its_last_step(make_run, steps, ended):
-    """Without an export, too: weights may be gone. It began with the last start from step 0."""
+@pytest.mark.parametrize(("steps", "last", "ended"), [
+    (0, 5.0, False), (39, 5.0, False), (40, 5.0, True), (40, math.nan, True), (40, math.inf, True),
+])  # fmt: skip
+def test_a_training_is_one_with_its_last_step(make_run, steps, last, ended):
+    """Without an export, too: weights may be gone. It began with the last start from step 0. One that diverged has no loss."""
     run = make_run(steps=40)
     per_step = run.read_spec().train.batch_tokens
     starts = [{"date": str(number), "first_step": first, "end": None} for number, first in enumerate((0, 7, 0, 12))]
     run.provenance_file.write_text("".join(line(start, run.run_id) for start in starts))
-    rows = [{"step": step, "tokens": step * per_step, "loss": 9.0 - step / 10} for step in range(1, steps + 1)]
+    rows = [
+        {"step": step, "tokens": step * per_step, "loss": 9.0 - step / 10 if step < 40 else last}
+        for step in range(1, steps + 1)
+    ]
     run.metrics_file.write_text("".join(line(row, run.run_id) for row in rows))
-    record = run.record()
-    assert record["starts"] == starts and record["final_loss"] == (5.0 if ended else None)
-    assert record["trainings"] == [{"weights": None, "starts": ["2", "3"], "final_loss": 5.0}] * ended
+    record, loss = run.record(), last if ended and math.isfinite(last) else None
+    assert record["starts"] == starts and record["final_loss"] == loss
+    assert record["trainings"] == [{"weights": None, "starts": ["2", "3"], "final_loss": loss}] * ended
 
 
 def test_weights_that_are_gone_are_those_of_the_last_start(make_run):
