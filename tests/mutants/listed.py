@@ -152,8 +152,8 @@ FAULTS = {
     "test_prepare": [
         (
             "resolve",
-            "[FORMAT, source.digest(digests), choice.digest(), document_len, split, max_documents]",
-            "[FORMAT, source.digest(digests), choice.digest(), document_len, max_documents]",
+            "[FORMAT, digests[0], choice.digest(), document_len, split, max_documents]",
+            "[FORMAT, digests[0], choice.digest(), document_len, max_documents]",
         ),
         ("_tokenise", "ids[: len(ids) // document_len * document_len]", "ids"),
     ],
