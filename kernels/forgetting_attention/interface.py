@@ -67,6 +67,8 @@ def forgetting_attention(
     check_gates(q, k, log_fgate)
     if seq_start is not None or cu_seqlens is not None or window_size is not None:
         check_limits(q, k, seq_start, cu_seqlens, window_size)
+        # Kernels read them without strides.
+        seq_start, cu_seqlens = (None if x is None else x.contiguous() for x in (seq_start, cu_seqlens))
     backend = pick_backend(backend, q)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     rule = adaptive_threshold if isinstance(adaptive_threshold, str) else None
