@@ -88,6 +88,8 @@ def forgetting_attention(
     if backend == "triton" and q.shape[1] == 1 and cu_seqlens is None and not differentiated:
         from .portable.decode import decode, triton_decode  # imports triton, which machines without a GPU need not have
 
+        if not traced:
+            check_values(log_fgate, seq_start, None)
         return (triton_decode if traced else decode)(q, k, v, log_fgate, threshold, seq_start, window_size, scale)
     if traced:
         return attend(q, k, v, log_fgate, *options)[0]

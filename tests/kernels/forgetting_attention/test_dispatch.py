@@ -126,6 +126,23 @@ def test_one_query_without_gradient_is_decoded(taken, monkeypatch, change, decod
         assert found[0][5] is None and found[0][6] is start and found[0][7:] == (2, 0.5)
 
 
+@pytest.mark.parametrize("traced", [False, True])
+def test_values_of_a_decoded_query_are_checked_unless_traced(monkeypatch, traced):
+    """A traced call has no values yet."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: traced)
+    module = SimpleNamespace(decode=None, triton_decode=lambda *given: "o")
+    monkeypatch.setitem(sys.modules, "kernels.forgetting_attention.portable.decode", module)
+    q, k, v, log_fgate = inputs(1)
+    for gates, start, message in ((log_fgate + 9, None, "log_fgate reaches"), (log_fgate, [0, T + 1], "seq_start is")):
+        given = dict(seq_start=None if start is None else torch.tensor(start), backend="triton")
+        if traced:
+            assert forgetting_attention(q, k, v, gates, **given) == "o"
+        else:
+            with pytest.raises(ValueError, match=message):
+                forgetting_attention(q, k, v, gates, **given)
+
+
 @pytest.fixture
 def launched(monkeypatch) -> list[tuple]:
     """Calls of the computation on a GPU: the name, and all that it is given."""
