@@ -30,6 +30,7 @@ from tests.kernels.forgetting_attention.test_cached import compare_lists, compar
 from tests.kernels.forgetting_attention.test_forgetting_attention import assert_heeds_or_refuses_every_option
 from tests.kernels.test_fused_norms import compare_with_kernels
 from tests.kernels.test_linear_cross_entropy import assert_right_extremes, compare_with_plain, losses_of_extremes
+from tests.kernels.test_once_differentiable import refuse_by_kernels
 from tests.kernels.test_ssd import errors_by_norm
 
 
@@ -248,6 +249,7 @@ def main() -> None:
     compare_scans()
     compare_recurrences()
     compare_selective_scans()
+    refuse_by_kernels()
     compare_preparations()
     compare_bounds()
     check_operators()
