@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.once_differentiable import once_differentiable
+
 # Logits held at a time, in numbers: large enough to fill a GPU, small enough for a CPU's cache.
 _CHUNK_CUDA = 2**28
 _CHUNK_CPU = 2**21
@@ -54,6 +56,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         return torch.cat(losses)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         hidden_Nd, weight_Vd, targets_N, logsum_N, *kept = ctx.saved_tensors
         weight = weight_Vd.to(hidden_Nd.dtype)

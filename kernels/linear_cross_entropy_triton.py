@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.once_differentiable import once_differentiable
+
 # As fast as the fastest of seven on an H200 with GPT-2's vocabulary; the slowest takes 18% longer.
 BLOCK, WARPS = 4096, 8
 # Tensor cores want aligned rows: GPT-2's 50257 columns otherwise take matrix products of a fifth of the speed.
@@ -81,6 +83,7 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
         return torch.cat(losses)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         hidden_Nd, weight_Vd, targets_N, *kept = ctx.saved_tensors
         weight = _aligned(weight_Vd, hidden_Nd.dtype)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from kernels.once_differentiable import once_differentiable
 from kernels.selective_scan_triton import backward, forward
 
 SEGMENT_NUMBERS = 2**25
@@ -40,6 +41,7 @@ class _Kernels(torch.autograd.Function):
         return y, last
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         *gradients, dinitial = backward(dy, dlast, *ctx.saved_tensors)
         return *gradients, dinitial if ctx.needs_input_grad[-1] else None
@@ -85,6 +87,7 @@ class _Diagonal(torch.autograd.Function):
         return h
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         decay, h, state = ctx.saved_tensors
         dx = torch.empty_like(h)

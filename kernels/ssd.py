@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.once_differentiable import once_differentiable
 from kernels.ssd_chunks import scan, to_chunks
 from kernels.ssd_triton import backward, forward
 
@@ -66,6 +67,7 @@ class _Kernels(torch.autograd.Function):
         return o, final.transpose(1, 2).contiguous()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, do: Tensor, dfinal: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         do = do if do.stride(-1) == 1 else do.contiguous()
         *gradients, dinitial = backward(do, dfinal.transpose(1, 2).float(), *ctx.saved_tensors)
@@ -92,6 +94,7 @@ class _Chunks(torch.autograd.Function):
         return _unchunked(o, ctx.shape).to(ctx.dtypes[2]), final.transpose(1, 2).contiguous()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, do: Tensor, dfinal: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q, k, v, c, states, initial = ctx.saved_tensors
         do = to_chunks(do.to(v.dtype), v.shape[2])

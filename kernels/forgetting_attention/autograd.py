@@ -5,7 +5,6 @@ import functools
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..attention_shared.arguments import schema
 from . import chunked
@@ -76,7 +75,27 @@ def _gradients(backward, ctx, do):  # type: ignore[no-untyped-def]
 
 
 attend.register_autograd(lambda ctx, do, _: _gradients(_differentiated, ctx, do), setup_context=_save)
-_once_differentiable = once_differentiable(lambda ctx, do: _gradients(_backward, ctx, do))
+
+
+class _Refusal(torch.autograd.Function):
+    """Gradients as they are, whose own gradient is an error on the way to all that the output depends on.
+
+    PyTorch's `once_differentiable` leaves it out where `do` needs none, as a sum's, or where chosen gradients are asked for."""
+
+    @staticmethod
+    def forward(ctx, o, *gradients):  # type: ignore[no-untyped-def]
+        return gradients
+
+    @staticmethod
+    def backward(ctx, *_):  # type: ignore[no-untyped-def]
+        raise RuntimeError("Forgetting attention's gradient has no gradient itself; backend 'reference' has one.")
+
+
+def _once(do, q, k, v, o, *rest):  # type: ignore[no-untyped-def]
+    """Return `_backward`'s gradients where a graph of them is made."""
+    with torch.no_grad():
+        gradients = _backward(do, q, k, v, o, *rest)
+    return _Refusal.apply(o, *gradients)
 
 
 class DirectAttention(torch.autograd.Function):
@@ -90,6 +109,4 @@ class DirectAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, do):  # type: ignore[no-untyped-def]
-        if torch.is_grad_enabled():
-            return _once_differentiable(ctx, do)
-        return _gradients(_backward, ctx, do)
+        return _gradients(_once if torch.is_grad_enabled() else _backward, ctx, do)

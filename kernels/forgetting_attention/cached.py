@@ -74,6 +74,7 @@ def forgetting_attention_cached(
     if isinstance(adaptive_threshold, str):
         raise ValueError(f"adaptive_threshold is {adaptive_threshold!r}; over a cache it must be None, a float or a tensor.")
     check_limits(q, k, seq_start, None, window_size)
+    seq_start = None if seq_start is None else seq_start.contiguous()  # the kernel reads it without strides
     if length is not None:
         _check_length(length, q, k.shape[1], window_size)
     backend = pick_backend(backend, q)

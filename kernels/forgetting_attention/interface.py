@@ -67,6 +67,8 @@ def forgetting_attention(
     check_gates(q, k, log_fgate)
     if seq_start is not None or cu_seqlens is not None or window_size is not None:
         check_limits(q, k, seq_start, cu_seqlens, window_size)
+        # Kernels read them without strides.
+        seq_start, cu_seqlens = (None if x is None else x.contiguous() for x in (seq_start, cu_seqlens))
     backend = pick_backend(backend, q)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     rule = adaptive_threshold if isinstance(adaptive_threshold, str) else None
@@ -86,6 +88,8 @@ def forgetting_attention(
     if backend == "triton" and q.shape[1] == 1 and cu_seqlens is None and not differentiated:
         from .portable.decode import decode, triton_decode  # imports triton, which machines without a GPU need not have
 
+        if not traced:
+            check_values(log_fgate, seq_start, None)
         return (triton_decode if traced else decode)(q, k, v, log_fgate, threshold, seq_start, window_size, scale)
     if traced:
         return attend(q, k, v, log_fgate, *options)[0]

@@ -42,5 +42,5 @@ def first_visible_key(
     first_BHT = torch.where(is_cut_BHT, position_T, 0).cummax(-1).values
     first_BHT = torch.maximum(first_BHT, first_key_within(B, position_T, seq_start_B, cu_seqlens)[:, None])
     if window_size is not None:
-        first_BHT = torch.maximum(first_BHT, position_T - (window_size - 1))
+        first_BHT = torch.maximum(first_BHT, position_T - (min(window_size, T) - 1))  # int32: more would wrap
     return first_BHT[..., T - num_queries :].to(torch.int32).contiguous()

@@ -30,6 +30,7 @@ from tests.kernels.forgetting_attention.test_cached import compare_lists, compar
 from tests.kernels.forgetting_attention.test_forgetting_attention import assert_heeds_or_refuses_every_option
 from tests.kernels.test_fused_norms import compare_with_kernels
 from tests.kernels.test_linear_cross_entropy import assert_right_extremes, compare_with_plain, losses_of_extremes
+from tests.kernels.test_once_differentiable import refuse_by_kernels
 from tests.kernels.test_ssd import errors_by_norm
 
 
@@ -190,6 +191,22 @@ def compare_cached_decoding() -> None:
     assert not part[:2, :16].any() and bool(part[2, :16].isfinite().all()) and int(ended) == 0
 
 
+def compare_strided_limits() -> None:
+    """A column of spans, one start for all, every other boundary: kernels read limits without strides."""
+    q, k, v, log_fgate, _ = make_case("near_zero", 2, 40, 40, 1, 1, 16, torch.float32)
+    sums = sum_log_gates(log_fgate)
+    for start in (torch.tensor([[39, 3], [9, 30]])[:, 1], torch.tensor([20]).expand(2)):
+        expected = forgetting_attention(q, k, v, log_fgate, seq_start=start.contiguous(), backend="reference")
+        torch.testing.assert_close(attention(q, k, v, log_fgate, seq_start=start), expected)
+        one, last = q[:, -1:], expected[:, -1:]
+        torch.testing.assert_close(attention(one, k, v, log_fgate, seq_start=start), last)
+        torch.testing.assert_close(forgetting_attention_cached(one, k, v, sums, seq_start=start, backend="triton"), last)
+    first = [x[:1] for x in (q, k, v, log_fgate)]
+    boundaries = torch.tensor([0, 9, 1, 9, 30, 9, 40])[::2]
+    expected = forgetting_attention(*first, cu_seqlens=boundaries.contiguous(), backend="reference")
+    torch.testing.assert_close(attention(*first, cu_seqlens=boundaries), expected)
+
+
 def main() -> None:
     """Raise at the first wrong result. (The interpreter multiplies bfloat16 wrongly: float16 stands for the 16-bit
     path.)"""
@@ -217,6 +234,7 @@ def main() -> None:
         for options in ({}, {"seq_start": torch.tensor([7, 300])}, {"window_size": 77}):
             torch.testing.assert_close(attention(*case[:4], **options), forgetting_attention(*case[:4], **options))
     assert_heeds_or_refuses_every_option("triton")
+    compare_strided_limits()
     compare_pruned_decoding()
     compare_cached_decoding()
     compare_tight_starts()
@@ -231,6 +249,7 @@ def main() -> None:
     compare_scans()
     compare_recurrences()
     compare_selective_scans()
+    refuse_by_kernels()
     compare_preparations()
     compare_bounds()
     check_operators()

@@ -309,10 +309,13 @@ def test_gradients_of_gradients_are_refused_and_not_wrong():
     inputs = [torch.randn(1, 3, 1, 16, requires_grad=True) for _ in range(3)]
     log_fgate = torch.full((1, 3, 1), -0.5, requires_grad=True)
     options = Options(None, None, None, None, None, 0.25, True, "chunked")
-    o = DirectAttention.apply(*inputs, log_fgate, *options)
-    (dq,) = torch.autograd.grad(o.square().sum(), inputs[:1], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        dq.sum().backward()
+    for loss in (torch.Tensor.square, torch.Tensor.clone):  # whose gradient needs one itself, and does not
+        o = DirectAttention.apply(*inputs, log_fgate, *options)
+        for of in (*inputs, log_fgate):
+            (gradient,) = torch.autograd.grad(loss(o).sum(), of, create_graph=True)
+            for only in (None, of):
+                with pytest.raises(RuntimeError, match="has no gradient itself"):
+                    (o.sum() + gradient.square().sum()).backward(retain_graph=True, inputs=only)
 
 
 def test_an_operator_of_ones_own_has_gradients_of_its_first_inputs():

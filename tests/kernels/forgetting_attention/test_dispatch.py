@@ -47,6 +47,27 @@ def test_options_are_handed_on(taken):
     assert taken.pop()[2].cu_seqlens is ends
 
 
+def test_limits_are_handed_on_without_strides(taken, monkeypatch):
+    """Kernels read them as they lie in memory."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    found: list[torch.Tensor] = []
+    for name in ("decode", "decode_sums"):
+        of = {name: lambda *given: found.append(given[5]), f"triton_{name}": None}
+        monkeypatch.setitem(sys.modules, f"kernels.forgetting_attention.portable.{name}", SimpleNamespace(**of))
+    for start in (torch.tensor([[9, 0], [9, 2]])[:, 1], torch.tensor([2]).expand(B)):
+        for queries in (T, 1):
+            q, k, v, log_fgate = inputs(queries)
+            forgetting_attention(q, k, v, log_fgate, seq_start=start, backend="triton")
+        found.append(taken.pop()[2].seq_start)
+        forgetting_attention_cached(q, k, v, sum_log_gates(log_fgate), seq_start=start, backend="triton")
+        assert all(x.is_contiguous() and torch.equal(x, start) for x in found) and len(found) == 3
+        found.clear()
+    ends = torch.tensor([0, 9, 2, 9, T])[::2]
+    forgetting_attention(*(x[:1] for x in inputs()), cu_seqlens=ends)
+    passed = taken.pop()[2].cu_seqlens
+    assert passed.is_contiguous() and torch.equal(passed, ends)
+
+
 def test_rules_of_pruning_are_resolved(taken):
     """A number is taken for all heads; "auto" is the bound of these queries and keys; "tight" is left to the path, but of one
     query, which has no newer keys, it is "auto"."""
@@ -103,6 +124,23 @@ def test_one_query_without_gradient_is_decoded(taken, monkeypatch, change, decod
     if decoded:
         assert all(x is y for x, y in zip(found[0][1:5], (q, k, v, log_fgate), strict=True))
         assert found[0][5] is None and found[0][6] is start and found[0][7:] == (2, 0.5)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_values_of_a_decoded_query_are_checked_unless_traced(monkeypatch, traced):
+    """A traced call has no values yet."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: traced)
+    module = SimpleNamespace(decode=None, triton_decode=lambda *given: "o")
+    monkeypatch.setitem(sys.modules, "kernels.forgetting_attention.portable.decode", module)
+    q, k, v, log_fgate = inputs(1)
+    for gates, start, message in ((log_fgate + 9, None, "log_fgate reaches"), (log_fgate, [0, T + 1], "seq_start is")):
+        given = dict(seq_start=None if start is None else torch.tensor(start), backend="triton")
+        if traced:
+            assert forgetting_attention(q, k, v, gates, **given) == "o"
+        else:
+            with pytest.raises(ValueError, match=message):
+                forgetting_attention(q, k, v, gates, **given)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The CPU path of the operator against the float64 oracle, and the identities that forgetting attention must obey."""
 
 import math
+import sys
 from functools import partial
 from inspect import Parameter, signature
 from typing import Any
@@ -90,6 +91,14 @@ def test_readable_reference_agrees_with_the_oracle() -> None:
     expected = output_and_gradients(attend, case, seq_start=seq_start, window_size=20)
     for x, y in zip(found, expected, strict=True):
         torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize("window", [90, 2**31 - 1, 2**31, 2**31 + 5, 2**32 + 10, sys.maxsize])
+def test_a_window_of_all_keys_is_none(window: int) -> None:
+    case = make_case("near_zero", 1, 60, 90, 2, 2, 16, torch.float32)
+    for backend in ("chunked", "reference"):
+        expected = forgetting_attention(*case[:4], backend=backend)
+        assert torch.equal(forgetting_attention(*case[:4], backend=backend, window_size=window), expected)
 
 
 def test_packed_documents_equal_separate_ones() -> None:
