@@ -18,7 +18,7 @@ class Mutant(NamedTuple):
 FAULTS = {
     # The operators
     "test_forgetting_attention": [
-        ("first_visible_key", "position_T - (window_size - 1)", "position_T - window_size"),
+        ("first_visible_key", "position_T - (min(window_size, T) - 1)", "position_T - min(window_size, T)"),
         ("first_visible_key", "torch.where(is_cut_BHT, position_T, 0)", "torch.where(is_cut_BHT, position_T + 1, 0)"),
         (
             "pruned_tiles",
