@@ -208,6 +208,26 @@ def test_activation_checkpointing_changes_no_gradient(model, tokens):
     assert len(recomputed) == 2 * len(handles)
 
 
+def test_a_cache_is_no_part_of_what_is_recomputed(model, tokens):
+    """The blocks would read it as the first pass has left it."""
+
+    def gradients(**options) -> list[torch.Tensor | None]:
+        model.zero_grad()
+        model(tokens, labels=tokens, **options).loss.backward()
+        return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+    model.train()
+    model.gradient_checkpointing_enable()
+    for a, b in zip(gradients(), gradients(use_cache=True), strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)
+    assert model(tokens, use_cache=True).past_key_values is None
+    with torch.no_grad():
+        cache = model(tokens, use_cache=True).past_key_values
+    assert cache.get_seq_length() == 150, "without gradients nothing is recomputed"
+    with pytest.raises(ValueError, match=r"past_key_values of 150 tokens with gradient checkpointing: .*disable"):
+        model(tokens, past_key_values=cache)
+
+
 def mixers(model) -> list[torch.nn.Module]:
     blocks = [m for m in model.modules() if isinstance(m, ResidualBlock)]
     return [block.attn if hasattr(block, "attn") else block.mixer for block in blocks]
