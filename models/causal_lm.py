@@ -112,8 +112,19 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         cached = 0 if past_key_values is None else past_key_values.get_seq_length()
         if attention_mask is not None and bool(attention_mask.all()):
             attention_mask = None  # no padding: the faster paths of attention apply
+        elif attention_mask is not None:
+            _refuse_padding_after_tokens(attention_mask)
         inputs = dict(input_ids=input_ids[:, cached:], attention_mask=attention_mask, past_key_values=past_key_values)
         return dict(inputs, use_cache=use_cache, logits_to_keep=logits_to_keep or 0)
+
+
+def _refuse_padding_after_tokens(mask_BT: Tensor) -> None:
+    """Raise ValueError where a row ends in padding. A hole alone may be text: without a mask `generate` makes one with zeros
+    wherever the pad token stands."""
+    rows = (mask_BT[:, -1].eq(0) & mask_BT.ne(0).any(1)).nonzero()
+    if len(rows):
+        rule = "padding must be on the left: tokenise with padding_side='left', or give ones if that token is text"
+        raise ValueError(f"attention_mask is 0 at the last token of row {int(rows[0])}, after ones: {rule}")
 
 
 AutoConfig.register(CausalLMConfig.model_type, CausalLMConfig, exist_ok=True)

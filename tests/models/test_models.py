@@ -136,6 +136,21 @@ def test_batched_generation_equals_single(model, tokens):
         assert torch.equal(batch[row], alone)
 
 
+def test_generation_after_padding_is_refused(model, tokens):
+    mask = torch.ones_like(tokens)
+    mask[1, 80:] = 0
+    for given in (mask, mask.bool()):
+        with pytest.raises(ValueError, match=r"is 0 at the last token of row 1, after ones: .*padding_side='left'"):
+            generate(model, tokens, attention_mask=given)
+
+
+def test_a_mask_that_generate_makes_hides_no_text(model, tokens):
+    """It has zeros wherever the pad token stands."""
+    text, ones = tokens[:1, :60].clone(), torch.ones(1, 60, dtype=torch.long)
+    text[0, 30] = 0
+    assert torch.equal(generate(model, text, pad_token_id=0), generate(model, text, pad_token_id=0, attention_mask=ones))
+
+
 def test_a_given_cache_is_continued(model, tokens):
     cache = model(tokens[:, :100], use_cache=True).past_key_values
     continued = generate(model, tokens[:, :120], past_key_values=cache)
