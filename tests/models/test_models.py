@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pickle
 from copy import deepcopy
 
 import pytest
@@ -167,6 +168,11 @@ def test_saving_and_loading_keep_the_logits(model, spec, tokens, tmp_path):
     half = load_model(tmp_path, dtype=torch.bfloat16)
     assert half.get_output_embeddings().weight.dtype == torch.bfloat16
     assert (half(tokens).logits.float() - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+def test_pickling_keeps_the_logits(model, tokens):
+    """As torch.save of a whole model and processes that are spawned ask for it."""
+    assert torch.equal(pickle.loads(pickle.dumps(model))(tokens).logits, model(tokens).logits)
 
 
 def test_the_spec_comes_back_from_the_model(model, spec):
