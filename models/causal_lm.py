@@ -65,6 +65,18 @@ class CausalLM(PreTrainedModel, GenerationMixin):
     def _init_weights(self, module: nn.Module) -> None:
         self.model.init_module(module)
 
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Raise ValueError for any size but the spec's, before Hugging Face makes embeddings of it."""
+        size = self.config.to_spec().vocab_size
+        wanted = size if new_num_tokens is None else new_num_tokens
+        wanted += -wanted % (pad_to_multiple_of or 1)
+        if wanted != size:
+            remedy = f"build_model(replace(spec_of(model), vocab_size={wanted})) and copy the weights into it"
+            raise ValueError(f"resize_token_embeddings to {wanted}: the spec has vocab_size {size}; {remedy}")
+        return self.model.embeddings
+
     def forward(
         self,
         input_ids: Tensor,

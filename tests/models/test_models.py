@@ -279,6 +279,16 @@ def test_shifted_labels_follow_the_convention_of_hugging_face(model, tokens):
         assert deepcopy(model).bfloat16()(tokens, labels=tokens).loss.dtype == torch.float32
 
 
+def test_another_vocabulary_is_refused_before_anything_changes(model, spec, tokens):
+    before = model(tokens).logits
+    with pytest.raises(ValueError, match=r"resize_token_embeddings to 100: the spec has vocab_size 97; build_model"):
+        model.resize_token_embeddings(100)
+    with pytest.raises(ValueError, match="resize_token_embeddings to 104"):
+        model.resize_token_embeddings(pad_to_multiple_of=8)
+    assert model.resize_token_embeddings() is model.resize_token_embeddings(97) is model.get_input_embeddings()
+    assert torch.equal(model(tokens).logits, before) and spec_of(model) == spec
+
+
 def test_a_configuration_says_its_sizes_by_the_names_of_others():
     config = CausalLMConfig({"vocab_size": 5, "hidden_size": 6, "num_layers": 7})
     assert (config.vocab_size, config.hidden_size, config.num_hidden_layers) == (5, 6, 7)
