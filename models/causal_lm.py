@@ -90,6 +90,10 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         """Return logits (B, T, V), or of the last `logits_to_keep` positions only. `labels` follow Hugging Face's convention:
         the model shifts them by one and returns the mean loss (`models.loss` gives unshifted, per-token losses)."""
         cache = past_key_values
+        if cache is not None and not isinstance(cache, DecodingCache):
+            raise ValueError(f"past_key_values is a {type(cache).__name__}; give a DecodingCache or use_cache=True")
+        if labels is not None and (isinstance(logits_to_keep, Tensor) or logits_to_keep):
+            raise ValueError(f"logits_to_keep={logits_to_keep} with labels: the loss needs all logits; give one of them")
         if cache is not None and cache.one_by_one(input_ids.shape[1]) and input_ids.is_cuda and not torch.is_grad_enabled():
             if cache.graphed is None:
                 cache.graphed = GraphedStep(self._step)

@@ -8,7 +8,7 @@ from copy import deepcopy
 import pytest
 import torch
 from pydantic import TypeAdapter
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from models.backbone import ResidualBlock
 from models.build import build_model, load_model, num_params, spec_of
@@ -277,6 +277,17 @@ def test_shifted_labels_follow_the_convention_of_hugging_face(model, tokens):
     assert torch.allclose(model(tokens, labels=tokens).loss, expected, atol=1e-5)
     with torch.no_grad():
         assert deepcopy(model).bfloat16()(tokens, labels=tokens).loss.dtype == torch.float32
+
+
+def test_a_loss_needs_all_logits(model, tokens):
+    for kept in (1, torch.tensor([149])):
+        with pytest.raises(ValueError, match=r"logits_to_keep=.* with labels"):
+            model(tokens, labels=tokens, logits_to_keep=kept)
+
+
+def test_a_cache_of_another_kind_is_refused(model, tokens):
+    with pytest.raises(ValueError, match="past_key_values is a DynamicCache; give a DecodingCache or use_cache=True"):
+        model(tokens, past_key_values=DynamicCache())
 
 
 def test_another_vocabulary_is_refused_before_anything_changes(model, spec, tokens):
