@@ -68,8 +68,12 @@ class ResidualBlock(nn.Module):
     gradient_checkpointing = False
     _gradient_checkpointing_func: Callable[..., Tensor]
 
+    @property
+    def recomputes(self) -> bool:
+        return self.gradient_checkpointing and self.training
+
     def branch(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-        if self.gradient_checkpointing and self.training:
+        if self.recomputes:
             return self._gradient_checkpointing_func(function, *inputs)
         return function(*inputs)
 
@@ -135,9 +139,14 @@ class Backbone(nn.Module):
         use_cache: bool = False,
     ) -> BaseModelOutputWithPast:
         """Return hidden states (B, T, d) after the final norm. `attention_mask` (B, cached + T) marks left padding with 0. A
-        given cache is continued by T >= 1 tokens; `use_cache` starts one."""
+        given cache is continued by T >= 1 tokens; `use_cache` starts one, save where the blocks are to be recomputed."""
         x = self.embeddings(input_ids)
-        cache = past_key_values if past_key_values is not None or not use_cache else DecodingCache()
+        recomputed = torch.is_grad_enabled() and any(isinstance(m, ResidualBlock) and m.recomputes for m in self.layers)
+        if recomputed and past_key_values is not None:
+            given = f"past_key_values of {past_key_values.get_seq_length()} tokens with gradient checkpointing"
+            remedy = "give none, or call gradient_checkpointing_disable() or eval()"
+            raise ValueError(f"{given}: recomputed layers would read a cache that has gone on; {remedy}")
+        cache = past_key_values if past_key_values is not None or recomputed or not use_cache else DecodingCache()
         new = x.shape[1]
         if cache is not None:
             cache.begin(new, x.device)

@@ -167,6 +167,8 @@ class DecodingCache:
                     layer[name] = kept
                 else:
                     _write(value, kept, name)
+        if self.seq_start is not None:
+            self.seq_start.copy_(self.seq_start[beam_idx.to(self.seq_start.device)])  # in place: a graph may read it
 
 
 def _append(layer: State, name: str, new: Tensor, seq_len: int) -> Tensor:

@@ -65,6 +65,18 @@ class CausalLM(PreTrainedModel, GenerationMixin):
     def _init_weights(self, module: nn.Module) -> None:
         self.model.init_module(module)
 
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Raise ValueError for any size but the spec's, before Hugging Face makes embeddings of it."""
+        size = self.config.to_spec().vocab_size
+        wanted = size if new_num_tokens is None else new_num_tokens
+        wanted += -wanted % (pad_to_multiple_of or 1)
+        if wanted != size:
+            remedy = f"build_model(replace(spec_of(model), vocab_size={wanted})) and copy the weights into it"
+            raise ValueError(f"resize_token_embeddings to {wanted}: the spec has vocab_size {size}; {remedy}")
+        return self.model.embeddings
+
     def forward(
         self,
         input_ids: Tensor,
@@ -78,6 +90,10 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         """Return logits (B, T, V), or of the last `logits_to_keep` positions only. `labels` follow Hugging Face's convention:
         the model shifts them by one and returns the mean loss (`models.loss` gives unshifted, per-token losses)."""
         cache = past_key_values
+        if cache is not None and not isinstance(cache, DecodingCache):
+            raise ValueError(f"past_key_values is a {type(cache).__name__}; give a DecodingCache or use_cache=True")
+        if labels is not None and (isinstance(logits_to_keep, Tensor) or logits_to_keep):
+            raise ValueError(f"logits_to_keep={logits_to_keep} with labels: the loss needs all logits; give one of them")
         if cache is not None and cache.one_by_one(input_ids.shape[1]) and input_ids.is_cuda and not torch.is_grad_enabled():
             if cache.graphed is None:
                 cache.graphed = GraphedStep(self._step)
@@ -112,8 +128,19 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         cached = 0 if past_key_values is None else past_key_values.get_seq_length()
         if attention_mask is not None and bool(attention_mask.all()):
             attention_mask = None  # no padding: the faster paths of attention apply
+        elif attention_mask is not None:
+            _refuse_padding_after_tokens(attention_mask)
         inputs = dict(input_ids=input_ids[:, cached:], attention_mask=attention_mask, past_key_values=past_key_values)
         return dict(inputs, use_cache=use_cache, logits_to_keep=logits_to_keep or 0)
+
+
+def _refuse_padding_after_tokens(mask_BT: Tensor) -> None:
+    """Raise ValueError where a row ends in padding. A hole alone may be text: without a mask `generate` makes one with zeros
+    wherever the pad token stands."""
+    rows = (mask_BT[:, -1].eq(0) & mask_BT.ne(0).any(1)).nonzero()
+    if len(rows):
+        rule = "padding must be on the left: tokenise with padding_side='left', or give ones if that token is text"
+        raise ValueError(f"attention_mask is 0 at the last token of row {int(rows[0])}, after ones: {rule}")
 
 
 AutoConfig.register(CausalLMConfig.model_type, CausalLMConfig, exist_ok=True)

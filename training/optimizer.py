@@ -18,9 +18,9 @@ def learning_rate(tokens_seen: int, spec: TrainSpec) -> float:
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:
-    """Tell whether a parameter decays: linear, convolution, embedding and head weights do; biases, norms and flagged
-    parameters do not (`_no_weight_decay`: Mamba-2's A_log, D, dt_bias; HGRN2's lower bounds; constant gates)."""
-    return parameter.ndim >= 2 and not name.endswith("bias") and not getattr(parameter, "_no_weight_decay", False)
+    """Tell whether a parameter decays: linear, convolution, embedding and head weights do; biases, norms, decay rates and lower
+    bounds do not. By name: a parameter that is loaded or copied has lost fla's flag `_no_weight_decay`."""
+    return parameter.ndim >= 2 and not name.endswith(("bias", "A_log", "lower_bounds"))
 
 
 def build_optimizer(model: nn.Module, spec: TrainSpec) -> torch.optim.AdamW:

@@ -105,7 +105,6 @@ class ForgettingAttention(nn.Module):
             self.fgate_proj = nn.Linear(d, heads, bias=True)
         elif spec.forget_gate == "bias_only":
             self.fgate_bias = nn.Parameter(torch.empty(heads))
-            self.fgate_bias._no_weight_decay = True  # type: ignore[attr-defined]
         elif spec.forget_gate == "fixed":
             self.register_buffer("fgate_bias", torch.empty(heads, dtype=torch.float32))
         if spec.qk_norm:

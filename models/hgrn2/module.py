@@ -18,7 +18,6 @@ class Model(RecurrentModel):
         super().__init__(spec, HGRN2Attention, expand_ratio=spec.expand_ratio)
         # Unused bounds take no gradient: DDP must not wait for one.
         self.lower_bounds = nn.Parameter(torch.zeros(spec.num_layers, spec.hidden_size), requires_grad=spec.use_lower_bound)
-        self.lower_bounds._no_weight_decay = True  # type: ignore[attr-defined]
 
     def extra_inputs(self, layer_idx: int) -> tuple[Tensor, ...]:
         if not self.spec.use_lower_bound:

@@ -6,6 +6,7 @@ The paper's setup: twice the layers, no MLPs (Appendix B)."""
 
 import logging
 import math
+from typing import Any
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 import torch
@@ -29,6 +30,11 @@ from fla.layers.mamba2 import Mamba2  # noqa: E402  (fla after the CPU versions 
 
 class Mamba2Mixer(Mamba2):
     """fla's layer (parameters and gated norm) with a forward pass for training, prefill and decoding on any device."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # The forward pass here calls neither, and a function that `install` has replaced cannot be pickled.
+        self.causal_conv1d_fn = self.causal_conv1d_update = None
 
     def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None) -> Tensor:
         """(B, T, d). h_t = exp(-A dt_t) h_{t-1} + dt_t B_t x_t; y_t = C_t h_t + D x_t; out = W norm(y * SiLU(z))."""

@@ -30,8 +30,6 @@ class MambaMixer(nn.Module):
         self.dt_proj = nn.Linear(spec.dt_rank, inner)
         self.A_log = nn.Parameter(torch.empty(inner, spec.ssm_state_size))
         self.D = nn.Parameter(torch.empty(inner))
-        for parameter in (self.A_log, self.D):
-            parameter._no_weight_decay = True  # type: ignore[attr-defined]
         self.out_proj = nn.Linear(inner, d, bias=False)
 
     def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None, *_: Tensor) -> Tensor:

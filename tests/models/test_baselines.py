@@ -77,7 +77,6 @@ def test_hgrn2_ignores_its_lower_bounds_unless_asked(specs, tokens):
     assert not plain.model.lower_bounds.requires_grad
     bounded(tokens).logits.sum().backward()
     assert bounded.model.lower_bounds.grad.any()
-    assert bounded.model.lower_bounds._no_weight_decay
 
 
 def test_hgrn2_lower_bounds_bound_the_gates(specs):
@@ -251,12 +250,6 @@ def test_mamba3_equals_its_definition(specs):
     expected = (torch.stack(outputs).flatten(1) * F.silu(z)) @ w["out_proj.weight"].T
     error = (actual - expected).abs().max() / expected.abs().max()
     assert error < 1e-5
-
-
-def test_what_is_neither_matrix_nor_norm_takes_no_weight_decay(specs):
-    mixer = build_model(specs["mamba2"]).model.layers[0].mixer
-    for parameter in (mixer.A_log, mixer.D, mixer.dt_bias, build_model(specs["hgrn2"]).model.lower_bounds):
-        assert parameter._no_weight_decay
 
 
 def test_norms_have_the_eps_of_the_released_setup(specs):

@@ -237,7 +237,6 @@ def test_constant_gates_are_learned_or_held():
     held = build_model(ForgettingTransformerSpec(**BASE, **VARIANTS["fixed"]))
     bias = learned.model.layers[0].attn.fgate_bias
     assert bias.requires_grad
-    assert bias._no_weight_decay
     assert torch.equal(bias, held.model.layers[0].attn.fgate_bias)
     assert torch.equal(bias, decay_time_bias(4, 2.0, 64.0))
     assert num_params(learned) == num_params(held) + 4 * 2

@@ -196,6 +196,26 @@ def test_generation_over_a_cache_with_room(key, tokens):
     assert torch.equal(generate(model, tokens[:, :70], past_key_values=DecodingCache(room=76), **beams), expected)
 
 
+@pytest.mark.parametrize("key", PLACED)
+def test_reordered_rows_keep_their_padding(key, tokens):
+    """In a cache with room, whose step reads where each row begins from the cache."""
+    model, order = built(key), torch.tensor([1, 2, 0])
+    prompt, mask = pad_left(tokens[:, :70], [70, 31, 3])
+    plain, cache = DecodingCache(), DecodingCache(room=80)
+    with torch.no_grad():
+        for each in (plain, cache):
+            model(prompt, mask, past_key_values=each)
+        start = cache.seq_start
+        for each in (plain, cache):
+            each.reorder_cache(order)
+        mask = mask[order]
+        assert cache.seq_start is start and start.tolist() == [39, 67, 0]
+        for position in range(70, 80):
+            ids, mask = tokens[order, position : position + 1], torch.nn.functional.pad(mask, (0, 1), value=1)
+            expected, found = (model(ids, mask, past_key_values=each).logits for each in (plain, cache))
+            assert torch.allclose(found, expected, atol=5e-5)
+
+
 @pytest.mark.parametrize("key", [key for key in SPECS if key not in PLACED])
 def test_models_without_a_place_say_so(key, tokens):
     with torch.no_grad(), pytest.raises(ValueError, match=r"room=90.*without room"):

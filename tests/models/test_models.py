@@ -2,12 +2,13 @@
 
 import dataclasses
 import json
+import pickle
 from copy import deepcopy
 
 import pytest
 import torch
 from pydantic import TypeAdapter
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from models.backbone import ResidualBlock
 from models.build import build_model, load_model, num_params, spec_of
@@ -136,6 +137,21 @@ def test_batched_generation_equals_single(model, tokens):
         assert torch.equal(batch[row], alone)
 
 
+def test_generation_after_padding_is_refused(model, tokens):
+    mask = torch.ones_like(tokens)
+    mask[1, 80:] = 0
+    for given in (mask, mask.bool()):
+        with pytest.raises(ValueError, match=r"is 0 at the last token of row 1, after ones: .*padding_side='left'"):
+            generate(model, tokens, attention_mask=given)
+
+
+def test_a_mask_that_generate_makes_hides_no_text(model, tokens):
+    """It has zeros wherever the pad token stands."""
+    text, ones = tokens[:1, :60].clone(), torch.ones(1, 60, dtype=torch.long)
+    text[0, 30] = 0
+    assert torch.equal(generate(model, text, pad_token_id=0), generate(model, text, pad_token_id=0, attention_mask=ones))
+
+
 def test_a_given_cache_is_continued(model, tokens):
     cache = model(tokens[:, :100], use_cache=True).past_key_values
     continued = generate(model, tokens[:, :120], past_key_values=cache)
@@ -152,6 +168,11 @@ def test_saving_and_loading_keep_the_logits(model, spec, tokens, tmp_path):
     half = load_model(tmp_path, dtype=torch.bfloat16)
     assert half.get_output_embeddings().weight.dtype == torch.bfloat16
     assert (half(tokens).logits.float() - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+def test_pickling_keeps_the_logits(model, tokens):
+    """As torch.save of a whole model and processes that are spawned ask for it."""
+    assert torch.equal(pickle.loads(pickle.dumps(model))(tokens).logits, model(tokens).logits)
 
 
 def test_the_spec_comes_back_from_the_model(model, spec):
@@ -208,6 +229,26 @@ def test_activation_checkpointing_changes_no_gradient(model, tokens):
     assert len(recomputed) == 2 * len(handles)
 
 
+def test_a_cache_is_no_part_of_what_is_recomputed(model, tokens):
+    """The blocks would read it as the first pass has left it."""
+
+    def gradients(**options) -> list[torch.Tensor | None]:
+        model.zero_grad()
+        model(tokens, labels=tokens, **options).loss.backward()
+        return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+    model.train()
+    model.gradient_checkpointing_enable()
+    for a, b in zip(gradients(), gradients(use_cache=True), strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)
+    assert model(tokens, use_cache=True).past_key_values is None
+    with torch.no_grad():
+        cache = model(tokens, use_cache=True).past_key_values
+    assert cache.get_seq_length() == 150, "without gradients nothing is recomputed"
+    with pytest.raises(ValueError, match=r"past_key_values of 150 tokens with gradient checkpointing: .*disable"):
+        model(tokens, past_key_values=cache)
+
+
 def mixers(model) -> list[torch.nn.Module]:
     blocks = [m for m in model.modules() if isinstance(m, ResidualBlock)]
     return [block.attn if hasattr(block, "attn") else block.mixer for block in blocks]
@@ -236,6 +277,27 @@ def test_shifted_labels_follow_the_convention_of_hugging_face(model, tokens):
     assert torch.allclose(model(tokens, labels=tokens).loss, expected, atol=1e-5)
     with torch.no_grad():
         assert deepcopy(model).bfloat16()(tokens, labels=tokens).loss.dtype == torch.float32
+
+
+def test_a_loss_needs_all_logits(model, tokens):
+    for kept in (1, torch.tensor([149])):
+        with pytest.raises(ValueError, match=r"logits_to_keep=.* with labels"):
+            model(tokens, labels=tokens, logits_to_keep=kept)
+
+
+def test_a_cache_of_another_kind_is_refused(model, tokens):
+    with pytest.raises(ValueError, match="past_key_values is a DynamicCache; give a DecodingCache or use_cache=True"):
+        model(tokens, past_key_values=DynamicCache())
+
+
+def test_another_vocabulary_is_refused_before_anything_changes(model, spec, tokens):
+    before = model(tokens).logits
+    with pytest.raises(ValueError, match=r"resize_token_embeddings to 100: the spec has vocab_size 97; build_model"):
+        model.resize_token_embeddings(100)
+    with pytest.raises(ValueError, match="resize_token_embeddings to 104"):
+        model.resize_token_embeddings(pad_to_multiple_of=8)
+    assert model.resize_token_embeddings() is model.resize_token_embeddings(97) is model.get_input_embeddings()
+    assert torch.equal(model(tokens).logits, before) and spec_of(model) == spec
 
 
 def test_a_configuration_says_its_sizes_by_the_names_of_others():

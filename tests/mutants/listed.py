@@ -172,8 +172,8 @@ FAULTS = {
     "test_optimizer": [
         (
             "decays",
-            'parameter.ndim >= 2 and not name.endswith("bias") and not getattr(parameter, "_no_weight_decay", False)',
-            'not name.endswith("bias") and not getattr(parameter, "_no_weight_decay", False)',
+            'parameter.ndim >= 2 and not name.endswith(("bias", "A_log", "lower_bounds"))',
+            'not name.endswith(("bias", "A_log", "lower_bounds"))',
         ),
     ],
     "test_schedule": [

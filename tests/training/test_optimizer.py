@@ -1,4 +1,5 @@
 import dataclasses
+from copy import deepcopy
 
 import pytest
 import torch
@@ -7,8 +8,9 @@ from analysis.names import SEVEN
 from data.spec import DataSpec
 from experiments.recipes import Recipe, model_spec
 from experiments.scales import TINY
-from models.build import build_model
+from models.build import build_model, load_model
 from models.spec import ForgettingTransformerSpec
+from tests.models.conftest import SPECS
 from training.optimizer import build_optimizer, decays
 
 KEPT_WHOLE = ("norm", "bias", "A_log", ".D", "dt_bias", "lower_bounds", "fgate_bias")
@@ -16,7 +18,7 @@ KEPT_WHOLE = ("norm", "bias", "A_log", ".D", "dt_bias", "lower_bounds", "fgate_b
 
 @pytest.mark.parametrize("name", SEVEN)
 def test_what_decays(name):
-    """Matrices, convolutions, embedding and head decay; biases, norms and the flagged parameters do not."""
+    """Matrices, convolutions, embedding and head decay; biases, norms, decay rates and bounds do not."""
     model = build_model(model_spec(name, TINY, 1024), device="meta")
     for parameter_name, parameter in model.named_parameters():
         if any(part in parameter_name for part in KEPT_WHOLE):
@@ -25,6 +27,22 @@ def test_what_decays(name):
             assert decays(parameter_name, parameter), parameter_name
     assert decays("lm_head.weight", model.get_output_embeddings().weight)
     assert decays("embeddings.weight", model.get_input_embeddings().weight)
+
+
+@pytest.mark.parametrize("key", SPECS)
+def test_a_loaded_and_a_copied_model_decay_as_the_one_that_was_built(key, tmp_path):
+    """Its parameters alone carry the flags that fla sets; what they say holds for all three."""
+
+    def decaying(model: torch.nn.Module) -> list[str]:
+        return [name for name, parameter in model.named_parameters() if decays(name, parameter)]
+
+    built = build_model(SPECS[key])
+    flagged = {name for name, p in built.named_parameters() if getattr(p, "_no_weight_decay", False)}
+    whole = {name for name, _ in built.named_parameters() if name.rpartition(".")[2] in ("A_log", "D", "lower_bounds")}
+    built.save_pretrained(tmp_path)
+    for model in (built, load_model(tmp_path), deepcopy(built)):
+        assert decaying(model) == decaying(built)
+        assert not (flagged | whole) & set(decaying(model))
 
 
 def test_learned_constant_gate_does_not_decay_and_fixed_gate_is_no_parameter():
