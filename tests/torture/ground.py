@@ -113,8 +113,8 @@ def carry_out(ground: Ground) -> int:
                 code = mains[task.module](list(task.args))
                 if code != 0:
                     return code
-        execute.draw([*plan.drawings.values()], console)
-        return 0
+        # Where a figure is not drawn, the others are, and the command ends with 1: here it counts as refused.
+        return 2 if execute.draw([*plan.drawings.values()], console) == 1 else 0
 
     return guarded(everything)
 
